@@ -1,0 +1,118 @@
+//! Starting a sweep: from one loss or several roots, into gradients, a hook, or a graph of gradients.
+
+use numcore::{Error, ErrorKind, Result, Runtime, Tensor, ops::Apply};
+
+use crate::{
+    BackwardHook, Deferred, Gradients, LeafGrad, Var,
+    mode::with_grad,
+    no_grad,
+    sweep::{Options, Sweep},
+};
+
+/// The gradients of `loss`, which must have one element, with respect to every leaf it depends on.
+pub fn backward<R: Runtime>(loss: &Var<R>) -> Result<Gradients<R>> {
+    let mut gradients = Gradients::new();
+    backward_with_hooks(loss, &mut gradients)?;
+    Ok(gradients)
+}
+
+/// Sweeps back from `loss`, which must have one element, telling `hook` when each leaf's gradient is final.
+pub fn backward_with_hooks<R: Runtime>(loss: &Var<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+    Backward::of(loss)?.run(hook)
+}
+
+/// The gradients of the sum of `outputs`' elements with respect to `inputs`, which may be leaves or intermediates; `None` where an
+/// input plays no part. With `create_graph` the gradients can be differentiated again.
+pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
+    let mut backward = Backward::new();
+    for out in outputs {
+        let ones = Tensor::ones(out.runtime(), out.spec().shape, out.spec().dtype)?;
+        backward = backward.seed(out, &Var::new(ones))?;
+    }
+    backward.retain_graph().grads(inputs, create_graph)
+}
+
+/// A sweep in the making: its roots, and what becomes of the graph.
+#[must_use = "a backward does nothing until it is run"]
+pub struct Backward<R: Runtime> {
+    roots: Vec<(Var<R>, Var<R>)>,
+    options: Options,
+}
+
+impl<R: Runtime> Backward<R> {
+    fn new() -> Self {
+        Backward { roots: Vec::new(), options: Options::default() }
+    }
+
+    /// From a loss of one element.
+    pub fn of(loss: &Var<R>) -> Result<Self> {
+        let spec = loss.spec();
+        if spec.shape.numel() != 1 {
+            let why = "only a loss of one element has a gradient; reduce it, or give a seed with `Backward::from`";
+            return Err(Error::shape("backward", &[spec.shape], why));
+        }
+        Self::from(loss, &Var::new(Tensor::ones(loss.runtime(), spec.shape, spec.dtype)?))
+    }
+
+    /// From any value, given the gradient of the loss with respect to it.
+    pub fn from(root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
+        Self::new().seed(root, gradient)
+    }
+
+    /// From another root as well.
+    pub fn seed(mut self, root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
+        if root.spec() != gradient.spec() {
+            let (is, got) = (root.spec(), gradient.spec());
+            let why = format!("the gradient must be {} {} as its root, it is {}", is.dtype, is.shape, got.dtype);
+            return Err(Error::shape("backward", &[is.shape, got.shape], why));
+        }
+        if !root.requires_grad() {
+            let why = "nothing it depends on needs gradients (frozen, detached, or computed under `no_grad`)".into();
+            return Err(ErrorKind::NoGradient { op: "backward", why }.into());
+        }
+        self.roots.push((root.clone(), gradient.clone()));
+        Ok(self)
+    }
+
+    /// Keeps what the graph saved, so that it can be swept again.
+    pub fn retain_graph(mut self) -> Self {
+        self.options.retain_graph = true;
+        self
+    }
+
+    /// Runs the sweep.
+    pub fn run(self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+        let mut sweep = Sweep::new(&self.roots, self.options);
+        no_grad(|| sweep.start(self.roots, hook))
+    }
+
+    /// Runs only what leads to `inputs` (a pipeline stage's), and keeps every other op call: weight gradients for later.
+    pub fn inputs_only(self, inputs: &[&Var<R>], hook: &mut dyn BackwardHook<R>) -> Result<Deferred<R>> {
+        let mut sweep = Sweep::new(&self.roots, self.options);
+        sweep.restrict(inputs);
+        no_grad(|| sweep.start(self.roots, hook))?;
+        Ok(Deferred::new(sweep))
+    }
+
+    /// The gradients with respect to `inputs` as variables; with `create_graph` they can be differentiated again.
+    pub fn grads(mut self, inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
+        self.options.create_graph = true;
+        self.options.retain_graph |= create_graph;
+        let mut sweep = Sweep::new(&self.roots, self.options);
+        inputs.iter().for_each(|v| sweep.want(v));
+        match create_graph {
+            true => with_grad(|| sweep.start(self.roots, &mut Ignore))?,
+            false => no_grad(|| sweep.start(self.roots, &mut Ignore))?,
+        }
+        Ok(inputs.iter().map(|v| sweep.result(v)).collect())
+    }
+}
+
+/// The hook of a sweep whose results are variables.
+struct Ignore;
+
+impl<R: Runtime> BackwardHook<R> for Ignore {
+    fn on_leaf_grad_ready(&mut self, _: &std::sync::Arc<crate::Leaf<R>>, _: LeafGrad<R>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Activation checkpointing (Chen et al. 2016): a segment keeps its inputs alone and runs again when its gradient is due.
+
+use std::sync::Arc;
+
+use numcore::{ErrorKind, Result, Runtime, TensorMut, ops::Backprop};
+use smallvec::SmallVec;
+
+use crate::{
+    Backward, BackwardHook, Leaf, LeafGrad, LeafView, RandomState, Var, is_grad_enabled,
+    mode::{at_random_state, reading, with_grad},
+    node::{Call, Edge, Value},
+    random_state,
+    sweep::Step,
+};
+
+/// A part of the forward pass that is run again in backward. Its function depends on its inputs, the leaves it reads, and random
+/// seeds alone.
+type SegmentFn<R> = dyn Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync;
+
+/// What a segment's node keeps: how to run it again. Inputs past `inputs` are the leaves its first run read.
+pub(crate) struct Segment<R: Runtime> {
+    run: Arc<SegmentFn<R>>,
+    inputs: usize,
+    random: RandomState,
+}
+
+/// Runs `segment` on `inputs` without keeping its intermediates; backward runs it again, with the same random seeds.
+///
+/// The segment may read leaves (parameters) freely; any other value that needs gradients must be one of `inputs`. Its gradients
+/// cannot be differentiated again.
+pub fn checkpoint<R: Runtime>(
+    inputs: &[&Var<R>],
+    segment: impl Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync + 'static,
+) -> Result<Vec<Var<R>>> {
+    let plain: Vec<Var<R>> = inputs.iter().map(|v| numcore::ops::Apply::detach(*v)).collect();
+    if !is_grad_enabled() {
+        return segment(&plain);
+    }
+    let random = random_state();
+    let (outs, reads) = reading(|| segment(&plain))?;
+    let leaves = reads.iter().map(|l| l.var());
+    let all: Vec<Var<R>> = inputs.iter().map(|v| (*v).clone()).chain(leaves).collect();
+    let tensors = outs.iter().map(|v| v.value()).collect::<Result<_>>()?;
+    if all.iter().all(|v| v.edge.is_none()) {
+        return Ok(outs);
+    }
+    let call = Call::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), random });
+    let values: SmallVec<[Value<R>; 4]> = all.iter().map(|v| v.value.clone()).collect();
+    let edges = all.into_iter().map(|v| v.edge).collect();
+    Ok(Var::recorded(call, values, edges, tensors)?.into_vec())
+}
+
+impl<R: Runtime> Segment<R> {
+    pub(crate) fn backward(&self, step: &mut Step<'_, R>) -> Result<()> {
+        if step.is_recording() {
+            let why = "a checkpointed segment cannot be differentiated twice; run it without `checkpoint`".into();
+            return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
+        }
+        let inputs = (0..self.inputs).map(|i| fresh(step, i)).collect::<Result<Vec<_>>>()?;
+        let outs = at_random_state(self.random, || with_grad(|| (self.run)(&inputs)))?;
+        let mut backward: Option<Backward<R>> = None;
+        for (k, out) in outs.iter().enumerate().filter(|(_, o)| o.requires_grad()) {
+            let Some(g) = step.upstream(k)? else { continue };
+            backward = Some(match backward {
+                None => Backward::from(out, &g)?,
+                Some(b) => b.seed(out, &g)?,
+            });
+        }
+        let mut inner = Inner { inputs: &inputs, step };
+        backward.map_or(Ok(()), |b| b.run(&mut inner))
+    }
+}
+
+/// Input `i` as a leaf of the inner graph.
+fn fresh<R: Runtime>(step: &mut Step<'_, R>, i: usize) -> Result<Var<R>> {
+    let value = step.input(i)?.value()?;
+    if step.wants(i) { Var::leaf("checkpoint input", value) } else { Ok(Var::new(value)) }
+}
+
+/// The hook of the inner sweep: gradients of inputs go to the outer node's inputs, those of parameters into the outer slots.
+struct Inner<'a, 's, R: Runtime> {
+    inputs: &'a [Var<R>],
+    step: &'a mut Step<'s, R>,
+}
+
+impl<R: Runtime> Inner<'_, '_, R> {
+    fn input(&self, leaf: &Arc<Leaf<R>>) -> Option<usize> {
+        self.inputs.iter().position(|v| v.as_leaf().is_some_and(|l| Arc::ptr_eq(l, leaf)))
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for Inner<'_, '_, R> {
+    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        self.step.hook.on_leaf_needed(leaf)
+    }
+
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        if self.input(leaf).is_some() {
+            return Ok(None);
+        }
+        self.step.lend_slot(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        match (self.input(leaf), grad) {
+            (Some(i), LeafGrad::Own(g)) => (self.step as &mut dyn Backprop<Var<R>>).give_value(i, &Var::new(g)),
+            (_, LeafGrad::Slot(slot)) => self.step.return_slot(leaf, slot),
+            (None, LeafGrad::Own(g)) => self.step.give_leaf(leaf, &Var::new(g)),
+        }
+    }
+}
+
+impl<R: Runtime> Step<'_, R> {
+    /// Gives the gradient of a leaf the segment read, by the edge its node has to it.
+    fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: &Var<R>) -> Result<()> {
+        let is = |e: &Option<Edge<R>>| matches!(e, Some(Edge::Leaf(v)) if Arc::ptr_eq(LeafView::leaf(v), leaf));
+        let at = self.node.edges.iter().rposition(is);
+        at.map_or(Ok(()), |i| (self as &mut dyn Backprop<Var<R>>).give_value(i, grad))
+    }
+}

@@ -1,0 +1,31 @@
+//! Weight gradients left for later: the W of a backward split into I and W.
+
+use numcore::{Result, Runtime};
+
+use crate::{BackwardHook, no_grad, sweep::Sweep};
+
+/// Op calls that [`Backward::inputs_only`](crate::Backward::inputs_only) kept. Running them fires the same hooks, in the same
+/// order of settlement, as an undivided backward would have.
+#[must_use = "dropping it loses weight gradients"]
+pub struct Deferred<R: Runtime>(Sweep<R>);
+
+impl<R: Runtime> Deferred<R> {
+    pub(crate) fn new(sweep: Sweep<R>) -> Self {
+        Deferred(sweep)
+    }
+
+    /// How many op calls wait.
+    pub fn len(&self) -> usize {
+        self.0.kept.len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.kept.is_empty()
+    }
+
+    /// Runs them.
+    pub fn run(mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+        no_grad(|| self.0.resume(hook))
+    }
+}

@@ -1,0 +1,84 @@
+//! Gradients by leaf: the hook behind [`backward`](crate::backward).
+
+use std::{collections::HashMap, sync::Arc};
+
+use numcore::{ErrorKind, Result, Runtime, Tensor, ops::PointwiseOps};
+
+use crate::{BackwardHook, Leaf, LeafGrad, Var};
+
+/// A gradient for each leaf that took part. Sweeping again into the same `Gradients` adds.
+pub struct Gradients<R: Runtime> {
+    by_leaf: HashMap<usize, usize>,
+    entries: Vec<(Arc<Leaf<R>>, Tensor<R>)>,
+}
+
+impl<R: Runtime> Default for Gradients<R> {
+    fn default() -> Self {
+        Gradients { by_leaf: HashMap::new(), entries: Vec::new() }
+    }
+}
+
+impl<R: Runtime> Gradients<R> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A leaf's gradient; `None` if it took no part.
+    pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Option<&Tensor<R>> {
+        self.by_leaf.get(&leaf.id()).map(|&i| &self.entries[i].1)
+    }
+
+    /// The gradient of a leaf variable.
+    pub fn of(&self, var: &Var<R>) -> Option<&Tensor<R>> {
+        self.get(var.as_leaf()?)
+    }
+
+    /// Replaces a leaf's gradient: for clipping, or gradients made elsewhere.
+    pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) {
+        match self.by_leaf.get(&leaf.id()) {
+            Some(&i) => self.entries[i].1 = grad,
+            None => {
+                self.by_leaf.insert(leaf.id(), self.entries.len());
+                self.entries.push((leaf.clone(), grad));
+            }
+        }
+    }
+
+    /// All, in the order they became final.
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<Leaf<R>>, &Tensor<R>)> {
+        self.entries.iter().map(|(l, g)| (l, g))
+    }
+
+    /// How many leaves have one.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none has.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// An error that names every leaf of `leaves` that needs a gradient and has none.
+    pub fn require(&self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+        let missing = leaves.iter().filter(|l| l.requires_grad() && self.get(l).is_none());
+        let names: Vec<String> = missing.map(|l| l.name().to_string()).collect();
+        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for Gradients<R> {
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        let grad = match grad {
+            LeafGrad::Own(grad) => grad,
+            LeafGrad::Slot(slot) => slot.freeze()?,
+        };
+        let sum = match self.get(leaf) {
+            Some(before) => before.add(&grad)?,
+            None => grad,
+        };
+        self.set(leaf, sum);
+        Ok(())
+    }
+}

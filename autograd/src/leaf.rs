@@ -1,0 +1,191 @@
+//! Leaves: the named values a graph starts from, wherever they are kept.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
+
+use numcore::{
+    Error, ErrorKind, Layout, Result, Runtime, Tensor,
+    ops::{Apply, Spec, ViewOp},
+};
+use parking_lot::RwLock;
+use smallvec::SmallVec;
+
+use crate::Var;
+
+/// Where the value of a leaf comes from when it is not in memory: asked the same way by forward, evaluation, recomputation
+/// and backward.
+pub trait Residency<R: Runtime>: Send + Sync {
+    /// The value, fetched. It is not kept by the leaf.
+    fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>>;
+}
+
+/// A value the graph starts from: a parameter, or an input whose gradient is wanted.
+pub struct Leaf<R: Runtime> {
+    rt: R,
+    spec: Spec,
+    name: RwLock<Arc<str>>,
+    state: RwLock<State<R>>,
+    requires_grad: AtomicBool,
+    residency: OnceLock<Arc<dyn Residency<R>>>,
+}
+
+struct State<R: Runtime> {
+    value: Option<Tensor<R>>,
+    version: u64,
+}
+
+impl<R: Runtime> Leaf<R> {
+    /// A leaf with this value. Gradients flow to it if its element type is floating.
+    pub fn new(name: &str, value: Tensor<R>) -> Result<Arc<Self>> {
+        let value = value.contiguous()?;
+        Ok(Arc::new(Leaf {
+            rt: value.runtime().clone(),
+            spec: value.spec(),
+            name: RwLock::new(name.into()),
+            requires_grad: AtomicBool::new(value.dtype().is_float()),
+            state: RwLock::new(State { value: Some(value), version: 0 }),
+            residency: OnceLock::new(),
+        }))
+    }
+
+    /// Its name, as errors and state dicts write it.
+    pub fn name(&self) -> Arc<str> {
+        self.name.read().clone()
+    }
+
+    /// Gives it its full name in the model.
+    pub fn rename(&self, name: &str) {
+        *self.name.write() = name.into();
+    }
+
+    /// Its shape and dtype, whether or not the value is in memory.
+    pub fn spec(&self) -> Spec {
+        self.spec
+    }
+
+    /// The runtime its values live on.
+    pub fn runtime(&self) -> &R {
+        &self.rt
+    }
+
+    /// Whether gradients flow to it.
+    pub fn requires_grad(&self) -> bool {
+        self.requires_grad.load(Ordering::Relaxed)
+    }
+
+    /// Freezes it, or lets gradients flow again.
+    pub fn set_requires_grad(&self, yes: bool) {
+        self.requires_grad.store(yes && self.spec.dtype.is_float(), Ordering::Relaxed);
+    }
+
+    /// The value: in memory, or fetched by its residency.
+    pub fn value(&self) -> Result<Tensor<R>> {
+        if let Some(v) = &self.state.read().value {
+            return Ok(v.clone());
+        }
+        match self.residency.get() {
+            Some(r) => r.fetch(self),
+            None => Err(ErrorKind::NotResident { name: self.name().to_string() }.into()),
+        }
+    }
+
+    /// Whether the value is in memory.
+    pub fn is_resident(&self) -> bool {
+        self.state.read().value.is_some()
+    }
+
+    /// How often the value was replaced.
+    pub fn version(&self) -> u64 {
+        self.state.read().version
+    }
+
+    /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale then.
+    pub fn set(&self, value: Tensor<R>) -> Result<()> {
+        self.put(value)?;
+        self.state.write().version += 1;
+        Ok(())
+    }
+
+    /// Puts a value back that [`take`](Leaf::take) took out, or a residency fetched: the same one, so nothing gets stale.
+    pub fn put(&self, value: Tensor<R>) -> Result<()> {
+        if value.spec() != self.spec {
+            let (is, got) = (self.spec, value.spec());
+            let why = format!("is {} {}, the new value is {} {}", is.dtype, is.shape, got.dtype, got.shape);
+            return Err(Error::state(self.name().to_string(), why));
+        }
+        self.state.write().value = Some(value.contiguous()?);
+        Ok(())
+    }
+
+    /// Takes the value out of memory: to update it in place, or to release it.
+    pub fn take(&self) -> Option<Tensor<R>> {
+        self.state.write().value.take()
+    }
+
+    /// Says where values come from from now on; once only.
+    pub fn set_residency(&self, residency: Arc<dyn Residency<R>>) -> Result<()> {
+        self.residency.set(residency).map_err(|_| Error::state(self.name().to_string(), "has a residency already"))
+    }
+
+    /// The leaf as a variable.
+    pub fn var(self: &Arc<Self>) -> Var<R> {
+        Var::of_leaf(LeafView::whole(self))
+    }
+
+    /// Its identity, for look-up only: order always comes from the model's names.
+    pub fn id(self: &Arc<Self>) -> usize {
+        Arc::as_ptr(self) as usize
+    }
+}
+
+impl<R: Runtime> std::fmt::Debug for Leaf<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Leaf({} {} {})", self.name(), self.spec.dtype, self.spec.shape)
+    }
+}
+
+/// A leaf seen through views. It is no node of the tape: its gradient is written through the same view of the leaf's slot.
+pub struct LeafView<R: Runtime> {
+    leaf: Arc<Leaf<R>>,
+    views: SmallVec<[ViewOp; 1]>,
+    layout: Layout,
+}
+
+impl<R: Runtime> LeafView<R> {
+    pub(crate) fn whole(leaf: &Arc<Leaf<R>>) -> Arc<Self> {
+        let layout = Layout::contiguous(leaf.spec.shape);
+        Arc::new(LeafView { leaf: leaf.clone(), views: SmallVec::new(), layout })
+    }
+
+    /// The leaf.
+    pub fn leaf(&self) -> &Arc<Leaf<R>> {
+        &self.leaf
+    }
+
+    /// The views, as applied to the leaf one after another.
+    pub fn views(&self) -> &[ViewOp] {
+        &self.views
+    }
+
+    pub(crate) fn spec(&self) -> Spec {
+        Spec { shape: *self.layout.shape(), dtype: self.leaf.spec.dtype }
+    }
+
+    pub(crate) fn is_whole(&self) -> bool {
+        self.views.is_empty()
+    }
+
+    pub(crate) fn value(&self) -> Result<Tensor<R>> {
+        self.views.iter().try_fold(self.leaf.value()?, |t, v| Tensor::apply1(v.clone(), &[&t]))
+    }
+
+    /// The view of this view, if strides can say it and no element is seen twice.
+    pub(crate) fn then(&self, view: &ViewOp) -> Result<Option<Arc<Self>>> {
+        let Some(layout) = view.layout(&self.layout)?.filter(|l| !l.overlaps_itself()) else { return Ok(None) };
+        let mut views = self.views.clone();
+        views.push(view.clone());
+        Ok(Some(Arc::new(LeafView { leaf: self.leaf.clone(), views, layout })))
+    }
+}

@@ -1,0 +1,32 @@
+//! The tape. A [`Var`] is a tensor and, if it needs gradients, a node of the graph that made it. [`Backward`] sweeps that graph
+//! once, from the last node to the first, and tells a [`BackwardHook`] when each leaf's gradient is final.
+//!
+//! The graph belongs to the variables that hold it: there is no process-global state, and ranks in threads never touch each
+//! other. Every gradient rule lives with its op in `numcore`; this crate only decides what becomes of the op calls it gives: run
+//! into a slot, added to an intermediate, recorded (double backward), or kept for later ([`Deferred`]).
+//!
+//! **Invariant**: order comes from node numbers, which grow along every edge, and from the order leaves are met in; addresses
+//! are used for look-up alone.
+#![forbid(unsafe_code)]
+
+mod backward;
+mod checkpoint;
+mod deferred;
+mod function;
+mod gradients;
+mod hook;
+mod leaf;
+mod mode;
+mod node;
+mod sweep;
+mod var;
+
+pub use backward::{Backward, backward, backward_with_hooks, grad};
+pub use checkpoint::checkpoint;
+pub use deferred::Deferred;
+pub use function::{Function, apply_function};
+pub use gradients::Gradients;
+pub use hook::{BackwardHook, LeafGrad};
+pub use leaf::{Leaf, LeafView, Residency};
+pub use mode::{RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state};
+pub use var::Var;

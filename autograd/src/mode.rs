@@ -1,0 +1,115 @@
+//! What a thread's forward pass depends on beside its inputs: whether it records, and where its random seeds come from.
+//! Thread-local, so ranks in threads never touch each other.
+
+use std::{
+    any::Any,
+    cell::{Cell, RefCell},
+    sync::Arc,
+};
+
+use numcore::{ErrorKind, Result, Runtime, rng::philox4x32_10};
+
+use crate::{Leaf, node::Edge};
+
+thread_local! {
+    static GRAD: Cell<bool> = const { Cell::new(true) };
+    static RANDOM: Cell<RandomState> = const { Cell::new(RandomState { seed: 0, drawn: 0 }) };
+    static READS: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+/// Sets a thread-local for the length of a scope, also when it panics.
+struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
+
+impl<T: Copy + 'static> Restore<T> {
+    fn set(key: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
+        Restore(key, key.replace(value))
+    }
+}
+
+impl<T: Copy + 'static> Drop for Restore<T> {
+    fn drop(&mut self) {
+        self.0.set(self.1);
+    }
+}
+
+/// Runs `f` without recording: its results depend on nothing.
+pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
+    let _restore = Restore::set(&GRAD, false);
+    f()
+}
+
+/// Whether this thread records.
+pub fn is_grad_enabled() -> bool {
+    GRAD.get()
+}
+
+pub(crate) fn with_grad<T>(f: impl FnOnce() -> T) -> T {
+    let _restore = Restore::set(&GRAD, true);
+    f()
+}
+
+/// Where this thread is in its stream of random seeds: save it to resume exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RandomState {
+    /// The stream.
+    pub seed: u64,
+    /// How many were drawn.
+    pub drawn: u64,
+}
+
+/// Starts this thread's stream of random seeds (dropout masks) anew.
+pub fn manual_seed(seed: u64) {
+    RANDOM.set(RandomState { seed, drawn: 0 });
+}
+
+/// Where this thread is in its stream of random seeds.
+pub fn random_state() -> RandomState {
+    RANDOM.get()
+}
+
+/// Goes to a place in a stream of random seeds.
+pub fn set_random_state(state: RandomState) {
+    RANDOM.set(state);
+}
+
+/// The next seed of this thread's stream, for one random operation.
+pub fn next_seed() -> u64 {
+    let RandomState { seed, drawn } = RANDOM.get();
+    RANDOM.set(RandomState { seed, drawn: drawn + 1 });
+    let [a, b, ..] =
+        philox4x32_10([drawn as u32, (drawn >> 32) as u32, u32::MAX, 0], [seed as u32, (seed >> 32) as u32]);
+    u64::from(a) | u64::from(b) << 32
+}
+
+/// Runs `f` from a place in the stream of random seeds, then goes back.
+pub(crate) fn at_random_state<T>(state: RandomState, f: impl FnOnce() -> T) -> T {
+    let _restore = Restore::set(&RANDOM, state);
+    f()
+}
+
+/// Runs `f` without recording, and returns which leaves that need gradients it read, in order.
+pub(crate) fn reading<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T, Vec<Arc<Leaf<R>>>)> {
+    let outer = READS.replace(Some(Box::new(Vec::<Arc<Leaf<R>>>::new())));
+    let result = no_grad(f);
+    let reads = READS.replace(outer).and_then(|b| b.downcast().ok()).map_or(Vec::new(), |b| *b);
+    for leaf in &reads {
+        note_read(&Edge::Leaf(crate::LeafView::whole(leaf)))?;
+    }
+    Ok((result?, reads))
+}
+
+/// Notes that an op in an unrecorded segment read this edge.
+pub(crate) fn note_read<R: Runtime>(edge: &Edge<R>) -> Result<()> {
+    READS.with_borrow_mut(|reads| {
+        let Some(reads) = reads.as_mut().and_then(|b| b.downcast_mut::<Vec<Arc<Leaf<R>>>>()) else { return Ok(()) };
+        match edge {
+            Edge::Leaf(view) if !reads.iter().any(|l| Arc::ptr_eq(l, view.leaf())) => reads.push(view.leaf().clone()),
+            Edge::Leaf(_) => {}
+            Edge::Node(..) => {
+                let why = "the segment captured a variable that needs gradients; pass it as an input".into();
+                return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
+            }
+        }
+        Ok(())
+    })
+}

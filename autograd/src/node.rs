@@ -1,0 +1,144 @@
+//! Nodes of the tape: an op call, what it read, and what it keeps for backward.
+
+use std::{cell::Cell, sync::Arc};
+
+use numcore::{
+    Result, Runtime, Tensor,
+    ops::{Bits, Op, Rule, Saves, Spec},
+};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::{Function, LeafView, checkpoint::Segment};
+
+/// Where a variable comes from.
+pub(crate) enum Edge<R: Runtime> {
+    /// Output `k` of a node.
+    Node(Arc<Node<R>>, usize),
+    /// A leaf, through views.
+    Leaf(Arc<LeafView<R>>),
+}
+
+impl<R: Runtime> Clone for Edge<R> {
+    fn clone(&self) -> Self {
+        match self {
+            Edge::Node(n, k) => Edge::Node(n.clone(), *k),
+            Edge::Leaf(v) => Edge::Leaf(v.clone()),
+        }
+    }
+}
+
+/// A value, or a reference to a leaf's: saved values of leaves are read when they are needed, not kept.
+pub(crate) enum Value<R: Runtime> {
+    Own(Tensor<R>),
+    Leaf(Arc<LeafView<R>>),
+}
+
+impl<R: Runtime> Clone for Value<R> {
+    fn clone(&self) -> Self {
+        match self {
+            Value::Own(t) => Value::Own(t.clone()),
+            Value::Leaf(v) => Value::Leaf(v.clone()),
+        }
+    }
+}
+
+impl<R: Runtime> Value<R> {
+    pub(crate) fn get(&self) -> Result<Tensor<R>> {
+        match self {
+            Value::Own(t) => Ok(t.clone()),
+            Value::Leaf(v) => v.value(),
+        }
+    }
+
+    pub(crate) fn spec(&self) -> Spec {
+        use numcore::ops::Apply;
+        match self {
+            Value::Own(t) => t.spec(),
+            Value::Leaf(v) => v.spec(),
+        }
+    }
+}
+
+/// What a node computed.
+pub(crate) enum Call<R: Runtime> {
+    Op(Op),
+    Function(Arc<dyn Function<R>>),
+    Segment(Segment<R>),
+}
+
+impl<R: Runtime> Call<R> {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Call::Op(op) => op.name(),
+            Call::Function(f) => f.name(),
+            Call::Segment(_) => "checkpoint",
+        }
+    }
+
+    pub(crate) fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> {
+        match self {
+            Call::Op(op) => op.saves(ins, wants),
+            Call::Function(f) => Ok(f.saves()),
+            Call::Segment(_) => Ok(Saves { inputs: Bits(u64::MAX), outputs: Bits::NONE }),
+        }
+    }
+}
+
+pub(crate) struct Node<R: Runtime> {
+    pub(crate) number: u64,
+    pub(crate) call: Call<R>,
+    pub(crate) edges: SmallVec<[Option<Edge<R>>; 2]>,
+    pub(crate) inputs: SmallVec<[Spec; 2]>,
+    pub(crate) outputs: SmallVec<[Spec; 1]>,
+    pub(crate) saved: Mutex<Option<Saved<R>>>,
+}
+
+/// A saved input: its value, and the version of the leaf it refers to.
+pub(crate) struct SavedInput<R: Runtime> {
+    pub(crate) value: Value<R>,
+    pub(crate) version: u64,
+}
+
+impl<R: Runtime> Clone for SavedInput<R> {
+    fn clone(&self) -> Self {
+        SavedInput { value: self.value.clone(), version: self.version }
+    }
+}
+
+/// What a node keeps for backward: only what its gradient reads.
+pub(crate) struct Saved<R: Runtime> {
+    pub(crate) inputs: SmallVec<[Option<SavedInput<R>>; 2]>,
+    pub(crate) outputs: SmallVec<[Option<Tensor<R>>; 1]>,
+}
+
+impl<R: Runtime> Clone for Saved<R> {
+    fn clone(&self) -> Self {
+        Saved { inputs: self.inputs.clone(), outputs: self.outputs.clone() }
+    }
+}
+
+/// Dropping a chain of nodes must not recurse: 100 000 of them would overflow the stack.
+impl<R: Runtime> Drop for Node<R> {
+    fn drop(&mut self) {
+        let mut stack: Vec<Edge<R>> = self.edges.drain(..).flatten().collect();
+        while let Some(edge) = stack.pop() {
+            if let Edge::Node(node, _) = edge
+                && let Some(mut node) = Arc::into_inner(node)
+            {
+                stack.extend(node.edges.drain(..).flatten());
+            }
+        }
+    }
+}
+
+thread_local! { static CLOCK: Cell<u64> = const { Cell::new(0) }; }
+
+/// A number above this thread's last and above those of all inputs: it grows along every edge, whatever thread made them.
+pub(crate) fn next_number<R: Runtime>(edges: &[Option<Edge<R>>]) -> u64 {
+    let of = |e: &Edge<R>| if let Edge::Node(n, _) = e { n.number } else { 0 };
+    let below = edges.iter().flatten().map(of).max().unwrap_or(0);
+    let number = below.max(CLOCK.get()) + 1;
+    CLOCK.set(number);
+    number
+}

@@ -1,0 +1,199 @@
+//! [`Var`]: a tensor and, if it needs gradients, its place in the graph.
+
+use std::{fmt, sync::Arc};
+
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{Apply, Bits, Op, Outs, Spec},
+};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::{
+    Gradients, Leaf, LeafView,
+    mode::{is_grad_enabled, note_read},
+    node::{Call, Edge, Node, Saved, SavedInput, Value, next_number},
+};
+
+/// A value of a computation. If it needs gradients it holds the graph that made it; dropping the last variable frees it.
+pub struct Var<R: Runtime> {
+    pub(crate) value: Value<R>,
+    pub(crate) edge: Option<Edge<R>>,
+}
+
+impl<R: Runtime> Clone for Var<R> {
+    fn clone(&self) -> Self {
+        Var { value: self.value.clone(), edge: self.edge.clone() }
+    }
+}
+
+impl<R: Runtime> Var<R> {
+    /// A value no gradient flows to.
+    pub fn new(value: Tensor<R>) -> Self {
+        Var { value: Value::Own(value), edge: None }
+    }
+
+    /// A value whose gradient is wanted, under this name.
+    pub fn leaf(name: &str, value: Tensor<R>) -> Result<Self> {
+        Ok(Leaf::new(name, value)?.var())
+    }
+
+    pub(crate) fn of_leaf(view: Arc<LeafView<R>>) -> Self {
+        let edge = view.leaf().requires_grad().then(|| Edge::Leaf(view.clone()));
+        Var { value: Value::Leaf(view), edge }
+    }
+
+    /// The value.
+    pub fn value(&self) -> Result<Tensor<R>> {
+        self.value.get()
+    }
+
+    /// The only element, as `f64`.
+    pub fn item(&self) -> Result<f64> {
+        self.value()?.item()
+    }
+
+    /// Its sizes.
+    pub fn dims(&self) -> Vec<usize> {
+        self.spec().shape.to_vec()
+    }
+
+    /// Its element type.
+    pub fn dtype(&self) -> DType {
+        self.spec().dtype
+    }
+
+    /// Whether gradients flow through it.
+    pub fn requires_grad(&self) -> bool {
+        self.edge.is_some()
+    }
+
+    /// The leaf it is, if it is one (views of leaves are not).
+    pub fn as_leaf(&self) -> Option<&Arc<Leaf<R>>> {
+        match &self.value {
+            Value::Leaf(view) if view.is_whole() => Some(view.leaf()),
+            _ => None,
+        }
+    }
+
+    /// The gradients of this value, which must have one element, with respect to every leaf it depends on.
+    pub fn backward(&self) -> Result<Gradients<R>> {
+        crate::backward(self)
+    }
+
+    /// Records a call that already ran; its outputs with floating types depend on the inputs.
+    pub(crate) fn recorded(
+        call: Call<R>,
+        inputs: SmallVec<[Value<R>; 4]>,
+        edges: SmallVec<[Option<Edge<R>>; 2]>,
+        outs: Outs<Tensor<R>>,
+    ) -> Result<Outs<Var<R>>> {
+        let wants = edges.iter().enumerate().filter(|(_, e)| e.is_some()).fold(0, |b, (i, _)| b | 1 << i);
+        let specs: SmallVec<[Spec; 2]> = inputs.iter().map(|v| v.spec()).collect();
+        let saves = call.saves(&specs, Bits(wants))?;
+        let saved = Saved {
+            inputs: inputs.into_iter().enumerate().map(|(i, v)| saves.inputs.has(i).then(|| saved_input(v))).collect(),
+            outputs: outs.iter().enumerate().map(|(k, t)| saves.outputs.has(k).then(|| t.clone())).collect(),
+        };
+        let node = Arc::new(Node {
+            number: next_number(&edges),
+            call,
+            edges,
+            inputs: specs,
+            outputs: outs.iter().map(|t| t.spec()).collect(),
+            saved: Mutex::new(Some(saved)),
+        });
+        let var = |(k, t): (usize, Tensor<R>)| {
+            let edge = t.dtype().is_float().then(|| Edge::Node(node.clone(), k));
+            Var { value: Value::Own(t), edge }
+        };
+        Ok(outs.into_iter().enumerate().map(var).collect())
+    }
+
+    fn tracked(op: &Op, ins: &[&Self]) -> Result<Bits> {
+        if ins.len() > Bits::MAX && ins.iter().any(|v| v.edge.is_some()) {
+            let why = format!("{} inputs; at most {} can be tracked", ins.len(), Bits::MAX);
+            return Err(Error::argument(numcore::ops::Rule::name(op), why));
+        }
+        let mut wants = 0;
+        for (i, v) in ins.iter().enumerate() {
+            let Some(edge) = &v.edge else { continue };
+            if is_grad_enabled() {
+                wants |= 1 << i;
+            } else {
+                note_read(edge)?;
+            }
+        }
+        Ok(Bits(wants))
+    }
+}
+
+fn saved_input<R: Runtime>(value: Value<R>) -> SavedInput<R> {
+    let version = if let Value::Leaf(view) = &value { view.leaf().version() } else { 0 };
+    SavedInput { value, version }
+}
+
+impl<R: Runtime> Apply for Var<R> {
+    type Runtime = R;
+
+    fn runtime(&self) -> &R {
+        match &self.value {
+            Value::Own(t) => t.runtime(),
+            Value::Leaf(v) => v.leaf().runtime(),
+        }
+    }
+
+    fn spec(&self) -> Spec {
+        self.value.spec()
+    }
+
+    fn constant(value: Tensor<R>) -> Self {
+        Var::new(value)
+    }
+
+    fn detach(&self) -> Self {
+        Var { value: self.value.clone(), edge: None }
+    }
+
+    fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
+        if let (Op::View(view), Value::Leaf(leaf)) = (&op, &ins[0].value)
+            && let Some(seen) = leaf.then(view)?
+        {
+            let edge = ins[0].edge.as_ref().map(|_| Edge::Leaf(seen.clone()));
+            return Ok(smallvec::smallvec![Var { value: Value::Leaf(seen), edge }]);
+        }
+        let wants = Self::tracked(&op, ins)?;
+        match &op {
+            Op::Fused(fused) if wants != Bits::NONE && fused.is_composed(wants) => return fused.decompose(ins),
+            _ => {}
+        }
+        let tensors = ins.iter().map(|v| v.value()).collect::<Result<SmallVec<[Tensor<R>; 4]>>>()?;
+        let refs: SmallVec<[&Tensor<R>; 4]> = tensors.iter().collect();
+        let recording = wants != Bits::NONE;
+        let kept = recording.then(|| op.clone());
+        let outs = Tensor::apply(op, &refs)?;
+        match kept.filter(|_| outs.iter().any(|t| t.dtype().is_float())) {
+            None => Ok(outs.into_iter().map(Var::new).collect()),
+            Some(op) => {
+                let values = ins.iter().map(|v| v.value.clone()).collect();
+                Var::recorded(Call::Op(op), values, ins.iter().map(|v| v.edge.clone()).collect(), outs)
+            }
+        }
+    }
+}
+
+impl<R: Runtime> fmt::Display for Var<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.value() {
+            Ok(t) => t.fmt(f),
+            Err(e) => write!(f, "<{e}>"),
+        }
+    }
+}
+
+impl<R: Runtime> fmt::Debug for Var<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spec { shape, dtype } = self.spec();
+        write!(f, "Var({dtype} {shape}{})", if self.edge.is_some() { ", needs gradients" } else { "" })
+    }
+}

@@ -1,0 +1,201 @@
+//! Element types: what a tensor stores, and how host values convert.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+/// The element type of a tensor. A run-time value: nothing is promoted silently, mixing two is an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum DType {
+    /// 32-bit IEEE float, the default.
+    F32,
+    /// 64-bit IEEE float.
+    F64,
+    /// 16-bit IEEE float: stored, computed in `f32`.
+    F16,
+    /// bfloat16: stored, computed in `f32`.
+    BF16,
+    /// 32-bit signed integer.
+    I32,
+    /// 64-bit signed integer: indices and labels.
+    I64,
+    /// 32-bit unsigned integer: random bits.
+    U32,
+    /// 8-bit unsigned integer: bytes, images.
+    U8,
+    /// Truth values, one byte each, 0 or 1.
+    Bool,
+}
+
+impl DType {
+    /// Every element type, in declaration order.
+    pub const ALL: [DType; 9] =
+        [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U32, DType::U8, DType::Bool];
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// True for the four floating types: those that can carry gradients.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+    }
+
+    /// True for the 16-bit floats, which are stored narrow and computed in `f32`.
+    pub const fn is_half(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16)
+    }
+
+    /// True for `i32`, `i64`, `u32`, `u8`.
+    pub const fn is_int(self) -> bool {
+        matches!(self, DType::I32 | DType::I64 | DType::U32 | DType::U8)
+    }
+
+    /// The type arithmetic happens in: `f32` for the halves, the type itself otherwise.
+    pub const fn compute(self) -> DType {
+        if self.is_half() { DType::F32 } else { self }
+    }
+
+    /// The name used in messages and files: `f32`, `bf16`, `bool` …
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::U32 => "u32",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
+    }
+
+    /// The element type of that [`name`](DType::name), if there is one.
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.name() == name)
+    }
+
+    /// Spacing of the type's numbers around 1; 0 for integers and `bool`.
+    pub const fn epsilon(self) -> f64 {
+        match self {
+            DType::F64 => f64::EPSILON,
+            DType::F32 => f32::EPSILON as f64,
+            DType::F16 => 9.765_625e-4,
+            DType::BF16 => 7.812_5e-3,
+            _ => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is the host form of one [`DType`].
+pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
+    /// The element type a tensor of these has.
+    const DTYPE: DType;
+    /// The value as the nearest `f64`.
+    fn to_f64(self) -> f64;
+    /// The nearest value of this type (integers saturate, `bool` is `x != 0`).
+    fn from_f64(x: f64) -> Self;
+    /// The bytes of a slice, as a runtime stores them.
+    fn bytes(x: &[Self]) -> &[u8];
+    /// Fills `to` from bytes a runtime stored; the lengths in bytes must agree.
+    fn fill(to: &mut [Self], bytes: &[u8]);
+}
+
+macro_rules! element {
+    ($($t:ty, $d:ident, $to:expr, $from:expr;)*) => {$(
+        impl sealed::Sealed for $t {}
+        impl Element for $t {
+            const DTYPE: DType = DType::$d;
+            fn to_f64(self) -> f64 { ($to)(self) }
+            fn from_f64(x: f64) -> Self { ($from)(x) }
+            fn bytes(x: &[Self]) -> &[u8] { bytemuck::cast_slice(x) }
+            fn fill(to: &mut [Self], bytes: &[u8]) { bytemuck::cast_slice_mut::<$t, u8>(to).copy_from_slice(bytes) }
+        }
+    )*};
+}
+
+element! {
+    f32, F32, f64::from, |x| x as f32;
+    f64, F64, |x| x, |x| x;
+    f16, F16, f16::to_f64, f16::from_f64;
+    bf16, BF16, bf16::to_f64, bf16::from_f64;
+    i32, I32, f64::from, |x| x as i32;
+    i64, I64, |x| x as f64, |x| x as i64;
+    u32, U32, f64::from, |x| x as u32;
+    u8, U8, f64::from, |x| x as u8;
+}
+
+impl sealed::Sealed for bool {}
+impl Element for bool {
+    const DTYPE: DType = DType::Bool;
+    fn to_f64(self) -> f64 {
+        f64::from(u8::from(self))
+    }
+    fn from_f64(x: f64) -> Self {
+        x != 0.0
+    }
+    fn bytes(x: &[Self]) -> &[u8] {
+        bytemuck::cast_slice(x)
+    }
+    fn fill(to: &mut [Self], bytes: &[u8]) {
+        for (t, b) in to.iter_mut().zip(bytes) {
+            *t = *b != 0;
+        }
+    }
+}
+
+/// A number given to a kernel at launch: a learning rate changes without a new kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// A real number, rounded to the type it meets.
+    F64(f64),
+    /// An integer.
+    I64(i64),
+    /// An unsigned integer: seeds, counters.
+    U64(u64),
+}
+
+impl Scalar {
+    /// The value as the nearest `f64`.
+    pub fn to_f64(self) -> f64 {
+        match self {
+            Scalar::F64(x) => x,
+            Scalar::I64(x) => x as f64,
+            Scalar::U64(x) => x as f64,
+        }
+    }
+
+    /// The value as an integer: reals truncate and saturate, `u64` keeps its bits.
+    pub fn to_i64(self) -> i64 {
+        match self {
+            Scalar::F64(x) => x as i64,
+            Scalar::I64(x) => x,
+            Scalar::U64(x) => x as i64,
+        }
+    }
+}
+
+macro_rules! scalar_from {
+    ($($t:ty => $v:ident as $w:ty),*) => {$(
+        impl From<$t> for Scalar { fn from(x: $t) -> Self { Scalar::$v(x as $w) } }
+    )*};
+}
+scalar_from!(f32 => F64 as f64, f64 => F64 as f64, i32 => I64 as i64, i64 => I64 as i64, u32 => U64 as u64, u64 => U64 as u64, usize => U64 as u64, bool => I64 as i64);

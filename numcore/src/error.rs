@@ -1,0 +1,290 @@
+//! Errors a caller can cause: every one names the operation and what it was given.
+
+use std::{fmt, io, path::PathBuf};
+
+use crate::{DType, DeviceId, Shape};
+
+/// The result of everything that can fail here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, with the rank it happened on when there is more than one.
+///
+/// One word wide, so that `Result`s stay cheap; read it through [`Error::kind`].
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    rank: Option<usize>,
+}
+
+/// The taxonomy. There is deliberately no variant that is only a string.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Shapes that do not fit the operation.
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// The shapes it was given.
+        shapes: Vec<Shape>,
+        /// The rule they break and what to do.
+        why: String,
+    },
+    /// Element types that do not fit the operation, or each other.
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// The types it was given.
+        dtypes: Vec<DType>,
+        /// The rule they break and what to do.
+        why: String,
+    },
+    /// An argument that is not a tensor is out of range.
+    Argument {
+        /// The operation.
+        op: &'static str,
+        /// The rule it breaks and what to do.
+        why: String,
+    },
+    /// Tensors of different devices met.
+    Device {
+        /// The operation.
+        op: &'static str,
+        /// The devices, in operand order.
+        devices: Vec<DeviceId>,
+    },
+    /// The device cannot do this; nothing was changed silently.
+    Unsupported {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        device: DeviceId,
+        /// What it lacks.
+        why: String,
+    },
+    /// Memory could not be had.
+    OutOfMemory {
+        /// The device.
+        device: DeviceId,
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes in use at that moment.
+        live: usize,
+    },
+    /// The device or its driver reported a failure.
+    Backend {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        device: DeviceId,
+        /// The driver's own words.
+        message: String,
+    },
+    /// A write needs memory that someone else still holds.
+    Shared {
+        /// The operation.
+        op: &'static str,
+        /// Whose memory: a parameter's name, a flat buffer's slot.
+        what: String,
+    },
+    /// A range of a flat buffer is lent, or was not, or is another's.
+    Lent {
+        /// The operation.
+        op: &'static str,
+        /// Which range, and its state.
+        what: String,
+    },
+    /// A parameter's value is not in memory and nothing can fetch it.
+    NotResident {
+        /// The parameter.
+        name: String,
+    },
+    /// A value saved for backward was changed since.
+    Stale {
+        /// The parameter.
+        name: String,
+        /// Its version when it was saved.
+        saved: u64,
+        /// Its version now.
+        now: u64,
+    },
+    /// Backward through a graph whose saved values are gone.
+    GraphFreed {
+        /// The operation at which the sweep stopped.
+        op: &'static str,
+    },
+    /// A gradient was asked of something that has none.
+    NoGradient {
+        /// The operation.
+        op: &'static str,
+        /// Why there is none and what to do.
+        why: String,
+    },
+    /// Parameters that took no part in the loss.
+    MissingGradient {
+        /// Their names, in the model's order.
+        names: Vec<String>,
+    },
+    /// A named entry of a state dict or checkpoint does not fit.
+    State {
+        /// The entry.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A file or stream is not what it should be.
+    Format {
+        /// The file, or what was being read.
+        what: String,
+        /// The rule it breaks.
+        why: String,
+    },
+    /// The operating system refused.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's own error.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// What went wrong.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// The rank it happened on, when there is more than one.
+    pub fn rank(&self) -> Option<usize> {
+        self.0.rank
+    }
+
+    /// The same error, saying on which rank it happened.
+    pub fn on_rank(mut self, rank: usize) -> Self {
+        self.0.rank = Some(rank);
+        self
+    }
+
+    /// A [`ErrorKind::Shape`].
+    pub fn shape(op: &'static str, shapes: &[Shape], why: impl Into<String>) -> Self {
+        ErrorKind::Shape { op, shapes: shapes.to_vec(), why: why.into() }.into()
+    }
+
+    /// A [`ErrorKind::DType`].
+    pub fn dtype(op: &'static str, dtypes: &[DType], why: impl Into<String>) -> Self {
+        ErrorKind::DType { op, dtypes: dtypes.to_vec(), why: why.into() }.into()
+    }
+
+    /// A [`ErrorKind::Argument`].
+    pub fn argument(op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Argument { op, why: why.into() }.into()
+    }
+
+    /// A [`ErrorKind::State`].
+    pub fn state(name: impl Into<String>, why: impl Into<String>) -> Self {
+        ErrorKind::State { name: name.into(), why: why.into() }.into()
+    }
+
+    /// A [`ErrorKind::Format`].
+    pub fn format(what: impl Into<String>, why: impl Into<String>) -> Self {
+        ErrorKind::Format { what: what.into(), why: why.into() }.into()
+    }
+
+    /// A [`ErrorKind::Io`].
+    pub fn io(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        ErrorKind::Io { path: path.into(), source }.into()
+    }
+}
+
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
+        Error(Box::new(Inner { kind, rank: None }))
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self.kind() {
+            ErrorKind::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(rank) = self.rank() {
+            write!(f, "rank {rank}: ")?;
+        }
+        self.kind().fmt(f)
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ErrorKind::Shape { op, shapes, why } => write!(f, "{op}: shapes {}: {why}", List(shapes)),
+            ErrorKind::DType { op, dtypes, why } => write!(f, "{op}: dtypes {}: {why}", List(dtypes)),
+            ErrorKind::Argument { op, why } => write!(f, "{op}: {why}"),
+            ErrorKind::Device { op, devices } => {
+                write!(f, "{op}: tensors of different devices ({}); move them with `to_device` first", List(devices))
+            }
+            ErrorKind::Unsupported { op, device, why } => write!(f, "{op}: not supported on {device}: {why}"),
+            ErrorKind::OutOfMemory { device, requested, live } => {
+                write!(f, "out of memory on {device}: {requested} bytes asked for, {live} in use")
+            }
+            ErrorKind::Backend { op, device, message } => write!(f, "{op}: {device} failed: {message}"),
+            ErrorKind::Shared { op, what } => {
+                write!(f, "{op}: {what} is still shared; drop the tensors that alias it before it is written")
+            }
+            ErrorKind::Lent { op, what } => write!(f, "{op}: {what}"),
+            ErrorKind::NotResident { name } => {
+                write!(f, "parameter `{name}` is not in memory and has no residency that could fetch it")
+            }
+            ErrorKind::Stale { name, saved, now } => write!(
+                f,
+                "parameter `{name}` was changed after it was saved for backward (version {saved}, now {now}); run backward before the optimizer step"
+            ),
+            ErrorKind::GraphFreed { op } => write!(
+                f,
+                "backward: the values saved by `{op}` were freed by an earlier backward; use `retain_graph` on the first one"
+            ),
+            ErrorKind::NoGradient { op, why } => write!(f, "{op}: no gradient: {why}"),
+            ErrorKind::MissingGradient { names } => {
+                write!(f, "no gradient reached: {}; freeze them or use them in the loss", names.join(", "))
+            }
+            ErrorKind::State { name, why } => write!(f, "`{name}`: {why}"),
+            ErrorKind::Format { what, why } => write!(f, "{what}: {why}"),
+            ErrorKind::Io { path, source } => write!(f, "{}: {source}", path.display()),
+        }
+    }
+}
+
+struct List<'a, T>(&'a [T]);
+
+impl<T: fmt::Display> fmt::Display for List<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, x) in self.0.iter().enumerate() {
+            write!(f, "{}{x}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_operation_shapes_and_rank() {
+        let e = Error::shape("matmul", &[[2, 3].into(), [4, 5].into()], "inner sizes 3 and 4 differ").on_rank(2);
+        assert_eq!(e.to_string(), "rank 2: matmul: shapes [2, 3], [4, 5]: inner sizes 3 and 4 differ");
+    }
+
+    #[test]
+    fn stays_one_word() {
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+    }
+}

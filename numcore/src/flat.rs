@@ -1,0 +1,193 @@
+//! Named ranges of one buffer: what optimizers, gradient buckets and shards work on.
+
+use std::sync::Arc;
+
+use crate::{DType, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, TensorMut, tensor::Lent};
+
+/// Every range starts at a multiple of this many bytes: what WebGPU asks of binding offsets, and enough for any SIMD.
+pub const ALIGN: usize = 256;
+
+/// Which named tensors lie where in one buffer of one dtype. Pure arithmetic; cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlatLayout(Arc<Inner>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Inner {
+    dtype: DType,
+    names: Vec<String>,
+    ranges: Vec<Layout>,
+    len: usize,
+}
+
+impl FlatLayout {
+    /// Lays tensors one after another, each at a multiple of [`ALIGN`] bytes.
+    pub fn new(dtype: DType, tensors: impl IntoIterator<Item = (String, Shape)>) -> FlatLayout {
+        let unit = ALIGN / dtype.size();
+        let (mut names, mut ranges, mut len) = (Vec::new(), Vec::new(), 0);
+        for (name, shape) in tensors {
+            names.push(name);
+            ranges.push(Layout::contiguous(shape).at(len));
+            len += shape.numel().next_multiple_of(unit);
+        }
+        FlatLayout(Arc::new(Inner { dtype, names, ranges, len }))
+    }
+
+    /// The element type of all ranges.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// Elements of the whole, gaps included.
+    pub fn numel(&self) -> usize {
+        self.0.len
+    }
+
+    /// How many ranges there are.
+    pub fn len(&self) -> usize {
+        self.0.ranges.len()
+    }
+
+    /// Whether there is no range.
+    pub fn is_empty(&self) -> bool {
+        self.0.ranges.is_empty()
+    }
+
+    /// The name of range `i`.
+    pub fn name(&self, i: usize) -> &str {
+        &self.0.names[i]
+    }
+
+    /// Where range `i` lies.
+    pub fn range(&self, i: usize) -> &Layout {
+        &self.0.ranges[i]
+    }
+
+    /// The same ranges with elements of another type (offsets in bytes change, order does not).
+    pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
+        let shapes = self.0.names.iter().cloned().zip(self.0.ranges.iter().map(|l| *l.shape()));
+        FlatLayout::new(dtype, shapes)
+    }
+}
+
+/// One buffer cut into the ranges of a [`FlatLayout`]; the gaps are zero.
+///
+/// A range is lent by value ([`lend`](Flat::lend)) to whoever fills it and comes back through [`restore`](Flat::restore);
+/// which ranges are lent, and which were written, is checked at run time.
+pub struct Flat<R: Runtime> {
+    rt: R,
+    buffer: Arc<R::Buffer>,
+    layout: FlatLayout,
+    state: Vec<Range>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Range {
+    lent: bool,
+    written: bool,
+}
+
+impl<R: Runtime> Flat<R> {
+    /// A buffer of zeros.
+    pub fn zeros(rt: &R, layout: FlatLayout) -> Result<Self> {
+        let whole = TensorMut::zeros(rt, Shape::new(&[layout.numel()])?, layout.dtype())?;
+        let state = vec![Range::default(); layout.len()];
+        Ok(Flat { rt: rt.clone(), buffer: whole.buffer().clone(), layout, state })
+    }
+
+    /// What lies where.
+    pub fn layout(&self) -> &FlatLayout {
+        &self.layout
+    }
+
+    /// The runtime.
+    pub fn runtime(&self) -> &R {
+        &self.rt
+    }
+
+    /// Lends range `i` for writing. While a [`Tensor`] shares the buffer this is an error, as is lending twice.
+    pub fn lend(&mut self, i: usize) -> Result<TensorMut<R>> {
+        let what = || format!("range `{}`", self.layout.name(i));
+        if self.state[i].lent {
+            return Err(lent("lend", format!("{} is lent already", what())));
+        }
+        if !self.any_lent() {
+            let what = what();
+            self.sole("lend", what)?;
+        }
+        self.state[i].lent = true;
+        Ok(self.hand_out(*self.layout.range(i), self.state[i].written, Lent::Range(i)))
+    }
+
+    /// Lends the whole buffer, gaps included, as one row: for collectives and optimizers.
+    pub fn lend_whole(&mut self) -> Result<TensorMut<R>> {
+        if self.any_lent() {
+            return Err(lent("lend_whole", "a range is lent; restore it first".into()));
+        }
+        self.sole("lend_whole", "the flat buffer".into())?;
+        self.state.iter_mut().for_each(|s| s.lent = true);
+        let whole = Layout::contiguous(Shape::new(&[self.layout.numel()])?);
+        Ok(self.hand_out(whole, true, Lent::Whole))
+    }
+
+    /// Takes back what was lent, with whether it was written. Memory of another buffer is an error.
+    pub fn restore(&mut self, part: TensorMut<R>) -> Result<()> {
+        let own = Arc::ptr_eq(part.buffer(), &self.buffer);
+        match part.lent().filter(|_| own) {
+            Some(Lent::Range(i)) => self.state[i] = Range { lent: false, written: part.is_written() },
+            Some(Lent::Whole) => self.state.iter_mut().for_each(|s| s.lent = false),
+            None => return Err(lent("restore", "this memory was not lent by this flat buffer".into())),
+        }
+        Ok(())
+    }
+
+    /// Whether range `i` was written since the last [`reset`](Flat::reset).
+    pub fn is_written(&self, i: usize) -> bool {
+        self.state[i].written
+    }
+
+    /// Whether range `i`, or the whole, is lent.
+    pub fn is_lent(&self, i: usize) -> bool {
+        self.state[i].lent
+    }
+
+    /// Forgets what was written: the next writer of each range overwrites.
+    pub fn reset(&mut self) {
+        self.state.iter_mut().for_each(|s| s.written = false);
+    }
+
+    /// The value of range `i`. Until it is dropped nothing can be lent.
+    pub fn tensor(&self, i: usize) -> Result<Tensor<R>> {
+        self.shared("tensor", *self.layout.range(i))
+    }
+
+    /// The whole, gaps included, as one row. Until it is dropped nothing can be lent.
+    pub fn whole(&self) -> Result<Tensor<R>> {
+        self.shared("whole", Layout::contiguous(Shape::new(&[self.layout.numel()])?))
+    }
+
+    fn shared(&self, op: &'static str, layout: Layout) -> Result<Tensor<R>> {
+        if self.any_lent() {
+            return Err(lent(op, "a range is lent; restore it first".into()));
+        }
+        Ok(Tensor::from_parts(self.rt.clone(), self.buffer.clone(), layout, self.layout.dtype()))
+    }
+
+    fn hand_out(&self, layout: Layout, written: bool, part: Lent) -> TensorMut<R> {
+        TensorMut::lend(self.rt.clone(), self.buffer.clone(), layout, self.layout.dtype(), written, part)
+    }
+
+    fn any_lent(&self) -> bool {
+        self.state.iter().any(|s| s.lent)
+    }
+
+    fn sole(&mut self, op: &'static str, what: String) -> Result<()> {
+        match Arc::get_mut(&mut self.buffer) {
+            Some(_) => Ok(()),
+            None => Err(ErrorKind::Shared { op, what }.into()),
+        }
+    }
+}
+
+fn lent(op: &'static str, what: String) -> Error {
+    ErrorKind::Lent { op, what }.into()
+}

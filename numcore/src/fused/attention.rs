@@ -1,0 +1,179 @@
+//! Scaled dot-product attention (Vaswani et al. 2017), blockwise where a runtime has a kernel (Dao 2023).
+
+use std::sync::LazyLock;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Fused, Softmax};
+use crate::{
+    DType, Error, Result, Shape,
+    ops::{Apply, Backprop, Bits, Matmul, MatmulOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps},
+    pointwise::Program,
+};
+
+/// `softmax(q·kᵀ·scale + mask) · v`.
+///
+/// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys), and, if
+/// `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores' logsumexp `[B, H, T]`.
+/// A query with nothing to attend to gives zeros.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// Query `t` sees keys `0 ..= t` alone.
+    pub causal: bool,
+    /// What scores are multiplied with, `1/√D` usually.
+    pub scale: f64,
+    /// Whether a mask is given.
+    pub masked: bool,
+}
+
+/// Sizes of a call: batch, query heads, key heads, queries, keys.
+struct Sizes {
+    b: usize,
+    h: usize,
+    kv: usize,
+    t: usize,
+    s: usize,
+}
+
+impl Sizes {
+    fn of(q: Shape, k: Shape) -> Sizes {
+        Sizes { b: q[0], h: q[1], kv: k[1], t: q[2], s: k[2] }
+    }
+
+    /// `[B, H, T, X]` as `[B, K, H/K · T, X]`: heads that share keys lie under one another.
+    fn grouped<T: Apply>(&self, x: &T) -> Result<T> {
+        x.reshape([self.b, self.kv, self.h / self.kv.max(1) * self.t, x.spec().shape[3]])
+    }
+
+    fn ungrouped<T: Apply>(&self, x: &T) -> Result<T> {
+        x.reshape([self.b, self.h, self.t, x.spec().shape[3]])
+    }
+}
+
+impl Attention {
+    /// Scores `[B, H, T, S]`, scaled and masked.
+    fn scores<T: Apply>(&self, q: &T, k: &T, mask: Option<&T>) -> Result<T> {
+        static CAUSAL: LazyLock<Program> = LazyLock::new(|| {
+            Program::build("causal", 1, 2, |b, x, s| {
+                let at = b.index().cast(DType::I64);
+                let (row, column) = ((at / s[1]) % s[0], at % s[1]);
+                vec![column.le(row).select(x[0], b.c(f64::NEG_INFINITY))]
+            })
+        });
+        let sizes = Sizes::of(q.spec().shape, k.spec().shape);
+        let raw = T::apply1(Matmul, &[&sizes.grouped(q)?, &k.t()?])?;
+        let mut scores = sizes.ungrouped(&raw)?.mul(self.scale)?;
+        if let Some(mask) = mask {
+            scores = scores.add(mask)?;
+        }
+        if self.causal {
+            scores = scores.apply_program(&CAUSAL, &[], &[(sizes.t as i64).into(), (sizes.s as i64).into()])?;
+        }
+        Ok(scores)
+    }
+
+    fn probabilities<T: Apply>(&self, scores: &T) -> Result<T> {
+        T::apply1(Softmax { log: false }, &[scores])
+    }
+}
+
+impl Fused for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let shapes: SmallVec<[Shape; 4]> = ins.iter().map(|s| s.shape).collect();
+        let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
+        if !dtypes[0].is_float() || dtypes.iter().any(|d| *d != dtypes[0]) {
+            return Err(Error::dtype(
+                "attention",
+                &dtypes,
+                "queries, keys, values and mask must have one floating dtype",
+            ));
+        }
+        let (q, k, v) = (shapes[0], shapes[1], shapes[2]);
+        let fits = [q, k, v].iter().all(|s| s.rank() == 4)
+            && q[0] == k[0]
+            && k[..3] == v[..3]
+            && q[3] == k[3]
+            && k[1] != 0
+            && q[1] % k[1] == 0;
+        if !fits {
+            let why = "needs q [B, H, T, D], k [B, K, S, D], v [B, K, S, E] with H a multiple of K";
+            return Err(Error::shape("attention", &shapes, why));
+        }
+        let scores = Shape::new(&[q[0], q[1], q[2], k[2]])?;
+        if shapes.get(3).is_some_and(|m| m.broadcast(&scores) != Some(scores)) {
+            return Err(Error::shape("attention", &shapes, format!("the mask does not broadcast to {scores}")));
+        }
+        let o = Spec { shape: q.with(3, v[3]), dtype: dtypes[0] };
+        let lse = Spec { shape: Shape::new(&q[..3])?, dtype: dtypes[0].compute() };
+        Ok(smallvec![o, lse])
+    }
+
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        let sizes = Sizes::of(ins[0].spec().shape, ins[1].spec().shape);
+        let scores = self.scores(ins[0], ins[1], ins.get(3).copied())?;
+        let p = self.probabilities(&scores)?;
+        let o = sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(&p)?, ins[2]])?)?;
+        let lse = scores.detach().logsumexp(&[-1], false)?.to_dtype(ins[0].spec().dtype.compute())?;
+        Ok(smallvec![o, lse])
+    }
+
+    fn saves(&self, wants: Bits) -> Option<Saves> {
+        let inputs = Bits::of(if self.masked { &[0, 1, 2, 3] } else { &[0, 1, 2] });
+        (!wants.has(3)).then_some(Saves { inputs, outputs: Bits::of(&[0, 1]) })
+    }
+
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        let mut ins: SmallVec<[T; 7]> = smallvec![cx.grad()?, cx.output(0)?, cx.output(1)?];
+        for i in 0..3 + usize::from(self.masked) {
+            ins.push(cx.input(i)?);
+        }
+        let refs: SmallVec<[&T; 7]> = ins.iter().collect();
+        let grads = T::apply(AttentionGrad(self.clone()).into(), &refs)?;
+        grads.iter().enumerate().try_for_each(|(i, g)| cx.give_value(i, g))
+    }
+}
+
+/// The gradients of [`Attention`]; inputs the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask if given; outputs the
+/// gradients of `q`, `k`, `v`.
+#[derive(Clone, Debug)]
+pub struct AttentionGrad(
+    /// The forward's options.
+    pub Attention,
+);
+
+impl Fused for AttentionGrad {
+    fn name(&self) -> &'static str {
+        "attention_grad"
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        Ok(smallvec![ins[3], ins[4], ins[5]])
+    }
+
+    /// With `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk = dSᵀ·q·scale`.
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        let (g, q, k, v) = (ins[0], ins[3], ins[4], ins[5]);
+        let sizes = Sizes::of(q.spec().shape, k.spec().shape);
+        let p = self.0.probabilities(&self.0.scores(q, k, ins.get(6).copied())?)?;
+        let g = sizes.grouped(g)?;
+        let dp = sizes.ungrouped(&T::apply1(Matmul, &[&g, &v.t()?])?)?;
+        let ds = p.mul(&dp.sub(&p.mul(&dp)?.sum(&[-1], true)?)?)?.mul(self.0.scale)?;
+        let (p, ds) = (sizes.grouped(&p)?, sizes.grouped(&ds)?);
+        let dq = sizes.ungrouped(&T::apply1(Matmul, &[&ds, k])?)?;
+        let dk = ds.t()?.matmul(&sizes.grouped(q)?)?;
+        let dv = p.t()?.matmul(&g)?;
+        Ok(smallvec![dq, dk, dv])
+    }
+
+    fn saves(&self, _: Bits) -> Option<Saves> {
+        None
+    }
+
+    fn gradient<T: Apply>(&self, _: &mut dyn Backprop<T>) -> Result<()> {
+        Ok(())
+    }
+}

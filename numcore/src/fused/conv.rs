@@ -1,0 +1,191 @@
+//! Two-dimensional convolution. It is linear in both operands, and its two adjoints are convolutions again: the three kinds
+//! are one operation, closed under differentiation.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::Fused;
+use crate::{
+    Error, Result, Shape,
+    ops::{Apply, Backprop, Bits, JoinOps, Matmul, Outs, ReduceOps, Saves, Spec, Specs, ViewOps},
+};
+
+/// Which of `y`, `x`, `w` in `y = conv(x, w)` is computed from the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConvKind {
+    /// `y: [N, O, P, Q]` from `x: [N, C, H, W]` and `w: [O, C/G, R, S]`.
+    Forward,
+    /// The adjoint in `x`, of size `[H, W]`, from `y` and `w`: also the transposed convolution.
+    Input([usize; 2]),
+    /// The adjoint in `w`, of size `[R, S]`, from `x` and `y`.
+    Weight([usize; 2]),
+}
+
+/// A convolution or one of its adjoints.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// Which.
+    pub kind: ConvKind,
+    /// From one output to the next, per axis.
+    pub stride: [usize; 2],
+    /// Zeros around the input, per axis.
+    pub padding: [usize; 2],
+    /// From one weight to the next, per axis.
+    pub dilation: [usize; 2],
+    /// Channels are cut into this many groups that do not mix.
+    pub groups: usize,
+}
+
+impl Conv {
+    /// The same convolution, another kind.
+    pub fn with(&self, kind: ConvKind) -> Conv {
+        Conv { kind, ..self.clone() }
+    }
+
+    fn output(&self, axis: usize, size: usize, kernel: usize) -> Option<usize> {
+        crate::layout::windows(size + 2 * self.padding[axis], kernel, self.stride[axis], self.dilation[axis])
+    }
+
+    /// `[N, G, C/G · R · S, P · Q]`: every window of the padded input as a column.
+    fn columns<T: Apply>(&self, x: &T, kernel: [usize; 2], out: [usize; 2]) -> Result<T> {
+        let shape = x.spec().shape;
+        let [ph, pw] = self.padding;
+        let padded = x.pad(&[(0, 0), (0, 0), (ph, ph), (pw, pw)], 0.0)?;
+        let windows = padded.unfold(2, kernel[0], self.stride[0], self.dilation[0])?.unfold(
+            3,
+            kernel[1],
+            self.stride[1],
+            self.dilation[1],
+        )?;
+        let flat = [shape[0], self.groups, shape[1] / self.groups * kernel[0] * kernel[1], out[0] * out[1]];
+        windows.permute(&[0, 1, 4, 5, 2, 3])?.reshape(flat)
+    }
+
+    fn forward<T: Apply>(&self, x: &T, w: &T) -> Result<T> {
+        let (xs, ws) = (x.spec().shape, w.spec().shape);
+        let out = self.sizes(xs, ws)?;
+        let columns = self.columns(x, [ws[2], ws[3]], out)?;
+        let rows = w.reshape([self.groups, ws[0] / self.groups, ws[1] * ws[2] * ws[3]])?;
+        T::apply1(Matmul, &[&rows, &columns])?.reshape([xs[0], ws[0], out[0], out[1]])
+    }
+
+    fn input_adjoint<T: Apply>(&self, y: &T, w: &T, size: [usize; 2]) -> Result<T> {
+        let (ys, ws) = (y.spec().shape, w.spec().shape);
+        let rows = w.reshape([self.groups, ws[0] / self.groups, ws[1] * ws[2] * ws[3]])?;
+        let flat = y.reshape([ys[0], self.groups, ws[0] / self.groups, ys[2] * ys[3]])?;
+        let columns = T::apply1(Matmul, &[&rows.t()?, &flat])?;
+        let channels = self.groups * ws[1];
+        let windows = columns.reshape([ys[0], channels, ws[2], ws[3], ys[2], ys[3]])?.permute(&[0, 1, 4, 5, 2, 3])?;
+        let [h, w] = [0, 1].map(|i| size[i] + 2 * self.padding[i]);
+        let padded =
+            windows.fold(3, w, self.stride[1], self.dilation[1])?.fold(2, h, self.stride[0], self.dilation[0])?;
+        padded.narrow(2, self.padding[0], size[0])?.narrow(3, self.padding[1], size[1])
+    }
+
+    fn weight_adjoint<T: Apply>(&self, x: &T, y: &T, kernel: [usize; 2]) -> Result<T> {
+        let (xs, ys) = (x.spec().shape, y.spec().shape);
+        let columns = self.columns(x, kernel, [ys[2], ys[3]])?;
+        let flat = y.reshape([ys[0], self.groups, ys[1] / self.groups, ys[2] * ys[3]])?;
+        let products = T::apply1(Matmul, &[&flat, &columns.t()?])?;
+        products.sum(&[0], false)?.reshape([ys[1], xs[1] / self.groups, kernel[0], kernel[1]])
+    }
+
+    /// Height and width of `y`.
+    fn sizes(&self, x: Shape, w: Shape) -> Result<[usize; 2]> {
+        match (self.output(0, x[2], w[2]), self.output(1, x[3], w[3])) {
+            (Some(p), Some(q)) => Ok([p, q]),
+            _ => Err(Error::shape(
+                "conv",
+                &[x, w],
+                format!(
+                    "the kernel (dilation {:?}) does not fit the input padded by {:?}",
+                    self.dilation, self.padding
+                ),
+            )),
+        }
+    }
+
+    /// The shapes `[x, w, y]` of the whole relation, from the two operands given.
+    fn relation(&self, a: Shape, b: Shape) -> Result<[Shape; 3]> {
+        let relation = match self.kind {
+            ConvKind::Forward => {
+                let [p, q] = self.sizes(a, b)?;
+                [a, b, Shape::from([a[0], b[0], p, q])]
+            }
+            ConvKind::Input([h, w]) => [Shape::from([a[0], b[1] * self.groups, h, w]), b, a],
+            ConvKind::Weight([r, s]) => [a, Shape::from([b[1], a[1] / self.groups, r, s]), b],
+        };
+        let [x, w, y] = relation;
+        let channels = x[1] == w[1] * self.groups && w[0].is_multiple_of(self.groups) && y[1] == w[0] && x[0] == y[0];
+        if channels && self.sizes(x, w).is_ok_and(|s| s == [y[2], y[3]]) {
+            return Ok(relation);
+        }
+        let why = format!(
+            "as input, weight, output they do not fit (groups {}, stride {:?}, padding {:?}, dilation {:?})",
+            self.groups, self.stride, self.padding, self.dilation
+        );
+        Err(Error::shape("conv", &relation, why))
+    }
+}
+
+impl Fused for Conv {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ConvKind::Forward => "conv",
+            ConvKind::Input(_) => "conv_transpose",
+            ConvKind::Weight(_) => "conv_weight",
+        }
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let (a, b) = (ins[0], ins[1]);
+        if !a.dtype.is_float() || a.dtype != b.dtype {
+            return Err(Error::dtype(self.name(), &[a.dtype, b.dtype], "operands must have one floating dtype"));
+        }
+        if a.shape.rank() != 4 || b.shape.rank() != 4 || self.groups == 0 || self.stride.contains(&0) {
+            let why = "needs operands with four axes, and strides and groups of at least 1";
+            return Err(Error::shape(self.name(), &[a.shape, b.shape], why));
+        }
+        let [x, w, y] = self.relation(a.shape, b.shape)?;
+        let shape = match self.kind {
+            ConvKind::Forward => y,
+            ConvKind::Input(_) => x,
+            ConvKind::Weight(_) => w,
+        };
+        Ok(smallvec![Spec { shape, dtype: a.dtype }])
+    }
+
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        Ok(smallvec![match self.kind {
+            ConvKind::Forward => self.forward(ins[0], ins[1])?,
+            ConvKind::Input(size) => self.input_adjoint(ins[0], ins[1], size)?,
+            ConvKind::Weight(kernel) => self.weight_adjoint(ins[0], ins[1], kernel)?,
+        }])
+    }
+
+    fn saves(&self, wants: Bits) -> Option<Saves> {
+        let inputs = Bits(u64::from(wants.has(1)) | u64::from(wants.has(0)) << 1);
+        Some(Saves { inputs, outputs: Bits::NONE })
+    }
+
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        let g = cx.grad()?;
+        let size = |s: Shape| [s[2], s[3]];
+        let (a, b) = (cx.input_spec(0).shape, cx.input_spec(1).shape);
+        let kinds: SmallVec<[ConvKind; 2]> = match self.kind {
+            ConvKind::Forward => smallvec![ConvKind::Input(size(a)), ConvKind::Weight(size(b))],
+            ConvKind::Input(_) => smallvec![ConvKind::Forward, ConvKind::Weight(size(b))],
+            ConvKind::Weight(_) => smallvec![ConvKind::Input(size(a)), ConvKind::Forward],
+        };
+        for i in (0..2).filter(|&i| cx.wants(i)).collect::<SmallVec<[usize; 2]>>() {
+            let other = cx.input(1 - i)?;
+            // The gradient stands where this op's result stood in the relation of input, weight and output.
+            let upstream_first = match (self.kind, i) {
+                (ConvKind::Forward, 0) | (ConvKind::Input(_), _) => true,
+                (ConvKind::Forward, _) | (ConvKind::Weight(_), _) => false,
+            };
+            let ins: [&T; 2] = if upstream_first { [&g, &other] } else { [&other, &g] };
+            cx.give(i, self.with(kinds[i]).into(), &ins)?;
+        }
+        Ok(())
+    }
+}

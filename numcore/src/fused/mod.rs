@@ -1,0 +1,108 @@
+//! Fused operations: one tape node each, whichever way they run. Every file here is one of them: its shape rule, its
+//! decomposition into primitives (the reference a kernel is tested against), and its gradient, which is a fused
+//! operation again. Double backward goes through the decomposition.
+
+mod attention;
+mod conv;
+mod cross_entropy;
+mod norm;
+mod softmax;
+mod vocabulary;
+
+pub use attention::{Attention, AttentionGrad};
+pub use conv::{Conv, ConvKind};
+pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
+pub use norm::{Norm, NormGrad, NormKind};
+pub use softmax::{Softmax, SoftmaxGrad};
+pub use vocabulary::{ConvOptions, CrossEntropyOptions, NnOps, Reduction};
+
+use smallvec::SmallVec;
+
+use crate::{
+    Out, Result, Runtime, Support, Tensor,
+    ops::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, Specs, copy_into},
+};
+
+/// What a fused operation answers: as [`Rule`], with a decomposition in place of a kernel.
+pub trait Fused {
+    /// Its name in messages and profiles.
+    fn name(&self) -> &'static str;
+    /// The outputs' shapes and dtypes.
+    fn infer(&self, ins: &[Spec]) -> Result<Specs>;
+    /// The same outputs from primitives.
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>>;
+    /// What its gradient reads; `None`: it has no gradient of its own, and is recorded as its decomposition instead.
+    fn saves(&self, wants: Bits) -> Option<Saves>;
+    /// The gradient rule.
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
+}
+
+macro_rules! fused {
+    ($($(#[$doc:meta])* $variant:ident),* $(,)?) => {
+        /// A fused operation, for [`Runtime::fused`].
+        #[derive(Clone, Debug)]
+        #[non_exhaustive]
+        pub enum FusedOp { $($(#[$doc])* $variant($variant),)* }
+
+        $(impl From<$variant> for crate::ops::Op {
+            fn from(op: $variant) -> Self { crate::ops::Op::Fused(FusedOp::$variant(op)) }
+        })*
+
+        impl FusedOp {
+            /// The same outputs from primitives.
+            pub fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+                match self { $(FusedOp::$variant(op) => op.decompose(ins),)* }
+            }
+
+            /// Whether, for gradients of the inputs `wants`, the tape must record the decomposition in its place.
+            pub fn is_composed(&self, wants: Bits) -> bool {
+                match self { $(FusedOp::$variant(op) => Fused::saves(op, wants).is_none(),)* }
+            }
+        }
+
+        impl Rule for FusedOp {
+            fn name(&self) -> &'static str { match self { $(FusedOp::$variant(op) => Fused::name(op),)* } }
+            fn infer(&self, ins: &[Spec]) -> Result<Specs> { match self { $(FusedOp::$variant(op) => Fused::infer(op, ins),)* } }
+            fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
+                if self.try_kernel(ins, outs)? == Support::Done { return Ok(()) }
+                let values = self.decompose(ins)?;
+                values.iter().zip(outs).try_for_each(|(v, out)| copy_into(v, out.reborrow()))
+            }
+            fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
+                match self { $(FusedOp::$variant(op) => Ok(Fused::saves(op, wants).unwrap_or(Saves::NONE)),)* }
+            }
+            fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+                match self { $(FusedOp::$variant(op) => Fused::gradient(op, cx),)* }
+            }
+        }
+    };
+}
+
+fused! {
+    /// Softmax or its logarithm over the last axis.
+    Softmax,
+    /// Its gradient.
+    SoftmaxGrad,
+    /// Cross-entropy of each row.
+    CrossEntropy,
+    /// Its gradient.
+    CrossEntropyGrad,
+    /// Layer or RMS norm over the last axis.
+    Norm,
+    /// Its gradients.
+    NormGrad,
+    /// Scaled dot-product attention.
+    Attention,
+    /// Its gradients.
+    AttentionGrad,
+    /// Two-dimensional convolution and both its adjoints.
+    Conv,
+}
+
+impl FusedOp {
+    /// Asks the runtime for a kernel.
+    pub(crate) fn try_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
+        let views: SmallVec<[_; 8]> = ins.iter().map(|t| t.view()).collect();
+        ins[0].runtime().fused(self, &views, outs)
+    }
+}

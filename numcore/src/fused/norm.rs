@@ -1,0 +1,194 @@
+//! Layer norm and RMS norm over the last axis.
+
+use std::sync::LazyLock;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::Fused;
+use crate::{
+    Error, Result, Shape,
+    ops::{Apply, Backprop, Bits, Outs, PointwiseOps, Reduce, ReduceOps, Saves, ScalarList, Spec, Specs, ViewOps},
+    pointwise::Program,
+};
+
+/// Which statistics a [`Norm`] takes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Mean and variance (Ba et al. 2016).
+    Layer,
+    /// The root mean square alone (Zhang & Sennrich 2019).
+    Rms,
+}
+
+/// `(x − mean) · rstd · w + b` over the last axis, or `x · rstd · w` for RMS.
+///
+/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm, `mean: [.., 1]`.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// Which statistics.
+    pub kind: NormKind,
+    /// Added to the variance.
+    pub eps: f64,
+    /// Whether a weight is given.
+    pub weight: bool,
+    /// Whether a bias is given (layer norm with a weight only).
+    pub bias: bool,
+}
+
+static SQUARES: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], [s]| [x * x * s]));
+static CENTERED: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x, m], [s]| [(x - m) * (x - m) * s]));
+static RSTD: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[v], [eps]| [(v + eps).rsqrt()]));
+
+impl Norm {
+    /// `(mean, rstd)` of each row, `[.., 1]`.
+    fn statistics<T: Apply>(&self, x: &T) -> Result<(Option<T>, T)> {
+        let rows = rows(x.spec().shape);
+        let scale: ScalarList = smallvec![(1.0 / last(x.spec().shape) as f64).into()];
+        let (mean, variance) = match self.kind {
+            NormKind::Layer => {
+                let mean = x.mean(&[-1], true)?;
+                let v = T::apply1(Reduce::sum_of(CENTERED.clone(), scale, rows), &[x, &mean])?;
+                (Some(mean), v)
+            }
+            NormKind::Rms => (None, T::apply1(Reduce::sum_of(SQUARES.clone(), scale, rows), &[x])?),
+        };
+        Ok((mean, variance.apply_program(&RSTD, &[], &[self.eps.into()])?))
+    }
+
+    fn normalized<T: Apply>(&self, x: &T, mean: Option<&T>, rstd: &T) -> Result<T> {
+        match mean {
+            Some(m) => x.sub(m)?.mul(rstd),
+            None => x.mul(rstd),
+        }
+    }
+}
+
+impl Fused for Norm {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            NormKind::Layer => "layer_norm",
+            NormKind::Rms => "rms_norm",
+        }
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let x = ins[0];
+        if !x.dtype.is_float() || ins.iter().any(|s| s.dtype != x.dtype) {
+            let dtypes: Vec<_> = ins.iter().map(|s| s.dtype).collect();
+            return Err(Error::dtype(self.name(), &dtypes, "input, weight and bias must have one floating dtype"));
+        }
+        let shapes: Vec<Shape> = ins.iter().map(|s| s.shape).collect();
+        if x.shape.rank() == 0 || ins[1..].iter().any(|s| s.shape.dims() != [last(x.shape)]) {
+            return Err(Error::shape(self.name(), &shapes, "needs x [.., C] with weight and bias [C]"));
+        }
+        let row = Spec { shape: rows(x.shape), dtype: x.dtype };
+        Ok(match self.kind {
+            NormKind::Layer => smallvec![x, row, row],
+            NormKind::Rms => smallvec![x, row],
+        })
+    }
+
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        let (mean, rstd) = self.statistics(ins[0])?;
+        let mut y = self.normalized(ins[0], mean.as_ref(), &rstd)?;
+        if self.weight {
+            y = y.mul(ins[1])?;
+        }
+        if self.bias {
+            y = y.add(ins[2])?;
+        }
+        Ok([Some(y), Some(rstd), mean].into_iter().flatten().collect())
+    }
+
+    fn saves(&self, _: Bits) -> Option<Saves> {
+        let inputs = Bits::of(if self.weight { &[0, 1] } else { &[0] });
+        let outputs = Bits::of(if self.kind == NormKind::Layer { &[1, 2] } else { &[1] });
+        Some(Saves { inputs, outputs })
+    }
+
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        let mut ins: SmallVec<[T; 5]> = smallvec![cx.input(0)?, cx.grad()?, cx.output(1)?];
+        if self.kind == NormKind::Layer {
+            ins.push(cx.output(2)?);
+        }
+        if self.weight {
+            ins.push(cx.input(1)?);
+        }
+        let refs: SmallVec<[&T; 5]> = ins.iter().collect();
+        let grads = T::apply(NormGrad(self.clone()).into(), &refs)?;
+        grads.iter().enumerate().try_for_each(|(i, g)| cx.give_value(i, g))
+    }
+}
+
+/// The gradients of [`Norm`]; inputs `x`, the upstream gradient, `rstd`, `mean` (layer norm), `w` (if given); outputs the
+/// gradients of `x`, `w`, `b`.
+#[derive(Clone, Debug)]
+pub struct NormGrad(
+    /// The forward's options.
+    pub Norm,
+);
+
+impl NormGrad {
+    /// Position of the weight among the inputs.
+    pub fn weight_at(&self) -> Option<usize> {
+        self.0.weight.then_some(if self.0.kind == NormKind::Layer { 4 } else { 3 })
+    }
+}
+
+impl Fused for NormGrad {
+    fn name(&self) -> &'static str {
+        match self.0.kind {
+            NormKind::Layer => "layer_norm_grad",
+            NormKind::Rms => "rms_norm_grad",
+        }
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let x = ins[0];
+        let parameter = Spec { shape: Shape::new(&[last(x.shape)])?, dtype: x.dtype };
+        let count = usize::from(self.0.weight) + usize::from(self.0.bias);
+        Ok(std::iter::once(x).chain(std::iter::repeat_n(parameter, count)).collect())
+    }
+
+    /// With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        static DOT: LazyLock<Program> = LazyLock::new(|| Program::new("norm_grad", |[a, b], [s]| [a * b * s]));
+        let (x, g, weight) = (ins[0], ins[1], self.weight_at().map(|i| ins[i]));
+        let (mean, rstd) = self.0.statistics(x)?;
+        let hat = self.0.normalized(x, mean.as_ref(), &rstd)?;
+        let h = weight.map_or(Ok(g.clone()), |w| g.mul(w))?;
+        let scale: ScalarList = smallvec![(1.0 / last(x.spec().shape) as f64).into()];
+        let along = T::apply1(Reduce::sum_of(DOT.clone(), scale, rows(x.spec().shape)), &[&h, &hat])?;
+        let mut d = h.sub(&hat.mul(&along)?)?;
+        if mean.is_some() {
+            d = d.sub(&h.mean(&[-1], true)?)?;
+        }
+        let mut outs: Outs<T> = smallvec![d.mul(&rstd)?];
+        let parameter = Shape::new(&[last(x.spec().shape)])?;
+        if self.0.weight {
+            let flat = [g.spec().shape.numel() / parameter[0].max(1), parameter[0]];
+            let product = g.mul(&hat)?.reshape(flat)?;
+            outs.push(T::apply1(Reduce::sum_to(parameter), &[&product])?);
+            if self.0.bias {
+                outs.push(T::apply1(Reduce::sum_to(parameter), &[&g.reshape(flat)?])?);
+            }
+        }
+        Ok(outs)
+    }
+
+    fn saves(&self, _: Bits) -> Option<Saves> {
+        None
+    }
+
+    fn gradient<T: Apply>(&self, _: &mut dyn Backprop<T>) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn last(shape: Shape) -> usize {
+    shape[shape.rank() - 1]
+}
+
+fn rows(shape: Shape) -> Shape {
+    shape.with(shape.rank() - 1, 1)
+}

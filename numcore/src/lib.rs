@@ -1,0 +1,29 @@
+//! Tensors without a backend: element types, shapes, layouts, pointwise programs, the [`Runtime`] trait,
+//! and, for every operation, its rules (shape and dtype inference, how it runs, its gradient) in one place.
+//!
+//! Nothing here knows a device. A [`Tensor`] carries its runtime; kernels see only views that this crate built.
+#![forbid(unsafe_code)]
+
+mod dtype;
+mod either;
+mod error;
+mod flat;
+pub mod fused;
+mod layout;
+mod null;
+pub mod ops;
+pub mod pointwise;
+pub mod rng;
+mod runtime;
+mod shape;
+mod tensor;
+
+pub use dtype::{DType, Element, Scalar};
+pub use either::{Either, EitherBuffer, EitherEvent};
+pub use error::{Error, ErrorKind, Result};
+pub use flat::{ALIGN, Flat, FlatLayout};
+pub use layout::Layout;
+pub use null::{NullBuffer, NullRuntime};
+pub use runtime::*;
+pub use shape::{AxisSet, MAX_RANK, Shape};
+pub use tensor::{Tensor, TensorMut};

@@ -1,0 +1,178 @@
+//! A runtime that computes nothing: shapes and dtypes flow, launches are counted. For tests of what is launched when, and for
+//! checking a model's shapes without its memory.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use crate::{
+    ArgOp, Bytes, Capabilities, DType, DeviceId, DeviceKind, MemoryStats, Operand, Out, ReduceOp, Result, Runtime,
+    Scalar, ScanOp, Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+};
+
+/// The runtime that computes nothing. Downloads give zeros; fused operations count as one launch.
+#[derive(Clone, Debug, Default)]
+pub struct NullRuntime(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    launches: AtomicU64,
+    live: Arc<AtomicUsize>,
+    peak: AtomicUsize,
+    allocations: AtomicU64,
+}
+
+/// Memory that is only counted.
+#[derive(Debug)]
+pub struct NullBuffer {
+    bytes: usize,
+    live: Arc<AtomicUsize>,
+}
+
+impl Drop for NullBuffer {
+    fn drop(&mut self) {
+        self.live.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl NullRuntime {
+    /// A fresh one, with its counts at 0.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many kernels were launched so far.
+    pub fn launches(&self) -> u64 {
+        self.0.launches.load(Ordering::Relaxed)
+    }
+
+    fn launch(&self) -> Result<()> {
+        self.0.launches.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Runtime for NullRuntime {
+    type Buffer = NullBuffer;
+    type Event = ();
+
+    fn device(&self) -> DeviceId {
+        DeviceId { kind: DeviceKind::Null, index: 0 }
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        static ALL: std::sync::LazyLock<Capabilities> = std::sync::LazyLock::new(|| Capabilities {
+            name: "null".into(),
+            storage: DType::ALL.to_vec(),
+            compute: DType::ALL.to_vec(),
+            parallelism: 1,
+            max_binding: usize::MAX,
+        });
+        &ALL
+    }
+
+    fn fork(&self) -> Result<Self> {
+        Ok(Self::new())
+    }
+
+    fn tagged(&self, _: Use) -> Self {
+        self.clone()
+    }
+
+    fn record(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait(&self, _: &()) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryStats {
+        let live = self.0.live.load(Ordering::Relaxed);
+        let total = Bytes { live, peak: self.0.peak.load(Ordering::Relaxed) };
+        MemoryStats {
+            total,
+            reserved: live,
+            allocations: self.0.allocations.load(Ordering::Relaxed),
+            ..Default::default()
+        }
+    }
+
+    fn reset_peak(&self) {
+        self.0.peak.store(self.0.live.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<NullBuffer> {
+        let live = self.0.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.0.peak.fetch_max(live, Ordering::Relaxed);
+        self.0.allocations.fetch_add(1, Ordering::Relaxed);
+        Ok(NullBuffer { bytes, live: self.0.live.clone() })
+    }
+
+    fn upload(&self, _: &[u8], _: ViewMut<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+
+    fn download(&self, _: View<'_, Self>, to: &mut [u8]) -> Result<()> {
+        to.fill(0);
+        Ok(())
+    }
+
+    fn pointwise(&self, _: &Program, _: &[Operand<'_, Self>], _: &[Scalar], _: &mut [Out<'_, Self>]) -> Result<()> {
+        self.launch()
+    }
+
+    fn reduce(
+        &self,
+        _: &Program,
+        _: &[View<'_, Self>],
+        _: &[Scalar],
+        _: &Shape,
+        _: ReduceOp,
+        _: Out<'_, Self>,
+    ) -> Result<()> {
+        self.launch()
+    }
+
+    fn arg_reduce(&self, _: ArgOp, _: View<'_, Self>, _: usize, _: ViewMut<'_, Self>) -> Result<()> {
+        self.launch()
+    }
+
+    fn matmul(&self, _: View<'_, Self>, _: View<'_, Self>, _: Out<'_, Self>) -> Result<()> {
+        self.launch()
+    }
+
+    fn gather(&self, _: View<'_, Self>, _: usize, _: View<'_, Self>, _: Out<'_, Self>) -> Result<()> {
+        self.launch()
+    }
+
+    fn scatter_add(&self, _: View<'_, Self>, _: usize, _: View<'_, Self>, _: ViewMut<'_, Self>) -> Result<()> {
+        self.launch()
+    }
+
+    fn scan(
+        &self,
+        _: ScanOp,
+        _: View<'_, Self>,
+        _: Option<View<'_, Self>>,
+        _: usize,
+        _: bool,
+        _: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        self.launch()
+    }
+
+    fn sort(&self, _: View<'_, Self>, _: usize, _: bool, _: ViewMut<'_, Self>, _: ViewMut<'_, Self>) -> Result<()> {
+        self.launch()
+    }
+
+    fn fused(&self, _: &FusedOp, _: &[View<'_, Self>], _: &mut [Out<'_, Self>]) -> Result<Support> {
+        self.launch()?;
+        Ok(Support::Done)
+    }
+}

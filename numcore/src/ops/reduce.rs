@@ -1,0 +1,293 @@
+//! Reductions: an elementwise program whose result is combined over axes, and positions of extremes.
+
+use std::sync::LazyLock;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{
+    Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
+    pointwise::chain, rule::no_gradient,
+};
+use crate::{ArgOp, AxisSet, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor, pointwise::Program};
+
+/// `program` at every position of its broadcast inputs, combined by `op` over the axes along which `to` is broadcast to them.
+///
+/// One launch does the map and the sum: this is also the gradient of a broadcast input.
+#[derive(Clone, Debug)]
+pub struct Reduce {
+    program: Program,
+    scalars: ScalarList,
+    op: ReduceOp,
+    to: Shape,
+}
+
+impl Reduce {
+    /// Combines the input itself. `to` must broadcast to the input's shape.
+    pub fn new(op: ReduceOp, to: Shape) -> Self {
+        Reduce { program: Pointwise::identity().program, scalars: ScalarList::new(), op, to }
+    }
+
+    /// The sum down to a shape that broadcasts to the input's: the adjoint of broadcasting.
+    pub fn sum_to(to: Shape) -> Self {
+        Self::new(ReduceOp::Sum, to)
+    }
+
+    /// The sum of a program's one output.
+    pub fn sum_of(program: Program, scalars: ScalarList, to: Shape) -> Self {
+        Reduce { program, scalars, op: ReduceOp::Sum, to }
+    }
+
+    fn full(&self, ins: impl Iterator<Item = Shape>) -> Result<Shape> {
+        let shapes: SmallVec<[Shape; 4]> = ins.collect();
+        Shape::broadcast_all(self.name(), &shapes)
+    }
+}
+
+impl Rule for Reduce {
+    fn name(&self) -> &'static str {
+        match self.op {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Prod => "prod",
+            ReduceOp::Max => "amax",
+            ReduceOp::Min => "amin",
+        }
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let full = self.full(ins.iter().map(|s| s.shape))?;
+        if self.to.broadcast(&full) != Some(full) {
+            return Err(Error::shape(self.name(), &[full, self.to], "the second does not broadcast to the first"));
+        }
+        let empty = full.numel() == 0 && self.to.numel() != 0;
+        if empty && matches!(self.op, ReduceOp::Max | ReduceOp::Min) {
+            return Err(Error::shape(self.name(), &[full], "an extreme of no elements does not exist"));
+        }
+        let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
+        let typed = self.program.resolve(&dtypes, &[])?;
+        let dtype = typed.dtypes[self.program.outputs()[0] as usize];
+        if dtype == DType::Bool && matches!(self.op, ReduceOp::Sum | ReduceOp::Prod) {
+            return Err(Error::dtype(self.name(), &[dtype], "truth values have no arithmetic; cast to i64 to count"));
+        }
+        Ok(smallvec![Spec { shape: self.to, dtype }])
+    }
+
+    fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
+        let full = self.full(ins.iter().map(|t| *t.shape()))?;
+        let views = ins.iter().map(|t| t.view_at(full)).collect::<Result<SmallVec<[_; 4]>>>()?;
+        let mut out = outs[0].reborrow();
+        out.view.layout = out.view.layout.broadcast_to(self.to.padded(full.rank()))?;
+        ins[0].runtime().reduce(&self.program, &views, &self.scalars, &full, self.op, out)
+    }
+
+    fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> {
+        match self.op {
+            ReduceOp::Sum => {
+                Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(ins, wants)
+            }
+            ReduceOp::Prod => Ok(Saves::inputs(&[0])),
+            ReduceOp::Max | ReduceOp::Min => Ok(Saves { inputs: Bits(1), outputs: Bits(1) }),
+        }
+    }
+
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        let g = cx.grad()?;
+        let specs = (0..cx.inputs()).map(|i| cx.input_spec(i).shape);
+        let full = self.full(specs.collect::<Vec<_>>().into_iter())?;
+        match self.op {
+            ReduceOp::Sum => chain(&self.program, &self.scalars, &[g.broadcast_to(full)?], cx),
+            ReduceOp::Prod => {
+                let others = products_of_others(&cx.input(0)?, self.to)?;
+                cx.give_value(0, &others.mul(&g.broadcast_to(full)?)?)
+            }
+            ReduceOp::Max | ReduceOp::Min => {
+                let (x, y) = (cx.input(0)?, cx.output(0)?);
+                let hit = x.eq(&y.broadcast_to(full)?)?.to_dtype(x.spec().dtype)?.detach();
+                let share = T::apply1(Reduce::sum_to(self.to), &[&hit])?;
+                cx.give_value(0, &hit.mul(&g.div(&share)?.broadcast_to(full)?)?)
+            }
+        }
+    }
+}
+
+/// For every element, the product of the others it is multiplied with: exact where some are 0.
+fn products_of_others<T: Apply>(x: &T, to: Shape) -> Result<T> {
+    let shape = x.spec().shape;
+    let lead = shape.rank() - to.rank();
+    let (kept, gone): (Vec<usize>, Vec<usize>) =
+        (0..shape.rank()).partition(|&i| i >= lead && to[i - lead] == shape[i]);
+    let order: Vec<usize> = kept.iter().chain(&gone).copied().collect();
+    let outer: usize = kept.iter().map(|&i| shape[i]).product();
+    let inner: usize = gone.iter().map(|&i| shape[i]).product();
+    let moved = x.permute_axes(&order)?;
+    let flat = moved.reshape([outer, inner])?;
+    let before = Scan::exclusive_prod(&flat, 1, false)?;
+    let after = Scan::exclusive_prod(&flat, 1, true)?;
+    let mut back = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(i, &a)| back[a] = i);
+    before.mul(&after)?.reshape(moved.spec().shape)?.permute_axes(&back)
+}
+
+/// Position of an extreme along an axis, as `i64`; that axis keeps size 1.
+#[derive(Clone, Debug)]
+pub struct ArgReduce {
+    op: ArgOp,
+    axis: usize,
+}
+
+impl Rule for ArgReduce {
+    fn name(&self) -> &'static str {
+        match self.op {
+            ArgOp::Max => "argmax",
+            ArgOp::Min => "argmin",
+        }
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let x = ins[0];
+        if x.shape[self.axis] == 0 {
+            return Err(Error::shape(self.name(), &[x.shape], format!("axis {} has no elements", self.axis)));
+        }
+        Ok(smallvec![Spec { shape: x.shape.with(self.axis, 1), dtype: DType::I64 }])
+    }
+
+    fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
+        super::overwriting(ins[0].runtime(), &mut outs[0], |out| {
+            ins[0].runtime().arg_reduce(self.op, ins[0].view(), self.axis, out)
+        })
+    }
+
+    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+        Ok(Saves::NONE)
+    }
+
+    fn gradient<T: Apply>(&self, _: &mut dyn Backprop<T>) -> Result<()> {
+        Err(no_gradient(self.name(), "positions are whole numbers"))
+    }
+}
+
+/// The largest along the axes that `to` drops (0 where that is infinite), depending on nothing: what is subtracted before `exp`.
+pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
+    static FINITE: LazyLock<Program> =
+        LazyLock::new(|| Program::new("finite", |[m], []| [m.abs().eq(f64::INFINITY).select(m.sign() * 0.0, m)]));
+    T::apply1(Reduce::new(ReduceOp::Max, to), &[&x.detach()])?.apply_program(&FINITE, &[], &[])
+}
+
+/// Reductions. `axes` may be negative; none means all. With `keepdim` the axes stay, of size 1.
+pub trait ReduceOps: Apply {
+    /// Sum; `bool` and narrow integers are counted in `i64`.
+    fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        match self.spec().dtype {
+            DType::Bool | DType::U8 | DType::I32 | DType::U32 => {
+                reduce(&self.to_dtype(DType::I64)?, ReduceOp::Sum, axes, keepdim)
+            }
+            _ => reduce(self, ReduceOp::Sum, axes, keepdim),
+        }
+    }
+    /// Product.
+    fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        reduce(self, ReduceOp::Prod, axes, keepdim)
+    }
+    /// Largest; ties share the gradient evenly.
+    fn amax(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        reduce(self, ReduceOp::Max, axes, keepdim)
+    }
+    /// Smallest; ties share the gradient evenly.
+    fn amin(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        reduce(self, ReduceOp::Min, axes, keepdim)
+    }
+    /// Arithmetic mean, of floats.
+    fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        static SCALED: LazyLock<Program> = LazyLock::new(|| Program::new("mean", |[x], [s]| [x * s]));
+        super::rule::float("mean", self.spec())?;
+        let (to, count) = target("mean", self.spec().shape, axes)?;
+        let scale: ScalarList = smallvec![(1.0 / count as f64).into()];
+        let kept = Self::apply1(Reduce::sum_of(SCALED.clone(), scale, to), &[self])?;
+        drop_axes(kept, self.spec().shape, axes, keepdim)
+    }
+    /// `ln Σ eˣ`, without overflow.
+    fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        static SHIFTED: LazyLock<Program> = LazyLock::new(|| Program::new("logsumexp", |[x, m], []| [(x - m).exp()]));
+        static BACK: LazyLock<Program> = LazyLock::new(|| Program::new("logsumexp", |[s, m], []| [s.log() + m]));
+        let (to, _) = target("logsumexp", self.spec().shape, axes)?;
+        let top = finite_top(self, to)?;
+        let sum = Self::apply1(Reduce::sum_of(SHIFTED.clone(), ScalarList::new(), to), &[self, &top])?;
+        drop_axes(sum.apply_program(&BACK, &[&top], &[])?, self.spec().shape, axes, keepdim)
+    }
+    /// Variance: mean squared distance from the mean, with `correction` subtracted from the count (1: unbiased).
+    fn var(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
+        static SQUARES: LazyLock<Program> =
+            LazyLock::new(|| Program::new("var", |[x, m], [s]| [(x - m) * (x - m) * s]));
+        let (to, count) = target("var", self.spec().shape, axes)?;
+        let mean = self.mean(axes, true)?;
+        let scale: ScalarList = smallvec![(1.0 / count.saturating_sub(correction) as f64).into()];
+        let kept = Self::apply1(Reduce::sum_of(SQUARES.clone(), scale, to), &[self, &mean])?;
+        drop_axes(kept, self.spec().shape, axes, keepdim)
+    }
+    /// Standard deviation, the root of [`var`](ReduceOps::var).
+    fn std(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
+        self.var(axes, correction, keepdim)?.sqrt()
+    }
+    /// Euclidean norm.
+    fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        static SQUARE: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], []| [x * x]));
+        let (to, _) = target("norm", self.spec().shape, axes)?;
+        let kept = Self::apply1(Reduce::sum_of(SQUARE.clone(), ScalarList::new(), to), &[self])?.sqrt()?;
+        drop_axes(kept, self.spec().shape, axes, keepdim)
+    }
+    /// Whether any holds, of `bool`.
+    fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        truth("any", self, ReduceOp::Max, axes, keepdim)
+    }
+    /// Whether all hold, of `bool`.
+    fn all(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        truth("all", self, ReduceOp::Min, axes, keepdim)
+    }
+    /// Position of the first largest along `axis`, as `i64`.
+    fn argmax(&self, axis: isize, keepdim: bool) -> Result<Self> {
+        arg(self, ArgOp::Max, axis, keepdim)
+    }
+    /// Position of the first smallest along `axis`, as `i64`.
+    fn argmin(&self, axis: isize, keepdim: bool) -> Result<Self> {
+        arg(self, ArgOp::Min, axis, keepdim)
+    }
+}
+
+impl<T: Apply> ReduceOps for T {}
+
+/// The shape with `axes` of size 1, and how many elements each of its elements combines.
+fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {
+    let set = shape.axes(op, axes)?;
+    Ok((shape.reduced(set), set.iter().filter(|&i| i < shape.rank()).map(|i| shape[i]).product()))
+}
+
+fn drop_axes<T: Apply>(kept: T, shape: Shape, axes: &[isize], keepdim: bool) -> Result<T> {
+    if keepdim {
+        return Ok(kept);
+    }
+    kept.reshape(shape.dropped(shape.axes("reduce", axes)?))
+}
+
+fn reduce<T: Apply>(x: &T, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<T> {
+    let rule = |to| Reduce::new(op, to);
+    let (to, _) = target(rule(Shape::SCALAR).name(), x.spec().shape, axes)?;
+    drop_axes(T::apply1(rule(to), &[x])?, x.spec().shape, axes, keepdim)
+}
+
+fn truth<T: Apply>(name: &'static str, x: &T, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<T> {
+    if x.spec().dtype != DType::Bool {
+        return Err(Error::dtype(name, &[x.spec().dtype], "needs bool; compare first"));
+    }
+    if x.spec().shape.numel() == 0 {
+        let (to, _) = target(name, x.spec().shape, axes)?;
+        let none = Tensor::full(x.runtime(), to, DType::Bool, op == ReduceOp::Min)?;
+        return drop_axes(T::constant(none), x.spec().shape, axes, keepdim);
+    }
+    reduce(x, op, axes, keepdim)
+}
+
+fn arg<T: Apply>(x: &T, op: ArgOp, axis: isize, keepdim: bool) -> Result<T> {
+    let rule = ArgReduce { op, axis: 0 };
+    let axis = x.spec().shape.axis(rule.name(), axis)?;
+    let kept = T::apply1(ArgReduce { axis, ..rule }, &[x])?;
+    if keepdim { Ok(kept) } else { kept.reshape(x.spec().shape.dropped(AxisSet::one(axis))) }
+}

@@ -1,0 +1,183 @@
+//! What every op answers ([`Rule`]), what applies op calls ([`Apply`]), and what a gradient rule sees ([`Backprop`]).
+
+use smallvec::SmallVec;
+
+use super::Op;
+use crate::{DType, Error, Out, Result, Runtime, Shape, Tensor};
+
+/// Shape and dtype of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spec {
+    /// Its sizes.
+    pub shape: Shape,
+    /// Its element type.
+    pub dtype: DType,
+}
+
+impl Spec {
+    /// A shape with an element type.
+    pub fn new(shape: impl Into<Shape>, dtype: DType) -> Spec {
+        Spec { shape: shape.into(), dtype }
+    }
+}
+
+/// Specs of an op's outputs.
+pub type Specs = SmallVec<[Spec; 2]>;
+/// An op's outputs.
+pub type Outs<T> = SmallVec<[T; 1]>;
+
+/// A set of input or output positions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bits(pub u64);
+
+impl Bits {
+    /// How many positions fit: the most inputs an op can have on the tape.
+    pub const MAX: usize = 64;
+
+    /// No position.
+    pub const NONE: Bits = Bits(0);
+
+    /// These positions.
+    pub fn of(positions: &[usize]) -> Bits {
+        Bits(positions.iter().fold(0, |b, p| b | 1 << p))
+    }
+
+    /// Whether `i` is in it.
+    pub fn has(self, i: usize) -> bool {
+        self.0 >> i & 1 == 1
+    }
+
+    /// The positions of both.
+    pub fn union(self, other: Bits) -> Bits {
+        Bits(self.0 | other.0)
+    }
+}
+
+/// What an op's gradient will read: only this is kept until backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Saves {
+    /// Which inputs.
+    pub inputs: Bits,
+    /// Which outputs.
+    pub outputs: Bits,
+}
+
+impl Saves {
+    /// Nothing is read.
+    pub const NONE: Saves = Saves { inputs: Bits::NONE, outputs: Bits::NONE };
+
+    /// These inputs.
+    pub fn inputs(positions: &[usize]) -> Saves {
+        Saves { inputs: Bits::of(positions), outputs: Bits::NONE }
+    }
+}
+
+/// All that is known of an op, in one place.
+pub trait Rule {
+    /// Its name in messages and profiles.
+    fn name(&self) -> &'static str;
+    /// The outputs' shapes and dtypes, or the error a caller reads.
+    fn infer(&self, ins: &[Spec]) -> Result<Specs>;
+    /// Computes into `outs`, which have the inferred specs (one that adds may be a strided view).
+    fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
+    /// What [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are needed.
+    fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves>;
+    /// The gradient rule: gives one op call for each wanted input, as its last step for that input.
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
+}
+
+/// What can apply an op call: a tensor computes it, a variable of the tape also records it.
+pub trait Apply: Clone + Sized {
+    /// The runtime underneath.
+    type Runtime: Runtime;
+
+    /// The runtime underneath.
+    fn runtime(&self) -> &Self::Runtime;
+    /// Shape and dtype.
+    fn spec(&self) -> Spec;
+    /// A value that does not depend on anything.
+    fn constant(value: Tensor<Self::Runtime>) -> Self;
+    /// The same value, depending on nothing.
+    fn detach(&self) -> Self;
+    /// Applies `op`; at least one input, all on one device.
+    fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>>;
+
+    /// [`apply`](Apply::apply) of an op with one output.
+    fn apply1(op: impl Into<Op>, ins: &[&Self]) -> Result<Self> {
+        Ok(Self::apply(op.into(), ins)?.remove(0))
+    }
+}
+
+/// What a gradient rule sees of its node.
+pub trait Backprop<T: Apply> {
+    /// Whether input `i` needs a gradient.
+    fn wants(&self, i: usize) -> bool;
+    /// Spec of input `i`.
+    fn input_spec(&self, i: usize) -> Spec;
+    /// Spec of output `k`.
+    fn output_spec(&self, k: usize) -> Spec;
+    /// How many inputs there are.
+    fn inputs(&self) -> usize;
+    /// The saved input `i`.
+    fn input(&mut self, i: usize) -> Result<T>;
+    /// The saved output `k`.
+    fn output(&mut self, k: usize) -> Result<T>;
+    /// The gradient of the loss with respect to output `k`; `None` when nothing used that output.
+    fn upstream(&mut self, k: usize) -> Result<Option<T>>;
+    /// The gradient of input `i` is what this call gives; ignored when it is not wanted.
+    fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;
+}
+
+impl<T: Apply> dyn Backprop<T> + '_ {
+    /// The gradient of the only output, which exists whenever the rule runs.
+    pub fn grad(&mut self) -> Result<T> {
+        self.upstream(0)?.ok_or_else(|| {
+            crate::ErrorKind::NoGradient { op: "backward", why: "its output took no part in the loss".into() }.into()
+        })
+    }
+
+    /// The gradient of input `i` is `value`.
+    pub fn give_value(&mut self, i: usize, value: &T) -> Result<()> {
+        self.give(i, Op::identity(), &[value])
+    }
+
+    /// The gradient of input `i` is `value`, summed over the axes along which that input was broadcast.
+    pub fn give_sum_to(&mut self, i: usize, value: &T) -> Result<()> {
+        let to = self.input_spec(i).shape;
+        if value.spec().shape == to {
+            return self.give_value(i, value);
+        }
+        self.give(i, super::Reduce::sum_to(to).into(), &[value])
+    }
+}
+
+/// The error of a gradient that is structurally absent though one was asked for.
+pub(crate) fn no_gradient(op: &'static str, why: &str) -> Error {
+    crate::ErrorKind::NoGradient { op, why: why.into() }.into()
+}
+
+/// All inputs one dtype, or an error that lists them.
+pub(crate) fn same_dtype(op: &'static str, ins: &[Spec]) -> Result<DType> {
+    let first = ins[0].dtype;
+    if ins.iter().all(|s| s.dtype == first) {
+        return Ok(first);
+    }
+    let dtypes: Vec<DType> = ins.iter().map(|s| s.dtype).collect();
+    Err(Error::dtype(op, &dtypes, "operands must have one dtype; nothing is promoted silently, cast with `to_dtype`"))
+}
+
+/// A floating input, or an error.
+pub(crate) fn float(op: &'static str, x: Spec) -> Result<DType> {
+    if x.dtype.is_float() {
+        return Ok(x.dtype);
+    }
+    Err(Error::dtype(op, &[x.dtype], "needs a floating dtype; cast with `to_dtype`"))
+}
+
+/// Index inputs are `i64`, or an error.
+pub(crate) fn index(op: &'static str, x: Spec) -> Result<()> {
+    if x.dtype == DType::I64 {
+        return Ok(());
+    }
+    Err(Error::dtype(op, &[x.dtype], "indices must be i64; cast with `to_dtype`"))
+}

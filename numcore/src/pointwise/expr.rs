@@ -1,0 +1,256 @@
+//! Expressions: how a program is written.
+
+use std::ops;
+
+use super::{Binary, Builder, Id, Inst, Unary};
+use crate::DType;
+
+/// A value of a program in the making. Copy it freely; operators and methods add to the program.
+#[derive(Clone, Copy)]
+pub struct Expr<'b> {
+    builder: &'b Builder,
+    id: Id,
+}
+
+/// What can stand for an expression: one, or a number.
+pub trait IntoExpr<'b> {
+    /// The expression.
+    fn into_expr(self, builder: &'b Builder) -> Expr<'b>;
+}
+
+impl<'b> IntoExpr<'b> for Expr<'b> {
+    fn into_expr(self, _: &'b Builder) -> Expr<'b> {
+        self
+    }
+}
+
+impl<'b> IntoExpr<'b> for f64 {
+    fn into_expr(self, builder: &'b Builder) -> Expr<'b> {
+        builder.c(self)
+    }
+}
+
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+        impl<'b> Expr<'b> { $($(#[$doc])* pub fn $name(self) -> Self { self.unary(Unary::$op) })* }
+    };
+}
+
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+        impl<'b> Expr<'b> {
+            $($(#[$doc])* pub fn $name(self, other: impl IntoExpr<'b>) -> Self { self.binary(Binary::$op, other) })*
+        }
+    };
+}
+
+unary! {
+    /// `|x|`.
+    abs Abs;
+    /// −1, 0 or 1.
+    sign Sign;
+    /// `eˣ`.
+    exp Exp;
+    /// `eˣ − 1`.
+    expm1 Expm1;
+    /// `2ˣ`.
+    exp2 Exp2;
+    /// Natural logarithm.
+    log Log;
+    /// `ln(1 + x)`.
+    log1p Log1p;
+    /// Logarithm to base 2.
+    log2 Log2;
+    /// Square root.
+    sqrt Sqrt;
+    /// `1/√x`.
+    rsqrt Rsqrt;
+    /// `1/x`.
+    recip Recip;
+    /// Sine.
+    sin Sin;
+    /// Cosine.
+    cos Cos;
+    /// Tangent.
+    tan Tan;
+    /// Inverse sine.
+    asin Asin;
+    /// Inverse cosine.
+    acos Acos;
+    /// Inverse tangent.
+    atan Atan;
+    /// Hyperbolic sine.
+    sinh Sinh;
+    /// Hyperbolic cosine.
+    cosh Cosh;
+    /// Hyperbolic tangent.
+    tanh Tanh;
+    /// The error function.
+    erf Erf;
+    /// Largest whole number not above.
+    floor Floor;
+    /// Smallest whole number not below.
+    ceil Ceil;
+    /// Nearest whole number, ties to even.
+    round Round;
+    /// The whole part.
+    trunc Trunc;
+}
+
+binary! {
+    /// `selfᵒᵗʰᵉʳ`.
+    pow Pow;
+    /// Angle of the point `(other, self)`.
+    atan2 Atan2;
+    /// The larger; NaN wins; ties share the gradient.
+    max Max;
+    /// The smaller; NaN wins; ties share the gradient.
+    min Min;
+    /// `self == other`.
+    eq Eq;
+    /// `self != other`.
+    ne Ne;
+    /// `self < other`.
+    lt Lt;
+    /// `self ≤ other`.
+    le Le;
+}
+
+impl<'b> Expr<'b> {
+    pub(super) fn new(builder: &'b Builder, id: Id) -> Self {
+        Expr { builder, id }
+    }
+
+    pub(super) fn id(self) -> Id {
+        self.id
+    }
+
+    fn push(self, inst: Inst) -> Self {
+        Expr { builder: self.builder, id: self.builder.push(inst) }
+    }
+
+    fn unary(self, op: Unary) -> Self {
+        self.push(Inst::Unary(op, self.id))
+    }
+
+    fn binary(self, op: Binary, other: impl IntoExpr<'b>) -> Self {
+        self.push(Inst::Binary(op, self.id, other.into_expr(self.builder).id))
+    }
+
+    /// `self > other`.
+    pub fn gt(self, other: impl IntoExpr<'b>) -> Self {
+        other.into_expr(self.builder).lt(self)
+    }
+
+    /// `self ≥ other`.
+    pub fn ge(self, other: impl IntoExpr<'b>) -> Self {
+        other.into_expr(self.builder).le(self)
+    }
+
+    /// `a` where this (a truth value) holds, `b` elsewhere.
+    pub fn select(self, a: impl IntoExpr<'b>, b: impl IntoExpr<'b>) -> Self {
+        let (a, b) = (a.into_expr(self.builder), b.into_expr(self.builder));
+        self.push(Inst::Select(self.id, a.id, b.id))
+    }
+
+    /// As another type.
+    pub fn cast(self, to: DType) -> Self {
+        self.push(Inst::Cast(to, self.id))
+    }
+
+    /// As the type of `like`.
+    pub fn cast_like(self, like: Expr<'b>) -> Self {
+        self.push(Inst::CastLike(self.id, like.id))
+    }
+
+    /// `min(max(x, low), high)`; the gradient passes where `low ≤ x ≤ high`.
+    pub fn clamp(self, low: impl IntoExpr<'b>, high: impl IntoExpr<'b>) -> Self {
+        let (low, high) = (low.into_expr(self.builder), high.into_expr(self.builder));
+        self.lt(low).select(low, high.lt(self).select(high, self))
+    }
+
+    /// `x²`.
+    pub fn square(self) -> Self {
+        self * self
+    }
+
+    /// `1 / (1 + e⁻ˣ)`, by the hyperbolic tangent: no overflow, and a derivative without cancellation.
+    pub fn sigmoid(self) -> Self {
+        (self * 0.5).tanh() * 0.5 + 0.5
+    }
+
+    /// `max(x, 0)`; the gradient at 0 is 0.
+    pub fn relu(self) -> Self {
+        self.le(0.0).select(0.0, self)
+    }
+
+    /// `x · sigmoid(x)`.
+    pub fn silu(self) -> Self {
+        self * self.sigmoid()
+    }
+
+    /// `x · Φ(x)` by the error function.
+    pub fn gelu(self) -> Self {
+        self * 0.5 * ((self * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
+    }
+
+    /// The tanh approximation of `x · Φ(x)`.
+    pub fn gelu_tanh(self) -> Self {
+        let inner = (self + self * self * self * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
+        self * 0.5 * (inner.tanh() + 1.0)
+    }
+
+    /// `ln(1 + eˣ)`, the identity above 20.
+    pub fn softplus(self) -> Self {
+        self.gt(20.0).select(self, self.min(20.0).exp().log1p())
+    }
+
+    /// `ln(sigmoid(x))`.
+    pub fn log_sigmoid(self) -> Self {
+        self.min(0.0) - (-self.abs()).exp().log1p()
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $op:ident;)*) => {$(
+        impl<'b> ops::$trait for Expr<'b> {
+            type Output = Expr<'b>;
+            fn $method(self, other: Self) -> Self { self.binary(Binary::$op, other) }
+        }
+        impl<'b> ops::$trait<f64> for Expr<'b> {
+            type Output = Expr<'b>;
+            fn $method(self, other: f64) -> Self { self.binary(Binary::$op, other) }
+        }
+        impl<'b> ops::$trait<Expr<'b>> for f64 {
+            type Output = Expr<'b>;
+            fn $method(self, other: Expr<'b>) -> Expr<'b> { other.builder.c(self).binary(Binary::$op, other) }
+        }
+    )*};
+}
+
+operators! {
+    Add add Add;
+    Sub sub Sub;
+    Mul mul Mul;
+    Div div Div;
+    Rem rem Rem;
+    BitAnd bitand And;
+    BitOr bitor Or;
+    BitXor bitxor Xor;
+    Shl shl Shl;
+    Shr shr Shr;
+}
+
+impl<'b> ops::Neg for Expr<'b> {
+    type Output = Expr<'b>;
+    fn neg(self) -> Self {
+        self.unary(Unary::Neg)
+    }
+}
+
+impl<'b> ops::Not for Expr<'b> {
+    type Output = Expr<'b>;
+    fn not(self) -> Self {
+        self.unary(Unary::Not)
+    }
+}

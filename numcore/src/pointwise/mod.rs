@@ -1,0 +1,278 @@
+//! Pointwise programs: elementwise computations as data. One small expression is the only definition of an op; its derivative
+//! is taken symbolically, and every runtime runs it fused.
+//!
+//! ```
+//! use numcore::pointwise::Program;
+//! let softsquare = Program::new("softsquare", |[x], []| [x * x / (x.abs() + 1.0)]);
+//! let slope = &softsquare.derivative(0).unwrap().program;
+//! assert_eq!(slope.outputs().len(), 1);
+//! ```
+
+mod build;
+mod derive;
+mod expr;
+mod print;
+mod table;
+mod types;
+mod uniform;
+
+use std::{
+    hash::{Hash, Hasher},
+    sync::{Arc, OnceLock},
+};
+
+use parking_lot::RwLock;
+
+pub use build::Builder;
+pub use expr::{Expr, IntoExpr};
+pub use table::{Binary, Class, Dialect, Unary};
+pub use types::Typed;
+pub use uniform::Number;
+
+use crate::DType;
+
+/// A value's number in its program.
+pub type Id = u32;
+
+/// A number written in a program. It takes the type of what it meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Const {
+    /// A real number, by its bits: meets floats only.
+    Float(u64),
+    /// A whole number: meets floats and integers.
+    Int(i64),
+    /// A truth value.
+    Bool(bool),
+}
+
+/// One value of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Inst {
+    /// The element of input `i` at this position.
+    Input(u16),
+    /// Run-time number `i`; takes the type of what it meets.
+    Scalar(u16),
+    /// A number.
+    Const(Const),
+    /// The element's row-major position in the output; takes the type of what it meets.
+    Index,
+    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter `(i / 4, stream, 0)` under
+    /// the key in scalar `seed`.
+    Random {
+        /// Which scalar is the key.
+        seed: u16,
+        /// Independent streams under one key.
+        stream: u32,
+    },
+    /// An op of one operand.
+    Unary(Unary, Id),
+    /// An op of two operands.
+    Binary(Binary, Id, Id),
+    /// The second where the first holds, the third elsewhere.
+    Select(Id, Id, Id),
+    /// As another type.
+    Cast(DType, Id),
+    /// The first as the type of the second.
+    CastLike(Id, Id),
+}
+
+impl Inst {
+    /// The values it reads, in order.
+    pub fn operands(self) -> impl Iterator<Item = Id> {
+        let (ids, n) = match self {
+            Inst::Unary(_, a) | Inst::Cast(_, a) => ([a, 0, 0], 1),
+            Inst::Binary(_, a, b) | Inst::CastLike(a, b) => ([a, b, 0], 2),
+            Inst::Select(a, b, c) => ([a, b, c], 3),
+            _ => ([0; 3], 0),
+        };
+        ids.into_iter().take(n)
+    }
+
+    /// The same reading other values.
+    fn map(self, f: impl Fn(Id) -> Id) -> Inst {
+        match self {
+            Inst::Unary(op, a) => Inst::Unary(op, f(a)),
+            Inst::Binary(op, a, b) => Inst::Binary(op, f(a), f(b)),
+            Inst::Select(a, b, c) => Inst::Select(f(a), f(b), f(c)),
+            Inst::Cast(d, a) => Inst::Cast(d, f(a)),
+            Inst::CastLike(a, b) => Inst::CastLike(f(a), f(b)),
+            other => other,
+        }
+    }
+}
+
+/// A pointwise program: values in order, each reading only earlier ones, with no value computed twice or for nothing.
+///
+/// Cheap to clone. Equality and hash are by content; the name is for messages alone.
+#[derive(Clone)]
+pub struct Program(Arc<Inner>);
+
+struct Inner {
+    name: &'static str,
+    insts: Vec<Inst>,
+    outputs: Vec<Id>,
+    inputs: usize,
+    scalars: usize,
+    hash: u64,
+    reads: u64,
+    typed: RwLock<Vec<types::Cached>>,
+    derivatives: Box<[OnceLock<Option<Derivative>>]>,
+}
+
+/// A derivative with respect to one input.
+#[derive(Clone, Debug)]
+pub struct Derivative {
+    /// The program; its inputs are only those it reads.
+    pub program: Program,
+    /// Which they are: the differentiated program's inputs, then the gradients of its outputs.
+    pub inputs: Box<[u16]>,
+}
+
+impl Program {
+    /// The program a closure writes over `N` inputs and `S` scalars.
+    pub fn new<const N: usize, const S: usize, const O: usize>(
+        name: &'static str,
+        body: impl for<'b> FnOnce([Expr<'b>; N], [Expr<'b>; S]) -> [Expr<'b>; O],
+    ) -> Program {
+        let builder = Builder::default();
+        let inputs = std::array::from_fn(|i| builder.input(i as u16));
+        let scalars = std::array::from_fn(|i| builder.scalar(i as u16));
+        let outputs = body(inputs, scalars);
+        builder.finish(name, N, S, &outputs)
+    }
+
+    /// The same with counts known at run time; the closure also gets the builder, for constants, positions and random bits.
+    pub fn build(
+        name: &'static str,
+        inputs: usize,
+        scalars: usize,
+        body: impl for<'b> FnOnce(&'b Builder, &[Expr<'b>], &[Expr<'b>]) -> Vec<Expr<'b>>,
+    ) -> Program {
+        let builder = Builder::default();
+        let ins: Vec<Expr<'_>> = (0..inputs).map(|i| builder.input(i as u16)).collect();
+        let numbers: Vec<Expr<'_>> = (0..scalars).map(|i| builder.scalar(i as u16)).collect();
+        let outputs = body(&builder, &ins, &numbers);
+        builder.finish(name, inputs, scalars, &outputs)
+    }
+
+    /// Its name in messages.
+    pub fn name(&self) -> &'static str {
+        self.0.name
+    }
+
+    /// Its values.
+    pub fn insts(&self) -> &[Inst] {
+        &self.0.insts
+    }
+
+    /// Which values are its results.
+    pub fn outputs(&self) -> &[Id] {
+        &self.0.outputs
+    }
+
+    /// How many inputs it takes.
+    pub fn inputs(&self) -> usize {
+        self.0.inputs
+    }
+
+    /// How many run-time numbers it takes.
+    pub fn scalars(&self) -> usize {
+        self.0.scalars
+    }
+
+    /// A hash of its content, the same in every process.
+    pub fn hash(&self) -> u64 {
+        self.0.hash
+    }
+
+    /// Its address: a quick key while it lives.
+    pub fn ptr_id(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
+    /// Bit `i`: input `i` is read.
+    pub fn reads(&self) -> u64 {
+        self.0.reads
+    }
+
+    /// Whether it gives its one input back unchanged.
+    pub fn is_identity(&self) -> bool {
+        self.0.inputs == 1 && self.0.insts == [Inst::Input(0)] && self.0.outputs == [0]
+    }
+
+    /// The gradient of input `wrt`, given the gradients of the outputs; `None` where it is zero by structure.
+    pub fn derivative(&self, wrt: usize) -> Option<&Derivative> {
+        self.0.derivatives[wrt].get_or_init(|| derive::derivative(self, wrt)).as_ref()
+    }
+
+    /// Writes this program's body into another that is being built.
+    pub fn inline<'b>(&self, b: &'b Builder, inputs: &[Expr<'b>], scalars: &[Expr<'b>]) -> Vec<Expr<'b>> {
+        let mut at: Vec<Id> = Vec::with_capacity(self.insts().len());
+        for &inst in self.insts() {
+            at.push(match inst {
+                Inst::Input(i) => inputs[i as usize].id(),
+                Inst::Scalar(i) => scalars[i as usize].id(),
+                other => b.push(other.map(|a| at[a as usize])),
+            });
+        }
+        self.outputs().iter().map(|&o| b.expr(at[o as usize])).collect()
+    }
+
+    fn from_parts(name: &'static str, insts: Vec<Inst>, outputs: Vec<Id>, inputs: usize, scalars: usize) -> Program {
+        let reads = insts.iter().filter_map(|i| if let Inst::Input(k) = i { Some(1u64 << (k & 63)) } else { None });
+        let reads = reads.fold(0, |a, b| a | b);
+        let mut hasher = Fnv::default();
+        (&insts, &outputs, inputs, scalars).hash(&mut hasher);
+        Program(Arc::new(Inner {
+            name,
+            outputs,
+            inputs,
+            scalars,
+            hash: hasher.finish(),
+            reads,
+            insts,
+            typed: RwLock::default(),
+            derivatives: (0..inputs).map(|_| OnceLock::new()).collect(),
+        }))
+    }
+}
+
+impl PartialEq for Program {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+            || (self.0.hash == other.0.hash
+                && self.0.insts == other.0.insts
+                && self.0.outputs == other.0.outputs
+                && self.0.inputs == other.0.inputs
+                && self.0.scalars == other.0.scalars)
+    }
+}
+
+impl Eq for Program {}
+
+impl Hash for Program {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
+
+/// FNV-1a: the same in every process, unlike the standard library's hasher.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.0 = (self.0 ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

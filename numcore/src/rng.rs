@@ -1,0 +1,116 @@
+//! Random numbers by counter (Philox4x32-10; Salmon et al. 2011): the same on every runtime, sharding and thread count.
+
+/// Four random words for a counter under a key.
+pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let ([mut a, mut b, mut c, mut d], [mut k0, mut k1]) = (counter, key);
+    for _ in 0..10 {
+        let p0 = u64::from(a) * 0xD251_1F53;
+        let p1 = u64::from(c) * 0xCD9E_8D57;
+        (a, b, c, d) = ((p1 >> 32) as u32 ^ b ^ k0, p1 as u32, (p0 >> 32) as u32 ^ d ^ k1, p0 as u32);
+        k0 = k0.wrapping_add(0x9E37_79B9);
+        k1 = k1.wrapping_add(0xBB67_AE85);
+    }
+    [a, b, c, d]
+}
+
+/// A generator on the host, over one stream of one seed. Its arithmetic is fixed: no platform's `libm` takes part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Philox {
+    seed: u64,
+    stream: u32,
+    position: u64,
+}
+
+impl Philox {
+    /// The start of a stream.
+    pub fn new(seed: u64, stream: u32) -> Self {
+        Philox { seed, stream, position: 0 }
+    }
+
+    /// How many words were drawn: with seed and stream, its whole state.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Goes to a place in the stream.
+    pub fn seek(&mut self, position: u64) {
+        self.position = position;
+    }
+
+    /// The next 32 bits.
+    pub fn next_u32(&mut self) -> u32 {
+        let (block, word) = (self.position / 4, self.position % 4);
+        self.position += 1;
+        let counter = [block as u32, (block >> 32) as u32, self.stream, 0];
+        philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32])[word as usize]
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        u64::from(self.next_u32()) | u64::from(self.next_u32()) << 32
+    }
+
+    /// Uniform in `[0, 1)`, 53 bits.
+    pub fn uniform(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 * 2f64.powi(-53)
+    }
+
+    /// Standard normal (Box–Muller; two uniforms each, so that draws do not depend on one another).
+    pub fn normal(&mut self) -> f64 {
+        let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
+        radius * libm::cos(std::f64::consts::TAU * self.uniform())
+    }
+
+    /// Uniform below `n` without bias (Lemire 2019); `n` must not be 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        loop {
+            let wide = u128::from(self.next_u64()) * u128::from(n);
+            if wide as u64 >= n.wrapping_neg() % n {
+                return (wide >> 64) as u64;
+            }
+        }
+    }
+
+    /// A random order of `0..n` (Fisher–Yates).
+    pub fn permutation(&mut self, n: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..n).collect();
+        for i in (1..n).rev() {
+            order.swap(i, self.below(i as u64 + 1) as usize);
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Known answers of the Random123 distribution.
+    #[test]
+    fn known_answers() {
+        assert_eq!(philox4x32_10([0; 4], [0; 2]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+        assert_eq!(philox4x32_10([u32::MAX; 4], [u32::MAX; 2]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
+        assert_eq!(
+            philox4x32_10([0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344], [0xa4093822, 0x299f31d0]),
+            [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1]
+        );
+    }
+
+    #[test]
+    fn permutation_is_one_and_repeats() {
+        let a = Philox::new(7, 1).permutation(1000);
+        let mut sorted = a.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..1000) && a == Philox::new(7, 1).permutation(1000));
+        assert_ne!(a, Philox::new(8, 1).permutation(1000));
+    }
+
+    #[test]
+    fn normal_has_its_moments() {
+        let mut rng = Philox::new(1, 0);
+        let draws: Vec<f64> = (0..100_000).map(|_| rng.normal()).collect();
+        let mean = draws.iter().sum::<f64>() / 1e5;
+        let variance = draws.iter().map(|x| x * x).sum::<f64>() / 1e5;
+        assert!(mean.abs() < 0.01 && (variance - 1.0).abs() < 0.015, "{mean} {variance}");
+    }
+}

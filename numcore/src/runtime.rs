@@ -1,0 +1,338 @@
+//! The contract between tensors and devices: one trait, a small method per operation family, and the views kernels are given.
+//!
+//! **Invariant**: only this crate builds [`View`] and [`ViewMut`]; they lie inside their buffer, an output never overlaps
+//! itself, another output or an input, and every operand of a call has the shape its method states. The kernels' `unsafe` relies on it.
+
+use std::fmt::{self, Debug};
+
+use crate::{DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program};
+
+/// What kind of device a runtime drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DeviceKind {
+    /// Shapes only: computes nothing, counts launches.
+    Null,
+    /// The host's processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+    /// Any GPU, through WebGPU.
+    Wgpu,
+}
+
+/// Which device; tensors meet only on the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId {
+    /// The kind of device.
+    pub kind: DeviceKind,
+    /// Its number among devices of its kind.
+    pub index: u32,
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            DeviceKind::Null => write!(f, "null"),
+            DeviceKind::Cpu => write!(f, "cpu"),
+            DeviceKind::Cuda => write!(f, "cuda:{}", self.index),
+            DeviceKind::Wgpu => write!(f, "wgpu:{}", self.index),
+        }
+    }
+}
+
+/// What a device can do.
+#[derive(Clone, Debug)]
+pub struct Capabilities {
+    /// The device in words, for tables and messages.
+    pub name: String,
+    /// Types it can store.
+    pub storage: Vec<DType>,
+    /// Types it can compute in (halves compute in `f32` where they are only stored).
+    pub compute: Vec<DType>,
+    /// Worker threads or processors that share one kernel.
+    pub parallelism: usize,
+    /// The largest buffer one operand may lie in, in bytes.
+    pub max_binding: usize,
+}
+
+/// What memory is for; accounts are kept apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Use {
+    /// Everything that is not one of the others: values of the forward and backward pass.
+    Activations,
+    /// Parameters.
+    Parameters,
+    /// Gradients of parameters.
+    Gradients,
+    /// Optimizer state.
+    Optimizer,
+    /// Buffers of collectives.
+    Communication,
+}
+
+impl Use {
+    /// Every category.
+    pub const ALL: [Use; 5] = [Use::Activations, Use::Parameters, Use::Gradients, Use::Optimizer, Use::Communication];
+}
+
+/// Bytes of one category.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bytes {
+    /// Held by buffers that exist now.
+    pub live: usize,
+    /// The most that was live since the account began or was reset.
+    pub peak: usize,
+}
+
+/// A handle's account of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// Live and peak bytes, in the order of [`Use::ALL`].
+    pub by_use: [Bytes; Use::ALL.len()],
+    /// Live bytes of all categories, and their joint peak.
+    pub total: Bytes,
+    /// Taken from the system: live and kept for reuse.
+    pub reserved: usize,
+    /// Buffers handed out so far.
+    pub allocations: u64,
+}
+
+impl MemoryStats {
+    /// One category's bytes.
+    pub fn of(&self, use_: Use) -> Bytes {
+        self.by_use[use_ as usize]
+    }
+}
+
+/// Whether a kernel replaces what is in its output or adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accumulate {
+    /// The output's old value is never read.
+    Overwrite,
+    /// The result is added to the old value.
+    Add,
+}
+
+/// How values are combined by [`Runtime::reduce`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// `Σ`; 0 for none.
+    Sum,
+    /// `Π`; 1 for none.
+    Prod,
+    /// Largest; NaN wins; the type's lowest for none.
+    Max,
+    /// Smallest; NaN wins; the type's highest for none.
+    Min,
+}
+
+/// Which extreme [`Runtime::arg_reduce`] looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ArgOp {
+    /// Position of the first largest; NaN counts as largest.
+    Max,
+    /// Position of the first smallest; NaN counts as smallest.
+    Min,
+}
+
+/// A recurrence along an axis, for [`Runtime::scan`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScanOp {
+    /// `y[t] = y[t-1] + x[t]`.
+    Sum,
+    /// `y[t] = y[t-1] · x[t]`.
+    Prod,
+    /// `y[t] = a[t] · y[t-1] + x[t]`, `y[-1] = 0`; the second operand is `a`.
+    Linear,
+}
+
+/// Whether a runtime ran a fused operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It has a kernel, which has filled the outputs.
+    Done,
+    /// It has none for this call: run the decomposition.
+    Decompose,
+}
+
+/// A device, one ordered queue on it, and its kernels. A cheap handle: clone freely.
+///
+/// Methods may be asynchronous; errors surface at the latest in [`synchronize`](Runtime::synchronize) or
+/// [`download`](Runtime::download). Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
+/// Every operand of one call is on this device; `ins` are already broadcast to the call's full shape.
+pub trait Runtime: Clone + Send + Sync + Debug + 'static {
+    /// Owned device memory. No public method writes it; it returns to its pool on drop.
+    type Buffer: Send + Sync + 'static;
+    /// A point in a queue.
+    type Event: Send + Sync + 'static;
+
+    /// Which device this is.
+    fn device(&self) -> DeviceId;
+    /// What it can do.
+    fn capabilities(&self) -> &Capabilities;
+    /// Another queue on the same device, with its own memory account.
+    fn fork(&self) -> Result<Self>;
+    /// The same queue, booking memory under another category.
+    fn tagged(&self, use_: Use) -> Self;
+    /// A point after all work queued so far.
+    fn record(&self) -> Result<Self::Event>;
+    /// Orders later work of this queue after `event`.
+    fn wait(&self, event: &Self::Event) -> Result<()>;
+    /// Blocks until all queued work is done; reports what failed.
+    fn synchronize(&self) -> Result<()>;
+    /// This handle's account.
+    fn memory(&self) -> MemoryStats;
+    /// Starts peaks anew from what is live.
+    fn reset_peak(&self);
+
+    /// Memory of at least `bytes` bytes, aligned to 256. Its contents are arbitrary.
+    fn alloc(&self, bytes: usize) -> Result<Self::Buffer>;
+    /// Fills a contiguous output from host memory of exactly its size.
+    fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()>;
+    /// Copies a contiguous view to host memory of exactly its size; blocks.
+    fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()>;
+
+    /// Runs `program` at every position of the outputs' common shape.
+    fn pointwise(
+        &self,
+        program: &Program,
+        ins: &[Operand<'_, Self>],
+        scalars: &[Scalar],
+        outs: &mut [Out<'_, Self>],
+    ) -> Result<()>;
+    /// Combines `map(ins)`, which has one output, over the axes where `out` has size 1 and `full` has not. The result
+    /// does not depend on the thread count.
+    fn reduce(
+        &self,
+        map: &Program,
+        ins: &[View<'_, Self>],
+        scalars: &[Scalar],
+        full: &Shape,
+        op: ReduceOp,
+        out: Out<'_, Self>,
+    ) -> Result<()>;
+    /// Position (`i64`) of an extreme along `axis`; `out` has size 1 there.
+    fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()>;
+    /// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`, any strides, one dtype.
+    fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
+    /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`; `index` (`i64`) has `out`'s shape, `x` agrees with it
+    /// on the other axes. An index out of range is an error.
+    fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
+    /// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`; shapes as in `gather`.
+    fn scatter_add(
+        &self,
+        src: View<'_, Self>,
+        axis: usize,
+        index: View<'_, Self>,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()>;
+    /// The recurrence `op` along `axis`, from the end when `reverse`. `a` is given for [`ScanOp::Linear`] alone.
+    fn scan(
+        &self,
+        op: ScanOp,
+        x: View<'_, Self>,
+        a: Option<View<'_, Self>>,
+        axis: usize,
+        reverse: bool,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()>;
+    /// Stable sort along `axis` into `values` and positions `index` (`i64`). NaN sorts as largest.
+    fn sort(
+        &self,
+        x: View<'_, Self>,
+        axis: usize,
+        descending: bool,
+        values: ViewMut<'_, Self>,
+        index: ViewMut<'_, Self>,
+    ) -> Result<()>;
+    /// Runs a fused operation, if there is a kernel for it.
+    fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
+        let _ = (op, ins, outs);
+        Ok(Support::Decompose)
+    }
+}
+
+/// A read-only window on a buffer.
+pub struct View<'a, R: Runtime> {
+    pub(crate) buffer: &'a R::Buffer,
+    pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
+}
+
+impl<R: Runtime> Clone for View<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R: Runtime> Copy for View<'_, R> {}
+
+impl<'a, R: Runtime> View<'a, R> {
+    /// The memory.
+    pub fn buffer(&self) -> &'a R::Buffer {
+        self.buffer
+    }
+
+    /// Which elements of it, in units of `dtype`.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
+/// A window on a buffer that a kernel fills: nothing else sees that memory meanwhile.
+pub struct ViewMut<'a, R: Runtime> {
+    pub(crate) buffer: &'a R::Buffer,
+    pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
+}
+
+impl<'a, R: Runtime> ViewMut<'a, R> {
+    /// The memory.
+    pub fn buffer(&self) -> &'a R::Buffer {
+        self.buffer
+    }
+
+    /// Which elements of it, in units of `dtype`.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The same window for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> ViewMut<'_, R> {
+        ViewMut { buffer: self.buffer, layout: self.layout, dtype: self.dtype }
+    }
+}
+
+/// An input of a pointwise program.
+pub enum Operand<'a, R: Runtime> {
+    /// A view.
+    View(View<'a, R>),
+    /// The old value of output `k`: work in place. Never a second view, which the borrow checker and WGSL both refuse.
+    Own(usize),
+}
+
+/// An output, and whether its old value counts.
+pub struct Out<'a, R: Runtime> {
+    /// The memory to fill.
+    pub view: ViewMut<'a, R>,
+    /// Replace or add.
+    pub how: Accumulate,
+}
+
+impl<R: Runtime> Out<'_, R> {
+    /// The same output for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> Out<'_, R> {
+        Out { view: self.view.reborrow(), how: self.how }
+    }
+}

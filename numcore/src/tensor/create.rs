@@ -1,0 +1,126 @@
+//! Tensors from nothing: constants, ranges, random numbers. All are pointwise programs of the element's index, so they are
+//! the same on every runtime.
+
+use std::sync::LazyLock;
+
+use super::{Tensor, TensorMut};
+use crate::{DType, Error, Result, Runtime, Scalar, Shape, pointwise::Program, rng::Philox};
+
+static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("full", |[], [s]| [s]));
+static RANGE: LazyLock<Program> =
+    LazyLock::new(|| Program::build("arange", 0, 2, |b, _, s| vec![b.index() * s[1] + s[0]]));
+static UNIFORM: LazyLock<Program> = LazyLock::new(|| {
+    Program::build("uniform", 0, 3, |b, _, s| {
+        let bits = b.random(0, 0) >> b.int(8);
+        vec![bits.cast(DType::F32) * 2f64.powi(-24) * (s[2] - s[1]) + s[1]]
+    })
+});
+static UNIFORM64: LazyLock<Program> = LazyLock::new(|| {
+    Program::build("uniform64", 0, 3, |b, _, s| {
+        let high = (b.random(0, 0) >> b.int(5)).cast(DType::F64);
+        let low = (b.random(0, 1) >> b.int(6)).cast(DType::F64);
+        vec![(high * 67_108_864.0 + low) * 2f64.powi(-53) * (s[2] - s[1]) + s[1]]
+    })
+});
+static BERNOULLI: LazyLock<Program> = LazyLock::new(|| {
+    Program::build("bernoulli", 0, 2, |b, _, s| {
+        let u = (b.random(0, 0) >> b.int(8)).cast(DType::F32) * 2f64.powi(-24);
+        vec![u.lt(s[1].cast(DType::F32))]
+    })
+});
+
+impl<R: Runtime> Tensor<R> {
+    /// What `program`, which takes no inputs, gives at every position of `shape`.
+    pub fn generate(
+        rt: &R,
+        shape: impl AsRef<[usize]>,
+        dtype: DType,
+        program: &Program,
+        scalars: &[Scalar],
+    ) -> Result<Self> {
+        let mut out = TensorMut::alloc(rt, Shape::new(shape.as_ref())?, dtype)?;
+        rt.pointwise(program, &[], scalars, &mut [out.out()])?;
+        out.freeze()
+    }
+
+    /// Every element `value`.
+    pub fn full(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, value: impl Into<Scalar>) -> Result<Self> {
+        Self::generate(rt, shape, dtype, &FILL, &[value.into()])
+    }
+
+    /// Every element 0.
+    pub fn zeros(rt: &R, shape: impl AsRef<[usize]>, dtype: DType) -> Result<Self> {
+        Self::full(rt, shape, dtype, 0i64)
+    }
+
+    /// Every element 1.
+    pub fn ones(rt: &R, shape: impl AsRef<[usize]>, dtype: DType) -> Result<Self> {
+        Self::full(rt, shape, dtype, 1i64)
+    }
+
+    /// `start, start + step, …`, `len` of them.
+    pub fn arange(rt: &R, start: impl Into<Scalar>, step: impl Into<Scalar>, len: usize, dtype: DType) -> Result<Self> {
+        Self::generate(rt, [len], dtype, &RANGE, &[start.into(), step.into()])
+    }
+
+    /// `[n, n]` with ones on the diagonal.
+    pub fn eye(rt: &R, n: usize, dtype: DType) -> Result<Self> {
+        static EYE: LazyLock<Program> = LazyLock::new(|| {
+            Program::build("eye", 0, 1, |b, _, s| {
+                let i = b.index().cast(DType::I64);
+                vec![(i % (s[0] + b.int(1))).eq(b.int(0)).select(b.int(1), b.int(0))]
+            })
+        });
+        Self::generate(rt, [n, n], dtype, &EYE, &[n.into()])
+    }
+
+    /// Uniform in `[low, high)` from Philox with this seed: bit-equal on every runtime.
+    pub fn uniform(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, low: f64, high: f64, seed: u64) -> Result<Self> {
+        let program = if dtype == DType::F64 { &UNIFORM64 } else { &UNIFORM };
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        require_float("uniform", dtype)?;
+        let t = Self::generate(rt, shape, wide, program, &[seed.into(), low.into(), high.into()])?;
+        crate::ops::cast(&t, dtype)
+    }
+
+    /// True with probability `p`, from Philox with this seed: bit-equal on every runtime.
+    pub fn bernoulli(rt: &R, shape: impl AsRef<[usize]>, p: f64, seed: u64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::argument("bernoulli", format!("probability {p} is not in [0, 1]")));
+        }
+        Self::generate(rt, shape, DType::Bool, &BERNOULLI, &[seed.into(), p.into()])
+    }
+
+    /// Normal with this mean and standard deviation, drawn on the host with fixed arithmetic: bit-equal on every runtime.
+    pub fn normal(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, mean: f64, std: f64, seed: u64) -> Result<Self> {
+        require_float("normal", dtype)?;
+        let mut rng = Philox::new(seed, 0);
+        Self::from_f64_fn(rt, shape, dtype, || mean + std * rng.normal())
+    }
+
+    /// Values a host closure gives, in row-major order.
+    pub fn from_f64_fn(
+        rt: &R,
+        shape: impl AsRef<[usize]>,
+        dtype: DType,
+        mut next: impl FnMut() -> f64,
+    ) -> Result<Self> {
+        let shape = Shape::new(shape.as_ref())?;
+        let n = shape.numel();
+        if dtype == DType::F64 {
+            return Self::from_slice(rt, shape, &(0..n).map(|_| next()).collect::<Vec<_>>());
+        }
+        let narrow: Vec<f32> = (0..n).map(|_| next() as f32).collect();
+        crate::ops::cast(&Self::from_slice(rt, shape, &narrow)?, dtype)
+    }
+
+    /// A random order of `0..n` as `i64`, drawn on the host: the same on every runtime.
+    pub fn permutation(rt: &R, n: usize, seed: u64) -> Result<Self> {
+        let order: Vec<i64> = Philox::new(seed, 0).permutation(n).into_iter().map(|i| i as i64).collect();
+        Self::from_vec(rt, order)
+    }
+}
+
+fn require_float(op: &'static str, dtype: DType) -> Result<()> {
+    if dtype.is_float() { Ok(()) } else { Err(Error::dtype(op, &[dtype], "only floating types can be drawn from it")) }
+}

@@ -1,0 +1,107 @@
+//! The command line: what can be asked, and how a misunderstanding is explained.
+
+use std::path::PathBuf;
+
+use crate::stages::{self, Stage};
+
+/// What the user asked for.
+#[derive(Debug)]
+pub enum Command {
+    Help,
+    Test { install: bool, stages: Vec<&'static Stage> },
+    Tidy,
+    Goldens { from: PathBuf },
+}
+
+/// Reads the arguments after `cargo xtask`; the error says what was not understood.
+pub fn parse(args: &[String]) -> Result<Command, String> {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        [] | ["help" | "--help" | "-h", ..] => Ok(Command::Help),
+        ["test", rest @ ..] => parse_test(rest),
+        ["tidy"] => Ok(Command::Tidy),
+        ["goldens", from] => Ok(Command::Goldens { from: PathBuf::from(from) }),
+        ["goldens", ..] => Err("goldens: give the one folder to copy from".into()),
+        ["tidy", extra, ..] => Err(format!("tidy takes no argument, found `{extra}`")),
+        [other, ..] => Err(format!("unknown command `{other}`")),
+    }
+}
+
+/// Every command and every stage.
+pub fn usage() -> String {
+    let stages: String = stages::STAGES.iter().map(|s| format!("\n  {:<10}{}", s.name, s.about)).collect();
+    format!(
+        "\
+usage: cargo xtask COMMAND
+  test [--install] [STAGE]  run every stage in order, or the one named; --install gets missing tools first
+  tidy                      check the sources against the project's own rules
+  goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
+  help                      this page
+
+stages of test:{stages}"
+    )
+}
+
+fn parse_test(args: &[&str]) -> Result<Command, String> {
+    let (options, names): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| arg.starts_with('-'));
+    if let Some(unknown) = options.iter().find(|&&option| option != "--install") {
+        return Err(format!("test: unknown option `{unknown}`; there is only --install"));
+    }
+    let stages = match names.as_slice() {
+        [] => stages::STAGES.iter().collect(),
+        [name] => vec![stages::find(name).ok_or_else(|| format!("test: unknown stage `{name}`"))?],
+        [_, extra, ..] => return Err(format!("test: one stage at a time, found `{extra}` too")),
+    };
+    Ok(Command::Test { install: !options.is_empty(), stages })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(line: &str) -> Result<Command, String> {
+        parse(&line.split_whitespace().map(String::from).collect::<Vec<_>>())
+    }
+
+    fn misuse(line: &str) -> String {
+        check(line).expect_err("a misuse")
+    }
+
+    #[test]
+    fn test_alone_runs_every_stage() {
+        let Ok(Command::Test { install: false, stages }) = check("test") else { panic!("not a test") };
+        assert_eq!(stages.len(), stages::STAGES.len());
+    }
+
+    #[test]
+    fn test_takes_its_option_on_either_side_of_the_stage() {
+        for line in ["test --install fmt", "test fmt --install"] {
+            let Ok(Command::Test { install: true, stages }) = check(line) else { panic!("{line}") };
+            assert_eq!(stages.iter().map(|s| s.name).collect::<Vec<_>>(), ["fmt"]);
+        }
+    }
+
+    #[test]
+    fn misuse_is_named() {
+        assert!(misuse("test nonsense").contains("unknown stage `nonsense`"));
+        assert!(misuse("test --force").contains("unknown option `--force`"));
+        assert!(misuse("test fmt clippy").contains("`clippy`"));
+        assert!(misuse("frobnicate").contains("unknown command `frobnicate`"));
+        assert!(misuse("goldens").contains("folder"));
+        assert!(misuse("tidy now").contains("`now`"));
+    }
+
+    #[test]
+    fn usage_lists_every_stage() {
+        let usage = usage();
+        assert!(stages::STAGES.iter().all(|stage| usage.contains(&format!("\n  {:<10}", stage.name))));
+    }
+
+    #[test]
+    fn help_and_the_plain_commands_are_understood() {
+        assert!(matches!(check(""), Ok(Command::Help)));
+        assert!(matches!(check("help"), Ok(Command::Help)));
+        assert!(matches!(check("tidy"), Ok(Command::Tidy)));
+        assert!(matches!(check("goldens a/b"), Ok(Command::Goldens { from }) if from == *"a/b"));
+    }
+}

@@ -1,0 +1,52 @@
+//! The workspace's own commands, `cargo xtask COMMAND`: run the checks, keep the sources tidy, refresh reference values.
+//!
+//! Built on the standard library alone, so that the first `cargo xtask` after a checkout takes seconds.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod goldens;
+mod repo;
+mod report;
+mod stages;
+mod tidy;
+mod tools;
+
+use std::process::ExitCode;
+
+use cli::Command;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match cli::parse(&args) {
+        Ok(command) => exit_code(run(command)),
+        Err(misuse) => {
+            eprintln!("{misuse}\n\n{}", cli::usage());
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), String> {
+    match command {
+        Command::Help => {
+            println!("{}", cli::usage());
+            Ok(())
+        }
+        Command::Test { install, stages } => stages::test(&stages, install),
+        Command::Tidy => tidy::run(),
+        Command::Goldens { from } => goldens::refresh(&from, &repo::root().join("conformance/goldens")),
+    }
+}
+
+/// An empty message is a failure that has already been reported in full.
+fn exit_code(outcome: Result<(), String>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            if !message.is_empty() {
+                eprintln!("{message}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `cargo xtask test`: the stages in the order they run, cheapest first, and the loop over them.
+
+use std::process::Command;
+use std::time::Instant;
+
+use crate::report::{Outcome, Report};
+use crate::{repo, tidy, tools};
+
+/// One stage of the test command.
+#[derive(Debug)]
+pub struct Stage {
+    pub name: &'static str,
+    pub about: &'static str,
+    action: Action,
+}
+
+#[derive(Debug)]
+enum Action {
+    /// One cargo command, with these environment variables.
+    Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
+    /// The project's own source checks, in this process.
+    Tidy,
+    /// Every row of [`EXAMPLES`].
+    Examples,
+}
+
+/// An example binary and the arguments of its smoke run: small enough for seconds.
+struct Example {
+    bin: &'static str,
+    args: &'static [&'static str],
+}
+
+const EXAMPLES: &[Example] = &[
+    Example { bin: "tensors", args: &[] },
+    Example { bin: "custom-op", args: &[] },
+    Example { bin: "mlp", args: &[] },
+    Example { bin: "char-gpt", args: &["--steps", "3"] },
+];
+
+const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Stage {
+    Stage { name, about, action: Action::Cargo { args, env: &[] } }
+}
+
+/// Every stage, in order.
+pub static STAGES: &[Stage] = &[
+    cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
+    Stage { name: "tidy", about: "the project's own rules hold (cargo xtask tidy)", action: Action::Tidy },
+    cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    // The targets are named one by one because --all-targets would run the benches too.
+    cargo("test", "unit and integration tests", &["test", "--workspace", "--lib", "--bins", "--tests", "--examples"]),
+    cargo("doctest", "the documentation's examples run", &["test", "--workspace", "--doc"]),
+    Stage {
+        name: "doc",
+        about: "the documentation builds without a warning",
+        action: Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
+    },
+    cargo("build", "the default members build with only Rust", &["build"]),
+    Stage { name: "examples", about: "the example programs run, briefly", action: Action::Examples },
+    cargo(
+        "golden",
+        "the reference values are met",
+        &["run", "--release", "-p", "weftgrad-conformance", "--bin", "golden", "--", "conformance/goldens"],
+    ),
+];
+
+/// The stage called `name`.
+pub fn find(name: &str) -> Option<&'static Stage> {
+    STAGES.iter().find(|stage| stage.name == name)
+}
+
+/// Runs `stages` in order up to the first failure and prints the summary, whose last line counts the stages.
+pub fn test(stages: &[&'static Stage], install: bool) -> Result<(), String> {
+    let names: Vec<&'static str> = stages.iter().map(|stage| stage.name).collect();
+    let missing = tools::ensure(&names, install);
+    let report =
+        if missing.is_empty() { run_until_failure(stages, execute) } else { Report::blocked(&names, &missing) };
+    println!("\n{report}");
+    if report.passed() { Ok(()) } else { Err(String::new()) }
+}
+
+fn run_until_failure(stages: &[&Stage], mut execute: impl FnMut(&Stage) -> Result<(), String>) -> Report {
+    let mut report = Report::default();
+    for stage in stages {
+        let outcome = if report.passed() { timed(|| execute(stage)) } else { Outcome::NotRun };
+        report.push(stage.name, outcome);
+    }
+    report
+}
+
+fn timed(work: impl FnOnce() -> Result<(), String>) -> Outcome {
+    let start = Instant::now();
+    let result = work();
+    let seconds = start.elapsed().as_secs_f64();
+    match result {
+        Ok(()) => Outcome::Passed { seconds },
+        Err(why) => Outcome::Failed { seconds, why },
+    }
+}
+
+fn execute(stage: &Stage) -> Result<(), String> {
+    println!("\n==> {}: {}", stage.name, stage.about);
+    match stage.action {
+        Action::Cargo { args, env } => run_cargo(args, env),
+        Action::Tidy => tidy::run(),
+        Action::Examples => EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[])),
+    }
+}
+
+impl Example {
+    fn cargo_args(&self) -> Vec<&'static str> {
+        [&["run", "--release", "--bin", self.bin, "--"], self.args].concat()
+    }
+}
+
+fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
+    let line = shown(args, env);
+    println!("$ {line}");
+    let mut command = Command::new("cargo");
+    command.args(args).envs(env.iter().copied()).current_dir(repo::root());
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{line}` failed: {status}")),
+        Err(error) => Err(format!("`{line}` could not be started: {error}")),
+    }
+}
+
+/// The command as one would type it.
+fn shown(args: &[&str], env: &[(&str, &str)]) -> String {
+    let env: String = env.iter().map(|(name, value)| format!("{name}=\"{value}\" ")).collect();
+    format!("{env}cargo {}", args.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ABC: &[Stage] = &[cargo("a", "", &[]), cargo("b", "", &[]), cargo("c", "", &[])];
+
+    fn run_abc(fails: &str) -> (Vec<&'static str>, Report) {
+        let mut ran = Vec::new();
+        let report = run_until_failure(&ABC.iter().collect::<Vec<_>>(), |stage| {
+            ran.push(stage.name);
+            if stage.name == fails { Err("reason".into()) } else { Ok(()) }
+        });
+        (ran, report)
+    }
+
+    #[test]
+    fn every_stage_runs_when_none_fails() {
+        let (ran, report) = run_abc("none");
+        assert_eq!(ran, ["a", "b", "c"]);
+        assert!(report.passed());
+    }
+
+    #[test]
+    fn nothing_runs_after_a_failure() {
+        let (ran, report) = run_abc("b");
+        assert_eq!(ran, ["a", "b"]);
+        assert!(!report.passed());
+    }
+
+    #[test]
+    fn stage_names_are_distinct_and_found() {
+        for (i, stage) in STAGES.iter().enumerate() {
+            assert!(std::ptr::eq(find(stage.name).expect("found"), &STAGES[i]), "{}", stage.name);
+        }
+        assert!(find("nonsense").is_none());
+    }
+
+    #[test]
+    fn commands_are_shown_as_typed() {
+        assert_eq!(
+            shown(&["doc", "--no-deps"], &[("FLAGS", "-D warnings")]),
+            "FLAGS=\"-D warnings\" cargo doc --no-deps"
+        );
+    }
+
+    #[test]
+    fn an_example_runs_by_its_binary() {
+        let example = Example { bin: "mlp", args: &["--steps", "3"] };
+        assert_eq!(example.cargo_args().join(" "), "run --release --bin mlp -- --steps 3");
+    }
+
+    #[test]
+    fn a_failed_command_names_itself() {
+        let error = run_cargo(&["no-such-subcommand"], &[]).expect_err("fails");
+        assert!(error.contains("`cargo no-such-subcommand` failed"), "{error}");
+    }
+}

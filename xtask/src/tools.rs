@@ -1,0 +1,107 @@
+//! What the stages need beyond cargo itself: how to see whether it is there, and how to get it.
+
+use std::process::{Command, Stdio};
+
+/// Something a stage needs. To add a system package, add a row.
+struct Tool {
+    name: &'static str,
+    /// The stages that cannot run without it.
+    stages: &'static [&'static str],
+    /// Succeeds where the tool is present.
+    probe: &'static [&'static str],
+    /// Installs it, without questions.
+    install: &'static [&'static str],
+    /// What to do by hand.
+    advice: &'static str,
+}
+
+const TOOLS: &[Tool] = &[
+    Tool {
+        name: "rustfmt",
+        stages: &["fmt"],
+        probe: &["cargo", "fmt", "--version"],
+        install: &["rustup", "component", "add", "rustfmt"],
+        advice: "`rustup component add rustfmt`, or your distribution's rustfmt package",
+    },
+    Tool {
+        name: "clippy",
+        stages: &["clippy"],
+        probe: &["cargo", "clippy", "--version"],
+        install: &["rustup", "component", "add", "clippy"],
+        advice: "`rustup component add clippy`, or your distribution's clippy package",
+    },
+];
+
+/// Looks for what `stages` need, installs what is missing if `install` is set, and returns each stage
+/// that still lacks a tool with what to do about it.
+pub fn ensure(stages: &[&'static str], install: bool) -> Vec<(&'static str, String)> {
+    lacking(TOOLS, stages, |tool| succeeds(tool.probe) || (install && installs(tool)))
+}
+
+fn lacking(tools: &[Tool], stages: &[&str], mut available: impl FnMut(&Tool) -> bool) -> Vec<(&'static str, String)> {
+    let mut missing = Vec::new();
+    for tool in tools {
+        let blocked: Vec<&'static str> = tool.stages.iter().copied().filter(|stage| stages.contains(stage)).collect();
+        if !blocked.is_empty() && !available(tool) {
+            missing.extend(blocked.into_iter().map(|stage| (stage, tool.explain())));
+        }
+    }
+    missing
+}
+
+impl Tool {
+    fn explain(&self) -> String {
+        format!("{} is missing; get it with `cargo xtask test --install`, or {}", self.name, self.advice)
+    }
+}
+
+fn installs(tool: &Tool) -> bool {
+    println!("installing {}: {}", tool.name, tool.install.join(" "));
+    let ran = command(tool.install).status().is_ok_and(|status| status.success());
+    ran && succeeds(tool.probe)
+}
+
+fn succeeds(argv: &[&str]) -> bool {
+    let quiet = command(argv).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    quiet.is_ok_and(|status| status.success())
+}
+
+fn command(argv: &[&str]) -> Command {
+    let mut built = Command::new(argv[0]);
+    built.args(&argv[1..]);
+    built
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stages;
+
+    #[test]
+    fn a_missing_tool_blocks_the_stages_that_need_it() {
+        let missing = lacking(TOOLS, &["fmt", "test"], |_| false);
+        assert_eq!(missing.len(), 1);
+        assert_eq!(missing[0].0, "fmt");
+        assert!(missing[0].1.contains("rustfmt is missing") && missing[0].1.contains("--install"));
+    }
+
+    #[test]
+    fn tools_of_other_stages_are_not_looked_for() {
+        assert!(lacking(TOOLS, &["test"], |tool| panic!("looked for {}", tool.name)).is_empty());
+    }
+
+    #[test]
+    fn every_row_names_real_stages_and_commands() {
+        for tool in TOOLS {
+            assert!(tool.stages.iter().all(|stage| stages::find(stage).is_some()), "{}", tool.name);
+            assert!(!tool.probe.is_empty() && !tool.install.is_empty(), "{}", tool.name);
+        }
+    }
+
+    #[test]
+    fn a_probe_tells_present_from_absent() {
+        assert!(succeeds(&["cargo", "--version"]));
+        assert!(!succeeds(&["cargo", "no-such-subcommand"]));
+        assert!(!succeeds(&["no-such-program-anywhere"]));
+    }
+}
