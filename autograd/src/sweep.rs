@@ -221,14 +221,14 @@ impl<R: Runtime> Sweep<R> {
         }
         match call.to {
             Edge::Leaf(view) => {
-                self.into_leaf(&view, call.op, &call.ins, hook)?;
+                self.add_to_leaf(&view, call.op, &call.ins, hook)?;
                 self.settle(view.leaf(), hook)
             }
-            Edge::Node(node, k) => self.into_node(&node, k, call.op, &call.ins),
+            Edge::Node(node, k) => self.add_to_node(&node, k, call.op, &call.ins),
         }
     }
 
-    fn into_node(&mut self, node: &Arc<Node<R>>, k: usize, op: Op, ins: &[Var<R>]) -> Result<()> {
+    fn add_to_node(&mut self, node: &Arc<Node<R>>, k: usize, op: Op, ins: &[Var<R>]) -> Result<()> {
         let pending = self.grads.entry(id(node)).or_insert_with(|| smallvec::smallvec![None; node.outputs.len()]);
         pending[k] = Some(match pending[k].take() {
             None => run(op, ins)?,
@@ -237,7 +237,7 @@ impl<R: Runtime> Sweep<R> {
         Ok(())
     }
 
-    fn into_leaf(
+    fn add_to_leaf(
         &mut self,
         view: &Arc<LeafView<R>>,
         op: Op,

@@ -62,8 +62,20 @@ impl FlatLayout {
         &self.0.ranges[i]
     }
 
-    /// The same ranges with elements of another type (offsets in bytes change, order does not).
+    /// The elements that ranges `from..to` take up, gaps included: from the start of the first to the start of what follows.
+    pub fn span(&self, ranges: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        let start = |i: usize| self.0.ranges.get(i).map_or(self.0.len, Layout::offset);
+        start(ranges.start)..start(ranges.end)
+    }
+
+    /// The same ranges with elements of another type. One at least as wide keeps every place, counted in elements: one kernel
+    /// can run over both buffers (optimizer state of half parameters). A narrower one is laid out anew.
     pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
+        let stays = |at: usize| (at * dtype.size()).is_multiple_of(ALIGN);
+        if self.0.ranges.iter().all(|l| stays(l.offset())) && stays(self.0.len) {
+            let Inner { names, ranges, len, .. } = &*self.0;
+            return FlatLayout(Arc::new(Inner { dtype, names: names.clone(), ranges: ranges.clone(), len: *len }));
+        }
         let shapes = self.0.names.iter().cloned().zip(self.0.ranges.iter().map(|l| *l.shape()));
         FlatLayout::new(dtype, shapes)
     }
@@ -94,6 +106,11 @@ impl<R: Runtime> Flat<R> {
         Ok(Flat { rt: rt.clone(), buffer: whole.buffer().clone(), layout, state })
     }
 
+    /// A buffer of zeros booked under `use_`, whose tensors carry `rt` itself: what is computed from them is booked as `rt` says.
+    pub fn zeros_for(rt: &R, use_: crate::Use, layout: FlatLayout) -> Result<Self> {
+        Ok(Flat { rt: rt.clone(), ..Self::zeros(&rt.tagged(use_), layout)? })
+    }
+
     /// What lies where.
     pub fn layout(&self) -> &FlatLayout {
         &self.layout
@@ -120,13 +137,22 @@ impl<R: Runtime> Flat<R> {
 
     /// Lends the whole buffer, gaps included, as one row: for collectives and optimizers.
     pub fn lend_whole(&mut self) -> Result<TensorMut<R>> {
-        if self.any_lent() {
-            return Err(lent("lend_whole", "a range is lent; restore it first".into()));
+        self.lend_span(0..self.layout.len())
+    }
+
+    /// Lends ranges `from..to`, gaps included, as one row. Which of them were written stays as it is.
+    pub fn lend_span(&mut self, ranges: std::ops::Range<usize>) -> Result<TensorMut<R>> {
+        let std::ops::Range { start: from, end: to } = ranges.clone();
+        if self.state[ranges.clone()].iter().any(|s| s.lent) {
+            return Err(lent("lend_span", format!("a range of {from}..{to} is lent; restore it first")));
         }
-        self.sole("lend_whole", "the flat buffer".into())?;
-        self.state.iter_mut().for_each(|s| s.lent = true);
-        let whole = Layout::contiguous(Shape::new(&[self.layout.numel()])?);
-        Ok(self.hand_out(whole, true, Lent::Whole))
+        if !self.any_lent() {
+            self.sole("lend_span", "the flat buffer".into())?;
+        }
+        self.state[ranges.clone()].iter_mut().for_each(|s| s.lent = true);
+        let at = self.layout.span(ranges);
+        let row = Layout::contiguous(Shape::new(&[at.len()])?).at(at.start);
+        Ok(self.hand_out(row, true, Lent::Span { from, to }))
     }
 
     /// Takes back what was lent, with whether it was written. Memory of another buffer is an error.
@@ -134,10 +160,19 @@ impl<R: Runtime> Flat<R> {
         let own = Arc::ptr_eq(part.buffer(), &self.buffer);
         match part.lent().filter(|_| own) {
             Some(Lent::Range(i)) => self.state[i] = Range { lent: false, written: part.is_written() },
-            Some(Lent::Whole) => self.state.iter_mut().for_each(|s| s.lent = false),
+            Some(Lent::Span { from, to }) => self.state[from..to].iter_mut().for_each(|s| s.lent = false),
             None => return Err(lent("restore", "this memory was not lent by this flat buffer".into())),
         }
         Ok(())
+    }
+
+    /// Takes back what was lent to holders that are gone without restoring it (a sweep that failed). False while one is left.
+    pub fn reclaim(&mut self) -> bool {
+        let sole = Arc::get_mut(&mut self.buffer).is_some();
+        if sole {
+            self.state.iter_mut().for_each(|s| s.lent = false);
+        }
+        sole
     }
 
     /// Whether range `i` was written since the last [`reset`](Flat::reset).

@@ -15,6 +15,7 @@ pub mod ops;
 pub mod pointwise;
 pub mod rng;
 mod runtime;
+pub mod safetensors;
 mod shape;
 mod tensor;
 

@@ -111,7 +111,7 @@ impl Shape {
         let rank = self.rank().max(other.rank());
         let mut out = Shape { rank: rank as u8, ..Shape::SCALAR };
         for i in 0..rank {
-            let (a, b) = (self.from_end(rank - 1 - i), other.from_end(rank - 1 - i));
+            let (a, b) = (self.nth_last(rank - 1 - i), other.nth_last(rank - 1 - i));
             out.dims[i] = match (a, b) {
                 (a, b) if a == b => a,
                 (1, b) => b,
@@ -149,7 +149,7 @@ impl Shape {
         s
     }
 
-    fn from_end(&self, i: usize) -> usize {
+    fn nth_last(&self, i: usize) -> usize {
         if i < self.rank() { self.dims[self.rank() - 1 - i] } else { 1 }
     }
 }

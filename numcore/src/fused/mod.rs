@@ -19,7 +19,7 @@ pub use vocabulary::{ConvOptions, CrossEntropyOptions, NnOps, Reduction};
 use smallvec::SmallVec;
 
 use crate::{
-    Out, Result, Runtime, Support, Tensor,
+    Accumulate, Out, Result, Runtime, Support, Tensor,
     ops::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, Specs, copy_into},
 };
 
@@ -64,8 +64,12 @@ macro_rules! fused {
             fn name(&self) -> &'static str { match self { $(FusedOp::$variant(op) => Fused::name(op),)* } }
             fn infer(&self, ins: &[Spec]) -> Result<Specs> { match self { $(FusedOp::$variant(op) => Fused::infer(op, ins),)* } }
             fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
-                if self.try_kernel(ins, outs)? == Support::Done { return Ok(()) }
-                let values = self.decompose(ins)?;
+                let plain = outs.iter().all(|o| o.how == Accumulate::Overwrite && o.view.layout().is_contiguous());
+                if plain && self.try_kernel(ins, outs)? == Support::Done {
+                    return Ok(());
+                }
+                // Kernels only ever overwrite dense memory: what adds, or is strided, gets its values from there.
+                let values = Tensor::apply(crate::ops::Op::Fused(self.clone()), ins)?;
                 values.iter().zip(outs).try_for_each(|(v, out)| copy_into(v, out.reborrow()))
             }
             fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::{Apply, Backprop, Bits, IndexOps, Op, PointwiseOps, Rule, Saves, Spec, Specs, ViewOps};
+use super::{Apply, Backprop, Bits, IndexOps, Op, Rule, Saves, Spec, Specs, ViewOps};
 use crate::{DType, Error, Out, Result, Runtime, Tensor, TensorMut};
 
 /// Stable sort along an axis; outputs values and positions (`i64`). NaN sorts as largest.
@@ -62,7 +62,7 @@ pub trait SortOps: Apply {
     }
     /// The positions that sort `self`.
     fn argsort(&self, axis: isize, descending: bool) -> Result<Self> {
-        Ok(self.detach().sort(axis, descending)?.1.to_dtype(DType::I64)?)
+        Ok(self.detach().sort(axis, descending)?.1)
     }
 }
 

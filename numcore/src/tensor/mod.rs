@@ -82,6 +82,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// Takes the memory back for writing, if this is its only holder and it is one row-major piece; otherwise the tensor is returned.
+    #[expect(clippy::result_large_err, reason = "the error is the tensor itself, handed back")]
     pub fn try_mut(mut self) -> std::result::Result<TensorMut<R>, Self> {
         let sole = self.layout.is_contiguous() && Arc::get_mut(&mut self.buffer).is_some();
         if sole { Ok(TensorMut::written(self.rt, self.buffer, self.layout, self.dtype)) } else { Err(self) }

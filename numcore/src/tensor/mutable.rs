@@ -22,7 +22,7 @@ pub struct TensorMut<R: Runtime> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lent {
     Range(usize),
-    Whole,
+    Span { from: usize, to: usize },
 }
 
 impl<R: Runtime> TensorMut<R> {

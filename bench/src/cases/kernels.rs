@@ -1,0 +1,69 @@
+//! Single kernels, into memory that is there already (`new`: into fresh memory).
+
+use std::sync::LazyLock;
+
+use weftgrad::{
+    Cpu, DType, Result, Scalar, Shape, Tensor, TensorMut,
+    ops::{Apply, IndexOps, MatmulOps, Matmul, Op, Pointwise, PointwiseOps, Rule, ReduceOps},
+    pointwise::Program,
+};
+
+use super::{Case, data};
+
+/// A case that runs `op` on `ins` into one piece of memory.
+pub fn repeat(op: impl Into<Op>, ins: Vec<Tensor<Cpu>>) -> Result<Case> {
+    let op = op.into();
+    let specs: Vec<_> = ins.iter().map(|t| t.spec()).collect();
+    let spec = op.infer(&specs)?[0];
+    let mut out = TensorMut::alloc(ins[0].runtime(), spec.shape, spec.dtype)?;
+    Ok(Case::new(move || {
+        out.reset();
+        out.accumulate(&op, &ins.iter().collect::<Vec<_>>())
+    }))
+}
+
+pub fn gemm(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
+    let dtype = match name {
+        "gemmbf16" => DType::BF16,
+        "gemmf16" => DType::F16,
+        _ => DType::F32,
+    };
+    repeat(Matmul, vec![data::normal(cpu, &[n[0], n[1]], dtype, 1)?, data::normal(cpu, &[n[1], n[2]], dtype, 2)?])
+}
+
+pub fn gemm_new(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
+    let a = data::normal(cpu, &[n[0], n[1]], DType::F32, 1)?;
+    let b = data::normal(cpu, &[n[1], n[2]], DType::F32, 2)?;
+    Ok(Case::new(move || a.matmul(&b).map(drop)))
+}
+
+pub fn elementwise(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
+    static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[a, b], []| [a + b]));
+    let program = match name {
+        "add" => ADD.clone(),
+        "copy" => Program::new("copy", |[x], []| [x]),
+        "exp" => Program::new("exp", |[x], []| [x.exp()]),
+        "tanh" => Program::new("tanh", |[x], []| [x.tanh()]),
+        "relu" => Program::new("relu", |[x], []| [x.relu()]),
+        "gelu" => Program::new("gelu", |[x], []| [x.gelu()]),
+        _ => Program::new("gelu_tanh", |[x], []| [x.gelu_tanh()]),
+    };
+    let ins = (0..program.inputs()).map(|i| data::normal(cpu, n, DType::F32, i as u64)).collect::<Result<_>>()?;
+    repeat(Pointwise::new(&program, &[] as &[Scalar]), ins)
+}
+
+pub fn add_new(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
+    let (a, b) = (data::normal(cpu, n, DType::F32, 1)?, data::normal(cpu, n, DType::F32, 2)?);
+    Ok(Case::new(move || a.add(&b).map(drop)))
+}
+
+pub fn sum(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
+    let x = data::normal(cpu, n, DType::F32, 1)?;
+    Ok(Case::new(move || x.sum(&[], false).map(drop)))
+}
+
+pub fn embedding(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
+    let table = data::normal(cpu, &Shape::new(&n[..2])?, DType::F32, 1)?;
+    let ids = data::classes(cpu, &[n[2]], n[0], 2)?;
+    Ok(Case::new(move || table.embedding(&ids).map(drop)))
+}

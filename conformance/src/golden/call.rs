@@ -1,0 +1,53 @@
+//! What a row of the op tables sees: a case's inputs and attributes.
+
+use autograd::Var;
+use numcore::{Error, Result, Runtime, Shape};
+
+use super::{Attrs, Case};
+
+/// One call of an op.
+pub(super) struct Call<'a, R: Runtime> {
+    /// The attributes.
+    pub(super) attrs: &'a Attrs,
+    case: &'a Case,
+    ins: &'a [Var<R>],
+}
+
+/// How an op of the tables is computed.
+pub(super) type OpFn<R> = fn(&Call<'_, R>) -> Result<Vec<Var<R>>>;
+
+impl<'a, R: Runtime> Call<'a, R> {
+    pub(super) fn new(case: &'a Case, ins: &'a [Var<R>]) -> Self {
+        Call { attrs: &case.attrs, case, ins }
+    }
+
+    /// Input `i`, which must be there.
+    pub(super) fn x(&self, i: usize) -> Result<&'a Var<R>> {
+        self.maybe(i).ok_or_else(|| Error::argument("golden", format!("the op takes an input {i}")))
+    }
+
+    /// Input `i`, if it is there.
+    pub(super) fn maybe(&self, i: usize) -> Option<&'a Var<R>> {
+        self.ins.get(i)
+    }
+
+    /// All inputs.
+    pub(super) fn all(&self) -> Vec<&'a Var<R>> {
+        self.ins.iter().collect()
+    }
+
+    /// The expected shape of an output: for ops whose sizes the case states nowhere else.
+    pub(super) fn out_shape(&self, k: usize) -> Result<Shape> {
+        Ok(self.case.tensor(&format!("out{k}"))?.shape)
+    }
+
+    /// What the case says of itself.
+    pub(super) fn note(&self) -> Result<&str> {
+        self.attrs.str("note", "")
+    }
+}
+
+/// The outputs of an op that has one.
+pub(super) fn one<R: Runtime>(out: Result<Var<R>>) -> Result<Vec<Var<R>>> {
+    Ok(vec![out?])
+}

@@ -1,0 +1,34 @@
+//! Reference values from PyTorch: a folder of `GROUP.json` and `GROUP.safetensors`, loaded and compared case by case.
+//!
+//! A case names an op of PyTorch's and gives inputs, attributes, outputs and gradients. The tables in `ops` say how this framework
+//! computes each op, by PyTorch's semantics and defaults and never by case, so that any folder of the same layout can be run.
+//!
+//! ```no_run
+//! # fn main() -> numcore::Result<()> {
+//! use conformance::golden::{Options, Outcome, load, run_case};
+//! let rt = numcore::NullRuntime::new();
+//! for case in load("conformance/goldens", &[])? {
+//!     if let Outcome::Failed(lines) = run_case(&rt, &case, Options::default()) {
+//!         println!("{}: {}", case.id, lines.join("; "));
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod attrs;
+mod call;
+mod case;
+mod compare;
+mod lr;
+mod ops;
+mod optim;
+mod placement;
+mod run;
+mod train;
+
+pub use attrs::Attrs;
+pub use case::{Case, HostValue, load};
+pub use compare::{Mismatch, compare, compare_values};
+pub use placement::Placement;
+pub use run::{Options, Outcome, run_case};

@@ -1,0 +1,20 @@
+//! The tables: PyTorch's name of an op, and how it is computed here. One row per op, one file per family.
+
+mod loss;
+mod matmul;
+mod nn;
+mod pointwise;
+mod recurrent;
+mod reduce;
+mod shape;
+
+use numcore::Runtime;
+
+use super::call::OpFn;
+
+/// The row of an op, in whichever table has it.
+pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
+    let tables: [fn(&str) -> Option<OpFn<R>>; 7] =
+        [pointwise::find, reduce::find, shape::find, matmul::find, nn::find, recurrent::find, loss::find];
+    tables.iter().find_map(|find| find(op))
+}

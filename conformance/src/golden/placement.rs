@@ -1,0 +1,64 @@
+//! How the inputs of a case lie in memory: a kernel must not care.
+
+use autograd::{Leaf, Var};
+use numcore::{
+    Result, Runtime, Tensor,
+    ops::{Apply, PointwiseOps, ViewOps},
+};
+
+/// How an input lies in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Row-major.
+    #[default]
+    Dense,
+    /// Its last two axes exchanged in memory.
+    Transposed,
+    /// Every second element of a longer last axis, not from the first.
+    Strided,
+    /// Backwards along every axis.
+    Flipped,
+    /// A view of an intermediate, so that its gradient goes through the views' adjoints.
+    Computed,
+}
+
+impl Placement {
+    /// Every one.
+    pub const ALL: [Placement; 5] =
+        [Placement::Dense, Placement::Transposed, Placement::Strided, Placement::Flipped, Placement::Computed];
+
+    /// The same values, placed so: memory that holds them in another order, seen in theirs.
+    pub fn of<R: Runtime>(self, x: &Tensor<R>) -> Result<Tensor<R>> {
+        self.seen(&self.stored(x)?)
+    }
+
+    /// The same values as a variable, and the leaf its gradient goes to.
+    pub(super) fn leaf<R: Runtime>(self, name: &str, x: &Tensor<R>) -> Result<(Var<R>, Var<R>)> {
+        let leaf = Leaf::new(name, self.stored(x)?)?.var();
+        let start = if self == Placement::Computed { leaf.mul(1.0)? } else { leaf.clone() };
+        Ok((self.seen(&start)?, leaf))
+    }
+
+    /// What is in memory.
+    fn stored<R: Runtime>(self, x: &Tensor<R>) -> Result<Tensor<R>> {
+        let rank = x.dims().len() as isize;
+        match self {
+            Placement::Transposed | Placement::Computed if rank >= 2 => x.t()?.contiguous(),
+            Placement::Strided if rank >= 1 => x.embed(-1, 2 * x.dims()[rank as usize - 1] + 1, 1, 2),
+            Placement::Flipped if rank >= 1 => x.flip(&(0..rank).collect::<Vec<_>>())?.contiguous(),
+            _ => Ok(x.clone()),
+        }
+    }
+
+    /// What is in memory, or its gradient, in the order of the values.
+    pub(super) fn seen<T: Apply>(self, stored: &T) -> Result<T> {
+        let shape = stored.spec().shape;
+        let rank = shape.rank() as isize;
+        match self {
+            Placement::Transposed | Placement::Computed if rank >= 2 => stored.t(),
+            Placement::Strided if rank >= 1 => stored.slice(-1, 1, shape[rank as usize - 1] / 2, 2),
+            Placement::Flipped if rank >= 1 => stored.flip(&(0..rank).collect::<Vec<_>>()),
+            _ => Ok(stored.clone()),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Running one case: its op forward and backward, compared with what the files say.
+
+use std::fmt;
+
+use autograd::{Backward, BackwardHook, Gradients, Leaf, LeafGrad, Var};
+use numcore::{DType, Error, Result, Runtime, Tensor, ops::PointwiseOps};
+
+use super::{
+    Case, HostValue, Mismatch, Placement,
+    call::{Call, OpFn},
+    compare,
+};
+
+/// How cases are run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// How inputs and upstream gradients lie in memory.
+    pub placement: Placement,
+    /// Floating values are cast to this type first, and compared with a tolerance that suits it.
+    pub dtype: Option<DType>,
+}
+
+/// What became of a case.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Every value lies within its tolerance.
+    Passed,
+    /// What does not, or the error that ended it.
+    Failed(Vec<String>),
+    /// Why it could not be run here.
+    Skipped(String),
+}
+
+impl Outcome {
+    pub(super) fn of(mismatches: impl IntoIterator<Item = Mismatch>) -> Self {
+        let lines: Vec<String> = mismatches.into_iter().map(|m| m.to_string()).collect();
+        if lines.is_empty() { Outcome::Passed } else { Outcome::Failed(lines) }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Passed => f.write_str("passed"),
+            Outcome::Failed(lines) => f.write_str(&lines.join("; ")),
+            Outcome::Skipped(why) => write!(f, "skipped: {why}"),
+        }
+    }
+}
+
+/// Runs one case on a device. An error on the way, and an op nobody knows, are failures of the case.
+pub fn run_case<R: Runtime>(rt: &R, case: &Case, options: Options) -> Outcome {
+    let outcome = match case.group.as_str() {
+        "lr" => super::lr::run(case),
+        "optim" => super::optim::run(rt, case),
+        "train" => super::train::run(rt, case),
+        _ => run_op(rt, case, options),
+    };
+    let outcome = outcome.and_then(|o| case.attrs.all_read().map(|()| o));
+    outcome.unwrap_or_else(|e| Outcome::Failed(vec![e.to_string()]))
+}
+
+fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> {
+    let op: OpFn<R> = super::ops::find(&case.op)
+        .ok_or_else(|| Error::argument("golden", format!("`{}` is not an op this runner knows", case.op)))?;
+    let run = Run { rt, case, options, tol: tolerance(case, options.dtype)? };
+    let inputs = (0..case.count("inputs")?).map(|i| run.input(i)).collect::<Result<Vec<_>>>()?;
+    let values: Vec<Var<R>> = inputs.iter().map(|i| i.value.clone()).collect();
+    let outs = op(&Call::new(case, &values))?;
+    let mut mismatches = run.outputs(&outs)?;
+    if let Some(gradients) = run.backward(&outs)? {
+        mismatches.extend(run.gradients(&inputs, &gradients)?);
+    }
+    Ok(Outcome::of(mismatches))
+}
+
+/// The tolerance of the case, or what another type can hold of it.
+fn tolerance(case: &Case, dtype: Option<DType>) -> Result<f64> {
+    let own = case.tolerance()?;
+    Ok(match dtype {
+        // The expected values themselves are only as good as the type they were computed in.
+        Some(d) => own.max(8.0 * d.epsilon()),
+        None => own,
+    })
+}
+
+struct Run<'a, R: Runtime> {
+    rt: &'a R,
+    case: &'a Case,
+    options: Options,
+    tol: f64,
+}
+
+struct Input<R: Runtime> {
+    value: Var<R>,
+    leaf: Option<Var<R>>,
+}
+
+impl<R: Runtime> Run<'_, R> {
+    /// A tensor of the case, of the type that is asked for, row-major.
+    fn dense(&self, host: &HostValue) -> Result<Tensor<R>> {
+        let t = host.on(self.rt)?;
+        match self.options.dtype {
+            Some(d) if t.dtype().is_float() => t.to_dtype(d),
+            _ => Ok(t),
+        }
+    }
+
+    fn input(&self, i: usize) -> Result<Input<R>> {
+        let t = self.dense(self.case.tensor(&format!("in{i}"))?)?;
+        if self.case.numbers("grads").contains(&(i as f64)) {
+            let (value, leaf) = self.options.placement.leaf(&format!("in{i}"), &t)?;
+            return Ok(Input { value, leaf: Some(leaf) });
+        }
+        Ok(Input { value: Var::new(self.options.placement.of(&t)?), leaf: None })
+    }
+
+    fn outputs(&self, outs: &[Var<R>]) -> Result<Vec<Mismatch>> {
+        let mut found = Vec::new();
+        for k in 0..self.case.count("outputs")? {
+            let what = format!("out{k}");
+            match outs.get(k) {
+                Some(out) => found.extend(self.compare(&what, &out.value()?)?),
+                None => found.push(Mismatch::new(what, format!("the op has {} outputs", outs.len()))),
+            }
+        }
+        Ok(found)
+    }
+
+    /// A sweep from every output that has an upstream gradient; `None` when there is none.
+    fn backward(&self, outs: &[Var<R>]) -> Result<Option<Gradients<R>>> {
+        let mut backward: Option<Backward<R>> = None;
+        for (k, out) in outs.iter().enumerate() {
+            let Some(host) = self.case.maybe(&format!("gout{k}")) else { continue };
+            let seed = Var::new(self.options.placement.of(&self.dense(host)?)?);
+            backward = Some(match backward {
+                None => Backward::from(out, &seed)?,
+                Some(b) => b.seed(out, &seed)?,
+            });
+        }
+        let mut gradients = Gradients::new();
+        let Some(backward) = backward else { return Ok(None) };
+        backward.run(&mut Once(&mut gradients))?;
+        Ok(Some(gradients))
+    }
+
+    fn gradients(&self, inputs: &[Input<R>], gradients: &Gradients<R>) -> Result<Vec<Mismatch>> {
+        let mut found = Vec::new();
+        for (i, input) in inputs.iter().enumerate() {
+            let (Some(leaf), what) = (&input.leaf, format!("gin{i}")) else { continue };
+            match gradients.of(leaf) {
+                Some(g) => found.extend(self.compare(&what, &self.options.placement.seen(g)?)?),
+                None => found.push(Mismatch::new(what, "no gradient reached it")),
+            }
+        }
+        Ok(found)
+    }
+
+    fn compare(&self, what: &str, got: &Tensor<R>) -> Result<Option<Mismatch>> {
+        let want = self.case.tensor(what)?;
+        if self.options.dtype.is_some() && want.dtype.is_float() {
+            let got = got.to_dtype(want.dtype)?;
+            return compare(what, &got, want, self.tol);
+        }
+        compare(what, got, want, self.tol)
+    }
+}
+
+/// Gradients, with the rule that a leaf's gradient is final once.
+struct Once<'a, R: Runtime>(&'a mut Gradients<R>);
+
+impl<R: Runtime> BackwardHook<R> for Once<'_, R> {
+    fn on_leaf_grad_ready(&mut self, leaf: &std::sync::Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        if self.0.get(leaf).is_some() {
+            return Err(Error::state(leaf.name().to_string(), "its gradient was called final twice"));
+        }
+        self.0.on_leaf_grad_ready(leaf, grad)
+    }
+}

@@ -1,0 +1,187 @@
+//! How first values are drawn; formulas and gains as `torch.nn.init`'s.
+
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, rng::Philox};
+
+use super::orthogonal::orthogonal;
+
+/// Which of a weight's two sides keeps its variance: `weight: [O, I, ..]` has fan-in `I · ..` and fan-out `O · ..`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fan {
+    /// The forward pass's.
+    In,
+    /// The backward pass's.
+    Out,
+}
+
+/// What follows a layer: its weights are drawn larger where it shrinks what it is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Nonlinearity {
+    /// Nothing, or the logistic function.
+    Linear,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// The rectifier.
+    Relu,
+    /// The leaky rectifier with this slope.
+    LeakyRelu(f64),
+    /// The self-normalising unit.
+    Selu,
+}
+
+impl Nonlinearity {
+    /// The factor of the standard deviation, as `torch.nn.init.calculate_gain`.
+    pub fn gain(self) -> f64 {
+        match self {
+            Nonlinearity::Linear => 1.0,
+            Nonlinearity::Tanh => 5.0 / 3.0,
+            Nonlinearity::Relu => 2f64.sqrt(),
+            Nonlinearity::LeakyRelu(slope) => (2.0 / (1.0 + slope * slope)).sqrt(),
+            Nonlinearity::Selu => 0.75,
+        }
+    }
+}
+
+/// How first values are drawn. The random ones need a floating dtype; those that know a fan need two axes or more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initializer {
+    /// 0.
+    Zeros,
+    /// 1.
+    Ones,
+    /// This.
+    Constant(f64),
+    /// Uniform in `[low, high)`.
+    Uniform {
+        /// Lower end.
+        low: f64,
+        /// Upper end.
+        high: f64,
+    },
+    /// Normal.
+    Normal {
+        /// Mean.
+        mean: f64,
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Normal, drawn again where it falls outside `[low, high]`.
+    TruncNormal {
+        /// Mean of the whole normal.
+        mean: f64,
+        /// Standard deviation of the whole normal.
+        std: f64,
+        /// Lower end.
+        low: f64,
+        /// Upper end.
+        high: f64,
+    },
+    /// Uniform with variance `2 · gain² / (fan-in + fan-out)` (Glorot & Bengio 2010).
+    XavierUniform {
+        /// See [`Nonlinearity::gain`].
+        gain: f64,
+    },
+    /// Normal of that variance.
+    XavierNormal {
+        /// See [`Nonlinearity::gain`].
+        gain: f64,
+    },
+    /// Uniform with variance `gain² / fan` (He et al. 2015).
+    KaimingUniform {
+        /// Which fan.
+        fan: Fan,
+        /// See [`Nonlinearity::gain`].
+        gain: f64,
+    },
+    /// Normal of that variance.
+    KaimingNormal {
+        /// Which fan.
+        fan: Fan,
+        /// See [`Nonlinearity::gain`].
+        gain: f64,
+    },
+    /// Orthogonal rows (or columns, if these are fewer) times `gain`, of the weight seen as `[O, I · ..]` (Saxe et al. 2013).
+    /// Made on the host: `O · I · min(O, I)` steps.
+    Orthogonal {
+        /// See [`Nonlinearity::gain`].
+        gain: f64,
+    },
+}
+
+impl Initializer {
+    /// Uniform in `±1/√fan`: what PyTorch's linear layers, convolutions and their biases start with; 0 for a fan of 0.
+    pub fn by_fan(fan: usize) -> Self {
+        let bound = if fan == 0 { 0.0 } else { 1.0 / (fan as f64).sqrt() };
+        Initializer::Uniform { low: -bound, high: bound }
+    }
+
+    /// A tensor drawn so from `seed`: the same on every runtime.
+    pub fn tensor<R: Runtime>(self, rt: &R, shape: impl AsRef<[usize]>, dtype: DType, seed: u64) -> Result<Tensor<R>> {
+        let shape = Shape::new(shape.as_ref())?;
+        let uniform = |bound: f64| Tensor::uniform(rt, shape, dtype, -bound, bound, seed);
+        let normal = |std: f64| Tensor::normal(rt, shape, dtype, 0.0, std, seed);
+        match self {
+            Initializer::Zeros => Tensor::zeros(rt, shape, dtype),
+            Initializer::Ones => Tensor::ones(rt, shape, dtype),
+            Initializer::Constant(value) => Tensor::full(rt, shape, dtype, value),
+            Initializer::Uniform { low, high } => Tensor::uniform(rt, shape, dtype, low, high, seed),
+            Initializer::Normal { mean, std } => Tensor::normal(rt, shape, dtype, mean, std, seed),
+            Initializer::TruncNormal { mean, std, low, high } => {
+                let mut draw = truncated(mean, std, low, high, seed)?;
+                Tensor::from_f64_fn(rt, shape, dtype, &mut draw)
+            }
+            Initializer::XavierUniform { gain } => uniform(3f64.sqrt() * xavier_std(shape, gain)?),
+            Initializer::XavierNormal { gain } => normal(xavier_std(shape, gain)?),
+            Initializer::KaimingUniform { fan, gain } => uniform(3f64.sqrt() * kaiming_std(shape, fan, gain)?),
+            Initializer::KaimingNormal { fan, gain } => normal(kaiming_std(shape, fan, gain)?),
+            Initializer::Orthogonal { gain } => {
+                let [rows, columns] = matrix(shape)?;
+                let mut values = orthogonal(rows, columns, seed).into_iter();
+                Tensor::from_f64_fn(rt, shape, dtype, || values.next().unwrap_or(0.0) * gain)
+            }
+        }
+    }
+}
+
+fn xavier_std(shape: Shape, gain: f64) -> Result<f64> {
+    Ok(gain * (2.0 / (fan(shape, Fan::In)? + fan(shape, Fan::Out)?)).sqrt())
+}
+
+fn kaiming_std(shape: Shape, side: Fan, gain: f64) -> Result<f64> {
+    Ok(gain / fan(shape, side)?.sqrt())
+}
+
+/// At least 1, so that a weight of no elements has a deviation.
+fn fan(shape: Shape, side: Fan) -> Result<f64> {
+    let [rows, columns] = matrix(shape)?;
+    let field: usize = shape[2..].iter().product();
+    let fan = if side == Fan::In { columns } else { rows * field };
+    Ok(fan.max(1) as f64)
+}
+
+/// A weight seen as a matrix, `[O, I · ..]`.
+fn matrix(shape: Shape) -> Result<[usize; 2]> {
+    if shape.rank() < 2 {
+        return Err(Error::shape("initializer", &[shape], "only weights with two axes or more have a fan"));
+    }
+    Ok([shape[0], shape[1..].iter().product()])
+}
+
+/// Draws of a normal that fall in a window. One that holds too little of the normal to be drawn by trial is refused.
+fn truncated(mean: f64, std: f64, low: f64, high: f64, seed: u64) -> Result<impl FnMut() -> f64> {
+    let below = |x: f64| 0.5 * (1.0 + libm::erf((x - mean) / (std * std::f64::consts::SQRT_2)));
+    let mass = below(high) - below(low);
+    // Not `mass < …`: a NaN among the arguments must be refused too.
+    if !(mass >= 1e-3 && std > 0.0) {
+        let why = format!("[{low}, {high}] holds {mass:.1e} of the normal with mean {mean} and deviation {std}; use a uniform");
+        return Err(Error::argument("trunc_normal", why));
+    }
+    let mut rng = Philox::new(seed, 0);
+    Ok(move || {
+        loop {
+            let x = mean + std * rng.normal();
+            if (low..=high).contains(&x) {
+                return x;
+            }
+        }
+    })
+}

@@ -1,0 +1,96 @@
+//! First values of parameters: [`Init`] makes parameters, an [`Initializer`] says how their values are drawn.
+
+mod initializer;
+mod orthogonal;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use numcore::{DType, Result, Runtime, Scalar, Tensor, Use, rng::philox4x32_10};
+
+use crate::{Buffer, Param};
+
+pub use initializer::{Fan, Initializer, Nonlinearity};
+
+/// Makes a model's parameters. Each gets a seed of its own, in the order they are made: a model built twice from the same seed has
+/// the same values, on every runtime.
+#[derive(Clone, Debug)]
+pub struct Init<R: Runtime> {
+    rt: R,
+    dtype: DType,
+    seed: u64,
+    made: Arc<AtomicU64>,
+    weights: Option<Initializer>,
+    biases: Option<Initializer>,
+}
+
+impl<R: Runtime> Init<R> {
+    /// Parameters of `f32` on `rt`, booked as such in its account of memory.
+    pub fn new(rt: &R, seed: u64) -> Self {
+        Init { rt: rt.tagged(Use::Parameters), dtype: DType::F32, seed, made: Arc::default(), weights: None, biases: None }
+    }
+
+    /// Parameters of another floating type.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// Draws weights (of linear layers, convolutions, embeddings, recurrent layers) so, in place of each layer's own way. Who
+    /// says it first decides: whoever builds a model, over the model.
+    pub fn weights(mut self, how: Initializer) -> Self {
+        self.weights.get_or_insert(how);
+        self
+    }
+
+    /// Draws biases so, in place of each layer's own way. Who says it first decides.
+    pub fn biases(mut self, how: Initializer) -> Self {
+        self.biases.get_or_insert(how);
+        self
+    }
+
+    /// The runtime parameters live on.
+    pub fn runtime(&self) -> &R {
+        &self.rt
+    }
+
+    /// A weight, drawn as [`weights`](Init::weights) says, or else by `default`.
+    pub fn weight(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
+        self.param(shape, self.weights.unwrap_or(default))
+    }
+
+    /// A bias, drawn as [`biases`](Init::biases) says, or else by `default`.
+    pub fn bias(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
+        self.param(shape, self.biases.unwrap_or(default))
+    }
+
+    /// A parameter drawn so, whatever was said of weights and biases.
+    pub fn param(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Param<R>> {
+        Param::new(self.tensor(shape, how)?)
+    }
+
+    /// The value of the next parameter.
+    pub fn tensor(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Tensor<R>> {
+        let seed = self.next_seed();
+        how.tensor(&self.rt, shape, self.dtype, seed)
+    }
+
+    /// A buffer filled with `value`.
+    pub fn buffer(&self, shape: impl AsRef<[usize]>, dtype: DType, value: impl Into<Scalar>) -> Result<Buffer<R>> {
+        Ok(Buffer::new(Tensor::full(&self.rt, shape, dtype, value)?))
+    }
+
+    /// A buffer of the parameters' element type filled with `value`.
+    pub fn float_buffer(&self, shape: impl AsRef<[usize]>, value: f64) -> Result<Buffer<R>> {
+        self.buffer(shape, self.dtype, value)
+    }
+
+    fn next_seed(&self) -> u64 {
+        let n = self.made.fetch_add(1, Ordering::Relaxed);
+        // The last word keeps these apart from the streams of `Philox` under the same seed, where it is 0.
+        let [a, b, ..] = philox4x32_10([n as u32, (n >> 32) as u32, 0, 1], [self.seed as u32, (self.seed >> 32) as u32]);
+        u64::from(a) | u64::from(b) << 32
+    }
+}

@@ -1,0 +1,138 @@
+//! Attention with several heads.
+
+use autograd::Var;
+use numcore::{
+    Error, Result, Runtime, Tensor,
+    fused::NnOps,
+    ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
+};
+
+use super::Linear;
+use crate::{Forward, Init, Initializer, Module, Param};
+
+/// What may attend to what.
+pub struct AttentionOptions<'a, R: Runtime> {
+    /// Queries see no key that comes later.
+    pub causal: bool,
+    /// Added to the scores; broadcasts to `[B, H, T, S]`.
+    pub mask: Option<&'a Var<R>>,
+    /// `[B, S]`, `bool`: keys that no query sees. A query that sees no key at all gets NaN.
+    pub key_padding: Option<&'a Var<R>>,
+}
+
+impl<R: Runtime> Default for AttentionOptions<'_, R> {
+    fn default() -> Self {
+        AttentionOptions { causal: false, mask: None, key_padding: None }
+    }
+}
+
+/// Attention with several heads (Vaswani et al. 2017), batch first; parameters as PyTorch's `nn.MultiheadAttention`.
+#[derive(Debug, Module)]
+pub struct MultiHeadAttention<R: Runtime> {
+    /// The projections of queries, keys and values, one below the other: `[3C, C]`.
+    pub in_proj_weight: Param<R>,
+    /// `[3C]`.
+    pub in_proj_bias: Option<Param<R>>,
+    /// The projection of what the heads found.
+    pub out_proj: Linear<R>,
+    heads: usize,
+}
+
+impl<R: Runtime> MultiHeadAttention<R> {
+    /// `heads` divides `width`. Input projections Xavier-uniform, output projection as a linear layer's; biases 0.
+    pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
+        check_heads(width, heads)?;
+        let in_proj_weight = init.weight([3 * width, width], Initializer::XavierUniform { gain: 1.0 })?;
+        let in_proj_bias = Some(init.bias([3 * width], Initializer::Zeros)?);
+        let out_proj = Linear::new(&init.clone().biases(Initializer::Zeros), width, width)?;
+        Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads })
+    }
+
+    /// The same without biases.
+    pub fn without_bias(self) -> Self {
+        MultiHeadAttention { in_proj_bias: None, out_proj: self.out_proj.without_bias(), ..self }
+    }
+
+    /// Attention of `query: [B, T, C]` over `key` and `value`, `[B, S, C]`, giving `[B, T, C]`.
+    pub fn attend(
+        &self,
+        query: &Var<R>,
+        key: &Var<R>,
+        value: &Var<R>,
+        options: AttentionOptions<'_, R>,
+    ) -> Result<Var<R>> {
+        let projected = [query, key, value].into_iter().enumerate().map(|(i, x)| self.project(x, i, 1));
+        let [q, k, v] = three(projected.collect::<Result<Vec<_>>>()?)?;
+        self.combine(q, k, v, options)
+    }
+
+    /// Attention of `x: [B, T, C]` over itself: one product makes queries, keys and values.
+    pub fn attend_self(&self, x: &Var<R>, options: AttentionOptions<'_, R>) -> Result<Var<R>> {
+        let [q, k, v] = three(self.project(x, 0, 3)?.chunk(-1, 3)?)?;
+        self.combine(q, k, v, options)
+    }
+
+    /// Input projections `first ..` of `x`, `count` of them side by side.
+    fn project(&self, x: &Var<R>, first: usize, count: usize) -> Result<Var<R>> {
+        let width = self.in_proj_weight.shape()[1];
+        let part = |p: &Param<R>| p.var().narrow(0, first * width, count * width);
+        let bias = self.in_proj_bias.as_ref().map(part).transpose()?;
+        x.linear(&part(&self.in_proj_weight)?, bias.as_ref())
+    }
+
+    fn combine(&self, q: Var<R>, k: Var<R>, v: Var<R>, options: AttentionOptions<'_, R>) -> Result<Var<R>> {
+        let mask = options.additive_mask(&q)?;
+        let [q, k, v] = [q, k, v].map(|x| split_heads(&x, self.heads));
+        self.out_proj.forward(&merge_heads(&q?.attention(&k?, &v?, mask.as_ref(), options.causal, None)?)?)
+    }
+}
+
+/// Attention of `x: [B, T, C]` over itself, without a mask.
+impl<R: Runtime> Forward<R> for MultiHeadAttention<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        self.attend_self(x, AttentionOptions::default())
+    }
+}
+
+impl<R: Runtime> AttentionOptions<'_, R> {
+    /// Both masks as one that is added, of the dtype of `like`.
+    fn additive_mask(&self, like: &Var<R>) -> Result<Option<Var<R>>> {
+        let Some(padding) = self.key_padding else {
+            return Ok(self.mask.cloned());
+        };
+        let hidden = padding.unsqueeze(1)?.unsqueeze(1)?;
+        match self.mask {
+            Some(mask) => mask.masked_fill(&hidden, f64::NEG_INFINITY).map(Some),
+            None => {
+                let zero = Var::new(Tensor::zeros(like.runtime(), [1], like.dtype())?);
+                zero.masked_fill(&hidden, f64::NEG_INFINITY).map(Some)
+            }
+        }
+    }
+}
+
+pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
+    if heads == 0 || !width.is_multiple_of(heads) {
+        return Err(Error::argument("attention", format!("{heads} heads do not divide a width of {width}")));
+    }
+    Ok(())
+}
+
+/// `[B, T, C]` as `[B, H, T, C/H]`.
+pub(super) fn split_heads<R: Runtime>(x: &Var<R>, heads: usize) -> Result<Var<R>> {
+    let shape = x.spec().shape;
+    let &[b, t, c] = &shape[..] else {
+        return Err(Error::shape("attention", &[shape], "needs [B, T, C]"));
+    };
+    x.reshape([b, t, heads, c / heads])?.transpose(1, 2)
+}
+
+/// `[B, H, T, D]` as `[B, T, H · D]`.
+pub(super) fn merge_heads<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
+    x.transpose(1, 2)?.flatten(2, 3)
+}
+
+/// Exactly three parts.
+pub(super) fn three<T>(parts: Vec<T>) -> Result<[T; 3]> {
+    parts.try_into().map_err(|_| Error::argument("attention", "queries, keys and values are three"))
+}

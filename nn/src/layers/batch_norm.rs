@@ -1,0 +1,91 @@
+//! Norm by the statistics of the batch.
+
+use std::sync::LazyLock;
+
+use autograd::{Var, no_grad};
+use numcore::{
+    DType, Error, Result, Runtime,
+    fused::NnOps,
+    ops::{Apply, PointwiseOps},
+    pointwise::Program,
+};
+
+use super::without_bias;
+use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param};
+
+/// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channels'.
+///
+/// In training it uses the batch's own statistics and moves the running ones towards them; otherwise it uses the running ones.
+/// Where a checkpointed segment holds one, recomputation moves them again.
+#[derive(Debug, Module)]
+pub struct BatchNorm<R: Runtime> {
+    /// `[C]`.
+    pub weight: Param<R>,
+    /// `[C]`.
+    pub bias: Option<Param<R>>,
+    /// `[C]`.
+    pub running_mean: Buffer<R>,
+    /// Unbiased, `[C]`.
+    pub running_var: Buffer<R>,
+    /// How many batches it was trained on; one `i64`.
+    pub num_batches_tracked: Buffer<R>,
+    /// How far the running statistics move towards the batch's; 0.1 unless set.
+    pub momentum: f64,
+    /// Added to the variance; 1e-5 unless set.
+    pub eps: f64,
+    /// Whether it trains.
+    pub mode: Mode,
+}
+
+/// Batch norm of `[N, C]` or `[N, C, L]`.
+pub type BatchNorm1d<R> = BatchNorm<R>;
+/// Batch norm of `[N, C, H, W]`.
+pub type BatchNorm2d<R> = BatchNorm<R>;
+
+without_bias!(BatchNorm);
+
+impl<R: Runtime> BatchNorm<R> {
+    /// Weight 1, bias 0, running mean 0 and variance 1.
+    pub fn new(init: &Init<R>, channels: usize) -> Result<Self> {
+        Ok(BatchNorm {
+            weight: init.param([channels], Initializer::Ones)?,
+            bias: Some(init.param([channels], Initializer::Zeros)?),
+            running_mean: init.float_buffer([channels], 0.0)?,
+            running_var: init.float_buffer([channels], 1.0)?,
+            num_batches_tracked: init.buffer([], DType::I64, 0i64)?,
+            momentum: 0.1,
+            eps: 1e-5,
+            mode: Mode::default(),
+        })
+    }
+
+    fn track(&self, mean: &Var<R>, variance: &Var<R>) -> Result<()> {
+        static TOWARDS: LazyLock<Program> =
+            LazyLock::new(|| Program::new("towards", |[old, new], [by]| [old + by * (new - old)]));
+        let towards = |buffer: &Buffer<R>, new: &Var<R>| {
+            let moved = buffer.value().apply_program(&TOWARDS, &[&new.value()?], &[self.momentum.into()])?;
+            buffer.set(moved)
+        };
+        towards(&self.running_mean, mean)?;
+        towards(&self.running_var, variance)?;
+        self.num_batches_tracked.set(self.num_batches_tracked.value().add(1.0)?)
+    }
+}
+
+impl<R: Runtime> Forward<R> for BatchNorm<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
+        if !self.mode.is_training() {
+            let (mean, variance) = (self.running_mean.var(), self.running_var.var());
+            return x.batch_norm(&mean, &variance, Some(&weight), bias.as_ref(), self.eps);
+        }
+        let shape = x.spec().shape;
+        if shape.rank() >= 2 && shape.numel() == shape[1] {
+            let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
+            return Err(Error::shape("batch_norm", &[shape], why));
+        }
+        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps)?;
+        no_grad(|| self.track(&mean, &variance))?;
+        Ok(y)
+    }
+}

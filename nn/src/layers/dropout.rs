@@ -1,0 +1,35 @@
+//! Dropout.
+
+use autograd::{Var, next_seed};
+use numcore::{Error, Result, Runtime, fused::NnOps};
+
+use crate::{Forward, Mode, Module};
+
+/// Dropout (Srivastava et al. 2014): in training, elements become 0 with probability `p` and the others `1/(1−p)` times as large.
+///
+/// Each call draws a seed from its thread's stream ([`autograd::manual_seed`]); the mask depends on that seed alone.
+#[derive(Debug, Module)]
+pub struct Dropout {
+    p: f64,
+    /// Whether it trains.
+    pub mode: Mode,
+}
+
+impl Dropout {
+    /// With probability `p` in `[0, 1)`.
+    pub fn new(p: f64) -> Result<Self> {
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::argument("dropout", format!("probability {p} is not in [0, 1)")));
+        }
+        Ok(Dropout { p, mode: Mode::default() })
+    }
+}
+
+impl<R: Runtime> Forward<R> for Dropout {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        if self.p == 0.0 || !self.mode.is_training() {
+            return Ok(x.clone());
+        }
+        x.dropout(self.p, next_seed())
+    }
+}

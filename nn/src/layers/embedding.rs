@@ -1,0 +1,51 @@
+//! Rows of a table by index.
+
+use autograd::Var;
+use numcore::{
+    Error, Result, Runtime, Shape, Tensor,
+    ops::{Apply, IndexOps, PointwiseOps, ViewOps, cat},
+};
+
+use crate::{Forward, Init, Initializer, Module, Param};
+
+/// Rows of a table named by indices `[..]` (`i64`), giving `[.., D]`.
+#[derive(Debug, Module)]
+pub struct Embedding<R: Runtime> {
+    /// `[V, D]`.
+    pub weight: Param<R>,
+    padding_idx: Option<usize>,
+}
+
+impl<R: Runtime> Embedding<R> {
+    /// A table of `rows` standard normal vectors.
+    pub fn new(init: &Init<R>, rows: usize, width: usize) -> Result<Self> {
+        let weight = init.weight([rows, width], Initializer::Normal { mean: 0.0, std: 1.0 })?;
+        Ok(Embedding { weight, padding_idx: None })
+    }
+
+    /// Row `index` stands for padding: it is 0, and no gradient flows to it.
+    pub fn with_padding_idx(mut self, index: usize) -> Result<Self> {
+        let shape = self.weight.shape();
+        if index >= shape[0] {
+            return Err(Error::argument("embedding", format!("padding index {index} of a table with {} rows", shape[0])));
+        }
+        self.weight.set(without_row(&self.weight.value()?, index, shape)?)?;
+        self.padding_idx = Some(index);
+        Ok(self)
+    }
+}
+
+fn without_row<R: Runtime>(table: &Tensor<R>, row: usize, shape: Shape) -> Result<Tensor<R>> {
+    let zero = Tensor::zeros(table.runtime(), [1, shape[1]], table.dtype())?;
+    cat(&[&table.narrow(0, 0, row)?, &zero, &table.narrow(0, row + 1, shape[0] - row - 1)?], 0)
+}
+
+impl<R: Runtime> Forward<R> for Embedding<R> {
+    fn forward(&self, indices: &Var<R>) -> Result<Var<R>> {
+        let rows = self.weight.var().embedding(indices)?;
+        match self.padding_idx {
+            None => Ok(rows),
+            Some(p) => rows.where_cond(&indices.ne(p as f64)?.unsqueeze(-1)?, &rows.detach()),
+        }
+    }
+}

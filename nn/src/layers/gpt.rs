@@ -1,0 +1,105 @@
+//! A decoder-only language model.
+
+use autograd::Var;
+use numcore::{
+    Error, Result, Runtime,
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
+};
+
+use super::{Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
+use crate::{Forward, Init, Initializer, Module};
+
+/// Sizes of a [`Gpt`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GptConfig {
+    /// Kinds of tokens.
+    pub vocab: usize,
+    /// The longest sequence.
+    pub context: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Heads; they divide `width`.
+    pub heads: usize,
+    /// Channels.
+    pub width: usize,
+    /// Whether linear layers have biases (the head never has one, norms always do).
+    pub bias: bool,
+    /// Dropout after the embeddings and in every block.
+    pub dropout: f64,
+    /// Whether the head is the token table itself.
+    pub tied_head: bool,
+}
+
+impl Default for GptConfig {
+    /// A small model of bytes.
+    fn default() -> Self {
+        GptConfig { vocab: 256, context: 256, layers: 6, heads: 6, width: 384, bias: true, dropout: 0.0, tied_head: false }
+    }
+}
+
+/// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019): tokens `[B, T]` (`i64`) to
+/// logits of each next token, `[B, T, V]`.
+///
+/// Weights start normal with deviation 0.02 and biases 0, unless `init` says otherwise.
+#[derive(Debug, Module)]
+pub struct Gpt<R: Runtime> {
+    /// Of tokens.
+    pub wte: Embedding<R>,
+    /// Of positions.
+    pub wpe: Embedding<R>,
+    /// The decoder.
+    pub blocks: Vec<Block<R>>,
+    /// The last norm.
+    pub lnf: LayerNorm<R>,
+    /// To logits; absent where it is the token table.
+    pub head: Option<Linear<R>>,
+    dropout: Dropout,
+}
+
+impl<R: Runtime> Gpt<R> {
+    /// A model of these sizes.
+    pub fn new(init: &Init<R>, config: GptConfig) -> Result<Self> {
+        let GptConfig { vocab, context, layers, heads, width, bias, dropout, tied_head } = config;
+        let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
+        let block = BlockConfig { width, heads, bias, dropout };
+        let head = || Linear::new(init, width, vocab).map(Linear::without_bias);
+        Ok(Gpt {
+            wte: Embedding::new(init, vocab, width)?,
+            wpe: Embedding::new(init, context, width)?,
+            blocks: (0..layers).map(|_| Block::new(init, block)).collect::<Result<_>>()?,
+            lnf: LayerNorm::new(init, width)?,
+            head: (!tied_head).then(head).transpose()?,
+            dropout: Dropout::new(dropout)?,
+        })
+    }
+
+    /// What the first block is given: `[B, T, C]`.
+    pub fn embed(&self, tokens: &Var<R>) -> Result<Var<R>> {
+        let (shape, context) = (tokens.spec().shape, self.wpe.weight.shape()[0]);
+        let &[_, t] = &shape[..] else {
+            return Err(Error::shape("gpt", &[shape], "tokens must be [B, T]"));
+        };
+        if t > context {
+            return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")));
+        }
+        // Positions are rows 0 .. T: a view of the table, not a gather.
+        let positions = self.wpe.weight.var().narrow(0, 0, t)?;
+        self.dropout.forward(&self.wte.weight.var().embedding(tokens)?.add(&positions)?)
+    }
+
+    /// The logits of what the last block gives.
+    pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = self.lnf.forward(x)?;
+        match &self.head {
+            Some(head) => head.forward(&x),
+            None => x.linear(&self.wte.weight.var(), None),
+        }
+    }
+}
+
+impl<R: Runtime> Forward<R> for Gpt<R> {
+    fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
+        let x = self.blocks.iter().try_fold(self.embed(tokens)?, |x, block| block.forward(&x))?;
+        self.logits(&x)
+    }
+}

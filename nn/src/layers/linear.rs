@@ -1,0 +1,33 @@
+//! The affine layer.
+
+use autograd::Var;
+use numcore::{Result, Runtime, ops::MatmulOps};
+
+use super::{optional, without_bias};
+use crate::{Forward, Init, Initializer, Module, Param};
+
+/// `x · Wᵀ + b` of `x: [.., I]`, giving `[.., O]`.
+#[derive(Debug, Module)]
+pub struct Linear<R: Runtime> {
+    /// `[O, I]`.
+    pub weight: Param<R>,
+    /// `[O]`.
+    pub bias: Option<Param<R>>,
+}
+
+without_bias!(Linear);
+
+impl<R: Runtime> Linear<R> {
+    /// Weight and bias uniform in `±1/√inputs`.
+    pub fn new(init: &Init<R>, inputs: usize, outputs: usize) -> Result<Self> {
+        let weight = init.weight([outputs, inputs], Initializer::by_fan(inputs))?;
+        let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);
+        Ok(Linear { weight, bias })
+    }
+}
+
+impl<R: Runtime> Forward<R> for Linear<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.linear(&self.weight.var(), optional(&self.bias).as_ref())
+    }
+}

@@ -1,0 +1,85 @@
+//! Norms by the statistics of each sample.
+
+use autograd::Var;
+use numcore::{Error, Result, Runtime, fused::NnOps};
+
+use super::{optional, without_bias};
+use crate::{Forward, Init, Initializer, Module, Param};
+
+/// Layer norm (Ba et al. 2016) over the last axis of `x: [.., C]`.
+#[derive(Debug, Module)]
+pub struct LayerNorm<R: Runtime> {
+    /// `[C]`.
+    pub weight: Param<R>,
+    /// `[C]`.
+    pub bias: Option<Param<R>>,
+    /// Added to the variance; 1e-5 unless set.
+    pub eps: f64,
+}
+
+/// RMS norm (Zhang & Sennrich 2019) over the last axis of `x: [.., C]`.
+#[derive(Debug, Module)]
+pub struct RmsNorm<R: Runtime> {
+    /// `[C]`.
+    pub weight: Param<R>,
+    /// Added to the mean square; the spacing of `x`'s numbers around 1 unless set.
+    pub eps: Option<f64>,
+}
+
+/// Group norm (Wu & He 2018) of `x: [N, C, ..]`.
+#[derive(Debug, Module)]
+pub struct GroupNorm<R: Runtime> {
+    /// `[C]`.
+    pub weight: Param<R>,
+    /// `[C]`.
+    pub bias: Option<Param<R>>,
+    /// Added to the variance; 1e-5 unless set.
+    pub eps: f64,
+    groups: usize,
+}
+
+without_bias!(LayerNorm, GroupNorm);
+
+impl<R: Runtime> LayerNorm<R> {
+    /// Weight 1, bias 0.
+    pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
+        let (weight, bias) = (init.param([width], Initializer::Ones)?, Some(init.param([width], Initializer::Zeros)?));
+        Ok(LayerNorm { weight, bias, eps: 1e-5 })
+    }
+}
+
+impl<R: Runtime> RmsNorm<R> {
+    /// Weight 1.
+    pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
+        Ok(RmsNorm { weight: init.param([width], Initializer::Ones)?, eps: None })
+    }
+}
+
+impl<R: Runtime> GroupNorm<R> {
+    /// Weight 1, bias 0; `groups` divides `channels`.
+    pub fn new(init: &Init<R>, groups: usize, channels: usize) -> Result<Self> {
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(Error::argument("group_norm", format!("{groups} groups do not divide {channels} channels")));
+        }
+        let (weight, bias) = (init.param([channels], Initializer::Ones)?, Some(init.param([channels], Initializer::Zeros)?));
+        Ok(GroupNorm { weight, bias, eps: 1e-5, groups })
+    }
+}
+
+impl<R: Runtime> Forward<R> for LayerNorm<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.layer_norm(Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps)
+    }
+}
+
+impl<R: Runtime> Forward<R> for RmsNorm<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.rms_norm(Some(&self.weight.var()), self.eps.unwrap_or(x.dtype().epsilon()))
+    }
+}
+
+impl<R: Runtime> Forward<R> for GroupNorm<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.group_norm(self.groups, Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps)
+    }
+}

@@ -1,0 +1,271 @@
+//! Recurrent layers, batch first.
+//!
+//! The inputs of all steps are multiplied at once; a step multiplies the state alone, and one pointwise program does the rest.
+
+use std::{marker::PhantomData, sync::LazyLock};
+
+use autograd::Var;
+use numcore::{
+    Error, Result, Runtime, Tensor,
+    ops::{Apply, MatmulOps, PointwiseOps, ViewOps, cat, stack},
+    pointwise::Program,
+};
+
+use super::{Dropout, optional};
+use crate::{Forward, Init, Initializer, Module, Param, Visitor};
+
+/// What a recurrent layer does at each step.
+pub trait Cell: Send + Sync + 'static {
+    /// Gates: weights are `[GATES · H, ..]`.
+    const GATES: usize;
+    /// Values carried from step to step; the first is the output.
+    const STATES: usize;
+    /// The next state `[B, H]` of each, from the gates' parts of the input and of the state, `[B, GATES · H]`, and the state.
+    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>>;
+}
+
+/// `h' = tanh(W x + U h)` (Elman 1990).
+#[derive(Debug)]
+pub struct RnnCell;
+
+/// Long short-term memory (Hochreiter & Schmidhuber 1997); gates i, f, g, o; state h, c.
+#[derive(Debug)]
+pub struct LstmCell;
+
+/// Gated recurrent unit (Cho et al. 2014); gates r, z, n.
+#[derive(Debug)]
+pub struct GruCell;
+
+/// A plain recurrent layer.
+pub type Rnn<R> = Recurrent<R, RnnCell>;
+/// Long short-term memory.
+pub type Lstm<R> = Recurrent<R, LstmCell>;
+/// Gated recurrent units.
+pub type Gru<R> = Recurrent<R, GruCell>;
+
+impl Cell for RnnCell {
+    const GATES: usize = 1;
+    const STATES: usize = 1;
+
+    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, _: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        static STEP: LazyLock<Program> = LazyLock::new(|| Program::new("rnn", |[x, u], []| [(x + u).tanh()]));
+        Ok(vec![input.apply_program(&STEP, &[recurrent], &[])?])
+    }
+}
+
+impl Cell for LstmCell {
+    const GATES: usize = 4;
+    const STATES: usize = 2;
+
+    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        static STEP: LazyLock<Program> = LazyLock::new(|| {
+            Program::new("lstm", |[i, f, g, o, c], []| {
+                let c = f.sigmoid() * c + i.sigmoid() * g.tanh();
+                [o.sigmoid() * c.tanh(), c]
+            })
+        });
+        let gates = input.add(recurrent)?.chunk(1, Self::GATES)?;
+        let [i, rest @ ..] = &gates[..] else { return Ok(Vec::new()) };
+        let others: Vec<&Var<R>> = rest.iter().chain(&state[1..]).collect();
+        Ok(i.apply_program_all(&STEP, &others, &[])?.into_vec())
+    }
+}
+
+impl Cell for GruCell {
+    const GATES: usize = 3;
+    const STATES: usize = 1;
+
+    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        static STEP: LazyLock<Program> = LazyLock::new(|| {
+            Program::new("gru", |[xr, xz, xn, ur, uz, un, h], []| {
+                let (r, z) = ((xr + ur).sigmoid(), (xz + uz).sigmoid());
+                let n = (xn + r * un).tanh();
+                [n + z * (h - n)]
+            })
+        });
+        let (x, u) = (input.chunk(1, Self::GATES)?, recurrent.chunk(1, Self::GATES)?);
+        let others: Vec<&Var<R>> = x[1..].iter().chain(&u).chain(state).collect();
+        Ok(vec![x[0].apply_program(&STEP, &others, &[])?])
+    }
+}
+
+/// Sizes of a recurrent layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrentConfig {
+    /// Channels of the input.
+    pub inputs: usize,
+    /// Channels of the state.
+    pub hidden: usize,
+    /// Layers one above the other.
+    pub layers: usize,
+    /// Whether each layer also reads backwards; its output is then both, side by side.
+    pub bidirectional: bool,
+    /// Dropout between layers.
+    pub dropout: f64,
+    /// Whether there are biases.
+    pub bias: bool,
+}
+
+impl RecurrentConfig {
+    /// One layer with biases, reading forwards.
+    pub fn new(inputs: usize, hidden: usize) -> Self {
+        RecurrentConfig { inputs, hidden, layers: 1, bidirectional: false, dropout: 0.0, bias: true }
+    }
+}
+
+/// What a recurrent layer gives.
+pub struct RecurrentOutput<R: Runtime> {
+    /// The last layer's h at every step, `[B, T, H]` (`[B, T, 2H]` if bidirectional).
+    pub output: Var<R>,
+    /// The state after the last step, each `[layers · directions, B, H]`: h, and c of an [`Lstm`].
+    pub state: Vec<Var<R>>,
+}
+
+/// Layers of recurrent cells over `x: [B, T, I]`. Parameters are named as PyTorch's: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`,
+/// `bias_hh_l0`, those that read backwards with `_reverse` at the end.
+pub struct Recurrent<R: Runtime, C: Cell> {
+    /// By layer, then direction.
+    passes: Vec<Pass<R>>,
+    dropout: Dropout,
+    config: RecurrentConfig,
+    cell: PhantomData<C>,
+}
+
+/// One direction of one layer.
+struct Pass<R: Runtime> {
+    suffix: String,
+    reverse: bool,
+    weight_ih: Param<R>,
+    weight_hh: Param<R>,
+    bias_ih: Option<Param<R>>,
+    bias_hh: Option<Param<R>>,
+}
+
+impl<R: Runtime, C: Cell> Recurrent<R, C> {
+    /// Every parameter uniform in `±1/√hidden`.
+    pub fn new(init: &Init<R>, config: RecurrentConfig) -> Result<Self> {
+        let directions = config.directions();
+        let passes = (0..config.layers * directions).map(|n| Pass::new::<C>(init, &config, n / directions, n % directions == 1));
+        let passes = passes.collect::<Result<Vec<_>>>()?;
+        if passes.is_empty() {
+            return Err(Error::argument("recurrent", "needs at least one layer"));
+        }
+        Ok(Recurrent { passes, dropout: Dropout::new(config.dropout)?, config, cell: PhantomData })
+    }
+
+    /// Reads `x: [B, T, I]` from `state` (zeros if `None`), each `[layers · directions, B, H]`.
+    pub fn run(&self, x: &Var<R>, state: Option<&[Var<R>]>) -> Result<RecurrentOutput<R>> {
+        self.check(x, state)?;
+        let directions = self.config.directions();
+        let mut below = x.clone();
+        let mut finals: Vec<Vec<Var<R>>> = vec![Vec::new(); C::STATES];
+        for (layer, passes) in self.passes.chunks(directions).enumerate() {
+            if layer > 0 {
+                below = self.dropout.forward(&below)?;
+            }
+            let mut outputs = Vec::with_capacity(directions);
+            for (direction, pass) in passes.iter().enumerate() {
+                let start = self.start(x, state, layer * directions + direction)?;
+                let (output, end) = pass.run::<C>(&below, start)?;
+                outputs.push(output);
+                finals.iter_mut().zip(end).for_each(|(all, s)| all.push(s));
+            }
+            below = if let [only] = &outputs[..] { only.clone() } else { cat(&refs(&outputs), -1)? };
+        }
+        let state = finals.iter().map(|s| stack(&refs(s), 0)).collect::<Result<_>>()?;
+        Ok(RecurrentOutput { output: below, state })
+    }
+
+    fn start(&self, x: &Var<R>, state: Option<&[Var<R>]>, pass: usize) -> Result<Vec<Var<R>>> {
+        match state {
+            Some(state) => state.iter().map(|s| s.select(0, pass)).collect(),
+            None => {
+                let zeros = Tensor::zeros(x.runtime(), [x.spec().shape[0], self.config.hidden], x.dtype())?;
+                Ok(vec![Var::new(zeros); C::STATES])
+            }
+        }
+    }
+
+    fn check(&self, x: &Var<R>, state: Option<&[Var<R>]>) -> Result<()> {
+        let shape = x.spec().shape;
+        if shape.rank() != 3 || shape[1] == 0 || shape[2] != self.config.inputs {
+            let why = format!("the input must be [B, T, {}] with at least one step", self.config.inputs);
+            return Err(Error::shape("recurrent", &[shape], why));
+        }
+        let needed = [self.passes.len(), shape[0], self.config.hidden];
+        let fits = |s: &[Var<R>]| s.len() == C::STATES && s.iter().all(|v| v.spec().shape[..] == needed);
+        if state.is_some_and(|s| !fits(s)) {
+            let why = format!("the state must be {} of {needed:?}", C::STATES);
+            let shapes: Vec<_> = state.iter().flat_map(|s| s.iter()).map(|v| v.spec().shape).collect();
+            return Err(Error::shape("recurrent", &shapes, why));
+        }
+        Ok(())
+    }
+}
+
+impl RecurrentConfig {
+    fn directions(&self) -> usize {
+        1 + usize::from(self.bidirectional)
+    }
+}
+
+impl<R: Runtime> Pass<R> {
+    fn new<C: Cell>(init: &Init<R>, config: &RecurrentConfig, layer: usize, reverse: bool) -> Result<Self> {
+        let RecurrentConfig { inputs, hidden, bias, .. } = *config;
+        let (rows, how) = (C::GATES * hidden, Initializer::by_fan(hidden));
+        let columns = if layer == 0 { inputs } else { hidden * config.directions() };
+        let optional_bias = || bias.then(|| init.bias([rows], how)).transpose();
+        Ok(Pass {
+            suffix: format!("_l{layer}{}", if reverse { "_reverse" } else { "" }),
+            reverse,
+            weight_ih: init.weight([rows, columns], how)?,
+            weight_hh: init.weight([rows, hidden], how)?,
+            bias_ih: optional_bias()?,
+            bias_hh: optional_bias()?,
+        })
+    }
+
+    /// Every step's h, `[B, T, H]`, and the last state.
+    fn run<C: Cell>(&self, x: &Var<R>, mut state: Vec<Var<R>>) -> Result<(Var<R>, Vec<Var<R>>)> {
+        let inputs = x.linear(&self.weight_ih.var(), optional(&self.bias_ih).as_ref())?;
+        let (weight, bias) = (self.weight_hh.var(), optional(&self.bias_hh));
+        let steps = x.spec().shape[1];
+        let mut outputs = Vec::with_capacity(steps);
+        for i in 0..steps {
+            let t = if self.reverse { steps - 1 - i } else { i };
+            let recurrent = state[0].linear(&weight, bias.as_ref())?;
+            state = C::step(&inputs.select(1, t)?, &recurrent, &state)?;
+            outputs.push(state[0].clone());
+        }
+        if self.reverse {
+            outputs.reverse();
+        }
+        Ok((stack(&refs(&outputs), 1)?, state))
+    }
+}
+
+fn refs<T>(values: &[T]) -> Vec<&T> {
+    values.iter().collect()
+}
+
+impl<R: Runtime, C: Cell> Module<R> for Recurrent<R, C> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.enter(name);
+        for pass in &self.passes {
+            let name = |what: &str| format!("{what}{}", pass.suffix);
+            pass.weight_ih.visit(&name("weight_ih"), visitor);
+            pass.weight_hh.visit(&name("weight_hh"), visitor);
+            pass.bias_ih.visit(&name("bias_ih"), visitor);
+            pass.bias_hh.visit(&name("bias_hh"), visitor);
+        }
+        Module::<R>::visit(&self.dropout, "dropout", visitor);
+        visitor.leave();
+    }
+}
+
+/// Every step's output, from a state of zeros.
+impl<R: Runtime, C: Cell> Forward<R> for Recurrent<R, C> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        Ok(self.run(x, None)?.output)
+    }
+}

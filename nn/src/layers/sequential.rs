@@ -1,0 +1,68 @@
+//! Layers one after another.
+
+use autograd::Var;
+use numcore::{Result, Runtime};
+
+use crate::{Forward, Module};
+
+/// Layers one after another, named "0", "1", ….
+///
+/// ```
+/// use nn::{Init, Linear, Relu, Sequential};
+/// # use numcore::NullRuntime;
+/// let init = Init::new(&NullRuntime::new(), 0);
+/// let model = Sequential::new().push(Linear::new(&init, 8, 16)?).push(Relu).push(Linear::new(&init, 16, 3)?);
+/// assert_eq!(model.len(), 3);
+/// # Ok::<(), numcore::Error>(())
+/// ```
+#[derive(Module)]
+pub struct Sequential<R: Runtime> {
+    #[module(flatten)]
+    layers: Vec<Box<dyn Forward<R>>>,
+}
+
+impl<R: Runtime> Default for Sequential<R> {
+    fn default() -> Self {
+        Sequential { layers: Vec::new() }
+    }
+}
+
+impl<R: Runtime> Sequential<R> {
+    /// No layers: the identity.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With another layer at the end.
+    pub fn push(mut self, layer: impl Forward<R> + 'static) -> Self {
+        self.layers.push(Box::new(layer));
+        self
+    }
+
+    /// How many layers there are.
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// Its layers, in order: a pipeline's stages are cut from these.
+    pub fn into_layers(self) -> Vec<Box<dyn Forward<R>>> {
+        self.layers
+    }
+}
+
+impl<R: Runtime> FromIterator<Box<dyn Forward<R>>> for Sequential<R> {
+    fn from_iter<I: IntoIterator<Item = Box<dyn Forward<R>>>>(layers: I) -> Self {
+        Sequential { layers: layers.into_iter().collect() }
+    }
+}
+
+impl<R: Runtime> Forward<R> for Sequential<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x))
+    }
+}

@@ -1,0 +1,37 @@
+//! Layers that compute nothing.
+
+use autograd::Var;
+use numcore::{Result, Runtime, ops::ViewOps};
+
+use crate::{Forward, Module};
+
+/// Gives its input back.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+pub struct Identity;
+
+impl<R: Runtime> Forward<R> for Identity {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        Ok(x.clone())
+    }
+}
+
+/// Merges axes: by default all but the first, `[N, ..]` to `[N, M]`.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+pub struct Flatten {
+    /// The first axis merged.
+    pub start: isize,
+    /// The last.
+    pub end: isize,
+}
+
+impl Default for Flatten {
+    fn default() -> Self {
+        Flatten { start: 1, end: -1 }
+    }
+}
+
+impl<R: Runtime> Forward<R> for Flatten {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.flatten(self.start, self.end)
+    }
+}

@@ -1,0 +1,110 @@
+//! The blocks of a decoder.
+
+use autograd::Var;
+use numcore::{
+    Result, Runtime,
+    fused::NnOps,
+    ops::{PointwiseOps, ViewOps},
+};
+
+use super::{
+    Dropout, LayerNorm, Linear,
+    attention::{check_heads, merge_heads, split_heads, three},
+};
+use crate::{Forward, Init, Module};
+
+/// Attention of `x: [B, T, C]` over itself, no position seeing a later one.
+#[derive(Debug, Module)]
+pub struct CausalSelfAttention<R: Runtime> {
+    /// Queries, keys and values of one product: `[3C, C]`.
+    pub qkv: Linear<R>,
+    /// The projection of what the heads found.
+    pub proj: Linear<R>,
+    heads: usize,
+}
+
+impl<R: Runtime> CausalSelfAttention<R> {
+    /// `heads` divides `width`.
+    pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
+        check_heads(width, heads)?;
+        Ok(CausalSelfAttention {
+            qkv: Linear::new(init, width, 3 * width)?,
+            proj: Linear::new(init, width, width)?,
+            heads,
+        })
+    }
+
+    /// The same without biases.
+    pub fn without_bias(self) -> Self {
+        CausalSelfAttention { qkv: self.qkv.without_bias(), proj: self.proj.without_bias(), ..self }
+    }
+}
+
+impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let parts = self.qkv.forward(x)?.chunk(-1, 3)?;
+        let [q, k, v] = three(parts)?.map(|x| split_heads(&x, self.heads));
+        self.proj.forward(&merge_heads(&q?.attention(&k?, &v?, None, true, None)?)?)
+    }
+}
+
+/// Sizes of a [`Block`].
+#[derive(Clone, Copy, Debug)]
+pub struct BlockConfig {
+    /// Channels.
+    pub width: usize,
+    /// Heads; they divide `width`.
+    pub heads: usize,
+    /// Whether linear layers have biases.
+    pub bias: bool,
+    /// Dropout of what each half adds.
+    pub dropout: f64,
+}
+
+/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`.
+#[derive(Debug, Module)]
+pub struct Block<R: Runtime> {
+    /// Before attention.
+    pub ln1: LayerNorm<R>,
+    /// Its parts are named as the block's own.
+    #[module(flatten)]
+    pub attention: CausalSelfAttention<R>,
+    /// Before the linear layers.
+    pub ln2: LayerNorm<R>,
+    /// To four times the width.
+    pub fc1: Linear<R>,
+    /// And back.
+    pub fc2: Linear<R>,
+    dropout: Dropout,
+}
+
+impl<R: Runtime> Block<R> {
+    /// A block of these sizes.
+    pub fn new(init: &Init<R>, config: BlockConfig) -> Result<Self> {
+        let BlockConfig { width, heads, bias, dropout } = config;
+        let block = Block {
+            ln1: LayerNorm::new(init, width)?,
+            attention: CausalSelfAttention::new(init, width, heads)?,
+            ln2: LayerNorm::new(init, width)?,
+            fc1: Linear::new(init, width, 4 * width)?,
+            fc2: Linear::new(init, 4 * width, width)?,
+            dropout: Dropout::new(dropout)?,
+        };
+        Ok(if bias { block } else { block.without_bias() })
+    }
+
+    /// The same without biases in its linear layers.
+    fn without_bias(self) -> Self {
+        let attention = self.attention.without_bias();
+        Block { attention, fc1: self.fc1.without_bias(), fc2: self.fc2.without_bias(), ..self }
+    }
+}
+
+impl<R: Runtime> Forward<R> for Block<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let attended = self.attention.forward(&self.ln1.forward(x)?)?;
+        let x = x.add(&self.dropout.forward(&attended)?)?;
+        let widened = self.fc1.forward(&self.ln2.forward(&x)?)?.gelu()?;
+        x.add(&self.dropout.forward(&self.fc2.forward(&widened)?)?)
+    }
+}

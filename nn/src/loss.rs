@@ -1,0 +1,167 @@
+//! Losses: functions of tensors and variables alike, with PyTorch's definitions.
+//!
+//! An elementwise loss is one pointwise program, and its sum or mean the same program reduced: one launch forward, one backward.
+//! Input and target must have one shape; nothing is broadcast, because a loss of `[N, 1]` against `[N]` is a mistake.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    DType, Error, Result, Scalar, Shape, Tensor,
+    fused::{CrossEntropyOptions, NnOps},
+    ops::{Apply, IndexOps, PointwiseOps, Reduce, ReduceOps, ViewOps},
+    pointwise::{Expr, Program},
+};
+
+pub use numcore::fused::Reduction;
+
+macro_rules! elementwise {
+    ($($(#[$doc:meta])* $name:ident($x:ident, $y:ident $(; $number:ident)?) = $loss:expr;)*) => {$(
+        $(#[$doc])*
+        pub fn $name<T: Apply>(input: &T, target: &T, $($number: f64,)? reduction: Reduction) -> Result<T> {
+            static P: LazyLock<Program> = LazyLock::new(|| {
+                Program::new(stringify!($name), |[$x, $y], [scale $(, $number)?]| [$loss * scale])
+            });
+            reduced(&P, input, target, &[$($number.into())?], reduction)
+        }
+    )*};
+}
+
+elementwise! {
+    /// `(x − y)²`.
+    mse(x, y) = (x - y).square();
+    /// `|x − y|`.
+    l1(x, y) = (x - y).abs();
+    /// With `d = |x − y|`: `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964).
+    huber(x, y; delta) = {
+        let d = (x - y).abs();
+        d.le(delta).select(d * d * 0.5, (d - delta * 0.5) * delta)
+    };
+    /// Binary cross-entropy `−(y ln x + (1 − y) ln(1 − x))` of probabilities `x`; logarithms end at −100. Prefer
+    /// [`bce_with_logits`], which is exact where a probability would round to 0 or 1.
+    bce(x, y) = (y - 1.0) * bounded_log(1.0 - x) - y * bounded_log(x);
+    /// Binary cross-entropy of logits: `(1 − y) · x − ln sigmoid(x)`, without overflow.
+    bce_with_logits(x, y) = (1.0 - y) * x - x.log_sigmoid();
+    /// Kullback–Leibler divergence `y · (ln y − x)` of log-probabilities `x` from probabilities `y`; 0 where `y` is 0. The
+    /// divergence of distributions is its sum over the number of rows: the mean is over elements.
+    kl_div(x, y) = y.gt(0.0).select(y * (y.gt(0.0).select(y, 1.0).log() - x), y * 0.0);
+}
+
+/// With `d = |x − y|`: `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`] where `beta` is 0.
+pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reduction) -> Result<T> {
+    static P: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("smooth_l1", |[x, y], [scale, beta]| {
+            let d = (x - y).abs();
+            [d.lt(beta).select(d * d * 0.5 / beta, d - beta * 0.5) * scale]
+        })
+    });
+    if beta == 0.0 {
+        return l1(input, target, reduction);
+    }
+    reduced(&P, input, target, &[beta.into()], reduction)
+}
+
+/// `ln x`, at least −100. The inner choice keeps the derivative finite where the outer one takes the bound.
+fn bounded_log(x: Expr<'_>) -> Expr<'_> {
+    let positive = x.gt(0.0);
+    positive.select(positive.select(x, 1.0).log().max(-100.0), -100.0)
+}
+
+/// A program of input, target and a scale, reduced: the scale of a mean is one over the count.
+fn reduced<T: Apply>(program: &Program, input: &T, target: &T, numbers: &[Scalar], reduction: Reduction) -> Result<T> {
+    let shape = same_shape(program.name(), input, target)?;
+    let scale = if reduction == Reduction::Mean { 1.0 / shape.numel() as f64 } else { 1.0 };
+    let scalars: Vec<Scalar> = std::iter::once(scale.into()).chain(numbers.iter().copied()).collect();
+    if reduction == Reduction::None {
+        return input.apply_program(program, &[target], &scalars);
+    }
+    let sum = Reduce::sum_of(program.clone(), scalars.into(), shape_of_ones(shape)?);
+    T::apply1(sum, &[input, target])?.reshape([])
+}
+
+fn shape_of_ones(shape: Shape) -> Result<Shape> {
+    Shape::new(&vec![1; shape.rank()])
+}
+
+fn same_shape<T: Apply>(op: &'static str, input: &T, target: &T) -> Result<Shape> {
+    let (x, y) = (input.spec().shape, target.spec().shape);
+    if x != y {
+        return Err(Error::shape(op, &[x, y], "input and target must have one shape; reshape or broadcast one of them"));
+    }
+    Ok(x)
+}
+
+/// Cross-entropy of logits `[.., C]` with classes `[..]` (`i64`), the mean over the rows that count.
+pub fn cross_entropy<T: Apply>(logits: &T, target: &T) -> Result<T> {
+    cross_entropy_with(logits, target, None, CrossEntropyOptions::default())
+}
+
+/// [`cross_entropy`] with `weight: [C]` of each class, and options. Classes are on the last axis, also of more than two.
+pub fn cross_entropy_with<T: Apply>(
+    logits: &T,
+    target: &T,
+    weight: Option<&T>,
+    options: CrossEntropyOptions,
+) -> Result<T> {
+    let rows = Rows::of("cross_entropy", logits, target)?;
+    rows.restore(rows.input.cross_entropy(&rows.target, weight, options)?, options.reduction)
+}
+
+/// Options of [`nll`].
+#[derive(Clone, Copy, Debug)]
+pub struct NllOptions {
+    /// Rows of this class do not count; −100 by convention.
+    pub ignore_index: i64,
+    /// How rows become one number.
+    pub reduction: Reduction,
+}
+
+impl Default for NllOptions {
+    fn default() -> Self {
+        NllOptions { ignore_index: -100, reduction: Reduction::Mean }
+    }
+}
+
+/// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`, optionally with `weight: [C]` of each
+/// class; the mean is over the targets' weights, as PyTorch's.
+pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOptions) -> Result<T> {
+    let rows = Rows::of("nll", input, target)?;
+    let counts = rows.target.ne(options.ignore_index as f64)?;
+    let zero = T::constant(Tensor::zeros(input.runtime(), [1], DType::I64)?);
+    let class = rows.target.where_cond(&counts, &zero)?;
+    let of_class = match weight {
+        Some(w) => w.index_select(0, &class)?,
+        None => T::constant(Tensor::ones(input.runtime(), class.spec().shape, input.spec().dtype)?),
+    };
+    let weights = of_class.where_cond(&counts, 0.0)?;
+    // Where the row does not count its value is not read either: 0 · −∞ would be NaN.
+    let picked = rows.input.gather(-1, &class.unsqueeze(-1)?)?.squeeze(-1)?.where_cond(&counts, 0.0)?;
+    let losses = picked.mul(&weights)?.neg()?;
+    match options.reduction {
+        Reduction::None => rows.restore(losses, Reduction::None),
+        Reduction::Sum => losses.sum(&[], false),
+        Reduction::Mean => losses.sum(&[], false)?.div(&weights.sum(&[], false)?),
+    }
+}
+
+/// Input `[.., C]` and target `[..]` as `[N, C]` and `[N]`.
+struct Rows<T> {
+    input: T,
+    target: T,
+    lead: Shape,
+}
+
+impl<T: Apply> Rows<T> {
+    fn of(op: &'static str, input: &T, target: &T) -> Result<Self> {
+        let (x, y) = (input.spec().shape, target.spec().shape);
+        let Some((&classes, lead)) = x.split_last().filter(|(_, lead)| **lead == y[..]) else {
+            return Err(Error::shape(op, &[x, y], "needs [.., C] and classes [..] with the same leading axes"));
+        };
+        let n: usize = lead.iter().product();
+        Ok(Rows { input: input.reshape([n, classes])?, target: target.reshape([n])?, lead: y })
+    }
+
+    /// Losses that were not reduced, in the target's shape.
+    fn restore(&self, loss: T, reduction: Reduction) -> Result<T> {
+        if reduction == Reduction::None { loss.reshape(self.lead) } else { Ok(loss) }
+    }
+}

@@ -1,0 +1,104 @@
+//! [`Module`]: the one trait of everything that holds state. It only shows its parts; what is done with them is a [`Visitor`]'s.
+
+use std::sync::Arc;
+
+use autograd::Var;
+use numcore::{Result, Runtime};
+
+use crate::{Buffer, Mode, Param};
+
+/// Something that holds parameters, buffers or modes: a model, a layer, or one of those three.
+///
+/// Derive it. By hand, call [`Visitor::enter`], `visit` of every part with its name, and [`Visitor::leave`], always in the same
+/// order: it is the order of the model's parameters.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no module on `{R}`",
+    label = "holds nothing a model can visit",
+    note = "derive `Module` for it, or, if it is a field that holds no parameters, mark it `#[module(skip)]`"
+)]
+pub trait Module<R: Runtime>: Send + Sync {
+    /// Shows every part to `visitor`; `name` is this module's own among its parent's parts, empty for the whole model.
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>);
+}
+
+/// A module that makes one value of one value.
+#[diagnostic::on_unimplemented(message = "`{Self}` does not make one variable of another on `{R}`")]
+pub trait Forward<R: Runtime>: Module<R> {
+    /// Applies it.
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>>;
+}
+
+/// What is told of a module's parts.
+pub trait Visitor<R: Runtime> {
+    /// The parts that follow, up to the matching [`leave`](Visitor::leave), belong to the part `name`.
+    fn enter(&mut self, name: &str) {
+        let _ = name;
+    }
+    /// The part entered last is complete.
+    fn leave(&mut self) {}
+    /// A parameter.
+    fn parameter(&mut self, name: &str, parameter: &Param<R>) {
+        let _ = (name, parameter);
+    }
+    /// A buffer.
+    fn buffer(&mut self, name: &str, buffer: &Buffer<R>) {
+        let _ = (name, buffer);
+    }
+    /// A flag that says whether the model trains.
+    fn mode(&mut self, mode: &Mode) {
+        let _ = mode;
+    }
+}
+
+impl<R: Runtime> Module<R> for Param<R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.parameter(name, self);
+    }
+}
+
+impl<R: Runtime> Module<R> for Buffer<R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.buffer(name, self);
+    }
+}
+
+impl<R: Runtime> Module<R> for Mode {
+    fn visit(&self, _: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.mode(self);
+    }
+}
+
+/// Children "0", "1", ….
+impl<R: Runtime, M: Module<R>> Module<R> for Vec<M> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.enter(name);
+        self.iter().enumerate().for_each(|(i, child)| child.visit(&i.to_string(), visitor));
+        visitor.leave();
+    }
+}
+
+impl<R: Runtime, M: Module<R>> Module<R> for Option<M> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        if let Some(module) = self {
+            module.visit(name, visitor);
+        }
+    }
+}
+
+macro_rules! pointer {
+    ($($pointer:ident),*) => {$(
+        impl<R: Runtime, M: Module<R> + ?Sized> Module<R> for $pointer<M> {
+            fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+                (**self).visit(name, visitor);
+            }
+        }
+
+        impl<R: Runtime, M: Forward<R> + ?Sized> Forward<R> for $pointer<M> {
+            fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+                (**self).forward(x)
+            }
+        }
+    )*};
+}
+
+pointer!(Box, Arc);

@@ -1,0 +1,154 @@
+//! What can be done with any model: name, count, freeze, cast, save and load its parts.
+
+use std::{collections::HashSet, path::Path};
+
+use numcore::{DType, Result, Runtime, Tensor, safetensors::Notes};
+
+use crate::{
+    Buffer, Entry, LoadReport, Module, Param,
+    state::{self, State},
+    summary, walk,
+};
+
+/// How many numbers a model's parameters hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ParameterCount {
+    /// Those that are trained.
+    pub trainable: usize,
+    /// All.
+    pub total: usize,
+}
+
+/// What every model can do.
+pub trait ModuleExt<R: Runtime>: Module<R> {
+    /// Its parameters with their full names, in its own order. A shared one comes once, under its first name.
+    ///
+    /// Each parameter's leaf takes that name, which errors then show: ask the whole model, not a part of it.
+    fn named_parameters(&self) -> Vec<(String, Param<R>)> {
+        let mut seen = HashSet::new();
+        let mut named = Vec::new();
+        walk(self, |name, entry| match entry {
+            Entry::Parameter(p) if seen.insert(p.id()) => named.push((name.to_string(), p.clone())),
+            _ => {}
+        });
+        named.iter().for_each(|(name, p)| p.leaf().rename(name));
+        named
+    }
+
+    /// Its parameters, in its own order, each once.
+    fn parameters(&self) -> Vec<Param<R>> {
+        self.named_parameters().into_iter().map(|(_, p)| p).collect()
+    }
+
+    /// Its buffers with their full names, in its own order, each once.
+    fn named_buffers(&self) -> Vec<(String, Buffer<R>)> {
+        let mut seen = HashSet::new();
+        let mut named = Vec::new();
+        walk(self, |name, entry| match entry {
+            Entry::Buffer(b) if seen.insert(b.id()) => named.push((name.to_string(), b.clone())),
+            _ => {}
+        });
+        named
+    }
+
+    /// Says whether it trains: dropout drops and batch norm learns its statistics only then.
+    fn set_training(&self, yes: bool) {
+        walk(self, |_, entry| {
+            if let Entry::Mode(mode) = entry {
+                mode.set_training(yes);
+            }
+        });
+    }
+
+    /// It trains from now on.
+    fn train(&self) {
+        self.set_training(true);
+    }
+
+    /// It is used, not trained, from now on.
+    fn eval(&self) {
+        self.set_training(false);
+    }
+
+    /// No gradient flows to its parameters from now on.
+    fn freeze(&self) {
+        self.freeze_where(|_| true);
+    }
+
+    /// Gradients flow to its parameters again.
+    fn unfreeze(&self) {
+        self.unfreeze_where(|_| true);
+    }
+
+    /// Freezes the parameters whose full name satisfies `which`: `model.freeze_where(under("encoder"))`.
+    fn freeze_where(&self, which: impl Fn(&str) -> bool) {
+        set_requires_grad(self, which, false);
+    }
+
+    /// Trains the parameters whose full name satisfies `which` again.
+    fn unfreeze_where(&self, which: impl Fn(&str) -> bool) {
+        set_requires_grad(self, which, true);
+    }
+
+    /// How many numbers its parameters hold.
+    fn num_parameters(&self) -> ParameterCount {
+        let mut count = ParameterCount::default();
+        for p in self.parameters() {
+            let numel = p.shape().numel();
+            count.total += numel;
+            count.trainable += if p.requires_grad() { numel } else { 0 };
+        }
+        count
+    }
+
+    /// A table of its parameters: name, shape, dtype, whether trained, how many numbers; and their sum.
+    fn summary(&self) -> String {
+        summary::table(&self.named_parameters())
+    }
+
+    /// Casts its floating parameters and buffers. Parameters get other leaves: cast before optimizers and trainers are made.
+    fn to_dtype(&self, dtype: DType) -> Result<()> {
+        let mut parameters = self.parameters().into_iter().filter(|p| p.dtype().is_float());
+        let mut buffers = self.named_buffers().into_iter().filter(|(_, b)| b.spec().dtype.is_float());
+        parameters.try_for_each(|p| p.to_dtype(dtype))?;
+        buffers.try_for_each(|(_, b)| b.to_dtype(dtype))
+    }
+
+    /// The values of its parameters and buffers by full name, in its own order. A shared one comes once, under its first name.
+    fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
+        State::of(self).values()
+    }
+
+    /// Takes values for its parameters and buffers.
+    ///
+    /// With `strict`, every one must be given and no other; without it, those that are given are taken, and the report says what
+    /// was missing and what was not expected. Shapes, dtypes and devices must agree either way. One error lists everything that is wrong, and nothing is
+    /// changed unless everything fits. A value that is shared with its giver is copied.
+    fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
+        State::of(self).load(values, strict)
+    }
+
+    /// Writes its state to a safetensors file, which replaces the one at `path` only once it is complete.
+    fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<()> {
+        numcore::safetensors::save(path, &self.state_dict()?, &Notes::new())
+    }
+
+    /// Takes its state from a safetensors file, as [`load_state_dict`](ModuleExt::load_state_dict).
+    fn load_safetensors(&self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
+        state::load_file(&State::of(self), path.as_ref(), strict)
+    }
+}
+
+impl<R: Runtime, M: Module<R> + ?Sized> ModuleExt<R> for M {}
+
+/// Whether a name is `prefix` or lies under it: `under("encoder")` takes `encoder.0.weight`, not `encoder2.weight`.
+pub fn under(prefix: &str) -> impl Fn(&str) -> bool {
+    move |name| name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || prefix.is_empty())
+}
+
+fn set_requires_grad<R: Runtime>(module: &(impl Module<R> + ?Sized), which: impl Fn(&str) -> bool, yes: bool) {
+    walk(module, |name, entry| match entry {
+        Entry::Parameter(p) if which(name) => p.set_requires_grad(yes),
+        _ => {}
+    });
+}

@@ -1,0 +1,170 @@
+//! A model's state by name: taken out, and put back all or nothing.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::Path,
+};
+
+use numcore::{
+    Error, Result, Runtime, Tensor, TensorMut, Use,
+    ops::{Apply, Op, Spec},
+    safetensors,
+};
+
+use crate::{Buffer, Entry, Module, Param, walk};
+
+/// What a load that is not strict left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// Entries of the model that were not given, and keep their values.
+    pub missing: Vec<String>,
+    /// Values that were given and have no place in the model.
+    pub unexpected: Vec<String>,
+}
+
+/// A model's parameters and buffers, each once, under every name it goes by.
+pub(crate) struct State<R: Runtime>(Vec<Named<R>>);
+
+struct Named<R: Runtime> {
+    names: Vec<String>,
+    slot: Slot<R>,
+}
+
+enum Slot<R: Runtime> {
+    Parameter(Param<R>),
+    Buffer(Buffer<R>),
+}
+
+impl<R: Runtime> Slot<R> {
+    fn value(&self) -> Result<Tensor<R>> {
+        match self {
+            Slot::Parameter(p) => p.value(),
+            Slot::Buffer(b) => Ok(b.value()),
+        }
+    }
+
+    fn set(&self, value: Tensor<R>) -> Result<()> {
+        match self {
+            Slot::Parameter(p) => p.set(value),
+            Slot::Buffer(b) => b.set(value),
+        }
+    }
+
+    fn spec(&self) -> Spec {
+        match self {
+            Slot::Parameter(p) => p.spec(),
+            Slot::Buffer(b) => b.spec(),
+        }
+    }
+
+    fn runtime(&self) -> R {
+        match self {
+            Slot::Parameter(p) => p.leaf().runtime().clone(),
+            Slot::Buffer(b) => b.value().runtime().clone(),
+        }
+    }
+
+    /// Why a value cannot take this place, if it cannot.
+    fn mismatch(&self, value: &Tensor<R>) -> Option<String> {
+        let (is, got) = (self.spec(), value.spec());
+        if is != got {
+            return Some(format!("is {} {}, given {} {}", is.dtype, is.shape, got.dtype, got.shape));
+        }
+        let (here, there) = (self.runtime().device(), value.device());
+        (here != there).then(|| format!("is on {here}, given on {there}"))
+    }
+}
+
+impl<R: Runtime> State<R> {
+    pub(crate) fn of(module: &(impl Module<R> + ?Sized)) -> Self {
+        let mut by_id = HashMap::new();
+        let mut entries: Vec<Named<R>> = Vec::new();
+        walk(module, |name, entry| {
+            let (id, slot) = match entry {
+                Entry::Parameter(p) => (p.id(), Slot::Parameter(p.clone())),
+                Entry::Buffer(b) => (b.id(), Slot::Buffer(b.clone())),
+                Entry::Mode(_) => return,
+            };
+            let at = *by_id.entry(id).or_insert(entries.len());
+            if at == entries.len() {
+                entries.push(Named { names: Vec::new(), slot });
+            }
+            entries[at].names.push(name.to_string());
+        });
+        State(entries)
+    }
+
+    pub(crate) fn values(&self) -> Result<Vec<(String, Tensor<R>)>> {
+        self.0.iter().map(|e| Ok((e.names[0].clone(), e.slot.value()?))).collect()
+    }
+
+    pub(crate) fn load(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
+        let mut given: HashMap<String, Tensor<R>> = HashMap::new();
+        let mut wrong = Wrong::default();
+        for (name, value) in values {
+            if given.insert(name.clone(), value).is_some() {
+                wrong.mismatching.push(format!("{name} is given twice"));
+            }
+        }
+        let mut fits = Vec::new();
+        for Named { names, slot } in &self.0 {
+            // A file may hold a shared parameter once or under every name.
+            let mut found: Vec<Tensor<R>> = names.iter().filter_map(|n| given.remove(n)).collect();
+            let Some(value) = (!found.is_empty()).then(|| found.remove(0)) else {
+                wrong.report.missing.push(names[0].clone());
+                continue;
+            };
+            match slot.mismatch(&value) {
+                Some(why) => wrong.mismatching.push(format!("{} {why}", names[0])),
+                None => fits.push((slot, value)),
+            }
+        }
+        wrong.report.unexpected = given.into_keys().collect::<BTreeSet<_>>().into_iter().collect();
+        let report = wrong.check(strict)?;
+        let owned = fits.into_iter().map(|(slot, value)| Ok((slot, owned(value, slot)?))).collect::<Result<Vec<_>>>()?;
+        owned.into_iter().try_for_each(|(slot, value)| slot.set(value))?;
+        Ok(report)
+    }
+}
+
+/// Takes a state from a file, by way of the memory its parameters are booked under.
+pub(crate) fn load_file<R: Runtime>(state: &State<R>, path: &Path, strict: bool) -> Result<LoadReport> {
+    let Some(first) = state.0.first() else {
+        return state.load(Vec::new(), strict);
+    };
+    let rt = first.slot.runtime().tagged(Use::Parameters);
+    state.load(safetensors::load(path, &rt)?, strict)
+}
+
+/// The value in memory no one else holds, so that it can be updated in place.
+fn owned<R: Runtime>(value: Tensor<R>, slot: &Slot<R>) -> Result<Tensor<R>> {
+    match value.try_mut() {
+        Ok(memory) => memory.freeze(),
+        Err(shared) => {
+            let mut memory = TensorMut::alloc(&slot.runtime(), *shared.shape(), shared.dtype())?;
+            memory.accumulate(&Op::identity(), &[&shared])?;
+            memory.freeze()
+        }
+    }
+}
+
+/// All that does not fit.
+#[derive(Default)]
+struct Wrong {
+    report: LoadReport,
+    mismatching: Vec<String>,
+}
+
+impl Wrong {
+    fn check(self, strict: bool) -> Result<LoadReport> {
+        let LoadReport { missing, unexpected } = &self.report;
+        let (missing, unexpected) = if strict { (&missing[..], &unexpected[..]) } else { (&[][..], &[][..]) };
+        let lists = [("missing", missing), ("unexpected", unexpected), ("mismatching", &self.mismatching)];
+        let why: Vec<String> = lists
+            .iter()
+            .filter(|(_, names)| !names.is_empty())
+            .map(|(what, names)| format!("{} {what}: {}", names.len(), names.join(", ")))
+            .collect();
+        if why.is_empty() { Ok(self.report) } else { Err(Error::state("state dict", why.join("; "))) }
+    }
+}

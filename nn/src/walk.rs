@@ -1,0 +1,69 @@
+//! A model's parts with their full names, in the model's own order.
+
+use numcore::Runtime;
+
+use crate::{Buffer, Mode, Module, Param, Visitor};
+
+/// A part of a model that holds something.
+pub enum Entry<'a, R: Runtime> {
+    /// A parameter.
+    Parameter(&'a Param<R>),
+    /// A buffer.
+    Buffer(&'a Buffer<R>),
+    /// A flag that says whether the model trains; its name is that of the module it belongs to.
+    Mode(&'a Mode),
+}
+
+/// Shows every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared one is shown wherever it occurs.
+pub fn walk<R: Runtime>(module: &(impl Module<R> + ?Sized), mut see: impl FnMut(&str, Entry<'_, R>)) {
+    module.visit("", &mut Walk { path: String::new(), parents: Vec::new(), see: &mut see });
+}
+
+struct Walk<'f, R: Runtime> {
+    path: String,
+    parents: Vec<usize>,
+    see: &'f mut dyn FnMut(&str, Entry<'_, R>),
+}
+
+impl<R: Runtime> Walk<'_, R> {
+    /// The path with `name` at its end, empty names vanishing.
+    fn push(&mut self, name: &str) {
+        self.parents.push(self.path.len());
+        if !name.is_empty() && !self.path.is_empty() {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+    }
+
+    fn pop(&mut self) {
+        self.path.truncate(self.parents.pop().unwrap_or(0));
+    }
+
+    fn show(&mut self, name: &str, entry: Entry<'_, R>) {
+        self.push(name);
+        (self.see)(&self.path, entry);
+        self.pop();
+    }
+}
+
+impl<R: Runtime> Visitor<R> for Walk<'_, R> {
+    fn enter(&mut self, name: &str) {
+        self.push(name);
+    }
+
+    fn leave(&mut self) {
+        self.pop();
+    }
+
+    fn parameter(&mut self, name: &str, parameter: &Param<R>) {
+        self.show(name, Entry::Parameter(parameter));
+    }
+
+    fn buffer(&mut self, name: &str, buffer: &Buffer<R>) {
+        self.show(name, Entry::Buffer(buffer));
+    }
+
+    fn mode(&mut self, mode: &Mode) {
+        self.show("", Entry::Mode(mode));
+    }
+}

@@ -1,0 +1,270 @@
+//! The safetensors format: named tensors in one file, read without trusting it.
+//!
+//! A file is the header's length (8 bytes, little endian), a JSON header that gives every tensor's dtype, shape and range, and
+//! the ranges one after another without gaps. The crate `safetensors` knows the header; its own reader is not used, because a
+//! header whose ranges sum to more than `usize` holds makes it panic, and because it wants the whole file in memory.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs::{self, File},
+    io::{Read, Write},
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use ::safetensors::tensor::{Dtype, Metadata};
+
+use crate::{DType, Error, Result, Runtime, Shape, Tensor};
+
+const _: () = assert!(cfg!(target_endian = "little"), "files are little endian, and so must be the host");
+
+/// Notes that travel with the tensors, sorted by key.
+pub type Notes = BTreeMap<String, String>;
+
+/// Longest header that is believed, in bytes: what the format's own reader allows.
+const MAX_HEADER: u64 = 100_000_000;
+
+const PREFIX: u64 = 8;
+
+/// The key under which a header keeps its notes.
+const NOTES: &str = "__metadata__";
+
+/// Element types by what files call them.
+const DTYPES: [(DType, Dtype); DType::ALL.len()] = [
+    (DType::F32, Dtype::F32),
+    (DType::F64, Dtype::F64),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::I32, Dtype::I32),
+    (DType::I64, Dtype::I64),
+    (DType::U32, Dtype::U32),
+    (DType::U8, Dtype::U8),
+    (DType::Bool, Dtype::BOOL),
+];
+
+const _: () = {
+    let mut i = 0;
+    while i < DTYPES.len() {
+        assert!(DTYPES[i].0 as usize == i, "the table is in the order of `DType`, and is looked up by it");
+        i += 1;
+    }
+};
+
+/// A tensor of a file in host memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostTensor<'a> {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its sizes.
+    pub shape: Shape,
+    /// Its elements, row-major, at any alignment.
+    pub bytes: &'a [u8],
+}
+
+/// Every tensor of a file onto `rt`, in the order of the file. One tensor at a time is in host memory.
+pub fn load<R: Runtime>(path: impl AsRef<Path>, rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
+    let (mut file, header) = open(path.as_ref())?;
+    let mut bytes = Vec::new();
+    let mut load = |slot: Slot| {
+        bytes.resize(slot.range.len(), 0);
+        file.read_exact(&mut bytes).map_err(|e| Error::io(path.as_ref(), e))?;
+        let tensor = slot.checked(&header.what, &bytes)?.on(rt)?;
+        Ok((slot.name, tensor))
+    };
+    header.slots.into_iter().map(&mut load).collect()
+}
+
+/// [`load`] from bytes that are in memory already.
+pub fn read<R: Runtime>(bytes: &[u8], rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
+    read_host(bytes)?.into_iter().map(|t| Ok((t.name.clone(), t.on(rt)?))).collect()
+}
+
+/// The tensors of a file in memory, in the order of the file, without a runtime and without a copy.
+pub fn read_host(bytes: &[u8]) -> Result<Vec<HostTensor<'_>>> {
+    let mut rest = bytes;
+    let header = Header::read("safetensors bytes".into(), &mut rest, bytes.len() as u64)?;
+    header.slots.iter().map(|s| s.checked(&header.what, &rest[s.range.clone()])).collect()
+}
+
+/// The notes of a file; its tensors are not read.
+pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
+    Ok(open(path.as_ref())?.1.notes)
+}
+
+/// Writes tensors and notes to a file, all or nothing: to a temporary file beside it, which takes its place once it is on disk.
+/// When anything fails, what was at `path` is still there.
+///
+/// Tensors are laid out by falling element size, then by name, so that readers which map the file find them aligned.
+pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)], notes: &Notes) -> Result<()> {
+    let mut sorted: Vec<&(String, Tensor<R>)> = tensors.iter().collect();
+    sorted.sort_by(|(a, x), (b, y)| y.dtype().size().cmp(&x.dtype().size()).then_with(|| a.cmp(b)));
+    let header = header_of(&sorted, notes)?;
+    let mut file = Replacement::new(path.as_ref())?;
+    file.write(&(header.len() as u64).to_le_bytes())?;
+    file.write(header.as_bytes())?;
+    for (_, tensor) in sorted {
+        file.write(&tensor.to_bytes()?)?;
+    }
+    file.commit()
+}
+
+impl HostTensor<'_> {
+    fn on<R: Runtime>(&self, rt: &R) -> Result<Tensor<R>> {
+        Tensor::from_bytes(rt, self.shape, self.dtype, self.bytes)
+    }
+}
+
+/// What a header says, checked against the length of what follows it.
+struct Header {
+    what: String,
+    notes: Notes,
+    slots: Vec<Slot>,
+}
+
+struct Slot {
+    name: String,
+    dtype: DType,
+    shape: Shape,
+    range: Range<usize>,
+}
+
+impl Header {
+    /// Reads a header; `from` then stands at the first tensor. `len` is the length of everything.
+    fn read(what: String, from: &mut impl Read, len: u64) -> Result<Header> {
+        let bad = |why: String| Error::format(what.as_str(), why);
+        let Some(rest) = len.checked_sub(PREFIX) else {
+            return Err(bad(format!("{len} bytes are too few for a safetensors file")));
+        };
+        let mut stated = [0; PREFIX as usize];
+        from.read_exact(&mut stated).map_err(|e| bad(e.to_string()))?;
+        let stated = u64::from_le_bytes(stated);
+        if stated > rest || stated > MAX_HEADER {
+            return Err(bad(format!("states a header of {stated} bytes, {rest} follow; it is truncated or no safetensors file")));
+        }
+        let mut json = vec![0; stated as usize];
+        from.read_exact(&mut json).map_err(|e| bad(e.to_string()))?;
+        let header: Metadata = serde_json::from_slice(&json).map_err(|e| bad(format!("its header is invalid: {e}")))?;
+        let data = rest - stated;
+        if header.data_len() as u64 != data {
+            return Err(bad(format!("its tensors need {} bytes, {data} are there", header.data_len())));
+        }
+        let slots = header.offset_keys().into_iter().map(|name| Slot::new(&header, name).map_err(|e| bad(e.to_string())));
+        let slots = slots.collect::<Result<_>>()?;
+        let notes = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
+        Ok(Header { what, notes, slots })
+    }
+}
+
+impl Slot {
+    fn new(header: &Metadata, name: String) -> Result<Slot> {
+        let Some(info) = header.info(&name) else { return Err(Error::state(name, "is not in the header")) };
+        let Some(&(dtype, _)) = DTYPES.iter().find(|(_, d)| *d == info.dtype) else {
+            return Err(Error::state(name, format!("has element type {}, which no tensor here can have", info.dtype)));
+        };
+        let shape = Shape::new(&info.shape).map_err(|e| Error::state(name.clone(), e.to_string()))?;
+        let (from, to) = info.data_offsets;
+        Ok(Slot { name, dtype, shape, range: from..to })
+    }
+
+    fn checked<'a>(&self, what: &str, bytes: &'a [u8]) -> Result<HostTensor<'a>> {
+        if self.dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
+            return Err(Error::format(what, format!("`{}` is bool and holds bytes that are neither 0 nor 1", self.name)));
+        }
+        Ok(HostTensor { name: self.name.clone(), dtype: self.dtype, shape: self.shape, bytes })
+    }
+}
+
+fn open(path: &Path) -> Result<(File, Header)> {
+    let io = |e| Error::io(path, e);
+    let mut file = File::open(path).map_err(io)?;
+    let len = file.metadata().map_err(io)?.len();
+    let header = Header::read(path.display().to_string(), &mut file, len)?;
+    Ok((file, header))
+}
+
+/// The header of a file to be written, padded so that data starts at a multiple of 8. Written here, not by the format's crate,
+/// which writes notes in the order of a hash map.
+fn header_of<R: Runtime>(tensors: &[&(String, Tensor<R>)], notes: &Notes) -> Result<String> {
+    let quoted = |s: &str| serde_json::Value::from(s).to_string();
+    let mut fields = Vec::with_capacity(tensors.len() + 1);
+    if !notes.is_empty() {
+        let pairs: Vec<String> = notes.iter().map(|(k, v)| format!("{}:{}", quoted(k), quoted(v))).collect();
+        fields.push(format!("\"{NOTES}\":{{{}}}", pairs.join(",")));
+    }
+    let (mut seen, mut offset) = (HashSet::new(), 0);
+    for (name, tensor) in tensors {
+        if name == NOTES || !seen.insert(name) {
+            return Err(Error::state(name.as_str(), "cannot name a tensor here: it is reserved, or names another one too"));
+        }
+        let end = offset + tensor.shape().numel() * tensor.dtype().size();
+        let dtype = DTYPES[tensor.dtype() as usize].1;
+        let shape = tensor.dims();
+        fields.push(format!("{}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{offset},{end}]}}", quoted(name)));
+        offset = end;
+    }
+    let mut header = format!("{{{}}}", fields.join(","));
+    header.push_str(&" ".repeat(header.len().next_multiple_of(PREFIX as usize) - header.len()));
+    if header.len() as u64 > MAX_HEADER {
+        return Err(Error::argument("safetensors", format!("the header would be {} bytes; no reader takes it", header.len())));
+    }
+    Ok(header)
+}
+
+/// A file that takes another's place once it is complete and on disk, and otherwise leaves nothing behind.
+struct Replacement {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    done: bool,
+}
+
+impl Replacement {
+    fn new(path: &Path) -> Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let Some(name) = path.file_name() else {
+            return Err(Error::argument("save", format!("`{}` does not name a file", path.display())));
+        };
+        let unique = format!(".{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(unique);
+        let temporary = path.with_file_name(hidden);
+        let file = File::create_new(&temporary).map_err(|e| Error::io(&temporary, e))?;
+        Ok(Replacement { file, temporary, path: path.into(), done: false })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| Error::io(&self.temporary, e))
+    }
+
+    fn commit(mut self) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::io(&self.temporary, e))?;
+        fs::rename(&self.temporary, &self.path).map_err(|e| Error::io(&self.path, e))?;
+        self.done = true;
+        sync_folder(&self.path)
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if !self.done {
+            // Nothing more can be done about a temporary file that cannot be removed.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// A rename is on disk once its folder is.
+#[cfg(unix)]
+fn sync_folder(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder).and_then(|f| f.sync_all()).map_err(|e| Error::io(folder, e))
+}
+
+#[cfg(not(unix))]
+fn sync_folder(_: &Path) -> Result<()> {
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! Hyper-parameters: plain structs with PyTorch's names and defaults, checked by one rule each, saved number by number.
+
+use numcore::{Error, Result};
+use smallvec::SmallVec;
+
+/// What a hyper-parameter may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Any number but NaN.
+    Any,
+    /// 0 or more.
+    NonNegative,
+    /// More than 0.
+    Positive,
+    /// 0 or less.
+    NonPositive,
+    /// 1 or more.
+    AtLeastOne,
+    /// In `[0, 1)`.
+    Unit,
+}
+
+impl Bound {
+    fn holds(self, x: f64) -> bool {
+        match self {
+            Bound::Any => !x.is_nan(),
+            Bound::NonNegative => x >= 0.0,
+            Bound::Positive => x > 0.0,
+            Bound::NonPositive => x <= 0.0,
+            Bound::AtLeastOne => x >= 1.0,
+            Bound::Unit => (0.0..1.0).contains(&x),
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Bound::Any => "a number",
+            Bound::NonNegative => "0 or more",
+            Bound::Positive => "more than 0",
+            Bound::NonPositive => "0 or less",
+            Bound::AtLeastOne => "1 or more",
+            Bound::Unit => "in [0, 1)",
+        }
+    }
+}
+
+/// The numbers a hyper-parameter is saved as.
+pub type Numbers = SmallVec<[f64; 3]>;
+
+/// A hyper-parameter's type: something made of numbers.
+pub trait Value {
+    /// Its numbers.
+    fn numbers(&self) -> Numbers;
+    /// Takes these numbers; false, and unchanged, when they are none of its values.
+    fn assign(&mut self, numbers: &[f64]) -> bool;
+}
+
+impl Value for f64 {
+    fn numbers(&self) -> Numbers {
+        Numbers::from_slice(&[*self])
+    }
+    fn assign(&mut self, numbers: &[f64]) -> bool {
+        let [x] = numbers else { return false };
+        *self = *x;
+        true
+    }
+}
+
+impl<const N: usize> Value for [f64; N] {
+    fn numbers(&self) -> Numbers {
+        Numbers::from_slice(self)
+    }
+    fn assign(&mut self, numbers: &[f64]) -> bool {
+        numbers.try_into().map(|n| *self = n).is_ok()
+    }
+}
+
+impl Value for bool {
+    fn numbers(&self) -> Numbers {
+        Numbers::from_slice(&[f64::from(u8::from(*self))])
+    }
+    fn assign(&mut self, numbers: &[f64]) -> bool {
+        let ([0.0] | [1.0]) = numbers else { return false };
+        *self = numbers[0] == 1.0;
+        true
+    }
+}
+
+impl Value for u32 {
+    fn numbers(&self) -> Numbers {
+        Numbers::from_slice(&[f64::from(*self)])
+    }
+    fn assign(&mut self, numbers: &[f64]) -> bool {
+        let [x] = numbers else { return false };
+        let whole = *x as u32;
+        *self = whole;
+        f64::from(whole) == *x
+    }
+}
+
+/// Saved as the number itself, or as none.
+impl Value for Option<f64> {
+    fn numbers(&self) -> Numbers {
+        self.iter().copied().collect()
+    }
+    fn assign(&mut self, numbers: &[f64]) -> bool {
+        *self = numbers.first().copied();
+        numbers.len() <= 1
+    }
+}
+
+/// One hyper-parameter of a [`Config`].
+pub struct Setting<'a> {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value.
+    pub value: &'a mut dyn Value,
+    /// What it may be.
+    pub bound: Bound,
+}
+
+/// The hyper-parameters of an optimizer. Write one with [`config!`](crate::config).
+pub trait Config: Clone + Default + Send + Sync + 'static {
+    /// The optimizer's name, in messages.
+    const NAME: &'static str;
+    /// The base learning rate, which a [`Schedule`](crate::Schedule) starts from.
+    fn lr(&self) -> f64;
+    /// Sets the base learning rate.
+    fn set_lr(&mut self, lr: f64);
+    /// All of them, in declaration order.
+    fn settings(&mut self) -> Vec<Setting<'_>>;
+
+    /// An error that names the first one out of range.
+    fn check(&self) -> Result<()> {
+        let mut copy = self.clone();
+        for Setting { name, value, bound } in copy.settings() {
+            let numbers = value.numbers();
+            if !numbers.iter().all(|&x| bound.holds(x)) {
+                let why = format!("`{name}` must be {}, it is {:?}", bound.words(), numbers.as_slice());
+                return Err(Error::argument(Self::NAME, why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Declares the hyper-parameters of an optimizer: a struct, its defaults, and what each may be. One is called `lr`.
+///
+/// ```
+/// use optim::Config;
+/// optim::config! {
+///     /// Plain gradient descent.
+///     DescentConfig = "Descent" {
+///         /// Step size.
+///         lr: f64 = 1e-3, NonNegative;
+///     }
+/// }
+/// assert!(DescentConfig { lr: -1.0 }.check().is_err());
+/// ```
+#[macro_export]
+macro_rules! config {
+    ($(#[$doc:meta])* $name:ident = $title:literal {
+        $($(#[$field_doc:meta])* $field:ident: $ty:ty = $default:expr, $bound:ident;)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $ty,)* }
+
+        impl Default for $name {
+            fn default() -> Self { $name { $($field: $default,)* } }
+        }
+
+        impl $crate::Config for $name {
+            const NAME: &'static str = $title;
+            fn lr(&self) -> f64 { self.lr }
+            fn set_lr(&mut self, lr: f64) { self.lr = lr; }
+            fn settings(&mut self) -> Vec<$crate::Setting<'_>> {
+                vec![$($crate::Setting {
+                    name: stringify!($field), value: &mut self.$field, bound: $crate::Bound::$bound,
+                },)*]
+            }
+        }
+    };
+}

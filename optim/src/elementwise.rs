@@ -1,0 +1,128 @@
+//! Elementwise optimizers: the formula is one pointwise program, run over whole flat buffers in one launch.
+
+use numcore::{
+    DType, Error, Result, Runtime, Scalar,
+    pointwise::{Expr, Program},
+};
+use smallvec::SmallVec;
+
+use crate::{Config, Memory, Now, Rule, State};
+
+/// Run-time numbers of an update.
+pub type Scalars = SmallVec<[Scalar; 8]>;
+
+/// The numbers of an update, in the order its program takes them.
+pub fn scalars<const N: usize>(numbers: [f64; N]) -> Scalars {
+    numbers.into_iter().map(Scalar::F64).collect()
+}
+
+/// Which buffers a program runs over. The formula is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// The parameters' type when it is one of two bytes: the update then acts on an `f32` master copy, and the same launch
+    /// writes the rounded parameter.
+    pub half: Option<DType>,
+    /// The gradient is multiplied by a factor that lives on the device (clipping, loss scaling).
+    pub scaled: bool,
+}
+
+impl Form {
+    /// Every one.
+    pub const ALL: [Form; 6] = {
+        const fn of(half: Option<DType>, scaled: bool) -> Form {
+            Form { half, scaled }
+        }
+        let (f16, bf16) = (Some(DType::F16), Some(DType::BF16));
+        [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
+    };
+
+    /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time numbers, the new parameter
+    /// and states.
+    ///
+    /// Outputs are `[parameter, states.., master?]`; inputs are those, then `[gradient, factor?]`.
+    pub fn program<const S: usize, const N: usize>(
+        self,
+        name: &'static str,
+        formula: impl for<'b> FnOnce(Expr<'b>, Expr<'b>, [Expr<'b>; S], [Expr<'b>; N]) -> (Expr<'b>, [Expr<'b>; S]),
+    ) -> Program {
+        let master = 1 + S;
+        let grad = master + usize::from(self.half.is_some());
+        Program::build(name, grad + 1 + usize::from(self.scaled), N, |_, x, s| {
+            let (param, mut g) = match self.half {
+                Some(_) => (x[master], x[grad].cast(DType::F32)),
+                None => (x[0], x[grad]),
+            };
+            if self.scaled {
+                g = g * x[grad + 1].cast_like(g);
+            }
+            let states = std::array::from_fn(|i| x[1 + i]);
+            let (param, states) = formula(param, g, states, std::array::from_fn(|i| s[i]));
+            let mut outs = vec![self.half.map_or(param, |d| param.cast(d))];
+            outs.extend(states);
+            outs.extend(self.half.map(|_| param));
+            outs
+        })
+    }
+}
+
+/// An optimizer whose update of an element reads that element of parameter, gradient and state alone.
+pub trait Elementwise: Config {
+    /// The tensors kept for each parameter, of its shape.
+    fn states(&self) -> Vec<State>;
+    /// The formula, by [`Form::program`].
+    fn program(&self, form: Form) -> Program;
+    /// Its run-time numbers.
+    fn scalars(&self, now: Now) -> Scalars;
+    /// An error for hyper-parameters that do not go together.
+    fn consistent(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The programs of an elementwise update: as it is, and with a factor on the gradient.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    plain: Program,
+    scaled: Program,
+}
+
+impl Programs {
+    /// The one for memory with or without a factor.
+    pub fn get(&self, scaled: bool) -> &Program {
+        if scaled { &self.scaled } else { &self.plain }
+    }
+}
+
+impl<E: Elementwise> Rule for E {
+    type Kernel = Programs;
+
+    const PER_PARAMETER: bool = false;
+
+    fn tensors(&self) -> Vec<State> {
+        self.states()
+    }
+
+    fn kernel(&self, half: Option<DType>) -> Result<Programs> {
+        let program = |scaled| self.program(Form { half, scaled });
+        let programs = Programs { plain: program(false), scaled: program(true) };
+        let states = programs.plain.outputs().len() - 1 - usize::from(half.is_some());
+        let numbers = self.scalars(Now { lr: 0.0, step: 1 }).len();
+        if (states, programs.plain.scalars()) != (self.states().len(), numbers) {
+            let why = format!(
+                "its program updates {states} states by {} numbers, it declares {} and {numbers}",
+                programs.plain.scalars(),
+                self.states().len()
+            );
+            return Err(Error::argument(E::NAME, why));
+        }
+        Ok(programs)
+    }
+
+    fn validate(&self) -> Result<()> {
+        self.consistent()
+    }
+
+    fn update<R: Runtime>(&self, kernel: &Programs, now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
+        memory.launch(kernel.get(memory.is_scaled()), &self.scalars(now))
+    }
+}

@@ -1,0 +1,163 @@
+//! Gradients that land where the optimizer reads them.
+
+use std::{collections::HashMap, sync::Arc};
+
+use autograd::{BackwardHook, Gradients, Leaf, LeafGrad};
+use numcore::{
+    Error, ErrorKind, Flat, Result, Runtime, Tensor, TensorMut, Use,
+    ops::{Op, PointwiseOps, update},
+};
+
+use crate::{FlatParams, memory::{SCALE, lending}, params::overwrite, runs::runs};
+
+/// The gradients of an optimizer's parameters, laid out as the parameters are: a [`BackwardHook`] whose slots are ranges of its
+/// buffers. Sweeping again adds (micro-batches); [`zero`](FlatGradients::zero) starts anew, without touching memory.
+///
+/// Leaves the optimizer does not own take no part: their gradients are dropped.
+pub struct FlatGradients<R: Runtime> {
+    flats: Vec<Flat<R>>,
+    leaves: Vec<Vec<Arc<Leaf<R>>>>,
+    place: HashMap<usize, (usize, usize)>,
+    /// A factor all gradients still are to be multiplied by: the optimizer's launch does it on the way.
+    scale: Option<Tensor<R>>,
+}
+
+impl<R: Runtime> FlatGradients<R> {
+    /// None yet, for these parameters.
+    pub fn new(params: &[&FlatParams<R>]) -> Result<Self> {
+        let flat = |p: &&FlatParams<R>| Flat::zeros_for(p.runtime(), Use::Gradients, p.layout().clone());
+        let leaves: Vec<Vec<_>> = params.iter().map(|p| p.leaves().to_vec()).collect();
+        let places = leaves.iter().enumerate().flat_map(|(p, of)| of.iter().enumerate().map(move |(i, l)| (l.id(), (p, i))));
+        let place = places.collect();
+        Ok(FlatGradients { flats: params.iter().map(flat).collect::<Result<_>>()?, leaves, place, scale: None })
+    }
+
+    /// Forgets all gradients: the next sweep overwrites. Ranges that a failed sweep took along come back.
+    pub fn zero(&mut self) {
+        self.scale = None;
+        for flat in &mut self.flats {
+            flat.reclaim();
+            flat.reset();
+        }
+    }
+
+    /// The buffers, in the order of the optimizer's parameters.
+    pub fn flats(&self) -> &[Flat<R>] {
+        &self.flats
+    }
+
+    /// The buffers, to send them; which ranges were written must stay true.
+    pub fn flats_mut(&mut self) -> &mut [Flat<R>] {
+        &mut self.flats
+    }
+
+    /// The factor all gradients still are to be multiplied by (one element), if there is one.
+    pub fn scale(&self) -> Option<&Tensor<R>> {
+        self.scale.as_ref()
+    }
+
+    /// A leaf's gradient; `None` if it took no part. Without a pending factor it is a view: nothing can be swept into these
+    /// gradients until it is dropped.
+    pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
+        let Some(&(p, i)) = self.place.get(&leaf.id()).filter(|&&(p, i)| self.flats[p].is_written(i)) else {
+            return Ok(None);
+        };
+        let grad = self.flats[p].tensor(i)?;
+        match &self.scale {
+            Some(scale) => grad.apply_program(&SCALE, &[scale], &[]).map(Some),
+            None => Ok(Some(grad)),
+        }
+    }
+
+    /// Replaces a leaf's gradient; an error if the leaf is not one of these.
+    pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: &Tensor<R>) -> Result<()> {
+        self.apply_scale()?;
+        let Some(&(p, i)) = self.place.get(&leaf.id()) else {
+            return Err(Error::state(leaf.name().to_string(), "is no parameter of this optimizer"));
+        };
+        fits(leaf, grad)?;
+        overwrite(&mut self.flats[p], i, grad)
+    }
+
+    /// Takes over gradients from elsewhere, replacing what was there; those of other leaves are left out.
+    pub fn copy_from(&mut self, gradients: &Gradients<R>) -> Result<()> {
+        self.zero();
+        let own = gradients.iter().filter(|(leaf, _)| self.place.contains_key(&leaf.id())).collect::<Vec<_>>();
+        own.into_iter().try_for_each(|(leaf, grad)| self.set(leaf, grad))
+    }
+
+    /// An error that names every parameter that needs a gradient and has none.
+    pub fn require_all(&self) -> Result<()> {
+        let missing = |(p, of): (usize, &Vec<Arc<Leaf<R>>>)| {
+            let no = |(i, l): &(usize, &Arc<Leaf<R>>)| l.requires_grad() && !self.flats[p].is_written(*i);
+            of.iter().enumerate().filter(no).map(|(_, l)| l.name().to_string()).collect::<Vec<_>>()
+        };
+        let names: Vec<String> = self.leaves.iter().enumerate().flat_map(missing).collect();
+        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+    }
+
+    /// Multiplies all gradients by a factor, when they are next read: no memory is touched now.
+    pub fn multiply(&mut self, factor: f64) -> Result<()> {
+        let Some(flat) = self.flats.first() else { return Ok(()) };
+        let scale = Tensor::full(flat.runtime(), [1], crate::clip::norm_dtype(self.dtypes()), factor)?;
+        self.multiply_by(scale)
+    }
+
+    /// As [`multiply`](FlatGradients::multiply) by a factor of one element that lives on the device.
+    pub fn multiply_by(&mut self, factor: Tensor<R>) -> Result<()> {
+        self.scale = Some(match &self.scale {
+            Some(scale) => scale.apply_program(&SCALE, &[&factor], &[])?,
+            None => factor,
+        });
+        Ok(())
+    }
+
+    /// Multiplies all gradients by the pending factor now: when more is to be added to them.
+    pub fn apply_scale(&mut self) -> Result<()> {
+        let Some(scale) = self.scale.take() else { return Ok(()) };
+        self.in_place(|memory| update(&SCALE, &[&scale], &[], &mut [memory]))
+    }
+
+    /// Runs `f` over all runs of gradients.
+    pub(crate) fn in_place(&mut self, f: impl Fn(&mut TensorMut<R>) -> Result<()>) -> Result<()> {
+        for flat in &mut self.flats {
+            let written: Vec<bool> = (0..flat.layout().len()).map(|i| flat.is_written(i)).collect();
+            for run in runs(written.len(), |i| written[i]) {
+                lending(&mut [flat], |part| part.lend_span(run.clone()), |outs| f(outs[0]))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn dtypes(&self) -> impl Iterator<Item = numcore::DType> {
+        self.flats.iter().map(|f| f.layout().dtype())
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for FlatGradients<R> {
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.apply_scale()?;
+        self.place.get(&leaf.id()).map(|&(p, i)| self.flats[p].lend(i)).transpose()
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        let Some(&(p, i)) = self.place.get(&leaf.id()) else { return Ok(()) };
+        let flat = &mut self.flats[p];
+        match grad {
+            LeafGrad::Slot(slot) => flat.restore(slot),
+            LeafGrad::Own(own) => {
+                fits(leaf, &own)?;
+                lending(&mut [flat], |f| f.lend(i), |slot| slot[0].accumulate(&Op::identity(), &[&own]))
+            }
+        }
+    }
+}
+
+fn fits<R: Runtime>(leaf: &Leaf<R>, grad: &Tensor<R>) -> Result<()> {
+    let spec = leaf.spec();
+    if (spec.shape, spec.dtype) == (*grad.shape(), grad.dtype()) {
+        return Ok(());
+    }
+    let why = format!("is {} {}, its gradient is {} {}", spec.dtype, spec.shape, grad.dtype(), grad.shape());
+    Err(Error::state(leaf.name().to_string(), why))
+}

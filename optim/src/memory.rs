@@ -1,0 +1,122 @@
+//! The memory of one update: a run of parameters, or one parameter, with its gradient and state.
+
+use std::{ops::Range, sync::LazyLock};
+
+use numcore::{
+    DType, Flat, Result, Runtime, Scalar, Shape, Tensor, TensorMut,
+    ops::{PointwiseOps, ViewOps, update},
+    pointwise::Program,
+};
+use smallvec::SmallVec;
+
+use crate::FlatParams;
+
+/// What an update reads and writes. Tensors read from it must be dropped before the same memory is written.
+pub struct Memory<'a, R: Runtime> {
+    pub(crate) params: &'a mut FlatParams<R>,
+    pub(crate) states: &'a mut [Flat<R>],
+    pub(crate) grads: &'a Flat<R>,
+    pub(crate) scale: Option<&'a Tensor<R>>,
+    pub(crate) ranges: Range<usize>,
+}
+
+impl<R: Runtime> Memory<'_, R> {
+    /// Whether the gradient has a factor that still is to be applied.
+    pub fn is_scaled(&self) -> bool {
+        self.scale.is_some()
+    }
+
+    /// The first parameter's shape: of a rule called for each, its parameter's.
+    pub fn shape(&self) -> Shape {
+        *self.params.layout().range(self.ranges.start).shape()
+    }
+
+    /// The dtype updates are computed in.
+    pub fn working(&self) -> DType {
+        self.params.working()
+    }
+
+    /// The runtime.
+    pub fn runtime(&self) -> R {
+        self.params.runtime().clone()
+    }
+
+    /// Runs a program of [`Form::program`](crate::Form::program) over the whole run: one launch.
+    pub fn launch(&mut self, program: &Program, scalars: &[Scalar]) -> Result<()> {
+        let at = self.grads.layout().span(self.ranges.clone());
+        if at.is_empty() {
+            return Ok(());
+        }
+        let grad = self.grads.whole()?.narrow(0, at.start, at.len())?;
+        let ins: SmallVec<[&Tensor<R>; 2]> = std::iter::once(&grad).chain(self.scale).collect();
+        let mut flats: SmallVec<[&mut Flat<R>; 6]> = SmallVec::new();
+        flats.push(&mut self.params.values);
+        flats.extend(self.states.iter_mut());
+        flats.extend(self.params.master.as_mut());
+        let span = |flat: &mut Flat<R>| flat.lend_span(self.ranges.clone());
+        lending(&mut flats, span, |outs| update(program, &ins, scalars, outs))
+    }
+
+    /// The gradient of the parameter in the dtype of updates, its factor applied.
+    pub fn gradient(&self) -> Result<Tensor<R>> {
+        let grad = self.grads.tensor(self.ranges.start)?.to_dtype(self.working())?;
+        match self.scale {
+            Some(scale) => grad.apply_program(&SCALE, &[scale], &[]),
+            None => Ok(grad),
+        }
+    }
+
+    /// The parameter in the dtype of updates.
+    pub fn weight(&self) -> Result<Tensor<R>> {
+        self.params.master.as_ref().unwrap_or(&self.params.values).tensor(self.ranges.start)
+    }
+
+    /// State `k` of the parameter.
+    pub fn state(&self, k: usize) -> Result<Tensor<R>> {
+        self.states[k].tensor(self.ranges.start)
+    }
+
+    /// Updates the parameter in place: `program` takes it first, then `ins`. A half parameter is rounded from its master copy.
+    pub fn update_weight(&mut self, program: &Program, ins: &[&Tensor<R>], scalars: &[Scalar]) -> Result<()> {
+        let i = self.ranges.start;
+        let flat = self.params.master.as_mut().unwrap_or(&mut self.params.values);
+        lending(&mut [flat], |f| f.lend(i), |outs| update(program, ins, scalars, outs))?;
+        self.params.round(i)
+    }
+
+    /// Updates states of the parameter in place: `program` takes and gives `states`, then `fresh` memory that it only gives,
+    /// then takes `ins`. All must have one shape.
+    pub fn update_states(
+        &mut self,
+        states: Range<usize>,
+        fresh: Option<&mut TensorMut<R>>,
+        program: &Program,
+        ins: &[&Tensor<R>],
+        scalars: &[Scalar],
+    ) -> Result<()> {
+        let i = self.ranges.start;
+        let mut flats: SmallVec<[&mut Flat<R>; 3]> = self.states[states].iter_mut().collect();
+        lending(&mut flats, |f| f.lend(i), |outs| {
+            let mut all: SmallVec<[&mut TensorMut<R>; 4]> = outs.iter_mut().map(|t| &mut **t).collect();
+            all.extend(fresh);
+            update(program, ins, scalars, &mut all)
+        })
+    }
+}
+
+/// `x · factor`, the factor in whatever floating type it comes.
+pub(crate) static SCALE: LazyLock<Program> =
+    LazyLock::new(|| Program::new("scale", |[x, factor], []| [x * factor.cast_like(x)]));
+
+/// Lends memory of several buffers, runs `f` over it, and takes it back whatever came of it.
+pub(crate) fn lending<R: Runtime>(
+    flats: &mut [&mut Flat<R>],
+    lend: impl Fn(&mut Flat<R>) -> Result<TensorMut<R>>,
+    f: impl FnOnce(&mut [&mut TensorMut<R>]) -> Result<()>,
+) -> Result<()> {
+    let mut lent: SmallVec<[TensorMut<R>; 6]> = SmallVec::new();
+    let all = flats.iter_mut().try_for_each(|flat| Ok(lent.push(lend(flat)?)));
+    let done = all.and_then(|()| f(&mut lent.iter_mut().collect::<SmallVec<[_; 6]>>()));
+    let back = flats.iter_mut().zip(lent).try_for_each(|(flat, part)| flat.restore(part));
+    done.and(back)
+}

@@ -1,0 +1,217 @@
+//! Parameters in one buffer: an optimizer takes its leaves' values over, each leaf then being a view.
+
+use std::sync::{Arc, LazyLock};
+
+use autograd::Leaf;
+use numcore::{
+    DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut, Use,
+    ops::{Op, Pointwise, update},
+    pointwise::Program,
+};
+
+/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are of two bytes.
+///
+/// A leaf whose value someone replaces afterwards (a checkpoint was loaded into the model) keeps working: the new value is
+/// copied into the buffer before the next update.
+pub struct FlatParams<R: Runtime> {
+    leaves: Vec<Arc<Leaf<R>>>,
+    pub(crate) values: Flat<R>,
+    pub(crate) master: Option<Flat<R>>,
+}
+
+/// Values of leaves that are no view of the buffer.
+type Replaced<R> = Vec<(usize, Tensor<R>)>;
+
+impl<R: Runtime> FlatParams<R> {
+    /// Moves the leaves' values, all of one floating dtype on one device, into a new buffer.
+    pub fn new(leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
+        let Some(first) = leaves.first() else { return Err(Error::argument("FlatParams", "no parameters")) };
+        let (rt, dtype) = (first.runtime().clone(), first.spec().dtype);
+        leaves.iter().try_for_each(|l| fits(l, &rt, dtype))?;
+        let layout = FlatLayout::new(dtype, leaves.iter().map(|l| (l.name().to_string(), l.spec().shape)));
+        let master = is_half(dtype).then(|| Flat::zeros_for(&rt, Use::Optimizer, layout.with_dtype(DType::F32)));
+        let values = Flat::zeros_for(&rt, Use::Parameters, layout)?;
+        let mut params = FlatParams { values, master: master.transpose()?, leaves };
+        for i in 0..params.len() {
+            params.fill(i, &params.leaves[i].value()?)?;
+        }
+        for i in 0..params.len() {
+            params.leaves[i].put(params.values.tensor(i)?)?;
+        }
+        Ok(params)
+    }
+
+    /// The parameters, in order.
+    pub fn leaves(&self) -> &[Arc<Leaf<R>>] {
+        &self.leaves
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Whether there is none: never.
+    pub fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
+    /// What lies where.
+    pub fn layout(&self) -> &FlatLayout {
+        self.values.layout()
+    }
+
+    /// Their runtime.
+    pub fn runtime(&self) -> &R {
+        self.values.runtime()
+    }
+
+    /// Their dtype when it is one of two bytes.
+    pub fn half(&self) -> Option<DType> {
+        Some(self.layout().dtype()).filter(|&d| is_half(d))
+    }
+
+    /// The dtype updates are computed in: `f32` for half parameters, their own otherwise.
+    pub fn working(&self) -> DType {
+        self.half().map_or(self.layout().dtype(), |_| DType::F32)
+    }
+
+    /// All values as updates see them (the master copy of half parameters), gaps included, in one row. Until it is dropped
+    /// nothing can be updated.
+    pub fn weights(&mut self) -> Result<Tensor<R>> {
+        self.adopt()?;
+        self.master.as_ref().unwrap_or(&self.values).whole()
+    }
+
+    /// Copies values that were replaced since into the buffer. Leaves stay as they are if it fails.
+    pub fn adopt(&mut self) -> Result<()> {
+        let mut is_view = |(i, leaf): (usize, &Arc<Leaf<R>>)| leaf.value().is_ok_and(|v| is_range(&v, &self.values, i));
+        if self.leaves.iter().enumerate().all(&mut is_view) {
+            return Ok(());
+        }
+        self.claim()?;
+        self.release(|_| false)
+    }
+
+    /// Takes the values out of the leaves, so that the buffer can be written. On an error every leaf is as it was.
+    pub(crate) fn claim(&mut self) -> Result<()> {
+        if let Some(leaf) = self.leaves.iter().find(|l| !l.is_resident()) {
+            return Err(ErrorKind::NotResident { name: leaf.name().to_string() }.into());
+        }
+        let taken = self.leaves.iter().map(|l| l.take()).enumerate();
+        let replaced: Replaced<R> =
+            taken.filter_map(|(i, v)| Some((i, v.filter(|v| !is_range(v, &self.values, i))?))).collect();
+        let claimed = self.sole().and_then(|()| replaced.iter().try_for_each(|(i, v)| self.fill(*i, v)));
+        claimed.or_else(|e| {
+            self.release(|_| false)?;
+            replaced.into_iter().try_for_each(|(i, v)| self.leaves[i].put(v))?;
+            Err(e)
+        })
+    }
+
+    /// Gives the leaves their values back; those that `changed` get a new version.
+    pub(crate) fn release(&self, changed: impl Fn(usize) -> bool) -> Result<()> {
+        self.leaves.iter().enumerate().try_for_each(|(i, leaf)| {
+            let view = self.values.tensor(i)?;
+            if changed(i) { leaf.set(view) } else { leaf.put(view) }
+        })
+    }
+
+    /// An error if someone holds a value: which of them cannot be told, since all lie in one buffer.
+    fn sole(&mut self) -> Result<()> {
+        let shared = |what: String| Error::from(ErrorKind::Shared { op: "step", what });
+        if require_sole(&mut self.values).is_err() {
+            return Err(shared(one_of("parameter", self.leaves.iter().map(|l| l.name().to_string()))));
+        }
+        match self.master.as_mut().map(require_sole) {
+            Some(Err(_)) => Err(shared("the master copy of the parameters".into())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies a value into range `i`, and into the master copy where that does not already round to it.
+    fn fill(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
+        overwrite(&mut self.values, i, value)?;
+        let (Some(half), Some(master)) = (self.half(), &mut self.master) else { return Ok(()) };
+        let mut memory = master.lend(i)?;
+        let done = update(&KEEP[usize::from(half == DType::BF16)], &[value], &[], &mut [&mut memory]);
+        master.restore(memory).and(done)
+    }
+
+    /// Rounds master copy `i` to the parameter; nothing to do without one.
+    pub(crate) fn round(&mut self, i: usize) -> Result<()> {
+        let (Some(half), Some(master)) = (self.half(), &self.master) else { return Ok(()) };
+        let rounding = Pointwise::new(&ROUND[usize::from(half == DType::BF16)], &[]).into();
+        compute_into(&mut self.values, i, &rounding, &master.tensor(i)?)
+    }
+}
+
+/// `f16`, `bf16`.
+const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+
+/// A master value stays where it rounds to the parameter: loading parameters and master copies in any order is exact.
+static KEEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
+    HALVES.map(|half| {
+        Program::new("keep_master", |[master, value], []| {
+            [master.cast(half).eq(value).select(master, value.cast(DType::F32))]
+        })
+    })
+});
+
+static ROUND: LazyLock<[Program; 2]> =
+    LazyLock::new(|| HALVES.map(|half| Program::new("round_master", |[master], []| [master.cast(half)])));
+
+fn is_half(dtype: DType) -> bool {
+    HALVES.contains(&dtype)
+}
+
+fn fits<R: Runtime>(leaf: &Leaf<R>, rt: &R, dtype: DType) -> Result<()> {
+    let spec = leaf.spec();
+    if !spec.dtype.is_float() {
+        let why = format!("parameter `{}`: only floating types can be optimized", leaf.name());
+        return Err(Error::dtype("FlatParams", &[spec.dtype], why));
+    }
+    if spec.dtype != dtype {
+        let why = format!("parameter `{}` has another dtype than the first; one buffer has one", leaf.name());
+        return Err(Error::dtype("FlatParams", &[dtype, spec.dtype], why));
+    }
+    if leaf.runtime().device() != rt.device() {
+        let devices = vec![rt.device(), leaf.runtime().device()];
+        return Err(ErrorKind::Device { op: "FlatParams", devices }.into());
+    }
+    Ok(())
+}
+
+fn is_range<R: Runtime>(value: &Tensor<R>, flat: &Flat<R>, i: usize) -> bool {
+    flat.tensor(i).is_ok_and(|own| own.shares_memory_with(value) && own.layout() == value.layout())
+}
+
+/// An error if someone else holds a buffer.
+pub(crate) fn require_sole<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
+    let whole = flat.lend_whole()?;
+    flat.restore(whole)
+}
+
+/// Replaces what is in range `i`; the value must have its shape and dtype.
+pub(crate) fn overwrite<R: Runtime>(flat: &mut Flat<R>, i: usize, value: &Tensor<R>) -> Result<()> {
+    compute_into(flat, i, &Op::identity(), value)
+}
+
+fn compute_into<R: Runtime>(flat: &mut Flat<R>, i: usize, op: &Op, x: &Tensor<R>) -> Result<()> {
+    let mut memory: TensorMut<R> = flat.lend(i)?;
+    memory.reset();
+    let done = memory.accumulate(op, &[x]);
+    flat.restore(memory).and(done)
+}
+
+/// "parameter `a`", or "one of the parameters `a`, `b` …" with at most a handful of names.
+pub(crate) fn one_of(what: &str, names: impl Iterator<Item = String>) -> String {
+    const SHOWN: usize = 16;
+    let names: Vec<String> = names.collect();
+    let shown = names.iter().take(SHOWN).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
+    match names.len() {
+        1 => format!("{what} {shown}"),
+        n if n > SHOWN => format!("one of the {n} {what}s {shown}, …"),
+        _ => format!("one of the {what}s {shown}"),
+    }
+}

@@ -1,0 +1,186 @@
+//! Stored element types and the lanes they are computed in, for the kernels that are not pointwise programs.
+
+use half::{bf16, f16};
+
+use crate::math;
+
+/// A number as it lies in memory.
+pub(crate) trait Stored: Copy + Send + Sync + 'static {
+    /// What it is computed in.
+    type Lane: Lane;
+    fn load(self) -> Self::Lane;
+    fn store(x: Self::Lane) -> Self;
+}
+
+/// A number arithmetic happens in. Integers wrap; the larger and the smaller of two let NaN win.
+pub(crate) trait Lane: Copy + PartialEq + Default + Send + Sync + 'static {
+    const ZERO: Self;
+    const ONE: Self;
+    const LOWEST: Self;
+    const HIGHEST: Self;
+    fn add(self, o: Self) -> Self;
+    fn mul(self, o: Self) -> Self;
+    fn mul_add(self, m: Self, a: Self) -> Self;
+    fn max(self, o: Self) -> Self;
+    fn min(self, o: Self) -> Self;
+    /// Order as an unsigned number: equal numbers have equal keys, NaN the largest.
+    fn key(self) -> u64;
+}
+
+macro_rules! float {
+    ($t:ty, $bits:ty, $signed:ty) => {
+        impl Lane for $t {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const LOWEST: Self = <$t>::NEG_INFINITY;
+            const HIGHEST: Self = <$t>::INFINITY;
+            #[inline(always)]
+            fn add(self, o: Self) -> Self {
+                self + o
+            }
+            #[inline(always)]
+            fn mul(self, o: Self) -> Self {
+                self * o
+            }
+            #[inline(always)]
+            fn mul_add(self, m: Self, a: Self) -> Self {
+                <$t>::mul_add(self, m, a)
+            }
+            // The first comparison keeps a NaN on the left, the second takes one on the right.
+            #[inline(always)]
+            fn max(self, o: Self) -> Self {
+                if self >= o || self != self { self } else { o }
+            }
+            #[inline(always)]
+            fn min(self, o: Self) -> Self {
+                if self <= o || self != self { self } else { o }
+            }
+            #[inline(always)]
+            fn key(self) -> u64 {
+                const TOP: $bits = 1 << (<$bits>::BITS - 1);
+                if self != self {
+                    return <$bits>::MAX as u64;
+                }
+                let bits = (self + 0.0).to_bits();
+                (if bits & TOP == 0 { bits | TOP } else { !bits }) as u64
+            }
+        }
+    };
+}
+float!(f32, u32, i32);
+float!(f64, u64, i64);
+
+macro_rules! int {
+    ($($t:ty, $flip:expr;)*) => {$(
+        impl Lane for $t {
+            const ZERO: Self = 0;
+            const ONE: Self = 1;
+            const LOWEST: Self = <$t>::MIN;
+            const HIGHEST: Self = <$t>::MAX;
+            #[inline(always)]
+            fn add(self, o: Self) -> Self {
+                self.wrapping_add(o)
+            }
+            #[inline(always)]
+            fn mul(self, o: Self) -> Self {
+                self.wrapping_mul(o)
+            }
+            #[inline(always)]
+            fn mul_add(self, m: Self, a: Self) -> Self {
+                self.wrapping_mul(m).wrapping_add(a)
+            }
+            #[inline(always)]
+            fn max(self, o: Self) -> Self {
+                if self >= o { self } else { o }
+            }
+            #[inline(always)]
+            fn min(self, o: Self) -> Self {
+                if self <= o { self } else { o }
+            }
+            #[inline(always)]
+            fn key(self) -> u64 {
+                (self as i64 as u64) ^ $flip
+            }
+        }
+    )*};
+}
+int! { i32, 1 << 63; i64, 1 << 63; u32, 0; u8, 0; }
+
+macro_rules! same {
+    ($($t:ty),*) => {$(
+        impl Stored for $t {
+            type Lane = $t;
+            #[inline(always)]
+            fn load(self) -> $t {
+                self
+            }
+            #[inline(always)]
+            fn store(x: $t) -> $t {
+                x
+            }
+        }
+    )*};
+}
+same!(f32, f64, i32, i64, u32, u8);
+
+macro_rules! narrow {
+    ($($t:ty, $widen:ident, $round:ident;)*) => {$(
+        impl Stored for $t {
+            type Lane = f32;
+            #[inline(always)]
+            fn load(self) -> f32 {
+                math::$widen(self.to_bits())
+            }
+            #[inline(always)]
+            fn store(x: f32) -> $t {
+                <$t>::from_bits(math::$round(x))
+            }
+        }
+    )*};
+}
+narrow! { f16, f16_to_f32, f32_to_f16; bf16, bf16_to_f32, f32_to_bf16; }
+
+/// Evaluates an expression with a type alias for the stored form of an element type; `bool` is stored as `u8`.
+macro_rules! by_dtype {
+    ($dtype:expr, $T:ident => $e:expr) => {
+        by_dtype!(@ $dtype, $T => $e; F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I32 i32, I64 i64, U32 u32, U8 u8, Bool u8)
+    };
+    (@ $dtype:expr, $T:ident => $e:expr; $($d:ident $t:ty),*) => {
+        match $dtype { $(numcore::DType::$d => { type $T = $t; $e })* }
+    };
+}
+pub(crate) use by_dtype;
+
+/// As [`by_dtype`] for the type an element is computed in.
+macro_rules! by_lane {
+    ($dtype:expr, $T:ident => $e:expr) => {
+        by_lane!(@ $dtype, $T => $e; F32|F16|BF16 f32, F64 f64, I32 i32, I64 i64, U32 u32, U8|Bool u8)
+    };
+    (@ $dtype:expr, $T:ident => $e:expr; $($($d:ident)|+ $t:ty),*) => {
+        match $dtype { $($(numcore::DType::$d)|+ => { type $T = $t; $e })* }
+    };
+}
+pub(crate) use by_lane;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_order_as_the_numbers_do() {
+        let f = [f64::NEG_INFINITY, -1.5, -f64::MIN_POSITIVE, 0.0, 1e-310, 2.0, f64::INFINITY, f64::NAN];
+        assert!(f.windows(2).all(|w| w[0].key() < w[1].key()));
+        assert!(f.windows(2).all(|w| (w[0] as f32).key() <= (w[1] as f32).key()));
+        assert_eq!((-0.0f32).key(), 0.0f32.key());
+        assert!([i64::MIN, -1, 0, 1, i64::MAX].windows(2).all(|w| w[0].key() < w[1].key()));
+        assert!([i32::MIN, -1, 0, i32::MAX].windows(2).all(|w| w[0].key() < w[1].key()));
+    }
+
+    #[test]
+    fn nan_wins_on_either_side() {
+        for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            assert!(Lane::max(a, b).is_nan() && Lane::min(a, b).is_nan());
+        }
+        assert_eq!((Lane::max(2.0f64, 1.0), Lane::min(2.0f64, 1.0)), (2.0, 1.0));
+    }
+}

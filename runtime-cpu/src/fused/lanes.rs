@@ -1,0 +1,78 @@
+//! Sums and extremes of a row in a fixed order: element `i` goes to lane `i % LANES`, lanes are combined as a tree.
+
+use super::Float;
+
+/// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
+const LANES: usize = 64;
+
+/// Combines `f(x[i])`, starting every lane from `start`.
+#[inline(always)]
+pub(super) fn fold<T: Float>(x: &[T], start: T, f: impl Fn(T) -> T, combine: impl Fn(T, T) -> T) -> T {
+    let mut lanes = [start; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for c in chunks {
+        for l in 0..LANES {
+            lanes[l] = combine(lanes[l], f(c[l]));
+        }
+    }
+    for (l, &v) in rest.iter().enumerate() {
+        lanes[l] = combine(lanes[l], f(v));
+    }
+    tree(lanes, combine)
+}
+
+/// Sums `f(x[i], y[i])`.
+#[inline(always)]
+pub(super) fn sum2<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T {
+    let mut lanes = [T::default(); LANES];
+    let (cx, cy) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+    let (rx, ry) = (cx.remainder(), cy.remainder());
+    for (a, b) in cx.zip(cy) {
+        for l in 0..LANES {
+            lanes[l] = lanes[l] + f(a[l], b[l]);
+        }
+    }
+    for (l, (&a, &b)) in rx.iter().zip(ry).enumerate() {
+        lanes[l] = lanes[l] + f(a, b);
+    }
+    tree(lanes, |a, b| a + b)
+}
+
+/// Writes `y[i] = f(x[i])` and sums it.
+#[inline(always)]
+pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], f: impl Fn(T) -> T) -> T {
+    for (o, &v) in y.iter_mut().zip(x) {
+        *o = f(v);
+    }
+    sum(y)
+}
+
+#[inline(always)]
+pub(super) fn sum<T: Float>(x: &[T]) -> T {
+    fold(x, T::default(), |v| v, |a, b| a + b)
+}
+
+/// The largest; NaN wins. `−∞` for none.
+#[inline(always)]
+pub(super) fn max<T: Float>(x: &[T]) -> T {
+    fold(x, T::from_f64(f64::NEG_INFINITY), |v| v, larger)
+}
+
+#[inline(always)]
+#[expect(clippy::eq_op, reason = "only NaN differs from itself")]
+pub(super) fn larger<T: Float>(a: T, b: T) -> T {
+    if a >= b || a != a { a } else { b }
+}
+
+#[inline(always)]
+fn tree<T: Float>(mut lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
+    let mut n = LANES / 2;
+    while n > 0 {
+        for l in 0..n {
+            lanes[l] = combine(lanes[l], lanes[l + n]);
+        }
+        n /= 2;
+    }
+    lanes[0]
+}

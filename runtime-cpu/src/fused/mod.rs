@@ -1,0 +1,101 @@
+//! Kernels of fused operations, for `f32` and `f64` in rows that lie in one line; everything else is decomposed.
+//!
+//! Each kernel reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every
+//! primitive. Tasks are groups of rows cut by the sizes alone.
+
+mod attention;
+mod attention_grad;
+mod cross_entropy;
+mod lanes;
+mod norm;
+mod softmax;
+
+use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
+
+use crate::{
+    Cpu, Engine,
+    element::{Lane, Stored},
+    math::Math,
+    operand::{Base, Operand},
+};
+
+/// A type rows are computed in.
+pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> {}
+impl Float for f32 {}
+impl Float for f64 {}
+
+/// 1: both of a float's traits have a constant of that name.
+#[inline(always)]
+fn one<T: Float>() -> T {
+    <T as crate::math::Real>::ONE
+}
+
+/// Runs `op` if there is a kernel for it at these types and strides.
+pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Out<'_, Cpu>]) -> Result<Support> {
+    if outs.iter().any(|o| o.how == Accumulate::Add || !o.view.layout().is_contiguous()) {
+        return Ok(Support::Decompose);
+    }
+    let call = Call {
+        cpu,
+        ins: ins.iter().map(|v| Operand::from(*v)).collect(),
+        outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
+    };
+    match call.outs[0].dtype {
+        DType::F32 => call.run::<f32>(op),
+        DType::F64 => call.run::<f64>(op),
+        _ => Ok(Support::Decompose),
+    }
+}
+
+/// One launch: its operands, as addresses.
+struct Call<'a> {
+    cpu: &'a Cpu,
+    ins: Vec<Operand>,
+    outs: Vec<Operand>,
+}
+
+impl Call<'_> {
+    fn run<T: Float>(&self, op: &FusedOp) -> Result<Support> {
+        match op {
+            FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<T>(self, op),
+            FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention_grad::backward::<T>(self, &op.0),
+            _ if !self.ins.iter().all(|x| x.layout.is_contiguous()) => Ok(Support::Decompose),
+            FusedOp::Softmax(op) => Ok(softmax::forward::<T>(self, op.log)),
+            FusedOp::SoftmaxGrad(op) => Ok(softmax::backward::<T>(self, op.log)),
+            FusedOp::Norm(op) => Ok(norm::forward::<T>(self, op)),
+            FusedOp::NormGrad(op) => norm::backward::<T>(self, op),
+            FusedOp::CrossEntropy(op) => cross_entropy::forward::<T>(self, op),
+            FusedOp::CrossEntropyGrad(op) => cross_entropy::backward::<T>(self, &op.0),
+            _ => Ok(Support::Decompose),
+        }
+    }
+
+    fn engine(&self) -> &Engine {
+        &self.cpu.queue.engine
+    }
+
+    fn input<T: Stored>(&self, i: usize) -> Base<T> {
+        self.ins[i].base()
+    }
+
+    fn output<T: Stored>(&self, k: usize) -> Base<T> {
+        self.outs[k].base()
+    }
+
+    /// Rows and their width, of an input whose rows are its last axis.
+    fn rows(&self, i: usize) -> (usize, usize) {
+        let dims = self.ins[i].layout.dims();
+        let width = dims[dims.len() - 1];
+        (dims[..dims.len() - 1].iter().product(), width)
+    }
+}
+
+/// Whether elements along the last axis are neighbours.
+fn is_row_wise(x: &Operand) -> bool {
+    x.layout.strides().last().is_none_or(|&s| s == 1) || x.layout.dims().last() == Some(&1)
+}
+
+/// Rows of one task: enough elements to be worth a hand-over.
+fn grain(width: usize) -> usize {
+    (1 << 14) / width.max(1) + 1
+}

@@ -1,0 +1,129 @@
+//! Layer norm and RMS norm, rows at a time; the parameters' gradients in fixed groups of rows.
+
+use numcore::{
+    Result, Support,
+    fused::{Norm, NormGrad, NormKind},
+};
+
+use super::{Call, Float, grain, lanes, one};
+use crate::{operand::Base, simd::leveled};
+
+/// Into how many groups rows are cut for the parameters' gradients; each group has partial sums of its own.
+const GROUPS: usize = 32;
+
+pub(super) fn forward<T: Float>(call: &Call<'_>, op: &Norm) -> Support {
+    let (rows, width) = call.rows(0);
+    let (x, y, rstd) = (call.input::<T>(0), call.output::<T>(0), call.output::<T>(1));
+    let mean = (op.kind == NormKind::Layer).then(|| call.output::<T>(2));
+    // SAFETY: contiguous parameters of this length.
+    let parameter = |i: usize| unsafe { call.input::<T>(i).slice(0, width) };
+    let (weight, bias) = (op.weight.then(|| parameter(1)), op.bias.then(|| parameter(2)));
+    let eps = T::from_f64(op.eps);
+    call.engine().ranges(rows, grain(width), |part| {
+        for row in part {
+            let (i, from) = (row as isize, (row * width) as isize);
+            // SAFETY: a row of contiguous operands; the output row is this task's alone.
+            let (x, y) = unsafe { (x.slice(from, width), y.slice_mut(from, width)) };
+            let (m, r) = norm_row(call.engine().simd, x, y, weight, bias, mean.is_some(), eps);
+            // SAFETY: this row's places of the outputs.
+            unsafe {
+                rstd.set(i, r);
+                if let Some(mean) = mean {
+                    mean.set(i, m);
+                }
+            }
+        }
+    });
+    Support::Done
+}
+
+pub(super) fn backward<T: Float>(call: &Call<'_>, op: &NormGrad) -> Result<Support> {
+    let (rows, width) = call.rows(0);
+    let (x, g, rstd, d) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2), call.output::<T>(0));
+    let mean = (op.0.kind == NormKind::Layer).then(|| call.input::<T>(3));
+    // SAFETY: a contiguous parameter of this length.
+    let weight = op.weight_at().map(|i| unsafe { call.input::<T>(i).slice(0, width) });
+    let group = rows.div_ceil(GROUPS).max(1);
+    let groups = rows.div_ceil(group);
+    let partial = call.cpu.scratch(groups * 2 * width * size_of::<T>())?;
+    let partial = Base::new(partial_ptr::<T>(&partial));
+    call.engine().ranges(rows, group, |part| {
+        let at = (part.start / group * 2 * width) as isize;
+        // SAFETY: this group's partial sums, which are this task's alone.
+        let sums = unsafe { partial.slice_mut(at, 2 * width) };
+        sums.fill(T::default());
+        let (dw, db) = sums.split_at_mut(width);
+        for row in part {
+            let (i, from) = (row as isize, (row * width) as isize);
+            // SAFETY: a row of contiguous operands; the output row is this task's alone.
+            let (x, g, d) = unsafe { (x.slice(from, width), g.slice(from, width), d.slice_mut(from, width)) };
+            // SAFETY: one number per row.
+            let (r, m) = unsafe { (rstd.get(i), mean.map_or(T::default(), |m| m.get(i))) };
+            grad_row(call.engine().simd, x, g, d, weight, Sums { dw, db }, m, r, mean.is_some());
+        }
+    });
+    for k in 0..usize::from(op.0.weight) + usize::from(op.0.bias) {
+        // SAFETY: a contiguous output of this length; no task runs any more.
+        let out = unsafe { call.output::<T>(1 + k).slice_mut(0, width) };
+        out.fill(T::default());
+        for i in 0..groups {
+            // SAFETY: a group's partial sums.
+            let sums = unsafe { partial.slice(((2 * i + k) * width) as isize, width) };
+            out.iter_mut().zip(sums).for_each(|(o, &s)| *o = *o + s);
+        }
+    }
+    Ok(Support::Done)
+}
+
+fn partial_ptr<T>(buffer: &crate::Buffer) -> *mut T {
+    buffer.ptr().cast()
+}
+
+/// Where a group adds up the parameters' gradients.
+struct Sums<'a, T> {
+    dw: &'a mut [T],
+    db: &'a mut [T],
+}
+
+leveled! {
+    /// Normalizes a row; returns its mean (0 for RMS) and reciprocal deviation.
+    fn norm_row<T: (Float)>(
+        x: &[T], y: &mut [T], weight: Option<&[T]>, bias: Option<&[T]>, centered: bool, eps: T,
+    ) -> (T, T) {
+        let count = T::from_f64(x.len() as f64);
+        let mean = if centered { lanes::sum(x) / count } else { T::default() };
+        let squares = lanes::fold(x, T::default(), |v| (v - mean) * (v - mean), |a, b| a + b);
+        let rstd = one::<T>() / crate::math::Real::sqrt(squares / count + eps);
+        match (weight, bias) {
+            (Some(w), Some(b)) => for (((o, &v), &w), &b) in y.iter_mut().zip(x).zip(w).zip(b) {
+                *o = ((v - mean) * rstd) * w + b;
+            },
+            (Some(w), None) => for ((o, &v), &w) in y.iter_mut().zip(x).zip(w) {
+                *o = ((v - mean) * rstd) * w;
+            },
+            _ => for (o, &v) in y.iter_mut().zip(x) {
+                *o = (v - mean) * rstd;
+            },
+        }
+        (mean, rstd)
+    }
+
+    fn grad_row<T: (Float)>(
+        x: &[T], g: &[T], d: &mut [T], weight: Option<&[T]>, sums: Sums<'_, T>, mean: T, rstd: T, centered: bool,
+    ) {
+        let count = T::from_f64(x.len() as f64);
+        match weight {
+            Some(w) => for ((o, &g), &w) in d.iter_mut().zip(g).zip(w) { *o = g * w },
+            None => d.copy_from_slice(g),
+        }
+        let along = lanes::sum2(d, x, |h, x| h * (x - mean)) * rstd / count;
+        let level = if centered { lanes::sum(d) / count } else { T::default() };
+        let Sums { dw, db } = sums;
+        for ((((o, &x), &g), dw), db) in d.iter_mut().zip(x).zip(g).zip(dw).zip(db) {
+            let hat = (x - mean) * rstd;
+            *o = (*o - level - hat * along) * rstd;
+            *dw = *dw + g * hat;
+            *db = *db + g;
+        }
+    }
+}

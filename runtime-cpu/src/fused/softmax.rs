@@ -1,0 +1,73 @@
+//! Softmax and its logarithm, rows at a time.
+
+use numcore::Support;
+
+use super::{Call, Float, grain, lanes};
+use crate::{math::Math, simd::leveled};
+
+pub(super) fn forward<T: Float>(call: &Call<'_>, log: bool) -> Support {
+    let (rows, width) = call.rows(0);
+    let (x, y) = (call.input::<T>(0), call.output::<T>(0));
+    call.engine().ranges(rows, grain(width), |part| {
+        let (from, len) = ((part.start * width) as isize, part.len() * width);
+        // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
+        let (x, y) = unsafe { (x.slice(from, len), y.slice_mut(from, len)) };
+        softmax_rows(call.engine().simd, x, y, width, log);
+    });
+    Support::Done
+}
+
+pub(super) fn backward<T: Float>(call: &Call<'_>, log: bool) -> Support {
+    let (rows, width) = call.rows(0);
+    let (y, g, d) = (call.input::<T>(0), call.input::<T>(1), call.output::<T>(0));
+    call.engine().ranges(rows, grain(width), |part| {
+        let (from, len) = ((part.start * width) as isize, part.len() * width);
+        // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
+        let (y, g, d) = unsafe { (y.slice(from, len), g.slice(from, len), d.slice_mut(from, len)) };
+        grad_rows(call.engine().simd, y, g, d, width, log);
+    });
+    Support::Done
+}
+
+leveled! {
+    fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
+        for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
+            let top = finite(lanes::max(x));
+            let sum = lanes::map_sum(x, y, |v| Math::exp(v - top));
+            if log {
+                let lse = Math::log(sum);
+                for (o, &v) in y.iter_mut().zip(x) {
+                    *o = v - top - lse;
+                }
+            } else if sum != T::default() {
+                for o in y.iter_mut() {
+                    *o = *o / sum;
+                }
+            }
+        }
+    }
+
+    fn grad_rows<T: (Float)>(y: &[T], g: &[T], d: &mut [T], width: usize, log: bool) {
+        let rows = y.chunks_exact(width.max(1)).zip(g.chunks_exact(width.max(1)));
+        for ((y, g), d) in rows.zip(d.chunks_exact_mut(width.max(1))) {
+            if log {
+                let sum = lanes::sum(g);
+                for ((o, &y), &g) in d.iter_mut().zip(y).zip(g) {
+                    *o = g - Math::exp(y) * sum;
+                }
+            } else {
+                let dot = lanes::sum2(y, g, |y, g| y * g);
+                for ((o, &y), &g) in d.iter_mut().zip(y).zip(g) {
+                    *o = y * (g - dot);
+                }
+            }
+        }
+    }
+}
+
+/// What is subtracted before `exp`: the largest, or 0 where that is infinite (a row of `−∞` gives zeros).
+#[inline(always)]
+pub(super) fn finite<T: Float>(top: T) -> T {
+    let infinite = T::from_f64(f64::INFINITY);
+    if top == infinite || top == -infinite { T::default() } else { top }
+}

@@ -1,0 +1,164 @@
+//! The processor as a runtime: [`Cpu`].
+//!
+//! Work is done when a method returns: a queue is its memory pool alone, events are nothing, forks share the worker threads.
+//! Pointwise programs run in an interpreter over blocks that stay in the first cache (`pointwise`); reductions map through it
+//! (`reduce`); matrix products are tiles of a packed kernel (`matmul`).
+//!
+//! **Invariant**: results do not depend on the number of threads, nor on the instruction set. Wherever the order of additions
+//! matters, tasks are cut by the sizes of the problem alone.
+//!
+//! ```
+//! use numcore::{Tensor, ops::PointwiseOps};
+//! use runtime_cpu::Cpu;
+//!
+//! let cpu = Cpu::new();
+//! let x = Tensor::from_slice(&cpu, [3], &[1f32, 2.0, 3.0])?;
+//! assert_eq!(x.add(&x)?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+//! # numcore::Result::Ok(())
+//! ```
+
+mod arg;
+mod element;
+mod fused;
+mod index;
+mod math;
+mod matmul;
+mod memory;
+mod operand;
+mod pointwise;
+mod reduce;
+mod runtime;
+mod scan;
+mod simd;
+mod sort;
+mod threads;
+mod walk;
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use numcore::{Capabilities, DType, Result, Use};
+
+pub use memory::Buffer;
+pub use simd::Simd;
+
+use memory::Memory;
+use threads::Threads;
+
+/// The processor. A cheap handle; clones share one queue: its memory pool and account.
+#[derive(Clone)]
+pub struct Cpu {
+    pub(crate) queue: Arc<Queue>,
+    use_: Use,
+}
+
+/// What clones of a handle share.
+pub(crate) struct Queue {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) engine: Arc<Engine>,
+}
+
+/// What forks share, too.
+pub(crate) struct Engine {
+    pub(crate) threads: Threads,
+    pub(crate) simd: Simd,
+    pub(crate) kernels: pointwise::Cache,
+    pub(crate) capabilities: Capabilities,
+}
+
+impl Cpu {
+    /// With as many threads as the process may use at once, and the widest instruction set there is.
+    pub fn new() -> Cpu {
+        Self::builder().build()
+    }
+
+    /// With `threads` threads, the calling one included.
+    pub fn with_threads(threads: usize) -> Cpu {
+        Self::builder().threads(threads).build()
+    }
+
+    /// To choose more.
+    pub fn builder() -> Builder {
+        Builder { threads: None, simd: Simd::best() }
+    }
+
+    /// How many threads share a kernel.
+    pub fn threads(&self) -> usize {
+        self.queue.engine.threads.count()
+    }
+
+    /// The instruction set in use.
+    pub fn simd(&self) -> Simd {
+        self.queue.engine.simd
+    }
+
+    fn on(engine: Arc<Engine>) -> Cpu {
+        Cpu { queue: Arc::new(Queue { memory: Memory::new(), engine }), use_: Use::Activations }
+    }
+
+    /// Memory of a kernel's own.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Buffer> {
+        self.queue.memory.alloc(bytes, self.use_)
+    }
+}
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cpu({} threads, {}, {:?})", self.threads(), self.simd().name(), self.use_)
+    }
+}
+
+/// Choices for a [`Cpu`]: `Cpu::builder().threads(2).simd(Simd::Avx2).build()`.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    threads: Option<usize>,
+    simd: Simd,
+}
+
+impl Builder {
+    /// How many threads share a kernel, the calling one included; at least one.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// The instruction set, for tests and measurements; a level the processor lacks becomes the widest it has.
+    pub fn simd(mut self, simd: Simd) -> Self {
+        self.simd = if simd.is_available() { simd } else { Simd::best() };
+        self
+    }
+
+    /// The handle.
+    pub fn build(self) -> Cpu {
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = Threads::new(self.threads.unwrap_or_else(available).max(1));
+        let capabilities = Capabilities {
+            name: format!("{} ({})", model(), self.simd.name()),
+            storage: DType::ALL.to_vec(),
+            compute: DType::ALL.iter().copied().filter(|d| !d.is_half()).collect(),
+            parallelism: threads.count(),
+            max_binding: isize::MAX as usize,
+        };
+        Cpu::on(Arc::new(Engine { threads, simd: self.simd, kernels: Default::default(), capabilities }))
+    }
+}
+
+impl Engine {
+    /// Cuts `0..len` into ranges of `grain` and calls `body` with each, on any thread. The cuts do not depend on how many
+    /// threads there are.
+    pub(crate) fn ranges(&self, len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
+        self.threads.run(len.div_ceil(grain), |i| body(i * grain..len.min((i + 1) * grain)));
+    }
+}
+
+/// The processor's name as the system gives it.
+fn model() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|l| l.starts_with("model name"));
+    line.and_then(|l| l.split_once(':')).map_or_else(|| std::env::consts::ARCH.into(), |(_, name)| name.trim().into())
+}

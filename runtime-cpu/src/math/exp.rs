@@ -1,0 +1,213 @@
+//! The exponential and what is made of it: `exp`, `exp2`, `expm1`, `sinh`, `cosh`, `tanh`.
+//!
+//! `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2` (Cody and Waite, *Software Manual for the Elementary Functions*, 1980, with
+//! fused steps), then a polynomial in `r` and the factor `2ⁿ` from the exponent's bits. The polynomials are minimax fits
+//! by Remez' exchange, made for this crate; each says its largest relative error.
+
+use super::real::{Real, clamp, polynomial};
+
+/// Polynomials and ranges of the exponential of one type.
+pub trait Exp: Real {
+    /// Below, `exp` is 0; above, infinity.
+    const EXP_RANGE: (Self, Self);
+    /// The same for `exp2`.
+    const EXP2_RANGE: (Self, Self);
+    /// Below, `expm1` is −1.
+    const EXPM1_LOW: Self;
+    /// Above, `sinh` and `cosh` are infinite.
+    const SINH_HIGH: Self;
+    /// `(eʳ − 1 − r) / r²` where `eʳ` is wanted.
+    fn exp_tail(r: Self) -> Self;
+    /// `(eʳ − 1 − r) / r²` where `eʳ − 1` is wanted.
+    fn expm1_tail(r: Self) -> Self;
+    /// `(2ʳ − 1) / r`, `|r| ≤ 1/2`.
+    fn exp2_slope(r: Self) -> Self;
+}
+
+impl Exp for f32 {
+    const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
+    const EXP2_RANGE: (f32, f32) = (-151.0, 129.0);
+    const EXPM1_LOW: f32 = -20.0;
+    const SINH_HIGH: f32 = 89.5;
+
+    // 2^-27.4
+    #[inline(always)]
+    fn exp_tail(r: f32) -> f32 {
+        polynomial(r, [0.49999994, 0.16666517, 0.041668106, 0.00836993, 0.0013841616])
+    }
+    // 2^-30.3
+    #[inline(always)]
+    fn expm1_tail(r: f32) -> f32 {
+        polynomial(r, [0.5, 0.16666666, 0.041666497, 0.0083335275, 0.0013932916, 0.0001978181])
+    }
+    // 2^-27.4
+    #[inline(always)]
+    fn exp2_slope(r: f32) -> f32 {
+        polynomial(r, [f32::LN2, 0.2402265, 0.055503633, 0.0096179675, 0.0013389124, 0.00015498482])
+    }
+}
+
+impl Exp for f64 {
+    const EXP_RANGE: (f64, f64) = (-746.0, 710.0);
+    const EXP2_RANGE: (f64, f64) = (-1076.0, 1025.0);
+    const EXPM1_LOW: f64 = -45.0;
+    const SINH_HIGH: f64 = 710.5;
+
+    #[inline(always)]
+    fn exp_tail(r: f64) -> f64 {
+        Self::expm1_tail(r)
+    }
+    // 2^-60.2
+    #[inline(always)]
+    fn expm1_tail(r: f64) -> f64 {
+        polynomial(
+            r,
+            [
+                0.5,
+                0.16666666666666677,
+                0.041666666666666685,
+                0.008333333333321796,
+                0.0013888888888896477,
+                0.00019841269885605495,
+                2.480158723341907e-05,
+                2.7557244667244687e-06,
+                2.755741171070033e-07,
+                2.5108917674963826e-08,
+                2.0855540801245338e-09,
+            ],
+        )
+    }
+    // 2^-57.4
+    #[inline(always)]
+    fn exp2_slope(r: f64) -> f64 {
+        polynomial(
+            r,
+            [
+                f64::LN2,
+                0.2402265069591011,
+                0.055504108664821784,
+                0.009618129107600383,
+                0.0013333558146519252,
+                0.00015403530450795508,
+                1.5252733671262566e-05,
+                1.3215437809155932e-06,
+                1.0178139234211282e-07,
+                7.073438319962883e-09,
+                4.442867039410916e-10,
+            ],
+        )
+    }
+}
+
+/// `(t, r)`: `x = n·ln 2 + r`, and `t = n + shift` for a shift with [`Real::ROUNDER`] in it.
+#[inline(always)]
+fn reduce<T: Exp>(x: T, shift: T) -> (T, T) {
+    let t = x.mul_add(T::LOG2E, shift);
+    let n = t - shift;
+    // The first step is exact: n·LN2 and x are multiples of one unit, and their difference is small.
+    let r = n.mul_add(-T::LN2, x);
+    (t, n.mul_add(-T::LN2_LO, r))
+}
+
+/// `eʳ`, `|r| ≤ ln 2 / 2`.
+#[inline(always)]
+fn exp_reduced<T: Exp>(r: T) -> T {
+    (r * r).mul_add(T::exp_tail(r), r) + T::ONE
+}
+
+#[inline(always)]
+pub fn exp<T: Exp>(x: T) -> T {
+    exp_corrected(x, |r| r)
+}
+
+/// `exp(x + low)` for a `low` below the last place of `x`.
+#[inline(always)]
+pub fn exp_sum<T: Exp>(x: T, low: T) -> T {
+    exp_corrected(x, |r| r + low)
+}
+
+#[inline(always)]
+fn exp_corrected<T: Exp>(x: T, correct: impl Fn(T) -> T) -> T {
+    let x = clamp(x, T::EXP_RANGE.0, T::EXP_RANGE.1);
+    let (t, r) = reduce(x, T::ROUNDER + T::TWO * T::BIAS);
+    scaled(exp_reduced(correct(r)), t)
+}
+
+/// `y·2ⁿ` of `t = ROUNDER + 2·BIAS + n`, rounded once.
+#[inline(always)]
+fn scaled<T: Real>(y: T, t: T) -> T {
+    let (a, b) = t.power_halves();
+    y * a * b
+}
+
+#[inline(always)]
+pub fn exp2<T: Exp>(x: T) -> T {
+    let x = clamp(x, T::EXP2_RANGE.0, T::EXP2_RANGE.1);
+    let shift = T::ROUNDER + T::TWO * T::BIAS;
+    let t = x + shift;
+    scaled(exp2_reduced(x - (t - shift)), t)
+}
+
+/// `2ˣ` where that is a normal number.
+#[inline(always)]
+pub fn exp2_normal<T: Exp>(x: T) -> T {
+    let shift = T::ROUNDER + T::BIAS;
+    let t = x + shift;
+    exp2_reduced(x - (t - shift)) * t.power()
+}
+
+#[inline(always)]
+fn exp2_reduced<T: Exp>(r: T) -> T {
+    r.mul_add(T::exp2_slope(r), T::ONE)
+}
+
+/// `(eˣ − 1)·unit` for `unit = 2^-k`, where the result is finite and `x` is above [`Exp::EXPM1_LOW`].
+///
+/// The scale keeps `2ⁿ` finite where the caller's own factor of `2^k` may overflow.
+#[inline(always)]
+fn expm1_scaled<T: Exp>(x: T, k: T, unit: T) -> T {
+    let (t, r) = reduce(x, T::ROUNDER + T::BIAS - k);
+    let s = t.power();
+    // s·(r + r²·tail) + (s − unit), in an order that rounds the large part once.
+    let large = s.mul_add(r, s - unit);
+    (s * (r * r)).mul_add(T::expm1_tail(r), large)
+}
+
+#[inline(always)]
+pub fn expm1<T: Exp>(x: T) -> T {
+    let y = clamp(x, T::EXPM1_LOW, T::EXP_RANGE.1);
+    let y = T::TWO * expm1_scaled(y, T::ONE, T::HALF);
+    if x.abs() < T::TINY { x } else { y }
+}
+
+/// `expm1(x)` for `x ≤ 0`; −0 gives +0.
+#[inline(always)]
+pub fn expm1_negative<T: Exp>(x: T) -> T {
+    let x = if x < T::EXPM1_LOW { T::EXPM1_LOW } else { x };
+    expm1_scaled(x, T::ZERO, T::ONE)
+}
+
+/// `t / (2 + t)` with `t = expm1(−2|x|)`, of opposite sign: no cancellation for any `x`.
+#[inline(always)]
+pub fn tanh<T: Exp>(x: T) -> T {
+    let t = expm1_negative(-T::TWO * x.abs());
+    (t / (T::TWO + t)).copysign(x)
+}
+
+/// `(t + t/(t+1)) / 2` with `t = expm1(|x|)`.
+#[inline(always)]
+pub fn sinh<T: Exp>(x: T) -> T {
+    let a = clamp(x.abs(), T::ZERO, T::SINH_HIGH);
+    let q = expm1_scaled(a, T::TWO, T::QUARTER);
+    let t = q / q.mul_add(T::TWO + T::TWO, T::ONE);
+    let y = (T::TWO * (q + t)).copysign(x);
+    if x.abs() < T::TINY { x } else { y }
+}
+
+#[inline(always)]
+pub fn cosh<T: Exp>(x: T) -> T {
+    let a = clamp(x.abs(), T::ZERO, T::SINH_HIGH);
+    let (t, r) = reduce(a, T::ROUNDER + T::BIAS - T::TWO);
+    let quarter = exp_reduced(r) * t.power();
+    T::TWO.mul_add(quarter, T::HALF * T::QUARTER / quarter)
+}

@@ -1,0 +1,209 @@
+//! What the element functions ask of a floating type: arithmetic, its bits, and constants in two parts.
+//!
+//! Every operation here is branch-free and becomes one or two vector instructions inside a loop.
+//! `as` casts between floats and integers are absent on purpose: they saturate, which the vectoriser gives up on.
+//! [`Real::ROUNDER`] rounds to an integer instead and leaves that integer in the low bits.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// A floating type as its bits and exact constants. The pair `X`, `X_LO` is the value `X` to twice the precision.
+pub trait Real:
+    Copy
+    + PartialOrd
+    + Neg<Output = Self>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// 2.
+    const TWO: Self;
+    /// 1/2.
+    const HALF: Self;
+    /// 1/4.
+    const QUARTER: Self;
+    /// Positive infinity.
+    const INF: Self;
+    /// A quiet NaN.
+    const NAN: Self;
+    /// The smallest normal number.
+    const MIN_NORMAL: Self;
+    /// Lifts every subnormal to a normal number.
+    const LIFT: Self;
+    /// Up to here a lifted number is finite.
+    const LARGE: Self;
+    /// Below this magnitude `x + x²` rounds to `x`.
+    const TINY: Self;
+    /// The exponent's bias.
+    const BIAS: Self;
+    /// `1.5·2^p` for `p` bits of fraction: `x + ROUNDER` holds `x` rounded to an integer (ties to even) in its low bits.
+    const ROUNDER: Self;
+    /// ln 2.
+    const LN2: Self;
+    /// ln 2 − `LN2`.
+    const LN2_LO: Self;
+    /// log₂ e.
+    const LOG2E: Self;
+    /// log₂ e − `LOG2E`.
+    const LOG2E_LO: Self;
+    /// π/2.
+    const PIO2: Self;
+    /// π/2 − `PIO2`.
+    const PIO2_LO: Self;
+
+    /// `self · a + b`, rounded once.
+    fn mul_add(self, a: Self, b: Self) -> Self;
+    /// The magnitude.
+    fn abs(self) -> Self;
+    /// This magnitude with the sign of `sign`.
+    fn copysign(self, sign: Self) -> Self;
+    /// The square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// The largest integer not above.
+    fn floor(self) -> Self;
+    /// The smallest integer not below.
+    fn ceil(self) -> Self;
+    /// The integer part.
+    fn trunc(self) -> Self;
+    /// The nearest integer, of two the even one.
+    fn round_ties_even(self) -> Self;
+    /// The remainder of truncated division, exact: C's `fmod`. Scalar code.
+    fn fmod(self, divisor: Self) -> Self;
+    /// Whether it is NaN.
+    fn is_nan(self) -> bool;
+    /// Whether the sign bit is set.
+    fn sign_bit(self) -> bool;
+    /// Bit `k` of the representation: of the integer, if `self` is an integer plus [`Real::ROUNDER`].
+    fn bit(self, k: u32) -> bool;
+    /// `2ⁿ` of `ROUNDER + BIAS + n`, for a normal `2ⁿ`.
+    fn power(self) -> Self;
+    /// Two factors of `2ⁿ` of `ROUNDER + 2·BIAS + n`, each normal where `2ⁿ` overflows or is subnormal.
+    fn power_halves(self) -> (Self, Self);
+    /// `(e, m − 1)` with `self = 2ᵉ·m`, `m` in `[2/3, 4/3)` for `f32`, `[√½, √2)` for `f64`; of a positive number.
+    fn split(self) -> (Self, Self);
+}
+
+/// Trait methods that are the float's own of the same name.
+macro_rules! inherent {
+    ($($name:ident($($arg:ident),*))*) => {$(
+        #[inline(always)]
+        fn $name(self $(, $arg: Self)*) -> Self {
+            Self::$name(self $(, $arg)*)
+        }
+    )*};
+}
+
+macro_rules! real {
+    ($float:ident, $bits:ident, fraction: $fraction:literal, bias: $bias:literal, mantissa_from: $from:expr,
+     lift: $lift:literal, large: $large:literal, tiny: $tiny:literal,
+     low_parts: [$ln2_lo:literal, $log2e_lo:literal, $pio2_lo:literal]) => {
+        impl Real for $float {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const TWO: Self = 2.0;
+            const HALF: Self = 0.5;
+            const QUARTER: Self = 0.25;
+            const INF: Self = $float::INFINITY;
+            const NAN: Self = $float::NAN;
+            const MIN_NORMAL: Self = $float::MIN_POSITIVE;
+            const LIFT: Self = $lift;
+            const LARGE: Self = $large;
+            const TINY: Self = $tiny;
+            const BIAS: Self = $bias;
+            const ROUNDER: Self = 1.5 * (1u64 << $fraction) as $float;
+            const LN2: Self = std::$float::consts::LN_2;
+            const LN2_LO: Self = $ln2_lo;
+            const LOG2E: Self = std::$float::consts::LOG2_E;
+            const LOG2E_LO: Self = $log2e_lo;
+            const PIO2: Self = std::$float::consts::FRAC_PI_2;
+            const PIO2_LO: Self = $pio2_lo;
+
+            inherent!(mul_add(a, b) abs() copysign(sign) sqrt() floor() ceil() trunc() round_ties_even());
+
+            #[inline(always)]
+            fn fmod(self, divisor: Self) -> Self {
+                self % divisor
+            }
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                $float::is_nan(self)
+            }
+            #[inline(always)]
+            fn sign_bit(self) -> bool {
+                self.is_sign_negative()
+            }
+            #[inline(always)]
+            fn bit(self, k: u32) -> bool {
+                self.to_bits() & (1 << k) != 0
+            }
+            #[inline(always)]
+            fn power(self) -> Self {
+                $float::from_bits(self.to_bits() << $fraction)
+            }
+            #[inline(always)]
+            fn power_halves(self) -> (Self, Self) {
+                let bits = self.to_bits();
+                let half = bits >> 1;
+                let rest = bits.wrapping_sub(half);
+                (
+                    $float::from_bits(half << $fraction),
+                    $float::from_bits(rest << $fraction),
+                )
+            }
+            #[inline(always)]
+            fn split(self) -> (Self, Self) {
+                const SCALE: $float = (1u64 << $fraction) as $float;
+                const FROM: $bits = ($from as $float).to_bits();
+                const SHIFT: $bits = (1.0 as $float).to_bits() - FROM;
+                let subnormal = self < Self::MIN_NORMAL;
+                let x = if subnormal { self * SCALE } else { self };
+                let offset = if subnormal {
+                    Self::ROUNDER + Self::BIAS + $fraction as $float
+                } else {
+                    Self::ROUNDER + Self::BIAS
+                };
+                let shifted = x.to_bits().wrapping_add(SHIFT);
+                let e = $float::from_bits((shifted >> $fraction) | Self::ROUNDER.to_bits()) - offset;
+                let m = (shifted & ((1 << $fraction) - 1)).wrapping_add(FROM);
+                (e, $float::from_bits(m) - 1.0)
+            }
+        }
+    };
+}
+
+real!(f32, u32, fraction: 23, bias: 127.0, mantissa_from: 0.666_666_7,
+    lift: 268_435_456.0, large: 1e29, tiny: 1e-9,
+    low_parts: [-1.904_654_2e-9, 1.925_963e-8, -4.371_139e-8]);
+real!(f64, u64, fraction: 52, bias: 1023.0, mantissa_from: std::f64::consts::FRAC_1_SQRT_2,
+    lift: 36_028_797_018_963_968.0, large: 1e290, tiny: 1e-17,
+    low_parts: [2.319_046_813_846_299_6e-17, 2.035_527_374_093_103_3e-17, 6.123_233_995_736_766e-17]);
+
+/// The polynomial `c[0] + c[1]·x + …`: even and odd powers apart, each by Horner's rule with fused steps.
+#[inline(always)]
+pub fn polynomial<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
+    let z = x * x;
+    every_second(z, &c, 1).mul_add(x, every_second(z, &c, 0))
+}
+
+/// `c[first] + c[first + 2]·z + c[first + 4]·z² + …`
+#[inline(always)]
+fn every_second<T: Real, const N: usize>(z: T, c: &[T; N], first: usize) -> T {
+    let mut k = (N - 1 - first) / 2 * 2 + first;
+    let mut sum = c[k];
+    while k > first {
+        k -= 2;
+        sum = sum.mul_add(z, c[k]);
+    }
+    sum
+}
+
+/// `x` within `[low, high]`; NaN stays.
+#[inline(always)]
+pub fn clamp<T: Real>(x: T, low: T, high: T) -> T {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
+}

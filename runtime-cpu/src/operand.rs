@@ -1,0 +1,105 @@
+//! Operands as kernels see them: an address, an element type, sizes and strides.
+
+use numcore::{DType, Layout, View, ViewMut};
+
+use crate::{Cpu, element::Stored};
+
+/// A view whose buffer is known to be in memory: the address of the buffer, and where in it the elements lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand {
+    pub start: *mut u8,
+    pub layout: Layout,
+    pub dtype: DType,
+}
+
+// SAFETY: an address with its shape; whoever reads or writes through it says why that is sound.
+unsafe impl Send for Operand {}
+// SAFETY: as above.
+unsafe impl Sync for Operand {}
+
+impl From<View<'_, Cpu>> for Operand {
+    fn from(v: View<'_, Cpu>) -> Self {
+        Operand { start: v.buffer().ptr(), layout: *v.layout(), dtype: v.dtype() }
+    }
+}
+
+impl From<&ViewMut<'_, Cpu>> for Operand {
+    fn from(v: &ViewMut<'_, Cpu>) -> Self {
+        Operand { start: v.buffer().ptr(), layout: *v.layout(), dtype: v.dtype() }
+    }
+}
+
+impl Operand {
+    /// The address of the first element.
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.start.wrapping_add(self.layout.offset() * self.dtype.size())
+    }
+
+    /// Bytes of a contiguous operand.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.numel() * self.dtype.size()
+    }
+
+    /// The first element, as `T`, which must be the stored form of its type.
+    pub(crate) fn base<T: Stored>(&self) -> Base<T> {
+        debug_assert_eq!(size_of::<T>(), self.dtype.size());
+        Base(self.ptr().cast())
+    }
+}
+
+/// The address of an operand's first element, to be shared among the threads of a kernel. Offsets are in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Base<T>(*mut T);
+
+// SAFETY: an address alone; whoever reads or writes through it says why that is sound.
+unsafe impl<T: Send> Send for Base<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Base<T> {}
+
+impl<T: Copy> Base<T> {
+    pub(crate) fn new(ptr: *mut T) -> Self {
+        Base(ptr)
+    }
+
+    /// The address `offset` elements on.
+    #[inline(always)]
+    pub(crate) fn at(self, offset: isize) -> *mut T {
+        self.0.wrapping_offset(offset)
+    }
+
+    /// # Safety
+    /// The element lies in the operand, and nothing writes it meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn get(self, offset: isize) -> T {
+        // SAFETY: the caller's promise; views are aligned to their element type.
+        unsafe { *self.at(offset) }
+    }
+
+    /// # Safety
+    /// The element lies in an output, and nothing else sees it meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn set(self, offset: isize, value: T) {
+        // SAFETY: the caller's promise.
+        unsafe { *self.at(offset) = value }
+    }
+
+    /// `len` elements from `offset` on.
+    ///
+    /// # Safety
+    /// They lie in the operand, and nothing writes them while the slice lives.
+    #[inline(always)]
+    pub(crate) unsafe fn slice<'a>(self, offset: isize, len: usize) -> &'a [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.at(offset), len) }
+    }
+
+    /// `len` elements from `offset` on, for writing.
+    ///
+    /// # Safety
+    /// They lie in an output, and nothing else sees them while the slice lives.
+    #[inline(always)]
+    pub(crate) unsafe fn slice_mut<'a>(self, offset: isize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.at(offset), len) }
+    }
+}

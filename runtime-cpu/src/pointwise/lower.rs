@@ -1,0 +1,456 @@
+//! From a typed program to a [`Kernel`]: every value gets its step and its place.
+//!
+//! - What depends on constants and scalars alone becomes an immediate.
+//! - A product used once, by a sum, is fused with it.
+//! - A value goes straight to its output where it is stored as it is computed and no later step reads the output's old value.
+//! - No step writes what it reads.
+
+use std::sync::Arc;
+
+use numcore::{
+    DType, Error, Result,
+    pointwise::{Binary, Class, Inst, Program, Typed},
+};
+use smallvec::SmallVec;
+
+use super::{
+    kernel::{Immediate, Kernel, Slot, Slots, Step},
+    step::StepFn,
+    table::{self, Fused},
+};
+use crate::Simd;
+
+/// How a program meets its operands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Form {
+    /// Stored types of the inputs.
+    pub inputs: SmallVec<[DType; 8]>,
+    /// Inputs that are old values of outputs: which.
+    pub own: SmallVec<[Option<u16>; 8]>,
+    /// What becomes of the outputs.
+    pub outputs: SmallVec<[Output; 4]>,
+}
+
+/// What becomes of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Output {
+    /// Stored as this type.
+    Overwrite(DType),
+    /// Added to what is stored as this type.
+    Add(DType),
+    /// Of this type, left where it was computed, in compute form.
+    Keep(DType),
+}
+
+impl Output {
+    /// Its type.
+    pub(super) fn dtype(&self) -> DType {
+        match *self {
+            Output::Overwrite(t) | Output::Add(t) | Output::Keep(t) => t,
+        }
+    }
+
+    /// Tells outputs apart in a key.
+    pub(super) fn code(&self) -> u64 {
+        match *self {
+            Output::Overwrite(t) => t as u64,
+            Output::Add(t) => 16 + t as u64,
+            Output::Keep(t) => 32 + t as u64,
+        }
+    }
+}
+
+pub(super) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Simd) -> Result<Kernel> {
+    let mut l = Lowering::new(program, typed, form, simd);
+    for id in 0..program.insts().len() as u32 {
+        l.instruction(id)?;
+    }
+    let value = l.outputs();
+    Ok(l.finish(value))
+}
+
+/// A place before registers are given out: a result of a step has a number of its own.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Result(u32),
+    Slot(Slot),
+}
+
+struct Draft {
+    f: StepFn,
+    to: Place,
+    args: SmallVec<[Place; 3]>,
+}
+
+struct Lowering<'a> {
+    program: &'a Program,
+    typed: &'a Arc<Typed>,
+    form: &'a Form,
+    simd: Simd,
+    /// How often each value is used, as an operand or an output.
+    uses: Vec<u32>,
+    uniform: Vec<bool>,
+    places: Vec<Option<Place>>,
+    steps: Vec<Draft>,
+    immediates: Vec<Immediate>,
+    results: u32,
+    width: usize,
+    positional: bool,
+    weight: usize,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(program: &'a Program, typed: &'a Arc<Typed>, form: &'a Form, simd: Simd) -> Self {
+        let n = program.insts().len();
+        let mut uses = vec![0; n];
+        let operands = program.insts().iter().flat_map(|i| operands(*i));
+        operands.chain(program.outputs().iter().copied()).for_each(|v| uses[v as usize] += 1);
+        Lowering {
+            program,
+            typed,
+            form,
+            simd,
+            uses,
+            uniform: program.uniform(),
+            places: vec![None; n],
+            steps: Vec::new(),
+            immediates: Vec::new(),
+            results: 0,
+            width: 1,
+            positional: false,
+            weight: 0,
+        }
+    }
+
+    fn dtype(&self, id: u32) -> DType {
+        self.typed.dtypes[id as usize]
+    }
+
+    fn uniform(&self, id: u32) -> bool {
+        self.uniform[id as usize]
+    }
+
+    /// Emits what computes value `id`, unless that happens where it is used.
+    fn instruction(&mut self, id: u32) -> Result<()> {
+        if self.uniform(id) {
+            return Ok(());
+        }
+        let t = self.dtype(id);
+        match self.program.insts()[id as usize] {
+            Inst::Input(_) | Inst::Index | Inst::Scalar(_) | Inst::Const(_) => {}
+            Inst::Random { seed, stream } => {
+                self.positional = true;
+                let args = [Slot::Positions, self.immediate(Immediate::Seed(seed)), self.immediate(Immediate::Stream(stream))];
+                self.weight += 15;
+                self.emit(id, table::random_bits(self.simd), &args.map(Place::Slot));
+            }
+            Inst::Unary(op, a) => {
+                let f = table::unary(op, t.compute(), self.simd).ok_or_else(|| self.refused(op.name(), t))?;
+                self.weight += if op.class() == Class::Float { 7 } else { 0 };
+                let args = [self.place(a)];
+                self.emit(id, f, &args);
+            }
+            Inst::Binary(..) if self.swallowed(id) => {}
+            Inst::Binary(op, a, b) => self.binary(id, op, a, b)?,
+            Inst::Select(c, a, b) => {
+                let args = [self.place(c), self.place(a), self.place(b)];
+                self.emit(id, table::select(t.compute(), self.simd), &args);
+            }
+            Inst::CastLike(a, _) if self.uniform(a) => {
+                self.places[id as usize] = Some(Place::Slot(self.immediate(Immediate::Value { of: a, dtype: t })));
+            }
+            Inst::Cast(_, a) | Inst::CastLike(a, _) => match table::cast(self.dtype(a), t, self.simd) {
+                Some(f) => {
+                    let args = [self.place(a)];
+                    self.emit(id, f, &args);
+                }
+                None => self.places[id as usize] = Some(self.place(a)),
+            },
+        }
+        Ok(())
+    }
+
+    fn binary(&mut self, id: u32, op: Binary, a: u32, b: u32) -> Result<()> {
+        if let Some((fused, args)) = self.fusable(id) {
+            let args = args.map(|v| self.place(v));
+            self.emit(id, table::fused(fused, self.dtype(id).compute(), self.simd), &args);
+            return Ok(());
+        }
+        let t = self.dtype(a).compute();
+        let f = table::binary(op, t, self.simd).ok_or_else(|| self.refused(op.name(), t))?;
+        let args = [self.place(a), self.place(b)];
+        self.weight += if matches!(op, Binary::Rem | Binary::Pow | Binary::Atan2) { 15 } else { 0 };
+        self.emit(id, f, &args);
+        Ok(())
+    }
+
+    /// A sum of a product that nothing else uses, as one step.
+    fn fusable(&self, id: u32) -> Option<(Fused, [u32; 3])> {
+        let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
+        match op {
+            Binary::Add => self.product(a).map(|[x, y]| (Fused::MulAdd, [x, y, b])).or_else(|| {
+                self.product(b).map(|[x, y]| (Fused::MulAdd, [x, y, a]))
+            }),
+            Binary::Sub => self.product(a).map(|[x, y]| (Fused::MulSub, [x, y, b])).or_else(|| {
+                self.product(b).map(|[x, y]| (Fused::NegMulAdd, [x, y, a]))
+            }),
+            _ => None,
+        }
+    }
+
+    fn product(&self, id: u32) -> Option<[u32; 2]> {
+        match self.program.insts()[id as usize] {
+            Inst::Binary(Binary::Mul, x, y) if self.dtype(id).is_float() && self.uses[id as usize] == 1 && !self.uniform(id) => {
+                Some([x, y])
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the one user of a product takes it in.
+    fn swallowed(&self, id: u32) -> bool {
+        let Some(args) = self.product(id) else { return false };
+        (id + 1..self.program.insts().len() as u32)
+            .filter(|&user| operands(self.program.insts()[user as usize]).contains(&id))
+            .any(|user| !self.uniform(user) && self.fusable(user).is_some_and(|(_, [x, y, z])| [x, y] == args && z != id))
+    }
+
+    fn refused(&self, op: &'static str, t: DType) -> Error {
+        Error::dtype(self.program.name(), &[t], format!("`{op}` does not take it"))
+    }
+
+    /// Where value `id` can be read in compute form.
+    fn place(&mut self, id: u32) -> Place {
+        if let Some(place) = self.places[id as usize] {
+            return place;
+        }
+        let t = self.dtype(id);
+        let place = match self.program.insts()[id as usize] {
+            _ if self.uniform(id) => Place::Slot(self.immediate(Immediate::Value { of: id, dtype: t })),
+            Inst::Input(k) => self.converted(Slot::Input(k), table::widen(t, self.simd), DType::F32),
+            Inst::Index => {
+                self.positional = true;
+                self.converted(Slot::Positions, table::cast(DType::I64, t.compute(), self.simd), t)
+            }
+            // Every other instruction was emitted when it was passed.
+            _ => Place::Slot(Slot::Positions),
+        };
+        self.places[id as usize] = Some(place);
+        place
+    }
+
+    fn converted(&mut self, from: Slot, f: Option<StepFn>, t: DType) -> Place {
+        let Some(f) = f else { return Place::Slot(from) };
+        self.result(f, t, &[Place::Slot(from)])
+    }
+
+    fn immediate(&mut self, value: Immediate) -> Slot {
+        let at = self.immediates.iter().position(|i| *i == value).unwrap_or_else(|| {
+            self.immediates.push(value);
+            self.immediates.len() - 1
+        });
+        self.width = self.width.max(match value {
+            Immediate::Value { dtype, .. } => dtype.compute().size(),
+            _ => 8,
+        });
+        Slot::Immediate(at as u16)
+    }
+
+    fn emit(&mut self, id: u32, f: StepFn, args: &[Place]) {
+        let place = self.result(f, self.dtype(id), args);
+        self.places[id as usize] = Some(place);
+    }
+
+    fn result(&mut self, f: StepFn, t: DType, args: &[Place]) -> Place {
+        self.width = self.width.max(t.compute().size());
+        self.results += 1;
+        let to = Place::Result(self.results - 1);
+        self.step(f, to, args);
+        to
+    }
+
+    fn step(&mut self, f: StepFn, to: Place, args: &[Place]) {
+        self.weight += 1;
+        self.steps.push(Draft { f, to, args: args.into() });
+    }
+
+    /// Stores every output; the place of one that is kept.
+    fn outputs(&mut self) -> Place {
+        let ids: SmallVec<[u32; 4]> = self.program.outputs().into();
+        let mut stores: SmallVec<[(u16, StepFn, Place); 4]> = SmallVec::new();
+        let mut kept = Place::Slot(Slot::Positions);
+        for (o, (&id, &output)) in ids.iter().zip(&self.form.outputs).enumerate() {
+            let o = o as u16;
+            match output {
+                Output::Keep(_) => kept = self.place(id),
+                Output::Overwrite(t) => match self.verbatim(id, t) {
+                    Some(k) if self.form.own[k as usize] == Some(o) => {}
+                    Some(k) => {
+                        let from = self.aside(Place::Slot(Slot::Input(k)), t, o, false);
+                        stores.push((o, table::raw_copy(t.size(), self.simd), from));
+                    }
+                    None => {
+                        let from = self.place(id);
+                        let from = self.aside(from, t.compute(), o, false);
+                        stores.push((o, table::store(t, self.simd), from));
+                    }
+                },
+                Output::Add(t) => {
+                    let from = self.place(id);
+                    let from = self.aside(from, t.compute(), o, true);
+                    stores.push((o, table::add_into(t, self.simd), from));
+                }
+            }
+        }
+        for (o, f, from) in stores {
+            if !self.redirected(o, from) {
+                self.step(f, Place::Slot(Slot::Output(o)), &[from]);
+            }
+        }
+        kept
+    }
+
+    /// The input that output value `id` is, unchanged, when it is stored as `t`.
+    fn verbatim(&self, id: u32, t: DType) -> Option<u16> {
+        match self.program.insts()[id as usize] {
+            Inst::Input(k) if self.form.inputs[k as usize] == t => Some(k),
+            _ => None,
+        }
+    }
+
+    /// The old value of an output that a store would overwrite before it is read, moved aside.
+    fn aside(&mut self, from: Place, t: DType, o: u16, add: bool) -> Place {
+        match from {
+            Place::Slot(Slot::Input(k)) if self.form.own[k as usize].is_some_and(|own| own != o || add) => {
+                self.result(table::raw_copy(t.size(), self.simd), t, &[from])
+            }
+            _ => from,
+        }
+    }
+
+    /// Lets the step that computes `from` write output `o` itself, if it may.
+    fn redirected(&mut self, o: u16, from: Place) -> bool {
+        let plain = matches!(self.form.outputs[o as usize], Output::Overwrite(t) if !t.is_half());
+        let Some(at) = self.steps.iter().position(|s| s.to == from) else { return false };
+        let own = |p: &Place| matches!(p, Place::Slot(Slot::Input(k)) if self.form.own[*k as usize] == Some(o));
+        if !plain || !matches!(from, Place::Result(_)) || self.steps[at..].iter().any(|s| s.args.iter().any(own)) {
+            return false;
+        }
+        let to = Place::Slot(Slot::Output(o));
+        self.steps[at].to = to;
+        self.weight -= 1;
+        self.steps[at..].iter_mut().flat_map(|s| &mut s.args).filter(|p| **p == from).for_each(|p| *p = to);
+        true
+    }
+
+    /// Gives results their registers: one is free again after its last reader.
+    fn finish(self, kept: Place) -> Kernel {
+        let mut last = vec![0; self.results as usize];
+        for (t, step) in self.steps.iter().enumerate() {
+            step.args.iter().for_each(|a| mark(&mut last, *a, t));
+        }
+        mark(&mut last, kept, usize::MAX);
+        let mut registers = Registers { of: vec![0; self.results as usize], free: Vec::new(), count: 0 };
+        let mut placed: Vec<(StepFn, Slot, SmallVec<[Slot; 3]>)> = Vec::with_capacity(self.steps.len());
+        for (t, step) in self.steps.iter().enumerate() {
+            let to = registers.take(step.to);
+            placed.push((step.f, to, step.args.iter().map(|a| registers.slot(*a)).collect()));
+            registers.release(&step.args, step.to, |r| last[r as usize] <= t);
+        }
+        let value = registers.slot(kept);
+        let slots = Slots {
+            registers: registers.count,
+            immediates: self.immediates.len() as u16,
+            inputs: self.form.inputs.len() as u16,
+            outputs: self.form.outputs.len() as u16,
+        };
+        Kernel {
+            unread: self.unread(kept),
+            reads_outputs: self.reads_outputs(),
+            steps: placed.iter().map(|(f, to, args)| numbered(*f, *to, args, &slots)).collect(),
+            immediates: self.immediates,
+            own: self.form.own.clone(),
+            width: self.width,
+            positional: self.positional,
+            weight: self.weight.max(1),
+            value: slots.number(value),
+            typed: self.typed.clone(),
+            keeps: self.form.outputs.iter().any(|o| matches!(o, Output::Keep(_))),
+            slots,
+        }
+    }
+
+    fn unread(&self, value: Place) -> u64 {
+        let read = self.steps.iter().flat_map(|s| &s.args).chain([&value]).filter_map(|p| match p {
+            Place::Slot(Slot::Input(k)) => Some(1u64 << k),
+            _ => None,
+        });
+        !read.fold(0, |a, b| a | b)
+    }
+
+    fn reads_outputs(&self) -> u64 {
+        let added = self.form.outputs.iter().enumerate().filter(|(_, o)| matches!(o, Output::Add(_))).map(|(o, _)| o as u16);
+        added.chain(self.form.own.iter().flatten().copied()).fold(0, |bits, o| bits | 1 << o)
+    }
+}
+
+/// A step by the numbers of its slots; operands it does not take name its destination, which always exists.
+fn numbered(f: StepFn, to: Slot, args: &[Slot], slots: &Slots) -> Step {
+    let to = slots.number(to);
+    let mut numbers = [to; 3];
+    numbers.iter_mut().zip(args).for_each(|(n, a)| *n = slots.number(*a));
+    Step { f, to, args: numbers }
+}
+
+fn mark(last: &mut [usize], place: Place, at: usize) {
+    if let Place::Result(r) = place {
+        last[r as usize] = at;
+    }
+}
+
+struct Registers {
+    of: Vec<u16>,
+    free: Vec<u16>,
+    count: u16,
+}
+
+impl Registers {
+    fn take(&mut self, place: Place) -> Slot {
+        if let Place::Result(r) = place {
+            self.of[r as usize] = self.free.pop().unwrap_or_else(|| {
+                self.count += 1;
+                self.count - 1
+            });
+        }
+        self.slot(place)
+    }
+
+    fn slot(&self, place: Place) -> Slot {
+        match place {
+            Place::Result(r) => Slot::Register(self.of[r as usize]),
+            Place::Slot(slot) => slot,
+        }
+    }
+
+    /// Frees the registers of arguments (each once) and of a result nobody reads.
+    fn release(&mut self, args: &[Place], to: Place, dead: impl Fn(u32) -> bool) {
+        for (i, place) in args.iter().chain([&to]).enumerate() {
+            if let Place::Result(r) = place
+                && dead(*r)
+                && !args[..i.min(args.len())].contains(place)
+            {
+                self.free.push(self.of[*r as usize]);
+            }
+        }
+    }
+}
+
+/// The values an instruction computes with.
+fn operands(inst: Inst) -> SmallVec<[u32; 3]> {
+    match inst {
+        Inst::Unary(_, a) | Inst::Cast(_, a) | Inst::CastLike(a, _) => [a].as_slice().into(),
+        Inst::Binary(_, a, b) => [a, b].as_slice().into(),
+        Inst::Select(c, a, b) => [c, a, b].into(),
+        Inst::Input(_) | Inst::Scalar(_) | Inst::Const(_) | Inst::Index | Inst::Random { .. } => SmallVec::new(),
+    }
+}

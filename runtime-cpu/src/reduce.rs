@@ -1,0 +1,419 @@
+//! Reductions: tiles of the map are combined as they come out of the interpreter.
+//!
+//! A group of tiles gives one value per row (the nearest axis is reduced) or per column (it is kept). A group is cut into
+//! chunks, by the sizes alone, that threads share; within a chunk and among chunks values are combined pairwise, so that
+//! rounding errors grow with the logarithm of the count.
+
+use std::cell::RefCell;
+
+use numcore::{Accumulate, MAX_RANK, Operand as In, Out, ReduceOp, Result, Scalar, Shape, View, pointwise::Program};
+use smallvec::SmallVec;
+
+use crate::{
+    Cpu, Engine, Simd,
+    element::{Lane, Stored, by_dtype},
+    operand::{Base, Operand},
+    pointwise::{self, Form, Launch, Operands, Plan},
+    simd::leveled,
+};
+
+/// Tiles of a chunk, at least; and chunks of a group, at most.
+const TILES: usize = 16;
+const CHUNKS: usize = 64;
+/// Tiles added to one accumulator before it is added to the next.
+const RUN: usize = 32;
+/// Simple steps on one element, per task at least.
+const GRAIN: usize = 1 << 15;
+
+thread_local! {
+    /// Accumulators of this thread, kept between launches.
+    static SUMS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(crate) fn reduce(
+    cpu: &Cpu,
+    map: &Program,
+    ins: &[View<'_, Cpu>],
+    scalars: &[Scalar],
+    full: &Shape,
+    op: ReduceOp,
+    out: Out<'_, Cpu>,
+) -> Result<()> {
+    let to = Operand::from(&out.view);
+    let reduced = |i: usize| full[i] != 1 && to.layout.dims()[i] == 1;
+    if !(0..full.rank()).any(reduced) {
+        let ins: SmallVec<[In<'_, Cpu>; 4]> = ins.iter().map(|v| In::View(*v)).collect();
+        return pointwise::run(cpu, map, &ins, scalars, &mut [out]);
+    }
+    let (mut form, mut operands) = (Form::default(), Operands::new(full));
+    let ins: SmallVec<[Operand; 4]> = ins.iter().map(|v| Operand::from(*v)).collect();
+    ins.iter().for_each(|x| {
+        form.input(x.dtype, None);
+        operands.push(*x);
+    });
+    form.keep(to.dtype);
+    operands.push(Operand { layout: to.layout.broadcast_to(*full)?, ..to });
+    let engine = &*cpu.queue.engine;
+    let kernel = engine.kernels.get(map, &form, engine.simd)?;
+    let mut plan = Plan::of(operands.moving(&kernel));
+    let columns = arrange(&mut plan, full, &ins, reduced);
+    let launch = Launch::new(&kernel, plan, kernel.values(map, scalars), engine.simd);
+    let add = out.how == Accumulate::Add;
+    let job = Job::new(&launch, columns, ins.len(), op, add, engine.simd);
+    if to.layout.numel() == 0 {
+        return Ok(());
+    }
+    by_dtype!(to.dtype, T => job.run::<T>(engine, kernel.weight));
+    Ok(())
+}
+
+/// What the nearest axis is, and how many positions of reduced axes lie outside a tile.
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    kept: bool,
+    /// Reduced axes among the outer ones.
+    outer: usize,
+    /// Whether rows are reduced, too.
+    rows_reduced: bool,
+}
+
+/// Orders the axes: kept ones, reduced ones, and at the end, if the nearest is kept, that one (with what merges into it).
+fn arrange(plan: &mut Plan, full: &Shape, ins: &[Operand], reduced: impl Fn(usize) -> bool) -> Columns {
+    let near = nearness(full, ins);
+    let last = near.iter().rev().copied().find(|&i| full[i] != 1);
+    let kept = last.is_some_and(|i| !reduced(i));
+    let original = plan.operands.clone();
+    let trailing = near.iter().rev().take_while(|&&i| !reduced(i)).count();
+    for tail in [trailing, 1] {
+        let (front, tail) = near.split_at(near.len() - if kept { tail } else { 0 });
+        let pick = |want: bool| front.iter().copied().filter(|&i| reduced(i) == want).collect::<SmallVec<[usize; MAX_RANK]>>();
+        let order: SmallVec<[usize; MAX_RANK]> = pick(false).into_iter().chain(pick(true)).chain(tail.iter().copied()).collect();
+        plan.operands = original.clone();
+        plan.sizes.clear();
+        let kinds = plan.arrange(full, &order, &reduced);
+        let several = kept && kinds.len() >= 2 && !kinds[kinds.len() - 2];
+        if !several {
+            let outer = plan.sizes.len() - 2;
+            let front = plan.sizes.len() - kinds.len();
+            let is_reduced = |i: usize| i >= front && kinds[i - front];
+            return Columns {
+                kept,
+                outer: (0..outer).filter(|&i| is_reduced(i)).map(|i| plan.sizes[i]).product(),
+                rows_reduced: is_reduced(outer),
+            };
+        }
+    }
+    unreachable!("one kept axis at the end has a reduced one before it")
+}
+
+/// Axes from far to near, as the operand with the most elements has them; as they are where it repeats some.
+fn nearness(full: &Shape, ins: &[Operand]) -> SmallVec<[usize; MAX_RANK]> {
+    let mut order: SmallVec<[usize; MAX_RANK]> = (0..full.rank()).collect();
+    let repeats = |x: &&Operand| x.layout.strides().iter().zip(full.dims()).any(|(s, d)| *s == 0 && *d != 1);
+    if let Some(main) = ins.iter().find(|x| !repeats(x)) {
+        order.sort_by_key(|&i| std::cmp::Reverse(if full[i] == 1 { 0 } else { main.layout.strides()[i].unsigned_abs() }));
+    }
+    order
+}
+
+/// Groups of tiles, and the chunks they are cut into.
+struct Job<'a> {
+    launch: &'a Launch<'a>,
+    columns: Columns,
+    op: ReduceOp,
+    add: bool,
+    simd: Simd,
+    /// The output's number among the plan's operands.
+    output: usize,
+    groups: usize,
+    /// Tiles of a group.
+    tiles: usize,
+    /// Tiles of a chunk.
+    per_chunk: usize,
+    chunks: usize,
+    across: usize,
+}
+
+impl<'a> Job<'a> {
+    fn new(launch: &'a Launch<'a>, columns: Columns, output: usize, op: ReduceOp, add: bool, simd: Simd) -> Self {
+        let plan = launch.plan();
+        let across = plan.columns().div_ceil(plan.tile.columns);
+        let down = plan.rows().div_ceil(plan.tile.rows);
+        let tiles = match columns {
+            Columns { kept: true, outer, .. } => outer * down,
+            Columns { rows_reduced: true, outer, .. } => outer * down * across,
+            _ => across,
+        };
+        let chunks = tiles.div_ceil(TILES).clamp(1, CHUNKS);
+        let per_chunk = tiles.div_ceil(chunks).max(1);
+        let chunks = tiles.div_ceil(per_chunk).max(1);
+        let groups = if tiles == 0 { 0 } else { plan.tiles() / tiles };
+        Job { launch, columns, op, add, simd, output, groups, tiles, per_chunk, chunks, across }
+    }
+
+    fn run<S: Stored>(&self, engine: &Engine, weight: usize) {
+        match self.op {
+            ReduceOp::Sum => self.with::<S, Sum>(engine, weight),
+            ReduceOp::Prod => self.with::<S, Prod>(engine, weight),
+            ReduceOp::Max => self.with::<S, Max>(engine, weight),
+            ReduceOp::Min => self.with::<S, Min>(engine, weight),
+        }
+    }
+
+    fn with<S: Stored, C: Combine<S::Lane>>(&self, engine: &Engine, weight: usize) {
+        let plan = self.launch.plan();
+        let width = self.width();
+        let each = self.per_chunk * plan.tile.rows * plan.tile.columns * weight;
+        let tasks = self.groups * self.chunks;
+        let grain = (GRAIN / each.max(1)).max(1);
+        if self.chunks == 1 {
+            return engine.ranges(tasks, grain, |part| {
+                part.for_each(|g| self.chunk::<S::Lane, C>(g, 0, |place, values| self.store::<S>(place, values)));
+            });
+        }
+        let mut partial = vec![C::FIRST; tasks * width];
+        let base = Base::new(partial.as_mut_ptr());
+        engine.ranges(tasks, grain, |part| {
+            for task in part {
+                self.chunk::<S::Lane, C>(task / self.chunks, task % self.chunks, |_, values| {
+                    // SAFETY: this task's part of the partial values.
+                    unsafe { base.slice_mut((task * width) as isize, values.len()) }.copy_from_slice(values);
+                });
+            }
+        });
+        for (g, partial) in partial.chunks_exact_mut(self.chunks * width).enumerate() {
+            fold_rows::<S::Lane, C>(self.simd, partial, self.chunks, width);
+            let place = plan.place(self.tile(g, 0));
+            let n = if self.columns.kept { place.size.columns } else { width };
+            self.store::<S>(&place, &partial[..n]);
+        }
+    }
+
+    /// Values a group gives, at most.
+    fn width(&self) -> usize {
+        let tile = self.launch.plan().tile;
+        match self.columns {
+            Columns { kept: true, .. } => tile.columns,
+            Columns { rows_reduced: true, .. } => 1,
+            _ => tile.rows,
+        }
+    }
+
+    /// The number of a group's tile in the plan.
+    fn tile(&self, group: usize, tile: usize) -> usize {
+        if self.columns.kept {
+            return (group / self.across * self.tiles + tile) * self.across + group % self.across;
+        }
+        group * self.tiles + tile
+    }
+
+    /// Combines one chunk of a group and hands its values on.
+    fn chunk<T: Lane, C: Combine<T>>(&self, group: usize, chunk: usize, done: impl FnMut(&pointwise::Place, &[T])) {
+        let from = chunk * self.per_chunk;
+        let tiles = (from..self.tiles.min(from + self.per_chunk)).map(|t| self.tile(group, t));
+        SUMS.with_borrow_mut(|sums| match self.columns.kept {
+            true => self.by_column::<T, C>(tiles, sums, done),
+            false => self.by_row::<T, C>(tiles, sums, done),
+        });
+    }
+
+    fn by_row<T: Lane, C: Combine<T>>(
+        &self,
+        tiles: impl Iterator<Item = usize>,
+        sums: &mut Vec<u64>,
+        mut done: impl FnMut(&pointwise::Place, &[T]),
+    ) {
+        let rows = self.width();
+        let values = scratch::<T>(sums, rows);
+        let mut pairs = Pairwise::<T>::default();
+        let mut at = None;
+        // SAFETY: the contract of `numcore::Runtime`; a kept value is a block of its compute type.
+        unsafe {
+            self.launch.tiles(tiles, |place, value| {
+                at.get_or_insert(*place);
+                let n = place.size.rows * place.size.columns;
+                let block = std::slice::from_raw_parts(value.cast::<T>(), n);
+                if rows == 1 {
+                    pairs.push::<C>(run::<T, C>(self.simd, block));
+                } else {
+                    rows_of::<T, C>(self.simd, block, place.size.columns, values);
+                }
+            });
+        }
+        let Some(place) = at else { return };
+        if rows == 1 {
+            values[0] = pairs.finish::<C>();
+        }
+        done(&place, &values[..if rows == 1 { 1 } else { place.size.rows }]);
+    }
+
+    fn by_column<T: Lane, C: Combine<T>>(
+        &self,
+        tiles: impl Iterator<Item = usize>,
+        sums: &mut Vec<u64>,
+        mut done: impl FnMut(&pointwise::Place, &[T]),
+    ) {
+        let tile = self.launch.plan().tile;
+        let size = tile.rows * tile.columns;
+        let (near, far) = scratch::<T>(sums, 2 * size).split_at_mut(size);
+        near.fill(C::FIRST);
+        far.fill(C::FIRST);
+        let (mut count, mut at) = (0, None);
+        // SAFETY: as in `by_row`.
+        unsafe {
+            self.launch.tiles(tiles, |place, value| {
+                at.get_or_insert(*place);
+                let n = place.size.rows * place.size.columns;
+                combine::<T, C>(self.simd, &mut near[..n], std::slice::from_raw_parts(value.cast::<T>(), n));
+                count += 1;
+                if count % RUN == 0 {
+                    combine::<T, C>(self.simd, far, near);
+                    near.fill(C::FIRST);
+                }
+            });
+        }
+        let Some(place) = at else { return };
+        combine::<T, C>(self.simd, far, near);
+        let columns = place.size.columns;
+        fold_rows::<T, C>(self.simd, far, tile.rows, columns);
+        done(&place, &far[..columns]);
+    }
+
+    /// Writes a group's values where they belong.
+    fn store<S: Stored>(&self, place: &pointwise::Place, values: &[S::Lane]) {
+        let plan = self.launch.plan();
+        let operand = &plan.operands[self.output];
+        let (row, column) = plan.strides(operand);
+        let stride = if self.columns.kept { column } else { row };
+        let to = Base::new(plan.address(operand, place).cast::<S>());
+        write::<S>(self.simd, to, stride / size_of::<S>() as isize, values, self.add);
+    }
+}
+
+/// How two values become one, and what stands for none.
+trait Combine<T: Lane>: 'static {
+    const FIRST: T;
+    fn two(a: T, b: T) -> T;
+}
+
+macro_rules! combine {
+    ($($name:ident $first:ident $two:ident;)*) => {$(
+        struct $name;
+        impl<T: Lane> Combine<T> for $name {
+            const FIRST: T = T::$first;
+            #[inline(always)]
+            fn two(a: T, b: T) -> T {
+                a.$two(b)
+            }
+        }
+    )*};
+}
+combine! { Sum ZERO add; Prod ONE mul; Max LOWEST max; Min HIGHEST min; }
+
+/// Combines a sequence as a balanced tree would, whatever its length: level `l` holds `2ˡ` values or none.
+struct Pairwise<T> {
+    levels: SmallVec<[T; 32]>,
+    count: usize,
+}
+
+impl<T> Default for Pairwise<T> {
+    fn default() -> Self {
+        Pairwise { levels: SmallVec::new(), count: 0 }
+    }
+}
+
+impl<T: Lane> Pairwise<T> {
+    fn push<C: Combine<T>>(&mut self, mut value: T) {
+        let full = self.count.trailing_ones();
+        for _ in 0..full {
+            value = C::two(self.levels.pop().unwrap_or(C::FIRST), value);
+        }
+        self.levels.push(value);
+        self.count += 1;
+    }
+
+    fn finish<C: Combine<T>>(self) -> T {
+        self.levels.into_iter().rev().reduce(|near, far| C::two(far, near)).unwrap_or(C::FIRST)
+    }
+}
+
+/// `n` values to work with.
+fn scratch<T: Lane>(words: &mut Vec<u64>, n: usize) -> &mut [T] {
+    words.resize(words.len().max(n), 0);
+    // SAFETY: lanes are numbers of at most 8 bytes: any bits are one, and the words outlive the slice.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), n) }
+}
+
+leveled! {
+    /// All of a block.
+    fn run<T: (Lane), C: (Combine<T>)>(x: &[T]) -> T {
+        line::<T, C>(x)
+    }
+
+    /// Each row of a block.
+    fn rows_of<T: (Lane), C: (Combine<T>)>(x: &[T], columns: usize, to: &mut [T]) {
+        for (to, row) in to.iter_mut().zip(x.chunks_exact(columns)) {
+            *to = line::<T, C>(row);
+        }
+    }
+
+    fn combine<T: (Lane), C: (Combine<T>)>(to: &mut [T], x: &[T]) {
+        for (to, x) in to.iter_mut().zip(x) {
+            *to = C::two(*to, *x);
+        }
+    }
+
+    /// Combines rows into the first, the second half into the first half at a time.
+    fn fold_rows<T: (Lane), C: (Combine<T>)>(x: &mut [T], rows: usize, columns: usize) {
+        let mut rows = rows;
+        while rows > 1 {
+            let half = rows.div_ceil(2);
+            let (to, from) = x[..rows * columns].split_at_mut(half * columns);
+            for (to, x) in to.iter_mut().zip(from) {
+                *to = C::two(*to, *x);
+            }
+            rows = half;
+        }
+    }
+
+    fn write<S: (Stored)>(to: Base<S>, stride: isize, values: &[S::Lane], add: bool) {
+        if stride == 1 && !add {
+            // SAFETY: elements of the output that are this task's alone.
+            let to = unsafe { to.slice_mut(0, values.len()) };
+            to.iter_mut().zip(values).for_each(|(to, x)| *to = S::store(*x));
+            return;
+        }
+        for (i, &x) in values.iter().enumerate() {
+            let i = i as isize * stride;
+            // SAFETY: as above.
+            unsafe { to.set(i, S::store(if add { to.get(i).load().add(x) } else { x })) };
+        }
+    }
+}
+
+/// In as many lanes as hide the latency of an addition, then pairwise.
+#[inline(always)]
+fn line<T: Lane, C: Combine<T>>(x: &[T]) -> T {
+    const LANES: usize = 64;
+    let mut lanes = [C::FIRST; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] = C::two(lanes[i], chunk[i]);
+        }
+    }
+    if chunks.is_empty() && rest.len() <= 8 {
+        return rest.iter().copied().reduce(C::two).unwrap_or(C::FIRST);
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = C::two(*lane, *x);
+    }
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] = C::two(lanes[i], lanes[i + n]);
+        }
+    }
+    lanes[0]
+}

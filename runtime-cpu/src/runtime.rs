@@ -1,0 +1,139 @@
+//! [`Runtime`] for [`Cpu`]: each method hands over to the file of its family.
+
+use std::sync::Arc;
+
+use numcore::{
+    ArgOp, Capabilities, DeviceId, DeviceKind, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
+    Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+};
+
+use crate::{Buffer, Cpu, arg, fused, index, matmul, operand, pointwise, reduce, scan, sort};
+
+impl Runtime for Cpu {
+    type Buffer = Buffer;
+    type Event = ();
+
+    fn device(&self) -> DeviceId {
+        DeviceId { kind: DeviceKind::Cpu, index: 0 }
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.queue.engine.capabilities
+    }
+
+    fn fork(&self) -> Result<Self> {
+        Ok(Cpu { use_: self.use_, ..Cpu::on(self.queue.engine.clone()) })
+    }
+
+    fn tagged(&self, use_: Use) -> Self {
+        Cpu { queue: Arc::clone(&self.queue), use_ }
+    }
+
+    fn record(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait(&self, _: &()) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryStats {
+        self.queue.memory.stats()
+    }
+
+    fn reset_peak(&self) {
+        self.queue.memory.reset_peak();
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.queue.memory.alloc(bytes, self.use_)
+    }
+
+    fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()> {
+        let to = operand::Operand::from(&out);
+        debug_assert_eq!(from.len(), to.bytes());
+        // SAFETY: a contiguous output of exactly this size, which nothing else sees.
+        unsafe { operand::Base::new(to.ptr()).slice_mut(0, to.bytes()) }.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()> {
+        let from = operand::Operand::from(x);
+        debug_assert_eq!(to.len(), from.bytes());
+        // SAFETY: a contiguous view of exactly this size.
+        to.copy_from_slice(unsafe { operand::Base::new(from.ptr()).slice(0, from.bytes()) });
+        Ok(())
+    }
+
+    fn pointwise(
+        &self,
+        program: &Program,
+        ins: &[Operand<'_, Self>],
+        scalars: &[Scalar],
+        outs: &mut [Out<'_, Self>],
+    ) -> Result<()> {
+        pointwise::run(self, program, ins, scalars, outs)
+    }
+
+    fn reduce(
+        &self,
+        map: &Program,
+        ins: &[View<'_, Self>],
+        scalars: &[Scalar],
+        full: &Shape,
+        op: ReduceOp,
+        out: Out<'_, Self>,
+    ) -> Result<()> {
+        reduce::reduce(self, map, ins, scalars, full, op, out)
+    }
+
+    fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
+        arg::arg_reduce(self, op, x, axis, out);
+        Ok(())
+    }
+
+    fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        matmul::matmul(self, a, b, out)
+    }
+
+    fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        index::gather(self, x, axis, index, out)
+    }
+
+    fn scatter_add(&self, src: View<'_, Self>, axis: usize, index: View<'_, Self>, out: ViewMut<'_, Self>) -> Result<()> {
+        index::scatter_add(self, src, axis, index, out)
+    }
+
+    fn scan(
+        &self,
+        op: ScanOp,
+        x: View<'_, Self>,
+        a: Option<View<'_, Self>>,
+        axis: usize,
+        reverse: bool,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        scan::scan(self, op, x, a, axis, reverse, out);
+        Ok(())
+    }
+
+    fn sort(
+        &self,
+        x: View<'_, Self>,
+        axis: usize,
+        descending: bool,
+        values: ViewMut<'_, Self>,
+        index: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        sort::sort(self, x, axis, descending, values, index);
+        Ok(())
+    }
+
+    fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
+        fused::run(self, op, ins, outs)
+    }
+}

@@ -1,0 +1,84 @@
+//! Instruction sets. Every kernel is one generic source, compiled for each level and chosen once at run time; all levels
+//! compute the same bits.
+
+/// An instruction set the kernels were compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Simd {
+    /// What every processor of the target has.
+    Baseline,
+    /// AVX2 with fused multiply-add and F16C.
+    Avx2,
+    /// AVX-512 F, VL, BW and DQ.
+    Avx512,
+}
+
+impl Simd {
+    /// All levels, narrowest first.
+    pub const ALL: [Simd; 3] = [Simd::Baseline, Simd::Avx2, Simd::Avx512];
+
+    /// The widest level of this processor.
+    pub fn best() -> Simd {
+        Self::ALL.into_iter().rev().find(|s| s.is_available()).unwrap_or(Simd::Baseline)
+    }
+
+    /// Whether this processor has it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        macro_rules! has {
+            ($($f:tt)*) => { true $(&& std::arch::is_x86_feature_detected!($f))* };
+        }
+        let avx2 = || has!("avx2" "fma" "f16c" "bmi1" "bmi2");
+        match self {
+            Simd::Baseline => true,
+            Simd::Avx2 => avx2(),
+            Simd::Avx512 => avx2() && has!("avx512f" "avx512vl" "avx512bw" "avx512dq"),
+        }
+    }
+
+    /// Whether this processor has it.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        self == Simd::Baseline
+    }
+
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Simd::Baseline => "baseline",
+            Simd::Avx2 => "avx2",
+            Simd::Avx512 => "avx512",
+        }
+    }
+}
+
+/// A function compiled for every level: `leveled! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
+///
+/// The body is one generic source; it and all it calls `#[inline(always)]` is compiled with each level's instructions.
+macro_rules! leveled {
+    ($(
+        $(#[$m:meta])*
+        $vis:vis fn $name:ident $(<$($T:ident: ($($B:tt)*)),*>)? ($($a:ident: $t:ty),* $(,)?) $(-> $r:ty)? $body:block
+    )*) => {$(
+        $(#[$m])*
+        $vis fn $name $(<$($T: $($B)*),*>)? (simd: $crate::Simd, $($a: $t),*) $(-> $r)? {
+            #[inline(always)]
+            fn generic $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
+            fn avx2 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512vl,avx512bw,avx512dq")]
+            fn avx512 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
+            match simd {
+                // SAFETY: a runtime is only built with a level that this processor has.
+                #[cfg(target_arch = "x86_64")]
+                $crate::Simd::Avx2 => unsafe { avx2$(::<$($T),*>)?($($a),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::Simd::Avx512 => unsafe { avx512$(::<$($T),*>)?($($a),*) },
+                _ => generic$(::<$($T),*>)?($($a),*),
+            }
+        }
+    )*};
+}
+pub(crate) use leveled;

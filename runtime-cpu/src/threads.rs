@@ -1,0 +1,248 @@
+//! Worker threads that share one kernel at a time with the thread that launched it.
+//!
+//! A pool of our own, because a launch must cost about a microsecond: workers spin for a moment before they sleep, the
+//! launching thread takes its part of the work, and never waits for a worker that has not begun (waking a sleeping thread
+//! takes 13–23 µs; a general pool makes the launcher sleep and be woken, too). A region that finds the workers busy,
+//! because it is nested or another queue's, runs on its own thread: results never depend on who computes them.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
+    },
+    thread::JoinHandle,
+};
+
+use parking_lot::{Condvar, Mutex};
+
+/// How often a worker looks for work before it sleeps: about 30 µs.
+const SPINS: u32 = 1 << 10;
+/// How often the launcher looks whether workers are done before it offers its processor to them.
+const PATIENCE: u32 = 1 << 12;
+
+/// In `Shared::gate`: a region is open for workers to join.
+const OPEN: u64 = 1 << 16;
+/// In `Shared::gate`: above the flag, the number of the region; below it, how many workers are inside.
+const REGION: u64 = 1 << 17;
+const INSIDE: u64 = OPEN - 1;
+
+/// A fixed number of threads, the launching one included.
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    gate: AtomicU64,
+    busy: AtomicBool,
+    job: Mutex<Option<Job>>,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    asleep: AtomicUsize,
+    bed: Mutex<()>,
+    alarm: Condvar,
+    stop: AtomicBool,
+}
+
+/// A region's work, seen from threads whose types do not know its lifetime.
+#[derive(Clone, Copy)]
+struct Job {
+    body: *const (dyn Fn(usize) + Sync),
+    tasks: usize,
+}
+
+// SAFETY: the body is `Sync`; it outlives the region (see `Threads::run`).
+unsafe impl Send for Job {}
+
+impl Threads {
+    pub(crate) fn new(count: usize) -> Threads {
+        let shared = Arc::new(Shared {
+            gate: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+            job: Mutex::new(None),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            asleep: AtomicUsize::new(0),
+            bed: Mutex::new(()),
+            alarm: Condvar::new(),
+            stop: AtomicBool::new(false),
+        });
+        let start = |i: usize| {
+            let shared = shared.clone();
+            std::thread::Builder::new().name(format!("cpu-worker-{i}")).spawn(move || shared.work()).ok()
+        };
+        // A system that refuses a thread leaves fewer of them.
+        let workers = (1..count.min(INSIDE as usize)).map_while(start).collect();
+        Threads { shared, workers }
+    }
+
+    /// How many threads share a region.
+    pub(crate) fn count(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `body(0)` … `body(tasks - 1)`, each once, on any of the threads; returns when all are done.
+    pub(crate) fn run(&self, tasks: usize, body: impl Fn(usize) + Sync) {
+        let alone = self.workers.is_empty() || tasks < 2;
+        if alone || self.shared.busy.swap(true, Acquire) {
+            return (0..tasks).for_each(body);
+        }
+        let erased: *const (dyn Fn(usize) + Sync + '_) = &body;
+        // SAFETY: only the lifetime changes. The region is closed and empty before `body` is dropped: `Region` waits for
+        // that also when a task panics.
+        let body = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased) };
+        let region = Region::open(&self.shared, Job { body, tasks });
+        self.shared.take_part(Job { body, tasks });
+        drop(region);
+        if let Some(panic) = self.shared.panic.lock().take() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.wake();
+        self.workers.drain(..).for_each(|w| drop(w.join()));
+    }
+}
+
+/// An open region; closing it waits until no worker is inside.
+struct Region<'a>(&'a Shared);
+
+impl<'a> Region<'a> {
+    fn open(shared: &'a Shared, job: Job) -> Self {
+        *shared.job.lock() = Some(job);
+        *shared.panic.lock() = None;
+        shared.next.store(0, Relaxed);
+        shared.gate.fetch_add(REGION + OPEN, SeqCst);
+        if shared.asleep.load(SeqCst) > 0 {
+            shared.wake();
+        }
+        Region(shared)
+    }
+}
+
+impl Drop for Region<'_> {
+    fn drop(&mut self) {
+        self.0.gate.fetch_sub(OPEN, AcqRel);
+        let mut looks = 0;
+        while self.0.gate.load(Acquire) & INSIDE != 0 {
+            looks += 1;
+            if looks < PATIENCE { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        self.0.busy.store(false, Release);
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        let mut done = 0;
+        while let Some(region) = self.next_region(done) {
+            done = region;
+            if let Some(job) = self.enter(region) {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_part(job))) {
+                    *self.panic.lock() = Some(panic);
+                }
+                self.gate.fetch_sub(1, AcqRel);
+            }
+        }
+    }
+
+    /// The number of an open region other than `done`; `None` when the pool stops.
+    fn next_region(&self, done: u64) -> Option<u64> {
+        let open = || {
+            let gate = self.gate.load(SeqCst);
+            (gate & OPEN != 0 && gate / REGION != done).then_some(gate / REGION)
+        };
+        loop {
+            for _ in 0..SPINS {
+                if let Some(region) = open() {
+                    return Some(region);
+                }
+                std::hint::spin_loop();
+            }
+            if self.stop.load(SeqCst) {
+                return None;
+            }
+            let mut bed = self.bed.lock();
+            self.asleep.fetch_add(1, SeqCst);
+            if open().is_none() && !self.stop.load(SeqCst) {
+                self.alarm.wait(&mut bed);
+            }
+            self.asleep.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Joins a region, if it is still open.
+    fn enter(&self, region: u64) -> Option<Job> {
+        let still = |gate: u64| (gate & OPEN != 0 && gate / REGION == region).then_some(gate + 1);
+        self.gate.fetch_update(AcqRel, Acquire, still).ok()?;
+        *self.job.lock()
+    }
+
+    fn take_part(&self, job: Job) {
+        loop {
+            let task = self.next.fetch_add(1, Relaxed);
+            if task >= job.tasks {
+                return;
+            }
+            // SAFETY: this thread is inside the region, which does not end before it has left, and the body lives as long.
+            unsafe { (*job.body)(task) };
+        }
+    }
+
+    fn wake(&self) {
+        drop(self.bed.lock());
+        self.alarm.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sums(threads: &Threads, tasks: usize) -> Vec<usize> {
+        let hits: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+        threads.run(tasks, |i| {
+            hits[i].fetch_add(i + 1, Relaxed);
+        });
+        hits.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
+    #[test]
+    fn every_task_runs_once() {
+        for count in [1, 2, 3, 8] {
+            let threads = Threads::new(count);
+            for tasks in (0..50).chain([1000]) {
+                assert_eq!(sums(&threads, tasks), (1..=tasks).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn nested_and_concurrent_regions_run() {
+        let threads = Threads::new(3);
+        let total = AtomicUsize::new(0);
+        threads.run(10, |_| threads.run(10, |_| _ = total.fetch_add(1, Relaxed)));
+        assert_eq!(total.load(Relaxed), 100);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| (0..200).for_each(|n| assert_eq!(sums(&threads, n), (1..=n).collect::<Vec<_>>())));
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_launcher_and_the_pool_lives_on() {
+        let threads = Threads::new(2);
+        for _ in 0..20 {
+            let caught = catch_unwind(AssertUnwindSafe(|| threads.run(100, |i| assert!(i != 57, "task 57"))));
+            assert!(caught.is_err());
+            assert_eq!(sums(&threads, 100), (1..=100).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Walks over positions of several operands at once: axes that lie in one line for all of them are merged.
+
+use numcore::{Layout, MAX_RANK};
+use smallvec::SmallVec;
+
+/// One axis of a walk: its size, and the stride of each operand in elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Axis<const K: usize> {
+    pub size: usize,
+    pub strides: [isize; K],
+}
+
+/// Axes to walk, outermost first.
+#[derive(Clone, Debug)]
+pub(crate) struct Walk<const K: usize>(SmallVec<[Axis<K>; MAX_RANK]>);
+
+impl<const K: usize> Walk<K> {
+    /// All axes of operands of one shape, except those `skip` names.
+    pub(crate) fn new(layouts: [&Layout; K], skip: impl Fn(usize) -> bool) -> Self {
+        let dims = layouts[0].dims();
+        let axis = |i: usize| Axis { size: dims[i], strides: layouts.map(|l| l.strides()[i]) };
+        Self::of((0..dims.len()).filter(|&i| !skip(i)).map(axis))
+    }
+
+    /// These axes.
+    pub(crate) fn of(axes: impl IntoIterator<Item = Axis<K>>) -> Self {
+        let mut merged: SmallVec<[Axis<K>; MAX_RANK]> = SmallVec::new();
+        for axis in axes.into_iter().filter(|a| a.size != 1) {
+            match merged.last_mut() {
+                Some(last) if (0..K).all(|k| last.strides[k] == axis.strides[k] * axis.size as isize) => {
+                    *last = Axis { size: last.size * axis.size, strides: axis.strides };
+                }
+                _ => merged.push(axis),
+            }
+        }
+        Walk(merged)
+    }
+
+    /// The merged axes.
+    pub(crate) fn axes(&self) -> impl Iterator<Item = Axis<K>> {
+        self.0.iter().copied()
+    }
+
+    /// How many positions there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.iter().map(|a| a.size).product()
+    }
+
+    /// Takes the innermost axis off, if `want` likes it; otherwise an axis of size 1.
+    pub(crate) fn split_inner(mut self, want: impl Fn(&Axis<K>) -> bool) -> (Self, Axis<K>) {
+        match self.0.last() {
+            Some(last) if want(last) => {
+                let inner = *last;
+                self.0.pop();
+                (self, inner)
+            }
+            _ => (self, Axis { size: 1, strides: [1; K] }),
+        }
+    }
+
+    /// Takes off the axis along which operand `k` moves least, so that neighbours are visited together.
+    pub(crate) fn split_nearest(mut self, k: usize) -> (Self, Axis<K>) {
+        let nearest = (0..self.0.len()).min_by_key(|&i| (self.0[i].strides[k].unsigned_abs(), self.0.len() - i));
+        let inner = nearest.map_or(Axis { size: 1, strides: [1; K] }, |i| self.0.remove(i));
+        (self, inner)
+    }
+
+    /// Offsets of position `n`, in row-major order.
+    pub(crate) fn at(&self, mut n: usize) -> [isize; K] {
+        let mut offsets = [0; K];
+        for axis in self.0.iter().rev() {
+            let i = (n % axis.size) as isize;
+            n /= axis.size;
+            (0..K).for_each(|k| offsets[k] += i * axis.strides[k]);
+        }
+        offsets
+    }
+
+    /// Calls `f` with the number and the offsets of positions `from..to`, in order.
+    #[inline(always)]
+    pub(crate) fn each(&self, from: usize, to: usize, mut f: impl FnMut(usize, [isize; K])) {
+        if from >= to {
+            return;
+        }
+        let Some((inner, _)) = self.0.split_last() else { return f(0, [0; K]) };
+        let mut n = from;
+        while n < to {
+            let mut offsets = self.at(n);
+            let end = to.min(n - n % inner.size + inner.size);
+            while n < end {
+                f(n, offsets);
+                (0..K).for_each(|k| offsets[k] += inner.strides[k]);
+                n += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use numcore::Shape;
+
+    fn offsets(w: &Walk<2>, from: usize, to: usize) -> Vec<[isize; 2]> {
+        let mut all = vec![];
+        w.each(from, to, |n, o| {
+            assert_eq!(o, w.at(n));
+            all.push(o)
+        });
+        all
+    }
+
+    #[test]
+    fn visits_every_position_in_order() {
+        let dense = Layout::contiguous(Shape::from([2, 3, 4]));
+        let other = Layout::contiguous(Shape::from([3, 2, 4])).permute(&[1, 0, 2]).unwrap();
+        let w = Walk::new([&dense, &other], |_| false);
+        let all = offsets(&w, 0, w.len());
+        assert_eq!(all.len(), 24);
+        assert!(all.iter().enumerate().all(|(i, o)| o[0] == i as isize));
+        assert_eq!(all[4], [4, 8]);
+        assert_eq!(offsets(&w, 5, 17), all[5..17]);
+    }
+
+    #[test]
+    fn merges_what_lies_in_one_line() {
+        let dense = Layout::contiguous(Shape::from([2, 3, 4]));
+        let row = Layout::contiguous(Shape::from([4])).broadcast_to(Shape::from([2, 3, 4])).unwrap();
+        assert_eq!(Walk::new([&dense, &dense], |_| false).0.len(), 1);
+        assert_eq!(Walk::new([&dense, &row], |_| false).0.len(), 2);
+        assert_eq!(Walk::new([&dense, &row], |i| i == 2).0.len(), 1);
+        let scalar = Layout::contiguous(Shape::SCALAR);
+        assert_eq!(offsets(&Walk::new([&scalar, &scalar], |_| false), 0, 1), [[0, 0]]);
+        let empty = Layout::contiguous(Shape::from([2, 0]));
+        assert_eq!(Walk::new([&empty, &empty], |_| false).len(), 0);
+    }
+}
