@@ -41,9 +41,15 @@ elementwise! {
     bce(x, y) = (y - 1.0) * bounded_log(1.0 - x) - y * bounded_log(x);
     /// Binary cross-entropy of logits: `(1 − y) · x − ln sigmoid(x)`, without overflow.
     bce_with_logits(x, y) = (1.0 - y) * x - x.log_sigmoid();
-    /// Kullback–Leibler divergence `y · (ln y − x)` of log-probabilities `x` from probabilities `y`; 0 where `y` is 0. The
-    /// divergence of distributions is its sum over the number of rows: the mean is over elements.
+    /// Kullback–Leibler divergence `y · (ln y − x)` of log-probabilities `x` from probabilities `y`, element by element; 0 where
+    /// `y` is 0. The mean over elements is PyTorch's, and no divergence: that is [`kl_div_batchmean`].
     kl_div(x, y) = y.gt(0.0).select(y * (y.gt(0.0).select(y, 1.0).log() - x), y * 0.0);
+}
+
+/// The mean over rows of the Kullback–Leibler divergence of log-probabilities `input: [N, ..]` from probabilities `target`.
+pub fn kl_div_batchmean<T: Apply>(input: &T, target: &T) -> Result<T> {
+    let rows = input.spec().shape.first().copied().unwrap_or(1);
+    kl_div(input, target, Reduction::Sum)?.mul(1.0 / rows as f64)
 }
 
 /// With `d = |x − y|`: `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`] where `beta` is 0.

@@ -19,12 +19,14 @@ pub struct Philox {
     seed: u64,
     stream: u32,
     position: u64,
+    /// The words of the block that `position` lies in, once one was drawn.
+    words: [u32; 4],
 }
 
 impl Philox {
     /// The start of a stream.
     pub fn new(seed: u64, stream: u32) -> Self {
-        Philox { seed, stream, position: 0 }
+        Philox { seed, stream, position: 0, words: [0; 4] }
     }
 
     /// How many words were drawn: with seed and stream, its whole state.
@@ -35,14 +37,23 @@ impl Philox {
     /// Goes to a place in the stream.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
+        self.words = self.block();
     }
 
     /// The next 32 bits.
     pub fn next_u32(&mut self) -> u32 {
-        let (block, word) = (self.position / 4, self.position % 4);
+        let word = (self.position % 4) as usize;
+        if word == 0 {
+            self.words = self.block();
+        }
         self.position += 1;
+        self.words[word]
+    }
+
+    fn block(&self) -> [u32; 4] {
+        let block = self.position / 4;
         let counter = [block as u32, (block >> 32) as u32, self.stream, 0];
-        philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32])[word as usize]
+        philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32])
     }
 
     /// The next 64 bits.
@@ -94,6 +105,17 @@ mod tests {
             philox4x32_10([0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344], [0xa4093822, 0x299f31d0]),
             [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1]
         );
+    }
+
+    #[test]
+    fn a_stream_goes_on_from_any_place() {
+        let mut rng = Philox::new(3, 2);
+        let words: Vec<u32> = (0..23).map(|_| rng.next_u32()).collect();
+        for from in 0..23 {
+            let mut again = Philox::new(3, 2);
+            again.seek(from);
+            assert!((from as usize..23).all(|i| again.next_u32() == words[i]), "{from}");
+        }
     }
 
     #[test]

@@ -4,10 +4,12 @@ use std::sync::{Arc, LazyLock};
 
 use autograd::Leaf;
 use numcore::{
-    DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut, Use,
+    DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Scalar, Tensor, Use,
     ops::{Op, Pointwise, update},
     pointwise::Program,
 };
+
+use crate::{State, memory::lending};
 
 /// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are of two bytes.
 ///
@@ -83,6 +85,22 @@ impl<R: Runtime> FlatParams<R> {
         self.master.as_ref().unwrap_or(&self.values).whole()
     }
 
+    /// A tensor kept for each parameter, in the dtype of updates: in the same places when it has the parameters' shapes.
+    pub(crate) fn state(&self, state: &State) -> Result<Flat<R>> {
+        static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("fill", |[_], [value]| [value]));
+        let shapes = self.leaves.iter().map(|l| (state.shape)(&l.spec().shape));
+        let layout = match shapes.clone().eq(self.leaves.iter().map(|l| l.spec().shape)) {
+            true => self.layout().with_dtype(self.working()),
+            false => FlatLayout::new(self.working(), self.leaves.iter().map(|l| l.name().to_string()).zip(shapes)),
+        };
+        let mut flat = Flat::zeros_for(self.runtime(), Use::Optimizer, layout)?;
+        if state.init != 0.0 {
+            let value = [Scalar::F64(state.init)];
+            lending(&mut [&mut flat], Flat::lend_whole, |outs| update(&FILL, &[], &value, outs))?;
+        }
+        Ok(flat)
+    }
+
     /// Copies values that were replaced since into the buffer. Leaves stay as they are if it fails.
     pub fn adopt(&mut self) -> Result<()> {
         let mut is_view = |(i, leaf): (usize, &Arc<Leaf<R>>)| leaf.value().is_ok_and(|v| is_range(&v, &self.values, i));
@@ -133,9 +151,8 @@ impl<R: Runtime> FlatParams<R> {
     fn fill(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
         overwrite(&mut self.values, i, value)?;
         let (Some(half), Some(master)) = (self.half(), &mut self.master) else { return Ok(()) };
-        let mut memory = master.lend(i)?;
-        let done = update(&KEEP[usize::from(half == DType::BF16)], &[value], &[], &mut [&mut memory]);
-        master.restore(memory).and(done)
+        let keep = &KEEP[usize::from(half == DType::BF16)];
+        lending(&mut [master], |f| f.lend(i), |outs| update(keep, &[value], &[], outs))
     }
 
     /// Rounds master copy `i` to the parameter; nothing to do without one.
@@ -198,10 +215,10 @@ pub(crate) fn overwrite<R: Runtime>(flat: &mut Flat<R>, i: usize, value: &Tensor
 }
 
 fn compute_into<R: Runtime>(flat: &mut Flat<R>, i: usize, op: &Op, x: &Tensor<R>) -> Result<()> {
-    let mut memory: TensorMut<R> = flat.lend(i)?;
-    memory.reset();
-    let done = memory.accumulate(op, &[x]);
-    flat.restore(memory).and(done)
+    lending(&mut [flat], |f| f.lend(i), |outs| {
+        outs[0].reset();
+        outs[0].accumulate(op, &[x])
+    })
 }
 
 /// "parameter `a`", or "one of the parameters `a`, `b` …" with at most a handful of names.

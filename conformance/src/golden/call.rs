@@ -1,5 +1,7 @@
 //! What a row of the op tables sees: a case's inputs and attributes.
 
+use std::cell::RefCell;
+
 use autograd::Var;
 use numcore::{Error, Result, Runtime, Shape};
 
@@ -11,6 +13,7 @@ pub(super) struct Call<'a, R: Runtime> {
     pub(super) attrs: &'a Attrs,
     case: &'a Case,
     ins: &'a [Var<R>],
+    stand_ins: RefCell<Vec<(usize, Var<R>)>>,
 }
 
 /// How an op of the tables is computed.
@@ -18,7 +21,7 @@ pub(super) type OpFn<R> = fn(&Call<'_, R>) -> Result<Vec<Var<R>>>;
 
 impl<'a, R: Runtime> Call<'a, R> {
     pub(super) fn new(case: &'a Case, ins: &'a [Var<R>]) -> Self {
-        Call { attrs: &case.attrs, case, ins }
+        Call { attrs: &case.attrs, case, ins, stand_ins: RefCell::default() }
     }
 
     /// Input `i`, which must be there.
@@ -39,6 +42,16 @@ impl<'a, R: Runtime> Call<'a, R> {
     /// The expected shape of an output: for ops whose sizes the case states nowhere else.
     pub(super) fn out_shape(&self, k: usize) -> Result<Shape> {
         Ok(self.case.tensor(&format!("out{k}"))?.shape)
+    }
+
+    /// Input `i` was copied into this leaf (a layer's parameter), which its gradient goes to.
+    pub(super) fn stands_in(&self, i: usize, leaf: Var<R>) {
+        self.stand_ins.borrow_mut().push((i, leaf));
+    }
+
+    /// The leaves that inputs were copied into.
+    pub(super) fn stand_ins(self) -> Vec<(usize, Var<R>)> {
+        self.stand_ins.into_inner()
     }
 
     /// What the case says of itself.

@@ -5,6 +5,8 @@ use std::fmt;
 use autograd::{Backward, BackwardHook, Gradients, Leaf, LeafGrad, Var};
 use numcore::{DType, Error, Result, Runtime, Tensor, ops::PointwiseOps};
 
+use crate::caught::caught;
+
 use super::{
     Case, HostValue, Mismatch, Placement,
     call::{Call, OpFn},
@@ -50,14 +52,14 @@ impl fmt::Display for Outcome {
 
 /// Runs one case on a device. An error on the way, and an op nobody knows, are failures of the case.
 pub fn run_case<R: Runtime>(rt: &R, case: &Case, options: Options) -> Outcome {
-    let outcome = match case.group.as_str() {
+    let run = || match case.group.as_str() {
         "lr" => super::lr::run(case),
         "optim" => super::optim::run(rt, case),
         "train" => super::train::run(rt, case),
         _ => run_op(rt, case, options),
     };
-    let outcome = outcome.and_then(|o| case.attrs.all_read().map(|()| o));
-    outcome.unwrap_or_else(|e| Outcome::Failed(vec![e.to_string()]))
+    let outcome = caught(|| run().and_then(|o| case.attrs.all_read().map(|()| o)));
+    outcome.unwrap_or_else(|why| Outcome::Failed(vec![why]))
 }
 
 fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> {
@@ -66,10 +68,11 @@ fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> 
     let run = Run { rt, case, options, tol: tolerance(case, options.dtype)? };
     let inputs = (0..case.count("inputs")?).map(|i| run.input(i)).collect::<Result<Vec<_>>>()?;
     let values: Vec<Var<R>> = inputs.iter().map(|i| i.value.clone()).collect();
-    let outs = op(&Call::new(case, &values))?;
+    let call = Call::new(case, &values);
+    let outs = op(&call)?;
     let mut mismatches = run.outputs(&outs)?;
     if let Some(gradients) = run.backward(&outs)? {
-        mismatches.extend(run.gradients(&inputs, &gradients)?);
+        mismatches.extend(run.gradients(&inputs, &call.stand_ins(), &gradients)?);
     }
     Ok(Outcome::of(mismatches))
 }
@@ -144,12 +147,22 @@ impl<R: Runtime> Run<'_, R> {
         Ok(Some(gradients))
     }
 
-    fn gradients(&self, inputs: &[Input<R>], gradients: &Gradients<R>) -> Result<Vec<Mismatch>> {
+    fn gradients(
+        &self,
+        inputs: &[Input<R>],
+        stand_ins: &[(usize, Var<R>)],
+        gradients: &Gradients<R>,
+    ) -> Result<Vec<Mismatch>> {
         let mut found = Vec::new();
         for (i, input) in inputs.iter().enumerate() {
             let (Some(leaf), what) = (&input.leaf, format!("gin{i}")) else { continue };
-            match gradients.of(leaf) {
-                Some(g) => found.extend(self.compare(&what, &self.options.placement.seen(g)?)?),
+            let copied = stand_ins.iter().find(|(k, _)| *k == i).map(|(_, leaf)| leaf);
+            let gradient = match copied {
+                Some(copy) => gradients.of(copy).cloned(),
+                None => gradients.of(leaf).map(|g| self.options.placement.seen(g)).transpose()?,
+            };
+            match gradient {
+                Some(g) => found.extend(self.compare(&what, &g)?),
                 None => found.push(Mismatch::new(what, "no gradient reached it")),
             }
         }

@@ -1,0 +1,90 @@
+//! Losses.
+
+use autograd::Var;
+use nn::loss;
+use numcore::{
+    Error, Result, Runtime,
+    fused::{CrossEntropyOptions, Reduction},
+    ops::{PointwiseOps, ViewOps},
+};
+
+use crate::golden::call::{Call, OpFn, one};
+
+pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
+    let row: OpFn<R> = match op {
+        "cross_entropy" => cross_entropy,
+        "nll" | "nll_loss" => nll,
+        "mse" | "mse_loss" => |c| elementwise(c, "mean", |x, y, how| loss::mse(x, y, how)),
+        "l1" | "l1_loss" => |c| elementwise(c, "mean", |x, y, how| loss::l1(x, y, how)),
+        "smooth_l1" | "smooth_l1_loss" => |c| {
+            let beta = c.attrs.f64("beta", 1.0)?;
+            elementwise(c, "mean", |x, y, how| loss::smooth_l1(x, y, beta, how))
+        },
+        "huber" | "huber_loss" => |c| {
+            let delta = c.attrs.f64("delta", 1.0)?;
+            elementwise(c, "mean", |x, y, how| loss::huber(x, y, delta, how))
+        },
+        "bce" | "binary_cross_entropy" => |c| elementwise(c, "mean", |x, y, how| loss::bce(x, y, how)),
+        "bce_with_logits" => |c| elementwise(c, "mean", |x, y, how| loss::bce_with_logits(x, y, how)),
+        // The divergence of distributions, as the group of losses has it: PyTorch's own default is the mean over elements.
+        "kl_div" => |c| {
+            let log_target = c.attrs.bool(&["log_target"], false)?;
+            elementwise(c, "batchmean", |x, y, how| {
+                if log_target { loss::kl_div(x, &y.exp()?, how) } else { loss::kl_div(x, y, how) }
+            })
+        },
+        _ => return None,
+    };
+    Some(row)
+}
+
+/// What becomes of the losses of all elements; none for a sum over the first axis' size.
+fn reduction<R: Runtime>(c: &Call<'_, R>, default: &'static str) -> Result<Option<Reduction>> {
+    match c.attrs.str("reduction", default)? {
+        "mean" => Ok(Some(Reduction::Mean)),
+        "sum" => Ok(Some(Reduction::Sum)),
+        "none" => Ok(Some(Reduction::None)),
+        "batchmean" => Ok(None),
+        other => Err(Error::argument("golden", format!("`{other}` is not a reduction"))),
+    }
+}
+
+fn elementwise<R: Runtime>(
+    c: &Call<'_, R>,
+    default: &'static str,
+    loss: impl Fn(&Var<R>, &Var<R>, Reduction) -> Result<Var<R>>,
+) -> Result<Vec<Var<R>>> {
+    let (x, y) = (c.x(0)?, c.x(1)?);
+    match reduction(c, default)? {
+        Some(how) => one(loss(x, y, how)),
+        None => one(loss(x, y, Reduction::Sum)?.div(x.dims().first().copied().unwrap_or(1) as f64)),
+    }
+}
+
+/// Classes, which PyTorch has on the second axis, as the last.
+fn classes_last<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
+    let mut order: Vec<isize> = (0..x.dims().len() as isize).collect();
+    if order.len() > 2 {
+        order[1..].rotate_left(1);
+    }
+    x.permute(&order)
+}
+
+fn row_reduction<R: Runtime>(c: &Call<'_, R>) -> Result<Reduction> {
+    reduction(c, "mean")?.ok_or_else(|| Error::argument("golden", "`batchmean` is not a reduction of rows"))
+}
+
+fn cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
+    let options = CrossEntropyOptions {
+        ignore_index: c.attrs.isize(&["ignore_index"], -100)? as i64,
+        label_smoothing: c.attrs.f64("label_smoothing", 0.0)?,
+        reduction: row_reduction(c)?,
+    };
+    one(loss::cross_entropy_with(&classes_last(c.x(0)?)?, c.x(1)?, c.maybe(2), options))
+}
+
+fn nll<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
+    let ignore_index = c.attrs.isize(&["ignore_index"], -100)? as i64;
+    let options = loss::NllOptions { ignore_index, reduction: row_reduction(c)? };
+    one(loss::nll(&classes_last(c.x(0)?)?, c.x(1)?, c.maybe(2), options))
+}

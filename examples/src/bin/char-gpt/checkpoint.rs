@@ -1,0 +1,126 @@
+//! A run on disk: one safetensors file, written whole or not at all.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use weftgrad::{nn::GptConfig, optim::Optimizer, prelude::*, safetensors};
+
+use crate::{
+    Failure,
+    data::Corpus,
+    options::{Options, Settings},
+    training::Training,
+};
+
+const MODEL: &str = "model.";
+const OPTIMIZER: &str = "optimizer.";
+const CURVES: [&str; 2] = ["losses", "validation"];
+
+fn path(out: &Path) -> PathBuf {
+    out.join("checkpoint.safetensors")
+}
+
+/// Saves a run. If that fails, the last checkpoint is as it was.
+pub fn save(out: &Path, training: &Training<'_>, corpus: &Corpus) -> Result<(), Failure> {
+    let mut entries: Vec<(String, Tensor<Cpu>)> = Vec::new();
+    let named = |prefix: &'static str| move |(name, t): (String, Tensor<Cpu>)| (format!("{prefix}{name}"), t);
+    entries.extend(training.model.state_dict()?.into_iter().map(named(MODEL)));
+    entries.extend(training.optimizer.state_dict()?.into_iter().map(named(OPTIMIZER)));
+    for (name, curve) in CURVES.into_iter().zip([&training.losses, &training.validation]) {
+        let flat: Vec<f64> = curve.iter().flat_map(|&(step, loss)| [step, loss]).collect();
+        entries.push((name.into(), Tensor::from_vec(training.cpu, flat)?));
+    }
+    let path = path(out);
+    safetensors::save(&path, &entries, &notes(training, corpus))?;
+    println!("checkpoint: {}", path.display());
+    Ok(())
+}
+
+fn notes(training: &Training<'_>, corpus: &Corpus) -> BTreeMap<String, String> {
+    let Settings { model, batch, lr, dtype, seed } = &training.settings;
+    let numbers = [
+        ("step", training.step.to_string()),
+        ("context", model.context.to_string()),
+        ("layers", model.layers.to_string()),
+        ("heads", model.heads.to_string()),
+        ("width", model.width.to_string()),
+        ("batch", batch.to_string()),
+        ("lr", lr.to_string()),
+        ("dtype", dtype.to_string()),
+        ("seed", seed.to_string()),
+        ("vocabulary", corpus.vocabulary.iter().collect()),
+    ];
+    numbers.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()
+}
+
+/// A run that was saved.
+pub struct Checkpoint {
+    path: PathBuf,
+    notes: BTreeMap<String, String>,
+    entries: Vec<(String, Tensor<Cpu>)>,
+}
+
+impl Checkpoint {
+    /// Reads the checkpoint in a folder.
+    pub fn load(out: &Path, cpu: &Cpu) -> Result<Checkpoint, Failure> {
+        let path = path(out);
+        if !path.exists() {
+            return Err(format!("{}: no checkpoint to resume; run without --resume first", path.display()).into());
+        }
+        Ok(Checkpoint { notes: safetensors::metadata(&path)?, entries: safetensors::load(&path, cpu)?, path })
+    }
+
+    /// What the run is. Options that would make it another, or another text, are an error.
+    pub fn settings(&self, options: &Options, corpus: &Corpus) -> Result<Settings, Failure> {
+        if options.reshapes() {
+            return Err("--resume takes sizes and learning rate from the checkpoint; leave those options out".into());
+        }
+        if self.note::<String>("vocabulary")?.chars().ne(corpus.vocabulary.iter().copied()) {
+            return Err(format!("{}: was trained on another text (its characters differ)", self.path.display()).into());
+        }
+        let dtype = self.note::<String>("dtype")?;
+        let model = GptConfig {
+            vocab: corpus.vocabulary.len(),
+            context: self.note("context")?,
+            layers: self.note("layers")?,
+            heads: self.note("heads")?,
+            width: self.note("width")?,
+            ..GptConfig::default()
+        };
+        Ok(Settings {
+            model,
+            batch: self.note("batch")?,
+            lr: self.note("lr")?,
+            dtype: DType::from_name(&dtype).ok_or_else(|| format!("{}: unknown dtype {dtype}", self.path.display()))?,
+            seed: self.note("seed")?,
+        })
+    }
+
+    /// Puts everything back where it was.
+    pub fn restore(self, training: &mut Training<'_>) -> Result<(), Failure> {
+        let under = |prefix: &str| -> Vec<(String, Tensor<Cpu>)> {
+            let own = |(n, t): &(String, Tensor<Cpu>)| Some((n.strip_prefix(prefix)?.to_owned(), t.clone()));
+            self.entries.iter().filter_map(own).collect()
+        };
+        training.model.load_state_dict(under(MODEL), true)?;
+        training.optimizer.load_state_dict(&under(OPTIMIZER))?;
+        training.step = self.note("step")?;
+        training.losses = self.curve(CURVES[0])?;
+        training.validation = self.curve(CURVES[1])?;
+        println!("resumed at step {} from {}", training.step, self.path.display());
+        Ok(())
+    }
+
+    fn curve(&self, name: &str) -> Result<Vec<(f64, f64)>, Failure> {
+        let missing = || format!("{}: has no `{name}`", self.path.display());
+        let (_, curve) = self.entries.iter().find(|(n, _)| n == name).ok_or_else(missing)?;
+        Ok(curve.to_vec::<f64>()?.chunks_exact(2).map(|p| (p[0], p[1])).collect())
+    }
+
+    fn note<T: std::str::FromStr>(&self, key: &str) -> Result<T, Failure> {
+        let value = self.notes.get(key).and_then(|v| v.parse().ok());
+        value.ok_or_else(|| format!("{}: its note `{key}` is missing or unreadable", self.path.display()).into())
+    }
+}

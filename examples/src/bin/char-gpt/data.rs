@@ -1,0 +1,104 @@
+//! Text as numbers: its characters, and batches of it.
+
+use std::path::Path;
+
+use weftgrad::{Cpu, Result, Tensor, Var, rng::Philox};
+
+use crate::Failure;
+
+/// The text of the workspace's own that is learned when no file is given.
+const OWN: &[&str] = &[
+    include_str!("../../../../README.md"),
+    include_str!("../../../../ARCHITECTURE.md"),
+    include_str!("../../../../CONTRIBUTING.md"),
+    include_str!("../../../../numcore/src/error.rs"),
+    include_str!("../../../../numcore/src/layout.rs"),
+    include_str!("../../../../numcore/src/runtime.rs"),
+    include_str!("../../../../numcore/src/shape.rs"),
+    include_str!("../../../../numcore/src/flat.rs"),
+    include_str!("../../../../numcore/src/ops/view.rs"),
+    include_str!("../../../../numcore/src/ops/reduce.rs"),
+    include_str!("../../../../numcore/src/fused/attention.rs"),
+    include_str!("../../../../numcore/src/fused/norm.rs"),
+    include_str!("../../../../autograd/src/sweep.rs"),
+    include_str!("../../../../autograd/src/leaf.rs"),
+];
+
+/// A text as numbers of its vocabulary, nine tenths to train on and one to validate.
+pub struct Corpus {
+    /// Its characters, in order.
+    pub vocabulary: Vec<char>,
+    tokens: Vec<i64>,
+}
+
+/// Which part of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The first nine tenths.
+    Train,
+    /// The rest.
+    Validation,
+}
+
+impl Corpus {
+    /// The text of a file, or the workspace's own.
+    pub fn read(path: Option<&Path>) -> std::result::Result<Corpus, Failure> {
+        let text = match path {
+            None => OWN.concat(),
+            Some(p) => {
+                let bytes = std::fs::read(p).map_err(|e| format!("{}: {e}", p.display()))?;
+                String::from_utf8(bytes).map_err(|e| format!("{}: not UTF-8 text ({e})", p.display()))?
+            }
+        };
+        let mut vocabulary: Vec<char> = text.chars().collect();
+        vocabulary.sort_unstable();
+        vocabulary.dedup();
+        let tokens = text.chars().filter_map(|c| vocabulary.binary_search(&c).ok()).map(|i| i as i64).collect();
+        Ok(Corpus { vocabulary, tokens })
+    }
+
+    /// The tokens of a part; an error if it is too short for one sequence.
+    pub fn part(&self, part: Part, context: usize) -> std::result::Result<&[i64], Failure> {
+        let (train, validation) = self.tokens.split_at(self.tokens.len() / 10 * 9);
+        let tokens = if part == Part::Train { train } else { validation };
+        if tokens.len() < context + 2 {
+            let n = tokens.len();
+            return Err(format!("the text is too short: its {part:?} part has {n} characters, a sequence takes {context}").into());
+        }
+        Ok(tokens)
+    }
+
+    /// The number of a character.
+    pub fn token(&self, c: char) -> Option<i64> {
+        self.vocabulary.binary_search(&c).ok().map(|i| i as i64)
+    }
+}
+
+/// Inputs `[B, T]` and the characters that follow each, `[B · T]`.
+pub struct Batch {
+    /// Inputs.
+    pub x: Var<Cpu>,
+    /// What follows.
+    pub y: Var<Cpu>,
+}
+
+impl Batch {
+    /// The sequences that begin at these places.
+    pub fn at(cpu: &Cpu, tokens: &[i64], starts: &[usize], context: usize) -> Result<Batch> {
+        let take = |shift: usize| -> Vec<i64> {
+            starts.iter().flat_map(|&s| &tokens[s + shift..s + shift + context]).copied().collect()
+        };
+        Ok(Batch {
+            x: Var::new(Tensor::from_slice(cpu, [starts.len(), context], &take(0))?),
+            y: Var::new(Tensor::from_slice(cpu, [starts.len() * context], &take(1))?),
+        })
+    }
+
+    /// The batch of a step: a function of the seed and the step alone, so that a resumed run sees the same.
+    pub fn random(cpu: &Cpu, tokens: &[i64], batch: usize, context: usize, seed: u64, step: u64) -> Result<Batch> {
+        let mut rng = Philox::new(seed.wrapping_add(step.wrapping_mul(0x9E37_79B9_7F4A_7C15)), 7);
+        let last = (tokens.len() - context - 1) as u64;
+        let starts: Vec<usize> = (0..batch).map(|_| rng.below(last) as usize).collect();
+        Self::at(cpu, tokens, &starts, context)
+    }
+}

@@ -1,0 +1,141 @@
+//! A run in progress: the model, its optimizer, and what was measured.
+
+use weftgrad::{
+    prelude::*,
+    nn::Gpt,
+    optim::{AdamW, AdamWConfig, Constant, FlatGradients, Optimizer, Warmup, clip_grad_norm, split_decay},
+};
+use weftgrad_examples::{progress::Progress, stop::Stop};
+
+use crate::{
+    Failure,
+    data::{Batch, Corpus, Part},
+    options::Settings,
+};
+
+/// Batches that the validation loss is the mean of.
+const VALIDATION_BATCHES: usize = 20;
+/// Steps between validations.
+const VALIDATE_EVERY: u64 = 100;
+
+/// A run in progress.
+pub struct Training<'a> {
+    /// Where it runs.
+    pub cpu: &'a Cpu,
+    /// What it is.
+    pub settings: Settings,
+    /// The model.
+    pub model: Gpt<Cpu>,
+    /// Its optimizer.
+    pub optimizer: AdamW<Cpu>,
+    gradients: FlatGradients<Cpu>,
+    /// Steps taken.
+    pub step: u64,
+    /// `(step, training loss)`.
+    pub losses: Vec<(f64, f64)>,
+    /// `(step, validation loss)`.
+    pub validation: Vec<(f64, f64)>,
+    train: &'a [i64],
+    held_out: &'a [i64],
+}
+
+impl<'a> Training<'a> {
+    /// A run at its beginning.
+    pub fn new(cpu: &'a Cpu, settings: Settings, corpus: &'a Corpus) -> Result<Self, Failure> {
+        let model = Gpt::new(&weftgrad::nn::Init::new(cpu, settings.seed), settings.model)?;
+        model.to_dtype(settings.dtype)?;
+        let (decayed, others) = split_decay(model.parameters().iter().map(|p| p.leaf()));
+        let config = AdamWConfig { lr: settings.lr, betas: (0.9, 0.99), weight_decay: 0.1, ..Default::default() };
+        let optimizer = AdamW::new(config)
+            .group(decayed, |_| {})?
+            .group(others, |c| c.weight_decay = 0.0)?
+            .scheduled(Warmup::then(100, Constant));
+        let context = settings.model.context;
+        Ok(Training {
+            gradients: optimizer.gradients()?,
+            cpu,
+            model,
+            optimizer,
+            step: 0,
+            losses: Vec::new(),
+            validation: Vec::new(),
+            train: corpus.part(Part::Train, context)?,
+            held_out: corpus.part(Part::Validation, context)?,
+            settings,
+        })
+    }
+
+    /// The run in a line.
+    pub fn describe(&self) -> String {
+        let m = &self.settings.model;
+        format!(
+            "GPT of {} parameters ({}): {} layers × {}, {} heads; batches of {} × {}; vocabulary {}; {} characters to train on",
+            self.model.num_parameters().total,
+            self.settings.dtype,
+            m.layers,
+            m.width,
+            m.heads,
+            self.settings.batch,
+            m.context,
+            m.vocab,
+            self.train.len(),
+        )
+    }
+
+    /// Trains up to `steps` steps in all; false if it was stopped before.
+    pub fn run(&mut self, steps: u64, stop: &Stop) -> Result<bool, Failure> {
+        let per_step = self.settings.batch * self.settings.model.context;
+        let progress = Progress::new(self.step, steps, per_step, "characters");
+        while self.step < steps && !stop.requested() {
+            let loss = self.one_step()?;
+            if !loss.is_finite() {
+                return Err(format!("the loss is {loss} at step {}; a lower --lr may help", self.step).into());
+            }
+            self.step += 1;
+            self.losses.push((self.step as f64, loss));
+            progress.step(self.step, loss);
+            if self.step.is_multiple_of(VALIDATE_EVERY) {
+                let loss = self.validate()?;
+                self.validation.push((self.step as f64, loss));
+                progress.say(&format!("step {}: validation loss {loss:.4}", self.step));
+            }
+        }
+        progress.finish();
+        Ok(self.step >= steps)
+    }
+
+    fn one_step(&mut self) -> weftgrad::Result<f64> {
+        let Settings { batch, model, seed, .. } = self.settings;
+        let batch = Batch::random(self.cpu, self.train, batch, model.context, seed, self.step)?;
+        let loss = self.loss(&batch)?;
+        self.gradients.zero();
+        backward_with_hooks(&loss, &mut self.gradients)?;
+        clip_grad_norm(&mut self.gradients, 1.0)?;
+        self.optimizer.step(&self.gradients)?;
+        loss.item()
+    }
+
+    fn loss(&self, batch: &Batch) -> weftgrad::Result<Var<Cpu>> {
+        let logits = self.model.forward(&batch.x)?;
+        let vocab = self.settings.model.vocab;
+        let rows = logits.reshape([logits.spec().shape.numel() / vocab, vocab])?;
+        rows.to_dtype(rows.dtype().compute())?.cross_entropy(&batch.y, None, Default::default())
+    }
+
+    /// The mean loss over batches spread evenly over the text that is not trained on.
+    pub fn validate(&self) -> weftgrad::Result<f64> {
+        let Settings { batch, model, .. } = self.settings;
+        let last = self.held_out.len() - model.context - 1;
+        let places = VALIDATION_BATCHES * batch;
+        let starts: Vec<usize> = (0..places).map(|i| i * last / places).collect();
+        self.model.eval();
+        let total = no_grad(|| {
+            starts.chunks(batch).try_fold(0.0, |sum, starts| {
+                let batch = Batch::at(self.cpu, self.held_out, starts, model.context)?;
+                Ok::<_, weftgrad::Error>(sum + self.loss(&batch)?.item()?)
+            })
+        });
+        self.model.train();
+        Ok(total? / VALIDATION_BATCHES as f64)
+    }
+}

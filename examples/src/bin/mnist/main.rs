@@ -1,0 +1,125 @@
+//! A small convolutional network learns handwritten digits.
+//!
+//! `mnist --data DIR` reads the gzipped IDX files `*images-idx3-ubyte.gz` and `*labels-idx1-ubyte.gz` in `DIR`, trains on the first
+//! four fifths and tests on the rest.
+#![forbid(unsafe_code)]
+
+mod idx;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use weftgrad::{
+    nn::{Conv2d, Init, Linear},
+    optim::{AdamW, AdamWConfig, Optimizer},
+    prelude::*,
+    rng::Philox,
+};
+use weftgrad_examples::{progress::Progress, stop::Stop};
+
+/// Train a convolutional network on handwritten digits.
+#[derive(Debug, Parser)]
+#[command(name = "mnist", version)]
+struct Options {
+    /// Folder with the gzipped IDX files.
+    #[arg(long, value_name = "DIR")]
+    data: PathBuf,
+    /// Times through the training images.
+    #[arg(long, default_value_t = 8)]
+    epochs: usize,
+    /// Images in a step.
+    #[arg(long, default_value_t = 64)]
+    batch: usize,
+    /// Learning rate.
+    #[arg(long, default_value_t = 1e-3)]
+    lr: f64,
+    /// Threads [default: all].
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Seed of weights and order.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// conv 3×3 (32) – conv 3×3 (64) – max-pool 2 – 128 – 10.
+#[derive(Module)]
+struct Cnn<R: Runtime> {
+    c1: Conv2d<R>,
+    c2: Conv2d<R>,
+    f1: Linear<R>,
+    f2: Linear<R>,
+}
+
+impl<R: Runtime> Cnn<R> {
+    fn new(init: &Init<R>) -> Result<Self> {
+        Ok(Cnn {
+            c1: Conv2d::new(init, 1, 32, 3)?,
+            c2: Conv2d::new(init, 32, 64, 3)?,
+            f1: Linear::new(init, 64 * 12 * 12, 128)?,
+            f2: Linear::new(init, 128, 10)?,
+        })
+    }
+}
+
+impl<R: Runtime> Forward<R> for Cnn<R> {
+    /// `x: [N, 1, 28, 28]` to logits `[N, 10]`.
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = self.c1.forward(x)?.relu()?;
+        let x = self.c2.forward(&x)?.relu()?.max_pool2d([2, 2], [2, 2], [0, 0])?;
+        self.f2.forward(&self.f1.forward(&x.flatten(1, -1)?)?.relu()?)
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("mnist: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let cpu = options.threads.map_or_else(Cpu::new, |n| Cpu::with_threads(n.max(1)));
+    let digits = idx::Digits::read(&options.data)?;
+    let train = digits.len() * 4 / 5;
+    let model = Cnn::new(&Init::new(&cpu, options.seed))?;
+    println!("{}\n{train} images to train on, {} to test", model.summary(), digits.len() - train);
+    let config = AdamWConfig { lr: options.lr, ..Default::default() };
+    let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
+    let mut gradients = optimizer.gradients()?;
+    let (stop, per_epoch) = (Stop::on_ctrl_c(), train / options.batch.max(1));
+    let progress = Progress::new(0, (options.epochs * per_epoch) as u64, options.batch, "images");
+    let mut step = 0;
+    for epoch in 0..options.epochs {
+        let order = Philox::new(options.seed, 1 + epoch as u32).permutation(train);
+        for at in order.chunks_exact(options.batch.max(1)) {
+            let (x, y) = digits.batch(&cpu, at)?;
+            let loss = model.forward(&x)?.cross_entropy(&y, None, Default::default())?;
+            gradients.zero();
+            backward_with_hooks(&loss, &mut gradients)?;
+            optimizer.step(&gradients)?;
+            step += 1;
+            progress.step(step, loss.item()?);
+            if stop.requested() {
+                progress.finish();
+                return Ok(());
+            }
+        }
+        progress.say(&format!("epoch {}: {:.2} % right", epoch + 1, test(&cpu, &model, &digits, train)?));
+    }
+    progress.finish();
+    Ok(())
+}
+
+/// Percent of the images past `from` that are named rightly.
+fn test(cpu: &Cpu, model: &Cnn<Cpu>, digits: &idx::Digits, from: usize) -> Result<f64> {
+    let all: Vec<usize> = (from..digits.len()).collect();
+    let right = all.chunks(250).try_fold(0.0, |sum, at| {
+        let (x, y) = digits.batch(cpu, at)?;
+        let hits = no_grad(|| model.forward(&x)?.argmax(-1, false)?.eq(&y))?;
+        Ok::<_, weftgrad::Error>(sum + hits.sum(&[], false)?.item()?)
+    })?;
+    Ok(100.0 * right / all.len() as f64)
+}

@@ -1,0 +1,47 @@
+//! Adadelta: steps in units of the parameter.
+
+use numcore::pointwise::Program;
+
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`Adadelta`].
+    AdadeltaConfig = "Adadelta" {
+        /// Step size `γ`.
+        lr: f64 = 1.0, NonNegative;
+        /// `ρ`: how much of the running means is kept.
+        rho: f64 = 0.9, Unit;
+        /// `ε`, under both roots.
+        eps: f64 = 1e-6, NonNegative;
+        /// `λ`: what of the parameter is added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// Adadelta. With `g ← g + λθ`: `v ← ρv + (1 − ρ)g²`, `d = √(u + ε)/√(v + ε) · g`, `u ← ρu + (1 − ρ)d²`, `θ ← θ − γd`.
+///
+/// Zeiler, *ADADELTA: An Adaptive Learning Rate Method*, 2012.
+pub type Adadelta<R> = FlatOptimizer<R, AdadeltaConfig>;
+
+impl Elementwise for AdadeltaConfig {
+    fn states(&self) -> Vec<State> {
+        vec![State::zeros("square_avg"), State::zeros("acc_delta")]
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let maximize = self.maximize;
+        form.program("adadelta", |p, g, [v, u], [lr, rho, eps, decay]| {
+            let g = if maximize { -g } else { g } + p * decay;
+            let v = v * rho + g * g * (1.0 - rho);
+            let d = (u + eps).sqrt() / (v + eps).sqrt() * g;
+            let u = u * rho + d * d * (1.0 - rho);
+            (p - d * lr, [v, u])
+        })
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        scalars([now.lr, self.rho, self.eps, self.weight_decay])
+    }
+}

@@ -1,0 +1,48 @@
+//! Adagrad: step sizes by the gradients seen so far.
+
+use numcore::pointwise::Program;
+
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`Adagrad`].
+    AdagradConfig = "Adagrad" {
+        /// Step size `γ`.
+        lr: f64 = 1e-2, NonNegative;
+        /// `η`: how fast the step size falls by itself.
+        lr_decay: f64 = 0.0, NonNegative;
+        /// `λ`: what of the parameter is added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// What the sum of squares starts from.
+        initial_accumulator_value: f64 = 0.0, NonNegative;
+        /// `ε`, added to the root of the sum.
+        eps: f64 = 1e-10, NonNegative;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// Adagrad. With `g ← g + λθ`: `s ← s + g²`, `θ ← θ − γ/(1 + (t − 1)η) · g/(√s + ε)`.
+///
+/// Duchi, Hazan and Singer, *Adaptive Subgradient Methods for Online Learning and Stochastic Optimization*, 2011.
+pub type Adagrad<R> = FlatOptimizer<R, AdagradConfig>;
+
+impl Elementwise for AdagradConfig {
+    fn states(&self) -> Vec<State> {
+        vec![State::filled("sum", self.initial_accumulator_value)]
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let maximize = self.maximize;
+        form.program("adagrad", |p, g, [sum], [lr, decay, eps]| {
+            let g = if maximize { -g } else { g } + p * decay;
+            let sum = sum + g * g;
+            (p - g / (sum.sqrt() + eps) * lr, [sum])
+        })
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        let lr = now.lr / (1.0 + (now.step - 1) as f64 * self.lr_decay);
+        scalars([lr, self.weight_decay, self.eps])
+    }
+}

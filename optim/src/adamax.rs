@@ -1,0 +1,47 @@
+//! Adamax: Adam by the infinity norm.
+
+use numcore::pointwise::Program;
+
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`Adamax`].
+    AdamaxConfig = "Adamax" {
+        /// Step size `γ`.
+        lr: f64 = 2e-3, NonNegative;
+        /// `β₁`, `β₂`: how much of the running mean and of the norm is kept.
+        betas: [f64; 2] = [0.9, 0.999], Unit;
+        /// `ε`, added to the gradient's magnitude.
+        eps: f64 = 1e-8, NonNegative;
+        /// `λ`: what of the parameter is added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// Adamax. With `g ← g + λθ`: `m ← β₁m + (1 − β₁)g`, `u ← max(β₂u, |g| + ε)`, `θ ← θ − γ/(1 − β₁ᵗ) · m/u`.
+///
+/// Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015, section 7.
+pub type Adamax<R> = FlatOptimizer<R, AdamaxConfig>;
+
+impl Elementwise for AdamaxConfig {
+    fn states(&self) -> Vec<State> {
+        vec![State::zeros("exp_avg"), State::zeros("exp_inf")]
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let maximize = self.maximize;
+        form.program("adamax", |p, g, [m, u], [lr, b1, b2, eps, decay, c1]| {
+            let g = if maximize { -g } else { g } + p * decay;
+            let m = m + (g - m) * (1.0 - b1);
+            let u = (u * b2).max(g.abs() + eps);
+            (p - m / u * (lr / c1), [m, u])
+        })
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        let [b1, b2] = self.betas;
+        scalars([now.lr, b1, b2, self.eps, self.weight_decay, 1.0 - b1.powf(now.step as f64)])
+    }
+}

@@ -1,0 +1,46 @@
+//! AdamW: Adam with weight decay apart from the gradient.
+
+use numcore::pointwise::Program;
+
+use crate::{
+    Elementwise, FlatOptimizer, Form, Now, Scalars, State,
+    adam::{Formula, moments, numbers},
+    config,
+};
+
+config! {
+    /// Hyper-parameters of [`AdamW`].
+    AdamWConfig = "AdamW" {
+        /// Step size `γ`.
+        lr: f64 = 1e-3, NonNegative;
+        /// `β₁`, `β₂`: how much of the running means is kept.
+        betas: [f64; 2] = [0.9, 0.999], Unit;
+        /// `ε`, added to the root of the second moment.
+        eps: f64 = 1e-8, NonNegative;
+        /// `λ`: by which part of the step size parameters shrink.
+        weight_decay: f64 = 1e-2, NonNegative;
+        /// Divides by the largest second moment so far (Reddi et al. 2018).
+        amsgrad: bool = false, Any;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// AdamW: `θ ← (1 − γλ)θ`, then the step of [`Adam`](crate::Adam) without its weight decay.
+///
+/// Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019.
+pub type AdamW<R> = FlatOptimizer<R, AdamWConfig>;
+
+impl Elementwise for AdamWConfig {
+    fn states(&self) -> Vec<State> {
+        moments(self.amsgrad)
+    }
+
+    fn program(&self, form: Form) -> Program {
+        Formula { name: "adamw", decoupled: true, amsgrad: self.amsgrad, maximize: self.maximize }.program(form)
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        numbers(self.betas, self.eps, self.weight_decay, now)
+    }
+}

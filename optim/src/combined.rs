@@ -1,0 +1,114 @@
+//! Several optimizers as one: Muon for the matrices of a model, AdamW for the rest.
+
+use std::sync::Arc;
+
+use autograd::Gradients;
+use numcore::{Error, Flat, Result, Runtime, Tensor};
+
+use crate::{FlatGradients, FlatParams, Optimizer, Schedule};
+
+/// Optimizers of disjoint parameters that step together, with one set of gradients.
+pub struct Combined<R: Runtime> {
+    all: Vec<Box<dyn Optimizer<R>>>,
+}
+
+impl<R: Runtime> Combined<R> {
+    /// These, in this order. A parameter that two of them have is an error.
+    pub fn new(all: Vec<Box<dyn Optimizer<R>>>) -> Result<Self> {
+        let mut seen = std::collections::HashSet::new();
+        for leaf in all.iter().flat_map(|o| o.params()).flat_map(|p| p.leaves()) {
+            if !seen.insert(leaf.id()) {
+                return Err(Error::argument("Combined", format!("two optimizers have parameter `{}`", leaf.name())));
+            }
+        }
+        Ok(Combined { all })
+    }
+
+    /// The optimizers.
+    pub fn optimizers(&mut self) -> &mut [Box<dyn Optimizer<R>>] {
+        &mut self.all
+    }
+
+    /// What optimizer `k` finds in a state whose names begin with its number.
+    fn own(state: &[(String, Tensor<R>)], k: usize) -> Vec<(String, Tensor<R>)> {
+        let prefix = format!("{k}.");
+        let entries = state.iter().filter_map(|(name, t)| Some((name.strip_prefix(&prefix)?.to_string(), t.clone())));
+        entries.collect()
+    }
+}
+
+impl<R: Runtime> Optimizer<R> for Combined<R> {
+    fn params(&self) -> Vec<&FlatParams<R>> {
+        self.all.iter().flat_map(|o| o.params()).collect()
+    }
+
+    fn params_mut(&mut self) -> Vec<&mut FlatParams<R>> {
+        self.all.iter_mut().flat_map(|o| o.params_mut()).collect()
+    }
+
+    fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
+        let counts: Vec<usize> = self.all.iter().map(|o| o.params().len()).collect();
+        if counts.iter().sum::<usize>() != grads.len() {
+            return Err(Error::argument("Combined", "the gradients are not those of its optimizers; make them with `gradients()`"));
+        }
+        self.check_sole()?;
+        let mut rest = grads;
+        for (optimizer, n) in self.all.iter_mut().zip(counts) {
+            let (own, others) = rest.split_at(n);
+            optimizer.update(own, scale)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn step_with(&mut self, gradients: &Gradients<R>) -> Result<()> {
+        let mut flat: FlatGradients<R> = self.gradients()?;
+        flat.copy_from(gradients)?;
+        self.step(&flat)
+    }
+
+    fn steps(&self) -> u64 {
+        self.all.first().map_or(0, |o| o.steps())
+    }
+
+    fn lrs(&self) -> Vec<f64> {
+        self.all.iter().flat_map(|o| o.lrs()).collect()
+    }
+
+    fn set_lr(&mut self, lr: f64) -> Result<()> {
+        self.all.iter_mut().try_for_each(|o| o.set_lr(lr))
+    }
+
+    fn set_schedule(&mut self, schedule: Arc<dyn Schedule>) {
+        self.all.iter_mut().for_each(|o| o.set_schedule(schedule.clone()));
+    }
+
+    /// As of each optimizer, every name after its number: `0.momentum_buffer.weight`.
+    fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
+        let mut state = Vec::new();
+        for (k, optimizer) in self.all.iter().enumerate() {
+            state.extend(optimizer.state_dict()?.into_iter().map(|(name, t)| (format!("{k}.{name}"), t)));
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
+        self.check_state_dict(state)?;
+        self.check_sole()?;
+        let load = |(k, o): (usize, &mut Box<dyn Optimizer<R>>)| o.load_state_dict(&Self::own(state, k));
+        self.all.iter_mut().enumerate().try_for_each(load)
+    }
+
+    fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()> {
+        let number = |name: &str| name.split_once('.').and_then(|(k, _)| k.parse::<usize>().ok());
+        let stray = |(name, _): &&(String, Tensor<R>)| number(name).is_none_or(|k| k >= self.all.len());
+        let mut problems: Vec<String> = state.iter().filter(stray).map(|(n, _)| format!("`{n}` is unexpected")).collect();
+        let check = |(k, o): (usize, &Box<dyn Optimizer<R>>)| o.check_state_dict(&Self::own(state, k)).err();
+        problems.extend(self.all.iter().enumerate().filter_map(check).map(|e| e.to_string()));
+        if problems.is_empty() { Ok(()) } else { Err(Error::state("Combined state", problems.join("; "))) }
+    }
+
+    fn check_sole(&mut self) -> Result<()> {
+        self.all.iter_mut().try_for_each(|o| o.check_sole())
+    }
+}

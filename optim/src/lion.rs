@@ -1,0 +1,44 @@
+//! Lion: the sign of an interpolated momentum.
+
+use numcore::pointwise::Program;
+
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`Lion`].
+    LionConfig = "Lion" {
+        /// Step size `γ`: a third to a tenth of AdamW's.
+        lr: f64 = 1e-4, NonNegative;
+        /// `β₁` of the direction, `β₂` of the momentum.
+        betas: [f64; 2] = [0.9, 0.99], Unit;
+        /// `λ`: by which part of the step size parameters shrink; three to ten times AdamW's.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// Lion: `θ ← (1 − γλ)θ − γ sign(β₁m + (1 − β₁)g)`, `m ← β₂m + (1 − β₂)g`.
+///
+/// Chen et al., *Symbolic Discovery of Optimization Algorithms*, 2023.
+pub type Lion<R> = FlatOptimizer<R, LionConfig>;
+
+impl Elementwise for LionConfig {
+    fn states(&self) -> Vec<State> {
+        vec![State::zeros("exp_avg")]
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let maximize = self.maximize;
+        form.program("lion", |p, g, [m], [lr, b1, b2, decay]| {
+            let g = if maximize { -g } else { g };
+            let direction = (m * b1 + g * (1.0 - b1)).sign();
+            (p * (1.0 - lr * decay) - direction * lr, [m * b2 + g * (1.0 - b2)])
+        })
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        let [b1, b2] = self.betas;
+        scalars([now.lr, b1, b2, self.weight_decay])
+    }
+}

@@ -1,0 +1,93 @@
+//! NAdam: Adam with Nesterov's momentum.
+
+use numcore::pointwise::Program;
+
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`NAdam`].
+    NAdamConfig = "NAdam" {
+        /// Step size `γ`.
+        lr: f64 = 2e-3, NonNegative;
+        /// `β₁`, `β₂`: how much of the running means is kept.
+        betas: [f64; 2] = [0.9, 0.999], Unit;
+        /// `ε`, added to the root of the second moment.
+        eps: f64 = 1e-8, NonNegative;
+        /// `λ`: weight decay.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// `ψ`: how fast the momentum rises to `β₁`.
+        momentum_decay: f64 = 4e-3, NonNegative;
+        /// Shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
+        decoupled_weight_decay: bool = false, Any;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// NAdam. With `μₜ = β₁(1 − ½ · 0.96^{tψ})`, `Mₜ = Πᵢ₌₁ᵗ μᵢ`, and Adam's `m` and `v`:
+///
+/// `θ ← θ − γ [ (1 − μₜ)/(1 − Mₜ) · g + μₜ₊₁/(1 − Mₜ₊₁) · m ] / (√(v/(1 − β₂ᵗ)) + ε)`.
+///
+/// Dozat, *Incorporating Nesterov Momentum into Adam*, 2016.
+pub type NAdam<R> = FlatOptimizer<R, NAdamConfig>;
+
+impl NAdamConfig {
+    fn momentum(&self, step: u64) -> f64 {
+        self.betas[0] * (1.0 - 0.5 * 0.96f64.powf(step as f64 * self.momentum_decay))
+    }
+
+    /// `Mₜ`, a function of the step: nothing to keep, and resuming is exact. Once `1 − Mₜ` rounds to 1 more factors change nothing,
+    /// which bounds the loop.
+    fn product(&self, step: u64) -> f64 {
+        let mut product = 1.0;
+        for t in 1..=step {
+            product *= self.momentum(t);
+            if product < f64::EPSILON / 4.0 {
+                break;
+            }
+        }
+        product
+    }
+}
+
+impl Elementwise for NAdamConfig {
+    fn states(&self) -> Vec<State> {
+        vec![State::zeros("exp_avg"), State::zeros("exp_avg_sq")]
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let (decoupled, maximize) = (self.decoupled_weight_decay, self.maximize);
+        form.program("nadam", |p, g, [m, v], [b1, b2, eps, decay, c2, of_grad, of_mean, shrink]| {
+            let g = if maximize { -g } else { g };
+            let (p, g) = if decoupled { (p * shrink, g) } else { (p, g + p * decay) };
+            let m = m + (g - m) * (1.0 - b1);
+            let v = v * b2 + g * g * (1.0 - b2);
+            let denominator = (v * c2.recip()).sqrt() + eps;
+            (p - (g * of_grad + m * of_mean) / denominator, [m, v])
+        })
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        let [b1, b2] = self.betas;
+        let (mu, next) = (self.momentum(now.step), self.momentum(now.step + 1));
+        let product = self.product(now.step);
+        let of_grad = now.lr * (1.0 - mu) / (1.0 - product);
+        let of_mean = now.lr * next / (1.0 - product * next);
+        let c2 = 1.0 - b2.powf(now.step as f64);
+        let shrink = 1.0 - now.lr * self.weight_decay;
+        scalars([b1, b2, self.eps, self.weight_decay, c2, of_grad, of_mean, shrink])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn product_is_the_product() {
+        let c = NAdamConfig::default();
+        let all = |n: u64| (1..=n).map(|t| c.momentum(t)).product::<f64>();
+        assert_eq!(c.product(20), all(20));
+        assert_eq!(1.0 - c.product(1_000_000_000), 1.0);
+    }
+}

@@ -1,0 +1,68 @@
+//! RAdam: Adam with a rectified variance.
+
+use numcore::pointwise::Program;
+
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`RAdam`].
+    RAdamConfig = "RAdam" {
+        /// Step size `γ`.
+        lr: f64 = 1e-3, NonNegative;
+        /// `β₁`, `β₂`: how much of the running means is kept.
+        betas: [f64; 2] = [0.9, 0.999], Unit;
+        /// `ε`, added to the root of the second moment.
+        eps: f64 = 1e-8, NonNegative;
+        /// `λ`: weight decay.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
+        decoupled_weight_decay: bool = false, Any;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// RAdam. With Adam's `m` and `v`, `ρ∞ = 2/(1 − β₂) − 1`, `ρₜ = ρ∞ − 2tβ₂ᵗ/(1 − β₂ᵗ)` and
+/// `rₜ = √[(ρₜ − 4)(ρₜ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρₜ)]`:
+///
+/// `θ ← θ − γ/(1 − β₁ᵗ) · m · rₜ√(1 − β₂ᵗ)/(√v + ε)` where `ρₜ > 5`, `θ ← θ − γ/(1 − β₁ᵗ) · m` before.
+///
+/// Liu et al., *On the Variance of the Adaptive Learning Rate and Beyond*, 2020.
+pub type RAdam<R> = FlatOptimizer<R, RAdamConfig>;
+
+impl RAdamConfig {
+    /// `rₜ`, while the variance of the step size is known.
+    fn rectification(&self, step: u64) -> Option<f64> {
+        let (b2, t) = (self.betas[1], step as f64);
+        let limit = 2.0 / (1.0 - b2) - 1.0;
+        let length = limit - 2.0 * t * b2.powf(t) / (1.0 - b2.powf(t));
+        let ratio = (length - 4.0) * (length - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * length);
+        (length > 5.0).then(|| ratio.sqrt())
+    }
+}
+
+impl Elementwise for RAdamConfig {
+    fn states(&self) -> Vec<State> {
+        vec![State::zeros("exp_avg"), State::zeros("exp_avg_sq")]
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let (decoupled, maximize) = (self.decoupled_weight_decay, self.maximize);
+        form.program("radam", |p, g, [m, v], [lr, b1, b2, eps, decay, c1, rectified, adaptive]| {
+            let g = if maximize { -g } else { g };
+            let (p, g) = if decoupled { (p * (1.0 - lr * decay), g) } else { (p, g + p * decay) };
+            let m = m + (g - m) * (1.0 - b1);
+            let v = v * b2 + g * g * (1.0 - b2);
+            let factor = adaptive.gt(0.5).select(rectified / (v.sqrt() + eps), 1.0);
+            (p - m * (lr / c1) * factor, [m, v])
+        })
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        let ([b1, b2], t) = (self.betas, now.step as f64);
+        let r = self.rectification(now.step);
+        let rectified = r.unwrap_or(1.0) * (1.0 - b2.powf(t)).sqrt();
+        let adaptive = f64::from(u8::from(r.is_some()));
+        scalars([now.lr, b1, b2, self.eps, self.weight_decay, 1.0 - b1.powf(t), rectified, adaptive])
+    }
+}

@@ -1,0 +1,79 @@
+//! RMSprop: step sizes by a running mean of squares.
+
+use numcore::pointwise::{Expr, Program};
+
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`RmsProp`].
+    RmsPropConfig = "RMSprop" {
+        /// Step size `γ`.
+        lr: f64 = 1e-2, NonNegative;
+        /// `α`: how much of the running means is kept.
+        alpha: f64 = 0.99, NonNegative;
+        /// `ε`, added to the root of the mean.
+        eps: f64 = 1e-8, NonNegative;
+        /// `λ`: what of the parameter is added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// `μ`: how much of the last direction is kept; 0 keeps nothing, and no buffer.
+        momentum: f64 = 0.0, NonNegative;
+        /// Divides by the root of the variance instead of the mean of squares.
+        centered: bool = false, Any;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// RMSprop. With `g ← g + λθ`: `v ← αv + (1 − α)g²`; `d = g/(√v + ε)`, or centered with `a ← αa + (1 − α)g`, `d = g/(√(v − a²) + ε)`;
+/// `b ← μb + d`, `θ ← θ − γb`, without momentum `θ ← θ − γd`.
+///
+/// Hinton, *Neural Networks for Machine Learning*, lecture 6a, 2012; centered: Graves, *Generating Sequences With Recurrent
+/// Neural Networks*, 2013.
+pub type RmsProp<R> = FlatOptimizer<R, RmsPropConfig>;
+
+type Numbers<'b> = [Expr<'b>; 5];
+
+/// The new running means, and what the gradient becomes.
+fn normalised<'b>(g: Expr<'b>, v: Expr<'b>, mean: Option<Expr<'b>>, s: Numbers<'b>) -> (Expr<'b>, [Expr<'b>; 2]) {
+    let [_, alpha, eps, ..] = s;
+    let v = v * alpha + g * g * (1.0 - alpha);
+    let mean = mean.map(|a| a + (g - a) * (1.0 - alpha));
+    let spread = mean.map_or(v, |a| v - a * a);
+    (g / (spread.sqrt() + eps), [v, mean.unwrap_or(v)])
+}
+
+impl Elementwise for RmsPropConfig {
+    fn states(&self) -> Vec<State> {
+        let kept = [("square_avg", true), ("momentum_buffer", self.momentum > 0.0), ("grad_avg", self.centered)];
+        kept.iter().filter(|(_, is)| *is).map(|(name, _)| State::zeros(name)).collect()
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let maximize = self.maximize;
+        let decayed = |p, g, [_, _, _, decay, _]: Numbers<'_>| if maximize { -g } else { g } + p * decay;
+        match (self.momentum > 0.0, self.centered) {
+            (false, false) => form.program("rmsprop", |p, g, [v], s| {
+                let (d, [v, _]) = normalised(decayed(p, g, s), v, None, s);
+                (p - d * s[0], [v])
+            }),
+            (false, true) => form.program("rmsprop_centered", |p, g, [v, a], s| {
+                let (d, [v, a]) = normalised(decayed(p, g, s), v, Some(a), s);
+                (p - d * s[0], [v, a])
+            }),
+            (true, false) => form.program("rmsprop_momentum", |p, g, [v, b], s| {
+                let (d, [v, _]) = normalised(decayed(p, g, s), v, None, s);
+                let b = b * s[4] + d;
+                (p - b * s[0], [v, b])
+            }),
+            (true, true) => form.program("rmsprop_centered_momentum", |p, g, [v, b, a], s| {
+                let (d, [v, a]) = normalised(decayed(p, g, s), v, Some(a), s);
+                let b = b * s[4] + d;
+                (p - b * s[0], [v, b, a])
+            }),
+        }
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        scalars([now.lr, self.alpha, self.eps, self.weight_decay, self.momentum])
+    }
+}

@@ -1,0 +1,64 @@
+//! Stochastic gradient descent, with momentum.
+
+use numcore::{Error, Result, pointwise::Program};
+
+use crate::{Config, Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+
+config! {
+    /// Hyper-parameters of [`Sgd`].
+    SgdConfig = "SGD" {
+        /// Step size `γ`.
+        lr: f64 = 1e-3, NonNegative;
+        /// `μ`: how much of the last direction is kept; 0 keeps nothing, and no buffer.
+        momentum: f64 = 0.0, NonNegative;
+        /// `τ`: how much less of the gradient the buffer takes from the second step on.
+        dampening: f64 = 0.0, Any;
+        /// `λ`: what of the parameter is added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Looks ahead along the buffer (Sutskever et al. 2013).
+        nesterov: bool = false, Any;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// Stochastic gradient descent. With `g ← g + λθ`:
+///
+/// `b ← μb + (1 − τ)g` (`b ← g` at first); `θ ← θ − γb`, or `θ ← θ − γ(g + μb)` with Nesterov's momentum; without momentum `θ ← θ − γg`.
+///
+/// Sutskever, Martens, Dahl and Hinton, *On the importance of initialization and momentum in deep learning*, 2013.
+pub type Sgd<R> = FlatOptimizer<R, SgdConfig>;
+
+impl Elementwise for SgdConfig {
+    fn states(&self) -> Vec<State> {
+        if self.momentum == 0.0 { vec![] } else { vec![State::zeros("momentum_buffer")] }
+    }
+
+    fn program(&self, form: Form) -> Program {
+        let (maximize, nesterov) = (self.maximize, self.nesterov);
+        if self.momentum == 0.0 {
+            return form.program("sgd", |p, g, [], [lr, decay, _, _]| {
+                let g = if maximize { -g } else { g };
+                (p - (g + p * decay) * lr, [])
+            });
+        }
+        form.program("sgd_momentum", |p, g, [b], [lr, decay, momentum, fresh]| {
+            let g = if maximize { -g } else { g } + p * decay;
+            let b = b * momentum + g * fresh;
+            let direction = if nesterov { g + b * momentum } else { b };
+            (p - direction * lr, [b])
+        })
+    }
+
+    fn scalars(&self, now: Now) -> Scalars {
+        let fresh = if now.step == 1 { 1.0 } else { 1.0 - self.dampening };
+        scalars([now.lr, self.weight_decay, self.momentum, fresh])
+    }
+
+    fn consistent(&self) -> Result<()> {
+        if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
+            return Err(Error::argument(Self::NAME, "Nesterov's momentum needs a momentum and no dampening"));
+        }
+        Ok(())
+    }
+}
