@@ -10,7 +10,7 @@ use crate::{
     mode::{at_random_state, reading, with_grad},
     node::{Call, Edge, Value},
     random_state,
-    sweep::Step,
+    step::Step,
 };
 
 /// A part of the forward pass that is run again in backward. Its function depends on its inputs, the leaves it reads, and random

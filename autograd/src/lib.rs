@@ -18,6 +18,7 @@ mod hook;
 mod leaf;
 mod mode;
 mod node;
+mod step;
 mod sweep;
 mod var;
 

@@ -11,17 +11,18 @@ use std::{
 
 use numcore::{
     Error, ErrorKind, Result, Runtime, Tensor, TensorMut,
-    ops::{Apply, Backprop, Op, Rule, Spec},
+    ops::{Apply, Op, Rule, Spec},
 };
 use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Leaf, LeafGrad, LeafView, Var,
     node::{Call, Edge, Node, Saved, Value},
+    step::Step,
 };
 
 /// Gradients of a node's outputs, as far as they are known.
-type Pending<R> = SmallVec<[Option<Var<R>>; 1]>;
+pub(crate) type Pending<R> = SmallVec<[Option<Var<R>>; 1]>;
 
 /// An op call kept for later, with where its result goes.
 pub(crate) struct Kept<R: Runtime> {
@@ -34,8 +35,8 @@ pub(crate) struct Kept<R: Runtime> {
 pub(crate) struct LeafState<R: Runtime> {
     leaf: Arc<Leaf<R>>,
     open: usize,
-    grad: Option<TensorMut<R>>,
-    lent: bool,
+    pub(crate) grad: Option<TensorMut<R>>,
+    pub(crate) lent: bool,
     graph: Option<Var<R>>,
 }
 
@@ -48,10 +49,10 @@ pub(crate) struct Options {
 
 /// A sweep's state; also what a deferred part continues from.
 pub(crate) struct Sweep<R: Runtime> {
-    options: Options,
+    pub(crate) options: Options,
     heap: BinaryHeap<ByNumber<R>>,
     grads: HashMap<usize, Pending<R>>,
-    leaves: HashMap<usize, LeafState<R>>,
+    pub(crate) leaves: HashMap<usize, LeafState<R>>,
     /// Nodes and leaves that lead to the inputs asked for; other op calls are kept.
     only: Option<HashSet<usize>>,
     /// Nodes whose gradients are asked for themselves.
@@ -210,7 +211,7 @@ impl<R: Runtime> Sweep<R> {
     }
 
     /// An op call's result goes to an edge: into a leaf's slot, to a node's gradient, or the call is kept.
-    fn deliver(&mut self, call: Kept<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+    pub(crate) fn deliver(&mut self, call: Kept<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let target = match &call.to {
             Edge::Node(n, _) => id(n),
             Edge::Leaf(v) => v.leaf().id(),
@@ -331,96 +332,8 @@ fn checked<R: Runtime>(slot: TensorMut<R>, leaf: &Leaf<R>) -> Result<TensorMut<R
     Err(Error::state(leaf.name().to_string(), why))
 }
 
-fn unknown<R: Runtime>(leaf: &Leaf<R>) -> Error {
+pub(crate) fn unknown<R: Runtime>(leaf: &Leaf<R>) -> Error {
     Error::state(leaf.name().to_string(), "is no leaf of the graph this sweep began with")
-}
-
-/// What a gradient rule sees of its node during a sweep.
-pub(crate) struct Step<'a, R: Runtime> {
-    pub(crate) sweep: &'a mut Sweep<R>,
-    pub(crate) hook: &'a mut dyn BackwardHook<R>,
-    pub(crate) node: &'a Arc<Node<R>>,
-    saved: Saved<R>,
-    upstream: Pending<R>,
-    given: &'a mut u64,
-}
-
-impl<R: Runtime> Step<'_, R> {
-    /// Lends the slot of a leaf this node reads to a sweep inside it.
-    pub(crate) fn lend_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
-        let Some(state) = self.sweep.leaves.get_mut(&leaf.id()) else { return Ok(None) };
-        if let Some(slot) = state.grad.take() {
-            return Ok(Some(slot));
-        }
-        let slot = self.hook.grad_slot(leaf)?;
-        state.lent = slot.is_some();
-        Ok(slot)
-    }
-
-    /// Takes a slot back, written.
-    pub(crate) fn return_slot(&mut self, leaf: &Arc<Leaf<R>>, slot: TensorMut<R>) -> Result<()> {
-        let state = self.sweep.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
-        state.grad = Some(slot);
-        Ok(())
-    }
-
-    pub(crate) fn is_recording(&self) -> bool {
-        self.sweep.options.create_graph
-    }
-
-    fn not_saved(&self, what: &str, i: usize) -> Error {
-        let why = format!("its gradient rule asked for {what} {i}, which it had not declared");
-        ErrorKind::NoGradient { op: self.node.call.name(), why }.into()
-    }
-}
-
-impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
-    fn wants(&self, i: usize) -> bool {
-        self.node.edges[i].is_some()
-    }
-
-    fn input_spec(&self, i: usize) -> Spec {
-        self.node.inputs[i]
-    }
-
-    fn output_spec(&self, k: usize) -> Spec {
-        self.node.outputs[k]
-    }
-
-    fn inputs(&self) -> usize {
-        self.node.inputs.len()
-    }
-
-    fn input(&mut self, i: usize) -> Result<Var<R>> {
-        let Some(saved) = self.saved.inputs[i].clone() else { return Err(self.not_saved("input", i)) };
-        if let Value::Leaf(view) = &saved.value {
-            let leaf = view.leaf();
-            if leaf.version() != saved.version {
-                let kind =
-                    ErrorKind::Stale { name: leaf.name().to_string(), saved: saved.version, now: leaf.version() };
-                return Err(kind.into());
-            }
-            self.hook.on_leaf_needed(leaf)?;
-        }
-        let edge = self.node.edges[i].clone().filter(|_| self.sweep.options.create_graph);
-        Ok(Var { value: saved.value, edge })
-    }
-
-    fn output(&mut self, k: usize) -> Result<Var<R>> {
-        let Some(value) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
-        let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k));
-        Ok(Var { edge: edge.filter(|_| value.dtype().is_float()), value: Value::Own(value) })
-    }
-
-    fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {
-        Ok(self.upstream[k].clone())
-    }
-
-    fn give(&mut self, i: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
-        let Some(to) = self.node.edges[i].clone() else { return Ok(()) };
-        *self.given |= 1 << i;
-        self.sweep.deliver(Kept { to, op, ins: ins.iter().map(|v| (*v).clone()).collect() }, self.hook)
-    }
 }
 
 struct ByNumber<R: Runtime>(Arc<Node<R>>);

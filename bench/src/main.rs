@@ -51,7 +51,11 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
     while let Some(word) = words.next() {
         let mut number = || {
             let value = words.next().ok_or_else(|| format!("{word} needs a number"))?;
-            value.parse::<usize>().ok().filter(|n| *n > 0).ok_or_else(|| format!("{word}: `{value}` is not a positive number"))
+            value
+                .parse::<usize>()
+                .ok()
+                .filter(|n| *n > 0)
+                .ok_or_else(|| format!("{word}: `{value}` is not a positive number"))
         };
         match word.as_str() {
             "serve" => args.serve = true,

@@ -28,7 +28,8 @@ pub fn print(cpu: Cpu, names: &[String], rounds: usize, json: bool) -> Result<()
         }
     }
     if json {
-        let report = serde_json::json!({ "machine": machine, "cases": rows, "peak_rss_kib": serve::peak_resident_kib() });
+        let report =
+            serde_json::json!({ "machine": machine, "cases": rows, "peak_rss_kib": serve::peak_resident_kib() });
         println!("{report:#}");
     }
     Ok(())

@@ -8,7 +8,8 @@ use crate::options;
 
 /// Types that hold no state, whatever their values.
 const PLAIN: [&str; 17] = [
-    "bool", "char", "str", "String", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64", "usize",
+    "bool", "char", "str", "String", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32",
+    "u64", "usize",
 ];
 
 /// Types that hold plain ones.

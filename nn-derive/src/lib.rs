@@ -59,7 +59,9 @@ fn expand(input: &DeriveInput, default_crate: Path) -> Result<proc_macro2::Token
 }
 
 fn unsupported(span: proc_macro2::Span, what: &str) -> Error {
-    let why = format!("`Module` cannot be derived for {what}: its parts would depend on its value; implement `visit` by hand");
+    let why = format!(
+        "`Module` cannot be derived for {what}: its parts would depend on its value; implement `visit` by hand"
+    );
     Error::new(span, why)
 }
 

@@ -17,7 +17,9 @@ pub fn container(attrs: &[Attribute]) -> Result<Option<Path>> {
     for attr in attrs.iter().filter(|a| a.path().is_ident("module")) {
         attr.parse_nested_meta(|meta| {
             if !meta.path.is_ident("crate") {
-                return Err(meta.error("a struct takes `crate = \"path\"` alone; `skip`, `rename` and `flatten` belong to fields"));
+                return Err(meta.error(
+                    "a struct takes `crate = \"path\"` alone; `skip`, `rename` and `flatten` belong to fields",
+                ));
             }
             path = Some(meta.value()?.parse::<LitStr>()?.parse_with(Path::parse_mod_style)?);
             Ok(())

@@ -7,12 +7,12 @@ use std::sync::LazyLock;
 
 use numcore::{
     DType, Error, Result, Scalar, Shape, Tensor,
-    fused::{CrossEntropyOptions, NnOps},
+    fused::NnOps,
     ops::{Apply, IndexOps, PointwiseOps, Reduce, ReduceOps, ViewOps},
     pointwise::{Expr, Program},
 };
 
-pub use numcore::fused::Reduction;
+pub use numcore::fused::{CrossEntropyOptions, Reduction};
 
 macro_rules! elementwise {
     ($($(#[$doc:meta])* $name:ident($x:ident, $y:ident $(; $number:ident)?) = $loss:expr;)*) => {$(
@@ -91,7 +91,11 @@ fn shape_of_ones(shape: Shape) -> Result<Shape> {
 fn same_shape<T: Apply>(op: &'static str, input: &T, target: &T) -> Result<Shape> {
     let (x, y) = (input.spec().shape, target.spec().shape);
     if x != y {
-        return Err(Error::shape(op, &[x, y], "input and target must have one shape; reshape or broadcast one of them"));
+        return Err(Error::shape(
+            op,
+            &[x, y],
+            "input and target must have one shape; reshape or broadcast one of them",
+        ));
     }
     Ok(x)
 }

@@ -121,9 +121,9 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
 
     /// Takes values for its parameters and buffers.
     ///
-    /// With `strict`, every one must be given and no other; without it, those that are given are taken, and the report says what
-    /// was missing and what was not expected. Shapes, dtypes and devices must agree either way. One error lists everything that is wrong, and nothing is
-    /// changed unless everything fits. A value that is shared with its giver is copied.
+    /// With `strict`, every one must be given and no other; without it, those that are given are taken, and the report says
+    /// what was missing and what was not expected. Shapes, dtypes and devices must agree either way. One error lists everything
+    /// that is wrong, and nothing is changed unless everything fits. A value that is shared with its giver is copied.
     fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
         State::of(self).load(values, strict)
     }
@@ -143,7 +143,9 @@ impl<R: Runtime, M: Module<R> + ?Sized> ModuleExt<R> for M {}
 
 /// Whether a name is `prefix` or lies under it: `under("encoder")` takes `encoder.0.weight`, not `encoder2.weight`.
 pub fn under(prefix: &str) -> impl Fn(&str) -> bool {
-    move |name| name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || prefix.is_empty())
+    move |name| {
+        name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || prefix.is_empty())
+    }
 }
 
 fn set_requires_grad<R: Runtime>(module: &(impl Module<R> + ?Sized), which: impl Fn(&str) -> bool, yes: bool) {

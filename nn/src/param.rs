@@ -134,7 +134,10 @@ impl<R: Runtime> Buffer<R> {
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         let (is, got) = (self.spec(), value.spec());
         if is != got {
-            return Err(Error::state("buffer", format!("is {} {}, the new value is {} {}", is.dtype, is.shape, got.dtype, got.shape)));
+            return Err(Error::state(
+                "buffer",
+                format!("is {} {}, the new value is {} {}", is.dtype, is.shape, got.dtype, got.shape),
+            ));
         }
         *self.0.write() = value;
         Ok(())

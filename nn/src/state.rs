@@ -121,7 +121,8 @@ impl<R: Runtime> State<R> {
         }
         wrong.report.unexpected = given.into_keys().collect::<BTreeSet<_>>().into_iter().collect();
         let report = wrong.check(strict)?;
-        let owned = fits.into_iter().map(|(slot, value)| Ok((slot, owned(value, slot)?))).collect::<Result<Vec<_>>>()?;
+        let owned =
+            fits.into_iter().map(|(slot, value)| Ok((slot, owned(value, slot)?))).collect::<Result<Vec<_>>>()?;
         owned.into_iter().try_for_each(|(slot, value)| slot.set(value))?;
         Ok(report)
     }

@@ -34,6 +34,7 @@ fn aligned(rows: &[[String; 5]]) -> String {
 /// Digits in groups of three: `12,582,912`.
 fn grouped(n: usize) -> String {
     let digits = n.to_string();
-    let cut = |(i, d): (usize, char)| (i > 0 && (digits.len() - i).is_multiple_of(3)).then_some(',').into_iter().chain([d]);
+    let cut =
+        |(i, d): (usize, char)| (i > 0 && (digits.len() - i).is_multiple_of(3)).then_some(',').into_iter().chain([d]);
     digits.chars().enumerate().flat_map(cut).collect()
 }

@@ -5,7 +5,7 @@ mod common;
 use autograd::Var;
 use common::{Case, Goldens, V, close, cpu};
 use nn::*;
-use numcore::{fused::ConvOptions, ops::ViewOps};
+use numcore::ops::ViewOps;
 use runtime_cpu::Cpu;
 
 /// Loads inputs `1..` of a case into the parameters of a layer, in their order, and checks its output and every gradient.
@@ -88,7 +88,11 @@ fn convolutions() {
     }
     for case in goldens.of("conv_transpose2d") {
         let w = dims(&case, 1);
-        let options = ConvOptions { stride: [case.count("stride"); 2], padding: [case.count("padding"); 2], ..Default::default() };
+        let options = ConvOptions {
+            stride: [case.count("stride"); 2],
+            padding: [case.count("padding"); 2],
+            ..Default::default()
+        };
         let layer = ConvTranspose2d::new(&init, w[0], w[1], [w[2], w[3]], options).unwrap();
         check_layer(&case, &layer.with_output_padding([case.count("output_padding"); 2]).unwrap());
     }

@@ -5,7 +5,6 @@ mod common;
 use autograd::Var;
 use common::{Case, Goldens, T, close, cpu};
 use nn::*;
-use numcore::fused::ConvOptions;
 use runtime_cpu::Cpu;
 
 fn check_model(case: &Case, goldens: &Goldens, model: &impl Forward<Cpu>) {

@@ -3,10 +3,9 @@
 mod common;
 
 use common::{Case, Goldens, T, V, cpu, f64s};
-use nn::loss::{self, NllOptions, Reduction};
+use nn::loss::{self, CrossEntropyOptions, NllOptions, Reduction};
 use numcore::{
     DType, Result,
-    fused::CrossEntropyOptions,
     ops::{ReduceOps, ViewOps},
 };
 
@@ -76,7 +75,8 @@ fn kl_div_of_a_zero_probability_is_zero() {
 
 #[test]
 fn smooth_l1_without_a_bend_is_l1() {
-    let (losses, slopes) = values_and_slopes(|x, y| loss::smooth_l1(x, y, 0.0, Reduction::None), &[2.0, 1.0], &[1.0, 1.0]);
+    let (losses, slopes) =
+        values_and_slopes(|x, y| loss::smooth_l1(x, y, 0.0, Reduction::None), &[2.0, 1.0], &[1.0, 1.0]);
     assert_eq!((losses, slopes), (vec![1.0, 0.0], vec![1.0, 0.0]));
 }
 
@@ -84,7 +84,9 @@ fn smooth_l1_without_a_bend_is_l1() {
 #[test]
 fn nll_with_weights_and_ignored_rows() {
     let rt = cpu();
-    let x = numcore::Tensor::from_slice(&rt, [2, 2, 2], &[-0.1f32, -2.0, -1.0, -0.5, f32::NEG_INFINITY, -1.0, -3.0, -0.2]).unwrap();
+    let x =
+        numcore::Tensor::from_slice(&rt, [2, 2, 2], &[-0.1f32, -2.0, -1.0, -0.5, f32::NEG_INFINITY, -1.0, -3.0, -0.2])
+            .unwrap();
     let y = numcore::Tensor::from_slice(&rt, [2, 2], &[0i64, 1, -7, 0]).unwrap();
     let w = column(&[2.0, 3.0]);
     let of = |reduction| {

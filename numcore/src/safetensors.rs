@@ -142,7 +142,9 @@ impl Header {
         from.read_exact(&mut stated).map_err(|e| bad(e.to_string()))?;
         let stated = u64::from_le_bytes(stated);
         if stated > rest || stated > MAX_HEADER {
-            return Err(bad(format!("states a header of {stated} bytes, {rest} follow; it is truncated or no safetensors file")));
+            return Err(bad(format!(
+                "states a header of {stated} bytes, {rest} follow; it is truncated or no safetensors file"
+            )));
         }
         let mut json = vec![0; stated as usize];
         from.read_exact(&mut json).map_err(|e| bad(e.to_string()))?;
@@ -151,7 +153,8 @@ impl Header {
         if header.data_len() as u64 != data {
             return Err(bad(format!("its tensors need {} bytes, {data} are there", header.data_len())));
         }
-        let slots = header.offset_keys().into_iter().map(|name| Slot::new(&header, name).map_err(|e| bad(e.to_string())));
+        let slots =
+            header.offset_keys().into_iter().map(|name| Slot::new(&header, name).map_err(|e| bad(e.to_string())));
         let slots = slots.collect::<Result<_>>()?;
         let notes = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
         Ok(Header { what, notes, slots })
@@ -171,7 +174,10 @@ impl Slot {
 
     fn checked<'a>(&self, what: &str, bytes: &'a [u8]) -> Result<HostTensor<'a>> {
         if self.dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
-            return Err(Error::format(what, format!("`{}` is bool and holds bytes that are neither 0 nor 1", self.name)));
+            return Err(Error::format(
+                what,
+                format!("`{}` is bool and holds bytes that are neither 0 nor 1", self.name),
+            ));
         }
         Ok(HostTensor { name: self.name.clone(), dtype: self.dtype, shape: self.shape, bytes })
     }
@@ -197,18 +203,27 @@ fn header_of<R: Runtime>(tensors: &[&(String, Tensor<R>)], notes: &Notes) -> Res
     let (mut seen, mut offset) = (HashSet::new(), 0);
     for (name, tensor) in tensors {
         if name == NOTES || !seen.insert(name) {
-            return Err(Error::state(name.as_str(), "cannot name a tensor here: it is reserved, or names another one too"));
+            return Err(Error::state(
+                name.as_str(),
+                "cannot name a tensor here: it is reserved, or names another one too",
+            ));
         }
         let end = offset + tensor.shape().numel() * tensor.dtype().size();
         let dtype = DTYPES[tensor.dtype() as usize].1;
         let shape = tensor.dims();
-        fields.push(format!("{}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{offset},{end}]}}", quoted(name)));
+        fields.push(format!(
+            "{}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{offset},{end}]}}",
+            quoted(name)
+        ));
         offset = end;
     }
     let mut header = format!("{{{}}}", fields.join(","));
     header.push_str(&" ".repeat(header.len().next_multiple_of(PREFIX as usize) - header.len()));
     if header.len() as u64 > MAX_HEADER {
-        return Err(Error::argument("safetensors", format!("the header would be {} bytes; no reader takes it", header.len())));
+        return Err(Error::argument(
+            "safetensors",
+            format!("the header would be {} bytes; no reader takes it", header.len()),
+        ));
     }
     Ok(header)
 }

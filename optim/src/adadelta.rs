@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`Adadelta`].
@@ -31,9 +31,8 @@ impl Elementwise for AdadeltaConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let maximize = self.maximize;
-        form.program("adadelta", |p, g, [v, u], [lr, rho, eps, decay]| {
-            let g = if maximize { -g } else { g } + p * decay;
+        form.maximizing(self.maximize).program("adadelta", |p, g, [v, u], [lr, rho, eps, decay]| {
+            let g = g + p * decay;
             let v = v * rho + g * g * (1.0 - rho);
             let d = (u + eps).sqrt() / (v + eps).sqrt() * g;
             let u = u * rho + d * d * (1.0 - rho);

@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`Adagrad`].
@@ -33,9 +33,8 @@ impl Elementwise for AdagradConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let maximize = self.maximize;
-        form.program("adagrad", |p, g, [sum], [lr, decay, eps]| {
-            let g = if maximize { -g } else { g } + p * decay;
+        form.maximizing(self.maximize).program("adagrad", |p, g, [sum], [lr, decay, eps]| {
+            let g = g + p * decay;
             let sum = sum + g * g;
             (p - g / (sum.sqrt() + eps) * lr, [sum])
         })

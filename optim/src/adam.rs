@@ -1,8 +1,8 @@
 //! Adam and AMSGrad; the program that AdamW shares.
 
-use numcore::pointwise::Program;
+use numcore::pointwise::{Expr, Program};
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`Adam`].
@@ -36,7 +36,7 @@ impl Elementwise for AdamConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        Formula { name: "adam", decoupled: false, amsgrad: self.amsgrad, maximize: self.maximize }.program(form)
+        program("adam", form.maximizing(self.maximize), Decay::Coupled, self.amsgrad)
     }
 
     fn scalars(&self, now: Now) -> Scalars {
@@ -55,40 +55,39 @@ pub(crate) fn numbers([b1, b2]: [f64; 2], eps: f64, weight_decay: f64, now: Now)
     scalars([now.lr, b1, b2, eps, weight_decay, 1.0 - b1.powf(t), (1.0 - b2.powf(t)).sqrt()])
 }
 
-/// Adam's formula with either weight decay.
-pub(crate) struct Formula {
-    pub(crate) name: &'static str,
-    /// Shrinks the parameter itself instead of adding to the gradient.
-    pub(crate) decoupled: bool,
-    pub(crate) amsgrad: bool,
-    pub(crate) maximize: bool,
+/// Weight decay: added to the gradient, or shrinking the parameter itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Decay {
+    Coupled,
+    Decoupled,
 }
 
-impl Formula {
-    pub(crate) fn program(self, form: Form) -> Program {
-        use numcore::pointwise::Expr;
-        fn step<'b>(
-            how: &Formula,
-            (p, g, m, v): (Expr<'b>, Expr<'b>, Expr<'b>, Expr<'b>),
-            top: Option<Expr<'b>>,
-            [lr, b1, b2, eps, decay, c1, c2]: [Expr<'b>; 7],
-        ) -> (Expr<'b>, [Expr<'b>; 2], Expr<'b>) {
-            let g = if how.maximize { -g } else { g };
-            let (p, g) = if how.decoupled { (p * (1.0 - lr * decay), g) } else { (p, g + p * decay) };
-            let m = m + (g - m) * (1.0 - b1);
-            let v = v * b2 + g * g * (1.0 - b2);
-            let top = top.map_or(v, |top| top.max(v));
-            (p - m / (top.sqrt() * c2.recip() + eps) * (lr / c1), [m, v], top)
-        }
-        if self.amsgrad {
-            return form.program(self.name, |p, g, [m, v, top], s| {
-                let (p, [m, v], top) = step(&self, (p, g, m, v), Some(top), s);
-                (p, [m, v, top])
-            });
-        }
-        form.program(self.name, |p, g, [m, v], s| {
-            let (p, moments, _) = step(&self, (p, g, m, v), None, s);
-            (p, moments)
-        })
+pub(crate) fn program(name: &'static str, form: Form, decay: Decay, amsgrad: bool) -> Program {
+    if amsgrad {
+        return form.program(name, |p, g, [m, v, top], s| {
+            let (p, [m, v, top]) = step([p, g, m, v], Some(top), s, decay);
+            (p, [m, v, top])
+        });
     }
+    form.program(name, |p, g, [m, v], s| {
+        let (p, [m, v, _]) = step([p, g, m, v], None, s, decay);
+        (p, [m, v])
+    })
+}
+
+/// The new parameter and moments; `top` is the largest second moment so far, where that is kept.
+fn step<'b>(
+    [p, g, m, v]: [Expr<'b>; 4],
+    top: Option<Expr<'b>>,
+    [lr, b1, b2, eps, weight_decay, c1, c2]: [Expr<'b>; 7],
+    decay: Decay,
+) -> (Expr<'b>, [Expr<'b>; 3]) {
+    let (p, g) = match decay {
+        Decay::Coupled => (p, g + p * weight_decay),
+        Decay::Decoupled => (p * (1.0 - lr * weight_decay), g),
+    };
+    let m = m + (g - m) * (1.0 - b1);
+    let v = v * b2 + g * g * (1.0 - b2);
+    let top = top.map_or(v, |top| top.max(v));
+    (p - m / (top.sqrt() * c2.recip() + eps) * (lr / c1), [m, v, top])
 }

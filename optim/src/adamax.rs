@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`Adamax`].
@@ -31,9 +31,8 @@ impl Elementwise for AdamaxConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let maximize = self.maximize;
-        form.program("adamax", |p, g, [m, u], [lr, b1, b2, eps, decay, c1]| {
-            let g = if maximize { -g } else { g } + p * decay;
+        form.maximizing(self.maximize).program("adamax", |p, g, [m, u], [lr, b1, b2, eps, decay, c1]| {
+            let g = g + p * decay;
             let m = m + (g - m) * (1.0 - b1);
             let u = (u * b2).max(g.abs() + eps);
             (p - m / u * (lr / c1), [m, u])

@@ -4,8 +4,7 @@ use numcore::pointwise::Program;
 
 use crate::{
     Elementwise, FlatOptimizer, Form, Now, Scalars, State,
-    adam::{Formula, moments, numbers},
-    config,
+    adam::{Decay, moments, numbers, program},
 };
 
 config! {
@@ -37,7 +36,7 @@ impl Elementwise for AdamWConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        Formula { name: "adamw", decoupled: true, amsgrad: self.amsgrad, maximize: self.maximize }.program(form)
+        program("adamw", form.maximizing(self.maximize), Decay::Decoupled, self.amsgrad)
     }
 
     fn scalars(&self, now: Now) -> Scalars {

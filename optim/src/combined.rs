@@ -49,7 +49,10 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
         let counts: Vec<usize> = self.all.iter().map(|o| o.params().len()).collect();
         if counts.iter().sum::<usize>() != grads.len() {
-            return Err(Error::argument("Combined", "the gradients are not those of its optimizers; make them with `gradients()`"));
+            return Err(Error::argument(
+                "Combined",
+                "the gradients are not those of its optimizers; make them with `gradients()`",
+            ));
         }
         self.check_sole()?;
         let mut rest = grads;
@@ -102,7 +105,8 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()> {
         let number = |name: &str| name.split_once('.').and_then(|(k, _)| k.parse::<usize>().ok());
         let stray = |(name, _): &&(String, Tensor<R>)| number(name).is_none_or(|k| k >= self.all.len());
-        let mut problems: Vec<String> = state.iter().filter(stray).map(|(n, _)| format!("`{n}` is unexpected")).collect();
+        let mut problems: Vec<String> =
+            state.iter().filter(stray).map(|(n, _)| format!("`{n}` is unexpected")).collect();
         let check = |(k, o): (usize, &Box<dyn Optimizer<R>>)| o.check_state_dict(&Self::own(state, k)).err();
         problems.extend(self.all.iter().enumerate().filter_map(check).map(|e| e.to_string()));
         if problems.is_empty() { Ok(()) } else { Err(Error::state("Combined state", problems.join("; "))) }

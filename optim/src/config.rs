@@ -130,6 +130,19 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
     /// All of them, in declaration order.
     fn settings(&mut self) -> Vec<Setting<'_>>;
 
+    /// Sets one by name: from a command line or a file.
+    fn set(&mut self, name: &str, numbers: &[f64]) -> Result<()> {
+        let mut settings = self.settings();
+        let Some(found) = settings.iter_mut().find(|s| s.name == name) else {
+            let names: Vec<&str> = settings.iter().map(|s| s.name).collect();
+            return Err(Error::argument(Self::NAME, format!("has no `{name}`; it has {}", names.join(", "))));
+        };
+        if found.value.assign(numbers) {
+            return Ok(());
+        }
+        Err(Error::argument(Self::NAME, format!("`{name}` cannot be {numbers:?}")))
+    }
+
     /// An error that names the first one out of range.
     fn check(&self) -> Result<()> {
         let mut copy = self.clone();

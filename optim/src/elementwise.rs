@@ -24,17 +24,24 @@ pub struct Form {
     pub half: Option<DType>,
     /// The gradient is multiplied by a factor that lives on the device (clipping, loss scaling).
     pub scaled: bool,
+    /// The gradient's sign is turned: the update climbs.
+    pub maximize: bool,
 }
 
 impl Form {
     /// Every one.
     pub const ALL: [Form; 6] = {
         const fn of(half: Option<DType>, scaled: bool) -> Form {
-            Form { half, scaled }
+            Form { half, scaled, maximize: false }
         }
         let (f16, bf16) = (Some(DType::F16), Some(DType::BF16));
         [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
     };
+
+    /// The same, climbing or not.
+    pub fn maximizing(self, maximize: bool) -> Form {
+        Form { maximize, ..self }
+    }
 
     /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time numbers, the new parameter
     /// and states.
@@ -54,6 +61,9 @@ impl Form {
             };
             if self.scaled {
                 g = g * x[grad + 1].cast_like(g);
+            }
+            if self.maximize {
+                g = -g;
             }
             let states = std::array::from_fn(|i| x[1 + i]);
             let (param, states) = formula(param, g, states, std::array::from_fn(|i| s[i]));
@@ -103,7 +113,7 @@ impl<E: Elementwise> Rule for E {
     }
 
     fn kernel(&self, half: Option<DType>) -> Result<Programs> {
-        let program = |scaled| self.program(Form { half, scaled });
+        let program = |scaled| self.program(Form { half, scaled, maximize: false });
         let programs = Programs { plain: program(false), scaled: program(true) };
         let states = programs.plain.outputs().len() - 1 - usize::from(half.is_some());
         let numbers = self.scalars(Now { lr: 0.0, step: 1 }).len();
@@ -125,4 +135,21 @@ impl<E: Elementwise> Rule for E {
     fn update<R: Runtime>(&self, kernel: &Programs, now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
         memory.launch(kernel.get(memory.is_scaled()), &self.scalars(now))
     }
+}
+
+/// The programs of the elementwise optimizers with their default hyper-parameters, in every form: for runtimes that compile hot
+/// programs ahead of time.
+pub fn programs() -> Vec<Program> {
+    fn of<E: Elementwise>() -> impl Iterator<Item = Program> {
+        let rule = E::default();
+        Form::ALL.into_iter().map(move |form| rule.program(form))
+    }
+    use crate::*;
+    let adam = of::<AdamConfig>().chain(of::<AdamWConfig>()).chain(of::<AdamaxConfig>());
+    let adam = adam.chain(of::<NAdamConfig>()).chain(of::<RAdamConfig>());
+    let others =
+        of::<AdagradConfig>().chain(of::<RmsPropConfig>()).chain(of::<AdadeltaConfig>()).chain(of::<LionConfig>());
+    let momentum = SgdConfig { momentum: 0.9, ..Default::default() };
+    let sgd = of::<SgdConfig>().chain(Form::ALL.into_iter().map(move |form| momentum.program(form)));
+    sgd.chain(adam).chain(others).collect()
 }

@@ -5,10 +5,15 @@ use std::{collections::HashMap, sync::Arc};
 use autograd::{BackwardHook, Gradients, Leaf, LeafGrad};
 use numcore::{
     Error, ErrorKind, Flat, Result, Runtime, Tensor, TensorMut, Use,
-    ops::{Op, PointwiseOps, update},
+    ops::{Op, PointwiseOps, ViewOps, update},
 };
 
-use crate::{FlatParams, memory::{SCALE, lending}, params::overwrite, runs::runs};
+use crate::{
+    FlatParams,
+    memory::{SCALE, lending},
+    params::overwrite,
+    runs::runs,
+};
 
 /// The gradients of an optimizer's parameters, laid out as the parameters are: a [`BackwardHook`] whose slots are ranges of its
 /// buffers. Sweeping again adds (micro-batches); [`zero`](FlatGradients::zero) starts anew, without touching memory.
@@ -27,7 +32,8 @@ impl<R: Runtime> FlatGradients<R> {
     pub fn new(params: &[&FlatParams<R>]) -> Result<Self> {
         let flat = |p: &&FlatParams<R>| Flat::zeros_for(p.runtime(), Use::Gradients, p.layout().clone());
         let leaves: Vec<Vec<_>> = params.iter().map(|p| p.leaves().to_vec()).collect();
-        let places = leaves.iter().enumerate().flat_map(|(p, of)| of.iter().enumerate().map(move |(i, l)| (l.id(), (p, i))));
+        let places =
+            leaves.iter().enumerate().flat_map(|(p, of)| of.iter().enumerate().map(move |(i, l)| (l.id(), (p, i))));
         let place = places.collect();
         Ok(FlatGradients { flats: params.iter().map(flat).collect::<Result<_>>()?, leaves, place, scale: None })
     }
@@ -51,7 +57,7 @@ impl<R: Runtime> FlatGradients<R> {
         &mut self.flats
     }
 
-    /// The factor all gradients still are to be multiplied by (one element), if there is one.
+    /// The factor all gradients still are to be multiplied by (a scalar), if there is one.
     pub fn scale(&self) -> Option<&Tensor<R>> {
         self.scale.as_ref()
     }
@@ -99,12 +105,13 @@ impl<R: Runtime> FlatGradients<R> {
     /// Multiplies all gradients by a factor, when they are next read: no memory is touched now.
     pub fn multiply(&mut self, factor: f64) -> Result<()> {
         let Some(flat) = self.flats.first() else { return Ok(()) };
-        let scale = Tensor::full(flat.runtime(), [1], crate::clip::norm_dtype(self.dtypes()), factor)?;
+        let scale = Tensor::full(flat.runtime(), [], crate::clip::norm_dtype(self.dtypes()), factor)?;
         self.multiply_by(scale)
     }
 
-    /// As [`multiply`](FlatGradients::multiply) by a factor of one element that lives on the device.
+    /// As [`multiply`](FlatGradients::multiply) by a scalar that lives on the device.
     pub fn multiply_by(&mut self, factor: Tensor<R>) -> Result<()> {
+        let factor = factor.reshape([])?;
         self.scale = Some(match &self.scale {
             Some(scale) => scale.apply_program(&SCALE, &[&factor], &[])?,
             None => factor,

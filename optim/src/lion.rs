@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`Lion`].
@@ -29,9 +29,7 @@ impl Elementwise for LionConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let maximize = self.maximize;
-        form.program("lion", |p, g, [m], [lr, b1, b2, decay]| {
-            let g = if maximize { -g } else { g };
+        form.maximizing(self.maximize).program("lion", |p, g, [m], [lr, b1, b2, decay]| {
             let direction = (m * b1 + g * (1.0 - b1)).sign();
             (p * (1.0 - lr * decay) - direction * lr, [m * b2 + g * (1.0 - b2)])
         })

@@ -44,9 +44,6 @@ impl<R: Runtime> Memory<'_, R> {
     /// Runs a program of [`Form::program`](crate::Form::program) over the whole run: one launch.
     pub fn launch(&mut self, program: &Program, scalars: &[Scalar]) -> Result<()> {
         let at = self.grads.layout().span(self.ranges.clone());
-        if at.is_empty() {
-            return Ok(());
-        }
         let grad = self.grads.whole()?.narrow(0, at.start, at.len())?;
         let ins: SmallVec<[&Tensor<R>; 2]> = std::iter::once(&grad).chain(self.scale).collect();
         let mut flats: SmallVec<[&mut Flat<R>; 6]> = SmallVec::new();
@@ -96,11 +93,15 @@ impl<R: Runtime> Memory<'_, R> {
     ) -> Result<()> {
         let i = self.ranges.start;
         let mut flats: SmallVec<[&mut Flat<R>; 3]> = self.states[states].iter_mut().collect();
-        lending(&mut flats, |f| f.lend(i), |outs| {
-            let mut all: SmallVec<[&mut TensorMut<R>; 4]> = outs.iter_mut().map(|t| &mut **t).collect();
-            all.extend(fresh);
-            update(program, ins, scalars, &mut all)
-        })
+        lending(
+            &mut flats,
+            |f| f.lend(i),
+            |outs| {
+                let mut all: SmallVec<[&mut TensorMut<R>; 4]> = outs.iter_mut().map(|t| &mut **t).collect();
+                all.extend(fresh);
+                update(program, ins, scalars, &mut all)
+            },
+        )
     }
 }
 

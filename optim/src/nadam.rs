@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`NAdam`].
@@ -56,15 +56,17 @@ impl Elementwise for NAdamConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let (decoupled, maximize) = (self.decoupled_weight_decay, self.maximize);
-        form.program("nadam", |p, g, [m, v], [b1, b2, eps, decay, c2, of_grad, of_mean, shrink]| {
-            let g = if maximize { -g } else { g };
-            let (p, g) = if decoupled { (p * shrink, g) } else { (p, g + p * decay) };
-            let m = m + (g - m) * (1.0 - b1);
-            let v = v * b2 + g * g * (1.0 - b2);
-            let denominator = (v * c2.recip()).sqrt() + eps;
-            (p - (g * of_grad + m * of_mean) / denominator, [m, v])
-        })
+        let decoupled = self.decoupled_weight_decay;
+        form.maximizing(self.maximize).program(
+            "nadam",
+            |p, g, [m, v], [b1, b2, eps, decay, c2, of_grad, of_mean, shrink]| {
+                let (p, g) = if decoupled { (p * shrink, g) } else { (p, g + p * decay) };
+                let m = m + (g - m) * (1.0 - b1);
+                let v = v * b2 + g * g * (1.0 - b2);
+                let denominator = (v * c2.recip()).sqrt() + eps;
+                (p - (g * of_grad + m * of_mean) / denominator, [m, v])
+            },
+        )
     }
 
     fn scalars(&self, now: Now) -> Scalars {

@@ -6,7 +6,7 @@ use autograd::{Gradients, Leaf};
 use numcore::{DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor};
 
 use crate::{
-    Config, FlatGradients, FlatParams, Memory, Now, Rule, Schedule,
+    FlatGradients, FlatParams, Memory, Now, Rule, Schedule,
     params::{one_of, require_sole},
     runs::next_run,
 };
@@ -18,7 +18,7 @@ pub trait Optimizer<R: Runtime>: Send {
     /// The same, to read their values.
     fn params_mut(&mut self) -> Vec<&mut FlatParams<R>>;
 
-    /// Updates the parameters from gradients laid out as they are, one buffer each, multiplied by `scale` (one element) if
+    /// Updates the parameters from gradients laid out as they are, one buffer each, multiplied by the scalar `scale` if
     /// given. Parameters without a gradient are left alone. If it cannot begin, nothing is changed.
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()>;
     /// As [`step`](Optimizer::step) from gradients by leaf, which are copied into flat buffers first.
@@ -318,7 +318,10 @@ impl<R: Runtime, C: Rule> Part<R, C> {
             at = ranges.end;
             let now = Now { lr, step: self.steps[ranges.start] + 1 };
             let (params, states) = (&mut self.params, &mut self.states[..]);
-            config.update(&self.kernel, now, &mut Memory { params, states, grads, scale, ranges: ranges.clone() })?;
+            if !grads.layout().span(ranges.clone()).is_empty() {
+                let mut memory = Memory { params, states, grads, scale, ranges: ranges.clone() };
+                config.update(&self.kernel, now, &mut memory)?;
+            }
             self.steps[ranges].fill(now.step);
         }
         Ok(())

@@ -215,10 +215,14 @@ pub(crate) fn overwrite<R: Runtime>(flat: &mut Flat<R>, i: usize, value: &Tensor
 }
 
 fn compute_into<R: Runtime>(flat: &mut Flat<R>, i: usize, op: &Op, x: &Tensor<R>) -> Result<()> {
-    lending(&mut [flat], |f| f.lend(i), |outs| {
-        outs[0].reset();
-        outs[0].accumulate(op, &[x])
-    })
+    lending(
+        &mut [flat],
+        |f| f.lend(i),
+        |outs| {
+            outs[0].reset();
+            outs[0].accumulate(op, &[x])
+        },
+    )
 }
 
 /// "parameter `a`", or "one of the parameters `a`, `b` …" with at most a handful of names.

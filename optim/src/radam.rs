@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`RAdam`].
@@ -47,15 +47,17 @@ impl Elementwise for RAdamConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let (decoupled, maximize) = (self.decoupled_weight_decay, self.maximize);
-        form.program("radam", |p, g, [m, v], [lr, b1, b2, eps, decay, c1, rectified, adaptive]| {
-            let g = if maximize { -g } else { g };
-            let (p, g) = if decoupled { (p * (1.0 - lr * decay), g) } else { (p, g + p * decay) };
-            let m = m + (g - m) * (1.0 - b1);
-            let v = v * b2 + g * g * (1.0 - b2);
-            let factor = adaptive.gt(0.5).select(rectified / (v.sqrt() + eps), 1.0);
-            (p - m * (lr / c1) * factor, [m, v])
-        })
+        let decoupled = self.decoupled_weight_decay;
+        form.maximizing(self.maximize).program(
+            "radam",
+            |p, g, [m, v], [lr, b1, b2, eps, decay, c1, rectified, adaptive]| {
+                let (p, g) = if decoupled { (p * (1.0 - lr * decay), g) } else { (p, g + p * decay) };
+                let m = m + (g - m) * (1.0 - b1);
+                let v = v * b2 + g * g * (1.0 - b2);
+                let factor = adaptive.gt(0.5).select(rectified / (v.sqrt() + eps), 1.0);
+                (p - m * (lr / c1) * factor, [m, v])
+            },
+        )
     }
 
     fn scalars(&self, now: Now) -> Scalars {

@@ -2,7 +2,7 @@
 
 use numcore::pointwise::{Expr, Program};
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`RmsProp`].
@@ -33,9 +33,13 @@ pub type RmsProp<R> = FlatOptimizer<R, RmsPropConfig>;
 
 type Numbers<'b> = [Expr<'b>; 5];
 
-/// The new running means, and what the gradient becomes.
-fn normalised<'b>(g: Expr<'b>, v: Expr<'b>, mean: Option<Expr<'b>>, s: Numbers<'b>) -> (Expr<'b>, [Expr<'b>; 2]) {
-    let [_, alpha, eps, ..] = s;
+/// The direction before momentum, and the new running means.
+fn direction<'b>(
+    [p, g, v]: [Expr<'b>; 3],
+    mean: Option<Expr<'b>>,
+    [_, alpha, eps, decay, _]: Numbers<'b>,
+) -> (Expr<'b>, [Expr<'b>; 2]) {
+    let g = g + p * decay;
     let v = v * alpha + g * g * (1.0 - alpha);
     let mean = mean.map(|a| a + (g - a) * (1.0 - alpha));
     let spread = mean.map_or(v, |a| v - a * a);
@@ -49,24 +53,23 @@ impl Elementwise for RmsPropConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let maximize = self.maximize;
-        let decayed = |p, g, [_, _, _, decay, _]: Numbers<'_>| if maximize { -g } else { g } + p * decay;
+        let form = form.maximizing(self.maximize);
         match (self.momentum > 0.0, self.centered) {
             (false, false) => form.program("rmsprop", |p, g, [v], s| {
-                let (d, [v, _]) = normalised(decayed(p, g, s), v, None, s);
+                let (d, [v, _]) = direction([p, g, v], None, s);
                 (p - d * s[0], [v])
             }),
             (false, true) => form.program("rmsprop_centered", |p, g, [v, a], s| {
-                let (d, [v, a]) = normalised(decayed(p, g, s), v, Some(a), s);
+                let (d, [v, a]) = direction([p, g, v], Some(a), s);
                 (p - d * s[0], [v, a])
             }),
             (true, false) => form.program("rmsprop_momentum", |p, g, [v, b], s| {
-                let (d, [v, _]) = normalised(decayed(p, g, s), v, None, s);
+                let (d, [v, _]) = direction([p, g, v], None, s);
                 let b = b * s[4] + d;
                 (p - b * s[0], [v, b])
             }),
             (true, true) => form.program("rmsprop_centered_momentum", |p, g, [v, b, a], s| {
-                let (d, [v, a]) = normalised(decayed(p, g, s), v, Some(a), s);
+                let (d, [v, a]) = direction([p, g, v], Some(a), s);
                 let b = b * s[4] + d;
                 (p - b * s[0], [v, b, a])
             }),

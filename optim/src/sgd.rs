@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result, pointwise::Program};
 
-use crate::{Config, Elementwise, FlatOptimizer, Form, Now, Scalars, State, config, scalars};
+use crate::{Config, Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
 
 config! {
     /// Hyper-parameters of [`Sgd`].
@@ -35,15 +35,12 @@ impl Elementwise for SgdConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        let (maximize, nesterov) = (self.maximize, self.nesterov);
+        let (form, nesterov) = (form.maximizing(self.maximize), self.nesterov);
         if self.momentum == 0.0 {
-            return form.program("sgd", |p, g, [], [lr, decay, _, _]| {
-                let g = if maximize { -g } else { g };
-                (p - (g + p * decay) * lr, [])
-            });
+            return form.program("sgd", |p, g, [], [lr, decay, _, _]| (p - (g + p * decay) * lr, []));
         }
         form.program("sgd_momentum", |p, g, [b], [lr, decay, momentum, fresh]| {
-            let g = if maximize { -g } else { g } + p * decay;
+            let g = g + p * decay;
             let b = b * momentum + g * fresh;
             let direction = if nesterov { g + b * momentum } else { b };
             (p - direction * lr, [b])

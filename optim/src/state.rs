@@ -6,9 +6,9 @@ use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
 use crate::{FlatOptimizer, Optimizer, Rule, optimizer::Part, params::overwrite};
 
-/// The state of half parameters' master copies.
+/// Master copies of half parameters.
 const MASTER: &str = "master";
-/// Updates of each parameter; alone: of the optimizer.
+/// Steps of the optimizer.
 const STEPS: &str = "steps";
 
 /// A state that fits, not yet taken over.
@@ -128,14 +128,14 @@ fn setting_name(group: usize, name: &str) -> String {
 }
 
 /// Takes entries of a state by name and collects what is wrong with it.
-struct Reader<'a, R: Runtime> {
+pub(crate) struct Reader<'a, R: Runtime> {
     entries: HashMap<&'a str, &'a Tensor<R>>,
     order: Vec<&'a str>,
     problems: Vec<String>,
 }
 
 impl<'a, R: Runtime> Reader<'a, R> {
-    fn new(state: &'a [(String, Tensor<R>)]) -> Self {
+    pub(crate) fn new(state: &'a [(String, Tensor<R>)]) -> Self {
         let order: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
         let entries: HashMap<_, _> = state.iter().map(|(name, t)| (name.as_str(), t)).collect();
         let twice = if entries.len() < order.len() { vec!["a name occurs twice".into()] } else { vec![] };
@@ -154,7 +154,7 @@ impl<'a, R: Runtime> Reader<'a, R> {
         found
     }
 
-    fn tensor(&mut self, name: &str, spec: Spec, rt: &R) -> Option<&'a Tensor<R>> {
+    pub(crate) fn tensor(&mut self, name: &str, spec: Spec, rt: &R) -> Option<&'a Tensor<R>> {
         let t = self.take(name)?;
         let is = Spec { shape: *t.shape(), dtype: t.dtype() };
         if is != spec {
@@ -166,13 +166,13 @@ impl<'a, R: Runtime> Reader<'a, R> {
         Some(t)
     }
 
-    fn numbers(&mut self, name: &str) -> Option<Vec<f64>> {
+    pub(crate) fn numbers(&mut self, name: &str) -> Option<Vec<f64>> {
         let t = self.take(name)?;
         let read = if t.dtype() == DType::F64 { t.to_vec::<f64>() } else { Err(Error::state(name, "is no f64")) };
         read.map_err(|e| self.problem(e.to_string())).ok()
     }
 
-    fn count(&mut self, name: &str) -> u64 {
+    pub(crate) fn count(&mut self, name: &str) -> u64 {
         let Some(t) = self.take(name) else { return 0 };
         let count = match (t.dtype(), *t.shape() == Shape::SCALAR) {
             (DType::I64, true) => t.to_vec::<i64>().ok().and_then(|v| u64::try_from(v[0]).ok()),
@@ -184,9 +184,13 @@ impl<'a, R: Runtime> Reader<'a, R> {
         })
     }
 
-    fn finish(mut self, optimizer: &str) -> Result<()> {
+    pub(crate) fn finish(mut self, optimizer: &str) -> Result<()> {
         let extra = self.order.iter().filter(|n| self.entries.contains_key(*n)).map(|n| format!("`{n}` is unexpected"));
         self.problems.extend(extra.collect::<Vec<_>>());
-        if self.problems.is_empty() { Ok(()) } else { Err(Error::state(format!("{optimizer} state"), self.problems.join("; "))) }
+        if self.problems.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::state(format!("{optimizer} state"), self.problems.join("; ")))
+        }
     }
 }

@@ -16,15 +16,15 @@ const LINES: usize = 64;
 const GRAIN: usize = 1 << 14;
 
 pub(crate) fn arg_reduce(cpu: &Cpu, op: ArgOp, x: View<'_, Cpu>, axis: usize, out: ViewMut<'_, Cpu>) {
-    let (x, to) = (Operand::from(x), Operand::from(&out));
+    let (x, to) = (Operand::from(&x), Operand::from(&out));
     if to.layout.numel() != 0 {
         by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, op, &x, axis, &to));
     }
 }
 
-fn lines<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, to: &Operand) {
+fn lines<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand<'_>, axis: usize, to: &Operand<'_>) {
     let along = Axis { size: x.layout.dims()[axis], strides: [x.layout.strides()[axis]] };
-    let walk = Walk::new([&to.layout, &x.layout], |i| i == axis);
+    let walk = Walk::new([to.layout, x.layout], |i| i == axis);
     let (from, at) = (x.base::<T>(), to.base::<i64>());
     if along.strides == [1] {
         return engine.ranges(walk.len(), (GRAIN / along.size).max(1), |part| {
@@ -78,7 +78,13 @@ fn place<T: Stored>(x: &[T], pick: impl Fn(T::Lane, T::Lane) -> T::Lane) -> usiz
 }
 
 #[inline(always)]
-fn columns<T: Stored>(to: Base<i64>, x: Base<T>, along: Axis<1>, group: Axis<2>, pick: impl Fn(T::Lane, T::Lane) -> T::Lane) {
+fn columns<T: Stored>(
+    to: Base<i64>,
+    x: Base<T>,
+    along: Axis<1>,
+    group: Axis<2>,
+    pick: impl Fn(T::Lane, T::Lane) -> T::Lane,
+) {
     let [so, si] = group.strides;
     let mut best = [T::Lane::ZERO; LINES];
     let mut at = [0i64; LINES];

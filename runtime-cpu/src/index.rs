@@ -20,7 +20,7 @@ const GRAIN: usize = 1 << 15;
 const COLUMNS: usize = 256;
 
 pub(crate) fn gather(cpu: &Cpu, x: View<'_, Cpu>, axis: usize, index: View<'_, Cpu>, out: Out<'_, Cpu>) -> Result<()> {
-    let (x, index, to) = (Operand::from(x), Operand::from(index), Operand::from(&out.view));
+    let (x, index, to) = (Operand::from(&x), Operand::from(&index), Operand::from(&out.view));
     if to.layout.numel() == 0 {
         return Ok(());
     }
@@ -32,8 +32,14 @@ pub(crate) fn gather(cpu: &Cpu, x: View<'_, Cpu>, axis: usize, index: View<'_, C
 }
 
 /// Halves add up in `f32` and are rounded once.
-pub(crate) fn scatter_add(cpu: &Cpu, src: View<'_, Cpu>, axis: usize, index: View<'_, Cpu>, out: ViewMut<'_, Cpu>) -> Result<()> {
-    let (src, index, to) = (Operand::from(src), Operand::from(index), Operand::from(&out));
+pub(crate) fn scatter_add(
+    cpu: &Cpu,
+    src: View<'_, Cpu>,
+    axis: usize,
+    index: View<'_, Cpu>,
+    out: ViewMut<'_, Cpu>,
+) -> Result<()> {
+    let (src, index, to) = (Operand::from(&src), Operand::from(&index), Operand::from(&out));
     if src.layout.numel() == 0 {
         return Ok(());
     }
@@ -48,7 +54,7 @@ pub(crate) fn scatter_add(cpu: &Cpu, src: View<'_, Cpu>, axis: usize, index: Vie
     let sums = cpu.scratch(wide.numel() * size_of::<f32>())?;
     let base = Base::new(sums.ptr().cast::<f32>());
     let moves = Moves::new(src.layout.strides(), wide.strides(), &index, axis);
-    let cells = Walk::new([&to.layout, &wide], |_| false);
+    let cells = Walk::new([to.layout, &wide], |_| false);
     match src.dtype {
         DType::F16 => rounding::<half::f16>(engine, &moves, &cells, &to, &src, base, index.base()),
         _ => rounding::<half::bf16>(engine, &moves, &cells, &to, &src, base, index.base()),
@@ -60,8 +66,8 @@ fn rounding<T: Stored<Lane = f32>>(
     engine: &Engine,
     moves: &Moves,
     cells: &Walk<2>,
-    to: &Operand,
-    src: &Operand,
+    to: &Operand<'_>,
+    src: &Operand<'_>,
     sums: Base<f32>,
     index: Base<i64>,
 ) {
@@ -86,7 +92,7 @@ fn convert<T: Stored<Lane = f32>>(engine: &Engine, cells: &Walk<2>, narrow: Base
 }
 
 /// Every index lies in `0..size`, or an error that names the first that does not.
-fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
+fn check(op: &'static str, index: &Operand<'_>, size: usize) -> Result<()> {
     let base = index.base::<i64>();
     // A repeated index is looked at once.
     let distinct = index.layout.dims().iter().zip(index.layout.strides()).filter(|(_, s)| **s != 0);
@@ -100,8 +106,14 @@ fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
         }
     });
     let Some((i, offset)) = wrong else { return Ok(()) };
-    let position = position(&index.layout, offset);
-    Err(Error::argument(op, format!("index {i} at position {position} of the index {} is not in 0..{size}", Shape::new(index.layout.dims())?)))
+    let position = position(index.layout, offset);
+    Err(Error::argument(
+        op,
+        format!(
+            "index {i} at position {position} of the index {} is not in 0..{size}",
+            Shape::new(index.layout.dims())?
+        ),
+    ))
 }
 
 /// The first position of a layout that lies `offset` elements from its first element.
@@ -133,7 +145,7 @@ struct Moves {
 type Axes = SmallVec<[Axis<3>; MAX_RANK]>;
 
 impl Moves {
-    fn new(near: &[isize], far: &[isize], index: &Operand, axis: usize) -> Moves {
+    fn new(near: &[isize], far: &[isize], index: &Operand<'_>, axis: usize) -> Moves {
         let (dims, strides) = (index.layout.dims(), index.layout.strides());
         let at = |i: usize| Axis { size: dims[i], strides: [near[i], far[i], strides[i]] };
         let after = Walk::of((axis + 1..dims.len()).map(at));
@@ -161,7 +173,13 @@ impl Moves {
 
     /// `far[.., index[.., i, ..], ..] += near[.., i, ..]`, in ascending order of `i`. Tasks share no destination: each
     /// walks the whole axis for columns of its own.
-    fn scatter<T: Stored, W: Stored<Lane = T::Lane>>(&self, engine: &Engine, near: Base<T>, far: Base<W>, index: Base<i64>) {
+    fn scatter<T: Stored, W: Stored<Lane = T::Lane>>(
+        &self,
+        engine: &Engine,
+        near: Base<T>,
+        far: Base<W>,
+        index: Base<i64>,
+    ) {
         let lines = Walk::of(self.before.iter().copied().chain(self.after.axes()));
         let blocks = self.run.div_ceil(COLUMNS);
         let each = self.axis.size * self.run.min(COLUMNS);

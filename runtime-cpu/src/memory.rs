@@ -248,7 +248,10 @@ mod tests {
         let b = memory.alloc(24, Use::Gradients).unwrap();
         drop(a);
         let s = memory.stats();
-        assert_eq!((s.total.live, s.total.peak, s.of(Use::Parameters).live, s.of(Use::Parameters).peak), (24, 1024, 0, 1000));
+        assert_eq!(
+            (s.total.live, s.total.peak, s.of(Use::Parameters).live, s.of(Use::Parameters).peak),
+            (24, 1024, 0, 1000)
+        );
         assert_eq!((s.reserved, s.allocations), (1024 + 256, 2));
         let again = memory.alloc(900, Use::Activations).unwrap();
         assert_eq!(memory.stats().reserved, 1024 + 256, "the first block is used again");

@@ -13,8 +13,9 @@ use crate::{
     Cpu, Engine, Simd,
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
-    pointwise::{self, Form, Launch, Operands, Plan},
+    pointwise::{self, Form, Launch, Plan},
     simd::leveled,
+    walk::Walk,
 };
 
 /// Tiles of a chunk, at least; and chunks of a group, at most.
@@ -24,6 +25,8 @@ const CHUNKS: usize = 64;
 const RUN: usize = 32;
 /// Simple steps on one element, per task at least.
 const GRAIN: usize = 1 << 15;
+
+type Axes = SmallVec<[usize; MAX_RANK]>;
 
 thread_local! {
     /// Accumulators of this thread, kept between launches.
@@ -45,26 +48,36 @@ pub(crate) fn reduce(
         let ins: SmallVec<[In<'_, Cpu>; 4]> = ins.iter().map(|v| In::View(*v)).collect();
         return pointwise::run(cpu, map, &ins, scalars, &mut [out]);
     }
-    let (mut form, mut operands) = (Form::default(), Operands::new(full));
-    let ins: SmallVec<[Operand; 4]> = ins.iter().map(|v| Operand::from(*v)).collect();
-    ins.iter().for_each(|x| {
-        form.input(x.dtype, None);
-        operands.push(*x);
-    });
-    form.keep(to.dtype);
-    operands.push(Operand { layout: to.layout.broadcast_to(*full)?, ..to });
     let engine = &*cpu.queue.engine;
-    let kernel = engine.kernels.get(map, &form, engine.simd)?;
-    let mut plan = Plan::of(operands.moving(&kernel));
-    let columns = arrange(&mut plan, full, &ins, reduced);
-    let launch = Launch::new(&kernel, plan, kernel.values(map, scalars), engine.simd);
     let add = out.how == Accumulate::Add;
-    let job = Job::new(&launch, columns, ins.len(), op, add, engine.simd);
-    if to.layout.numel() == 0 {
+    if full.numel() == 0 {
+        by_dtype!(to.dtype, T => none::<T>(op, &to, add));
         return Ok(());
     }
+    let mut form = Form::default();
+    ins.iter().for_each(|v| form.input(v.dtype(), None));
+    form.keep(to.dtype);
+    let kernel = engine.kernels.get(map, &form, engine.simd)?;
+    let spread = to.layout.broadcast_to(*full)?;
+    let operands = ins.iter().map(Operand::from).chain([to.with(&spread)]);
+    let mut plan = Plan::of(pointwise::moving(&kernel, full, operands));
+    let columns = arrange(&mut plan, full, ins, reduced);
+    let launch = Launch::new(kernel.with(map, scalars, engine.simd), plan);
+    let job = Job::new(&launch, columns, ins.len(), op, add, engine.simd);
     by_dtype!(to.dtype, T => job.run::<T>(engine, kernel.weight));
     Ok(())
+}
+
+/// What a reduction over no elements gives.
+fn none<S: Stored>(op: ReduceOp, to: &Operand<'_>, add: bool) {
+    let first = match op {
+        ReduceOp::Sum => <Sum as Combine<S::Lane>>::FIRST,
+        ReduceOp::Prod => <Prod as Combine<S::Lane>>::FIRST,
+        ReduceOp::Max => <Max as Combine<S::Lane>>::FIRST,
+        ReduceOp::Min => <Min as Combine<S::Lane>>::FIRST,
+    };
+    let cells = Walk::new([to.layout], |_| false);
+    cells.each(0, cells.len(), |_, [at]| write(Simd::Baseline, Base::new(to.base::<S>().at(at)), 1, &[first], add));
 }
 
 /// What the nearest axis is, and how many positions of reduced axes lie outside a tile.
@@ -77,43 +90,47 @@ struct Columns {
     rows_reduced: bool,
 }
 
-/// Orders the axes: kept ones, reduced ones, and at the end, if the nearest is kept, that one (with what merges into it).
-fn arrange(plan: &mut Plan, full: &Shape, ins: &[Operand], reduced: impl Fn(usize) -> bool) -> Columns {
+/// Orders the axes: kept ones, reduced ones, and at the end, if the nearest is kept, that one with what merges into it.
+fn arrange(plan: &mut Plan, full: &Shape, ins: &[View<'_, Cpu>], reduced: impl Fn(usize) -> bool) -> Columns {
     let near = nearness(full, ins);
-    let last = near.iter().rev().copied().find(|&i| full[i] != 1);
-    let kept = last.is_some_and(|i| !reduced(i));
-    let original = plan.operands.clone();
     let trailing = near.iter().rev().take_while(|&&i| !reduced(i)).count();
-    for tail in [trailing, 1] {
-        let (front, tail) = near.split_at(near.len() - if kept { tail } else { 0 });
-        let pick = |want: bool| front.iter().copied().filter(|&i| reduced(i) == want).collect::<SmallVec<[usize; MAX_RANK]>>();
-        let order: SmallVec<[usize; MAX_RANK]> = pick(false).into_iter().chain(pick(true)).chain(tail.iter().copied()).collect();
-        plan.operands = original.clone();
-        plan.sizes.clear();
-        let kinds = plan.arrange(full, &order, &reduced);
-        let several = kept && kinds.len() >= 2 && !kinds[kinds.len() - 2];
-        if !several {
-            let outer = plan.sizes.len() - 2;
-            let front = plan.sizes.len() - kinds.len();
-            let is_reduced = |i: usize| i >= front && kinds[i - front];
-            return Columns {
-                kept,
-                outer: (0..outer).filter(|&i| is_reduced(i)).map(|i| plan.sizes[i]).product(),
-                rows_reduced: is_reduced(outer),
-            };
-        }
+    let mut whole = plan.clone();
+    let columns = order(&mut whole, full, near.split_at(near.len() - trailing), &reduced);
+    if trailing > 1 && !columns.rows_reduced {
+        return order(plan, full, near.split_at(near.len() - 1), &reduced);
     }
-    unreachable!("one kept axis at the end has a reduced one before it")
+    *plan = whole;
+    columns
 }
 
-/// Axes from far to near, as the operand with the most elements has them; as they are where it repeats some.
-fn nearness(full: &Shape, ins: &[Operand]) -> SmallVec<[usize; MAX_RANK]> {
-    let mut order: SmallVec<[usize; MAX_RANK]> = (0..full.rank()).collect();
-    let repeats = |x: &&Operand| x.layout.strides().iter().zip(full.dims()).any(|(s, d)| *s == 0 && *d != 1);
-    if let Some(main) = ins.iter().find(|x| !repeats(x)) {
-        order.sort_by_key(|&i| std::cmp::Reverse(if full[i] == 1 { 0 } else { main.layout.strides()[i].unsigned_abs() }));
+/// Arranges kept and then reduced axes of `front`, and then `tail`.
+fn order(
+    plan: &mut Plan,
+    full: &Shape,
+    (front, tail): (&[usize], &[usize]),
+    reduced: &impl Fn(usize) -> bool,
+) -> Columns {
+    let pick = |want: bool| front.iter().filter(move |&&i| reduced(i) == want);
+    let order: Axes = pick(false).chain(pick(true)).chain(tail).copied().collect();
+    let kinds = plan.arrange(full, &order, reduced);
+    let missing = plan.sizes.len() - kinds.len();
+    let is_reduced = |i: usize| i >= missing && kinds[i - missing];
+    let outer = plan.sizes.len() - 2;
+    Columns {
+        kept: !tail.is_empty(),
+        outer: (0..outer).filter(|&i| is_reduced(i)).map(|i| plan.sizes[i]).product(),
+        rows_reduced: is_reduced(outer),
     }
-    order
+}
+
+/// Axes of more than one element from far to near, as an operand that repeats none has them; in order if there is none.
+fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> Axes {
+    let mut axes: Axes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
+    let strides = |x: &View<'_, Cpu>, i: usize| x.layout().strides()[i].unsigned_abs();
+    if let Some(main) = ins.iter().find(|x| axes.iter().all(|&i| strides(x, i) != 0)) {
+        axes.sort_by_key(|&i| std::cmp::Reverse(strides(main, i)));
+    }
+    axes
 }
 
 /// Groups of tiles, and the chunks they are cut into.
@@ -138,16 +155,16 @@ impl<'a> Job<'a> {
     fn new(launch: &'a Launch<'a>, columns: Columns, output: usize, op: ReduceOp, add: bool, simd: Simd) -> Self {
         let plan = launch.plan();
         let across = plan.columns().div_ceil(plan.tile.columns);
-        let down = plan.rows().div_ceil(plan.tile.rows);
+        let down = plan.lines().div_ceil(plan.tile.rows);
         let tiles = match columns {
             Columns { kept: true, outer, .. } => outer * down,
             Columns { rows_reduced: true, outer, .. } => outer * down * across,
             _ => across,
         };
         let chunks = tiles.div_ceil(TILES).clamp(1, CHUNKS);
-        let per_chunk = tiles.div_ceil(chunks).max(1);
-        let chunks = tiles.div_ceil(per_chunk).max(1);
-        let groups = if tiles == 0 { 0 } else { plan.tiles() / tiles };
+        let per_chunk = tiles.div_ceil(chunks);
+        let chunks = tiles.div_ceil(per_chunk);
+        let groups = plan.tiles() / tiles;
         Job { launch, columns, op, add, simd, output, groups, tiles, per_chunk, chunks, across }
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use numcore::{
-    ArgOp, Capabilities, DeviceId, DeviceKind, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
-    Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+    ArgOp, Capabilities, DeviceId, DeviceKind, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp,
+    Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
 use crate::{Buffer, Cpu, arg, fused, index, matmul, operand, pointwise, reduce, scan, sort};
@@ -104,7 +104,13 @@ impl Runtime for Cpu {
         index::gather(self, x, axis, index, out)
     }
 
-    fn scatter_add(&self, src: View<'_, Self>, axis: usize, index: View<'_, Self>, out: ViewMut<'_, Self>) -> Result<()> {
+    fn scatter_add(
+        &self,
+        src: View<'_, Self>,
+        axis: usize,
+        index: View<'_, Self>,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()> {
         index::scatter_add(self, src, axis, index, out)
     }
 

@@ -19,15 +19,29 @@ thread_local! {
     static LINE: RefCell<Vec<(u64, i64)>> = const { RefCell::new(Vec::new()) };
 }
 
-pub(crate) fn sort(cpu: &Cpu, x: View<'_, Cpu>, axis: usize, descending: bool, values: ViewMut<'_, Cpu>, index: ViewMut<'_, Cpu>) {
-    let (x, values, index) = (Operand::from(x), Operand::from(&values), Operand::from(&index));
+pub(crate) fn sort(
+    cpu: &Cpu,
+    x: View<'_, Cpu>,
+    axis: usize,
+    descending: bool,
+    values: ViewMut<'_, Cpu>,
+    index: ViewMut<'_, Cpu>,
+) {
+    let (x, values, index) = (Operand::from(&x), Operand::from(&values), Operand::from(&index));
     if x.layout.numel() != 0 {
         by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, &x, axis, descending, &values, &index));
     }
 }
 
-fn lines<T: Stored>(engine: &Engine, x: &Operand, axis: usize, descending: bool, values: &Operand, index: &Operand) {
-    let layouts = [&x.layout, &values.layout, &index.layout];
+fn lines<T: Stored>(
+    engine: &Engine,
+    x: &Operand<'_>,
+    axis: usize,
+    descending: bool,
+    values: &Operand<'_>,
+    index: &Operand<'_>,
+) {
+    let layouts = [x.layout, values.layout, index.layout];
     let walk = Walk::new(layouts, |i| i == axis);
     let strides = layouts.map(|l| l.strides()[axis]);
     let size = x.layout.dims()[axis];

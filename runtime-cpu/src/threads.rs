@@ -92,7 +92,8 @@ impl Threads {
         let erased: *const (dyn Fn(usize) + Sync + '_) = &body;
         // SAFETY: only the lifetime changes. The region is closed and empty before `body` is dropped: `Region` waits for
         // that also when a task panics.
-        let body = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased) };
+        let body =
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased) };
         let region = Region::open(&self.shared, Job { body, tasks });
         self.shared.take_part(Job { body, tasks });
         drop(region);

@@ -3,26 +3,44 @@
 //! From a tensor to a trained model:
 //!
 //! ```
-//! use weftgrad::prelude::*;
+//! use weftgrad::{optim::{AdamW, AdamWConfig, Optimizer}, prelude::*};
 //!
-//! // A model is a struct, generic over the device it will run on.
+//! /// A model is a struct, generic over the device it will run on.
 //! #[derive(Module)]
-//! #[module(crate = "weftgrad::nn")]
 //! struct Mlp<R: Runtime> {
 //!     hidden: nn::Linear<R>,
 //!     out: nn::Linear<R>,
 //! }
 //!
-//! impl<R: Runtime> Mlp<R> {
+//! impl<R: Runtime> Forward<R> for Mlp<R> {
 //!     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
 //!         self.out.forward(&self.hidden.forward(x)?.tanh()?)
 //!     }
 //! }
 //!
 //! # fn main() -> Result<()> {
+//! // A tensor carries its device; so does everything made from it.
 //! let cpu = Cpu::new();
+//! let x = Tensor::uniform(&cpu, [256, 2], DType::F32, -1.0, 1.0, 7)?;
+//! let y = x.square()?.sum(&[1], true)?.sqrt()?;
+//! let (x, y) = (Var::new(x), Var::new(y));
+//!
+//! // Parameters move into one flat buffer; their gradients into another, laid out alike.
 //! let init = nn::Init::new(&cpu, 0);
-//! let model = Mlp { hidden: nn::Linear::new(&init, 2, 16)?, out: nn::Linear::new(&init, 16, 1)? };
+//! let model = Mlp { hidden: nn::Linear::new(&init, 2, 32)?, out: nn::Linear::new(&init, 32, 1)? };
+//! let config = AdamWConfig { lr: 1e-2, ..Default::default() };
+//! let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
+//! let mut gradients = optimizer.gradients()?;
+//!
+//! let mut last = f64::INFINITY;
+//! for _ in 0..200 {
+//!     let loss = nn::loss::mse(&model.forward(&x)?, &y, Default::default())?;
+//!     gradients.zero();
+//!     backward_with_hooks(&loss, &mut gradients)?;
+//!     optimizer.step(&gradients)?;
+//!     last = loss.item()?;
+//! }
+//! assert!(last < 5e-3, "{last}");
 //! # Ok(())
 //! # }
 //! ```
@@ -34,8 +52,8 @@
 pub use autograd::{self, *};
 pub use nn;
 pub use numcore::{
-    self, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryStats, Result, Runtime, Scalar, Shape,
-    Tensor, TensorMut, Use, fused, fused::NnOps, ops, pointwise, rng, safetensors,
+    self, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryStats, Result, Runtime, Scalar,
+    Shape, Tensor, TensorMut, Use, fused, fused::NnOps, ops, pointwise, rng, safetensors,
 };
 pub use optim;
 #[cfg(feature = "cpu")]
@@ -44,7 +62,7 @@ pub use runtime_cpu::{self, Cpu, Simd};
 /// What most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
     pub use autograd::{Backward, BackwardHook, Gradients, Var, backward_with_hooks, checkpoint, manual_seed, no_grad};
-    pub use nn::{self, Forward, Module, ModuleExt};
+    pub use nn::{self, Forward, ModuleExt, for_facade::Module};
     pub use numcore::{
         DType, Result, Runtime, Shape, Tensor,
         fused::NnOps,

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use weftgrad::{
     Cpu, DType, Result, Scalar, Shape, Tensor, TensorMut,
-    ops::{Apply, IndexOps, MatmulOps, Matmul, Op, Pointwise, PointwiseOps, Rule, ReduceOps},
+    ops::{Apply, IndexOps, Matmul, MatmulOps, Op, Pointwise, PointwiseOps, ReduceOps, Rule},
     pointwise::Program,
 };
 

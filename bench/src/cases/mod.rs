@@ -85,5 +85,7 @@ pub fn build(cpu: &Cpu, words: &[&str]) -> std::result::Result<Case, String> {
 /// Usage, with every case.
 pub fn help() -> String {
     let lines: String = CASES.iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();
-    format!("CASE… [--threads N] [--rounds N] [--json], or serve [--threads N]; quote a case with its sizes. Cases:\n{lines}")
+    format!(
+        "CASE… [--threads N] [--rounds N] [--json], or serve [--threads N]; quote a case with its sizes. Cases:\n{lines}"
+    )
 }

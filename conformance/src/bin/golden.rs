@@ -66,7 +66,10 @@ impl Arguments {
         let placements: &[Placement] = if self.views { &Placement::ALL } else { &[Placement::Dense] };
         let mut tally = Tally::default();
         for case in cases {
-            tally.count(case, worst(placements.iter().map(|&p| (p, run_case(rt, case, Options { placement: p, dtype: None })))));
+            tally.count(
+                case,
+                worst(placements.iter().map(|&p| (p, run_case(rt, case, Options { placement: p, dtype: None })))),
+            );
         }
         println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
         tally

@@ -164,7 +164,8 @@ fn load_group(folder: &Path, group: &str) -> Result<Vec<Case>> {
 
 fn load_tensors(path: &Path) -> Result<BTreeMap<String, HostValue>> {
     let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
-    let tensors = safetensors::read_host(&bytes).map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
+    let tensors =
+        safetensors::read_host(&bytes).map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
     let value = |t: safetensors::HostTensor<'_>| {
         (t.name, HostValue { dtype: t.dtype, shape: t.shape, bytes: t.bytes.to_vec() })
     };

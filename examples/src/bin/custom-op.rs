@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use weftgrad::{pointwise::Program, prelude::*};
 
 /// `x · tanh(ln(1 + eˣ) · beta)`, with `beta` a run-time number: changing it makes no new kernel.
-static MISHLIKE: LazyLock<Program> = LazyLock::new(|| Program::new("mishlike", |[x], [beta]| [x * (x.softplus() * beta).tanh()]));
+static MISHLIKE: LazyLock<Program> =
+    LazyLock::new(|| Program::new("mishlike", |[x], [beta]| [x * (x.softplus() * beta).tanh()]));
 
 fn main() -> Result<()> {
     let cpu = Cpu::new();
@@ -28,7 +29,10 @@ fn main() -> Result<()> {
     if let Ok(slope) = slope
         && let [Some(slope)] = slope.as_slice()
     {
-        println!("d²y/dx² = {}", weftgrad::grad(&[slope], &[&x], false)?[0].as_ref().map_or(String::new(), |c| c.to_string()));
+        println!(
+            "d²y/dx² = {}",
+            weftgrad::grad(&[slope], &[&x], false)?[0].as_ref().map_or(String::new(), |c| c.to_string())
+        );
     }
     Ok(())
 }

@@ -14,8 +14,8 @@ use crate::{Buffer, Param};
 
 pub use initializer::{Fan, Initializer, Nonlinearity};
 
-/// Makes a model's parameters. Each gets a seed of its own, in the order they are made: a model built twice from the same seed has
-/// the same values, on every runtime.
+/// Makes a model's parameters. Each gets a seed of its own, in the order they are made: a model built twice from the same
+/// seed has the same values, on every runtime.
 #[derive(Clone, Debug)]
 pub struct Init<R: Runtime> {
     rt: R,
@@ -29,7 +29,14 @@ pub struct Init<R: Runtime> {
 impl<R: Runtime> Init<R> {
     /// Parameters of `f32` on `rt`, booked as such in its account of memory.
     pub fn new(rt: &R, seed: u64) -> Self {
-        Init { rt: rt.tagged(Use::Parameters), dtype: DType::F32, seed, made: Arc::default(), weights: None, biases: None }
+        Init {
+            rt: rt.tagged(Use::Parameters),
+            dtype: DType::F32,
+            seed,
+            made: Arc::default(),
+            weights: None,
+            biases: None,
+        }
     }
 
     /// Parameters of another floating type.
@@ -90,7 +97,8 @@ impl<R: Runtime> Init<R> {
     fn next_seed(&self) -> u64 {
         let n = self.made.fetch_add(1, Ordering::Relaxed);
         // The last word keeps these apart from the streams of `Philox` under the same seed, where it is 0.
-        let [a, b, ..] = philox4x32_10([n as u32, (n >> 32) as u32, 0, 1], [self.seed as u32, (self.seed >> 32) as u32]);
+        let [a, b, ..] =
+            philox4x32_10([n as u32, (n >> 32) as u32, 0, 1], [self.seed as u32, (self.seed >> 32) as u32]);
         u64::from(a) | u64::from(b) << 32
     }
 }

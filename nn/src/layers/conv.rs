@@ -74,7 +74,13 @@ impl<R: Runtime> Conv1d<R> {
 
 impl<R: Runtime> Conv2d<R> {
     /// Weight and bias uniform in `±1/√(C/G · R · S)`.
-    pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 2], options: ConvOptions) -> Result<Self> {
+    pub fn new(
+        init: &Init<R>,
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; 2],
+        options: ConvOptions,
+    ) -> Result<Self> {
         let (weight, bias) = parameters(init, [inputs, outputs], options.groups, &kernel, Side::Outputs)?;
         Ok(Conv2d { weight, bias, options })
     }
@@ -82,7 +88,13 @@ impl<R: Runtime> Conv2d<R> {
 
 impl<R: Runtime> ConvTranspose2d<R> {
     /// Weight and bias uniform in `±1/√(O/G · R · S)`.
-    pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 2], options: ConvOptions) -> Result<Self> {
+    pub fn new(
+        init: &Init<R>,
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; 2],
+        options: ConvOptions,
+    ) -> Result<Self> {
         let (weight, bias) = parameters(init, [inputs, outputs], options.groups, &kernel, Side::Inputs)?;
         Ok(ConvTranspose2d { weight, bias, options, output_padding: [0; 2] })
     }
@@ -91,7 +103,8 @@ impl<R: Runtime> ConvTranspose2d<R> {
     pub fn with_output_padding(mut self, output_padding: [usize; 2]) -> Result<Self> {
         let stride = self.options.stride;
         if (0..2).any(|i| output_padding[i] >= stride[i].max(self.options.dilation[i])) {
-            let why = format!("output padding {output_padding:?} must be less than the stride {stride:?} (or the dilation)");
+            let why =
+                format!("output padding {output_padding:?} must be less than the stride {stride:?} (or the dilation)");
             return Err(Error::argument("conv_transpose2d", why));
         }
         self.output_padding = output_padding;

@@ -27,7 +27,10 @@ impl<R: Runtime> Embedding<R> {
     pub fn with_padding_idx(mut self, index: usize) -> Result<Self> {
         let shape = self.weight.shape();
         if index >= shape[0] {
-            return Err(Error::argument("embedding", format!("padding index {index} of a table with {} rows", shape[0])));
+            return Err(Error::argument(
+                "embedding",
+                format!("padding index {index} of a table with {} rows", shape[0]),
+            ));
         }
         self.weight.set(without_row(&self.weight.value()?, index, shape)?)?;
         self.padding_idx = Some(index);

@@ -33,7 +33,16 @@ pub struct GptConfig {
 impl Default for GptConfig {
     /// A small model of bytes.
     fn default() -> Self {
-        GptConfig { vocab: 256, context: 256, layers: 6, heads: 6, width: 384, bias: true, dropout: 0.0, tied_head: false }
+        GptConfig {
+            vocab: 256,
+            context: 256,
+            layers: 6,
+            heads: 6,
+            width: 384,
+            bias: true,
+            dropout: 0.0,
+            tied_head: false,
+        }
     }
 }
 

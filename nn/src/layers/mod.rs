@@ -30,6 +30,8 @@ pub use sequential::Sequential;
 pub use shape::{Flatten, Identity};
 pub use transformer::{Block, BlockConfig, CausalSelfAttention};
 
+pub use numcore::fused::ConvOptions;
+
 use autograd::Var;
 use numcore::Runtime;
 

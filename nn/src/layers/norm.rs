@@ -61,7 +61,8 @@ impl<R: Runtime> GroupNorm<R> {
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(Error::argument("group_norm", format!("{groups} groups do not divide {channels} channels")));
         }
-        let (weight, bias) = (init.param([channels], Initializer::Ones)?, Some(init.param([channels], Initializer::Zeros)?));
+        let (weight, bias) =
+            (init.param([channels], Initializer::Ones)?, Some(init.param([channels], Initializer::Zeros)?));
         Ok(GroupNorm { weight, bias, eps: 1e-5, groups })
     }
 }

@@ -121,8 +121,8 @@ pub struct RecurrentOutput<R: Runtime> {
     pub state: Vec<Var<R>>,
 }
 
-/// Layers of recurrent cells over `x: [B, T, I]`. Parameters are named as PyTorch's: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`,
-/// `bias_hh_l0`, those that read backwards with `_reverse` at the end.
+/// Layers of recurrent cells over `x: [B, T, I]`. Parameters are named as PyTorch's: `weight_ih_l0`, `weight_hh_l0`,
+/// `bias_ih_l0`, `bias_hh_l0`, those that read backwards with `_reverse` at the end.
 pub struct Recurrent<R: Runtime, C: Cell> {
     /// By layer, then direction.
     passes: Vec<Pass<R>>,
@@ -145,7 +145,8 @@ impl<R: Runtime, C: Cell> Recurrent<R, C> {
     /// Every parameter uniform in `±1/√hidden`.
     pub fn new(init: &Init<R>, config: RecurrentConfig) -> Result<Self> {
         let directions = config.directions();
-        let passes = (0..config.layers * directions).map(|n| Pass::new::<C>(init, &config, n / directions, n % directions == 1));
+        let passes =
+            (0..config.layers * directions).map(|n| Pass::new::<C>(init, &config, n / directions, n % directions == 1));
         let passes = passes.collect::<Result<Vec<_>>>()?;
         if passes.is_empty() {
             return Err(Error::argument("recurrent", "needs at least one layer"));

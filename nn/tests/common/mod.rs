@@ -37,7 +37,8 @@ impl Goldens {
     /// The cases of an op.
     pub fn of(&self, op: &str) -> Vec<Case<'_>> {
         let of_op = self.cases.iter().filter(|c| c["op"] == op);
-        let cases: Vec<Case> = of_op.map(|case| Case { goldens: self, id: case["id"].as_str().unwrap(), case }).collect();
+        let cases: Vec<Case> =
+            of_op.map(|case| Case { goldens: self, id: case["id"].as_str().unwrap(), case }).collect();
         assert!(!cases.is_empty(), "no reference values for {op}");
         cases
     }
@@ -99,4 +100,26 @@ pub fn close(what: &str, got: &T, want: &T, tol: f64) {
 
 pub fn f64s(x: &V) -> Vec<f64> {
     x.value().unwrap().to_f64s().unwrap()
+}
+
+/// An empty folder of this test's own, removed when it ends.
+pub fn scratch(name: &str) -> Scratch {
+    let folder = std::env::temp_dir().join(format!("weftgrad-nn-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    Scratch(folder)
+}
+
+pub struct Scratch(std::path::PathBuf);
+
+impl std::ops::Deref for Scratch {
+    type Target = std::path::Path;
+    fn deref(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

@@ -135,8 +135,9 @@ pub(crate) fn copy_into<R: Runtime>(x: &Tensor<R>, out: Out<'_, R>) -> Result<()
 }
 
 pub(crate) fn fill_zero<R: Runtime>(rt: &R, out: Out<'_, R>) -> Result<()> {
-    static ZERO: LazyLock<Program> = LazyLock::new(|| Program::build("zero", 0, 0, |b, _, _| vec![b.int(0)]));
-    rt.pointwise(&ZERO, &[], &[], &mut [out])
+    // A run-time number, because one written in the program is refused by truth values.
+    static ZERO: LazyLock<Program> = LazyLock::new(|| Program::new("zero", |[], [zero]| [zero]));
+    rt.pointwise(&ZERO, &[], &[Scalar::I64(0)], &mut [out])
 }
 
 pub(crate) fn cast<T: Apply>(x: &T, dtype: DType) -> Result<T> {

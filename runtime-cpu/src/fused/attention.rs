@@ -53,7 +53,13 @@ pub(super) fn head<T: Float>(x: &Operand, b: usize, h: usize) -> Matrix<T> {
 }
 
 impl Problem {
-    pub(super) fn new(op: &Attention, q: &Operand, k: &Operand, v: &Operand, mask: Option<&Operand>) -> Result<Problem> {
+    pub(super) fn new(
+        op: &Attention,
+        q: &Operand,
+        k: &Operand,
+        v: &Operand,
+        mask: Option<&Operand>,
+    ) -> Result<Problem> {
         let (q, k, v) = (q.layout.dims(), k.layout.dims(), v.layout.dims());
         let scores = numcore::Shape::new(&[q[0], q[1], q[2], k[2]])?;
         let mask = mask.map(|m| Ok::<_, numcore::Error>(Operand { layout: m.layout.broadcast_to(scores)?, ..*m }));
@@ -216,7 +222,14 @@ fn queries<T: Float>(
             online(simd, row, o, &mut top[i], &mut sum[i]);
         }
         let o = (out.at(rows.start).start, out.row, 1);
-        product([rows.len(), n, p.value_depth], o, (s.as_mut_ptr(), n as isize, 1), (v.at(keys.start).start, v.row, 1), one::<T>(), true);
+        product(
+            [rows.len(), n, p.value_depth],
+            o,
+            (s.as_mut_ptr(), n as isize, 1),
+            (v.at(keys.start).start, v.row, 1),
+            one::<T>(),
+            true,
+        );
     }
     for i in 0..rows.len() {
         lse[i] = finite(top[i]) + Math::log(sum[i]);

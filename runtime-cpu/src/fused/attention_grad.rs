@@ -6,9 +6,9 @@ use std::ops::Range;
 use numcore::{Result, Support, fused::Attention};
 
 use super::{
-    Call, Float, one,
+    Call, Float,
     attention::{KEYS, Matrix, Problem, QUERIES, blocks, head, product},
-    lanes,
+    lanes, one,
 };
 use crate::{math::Math, operand::Base, simd::leveled};
 
@@ -85,7 +85,8 @@ fn one_head<T: Float>(call: &Call<'_>, p: &Problem, h: &Head<T>, first: bool) ->
         let lse = unsafe { call.input::<T>(2).slice((lse + rows.start) as isize, rows.len()) };
         for (i, dot) in dots.iter_mut().enumerate().take(rows.len()) {
             // SAFETY: rows of the upstream gradient and of the output.
-            let (g, o) = unsafe { (row(h.g.at(rows.start + i), p.value_depth), row(h.o.at(rows.start + i), p.value_depth)) };
+            let (g, o) =
+                unsafe { (row(h.g.at(rows.start + i), p.value_depth), row(h.o.at(rows.start + i), p.value_depth)) };
             *dot = lanes::sum2(g, o, |g, o| g * o);
         }
         for keys in blocks(p.visible(&rows), KEYS) {

@@ -58,7 +58,9 @@ impl Call<'_> {
     fn run<T: Float>(&self, op: &FusedOp) -> Result<Support> {
         match op {
             FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<T>(self, op),
-            FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention_grad::backward::<T>(self, &op.0),
+            FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => {
+                attention_grad::backward::<T>(self, &op.0)
+            }
             _ if !self.ins.iter().all(|x| x.layout.is_contiguous()) => Ok(Support::Decompose),
             FusedOp::Softmax(op) => Ok(softmax::forward::<T>(self, op.log)),
             FusedOp::SoftmaxGrad(op) => Ok(softmax::backward::<T>(self, op.log)),

@@ -27,7 +27,6 @@ mod tests;
 pub use int::Int;
 pub use narrow::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use real::Real;
-pub use trig::TRIG_LIMIT;
 
 /// Element functions of a floating compute type; arithmetic and rounding come with [`Real`].
 ///
@@ -85,17 +84,17 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn recip(self) -> Self {
         Self::ONE / self
     }
-    /// The sine; see [`TRIG_LIMIT`].
+    /// The sine; see [`trig::TRIG_LIMIT`].
     #[inline(always)]
     fn sin(self) -> Self {
         self.sine()
     }
-    /// The cosine; see [`TRIG_LIMIT`].
+    /// The cosine; see [`trig::TRIG_LIMIT`].
     #[inline(always)]
     fn cos(self) -> Self {
         self.cosine()
     }
-    /// The tangent; see [`TRIG_LIMIT`].
+    /// The tangent; see [`trig::TRIG_LIMIT`].
     #[inline(always)]
     fn tan(self) -> Self {
         self.tangent()

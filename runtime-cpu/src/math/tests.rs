@@ -108,7 +108,8 @@ fn check<T: Tested>(
     }
     arguments.extend((0..60_000).map(|_| (T::of_bits(random.bits()), T::of_bits(random.bits()))));
     for (x, y) in arguments {
-        let reach = x.wide().abs() <= TRIG_LIMIT || T::DIGITS == 24 || !["sin", "cos", "tan"].contains(&name);
+        let reach =
+            x.wide().abs() <= super::trig::TRIG_LIMIT || T::DIGITS == 24 || !["sin", "cos", "tan"].contains(&name);
         if !reach {
             continue;
         }

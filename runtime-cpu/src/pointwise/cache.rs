@@ -50,7 +50,10 @@ impl Cache {
         let outputs: smallvec::SmallVec<[_; 4]> = form.outputs.iter().map(|o| Some(o.dtype())).collect();
         let typed = program.resolve(&form.inputs, &outputs)?;
         let kernel = Arc::new(lower(program, &typed, form, simd)?);
-        self.keep(key, Entry { program: program.clone(), form: form.clone(), kernel: kernel.clone(), used: AtomicU64::new(0) });
+        self.keep(
+            key,
+            Entry { program: program.clone(), form: form.clone(), kernel: kernel.clone(), used: AtomicU64::new(0) },
+        );
         Ok(kernel)
     }
 

@@ -1,44 +1,61 @@
-//! Runs a kernel over the tiles of a plan: brings what does not lie in one run of memory into blocks, takes every step, and
-//! spreads staged outputs out again.
-
-use std::cell::RefCell;
+//! Runs a kernel: over one run of memory, or over the tiles of a plan, where what does not lie in one run is brought into
+//! blocks and staged outputs are spread out again.
 
 use smallvec::SmallVec;
 
 use super::{
-    kernel::{Bits, Kernel, Slot},
+    kernel::{Bits, Kernel},
     plan::{Moving, Place, Plan, Tile},
-    stage,
+    scratch::{Blocks, block, with_blocks},
+    stage::{self, Side},
 };
-use crate::{Engine, Simd};
+use crate::{Engine, Simd, operand::Base};
 
-/// Bytes of registers and staged blocks that should stay in the first cache.
-const L1: usize = 16 << 10;
-/// Elements of a block, at least and at most.
-const BLOCK: (usize, usize) = (256, 4096);
 /// Simple steps on one element, per task at least; and tasks at most.
 const GRAIN: usize = 1 << 15;
 const TASKS: usize = 128;
 
-/// Sixty-four bytes: what scratch memory is made of, so that blocks are aligned.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-thread_local! {
-    /// Registers and staged blocks of this thread; kept, so that a launch allocates nothing.
-    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+/// What every way to run a kernel needs.
+pub(crate) struct Common<'a> {
+    pub kernel: &'a Kernel,
+    pub values: SmallVec<[Bits; 8]>,
+    pub simd: Simd,
 }
 
-/// A kernel about to run: operands of the plan are its inputs, its outputs, and positions if it wants them.
+impl Common<'_> {
+    /// How many tasks are worth it.
+    fn tasks(&self, elements: usize) -> usize {
+        (elements * self.kernel.weight / GRAIN).clamp(1, TASKS)
+    }
+
+    /// Runs over `n` elements of operands that lie in one run each: their addresses and sizes, inputs first.
+    ///
+    /// # Safety
+    /// Operands hold `n` elements; nothing else writes inputs or sees outputs meanwhile. Positions do not count.
+    pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
+        let block = block(self.kernel, 0);
+        let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
+        let grain = n.div_ceil(self.tasks(n)).next_multiple_of(block);
+        engine.ranges(n, grain, |part| {
+            with_blocks(self, block.min(part.len()), 0, |blocks| {
+                for at in part.clone().step_by(block) {
+                    let slots = blocks.slots[first..].iter_mut();
+                    slots.zip(operands).for_each(|(slot, (base, size))| *slot = base.at((at * size) as isize));
+                    // SAFETY: the caller's promise; tasks share no element.
+                    unsafe { blocks.run(self.kernel, block.min(part.end - at)) };
+                }
+            });
+        });
+    }
+}
+
+/// A kernel about to run over tiles: operands of the plan are its inputs, its outputs, and positions if it wants them.
 pub(crate) struct Launch<'a> {
-    kernel: &'a Kernel,
+    common: Common<'a>,
     plan: Plan,
-    values: SmallVec<[Bits; 8]>,
     /// How each operand of the plan becomes a block.
     modes: SmallVec<[Mode; 6]>,
-    block: usize,
-    simd: Simd,
+    staged: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,31 +70,17 @@ enum Mode {
 
 impl<'a> Launch<'a> {
     /// Cuts `plan` into tiles that suit the kernel; a kernel that keeps its value gets whole rows or pieces of one.
-    pub(crate) fn new(kernel: &'a Kernel, mut plan: Plan, values: SmallVec<[Bits; 8]>, simd: Simd) -> Self {
+    pub(crate) fn new(common: Common<'a>, mut plan: Plan) -> Self {
+        let kernel = common.kernel;
         let cut = if kernel.keeps { Plan::cut_lines } else { Plan::cut };
-        let scratch = (kernel.slots.registers + kernel.slots.immediates) as usize * kernel.width;
-        cut(&mut plan, block(scratch));
-        let staged: usize = plan.operands.iter().filter(|o| !plan.flat(o)).map(|o| o.size.max(4)).sum();
-        if staged > 0 {
-            cut(&mut plan, block(scratch + staged));
+        cut(&mut plan, block(kernel, 0));
+        let bytes: usize = plan.operands.iter().filter(|o| !plan.flat(o)).map(|o| o.size.max(4)).sum();
+        if bytes > 0 {
+            cut(&mut plan, block(kernel, bytes));
         }
-        let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
         let mut staged = 0;
-        let mode = |(i, o): (usize, &Moving)| {
-            let positions = i == inputs + outputs;
-            let unread = i < inputs && (kernel.own[i].is_some() || kernel.unread >> i & 1 == 1);
-            if unread || (kernel.keeps && i >= inputs && !positions) {
-                return Mode::Absent;
-            }
-            if !positions && plan.flat(o) {
-                return Mode::Direct;
-            }
-            staged += 1;
-            Mode::Staged(staged - 1)
-        };
-        let modes = plan.operands.iter().enumerate().map(mode).collect();
-        let block = plan.tile.rows * plan.tile.columns;
-        Launch { kernel, plan, values, modes, block, simd }
+        let modes = (0..plan.operands.len()).map(|i| mode(kernel, &plan, i, &mut staged)).collect();
+        Launch { common, plan, modes, staged: staged as usize }
     }
 
     pub(crate) fn plan(&self) -> &Plan {
@@ -90,157 +93,135 @@ impl<'a> Launch<'a> {
     /// Inputs and outputs lie in their buffers; nothing else writes the former or sees the latter meanwhile.
     pub(crate) unsafe fn run(&self, engine: &Engine) {
         let tiles = self.plan.tiles();
-        let tasks = (tiles * self.block * self.kernel.weight / GRAIN).clamp(1, TASKS);
+        let tasks = self.common.tasks(tiles * self.plan.tile.rows * self.plan.tile.columns);
         engine.ranges(tiles, tiles.div_ceil(tasks), |part| {
             // SAFETY: the caller's promise; tasks share no tile.
-            unsafe { self.tiles(part, |_, _| {}) }
+            unsafe {
+                match self.common.kernel.copies {
+                    Some(size) => part.for_each(|tile| self.copy(size, tile)),
+                    None => self.tiles(part, |_, _| {}),
+                }
+            }
         });
+    }
+
+    /// Moves one tile of a kernel that only copies, without a block between.
+    ///
+    /// # Safety
+    /// As for [`run`](Launch::run).
+    unsafe fn copy(&self, size: usize, tile: usize) {
+        let place = self.plan.place(tile);
+        let [from, to] = [0, 1].map(|i| self.side(&self.plan.operands[i], &place));
+        // SAFETY: the caller's promise.
+        unsafe { stage::copy(self.common.simd, size, to, from, place.size) };
+    }
+
+    fn side(&self, operand: &Moving, place: &Place) -> Side {
+        let (row, column) = self.plan.strides(operand);
+        Side { at: self.plan.address(operand, place), row, column }
     }
 
     /// Runs some tiles on this thread and shows each with the address of the kernel's value.
     ///
     /// # Safety
     /// As for [`run`](Launch::run).
-    #[inline(always)]
     pub(crate) unsafe fn tiles(&self, tiles: impl Iterator<Item = usize>, mut each: impl FnMut(&Place, *const u8)) {
-        SCRATCH.with_borrow_mut(|lines| {
-            let mut blocks = Blocks::new(self, lines);
+        let Tile { rows, columns } = self.plan.tile;
+        with_blocks(&self.common, rows * columns, self.staged, |blocks| {
+            // For every operand, the tile its staged block holds: brought once while it stays the same.
+            let mut held = SmallVec::from_elem((std::ptr::null_mut(), Tile { rows: 0, columns: 0 }), self.modes.len());
             for tile in tiles {
                 let place = self.plan.place(tile);
-                // SAFETY: the caller's promise.
-                unsafe { blocks.tile(&place) };
-                each(&place, blocks.slots[self.kernel.value as usize]);
+                // SAFETY: the caller's promise; a block holds a tile.
+                unsafe {
+                    self.bring(blocks, &mut held, &place);
+                    blocks.run(self.common.kernel, place.size.rows * place.size.columns);
+                    self.send(blocks, &place);
+                }
+                each(&place, blocks.slots[self.common.kernel.value as usize]);
             }
         });
-    }
-
-    /// Bytes of a scratch block.
-    fn stride(&self) -> usize {
-        // One line more, so that blocks do not compete for the same sets of the cache.
-        (self.block * self.kernel.width.max(8)).next_multiple_of(64) + 64
-    }
-}
-
-/// Elements of a block when each needs this many bytes of scratch.
-fn block(bytes: usize) -> usize {
-    let (least, most) = BLOCK;
-    (L1 / bytes.max(1)).clamp(least, most) / least * least
-}
-
-/// The blocks of one thread.
-struct Blocks<'a> {
-    launch: &'a Launch<'a>,
-    slots: SmallVec<[*mut u8; 24]>,
-    staged: *mut u8,
-    /// For every operand, the address its staged block was brought from and how many rows; kept while it stays the same.
-    held: SmallVec<[(*mut u8, Tile); 6]>,
-}
-
-impl<'a> Blocks<'a> {
-    fn new(launch: &'a Launch<'a>, lines: &'a mut Vec<Line>) -> Self {
-        let kernel = launch.kernel;
-        let own = (kernel.slots.registers + kernel.slots.immediates) as usize;
-        let staged = launch.modes.iter().filter(|m| matches!(m, Mode::Staged(_))).count();
-        let stride = launch.stride();
-        let need = (own + staged) * stride / 64;
-        if lines.len() < need {
-            lines.resize(need, Line([0; 64]));
-        }
-        let start = lines.as_mut_ptr().cast::<u8>();
-        let mut slots: SmallVec<[*mut u8; 24]> = (0..own).map(|i| start.wrapping_add(i * stride)).collect();
-        slots.resize(kernel.slots.count(), std::ptr::dangling_mut());
-        for (i, value) in launch.values.iter().enumerate() {
-            let to = slots[kernel.slots.number(Slot::Immediate(i as u16)) as usize];
-            // SAFETY: a block of this thread's scratch memory.
-            unsafe { stage::splat(launch.simd, to, value, launch.block) };
-        }
-        let nothing = (std::ptr::null_mut(), Tile { rows: 0, columns: 0 });
-        let held = SmallVec::from_elem(nothing, launch.modes.len());
-        Blocks { launch, slots, staged: start.wrapping_add(own * stride), held }
-    }
-
-    /// Takes every step on one tile.
-    ///
-    /// # Safety
-    /// The tile lies in every operand; nothing else writes inputs or sees outputs meanwhile.
-    unsafe fn tile(&mut self, place: &Place) {
-        let n = place.size.rows * place.size.columns;
-        // SAFETY: the caller's promise; a block holds a tile, and lowering gave every step operands of its types.
-        unsafe {
-            self.bring(place);
-            for step in &self.launch.kernel.steps {
-                let [a, b, c] = step.args.map(|s| self.slots[s as usize].cast_const());
-                (step.f)(self.slots[step.to as usize], a, b, c, n);
-            }
-            self.send(place);
-        }
     }
 
     /// Points the slots of all operands at the elements of a tile, staging those that do not lie in one run.
     ///
     /// # Safety
     /// The tile lies in every operand.
-    unsafe fn bring(&mut self, place: &Place) {
-        let Launch { kernel, plan, modes, .. } = self.launch;
+    unsafe fn bring(&self, blocks: &mut Blocks, held: &mut Held, place: &Place) {
+        let kernel = self.common.kernel;
         let first = (kernel.slots.registers + kernel.slots.immediates) as usize;
         let inputs = kernel.slots.inputs as usize;
-        for (i, (operand, mode)) in plan.operands.iter().zip(modes).enumerate() {
-            let at = plan.address(operand, place);
-            self.slots[first + i] = match *mode {
+        for (i, mode) in self.modes.iter().enumerate() {
+            let from = self.side(&self.plan.operands[i], place);
+            blocks.slots[first + i] = match *mode {
                 Mode::Absent => continue,
-                Mode::Direct => at,
+                Mode::Direct => from.at,
                 Mode::Staged(n) => {
-                    let block = self.staged.wrapping_add(n as usize * self.launch.stride());
-                    let write_only = (inputs..inputs + kernel.slots.outputs as usize).contains(&i)
-                        && kernel.reads_outputs >> (i - inputs) & 1 == 0;
-                    if !write_only {
-                        // SAFETY: the caller's promise; the block is this thread's.
-                        unsafe { self.stage(i, at, block, place.size) };
-                    }
+                    let block = blocks.staged(n);
+                    // SAFETY: the caller's promise; the block is this thread's.
+                    unsafe { self.stage(i, from, block, place.size, &mut held[i]) };
                     block
                 }
             };
         }
         for (i, own) in kernel.own.iter().enumerate() {
             if let Some(o) = own {
-                self.slots[first + i] = self.slots[first + inputs + *o as usize];
+                blocks.slots[first + i] = blocks.slots[first + inputs + *o as usize];
             }
         }
     }
 
+    /// Brings a tile of operand `i` into a block, unless it is there or will only be written.
+    ///
     /// # Safety
-    /// As for [`bring`](Blocks::bring).
-    unsafe fn stage(&mut self, i: usize, at: *mut u8, block: *mut u8, size: Tile) {
-        let plan = &self.launch.plan;
-        let operand = &plan.operands[i];
-        let strides = plan.strides(operand);
-        if operand.base.is_null() {
+    /// As for [`bring`](Launch::bring).
+    unsafe fn stage(&self, i: usize, from: Side, block: *mut u8, size: Tile, held: &mut (*mut u8, Tile)) {
+        let (kernel, operand) = (self.common.kernel, &self.plan.operands[i]);
+        let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
+        if i == inputs + outputs {
             // SAFETY: a block holds a tile of positions.
-            return unsafe { stage::positions(block, at.addr() as i64, size, strides) };
+            return unsafe { stage::positions(block, from.at.addr() as i64, size, (from.row, from.column)) };
         }
-        let still = strides.0 == 0 || size.rows == 1;
-        if still && self.held[i] == (at, size) && i < self.launch.kernel.slots.inputs as usize {
+        let still = i < inputs && (from.row == 0 || size.rows == 1) && *held == (from.at, size);
+        if still || (i >= inputs && kernel.reads_outputs >> (i - inputs) & 1 == 0) {
             return;
         }
-        self.held[i] = (at, size);
+        *held = (from.at, size);
+        let to = Side::dense(block, operand.size, size.columns);
         // SAFETY: the caller's promise.
-        unsafe { stage::gather(self.launch.simd, operand.size, block, at, size, strides) };
+        unsafe { stage::copy(self.common.simd, operand.size, to, from, size) };
     }
 
     /// Spreads staged outputs out.
     ///
     /// # Safety
-    /// As for [`bring`](Blocks::bring).
-    unsafe fn send(&self, place: &Place) {
-        let Launch { kernel, plan, modes, .. } = self.launch;
-        let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
-        for i in inputs..inputs + outputs {
-            if let Some(Mode::Staged(n)) = modes.get(i) {
-                let (operand, block) = (&plan.operands[i], self.staged.wrapping_add(*n as usize * self.launch.stride()));
-                let at = plan.address(operand, place);
+    /// As for [`bring`](Launch::bring).
+    unsafe fn send(&self, blocks: &Blocks, place: &Place) {
+        let slots = self.common.kernel.slots;
+        for i in slots.inputs as usize..(slots.inputs + slots.outputs) as usize {
+            if let Mode::Staged(n) = self.modes[i] {
+                let operand = &self.plan.operands[i];
+                let from = Side::dense(blocks.staged(n), operand.size, place.size.columns);
                 // SAFETY: the caller's promise.
-                unsafe { stage::scatter(operand.size, at, block, place.size, plan.strides(operand)) };
+                unsafe { stage::copy(self.common.simd, operand.size, self.side(operand, place), from, place.size) };
             }
         }
     }
+}
+
+type Held = SmallVec<[(*mut u8, Tile); 6]>;
+
+/// How operand `i` becomes a block; `staged` counts those that are staged.
+fn mode(kernel: &Kernel, plan: &Plan, i: usize, staged: &mut u16) -> Mode {
+    let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
+    let positions = i == inputs + outputs;
+    let unread = i < inputs && (kernel.own[i].is_some() || kernel.unread >> i & 1 == 1);
+    if unread || (kernel.keeps && i >= inputs && !positions) {
+        return Mode::Absent;
+    }
+    if !positions && plan.flat(&plan.operands[i]) {
+        return Mode::Direct;
+    }
+    *staged += 1;
+    Mode::Staged(*staged - 1)
 }

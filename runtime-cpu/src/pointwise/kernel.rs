@@ -8,7 +8,8 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use super::step::StepFn;
+use super::{exec::Common, step::StepFn};
+use crate::Simd;
 
 /// A program lowered for certain types: what runs on each block.
 pub(crate) struct Kernel {
@@ -30,6 +31,8 @@ pub(crate) struct Kernel {
     /// For a kernel that stores nothing: where its value is.
     pub(super) value: u16,
     pub(super) keeps: bool,
+    /// A kernel that only copies its one input to its one output: bytes of an element.
+    pub(super) copies: Option<usize>,
     pub(super) typed: Arc<Typed>,
 }
 
@@ -100,8 +103,12 @@ pub(crate) struct Bits {
 }
 
 impl Kernel {
-    /// The immediates of a launch.
-    pub(crate) fn values(&self, program: &Program, scalars: &[Scalar]) -> SmallVec<[Bits; 8]> {
+    /// This kernel with the immediates of a launch.
+    pub(crate) fn with(&self, program: &Program, scalars: &[Scalar], simd: Simd) -> Common<'_> {
+        Common { kernel: self, values: self.values(program, scalars), simd }
+    }
+
+    fn values(&self, program: &Program, scalars: &[Scalar]) -> SmallVec<[Bits; 8]> {
         if self.immediates.is_empty() {
             return SmallVec::new();
         }

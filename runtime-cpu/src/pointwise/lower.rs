@@ -140,7 +140,8 @@ impl<'a> Lowering<'a> {
             Inst::Input(_) | Inst::Index | Inst::Scalar(_) | Inst::Const(_) => {}
             Inst::Random { seed, stream } => {
                 self.positional = true;
-                let args = [Slot::Positions, self.immediate(Immediate::Seed(seed)), self.immediate(Immediate::Stream(stream))];
+                let args =
+                    [Slot::Positions, self.immediate(Immediate::Seed(seed)), self.immediate(Immediate::Stream(stream))];
                 self.weight += 15;
                 self.emit(id, table::random_bits(self.simd), &args.map(Place::Slot));
             }
@@ -188,19 +189,23 @@ impl<'a> Lowering<'a> {
     fn fusable(&self, id: u32) -> Option<(Fused, [u32; 3])> {
         let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
         match op {
-            Binary::Add => self.product(a).map(|[x, y]| (Fused::MulAdd, [x, y, b])).or_else(|| {
-                self.product(b).map(|[x, y]| (Fused::MulAdd, [x, y, a]))
-            }),
-            Binary::Sub => self.product(a).map(|[x, y]| (Fused::MulSub, [x, y, b])).or_else(|| {
-                self.product(b).map(|[x, y]| (Fused::NegMulAdd, [x, y, a]))
-            }),
+            Binary::Add => self
+                .product(a)
+                .map(|[x, y]| (Fused::MulAdd, [x, y, b]))
+                .or_else(|| self.product(b).map(|[x, y]| (Fused::MulAdd, [x, y, a]))),
+            Binary::Sub => self
+                .product(a)
+                .map(|[x, y]| (Fused::MulSub, [x, y, b]))
+                .or_else(|| self.product(b).map(|[x, y]| (Fused::NegMulAdd, [x, y, a]))),
             _ => None,
         }
     }
 
     fn product(&self, id: u32) -> Option<[u32; 2]> {
         match self.program.insts()[id as usize] {
-            Inst::Binary(Binary::Mul, x, y) if self.dtype(id).is_float() && self.uses[id as usize] == 1 && !self.uniform(id) => {
+            Inst::Binary(Binary::Mul, x, y)
+                if self.dtype(id).is_float() && self.uses[id as usize] == 1 && !self.uniform(id) =>
+            {
                 Some([x, y])
             }
             _ => None,
@@ -212,7 +217,9 @@ impl<'a> Lowering<'a> {
         let Some(args) = self.product(id) else { return false };
         (id + 1..self.program.insts().len() as u32)
             .filter(|&user| operands(self.program.insts()[user as usize]).contains(&id))
-            .any(|user| !self.uniform(user) && self.fusable(user).is_some_and(|(_, [x, y, z])| [x, y] == args && z != id))
+            .any(|user| {
+                !self.uniform(user) && self.fusable(user).is_some_and(|(_, [x, y, z])| [x, y] == args && z != id)
+            })
     }
 
     fn refused(&self, op: &'static str, t: DType) -> Error {
@@ -376,8 +383,16 @@ impl<'a> Lowering<'a> {
             value: slots.number(value),
             typed: self.typed.clone(),
             keeps: self.form.outputs.iter().any(|o| matches!(o, Output::Keep(_))),
+            copies: self.copies(),
             slots,
         }
+    }
+
+    /// Bytes of an element, if all that is done is to copy one input to one output.
+    fn copies(&self) -> Option<usize> {
+        let [Output::Overwrite(t)] = self.form.outputs[..] else { return None };
+        let [Inst::Input(0)] = self.program.insts() else { return None };
+        (self.form.inputs[..] == [t] && self.form.own[0].is_none()).then_some(t.size())
     }
 
     fn unread(&self, value: Place) -> u64 {
@@ -389,7 +404,8 @@ impl<'a> Lowering<'a> {
     }
 
     fn reads_outputs(&self) -> u64 {
-        let added = self.form.outputs.iter().enumerate().filter(|(_, o)| matches!(o, Output::Add(_))).map(|(o, _)| o as u16);
+        let added =
+            self.form.outputs.iter().enumerate().filter(|(_, o)| matches!(o, Output::Add(_))).map(|(o, _)| o as u16);
         added.chain(self.form.own.iter().flatten().copied()).fold(0, |bits, o| bits | 1 << o)
     }
 }

@@ -6,9 +6,12 @@ mod exec;
 mod kernel;
 mod lower;
 mod plan;
+mod random;
+mod scratch;
 mod stage;
 mod step;
 mod table;
+mod turn;
 
 use numcore::{Accumulate, DType, Layout, MAX_RANK, Operand, Out, Result, Scalar, Shape, pointwise::Program};
 use smallvec::SmallVec;
@@ -16,11 +19,14 @@ use smallvec::SmallVec;
 pub(crate) use cache::Cache;
 pub(crate) use exec::Launch;
 pub(crate) use kernel::Kernel;
-use lower::Output;
 pub(crate) use lower::Form;
+use lower::Output;
 pub(crate) use plan::{Moving, Place, Plan};
 
-use crate::{Cpu, operand};
+use crate::{
+    Cpu,
+    operand::{self, Base},
+};
 
 /// Runs `program` at every position of the outputs' shape.
 pub(crate) fn run(
@@ -32,67 +38,70 @@ pub(crate) fn run(
 ) -> Result<()> {
     let Some(first) = outs.first() else { return Ok(()) };
     let shape = *first.view.layout().shape();
-    if shape.numel() == 0 {
+    let n = shape.numel();
+    if n == 0 {
         return Ok(());
     }
-    let mut form = Form::default();
-    let mut operands = Operands::new(&shape);
-    for operand in ins {
-        match operand {
-            Operand::View(view) => {
-                form.input(view.dtype(), None);
-                operands.push((*view).into());
-            }
-            Operand::Own(k) => {
-                form.input(outs[*k].view.dtype(), Some(*k as u16));
-                operands.push((&outs[*k].view).into());
-            }
-        }
-    }
-    for out in outs.iter() {
-        form.output(out.how, out.view.dtype());
-        operands.push((&out.view).into());
-    }
+    let form = form(ins, outs);
     let engine = &*cpu.queue.engine;
     let kernel = engine.kernels.get(program, &form, engine.simd)?;
-    let plan = operands.plan(&kernel);
+    let common = kernel.with(program, scalars, engine.simd);
+    let all = || operands(ins, outs);
     // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else sees
     // them.
-    unsafe { Launch::new(&kernel, plan, kernel.values(program, scalars), engine.simd).run(engine) };
+    unsafe {
+        if !kernel.positional && all().all(|o| o.layout.is_contiguous()) {
+            let bases: SmallVec<[_; 8]> = all().map(|o| (Base::new(o.ptr()), o.dtype.size())).collect();
+            common.run_dense(engine, &bases, n);
+        } else {
+            let plan = Plan::rows(&shape, moving(&kernel, &shape, all()));
+            Launch::new(common, plan).run(engine);
+        }
+    }
     Ok(())
 }
 
-/// Collects what a plan moves.
-pub(crate) struct Operands<'a> {
-    shape: &'a Shape,
-    moving: SmallVec<[Moving; 6]>,
-    dense: bool,
+/// Types of the operands, and what becomes of the outputs.
+fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
+    let mut form = Form::default();
+    for operand in ins {
+        match operand {
+            Operand::View(view) => form.input(view.dtype(), None),
+            Operand::Own(k) => form.input(outs[*k].view.dtype(), Some(*k as u16)),
+        }
+    }
+    outs.iter().for_each(|out| form.output(out.how, out.view.dtype()));
+    form
 }
 
-impl<'a> Operands<'a> {
-    pub(crate) fn new(shape: &'a Shape) -> Self {
-        Operands { shape, moving: SmallVec::new(), dense: true }
-    }
+/// Inputs, then outputs.
+fn operands<'a>(
+    ins: &'a [Operand<'_, Cpu>],
+    outs: &'a [Out<'_, Cpu>],
+) -> impl Iterator<Item = operand::Operand<'a>> + 'a {
+    let inputs = ins.iter().map(|operand| match operand {
+        Operand::View(view) => operand::Operand::from(view),
+        Operand::Own(k) => (&outs[*k].view).into(),
+    });
+    inputs.chain(outs.iter().map(|out| (&out.view).into()))
+}
 
-    pub(crate) fn push(&mut self, operand: operand::Operand) {
-        let size = operand.dtype.size();
-        self.dense &= operand.layout.is_contiguous();
-        self.moving.push(Moving { base: operand.ptr(), size, strides: bytes(&operand.layout, size) });
+/// What a plan moves: operands and, for a kernel that wants them, the positions of elements.
+pub(crate) fn moving<'a>(
+    kernel: &Kernel,
+    shape: &Shape,
+    operands: impl Iterator<Item = operand::Operand<'a>>,
+) -> SmallVec<[Moving; 6]> {
+    let to_moving = |o: operand::Operand<'_>| {
+        let size = o.dtype.size();
+        Moving { base: o.ptr(), size, strides: bytes(o.layout, size) }
+    };
+    let mut all: SmallVec<[Moving; 6]> = operands.map(to_moving).collect();
+    if kernel.positional {
+        let positions = Layout::contiguous(*shape);
+        all.push(Moving { base: std::ptr::null_mut(), size: 1, strides: bytes(&positions, 1) });
     }
-
-    /// The operands; for a kernel that wants them, with the positions of elements as a last one.
-    pub(crate) fn moving(mut self, kernel: &Kernel) -> SmallVec<[Moving; 6]> {
-        if kernel.positional {
-            let positions = Layout::contiguous(*self.shape);
-            self.moving.push(Moving { base: std::ptr::null_mut(), size: 1, strides: bytes(&positions, 1) });
-        }
-        self.moving
-    }
-
-    fn plan(self, kernel: &Kernel) -> Plan {
-        let (shape, dense) = (self.shape, self.dense);
-        Plan::new(shape, self.moving(kernel), dense)
-    }
+    all
 }
 
 fn bytes(layout: &Layout, size: usize) -> [isize; MAX_RANK] {

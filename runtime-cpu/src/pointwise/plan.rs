@@ -3,8 +3,8 @@
 use numcore::{MAX_RANK, Shape};
 use smallvec::SmallVec;
 
-/// Sides of a tile where operands disagree about which axis is the near one: both ways, whole cache lines.
-const SQUARE: usize = 32;
+/// Bytes of a column of a tile where an operand lies the other way: a whole cache line; the row is long, for writing.
+const LINE: usize = 64;
 /// Columns per tile are a multiple of this, if there are several tiles: whole vectors.
 const LANES: usize = 16;
 
@@ -23,6 +23,7 @@ unsafe impl Send for Moving {}
 unsafe impl Sync for Moving {}
 
 /// Nested loops over the positions of a launch, and how they are cut into tiles.
+#[derive(Clone)]
 pub(crate) struct Plan {
     /// Sizes of the axes, outermost first; at least two, the last two of which are rows and columns.
     pub sizes: SmallVec<[usize; MAX_RANK]>,
@@ -54,21 +55,21 @@ impl Plan {
     }
 
     /// All positions of `shape`, in row-major order, with neighbouring axes merged where every operand allows it.
-    pub(crate) fn new(shape: &Shape, operands: SmallVec<[Moving; 6]>, dense: bool) -> Plan {
-        let mut plan = Plan::of(operands);
-        if dense {
-            plan.sizes.extend([1, shape.numel()]);
-            plan.operands.iter_mut().for_each(|o| o.strides = dense_strides(o.size));
-            return plan;
-        }
+    pub(crate) fn rows(shape: &Shape, operands: SmallVec<[Moving; 6]>) -> Plan {
         let order: SmallVec<[usize; MAX_RANK]> = (0..shape.rank()).collect();
+        let mut plan = Plan::of(operands);
         plan.arrange(shape, &order, |_| ());
         plan
     }
 
     /// Takes the axes of `shape` in `order`; neighbours of one kind are merged where every operand allows it. Gives the kinds
     /// of the axes that remain.
-    pub(crate) fn arrange<K: PartialEq>(&mut self, shape: &Shape, order: &[usize], kind: impl Fn(usize) -> K) -> SmallVec<[K; MAX_RANK]> {
+    pub(crate) fn arrange<K: PartialEq>(
+        &mut self,
+        shape: &Shape,
+        order: &[usize],
+        kind: impl Fn(usize) -> K,
+    ) -> SmallVec<[K; MAX_RANK]> {
         let from: SmallVec<[Moving; 6]> = self.operands.clone();
         let mut kinds: SmallVec<[K; MAX_RANK]> = SmallVec::new();
         for &axis in order.iter().filter(|&&a| shape[a] != 1) {
@@ -100,7 +101,7 @@ impl Plan {
         }
     }
 
-    pub(crate) fn rows(&self) -> usize {
+    pub(crate) fn lines(&self) -> usize {
         self.sizes[self.sizes.len() - 2]
     }
 
@@ -118,24 +119,25 @@ impl Plan {
         (operand.strides[n - 2], operand.strides[n - 1])
     }
 
-    /// Cuts tiles of at most `block` elements: squares where an operand lies the other way, lines otherwise.
+    /// Cuts tiles of at most `block` elements: a cache line high where an operand lies the other way, lines otherwise.
     pub(super) fn cut(&mut self, block: usize) {
-        let (rows, columns) = (self.rows(), self.columns());
-        let across = |o: &Moving| {
+        let (rows, columns) = (self.lines(), self.columns());
+        let across = |o: &&Moving| {
             let (row, column) = self.strides(o);
             row.unsigned_abs() == o.size && column.unsigned_abs() > o.size
         };
-        if rows >= SQUARE / 4 && columns >= SQUARE / 4 && self.operands.iter().any(across) {
-            let columns = columns.min(SQUARE);
-            self.tile = Tile { rows: rows.min(block / columns), columns };
-        } else {
-            self.cut_lines(block);
+        match self.operands.iter().find(across).map(|o| (LINE / o.size).max(LANES)) {
+            Some(line) if rows >= line / 2 && columns >= line / 2 => {
+                let rows = rows.min(line);
+                self.tile = Tile { rows, columns: columns.min(block / rows / LANES * LANES) };
+            }
+            _ => self.cut_lines(block),
         }
     }
 
     /// Cuts tiles of at most `block` elements: some whole rows, or a piece of one.
     pub(super) fn cut_lines(&mut self, block: usize) {
-        let (rows, columns) = (self.rows(), self.columns());
+        let (rows, columns) = (self.lines(), self.columns());
         self.tile = if columns > block / 2 {
             let pieces = columns.div_ceil(block);
             Tile { rows: 1, columns: columns.div_ceil(pieces).next_multiple_of(LANES).min(columns) }
@@ -153,7 +155,7 @@ impl Plan {
 
     /// Tiles down and across.
     fn grid(&self) -> (usize, usize) {
-        (self.rows().div_ceil(self.tile.rows), self.columns().div_ceil(self.tile.columns))
+        (self.lines().div_ceil(self.tile.rows), self.columns().div_ceil(self.tile.columns))
     }
 
     pub(crate) fn tiles(&self) -> usize {
@@ -166,7 +168,7 @@ impl Plan {
         let (rest, column) = if across == 1 { (tile, 0) } else { (tile / across, tile % across * self.tile.columns) };
         let (outer, row) = if down == 1 { (rest, 0) } else { (rest / down, rest % down * self.tile.rows) };
         let size = Tile {
-            rows: self.tile.rows.min(self.rows() - row),
+            rows: self.tile.rows.min(self.lines() - row),
             columns: self.tile.columns.min(self.columns() - column),
         };
         Place { outer, row, column, size }
@@ -184,10 +186,4 @@ impl Plan {
         }
         operand.base.wrapping_offset(at)
     }
-}
-
-fn dense_strides(size: usize) -> [isize; MAX_RANK] {
-    let mut strides = [0; MAX_RANK];
-    strides[1] = size as isize;
-    strides
 }

@@ -1,7 +1,34 @@
-//! Moves between a tile of an operand, with any strides, and a block that holds it row by row.
+//! Moves tiles: between an operand with any strides and a block that holds it row by row, or straight from one operand to
+//! another.
 
-use super::{kernel::Bits, plan::Tile};
+use super::{kernel::Bits, plan::Tile, turn::turn};
 use crate::{Simd, simd::leveled};
+
+/// One side of a move: the address of a tile's first element, and bytes to the next row and the next column.
+#[derive(Clone, Copy)]
+pub(super) struct Side {
+    pub at: *mut u8,
+    pub row: isize,
+    pub column: isize,
+}
+
+impl Side {
+    /// A tile of `columns` elements of a size per row, without gaps.
+    pub(super) fn dense(at: *mut u8, size: usize, columns: usize) -> Side {
+        Side { at, row: (columns * size) as isize, column: size as isize }
+    }
+
+    /// The same elements, rows taken for columns.
+    fn turned(self) -> Side {
+        Side { at: self.at, row: self.column, column: self.row }
+    }
+
+    /// The address of an element.
+    #[inline(always)]
+    fn element<T>(self, row: usize, column: usize) -> *mut T {
+        self.at.wrapping_offset(row as isize * self.row + column as isize * self.column).cast()
+    }
+}
 
 /// Fills a block of `n` elements with a value.
 ///
@@ -31,34 +58,53 @@ pub(super) unsafe fn positions(to: *mut u8, start: i64, size: Tile, (row, column
     }
 }
 
-/// Brings a tile into a block; `size` is of an element, strides are in bytes.
+/// Moves a tile of elements of a size.
 ///
 /// # Safety
-/// The tile lies in the operand and is not written meanwhile; the block holds it, and nothing else sees that.
-pub(super) unsafe fn gather(simd: Simd, size: usize, to: *mut u8, from: *const u8, tile: Tile, strides: (isize, isize)) {
+/// The tile lies in `from`, which is not written meanwhile, and in `to`, which nothing else sees; both are aligned.
+pub(super) unsafe fn copy(simd: Simd, size: usize, to: Side, from: Side, tile: Tile) {
     // SAFETY: the caller's promise.
     unsafe {
         match size {
-            1 => gather_as::<u8>(simd, to, from, tile, strides),
-            2 => gather_as::<u16>(simd, to, from, tile, strides),
-            4 => gather_as::<u32>(simd, to, from, tile, strides),
-            _ => gather_as::<u64>(simd, to, from, tile, strides),
+            1 => copy_as::<u8>(simd, to, from, tile),
+            2 => copy_as::<u16>(simd, to, from, tile),
+            4 => copy_as::<u32>(simd, to, from, tile),
+            _ => copy_as::<u64>(simd, to, from, tile),
         }
     }
 }
 
-/// Sends a block to a tile.
-///
 /// # Safety
-/// The tile lies in an output, and nothing else sees it; the block holds as many elements.
-pub(super) unsafe fn scatter(size: usize, to: *mut u8, from: *const u8, tile: Tile, strides: (isize, isize)) {
-    // SAFETY: the caller's promise.
+/// As for [`copy`].
+unsafe fn copy_as<T: Copy>(simd: Simd, to: Side, from: Side, tile: Tile) {
+    let size = size_of::<T>() as isize;
+    // SAFETY: the caller's promise, in all arms: addresses are of elements of the tile.
     unsafe {
-        match size {
-            1 => scatter_as::<u8>(to, from, tile, strides),
-            2 => scatter_as::<u16>(to, from, tile, strides),
-            4 => scatter_as::<u32>(to, from, tile, strides),
-            _ => scatter_as::<u64>(to, from, tile, strides),
+        match (to.row, to.column, from.row, from.column) {
+            (_, t, _, f) if t == size && f == size => (0..tile.rows)
+                .for_each(|r| from.element::<T>(r, 0).copy_to_nonoverlapping(to.element::<T>(r, 0), tile.columns)),
+            (_, t, _, 0) if t == size => (0..tile.rows)
+                .for_each(|r| fill(simd, slice::<T>(to.element::<u8>(r, 0), tile.columns), *from.element::<T>(r, 0))),
+            (_, t, f, _) if t == size && f == size => {
+                turn::<T>(simd, (to.at, to.row), (from.at, from.column), (tile.rows, tile.columns));
+            }
+            (t, _, _, f) if t == size && f == size => {
+                turn::<T>(simd, (to.at, to.column), (from.at, from.row), (tile.columns, tile.rows));
+            }
+            _ if to.column.abs() <= to.row.abs() || tile.rows == 1 => each::<T>(to, from, tile.rows, tile.columns),
+            _ => each::<T>(to.turned(), from.turned(), tile.columns, tile.rows),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+unsafe fn each<T: Copy>(to: Side, from: Side, rows: usize, columns: usize) {
+    for r in 0..rows {
+        for c in 0..columns {
+            // SAFETY: the caller's promise.
+            unsafe { *to.element::<T>(r, c) = *from.element::<T>(r, c) };
         }
     }
 }
@@ -68,54 +114,6 @@ pub(super) unsafe fn scatter(size: usize, to: *mut u8, from: *const u8, tile: Ti
 unsafe fn slice<'a, T>(p: *mut u8, n: usize) -> &'a mut [T] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(p.cast(), n) }
-}
-
-/// # Safety
-/// As for [`gather`].
-unsafe fn gather_as<T: Copy>(simd: Simd, to: *mut u8, from: *const u8, tile: Tile, (row, column): (isize, isize)) {
-    // SAFETY: the caller's promise.
-    let block = unsafe { slice::<T>(to, tile.rows * tile.columns) };
-    // SAFETY: the caller's promise: every offset used is of an element of the tile.
-    let at = |r: usize, c: usize| unsafe { from.offset(r as isize * row + c as isize * column).cast::<T>() };
-    let lines = block.chunks_exact_mut(tile.columns).enumerate();
-    if column == size_of::<T>() as isize {
-        // SAFETY: as above.
-        lines.for_each(|(r, line)| unsafe { at(r, 0).copy_to_nonoverlapping(line.as_mut_ptr(), line.len()) });
-    } else if column == 0 {
-        // SAFETY: as above.
-        lines.for_each(|(r, line)| fill(simd, line, unsafe { *at(r, 0) }));
-    } else if column.abs() <= row.abs() || tile.rows == 1 {
-        // SAFETY: as above.
-        lines.for_each(|(r, line)| line.iter_mut().enumerate().for_each(|(c, x)| *x = unsafe { *at(r, c) }));
-    } else {
-        for c in 0..tile.columns {
-            for r in 0..tile.rows {
-                // SAFETY: as above.
-                block[r * tile.columns + c] = unsafe { *at(r, c) };
-            }
-        }
-    }
-}
-
-/// # Safety
-/// As for [`scatter`].
-unsafe fn scatter_as<T: Copy>(to: *mut u8, from: *const u8, tile: Tile, (row, column): (isize, isize)) {
-    // SAFETY: the caller's promise.
-    let block = unsafe { std::slice::from_raw_parts(from.cast::<T>(), tile.rows * tile.columns) };
-    let at = |r: usize, c: usize| to.wrapping_offset(r as isize * row + c as isize * column).cast::<T>();
-    let lines = block.chunks_exact(tile.columns).enumerate();
-    if column == size_of::<T>() as isize {
-        // SAFETY: the caller's promise: the addresses are of elements of the tile.
-        lines.for_each(|(r, line)| unsafe { at(r, 0).copy_from_nonoverlapping(line.as_ptr(), line.len()) });
-    } else if column.abs() <= row.abs() || tile.rows == 1 {
-        // SAFETY: as above.
-        lines.for_each(|(r, line)| line.iter().enumerate().for_each(|(c, x)| unsafe { *at(r, c) = *x }));
-    } else {
-        for c in 0..tile.columns {
-            // SAFETY: as above.
-            (0..tile.rows).for_each(|r| unsafe { *at(r, c) = block[r * tile.columns + c] });
-        }
-    }
 }
 
 leveled! {

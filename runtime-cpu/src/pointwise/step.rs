@@ -2,8 +2,7 @@
 //!
 //! Operands of a step never overlap its destination (lowering sees to that), so the loop is free to be vectors.
 
-use numcore::rng;
-
+use super::random::random_bits;
 use crate::{Simd, element::Lane, math};
 
 /// `d[i] = f(a[i], b[i], c[i])` for `i` in `0..n`; what the operation does not take is ignored.
@@ -149,21 +148,6 @@ fn loop3<A: Copy, B: Copy, C: Copy, D, F: Map3<A, B, C, D>>(d: &mut [D], a: &[A]
 fn fold_loop<A: Copy, D: Copy, F: Map2<D, A, D>>(d: &mut [D], a: &[A]) {
     for (d, &a) in d.iter_mut().zip(a) {
         *d = F::f(*d, a);
-    }
-}
-
-#[inline(always)]
-fn random_bits(d: &mut [u32], positions: &[i64], seed: u64, stream: u32) {
-    let key = [seed as u32, (seed >> 32) as u32];
-    let mut words = [0; 4];
-    let mut of = u64::MAX;
-    for (d, &i) in d.iter_mut().zip(positions) {
-        let i = i as u64;
-        if i / 4 != of {
-            of = i / 4;
-            words = rng::philox4x32_10([of as u32, (of >> 32) as u32, stream, 0], key);
-        }
-        *d = words[(i % 4) as usize];
     }
 }
 

@@ -2,11 +2,7 @@
 #![allow(dead_code)]
 
 use half::{bf16, f16};
-use numcore::{
-    DType, Element, Layout, Tensor,
-    ops::ViewOps,
-    rng::Philox,
-};
+use numcore::{DType, Element, Layout, Tensor, ops::ViewOps, rng::Philox};
 use runtime_cpu::{Cpu, Simd};
 
 pub type T = Tensor<Cpu>;

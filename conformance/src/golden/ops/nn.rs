@@ -27,9 +27,9 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
             let (y, mean, variance) = c.x(0)?.batch_norm_train(c.maybe(1), c.maybe(2), c.attrs.f64("eps", 1e-5)?)?;
             Ok(vec![y, mean, variance])
         },
-        "batch_norm_eval" => |c| {
-            one(c.x(0)?.batch_norm(c.x(1)?, c.x(2)?, c.maybe(3), c.maybe(4), c.attrs.f64("eps", 1e-5)?))
-        },
+        "batch_norm_eval" => {
+            |c| one(c.x(0)?.batch_norm(c.x(1)?, c.x(2)?, c.maybe(3), c.maybe(4), c.attrs.f64("eps", 1e-5)?))
+        }
         "attention" => |c| attention(c, None),
         "attention_mask" => |c| attention(c, Some(c.x(3)?)),
         "conv1d" => conv1d,

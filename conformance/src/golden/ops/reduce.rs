@@ -53,10 +53,7 @@ fn axis<R: Runtime>(c: &Call<'_, R>, default: isize) -> Result<isize> {
 }
 
 /// A reduction over the axes the case names, all when it names none.
-fn over<R: Runtime>(
-    c: &Call<'_, R>,
-    f: impl Fn(&Var<R>, &[isize], bool) -> Result<Var<R>>,
-) -> Result<Vec<Var<R>>> {
+fn over<R: Runtime>(c: &Call<'_, R>, f: impl Fn(&Var<R>, &[isize], bool) -> Result<Var<R>>) -> Result<Vec<Var<R>>> {
     let axes = c.attrs.list(&["dims", "dim", "axis"])?;
     one(f(c.x(0)?, &axes, c.attrs.bool(&["keepdim"], false)?))
 }
@@ -67,14 +64,14 @@ fn correction<R: Runtime>(c: &Call<'_, R>) -> Result<usize> {
 }
 
 /// Without an axis, the position among all elements.
-fn position<R: Runtime>(
-    c: &Call<'_, R>,
-    f: impl Fn(&Var<R>, isize, bool) -> Result<Var<R>>,
-) -> Result<Vec<Var<R>>> {
+fn position<R: Runtime>(c: &Call<'_, R>, f: impl Fn(&Var<R>, isize, bool) -> Result<Var<R>>) -> Result<Vec<Var<R>>> {
     let (x, keep) = (c.x(0)?, c.attrs.bool(&["keepdim"], false)?);
     match c.attrs.maybe_isize(&["dim", "axis"])? {
         Some(axis) => one(f(x, axis, keep)),
-        None => one(f(&x.reshape([x.spec().shape.numel()])?, 0, false)?.reshape(vec![1; if keep { x.dims().len() } else { 0 }])),
+        None => {
+            one(f(&x.reshape([x.spec().shape.numel()])?, 0, false)?
+                .reshape(vec![1; if keep { x.dims().len() } else { 0 }]))
+        }
     }
 }
 

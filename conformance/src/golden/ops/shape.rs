@@ -23,7 +23,9 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
         "squeeze" => |c| one(c.x(0)?.squeeze(axis(c, 0)?)),
         "unsqueeze" => |c| one(c.x(0)?.unsqueeze(axis(c, 0)?)),
         "broadcast_to" | "expand" => |c| one(c.x(0)?.broadcast_to(c.out_shape(0)?).and_then(|y| stated(c, y))),
-        "narrow" => |c| one(c.x(0)?.narrow(axis(c, 0)?, c.attrs.usize(&["start"], 0)?, c.attrs.need(&["len", "length"])?)),
+        "narrow" => {
+            |c| one(c.x(0)?.narrow(axis(c, 0)?, c.attrs.usize(&["start"], 0)?, c.attrs.need(&["len", "length"])?))
+        }
         "select" => |c| one(c.x(0)?.select(axis(c, 0)?, c.attrs.need(&["index"])?)),
         "slice_step" => slice_step,
         "split" => |c| c.x(0)?.split(axis(c, 0)?, c.attrs.need(&["size", "split_size"])?),

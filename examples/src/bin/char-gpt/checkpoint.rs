@@ -8,7 +8,7 @@ use std::{
 use weftgrad::{nn::GptConfig, optim::Optimizer, prelude::*, safetensors};
 
 use crate::{
-    Failure,
+    Outcome,
     data::Corpus,
     options::{Options, Settings},
     training::Training,
@@ -23,7 +23,7 @@ fn path(out: &Path) -> PathBuf {
 }
 
 /// Saves a run. If that fails, the last checkpoint is as it was.
-pub fn save(out: &Path, training: &Training<'_>, corpus: &Corpus) -> Result<(), Failure> {
+pub fn save(out: &Path, training: &Training<'_>, corpus: &Corpus) -> Outcome<()> {
     let mut entries: Vec<(String, Tensor<Cpu>)> = Vec::new();
     let named = |prefix: &'static str| move |(name, t): (String, Tensor<Cpu>)| (format!("{prefix}{name}"), t);
     entries.extend(training.model.state_dict()?.into_iter().map(named(MODEL)));
@@ -64,7 +64,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Reads the checkpoint in a folder.
-    pub fn load(out: &Path, cpu: &Cpu) -> Result<Checkpoint, Failure> {
+    pub fn load(out: &Path, cpu: &Cpu) -> Outcome<Checkpoint> {
         let path = path(out);
         if !path.exists() {
             return Err(format!("{}: no checkpoint to resume; run without --resume first", path.display()).into());
@@ -73,7 +73,7 @@ impl Checkpoint {
     }
 
     /// What the run is. Options that would make it another, or another text, are an error.
-    pub fn settings(&self, options: &Options, corpus: &Corpus) -> Result<Settings, Failure> {
+    pub fn settings(&self, options: &Options, corpus: &Corpus) -> Outcome<Settings> {
         if options.reshapes() {
             return Err("--resume takes sizes and learning rate from the checkpoint; leave those options out".into());
         }
@@ -99,7 +99,7 @@ impl Checkpoint {
     }
 
     /// Puts everything back where it was.
-    pub fn restore(self, training: &mut Training<'_>) -> Result<(), Failure> {
+    pub fn restore(self, training: &mut Training<'_>) -> Outcome<()> {
         let under = |prefix: &str| -> Vec<(String, Tensor<Cpu>)> {
             let own = |(n, t): &(String, Tensor<Cpu>)| Some((n.strip_prefix(prefix)?.to_owned(), t.clone()));
             self.entries.iter().filter_map(own).collect()
@@ -113,13 +113,13 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn curve(&self, name: &str) -> Result<Vec<(f64, f64)>, Failure> {
+    fn curve(&self, name: &str) -> Outcome<Vec<(f64, f64)>> {
         let missing = || format!("{}: has no `{name}`", self.path.display());
         let (_, curve) = self.entries.iter().find(|(n, _)| n == name).ok_or_else(missing)?;
         Ok(curve.to_vec::<f64>()?.chunks_exact(2).map(|p| (p[0], p[1])).collect())
     }
 
-    fn note<T: std::str::FromStr>(&self, key: &str) -> Result<T, Failure> {
+    fn note<T: std::str::FromStr>(&self, key: &str) -> Outcome<T> {
         let value = self.notes.get(key).and_then(|v| v.parse().ok());
         value.ok_or_else(|| format!("{}: its note `{key}` is missing or unreadable", self.path.display()).into())
     }

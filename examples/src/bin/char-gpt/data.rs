@@ -4,7 +4,7 @@ use std::path::Path;
 
 use weftgrad::{Cpu, Result, Tensor, Var, rng::Philox};
 
-use crate::Failure;
+use crate::Outcome;
 
 /// The text of the workspace's own that is learned when no file is given.
 const OWN: &[&str] = &[
@@ -42,7 +42,7 @@ pub enum Part {
 
 impl Corpus {
     /// The text of a file, or the workspace's own.
-    pub fn read(path: Option<&Path>) -> std::result::Result<Corpus, Failure> {
+    pub fn read(path: Option<&Path>) -> Outcome<Corpus> {
         let text = match path {
             None => OWN.concat(),
             Some(p) => {
@@ -58,12 +58,15 @@ impl Corpus {
     }
 
     /// The tokens of a part; an error if it is too short for one sequence.
-    pub fn part(&self, part: Part, context: usize) -> std::result::Result<&[i64], Failure> {
+    pub fn part(&self, part: Part, context: usize) -> Outcome<&[i64]> {
         let (train, validation) = self.tokens.split_at(self.tokens.len() / 10 * 9);
         let tokens = if part == Part::Train { train } else { validation };
         if tokens.len() < context + 2 {
             let n = tokens.len();
-            return Err(format!("the text is too short: its {part:?} part has {n} characters, a sequence takes {context}").into());
+            return Err(format!(
+                "the text is too short: its {part:?} part has {n} characters, a sequence takes {context}"
+            )
+            .into());
         }
         Ok(tokens)
     }

@@ -20,6 +20,8 @@ use crate::{checkpoint::Checkpoint, data::Corpus, options::Options, training::Tr
 
 /// What ends the program early.
 type Failure = Box<dyn std::error::Error>;
+/// Something, or what ended the program early.
+type Outcome<T> = std::result::Result<T, Failure>;
 
 fn main() -> ExitCode {
     match run(Options::parse()) {
@@ -31,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: Options) -> Result<(), Failure> {
+fn run(options: Options) -> Outcome<()> {
     let cpu = options.threads.map_or_else(Cpu::new, Cpu::with_threads);
     let corpus = Corpus::read(options.text.as_deref())?;
     std::fs::create_dir_all(&options.out).map_err(|e| format!("{}: {e}", options.out.display()))?;
@@ -57,7 +59,7 @@ fn run(options: Options) -> Result<(), Failure> {
     Ok(())
 }
 
-fn picture(out: &Path, training: &Training<'_>) -> Result<(), Failure> {
+fn picture(out: &Path, training: &Training<'_>) -> Outcome<()> {
     let path = out.join("loss.svg");
     let curves = [("training", training.losses.as_slice()), ("validation", training.validation.as_slice())];
     plot::losses(&path, "char-gpt", &curves)?;

@@ -2,10 +2,10 @@
 
 use weftgrad::{prelude::*, rng::Philox};
 
-use crate::{Failure, data::Corpus, training::Training};
+use crate::{Outcome, data::Corpus, training::Training};
 
 /// `length` characters after a line break, each drawn from the model's softmax at this temperature.
-pub fn text(training: &Training<'_>, corpus: &Corpus, length: usize, temperature: f64) -> Result<String, Failure> {
+pub fn text(training: &Training<'_>, corpus: &Corpus, length: usize, temperature: f64) -> Outcome<String> {
     let context = training.settings.model.context;
     let mut rng = Philox::new(training.settings.seed, 9);
     let mut tokens = vec![corpus.token('\n').unwrap_or(0)];
@@ -32,5 +32,11 @@ fn draw(logits: &[f64], temperature: f64, u: f64) -> usize {
     }
     let weights: Vec<f64> = logits.iter().map(|l| ((l - logits[best]) / temperature).exp()).collect();
     let mut left = u * weights.iter().sum::<f64>();
-    weights.iter().position(|w| { left -= w; left < 0.0 }).unwrap_or(best)
+    weights
+        .iter()
+        .position(|w| {
+            left -= w;
+            left < 0.0
+        })
+        .unwrap_or(best)
 }

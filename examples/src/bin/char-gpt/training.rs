@@ -1,14 +1,14 @@
 //! A run in progress: the model, its optimizer, and what was measured.
 
 use weftgrad::{
-    prelude::*,
     nn::Gpt,
-    optim::{AdamW, AdamWConfig, Constant, FlatGradients, Optimizer, Warmup, clip_grad_norm, split_decay},
+    optim::{AdamW, AdamWConfig, Constant, FlatGradients, Norm, Optimizer, Warmup, clip_grad_norm, split_decay},
+    prelude::*,
 };
 use weftgrad_examples::{progress::Progress, stop::Stop};
 
 use crate::{
-    Failure,
+    Outcome,
     data::{Batch, Corpus, Part},
     options::Settings,
 };
@@ -41,15 +41,15 @@ pub struct Training<'a> {
 
 impl<'a> Training<'a> {
     /// A run at its beginning.
-    pub fn new(cpu: &'a Cpu, settings: Settings, corpus: &'a Corpus) -> Result<Self, Failure> {
+    pub fn new(cpu: &'a Cpu, settings: Settings, corpus: &'a Corpus) -> Outcome<Self> {
         let model = Gpt::new(&weftgrad::nn::Init::new(cpu, settings.seed), settings.model)?;
         model.to_dtype(settings.dtype)?;
         let (decayed, others) = split_decay(model.parameters().iter().map(|p| p.leaf()));
-        let config = AdamWConfig { lr: settings.lr, betas: (0.9, 0.99), weight_decay: 0.1, ..Default::default() };
+        let config = AdamWConfig { lr: settings.lr, betas: [0.9, 0.99], weight_decay: 0.1, ..Default::default() };
         let optimizer = AdamW::new(config)
             .group(decayed, |_| {})?
             .group(others, |c| c.weight_decay = 0.0)?
-            .scheduled(Warmup::then(100, Constant));
+            .scheduled(Warmup::rising(100).then(Constant));
         let context = settings.model.context;
         Ok(Training {
             gradients: optimizer.gradients()?,
@@ -83,7 +83,7 @@ impl<'a> Training<'a> {
     }
 
     /// Trains up to `steps` steps in all; false if it was stopped before.
-    pub fn run(&mut self, steps: u64, stop: &Stop) -> Result<bool, Failure> {
+    pub fn run(&mut self, steps: u64, stop: &Stop) -> Outcome<bool> {
         let per_step = self.settings.batch * self.settings.model.context;
         let progress = Progress::new(self.step, steps, per_step, "characters");
         while self.step < steps && !stop.requested() {
@@ -110,7 +110,7 @@ impl<'a> Training<'a> {
         let loss = self.loss(&batch)?;
         self.gradients.zero();
         backward_with_hooks(&loss, &mut self.gradients)?;
-        clip_grad_norm(&mut self.gradients, 1.0)?;
+        clip_grad_norm(&mut self.gradients, 1.0, Norm::L2)?;
         self.optimizer.step(&self.gradients)?;
         loss.item()
     }

@@ -25,7 +25,13 @@ impl Digits {
         let images = unpack(&find(dir, "images-idx3-ubyte.gz")?, &[0x803], &[SIDE, SIDE])?;
         let labels = unpack(&find(dir, "labels-idx1-ubyte.gz")?, &[0x801], &[])?;
         if images.len() != labels.len() * SIDE * SIDE {
-            return Err(format!("{}: {} images but {} labels", dir.display(), images.len() / (SIDE * SIDE), labels.len()).into());
+            return Err(format!(
+                "{}: {} images but {} labels",
+                dir.display(),
+                images.len() / (SIDE * SIDE),
+                labels.len()
+            )
+            .into());
         }
         if let Some(i) = labels.iter().position(|&l| l > 9) {
             return Err(format!("{}: label {i} is {}, not a digit", dir.display(), labels[i]).into());
@@ -51,7 +57,8 @@ impl Digits {
 
 fn find(dir: &Path, end: &str) -> std::result::Result<PathBuf, String> {
     let entries = fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-    let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| p.to_string_lossy().ends_with(end)).collect();
+    let mut found: Vec<PathBuf> =
+        entries.flatten().map(|e| e.path()).filter(|p| p.to_string_lossy().ends_with(end)).collect();
     found.sort();
     found.into_iter().next().ok_or_else(|| format!("{}: no file *{end}", dir.display()))
 }
@@ -69,5 +76,9 @@ fn unpack(path: &Path, magic: &[u32], sizes: &[usize]) -> std::result::Result<Ve
     let shape: Vec<usize> = (1..2 + sizes.len()).filter_map(word).map(|n| n as usize).collect();
     let header = 4 * (2 + sizes.len());
     let fits = shape.get(1..) == Some(sizes) && bytes.len() - header == shape.iter().product::<usize>();
-    if fits { Ok(bytes.split_off(header)) } else { Err(format!("{name}: sizes {shape:?} do not fit its {} bytes", bytes.len())) }
+    if fits {
+        Ok(bytes.split_off(header))
+    } else {
+        Err(format!("{name}: sizes {shape:?} do not fit its {} bytes", bytes.len()))
+    }
 }

@@ -53,8 +53,8 @@ struct Cnn<R: Runtime> {
 impl<R: Runtime> Cnn<R> {
     fn new(init: &Init<R>) -> Result<Self> {
         Ok(Cnn {
-            c1: Conv2d::new(init, 1, 32, 3)?,
-            c2: Conv2d::new(init, 32, 64, 3)?,
+            c1: Conv2d::new(init, 1, 32, [3, 3], Default::default())?,
+            c2: Conv2d::new(init, 32, 64, [3, 3], Default::default())?,
             f1: Linear::new(init, 64 * 12 * 12, 128)?,
             f2: Linear::new(init, 128, 10)?,
         })

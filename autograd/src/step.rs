@@ -1,0 +1,103 @@
+//! One node's turn in a sweep: what its gradient rule reads, and where what it gives goes.
+
+use std::sync::Arc;
+
+use numcore::{
+    Error, ErrorKind, Result, Runtime, TensorMut,
+    ops::{Backprop, Op, Spec},
+};
+
+use crate::{
+    BackwardHook, Leaf, Var,
+    node::{Edge, Node, Saved, Value},
+    sweep::{Kept, Pending, Sweep, unknown},
+};
+
+/// What a gradient rule sees of its node during a sweep.
+pub(crate) struct Step<'a, R: Runtime> {
+    pub(crate) sweep: &'a mut Sweep<R>,
+    pub(crate) hook: &'a mut dyn BackwardHook<R>,
+    pub(crate) node: &'a Arc<Node<R>>,
+    pub(crate) saved: Saved<R>,
+    pub(crate) upstream: Pending<R>,
+    /// Bit `i`: the gradient of input `i` was given.
+    pub(crate) given: &'a mut u64,
+}
+
+impl<R: Runtime> Step<'_, R> {
+    /// Lends the slot of a leaf this node reads to a sweep inside it.
+    pub(crate) fn lend_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        let Some(state) = self.sweep.leaves.get_mut(&leaf.id()) else { return Ok(None) };
+        if let Some(slot) = state.grad.take() {
+            return Ok(Some(slot));
+        }
+        let slot = self.hook.grad_slot(leaf)?;
+        state.lent = slot.is_some();
+        Ok(slot)
+    }
+
+    /// Takes a slot back, written.
+    pub(crate) fn return_slot(&mut self, leaf: &Arc<Leaf<R>>, slot: TensorMut<R>) -> Result<()> {
+        let state = self.sweep.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
+        state.grad = Some(slot);
+        Ok(())
+    }
+
+    pub(crate) fn is_recording(&self) -> bool {
+        self.sweep.options.create_graph
+    }
+
+    fn not_saved(&self, what: &str, i: usize) -> Error {
+        let why = format!("its gradient rule asked for {what} {i}, which it had not declared");
+        ErrorKind::NoGradient { op: self.node.call.name(), why }.into()
+    }
+}
+
+impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
+    fn wants(&self, i: usize) -> bool {
+        self.node.edges[i].is_some()
+    }
+
+    fn input_spec(&self, i: usize) -> Spec {
+        self.node.inputs[i]
+    }
+
+    fn output_spec(&self, k: usize) -> Spec {
+        self.node.outputs[k]
+    }
+
+    fn inputs(&self) -> usize {
+        self.node.inputs.len()
+    }
+
+    fn input(&mut self, i: usize) -> Result<Var<R>> {
+        let Some(saved) = self.saved.inputs[i].clone() else { return Err(self.not_saved("input", i)) };
+        if let Value::Leaf(view) = &saved.value {
+            let leaf = view.leaf();
+            if leaf.version() != saved.version {
+                let kind =
+                    ErrorKind::Stale { name: leaf.name().to_string(), saved: saved.version, now: leaf.version() };
+                return Err(kind.into());
+            }
+            self.hook.on_leaf_needed(leaf)?;
+        }
+        let edge = self.node.edges[i].clone().filter(|_| self.sweep.options.create_graph);
+        Ok(Var { value: saved.value, edge })
+    }
+
+    fn output(&mut self, k: usize) -> Result<Var<R>> {
+        let Some(value) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
+        let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k));
+        Ok(Var { edge: edge.filter(|_| value.dtype().is_float()), value: Value::Own(value) })
+    }
+
+    fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {
+        Ok(self.upstream[k].clone())
+    }
+
+    fn give(&mut self, i: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
+        let Some(to) = self.node.edges[i].clone() else { return Ok(()) };
+        *self.given |= 1 << i;
+        self.sweep.deliver(Kept { to, op, ins: ins.iter().map(|v| (*v).clone()).collect() }, self.hook)
+    }
+}

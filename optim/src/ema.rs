@@ -1,0 +1,170 @@
+//! A running average of the weights, to evaluate with.
+
+use std::sync::{Arc, LazyLock};
+
+use autograd::Leaf;
+use numcore::{
+    Error, Flat, Result, Runtime, Tensor, Use,
+    ops::{Op, PointwiseOps, update},
+    pointwise::Program,
+};
+
+use crate::{Optimizer, memory::lending, params::overwrite};
+
+static BLEND: LazyLock<Program> =
+    LazyLock::new(|| Program::new("ema", |[average, weight], [decay]| [average + (weight - average) * (1.0 - decay)]));
+
+/// The exponential moving average of an optimizer's parameters: `a ← δa + (1 − δ)θ`, one launch per buffer; of half parameters
+/// the average of their master copies, in `f32`.
+///
+/// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
+pub struct Ema<R: Runtime> {
+    decay: f64,
+    warmup: bool,
+    updates: u64,
+    averages: Vec<Flat<R>>,
+    leaves: Vec<Vec<Arc<Leaf<R>>>>,
+    /// The parameters' own values, while the averages take their place.
+    own: Option<Vec<Vec<Tensor<R>>>>,
+}
+
+impl<R: Runtime> Ema<R> {
+    /// Averages that start from the parameters as they are. `decay` is in `[0, 1)`.
+    pub fn new(optimizer: &mut dyn Optimizer<R>, decay: f64) -> Result<Self> {
+        if !(0.0..1.0).contains(&decay) {
+            return Err(Error::argument("Ema", format!("the decay must be in [0, 1), it is {decay}")));
+        }
+        let mut ema = Ema { decay, warmup: false, updates: 0, averages: vec![], leaves: vec![], own: None };
+        for params in optimizer.params_mut() {
+            let layout = params.layout().with_dtype(params.working());
+            let mut average = Flat::zeros_for(params.runtime(), Use::Optimizer, layout)?;
+            let weights = params.weights()?;
+            lending(&mut [&mut average], Flat::lend_whole, |outs| {
+                outs[0].reset();
+                outs[0].accumulate(&Op::identity(), &[&weights])
+            })?;
+            ema.averages.push(average);
+            ema.leaves.push(params.leaves().to_vec());
+        }
+        Ok(ema)
+    }
+
+    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are soon forgotten.
+    pub fn with_warmup(mut self) -> Self {
+        self.warmup = true;
+        self
+    }
+
+    /// The decay of the next update.
+    pub fn decay(&self) -> f64 {
+        let t = (self.updates + 1) as f64;
+        if self.warmup { self.decay.min((1.0 + t) / (10.0 + t)) } else { self.decay }
+    }
+
+    /// How many updates there were.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// Takes the parameters' present values in: after each step of the optimizer it was made for.
+    pub fn update(&mut self, optimizer: &mut dyn Optimizer<R>) -> Result<()> {
+        self.require_out("update")?;
+        let decay = [self.decay().into()];
+        let params = optimizer.params_mut();
+        let same = |(p, of): (&&mut crate::FlatParams<R>, &Vec<Arc<Leaf<R>>>)| {
+            p.len() == of.len() && p.leaves().iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        if params.len() != self.leaves.len() || !params.iter().zip(&self.leaves).all(same) {
+            return Err(Error::argument("Ema", "these are not the parameters of the optimizer it was made for"));
+        }
+        for (params, average) in params.into_iter().zip(&mut self.averages) {
+            let weights = params.weights()?;
+            lending(&mut [average], Flat::lend_whole, |outs| update(&BLEND, &[&weights], &decay, outs))?;
+        }
+        self.updates += 1;
+        Ok(())
+    }
+
+    /// Puts the averages into the parameters, without copying what has their dtype. Until [`swap_out`](Ema::swap_out) neither the
+    /// optimizer nor this can be updated.
+    pub fn swap_in(&mut self) -> Result<()> {
+        self.require_out("swap_in")?;
+        let value = |(average, of): (&Flat<R>, &Vec<Arc<Leaf<R>>>)| {
+            let each = of.iter().enumerate().map(|(i, leaf)| average.tensor(i)?.to_dtype(leaf.spec().dtype));
+            each.collect::<Result<Vec<_>>>()
+        };
+        let values = self.averages.iter().zip(&self.leaves).map(value).collect::<Result<Vec<_>>>()?;
+        let own = self.leaves.iter().map(|of| of.iter().map(|l| l.value()).collect::<Result<Vec<_>>>());
+        self.own = Some(own.collect::<Result<_>>()?);
+        self.put(values)
+    }
+
+    /// Puts the parameters' own values back.
+    pub fn swap_out(&mut self) -> Result<()> {
+        match self.own.take() {
+            Some(own) => self.put(own),
+            None => {
+                Err(Error::argument("Ema::swap_out", "the averages are not in the parameters; call `swap_in` first"))
+            }
+        }
+    }
+
+    /// Runs `f` with the averages in the parameters.
+    pub fn averaged<T>(&mut self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.swap_in()?;
+        let result = f();
+        self.swap_out()?;
+        result
+    }
+
+    /// The averages as `ema.<parameter>`, and the count of updates: views, to be dropped before the next update.
+    pub fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
+        let mut state = Vec::new();
+        for (average, of) in self.averages.iter().zip(&self.leaves) {
+            for (i, leaf) in of.iter().enumerate() {
+                state.push((entry(leaf), average.tensor(i)?));
+            }
+        }
+        if let Some(average) = self.averages.first() {
+            state.push(("ema_updates".into(), Tensor::from_slice(average.runtime(), [], &[self.updates as i64])?));
+        }
+        Ok(state)
+    }
+
+    /// Takes such a state over; an entry that is missing, unexpected or does not fit is an error, and nothing is changed then.
+    pub fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
+        self.require_out("load_state_dict")?;
+        let mut reader = crate::state::Reader::new(state);
+        let mut values = Vec::new();
+        for (p, (average, of)) in self.averages.iter().zip(&self.leaves).enumerate() {
+            for (i, leaf) in of.iter().enumerate() {
+                let spec = numcore::ops::Spec { shape: leaf.spec().shape, dtype: average.layout().dtype() };
+                values.extend(reader.tensor(&entry(leaf), spec, average.runtime()).map(|t| (p, i, t)));
+            }
+        }
+        let updates = if self.averages.is_empty() { 0 } else { reader.count("ema_updates") };
+        reader.finish("Ema")?;
+        self.averages.iter_mut().try_for_each(crate::params::require_sole)?;
+        values.into_iter().try_for_each(|(p, i, t)| overwrite(&mut self.averages[p], i, t))?;
+        self.updates = updates;
+        Ok(())
+    }
+
+    fn put(&self, values: Vec<Vec<Tensor<R>>>) -> Result<()> {
+        let each = self.leaves.iter().flatten().zip(values.into_iter().flatten());
+        each.into_iter().try_for_each(|(leaf, value)| leaf.set(value))
+    }
+
+    fn require_out(&self, op: &'static str) -> Result<()> {
+        match self.own {
+            None => Ok(()),
+            Some(_) => {
+                Err(Error::argument("Ema", format!("{op}: the averages are in the parameters; call `swap_out` first")))
+            }
+        }
+    }
+}
+
+fn entry<R: Runtime>(leaf: &Leaf<R>) -> String {
+    format!("ema.{}", leaf.name())
+}

@@ -1,0 +1,73 @@
+//! LAMB: Adam's direction, with a step size for each layer.
+
+use std::sync::LazyLock;
+
+use numcore::{DType, Result, Runtime, TensorMut, ops::PointwiseOps, pointwise::Program};
+
+use crate::{FlatOptimizer, Memory, Now, Rule, State, norms::sum_of_squares};
+
+config! {
+    /// Hyper-parameters of [`Lamb`].
+    LambConfig = "LAMB" {
+        /// Step size `γ`.
+        lr: f64 = 1e-3, NonNegative;
+        /// `β₁`, `β₂`: how much of the running means is kept.
+        betas: [f64; 2] = [0.9, 0.999], Unit;
+        /// `ε`, added to the root of the second moment.
+        eps: f64 = 1e-6, NonNegative;
+        /// `λ`: what of the parameter is added to the direction.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Climbs instead of descending.
+        maximize: bool = false, Any;
+    }
+}
+
+/// LAMB. With Adam's `m` and `v`, of each parameter:
+///
+/// `r = m/(1 − β₁ᵗ) / (√(v/(1 − β₂ᵗ)) + ε) + λθ`, `θ ← θ − γ φ r` with the trust ratio `φ = ‖θ‖/‖r‖` (1 where either is 0).
+///
+/// You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*, 2020.
+pub type Lamb<R> = FlatOptimizer<R, LambConfig>;
+
+/// Inputs `[m, v, (r), g, θ]`, outputs `[m, v, r]`.
+static DIRECTION: LazyLock<Program> = LazyLock::new(|| {
+    Program::new("lamb_direction", |[m, v, _, g, p], [b1, b2, eps, decay, c1, c2]| {
+        let m = m + (g - m) * (1.0 - b1);
+        let v = v * b2 + g * g * (1.0 - b2);
+        [m, v, m * c1.recip() / (v.sqrt() * c2.recip() + eps) + p * decay]
+    })
+});
+
+static STEP: LazyLock<Program> = LazyLock::new(|| {
+    Program::new("lamb_step", |[p, r, p_squares, r_squares], [lr]| {
+        let both = p_squares.gt(0.0) & r_squares.gt(0.0);
+        [p - r * (both.select((p_squares / r_squares).sqrt(), 1.0) * lr)]
+    })
+});
+
+impl Rule for LambConfig {
+    type Kernel = ();
+
+    fn tensors(&self) -> Vec<State> {
+        vec![State::zeros("exp_avg"), State::zeros("exp_avg_sq")]
+    }
+
+    fn kernel(&self, _: Option<DType>) -> Result<()> {
+        Ok(())
+    }
+
+    fn update<R: Runtime>(&self, (): &(), now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
+        let ([b1, b2], t) = (self.betas, now.step as f64);
+        let g = memory.gradient()?;
+        let g = if self.maximize { g.neg()? } else { g };
+        let p = memory.weight()?;
+        let mut r = TensorMut::alloc(&memory.runtime(), memory.shape(), memory.working())?;
+        let corrections = [1.0 - b1.powf(t), (1.0 - b2.powf(t)).sqrt()];
+        let numbers = [b1, b2, self.eps, self.weight_decay, corrections[0], corrections[1]].map(Into::into);
+        memory.update_states(0..2, Some(&mut r), &DIRECTION, &[&g, &p], &numbers)?;
+        let r = r.freeze()?;
+        let (p_squares, r_squares) = (sum_of_squares(&p)?, sum_of_squares(&r)?);
+        drop(p);
+        memory.update_weight(&STEP, &[&r, &p_squares, &r_squares], &[now.lr.into()])
+    }
+}

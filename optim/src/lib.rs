@@ -1,0 +1,74 @@
+//! Optimizers. An elementwise one is a formula: a [pointwise program](numcore::pointwise) that runs over all parameters of a group in
+//! one launch, in place, on every runtime. Adding one is a file like `lion.rs`: hyper-parameters, states, formula, numbers.
+//!
+//! The optimizer takes its parameters over: their values move into one buffer per group and dtype ([`FlatParams`]), each leaf being a
+//! view. Gradients land in buffers laid out alike ([`FlatGradients`], a hook for the backward sweep), state lies in others. Half
+//! parameters keep an `f32` master copy, which the same launch rounds.
+//!
+//! Learning rates and all other numbers are given at launch: changing them compiles nothing. Clipping and loss scaling are a factor
+//! on the device that the same launch applies.
+//!
+//! **Invariant**: an update that cannot begin changes nothing; a parameter without a gradient is not touched.
+#![forbid(unsafe_code)]
+
+#[macro_use]
+mod config;
+
+mod adadelta;
+mod adafactor;
+mod adagrad;
+mod adam;
+mod adamax;
+mod adamw;
+mod clip;
+mod combined;
+mod decay;
+mod elementwise;
+mod ema;
+mod gradients;
+mod lamb;
+mod lion;
+mod memory;
+mod muon;
+mod nadam;
+mod norms;
+mod optimizer;
+mod params;
+mod radam;
+mod rmsprop;
+mod rule;
+mod runs;
+mod scaler;
+mod schedule;
+mod sgd;
+mod state;
+
+pub use adadelta::{Adadelta, AdadeltaConfig};
+pub use adafactor::{Adafactor, AdafactorConfig};
+pub use adagrad::{Adagrad, AdagradConfig};
+pub use adam::{Adam, AdamConfig};
+pub use adamax::{Adamax, AdamaxConfig};
+pub use adamw::{AdamW, AdamWConfig};
+pub use clip::{GradientSet, Norm, all_finite, clip_grad_norm, clip_grad_value, grad_norm};
+pub use combined::Combined;
+pub use config::{Bound, Config, Numbers, Setting, Value};
+pub use decay::split_decay;
+pub use elementwise::{Elementwise, Form, Programs, Scalars, programs, scalars};
+pub use ema::Ema;
+pub use gradients::FlatGradients;
+pub use lamb::{Lamb, LambConfig};
+pub use lion::{Lion, LionConfig};
+pub use memory::Memory;
+pub use muon::{AdjustLr, Muon, MuonConfig};
+pub use nadam::{NAdam, NAdamConfig};
+pub use optimizer::{FlatOptimizer, Optimizer};
+pub use params::FlatParams;
+pub use radam::{RAdam, RAdamConfig};
+pub use rmsprop::{RmsProp, RmsPropConfig};
+pub use rule::{Now, Rule, State};
+pub use scaler::LossScaler;
+pub use schedule::{
+    Constant, Cooldown, Cosine, CosineRestarts, CyclicTriangular, Exponential, Linear, MultiStep, OneCycle, Polynomial,
+    Schedule, Step, Then, Warmup, WarmupCosine, Wsd,
+};
+pub use sgd::{Sgd, SgdConfig};

@@ -1,0 +1,158 @@
+//! Muon: the momentum of a matrix, made orthogonal.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    DType, Result, Runtime, Tensor, TensorMut,
+    ops::{MatmulOps, PointwiseOps, Spec, ViewOps},
+    pointwise::Program,
+};
+
+use crate::{FlatOptimizer, Memory, Now, Numbers, Rule, State, Value, norms::sum_of_squares};
+
+/// How Muon's step size depends on a matrix of `a` rows and `b` columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdjustLr {
+    /// `√max(1, a/b)` (Jordan 2024).
+    #[default]
+    Original,
+    /// `0.2 √max(a, b)`: updates as large as AdamW's, so that its step size can be reused (Liu et al. 2025).
+    MatchRmsAdamW,
+    /// `√(a/b)` (Bernstein 2025).
+    SpectralUnclamped,
+}
+
+impl AdjustLr {
+    const ALL: [AdjustLr; 3] = [AdjustLr::Original, AdjustLr::MatchRmsAdamW, AdjustLr::SpectralUnclamped];
+
+    fn factor(self, a: f64, b: f64) -> f64 {
+        match self {
+            AdjustLr::Original => (a / b).max(1.0).sqrt(),
+            AdjustLr::MatchRmsAdamW => 0.2 * a.max(b).sqrt(),
+            AdjustLr::SpectralUnclamped => (a / b).sqrt(),
+        }
+    }
+}
+
+impl Value for AdjustLr {
+    fn numbers(&self) -> Numbers {
+        f64::from(*self as u8).numbers()
+    }
+    fn assign(&mut self, numbers: &[f64]) -> bool {
+        let found = AdjustLr::ALL.into_iter().find(|a| a.numbers().as_slice() == numbers);
+        *self = found.unwrap_or(*self);
+        found.is_some()
+    }
+}
+
+config! {
+    /// Hyper-parameters of [`Muon`].
+    MuonConfig = "Muon" {
+        /// Step size `γ`.
+        lr: f64 = 1e-3, NonNegative;
+        /// `λ`: by which part of the step size parameters shrink.
+        weight_decay: f64 = 0.1, NonNegative;
+        /// `μ`: how much of the momentum is kept.
+        momentum: f64 = 0.95, NonNegative;
+        /// Looks ahead along the momentum.
+        nesterov: bool = true, Any;
+        /// `a`, `b`, `c` of the iteration.
+        ns_coefficients: [f64; 3] = [3.4445, -4.7750, 2.0315], Any;
+        /// What the norm divided by at first is at least.
+        eps: f64 = 1e-7, NonNegative;
+        /// How often the iteration is applied.
+        ns_steps: u32 = 5, Any;
+        /// How the step size depends on the matrix.
+        adjust_lr: AdjustLr = AdjustLr::Original, Any;
+        /// Whether the iteration's products run on `bf16` tensors, as matrix units want them: an update then is rounded a little more.
+        /// Otherwise they are `f32` products of values rounded to `bf16` between iterations.
+        bf16_products: bool = false, Any;
+    }
+}
+
+/// Muon, for matrices; give other parameters to another optimizer, and both to [`Combined`](crate::Combined).
+///
+/// `b ← μb + (1 − μ)g`; `u = μb + (1 − μ)g` with Nesterov's momentum, else `b`; `X = u/‖u‖`, then five times
+/// `A = XXᵀ`, `X ← aX + (bA + cA²)X`, which makes the singular values about 1; `θ ← (1 − γλ)θ − γ f X`, `f` by [`AdjustLr`].
+///
+/// Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024. Liu et al., *Muon is Scalable for LLM
+/// Training*, 2025.
+pub type Muon<R> = FlatOptimizer<R, MuonConfig>;
+
+/// Inputs `[b, (u), g]`, outputs `[b, u]`.
+static MOMENTUM: LazyLock<[Program; 2]> = LazyLock::new(|| {
+    [false, true].map(|nesterov| {
+        Program::new("muon_momentum", |[b, _, g], [momentum]| {
+            let b = b + (g - b) * (1.0 - momentum);
+            [b, if nesterov { b - (b - g) * (1.0 - momentum) } else { b }]
+        })
+    })
+});
+
+static NORMALISE: LazyLock<Program> = LazyLock::new(|| {
+    Program::new("muon_normalise", |[x, squares], [eps]| {
+        let norm = squares.sqrt().cast(DType::BF16).cast(DType::F32).max(eps);
+        [(x.cast(DType::F32) / norm).cast(DType::BF16)]
+    })
+});
+
+/// `ax + by`, rounded to `bf16` once.
+static BLEND: LazyLock<Program> = LazyLock::new(|| {
+    Program::new("muon_blend", |[x, y], [a, b]| [(x.cast(DType::F32) * a + y.cast(DType::F32) * b).cast(DType::BF16)])
+});
+
+static STEP: LazyLock<Program> =
+    LazyLock::new(|| Program::new("muon_step", |[p, x], [shrink, lr]| [p * shrink - x.cast_like(p) * lr]));
+
+impl MuonConfig {
+    /// `u: [A, B]` with its singular values brought to about 1, in `bf16`.
+    fn orthogonal<R: Runtime>(&self, u: &Tensor<R>) -> Result<Tensor<R>> {
+        let tall = u.dims()[0] > u.dims()[1];
+        let x = u.to_dtype(DType::BF16)?;
+        let x = if tall { x.t()? } else { x };
+        let [a, b, c] = self.ns_coefficients;
+        let mut x = x.apply_program(&NORMALISE, &[&sum_of_squares(&x)?], &[self.eps.into()])?;
+        for _ in 0..self.ns_steps {
+            let gram = self.product(&x, &x.t()?)?.to_dtype(DType::BF16)?;
+            let poly = gram.apply_program(&BLEND, &[&self.product(&gram, &gram)?], &[b.into(), c.into()])?;
+            x = x.apply_program(&BLEND, &[&self.product(&poly, &x)?], &[a.into(), 1.0.into()])?;
+        }
+        if tall { x.t() } else { Ok(x) }
+    }
+
+    fn product<R: Runtime>(&self, a: &Tensor<R>, b: &Tensor<R>) -> Result<Tensor<R>> {
+        if self.bf16_products {
+            return a.matmul(b);
+        }
+        a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?)
+    }
+}
+
+impl Rule for MuonConfig {
+    type Kernel = ();
+
+    fn tensors(&self) -> Vec<State> {
+        vec![State::zeros("momentum_buffer")]
+    }
+
+    fn kernel(&self, _: Option<DType>) -> Result<()> {
+        Ok(())
+    }
+
+    fn refuses(&self, spec: &Spec) -> Option<String> {
+        let matrix = spec.shape.rank() == 2;
+        (!matrix)
+            .then(|| format!("has shape {}; only matrices can be orthogonal, give it to another optimizer", spec.shape))
+    }
+
+    fn update<R: Runtime>(&self, (): &(), now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
+        let shape = memory.shape();
+        let g = memory.gradient()?;
+        let mut u = TensorMut::alloc(&memory.runtime(), shape, memory.working())?;
+        let momentum = &MOMENTUM[usize::from(self.nesterov)];
+        memory.update_states(0..1, Some(&mut u), momentum, &[&g], &[self.momentum.into()])?;
+        let x = self.orthogonal(&u.freeze()?)?;
+        let lr = now.lr * self.adjust_lr.factor(shape[0] as f64, shape[1] as f64);
+        memory.update_weight(&STEP, &[&x], &[(1.0 - now.lr * self.weight_decay).into(), lr.into()])
+    }
+}

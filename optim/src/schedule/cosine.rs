@@ -1,0 +1,66 @@
+//! Schedules along a cosine.
+
+use super::{Schedule, Warmup, cosine, progress};
+
+/// `η + (base − η)(1 + cos(πt/T))/2`: falls to `η` in `T` steps, and rises again after (PyTorch's definition). To hold the end
+/// use [`WarmupCosine`].
+///
+/// Loshchilov and Hutter, *SGDR: Stochastic Gradient Descent with Warm Restarts*, 2017.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cosine {
+    /// `T`.
+    pub t_max: u64,
+    /// `η`, an absolute rate.
+    pub eta_min: f64,
+}
+
+impl Schedule for Cosine {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        cosine(base, self.eta_min, step as f64 / self.t_max.max(1) as f64)
+    }
+}
+
+/// [`Cosine`] from the top again and again, each time `t_mult` times as long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CosineRestarts {
+    /// The length of the first fall.
+    pub t_0: u64,
+    /// How much longer each is than the one before; 1 keeps the length.
+    pub t_mult: u64,
+    /// The rate at the end of each, absolute.
+    pub eta_min: f64,
+}
+
+impl Schedule for CosineRestarts {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        let (mut at, mut length) = (step, self.t_0.max(1));
+        if self.t_mult <= 1 {
+            at %= length;
+        }
+        while at >= length {
+            at -= length;
+            length = length.saturating_mul(self.t_mult);
+        }
+        cosine(base, self.eta_min, at as f64 / length as f64)
+    }
+}
+
+/// Rises to the base rate in `warmup` steps, falls along a cosine to `base · end` until step `total`, and stays there: what
+/// most language models are trained with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WarmupCosine {
+    /// Steps of the rise: at step `t` of it the rate is `base (t + 1)/(warmup + 1)`, never 0.
+    pub warmup: u64,
+    /// When the fall ends, the rise included.
+    pub total: u64,
+    /// The factor at the end.
+    pub end: f64,
+}
+
+impl Schedule for WarmupCosine {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        let (total, end) = (self.total.saturating_sub(self.warmup), self.end);
+        let fall = move |base: f64, step: u64| cosine(base, base * end, progress(step, total));
+        Warmup::rising(self.warmup).then(fall).lr(base, step)
+    }
+}

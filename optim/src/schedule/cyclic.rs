@@ -1,0 +1,64 @@
+//! Schedules that rise and fall between rates of their own; the base rate does not count.
+
+use super::{Schedule, cosine};
+
+/// From `max/div` up to `max`, then down to `max/div/final_div`, both along cosines; stays there from step `total` on.
+///
+/// Smith and Topin, *Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates*, 2018.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OneCycle {
+    /// The highest rate.
+    pub max_lr: f64,
+    /// Steps of the whole.
+    pub total: u64,
+    /// Which part of them rises.
+    pub pct_start: f64,
+    /// How much lower the first rate is than the highest.
+    pub div: f64,
+    /// How much lower the last rate is than the first.
+    pub final_div: f64,
+}
+
+impl OneCycle {
+    /// PyTorch's: a rise of 30 %, from a 25th, down to a 10 000th of that.
+    pub fn new(max_lr: f64, total: u64) -> Self {
+        OneCycle { max_lr, total, pct_start: 0.3, div: 25.0, final_div: 1e4 }
+    }
+}
+
+impl Schedule for OneCycle {
+    fn lr(&self, _: f64, step: u64) -> f64 {
+        let first = self.max_lr / self.div;
+        let (top, end) = (self.pct_start * self.total as f64 - 1.0, self.total as f64 - 1.0);
+        let t = step as f64;
+        match t <= top {
+            true => cosine(first, self.max_lr, if top > 0.0 { t / top } else { 1.0 }),
+            false => cosine(self.max_lr, first / self.final_div, ((t - top) / (end - top)).min(1.0)),
+        }
+    }
+}
+
+/// Up and down along lines between two rates.
+///
+/// Smith, *Cyclical Learning Rates for Training Neural Networks*, 2017.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CyclicTriangular {
+    /// The lowest rate.
+    pub low: f64,
+    /// The highest rate.
+    pub high: f64,
+    /// Steps from the lowest to the highest; 0 is taken as 1.
+    pub up: u64,
+    /// Steps back; 0 is taken as `up`.
+    pub down: u64,
+}
+
+impl Schedule for CyclicTriangular {
+    fn lr(&self, _: f64, step: u64) -> f64 {
+        let up = self.up.max(1);
+        let down = if self.down == 0 { up } else { self.down };
+        let at = step % (up + down);
+        let height = if at <= up { at as f64 / up as f64 } else { (up + down - at) as f64 / down as f64 };
+        self.low + (self.high - self.low) * height
+    }
+}

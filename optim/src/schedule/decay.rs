@@ -1,0 +1,89 @@
+//! Schedules that fall (or rise) in one go.
+
+use super::{Schedule, progress};
+
+/// The base rate throughout.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Constant;
+
+impl Schedule for Constant {
+    fn lr(&self, base: f64, _: u64) -> f64 {
+        base
+    }
+}
+
+/// `base · γ^⌊t/size⌋`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Steps between two falls; 0 is taken as 1.
+    pub size: u64,
+    /// `γ`.
+    pub gamma: f64,
+}
+
+impl Schedule for Step {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        base * self.gamma.powf((step / self.size.max(1)) as f64)
+    }
+}
+
+/// `base · γᵏ` after `k` of the milestones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MultiStep {
+    /// The steps at which the rate falls, in any order; one named twice counts twice.
+    pub milestones: Vec<u64>,
+    /// `γ`.
+    pub gamma: f64,
+}
+
+impl Schedule for MultiStep {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        let passed = self.milestones.iter().filter(|&&m| m <= step).count();
+        base * self.gamma.powf(passed as f64)
+    }
+}
+
+/// `base · γᵗ`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Exponential {
+    /// `γ`.
+    pub gamma: f64,
+}
+
+impl Schedule for Exponential {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        base * self.gamma.powf(step as f64)
+    }
+}
+
+/// From `base · start` to `base · end` along a line, then the latter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Linear {
+    /// The factor at step 0.
+    pub start: f64,
+    /// The factor from step `total` on.
+    pub end: f64,
+    /// The length of the line.
+    pub total: u64,
+}
+
+impl Schedule for Linear {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        base * (self.start + (self.end - self.start) * progress(step, self.total))
+    }
+}
+
+/// `base · (1 − t/total)^power`, then 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Polynomial {
+    /// When the rate reaches 0.
+    pub total: u64,
+    /// The power: 1 is a line.
+    pub power: f64,
+}
+
+impl Schedule for Polynomial {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        base * (1.0 - progress(step, self.total)).powf(self.power)
+    }
+}

@@ -1,0 +1,40 @@
+//! Learning rates as pure functions of the step: nothing to save, and any step can be asked for.
+
+mod cosine;
+mod cyclic;
+mod decay;
+mod warmup;
+
+pub use cosine::{Cosine, CosineRestarts, WarmupCosine};
+pub use cyclic::{CyclicTriangular, OneCycle};
+pub use decay::{Constant, Exponential, Linear, MultiStep, Polynomial, Step};
+pub use warmup::{Cooldown, Then, Warmup, Wsd};
+
+/// A learning rate for each step.
+///
+/// A function will do: `|base, step| base / (1.0 + step as f64)`.
+pub trait Schedule: Send + Sync {
+    /// The rate in force at a step (from 0), for this base rate.
+    fn lr(&self, base: f64, step: u64) -> f64;
+
+    /// By what the base rate is multiplied at a step.
+    fn factor(&self, step: u64) -> f64 {
+        self.lr(1.0, step)
+    }
+}
+
+impl<F: Fn(f64, u64) -> f64 + Send + Sync> Schedule for F {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        self(base, step)
+    }
+}
+
+/// How far `step` is in `total`, in `[0, 1]`; the end when there is nothing to go through.
+fn progress(step: u64, total: u64) -> f64 {
+    if step >= total { 1.0 } else { step as f64 / total as f64 }
+}
+
+/// From `start` at 0 to `end` at 1, along half a cosine.
+fn cosine(start: f64, end: f64, at: f64) -> f64 {
+    end + (start - end) / 2.0 * (1.0 + (std::f64::consts::PI * at).cos())
+}

@@ -1,0 +1,86 @@
+//! Warm-up before another schedule, and warm-up, plateau, decay.
+
+use super::{Schedule, progress};
+
+/// A rise to the base rate along a line, before something else.
+///
+/// ```
+/// use optim::{Cosine, Schedule, Warmup};
+/// let schedule = Warmup { steps: 10, start: 0.01 }.then(Cosine { t_max: 90, eta_min: 0.0 });
+/// assert_eq!(schedule.lr(1.0, 10), 1.0);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Warmup {
+    /// How many steps.
+    pub steps: u64,
+    /// The factor at step 0.
+    pub start: f64,
+}
+
+impl Warmup {
+    /// A rise that never is 0: `(t + 1)/(steps + 1)`.
+    pub fn rising(steps: u64) -> Self {
+        Warmup { steps, start: 1.0 / (steps as f64 + 1.0) }
+    }
+
+    /// The rise, then `next` from its own step 0.
+    pub fn then<S: Schedule>(self, next: S) -> Then<S> {
+        Then { warmup: self, next }
+    }
+}
+
+/// A [`Warmup`] and what comes after.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Then<S> {
+    warmup: Warmup,
+    next: S,
+}
+
+impl<S: Schedule> Schedule for Then<S> {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        let Warmup { steps, start } = self.warmup;
+        match step < steps {
+            true => base * (start + (1.0 - start) * progress(step, steps)),
+            false => self.next.lr(base, step - steps),
+        }
+    }
+}
+
+/// How [`Wsd`] ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cooldown {
+    /// Along a line.
+    #[default]
+    Linear,
+    /// `1 − √t` (Hägele et al. 2024).
+    OneMinusSqrt,
+}
+
+/// Warm-up, stable, decay: a rise, a plateau at the base rate that can be as long as one likes, and a fall to `base · end`.
+///
+/// Hu et al., *MiniCPM*, 2024. Hägele et al., *Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations*, 2024.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wsd {
+    /// Steps of the rise, as in [`Warmup::rising`].
+    pub warmup: u64,
+    /// Steps of the plateau.
+    pub stable: u64,
+    /// Steps of the fall.
+    pub decay: u64,
+    /// The factor at the end.
+    pub end: f64,
+    /// The shape of the fall.
+    pub cooldown: Cooldown,
+}
+
+impl Schedule for Wsd {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        let Wsd { stable, decay, end, cooldown, .. } = *self;
+        let fall = move |base: f64, step: u64| {
+            let at = if step < stable { 0.0 } else { progress(step - stable, decay) };
+            let gone = if cooldown == Cooldown::Linear { at } else { at.sqrt() };
+            base * (1.0 - (1.0 - end) * gone)
+        };
+        Warmup::rising(self.warmup).then(fall).lr(base, step)
+    }
+}

@@ -1,0 +1,397 @@
+//! The machinery: launches, memory, groups, parameters without gradients, shared values, master copies.
+
+mod common;
+
+use std::sync::Arc;
+
+use autograd::{Gradients, Leaf, backward_with_hooks};
+use common::{fill, leaves, numbers, tensor, train};
+use numcore::{
+    DType, ErrorKind, NullRuntime, Runtime, Tensor, Use,
+    ops::{MatmulOps, PointwiseOps, ReduceOps},
+};
+use optim::*;
+use runtime_cpu::Cpu;
+
+const SHAPES: [&[usize]; 4] = [&[5, 3], &[70], &[], &[2, 3, 4]];
+
+#[test]
+fn one_launch_per_group_and_no_memory() {
+    let rt = NullRuntime::new();
+    let params = leaves(&rt, &SHAPES, DType::F32);
+    let mut adamw = AdamW::new(AdamWConfig::default())
+        .group(&params[..2], |_| {})
+        .unwrap()
+        .group(&params[2..], |c| c.weight_decay = 0.0)
+        .unwrap()
+        .scheduled(Cosine { t_max: 100, eta_min: 0.0 });
+    let mut gradients = adamw.gradients().unwrap();
+    fill(&mut gradients, &params, 0);
+    for _ in 0..5 {
+        let (launches, allocations) = (rt.launches(), rt.memory().allocations);
+        adamw.step(&gradients).unwrap();
+        assert_eq!(rt.launches() - launches, 2);
+        assert_eq!(rt.memory().allocations, allocations);
+    }
+    let total = clip_grad_norm(&mut gradients, 1.0, Norm::L2).unwrap();
+    let launches = rt.launches();
+    adamw.step(&gradients).unwrap();
+    assert_eq!(rt.launches() - launches, 2, "clipping is part of the update");
+    assert_eq!(total.dims(), []);
+}
+
+#[test]
+fn memory_is_booked_where_it_belongs() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &[&[100, 10], &[1000]], DType::F32);
+    let optimizer = Adam::over(AdamConfig::default(), &params).unwrap();
+    let gradients = optimizer.gradients().unwrap();
+    let live = |u: Use| cpu.memory().of(u).live;
+    let one = live(Use::Parameters);
+    assert!(one >= 8000 && live(Use::Gradients) == one && live(Use::Optimizer) == 2 * one);
+    let before = live(Use::Parameters);
+    let product = params[0].value().unwrap().square().unwrap();
+    assert_eq!(live(Use::Parameters), before, "what is computed from a parameter is no parameter");
+    drop((product, gradients));
+}
+
+#[test]
+fn groups_follow_their_own_numbers() {
+    let cpu = Cpu::new();
+    let together = leaves(&cpu, &SHAPES, DType::F32);
+    let apart = leaves(&cpu, &SHAPES, DType::F32);
+    let config = AdamWConfig { lr: 0.02, ..Default::default() };
+    let mut one = AdamW::new(config.clone())
+        .group(&together[..2], |c| c.weight_decay = 0.3)
+        .unwrap()
+        .group(&together[2..], |c| c.lr *= 0.5)
+        .unwrap();
+    train(&mut one, &together, 0..4);
+    assert_eq!(one.lrs(), [0.02, 0.01]);
+    for (i, leaf) in apart.iter().enumerate() {
+        let mut config = config.clone();
+        if i < 2 {
+            config.weight_decay = 0.3
+        } else {
+            config.lr *= 0.5
+        }
+        let mut alone = AdamW::over(config, [leaf]).unwrap();
+        let mut gradients = alone.gradients().unwrap();
+        for k in 0..4 {
+            fill(&mut gradients, &[], k);
+            gradients.set(leaf, &tensor(&cpu, &leaf.spec().shape, DType::F32, 1000 * k + i)).unwrap();
+            alone.step(&gradients).unwrap();
+        }
+    }
+    assert_eq!(numbers(&together), numbers(&apart), "neighbours in a buffer do not matter");
+}
+
+#[test]
+fn parameters_without_gradient_are_left_alone() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &SHAPES, DType::F32);
+    let mut adam = AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, &params).unwrap();
+    let mut gradients = adam.gradients().unwrap();
+    fill(&mut gradients, &params[1..2], 0);
+    gradients.set(&params[3], &tensor(&cpu, SHAPES[3], DType::F32, 9)).unwrap();
+    let (before, versions) = (numbers(&params), versions(&params));
+    adam.step(&gradients).unwrap();
+    let after = numbers(&params);
+    assert!(before[0] == after[0] && before[1] != after[1] && before[2] == after[2] && before[3] != after[3]);
+    assert_eq!(common_versions(&params, &versions), [false, true, false, true]);
+    let missing = gradients.require_all().unwrap_err();
+    assert!(matches!(missing.kind(), ErrorKind::MissingGradient { names } if *names == ["p0", "p2"]));
+
+    // Its own count of updates: the first one is corrected as a first one, whenever it comes.
+    let late = leaves(&cpu, &[SHAPES[0]], DType::F32);
+    let mut fresh = AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, &late).unwrap();
+    let (mut all, mut one) = (adam.gradients().unwrap(), fresh.gradients().unwrap());
+    fill(&mut all, &params, 7);
+    fill(&mut one, &late, 7);
+    adam.step(&all).unwrap();
+    fresh.step(&one).unwrap();
+    assert_eq!(numbers(&params)[0], numbers(&late)[0]);
+}
+
+fn versions<R: Runtime>(params: &[Arc<Leaf<R>>]) -> Vec<u64> {
+    params.iter().map(|l| l.version()).collect()
+}
+
+fn common_versions<R: Runtime>(params: &[Arc<Leaf<R>>], before: &[u64]) -> Vec<bool> {
+    versions(params).iter().zip(before).map(|(now, then)| now > then).collect()
+}
+
+#[test]
+fn a_shared_value_stops_the_step_and_changes_nothing() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &SHAPES, DType::F32);
+    let mut sgd = Sgd::new(SgdConfig { momentum: 0.9, ..Default::default() })
+        .group(&params[..2], |_| {})
+        .unwrap()
+        .group(&params[2..3], |_| {})
+        .unwrap();
+    train(&mut sgd, &params[..3], 0..2);
+    let mut gradients = sgd.gradients().unwrap();
+    fill(&mut gradients, &params[..3], 2);
+    let (before, old) = (numbers(&params), versions(&params));
+    let state = common::bytes(&sgd.state_dict().unwrap());
+
+    let held = params[2].value().unwrap();
+    let error = sgd.step(&gradients).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Shared { what, .. } if what == "parameter `p2`"), "{error}");
+    assert_eq!((numbers(&params), versions(&params)), (before, old));
+    assert_eq!(common::bytes(&sgd.state_dict().unwrap()), state);
+    assert!(params.iter().all(|l| l.is_resident()));
+    drop(held);
+
+    let states = sgd.state_dict().unwrap();
+    let error = sgd.step(&gradients).unwrap_err().to_string();
+    assert!(error.contains("state tensor") && error.contains("p0"), "{error}");
+    drop(states);
+    sgd.step(&gradients).unwrap();
+    assert_eq!(sgd.steps(), 3);
+}
+
+#[test]
+fn a_pending_backward_is_stale_after_a_step() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &[&[3, 3]], DType::F32);
+    let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
+    let w = params[0].var();
+    let loss = w.matmul(&w).unwrap().sum(&[], false).unwrap();
+    let mut gradients = sgd.gradients().unwrap();
+    fill(&mut gradients, &params, 0);
+    sgd.step(&gradients).unwrap();
+    gradients.zero();
+    let error = backward_with_hooks(&loss, &mut gradients).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{error}");
+    gradients.zero();
+    let loss = w.matmul(&w).unwrap().sum(&[], false).unwrap();
+    backward_with_hooks(&loss, &mut gradients).unwrap();
+}
+
+#[test]
+fn sweeps_land_in_the_buffers_and_add() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &[&[3, 2], &[2], &[4]], DType::F32);
+    let elsewhere = Leaf::new("x", tensor(&cpu, &[5, 3], DType::F32, 50)).unwrap();
+    let sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
+    let loss = || {
+        let y = elsewhere.var().matmul(&params[0].var()).unwrap().add(&params[1].var()).unwrap();
+        y.square().unwrap().sum(&[], false).unwrap()
+    };
+    let plain: Gradients<Cpu> = loss().backward().unwrap();
+    let mut flat = sgd.gradients().unwrap();
+    backward_with_hooks(&loss(), &mut flat).unwrap();
+    let of = |g: &FlatGradients<Cpu>, i: usize| g.get(&params[i]).unwrap().unwrap().to_f64s().unwrap();
+    for i in 0..2 {
+        assert_eq!(of(&flat, i), plain.get(&params[i]).unwrap().to_f64s().unwrap());
+    }
+    assert!(flat.get(&params[2]).unwrap().is_none() && flat.get(&elsewhere).unwrap().is_none());
+    assert!(flat.flats()[0].whole().unwrap().shares_memory_with(&flat.get(&params[1]).unwrap().unwrap()));
+
+    let once = of(&flat, 0);
+    backward_with_hooks(&loss(), &mut flat).unwrap();
+    assert_eq!(of(&flat, 0), once.iter().map(|x| 2.0 * x).collect::<Vec<_>>(), "micro-batches add");
+    flat.multiply(0.5).unwrap();
+    assert_eq!(of(&flat, 0), once, "a factor is applied when read");
+    backward_with_hooks(&loss(), &mut flat).unwrap();
+    assert_eq!(of(&flat, 0), once.iter().map(|x| 2.0 * x).collect::<Vec<_>>(), "and before more is added");
+    flat.zero();
+    backward_with_hooks(&loss(), &mut flat).unwrap();
+    assert_eq!(of(&flat, 0), once);
+}
+
+#[test]
+fn plain_gradients_give_the_same_step() {
+    let cpu = Cpu::new();
+    let (a, b) = (leaves(&cpu, &SHAPES, DType::F32), leaves(&cpu, &SHAPES, DType::F32));
+    let config = AdamWConfig { lr: 0.1, ..Default::default() };
+    let mut with_flat = AdamW::over(config.clone(), &a).unwrap();
+    let mut with_plain = AdamW::over(config, &b).unwrap();
+    let used = [0, 1, 3];
+    for k in 0..3 {
+        let mut flat = with_flat.gradients().unwrap();
+        let mut plain = Gradients::new();
+        for i in used {
+            let grad = tensor(&cpu, SHAPES[i], DType::F32, 1000 * k + i);
+            flat.set(&a[i], &grad).unwrap();
+            plain.set(&b[i], grad);
+        }
+        with_flat.step(&flat).unwrap();
+        with_plain.step_with(&plain).unwrap();
+    }
+    assert_eq!(numbers(&a), numbers(&b));
+}
+
+#[test]
+fn values_replaced_in_a_leaf_are_taken_over() {
+    let cpu = Cpu::new();
+    for dtype in [DType::F32, DType::BF16] {
+        let (a, b) = (leaves(&cpu, &SHAPES, dtype), leaves(&cpu, &SHAPES, dtype));
+        let mut replaced = AdamW::over(AdamWConfig::default(), &a).unwrap();
+        let fresh = tensor(&cpu, SHAPES[1], dtype, 77);
+        a[1].set(fresh.clone()).unwrap();
+        b[1].set(fresh.clone()).unwrap();
+        let mut from_start = AdamW::over(AdamWConfig::default(), &b).unwrap();
+        train(&mut replaced, &a, 0..2);
+        train(&mut from_start, &b, 0..2);
+        assert_eq!(numbers(&a), numbers(&b), "{dtype}");
+        assert_eq!(
+            fresh.to_f64s().unwrap(),
+            tensor(&cpu, SHAPES[1], dtype, 77).to_f64s().unwrap(),
+            "not written through"
+        );
+    }
+}
+
+#[test]
+fn half_parameters_follow_their_master_copies() {
+    let cpu = Cpu::new();
+    for dtype in [DType::F16, DType::BF16] {
+        let halves = leaves(&cpu, &SHAPES, dtype);
+        let params: Vec<_> = halves
+            .iter()
+            .map(|l| Leaf::new(&l.name(), l.value().unwrap().to_dtype(DType::F32).unwrap()).unwrap())
+            .collect();
+        let config = AdamWConfig { lr: 1e-3, ..Default::default() };
+        let mut half = AdamW::over(config.clone(), &halves).unwrap();
+        let mut full = AdamW::over(config, &params).unwrap();
+        let (mut of_half, mut of_full) = (half.gradients().unwrap(), full.gradients().unwrap());
+        for k in 0..20 {
+            fill(&mut of_half, &halves, k);
+            of_full.zero();
+            for (h, p) in halves.iter().zip(&params) {
+                let grad = of_half.get(h).unwrap().unwrap().to_dtype(DType::F32).unwrap();
+                of_full.set(p, &grad).unwrap();
+            }
+            half.step(&of_half).unwrap();
+            full.step(&of_full).unwrap();
+        }
+        let state = half.state_dict().unwrap();
+        for (h, p) in halves.iter().zip(&params) {
+            let exact = p.value().unwrap();
+            let master = &state.iter().find(|(n, _)| *n == format!("master.{}", h.name())).unwrap().1;
+            assert_eq!(master.to_f64s().unwrap(), exact.to_f64s().unwrap(), "the master copy is the f32 run");
+            let rounded = exact.to_dtype(dtype).unwrap().to_f64s().unwrap();
+            assert_eq!(h.value().unwrap().to_f64s().unwrap(), rounded, "the parameter is it, rounded");
+        }
+    }
+}
+
+#[test]
+fn mixed_dtypes_and_f64_have_a_buffer_each() {
+    let cpu = Cpu::new();
+    let mut params = leaves(&cpu, &SHAPES[..2], DType::F64);
+    params.push(Leaf::new("half", tensor(&cpu, &[6], DType::BF16, 3)).unwrap());
+    params.push(Leaf::new("single", tensor(&cpu, &[6], DType::F32, 4)).unwrap());
+    let mut adam = Adam::over(AdamConfig { lr: 0.1, ..Default::default() }, &params).unwrap();
+    assert_eq!(
+        adam.params().iter().map(|p| p.layout().dtype()).collect::<Vec<_>>(),
+        [DType::F64, DType::BF16, DType::F32]
+    );
+    let mut gradients = adam.gradients().unwrap();
+    fill(&mut gradients, &params, 0);
+    clip_grad_norm(&mut gradients, 1e-3, Norm::L2).unwrap();
+    let before = numbers(&params);
+    adam.step(&gradients).unwrap();
+    let after = numbers(&params);
+    // Adam's first step is the step size, whatever the gradient's size.
+    let grads: Vec<f64> = common::values(15, 0);
+    for (i, g) in grads.iter().enumerate().filter(|(_, g)| g.abs() > 1e-3) {
+        assert!((before[0][i] - after[0][i] - 0.1 * g.signum()).abs() < 1e-4, "{i}");
+    }
+    assert!(before.iter().zip(&after).all(|(b, a)| b != a));
+}
+
+#[test]
+fn what_cannot_be_optimized_is_refused_by_name() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &SHAPES, DType::F32);
+    let text = |r: numcore::Result<()>| r.unwrap_err().to_string();
+    let muon = text(Muon::over(MuonConfig::default(), &params).map(drop));
+    assert!(["`p1`", "`p2`", "`p3`"].iter().all(|p| muon.contains(p)) && !muon.contains("`p0`"), "{muon}");
+    let twice = text(Sgd::over(SgdConfig::default(), [&params[0], &params[0]]).map(drop));
+    assert!(twice.contains("`p0` was given twice"), "{twice}");
+    let homonym = Leaf::new("p0", tensor(&cpu, &[1], DType::F32, 0)).unwrap();
+    assert!(text(Sgd::over(SgdConfig::default(), [&params[0], &homonym]).map(drop)).contains("called `p0`"));
+    let whole = Leaf::new("ids", Tensor::zeros(&cpu, [2], DType::I64).unwrap()).unwrap();
+    assert!(text(Sgd::over(SgdConfig::default(), [whole]).map(drop)).contains("`ids`"));
+    let range = text(Adam::over(AdamConfig { betas: [0.9, 1.0], ..Default::default() }, &params).map(drop));
+    assert!(range.contains("`betas`") && range.contains("[0, 1)"), "{range}");
+    let nesterov = SgdConfig { nesterov: true, ..Default::default() };
+    assert!(text(Sgd::over(nesterov, &params).map(drop)).contains("Nesterov"));
+    let absent = Leaf::new("gone", tensor(&cpu, &[2], DType::F32, 0)).unwrap();
+    absent.take();
+    assert!(text(Sgd::over(SgdConfig::default(), [absent]).map(drop)).contains("`gone`"));
+    let other = Sgd::over(SgdConfig::default(), leaves(&cpu, &[&[7]], DType::F32)).unwrap();
+    let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
+    assert!(text(sgd.step(&other.gradients().unwrap())).contains("laid out"));
+}
+
+#[test]
+fn rates_and_options_change_between_steps() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &[&[4]], DType::F32);
+    let mut sgd = Sgd::over(SgdConfig { lr: 1.0, ..Default::default() }, &params).unwrap();
+    let mut gradients = sgd.gradients().unwrap();
+    fill(&mut gradients, &params, 0);
+    let mut moved = |sgd: &mut Sgd<Cpu>| {
+        let before = numbers(&params)[0].clone();
+        sgd.step(&gradients).unwrap();
+        let grad = common::values(4, 0);
+        (before[1] - numbers(&params)[0][1]) / grad[1]
+    };
+    assert!((moved(&mut sgd) - 1.0).abs() < 1e-5);
+    sgd.set_lr(0.5).unwrap();
+    assert!((moved(&mut sgd) - 0.5).abs() < 1e-5);
+    sgd.set_config(0, |c| c.maximize = true).unwrap();
+    assert!((moved(&mut sgd) + 0.5).abs() < 1e-5);
+    assert!(sgd.set_config(0, |c| c.momentum = 0.9).unwrap_err().to_string().contains("momentum_buffer"));
+    assert!(sgd.set_lr(-1.0).is_err() && sgd.lrs() == [0.5]);
+    sgd.set_schedule(Arc::new(|base: f64, step: u64| base * step as f64));
+    assert_eq!(sgd.lrs(), [1.5], "three steps were taken");
+    assert!((moved(&mut sgd) + 1.5).abs() < 1e-5);
+}
+
+#[test]
+fn combined_optimizers_step_as_one() {
+    let cpu = Cpu::new();
+    let shapes: [&[usize]; 3] = [&[4, 3], &[3], &[3, 5]];
+    let (a, b) = (leaves(&cpu, &shapes, DType::F32), leaves(&cpu, &shapes, DType::F32));
+    let muon = |p: [&Arc<Leaf<Cpu>>; 2]| Muon::over(MuonConfig::default(), p).unwrap();
+    let adam = |p: &Arc<Leaf<Cpu>>| AdamW::over(AdamWConfig::default(), [p]).unwrap();
+    let mut both = Combined::new(vec![Box::new(muon([&a[0], &a[2]])), Box::new(adam(&a[1]))]).unwrap();
+    train(&mut both, &a, 0..3);
+    let (mut m, mut w) = (muon([&b[0], &b[2]]), adam(&b[1]));
+    let (mut of_m, mut of_w) = (m.gradients().unwrap(), w.gradients().unwrap());
+    for k in 0..3 {
+        (of_m.zero(), of_w.zero());
+        for (i, leaf) in b.iter().enumerate() {
+            let grad = tensor(&cpu, shapes[i], DType::F32, 1000 * k + i);
+            if i == 1 { of_w.set(leaf, &grad).unwrap() } else { of_m.set(leaf, &grad).unwrap() }
+        }
+        m.step(&of_m).unwrap();
+        w.step(&of_w).unwrap();
+    }
+    assert_eq!(numbers(&a), numbers(&b));
+    let twice = Combined::<Cpu>::new(vec![Box::new(adam(&a[1])), Box::new(adam(&a[1]))]);
+    assert!(twice.err().unwrap().to_string().contains("`p1`"));
+
+    let held = a[1].value().unwrap();
+    let before = numbers(&a);
+    let mut gradients = both.gradients().unwrap();
+    fill(&mut gradients, &a, 9);
+    assert!(both.step(&gradients).is_err());
+    assert_eq!(numbers(&a), before, "the first is not updated when the second cannot be");
+    drop(held);
+    both.step(&gradients).unwrap();
+}
+
+#[test]
+fn decay_is_for_matrices() {
+    let params = leaves(&NullRuntime::new(), &SHAPES, DType::F32);
+    let (decayed, others) = split_decay(&params);
+    let names = |of: &[Arc<Leaf<NullRuntime>>]| of.iter().map(|l| l.name().to_string()).collect::<Vec<_>>();
+    assert_eq!((names(&decayed), names(&others)), (vec!["p0".into(), "p3".into()], vec!["p1".into(), "p2".into()]));
+}

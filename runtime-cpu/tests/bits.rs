@@ -1,0 +1,134 @@
+//! The same bits at every number of threads and for every instruction set.
+
+mod common;
+
+use common::*;
+use numcore::{
+    DType, Tensor,
+    ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
+};
+use runtime_cpu::Cpu;
+
+type Op = (&'static str, fn(&T) -> numcore::Result<T>);
+
+/// Runs an operation on the same values in every runtime.
+fn agree(dtype: DType, shape: &[usize], (name, op): Op) {
+    let values = draw(dtype, shape.iter().product(), 1);
+    let run = |cpu: &Cpu| op(&store(cpu, dtype, shape, &values).0).unwrap();
+    let all = runtimes();
+    let first = run(&all[0]);
+    for cpu in &all[1..] {
+        same_bits(&run(cpu), &first, &format!("{name} of {dtype} {shape:?} on {cpu:?}"));
+    }
+}
+
+#[test]
+fn elementwise() {
+    let ops: [Op; 24] = [
+        ("exp", |x| x.exp()),
+        ("expm1", |x| x.expm1()),
+        ("log", |x| x.abs()?.log()),
+        ("log1p", |x| x.abs()?.log1p()),
+        ("log2", |x| x.abs()?.log2()),
+        ("exp2", |x| x.exp2()),
+        ("rsqrt", |x| x.abs()?.rsqrt()),
+        ("sin", |x| x.sin()),
+        ("cos", |x| x.cos()),
+        ("tan", |x| x.tan()),
+        ("asin", |x| x.asin()),
+        ("acos", |x| x.acos()),
+        ("atan", |x| x.atan()),
+        ("sinh", |x| x.sinh()),
+        ("cosh", |x| x.cosh()),
+        ("tanh", |x| x.tanh()),
+        ("erf", |x| x.erf()),
+        ("gelu", |x| x.gelu()),
+        ("gelu_tanh", |x| x.gelu_tanh()),
+        ("mish", |x| x.mish()),
+        ("pow", |x| x.abs()?.pow(&x.flip(&[])?)),
+        ("rem", |x| x.rem(&x.flip(&[])?)),
+        ("to_i64", |x| x.to_dtype(DType::I64)),
+        ("clamp", |x| x.clamp(-0.5, 0.5)),
+    ];
+    for op in ops {
+        for dtype in FLOATS {
+            agree(dtype, &[301, 431], op);
+        }
+    }
+}
+
+#[test]
+fn reductions() {
+    let ops: [Op; 8] = [
+        ("sum", |x| x.sum(&[], false)),
+        ("sum rows", |x| x.sum(&[1], false)),
+        ("sum columns", |x| x.sum(&[0], false)),
+        ("turned", |x| x.t()?.sum(&[0], false)),
+        ("mean", |x| x.mean(&[0], false)),
+        ("logsumexp", |x| x.logsumexp(&[1], false)),
+        ("amax", |x| x.amax(&[0], false)),
+        ("var", |x| x.var(&[0, 1], 1, false)),
+    ];
+    for op in ops {
+        for dtype in FLOATS {
+            for shape in [[301, 431], [3, 40_000], [40_000, 3]] {
+                agree(dtype, &shape, op);
+            }
+        }
+    }
+}
+
+#[test]
+fn products() {
+    let ops: [Op; 4] = [
+        ("a·aᵀ", |x| x.matmul(&x.t()?)),
+        ("aᵀ·a", |x| x.t()?.matmul(x)),
+        ("vector", |x| x.matmul(&x.narrow(0, 0, 1)?.t()?)),
+        ("batch", |x| {
+            let n = x.dims()[0] / 4;
+            let b = x.narrow(0, 0, 4 * n)?.reshape([4, n, x.dims()[1]])?;
+            b.matmul(&b.t()?)
+        }),
+    ];
+    for op in ops {
+        for dtype in FLOATS {
+            for shape in [[20, 30], [301, 431], [64, 3000]] {
+                agree(dtype, &shape, op);
+            }
+        }
+    }
+}
+
+#[test]
+fn order_and_index() {
+    let ops: [Op; 6] = [
+        ("cumsum", |x| x.cumsum(0)),
+        ("cumsum along rows", |x| x.cumsum(1)),
+        ("linear scan", |x| x.linear_scan(&x.tanh()?, 0)),
+        ("sort", |x| Ok(x.sort(1, true)?.1)),
+        ("argmax", |x| x.argmax(0, false)),
+        ("index_add", |x| {
+            let n = x.dims()[0];
+            let ids = Tensor::from_vec(x.runtime(), (0..n).map(|i| (i * i % 7) as i64).collect())?;
+            x.narrow(0, 0, 7)?.index_add(0, &ids, x)
+        }),
+    ];
+    for op in ops {
+        for dtype in FLOATS {
+            agree(dtype, &[301, 431], op);
+        }
+    }
+}
+
+#[test]
+fn random_numbers() {
+    let ops: [Op; 2] = [
+        ("uniform", |x| Tensor::uniform(x.runtime(), x.dims(), x.dtype(), -1.0, 1.0, 5)),
+        ("bernoulli", |x| Tensor::bernoulli(x.runtime(), x.dims(), 0.3, 5)),
+    ];
+    for op in ops {
+        for dtype in FLOATS {
+            agree(dtype, &[301, 431], op);
+        }
+    }
+}
