@@ -10,7 +10,7 @@ use std::{
 };
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, Tensor, TensorMut,
+    Error, ErrorKind, Result, Runtime, Tensor, TensorMut, Use,
     ops::{Apply, Op, Rule, Spec},
 };
 use smallvec::SmallVec;
@@ -260,7 +260,7 @@ impl<R: Runtime> Sweep<R> {
             state.lent = slot.is_some();
             state.grad = Some(match slot {
                 Some(slot) => checked(slot, leaf)?,
-                None => TensorMut::alloc(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?,
+                None => TensorMut::alloc(&leaf.runtime().tagged(Use::Gradients), leaf.spec().shape, leaf.spec().dtype)?,
             });
         }
         let tensors = ins.iter().map(|v| v.value()).collect::<Result<SmallVec<[Tensor<R>; 4]>>>()?;

@@ -14,7 +14,7 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 }
 
 /// A generator on the host, over one stream of one seed. Its arithmetic is fixed: no platform's `libm` takes part.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Philox {
     seed: u64,
     stream: u32,
@@ -22,6 +22,15 @@ pub struct Philox {
     /// The words of the block that `position` lies in, once one was drawn.
     words: [u32; 4],
 }
+
+/// Two generators are equal when they will draw the same: the words kept from the last draw do not count.
+impl PartialEq for Philox {
+    fn eq(&self, other: &Self) -> bool {
+        (self.seed, self.stream, self.position) == (other.seed, other.stream, other.position)
+    }
+}
+
+impl Eq for Philox {}
 
 impl Philox {
     /// The start of a stream.
@@ -61,6 +70,11 @@ impl Philox {
         u64::from(self.next_u32()) | u64::from(self.next_u32()) << 32
     }
 
+    /// Uniform in `[0, 1)`, 24 bits of one word: what runtimes draw in `f32`.
+    pub fn uniform_f32(&mut self) -> f32 {
+        (self.next_u32() >> 8) as f32 * 2f32.powi(-24)
+    }
+
     /// Uniform in `[0, 1)`, 53 bits.
     pub fn uniform(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * 2f64.powi(-53)
@@ -72,11 +86,17 @@ impl Philox {
         radius * libm::cos(std::f64::consts::TAU * self.uniform())
     }
 
-    /// Uniform below `n` without bias (Lemire 2019); `n` must not be 0.
+    /// True with probability `p`.
+    pub fn bernoulli(&mut self, p: f64) -> bool {
+        self.uniform() < p
+    }
+
+    /// Uniform below `n` without bias (Lemire 2019); 0 where `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         loop {
             let wide = u128::from(self.next_u64()) * u128::from(n);
-            if wide as u64 >= n.wrapping_neg() % n {
+            // The first comparison alone decides nearly always, and spares the division.
+            if wide as u64 >= n || wide as u64 >= n.wrapping_neg() % n {
                 return (wide >> 64) as u64;
             }
         }
@@ -115,7 +135,34 @@ mod tests {
             let mut again = Philox::new(3, 2);
             again.seek(from);
             assert!((from as usize..23).all(|i| again.next_u32() == words[i]), "{from}");
+            assert_eq!(again, rng);
         }
+    }
+
+    #[test]
+    fn uniforms_fill_their_range() {
+        let mut rng = Philox::new(5, 0);
+        let (mut low, mut high, mut hits) = (1f32, 0f32, 0);
+        for _ in 0..100_000 {
+            let x = rng.uniform_f32();
+            (low, high) = (low.min(x), high.max(x));
+            hits += u32::from(rng.bernoulli(0.3));
+        }
+        assert!(low < 1e-4 && high > 1.0 - 1e-4 && high < 1.0, "{low} {high}");
+        assert!((29_500..30_500).contains(&hits), "{hits}");
+        assert!(!Philox::new(0, 0).bernoulli(0.0) && Philox::new(0, 0).bernoulli(1.0));
+    }
+
+    #[test]
+    fn draws_below_a_bound_are_even() {
+        let mut rng = Philox::new(6, 0);
+        let mut counts = [0u32; 7];
+        (0..70_000).for_each(|_| counts[rng.below(7) as usize] += 1);
+        assert!(counts.iter().all(|c| (9_600..10_400).contains(c)), "{counts:?}");
+        assert_eq!([rng.below(1), rng.below(0)], [0, 0]);
+        // Half of all draws are rejected by this bound, none of them passes it.
+        let bound = (1 << 63) + 1;
+        assert!((0..1000).all(|_| rng.below(bound) < bound));
     }
 
     #[test]

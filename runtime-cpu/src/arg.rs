@@ -16,15 +16,15 @@ const LINES: usize = 64;
 const GRAIN: usize = 1 << 14;
 
 pub(crate) fn arg_reduce(cpu: &Cpu, op: ArgOp, x: View<'_, Cpu>, axis: usize, out: ViewMut<'_, Cpu>) {
-    let (x, to) = (Operand::from(&x), Operand::from(&out));
+    let (x, to) = (Operand::from(x), Operand::from(&out));
     if to.layout.numel() != 0 {
         by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, op, &x, axis, &to));
     }
 }
 
-fn lines<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand<'_>, axis: usize, to: &Operand<'_>) {
+fn lines<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, to: &Operand) {
     let along = Axis { size: x.layout.dims()[axis], strides: [x.layout.strides()[axis]] };
-    let walk = Walk::new([to.layout, x.layout], |i| i == axis);
+    let walk = Walk::new([&to.layout, &x.layout], |i| i == axis);
     let (from, at) = (x.base::<T>(), to.base::<i64>());
     if along.strides == [1] {
         return engine.ranges(walk.len(), (GRAIN / along.size).max(1), |part| {

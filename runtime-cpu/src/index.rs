@@ -20,7 +20,7 @@ const GRAIN: usize = 1 << 15;
 const COLUMNS: usize = 256;
 
 pub(crate) fn gather(cpu: &Cpu, x: View<'_, Cpu>, axis: usize, index: View<'_, Cpu>, out: Out<'_, Cpu>) -> Result<()> {
-    let (x, index, to) = (Operand::from(&x), Operand::from(&index), Operand::from(&out.view));
+    let (x, index, to) = (Operand::from(x), Operand::from(index), Operand::from(&out.view));
     if to.layout.numel() == 0 {
         return Ok(());
     }
@@ -39,7 +39,7 @@ pub(crate) fn scatter_add(
     index: View<'_, Cpu>,
     out: ViewMut<'_, Cpu>,
 ) -> Result<()> {
-    let (src, index, to) = (Operand::from(&src), Operand::from(&index), Operand::from(&out));
+    let (src, index, to) = (Operand::from(src), Operand::from(index), Operand::from(&out));
     if src.layout.numel() == 0 {
         return Ok(());
     }
@@ -54,7 +54,7 @@ pub(crate) fn scatter_add(
     let sums = cpu.scratch(wide.numel() * size_of::<f32>())?;
     let base = Base::new(sums.ptr().cast::<f32>());
     let moves = Moves::new(src.layout.strides(), wide.strides(), &index, axis);
-    let cells = Walk::new([to.layout, &wide], |_| false);
+    let cells = Walk::new([&to.layout, &wide], |_| false);
     match src.dtype {
         DType::F16 => rounding::<half::f16>(engine, &moves, &cells, &to, &src, base, index.base()),
         _ => rounding::<half::bf16>(engine, &moves, &cells, &to, &src, base, index.base()),
@@ -66,8 +66,8 @@ fn rounding<T: Stored<Lane = f32>>(
     engine: &Engine,
     moves: &Moves,
     cells: &Walk<2>,
-    to: &Operand<'_>,
-    src: &Operand<'_>,
+    to: &Operand,
+    src: &Operand,
     sums: Base<f32>,
     index: Base<i64>,
 ) {
@@ -92,7 +92,7 @@ fn convert<T: Stored<Lane = f32>>(engine: &Engine, cells: &Walk<2>, narrow: Base
 }
 
 /// Every index lies in `0..size`, or an error that names the first that does not.
-fn check(op: &'static str, index: &Operand<'_>, size: usize) -> Result<()> {
+fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
     let base = index.base::<i64>();
     // A repeated index is looked at once.
     let distinct = index.layout.dims().iter().zip(index.layout.strides()).filter(|(_, s)| **s != 0);
@@ -106,7 +106,7 @@ fn check(op: &'static str, index: &Operand<'_>, size: usize) -> Result<()> {
         }
     });
     let Some((i, offset)) = wrong else { return Ok(()) };
-    let position = position(index.layout, offset);
+    let position = position(&index.layout, offset);
     Err(Error::argument(
         op,
         format!(
@@ -145,7 +145,7 @@ struct Moves {
 type Axes = SmallVec<[Axis<3>; MAX_RANK]>;
 
 impl Moves {
-    fn new(near: &[isize], far: &[isize], index: &Operand<'_>, axis: usize) -> Moves {
+    fn new(near: &[isize], far: &[isize], index: &Operand, axis: usize) -> Moves {
         let (dims, strides) = (index.layout.dims(), index.layout.strides());
         let at = |i: usize| Axis { size: dims[i], strides: [near[i], far[i], strides[i]] };
         let after = Walk::of((axis + 1..dims.len()).map(at));

@@ -24,7 +24,7 @@ const CONVERT: usize = 1 << 15;
 
 /// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`.
 pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_, Cpu>) -> Result<()> {
-    let (a, b, to) = (Operand::from(&a), Operand::from(&b), Operand::from(&out.view));
+    let (a, b, to) = (Operand::from(a), Operand::from(b), Operand::from(&out.view));
     let engine = &*cpu.queue.engine;
     match to.dtype {
         DType::F16 => halves::<half::f16>(cpu, &a, &b, &to, out.how),
@@ -135,9 +135,9 @@ fn tile(m: usize, n: usize, k: usize) -> (usize, usize) {
 
 fn halves<T: Stored<Lane = f32>>(
     cpu: &Cpu,
-    a: &Operand<'_>,
-    b: &Operand<'_>,
-    to: &Operand<'_>,
+    a: &Operand,
+    b: &Operand,
+    to: &Operand,
     how: Accumulate,
 ) -> Result<()> {
     let engine = &*cpu.queue.engine;
@@ -148,7 +148,7 @@ fn halves<T: Stored<Lane = f32>>(
     let from = Base::new(product.ptr().cast::<f32>());
     let [pa, pb] = [&wide_a, &wide_b].map(|w| Base::new(w.ptr().cast::<f32>()));
     Product::new(la, lb, dense).run::<f32>(engine, from, pa, pb, Accumulate::Overwrite);
-    let (cells, out) = (Walk::new([to.layout, &dense], |_| false), to.base::<T>());
+    let (cells, out) = (Walk::new([&to.layout, &dense], |_| false), to.base::<T>());
     engine.ranges(cells.len(), CONVERT, |part| {
         cells.each(part.start, part.end, |_, [o, i]| {
             // SAFETY: positions of the output and of the product; no two tasks share one.
@@ -162,7 +162,7 @@ fn halves<T: Stored<Lane = f32>>(
 }
 
 /// The operand in `f32`, dense; axes along which it repeats still do.
-fn widened<T: Stored<Lane = f32>>(cpu: &Cpu, x: &Operand<'_>) -> Result<(Buffer, Layout)> {
+fn widened<T: Stored<Lane = f32>>(cpu: &Cpu, x: &Operand) -> Result<(Buffer, Layout)> {
     let (mut thin, shape) = (*x.layout.shape(), *x.layout.shape());
     for (i, _) in x.layout.strides().iter().enumerate().filter(|(_, s)| **s == 0) {
         thin = thin.with(i, 1);

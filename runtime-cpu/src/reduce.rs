@@ -58,8 +58,8 @@ pub(crate) fn reduce(
     ins.iter().for_each(|v| form.input(v.dtype(), None));
     form.keep(to.dtype);
     let kernel = engine.kernels.get(map, &form, engine.simd)?;
-    let spread = to.layout.broadcast_to(*full)?;
-    let operands = ins.iter().map(Operand::from).chain([to.with(&spread)]);
+    let spread = Operand { layout: to.layout.broadcast_to(*full)?, ..to };
+    let operands = ins.iter().map(|v| Operand::from(*v)).chain([spread]);
     let mut plan = Plan::of(pointwise::moving(&kernel, full, operands));
     let columns = arrange(&mut plan, full, ins, reduced);
     let launch = Launch::new(kernel.with(map, scalars, engine.simd), plan);
@@ -69,14 +69,14 @@ pub(crate) fn reduce(
 }
 
 /// What a reduction over no elements gives.
-fn none<S: Stored>(op: ReduceOp, to: &Operand<'_>, add: bool) {
+fn none<S: Stored>(op: ReduceOp, to: &Operand, add: bool) {
     let first = match op {
         ReduceOp::Sum => <Sum as Combine<S::Lane>>::FIRST,
         ReduceOp::Prod => <Prod as Combine<S::Lane>>::FIRST,
         ReduceOp::Max => <Max as Combine<S::Lane>>::FIRST,
         ReduceOp::Min => <Min as Combine<S::Lane>>::FIRST,
     };
-    let cells = Walk::new([to.layout], |_| false);
+    let cells = Walk::new([&to.layout], |_| false);
     cells.each(0, cells.len(), |_, [at]| write(Simd::Baseline, Base::new(to.base::<S>().at(at)), 1, &[first], add));
 }
 

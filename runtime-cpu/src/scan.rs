@@ -25,15 +25,15 @@ pub(crate) fn scan(
     reverse: bool,
     out: ViewMut<'_, Cpu>,
 ) {
-    let (x, to) = (Operand::from(&x), Operand::from(&out));
+    let (x, to) = (Operand::from(x), Operand::from(&out));
     let a = a.map_or(x, Operand::from);
     if x.layout.numel() != 0 {
         by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, op, [&to, &x, &a], axis, reverse));
     }
 }
 
-fn lines<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand<'_>; 3], axis: usize, reverse: bool) {
-    let layouts = [to.layout, x.layout, a.layout];
+fn lines<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], axis: usize, reverse: bool) {
+    let layouts = [&to.layout, &x.layout, &a.layout];
     let (outer, inner) = Walk::new(layouts, |i| i == axis).split_nearest(0);
     let mut along = Axis { size: x.layout.dims()[axis], strides: layouts.map(|l| l.strides()[axis]) };
     let mut start = [0; 3];

@@ -27,7 +27,7 @@ pub(crate) fn sort(
     values: ViewMut<'_, Cpu>,
     index: ViewMut<'_, Cpu>,
 ) {
-    let (x, values, index) = (Operand::from(&x), Operand::from(&values), Operand::from(&index));
+    let (x, values, index) = (Operand::from(x), Operand::from(&values), Operand::from(&index));
     if x.layout.numel() != 0 {
         by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, &x, axis, descending, &values, &index));
     }
@@ -35,13 +35,13 @@ pub(crate) fn sort(
 
 fn lines<T: Stored>(
     engine: &Engine,
-    x: &Operand<'_>,
+    x: &Operand,
     axis: usize,
     descending: bool,
-    values: &Operand<'_>,
-    index: &Operand<'_>,
+    values: &Operand,
+    index: &Operand,
 ) {
-    let layouts = [x.layout, values.layout, index.layout];
+    let layouts = [&x.layout, &values.layout, &index.layout];
     let walk = Walk::new(layouts, |i| i == axis);
     let strides = layouts.map(|l| l.strides()[axis]);
     let size = x.layout.dims()[axis];

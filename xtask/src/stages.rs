@@ -30,11 +30,20 @@ struct Example {
     args: &'static [&'static str],
 }
 
+/// Where smoke runs write.
+const SMOKE: &str = "target/smoke/char-gpt";
+
+#[rustfmt::skip]
+const TINY_GPT: &[&str] = &[
+    "--steps", "3", "--layers", "1", "--width", "48", "--context", "32", "--batch", "4", "--sample", "40", "--out", SMOKE,
+];
+
 const EXAMPLES: &[Example] = &[
     Example { bin: "tensors", args: &[] },
     Example { bin: "custom-op", args: &[] },
     Example { bin: "mlp", args: &[] },
-    Example { bin: "char-gpt", args: &["--steps", "3"] },
+    Example { bin: "char-gpt", args: TINY_GPT },
+    Example { bin: "char-gpt", args: &["--resume", "--steps", "5", "--sample", "40", "--out", SMOKE] },
 ];
 
 const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Stage {
@@ -54,7 +63,7 @@ pub static STAGES: &[Stage] = &[
         about: "the documentation builds without a warning",
         action: Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
     },
-    cargo("build", "the default members build with only Rust", &["build"]),
+    cargo("build", "the default members build with only Rust", &["build", "--release"]),
     Stage { name: "examples", about: "the example programs run, briefly", action: Action::Examples },
     cargo(
         "golden",

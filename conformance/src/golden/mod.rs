@@ -21,6 +21,7 @@ mod call;
 mod case;
 mod compare;
 mod lr;
+mod model;
 mod ops;
 mod optim;
 mod placement;

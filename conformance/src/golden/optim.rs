@@ -1,7 +1,102 @@
-//! placeholder
-use super::{Case, Outcome};
+//! Optimizers: given gradients, the parameters after some steps.
+
+use std::sync::Arc;
+
+use autograd::Leaf;
 use numcore::{Error, Result, Runtime};
+use optim::{
+    AdadeltaConfig, AdafactorConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, Config, FlatOptimizer, LambConfig,
+    LionConfig, MuonConfig, NAdamConfig, Optimizer, RAdamConfig, RmsPropConfig, Rule, SgdConfig,
+};
+use serde_json::Value;
+
+use super::{Attrs, Case, Outcome, compare};
+
+/// The optimizer a case names, over those of `leaves` that it takes.
+pub(super) fn optimizer<R: Runtime>(name: &str, attrs: &Attrs, leaves: &[Arc<Leaf<R>>]) -> Result<Box<dyn Optimizer<R>>> {
+    let build = match name {
+        "sgd" => build::<R, SgdConfig>,
+        "adam" => build::<R, AdamConfig>,
+        "adamw" => build::<R, AdamWConfig>,
+        "adamax" => build::<R, AdamaxConfig>,
+        "nadam" => build::<R, NAdamConfig>,
+        "radam" => build::<R, RAdamConfig>,
+        "adagrad" => build::<R, AdagradConfig>,
+        "rmsprop" => build::<R, RmsPropConfig>,
+        "adadelta" => build::<R, AdadeltaConfig>,
+        "adafactor" => build::<R, AdafactorConfig>,
+        "muon" => build::<R, MuonConfig>,
+        "lion" => build::<R, LionConfig>,
+        "lamb" => build::<R, LambConfig>,
+        _ => return Err(Error::argument("golden", format!("`{name}` is not an optimizer this runner knows"))),
+    };
+    build(attrs, leaves)
+}
+
+fn build<R: Runtime, C: Rule>(attrs: &Attrs, leaves: &[Arc<Leaf<R>>]) -> Result<Box<dyn Optimizer<R>>> {
+    let config: C = configured(attrs)?;
+    let taken: Vec<&Arc<Leaf<R>>> = leaves.iter().filter(|l| config.refuses(&l.spec()).is_none()).collect();
+    Ok(Box::new(FlatOptimizer::over(config, taken)?))
+}
+
+/// Hyper-parameters that the attributes name, the others by default.
+fn configured<C: Config>(attrs: &Attrs) -> Result<C> {
+    let mut config = C::default();
+    let names: Vec<&'static str> = config.settings().iter().map(|s| s.name).collect();
+    for name in names {
+        if let Some(numbers) = attrs.raw(pytorch(name)).and_then(|v| numbers(name, v)) {
+            config.set(name, &numbers)?;
+        }
+    }
+    Ok(config)
+}
+
+/// What PyTorch calls a hyper-parameter.
+fn pytorch(name: &'static str) -> &'static str {
+    match name {
+        "eps1" | "eps2" => "eps",
+        "adjust_lr" => "adjust_lr_fn",
+        same => same,
+    }
+}
+
+fn numbers(name: &str, value: &Value) -> Option<Vec<f64>> {
+    match (name, value) {
+        // Adafactor's two come as a pair, the first of which may be null.
+        ("eps1", Value::Array(pair)) => Some(pair.first()?.as_f64().into_iter().collect()),
+        ("eps2", Value::Array(pair)) => Some(vec![pair.get(1)?.as_f64()?]),
+        ("adjust_lr", Value::String(how)) => {
+            let all = ["original", "match_rms_adamw", "spectral_unclamped"];
+            Some(vec![all.iter().position(|a| a == how)? as f64])
+        }
+        (_, Value::Bool(b)) => Some(vec![f64::from(u8::from(*b))]),
+        (_, Value::Array(list)) => list.iter().map(Value::as_f64).collect(),
+        (_, value) => Some(vec![value.as_f64()?]),
+    }
+}
+
+/// A parameter the optimizer does not take must stay as it is.
 pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
-    let _ = rt;
-    Err(Error::argument("golden", format!("{} is not run yet", case.id)))
+    let (params, tol) = (case.count("params")?, case.tolerance()?);
+    let leaf = |i: usize| Leaf::new(&format!("p{i}"), case.tensor(&format!("init{i}"))?.on(rt)?);
+    let leaves = (0..params).map(leaf).collect::<Result<Vec<_>>>()?;
+    let mut optimizer = optimizer(&case.op, &case.attrs, &leaves)?;
+    let mut gradients = optimizer.gradients()?;
+    let after = case.numbers("after");
+    let mut found = Vec::new();
+    for step in 0..case.count("steps")? {
+        gradients.zero();
+        let owned = optimizer.params().into_iter().flat_map(|p| p.leaves()).cloned().collect::<Vec<_>>();
+        for (i, leaf) in leaves.iter().enumerate().filter(|(_, l)| owned.iter().any(|o| Arc::ptr_eq(o, l))) {
+            gradients.set(leaf, &case.tensor(&format!("grad{step}.{i}"))?.on(rt)?)?;
+        }
+        optimizer.step(&gradients)?;
+        if after.contains(&(step as f64 + 1.0)) {
+            for (i, leaf) in leaves.iter().enumerate() {
+                let name = format!("after{}.{i}", step + 1);
+                found.extend(compare(&name, &leaf.value()?, case.tensor(&name)?, tol)?);
+            }
+        }
+    }
+    Ok(Outcome::of(found))
 }

@@ -1,7 +1,92 @@
-//! placeholder
-use super::{Case, Outcome};
-use numcore::{Error, Result, Runtime};
+//! Whole training runs: losses, gradient norms, the first gradients and the last weights.
+
+use autograd::{Var, backward_with_hooks};
+use nn::{Forward, ModuleExt, loss};
+use numcore::{Error, Result, Runtime, fused::Reduction};
+use optim::{FlatGradients, Norm, clip_grad_norm};
+
+use super::{Case, HostValue, Mismatch, Outcome, compare_values, model::model, optim::optimizer};
+
 pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
-    let _ = rt;
-    Err(Error::argument("golden", format!("{} is not run yet", case.id)))
+    let model = model(rt, case)?;
+    let init = case.under("init/").map(|(name, value)| Ok((name.to_string(), value.on(rt)?)));
+    model.load_state_dict(init.collect::<Result<_>>()?, true)?;
+    let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
+    let mut optimizer = optimizer(case.attrs.str("optimizer", "sgd")?, &case.attrs, &leaves)?;
+    let mut gradients = optimizer.gradients()?;
+    let (clip, mut run) = (case.number("clip"), Record::default());
+    for step in 0..case.count("steps")? {
+        gradients.zero();
+        let (x, y) = (case.tensor(&format!("x{step}"))?.on(rt)?, case.tensor(&format!("y{step}"))?.on(rt)?);
+        let loss = loss_of(&model.forward(&Var::new(x))?, &Var::new(y))?;
+        run.losses.push(loss.item()?);
+        backward_with_hooks(&loss, &mut gradients)?;
+        if let Some(limit) = clip {
+            run.norms.push(clip_grad_norm(&mut gradients, limit, Norm::L2)?.item()?);
+        }
+        if step == 0 {
+            run.first = named(&model, |p| gradient(&gradients, &p.leaf()))?;
+        }
+        optimizer.step(&gradients)?;
+    }
+    run.last = named(&model, |p| p.value()?.to_f64s())?;
+    run.compare(case)
+}
+
+/// Classes are learned by cross-entropy, values by their squared error.
+fn loss_of<R: Runtime>(out: &Var<R>, target: &Var<R>) -> Result<Var<R>> {
+    if target.dtype().is_float() { loss::mse(out, target, Reduction::Mean) } else { loss::cross_entropy(out, target) }
+}
+
+fn gradient<R: Runtime>(
+    gradients: &FlatGradients<R>,
+    leaf: &std::sync::Arc<autograd::Leaf<R>>,
+) -> Result<Vec<f64>> {
+    match gradients.get(leaf)? {
+        Some(g) => g.to_f64s(),
+        None => Err(Error::state(leaf.name().to_string(), "has no gradient")),
+    }
+}
+
+fn named<R: Runtime>(
+    model: &dyn Forward<R>,
+    f: impl Fn(&nn::Param<R>) -> Result<Vec<f64>>,
+) -> Result<Vec<(String, Vec<f64>)>> {
+    model.named_parameters().into_iter().map(|(name, p)| Ok((name, f(&p)?))).collect()
+}
+
+/// What a run gave.
+#[derive(Default)]
+struct Record {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    first: Vec<(String, Vec<f64>)>,
+    last: Vec<(String, Vec<f64>)>,
+}
+
+impl Record {
+    fn compare(&self, case: &Case) -> Result<Outcome> {
+        let tol = case.tolerance()?;
+        let mut found: Vec<Mismatch> = compare_values("losses", &self.losses, &case.numbers("losses"), tol).into_iter().collect();
+        found.extend(compare_values("grad_norms", &self.norms, &case.numbers("grad_norms"), tol));
+        for (name, got) in &self.first {
+            // Gradients are small: what counts is their error among themselves.
+            let what = format!("grad0/{name}");
+            found.extend(compare_scaled(&what, got, case.tensor(&what)?, tol));
+        }
+        for (name, got) in &self.last {
+            let what = format!("final/{name}");
+            found.extend(compare_values(&what, got, &case.tensor(&what)?.to_f64s(), tol));
+        }
+        Ok(Outcome::of(found))
+    }
+}
+
+/// Relative to the largest value expected.
+fn compare_scaled(what: &str, got: &[f64], want: &HostValue, tol: f64) -> Option<Mismatch> {
+    let want = want.to_f64s();
+    let largest = want.iter().fold(0.0f64, |m, w| m.max(w.abs()));
+    let scale = if largest > 0.0 { 1.0 / largest } else { 1.0 };
+    let scaled = |values: &[f64]| values.iter().map(|v| v * scale).collect::<Vec<_>>();
+    compare_values(what, &scaled(got), &scaled(&want), tol)
 }

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::HashMap};
 
-use super::{Binary, Const, Expr, Id, Inst, Program, Unary};
+use super::{Binary, Class, Const, Expr, Id, Inst, Number, Program, Unary, types};
 
 /// Collects the values of a program in the making.
 #[derive(Default)]
@@ -11,6 +11,8 @@ pub struct Builder(RefCell<State>);
 #[derive(Default)]
 struct State {
     insts: Vec<Inst>,
+    /// Which of them no input types: made of numbers, scalars and positions alone.
+    weak: Vec<bool>,
     known: HashMap<Inst, Id>,
 }
 
@@ -52,43 +54,39 @@ impl Builder {
         Expr::new(self, id)
     }
 
+    pub(super) fn inst(&self, id: Id) -> Inst {
+        self.0.borrow().insts[id as usize]
+    }
+
     /// The number of a value, simplified; an equal one that exists already is shared.
     pub(super) fn push(&self, inst: Inst) -> Id {
         let mut state = self.0.borrow_mut();
-        match simplify(&state.insts, inst) {
+        match state.simplify(inst) {
             Simple::Is(id) => id,
             Simple::Inst(inst) => state.share(inst),
+            Simple::Times(a, factor) => {
+                let factor = state.share(Inst::Const(Const::Float(factor.to_bits())));
+                state.share(Inst::Binary(Binary::Mul, a, factor))
+            }
         }
     }
 
-    /// As [`push`](Builder::push) without simplifying: the reference that simplification is tested against.
+    /// As [`push`](Builder::push) without simplifying or sharing: what simplification is tested against.
     #[cfg(test)]
     pub(super) fn push_plain(&self, inst: Inst) -> Id {
-        let mut state = self.0.borrow_mut();
-        state.insts.push(inst);
-        state.insts.len() as Id - 1
+        self.0.borrow_mut().append(inst)
     }
 
     pub(super) fn finish(&self, name: &'static str, inputs: usize, scalars: usize, outputs: &[Expr<'_>]) -> Program {
         let outputs: Vec<Id> = outputs.iter().map(|e| e.id()).collect();
         let (insts, outputs) = live(&self.0.borrow().insts, &outputs);
+        let (insts, outputs) = types::split(&insts, &outputs);
         Program::from_parts(name, insts, outputs, inputs, scalars)
     }
 }
 
-impl State {
-    fn share(&mut self, inst: Inst) -> Id {
-        let next = self.insts.len() as Id;
-        let id = *self.known.entry(inst).or_insert(next);
-        if id == next {
-            self.insts.push(inst);
-        }
-        id
-    }
-}
-
 /// The values that outputs depend on, renumbered.
-pub(super) fn live(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
+fn live(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let mut used = vec![false; insts.len()];
     outputs.iter().for_each(|&o| used[o as usize] = true);
     for i in (0..insts.len()).rev() {
@@ -105,78 +103,172 @@ pub(super) fn live(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     (kept, outputs.iter().map(|&o| number[o as usize]).collect())
 }
 
-enum Simple {
-    Is(Id),
-    Inst(Inst),
-}
+impl State {
+    fn share(&mut self, inst: Inst) -> Id {
+        match self.known.get(&inst) {
+            Some(&id) => id,
+            None => {
+                let id = self.append(inst);
+                self.known.insert(inst, id);
+                id
+            }
+        }
+    }
 
-fn simplify(insts: &[Inst], inst: Inst) -> Simple {
-    match inst {
-        Inst::Unary(op, a) => unary(insts, op, a),
-        Inst::Binary(op, a, b) => binary(insts, op, a, b),
-        Inst::Select(c, a, b) => match insts[c as usize] {
-            Inst::Const(Const::Bool(hold)) => Simple::Is(if hold { a } else { b }),
-            _ if a == b => Simple::Is(a),
-            _ => Simple::Inst(inst),
-        },
-        Inst::Cast(to, a) => match insts[a as usize] {
-            Inst::Cast(from, _) if from == to => Simple::Is(a),
-            _ => Simple::Inst(inst),
-        },
-        Inst::CastLike(a, b) if a == b => Simple::Is(a),
-        _ => Simple::Inst(inst),
+    fn append(&mut self, inst: Inst) -> Id {
+        let weak = |a: Id| self.weak[a as usize];
+        self.weak.push(match inst {
+            Inst::Const(_) | Inst::Scalar(_) | Inst::Index => true,
+            Inst::Input(_) | Inst::Random { .. } | Inst::Cast(..) => false,
+            Inst::Binary(op, ..) if op.is_comparison() => false,
+            Inst::CastLike(_, like) => weak(like),
+            Inst::Select(_, a, b) | Inst::Binary(_, a, b) => weak(a) && weak(b),
+            Inst::Unary(_, a) => weak(a),
+        });
+        self.insts.push(inst);
+        self.insts.len() as Id - 1
     }
 }
 
-fn float(insts: &[Inst], a: Id) -> Option<f64> {
-    match insts[a as usize] {
-        Inst::Const(Const::Float(bits)) => Some(f64::from_bits(bits)),
+enum Simple {
+    Is(Id),
+    Inst(Inst),
+    Times(Id, f64),
+}
+
+impl State {
+    fn simplify(&self, inst: Inst) -> Simple {
+        match inst {
+            Inst::Unary(op, a) => self.unary(op, a),
+            Inst::Binary(op, a, b) => self.binary(op, a, b),
+            Inst::Select(c, a, b) => self.select(c, a, b),
+            Inst::Cast(to, a) => match self.inst(a) {
+                Inst::Cast(from, _) if from == to => Simple::Is(a),
+                _ => Simple::Inst(inst),
+            },
+            Inst::CastLike(a, like) => match self.inst(a) {
+                _ if a == like => Simple::Is(a),
+                Inst::CastLike(_, same) if same == like => Simple::Is(a),
+                _ => Simple::Inst(inst),
+            },
+            _ => Simple::Inst(inst),
+        }
+    }
+
+    fn inst(&self, a: Id) -> Inst {
+        self.insts[a as usize]
+    }
+
+    fn number(&self, a: Id) -> Option<Number> {
+        if let Inst::Const(c) = self.inst(a) { Some(c.into()) } else { None }
+    }
+
+    /// What `v` negates.
+    fn negated(&self, v: Id) -> Option<Id> {
+        if let Inst::Unary(Unary::Neg, x) = self.inst(v) { Some(x) } else { None }
+    }
+
+    fn select(&self, c: Id, a: Id, b: Id) -> Simple {
+        let (chosen, other) = match self.inst(c) {
+            _ if a == b => return Simple::Is(a),
+            Inst::Const(Const::Bool(true)) => (a, b),
+            Inst::Const(Const::Bool(false)) => (b, a),
+            Inst::Unary(Unary::Not, c) => return Simple::Inst(Inst::Select(c, b, a)),
+            _ => return Simple::Inst(Inst::Select(c, a, b)),
+        };
+        // The arm not taken may be what gives the other its type.
+        match (self.weak[chosen as usize], self.weak[other as usize]) {
+            (false, _) => Simple::Is(chosen),
+            (true, false) if self.number(chosen).is_some() => Simple::Inst(Inst::CastLike(chosen, other)),
+            _ => Simple::Inst(Inst::Select(c, a, b)),
+        }
+    }
+
+    fn unary(&self, op: Unary, a: Id) -> Simple {
+        match (op, self.inst(a)) {
+            (Unary::Neg, Inst::Unary(Unary::Neg, x)) | (Unary::Not, Inst::Unary(Unary::Not, x)) => {
+                return Simple::Is(x);
+            }
+            _ => {}
+        }
+        match self.number(a) {
+            Some(x @ Number::Float(_)) if op != Unary::Not => constant(op.eval(x)),
+            Some(x @ Number::Bool(_)) if op == Unary::Not => constant(op.eval(x)),
+            Some(Number::Int(x)) if op == Unary::Neg && x != i64::MIN => constant(Number::Int(-x)),
+            _ => Simple::Inst(Inst::Unary(op, a)),
+        }
+    }
+
+    fn binary(&self, op: Binary, a: Id, b: Id) -> Simple {
+        if let (Some(x), Some(y)) = (self.number(a), self.number(b))
+            && let Some(value) = fold(op, x, y)
+        {
+            return constant(value);
+        }
+        match (op, self.negated(a), self.negated(b)) {
+            (Binary::Add, _, Some(b)) => Simple::Inst(Inst::Binary(Binary::Sub, a, b)),
+            (Binary::Add, Some(a), _) => Simple::Inst(Inst::Binary(Binary::Sub, b, a)),
+            (Binary::Sub, _, Some(b)) => self.binary(Binary::Add, a, b),
+            _ if op.commutes() && self.order(a) > self.order(b) => self.with_right(op, b, a),
+            _ => self.with_right(op, a, b),
+        }
+    }
+
+    /// Constants come last.
+    fn order(&self, a: Id) -> (bool, Id) {
+        (self.number(a).is_some(), a)
+    }
+
+    /// What a constant on the right makes simpler.
+    fn with_right(&self, op: Binary, a: Id, b: Id) -> Simple {
+        use Binary::*;
+        let same = Simple::Inst(Inst::Binary(op, a, b));
+        match (op, self.number(b)) {
+            // A real number may be all that tells what `a` is made of from whole numbers.
+            (_, Some(Number::Float(_))) if self.weak[a as usize] => same,
+            (Mul | Div | Pow, Some(Number::Float(1.0) | Number::Int(1))) => Simple::Is(a),
+            // Not by a whole −1 in a quotient: unsigned integers take it as their largest.
+            (Mul | Div, Some(Number::Float(-1.0))) | (Mul, Some(Number::Int(-1))) => self.unary(Unary::Neg, a),
+            (Add, Some(Number::Float(y))) if is_negative_zero(y) => Simple::Is(a),
+            (Sub, Some(Number::Float(y))) if y == 0.0 && !is_negative_zero(y) => Simple::Is(a),
+            (Sub, Some(Number::Int(0))) => Simple::Is(a),
+            (Div, Some(Number::Float(y))) if is_power_of_two(y) => Simple::Times(a, y.recip()),
+            (And, Some(Number::Bool(true))) | (Or | Xor, Some(Number::Bool(false))) => Simple::Is(a),
+            (And | Or, _) if a == b => Simple::Is(a),
+            _ => same,
+        }
+    }
+}
+
+fn constant(value: Number) -> Simple {
+    Simple::Inst(Inst::Const(value.into()))
+}
+
+/// The value of an op on two constants, where it is the same whatever types they will take.
+fn fold(op: Binary, x: Number, y: Number) -> Option<Number> {
+    let small = |v: i64| (0..128).contains(&v);
+    match (x, y) {
+        (Number::Float(_), Number::Float(_)) if !matches!(op.class(), Class::Int | Class::Bits) => {
+            Some(op.eval(x, y, 64))
+        }
+        (Number::Bool(_), Number::Bool(_)) if matches!(op.class(), Class::Bits | Class::Any) => Some(op.eval(x, y, 8)),
+        (Number::Int(x), Number::Int(y)) => match op {
+            Binary::Add => x.checked_add(y).map(Number::Int),
+            Binary::Sub => x.checked_sub(y).map(Number::Int),
+            Binary::Mul => x.checked_mul(y).map(Number::Int),
+            _ if op.is_comparison() && small(x) && small(y) => Some(op.eval(Number::Int(x), Number::Int(y), 64)),
+            _ => None,
+        },
         _ => None,
     }
 }
 
-fn constant(value: f64) -> Simple {
-    Simple::Inst(Inst::Const(Const::Float(value.to_bits())))
+fn is_negative_zero(x: f64) -> bool {
+    x == 0.0 && x.is_sign_negative()
 }
 
-fn unary(insts: &[Inst], op: Unary, a: Id) -> Simple {
-    match (op, insts[a as usize]) {
-        (Unary::Neg, Inst::Unary(Unary::Neg, x)) | (Unary::Not, Inst::Unary(Unary::Not, x)) => Simple::Is(x),
-        (Unary::Not, Inst::Const(Const::Bool(b))) => Simple::Inst(Inst::Const(Const::Bool(!b))),
-        (Unary::Neg, Inst::Const(Const::Int(k))) => Simple::Inst(Inst::Const(Const::Int(k.wrapping_neg()))),
-        _ => match float(insts, a) {
-            Some(x) if op != Unary::Not => constant(op.eval(x)),
-            _ => Simple::Inst(Inst::Unary(op, a)),
-        },
-    }
-}
-
-fn binary(insts: &[Inst], op: Binary, a: Id, b: Id) -> Simple {
-    use Binary::*;
-    let (x, y) = (float(insts, a), float(insts, b));
-    if let (Some(x), Some(y)) = (x, y) {
-        let value = op.eval(x, y);
-        return match op.is_comparison() {
-            true => Simple::Inst(Inst::Const(Const::Bool(value != 0.0))),
-            false => constant(value),
-        };
-    }
-    let negative_zero = |v: f64| v == 0.0 && v.is_sign_negative();
-    match (op, x, y) {
-        (Add, Some(v), _) if negative_zero(v) => Simple::Is(b),
-        (Add, _, Some(v)) if negative_zero(v) => Simple::Is(a),
-        (Sub, _, Some(v)) if v == 0.0 && v.is_sign_positive() => Simple::Is(a),
-        (Mul, Some(1.0), _) => Simple::Is(b),
-        (Mul | Div, _, Some(1.0)) => Simple::Is(a),
-        (Mul, Some(-1.0), _) => unary(insts, Unary::Neg, b),
-        (Mul | Div, _, Some(-1.0)) => unary(insts, Unary::Neg, a),
-        _ if op.commutes() && a > b => Simple::Inst(Inst::Binary(op, b, a)),
-        _ => Simple::Inst(Inst::Binary(op, a, b)),
-    }
-}
-
-impl Builder {
-    pub(super) fn bin(&self, op: Binary, a: Id, b: Id) -> Id {
-        self.push(Inst::Binary(op, a, b))
-    }
+/// Whether `1/x` is exact, and so is every product with it that the quotient would be: also in `f32`.
+fn is_power_of_two(x: f64) -> bool {
+    let mantissa = x.to_bits() & ((1 << 52) - 1);
+    mantissa == 0 && (2f64.powi(-126)..=2f64.powi(126)).contains(&x.abs())
 }

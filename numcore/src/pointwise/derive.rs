@@ -1,15 +1,29 @@
 //! Symbolic differentiation: one row per op. No row makes a zero term, and values of the forward are shared.
 
-use super::{Binary, Builder, Const, Derivative, Expr, Id, Inst, Program, Unary};
+use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
+
+use super::{Binary, Builder, Derivative, Expr, Id, Inst, Program, Unary};
 
 /// The gradient of input `wrt`, with only the inputs it reads; `None` where it is zero by structure.
 pub(super) fn derivative(program: &Program, wrt: usize) -> Option<Derivative> {
     let builder = Builder::default();
-    let id = gradient(program, &builder, wrt)?;
-    let outs = program.outputs().len();
-    let whole = builder.finish(program.name(), program.inputs() + outs, program.scalars(), &[builder.expr(id)]);
+    let gradient = gradients(program, &builder, &[wrt])[0]?;
+    let whole = finish(program, &builder, &[gradient]);
     let inputs: Box<[u16]> = (0..whole.inputs() as u16).filter(|i| whole.insts().contains(&Inst::Input(*i))).collect();
     Some(Derivative { program: renumbered(&whole, &inputs), inputs })
+}
+
+/// The gradients of inputs `wrt`, zeros where there is none.
+pub(super) fn differentiate(program: &Program, wrt: &[usize]) -> Program {
+    let b = Builder::default();
+    let zero = |i: usize| b.int(0).cast_like(b.input(i as u16));
+    let found = gradients(program, &b, wrt).into_iter().zip(wrt);
+    let gradients: Vec<Expr<'_>> = found.map(|(g, &i)| g.unwrap_or_else(|| zero(i))).collect();
+    finish(program, &b, &gradients)
+}
+
+fn finish(program: &Program, b: &Builder, outputs: &[Expr<'_>]) -> Program {
+    b.finish(program.name(), program.inputs() + program.outputs().len(), program.scalars(), outputs)
 }
 
 /// The same program with inputs `kept[i]` as its input `i`.
@@ -20,152 +34,147 @@ fn renumbered(program: &Program, kept: &[u16]) -> Program {
     Program::from_parts(program.name(), insts, program.outputs().to_vec(), kept.len(), program.scalars())
 }
 
-fn gradient(program: &Program, b: &Builder, wrt: usize) -> Option<Id> {
+/// Reverse accumulation over the values that depend on inputs `wrt`.
+fn gradients<'b>(program: &Program, b: &'b Builder, wrt: &[usize]) -> Vec<Option<Expr<'b>>> {
     let insts = program.insts();
     let mut forward: Vec<Id> = Vec::with_capacity(insts.len());
     for inst in insts {
         forward.push(b.push(inst.map(|a| forward[a as usize])));
     }
     let reaches = reaching(insts, wrt);
-    let mut grads: Vec<Option<Id>> = vec![None; insts.len()];
+    let mut terms: Vec<Option<Term<'b>>> = vec![None; insts.len()];
     for (k, &o) in program.outputs().iter().enumerate() {
-        let upstream = b.input((program.inputs() + k) as u16).id();
-        accumulate(b, &mut grads[o as usize], upstream);
+        let upstream = b.input((program.inputs() + k) as u16);
+        Term::add(&mut terms[o as usize], Term { when: None, value: upstream });
     }
-    let mut result = None;
     for i in (0..insts.len()).rev().filter(|&i| reaches[i]) {
-        let Some(u) = grads[i] else { continue };
-        if insts[i] == Inst::Input(wrt as u16) {
-            accumulate(b, &mut result, u);
-            continue;
-        }
-        let row = Row { b, forward: &forward, y: b.expr(forward[i]), u: b.expr(u) };
-        for (operand, grad) in row.operands(insts[i]).into_iter().flatten() {
-            if reaches[operand as usize] {
-                accumulate(b, &mut grads[operand as usize], grad(&row).id());
+        let Some(u) = terms[i] else { continue };
+        let inst = insts[i].map(|a| forward[a as usize]);
+        for (operand, term) in insts[i].operands().zip(back(b, inst, b.expr(forward[i]), u)) {
+            if let Some(term) = term.filter(|_| reaches[operand as usize]) {
+                Term::add(&mut terms[operand as usize], term);
             }
         }
     }
-    result
+    let at = |w: usize| insts.iter().position(|inst| *inst == Inst::Input(w as u16));
+    wrt.iter().map(|&w| terms[at(w)?].map(Term::whole)).collect()
 }
 
-/// Which values depend on input `wrt`.
-fn reaching(insts: &[Inst], wrt: usize) -> Vec<bool> {
+/// Which values depend on inputs `wrt`.
+fn reaching(insts: &[Inst], wrt: &[usize]) -> Vec<bool> {
     let mut reaches: Vec<bool> = Vec::with_capacity(insts.len());
     for inst in insts {
         let through = inst.operands().any(|a| reaches[a as usize]);
-        reaches.push(through || *inst == Inst::Input(wrt as u16));
+        reaches.push(through || matches!(inst, Inst::Input(k) if wrt.contains(&(*k as usize))));
     }
     reaches
 }
 
-fn accumulate(b: &Builder, sum: &mut Option<Id>, term: Id) {
-    *sum = Some(match *sum {
-        Some(s) => b.bin(Binary::Add, s, term),
-        None => term,
-    });
+/// A gradient: `value` where the condition is as said, 0 elsewhere.
+///
+/// Kept apart until two terms meet. So the arms of a choice become a choice again instead of a sum with zeros, and what the arm not
+/// taken overflows to is never multiplied by 0.
+#[derive(Clone, Copy)]
+struct Term<'b> {
+    when: Option<(Expr<'b>, bool)>,
+    value: Expr<'b>,
 }
 
-/// One value's place in the chain rule: its own forward value `y` and the gradient `u` of it.
-struct Row<'a, 'b> {
-    b: &'b Builder,
-    forward: &'a [Id],
-    y: Expr<'b>,
-    u: Expr<'b>,
-}
-
-type Rule<'a, 'b> = Box<dyn Fn(&Row<'a, 'b>) -> Expr<'b> + 'a>;
-type Rules<'a, 'b> = [Option<(Id, Rule<'a, 'b>)>; 2];
-
-impl<'a, 'b: 'a> Row<'a, 'b> {
-    fn at(&self, a: Id) -> Expr<'b> {
-        self.b.expr(self.forward[a as usize])
-    }
-
-    /// Each operand a gradient flows to, with how.
-    fn operands(&self, inst: Inst) -> Rules<'a, 'b> {
-        match inst {
-            Inst::Unary(op, a) => [unary(op, self.at(a)).map(|r| (a, r)), None],
-            Inst::Binary(op, l, r) => {
-                let [left, right] = binary(op, self.at(l), self.at(r));
-                [left.map(|f| (l, f)), right.map(|f| (r, f))]
-            }
-            Inst::Select(c, l, r) => {
-                let c = self.at(c);
-                [
-                    Some((l, Box::new(move |row| c.select(row.u, row.zero())))),
-                    Some((r, Box::new(move |row| c.select(row.zero(), row.u)))),
-                ]
-            }
-            Inst::Cast(to, a) if to.is_float() => [Some((a, back(self.at(a)))), None],
-            Inst::CastLike(a, _) => [Some((a, back(self.at(a)))), None],
-            _ => [None, None],
+impl<'b> Term<'b> {
+    fn whole(self) -> Expr<'b> {
+        match self.when {
+            None => self.value,
+            Some((c, true)) => c.select(self.value, 0.0),
+            Some((c, false)) => c.select(0.0, self.value),
         }
     }
 
-    /// A zero that takes the type of what it meets.
-    fn zero(&self) -> Expr<'b> {
-        self.b.expr(self.b.push(Inst::Const(Const::Int(0))))
+    fn with(self, value: Expr<'b>) -> Option<Term<'b>> {
+        Some(Term { value, ..self })
+    }
+
+    fn add(sum: &mut Option<Term<'b>>, term: Term<'b>) {
+        let Some(old) = sum.replace(term) else { return };
+        *sum = match (old.when, term.when) {
+            (Some((c, a)), Some((d, b))) if c.id() == d.id() && a == b => old.with(old.value + term.value),
+            (Some((c, a)), Some((d, _))) if c.id() == d.id() => {
+                let (yes, no) = if a { (old.value, term.value) } else { (term.value, old.value) };
+                Some(Term { when: None, value: c.select(yes, no) })
+            }
+            _ => Some(Term { when: None, value: old.whole() + term.whole() }),
+        };
     }
 }
 
-fn back<'a, 'b: 'a>(like: Expr<'b>) -> Rule<'a, 'b> {
-    Box::new(move |row| row.u.cast_like(like))
-}
-
-fn rule<'a, 'b: 'a>(f: impl Fn(Expr<'b>, Expr<'b>) -> Expr<'b> + 'a) -> Option<Rule<'a, 'b>> {
-    Some(Box::new(move |row| f(row.u, row.y)))
-}
-
-/// `u · dy/dx`, from `x`, the result `y` and its gradient `u`.
-fn unary<'a, 'b: 'a>(op: Unary, x: Expr<'b>) -> Option<Rule<'a, 'b>> {
-    use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
-    match op {
-        Unary::Neg => rule(|u, _| -u),
-        Unary::Abs => rule(move |u, _| u * x.sign()),
-        Unary::Exp => rule(|u, y| u * y),
-        Unary::Expm1 => rule(|u, y| u * (y + 1.0)),
-        Unary::Exp2 => rule(|u, y| u * y * LN_2),
-        Unary::Log => rule(move |u, _| u / x),
-        Unary::Log1p => rule(move |u, _| u / (x + 1.0)),
-        Unary::Log2 => rule(move |u, _| u / (x * LN_2)),
-        Unary::Sqrt => rule(|u, y| u * 0.5 / y),
-        Unary::Rsqrt => rule(|u, y| u * -0.5 * y * y * y),
-        Unary::Recip => rule(|u, y| -(u * y * y)),
-        Unary::Sin => rule(move |u, _| u * x.cos()),
-        Unary::Cos => rule(move |u, _| -(u * x.sin())),
-        Unary::Tan => rule(|u, y| u * (y * y + 1.0)),
-        Unary::Asin => rule(move |u, _| u * (1.0 - x * x).rsqrt()),
-        Unary::Acos => rule(move |u, _| -(u * (1.0 - x * x).rsqrt())),
-        Unary::Atan => rule(move |u, _| u / (x * x + 1.0)),
-        Unary::Sinh => rule(move |u, _| u * x.cosh()),
-        Unary::Cosh => rule(move |u, _| u * x.sinh()),
-        Unary::Tanh => rule(|u, y| u * (1.0 - y * y)),
-        Unary::Erf => rule(move |u, _| u * (-(x * x)).exp() * FRAC_2_SQRT_PI),
-        Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc | Unary::Not => None,
+/// What flows to each operand of `y = inst`, whose gradient is `u`.
+fn back<'b>(b: &'b Builder, inst: Inst, y: Expr<'b>, u: Term<'b>) -> [Option<Term<'b>>; 3] {
+    match inst {
+        Inst::Unary(op, x) => [unary(op, b.expr(x), y, u.value).and_then(|g| u.with(g)), None, None],
+        Inst::Binary(op, l, r) => {
+            let [l, r] = binary(op, b.expr(l), b.expr(r), y, u.value);
+            [l.and_then(|g| u.with(g)), r.and_then(|g| u.with(g)), None]
+        }
+        Inst::Select(c, ..) => {
+            let arm = |holds| Some(Term { when: Some((b.expr(c), holds)), value: u.whole() });
+            [None, arm(true), arm(false)]
+        }
+        Inst::Cast(to, a) if to.is_float() => [u.with(u.value.cast_like(b.expr(a))), None, None],
+        Inst::CastLike(a, _) => [u.with(u.value.cast_like(b.expr(a))), None, None],
+        _ => [None; 3],
     }
 }
 
-/// The same for both operands `a`, `b`.
-fn binary<'a, 'b: 'a>(op: Binary, a: Expr<'b>, b: Expr<'b>) -> [Option<Rule<'a, 'b>>; 2] {
-    match op {
-        Binary::Add => [rule(|u, _| u), rule(|u, _| u)],
-        Binary::Sub => [rule(|u, _| u), rule(|u, _| -u)],
-        Binary::Mul => [rule(move |u, _| u * b), rule(move |u, _| u * a)],
-        Binary::Div => [rule(move |u, _| u / b), rule(move |u, y| -(u * y / b))],
-        Binary::Rem => [rule(|u, _| u), rule(move |u, _| -(u * (a / b).floor()))],
-        Binary::Pow => [
-            rule(move |u, _| b.eq(0.0).select(0.0, u * b * a.pow(b - 1.0))),
-            rule(move |u, y| (a.eq(0.0) & b.ge(0.0)).select(0.0, u * y * a.log())),
-        ],
-        Binary::Atan2 => [rule(move |u, _| u * b / (a * a + b * b)), rule(move |u, _| -(u * a / (a * a + b * b)))],
-        Binary::Max => [share(b, a), share(a, b)],
-        Binary::Min => [share(a, b), share(b, a)],
-        _ => [None, None],
-    }
+/// `u · dy/dx`.
+fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b>> {
+    Some(match op {
+        Unary::Neg => -u,
+        Unary::Abs => u * x.sign(),
+        Unary::Exp => u * y,
+        Unary::Expm1 => u * (y + 1.0),
+        Unary::Exp2 => u * y * LN_2,
+        Unary::Log => u / x,
+        Unary::Log1p => u / (x + 1.0),
+        Unary::Log2 => u / (x * LN_2),
+        Unary::Sqrt => u / (y * 2.0),
+        Unary::Rsqrt => u * -0.5 * (y * y * y),
+        Unary::Recip => -(u * (y * y)),
+        Unary::Sin => u * x.cos(),
+        Unary::Cos => -(u * x.sin()),
+        Unary::Tan => u * (y * y + 1.0),
+        Unary::Asin => u * (1.0 - x * x).rsqrt(),
+        Unary::Acos => -(u * (1.0 - x * x).rsqrt()),
+        Unary::Atan => u / (x * x + 1.0),
+        Unary::Sinh => u * x.cosh(),
+        Unary::Cosh => u * x.sinh(),
+        Unary::Tanh => u * (1.0 - y * y),
+        Unary::Erf => u * (-(x * x)).exp() * FRAC_2_SQRT_PI,
+        Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc | Unary::Not => return None,
+    })
 }
 
-/// The gradient of the operand that wins when `less < more`: all of it, half at a tie.
-fn share<'a, 'b: 'a>(less: Expr<'b>, more: Expr<'b>) -> Option<Rule<'a, 'b>> {
-    rule(move |u, _| less.lt(more).select(u, less.eq(more).select(u * 0.5, 0.0)))
+/// The same for both operands.
+fn binary<'b>(op: Binary, a: Expr<'b>, b: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> [Option<Expr<'b>>; 2] {
+    let [da, db] = match op {
+        Binary::Add => [u, u],
+        Binary::Sub => [u, -u],
+        Binary::Mul => [u * b, u * a],
+        Binary::Div => [u / b, -(u / b * y)],
+        Binary::Rem => [u, -(u * (a / b).floor())],
+        Binary::Pow => {
+            [b.eq(0.0).select(0.0, u * (b * a.pow(b - 1.0))), (a.eq(0.0) & b.ge(0.0)).select(0.0, u * (y * a.log()))]
+        }
+        Binary::Atan2 => {
+            let scaled = u / (a * a + b * b);
+            [scaled * b, -(scaled * a)]
+        }
+        Binary::Max => [winner(a.lt(b), a, b, u), winner(b.lt(a), a, b, u)],
+        Binary::Min => [winner(b.lt(a), a, b, u), winner(a.lt(b), a, b, u)],
+        _ => return [None; 2],
+    };
+    [Some(da), Some(db)]
+}
+
+/// All of the gradient unless the operand has lost, half of it at a tie (as PyTorch's).
+fn winner<'b>(lost: Expr<'b>, a: Expr<'b>, b: Expr<'b>, u: Expr<'b>) -> Expr<'b> {
+    lost.select(0.0, a.eq(b).select(u * 0.5, u))
 }

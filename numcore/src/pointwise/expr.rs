@@ -1,15 +1,24 @@
 //! Expressions: how a program is written.
 
-use std::ops;
+use std::{
+    cell::Cell,
+    f64::consts::{FRAC_1_SQRT_2, PI},
+    marker::PhantomData,
+    ops,
+};
 
 use super::{Binary, Builder, Id, Inst, Unary};
 use crate::DType;
 
 /// A value of a program in the making. Copy it freely; operators and methods add to the program.
+///
+/// Operands must have one type; numbers, scalars and positions take the type of what they meet.
 #[derive(Clone, Copy)]
 pub struct Expr<'b> {
     builder: &'b Builder,
     id: Id,
+    /// Keeps the lifetime exact, so that expressions of two programs cannot meet.
+    brand: PhantomData<Cell<&'b ()>>,
 }
 
 /// What can stand for an expression: one, or a number.
@@ -24,9 +33,17 @@ impl<'b> IntoExpr<'b> for Expr<'b> {
     }
 }
 
+/// A real number: meets floats.
 impl<'b> IntoExpr<'b> for f64 {
     fn into_expr(self, builder: &'b Builder) -> Expr<'b> {
         builder.c(self)
+    }
+}
+
+/// A whole number: meets floats and integers.
+impl<'b> IntoExpr<'b> for i64 {
+    fn into_expr(self, builder: &'b Builder) -> Expr<'b> {
+        builder.int(self)
     }
 }
 
@@ -118,7 +135,7 @@ binary! {
 
 impl<'b> Expr<'b> {
     pub(super) fn new(builder: &'b Builder, id: Id) -> Self {
-        Expr { builder, id }
+        Expr { builder, id, brand: PhantomData }
     }
 
     pub(super) fn id(self) -> Id {
@@ -126,7 +143,7 @@ impl<'b> Expr<'b> {
     }
 
     fn push(self, inst: Inst) -> Self {
-        Expr { builder: self.builder, id: self.builder.push(inst) }
+        Expr::new(self.builder, self.builder.push(inst))
     }
 
     fn unary(self, op: Unary) -> Self {
@@ -153,7 +170,7 @@ impl<'b> Expr<'b> {
         self.push(Inst::Select(self.id, a.id, b.id))
     }
 
-    /// As another type.
+    /// As another type: floats to integers truncate and saturate, integers wrap, `bool` is whether a number is not 0.
     pub fn cast(self, to: DType) -> Self {
         self.push(Inst::Cast(to, self.id))
     }
@@ -166,7 +183,22 @@ impl<'b> Expr<'b> {
     /// `min(max(x, low), high)`; the gradient passes where `low ≤ x ≤ high`.
     pub fn clamp(self, low: impl IntoExpr<'b>, high: impl IntoExpr<'b>) -> Self {
         let (low, high) = (low.into_expr(self.builder), high.into_expr(self.builder));
-        self.lt(low).select(low, high.lt(self).select(high, self))
+        let above = self.lt(low).select(low, self);
+        high.lt(above).select(high, above)
+    }
+
+    /// `selfᵉ` for an exponent known now: small whole and half ones without `pow`, as in PyTorch.
+    pub fn pow_f(self, exponent: f64) -> Self {
+        match exponent {
+            1.0 => self,
+            2.0 => self.square(),
+            3.0 => self.square() * self,
+            -1.0 => self.recip(),
+            -2.0 => self.square().recip(),
+            0.5 => self.sqrt(),
+            -0.5 => self.rsqrt(),
+            e => self.pow(e),
+        }
     }
 
     /// `x²`.
@@ -174,52 +206,64 @@ impl<'b> Expr<'b> {
         self * self
     }
 
-    /// `1 / (1 + e⁻ˣ)`, by the hyperbolic tangent: no overflow, and a derivative without cancellation.
+    /// `1 / (1 + e⁻ˣ)`.
+    ///
+    /// From `z = e^−|x|`, which cannot overflow: small results keep their digits, and so does the derivative, which has no `0·∞`.
     pub fn sigmoid(self) -> Self {
-        (self * 0.5).tanh() * 0.5 + 0.5
+        let (negative, z) = self.falling();
+        negative.select(z, 1.0) / (z + 1.0)
     }
 
-    /// `max(x, 0)`; the gradient at 0 is 0.
+    /// Whether `x` is negative, and `e^−|x|`. By a choice, since the gradient of `|x|` at 0 would be 0.
+    fn falling(self) -> (Self, Self) {
+        let negative = self.lt(0.0);
+        (negative, negative.select(self, -self).exp())
+    }
+
+    /// `max(x, 0)`; the gradient at 0 is 0, NaN stays.
     pub fn relu(self) -> Self {
         self.le(0.0).select(0.0, self)
     }
 
-    /// `x · sigmoid(x)`.
+    /// `x · sigmoid(x)` (Elfwing et al. 2018).
     pub fn silu(self) -> Self {
         self * self.sigmoid()
     }
 
-    /// `x · Φ(x)` by the error function.
+    /// `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016).
     pub fn gelu(self) -> Self {
-        self * 0.5 * ((self * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
+        self * 0.5 * ((self * FRAC_1_SQRT_2).erf() + 1.0)
     }
 
     /// The tanh approximation of `x · Φ(x)`.
     pub fn gelu_tanh(self) -> Self {
-        let inner = (self + self * self * self * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
+        let inner = (self + self * self * self * 0.044_715) * (2.0 / PI).sqrt();
         self * 0.5 * (inner.tanh() + 1.0)
     }
 
-    /// `ln(1 + eˣ)`, the identity above 20.
+    /// `ln(1 + eˣ)`; the identity above 20.
     pub fn softplus(self) -> Self {
-        self.gt(20.0).select(self, self.min(20.0).exp().log1p())
+        self.softplus_with(1.0, 20.0)
+    }
+
+    /// `ln(1 + e^(βx)) / β`; the identity where `βx` is above `threshold`.
+    pub fn softplus_with(self, beta: f64, threshold: f64) -> Self {
+        let scaled = self * beta;
+        scaled.gt(threshold).select(self, scaled.exp().log1p() / beta)
     }
 
     /// `ln(sigmoid(x))`.
     pub fn log_sigmoid(self) -> Self {
-        self.min(0.0) - (-self.abs()).exp().log1p()
+        let (negative, z) = self.falling();
+        negative.select(self, 0.0) - z.log1p()
     }
 }
 
 macro_rules! operators {
     ($($trait:ident $method:ident $op:ident;)*) => {$(
-        impl<'b> ops::$trait for Expr<'b> {
+        impl<'b, T: IntoExpr<'b>> ops::$trait<T> for Expr<'b> {
             type Output = Expr<'b>;
-            fn $method(self, other: Self) -> Self { self.binary(Binary::$op, other) }
-        }
-        impl<'b> ops::$trait<f64> for Expr<'b> {
-            type Output = Expr<'b>;
-            fn $method(self, other: f64) -> Self { self.binary(Binary::$op, other) }
+            fn $method(self, other: T) -> Self { self.binary(Binary::$op, other) }
         }
         impl<'b> ops::$trait<Expr<'b>> for f64 {
             type Output = Expr<'b>;

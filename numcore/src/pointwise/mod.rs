@@ -6,30 +6,34 @@
 //! let softsquare = Program::new("softsquare", |[x], []| [x * x / (x.abs() + 1.0)]);
 //! let slope = &softsquare.derivative(0).unwrap().program;
 //! assert_eq!(slope.outputs().len(), 1);
+//! println!("{slope}");
 //! ```
 
 mod build;
 mod derive;
+mod eval;
 mod expr;
 mod print;
+mod reference;
 mod table;
+#[cfg(test)]
+mod tests;
 mod types;
-mod uniform;
 
 use std::{
+    fmt::{self, Write},
     hash::{Hash, Hasher},
     sync::{Arc, OnceLock},
 };
 
-use parking_lot::RwLock;
-
 pub use build::Builder;
+pub use eval::Values;
 pub use expr::{Expr, IntoExpr};
+pub use reference::Number;
 pub use table::{Binary, Class, Dialect, Unary};
 pub use types::Typed;
-pub use uniform::Number;
 
-use crate::DType;
+use crate::{DType, Error, Result};
 
 /// A value's number in its program.
 pub type Id = u32;
@@ -39,7 +43,7 @@ pub type Id = u32;
 pub enum Const {
     /// A real number, by its bits: meets floats only.
     Float(u64),
-    /// A whole number: meets floats and integers.
+    /// A whole number: meets floats and integers; `bool` is whether it is not 0.
     Int(i64),
     /// A truth value.
     Bool(bool),
@@ -70,7 +74,7 @@ pub enum Inst {
     Binary(Binary, Id, Id),
     /// The second where the first holds, the third elsewhere.
     Select(Id, Id, Id),
-    /// As another type.
+    /// As another type: floats to integers truncate and saturate, integers wrap, `bool` is whether a number is not 0.
     Cast(DType, Id),
     /// The first as the type of the second.
     CastLike(Id, Id),
@@ -88,8 +92,24 @@ impl Inst {
         ids.into_iter().take(n)
     }
 
-    /// The same reading other values.
-    fn map(self, f: impl Fn(Id) -> Id) -> Inst {
+    /// What it is, in a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Inst::Input(_) => "input",
+            Inst::Scalar(_) => "scalar",
+            Inst::Const(_) => "number",
+            Inst::Index => "index",
+            Inst::Random { .. } => "random",
+            Inst::Unary(op, _) => op.name(),
+            Inst::Binary(op, ..) => op.name(),
+            Inst::Select(..) => "select",
+            Inst::Cast(..) => "cast",
+            Inst::CastLike(..) => "cast_like",
+        }
+    }
+
+    /// The same reading other values; `f` is asked in order.
+    fn map(self, mut f: impl FnMut(Id) -> Id) -> Inst {
         match self {
             Inst::Unary(op, a) => Inst::Unary(op, f(a)),
             Inst::Binary(op, a, b) => Inst::Binary(op, f(a), f(b)),
@@ -115,20 +135,23 @@ struct Inner {
     scalars: usize,
     hash: u64,
     reads: u64,
-    typed: RwLock<Vec<types::Cached>>,
+    typed: types::Cache,
     derivatives: Box<[OnceLock<Option<Derivative>>]>,
 }
 
 /// A derivative with respect to one input.
 #[derive(Clone, Debug)]
 pub struct Derivative {
-    /// The program; its inputs are only those it reads.
+    /// The program; its inputs are only those it reads, its scalars those of the differentiated program.
     pub program: Program,
     /// Which they are: the differentiated program's inputs, then the gradients of its outputs.
     pub inputs: Box<[u16]>,
 }
 
 impl Program {
+    /// Most inputs a program can be resolved with.
+    pub const MAX_INPUTS: usize = 64;
+
     /// The program a closure writes over `N` inputs and `S` scalars.
     pub fn new<const N: usize, const S: usize, const O: usize>(
         name: &'static str,
@@ -180,7 +203,7 @@ impl Program {
         self.0.scalars
     }
 
-    /// A hash of its content, the same in every process.
+    /// A hash of its content, the same in every process and on every machine.
     pub fn hash(&self) -> u64 {
         self.0.hash
     }
@@ -190,7 +213,7 @@ impl Program {
         Arc::as_ptr(&self.0) as usize
     }
 
-    /// Bit `i`: input `i` is read.
+    /// Bit `i`: input `i` (of the first [`MAX_INPUTS`](Program::MAX_INPUTS)) is read.
     pub fn reads(&self) -> u64 {
         self.0.reads
     }
@@ -200,51 +223,60 @@ impl Program {
         self.0.inputs == 1 && self.0.insts == [Inst::Input(0)] && self.0.outputs == [0]
     }
 
-    /// The gradient of input `wrt`, given the gradients of the outputs; `None` where it is zero by structure.
+    /// The gradient of input `wrt`, given the gradients of the outputs; `None` where it is zero by structure: every way to it leads
+    /// through a step function, a comparison or an integer.
     pub fn derivative(&self, wrt: usize) -> Option<&Derivative> {
-        self.0.derivatives[wrt].get_or_init(|| derive::derivative(self, wrt)).as_ref()
+        self.0.derivatives.get(wrt)?.get_or_init(|| derive::derivative(self, wrt)).as_ref()
     }
 
-    /// Writes this program's body into another that is being built.
-    pub fn inline<'b>(&self, b: &'b Builder, inputs: &[Expr<'b>], scalars: &[Expr<'b>]) -> Vec<Expr<'b>> {
+    /// The gradients of inputs `wrt` as one program, which shares what they have in common. Its inputs are this program's, then the
+    /// gradients of the outputs; those that are zero by structure are given as zeros.
+    pub fn differentiate(&self, wrt: &[usize]) -> Program {
+        derive::differentiate(self, wrt)
+    }
+
+    /// Writes this program's body into another that is being built. A count that does not fit is an error, and so is a scalar that
+    /// keys random bits and is not itself a scalar of the other program.
+    pub fn inline<'b>(&self, b: &'b Builder, inputs: &[Expr<'b>], scalars: &[Expr<'b>]) -> Result<Vec<Expr<'b>>> {
+        if (inputs.len(), scalars.len()) != (self.inputs(), self.scalars()) {
+            let why = format!("takes {} inputs and {} scalars", self.inputs(), self.scalars());
+            return Err(Error::argument(
+                self.name(),
+                format!("{why}, {} and {} were given", inputs.len(), scalars.len()),
+            ));
+        }
         let mut at: Vec<Id> = Vec::with_capacity(self.insts().len());
         for &inst in self.insts() {
             at.push(match inst {
                 Inst::Input(i) => inputs[i as usize].id(),
                 Inst::Scalar(i) => scalars[i as usize].id(),
+                Inst::Random { seed, stream } => match b.inst(scalars[seed as usize].id()) {
+                    Inst::Scalar(seed) => b.push(Inst::Random { seed, stream }),
+                    _ => return Err(Error::argument(self.name(), "the key of random bits must be a scalar")),
+                },
                 other => b.push(other.map(|a| at[a as usize])),
             });
         }
-        self.outputs().iter().map(|&o| b.expr(at[o as usize])).collect()
+        Ok(self.outputs().iter().map(|&o| b.expr(at[o as usize])).collect())
     }
 
     fn from_parts(name: &'static str, insts: Vec<Inst>, outputs: Vec<Id>, inputs: usize, scalars: usize) -> Program {
-        let reads = insts.iter().filter_map(|i| if let Inst::Input(k) = i { Some(1u64 << (k & 63)) } else { None });
-        let reads = reads.fold(0, |a, b| a | b);
-        let mut hasher = Fnv::default();
-        (&insts, &outputs, inputs, scalars).hash(&mut hasher);
-        Program(Arc::new(Inner {
-            name,
-            outputs,
-            inputs,
-            scalars,
-            hash: hasher.finish(),
-            reads,
-            insts,
-            typed: RwLock::default(),
-            derivatives: (0..inputs).map(|_| OnceLock::new()).collect(),
-        }))
+        let bit = |inst: &Inst| if let Inst::Input(k) = inst { 1u64.checked_shl(u32::from(*k)) } else { None };
+        let reads = insts.iter().filter_map(bit).fold(0, |a, b| a | b);
+        let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+        // Writing to a hash cannot fail. The text, unlike derived hashing, does not depend on the width of a word.
+        let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
+        let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
+        let typed = types::Cache::default();
+        Program(Arc::new(Inner { name, insts, outputs, inputs, scalars, hash: hash.0, reads, typed, derivatives }))
     }
 }
 
 impl PartialEq for Program {
     fn eq(&self, other: &Self) -> bool {
+        let content = |p: &Program| (p.0.hash, p.0.inputs, p.0.scalars);
         Arc::ptr_eq(&self.0, &other.0)
-            || (self.0.hash == other.0.hash
-                && self.0.insts == other.0.insts
-                && self.0.outputs == other.0.outputs
-                && self.0.inputs == other.0.inputs
-                && self.0.scalars == other.0.scalars)
+            || (content(self) == content(other) && self.0.insts == other.0.insts && self.0.outputs == other.0.outputs)
     }
 }
 
@@ -256,23 +288,12 @@ impl Hash for Program {
     }
 }
 
-/// FNV-1a: the same in every process, unlike the standard library's hasher.
+/// FNV-1a of text.
 struct Fnv(u64);
 
-impl Default for Fnv {
-    fn default() -> Self {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        for &b in bytes {
-            self.0 = (self.0 ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
+impl fmt::Write for Fnv {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0 = text.bytes().fold(self.0, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+        Ok(())
     }
 }

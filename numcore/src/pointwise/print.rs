@@ -1,4 +1,4 @@
-//! Programs as text: readable, and as source in the dialects of the op table.
+//! Programs as text: to read, and as source in the dialects of the op table.
 
 use std::fmt::{self, Write};
 
@@ -9,9 +9,13 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}({} inputs, {} scalars) {{", self.name(), self.inputs(), self.scalars())?;
         for (i, inst) in self.insts().iter().enumerate() {
-            writeln!(f, "  v{i} = {}", Plain(*inst))?;
+            if leaf(*inst).is_none() {
+                let operands: Vec<String> = inst.operands().map(|a| self.mention(a)).collect();
+                let to = if let Inst::Cast(d, _) = inst { format!(" to {d}") } else { String::new() };
+                writeln!(f, "  v{i} = {}({}){to}", inst.name(), operands.join(", "))?;
+            }
         }
-        let outputs: Vec<String> = self.outputs().iter().map(|o| format!("v{o}")).collect();
+        let outputs: Vec<String> = self.outputs().iter().map(|o| self.mention(*o)).collect();
         write!(f, "  return {}\n}}", outputs.join(", "))
     }
 }
@@ -22,115 +26,200 @@ impl fmt::Debug for Program {
     }
 }
 
-struct Plain(Inst);
-
-impl fmt::Display for Plain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Inst::Input(i) => write!(f, "in{i}"),
-            Inst::Scalar(i) => write!(f, "s{i}"),
-            Inst::Const(Const::Float(bits)) => write!(f, "{:?}", f64::from_bits(bits)),
-            Inst::Const(Const::Int(k)) => write!(f, "{k}"),
-            Inst::Const(Const::Bool(b)) => write!(f, "{b}"),
-            Inst::Index => write!(f, "index"),
-            Inst::Random { seed, stream } => write!(f, "random(s{seed}, {stream})"),
-            Inst::Unary(op, a) => write!(f, "{} v{a}", op.name()),
-            Inst::Binary(op, a, b) => write!(f, "{} v{a} v{b}", op.name()),
-            Inst::Select(c, a, b) => write!(f, "select v{c} v{a} v{b}"),
-            Inst::Cast(d, a) => write!(f, "{d} v{a}"),
-            Inst::CastLike(a, b) => write!(f, "like v{a} v{b}"),
-        }
-    }
+/// How a value without operands is written where it is read.
+fn leaf(inst: Inst) -> Option<String> {
+    Some(match inst {
+        Inst::Input(i) => format!("in{i}"),
+        Inst::Scalar(i) => format!("s{i}"),
+        Inst::Const(Const::Float(bits)) => format!("{:?}", f64::from_bits(bits)),
+        Inst::Const(Const::Int(x)) => format!("{x}"),
+        Inst::Const(Const::Bool(x)) => format!("{x}"),
+        Inst::Index => "index".into(),
+        Inst::Random { seed, stream } => format!("random(s{seed}, {stream})"),
+        _ => return None,
+    })
 }
 
 impl Program {
-    /// Statements that compute every value from `in0 …`, `s0 …` and `index` into `v0 …`, in a dialect. A type the dialect lacks is
-    /// an error. Functions named `wg_…` are the dialect's prelude.
+    fn mention(&self, id: Id) -> String {
+        leaf(self.insts()[id as usize]).unwrap_or_else(|| format!("v{id}"))
+    }
+
+    /// The values a printed body takes as `s0, s1 …`: those that are the same for all elements (but no constants) and are read by a
+    /// value that is not, or are an output. A runtime computes them once per launch by [`eval_uniform`](Program::eval_uniform).
+    pub fn launch_values(&self) -> Vec<Id> {
+        let uniform = self.uniform();
+        let readers =
+            self.insts().iter().zip(&uniform).filter(|(_, same)| !**same).flat_map(|(inst, _)| inst.operands());
+        let mut ids: Vec<Id> = readers.chain(self.outputs().iter().copied()).collect();
+        ids.retain(|&id| uniform[id as usize] && !matches!(self.insts()[id as usize], Inst::Const(_)));
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// Statements that compute `out0 …` from `in0 …` (in the form their type is computed in), `s0 …` (see
+    /// [`launch_values`](Program::launch_values)), `seed0 …` (scalars that key random bits) and `index`, in a dialect.
+    ///
+    /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are the runtime's. A type the dialect lacks is an error.
     pub fn print(&self, typed: &Typed, dialect: Dialect) -> Result<String> {
+        let printer = Printer { program: self, typed, dialect, launch: self.launch_values() };
+        let uniform = self.uniform();
         let mut text = String::new();
-        for (i, &inst) in self.insts().iter().enumerate() {
-            let value = self.value(inst, i as Id, typed, dialect)?;
-            let name = type_name(self.name(), typed.dtypes[i], dialect)?;
-            let line = match dialect {
-                Dialect::Rust => format!("let v{i}: {name} = {value};"),
-                Dialect::Cuda => format!("const {name} v{i} = {value};"),
-                Dialect::Wgsl => format!("let v{i}: {name} = {value};"),
-            };
+        for id in 0..self.insts().len() as Id {
+            if !uniform[id as usize] && !matches!(self.insts()[id as usize], Inst::Input(_)) {
+                text += &printer.statement(id)?;
+            }
+        }
+        for (k, &id) in self.outputs().iter().enumerate() {
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "{line}");
+            let _ = writeln!(text, "out{k} = {};", printer.operand(id)?);
+        }
+        Ok(text)
+    }
+}
+
+struct Printer<'a> {
+    program: &'a Program,
+    typed: &'a Typed,
+    dialect: Dialect,
+    launch: Vec<Id>,
+}
+
+impl Printer<'_> {
+    fn dtype(&self, id: Id) -> DType {
+        self.typed.dtypes[id as usize]
+    }
+
+    fn statement(&self, id: Id) -> Result<String> {
+        let (t, value) = (self.type_name(self.dtype(id))?, self.value(id)?);
+        // There is no byte in this dialect: it is the low bits of a word.
+        let value = match (self.dialect, self.dtype(id)) {
+            (Dialect::Wgsl, DType::U8) => format!("({value}) & 0xffu"),
+            _ => value,
+        };
+        Ok(match self.dialect {
+            Dialect::Cuda => format!("const {t} v{id} = {value};\n"),
+            Dialect::Rust | Dialect::Wgsl => format!("let v{id}: {t} = {value};\n"),
+        })
+    }
+
+    fn operand(&self, id: Id) -> Result<String> {
+        match self.program.insts()[id as usize] {
+            Inst::Input(i) => self.type_name(self.dtype(id)).map(|_| format!("in{i}")),
+            Inst::Const(c) => self.literal(c, self.dtype(id)),
+            _ => Ok(match self.launch.binary_search(&id) {
+                Ok(k) => format!("s{k}"),
+                Err(_) => format!("v{id}"),
+            }),
+        }
+    }
+
+    fn value(&self, id: Id) -> Result<String> {
+        let inst = self.program.insts()[id as usize];
+        match inst {
+            Inst::Unary(op, a) => self.fill(op.cell(self.dialect), &[a]),
+            Inst::Binary(op, a, b) => self.fill(op.cell(self.dialect), &[a, b]),
+            Inst::Select(c, a, b) => {
+                let (c, a, b) = (self.operand(c)?, self.operand(a)?, self.operand(b)?);
+                Ok(match self.dialect {
+                    Dialect::Rust => format!("if {c} {{ {a} }} else {{ {b} }}"),
+                    Dialect::Cuda => format!("{c} ? {a} : {b}"),
+                    Dialect::Wgsl => format!("select({b}, {a}, {c})"),
+                })
+            }
+            Inst::Cast(_, a) | Inst::CastLike(a, _) => self.cast(&self.operand(a)?, self.dtype(a), self.dtype(id)),
+            Inst::Index => {
+                let counted = if self.dialect == Dialect::Wgsl { DType::U32 } else { DType::I64 };
+                self.cast("index", counted, self.dtype(id).compute())
+            }
+            Inst::Random { seed, stream } => Ok(match self.dialect {
+                Dialect::Rust => format!("random(seed{seed}, {stream}, index)"),
+                Dialect::Cuda | Dialect::Wgsl => format!("wg_random(seed{seed}, {stream}u, index)"),
+            }),
+            Inst::Input(_) | Inst::Scalar(_) | Inst::Const(_) => self.operand(id),
+        }
+    }
+
+    fn fill(&self, cell: &[&str], operands: &[Id]) -> Result<String> {
+        let dtype = self.dtype(operands[0]);
+        let kind = if dtype.is_float() { 0 } else { 1 + usize::from(dtype == DType::Bool) };
+        let t = self.type_name(dtype)?;
+        let mut text = cell[kind.min(cell.len() - 1)].replace("{t}", t).replace("{u}", &format!("unsigned {t}"));
+        text = text.replace("unsigned unsigned", "unsigned").replace("{d}", dtype.compute().name());
+        for (i, &a) in operands.iter().enumerate() {
+            text = text.replace(&format!("{{{i}}}"), &self.operand(a)?);
         }
         Ok(text)
     }
 
-    fn value(&self, inst: Inst, at: Id, typed: &Typed, dialect: Dialect) -> Result<String> {
-        let dtype = typed.dtypes[at as usize];
-        let name = |d: DType| type_name(self.name(), d, dialect);
-        Ok(match inst {
-            Inst::Input(i) => format!("in{i}"),
-            Inst::Scalar(i) => convert(&format!("s{i}"), name(dtype)?, dialect),
-            Inst::Const(c) => literal(c, dtype, name(dtype)?, dialect),
-            Inst::Index => convert("index", name(dtype)?, dialect),
-            Inst::Random { seed, stream } => {
-                format!("wg_philox(s{seed}, {stream}u, index)").replace("u,", suffix(dialect))
-            }
-            Inst::Unary(op, a) => op.template(dialect).replace("{0}", &format!("v{a}")),
-            Inst::Binary(op, a, b) => {
-                op.template(dialect).replace("{0}", &format!("v{a}")).replace("{1}", &format!("v{b}"))
-            }
-            Inst::Select(c, a, b) => match dialect {
-                Dialect::Rust => format!("if v{c} {{ v{a} }} else {{ v{b} }}"),
-                Dialect::Cuda => format!("v{c} ? v{a} : v{b}"),
-                Dialect::Wgsl => format!("select(v{b}, v{a}, v{c})"),
-            },
-            Inst::Cast(_, a) | Inst::CastLike(a, _) => convert(&format!("v{a}"), name(dtype)?, dialect),
-        })
+    fn cast(&self, value: &str, from: DType, to: DType) -> Result<String> {
+        let (t, rounded) = (self.type_name(to)?, to.is_half() && from != to);
+        let plain = from.compute() == to.compute();
+        let value = match self.dialect {
+            _ if plain => value.to_owned(),
+            Dialect::Rust if to == DType::Bool => format!("{value} != (0 as {})", self.type_name(from)?),
+            Dialect::Rust if from == DType::Bool => format!("{value} as u8 as {t}"),
+            Dialect::Rust => format!("{value} as {t}"),
+            _ if from.is_float() && to.is_int() => format!("wg_{}({value})", to.name()),
+            Dialect::Cuda => format!("({t}){value}"),
+            Dialect::Wgsl => format!("{t}({value})"),
+        };
+        Ok(if rounded { format!("wg_{}({value})", to.name()) } else { value })
     }
-}
 
-fn suffix(dialect: Dialect) -> &'static str {
-    if dialect == Dialect::Rust { "u32," } else { "u," }
-}
-
-fn convert(value: &str, to: &str, dialect: Dialect) -> String {
-    match dialect {
-        Dialect::Rust => format!("cast::<_, {to}>({value})"),
-        Dialect::Cuda => format!("({to})({value})"),
-        Dialect::Wgsl => format!("{to}({value})"),
+    fn literal(&self, c: Const, dtype: DType) -> Result<String> {
+        let number = super::Number::from(c).computed_as(dtype);
+        let t = self.type_name(dtype)?;
+        let text = match number {
+            super::Number::Bool(x) => return Ok(x.to_string()),
+            super::Number::Int(x) => x.to_string(),
+            super::Number::Float(x) if !x.is_finite() => return Ok(self.bits(x, dtype)),
+            super::Number::Float(x) if dtype == DType::F64 => format!("{x:?}"),
+            super::Number::Float(x) => format!("{:?}", x as f32),
+        };
+        let negative = text.starts_with('-');
+        let text = match (self.dialect, dtype) {
+            (Dialect::Rust, _) => format!("{text}{t}"),
+            (Dialect::Cuda, DType::F64) => text,
+            (_, d) if d.is_float() => format!("{text}f"),
+            (Dialect::Cuda, DType::I64) if text == i64::MIN.to_string() => "(-9223372036854775807ll - 1)".into(),
+            (Dialect::Cuda, DType::I64) => format!("{text}ll"),
+            (Dialect::Cuda, _) => format!("({t}){text}"),
+            (Dialect::Wgsl, _) => format!("{t}({text})"),
+        };
+        Ok(if negative { format!("({text})") } else { text })
     }
-}
 
-fn literal(c: Const, dtype: DType, name: &str, dialect: Dialect) -> String {
-    let number = match c {
-        Const::Bool(b) => return b.to_string(),
-        Const::Int(k) if !dtype.is_float() => return convert(&k.to_string(), name, dialect),
-        Const::Int(k) => k as f64,
-        Const::Float(bits) => f64::from_bits(bits),
-    };
-    if number.is_finite() {
-        return convert(&format!("{number:?}"), name, dialect);
-    }
-    let bits = (number as f32).to_bits();
-    match dialect {
-        Dialect::Rust => {
-            format!("{name}::from_bits({})", if name == "f64" { number.to_bits() } else { u64::from(bits) })
+    /// Infinities and NaN, which have no literal.
+    fn bits(&self, x: f64, dtype: DType) -> String {
+        let narrow = (x as f32).to_bits();
+        match (self.dialect, dtype) {
+            (Dialect::Rust, DType::F64) => format!("f64::from_bits({:#x})", x.to_bits()),
+            (Dialect::Rust, _) => format!("f32::from_bits({narrow:#x})"),
+            (Dialect::Cuda, DType::F64) => format!("__longlong_as_double({:#x}ll)", x.to_bits()),
+            (Dialect::Cuda, _) => format!("__int_as_float({narrow:#x})"),
+            // Constant expressions must be finite, so the bits go through a function.
+            (Dialect::Wgsl, _) => format!("wg_bits({narrow:#x}u)"),
         }
-        Dialect::Cuda => format!("({name})__int_as_float({})", bits as i32),
-        Dialect::Wgsl => format!("bitcast<f32>(wg_bits({bits}u))"),
     }
-}
 
-fn type_name(op: &'static str, dtype: DType, dialect: Dialect) -> Result<&'static str> {
-    let columns = match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => ["f32", "float", "f32"],
-        DType::F64 => ["f64", "double", ""],
-        DType::I32 => ["i32", "int", "i32"],
-        DType::I64 => ["i64", "long long", ""],
-        DType::U32 => ["u32", "unsigned", "u32"],
-        DType::U8 => ["u8", "unsigned char", ""],
-        DType::Bool => ["bool", "bool", "bool"],
-    };
-    match columns[dialect as usize] {
-        "" => Err(Error::dtype(op, &[dtype], format!("{dialect:?} has no such type"))),
-        name => Ok(name),
+    fn type_name(&self, dtype: DType) -> Result<&'static str> {
+        let columns = match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => ["f32", "float", "f32"],
+            DType::F64 => ["f64", "double", ""],
+            DType::I32 => ["i32", "int", "i32"],
+            DType::I64 => ["i64", "long long", ""],
+            DType::U32 => ["u32", "unsigned int", "u32"],
+            DType::U8 => ["u8", "unsigned char", "u32"],
+            DType::Bool => ["bool", "bool", "bool"],
+        };
+        match columns[self.dialect as usize] {
+            "" => {
+                let why = format!("{:?} has no such type; cast to a narrower one", self.dialect);
+                Err(Error::dtype(self.program.name(), &[dtype], why))
+            }
+            name => Ok(name),
+        }
     }
 }

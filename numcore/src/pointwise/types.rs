@@ -1,7 +1,12 @@
-//! Typing: every value of a program gets one element type. Inputs bring theirs; numbers, scalars and positions take the type of
-//! what they meet; nothing is promoted.
+//! Typing: every value of a program gets one element type, and nothing is promoted.
+//!
+//! Values that must have one type form a group (union-find). Inputs bring their types; numbers, scalars and positions take the type
+//! of what they meet. Because equal numbers are shared when a program is built, a `1.0` could tie an `f32` expression to an `f64`
+//! one: so each group gets its own copy of what it reads of these ([`split`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use smallvec::SmallVec;
 
 use super::{Class, Const, Id, Inst, Program};
 use crate::{DType, Error, Result};
@@ -13,166 +18,279 @@ pub struct Typed {
     pub dtypes: Vec<DType>,
 }
 
-pub(super) struct Cached {
-    inputs: Vec<DType>,
-    outputs: Vec<Option<DType>>,
+/// Typings found so far: a list that only grows, so that reading takes no lock.
+#[derive(Default)]
+pub(super) struct Cache(OnceLock<Box<Cached>>);
+
+struct Cached {
+    inputs: SmallVec<[DType; 8]>,
+    outputs: SmallVec<[Option<DType>; 4]>,
     typed: Arc<Typed>,
+    next: Cache,
 }
 
 impl Program {
-    /// Types every value, given the inputs' types and, where known, the outputs'. Kept: asking again allocates nothing.
+    /// Types every value, given the inputs' types and, where it is known, the types asked of the outputs (none at all: `&[]`).
+    ///
+    /// What meets nothing typed takes the type asked of the output it reaches; else that of the cast it goes into; else `i64` where
+    /// it is made of positions or whole numbers, `f32` otherwise. Kept: asking again allocates nothing and takes no lock.
+    ///
+    /// Types that must agree and do not, or that an op does not take, are an error.
     pub fn resolve(&self, inputs: &[DType], outputs: &[Option<DType>]) -> Result<Arc<Typed>> {
-        let hit = |c: &&Cached| c.inputs == inputs && c.outputs == outputs;
-        if let Some(c) = self.0.typed.read().iter().find(hit) {
-            return Ok(c.typed.clone());
+        let mut cache = &self.0.typed;
+        while let Some(c) = cache.0.get() {
+            if c.inputs[..] == *inputs && c.outputs[..] == *outputs {
+                return Ok(c.typed.clone());
+            }
+            cache = &c.next;
         }
         let typed = Arc::new(infer(self, inputs, outputs)?);
-        let cached = Cached { inputs: inputs.into(), outputs: outputs.into(), typed: typed.clone() };
-        self.0.typed.write().push(cached);
+        let new =
+            Cached { inputs: inputs.into(), outputs: outputs.into(), typed: typed.clone(), next: Cache::default() };
+        // Another thread may have taken the place: then this typing is found anew by a later call.
+        let _ = cache.0.set(Box::new(new));
         Ok(typed)
     }
 }
 
-/// What is known of a class of values that must have one type.
+/// A set of element types.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Set(u16);
+
+impl Set {
+    const ANY: Set = Set((1 << DType::ALL.len()) - 1);
+
+    fn one(d: DType) -> Set {
+        Set(1 << d as u16)
+    }
+
+    fn of(class: Class) -> Set {
+        DType::ALL.into_iter().filter(|d| class.takes(*d)).fold(Set(0), |s, d| Set(s.0 | Set::one(d).0))
+    }
+
+    fn has(self, d: DType) -> bool {
+        self.0 & Set::one(d).0 != 0
+    }
+
+    fn only(self) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| self == Set::one(*d))
+    }
+
+    fn words(self) -> &'static str {
+        let classes = [(Class::Float, "a floating type"), (Class::Int, "an integer type"), (Class::Number, "a number")];
+        let class = classes.into_iter().find(|(class, _)| Set::of(*class) == self).map(|(_, words)| words);
+        self.only().map(DType::name).or(class).unwrap_or("an integer type or bool")
+    }
+}
+
+/// Whether sets have a type in common; if not, the two.
+type Conflict = [Set; 2];
+type Met = std::result::Result<(), Conflict>;
+
 #[derive(Clone, Copy)]
-struct Known {
-    dtype: Option<DType>,
-    /// A real number is among them: no integer type will do.
-    real: bool,
+struct Group {
+    allowed: Set,
+    /// Positions or whole numbers are among its values: `i64` is what they are by themselves.
+    whole: bool,
+    members: u32,
 }
 
-struct Inference<'a> {
-    program: &'a Program,
+/// Which values must have one type.
+struct Groups {
     parent: Vec<Id>,
-    known: Vec<Known>,
+    of: Vec<Group>,
 }
 
-fn infer(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Result<Typed> {
-    if inputs.len() != program.inputs() {
-        let why = format!("takes {} inputs, {} were given", program.inputs(), inputs.len());
-        return Err(Error::argument(program.name(), why));
-    }
-    let n = program.insts().len();
-    let unknown = Known { dtype: None, real: false };
-    let mut types = Inference { program, parent: (0..n as Id).collect(), known: vec![unknown; n] };
-    for i in 0..n {
-        types.constrain(i as Id, inputs)?;
-    }
-    for (&o, dtype) in program.outputs().iter().zip(outputs) {
-        if let Some(d) = dtype {
-            types.is(o, *d)?;
-        }
-    }
-    let dtypes: Vec<DType> = (0..n as Id).map(|i| types.of(i)).collect();
-    types.check(&dtypes)?;
-    Ok(Typed { dtypes })
-}
-
-impl Inference<'_> {
-    fn constrain(&mut self, i: Id, inputs: &[DType]) -> Result<()> {
-        match self.program.insts()[i as usize] {
-            Inst::Input(k) => self.is(i, inputs[k as usize]),
-            Inst::Const(Const::Float(_)) => {
-                self.known[i as usize].real = true;
-                Ok(())
-            }
-            Inst::Const(Const::Bool(_)) => self.is(i, DType::Bool),
-            Inst::Const(Const::Int(_)) | Inst::Scalar(_) | Inst::Index => Ok(()),
-            Inst::Random { .. } => self.is(i, DType::U32),
-            Inst::Unary(op, a) => {
-                if op.class() == Class::Float {
-                    let root = self.root(a);
-                    self.known[root as usize].real = true;
-                }
-                self.same(i, a)
-            }
-            Inst::Binary(op, a, b) => {
-                self.same(a, b)?;
-                if op.is_comparison() { self.is(i, DType::Bool) } else { self.same(i, a) }
-            }
-            Inst::Select(c, a, b) => {
-                self.is(c, DType::Bool)?;
-                self.same(a, b)?;
-                self.same(i, a)
-            }
-            Inst::Cast(to, _) => self.is(i, to),
-            Inst::CastLike(_, like) => self.same(i, like),
-        }
+impl Groups {
+    fn new(values: usize) -> Groups {
+        let alone = Group { allowed: Set::ANY, whole: false, members: 1 };
+        Groups { parent: (0..values as Id).collect(), of: vec![alone; values] }
     }
 
-    fn root(&mut self, mut i: Id) -> Id {
+    fn root(&mut self, mut i: Id) -> usize {
         while self.parent[i as usize] != i {
             let up = self.parent[self.parent[i as usize] as usize];
             self.parent[i as usize] = up;
             i = up;
         }
-        i
+        i as usize
     }
 
-    fn is(&mut self, i: Id, dtype: DType) -> Result<()> {
-        let root = self.root(i) as usize;
-        match self.known[root].dtype {
-            Some(d) if d != dtype => Err(self.mixed(d, dtype)),
-            _ => {
-                self.known[root].dtype = Some(dtype);
-                Ok(())
-            }
-        }
+    fn limit(&mut self, i: Id, to: Set) -> Met {
+        let root = self.root(i);
+        let had = self.of[root].allowed;
+        self.of[root].allowed = Set(had.0 & to.0);
+        if self.of[root].allowed == Set(0) { Err([had, to]) } else { Ok(()) }
     }
 
-    fn same(&mut self, a: Id, b: Id) -> Result<()> {
+    fn unite(&mut self, a: Id, b: Id) -> Met {
         let (a, b) = (self.root(a), self.root(b));
         if a == b {
             return Ok(());
         }
-        let (x, y) = (self.known[a as usize], self.known[b as usize]);
-        if let (Some(d), Some(e)) = (x.dtype, y.dtype)
-            && d != e
-        {
-            return Err(self.mixed(d, e));
-        }
-        self.parent[b as usize] = a;
-        self.known[a as usize] = Known { dtype: x.dtype.or(y.dtype), real: x.real || y.real };
-        Ok(())
+        let (x, y) = (self.of[a], self.of[b]);
+        self.parent[b] = a as Id;
+        let allowed = Set(x.allowed.0 & y.allowed.0);
+        self.of[a] = Group { allowed, whole: x.whole || y.whole, members: x.members + y.members };
+        if allowed == Set(0) { Err([x.allowed, y.allowed]) } else { Ok(()) }
     }
 
-    fn of(&mut self, i: Id) -> DType {
-        let root = self.root(i) as usize;
-        let Known { dtype, real } = self.known[root];
-        dtype.unwrap_or(if real { DType::F32 } else { DType::I64 })
+    fn whole(&mut self, i: Id, allowed: Set) -> Met {
+        let root = self.root(i);
+        self.of[root].whole = true;
+        self.limit(i, allowed)
     }
 
-    /// Whether every op takes the types it got.
-    fn check(&mut self, dtypes: &[DType]) -> Result<()> {
-        for i in 0..dtypes.len() as Id {
-            let (name, class, d) = match self.program.insts()[i as usize] {
-                Inst::Unary(op, a) => (op.name(), op.class(), dtypes[a as usize]),
-                Inst::Binary(op, a, _) => (op.name(), op.class(), dtypes[a as usize]),
-                Inst::Const(Const::Float(_)) => ("a real number", Class::Float, dtypes[i as usize]),
-                Inst::Const(Const::Int(_)) | Inst::Index => ("a whole number", Class::Number, dtypes[i as usize]),
-                _ => continue,
-            };
-            if !takes(class, d) {
-                let why = format!("{name} does not take {d}; cast with `to_dtype`");
-                return Err(Error::dtype(self.program.name(), &[d], why));
+    /// What value `i` asks of the types of its operands and of its own.
+    fn visit(&mut self, i: Id, inst: Inst, inputs: Option<&[DType]>) -> Met {
+        match inst {
+            Inst::Input(k) => self.limit(i, inputs.map_or(Set::ANY, |types| Set::one(types[k as usize]))),
+            Inst::Scalar(_) => Ok(()),
+            Inst::Const(Const::Float(_)) => self.limit(i, Set::of(Class::Float)),
+            Inst::Const(Const::Int(_)) => self.whole(i, Set::ANY),
+            Inst::Const(Const::Bool(_)) => self.limit(i, Set::one(DType::Bool)),
+            Inst::Index => self.whole(i, Set::of(Class::Number)),
+            Inst::Random { .. } => self.limit(i, Set::one(DType::U32)),
+            Inst::Unary(op, a) => self.limit(a, Set::of(op.class())).and_then(|()| self.unite(a, i)),
+            Inst::Binary(op, a, b) => {
+                self.limit(a, Set::of(op.class()))?;
+                self.unite(a, b)?;
+                if op.is_comparison() { self.limit(i, Set::one(DType::Bool)) } else { self.unite(a, i) }
             }
+            Inst::Select(c, a, b) => {
+                self.limit(c, Set::one(DType::Bool))?;
+                self.unite(a, b)?;
+                self.unite(a, i)
+            }
+            Inst::Cast(to, _) => self.limit(i, Set::one(to)),
+            Inst::CastLike(_, like) => self.unite(like, i),
         }
-        Ok(())
     }
 
-    fn mixed(&self, a: DType, b: DType) -> Error {
-        let why = "operands must have one dtype; nothing is promoted silently, cast with `to_dtype`";
-        Error::dtype(self.program.name(), &[a, b], why)
+    /// Lets what is cast to `d` have that type at once. Arithmetic on whole numbers stays whole: `7 / 2` is not to become 3.5.
+    fn suggest(&mut self, i: Id, d: DType) {
+        let root = self.root(i);
+        let Group { allowed, whole, members } = self.of[root];
+        if allowed.only().is_none() && allowed.has(d) && (members == 1 || !whole || d.is_int()) {
+            self.of[root].allowed = Set::one(d);
+        }
+    }
+
+    /// The type of a value, decided here if nothing typed reaches it.
+    fn settle(&mut self, i: Id) -> DType {
+        let root = self.root(i);
+        let Group { allowed, whole, .. } = self.of[root];
+        let first = if whole { [DType::I64, DType::F32] } else { [DType::F32, DType::I64] };
+        // What neither fits has one type, `bool` or one that was given.
+        let d = allowed.only().or(first.into_iter().find(|d| allowed.has(*d))).unwrap_or(DType::Bool);
+        self.of[root].allowed = Set::one(d);
+        d
     }
 }
 
-fn takes(class: Class, d: DType) -> bool {
-    match class {
-        Class::Float => d.is_float(),
-        Class::Number => d.is_float() || d.is_int(),
-        Class::Int => d.is_int(),
-        Class::Bits => d.is_int() || d == DType::Bool,
-        Class::Bool => d == DType::Bool,
-        Class::Any => true,
+fn infer(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Result<Typed> {
+    check_counts(program, inputs, outputs)?;
+    let insts = program.insts();
+    let mut groups = Groups::new(insts.len());
+    for (i, &inst) in insts.iter().enumerate() {
+        groups.visit(i as Id, inst, Some(inputs)).map_err(|c| refused(program, inst, c))?;
     }
+    for (k, (&o, asked)) in program.outputs().iter().zip(outputs).enumerate() {
+        if let Some(d) = asked {
+            groups.limit(o, Set::one(*d)).map_err(|c| misfit(program, k, c))?;
+        }
+    }
+    for inst in insts {
+        if let Inst::Cast(to, a) = *inst {
+            groups.suggest(a, to);
+        }
+    }
+    for inst in insts {
+        if let Inst::CastLike(a, like) = *inst {
+            let d = groups.settle(like);
+            groups.suggest(a, d);
+        }
+    }
+    Ok(Typed { dtypes: (0..insts.len() as Id).map(|i| groups.settle(i)).collect() })
+}
+
+/// Gives every group its own copy of the numbers, scalars and positions it reads.
+pub(super) fn split(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
+    let (insts, outputs) = unshare(insts, outputs);
+    let mut groups = Groups::new(insts.len());
+    for (i, &inst) in insts.iter().enumerate() {
+        // Types that cannot agree are reported by `resolve`; here only who meets whom counts.
+        let _ = groups.visit(i as Id, inst, None);
+    }
+    let mut kept: Vec<Inst> = Vec::with_capacity(insts.len());
+    let mut number: Vec<Id> = Vec::with_capacity(insts.len());
+    let mut leaves: Vec<(Inst, usize, Id)> = Vec::new();
+    for (i, inst) in insts.iter().enumerate() {
+        let root = groups.root(i as Id);
+        let known = leaves.iter().find(|(leaf, group, _)| leaf == inst && *group == root);
+        number.push(known.map_or(kept.len() as Id, |(.., id)| *id));
+        if known.is_none() {
+            if weak(*inst) {
+                leaves.push((*inst, root, kept.len() as Id));
+            }
+            kept.push(inst.map(|a| number[a as usize]));
+        }
+    }
+    (kept, outputs.iter().map(|&o| number[o as usize]).collect())
+}
+
+/// A copy of each weakly typed leaf for each of its readers.
+fn unshare(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
+    let mut all: Vec<Inst> = Vec::with_capacity(2 * insts.len());
+    let mut number: Vec<Id> = vec![0; insts.len()];
+    for (i, inst) in insts.iter().enumerate().filter(|(_, inst)| !weak(**inst)) {
+        let inst = inst.map(|a| read(insts, &number, &mut all, a));
+        number[i] = all.len() as Id;
+        all.push(inst);
+    }
+    let outputs = outputs.iter().map(|&o| read(insts, &number, &mut all, o)).collect();
+    (all, outputs)
+}
+
+fn read(insts: &[Inst], number: &[Id], all: &mut Vec<Inst>, a: Id) -> Id {
+    if !weak(insts[a as usize]) {
+        return number[a as usize];
+    }
+    all.push(insts[a as usize]);
+    all.len() as Id - 1
+}
+
+fn weak(inst: Inst) -> bool {
+    matches!(inst, Inst::Scalar(_) | Inst::Const(_) | Inst::Index)
+}
+
+fn check_counts(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Result<()> {
+    let (i, o) = (program.inputs(), program.outputs().len());
+    if inputs.len() != i || !(outputs.is_empty() || outputs.len() == o) {
+        let why = format!("has {i} inputs and {o} outputs; types of {} and {} were given", inputs.len(), outputs.len());
+        return Err(Error::argument(program.name(), why));
+    }
+    if i > Program::MAX_INPUTS {
+        return Err(Error::argument(
+            program.name(),
+            format!("takes {i} inputs; at most {} can be bound", Program::MAX_INPUTS),
+        ));
+    }
+    Ok(())
+}
+
+fn refused(program: &Program, inst: Inst, conflict: Conflict) -> Error {
+    let (op, [had, to]) = (inst.name(), conflict);
+    let why = match (had.only(), to.only()) {
+        (Some(a), Some(b)) => {
+            format!("`{op}` meets {a} and {b}, and nothing is promoted silently; cast one with `to_dtype`")
+        }
+        _ => format!("`{op}` meets {} where it needs {}; cast with `to_dtype`", had.words(), to.words()),
+    };
+    Error::dtype(program.name(), &conflict.into_iter().filter_map(Set::only).collect::<Vec<_>>(), why)
+}
+
+fn misfit(program: &Program, output: usize, [had, to]: Conflict) -> Error {
+    let why = format!("output {output} is {}, {} is asked for; cast with `to_dtype`", had.words(), to.words());
+    Error::dtype(program.name(), &[had, to].into_iter().filter_map(Set::only).collect::<Vec<_>>(), why)
 }

@@ -11,7 +11,7 @@ pub(crate) use mutable::Lent;
 pub use mutable::TensorMut;
 
 use crate::{
-    DType, DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Support, View,
+    DType, DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Support, Use, View,
     ops::{Apply, Op, Outs, Rule, Spec, ViewOp},
 };
 
@@ -141,7 +141,7 @@ impl<R: Runtime> Apply for Tensor<R> {
             return Ok(smallvec::smallvec![ins[0].reindexed(view)?]);
         }
         let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
-        let rt = &ins[0].rt;
+        let rt = &ins[0].rt.tagged(Use::Activations);
         let mut outs: smallvec::SmallVec<[TensorMut<R>; 2]> =
             op.infer(&specs)?.iter().map(|s| TensorMut::alloc(rt, s.shape, s.dtype)).collect::<Result<_>>()?;
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();

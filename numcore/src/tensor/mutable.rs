@@ -7,7 +7,7 @@ use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, S
 
 /// Owned memory, without a lifetime and not `Clone`: fresh, or a range that a [`Flat`](crate::Flat) lent.
 ///
-/// It knows whether it has been written: the first writer of [`out`](TensorMut::out) overwrites, later ones add, so
+/// It knows whether it has been written: the first to [`accumulate`](TensorMut::accumulate) overwrites, later ones add, so
 /// that accumulating contributions needs no code anywhere else.
 pub struct TensorMut<R: Runtime> {
     rt: R,

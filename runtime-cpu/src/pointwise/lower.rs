@@ -373,6 +373,7 @@ impl<'a> Lowering<'a> {
         };
         Kernel {
             unread: self.unread(kept),
+            copies: self.copies(),
             reads_outputs: self.reads_outputs(),
             steps: placed.iter().map(|(f, to, args)| numbered(*f, *to, args, &slots)).collect(),
             immediates: self.immediates,
@@ -383,7 +384,6 @@ impl<'a> Lowering<'a> {
             value: slots.number(value),
             typed: self.typed.clone(),
             keeps: self.form.outputs.iter().any(|o| matches!(o, Output::Keep(_))),
-            copies: self.copies(),
             slots,
         }
     }

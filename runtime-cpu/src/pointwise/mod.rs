@@ -78,23 +78,23 @@ fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
 fn operands<'a>(
     ins: &'a [Operand<'_, Cpu>],
     outs: &'a [Out<'_, Cpu>],
-) -> impl Iterator<Item = operand::Operand<'a>> + 'a {
+) -> impl Iterator<Item = operand::Operand> + 'a {
     let inputs = ins.iter().map(|operand| match operand {
-        Operand::View(view) => operand::Operand::from(view),
+        Operand::View(view) => operand::Operand::from(*view),
         Operand::Own(k) => (&outs[*k].view).into(),
     });
     inputs.chain(outs.iter().map(|out| (&out.view).into()))
 }
 
 /// What a plan moves: operands and, for a kernel that wants them, the positions of elements.
-pub(crate) fn moving<'a>(
+pub(crate) fn moving(
     kernel: &Kernel,
     shape: &Shape,
-    operands: impl Iterator<Item = operand::Operand<'a>>,
+    operands: impl Iterator<Item = operand::Operand>,
 ) -> SmallVec<[Moving; 6]> {
-    let to_moving = |o: operand::Operand<'_>| {
+    let to_moving = |o: operand::Operand| {
         let size = o.dtype.size();
-        Moving { base: o.ptr(), size, strides: bytes(o.layout, size) }
+        Moving { base: o.ptr(), size, strides: bytes(&o.layout, size) }
     };
     let mut all: SmallVec<[Moving; 6]> = operands.map(to_moving).collect();
     if kernel.positional {

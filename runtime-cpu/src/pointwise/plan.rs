@@ -128,7 +128,7 @@ impl Plan {
         };
         match self.operands.iter().find(across).map(|o| (LINE / o.size).max(LANES)) {
             Some(line) if rows >= line / 2 && columns >= line / 2 => {
-                let rows = rows.min(line);
+                let rows = rows.min(line).min(block / LANES);
                 self.tile = Tile { rows, columns: columns.min(block / rows / LANES * LANES) };
             }
             _ => self.cut_lines(block),

@@ -1,0 +1,129 @@
+//! Running a program on the host: one element of it, or the part that is the same for all elements.
+
+use smallvec::SmallVec;
+
+use super::{Const, Inst, Number, Program, Typed};
+use crate::{Error, Result, Scalar, rng::philox4x32_10};
+
+/// Values by number, where known.
+pub type Values = SmallVec<[Option<Number>; 32]>;
+
+/// What differs from element to element.
+struct Element<'a> {
+    inputs: &'a [Number],
+    index: u64,
+}
+
+impl Program {
+    /// The outputs for one element: `inputs` are its values (of the types `typed` was resolved for), `index` its row-major position.
+    ///
+    /// Slow and plain: runtimes are tested against it. Halves are computed in `f32` and rounded where they are cast or stored.
+    pub fn eval(&self, typed: &Typed, inputs: &[Number], scalars: &[Scalar], index: u64) -> Vec<Number> {
+        let values = self.run(typed, scalars, Some(Element { inputs, index }));
+        // With an element given, every value is known.
+        let known = |&o: &u32| values[o as usize].map_or(Number::Int(0), |v| v.cast(typed.dtypes[o as usize]));
+        self.outputs().iter().map(known).collect()
+    }
+
+    /// Which values depend on numbers and scalars alone.
+    pub fn uniform(&self) -> Vec<bool> {
+        let mut uniform: Vec<bool> = Vec::with_capacity(self.insts().len());
+        for inst in self.insts() {
+            uniform.push(match *inst {
+                Inst::Input(_) | Inst::Index | Inst::Random { .. } => false,
+                Inst::CastLike(a, _) => uniform[a as usize],
+                other => other.operands().all(|a| uniform[a as usize]),
+            });
+        }
+        uniform
+    }
+
+    /// Those values, for these scalars: what a runtime computes once per launch. Each is in the form its type is computed in.
+    pub fn eval_uniform(&self, typed: &Typed, scalars: &[Scalar]) -> Values {
+        self.run(typed, scalars, None)
+    }
+
+    /// Whether `scalars` are as many as the program takes, and none that it takes as an integer has a fraction.
+    pub fn check_scalars(&self, typed: &Typed, scalars: &[Scalar]) -> Result<()> {
+        if scalars.len() != self.scalars() {
+            let why = format!("takes {} scalars, {} were given", self.scalars(), scalars.len());
+            return Err(Error::argument(self.name(), why));
+        }
+        for (inst, dtype) in self.insts().iter().zip(&typed.dtypes) {
+            if let Inst::Scalar(k) = inst
+                && let Scalar::F64(x) = scalars[*k as usize]
+                && dtype.is_int()
+                && x.fract() != 0.0
+            {
+                return Err(Error::argument(
+                    self.name(),
+                    format!("scalar {k} is used as {dtype}, which cannot hold {x}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&self, typed: &Typed, scalars: &[Scalar], element: Option<Element<'_>>) -> Values {
+        let mut values = Values::with_capacity(self.insts().len());
+        for id in 0..self.insts().len() {
+            values.push(self.value(id, typed, &values, scalars, element.as_ref()));
+        }
+        values
+    }
+
+    fn value(
+        &self,
+        id: usize,
+        typed: &Typed,
+        values: &Values,
+        scalars: &[Scalar],
+        at: Option<&Element<'_>>,
+    ) -> Option<Number> {
+        let dtype = typed.dtypes[id];
+        let v = |a: u32| values[a as usize];
+        let number = match self.insts()[id] {
+            Inst::Input(i) => at?.inputs[i as usize],
+            Inst::Index => Number::Int(at?.index as i64),
+            Inst::Random { seed, stream } => random(scalars[seed as usize], stream, at?.index),
+            Inst::Scalar(i) if dtype.is_float() => Number::Float(scalars[i as usize].to_f64()),
+            Inst::Scalar(i) => scalars[i as usize].into(),
+            Inst::Const(c) => c.into(),
+            Inst::Unary(op, a) => op.eval(v(a)?),
+            Inst::Binary(op, a, b) => op.eval(v(a)?, v(b)?, typed.dtypes[a as usize].size() as u32 * 8),
+            Inst::Select(c, a, b) => {
+                let (c, a, b) = (v(c)?, v(a)?, v(b)?);
+                if c.to_bool() { a } else { b }
+            }
+            Inst::Cast(_, a) | Inst::CastLike(a, _) if typed.dtypes[a as usize] == dtype => v(a)?,
+            Inst::Cast(_, a) | Inst::CastLike(a, _) => v(a)?.cast(dtype),
+        };
+        Some(number.computed_as(dtype))
+    }
+}
+
+fn random(seed: Scalar, stream: u32, index: u64) -> Number {
+    let (key, block) = (seed.to_i64() as u64, index / 4);
+    let words = philox4x32_10([block as u32, (block >> 32) as u32, stream, 0], [key as u32, (key >> 32) as u32]);
+    Number::Int(i64::from(words[(index % 4) as usize]))
+}
+
+impl From<Const> for Number {
+    fn from(c: Const) -> Number {
+        match c {
+            Const::Float(bits) => Number::Float(f64::from_bits(bits)),
+            Const::Int(x) => Number::Int(x),
+            Const::Bool(x) => Number::Bool(x),
+        }
+    }
+}
+
+impl From<Number> for Const {
+    fn from(x: Number) -> Const {
+        match x {
+            Number::Float(x) => Const::Float(x.to_bits()),
+            Number::Int(x) => Const::Int(x),
+            Number::Bool(x) => Const::Bool(x),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What ops do, on the host: the reference every runtime is tested against, and what runs for the parts of a program that depend on
+//! scalars alone.
+//!
+//! Floats are computed in `f64` by `libm`'s fixed arithmetic, so that all ranks agree to the last bit, whatever their system's
+//! library; a result of type `f32` is then rounded to it, which for `+ − × ÷ √` is exactly what `f32` arithmetic gives. Integers are
+//! computed in `i64` and wrapped to their type.
+
+use std::cmp::Ordering;
+
+use half::{bf16, f16};
+
+use crate::{DType, Scalar};
+
+/// A value on the host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// Of a floating type.
+    Float(f64),
+    /// Of an integer type.
+    Int(i64),
+    /// Of `bool`.
+    Bool(bool),
+}
+
+impl Number {
+    /// As the nearest `f64`.
+    pub fn to_f64(self) -> f64 {
+        match self {
+            Number::Float(x) => x,
+            Number::Int(x) => x as f64,
+            Number::Bool(x) => f64::from(u8::from(x)),
+        }
+    }
+
+    /// As an integer; reals truncate and saturate.
+    pub fn to_i64(self) -> i64 {
+        match self {
+            Number::Float(x) => x as i64,
+            Number::Int(x) => x,
+            Number::Bool(x) => i64::from(x),
+        }
+    }
+
+    /// As a truth value: whether it is not 0.
+    pub fn to_bool(self) -> bool {
+        match self {
+            Number::Float(x) => x != 0.0,
+            Number::Int(x) => x != 0,
+            Number::Bool(x) => x,
+        }
+    }
+
+    /// As the cast of an element: floats round (halves too), floats to integers truncate and saturate, integers wrap.
+    pub fn cast(self, to: DType) -> Number {
+        match to {
+            DType::F16 => Number::Float(f16::from_f32(self.to_f32()).to_f64()),
+            DType::BF16 => Number::Float(bf16::from_f32(self.to_f32()).to_f64()),
+            to => self.computed_as(to),
+        }
+    }
+
+    /// As [`cast`](Number::cast), except that halves keep the precision they are computed in, `f32`.
+    pub fn computed_as(self, dtype: DType) -> Number {
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => Number::Float(f64::from(self.to_f32())),
+            DType::F64 => Number::Float(self.to_f64()),
+            DType::I64 => Number::Int(self.to_i64()),
+            DType::I32 => self.narrow(|x| x as i32, |x| x as i32),
+            DType::U32 => self.narrow(|x| x as u32, |x| x as u32),
+            DType::U8 => self.narrow(|x| x as u8, |x| x as u8),
+            DType::Bool => Number::Bool(self.to_bool()),
+        }
+    }
+
+    fn to_f32(self) -> f32 {
+        if let Number::Int(x) = self { x as f32 } else { self.to_f64() as f32 }
+    }
+
+    fn narrow<T: Into<i64>>(self, real: fn(f64) -> T, whole: fn(i64) -> T) -> Number {
+        Number::Int(if let Number::Float(x) = self { real(x) } else { whole(self.to_i64()) }.into())
+    }
+
+    fn compare(self, other: Number) -> Option<Ordering> {
+        match (self, other) {
+            (Number::Int(a), Number::Int(b)) => Some(a.cmp(&b)),
+            (a, b) => a.to_f64().partial_cmp(&b.to_f64()),
+        }
+    }
+}
+
+impl From<Scalar> for Number {
+    fn from(x: Scalar) -> Number {
+        match x {
+            Scalar::F64(x) => Number::Float(x),
+            whole => Number::Int(whole.to_i64()),
+        }
+    }
+}
+
+/// What an op of one operand does: to floats; to floats and integers; to `bool`.
+pub(super) enum Does1 {
+    Float(fn(f64) -> f64),
+    Number(fn(f64) -> f64, fn(i64) -> i64),
+    Bool(fn(bool) -> bool),
+}
+
+impl Does1 {
+    pub(super) fn apply(self, x: Number) -> Number {
+        match self {
+            Does1::Number(_, f) if matches!(x, Number::Int(_)) => Number::Int(f(x.to_i64())),
+            Does1::Float(f) | Does1::Number(f, _) => Number::Float(f(x.to_f64())),
+            Does1::Bool(f) => Number::Bool(f(x.to_bool())),
+        }
+    }
+}
+
+/// What an op of two operands does; shifts are also told the width of their type, comparisons are decided by the order.
+pub(super) enum Does2 {
+    Float(fn(f64, f64) -> f64),
+    Number(fn(f64, f64) -> f64, fn(i64, i64) -> i64),
+    Int(fn(i64, i64, u32) -> i64),
+    Bits(fn(i64, i64) -> i64),
+    Same(fn(Option<Ordering>) -> bool),
+    Order(fn(Option<Ordering>) -> bool),
+}
+
+impl Does2 {
+    pub(super) fn apply(self, a: Number, b: Number, bits: u32) -> Number {
+        match self {
+            Does2::Number(_, f) if matches!(a, Number::Int(_)) => Number::Int(f(a.to_i64(), b.to_i64())),
+            Does2::Float(f) | Does2::Number(f, _) => Number::Float(f(a.to_f64(), b.to_f64())),
+            Does2::Int(f) => Number::Int(f(a.to_i64(), b.to_i64(), bits)),
+            Does2::Bits(f) if matches!(a, Number::Bool(_)) => Number::Bool(f(a.to_i64(), b.to_i64()) != 0),
+            Does2::Bits(f) => Number::Int(f(a.to_i64(), b.to_i64())),
+            Does2::Same(f) | Does2::Order(f) => Number::Bool(f(a.compare(b))),
+        }
+    }
+}
+
+pub(super) fn sign(x: f64) -> f64 {
+    if x == 0.0 || x.is_nan() { x.abs() } else { 1f64.copysign(x) }
+}
+
+pub(super) fn max(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+pub(super) fn min(a: f64, b: f64) -> f64 {
+    if a < b || a.is_nan() { a } else { b }
+}
+
+/// By an exact `fmod`, so that the result is below `b` also where `a/b` is large.
+pub(super) fn rem(a: f64, b: f64) -> f64 {
+    let r = a % b;
+    if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r }
+}
+
+pub(super) fn whole_rem(a: i64, b: i64) -> i64 {
+    let r = if b == 0 { 0 } else { a.wrapping_rem(b) };
+    if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
+}
+
+/// By squaring, with wrapping.
+pub(super) fn power(a: i64, b: i64) -> i64 {
+    match (a, b) {
+        (1, _) => 1,
+        (-1, _) if b & 1 == 0 => 1,
+        (-1, _) => -1,
+        (_, ..0) => 0,
+        (mut square, mut left) => {
+            let mut result = 1i64;
+            while left > 0 {
+                if left & 1 == 1 {
+                    result = result.wrapping_mul(square);
+                }
+                square = square.wrapping_mul(square);
+                left >>= 1;
+            }
+            result
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Printed text, as it is.
+
+use super::*;
+use crate::pointwise::Dialect;
+
+fn body(p: &Program, dtype: DType, dialect: Dialect) -> String {
+    p.print(&p.resolve(&vec![dtype; p.inputs()], &[]).unwrap(), dialect).unwrap()
+}
+
+fn check(got: &str, want: &str) {
+    let lines = |s: &str| s.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("\n");
+    assert_eq!(lines(got), lines(want), "\n{got}");
+}
+
+/// A bit of everything: a launch value, a constant without a literal, a choice, random bits, a position.
+fn sample() -> Program {
+    Program::build("sample", 2, 2, |b, x, s| {
+        let decay = 1.0 - s[1];
+        let kept = x[0].lt(x[1]).select(x[0].exp() * decay, b.c(f64::INFINITY));
+        vec![kept, b.random(0, 3).cast_like(x[1]) + b.index()]
+    })
+}
+
+#[test]
+fn to_read() {
+    check(
+        &sample().to_string(),
+        "sample(2 inputs, 2 scalars) {
+           v4 = sub(1.0, s1)
+           v5 = lt(in0, in1)
+           v6 = exp(in0)
+           v7 = mul(v4, v6)
+           v9 = select(v5, v7, inf)
+           v11 = cast_like(random(s0, 3), in1)
+           v13 = add(v11, index)
+           return v9, v13
+         }",
+    );
+    let gelu = Program::new("gelu", |[x], []| [x.gelu().cast(DType::BF16)]);
+    assert!(gelu.to_string().contains("cast(v8) to bf16"), "{gelu}");
+    assert_eq!(format!("{:?}", sample()), "Program(sample #d58fb2fa9a236958)");
+}
+
+#[test]
+fn as_rust() {
+    check(
+        &body(&sample(), DType::F64, Dialect::Rust),
+        "let v5: bool = in0 < in1;
+         let v6: f64 = Math::exp(in0);
+         let v7: f64 = s0 * v6;
+         let v9: f64 = if v5 { v7 } else { f64::from_bits(0x7ff0000000000000) };
+         let v10: u32 = random(seed0, 3, index);
+         let v11: f64 = v10 as f64;
+         let v12: f64 = index as f64;
+         let v13: f64 = v11 + v12;
+         out0 = v9;
+         out1 = v13;",
+    );
+}
+
+#[test]
+fn as_cuda() {
+    check(
+        &body(&sample(), DType::BF16, Dialect::Cuda),
+        "const bool v5 = in0 < in1;
+         const float v6 = exp(in0);
+         const float v7 = s0 * v6;
+         const float v9 = v5 ? v7 : __int_as_float(0x7f800000);
+         const unsigned int v10 = wg_random(seed0, 3u, index);
+         const float v11 = wg_bf16((float)v10);
+         const float v12 = (float)index;
+         const float v13 = v11 + v12;
+         out0 = v9;
+         out1 = v13;",
+    );
+}
+
+#[test]
+fn as_wgsl() {
+    check(
+        &body(&sample(), DType::F32, Dialect::Wgsl),
+        "let v5: bool = in0 < in1;
+         let v6: f32 = exp(in0);
+         let v7: f32 = s0 * v6;
+         let v9: f32 = select(wg_bits(0x7f800000u), v7, v5);
+         let v10: u32 = wg_random(seed0, 3u, index);
+         let v11: f32 = f32(v10);
+         let v12: f32 = f32(index);
+         let v13: f32 = v11 + v12;
+         out0 = v9;
+         out1 = v13;",
+    );
+}
+
+/// Arithmetic of integers wraps in every dialect, and is defined where the language's own is not.
+#[test]
+fn integers() {
+    let p = Program::new("ints", |[x], []| [x / 3 + x, (x - 7).cast(DType::F16), x.gt(2) ^ x.eq(5)]);
+    check(
+        &body(&p, DType::I32, Dialect::Cuda),
+        "const int v2 = wg_div(in0, (int)3);
+         const int v3 = (int)((unsigned int)in0 + (unsigned int)v2);
+         const int v5 = (int)((unsigned int)in0 - (unsigned int)(int)7);
+         const float v6 = wg_f16((float)v5);
+         const bool v8 = (int)2 < in0;
+         const bool v10 = in0 == (int)5;
+         const bool v11 = v8 ^ v10;
+         out0 = v3;
+         out1 = v6;
+         out2 = v11;",
+    );
+    check(
+        &body(&p, DType::U8, Dialect::Wgsl),
+        "let v2: u32 = (wg_div_u8(in0, u32(3))) & 0xffu;
+         let v3: u32 = (in0 + v2) & 0xffu;
+         let v5: u32 = (in0 - u32(7)) & 0xffu;
+         let v6: f32 = wg_f16(f32(v5));
+         let v8: bool = u32(2) < in0;
+         let v10: bool = in0 == u32(5);
+         let v11: bool = v8 != v10;
+         out0 = v3;
+         out1 = v6;
+         out2 = v11;",
+    );
+    check(
+        &body(&Program::new("low", |[x], []| [x * -3]), DType::I64, Dialect::Rust),
+        "let v2: i64 = Int::mul(in0, (-3i64));
+         out0 = v2;",
+    );
+}
+
+#[test]
+fn types_a_dialect_lacks_are_refused() {
+    let double = Program::new("double", |[x], []| [x * 2]);
+    for d in [DType::F64, DType::I64] {
+        let typed = double.resolve(&[d], &[]).unwrap();
+        let error = double.print(&typed, Dialect::Wgsl).unwrap_err().to_string();
+        assert_eq!(error, format!("double: dtypes {d}: Wgsl has no such type; cast to a narrower one"));
+    }
+}
+
+/// Every op in every dialect: nothing is left of a template.
+#[test]
+fn every_template_is_filled() {
+    let programs = Unary::ALL.iter().map(|op| (unary_program(*op), op.class()));
+    for (p, class) in programs.chain(Binary::ALL.iter().map(|op| (binary_program(*op), op.class()))) {
+        for d in DType::ALL.into_iter().filter(|d| class.takes(*d)) {
+            let typed = p.resolve(&vec![d; p.inputs()], &[]).unwrap();
+            for dialect in [Dialect::Rust, Dialect::Cuda, Dialect::Wgsl] {
+                let Ok(text) = p.print(&typed, dialect) else { continue };
+                assert!(!text.contains(['{', '}']) && text.contains("in0"), "{text}");
+            }
+        }
+    }
+}
