@@ -2,6 +2,8 @@
 //!
 //! **Invariant**: only this crate builds [`View`] and [`ViewMut`]; they lie inside their buffer, an output never overlaps
 //! itself, another output or an input, and every operand of a call has the shape its method states. The kernels' `unsafe` relies on it.
+//! An output's buffer is no input's buffer, disjoint ranges included, except through [`Operand::Own`] (WebGPU refuses one buffer bound
+//! for reading and for writing); outputs may share one.
 
 use std::fmt::{self, Debug};
 
@@ -51,7 +53,7 @@ pub struct Capabilities {
     pub compute: Vec<DType>,
     /// Worker threads or processors that share one kernel.
     pub parallelism: usize,
-    /// The largest buffer one operand may lie in, in bytes.
+    /// The most bytes one operand may span.
     pub max_binding: usize,
 }
 
@@ -110,7 +112,7 @@ impl MemoryStats {
 pub enum Accumulate {
     /// The output's old value is never read.
     Overwrite,
-    /// The result is added to the old value.
+    /// The result is added to the old value (`bool`: or).
     Add,
 }
 
@@ -159,7 +161,8 @@ pub enum Support {
 /// A device, one ordered queue on it, and its kernels. A cheap handle: clone freely.
 ///
 /// Methods may be asynchronous; errors surface at the latest in [`synchronize`](Runtime::synchronize) or
-/// [`download`](Runtime::download). Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
+/// [`download`](Runtime::download). After an error of queued work what was queued since is lost, and the error stays: every later call
+/// on that queue reports it. Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
 /// Every operand of one call is on this device; `ins` are already broadcast to the call's full shape.
 pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Owned device memory. No public method writes it; it returns to its pool on drop.
@@ -188,7 +191,8 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
 
     /// Memory of at least `bytes` bytes, aligned to 256. Its contents are arbitrary.
     fn alloc(&self, bytes: usize) -> Result<Self::Buffer>;
-    /// Fills a contiguous output from host memory of exactly its size.
+    /// Fills a contiguous output from host memory of exactly its size. It starts at a multiple of 256 bytes, and nothing else lies in
+    /// the rest of its last 4 bytes.
     fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()>;
     /// Copies a contiguous view to host memory of exactly its size; blocks.
     fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()>;

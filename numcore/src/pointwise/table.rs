@@ -96,17 +96,17 @@ ops! { Unary, Does1: "Ops of one operand.";
     /// −1, 0 or 1; NaN stays.
     Sign "sign" Number(sign, i64::signum) [["Math::sign({0})", "Int::sign({0})"], ["wg_sign({0})"], ["wg_sign_{d}({0})"]];
     /// `eˣ`.
-    Exp "exp" Float(libm::exp) [["Math::exp({0})"], ["exp({0})"], ["exp({0})"]];
+    Exp "exp" Float(libm::exp) [["Math::exp({0})"], ["exp({0})"], ["wg_exp({0})"]];
     /// `eˣ − 1`.
     Expm1 "expm1" Float(libm::expm1) [["Math::expm1({0})"], ["expm1({0})"], ["wg_expm1({0})"]];
     /// `2ˣ`.
-    Exp2 "exp2" Float(libm::exp2) [["Math::exp2({0})"], ["exp2({0})"], ["exp2({0})"]];
+    Exp2 "exp2" Float(libm::exp2) [["Math::exp2({0})"], ["exp2({0})"], ["wg_exp2({0})"]];
     /// Natural logarithm.
-    Log "log" Float(libm::log) [["Math::log({0})"], ["log({0})"], ["log({0})"]];
+    Log "log" Float(libm::log) [["Math::log({0})"], ["log({0})"], ["wg_log({0})"]];
     /// `ln(1 + x)`.
     Log1p "log1p" Float(libm::log1p) [["Math::log1p({0})"], ["log1p({0})"], ["wg_log1p({0})"]];
     /// Logarithm to base 2.
-    Log2 "log2" Float(libm::log2) [["Math::log2({0})"], ["log2({0})"], ["log2({0})"]];
+    Log2 "log2" Float(libm::log2) [["Math::log2({0})"], ["log2({0})"], ["wg_log2({0})"]];
     /// Square root.
     Sqrt "sqrt" Float(f64::sqrt) [["{0}.sqrt()"], ["sqrt({0})"], ["sqrt({0})"]];
     /// `1/√x`.
@@ -114,21 +114,21 @@ ops! { Unary, Does1: "Ops of one operand.";
     /// `1/x`.
     Recip "recip" Float(f64::recip) [["Math::recip({0})"], ["({t})1 / {0}"], ["{t}(1) / {0}"]];
     /// Sine.
-    Sin "sin" Float(libm::sin) [["Math::sin({0})"], ["sin({0})"], ["sin({0})"]];
+    Sin "sin" Float(libm::sin) [["Math::sin({0})"], ["sin({0})"], ["wg_sin({0})"]];
     /// Cosine.
-    Cos "cos" Float(libm::cos) [["Math::cos({0})"], ["cos({0})"], ["cos({0})"]];
+    Cos "cos" Float(libm::cos) [["Math::cos({0})"], ["cos({0})"], ["wg_cos({0})"]];
     /// Tangent.
-    Tan "tan" Float(libm::tan) [["Math::tan({0})"], ["tan({0})"], ["tan({0})"]];
+    Tan "tan" Float(libm::tan) [["Math::tan({0})"], ["tan({0})"], ["wg_tan({0})"]];
     /// Inverse sine.
-    Asin "asin" Float(libm::asin) [["Math::asin({0})"], ["asin({0})"], ["asin({0})"]];
+    Asin "asin" Float(libm::asin) [["Math::asin({0})"], ["asin({0})"], ["wg_asin({0})"]];
     /// Inverse cosine.
-    Acos "acos" Float(libm::acos) [["Math::acos({0})"], ["acos({0})"], ["acos({0})"]];
+    Acos "acos" Float(libm::acos) [["Math::acos({0})"], ["acos({0})"], ["wg_acos({0})"]];
     /// Inverse tangent.
-    Atan "atan" Float(libm::atan) [["Math::atan({0})"], ["atan({0})"], ["atan({0})"]];
+    Atan "atan" Float(libm::atan) [["Math::atan({0})"], ["atan({0})"], ["wg_atan({0})"]];
     /// Hyperbolic sine.
-    Sinh "sinh" Float(libm::sinh) [["Math::sinh({0})"], ["sinh({0})"], ["sinh({0})"]];
+    Sinh "sinh" Float(libm::sinh) [["Math::sinh({0})"], ["sinh({0})"], ["wg_sinh({0})"]];
     /// Hyperbolic cosine.
-    Cosh "cosh" Float(libm::cosh) [["Math::cosh({0})"], ["cosh({0})"], ["cosh({0})"]];
+    Cosh "cosh" Float(libm::cosh) [["Math::cosh({0})"], ["cosh({0})"], ["wg_cosh({0})"]];
     /// Hyperbolic tangent.
     Tanh "tanh" Float(libm::tanh) [["Math::tanh({0})"], ["tanh({0})"], ["wg_tanh({0})"]];
     /// The error function.

@@ -1,5 +1,5 @@
 //! Tensors from nothing: constants, ranges, random numbers. All are pointwise programs of the element's index, so they are
-//! the same on every runtime.
+//! the same on every runtime, up to the last bit where a device does not round a product and a sum together.
 
 use std::sync::LazyLock;
 
@@ -74,7 +74,8 @@ impl<R: Runtime> Tensor<R> {
         Self::generate(rt, [n, n], dtype, &EYE, &[n.into()])
     }
 
-    /// Uniform in `[low, high)` from Philox with this seed: bit-equal on every runtime.
+    /// Uniform in `[low, high)` from Philox with this seed: bit-equal on every runtime in `[0, 1)`; another range may differ in the last
+    /// bit, where a device does not round a product and a sum together.
     pub fn uniform(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, low: f64, high: f64, seed: u64) -> Result<Self> {
         let program = if dtype == DType::F64 { &UNIFORM64 } else { &UNIFORM };
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
