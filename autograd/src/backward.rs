@@ -94,12 +94,12 @@ impl<R: Runtime> Backward<R> {
         Ok(Deferred::new(sweep))
     }
 
-    /// The gradients with respect to `inputs` as variables; with `create_graph` they can be differentiated again.
+    /// The gradients with respect to `inputs` (leaves, not views of them, and intermediates) as variables; with `create_graph` they can be differentiated again.
     pub fn grads(mut self, inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
         self.options.create_graph = true;
         self.options.retain_graph |= create_graph;
         let mut sweep = Sweep::new(&self.roots, self.options);
-        inputs.iter().for_each(|v| sweep.want(v));
+        inputs.iter().try_for_each(|v| sweep.want(v))?;
         match create_graph {
             true => with_grad(|| sweep.start(self.roots, &mut Ignore))?,
             false => no_grad(|| sweep.start(self.roots, &mut Ignore))?,

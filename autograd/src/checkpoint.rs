@@ -52,7 +52,8 @@ pub fn checkpoint<R: Runtime>(
 
 impl<R: Runtime> Segment<R> {
     pub(crate) fn backward(&self, step: &mut Step<'_, R>) -> Result<()> {
-        if step.is_recording() {
+        // A sweep that records runs with gradients enabled; every other without.
+        if is_grad_enabled() {
             let why = "a checkpointed segment cannot be differentiated twice; run it without `checkpoint`".into();
             return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
         }

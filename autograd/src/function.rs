@@ -18,7 +18,7 @@ pub trait Function<R: Runtime>: Send + Sync {
     fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>>;
     /// What [`backward`](Function::backward) reads; everything, unless said otherwise.
     fn saves(&self) -> Saves {
-        Saves { inputs: Bits(u64::MAX), outputs: Bits(u64::MAX) }
+        Saves { inputs: Bits::ALL, outputs: Bits::ALL }
     }
     /// Gives the gradient of each wanted input; written over variables, it can be differentiated again.
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()>;

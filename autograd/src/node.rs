@@ -80,7 +80,7 @@ impl<R: Runtime> Call<R> {
         match self {
             Call::Op(op) => op.saves(ins, wants),
             Call::Function(f) => Ok(f.saves()),
-            Call::Segment(_) => Ok(Saves { inputs: Bits(u64::MAX), outputs: Bits::NONE }),
+            Call::Segment(_) => Ok(Saves { inputs: Bits::ALL, outputs: Bits::NONE }),
         }
     }
 }

@@ -20,8 +20,8 @@ pub(crate) struct Step<'a, R: Runtime> {
     pub(crate) node: &'a Arc<Node<R>>,
     pub(crate) saved: Saved<R>,
     pub(crate) upstream: Pending<R>,
-    /// Bit `i`: the gradient of input `i` was given.
-    pub(crate) given: &'a mut u64,
+    /// Whether the gradient of each input was given.
+    pub(crate) given: &'a mut [bool],
 }
 
 impl<R: Runtime> Step<'_, R> {
@@ -41,10 +41,6 @@ impl<R: Runtime> Step<'_, R> {
         let state = self.sweep.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
         state.grad = Some(slot);
         Ok(())
-    }
-
-    pub(crate) fn is_recording(&self) -> bool {
-        self.sweep.options.create_graph
     }
 
     fn not_saved(&self, what: &str, i: usize) -> Error {
@@ -97,7 +93,7 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
 
     fn give(&mut self, i: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
         let Some(to) = self.node.edges[i].clone() else { return Ok(()) };
-        *self.given |= 1 << i;
+        self.given[i] = true;
         self.sweep.deliver(Kept { to, op, ins: ins.iter().map(|v| (*v).clone()).collect() }, self.hook)
     }
 }

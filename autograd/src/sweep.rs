@@ -133,11 +133,19 @@ impl<R: Runtime> Sweep<R> {
         self.only = Some(only);
     }
 
-    /// Asks for the gradient of an intermediate.
-    pub(crate) fn want(&mut self, var: &Var<R>) {
-        if let Some(Edge::Node(n, k)) = &var.edge {
-            self.wanted.insert((id(n), *k), None);
+    /// Asks for the gradient of a leaf or an intermediate.
+    pub(crate) fn want(&mut self, var: &Var<R>) -> Result<()> {
+        match &var.edge {
+            Some(Edge::Node(n, k)) => {
+                self.wanted.insert((id(n), *k), None);
+            }
+            Some(Edge::Leaf(view)) if !view.is_whole() => {
+                let why = format!("a view of `{}` is no value of its own; ask for the leaf", view.leaf().name());
+                return Err(ErrorKind::NoGradient { op: "grad", why }.into());
+            }
+            _ => {}
         }
+        Ok(())
     }
 
     /// The recorded gradient of `var` after a sweep that creates a graph.
@@ -179,7 +187,7 @@ impl<R: Runtime> Sweep<R> {
     }
 
     fn visit(&mut self, node: &Arc<Node<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
-        let mut given = 0u64;
+        let mut given: SmallVec<[bool; 8]> = smallvec::smallvec![false; node.edges.len()];
         if let Some(upstream) = self.grads.remove(&id(node)) {
             for (k, grad) in upstream.iter().enumerate() {
                 if let Some(slot) = self.wanted.get_mut(&(id(node), k)) {
@@ -196,7 +204,7 @@ impl<R: Runtime> Sweep<R> {
         }
         for (i, edge) in node.edges.iter().enumerate() {
             if let Some(Edge::Leaf(view)) = edge
-                && given >> i & 1 == 0
+                && !given[i]
             {
                 self.settle(view.leaf(), hook)?;
             }

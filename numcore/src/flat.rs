@@ -226,3 +226,54 @@ impl<R: Runtime> Flat<R> {
 fn lent(op: &'static str, what: String) -> Error {
     ErrorKind::Lent { op, what }.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{NullRuntime, Use};
+
+    fn layout(dtype: DType) -> FlatLayout {
+        let shapes: [&[usize]; 4] = [&[3, 5], &[70], &[0], &[2]];
+        FlatLayout::new(dtype, shapes.iter().enumerate().map(|(i, s)| (format!("p{i}"), Shape::of(s))))
+    }
+
+    #[test]
+    fn a_wider_type_keeps_places() {
+        let half = layout(DType::BF16);
+        let wide = half.with_dtype(DType::F32);
+        assert_eq!((0..4).map(|i| *half.range(i)).collect::<Vec<_>>(), (0..4).map(|i| *wide.range(i)).collect::<Vec<_>>());
+        assert_eq!((wide.dtype(), wide.numel(), half.span(1..4)), (DType::F32, half.numel(), 128..384));
+        let narrow = layout(DType::F32).with_dtype(DType::BF16);
+        assert_eq!(narrow, half, "places that would not be aligned are laid out anew");
+    }
+
+    #[test]
+    fn spans_are_lent_once_and_keep_what_was_written() {
+        let mut flat = Flat::zeros_for(&NullRuntime::new(), Use::Gradients, layout(DType::F32)).unwrap();
+        let mut range = flat.lend(1).unwrap();
+        range.zero().unwrap();
+        flat.restore(range).unwrap();
+        let span = flat.lend_span(0..2).unwrap();
+        assert_eq!(span.shape().dims(), [64 + 128]);
+        assert!(flat.lend(1).is_err() && flat.lend_span(1..3).is_err() && flat.whole().is_err());
+        let other = flat.lend_span(2..4).unwrap();
+        flat.restore(span).unwrap();
+        flat.restore(other).unwrap();
+        assert_eq!((0..4).map(|i| flat.is_written(i)).collect::<Vec<_>>(), [false, true, false, false]);
+        let value = flat.tensor(0).unwrap();
+        assert!(flat.lend_span(0..1).is_err());
+        drop(value);
+        flat.lend_whole().map(|w| flat.restore(w)).unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_nobody_holds_any_more_comes_back() {
+        let mut flat = Flat::zeros(&NullRuntime::new(), layout(DType::F32)).unwrap();
+        let (a, b) = (flat.lend(0).unwrap(), flat.lend(1).unwrap());
+        drop(a);
+        assert!(!flat.reclaim() && flat.is_lent(0));
+        drop(b);
+        assert!(flat.reclaim() && !flat.is_lent(0) && !flat.is_lent(1));
+        assert!(flat.lend(0).is_ok());
+    }
+}

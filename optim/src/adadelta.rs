@@ -31,16 +31,16 @@ impl Elementwise for AdadeltaConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        form.maximizing(self.maximize).program("adadelta", |p, g, [v, u], [lr, rho, eps, decay]| {
+        form.maximizing(self.maximize).program("adadelta", |p, g, [v, u], [lr, keep, take, eps, decay]| {
             let g = g + p * decay;
-            let v = v * rho + g * g * (1.0 - rho);
+            let v = v * keep + g * g * take;
             let d = (u + eps).sqrt() / (v + eps).sqrt() * g;
-            let u = u * rho + d * d * (1.0 - rho);
+            let u = u * keep + d * d * take;
             (p - d * lr, [v, u])
         })
     }
 
     fn scalars(&self, now: Now) -> Scalars {
-        scalars([now.lr, self.rho, self.eps, self.weight_decay])
+        scalars([now.lr, self.rho, 1.0 - self.rho, self.eps, self.weight_decay])
     }
 }

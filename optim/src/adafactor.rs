@@ -49,16 +49,16 @@ static LERP: LazyLock<Program> = LazyLock::new(|| Program::new("lerp_into", |[v,
 static LERP_SQUARE: LazyLock<Program> =
     LazyLock::new(|| Program::new("lerp_square_into", |[v, g], [w]| [v + (g * g - v) * w]));
 static OF_VECTOR: LazyLock<Program> =
-    LazyLock::new(|| Program::new("adafactor_vector", |[g, v], [eps1]| [g * v.max(eps1 * eps1).rsqrt()]));
+    LazyLock::new(|| Program::new("adafactor_vector", |[g, v], [least]| [g * v.max(least).rsqrt()]));
 static OF_MATRIX: LazyLock<Program> = LazyLock::new(|| {
-    Program::new("adafactor_matrix", |[g, row, column, mean], [eps1]| {
-        [g * (row * column / mean.max(eps1)).max(eps1 * eps1).rsqrt()]
+    Program::new("adafactor_matrix", |[g, row, column, mean], [eps1, least]| {
+        [g * (row * column / mean.max(eps1)).max(least).rsqrt()]
     })
 });
 static STEP: LazyLock<Program> = LazyLock::new(|| {
-    Program::new("adafactor_step", |[p, u, p_squares, u_squares], [rho, shrink, eps2, d, inverse_n]| {
+    Program::new("adafactor_step", |[p, u, p_squares, u_squares], [rho, shrink, eps2, inverse_d, inverse_n]| {
         let alpha = (p_squares * inverse_n).sqrt().max(eps2) * rho;
-        let size = (u_squares * inverse_n).sqrt() / d;
+        let size = (u_squares * inverse_n).sqrt() * inverse_d;
         [p * shrink - u * (alpha / size.max(1.0))]
     })
 });
@@ -79,12 +79,13 @@ impl AdafactorConfig {
             memory.update_states(k..k + 1, None, &LERP, &[&mean], &[w.into()])?;
         }
         let (row, column) = (memory.state(0)?, memory.state(1)?);
-        g.apply_program(&OF_MATRIX, &[&row, &column, &row.mean(&[-2], true)?], &[self.eps1(g.dtype()).into()])
+        let eps1 = self.eps1(g.dtype());
+        g.apply_program(&OF_MATRIX, &[&row, &column, &row.mean(&[-2], true)?], &[eps1.into(), (eps1 * eps1).into()])
     }
 
     fn of_vector<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut Memory<'_, R>) -> Result<Tensor<R>> {
         memory.update_states(2..3, None, &LERP_SQUARE, &[g], &[w.into()])?;
-        g.apply_program(&OF_VECTOR, &[&memory.state(2)?], &[self.eps1(g.dtype()).into()])
+        g.apply_program(&OF_VECTOR, &[&memory.state(2)?], &[self.eps1(g.dtype()).powi(2).into()])
     }
 }
 
@@ -111,7 +112,7 @@ impl Rule for AdafactorConfig {
         let (p_squares, u_squares) = (sum_of_squares(&memory.weight()?)?, sum_of_squares(&u)?);
         let rho = now.lr.min(1.0 / t.sqrt());
         let shrink = 1.0 - now.lr * self.weight_decay;
-        let numbers = [rho, shrink, self.eps2, self.d, 1.0 / n as f64].map(Into::into);
+        let numbers = [rho, shrink, self.eps2, 1.0 / self.d, 1.0 / n as f64].map(Into::into);
         memory.update_weight(&STEP, &[&u, &p_squares, &u_squares], &numbers)
     }
 }

@@ -50,9 +50,11 @@ pub(crate) fn moments(amsgrad: bool) -> Vec<State> {
     names[..2 + usize::from(amsgrad)].iter().map(|n| State::zeros(n)).collect()
 }
 
-pub(crate) fn numbers([b1, b2]: [f64; 2], eps: f64, weight_decay: f64, now: Now) -> Scalars {
+/// `decay`: what weight decay multiplies the parameter by.
+pub(crate) fn numbers([b1, b2]: [f64; 2], eps: f64, decay: f64, now: Now) -> Scalars {
     let t = now.step as f64;
-    scalars([now.lr, b1, b2, eps, weight_decay, 1.0 - b1.powf(t), (1.0 - b2.powf(t)).sqrt()])
+    let (unbias1, unbias2) = (1.0 / (1.0 - b1.powf(t)), 1.0 / (1.0 - b2.powf(t)));
+    scalars([1.0 - b1, b2, 1.0 - b2, eps, decay, unbias2.sqrt(), now.lr * unbias1])
 }
 
 /// Weight decay: added to the gradient, or shrinking the parameter itself.
@@ -79,15 +81,15 @@ pub(crate) fn program(name: &'static str, form: Form, decay: Decay, amsgrad: boo
 fn step<'b>(
     [p, g, m, v]: [Expr<'b>; 4],
     top: Option<Expr<'b>>,
-    [lr, b1, b2, eps, weight_decay, c1, c2]: [Expr<'b>; 7],
+    [take1, keep2, take2, eps, factor, unbias, lr]: [Expr<'b>; 7],
     decay: Decay,
 ) -> (Expr<'b>, [Expr<'b>; 3]) {
     let (p, g) = match decay {
-        Decay::Coupled => (p, g + p * weight_decay),
-        Decay::Decoupled => (p * (1.0 - lr * weight_decay), g),
+        Decay::Coupled => (p, g + p * factor),
+        Decay::Decoupled => (p * factor, g),
     };
-    let m = m + (g - m) * (1.0 - b1);
-    let v = v * b2 + g * g * (1.0 - b2);
+    let m = m + (g - m) * take1;
+    let v = v * keep2 + g * g * take2;
     let top = top.map_or(v, |top| top.max(v));
-    (p - m / (top.sqrt() * c2.recip() + eps) * (lr / c1), [m, v, top])
+    (p - m / (top.sqrt() * unbias + eps) * lr, [m, v, top])
 }

@@ -31,16 +31,17 @@ impl Elementwise for AdamaxConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        form.maximizing(self.maximize).program("adamax", |p, g, [m, u], [lr, b1, b2, eps, decay, c1]| {
+        form.maximizing(self.maximize).program("adamax", |p, g, [m, u], [take1, keep2, eps, decay, lr]| {
             let g = g + p * decay;
-            let m = m + (g - m) * (1.0 - b1);
-            let u = (u * b2).max(g.abs() + eps);
-            (p - m / u * (lr / c1), [m, u])
+            let m = m + (g - m) * take1;
+            let u = (u * keep2).max(g.abs() + eps);
+            (p - m / u * lr, [m, u])
         })
     }
 
     fn scalars(&self, now: Now) -> Scalars {
         let [b1, b2] = self.betas;
-        scalars([now.lr, b1, b2, self.eps, self.weight_decay, 1.0 - b1.powf(now.step as f64)])
+        let lr = now.lr / (1.0 - b1.powf(now.step as f64));
+        scalars([1.0 - b1, b2, self.eps, self.weight_decay, lr])
     }
 }

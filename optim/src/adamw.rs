@@ -40,6 +40,6 @@ impl Elementwise for AdamWConfig {
     }
 
     fn scalars(&self, now: Now) -> Scalars {
-        numbers(self.betas, self.eps, self.weight_decay, now)
+        numbers(self.betas, self.eps, 1.0 - now.lr * self.weight_decay, now)
     }
 }

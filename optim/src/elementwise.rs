@@ -81,7 +81,8 @@ pub trait Elementwise: Config {
     fn states(&self) -> Vec<State>;
     /// The formula, by [`Form::program`].
     fn program(&self, form: Form) -> Program;
-    /// Its run-time numbers.
+    /// Its run-time numbers, combined here in `f64` as far as they go: a program computes in the parameters' type, where `1 − β`
+    /// would lose digits.
     fn scalars(&self, now: Now) -> Scalars;
     /// An error for hyper-parameters that do not go together.
     fn consistent(&self) -> Result<()> {

@@ -12,7 +12,7 @@ use numcore::{
 use crate::{Optimizer, memory::lending, params::overwrite};
 
 static BLEND: LazyLock<Program> =
-    LazyLock::new(|| Program::new("ema", |[average, weight], [decay]| [average + (weight - average) * (1.0 - decay)]));
+    LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
 
 /// The exponential moving average of an optimizer's parameters: `a ← δa + (1 − δ)θ`, one launch per buffer; of half parameters
 /// the average of their master copies, in `f32`.
@@ -69,7 +69,7 @@ impl<R: Runtime> Ema<R> {
     /// Takes the parameters' present values in: after each step of the optimizer it was made for.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer<R>) -> Result<()> {
         self.require_out("update")?;
-        let decay = [self.decay().into()];
+        let take = [(1.0 - self.decay()).into()];
         let params = optimizer.params_mut();
         let same = |(p, of): (&&mut crate::FlatParams<R>, &Vec<Arc<Leaf<R>>>)| {
             p.len() == of.len() && p.leaves().iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b))
@@ -79,7 +79,7 @@ impl<R: Runtime> Ema<R> {
         }
         for (params, average) in params.into_iter().zip(&mut self.averages) {
             let weights = params.weights()?;
-            lending(&mut [average], Flat::lend_whole, |outs| update(&BLEND, &[&weights], &decay, outs))?;
+            lending(&mut [average], Flat::lend_whole, |outs| update(&BLEND, &[&weights], &take, outs))?;
         }
         self.updates += 1;
         Ok(())

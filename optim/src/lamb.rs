@@ -31,10 +31,10 @@ pub type Lamb<R> = FlatOptimizer<R, LambConfig>;
 
 /// Inputs `[m, v, (r), g, θ]`, outputs `[m, v, r]`.
 static DIRECTION: LazyLock<Program> = LazyLock::new(|| {
-    Program::new("lamb_direction", |[m, v, _, g, p], [b1, b2, eps, decay, c1, c2]| {
-        let m = m + (g - m) * (1.0 - b1);
-        let v = v * b2 + g * g * (1.0 - b2);
-        [m, v, m * c1.recip() / (v.sqrt() * c2.recip() + eps) + p * decay]
+    Program::new("lamb_direction", |[m, v, _, g, p], [take1, keep2, take2, eps, decay, unbias1, unbias2]| {
+        let m = m + (g - m) * take1;
+        let v = v * keep2 + g * g * take2;
+        [m, v, m * unbias1 / (v.sqrt() * unbias2 + eps) + p * decay]
     })
 });
 
@@ -62,8 +62,8 @@ impl Rule for LambConfig {
         let g = if self.maximize { g.neg()? } else { g };
         let p = memory.weight()?;
         let mut r = TensorMut::alloc(&memory.runtime(), memory.shape(), memory.working())?;
-        let corrections = [1.0 - b1.powf(t), (1.0 - b2.powf(t)).sqrt()];
-        let numbers = [b1, b2, self.eps, self.weight_decay, corrections[0], corrections[1]].map(Into::into);
+        let (unbias1, unbias2) = (1.0 / (1.0 - b1.powf(t)), 1.0 / (1.0 - b2.powf(t)).sqrt());
+        let numbers = [1.0 - b1, b2, 1.0 - b2, self.eps, self.weight_decay, unbias1, unbias2].map(Into::into);
         memory.update_states(0..2, Some(&mut r), &DIRECTION, &[&g, &p], &numbers)?;
         let r = r.freeze()?;
         let (p_squares, r_squares) = (sum_of_squares(&p)?, sum_of_squares(&r)?);

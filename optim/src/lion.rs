@@ -29,14 +29,14 @@ impl Elementwise for LionConfig {
     }
 
     fn program(&self, form: Form) -> Program {
-        form.maximizing(self.maximize).program("lion", |p, g, [m], [lr, b1, b2, decay]| {
-            let direction = (m * b1 + g * (1.0 - b1)).sign();
-            (p * (1.0 - lr * decay) - direction * lr, [m * b2 + g * (1.0 - b2)])
+        form.maximizing(self.maximize).program("lion", |p, g, [m], [lr, keep1, take1, keep2, take2, shrink]| {
+            let direction = (m * keep1 + g * take1).sign();
+            (p * shrink - direction * lr, [m * keep2 + g * take2])
         })
     }
 
     fn scalars(&self, now: Now) -> Scalars {
         let [b1, b2] = self.betas;
-        scalars([now.lr, b1, b2, self.weight_decay])
+        scalars([now.lr, b1, 1.0 - b1, b2, 1.0 - b2, 1.0 - now.lr * self.weight_decay])
     }
 }

@@ -82,9 +82,9 @@ pub type Muon<R> = FlatOptimizer<R, MuonConfig>;
 /// Inputs `[b, (u), g]`, outputs `[b, u]`.
 static MOMENTUM: LazyLock<[Program; 2]> = LazyLock::new(|| {
     [false, true].map(|nesterov| {
-        Program::new("muon_momentum", |[b, _, g], [momentum]| {
-            let b = b + (g - b) * (1.0 - momentum);
-            [b, if nesterov { b - (b - g) * (1.0 - momentum) } else { b }]
+        Program::new("muon_momentum", |[b, _, g], [take]| {
+            let b = b + (g - b) * take;
+            [b, if nesterov { b - (b - g) * take } else { b }]
         })
     })
 });
@@ -150,7 +150,7 @@ impl Rule for MuonConfig {
         let g = memory.gradient()?;
         let mut u = TensorMut::alloc(&memory.runtime(), shape, memory.working())?;
         let momentum = &MOMENTUM[usize::from(self.nesterov)];
-        memory.update_states(0..1, Some(&mut u), momentum, &[&g], &[self.momentum.into()])?;
+        memory.update_states(0..1, Some(&mut u), momentum, &[&g], &[(1.0 - self.momentum).into()])?;
         let x = self.orthogonal(&u.freeze()?)?;
         let lr = now.lr * self.adjust_lr.factor(shape[0] as f64, shape[1] as f64);
         memory.update_weight(&STEP, &[&x], &[(1.0 - now.lr * self.weight_decay).into(), lr.into()])

@@ -59,11 +59,11 @@ impl Elementwise for NAdamConfig {
         let decoupled = self.decoupled_weight_decay;
         form.maximizing(self.maximize).program(
             "nadam",
-            |p, g, [m, v], [b1, b2, eps, decay, c2, of_grad, of_mean, shrink]| {
-                let (p, g) = if decoupled { (p * shrink, g) } else { (p, g + p * decay) };
-                let m = m + (g - m) * (1.0 - b1);
-                let v = v * b2 + g * g * (1.0 - b2);
-                let denominator = (v * c2.recip()).sqrt() + eps;
+            |p, g, [m, v], [take1, keep2, take2, eps, decay, unbias, of_grad, of_mean]| {
+                let (p, g) = if decoupled { (p * decay, g) } else { (p, g + p * decay) };
+                let m = m + (g - m) * take1;
+                let v = v * keep2 + g * g * take2;
+                let denominator = (v * unbias).sqrt() + eps;
                 (p - (g * of_grad + m * of_mean) / denominator, [m, v])
             },
         )
@@ -75,9 +75,9 @@ impl Elementwise for NAdamConfig {
         let product = self.product(now.step);
         let of_grad = now.lr * (1.0 - mu) / (1.0 - product);
         let of_mean = now.lr * next / (1.0 - product * next);
-        let c2 = 1.0 - b2.powf(now.step as f64);
-        let shrink = 1.0 - now.lr * self.weight_decay;
-        scalars([b1, b2, self.eps, self.weight_decay, c2, of_grad, of_mean, shrink])
+        let unbias = 1.0 / (1.0 - b2.powf(now.step as f64));
+        let decay = if self.decoupled_weight_decay { 1.0 - now.lr * self.weight_decay } else { self.weight_decay };
+        scalars([1.0 - b1, b2, 1.0 - b2, self.eps, decay, unbias, of_grad, of_mean])
     }
 }
 

@@ -50,12 +50,12 @@ impl Elementwise for RAdamConfig {
         let decoupled = self.decoupled_weight_decay;
         form.maximizing(self.maximize).program(
             "radam",
-            |p, g, [m, v], [lr, b1, b2, eps, decay, c1, rectified, adaptive]| {
-                let (p, g) = if decoupled { (p * (1.0 - lr * decay), g) } else { (p, g + p * decay) };
-                let m = m + (g - m) * (1.0 - b1);
-                let v = v * b2 + g * g * (1.0 - b2);
+            |p, g, [m, v], [take1, keep2, take2, eps, decay, lr, rectified, adaptive]| {
+                let (p, g) = if decoupled { (p * decay, g) } else { (p, g + p * decay) };
+                let m = m + (g - m) * take1;
+                let v = v * keep2 + g * g * take2;
                 let factor = adaptive.gt(0.5).select(rectified / (v.sqrt() + eps), 1.0);
-                (p - m * (lr / c1) * factor, [m, v])
+                (p - m * lr * factor, [m, v])
             },
         )
     }
@@ -65,6 +65,7 @@ impl Elementwise for RAdamConfig {
         let r = self.rectification(now.step);
         let rectified = r.unwrap_or(1.0) * (1.0 - b2.powf(t)).sqrt();
         let adaptive = f64::from(u8::from(r.is_some()));
-        scalars([now.lr, b1, b2, self.eps, self.weight_decay, 1.0 - b1.powf(t), rectified, adaptive])
+        let decay = if self.decoupled_weight_decay { 1.0 - now.lr * self.weight_decay } else { self.weight_decay };
+        scalars([1.0 - b1, b2, 1.0 - b2, self.eps, decay, now.lr / (1.0 - b1.powf(t)), rectified, adaptive])
     }
 }

@@ -31,17 +31,17 @@ config! {
 /// Neural Networks*, 2013.
 pub type RmsProp<R> = FlatOptimizer<R, RmsPropConfig>;
 
-type Numbers<'b> = [Expr<'b>; 5];
+type Numbers<'b> = [Expr<'b>; 6];
 
 /// The direction before momentum, and the new running means.
 fn direction<'b>(
     [p, g, v]: [Expr<'b>; 3],
     mean: Option<Expr<'b>>,
-    [_, alpha, eps, decay, _]: Numbers<'b>,
+    [_, keep, take, eps, decay, _]: Numbers<'b>,
 ) -> (Expr<'b>, [Expr<'b>; 2]) {
     let g = g + p * decay;
-    let v = v * alpha + g * g * (1.0 - alpha);
-    let mean = mean.map(|a| a + (g - a) * (1.0 - alpha));
+    let v = v * keep + g * g * take;
+    let mean = mean.map(|a| a + (g - a) * take);
     let spread = mean.map_or(v, |a| v - a * a);
     (g / (spread.sqrt() + eps), [v, mean.unwrap_or(v)])
 }
@@ -65,18 +65,18 @@ impl Elementwise for RmsPropConfig {
             }),
             (true, false) => form.program("rmsprop_momentum", |p, g, [v, b], s| {
                 let (d, [v, _]) = direction([p, g, v], None, s);
-                let b = b * s[4] + d;
+                let b = b * s[5] + d;
                 (p - b * s[0], [v, b])
             }),
             (true, true) => form.program("rmsprop_centered_momentum", |p, g, [v, b, a], s| {
                 let (d, [v, a]) = direction([p, g, v], Some(a), s);
-                let b = b * s[4] + d;
+                let b = b * s[5] + d;
                 (p - b * s[0], [v, b, a])
             }),
         }
     }
 
     fn scalars(&self, now: Now) -> Scalars {
-        scalars([now.lr, self.alpha, self.eps, self.weight_decay, self.momentum])
+        scalars([now.lr, self.alpha, 1.0 - self.alpha, self.eps, self.weight_decay, self.momentum])
     }
 }

@@ -58,10 +58,10 @@ fn clips_by_norm() {
 
 #[test]
 fn stale_ranges_do_not_count() {
-    let (params, mut sgd, mut flat) = setup(DType::F32);
+    let (params, mut sgd, mut flat) = setup(DType::F64);
     fill(&mut flat, &params, 3);
     flat.zero();
-    let grad = tensor(&Cpu::new(), SHAPES[1], DType::F32, 5);
+    let grad = tensor(&Cpu::new(), SHAPES[1], DType::F64, 5);
     flat.set(&params[1], &grad).unwrap();
     let want = norm(&values(70, 5), Norm::L2);
     close(&[clip_grad_norm(&mut flat, 1.0, Norm::L2).unwrap().item().unwrap()], &[want], 1e-6, "norm");

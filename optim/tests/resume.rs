@@ -30,7 +30,9 @@ fn resumes<C: Rule>(config: C, dtype: DType, model_first: bool) {
     train(&mut optimizer, &params, 3..6);
 
     let again = leaves(&cpu, &SHAPES, dtype);
-    let mut resumed = build(C::default(), &again);
+    let mut other = config.clone();
+    other.set_lr(9.0);
+    let mut resumed = build(other, &again);
     let load_model = || again.iter().zip(&model).for_each(|(l, v)| l.set(v.clone()).unwrap());
     if model_first {
         load_model();

@@ -107,7 +107,7 @@ fn degenerate_lengths_are_no_trap() {
 #[test]
 fn a_function_is_a_schedule() {
     let halves = |base: f64, step: u64| base / (1 + step) as f64;
-    assert_eq!(halves.lr(0.3, 2), 0.1);
+    assert_eq!(halves.lr(0.3, 1), 0.15);
     let warm = Warmup { steps: 2, start: 0.5 }.then(halves);
     assert_eq!([0, 1, 2, 3].map(|t| warm.lr(1.0, t)), [0.5, 0.75, 1.0, 0.5]);
 }

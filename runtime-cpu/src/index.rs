@@ -10,6 +10,7 @@ use crate::{
     Cpu, Engine, Simd,
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
+    pointwise::convert,
     simd::leveled,
     walk::{Axis, Walk},
 };
@@ -50,45 +51,16 @@ pub(crate) fn scatter_add(
         by_dtype!(src.dtype, T => moves.scatter::<T, T>(engine, src.base(), to.base(), index.base()));
         return Ok(());
     }
-    let wide = Layout::contiguous(*to.layout.shape());
-    let sums = cpu.scratch(wide.numel() * size_of::<f32>())?;
-    let base = Base::new(sums.ptr().cast::<f32>());
-    let moves = Moves::new(src.layout.strides(), wide.strides(), &index, axis);
-    let cells = Walk::new([&to.layout, &wide], |_| false);
+    let dense = Layout::contiguous(*to.layout.shape());
+    let memory = cpu.scratch(dense.numel() * size_of::<f32>())?;
+    let sums = Operand::of(&memory, dense, DType::F32);
+    let moves = Moves::new(src.layout.strides(), dense.strides(), &index, axis);
+    convert(engine, to, sums, Accumulate::Overwrite)?;
     match src.dtype {
-        DType::F16 => rounding::<half::f16>(engine, &moves, &cells, &to, &src, base, index.base()),
-        _ => rounding::<half::bf16>(engine, &moves, &cells, &to, &src, base, index.base()),
+        DType::F16 => moves.scatter::<half::f16, f32>(engine, src.base(), sums.base(), index.base()),
+        _ => moves.scatter::<half::bf16, f32>(engine, src.base(), sums.base(), index.base()),
     }
-    Ok(())
-}
-
-fn rounding<T: Stored<Lane = f32>>(
-    engine: &Engine,
-    moves: &Moves,
-    cells: &Walk<2>,
-    to: &Operand,
-    src: &Operand,
-    sums: Base<f32>,
-    index: Base<i64>,
-) {
-    convert::<T>(engine, cells, to.base(), sums, false);
-    moves.scatter::<T, f32>(engine, src.base(), sums, index);
-    convert::<T>(engine, cells, to.base(), sums, true);
-}
-
-/// Copies between halves and dense `f32`, widening (`back` is false) or rounding.
-fn convert<T: Stored<Lane = f32>>(engine: &Engine, cells: &Walk<2>, narrow: Base<T>, wide: Base<f32>, back: bool) {
-    engine.ranges(cells.len(), GRAIN, |part| {
-        cells.each(part.start, part.end, |_, [n, w]| {
-            // SAFETY: both hold every position, and no two tasks share one.
-            unsafe {
-                match back {
-                    true => narrow.set(n, T::store(wide.get(w))),
-                    false => wide.set(w, narrow.get(n).load()),
-                }
-            }
-        });
-    });
+    convert(engine, sums, to, Accumulate::Overwrite)
 }
 
 /// Every index lies in `0..size`, or an error that names the first that does not.

@@ -2,7 +2,7 @@
 
 use numcore::{DType, Layout, View, ViewMut};
 
-use crate::{Cpu, element::Stored};
+use crate::{Buffer, Cpu, element::Stored};
 
 /// A view whose buffer is known to be in memory: the address of the buffer, and where in it the elements lie.
 #[derive(Clone, Copy)]
@@ -30,6 +30,11 @@ impl From<&ViewMut<'_, Cpu>> for Operand {
 }
 
 impl Operand {
+    /// Memory of a kernel's own.
+    pub(crate) fn of(buffer: &Buffer, layout: Layout, dtype: DType) -> Self {
+        Operand { start: buffer.ptr(), layout, dtype }
+    }
+
     /// The address of the first element.
     pub(crate) fn ptr(&self) -> *mut u8 {
         self.start.wrapping_add(self.layout.offset() * self.dtype.size())

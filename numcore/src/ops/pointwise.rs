@@ -161,6 +161,11 @@ fn operands<'a, R: Runtime>(ins: &[&'a Tensor<R>], shape: Shape) -> Result<Small
     ins.iter().map(|t| Ok(Operand::View(t.view_at(shape)?))).collect()
 }
 
+/// `x` where it is negative, 0 elsewhere: the branch that is not taken must be finite, or its gradient is 0 · ∞.
+fn negative(x: Expr<'_>) -> Expr<'_> {
+    x.gt(0.0).select(0.0, x)
+}
+
 /// The right side of a two-operand method: a value, or a number.
 pub enum Rhs<'a, T> {
     /// Another value, broadcast.
@@ -344,10 +349,10 @@ vocabulary! {
         mish(x) = x * x.softplus().tanh();
         /// `x · min(max(x + 3, 0), 6) / 6` (Howard et al. 2019); the gradient is 0 at −3 and 1 at 3, as PyTorch's.
         hardswish(x) = x.le(-3.0).select(x * 0.0, x.ge(3.0).select(x, x * (x + 3.0) / 6.0));
-        /// `min(max(x + 3, 0), 6) / 6`.
-        hardsigmoid(x) = (x + 3.0).clamp(0.0, 6.0) / 6.0;
+        /// `min(max(x + 3, 0), 6) / 6`; the gradient is 0 at −3 and 3, as PyTorch's.
+        hardsigmoid(x) = x.le(-3.0).select(0.0, x.ge(3.0).select(1.0, (x + 3.0) / 6.0));
         /// Self-normalising ELU (Klambauer et al. 2017).
-        selu(x) = x.gt(0.0).select(x * 1.050_700_987_355_480_5, x.expm1() * (1.050_700_987_355_480_5 * 1.673_263_242_354_377_2));
+        selu(x) = x.gt(0.0).select(x * 1.050_700_987_355_480_5, negative(x).expm1() * (1.050_700_987_355_480_5 * 1.673_263_242_354_377_2));
         /// Not, of `bool`.
         logical_not(x) = !x;
     }
@@ -395,6 +400,6 @@ vocabulary! {
         /// `x` where positive, `slope · x` elsewhere.
         leaky_relu(x; slope) = x.gt(0.0).select(x, x * slope);
         /// `x` where positive, `alpha · (eˣ − 1)` elsewhere (Clevert et al. 2016).
-        elu(x; alpha) = x.gt(0.0).select(x, x.expm1() * alpha);
+        elu(x; alpha) = x.gt(0.0).select(x, negative(x).expm1() * alpha);
     }
 }

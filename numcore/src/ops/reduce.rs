@@ -8,7 +8,10 @@ use super::{
     Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
     pointwise::chain, rule::no_gradient,
 };
-use crate::{ArgOp, AxisSet, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor, pointwise::Program};
+use crate::{
+    ArgOp, AxisSet, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor,
+    pointwise::{Expr, Program},
+};
 
 /// `program` at every position of its broadcast inputs, combined by `op` over the axes along which `to` is broadcast to them.
 ///
@@ -206,33 +209,33 @@ pub trait ReduceOps: Apply {
     }
     /// `ln Σ eˣ`, without overflow.
     fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        static SHIFTED: LazyLock<Program> = LazyLock::new(|| Program::new("logsumexp", |[x, m], []| [(x - m).exp()]));
-        static BACK: LazyLock<Program> = LazyLock::new(|| Program::new("logsumexp", |[s, m], []| [s.log() + m]));
+        static SHIFTED: LazyLock<Widened> = LazyLock::new(|| {
+            Widened::new(|wide| Program::new("logsumexp", |[x, m], []| [(wide.of(x) - wide.of(m)).exp()]))
+        });
+        static BACK: LazyLock<Program> =
+            LazyLock::new(|| Program::new("logsumexp", |[s, m], []| [(s.log() + m.cast_like(s)).cast_like(m)]));
         let (to, _) = target("logsumexp", self.spec().shape, axes)?;
         let top = finite_top(self, to)?;
-        let sum = Self::apply1(Reduce::sum_of(SHIFTED.clone(), ScalarList::new(), to), &[self, &top])?;
+        let sum = Self::apply1(SHIFTED.sum(self, ScalarList::new(), to), &[self, &top])?;
         drop_axes(sum.apply_program(&BACK, &[&top], &[])?, self.spec().shape, axes, keepdim)
     }
     /// Variance: mean squared distance from the mean, with `correction` subtracted from the count (1: unbiased).
     fn var(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
-        static SQUARES: LazyLock<Program> =
-            LazyLock::new(|| Program::new("var", |[x, m], [s]| [(x - m) * (x - m) * s]));
-        let (to, count) = target("var", self.spec().shape, axes)?;
-        let mean = self.mean(axes, true)?;
-        let scale: ScalarList = smallvec![(1.0 / count.saturating_sub(correction) as f64).into()];
-        let kept = Self::apply1(Reduce::sum_of(SQUARES.clone(), scale, to), &[self, &mean])?;
+        let kept = variance(self, axes, correction)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// Standard deviation, the root of [`var`](ReduceOps::var).
+    /// Standard deviation, the root of [`var`](ReduceOps::var); the gradient where it is 0 is 0.
     fn std(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
-        self.var(axes, correction, keepdim)?.sqrt()
-    }
-    /// Euclidean norm.
-    fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        static SQUARE: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], []| [x * x]));
-        let (to, _) = target("norm", self.spec().shape, axes)?;
-        let kept = Self::apply1(Reduce::sum_of(SQUARE.clone(), ScalarList::new(), to), &[self])?.sqrt()?;
+        let kept = root(&variance(self, axes, correction)?)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
+    }
+    /// Euclidean norm; the gradient where it is 0 is 0.
+    fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
+        static SQUARE: LazyLock<Widened> =
+            LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x], []| [wide.of(x) * wide.of(x)])));
+        let (to, _) = target("norm", self.spec().shape, axes)?;
+        let squares = Self::apply1(SQUARE.sum(self, ScalarList::new(), to), &[self])?;
+        drop_axes(root(&squares)?.to_dtype(self.spec().dtype)?, self.spec().shape, axes, keepdim)
     }
     /// Whether any holds, of `bool`.
     fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
@@ -253,6 +256,54 @@ pub trait ReduceOps: Apply {
 }
 
 impl<T: Apply> ReduceOps for T {}
+
+/// A program that is summed: as it is, and of halves cast to `f32` first. Their squares and exponentials leave a half's range
+/// and precision.
+struct Widened([Program; 2]);
+
+#[derive(Clone, Copy)]
+struct Wide(bool);
+
+impl Wide {
+    fn of(self, x: Expr<'_>) -> Expr<'_> {
+        if self.0 { x.cast(DType::F32) } else { x }
+    }
+}
+
+impl Widened {
+    fn new(program: impl Fn(Wide) -> Program) -> Self {
+        Widened([false, true].map(|wide| program(Wide(wide))))
+    }
+
+    fn sum<T: Apply>(&self, x: &T, scalars: ScalarList, to: Shape) -> Reduce {
+        Reduce::sum_of(self.0[usize::from(x.spec().dtype.is_half())].clone(), scalars, to)
+    }
+}
+
+/// The variance over `axes`, which stay; `f32` of halves.
+fn variance<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
+    static SCALED: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], [s]| [wide.of(x) * s])));
+    static SQUARES: LazyLock<Widened> = LazyLock::new(|| {
+        Widened::new(|wide| Program::new("var", |[x, m], [s]| [(wide.of(x) - m) * (wide.of(x) - m) * s]))
+    });
+    super::rule::float("var", x.spec())?;
+    let (to, count) = target("var", x.spec().shape, axes)?;
+    let per = |n: usize| -> ScalarList { smallvec![(1.0 / n as f64).into()] };
+    let mean = T::apply1(SCALED.sum(x, per(count), to), &[x])?;
+    T::apply1(SQUARES.sum(x, per(count.saturating_sub(correction)), to), &[x, &mean])
+}
+
+/// The square root, with a gradient of 0 at 0 in place of the infinite one: what a length of nothing has.
+fn root<T: Apply>(x: &T) -> Result<T> {
+    static ROOT: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("sqrt", |[x], []| {
+            let zero = x.eq(0.0);
+            [zero.select(x, zero.select(1.0, x).sqrt())]
+        })
+    });
+    x.apply_program(&ROOT, &[], &[])
+}
 
 /// The shape with `axes` of size 1, and how many elements each of its elements combines.
 fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {

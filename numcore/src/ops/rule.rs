@@ -37,6 +37,9 @@ impl Bits {
     /// No position.
     pub const NONE: Bits = Bits(0);
 
+    /// Every position, also those past [`MAX`](Bits::MAX).
+    pub const ALL: Bits = Bits(u64::MAX);
+
     /// These positions.
     pub fn of(positions: &[usize]) -> Bits {
         Bits(positions.iter().fold(0, |b, p| b | 1 << p))
@@ -44,7 +47,7 @@ impl Bits {
 
     /// Whether `i` is in it.
     pub fn has(self, i: usize) -> bool {
-        self.0 >> i & 1 == 1
+        if i < Bits::MAX { self.0 >> i & 1 == 1 } else { self == Bits::ALL }
     }
 
     /// The positions of both.

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Const, Inst, Number, Program, Typed};
-use crate::{Error, Result, Scalar, rng::philox4x32_10};
+use crate::{DType, Error, Result, Scalar, rng::philox4x32_10};
 
 /// Values by number, where known.
 pub type Values = SmallVec<[Option<Number>; 32]>;
@@ -19,7 +19,12 @@ impl Program {
     ///
     /// Slow and plain: runtimes are tested against it. Halves are computed in `f32` and rounded where they are cast or stored.
     pub fn eval(&self, typed: &Typed, inputs: &[Number], scalars: &[Scalar], index: u64) -> Vec<Number> {
-        let values = self.run(typed, scalars, Some(Element { inputs, index }));
+        let mut values = self.eval_uniform(typed, scalars);
+        let element = Element { inputs, index };
+        for id in 0..values.len() {
+            let value = values[id].or_else(|| self.value(id, typed, &values, scalars, Some(&element)));
+            values[id] = value.map(|v| v.computed_as(typed.dtypes[id]));
+        }
         // With an element given, every value is known.
         let known = |&o: &u32| values[o as usize].map_or(Number::Int(0), |v| v.cast(typed.dtypes[o as usize]));
         self.outputs().iter().map(known).collect()
@@ -38,9 +43,18 @@ impl Program {
         uniform
     }
 
-    /// Those values, for these scalars: what a runtime computes once per launch. Each is in the form its type is computed in.
+    /// Those values, for these scalars: what a runtime computes once per launch.
+    ///
+    /// Floats are computed in `f64` whatever their type is, as constants are folded; a runtime rounds what it passes on. So `1 − β`
+    /// keeps the digits it would lose in `f32`.
     pub fn eval_uniform(&self, typed: &Typed, scalars: &[Scalar]) -> Values {
-        self.run(typed, scalars, None)
+        let mut values = Values::with_capacity(self.insts().len());
+        for (id, &dtype) in typed.dtypes.iter().enumerate() {
+            let value = self.value(id, typed, &values, scalars, None);
+            let wide = if dtype.is_float() { DType::F64 } else { dtype };
+            values.push(value.map(|v| v.computed_as(wide)));
+        }
+        values
     }
 
     /// Whether `scalars` are as many as the program takes, and none that it takes as an integer has a fraction.
@@ -62,14 +76,6 @@ impl Program {
             }
         }
         Ok(())
-    }
-
-    fn run(&self, typed: &Typed, scalars: &[Scalar], element: Option<Element<'_>>) -> Values {
-        let mut values = Values::with_capacity(self.insts().len());
-        for id in 0..self.insts().len() {
-            values.push(self.value(id, typed, &values, scalars, element.as_ref()));
-        }
-        values
     }
 
     fn value(
@@ -96,9 +102,9 @@ impl Program {
                 if c.to_bool() { a } else { b }
             }
             Inst::Cast(_, a) | Inst::CastLike(a, _) if typed.dtypes[a as usize] == dtype => v(a)?,
-            Inst::Cast(_, a) | Inst::CastLike(a, _) => v(a)?.cast(dtype),
+            Inst::Cast(_, a) | Inst::CastLike(a, _) => v(a)?.computed_as(typed.dtypes[a as usize]).cast(dtype),
         };
-        Some(number.computed_as(dtype))
+        Some(number)
     }
 }
 

@@ -2,7 +2,7 @@
 //! scalars alone.
 //!
 //! Floats are computed in `f64` by `libm`'s fixed arithmetic, so that all ranks agree to the last bit, whatever their system's
-//! library; a result of type `f32` is then rounded to it, which for `+ − × ÷ √` is exactly what `f32` arithmetic gives. Integers are
+//! library; an element of type `f32` is then rounded to it, which for `+ − × ÷ √` is exactly what `f32` arithmetic gives. Integers are
 //! computed in `i64` and wrapped to their type.
 
 use std::cmp::Ordering;

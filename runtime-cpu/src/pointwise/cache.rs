@@ -47,7 +47,8 @@ impl Cache {
             }
             return Ok(entry.kernel.clone());
         }
-        let outputs: smallvec::SmallVec<[_; 4]> = form.outputs.iter().map(|o| Some(o.dtype())).collect();
+        let outputs: smallvec::SmallVec<[_; 4]> =
+            form.outputs.iter().map(|o| (!form.converts).then_some(o.dtype())).collect();
         let typed = program.resolve(&form.inputs, &outputs)?;
         let kernel = Arc::new(lower(program, &typed, form, simd)?);
         self.keep(
@@ -72,6 +73,7 @@ impl Cache {
 
 fn key(program: &Program, form: &Form) -> u64 {
     let mut hash = program.hash();
+    hash ^= u64::from(form.converts);
     let mut mix = |x: u64| hash = (hash ^ x).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     form.inputs.iter().zip(&form.own).for_each(|(d, own)| mix(*d as u64 | own.map_or(0, |k| u64::from(k) + 1) << 8));
     form.outputs.iter().for_each(|o| mix(1 << 32 | o.code()));

@@ -35,17 +35,20 @@ impl Common<'_> {
     pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
         let block = block(self.kernel, 0);
         let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
-        let grain = n.div_ceil(self.tasks(n)).next_multiple_of(block);
-        engine.ranges(n, grain, |part| {
-            with_blocks(self, block.min(part.len()), 0, |blocks| {
-                for at in part.clone().step_by(block) {
+        let part = |from: usize, to: usize| {
+            with_blocks(self, block.min(to - from), 0, |blocks| {
+                for at in (from..to).step_by(block) {
                     let slots = blocks.slots[first..].iter_mut();
                     slots.zip(operands).for_each(|(slot, (base, size))| *slot = base.at((at * size) as isize));
                     // SAFETY: the caller's promise; tasks share no element.
-                    unsafe { blocks.run(self.kernel, block.min(part.end - at)) };
+                    unsafe { blocks.run(self.kernel, block.min(to - at)) };
                 }
             });
-        });
+        };
+        match self.tasks(n) {
+            1 => part(0, n),
+            tasks => engine.ranges(n, n.div_ceil(tasks).next_multiple_of(block), |p| part(p.start, p.end)),
+        }
     }
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct Form {
     pub own: SmallVec<[Option<u16>; 8]>,
     /// What becomes of the outputs.
     pub outputs: SmallVec<[Output; 4]>,
+    /// Values may be stored as another type than they have.
+    pub converts: bool,
 }
 
 /// What becomes of an output.

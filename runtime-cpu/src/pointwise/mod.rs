@@ -13,6 +13,8 @@ mod step;
 mod table;
 mod turn;
 
+use std::sync::LazyLock;
+
 use numcore::{Accumulate, DType, Layout, MAX_RANK, Operand, Out, Result, Scalar, Shape, pointwise::Program};
 use smallvec::SmallVec;
 
@@ -21,10 +23,11 @@ pub(crate) use exec::Launch;
 pub(crate) use kernel::Kernel;
 pub(crate) use lower::Form;
 use lower::Output;
+pub(crate) use turn::turn;
 pub(crate) use plan::{Moving, Place, Plan};
 
 use crate::{
-    Cpu,
+    Buffer, Cpu, Engine,
     operand::{self, Base},
 };
 
@@ -42,22 +45,37 @@ pub(crate) fn run(
     if n == 0 {
         return Ok(());
     }
-    let form = form(ins, outs);
     let engine = &*cpu.queue.engine;
-    let kernel = engine.kernels.get(program, &form, engine.simd)?;
+    let kernel = engine.kernels.get(program, &form(ins, outs), engine.simd)?;
     let common = kernel.with(program, scalars, engine.simd);
-    let all = || operands(ins, outs);
     // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else sees
     // them.
     unsafe {
-        if !kernel.positional && all().all(|o| o.layout.is_contiguous()) {
-            let bases: SmallVec<[_; 8]> = all().map(|o| (Base::new(o.ptr()), o.dtype.size())).collect();
-            common.run_dense(engine, &bases, n);
-        } else {
-            let plan = Plan::rows(&shape, moving(&kernel, &shape, all()));
-            Launch::new(common, plan).run(engine);
+        match dense(ins, outs).filter(|_| !kernel.positional) {
+            Some(bases) => common.run_dense(engine, &bases, n),
+            None => {
+                let plan = Plan::rows(&shape, moving(&kernel, &shape, operands(ins, outs)));
+                Launch::new(common, plan).run(engine);
+            }
         }
     }
+    Ok(())
+}
+
+/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Operand, how: Accumulate) -> Result<()> {
+    static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("convert", |[x], []| [x]));
+    let shape = *to.layout.shape();
+    if shape.numel() == 0 {
+        return Ok(());
+    }
+    let mut form = Form { converts: true, ..Form::default() };
+    form.input(from.dtype, None);
+    form.output(how, to.dtype);
+    let kernel = engine.kernels.get(&SAME, &form, engine.simd)?;
+    let plan = Plan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
+    // SAFETY: the caller hands on views, or memory of its own.
+    unsafe { Launch::new(kernel.with(&SAME, &[], engine.simd), plan).run(engine) };
     Ok(())
 }
 
@@ -74,11 +92,24 @@ fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
     form
 }
 
+/// Addresses and element sizes of the operands, if each lies in one run.
+fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<SmallVec<[(Base<u8>, usize); 8]>> {
+    let mut bases = SmallVec::new();
+    let mut push = |buffer: &Buffer, layout: &Layout, dtype: DType| {
+        let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());
+        bases.push((Base::new(at), dtype.size()));
+        layout.is_contiguous()
+    };
+    let inputs = ins.iter().all(|operand| match operand {
+        Operand::View(v) => push(v.buffer(), v.layout(), v.dtype()),
+        Operand::Own(k) => push(outs[*k].view.buffer(), outs[*k].view.layout(), outs[*k].view.dtype()),
+    });
+    let all = inputs && outs.iter().all(|o| push(o.view.buffer(), o.view.layout(), o.view.dtype()));
+    all.then_some(bases)
+}
+
 /// Inputs, then outputs.
-fn operands<'a>(
-    ins: &'a [Operand<'_, Cpu>],
-    outs: &'a [Out<'_, Cpu>],
-) -> impl Iterator<Item = operand::Operand> + 'a {
+fn operands<'a>(ins: &'a [Operand<'_, Cpu>], outs: &'a [Out<'_, Cpu>]) -> impl Iterator<Item = operand::Operand> + 'a {
     let inputs = ins.iter().map(|operand| match operand {
         Operand::View(view) => operand::Operand::from(*view),
         Operand::Own(k) => (&outs[*k].view).into(),

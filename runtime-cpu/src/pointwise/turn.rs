@@ -10,7 +10,7 @@ const SQUARE: usize = 16;
 ///
 /// # Safety
 /// All elements lie in their operands, aligned; `from` is not written meanwhile, and nothing else sees `to`.
-pub(super) unsafe fn turn<T: Copy>(
+pub(crate) unsafe fn turn<T: Copy>(
     simd: Simd,
     (to, to_line): (*mut u8, isize),
     (from, from_line): (*mut u8, isize),

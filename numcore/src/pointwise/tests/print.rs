@@ -80,7 +80,7 @@ fn as_wgsl() {
     check(
         &body(&sample(), DType::F32, Dialect::Wgsl),
         "let v5: bool = in0 < in1;
-         let v6: f32 = exp(in0);
+         let v6: f32 = wg_exp(in0);
          let v7: f32 = s0 * v6;
          let v9: f32 = select(wg_bits(0x7f800000u), v7, v5);
          let v10: u32 = wg_random(seed0, 3u, index);

@@ -28,6 +28,16 @@ const WHOLES: [i64; 10] = [0, 1, -1, 2, 3, 7, -128, 255, i64::MAX, i64::MIN];
 /// What to do next, and with which of the values there are.
 type Step = (u8, u8, u8, u8);
 
+/// What a program computes with.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Whole,
+    /// `f64`, in which constants are folded and what scalars decide is computed.
+    Wide,
+    /// Narrower floats: a constant is only ever the right operand of what an input types, else it would be rounded later.
+    Narrow,
+}
+
 /// The values written so far: numeric ones, with whether an input decides their type, and truth values.
 struct Pool {
     numbers: Vec<(u32, bool)>,
@@ -50,14 +60,21 @@ impl Pool {
     }
 
     /// Writes one step by `push`; every step is well typed.
-    fn write(&mut self, (kind, i, j, k): Step, whole: bool, push: impl Fn(Inst) -> u32) {
-        let ((a, x), (b, y)) = (self.number(j), self.number(k));
+    fn write(&mut self, (kind, i, j, k): Step, mode: Mode, push: impl Fn(Inst) -> u32) {
+        let ((a, x), (b, y)) = match mode {
+            Mode::Narrow => ((self.typed(j), true), self.number(k)),
+            _ => (self.number(j), self.number(k)),
+        };
+        let whole = mode == Mode::Whole;
         match kind % 8 {
             0 => self.numbers.push((push(Inst::Const(constant(i, whole))), false)),
             1 => self.numbers.push((push(Inst::Unary(unary(i, whole), a)), x)),
             2 | 3 => self.numbers.push((push(Inst::Binary(arithmetic(i, whole), a, b)), x || y)),
             4 => self.truths.push(push(Inst::Binary(COMPARISONS[i as usize % 4], self.typed(j), b))),
-            5 => self.numbers.push((push(Inst::Select(self.truth(i), a, b)), x || y)),
+            5 => self.numbers.push((
+                push(Inst::Select(self.truth(i), a, if mode == Mode::Narrow { self.typed(k) } else { b })),
+                x || y,
+            )),
             6 => self.truths.push(push(Inst::Binary(LOGIC[i as usize % 4], self.truth(j), self.truth(k)))),
             _ if i % 2 == 0 => self.truths.push(push(Inst::Unary(Unary::Not, self.truth(j)))),
             _ => self.numbers.push((push(Inst::CastLike(a, self.typed(k))), true)),
@@ -89,12 +106,12 @@ fn arithmetic(i: u8, whole: bool) -> Binary {
 }
 
 /// Every value is an output, so that dead code cannot hide a difference.
-fn program(steps: &[Step], whole: bool, plain: bool) -> Program {
+fn program(steps: &[Step], mode: Mode, plain: bool) -> Program {
     let b = Builder::default();
     let push = |inst| if plain { b.push_plain(inst) } else { b.push(inst) };
     let numbers = (0..2).map(|i| (push(Inst::Input(i)), true)).collect();
     let mut pool = Pool { numbers, truths: vec![push(Inst::Const(Const::Bool(true)))] };
-    steps.iter().for_each(|&step| pool.write(step, whole, push));
+    steps.iter().for_each(|&step| pool.write(step, mode, push));
     let typed = pool.numbers.iter().filter(|(_, typed)| *typed).map(|(id, _)| *id);
     let outputs: Vec<Expr<'_>> = typed.chain(pool.truths.iter().copied()).map(|id| b.expr(id)).collect();
     b.finish("random", 2, 0, &outputs)
@@ -109,7 +126,12 @@ fn same(a: Number, b: Number) -> bool {
 
 fn check(steps: &[Step], dtype: DType, inputs: [Number; 2]) -> Result<(), TestCaseError> {
     let run = |p: &Program| p.eval(&p.resolve(&[dtype; 2], &[]).unwrap(), &inputs.map(|x| x.cast(dtype)), &[], 0);
-    let (plain, simple) = (program(steps, dtype.is_int(), true), program(steps, dtype.is_int(), false));
+    let mode = match dtype {
+        DType::F64 => Mode::Wide,
+        d if d.is_float() => Mode::Narrow,
+        _ => Mode::Whole,
+    };
+    let (plain, simple) = (program(steps, mode, true), program(steps, mode, false));
     for (k, (a, b)) in run(&plain).into_iter().zip(run(&simple)).enumerate() {
         prop_assert!(same(a, b), "value {k}: {a:?} became {b:?}\n{plain}\n{simple}");
     }
@@ -124,8 +146,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn floats_keep_their_bits(steps in steps(), x in prop::sample::select(&FLOATS[..]), y in prop::sample::select(&FLOATS[..])) {
-        check(&steps, DType::F64, [Number::Float(x), Number::Float(y)])?;
+    fn floats_keep_their_bits(
+        steps in steps(),
+        dtype in prop::sample::select(&[DType::F64, DType::F32, DType::BF16][..]),
+        x in prop::sample::select(&FLOATS[..]),
+        y in prop::sample::select(&FLOATS[..]),
+    ) {
+        check(&steps, dtype, [Number::Float(x), Number::Float(y)])?;
     }
 
     #[test]

@@ -104,9 +104,11 @@ fn what_scalars_decide_runs_once() {
     let uniform = p.eval_uniform(&typed, &[0.9.into(), 3i64.into(), 0.01.into()]);
     assert!(uniform.iter().zip(p.uniform()).all(|(value, same)| value.is_some() == same));
     let launch: Vec<f64> = p.launch_values().iter().map(|&id| uniform[id as usize].unwrap().to_f64()).collect();
-    let (beta, lr) = (0.9f32, 0.01f32);
-    let step = lr / (1.0 - libm::pow(f64::from(beta), 3.0) as f32);
-    assert_eq!(launch, [beta, 1.0 - beta, step].map(f64::from));
+    // In f64, of which the runtime passes on the nearest f32: in f32 arithmetic 1 − 0.9 would lose digits.
+    assert_eq!(launch, [0.9, 1.0 - 0.9, 0.01 / (1.0 - libm::pow(0.9, 3.0))]);
+    let late = [0.999.into(), 3i64.into(), 0.01.into()];
+    let m = p.eval(&typed, &[Number::Float(1.0), Number::Float(0.0)], &late, 0)[0];
+    assert_eq!(m, Number::Float(f64::from((1.0 - 0.999) as f32)));
     assert_eq!(launch.len(), 3, "nothing else is passed");
 }
 

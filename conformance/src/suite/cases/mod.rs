@@ -1,0 +1,20 @@
+//! Op cases by family. Inputs avoid the places where a derivative jumps.
+
+mod fused;
+mod index;
+mod matmul;
+mod pointwise;
+mod reduce;
+mod shape;
+mod windows;
+
+use numcore::Runtime;
+
+use super::case::OpCase;
+
+/// Every case of every family.
+pub(crate) fn all<R: Runtime>() -> Vec<OpCase<R>> {
+    let families: [fn() -> Vec<OpCase<R>>; 7] =
+        [pointwise::cases, reduce::cases, shape::cases, index::cases, matmul::cases, fused::cases, windows::cases];
+    families.iter().flat_map(|f| f()).collect()
+}

@@ -1,0 +1,108 @@
+//! What a suite found.
+
+use std::fmt;
+
+use numcore::Result;
+
+use crate::caught::caught;
+
+/// One part of a suite: how many checks ran, and what failed.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Its name.
+    pub name: &'static str,
+    /// How many checks ran.
+    pub checks: usize,
+    /// One line for each check that failed: which, and how.
+    pub failures: Vec<String>,
+    /// Checks that this runtime cannot run, and why.
+    pub skipped: Vec<String>,
+}
+
+impl Section {
+    /// A section that has run nothing yet.
+    pub fn new(name: &'static str) -> Self {
+        Section { name, checks: 0, failures: Vec::new(), skipped: Vec::new() }
+    }
+
+    /// Runs one check; an error or a panic is its failure.
+    pub fn check(&mut self, what: impl fmt::Display, f: impl FnOnce() -> Result<Verdict>) {
+        self.checks += 1;
+        match caught(f) {
+            Ok(Verdict(None)) => {}
+            Ok(Verdict(Some(why))) | Err(why) => self.failures.push(format!("{what}: {why}")),
+        }
+    }
+
+    /// Notes that a check cannot be run here.
+    pub fn skip(&mut self, what: impl fmt::Display) {
+        self.skipped.push(what.to_string());
+    }
+}
+
+/// The result of a check that came to an end.
+#[derive(Clone, Debug)]
+pub struct Verdict(Option<String>);
+
+impl Verdict {
+    /// It holds.
+    pub const PASSED: Verdict = Verdict(None);
+
+    /// It does not, and why.
+    pub fn failed(why: impl fmt::Display) -> Self {
+        Verdict(Some(why.to_string()))
+    }
+
+    /// It holds if `is` does.
+    pub fn when<D: fmt::Display>(is: bool, why: impl FnOnce() -> D) -> Self {
+        if is { Verdict::PASSED } else { Verdict::failed(why()) }
+    }
+
+    /// Both hold; else the first reason.
+    pub fn and(self, other: Verdict) -> Verdict {
+        if self.0.is_some() { self } else { other }
+    }
+}
+
+/// Every section of a suite.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// In the order they ran.
+    pub sections: Vec<Section>,
+}
+
+impl Report {
+    /// Whether nothing failed.
+    pub fn passed(&self) -> bool {
+        self.sections.iter().all(|s| s.failures.is_empty())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for s in &self.sections {
+            let counts = format!("{} checks, {} failed, {} skipped", s.checks, s.failures.len(), s.skipped.len());
+            writeln!(f, "{:<24} {counts}", s.name)?;
+            s.failures.iter().try_for_each(|line| writeln!(f, "    FAIL {line}"))?;
+            s.skipped.iter().try_for_each(|line| writeln!(f, "    skip {line}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_errors_and_panics_are_lines() {
+        let mut s = Section::new("s");
+        s.check("fine", || Ok(Verdict::PASSED));
+        s.check("wrong", || Ok(Verdict::failed("1 is not 2")));
+        s.check("error", || Err(numcore::Error::argument("op", "why")));
+        s.check("panic", || panic!("at the disco"));
+        assert_eq!(s.checks, 4);
+        assert_eq!(s.failures, ["wrong: 1 is not 2", "error: op: why", "panic: panicked: at the disco"]);
+        assert!(!Report { sections: vec![s] }.passed());
+    }
+}
