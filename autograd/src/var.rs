@@ -89,7 +89,8 @@ impl<R: Runtime> Var<R> {
         outs: Outs<Tensor<R>>,
     ) -> Result<Outs<Var<R>>> {
         // Segments and functions may have more inputs than fit, and do not ask.
-        let wants = edges.iter().take(Bits::MAX).enumerate().filter(|(_, e)| e.is_some()).fold(0, |b, (i, _)| b | 1 << i);
+        let wants =
+            edges.iter().take(Bits::MAX).enumerate().filter(|(_, e)| e.is_some()).fold(0, |b, (i, _)| b | 1 << i);
         let specs: SmallVec<[Spec; 2]> = inputs.iter().map(|v| v.spec()).collect();
         let saves = call.saves(&specs, Bits(wants))?;
         let saved = Saved {

@@ -8,8 +8,8 @@ use std::sync::{
 };
 
 use autograd::{
-    Backward, BackwardHook, Leaf, LeafGrad, Var, backward, backward_with_hooks, checkpoint, grad, manual_seed, next_seed, no_grad,
-    random_state,
+    Backward, BackwardHook, Leaf, LeafGrad, Var, backward, backward_with_hooks, checkpoint, grad, manual_seed,
+    next_seed, no_grad, random_state,
 };
 use common::{Log, blank, cpu, grad_of, leaf, of, values};
 use numcore::{
@@ -88,9 +88,8 @@ fn only_inputs_are_kept_and_outputs_live_until_they_are_used() {
     let one = 64 * 64 * 4;
     let forward = |checkpointed: bool| {
         let inner = w.clone();
-        let deep = move |ins: &[Var<NullRuntime>]| {
-            Ok(vec![(0..8).try_fold(ins[0].clone(), |h, _| h.matmul(&inner)?.tanh())?])
-        };
+        let deep =
+            move |ins: &[Var<NullRuntime>]| Ok(vec![(0..8).try_fold(ins[0].clone(), |h, _| h.matmul(&inner)?.tanh())?]);
         let before = rt.memory().total.live;
         let y = if checkpointed { checkpoint(&[&x], deep) } else { deep(std::slice::from_ref(&x)) };
         (y.unwrap().remove(0), rt.memory().total.live - before)
@@ -109,9 +108,8 @@ fn several_inputs_and_outputs_some_of_which_are_not_used() {
     let rt = cpu();
     let (x, y) = (leaf(&rt, "x", [2], &[1.0, 2.0]), leaf(&rt, "y", [2], &[3.0, 5.0]));
     let constant = common::constant(&rt, [2], &[10.0, 100.0]);
-    let outs = checkpoint(&[&x, &constant, &y], |ins| {
-        Ok(vec![ins[0].mul(&ins[1])?, ins[0].mul(&ins[2])?, ins[2].exp()?])
-    });
+    let outs =
+        checkpoint(&[&x, &constant, &y], |ins| Ok(vec![ins[0].mul(&ins[1])?, ins[0].mul(&ins[2])?, ins[2].exp()?]));
     let outs = outs.unwrap();
     assert_eq!(values(&outs[1]), [3.0, 10.0]);
     let loss = outs[0].add(&outs[1].mul(2.0).unwrap()).unwrap().sum(&[], false).unwrap();

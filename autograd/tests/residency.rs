@@ -13,8 +13,8 @@ use numcore::{
     ErrorKind, Result, Tensor,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
-use shelf::Shelf;
 use runtime_cpu::Cpu;
+use shelf::Shelf;
 
 mod shelf {
     //! Values kept elsewhere, with a count of how often they were fetched.

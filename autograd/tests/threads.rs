@@ -91,7 +91,10 @@ fn a_graph_may_move_between_threads() {
         s.spawn(move || deep(below, 3).add(&Var::new(Tensor::from_slice(&cpu(), [], &[1.0]).unwrap())).unwrap()).join()
     });
     let y = there.unwrap().mul(&here).unwrap();
-    let expected = grad_of(&backward(&deep(deep(x.clone(), 100), 3).add(1.0).unwrap().mul(&deep(x.clone(), 100)).unwrap()).unwrap(), &x);
+    let expected = grad_of(
+        &backward(&deep(deep(x.clone(), 100), 3).add(1.0).unwrap().mul(&deep(x.clone(), 100)).unwrap()).unwrap(),
+        &x,
+    );
     let swept = std::thread::scope(|s| s.spawn(|| grad_of(&backward(&y).unwrap(), &x)).join().unwrap());
     assert!((swept[0] - expected[0]).abs() < 1e-12 * expected[0].abs(), "{swept:?} {expected:?}");
 }

@@ -241,7 +241,10 @@ mod tests {
     fn a_wider_type_keeps_places() {
         let half = layout(DType::BF16);
         let wide = half.with_dtype(DType::F32);
-        assert_eq!((0..4).map(|i| *half.range(i)).collect::<Vec<_>>(), (0..4).map(|i| *wide.range(i)).collect::<Vec<_>>());
+        assert_eq!(
+            (0..4).map(|i| *half.range(i)).collect::<Vec<_>>(),
+            (0..4).map(|i| *wide.range(i)).collect::<Vec<_>>()
+        );
         assert_eq!((wide.dtype(), wide.numel(), half.span(1..4)), (DType::F32, half.numel(), 128..384));
         let narrow = layout(DType::F32).with_dtype(DType::BF16);
         assert_eq!(narrow, half, "places that would not be aligned are laid out anew");

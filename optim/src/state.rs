@@ -79,8 +79,6 @@ impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
         let checked = self.read(state)?;
         self.check_sole()?;
         for ((part, tensors), updates) in self.parts.iter_mut().zip(checked.tensors).zip(checked.updates) {
-            // Values that wait to be copied in would otherwise overwrite the master copies that come now.
-            part.params.adopt()?;
             let master = part.params.master.as_mut();
             let mut flats: Vec<&mut Flat<R>> = part.states.iter_mut().chain(master).collect();
             tensors.into_iter().try_for_each(|(flat, i, t)| overwrite(flats[flat], i, t))?;

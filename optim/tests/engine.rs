@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use autograd::{Gradients, Leaf, backward_with_hooks};
+use autograd::{BackwardHook, Gradients, Leaf, backward_with_hooks};
 use common::{fill, leaves, numbers, tensor, train};
 use numcore::{
     DType, ErrorKind, NullRuntime, Runtime, Tensor, Use,
@@ -102,15 +102,22 @@ fn parameters_without_gradient_are_left_alone() {
     let missing = gradients.require_all().unwrap_err();
     assert!(matches!(missing.kind(), ErrorKind::MissingGradient { names } if *names == ["p0", "p2"]));
 
-    // Its own count of updates: the first one is corrected as a first one, whenever it comes.
-    let late = leaves(&cpu, &[SHAPES[0]], DType::F32);
-    let mut fresh = AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, &late).unwrap();
-    let (mut all, mut one) = (adam.gradients().unwrap(), fresh.gradients().unwrap());
+    // Each has its own count of updates: its first one is corrected as a first one, whenever it comes.
+    let mut all = adam.gradients().unwrap();
     fill(&mut all, &params, 7);
-    fill(&mut one, &late, 7);
     adam.step(&all).unwrap();
-    fresh.step(&one).unwrap();
-    assert_eq!(numbers(&params)[0], numbers(&late)[0]);
+    let alone = leaves(&cpu, &SHAPES[..2], DType::F32);
+    let mut apart = alone.iter().map(|l| AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, [l]).unwrap());
+    let (mut late, mut both) = (apart.next().unwrap(), apart.next().unwrap());
+    let mut step = |optimizer: &mut AdamW<Cpu>, i: usize, k: usize| {
+        let mut gradients = optimizer.gradients().unwrap();
+        gradients.set(&alone[i], &tensor(&cpu, SHAPES[i], DType::F32, k)).unwrap();
+        optimizer.step(&gradients).unwrap();
+    };
+    step(&mut late, 0, 7000);
+    step(&mut both, 1, 0);
+    step(&mut both, 1, 7001);
+    assert_eq!(numbers(&params)[..2], numbers(&alone)[..]);
 }
 
 fn versions<R: Runtime>(params: &[Arc<Leaf<R>>]) -> Vec<u64> {
@@ -200,6 +207,19 @@ fn sweeps_land_in_the_buffers_and_add() {
     flat.zero();
     backward_with_hooks(&loss(), &mut flat).unwrap();
     assert_eq!(of(&flat, 0), once);
+}
+
+#[test]
+fn slots_that_a_failed_sweep_lost_come_back() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &SHAPES, DType::F32);
+    let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
+    let mut gradients = sgd.gradients().unwrap();
+    drop(gradients.grad_slot(&params[1]).unwrap().unwrap());
+    assert!(matches!(sgd.step(&gradients).unwrap_err().kind(), ErrorKind::Lent { .. }));
+    assert!(params.iter().all(|l| l.is_resident()));
+    fill(&mut gradients, &params, 0);
+    sgd.step(&gradients).unwrap();
 }
 
 #[test]

@@ -82,7 +82,8 @@ fn plain_gradients_are_clipped_alike() {
     let a = clip_grad_norm(&mut flat, 0.7, Norm::L2).unwrap().item().unwrap();
     let b = clip_grad_norm(&mut plain, 0.7, Norm::L2).unwrap().item().unwrap();
     close(&[a], &[b], 1e-6, "norm");
-    let of_plain = |p: &Gradients<Cpu>| params.iter().flat_map(|l| p.get(l).unwrap().to_f64s().unwrap()).collect::<Vec<_>>();
+    let of_plain =
+        |p: &Gradients<Cpu>| params.iter().flat_map(|l| p.get(l).unwrap().to_f64s().unwrap()).collect::<Vec<_>>();
     close(&row(&flat, &params), &of_plain(&plain), 1e-6, "clipped");
     clip_grad_value(&mut flat, 0.01).unwrap();
     clip_grad_value(&mut plain, 0.01).unwrap();
@@ -139,7 +140,8 @@ fn loss_scaling_skips_and_adapts() {
     let scaled = |gradients: &mut FlatGradients<Cpu>, bad: f64| {
         gradients.zero();
         for (i, leaf) in params.iter().enumerate() {
-            let mut data: Vec<f16> = values(leaf.spec().shape.numel(), i).iter().map(|x| f16::from_f64(x * 8.0)).collect();
+            let mut data: Vec<f16> =
+                values(leaf.spec().shape.numel(), i).iter().map(|x| f16::from_f64(x * 8.0)).collect();
             data[0] = f16::from_f64(if i == 1 { bad } else { 0.0 });
             gradients.set(leaf, &Tensor::from_slice(&cpu, leaf.spec().shape, &data).unwrap()).unwrap();
         }

@@ -146,8 +146,25 @@ impl Product {
         // SAFETY: the caller's promise.
         unsafe {
             gemm::gemm(
-                m, n, self.k, out, out_column, out_row, add, a, a_column, a_row, b, b_column, b_row, alpha, T::ONE, false,
-                false, false, Parallelism::None,
+                m,
+                n,
+                self.k,
+                out,
+                out_column,
+                out_row,
+                add,
+                a,
+                a_column,
+                a_row,
+                b,
+                b_column,
+                b_row,
+                alpha,
+                T::ONE,
+                false,
+                false,
+                false,
+                Parallelism::None,
             );
         }
     }

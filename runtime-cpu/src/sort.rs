@@ -33,14 +33,7 @@ pub(crate) fn sort(
     }
 }
 
-fn lines<T: Stored>(
-    engine: &Engine,
-    x: &Operand,
-    axis: usize,
-    descending: bool,
-    values: &Operand,
-    index: &Operand,
-) {
+fn lines<T: Stored>(engine: &Engine, x: &Operand, axis: usize, descending: bool, values: &Operand, index: &Operand) {
     let layouts = [&x.layout, &values.layout, &index.layout];
     let walk = Walk::new(layouts, |i| i == axis);
     let strides = layouts.map(|l| l.strides()[axis]);

@@ -48,7 +48,8 @@ impl Run {
         let cpu = Cpu::with_threads(threads);
         weftgrad::manual_seed(3);
         let model = Net::new(&nn::Init::new(&cpu, 1))?;
-        let optimizer = AdamW::over(AdamWConfig { lr: 1e-2, ..Default::default() }, model.parameters().iter().map(|p| p.leaf()))?;
+        let optimizer =
+            AdamW::over(AdamWConfig { lr: 1e-2, ..Default::default() }, model.parameters().iter().map(|p| p.leaf()))?;
         let gradients = optimizer.gradients()?;
         let x = Var::new(Tensor::normal(&cpu, [33, 1, 8, 8], DType::F32, 0.0, 1.0, 2)?);
         let y = Var::new(Tensor::from_vec(&cpu, (0..33).map(|i| i % 5).collect::<Vec<i64>>())?);
@@ -97,7 +98,8 @@ fn a_resumed_run_gives_the_same_bits() -> Result<()> {
     let dir = std::env::temp_dir().join(format!("weftgrad-resume-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a temporary folder");
     let file = dir.join("run.safetensors");
-    let named = |p: &str, e: Vec<(String, Tensor<Cpu>)>| e.into_iter().map(|(n, t)| (format!("{p}{n}"), t)).collect::<Vec<_>>();
+    let named =
+        |p: &str, e: Vec<(String, Tensor<Cpu>)>| e.into_iter().map(|(n, t)| (format!("{p}{n}"), t)).collect::<Vec<_>>();
     let entries = [named("m.", first.model.state_dict()?), named("o.", first.optimizer.state_dict()?)].concat();
     weftgrad::safetensors::save(&file, &entries, &Default::default())?;
     drop((first, entries));

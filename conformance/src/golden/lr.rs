@@ -2,7 +2,8 @@
 
 use numcore::{Error, Result};
 use optim::{
-    Constant, Cosine, CosineRestarts, CyclicTriangular, Exponential, Linear, MultiStep, OneCycle, Polynomial, Schedule, Step, Warmup,
+    Constant, Cosine, CosineRestarts, CyclicTriangular, Exponential, Linear, MultiStep, OneCycle, Polynomial, Schedule,
+    Step, Warmup,
 };
 
 use super::{Attrs, Case, Outcome, compare_values};

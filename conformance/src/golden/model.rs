@@ -1,8 +1,6 @@
 //! The models of training runs, from what their cases say.
 
-use nn::{
-    AdaptiveAvgPool2d, AvgPool2d, Conv2d, Flatten, Forward, Gpt, GptConfig, Init, Linear, MaxPool2d, Sequential,
-};
+use nn::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Flatten, Forward, Gpt, GptConfig, Init, Linear, MaxPool2d, Sequential};
 use numcore::{Error, Result, Runtime, fused::ConvOptions};
 use serde_json::Value;
 
@@ -91,7 +89,9 @@ fn linear<R: Runtime>(init: &Init<R>, case: &Case, i: usize) -> Result<Layer<R>>
 
 /// Arguments `inputs, outputs, kernel` and, in any order, `padN`, `strideN`, `dilN`, `groupsN`.
 fn conv<R: Runtime>(init: &Init<R>, case: &Case, i: usize, arguments: &str) -> Result<Layer<R>> {
-    let Some(&[outputs, inputs, r, s]) = weight(case, i, "weight") else { return Err(bad("a convolution has no weight")) };
+    let Some(&[outputs, inputs, r, s]) = weight(case, i, "weight") else {
+        return Err(bad("a convolution has no weight"));
+    };
     let option = |name: &str, default: usize| {
         let found = arguments.split(',').find_map(|a| a.trim().strip_prefix(name));
         found.and_then(|n| n.trim_start_matches('=').parse().ok()).unwrap_or(default)

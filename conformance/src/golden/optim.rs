@@ -5,15 +5,19 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{Error, Result, Runtime};
 use optim::{
-    AdadeltaConfig, AdafactorConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, Config, FlatOptimizer, LambConfig,
-    LionConfig, MuonConfig, NAdamConfig, Optimizer, RAdamConfig, RmsPropConfig, Rule, SgdConfig,
+    AdadeltaConfig, AdafactorConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, Config, FlatOptimizer,
+    LambConfig, LionConfig, MuonConfig, NAdamConfig, Optimizer, RAdamConfig, RmsPropConfig, Rule, SgdConfig,
 };
 use serde_json::Value;
 
 use super::{Attrs, Case, Outcome, compare};
 
 /// The optimizer a case names, over those of `leaves` that it takes.
-pub(super) fn optimizer<R: Runtime>(name: &str, attrs: &Attrs, leaves: &[Arc<Leaf<R>>]) -> Result<Box<dyn Optimizer<R>>> {
+pub(super) fn optimizer<R: Runtime>(
+    name: &str,
+    attrs: &Attrs,
+    leaves: &[Arc<Leaf<R>>],
+) -> Result<Box<dyn Optimizer<R>>> {
     let build = match name {
         "sgd" => build::<R, SgdConfig>,
         "adam" => build::<R, AdamConfig>,

@@ -38,10 +38,7 @@ fn loss_of<R: Runtime>(out: &Var<R>, target: &Var<R>) -> Result<Var<R>> {
     if target.dtype().is_float() { loss::mse(out, target, Reduction::Mean) } else { loss::cross_entropy(out, target) }
 }
 
-fn gradient<R: Runtime>(
-    gradients: &FlatGradients<R>,
-    leaf: &std::sync::Arc<autograd::Leaf<R>>,
-) -> Result<Vec<f64>> {
+fn gradient<R: Runtime>(gradients: &FlatGradients<R>, leaf: &std::sync::Arc<autograd::Leaf<R>>) -> Result<Vec<f64>> {
     match gradients.get(leaf)? {
         Some(g) => g.to_f64s(),
         None => Err(Error::state(leaf.name().to_string(), "has no gradient")),
@@ -67,7 +64,8 @@ struct Record {
 impl Record {
     fn compare(&self, case: &Case) -> Result<Outcome> {
         let tol = case.tolerance()?;
-        let mut found: Vec<Mismatch> = compare_values("losses", &self.losses, &case.numbers("losses"), tol).into_iter().collect();
+        let mut found: Vec<Mismatch> =
+            compare_values("losses", &self.losses, &case.numbers("losses"), tol).into_iter().collect();
         found.extend(compare_values("grad_norms", &self.norms, &case.numbers("grad_norms"), tol));
         for (name, got) in &self.first {
             // Gradients are small: what counts is their error among themselves.

@@ -4,6 +4,7 @@
 //! Whatever can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has the whole
 //! vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are written once over it.
 
+mod elementwise;
 mod index;
 mod joining;
 mod matmul;
@@ -14,10 +15,11 @@ mod scan;
 mod sort;
 mod view;
 
+pub use elementwise::{PointwiseOps, Rhs};
 pub use index::{Gather, IndexOps, ScatterAdd};
 pub use joining::{Cat, JoinOps, cat, stack};
 pub use matmul::{Matmul, MatmulOps, einsum};
-pub use pointwise::{Pointwise, PointwiseOps, Rhs, ScalarList, update};
+pub use pointwise::{Pointwise, ScalarList, update};
 pub(crate) use pointwise::{cast, copy_into, fill_zero};
 pub(crate) use reduce::finite_top;
 pub use reduce::{ArgReduce, Reduce, ReduceOps};

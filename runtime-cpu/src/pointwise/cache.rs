@@ -12,10 +12,7 @@ use std::{
 use numcore::{Result, pointwise::Program};
 use parking_lot::RwLock;
 
-use super::{
-    kernel::Kernel,
-    lower::{Form, lower},
-};
+use super::{form::Form, kernel::Kernel, lower::lower};
 use crate::Simd;
 
 /// Kernels kept at most.

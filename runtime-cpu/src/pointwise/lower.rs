@@ -14,53 +14,13 @@ use numcore::{
 use smallvec::SmallVec;
 
 use super::{
+    form::{Form, Output},
     kernel::{Immediate, Kernel, Slot, Slots, Step},
+    registers::{Place, Registers, mark},
     step::StepFn,
     table::{self, Fused},
 };
 use crate::Simd;
-
-/// How a program meets its operands.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Form {
-    /// Stored types of the inputs.
-    pub inputs: SmallVec<[DType; 8]>,
-    /// Inputs that are old values of outputs: which.
-    pub own: SmallVec<[Option<u16>; 8]>,
-    /// What becomes of the outputs.
-    pub outputs: SmallVec<[Output; 4]>,
-    /// Values may be stored as another type than they have.
-    pub converts: bool,
-}
-
-/// What becomes of an output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Output {
-    /// Stored as this type.
-    Overwrite(DType),
-    /// Added to what is stored as this type.
-    Add(DType),
-    /// Of this type, left where it was computed, in compute form.
-    Keep(DType),
-}
-
-impl Output {
-    /// Its type.
-    pub(super) fn dtype(&self) -> DType {
-        match *self {
-            Output::Overwrite(t) | Output::Add(t) | Output::Keep(t) => t,
-        }
-    }
-
-    /// Tells outputs apart in a key.
-    pub(super) fn code(&self) -> u64 {
-        match *self {
-            Output::Overwrite(t) => t as u64,
-            Output::Add(t) => 16 + t as u64,
-            Output::Keep(t) => 32 + t as u64,
-        }
-    }
-}
 
 pub(super) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Simd) -> Result<Kernel> {
     let mut l = Lowering::new(program, typed, form, simd);
@@ -69,13 +29,6 @@ pub(super) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Si
     }
     let value = l.outputs();
     Ok(l.finish(value))
-}
-
-/// A place before registers are given out: a result of a step has a number of its own.
-#[derive(Clone, Copy, PartialEq)]
-enum Place {
-    Result(u32),
-    Slot(Slot),
 }
 
 struct Draft {
@@ -359,7 +312,7 @@ impl<'a> Lowering<'a> {
             step.args.iter().for_each(|a| mark(&mut last, *a, t));
         }
         mark(&mut last, kept, usize::MAX);
-        let mut registers = Registers { of: vec![0; self.results as usize], free: Vec::new(), count: 0 };
+        let mut registers = Registers::new(self.results);
         let mut placed: Vec<(StepFn, Slot, SmallVec<[Slot; 3]>)> = Vec::with_capacity(self.steps.len());
         for (t, step) in self.steps.iter().enumerate() {
             let to = registers.take(step.to);
@@ -418,49 +371,6 @@ fn numbered(f: StepFn, to: Slot, args: &[Slot], slots: &Slots) -> Step {
     let mut numbers = [to; 3];
     numbers.iter_mut().zip(args).for_each(|(n, a)| *n = slots.number(*a));
     Step { f, to, args: numbers }
-}
-
-fn mark(last: &mut [usize], place: Place, at: usize) {
-    if let Place::Result(r) = place {
-        last[r as usize] = at;
-    }
-}
-
-struct Registers {
-    of: Vec<u16>,
-    free: Vec<u16>,
-    count: u16,
-}
-
-impl Registers {
-    fn take(&mut self, place: Place) -> Slot {
-        if let Place::Result(r) = place {
-            self.of[r as usize] = self.free.pop().unwrap_or_else(|| {
-                self.count += 1;
-                self.count - 1
-            });
-        }
-        self.slot(place)
-    }
-
-    fn slot(&self, place: Place) -> Slot {
-        match place {
-            Place::Result(r) => Slot::Register(self.of[r as usize]),
-            Place::Slot(slot) => slot,
-        }
-    }
-
-    /// Frees the registers of arguments (each once) and of a result nobody reads.
-    fn release(&mut self, args: &[Place], to: Place, dead: impl Fn(u32) -> bool) {
-        for (i, place) in args.iter().chain([&to]).enumerate() {
-            if let Place::Result(r) = place
-                && dead(*r)
-                && !args[..i.min(args.len())].contains(place)
-            {
-                self.free.push(self.of[*r as usize]);
-            }
-        }
-    }
 }
 
 /// The values an instruction computes with.

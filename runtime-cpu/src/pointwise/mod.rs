@@ -3,10 +3,12 @@
 
 mod cache;
 mod exec;
+mod form;
 mod kernel;
 mod lower;
 mod plan;
 mod random;
+mod registers;
 mod scratch;
 mod stage;
 mod step;
@@ -20,11 +22,11 @@ use smallvec::SmallVec;
 
 pub(crate) use cache::Cache;
 pub(crate) use exec::Launch;
+pub(crate) use form::Form;
+use form::Output;
 pub(crate) use kernel::Kernel;
-pub(crate) use lower::Form;
-use lower::Output;
-pub(crate) use turn::turn;
 pub(crate) use plan::{Moving, Place, Plan};
+pub(crate) use turn::turn;
 
 use crate::{
     Buffer, Cpu, Engine,

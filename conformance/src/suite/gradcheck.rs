@@ -1,0 +1,106 @@
+//! Gradients against finite differences, in `f64`: `(L(x + h) − L(x − h)) / 2h` for every element of every input, where `L` is the
+//! output with every element weighted differently. Second derivatives the same way, of the gradient.
+
+use autograd::{Var, grad, no_grad};
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ReduceOps},
+};
+
+use super::{
+    case::{OpCase, no_gradient, weights},
+    cases,
+    report::{Section, Verdict},
+};
+
+/// The step: the truncation error (`h²`) and the rounding error (`ε/h`) are then both near 1e-10.
+const STEP: f64 = 1e-5;
+/// Largest difference, relative to the larger of 1 and the input's largest derivative.
+const TOLERANCE: f64 = 2e-8;
+
+pub(crate) fn first<R: Runtime>(rt: &R) -> Section {
+    section("gradients", rt, false)
+}
+
+pub(crate) fn second<R: Runtime>(rt: &R) -> Section {
+    section("second derivatives", rt, true)
+}
+
+fn section<R: Runtime>(name: &'static str, rt: &R, twice: bool) -> Section {
+    let mut section = Section::new(name);
+    if !rt.capabilities().compute.contains(&DType::F64) {
+        section.skip("this runtime does not compute in f64");
+        return section;
+    }
+    for case in cases::all::<R>().iter().filter(|c| c.twice || !twice) {
+        section.check(&case.name, || check(rt, case, twice));
+    }
+    section
+}
+
+/// Compares the derivatives of a case with differences.
+pub(crate) fn check<R: Runtime>(rt: &R, case: &OpCase<R>, twice: bool) -> Result<Verdict> {
+    let value = |vars: &[Var<R>]| if twice { of_gradient(rt, case, vars) } else { of_output(rt, case, vars) };
+    let vars = case.vars(&case.tensors(rt, DType::F64)?)?;
+    let leaves = case.leaves(&vars);
+    let analytic = grad(&[&value(&vars)?], &leaves, false)?;
+    let reals = case.inputs.iter().enumerate().filter(|(_, s)| s.is_real());
+    let mut verdict = Verdict::PASSED;
+    for ((i, sample), analytic) in reals.zip(&analytic) {
+        let analytic = match analytic {
+            Some(g) => g.value()?.to_f64s()?,
+            None if twice => vec![0.0; sample.values().len()],
+            None => return Err(no_gradient(i)),
+        };
+        let numeric = differences(rt, case, i, |vars| if twice { value(vars) } else { no_grad(|| value(vars)) })?;
+        verdict = verdict.and(compare(i, &analytic, &numeric));
+    }
+    Ok(verdict)
+}
+
+/// The weighted sum of the output.
+fn of_output<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<Var<R>> {
+    let out = (case.f)(vars)?;
+    out.mul(&weights(rt, &out, 1)?)?.sum(&[], false)
+}
+
+/// The weighted sum of the gradients.
+fn of_gradient<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<Var<R>> {
+    let gradients = grad(&[&of_output(rt, case, vars)?], &case.leaves(vars), true)?;
+    let mut sum = Var::new(Tensor::zeros(rt, [], DType::F64)?);
+    for (i, g) in gradients.iter().flatten().enumerate() {
+        sum = sum.add(&g.mul(&weights(rt, g, 2 + i as u64)?)?.sum(&[], false)?)?;
+    }
+    Ok(sum)
+}
+
+/// The central difference of `value` for every element of input `i`.
+fn differences<R: Runtime>(
+    rt: &R,
+    case: &OpCase<R>,
+    i: usize,
+    value: impl Fn(&[Var<R>]) -> Result<Var<R>>,
+) -> Result<Vec<f64>> {
+    let mut tensors = case.tensors(rt, DType::F64)?;
+    let sample = &case.inputs[i];
+    let mut moved = sample.values().to_vec();
+    let mut at = |k: usize, by: f64| -> Result<f64> {
+        let before = std::mem::replace(&mut moved[k], sample.values()[k] + by);
+        tensors[i] = sample.with(rt, DType::F64, &moved)?;
+        moved[k] = before;
+        value(&case.vars(&tensors)?)?.item()
+    };
+    (0..sample.values().len()).map(|k| Ok((at(k, STEP)? - at(k, -STEP)?) / (2.0 * STEP))).collect()
+}
+
+fn compare(i: usize, analytic: &[f64], numeric: &[f64]) -> Verdict {
+    let largest = numeric.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+    for (k, (a, n)) in analytic.iter().zip(numeric).enumerate() {
+        // Written so that NaN fails.
+        let near = (a - n).abs() <= TOLERANCE * largest;
+        if !near {
+            return Verdict::failed(format!("derivative by element {k} of input {i} is {a}, the difference quotient {n}"));
+        }
+    }
+    Verdict::PASSED
+}

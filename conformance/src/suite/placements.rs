@@ -1,0 +1,112 @@
+//! Where inputs lie and where gradients go must not matter: strided, flipped and transposed views of the same values, gradients
+//! written through views of leaves, added to what a slot already holds.
+
+use std::sync::Arc;
+
+use autograd::{BackwardHook, Leaf, LeafGrad, Var};
+use numcore::{DType, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut};
+
+use super::{
+    case::{OpCase, no_gradient},
+    cases,
+    close::{Values, agree, forward_backward, sweep},
+    report::{Section, Verdict},
+};
+use crate::golden::Placement;
+
+/// Cases compare with themselves in another order of additions.
+const TOLERANCE: f64 = 1e-5;
+
+pub(crate) fn views<R: Runtime>(rt: &R) -> Section {
+    let mut section = Section::new("views");
+    for case in cases::all::<R>() {
+        for placement in Placement::ALL.into_iter().filter(|p| *p != Placement::Dense) {
+            section.check(format!("{} {placement:?}", case.name), || {
+                let tensors = case.tensors(rt, DType::F32)?;
+                agree(&placed(rt, &case, placement, &tensors)?, &forward_backward(rt, &case, &tensors)?, TOLERANCE).into()
+            });
+        }
+    }
+    section
+}
+
+impl From<Verdict> for Result<Verdict> {
+    fn from(verdict: Verdict) -> Self {
+        Ok(verdict)
+    }
+}
+
+/// The same inputs lying elsewhere; gradients in the inputs' order.
+fn placed<R: Runtime>(rt: &R, case: &OpCase<R>, placement: Placement, tensors: &[Tensor<R>]) -> Result<Values> {
+    let mut vars = Vec::new();
+    let mut leaves = Vec::new();
+    for (i, (sample, t)) in case.inputs.iter().zip(tensors).enumerate() {
+        if sample.is_real() {
+            let (var, leaf) = placement.leaf(&format!("in{i}"), t)?;
+            vars.push(var);
+            leaves.push(leaf);
+        } else {
+            vars.push(Var::new(placement.of(t)?));
+        }
+    }
+    let mut gradients = autograd::Gradients::new();
+    let out = sweep(rt, case, &vars, &mut gradients)?;
+    let mut values = vec![out.value()?.to_f64s()?];
+    for (i, leaf) in leaves.iter().enumerate() {
+        let stored = gradients.of(leaf).ok_or_else(|| no_gradient(i))?;
+        values.push(placement.seen(stored)?.to_f64s()?);
+    }
+    Ok(values)
+}
+
+/// Two sweeps into the same slots give exactly twice the gradient of one.
+pub(crate) fn slots<R: Runtime>(rt: &R) -> Section {
+    let mut section = Section::new("accumulation in slots");
+    for case in cases::all::<R>() {
+        section.check(&case.name, || {
+            let vars = case.vars(&case.tensors(rt, DType::F32)?)?;
+            let mut bucket = Bucket::of(rt, &case.leaves(&vars))?;
+            sweep(rt, &case, &vars, &mut bucket)?;
+            let once = bucket.values()?;
+            sweep(rt, &case, &vars, &mut bucket)?;
+            let doubled: Values = once.iter().map(|g| g.iter().map(|v| 2.0 * v).collect()).collect();
+            let twice = bucket.values()?;
+            let dense = forward_backward(rt, &case, &case.tensors(rt, DType::F32)?)?;
+            // A product that adds to its output may round once more than one that is added afterwards.
+            Ok(agree(&twice, &doubled, 1e-6).and(agree(&once, &dense[1..].to_vec(), 1e-6)))
+        });
+    }
+    section
+}
+
+/// A hook with one range for each leaf.
+struct Bucket<R: Runtime> {
+    flat: Flat<R>,
+    leaves: Vec<Arc<Leaf<R>>>,
+}
+
+impl<R: Runtime> Bucket<R> {
+    fn of(rt: &R, vars: &[&Var<R>]) -> Result<Self> {
+        let leaves: Vec<Arc<Leaf<R>>> = vars.iter().filter_map(|v| v.as_leaf().cloned()).collect();
+        let layout = FlatLayout::new(DType::F32, leaves.iter().map(|l| (l.name().to_string(), l.spec().shape)));
+        Ok(Bucket { flat: Flat::zeros(rt, layout)?, leaves })
+    }
+
+    fn values(&self) -> Result<Values> {
+        (0..self.leaves.len()).map(|i| self.flat.tensor(i)?.to_f64s()).collect()
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for Bucket<R> {
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        let at = self.leaves.iter().position(|l| Arc::ptr_eq(l, leaf));
+        at.map(|i| self.flat.lend(i)).transpose()
+    }
+
+    fn on_leaf_grad_ready(&mut self, _: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        match grad {
+            LeafGrad::Slot(slot) => self.flat.restore(slot),
+            LeafGrad::Own(_) => Err(numcore::Error::argument("conformance", "a gradient has memory of its own beside its slot")),
+        }
+    }
+}

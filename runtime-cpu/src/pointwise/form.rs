@@ -1,0 +1,46 @@
+//! How a launch uses a program: what decides, with the program, which kernel it gets.
+
+use numcore::DType;
+use smallvec::SmallVec;
+
+/// How a program meets its operands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Form {
+    /// Stored types of the inputs.
+    pub inputs: SmallVec<[DType; 8]>,
+    /// Inputs that are old values of outputs: which.
+    pub own: SmallVec<[Option<u16>; 8]>,
+    /// What becomes of the outputs.
+    pub outputs: SmallVec<[Output; 4]>,
+    /// Values may be stored as another type than they have.
+    pub converts: bool,
+}
+
+/// What becomes of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Output {
+    /// Stored as this type.
+    Overwrite(DType),
+    /// Added to what is stored as this type.
+    Add(DType),
+    /// Of this type, left where it was computed, in compute form.
+    Keep(DType),
+}
+
+impl Output {
+    /// Its type.
+    pub(super) fn dtype(&self) -> DType {
+        match *self {
+            Output::Overwrite(t) | Output::Add(t) | Output::Keep(t) => t,
+        }
+    }
+
+    /// Tells outputs apart in a key.
+    pub(super) fn code(&self) -> u64 {
+        match *self {
+            Output::Overwrite(t) => t as u64,
+            Output::Add(t) => 16 + t as u64,
+            Output::Keep(t) => 32 + t as u64,
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! How values become one: the four ways, blocks of them in vectors, and a sequence as a balanced tree would.
+
+use smallvec::SmallVec;
+
+use crate::{
+    element::{Lane, Stored},
+    operand::Base,
+    simd::leveled,
+};
+
+/// How two values become one, and what stands for none.
+pub(super) trait Combine<T: Lane>: 'static {
+    const FIRST: T;
+    fn two(a: T, b: T) -> T;
+}
+
+macro_rules! combine {
+    ($($name:ident $first:ident $two:ident;)*) => {$(
+        pub(super) struct $name;
+        impl<T: Lane> Combine<T> for $name {
+            const FIRST: T = T::$first;
+            #[inline(always)]
+            fn two(a: T, b: T) -> T {
+                a.$two(b)
+            }
+        }
+    )*};
+}
+combine! { Sum ZERO add; Prod ONE mul; Max LOWEST max; Min HIGHEST min; }
+
+/// Combines a sequence as a balanced tree would, whatever its length: level `l` holds `2ˡ` values or none.
+pub(super) struct Pairwise<T> {
+    levels: SmallVec<[T; 32]>,
+    count: usize,
+}
+
+impl<T> Default for Pairwise<T> {
+    fn default() -> Self {
+        Pairwise { levels: SmallVec::new(), count: 0 }
+    }
+}
+
+impl<T: Lane> Pairwise<T> {
+    pub(super) fn push<C: Combine<T>>(&mut self, mut value: T) {
+        let full = self.count.trailing_ones();
+        for _ in 0..full {
+            value = C::two(self.levels.pop().unwrap_or(C::FIRST), value);
+        }
+        self.levels.push(value);
+        self.count += 1;
+    }
+
+    pub(super) fn finish<C: Combine<T>>(self) -> T {
+        self.levels.into_iter().rev().reduce(|near, far| C::two(far, near)).unwrap_or(C::FIRST)
+    }
+}
+
+leveled! {
+    /// All of a block.
+    pub(super) fn run<T: (Lane), C: (Combine<T>)>(x: &[T]) -> T {
+        line::<T, C>(x)
+    }
+
+    /// Each row of a block.
+    pub(super) fn rows_of<T: (Lane), C: (Combine<T>)>(x: &[T], columns: usize, to: &mut [T]) {
+        for (to, row) in to.iter_mut().zip(x.chunks_exact(columns)) {
+            *to = line::<T, C>(row);
+        }
+    }
+
+    pub(super) fn combine<T: (Lane), C: (Combine<T>)>(to: &mut [T], x: &[T]) {
+        for (to, x) in to.iter_mut().zip(x) {
+            *to = C::two(*to, *x);
+        }
+    }
+
+    /// Combines rows into the first, the second half into the first half at a time.
+    pub(super) fn fold_rows<T: (Lane), C: (Combine<T>)>(x: &mut [T], rows: usize, columns: usize) {
+        let mut rows = rows;
+        while rows > 1 {
+            let half = rows.div_ceil(2);
+            let (to, from) = x[..rows * columns].split_at_mut(half * columns);
+            for (to, x) in to.iter_mut().zip(from) {
+                *to = C::two(*to, *x);
+            }
+            rows = half;
+        }
+    }
+
+    /// Writes values `stride` elements apart, or adds them to what is there.
+    pub(super) fn write<S: (Stored)>(to: Base<S>, stride: isize, values: &[S::Lane], add: bool) {
+        if stride == 1 && !add {
+            // SAFETY: elements of the output that are this task's alone.
+            let to = unsafe { to.slice_mut(0, values.len()) };
+            to.iter_mut().zip(values).for_each(|(to, x)| *to = S::store(*x));
+            return;
+        }
+        for (i, &x) in values.iter().enumerate() {
+            let i = i as isize * stride;
+            // SAFETY: as above.
+            unsafe { to.set(i, S::store(if add { to.get(i).load().add(x) } else { x })) };
+        }
+    }
+}
+
+/// In as many lanes as hide the latency of an addition, then pairwise.
+#[inline(always)]
+fn line<T: Lane, C: Combine<T>>(x: &[T]) -> T {
+    const LANES: usize = 64;
+    let mut lanes = [C::FIRST; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] = C::two(lanes[i], chunk[i]);
+        }
+    }
+    if chunks.is_empty() && rest.len() <= 8 {
+        return rest.iter().copied().reduce(C::two).unwrap_or(C::FIRST);
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = C::two(*lane, *x);
+    }
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] = C::two(lanes[i], lanes[i + n]);
+        }
+    }
+    lanes[0]
+}
