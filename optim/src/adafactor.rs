@@ -95,7 +95,8 @@ impl Rule for AdafactorConfig {
     /// Means of a matrix' rows and columns; second moments of a vector.
     fn tensors(&self) -> Vec<State> {
         let vector: fn(&Shape) -> Shape = |s| if s.rank() < 2 { *s } else { NONE(s) };
-        let (rows, columns): (fn(&Shape) -> Shape, fn(&Shape) -> Shape) = (|s| without(s, 1), |s| without(s, 2));
+        let rows: fn(&Shape) -> Shape = |s| without(s, 1);
+        let columns: fn(&Shape) -> Shape = |s| without(s, 2);
         vec![State::shaped("row_var", rows), State::shaped("col_var", columns), State::shaped("variance", vector)]
     }
 

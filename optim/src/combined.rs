@@ -107,8 +107,8 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         let stray = |(name, _): &&(String, Tensor<R>)| number(name).is_none_or(|k| k >= self.all.len());
         let mut problems: Vec<String> =
             state.iter().filter(stray).map(|(n, _)| format!("`{n}` is unexpected")).collect();
-        let check = |(k, o): (usize, &Box<dyn Optimizer<R>>)| o.check_state_dict(&Self::own(state, k)).err();
-        problems.extend(self.all.iter().enumerate().filter_map(check).map(|e| e.to_string()));
+        let wrong = self.all.iter().enumerate().filter_map(|(k, o)| o.check_state_dict(&Self::own(state, k)).err());
+        problems.extend(wrong.map(|e| e.to_string()));
         if problems.is_empty() { Ok(()) } else { Err(Error::state("Combined state", problems.join("; "))) }
     }
 

@@ -116,7 +116,10 @@ pub(crate) fn lending<R: Runtime>(
     f: impl FnOnce(&mut [&mut TensorMut<R>]) -> Result<()>,
 ) -> Result<()> {
     let mut lent: SmallVec<[TensorMut<R>; 6]> = SmallVec::new();
-    let all = flats.iter_mut().try_for_each(|flat| Ok(lent.push(lend(flat)?)));
+    let all = flats.iter_mut().try_for_each(|flat| {
+        lent.push(lend(flat)?);
+        Ok(())
+    });
     let done = all.and_then(|()| f(&mut lent.iter_mut().collect::<SmallVec<[_; 6]>>()));
     let back = flats.iter_mut().zip(lent).try_for_each(|(flat, part)| flat.restore(part));
     done.and(back)

@@ -28,7 +28,7 @@ impl<R: Runtime> FlatParams<R> {
     /// Moves the leaves' values, all of one floating dtype on one device, into a new buffer.
     pub fn new(leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
         let Some(first) = leaves.first() else { return Err(Error::argument("FlatParams", "no parameters")) };
-        let (rt, dtype) = (first.runtime().clone(), first.spec().dtype);
+        let (rt, dtype) = (first.runtime().tagged(Use::Activations), first.spec().dtype);
         leaves.iter().try_for_each(|l| fits(l, &rt, dtype))?;
         let layout = FlatLayout::new(dtype, leaves.iter().map(|l| (l.name().to_string(), l.spec().shape)));
         let master = is_half(dtype).then(|| Flat::zeros_for(&rt, Use::Optimizer, layout.with_dtype(DType::F32)));

@@ -1,4 +1,5 @@
 //! The machinery: launches, memory, groups, parameters without gradients, shared values, master copies.
+#![allow(clippy::needless_range_loop)]
 
 mod common;
 
@@ -109,7 +110,7 @@ fn parameters_without_gradient_are_left_alone() {
     let alone = leaves(&cpu, &SHAPES[..2], DType::F32);
     let mut apart = alone.iter().map(|l| AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, [l]).unwrap());
     let (mut late, mut both) = (apart.next().unwrap(), apart.next().unwrap());
-    let mut step = |optimizer: &mut AdamW<Cpu>, i: usize, k: usize| {
+    let step = |optimizer: &mut AdamW<Cpu>, i: usize, k: usize| {
         let mut gradients = optimizer.gradients().unwrap();
         gradients.set(&alone[i], &tensor(&cpu, SHAPES[i], DType::F32, k)).unwrap();
         optimizer.step(&gradients).unwrap();
@@ -215,6 +216,7 @@ fn slots_that_a_failed_sweep_lost_come_back() {
     let params = leaves(&cpu, &SHAPES, DType::F32);
     let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
     let mut gradients = sgd.gradients().unwrap();
+    fill(&mut gradients, &params[..1], 0);
     drop(gradients.grad_slot(&params[1]).unwrap().unwrap());
     assert!(matches!(sgd.step(&gradients).unwrap_err().kind(), ErrorKind::Lent { .. }));
     assert!(params.iter().all(|l| l.is_resident()));
@@ -356,7 +358,7 @@ fn rates_and_options_change_between_steps() {
     let mut sgd = Sgd::over(SgdConfig { lr: 1.0, ..Default::default() }, &params).unwrap();
     let mut gradients = sgd.gradients().unwrap();
     fill(&mut gradients, &params, 0);
-    let mut moved = |sgd: &mut Sgd<Cpu>| {
+    let moved = |sgd: &mut Sgd<Cpu>| {
         let before = numbers(&params)[0].clone();
         sgd.step(&gradients).unwrap();
         let grad = common::values(4, 0);
@@ -386,7 +388,8 @@ fn combined_optimizers_step_as_one() {
     let (mut m, mut w) = (muon([&b[0], &b[2]]), adam(&b[1]));
     let (mut of_m, mut of_w) = (m.gradients().unwrap(), w.gradients().unwrap());
     for k in 0..3 {
-        (of_m.zero(), of_w.zero());
+        of_m.zero();
+        of_w.zero();
         for (i, leaf) in b.iter().enumerate() {
             let grad = tensor(&cpu, shapes[i], DType::F32, 1000 * k + i);
             if i == 1 { of_w.set(leaf, &grad).unwrap() } else { of_m.set(leaf, &grad).unwrap() }

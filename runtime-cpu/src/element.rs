@@ -23,6 +23,7 @@ pub(crate) trait Lane: Copy + PartialEq + Default + Send + Sync + 'static {
     fn mul_add(self, m: Self, a: Self) -> Self;
     fn max(self, o: Self) -> Self;
     fn min(self, o: Self) -> Self;
+    fn is_nan(self) -> bool;
     /// Order as an unsigned number: equal numbers have equal keys, NaN the largest.
     fn key(self) -> u64;
 }
@@ -49,16 +50,20 @@ macro_rules! float {
             // The first comparison keeps a NaN on the left, the second takes one on the right.
             #[inline(always)]
             fn max(self, o: Self) -> Self {
-                if self >= o || self != self { self } else { o }
+                if self >= o || self.is_nan() { self } else { o }
             }
             #[inline(always)]
             fn min(self, o: Self) -> Self {
-                if self <= o || self != self { self } else { o }
+                if self <= o || self.is_nan() { self } else { o }
+            }
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                <$t>::is_nan(self)
             }
             #[inline(always)]
             fn key(self) -> u64 {
                 const TOP: $bits = 1 << (<$bits>::BITS - 1);
-                if self != self {
+                if self.is_nan() {
                     return <$bits>::MAX as u64;
                 }
                 let bits = (self + 0.0).to_bits();
@@ -96,6 +101,10 @@ macro_rules! int {
             #[inline(always)]
             fn min(self, o: Self) -> Self {
                 if self <= o { self } else { o }
+            }
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                false
             }
             #[inline(always)]
             fn key(self) -> u64 {

@@ -60,14 +60,19 @@ macro_rules! leveled {
         $vis:vis fn $name:ident $(<$($T:ident: ($($B:tt)*)),*>)? ($($a:ident: $t:ty),* $(,)?) $(-> $r:ty)? $body:block
     )*) => {$(
         $(#[$m])*
+        // The level is one argument more than was written.
+        #[allow(clippy::too_many_arguments)]
         $vis fn $name $(<$($T: $($B)*),*>)? (simd: $crate::Simd, $($a: $t),*) $(-> $r)? {
             #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
             fn generic $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? $body
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
+            #[allow(clippy::too_many_arguments)]
             fn avx2 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512vl,avx512bw,avx512dq")]
+            #[allow(clippy::too_many_arguments)]
             fn avx512 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
             match simd {
                 // SAFETY: a runtime is only built with a level that this processor has.

@@ -17,9 +17,9 @@ fn split(shape: &[usize], axis: usize) -> [usize; 3] {
 /// Calls `f` with (element of near, element of far) for every element of an index of `near`'s shape.
 fn each(near: &[usize], far: usize, axis: usize, index: &[f64], mut f: impl FnMut(usize, usize)) {
     let [before, along, after] = split(near, axis);
-    for n in 0..before * along * after {
+    for (n, &i) in index.iter().enumerate().take(before * along * after) {
         let (b, a) = (n / (along * after), n % after);
-        f(n, (b * far + index[n] as usize) * after + a);
+        f(n, (b * far + i as usize) * after + a);
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) fn backward<T: Float>(call: &Call<'_>, op: &NormGrad) -> Result<Suppo
             let (x, g, d) = unsafe { (x.slice(from, width), g.slice(from, width), d.slice_mut(from, width)) };
             // SAFETY: one number per row.
             let (r, m) = unsafe { (rstd.get(i), mean.map_or(T::default(), |m| m.get(i))) };
-            grad_row(call.engine().simd, x, g, d, weight, Sums { dw, db }, m, r, mean.is_some());
+            grad_row(call.engine().simd, x, g, d, weight, Sums { dw, db }, (m, r, mean.is_some()));
         }
     });
     for k in 0..usize::from(op.0.weight) + usize::from(op.0.bias) {
@@ -108,9 +108,11 @@ leveled! {
         (mean, rstd)
     }
 
+    /// A row's gradient; `stats` are its mean, its reciprocal deviation, and whether the mean counts.
     fn grad_row<T: (Float)>(
-        x: &[T], g: &[T], d: &mut [T], weight: Option<&[T]>, sums: Sums<'_, T>, mean: T, rstd: T, centered: bool,
+        x: &[T], g: &[T], d: &mut [T], weight: Option<&[T]>, sums: Sums<'_, T>, stats: (T, T, bool),
     ) {
+        let (mean, rstd, centered) = stats;
         let count = T::from_f64(x.len() as f64);
         match weight {
             Some(w) => for ((o, &g), &w) in d.iter_mut().zip(g).zip(w) { *o = g * w },

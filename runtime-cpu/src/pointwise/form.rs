@@ -1,6 +1,6 @@
-//! How a launch uses a program: what decides, with the program, which kernel it gets.
+//! How a program meets its operands: with the program itself, all that a kernel depends on.
 
-use numcore::DType;
+use numcore::{Accumulate, DType};
 use smallvec::SmallVec;
 
 /// How a program meets its operands.
@@ -42,5 +42,24 @@ impl Output {
             Output::Add(t) => 16 + t as u64,
             Output::Keep(t) => 32 + t as u64,
         }
+    }
+}
+
+impl Form {
+    pub(crate) fn input(&mut self, dtype: DType, own: Option<u16>) {
+        self.inputs.push(dtype);
+        self.own.push(own);
+    }
+
+    /// One output that is kept for the caller.
+    pub(crate) fn keep(&mut self, dtype: DType) {
+        self.outputs.push(Output::Keep(dtype));
+    }
+
+    pub(super) fn output(&mut self, how: Accumulate, dtype: DType) {
+        self.outputs.push(match how {
+            Accumulate::Overwrite => Output::Overwrite(dtype),
+            Accumulate::Add => Output::Add(dtype),
+        });
     }
 }

@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 
 use super::{
     form::{Form, Output},
-    kernel::{Immediate, Kernel, Slot, Slots, Step},
-    registers::{Place, Registers, mark},
+    kernel::{Immediate, Kernel, Slot, Slots},
+    registers::{Draft, Place, assign},
     step::StepFn,
     table::{self, Fused},
 };
@@ -29,12 +29,6 @@ pub(super) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Si
     }
     let value = l.outputs();
     Ok(l.finish(value))
-}
-
-struct Draft {
-    f: StepFn,
-    to: Place,
-    args: SmallVec<[Place; 3]>,
 }
 
 struct Lowering<'a> {
@@ -264,9 +258,13 @@ impl<'a> Lowering<'a> {
                 }
             }
         }
-        for (o, f, from) in stores {
-            if !self.redirected(o, from) {
-                self.step(f, Place::Slot(Slot::Output(o)), &[from]);
+        for i in 0..stores.len() {
+            let (o, f, from) = stores[i];
+            let to = Place::Slot(Slot::Output(o));
+            if self.redirected(o, from) {
+                stores[i + 1..].iter_mut().filter(|s| s.2 == from).for_each(|s| s.2 = to);
+            } else {
+                self.step(f, to, &[from]);
             }
         }
         kept
@@ -300,46 +298,32 @@ impl<'a> Lowering<'a> {
         }
         let to = Place::Slot(Slot::Output(o));
         self.steps[at].to = to;
-        self.weight -= 1;
         self.steps[at..].iter_mut().flat_map(|s| &mut s.args).filter(|p| **p == from).for_each(|p| *p = to);
         true
     }
 
-    /// Gives results their registers: one is free again after its last reader.
     fn finish(self, kept: Place) -> Kernel {
-        let mut last = vec![0; self.results as usize];
-        for (t, step) in self.steps.iter().enumerate() {
-            step.args.iter().for_each(|a| mark(&mut last, *a, t));
-        }
-        mark(&mut last, kept, usize::MAX);
-        let mut registers = Registers::new(self.results);
-        let mut placed: Vec<(StepFn, Slot, SmallVec<[Slot; 3]>)> = Vec::with_capacity(self.steps.len());
-        for (t, step) in self.steps.iter().enumerate() {
-            let to = registers.take(step.to);
-            placed.push((step.f, to, step.args.iter().map(|a| registers.slot(*a)).collect()));
-            registers.release(&step.args, step.to, |r| last[r as usize] <= t);
-        }
-        let value = registers.slot(kept);
-        let slots = Slots {
-            registers: registers.count,
+        let counts = Slots {
+            registers: 0,
             immediates: self.immediates.len() as u16,
             inputs: self.form.inputs.len() as u16,
             outputs: self.form.outputs.len() as u16,
         };
+        let (steps, slots, value) = assign(&self.steps, self.results, kept, counts);
         Kernel {
             unread: self.unread(kept),
             copies: self.copies(),
             reads_outputs: self.reads_outputs(),
-            steps: placed.iter().map(|(f, to, args)| numbered(*f, *to, args, &slots)).collect(),
+            steps,
+            slots,
+            value,
             immediates: self.immediates,
             own: self.form.own.clone(),
             width: self.width,
             positional: self.positional,
             weight: self.weight.max(1),
-            value: slots.number(value),
             typed: self.typed.clone(),
             keeps: self.form.outputs.iter().any(|o| matches!(o, Output::Keep(_))),
-            slots,
         }
     }
 
@@ -363,14 +347,6 @@ impl<'a> Lowering<'a> {
             self.form.outputs.iter().enumerate().filter(|(_, o)| matches!(o, Output::Add(_))).map(|(o, _)| o as u16);
         added.chain(self.form.own.iter().flatten().copied()).fold(0, |bits, o| bits | 1 << o)
     }
-}
-
-/// A step by the numbers of its slots; operands it does not take name its destination, which always exists.
-fn numbered(f: StepFn, to: Slot, args: &[Slot], slots: &Slots) -> Step {
-    let to = slots.number(to);
-    let mut numbers = [to; 3];
-    numbers.iter_mut().zip(args).for_each(|(n, a)| *n = slots.number(*a));
-    Step { f, to, args: numbers }
 }
 
 /// The values an instruction computes with.

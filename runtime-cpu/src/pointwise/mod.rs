@@ -23,7 +23,6 @@ use smallvec::SmallVec;
 pub(crate) use cache::Cache;
 pub(crate) use exec::Launch;
 pub(crate) use form::Form;
-use form::Output;
 pub(crate) use kernel::Kernel;
 pub(crate) use plan::{Moving, Place, Plan};
 pub(crate) use turn::turn;
@@ -94,9 +93,12 @@ fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
     form
 }
 
-/// Addresses and element sizes of the operands, if each lies in one run.
-fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<SmallVec<[(Base<u8>, usize); 8]>> {
-    let mut bases = SmallVec::new();
+/// Addresses and element sizes of operands.
+type Bases = SmallVec<[(Base<u8>, usize); 8]>;
+
+/// Those of a launch, if each lies in one run.
+fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<Bases> {
+    let mut bases = Bases::new();
     let mut push = |buffer: &Buffer, layout: &Layout, dtype: DType| {
         let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());
         bases.push((Base::new(at), dtype.size()));
@@ -141,23 +143,4 @@ fn bytes(layout: &Layout, size: usize) -> [isize; MAX_RANK] {
     let mut strides = [0; MAX_RANK];
     strides.iter_mut().zip(layout.strides()).for_each(|(to, s)| *to = s * size as isize);
     strides
-}
-
-impl Form {
-    pub(crate) fn input(&mut self, dtype: DType, own: Option<u16>) {
-        self.inputs.push(dtype);
-        self.own.push(own);
-    }
-
-    /// One output that is kept for the caller.
-    pub(crate) fn keep(&mut self, dtype: DType) {
-        self.outputs.push(Output::Keep(dtype));
-    }
-
-    fn output(&mut self, how: Accumulate, dtype: DType) {
-        self.outputs.push(match how {
-            Accumulate::Overwrite => Output::Overwrite(dtype),
-            Accumulate::Add => Output::Add(dtype),
-        });
-    }
 }

@@ -1,6 +1,11 @@
-//! Registers for results: one is free again after its last reader.
+//! Gives the results of steps their registers: one is free again after its last reader.
 
-use super::kernel::Slot;
+use smallvec::SmallVec;
+
+use super::{
+    kernel::{Slot, Slots, Step},
+    step::StepFn,
+};
 
 /// A place before registers are given out: a result of a step has a number of its own.
 #[derive(Clone, Copy, PartialEq)]
@@ -9,26 +14,54 @@ pub(super) enum Place {
     Slot(Slot),
 }
 
-/// Notes that step `at` reads a place.
-pub(super) fn mark(last: &mut [usize], place: Place, at: usize) {
+/// A step between places.
+pub(super) struct Draft {
+    pub f: StepFn,
+    pub to: Place,
+    pub args: SmallVec<[Place; 3]>,
+}
+
+/// The steps by numbers of slots, the slots with their registers, and the number of what is kept.
+pub(super) fn assign(steps: &[Draft], results: u32, kept: Place, slots: Slots) -> (Vec<Step>, Slots, u16) {
+    let mut last = vec![0; results as usize];
+    for (t, step) in steps.iter().enumerate() {
+        step.args.iter().for_each(|a| mark(&mut last, *a, t));
+    }
+    mark(&mut last, kept, usize::MAX);
+    let mut registers = Registers { of: vec![0; results as usize], free: Vec::new(), count: 0 };
+    let mut placed: Vec<(StepFn, Slot, SmallVec<[Slot; 3]>)> = Vec::with_capacity(steps.len());
+    for (t, step) in steps.iter().enumerate() {
+        let to = registers.take(step.to);
+        placed.push((step.f, to, step.args.iter().map(|a| registers.slot(*a)).collect()));
+        registers.release(&step.args, step.to, |r| last[r as usize] <= t);
+    }
+    let slots = Slots { registers: registers.count, ..slots };
+    let steps = placed.iter().map(|(f, to, args)| numbered(*f, *to, args, &slots)).collect();
+    (steps, slots, slots.number(registers.slot(kept)))
+}
+
+/// A step by the numbers of its slots; operands it does not take name its destination, which always exists.
+fn numbered(f: StepFn, to: Slot, args: &[Slot], slots: &Slots) -> Step {
+    let to = slots.number(to);
+    let mut numbers = [to; 3];
+    numbers.iter_mut().zip(args).for_each(|(n, a)| *n = slots.number(*a));
+    Step { f, to, args: numbers }
+}
+
+fn mark(last: &mut [usize], place: Place, at: usize) {
     if let Place::Result(r) = place {
         last[r as usize] = at;
     }
 }
 
-/// Which register each result has, and which are free.
-pub(super) struct Registers {
+struct Registers {
     of: Vec<u16>,
     free: Vec<u16>,
-    pub(super) count: u16,
+    count: u16,
 }
 
 impl Registers {
-    pub(super) fn new(results: u32) -> Self {
-        Registers { of: vec![0; results as usize], free: Vec::new(), count: 0 }
-    }
-
-    pub(super) fn take(&mut self, place: Place) -> Slot {
+    fn take(&mut self, place: Place) -> Slot {
         if let Place::Result(r) = place {
             self.of[r as usize] = self.free.pop().unwrap_or_else(|| {
                 self.count += 1;
@@ -38,7 +71,7 @@ impl Registers {
         self.slot(place)
     }
 
-    pub(super) fn slot(&self, place: Place) -> Slot {
+    fn slot(&self, place: Place) -> Slot {
         match place {
             Place::Result(r) => Slot::Register(self.of[r as usize]),
             Place::Slot(slot) => slot,
@@ -46,7 +79,7 @@ impl Registers {
     }
 
     /// Frees the registers of arguments (each once) and of a result nobody reads.
-    pub(super) fn release(&mut self, args: &[Place], to: Place, dead: impl Fn(u32) -> bool) {
+    fn release(&mut self, args: &[Place], to: Place, dead: impl Fn(u32) -> bool) {
         for (i, place) in args.iter().chain([&to]).enumerate() {
             if let Place::Result(r) = place
                 && dead(*r)

@@ -1,4 +1,4 @@
-//! How values become one: the four ways, blocks of them in vectors, and a sequence as a balanced tree would.
+//! How values become one: over a line, over rows, pairwise over a sequence.
 
 use smallvec::SmallVec;
 
@@ -53,6 +53,13 @@ impl<T: Lane> Pairwise<T> {
     pub(super) fn finish<C: Combine<T>>(self) -> T {
         self.levels.into_iter().rev().reduce(|near, far| C::two(far, near)).unwrap_or(C::FIRST)
     }
+}
+
+/// `n` values to work with.
+pub(super) fn scratch<T: Lane>(words: &mut Vec<u64>, n: usize) -> &mut [T] {
+    words.resize(words.len().max(n), 0);
+    // SAFETY: lanes are numbers of at most 8 bytes: any bits are one, and the words outlive the slice.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), n) }
 }
 
 leveled! {
@@ -110,9 +117,7 @@ fn line<T: Lane, C: Combine<T>>(x: &[T]) -> T {
     let mut lanes = [C::FIRST; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
-        for i in 0..LANES {
-            lanes[i] = C::two(lanes[i], chunk[i]);
-        }
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = C::two(*lane, *x));
     }
     if chunks.is_empty() && rest.len() <= 8 {
         return rest.iter().copied().reduce(C::two).unwrap_or(C::FIRST);

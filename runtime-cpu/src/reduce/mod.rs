@@ -4,11 +4,12 @@
 //! chunks, by the sizes alone, that threads share; within a chunk and among chunks values are combined pairwise, so that
 //! rounding errors grow with the logarithm of the count.
 
+mod axes;
 mod combine;
 
 use std::cell::RefCell;
 
-use numcore::{Accumulate, MAX_RANK, Operand as In, Out, ReduceOp, Result, Scalar, Shape, View, pointwise::Program};
+use numcore::{Accumulate, Operand as In, Out, ReduceOp, Result, Scalar, Shape, View, pointwise::Program};
 use smallvec::SmallVec;
 
 use crate::{
@@ -19,7 +20,8 @@ use crate::{
     walk::Walk,
 };
 
-use combine::{Combine, Max, Min, Pairwise, Prod, Sum, combine, fold_rows, rows_of, run, write};
+use axes::{Columns, arrange};
+use combine::{Combine, Max, Min, Pairwise, Prod, Sum, combine, fold_rows, rows_of, run, scratch, write};
 
 /// Tiles of a chunk, at least; and chunks of a group, at most.
 const TILES: usize = 16;
@@ -29,11 +31,11 @@ const RUN: usize = 32;
 /// Simple steps on one element, per task at least.
 const GRAIN: usize = 1 << 15;
 
-type Axes = SmallVec<[usize; MAX_RANK]>;
-
 thread_local! {
     /// Accumulators of this thread, kept between launches.
     static SUMS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// Values of chunks, on the launching thread.
+    static PARTIAL: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 pub(crate) fn reduce(
@@ -81,59 +83,6 @@ fn none<S: Stored>(op: ReduceOp, to: &Operand, add: bool) {
     };
     let cells = Walk::new([&to.layout], |_| false);
     cells.each(0, cells.len(), |_, [at]| write(Simd::Baseline, Base::new(to.base::<S>().at(at)), 1, &[first], add));
-}
-
-/// What the nearest axis is, and how many positions of reduced axes lie outside a tile.
-#[derive(Clone, Copy, Debug)]
-struct Columns {
-    kept: bool,
-    /// Reduced axes among the outer ones.
-    outer: usize,
-    /// Whether rows are reduced, too.
-    rows_reduced: bool,
-}
-
-/// Orders the axes: kept ones, reduced ones, and at the end, if the nearest is kept, that one with what merges into it.
-fn arrange(plan: &mut Plan, full: &Shape, ins: &[View<'_, Cpu>], reduced: impl Fn(usize) -> bool) -> Columns {
-    let near = nearness(full, ins);
-    let trailing = near.iter().rev().take_while(|&&i| !reduced(i)).count();
-    let mut whole = plan.clone();
-    let columns = order(&mut whole, full, near.split_at(near.len() - trailing), &reduced);
-    if trailing > 1 && !columns.rows_reduced {
-        return order(plan, full, near.split_at(near.len() - 1), &reduced);
-    }
-    *plan = whole;
-    columns
-}
-
-/// Arranges kept and then reduced axes of `front`, and then `tail`.
-fn order(
-    plan: &mut Plan,
-    full: &Shape,
-    (front, tail): (&[usize], &[usize]),
-    reduced: &impl Fn(usize) -> bool,
-) -> Columns {
-    let pick = |want: bool| front.iter().filter(move |&&i| reduced(i) == want);
-    let order: Axes = pick(false).chain(pick(true)).chain(tail).copied().collect();
-    let kinds = plan.arrange(full, &order, reduced);
-    let missing = plan.sizes.len() - kinds.len();
-    let is_reduced = |i: usize| i >= missing && kinds[i - missing];
-    let outer = plan.sizes.len() - 2;
-    Columns {
-        kept: !tail.is_empty(),
-        outer: (0..outer).filter(|&i| is_reduced(i)).map(|i| plan.sizes[i]).product(),
-        rows_reduced: is_reduced(outer),
-    }
-}
-
-/// Axes of more than one element from far to near, as an operand that repeats none has them; in order if there is none.
-fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> Axes {
-    let mut axes: Axes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
-    let strides = |x: &View<'_, Cpu>, i: usize| x.layout().strides()[i].unsigned_abs();
-    if let Some(main) = ins.iter().find(|x| axes.iter().all(|&i| strides(x, i) != 0)) {
-        axes.sort_by_key(|&i| std::cmp::Reverse(strides(main, i)));
-    }
-    axes
 }
 
 /// Groups of tiles, and the chunks they are cut into.
@@ -191,22 +140,25 @@ impl<'a> Job<'a> {
                 part.for_each(|g| self.chunk::<S::Lane, C>(g, 0, |place, values| self.store::<S>(place, values)));
             });
         }
-        let mut partial = vec![C::FIRST; tasks * width];
-        let base = Base::new(partial.as_mut_ptr());
-        engine.ranges(tasks, grain, |part| {
-            for task in part {
-                self.chunk::<S::Lane, C>(task / self.chunks, task % self.chunks, |_, values| {
-                    // SAFETY: this task's part of the partial values.
-                    unsafe { base.slice_mut((task * width) as isize, values.len()) }.copy_from_slice(values);
-                });
+        PARTIAL.with_borrow_mut(|words| {
+            let partial = scratch::<S::Lane>(words, tasks * width);
+            partial.fill(C::FIRST);
+            let base = Base::new(partial.as_mut_ptr());
+            engine.ranges(tasks, grain, |part| {
+                for task in part {
+                    self.chunk::<S::Lane, C>(task / self.chunks, task % self.chunks, |_, values| {
+                        // SAFETY: this task's part of the partial values.
+                        unsafe { base.slice_mut((task * width) as isize, values.len()) }.copy_from_slice(values);
+                    });
+                }
+            });
+            for (g, partial) in partial.chunks_exact_mut(self.chunks * width).enumerate() {
+                fold_rows::<S::Lane, C>(self.simd, partial, self.chunks, width);
+                let place = plan.place(self.tile(g, 0));
+                let n = if self.columns.kept { place.size.columns } else { width };
+                self.store::<S>(&place, &partial[..n]);
             }
         });
-        for (g, partial) in partial.chunks_exact_mut(self.chunks * width).enumerate() {
-            fold_rows::<S::Lane, C>(self.simd, partial, self.chunks, width);
-            let place = plan.place(self.tile(g, 0));
-            let n = if self.columns.kept { place.size.columns } else { width };
-            self.store::<S>(&place, &partial[..n]);
-        }
     }
 
     /// Values a group gives, at most.
@@ -308,11 +260,4 @@ impl<'a> Job<'a> {
         let to = Base::new(plan.address(operand, place).cast::<S>());
         write::<S>(self.simd, to, stride / size_of::<S>() as isize, values, self.add);
     }
-}
-
-/// `n` values to work with.
-fn scratch<T: Lane>(words: &mut Vec<u64>, n: usize) -> &mut [T] {
-    words.resize(words.len().max(n), 0);
-    // SAFETY: lanes are numbers of at most 8 bytes: any bits are one, and the words outlive the slice.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), n) }
 }

@@ -88,10 +88,15 @@ pub fn draw(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
 
 /// Operands of `shape` that lie in memory in every way a view can.
 pub fn views(cpu: &Cpu, dtype: DType, shape: &[usize], seed: u64) -> Vec<Known> {
+    views_of(cpu, dtype, shape, |n| draw(dtype, n, seed))
+}
+
+/// Those of memory that `draw` fills.
+pub fn views_of(cpu: &Cpu, dtype: DType, shape: &[usize], draw: impl Fn(usize) -> Vec<f64>) -> Vec<Known> {
     let rank = shape.len();
     let back: Vec<isize> = (0..rank as isize).rev().collect();
     let known = |what: &str, storage: &[usize], view: &dyn Fn(&T) -> T| {
-        let (base, values) = store(cpu, dtype, storage, &draw(dtype, storage.iter().product(), seed));
+        let (base, values) = store(cpu, dtype, storage, &draw(storage.iter().product()));
         let tensor = view(&base);
         assert_eq!(tensor.dims(), shape, "{what}");
         let values = through(tensor.layout(), &values);

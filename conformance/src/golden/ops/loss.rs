@@ -14,8 +14,8 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
     let row: OpFn<R> = match op {
         "cross_entropy" => cross_entropy,
         "nll" | "nll_loss" => nll,
-        "mse" | "mse_loss" => |c| elementwise(c, "mean", |x, y, how| loss::mse(x, y, how)),
-        "l1" | "l1_loss" => |c| elementwise(c, "mean", |x, y, how| loss::l1(x, y, how)),
+        "mse" | "mse_loss" => |c| elementwise(c, "mean", loss::mse),
+        "l1" | "l1_loss" => |c| elementwise(c, "mean", loss::l1),
         "smooth_l1" | "smooth_l1_loss" => |c| {
             let beta = c.attrs.f64("beta", 1.0)?;
             elementwise(c, "mean", |x, y, how| loss::smooth_l1(x, y, beta, how))
@@ -24,8 +24,8 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
             let delta = c.attrs.f64("delta", 1.0)?;
             elementwise(c, "mean", |x, y, how| loss::huber(x, y, delta, how))
         },
-        "bce" | "binary_cross_entropy" => |c| elementwise(c, "mean", |x, y, how| loss::bce(x, y, how)),
-        "bce_with_logits" => |c| elementwise(c, "mean", |x, y, how| loss::bce_with_logits(x, y, how)),
+        "bce" | "binary_cross_entropy" => |c| elementwise(c, "mean", loss::bce),
+        "bce_with_logits" => |c| elementwise(c, "mean", loss::bce_with_logits),
         // The divergence of distributions, as the group of losses has it: PyTorch's own default is the mean over elements.
         "kl_div" => |c| {
             let log_target = c.attrs.bool(&["log_target"], false)?;

@@ -12,9 +12,12 @@ use numcore::Runtime;
 
 use super::call::OpFn;
 
+/// The look-up of one table.
+type Table<R> = fn(&str) -> Option<OpFn<R>>;
+
 /// The row of an op, in whichever table has it.
 pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
-    let tables: [fn(&str) -> Option<OpFn<R>>; 7] =
+    let tables: [Table<R>; 7] =
         [pointwise::find, reduce::find, shape::find, matmul::find, nn::find, recurrent::find, loss::find];
     tables.iter().find_map(|find| find(op))
 }

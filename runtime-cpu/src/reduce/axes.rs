@@ -1,0 +1,66 @@
+//! The order in which the axes of a reduction are walked.
+
+use numcore::{MAX_RANK, Shape, View};
+use smallvec::SmallVec;
+
+use crate::{Cpu, pointwise::Plan};
+
+type Axes = SmallVec<[usize; MAX_RANK]>;
+
+/// What the nearest axis is, and how many positions of reduced axes lie outside a tile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Columns {
+    pub kept: bool,
+    /// Reduced axes among the outer ones.
+    pub outer: usize,
+    /// Whether rows are reduced, too.
+    pub rows_reduced: bool,
+}
+
+/// Orders the axes: kept ones, reduced ones, and at the end, if the nearest is kept, that one with what merges into it.
+pub(super) fn arrange(
+    plan: &mut Plan,
+    full: &Shape,
+    ins: &[View<'_, Cpu>],
+    reduced: impl Fn(usize) -> bool,
+) -> Columns {
+    let near = nearness(full, ins);
+    let trailing = near.iter().rev().take_while(|&&i| !reduced(i)).count();
+    let mut whole = plan.clone();
+    let columns = order(&mut whole, full, near.split_at(near.len() - trailing), &reduced);
+    if trailing > 1 && !columns.rows_reduced {
+        return order(plan, full, near.split_at(near.len() - 1), &reduced);
+    }
+    *plan = whole;
+    columns
+}
+
+/// Arranges kept and then reduced axes of `front`, and then `tail`.
+fn order(
+    plan: &mut Plan,
+    full: &Shape,
+    (front, tail): (&[usize], &[usize]),
+    reduced: &impl Fn(usize) -> bool,
+) -> Columns {
+    let pick = |want: bool| front.iter().filter(move |&&i| reduced(i) == want);
+    let order: Axes = pick(false).chain(pick(true)).chain(tail).copied().collect();
+    let kinds = plan.arrange(full, &order, reduced);
+    let missing = plan.sizes.len() - kinds.len();
+    let is_reduced = |i: usize| i >= missing && kinds[i - missing];
+    let outer = plan.sizes.len() - 2;
+    Columns {
+        kept: !tail.is_empty(),
+        outer: (0..outer).filter(|&i| is_reduced(i)).map(|i| plan.sizes[i]).product(),
+        rows_reduced: is_reduced(outer),
+    }
+}
+
+/// Axes of more than one element from far to near, as an operand that repeats none has them; in order if there is none.
+fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> Axes {
+    let mut axes: Axes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
+    let strides = |x: &View<'_, Cpu>, i: usize| x.layout().strides()[i].unsigned_abs();
+    if let Some(main) = ins.iter().find(|x| axes.iter().all(|&i| strides(x, i) != 0)) {
+        axes.sort_by_key(|&i| std::cmp::Reverse(strides(main, i)));
+    }
+    axes
+}
