@@ -121,7 +121,7 @@ impl<R: Runtime> Clone for Saved<R> {
 /// Dropping a chain of nodes must not recurse: 100 000 of them would overflow the stack.
 impl<R: Runtime> Drop for Node<R> {
     fn drop(&mut self) {
-        let mut stack: Vec<Edge<R>> = self.edges.drain(..).flatten().collect();
+        let mut stack: SmallVec<[Edge<R>; 4]> = self.edges.drain(..).flatten().collect();
         while let Some(edge) = stack.pop() {
             if let Edge::Node(node, _) = edge
                 && let Some(mut node) = Arc::into_inner(node)

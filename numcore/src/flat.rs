@@ -90,6 +90,8 @@ pub struct Flat<R: Runtime> {
     buffer: Arc<R::Buffer>,
     layout: FlatLayout,
     state: Vec<Range>,
+    /// How many ranges are lent: asked for each tensor that is handed out, so it is counted.
+    lent: usize,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -103,7 +105,7 @@ impl<R: Runtime> Flat<R> {
     pub fn zeros(rt: &R, layout: FlatLayout) -> Result<Self> {
         let whole = TensorMut::zeros(rt, Shape::new(&[layout.numel()])?, layout.dtype())?;
         let state = vec![Range::default(); layout.len()];
-        Ok(Flat { rt: rt.clone(), buffer: whole.buffer().clone(), layout, state })
+        Ok(Flat { rt: rt.clone(), buffer: whole.buffer().clone(), layout, state, lent: 0 })
     }
 
     /// A buffer of zeros booked under `use_`, whose tensors carry `rt` itself: what is computed from them is booked as `rt` says.
@@ -131,7 +133,7 @@ impl<R: Runtime> Flat<R> {
             let what = what();
             self.sole("lend", what)?;
         }
-        self.state[i].lent = true;
+        self.mark(i..i + 1, true);
         Ok(self.hand_out(*self.layout.range(i), self.state[i].written, Lent::Range(i)))
     }
 
@@ -149,7 +151,7 @@ impl<R: Runtime> Flat<R> {
         if !self.any_lent() {
             self.sole("lend_span", "the flat buffer".into())?;
         }
-        self.state[ranges.clone()].iter_mut().for_each(|s| s.lent = true);
+        self.mark(ranges.clone(), true);
         let at = self.layout.span(ranges);
         let row = Layout::contiguous(Shape::new(&[at.len()])?).at(at.start);
         Ok(self.hand_out(row, true, Lent::Span { from, to }))
@@ -159,8 +161,11 @@ impl<R: Runtime> Flat<R> {
     pub fn restore(&mut self, part: TensorMut<R>) -> Result<()> {
         let own = Arc::ptr_eq(part.buffer(), &self.buffer);
         match part.lent().filter(|_| own) {
-            Some(Lent::Range(i)) => self.state[i] = Range { lent: false, written: part.is_written() },
-            Some(Lent::Span { from, to }) => self.state[from..to].iter_mut().for_each(|s| s.lent = false),
+            Some(Lent::Range(i)) => {
+                self.mark(i..i + 1, false);
+                self.state[i].written = part.is_written();
+            }
+            Some(Lent::Span { from, to }) => self.mark(from..to, false),
             None => return Err(lent("restore", "this memory was not lent by this flat buffer".into())),
         }
         Ok(())
@@ -170,7 +175,7 @@ impl<R: Runtime> Flat<R> {
     pub fn reclaim(&mut self) -> bool {
         let sole = Arc::get_mut(&mut self.buffer).is_some();
         if sole {
-            self.state.iter_mut().for_each(|s| s.lent = false);
+            self.mark(0..self.layout.len(), false);
         }
         sole
     }
@@ -212,7 +217,14 @@ impl<R: Runtime> Flat<R> {
     }
 
     fn any_lent(&self) -> bool {
-        self.state.iter().any(|s| s.lent)
+        self.lent > 0
+    }
+
+    fn mark(&mut self, ranges: std::ops::Range<usize>, lent: bool) {
+        for range in &mut self.state[ranges] {
+            self.lent = self.lent + usize::from(lent) - usize::from(range.lent);
+            range.lent = lent;
+        }
     }
 
     fn sole(&mut self, op: &'static str, what: String) -> Result<()> {

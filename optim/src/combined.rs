@@ -10,6 +10,7 @@ use crate::{FlatGradients, FlatParams, Optimizer, Schedule};
 /// Optimizers of disjoint parameters that step together, with one set of gradients.
 pub struct Combined<R: Runtime> {
     all: Vec<Box<dyn Optimizer<R>>>,
+    scratch: Option<FlatGradients<R>>,
 }
 
 impl<R: Runtime> Combined<R> {
@@ -21,12 +22,12 @@ impl<R: Runtime> Combined<R> {
                 return Err(Error::argument("Combined", format!("two optimizers have parameter `{}`", leaf.name())));
             }
         }
-        Ok(Combined { all })
+        Ok(Combined { all, scratch: None })
     }
 
     /// The optimizers.
-    pub fn optimizers(&mut self) -> &mut [Box<dyn Optimizer<R>>] {
-        &mut self.all
+    pub fn optimizers(&self) -> &[Box<dyn Optimizer<R>>] {
+        &self.all
     }
 
     /// What optimizer `k` finds in a state whose names begin with its number.
@@ -65,9 +66,13 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
     }
 
     fn step_with(&mut self, gradients: &Gradients<R>) -> Result<()> {
-        let mut flat: FlatGradients<R> = self.gradients()?;
-        flat.copy_from(gradients)?;
-        self.step(&flat)
+        let mut scratch = match self.scratch.take() {
+            Some(scratch) => scratch,
+            None => self.gradients()?,
+        };
+        let done = scratch.copy_from(gradients).and_then(|()| self.step(&scratch));
+        self.scratch = Some(scratch);
+        done
     }
 
     fn steps(&self) -> u64 {

@@ -409,6 +409,12 @@ fn combined_optimizers_step_as_one() {
     assert_eq!(numbers(&a), before, "the first is not updated when the second cannot be");
     drop(held);
     both.step(&gradients).unwrap();
+
+    let mut plain = Gradients::new();
+    a.iter().zip(&b).for_each(|(l, g)| plain.set(l, g.value().unwrap()));
+    let (launched, before) = (both.steps(), numbers(&a));
+    (0..2).for_each(|_| both.step_with(&plain).unwrap());
+    assert!(both.steps() == launched + 2 && before.iter().zip(numbers(&a)).all(|(b, a)| *b != a));
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_,
     if to.dtype.is_half() {
         return halves(cpu, &a, &b, to, out.how);
     }
+    let rows = if worth_dense_rows(&a, &b) { Some(dense(cpu, &a, a.dtype)?) } else { None };
+    let a = rows.as_ref().map_or(a, |(memory, layout)| Operand::of(memory, *layout, a.dtype));
     let product = Product::new(&a.layout, &b.layout, &to.layout);
     let engine = &*cpu.queue.engine;
     match to.dtype {
@@ -46,6 +48,13 @@ pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_,
         _ => product.run::<f32>(engine, to.base(), a.base(), b.base(), out.how),
     }
     Ok(())
+}
+
+/// Whether rows of the left operand should be laid out anew: every tile of columns would pack them again, element by element.
+fn worth_dense_rows(a: &Operand, b: &Operand) -> bool {
+    let rank = a.layout.rank();
+    let (k, n) = (a.layout.dims()[rank - 1], b.layout.dims()[rank - 1]);
+    a.layout.strides()[rank - 1] != 1 && k >= EDGE / 2 && n >= EDGE
 }
 
 /// Where the kernel finds one matrix: strides along its rows and columns.
@@ -180,27 +189,27 @@ fn tile(m: usize, n: usize, tiles: usize) -> (usize, usize) {
 
 fn halves(cpu: &Cpu, a: &Operand, b: &Operand, to: Operand, how: Accumulate) -> Result<()> {
     let engine = &*cpu.queue.engine;
-    let (wide_a, la) = widened(cpu, a)?;
-    let (wide_b, lb) = widened(cpu, b)?;
-    let dense = Layout::contiguous(*to.layout.shape());
-    let memory = cpu.scratch(dense.numel() * size_of::<f32>())?;
-    let product = Operand::of(&memory, dense, DType::F32);
+    let (wide_a, la) = dense(cpu, a, DType::F32)?;
+    let (wide_b, lb) = dense(cpu, b, DType::F32)?;
+    let lo = Layout::contiguous(*to.layout.shape());
+    let memory = cpu.scratch(lo.numel() * size_of::<f32>())?;
+    let product = Operand::of(&memory, lo, DType::F32);
     let [a, b] = [(&wide_a, la), (&wide_b, lb)].map(|(memory, l)| Operand::of(memory, l, DType::F32).base());
-    Product::new(&la, &lb, &dense).run::<f32>(engine, product.base(), a, b, Accumulate::Overwrite);
+    Product::new(&la, &lb, &lo).run::<f32>(engine, product.base(), a, b, Accumulate::Overwrite);
     convert(engine, product, to, how)
 }
 
-/// The operand in `f32`, dense; axes along which it repeats still do.
-fn widened(cpu: &Cpu, x: &Operand) -> Result<(Buffer, Layout)> {
+/// The operand as `dtype` in row-major memory; axes along which it repeats still do.
+fn dense(cpu: &Cpu, x: &Operand, dtype: DType) -> Result<(Buffer, Layout)> {
     let shape = *x.layout.shape();
     let mut once = x.layout;
     for (i, _) in x.layout.strides().iter().enumerate().filter(|(_, s)| **s == 0) {
         once = once.slice(i, 0, shape[i].min(1), 1)?;
     }
     let dense = Layout::contiguous(*once.shape());
-    let memory = cpu.scratch(dense.numel() * size_of::<f32>())?;
+    let memory = cpu.scratch(dense.numel() * dtype.size())?;
     let from = Operand { layout: once, ..*x };
-    convert(&cpu.queue.engine, from, Operand::of(&memory, dense, DType::F32), Accumulate::Overwrite)?;
+    convert(&cpu.queue.engine, from, Operand::of(&memory, dense, dtype), Accumulate::Overwrite)?;
     Ok((memory, dense.broadcast_to(shape)?))
 }
 

@@ -64,6 +64,13 @@ pub fn compare_values(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> 
     Some(Mismatch { what: what.into(), why, error: worst, tolerance: tolerance.max(f64::MIN_POSITIVE) })
 }
 
+/// The same, errors being relative to the largest expected value (if that is above 1).
+pub fn compare_at_scale(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Option<Mismatch> {
+    let largest = want.iter().filter(|w| w.is_finite()).fold(1.0f64, |m, w| m.max(w.abs()));
+    let scaled = |values: &[f64]| values.iter().map(|v| v / largest).collect::<Vec<_>>();
+    compare_values(what, &scaled(got), &scaled(want), tolerance)
+}
+
 fn error(got: f64, want: f64) -> f64 {
     if got == want || got.is_nan() && want.is_nan() {
         return 0.0;

@@ -30,6 +30,6 @@ mod train;
 
 pub use attrs::Attrs;
 pub use case::{Case, HostValue, load};
-pub use compare::{Mismatch, compare, compare_values};
+pub use compare::{Mismatch, compare, compare_at_scale, compare_values};
 pub use placement::Placement;
 pub use run::{Options, Outcome, run_case};

@@ -33,7 +33,7 @@ impl Placement {
     }
 
     /// The same values as a variable, and the leaf its gradient goes to.
-    pub(super) fn leaf<R: Runtime>(self, name: &str, x: &Tensor<R>) -> Result<(Var<R>, Var<R>)> {
+    pub(crate) fn leaf<R: Runtime>(self, name: &str, x: &Tensor<R>) -> Result<(Var<R>, Var<R>)> {
         let leaf = Leaf::new(name, self.stored(x)?)?.var();
         let start = if self == Placement::Computed { leaf.mul(1.0)? } else { leaf.clone() };
         Ok((self.seen(&start)?, leaf))
@@ -51,7 +51,7 @@ impl Placement {
     }
 
     /// What is in memory, or its gradient, in the order of the values.
-    pub(super) fn seen<T: Apply>(self, stored: &T) -> Result<T> {
+    pub(crate) fn seen<T: Apply>(self, stored: &T) -> Result<T> {
         let shape = stored.spec().shape;
         let rank = shape.rank() as isize;
         match self {

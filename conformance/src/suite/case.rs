@@ -55,11 +55,12 @@ impl<R: Runtime> OpCase<R> {
     }
 }
 
-/// Fixed numbers of the shape of `like`: an upstream gradient that makes every element count differently.
+/// Fixed numbers of the shape of `like`: an upstream gradient that makes every element count differently. Sixteenths, which
+/// every floating type holds exactly.
 pub(crate) fn weights<R: Runtime>(rt: &R, like: &Var<R>, seed: u64) -> Result<Var<R>> {
     let mut rng = Philox::new(seed, 9);
     let shape = numcore::ops::Apply::spec(like).shape;
-    Ok(Var::new(Tensor::from_f64_fn(rt, shape, like.dtype(), || 0.5 + rng.uniform())?))
+    Ok(Var::new(Tensor::from_f64_fn(rt, shape, like.dtype(), || 0.5 + rng.below(16) as f64 / 16.0)?))
 }
 
 /// An error for a gradient that must be there.

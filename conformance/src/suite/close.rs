@@ -37,7 +37,9 @@ pub(crate) fn sweep<R: Runtime>(
 
 /// Values as a narrower type stores them.
 pub(crate) fn rounded<R: Runtime>(rt: &R, values: &[f64], dtype: DType) -> Result<Vec<f64>> {
-    Tensor::from_slice(rt, [values.len()], &values.iter().map(|&v| v as f32).collect::<Vec<_>>())?.to_dtype(dtype)?.to_f64s()
+    Tensor::from_slice(rt, [values.len()], &values.iter().map(|&v| v as f32).collect::<Vec<_>>())?
+        .to_dtype(dtype)?
+        .to_f64s()
 }
 
 /// Whether all values agree within `tolerance`, relative to the largest of each tensor (or to 1).
@@ -61,7 +63,10 @@ pub(crate) fn near(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Ver
     let largest = want.iter().filter(|w| w.is_finite()).fold(1.0f64, |m, w| m.max(w.abs()));
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         if !(g == w || (g - w).abs() <= tolerance * largest) {
-            return Verdict::failed(format!("element {i} of {what} is {g:?}, expected {w:?} within {:.1e}", tolerance * largest));
+            return Verdict::failed(format!(
+                "element {i} of {what} is {g:?}, expected {w:?} within {:.1e}",
+                tolerance * largest
+            ));
         }
     }
     Verdict::PASSED

@@ -41,7 +41,9 @@ fn compare<R: Runtime>(rt: &R, case: &OpCase<R>, dtype: DType) -> numcore::Resul
     let wide = case
         .inputs
         .iter()
-        .map(|s| s.with(rt, DType::F64, &if s.is_real() { rounded(rt, s.values(), dtype)? } else { s.values().to_vec() }))
+        .map(|s| {
+            s.with(rt, DType::F64, &if s.is_float() { rounded(rt, s.values(), dtype)? } else { s.values().to_vec() })
+        })
         .collect::<numcore::Result<Vec<_>>>()?;
     let want = forward_backward(rt, case, &wide)?;
     Ok(agree(&forward_backward(rt, case, &narrow)?, &want, SPACINGS * case.slack * dtype.epsilon()))

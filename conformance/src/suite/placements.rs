@@ -10,7 +10,7 @@ use super::{
     case::{OpCase, no_gradient},
     cases,
     close::{Values, agree, forward_backward, sweep},
-    report::{Section, Verdict},
+    report::Section,
 };
 use crate::golden::Placement;
 
@@ -23,17 +23,11 @@ pub(crate) fn views<R: Runtime>(rt: &R) -> Section {
         for placement in Placement::ALL.into_iter().filter(|p| *p != Placement::Dense) {
             section.check(format!("{} {placement:?}", case.name), || {
                 let tensors = case.tensors(rt, DType::F32)?;
-                agree(&placed(rt, &case, placement, &tensors)?, &forward_backward(rt, &case, &tensors)?, TOLERANCE).into()
+                Ok(agree(&placed(rt, &case, placement, &tensors)?, &forward_backward(rt, &case, &tensors)?, TOLERANCE))
             });
         }
     }
     section
-}
-
-impl From<Verdict> for Result<Verdict> {
-    fn from(verdict: Verdict) -> Self {
-        Ok(verdict)
-    }
 }
 
 /// The same inputs lying elsewhere; gradients in the inputs' order.
@@ -106,7 +100,9 @@ impl<R: Runtime> BackwardHook<R> for Bucket<R> {
     fn on_leaf_grad_ready(&mut self, _: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
         match grad {
             LeafGrad::Slot(slot) => self.flat.restore(slot),
-            LeafGrad::Own(_) => Err(numcore::Error::argument("conformance", "a gradient has memory of its own beside its slot")),
+            LeafGrad::Own(_) => {
+                Err(numcore::Error::argument("conformance", "a gradient has memory of its own beside its slot"))
+            }
         }
     }
 }

@@ -58,6 +58,11 @@ impl Verdict {
         if is { Verdict::PASSED } else { Verdict::failed(why()) }
     }
 
+    /// Why it does not hold, if it does not.
+    pub fn reason(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+
     /// Both hold; else the first reason.
     pub fn and(self, other: Verdict) -> Verdict {
         if self.0.is_some() { self } else { other }

@@ -89,6 +89,11 @@ impl Sample {
         self.kind == Kind::Real
     }
 
+    /// Whether it is of the floating type that a case is run in.
+    pub(crate) fn is_float(&self) -> bool {
+        matches!(self.kind, Kind::Real | Kind::Fixed)
+    }
+
     pub(crate) fn values(&self) -> &[f64] {
         &self.values
     }
@@ -104,7 +109,8 @@ impl Sample {
             Kind::Index => Tensor::from_slice(rt, self.shape, &values.iter().map(|&v| v as i64).collect::<Vec<_>>()),
             Kind::Truth => Tensor::from_slice(rt, self.shape, &values.iter().map(|&v| v != 0.0).collect::<Vec<_>>()),
             _ if dtype == DType::F64 => Tensor::from_slice(rt, self.shape, values),
-            _ => Tensor::from_slice(rt, self.shape, &values.iter().map(|&v| v as f32).collect::<Vec<_>>())?.to_dtype(dtype),
+            _ => Tensor::from_slice(rt, self.shape, &values.iter().map(|&v| v as f32).collect::<Vec<_>>())?
+                .to_dtype(dtype),
         }
     }
 }

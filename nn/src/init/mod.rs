@@ -81,7 +81,7 @@ impl<R: Runtime> Init<R> {
     /// The value of the next parameter.
     pub fn tensor(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Tensor<R>> {
         let seed = self.next_seed();
-        how.tensor(&self.rt, shape, self.dtype, seed)
+        how.tensor(&self.rt, shape, self.dtype, seed)?.copy_for(Use::Parameters)
     }
 
     /// A buffer filled with `value`.

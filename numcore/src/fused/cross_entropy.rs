@@ -11,7 +11,7 @@ use crate::{
 
 /// Per row, `w_y · (lse − x_y) · (1 − ε) + ε/C · Σ_c w_c · (lse − x_c)`; 0 where the class is `ignore_index`.
 ///
-/// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]` and `lse: [N]`.
+/// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]` and `lse: [N]` (`f32` for halves).
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// The class that does not count.
@@ -64,8 +64,8 @@ impl Fused for CrossEntropy {
             let why = format!("class weights must be [{}] of {}", x.shape[1], x.dtype);
             return Err(Error::shape("cross_entropy", &[x.shape, ins[2].shape], why));
         }
-        let row = Spec { shape: y.shape, dtype: x.dtype };
-        Ok(smallvec![row, row])
+        let row = |dtype| Spec { shape: y.shape, dtype };
+        Ok(smallvec![row(x.dtype), row(x.dtype.compute())])
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {

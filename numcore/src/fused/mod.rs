@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Accumulate, Out, Result, Runtime, Support, Tensor,
-    ops::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, Specs, copy_into},
+    ops::{Apply, Backprop, Bits, Op, Outs, PointwiseOps, Rule, Saves, Spec, Specs, copy_into},
 };
 
 /// What a fused operation answers: as [`Rule`], with a decomposition in place of a kernel.
@@ -49,8 +49,11 @@ macro_rules! fused {
         })*
 
         impl FusedOp {
-            /// The same outputs from primitives.
+            /// The same outputs from primitives. Halves are stored, not computed in: they are cast to `f32` for the whole of it.
             pub fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+                if ins.iter().any(|x| x.spec().dtype.is_half()) {
+                    return self.widened(ins);
+                }
                 match self { $(FusedOp::$variant(op) => op.decompose(ins),)* }
             }
 
@@ -104,6 +107,14 @@ fused! {
 }
 
 impl FusedOp {
+    /// The op in `f32`, by whatever kernel there is, its outputs rounded at the end.
+    fn widened<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        let specs: Specs = ins.iter().map(|x| x.spec()).collect();
+        let wide = ins.iter().map(|x| x.to_dtype(x.spec().dtype.compute())).collect::<Result<SmallVec<[T; 8]>>>()?;
+        let outs = T::apply(Op::Fused(self.clone()), &wide.iter().collect::<SmallVec<[&T; 8]>>())?;
+        outs.iter().zip(self.infer(&specs)?).map(|(out, spec)| out.to_dtype(spec.dtype)).collect()
+    }
+
     /// Asks the runtime for a kernel.
     pub(crate) fn try_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let views: SmallVec<[_; 8]> = ins.iter().map(|t| t.view()).collect();

@@ -22,7 +22,8 @@ pub enum NormKind {
 
 /// `(x − mean) · rstd · w + b` over the last axis, or `x · rstd · w` for RMS.
 ///
-/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm, `mean: [.., 1]`.
+/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm, `mean: [.., 1]`
+/// (both `f32` for halves).
 #[derive(Clone, Debug)]
 pub struct Norm {
     /// Which statistics.
@@ -81,7 +82,7 @@ impl Fused for Norm {
         if x.shape.rank() == 0 || ins[1..].iter().any(|s| s.shape.dims() != [last(x.shape)]) {
             return Err(Error::shape(self.name(), &shapes, "needs x [.., C] with weight and bias [C]"));
         }
-        let row = Spec { shape: rows(x.shape), dtype: x.dtype };
+        let row = Spec { shape: rows(x.shape), dtype: x.dtype.compute() };
         Ok(match self.kind {
             NormKind::Layer => smallvec![x, row, row],
             NormKind::Rms => smallvec![x, row],

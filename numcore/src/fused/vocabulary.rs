@@ -90,15 +90,18 @@ pub trait NnOps: Apply {
             Reduction::None => Ok(losses),
             Reduction::Sum => losses.sum(&[], false),
             Reduction::Mean => {
+                // Counts and sums of losses leave the range and precision of halves.
+                let dtype = self.spec().dtype;
                 let valid = target.ne(ignore_index as f64)?;
                 let counts = match weight {
                     Some(w) => {
                         let zero = Self::constant(Tensor::zeros(self.runtime(), [1], DType::I64)?);
                         w.index_select(0, &target.where_cond(&valid, &zero)?)?.where_cond(&valid, 0.0)?
                     }
-                    None => valid.to_dtype(self.spec().dtype)?,
+                    None => valid.to_dtype(dtype)?,
                 };
-                losses.sum(&[], false)?.div(&counts.sum(&[], false)?)
+                let sum = |x: &Self| x.to_dtype(dtype.compute())?.sum(&[], false);
+                sum(&losses)?.div(&sum(&counts)?)?.to_dtype(dtype)
             }
         }
     }
@@ -130,6 +133,13 @@ pub trait NnOps: Apply {
         let shape = self.spec().shape;
         if shape.rank() < 2 {
             return Err(Error::shape("batch_norm", &[shape], "needs [N, C, ..]"));
+        }
+        let dtype = self.spec().dtype;
+        if dtype.is_half() {
+            let wide = |x: &Self| x.to_dtype(DType::F32);
+            let (weight, bias) = (weight.map(wide).transpose()?, bias.map(wide).transpose()?);
+            let (y, mean, variance) = wide(self)?.batch_norm_train(weight.as_ref(), bias.as_ref(), eps)?;
+            return Ok((y.to_dtype(dtype)?, mean.to_dtype(dtype)?, variance.to_dtype(dtype)?));
         }
         let axes: Vec<isize> = (0..shape.rank() as isize).filter(|&a| a != 1).collect();
         let mean = self.mean(&axes, true)?;

@@ -41,6 +41,7 @@ impl Rule for Pointwise {
         let shape = broadcast(self.name(), ins)?;
         let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
         let typed = self.program.resolve(&dtypes, &[])?;
+        self.program.check_scalars(&typed, &self.scalars)?;
         Ok(self.program.outputs().iter().map(|&o| Spec { shape, dtype: typed.dtypes[o as usize] }).collect())
     }
 

@@ -67,6 +67,7 @@ impl Rule for Reduce {
         }
         let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
         let typed = self.program.resolve(&dtypes, &[])?;
+        self.program.check_scalars(&typed, &self.scalars)?;
         let dtype = typed.dtypes[self.program.outputs()[0] as usize];
         if dtype == DType::Bool && matches!(self.op, ReduceOp::Sum | ReduceOp::Prod) {
             return Err(Error::dtype(self.name(), &[dtype], "truth values have no arithmetic; cast to i64 to count"));
@@ -204,7 +205,7 @@ pub trait ReduceOps: Apply {
         super::rule::float("mean", self.spec())?;
         let (to, count) = target("mean", self.spec().shape, axes)?;
         let scale: ScalarList = smallvec![(1.0 / count as f64).into()];
-        let kept = Self::apply1(Reduce::sum_of(SCALED.clone(), scale, to), &[self])?;
+        let kept = of_some(count, Self::apply1(Reduce::sum_of(SCALED.clone(), scale, to), &[self])?)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
     /// `ln Σ eˣ`, without overflow.
@@ -291,7 +292,12 @@ fn variance<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
     let (to, count) = target("var", x.spec().shape, axes)?;
     let per = |n: usize| -> ScalarList { smallvec![(1.0 / n as f64).into()] };
     let mean = T::apply1(SCALED.sum(x, per(count), to), &[x])?;
-    T::apply1(SQUARES.sum(x, per(count.saturating_sub(correction)), to), &[x, &mean])
+    of_some(count, T::apply1(SQUARES.sum(x, per(count.saturating_sub(correction)), to), &[x, &mean])?)
+}
+
+/// A mean of `count` numbers: NaN of none.
+fn of_some<T: Apply>(count: usize, mean: T) -> Result<T> {
+    if count == 0 { mean.mul(f64::NAN) } else { Ok(mean) }
 }
 
 /// The square root, with a gradient of 0 at 0 in place of the infinite one: what a length of nothing has.

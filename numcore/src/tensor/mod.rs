@@ -76,7 +76,16 @@ impl<R: Runtime> Tensor<R> {
 
     /// The same values in memory of their own.
     pub fn copy(&self) -> Result<Self> {
-        let mut out = TensorMut::alloc(&self.rt, *self.shape(), self.dtype)?;
+        self.copy_on(&self.rt)
+    }
+
+    /// The same values in memory of their own, booked under `use_`; so is what is made of it alone.
+    pub fn copy_for(&self, use_: Use) -> Result<Self> {
+        self.copy_on(&self.rt.tagged(use_))
+    }
+
+    fn copy_on(&self, rt: &R) -> Result<Self> {
+        let mut out = TensorMut::alloc(rt, *self.shape(), self.dtype)?;
         crate::ops::copy_into(self, out.out())?;
         out.freeze()
     }

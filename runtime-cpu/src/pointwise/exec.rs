@@ -183,7 +183,9 @@ impl<'a> Launch<'a> {
         let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
         if i == inputs + outputs {
             // SAFETY: a block holds a tile of positions.
-            return unsafe { stage::positions(block, from.at.addr() as i64, size, (from.row, from.column)) };
+            return unsafe {
+                stage::positions(self.common.simd, block, from.at.addr() as i64, size, (from.row, from.column))
+            };
         }
         let still = i < inputs && (from.row == 0 || size.rows == 1) && *held == (from.at, size);
         if still || (i >= inputs && kernel.reads_outputs >> (i - inputs) & 1 == 0) {

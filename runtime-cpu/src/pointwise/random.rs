@@ -2,6 +2,8 @@
 
 use numcore::rng::philox4x32_10;
 
+/// The lower half of a lane.
+const LOW: u64 = u32::MAX as u64;
 /// Counters computed together.
 const LANES: usize = 16;
 /// Words that gives.
@@ -40,27 +42,30 @@ fn one_by_one(to: &mut [u32], positions: &[i64], seed: u64, stream: u32) {
     }
 }
 
-/// The words of sixteen counters in a row.
+/// The words of sixteen counters in a row. Every word lies in the lower half of a 64-bit lane, where a product leaves it;
+/// what is in the upper half never counts.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "four arrays in step")]
 fn sixteen(counter: u64, seed: u64, stream: u32) -> [u32; WORDS] {
     let counters: [u64; LANES] = std::array::from_fn(|i| counter + i as u64);
-    let mut x = [counters.map(|c| c as u32), counters.map(|c| (c >> 32) as u32), [stream; LANES], [0; LANES]];
+    let mut x = [counters, counters.map(|c| c >> 32), [u64::from(stream); LANES], [0; LANES]];
     let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..10 {
-        let (mut a, mut c) = ([0u64; LANES], [0u64; LANES]);
+        let [k0, k1] = key.map(u64::from);
         for i in 0..LANES {
-            a[i] = u64::from(x[0][i]) * 0xD251_1F53;
-            c[i] = u64::from(x[2][i]) * 0xCD9E_8D57;
-        }
-        for i in 0..LANES {
-            x[0][i] = (c[i] >> 32) as u32 ^ x[1][i] ^ key[0];
-            x[2][i] = (a[i] >> 32) as u32 ^ x[3][i] ^ key[1];
-            x[1][i] = c[i] as u32;
-            x[3][i] = a[i] as u32;
+            let (a, c) = ((x[0][i] & LOW) * 0xD251_1F53, (x[2][i] & LOW) * 0xCD9E_8D57);
+            x[0][i] = (c >> 32) ^ x[1][i] ^ k0;
+            x[2][i] = (a >> 32) ^ x[3][i] ^ k1;
+            x[1][i] = c;
+            x[3][i] = a;
         }
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
-    std::array::from_fn(|i| x[i % 4][i / 4])
+    let mut words = [0; WORDS];
+    for (i, four) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *four = [x[0][i] as u32, x[1][i] as u32, x[2][i] as u32, x[3][i] as u32];
+    }
+    words
 }
 
 #[cfg(test)]

@@ -49,12 +49,11 @@ pub(super) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, n: usize) {
 ///
 /// # Safety
 /// `to` holds a tile of `i64`, aligned; nothing else sees it.
-pub(super) unsafe fn positions(to: *mut u8, start: i64, size: Tile, (row, column): (isize, isize)) {
+pub(super) unsafe fn positions(simd: Simd, to: *mut u8, start: i64, size: Tile, (row, column): (isize, isize)) {
     // SAFETY: the caller's promise.
     let block = unsafe { slice::<i64>(to, size.rows * size.columns) };
     for (r, line) in block.chunks_exact_mut(size.columns).enumerate() {
-        let first = start + (r as isize * row) as i64;
-        line.iter_mut().enumerate().for_each(|(c, p)| *p = first + (c as isize * column) as i64);
+        count(simd, line, start + (r as isize * row) as i64, column as i64);
     }
 }
 
@@ -119,5 +118,11 @@ unsafe fn slice<'a, T>(p: *mut u8, n: usize) -> &'a mut [T] {
 leveled! {
     fn fill<T: (Copy)>(to: &mut [T], value: T) {
         to.fill(value);
+    }
+
+    fn count(to: &mut [i64], first: i64, step: i64) {
+        for (i, to) in to.iter_mut().enumerate() {
+            *to = first + i as i64 * step;
+        }
     }
 }

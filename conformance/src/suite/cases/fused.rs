@@ -32,14 +32,19 @@ fn softmax<R: Runtime>() -> Vec<OpCase<R>> {
 }
 
 fn cross_entropy<R: Runtime>() -> Vec<OpCase<R>> {
-    const PLAIN: CrossEntropyOptions = CrossEntropyOptions { ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean };
+    const PLAIN: CrossEntropyOptions =
+        CrossEntropyOptions { ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean };
     let rows = || [centered(&[4, 5]), index(&[4], 5)];
     let some_ignored = || [centered(&[4, 5]), indices(&[4], &[3, -100, 0, -100])];
     let weighted = || [centered(&[4, 5]), index(&[4], 5), real(&[5], 0.2, 2.0).fixed()];
     vec![
         case("cross_entropy", rows(), |x| x[0].cross_entropy(&x[1], None, PLAIN)),
-        case("cross_entropy sum", rows(), |x| x[0].cross_entropy(&x[1], None, CrossEntropyOptions { reduction: Reduction::Sum, ..PLAIN })),
-        case("cross_entropy none", rows(), |x| x[0].cross_entropy(&x[1], None, CrossEntropyOptions { reduction: Reduction::None, ..PLAIN })),
+        case("cross_entropy sum", rows(), |x| {
+            x[0].cross_entropy(&x[1], None, CrossEntropyOptions { reduction: Reduction::Sum, ..PLAIN })
+        }),
+        case("cross_entropy none", rows(), |x| {
+            x[0].cross_entropy(&x[1], None, CrossEntropyOptions { reduction: Reduction::None, ..PLAIN })
+        }),
         case("cross_entropy ignoring", some_ignored(), |x| x[0].cross_entropy(&x[1], None, PLAIN)),
         case("cross_entropy ignoring a class", rows(), |x| {
             x[0].cross_entropy(&x[1], None, CrossEntropyOptions { ignore_index: 2, reduction: Reduction::Sum, ..PLAIN })
@@ -57,7 +62,9 @@ fn cross_entropy<R: Runtime>() -> Vec<OpCase<R>> {
         case("cross_entropy with weights that learn", [centered(&[3, 4]), index(&[3], 4), real(&[4], 0.5, 2.0)], |x| {
             x[0].cross_entropy(&x[1], Some(&x[2]), CrossEntropyOptions { label_smoothing: 0.1, ..PLAIN })
         }),
-        case("cross_entropy of large logits", [real(&[3, 4], 500.0, 505.0), index(&[3], 4)], |x| x[0].cross_entropy(&x[1], None, PLAIN)),
+        case("cross_entropy of large logits", [real(&[3, 4], 500.0, 505.0), index(&[3], 4)], |x| {
+            x[0].cross_entropy(&x[1], None, PLAIN)
+        }),
     ]
 }
 
@@ -73,11 +80,17 @@ fn norms<R: Runtime>() -> Vec<OpCase<R>> {
         case("group_norm", affine(&[2, 4, 3], 4), |x| x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)),
         case("group_norm of images", affine(&[2, 4, 2, 2], 4), |x| x[0].group_norm(4, Some(&x[1]), Some(&x[2]), 1e-5)),
         case("group_norm plain", [centered(&[2, 4, 3])], |x| x[0].group_norm(1, None, None, 1e-5)),
-        case("batch_norm_train", affine(&[3, 2, 2, 2], 2), |x| Ok(x[0].batch_norm_train(Some(&x[1]), Some(&x[2]), 1e-5)?.0)),
-        case("batch_norm_train of rows", affine(&[5, 3], 3), |x| Ok(x[0].batch_norm_train(Some(&x[1]), Some(&x[2]), 1e-5)?.0)),
-        case("batch_norm", [centered(&[3, 2, 2]), centered(&[2]), real(&[2], 0.5, 2.0), real(&[2], 0.5, 1.5), centered(&[2])], |x| {
-            x[0].batch_norm(&x[1], &x[2], Some(&x[3]), Some(&x[4]), 1e-5)
+        case("batch_norm_train", affine(&[3, 2, 2, 2], 2), |x| {
+            Ok(x[0].batch_norm_train(Some(&x[1]), Some(&x[2]), 1e-5)?.0)
         }),
+        case("batch_norm_train of rows", affine(&[5, 3], 3), |x| {
+            Ok(x[0].batch_norm_train(Some(&x[1]), Some(&x[2]), 1e-5)?.0)
+        }),
+        case(
+            "batch_norm",
+            [centered(&[3, 2, 2]), centered(&[2]), real(&[2], 0.5, 2.0), real(&[2], 0.5, 1.5), centered(&[2])],
+            |x| x[0].batch_norm(&x[1], &x[2], Some(&x[3]), Some(&x[4]), 1e-5),
+        ),
         case("rope", [centered(&[2, 3, 4])], |x| x[0].rope(100.0, 0)).once(),
         case("rope from a position", [centered(&[1, 2, 3, 6])], |x| x[0].rope(10_000.0, 5)).once(),
     ]
@@ -105,16 +118,28 @@ fn attention<R: Runtime>() -> Vec<OpCase<R>> {
         case("attention across", qkv(1, 2, 1, [2, 5], 3), |x| attend(x, None, false)),
         case("attention across, causal", qkv(1, 1, 1, [2, 4], 2), |x| attend(x, None, true)),
         case("attention to a longer past, causal", qkv(1, 1, 1, [5, 3], 2), |x| attend(x, None, true)),
-        case("attention masked", with(qkv(2, 2, 2, [3, 3], 2), centered(&[2, 1, 3, 3]).fixed()), |x| attend(x, Some(&x[3]), false)),
-        case("attention masked, causal", with(qkv(1, 2, 1, [3, 3], 2), centered(&[3, 3]).fixed()), |x| attend(x, Some(&x[3]), true)),
-        case("attention with a mask that learns", with(qkv(1, 2, 2, [3, 3], 2), centered(&[2, 3, 3])), |x| attend(x, Some(&x[3]), false)),
+        case("attention masked", with(qkv(2, 2, 2, [3, 3], 2), centered(&[2, 1, 3, 3]).fixed()), |x| {
+            attend(x, Some(&x[3]), false)
+        }),
+        case("attention masked, causal", with(qkv(1, 2, 1, [3, 3], 2), centered(&[3, 3]).fixed()), |x| {
+            attend(x, Some(&x[3]), true)
+        }),
+        case("attention with a mask that learns", with(qkv(1, 2, 2, [3, 3], 2), centered(&[2, 3, 3])), |x| {
+            attend(x, Some(&x[3]), false)
+        }),
         case("attention scaled", qkv(1, 1, 1, [3, 3], 2), |x| x[0].attention(&x[1], &x[2], None, false, Some(2.0))),
-        case("attention with other values", [centered(&[1, 1, 3, 2]), centered(&[1, 1, 4, 2]), centered(&[1, 1, 4, 3])], |x| {
-            attend(x, None, false)
-        }),
-        case("attention of transposed heads", [centered(&[1, 3, 2, 2]), centered(&[1, 3, 2, 2]), centered(&[1, 3, 2, 2])], |x| {
-            let heads = |v: &Var<R>| v.transpose(1, 2);
-            heads(&x[0])?.attention(&heads(&x[1])?, &heads(&x[2])?, None, true, None)?.transpose(1, 2)
-        }),
+        case(
+            "attention with other values",
+            [centered(&[1, 1, 3, 2]), centered(&[1, 1, 4, 2]), centered(&[1, 1, 4, 3])],
+            |x| attend(x, None, false),
+        ),
+        case(
+            "attention of transposed heads",
+            [centered(&[1, 3, 2, 2]), centered(&[1, 3, 2, 2]), centered(&[1, 3, 2, 2])],
+            |x| {
+                let heads = |v: &Var<R>| v.transpose(1, 2);
+                heads(&x[0])?.attention(&heads(&x[1])?, &heads(&x[2])?, None, true, None)?.transpose(1, 2)
+            },
+        ),
     ]
 }

@@ -15,7 +15,9 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         case("gather 1", [centered(&[3, 4]), index(&[3, 6], 4)], |x| x[0].gather(1, &x[1])?.square()),
         case("gather 0", [centered(&[3, 4]), index(&[5, 4], 3)], |x| x[0].gather(0, &x[1])?.square()),
         case("gather of fewer rows", [centered(&[3, 4]), index(&[2, 5], 4)], |x| x[0].gather(1, &x[1])?.square()),
-        case("gather along the middle", [centered(&[2, 3, 2]), index(&[2, 4, 2], 3)], |x| x[0].gather(1, &x[1])?.square()),
+        case("gather along the middle", [centered(&[2, 3, 2]), index(&[2, 4, 2], 3)], |x| {
+            x[0].gather(1, &x[1])?.square()
+        }),
         case("scatter_add 1", [centered(&[3, 4]), index(&[3, 6], 4), centered(&[3, 6])], |x| {
             x[0].scatter_add(1, &x[1], &x[2])?.square()
         }),

@@ -23,8 +23,9 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         (&[1, 1], &[1, 5]),
     ];
     let product: CaseFn<R> = |x| x[0].matmul(&x[1]);
-    let mut cases: Vec<OpCase<R>> =
-        shapes.map(|(a, b)| case(&format!("matmul {a:?} {b:?}"), [centered(a), centered(b)], product).slack(4.0)).into();
+    let mut cases: Vec<OpCase<R>> = shapes
+        .map(|(a, b)| case(&format!("matmul {a:?} {b:?}"), [centered(a), centered(b)], product).slack(4.0))
+        .into();
     let einsums: [(&str, &[usize], &[usize], CaseFn<R>); 7] = [
         ("bhqd,bhkd->bhqk", &[1, 2, 3, 2], &[1, 2, 2, 2], |x| einsum("bhqd,bhkd->bhqk", &[&x[0], &x[1]])),
         ("bij,jk->bik", &[2, 2, 3], &[3, 2], |x| einsum("bij,jk->bik", &[&x[0], &x[1]])),
@@ -34,13 +35,16 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("ijk,jl->li", &[2, 3, 2], &[3, 2], |x| einsum("ijk,jl->li", &[&x[0], &x[1]])),
         ("bi,bi->b", &[2, 3], &[2, 3], |x| einsum("bi,bi->b", &[&x[0], &x[1]])),
     ];
-    cases.extend(einsums.map(|(name, a, b, f)| case(&format!("einsum {name}"), [centered(a), centered(b)], f).slack(4.0)));
+    cases.extend(
+        einsums.map(|(name, a, b, f)| case(&format!("einsum {name}"), [centered(a), centered(b)], f).slack(4.0)),
+    );
     cases.extend([
         case("a transposed", [centered(&[4, 3]), centered(&[4, 2])], |x| x[0].t()?.matmul(&x[1])).slack(4.0),
         case("b transposed", [centered(&[3, 4]), centered(&[2, 4])], |x| x[0].matmul(&x[1].t()?)).slack(4.0),
         case("both transposed", [centered(&[4, 3]), centered(&[2, 4])], |x| x[0].t()?.matmul(&x[1].t()?)).slack(4.0),
         case("a times a transposed", [centered(&[3, 4])], |x| x[0].matmul(&x[0].t()?)).slack(4.0),
-        case("linear", [centered(&[2, 2, 3]), centered(&[4, 3]), centered(&[4])], |x| x[0].linear(&x[1], Some(&x[2]))).slack(4.0),
+        case("linear", [centered(&[2, 2, 3]), centered(&[4, 3]), centered(&[4])], |x| x[0].linear(&x[1], Some(&x[2])))
+            .slack(4.0),
         case("linear without bias", [centered(&[2, 3]), centered(&[4, 3])], |x| x[0].linear(&x[1], None)).slack(4.0),
         case("two layers", [centered(&[2, 3]), centered(&[4, 3]), centered(&[2, 4])], |x| {
             x[0].linear(&x[1], None)?.tanh()?.linear(&x[2], None)

@@ -50,7 +50,9 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("pow 3", |x| x[0].pow(3.0)),
         ("map", |x| x[0].map(|x| x * x / (x.abs() + 1.0))),
     ];
-    cases.extend(smooth.map(|(name, f)| case(name, [spread(&[3, 7], -4.2, 4.2)], f)));
+    // Where tanh is near 1, the derivative 1 − tanh² keeps few of its digits.
+    let slack = |name: &str| if name == "gelu_tanh" { 2.0 } else { 1.0 };
+    cases.extend(smooth.map(|(name, f)| case(name, [spread(&[3, 7], -4.2, 4.2)], f).slack(slack(name))));
     let positive: [(&str, CaseFn<R>); 8] = [
         ("log", |x| x[0].log()),
         ("log1p", |x| x[0].log1p()),

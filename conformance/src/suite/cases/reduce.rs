@@ -40,7 +40,8 @@ fn reductions<R: Runtime>() -> Vec<OpCase<R>> {
         ("prod 1", |x| x[0].prod(&[1], false)),
         ("prod 2, 0", |x| x[0].prod(&[2, 0], true)),
     ];
-    let mut cases: Vec<OpCase<R>> = rows.map(|(name, f)| case(name, [spread(&[2, 3, 4], -1.5, 1.7)], f).slack(4.0)).into();
+    let mut cases: Vec<OpCase<R>> =
+        rows.map(|(name, f)| case(name, [spread(&[2, 3, 4], -1.5, 1.7)], f).slack(4.0)).into();
     cases.extend([
         case("prod with a zero in each", [with_zeros(&[3, 4], 4)], |x| x[0].prod(&[1], false)),
         case("prod with several zeros", [with_zeros(&[2, 6], 3)], |x| x[0].prod(&[1], false)),
@@ -48,7 +49,9 @@ fn reductions<R: Runtime>() -> Vec<OpCase<R>> {
         case("sum of a scalar", [centered(&[])], |x| x[0].mul(&x[0])?.sum(&[], false)),
         case("sum of a product", [centered(&[3, 4]), centered(&[4])], |x| x[0].mul(&x[1])?.sum(&[0], false)),
         case("logsumexp of large values", [real(&[3, 4], 700.0, 760.0)], |x| x[0].logsumexp(&[1], false)).slack(2.0),
-        case("a ratio of sums", [real(&[3, 4], 0.5, 2.0)], |x| x[0].sum(&[0], false)?.div(&x[0].square()?.sum(&[0], false)?)),
+        case("a ratio of sums", [real(&[3, 4], 0.5, 2.0)], |x| {
+            x[0].sum(&[0], false)?.div(&x[0].square()?.sum(&[0], false)?)
+        }),
     ]);
     cases
 }
@@ -84,6 +87,7 @@ fn recurrences<R: Runtime>() -> Vec<OpCase<R>> {
         case("linear_scan 1", [centered(&[2, 6]), real(&[2, 6], -0.9, 0.9)], |x| x[0].linear_scan(&x[1], 1)).slack(4.0),
         case("linear_scan 0", [centered(&[5, 2, 2]), centered(&[5, 2, 2])], |x| x[0].linear_scan(&x[1], 0)).slack(4.0),
         case("linear_scan of one step", [centered(&[3, 1]), centered(&[3, 1])], |x| x[0].linear_scan(&x[1], 1)).once(),
-        case("linear_scan through zeros", [centered(&[2, 6]), with_zeros(&[2, 6], 3)], |x| x[0].linear_scan(&x[1], 1)).slack(4.0),
+        case("linear_scan through zeros", [centered(&[2, 6]), with_zeros(&[2, 6], 3)], |x| x[0].linear_scan(&x[1], 1))
+            .slack(4.0),
     ]
 }

@@ -40,7 +40,9 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("tril below", |x| x[0].tril(-1)?.square()),
         ("triu above", |x| x[0].triu(1)?.square()),
         ("cat with itself", |x| cat(&[&x[0], &x[0].flip(&[1])?], 1)?.square()),
-        ("a view of a view of a view", |x| x[0].t()?.narrow(1, 1, 3)?.flip(&[1])?.slice(1, 0, 2, 2)?.unsqueeze(0)?.square()),
+        ("a view of a view of a view", |x| {
+            x[0].t()?.narrow(1, 1, 3)?.flip(&[1])?.slice(1, 0, 2, 2)?.unsqueeze(0)?.square()
+        }),
         ("parts that overlap", |x| x[0].narrow(2, 0, 3)?.mul(&x[0].narrow(2, 1, 3)?)),
     ];
     let mut cases: Vec<OpCase<R>> = rows.map(|(name, f)| case(name, [centered(&[2, 3, 4])], f)).into();

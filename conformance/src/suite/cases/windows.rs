@@ -37,16 +37,26 @@ fn convolutions<R: Runtime>() -> Vec<OpCase<R>> {
     vec![
         case("conv2d", inputs(&[1, 2, 4, 3], &[2, 2, 2, 2], 2), |x| conv(x, PLAIN)),
         case("conv2d without bias", inputs(&[2, 1, 3, 3], &[2, 1, 3, 2], 0)[..2].to_vec(), |x| conv(x, PLAIN)),
-        case("conv2d stride", inputs(&[1, 1, 5, 6], &[1, 1, 2, 3], 1), |x| conv(x, ConvOptions { stride: [2, 3], ..PLAIN })),
-        case("conv2d padding", inputs(&[1, 1, 3, 2], &[1, 1, 3, 3], 1), |x| conv(x, ConvOptions { padding: [1, 2], ..PLAIN })),
-        case("conv2d dilation", inputs(&[1, 1, 5, 4], &[1, 1, 2, 2], 1), |x| conv(x, ConvOptions { dilation: [2, 3], ..PLAIN })),
+        case("conv2d stride", inputs(&[1, 1, 5, 6], &[1, 1, 2, 3], 1), |x| {
+            conv(x, ConvOptions { stride: [2, 3], ..PLAIN })
+        }),
+        case("conv2d padding", inputs(&[1, 1, 3, 2], &[1, 1, 3, 3], 1), |x| {
+            conv(x, ConvOptions { padding: [1, 2], ..PLAIN })
+        }),
+        case("conv2d dilation", inputs(&[1, 1, 5, 4], &[1, 1, 2, 2], 1), |x| {
+            conv(x, ConvOptions { dilation: [2, 3], ..PLAIN })
+        }),
         case("conv2d groups", inputs(&[1, 4, 3, 2], &[2, 2, 2, 2], 2), |x| conv(x, ConvOptions { groups: 2, ..PLAIN })),
-        case("conv2d of each channel", inputs(&[1, 3, 3, 3], &[3, 1, 2, 2], 3), |x| conv(x, ConvOptions { groups: 3, ..PLAIN })),
+        case("conv2d of each channel", inputs(&[1, 3, 3, 3], &[3, 1, 2, 2], 3), |x| {
+            conv(x, ConvOptions { groups: 3, ..PLAIN })
+        }),
         case("conv2d with everything", inputs(&[2, 2, 5, 6], &[4, 1, 2, 3], 4), |x| {
             conv(x, ConvOptions { stride: [2, 1], padding: [1, 2], dilation: [2, 1], groups: 2 })
         }),
         case("conv2d of points", inputs(&[1, 3, 2, 2], &[2, 3, 1, 1], 2), |x| conv(x, PLAIN)),
-        case("conv2d that leaves a rest", inputs(&[1, 1, 6, 6], &[1, 1, 3, 3], 1), |x| conv(x, ConvOptions { stride: [2, 2], ..PLAIN })),
+        case("conv2d that leaves a rest", inputs(&[1, 1, 6, 6], &[1, 1, 3, 3], 1), |x| {
+            conv(x, ConvOptions { stride: [2, 2], ..PLAIN })
+        }),
         case("conv1d", inputs(&[2, 2, 5], &[2, 2, 3], 2), |x| x[0].conv1d(&x[1], x.get(2), 1, 0, 1, 1)),
         case("conv1d with everything", inputs(&[1, 2, 7], &[2, 1, 2], 2), |x| x[0].conv1d(&x[1], x.get(2), 2, 1, 2, 2)),
     ]

@@ -1,0 +1,124 @@
+//! Tensors without elements: every family takes them, and gives what its formula says of nothing.
+
+use autograd::{Var, backward};
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    fused::{ConvOptions, NnOps},
+    ops::{IndexOps, JoinOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps, cat, stack},
+};
+
+use super::report::{Section, Verdict};
+
+/// What is computed of `x: [0, 3]` and `i: [0]` (`i64`), and what comes out: its shape, and its values.
+struct Row<R: Runtime> {
+    name: &'static str,
+    f: fn(&Var<R>, &Var<R>) -> Result<Var<R>>,
+    shape: &'static [usize],
+    value: f64,
+}
+
+fn rows<R: Runtime>() -> Vec<Row<R>> {
+    fn row<R: Runtime>(
+        name: &'static str,
+        shape: &'static [usize],
+        value: f64,
+        f: fn(&Var<R>, &Var<R>) -> Result<Var<R>>,
+    ) -> Row<R> {
+        Row { name, f, shape, value }
+    }
+    vec![
+        row("exp", &[0, 3], 0.0, |x, _| x.exp()),
+        row("add broadcast", &[2, 0, 3], 0.0, |x, _| x.add(&ones(x, &[2, 1, 3])?)),
+        row("sum of all", &[], 0.0, |x, _| x.sum(&[], false)),
+        row("sum over nothing", &[3], 0.0, |x, _| x.sum(&[0], false)),
+        row("sum beside nothing", &[0], 0.0, |x, _| x.sum(&[1], false)),
+        row("prod over nothing", &[1, 3], 1.0, |x, _| x.prod(&[0], true)),
+        row("mean beside nothing", &[0, 1], 0.0, |x, _| x.mean(&[1], true)),
+        row("mean over nothing", &[3], f64::NAN, |x, _| x.mean(&[0], false)),
+        row("norm of nothing", &[], 0.0, |x, _| x.norm(&[], false)),
+        row("logsumexp beside nothing", &[0], 0.0, |x, _| x.logsumexp(&[1], false)),
+        row("amax beside nothing", &[0], 0.0, |x, _| x.amax(&[1], false)),
+        row("cumsum", &[0, 3], 0.0, |x, _| x.cumsum(0)),
+        row("cumprod", &[0, 3], 0.0, |x, _| x.cumprod(1)),
+        row("sort", &[0, 3], 0.0, |x, _| Ok(x.sort(0, false)?.0)),
+        row("topk of none", &[0, 3], 0.0, |x, _| Ok(x.topk(0, 0)?.0)),
+        row("transpose", &[3, 0], 0.0, |x, _| x.t()),
+        row("reshape", &[0, 7], 0.0, |x, _| x.reshape([0, 7])),
+        row("flip", &[0, 3], 0.0, |x, _| x.flip(&[0, 1])),
+        row("narrow to nothing", &[0, 0], 0.0, |x, _| x.narrow(1, 2, 0)),
+        row("pad", &[2, 3], 0.5, |x, _| x.pad(&[(1, 1), (0, 0)], 0.5)),
+        row("roll", &[0, 3], 0.0, |x, _| x.roll(0, 5)),
+        row("tril", &[0, 3], 0.0, |x, _| x.tril(0)),
+        row("unfold", &[0, 2, 2], 0.0, |x, _| x.unfold(1, 2, 1, 1)),
+        row("cat", &[2, 3], 1.0, |x, _| cat(&[x, &ones(x, &[2, 3])?, x], 0)),
+        row("stack", &[2, 0, 3], 0.0, |x, _| stack(&[x, x], 0)),
+        row("matmul of nothing", &[0, 4], 0.0, |x, _| x.matmul(&ones(x, &[3, 4])?)),
+        row("matmul over nothing", &[4, 3], 0.0, |x, _| ones(x, &[4, 0])?.matmul(x)),
+        row("batches of nothing", &[0, 2, 2], 0.0, |x, _| {
+            x.unsqueeze(2)?.broadcast_to([0, 3, 2])?.t()?.matmul(&ones(x, &[3, 2])?)
+        }),
+        row("index_select of none", &[0, 3], 0.0, |x, i| x.index_select(0, i)),
+        row("gather of none", &[0, 3], 0.0, |x, i| x.gather(0, &i.unsqueeze(1)?.broadcast_to([0, 3])?)),
+        row("index_add of none", &[2, 3], 1.0, |x, i| ones(x, &[2, 3])?.index_add(0, i, x)),
+        row("embedding of none", &[0, 3], 0.0, |x, i| cat(&[&ones(x, &[2, 3])?, x], 0)?.embedding(i)),
+        row("softmax", &[0, 3], 0.0, |x, _| x.softmax(-1)),
+        row("softmax over nothing", &[0, 3], 0.0, |x, _| x.softmax(0)),
+        row("layer_norm", &[0, 3], 0.0, |x, _| x.layer_norm(Some(&ones(x, &[3])?), None, 1e-5)),
+        row("cross_entropy of no rows", &[], 0.0, |x, i| {
+            x.cross_entropy(
+                i,
+                None,
+                numcore::fused::CrossEntropyOptions { reduction: numcore::fused::Reduction::Sum, ..Default::default() },
+            )
+        }),
+        row("attention of no queries", &[1, 1, 0, 3], 0.0, |x, _| {
+            let k = ones(x, &[1, 1, 2, 3])?;
+            x.reshape([1, 1, 0, 3])?.attention(&k, &k, None, false, None)
+        }),
+        row("attention to no keys", &[1, 1, 2, 3], 0.0, |x, _| {
+            let k = x.reshape([1, 1, 0, 3])?;
+            ones(x, &[1, 1, 2, 3])?.attention(&k, &k, None, false, None)
+        }),
+        row("conv2d of no images", &[0, 2, 1, 1], 0.0, |x, _| {
+            x.reshape([0, 1, 3, 3])?.conv2d(&ones(x, &[2, 1, 3, 3])?, None, ConvOptions::default())
+        }),
+        row("max_pool2d of no images", &[0, 1, 2, 2], 0.0, |x, _| {
+            x.reshape([0, 1, 4, 4])?.max_pool2d([2, 2], [2, 2], [0, 0])
+        }),
+        row("to_dtype", &[0, 3], 0.0, |x, _| x.to_dtype(DType::F16)?.to_dtype(DType::F32)),
+        row("dropout", &[0, 3], 0.0, |x, _| x.dropout(0.5, 1)),
+    ]
+}
+
+fn ones<R: Runtime>(like: &Var<R>, shape: &[usize]) -> Result<Var<R>> {
+    Ok(Var::new(Tensor::ones(numcore::ops::Apply::runtime(like), shape, DType::F32)?))
+}
+
+pub(crate) fn empty<R: Runtime>(rt: &R) -> Section {
+    let mut section = Section::new("empty tensors");
+    for row in rows::<R>() {
+        section.check(row.name, || check(rt, &row));
+    }
+    section
+}
+
+/// The value, and that a sweep gives the empty input an empty gradient.
+fn check<R: Runtime>(rt: &R, row: &Row<R>) -> Result<Verdict> {
+    let x = Var::leaf("x", Tensor::zeros(rt, [0, 3], DType::F32)?)?;
+    let index = Var::new(Tensor::from_vec(rt, Vec::<i64>::new())?);
+    let y = (row.f)(&x, &index)?;
+    let values = y.value()?.to_f64s()?;
+    let same = |v: &f64| *v == row.value || v.is_nan() && row.value.is_nan();
+    let right = y.dims() == row.shape && values.iter().all(same);
+    let forward = Verdict::when(right, || {
+        format!("{:?} of shape {:?}, expected {} of {:?}", values, y.dims(), row.value, row.shape)
+    });
+    if !y.requires_grad() {
+        return Ok(forward);
+    }
+    let gradients = backward(&y.sum(&[], false)?)?;
+    let shape = gradients.of(&x).map(|g| g.dims().to_vec());
+    Ok(forward.and(Verdict::when(shape.as_ref().is_none_or(|s| s == &[0, 3]), || {
+        format!("its gradient has the shape {shape:?}")
+    })))
+}

@@ -1,0 +1,227 @@
+//! Fused kernels against their decompositions, in sizes that are odd, large and empty, for dense and strided inputs.
+
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    fused::{
+        Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, Norm, NormGrad, NormKind,
+        Softmax, SoftmaxGrad,
+    },
+    ops::{Apply, Op, PointwiseOps, ViewOps},
+    rng::Philox,
+};
+
+use super::{
+    close::near,
+    report::{Section, Verdict},
+};
+use crate::golden::Placement;
+
+pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
+    let mut section = Section::new("fused kernels");
+    let types = [(DType::F32, 2e-5), (DType::F64, 1e-12)];
+    for (dtype, tolerance) in types.into_iter().filter(|(d, _)| rt.capabilities().compute.contains(d)) {
+        let mut bench = Bench { rt, dtype, tolerance, section: &mut section };
+        bench.softmax();
+        bench.cross_entropy();
+        bench.norms();
+        bench.attention();
+        bench.conv();
+    }
+    section
+}
+
+struct Bench<'a, R: Runtime> {
+    rt: &'a R,
+    dtype: DType,
+    tolerance: f64,
+    section: &'a mut Section,
+}
+
+impl<R: Runtime> Bench<'_, R> {
+    fn real(&self, shape: &[usize], seed: u64) -> Tensor<R> {
+        let mut rng = Philox::new(seed, 1);
+        // Shapes and types of this file are sound; a runtime that cannot make them fails its first check.
+        Tensor::from_f64_fn(self.rt, shape, self.dtype, || 2.0 * rng.normal()).expect("a tensor of random numbers")
+    }
+
+    fn index(&self, n: usize, below: usize, ignored: bool) -> Tensor<R> {
+        let mut rng = Philox::new(n as u64, 2);
+        let ids = (0..n).map(|i| if ignored && i % 3 == 1 { -100 } else { rng.below(below.max(1) as u64) as i64 });
+        Tensor::from_vec(self.rt, ids.collect()).expect("a tensor of positions")
+    }
+
+    /// Every output of the op, run as the runtime likes, is that of the decomposition, wherever the inputs lie.
+    fn compare(&mut self, what: &str, op: impl Into<Op>, ins: &[&Tensor<R>]) -> Vec<Tensor<R>> {
+        let op = op.into();
+        let Op::Fused(fused) = &op else { return Vec::new() };
+        let want = match fused.decompose(ins) {
+            Ok(want) => want.into_vec(),
+            Err(e) => {
+                self.section.check(what, || Err(e));
+                return Vec::new();
+            }
+        };
+        for placement in Placement::ALL {
+            let name = format!("{what} {} {placement:?}", self.dtype);
+            let (fused, want, tolerance) = (fused.clone(), &want, self.tolerance);
+            self.section.check(name, || compare(fused, ins, want, placement, tolerance));
+        }
+        want
+    }
+
+    fn softmax(&mut self) {
+        let shapes: [&[usize]; 8] = [&[1, 1], &[3, 7], &[5, 64], &[2, 3, 129], &[1, 4097], &[700, 3], &[0, 4], &[33]];
+        for shape in shapes {
+            let (x, g) = (self.real(shape, 1), self.real(shape, 2));
+            for log in [false, true] {
+                let y = self.compare(&format!("softmax {shape:?} log {log}"), Softmax { log }, &[&x]);
+                if let [y] = &y[..] {
+                    self.compare(&format!("softmax_grad {shape:?} log {log}"), SoftmaxGrad { log }, &[y, &g]);
+                }
+            }
+        }
+    }
+
+    fn cross_entropy(&mut self) {
+        for (n, c) in [(1, 1), (5, 3), (64, 65), (3, 1000), (257, 17), (0, 4)] {
+            let (x, g, w) = (self.real(&[n, c], 3), self.real(&[n], 4), self.real(&[c], 5));
+            let w = w.abs().unwrap_or(w);
+            for (weighted, smoothing, ignored) in
+                [(false, 0.0, false), (false, 0.0, true), (false, 0.1, true), (true, 0.0, false), (true, 0.2, true)]
+            {
+                let op = CrossEntropy { ignore_index: -100, label_smoothing: smoothing, weighted };
+                let y = self.index(n, c, ignored);
+                let what = format!("[{n}, {c}] weighted {weighted} smoothing {smoothing} ignoring {ignored}");
+                let mut ins = vec![&x, &y];
+                ins.extend(weighted.then_some(&w));
+                let outs = self.compare(&format!("cross_entropy {what}"), op.clone(), &ins);
+                let Some(lse) = outs.get(1) else { continue };
+                let mut ins = vec![&x, &y, lse, &g];
+                ins.extend(weighted.then_some(&w));
+                self.compare(&format!("cross_entropy_grad {what}"), CrossEntropyGrad(op), &ins);
+            }
+        }
+    }
+
+    fn norms(&mut self) {
+        let shapes: [&[usize]; 6] = [&[1, 1], &[3, 5], &[2, 7, 64], &[257, 31], &[1, 3000], &[0, 8]];
+        for shape in shapes {
+            let width = shape[shape.len() - 1];
+            let (x, g) = (self.real(shape, 6), self.real(shape, 7));
+            let (w, b) = (self.real(&[width], 8), self.real(&[width], 9));
+            for (kind, weight, bias) in [
+                (NormKind::Layer, true, true),
+                (NormKind::Layer, true, false),
+                (NormKind::Layer, false, false),
+                (NormKind::Rms, true, false),
+                (NormKind::Rms, false, false),
+            ] {
+                let op = Norm { kind, eps: 1e-3, weight, bias };
+                let what = format!("{shape:?} {kind:?} weight {weight} bias {bias}");
+                let mut ins = vec![&x];
+                ins.extend(weight.then_some(&w));
+                ins.extend(bias.then_some(&b));
+                let outs = self.compare(&format!("norm {what}"), op.clone(), &ins);
+                if outs.len() < 2 {
+                    continue;
+                }
+                let mut ins = vec![&x, &g, &outs[1]];
+                ins.extend(outs.get(2));
+                ins.extend(weight.then_some(&w));
+                self.compare(&format!("norm_grad {what}"), NormGrad(op), &ins);
+            }
+        }
+    }
+
+    fn attention(&mut self) {
+        // Batch, query heads, key heads, queries, keys, depth, depth of values.
+        let sizes = [
+            [1, 1, 1, 1, 1, 1, 1],
+            [2, 3, 3, 5, 5, 4, 4],
+            [1, 4, 2, 33, 33, 16, 16],
+            [1, 6, 2, 7, 19, 8, 5],
+            [1, 2, 1, 19, 7, 8, 8],
+            [1, 1, 1, 300, 300, 32, 32],
+            [1, 2, 2, 65, 129, 64, 64],
+            [2, 2, 2, 0, 4, 8, 8],
+        ];
+        for [b, h, k, t, s, d, e] in sizes {
+            let (q, key, v) =
+                (self.real(&[b, h, t, d], 10), self.real(&[b, k, s, d], 11), self.real(&[b, k, s, e], 12));
+            let (mask, g) = (self.real(&[b, 1, t, s], 13), self.real(&[b, h, t, e], 14));
+            for (causal, masked) in [(false, false), (true, false), (false, true), (true, true)] {
+                let op = Attention { causal, scale: 1.0 / (d as f64).sqrt(), masked };
+                let what = format!("B{b} H{h} K{k} T{t} S{s} D{d} E{e} causal {causal} masked {masked}");
+                let mut ins = vec![&q, &key, &v];
+                ins.extend(masked.then_some(&mask));
+                let outs = self.compare(&format!("attention {what}"), op.clone(), &ins);
+                let [o, lse] = &outs[..] else { continue };
+                let mut ins = vec![&g, o, lse, &q, &key, &v];
+                ins.extend(masked.then_some(&mask));
+                self.compare(&format!("attention_grad {what}"), AttentionGrad(op), &ins);
+            }
+        }
+        self.nothing_to_attend_to();
+    }
+
+    /// Rows whose every key is masked give zeros, and no NaN backward.
+    fn nothing_to_attend_to(&mut self) {
+        let q = self.real(&[1, 1, 3, 4], 15);
+        let (rt, dtype) = (self.rt, self.dtype);
+        self.section.check(format!("attention with nothing to attend to {dtype}"), || {
+            let rows = Tensor::from_slice(rt, [3, 1], &[0f32, f32::NEG_INFINITY, 0.0])?.to_dtype(dtype)?;
+            let mask = rows.broadcast_to([3, 3])?;
+            let op = Attention { causal: true, scale: 0.5, masked: true };
+            let outs = Tensor::apply(op.clone().into(), &[&q, &q, &q, &mask])?;
+            let row = outs[0].select(2, 1)?.to_f64s()?;
+            let grads = Tensor::apply(AttentionGrad(op).into(), &[&q, &outs[0], &outs[1], &q, &q, &q, &mask])?;
+            let finite =
+                grads.iter().map(|g| g.to_f64s()).collect::<Result<Vec<_>>>()?.concat().iter().all(|v| v.is_finite());
+            Ok(Verdict::when(row == [0.0; 4] && finite, || format!("{row:?}, finite gradients {finite}")))
+        });
+    }
+
+    fn conv(&mut self) {
+        // x, w, stride, padding, dilation, groups.
+        type Size = ([usize; 4], [usize; 4], [usize; 2], [usize; 2], [usize; 2], usize);
+        let sizes: [Size; 8] = [
+            ([1, 1, 1, 1], [1, 1, 1, 1], [1, 1], [0, 0], [1, 1], 1),
+            ([2, 3, 9, 7], [5, 3, 3, 3], [1, 1], [1, 1], [1, 1], 1),
+            ([1, 4, 11, 13], [6, 2, 3, 2], [2, 3], [1, 0], [1, 2], 2),
+            ([3, 8, 16, 16], [8, 1, 3, 3], [1, 1], [1, 1], [1, 1], 8),
+            ([1, 16, 14, 14], [32, 16, 1, 1], [1, 1], [0, 0], [1, 1], 1),
+            ([1, 2, 5, 40], [3, 2, 1, 7], [1, 2], [0, 3], [1, 3], 1),
+            ([2, 3, 32, 32], [16, 3, 5, 5], [2, 2], [2, 2], [1, 1], 1),
+            ([0, 2, 5, 5], [3, 2, 3, 3], [1, 1], [1, 1], [1, 1], 1),
+        ];
+        for (xs, ws, stride, padding, dilation, groups) in sizes {
+            let (x, w) = (self.real(&xs, 16), self.real(&ws, 17));
+            let op = Conv { kind: ConvKind::Forward, stride, padding, dilation, groups };
+            let what =
+                format!("{xs:?} {ws:?} stride {stride:?} padding {padding:?} dilation {dilation:?} groups {groups}");
+            let outs = self.compare(&format!("conv {what}"), op.clone(), &[&x, &w]);
+            let [y] = &outs[..] else { continue };
+            let g = self.real(y.dims(), 18);
+            self.compare(&format!("conv input {what}"), op.with(ConvKind::Input([xs[2], xs[3]])), &[&g, &w]);
+            self.compare(&format!("conv weight {what}"), op.with(ConvKind::Weight([ws[2], ws[3]])), &[&x, &g]);
+        }
+    }
+}
+
+fn compare<R: Runtime>(
+    op: FusedOp,
+    ins: &[&Tensor<R>],
+    want: &[Tensor<R>],
+    placement: Placement,
+    tolerance: f64,
+) -> Result<Verdict> {
+    let placed = ins.iter().map(|t| placement.of(t)).collect::<Result<Vec<_>>>()?;
+    let got = Tensor::apply(op.into(), &placed.iter().collect::<Vec<_>>())?;
+    let mut verdict = Verdict::when(got.len() == want.len(), || format!("{} outputs", got.len()));
+    for (k, (g, w)) in got.iter().zip(want).enumerate() {
+        let what = format!("output {k}");
+        let same = Verdict::when(g.spec() == w.spec(), || format!("{what} is {:?}, expected {:?}", g.spec(), w.spec()));
+        verdict = verdict.and(same).and(near(&what, &g.to_f64s()?, &w.to_f64s()?, tolerance));
+    }
+    Ok(verdict)
+}

@@ -1,0 +1,59 @@
+//! The suite: what any runtime must pass, in sections.
+
+mod case;
+mod cases;
+mod chains;
+mod close;
+mod determinism;
+mod dtypes;
+mod empty;
+mod errors;
+mod fuzz;
+mod gradcheck;
+mod handle;
+mod kernels;
+mod placements;
+mod programs;
+mod references;
+mod report;
+mod sample;
+mod sizes;
+mod ulp;
+mod values;
+
+use numcore::Runtime;
+
+pub use determinism::determinism;
+pub use references::folder as goldens;
+pub use report::{Report, Section, Verdict};
+
+/// Runs every section on a runtime. [`determinism`] needs several and is called for itself.
+pub fn run<R: Runtime>(rt: &R) -> Report {
+    let sections = sections::<R>().into_iter().map(|(_, run)| run(rt));
+    Report { sections: sections.collect() }
+}
+
+/// Runs one section.
+pub type RunSection<R> = fn(&R) -> Section;
+
+/// The sections by name, to run them one by one.
+pub fn sections<R: Runtime>() -> Vec<(&'static str, RunSection<R>)> {
+    vec![
+        ("references", references::references),
+        ("gradients", gradcheck::first),
+        ("second derivatives", gradcheck::second),
+        ("views", placements::views),
+        ("slots", placements::slots),
+        ("narrow types", dtypes::narrow),
+        ("fused kernels", kernels::kernels),
+        ("sizes", sizes::sizes),
+        ("geometry", fuzz::fuzz),
+        ("chains", chains::chains),
+        ("values", values::values),
+        ("handle", handle::handle),
+        ("programs", programs::programs),
+        ("exactness", ulp::ulps),
+        ("empty tensors", empty::empty),
+        ("errors", errors::errors),
+    ]
+}

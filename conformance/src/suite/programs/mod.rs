@@ -1,0 +1,46 @@
+//! Random pointwise programs: what a runtime makes of them, against plain evaluation on the host.
+//!
+//! A program of floats is compared within an error bound that is carried along through its evaluation, so that cancellation and
+//! fused multiply-adds are allowed what they cost and nothing more; where a step, a comparison or a pole lies within the bound,
+//! the element says nothing and is passed over. Programs of integers must agree exactly.
+
+mod bound;
+mod floats;
+mod integers;
+mod tree;
+
+use std::fmt::Debug;
+
+use numcore::Runtime;
+use proptest::{
+    strategy::Strategy,
+    test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner},
+};
+
+use super::report::{Section, Verdict};
+
+pub(crate) fn programs<R: Runtime>(rt: &R) -> Section {
+    let mut section = Section::new("random programs");
+    floats::checks(rt, &mut section);
+    integers::checks(rt, &mut section);
+    section
+}
+
+/// Runs `check` on `cases` random values, always the same, and shrinks the first that fails.
+pub(crate) fn random<T: Debug>(
+    cases: u32,
+    strategy: impl Strategy<Value = T>,
+    check: impl Fn(&T) -> numcore::Result<Verdict>,
+) -> Verdict {
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let outcome = runner.run(&strategy, |value| {
+        let verdict = check(&value).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        verdict.reason().map_or(Ok(()), |why| Err(TestCaseError::fail(why.to_string())))
+    });
+    match outcome {
+        Ok(()) => Verdict::PASSED,
+        Err(TestError::Fail(why, value)) => Verdict::failed(format!("{why} for {value:?}")),
+        Err(TestError::Abort(why)) => Verdict::failed(why),
+    }
+}
