@@ -109,7 +109,10 @@ fn step<R: Runtime>(x: &Var<R>, p: &Positions, (kind, n): Draw) -> Result<(Var<R
             let first = (1..=whole).filter(|d| whole.is_multiple_of(*d)).nth(n[1] % 4).unwrap_or(1);
             (x.reshape([first, whole / first])?, Positions { dims: vec![first, whole / first], at: p.at.clone() })
         }
-        6 if rank < 6 => (x.unsqueeze(a)?, p.pick([&dims[..axis], &[1], &dims[axis..]].concat(), |q| [&q[..axis], &q[axis + 1..]].concat())),
+        6 if rank < 6 => (
+            x.unsqueeze(a)?,
+            p.pick([&dims[..axis], &[1], &dims[axis..]].concat(), |q| [&q[..axis], &q[axis + 1..]].concat()),
+        ),
         7 if rank > 0 && dims[axis] == 1 && p.at.len() < 200 => {
             let size = 1 + n[1] % 3;
             (x.broadcast_to(changed(size))?, p.pick(changed(size), |q| along(q, 0)))

@@ -26,9 +26,11 @@ pub(crate) fn fuzz<R: Runtime>(rt: &R) -> Section {
         }))
     });
     section.check("products", || {
-        Ok(random(CASES, (dims(4, 0..3), [0..6usize, 0..6, 0..6], any::<[bool; 4]>(), place()), |(batch, mkn, flags, place)| {
-            product(rt, batch, *mkn, *flags, *place)
-        }))
+        Ok(random(
+            CASES,
+            (dims(4, 0..3), [0..6usize, 0..6, 0..6], any::<[bool; 4]>(), place()),
+            |(batch, mkn, flags, place)| product(rt, batch, *mkn, *flags, *place),
+        ))
     });
     section.check("convolutions", || Ok(random(CASES, geometry(), |g| convolution(rt, g))));
     section.check("pools", || Ok(random(CASES, geometry(), |g| pool(rt, g))));
@@ -84,7 +86,13 @@ fn reduce<R: Runtime>(rt: &R, dims: &[usize], axes: u8, keep: bool, place: Place
 }
 
 /// Flags: whether either side has no batch axes, and whether either's first batch axis has size 1.
-fn product<R: Runtime>(rt: &R, batch: &[usize], [m, k, n]: [usize; 3], flags: [bool; 4], place: Placement) -> Result<Verdict> {
+fn product<R: Runtime>(
+    rt: &R,
+    batch: &[usize],
+    [m, k, n]: [usize; 3],
+    flags: [bool; 4],
+    place: Placement,
+) -> Result<Verdict> {
     let side = |bare: bool, one: bool, last: [usize; 2]| {
         let mut lead = if bare { Vec::new() } else { batch.to_vec() };
         if let (true, Some(first)) = (one, lead.first_mut()) {
@@ -96,7 +104,9 @@ fn product<R: Runtime>(rt: &R, batch: &[usize], [m, k, n]: [usize; 3], flags: [b
     let (a, b) = (numbers(a_dims.iter().product(), 2), numbers(b_dims.iter().product(), 3));
     let got = tensor(rt, &a_dims, &a, place)?.matmul(&tensor(rt, &b_dims, &b, place)?)?;
     let lead = |d: &[usize]| Shape::new(&d[..d.len() - 2]);
-    let Some(lead) = lead(&a_dims)?.broadcast(&lead(&b_dims)?) else { return Ok(Verdict::failed("the shapes of the check")) };
+    let Some(lead) = lead(&a_dims)?.broadcast(&lead(&b_dims)?) else {
+        return Ok(Verdict::failed("the shapes of the check"));
+    };
     let dims = [&lead[..], &[m, n]].concat();
     // The row-major start of the matrix that an operand has at a batch position.
     let start = |position: &[usize], dims: &[usize]| {
@@ -135,7 +145,15 @@ fn geometry() -> impl Strategy<Value = Geometry> {
     let place = prop::sample::select(Placement::ALL.to_vec());
     (0..3usize, 1..3usize, two(1..4), two(1..8), two(1..4), two(1..4), two(0..3), two(1..3), place).prop_map(
         |(images, groups, channels, size, kernel, stride, padding, dilation, place)| Geometry {
-            images, groups, channels, size, kernel, stride, padding, dilation, place,
+            images,
+            groups,
+            channels,
+            size,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            place,
         },
     )
 }
@@ -190,9 +208,8 @@ fn pool<R: Runtime>(rt: &R, g: &Geometry) -> Result<Verdict> {
     let window = |at: usize| {
         let [n, c, y, z] = [at / (dims[1] * p * q), at / (p * q) % dims[1], at / q % p, at % q];
         let places = (0..g.kernel[0]).flat_map(|i| (0..g.kernel[1]).map(move |j| (i, j)));
-        let value = |(i, j): (usize, usize)| {
-            Some(x[flat(&[n, c, g.source(0, y, i, 1)?, g.source(1, z, j, 1)?], &x_dims)])
-        };
+        let value =
+            |(i, j): (usize, usize)| Some(x[flat(&[n, c, g.source(0, y, i, 1)?, g.source(1, z, j, 1)?], &x_dims)]);
         places.filter_map(value).collect::<Vec<f64>>()
     };
     let windows: Vec<Vec<f64>> = (0..dims.iter().product()).map(window).collect();

@@ -17,7 +17,8 @@ pub(crate) fn handle<R: Runtime>(rt: &R) -> Section {
     section.check("several threads at once", || threads(rt));
     section.check("an error leaves it usable", || after_an_error(rt));
     section.check("no elements take no memory", || nothing(rt));
-    section.check("every use is one of all", || Ok(Verdict::when(rt.memory().by_use.len() == Use::ALL.len(), || "uses")));
+    section
+        .check("every use is one of all", || Ok(Verdict::when(rt.memory().by_use.len() == Use::ALL.len(), || "uses")));
     section
 }
 
@@ -52,7 +53,8 @@ fn by_use<R: Runtime>(rt: &R) -> Result<Verdict> {
         for other in Use::ALL {
             let grown = during.of(other).live - before.of(other).live;
             let right = if other == use_ { grown >= BYTES } else { grown == 0 };
-            verdict = verdict.and(Verdict::when(right, || format!("{grown} bytes of {use_:?} were booked as {other:?}")));
+            verdict =
+                verdict.and(Verdict::when(right, || format!("{grown} bytes of {use_:?} were booked as {other:?}")));
         }
         drop(held);
     }
@@ -66,7 +68,9 @@ fn peaks<R: Runtime>(rt: &R) -> Result<Verdict> {
     drop(block(rt)?);
     let end = rt.memory().total;
     let grown = end.peak - start.live;
-    Ok(Verdict::when(start.peak == start.live && (BYTES..2 * BYTES).contains(&grown), || format!("{start:?}, then {end:?}")))
+    Ok(Verdict::when(start.peak == start.live && (BYTES..2 * BYTES).contains(&grown), || {
+        format!("{start:?}, then {end:?}")
+    }))
 }
 
 fn forks<R: Runtime>(rt: &R) -> Result<Verdict> {

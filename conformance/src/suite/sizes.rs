@@ -146,8 +146,7 @@ fn index<R: Runtime>(rt: &R, shape: &[usize], placement: Placement) -> Result<Ve
     let host = Host::new(shape, 6);
     let x = host.on(rt, placement)?;
     let mut verdict = Verdict::PASSED;
-    for axis in 0..shape.len() {
-        let n = shape[axis];
+    for (axis, &n) in shape.iter().enumerate() {
         let ids: Vec<i64> = (0..n + 3).map(|i| (i * 7 % n) as i64).collect();
         let ids_on = Tensor::from_slice(rt, [ids.len()], &ids)?;
         let picked = host.lines(axis, |l| ids.iter().map(|&i| l[i as usize]).collect());

@@ -32,8 +32,30 @@ fn interesting(dtype: DType) -> Vec<f64> {
     let signed = [-1.0, -2.0, -100.0, -128.0, -32_769.0, 65_536.0, 2_147_483_647.0, -2_147_483_648.0];
     let wide = [4_294_967_296.0, -9_007_199_254_740_992.0, 9_223_372_036_854_774_784.0];
     let real = [
-        0.5, -0.5, 1.5, 2.5, -2.5, 0.1, -1.7, 255.9, 256.0, 300.7, 65_504.0, 65_520.0, 1e-8, 3e38, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0,
-        -0.0, 4_294_967_295.5, 1e10, -1e10, 1e20, f64::INFINITY, f64::NEG_INFINITY, f64::NAN,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        -2.5,
+        0.1,
+        -1.7,
+        255.9,
+        256.0,
+        300.7,
+        65_504.0,
+        65_520.0,
+        1e-8,
+        3e38,
+        1.0 + 1.0 / 256.0,
+        1.0 + 3.0 / 256.0,
+        -0.0,
+        4_294_967_295.5,
+        1e10,
+        -1e10,
+        1e20,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
     ];
     match dtype {
         DType::Bool => vec![0.0, 1.0],
@@ -112,7 +134,8 @@ fn numbers<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let full = Tensor::full(rt, [], dtype, 7i64)?.to_f64s()?;
     let range = Tensor::arange(rt, 3i64, 2i64, 5, dtype)?.to_f64s()?;
     let eye = Tensor::eye(rt, 3, dtype)?.to_f64s()?;
-    verdict = verdict.and(Verdict::when(full == [7.0] && range == [3.0, 5.0, 7.0, 9.0, 11.0], || format!("{full:?} {range:?}")));
+    verdict = verdict
+        .and(Verdict::when(full == [7.0] && range == [3.0, 5.0, 7.0, 9.0, 11.0], || format!("{full:?} {range:?}")));
     Ok(verdict.and(Verdict::when(eye == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], || format!("{eye:?}"))))
 }
 

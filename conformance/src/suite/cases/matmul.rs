@@ -10,6 +10,9 @@ use crate::suite::{
     sample::centered,
 };
 
+/// An equation, the shapes of its operands, and its call.
+type Sum<'a, R> = (&'a str, &'a [usize], &'a [usize], CaseFn<R>);
+
 pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
     let shapes: [(&[usize], &[usize]); 9] = [
         (&[3, 4], &[4, 2]),
@@ -26,7 +29,7 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
     let mut cases: Vec<OpCase<R>> = shapes
         .map(|(a, b)| case(&format!("matmul {a:?} {b:?}"), [centered(a), centered(b)], product).slack(4.0))
         .into();
-    let einsums: [(&str, &[usize], &[usize], CaseFn<R>); 7] = [
+    let einsums: [Sum<'_, R>; 7] = [
         ("bhqd,bhkd->bhqk", &[1, 2, 3, 2], &[1, 2, 2, 2], |x| einsum("bhqd,bhkd->bhqk", &[&x[0], &x[1]])),
         ("bij,jk->bik", &[2, 2, 3], &[3, 2], |x| einsum("bij,jk->bik", &[&x[0], &x[1]])),
         ("ij,ij->", &[3, 2], &[3, 2], |x| einsum("ij,ij->", &[&x[0], &x[1]])),
