@@ -81,6 +81,21 @@ impl Attrs {
         }
     }
 
+    /// An option that changes nothing as long as it has this value; any other is one nobody here knows.
+    pub fn only(&self, name: &str, known: &Value) -> Result<()> {
+        match self.find(&[name]) {
+            Some(value) if value != known => {
+                Err(Error::argument("golden", format!("attribute `{name}` is {value}, only {known} is known")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Attributes that say again what shapes say, or what does not concern the values compared.
+    pub fn skip(&self, names: &[&str]) {
+        self.find(names);
+    }
+
     /// A truth value.
     pub fn bool(&self, names: &[&str], default: bool) -> Result<bool> {
         Ok(self.typed(names, "true or false", Value::as_bool)?.unwrap_or(default))

@@ -8,6 +8,7 @@ use numcore::{
 use proptest::prelude::*;
 
 use super::{
+    positions::{flat, unflat},
     programs::random,
     report::{Section, Verdict},
 };
@@ -38,27 +39,9 @@ impl Positions {
     /// Element `f(position)` of this at every position of `dims`.
     fn pick(&self, dims: Vec<usize>, f: impl Fn(&[usize]) -> Vec<usize>) -> Positions {
         let n: usize = dims.iter().product();
-        let at = (0..n).map(|k| self.at[self.flat(&f(&unflat(k, &dims)))]).collect();
+        let at = (0..n).map(|k| self.at[flat(&f(&unflat(k, &dims)), &self.dims)]).collect();
         Positions { dims, at }
     }
-
-    fn flat(&self, position: &[usize]) -> usize {
-        position.iter().zip(&self.dims).fold(0, |k, (p, d)| k * d + p)
-    }
-}
-
-fn unflat(mut k: usize, dims: &[usize]) -> Vec<usize> {
-    let mut position: Vec<usize> = dims
-        .iter()
-        .rev()
-        .map(|d| {
-            let p = k % d;
-            k /= d;
-            p
-        })
-        .collect();
-    position.reverse();
-    position
 }
 
 /// One view, of the variable and of the positions alike.

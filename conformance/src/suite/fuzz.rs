@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::{
     close::near,
+    positions::{flat, unflat},
     programs::random,
     report::{Section, Verdict},
 };
@@ -44,19 +45,6 @@ fn numbers(n: usize, salt: usize) -> Vec<f64> {
 
 fn tensor<R: Runtime>(rt: &R, dims: &[usize], values: &[f64], place: Placement) -> Result<Tensor<R>> {
     place.of(&Tensor::from_slice(rt, dims, &values.iter().map(|&v| v as f32).collect::<Vec<_>>())?)
-}
-
-fn unflat(mut k: usize, dims: &[usize]) -> Vec<usize> {
-    let mut position = vec![0; dims.len()];
-    for i in (0..dims.len()).rev() {
-        position[i] = k % dims[i];
-        k /= dims[i];
-    }
-    position
-}
-
-fn flat(position: &[usize], dims: &[usize]) -> usize {
-    position.iter().zip(dims).fold(0, |k, (p, d)| k * d + p)
 }
 
 fn reduce<R: Runtime>(rt: &R, dims: &[usize], axes: u8, keep: bool, place: Placement) -> Result<Verdict> {

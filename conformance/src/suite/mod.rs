@@ -13,6 +13,7 @@ mod gradcheck;
 mod handle;
 mod kernels;
 mod placements;
+mod positions;
 mod programs;
 mod references;
 mod report;

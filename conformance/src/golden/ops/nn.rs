@@ -24,6 +24,8 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
             one(c.x(0)?.group_norm(groups, c.maybe(1), c.maybe(2), c.attrs.f64("eps", 1e-5)?))
         },
         "batch_norm_train" => |c| {
+            // Of the running statistics, which are not compared.
+            c.attrs.skip(&["momentum"]);
             let (y, mean, variance) = c.x(0)?.batch_norm_train(c.maybe(1), c.maybe(2), c.attrs.f64("eps", 1e-5)?)?;
             Ok(vec![y, mean, variance])
         },
@@ -80,6 +82,8 @@ fn flat<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
 
 fn attention<R: Runtime>(c: &Call<'_, R>, mask: Option<&Var<R>>) -> Result<Vec<Var<R>>> {
     let (q, k, v) = (c.x(0)?, c.x(1)?, c.x(2)?);
+    c.attrs.skip(&["enable_gqa"]);
+    c.attrs.only("dropout_p", &0.0.into())?;
     // The numbers of heads are those of the shapes.
     for (name, x) in [("heads", q), ("kv_heads", k)] {
         if c.attrs.maybe_usize(&[name])?.is_some_and(|n| n != x.dims()[1]) {
@@ -109,6 +113,8 @@ fn pool<R: Runtime>(
     f: impl Fn(&Var<R>, [usize; 2], [usize; 2], [usize; 2]) -> Result<Var<R>>,
 ) -> Result<Vec<Var<R>>> {
     let kernel = c.attrs.pair(&["kernel", "kernel_size"], 1)?;
+    c.attrs.only("ceil_mode", &false.into())?;
+    c.attrs.only("count_include_pad", &true.into())?;
     let stride = match c.attrs.list(&["stride"])?[..] {
         [] => kernel,
         _ => c.attrs.pair(&["stride"], 1)?,

@@ -26,6 +26,11 @@ fn names<'a, R: Runtime>(c: &'a Call<'_, R>) -> Result<Vec<&'a str>> {
 
 fn layer<R: Runtime, C: Cell>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (x, names) = (c.x(0)?, names(c)?);
+    c.attrs.only("batch_first", &true.into())?;
+    // Shapes and names of the parameters say the rest.
+    for said in ["hidden", "hidden_size", "input_size", "layers", "num_layers", "bidirectional", "bias"] {
+        c.attrs.skip(&[said]);
+    }
     let at = |name: &str| names.iter().position(|n| *n == name).map_or(0, |i| i + 1);
     let config = RecurrentConfig {
         inputs: x.dims().last().copied().unwrap_or(0),

@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime,
+    DType, Error, Result, Runtime, Tensor,
     ops::{Apply, IndexOps, JoinOps, PointwiseOps, ViewOps, cat, stack},
 };
 use serde_json::Value;
@@ -46,7 +46,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
             let src = if alpha == 1.0 { c.x(2)?.clone() } else { c.x(2)?.mul(alpha)? };
             one(c.x(0)?.index_add(axis(c, 0)?, c.x(1)?, &src))
         },
-        "embedding" => |c| one(c.x(0)?.embedding(c.x(1)?)),
+        "embedding" => embedding,
         "masked_fill" => |c| one(c.x(0)?.masked_fill(c.x(1)?, c.attrs.f64("value", 0.0)?)),
         "one_hot" => |c| one(c.x(0)?.one_hot(c.attrs.need(&["classes", "num_classes"])?)),
         _ => return None,
@@ -91,6 +91,16 @@ fn slice_step<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (start, step) = (c.attrs.usize(&["start"], 0)?.min(n), c.attrs.usize(&["step"], 1)?.max(1));
     let end = c.attrs.usize(&["end", "stop"], n)?.clamp(start, n);
     one(x.slice(axis, start, (end - start).div_ceil(step), step))
+}
+
+/// The row of the padding index gets no gradient.
+fn embedding<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
+    let table = c.x(0)?;
+    let Some(padding) = c.attrs.maybe_isize(&["padding_idx"])? else { return one(table.embedding(c.x(1)?)) };
+    let rows = table.dims()[0] as isize;
+    let at = Tensor::arange(table.runtime(), 0i64, 1i64, rows as usize, DType::I64)?.reshape([rows as usize, 1])?;
+    let frozen = Var::new(at.eq(padding.rem_euclid(rows.max(1)) as f64)?);
+    one(table.detach().where_cond(&frozen, table)?.embedding(c.x(1)?))
 }
 
 /// Without an axis, of all elements in row-major order.

@@ -1,0 +1,16 @@
+//! Row-major positions of an array.
+
+/// The place of the `k`-th element.
+pub(crate) fn unflat(mut k: usize, dims: &[usize]) -> Vec<usize> {
+    let mut position = vec![0; dims.len()];
+    for i in (0..dims.len()).rev() {
+        position[i] = k % dims[i];
+        k /= dims[i];
+    }
+    position
+}
+
+/// Which element lies at a place.
+pub(crate) fn flat(position: &[usize], dims: &[usize]) -> usize {
+    position.iter().zip(dims).fold(0, |k, (p, d)| k * d + p)
+}
