@@ -1,0 +1,4 @@
+//! Many ranks, one training run: communicators, gradient buckets, ZeRO, pipeline schedules, sharded checkpoints.
+#![forbid(unsafe_code)]
+
+pub mod pipeline;

@@ -1,0 +1,1 @@
+//! Pipeline parallelism: schedules as data, checked before they may run.
