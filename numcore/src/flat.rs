@@ -161,11 +161,14 @@ impl<R: Runtime> Flat<R> {
     pub fn restore(&mut self, part: TensorMut<R>) -> Result<()> {
         let own = Arc::ptr_eq(part.buffer(), &self.buffer);
         match part.lent().filter(|_| own) {
-            Some(Lent::Range(i)) => {
+            Some(&Lent::Range(i)) => {
                 self.mark(i..i + 1, false);
                 self.state[i].written = part.is_written();
             }
-            Some(Lent::Span { from, to }) => self.mark(from..to, false),
+            Some(&Lent::Span { from, to }) => self.mark(from..to, false),
+            Some(Lent::Piece { .. }) => {
+                return Err(lent("restore", "this is a piece of what was lent; `join` the pieces first".into()));
+            }
             None => return Err(lent("restore", "this memory was not lent by this flat buffer".into())),
         }
         Ok(())

@@ -42,6 +42,7 @@ const EXAMPLES: &[Example] = &[
     Example { bin: "tensors", args: &[] },
     Example { bin: "custom-op", args: &[] },
     Example { bin: "mlp", args: &[] },
+    Example { bin: "mnist", args: &["--images", "160", "--batch", "32", "--epochs", "1"] },
     Example { bin: "char-gpt", args: TINY_GPT },
     Example { bin: "char-gpt", args: &["--resume", "--steps", "5", "--sample", "40", "--out", SMOKE] },
 ];

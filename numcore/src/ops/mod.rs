@@ -19,7 +19,7 @@ pub use elementwise::{PointwiseOps, Rhs};
 pub use index::{Gather, IndexOps, ScatterAdd};
 pub use joining::{Cat, JoinOps, cat, stack};
 pub use matmul::{Matmul, MatmulOps, einsum};
-pub use pointwise::{Pointwise, ScalarList, update};
+pub use pointwise::{Input, Pointwise, ScalarList, compute, update};
 pub(crate) use pointwise::{cast, copy_into, fill_zero};
 pub(crate) use reduce::finite_top;
 pub use reduce::{ArgReduce, Reduce, ReduceOps};

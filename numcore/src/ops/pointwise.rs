@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 use smallvec::SmallVec;
 
 use super::{Apply, Backprop, Bits, Op, Reduce, Rule, Saves, Spec, Specs};
-use crate::{Accumulate, DType, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, pointwise::Program};
+use crate::{
+    Accumulate, DType, Error, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, View, pointwise::Program,
+};
 
 /// Run-time numbers of a program.
 pub type ScalarList = SmallVec<[Scalar; 2]>;
@@ -108,24 +110,57 @@ pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> R
     given.into_iter().enumerate().map(fill).collect()
 }
 
-/// Runs `program` over memory with one owner: `outs[k]` is read as well where `own[k]` names an input. For optimizers.
-///
-/// Inputs named by `own` come from the outputs; the others are `ins`, in order.
+/// What a program reads in [`compute`].
+#[derive(Clone, Copy)]
+pub enum Input<'a, R: Runtime> {
+    /// A value.
+    Value(&'a Tensor<R>),
+    /// Memory with one owner, which nobody writes meanwhile.
+    Memory(&'a TensorMut<R>),
+    /// The old value of output `k`.
+    Own(usize),
+}
+
+impl<'a, R: Runtime> Input<'a, R> {
+    fn operand(&self, shape: Shape) -> Result<Operand<'a, R>> {
+        let view = match *self {
+            Input::Own(k) => return Ok(Operand::Own(k)),
+            Input::Value(t) => t.view(),
+            Input::Memory(t) => t.view(),
+        };
+        Ok(Operand::View(View { layout: view.layout.broadcast_to(shape)?, ..view }))
+    }
+}
+
+/// Runs `program` into memory with one owner: `outs` all have one shape, `ins` are broadcast to it.
+pub fn compute<R: Runtime>(
+    rt: &R,
+    program: &Program,
+    ins: &[Input<'_, R>],
+    scalars: &[Scalar],
+    outs: &mut [&mut TensorMut<R>],
+) -> Result<()> {
+    let Some(shape) = outs.first().map(|t| *t.shape()) else { return Ok(()) };
+    let operands = ins.iter().map(|i| i.operand(shape)).collect::<Result<SmallVec<[Operand<'_, R>; 8]>>>()?;
+    if let Some(other) = outs.iter().find(|t| *t.shape() != shape) {
+        return Err(Error::shape(program.name(), &[shape, *other.shape()], "outputs must have one shape"));
+    }
+    let mut outs: SmallVec<[Out<'_, R>; 4]> =
+        outs.iter_mut().map(|t| Out { view: t.rewritten(), how: Accumulate::Overwrite }).collect();
+    rt.pointwise(program, &operands, scalars, &mut outs)
+}
+
+/// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and gives the new ones. For optimizers.
 pub fn update<R: Runtime>(
     program: &Program,
     ins: &[&Tensor<R>],
     scalars: &[Scalar],
     outs: &mut [&mut TensorMut<R>],
 ) -> Result<()> {
-    let shape = *outs[0].shape();
-    let rt = outs[0].runtime().clone();
-    let mut operands: SmallVec<[Operand<'_, R>; 8]> = (0..outs.len()).map(Operand::Own).collect();
-    for t in ins {
-        operands.push(Operand::View(t.view_at(shape)?));
-    }
-    let mut outs: SmallVec<[Out<'_, R>; 4]> =
-        outs.iter_mut().map(|t| Out { view: t.view_mut(), how: Accumulate::Overwrite }).collect();
-    rt.pointwise(program, &operands, scalars, &mut outs)
+    let Some(rt) = outs.first().map(|t| t.runtime().clone()) else { return Ok(()) };
+    let own = (0..outs.len()).map(Input::Own);
+    let inputs: SmallVec<[Input<'_, R>; 8]> = own.chain(ins.iter().map(|t| Input::Value(t))).collect();
+    compute(&rt, program, &inputs, scalars, outs)
 }
 
 pub(crate) fn copy_into<R: Runtime>(x: &Tensor<R>, out: Out<'_, R>) -> Result<()> {

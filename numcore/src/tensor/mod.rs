@@ -4,6 +4,7 @@ mod create;
 mod display;
 mod host;
 mod mutable;
+mod pieces;
 
 use std::sync::Arc;
 

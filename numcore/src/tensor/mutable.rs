@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Tensor;
-use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, Shape, ViewMut, ops};
+use super::{Tensor, pieces::Cut};
+use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, Shape, View, ViewMut, ops};
 
 /// Owned memory, without a lifetime and not `Clone`: fresh, or a range that a [`Flat`](crate::Flat) lent.
 ///
@@ -12,17 +12,21 @@ use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, S
 pub struct TensorMut<R: Runtime> {
     rt: R,
     buffer: Arc<R::Buffer>,
-    layout: Layout,
+    pub(super) layout: Layout,
     dtype: DType,
-    written: bool,
-    lent: Option<Lent>,
+    pub(super) written: bool,
+    pub(super) lent: Option<Lent>,
 }
 
-/// Which part of a flat buffer a [`TensorMut`] is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a [`TensorMut`] is a part of, and goes back to.
+#[derive(Clone, Debug)]
 pub(crate) enum Lent {
+    /// A range of a flat buffer.
     Range(usize),
+    /// Several of its ranges, with the gaps between them.
     Span { from: usize, to: usize },
+    /// Piece `at` of memory that was [`split`](TensorMut::split).
+    Piece { cut: Arc<Cut>, at: usize },
 }
 
 impl<R: Runtime> TensorMut<R> {
@@ -108,7 +112,10 @@ impl<R: Runtime> TensorMut<R> {
     /// The value, which no one can write any more. Memory that a flat buffer lent goes back to it instead.
     pub fn freeze(self) -> Result<Tensor<R>> {
         if let Some(lent) = self.lent {
-            let what = format!("{lent:?} is lent by a flat buffer; give it back with `restore`");
+            let what = match lent {
+                Lent::Piece { at, .. } => format!("it is piece {at} of split memory; `join` the pieces first"),
+                part => format!("{part:?} is lent by a flat buffer; give it back with `restore`"),
+            };
             return Err(ErrorKind::Lent { op: "freeze", what }.into());
         }
         Ok(Tensor::from_parts(self.rt, self.buffer, self.layout, self.dtype))
@@ -122,16 +129,32 @@ impl<R: Runtime> TensorMut<R> {
         TensorMut { rt, buffer, layout, dtype, written, lent: Some(lent) }
     }
 
-    pub(crate) fn lent(&self) -> Option<Lent> {
-        self.lent
+    /// Another part of the same memory.
+    pub(super) fn part(&self, layout: Layout, lent: Option<Lent>) -> Self {
+        let (rt, buffer) = (self.rt.clone(), self.buffer.clone());
+        TensorMut { rt, buffer, layout, dtype: self.dtype, written: self.written, lent }
+    }
+
+    pub(crate) fn lent(&self) -> Option<&Lent> {
+        self.lent.as_ref()
     }
 
     pub(crate) fn buffer(&self) -> &Arc<R::Buffer> {
         &self.buffer
     }
 
+    pub(crate) fn view(&self) -> View<'_, R> {
+        View { buffer: &self.buffer, layout: self.layout, dtype: self.dtype }
+    }
+
     pub(crate) fn view_mut(&mut self) -> ViewMut<'_, R> {
         ViewMut { buffer: &self.buffer, layout: self.layout, dtype: self.dtype }
+    }
+
+    /// As [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it.
+    pub(crate) fn rewritten(&mut self) -> ViewMut<'_, R> {
+        self.written = true;
+        self.view_mut()
     }
 
     pub(crate) fn out(&mut self) -> Out<'_, R> {

@@ -9,7 +9,8 @@ use std::{
 use flate2::read::GzDecoder;
 use weftgrad::{Cpu, Result, Tensor, Var};
 
-const SIDE: usize = 28;
+/// Pixels of an image's side.
+pub const SIDE: usize = 28;
 /// More than the largest known file holds: what a wrong header may ask for.
 const MOST: usize = 1 << 30;
 
@@ -20,6 +21,11 @@ pub struct Digits {
 }
 
 impl Digits {
+    /// `images` of 28×28 bytes each and one label each.
+    pub fn new(images: Vec<u8>, labels: Vec<u8>) -> Digits {
+        Digits { images, labels }
+    }
+
     /// Reads the two files in a folder.
     pub fn read(dir: &Path) -> std::result::Result<Digits, Box<dyn std::error::Error>> {
         let images = unpack(&find(dir, "images-idx3-ubyte.gz")?, &[0x803], &[SIDE, SIDE])?;
@@ -36,7 +42,7 @@ impl Digits {
         if let Some(i) = labels.iter().position(|&l| l > 9) {
             return Err(format!("{}: label {i} is {}, not a digit", dir.display(), labels[i]).into());
         }
-        Ok(Digits { images, labels })
+        Ok(Digits::new(images, labels))
     }
 
     /// How many there are.

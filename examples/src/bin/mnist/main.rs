@@ -1,9 +1,10 @@
 //! A small convolutional network learns handwritten digits.
 //!
 //! `mnist --data DIR` reads the gzipped IDX files `*images-idx3-ubyte.gz` and `*labels-idx1-ubyte.gz` in `DIR`, trains on the first
-//! four fifths and tests on the rest.
+//! four fifths and tests on the rest. Without `--data` it draws digits of its own, easier ones.
 #![forbid(unsafe_code)]
 
+mod drawn;
 mod idx;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -21,9 +22,12 @@ use weftgrad_examples::{progress::Progress, stop::Stop};
 #[derive(Debug, Parser)]
 #[command(name = "mnist", version)]
 struct Options {
-    /// Folder with the gzipped IDX files.
+    /// Folder with the gzipped IDX files [default: digits drawn by the program].
     #[arg(long, value_name = "DIR")]
-    data: PathBuf,
+    data: Option<PathBuf>,
+    /// How many digits to draw, without `--data`.
+    #[arg(long, default_value_t = 4000, conflicts_with = "data")]
+    images: usize,
     /// Times through the training images.
     #[arg(long, default_value_t = 8)]
     epochs: usize,
@@ -82,7 +86,10 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> std::result::Result<(), Box<dyn std::error::Error>> {
     let cpu = options.threads.map_or_else(Cpu::new, |n| Cpu::with_threads(n.max(1)));
-    let digits = idx::Digits::read(&options.data)?;
+    let digits = match &options.data {
+        Some(dir) => idx::Digits::read(dir)?,
+        None => drawn::digits(options.images, options.seed),
+    };
     let train = digits.len() * 4 / 5;
     let model = Cnn::new(&Init::new(&cpu, options.seed))?;
     println!("{}\n{train} images to train on, {} to test", model.summary(), digits.len() - train);

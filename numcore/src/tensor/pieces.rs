@@ -1,0 +1,87 @@
+//! Cutting owned memory into pieces that several owners fill at once, and joining them again: what collectives do.
+
+use std::sync::Arc;
+
+use super::{Lent, TensorMut};
+use crate::{Error, ErrorKind, Layout, Result, Runtime, Shape};
+
+/// What pieces were cut from.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    layout: Layout,
+    lent: Option<Lent>,
+    pieces: usize,
+}
+
+impl<R: Runtime> TensorMut<R> {
+    /// Cuts row-major memory into consecutive rows of `lens` elements, which must add up to all of it.
+    pub fn split(self, lens: &[usize]) -> Result<Vec<TensorMut<R>>> {
+        let numel = self.layout.numel();
+        if !self.layout.is_contiguous() || lens.iter().sum::<usize>() != numel {
+            let why = format!("row-major memory of {numel} elements cannot be cut into {lens:?}");
+            return Err(Error::shape("split", &[*self.shape()], why));
+        }
+        let cut = Arc::new(Cut { layout: self.layout, lent: self.lent.clone(), pieces: lens.len() });
+        let mut start = self.layout.offset();
+        let piece = |(at, &len): (usize, &usize)| {
+            let layout = Layout::contiguous(Shape::new(&[len])?).at(start);
+            start += len;
+            Ok(self.part(layout, Some(Lent::Piece { cut: cut.clone(), at })))
+        };
+        lens.iter().enumerate().map(piece).collect()
+    }
+
+    /// The memory that was [`split`](TensorMut::split) into `pieces`, which must be all of them, in order. It counts as written if a
+    /// piece was.
+    pub fn join(pieces: Vec<TensorMut<R>>) -> Result<TensorMut<R>> {
+        let of = |t: &TensorMut<R>| match t.lent() {
+            Some(Lent::Piece { cut, at }) => Some((cut.clone(), *at)),
+            _ => None,
+        };
+        let Some((whole, (cut, _))) = pieces.first().and_then(|t| Some((t, of(t)?))) else { return Err(incomplete()) };
+        let next = |(k, t): (usize, &TensorMut<R>)| of(t).is_some_and(|(c, at)| Arc::ptr_eq(&c, &cut) && at == k);
+        if pieces.len() != cut.pieces || !pieces.iter().enumerate().all(next) {
+            return Err(incomplete());
+        }
+        let mut joined = whole.part(cut.layout, cut.lent.clone());
+        joined.written = pieces.iter().any(|t| t.written);
+        Ok(joined)
+    }
+}
+
+fn incomplete() -> Error {
+    ErrorKind::Lent { op: "join", what: "these are not all pieces of one split, in order".into() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Flat, FlatLayout, NullRuntime};
+
+    #[test]
+    fn pieces_go_back_only_together() {
+        let layout = FlatLayout::new(DType::F32, [("a".to_string(), Shape::of(&[70]))]);
+        let mut flat = Flat::zeros(&NullRuntime::new(), layout).unwrap();
+        let pieces = flat.lend_whole().unwrap().split(&[100, 0, 28]).unwrap();
+        assert_eq!(pieces.iter().map(|p| p.shape().numel()).collect::<Vec<_>>(), [100, 0, 28]);
+        let mut pieces = pieces.into_iter();
+        let first = pieces.next().unwrap();
+        assert!(flat.restore(first).is_err(), "one piece is not the whole");
+        assert!(TensorMut::join(pieces.collect()).is_err());
+        assert!(flat.reclaim());
+        let pieces = flat.lend_whole().unwrap().split(&[64, 64]).unwrap();
+        assert!(TensorMut::join(pieces.into_iter().rev().collect()).is_err(), "order counts");
+        assert!(flat.reclaim());
+        let whole = TensorMut::join(flat.lend_whole().unwrap().split(&[64, 64]).unwrap()).unwrap();
+        flat.restore(whole).unwrap();
+        assert!(flat.lend(0).is_ok());
+    }
+
+    #[test]
+    fn cuts_must_add_up() {
+        let row = || TensorMut::alloc(&NullRuntime::new(), Shape::of(&[2, 5]), DType::F32).unwrap();
+        assert!(row().split(&[4, 5]).is_err());
+        let error = row().split(&[6, 4]).unwrap().pop().unwrap().freeze().err().unwrap().to_string();
+        assert!(error.contains("piece 1"), "{error}");
+    }
+}
