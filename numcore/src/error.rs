@@ -127,6 +127,33 @@ pub enum ErrorKind {
         /// Their names, in the model's order.
         names: Vec<String>,
     },
+    /// Another rank failed, so that nobody can go on; the communicator is unusable from now on.
+    Peer {
+        /// What was waited for.
+        op: &'static str,
+        /// The rank that failed first.
+        peer: usize,
+        /// Why, in its own words.
+        cause: String,
+    },
+    /// Ranks made different collective calls in one place of the sequence.
+    Mismatch {
+        /// The operation.
+        op: &'static str,
+        /// Both calls, with the places they were made at.
+        why: String,
+    },
+    /// A deadline passed before every rank had arrived.
+    Timeout {
+        /// The operation.
+        op: &'static str,
+        /// How long was waited.
+        waited: std::time::Duration,
+        /// The ranks that had not arrived.
+        missing: Vec<usize>,
+        /// What every rank called last.
+        calls: String,
+    },
     /// A named entry of a state dict or checkpoint does not fit.
     State {
         /// The entry.
@@ -255,6 +282,14 @@ impl fmt::Display for ErrorKind {
             ErrorKind::MissingGradient { names } => {
                 write!(f, "no gradient reached: {}; freeze them or use them in the loss", names.join(", "))
             }
+            ErrorKind::Peer { op, peer, cause } => {
+                write!(f, "{op}: rank {peer} failed, build a new communicator: {cause}")
+            }
+            ErrorKind::Mismatch { op, why } => write!(f, "{op}: ranks disagree: {why}"),
+            ErrorKind::Timeout { op, waited, missing, calls } => {
+                let waited = waited.as_secs_f64();
+                write!(f, "{op}: after {waited:.1} s there was no call from {}\n{calls}", Ranks(missing))
+            }
             ErrorKind::State { name, why } => write!(f, "`{name}`: {why}"),
             ErrorKind::Format { what, why } => write!(f, "{what}: {why}"),
             ErrorKind::Io { path, source } => write!(f, "{}: {source}", path.display()),
@@ -270,6 +305,14 @@ impl<T: fmt::Display> fmt::Display for List<'_, T> {
             write!(f, "{}{x}", if i == 0 { "" } else { ", " })?;
         }
         Ok(())
+    }
+}
+
+struct Ranks<'a>(&'a [usize]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank{} {}", if self.0.len() == 1 { "" } else { "s" }, List(self.0))
     }
 }
 

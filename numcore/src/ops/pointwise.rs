@@ -111,7 +111,6 @@ pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> R
 }
 
 /// What a program reads in [`compute`].
-#[derive(Clone, Copy)]
 pub enum Input<'a, R: Runtime> {
     /// A value.
     Value(&'a Tensor<R>),
@@ -120,6 +119,14 @@ pub enum Input<'a, R: Runtime> {
     /// The old value of output `k`.
     Own(usize),
 }
+
+impl<R: Runtime> Clone for Input<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R: Runtime> Copy for Input<'_, R> {}
 
 impl<'a, R: Runtime> Input<'a, R> {
     fn operand(&self, shape: Shape) -> Result<Operand<'a, R>> {

@@ -1,0 +1,295 @@
+//! The collectives people call, for every engine.
+
+use std::{panic::Location, sync::Arc};
+
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::ViewOps,
+};
+
+use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, work::given};
+
+/// The collectives. Memory may have any shape: it is one row here. `n` is the number of ranks, `k` the elements of one part.
+///
+/// All of them return at once; [`Work::wait`] gives the memory back. Every rank must make the same calls, from the same place in
+/// the program, in the same order.
+///
+/// ```
+/// use distributed::comm::{Collectives, Communicator, Ranks, ReduceOp};
+/// use numcore::{Tensor, TensorMut, NullRuntime};
+/// # fn main() -> numcore::Result<()> {
+/// let sums = Ranks::new(4).run(|_| Ok(NullRuntime::new()), |comm| {
+///     let x = Tensor::from_slice(comm.runtime(), [2], &[comm.rank() as f32, 1.0])?;
+///     let work = comm.all_reduce(x.copy()?.try_mut().ok().expect("a copy has one owner"), ReduceOp::Sum)?;
+///     // compute something else meanwhile
+///     work.wait()?.freeze()
+/// })?;
+/// assert_eq!(sums.len(), 4);
+/// # Ok(())
+/// # }
+/// ```
+pub trait Collectives<R: Runtime>: Communicator<R> {
+    /// Combines `x` of all ranks; every rank gets the result, in place.
+    #[track_caller]
+    fn all_reduce(&self, x: TensorMut<R>, op: ReduceOp) -> Result<Work<TensorMut<R>>> {
+        self.in_place(Collective::AllReduce(op), x, None, Location::caller())
+    }
+
+    /// Combines `x` of all ranks; rank `root` gets the result, in place. The memory of the others is arbitrary afterwards.
+    #[track_caller]
+    fn reduce(&self, x: TensorMut<R>, op: ReduceOp, root: usize) -> Result<Work<TensorMut<R>>> {
+        self.in_place(Collective::Reduce { op, root }, x, None, Location::caller())
+    }
+
+    /// Every rank gets what rank `root` has, in place.
+    #[track_caller]
+    fn broadcast(&self, x: TensorMut<R>, root: usize) -> Result<Work<TensorMut<R>>> {
+        self.in_place(Collective::Broadcast { root }, x, None, Location::caller())
+    }
+
+    /// Combines `x: [n·k]` of all ranks; rank `r` gets part `r` of the result in `out: [k]`.
+    #[track_caller]
+    fn reduce_scatter(&self, x: &Tensor<R>, out: TensorMut<R>, op: ReduceOp) -> Result<Work<TensorMut<R>>> {
+        let parts = even("reduce_scatter", x.shape(), self.size())?;
+        self.scatter(x, &parts, out, op, Location::caller())
+    }
+
+    /// As [`reduce_scatter`](Collectives::reduce_scatter) with parts of `parts[r]` elements.
+    #[track_caller]
+    fn reduce_scatter_parts(
+        &self,
+        x: &Tensor<R>,
+        parts: &[usize],
+        out: TensorMut<R>,
+        op: ReduceOp,
+    ) -> Result<Work<TensorMut<R>>> {
+        self.scatter(x, parts, out, op, Location::caller())
+    }
+
+    /// Combines `x: [n·k]` of all ranks in place: rank `r` has part `r` of the result, its other parts are arbitrary afterwards.
+    #[track_caller]
+    fn reduce_scatter_in_place(&self, x: TensorMut<R>, op: ReduceOp) -> Result<Work<TensorMut<R>>> {
+        let parts = even("reduce_scatter", x.shape(), self.size())?;
+        self.in_place(Collective::ReduceScatter(op), x, Some(parts), Location::caller())
+    }
+
+    /// Every rank gets `x: [k]` of all ranks in `out: [n·k]`.
+    #[track_caller]
+    fn all_gather(&self, x: &Tensor<R>, out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
+        let parts = even("all_gather", out.shape(), self.size())?;
+        self.gather(x, &parts, out, Location::caller())
+    }
+
+    /// As [`all_gather`](Collectives::all_gather) with parts of `parts[r]` elements.
+    #[track_caller]
+    fn all_gather_parts(&self, x: &Tensor<R>, parts: &[usize], out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
+        self.gather(x, parts, out, Location::caller())
+    }
+
+    /// Every rank gets all parts of `x: [n·k]`, of which rank `r` has part `r` already.
+    #[track_caller]
+    fn all_gather_in_place(&self, x: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
+        let parts = even("all_gather", x.shape(), self.size())?;
+        self.in_place(Collective::AllGather, x, Some(parts), Location::caller())
+    }
+
+    /// Part `j` of rank `i`'s `x: [n·k]` becomes part `i` of rank `j`'s `out: [n·k]`.
+    #[track_caller]
+    fn all_to_all(&self, x: &Tensor<R>, out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
+        let (send, recv) =
+            (even("all_to_all", x.shape(), self.size())?, even("all_to_all", out.shape(), self.size())?);
+        self.exchange_parts(x, &send, out, &recv, Location::caller())
+    }
+
+    /// As [`all_to_all`](Collectives::all_to_all): `send[j]` elements go to rank `j`, `recv[i]` come from rank `i`.
+    #[track_caller]
+    fn all_to_all_parts(
+        &self,
+        x: &Tensor<R>,
+        send: &[usize],
+        out: TensorMut<R>,
+        recv: &[usize],
+    ) -> Result<Work<TensorMut<R>>> {
+        self.exchange_parts(x, send, out, recv, Location::caller())
+    }
+
+    /// Sends `x` to rank `to`, which must receive it.
+    #[track_caller]
+    fn send(&self, x: &Tensor<R>, to: usize) -> Result<Work<()>> {
+        let what = Collective::Send { to };
+        let call = Call { input: Some(row(x)?), ..self.call(what, x.dtype(), x.shape().numel(), Location::caller())? };
+        Ok(self.start(call)?.map(|_| Ok(())))
+    }
+
+    /// Fills `out` with what rank `from` sends.
+    #[track_caller]
+    fn recv(&self, out: TensorMut<R>, from: usize) -> Result<Work<TensorMut<R>>> {
+        self.in_place(Collective::Recv { from }, out, None, Location::caller())
+    }
+
+    /// Returns when every rank has called it.
+    #[track_caller]
+    fn barrier(&self) -> Result<()> {
+        let call = self.call(Collective::Barrier, DType::U8, 0, Location::caller())?;
+        self.start(call)?.wait().map(|_| ())
+    }
+
+    /// The bytes of every rank, by rank. Blocks.
+    #[track_caller]
+    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let (at, rt, n) = (Location::caller(), self.runtime(), self.size());
+        let length = Tensor::from_slice(rt, [1], &[bytes.len() as i64])?;
+        let out = TensorMut::alloc(rt, Shape::new(&[n])?, DType::I64)?;
+        let lengths = self.gather(&length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
+        let lengths: Vec<usize> = lengths.into_iter().map(|l| l as usize).collect();
+        let own = Tensor::from_slice(rt, [bytes.len()], bytes)?;
+        let out = TensorMut::alloc(rt, Shape::new(&[lengths.iter().sum()])?, DType::U8)?;
+        let all = self.gather(&own, &lengths, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let mut rest = &all[..];
+        Ok(lengths.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
+    }
+
+    /// An error on every rank unless all give the same bytes; `what` says in the message what they mean. Blocks.
+    #[track_caller]
+    fn agree(&self, what: &str, bytes: &[u8]) -> Result<()> {
+        let all = self.exchange(bytes)?;
+        let others: Vec<String> = (0..all.len()).filter(|&r| all[r] != all[0]).map(|r| r.to_string()).collect();
+        if others.is_empty() {
+            return Ok(());
+        }
+        let why = format!("{what} of rank 0 is not that of rank {}", others.join(", "));
+        Err(numcore::ErrorKind::Mismatch { op: "agree", why }.into())
+    }
+
+    /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
+    #[track_caller]
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Comm<R>>> {
+        self.split_at(color, key, Location::caller())
+    }
+}
+
+impl<R: Runtime, C: Communicator<R> + ?Sized> Collectives<R> for C {}
+
+/// How the methods above make their calls; checks are here.
+trait Make<R: Runtime>: Communicator<R> {
+    /// A call without memory.
+    fn call(&self, what: Collective, dtype: DType, numel: usize, at: &'static Location<'static>) -> Result<Call<R>> {
+        let (rank, size) = (self.rank(), self.size());
+        if let Some(r) = what.root().or(what.peer()).filter(|&r| r >= size) {
+            return Err(Error::argument(what.name(), format!("there is no rank {r} among {size}")).on_rank(rank));
+        }
+        if what.peer() == Some(rank) {
+            return Err(Error::argument(what.name(), "a rank cannot be its own peer").on_rank(rank));
+        }
+        if let Some(op) = what.reduce_op() {
+            check_reduction(what.name(), op, dtype)?;
+        }
+        let parts: Arc<[usize]> = Arc::new([numel]);
+        Ok(Call { what, dtype, input: None, output: None, send: parts.clone(), recv: parts, at })
+    }
+
+    fn in_place(
+        &self,
+        what: Collective,
+        x: TensorMut<R>,
+        parts: Option<Vec<usize>>,
+        at: &'static Location<'static>,
+    ) -> Result<Work<TensorMut<R>>> {
+        let mut call = self.call(what, x.dtype(), x.shape().numel(), at)?;
+        if let Some(parts) = parts {
+            call.send = parts.into();
+            call.recv = call.send.clone();
+        }
+        Ok(self.start(Call { output: Some(x), ..call })?.map(given))
+    }
+
+    fn scatter(
+        &self,
+        x: &Tensor<R>,
+        parts: &[usize],
+        out: TensorMut<R>,
+        op: ReduceOp,
+        at: &'static Location<'static>,
+    ) -> Result<Work<TensorMut<R>>> {
+        let own = fit("reduce_scatter", parts, self.size(), x, self.rank(), &out)?;
+        let call = self.call(Collective::ReduceScatter(op), x.dtype(), own, at)?;
+        let call = Call { send: parts.into(), input: Some(row(x)?), output: Some(out), ..call };
+        Ok(self.start(call)?.map(given))
+    }
+
+    fn gather(
+        &self,
+        x: &Tensor<R>,
+        parts: &[usize],
+        out: TensorMut<R>,
+        at: &'static Location<'static>,
+    ) -> Result<Work<TensorMut<R>>> {
+        let whole: usize = parts.iter().sum();
+        let own = parts.get(self.rank()).copied().unwrap_or(0);
+        require("all_gather", parts.len() == self.size(), || format!("{} parts for {} ranks", parts.len(), self.size()))?;
+        require_memory("all_gather", x, own, &out, whole)?;
+        let call = self.call(Collective::AllGather, x.dtype(), own, at)?;
+        Ok(self.start(Call { recv: parts.into(), input: Some(row(x)?), output: Some(out), ..call })?.map(given))
+    }
+
+    fn exchange_parts(
+        &self,
+        x: &Tensor<R>,
+        send: &[usize],
+        out: TensorMut<R>,
+        recv: &[usize],
+        at: &'static Location<'static>,
+    ) -> Result<Work<TensorMut<R>>> {
+        let n = self.size();
+        require("all_to_all", send.len() == n && recv.len() == n, || {
+            format!("{} parts to send and {} to receive for {n} ranks", send.len(), recv.len())
+        })?;
+        require_memory("all_to_all", x, send.iter().sum(), &out, recv.iter().sum())?;
+        let call = self.call(Collective::AllToAll, x.dtype(), x.shape().numel(), at)?;
+        let call = Call { send: send.into(), recv: recv.into(), input: Some(row(x)?), output: Some(out), ..call };
+        Ok(self.start(call)?.map(given))
+    }
+}
+
+impl<R: Runtime, C: Communicator<R> + ?Sized> Make<R> for C {}
+
+/// The values as one dense row: strided ones are copied, never sent as they lie.
+fn row<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
+    x.contiguous()?.reshape([x.shape().numel()])
+}
+
+fn even(op: &'static str, shape: &Shape, n: usize) -> Result<Vec<usize>> {
+    let numel = shape.numel();
+    require(op, numel.is_multiple_of(n), || {
+        format!("{numel} elements do not make {n} equal parts; pad them, or give parts of your own")
+    })?;
+    Ok(vec![numel / n; n])
+}
+
+fn fit<R: Runtime>(
+    op: &'static str,
+    parts: &[usize],
+    n: usize,
+    x: &Tensor<R>,
+    rank: usize,
+    out: &TensorMut<R>,
+) -> Result<usize> {
+    require(op, parts.len() == n, || format!("{} parts for {n} ranks", parts.len()))?;
+    require_memory(op, x, parts.iter().sum(), out, parts[rank])?;
+    Ok(parts[rank])
+}
+
+fn require_memory<R: Runtime>(op: &'static str, x: &Tensor<R>, send: usize, out: &TensorMut<R>, recv: usize) -> Result<()> {
+    if x.dtype() != out.dtype() {
+        return Err(Error::dtype(op, &[x.dtype(), out.dtype()], "input and output must have one type"));
+    }
+    if (x.shape().numel(), out.shape().numel()) == (send, recv) {
+        return Ok(());
+    }
+    let why = format!("the input must have {send} elements and the output {recv}");
+    Err(Error::shape(op, &[*x.shape(), *out.shape()], why))
+}
+
+fn require(op: &'static str, holds: bool, why: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::argument(op, why())) }
+}

@@ -1,0 +1,101 @@
+//! Faults on purpose: to test that whatever happens on one rank ends as an error on all.
+
+use std::{
+    panic::Location,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use numcore::{Error, Result, Runtime, TensorMut, rng::Philox};
+
+use super::{Call, Comm, Communicator, Work};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The call is made this much later. Longer than the timeout: the rank never arrives.
+    Delay(Duration),
+    /// The call is left out, as by a program that has taken another branch.
+    Skip,
+    /// The call returns an error.
+    Error,
+    /// The call panics.
+    Panic,
+}
+
+impl Fault {
+    /// A fault, and the number of the call it befalls, out of the first `calls`; of delays only short ones.
+    pub fn seeded(seed: u64, calls: u64) -> (u64, Fault) {
+        let mut random = Philox::new(seed, 0);
+        let at = random.below(calls.max(1));
+        let fault = match random.below(4) {
+            0 => Fault::Delay(Duration::from_millis(random.below(20))),
+            1 => Fault::Skip,
+            2 => Fault::Error,
+            _ => Fault::Panic,
+        };
+        (at, fault)
+    }
+}
+
+/// A communicator on which one call goes wrong.
+#[derive(Debug)]
+pub struct FaultyCommunicator<R: Runtime> {
+    inner: Comm<R>,
+    at: u64,
+    fault: Fault,
+    calls: Arc<AtomicU64>,
+}
+
+impl<R: Runtime> FaultyCommunicator<R> {
+    /// Call number `at` (from 0, those of groups split from it included) has a fault.
+    pub fn new(inner: Comm<R>, at: u64, fault: Fault) -> Self {
+        FaultyCommunicator { inner, at, fault, calls: Arc::default() }
+    }
+}
+
+impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn runtime(&self) -> &R {
+        self.inner.runtime()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.inner.timeout()
+    }
+
+    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) != self.at {
+            return self.inner.start(call);
+        }
+        match self.fault {
+            Fault::Delay(time) => {
+                std::thread::sleep(time);
+                self.inner.start(call)
+            }
+            Fault::Skip => Ok(Work::ready(call.into_memory().1)),
+            Fault::Error => Err(Error::argument(call.what().name(), "an error on purpose").on_rank(self.rank())),
+            Fault::Panic => panic!("a panic on purpose, in {}", call.what().name()),
+        }
+    }
+
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        let (at_call, fault, calls) = (self.at, self.fault, self.calls.clone());
+        let inner = self.inner.split_at(color, key, at)?;
+        Ok(inner.map(|inner| Arc::new(FaultyCommunicator { inner, at: at_call, fault, calls }) as Comm<R>))
+    }
+
+    fn abort(&self, cause: &str) {
+        self.inner.abort(cause);
+    }
+}

@@ -1,0 +1,32 @@
+//! Communicators: how ranks exchange tensors.
+//!
+//! An engine implements [`Communicator`]: its one way to exchange data is [`start`](Communicator::start), which takes a [`Call`], that
+//! is, a collective as data with the memory it works on. What people write is [`Collectives`], one method per collective, for every
+//! engine alike. Memory goes in by value and comes back from [`Work::wait`], so nothing in flight can be touched.
+//!
+//! **Invariant**: a collective ends on every rank, with a result or with an error, before its deadline has passed. After an error
+//! the communicator stays unusable, and says why.
+
+mod call;
+mod collectives;
+mod combine;
+mod communicator;
+mod counting;
+mod faults;
+mod noop;
+mod partial;
+mod ranks;
+mod recorder;
+mod threads;
+mod work;
+
+pub use call::{Call, Collective, Fingerprint, ReduceOp};
+pub use collectives::Collectives;
+pub use communicator::{Comm, Communicator};
+pub use counting::{CountingCommunicator, Traffic};
+pub use faults::{Fault, FaultyCommunicator};
+pub use noop::NoOpCommunicator;
+pub use partial::Partial;
+pub use ranks::Ranks;
+pub use threads::ThreadCommunicator;
+pub use work::{Pending, Work};

@@ -1,0 +1,69 @@
+//! Values of which a rank has only its part.
+
+use numcore::{Result, Runtime, Tensor};
+
+use super::{Collectives, Communicator, ReduceOp};
+
+/// What only this rank contributes: the square of a norm over its shard, the loss of its tokens. It cannot be read before it is
+/// combined with the other ranks' parts, so no rank decides by its own part alone.
+///
+/// ```compile_fail
+/// use distributed::comm::Partial;
+/// # fn show(norm: Partial<numcore::Tensor<numcore::NullRuntime>>) {
+/// let clipped = norm.item(); // not a tensor: combine it first
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a part means nothing until it is combined with the others"]
+pub struct Partial<T>(T);
+
+impl<T> Partial<T> {
+    /// This rank's part.
+    pub fn new(part: T) -> Self {
+        Partial(part)
+    }
+
+    /// Computes with the part, giving a part again.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Partial<U> {
+        Partial(f(self.0))
+    }
+}
+
+impl<R: Runtime> Partial<Tensor<R>> {
+    /// The combination of all ranks' parts. Blocks the caller's queue, not the host.
+    #[track_caller]
+    pub fn combine<C: Communicator<R> + ?Sized>(self, comm: &C, op: ReduceOp) -> Result<Tensor<R>> {
+        let own = match self.0.try_mut() {
+            Ok(own) => own,
+            Err(shared) => own(&shared)?,
+        };
+        comm.all_reduce(own, op)?.wait()?.freeze()
+    }
+}
+
+impl Partial<f64> {
+    /// The combination of all ranks' parts, as a number on the host.
+    #[track_caller]
+    pub fn combine_on<R: Runtime, C: Communicator<R> + ?Sized>(self, comm: &C, op: ReduceOp) -> Result<f64> {
+        let own: Vec<f64> = comm.exchange(&self.0.to_le_bytes())?.iter().filter_map(|b| number(b)).collect();
+        let first = own.first().copied().unwrap_or(0.0);
+        let rest = own.iter().skip(1).copied();
+        Ok(match op {
+            ReduceOp::Sum => rest.fold(first, |a, b| a + b),
+            ReduceOp::Avg => rest.fold(first, |a, b| a + b) / own.len() as f64,
+            ReduceOp::Prod => rest.fold(first, |a, b| a * b),
+            ReduceOp::Min => rest.fold(first, f64::min),
+            ReduceOp::Max => rest.fold(first, f64::max),
+        })
+    }
+}
+
+fn own<R: Runtime>(shared: &Tensor<R>) -> Result<numcore::TensorMut<R>> {
+    let mut memory = numcore::TensorMut::alloc(shared.runtime(), *shared.shape(), shared.dtype())?;
+    memory.accumulate(&numcore::ops::Op::identity(), &[shared])?;
+    Ok(memory)
+}
+
+fn number(bytes: &[u8]) -> Option<f64> {
+    bytes.try_into().ok().map(f64::from_le_bytes)
+}

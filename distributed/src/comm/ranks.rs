@@ -1,0 +1,115 @@
+//! Running a program on every rank of a world of threads.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+use numcore::{Error, ErrorKind, Result, Runtime};
+
+use super::{Comm, ThreadCommunicator};
+
+/// A world of threads in the making.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    size: usize,
+    timeout: Duration,
+    places: bool,
+}
+
+impl Ranks {
+    /// A world of `size` ranks; calls may take 60 seconds.
+    pub fn new(size: usize) -> Self {
+        Ranks { size, timeout: Duration::from_secs(60), places: true }
+    }
+
+    /// How long a call may take before every rank gets an error.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Lets ranks make the same call from different places in the program.
+    pub fn any_place(mut self) -> Self {
+        self.places = false;
+        self
+    }
+
+    /// Runs `program` on every rank, each in a thread of its own with a runtime of its own, and gives what they return, by rank.
+    ///
+    /// If a rank fails or panics, the others' calls end with an error that names it, and its own error is returned.
+    pub fn run<R: Runtime, T: Send>(
+        &self,
+        runtime: impl Fn(usize) -> Result<R>,
+        program: impl Fn(Comm<R>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let mut outcomes = self.outcomes(runtime, program)?;
+        if let Some(first) = outcomes.iter().position(|o| o.as_ref().is_err_and(is_own)) {
+            outcomes.swap(0, first);
+        }
+        outcomes.into_iter().collect()
+    }
+
+    /// As [`run`](Ranks::run), giving every rank's own outcome, by rank.
+    pub fn outcomes<R: Runtime, T: Send>(
+        &self,
+        runtime: impl Fn(usize) -> Result<R>,
+        program: impl Fn(Comm<R>) -> Result<T> + Sync,
+    ) -> Result<Vec<Result<T>>> {
+        let runtimes = (0..self.size).map(runtime).collect::<Result<Vec<R>>>()?;
+        let comms = ThreadCommunicator::members(runtimes, self.timeout, self.places)?;
+        Ok(std::thread::scope(|scope| {
+            let start = |(rank, comm)| {
+                let program = &program;
+                let thread = std::thread::Builder::new().name(format!("rank-{rank}"));
+                thread.spawn_scoped(scope, move || guarded(rank, comm, program))
+            };
+            let threads: Vec<_> = comms.into_iter().enumerate().map(start).collect();
+            threads.into_iter().enumerate().map(|(rank, thread)| outcome(rank, thread)).collect()
+        }))
+    }
+}
+
+/// A program on one rank: whatever ends it early reaches the others.
+fn guarded<R: Runtime, T>(rank: usize, comm: Comm<R>, program: &impl Fn(Comm<R>) -> Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(|| program(comm.clone()))) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => {
+            comm.abort(&error.to_string());
+            Err(error)
+        }
+        Err(panic) => {
+            let cause = panic_message(&*panic);
+            comm.abort(&cause);
+            Err(Error::from(ErrorKind::Peer { op: "program", peer: rank, cause }).on_rank(rank))
+        }
+    }
+}
+
+fn outcome<T>(
+    rank: usize,
+    thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<T>>>,
+) -> Result<T> {
+    let failed = |cause: String| Error::from(ErrorKind::Peer { op: "Ranks::run", peer: rank, cause }).on_rank(rank);
+    match thread.map(std::thread::ScopedJoinHandle::join) {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(panic)) => Err(failed(panic_message(&*panic))),
+        Err(e) => Err(failed(format!("no thread: {e}"))),
+    }
+}
+
+/// Whether a rank failed by itself, not because another did.
+fn is_own(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::Peer { peer, .. } => error.rank() == Some(*peer),
+        _ => true,
+    }
+}
+
+/// What a panic said.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.map_or_else(|| "panicked".into(), |t| format!("panicked: {t}"))
+}

@@ -1,0 +1,291 @@
+//! One collective: who has arrived, how its memory is shared out among workers, and how it comes back.
+
+use std::sync::Arc;
+
+use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
+use parking_lot::Mutex;
+
+use super::world::Failure;
+use crate::comm::{Call, Collective, Fingerprint, ReduceOp, combine::cuts};
+
+/// Below this many bytes a collective is one worker's: waking the others takes longer.
+const SMALL: usize = 1 << 16;
+
+/// Which round: the group's calls have one count, those between two ranks another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Key {
+    All(u64),
+    Pair { from: usize, to: usize, number: u64 },
+}
+
+impl Key {
+    pub(super) fn number(self) -> u64 {
+        match self {
+            Key::All(number) | Key::Pair { number, .. } => number,
+        }
+    }
+}
+
+/// Where a rank finds its result.
+pub(super) type Slot<R> = Arc<Mutex<Option<Done<R>>>>;
+
+/// A rank's result: its memory, and what its queue must be ordered after.
+pub(super) struct Done<R: Runtime> {
+    pub(super) memory: Option<TensorMut<R>>,
+    pub(super) after: Arc<Vec<R::Event>>,
+}
+
+/// A rank's call.
+pub(super) struct Job<R: Runtime> {
+    pub(super) call: Call<R>,
+    pub(super) ready: R::Event,
+    pub(super) slot: Slot<R>,
+}
+
+/// What one worker does with the memory of a share.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// Every output becomes the combination of all outputs.
+    ReduceAll(ReduceOp),
+    /// Output `k` becomes it.
+    ReduceInto(ReduceOp, usize),
+    /// The only output becomes the combination of the inputs.
+    ReduceInputs(ReduceOp),
+    /// Output `k` is copied to the others.
+    Spread(usize),
+    /// Input `i` is copied to output `i`; a single input to all.
+    Copy,
+}
+
+/// A worker's part of a round.
+pub(super) struct Share<R: Runtime> {
+    pub(super) step: Step,
+    pub(super) ins: Vec<Tensor<R>>,
+    pub(super) outs: Vec<Piece<R>>,
+    pub(super) after: Arc<Vec<R::Event>>,
+}
+
+/// A piece of a rank's memory: piece `at` of member `of`.
+pub(super) struct Piece<R: Runtime> {
+    of: usize,
+    at: usize,
+    pub(super) memory: TensorMut<R>,
+}
+
+/// Pieces coming back, and the point in the worker's queue after which they are filled.
+pub(super) struct Finished<R: Runtime> {
+    pub(super) outs: Vec<Piece<R>>,
+    pub(super) event: R::Event,
+}
+
+pub(super) struct Round<R: Runtime> {
+    /// The ranks that take part, in order.
+    members: Vec<usize>,
+    arrived: Vec<Option<Job<R>>>,
+    first: Option<(usize, Fingerprint)>,
+    slots: Vec<Slot<R>>,
+    pieces: Vec<Vec<Option<TensorMut<R>>>>,
+    shares: usize,
+    events: Vec<R::Event>,
+}
+
+impl<R: Runtime> Round<R> {
+    pub(super) fn new(key: Key, ranks: usize) -> Self {
+        let members = match key {
+            Key::All(_) => (0..ranks).collect(),
+            Key::Pair { from, to, .. } => vec![from, to],
+        };
+        let arrived = members.iter().map(|_| None).collect();
+        let (slots, pieces, events) = (Vec::new(), Vec::new(), Vec::new());
+        Round { members, arrived, first: None, slots, pieces, shares: 0, events }
+    }
+
+    /// Notes a rank's call; what it cannot agree on with the first to arrive is a failure.
+    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: bool) -> Option<Failure> {
+        let own = job.call.fingerprint();
+        let at = self.members.iter().position(|&r| r == rank)?;
+        self.arrived[at] = Some(job);
+        let Some((other, first)) = &self.first else {
+            self.first = Some((rank, own));
+            return None;
+        };
+        let agrees = match own.what.peer() {
+            Some(_) => (own.dtype, &own.parts) == (first.dtype, &first.parts),
+            None => own.agrees(first, places),
+        };
+        let hint = match own.agrees(first, false) {
+            true => "; a call must be made from one place in the program on all ranks",
+            false => "",
+        };
+        let why = || format!("rank {other} called {first}, rank {rank} {own}{hint}");
+        (!agrees).then(|| Failure::Mismatch { why: why() })
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.arrived.iter().all(Option::is_some)
+    }
+
+    pub(super) fn missing(&self) -> Vec<usize> {
+        let absent = |(job, &rank): (&Option<Job<R>>, &usize)| job.is_none().then_some(rank);
+        if self.slots.is_empty() { self.arrived.iter().zip(&self.members).filter_map(absent).collect() } else { Vec::new() }
+    }
+
+    /// The first call, for messages.
+    pub(super) fn described(&self) -> String {
+        self.first.as_ref().map_or_else(String::new, |(rank, call)| format!("rank {rank} called {call}"))
+    }
+
+    /// Cuts the work: for each worker its share. None if there is nothing to do.
+    pub(super) fn shares(&mut self) -> Result<Vec<(usize, Share<R>)>> {
+        let jobs: Vec<Job<R>> = self.arrived.iter_mut().filter_map(Option::take).collect();
+        let calls: Vec<Plan> = jobs.iter().map(|j| Plan::of(&j.call)).collect();
+        let what = self.first.as_ref().map_or(Collective::Barrier, |(_, f)| f.what);
+        let mut after = Vec::with_capacity(jobs.len());
+        let mut memory = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            after.push(job.ready);
+            self.slots.push(job.slot);
+            memory.push(job.call.into_memory());
+        }
+        let after = Arc::new(after);
+        let mut inputs = Vec::new();
+        for ((input, output), plan) in memory.into_iter().zip(&calls) {
+            inputs.push(input);
+            let pieces = output.map_or_else(|| Ok(Vec::new()), |out| out.split(&plan.cuts(what, calls.len())))?;
+            self.pieces.push(pieces.into_iter().map(Some).collect());
+        }
+        let shares = self.cut(what, &inputs, &calls, &after)?;
+        self.shares = shares.len();
+        Ok(shares)
+    }
+
+    fn cut(
+        &mut self,
+        what: Collective,
+        inputs: &[Option<Tensor<R>>],
+        plans: &[Plan],
+        after: &Arc<Vec<R::Event>>,
+    ) -> Result<Vec<(usize, Share<R>)>> {
+        let (n, mut shares) = (self.members.len(), Vec::new());
+        let given = inputs.iter().all(Option::is_some) && !inputs.is_empty();
+        let pieces = self.pieces.iter().map(Vec::len).max().unwrap_or(0);
+        for k in 0..pieces {
+            let column: Vec<(usize, usize)> = (0..n).filter(|&m| k < self.pieces[m].len()).map(|m| (m, k)).collect();
+            let (step, ins, outs) = match what {
+                Collective::AllReduce(op) => (Step::ReduceAll(op), vec![], column),
+                Collective::Reduce { op, root } => (Step::ReduceInto(op, root), vec![], column),
+                Collective::Broadcast { root } => (Step::Spread(root), vec![], column),
+                Collective::AllGather if given => (Step::Copy, inputs[k].iter().cloned().collect(), column),
+                Collective::AllGather => (Step::Spread(k), vec![], column),
+                Collective::ReduceScatter(op) if !given => (Step::ReduceInto(op, k), vec![], column),
+                _ => continue,
+            };
+            shares.push((self.members[k], self.share(step, ins, &outs, after)));
+        }
+        for (m, plan) in plans.iter().enumerate() {
+            let all = || (0..self.pieces[m].len()).map(|k| (m, k)).collect::<Vec<_>>();
+            let (step, ins) = match what {
+                Collective::ReduceScatter(op) if given => {
+                    (Step::ReduceInputs(op), parts(inputs, |_| plan.span(m))?)
+                }
+                Collective::AllToAll => (Step::Copy, parts(inputs, |i| plans[i].span(m))?),
+                Collective::Send { .. } | Collective::Recv { .. } if !self.pieces[m].is_empty() => {
+                    (Step::Copy, inputs.iter().flatten().cloned().collect())
+                }
+                _ => continue,
+            };
+            if what == Collective::AllToAll {
+                check_pairs(plans, m)?;
+            }
+            let outs = all();
+            shares.push((self.members[m], self.share(step, ins, &outs, after)));
+        }
+        Ok(shares)
+    }
+
+    fn share(
+        &mut self,
+        step: Step,
+        ins: Vec<Tensor<R>>,
+        outs: &[(usize, usize)],
+        after: &Arc<Vec<R::Event>>,
+    ) -> Share<R> {
+        let taken = outs.iter().filter_map(|&(of, at)| Some(Piece { of, at, memory: self.pieces[of][at].take()? }));
+        Share { step, ins, outs: taken.collect(), after: after.clone() }
+    }
+
+    /// Takes pieces back from a worker; true if they were the last.
+    pub(super) fn give_back(&mut self, finished: Finished<R>) -> bool {
+        for piece in finished.outs {
+            self.pieces[piece.of][piece.at] = Some(piece.memory);
+        }
+        self.events.push(finished.event);
+        self.shares -= 1;
+        self.shares == 0
+    }
+
+    /// Puts every rank's memory together again, in its slot.
+    pub(super) fn settle(self) -> Result<()> {
+        let after = Arc::new(self.events);
+        for (slot, pieces) in self.slots.into_iter().zip(self.pieces) {
+            let memory = (!pieces.is_empty()).then(|| TensorMut::join(pieces.into_iter().flatten().collect()));
+            *slot.lock() = Some(Done { memory: memory.transpose()?, after: after.clone() });
+        }
+        Ok(())
+    }
+}
+
+/// The lengths in a call, kept after its memory was taken out.
+struct Plan {
+    send: Arc<[usize]>,
+    recv: Arc<[usize]>,
+    bytes: usize,
+}
+
+impl Plan {
+    fn of<R: Runtime>(call: &Call<R>) -> Plan {
+        Plan { send: call.send.clone(), recv: call.recv.clone(), bytes: call.dtype().size() }
+    }
+
+    /// How the output is cut.
+    fn cuts(&self, what: Collective, n: usize) -> Vec<usize> {
+        match what {
+            Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
+                let numel = self.recv[0];
+                if numel * self.bytes < SMALL { vec![numel] } else { cuts(numel, n) }
+            }
+            _ => self.recv.to_vec(),
+        }
+    }
+
+    /// Part `m` of what this rank sends.
+    fn span(&self, m: usize) -> std::ops::Range<usize> {
+        let start = self.send[..m].iter().sum();
+        start..start + self.send[m]
+    }
+}
+
+/// A part of every input.
+fn parts<R: Runtime>(
+    inputs: &[Option<Tensor<R>>],
+    span: impl Fn(usize) -> std::ops::Range<usize>,
+) -> Result<Vec<Tensor<R>>> {
+    let part = |(i, x): (usize, &Option<Tensor<R>>)| {
+        let span = span(i);
+        x.as_ref().map(|x| x.narrow(0, span.start, span.len()))
+    };
+    inputs.iter().enumerate().filter_map(part).collect()
+}
+
+/// What rank `m` expects of each rank must be what that rank sends it.
+fn check_pairs(plans: &[Plan], m: usize) -> Result<()> {
+    let differs = |&i: &usize| plans[i].send[m] != plans[m].recv[i];
+    match (0..plans.len()).find(differs) {
+        None => Ok(()),
+        Some(i) => {
+            let (sent, wanted) = (plans[i].send[m], plans[m].recv[i]);
+            let why = format!("rank {i} sends {sent} elements to rank {m}, which expects {wanted}");
+            Err(numcore::Error::argument("all_to_all", why))
+        }
+    }
+}

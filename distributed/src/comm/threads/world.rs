@@ -1,0 +1,251 @@
+//! What all ranks of all groups share: rounds under one lock, and the first failure, which ends everything.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, mpsc::Sender},
+    time::{Duration, Instant},
+};
+
+use numcore::Runtime;
+use parking_lot::{Condvar, Mutex};
+
+use super::{
+    round::{Done, Job, Key, Round, Slot},
+    task::Task,
+};
+use crate::comm::recorder::Recorder;
+
+/// Why nobody can go on.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    /// A rank failed, or left.
+    Peer { peer: usize, cause: String },
+    /// Two ranks made different calls.
+    Mismatch { why: String },
+    /// Ranks did not arrive.
+    Timeout { waited: Duration, missing: Vec<usize>, calls: String },
+}
+
+pub(super) struct World<R: Runtime> {
+    pub(super) timeout: Duration,
+    places: bool,
+    state: Mutex<State<R>>,
+    changed: Condvar,
+}
+
+struct State<R: Runtime> {
+    failure: Option<Failure>,
+    groups: Vec<Group<R>>,
+    /// Groups that were split off, by their origin and color.
+    names: BTreeMap<(Option<(usize, u64)>, usize), usize>,
+}
+
+struct Group<R: Runtime> {
+    members: Vec<Member<R>>,
+    rounds: BTreeMap<Key, Round<R>>,
+    recorder: Recorder,
+}
+
+struct Member<R: Runtime> {
+    queue: Option<Sender<Task<R>>>,
+    /// Calls of the whole group, splits, and transfers to and from each rank, so far.
+    calls: u64,
+    splits: u64,
+    sent: BTreeMap<usize, u64>,
+    received: BTreeMap<usize, u64>,
+    left: bool,
+}
+
+impl<R: Runtime> World<R> {
+    pub(super) fn new(timeout: Duration, places: bool) -> Arc<Self> {
+        let state = State { failure: None, groups: Vec::new(), names: BTreeMap::new() };
+        Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// The group of this origin and color; the first to ask makes it.
+    pub(super) fn group(&self, origin: Option<(usize, u64)>, color: usize, size: usize) -> usize {
+        let mut state = self.state.lock();
+        let next = state.groups.len();
+        let group = *state.names.entry((origin, color)).or_insert(next);
+        if group == next {
+            let members = (0..size).map(|_| Member::default()).collect();
+            state.groups.push(Group { members, rounds: BTreeMap::new(), recorder: Recorder::new(size) });
+        }
+        group
+    }
+
+    pub(super) fn enter(&self, group: usize, rank: usize, queue: Sender<Task<R>>) {
+        self.state.lock().groups[group].members[rank].queue = Some(queue);
+    }
+
+    /// How many groups were split off this one before, as this rank counts.
+    pub(super) fn splits(&self, group: usize, rank: usize) -> u64 {
+        let splits = &mut self.state.lock().groups[group].members[rank].splits;
+        *splits += 1;
+        *splits - 1
+    }
+
+    /// A rank makes a call. The last to arrive hands the work out.
+    pub(super) fn post(self: &Arc<Self>, group: usize, rank: usize, job: Job<R>) -> Result<Key, Failure> {
+        let mut state = self.state.lock();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        let own = &mut state.groups[group];
+        let key = own.number(rank, &job);
+        own.recorder.note(rank, key.number(), job.call.fingerprint());
+        let ranks = own.members.len();
+        let round = own.rounds.entry(key).or_insert_with(|| Round::new(key, ranks));
+        let problem = round.arrive(rank, job, self.places).or_else(|| own.deserted(key));
+        if let Some(failure) = problem {
+            return Err(self.fail_with(&mut state, failure));
+        }
+        let own = &mut state.groups[group];
+        if own.rounds[&key].is_complete()
+            && let Err(failure) = self.hand_out(own, group, key)
+        {
+            return Err(self.fail_with(&mut state, failure));
+        }
+        Ok(key)
+    }
+
+    fn hand_out(self: &Arc<Self>, own: &mut Group<R>, group: usize, key: Key) -> Result<(), Failure> {
+        let Some(round) = own.rounds.get_mut(&key) else { return Ok(()) };
+        let shares = round.shares().map_err(|e| Failure::Mismatch { why: e.to_string() })?;
+        if shares.is_empty() {
+            own.settle(key)?;
+            self.changed.notify_all();
+        }
+        for (rank, share) in shares {
+            let task = Task { world: self.clone(), group, key, rank, share };
+            let sent = own.members[rank].queue.as_ref().is_some_and(|q| q.send(task).is_ok());
+            if !sent {
+                return Err(Failure::Peer { peer: rank, cause: "its worker thread has ended".into() });
+            }
+        }
+        Ok(())
+    }
+
+    /// A worker is done with its share of a round.
+    pub(super) fn finish(&self, group: usize, key: Key, rank: usize, done: Result<round::Finished<R>, String>) {
+        let mut state = self.state.lock();
+        let own = &mut state.groups[group];
+        let settled = match (done, own.rounds.get_mut(&key)) {
+            (Err(cause), _) => Err(Failure::Peer { peer: rank, cause }),
+            (Ok(finished), Some(round)) => match round.give_back(finished) {
+                true => own.settle(key),
+                false => return,
+            },
+            // The world has failed meanwhile: the memory goes back to its pool.
+            (Ok(_), None) => return,
+        };
+        match settled {
+            Ok(()) => {
+                self.changed.notify_all();
+            }
+            Err(failure) => {
+                self.fail_with(&mut state, failure);
+            }
+        }
+    }
+
+    /// Blocks until the slot is filled, the world has failed, or the time is up.
+    pub(super) fn wait(&self, group: usize, key: Key, since: Instant, slot: &Slot<R>) -> Result<Done<R>, Failure> {
+        let deadline = since.checked_add(self.timeout);
+        let mut state = self.state.lock();
+        loop {
+            if let Some(done) = slot.lock().take() {
+                return Ok(done);
+            }
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            let missing = state.groups[group].missing(key);
+            match deadline.filter(|_| !missing.is_empty()) {
+                None => self.changed.wait(&mut state),
+                Some(deadline) => {
+                    if self.changed.wait_until(&mut state, deadline).timed_out() && Instant::now() >= deadline {
+                        let missing = state.groups[group].missing(key);
+                        if state.failure.is_none() && !missing.is_empty() {
+                            let calls = state.groups[group].recorder.lines();
+                            let failure = Failure::Timeout { waited: since.elapsed(), missing, calls };
+                            return Err(self.fail_with(&mut state, failure));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_over(&self, slot: &Slot<R>) -> bool {
+        slot.lock().is_some() || self.state.lock().failure.is_some()
+    }
+
+    pub(super) fn fail(&self, failure: Failure) {
+        self.fail_with(&mut self.state.lock(), failure);
+    }
+
+    /// The first failure is the one everybody sees. Memory of calls that nobody will finish goes back.
+    fn fail_with(&self, state: &mut State<R>, failure: Failure) -> Failure {
+        let first = state.failure.get_or_insert(failure).clone();
+        state.groups.iter_mut().for_each(|g| g.rounds.clear());
+        self.changed.notify_all();
+        first
+    }
+
+    /// A rank's last handle is gone: who waits for it waits in vain.
+    pub(super) fn leave(&self, group: usize, rank: usize) {
+        let mut state = self.state.lock();
+        let own = &mut state.groups[group];
+        own.members[rank].left = true;
+        let keys: Vec<Key> = own.rounds.keys().copied().collect();
+        if let Some(failure) = keys.into_iter().find_map(|key| own.deserted(key)) {
+            self.fail_with(&mut state, failure);
+        }
+    }
+}
+
+use super::round;
+
+impl<R: Runtime> Default for Member<R> {
+    fn default() -> Self {
+        let (sent, received) = (BTreeMap::new(), BTreeMap::new());
+        Member { queue: None, calls: 0, splits: 0, sent, received, left: false }
+    }
+}
+
+impl<R: Runtime> Group<R> {
+    /// The round of a rank's next call.
+    fn number(&mut self, rank: usize, job: &Job<R>) -> Key {
+        use crate::comm::Collective;
+        let member = &mut self.members[rank];
+        let next = |count: &mut u64| {
+            *count += 1;
+            *count - 1
+        };
+        match job.call.what() {
+            Collective::Send { to } => Key::Pair { from: rank, to, number: next(member.sent.entry(to).or_default()) },
+            Collective::Recv { from } => {
+                Key::Pair { from, to: rank, number: next(member.received.entry(from).or_default()) }
+            }
+            _ => Key::All(next(&mut member.calls)),
+        }
+    }
+
+    fn missing(&self, key: Key) -> Vec<usize> {
+        self.rounds.get(&key).map_or_else(Vec::new, Round::missing)
+    }
+
+    /// Whether a rank that has left is missing in a round.
+    fn deserted(&self, key: Key) -> Option<Failure> {
+        let peer = self.missing(key).into_iter().find(|&r| self.members[r].left)?;
+        let what = self.rounds.get(&key)?.described();
+        Some(Failure::Peer { peer, cause: format!("it left while {what}\n{}", self.recorder.lines()) })
+    }
+
+    /// Gives every rank its memory back.
+    fn settle(&mut self, key: Key) -> Result<(), Failure> {
+        let Some(round) = self.rounds.remove(&key) else { return Ok(()) };
+        round.settle().map_err(|e| Failure::Mismatch { why: e.to_string() })
+    }
+}

@@ -1,0 +1,89 @@
+//! A collective in flight.
+
+use numcore::{Error, Result};
+
+/// What an engine keeps of a call in flight. Dropping it changes nothing: memory in flight is the engine's until it is done.
+pub trait Pending<T>: Send {
+    /// Blocks until the result can be used by the caller's queue.
+    fn wait(self: Box<Self>) -> Result<T>;
+    /// Whether [`wait`](Pending::wait) would return at once.
+    fn is_done(&self) -> bool;
+}
+
+/// A collective in flight; [`wait`](Work::wait) gives its memory back.
+#[must_use = "the memory is in flight until `wait`, and an error would go unseen"]
+pub struct Work<T>(State<T>);
+
+enum State<T> {
+    Ready(T),
+    Pending(Box<dyn Pending<T>>),
+}
+
+impl<T> Work<T> {
+    /// One that is done.
+    pub fn ready(value: T) -> Self {
+        Work(State::Ready(value))
+    }
+
+    /// One that an engine is still working on.
+    pub fn pending(pending: impl Pending<T> + 'static) -> Self {
+        Work(State::Pending(Box::new(pending)))
+    }
+
+    /// Waits for the result: the caller's queue is ordered after it, and the host blocks only where it must. An error if a rank
+    /// failed, disagreed, or did not arrive before the deadline; whatever memory was lent stays lent then.
+    pub fn wait(self) -> Result<T> {
+        match self.0 {
+            State::Ready(value) => Ok(value),
+            State::Pending(pending) => pending.wait(),
+        }
+    }
+
+    /// Whether [`wait`](Work::wait) would return at once.
+    pub fn is_done(&self) -> bool {
+        match &self.0 {
+            State::Ready(_) => true,
+            State::Pending(pending) => pending.is_done(),
+        }
+    }
+
+    /// The same work with another view of its result.
+    pub fn map<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Work<U>
+    where
+        T: Send + 'static,
+        U: 'static,
+    {
+        Work(State::Pending(Box::new(Map { work: self, f })))
+    }
+}
+
+impl<T> std::fmt::Debug for Work<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Work({})", if self.is_done() { "done" } else { "in flight" })
+    }
+}
+
+struct Map<T, F> {
+    work: Work<T>,
+    f: F,
+}
+
+impl<T, U, F> Pending<U> for Map<T, F>
+where
+    T: Send,
+    F: FnOnce(T) -> Result<U> + Send,
+{
+    fn wait(self: Box<Self>) -> Result<U> {
+        let Map { work, f } = *self;
+        f(work.wait()?)
+    }
+
+    fn is_done(&self) -> bool {
+        self.work.is_done()
+    }
+}
+
+/// The memory a call was given, or an error if an engine lost it.
+pub(super) fn given<T>(memory: Option<T>) -> Result<T> {
+    memory.ok_or_else(|| Error::argument("Work::wait", "the engine gave no memory back"))
+}
