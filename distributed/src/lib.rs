@@ -1,5 +1,9 @@
 //! Many ranks, one training run: communicators, gradient buckets, ZeRO, pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
 
+pub mod buckets;
 pub mod comm;
+pub mod ddp;
 pub mod pipeline;
+pub mod sampler;
+pub mod train;

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use distributed::comm::{
     Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Partial, Ranks, ReduceOp,
 };
-use numcore::{DType, Result, Shape, Tensor, TensorMut, ops::{Op, PointwiseOps, ViewOps}};
+use numcore::{
+    DType, Result, Shape, Tensor, TensorMut,
+    ops::{Op, PointwiseOps, ViewOps},
+};
 use runtime_cpu::Cpu;
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
@@ -249,8 +252,7 @@ fn groups_are_split_by_color_and_ordered_by_key() {
                 assert_eq!(rank, 3);
                 continue;
             };
-            let expected: Vec<f64> =
-                (0..n).rev().filter(|r| *r != 3 && r % 2 == rank % 2).map(|r| r as f64).collect();
+            let expected: Vec<f64> = (0..n).rev().filter(|r| *r != 3 && r % 2 == rank % 2).map(|r| r as f64).collect();
             assert_eq!((members[at], &members), (rank as f64, &expected));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use autograd::Gradients;
+use autograd::{Gradients, Leaf};
 use numcore::{Error, Flat, Result, Runtime, Tensor};
 
 use crate::{FlatGradients, FlatParams, Optimizer, Schedule};
@@ -115,6 +115,10 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         let wrong = self.all.iter().enumerate().filter_map(|(k, o)| o.check_state_dict(&Self::own(state, k)).err());
         problems.extend(wrong.map(|e| e.to_string()));
         if problems.is_empty() { Ok(()) } else { Err(Error::state("Combined state", problems.join("; "))) }
+    }
+
+    fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
+        self.all.iter_mut().try_for_each(|o| o.reorder(key))
     }
 
     fn check_sole(&mut self) -> Result<()> {

@@ -7,7 +7,7 @@ use numcore::{DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor
 
 use crate::{
     FlatGradients, FlatParams, Memory, Now, Rule, Schedule,
-    params::{one_of, require_sole},
+    params::{one_of, overwrite, require_sole},
     runs::next_run,
 };
 
@@ -43,6 +43,10 @@ pub trait Optimizer<R: Runtime>: Send {
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()>;
     /// An error if an update could not begin, because someone holds a parameter's value or a state tensor.
     fn check_sole(&mut self) -> Result<()>;
+
+    /// Moves the parameters of each buffer, with their state, into ascending order of `key`: gradients that become ready one after
+    /// another then lie one after another. Buffers of gradients made before do not fit any more.
+    fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()>;
 
     /// Buffers for the gradients of its parameters: the hook to sweep with.
     fn gradients(&self) -> Result<FlatGradients<R>> {
@@ -282,6 +286,12 @@ impl<R: Runtime, C: Rule> Optimizer<R> for FlatOptimizer<R, C> {
         self.read(state).map(|_| ())
     }
 
+    fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
+        self.check_sole()?;
+        self.scratch = None;
+        self.parts.iter_mut().try_for_each(|part| part.reorder(&self.groups[part.group], key))
+    }
+
     fn check_sole(&mut self) -> Result<()> {
         self.claim()?;
         self.parts.iter().try_for_each(|p| p.params.release(|_| false))
@@ -294,6 +304,23 @@ impl<R: Runtime, C: Rule> Part<R, C> {
         let params = FlatParams::new(leaves)?;
         let states = config.tensors().iter().map(|s| params.state(s)).collect::<Result<_>>()?;
         Ok(Part { group, kernel: config.kernel(params.half())?, states, steps, params })
+    }
+
+    fn reorder(&mut self, config: &C, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
+        let mut order: Vec<usize> = (0..self.params.len()).collect();
+        order.sort_by_key(|&i| key(&self.params.leaves()[i]));
+        if order.is_sorted() {
+            return Ok(());
+        }
+        let moved = self.params.permuted(&order)?;
+        for (state, old) in config.tensors().iter().zip(&mut self.states) {
+            let mut new = moved.state(state)?;
+            order.iter().enumerate().try_for_each(|(k, &i)| overwrite(&mut new, k, &old.tensor(i)?))?;
+            *old = new;
+        }
+        self.steps = order.iter().map(|&i| self.steps[i]).collect();
+        self.params = moved;
+        Ok(())
     }
 
     fn claim(&mut self) -> Result<()> {

@@ -43,6 +43,15 @@ impl<R: Runtime> FlatParams<R> {
         Ok(params)
     }
 
+    /// The same parameters in another order, in memory of their own.
+    pub(crate) fn permuted(&self, order: &[usize]) -> Result<Self> {
+        let mut moved = Self::new(order.iter().map(|&i| self.leaves[i].clone()).collect())?;
+        if let (Some(new), Some(old)) = (&mut moved.master, &self.master) {
+            order.iter().enumerate().try_for_each(|(k, &i)| overwrite(new, k, &old.tensor(i)?))?;
+        }
+        Ok(moved)
+    }
+
     /// The parameters, in order.
     pub fn leaves(&self) -> &[Arc<Leaf<R>>] {
         &self.leaves

@@ -2,10 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::ViewOps,
-};
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps};
 
 use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, work::given};
 
@@ -96,8 +93,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// Part `j` of rank `i`'s `x: [n·k]` becomes part `i` of rank `j`'s `out: [n·k]`.
     #[track_caller]
     fn all_to_all(&self, x: &Tensor<R>, out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
-        let (send, recv) =
-            (even("all_to_all", x.shape(), self.size())?, even("all_to_all", out.shape(), self.size())?);
+        let (send, recv) = (even("all_to_all", x.shape(), self.size())?, even("all_to_all", out.shape(), self.size())?);
         self.exchange_parts(x, &send, out, &recv, Location::caller())
     }
 
@@ -226,7 +222,9 @@ trait Make<R: Runtime>: Communicator<R> {
     ) -> Result<Work<TensorMut<R>>> {
         let whole: usize = parts.iter().sum();
         let own = parts.get(self.rank()).copied().unwrap_or(0);
-        require("all_gather", parts.len() == self.size(), || format!("{} parts for {} ranks", parts.len(), self.size()))?;
+        require("all_gather", parts.len() == self.size(), || {
+            format!("{} parts for {} ranks", parts.len(), self.size())
+        })?;
         require_memory("all_gather", x, own, &out, whole)?;
         let call = self.call(Collective::AllGather, x.dtype(), own, at)?;
         Ok(self.start(Call { recv: parts.into(), input: Some(row(x)?), output: Some(out), ..call })?.map(given))
@@ -279,7 +277,13 @@ fn fit<R: Runtime>(
     Ok(parts[rank])
 }
 
-fn require_memory<R: Runtime>(op: &'static str, x: &Tensor<R>, send: usize, out: &TensorMut<R>, recv: usize) -> Result<()> {
+fn require_memory<R: Runtime>(
+    op: &'static str,
+    x: &Tensor<R>,
+    send: usize,
+    out: &TensorMut<R>,
+    recv: usize,
+) -> Result<()> {
     if x.dtype() != out.dtype() {
         return Err(Error::dtype(op, &[x.dtype(), out.dtype()], "input and output must have one type"));
     }

@@ -42,21 +42,17 @@ impl<R: Runtime> Combiner<R> {
     pub(super) fn copy(&mut self, from: Input<'_, R>, outs: &mut [&mut TensorMut<R>]) -> Result<()> {
         for outs in outs.chunks_mut(AT_ONCE) {
             let key = Key { op: None, dtype: 0, ins: 1, outs: outs.len(), form: (false, false, 1) };
-            let program = self.programs.entry(key).or_insert_with(|| {
-                Program::build("copy", 1, 0, |_, x, _| vec![x[0]; key.outs])
-            });
+            let program = self
+                .programs
+                .entry(key)
+                .or_insert_with(|| Program::build("copy", 1, 0, |_, x, _| vec![x[0]; key.outs]));
             compute(&self.rt, program, &[from], &[], outs)?;
         }
         Ok(())
     }
 
     /// The combination of `ins`, first to last, into the first of `outs`, which may be read as [`Input::Own`]; then copied to the others.
-    pub(super) fn reduce(
-        &mut self,
-        op: ReduceOp,
-        ins: &[Input<'_, R>],
-        outs: &mut [&mut TensorMut<R>],
-    ) -> Result<()> {
+    pub(super) fn reduce(&mut self, op: ReduceOp, ins: &[Input<'_, R>], outs: &mut [&mut TensorMut<R>]) -> Result<()> {
         let Some((dtype, shape)) = outs.first().map(|t| (t.dtype(), *t.shape())) else { return Ok(()) };
         if ins.len() <= AT_ONCE && outs.len() <= AT_ONCE {
             return self.launch(op, dtype, ins, outs, (false, false, ins.len()));

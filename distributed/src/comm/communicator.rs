@@ -28,12 +28,7 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>>;
 
     /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
-    fn split_at(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        at: &'static Location<'static>,
-    ) -> Result<Option<Comm<R>>>;
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>>;
 
     /// Ends every call of every rank with an error that gives this cause.
     fn abort(&self, cause: &str);
@@ -55,12 +50,7 @@ impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         (**self).start(call)
     }
-    fn split_at(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        at: &'static Location<'static>,
-    ) -> Result<Option<Comm<R>>> {
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         (**self).split_at(color, key, at)
     }
     fn abort(&self, cause: &str) {

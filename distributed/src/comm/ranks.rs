@@ -87,10 +87,7 @@ fn guarded<R: Runtime, T>(rank: usize, comm: Comm<R>, program: &impl Fn(Comm<R>)
     }
 }
 
-fn outcome<T>(
-    rank: usize,
-    thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<T>>>,
-) -> Result<T> {
+fn outcome<T>(rank: usize, thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<T>>>) -> Result<T> {
     let failed = |cause: String| Error::from(ErrorKind::Peer { op: "Ranks::run", peer: rank, cause }).on_rank(rank);
     match thread.map(std::thread::ScopedJoinHandle::join) {
         Ok(Ok(outcome)) => outcome,

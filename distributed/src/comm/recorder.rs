@@ -30,7 +30,8 @@ impl Recorder {
         for (rank, calls) in self.0.iter().enumerate() {
             let calls: Vec<String> = calls.iter().rev().map(|(n, call)| format!("#{n} {call}")).collect();
             // Writing to a String cannot fail.
-            let _ = write!(text, "\n  rank {rank}: {}", if calls.is_empty() { "none".into() } else { calls.join(" ← ") });
+            let _ =
+                write!(text, "\n  rank {rank}: {}", if calls.is_empty() { "none".into() } else { calls.join(" ← ") });
         }
         text
     }

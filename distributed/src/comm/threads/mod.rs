@@ -87,7 +87,16 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
         let job = Job { ready: self.rt.record()?, call, slot: slot.clone() };
         let key = self.world.post(self.group, self.rank, job).map_err(|f| f.error(op, self.rank))?;
         let (world, rt) = (self.world.clone(), self.rt.clone());
-        Ok(Work::pending(Ticket { world, rt, op, key, rank: self.rank, group: self.group, since: Instant::now(), slot }))
+        Ok(Work::pending(Ticket {
+            world,
+            rt,
+            op,
+            key,
+            rank: self.rank,
+            group: self.group,
+            since: Instant::now(),
+            slot,
+        }))
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, _: &'static Location<'static>) -> Result<Option<Comm<R>>> {

@@ -127,7 +127,11 @@ impl<R: Runtime> Round<R> {
 
     pub(super) fn missing(&self) -> Vec<usize> {
         let absent = |(job, &rank): (&Option<Job<R>>, &usize)| job.is_none().then_some(rank);
-        if self.slots.is_empty() { self.arrived.iter().zip(&self.members).filter_map(absent).collect() } else { Vec::new() }
+        if self.slots.is_empty() {
+            self.arrived.iter().zip(&self.members).filter_map(absent).collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// The first call, for messages.
@@ -185,9 +189,7 @@ impl<R: Runtime> Round<R> {
         for (m, plan) in plans.iter().enumerate() {
             let all = || (0..self.pieces[m].len()).map(|k| (m, k)).collect::<Vec<_>>();
             let (step, ins) = match what {
-                Collective::ReduceScatter(op) if given => {
-                    (Step::ReduceInputs(op), parts(inputs, |_| plan.span(m))?)
-                }
+                Collective::ReduceScatter(op) if given => (Step::ReduceInputs(op), parts(inputs, |_| plan.span(m))?),
                 Collective::AllToAll => (Step::Copy, parts(inputs, |i| plans[i].span(m))?),
                 Collective::Send { .. } | Collective::Recv { .. } if !self.pieces[m].is_empty() => {
                     (Step::Copy, inputs.iter().flatten().cloned().collect())

@@ -1,0 +1,289 @@
+//! The hook that fills buckets and sends them.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, LazyLock},
+};
+
+use autograd::{BackwardHook, Leaf, LeafGrad};
+use numcore::{
+    DType, Error, ErrorKind, Flat, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{Input, Op, ReduceOps, compute},
+    pointwise::Program,
+};
+use optim::{FlatGradients, Optimizer};
+
+use super::{BucketLimits, BucketPlan, BucketSpec, Wire};
+use crate::comm::{Collectives, Comm, ReduceOp, Work};
+
+/// What becomes of parameters that take no part in a step's loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Unused {
+    /// An error that names them, before the optimizer may run.
+    #[default]
+    Error,
+    /// Where other ranks used them, this rank contributes zero; where none did they have no gradient. Costs an exchange of one byte for
+    /// each parameter.
+    Allow,
+}
+
+/// How gradients are exchanged.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct BucketOptions {
+    /// Sizes of the buckets.
+    pub limits: BucketLimits,
+    /// Parameters without a gradient.
+    pub unused: Unused,
+    /// What gradients are sent as.
+    pub wire: Wire,
+    /// Looks, before a bucket is sent, whether every gradient in it is finite; the error names rank, bucket and parameter. Waits for the
+    /// device at every bucket: to find out where a NaN comes from.
+    pub check_finite: bool,
+}
+
+/// An optimizer's gradients in buckets: a hook whose slots are the optimizer's own gradient memory, of which consecutive pieces are summed
+/// over all ranks, in place, as soon as they are full.
+///
+/// Buckets are sent in the order of the plan, whatever order gradients become final in: all ranks make the same calls. The sums do
+/// not depend on how parameters are cut into buckets.
+pub struct Buckets<R: Runtime> {
+    comm: Comm<R>,
+    options: BucketOptions,
+    gradients: FlatGradients<R>,
+    params: Vec<Slot<R>>,
+    place: HashMap<usize, usize>,
+    plan: Vec<Bucket<R>>,
+    next: usize,
+    sync: bool,
+    /// Parameters in the order in which their gradients became final.
+    ready: Vec<usize>,
+}
+
+struct Slot<R: Runtime> {
+    leaf: Arc<Leaf<R>>,
+    buffer: usize,
+    range: usize,
+    bucket: usize,
+    ready: bool,
+}
+
+struct Bucket<R: Runtime> {
+    buffer: usize,
+    ranges: Range<usize>,
+    members: Vec<usize>,
+    waits_for: usize,
+    work: Option<Work<TensorMut<R>>>,
+}
+
+impl<R: Runtime> Buckets<R> {
+    /// The gradients of `optimizer`'s parameters, which it reorders by `key`: the order in which they are expected to become final.
+    pub fn new(
+        comm: &Comm<R>,
+        optimizer: &mut dyn Optimizer<R>,
+        key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
+        options: BucketOptions,
+    ) -> Result<Self> {
+        optimizer.reorder(key)?;
+        let mut params = Vec::new();
+        for (buffer, flat) in optimizer.params().into_iter().enumerate() {
+            let slot = |(range, leaf): (usize, &Arc<Leaf<R>>)| Slot {
+                leaf: leaf.clone(),
+                buffer,
+                range,
+                bucket: 0,
+                ready: false,
+            };
+            params.extend(flat.leaves().iter().enumerate().map(slot));
+        }
+        params.sort_by_key(|p| key(&p.leaf));
+        let spec = |p: &Slot<R>| {
+            let spec = p.leaf.spec();
+            BucketSpec { numel: spec.shape.numel(), dtype: spec.dtype, buffer: p.buffer }
+        };
+        let plan = BucketPlan::new(&params.iter().map(spec).collect::<Vec<_>>(), &options.limits);
+        let mut buckets = Vec::new();
+        for (b, members) in plan.buckets().iter().enumerate() {
+            members.iter().for_each(|&i| params[i].bucket = b);
+            let (first, last) = (&params[members[0]], &params[members[members.len() - 1]]);
+            let ranges = first.range..last.range + 1;
+            let members = members.clone();
+            buckets.push(Bucket { buffer: first.buffer, ranges, members, waits_for: 0, work: None });
+        }
+        let place = params.iter().enumerate().map(|(i, p)| (p.leaf.id(), i)).collect();
+        let gradients = optimizer.gradients()?;
+        let (comm, plan) = (comm.clone(), buckets);
+        Ok(Buckets { comm, options, gradients, params, place, plan, next: 0, sync: true, ready: Vec::new() })
+    }
+
+    /// The gradients. Between [`begin`](Buckets::begin) and [`finish`](Buckets::finish) parts of them are in flight.
+    pub fn gradients(&self) -> &FlatGradients<R> {
+        &self.gradients
+    }
+
+    /// The gradients, to clip or scale them.
+    pub fn gradients_mut(&mut self) -> &mut FlatGradients<R> {
+        &mut self.gradients
+    }
+
+    /// How many buckets there are.
+    pub fn len(&self) -> usize {
+        self.plan.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.plan.is_empty()
+    }
+
+    /// Names of the parameters in bucket `k`.
+    pub fn names(&self, k: usize) -> Vec<String> {
+        self.plan[k].members.iter().map(|&i| self.params[i].leaf.name().to_string()).collect()
+    }
+
+    /// Parameters by name, in the order in which their gradients became final in the last sweep that was exchanged.
+    pub fn ready_order(&self) -> Vec<String> {
+        self.ready.iter().map(|&i| self.params[i].leaf.name().to_string()).collect()
+    }
+
+    /// Forgets all gradients: the next sweep overwrites them.
+    pub fn zero(&mut self) {
+        self.gradients.zero();
+    }
+
+    /// Before a sweep: `sync` tells whether its gradients are to be exchanged, or only added up.
+    pub fn begin(&mut self, sync: bool) {
+        (self.sync, self.next) = (sync, 0);
+        self.ready.clear();
+        for p in &mut self.params {
+            p.ready = !p.leaf.requires_grad();
+        }
+        for bucket in &mut self.plan {
+            bucket.work = None;
+            bucket.waits_for = bucket.members.iter().filter(|&&i| !self.params[i].ready).count();
+        }
+    }
+
+    /// After the last sweep: sends what is left, and waits until every gradient is the sum over all ranks.
+    pub fn finish(&mut self) -> Result<()> {
+        let done = self.complete();
+        // What is wrong here is wrong for everybody: nobody should wait for this rank's buckets until the time is up.
+        done.inspect_err(|e| self.comm.abort(&e.to_string())).map_err(|e| e.on_rank(self.comm.rank()))
+    }
+
+    fn complete(&mut self) -> Result<()> {
+        let used = self.used();
+        let anywhere = match self.options.unused {
+            Unused::Allow => self.used_anywhere(&used)?,
+            Unused::Error => self.require_all(&used).map(|()| used)?,
+        };
+        while self.next < self.plan.len() {
+            self.send(self.next)?;
+        }
+        for k in 0..self.plan.len() {
+            if let Some(work) = self.plan[k].work.take() {
+                let sum = work.wait()?;
+                self.flat(k).restore(sum)?;
+            }
+        }
+        for (i, _) in anywhere.iter().enumerate().filter(|(_, used)| !**used) {
+            let flat = &mut self.gradients.flats_mut()[self.params[i].buffer];
+            let mut slot = flat.lend(self.params[i].range)?;
+            slot.reset();
+            flat.restore(slot)?;
+        }
+        Ok(())
+    }
+
+    fn flat(&mut self, bucket: usize) -> &mut Flat<R> {
+        &mut self.gradients.flats_mut()[self.plan[bucket].buffer]
+    }
+
+    /// Which parameters have a gradient on this rank.
+    fn used(&self) -> Vec<bool> {
+        self.params.iter().map(|p| self.gradients.flats()[p.buffer].is_written(p.range)).collect()
+    }
+
+    fn used_anywhere(&self, used: &[bool]) -> Result<Vec<bool>> {
+        let rt = self.comm.runtime();
+        let own: Vec<u8> = used.iter().map(|&u| u.into()).collect();
+        let mut flags = TensorMut::alloc(rt, Shape::new(&[own.len()])?, DType::U8)?;
+        flags.accumulate(&Op::identity(), &[&Tensor::from_slice(rt, [own.len()], &own)?])?;
+        let flags = self.comm.all_reduce(flags, ReduceOp::Max)?.wait()?.freeze()?;
+        Ok(flags.to_vec::<u8>()?.into_iter().map(|u| u > 0).collect())
+    }
+
+    fn require_all(&self, used: &[bool]) -> Result<()> {
+        let missing = self.params.iter().zip(used).filter(|(p, used)| p.leaf.requires_grad() && !**used);
+        let names: Vec<String> = missing.map(|(p, _)| p.leaf.name().to_string()).collect();
+        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+    }
+
+    fn send(&mut self, k: usize) -> Result<()> {
+        if self.options.check_finite {
+            self.require_finite(k)?;
+        }
+        let unwritten: Vec<usize> = {
+            let ranges = self.plan[k].ranges.clone();
+            let flat = self.flat(k);
+            ranges.filter(|&i| !flat.is_written(i)).collect()
+        };
+        let ranges = self.plan[k].ranges.clone();
+        let flat = self.flat(k);
+        for i in unwritten {
+            let mut slot = flat.lend(i)?;
+            slot.zero()?;
+            flat.restore(slot)?;
+        }
+        let whole = flat.lend_span(ranges)?;
+        self.plan[k].work = Some(self.options.wire.all_reduce(&self.comm, whole)?);
+        self.next = k + 1;
+        Ok(())
+    }
+
+    fn require_finite(&mut self, k: usize) -> Result<()> {
+        for at in 0..self.plan[k].members.len() {
+            let p = &self.params[self.plan[k].members[at]];
+            let flat = &mut self.gradients.flats_mut()[p.buffer];
+            // A range that is lent can be read while its neighbours are in flight.
+            if flat.is_written(p.range) {
+                let grad = flat.lend(p.range)?;
+                let finite = is_finite(&grad);
+                flat.restore(grad)?;
+                if !finite? {
+                    let why = format!("its gradient is not finite on rank {}, in bucket {k}", self.comm.rank());
+                    return Err(Error::state(p.leaf.name().to_string(), why));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_finite<R: Runtime>(x: &TensorMut<R>) -> Result<bool> {
+    static ZEROS: LazyLock<Program> =
+        LazyLock::new(|| Program::new("zero_if_finite", |[x], []| [x.cast(DType::F32) * 0.0]));
+    let mut zeros = TensorMut::alloc(x.runtime(), *x.shape(), DType::F32)?;
+    compute(x.runtime(), &ZEROS, &[Input::Memory(x)], &[], &mut [&mut zeros])?;
+    Ok(zeros.freeze()?.sum(&[], false)?.item()?.is_finite())
+}
+
+impl<R: Runtime> BackwardHook<R> for Buckets<R> {
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.gradients.grad_slot(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        self.gradients.on_leaf_grad_ready(leaf, grad)?;
+        let Some(&i) = self.place.get(&leaf.id()).filter(|_| self.sync) else { return Ok(()) };
+        if std::mem::replace(&mut self.params[i].ready, true) {
+            return Ok(());
+        }
+        self.ready.push(i);
+        self.plan[self.params[i].bucket].waits_for -= 1;
+        while self.plan.get(self.next).is_some_and(|b| b.waits_for == 0) {
+            self.send(self.next)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,9 @@
+//! Gradient buckets: gradients are exchanged while the sweep goes on, a bucket at a time.
+
+mod hook;
+mod plan;
+mod wire;
+
+pub use hook::{BucketOptions, Buckets, Unused};
+pub use plan::{BucketLimits, BucketPlan, BucketSpec};
+pub use wire::Wire;

@@ -1,0 +1,176 @@
+//! Which rank reads which examples.
+
+use numcore::{Error, Result, rng::Philox};
+
+/// The examples of rank `rank` of `n`, of `len` in all: every `n`-th.
+///
+/// ```
+/// assert_eq!(distributed::sampler::shard_batches(7, 0, 3), [0, 3, 6]);
+/// ```
+pub fn shard_batches(len: usize, rank: usize, n: usize) -> Vec<usize> {
+    (rank..len).step_by(n.max(1)).collect()
+}
+
+/// What becomes of the examples that do not make a whole round of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Uneven {
+    /// Some ranks have one example more: nothing is read twice, nothing left out.
+    #[default]
+    Keep,
+    /// They are left out.
+    Drop,
+    /// All ranks have as many, by reading some of the first ones again.
+    Repeat,
+}
+
+/// Every epoch's examples in a random order, shared out among ranks: together the ranks read each example once. The order depends on
+/// seed and epoch alone, so the examples of an epoch are the same at every world size.
+///
+/// ```
+/// use distributed::sampler::DistributedSampler;
+/// # fn main() -> numcore::Result<()> {
+/// let mut sampler = DistributedSampler::new(10, 1, 4)?.seed(7);
+/// let first: Vec<usize> = sampler.next_batch(2).collect();
+/// let (epoch, at) = sampler.position(); // for the checkpoint
+/// let mut resumed = DistributedSampler::new(10, 1, 4)?.seed(7);
+/// resumed.seek(epoch, at)?;
+/// assert_eq!(sampler.next_batch(2).collect::<Vec<_>>(), resumed.next_batch(2).collect::<Vec<_>>());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DistributedSampler {
+    len: usize,
+    rank: usize,
+    ranks: usize,
+    seed: u64,
+    shuffle: bool,
+    uneven: Uneven,
+    epoch: u64,
+    at: usize,
+    own: Vec<usize>,
+}
+
+impl DistributedSampler {
+    /// Of `len` examples, those of rank `rank` of `ranks`.
+    pub fn new(len: usize, rank: usize, ranks: usize) -> Result<Self> {
+        if rank >= ranks {
+            return Err(Error::argument("DistributedSampler", format!("there is no rank {rank} among {ranks}")));
+        }
+        let sampler = DistributedSampler {
+            len,
+            rank,
+            ranks,
+            seed: 0,
+            shuffle: true,
+            uneven: Uneven::Keep,
+            epoch: 0,
+            at: 0,
+            own: Vec::new(),
+        };
+        Ok(sampler.drawn())
+    }
+
+    /// Another random order.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self.drawn()
+    }
+
+    /// In the examples' own order.
+    pub fn in_order(mut self) -> Self {
+        self.shuffle = false;
+        self.drawn()
+    }
+
+    /// What becomes of the examples that do not make a whole round.
+    pub fn uneven(mut self, uneven: Uneven) -> Self {
+        self.uneven = uneven;
+        self.drawn()
+    }
+
+    /// This rank's examples of this epoch, in order.
+    pub fn indices(&self) -> &[usize] {
+        &self.own
+    }
+
+    /// The next examples of this epoch, at most `size`; none when the epoch is over.
+    pub fn next_batch(&mut self, size: usize) -> impl Iterator<Item = usize> + '_ {
+        let from = self.at;
+        self.at = (from + size).min(self.own.len());
+        self.own[from..self.at].iter().copied()
+    }
+
+    /// Epoch, and how many of its examples this rank has read.
+    pub fn position(&self) -> (u64, usize) {
+        (self.epoch, self.at)
+    }
+
+    /// Goes on from a position.
+    pub fn seek(&mut self, epoch: u64, at: usize) -> Result<()> {
+        *self = Self { epoch, at: 0, ..self.clone() }.drawn();
+        if at > self.own.len() {
+            let why = format!("epoch {epoch} has {} examples on rank {}, not {at}", self.own.len(), self.rank);
+            return Err(Error::argument("DistributedSampler::seek", why));
+        }
+        self.at = at;
+        Ok(())
+    }
+
+    /// Begins an epoch.
+    pub fn set_epoch(&mut self, epoch: u64) {
+        *self = Self { epoch, at: 0, ..self.clone() }.drawn();
+    }
+
+    fn drawn(mut self) -> Self {
+        let mut order: Vec<usize> = match self.shuffle {
+            // The epoch's number is the stream, so no epoch repeats another's order.
+            true => Philox::new(self.seed, self.epoch as u32).permutation(self.len),
+            false => (0..self.len).collect(),
+        };
+        let round = self.len.next_multiple_of(self.ranks);
+        match self.uneven {
+            Uneven::Keep => {}
+            Uneven::Drop => order.truncate(self.len / self.ranks * self.ranks),
+            Uneven::Repeat => {
+                order = order.iter().copied().cycle().take(if self.len == 0 { 0 } else { round }).collect()
+            }
+        }
+        self.own = order.into_iter().skip(self.rank).step_by(self.ranks).collect();
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_read_everything_once() {
+        for ranks in [1, 2, 3, 4, 5, 8] {
+            for len in [0, 1, 7, 40] {
+                let sampler = |r| DistributedSampler::new(len, r, ranks).unwrap().seed(3);
+                let mut all: Vec<usize> = (0..ranks).flat_map(|r| sampler(r).indices().to_vec()).collect();
+                all.sort_unstable();
+                assert_eq!(all, (0..len).collect::<Vec<_>>());
+                let equal = |uneven| (0..ranks).map(|r| sampler(r).uneven(uneven).indices().len()).collect::<Vec<_>>();
+                assert_eq!(equal(Uneven::Drop), vec![len / ranks; ranks]);
+                assert_eq!(equal(Uneven::Repeat), vec![len.div_ceil(ranks); ranks]);
+            }
+        }
+    }
+
+    #[test]
+    fn epochs_and_seeds_differ_and_repeat() {
+        let draw = |seed, epoch| {
+            let mut sampler = DistributedSampler::new(50, 1, 2).unwrap().seed(seed);
+            sampler.set_epoch(epoch);
+            sampler.indices().to_vec()
+        };
+        assert_eq!(draw(1, 2), draw(1, 2));
+        assert!(draw(1, 2) != draw(1, 3) && draw(1, 2) != draw(2, 2));
+        assert_eq!(DistributedSampler::new(7, 0, 3).unwrap().in_order().indices(), shard_batches(7, 0, 3));
+        assert!(DistributedSampler::new(7, 3, 3).is_err());
+        assert!(DistributedSampler::new(7, 0, 3).unwrap().seek(0, 4).is_err());
+    }
+}

@@ -1,0 +1,26 @@
+//! A loss that knows what it is the sum of.
+
+use autograd::Var;
+use numcore::{Error, Result, Runtime};
+
+/// The sum of the losses of some examples, or tokens, and how many they were. The step divides once, by what all micro-batches of all
+/// ranks weigh together: a mean of means would count a token of a short batch for more than one of a long batch.
+pub struct Loss<R: Runtime> {
+    pub(crate) sum: Var<R>,
+    pub(crate) weight: f64,
+}
+
+impl<R: Runtime> Loss<R> {
+    /// A sum over `weight` examples or tokens.
+    pub fn sum(sum: Var<R>, weight: f64) -> Result<Self> {
+        if !(weight >= 0.0 && weight.is_finite()) {
+            return Err(Error::argument("Loss::sum", format!("a weight cannot be {weight}")));
+        }
+        Ok(Loss { sum, weight })
+    }
+
+    /// A mean that counts as much as any other micro-batch's.
+    pub fn mean(mean: Var<R>) -> Self {
+        Loss { sum: mean, weight: 1.0 }
+    }
+}

@@ -1,0 +1,40 @@
+//! What a step tells.
+
+use numcore::{Result, Runtime, Tensor};
+
+/// What a step did. Its numbers stay on the device until they are asked for.
+#[derive(Clone, Debug)]
+pub struct TrainingMetrics<R: Runtime> {
+    pub(crate) loss: Tensor<R>,
+    pub(crate) grad_norm: Option<Tensor<R>>,
+    pub(crate) stepped: bool,
+    pub(crate) learning_rate: f64,
+    pub(crate) global_step: u64,
+}
+
+impl<R: Runtime> TrainingMetrics<R> {
+    /// The mean loss over everything all ranks contributed; waits for the device.
+    pub fn loss(&self) -> Result<f64> {
+        self.loss.item()
+    }
+
+    /// The norm of all gradients before clipping, where there is clipping; waits for the device.
+    pub fn grad_norm(&self) -> Result<Option<f64>> {
+        self.grad_norm.as_ref().map(Tensor::item).transpose()
+    }
+
+    /// False if the step was left out because a scaled gradient overflowed somewhere.
+    pub fn stepped(&self) -> bool {
+        self.stepped
+    }
+
+    /// The learning rate it was taken with (of the first group).
+    pub fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    /// Updates so far, this one included.
+    pub fn global_step(&self) -> u64 {
+        self.global_step
+    }
+}
