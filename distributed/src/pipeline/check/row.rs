@@ -78,24 +78,30 @@ impl Walk<'_> {
         if let Action::Unit(unit) = action {
             match (unit.op, at(unit.stage)) {
                 (UnitOp::Unshard, None) => self.gathered.push(unit.stage),
-                (UnitOp::Unshard, Some(_)) => return Err("the stage is gathered already".into()),
+                (UnitOp::Unshard, Some(_)) => {
+                    return Err(format!("repeats {unit} with no {}RESHARD between", unit.stage));
+                }
                 (UnitOp::Reshard, Some(at)) => drop(self.gathered.remove(at)),
-                (UnitOp::Reshard, None) => return Err("the stage is not gathered".into()),
+                (UnitOp::Reshard, None) => return Err(no_unshard(unit.stage)),
                 (UnitOp::ReduceGrad, _) => {}
             }
             return within("gathered stages", self.gathered.len(), self.limits.gathered);
         }
         match action.computes().find(|compute| self.sharded && at(compute.stage).is_none()) {
-            Some(compute) => Err(format!("waits for {}UNSHARD, which is not before it", compute.stage)),
+            Some(compute) => Err(no_unshard(compute.stage)),
             None => Ok(()),
         }
     }
 
     fn missing(&self, rank: usize) -> Option<String> {
         let fact = expected(self.schedule, rank).into_iter().find(|fact| !self.known.contains_key(fact));
-        let left = self.gathered.first().map(|stage| format!("{stage}RESHARD is missing"));
+        let left = self.gathered.first().map(|stage| format!("{stage}UNSHARD has no {stage}RESHARD after it"));
         fact.map(|fact| format!("{fact} is missing")).or(left)
     }
+}
+
+fn no_unshard(stage: usize) -> String {
+    format!("waits for {stage}UNSHARD, which is not before it")
 }
 
 fn within(what: &str, have: usize, limit: Option<usize>) -> Step {

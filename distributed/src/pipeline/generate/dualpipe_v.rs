@@ -1,5 +1,5 @@
 //! DualPipeV (DeepSeek's DualPipe cut in half by Sea AI Lab, 2025): on a fold, forwards of one stage run overlapped with
-//! backwards of the other. Idle (p−1)(F&B + B − 3W), where F&B is an overlapped pair; 2p+1 live chunks on every rank.
+//! backwards of the other. Idle (p−1)(F&B + B − 3W), where F&B is an overlapped pair, for F = I ≥ W; 2p+1 live chunks on every rank.
 
 use super::{Generator, Need, Row, Shape, Size, TWO_STAGES};
 

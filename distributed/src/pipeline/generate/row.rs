@@ -24,11 +24,6 @@ impl Row {
         self.next[chunk][0]
     }
 
-    /// How many backwards (B or I) a chunk has had.
-    pub fn backwards(&self, chunk: usize) -> usize {
-        self.next[chunk][1]
-    }
-
     /// How many weight gradients are left for later.
     pub fn deferred(&self) -> usize {
         self.deferred.len()

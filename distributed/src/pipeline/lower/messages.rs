@@ -1,14 +1,17 @@
 //! Where sends and receives stand.
 //!
-//! The schedule is played with the expected costs and free sends. Then every message gets a moment, the same for both its
-//! ends: the first at which it is there, both ranks stand between two passes, and its reader will not be late. Each rank's
-//! list is its passes and messages by time.
+//! The schedule is played with the expected costs and sends that travel by themselves. Then every message gets a moment, the
+//! same for both its ends: the first at which it is there, its reader will not be late, and both ranks stand between two passes.
+//! Where there is no such moment, one of them has to wait for the other: the moment is the one at which it waits least. Each
+//! rank's list is its passes and messages by time.
 //!
 //! All lists are parts of one total order in which everything comes after what it needs and a message is one event, so
-//! synchronous sends cannot deadlock. A message at a moment when both ranks are between passes makes neither wait. Where there is
-//! no such moment before the reader starts, the message goes when it is there, and the receiver takes it after the pass it is in.
-//! (Sending right after the producing pass and receiving right before the reading one deadlocks 1F1B; putting both ends
-//! down in whatever order a walk over the ranks finds them, as `torch.distributed.pipelining` does, is safe but lets passes wait.)
+//! synchronous sends cannot deadlock. Sends that travel by themselves delay no pass at all; synchronous ones delay none whose
+//! messages found both ranks between passes. With F = I = W that is all of them, but for some sizes of Interleaved1F1B, whose
+//! stages meet forward against backward.
+//!
+//! Rejected: sending right after the producing pass and receiving right before the reading one, which deadlocks 1F1B; and
+//! putting down both ends when a walk over the ranks in turn first can, which is safe but knows nothing of time.
 
 use numcore::Result;
 
@@ -74,7 +77,7 @@ fn transfers(schedule: &Schedule, costs: &Costs, spans: &[Vec<Span>]) -> Vec<Tra
             let Some(from) = schedule.placement().rank_of(send.stage) else { continue };
             let ready = made[send.direction as usize][send.stage * schedule.micro_batches() + send.micro];
             let latest = needed.saturating_sub(costs.comm);
-            let moment = common_pause(&spans[from], &spans[to], ready, latest).unwrap_or(ready);
+            let moment = meeting(&spans[from], &spans[to], ready, latest);
             transfers.push(Transfer { send, recv, from, to, moment });
         }
     }
@@ -96,16 +99,20 @@ fn times(schedule: &Schedule, spans: &[Vec<Span>]) -> [Vec<u64>; 2] {
     made
 }
 
-/// The first moment from `ready` to `latest` at which neither rank is in the middle of a pass.
-fn common_pause(from: &[Span], to: &[Span], ready: u64, latest: u64) -> Option<u64> {
-    let mut moment = ready;
-    while moment <= latest {
-        match busy_until(from, moment).max(busy_until(to, moment)) {
-            None => return Some(moment),
-            Some(end) => moment = end,
+/// The moment from `ready` to `latest` at which the ranks wait least for each other; the first of several. One at which the
+/// sender is in a pass counts only if that pass ends in time for the reader.
+fn meeting(from: &[Span], to: &[Span], ready: u64, latest: u64) -> u64 {
+    let (mut best, mut least) = (ready, u64::MAX);
+    let mut moment = Some(ready);
+    while let Some(now) = moment.filter(|&now| least > 0 && now <= latest.max(ready)) {
+        let (sender, receiver) = (busy_until(from, now), busy_until(to, now));
+        let wait = sender.max(receiver).map_or(0, |end| end - now);
+        if wait < least && sender.is_none_or(|end| end <= latest) {
+            (best, least) = (now, wait);
         }
+        moment = [sender, receiver].into_iter().flatten().min();
     }
-    None
+    best
 }
 
 /// The end of the pass this moment is in the middle of.
