@@ -171,6 +171,8 @@ fn what_cannot_be_lowered() {
     assert!(free.is_ok(), "no W in it");
     let free = lower(&schedule, &Lowering { costs: Costs::uniform(0, 1, 1), sharded: false }).unwrap_err();
     assert!(free.to_string().contains("at least one tick"), "{free}");
+    let huge = lower(&schedule, &Lowering { costs: Costs::uniform(u64::MAX, 1, 1), sharded: false }).unwrap_err();
+    assert!(huge.to_string().contains("64 bits"), "{huge}");
     let circle = Schedule::from_csv("1F0,0F0\n").unwrap();
     let circle = lower(&circle, &Lowering::default()).unwrap_err().to_string();
     assert!(

@@ -31,7 +31,7 @@ pub struct Passes {
 impl Costs {
     /// The same for every stage, B = I + W; messages, overlap and units are free.
     pub fn uniform(f: u64, i: u64, w: u64) -> Self {
-        Costs { stages: vec![Passes { f, b: i + w, i, w }], comm: 0, overlap_saves: 0, unit: 0 }
+        Costs { stages: vec![Passes { f, b: i.saturating_add(w), i, w }], comm: 0, overlap_saves: 0, unit: 0 }
     }
 
     /// The same, with messages that take `comm`.
@@ -61,7 +61,7 @@ impl Costs {
             Action::Compute(compute) => self.pass(compute),
             Action::Overlap(forward, backward) => {
                 let (f, b) = (self.pass(forward), self.pass(backward));
-                f + b - self.overlap_saves.min(f).min(b)
+                f.saturating_add(b) - self.overlap_saves.min(f).min(b)
             }
             Action::Message(_) => 0,
             Action::Unit(_) => self.unit,

@@ -27,12 +27,12 @@ impl Placement {
     }
 
     /// Stage `s` on rank `s % ranks`: a loop round the ranks, `stages_per_rank` times.
-    pub fn looped(ranks: usize, stages_per_rank: usize) -> Self {
+    pub(super) fn looped(ranks: usize, stages_per_rank: usize) -> Self {
         Placement { ranks, rank_of: (0..ranks * stages_per_rank).map(|stage| stage % ranks).collect() }
     }
 
     /// Two stages per rank, down and up again: rank `r` has stages `r` and `2·ranks − 1 − r`. First and last stage share rank 0.
-    pub fn folded(ranks: usize) -> Self {
+    pub(super) fn folded(ranks: usize) -> Self {
         Placement { ranks, rank_of: (0..ranks).chain((0..ranks).rev()).collect() }
     }
 

@@ -130,7 +130,7 @@ impl<'a> Player<'a> {
             return false;
         };
         let start = ready.max(self.free(rank));
-        let end = start + self.costs.occupies(action);
+        let end = start.saturating_add(self.costs.occupies(action));
         self.spans[rank].push(Span { start, end });
         for compute in action.computes() {
             self.finish(compute, end);
@@ -166,7 +166,7 @@ impl<'a> Player<'a> {
     /// What is sent at `time` arrives.
     fn arrive(&mut self, send: Message, time: u64) {
         if let Some(recv) = send.peer().filter(|recv| recv.stage < self.schedule.stages()) {
-            self.arrived[send.direction as usize].set(recv.stage, recv.micro, time + self.costs.comm);
+            self.arrived[send.direction as usize].set(recv.stage, recv.micro, time.saturating_add(self.costs.comm));
         }
     }
 
@@ -196,7 +196,7 @@ impl<'a> Player<'a> {
         let start = self.free(rank).max(self.free(other));
         self.arrive(send, start);
         for rank in [rank, other] {
-            self.spans[rank].push(Span { start, end: start + self.costs.comm });
+            self.spans[rank].push(Span { start, end: start.saturating_add(self.costs.comm) });
         }
         true
     }

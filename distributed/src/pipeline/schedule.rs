@@ -20,7 +20,7 @@ impl Schedule {
     ///
     /// # Errors
     /// When there is not one row per rank, or an action stands on another rank than its stage, or names a stage or
-    /// micro-batch there is not.
+    /// micro-batch there is not, or there are more micro-batches than actions.
     pub fn new(placement: Placement, micro_batches: usize, rows: Vec<Vec<Action>>) -> Result<Self> {
         let schedule = Schedule { placement, micros: micro_batches, rows };
         if schedule.rows.len() != schedule.placement.ranks() {
@@ -33,6 +33,12 @@ impl Schedule {
                     Error::argument("pipeline schedule", format!("position {position}, {action}: {why}")).on_rank(rank)
                 );
             }
+        }
+        let actions = schedule.actions().count();
+        if micro_batches > actions {
+            let why =
+                format!("{micro_batches} micro-batches, but only {actions} actions: each needs some on every stage");
+            return Err(Error::argument("pipeline schedule", why));
         }
         Ok(schedule)
     }

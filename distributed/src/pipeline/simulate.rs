@@ -62,7 +62,7 @@ impl Simulation<'_> {
         let passes =
             || row.iter().zip(&self.spans[rank]).filter(|(action, _)| action.is_compute()).map(|(_, span)| span);
         let work = passes().map(|span| span.end - span.start).sum();
-        let own = passes().last().map_or(0, |last| last.end) - passes().next().map_or(0, |first| first.start);
+        let own = passes().next_back().map_or(0, |last| last.end) - passes().next().map_or(0, |first| first.start);
         Some(RankReport {
             work,
             idle: self.makespan() - work,

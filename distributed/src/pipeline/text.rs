@@ -24,7 +24,7 @@ const WORDS: [(&str, Word); 11] = [
 ];
 const OVERLAP: &str = "OVERLAP_F_B";
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Word {
     Pass(Pass),
     Message(End, Direction),

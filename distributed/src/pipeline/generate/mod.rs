@@ -68,8 +68,7 @@ impl Kind {
     /// Names the precondition that fails, with the numbers.
     pub fn generate(self, p: usize, v: usize, m: usize) -> Result<Schedule> {
         let (generator, size) = (self.generator(), Size { p, v, m });
-        let positive: Need = ("p ≥ 1, v ≥ 1 and m ≥ 1", |size| size.p.min(size.v).min(size.m) >= 1);
-        if let Some((need, _)) = [positive].iter().chain(generator.needs).find(|(_, holds)| !holds(size)) {
+        if let Some((need, _)) = [POSITIVE, BOUNDED].iter().chain(generator.needs).find(|(_, holds)| !holds(size)) {
             let why = format!("{self} needs {need}; got p = {p} ranks, v = {v} stages per rank, m = {m} micro-batches");
             return Err(Error::argument("pipeline schedule", why));
         }
@@ -118,6 +117,11 @@ enum Shape {
 /// A precondition: its text and whether it holds.
 type Need = (&'static str, fn(Size) -> bool);
 
+const POSITIVE: Need = ("p ≥ 1, v ≥ 1 and m ≥ 1", |size| size.p.min(size.v).min(size.m) >= 1);
+/// Beyond that the lists themselves are gigabytes.
+const BOUNDED: Need = ("p·v·m ≤ 2^26", |size| {
+    size.p.checked_mul(size.v).and_then(|stages| stages.checked_mul(size.m)).is_some_and(|passes| passes <= 1 << 26)
+});
 const ONE_STAGE: Need = ("v = 1", |size| size.v == 1);
 const TWO_STAGES: Need = ("v = 2", |size| size.v == 2);
 

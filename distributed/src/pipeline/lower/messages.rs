@@ -13,7 +13,7 @@
 //! Rejected: sending right after the producing pass and receiving right before the reading one, which deadlocks 1F1B; and
 //! putting down both ends when a walk over the ranks in turn first can, which is safe but knows nothing of time.
 
-use numcore::Result;
+use numcore::{Error, Result};
 
 use crate::pipeline::action::{Action, Direction, Message};
 use crate::pipeline::costs::Costs;
@@ -42,6 +42,9 @@ impl Transfer {
 /// The rows with their messages.
 pub(super) fn add(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<Action>>> {
     let spans = play(schedule, costs, Sends::Overlapped).map_err(|stuck| stuck_error("pipeline lowering", &stuck))?;
+    if spans.iter().flatten().any(|span| span.end == u64::MAX) {
+        return Err(Error::argument("pipeline lowering", "the expected costs add up to more ticks than 64 bits hold"));
+    }
     let mut transfers = transfers(schedule, costs, &spans);
     transfers.sort_by_key(Transfer::key);
     let mut ends: Vec<Vec<(u64, Action)>> = vec![Vec::new(); spans.len()];
