@@ -75,10 +75,10 @@ impl Schedule {
 
     /// Every action with its rank and its position in that rank's list.
     pub fn actions(&self) -> impl Iterator<Item = (usize, usize, Action)> + '_ {
-        let row = |(rank, row): (usize, &'_ Vec<Action>)| -> Vec<_> {
-            row.iter().enumerate().map(|(position, &action)| (rank, position, action)).collect()
-        };
-        self.rows.iter().enumerate().flat_map(row)
+        self.rows
+            .iter()
+            .enumerate()
+            .flat_map(|(rank, row)| row.iter().enumerate().map(move |(position, &action)| (rank, position, action)))
     }
 
     /// Whether [`lower`](super::lower()) has been here: messages or units are present.

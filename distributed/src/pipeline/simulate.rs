@@ -83,7 +83,7 @@ fn is_send(action: &Action) -> bool {
 }
 
 /// The most micro-batches of a row between their F and their B or W. During an overlap both are there.
-pub(super) fn peak_live(row: &[Action]) -> usize {
+fn peak_live(row: &[Action]) -> usize {
     let (mut live, mut peak) = (0_usize, 0);
     for compute in row.iter().flat_map(Action::computes) {
         if compute.pass == super::Pass::F {

@@ -19,6 +19,17 @@ use super::stuck::stuck_error;
 const OP: &str = "pipeline check";
 
 /// A schedule that can be run. Only [`check`] makes one.
+///
+/// Whoever runs it gives each rank its [`row`](Checked::row) and does it in order. It may rely on this:
+///
+/// - Between any two ranks, messages leave and arrive in the same order: channels need neither tags nor buffers. A send may
+///   return at once or when it is received; a receive may return at once too, if the pass that reads it waits for it.
+/// - A send stands after the pass that makes its value, a receive before the pass that reads it, on that rank. Where
+///   neighbouring stages share a rank there is no message: the value stays where it is.
+/// - The two passes of an overlap are independent: they may run in either order, or at once.
+/// - Every W comes after its I, every B stands alone; at REDUCE_GRAD a stage's gradients of all micro-batches are in, and no
+///   pass adds to them afterwards.
+/// - Units are no messages: with several replicas of the pipeline, equal ranks do equal units in equal order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
     schedule: Schedule,

@@ -7,8 +7,8 @@
 //!
 //! All lists are parts of one total order in which everything comes after what it needs and a message is one event, so
 //! synchronous sends cannot deadlock. Sends that travel by themselves delay no pass at all; synchronous ones delay none whose
-//! messages found both ranks between passes. With F = I = W that is all of them, but for some sizes of Interleaved1F1B, whose
-//! stages meet forward against backward.
+//! messages found both ranks between passes. With F = I = W that was all of them at every size tested, but for Interleaved1F1B, whose
+//! forwards can meet a neighbour's backward half way.
 //!
 //! Rejected: sending right after the producing pass and receiving right before the reading one, which deadlocks 1F1B; and
 //! putting down both ends when a walk over the ranks in turn first can, which is safe but knows nothing of time.
@@ -31,8 +31,9 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// The total order of messages. At one moment chains of neighbours may all want to pass something on; odd and even senders in
-    /// turn make that take two transfers, not one per rank.
+    /// The total order of messages. At one moment a whole ring of neighbours may want to pass something on; odd and even senders
+    /// in turn make that take two transfers or three, not one per rank. (LoopedBFS at (v, m, p) = (2, 16, 8) with synchronous
+    /// messages of 0.3 F takes 161 F, and 219 F with senders in plain order.)
     fn key(&self) -> (u64, Direction, usize, usize, usize, usize) {
         let Message { stage, direction, micro, .. } = self.send;
         (self.moment, direction, self.from % 2, self.from, stage, micro)

@@ -12,6 +12,7 @@ use super::schedule::Schedule;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lowering {
     /// What passes and messages are expected to take: it decides where messages stand. Every pass takes at least one tick.
+    /// `comm` is what a message takes while passes go on beside it; leave it 0 where a message holds its ranks.
     pub costs: Costs,
     /// Whether parameters are sharded (ZeRO-3), so that stages are gathered before use and freed after.
     pub sharded: bool,

@@ -9,17 +9,12 @@ use crate::pipeline::action::{Action, End, Unit, UnitOp};
 /// The row with its units.
 pub(super) fn add(row: &[Action], sharded: bool) -> Vec<Action> {
     let mut gathered = Vec::new();
-    let mut pending: Vec<Action> = Vec::new();
+    let mut pending = if sharded { exchange(&mut gathered, &ahead(row)) } else { Vec::new() };
     let mut out = Vec::with_capacity(row.len());
-    let mut first = true;
     for (position, &action) in row.iter().enumerate() {
         let send = matches!(action, Action::Message(message) if message.end == End::Send);
         if !send {
             out.append(&mut pending);
-        }
-        if first && sharded {
-            out.extend(exchange(&mut gathered, &ahead(&row[position..])));
-            first = false;
         }
         out.push(action);
         if action.is_compute() {
