@@ -142,8 +142,8 @@ fn zbv() {
     }
 }
 
-/// Exact for F = I ≥ W. (With F ≠ I this order idles (p−1)(F&B + F − 2W) as long as they are close: the published formula
-/// takes an I for a forward. With W > F the weight gradients overflow the waits they are meant to fill.)
+/// Holds for F = I ≥ W, which is what is tested. Outside it this order idles otherwise: with p = 4 and no saving, F, I, W =
+/// 10, 12, 6 gives 26 per (p−1), not 28; 10, 8, 6 gives 22, not 20; 10, 10, 13 gives 20, not 17. Why is not worked out.
 #[test]
 fn dualpipe_v() {
     for size @ (v, m, p) in sizes(2).filter(|&(_, m, p)| m >= 2 * p) {
