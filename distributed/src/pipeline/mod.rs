@@ -1,1 +1,35 @@
 //! Pipeline parallelism: schedules as data, checked before they may run.
+//!
+//! A [`Schedule`] is one list of [`Action`]s per rank. It goes through
+//!
+//! 1. [`Kind::generate`]: who computes what in which order (or [`Schedule::from_csv`]: somebody else's order);
+//! 2. [`lower`]: adds messages between ranks, parameter gathers and gradient reductions;
+//! 3. [`check`]: plays all ranks jointly with synchronous sends; only it makes a [`Checked`];
+//! 4. [`simulate`]: times, idle time, live activations; [`Timeline`] draws them.
+//!
+//! Nothing here touches a tensor: times are whole ticks, results are exact.
+
+mod action;
+mod check;
+mod costs;
+mod csv;
+mod generate;
+mod lower;
+mod placement;
+mod play;
+mod schedule;
+mod simulate;
+mod stuck;
+mod text;
+mod timeline;
+
+pub use action::{Action, Compute, Direction, End, Message, Pass, Unit, UnitOp};
+pub use check::{Checked, Limits, check};
+pub use costs::{Costs, Passes};
+pub use generate::Kind;
+pub use lower::{Lowering, lower};
+pub use placement::Placement;
+pub use play::{Sends, Span};
+pub use schedule::Schedule;
+pub use simulate::{RankReport, Simulation, simulate};
+pub use timeline::{Event, Timeline};

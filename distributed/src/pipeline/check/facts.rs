@@ -1,0 +1,90 @@
+//! What every action needs to be true on its rank, and what it makes true. Nothing may be made true twice.
+
+use std::fmt;
+
+use crate::pipeline::action::{Action, Compute, Direction, End, Message, Pass, Unit, UnitOp};
+use crate::pipeline::schedule::{Input, Schedule};
+
+/// Something that is true from some position of a row on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Fact {
+    /// A stage's output, or its input's gradient, is there.
+    Made(Direction, usize, usize),
+    /// A stage's weight gradients of a micro-batch are final.
+    Weights(usize, usize),
+    /// A message has been sent or received.
+    Passed(Message),
+    /// A stage's gradients have been reduced.
+    Reduced(usize),
+}
+
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Fact::Made(Direction::Forward, stage, micro) => write!(f, "{stage}F{micro}"),
+            Fact::Made(Direction::Backward, stage, micro) => write!(f, "{stage}B{micro} (or {stage}I{micro})"),
+            Fact::Weights(stage, micro) => write!(f, "{stage}B{micro} (or {stage}W{micro})"),
+            Fact::Passed(message) => message.fmt(f),
+            Fact::Reduced(stage) => Unit { stage, op: UnitOp::ReduceGrad }.fmt(f),
+        }
+    }
+}
+
+/// What must be true before an action.
+pub(super) fn needs(schedule: &Schedule, action: Action) -> Vec<Fact> {
+    match action {
+        Action::Message(Message { stage, direction, end: End::Send, micro }) => {
+            vec![Fact::Made(direction, stage, micro)]
+        }
+        Action::Unit(Unit { stage, op: UnitOp::ReduceGrad }) => {
+            (0..schedule.micro_batches()).map(|micro| Fact::Weights(stage, micro)).collect()
+        }
+        _ => action.computes().flat_map(|compute| pass_needs(schedule, compute)).collect(),
+    }
+}
+
+fn pass_needs(schedule: &Schedule, compute: Compute) -> impl Iterator<Item = Fact> + use<> {
+    let Compute { stage, pass, micro } = compute;
+    let own = match pass {
+        Pass::F => None,
+        Pass::B | Pass::I => Some(Fact::Made(Direction::Forward, stage, micro)),
+        Pass::W => Some(Fact::Made(Direction::Backward, stage, micro)),
+    };
+    let input = match schedule.input(compute) {
+        Input::Nothing => None,
+        Input::Here(from) => pass.makes().map(|direction| Fact::Made(direction, from, micro)),
+        Input::Received(recv) => Some(Fact::Passed(recv)),
+    };
+    own.into_iter().chain(input)
+}
+
+/// What is true after an action.
+pub(super) fn makes(action: Action) -> Vec<Fact> {
+    match action {
+        Action::Message(message) => vec![Fact::Passed(message)],
+        Action::Unit(Unit { stage, op: UnitOp::ReduceGrad }) => vec![Fact::Reduced(stage)],
+        _ => action.computes().flat_map(pass_makes).collect(),
+    }
+}
+
+fn pass_makes(compute: Compute) -> impl Iterator<Item = Fact> {
+    let Compute { stage, pass, micro } = compute;
+    let made = pass.makes().map(|direction| Fact::Made(direction, stage, micro));
+    made.into_iter().chain(pass.makes_weight_gradient().then_some(Fact::Weights(stage, micro)))
+}
+
+/// What must be true of a rank at the end of a step.
+pub(super) fn expected(schedule: &Schedule, rank: usize) -> Vec<Fact> {
+    let mut facts = Vec::new();
+    for stage in schedule.placement().stages_on(rank) {
+        for micro in 0..schedule.micro_batches() {
+            for pass in [Pass::F, Pass::B] {
+                let compute = Compute { stage, pass, micro };
+                facts.extend(pass_makes(compute));
+                facts.extend(schedule.output(compute).map(Fact::Passed));
+            }
+        }
+        facts.push(Fact::Reduced(stage));
+    }
+    facts
+}

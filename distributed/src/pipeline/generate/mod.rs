@@ -1,0 +1,149 @@
+//! Schedules people know, by name. Each file writes down one order of passes; this one names them.
+//!
+//! Symbols throughout: `p` ranks, `v` stages per rank, `m` micro-batches, `r` a rank.
+
+mod dualpipe_v;
+mod gpipe;
+mod interleaved;
+mod looped_bfs;
+mod one_f_one_b;
+mod row;
+mod zb_h1;
+mod zb_h2;
+mod zbv;
+
+use std::{fmt, str::FromStr};
+
+use numcore::{Error, Result};
+
+use super::placement::Placement;
+use super::schedule::Schedule;
+use row::Row;
+
+/// A schedule: its name in text (and others it goes by), where its stages live, what it asks for, and its generator.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal $(| $alias:literal)*, $generator:path;)*) => {
+        /// The schedules there are generators for.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Kind { $($(#[$doc])* $kind,)* }
+
+        impl Kind {
+            /// All of them.
+            pub const ALL: &[Kind] = &[$(Kind::$kind),*];
+
+            fn names(self) -> &'static [&'static str] {
+                match self { $(Kind::$kind => &[$name $(, $alias)*],)* }
+            }
+
+            fn generator(self) -> &'static Generator {
+                match self { $(Kind::$kind => &$generator,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// All forwards, then all backwards (Huang 2019).
+    GPipe = "GPipe", gpipe::GENERATOR;
+    /// One forward, one backward: PipeDream-flush (Narayanan 2021).
+    OneFOneB = "1F1B", one_f_one_b::GENERATOR;
+    /// 1F1B over several stages per rank (Narayanan 2021).
+    Interleaved = "Interleaved1F1B" | "Interleaved", interleaved::GENERATOR;
+    /// Breadth first: every micro-batch through a stage before the rank's next stage (Lamy-Poirier 2023).
+    LoopedBfs = "LoopedBFS", looped_bfs::GENERATOR;
+    /// Zero bubble within the memory of 1F1B (Qi 2023).
+    ZbH1 = "ZB-H1" | "ZBH1", zb_h1::GENERATOR;
+    /// Zero bubble with twice that memory (Qi 2023).
+    ZbH2 = "ZB-H2" | "ZBH2", zb_h2::GENERATOR;
+    /// Zero bubble on a fold of two stages per rank (Qi 2024).
+    Zbv = "ZBV" | "ZBVZeroBubble", zbv::GENERATOR;
+    /// Overlapped forward and backward on a fold (DeepSeek and Sea AI Lab 2025).
+    DualPipeV = "DualPipeV", dualpipe_v::GENERATOR;
+}
+
+impl Kind {
+    /// The passes of every rank: `p` ranks, `v` stages per rank, `m` micro-batches.
+    ///
+    /// # Errors
+    /// Names the precondition that fails, with the numbers.
+    pub fn generate(self, p: usize, v: usize, m: usize) -> Result<Schedule> {
+        let (generator, size) = (self.generator(), Size { p, v, m });
+        if let Some((need, _)) = [POSITIVE, BOUNDED].iter().chain(generator.needs).find(|(_, holds)| !holds(size)) {
+            let why = format!("{self} needs {need}; got p = {p} ranks, v = {v} stages per rank, m = {m} micro-batches");
+            return Err(Error::argument("pipeline schedule", why));
+        }
+        let placement = match generator.shape {
+            Shape::Loop => Placement::looped(p, v),
+            Shape::Fold => Placement::folded(p),
+        };
+        let rows = (0..p).map(|r| (generator.row)(size, r, Row::new(placement.stages_on(r).collect())).finish());
+        Schedule::new(placement.clone(), m, rows.collect())
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.names()[0])
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    /// Reads a name, whatever its case.
+    fn from_str(text: &str) -> Result<Kind> {
+        let named = |kind: &&Kind| kind.names().iter().any(|name| name.eq_ignore_ascii_case(text));
+        Kind::ALL.iter().find(named).copied().ok_or_else(|| {
+            let names: Vec<String> = Kind::ALL.iter().map(Kind::to_string).collect();
+            Error::argument("pipeline schedule", format!("unknown schedule `{text}`; there are {}", names.join(", ")))
+        })
+    }
+}
+
+/// How a schedule is made.
+struct Generator {
+    shape: Shape,
+    needs: &'static [Need],
+    /// The passes of rank `r`, appended to its empty row.
+    row: fn(Size, usize, Row) -> Row,
+}
+
+/// Where stages live.
+enum Shape {
+    Loop,
+    Fold,
+}
+
+/// A precondition: its text and whether it holds.
+type Need = (&'static str, fn(Size) -> bool);
+
+const POSITIVE: Need = ("p ≥ 1, v ≥ 1 and m ≥ 1", |size| size.p.min(size.v).min(size.m) >= 1);
+/// Beyond that the lists themselves are gigabytes.
+const BOUNDED: Need = ("p·v·m ≤ 2^26", |size| {
+    size.p.checked_mul(size.v).and_then(|stages| stages.checked_mul(size.m)).is_some_and(|passes| passes <= 1 << 26)
+});
+const ONE_STAGE: Need = ("v = 1", |size| size.v == 1);
+const TWO_STAGES: Need = ("v = 2", |size| size.v == 2);
+
+#[derive(Clone, Copy)]
+struct Size {
+    p: usize,
+    v: usize,
+    m: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for &kind in Kind::ALL {
+            for name in kind.names() {
+                assert_eq!(name.to_lowercase().parse::<Kind>().unwrap(), kind);
+            }
+            assert_eq!(kind.to_string().parse::<Kind>().unwrap(), kind);
+        }
+        assert!("2F2B".parse::<Kind>().unwrap_err().to_string().contains("GPipe, 1F1B,"));
+    }
+}

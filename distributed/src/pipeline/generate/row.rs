@@ -1,0 +1,102 @@
+//! A rank's list while it is written: every pass takes the next micro-batch of its stage.
+
+use std::collections::VecDeque;
+
+use crate::pipeline::action::{Action, Compute, Pass};
+
+/// The list of one rank. A `chunk` is one of the rank's stages, by position.
+pub(super) struct Row {
+    stages: Vec<usize>,
+    /// The next micro-batch, per chunk: forward, backward.
+    next: Vec<[usize; 2]>,
+    /// Weight gradients that an I has left for later.
+    deferred: VecDeque<Compute>,
+    actions: Vec<Action>,
+}
+
+impl Row {
+    pub fn new(stages: Vec<usize>) -> Self {
+        Row { next: vec![[0, 0]; stages.len()], stages, deferred: VecDeque::new(), actions: Vec::new() }
+    }
+
+    /// How many forwards a chunk has had.
+    pub fn forwards(&self, chunk: usize) -> usize {
+        self.next[chunk][0]
+    }
+
+    /// How many weight gradients are left for later.
+    pub fn deferred(&self) -> usize {
+        self.deferred.len()
+    }
+
+    pub fn f(mut self, chunk: usize) -> Self {
+        let forward = self.take(chunk, Pass::F);
+        self.push(forward)
+    }
+
+    pub fn b(mut self, chunk: usize) -> Self {
+        let backward = self.take(chunk, Pass::B);
+        self.push(backward)
+    }
+
+    /// Backward as far as the input's gradient; its W is deferred.
+    pub fn i(mut self, chunk: usize) -> Self {
+        let backward = self.take(chunk, Pass::I);
+        self.deferred.push_back(Compute { pass: Pass::W, ..backward });
+        self.push(backward)
+    }
+
+    /// The oldest deferred weight gradient, of whichever chunk; nothing when there is none.
+    pub fn w(mut self) -> Self {
+        match self.deferred.pop_front() {
+            Some(weights) => self.push(weights),
+            None => self,
+        }
+    }
+
+    /// The oldest deferred weight gradient of one chunk; nothing when there is none.
+    pub fn w_of(mut self, chunk: usize) -> Self {
+        let stage = self.stages[chunk];
+        let oldest = self.deferred.iter().position(|weights| weights.stage == stage);
+        match oldest.and_then(|at| self.deferred.remove(at)) {
+            Some(weights) => self.push(weights),
+            None => self,
+        }
+    }
+
+    /// A forward of one chunk overlapped with the whole backward of the other.
+    pub fn overlap(mut self, forward: usize, backward: usize) -> Self {
+        let pair = Action::Overlap(self.take(forward, Pass::F), self.take(backward, Pass::B));
+        self.actions.push(pair);
+        self
+    }
+
+    /// A pass of a micro-batch that is not simply the next one.
+    pub fn pass(self, chunk: usize, pass: Pass, micro: usize) -> Self {
+        let stage = self.stages[chunk];
+        self.push(Compute { stage, pass, micro })
+    }
+
+    /// `step` as often as told.
+    pub fn repeat(self, times: usize, step: impl Fn(Self) -> Self) -> Self {
+        (0..times).fold(self, |row, _| step(row))
+    }
+
+    /// Everything, all deferred weight gradients at the end.
+    pub fn finish(self) -> Vec<Action> {
+        let left = self.deferred();
+        self.repeat(left, Row::w).actions
+    }
+
+    fn take(&mut self, chunk: usize, pass: Pass) -> Compute {
+        let next = &mut self.next[chunk][usize::from(pass != Pass::F)];
+        let micro = *next;
+        *next += 1;
+        Compute { stage: self.stages[chunk], pass, micro }
+    }
+
+    fn push(mut self, compute: Compute) -> Self {
+        self.actions.push(compute.into());
+        self
+    }
+}

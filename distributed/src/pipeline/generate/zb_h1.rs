@@ -1,0 +1,16 @@
+//! ZB-H1 (Qi et al. 2023): 1F1B whose weight gradients wait, r of them on rank r, and fill the bubble at the end.
+//! Idle (p−1)(F+I−W) per rank; p live micro-batches on every rank (1F1B's p−r, and r that wait for their W).
+
+use super::{Generator, ONE_STAGE, Row, Shape};
+
+pub(super) const GENERATOR: Generator =
+    Generator { shape: Shape::Loop, needs: &[ONE_STAGE], row: |size, r, row| split(size.m, size.p - r, r, row) };
+
+/// `ahead` forwards; then I and F in turn, with a W whenever more than `waiting` have been put off; once the forwards are
+/// done, I and W in turn. ZB-H2 is the same with other numbers.
+pub(super) fn split(m: usize, ahead: usize, waiting: usize, row: Row) -> Row {
+    let ahead = ahead.min(m);
+    let pay = move |row: Row| if row.deferred() > waiting { row.w() } else { row };
+    let row = row.repeat(ahead, |row| row.f(0)).repeat(m - ahead, |row| pay(row.i(0)).f(0));
+    row.repeat(ahead, |row| row.i(0).w())
+}

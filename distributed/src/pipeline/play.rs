@@ -1,0 +1,266 @@
+//! Playing a schedule: all ranks jointly, each going through its list in order.
+//!
+//! One engine answers three questions: does it end (`check`), when does everything happen (`simulate`, `lower`), and which
+//! column does an action stand in (`csv`). Times do not depend on the order ranks are looked at: an action's start is the
+//! latest of its rank's previous end and its inputs' arrivals, all of which the lists fix.
+
+use super::action::{Action, Compute, Direction, End, Message, Pass};
+use super::costs::Costs;
+use super::schedule::{Input, Schedule};
+
+/// How a message occupies the ranks at its ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sends {
+    /// It travels by itself: neither end waits, only the pass that reads it.
+    Overlapped,
+    /// Rendezvous: both ends wait for each other, and for the transfer.
+    Synchronous,
+}
+
+/// When something happened, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Begin.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+}
+
+/// A rank that cannot go on.
+#[derive(Clone, Debug)]
+pub(super) struct Stuck {
+    pub rank: usize,
+    pub position: usize,
+    pub action: Action,
+    pub waits: String,
+    /// The rank it waits for.
+    pub on: Option<usize>,
+}
+
+/// When each action of each rank happens, or every rank that cannot go on.
+///
+/// A schedule without messages is played as if each result were sent when it is there.
+pub(super) fn play(schedule: &Schedule, costs: &Costs, sends: Sends) -> Result<Vec<Vec<Span>>, Vec<Stuck>> {
+    let mut player = Player::new(schedule, costs, sends);
+    while player.round() {}
+    let stuck = player.stuck();
+    if stuck.is_empty() { Ok(player.spans) } else { Err(stuck) }
+}
+
+struct Player<'a> {
+    schedule: &'a Schedule,
+    costs: &'a Costs,
+    sends: Sends,
+    /// Results go to other ranks without messages.
+    implicit: bool,
+    /// Per rank, what has happened; its length is the position in the list.
+    spans: Vec<Vec<Span>>,
+    /// When a stage's output, and its input's gradient, was made.
+    made: [Table; 2],
+    /// When a message arrived at a stage.
+    arrived: [Table; 2],
+}
+
+/// A time per stage and micro-batch.
+struct Table {
+    micros: usize,
+    times: Vec<Option<u64>>,
+}
+
+impl Table {
+    fn new(schedule: &Schedule) -> Self {
+        let micros = schedule.micro_batches();
+        Table { micros, times: vec![None; schedule.stages() * micros] }
+    }
+
+    fn get(&self, stage: usize, micro: usize) -> Option<u64> {
+        self.times[stage * self.micros + micro]
+    }
+
+    fn set(&mut self, stage: usize, micro: usize, time: u64) {
+        self.times[stage * self.micros + micro] = Some(time);
+    }
+}
+
+impl<'a> Player<'a> {
+    fn new(schedule: &'a Schedule, costs: &'a Costs, sends: Sends) -> Self {
+        let table = || Table::new(schedule);
+        Player {
+            schedule,
+            costs,
+            sends,
+            implicit: !schedule.actions().any(|(_, _, action)| matches!(action, Action::Message(_))),
+            spans: schedule.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
+            made: [table(), table()],
+            arrived: [table(), table()],
+        }
+    }
+
+    fn head(&self, rank: usize) -> Option<Action> {
+        self.schedule.rows()[rank].get(self.spans[rank].len()).copied()
+    }
+
+    fn free(&self, rank: usize) -> u64 {
+        self.spans[rank].last().map_or(0, |span| span.end)
+    }
+
+    /// Every rank goes as far as it can; whether any moved.
+    fn round(&mut self) -> bool {
+        let mut moved = false;
+        for rank in 0..self.spans.len() {
+            while self.advance(rank) {
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    fn advance(&mut self, rank: usize) -> bool {
+        match self.head(rank) {
+            None => false,
+            Some(Action::Message(message)) if self.sends == Sends::Synchronous => self.meet(rank, message),
+            Some(Action::Message(message)) => self.post(rank, message),
+            Some(action) => self.run(rank, action),
+        }
+    }
+
+    fn run(&mut self, rank: usize, action: Action) -> bool {
+        let Some(ready) = action.computes().map(|compute| self.ready(compute)).try_fold(0, |a, b| Some(a.max(b?)))
+        else {
+            return false;
+        };
+        let start = ready.max(self.free(rank));
+        let end = start.saturating_add(self.costs.occupies(action));
+        self.spans[rank].push(Span { start, end });
+        for compute in action.computes() {
+            self.finish(compute, end);
+        }
+        true
+    }
+
+    /// When a pass's inputs are there; `None` if they are not yet.
+    fn ready(&self, compute: Compute) -> Option<u64> {
+        let Compute { stage, pass, micro } = compute;
+        let own = match pass {
+            Pass::F => 0,
+            Pass::B | Pass::I => self.made[Direction::Forward as usize].get(stage, micro)?,
+            Pass::W => self.made[Direction::Backward as usize].get(stage, micro)?,
+        };
+        let input = match self.schedule.input(compute) {
+            Input::Nothing => 0,
+            Input::Here(from) => self.made[pass.makes()? as usize].get(from, micro)?,
+            Input::Received(recv) => self.arrived[recv.direction as usize].get(stage, micro)?,
+        };
+        Some(own.max(input))
+    }
+
+    fn finish(&mut self, compute: Compute, end: u64) {
+        if let Some(direction) = compute.pass.makes() {
+            self.made[direction as usize].set(compute.stage, compute.micro, end);
+        }
+        if let Some(send) = self.schedule.output(compute).filter(|_| self.implicit) {
+            self.arrive(send, end);
+        }
+    }
+
+    /// What is sent at `time` arrives.
+    fn arrive(&mut self, send: Message, time: u64) {
+        if let Some(recv) = send.peer().filter(|recv| recv.stage < self.schedule.stages()) {
+            self.arrived[send.direction as usize].set(recv.stage, recv.micro, time.saturating_add(self.costs.comm));
+        }
+    }
+
+    /// An overlapped message: posted in no time.
+    fn post(&mut self, rank: usize, message: Message) -> bool {
+        if message.end == End::Send {
+            if self.made[message.direction as usize].get(message.stage, message.micro).is_none() {
+                return false;
+            }
+            self.arrive(message, self.free(rank));
+        }
+        let now = self.free(rank);
+        self.spans[rank].push(Span { start: now, end: now });
+        true
+    }
+
+    /// A synchronous message: happens when both ends stand at it.
+    fn meet(&mut self, rank: usize, message: Message) -> bool {
+        let Some((peer, other)) = self.partner(message) else { return false };
+        if self.head(other) != Some(peer.into()) {
+            return false;
+        }
+        let send = if message.end == End::Send { message } else { peer };
+        if self.made[send.direction as usize].get(send.stage, send.micro).is_none() {
+            return false;
+        }
+        let start = self.free(rank).max(self.free(other));
+        self.arrive(send, start);
+        for rank in [rank, other] {
+            self.spans[rank].push(Span { start, end: start.saturating_add(self.costs.comm) });
+        }
+        true
+    }
+
+    fn partner(&self, message: Message) -> Option<(Message, usize)> {
+        let peer = message.peer()?;
+        Some((peer, self.schedule.placement().rank_of(peer.stage)?))
+    }
+
+    fn stuck(&self) -> Vec<Stuck> {
+        let heads = (0..self.spans.len()).filter_map(|rank| Some((rank, self.head(rank)?)));
+        heads
+            .map(|(rank, action)| Stuck {
+                rank,
+                position: self.spans[rank].len(),
+                action,
+                waits: self.waits(action),
+                on: self.waits_on(action),
+            })
+            .collect()
+    }
+
+    fn waits(&self, action: Action) -> String {
+        match action {
+            Action::Message(message) => self.partner(message).map_or("nobody".into(), |(peer, rank)| {
+                let stands = self.head(rank).map_or("has ended".into(), |head| format!("stands at {head}"));
+                format!("{peer} of rank {rank}, which {stands}")
+            }),
+            _ => action.computes().find_map(|compute| self.missing(compute)).unwrap_or_default(),
+        }
+    }
+
+    fn waits_on(&self, action: Action) -> Option<usize> {
+        let received = |compute| match self.schedule.input(compute) {
+            Input::Received(recv) => self.partner(recv),
+            _ => None,
+        };
+        let (_, rank) = match action {
+            Action::Message(message) => self.partner(message),
+            _ => action.computes().find_map(received),
+        }?;
+        Some(rank)
+    }
+
+    /// What a pass that is not ready lacks.
+    fn missing(&self, compute: Compute) -> Option<String> {
+        let Compute { stage, pass, micro } = compute;
+        let own = match pass {
+            Pass::F => None,
+            Pass::B | Pass::I => self.lacks(Direction::Forward, stage, micro),
+            Pass::W => self.lacks(Direction::Backward, stage, micro),
+        };
+        own.or_else(|| match self.schedule.input(compute) {
+            Input::Nothing => None,
+            Input::Here(from) => self.lacks(pass.makes()?, from, micro),
+            Input::Received(recv) => {
+                self.arrived[recv.direction as usize].get(stage, micro).is_none().then(|| recv.to_string())
+            }
+        })
+    }
+
+    fn lacks(&self, direction: Direction, stage: usize, micro: usize) -> Option<String> {
+        let what = if direction == Direction::Forward { "output" } else { "input gradient" };
+        let lacks = self.made[direction as usize].get(stage, micro).is_none();
+        lacks.then(|| format!("the {what} of stage {stage} for micro-batch {micro}"))
+    }
+}

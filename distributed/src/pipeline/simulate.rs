@@ -1,0 +1,98 @@
+//! How long a schedule takes, where it idles, and how many activations it holds.
+
+use numcore::Result;
+
+use super::action::{Action, End};
+use super::costs::Costs;
+use super::play::{Sends, Span, play};
+use super::schedule::Schedule;
+use super::stuck::stuck_error;
+
+/// A schedule with the times at which everything happens.
+#[derive(Clone, Debug)]
+pub struct Simulation<'a> {
+    schedule: &'a Schedule,
+    spans: Vec<Vec<Span>>,
+}
+
+/// What one rank did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankReport {
+    /// Ticks spent computing.
+    pub work: u64,
+    /// Ticks of the whole step in which it did not compute.
+    pub idle: u64,
+    /// Ticks between its own first and last pass in which it did not compute: what is left of `idle` when steps follow
+    /// each other without a barrier.
+    pub gaps: u64,
+    /// The most micro-batches, summed over its stages, whose activations it held at once: from F to B or W.
+    pub peak_live: usize,
+    /// Messages it sent.
+    pub sent: usize,
+}
+
+/// Plays a schedule (lowered or not) with these costs.
+///
+/// # Errors
+/// When it cannot end: names every rank that is stuck, where, and what it waits for.
+pub fn simulate<'a>(schedule: &'a Schedule, costs: &Costs, sends: Sends) -> Result<Simulation<'a>> {
+    let spans = play(schedule, costs, sends).map_err(|stuck| stuck_error("pipeline simulation", &stuck))?;
+    Ok(Simulation { schedule, spans })
+}
+
+impl Simulation<'_> {
+    /// What was played.
+    pub fn schedule(&self) -> &Schedule {
+        self.schedule
+    }
+
+    /// When each action happened, per rank, in the order of the schedule's rows.
+    pub fn spans(&self) -> &[Vec<Span>] {
+        &self.spans
+    }
+
+    /// The end of the last action.
+    pub fn makespan(&self) -> u64 {
+        self.spans.iter().flatten().map(|span| span.end).max().unwrap_or(0)
+    }
+
+    /// What a rank did; `None` for a rank there is not.
+    pub fn rank(&self, rank: usize) -> Option<RankReport> {
+        let row = self.schedule.rows().get(rank)?;
+        let passes =
+            || row.iter().zip(&self.spans[rank]).filter(|(action, _)| action.is_compute()).map(|(_, span)| span);
+        let work = passes().map(|span| span.end - span.start).sum();
+        let own = passes().next_back().map_or(0, |last| last.end) - passes().next().map_or(0, |first| first.start);
+        Some(RankReport {
+            work,
+            idle: self.makespan() - work,
+            gaps: own - work,
+            peak_live: peak_live(row),
+            sent: row.iter().filter(|action| is_send(action)).count(),
+        })
+    }
+
+    /// What every rank did.
+    pub fn ranks(&self) -> Vec<RankReport> {
+        (0..self.spans.len()).filter_map(|rank| self.rank(rank)).collect()
+    }
+}
+
+fn is_send(action: &Action) -> bool {
+    matches!(action, Action::Message(message) if message.end == End::Send)
+}
+
+/// The most micro-batches of a row between their F and their B or W. During an overlap both are there.
+fn peak_live(row: &[Action]) -> usize {
+    let (mut live, mut peak) = (0_usize, 0);
+    for compute in row.iter().flat_map(Action::computes) {
+        if compute.pass == super::Pass::F {
+            live += 1;
+        }
+        peak = peak.max(live);
+        if compute.pass.makes_weight_gradient() {
+            live = live.saturating_sub(1);
+        }
+    }
+    peak
+}

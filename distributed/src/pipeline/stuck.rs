@@ -1,0 +1,27 @@
+//! The error for a schedule that cannot end.
+
+use numcore::Error;
+
+use super::play::Stuck;
+
+/// Tells the ranks that wait for each other in a circle, or else the one that waits for what will never be.
+pub(super) fn stuck_error(op: &'static str, stuck: &[Stuck]) -> Error {
+    let told: Vec<String> = circle(stuck)
+        .iter()
+        .map(|s| format!("rank {} at position {}, {}, waits for {}", s.rank, s.position, s.action, s.waits))
+        .collect();
+    Error::argument(op, format!("deadlock: {}", told.join("; ")))
+}
+
+/// Going from each rank to the one it waits for ends in a circle, or with a rank that waits for nobody.
+fn circle(stuck: &[Stuck]) -> Vec<&Stuck> {
+    let next = |s: &Stuck| stuck.iter().find(|other| Some(other.rank) == s.on);
+    let mut walk: Vec<&Stuck> = stuck.first().into_iter().collect();
+    while let Some(follower) = walk.last().and_then(|last| next(last)) {
+        if let Some(start) = walk.iter().position(|seen| seen.rank == follower.rank) {
+            return walk.split_off(start);
+        }
+        walk.push(follower);
+    }
+    walk.split_off(walk.len().saturating_sub(1))
+}

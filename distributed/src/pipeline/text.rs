@@ -1,0 +1,188 @@
+//! Actions as text: `2F0`, `1SEND_F3`, `2UNSHARD`, `(0F1;1B0)OVERLAP_F_B`.
+//!
+//! Stage, word, micro-batch; units have no micro-batch. This is the notation `torch.distributed.pipelining` reads and writes.
+
+use std::{fmt, str::FromStr};
+
+use numcore::{Error, Result};
+
+use super::action::{Action, Compute, Direction, End, Message, Pass, Unit, UnitOp};
+
+/// The words between stage and micro-batch.
+const WORDS: [(&str, Word); 11] = [
+    ("F", Word::Pass(Pass::F)),
+    ("B", Word::Pass(Pass::B)),
+    ("I", Word::Pass(Pass::I)),
+    ("W", Word::Pass(Pass::W)),
+    ("SEND_F", Word::Message(End::Send, Direction::Forward)),
+    ("RECV_F", Word::Message(End::Recv, Direction::Forward)),
+    ("SEND_B", Word::Message(End::Send, Direction::Backward)),
+    ("RECV_B", Word::Message(End::Recv, Direction::Backward)),
+    ("UNSHARD", Word::Unit(UnitOp::Unshard)),
+    ("RESHARD", Word::Unit(UnitOp::Reshard)),
+    ("REDUCE_GRAD", Word::Unit(UnitOp::ReduceGrad)),
+];
+const OVERLAP: &str = "OVERLAP_F_B";
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Word {
+    Pass(Pass),
+    Message(End, Direction),
+    Unit(UnitOp),
+}
+
+impl Word {
+    fn of(action: &Action) -> Option<Word> {
+        Some(match action {
+            Action::Compute(compute) => Word::Pass(compute.pass),
+            Action::Message(message) => Word::Message(message.end, message.direction),
+            Action::Unit(unit) => Word::Unit(unit.op),
+            Action::Overlap(..) => return None,
+        })
+    }
+
+    fn text(self) -> &'static str {
+        WORDS.iter().find(|(_, word)| *word == self).map_or("", |(text, _)| text)
+    }
+
+    /// `None` when a micro-batch is there that should not be, or the other way round.
+    fn action(self, stage: usize, micro: Option<usize>) -> Option<Action> {
+        Some(match self {
+            Word::Pass(pass) => Compute { stage, pass, micro: micro? }.into(),
+            Word::Message(end, direction) => Message { stage, direction, end, micro: micro? }.into(),
+            Word::Unit(op) if micro.is_none() => Unit { stage, op }.into(),
+            Word::Unit(_) => return None,
+        })
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Action::Overlap(forward, backward) = *self {
+            return write!(f, "({};{}){OVERLAP}", Action::from(forward), Action::from(backward));
+        }
+        for stage in self.stages() {
+            write!(f, "{stage}")?;
+        }
+        f.write_str(Word::of(self).map_or("", Word::text))?;
+        for micro in self.micros() {
+            write!(f, "{micro}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Action::from(*self).fmt(f)
+    }
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Action::from(*self).fmt(f)
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Action::from(*self).fmt(f)
+    }
+}
+
+impl FromStr for Action {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Action> {
+        let text = text.trim();
+        let parsed = if text.starts_with('(') { overlap(text) } else { single(text) };
+        parsed.ok_or_else(|| Error::format(format!("action `{text}`"), expectation()))
+    }
+}
+
+fn expectation() -> String {
+    let words: Vec<&str> = WORDS.iter().map(|(text, _)| *text).collect();
+    format!(
+        "expected stage, one of {}, and a micro-batch except for the last three (`2F0`, `2UNSHARD`), or `(0F1;1B0){OVERLAP}`",
+        words.join(" ")
+    )
+}
+
+fn single(text: &str) -> Option<Action> {
+    let (stage, rest) = number(text)?;
+    let (word, micro) = rest.split_at(rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len()));
+    let word = WORDS.iter().find(|(text, _)| *text == word)?.1;
+    let micro = if micro.is_empty() { None } else { Some(number(micro).filter(|(_, rest)| rest.is_empty())?.0) };
+    word.action(stage, micro)
+}
+
+fn overlap(text: &str) -> Option<Action> {
+    let (forward, backward) = text.strip_prefix('(')?.strip_suffix(OVERLAP)?.strip_suffix(')')?.split_once(';')?;
+    match (single(forward.trim())?, single(backward.trim())?) {
+        (Action::Compute(f), Action::Compute(b))
+            if f.pass == Pass::F && b.pass.makes() == Some(Direction::Backward) =>
+        {
+            Some(Action::Overlap(f, b))
+        }
+        _ => None,
+    }
+}
+
+/// A decimal number and what follows it.
+fn number(text: &str) -> Option<(usize, &str)> {
+    let (digits, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    Some((digits.parse().ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_reads_back() {
+        for (stage, micro) in [(0, 0), (2, 11), (130, 7)] {
+            for (text, word) in WORDS {
+                let unit = matches!(word, Word::Unit(_));
+                let written = if unit { format!("{stage}{text}") } else { format!("{stage}{text}{micro}") };
+                let action: Action = written.parse().unwrap();
+                assert_eq!(Word::of(&action), Some(word));
+                assert_eq!(action.to_string(), written);
+            }
+        }
+    }
+
+    #[test]
+    fn overlaps_read_back() {
+        let action: Action = "(0F1;1B0)OVERLAP_F_B".parse().unwrap();
+        assert_eq!(action.computes().count(), 2);
+        assert_eq!(action.to_string(), "(0F1;1B0)OVERLAP_F_B");
+        assert_eq!(" ( 0F1 ; 1B0 )OVERLAP_F_B ".parse::<Action>().unwrap(), action);
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_its_text() {
+        for text in [
+            "",
+            "F0",
+            "2",
+            "2F",
+            "2X0",
+            "2f0",
+            "2F0x",
+            "2F-1",
+            "2UNSHARD0",
+            "2SEND_F",
+            "2OVERLAP_F_B",
+            "(0F1)OVERLAP_F_B",
+            "(0F1;1F0)OVERLAP_F_B",
+            "(1B0;0F1)OVERLAP_F_B",
+            "(0F1;1W0)OVERLAP_F_B",
+            "(0F1;1B0)F",
+            "(0F1;1B0OVERLAP_F_B",
+            "99999999999999999999999F0",
+        ] {
+            let error = text.parse::<Action>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("action `{text}`: expected stage")), "{error}");
+        }
+    }
+}

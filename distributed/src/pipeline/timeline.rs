@@ -1,0 +1,141 @@
+//! A step as a picture: SVG, and the trace format Chrome and Perfetto read.
+
+use std::fmt::Write as _;
+
+use super::action::{Action, End, Pass};
+use super::simulate::Simulation;
+
+/// What happened when, per rank: simulated, or measured by whoever ran the schedule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timeline {
+    /// One list per rank.
+    pub ranks: Vec<Vec<Event>>,
+}
+
+/// An action and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened.
+    pub action: Action,
+    /// When it began, in ticks.
+    pub start: u64,
+    /// When it ended, in ticks.
+    pub end: u64,
+}
+
+impl From<&Simulation<'_>> for Timeline {
+    fn from(simulation: &Simulation<'_>) -> Self {
+        let rows = simulation.schedule().rows().iter().zip(simulation.spans());
+        let ranks = rows.map(|(row, spans)| {
+            let events = row.iter().zip(spans);
+            events.map(|(&action, span)| Event { action, start: span.start, end: span.end }).collect()
+        });
+        Timeline { ranks: ranks.collect() }
+    }
+}
+
+const WIDTH: f64 = 1200.0;
+const ROW: f64 = 28.0;
+const LEFT: f64 = 60.0;
+const TOP: f64 = 8.0;
+
+impl Timeline {
+    /// The end of the last event.
+    pub fn end(&self) -> u64 {
+        self.ranks.iter().flatten().map(|event| event.end).max().unwrap_or(0)
+    }
+
+    /// A picture: a row per rank, time to the right, a box per action that takes time, coloured by pass (paler for a rank's
+    /// further stages) and labelled with its micro-batch; the whole name appears when pointed at.
+    pub fn to_svg(&self) -> String {
+        let height = 2.0 * TOP + ROW * self.ranks.len() as f64;
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"11\">\n",
+            LEFT + WIDTH + TOP
+        );
+        let scale = WIDTH / self.end().max(1) as f64;
+        for (rank, events) in self.ranks.iter().enumerate() {
+            let y = TOP + ROW * rank as f64;
+            let _ = writeln!(svg, "<text x=\"4\" y=\"{}\">rank {rank}</text>", y + ROW * 0.6);
+            let mut stages: Vec<usize> = events.iter().flat_map(|event| event.action.stages()).collect();
+            stages.sort_unstable();
+            stages.dedup();
+            for event in events.iter().filter(|event| event.end > event.start) {
+                svg.push_str(&event.to_rect(y, scale, &stages));
+            }
+        }
+        svg + "</svg>\n"
+    }
+
+    /// Trace events in JSON, for `chrome://tracing` and Perfetto: a thread per rank; a tick counts as a nanosecond.
+    pub fn to_chrome_trace(&self) -> String {
+        let mut lines = Vec::new();
+        for (rank, events) in self.ranks.iter().enumerate() {
+            lines.push(format!(
+                "{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":{rank},\"args\":{{\"name\":\"rank {rank}\"}}}}"
+            ));
+            lines.extend(events.iter().map(|event| event.to_trace(rank)));
+        }
+        format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
+    }
+}
+
+impl Event {
+    fn to_rect(self, y: f64, scale: f64, stages: &[usize]) -> String {
+        let (x, width) = (LEFT + self.start as f64 * scale, (self.end - self.start) as f64 * scale);
+        let chunk = self.action.stages().next().and_then(|stage| stages.iter().position(|&other| other == stage));
+        let opacity = 1.0 / (1.0 + 0.5 * chunk.unwrap_or(0) as f64);
+        let label: Vec<String> = self.action.micros().map(|micro| micro.to_string()).collect();
+        format!(
+            "<g><title>{name} [{start}, {end}]</title><rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{h}\" fill=\"{fill}\" \
+             fill-opacity=\"{opacity:.2}\" stroke=\"#444\" stroke-width=\"0.5\"/><text x=\"{tx:.2}\" y=\"{ty}\" \
+             text-anchor=\"middle\">{label}</text></g>\n",
+            name = self.action,
+            start = self.start,
+            end = self.end,
+            h = ROW - 4.0,
+            fill = colour(self.action),
+            tx = x + width / 2.0,
+            ty = y + ROW * 0.6,
+            label = label.join("&amp;"),
+        )
+    }
+
+    fn to_trace(self, rank: usize) -> String {
+        format!(
+            "{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":0,\"tid\":{rank},\"ts\":{},\"dur\":{}}}",
+            self.action,
+            category(self.action),
+            micros(self.start),
+            micros(self.end - self.start),
+        )
+    }
+}
+
+/// Nanoseconds as microseconds, exactly.
+fn micros(ticks: u64) -> String {
+    format!("{}.{:03}", ticks / 1000, ticks % 1000)
+}
+
+fn colour(action: Action) -> &'static str {
+    match action {
+        Action::Compute(compute) => match compute.pass {
+            Pass::F => "#6f9fd8",
+            Pass::B => "#7fbf7b",
+            Pass::I => "#8fd0c0",
+            Pass::W => "#b8a4d8",
+        },
+        Action::Overlap(..) => "#e0b050",
+        Action::Message(_) => "#c8c8c8",
+        Action::Unit(_) => "#d88f8f",
+    }
+}
+
+fn category(action: Action) -> &'static str {
+    match action {
+        Action::Compute(_) | Action::Overlap(..) => "compute",
+        Action::Message(message) if message.end == End::Send => "send",
+        Action::Message(_) => "recv",
+        Action::Unit(_) => "unit",
+    }
+}

@@ -1,0 +1,99 @@
+//! Times worked out by hand, and the pictures of them.
+
+use distributed::pipeline::{Action, Costs, Kind, Lowering, Passes, Sends, Span, Timeline, lower, simulate};
+
+fn span(start: u64, end: u64) -> Span {
+    Span { start, end }
+}
+
+#[test]
+fn messages_take_time_on_the_way() {
+    let schedule = Kind::GPipe.generate(2, 1, 2).unwrap();
+    let costs = Costs::uniform(10, 10, 10).with_comm(3);
+    let simulation = simulate(&schedule, &costs, Sends::Overlapped).unwrap();
+    assert_eq!(simulation.spans()[0], [span(0, 10), span(10, 20), span(56, 76), span(76, 96)]);
+    assert_eq!(simulation.spans()[1], [span(13, 23), span(23, 33), span(33, 53), span(53, 73)]);
+    assert_eq!(simulation.makespan(), 96);
+    let ranks = simulation.ranks();
+    assert_eq!((ranks[0].work, ranks[0].idle, ranks[0].gaps, ranks[0].peak_live), (60, 36, 36, 2));
+    assert_eq!((ranks[1].work, ranks[1].idle, ranks[1].gaps, ranks[1].peak_live), (60, 36, 0, 2));
+}
+
+#[test]
+fn synchronous_messages_hold_both_ranks() {
+    let lowered = lower(&Kind::GPipe.generate(2, 1, 1).unwrap(), &Lowering::default()).unwrap();
+    let simulation = simulate(&lowered, &Costs::uniform(10, 10, 10).with_comm(3), Sends::Synchronous).unwrap();
+    // 0F0 0SEND_F0 0RECV_B0 0B0 0REDUCE_GRAD
+    assert_eq!(simulation.spans()[0], [span(0, 10), span(10, 13), span(43, 46), span(46, 66), span(66, 66)]);
+    // 1RECV_F0 1F0 1B0 1SEND_B0 1REDUCE_GRAD
+    assert_eq!(simulation.spans()[1], [span(10, 13), span(13, 23), span(23, 43), span(43, 46), span(46, 46)]);
+    let ranks = simulation.ranks();
+    assert_eq!((ranks[0].sent, ranks[1].sent, ranks[0].idle), (1, 1, 36));
+    assert!(simulation.rank(2).is_none());
+}
+
+/// The slowest stage sets the pace: 1F1B takes m times its passes, and the others' once on the way there and back.
+#[test]
+fn stages_may_differ() {
+    let passes = |f, i, w| Passes { f, b: i + w, i, w };
+    let stages = vec![passes(3, 4, 2), passes(10, 12, 8), passes(1, 1, 1)];
+    let costs = Costs { stages, ..Costs::default() };
+    let schedule = Kind::OneFOneB.generate(4, 1, 12).unwrap();
+    let simulation = simulate(&schedule, &costs, Sends::Overlapped).unwrap();
+    // Stages 2 and 3 both cost what the last entry says, so the round trip behind stage 1 (1+1+2+2) fits beside its own work.
+    assert_eq!(simulation.makespan(), 12 * (10 + 20) + (3 + 6));
+}
+
+#[test]
+fn absurd_costs_do_not_overflow() {
+    let lowered = lower(&Kind::OneFOneB.generate(2, 1, 3).unwrap(), &Lowering::default()).unwrap();
+    let costs = Costs { overlap_saves: u64::MAX, ..Costs::uniform(u64::MAX, u64::MAX, u64::MAX) }.with_comm(u64::MAX);
+    for sends in [Sends::Overlapped, Sends::Synchronous] {
+        assert_eq!(simulate(&lowered, &costs, sends).unwrap().makespan(), u64::MAX);
+    }
+}
+
+#[test]
+fn units_occupy_their_rank_when_told_to() {
+    let lowering = Lowering { sharded: true, ..Lowering::default() };
+    let lowered = lower(&Kind::GPipe.generate(1, 1, 1).unwrap(), &lowering).unwrap();
+    // UNSHARD F B REDUCE_GRAD RESHARD
+    let simulation = simulate(&lowered, &Costs { unit: 5, ..Costs::default() }, Sends::Overlapped).unwrap();
+    assert_eq!(simulation.spans()[0], [span(0, 5), span(5, 6), span(6, 8), span(8, 13), span(13, 18)]);
+}
+
+#[test]
+fn a_picture_has_a_box_for_all_that_takes_time() {
+    let lowered = lower(&Kind::DualPipeV.generate(2, 2, 4).unwrap(), &Lowering::default()).unwrap();
+    let simulation = simulate(&lowered, &Costs::default(), Sends::Overlapped).unwrap();
+    let svg = Timeline::from(&simulation).to_svg();
+    let passes = lowered.actions().filter(|(_, _, action)| action.is_compute()).count();
+    assert_eq!(svg.matches("<rect ").count(), passes);
+    for tag in ["svg", "g", "text", "title"] {
+        let opened = svg.matches(&format!("<{tag} ")).count() + svg.matches(&format!("<{tag}>")).count();
+        assert_eq!(opened, svg.matches(&format!("</{tag}>")).count(), "{tag}");
+    }
+    assert!(svg.contains("<title>(0F3;3B1)OVERLAP_F_B [") && svg.contains(">3&amp;1</text>"));
+    assert!(svg.contains(">rank 1</text>"));
+    assert_eq!(Timeline::default().to_svg().matches("<rect ").count(), 0);
+}
+
+#[test]
+fn a_trace_has_every_event() {
+    let lowered = lower(&Kind::GPipe.generate(2, 1, 1).unwrap(), &Lowering::default()).unwrap();
+    let simulation = simulate(&lowered, &Costs::uniform(1500, 1, 0), Sends::Overlapped).unwrap();
+    let timeline = Timeline::from(&simulation);
+    assert_eq!(timeline.end(), simulation.makespan());
+    let trace = timeline.to_chrome_trace();
+    let lines: Vec<&str> = trace.lines().collect();
+    assert_eq!(lines[0], "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[");
+    assert_eq!(lines.last(), Some(&"]}"));
+    let events = &lines[1..lines.len() - 1];
+    assert_eq!(events.len(), 2 + lowered.actions().count());
+    let (last, others) = events.split_last().unwrap();
+    assert!(others.iter().all(|line| line.ends_with("},")) && last.ends_with('}'));
+    let event = r#"{"name":"1F0","cat":"compute","ph":"X","pid":0,"tid":1,"ts":1.500,"dur":1.500},"#;
+    assert!(events.contains(&event), "{trace}");
+    let sends = lowered.actions().filter(|(_, _, action)| matches!(action, Action::Message(_))).count();
+    assert_eq!(trace.matches("\"send\"").count() + trace.matches("\"recv\"").count(), sends);
+}
