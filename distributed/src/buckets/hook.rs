@@ -173,13 +173,17 @@ impl<R: Runtime> Buckets<R> {
 
     fn complete(&mut self) -> Result<()> {
         let used = self.used();
-        let anywhere = match self.options.unused {
-            Unused::Allow => self.used_anywhere(&used)?,
-            Unused::Error => self.require_all(&used).map(|()| used)?,
-        };
+        if self.options.unused == Unused::Error {
+            self.require_all(&used)?;
+        }
         while self.next < self.plan.len() {
             self.send(self.next)?;
         }
+        // After the last bucket: how many were sent before depends on the rank.
+        let anywhere = match self.options.unused {
+            Unused::Allow => self.used_anywhere(&used)?,
+            Unused::Error => used,
+        };
         for k in 0..self.plan.len() {
             if let Some(work) = self.plan[k].work.take() {
                 let sum = work.wait()?;
@@ -199,9 +203,10 @@ impl<R: Runtime> Buckets<R> {
         &mut self.gradients.flats_mut()[self.plan[bucket].buffer]
     }
 
-    /// Which parameters have a gradient on this rank.
+    /// Which parameters have a gradient on this rank. A frozen one has none, though its range was zeroed to be sent.
     fn used(&self) -> Vec<bool> {
-        self.params.iter().map(|p| self.gradients.flats()[p.buffer].is_written(p.range)).collect()
+        let written = |p: &Slot<R>| self.gradients.flats()[p.buffer].is_written(p.range);
+        self.params.iter().map(|p| p.leaf.requires_grad() && written(p)).collect()
     }
 
     fn used_anywhere(&self, used: &[bool]) -> Result<Vec<bool>> {

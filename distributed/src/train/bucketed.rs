@@ -29,7 +29,8 @@ pub struct BucketedTrainer<R: Runtime> {
     options: BucketOptions,
     scaler: Option<LossScaler>,
     leaves: Vec<Arc<Leaf<R>>>,
-    rebuilt: bool,
+    /// How many steps were begun, until buckets were rebuilt.
+    begun: u8,
     steps: u64,
 }
 
@@ -64,7 +65,7 @@ impl<R: Runtime> BucketedTrainer<R> {
         let order: HashMap<usize, usize> = leaves.iter().rev().enumerate().map(|(k, l)| (l.id(), k)).collect();
         let buckets = Buckets::new(comm, &mut *optimizer, &|l| place(&order, l), options.clone())?;
         let (comm, scaler) = (comm.clone(), config.loss_scaling.clone());
-        Ok(BucketedTrainer { comm, config, optimizer, buckets, options, scaler, leaves, rebuilt: false, steps: 0 })
+        Ok(BucketedTrainer { comm, config, optimizer, buckets, options, scaler, leaves, begun: 0, steps: 0 })
     }
 
     /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
@@ -80,9 +81,11 @@ impl<R: Runtime> BucketedTrainer<R> {
             let why = "a rank without examples has no gradients: allow unused parameters (`Unused::Allow`)";
             return Err(Error::argument("BucketedTrainer::idle", why));
         }
-        self.buckets.zero();
-        self.buckets.begin(true);
-        let done = self.update(Vec::new());
+        let begun = self.rebuild().map(|()| {
+            self.buckets.zero();
+            self.buckets.begin(true);
+        });
+        let done = begun.and_then(|()| self.update(Vec::new()));
         self.told(done)
     }
 
@@ -143,6 +146,7 @@ impl<R: Runtime> BucketedTrainer<R> {
     }
 
     fn accumulate(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<Vec<Loss<R>>> {
+        self.rebuild()?;
         self.buckets.zero();
         let mut losses = Vec::with_capacity(self.config.accumulation);
         for k in 0..self.config.accumulation {
@@ -170,7 +174,6 @@ impl<R: Runtime> BucketedTrainer<R> {
             None => self.optimizer.step(self.buckets.gradients())?,
         }
         self.steps += u64::from(stepped);
-        self.rebuild()?;
         let loss = sum.div(&weight)?;
         Ok(TrainingMetrics { loss, grad_norm, stepped, learning_rate, global_step: self.steps })
     }
@@ -189,9 +192,10 @@ impl<R: Runtime> BucketedTrainer<R> {
         self.comm.all_reduce(memory(&cat(&[&sum, &weight], 0)?)?, ReduceOp::Sum)?.wait()?.freeze()
     }
 
-    /// Once: buckets in the order in which gradients became final on rank 0.
+    /// Before the second step: buckets in the order in which gradients became final on rank 0.
     fn rebuild(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.rebuilt, true) || self.comm.size() == 1 {
+        self.begun = self.begun.saturating_add(1);
+        if self.begun != 2 || self.comm.size() == 1 {
             return Ok(());
         }
         let seen = self.buckets.ready_order().join("\n");

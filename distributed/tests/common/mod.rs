@@ -1,0 +1,154 @@
+//! Models and data that every strategy trains, and the single rank they are compared with.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use autograd::Var;
+use distributed::{
+    comm::{Comm, Ranks},
+    sampler::shard_batches,
+    train::{Loss, SimpleTrainer, TrainingConfig},
+};
+use nn::{Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt};
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    fused::{CrossEntropyOptions, NnOps, Reduction},
+    ops::{IndexOps, PointwiseOps, ViewOps},
+};
+use runtime_cpu::Cpu;
+
+pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
+/// Steps of every comparison.
+pub const STEPS: usize = 4;
+/// Examples of a batch: not the same number on every rank at most world sizes.
+pub const EXAMPLES: usize = 13;
+
+pub fn cpu(_: usize) -> Result<Cpu> {
+    Ok(Cpu::with_threads(1))
+}
+
+/// A model that knows its data.
+pub trait Task: Module<Cpu> + Sized {
+    const NAME: &'static str;
+    fn new(init: &Init<Cpu>) -> Result<Self>;
+    /// The loss of some examples of batch `step`.
+    fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>>;
+}
+
+#[derive(Module)]
+#[module(crate = "::nn")]
+pub struct Mlp<R: Runtime> {
+    pub a: Linear<R>,
+    pub b: Linear<R>,
+    pub c: Linear<R>,
+}
+
+impl<R: Runtime> Forward<R> for Mlp<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = self.a.forward(x)?.tanh()?;
+        self.c.forward(&self.b.forward(&x)?.gelu()?)
+    }
+}
+
+fn picked(all: &Tensor<Cpu>, examples: &[usize]) -> Result<Var<Cpu>> {
+    let index: Vec<i64> = examples.iter().map(|&i| i as i64).collect();
+    Ok(Var::new(all.index_select(0, &Tensor::from_slice(all.runtime(), [index.len()], &index)?)?))
+}
+
+impl Task for Mlp<Cpu> {
+    const NAME: &'static str = "mlp";
+
+    fn new(init: &Init<Cpu>) -> Result<Self> {
+        Ok(Mlp { a: Linear::new(init, 5, 9)?, b: Linear::new(init, 9, 7)?, c: Linear::new(init, 7, 3)? })
+    }
+
+    fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
+        let dtype = self.a.weight.dtype();
+        let x = picked(&Tensor::normal(rt, [EXAMPLES, 5], dtype, 0.0, 1.0, 10 + step as u64)?, examples)?;
+        let y = picked(&Tensor::normal(rt, [EXAMPLES, 3], dtype, 0.0, 1.0, 50 + step as u64)?, examples)?;
+        let sum = nn::loss::mse(&self.forward(&x)?, &y, Reduction::Sum)?;
+        Loss::sum(sum, (3 * examples.len()) as f64)
+    }
+}
+
+impl Task for Gpt<Cpu> {
+    const NAME: &'static str = "gpt";
+
+    fn new(init: &Init<Cpu>) -> Result<Self> {
+        let config =
+            GptConfig { vocab: 11, context: 6, layers: 2, heads: 2, width: 8, tied_head: true, ..Default::default() };
+        Gpt::new(init, config)
+    }
+
+    fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
+        let token = |i: usize| ((i * 7 + i / 3 + step * 5) % 11) as i64;
+        let text: Vec<i64> = (0..EXAMPLES * 7).map(token).collect();
+        let text = Tensor::from_slice(rt, [EXAMPLES, 7], &text)?;
+        let (x, y) = (picked(&text.narrow(1, 0, 6)?, examples)?, picked(&text.narrow(1, 1, 6)?, examples)?);
+        let logits = self.forward(&x)?.reshape([6 * examples.len(), 11])?;
+        let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+        let sum = logits.cross_entropy(&y.reshape([6 * examples.len()])?, None, options)?;
+        Loss::sum(sum, (6 * examples.len()) as f64)
+    }
+}
+
+/// What a run leaves: losses, gradient norms, and the weights after every step.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Trace {
+    pub losses: Vec<f64>,
+    pub norms: Vec<f64>,
+    pub weights: Vec<Vec<f64>>,
+}
+
+pub fn weights<M: Module<Cpu>>(model: &M) -> Result<Vec<f64>> {
+    let mut all = Vec::new();
+    for (_, p) in model.named_parameters() {
+        all.extend(p.value()?.to_dtype(DType::F64)?.to_vec::<f64>()?);
+    }
+    Ok(all)
+}
+
+pub fn config() -> TrainingConfig {
+    TrainingConfig { learning_rate: 1e-2, weight_decay: 0.1, max_norm: Some(0.5), ..Default::default() }
+}
+
+/// Training on one rank with all examples.
+pub fn single<M: Task>(dtype: DType, config: TrainingConfig) -> Result<Trace> {
+    let rt = Cpu::with_threads(1);
+    let model = M::new(&Init::new(&rt, 0).dtype(dtype))?;
+    let mut trainer = SimpleTrainer::new(&rt, &model, config)?;
+    let all: Vec<usize> = (0..EXAMPLES).collect();
+    let mut trace = Trace::default();
+    for step in 0..STEPS {
+        let metrics = trainer.step(|_| model.loss(&rt, step, &all))?;
+        trace.losses.push(metrics.loss()?);
+        trace.norms.extend(metrics.grad_norm()?);
+        trace.weights.push(weights(&model)?);
+    }
+    Ok(trace)
+}
+
+/// This rank's examples.
+pub fn own(comm: &Comm<Cpu>) -> Vec<usize> {
+    shard_batches(EXAMPLES, comm.rank(), comm.size())
+}
+
+/// Runs on every rank and requires the same trace, to the bit, on all.
+pub fn everywhere(n: usize, program: impl Fn(Comm<Cpu>) -> Result<Trace> + Sync) -> Trace {
+    let traces = Ranks::new(n).run(cpu, program).unwrap_or_else(|e| panic!("{n} ranks: {e}"));
+    for (rank, trace) in traces.iter().enumerate() {
+        assert!(*trace == traces[0], "rank {rank} of {n} differs from rank 0:\n{trace:?}\n{:?}", traces[0]);
+    }
+    traces[0].clone()
+}
+
+/// The largest difference of two traces, relative to the largest value in each list.
+pub fn difference(a: &Trace, b: &Trace) -> f64 {
+    let lists = |t: &Trace| [vec![t.losses.clone(), t.norms.clone()], t.weights.clone()].concat();
+    let (a, b) = (lists(a), lists(b));
+    assert_eq!(a.len(), b.len());
+    let of = |(x, y): (&Vec<f64>, &Vec<f64>)| {
+        assert_eq!(x.len(), y.len());
+        let scale = y.iter().fold(f64::MIN_POSITIVE, |m, v| m.max(v.abs()));
+        x.iter().zip(y).fold(0.0, |m: f64, (x, y)| if x.is_nan() { f64::NAN } else { m.max((x - y).abs() / scale) })
+    };
+    a.iter().zip(&b).map(of).fold(0.0, f64::max)
+}

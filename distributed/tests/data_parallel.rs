@@ -1,0 +1,393 @@
+//! Data parallelism: many ranks train as one does.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use autograd::{Var, backward};
+use common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights};
+use distributed::{
+    buckets::{BucketLimits, BucketOptions, Unused, Wire},
+    comm::{Call, Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
+    ddp::Ddp,
+    train::{BucketedTrainer, Loss, TrainingConfig},
+};
+use nn::{Forward, Gpt, Init, Linear, Module, ModuleExt};
+use numcore::{
+    DType, ErrorKind, NullRuntime, Result, Runtime, Tensor, TensorMut,
+    ops::{PointwiseOps, ReduceOps},
+};
+use optim::LossScaler;
+use runtime_cpu::Cpu;
+
+fn small() -> BucketOptions {
+    BucketOptions { limits: BucketLimits { first: 100, others: 300 }, ..Default::default() }
+}
+
+fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: BucketOptions) -> Result<Trace> {
+    // Every rank starts from other weights: those of rank 0 count.
+    let model = M::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
+    let mut trainer = BucketedTrainer::new(comm, &model, config, options)?;
+    let mut trace = Trace::default();
+    for step in 0..STEPS {
+        let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
+        trace.losses.push(metrics.loss()?);
+        trace.norms.extend(metrics.grad_norm()?);
+        trace.weights.push(weights(&model)?);
+    }
+    Ok(trace)
+}
+
+fn parity<M: Task>() {
+    // f64 sums of a few hundred terms in another order: rounding, amplified by AdamW's division by a small second moment.
+    for (dtype, bound) in [(DType::F64, 1e-11), (DType::F32, 2e-4)] {
+        let one = single::<M>(dtype, config()).unwrap();
+        for n in WORLDS {
+            let many = everywhere(n, |comm| train::<M>(&comm, dtype, config(), small()));
+            let off = difference(&many, &one);
+            assert!(off <= bound, "{} {dtype} on {n} ranks: {off:e}", M::NAME);
+        }
+    }
+}
+
+#[test]
+fn an_mlp_trains_as_on_one_rank() {
+    parity::<Mlp<Cpu>>();
+}
+
+#[test]
+fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
+    parity::<Gpt<Cpu>>();
+}
+
+#[test]
+fn sums_do_not_depend_on_buckets() {
+    for n in [2, 3, 5] {
+        let with = |first, others| {
+            let options = BucketOptions { limits: BucketLimits { first, others }, ..Default::default() };
+            everywhere(n, |comm| train::<Gpt<Cpu>>(&comm, DType::F32, TrainingConfig { max_norm: None, ..config() }, options.clone()))
+        };
+        let one = with(1 << 30, 1 << 30);
+        assert_eq!(with(1, 1), one);
+        assert_eq!(with(500, 1500), one);
+    }
+}
+
+#[test]
+fn accumulated_micro_batches_are_one_batch() {
+    let config = TrainingConfig { accumulation: 3, ..config() };
+    let one = single::<Mlp<Cpu>>(DType::F64, common::config()).unwrap();
+    for n in [1, 2, 4] {
+        let many = everywhere(n, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let counted = Arc::new(CountingCommunicator::new(comm.clone()));
+            let mut trainer = BucketedTrainer::new(&(counted.clone() as Comm<Cpu>), &model, config.clone(), small())?;
+            let mut trace = Trace::default();
+            for step in 0..STEPS {
+                counted.reset();
+                let own = own(&comm);
+                let micro = |k: usize| own.iter().copied().skip(k).step_by(3).collect::<Vec<_>>();
+                let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
+                // Only the last sweep communicates: a call for each bucket, and one for the loss.
+                assert_eq!(counted.of("all_reduce").calls as usize, trainer.buckets().len() + 1);
+                trace.losses.push(metrics.loss()?);
+                trace.norms.extend(metrics.grad_norm()?);
+                trace.weights.push(weights(&model)?);
+            }
+            Ok(trace)
+        });
+        let off = difference(&many, &one);
+        assert!(off <= 1e-11, "{n}: {off:e}");
+    }
+}
+
+/// A model of which ranks use different parts.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Branches<R: Runtime> {
+    both: Linear<R>,
+    left: Linear<R>,
+    right: Linear<R>,
+    never: Linear<R>,
+}
+
+impl Branches<Cpu> {
+    fn new(rt: &Cpu) -> Result<Self> {
+        let layer = |seed| Linear::new(&Init::new(rt, seed).dtype(DType::F64), 3, 3);
+        Ok(Branches { both: layer(1)?, left: layer(2)?, right: layer(3)?, never: layer(4)? })
+    }
+
+    fn loss(&self, comm: &Comm<Cpu>) -> Result<Loss<Cpu>> {
+        let x = Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
+        let branch = if comm.rank() == 0 { &self.left } else { &self.right };
+        Ok(Loss::mean(branch.forward(&self.both.forward(&x)?)?.square()?.sum(&[], false)?))
+    }
+}
+
+#[test]
+fn an_unused_parameter_is_named_before_the_optimizer_runs() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Branches::new(comm.runtime())?;
+        let before = weights(&model)?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        let error = trainer.step(|_| model.loss(&comm)).err();
+        assert_eq!(weights(&model)?, before);
+        error.map_or(Ok(()), Err)
+    });
+    let errors: Vec<_> = outcomes.unwrap().into_iter().map(|o| o.unwrap_err()).collect();
+    assert!(errors.iter().any(|e| matches!(e.kind(), ErrorKind::MissingGradient { names } if names.contains(&"never.weight".into()))));
+    assert!(errors.iter().all(|e| e.to_string().contains("never.weight")), "{errors:?}");
+}
+
+#[test]
+fn parameters_unused_here_or_everywhere_are_allowed_on_request() {
+    let options = || BucketOptions { unused: Unused::Allow, ..small() };
+    let trace = everywhere(3, |comm| {
+        let model = Branches::new(comm.runtime())?;
+        let untouched = model.never.weight.value()?.to_vec::<f64>()?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options())?;
+        for _ in 0..3 {
+            trainer.step(|_| model.loss(&comm))?;
+        }
+        assert_eq!(model.never.weight.value()?.to_vec::<f64>()?, untouched);
+        Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+    });
+    // The same on one rank: one batch through the left branch, two through the right, over three.
+    let rt = Cpu::with_threads(1);
+    let (model, comm) = (Branches::new(&rt).unwrap(), Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>);
+    let config = TrainingConfig { accumulation: 3, ..config() };
+    let mut trainer = BucketedTrainer::new(&comm, &model, config, options()).unwrap();
+    let x = Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, 9).unwrap());
+    for _ in 0..3 {
+        let micro = |k| {
+            let branch = if k == 0 { &model.left } else { &model.right };
+            Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
+        };
+        trainer.step(micro).unwrap();
+    }
+    let one = Trace { weights: vec![weights(&model).unwrap()], ..Default::default() };
+    assert!(difference(&trace, &one) < 1e-12);
+}
+
+#[test]
+fn frozen_parameters_stay_and_are_not_waited_for() {
+    let trace = everywhere(2, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        model.b.weight.set_requires_grad(false);
+        let before = model.b.weight.value()?.to_vec::<f32>()?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        for step in 0..3 {
+            trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
+        }
+        assert_eq!(model.b.weight.value()?.to_vec::<f32>()?, before);
+        Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+    });
+    assert!(trace.weights[0].iter().all(|w| w.is_finite()));
+}
+
+#[test]
+fn ranks_that_run_out_take_part_until_all_are_done() {
+    for n in [2, 3, 5] {
+        let many = everywhere(n, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let options = BucketOptions { unused: Unused::Allow, ..small() };
+            let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
+            let mut trace = Trace::default();
+            // Rank r has r + 1 batches of one example.
+            let batches: Vec<usize> = (0..=comm.rank()).collect();
+            let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
+            trainer.run(batches, loss, |m| Ok(trace.losses.push(m.loss()?)))?;
+            trace.weights.push(weights(&model)?);
+            Ok(trace)
+        });
+        let one = {
+            let rt = Cpu::with_threads(1);
+            let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
+            let mut trainer = distributed::train::SimpleTrainer::new(&rt, &model, config()).unwrap();
+            let mut trace = Trace::default();
+            for step in 0..n {
+                let left: Vec<usize> = (step..n).collect();
+                trace.losses.push(trainer.step(|_| model.loss(&rt, step, &left)).unwrap().loss().unwrap());
+            }
+            trace.weights.push(weights(&model).unwrap());
+            trace
+        };
+        assert!(difference(&many, &one) < 1e-11, "{n}: {many:?} {one:?}");
+    }
+}
+
+#[test]
+fn gradients_may_travel_as_halves() {
+    let plain = TrainingConfig { max_norm: None, ..config() };
+    for (wire, digits) in [(Wire::Bf16, 2e-2), (Wire::F16, 3e-3)] {
+        let options = BucketOptions { wire, ..small() };
+        let gradient = |comm: &Comm<Cpu>, options: BucketOptions| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = BucketedTrainer::new(comm, &model, plain.clone(), options)?;
+            trainer.step(|_| model.loss(comm.runtime(), 0, &own(comm)))?;
+            let leaf = model.a.weight.leaf();
+            trainer.buckets().gradients().get(&leaf)?.map_or(Ok(vec![]), |g| g.to_dtype(DType::F64)?.to_vec::<f64>())
+        };
+        let got = Ranks::new(3).run(cpu, |comm| Ok((gradient(&comm, options.clone())?, gradient(&comm, small())?))).unwrap();
+        for (narrow, exact) in got {
+            let most = exact.iter().fold(0.0f64, |m, g| m.max(g.abs()));
+            assert!(!exact.is_empty() && narrow != exact);
+            assert!(narrow.iter().zip(&exact).all(|(a, b)| (a - b).abs() <= digits * most), "{wire:?}");
+        }
+    }
+}
+
+#[test]
+fn an_overflow_on_one_rank_skips_the_step_on_all() {
+    let scaled = TrainingConfig { loss_scaling: Some(LossScaler::starting_at(1024.0).unwrap()), ..config() };
+    everywhere(3, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, scaled.clone(), small())?;
+        let mut trace = Trace::default();
+        for step in 0..3 {
+            let before = weights(&model)?;
+            let bad = step == 1 && comm.rank() == 2;
+            let metrics = trainer.step(|_| {
+                let loss = model.loss(comm.runtime(), step, &own(&comm))?;
+                if bad { Loss::sum(model.a.weight.var().sum(&[], false)?.mul(f64::INFINITY)?, 1.0) } else { Ok(loss) }
+            });
+            // The bad loss leaves most parameters out; it is told apart from a missing gradient below.
+            let Ok(metrics) = metrics else { continue };
+            assert_eq!(metrics.stepped(), weights(&model)? != before);
+            trace.weights.push(weights(&model)?);
+        }
+        Ok(trace)
+    });
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
+    let options = BucketOptions { check_finite: true, ..small() };
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options.clone())?;
+        trainer.step(|_| {
+            let mut loss = model.loss(comm.runtime(), 0, &own(&comm))?;
+            if comm.rank() == 1 {
+                let spoiled = model.b.bias.as_ref().map(|b| b.var().mul(f64::NAN)?.sum(&[], false));
+                loss = Loss::sum(loss_sum(&model, &comm)?.add(&spoiled.transpose()?.unwrap_or(Var::new(Tensor::zeros(comm.runtime(), [], DType::F32)?)))?, 1.0)?;
+            }
+            Ok(loss)
+        })
+    });
+    for outcome in outcomes.unwrap() {
+        let text = outcome.map(|_| ()).unwrap_err().to_string();
+        assert!(text.contains("b.bias") && text.contains("not finite on rank 1"), "{text}");
+    }
+}
+
+fn loss_sum(model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Var<Cpu>> {
+    let x = Var::new(Tensor::normal(comm.runtime(), [4, 5], DType::F32, 0.0, 1.0, 1)?);
+    model.forward(&x)?.square()?.sum(&[], false)
+}
+
+#[test]
+fn models_that_differ_are_refused() {
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let width = if comm.rank() == 2 { 4 } else { 3 };
+        Ddp::new(&comm, &Linear::new(&Init::new(comm.runtime(), 0), 3, width)?).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("the model of rank 0 is not that of rank 2"), "{text}");
+    }
+}
+
+#[test]
+fn by_hand_gradients_are_weighted_means() {
+    let checked = Ranks::new(3).run(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(DType::F64))?;
+        let ddp = Ddp::new(&comm, &model)?;
+        ddp.sync_params()?;
+        ddp.sync_buffers()?;
+        let own = own(&comm);
+        let loss = model.loss(comm.runtime(), 0, &own)?;
+        let (sum, counts) = (loss_of(&loss)?, [5u64, 4, 4]);
+        let mut gradients = backward(&sum.mul(1.0 / own.len() as f64)?)?;
+        assert!(ddp.weighted_all_reduce_gradients(&mut gradients, &[1, 2]).is_err());
+        assert!(ddp.weighted_all_reduce_gradients(&mut gradients, &[0, 0, 0]).is_err());
+        ddp.weighted_all_reduce_gradients(&mut gradients, &counts)?;
+        let all: Vec<usize> = (0..EXAMPLES).collect();
+        let whole = backward(&loss_of(&model.loss(comm.runtime(), 0, &all)?)?.mul(1.0 / EXAMPLES as f64)?)?;
+        for (name, p) in model.named_parameters() {
+            let of = |g: &autograd::Gradients<Cpu>| g.get(&p.leaf()).map(|g| g.to_vec::<f64>()).transpose();
+            let (got, expected) = (of(&gradients)?.unwrap_or_default(), of(&whole)?.unwrap_or_default());
+            assert!(got.len() == expected.len() && !got.is_empty());
+            assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12), "{name}");
+        }
+        ddp.all_reduce_gradients(&mut gradients)
+    });
+    checked.unwrap();
+}
+
+fn loss_of(loss: &Loss<Cpu>) -> Result<Var<Cpu>> {
+    Ok(loss.value().clone())
+}
+
+/// Notes how many kernels were launched before each call.
+#[derive(Debug)]
+struct Watched(NoOpCommunicator<NullRuntime>, Mutex<Vec<(&'static str, u64)>>);
+
+impl Communicator<NullRuntime> for Watched {
+    fn rank(&self) -> usize {
+        0
+    }
+    fn size(&self) -> usize {
+        1
+    }
+    fn runtime(&self) -> &NullRuntime {
+        self.0.runtime()
+    }
+    fn timeout(&self) -> std::time::Duration {
+        self.0.timeout()
+    }
+    fn start(&self, call: Call<NullRuntime>) -> Result<Work<Option<TensorMut<NullRuntime>>>> {
+        self.1.lock().unwrap().push((call.what().name(), self.runtime().launches()));
+        self.0.start(call)
+    }
+    fn split_at(
+        &self,
+        color: Option<usize>,
+        key: usize,
+        at: &'static std::panic::Location<'static>,
+    ) -> Result<Option<Comm<NullRuntime>>> {
+        self.0.split_at(color, key, at)
+    }
+    fn abort(&self, _: &str) {}
+}
+
+#[test]
+fn buckets_leave_while_the_sweep_goes_on() {
+    let rt = NullRuntime::new();
+    let watched = Arc::new(Watched(NoOpCommunicator::new(&rt), Mutex::default()));
+    let comm = watched.clone() as Comm<NullRuntime>;
+    let init = Init::new(&rt, 0);
+    let layers: Vec<Linear<NullRuntime>> = (0..6).map(|_| Linear::new(&init, 16, 16).unwrap()).collect();
+    let options = BucketOptions { limits: BucketLimits { first: 1, others: 1 }, ..Default::default() };
+    let mut trainer = BucketedTrainer::new(&comm, &layers, TrainingConfig::default(), options).unwrap();
+    watched.1.lock().unwrap().clear();
+    let x = Var::new(Tensor::zeros(&rt, [4, 16], DType::F32).unwrap());
+    let mut forward = 0;
+    trainer
+        .step(|_| {
+            let y = layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x)?.tanh())?;
+            let loss = y.sum(&[], false)?;
+            forward = rt.launches();
+            Ok(Loss::mean(loss))
+        })
+        .unwrap();
+    let calls: Vec<u64> =
+        watched.1.lock().unwrap().iter().filter(|(name, _)| *name == "all_reduce").map(|(_, at)| *at).collect();
+    // One for each weight and bias, then one for the loss; spread over the whole sweep.
+    assert_eq!(calls.len(), 13);
+    let sweep = calls[11] - forward;
+    assert!(calls[0] - forward <= sweep / 6 && calls[5] - forward <= sweep * 7 / 12, "{forward} {calls:?}");
+    assert!(calls.is_sorted());
+    let _ = comm.barrier();
+}
