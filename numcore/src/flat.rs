@@ -32,6 +32,13 @@ impl FlatLayout {
         FlatLayout(Arc::new(Inner { dtype, names, ranges, len }))
     }
 
+    /// The same ranges, with elements at the end to make the whole a multiple of `multiple`.
+    pub fn padded(&self, multiple: usize) -> FlatLayout {
+        let Inner { dtype, names, ranges, len } = &*self.0;
+        let len = len.next_multiple_of(multiple.max(1));
+        FlatLayout(Arc::new(Inner { dtype: *dtype, names: names.clone(), ranges: ranges.clone(), len }))
+    }
+
     /// The element type of all ranges.
     pub fn dtype(&self) -> DType {
         self.0.dtype

@@ -41,6 +41,7 @@ mod runs;
 mod scaler;
 mod schedule;
 mod sgd;
+mod shard;
 mod state;
 
 pub use adadelta::{Adadelta, AdadeltaConfig};
@@ -72,3 +73,4 @@ pub use schedule::{
     Schedule, Step, Then, Warmup, WarmupCosine, Wsd,
 };
 pub use sgd::{Sgd, SgdConfig};
+pub use shard::{ParamGroups, ShardOptimizer, Shards};

@@ -7,7 +7,7 @@ use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 use crate::{FlatOptimizer, Optimizer, Rule, optimizer::Part, params::overwrite};
 
 /// Master copies of half parameters.
-const MASTER: &str = "master";
+pub(crate) const MASTER: &str = "master";
 /// Steps of the optimizer.
 const STEPS: &str = "steps";
 

@@ -2,37 +2,23 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use autograd::{Leaf, backward_with_hooks};
+use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
-use numcore::{
-    DType, Error, Result, Runtime, Tensor,
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps, cat},
-};
-use optim::{LossScaler, Norm, Optimizer, clip_grad_norm};
+use numcore::{Result, Runtime, Tensor, TensorMut};
+use optim::{Norm, Optimizer, all_finite, grad_norm};
 
-use super::{Loss, TrainingConfig, TrainingMetrics};
+use super::{Strategy, Trainer, TrainingConfig};
 use crate::{
-    buckets::{BucketOptions, Buckets},
-    comm::{Collectives, Comm, ReduceOp},
-    ddp::{Ddp, memory},
+    buckets::{BucketOptions, Buckets, Unused},
+    comm::{Collectives, Comm},
+    ddp::Ddp,
 };
 
-/// Trains a model of which every rank has a copy: forward, a sweep that sends gradients bucket by bucket, clipping, the optimizer.
+/// Trains a model of which every rank has a copy. Gradients are sent bucket by bucket during the sweep.
 ///
-/// Parameters and buffers are those of rank 0 from the start. After the first step buckets are rebuilt, once, in the order in which
+/// Parameters and buffers are those of rank 0 from the start. Before the second step buckets are rebuilt, once, in the order in which
 /// gradients became final on rank 0.
-pub struct BucketedTrainer<R: Runtime> {
-    comm: Comm<R>,
-    config: TrainingConfig,
-    optimizer: Box<dyn Optimizer<R>>,
-    buckets: Buckets<R>,
-    options: BucketOptions,
-    scaler: Option<LossScaler>,
-    leaves: Vec<Arc<Leaf<R>>>,
-    /// How many steps were begun, until buckets were rebuilt.
-    begun: u8,
-    steps: u64,
-}
+pub type BucketedTrainer<R> = Trainer<R, DataParallel<R>>;
 
 impl<R: Runtime> BucketedTrainer<R> {
     /// Trains with AdamW as `config` says.
@@ -50,74 +36,42 @@ impl<R: Runtime> BucketedTrainer<R> {
     pub fn with(
         comm: &Comm<R>,
         model: &(impl Module<R> + ?Sized),
-        mut optimizer: Box<dyn Optimizer<R>>,
+        optimizer: Box<dyn Optimizer<R>>,
         config: TrainingConfig,
         options: BucketOptions,
     ) -> Result<Self> {
-        config.check()?;
+        Trainer::over(DataParallel::new(comm, model, optimizer, options)?, config)
+    }
+}
+
+/// The strategy of [`BucketedTrainer`]: an optimizer, and its gradients in buckets.
+pub struct DataParallel<R: Runtime> {
+    comm: Comm<R>,
+    optimizer: Box<dyn Optimizer<R>>,
+    buckets: Buckets<R>,
+    options: BucketOptions,
+    leaves: Vec<Arc<Leaf<R>>>,
+    /// How many steps were begun, until buckets were rebuilt.
+    begun: u8,
+}
+
+impl<R: Runtime> DataParallel<R> {
+    /// Gives every rank the parameters and buffers of rank 0. An error unless all ranks have the same model and options.
+    pub fn new(
+        comm: &Comm<R>,
+        model: &(impl Module<R> + ?Sized),
+        mut optimizer: Box<dyn Optimizer<R>>,
+        options: BucketOptions,
+    ) -> Result<Self> {
         let ddp = Ddp::new(comm, model)?;
-        let rules = format!("{options:?} {config:?} {:?}", optimizer.lrs());
-        comm.agree("the training configuration", rules.as_bytes())?;
+        comm.agree("the optimizer and its buckets", format!("{options:?} {:?}", optimizer.lrs()).as_bytes())?;
         ddp.sync_params()?;
         ddp.sync_buffers()?;
         let leaves = leaves(model);
         // Gradients usually become final from the last layer to the first.
         let order: HashMap<usize, usize> = leaves.iter().rev().enumerate().map(|(k, l)| (l.id(), k)).collect();
         let buckets = Buckets::new(comm, &mut *optimizer, &|l| place(&order, l), options.clone())?;
-        let (comm, scaler) = (comm.clone(), config.loss_scaling.clone());
-        Ok(BucketedTrainer { comm, config, optimizer, buckets, options, scaler, leaves, begun: 0, steps: 0 })
-    }
-
-    /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
-    /// micro-batches. The update is that of one rank with all examples of all ranks.
-    pub fn step(&mut self, micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
-        let done = self.accumulate(micro_batch).and_then(|losses| self.update(losses));
-        self.told(done)
-    }
-
-    /// Takes part in a step of the others when this rank has no examples left.
-    pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
-        if self.options.unused == crate::buckets::Unused::Error {
-            let why = "a rank without examples has no gradients: allow unused parameters (`Unused::Allow`)";
-            return Err(Error::argument("BucketedTrainer::idle", why));
-        }
-        let begun = self.rebuild().map(|()| {
-            self.buckets.zero();
-            self.buckets.begin(true);
-        });
-        let done = begun.and_then(|()| self.update(Vec::new()));
-        self.told(done)
-    }
-
-    /// Whether any rank has examples left; this one has if `own`. Blocks.
-    pub fn any_left(&self, own: bool) -> Result<bool> {
-        Ok(self.comm.exchange(&[own.into()])?.iter().any(|flag| flag == &[1]))
-    }
-
-    /// Steps through this rank's batches until every rank has run out of its own, one micro-batch a step.
-    pub fn run<B>(
-        &mut self,
-        batches: impl IntoIterator<Item = B>,
-        mut loss: impl FnMut(&B) -> Result<Loss<R>>,
-        mut see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
-    ) -> Result<()> {
-        let mut batches = batches.into_iter();
-        loop {
-            let batch = batches.next();
-            if !self.any_left(batch.is_some())? {
-                return Ok(());
-            }
-            let metrics = match &batch {
-                Some(batch) => self.step(|_| loss(batch)),
-                None => self.idle(),
-            };
-            see(metrics?)?;
-        }
-    }
-
-    /// Updates so far.
-    pub fn global_step(&self) -> u64 {
-        self.steps
+        Ok(DataParallel { comm: comm.clone(), optimizer, buckets, options, leaves, begun: 0 })
     }
 
     /// The optimizer.
@@ -130,66 +84,9 @@ impl<R: Runtime> BucketedTrainer<R> {
         &mut *self.optimizer
     }
 
-    /// The buckets.
+    /// The gradients in their buckets.
     pub fn buckets(&self) -> &Buckets<R> {
         &self.buckets
-    }
-
-    /// The loss scaler, if there is one.
-    pub fn scaler(&mut self) -> Option<&mut LossScaler> {
-        self.scaler.as_mut()
-    }
-
-    /// A rank that fails lets the others know.
-    fn told<T>(&self, done: Result<T>) -> Result<T> {
-        done.inspect_err(|e| self.comm.abort(&e.to_string())).map_err(|e| e.on_rank(self.comm.rank()))
-    }
-
-    fn accumulate(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<Vec<Loss<R>>> {
-        self.rebuild()?;
-        self.buckets.zero();
-        let mut losses = Vec::with_capacity(self.config.accumulation);
-        for k in 0..self.config.accumulation {
-            let loss = micro_batch(k)?;
-            self.buckets.begin(k + 1 == self.config.accumulation);
-            let scaled = self.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
-            backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut self.buckets)?;
-            losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });
-        }
-        Ok(losses)
-    }
-
-    fn update(&mut self, losses: Vec<Loss<R>>) -> Result<TrainingMetrics<R>> {
-        self.buckets.finish()?;
-        let totals = self.totals(&losses)?;
-        let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
-        let gradients = self.buckets.gradients_mut();
-        // Ranks see the same sums, so they come to the same decision without asking.
-        let stepped = self.scaler.as_mut().map_or(Ok(true), |s| s.unscale(gradients))?;
-        gradients.multiply_by(weight.recip()?)?;
-        let grad_norm = self.config.max_norm.map(|max| clip_grad_norm(gradients, max, Norm::L2)).transpose()?;
-        let learning_rate = self.optimizer.lrs().first().copied().unwrap_or(0.0);
-        match &mut self.scaler {
-            Some(scaler) => drop(scaler.step(&mut *self.optimizer, self.buckets.gradients_mut())?),
-            None => self.optimizer.step(self.buckets.gradients())?,
-        }
-        self.steps += u64::from(stepped);
-        let loss = sum.div(&weight)?;
-        Ok(TrainingMetrics { loss, grad_norm, stepped, learning_rate, global_step: self.steps })
-    }
-
-    /// Sum and weight of all micro-batches of all ranks, on the device.
-    fn totals(&self, losses: &[Loss<R>]) -> Result<Tensor<R>> {
-        let dtype = self.leaves.first().map_or(DType::F32, |l| l.spec().dtype);
-        let dtype = if dtype == DType::F64 { dtype } else { DType::F32 };
-        let rt = self.comm.runtime();
-        let sums = losses.iter().map(|l| l.sum.value()?.to_dtype(dtype)?.reshape([1])).collect::<Result<Vec<_>>>()?;
-        let sum = match sums.is_empty() {
-            true => Tensor::zeros(rt, [1], dtype)?,
-            false => cat(&sums.iter().collect::<Vec<_>>(), 0)?.sum(&[], true)?,
-        };
-        let weight = Tensor::full(rt, [1], dtype, losses.iter().map(|l| l.weight).sum::<f64>())?;
-        self.comm.all_reduce(memory(&cat(&[&sum, &weight], 0)?)?, ReduceOp::Sum)?.wait()?.freeze()
     }
 
     /// Before the second step: buckets in the order in which gradients became final on rank 0.
@@ -203,11 +100,65 @@ impl<R: Runtime> BucketedTrainer<R> {
         let first = String::from_utf8_lossy(&first).into_owned();
         let by_name: HashMap<&str, usize> = first.lines().enumerate().map(|(k, name)| (name, k)).collect();
         // What rank 0 did not use comes last, in the order it had.
-        let rest = |l: &Arc<Leaf<R>>| self.leaves.iter().rev().position(|o| o.id() == l.id()).unwrap_or(0);
-        let key = |l: &Arc<Leaf<R>>| by_name.get(&*l.name()).copied().unwrap_or(by_name.len() + rest(l));
-        let keys: HashMap<usize, usize> = self.leaves.iter().map(|l| (l.id(), key(l))).collect();
+        let key = |(rest, l): (usize, &Arc<Leaf<R>>)| {
+            (l.id(), by_name.get(&*l.name()).copied().unwrap_or(by_name.len() + rest))
+        };
+        let keys: HashMap<usize, usize> = self.leaves.iter().rev().enumerate().map(key).collect();
         self.buckets = Buckets::new(&self.comm, &mut *self.optimizer, &|l| place(&keys, l), self.options.clone())?;
         Ok(())
+    }
+}
+
+impl<R: Runtime> Strategy<R> for DataParallel<R> {
+    fn comm(&self) -> &Comm<R> {
+        &self.comm
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        self.rebuild()?;
+        self.buckets.zero();
+        Ok(())
+    }
+
+    fn begin(&mut self, last: bool) -> Result<()> {
+        self.buckets.begin(last);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.buckets.finish()
+    }
+
+    // Ranks see the same sums, so they come to the same norm and decision without asking.
+    fn norm(&self) -> Result<Tensor<R>> {
+        grad_norm(self.buckets.gradients(), Norm::L2)
+    }
+
+    fn is_finite(&self) -> Result<bool> {
+        all_finite(self.buckets.gradients())
+    }
+
+    fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
+        self.buckets.gradients_mut().multiply_by(scale.clone())?;
+        self.optimizer.step(self.buckets.gradients())
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.optimizer.lrs().first().copied().unwrap_or(0.0)
+    }
+
+    fn may_idle(&self) -> bool {
+        self.options.unused == Unused::Allow
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for DataParallel<R> {
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.buckets.grad_slot(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        self.buckets.on_leaf_grad_ready(leaf, grad)
     }
 }
 

@@ -5,9 +5,13 @@ mod config;
 mod loss;
 mod metrics;
 mod simple;
+mod strategy;
+mod trainer;
 
-pub use bucketed::BucketedTrainer;
+pub use bucketed::{BucketedTrainer, DataParallel};
 pub use config::TrainingConfig;
 pub use loss::Loss;
 pub use metrics::TrainingMetrics;
 pub use simple::SimpleTrainer;
+pub use strategy::Strategy;
+pub use trainer::Trainer;

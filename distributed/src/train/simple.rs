@@ -34,7 +34,7 @@ impl<R: Runtime> SimpleTrainer<R> {
         Ok(SimpleTrainer(BucketedTrainer::new(&comm, model, config, BucketOptions::default())?))
     }
 
-    /// One step: see [`BucketedTrainer::step`].
+    /// One step: see [`Trainer::step`](super::Trainer::step).
     pub fn step(&mut self, micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
         self.0.step(micro_batch)
     }
