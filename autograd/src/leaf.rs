@@ -104,8 +104,13 @@ impl<R: Runtime> Leaf<R> {
     /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale then.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.put(value)?;
-        self.state.write().version += 1;
+        self.touch();
         Ok(())
+    }
+
+    /// Says that the value has changed, wherever it is: values saved for a backward that is still to come are stale.
+    pub fn touch(&self) {
+        self.state.write().version += 1;
     }
 
     /// Puts a value back that [`take`](Leaf::take) took out, or a residency fetched: the same one, so nothing gets stale.

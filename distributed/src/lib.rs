@@ -7,3 +7,4 @@ pub mod ddp;
 pub mod pipeline;
 pub mod sampler;
 pub mod train;
+pub mod zero;

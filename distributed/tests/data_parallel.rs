@@ -66,7 +66,9 @@ fn sums_do_not_depend_on_buckets() {
     for n in [2, 3, 5] {
         let with = |first, others| {
             let options = BucketOptions { limits: BucketLimits { first, others }, ..Default::default() };
-            everywhere(n, |comm| train::<Gpt<Cpu>>(&comm, DType::F32, TrainingConfig { max_norm: None, ..config() }, options.clone()))
+            everywhere(n, |comm| {
+                train::<Gpt<Cpu>>(&comm, DType::F32, TrainingConfig { max_norm: None, ..config() }, options.clone())
+            })
         };
         let one = with(1 << 30, 1 << 30);
         assert_eq!(with(1, 1), one);
@@ -136,7 +138,11 @@ fn an_unused_parameter_is_named_before_the_optimizer_runs() {
         error.map_or(Ok(()), Err)
     });
     let errors: Vec<_> = outcomes.unwrap().into_iter().map(|o| o.unwrap_err()).collect();
-    assert!(errors.iter().any(|e| matches!(e.kind(), ErrorKind::MissingGradient { names } if names.contains(&"never.weight".into()))));
+    assert!(
+        errors.iter().any(
+            |e| matches!(e.kind(), ErrorKind::MissingGradient { names } if names.contains(&"never.weight".into()))
+        )
+    );
     assert!(errors.iter().all(|e| e.to_string().contains("never.weight")), "{errors:?}");
 }
 
@@ -227,9 +233,15 @@ fn gradients_may_travel_as_halves() {
             let mut trainer = BucketedTrainer::new(comm, &model, plain.clone(), options)?;
             trainer.step(|_| model.loss(comm.runtime(), 0, &own(comm)))?;
             let leaf = model.a.weight.leaf();
-            trainer.strategy().buckets().gradients().get(&leaf)?.map_or(Ok(vec![]), |g| g.to_dtype(DType::F64)?.to_vec::<f64>())
+            trainer
+                .strategy()
+                .buckets()
+                .gradients()
+                .get(&leaf)?
+                .map_or(Ok(vec![]), |g| g.to_dtype(DType::F64)?.to_vec::<f64>())
         };
-        let got = Ranks::new(3).run(cpu, |comm| Ok((gradient(&comm, options.clone())?, gradient(&comm, small())?))).unwrap();
+        let got =
+            Ranks::new(3).run(cpu, |comm| Ok((gradient(&comm, options.clone())?, gradient(&comm, small())?))).unwrap();
         for (narrow, exact) in got {
             let most = exact.iter().fold(0.0f64, |m, g| m.max(g.abs()));
             assert!(!exact.is_empty() && narrow != exact);
@@ -271,7 +283,14 @@ fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
             let mut loss = model.loss(comm.runtime(), 0, &own(&comm))?;
             if comm.rank() == 1 {
                 let spoiled = model.b.bias.as_ref().map(|b| b.var().mul(f64::NAN)?.sum(&[], false));
-                loss = Loss::sum(loss_sum(&model, &comm)?.add(&spoiled.transpose()?.unwrap_or(Var::new(Tensor::zeros(comm.runtime(), [], DType::F32)?)))?, 1.0)?;
+                loss = Loss::sum(
+                    loss_sum(&model, &comm)?.add(&spoiled.transpose()?.unwrap_or(Var::new(Tensor::zeros(
+                        comm.runtime(),
+                        [],
+                        DType::F32,
+                    )?)))?,
+                    1.0,
+                )?;
             }
             Ok(loss)
         })

@@ -32,11 +32,15 @@ impl FlatLayout {
         FlatLayout(Arc::new(Inner { dtype, names, ranges, len }))
     }
 
-    /// The same ranges, with elements at the end to make the whole a multiple of `multiple`.
-    pub fn padded(&self, multiple: usize) -> FlatLayout {
+    /// The same ranges, and at the end one more, `padding`, where it takes one to make the whole `numel` long.
+    pub fn extended(&self, numel: usize) -> FlatLayout {
         let Inner { dtype, names, ranges, len } = &*self.0;
-        let len = len.next_multiple_of(multiple.max(1));
-        FlatLayout(Arc::new(Inner { dtype: *dtype, names: names.clone(), ranges: ranges.clone(), len }))
+        let (mut names, mut ranges) = (names.clone(), ranges.clone());
+        if numel > *len {
+            names.push("padding".into());
+            ranges.push(Layout::contiguous(Shape::of(&[numel - len])).at(*len));
+        }
+        FlatLayout(Arc::new(Inner { dtype: *dtype, names, ranges, len: numel.max(*len) }))
     }
 
     /// The element type of all ranges.

@@ -27,9 +27,13 @@ pub struct Trainer<R: Runtime, S: Strategy<R>> {
 }
 
 /// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as `clip_grad_norm` has it, for a positive factor `s` that the gradients still have to be multiplied by.
-static CLIPPED: LazyLock<Program> = LazyLock::new(|| {
-    Program::new("clipped", |[norm, scale], [max]| [(max / (norm * scale + 1e-6)).min(1.0) * scale])
-});
+static CLIPPED: LazyLock<Program> =
+    LazyLock::new(|| Program::new("clipped", |[norm, scale], [max]| [(max / (norm * scale + 1e-6)).min(1.0) * scale]));
+
+/// The same sweep, adding nothing.
+fn weightless<R: Runtime>(loss: Loss<R>) -> Result<Loss<R>> {
+    Ok(Loss { sum: loss.sum.mul(0.0)?, weight: 0.0 })
+}
 
 impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     /// A trainer with this strategy; `config`'s learning rate and decay are not looked at.
@@ -50,7 +54,8 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     /// Takes part in a step of the others when this rank has no examples left.
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         if !self.strategy.may_idle() {
-            let why = "a rank without examples has no gradients: allow unused parameters (`Unused::Allow`)";
+            let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or, \
+                       where parameters are not sharded, allow unused ones (`Unused::Allow`)";
             return self.told(Err(Error::argument("Trainer::idle", why)));
         }
         let begun = self.strategy.prepare().and_then(|()| self.strategy.begin(true));
@@ -63,22 +68,27 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
         Ok(self.strategy.comm().exchange(&[own.into()])?.iter().any(|flag| flag == &[1]))
     }
 
-    /// Steps through this rank's batches, one micro-batch a step, until every rank has run out of its own.
+    /// Steps through this rank's batches, one micro-batch a step, until every rank has run out of its own. A rank that has run out takes
+    /// part without examples; where that cannot be (parameters are gathered as the model reads them, or each needs a gradient) it
+    /// computes its last batch again, which then weighs nothing.
     pub fn run<B>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
         mut loss: impl FnMut(&B) -> Result<Loss<R>>,
         mut see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
     ) -> Result<()> {
-        let mut batches = batches.into_iter();
+        let (mut batches, mut last) = (batches.into_iter(), None);
         loop {
             let batch = batches.next();
             if !self.any_left(batch.is_some())? {
                 return Ok(());
             }
-            let metrics = match &batch {
-                Some(batch) => self.step(|_| loss(batch)),
-                None => self.idle(),
+            let left = batch.is_some();
+            last = batch.or(last);
+            let metrics = match &last {
+                Some(batch) if left => self.step(|_| loss(batch)),
+                Some(batch) if !self.strategy.may_idle() => self.step(|_| weightless(loss(batch)?)),
+                _ => self.idle(),
             };
             see(metrics?)?;
         }

@@ -53,6 +53,14 @@ fn picked(all: &Tensor<Cpu>, examples: &[usize]) -> Result<Var<Cpu>> {
     Ok(Var::new(all.index_select(0, &Tensor::from_slice(all.runtime(), [index.len()], &index)?)?))
 }
 
+impl Mlp<Cpu> {
+    pub fn batch(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<(Var<Cpu>, Var<Cpu>)> {
+        let dtype = self.a.weight.dtype();
+        let all = |width, seed| Tensor::normal(rt, [EXAMPLES, width], dtype, 0.0, 1.0, seed + step as u64);
+        Ok((picked(&all(5, 10)?, examples)?, picked(&all(3, 50)?, examples)?))
+    }
+}
+
 impl Task for Mlp<Cpu> {
     const NAME: &'static str = "mlp";
 
@@ -61,9 +69,7 @@ impl Task for Mlp<Cpu> {
     }
 
     fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
-        let dtype = self.a.weight.dtype();
-        let x = picked(&Tensor::normal(rt, [EXAMPLES, 5], dtype, 0.0, 1.0, 10 + step as u64)?, examples)?;
-        let y = picked(&Tensor::normal(rt, [EXAMPLES, 3], dtype, 0.0, 1.0, 50 + step as u64)?, examples)?;
+        let (x, y) = self.batch(rt, step, examples)?;
         let sum = nn::loss::mse(&self.forward(&x)?, &y, Reduction::Sum)?;
         Loss::sum(sum, (3 * examples.len()) as f64)
     }

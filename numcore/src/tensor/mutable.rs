@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Tensor, pieces::Cut};
-use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, Shape, View, ViewMut, ops};
+use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, Shape, Use, View, ViewMut, ops};
 
 /// Owned memory, without a lifetime and not `Clone`: fresh, or a range that a [`Flat`](crate::Flat) lent.
 ///
@@ -41,6 +41,11 @@ impl<R: Runtime> TensorMut<R> {
             written: false,
             lent: None,
         })
+    }
+
+    /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
+    pub fn alloc_for(rt: &R, use_: Use, shape: Shape, dtype: DType) -> Result<Self> {
+        Ok(TensorMut { rt: rt.clone(), ..Self::alloc(&rt.tagged(use_), shape, dtype)? })
     }
 
     /// Fresh memory filled with zeros.

@@ -1,0 +1,218 @@
+//! All units of a model: which are gathered when, and in which order gradients are reduced.
+
+use std::{collections::HashMap, sync::Arc};
+
+use autograd::{Leaf, LeafGrad};
+use numcore::{DType, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut, ops::Op};
+
+use super::{ZeroOptions, unit::Unit};
+use crate::{
+    buckets::Unused,
+    comm::{Collectives, Comm, ReduceOp},
+};
+
+/// Gradients of how many units may be on their way at once: the sums of one travel while the next is computed.
+const IN_FLIGHT: usize = 2;
+
+pub(super) struct Engine<R: Runtime> {
+    pub(super) comm: Comm<R>,
+    pub(super) units: Vec<Unit<R>>,
+    options: ZeroOptions,
+    /// Unit and place of a leaf, by its identity.
+    place: HashMap<usize, (usize, usize)>,
+    /// Units in the order in which the last forward read them first.
+    order: Vec<usize>,
+    seen: Vec<usize>,
+    backward: bool,
+    /// Whether gathered values are kept, for a scope that reads all of them.
+    pinned: bool,
+    /// The next unit, from the last, whose gradients are sent.
+    next: usize,
+    last: bool,
+}
+
+impl<R: Runtime> Engine<R> {
+    pub(super) fn new(comm: &Comm<R>, units: Vec<Unit<R>>, options: ZeroOptions) -> Self {
+        let leaves = |(u, unit): (usize, &Unit<R>)| {
+            unit.leaves.iter().enumerate().map(move |(i, l)| (l.id(), (u, i))).collect::<Vec<_>>()
+        };
+        let place = units.iter().enumerate().flat_map(leaves).collect();
+        Engine {
+            comm: comm.clone(),
+            units,
+            options,
+            place,
+            order: Vec::new(),
+            seen: Vec::new(),
+            backward: false,
+            pinned: false,
+            next: 0,
+            last: true,
+        }
+    }
+
+    fn is_root(&self, unit: usize) -> bool {
+        self.units[unit].name.is_empty()
+    }
+
+    /// A leaf's value, its unit gathered; none if it is nobody's.
+    pub(super) fn value(&mut self, leaf: &Leaf<R>) -> Option<Result<Tensor<R>>> {
+        let id = std::ptr::from_ref(leaf) as usize;
+        let &(unit, i) = self.place.get(&id)?;
+        let fetched = self.need(unit);
+        let leaf = self.units[unit].leaves[i].clone();
+        Some(fetched.and_then(|()| leaf.value()))
+    }
+
+    /// A unit is about to be read: gathers it, lets others go, and sends for the one that will be read next.
+    pub(super) fn need(&mut self, unit: usize) -> Result<()> {
+        if !self.backward && !self.seen.contains(&unit) {
+            self.seen.push(unit);
+        }
+        if self.units[unit].is_present() {
+            return Ok(());
+        }
+        let next = self.following(unit);
+        for other in 0..self.units.len() {
+            if other != unit && Some(other) != next && !self.is_root(other) && !self.pinned {
+                self.units[other].release()?;
+            }
+        }
+        self.units[unit].fetch()?;
+        next.map_or(Ok(()), |next| self.units[next].prefetch())
+    }
+
+    /// A leaf is about to be read.
+    pub(super) fn needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        match self.place.get(&leaf.id()) {
+            Some(&(unit, _)) => self.need(unit),
+            None => Ok(()),
+        }
+    }
+
+    /// The unit that was read after this one, or, in backward, before it.
+    fn following(&self, unit: usize) -> Option<usize> {
+        let at = self.order.iter().position(|&u| u == unit)?;
+        let next = if self.backward { at.checked_sub(1) } else { Some(at + 1) };
+        next.and_then(|at| self.order.get(at).copied())
+    }
+
+    pub(super) fn begin_step(&mut self) {
+        self.units.iter_mut().for_each(Unit::forget);
+        self.backward = false;
+    }
+
+    pub(super) fn begin_sweep(&mut self, last: bool) -> Result<()> {
+        self.collect_all()?;
+        (self.backward, self.next, self.last) = (true, self.units.len(), last);
+        if !self.seen.is_empty() {
+            self.order = std::mem::take(&mut self.seen);
+        }
+        for unit in &mut self.units {
+            unit.sent = false;
+            for (ready, leaf) in unit.ready.iter_mut().zip(&unit.leaves) {
+                *ready = !leaf.requires_grad();
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        let Some(&(unit, i)) = self.place.get(&leaf.id()) else { return Ok(None) };
+        self.units[unit].slot(i).map(Some)
+    }
+
+    pub(super) fn ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        let Some(&(unit, i)) = self.place.get(&leaf.id()) else { return Ok(()) };
+        let slot = match grad {
+            LeafGrad::Slot(slot) => slot,
+            LeafGrad::Own(own) => {
+                let mut slot = self.units[unit].slot(i)?;
+                slot.accumulate(&Op::identity(), &[&own])?;
+                slot
+            }
+        };
+        self.units[unit].settle(i, slot)?;
+        self.units[unit].ready[i] = true;
+        // The units before this one are not complete yet; those that follow it are sent first, on every rank.
+        while self.next > 0 && self.units[self.next - 1].ready.iter().all(|&r| r) {
+            self.send(self.next - 1)?;
+        }
+        // What is read from here on is the forward of another micro-batch.
+        self.backward &= self.next > 0;
+        Ok(())
+    }
+
+    fn send(&mut self, unit: usize) -> Result<()> {
+        self.next = unit;
+        if self.last || self.options.stage.shards_gradients() {
+            if let Some(before) = self.units.get_mut(unit + IN_FLIGHT) {
+                before.collect()?;
+            }
+            self.units[unit].send()?;
+        }
+        if !self.is_root(unit) && !self.pinned {
+            self.units[unit].release()?;
+        }
+        Ok(())
+    }
+
+    fn collect_all(&mut self) -> Result<()> {
+        self.units.iter_mut().try_for_each(Unit::collect)
+    }
+
+    /// After the last sweep.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        if self.options.unused == Unused::Error {
+            self.require_all()?;
+        }
+        while self.next > 0 {
+            self.send(self.next - 1)?;
+        }
+        self.collect_all()?;
+        if self.options.unused == Unused::Allow {
+            self.agree_on_used()?;
+        }
+        for unit in self.units.iter_mut().filter(|_| !self.pinned) {
+            unit.release()?;
+        }
+        self.backward = false;
+        Ok(())
+    }
+
+    fn require_all(&self) -> Result<()> {
+        let missing = |unit: &Unit<R>| {
+            let leaves = unit.leaves.iter().zip(&unit.used);
+            let missing = leaves.filter(|(l, used)| l.requires_grad() && !**used);
+            missing.map(|(l, _)| l.name().to_string()).collect::<Vec<_>>()
+        };
+        let names: Vec<String> = self.units.iter().flat_map(missing).collect();
+        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+    }
+
+    fn agree_on_used(&mut self) -> Result<()> {
+        let rt = self.comm.runtime();
+        let own: Vec<u8> = self.units.iter().flat_map(|u| &u.used).map(|&used| used.into()).collect();
+        let mut flags = TensorMut::alloc(rt, Shape::new(&[own.len()])?, DType::U8)?;
+        flags.accumulate(&Op::identity(), &[&Tensor::from_slice(rt, [own.len()], &own)?])?;
+        let flags = self.comm.all_reduce(flags, ReduceOp::Max)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let used = self.units.iter_mut().flat_map(|u| u.used.iter_mut());
+        used.zip(flags).for_each(|(used, flag)| *used = flag > 0);
+        Ok(())
+    }
+
+    pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
+        self.units.iter_mut().try_for_each(|unit| unit.update(lrs, scale))
+    }
+
+    /// Gathers everything, to be kept until [`unpin`](Engine::unpin).
+    pub(super) fn pin(&mut self) -> Result<()> {
+        self.pinned = true;
+        self.units.iter_mut().try_for_each(Unit::fetch)
+    }
+
+    pub(super) fn unpin(&mut self) -> Result<()> {
+        self.pinned = false;
+        self.units.iter_mut().try_for_each(Unit::release)
+    }
+}

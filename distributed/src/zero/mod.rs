@@ -1,0 +1,20 @@
+//! ZeRO: parameters, gradients and optimizer state, each either on every rank or cut into equal shards.
+//!
+//! A unit (a layer) is a buffer of parameters that are gathered, reduced and updated together. There is one engine, and three questions to it:
+//! is the state sharded (stage 1), are gradients reduced to shards (stage 2), are parameters gathered before use and let go
+//! afterwards (stage 3)? Cuts go through parameters; optimizers see rows and cannot tell a shard from the whole.
+//!
+//! Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2020; Zhao et al., *PyTorch FSDP*, 2023.
+//!
+//! **Invariant**: units are reduced in one order on all ranks, and gathered in the order in which the model reads them.
+
+mod engine;
+mod layout;
+mod options;
+mod residency;
+mod sharded;
+mod unit;
+
+pub use layout::{Piece, UnitLayout};
+pub use options::{UnitOf, ZeroOptions, ZeroStage};
+pub use sharded::{FullParameters, Sharded, ZeroTrainer};

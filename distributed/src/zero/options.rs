@@ -1,0 +1,107 @@
+//! What is sharded, and what makes a unit.
+
+use std::{fmt, sync::Arc};
+
+use crate::buckets::Unused;
+
+/// What is sharded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum ZeroStage {
+    /// Optimizer state.
+    State,
+    /// Optimizer state and gradients.
+    Gradients,
+    /// Optimizer state, gradients and parameters.
+    #[default]
+    Parameters,
+}
+
+impl ZeroStage {
+    /// Every one.
+    pub const ALL: [ZeroStage; 3] = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters];
+
+    /// Its number in the paper.
+    pub fn number(self) -> usize {
+        self as usize + 1
+    }
+
+    /// Whether gradients are kept in shards.
+    pub fn shards_gradients(self) -> bool {
+        self >= ZeroStage::Gradients
+    }
+
+    /// Whether parameters are kept in shards.
+    pub fn shards_parameters(self) -> bool {
+        self >= ZeroStage::Parameters
+    }
+}
+
+/// Which unit a parameter belongs to, by its name in the model.
+#[derive(Clone)]
+pub struct UnitOf(Arc<dyn Fn(&str) -> String + Send + Sync>);
+
+impl UnitOf {
+    /// The unit's name for a parameter's. Parameters of one name are a unit; the empty name is the root, which stays gathered from its
+    /// first use in a step to the end of its sweep.
+    pub fn new(of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        UnitOf(Arc::new(of))
+    }
+
+    /// Every element of a list of layers is a unit (`blocks.3.attn.weight` belongs to `blocks.3`); all else is the root.
+    pub fn layers() -> Self {
+        Self::new(|name| {
+            let parts: Vec<&str> = name.split('.').collect();
+            let number = parts.iter().position(|p| p.bytes().all(|b| b.is_ascii_digit()) && !p.is_empty());
+            number.map_or_else(String::new, |k| parts[..=k].join("."))
+        })
+    }
+
+    /// Every field of the model is a unit.
+    pub fn children() -> Self {
+        Self::new(|name| name.split('.').next().unwrap_or_default().to_string())
+    }
+
+    /// The whole model is one unit.
+    pub fn whole() -> Self {
+        Self::new(|_| String::new())
+    }
+
+    pub(super) fn of(&self, name: &str) -> String {
+        (self.0)(name)
+    }
+}
+
+impl Default for UnitOf {
+    fn default() -> Self {
+        Self::layers()
+    }
+}
+
+impl fmt::Debug for UnitOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UnitOf(..)")
+    }
+}
+
+/// How a model is sharded.
+#[derive(Clone, Debug, Default)]
+pub struct ZeroOptions {
+    /// What is sharded.
+    pub stage: ZeroStage,
+    /// What makes a unit.
+    pub units: UnitOf,
+    /// Parameters without a gradient.
+    pub unused: Unused,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_units_and_the_rest_is_the_root() {
+        let of = |name| UnitOf::layers().of(name);
+        assert_eq!(["blocks.3.attn.weight", "wte.weight", "a.0.b.1.w"].map(of), ["blocks.3", "", "a.0"]);
+        assert_eq!(UnitOf::children().of("a.weight"), "a");
+    }
+}

@@ -1,0 +1,203 @@
+//! The strategy of sharded training.
+
+use std::{collections::HashSet, sync::Arc};
+
+use autograd::{BackwardHook, Leaf, LeafGrad};
+use nn::{Module, ModuleExt};
+use numcore::{
+    DType, Result, Runtime, Tensor, TensorMut,
+    ops::{PointwiseOps, ReduceOps},
+};
+use optim::{AdamWConfig, ParamGroups, Shards};
+use parking_lot::Mutex;
+
+use super::{ZeroOptions, engine::Engine, residency::Gathered, unit::Unit};
+use crate::{
+    buckets::Unused,
+    comm::{Collectives, Comm, Partial, ReduceOp},
+    ddp::{Ddp, described},
+    train::{Strategy, Trainer, TrainingConfig},
+};
+
+/// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say.
+pub type ZeroTrainer<R> = Trainer<R, Sharded<R>>;
+
+impl<R: Runtime> ZeroTrainer<R> {
+    /// Trains with AdamW as `config` says, with weight decay for matrices alone.
+    pub fn new(
+        comm: &Comm<R>,
+        model: &(impl Module<R> + ?Sized),
+        config: TrainingConfig,
+        options: ZeroOptions,
+    ) -> Result<Self> {
+        let defaults =
+            AdamWConfig { lr: config.learning_rate, weight_decay: config.weight_decay, ..Default::default() };
+        let groups = ParamGroups::new(defaults).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0);
+        Self::with(comm, model, groups, config, options)
+    }
+
+    /// Trains with any elementwise optimizer; `config`'s learning rate and decay are not looked at. An optimizer that looks at whole
+    /// matrices or norms (Muon, LAMB, Adafactor) needs them in one place: use [`BucketedTrainer`](crate::train::BucketedTrainer).
+    pub fn with(
+        comm: &Comm<R>,
+        model: &(impl Module<R> + ?Sized),
+        optimizer: impl Shards<R> + 'static,
+        config: TrainingConfig,
+        options: ZeroOptions,
+    ) -> Result<Self> {
+        Trainer::over(Sharded::new(comm, model, optimizer, options)?, config)
+    }
+}
+
+/// The strategy of [`ZeroTrainer`].
+pub struct Sharded<R: Runtime> {
+    comm: Comm<R>,
+    options: ZeroOptions,
+    optimizer: Box<dyn Shards<R>>,
+    engine: Arc<Mutex<Engine<R>>>,
+    steps: u64,
+}
+
+impl<R: Runtime> Sharded<R> {
+    /// Takes the parameters' values over, those of rank 0. An error unless all ranks have the same model and options.
+    pub fn new(
+        comm: &Comm<R>,
+        model: &(impl Module<R> + ?Sized),
+        optimizer: impl Shards<R> + 'static,
+        options: ZeroOptions,
+    ) -> Result<Self> {
+        let ddp = Ddp::new(comm, model)?;
+        let named: Vec<(String, Arc<Leaf<R>>)> =
+            model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
+        let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
+        let rules = format!("{:?} {:?} {units:?} {:?}", options.stage, options.unused, optimizer.lrs(0));
+        comm.agree("how the model is sharded", (rules + &described(&named, &[])).as_bytes())?;
+        ddp.sync_params()?;
+        ddp.sync_buffers()?;
+        let units = build(comm, named, units, &optimizer, &options)?;
+        let engine = Arc::new(Mutex::new(Engine::new(comm, units, options.clone())));
+        for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
+            leaf.set_residency(Arc::new(Gathered(Arc::downgrade(&engine))))?;
+        }
+        Ok(Sharded { comm: comm.clone(), options, optimizer: Box::new(optimizer), engine, steps: 0 })
+    }
+
+    /// All parameters on every rank, for evaluation and export: they are gathered now, and let go when the scope ends.
+    #[must_use = "parameters are let go when this is dropped"]
+    pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
+        self.engine.lock().pin()?;
+        Ok(FullParameters(self.engine.clone()))
+    }
+
+    /// Names of the units, in the order of the model; the root's is empty.
+    pub fn units(&self) -> Vec<String> {
+        self.engine.lock().units.iter().map(|u| u.name.clone()).collect()
+    }
+}
+
+/// While it lives, all parameters are on every rank.
+pub struct FullParameters<R: Runtime>(Arc<Mutex<Engine<R>>>);
+
+impl<R: Runtime> Drop for FullParameters<R> {
+    fn drop(&mut self) {
+        // What could fail here is waiting for a gather that was started; the next use reports it.
+        let _ = self.0.lock().unpin();
+    }
+}
+
+/// Parameters of one unit, dtype and trainability share a buffer; within it they lie by optimizer group, so that an update is few launches.
+fn build<R: Runtime>(
+    comm: &Comm<R>,
+    named: Vec<(String, Arc<Leaf<R>>)>,
+    units: Vec<String>,
+    optimizer: &impl Shards<R>,
+    options: &ZeroOptions,
+) -> Result<Vec<Unit<R>>> {
+    type Key = (String, DType, bool);
+    let mut parts: Vec<(Key, Vec<Arc<Leaf<R>>>)> = Vec::new();
+    let mut seen = HashSet::new();
+    for ((_, leaf), unit) in named.into_iter().zip(units).filter(|((_, l), _)| seen.insert(l.id())) {
+        let key = (unit, leaf.spec().dtype, leaf.requires_grad());
+        match parts.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, leaves)) => leaves.push(leaf),
+            None => parts.push((key, vec![leaf])),
+        }
+    }
+    let unit = |((name, _, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
+        leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
+        Unit::new(comm, options.stage, name, leaves, trained.then_some(optimizer as &dyn Shards<R>))
+    };
+    parts.into_iter().map(unit).collect()
+}
+
+impl<R: Runtime> Strategy<R> for Sharded<R> {
+    fn comm(&self) -> &Comm<R> {
+        &self.comm
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        self.engine.lock().begin_step();
+        Ok(())
+    }
+
+    fn begin(&mut self, last: bool) -> Result<()> {
+        self.engine.lock().begin_sweep(last)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.engine.lock().finish()
+    }
+
+    fn norm(&self) -> Result<Tensor<R>> {
+        self.partial(PointwiseOps::square)?.combine(&self.comm, ReduceOp::Sum)?.sqrt()
+    }
+
+    fn is_finite(&self) -> Result<bool> {
+        let zeros = self.partial(|x| x.mul(0.0))?;
+        Ok(zeros.combine(&self.comm, ReduceOp::Sum)?.item()?.is_finite())
+    }
+
+    fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
+        self.engine.lock().update(&self.optimizer.lrs(self.steps), scale)?;
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.optimizer.lrs(self.steps).first().copied().unwrap_or(0.0)
+    }
+
+    fn may_idle(&self) -> bool {
+        self.options.unused == Unused::Allow && !self.options.stage.shards_parameters()
+    }
+}
+
+impl<R: Runtime> Sharded<R> {
+    /// The sum of `of` over this rank's gradients, computed in `f32` (`f64` for those of `f64`): a part.
+    fn partial(&self, of: impl Fn(&Tensor<R>) -> Result<Tensor<R>>) -> Result<Partial<Tensor<R>>> {
+        let engine = self.engine.lock();
+        let wide = engine.units.iter().any(|u| u.layout.full().dtype() == DType::F64);
+        let wide = if wide { DType::F64 } else { DType::F32 };
+        let mut sum = Tensor::zeros(self.comm.runtime(), [], wide)?;
+        for unit in &engine.units {
+            if let Some(gradient) = unit.gradient()? {
+                sum = sum.add(&of(&gradient.to_dtype(wide)?)?.sum(&[], false)?)?;
+            }
+        }
+        Ok(Partial::new(sum))
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for Sharded<R> {
+    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        self.engine.lock().needed(leaf)
+    }
+
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.engine.lock().slot(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        self.engine.lock().ready(leaf, grad)
+    }
+}

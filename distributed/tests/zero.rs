@@ -1,0 +1,377 @@
+//! ZeRO: sharded training is that of one rank, and memory and traffic are what the formulas say.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights};
+use distributed::{
+    buckets::Unused,
+    comm::{Collectives, Comm, Communicator, CountingCommunicator, Ranks},
+    train::{Loss, TrainingConfig},
+    zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+};
+use nn::{Forward, Gpt, Init, Linear, Module, ModuleExt};
+use numcore::{
+    DType, ErrorKind, Result, Runtime, Tensor, Use,
+    ops::{PointwiseOps, ReduceOps},
+};
+use optim::{LossScaler, ParamGroups, SgdConfig};
+use runtime_cpu::Cpu;
+
+fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
+    ZeroOptions { stage, units, unused: Unused::Error }
+}
+
+fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: ZeroOptions) -> Result<Trace> {
+    let model = M::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
+    let accumulation = config.accumulation;
+    let mut trainer = ZeroTrainer::new(comm, &model, config, options)?;
+    let mut trace = Trace::default();
+    let own = own(comm);
+    for step in 0..STEPS {
+        let micro = |k: usize| own.iter().copied().skip(k).step_by(accumulation).collect::<Vec<_>>();
+        let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
+        trace.losses.push(metrics.loss()?);
+        trace.norms.extend(metrics.grad_norm()?);
+        let full = trainer.strategy().gather_full_params()?;
+        trace.weights.push(weights(&model)?);
+        drop(full);
+    }
+    Ok(trace)
+}
+
+fn parity<M: Task>(units: fn() -> UnitOf) {
+    for (dtype, bound) in [(DType::F64, 1e-11), (DType::F32, 2e-4)] {
+        let one = single::<M>(dtype, config()).unwrap();
+        for n in WORLDS {
+            for stage in ZeroStage::ALL {
+                let many = everywhere(n, |comm| train::<M>(&comm, dtype, config(), options(stage, units())));
+                let off = difference(&many, &one);
+                assert!(off <= bound, "{} {dtype}, stage {} on {n} ranks: {off:e}", M::NAME, stage.number());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_mlp_trains_as_on_one_rank() {
+    parity::<Mlp<Cpu>>(UnitOf::children);
+}
+
+#[test]
+fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
+    parity::<Gpt<Cpu>>(UnitOf::layers);
+}
+
+#[test]
+fn units_do_not_change_a_bit() {
+    for stage in ZeroStage::ALL {
+        let plain = TrainingConfig { max_norm: None, ..config() };
+        let with = |units: UnitOf| {
+            everywhere(3, |comm| train::<Gpt<Cpu>>(&comm, DType::F32, plain.clone(), options(stage, units.clone())))
+        };
+        assert_eq!(with(UnitOf::whole()), with(UnitOf::layers()));
+        assert_eq!(with(UnitOf::whole()), with(UnitOf::new(|name| name.into())));
+    }
+}
+
+#[test]
+fn accumulated_micro_batches_are_one_batch() {
+    let one = single::<Gpt<Cpu>>(DType::F64, config()).unwrap();
+    for stage in ZeroStage::ALL {
+        for n in [1, 2, 4] {
+            let config = TrainingConfig { accumulation: 3, ..config() };
+            let many = everywhere(n, |comm| {
+                train::<Gpt<Cpu>>(&comm, DType::F64, config.clone(), options(stage, UnitOf::layers()))
+            });
+            let off = difference(&many, &one);
+            assert!(off <= 1e-11, "stage {} on {n}: {off:e}", stage.number());
+        }
+    }
+}
+
+/// Layers of equal size, so that formulas need no allowance for padding.
+fn layers(rt: &Cpu, count: usize, dtype: DType) -> Result<Vec<Linear<Cpu>>> {
+    let init = Init::new(rt, 0).dtype(dtype);
+    (0..count).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
+}
+
+fn loss(layers: &[Linear<Cpu>], rt: &Cpu, dtype: DType) -> Result<Loss<Cpu>> {
+    let x = autograd::Var::new(Tensor::normal(rt, [4, 128], dtype, 0.0, 1.0, 1)?);
+    let y = layers.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
+    Loss::sum(y.to_dtype(DType::F32)?.square()?.sum(&[], false)?, 4.0)
+}
+
+#[test]
+fn memory_is_that_of_the_table() {
+    // Bytes of a parameter on one rank, N ranks: AdamW with f32 states, all in f32, or with bf16 parameters and a master copy.
+    type Formula = fn(f64) -> f64;
+    let table: [(DType, [Formula; 3]); 2] = [
+        (DType::F32, [|n| 8.0 + 8.0 / n, |n| 4.0 + 12.0 / n, |n| 16.0 / n]),
+        (DType::BF16, [|n| 4.0 + 12.0 / n, |n| 2.0 + 14.0 / n, |n| 16.0 / n]),
+    ];
+    for (dtype, formulas) in table {
+        for n in WORLDS {
+            for stage in ZeroStage::ALL {
+                let measured = Ranks::new(n).run(cpu, |comm| {
+                    let rt = comm.runtime();
+                    let model = layers(rt, 4, dtype)?;
+                    let mut trainer =
+                        ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
+                    for _ in 0..2 {
+                        trainer.step(|_| loss(&model, rt, dtype))?;
+                    }
+                    let stats = rt.memory();
+                    Ok([Use::Parameters, Use::Gradients, Use::Optimizer]
+                        .map(|u| stats.of(u).live)
+                        .iter()
+                        .sum::<usize>())
+                });
+                let expected = formulas[stage as usize](n as f64) * (4 * 128 * 128) as f64;
+                for bytes in measured.unwrap() {
+                    let off = bytes as f64 / expected - 1.0;
+                    assert!(
+                        off.abs() <= 0.02,
+                        "{dtype}, stage {} on {n}: {bytes} bytes, {expected} by the table",
+                        stage.number()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_peak_of_stage_3_is_a_few_layers() {
+    const BLOCKS: usize = 8;
+    for n in [2, 4, 8] {
+        let peaks = Ranks::new(n).run(cpu, |comm| {
+            let rt = comm.runtime();
+            let model = layers(rt, BLOCKS, DType::F32)?;
+            let options = options(ZeroStage::Parameters, UnitOf::layers());
+            let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+            trainer.step(|_| loss(&model, rt, DType::F32))?;
+            rt.reset_peak();
+            trainer.step(|_| loss(&model, rt, DType::F32))?;
+            Ok(rt.memory().of(Use::Communication).peak)
+        });
+        // Backward: three blocks beside the shards, in values and gradients together.
+        let block = 128 * 128 * 4;
+        for peak in peaks.unwrap() {
+            assert!(peak <= 2 * 3 * block, "{n} ranks: {peak} bytes gathered at once, {block} a block");
+        }
+    }
+}
+
+#[test]
+fn traffic_is_that_of_the_formulas() {
+    for n in [2, 3, 4, 8] {
+        for stage in ZeroStage::ALL {
+            let counts = Ranks::new(n).run(cpu, |comm| {
+                let counted = Arc::new(CountingCommunicator::new(comm.clone()));
+                let model = layers(comm.runtime(), 6, DType::F32)?;
+                let options = options(stage, UnitOf::layers());
+                let mut trainer =
+                    ZeroTrainer::new(&(counted.clone() as Comm<Cpu>), &model, TrainingConfig::default(), options)?;
+                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+                counted.reset();
+                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+                Ok((counted.of("all_gather"), counted.of("reduce_scatter")))
+            });
+            let parameters = (6 * 128 * 128 * 4) as u64;
+            let share = parameters * (n as u64 - 1) / n as u64;
+            for (gathered, scattered) in counts.unwrap() {
+                // Stages 1 and 2: gathered once after the update. Stage 3: forward and backward, the last layer staying.
+                let (times, bytes) = match stage {
+                    ZeroStage::Parameters => (11, share * 11 / 6),
+                    _ => (6, share),
+                };
+                assert_eq!(scattered.calls, 6);
+                assert!(scattered.payload.abs_diff(parameters) <= 6 * 256 * n as u64);
+                // Padding is at most 256 bytes a rank and unit.
+                let padding = 256 * n as u64;
+                assert!(scattered.sent.abs_diff(share) <= 6 * padding && gathered.sent.abs_diff(bytes) <= 12 * padding);
+                assert_eq!(gathered.calls, times, "stage {} on {n}", stage.number());
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_are_only_there_while_they_are_needed() {
+    let program = |comm: Comm<Cpu>| {
+        let model = layers(comm.runtime(), 4, DType::F32)?;
+        let options = options(ZeroStage::Parameters, UnitOf::layers());
+        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+        let here = || model.iter().filter(|l| l.weight.leaf().is_resident()).count();
+        assert_eq!(here(), 0);
+        trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+        assert_eq!(here(), 0);
+        let scope = trainer.strategy().gather_full_params()?;
+        assert_eq!(here(), 4);
+        let state = model.state_dict()?;
+        assert_eq!(state.len(), 4);
+        drop(state);
+        drop(scope);
+        assert_eq!(here(), 0);
+        // Evaluation needs no scope: values come as they are read.
+        autograd::no_grad(|| loss(&model, comm.runtime(), DType::F32))?;
+        trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+        assert_eq!(comm.runtime().memory().of(Use::Communication).live, 0);
+        Ok(())
+    };
+    Ranks::new(3).run(cpu, program).unwrap();
+}
+
+#[test]
+fn checkpointed_activations_gather_again() {
+    let one = {
+        let rt = Cpu::with_threads(1);
+        let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
+        let mut trainer = distributed::train::SimpleTrainer::new(&rt, &model, config()).unwrap();
+        (0..3).map(|s| trainer.step(|_| model.loss(&rt, s, &[0, 1, 2])).unwrap().loss().unwrap()).collect::<Vec<_>>()
+    };
+    for stage in ZeroStage::ALL {
+        let many = everywhere(3, |comm| {
+            let model = Arc::new(Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?);
+            let mut trainer = ZeroTrainer::new(&comm, &*model, config(), options(stage, UnitOf::children()))?;
+            let mut trace = Trace::default();
+            for step in 0..3 {
+                let metrics = trainer.step(|_| {
+                    let (x, y) = model.batch(comm.runtime(), step, &[comm.rank()])?;
+                    let inner = model.clone();
+                    let hidden = autograd::checkpoint(&[&x], move |ins| {
+                        Ok(vec![inner.b.forward(&inner.a.forward(&ins[0])?.tanh()?)?.gelu()?])
+                    })?;
+                    let sum = nn::loss::mse(&model.c.forward(&hidden[0])?, &y, numcore::fused::Reduction::Sum)?;
+                    Loss::sum(sum, 3.0)
+                })?;
+                trace.losses.push(metrics.loss()?);
+            }
+            Ok(trace)
+        });
+        let off = many.losses.iter().zip(&one).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(off < 1e-12, "stage {}: {off:e}", stage.number());
+    }
+}
+
+#[test]
+fn frozen_parameters_have_no_state_and_stay() {
+    for stage in ZeroStage::ALL {
+        let program = |comm: Comm<Cpu>| {
+            let model = layers(comm.runtime(), 3, DType::F32)?;
+            model[1].weight.set_requires_grad(false);
+            let before = model[1].weight.value()?.to_vec::<f32>()?;
+            let mut trainer =
+                ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
+            for _ in 0..2 {
+                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+            }
+            let optimizer = comm.runtime().memory().of(Use::Optimizer).live;
+            assert_eq!(optimizer, 2 * 2 * 128 * 128 * 4 / comm.size());
+            let _scope = trainer.strategy().gather_full_params()?;
+            assert_eq!(model[1].weight.value()?.to_vec::<f32>()?, before);
+            assert!(model[0].weight.value()?.to_vec::<f32>()? != before);
+            Ok(())
+        };
+        Ranks::new(2).run(cpu, program).unwrap();
+    }
+}
+
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Branches<R: Runtime> {
+    both: Linear<R>,
+    left: Linear<R>,
+    right: Linear<R>,
+    never: Linear<R>,
+}
+
+#[test]
+fn parameters_unused_here_or_everywhere() {
+    for stage in ZeroStage::ALL {
+        let program = |unused: Unused| {
+            move |comm: Comm<Cpu>| {
+                let layer = |seed| Linear::new(&Init::new(comm.runtime(), seed).dtype(DType::F64), 3, 3);
+                let model = Branches { both: layer(1)?, left: layer(2)?, right: layer(3)?, never: layer(4)? };
+                let before = weights(&model)?;
+                let options = ZeroOptions { stage, units: UnitOf::children(), unused };
+                let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
+                let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
+                for _ in 0..2 {
+                    trainer.step(|_| {
+                        let branch = if comm.rank() == 0 { &model.left } else { &model.right };
+                        Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
+                    })?;
+                }
+                let _scope = trainer.strategy().gather_full_params()?;
+                let after = weights(&model)?;
+                let changed: Vec<bool> = (0..4).map(|k| after[12 * k..][..12] != before[12 * k..][..12]).collect();
+                assert_eq!(changed, [true, true, true, false]);
+                Ok(after)
+            }
+        };
+        let after = Ranks::new(3).run(cpu, program(Unused::Allow)).unwrap();
+        assert!(after.iter().all(|w| *w == after[0]));
+        for outcome in Ranks::new(3).outcomes(cpu, program(Unused::Error)).unwrap() {
+            let e = outcome.unwrap_err();
+            assert!(e.to_string().contains("never.weight"), "{e}");
+            assert!(matches!(e.kind(), ErrorKind::MissingGradient { .. } | ErrorKind::Peer { .. }));
+        }
+    }
+}
+
+#[test]
+fn ranks_that_run_out_and_overflows_are_agreed_on() {
+    for stage in ZeroStage::ALL {
+        everywhere(3, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow };
+            let scaled = TrainingConfig { loss_scaling: Some(LossScaler::starting_at(8.0)?), ..config() };
+            let mut trainer = ZeroTrainer::new(&comm, &model, scaled, options)?;
+            let mut trace = Trace::default();
+            let mut at = 0;
+            let batches: Vec<usize> = (0..=comm.rank()).collect();
+            let loss = |&step: &usize| {
+                let loss = model.loss(comm.runtime(), step, &[comm.rank()])?;
+                let bad = step == 2;
+                if bad { Loss::sum(loss.value().mul(f64::INFINITY)?, 1.0) } else { Ok(loss) }
+            };
+            trainer.run(batches, loss, |m| {
+                assert_eq!(m.stepped(), at != 2);
+                at += 1;
+                Ok(())
+            })?;
+            assert_eq!(at, 3);
+            let _scope = trainer.strategy().gather_full_params()?;
+            trace.weights.push(weights(&model)?);
+            Ok(trace)
+        });
+    }
+}
+
+#[test]
+fn groups_have_their_own_numbers() {
+    let sgd = || {
+        ParamGroups::new(SgdConfig { lr: 1.0, ..Default::default() })
+            .group(|name, _| name.starts_with("b."), |c| c.lr = 0.0)
+    };
+    for stage in ZeroStage::ALL {
+        let program = |comm: Comm<Cpu>| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let before: Vec<Vec<f32>> =
+                [&model.a, &model.b].map(|l| l.weight.value()?.to_vec()).into_iter().collect::<Result<_>>()?;
+            let options = options(stage, UnitOf::whole());
+            let mut trainer = ZeroTrainer::with(&comm, &model, sgd(), TrainingConfig::default(), options)?;
+            let all: Vec<usize> = (0..EXAMPLES).collect();
+            trainer.step(|_| model.loss(comm.runtime(), 0, &all))?;
+            let _scope = trainer.strategy().gather_full_params()?;
+            assert!(model.a.weight.value()?.to_vec::<f32>()? != before[0]);
+            assert_eq!(model.b.weight.value()?.to_vec::<f32>()?, before[1]);
+            comm.barrier()
+        };
+        Ranks::new(2).run(cpu, program).unwrap();
+    }
+}
