@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod buckets;
+pub mod checkpoint;
 pub mod comm;
 pub mod ddp;
 pub mod pipeline;
+pub mod plan;
 pub mod sampler;
 pub mod train;
 pub mod zero;

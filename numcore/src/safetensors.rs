@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fs::{self, File},
-    io::{Read, Write},
+    io::{Read, Seek, SeekFrom, Write},
     ops::Range,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
@@ -87,6 +87,48 @@ pub fn read_host(bytes: &[u8]) -> Result<Vec<HostTensor<'_>>> {
     let mut rest = bytes;
     let header = Header::read("safetensors bytes".into(), &mut rest, bytes.len() as u64)?;
     header.slots.iter().map(|s| s.checked(&header.what, &rest[s.range.clone()])).collect()
+}
+
+/// A file whose tensors are read one at a time.
+pub struct Reader {
+    path: PathBuf,
+    file: File,
+    start: u64,
+    header: Header,
+}
+
+impl Reader {
+    /// Opens a file and checks its header.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let (mut file, header) = open(path)?;
+        let start = file.stream_position().map_err(|e| Error::io(path, e))?;
+        Ok(Reader { path: path.into(), file, start, header })
+    }
+
+    /// Names, dtypes and shapes, in the order of the file.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, DType, &Shape)> {
+        self.header.slots.iter().map(|s| (&*s.name, s.dtype, &s.shape))
+    }
+
+    /// The bytes of a tensor, row-major.
+    pub fn bytes(&mut self, name: &str) -> Result<Vec<u8>> {
+        let Some(slot) = self.header.slots.iter().find(|s| s.name == name) else {
+            return Err(Error::state(name, format!("is not in {}", self.path.display())));
+        };
+        let mut bytes = vec![0; slot.range.len()];
+        let at = SeekFrom::Start(self.start + slot.range.start as u64);
+        self.file.seek(at).and_then(|_| self.file.read_exact(&mut bytes)).map_err(|e| Error::io(&self.path, e))?;
+        slot.checked(&self.header.what, &bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Writes a file, all or nothing, as [`save`] does.
+pub fn replace_file(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
+    let mut file = Replacement::new(path.as_ref())?;
+    file.write(bytes)?;
+    file.commit()
 }
 
 /// The notes of a file; its tensors are not read.

@@ -47,6 +47,13 @@ impl LossScaler {
         Ok(LossScaler { factor, ..Default::default() })
     }
 
+    /// Goes on with a factor, and the good steps since it changed.
+    pub fn resume(&mut self, factor: f64, good: u64) -> Result<()> {
+        let LossScaler { growth, backoff, interval, .. } = *self;
+        *self = LossScaler { growth, backoff, interval, good, ..Self::starting_at(factor)? };
+        Ok(())
+    }
+
     /// What losses are multiplied by now.
     pub fn factor(&self) -> f64 {
         self.factor

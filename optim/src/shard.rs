@@ -82,7 +82,9 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     /// The same, to fill them.
     fn state_mut(&mut self) -> Vec<(&'static str, &mut Flat<R>)>;
     /// Updates that each piece has had.
-    fn steps(&mut self) -> &mut Vec<u64>;
+    fn steps(&self) -> &[u64];
+    /// The same, to set them.
+    fn steps_mut(&mut self) -> &mut [u64];
 }
 
 impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
@@ -204,7 +206,11 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         self.names.iter().copied().zip(&mut self.states).chain(master).collect()
     }
 
-    fn steps(&mut self) -> &mut Vec<u64> {
+    fn steps(&self) -> &[u64] {
+        &self.steps
+    }
+
+    fn steps_mut(&mut self) -> &mut [u64] {
         &mut self.steps
     }
 }

@@ -10,6 +10,7 @@ use optim::{Norm, Optimizer, all_finite, grad_norm};
 use super::{Strategy, Trainer, TrainingConfig};
 use crate::{
     buckets::{BucketOptions, Buckets, Unused},
+    checkpoint::names::Buffers,
     comm::{Collectives, Comm},
     ddp::Ddp,
 };
@@ -46,11 +47,12 @@ impl<R: Runtime> BucketedTrainer<R> {
 
 /// The strategy of [`BucketedTrainer`]: an optimizer, and its gradients in buckets.
 pub struct DataParallel<R: Runtime> {
-    comm: Comm<R>,
-    optimizer: Box<dyn Optimizer<R>>,
+    pub(super) comm: Comm<R>,
+    pub(super) optimizer: Box<dyn Optimizer<R>>,
     buckets: Buckets<R>,
     options: BucketOptions,
-    leaves: Vec<Arc<Leaf<R>>>,
+    pub(super) leaves: Vec<Arc<Leaf<R>>>,
+    pub(super) buffers: Buffers<R>,
     /// How many steps were begun, until buckets were rebuilt.
     begun: u8,
 }
@@ -71,7 +73,8 @@ impl<R: Runtime> DataParallel<R> {
         // Gradients usually become final from the last layer to the first.
         let order: HashMap<usize, usize> = leaves.iter().rev().enumerate().map(|(k, l)| (l.id(), k)).collect();
         let buckets = Buckets::new(comm, &mut *optimizer, &|l| place(&order, l), options.clone())?;
-        Ok(DataParallel { comm: comm.clone(), optimizer, buckets, options, leaves, begun: 0 })
+        let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
+        Ok(DataParallel { comm, optimizer, buckets, options, leaves, buffers, begun: 0 })
     }
 
     /// The optimizer.

@@ -20,9 +20,9 @@ use crate::{
 /// the result is that of one rank with all examples of all ranks.
 pub struct Trainer<R: Runtime, S: Strategy<R>> {
     config: TrainingConfig,
-    scaler: Option<LossScaler>,
-    strategy: S,
-    steps: u64,
+    pub(super) scaler: Option<LossScaler>,
+    pub(super) strategy: S,
+    pub(super) steps: u64,
     runtime: std::marker::PhantomData<R>,
 }
 
@@ -112,11 +112,6 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     /// The loss scaler, if there is one.
     pub fn scaler(&mut self) -> Option<&mut LossScaler> {
         self.scaler.as_mut()
-    }
-
-    /// Goes on from a checkpoint.
-    pub fn set_global_step(&mut self, steps: u64) {
-        self.steps = steps;
     }
 
     /// A rank that fails lets the others know.

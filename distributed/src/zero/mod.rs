@@ -12,6 +12,7 @@ mod engine;
 mod layout;
 mod options;
 mod residency;
+mod saved;
 mod sharded;
 mod unit;
 

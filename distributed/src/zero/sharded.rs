@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::{ZeroOptions, engine::Engine, residency::Gathered, unit::Unit};
 use crate::{
     buckets::Unused,
+    checkpoint::names::Buffers,
     comm::{Collectives, Comm, Partial, ReduceOp},
     ddp::{Ddp, described},
     train::{Strategy, Trainer, TrainingConfig},
@@ -51,11 +52,12 @@ impl<R: Runtime> ZeroTrainer<R> {
 
 /// The strategy of [`ZeroTrainer`].
 pub struct Sharded<R: Runtime> {
-    comm: Comm<R>,
+    pub(super) comm: Comm<R>,
     options: ZeroOptions,
     optimizer: Box<dyn Shards<R>>,
-    engine: Arc<Mutex<Engine<R>>>,
-    steps: u64,
+    pub(super) engine: Arc<Mutex<Engine<R>>>,
+    pub(super) buffers: Buffers<R>,
+    pub(super) steps: u64,
 }
 
 impl<R: Runtime> Sharded<R> {
@@ -79,7 +81,8 @@ impl<R: Runtime> Sharded<R> {
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(Gathered(Arc::downgrade(&engine))))?;
         }
-        Ok(Sharded { comm: comm.clone(), options, optimizer: Box::new(optimizer), engine, steps: 0 })
+        let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
+        Ok(Sharded { comm, options, optimizer: Box::new(optimizer), engine, buffers, steps: 0 })
     }
 
     /// All parameters on every rank, for evaluation and export: they are gathered now, and let go when the scope ends.

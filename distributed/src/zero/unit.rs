@@ -34,7 +34,7 @@ pub(super) struct Unit<R: Runtime> {
     stage: ZeroStage,
     comm: Comm<R>,
     /// All values, or, where parameters are sharded, this rank's.
-    values: Flat<R>,
+    pub(super) values: Flat<R>,
     whole: Whole<R>,
     whole_grads: Option<Flat<R>>,
     sum: Option<Work<TensorMut<R>>>,
@@ -108,6 +108,39 @@ impl<R: Runtime> Unit<R> {
     /// The start of this rank's shard in the buffer that is kept.
     fn start(&self, sharded: bool) -> usize {
         if sharded { 0 } else { self.layout.span(self.comm.rank()).start }
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// Whether only this rank's shard of the values is kept.
+    pub(super) fn is_sharded(&self) -> bool {
+        self.stage.shards_parameters()
+    }
+
+    /// Where this rank's shard begins in the values that are kept.
+    pub(super) fn own_start(&self) -> usize {
+        self.start(self.is_sharded())
+    }
+
+    /// Waits for values on their way, so that those that are kept can be read.
+    pub(super) fn settle_values(&mut self) -> Result<()> {
+        if self.is_sharded() { Ok(()) } else { self.fetch() }
+    }
+
+    /// Takes the values out of the leaves, to write those that are kept.
+    pub(super) fn take_values(&mut self) -> Result<()> {
+        self.fetch_if_arriving()?;
+        self.leaves.iter().for_each(|leaf| drop(leaf.take()));
+        self.whole = Whole::Absent;
+        Ok(())
+    }
+
+    /// The values that are kept were written, the same on every rank where they are whole.
+    pub(super) fn values_changed(&mut self) -> Result<()> {
+        self.leaves.iter().for_each(|leaf| leaf.touch());
+        if self.is_sharded() { Ok(()) } else { self.show(None) }
     }
 
     pub(super) fn is_present(&self) -> bool {
@@ -274,9 +307,7 @@ impl<R: Runtime> Unit<R> {
         if self.own.is_none() {
             return Ok(());
         }
-        self.fetch_if_arriving()?;
-        self.leaves.iter().for_each(|leaf| drop(leaf.take()));
-        self.whole = Whole::Absent;
+        self.take_values()?;
         let (start, n) = (self.start(self.stage.shards_parameters()), self.layout.shard());
         let whole = self.values.lend_whole()?;
         let numel = whole.shape().numel();

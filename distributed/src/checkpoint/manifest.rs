@@ -1,0 +1,149 @@
+//! What lies where in a checkpoint.
+
+use std::{collections::BTreeMap, path::Path};
+
+use numcore::{DType, Error, Result, Shape};
+use serde_json::{Map, Value, json};
+
+/// Of the format, not of the program.
+const VERSION: u64 = 1;
+
+/// Elements of a tensor in a rank's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The rank that wrote the file.
+    pub rank: usize,
+    /// The tensor in that file.
+    pub key: String,
+    /// The first element, in row-major order of the whole tensor.
+    pub start: usize,
+    /// How many elements.
+    pub len: usize,
+    /// CRC-32 of their bytes.
+    pub checksum: u32,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) shape: Shape,
+    pub(super) dtype: DType,
+    pub(super) regions: Vec<Region>,
+}
+
+/// The table of contents of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Manifest {
+    pub(super) ranks: usize,
+    pub(super) entries: BTreeMap<String, Entry>,
+    pub(super) numbers: BTreeMap<String, u64>,
+    pub(super) notes: BTreeMap<String, String>,
+}
+
+impl Manifest {
+    /// How many ranks wrote it.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Logical names of its tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// What is saved beside the tensors: counts of steps and updates, by logical name.
+    pub fn numbers(&self) -> &BTreeMap<String, u64> {
+        &self.numbers
+    }
+
+    /// What the caller saved with it: positions of samplers, a description.
+    pub fn notes(&self) -> &BTreeMap<String, String> {
+        &self.notes
+    }
+
+    /// Adds regions of one rank; the same tensor must be described alike by all.
+    pub(super) fn add(&mut self, name: &str, shape: Shape, dtype: DType, region: Region) -> Result<()> {
+        let fresh = || Entry { shape, dtype, regions: Vec::new() };
+        let entry = self.entries.entry(name.into()).or_insert_with(fresh);
+        if (entry.shape, entry.dtype) != (shape, dtype) {
+            let why = format!("ranks disagree: {} {} and {dtype} {shape}", entry.dtype, entry.shape);
+            return Err(Error::state(name, why));
+        }
+        entry.regions.push(region);
+        Ok(())
+    }
+
+    /// An error unless every element of every tensor is there exactly once.
+    pub(super) fn check_complete(&mut self) -> Result<()> {
+        for (name, entry) in &mut self.entries {
+            entry.regions.sort_by_key(|r| (r.start, r.len));
+            let mut at = 0;
+            for region in &entry.regions {
+                if region.start != at {
+                    let why = format!("element {} is in no part, or in two", at.min(region.start));
+                    return Err(Error::state(name, why));
+                }
+                at += region.len;
+            }
+            if at != entry.shape.numel() {
+                return Err(Error::state(name, format!("{at} of {} elements are there", entry.shape.numel())));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        let entry = |(name, e): (&String, &Entry)| {
+            let regions: Vec<Value> =
+                e.regions.iter().map(|r| json!([r.rank, r.key, r.start, r.len, r.checksum])).collect();
+            (name.clone(), json!({ "dtype": e.dtype.to_string(), "shape": e.shape.dims(), "regions": regions }))
+        };
+        let tensors: Map<String, Value> = self.entries.iter().map(entry).collect();
+        let (version, ranks, numbers, notes) = (VERSION, self.ranks, &self.numbers, &self.notes);
+        let numbers: Map<String, Value> = numbers.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
+        let notes: Map<String, Value> = notes.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
+        json!({ "version": version, "ranks": ranks, "tensors": tensors, "numbers": numbers, "notes": notes })
+            .to_string()
+    }
+
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Self> {
+        let wrong = |why: &str| Error::format(path.display().to_string(), why);
+        let json: Value = serde_json::from_str(text).map_err(|e| wrong(&format!("not JSON: {e}")))?;
+        match json["version"].as_u64() {
+            Some(VERSION) => {}
+            Some(other) => return Err(wrong(&format!("version {other}; this program reads version {VERSION}"))),
+            None => return Err(wrong("not a manifest of a checkpoint: it has no version")),
+        }
+        let ranks = json["ranks"].as_u64().ok_or_else(|| wrong("no number of ranks"))? as usize;
+        let map = |key: &str| json[key].as_object().ok_or_else(|| wrong(&format!("no table `{key}`")));
+        let mut manifest = Manifest { ranks, ..Default::default() };
+        for (name, e) in map("tensors")? {
+            let entry = entry(e, ranks).ok_or_else(|| wrong(&format!("the entry of `{name}` cannot be read")))?;
+            manifest.entries.insert(name.clone(), entry);
+        }
+        for (name, v) in map("numbers")? {
+            let v = v.as_u64().ok_or_else(|| wrong(&format!("`{name}` is no number")))?;
+            manifest.numbers.insert(name.clone(), v);
+        }
+        for (name, v) in map("notes")? {
+            let v = v.as_str().ok_or_else(|| wrong(&format!("note `{name}` is no text")))?;
+            manifest.notes.insert(name.clone(), v.into());
+        }
+        manifest.check_complete().map_err(|e| wrong(&e.to_string()))?;
+        Ok(manifest)
+    }
+}
+
+fn entry(e: &Value, ranks: usize) -> Option<Entry> {
+    let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+    let shape = e["shape"].as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?;
+    let dtype = DType::ALL.into_iter().find(|d| Some(d.to_string().as_str()) == e["dtype"].as_str())?;
+    let region = |r: &Value| {
+        let rank = size(&r[0]).filter(|&rank| rank < ranks)?;
+        let (key, start, len) = (r[1].as_str()?.into(), size(&r[2])?, size(&r[3])?);
+        start.checked_add(len)?;
+        Some(Region { rank, key, start, len, checksum: u32::try_from(r[4].as_u64()?).ok()? })
+    };
+    let regions = e["regions"].as_array()?.iter().map(region).collect::<Option<Vec<_>>>()?;
+    Some(Entry { shape: Shape::new(&shape).ok()?, dtype, regions })
+}

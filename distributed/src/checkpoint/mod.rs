@@ -1,0 +1,88 @@
+//! Sharded checkpoints: every rank writes its part; any number of ranks reads them back.
+//!
+//! A checkpoint is a folder `step-N` with a file of tensors from each rank and, written last, `manifest.json`: which tensor's elements
+//! lie where, under logical names and with global extents, each with a checksum. A folder becomes visible by being renamed when it is
+//! whole; `latest` is replaced after that. So whatever happens during a save, the last complete checkpoint is there.
+//!
+//! **Invariant**: what one rank finds wrong, all ranks report; nothing is changed before everything that will be read was checked.
+
+mod folder;
+mod manifest;
+pub(crate) mod names;
+mod reader;
+mod writer;
+
+use std::{collections::BTreeMap, ops::Range};
+
+use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor};
+
+pub use folder::Folder;
+pub use manifest::{Manifest, Region};
+pub use reader::CheckpointReader;
+
+use crate::comm::{Collectives, Comm, Communicator};
+
+/// Elements of a named tensor that this rank saves.
+pub struct Part<R: Runtime> {
+    /// The tensor's logical name, the same at every world size.
+    pub name: String,
+    /// Its whole shape.
+    pub shape: Shape,
+    /// The first element, in row-major order.
+    pub start: usize,
+    /// The elements from there on, as a row.
+    pub row: Tensor<R>,
+}
+
+impl<R: Runtime> Part<R> {
+    /// A whole tensor.
+    pub fn whole(name: String, value: &Tensor<R>) -> Result<Self> {
+        use numcore::ops::ViewOps;
+        let row = value.contiguous()?.reshape([value.shape().numel()])?;
+        Ok(Part { name, shape: *value.shape(), start: 0, row })
+    }
+}
+
+/// What a strategy saves and takes back.
+pub trait Checkpointed<R: Runtime> {
+    /// The parts this rank saves; together the ranks save everything, once.
+    fn parts(&self) -> Result<Vec<Part<R>>>;
+    /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/` are one rank's own: they need not be there
+    /// when another number of ranks loads.
+    fn numbers(&self) -> BTreeMap<String, u64>;
+    /// Which elements this rank needs.
+    fn wanted(&self) -> Result<Vec<Wanted>>;
+    /// Takes everything over; `read` gives the elements of [`wanted`](Checkpointed::wanted) as rows.
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()>;
+}
+
+/// Elements of a named tensor that this rank reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The tensor's logical name.
+    pub name: String,
+    /// Its whole shape.
+    pub shape: Shape,
+    /// Its element type.
+    pub dtype: DType,
+    /// Which elements, in row-major order.
+    pub elements: Range<usize>,
+}
+
+/// Every rank's outcome, or, if one failed, an error on all that says which and why.
+pub(crate) fn together<R: Runtime, T>(comm: &Comm<R>, what: &'static str, own: Result<T>) -> Result<T> {
+    let said = own.as_ref().err().map_or_else(String::new, ToString::to_string);
+    let all = comm.exchange(said.as_bytes())?;
+    match all.iter().position(|said| !said.is_empty()) {
+        None => own,
+        Some(peer) if peer == comm.rank() => own,
+        Some(peer) => {
+            let cause = String::from_utf8_lossy(&all[peer]).into_owned();
+            Err(Error::from(ErrorKind::Peer { op: what, peer, cause }).on_rank(comm.rank()))
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Logical names: the same whichever strategy saves or loads.
+
+use nn::Buffer;
+use numcore::{Result, Runtime, Tensor, ops::ViewOps};
+
+use super::{Part, Wanted};
+use crate::comm::{Comm, Communicator};
+
+/// Updates so far.
+pub(crate) const STEPS: &str = "steps";
+
+/// A parameter's value.
+pub(crate) fn parameter(name: &str) -> String {
+    format!("parameter/{name}")
+}
+
+/// A tensor the optimizer keeps for a parameter.
+pub(crate) fn state(state: &str, name: &str) -> String {
+    format!("state/{state}/{name}")
+}
+
+/// How many updates a parameter has had.
+pub(crate) fn updates(name: &str) -> String {
+    format!("updates/{name}")
+}
+
+/// A number that is one rank's own.
+pub(crate) fn own(rank: usize, name: &str) -> String {
+    format!("rank/{rank}/{name}")
+}
+
+/// Whether a number may be missing: ranks come and go.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with("rank/")
+}
+
+/// A model's buffers: rank 0 saves them, every rank reads them.
+pub(crate) struct Buffers<R: Runtime>(pub(crate) Vec<(String, Buffer<R>)>);
+
+impl<R: Runtime> Buffers<R> {
+    fn name(name: &str) -> String {
+        format!("buffer/{name}")
+    }
+
+    pub(crate) fn parts(&self, comm: &Comm<R>) -> Result<Vec<Part<R>>> {
+        let own = if comm.rank() == 0 { &self.0[..] } else { &[] };
+        own.iter().map(|(name, buffer)| Part::whole(Self::name(name), &buffer.value())).collect()
+    }
+
+    pub(crate) fn wanted(&self) -> Vec<Wanted> {
+        let wanted = |(name, buffer): &(String, Buffer<R>)| {
+            let spec = buffer.spec();
+            Wanted { name: Self::name(name), shape: spec.shape, dtype: spec.dtype, elements: 0..spec.shape.numel() }
+        };
+        self.0.iter().map(wanted).collect()
+    }
+
+    pub(crate) fn restore(&self, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
+        let both = self.wanted().into_iter().zip(&self.0);
+        both.into_iter().try_for_each(|(wanted, (_, buffer))| buffer.set(read(&wanted)?.reshape(wanted.shape)?))
+    }
+}

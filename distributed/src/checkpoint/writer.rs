@@ -1,0 +1,79 @@
+//! Saving.
+
+use std::{collections::BTreeMap, path::Path};
+
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, safetensors};
+use serde_json::{Value, json};
+
+use super::{Checkpointed, Folder, Manifest, Part, Region, folder::MANIFEST, together};
+use crate::comm::{Collectives, Comm, Communicator};
+
+impl Folder {
+    /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
+    /// error on all, and leaves the checkpoints that were there.
+    pub fn save<R: Runtime>(
+        &self,
+        comm: &Comm<R>,
+        step: u64,
+        state: &impl Checkpointed<R>,
+        notes: &BTreeMap<String, String>,
+    ) -> Result<()> {
+        let first = comm.rank() == 0;
+        let begun = if first { self.begin(step).map(|_| ()) } else { Ok(()) };
+        together(comm, "save", begun)?;
+        let at = self.unfinished(step);
+        let written = state.parts().and_then(|parts| write(&at, comm.rank(), &parts, &state.numbers()));
+        let own = together(comm, "save", written)?;
+        let all = comm.exchange(own.as_bytes())?;
+        let published = if first { finish(&all, notes, &at).and_then(|()| self.publish(step)) } else { Ok(()) };
+        together(comm, "save", published)
+    }
+}
+
+/// The file of a rank.
+pub(super) fn file(folder: &Path, rank: usize) -> std::path::PathBuf {
+    folder.join(format!("rank-{rank:05}.safetensors"))
+}
+
+/// Writes a rank's file; gives its table of contents as text.
+fn write<R: Runtime>(at: &Path, rank: usize, parts: &[Part<R>], numbers: &BTreeMap<String, u64>) -> Result<String> {
+    let mut tensors: Vec<(String, Tensor<R>)> = Vec::with_capacity(parts.len());
+    let mut table = Vec::with_capacity(parts.len());
+    for part in parts {
+        let key = format!("{}#{}", part.name, part.start);
+        let checksum = crc32fast::hash(&part.row.to_bytes()?);
+        let (dtype, len) = (part.row.dtype().to_string(), part.row.shape().numel());
+        table.push(json!([part.name, part.shape.dims(), dtype, key, part.start, len, checksum]));
+        tensors.push((key, part.row.clone()));
+    }
+    safetensors::save(file(at, rank), &tensors, &BTreeMap::new())?;
+    let numbers: serde_json::Map<String, Value> = numbers.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
+    Ok(json!([table, numbers]).to_string())
+}
+
+/// Joins the tables of all ranks, and writes them: the last thing in the folder.
+fn finish(tables: &[Vec<u8>], notes: &BTreeMap<String, String>, at: &Path) -> Result<()> {
+    let mut manifest = Manifest { ranks: tables.len(), notes: notes.clone(), ..Default::default() };
+    for (rank, table) in tables.iter().enumerate() {
+        let unreadable = || Error::format(format!("the table of rank {rank}"), "cannot be read");
+        let json: Value = serde_json::from_slice(table).map_err(|_| unreadable())?;
+        for line in json[0].as_array().ok_or_else(unreadable)? {
+            let (name, shape, dtype, region) = line_of(line, rank).ok_or_else(unreadable)?;
+            manifest.add(&name, shape, dtype, region)?;
+        }
+        for (name, number) in json[1].as_object().ok_or_else(unreadable)? {
+            manifest.numbers.insert(name.clone(), number.as_u64().ok_or_else(unreadable)?);
+        }
+    }
+    manifest.check_complete()?;
+    safetensors::replace_file(at.join(MANIFEST), manifest.to_json().as_bytes())
+}
+
+fn line_of(line: &Value, rank: usize) -> Option<(String, Shape, DType, Region)> {
+    let size = |v: &Value| v.as_u64().map(|n| n as usize);
+    let dims = line[1].as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?;
+    let dtype = DType::ALL.into_iter().find(|d| Some(d.to_string().as_str()) == line[2].as_str())?;
+    let (key, start, len) = (line[3].as_str()?.into(), size(&line[4])?, size(&line[5])?);
+    let checksum = u32::try_from(line[6].as_u64()?).ok()?;
+    Some((line[0].as_str()?.into(), Shape::new(&dims).ok()?, dtype, Region { rank, key, start, len, checksum }))
+}

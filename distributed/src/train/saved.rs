@@ -1,0 +1,184 @@
+//! Checkpoints of trainers.
+
+use std::collections::BTreeMap;
+
+use autograd::{RandomState, random_state, set_random_state};
+use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
+
+use super::{DataParallel, Strategy, Trainer};
+use crate::{
+    checkpoint::{Checkpointed, Folder, Manifest, Part, Wanted, names},
+    comm::Communicator,
+};
+
+/// Notes of the caller: positions of samplers, a description.
+pub type Notes = BTreeMap<String, String>;
+
+impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Trainer<R, S> {
+    /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
+    pub fn save(&self, folder: &Folder, notes: &Notes) -> Result<()> {
+        folder.save(self.strategy.comm(), self.global_step(), self, notes)
+    }
+
+    /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks with any strategy; gives its manifest, or
+    /// none if there is none. With as many ranks as saved it, what follows is what would have followed, bit for bit.
+    pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
+        use crate::comm::Collectives;
+        let comm = self.strategy.comm().clone();
+        let latest = crate::checkpoint::together(&comm, "load", folder.latest())?;
+        comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
+        latest.map(|step| folder.load(&comm, step, self)).transpose()
+    }
+}
+
+impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R, S> {
+    fn parts(&self) -> Result<Vec<Part<R>>> {
+        self.strategy.parts()
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        let mut numbers = self.strategy.numbers();
+        numbers.insert("trainer/steps".into(), self.steps);
+        if let Some(scaler) = &self.scaler {
+            numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
+            numbers.insert("scaler/good".into(), scaler.good_steps());
+        }
+        let RandomState { seed, drawn } = random_state();
+        let rank = self.strategy.comm().rank();
+        numbers.insert(names::own(rank, "seed"), seed);
+        numbers.insert(names::own(rank, "drawn"), drawn);
+        numbers
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        self.strategy.wanted()
+    }
+
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        self.strategy.restore(read, numbers)?;
+        let number = |name: &str| numbers.get(name).copied();
+        self.steps = number("trainer/steps").unwrap_or(0);
+        if let (Some(scaler), Some(factor), Some(good)) =
+            (&mut self.scaler, number("scaler/factor"), number("scaler/good"))
+        {
+            scaler.resume(f64::from_bits(factor), good)?;
+        }
+        let rank = self.strategy.comm().rank();
+        if let (Some(seed), Some(drawn)) = (number(&names::own(rank, "seed")), number(&names::own(rank, "drawn"))) {
+            set_random_state(RandomState { seed, drawn });
+        }
+        Ok(())
+    }
+}
+
+/// How a state dict of an optimizer names what belongs to a parameter, and what does not.
+enum Entry<'a> {
+    State {
+        state: &'a str,
+        parameter: &'a str,
+    },
+    Updates {
+        parameter: &'a str,
+    },
+    Steps,
+    /// Hyper-parameters are the program's own.
+    Setting,
+}
+
+fn entry(name: &str) -> Entry<'_> {
+    match name.split_once('.') {
+        Some(("step", parameter)) => Entry::Updates { parameter },
+        Some(("group", _)) => Entry::Setting,
+        Some((state, parameter)) => Entry::State { state, parameter },
+        None => Entry::Steps,
+    }
+}
+
+/// Every rank has everything; each saves its share.
+impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
+    fn parts(&self) -> Result<Vec<Part<R>>> {
+        let mut all = Vec::new();
+        for leaf in &self.leaves {
+            all.push(Part::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
+        }
+        for (name, value) in self.optimizer.state_dict()? {
+            if let Entry::State { state, parameter } = entry(&name) {
+                all.push(Part::whole(names::state(state, parameter), &value)?);
+            }
+        }
+        let (n, rank) = (self.comm.size(), self.comm.rank());
+        let mut bytes = vec![0; n];
+        let mut parts = self.buffers.parts(&self.comm)?;
+        for part in all {
+            // To the rank with the least so far; the same choice on all.
+            let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
+            bytes[to] += part.row.shape().numel() * part.row.dtype().size();
+            if to == rank {
+                parts.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        let mut numbers = BTreeMap::new();
+        // A state that cannot be read is reported by `parts`.
+        for (name, value) in self.optimizer.state_dict().unwrap_or_default() {
+            if let Entry::Updates { parameter } = entry(&name) {
+                numbers.insert(names::updates(parameter), value.item().unwrap_or(0.0) as u64);
+            }
+        }
+        numbers.insert(names::STEPS.into(), self.optimizer.steps());
+        numbers
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let mut wanted = self.buffers.wanted();
+        let whole = |name, spec: numcore::ops::Spec| Wanted {
+            name,
+            shape: spec.shape,
+            dtype: spec.dtype,
+            elements: 0..spec.shape.numel(),
+        };
+        wanted.extend(self.leaves.iter().map(|l| whole(names::parameter(&l.name()), l.spec())));
+        for (name, value) in self.optimizer.state_dict()? {
+            if let Entry::State { state, parameter } = entry(&name) {
+                wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        self.buffers.restore(read)?;
+        let mut values: BTreeMap<String, Tensor<R>> = BTreeMap::new();
+        for wanted in self.wanted()? {
+            values.insert(wanted.name.clone(), read(&wanted)?.reshape(wanted.shape)?);
+        }
+        let mut take = |name: String| values.remove(&name).ok_or_else(|| Error::state(name, "was not read"));
+        for leaf in &self.leaves {
+            leaf.set(take(names::parameter(&leaf.name()))?)?;
+        }
+        let number = |name: &str| numbers.get(name).copied().unwrap_or(0) as i64;
+        let rt = self.comm.runtime();
+        let mut state = Vec::new();
+        for (name, old) in self.optimizer.state_dict()? {
+            let value = match entry(&name) {
+                Entry::State { state, parameter } => take(names::state(state, parameter))?,
+                Entry::Updates { parameter } => Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?,
+                Entry::Steps => Tensor::from_slice(rt, [], &[number(names::STEPS)])?,
+                Entry::Setting => old,
+            };
+            state.push((name, value));
+        }
+        self.optimizer.load_state_dict(&state)
+    }
+}

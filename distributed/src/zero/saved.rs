@@ -1,0 +1,130 @@
+//! Checkpoints of sharded training: every rank saves its shard, and reads what its shard is made of, however it was cut when it was saved.
+
+use std::collections::BTreeMap;
+
+use numcore::{Flat, Result, Runtime, Tensor, ops::Op, ops::ViewOps};
+
+use super::{
+    sharded::Sharded,
+    unit::{Own, Unit},
+};
+use crate::checkpoint::{Checkpointed, Part, Wanted, names};
+
+/// Reads the elements that are wanted.
+type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
+
+impl<R: Runtime> Checkpointed<R> for Sharded<R> {
+    fn parts(&self) -> Result<Vec<Part<R>>> {
+        let mut engine = self.engine.lock();
+        let mut parts = self.buffers.parts(&self.comm)?;
+        for unit in &mut engine.units {
+            unit.settle_values()?;
+            parts.extend(unit.parts()?);
+        }
+        Ok(parts)
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        let engine = self.engine.lock();
+        let mut numbers: BTreeMap<String, u64> = engine.units.iter().flat_map(Unit::updates).collect();
+        numbers.insert(names::STEPS.into(), self.steps);
+        numbers
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let engine = self.engine.lock();
+        Ok(self.buffers.wanted().into_iter().chain(engine.units.iter().flat_map(Unit::wanted)).collect())
+    }
+
+    fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        self.buffers.restore(read)?;
+        self.engine.lock().units.iter_mut().try_for_each(|unit| unit.restore(read, numbers))?;
+        self.steps = numbers.get(names::STEPS).copied().unwrap_or(0);
+        Ok(())
+    }
+}
+
+impl<R: Runtime> Unit<R> {
+    fn parts(&self) -> Result<Vec<Part<R>>> {
+        let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
+        let mut parts = Vec::new();
+        for (k, piece) in self.pieces.iter().enumerate() {
+            let leaf = &self.leaves[piece.parameter];
+            let (name, shape, start) = (leaf.name(), leaf.spec().shape, piece.elements.start);
+            let values = self.values.whole()?.narrow(0, at + layout.range(k).offset(), piece.elements.len())?;
+            parts.push(Part { name: names::parameter(&name), shape, start, row: values });
+            for (state, flat) in self.own.iter().flat_map(|own| own.optimizer.state()) {
+                parts.push(Part { name: names::state(state, &name), shape, start, row: flat.tensor(k)? });
+            }
+        }
+        Ok(parts)
+    }
+
+    fn updates(&self) -> Vec<(String, u64)> {
+        let steps = |own: &Own<R>| {
+            let steps = own.optimizer.steps().iter();
+            let name = |(k, n): (usize, &u64)| (names::updates(&self.leaves[self.pieces[k].parameter].name()), *n);
+            steps.enumerate().map(name).collect::<Vec<_>>()
+        };
+        self.own.as_ref().map_or_else(Vec::new, steps)
+    }
+
+    /// Parameters whole where they are kept whole, state by pieces.
+    fn wanted(&self) -> Vec<Wanted> {
+        let of = |name, i: usize, dtype, elements| Wanted { name, shape: self.leaves[i].spec().shape, dtype, elements };
+        let dtype = self.layout.full().dtype();
+        let whole = |i: usize| {
+            let name = names::parameter(&self.leaves[i].name());
+            of(name, i, dtype, 0..self.leaves[i].spec().shape.numel())
+        };
+        let mut wanted: Vec<Wanted> = match self.is_sharded() {
+            true => Vec::new(),
+            false => (0..self.leaves.len()).map(whole).collect(),
+        };
+        for piece in &self.pieces {
+            let (i, elements) = (piece.parameter, piece.elements.clone());
+            let name = self.leaves[i].name();
+            if self.is_sharded() {
+                wanted.push(of(names::parameter(&name), i, dtype, elements.clone()));
+            }
+            for (state, flat) in self.own.iter().flat_map(|own| own.optimizer.state()) {
+                wanted.push(of(names::state(state, &name), i, flat.layout().dtype(), elements.clone()));
+            }
+        }
+        wanted
+    }
+
+    fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        let wanted = self.wanted();
+        let mut wanted = wanted.iter();
+        let mut next = |flat: &mut Flat<R>, k: usize| wanted.next().map_or(Ok(()), |w| fill(flat, k, &read(w)?));
+        self.take_values()?;
+        if !self.is_sharded() {
+            (0..self.leaves.len()).try_for_each(|i| next(&mut self.values, i))?;
+        }
+        let sharded = self.is_sharded();
+        for k in 0..self.pieces.len() {
+            if sharded {
+                next(&mut self.values, k)?;
+            }
+            for (_, flat) in self.own.iter_mut().flat_map(|own| own.optimizer.state_mut()) {
+                next(flat, k)?;
+            }
+            if let Some(own) = &mut self.own {
+                let name = names::updates(&self.leaves[self.pieces[k].parameter].name());
+                own.optimizer.steps_mut()[k] = numbers.get(&name).copied().unwrap_or(0);
+            }
+        }
+        self.values_changed()
+    }
+}
+
+/// Replaces range `k`.
+fn fill<R: Runtime>(flat: &mut Flat<R>, k: usize, row: &Tensor<R>) -> Result<()> {
+    let mut range = flat.lend(k)?;
+    range.reset();
+    let value = row.reshape(*range.shape())?;
+    let done = range.accumulate(&Op::identity(), &[&value]);
+    flat.restore(range)?;
+    done
+}
