@@ -1,7 +1,7 @@
 //! Leaves: the named values a graph starts from, wherever they are kept.
 
 use std::sync::{
-    Arc, OnceLock,
+    Arc,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -28,7 +28,7 @@ pub struct Leaf<R: Runtime> {
     name: RwLock<Arc<str>>,
     state: RwLock<State<R>>,
     requires_grad: AtomicBool,
-    residency: OnceLock<Arc<dyn Residency<R>>>,
+    residency: RwLock<Option<Arc<dyn Residency<R>>>>,
 }
 
 struct State<R: Runtime> {
@@ -46,8 +46,20 @@ impl<R: Runtime> Leaf<R> {
             name: RwLock::new(name.into()),
             requires_grad: AtomicBool::new(value.dtype().is_float()),
             state: RwLock::new(State { value: Some(value), version: 0 }),
-            residency: OnceLock::new(),
+            residency: RwLock::default(),
         }))
+    }
+
+    /// A leaf whose value is nowhere yet: its residency makes it whenever it is read.
+    pub fn absent(name: &str, rt: &R, spec: Spec, residency: Arc<dyn Residency<R>>) -> Arc<Self> {
+        Arc::new(Leaf {
+            rt: rt.clone(),
+            spec,
+            name: RwLock::new(name.into()),
+            requires_grad: AtomicBool::new(spec.dtype.is_float()),
+            state: RwLock::new(State { value: None, version: 0 }),
+            residency: RwLock::new(Some(residency)),
+        })
     }
 
     /// Its name, as errors and state dicts write it.
@@ -85,7 +97,8 @@ impl<R: Runtime> Leaf<R> {
         if let Some(v) = &self.state.read().value {
             return Ok(v.clone());
         }
-        match self.residency.get() {
+        let residency = self.residency.read().clone();
+        match residency {
             Some(r) => r.fetch(self),
             None => Err(ErrorKind::NotResident { name: self.name().to_string() }.into()),
         }
@@ -129,9 +142,9 @@ impl<R: Runtime> Leaf<R> {
         self.state.write().value.take()
     }
 
-    /// Says where values come from from now on; once only.
-    pub fn set_residency(&self, residency: Arc<dyn Residency<R>>) -> Result<()> {
-        self.residency.set(residency).map_err(|_| Error::state(self.name().to_string(), "has a residency already"))
+    /// Says where values come from from now on.
+    pub fn set_residency(&self, residency: Arc<dyn Residency<R>>) {
+        *self.residency.write() = Some(residency);
     }
 
     /// The leaf as a variable.

@@ -72,7 +72,7 @@ impl<R: Runtime> Ddp<R> {
         Ok(())
     }
 
-    fn broadcast(&self, value: &Tensor<R>) -> Result<Tensor<R>> {
+    pub(crate) fn broadcast(&self, value: &Tensor<R>) -> Result<Tensor<R>> {
         self.comm.broadcast(memory(value)?, 0)?.wait()?.freeze()
     }
 }

@@ -9,15 +9,16 @@ use common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference,
 use distributed::{
     buckets::Unused,
     comm::{Collectives, Comm, Communicator, CountingCommunicator, Ranks},
+    plan::{Axis, Mesh, ParallelPlan},
     train::{Loss, TrainingConfig},
-    zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    zero::{Sharded, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Forward, Gpt, Init, Linear, Module, ModuleExt};
 use numcore::{
     DType, ErrorKind, Result, Runtime, Tensor, Use,
     ops::{PointwiseOps, ReduceOps},
 };
-use optim::{LossScaler, ParamGroups, SgdConfig};
+use optim::{AdamWConfig, LossScaler, ParamGroups, SgdConfig};
 use runtime_cpu::Cpu;
 
 fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
@@ -373,5 +374,61 @@ fn groups_have_their_own_numbers() {
             comm.barrier()
         };
         Ranks::new(2).run(cpu, program).unwrap();
+    }
+}
+
+#[test]
+fn replicas_of_sharded_models_train_as_one_rank() {
+    let one = single::<Gpt<Cpu>>(DType::F64, config()).unwrap();
+    for (data, shard) in [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)] {
+        for stage in ZeroStage::ALL {
+            let many = everywhere(data * shard, |comm| {
+                let plan = ParallelPlan::new(comm.size(), [(Axis::Data, data), (Axis::Shard, shard)])?;
+                let mesh = Mesh::new(&comm, plan)?;
+                let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(DType::F64))?;
+                let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
+                let groups = ParamGroups::new(adamw).group(|_, s| s.shape.rank() < 2, |c| c.weight_decay = 0.0);
+                let strategy = Sharded::hybrid(&mesh, &model, groups, options(stage, UnitOf::layers()))?;
+                let mut trainer = ZeroTrainer::over(strategy, config())?;
+                let mut trace = Trace::default();
+                for step in 0..STEPS {
+                    let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
+                    trace.losses.push(metrics.loss()?);
+                    trace.norms.extend(metrics.grad_norm()?);
+                    let _scope = trainer.strategy().gather_full_params()?;
+                    trace.weights.push(weights(&model)?);
+                }
+                Ok(trace)
+            });
+            let off = difference(&many, &one);
+            assert!(off <= 1e-11, "{data} × {shard}, stage {}: {off:e}", stage.number());
+        }
+    }
+}
+
+#[test]
+fn no_rank_ever_holds_a_model_that_is_drawn_lazily() {
+    const LAYERS: usize = 16;
+    let peaks = Ranks::new(4).run(cpu, |comm| {
+        let rt = comm.runtime();
+        let build = |init: Init<Cpu>| -> Result<Vec<Linear<Cpu>>> {
+            (0..LAYERS).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
+        };
+        let model = build(Init::new(rt, 3).lazily())?;
+        assert_eq!(rt.memory().total.live, 0);
+        let options = options(ZeroStage::Parameters, UnitOf::layers());
+        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+        let built = rt.memory().total.peak;
+        let scope = trainer.strategy().gather_full_params()?;
+        let drawn = weights(&model)?;
+        drop(scope);
+        assert_eq!(drawn, weights(&build(Init::new(&Cpu::with_threads(1), 3))?)?);
+        trainer.step(|_| loss(&model, rt, DType::F32))?;
+        Ok(built)
+    });
+    let layer = 128 * 128 * 4;
+    for peak in peaks.unwrap() {
+        // Values, gradients and two states of a quarter of the model, and one layer in whole, being drawn and being sent.
+        assert!(peak <= LAYERS * layer + 4 * layer, "{peak} bytes, a layer is {layer}");
     }
 }

@@ -30,6 +30,11 @@ impl<R: Runtime> Param<R> {
         Ok(Param(Arc::new(RwLock::new(Leaf::new("parameter", value)?))))
     }
 
+    /// The parameter behind which this leaf is.
+    pub(crate) fn of(leaf: Arc<Leaf<R>>) -> Self {
+        Param(Arc::new(RwLock::new(leaf)))
+    }
+
     /// The parameter as a variable, to compute with.
     pub fn var(&self) -> Var<R> {
         self.0.read().var()

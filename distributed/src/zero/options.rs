@@ -2,7 +2,12 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::buckets::Unused;
+use numcore::Runtime;
+
+use crate::{
+    buckets::Unused,
+    comm::{Comm, Communicator},
+};
 
 /// What is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -92,6 +97,24 @@ pub struct ZeroOptions {
     pub units: UnitOf,
     /// Parameters without a gradient.
     pub unused: Unused,
+}
+
+/// The ranks of sharded training.
+#[derive(Clone, Debug)]
+pub(super) struct Groups<R: Runtime> {
+    /// All that a batch is shared out among.
+    pub(super) all: Comm<R>,
+    /// Those that hold the shards of one replica.
+    pub(super) shard: Comm<R>,
+    /// Those that hold the same shard, if there are several replicas.
+    pub(super) replicas: Option<Comm<R>>,
+}
+
+impl<R: Runtime> Groups<R> {
+    /// Whether this rank is of the replica that saves.
+    pub(super) fn saves(&self) -> bool {
+        self.replicas.as_ref().is_none_or(|r| r.rank() == 0)
+    }
 }
 
 #[cfg(test)]

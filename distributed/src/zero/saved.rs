@@ -16,10 +16,12 @@ type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
 impl<R: Runtime> Checkpointed<R> for Sharded<R> {
     fn parts(&self) -> Result<Vec<Part<R>>> {
         let mut engine = self.engine.lock();
-        let mut parts = self.buffers.parts(&self.comm)?;
+        let mut parts = self.buffers.parts(&self.groups.all)?;
         for unit in &mut engine.units {
             unit.settle_values()?;
-            parts.extend(unit.parts()?);
+            if self.groups.saves() {
+                parts.extend(unit.parts()?);
+            }
         }
         Ok(parts)
     }

@@ -11,12 +11,13 @@ use numcore::{
 use optim::{AdamWConfig, ParamGroups, Shards};
 use parking_lot::Mutex;
 
-use super::{ZeroOptions, engine::Engine, residency::Gathered, unit::Unit};
+use super::{ZeroOptions, engine::Engine, options::Groups, residency::Gathered, unit::Unit};
 use crate::{
     buckets::Unused,
     checkpoint::names::Buffers,
-    comm::{Collectives, Comm, Partial, ReduceOp},
+    comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
     ddp::{Ddp, described},
+    plan::{Axis, Mesh},
     train::{Strategy, Trainer, TrainingConfig},
 };
 
@@ -52,7 +53,7 @@ impl<R: Runtime> ZeroTrainer<R> {
 
 /// The strategy of [`ZeroTrainer`].
 pub struct Sharded<R: Runtime> {
-    pub(super) comm: Comm<R>,
+    pub(super) groups: Groups<R>,
     options: ZeroOptions,
     optimizer: Box<dyn Shards<R>>,
     pub(super) engine: Arc<Mutex<Engine<R>>>,
@@ -68,21 +69,44 @@ impl<R: Runtime> Sharded<R> {
         optimizer: impl Shards<R> + 'static,
         options: ZeroOptions,
     ) -> Result<Self> {
+        let groups = Groups { all: comm.clone(), shard: comm.clone(), replicas: None };
+        Self::over(groups, model, optimizer, options)
+    }
+
+    /// As [`new`](Sharded::new) with replicas: sharded along the mesh's shard axis, replicated along its data axis. Gathers stay within a
+    /// replica; gradients are reduced to shards within it, and those summed over the replicas.
+    pub fn hybrid(
+        mesh: &Mesh<R>,
+        model: &(impl Module<R> + ?Sized),
+        optimizer: impl Shards<R> + 'static,
+        options: ZeroOptions,
+    ) -> Result<Self> {
+        let replicas = (mesh.plan().size(Axis::Data) > 1).then(|| mesh.axis(Axis::Data).clone());
+        let groups = Groups { all: mesh.batch().clone(), shard: mesh.axis(Axis::Shard).clone(), replicas };
+        Self::over(groups, model, optimizer, options)
+    }
+
+    fn over(
+        groups: Groups<R>,
+        model: &(impl Module<R> + ?Sized),
+        optimizer: impl Shards<R> + 'static,
+        options: ZeroOptions,
+    ) -> Result<Self> {
+        let comm = &groups.all;
         let ddp = Ddp::new(comm, model)?;
         let named: Vec<(String, Arc<Leaf<R>>)> =
             model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
         let rules = format!("{:?} {:?} {units:?} {:?}", options.stage, options.unused, optimizer.lrs(0));
         comm.agree("how the model is sharded", (rules + &described(&named, &[])).as_bytes())?;
-        ddp.sync_params()?;
         ddp.sync_buffers()?;
-        let units = build(comm, named, units, &optimizer, &options)?;
+        let units = build(&groups, named, units, &optimizer, &options)?;
         let engine = Arc::new(Mutex::new(Engine::new(comm, units, options.clone())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
-            leaf.set_residency(Arc::new(Gathered(Arc::downgrade(&engine))))?;
+            leaf.set_residency(Arc::new(Gathered(Arc::downgrade(&engine))));
         }
-        let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
-        Ok(Sharded { comm, options, optimizer: Box::new(optimizer), engine, buffers, steps: 0 })
+        let buffers = Buffers(model.named_buffers());
+        Ok(Sharded { groups, options, optimizer: Box::new(optimizer), engine, buffers, steps: 0 })
     }
 
     /// All parameters on every rank, for evaluation and export: they are gathered now, and let go when the scope ends.
@@ -110,7 +134,7 @@ impl<R: Runtime> Drop for FullParameters<R> {
 
 /// Parameters of one unit, dtype and trainability share a buffer; within it they lie by optimizer group, so that an update is few launches.
 fn build<R: Runtime>(
-    comm: &Comm<R>,
+    groups: &Groups<R>,
     named: Vec<(String, Arc<Leaf<R>>)>,
     units: Vec<String>,
     optimizer: &impl Shards<R>,
@@ -128,14 +152,14 @@ fn build<R: Runtime>(
     }
     let unit = |((name, _, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
         leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
-        Unit::new(comm, options.stage, name, leaves, trained.then_some(optimizer as &dyn Shards<R>))
+        Unit::new(groups, options.stage, name, leaves, trained.then_some(optimizer as &dyn Shards<R>))
     };
     parts.into_iter().map(unit).collect()
 }
 
 impl<R: Runtime> Strategy<R> for Sharded<R> {
     fn comm(&self) -> &Comm<R> {
-        &self.comm
+        &self.groups.all
     }
 
     fn prepare(&mut self) -> Result<()> {
@@ -152,12 +176,12 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn norm(&self) -> Result<Tensor<R>> {
-        self.partial(PointwiseOps::square)?.combine(&self.comm, ReduceOp::Sum)?.sqrt()
+        self.partial(PointwiseOps::square)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
     }
 
     fn is_finite(&self) -> Result<bool> {
         let zeros = self.partial(|x| x.mul(0.0))?;
-        Ok(zeros.combine(&self.comm, ReduceOp::Sum)?.item()?.is_finite())
+        Ok(zeros.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
@@ -181,7 +205,7 @@ impl<R: Runtime> Sharded<R> {
         let engine = self.engine.lock();
         let wide = engine.units.iter().any(|u| u.layout.full().dtype() == DType::F64);
         let wide = if wide { DType::F64 } else { DType::F32 };
-        let mut sum = Tensor::zeros(self.comm.runtime(), [], wide)?;
+        let mut sum = Tensor::zeros(self.groups.all.runtime(), [], wide)?;
         for unit in &engine.units {
             if let Some(gradient) = unit.gradient()? {
                 sum = sum.add(&of(&gradient.to_dtype(wide)?)?.sum(&[], false)?)?;

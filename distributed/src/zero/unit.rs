@@ -10,8 +10,11 @@ use numcore::{
 };
 use optim::{ShardOptimizer, Shards};
 
-use super::{Piece, UnitLayout, ZeroStage};
-use crate::comm::{Collectives, Comm, ReduceOp, Work};
+use super::{Piece, UnitLayout, ZeroStage, options::Groups};
+use crate::{
+    comm::{Collectives, Comm, Communicator, ReduceOp, Work},
+    ddp::memory,
+};
 
 /// Where the whole values are.
 enum Whole<R: Runtime> {
@@ -32,7 +35,7 @@ pub(super) struct Unit<R: Runtime> {
     pub(super) own: Option<Own<R>>,
     pub(super) pieces: Vec<Piece>,
     stage: ZeroStage,
-    comm: Comm<R>,
+    groups: Groups<R>,
     /// All values, or, where parameters are sharded, this rank's.
     pub(super) values: Flat<R>,
     whole: Whole<R>,
@@ -57,12 +60,13 @@ pub(super) struct Own<R: Runtime> {
 impl<R: Runtime> Unit<R> {
     /// Takes the values of `leaves`, one at a time, so that no more than one is there in whole beside what this rank keeps.
     pub(super) fn new(
-        comm: &Comm<R>,
+        groups: &Groups<R>,
         stage: ZeroStage,
         name: String,
         leaves: Vec<Arc<Leaf<R>>>,
         optimizer: Option<&dyn Shards<R>>,
     ) -> Result<Self> {
+        let comm = &groups.shard;
         let rt = comm.runtime().tagged(Use::Activations);
         let (dtype, rank) = (leaves[0].spec().dtype, comm.rank());
         let parameters = leaves.iter().map(|l| (l.name().to_string(), l.spec().shape));
@@ -70,7 +74,7 @@ impl<R: Runtime> Unit<R> {
         let (pieces, shard) = (layout.pieces(rank), layout.shard_layout(rank)?);
         let kept = if stage.shards_parameters() { shard.clone() } else { layout.full().clone() };
         let mut values = Flat::zeros_for(&rt, Use::Parameters, kept)?;
-        fill(&mut values, &leaves, &pieces, stage.shards_parameters())?;
+        fill(&groups.all, &mut values, &leaves, &pieces, stage.shards_parameters())?;
         let own = match optimizer {
             None => None,
             Some(shards) => {
@@ -90,7 +94,7 @@ impl<R: Runtime> Unit<R> {
             own,
             pieces,
             stage,
-            comm: comm.clone(),
+            groups: groups.clone(),
             values,
             whole: Whole::Absent,
             whole_grads: None,
@@ -107,11 +111,11 @@ impl<R: Runtime> Unit<R> {
 
     /// The start of this rank's shard in the buffer that is kept.
     fn start(&self, sharded: bool) -> usize {
-        if sharded { 0 } else { self.layout.span(self.comm.rank()).start }
+        if sharded { 0 } else { self.layout.span(self.groups.shard.rank()).start }
     }
 
     pub(super) fn rank(&self) -> usize {
-        self.comm.rank()
+        self.groups.shard.rank()
     }
 
     /// Whether only this rank's shard of the values is kept.
@@ -156,9 +160,9 @@ impl<R: Runtime> Unit<R> {
             true => {
                 let (rt, full) = (self.values.runtime(), self.layout.full());
                 let out = TensorMut::alloc_for(rt, Use::Communication, Shape::new(&[full.numel()])?, full.dtype())?;
-                self.comm.all_gather(&self.values.whole()?, out)?
+                self.groups.shard.all_gather(&self.values.whole()?, out)?
             }
-            false => self.comm.all_gather_in_place(self.values.lend_whole()?)?,
+            false => self.groups.shard.all_gather_in_place(self.values.lend_whole()?)?,
         });
         Ok(())
     }
@@ -264,7 +268,7 @@ impl<R: Runtime> Unit<R> {
             flat.restore(slot)?;
         }
         self.sum = Some(match self.whole_grads.take() {
-            None => self.comm.reduce_scatter_in_place(own.grads.lend_whole()?, ReduceOp::Sum)?,
+            None => self.groups.shard.reduce_scatter_in_place(own.grads.lend_whole()?, ReduceOp::Sum)?,
             Some(flat) => {
                 let (n, dtype) = (self.layout.shard(), self.layout.full().dtype());
                 let out = match own.summed {
@@ -272,7 +276,7 @@ impl<R: Runtime> Unit<R> {
                     true => TensorMut::alloc_for(flat.runtime(), Use::Communication, Shape::new(&[n])?, dtype)?,
                     false => own.grads.lend_whole()?,
                 };
-                self.comm.reduce_scatter(&flat.whole()?, out, ReduceOp::Sum)?
+                self.groups.shard.reduce_scatter(&flat.whole()?, out, ReduceOp::Sum)?
             }
         });
         Ok(())
@@ -281,7 +285,15 @@ impl<R: Runtime> Unit<R> {
     /// Waits until the sums of the last [`send`](Unit::send) are there.
     pub(super) fn collect(&mut self) -> Result<()> {
         let (Some(work), Some(own)) = (self.sum.take(), &mut self.own) else { return Ok(()) };
-        let sums = work.wait()?;
+        let mut sums = work.wait()?;
+        if let Some(replicas) = &self.groups.replicas {
+            let (n, numel) = (self.layout.shard(), sums.shape().numel());
+            let start = if numel == n { 0 } else { self.layout.span(self.groups.shard.rank()).start };
+            let mut parts = sums.split(&[start, n, numel - start - n])?;
+            let own = replicas.all_reduce(parts.remove(1), ReduceOp::Sum)?.wait()?;
+            parts.insert(1, own);
+            sums = TensorMut::join(parts)?;
+        }
         if self.stage.shards_gradients() && own.summed {
             let sums = sums.freeze()?;
             let mut kept = own.grads.lend_whole()?;
@@ -331,7 +343,14 @@ impl<R: Runtime> Unit<R> {
     }
 }
 
-fn fill<R: Runtime>(values: &mut Flat<R>, leaves: &[Arc<Leaf<R>>], pieces: &[Piece], sharded: bool) -> Result<()> {
+/// Takes what is kept of rank 0's values, one parameter after another: only one is there in whole beside what is kept.
+fn fill<R: Runtime>(
+    all: &Comm<R>,
+    values: &mut Flat<R>,
+    leaves: &[Arc<Leaf<R>>],
+    pieces: &[Piece],
+    sharded: bool,
+) -> Result<()> {
     let copy = |values: &mut Flat<R>, k: usize, value: &Tensor<R>| {
         let mut range = values.lend(k)?;
         range.reset();
@@ -339,7 +358,7 @@ fn fill<R: Runtime>(values: &mut Flat<R>, leaves: &[Arc<Leaf<R>>], pieces: &[Pie
         values.restore(range)
     };
     for (i, leaf) in leaves.iter().enumerate() {
-        let value = leaf.value()?;
+        let value = all.broadcast(memory(&leaf.value()?)?, 0)?.wait()?.freeze()?;
         if !sharded {
             copy(values, i, &value)?;
         }

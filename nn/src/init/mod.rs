@@ -8,11 +8,26 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use numcore::{DType, Result, Runtime, Scalar, Tensor, Use, rng::philox4x32_10};
+use autograd::{Leaf, Residency};
+use numcore::{DType, Result, Runtime, Scalar, Shape, Tensor, Use, ops::Spec, rng::philox4x32_10};
 
 use crate::{Buffer, Param};
 
 pub use initializer::{Fan, Initializer, Nonlinearity};
+
+/// A value that is drawn whenever it is read.
+struct Drawn<R: Runtime> {
+    how: Initializer,
+    seed: u64,
+    rt: R,
+}
+
+impl<R: Runtime> Residency<R> for Drawn<R> {
+    fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>> {
+        let spec = leaf.spec();
+        self.how.tensor(&self.rt, spec.shape, spec.dtype, self.seed)
+    }
+}
 
 /// Makes a model's parameters. Each gets a seed of its own, in the order they are made: a model built twice from the same
 /// seed has the same values, on every runtime.
@@ -24,6 +39,7 @@ pub struct Init<R: Runtime> {
     made: Arc<AtomicU64>,
     weights: Option<Initializer>,
     biases: Option<Initializer>,
+    lazy: bool,
 }
 
 impl<R: Runtime> Init<R> {
@@ -36,12 +52,20 @@ impl<R: Runtime> Init<R> {
             made: Arc::default(),
             weights: None,
             biases: None,
+            lazy: false,
         }
     }
 
     /// Parameters of another floating type.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = dtype;
+        self
+    }
+
+    /// Draws values only when they are read, and keeps none: for models that no rank holds in whole, whose trainer takes each parameter's
+    /// part. They are the values they would be otherwise.
+    pub fn lazily(mut self) -> Self {
+        self.lazy = true;
         self
     }
 
@@ -75,7 +99,12 @@ impl<R: Runtime> Init<R> {
 
     /// A parameter drawn so, whatever was said of weights and biases.
     pub fn param(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Param<R>> {
-        Param::new(self.tensor(shape, how)?)
+        if !self.lazy {
+            return Param::new(self.tensor(shape, how)?);
+        }
+        let spec = Spec { shape: Shape::new(shape.as_ref())?, dtype: self.dtype };
+        let drawn = Drawn { how, seed: self.next_seed(), rt: self.rt.clone() };
+        Ok(Param::of(Leaf::absent("parameter", &self.rt, spec, Arc::new(drawn))))
     }
 
     /// The value of the next parameter.
