@@ -14,12 +14,19 @@ pub(crate) struct Place<'a> {
     buffer: Option<&'a wgpu::Buffer>,
     pub(crate) layout: Layout,
     pub(crate) dtype: DType,
+    /// The elements that a kernel may touch, `[from, to)`.
+    span: (usize, usize),
 }
 
 impl<'a> Place<'a> {
     /// Memory of a kernel's own.
     pub(crate) fn of(buffer: &'a Buffer, layout: Layout, dtype: DType) -> Self {
-        Place { buffer: buffer.block(), layout, dtype }
+        Place { buffer: buffer.block(), layout, dtype, span: layout.span() }
+    }
+
+    /// The same elements, walked by another layout: a kernel moves along some axis by itself.
+    pub(crate) fn seen(self, layout: Layout) -> Self {
+        Place { layout, ..self }
     }
 }
 
@@ -57,7 +64,7 @@ impl<'a> Bindings<'a> {
         let mut slots = SmallVec::new();
         for place in places {
             let size = place.dtype.size() as u64;
-            let (from, to) = place.layout.span();
+            let (from, to) = place.span;
             // A view with elements lies in a buffer with bytes.
             let Some(buffer) = place.buffer else {
                 return Err(device.backend(op, "an operand without memory".into()));

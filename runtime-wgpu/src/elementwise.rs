@@ -91,6 +91,16 @@ impl Body<'_> {
         self.walk[input].site.load(at)
     }
 
+    /// Statements that store a value of an operand at an offset.
+    pub(crate) fn store_at(&self, k: usize, at: &str, value: &str) -> String {
+        self.walk[k].site.store(at, value)
+    }
+
+    /// How an operand's elements are stored.
+    pub(crate) fn form(&self, k: usize) -> Form {
+        self.walk[k].site.form
+    }
+
     /// The old value of an output.
     pub(crate) fn old(&self, output: usize) -> String {
         let k = self.inputs + output;
@@ -103,7 +113,7 @@ impl Body<'_> {
 }
 
 impl<'a> Walk<'a> {
-    /// Over the outputs' common shape; there are elements, and every input has its layout there.
+    /// Over the operands' common shape, which has elements. Without outputs the body stores what it computes by itself.
     pub(crate) fn new(
         wgpu: &Wgpu,
         op: &'static str,
@@ -112,7 +122,7 @@ impl<'a> Walk<'a> {
     ) -> Result<Walk<'a>> {
         let places: SmallVec<[Place<'a>; 8]> = ins.iter().chain(outs).map(|(p, _)| *p).collect();
         let (bindings, slots) = Bindings::of(&wgpu.queue.device, op, &places)?;
-        let shape = *places[ins.len()].layout.shape();
+        let shape = *places[0].layout.shape();
         let axes = (0..shape.rank()).map(|i| (shape[i], places.iter().map(|p| p.layout.strides()[i]).collect()));
         let (sizes, strides) = coalesce(axes, places.len());
         let forms = ins.iter().chain(outs).map(|(_, f)| *f);
@@ -138,6 +148,16 @@ impl<'a> Walk<'a> {
     pub(crate) fn bind(&mut self, buffer: &'a wgpu::Buffer) -> usize {
         self.atomic.push(true);
         self.bindings.add_whole(buffer)
+    }
+
+    /// Says that the body stores elements of an operand that is otherwise read.
+    pub(crate) fn stores(&mut self, k: usize) {
+        if self.operands[k].site.form.per_word() > 1 {
+            self.atomic[self.operands[k].site.slot] = true;
+        }
+        for o in &mut self.operands {
+            o.site.atomic = self.atomic[o.site.slot];
+        }
     }
 
     /// Decides which outputs are written in whole words.
@@ -312,7 +332,7 @@ impl Text<'_> {
     }
 }
 
-/// A layout with another stride along one axis.
-pub(crate) fn with_stride(layout: &Layout, axis: usize, size: usize) -> Option<Layout> {
-    layout.slice(axis, 0, 1, 1).ok()?.broadcast_to(layout.shape().with(axis, size)).ok()
+/// The layout with an axis of `size` along which nothing moves.
+pub(crate) fn still(layout: &Layout, axis: usize, size: usize) -> Result<Layout> {
+    layout.slice(axis, 0, 1, 1)?.broadcast_to(layout.shape().with(axis, size))
 }

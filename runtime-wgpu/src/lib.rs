@@ -5,12 +5,17 @@ mod access;
 mod bindings;
 mod device;
 mod elementwise;
+mod index;
+mod matmul;
 mod memory;
 mod pipelines;
 mod pointwise;
 mod prelude;
 mod queue;
+mod reduce;
 mod runtime;
+mod scan;
+mod sort;
 
 use std::{fmt, sync::Arc};
 

@@ -79,6 +79,14 @@ pub(crate) fn run(
     })
 }
 
+/// Stores elements as another type of the same compute type: widens halves, rounds to them.
+pub(crate) fn convert(wgpu: &Wgpu, from: Place<'_>, to: Place<'_>) -> Result<()> {
+    let walk = Walk::new(wgpu, "convert", &[(from, Form::of(from.dtype))], &[(to, Form::of(to.dtype))])?;
+    walk.run(wgpu, ("convert", "convert"), None, &[Accumulate::Overwrite], (&[], &[]), |body| {
+        Ok(format!("out0 = {};\n", body.load(0)))
+    })
+}
+
 /// Where the value of an input comes from: a bound operand, or an output's old value.
 enum Source {
     Input(usize, usize),

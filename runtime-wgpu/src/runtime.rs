@@ -7,7 +7,7 @@ use numcore::{
     View, ViewMut, pointwise::Program,
 };
 
-use crate::{Buffer, Wgpu, pointwise, queue::Queue};
+use crate::{Buffer, Wgpu, index, matmul, pointwise, queue::Queue, reduce, scan, sort};
 
 impl Runtime for Wgpu {
     type Buffer = Buffer;
@@ -86,19 +86,19 @@ impl Runtime for Wgpu {
         op: ReduceOp,
         out: Out<'_, Self>,
     ) -> Result<()> {
-        todo!()
+        reduce::reduce(self, map, ins, scalars, full, op, out)
     }
 
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
-        todo!()
+        reduce::arg_reduce(self, op, x, axis, out)
     }
 
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
-        todo!()
+        matmul::matmul(self, a, b, out)
     }
 
     fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
-        todo!()
+        index::gather(self, x, axis, index, out)
     }
 
     fn scatter_add(
@@ -108,7 +108,7 @@ impl Runtime for Wgpu {
         index: View<'_, Self>,
         out: ViewMut<'_, Self>,
     ) -> Result<()> {
-        todo!()
+        index::scatter_add(self, src, axis, index, out)
     }
 
     fn scan(
@@ -120,7 +120,7 @@ impl Runtime for Wgpu {
         reverse: bool,
         out: ViewMut<'_, Self>,
     ) -> Result<()> {
-        todo!()
+        scan::scan(self, op, x, a, axis, reverse, out)
     }
 
     fn sort(
@@ -131,6 +131,6 @@ impl Runtime for Wgpu {
         values: ViewMut<'_, Self>,
         index: ViewMut<'_, Self>,
     ) -> Result<()> {
-        todo!()
+        sort::sort(self, x, axis, descending, values, index)
     }
 }

@@ -79,7 +79,7 @@ fn wg_split(bits: u32) -> vec2<f32> {
         b = b << zeros;
         e = e - i32(zeros);
     }
-    let shifted = b + 0x00d55555u;
+    let shifted = b + 0x00555555u;
     let m = bitcast<f32>((shifted & 0x7fffffu) + 0x3f2aaaabu);
     return vec2<f32>(f32(i32(shifted >> 23u) + e), m - 1f);
 }
