@@ -129,12 +129,16 @@ pub(crate) struct Site {
 impl Site {
     fn word(&self, at: &str) -> String {
         let slot = self.slot;
-        if self.atomic { format!("atomicLoad(&b{slot}[{at}])") } else { format!("b{slot}[{at}]") }
+        if self.atomic { format!("atomicLoad(&buf{slot}[{at}])") } else { format!("buf{slot}[{at}]") }
     }
 
     fn set_word(&self, at: &str, bits: &str) -> String {
         let slot = self.slot;
-        if self.atomic { format!("atomicStore(&b{slot}[{at}], {bits});\n") } else { format!("b{slot}[{at}] = {bits};\n") }
+        if self.atomic {
+            format!("atomicStore(&buf{slot}[{at}], {bits});\n")
+        } else {
+            format!("buf{slot}[{at}] = {bits};\n")
+        }
     }
 
     /// The element at an offset, which is read more than once: a name or a number.
@@ -165,8 +169,8 @@ impl Site {
         };
         format!(
             "{{ let cell = {at}; let bits = {bits}; let shift = {unit};\n\
-             atomicAnd(&b{slot}[cell >> {shift}], ~({mask} << shift));\n\
-             atomicOr(&b{slot}[cell >> {shift}], bits << shift); }}\n"
+             atomicAnd(&buf{slot}[cell >> {shift}], ~({mask} << shift));\n\
+             atomicOr(&buf{slot}[cell >> {shift}], bits << shift); }}\n"
         )
     }
 }
@@ -176,7 +180,7 @@ pub(crate) fn header(atomic: &[bool], params: usize) -> String {
     let mut text = String::new();
     for (slot, atomic) in atomic.iter().enumerate() {
         let word = if *atomic { "atomic<u32>" } else { "u32" };
-        text += &format!("@group(0) @binding({slot}) var<storage, read_write> b{slot}: array<{word}>;\n");
+        text += &format!("@group(0) @binding({slot}) var<storage, read_write> buf{slot}: array<{word}>;\n");
     }
     text += &format!("@group(1) @binding(0) var<uniform> P: array<vec4<u32>, {}>;\n", params.div_ceil(4));
     text + "var<private> wg_zero: u32;\n"

@@ -95,7 +95,10 @@ impl<'a> Bindings<'a> {
         // One more may be bound to report an index out of range.
         let most = limits.max_storage_buffers_per_shader_stage as usize - 1;
         if self.0.len() > most {
-            let why = format!("operands in {} buffers; it can bind {most} (max_storage_buffers_per_shader_stage)", self.0.len());
+            let why = format!(
+                "operands in {} buffers; it can bind {most} (max_storage_buffers_per_shader_stage)",
+                self.0.len()
+            );
             return Err(device.unsupported(op, why));
         }
         // Offsets are words of 32 bits, in units down to bytes.
@@ -105,7 +108,8 @@ impl<'a> Bindings<'a> {
                 (bound.from, bound.to) = (0, bound.buffer.size());
                 continue;
             }
-            (bound.from, bound.to) = (bound.from / ALIGN * ALIGN, bound.to.next_multiple_of(4).min(bound.buffer.size()));
+            (bound.from, bound.to) =
+                (bound.from / ALIGN * ALIGN, bound.to.next_multiple_of(4).min(bound.buffer.size()));
             if bound.to - bound.from > most {
                 let why = format!(
                     "operands span {} bytes of one buffer; it can bind {most} (max_storage_buffer_binding_size): use smaller tensors",

@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 use crate::pipelines::Pipelines;
 
 /// What to do when there is no adapter.
-const INSTALL: &str = "install a Vulkan driver (on Debian or Ubuntu, `apt-get install mesa-vulkan-drivers` gives a software one)";
+const INSTALL: &str =
+    "install a Vulkan driver (on Debian or Ubuntu, `apt-get install mesa-vulkan-drivers` gives a software one)";
 
 /// Devices in use, by index.
 static DEVICES: Mutex<BTreeMap<u32, Weak<Device>>> = Mutex::new(BTreeMap::new());

@@ -22,7 +22,10 @@ pub(crate) type Sizes = SmallVec<[usize; MAX_RANK]>;
 pub(crate) type Strides = SmallVec<[isize; MAX_RANK]>;
 
 /// Axes of size 1 dropped, and neighbours merged that lie in one line for every operand.
-pub(crate) fn coalesce(axes: impl Iterator<Item = (usize, SmallVec<[isize; 8]>)>, operands: usize) -> (Sizes, Vec<Strides>) {
+pub(crate) fn coalesce(
+    axes: impl Iterator<Item = (usize, SmallVec<[isize; 8]>)>,
+    operands: usize,
+) -> (Sizes, Vec<Strides>) {
     let mut sizes = Sizes::new();
     let mut strides: Vec<Strides> = vec![Strides::new(); operands];
     for (size, at) in axes.filter(|(size, _)| *size != 1) {
@@ -195,8 +198,15 @@ impl<'a> Walk<'a> {
         params
     }
 
-    fn key(&self, kind: &'static str, program: Option<&numcore::pointwise::Program>, how: &[Accumulate], more: &[u32]) -> Key {
-        let mut details: SmallVec<[u32; 32]> = smallvec![self.sizes.len() as u32, self.lanes, self.bindings.len() as u32];
+    fn key(
+        &self,
+        kind: &'static str,
+        program: Option<&numcore::pointwise::Program>,
+        how: &[Accumulate],
+        more: &[u32],
+    ) -> Key {
+        let mut details: SmallVec<[u32; 32]> =
+            smallvec![self.sizes.len() as u32, self.lanes, self.bindings.len() as u32];
         for o in &self.operands {
             let bits = (o.site.slot as u32) << 16 | (o.site.form as u32) << 8 | (o.class as u32) << 1;
             details.push(bits | u32::from(o.site.atomic));
@@ -312,9 +322,9 @@ impl Text<'_> {
         let bits = 32 / site.form.per_word();
         let (lanes, at) = (self.lanes, format!("({base} + first) / {}u", self.lanes));
         let (old, set) = if site.atomic {
-            (format!("atomicLoad(&b{slot}[{at}])"), format!("atomicStore(&b{slot}[{at}], word{k});"))
+            (format!("atomicLoad(&buf{slot}[{at}])"), format!("atomicStore(&buf{slot}[{at}], word{k});"))
         } else {
-            (format!("b{slot}[{at}]"), format!("b{slot}[{at}] = word{k};"))
+            (format!("buf{slot}[{at}]"), format!("buf{slot}[{at}] = word{k};"))
         };
         format!(
             "if ({n} - first < {lanes}u) {{ word{k} |= {old} & (0xffffffffu << ({bits}u * ({n} - first))); }}\n{set}\n"

@@ -7,7 +7,7 @@ use crate::{
     access::Form,
     bindings::Place,
     elementwise::{Body, Walk, still},
-    pointwise::{convert, no_f64},
+    pointwise::{STEPS, convert, no_f64},
     queue::Ticket,
 };
 
@@ -65,12 +65,22 @@ pub(crate) fn scatter_add(
     let dense = Layout::contiguous(*to.layout.shape());
     let memory = wgpu.scratch(dense.numel() * DType::F32.size())?;
     let sums = Place::of(&memory, dense, DType::F32);
-    convert(wgpu, to, sums)?;
+    convert(wgpu, to, sums, Accumulate::Overwrite)?;
     add_rows(wgpu, src, axis, index, sums)?;
-    convert(wgpu, sums, to)
+    convert(wgpu, sums, to, Accumulate::Overwrite)
 }
 
+/// In several launches where the axis is long, in order.
 fn add_rows(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Place<'_>) -> Result<()> {
+    let length = index.layout.dims()[axis];
+    for start in (0..length).step_by(STEPS) {
+        let part = |place: &Place<'_>| place.layout.slice(axis, start, STEPS.min(length - start), 1);
+        add_some(wgpu, src.seen(part(&src)?), axis, index.seen(part(&index)?), to)?;
+    }
+    Ok(())
+}
+
+fn add_some(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Place<'_>) -> Result<()> {
     let size = to.layout.dims()[axis];
     let places = [
         (index.seen(still(&index.layout, axis, 1)?), Form::I64),
@@ -82,8 +92,7 @@ fn add_rows(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Plac
     let flag = walk.bind(&wgpu.queue.flag);
     let ticket = wgpu.queue.ticket(Ticket { op: "scatter_add", size });
     let step = |place: &Place<'_>| place.layout.strides()[axis] as u32;
-    let numbers =
-        [size as u32, !ticket, index.layout.dims()[axis] as u32, step(&index), step(&src), step(&to)];
+    let numbers = [size as u32, !ticket, index.layout.dims()[axis] as u32, step(&index), step(&src), step(&to)];
     walk.run(wgpu, ("scatter_add", "scatter_add"), None, &[], (&numbers, &[]), |body| {
         let row = row(body, &body.load_at(0, "k"), flag);
         let [length, by0, by1, by2] = std::array::from_fn(|_| body.params.next());
@@ -101,7 +110,7 @@ fn row(body: &mut Body<'_>, index: &str, flag: usize) -> String {
     let (size, ticket) = (body.params.next(), body.params.next());
     format!(
         "let place = {index};\nlet known = place.y == 0u && place.x < {size};\n\
-         if (!known) {{ atomicMax(&b{flag}[0], {ticket}); }}\nlet row = select(0u, place.x, known);\n"
+         if (!known) {{ atomicMax(&buf{flag}[0], {ticket}); }}\nlet row = select(0u, place.x, known);\n"
     )
 }
 

@@ -5,6 +5,7 @@ mod access;
 mod bindings;
 mod device;
 mod elementwise;
+mod fused;
 mod index;
 mod matmul;
 mod memory;

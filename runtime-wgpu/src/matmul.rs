@@ -1,7 +1,7 @@
 //! Matrix products: tiles of the output, each a group of invocations that keep a block of it in registers and read the operands
 //! through workgroup memory. No sum is split: the bits depend on nothing but the operands. Halves are widened where they are read.
 
-use numcore::{Accumulate, DType, Out, Result, View};
+use numcore::{Accumulate, DType, Layout, Out, Result, View};
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     bindings::{Bindings, Place},
     elementwise::coalesce,
     pipelines::Key,
-    pointwise::no_f64,
+    pointwise::{STEPS, convert, no_f64},
     queue::Launch,
     reduce::fill,
 };
@@ -33,11 +33,38 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     if k == 0 {
         return match out.how {
             Accumulate::Add => Ok(()),
-            Accumulate::Overwrite => fill(wgpu, 0i64.into(), out),
+            Accumulate::Overwrite => fill(wgpu, 0i64.into(), &mut [out]),
         };
     }
-    let places: [Place<'_>; 3] = [(&out.view).into(), a.into(), b.into()];
+    let (to, a, b) = (Place::from(&out.view), Place::from(a), Place::from(b));
+    if k <= STEPS {
+        return product(wgpu, [to, a, b], out.how);
+    }
+    // A long sum in several launches: of halves in `f32`, so that it is rounded once.
+    let half = to.dtype.is_half();
+    let sums = Layout::contiguous(*to.layout.shape());
+    let memory = if half { Some(wgpu.scratch(sums.numel() * DType::F32.size())?) } else { None };
+    let wide = memory.as_ref().map_or(to, |m| Place::of(m, sums, DType::F32));
+    for start in (0..k).step_by(STEPS) {
+        let len = STEPS.min(k - start);
+        let part = |x: Place<'_>, axis: usize| x.layout.slice(axis, start, len, 1);
+        let how = if start > 0 {
+            Accumulate::Add
+        } else if half {
+            Accumulate::Overwrite
+        } else {
+            out.how
+        };
+        product(wgpu, [wide, a.seen(part(a, rank - 1)?), b.seen(part(b, rank - 2)?)], how)?;
+    }
+    if half { convert(wgpu, wide, to, out.how) } else { Ok(()) }
+}
+
+/// The product of `places[1]` and `places[2]` into `places[0]`, in one launch.
+fn product(wgpu: &Wgpu, places: [Place<'_>; 3], how: Accumulate) -> Result<()> {
+    let rank = places[0].layout.rank();
     let (m, n) = (places[0].layout.dims()[rank - 2], places[0].layout.dims()[rank - 1]);
+    let k = places[1].layout.dims()[rank - 1];
     let (bindings, slots) = Bindings::of(&wgpu.queue.device, "matmul", &places)?;
     let axes = (0..rank - 2).map(|i| {
         let strides = places.iter().map(|p| p.layout.strides()[i]).collect();
@@ -49,11 +76,20 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     let sites: [Site; 3] =
         std::array::from_fn(|i| Site { slot: slots[i], form: Form::of(places[i].dtype), atomic: atomic[slots[i]] });
     // Blocks of 4 by 4 want sizes that fill them; a row or a column gets one by one.
-    let block = [m, n].map(|d| if d > 2 * SIDE { 4 } else if d > SIDE { 2 } else { 1 });
+    let block = [m, n].map(|d| {
+        if d > 2 * SIDE {
+            4
+        } else if d > SIDE {
+            2
+        } else {
+            1
+        }
+    });
     let [tile_m, tile_n] = block.map(|b| b * SIDE);
     let tiles = [m.div_ceil(tile_m), n.div_ceil(tile_n)];
     let count: usize = batch.iter().product();
-    let mut params: SmallVec<[u32; 64]> = smallvec![0, m as u32, n as u32, k as u32, tiles[0] as u32, tiles[1] as u32, count as u32];
+    let mut params: SmallVec<[u32; 64]> =
+        smallvec![0, m as u32, n as u32, k as u32, tiles[0] as u32, tiles[1] as u32, count as u32];
     params.extend(batch.iter().map(|&d| d as u32));
     for (i, place) in places.iter().enumerate() {
         params.push(bindings.base(slots[i], place));
@@ -64,11 +100,12 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
         batch: batch.len(),
         sites,
         block,
-        how: out.how,
+        how,
         // Neighbouring invocations read neighbouring elements.
         along: [1, 2].map(|i| places[i].layout.strides()[rank - 1].abs() <= places[i].layout.strides()[rank - 2].abs()),
     };
-    let mut details: SmallVec<[u32; 32]> = smallvec![batch.len() as u32, bindings.len() as u32, u32::from(out.how == Accumulate::Add)];
+    let mut details: SmallVec<[u32; 32]> =
+        smallvec![batch.len() as u32, bindings.len() as u32, u32::from(how == Accumulate::Add)];
     details.extend(block.iter().map(|&b| b as u32).chain(kernel.along.iter().map(|&a| u32::from(a))));
     details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | s.form as u32));
     let key = Key { kind: "matmul", program: None, details };
@@ -108,8 +145,10 @@ impl Kernel {
             (0..self.block[0]).flat_map(|i| (0..self.block[1]).map(move |j| (i, j))).map(|(i, j)| f(i, j)).collect()
         };
         let declare = each(&|i, j| format!("var sum{i}{j} = 0f;\n"));
-        let rows: String = (0..self.block[0]).map(|i| format!("let x{i} = a[(y + {}u) * {}u + t];\n", i * SIDE, DEPTH + 1)).collect();
-        let columns: String = (0..self.block[1]).map(|j| format!("let y{j} = b[t * {tn}u + x + {}u];\n", j * SIDE)).collect();
+        let rows: String =
+            (0..self.block[0]).map(|i| format!("let x{i} = a[(y + {}u) * {}u + t];\n", i * SIDE, DEPTH + 1)).collect();
+        let columns: String =
+            (0..self.block[1]).map(|j| format!("let y{j} = b[t * {tn}u + x + {}u];\n", j * SIDE)).collect();
         let terms = each(&|i, j| format!("sum{i}{j} += x{i} * y{j};\n"));
         let store = each(&|i, j| {
             let value = self.sites[0].form.accumulate(self.how, &self.sites[0].load("at"), &format!("sum{i}{j}"));

@@ -89,7 +89,8 @@ impl Memory {
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let rules = device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let buffer = device.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false });
+        let buffer =
+            device.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false });
         let refused = [pollster::block_on(rules.pop()), pollster::block_on(memory.pop())];
         refused.iter().all(Option::is_none).then_some(buffer)
     }

@@ -49,7 +49,8 @@ impl Pipelines {
             min_binding_size: None,
         };
         let entries = [entry(0, ty)];
-        let params = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let params =
+            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
         Pipelines { params, layouts: Mutex::default(), kept: Mutex::default() }
     }
 
@@ -118,7 +119,8 @@ impl Pipelines {
                 min_binding_size: None,
             };
             let entries: Vec<_> = (0..n as u32).map(|i| entry(i, ty)).collect();
-            let buffers = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+            let buffers =
+                device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
             let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
                 label: None,
                 bind_group_layouts: &[Some(&buffers), Some(&self.params)],

@@ -15,6 +15,9 @@ use crate::{
     elementwise::Walk,
 };
 
+/// Most turns of a kernel's loops, with room for a few more: the software driver ends a kernel silently after 65 535 of them in all.
+pub(crate) const STEPS: usize = 1 << 14;
+
 /// Runs `program` at every position of the outputs' shape.
 pub(crate) fn run(
     wgpu: &Wgpu,
@@ -79,12 +82,10 @@ pub(crate) fn run(
     })
 }
 
-/// Stores elements as another type of the same compute type: widens halves, rounds to them.
-pub(crate) fn convert(wgpu: &Wgpu, from: Place<'_>, to: Place<'_>) -> Result<()> {
+/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+pub(crate) fn convert(wgpu: &Wgpu, from: Place<'_>, to: Place<'_>, how: Accumulate) -> Result<()> {
     let walk = Walk::new(wgpu, "convert", &[(from, Form::of(from.dtype))], &[(to, Form::of(to.dtype))])?;
-    walk.run(wgpu, ("convert", "convert"), None, &[Accumulate::Overwrite], (&[], &[]), |body| {
-        Ok(format!("out0 = {};\n", body.load(0)))
-    })
+    walk.run(wgpu, ("convert", "convert"), None, &[how], (&[], &[]), |body| Ok(format!("out0 = {};\n", body.load(0))))
 }
 
 /// Where the value of an input comes from: a bound operand, or an output's old value.

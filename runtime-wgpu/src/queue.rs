@@ -106,7 +106,11 @@ impl Queue {
         let x = groups.min(most);
         let y = groups.div_ceil(x);
         if y > most || params.len() * 4 > WINDOW {
-            let why = format!("{groups} groups of threads with {} parameters; at most {most}² and {}", params.len(), WINDOW / 4);
+            let why = format!(
+                "{groups} groups of threads with {} parameters; at most {most}² and {}",
+                params.len(),
+                WINDOW / 4
+            );
             return Err(device.unsupported(op, why));
         }
         let pipeline = device.pipelines.get(device, op, key, bindings.len(), source)?;

@@ -4,8 +4,7 @@
 use std::{fmt::Write, sync::LazyLock};
 
 use numcore::{
-    Accumulate, ArgOp, DType, Layout, Operand, Out, ReduceOp, Result, Scalar, Shape, View, ViewMut,
-    pointwise::Program,
+    Accumulate, ArgOp, DType, Layout, Operand, Out, ReduceOp, Result, Scalar, Shape, View, ViewMut, pointwise::Program,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -15,7 +14,7 @@ use crate::{
     bindings::{Bindings, Place},
     elementwise::{Sizes, Strides, coalesce},
     pipelines::Key,
-    pointwise::{self, LaunchValues, no_f64, printed, reads},
+    pointwise::{self, LaunchValues, STEPS, no_f64, printed, reads},
     queue::Launch,
 };
 
@@ -93,13 +92,13 @@ fn nothing(wgpu: &Wgpu, op: ReduceOp, out: Out<'_, Wgpu>) -> Result<()> {
         ReduceOp::Max => low,
         ReduceOp::Min => high,
     };
-    fill(wgpu, value, out)
+    fill(wgpu, value, &mut [out])
 }
 
 /// Every element `value`.
-pub(crate) fn fill(wgpu: &Wgpu, value: Scalar, out: Out<'_, Wgpu>) -> Result<()> {
+pub(crate) fn fill(wgpu: &Wgpu, value: Scalar, out: &mut [Out<'_, Wgpu>]) -> Result<()> {
     static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("full", |[], [s]| [s]));
-    pointwise::run(wgpu, &FILL, &[] as &[Operand<'_, Wgpu>], &[value], &mut [out])
+    pointwise::run(wgpu, &FILL, &[] as &[Operand<'_, Wgpu>], &[value], out)
 }
 
 /// Position of an extreme along `axis`.
@@ -113,11 +112,15 @@ pub(crate) fn arg_reduce(wgpu: &Wgpu, op: ArgOp, x: View<'_, Wgpu>, axis: usize,
     }
     let (x, to) = (Place::from(x), Place::from(&out));
     let full = *x.layout.shape();
-    let cut = Cut { segments: 1, ..Cut::new(&full, &[x], &to) };
+    let cut = Cut { segments: 1, ..Cut::new(&full, &[x], &to) }.sharing_enough();
+    if full[axis] > GROUP * STEPS {
+        let why =
+            format!("an axis of {} elements; positions of extremes are found among {}", full[axis], GROUP * STEPS);
+        return Err(wgpu.queue.device.unsupported(name, why));
+    }
     let details = [op as u32, x.dtype as u32];
     let mapped = Mapped { op: name, program: None, details: &details, numbers: &[] };
     let text = |_: &mut Params, loads: &[String]| Ok(format!("b0 = {};\nb1 = r;\n", loads[0]));
-    debug_assert!(full[axis] > 0);
     cut.run(wgpu, mapped, &[x], to, Accumulate::Overwrite, &Fold::arg(op, Form::of(x.dtype)), text)
 }
 
@@ -157,7 +160,13 @@ impl Fold {
         let better = match (op, form) {
             (ArgOp::Max, Form::I64) => "wg_lt_i64(a0, b0)",
             (ArgOp::Min, Form::I64) => "wg_lt_i64(b0, a0)",
-            (_, Form::Bool) => if op == ArgOp::Max { "(b0 && !a0)" } else { "(a0 && !b0)" },
+            (_, Form::Bool) => {
+                if op == ArgOp::Max {
+                    "(b0 && !a0)"
+                } else {
+                    "(a0 && !b0)"
+                }
+            }
             (ArgOp::Max, Form::F32 | Form::F16 | Form::BF16) => "(!wg_nan(a0) && (b0 > a0 || wg_nan(b0)))",
             (ArgOp::Min, Form::F32 | Form::F16 | Form::BF16) => "(!wg_nan(a0) && (b0 < a0 || wg_nan(b0)))",
             (ArgOp::Max, _) => "(b0 > a0)",
@@ -245,7 +254,16 @@ impl Cut {
         self.sharing = if length <= 16 { 1 } else { wanted.min(most.max(fill)).min(GROUP) };
         let groups = outputs.div_ceil(GROUP / self.sharing);
         let each = length / (self.sharing * 16);
-        self.segments = if groups < BUSY { (BUSY / groups).min(each).max(1) } else { 1 };
+        let wanted = if groups < BUSY { (BUSY / groups).min(each).max(1) } else { 1 };
+        self.segments = wanted.max(length.div_ceil(self.sharing * STEPS));
+    }
+
+    /// As many invocations for an output as let each end in time.
+    fn sharing_enough(mut self) -> Cut {
+        if self.length() > self.sharing * STEPS {
+            self.sharing = GROUP;
+        }
+        self
     }
 
     /// The segments' results: the same outputs, a contiguous run for each.
@@ -310,7 +328,8 @@ impl Cut {
         let sites: SmallVec<[Site; 8]> = (0..places.len()).map(site).collect();
         let (outputs, length) = (self.outputs(), self.length());
         let each = length.div_ceil(self.segments);
-        let mut params: SmallVec<[u32; 64]> = smallvec![0, outputs as u32, length as u32, each as u32, self.segments as u32];
+        let mut params: SmallVec<[u32; 64]> =
+            smallvec![0, outputs as u32, length as u32, each as u32, self.segments as u32];
         params.extend(self.outer.iter().chain(&self.inner).map(|&d| d as u32));
         for (i, place) in places.iter().enumerate() {
             params.push(bindings.base(slots[i], place));
@@ -357,9 +376,13 @@ impl Cut {
         }
         let map = text(&mut params, &loads)?;
         let (sharing, width) = (self.sharing, GROUP / self.sharing);
-        let value = to.form.accumulate(how, &to.load("target"), fold.result);
-        let shared: String =
-            fold.states.iter().enumerate().map(|(i, (ty, _))| format!("var<workgroup> w{i}: array<{ty}, {GROUP}>;\n")).collect();
+        let value = to.form.accumulate(how, &to.load("goal"), fold.result);
+        let shared: String = fold
+            .states
+            .iter()
+            .enumerate()
+            .map(|(i, (ty, _))| format!("var<workgroup> w{i}: array<{ty}, {GROUP}>;\n"))
+            .collect();
         // What is far apart is added up apart: a long sum in one variable would lose digits.
         let declare = fold.declare("b");
         let mut body = format!(
@@ -397,10 +420,10 @@ impl Cut {
              let share = local / {width}u;\nlet output = (task / {segments}) * {width}u + local % {width}u;\n\
              let inside = output < {outputs};\nlet position = select(0u, output, inside);\n\
              let low = segment * {each};\nlet high = select(low, min({length}, low + {each}), inside);\n\
-             {}{starts}let target = {target};\n{body}\
+             {}{starts}let goal = {target};\n{body}\
              if (inside && share == 0u) {{\n{}}}\n}}\n",
             unravel("o", "position", &outer),
-            to.store("target", &value),
+            to.store("goal", &value),
         ))
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use numcore::{
-    ArgOp, Capabilities, DeviceId, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape, Use,
-    View, ViewMut, pointwise::Program,
+    ArgOp, Capabilities, DeviceId, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
+    Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Buffer, Wgpu, index, matmul, pointwise, queue::Queue, reduce, scan, sort};
+use crate::{Buffer, Wgpu, fused, index, matmul, pointwise, queue::Queue, reduce, scan, sort};
 
 impl Runtime for Wgpu {
     type Buffer = Buffer;
@@ -132,5 +132,9 @@ impl Runtime for Wgpu {
         index: ViewMut<'_, Self>,
     ) -> Result<()> {
         sort::sort(self, x, axis, descending, values, index)
+    }
+
+    fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
+        fused::run(self, op, ins, outs)
     }
 }

@@ -82,10 +82,17 @@ impl Lines {
         let outs: SmallVec<[(Place<'_>, Form); 3]> = self.buffers().map(|b| place(b, all)).collect();
         let how: SmallVec<[Accumulate; 3]> = outs.iter().map(|_| OVERWRITE).collect();
         let numbers = [self.padded as u32 - 1];
-        Walk::new(wgpu, "sort", &[], &outs)?.run(wgpu, ("sort", "sort_start"), None, &how, (&numbers, &[]), |body| {
-            let low = if outs.len() == 3 { "out2 = 0xffffffffu;\n" } else { "" };
-            Ok(format!("out0 = 0xffffffffu;\nout1 = index & {};\n{low}", body.params.next()))
-        })?;
+        Walk::new(wgpu, "sort", &[], &outs)?.run(
+            wgpu,
+            ("sort", "sort_start"),
+            None,
+            &how,
+            (&numbers, &[]),
+            |body| {
+                let low = if outs.len() == 3 { "out2 = 0xffffffffu;\n" } else { "" };
+                Ok(format!("out0 = 0xffffffffu;\nout1 = index & {};\n{low}", body.params.next()))
+            },
+        )?;
         let keys = [&self.high].into_iter().chain(&self.low);
         let outs: SmallVec<[(Place<'_>, Form); 2]> = keys.map(|b| place(b, self.real)).collect();
         let form = Form::of(x.dtype);
@@ -131,14 +138,17 @@ impl Lines {
         let all = Layout::contiguous(Shape::from([self.total]));
         let places: SmallVec<[Place<'_>; 3]> = self.buffers().map(|b| Place::of(b, all, DType::U32)).collect();
         let (bindings, slots) = Bindings::of(&wgpu.queue.device, "sort", &places)?;
-        let mut params: SmallVec<[u32; 16]> = smallvec![0, self.total as u32, self.padded as u32 - 1, from as u32, to as u32];
+        let mut params: SmallVec<[u32; 16]> =
+            smallvec![0, self.total as u32, self.padded as u32 - 1, from as u32, to as u32];
         params.extend(places.iter().zip(&slots).map(|(p, &s)| bindings.base(s, p)));
         let wide = self.low.is_some();
         let key = Key { kind, program: None, details: smallvec![u32::from(wide), bindings.len() as u32] };
         let header = header(&[false; 3][..bindings.len()], params.len());
         let groups = (self.total / 2).max(1).div_ceil(GROUP);
         let launch = Launch { op: "sort", key, bindings, params: &params, groups };
-        wgpu.queue.launch(launch, || Ok(if kind == "sort_step" { step_source(&header, wide) } else { block_source(&header, wide) }))
+        wgpu.queue.launch(launch, || {
+            Ok(if kind == "sort_step" { step_source(&header, wide) } else { block_source(&header, wide) })
+        })
     }
 
     /// Positions in their order, and the values there.
@@ -185,15 +195,15 @@ fn before(wide: bool) -> &'static str {
 /// One step between elements that are `apart`.
 fn step_source(header: &str, wide: bool) -> String {
     let (load, store) = if wide {
-        ("let li = b2[low + i];\nlet lj = b2[low + j];\n", "b2[low + i] = lj;\nb2[low + j] = li;\n")
+        ("let li = buf2[low + i];\nlet lj = buf2[low + j];\n", "buf2[low + i] = lj;\nbuf2[low + j] = li;\n")
     } else {
         ("", "")
     };
     let body = format!(
         "let t = task * {GROUP}u + local;\nif (t >= total / 2u) {{ return; }}\n\
          let i = 2u * t - (t & (apart - 1u));\nlet j = i + apart;\nlet ascending = ((i & mask) & size) == 0u;\n\
-         let ki = b0[high + i];\nlet kj = b0[high + j];\nlet pi = b1[position + i];\nlet pj = b1[position + j];\n{load}\
-         if ({} == ascending) {{\nb0[high + i] = kj;\nb0[high + j] = ki;\nb1[position + i] = pj;\nb1[position + j] = pi;\n{store}}}\n",
+         let ki = buf0[high + i];\nlet kj = buf0[high + j];\nlet pi = buf1[position + i];\nlet pj = buf1[position + j];\n{load}\
+         if ({} == ascending) {{\nbuf0[high + i] = kj;\nbuf0[high + j] = ki;\nbuf1[position + i] = pj;\nbuf1[position + j] = pi;\n{store}}}\n",
         before(wide)
     );
     frame(header, wide, "", &body)
@@ -203,20 +213,22 @@ fn step_source(header: &str, wide: bool) -> String {
 fn block_source(header: &str, wide: bool) -> String {
     let mut shared = format!("var<workgroup> k: array<u32, {BLOCK}>;\nvar<workgroup> p: array<u32, {BLOCK}>;\n");
     let (mut read, mut load, mut swap, mut write) = (
-        "k[e] = b0[high + g];\np[e] = b1[position + g];\n".to_owned(),
+        "k[e] = buf0[high + g];\np[e] = buf1[position + g];\n".to_owned(),
         "let ki = k[i];\nlet kj = k[j];\nlet pi = p[i];\nlet pj = p[j];\n".to_owned(),
         "k[i] = kj;\nk[j] = ki;\np[i] = pj;\np[j] = pi;\n".to_owned(),
-        "b0[high + g] = k[e];\nb1[position + g] = p[e];\n".to_owned(),
+        "buf0[high + g] = k[e];\nbuf1[position + g] = p[e];\n".to_owned(),
     );
     if wide {
         shared += &format!("var<workgroup> l: array<u32, {BLOCK}>;\n");
-        read += "l[e] = b2[low + g];\n";
+        read += "l[e] = buf2[low + g];\n";
         load += "let li = l[i];\nlet lj = l[j];\n";
         swap += "l[i] = lj;\nl[j] = li;\n";
-        write += "b2[low + g] = l[e];\n";
+        write += "buf2[low + g] = l[e];\n";
     }
     let each = |body: &str| {
-        format!("for (var e = local; e < {BLOCK}u; e += {GROUP}u) {{\nlet g = first + e;\nif (g < total) {{\n{body}}}\n}}\n")
+        format!(
+            "for (var e = local; e < {BLOCK}u; e += {GROUP}u) {{\nlet g = first + e;\nif (g < total) {{\n{body}}}\n}}\n"
+        )
     };
     let body = format!(
         "let first = task * {BLOCK}u;\n{}\

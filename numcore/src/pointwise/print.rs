@@ -159,7 +159,10 @@ impl Printer<'_> {
         let mut text = cell[kind.min(cell.len() - 1)].replace("{t}", t).replace("{u}", &format!("unsigned {t}"));
         text = text.replace("unsigned unsigned", "unsigned").replace("{d}", dtype.compute().name());
         for (i, &a) in operands.iter().enumerate() {
-            text = text.replace(&format!("{{{i}}}"), &self.operand(a)?);
+            // Drivers may take `x − x` for 0, which it is not for NaN and infinities.
+            let twice = self.dialect == Dialect::Wgsl && kind == 0 && i == 1 && operands[0] == a;
+            let name = self.operand(a)?;
+            text = text.replace(&format!("{{{i}}}"), &if twice { format!("wg_keep({name})") } else { name });
         }
         Ok(text)
     }
@@ -195,6 +198,10 @@ impl Printer<'_> {
             super::Number::Bool(x) => return Ok(x.to_string()),
             super::Number::Int(x) => x.to_string(),
             super::Number::Float(x) if !x.is_finite() => return Ok(self.bits(x, dtype)),
+            // Drivers may take `0 · x` for 0, and `x + 0` for x, which they are not for NaN, infinities and −0.
+            super::Number::Float(x) if x == 0.0 && self.dialect == Dialect::Wgsl => {
+                return Ok(format!("wg_bits({:#x}u ^ wg_zero)", (x as f32).to_bits()));
+            }
             super::Number::Float(x) if dtype == DType::F64 => format!("{x:?}"),
             super::Number::Float(x) => format!("{:?}", x as f32),
         };

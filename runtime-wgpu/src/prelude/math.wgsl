@@ -70,8 +70,8 @@ fn wg_expm1(x: f32) -> f32 {
     return 2f * (s * (r * r) * wg_exp_tail(r) + (s * r + (s - 0.5f)));
 }
 
-// e and f of x = 2ᵉ·(1 + f), 1 + f in [2/3, 4/3), of the bits of a positive number.
-fn wg_split(bits: u32) -> vec2<f32> {
+// e and f of x = 2ᵉ·(1 + f), 1 + f in [from, 2·from), of the bits of a positive number and of `from`.
+fn wg_split_from(bits: u32, start: u32) -> vec2<f32> {
     var b = bits;
     var e = -127i;
     if (b < 0x800000u) {
@@ -79,9 +79,14 @@ fn wg_split(bits: u32) -> vec2<f32> {
         b = b << zeros;
         e = e - i32(zeros);
     }
-    let shifted = b + 0x00555555u;
-    let m = bitcast<f32>((shifted & 0x7fffffu) + 0x3f2aaaabu);
+    let shifted = b + (0x3f800000u - start);
+    let m = bitcast<f32>((shifted & 0x7fffffu) + start);
     return vec2<f32>(f32(i32(shifted >> 23u) + e), m - 1f);
+}
+
+// From 2/3.
+fn wg_split(bits: u32) -> vec2<f32> {
+    return wg_split_from(bits, 0x3f2aaaabu);
 }
 
 // log(1 + f) − f
@@ -106,9 +111,15 @@ fn wg_log(x: f32) -> f32 {
 }
 
 fn wg_log2(x: f32) -> f32 {
-    let p = wg_split(bitcast<u32>(x));
-    let tail = wg_log_tail(p.y);
-    return wg_log_ends(x, p.x + (p.y + (tail + (tail + p.y) * 0.44269504088896340736f)));
+    // From √½: where e is not 0 the logarithm is not small, and nothing cancels.
+    let p = wg_split_from(bitcast<u32>(x), 0x3f3504f3u);
+    let f = p.y;
+    let z = f * f;
+    // Cephes.
+    let q = (((((((7.0376836292e-2f * f - 1.1514610310e-1f) * f + 1.1676998740e-1f) * f - 1.2420140846e-1f) * f + 1.4249322787e-1f) * f - 1.6668057665e-1f) * f + 2.0000714765e-1f) * f - 2.4999993993e-1f) * f + 3.3333331174e-1f;
+    let tail = f * z * q - 0.5f * z;
+    let sum = wg_sum(p.x, f);
+    return wg_log_ends(x, sum.x + (sum.y + (tail + (tail + f) * 0.44269504088896340736f)));
 }
 
 fn wg_log1p(x: f32) -> f32 {
