@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use smallvec::SmallVec;
 
-use super::{Const, Dialect, Id, Inst, Program, Typed};
+use super::{Binary, Const, Dialect, Id, Inst, Program, Typed};
 use crate::{DType, Error, Result};
 
 impl fmt::Display for Program {
@@ -66,7 +66,10 @@ impl Program {
     /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are the runtime's. Arithmetic in a type the
     /// dialect lacks is an error.
     pub fn print(&self, typed: &Typed, dialect: Dialect) -> Result<String> {
-        let printer = Printer { program: self, typed, dialect, launch: self.launch_values() };
+        // Random numbers are to be the same everywhere. WebGPU does not say whether a product and a sum are rounded together, as the
+        // processor does; so here they are, in software.
+        let draws = dialect == Dialect::Wgsl && self.insts().iter().any(|i| matches!(i, Inst::Random { .. }));
+        let printer = Printer { program: self, typed, dialect, launch: self.launch_values(), draws };
         let uniform = self.uniform();
         let mut text = String::new();
         for id in 0..self.insts().len() as Id {
@@ -87,6 +90,7 @@ struct Printer<'a> {
     typed: &'a Typed,
     dialect: Dialect,
     launch: Vec<Id>,
+    draws: bool,
 }
 
 impl Printer<'_> {
@@ -107,6 +111,16 @@ impl Printer<'_> {
         })
     }
 
+    /// The operands of a product that differs from element to element and is used once.
+    fn product(&self, id: Id) -> Option<[Id; 2]> {
+        let readers = self.program.insts().iter().flat_map(|inst| inst.operands());
+        let used = readers.chain(self.program.outputs().iter().copied()).filter(|&a| a == id).count();
+        match self.program.insts()[id as usize] {
+            Inst::Binary(Binary::Mul, a, b) if used == 1 && self.launch.binary_search(&id).is_err() => Some([a, b]),
+            _ => None,
+        }
+    }
+
     fn operand(&self, id: Id) -> Result<String> {
         match self.program.insts()[id as usize] {
             Inst::Input(i) => Ok(format!("in{i}")),
@@ -122,6 +136,11 @@ impl Printer<'_> {
         let inst = self.program.insts()[id as usize];
         match inst {
             Inst::Unary(op, _) => self.fill(inst, op.cell(self.dialect)),
+            Inst::Binary(Binary::Add, a, b) if self.draws && self.dtype(id).compute() == DType::F32 => {
+                let fused = self.product(a).map(|p| (p, b)).or_else(|| self.product(b).map(|p| (p, a)));
+                let Some(([x, y], c)) = fused else { return self.fill(inst, Binary::Add.cell(self.dialect)) };
+                Ok(format!("wg_fma({}, {}, {})", self.operand(x)?, self.operand(y)?, self.operand(c)?))
+            }
             Inst::Binary(op, ..) => self.fill(inst, op.cell(self.dialect)),
             Inst::Select(c, a, b) => {
                 let (c, a, b) = (self.operand(c)?, self.operand(a)?, self.operand(b)?);

@@ -41,9 +41,9 @@ fn wg_exp_tail(r: f32) -> f32 {
     return ((((0.0001978181f * r + 0.0013932916f) * r + 0.0083335275f) * r + 0.041666497f) * r + 0.16666666f) * r + 0.5f;
 }
 
-// eˣ·2ᵏ of x + low
+// eˣ·2ᵏ of x + low. What underflows does so far beyond the smallest number: a driver may put a later factor first.
 fn wg_exp_scaled(x: f32, low: f32, k: i32) -> f32 {
-    let c = wg_within(x, -104f, 90f);
+    let c = wg_within(x, -128f, 90f);
     let reduced = wg_ln2_reduce(c);
     let r = reduced.y + low;
     return wg_scale((r * r * wg_exp_tail(r) + r) + 1f, wg_i32(reduced.x) + k);
@@ -54,7 +54,7 @@ fn wg_exp(x: f32) -> f32 {
 }
 
 fn wg_exp2(x: f32) -> f32 {
-    let c = wg_within(x, -151f, 129f);
+    let c = wg_within(x, -180f, 129f);
     let n = round(c);
     let r = c - n;
     let p = ((((0.00015498482f * r + 0.0013389124f) * r + 0.0096179675f) * r + 0.055503633f) * r + 0.2402265f) * r + 0.6931472f;
@@ -400,4 +400,29 @@ fn wg_rem_f32(a: f32, b: f32) -> f32 {
     let r = bitcast<f32>(bits | (bitcast<u32>(a) & 0x80000000u));
     let across = bits != 0u && ((bitcast<u32>(a) ^ bitcast<u32>(b)) >> 31u) == 1u;
     return select(r, r + b, across);
+}
+
+// a + b and what its rounding lost (Knuth), of any two.
+fn wg_two_sum(a: f32, b: f32) -> vec2<f32> {
+    let s = wg_keep(a + b);
+    let back = wg_keep(s - a);
+    return vec2<f32>(s, (a - wg_keep(s - back)) + (b - back));
+}
+
+// a + b rounded to odd: inexact sums end in 1.
+fn wg_odd_sum(a: f32, b: f32) -> f32 {
+    let s = wg_two_sum(a, b);
+    let bits = bitcast<u32>(s.x);
+    if (s.y == 0f || (bits & 1u) == 1u) { return s.x; }
+    return bitcast<f32>(select(bits - 1u, bits + 1u, (s.y > 0f) == (s.x > 0f)));
+}
+
+// a·b + c rounded once (Boldo and Melquiond 2008), which WGSL's own does not promise.
+fn wg_fma(a: f32, b: f32, c: f32) -> f32 {
+    let plain = a * b + c;
+    if ((bitcast<u32>(plain) & 0x7f800000u) == 0x7f800000u) { return plain; }
+    let u = wg_product(a, b);
+    let t = wg_two_sum(c, u.y);
+    let v = wg_two_sum(u.x, t.x);
+    return v.x + wg_odd_sum(t.y, v.y);
 }
