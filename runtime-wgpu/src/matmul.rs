@@ -16,7 +16,9 @@ use crate::{
 };
 
 /// Invocations of a group, in a square.
-const SIDE: usize = 16;
+const SIDE: usize = 8;
+/// Rows or columns of the output that one keeps.
+const BLOCKS: [usize; 3] = [8, 4, 2];
 /// Terms of the sums in workgroup memory at a time.
 const DEPTH: usize = 16;
 
@@ -75,16 +77,8 @@ fn product(wgpu: &Wgpu, places: [Place<'_>; 3], how: Accumulate) -> Result<()> {
     atomic[slots[0]] = Form::of(places[0].dtype).per_word() > 1;
     let sites: [Site; 3] =
         std::array::from_fn(|i| Site { slot: slots[i], form: Form::of(places[i].dtype), atomic: atomic[slots[i]] });
-    // Blocks of 4 by 4 want sizes that fill them; a row or a column gets one by one.
-    let block = [m, n].map(|d| {
-        if d > 2 * SIDE {
-            4
-        } else if d > SIDE {
-            2
-        } else {
-            1
-        }
-    });
+    // The larger the block, the more often what was read is used; a small side would leave a large one empty.
+    let block = [m, n].map(|d| BLOCKS.into_iter().find(|b| b * SIDE <= d.next_power_of_two()).unwrap_or(1));
     let [tile_m, tile_n] = block.map(|b| b * SIDE);
     let tiles = [m.div_ceil(tile_m), n.div_ceil(tile_n)];
     let count: usize = batch.iter().product();

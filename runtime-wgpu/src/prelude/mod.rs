@@ -2,8 +2,13 @@
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
-const FILES: [&str; 4] =
-    [include_str!("bits.wgsl"), include_str!("int.wgsl"), include_str!("long.wgsl"), include_str!("math.wgsl")];
+const FILES: [&str; 5] = [
+    include_str!("bits.wgsl"),
+    include_str!("int.wgsl"),
+    include_str!("long.wgsl"),
+    include_str!("math.wgsl"),
+    include_str!("exact.wgsl"),
+];
 
 /// Every function and constant of the files, by name: in WGSL the order of declarations does not matter.
 static ITEMS: LazyLock<BTreeMap<&str, &str>> = LazyLock::new(|| FILES.into_iter().flat_map(items).collect());
