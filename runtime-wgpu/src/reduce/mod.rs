@@ -43,15 +43,29 @@ pub(crate) fn reduce(
     if full.numel() == 0 {
         return nothing(wgpu, op, out);
     }
+    let all: SmallVec<[Place<'_>; 8]> = ins.iter().map(|v| Place::from(*v)).collect();
     let types: SmallVec<[DType; 8]> = ins.iter().map(|v| v.dtype()).collect();
     let to = Place::from(&out.view);
-    let typed = map.resolve(&types, &[Some(to.dtype)])?;
+    places(wgpu, (map, &types, to.dtype), &all, scalars, full, op, (to, out.how))
+}
+
+/// The same of operands that are there, for a program resolved with the types that are given; there are elements.
+pub(crate) fn places(
+    wgpu: &Wgpu,
+    (map, types, result): (&Program, &[DType], DType),
+    ins: &[Place<'_>],
+    scalars: &[Scalar],
+    full: &Shape,
+    op: ReduceOp,
+    (to, how): (Place<'_>, Accumulate),
+) -> Result<()> {
+    let typed = map.resolve(types, &[Some(result)])?;
     if typed.dtypes.contains(&DType::F64) {
         return Err(no_f64(wgpu, map.name()));
     }
     let launch = LaunchValues::of(map, &typed, scalars)?;
     let used: SmallVec<[usize; 8]> = (0..ins.len()).filter(|&i| reads(map, i)).collect();
-    let places: SmallVec<[Place<'_>; 8]> = used.iter().map(|&i| ins[i].into()).collect();
+    let places: SmallVec<[Place<'_>; 8]> = used.iter().map(|&i| ins[i]).collect();
     let mut details: SmallVec<[u32; 16]> = used.iter().map(|&i| (i as u32) << 8 | types[i] as u32).collect();
     details.extend([op as u32, to.dtype as u32]);
     let fold = Fold::of(op, Form::of(to.dtype));
@@ -66,7 +80,7 @@ pub(crate) fn reduce(
     let cut = Cut::new(full, &places, &to);
     let mapped = Mapped { op: map.name(), program: Some(map), details: &details, numbers: &launch.words };
     if cut.segments == 1 {
-        return cut.run(wgpu, mapped, &places, to, out.how, &fold, text);
+        return cut.run(wgpu, mapped, &places, to, how, &fold, text);
     }
     // Each segment's result, then those of an output together.
     let parts = Layout::contiguous(Shape::from([cut.outputs(), cut.segments]));
@@ -77,7 +91,7 @@ pub(crate) fn reduce(
     let details = [op as u32, to.dtype as u32];
     let mapped = Mapped { op: map.name(), program: None, details: &details, numbers: &[] };
     let plain = |_: &mut Params, loads: &[String]| Ok(format!("b0 = {};\n", loads[0]));
-    last.run(wgpu, mapped, &[partial], to, out.how, &fold, plain)
+    last.run(wgpu, mapped, &[partial], to, how, &fold, plain)
 }
 
 /// What stands for the combination of no values.
