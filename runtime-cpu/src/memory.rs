@@ -8,26 +8,18 @@ use std::{
     sync::Arc,
 };
 
-use numcore::{DeviceId, DeviceKind, ErrorKind, MemoryStats, Result, Use};
+use numcore::{DeviceId, DeviceKind, ErrorKind, MemoryStats, Pool, Result, Use};
 use parking_lot::Mutex;
 
 /// Every block starts at a multiple of this: what SIMD, and other runtimes' binding offsets, want.
 const ALIGN: usize = 256;
 /// Blocks from this size on start at a multiple of it, and ask for pages of that size.
 const HUGE: usize = 2 << 20;
-/// Size classes between one power of two and the next: at most an eighth of a block is waste.
-const STEPS: usize = 8;
-const CLASSES: usize = STEPS * usize::BITS as usize;
-/// How many classes above its own a request may take a free block from.
-const SLACK: usize = 2;
 
 /// A queue's memory: free blocks and the account.
 pub(crate) struct Memory(Mutex<State>);
 
-struct State {
-    free: Vec<Vec<Block>>,
-    stats: MemoryStats,
-}
+struct State(Pool<Block>);
 
 #[derive(Clone, Copy)]
 struct Block {
@@ -68,34 +60,31 @@ impl fmt::Debug for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let mut state = self.memory.0.lock();
-        state.stats.by_use[self.use_ as usize].live -= self.bytes;
-        state.stats.total.live -= self.bytes;
+        state.0.unbook(self.bytes, self.use_);
         if let Some(block) = self.block {
-            state.free[block.class].push(block);
+            state.0.put(block.class, block);
         }
     }
 }
 
 impl Memory {
     pub(crate) fn new() -> Arc<Self> {
-        let free = (0..CLASSES).map(|_| Vec::new()).collect();
-        Arc::new(Memory(Mutex::new(State { free, stats: MemoryStats::default() })))
+        Arc::new(Memory(Mutex::new(State(Pool::default()))))
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
-        self.0.lock().stats.clone()
+        self.0.lock().0.stats().clone()
     }
 
     pub(crate) fn reset_peak(&self) {
-        let stats = &mut self.0.lock().stats;
-        stats.by_use.iter_mut().chain([&mut stats.total]).for_each(|b| b.peak = b.live);
+        self.0.lock().0.reset_peak();
     }
 
     /// `bytes` bytes, booked under `use_`. They are initialised, but arbitrary.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: Use) -> Result<Buffer> {
         let mut state = self.0.lock();
         let block = if bytes == 0 { None } else { Some(state.take(bytes)?) };
-        state.book(bytes, use_);
+        state.0.book(bytes, use_);
         drop(state);
         Ok(Buffer { block, bytes, use_, memory: self.clone() })
     }
@@ -103,9 +92,8 @@ impl Memory {
 
 impl State {
     fn take(&mut self, bytes: usize) -> Result<Block> {
-        let class = class_of(bytes).ok_or_else(|| self.exhausted(bytes))?;
-        let near = class..(class + 1 + SLACK).min(CLASSES);
-        if let Some(block) = near.into_iter().find_map(|c| self.free[c].pop()) {
+        let class = Pool::<Block>::class_of(bytes).ok_or_else(|| self.exhausted(bytes))?;
+        if let Some((_, block)) = self.0.take(class) {
             poison(block, bytes);
             return Ok(block);
         }
@@ -114,30 +102,18 @@ impl State {
             Block::new(class)
         });
         let block = block.ok_or_else(|| self.exhausted(bytes))?;
-        self.stats.reserved += size_of_class(class);
+        self.0.reserve(class);
         Ok(block)
-    }
-
-    fn book(&mut self, bytes: usize, use_: Use) {
-        let stats = &mut self.stats;
-        stats.allocations += 1;
-        for account in [&mut stats.by_use[use_ as usize], &mut stats.total] {
-            account.live += bytes;
-            account.peak = account.peak.max(account.live);
-        }
     }
 
     /// Gives every free block back to the system.
     fn release(&mut self) {
-        for block in self.free.iter_mut().flat_map(|list| list.drain(..)) {
-            self.stats.reserved -= size_of_class(block.class);
-            block.release();
-        }
+        self.0.drain().into_iter().for_each(|(_, block)| block.release());
     }
 
     fn exhausted(&self, requested: usize) -> numcore::Error {
         let device = DeviceId { kind: DeviceKind::Cpu, index: 0 };
-        ErrorKind::OutOfMemory { device, requested, live: self.stats.total.live }.into()
+        ErrorKind::OutOfMemory { device, requested, live: self.0.stats().total.live }.into()
     }
 }
 
@@ -149,7 +125,7 @@ impl Drop for State {
 
 impl Block {
     fn layout(class: usize) -> Option<Layout> {
-        let size = size_of_class(class);
+        let size = Pool::<Block>::size_of(class);
         Layout::from_size_align(size, if size >= HUGE { HUGE } else { ALIGN }).ok()
     }
 
@@ -194,42 +170,9 @@ fn poison(block: Block, bytes: usize) {
     }
 }
 
-/// The smallest class that holds `bytes`; `None` beyond what an address can reach.
-fn class_of(bytes: usize) -> Option<usize> {
-    let units = bytes.checked_add(ALIGN - 1)? / ALIGN;
-    if units <= STEPS {
-        return Some(units.saturating_sub(1));
-    }
-    // Between 2^e and 2^(e+1) units there are STEPS classes.
-    let e = (units - 1).ilog2() as usize;
-    let step = 1usize << (e - STEPS.ilog2() as usize);
-    let class = STEPS * (e - 2) + (units - (1 << e)).div_ceil(step) - 1;
-    (size_of_class(class) <= isize::MAX as usize).then_some(class)
-}
-
-/// Bytes of a class's blocks.
-fn size_of_class(class: usize) -> usize {
-    if class < STEPS {
-        return (class + 1) * ALIGN;
-    }
-    let (e, k) = (class / STEPS + 2, class % STEPS + 1);
-    let units = (1usize << e).saturating_add(k << (e - STEPS.ilog2() as usize));
-    units.saturating_mul(ALIGN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn classes_hold_what_they_are_for_and_waste_little() {
-        for bytes in (1..20_000).chain((14..45).flat_map(|e| [(1 << e) - 1, 1 << e, (1 << e) + 1, 3 << e])) {
-            let class = class_of(bytes).unwrap();
-            assert!(size_of_class(class) >= bytes, "{bytes}");
-            assert!(class == 0 || size_of_class(class - 1) < bytes, "{bytes}: class {class} is not the smallest");
-            assert!(size_of_class(class) <= bytes + bytes / 8 + ALIGN, "{bytes}");
-        }
-    }
 
     #[test]
     fn more_than_memory_is_an_error() {

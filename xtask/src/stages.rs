@@ -18,6 +18,8 @@ pub struct Stage {
 enum Action {
     /// One cargo command, with these environment variables.
     Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
+    /// Several cargo commands.
+    Cargos(&'static [&'static [&'static str]]),
     /// The project's own source checks, in this process.
     Tidy,
     /// Every row of [`EXAMPLES`].
@@ -51,14 +53,28 @@ const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static
     Stage { name, about, action: Action::Cargo { args, env: &[] } }
 }
 
+/// Needs a driver: it has a stage of its own.
+const WGPU: &str = "weftgrad-runtime-wgpu";
+
+const UNIT: &[&str] = &["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--exclude", WGPU];
+
+#[rustfmt::skip]
+const WGPU_STAGE: &[&[&str]] = &[
+    &["test", "-p", WGPU],
+    &[
+        "run", "--profile", "test", "-p", "weftgrad-conformance", "--features", "wgpu", "--bin", "golden", "--",
+        "conformance/goldens", "--device", "wgpu",
+    ],
+];
+
 /// Every stage, in order.
 pub static STAGES: &[Stage] = &[
     cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
     Stage { name: "tidy", about: "the project's own rules hold (cargo xtask tidy)", action: Action::Tidy },
     cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     // The targets are named one by one because --all-targets would run the benches too.
-    cargo("test", "unit and integration tests", &["test", "--workspace", "--lib", "--bins", "--tests", "--examples"]),
-    cargo("doctest", "the documentation's examples run", &["test", "--workspace", "--doc"]),
+    cargo("test", "unit and integration tests", UNIT),
+    cargo("doctest", "the documentation's examples run", &["test", "--workspace", "--doc", "--exclude", WGPU]),
     Stage {
         name: "doc",
         about: "the documentation builds without a warning",
@@ -71,6 +87,11 @@ pub static STAGES: &[Stage] = &[
         "the reference values are met",
         &["run", "--release", "-p", "weftgrad-conformance", "--bin", "golden", "--", "conformance/goldens"],
     ),
+    Stage {
+        name: "wgpu",
+        about: "the WebGPU runtime passes the suite, on hardware or on a software driver",
+        action: Action::Cargos(WGPU_STAGE),
+    },
 ];
 
 /// The stage called `name`.
@@ -111,6 +132,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
     println!("\n==> {}: {}", stage.name, stage.about);
     match stage.action {
         Action::Cargo { args, env } => run_cargo(args, env),
+        Action::Cargos(all) => all.iter().try_for_each(|args| run_cargo(args, &[])),
         Action::Tidy => tidy::run(),
         Action::Examples => EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[])),
     }

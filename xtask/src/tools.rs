@@ -30,6 +30,17 @@ const TOOLS: &[Tool] = &[
         install: &["rustup", "component", "add", "clippy"],
         advice: "`rustup component add clippy`, or your distribution's clippy package",
     },
+    Tool {
+        name: "a Vulkan driver",
+        stages: &["wgpu"],
+        probe: &["sh", "-c", "ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json 2>/dev/null | grep -q ."],
+        install: &[
+            "sh",
+            "-c",
+            "apt-get update && apt-get install -y --no-install-recommends mesa-vulkan-drivers libvulkan1",
+        ],
+        advice: "your GPU's driver, or the software driver of your distribution's mesa-vulkan-drivers package",
+    },
 ];
 
 /// Looks for what `stages` need, installs what is missing if `install` is set, and returns each stage

@@ -1,6 +1,6 @@
-//! Runs a folder of reference values: `golden DIR [--device cpu] [--threads N] [--views] [GROUP…]`.
+//! Runs a folder of reference values: `golden DIR [--device cpu|wgpu] [--threads N] [--views] [GROUP…]`.
 //!
-//! One line per failing case, then `N passed, N failed, N skipped`. The exit status is 0 when none failed, 1 when one did, 2 when
+//! One line per failing or skipped case, then `N passed, N failed, N skipped`. The exit status is 0 when none failed, 1 when one did, 2 when
 //! nothing could be run: a file is missing or corrupt, or the arguments make no sense.
 
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use conformance::golden::{Case, Options, Outcome, Placement, load, run_case};
 use numcore::{Error, Result, Runtime};
 use runtime_cpu::Cpu;
 
-const USAGE: &str = "usage: golden DIR [--device cpu] [--threads N] [--views] [GROUP...]";
+const USAGE: &str = "usage: golden DIR [--device cpu|wgpu] [--threads N] [--views] [GROUP...]";
 
 fn main() -> ExitCode {
     // A panic is a failing case, reported as such.
@@ -58,6 +58,8 @@ impl Arguments {
         let cases = load(self.folder.as_deref().unwrap_or("."), &self.groups)?;
         match self.device.as_deref().unwrap_or("cpu") {
             "cpu" => Ok(self.run_on(&self.threads.map_or_else(Cpu::new, Cpu::with_threads), &cases)),
+            #[cfg(feature = "wgpu")]
+            "wgpu" => Ok(self.run_on(&runtime_wgpu::Wgpu::new(0)?, &cases)),
             other => Err(Error::argument("golden", format!("`{other}` is not a device this program was built for"))),
         }
     }
@@ -103,7 +105,10 @@ impl Tally {
     fn count(&mut self, case: &Case, outcome: Outcome) {
         match outcome {
             Outcome::Passed => self.passed += 1,
-            Outcome::Skipped(_) => self.skipped += 1,
+            Outcome::Skipped(why) => {
+                self.skipped += 1;
+                println!("SKIP {} {}: {why}", case.id, case.op);
+            }
             Outcome::Failed(lines) => {
                 self.failed += 1;
                 println!("FAIL {} {}: {}", case.id, case.op, lines.join("; "));

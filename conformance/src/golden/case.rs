@@ -78,6 +78,11 @@ impl Case {
         from.map_while(move |(k, v)| Some((k.strip_prefix(&start)?, v)))
     }
 
+    /// The types of its tensors.
+    pub fn dtypes(&self) -> impl Iterator<Item = DType> {
+        self.under("").map(|(_, t)| t.dtype)
+    }
+
     /// A count the case states beside its attributes.
     pub fn count(&self, field: &str) -> Result<usize> {
         let found = self.json.get(field).and_then(Value::as_u64);

@@ -52,6 +52,10 @@ impl fmt::Display for Outcome {
 
 /// Runs one case on a device. An error on the way, and an op nobody knows, are failures of the case.
 pub fn run_case<R: Runtime>(rt: &R, case: &Case, options: Options) -> Outcome {
+    let computes = |d: DType| rt.capabilities().compute.contains(&d.compute());
+    if let Some(d) = case.dtypes().find(|d| !computes(*d)) {
+        return Outcome::Skipped(format!("{d} is not in capabilities.compute"));
+    }
     let run = || match case.group.as_str() {
         "lr" => super::lr::run(case),
         "optim" => super::optim::run(rt, case),

@@ -1,4 +1,4 @@
-//! Narrow types against `f64`: the same inputs, rounded to the narrow type first, must give nearly the same results.
+//! Narrow types against the widest, `f64` where a runtime computes in it: the same inputs, rounded to the narrow type first, must give nearly the same results.
 
 use numcore::{DType, Runtime};
 
@@ -13,38 +13,46 @@ use super::{
 /// cancellation say how many times more.
 const SPACINGS: f64 = 6.0;
 
+/// Whether a runtime computes in a type: the halves compute in `f32`.
+pub(crate) fn computes<R: Runtime>(rt: &R, dtype: DType) -> bool {
+    rt.capabilities().compute.contains(&dtype.compute())
+}
+
+/// Why what needs this type is left out: the one reason there is for a skip.
+pub(crate) fn lacks(dtype: DType) -> String {
+    format!("{dtype} is not in capabilities.compute")
+}
+
 pub(crate) fn narrow<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("narrow types");
-    let has = rt.capabilities();
-    if !has.compute.contains(&DType::F64) {
-        section.skip("this runtime does not compute in f64, which the others are compared with");
-        return section;
+    // What the others are compared with: the widest type it computes in.
+    let wide = if computes(rt, DType::F64) { DType::F64 } else { DType::F32 };
+    if wide == DType::F32 {
+        section.skip(format!("f32: {}, with which it is compared", lacks(DType::F64)));
     }
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
-        if !has.storage.contains(&dtype) {
-            section.skip(format!("{dtype} is not stored"));
+    for dtype in [DType::F32, DType::F16, DType::BF16].into_iter().filter(|d| *d != wide) {
+        if !rt.capabilities().storage.contains(&dtype) {
+            section.skip(format!("{dtype} is not in capabilities.storage"));
             continue;
         }
         for case in cases::all::<R>() {
             // Values of half types are too coarse for sums of exponentials of hundreds.
             let coarse = dtype.is_half() && case.inputs.iter().any(|s| s.values().iter().any(|v| v.abs() > 100.0));
             if !coarse {
-                section.check(format!("{} {dtype}", case.name), || compare(rt, &case, dtype));
+                section.check(format!("{} {dtype}", case.name), || compare(rt, &case, dtype, wide));
             }
         }
     }
     section
 }
 
-fn compare<R: Runtime>(rt: &R, case: &OpCase<R>, dtype: DType) -> numcore::Result<super::report::Verdict> {
+fn compare<R: Runtime>(rt: &R, case: &OpCase<R>, dtype: DType, wide: DType) -> numcore::Result<super::report::Verdict> {
     let narrow = case.tensors(rt, dtype)?;
-    let wide = case
+    let exact = case
         .inputs
         .iter()
-        .map(|s| {
-            s.with(rt, DType::F64, &if s.is_float() { rounded(rt, s.values(), dtype)? } else { s.values().to_vec() })
-        })
+        .map(|s| s.with(rt, wide, &if s.is_float() { rounded(rt, s.values(), dtype)? } else { s.values().to_vec() }))
         .collect::<numcore::Result<Vec<_>>>()?;
-    let want = forward_backward(rt, case, &wide)?;
+    let want = forward_backward(rt, case, &exact)?;
     Ok(agree(&forward_backward(rt, case, &narrow)?, &want, SPACINGS * case.slack * dtype.epsilon()))
 }

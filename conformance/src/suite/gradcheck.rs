@@ -10,6 +10,7 @@ use numcore::{
 use super::{
     case::{OpCase, no_gradient, weights},
     cases,
+    dtypes::{computes, lacks},
     report::{Section, Verdict},
 };
 
@@ -28,8 +29,8 @@ pub(crate) fn second<R: Runtime>(rt: &R) -> Section {
 
 fn section<R: Runtime>(name: &'static str, rt: &R, twice: bool) -> Section {
     let mut section = Section::new(name);
-    if !rt.capabilities().compute.contains(&DType::F64) {
-        section.skip("this runtime does not compute in f64");
+    if !computes(rt, DType::F64) {
+        section.skip(lacks(DType::F64));
         return section;
     }
     for case in cases::all::<R>().iter().filter(|c| c.twice || !twice) {

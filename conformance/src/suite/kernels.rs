@@ -12,6 +12,7 @@ use numcore::{
 
 use super::{
     close::near,
+    dtypes::{computes, lacks},
     report::{Section, Verdict},
 };
 use crate::golden::Placement;
@@ -19,7 +20,11 @@ use crate::golden::Placement;
 pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("fused kernels");
     let types = [(DType::F32, 2e-5), (DType::F64, 1e-12)];
-    for (dtype, tolerance) in types.into_iter().filter(|(d, _)| rt.capabilities().compute.contains(d)) {
+    for (dtype, tolerance) in types {
+        if !computes(rt, dtype) {
+            section.skip(lacks(dtype));
+            continue;
+        }
         let mut bench = Bench { rt, dtype, tolerance, section: &mut section };
         bench.softmax();
         bench.cross_entropy();

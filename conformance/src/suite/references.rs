@@ -4,7 +4,10 @@ use std::path::Path;
 
 use numcore::{DType, Result, Runtime};
 
-use super::report::{Section, Verdict};
+use super::{
+    dtypes::{computes, lacks},
+    report::{Section, Verdict},
+};
 use crate::golden::{Case, Options, Outcome, Placement, load, run_case};
 
 /// Where the reference values lie.
@@ -31,6 +34,10 @@ pub(crate) fn references<R: Runtime>(rt: &R) -> Section {
         }
         let types = [DType::F64, DType::BF16, DType::F16];
         for dtype in types.into_iter().filter(|d| rt.capabilities().storage.contains(d) && suits(case, *d)) {
+            if !computes(rt, dtype) {
+                section.skip(format!("{} {dtype}: {}", case.id, lacks(dtype)));
+                continue;
+            }
             run(rt, &mut section, case, Options { dtype: Some(dtype), ..Options::default() });
         }
     }

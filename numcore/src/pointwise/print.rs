@@ -2,7 +2,9 @@
 
 use std::fmt::{self, Write};
 
-use super::{Const, Dialect, Id, Inst, Program, Typed};
+use smallvec::SmallVec;
+
+use super::{Binary, Const, Dialect, Id, Inst, Program, Typed};
 use crate::{DType, Error, Result};
 
 impl fmt::Display for Program {
@@ -61,9 +63,13 @@ impl Program {
     /// Statements that compute `out0 …` from `in0 …` (in the form their type is computed in), `s0 …` (see
     /// [`launch_values`](Program::launch_values)), `seed0 …` (scalars that key random bits) and `index`, in a dialect.
     ///
-    /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are the runtime's. A type the dialect lacks is an error.
+    /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are the runtime's. Arithmetic in a type the
+    /// dialect lacks is an error.
     pub fn print(&self, typed: &Typed, dialect: Dialect) -> Result<String> {
-        let printer = Printer { program: self, typed, dialect, launch: self.launch_values() };
+        // Random numbers are to be the same everywhere. WebGPU does not say whether a product and a sum are rounded together, as the
+        // processor does; so here they are, in software.
+        let draws = dialect == Dialect::Wgsl && self.insts().iter().any(|i| matches!(i, Inst::Random { .. }));
+        let printer = Printer { program: self, typed, dialect, launch: self.launch_values(), draws };
         let uniform = self.uniform();
         let mut text = String::new();
         for id in 0..self.insts().len() as Id {
@@ -84,6 +90,7 @@ struct Printer<'a> {
     typed: &'a Typed,
     dialect: Dialect,
     launch: Vec<Id>,
+    draws: bool,
 }
 
 impl Printer<'_> {
@@ -92,7 +99,7 @@ impl Printer<'_> {
     }
 
     fn statement(&self, id: Id) -> Result<String> {
-        let (t, value) = (self.type_name(self.dtype(id))?, self.value(id)?);
+        let (t, value) = (self.type_name(self.dtype(id)), self.value(id)?);
         // There is no byte in this dialect: it is the low bits of a word.
         let value = match (self.dialect, self.dtype(id)) {
             (Dialect::Wgsl, DType::U8) => format!("({value}) & 0xffu"),
@@ -104,9 +111,19 @@ impl Printer<'_> {
         })
     }
 
+    /// The operands of a product that differs from element to element and is used once.
+    fn product(&self, id: Id) -> Option<[Id; 2]> {
+        let readers = self.program.insts().iter().flat_map(|inst| inst.operands());
+        let used = readers.chain(self.program.outputs().iter().copied()).filter(|&a| a == id).count();
+        match self.program.insts()[id as usize] {
+            Inst::Binary(Binary::Mul, a, b) if used == 1 && self.launch.binary_search(&id).is_err() => Some([a, b]),
+            _ => None,
+        }
+    }
+
     fn operand(&self, id: Id) -> Result<String> {
         match self.program.insts()[id as usize] {
-            Inst::Input(i) => self.type_name(self.dtype(id)).map(|_| format!("in{i}")),
+            Inst::Input(i) => Ok(format!("in{i}")),
             Inst::Const(c) => self.literal(c, self.dtype(id)),
             _ => Ok(match self.launch.binary_search(&id) {
                 Ok(k) => format!("s{k}"),
@@ -118,8 +135,13 @@ impl Printer<'_> {
     fn value(&self, id: Id) -> Result<String> {
         let inst = self.program.insts()[id as usize];
         match inst {
-            Inst::Unary(op, a) => self.fill(op.cell(self.dialect), &[a]),
-            Inst::Binary(op, a, b) => self.fill(op.cell(self.dialect), &[a, b]),
+            Inst::Unary(op, _) => self.fill(inst, op.cell(self.dialect)),
+            Inst::Binary(Binary::Add, a, b) if self.draws && self.dtype(id).compute() == DType::F32 => {
+                let fused = self.product(a).map(|p| (p, b)).or_else(|| self.product(b).map(|p| (p, a)));
+                let Some(([x, y], c)) = fused else { return self.fill(inst, Binary::Add.cell(self.dialect)) };
+                Ok(format!("wg_fma({}, {}, {})", self.operand(x)?, self.operand(y)?, self.operand(c)?))
+            }
+            Inst::Binary(op, ..) => self.fill(inst, op.cell(self.dialect)),
             Inst::Select(c, a, b) => {
                 let (c, a, b) = (self.operand(c)?, self.operand(a)?, self.operand(b)?);
                 Ok(match self.dialect {
@@ -141,24 +163,40 @@ impl Printer<'_> {
         }
     }
 
-    fn fill(&self, cell: &[&str], operands: &[Id]) -> Result<String> {
+    fn fill(&self, inst: Inst, cell: &[&str]) -> Result<String> {
+        let operands: SmallVec<[Id; 2]> = inst.operands().collect();
         let dtype = self.dtype(operands[0]);
+        if let (Dialect::Wgsl, Some(pair)) = (self.dialect, pair(dtype)) {
+            let texts = operands.iter().map(|&a| self.operand(a)).collect::<Result<Vec<_>>>()?;
+            return match pair {
+                DType::I64 => Ok(format!("wg_{}_i64({})", inst.name(), texts.join(", "))),
+                _ => Err(self.lacks(dtype)),
+            };
+        }
         let kind = if dtype.is_float() { 0 } else { 1 + usize::from(dtype == DType::Bool) };
-        let t = self.type_name(dtype)?;
+        let t = self.type_name(dtype);
         let mut text = cell[kind.min(cell.len() - 1)].replace("{t}", t).replace("{u}", &format!("unsigned {t}"));
         text = text.replace("unsigned unsigned", "unsigned").replace("{d}", dtype.compute().name());
         for (i, &a) in operands.iter().enumerate() {
-            text = text.replace(&format!("{{{i}}}"), &self.operand(a)?);
+            // Drivers may take `x − x` for 0, which it is not for NaN and infinities.
+            let twice = self.dialect == Dialect::Wgsl && kind == 0 && i == 1 && operands[0] == a;
+            let name = self.operand(a)?;
+            text = text.replace(&format!("{{{i}}}"), &if twice { format!("wg_keep({name})") } else { name });
         }
         Ok(text)
     }
 
     fn cast(&self, value: &str, from: DType, to: DType) -> Result<String> {
-        let (t, rounded) = (self.type_name(to)?, to.is_half() && from != to);
+        let (t, rounded) = (self.type_name(to), to.is_half() && from != to);
         let plain = from.compute() == to.compute();
         let value = match self.dialect {
             _ if plain => value.to_owned(),
-            Dialect::Rust if to == DType::Bool => format!("{value} != (0 as {})", self.type_name(from)?),
+            Dialect::Wgsl if from == DType::F64 || to == DType::F64 => return Err(self.lacks(DType::F64)),
+            Dialect::Wgsl if from == DType::I64 => format!("wg_{}_from_i64({value})", to.compute().name()),
+            Dialect::Wgsl if to == DType::I64 && !from.is_float() => format!("wg_i64_from_{}({value})", from.name()),
+            // Language and drivers disagree on whether NaN and subnormals are true.
+            Dialect::Wgsl if to == DType::Bool && from.is_float() => format!("wg_bool({value})"),
+            Dialect::Rust if to == DType::Bool => format!("{value} != (0 as {})", self.type_name(from)),
             Dialect::Rust if from == DType::Bool => format!("{value} as u8 as {t}"),
             Dialect::Rust => format!("{value} as {t}"),
             _ if from.is_float() && to.is_int() => format!("wg_{}({value})", to.name()),
@@ -170,11 +208,19 @@ impl Printer<'_> {
 
     fn literal(&self, c: Const, dtype: DType) -> Result<String> {
         let number = super::Number::from(c).computed_as(dtype);
-        let t = self.type_name(dtype)?;
+        let t = self.type_name(dtype);
+        if let (Dialect::Wgsl, Some(dtype)) = (self.dialect, pair(dtype)) {
+            let bits = if dtype == DType::F64 { number.to_f64().to_bits() } else { number.to_i64() as u64 };
+            return Ok(format!("vec2<u32>({}u, {}u)", bits as u32, bits >> 32));
+        }
         let text = match number {
             super::Number::Bool(x) => return Ok(x.to_string()),
             super::Number::Int(x) => x.to_string(),
             super::Number::Float(x) if !x.is_finite() => return Ok(self.bits(x, dtype)),
+            // Drivers may take `0 · x` for 0, and `x + 0` for x, which they are not for NaN, infinities and −0.
+            super::Number::Float(x) if x == 0.0 && self.dialect == Dialect::Wgsl => {
+                return Ok(format!("wg_bits({:#x}u ^ wg_zero)", (x as f32).to_bits()));
+            }
             super::Number::Float(x) if dtype == DType::F64 => format!("{x:?}"),
             super::Number::Float(x) => format!("{:?}", x as f32),
         };
@@ -204,22 +250,27 @@ impl Printer<'_> {
         }
     }
 
-    fn type_name(&self, dtype: DType) -> Result<&'static str> {
+    fn type_name(&self, dtype: DType) -> &'static str {
         let columns = match dtype {
             DType::F32 | DType::F16 | DType::BF16 => ["f32", "float", "f32"],
-            DType::F64 => ["f64", "double", ""],
+            DType::F64 => ["f64", "double", "vec2<u32>"],
             DType::I32 => ["i32", "int", "i32"],
-            DType::I64 => ["i64", "long long", ""],
+            DType::I64 => ["i64", "long long", "vec2<u32>"],
             DType::U32 => ["u32", "unsigned int", "u32"],
             DType::U8 => ["u8", "unsigned char", "u32"],
             DType::Bool => ["bool", "bool", "bool"],
         };
-        match columns[self.dialect as usize] {
-            "" => {
-                let why = format!("{:?} has no such type; cast to a narrower one", self.dialect);
-                Err(Error::dtype(self.program.name(), &[dtype], why))
-            }
-            name => Ok(name),
-        }
+        columns[self.dialect as usize]
     }
+
+    /// WebGPU has no number of 64 bits. `i64` is a pair of words with a function per op; `f64` is such a pair, too, but is only moved.
+    fn lacks(&self, dtype: DType) -> Error {
+        let why = format!("{:?} cannot compute in this type; cast to a narrower one on the host", self.dialect);
+        Error::dtype(self.program.name(), &[dtype], why)
+    }
+}
+
+/// The types that WGSL holds as two words.
+fn pair(dtype: DType) -> Option<DType> {
+    matches!(dtype, DType::I64 | DType::F64).then_some(dtype)
 }

@@ -108,9 +108,9 @@ ops! { Unary, Does1: "Ops of one operand.";
     /// Logarithm to base 2.
     Log2 "log2" Float(libm::log2) [["Math::log2({0})"], ["log2({0})"], ["wg_log2({0})"]];
     /// Square root.
-    Sqrt "sqrt" Float(f64::sqrt) [["{0}.sqrt()"], ["sqrt({0})"], ["sqrt({0})"]];
+    Sqrt "sqrt" Float(f64::sqrt) [["{0}.sqrt()"], ["sqrt({0})"], ["wg_sqrt({0})"]];
     /// `1/√x`.
-    Rsqrt "rsqrt" Float(|x| 1.0 / x.sqrt()) [["Math::rsqrt({0})"], ["rsqrt({0})"], ["inverseSqrt({0})"]];
+    Rsqrt "rsqrt" Float(|x| 1.0 / x.sqrt()) [["Math::rsqrt({0})"], ["rsqrt({0})"], ["{t}(1) / wg_sqrt({0})"]];
     /// `1/x`.
     Recip "recip" Float(f64::recip) [["Math::recip({0})"], ["({t})1 / {0}"], ["{t}(1) / {0}"]];
     /// Sine.
@@ -187,7 +187,7 @@ ops! { Binary, Does2: "Ops of two operands.";
     /// `a == b`.
     Eq "eq" Same(|o| o == Some(Equal)) [["{0} == {1}"], ["{0} == {1}"], ["{0} == {1}"]];
     /// `a != b`.
-    Ne "ne" Same(|o| o != Some(Equal)) [["{0} != {1}"], ["{0} != {1}"], ["{0} != {1}"]];
+    Ne "ne" Same(|o| o != Some(Equal)) [["{0} != {1}"], ["{0} != {1}"], ["!({0} == {1})"]];
     /// `a < b`.
     Lt "lt" Order(|o| o == Some(Less)) [["{0} < {1}"], ["{0} < {1}"], ["{0} < {1}"]];
     /// `a ≤ b`.

@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     golden::Placement,
-    suite::report::{Section, Verdict},
+    suite::{
+        dtypes::{computes, lacks},
+        report::{Section, Verdict},
+    },
 };
 
 const INPUTS: usize = 3;
@@ -21,7 +24,9 @@ pub(super) fn checks<R: Runtime>(rt: &R, section: &mut Section) {
         section
             .check(format!("values in {dtype}"), || Ok(random(CASES, trees(INPUTS, false), |t| values(rt, t, dtype))));
     }
-    if rt.capabilities().compute.contains(&DType::F64) {
+    if !computes(rt, DType::F64) {
+        section.skip(format!("values and derivatives: {}", lacks(DType::F64)));
+    } else {
         section.check("derivatives", || Ok(random(CASES, trees(INPUTS, true), |t| derivatives(rt, t))));
     }
 }

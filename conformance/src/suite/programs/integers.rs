@@ -8,7 +8,10 @@ use numcore::{
 use proptest::prelude::*;
 
 use super::random;
-use crate::suite::report::{Section, Verdict};
+use crate::suite::{
+    dtypes::{computes, lacks},
+    report::{Section, Verdict},
+};
 
 const ELEMENTS: usize = 41;
 const CASES: u32 = 200;
@@ -29,15 +32,17 @@ enum Tree {
 const ONES: usize = 3;
 const TWOS: usize = 11;
 
-fn trees() -> impl Strategy<Value = Tree> {
+/// `wide`: whether values go through `f64`, too.
+fn trees(wide: bool) -> impl Strategy<Value = Tree> {
     let leaf = prop_oneof![
         4 => (0..2usize).prop_map(Tree::Input),
         1 => prop::sample::select(vec![0, 1, 2, 3, 7, 31, 100]).prop_map(Tree::Number),
         1 => Just(Tree::Index),
     ];
-    leaf.prop_recursive(4, 20, 4, |inner| {
-        let through =
-            prop::sample::select(vec![DType::I32, DType::I64, DType::U32, DType::U8, DType::Bool, DType::F64]);
+    leaf.prop_recursive(4, 20, 4, move |inner| {
+        let mut types = vec![DType::I32, DType::I64, DType::U32, DType::U8, DType::Bool];
+        types.extend(wide.then_some(DType::F64));
+        let through = prop::sample::select(types);
         prop_oneof![
             (0..ONES, inner.clone()).prop_map(|(op, x)| Tree::One(op, Box::new(x))),
             (0..TWOS, inner.clone(), inner.clone()).prop_map(|(op, a, b)| Tree::Two(op, Box::new(a), Box::new(b))),
@@ -84,10 +89,14 @@ fn two<'b>(b: &'b Builder, op: usize, l: Expr<'b>, r: Expr<'b>) -> Expr<'b> {
 }
 
 pub(super) fn checks<R: Runtime>(rt: &R, section: &mut Section) {
-    section.check("i32", || Ok(random(CASES, trees(), |t| check::<R, i32>(rt, t))));
-    section.check("i64", || Ok(random(CASES, trees(), |t| check::<R, i64>(rt, t))));
-    section.check("u32", || Ok(random(CASES, trees(), |t| check::<R, u32>(rt, t))));
-    section.check("u8", || Ok(random(CASES, trees(), |t| check::<R, u8>(rt, t))));
+    let wide = computes(rt, DType::F64);
+    if !wide {
+        section.skip(format!("integers through f64: {}", lacks(DType::F64)));
+    }
+    section.check("i32", || Ok(random(CASES, trees(wide), |t| check::<R, i32>(rt, t))));
+    section.check("i64", || Ok(random(CASES, trees(wide), |t| check::<R, i64>(rt, t))));
+    section.check("u32", || Ok(random(CASES, trees(wide), |t| check::<R, u32>(rt, t))));
+    section.check("u8", || Ok(random(CASES, trees(wide), |t| check::<R, u8>(rt, t))));
 }
 
 /// Small numbers, and the type's ends.

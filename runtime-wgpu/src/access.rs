@@ -1,0 +1,228 @@
+//! How elements are read from words and written to them: every buffer is an array of words of 32 bits.
+
+use numcore::{Accumulate, DType};
+
+/// How an element is stored, and what a kernel computes with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Form {
+    F32,
+    I32,
+    U32,
+    /// A byte, computed as `u32`.
+    U8,
+    /// A byte of 0 or 1.
+    Bool,
+    /// A half word, computed as `f32`.
+    F16,
+    BF16,
+    /// Two words.
+    I64,
+    /// A half word, computed as those bits.
+    Bits16,
+}
+
+impl Form {
+    /// For arithmetic; `f64` is two words that are only moved.
+    pub(crate) fn of(dtype: DType) -> Form {
+        match dtype {
+            DType::F32 => Form::F32,
+            DType::I32 => Form::I32,
+            DType::U32 => Form::U32,
+            DType::U8 => Form::U8,
+            DType::Bool => Form::Bool,
+            DType::F16 => Form::F16,
+            DType::BF16 => Form::BF16,
+            DType::I64 | DType::F64 => Form::I64,
+        }
+    }
+
+    /// For moving elements as they are: types of one size share kernels, and no bit changes.
+    pub(crate) fn bits(dtype: DType) -> Form {
+        match dtype.size() {
+            1 => Form::U8,
+            2 => Form::Bits16,
+            4 => Form::U32,
+            _ => Form::I64,
+        }
+    }
+
+    /// The type in WGSL.
+    pub(crate) fn ty(self) -> &'static str {
+        match self {
+            Form::F32 | Form::F16 | Form::BF16 => "f32",
+            Form::I32 => "i32",
+            Form::U32 | Form::U8 | Form::Bits16 => "u32",
+            Form::Bool => "bool",
+            Form::I64 => "vec2<u32>",
+        }
+    }
+
+    /// Elements in a word; 1 for larger ones, too.
+    pub(crate) fn per_word(self) -> u32 {
+        match self {
+            Form::U8 | Form::Bool => 4,
+            Form::F16 | Form::BF16 | Form::Bits16 => 2,
+            _ => 1,
+        }
+    }
+
+    /// A word as a value, given an expression of the element's own bits.
+    pub(crate) fn decode(self, bits: &str) -> String {
+        match self {
+            Form::F32 => format!("bitcast<f32>({bits})"),
+            Form::I32 => format!("bitcast<i32>({bits})"),
+            Form::Bool => format!("({bits} != 0u)"),
+            Form::F16 => format!("wg_widen_f16({bits})"),
+            Form::BF16 => format!("wg_widen_bf16({bits})"),
+            Form::U32 | Form::U8 | Form::Bits16 | Form::I64 => bits.into(),
+        }
+    }
+
+    /// The element's bits.
+    pub(crate) fn encode(self, value: &str) -> String {
+        match self {
+            Form::F32 | Form::I32 => format!("bitcast<u32>({value})"),
+            Form::Bool => format!("select(0u, 1u, {value})"),
+            Form::F16 => format!("wg_narrow_f16({value})"),
+            Form::BF16 => format!("wg_narrow_bf16({value})"),
+            Form::U8 => format!("({value} & 0xffu)"),
+            Form::U32 | Form::Bits16 | Form::I64 => value.into(),
+        }
+    }
+
+    /// The sum, as [`Accumulate::Add`] means it.
+    pub(crate) fn add(self, a: &str, b: &str) -> String {
+        match self {
+            Form::Bool => format!("({a} || {b})"),
+            Form::I64 => format!("wg_add_i64({a}, {b})"),
+            Form::U8 => format!("(({a} + {b}) & 0xffu)"),
+            _ => format!("({a} + {b})"),
+        }
+    }
+
+    /// What is stored for `new` where `old` was.
+    pub(crate) fn accumulate(self, how: Accumulate, old: &str, new: &str) -> String {
+        if how == Accumulate::Add { self.add(old, new) } else { new.into() }
+    }
+
+    /// A launch parameter of `words` words as a value.
+    pub(crate) fn parameter(self, words: &[String]) -> String {
+        match (self, words) {
+            (Form::I64, [low, high, ..]) => format!("vec2<u32>({low}, {high})"),
+            (Form::F16 | Form::BF16, [word, ..]) => Form::F32.decode(word),
+            (_, [word, ..]) => self.decode(word),
+            _ => String::new(),
+        }
+    }
+}
+
+/// An operand's window and form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site {
+    pub(crate) slot: usize,
+    pub(crate) form: Form,
+    /// Whether some operand of this window is written in parts of words, by several invocations.
+    pub(crate) atomic: bool,
+}
+
+impl Site {
+    fn word(&self, at: &str) -> String {
+        let slot = self.slot;
+        if self.atomic { format!("atomicLoad(&buf{slot}[{at}])") } else { format!("buf{slot}[{at}]") }
+    }
+
+    fn set_word(&self, at: &str, bits: &str) -> String {
+        let slot = self.slot;
+        if self.atomic {
+            format!("atomicStore(&buf{slot}[{at}], {bits});\n")
+        } else {
+            format!("buf{slot}[{at}] = {bits};\n")
+        }
+    }
+
+    /// The element at an offset, which is read more than once: a name or a number.
+    pub(crate) fn load(&self, at: &str) -> String {
+        let bits = match self.form.per_word() {
+            1 if self.form == Form::I64 => {
+                format!("vec2<u32>({}, {})", self.word(&format!("2u * {at}")), self.word(&format!("2u * {at} + 1u")))
+            }
+            1 => self.word(at),
+            2 => format!("(({} >> (16u * ({at} & 1u))) & 0xffffu)", self.word(&format!("{at} >> 1u"))),
+            _ => format!("(({} >> (8u * ({at} & 3u))) & 0xffu)", self.word(&format!("{at} >> 2u"))),
+        };
+        self.form.decode(&bits)
+    }
+
+    /// Statements that store a value. What is smaller than a word is written by atomics: only its own bits change.
+    pub(crate) fn store(&self, at: &str, value: &str) -> String {
+        let (slot, bits) = (self.slot, self.form.encode(value));
+        let (shift, unit, mask) = match self.form.per_word() {
+            1 if self.form == Form::I64 => {
+                let low = self.set_word(&format!("2u * {at}"), "pair.x");
+                let high = self.set_word(&format!("2u * {at} + 1u"), "pair.y");
+                return format!("{{ let pair = {bits};\n{low}{high}}}\n");
+            }
+            1 => return self.set_word(at, &bits),
+            2 => ("1u", "16u * (cell & 1u)", "0xffffu"),
+            _ => ("2u", "8u * (cell & 3u)", "0xffu"),
+        };
+        format!(
+            "{{ let cell = {at}; let bits = {bits}; let shift = {unit};\n\
+             atomicAnd(&buf{slot}[cell >> {shift}], ~({mask} << shift));\n\
+             atomicOr(&buf{slot}[cell >> {shift}], bits << shift); }}\n"
+        )
+    }
+}
+
+/// The declarations every kernel begins with: its windows, its parameters.
+pub(crate) fn header(atomic: &[bool], params: usize) -> String {
+    let mut text = String::new();
+    for (slot, atomic) in atomic.iter().enumerate() {
+        let word = if *atomic { "atomic<u32>" } else { "u32" };
+        text += &format!("@group(0) @binding({slot}) var<storage, read_write> buf{slot}: array<{word}>;\n");
+    }
+    text += &format!("@group(1) @binding(0) var<uniform> P: array<vec4<u32>, {}>;\n", params.div_ceil(4));
+    text + "var<private> wg_zero: u32;\n"
+}
+
+/// Reads launch parameters in the order in which they were put. The first is always 0: see `wg_keep`.
+pub(crate) struct Params(usize);
+
+impl Params {
+    pub(crate) fn new() -> Self {
+        Params(1)
+    }
+
+    pub(crate) fn next(&mut self) -> String {
+        let i = self.0;
+        self.0 += 1;
+        format!("P[{}].{}", i / 4, ["x", "y", "z", "w"][i % 4])
+    }
+
+    pub(crate) fn many(&mut self, n: usize) -> Vec<String> {
+        (0..n).map(|_| self.next()).collect()
+    }
+}
+
+/// `let c0 … c{rank−1}` of the position `at`, row-major over `dims`.
+pub(crate) fn unravel(name: &str, at: &str, dims: &[String]) -> String {
+    match dims.len() {
+        0 => String::new(),
+        1 => format!("let {name}0 = {at};\n"),
+        rank => {
+            let mut text = format!("var {name}_left = {at};\n");
+            for i in (1..rank).rev() {
+                let d = &dims[i];
+                text += &format!("let {name}{i} = {name}_left % {d};\n{name}_left = {name}_left / {d};\n");
+            }
+            text + &format!("let {name}0 = {name}_left;\n")
+        }
+    }
+}
+
+/// `base + c0·s0 + …`
+pub(crate) fn offset(base: &str, name: &str, strides: &[String]) -> String {
+    let terms = strides.iter().enumerate().map(|(i, s)| format!(" + {name}{i} * {s}"));
+    format!("{base}{}", terms.collect::<String>())
+}

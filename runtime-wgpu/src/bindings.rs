@@ -1,0 +1,152 @@
+//! The buffers a kernel binds: each once, whatever number of operands lie in it.
+
+use numcore::{DType, Layout, Result, View, ViewMut};
+use smallvec::SmallVec;
+
+use crate::{Buffer, Wgpu, device::Device};
+
+/// Windows begin at multiples of this: WebGPU's largest alignment of storage buffers.
+const ALIGN: u64 = 256;
+
+/// Elements of a buffer.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    buffer: Option<&'a wgpu::Buffer>,
+    pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
+    /// The elements that a kernel may touch, `[from, to)`.
+    span: (usize, usize),
+}
+
+impl<'a> Place<'a> {
+    /// Memory of a kernel's own.
+    pub(crate) fn of(buffer: &'a Buffer, layout: Layout, dtype: DType) -> Self {
+        Place { buffer: buffer.block(), layout, dtype, span: layout.span() }
+    }
+
+    /// The same elements, walked by another layout: a kernel moves along some axis by itself.
+    pub(crate) fn seen(self, layout: Layout) -> Self {
+        Place { layout, ..self }
+    }
+}
+
+impl<'a> From<View<'a, Wgpu>> for Place<'a> {
+    fn from(v: View<'a, Wgpu>) -> Self {
+        Place::of(v.buffer(), *v.layout(), v.dtype())
+    }
+}
+
+impl<'a> From<&ViewMut<'a, Wgpu>> for Place<'a> {
+    fn from(v: &ViewMut<'a, Wgpu>) -> Self {
+        Place::of(v.buffer(), *v.layout(), v.dtype())
+    }
+}
+
+/// A window on a buffer, in bytes.
+struct Bound<'a> {
+    buffer: &'a wgpu::Buffer,
+    from: u64,
+    to: u64,
+}
+
+/// What a kernel binds, in order.
+#[derive(Default)]
+pub(crate) struct Bindings<'a>(SmallVec<[Bound<'a>; 8]>);
+
+impl<'a> Bindings<'a> {
+    /// Windows on the buffers of these operands, which have elements, and the number of each operand's window.
+    pub(crate) fn of(
+        device: &Device,
+        op: &'static str,
+        places: &[Place<'a>],
+    ) -> Result<(Bindings<'a>, SmallVec<[usize; 8]>)> {
+        let mut bindings = Bindings::default();
+        let mut slots = SmallVec::new();
+        for place in places {
+            let size = place.dtype.size() as u64;
+            let (from, to) = place.span;
+            // A view with elements lies in a buffer with bytes.
+            let Some(buffer) = place.buffer else {
+                return Err(device.backend(op, "an operand without memory".into()));
+            };
+            slots.push(bindings.add(buffer, from as u64 * size, to as u64 * size));
+        }
+        bindings.check(device, op)?;
+        Ok((bindings, slots))
+    }
+
+    /// Binds a whole small buffer.
+    pub(crate) fn add_whole(&mut self, buffer: &'a wgpu::Buffer) -> usize {
+        self.add(buffer, 0, buffer.size())
+    }
+
+    fn add(&mut self, buffer: &'a wgpu::Buffer, from: u64, to: u64) -> usize {
+        if let Some(i) = self.0.iter().position(|b| b.buffer == buffer) {
+            let bound = &mut self.0[i];
+            (bound.from, bound.to) = (bound.from.min(from), bound.to.max(to));
+            return i;
+        }
+        self.0.push(Bound { buffer, from, to });
+        self.0.len() - 1
+    }
+
+    fn check(&mut self, device: &Device, op: &'static str) -> Result<()> {
+        let limits = &device.limits;
+        // One more may be bound to report an index out of range.
+        let most = limits.max_storage_buffers_per_shader_stage as usize - 1;
+        if self.0.len() > most {
+            let why = format!(
+                "operands in {} buffers; it can bind {most} (max_storage_buffers_per_shader_stage)",
+                self.0.len()
+            );
+            return Err(device.unsupported(op, why));
+        }
+        // Offsets are words of 32 bits, in units down to bytes.
+        let most = limits.max_storage_buffer_binding_size.min(u64::from(u32::MAX) & !(ALIGN - 1));
+        for bound in &mut self.0 {
+            if bound.buffer.size() <= most {
+                (bound.from, bound.to) = (0, bound.buffer.size());
+                continue;
+            }
+            (bound.from, bound.to) =
+                (bound.from / ALIGN * ALIGN, bound.to.next_multiple_of(4).min(bound.buffer.size()));
+            if bound.to - bound.from > most {
+                let why = format!(
+                    "operands span {} bytes of one buffer; it can bind {most} (max_storage_buffer_binding_size): use smaller tensors",
+                    bound.to - bound.from
+                );
+                return Err(device.unsupported(op, why));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Where an operand's first element lies in its window, in units of its type.
+    pub(crate) fn base(&self, slot: usize, place: &Place<'_>) -> u32 {
+        let start = self.0[slot].from as usize / place.dtype.size();
+        // The window ends below 2³² bytes.
+        (place.layout.offset() - start) as u32
+    }
+
+    /// What wgpu wants for it.
+    pub(crate) fn group(&self, device: &Device) -> wgpu::BindGroup {
+        let binding = |b: &Bound<'a>| wgpu::BufferBinding {
+            buffer: b.buffer,
+            offset: b.from,
+            size: wgpu::BufferSize::new(b.to - b.from),
+        };
+        let entries: SmallVec<[wgpu::BindGroupEntry<'_>; 8]> = (0u32..)
+            .zip(&self.0)
+            .map(|(i, b)| wgpu::BindGroupEntry { binding: i, resource: wgpu::BindingResource::Buffer(binding(b)) })
+            .collect();
+        device.wgpu.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &device.pipelines.layout(&device.wgpu, self.0.len()).0,
+            entries: &entries,
+        })
+    }
+}

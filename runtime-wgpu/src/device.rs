@@ -1,0 +1,169 @@
+//! Adapters and devices. Every handle of one index shares one device, because tensors with equal [`DeviceId`] may meet.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Weak},
+};
+
+use numcore::{Capabilities, DType, DeviceId, DeviceKind, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::pipelines::Pipelines;
+
+/// What to do when there is no adapter.
+const INSTALL: &str =
+    "install a Vulkan driver (on Debian or Ubuntu, `apt-get install mesa-vulkan-drivers` gives a software one)";
+
+/// Devices in use, by index.
+static DEVICES: Mutex<BTreeMap<u32, Weak<Device>>> = Mutex::new(BTreeMap::new());
+
+/// An adapter of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterInfo {
+    /// Its name as the driver gives it.
+    pub name: String,
+    /// Through what it is driven: `vulkan`, `metal`, `dx12`.
+    pub backend: String,
+    /// Whether it is a program on the processor.
+    pub software: bool,
+}
+
+impl fmt::Display for AdapterInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let software = if self.software { ", software" } else { "" };
+        write!(f, "{} ({}{software})", self.name, self.backend)
+    }
+}
+
+/// What forks of a handle share.
+pub(crate) struct Device {
+    pub(crate) id: DeviceId,
+    pub(crate) wgpu: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    pub(crate) limits: wgpu::Limits,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) pipelines: Pipelines,
+    /// The first failure that nobody asked for: it stays.
+    failed: Arc<Mutex<Option<String>>>,
+}
+
+impl Device {
+    /// Device `index`, opened if it is not in use.
+    pub(crate) fn open(index: u32) -> Result<Arc<Device>> {
+        let mut devices = DEVICES.lock();
+        if let Some(device) = devices.get(&index).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let all = found();
+        let count = all.len();
+        let adapter = all.into_iter().nth(index as usize).ok_or_else(|| {
+            let there = if count == 0 { "there is no adapter".into() } else { format!("there are {count} adapters") };
+            refused(index, "open", format!("{there}, number {index} was asked for; {INSTALL}"))
+        })?;
+        let device = Arc::new(Device::of(index, &adapter)?);
+        devices.insert(index, Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    fn of(index: u32, adapter: &wgpu::Adapter) -> Result<Device> {
+        let limits = adapter.limits();
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("weftgrad"),
+            required_features: wgpu::Features::empty(),
+            required_limits: limits.clone(),
+            ..Default::default()
+        };
+        let opened = pollster::block_on(adapter.request_device(&descriptor));
+        let (wgpu, queue) = opened.map_err(|e| backend(index, "open", e.to_string()))?;
+        let failed = Arc::new(Mutex::new(None));
+        let first = failed.clone();
+        wgpu.on_uncaptured_error(Arc::new(move |e: wgpu::Error| note(&first, e.to_string())));
+        let first = failed.clone();
+        wgpu.set_device_lost_callback(move |reason, message| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                note(&first, format!("the device was lost: {message}"));
+            }
+        });
+        let capabilities = Capabilities {
+            name: describe(adapter).to_string(),
+            storage: DType::ALL.to_vec(),
+            compute: DType::ALL.iter().copied().filter(|d| !d.is_half() && *d != DType::F64).collect(),
+            parallelism: 1,
+            max_binding: limits.max_storage_buffer_binding_size as usize,
+        };
+        let pipelines = Pipelines::new(&wgpu);
+        let id = DeviceId { kind: DeviceKind::Wgpu, index };
+        Ok(Device { id, wgpu, queue, limits, capabilities, pipelines, failed })
+    }
+
+    /// The failure that stays, if there was one.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        match &*self.failed.lock() {
+            None => Ok(()),
+            Some(message) => Err(self.backend(op, message.clone())),
+        }
+    }
+
+    /// Notes a failure that stays.
+    pub(crate) fn fail(&self, message: String) {
+        note(&self.failed, message);
+    }
+
+    /// What the driver said, as an error.
+    pub(crate) fn backend(&self, op: &'static str, message: String) -> Error {
+        backend(self.id.index, op, message)
+    }
+
+    /// Something this device cannot do.
+    pub(crate) fn unsupported(&self, op: &'static str, why: String) -> Error {
+        refused(self.id.index, op, why)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.id, self.capabilities.name)
+    }
+}
+
+fn note(failed: &Mutex<Option<String>>, message: String) {
+    failed.lock().get_or_insert(message);
+}
+
+fn refused(index: u32, op: &'static str, why: String) -> Error {
+    ErrorKind::Unsupported { op, device: DeviceId { kind: DeviceKind::Wgpu, index }, why }.into()
+}
+
+fn backend(index: u32, op: &'static str, message: String) -> Error {
+    ErrorKind::Backend { op, device: DeviceId { kind: DeviceKind::Wgpu, index }, message }.into()
+}
+
+/// The adapters, hardware before software, otherwise in the driver's order.
+pub(crate) fn adapters() -> Vec<AdapterInfo> {
+    found().iter().map(describe).collect()
+}
+
+fn found() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    descriptor.flags = wgpu::InstanceFlags::empty();
+    let backends = descriptor.backends;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut all = pollster::block_on(instance.enumerate_adapters(backends));
+    let order = |a: &wgpu::Adapter| match a.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    };
+    all.sort_by_key(order);
+    all
+}
+
+fn describe(adapter: &wgpu::Adapter) -> AdapterInfo {
+    let info = adapter.get_info();
+    let software = info.device_type == wgpu::DeviceType::Cpu;
+    AdapterInfo { name: info.name, backend: info.backend.to_string(), software }
+}

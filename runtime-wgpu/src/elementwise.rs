@@ -1,0 +1,348 @@
+//! Kernels that visit every position of a shape once: the frame of pointwise programs and of gathers.
+
+use std::fmt::Write;
+
+use numcore::{Accumulate, Layout, MAX_RANK, Result};
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    Wgpu,
+    access::{Form, Params, Site, header, offset, unravel},
+    bindings::{Bindings, Place},
+    pipelines::Key,
+    queue::Launch,
+};
+
+/// Invocations of a group.
+const GROUP: usize = 64;
+
+/// Sizes of a walk after neighbouring axes were merged.
+pub(crate) type Sizes = SmallVec<[usize; MAX_RANK]>;
+/// An operand's strides along them.
+pub(crate) type Strides = SmallVec<[isize; MAX_RANK]>;
+
+/// Axes of size 1 dropped, and neighbours merged that lie in one line for every operand.
+pub(crate) fn coalesce(
+    axes: impl Iterator<Item = (usize, SmallVec<[isize; 8]>)>,
+    operands: usize,
+) -> (Sizes, Vec<Strides>) {
+    let mut sizes = Sizes::new();
+    let mut strides: Vec<Strides> = vec![Strides::new(); operands];
+    for (size, at) in axes.filter(|(size, _)| *size != 1) {
+        let joins = !sizes.is_empty()
+            && strides.iter().zip(&at).all(|(s, a)| s.last().is_some_and(|outer| *outer == a * size as isize));
+        if joins && let Some(last) = sizes.last_mut() {
+            *last *= size;
+        } else {
+            sizes.push(size);
+        }
+        for (s, &a) in strides.iter_mut().zip(&at) {
+            if joins {
+                s.pop();
+            }
+            s.push(a);
+        }
+    }
+    (sizes, strides)
+}
+
+/// How an operand lies along a walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    /// One element for all.
+    Same,
+    /// One after the other.
+    Dense,
+    /// By strides.
+    Strided,
+}
+
+struct Operand {
+    site: Site,
+    class: Class,
+    base: u32,
+    strides: Strides,
+}
+
+/// A walk over a shape with operands: those read, then those written.
+pub(crate) struct Walk<'a> {
+    bindings: Bindings<'a>,
+    sizes: Sizes,
+    n: usize,
+    operands: SmallVec<[Operand; 8]>,
+    inputs: usize,
+    /// Elements of one invocation: whole words of dense outputs whose elements are smaller.
+    lanes: u32,
+    atomic: SmallVec<[bool; 8]>,
+}
+
+/// What a kernel's body is told.
+pub(crate) struct Body<'w> {
+    walk: &'w [Operand],
+    inputs: usize,
+    pub(crate) params: Params,
+}
+
+impl Body<'_> {
+    /// The value of an operand that is read.
+    pub(crate) fn load(&self, input: usize) -> String {
+        self.walk[input].site.load(&format!("at{input}"))
+    }
+
+    /// The value of a read operand at another offset.
+    pub(crate) fn load_at(&self, input: usize, at: &str) -> String {
+        self.walk[input].site.load(at)
+    }
+
+    /// Statements that store a value of an operand at an offset.
+    pub(crate) fn store_at(&self, k: usize, at: &str, value: &str) -> String {
+        self.walk[k].site.store(at, value)
+    }
+
+    /// How an operand's elements are stored.
+    pub(crate) fn form(&self, k: usize) -> Form {
+        self.walk[k].site.form
+    }
+
+    /// The old value of an output.
+    pub(crate) fn old(&self, output: usize) -> String {
+        let k = self.inputs + output;
+        self.walk[k].site.load(&format!("at{k}"))
+    }
+
+    pub(crate) fn out_type(&self, output: usize) -> &'static str {
+        self.walk[self.inputs + output].site.form.ty()
+    }
+}
+
+impl<'a> Walk<'a> {
+    /// Over the operands' common shape, which has elements. Without outputs the body stores what it computes by itself.
+    pub(crate) fn new(
+        wgpu: &Wgpu,
+        op: &'static str,
+        ins: &[(Place<'a>, Form)],
+        outs: &[(Place<'a>, Form)],
+    ) -> Result<Walk<'a>> {
+        let places: SmallVec<[Place<'a>; 8]> = ins.iter().chain(outs).map(|(p, _)| *p).collect();
+        let (bindings, slots) = Bindings::of(&wgpu.queue.device, op, &places)?;
+        let shape = *places[0].layout.shape();
+        let axes = (0..shape.rank()).map(|i| (shape[i], places.iter().map(|p| p.layout.strides()[i]).collect()));
+        let (sizes, strides) = coalesce(axes, places.len());
+        let forms = ins.iter().chain(outs).map(|(_, f)| *f);
+        let mut operands: SmallVec<[Operand; 8]> = SmallVec::new();
+        for (((place, form), &slot), strides) in places.iter().zip(forms).zip(&slots).zip(strides) {
+            let site = Site { slot, form, atomic: false };
+            operands.push(Operand { site, class: class(&strides), base: bindings.base(slot, place), strides });
+        }
+        let mut walk = Walk {
+            n: sizes.iter().product(),
+            atomic: smallvec![false; bindings.len()],
+            bindings,
+            sizes,
+            operands,
+            inputs: ins.len(),
+            lanes: 1,
+        };
+        walk.pack();
+        Ok(walk)
+    }
+
+    /// Binds one more buffer, which is used through atomics; returns its number.
+    pub(crate) fn bind(&mut self, buffer: &'a wgpu::Buffer) -> usize {
+        self.atomic.push(true);
+        self.bindings.add_whole(buffer)
+    }
+
+    /// Says that the body stores elements of an operand that is otherwise read.
+    pub(crate) fn stores(&mut self, k: usize) {
+        if self.operands[k].site.form.per_word() > 1 {
+            self.atomic[self.operands[k].site.slot] = true;
+        }
+        for o in &mut self.operands {
+            o.site.atomic = self.atomic[o.site.slot];
+        }
+    }
+
+    /// Decides which outputs are written in whole words.
+    fn pack(&mut self) {
+        let packs = |o: &Operand| o.class == Class::Dense && o.base.is_multiple_of(o.site.form.per_word());
+        let outs = &self.operands[self.inputs..];
+        self.lanes = outs.iter().filter(|o| packs(o)).map(|o| o.site.form.per_word()).max().unwrap_or(1);
+        for k in self.inputs..self.operands.len() {
+            if self.operands[k].site.form.per_word() > 1 && !self.packed(k) {
+                self.atomic[self.operands[k].site.slot] = true;
+            }
+        }
+        for o in &mut self.operands {
+            o.site.atomic = self.atomic[o.site.slot];
+        }
+    }
+
+    fn packed(&self, k: usize) -> bool {
+        let o = &self.operands[k];
+        let per_word = o.site.form.per_word();
+        per_word > 1 && per_word == self.lanes && o.class == Class::Dense && o.base.is_multiple_of(per_word)
+    }
+
+    /// Launch parameters: sizes, bases, strides, then the caller's.
+    fn params(&self, more: &[u32]) -> SmallVec<[u32; 64]> {
+        let mut params: SmallVec<[u32; 64]> = smallvec![0, self.n as u32];
+        params.extend(self.sizes.iter().map(|&d| d as u32));
+        for o in &self.operands {
+            params.push(o.base);
+            if o.class == Class::Strided {
+                params.extend(o.strides.iter().map(|&s| s as u32));
+            }
+        }
+        params.extend_from_slice(more);
+        params
+    }
+
+    fn key(
+        &self,
+        kind: &'static str,
+        program: Option<&numcore::pointwise::Program>,
+        how: &[Accumulate],
+        more: &[u32],
+    ) -> Key {
+        let mut details: SmallVec<[u32; 32]> =
+            smallvec![self.sizes.len() as u32, self.lanes, self.bindings.len() as u32];
+        for o in &self.operands {
+            let bits = (o.site.slot as u32) << 16 | (o.site.form as u32) << 8 | (o.class as u32) << 1;
+            details.push(bits | u32::from(o.site.atomic));
+        }
+        for (k, how) in how.iter().enumerate() {
+            details.push(u32::from(*how == Accumulate::Add) << 1 | u32::from(self.packed(self.inputs + k)));
+        }
+        details.extend_from_slice(more);
+        Key { kind, program: program.cloned(), details }
+    }
+
+    /// Runs a kernel: `body` writes statements that set `out0 …` for the element at `index`; `numbers` are its own parameters,
+    /// `details` what else its text depends on.
+    pub(crate) fn run(
+        self,
+        wgpu: &Wgpu,
+        (op, kind): (&'static str, &'static str),
+        program: Option<&numcore::pointwise::Program>,
+        how: &[Accumulate],
+        (numbers, details): (&[u32], &[u32]),
+        body: impl FnOnce(&mut Body<'_>) -> Result<String>,
+    ) -> Result<()> {
+        let params = self.params(numbers);
+        let key = self.key(kind, program, how, details);
+        let groups = self.n.div_ceil(GROUP * self.lanes as usize);
+        let Walk { bindings, .. } = &self;
+        let count = bindings.len();
+        let text = Text { sizes: self.sizes.len(), lanes: self.lanes, operands: &self.operands, inputs: self.inputs };
+        let packed: SmallVec<[bool; 8]> = (self.inputs..self.operands.len()).map(|k| self.packed(k)).collect();
+        let source = || text.source(&header(&self.atomic[..count], params.len()), how, &packed, body);
+        // The text borrows the operands, the launch takes the bindings.
+        let launch = Launch { op, key, bindings: self.bindings, params: &params, groups };
+        wgpu.queue.launch(launch, source)
+    }
+}
+
+fn class(strides: &[isize]) -> Class {
+    match strides {
+        _ if strides.iter().all(|&s| s == 0) => Class::Same,
+        [1] => Class::Dense,
+        _ => Class::Strided,
+    }
+}
+
+/// What the text of a kernel depends on.
+struct Text<'w> {
+    sizes: usize,
+    lanes: u32,
+    operands: &'w [Operand],
+    inputs: usize,
+}
+
+impl Text<'_> {
+    fn source(
+        &self,
+        header: &str,
+        how: &[Accumulate],
+        packed: &[bool],
+        body: impl FnOnce(&mut Body<'_>) -> Result<String>,
+    ) -> Result<String> {
+        let mut params = Params::new();
+        let n = params.next();
+        let sizes = params.many(self.sizes);
+        let strided = self.operands.iter().any(|o| o.class == Class::Strided);
+        let mut inside = if strided { unravel("c", "index", &sizes) } else { String::new() };
+        for (k, o) in self.operands.iter().enumerate() {
+            let base = params.next();
+            let at = match o.class {
+                Class::Same => base.clone(),
+                Class::Dense => format!("{base} + index"),
+                Class::Strided => offset(&base, "c", &params.many(self.sizes)),
+            };
+            // Writing to a String cannot fail, here and below.
+            let _ = writeln!(inside, "let at{k} = {at};");
+        }
+        let mut told = Body { walk: self.operands, inputs: self.inputs, params };
+        let body = body(&mut told)?;
+        for k in 0..how.len() {
+            let _ = writeln!(inside, "var out{k}: {};", told.out_type(k));
+        }
+        inside += &body;
+        let (mut before, mut after) = (String::new(), String::new());
+        for (k, (how, packed)) in how.iter().zip(packed).enumerate() {
+            let site = self.operands[self.inputs + k].site;
+            let value = site.form.accumulate(*how, &told.old(k), &format!("out{k}"));
+            if !packed {
+                inside += &site.store(&format!("at{}", self.inputs + k), &value);
+                continue;
+            }
+            let bits = 32 / site.form.per_word();
+            before += &format!("var word{k} = 0u;\n");
+            inside += &format!("word{k} |= {} << ({bits}u * lane);\n", site.form.encode(&value));
+            after += &self.whole_word(k, &n);
+        }
+        let lanes = self.lanes;
+        Ok(format!(
+            "{header}@compute @workgroup_size({GROUP})\n\
+             fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
+             @builtin(local_invocation_index) local: u32) {{\n\
+             wg_zero = P[0].x;\n\
+             let first = ((group.y * groups.x + group.x) * {GROUP}u + local) * {lanes}u;\n\
+             if (first >= {n}) {{ return; }}\n\
+             {before}for (var lane = 0u; lane < min({lanes}u, {n} - first); lane++) {{\n\
+             let index = first + lane;\n{inside}}}\n{after}}}\n"
+        ))
+    }
+
+    /// Stores a word of a packed output; of the last one, only the part that is its own.
+    fn whole_word(&self, k: usize, n: &str) -> String {
+        let site = self.operands[self.inputs + k].site;
+        let slot = site.slot;
+        let base = self.base(self.inputs + k);
+        let bits = 32 / site.form.per_word();
+        let (lanes, at) = (self.lanes, format!("({base} + first) / {}u", self.lanes));
+        let (old, set) = if site.atomic {
+            (format!("atomicLoad(&buf{slot}[{at}])"), format!("atomicStore(&buf{slot}[{at}], word{k});"))
+        } else {
+            (format!("buf{slot}[{at}]"), format!("buf{slot}[{at}] = word{k};"))
+        };
+        format!(
+            "if ({n} - first < {lanes}u) {{ word{k} |= {old} & (0xffffffffu << ({bits}u * ({n} - first))); }}\n{set}\n"
+        )
+    }
+
+    /// The parameter that holds an operand's base.
+    fn base(&self, k: usize) -> String {
+        let mut params = Params::new();
+        params.many(1 + self.sizes);
+        for o in &self.operands[..k] {
+            params.many(if o.class == Class::Strided { 1 + self.sizes } else { 1 });
+        }
+        params.next()
+    }
+}
+
+/// The layout with an axis of `size` along which nothing moves.
+pub(crate) fn still(layout: &Layout, axis: usize, size: usize) -> Result<Layout> {
+    layout.slice(axis, 0, 1, 1)?.broadcast_to(layout.shape().with(axis, size))
+}

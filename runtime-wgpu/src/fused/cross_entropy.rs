@@ -1,0 +1,134 @@
+//! Cross-entropy of rows with integer classes, and its gradient. A class out of range is noted like an index.
+
+use numcore::{Result, Support, fused::CrossEntropy};
+use smallvec::{SmallVec, smallvec};
+
+use super::{
+    Call,
+    rows::{Along, Frame, Rows, number, read},
+    softmax::total,
+};
+use crate::{bindings::Place, queue::Ticket};
+
+pub(super) fn forward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support> {
+    let (rows, width) = call.rows(0);
+    let mut operands: SmallVec<[(Place<'_>, Along); 8]> =
+        smallvec![(call.ins[0], Along::Both), (call.ins[1], Along::Rows)];
+    operands.extend(call.ins.get(2).map(|w| (*w, Along::Columns)));
+    let loss = operands.len();
+    operands.extend(call.outs.iter().map(|p| (*p, Along::Rows)));
+    let numbers = numbers(call, op, width);
+    let launch = Rows {
+        op: "cross_entropy",
+        kind: "cross_entropy",
+        operands: &operands,
+        outputs: loss,
+        rows,
+        width,
+        numbers: &numbers,
+        details: &[u32::from(op.weighted) | u32::from(op.label_smoothing != 0.0) << 1],
+        indexed: true,
+    };
+    launch.run(call.wgpu, |f| {
+        let class = class(f, 1, op.weighted.then_some(2));
+        let x = f.load(0);
+        let (w, all) = if op.weighted { (f.load(2), &[0, 2][..]) } else { ("1f".into(), &[0][..]) };
+        let spread = if op.label_smoothing != 0.0 {
+            format!(
+                "var joint = 0f;\nvar weighted = 0f;\n{}let joints = all_sum(local, joint);\nlet sums = all_sum(local, weighted);\n\
+                 value = value * target_share + (lse * joints - sums) * other_share;\n",
+                f.columns(all, &format!("joint += {w};\nweighted += {x} * {w};\n"))
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "{class}{}let lse = wg_log(total) + top;\nlet place = {} + row * width + which;\n\
+             var value = (lse - {}) * own;\n{spread}if (ignored) {{ value = 0f; }}\n\
+             if (local == 0u) {{\n{}{}}}\n",
+            total(f, 0),
+            f.base(0),
+            f.load_at(0, "place"),
+            f.store(loss, "value"),
+            f.store(loss + 1, "lse"),
+        )
+    })?;
+    Ok(Support::Done)
+}
+
+pub(super) fn backward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support> {
+    let (rows, width) = call.rows(0);
+    let mut operands: SmallVec<[(Place<'_>, Along); 8]> = smallvec![
+        (call.ins[0], Along::Both),
+        (call.ins[1], Along::Rows),
+        (call.ins[2], Along::Rows),
+        (call.ins[3], Along::Rows)
+    ];
+    operands.extend(call.ins.get(4).map(|w| (*w, Along::Columns)));
+    let d = operands.len();
+    operands.push((call.outs[0], Along::Both));
+    let numbers = numbers(call, op, width);
+    let launch = Rows {
+        op: "cross_entropy_grad",
+        kind: "cross_entropy_grad",
+        operands: &operands,
+        outputs: d,
+        rows,
+        width,
+        numbers: &numbers,
+        details: &[u32::from(op.weighted) | u32::from(op.label_smoothing != 0.0) << 1],
+        indexed: true,
+    };
+    launch.run(call.wgpu, |f| {
+        let class = class(f, 1, op.weighted.then_some(4));
+        let (x, w) = (f.load(0), if op.weighted { f.load(4) } else { "1f".into() });
+        let smooth = op.label_smoothing != 0.0;
+        let joints = match (smooth, op.weighted) {
+            (false, _) => "let joints = 0f;\n".into(),
+            (true, false) => "let joints = f32(width);\n".to_owned(),
+            (true, true) => {
+                let sum = f.columns(&[4], &format!("joint += {w};\n"));
+                format!("var joint = 0f;\n{sum}let joints = all_sum(local, joint);\n")
+            }
+        };
+        let each = format!(
+            "var d = wg_exp({x} - lse) * (mine + other_share * joints);\n{}if (c == which) {{ d -= mine; }}\n\
+             d = select(d * g, 0f, ignored);\n{}",
+            if smooth { format!("d -= other_share * {w};\n") } else { String::new() },
+            f.store(d, "d"),
+        );
+        let all: &[usize] = if op.weighted { &[0, 4, d] } else { &[0, d] };
+        format!(
+            "{class}{joints}let lse = {};\nlet g = {};\nlet mine = own * target_share;\n{}",
+            f.load(2),
+            f.load(3),
+            f.columns(all, &each)
+        )
+    })?;
+    Ok(Support::Done)
+}
+
+/// The class that does not count, how the target is spread, the launch's ticket.
+fn numbers(call: &Call<'_, '_>, op: &CrossEntropy, width: usize) -> [u32; 5] {
+    let ticket = call.wgpu.queue.ticket(Ticket { op: "cross_entropy", size: width });
+    let ignored = op.ignore_index as u64;
+    let (target, other) = (number(1.0 - op.label_smoothing), number(op.label_smoothing / width as f64));
+    [ignored as u32, (ignored >> 32) as u32, target, other, !ticket]
+}
+
+/// `which` class the row has (0 where it is `ignored` or unknown), its weight `own`, and the shares.
+fn class(f: &mut Frame<'_>, target: usize, weight: Option<usize>) -> String {
+    let (low, high) = (f.params.next(), f.params.next());
+    let (share, other) = (read(&mut f.params), read(&mut f.params));
+    let ticket = f.params.next();
+    let (y, flag) = (f.load(target), f.flag);
+    let own = weight.map_or("let own = 1f;\n".into(), |w| {
+        format!("let own_at = {} + which;\nlet own = {};\n", f.base(w), f.load_at(w, "own_at"))
+    });
+    format!(
+        "let y = {y};\nlet ignored = y.x == {low} && y.y == {high};\nlet known = y.y == 0u && y.x < width;\n\
+         if (!known && !ignored && local == 0u) {{ atomicMax(&buf{flag}[0], {ticket}); }}\n\
+         let which = select(0u, y.x, known);\n\
+         let target_share = {share};\nlet other_share = {other};\n{own}"
+    )
+}

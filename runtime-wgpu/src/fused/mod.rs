@@ -1,0 +1,65 @@
+//! Kernels of fused operations over contiguous rows; everything else is decomposed.
+
+mod cross_entropy;
+mod norm;
+mod rows;
+mod softmax;
+
+use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
+use smallvec::SmallVec;
+
+use crate::{Wgpu, bindings::Place, reduce};
+
+/// One call: its operands.
+struct Call<'c, 'a> {
+    wgpu: &'c Wgpu,
+    ins: SmallVec<[Place<'a>; 8]>,
+    outs: SmallVec<[Place<'a>; 4]>,
+}
+
+impl Call<'_, '_> {
+    /// Rows and their width, of an input whose rows are its last axis.
+    fn rows(&self, i: usize) -> (usize, usize) {
+        let dims = self.ins[i].layout.dims();
+        let width = dims[dims.len() - 1];
+        (dims[..dims.len() - 1].iter().product(), width)
+    }
+}
+
+/// Runs `op` if there is a kernel for it at these types and strides.
+pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
+    match op {
+        FusedOp::Softmax(_) | FusedOp::SoftmaxGrad(_) if ins[0].layout().numel() == 0 => return Ok(Support::Done),
+        FusedOp::Attention(_) if ins[1].layout().numel() == 0 => return nothing_to_attend_to(wgpu, outs),
+        _ => {}
+    }
+    let dense = ins.iter().all(|v| v.layout().is_contiguous())
+        && outs.iter().all(|o| o.how == Accumulate::Overwrite && o.view.layout().is_contiguous());
+    let empty = ins.iter().any(|v| v.layout().numel() == 0);
+    let wide = ins[0].layout().dims().last().is_none_or(|&w| w > rows::WIDEST);
+    if !dense || empty || wide || ins[0].dtype() == DType::F64 {
+        return Ok(Support::Decompose);
+    }
+    let call = Call {
+        wgpu,
+        ins: ins.iter().map(|v| Place::from(*v)).collect(),
+        outs: outs.iter().map(|o| Place::from(&o.view)).collect(),
+    };
+    match op {
+        FusedOp::Softmax(op) => softmax::forward(&call, op.log),
+        FusedOp::SoftmaxGrad(op) => softmax::backward(&call, op.log),
+        FusedOp::Norm(op) => norm::forward(&call, op),
+        FusedOp::NormGrad(op) => norm::backward(&call, op),
+        FusedOp::CrossEntropy(op) => cross_entropy::forward(&call, op),
+        FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&call, &op.0),
+        _ => Ok(Support::Decompose),
+    }
+}
+
+/// Attention to no keys: zeros, and the logarithm of an empty sum.
+fn nothing_to_attend_to(wgpu: &Wgpu, outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
+    for (out, value) in outs.iter_mut().zip([0.0, f64::NEG_INFINITY]) {
+        reduce::fill(wgpu, value.into(), std::slice::from_mut(out))?;
+    }
+    Ok(Support::Done)
+}

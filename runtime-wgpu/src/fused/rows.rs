@@ -1,0 +1,164 @@
+//! The frame of kernels whose groups each own a row: passes over its columns, and sums and maxima of what the passes find.
+
+use std::fmt::Write;
+
+use numcore::Result;
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    Wgpu,
+    access::{Form, Params, Site, header},
+    bindings::{Bindings, Place},
+    pipelines::Key,
+    pointwise::STEPS,
+    queue::Launch,
+};
+
+/// Invocations of a group at most: WebGPU's smallest limit.
+const GROUP: usize = 256;
+
+/// How a contiguous operand goes with the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Along {
+    /// An element for each row and column.
+    Both,
+    /// One for each row.
+    Rows,
+    /// One for each column.
+    Columns,
+}
+
+/// A launch: what is read and written, by rows.
+pub(super) struct Rows<'a, 'p> {
+    pub(super) op: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) operands: &'p [(Place<'a>, Along)],
+    /// Operands from this one on are written.
+    pub(super) outputs: usize,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    pub(super) numbers: &'p [u32],
+    /// What else the text depends on.
+    pub(super) details: &'p [u32],
+    /// Whether an index is looked up, and its launch's ticket given as the last number.
+    pub(super) indexed: bool,
+}
+
+/// Widest rows that a kernel's loops get through.
+pub(super) const WIDEST: usize = GROUP * STEPS / 8;
+
+impl Rows<'_, '_> {
+    /// Runs the kernel whose statements `body` writes, given `row` and `width`.
+    pub(super) fn run(self, wgpu: &Wgpu, body: impl FnOnce(&mut Frame<'_>) -> String) -> Result<()> {
+        let places: SmallVec<[Place<'_>; 8]> = self.operands.iter().map(|(p, _)| *p).collect();
+        let (mut bindings, slots) = Bindings::of(&wgpu.queue.device, self.op, &places)?;
+        let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
+        for k in self.outputs..places.len() {
+            atomic[slots[k]] |= Form::of(places[k].dtype).per_word() > 1;
+        }
+        let flag = self.indexed.then(|| bindings.add_whole(&wgpu.queue.flag));
+        atomic.extend(flag.map(|_| true));
+        let site = |k: usize| Site { slot: slots[k], form: Form::of(places[k].dtype), atomic: atomic[slots[k]] };
+        let sites: SmallVec<[Site; 8]> = (0..places.len()).map(site).collect();
+        let threads = self.width.div_ceil(4).next_power_of_two().clamp(32, GROUP);
+        let mut params: SmallVec<[u32; 32]> = smallvec![0, self.rows as u32, self.width as u32];
+        params.extend((0..places.len()).map(|k| bindings.base(slots[k], &places[k])));
+        params.extend_from_slice(self.numbers);
+        let mut details: SmallVec<[u32; 32]> = smallvec![threads as u32, bindings.len() as u32];
+        details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | (s.form as u32) << 1 | u32::from(s.atomic)));
+        details.extend_from_slice(self.details);
+        let key = Key { kind: self.kind, program: None, details };
+        let header = header(&atomic, params.len());
+        let launch = Launch { op: self.op, key, bindings, params: &params, groups: self.rows };
+        let operands = self.operands;
+        wgpu.queue.launch(launch, || Ok(source(&header, threads, &sites, operands, flag.unwrap_or(0), body)))
+    }
+}
+
+/// What a body is told.
+pub(super) struct Frame<'f> {
+    sites: &'f [Site],
+    operands: &'f [(Place<'f>, Along)],
+    bases: Vec<String>,
+    threads: usize,
+    /// Where an unknown index is noted.
+    pub(super) flag: usize,
+    pub(super) params: Params,
+}
+
+impl Frame<'_> {
+    /// The element of an operand at this row, or inside [`columns`](Frame::columns) at this row and column.
+    pub(super) fn load(&self, k: usize) -> String {
+        self.sites[k].load(&format!("i{k}"))
+    }
+
+    /// The element of an operand at an offset that has a name.
+    pub(super) fn load_at(&self, k: usize, at: &str) -> String {
+        self.sites[k].load(at)
+    }
+
+    /// Where an operand begins.
+    pub(super) fn base(&self, k: usize) -> &str {
+        &self.bases[k]
+    }
+
+    /// Stores an element at this row or column.
+    pub(super) fn store(&self, k: usize, value: &str) -> String {
+        self.sites[k].store(&format!("i{k}"), value)
+    }
+
+    /// A pass over the columns `c`, of these operands.
+    pub(super) fn columns(&self, operands: &[usize], body: &str) -> String {
+        let mut text = format!("for (var c = local; c < width; c += {}u) {{\n", self.threads);
+        for &k in operands {
+            let at = if self.operands[k].1 == Along::Both { "row * width + c" } else { "c" };
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "let i{k} = {} + {at};", self.bases[k]);
+        }
+        text + body + "}\n"
+    }
+}
+
+fn source(
+    header: &str,
+    threads: usize,
+    sites: &[Site],
+    operands: &[(Place<'_>, Along)],
+    flag: usize,
+    body: impl FnOnce(&mut Frame<'_>) -> String,
+) -> String {
+    let mut params = Params::new();
+    let (rows, width) = (params.next(), params.next());
+    let bases = params.many(sites.len());
+    let each_row = operands.iter().enumerate().filter(|(_, (_, along))| *along == Along::Rows);
+    let starts: String = each_row.map(|(k, _)| format!("let i{k} = {} + row;\n", bases[k])).collect();
+    let body = body(&mut Frame { sites, operands, bases, threads, flag, params });
+    let together = |name: &str, merge: &str| {
+        format!(
+            "fn {name}(local: u32, x: f32) -> f32 {{\nworkgroupBarrier();\nshared_x[local] = x;\nworkgroupBarrier();\n\
+             for (var half = {}u; half > 0u; half >>= 1u) {{\n\
+             if (local < half) {{ shared_x[local] = {merge}; }}\nworkgroupBarrier();\n}}\nreturn shared_x[0];\n}}\n",
+            threads / 2
+        )
+    };
+    format!(
+        "{header}var<workgroup> shared_x: array<f32, {threads}>;\n{}{}\
+         @compute @workgroup_size({threads})\n\
+         fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
+         @builtin(local_invocation_index) local: u32) {{\n\
+         wg_zero = P[0].x;\nlet row = group.y * groups.x + group.x;\nif (row >= {rows}) {{ return; }}\n\
+         let width = {width};\n{starts}{body}}}\n",
+        together("all_sum", "shared_x[local] + shared_x[local + half]"),
+        together("all_max", "wg_max(shared_x[local], shared_x[local + half])"),
+    )
+}
+
+/// A number as a launch parameter, and as the expression that reads it.
+pub(super) fn number(x: f64) -> u32 {
+    (x as f32).to_bits()
+}
+
+/// A launch parameter as a number.
+pub(super) fn read(params: &mut Params) -> String {
+    format!("bitcast<f32>({})", params.next())
+}

@@ -1,0 +1,123 @@
+//! Gather and its adjoint. An index out of range is noted in the queue's flag, and reported when that is next read.
+
+use numcore::{Accumulate, DType, Error, Layout, Out, Result, View, ViewMut};
+
+use crate::{
+    Wgpu,
+    access::Form,
+    bindings::Place,
+    elementwise::{Body, Walk, still},
+    pointwise::{STEPS, convert, no_f64},
+    queue::Ticket,
+};
+
+/// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`.
+pub(crate) fn gather(
+    wgpu: &Wgpu,
+    x: View<'_, Wgpu>,
+    axis: usize,
+    index: View<'_, Wgpu>,
+    out: Out<'_, Wgpu>,
+) -> Result<()> {
+    let (x, index, to) = (Place::from(x), Place::from(index), Place::from(&out.view));
+    if to.layout.numel() == 0 {
+        return Ok(());
+    }
+    let adds = out.how == Accumulate::Add;
+    if adds && to.dtype == DType::F64 {
+        return Err(no_f64(wgpu, "gather"));
+    }
+    let size = in_range("gather", &x, axis)?;
+    let form = if adds { Form::of(x.dtype) } else { Form::bits(x.dtype) };
+    // Along the axis the index says where x is read.
+    let start = x.seen(still(&x.layout, axis, to.layout.dims()[axis])?);
+    let mut walk = Walk::new(wgpu, "gather", &[(index, Form::I64), (start, form)], &[(to, form)])?;
+    let flag = walk.bind(&wgpu.queue.flag);
+    let ticket = wgpu.queue.ticket(Ticket { op: "gather", size });
+    let numbers = [size as u32, !ticket, x.layout.strides()[axis] as u32];
+    walk.run(wgpu, ("gather", "gather"), None, &[out.how], (&numbers, &[]), |body| {
+        let row = row(body, &body.load(0), flag);
+        let step = body.params.next();
+        Ok(format!("{row}let there = at1 + row * {step};\nout0 = {};\n", body.load_at(1, "there")))
+    })
+}
+
+/// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`: an invocation walks the axis for every other position. Halves add up
+/// in `f32` and are rounded once.
+pub(crate) fn scatter_add(
+    wgpu: &Wgpu,
+    src: View<'_, Wgpu>,
+    axis: usize,
+    index: View<'_, Wgpu>,
+    out: ViewMut<'_, Wgpu>,
+) -> Result<()> {
+    let (src, index, to) = (Place::from(src), Place::from(index), Place::from(&out));
+    if src.layout.numel() == 0 {
+        return Ok(());
+    }
+    if to.dtype == DType::F64 {
+        return Err(no_f64(wgpu, "scatter_add"));
+    }
+    in_range("scatter_add", &to, axis)?;
+    if !to.dtype.is_half() {
+        return add_rows(wgpu, src, axis, index, to);
+    }
+    let dense = Layout::contiguous(*to.layout.shape());
+    let memory = wgpu.scratch(dense.numel() * DType::F32.size())?;
+    let sums = Place::of(&memory, dense, DType::F32);
+    convert(wgpu, to, sums, Accumulate::Overwrite)?;
+    add_rows(wgpu, src, axis, index, sums)?;
+    convert(wgpu, sums, to, Accumulate::Overwrite)
+}
+
+/// In several launches where the axis is long, in order.
+fn add_rows(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Place<'_>) -> Result<()> {
+    let length = index.layout.dims()[axis];
+    for start in (0..length).step_by(STEPS) {
+        let part = |place: &Place<'_>| place.layout.slice(axis, start, STEPS.min(length - start), 1);
+        add_some(wgpu, src.seen(part(&src)?), axis, index.seen(part(&index)?), to)?;
+    }
+    Ok(())
+}
+
+fn add_some(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Place<'_>) -> Result<()> {
+    let size = to.layout.dims()[axis];
+    let places = [
+        (index.seen(still(&index.layout, axis, 1)?), Form::I64),
+        (src.seen(still(&src.layout, axis, 1)?), Form::of(src.dtype)),
+        (to.seen(still(&to.layout, axis, 1)?), Form::of(to.dtype)),
+    ];
+    let mut walk = Walk::new(wgpu, "scatter_add", &places, &[])?;
+    walk.stores(2);
+    let flag = walk.bind(&wgpu.queue.flag);
+    let ticket = wgpu.queue.ticket(Ticket { op: "scatter_add", size });
+    let step = |place: &Place<'_>| place.layout.strides()[axis] as u32;
+    let numbers = [size as u32, !ticket, index.layout.dims()[axis] as u32, step(&index), step(&src), step(&to)];
+    walk.run(wgpu, ("scatter_add", "scatter_add"), None, &[], (&numbers, &[]), |body| {
+        let row = row(body, &body.load_at(0, "k"), flag);
+        let [length, by0, by1, by2] = std::array::from_fn(|_| body.params.next());
+        let sum = body.form(2).add(&body.load_at(2, "there"), &body.load_at(1, "here"));
+        let store = body.store_at(2, "there", &sum);
+        Ok(format!(
+            "for (var i = 0u; i < {length}; i++) {{\nlet k = at0 + i * {by0};\n{row}let here = at1 + i * {by1};\n\
+             let there = at2 + row * {by2};\nif (known) {{\n{store}}}\n}}\n"
+        ))
+    })
+}
+
+/// `row` from the two words of an index, and whether it is `known`: an unknown one is noted, and becomes 0.
+fn row(body: &mut Body<'_>, index: &str, flag: usize) -> String {
+    let (size, ticket) = (body.params.next(), body.params.next());
+    format!(
+        "let place = {index};\nlet known = place.y == 0u && place.x < {size};\n\
+         if (!known) {{ atomicMax(&buf{flag}[0], {ticket}); }}\nlet row = select(0u, place.x, known);\n"
+    )
+}
+
+/// The size of an indexed axis, which must have a position.
+fn in_range(op: &'static str, x: &Place<'_>, axis: usize) -> Result<usize> {
+    match x.layout.dims()[axis] {
+        0 => Err(Error::argument(op, "an index is not in 0..0")),
+        size => Ok(size),
+    }
+}

@@ -1,0 +1,94 @@
+//! Any GPU as a runtime, through WebGPU: [`Wgpu`].
+//!
+//! Programs are printed as WGSL by `numcore` and compiled once per program, types and layout class; functions named `wg_…` are this
+//! crate's (`prelude`): WGSL's own are wrong in the fifth digit, and it has no integer of 64 bits. Every buffer is an array of words
+//! of 32 bits; smaller elements are written in whole words where they lie densely, by atomics elsewhere (`access`). Work is recorded
+//! and submitted in batches (`queue`); handles of one adapter share a device, so their tensors may meet (`device`).
+//!
+//! Halves are widened and rounded by integer arithmetic, exactly as on the processor, whatever the adapter has. `i64` is exact.
+//! `f64` is stored and moved, but not computed in: that is an error, never a silent change. An index out of range is an error of the
+//! next [`download`](numcore::Runtime::download) or [`synchronize`](numcore::Runtime::synchronize) of its queue, and of that one alone;
+//! a lost device or a refused kernel is an error of every call from then on.
+//!
+//! | dtype | stored and moved | computed in |
+//! |---|---|---|
+//! | `f32` | yes | yes |
+//! | `f64` | yes | no |
+//! | `f16` | yes | as `f32` |
+//! | `bf16` | yes | as `f32` |
+//! | `i32` | yes | yes |
+//! | `i64` | yes | yes |
+//! | `u32` | yes | yes |
+//! | `u8` | yes | yes |
+//! | `bool` | yes | yes |
+//!
+//! **Invariant**: a kernel binds a buffer once, however many operands lie in it; sizes, strides, offsets and numbers are launch
+//! parameters and never part of a kernel's text; no result depends on the order in which invocations run.
+//!
+//! ```no_run
+//! use numcore::{Tensor, ops::PointwiseOps};
+//! use runtime_wgpu::Wgpu;
+//!
+//! let gpu = Wgpu::new(0)?;
+//! let x = Tensor::from_slice(&gpu, [3], &[1f32, 2.0, 3.0])?;
+//! assert_eq!(x.add(&x)?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+//! # numcore::Result::Ok(())
+//! ```
+
+mod access;
+mod bindings;
+mod device;
+mod elementwise;
+mod fused;
+mod index;
+mod matmul;
+mod memory;
+mod pipelines;
+mod pointwise;
+mod prelude;
+mod queue;
+mod reduce;
+mod runtime;
+mod scan;
+mod sort;
+
+use std::{fmt, sync::Arc};
+
+use numcore::{Result, Use};
+
+pub use device::AdapterInfo;
+pub use memory::Buffer;
+
+use device::Device;
+use queue::Queue;
+
+/// A GPU. A cheap handle; clones share one queue: its memory pool and account.
+#[derive(Clone)]
+pub struct Wgpu {
+    pub(crate) queue: Arc<Queue>,
+    use_: Use,
+}
+
+impl Wgpu {
+    /// The adapter of this number in [`adapters`](Wgpu::adapters); handles of one number share one device. Where there is no such
+    /// adapter, the error says what to install.
+    pub fn new(index: u32) -> Result<Wgpu> {
+        Ok(Wgpu { queue: Arc::new(Queue::new(Device::open(index)?)), use_: Use::Activations })
+    }
+
+    /// The adapters of this machine, hardware before software.
+    pub fn adapters() -> Vec<AdapterInfo> {
+        device::adapters()
+    }
+
+    /// Memory of a kernel's own.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Buffer> {
+        self.queue.memory.alloc(bytes, self.use_)
+    }
+}
+
+impl fmt::Debug for Wgpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Wgpu({:?}, {:?})", self.queue.device, self.use_)
+    }
+}

@@ -1,0 +1,211 @@
+//! Matrix products: tiles of the output, each a group of invocations that keep a block of it in registers and read the operands
+//! through workgroup memory. No sum is split: the bits depend on nothing but the operands. Halves are widened where they are read.
+
+use numcore::{Accumulate, DType, Layout, Out, Result, View};
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    Wgpu,
+    access::{Form, Params, Site, header, offset, unravel},
+    bindings::{Bindings, Place},
+    elementwise::coalesce,
+    pipelines::Key,
+    pointwise::{STEPS, convert, no_f64},
+    queue::Launch,
+    reduce::fill,
+};
+
+/// Invocations of a group, in a square.
+const SIDE: usize = 8;
+/// Rows or columns of the output that one keeps.
+const BLOCKS: [usize; 3] = [8, 4, 2];
+/// Terms of the sums in workgroup memory at a time.
+const DEPTH: usize = 16;
+
+/// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`.
+pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out<'_, Wgpu>) -> Result<()> {
+    let rank = out.view.layout().rank();
+    let k = a.layout().dims()[rank - 1];
+    if out.view.layout().numel() == 0 {
+        return Ok(());
+    }
+    if a.dtype() == DType::F64 {
+        return Err(no_f64(wgpu, "matmul"));
+    }
+    if k == 0 {
+        return match out.how {
+            Accumulate::Add => Ok(()),
+            Accumulate::Overwrite => fill(wgpu, 0i64.into(), &mut [out]),
+        };
+    }
+    let (to, a, b) = (Place::from(&out.view), Place::from(a), Place::from(b));
+    if k <= STEPS {
+        return product(wgpu, [to, a, b], out.how);
+    }
+    // A long sum in several launches: of halves in `f32`, so that it is rounded once.
+    let half = to.dtype.is_half();
+    let sums = Layout::contiguous(*to.layout.shape());
+    let memory = if half { Some(wgpu.scratch(sums.numel() * DType::F32.size())?) } else { None };
+    let wide = memory.as_ref().map_or(to, |m| Place::of(m, sums, DType::F32));
+    for start in (0..k).step_by(STEPS) {
+        let len = STEPS.min(k - start);
+        let part = |x: Place<'_>, axis: usize| x.layout.slice(axis, start, len, 1);
+        let how = if start > 0 {
+            Accumulate::Add
+        } else if half {
+            Accumulate::Overwrite
+        } else {
+            out.how
+        };
+        product(wgpu, [wide, a.seen(part(a, rank - 1)?), b.seen(part(b, rank - 2)?)], how)?;
+    }
+    if half { convert(wgpu, wide, to, out.how) } else { Ok(()) }
+}
+
+/// The product of `places[1]` and `places[2]` into `places[0]`, in one launch.
+fn product(wgpu: &Wgpu, places: [Place<'_>; 3], how: Accumulate) -> Result<()> {
+    let rank = places[0].layout.rank();
+    let (m, n) = (places[0].layout.dims()[rank - 2], places[0].layout.dims()[rank - 1]);
+    let k = places[1].layout.dims()[rank - 1];
+    let (bindings, slots) = Bindings::of(&wgpu.queue.device, "matmul", &places)?;
+    let axes = (0..rank - 2).map(|i| {
+        let strides = places.iter().map(|p| p.layout.strides()[i]).collect();
+        (places[0].layout.dims()[i], strides)
+    });
+    let (batch, strides) = coalesce(axes, 3);
+    let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
+    atomic[slots[0]] = Form::of(places[0].dtype).per_word() > 1;
+    let sites: [Site; 3] =
+        std::array::from_fn(|i| Site { slot: slots[i], form: Form::of(places[i].dtype), atomic: atomic[slots[i]] });
+    // The larger the block, the more often what was read is used; a small side would leave a large one empty.
+    let block = [m, n].map(|d| BLOCKS.into_iter().find(|b| b * SIDE <= d.next_power_of_two()).unwrap_or(1));
+    let [tile_m, tile_n] = block.map(|b| b * SIDE);
+    let tiles = [m.div_ceil(tile_m), n.div_ceil(tile_n)];
+    let count: usize = batch.iter().product();
+    let mut params: SmallVec<[u32; 64]> =
+        smallvec![0, m as u32, n as u32, k as u32, tiles[0] as u32, tiles[1] as u32, count as u32];
+    params.extend(batch.iter().map(|&d| d as u32));
+    for (i, place) in places.iter().enumerate() {
+        params.push(bindings.base(slots[i], place));
+        params.extend(strides[i].iter().map(|&s| s as u32));
+        params.extend(place.layout.strides()[rank - 2..].iter().map(|&s| s as u32));
+    }
+    let kernel = Kernel {
+        batch: batch.len(),
+        sites,
+        block,
+        how,
+        // Neighbouring invocations read neighbouring elements.
+        along: [1, 2].map(|i| places[i].layout.strides()[rank - 1].abs() <= places[i].layout.strides()[rank - 2].abs()),
+    };
+    let mut details: SmallVec<[u32; 32]> =
+        smallvec![batch.len() as u32, bindings.len() as u32, u32::from(how == Accumulate::Add)];
+    details.extend(block.iter().map(|&b| b as u32).chain(kernel.along.iter().map(|&a| u32::from(a))));
+    details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | s.form as u32));
+    let key = Key { kind: "matmul", program: None, details };
+    let header = header(&atomic, params.len());
+    let launch = Launch { op: "matmul", key, bindings, params: &params, groups: tiles[0] * tiles[1] * count };
+    wgpu.queue.launch(launch, || Ok(kernel.source(&header)))
+}
+
+/// What the text of a product depends on.
+struct Kernel {
+    batch: usize,
+    /// Of the output, the left and the right operand.
+    sites: [Site; 3],
+    /// Rows and columns of the output that an invocation keeps.
+    block: [usize; 2],
+    how: Accumulate,
+    /// Whether rows of the operands are read along.
+    along: [bool; 2],
+}
+
+impl Kernel {
+    fn source(&self, header: &str) -> String {
+        let mut params = Params::new();
+        let [m, n, k, tiles_m, tiles_n, count] = std::array::from_fn(|_| params.next());
+        let batch = params.many(self.batch);
+        let mut starts = String::new();
+        let mut steps: Vec<[String; 2]> = Vec::new();
+        for name in ["to", "from_a", "from_b"] {
+            starts += &format!("let {name} = {};\n", offset(&params.next(), "c", &params.many(self.batch)));
+            steps.push(std::array::from_fn(|_| params.next()));
+        }
+        let [tm, tn] = self.block.map(|b| b * SIDE);
+        let threads = SIDE * SIDE;
+        let read_a = self.read("a", tm, DEPTH, self.along[0], "first_m", "depth", [&m, &k], &steps[1], 1);
+        let read_b = self.read("b", DEPTH, tn, self.along[1], "depth", "first_n", [&k, &n], &steps[2], 2);
+        let each = |f: &dyn Fn(usize, usize) -> String| -> String {
+            (0..self.block[0]).flat_map(|i| (0..self.block[1]).map(move |j| (i, j))).map(|(i, j)| f(i, j)).collect()
+        };
+        let declare = each(&|i, j| format!("var sum{i}{j} = 0f;\n"));
+        let rows: String =
+            (0..self.block[0]).map(|i| format!("let x{i} = a[(y + {}u) * {}u + t];\n", i * SIDE, DEPTH + 1)).collect();
+        let columns: String =
+            (0..self.block[1]).map(|j| format!("let y{j} = b[t * {tn}u + x + {}u];\n", j * SIDE)).collect();
+        let terms = each(&|i, j| format!("sum{i}{j} += x{i} * y{j};\n"));
+        let store = each(&|i, j| {
+            let value = self.sites[0].form.accumulate(self.how, &self.sites[0].load("at"), &format!("sum{i}{j}"));
+            format!(
+                "{{ let row = first_m + y + {}u; let column = first_n + x + {}u;\nif (row < {m} && column < {n}) {{\n\
+                 let at = to + row * {} + column * {};\n{}}} }}\n",
+                i * SIDE,
+                j * SIDE,
+                steps[0][0],
+                steps[0][1],
+                self.sites[0].store("at", &value)
+            )
+        });
+        format!(
+            "{header}var<workgroup> a: array<f32, {}>;\nvar<workgroup> b: array<f32, {}>;\n\
+             @compute @workgroup_size({threads})\n\
+             fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
+             @builtin(local_invocation_index) local: u32) {{\n\
+             wg_zero = P[0].x;\n\
+             let task = group.y * groups.x + group.x;\nlet one = {tiles_m} * {tiles_n};\n\
+             if (task >= one * {count}) {{ return; }}\n\
+             let which = task / one;\nlet tile = task % one;\n{}{starts}\
+             let first_m = (tile / {tiles_n}) * {tm}u;\nlet first_n = (tile % {tiles_n}) * {tn}u;\n\
+             let x = local % {SIDE}u;\nlet y = local / {SIDE}u;\n{declare}\
+             for (var depth = 0u; depth < {k}; depth += {DEPTH}u) {{\n{read_a}{read_b}workgroupBarrier();\n\
+             for (var t = 0u; t < {DEPTH}u; t++) {{\n{rows}{columns}{terms}}}\nworkgroupBarrier();\n}}\n{store}}}\n",
+            tm * (DEPTH + 1),
+            DEPTH * tn,
+            unravel("c", "which", &batch),
+        )
+    }
+
+    /// Fills a tile of `rows` by `columns` from the operand, with zeros beyond its edge. The left one's rows are padded, so that its
+    /// columns do not fall into one bank.
+    #[expect(clippy::too_many_arguments, reason = "one tile, described")]
+    fn read(
+        &self,
+        name: &str,
+        rows: usize,
+        columns: usize,
+        along: bool,
+        first_row: &str,
+        first_column: &str,
+        [most_rows, most_columns]: [&String; 2],
+        steps: &[String; 2],
+        operand: usize,
+    ) -> String {
+        let width = if operand == 1 { columns + 1 } else { columns };
+        let (row, column) = if along {
+            (format!("e / {columns}u"), format!("e % {columns}u"))
+        } else {
+            (format!("e % {rows}u"), format!("e / {rows}u"))
+        };
+        format!(
+            "for (var e = local; e < {}u; e += {}u) {{\nlet i = {row};\nlet j = {column};\n\
+             let row = {first_row} + i;\nlet column = {first_column} + j;\nvar value = 0f;\n\
+             if (row < {most_rows} && column < {most_columns}) {{\nlet at = from_{name} + row * {} + column * {};\nvalue = {};\n}}\n\
+             {name}[i * {width}u + j] = value;\n}}\n",
+            rows * columns,
+            SIDE * SIDE,
+            steps[0],
+            steps[1],
+            self.sites[operand].load("at"),
+        )
+    }
+}

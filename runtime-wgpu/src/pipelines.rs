@@ -1,0 +1,137 @@
+//! Compiled kernels, kept by what they were made from.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::Hash,
+    sync::Arc,
+};
+
+use numcore::{Result, pointwise::Program};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::{device::Device, prelude};
+
+/// Most kernels kept; then the oldest goes.
+const MOST: usize = 4096;
+
+/// What a kernel is made from. Sizes, strides, offsets and numbers are launch parameters and no part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    /// Which family.
+    pub(crate) kind: &'static str,
+    /// The program it runs.
+    pub(crate) program: Option<Program>,
+    /// Types, ranks, how operands are bound and lie.
+    pub(crate) details: SmallVec<[u32; 32]>,
+}
+
+/// The kernels of a device.
+pub(crate) struct Pipelines {
+    /// Where parameters are bound.
+    pub(crate) params: wgpu::BindGroupLayout,
+    /// How many storage buffers a kernel binds, and what wgpu wants for it.
+    layouts: Mutex<Vec<Option<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>>>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    pipelines: HashMap<Key, Arc<wgpu::ComputePipeline>>,
+    age: VecDeque<Key>,
+}
+
+impl Pipelines {
+    pub(crate) fn new(device: &wgpu::Device) -> Self {
+        let ty = wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Uniform,
+            has_dynamic_offset: true,
+            min_binding_size: None,
+        };
+        let entries = [entry(0, ty)];
+        let params =
+            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        Pipelines { params, layouts: Mutex::default(), kept: Mutex::default() }
+    }
+
+    /// The kernel of a key, compiled from `source` (bindings, functions and `main`) if it is new.
+    pub(crate) fn get(
+        &self,
+        device: &Device,
+        op: &'static str,
+        key: Key,
+        bindings: usize,
+        source: impl FnOnce() -> Result<String>,
+    ) -> Result<Arc<wgpu::ComputePipeline>> {
+        if let Some(pipeline) = self.kept.lock().pipelines.get(&key) {
+            return Ok(pipeline.clone());
+        }
+        let text = source()?;
+        let pipeline = Arc::new(self.compile(device, op, &text, bindings)?);
+        let mut kept = self.kept.lock();
+        if kept.age.len() >= MOST
+            && let Some(oldest) = kept.age.pop_front()
+        {
+            kept.pipelines.remove(&oldest);
+        }
+        kept.age.push_back(key.clone());
+        kept.pipelines.insert(key, pipeline.clone());
+        Ok(pipeline)
+    }
+
+    fn compile(&self, device: &Device, op: &'static str, text: &str, bindings: usize) -> Result<wgpu::ComputePipeline> {
+        let text = format!("{text}\n{}", prelude::needed(text));
+        let scope = device.wgpu.push_error_scope(wgpu::ErrorFilter::Validation);
+        let source = wgpu::ShaderSource::Wgsl(text.as_str().into());
+        let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
+        // SAFETY: all checks are on but one: no kernel of this crate has a loop without an end.
+        let module = unsafe {
+            device.wgpu.create_shader_module_trusted(wgpu::ShaderModuleDescriptor { label: Some(op), source }, checks)
+        };
+        let layout = self.layout(&device.wgpu, bindings).1;
+        let pipeline = device.wgpu.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(op),
+            layout: Some(&layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        match pollster::block_on(scope.pop()) {
+            None => Ok(pipeline),
+            Some(e) => Err(device.backend(op, format!("{e}\n{text}"))),
+        }
+    }
+
+    /// The layouts of kernels with this many storage buffers.
+    pub(crate) fn layout(&self, device: &wgpu::Device, n: usize) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
+        let mut layouts = self.layouts.lock();
+        if layouts.len() <= n {
+            layouts.resize(n + 1, None);
+        }
+        let make = || {
+            let ty = wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only: false },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            };
+            let entries: Vec<_> = (0..n as u32).map(|i| entry(i, ty)).collect();
+            let buffers =
+                device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+            let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label: None,
+                bind_group_layouts: &[Some(&buffers), Some(&self.params)],
+                immediate_size: 0,
+            });
+            (buffers, layout)
+        };
+        layouts[n].get_or_insert_with(make).clone()
+    }
+}
+
+fn entry(binding: u32, ty: wgpu::BindingType) -> wgpu::BindGroupLayoutEntry {
+    wgpu::BindGroupLayoutEntry { binding, visibility: wgpu::ShaderStages::COMPUTE, ty, count: None }
+}

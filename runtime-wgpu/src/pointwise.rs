@@ -1,0 +1,184 @@
+//! Pointwise programs: printed once per types and layout class, run at every position.
+
+use std::fmt::Write;
+
+use numcore::{
+    Accumulate, DType, Operand, Out, Result, Scalar,
+    pointwise::{Inst, Number, Program, Typed},
+};
+use smallvec::SmallVec;
+
+use crate::{
+    Wgpu,
+    access::{Form, Params},
+    bindings::Place,
+    elementwise::Walk,
+};
+
+/// Most turns of a kernel's loops, with room for a few more: the software driver ends a kernel silently after 65 535 of them in all.
+pub(crate) const STEPS: usize = 1 << 14;
+
+/// Runs `program` at every position of the outputs' shape.
+pub(crate) fn run(
+    wgpu: &Wgpu,
+    program: &Program,
+    ins: &[Operand<'_, Wgpu>],
+    scalars: &[Scalar],
+    outs: &mut [Out<'_, Wgpu>],
+) -> Result<()> {
+    let Some(first) = outs.first() else { return Ok(()) };
+    if first.view.layout().numel() == 0 {
+        return Ok(());
+    }
+    let op = program.name();
+    let dtype = |operand: &Operand<'_, Wgpu>| match operand {
+        Operand::View(v) => v.dtype(),
+        Operand::Own(k) => outs[*k].view.dtype(),
+    };
+    let types: SmallVec<[DType; 8]> = ins.iter().map(dtype).collect();
+    let asked: SmallVec<[Option<DType>; 4]> = outs.iter().map(|o| Some(o.view.dtype())).collect();
+    let typed = program.resolve(&types, &asked)?;
+    let how: SmallVec<[Accumulate; 4]> = outs.iter().map(|o| o.how).collect();
+    if outs.iter().any(|o| o.view.dtype() == DType::F64 && o.how == Accumulate::Add) {
+        return Err(no_f64(wgpu, op));
+    }
+    // A copy moves bits: types of one size share its kernels, and NaNs keep their payload.
+    let moves = program.is_identity() && how[..] == [Accumulate::Overwrite];
+    let form = if moves { Form::bits } else { Form::of };
+    let mut inputs: SmallVec<[(Place<'_>, Form); 8]> = SmallVec::new();
+    let mut names: SmallVec<[Source; 8]> = SmallVec::new();
+    for (i, operand) in ins.iter().enumerate() {
+        match operand {
+            Operand::View(v) if reads(program, i) => {
+                names.push(Source::Input(i, inputs.len()));
+                inputs.push((Place::from(*v), form(v.dtype())));
+            }
+            Operand::Own(k) => names.push(Source::Old(i, *k)),
+            Operand::View(_) => {}
+        }
+    }
+    let outputs: SmallVec<[(Place<'_>, Form); 4]> =
+        outs.iter().map(|o| (Place::from(&o.view), form(o.view.dtype()))).collect();
+    let walk = Walk::new(wgpu, op, &inputs, &outputs)?;
+    let launch = LaunchValues::of(program, &typed, scalars)?;
+    let program_key = (!moves).then_some(program);
+    // Two types of 64 bits share a form, but not what can be done with them.
+    let all = types.iter().copied().chain(asked.iter().copied().flatten()).map(|d| d as u32);
+    let details: SmallVec<[u32; 16]> = names.iter().map(|s| s.key()).chain(all.filter(|_| !moves)).collect();
+    walk.run(wgpu, (op, "pointwise"), program_key, &how, (&launch.words, &details), |body| {
+        let mut text = String::new();
+        for source in &names {
+            let (i, value) = match *source {
+                Source::Input(i, k) => (i, body.load(k)),
+                Source::Old(i, k) => (i, body.old(k)),
+            };
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "let in{i} = {value};");
+        }
+        if moves {
+            return Ok(text + "out0 = in0;\n");
+        }
+        Ok(text + &launch.text(&mut body.params) + &printed(program, &typed, wgpu)?)
+    })
+}
+
+/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+pub(crate) fn convert(wgpu: &Wgpu, from: Place<'_>, to: Place<'_>, how: Accumulate) -> Result<()> {
+    let walk = Walk::new(wgpu, "convert", &[(from, Form::of(from.dtype))], &[(to, Form::of(to.dtype))])?;
+    walk.run(wgpu, ("convert", "convert"), None, &[how], (&[], &[]), |body| Ok(format!("out0 = {};\n", body.load(0))))
+}
+
+/// Where the value of an input comes from: a bound operand, or an output's old value.
+enum Source {
+    Input(usize, usize),
+    Old(usize, usize),
+}
+
+impl Source {
+    fn key(&self) -> u32 {
+        match *self {
+            Source::Input(i, k) => (i as u32) << 16 | k as u32,
+            Source::Old(i, k) => 1 << 31 | (i as u32) << 16 | k as u32,
+        }
+    }
+}
+
+/// Whether a program reads an input; beyond the first it keeps account of, it is taken to.
+pub(crate) fn reads(program: &Program, i: usize) -> bool {
+    i >= Program::MAX_INPUTS || program.reads() >> i & 1 == 1
+}
+
+/// The statements of a program, or an error that names what WGSL cannot do.
+pub(crate) fn printed(program: &Program, typed: &Typed, wgpu: &Wgpu) -> Result<String> {
+    use numcore::pointwise::Dialect;
+    program.print(typed, Dialect::Wgsl).map_err(|e| match typed.dtypes.contains(&DType::F64) {
+        true => no_f64(wgpu, program.name()),
+        false => e,
+    })
+}
+
+/// `f64` is stored and moved, but WebGPU has no arithmetic for it.
+pub(crate) fn no_f64(wgpu: &Wgpu, op: &'static str) -> numcore::Error {
+    let why = "f64 is only stored and moved here: WebGPU does not compute in it; use f32, or compute on the processor";
+    wgpu.queue.device.unsupported(op, why.into())
+}
+
+/// Numbers that are the same for all elements: computed on the host, given to the kernel as words.
+pub(crate) struct LaunchValues {
+    forms: SmallVec<[Form; 8]>,
+    /// Which scalars are keys of random bits.
+    seeds: SmallVec<[u16; 2]>,
+    pub(crate) words: SmallVec<[u32; 16]>,
+}
+
+impl LaunchValues {
+    pub(crate) fn of(program: &Program, typed: &Typed, scalars: &[Scalar]) -> Result<LaunchValues> {
+        program.check_scalars(typed, scalars)?;
+        let values = program.eval_uniform(typed, scalars);
+        let mut launch = LaunchValues { forms: SmallVec::new(), seeds: SmallVec::new(), words: SmallVec::new() };
+        for id in program.launch_values() {
+            let dtype = typed.dtypes[id as usize];
+            // Values of this list do not depend on elements: they are known.
+            let value = values[id as usize].unwrap_or(Number::Int(0));
+            launch.forms.push(Form::of(dtype));
+            launch.push(value, dtype);
+        }
+        for inst in program.insts() {
+            if let Inst::Random { seed, .. } = *inst
+                && !launch.seeds.contains(&seed)
+            {
+                launch.seeds.push(seed);
+                launch.push(Number::from(scalars[seed as usize]), DType::I64);
+            }
+        }
+        Ok(launch)
+    }
+
+    fn push(&mut self, value: Number, dtype: DType) {
+        let value = value.computed_as(dtype);
+        match dtype {
+            DType::F64 => self.words.extend(words(value.to_f64().to_bits())),
+            DType::I64 => self.words.extend(words(value.to_i64() as u64)),
+            d if d.is_float() => self.words.push((value.to_f64() as f32).to_bits()),
+            _ => self.words.push(value.to_i64() as u32),
+        }
+    }
+
+    /// Statements that give them their names.
+    pub(crate) fn text(&self, params: &mut Params) -> String {
+        let mut text = String::new();
+        for (k, form) in self.forms.iter().enumerate() {
+            let words = params.many(if *form == Form::I64 { 2 } else { 1 });
+            // Writing to a String cannot fail, here and below.
+            let _ = writeln!(text, "let s{k}: {} = {};", form.ty(), form.parameter(&words));
+        }
+        for seed in &self.seeds {
+            let _ = writeln!(text, "let seed{seed} = vec2<u32>({}, {});", params.next(), params.next());
+        }
+        text
+    }
+}
+
+fn words(bits: u64) -> [u32; 2] {
+    [bits as u32, (bits >> 32) as u32]
+}

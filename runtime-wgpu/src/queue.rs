@@ -1,0 +1,290 @@
+//! One ordered queue: work is recorded into one encoder and submitted in batches.
+//!
+//! Launch parameters of a batch, and small uploads, are gathered in an arena on the host that is written once before the batch is
+//! submitted; so uploads keep their place among earlier and later kernels.
+
+use std::sync::{Arc, mpsc};
+
+use numcore::{Error, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    bindings::Bindings,
+    device::Device,
+    memory::{Buffer, Memory},
+    pipelines::Key,
+};
+
+/// Bytes of parameters and small uploads of a batch.
+const ARENA: usize = 256 << 10;
+/// Bytes of one launch's parameters at most: what is bound.
+const WINDOW: usize = 8 << 10;
+/// Parameters begin at multiples of this: WebGPU's largest alignment of uniform buffers.
+const ALIGN: usize = 256;
+/// Kernels of a batch. More hide the cost of a submission, fewer let the device start earlier.
+const BATCH: usize = 64;
+/// Uploads up to this go through the arena, larger ones end the batch.
+const SMALL: usize = 16 << 10;
+
+/// What clones of a handle share.
+pub(crate) struct Queue {
+    pub(crate) device: Arc<Device>,
+    pub(crate) memory: Arc<Memory>,
+    batch: Mutex<Batch>,
+    /// One word: 0, or the complement of the ticket of the first launch that met an index out of range.
+    pub(crate) flag: wgpu::Buffer,
+}
+
+struct Batch {
+    encoder: Option<wgpu::CommandEncoder>,
+    pass: Option<wgpu::ComputePass<'static>>,
+    kernels: usize,
+    arena: Vec<u8>,
+    on_device: wgpu::Buffer,
+    params: wgpu::BindGroup,
+    /// Launches that may meet an index out of range, since the flag was looked at: their numbers, and what to say.
+    tickets: Vec<(u32, Ticket)>,
+    next_ticket: u32,
+    /// Staging buffers to read from, kept for the next download.
+    staging: Vec<wgpu::Buffer>,
+}
+
+/// What an index out of range is reported with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) op: &'static str,
+    pub(crate) size: usize,
+}
+
+/// A kernel to run.
+pub(crate) struct Launch<'a, 'p> {
+    pub(crate) op: &'static str,
+    pub(crate) key: Key,
+    pub(crate) bindings: Bindings<'a>,
+    pub(crate) params: &'p [u32],
+    pub(crate) groups: usize,
+}
+
+impl Queue {
+    pub(crate) fn new(device: Arc<Device>) -> Queue {
+        let make = |size: usize, usage| {
+            let size = size as u64;
+            device.wgpu.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+        };
+        let copies = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let on_device = make(ARENA + WINDOW, wgpu::BufferUsages::UNIFORM | copies);
+        let flag = make(4, wgpu::BufferUsages::STORAGE | copies);
+        let window = wgpu::BufferBinding { buffer: &on_device, offset: 0, size: wgpu::BufferSize::new(WINDOW as u64) };
+        let params = device.wgpu.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &device.pipelines.params,
+            entries: &[wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(window) }],
+        });
+        let batch = Batch {
+            encoder: None,
+            pass: None,
+            kernels: 0,
+            arena: Vec::new(),
+            on_device,
+            params,
+            tickets: Vec::new(),
+            next_ticket: 0,
+            staging: Vec::new(),
+        };
+        Queue { memory: Memory::new(device.clone()), device, batch: Mutex::new(batch), flag }
+    }
+
+    /// Records a kernel; `source` is its text, if it is new.
+    pub(crate) fn launch(&self, launch: Launch<'_, '_>, source: impl FnOnce() -> Result<String>) -> Result<()> {
+        let Launch { op, key, bindings, params, groups } = launch;
+        let device = &*self.device;
+        device.check(op)?;
+        if groups == 0 {
+            return Ok(());
+        }
+        let most = device.limits.max_compute_workgroups_per_dimension as usize;
+        let x = groups.min(most);
+        let y = groups.div_ceil(x);
+        if y > most || params.len() * 4 > WINDOW {
+            let why = format!(
+                "{groups} groups of threads with {} parameters; at most {most}² and {}",
+                params.len(),
+                WINDOW / 4
+            );
+            return Err(device.unsupported(op, why));
+        }
+        let pipeline = device.pipelines.get(device, op, key, bindings.len(), source)?;
+        let buffers = bindings.group(device);
+        let mut batch = self.batch.lock();
+        if batch.arena.len() + WINDOW > ARENA || batch.kernels >= BATCH {
+            batch.submit(device);
+        }
+        let at = batch.put(params.iter().flat_map(|p| p.to_ne_bytes()));
+        batch.kernels += 1;
+        let group = batch.params.clone();
+        let pass = batch.pass(device);
+        pass.set_pipeline(&pipeline);
+        pass.set_bind_group(0, &buffers, &[]);
+        pass.set_bind_group(1, &group, &[at as u32]);
+        pass.dispatch_workgroups(x as u32, y as u32, 1);
+        Ok(())
+    }
+
+    /// A number for a launch that may meet an index out of range; the launch gives its complement to the flag.
+    pub(crate) fn ticket(&self, ticket: Ticket) -> u32 {
+        let mut batch = self.batch.lock();
+        let number = batch.next_ticket;
+        batch.next_ticket = number.wrapping_add(1);
+        batch.tickets.push((number, ticket));
+        number
+    }
+
+    /// Copies bytes to a buffer from a multiple of 4 on; what they leave of the last word becomes 0.
+    pub(crate) fn upload(&self, from: &[u8], to: &Buffer, at: usize) -> Result<()> {
+        self.device.check("upload")?;
+        let Some(to) = to.block() else { return Ok(()) };
+        let mut batch = self.batch.lock();
+        if from.len() > SMALL {
+            // What is written here comes before the next submission and after the last.
+            batch.submit(&self.device);
+            let whole = from.len() & !3;
+            self.device.queue.write_buffer(to, at as u64, &from[..whole]);
+            if whole < from.len() {
+                let mut last = [0; 4];
+                last[..from.len() - whole].copy_from_slice(&from[whole..]);
+                self.device.queue.write_buffer(to, (at + whole) as u64, &last);
+            }
+            return Ok(());
+        }
+        if batch.arena.len() + SMALL + WINDOW > ARENA {
+            batch.submit(&self.device);
+        }
+        let start = batch.put(from.iter().copied());
+        let source = batch.on_device.clone();
+        batch.copies(&self.device).copy_buffer_to_buffer(
+            &source,
+            start as u64,
+            to,
+            at as u64,
+            Some(from.len().next_multiple_of(4) as u64),
+        );
+        Ok(())
+    }
+
+    /// Submits what was recorded.
+    pub(crate) fn submit(&self) -> Result<()> {
+        self.batch.lock().submit(&self.device);
+        self.device.check("record")
+    }
+
+    /// Waits for all that was queued, and reports what failed.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.read("synchronize", None, &mut [])
+    }
+
+    /// Copies bytes from a buffer; waits for them, and reports what failed.
+    pub(crate) fn download(&self, from: &Buffer, at: usize, to: &mut [u8]) -> Result<()> {
+        self.read("download", from.block().filter(|_| !to.is_empty()).map(|b| (b, at)), to)
+    }
+
+    fn read(&self, op: &'static str, from: Option<(&wgpu::Buffer, usize)>, to: &mut [u8]) -> Result<()> {
+        self.device.check(op)?;
+        let mut batch = self.batch.lock();
+        let tickets = batch.next_ticket;
+        // The flag's word, then whole words around what is asked for.
+        let (start, words) = from.map_or((0, 0), |(_, at)| (at & !3, (at + to.len()).next_multiple_of(4) - (at & !3)));
+        let staging = batch.staging(&self.device, 4 + words);
+        let encoder = batch.copies(&self.device);
+        encoder.copy_buffer_to_buffer(&self.flag, 0, &staging, 0, Some(4));
+        encoder.clear_buffer(&self.flag, 0, None);
+        if let Some((buffer, _)) = from {
+            encoder.copy_buffer_to_buffer(buffer, start as u64, &staging, 4, Some(words as u64));
+        }
+        let submission = batch.submit(&self.device);
+        drop(batch);
+        let (tell, told) = mpsc::channel();
+        staging.slice(..(4 + words) as u64).map_async(wgpu::MapMode::Read, move |mapped| {
+            // Nobody waits any more once this call has failed.
+            let _ = tell.send(mapped);
+        });
+        let waited = self.device.wgpu.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
+        self.device.check(op)?;
+        if let Err(e) = waited {
+            self.device.fail(e.to_string());
+            return self.device.check(op);
+        }
+        if !matches!(told.recv(), Ok(Ok(()))) {
+            self.device.fail("memory could not be mapped".into());
+            return self.device.check(op);
+        }
+        let flag = {
+            let mapped = staging.slice(..(4 + words) as u64).get_mapped_range();
+            let mapped = mapped.map_err(|e| self.device.backend(op, e.to_string()))?;
+            if let Some((_, at)) = from {
+                to.copy_from_slice(&mapped[4 + at - start..][..to.len()]);
+            }
+            u32::from_ne_bytes([mapped[0], mapped[1], mapped[2], mapped[3]])
+        };
+        staging.unmap();
+        self.batch.lock().settle(flag, tickets, staging)
+    }
+}
+
+impl Batch {
+    /// Puts bytes into the arena; returns where.
+    fn put(&mut self, bytes: impl Iterator<Item = u8>) -> usize {
+        let at = self.arena.len();
+        self.arena.extend(bytes);
+        self.arena.resize(self.arena.len().next_multiple_of(ALIGN), 0);
+        at
+    }
+
+    /// The encoder, for copies.
+    fn copies(&mut self, device: &Device) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
+        self.encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()))
+    }
+
+    /// The pass, for kernels.
+    fn pass(&mut self, device: &Device) -> &mut wgpu::ComputePass<'static> {
+        let Batch { encoder, pass, .. } = self;
+        let encoder = encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()));
+        pass.get_or_insert_with(|| encoder.begin_compute_pass(&Default::default()).forget_lifetime())
+    }
+
+    fn submit(&mut self, device: &Device) -> Option<wgpu::SubmissionIndex> {
+        self.pass = None;
+        let encoder = self.encoder.take()?;
+        if !self.arena.is_empty() {
+            device.queue.write_buffer(&self.on_device, 0, &self.arena);
+            self.arena.clear();
+        }
+        self.kernels = 0;
+        Some(device.queue.submit([encoder.finish()]))
+    }
+
+    /// Memory to read `bytes` from.
+    fn staging(&mut self, device: &Device, bytes: usize) -> wgpu::Buffer {
+        let fits = |b: &wgpu::Buffer| b.size() >= bytes as u64;
+        if let Some(i) = self.staging.iter().position(fits) {
+            return self.staging.swap_remove(i);
+        }
+        let size = bytes.next_power_of_two().max(4096).min(device.limits.max_buffer_size as usize & !3) as u64;
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        device.wgpu.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+    }
+
+    /// After the flag was read: tickets before `until` are settled.
+    fn settle(&mut self, flag: u32, until: u32, staging: wgpu::Buffer) -> Result<()> {
+        // A large one is not kept: it is as much memory as what was read.
+        if self.staging.len() < 4 && staging.size() <= 16 << 20 {
+            self.staging.push(staging);
+        }
+        let wrong = self.tickets.iter().find(|(number, _)| flag != 0 && *number == !flag).map(|(_, t)| *t);
+        self.tickets.retain(|(number, _)| number.wrapping_sub(until) < u32::MAX / 2);
+        match wrong {
+            None => Ok(()),
+            Some(Ticket { op, size }) => Err(Error::argument(op, format!("an index is not in 0..{size}"))),
+        }
+    }
+}

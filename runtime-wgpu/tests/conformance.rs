@@ -1,0 +1,55 @@
+//! The suite on a GPU, or on the software driver.
+
+use std::sync::LazyLock;
+
+use conformance::{Section, sections};
+use numcore::Runtime;
+use runtime_wgpu::Wgpu;
+
+static DEVICE: LazyLock<Wgpu> = LazyLock::new(|| Wgpu::new(0).expect("an adapter"));
+
+fn section(name: &str) {
+    let (_, run) = *sections::<Wgpu>().iter().find(|(n, _)| *n == name).expect("a section of this name");
+    // A queue of its own: an index out of range is reported to whoever reads next.
+    check(run(&DEVICE.fork().expect("a queue")));
+}
+
+fn check(section: Section) {
+    assert!(section.checks + section.skipped.len() > 0, "{} ran nothing", section.name);
+    println!("{}: {} checks, {} skipped", section.name, section.checks, section.skipped.len());
+    let other: Vec<&String> = section.skipped.iter().filter(|s| !s.contains("is not in capabilities.")).collect();
+    assert!(other.is_empty(), "skipped for another reason than the device's types: {other:?}");
+    let lines = section.failures.join("\n  ");
+    assert!(section.failures.is_empty(), "{} of {} checks failed:\n  {lines}", section.failures.len(), section.checks);
+}
+
+macro_rules! tests {
+    ($($test:ident $section:literal;)*) => {
+        $(#[test] fn $test() { section($section); })*
+
+        #[test]
+        fn no_section_is_left_out() {
+            let names: Vec<&str> = sections::<Wgpu>().iter().map(|(n, _)| *n).collect();
+            assert_eq!(names, [$($section,)*]);
+        }
+    };
+}
+
+tests! {
+    reference_values "references";
+    gradients "gradients";
+    second_derivatives "second derivatives";
+    views "views";
+    accumulation_in_slots "slots";
+    narrow_types "narrow types";
+    fused_kernels "fused kernels";
+    sizes "sizes";
+    random_geometry "geometry";
+    chains_of_views "chains";
+    values "values";
+    handle "handle";
+    random_programs "programs";
+    exactness "exactness";
+    empty_tensors "empty tensors";
+    errors "errors";
+}

@@ -1,0 +1,90 @@
+//! Devices, errors and memory: what the suite cannot know.
+
+use numcore::{
+    DType, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{IndexOps, PointwiseOps, ReduceOps},
+};
+use runtime_wgpu::Wgpu;
+
+fn gpu() -> Wgpu {
+    Wgpu::new(0).expect("an adapter")
+}
+
+/// The table in the crate's documentation says what the capabilities do.
+#[test]
+fn the_documented_types_are_those_of_the_device() {
+    let gpu = gpu();
+    let has = gpu.capabilities();
+    let rows = DType::ALL.map(|d| {
+        let computes = match (has.compute.contains(&d.compute()), d.is_half()) {
+            (true, false) => "yes",
+            (true, true) => "as `f32`",
+            (false, _) => "no",
+        };
+        format!("//! | `{d}` | {} | {computes} |\n", if has.storage.contains(&d) { "yes" } else { "no" })
+    });
+    let table = rows.concat();
+    assert!(include_str!("../src/lib.rs").contains(&table), "src/lib.rs should have\n{table}");
+}
+
+#[test]
+fn an_adapter_that_is_not_there_says_what_to_install() {
+    let error = Wgpu::new(1000).unwrap_err().to_string();
+    assert!(error.contains("number 1000") && error.contains("mesa-vulkan-drivers"), "{error}");
+    assert!(!Wgpu::adapters().is_empty());
+}
+
+#[test]
+fn tensors_of_two_handles_meet() -> Result<()> {
+    let (a, b) = (gpu(), gpu());
+    let x = Tensor::arange(&a, 0.0, 1.0, 5, DType::F32)?;
+    let y = Tensor::ones(&b, [5], DType::F32)?;
+    b.wait(&b.record()?)?;
+    assert_eq!(x.add(&y)?.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0, 5.0]);
+    Ok(())
+}
+
+#[test]
+fn arithmetic_in_f64_is_refused_by_name() -> Result<()> {
+    let x = Tensor::from_slice(&gpu(), [2], &[1f64, 2.0])?;
+    let error = x.add(&x).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Unsupported { op: "add", .. }), "{error}");
+    assert!(error.to_string().contains("f64"), "{error}");
+    assert_eq!(
+        x.index_select(0, &Tensor::from_slice(x.runtime(), [3], &[1i64, 0, 1])?)?.to_vec::<f64>()?,
+        [2.0, 1.0, 2.0]
+    );
+    Ok(())
+}
+
+/// More than a device can hold, or bind.
+#[test]
+fn limits_are_named() -> Result<()> {
+    let gpu = gpu();
+    let error = TensorMut::alloc(&gpu, Shape::from([1 << 45]), DType::F32).err().expect("an error");
+    assert!(matches!(error.kind(), ErrorKind::OutOfMemory { .. }), "{error}");
+    let most = gpu.capabilities().max_binding;
+    if most >= 1 << 30 {
+        return Ok(());
+    }
+    let large = TensorMut::alloc(&gpu, Shape::from([most / 4 + 64]), DType::F32)?.freeze()?;
+    let error = large.sum(&[], false).unwrap_err();
+    assert!(error.to_string().contains("max_storage_buffer_binding_size"), "{error}");
+    Ok(())
+}
+
+/// An index out of range is found by the next call that waits, which forgets it.
+#[test]
+fn a_wrong_index_is_reported_once() -> Result<()> {
+    let gpu = gpu();
+    let x = Tensor::arange(&gpu, 0.0, 1.0, 4, DType::F32)?;
+    let at = |i: i64| Tensor::from_slice(&gpu, [1], &[i]);
+    let right = x.index_select(0, &at(3)?)?;
+    let wrong = x.index_select(0, &at(-1)?)?;
+    let error = gpu.synchronize().unwrap_err().to_string();
+    assert!(error.contains("gather") && error.contains("0..4"), "{error}");
+    gpu.synchronize()?;
+    assert_eq!(right.to_vec::<f32>()?, [3.0]);
+    drop(wrong);
+    Ok(())
+}
