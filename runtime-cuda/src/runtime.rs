@@ -1,0 +1,108 @@
+//! [`Runtime`] for [`Cuda`]: each method hands over to the file of its family.
+
+use std::sync::Arc;
+
+use numcore::{
+    ArgOp, Capabilities, DeviceId, MemoryStats, Operand as In, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
+    Use, View, ViewMut, pointwise::Program,
+};
+
+use crate::{
+    Buffer, Cuda, Event,
+    operand::Operand,
+    pointwise, reduce,
+};
+
+impl Runtime for Cuda {
+    type Buffer = Buffer;
+    type Event = Event;
+
+    fn device(&self) -> DeviceId {
+        self.queue.engine.device
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.queue.engine.capabilities
+    }
+
+    fn fork(&self) -> Result<Self> {
+        self.queue.refuse_while_capturing("fork")?;
+        Ok(Cuda { use_: self.use_, tf32: self.tf32, ..Cuda::on(self.queue.engine.clone())? })
+    }
+
+    fn tagged(&self, use_: Use) -> Self {
+        Cuda { queue: Arc::clone(&self.queue), use_, tf32: self.tf32 }
+    }
+
+    fn record(&self) -> Result<Event> {
+        Event::record(&self.queue)
+    }
+
+    fn wait(&self, event: &Event) -> Result<()> {
+        event.wait(&self.queue)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.queue.synchronize()
+    }
+
+    fn memory(&self) -> MemoryStats {
+        self.queue.memory.stats()
+    }
+
+    fn reset_peak(&self) {
+        self.queue.memory.reset_peak();
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.scratch(bytes)
+    }
+
+    fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()> {
+        if from.is_empty() { Ok(()) } else { self.queue.upload(from, Operand::from(&out).address) }
+    }
+
+    fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()> {
+        if to.is_empty() { self.queue.check() } else { self.queue.download(Operand::from(x).address, to) }
+    }
+
+    fn pointwise(
+        &self,
+        program: &Program,
+        ins: &[In<'_, Self>],
+        scalars: &[Scalar],
+        outs: &mut [Out<'_, Self>],
+    ) -> Result<()> {
+        pointwise::run(self, program, ins, scalars, outs)
+    }
+
+    fn reduce(
+        &self,
+        map: &Program,
+        ins: &[View<'_, Self>],
+        scalars: &[Scalar],
+        full: &Shape,
+        op: ReduceOp,
+        out: Out<'_, Self>,
+    ) -> Result<()> {
+        reduce::reduce(self, map, ins, scalars, full, op, out)
+    }
+    fn arg_reduce(&self, _: ArgOp, _: View<'_, Self>, _: usize, _: ViewMut<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+    fn matmul(&self, _: View<'_, Self>, _: View<'_, Self>, _: Out<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+    fn gather(&self, _: View<'_, Self>, _: usize, _: View<'_, Self>, _: Out<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+    fn scatter_add(&self, _: View<'_, Self>, _: usize, _: View<'_, Self>, _: ViewMut<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+    fn scan(&self, _: ScanOp, _: View<'_, Self>, _: Option<View<'_, Self>>, _: usize, _: bool, _: ViewMut<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+    fn sort(&self, _: View<'_, Self>, _: usize, _: bool, _: ViewMut<'_, Self>, _: ViewMut<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+}
