@@ -85,7 +85,7 @@ fn every_cast() {
 #[test]
 fn positions_random_bits_numbers_and_choices() {
     let program = Program::build("draw", 1, 2, |b, x, s| {
-        let uniform = (b.random(0, 3) >> 8u32).cast(DType::F32) * 2f64.powi(-24);
+        let uniform = (b.random(0, 3) >> 8i64).cast(DType::F32) * 2f64.powi(-24);
         vec![uniform.lt(s[1]).select(x[0] * s[1], 0.0), b.index().cast(DType::F32), x[0] + f64::INFINITY, x[0] * f64::NAN]
     });
     for dims in [&[1000][..], &[7, 9]] {
