@@ -14,7 +14,7 @@ struct Conv {
 // Columns hold (n, channel, r, s, p, q) at n * batch_step + ((channel * R + r) * S + s) * row_step + p * Q + q: with row_step = P Q and
 // batch_step = C R S P Q one matrix per image, with batch_step = P Q and row_step = N P Q one for all (the weights' gradient as a
 // single product). `x` has any strides, given as [N, C, H, W].
-KERNEL void unfold(T* columns, const T* x, Strided x_at, Conv c, i64 batch_step, i64 row_step) {
+KERNEL void unfold(T* columns, const T* x, CONSTANT Strided x_at, CONSTANT Conv c, i64 batch_step, i64 row_step) {
     i64 pixels = (i64)c.out_height * c.out_width, rows = (i64)c.channels * c.kernel_height * c.kernel_width;
     i64 count = c.batch * rows * pixels;
     for (i64 i = global_thread(); i < count; i += global_threads()) {
@@ -32,7 +32,7 @@ KERNEL void unfold(T* columns, const T* x, Strided x_at, Conv c, i64 batch_step,
 }
 
 // The adjoint: every input element sums the places of the columns it was copied to, in the order of (r, s). `x` is contiguous.
-KERNEL void fold(T* x, const T* columns, Conv c, i64 batch_step, i64 row_step) {
+KERNEL void fold(T* x, const T* columns, CONSTANT Conv c, i64 batch_step, i64 row_step) {
     i64 count = (i64)c.batch * c.channels * c.height * c.width;
     for (i64 i = global_thread(); i < count; i += global_threads()) {
         i64 line = i / c.width, plane = line / c.height, n = plane / c.channels;

@@ -5,6 +5,8 @@
 
 #define KERNEL extern "C" __global__
 #define DEVICE __device__ __forceinline__
+// A parameter that is read in place: indexed at run time, an ordinary one would be copied to the stack of every thread.
+#define CONSTANT const __grid_constant__
 // The launch's dynamic shared memory; 16-byte vectors may start at its front.
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 

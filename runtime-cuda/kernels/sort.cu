@@ -13,7 +13,7 @@ DEVICE Key key_of(T x, int descending) {
 
 // Lines of up to `width` elements, a power of two: gridDim = [lines], blockDim = [min(width / 2, 512)] (at least 32),
 // (sizeof(key) + 4) * width bytes of shared memory; a bitonic network (Batcher 1968). Strides along the axis are the steps.
-KERNEL void sort_short(T* values, i64* index, const T* x, Strided values_at, Strided index_at, Strided x_at, int n, int width,
+KERNEL void sort_short(T* values, i64* index, const T* x, CONSTANT Strided values_at, CONSTANT Strided index_at, CONSTANT Strided x_at, int n, int width,
                        i64 values_step, i64 index_step, i64 x_step, int descending) {
     DYNAMIC_SHARED(memory);
     Key* keys = (Key*)memory;
@@ -49,7 +49,7 @@ KERNEL void sort_short(T* values, i64* index, const T* x, Strided values_at, Str
 }
 
 // Keys and places [lines, n] of lines to be sorted by radix.cu.
-KERNEL void sort_keys(Key* keys, u32* places, const T* x, Strided x_at, i64 count, i64 n, i64 x_step, int descending) {
+KERNEL void sort_keys(Key* keys, u32* places, const T* x, CONSTANT Strided x_at, i64 count, i64 n, i64 x_step, int descending) {
     for (i64 i = global_thread(); i < count; i += global_threads()) {
         i64 line = i / n, t = i - line * n;
         keys[i] = key_of(x[locate(line, x_at) + t * x_step], descending);
@@ -58,7 +58,7 @@ KERNEL void sort_keys(Key* keys, u32* places, const T* x, Strided x_at, i64 coun
 }
 
 // Fills the outputs from the sorted places.
-KERNEL void sort_values(T* values, i64* index, const T* x, const u32* places, Strided values_at, Strided index_at, Strided x_at,
+KERNEL void sort_values(T* values, i64* index, const T* x, const u32* places, CONSTANT Strided values_at, CONSTANT Strided index_at, CONSTANT Strided x_at,
                         i64 count, i64 n, i64 values_step, i64 index_step, i64 x_step) {
     for (i64 i = global_thread(); i < count; i += global_threads()) {
         i64 line = i / n, t = i - line * n, at[3];
