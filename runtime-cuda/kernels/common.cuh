@@ -65,7 +65,7 @@ DEVICE float square_root(float x) { return sqrtf(x); }
 DEVICE double square_root(double x) { return sqrt(x); }
 
 // What is subtracted before an exponential: the largest, or 0 where that is infinite (a row of -inf has no weight at all).
-template <class C> DEVICE C finite(C top) {
+template <class C> DEVICE C finite_or_zero(C top) {
     return top == infinity(C()) || top == -infinity(C()) ? C(0) : top;
 }
 
@@ -167,9 +167,9 @@ template <class C> struct Exponentials {
 
     // Adds `N` values at once: one rescaling for all of them.
     template <int N> DEVICE void add(const C (&x)[N]) {
-        C before = finite(top);
+        C before = finite_or_zero(top);
         for (int i = 0; i < N; i++) top = larger(top, x[i]);
-        C base = finite(top);
+        C base = finite_or_zero(top);
         // A sum of nothing stays 0, however low the new base is.
         if (sum != C(0)) sum *= exponential(before - base);
         for (int i = 0; i < N; i++) sum += exponential(x[i] - base);
@@ -178,7 +178,7 @@ template <class C> struct Exponentials {
     // Joins all threads' parts of a row.
     template <int THREADS> DEVICE void join() {
         C all = Row<THREADS>::max(top);
-        if (sum != C(0)) sum *= exponential(finite(top) - finite(all));
+        if (sum != C(0)) sum *= exponential(finite_or_zero(top) - finite_or_zero(all));
         sum = Row<THREADS>::sum(sum);
         top = all;
     }

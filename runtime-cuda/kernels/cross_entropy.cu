@@ -36,7 +36,7 @@ KERNEL void cross_entropy(T* loss, typename Compute<T>::type* lse, const T* x, c
         }
     }
     all.join<ROW_THREADS>();
-    Value norm = logarithm(all.sum) + finite(all.top);
+    Value norm = logarithm(all.sum) + finite_or_zero(all.top);
     total = SMOOTH ? Group::sum(total) : Value(0);
     joint = SMOOTH ? Group::sum(joint) : Value(0);
     if (Group::thread() != 0) return;

@@ -19,7 +19,7 @@ KERNEL void softmax(T* y, const T* x, i64 rows, i64 width) {
         all.add(in);
     }
     all.join<ROW_THREADS>();
-    Value base = finite(all.top), log_sum = logarithm(all.sum);
+    Value base = finite_or_zero(all.top), log_sum = logarithm(all.sum);
     for (i64 i = Group::thread() * VEC; i < width; i += ROW_THREADS * VEC) {
         Value v[VEC];
         load_pack(v, x + i);
