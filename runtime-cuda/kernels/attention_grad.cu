@@ -1,0 +1,140 @@
+// Gradients of attention (Dao 2023): weights are computed again from the scores and their logsumexp. Keys and queries have a pass each, so
+// that every sum has one owner and one order; a single pass would need atomic additions for the queries.
+// Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
+#include "tile.cuh"
+
+// Rows of a block of the operands that are walked.
+#define BLOCK (sizeof(T) == 2 ? 32 : 16)
+#define BLOCK_TILES (BLOCK / 8)
+
+// sum_e g o of every query: blockDim = [32, 4], gridDim = [ceil(batches * heads * queries / 4)]; `dots`: [B, H, T].
+KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g_at, CONSTANT Heads o_at, CONSTANT Sizes sizes) {
+    i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= (i64)sizes.batches * sizes.heads * sizes.queries) return;
+    i64 line = row / sizes.queries, query = row - line * sizes.queries, batch = line / sizes.heads, head = line - batch * sizes.heads;
+    g += batch * g_at.batch + head * g_at.head + query * g_at.row;
+    o += batch * o_at.batch + head * o_at.head + query * o_at.row;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < HEAD_DIM; i += WARP) sum += load(g[i]) * load(o[i]);
+    sum = warp_all<Plus<float>>(sum);
+    if (threadIdx.x == 0) dots[row] = sum;
+}
+
+// A weight from its score; a query that saw nothing has no finite logsumexp, and no weights.
+DEVICE float weight_of(float score, float lse) {
+    return lse == -infinity(0.0f) ? 0.0f : exp2f(score - lse * LOG2_E);
+}
+
+// The gradients of keys and values: a block of four strips of keys walks the queries of all heads that share them.
+// gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) + 16).
+KERNEL void __launch_bounds__(WARPS* WARP)
+    attention_grad_keys(T* dk, T* dv, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
+                        const float* dots, CONSTANT Heads dk_at, CONSTANT Heads dv_at, CONSTANT Heads g_at, CONSTANT Heads q_at,
+                        CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+    DYNAMIC_SHARED(memory);
+    T* k_tile = (T*)memory;
+    T* v_tile = k_tile + STRIPS * TILE_ROW;
+    T* q_tiles = v_tile + STRIPS * TILE_ROW;
+    T* g_tiles = q_tiles + 2 * BLOCK * TILE_ROW;
+
+    int blocks = (sizes.keys + STRIPS - 1) / STRIPS, first = (int)(blockIdx.x % blocks) * STRIPS;
+    int line = blockIdx.x / blocks, kvs = sizes.heads / sizes.group, kv = line % kvs, batch = line / kvs;
+    copy_rows<STRIPS>(k_tile, k + batch * k_at.batch + kv * k_at.head, k_at.row, first, sizes.keys);
+    copy_rows<STRIPS>(v_tile, v + batch * v_at.batch + kv * v_at.head, v_at.row, first, sizes.keys);
+    q += batch * q_at.batch + kv * sizes.group * q_at.head;
+    g += batch * g_at.batch + kv * sizes.group * g_at.head;
+
+    // With a causal mask, queries before the first key see none of these.
+    int skipped = causal ? first / BLOCK : 0, all = (sizes.queries + BLOCK - 1) / BLOCK;
+    int steps = all > skipped ? all - skipped : 0, strip = threadIdx.x / WARP * STRIP;
+    float dk_sums[COLUMN_TILES][4] = {}, dv_sums[COLUMN_TILES][4] = {};
+
+    auto fetch = [&](int i, int stage) {
+        int shared = i / steps, from = (skipped + i % steps) * BLOCK;
+        copy_rows<BLOCK>(q_tiles + stage * BLOCK * TILE_ROW, q + shared * q_at.head, q_at.row, from, sizes.queries);
+        copy_rows<BLOCK>(g_tiles + stage * BLOCK * TILE_ROW, g + shared * g_at.head, g_at.row, from, sizes.queries);
+    };
+    auto use = [&](int i, int stage) {
+        int head = kv * sizes.group + i / steps, from = (skipped + i % steps) * BLOCK;
+        const T* q_tile = q_tiles + stage * BLOCK * TILE_ROW;
+        const T* g_tile = g_tiles + stage * BLOCK * TILE_ROW;
+        const T* bias = mask ? mask + batch * mask_at.batch + head * mask_at.head : mask;
+        i64 queries = ((i64)batch * sizes.heads + head) * sizes.queries;
+        float p[BLOCK_TILES][4] = {}, d[BLOCK_TILES][4] = {};
+        // Rows are keys here and columns queries, so that the weights lie as the next product needs them.
+        Tiles<T>::scores(p, k_tile + strip * TILE_ROW, q_tile);
+        Tiles<T>::scores(d, v_tile + strip * TILE_ROW, g_tile);
+#pragma unroll
+        for (int n = 0; n < BLOCK_TILES; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int query = from + column_of(n, e), key = first + strip + row_of(e);
+                bool inside = query < sizes.queries;
+                float score = masked_score(p[n][e], scale * LOG2_E, bias, mask_at, query, key, sizes, causal);
+                p[n][e] = weight_of(score, inside ? lse[queries + query] : 0.0f);
+                d[n][e] = p[n][e] * (d[n][e] - (inside ? dots[queries + query] : 0.0f));
+            }
+        }
+        Tiles<T>::weighted(dv_sums, p, g_tile);
+        Tiles<T>::weighted(dk_sums, d, q_tile);
+    };
+    pipeline(steps * sizes.group, fetch, use);
+
+    store_rows(dk + batch * dk_at.batch + kv * dk_at.head, dk_at.row, first + strip, sizes.keys, dk_sums, scale, scale);
+    store_rows(dv + batch * dv_at.batch + kv * dv_at.head, dv_at.row, first + strip, sizes.keys, dv_sums, 1.0f, 1.0f);
+}
+
+// The gradient of queries: a block of four strips of queries walks the keys. gridDim = [ceil(queries / 64) * heads * batches], blockDim
+// and shared memory as above.
+KERNEL void __launch_bounds__(WARPS* WARP)
+    attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse, const float* dots,
+                           CONSTANT Heads dq_at, CONSTANT Heads g_at, CONSTANT Heads q_at, CONSTANT Heads k_at, CONSTANT Heads v_at,
+                           CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+    DYNAMIC_SHARED(memory);
+    T* q_tile = (T*)memory;
+    T* g_tile = q_tile + STRIPS * TILE_ROW;
+    T* k_tiles = g_tile + STRIPS * TILE_ROW;
+    T* v_tiles = k_tiles + 2 * BLOCK * TILE_ROW;
+
+    int blocks = (sizes.queries + STRIPS - 1) / STRIPS, first = (blocks - 1 - (int)(blockIdx.x % blocks)) * STRIPS;
+    int line = blockIdx.x / blocks, head = line % sizes.heads, batch = line / sizes.heads, kv = head / sizes.group;
+    copy_rows<STRIPS>(q_tile, q + batch * q_at.batch + head * q_at.head, q_at.row, first, sizes.queries);
+    copy_rows<STRIPS>(g_tile, g + batch * g_at.batch + head * g_at.head, g_at.row, first, sizes.queries);
+    k += batch * k_at.batch + kv * k_at.head;
+    v += batch * v_at.batch + kv * v_at.head;
+    if (mask) mask += batch * mask_at.batch + head * mask_at.head;
+
+    int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
+    int strip = threadIdx.x / WARP * STRIP;
+    float norm[2], dot[2], sums[COLUMN_TILES][4] = {};
+    for (int r = 0; r < 2; r++) {
+        int query = first + strip + row_of(2 * r);
+        bool inside = query < sizes.queries;
+        norm[r] = inside ? lse[(i64)line * sizes.queries + query] : 0.0f;
+        dot[r] = inside ? dots[(i64)line * sizes.queries + query] : 0.0f;
+    }
+
+    auto fetch = [&](int i, int stage) {
+        copy_rows<BLOCK>(k_tiles + stage * BLOCK * TILE_ROW, k, k_at.row, i * BLOCK, sizes.keys);
+        copy_rows<BLOCK>(v_tiles + stage * BLOCK * TILE_ROW, v, v_at.row, i * BLOCK, sizes.keys);
+    };
+    auto use = [&](int i, int stage) {
+        const T* k_tile = k_tiles + stage * BLOCK * TILE_ROW;
+        float p[BLOCK_TILES][4] = {}, d[BLOCK_TILES][4] = {};
+        Tiles<T>::scores(p, q_tile + strip * TILE_ROW, k_tile);
+        Tiles<T>::scores(d, g_tile + strip * TILE_ROW, v_tiles + stage * BLOCK * TILE_ROW);
+#pragma unroll
+        for (int n = 0; n < BLOCK_TILES; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float score = masked_score(p[n][e], scale * LOG2_E, mask, mask_at, first + strip + row_of(e),
+                                           i * BLOCK + column_of(n, e), sizes, causal);
+                d[n][e] = weight_of(score, norm[e / 2]) * (d[n][e] - dot[e / 2]);
+            }
+        }
+        Tiles<T>::weighted(sums, d, k_tile);
+    };
+    pipeline((visible + BLOCK - 1) / BLOCK, fetch, use);
+
+    store_rows(dq + batch * dq_at.batch + head * dq_at.head, dq_at.row, first + strip, sizes.queries, sums, scale, scale);
+}

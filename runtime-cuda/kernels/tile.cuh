@@ -1,0 +1,169 @@
+// Products of tiles in shared memory, for attention. A warp owns a strip of 16 rows; its results are spread over the lanes as those
+// of the tensor cores' m16n8k16 (device.cuh), `float c[N][4]` for N tiles of 8 columns. Halves are multiplied by tensor cores with
+// f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once.
+// Defines: T, HEAD_DIM.
+#include "common.cuh"
+
+// From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words lie in different banks.
+#define TILE_ROW (HEAD_DIM + 16 / (int)sizeof(T))
+#define COLUMN_TILES (HEAD_DIM / 8)
+#define WARPS 4
+#define STRIP 16
+#define STRIPS (WARPS * STRIP)
+
+DEVICE int lane_row() { return threadIdx.x % WARP / 4; }
+DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
+// The row of element `e` of a strip, and the column of element `e` of tile `n` of scores.
+DEVICE int row_of(int e) { return lane_row() + e / 2 * 8; }
+DEVICE int column_of(int n, int e) { return n * 8 + lane_column() + e % 2; }
+
+// Starts copying `ROWS` rows from `first` on; rows from `count` on become zeros.
+template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
+    const int PER = 16 / (int)sizeof(T), WORDS = HEAD_DIM / PER;
+    for (int i = threadIdx.x; i < ROWS * WORDS; i += WARPS * WARP) {
+        int row = i / WORDS, column = i % WORDS * PER;
+        bool wanted = first + row < count;
+        copy_async16(to + row * TILE_ROW + column, wanted ? from + (first + row) * row_step + column : from, wanted);
+    }
+}
+
+// Double buffering: while step i is in use, step i + 1 is on its way. What was copied before the call arrives with step 0.
+template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, Use use) {
+    if (steps > 0) fetch(0, 0);
+    copy_async_commit();
+    for (int i = 0; i < steps; i++) {
+        if (i + 1 < steps) fetch(i + 1, (i + 1) % 2);
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        use(i, i % 2);
+        __syncthreads();
+    }
+    copy_async_wait<0>();
+}
+
+// The type whose overloads say how tiles are multiplied.
+template <class E> struct Tiles {
+    // c += a b^T: a strip's rows against 8 N rows of `b`, over the head's dimension.
+    template <int N> static DEVICE void scores(float (&c)[N][4], const E* a, const E* b) {
+        int lane = threadIdx.x % WARP;
+        a += lane % 16 * TILE_ROW + lane / 16 * 8;
+        b += (lane / 16 * 8 + lane % 8) * TILE_ROW + lane / 8 % 2 * 8;
+#pragma unroll
+        for (int k = 0; k < HEAD_DIM; k += 16) {
+            u32 left[4];
+            load_matrices(left, a + k);
+#pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                u32 right[4];
+                load_matrices(right, b + n * 8 * TILE_ROW + k);
+                mma_m16n8k16(c[n], left, right[0], right[1], E());
+                mma_m16n8k16(c[n + 1], left, right[2], right[3], E());
+            }
+        }
+    }
+
+    // c += p b: weights of a strip, as `scores` left them, of 8 K rows of `b`. They are rounded to halves.
+    template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const E* b) {
+        int lane = threadIdx.x % WARP;
+        b += lane % 16 * TILE_ROW + lane / 16 * 8;
+#pragma unroll
+        for (int k = 0; k < K; k += 2) {
+            u32 left[4] = {pack2(p[k][0], p[k][1], E()), pack2(p[k][2], p[k][3], E()), pack2(p[k + 1][0], p[k + 1][1], E()),
+                           pack2(p[k + 1][2], p[k + 1][3], E())};
+#pragma unroll
+            for (int n = 0; n < COLUMN_TILES; n += 2) {
+                u32 right[4];
+                load_matrices_transposed(right, b + k * 8 * TILE_ROW + n * 8);
+                mma_m16n8k16(c[n], left, right[0], right[1], E());
+                mma_m16n8k16(c[n + 1], left, right[2], right[3], E());
+            }
+        }
+    }
+
+    // The head's dimension of element `e` of tile `n` of what `weighted` sums; elements 0, 1 and 2, 3 are neighbours.
+    static DEVICE int dimension_of(int n, int e) { return column_of(n, e); }
+};
+
+template <> struct Tiles<float> {
+    template <int N> static DEVICE void scores(float (&c)[N][4], const float* a, const float* b) {
+        a += lane_row() * TILE_ROW;
+        b += lane_column() * TILE_ROW;
+#pragma unroll 4
+        for (int k = 0; k < HEAD_DIM; k += 4) {
+            float upper[4], lower[4], right[4];
+            load_pack(upper, a + k);
+            load_pack(lower, a + 8 * TILE_ROW + k);
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    load_pack(right, b + (n * 8 + e) * TILE_ROW + k);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        c[n][e] += upper[i] * right[i];
+                        c[n][2 + e] += lower[i] * right[i];
+                    }
+                }
+            }
+        }
+    }
+
+    // Every lane needs its two rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as the
+    // tensor cores have them: one 16-byte load for 8 multiply-adds.
+    template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const float* b) {
+        b += lane_column() * 2;
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                int owner = lane_row() * 4 + i / 2;
+                float upper = __shfl_sync(ALL_LANES, p[k][i % 2], owner), lower = __shfl_sync(ALL_LANES, p[k][2 + i % 2], owner);
+#pragma unroll
+                for (int n = 0; n < COLUMN_TILES; n += 2) {
+                    float right[4];
+                    load_pack(right, b + (k * 8 + i) * TILE_ROW + n * 8);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        c[n + e / 2][e % 2] += upper * right[e];
+                        c[n + e / 2][2 + e % 2] += lower * right[e];
+                    }
+                }
+            }
+        }
+    }
+
+    static DEVICE int dimension_of(int n, int e) { return n / 2 * 16 + lane_column() * 2 + n % 2 * 2 + e % 2; }
+};
+
+// Stores a strip's rows `first ..` below `count`, each scaled.
+DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&c)[COLUMN_TILES][4], float upper, float lower) {
+#pragma unroll
+    for (int n = 0; n < COLUMN_TILES; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            int row = first + row_of(e);
+            float scale = e == 0 ? upper : lower, pair[2] = {c[n][e] * scale, c[n][e + 1] * scale};
+            if (row < count) store_pack(to + row * row_step + Tiles<T>::dimension_of(n, e), pair);
+        }
+    }
+}
+
+// ---- What forward and backward share.
+
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+
+// Strides of [B, H, rows, HEAD_DIM] in elements; the last is 1, all others are multiples of 16 bytes.
+struct Heads { i64 batch, head, row; };
+// Strides of an additive mask broadcast to [B, H, T, S].
+struct Mask { i64 batch, head, query, key; };
+// `group` query heads share a key head: `heads` is a multiple of it.
+struct Sizes { int batches, heads, group, queries, keys; };
+
+// A score in units of ln 2, so that weights are powers of two. -inf where the query does not see the key, or there is none.
+DEVICE float masked_score(float dot, float scale, const T* mask, const Mask& at, int query, int key, const Sizes& sizes, int causal) {
+    if (query >= sizes.queries || key >= sizes.keys || (causal && key > query)) return -infinity(0.0f);
+    float score = dot * scale;
+    return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
+}
