@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::{
     driver::{CudaDriver, Driver, Failure, Fallible, Function},
     text::{Source, form::Body, pointwise, reduce},
+    written::Written,
 };
 
 /// One GPU.
@@ -20,7 +21,7 @@ pub(crate) struct Engine {
     pub device: DeviceId,
     pub capabilities: Capabilities,
     generated: Mutex<HashMap<Key, Arc<Generated>>>,
-    written: Mutex<HashMap<Source, Function>>,
+    written: Mutex<HashMap<Written, Function>>,
 }
 
 /// What a generated kernel is found by.
@@ -95,12 +96,12 @@ impl Engine {
     }
 
     /// A kernel written by hand.
-    pub(crate) fn written(&self, source: Source, shared: u32) -> Result<Function> {
-        if let Some(function) = self.written.lock().get(&source) {
+    pub(crate) fn written(&self, kernel: &Written, shared: u32) -> Result<Function> {
+        if let Some(function) = self.written.lock().get(kernel) {
             return Ok(*function);
         }
-        let function = self.load(&source, shared)?;
-        self.written.lock().insert(source, function);
+        let function = self.load(&kernel.source(), shared)?;
+        self.written.lock().insert(kernel.clone(), function);
         Ok(function)
     }
 

@@ -33,6 +33,7 @@ mod args;
 mod axes;
 mod driver;
 mod engine;
+mod matmul;
 mod memory;
 mod operand;
 mod pointwise;
@@ -41,6 +42,7 @@ mod reduce;
 mod runtime;
 mod staging;
 mod text;
+mod written;
 
 use std::{fmt, sync::Arc};
 
@@ -66,6 +68,13 @@ impl Cuda {
     /// An error says what is missing: the driver, a library, the GPU.
     pub fn new(index: u32) -> Result<Cuda> {
         Self::on(Engine::open(index)?)
+    }
+
+    /// The same kernels on the host, compiled by g++ and kept in `folder`: slow, and exact enough to test everything but the hardware.
+    #[cfg(feature = "emulate")]
+    pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
+        let device = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
+        Self::on(Engine::shared(device, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
     }
 
     /// The same queue, with `f32` products on tensor cores (TF32: 10 bits of fraction instead of 23). Off by default.

@@ -1,7 +1,7 @@
 //! One ordered queue of a GPU: its stream, its memory, the staging of copies, and its errors, which stay.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{
     args::Args,
-    driver::{Driver, Failure, Fallible, Function, Grid, Mark, Stream},
+    driver::{Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Stream},
     engine::{Engine, backend},
     memory::Memory,
     staging::Staging,
@@ -27,7 +27,12 @@ pub(crate) struct Queue {
     flagged: AtomicBool,
     failed: Mutex<Option<(&'static str, String)>>,
     capturing: AtomicBool,
+    /// What products work in; one at a time, as the queue is ordered. Made at the first.
+    workspace: OnceLock<u64>,
 }
+
+/// Bytes a product may work in: what cuBLAS itself takes on Hopper.
+const WORKSPACE: usize = 32 << 20;
 
 /// The bits of the flag word, and what they say.
 const FLAGS: [(u32, &str); 3] = [(1, "gather"), (2, "scatter_add"), (4, "cross_entropy")];
@@ -52,6 +57,7 @@ impl Queue {
             flagged: AtomicBool::new(false),
             failed: Mutex::new(None),
             capturing: AtomicBool::new(false),
+            workspace: OnceLock::new(),
         })
     }
 
@@ -91,6 +97,33 @@ impl Queue {
         // SAFETY: the caller's promise.
         let done = unsafe { self.driver().launch(self.stream, kernel, grid, &mut args.pointers()) };
         self.kept(op, done.map_err(|e| Failure::new(format!("kernel {entry}: {e}"))))
+    }
+
+    /// A product by the library.
+    ///
+    /// # Safety
+    /// As for [`Driver::gemm`].
+    pub(crate) unsafe fn gemm(&self, gemm: &Gemm, at: [u64; 3]) -> Result<()> {
+        self.check()?;
+        let workspace = (self.workspace()?, WORKSPACE);
+        // SAFETY: the caller's promise; the workspace is this queue's, which is ordered.
+        let done = unsafe { self.driver().gemm(self.stream, gemm, at, workspace) };
+        self.kept("matmul", done)
+    }
+
+    pub(crate) fn workspace(&self) -> Result<u64> {
+        if let Some(at) = self.workspace.get() {
+            return Ok(*at);
+        }
+        let device = self.engine.device;
+        let at = self.driver().alloc(WORKSPACE).map_err(|e| backend("matmul", device, e))?;
+        let live = self.memory.stats().total.live;
+        let at = at.ok_or(ErrorKind::OutOfMemory { device, requested: WORKSPACE, live })?;
+        if self.workspace.set(at).is_err() {
+            // SAFETY: another thread was first; this one was not used.
+            unsafe { self.driver().free(at) };
+        }
+        Ok(*self.workspace.get().unwrap_or(&at))
     }
 
     /// The word kernels report an index out of range in; it will be looked at.
@@ -164,6 +197,10 @@ impl Drop for Queue {
         let _ = self.driver().synchronize(self.stream);
         // SAFETY: allocated in `new`; the queue has passed.
         unsafe { self.driver().free(self.flag) };
+        if let Some(at) = self.workspace.get() {
+            // SAFETY: as above.
+            unsafe { self.driver().free(*at) };
+        }
     }
 }
 

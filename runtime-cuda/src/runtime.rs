@@ -10,7 +10,7 @@ use numcore::{
 use crate::{
     Buffer, Cuda, Event,
     operand::Operand,
-    pointwise, reduce,
+    matmul, pointwise, reduce,
 };
 
 impl Runtime for Cuda {
@@ -90,8 +90,8 @@ impl Runtime for Cuda {
     fn arg_reduce(&self, _: ArgOp, _: View<'_, Self>, _: usize, _: ViewMut<'_, Self>) -> Result<()> {
         Ok(())
     }
-    fn matmul(&self, _: View<'_, Self>, _: View<'_, Self>, _: Out<'_, Self>) -> Result<()> {
-        Ok(())
+    fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        matmul::matmul(self, a, b, out)
     }
     fn gather(&self, _: View<'_, Self>, _: usize, _: View<'_, Self>, _: Out<'_, Self>) -> Result<()> {
         Ok(())
