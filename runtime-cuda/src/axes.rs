@@ -44,11 +44,21 @@ pub(crate) struct Place {
 impl Axes {
     /// The axes `order` of `dims`; those of size 1 are left out, neighbours are merged where every operand goes on without a jump.
     pub(crate) fn of(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> Axes {
+        Self::merged(dims, operands, order, usize::MAX)
+    }
+
+    /// The same with sizes that fit the written kernels' `int`, if those of `dims` do.
+    pub(crate) fn narrow(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> Axes {
+        Self::merged(dims, operands, order, i32::MAX as usize)
+    }
+
+    fn merged(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>, most: usize) -> Axes {
         let mut axes = Axes { sizes: SmallVec::new(), steps: SmallVec::from_elem([0; MAX_RANK], operands.len()) };
         for axis in order.into_iter().filter(|&a| dims[a] != 1) {
             let n = axes.sizes.len();
             let goes_on = |(to, from): (&Steps, &Steps)| to[n - 1] == from[axis] * dims[axis] as isize;
-            let merge = n > 0 && axes.steps.iter().zip(operands).all(goes_on);
+            let short = |n: usize| axes.sizes[n - 1].saturating_mul(dims[axis]) <= most;
+            let merge = n > 0 && short(n) && axes.steps.iter().zip(operands).all(goes_on);
             let at = if merge { n - 1 } else { n };
             match merge {
                 true => axes.sizes[at] *= dims[axis],

@@ -10,7 +10,7 @@ use numcore::{
 use crate::{
     Buffer, Cuda, Event,
     operand::Operand,
-    matmul, pointwise, reduce,
+    index, lines, matmul, pointwise, reduce, sort,
 };
 
 impl Runtime for Cuda {
@@ -87,22 +87,49 @@ impl Runtime for Cuda {
     ) -> Result<()> {
         reduce::reduce(self, map, ins, scalars, full, op, out)
     }
-    fn arg_reduce(&self, _: ArgOp, _: View<'_, Self>, _: usize, _: ViewMut<'_, Self>) -> Result<()> {
-        Ok(())
+
+    fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
+        lines::arg_reduce(self, op, x, axis, out)
     }
+
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
         matmul::matmul(self, a, b, out)
     }
-    fn gather(&self, _: View<'_, Self>, _: usize, _: View<'_, Self>, _: Out<'_, Self>) -> Result<()> {
-        Ok(())
+
+    fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        index::gather(self, x, axis, index, out)
     }
-    fn scatter_add(&self, _: View<'_, Self>, _: usize, _: View<'_, Self>, _: ViewMut<'_, Self>) -> Result<()> {
-        Ok(())
+
+    fn scatter_add(
+        &self,
+        src: View<'_, Self>,
+        axis: usize,
+        index: View<'_, Self>,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        index::scatter_add(self, src, axis, index, out)
     }
-    fn scan(&self, _: ScanOp, _: View<'_, Self>, _: Option<View<'_, Self>>, _: usize, _: bool, _: ViewMut<'_, Self>) -> Result<()> {
-        Ok(())
+
+    fn scan(
+        &self,
+        op: ScanOp,
+        x: View<'_, Self>,
+        a: Option<View<'_, Self>>,
+        axis: usize,
+        reverse: bool,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        lines::scan(self, op, x, a, axis, reverse, out)
     }
-    fn sort(&self, _: View<'_, Self>, _: usize, _: bool, _: ViewMut<'_, Self>, _: ViewMut<'_, Self>) -> Result<()> {
-        Ok(())
+
+    fn sort(
+        &self,
+        x: View<'_, Self>,
+        axis: usize,
+        descending: bool,
+        values: ViewMut<'_, Self>,
+        index: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        sort::sort(self, x, axis, descending, values, index)
     }
 }
