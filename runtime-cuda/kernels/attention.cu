@@ -1,5 +1,5 @@
-// Scaled dot-product attention in blocks with an online softmax (Dao 2023): softmax(q k^T scale + mask) v, and the scores' logsumexp.
-// Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
+// Scaled dot-product attention in blocks with an online softmax (Dao 2023): softmax(q k^T scale + mask) v, and the scores'
+// logsumexp. Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
 #include "tile.cuh"
 
 // Keys of a block.
@@ -35,9 +35,10 @@ struct Online {
     }
 };
 
-// gridDim = [ceil(queries / 64) * heads * batches], blockDim = [128], shared memory (64 + 4 KEYS) * (HEAD_DIM * sizeof(T) + 16) bytes.
-// A block of four strips of queries walks the keys. `lse`: [B, H, T], contiguous. A query that sees nothing gives zeros and -inf.
-KERNEL void __launch_bounds__(WARPS* WARP)
+// gridDim = [ceil(queries / 64) * heads * batches], blockDim = [128], shared memory (64 + 4 KEYS) * (HEAD_DIM * sizeof(T) + 16)
+// bytes. A block of four strips of queries walks the keys. `lse`: [B, H, T], contiguous. A query that sees nothing gives zeros and
+// -inf.
+KERNEL void __launch_bounds__(THREADS)
     attention(T* o, float* lse, const T* q, const T* k, const T* v, const T* mask, CONSTANT Heads o_at, CONSTANT Heads q_at,
               CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
     DYNAMIC_SHARED(memory);

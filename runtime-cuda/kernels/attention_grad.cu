@@ -1,6 +1,6 @@
-// Gradients of attention (Dao 2023): weights are computed again from the scores and their logsumexp. Keys and queries have a pass each, so
-// that every sum has one owner and one order; a single pass would need atomic additions for the queries.
-// Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
+// Gradients of attention (Dao 2023): weights are computed again from the scores and their logsumexp. Keys and queries have a pass
+// each, so that every sum has one owner and one order; a single pass would need atomic additions for the queries. Defines: T (f16,
+// bf16, float), HEAD_DIM (a multiple of 16).
 #include "tile.cuh"
 
 // Rows of a block of the operands that are walked.
@@ -11,7 +11,8 @@
 KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g_at, CONSTANT Heads o_at, CONSTANT Sizes sizes) {
     i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= (i64)sizes.batches * sizes.heads * sizes.queries) return;
-    i64 line = row / sizes.queries, query = row - line * sizes.queries, batch = line / sizes.heads, head = line - batch * sizes.heads;
+    i64 line = row / sizes.queries, query = row - line * sizes.queries, batch = line / sizes.heads,
+        head = line - batch * sizes.heads;
     g += batch * g_at.batch + head * g_at.head + query * g_at.row;
     o += batch * o_at.batch + head * o_at.head + query * o_at.row;
     float sum = 0.0f;
@@ -21,16 +22,16 @@ KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g
 }
 
 // A weight from its score; a query that saw nothing has no finite logsumexp, and no weights.
-DEVICE float weight_of(float score, float lse) {
-    return lse == -infinity(0.0f) ? 0.0f : exp2f(score - lse * LOG2_E);
-}
+DEVICE float weight_of(float score, float lse) { return lse == -infinity(0.0f) ? 0.0f : exp2f(score - lse * LOG2_E); }
 
 // The gradients of keys and values: a block of four strips of keys walks the queries of all heads that share them.
-// gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) + 16).
-KERNEL void __launch_bounds__(WARPS* WARP)
+// gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) +
+// 16).
+KERNEL void __launch_bounds__(THREADS)
     attention_grad_keys(T* dk, T* dv, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
                         const float* dots, CONSTANT Heads dk_at, CONSTANT Heads dv_at, CONSTANT Heads g_at, CONSTANT Heads q_at,
-                        CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+                        CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal,
+                        float scale) {
     DYNAMIC_SHARED(memory);
     T* k_tile = (T*)memory;
     T* v_tile = k_tile + STRIPS * TILE_ROW;
@@ -84,12 +85,12 @@ KERNEL void __launch_bounds__(WARPS* WARP)
     store_rows(dv + batch * dv_at.batch + kv * dv_at.head, dv_at.row, first + strip, sizes.keys, dv_sums, 1.0f, 1.0f);
 }
 
-// The gradient of queries: a block of four strips of queries walks the keys. gridDim = [ceil(queries / 64) * heads * batches], blockDim
-// and shared memory as above.
-KERNEL void __launch_bounds__(WARPS* WARP)
-    attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse, const float* dots,
-                           CONSTANT Heads dq_at, CONSTANT Heads g_at, CONSTANT Heads q_at, CONSTANT Heads k_at, CONSTANT Heads v_at,
-                           CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+// The gradient of queries: a block of four strips of queries walks the keys. gridDim = [ceil(queries / 64) * heads * batches],
+// blockDim and shared memory as above.
+KERNEL void __launch_bounds__(THREADS)
+    attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
+                           const float* dots, CONSTANT Heads dq_at, CONSTANT Heads g_at, CONSTANT Heads q_at, CONSTANT Heads k_at,
+                           CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
     DYNAMIC_SHARED(memory);
     T* q_tile = (T*)memory;
     T* g_tile = q_tile + STRIPS * TILE_ROW;

@@ -12,9 +12,13 @@
 #define FLAG_CROSS_ENTROPY 4
 
 // A truth value, stored as a byte, added by `or`.
-struct b8 { u8 bits; };
+struct b8 {
+    u8 bits;
+};
 // 16 bytes that are only moved.
-struct alignas(16) v16 { u64 words[2]; };
+struct alignas(16) v16 {
+    u64 words[2];
+};
 
 // Where elements lie: sizes and strides in elements, last axis innermost, strides of any sign.
 struct Strided {
@@ -25,20 +29,40 @@ struct Strided {
 
 // ---- Element types: as stored (`E`), and as computed in (`C`).
 
-template <class E> struct Compute { typedef E type; };
-template <> struct Compute<f16> { typedef float type; };
-template <> struct Compute<bf16> { typedef float type; };
-template <> struct Compute<b8> { typedef bool type; };
+template <class E> struct Compute {
+    typedef E type;
+};
+template <> struct Compute<f16> {
+    typedef float type;
+};
+template <> struct Compute<bf16> {
+    typedef float type;
+};
+template <> struct Compute<b8> {
+    typedef bool type;
+};
 
 template <class E> DEVICE E load(E x) { return x; }
 DEVICE float load(f16 x) { return widen(x); }
 DEVICE float load(bf16 x) { return widen(x); }
 DEVICE bool load(b8 x) { return x.bits != 0; }
 
-template <class E> struct Store { static DEVICE E of(E x) { return x; } };
-template <> struct Store<f16> { static DEVICE f16 of(float x) { return to_f16(x); } };
-template <> struct Store<bf16> { static DEVICE bf16 of(float x) { return to_bf16(x); } };
-template <> struct Store<b8> { static DEVICE b8 of(bool x) { b8 y; y.bits = x; return y; } };
+template <class E> struct Store {
+    static DEVICE E of(E x) { return x; }
+};
+template <> struct Store<f16> {
+    static DEVICE f16 of(float x) { return to_f16(x); }
+};
+template <> struct Store<bf16> {
+    static DEVICE bf16 of(float x) { return to_bf16(x); }
+};
+template <> struct Store<b8> {
+    static DEVICE b8 of(bool x) {
+        b8 y;
+        y.bits = x;
+        return y;
+    }
+};
 
 // Integers wrap; signed ones by way of unsigned ones, whose overflow C++ defines.
 template <class C> DEVICE C plus(C a, C b) { return a + b; }
@@ -65,9 +89,7 @@ DEVICE float square_root(float x) { return sqrtf(x); }
 DEVICE double square_root(double x) { return sqrt(x); }
 
 // What is subtracted before an exponential: the largest, or 0 where that is infinite (a row of -inf has no weight at all).
-template <class C> DEVICE C finite_or_zero(C top) {
-    return top == infinity(C()) || top == -infinity(C()) ? C(0) : top;
-}
+template <class C> DEVICE C finite_or_zero(C top) { return top == infinity(C()) || top == -infinity(C()) ? C(0) : top; }
 
 // An unsigned number whose order is the order of the values: equal values have equal keys, NaN the largest.
 DEVICE u32 sort_key(float x) {
@@ -89,8 +111,7 @@ DEVICE u32 sort_key(u8 x) { return x; }
 
 // Offsets of position `i` in up to three operands of `a`'s sizes. Most launches have fewer than 2^31 positions: 32-bit divisions
 // are several times as fast.
-template <int N>
-DEVICE void locate(i64 i, i64 (&at)[N], const Strided& a, const Strided& b, const Strided& c) {
+template <int N> DEVICE void locate(i64 i, i64 (&at)[N], const Strided& a, const Strided& b, const Strided& c) {
     for (int k = 0; k < N; k++) at[k] = 0;
     for (int d = a.rank - 1; d >= 0; d--) {
         i64 rest = d == 0 ? 0 : i <= 0x7fffffff ? (i64)((u32)i / (u32)a.size[d]) : i / a.size[d];
@@ -111,7 +132,9 @@ DEVICE i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; 
 DEVICE i64 global_threads() { return (i64)gridDim.x * blockDim.x; }
 
 // `N` neighbours, moved as one; 16 bytes of them where `VECTOR` is defined as 1.
-template <class E, int N> struct alignas(sizeof(E) * N) Pack { E at[N]; };
+template <class E, int N> struct alignas(sizeof(E) * N) Pack {
+    E at[N];
+};
 #define VEC (VECTOR ? 16 / (int)sizeof(T) : 1)
 
 template <int N, class E, class C> DEVICE void load_pack(C (&to)[N], const E* from) {
@@ -127,8 +150,12 @@ template <int N, class E, class C> DEVICE void store_pack(E* to, const C (&from)
 
 // ---- Reductions. Butterflies: every lane combines the same pairs, so all end with the same bits.
 
-template <class C> struct Plus { static DEVICE C of(C a, C b) { return a + b; } };
-template <class C> struct Larger { static DEVICE C of(C a, C b) { return larger(a, b); } };
+template <class C> struct Plus {
+    static DEVICE C of(C a, C b) { return a + b; }
+};
+template <class C> struct Larger {
+    static DEVICE C of(C a, C b) { return larger(a, b); }
+};
 
 template <class Op, class C> DEVICE C warp_all(C x) {
     for (int d = WARP / 2; d > 0; d /= 2) x = Op::of(x, __shfl_xor_sync(ALL_LANES, x, d));
@@ -211,9 +238,18 @@ template <int THREADS, class S> DEVICE S block_before(S x, S& total) {
 // Numbers that add up.
 struct Count {
     u32 n;
-    static DEVICE Count none() { Count c = {0}; return c; }
-    static DEVICE Count then(Count a, Count b) { Count c = {a.n + b.n}; return c; }
-    DEVICE Count up(int d) const { Count c = {__shfl_up_sync(ALL_LANES, n, d)}; return c; }
+    static DEVICE Count none() {
+        Count c = {0};
+        return c;
+    }
+    static DEVICE Count then(Count a, Count b) {
+        Count c = {a.n + b.n};
+        return c;
+    }
+    DEVICE Count up(int d) const {
+        Count c = {__shfl_up_sync(ALL_LANES, n, d)};
+        return c;
+    }
 };
 
 #endif

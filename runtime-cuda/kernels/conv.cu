@@ -11,9 +11,9 @@ struct Conv {
     int stride_height, stride_width, padding_height, padding_width, dilation_height, dilation_width;
 };
 
-// Columns hold (n, channel, r, s, p, q) at n * batch_step + ((channel * R + r) * S + s) * row_step + p * Q + q: with row_step = P Q and
-// batch_step = C R S P Q one matrix per image, with batch_step = P Q and row_step = N P Q one for all (the weights' gradient as a
-// single product). `x` has any strides, given as [N, C, H, W].
+// Columns hold (n, channel, r, s, p, q) at n * batch_step + ((channel * R + r) * S + s) * row_step + p * Q + q: with row_step = P Q
+// and batch_step = C R S P Q one matrix per image, with batch_step = P Q and row_step = N P Q one for all (the weights' gradient as
+// a single product). `x` has any strides, given as [N, C, H, W].
 KERNEL void unfold(T* columns, const T* x, CONSTANT Strided x_at, CONSTANT Conv c, i64 batch_step, i64 row_step) {
     i64 pixels = (i64)c.out_height * c.out_width, rows = (i64)c.channels * c.kernel_height * c.kernel_width;
     i64 count = c.batch * rows * pixels;

@@ -1,6 +1,6 @@
-// Cross-entropy of contiguous rows of logits [N, C] with integer classes, and its gradient straight from the logits. Probabilities exist
-// in registers alone.
-// Defines: T, SMOOTH (1: label smoothing), ROW_THREADS and VECTOR as in softmax.cu. `w` is null without class weights.
+// Cross-entropy of contiguous rows of logits [N, C] with integer classes, and its gradient straight from the logits. Probabilities
+// exist in registers alone. Defines: T, SMOOTH (1: label smoothing), ROW_THREADS and VECTOR as in softmax.cu. `w` is null without
+// class weights.
 #include "common.cuh"
 
 typedef typename Compute<T>::type Value;
@@ -16,8 +16,8 @@ DEVICE bool is_class(i64 target, i64 classes, i64 ignored, u32* flag) {
 DEVICE Value weight_of(const T* w, i64 c) { return w ? load(w[c]) : Value(1); }
 
 // Loss w_y (lse - x_y) (1 - s) + s / C sum_c w_c (lse - x_c), 0 where the class is ignored; and lse.
-KERNEL void cross_entropy(T* loss, typename Compute<T>::type* lse, const T* x, const i64* target, const T* w, i64 rows,
-                          i64 classes, i64 ignored, double smoothing, u32* flag) {
+KERNEL void cross_entropy(T* loss, typename Compute<T>::type* lse, const T* x, const i64* target, const T* w, i64 rows, i64 classes,
+                          i64 ignored, double smoothing, u32* flag) {
     i64 row = Group::index();
     if (row >= rows) return;
     i64 own = target[row];

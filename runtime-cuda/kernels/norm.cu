@@ -7,8 +7,8 @@ typedef typename Compute<T>::type Value;
 typedef Row<ROW_THREADS> Group;
 
 // y = (x - mean) rstd w + b. Variance in a second pass over the row, which lies in cache: one pass cancels.
-KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>::type* mean, const T* x, const T* w, const T* b, i64 rows,
-                 i64 width, double eps) {
+KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>::type* mean, const T* x, const T* w, const T* b,
+                      i64 rows, i64 width, double eps) {
     i64 row = Group::index();
     if (row >= rows) return;
     x += row * width;
@@ -44,8 +44,8 @@ KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>
 }
 
 // With x^ normalized and h = g w: d = rstd (h - mean(h) - x^ mean(h x^)); no mean(h) for RMS.
-KERNEL void norm_grad_rows(T* d, const T* x, const T* g, const typename Compute<T>::type* rstd, const typename Compute<T>::type* mean,
-                      const T* w, i64 rows, i64 width) {
+KERNEL void norm_grad_rows(T* d, const T* x, const T* g, const typename Compute<T>::type* rstd,
+                           const typename Compute<T>::type* mean, const T* w, i64 rows, i64 width) {
     i64 row = Group::index();
     if (row >= rows) return;
     x += row * width;

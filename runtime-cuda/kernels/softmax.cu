@@ -1,6 +1,6 @@
 // Softmax over the last axis of contiguous rows, its logarithm, and their gradients.
-// Defines: T, LOG, ROW_THREADS (32: blockDim = [32, rows], gridDim = [rows / blockDim.y]; else: blockDim = [ROW_THREADS], gridDim = [rows]),
-// VECTOR (1: the width is a multiple of 16 bytes and all operands are aligned to that).
+// Defines: T, LOG, ROW_THREADS (32: blockDim = [32, rows], gridDim = [rows / blockDim.y]; else: blockDim = [ROW_THREADS], gridDim =
+// [rows]), VECTOR (1: the width is a multiple of 16 bytes and all operands are aligned to that).
 #include "common.cuh"
 
 typedef typename Compute<T>::type Value;

@@ -2,6 +2,8 @@
 // of the tensor cores' m16n8k16 (device.cuh), `float c[N][4]` for N tiles of 8 columns. Halves are multiplied by tensor cores with
 // f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once.
 // Defines: T, HEAD_DIM.
+#ifndef WEFT_TILE
+#define WEFT_TILE
 #include "common.cuh"
 
 // From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words lie in different banks.
@@ -10,6 +12,7 @@
 #define WARPS 4
 #define STRIP 16
 #define STRIPS (WARPS * STRIP)
+#define THREADS (WARPS * WARP)
 
 DEVICE int lane_row() { return threadIdx.x % WARP / 4; }
 DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
@@ -20,7 +23,7 @@ DEVICE int column_of(int n, int e) { return n * 8 + lane_column() + e % 2; }
 // Starts copying `ROWS` rows from `first` on; rows from `count` on become zeros.
 template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
     const int PER = 16 / (int)sizeof(T), WORDS = HEAD_DIM / PER;
-    for (int i = threadIdx.x; i < ROWS * WORDS; i += WARPS * WARP) {
+    for (int i = threadIdx.x; i < ROWS * WORDS; i += THREADS) {
         int row = i / WORDS, column = i % WORDS * PER;
         bool wanted = first + row < count;
         copy_async16(to + row * TILE_ROW + column, wanted ? from + (first + row) * row_step + column : from, wanted);
@@ -109,8 +112,8 @@ template <> struct Tiles<float> {
         }
     }
 
-    // Every lane needs its two rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as the
-    // tensor cores have them: one 16-byte load for 8 multiply-adds.
+    // Every lane needs its two rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as
+    // the tensor cores have them: one 16-byte load for 8 multiply-adds.
     template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const float* b) {
         b += lane_column() * 2;
 #pragma unroll
@@ -155,15 +158,24 @@ DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&
 #define LN_2 0.6931471805599453f
 
 // Strides of [B, H, rows, HEAD_DIM] in elements; the last is 1, all others are multiples of 16 bytes.
-struct Heads { i64 batch, head, row; };
+struct Heads {
+    i64 batch, head, row;
+};
 // Strides of an additive mask broadcast to [B, H, T, S].
-struct Mask { i64 batch, head, query, key; };
+struct Mask {
+    i64 batch, head, query, key;
+};
 // `group` query heads share a key head: `heads` is a multiple of it.
-struct Sizes { int batches, heads, group, queries, keys; };
+struct Sizes {
+    int batches, heads, group, queries, keys;
+};
 
 // A score in units of ln 2, so that weights are powers of two. -inf where the query does not see the key, or there is none.
-DEVICE float masked_score(float dot, float scale, const T* mask, const Mask& at, int query, int key, const Sizes& sizes, int causal) {
+DEVICE float masked_score(float dot, float scale, const T* mask, const Mask& at, int query, int key, const Sizes& sizes,
+                          int causal) {
     if (query >= sizes.queries || key >= sizes.keys || (causal && key > query)) return -infinity(0.0f);
     float score = dot * scale;
     return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
 }
+
+#endif
