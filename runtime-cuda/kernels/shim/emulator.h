@@ -155,6 +155,32 @@ template <class V> const V* exchange(Exchange kind, int detail, const V& mine) {
     return all;
 }
 
+// All lanes of a warp once; whether any could run.
+inline bool advance(int warp, int order) {
+    bool any = false;
+    for (int k = 0; k < 32; k++) {
+        int i = warp * 32 + (order == 0 ? k : order == 1 ? 31 - k : (k * 13 + 5) % 32);
+        if (!runnable(block.fibers[i], i)) continue;
+        any = true;
+        resume(i);
+    }
+    return any;
+}
+
+// Forwards, and backwards, all warps keep step; in the third order a warp runs on until a barrier of the block stops it.
+inline bool sweep(int order) {
+    bool any = false;
+    int warps = block.threads / 32;
+    for (int w = 0; w < warps; w++) {
+        int warp = order == 1 ? warps - 1 - w : w;
+        while (advance(warp, order)) {
+            any = true;
+            if (order != 2) break;
+        }
+    }
+    return any;
+}
+
 inline void run_block(int order) {
     static const size_t STACK = 1 << 16;
     static std::vector<u8> stacks;
@@ -177,17 +203,7 @@ inline void run_block(int order) {
         makecontext(&f.start, entry, 0);
     }
     while (block.live > 0) {
-        bool any = false;
-        for (int k = 0; k < block.threads; k++) {
-            // Forwards, backwards, or scattered: an odd factor permutes, since blocks are whole warps of a power of two of lanes.
-            int i = order == 0 ? k : order == 1 ? block.threads - 1 - k : (k / 32 * 32) + (k * 13 + 5) % 32;
-            while (runnable(block.fibers[i], i)) {
-                any = true;
-                resume(i);
-                if (order != 2) break;
-            }
-        }
-        if (!any) fail("deadlock: threads wait for an exchange or a barrier that not all reach");
+        if (!sweep(order)) fail("deadlock: threads wait for an exchange or a barrier that not all reach");
     }
     for (size_t i = block.size; i < block.size + 256; i++)
         if (block.shared[i] != 0xff) fail("a write beyond the launch's shared memory");
