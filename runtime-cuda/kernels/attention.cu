@@ -56,6 +56,7 @@ KERNEL void __launch_bounds__(THREADS)
 
     int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
     int strip = threadIdx.x / WARP * STRIP;
+    Scores scores(scale, mask, mask_at, sizes, causal);
     Online rows = {{-infinity(0.0f), -infinity(0.0f)}, {0.0f, 0.0f}};
     float sums[COLUMN_TILES][4] = {};
 
@@ -66,17 +67,7 @@ KERNEL void __launch_bounds__(THREADS)
     auto use = [&](int i, int stage) {
         float s[KEY_TILES][4] = {}, factor[2];
         Tiles<T>::scores(s, q_tile + strip * TILE_ROW, k_tiles + stage * KEYS * TILE_ROW);
-        // Blocks within what every query of the strip sees need no look at each score.
-        bool plain = !mask && (i + 1) * KEYS <= sizes.keys && (!causal || (i + 1) * KEYS <= first + strip + 1);
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[n][e] = plain ? s[n][e] * (scale * LOG2_E)
-                                : masked_score(s[n][e], scale * LOG2_E, mask, mask_at, first + strip + row_of(e),
-                                               i * KEYS + column_of(n, e), sizes, causal);
-            }
-        }
+        scores.apply<false>(s, first + strip, i * KEYS);
         rows.weigh(s, factor);
 #pragma unroll
         for (int n = 0; n < COLUMN_TILES; n++) {

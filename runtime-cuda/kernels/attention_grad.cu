@@ -65,14 +65,14 @@ KERNEL void __launch_bounds__(THREADS)
         // Rows are keys here and columns queries, so that the weights lie as the next product needs them.
         Tiles<T>::scores(p, k_tile + strip * TILE_ROW, q_tile);
         Tiles<T>::scores(d, v_tile + strip * TILE_ROW, g_tile);
+        Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + strip, from);
 #pragma unroll
         for (int n = 0; n < BLOCK_TILES; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                int query = from + column_of(n, e), key = first + strip + row_of(e);
+                int query = from + column_of(n, e);
                 bool inside = query < sizes.queries;
-                float score = masked_score(p[n][e], scale * LOG2_E, bias, mask_at, query, key, sizes, causal);
-                p[n][e] = weight_of(score, inside ? lse[queries + query] : 0.0f);
+                p[n][e] = weight_of(p[n][e], inside ? lse[queries + query] : 0.0f);
                 d[n][e] = p[n][e] * (d[n][e] - (inside ? dots[queries + query] : 0.0f));
             }
         }
@@ -107,6 +107,7 @@ KERNEL void __launch_bounds__(THREADS)
 
     int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
     int strip = threadIdx.x / WARP * STRIP;
+    Scores scores(scale, mask, mask_at, sizes, causal);
     float norm[2], dot[2], sums[COLUMN_TILES][4] = {};
     for (int r = 0; r < 2; r++) {
         int query = first + strip + row_of(2 * r);
@@ -124,14 +125,11 @@ KERNEL void __launch_bounds__(THREADS)
         float p[BLOCK_TILES][4] = {}, d[BLOCK_TILES][4] = {};
         Tiles<T>::scores(p, q_tile + strip * TILE_ROW, k_tile);
         Tiles<T>::scores(d, g_tile + strip * TILE_ROW, v_tiles + stage * BLOCK * TILE_ROW);
+        scores.apply<false>(p, first + strip, i * BLOCK);
 #pragma unroll
         for (int n = 0; n < BLOCK_TILES; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float score = masked_score(p[n][e], scale * LOG2_E, mask, mask_at, first + strip + row_of(e),
-                                           i * BLOCK + column_of(n, e), sizes, causal);
-                d[n][e] = weight_of(score, norm[e / 2]) * (d[n][e] - dot[e / 2]);
-            }
+            for (int e = 0; e < 4; e++) d[n][e] = weight_of(p[n][e], norm[e / 2]) * (d[n][e] - dot[e / 2]);
         }
         Tiles<T>::weighted(sums, d, k_tile);
     };

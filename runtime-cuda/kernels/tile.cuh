@@ -170,12 +170,49 @@ struct Sizes {
     int batches, heads, group, queries, keys;
 };
 
-// A score in units of ln 2, so that weights are powers of two. -inf where the query does not see the key, or there is none.
-DEVICE float masked_score(float dot, float scale, const T* mask, const Mask& at, int query, int key, const Sizes& sizes,
-                          int causal) {
-    if (query >= sizes.queries || key >= sizes.keys || (causal && key > query)) return -infinity(0.0f);
-    float score = dot * scale;
-    return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
-}
+// What a head's scores become: scaled, masked, and in units of ln 2, so that weights are powers of two.
+struct Scores {
+    float scale;
+    // The mask of this head, or null.
+    const T* mask;
+    Mask at;
+    int queries, keys, causal;
+
+    DEVICE Scores(float scale, const T* mask, const Mask& at, const Sizes& sizes, int causal)
+        : scale(scale * LOG2_E), mask(mask), at(at), queries(sizes.queries), keys(sizes.keys), causal(causal) {}
+
+    // Whether all of a tile's queries see all its keys as they are: then no score needs a look by itself.
+    DEVICE bool plain(int query, int end_query, int key, int end_key) const {
+        return !mask && end_query <= queries && end_key <= keys && (!causal || end_key <= query + 1);
+    }
+
+    // -inf where the query does not see the key, or there is none.
+    DEVICE float of(float dot, int query, int key) const {
+        if (query >= queries || key >= keys || (causal && key > query)) return -infinity(0.0f);
+        float score = dot * scale;
+        return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
+    }
+
+    // Of a strip of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys.
+    template <bool TURNED, int N> DEVICE void apply(float (&s)[N][4], int row, int column) const {
+        bool all = TURNED ? plain(column, column + 8 * N, row, row + STRIP) : plain(row, row + STRIP, column, column + 8 * N);
+        if (all) {
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[n][e] *= scale;
+            }
+            return;
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int r = row + row_of(e), c = column + column_of(n, e);
+                s[n][e] = TURNED ? of(s[n][e], c, r) : of(s[n][e], r, c);
+            }
+        }
+    }
+};
 
 #endif

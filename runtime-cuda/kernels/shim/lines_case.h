@@ -201,7 +201,9 @@ static void sort(i64 lines, i64 n, bool across, int descending) {
                          [&] { sorting::sort_keys(keys, places, x, at, lines * n, n, step, descending); });
         sorting::Key *from = keys, *to = keys2;
         u32 *places_from = places, *places_to = places2;
-        for (int shift = 0; shift < 8 * (int)sizeof(sorting::Key); shift += 4) {
+        // Bits that are the same in all keys of the type need no pass.
+        int from_bit = std::is_same_v<T, f16> ? 12 : std::is_same_v<T, bf16> ? 16 : 0;
+        for (int shift = from_bit; shift < (std::is_same_v<T, u8> ? 8 : 8 * (int)sizeof(sorting::Key)); shift += 4) {
             radix(order, from, places_from, to, places_to, counts, n, shift, dim3((n + 2047) / 2048, lines));
             std::swap(from, to), std::swap(places_from, places_to);
         }
