@@ -4,8 +4,7 @@ namespace CASE {
 
 static void run(Conv c, bool joint) {
     std::string what = std::string(__PRETTY_FUNCTION__);
-    c.out_height = (c.height + 2 * c.padding_height - c.dilation_height * (c.kernel_height - 1) - 1) / c.stride_height + 1;
-    c.out_width = (c.width + 2 * c.padding_width - c.dilation_width * (c.kernel_width - 1) - 1) / c.stride_width + 1;
+    sized(c);
     i64 pixels = (i64)c.out_height * c.out_width, rows = (i64)c.channels * c.kernel_height * c.kernel_width;
     i64 batch_step = joint ? pixels : rows * pixels, row_step = joint ? c.batch * pixels : pixels;
     // Channels last: strides in another order than the sizes.
