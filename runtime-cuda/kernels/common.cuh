@@ -148,6 +148,32 @@ template <int N, class E, class C> DEVICE void store_pack(E* to, const C (&from)
     *(Pack<E, N>*)to = pack;
 }
 
+// What of `N` neighbours belongs to a row: all but at its ends.
+template <int N> struct Part {
+    int first, end;
+
+    DEVICE bool whole() const { return first == 0 && end == N; }
+    DEVICE bool has(int k) const { return k >= first && k < end; }
+
+    // What does not belong becomes `none`. Operands are aligned as the row that is walked.
+    template <class E, class C> DEVICE void load(C (&to)[N], const E* from, C none) const {
+        if (whole()) return load_pack(to, from);
+        for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
+    }
+
+    // From wherever they lie: a row's parameters are aligned otherwise than the row.
+    template <class E, class C> DEVICE void load_any(C (&to)[N], const E* from, C none) const {
+        if (whole() && (u64)from % sizeof(Pack<E, N>) == 0) return load_pack(to, from);
+        for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
+    }
+
+    template <class E, class C> DEVICE void store(E* to, const C (&from)[N]) const {
+        if (whole()) return store_pack(to, from);
+        for (int k = 0; k < N; k++)
+            if (has(k)) to[k] = Store<E>::of(from[k]);
+    }
+};
+
 // ---- Reductions. Butterflies: every lane combines the same pairs, so all end with the same bits.
 
 template <class C> struct Plus {
@@ -166,6 +192,16 @@ template <class Op, class C> DEVICE C warp_all(C x) {
 template <int THREADS> struct Row {
     static DEVICE i64 index() { return THREADS == WARP ? (i64)blockIdx.x * blockDim.y + threadIdx.y : (i64)blockIdx.x; }
     static DEVICE int thread() { return threadIdx.x; }
+
+    // Calls f(i, part) for every 16 aligned bytes of a row, elements i .. i + N, until all threads together had all `width`
+    // elements. The row may begin anywhere: its ends are parts.
+    template <int N, class E, class F> static DEVICE void walk(const E* row, i64 width, F f) {
+        int before = N == 1 ? 0 : (int)((u64)row % 16 / sizeof(E));
+        i64 end = before + width, packs = end / N;
+        if (before > 0 && thread() == 0) f((i64)-before, Part<N>{before, end < N ? (int)end : N});
+        for (i64 k = thread() + (before > 0); k < packs; k += THREADS) f(k * N - before, Part<N>{0, N});
+        if (end % N > 0 && (packs > 0 || before == 0) && thread() == THREADS - 1) f(packs * N - before, Part<N>{0, (int)(end % N)});
+    }
 
     // Combines one value of every thread; all get the result. `none` changes nothing.
     template <class Op, class C> static DEVICE C all(C x, C none) {
@@ -198,7 +234,7 @@ template <class C> struct Exponentials {
         for (int i = 0; i < N; i++) top = larger(top, x[i]);
         C base = finite_or_zero(top);
         // A sum of nothing stays 0, however low the new base is.
-        if (sum != C(0)) sum *= exponential(before - base);
+        if (base != before && sum != C(0)) sum *= exponential(before - base);
         for (int i = 0; i < N; i++) sum += exponential(x[i] - base);
     }
 
@@ -211,7 +247,7 @@ template <class C> struct Exponentials {
     }
 };
 
-// ---- Scans of a block. `S` has `none()`, `then(a, b)` (a before b) and `from(lane offset)`.
+// ---- Scans of a block. `S` has `none()`, `then(a, b)` (a before b) and `up(d)`, that of the lane `d` before.
 
 // Everything before this thread's `x`; `total` becomes everything.
 template <int THREADS, class S> DEVICE S block_before(S x, S& total) {
