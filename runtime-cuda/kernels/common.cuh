@@ -137,15 +137,52 @@ template <class E, int N> struct alignas(sizeof(E) * N) Pack {
 };
 #define VEC (VECTOR ? 16 / (int)sizeof(T) : 1)
 
+// Moved as a built-in type: of a structure the compiler makes single elements again.
+template <int BYTES> struct Word;
+template <> struct Word<16> {
+    typedef uint4 type;
+};
+template <> struct Word<8> {
+    typedef uint2 type;
+};
+template <> struct Word<4> {
+    typedef u32 type;
+};
+template <> struct Word<2> {
+    typedef u16 type;
+};
+
 template <int N, class E, class C> DEVICE void load_pack(C (&to)[N], const E* from) {
-    Pack<E, N> pack = *(const Pack<E, N>*)from;
+    typedef typename Word<sizeof(Pack<E, N>)>::type W;
+    Pack<E, N> pack;
+    *(W*)&pack = *(const W*)from;
     for (int i = 0; i < N; i++) to[i] = load(pack.at[i]);
 }
 
+template <class E> struct Packing {
+    template <int N, class C> static DEVICE void fill(Pack<E, N>& pack, const C (&from)[N]) {
+        for (int i = 0; i < N; i++) pack.at[i] = Store<E>::of(from[i]);
+    }
+};
+
+// Halves by twos: one conversion, and words that stay together.
+template <class E> struct HalfPacking {
+    template <int N> static DEVICE void fill(Pack<E, N>& pack, const float (&from)[N]) {
+        for (int i = 0; i + 1 < N; i += 2) ((u32*)pack.at)[i / 2] = pack2(from[i], from[i + 1], E());
+        if (N % 2 == 1) pack.at[N - 1] = Store<E>::of(from[N - 1]);
+    }
+};
+template <> struct Packing<f16> : HalfPacking<f16> {};
+template <> struct Packing<bf16> : HalfPacking<bf16> {};
+
 template <int N, class E, class C> DEVICE void store_pack(E* to, const C (&from)[N]) {
+    typedef typename Word<sizeof(Pack<E, N>)>::type W;
     Pack<E, N> pack;
-    for (int i = 0; i < N; i++) pack.at[i] = Store<E>::of(from[i]);
-    *(Pack<E, N>*)to = pack;
+    Packing<E>::fill(pack, from);
+    if constexpr (sizeof(W) == 16)
+        store16(to, *(const W*)&pack);
+    else
+        *(W*)to = *(const W*)&pack;
 }
 
 // What of `N` neighbours belongs to a row: all but at its ends.

@@ -56,6 +56,14 @@ DEVICE u32 pack2(float low, float high, bf16) {
     return y;
 }
 
+// 16 bytes to global memory in one instruction: left to itself the compiler stores the parts of what it has just packed one by one.
+DEVICE void store16(void* to, const uint4& x) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // Four 8x8 matrices of 16-bit elements: lane 8m + r gives the address of row r of matrix m; lane l receives elements

@@ -35,6 +35,13 @@ struct dim3 {
     dim3(u32 x = 1, u32 y = 1, u32 z = 1) : x(x), y(y), z(z) {}
 };
 
+struct alignas(8) uint2 {
+    u32 x, y;
+};
+struct alignas(16) uint4 {
+    u32 x, y, z, w;
+};
+
 #define KERNEL [[maybe_unused]] static
 #define DEVICE inline
 #define CONSTANT const
@@ -271,6 +278,8 @@ inline bf16 to_half(float x, bf16) { return to_bf16(x); }
 template <class H> u32 pack2(float low, float high, H kind) {
     return (u32)to_half(low, kind).bits | (u32)to_half(high, kind).bits << 16;
 }
+
+inline void store16(void* to, const uint4& x) { *(uint4*)to = x; }
 
 inline void check_shared(const void* p, size_t bytes) {
     const u8* at = (const u8*)p;
