@@ -31,7 +31,8 @@ DEVICE void warp_best(Best& best) {
 }
 
 // One thread per line: where lines lie side by side in memory, or the axis is short. `x_at` has stride 0 along the axis.
-KERNEL void arg_reduce_columns(i64* out, const T* x, CONSTANT Strided out_at, CONSTANT Strided x_at, i64 lines, i64 size, i64 step) {
+KERNEL void arg_reduce_columns(i64* out, const T* x, CONSTANT Strided out_at, CONSTANT Strided x_at, i64 lines, i64 size,
+                               i64 step) {
     for (i64 line = global_thread(); line < lines; line += global_threads()) {
         i64 at[2];
         locate<2>(line, at, out_at, x_at, x_at);
@@ -44,10 +45,10 @@ KERNEL void arg_reduce_columns(i64* out, const T* x, CONSTANT Strided out_at, CO
     }
 }
 
-// gridDim = [lines, chunks], blockDim = [256]. With several chunks of `chunk` positions, `out` is scratch memory [lines, chunks], and a
-// second launch, with one chunk, finds the best of them: `candidates` then are the first launch's output, `size` its chunks.
-KERNEL void arg_reduce_rows(i64* out, const i64* candidates, const T* x, CONSTANT Strided out_at, CONSTANT Strided x_at, i64 size, i64 step,
-                            i64 chunk) {
+// gridDim = [lines, chunks], blockDim = [256]. With several chunks of `chunk` positions, `out` is scratch memory [lines, chunks],
+// and a second launch, with one chunk, finds the best of them: `candidates` then are the first launch's output, `size` its chunks.
+KERNEL void arg_reduce_rows(i64* out, const i64* candidates, const T* x, CONSTANT Strided out_at, CONSTANT Strided x_at, i64 size,
+                            i64 step, i64 chunk) {
     __shared__ Value values[256 / WARP];
     __shared__ i64 places[256 / WARP];
     i64 line = blockIdx.x, first = (i64)blockIdx.y * chunk, end = first + chunk < size ? first + chunk : size;

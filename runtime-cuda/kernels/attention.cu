@@ -1,5 +1,5 @@
-// Scaled dot-product attention in blocks with an online softmax (Dao 2023): softmax(q k^T scale + mask) v, and the scores' logsumexp.
-// Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
+// Scaled dot-product attention in blocks with an online softmax (Dao 2023): softmax(q k^T scale + mask) v, and the scores'
+// logsumexp. Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
 #include "tile.cuh"
 
 // Keys of a block.
@@ -35,9 +35,10 @@ struct Online {
     }
 };
 
-// gridDim = [ceil(queries / 64) * heads * batches], blockDim = [128], shared memory (64 + 4 KEYS) * (HEAD_DIM * sizeof(T) + 16) bytes.
-// A block of four strips of queries walks the keys. `lse`: [B, H, T], contiguous. A query that sees nothing gives zeros and -inf.
-KERNEL void __launch_bounds__(WARPS* WARP)
+// gridDim = [ceil(queries / 64) * heads * batches], blockDim = [128], shared memory (64 + 4 KEYS) * (HEAD_DIM * sizeof(T) + 16)
+// bytes. A block of four strips of queries walks the keys. `lse`: [B, H, T], contiguous. A query that sees nothing gives zeros and
+// -inf.
+KERNEL void __launch_bounds__(THREADS)
     attention(T* o, float* lse, const T* q, const T* k, const T* v, const T* mask, CONSTANT Heads o_at, CONSTANT Heads q_at,
               CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
     DYNAMIC_SHARED(memory);
@@ -55,6 +56,7 @@ KERNEL void __launch_bounds__(WARPS* WARP)
 
     int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
     int strip = threadIdx.x / WARP * STRIP;
+    Scores scores(scale, mask, mask_at, sizes, causal);
     Online rows = {{-infinity(0.0f), -infinity(0.0f)}, {0.0f, 0.0f}};
     float sums[COLUMN_TILES][4] = {};
 
@@ -65,17 +67,7 @@ KERNEL void __launch_bounds__(WARPS* WARP)
     auto use = [&](int i, int stage) {
         float s[KEY_TILES][4] = {}, factor[2];
         Tiles<T>::scores(s, q_tile + strip * TILE_ROW, k_tiles + stage * KEYS * TILE_ROW);
-        // Blocks within what every query of the strip sees need no look at each score.
-        bool plain = !mask && (i + 1) * KEYS <= sizes.keys && (!causal || (i + 1) * KEYS <= first + strip + 1);
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[n][e] = plain ? s[n][e] * (scale * LOG2_E)
-                                : masked_score(s[n][e], scale * LOG2_E, mask, mask_at, first + strip + row_of(e),
-                                               i * KEYS + column_of(n, e), sizes, causal);
-            }
-        }
+        scores.apply<false>(s, first + strip, i * KEYS);
         rows.weigh(s, factor);
 #pragma unroll
         for (int n = 0; n < COLUMN_TILES; n++) {

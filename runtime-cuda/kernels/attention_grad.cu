@@ -1,6 +1,6 @@
-// Gradients of attention (Dao 2023): weights are computed again from the scores and their logsumexp. Keys and queries have a pass each, so
-// that every sum has one owner and one order; a single pass would need atomic additions for the queries.
-// Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
+// Gradients of attention (Dao 2023): weights are computed again from the scores and their logsumexp. Keys and queries have a pass
+// each, so that every sum has one owner and one order; a single pass would need atomic additions for the queries. Defines: T (f16,
+// bf16, float), HEAD_DIM (a multiple of 16).
 #include "tile.cuh"
 
 // Rows of a block of the operands that are walked.
@@ -11,7 +11,8 @@
 KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g_at, CONSTANT Heads o_at, CONSTANT Sizes sizes) {
     i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= (i64)sizes.batches * sizes.heads * sizes.queries) return;
-    i64 line = row / sizes.queries, query = row - line * sizes.queries, batch = line / sizes.heads, head = line - batch * sizes.heads;
+    i64 line = row / sizes.queries, query = row - line * sizes.queries, batch = line / sizes.heads,
+        head = line - batch * sizes.heads;
     g += batch * g_at.batch + head * g_at.head + query * g_at.row;
     o += batch * o_at.batch + head * o_at.head + query * o_at.row;
     float sum = 0.0f;
@@ -21,16 +22,16 @@ KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g
 }
 
 // A weight from its score; a query that saw nothing has no finite logsumexp, and no weights.
-DEVICE float weight_of(float score, float lse) {
-    return lse == -infinity(0.0f) ? 0.0f : exp2f(score - lse * LOG2_E);
-}
+DEVICE float weight_of(float score, float lse) { return lse == -infinity(0.0f) ? 0.0f : exp2f(score - lse * LOG2_E); }
 
 // The gradients of keys and values: a block of four strips of keys walks the queries of all heads that share them.
-// gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) + 16).
-KERNEL void __launch_bounds__(WARPS* WARP)
+// gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) +
+// 16).
+KERNEL void __launch_bounds__(THREADS)
     attention_grad_keys(T* dk, T* dv, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
                         const float* dots, CONSTANT Heads dk_at, CONSTANT Heads dv_at, CONSTANT Heads g_at, CONSTANT Heads q_at,
-                        CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+                        CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal,
+                        float scale) {
     DYNAMIC_SHARED(memory);
     T* k_tile = (T*)memory;
     T* v_tile = k_tile + STRIPS * TILE_ROW;
@@ -64,14 +65,14 @@ KERNEL void __launch_bounds__(WARPS* WARP)
         // Rows are keys here and columns queries, so that the weights lie as the next product needs them.
         Tiles<T>::scores(p, k_tile + strip * TILE_ROW, q_tile);
         Tiles<T>::scores(d, v_tile + strip * TILE_ROW, g_tile);
+        Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + strip, from);
 #pragma unroll
         for (int n = 0; n < BLOCK_TILES; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                int query = from + column_of(n, e), key = first + strip + row_of(e);
+                int query = from + column_of(n, e);
                 bool inside = query < sizes.queries;
-                float score = masked_score(p[n][e], scale * LOG2_E, bias, mask_at, query, key, sizes, causal);
-                p[n][e] = weight_of(score, inside ? lse[queries + query] : 0.0f);
+                p[n][e] = weight_of(p[n][e], inside ? lse[queries + query] : 0.0f);
                 d[n][e] = p[n][e] * (d[n][e] - (inside ? dots[queries + query] : 0.0f));
             }
         }
@@ -84,12 +85,12 @@ KERNEL void __launch_bounds__(WARPS* WARP)
     store_rows(dv + batch * dv_at.batch + kv * dv_at.head, dv_at.row, first + strip, sizes.keys, dv_sums, 1.0f, 1.0f);
 }
 
-// The gradient of queries: a block of four strips of queries walks the keys. gridDim = [ceil(queries / 64) * heads * batches], blockDim
-// and shared memory as above.
-KERNEL void __launch_bounds__(WARPS* WARP)
-    attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse, const float* dots,
-                           CONSTANT Heads dq_at, CONSTANT Heads g_at, CONSTANT Heads q_at, CONSTANT Heads k_at, CONSTANT Heads v_at,
-                           CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+// The gradient of queries: a block of four strips of queries walks the keys. gridDim = [ceil(queries / 64) * heads * batches],
+// blockDim and shared memory as above.
+KERNEL void __launch_bounds__(THREADS)
+    attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
+                           const float* dots, CONSTANT Heads dq_at, CONSTANT Heads g_at, CONSTANT Heads q_at, CONSTANT Heads k_at,
+                           CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
     DYNAMIC_SHARED(memory);
     T* q_tile = (T*)memory;
     T* g_tile = q_tile + STRIPS * TILE_ROW;
@@ -106,6 +107,7 @@ KERNEL void __launch_bounds__(WARPS* WARP)
 
     int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
     int strip = threadIdx.x / WARP * STRIP;
+    Scores scores(scale, mask, mask_at, sizes, causal);
     float norm[2], dot[2], sums[COLUMN_TILES][4] = {};
     for (int r = 0; r < 2; r++) {
         int query = first + strip + row_of(2 * r);
@@ -123,14 +125,11 @@ KERNEL void __launch_bounds__(WARPS* WARP)
         float p[BLOCK_TILES][4] = {}, d[BLOCK_TILES][4] = {};
         Tiles<T>::scores(p, q_tile + strip * TILE_ROW, k_tile);
         Tiles<T>::scores(d, g_tile + strip * TILE_ROW, v_tiles + stage * BLOCK * TILE_ROW);
+        scores.apply<false>(p, first + strip, i * BLOCK);
 #pragma unroll
         for (int n = 0; n < BLOCK_TILES; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float score = masked_score(p[n][e], scale * LOG2_E, mask, mask_at, first + strip + row_of(e),
-                                           i * BLOCK + column_of(n, e), sizes, causal);
-                d[n][e] = weight_of(score, norm[e / 2]) * (d[n][e] - dot[e / 2]);
-            }
+            for (int e = 0; e < 4; e++) d[n][e] = weight_of(p[n][e], norm[e / 2]) * (d[n][e] - dot[e / 2]);
         }
         Tiles<T>::weighted(sums, d, k_tile);
     };

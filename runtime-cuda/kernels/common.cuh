@@ -12,9 +12,13 @@
 #define FLAG_CROSS_ENTROPY 4
 
 // A truth value, stored as a byte, added by `or`.
-struct b8 { u8 bits; };
+struct b8 {
+    u8 bits;
+};
 // 16 bytes that are only moved.
-struct alignas(16) v16 { u64 words[2]; };
+struct alignas(16) v16 {
+    u64 words[2];
+};
 
 // Where elements lie: sizes and strides in elements, last axis innermost, strides of any sign.
 struct Strided {
@@ -25,20 +29,40 @@ struct Strided {
 
 // ---- Element types: as stored (`E`), and as computed in (`C`).
 
-template <class E> struct Compute { typedef E type; };
-template <> struct Compute<f16> { typedef float type; };
-template <> struct Compute<bf16> { typedef float type; };
-template <> struct Compute<b8> { typedef bool type; };
+template <class E> struct Compute {
+    typedef E type;
+};
+template <> struct Compute<f16> {
+    typedef float type;
+};
+template <> struct Compute<bf16> {
+    typedef float type;
+};
+template <> struct Compute<b8> {
+    typedef bool type;
+};
 
 template <class E> DEVICE E load(E x) { return x; }
 DEVICE float load(f16 x) { return widen(x); }
 DEVICE float load(bf16 x) { return widen(x); }
 DEVICE bool load(b8 x) { return x.bits != 0; }
 
-template <class E> struct Store { static DEVICE E of(E x) { return x; } };
-template <> struct Store<f16> { static DEVICE f16 of(float x) { return to_f16(x); } };
-template <> struct Store<bf16> { static DEVICE bf16 of(float x) { return to_bf16(x); } };
-template <> struct Store<b8> { static DEVICE b8 of(bool x) { b8 y; y.bits = x; return y; } };
+template <class E> struct Store {
+    static DEVICE E of(E x) { return x; }
+};
+template <> struct Store<f16> {
+    static DEVICE f16 of(float x) { return to_f16(x); }
+};
+template <> struct Store<bf16> {
+    static DEVICE bf16 of(float x) { return to_bf16(x); }
+};
+template <> struct Store<b8> {
+    static DEVICE b8 of(bool x) {
+        b8 y;
+        y.bits = x;
+        return y;
+    }
+};
 
 // Integers wrap; signed ones by way of unsigned ones, whose overflow C++ defines.
 template <class C> DEVICE C plus(C a, C b) { return a + b; }
@@ -65,9 +89,7 @@ DEVICE float square_root(float x) { return sqrtf(x); }
 DEVICE double square_root(double x) { return sqrt(x); }
 
 // What is subtracted before an exponential: the largest, or 0 where that is infinite (a row of -inf has no weight at all).
-template <class C> DEVICE C finite_or_zero(C top) {
-    return top == infinity(C()) || top == -infinity(C()) ? C(0) : top;
-}
+template <class C> DEVICE C finite_or_zero(C top) { return top == infinity(C()) || top == -infinity(C()) ? C(0) : top; }
 
 // An unsigned number whose order is the order of the values: equal values have equal keys, NaN the largest.
 DEVICE u32 sort_key(float x) {
@@ -89,8 +111,7 @@ DEVICE u32 sort_key(u8 x) { return x; }
 
 // Offsets of position `i` in up to three operands of `a`'s sizes. Most launches have fewer than 2^31 positions: 32-bit divisions
 // are several times as fast.
-template <int N>
-DEVICE void locate(i64 i, i64 (&at)[N], const Strided& a, const Strided& b, const Strided& c) {
+template <int N> DEVICE void locate(i64 i, i64 (&at)[N], const Strided& a, const Strided& b, const Strided& c) {
     for (int k = 0; k < N; k++) at[k] = 0;
     for (int d = a.rank - 1; d >= 0; d--) {
         i64 rest = d == 0 ? 0 : i <= 0x7fffffff ? (i64)((u32)i / (u32)a.size[d]) : i / a.size[d];
@@ -111,24 +132,93 @@ DEVICE i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; 
 DEVICE i64 global_threads() { return (i64)gridDim.x * blockDim.x; }
 
 // `N` neighbours, moved as one; 16 bytes of them where `VECTOR` is defined as 1.
-template <class E, int N> struct alignas(sizeof(E) * N) Pack { E at[N]; };
+template <class E, int N> struct alignas(sizeof(E) * N) Pack {
+    E at[N];
+};
 #define VEC (VECTOR ? 16 / (int)sizeof(T) : 1)
 
+// Moved as a built-in type: of a structure the compiler makes single elements again.
+template <int BYTES> struct Word;
+template <> struct Word<16> {
+    typedef uint4 type;
+};
+template <> struct Word<8> {
+    typedef uint2 type;
+};
+template <> struct Word<4> {
+    typedef u32 type;
+};
+template <> struct Word<2> {
+    typedef u16 type;
+};
+
 template <int N, class E, class C> DEVICE void load_pack(C (&to)[N], const E* from) {
-    Pack<E, N> pack = *(const Pack<E, N>*)from;
+    typedef typename Word<sizeof(Pack<E, N>)>::type W;
+    Pack<E, N> pack;
+    *(W*)&pack = *(const W*)from;
     for (int i = 0; i < N; i++) to[i] = load(pack.at[i]);
 }
 
+template <class E> struct Packing {
+    template <int N, class C> static DEVICE void fill(Pack<E, N>& pack, const C (&from)[N]) {
+        for (int i = 0; i < N; i++) pack.at[i] = Store<E>::of(from[i]);
+    }
+};
+
+// Halves by twos: one conversion, and words that stay together.
+template <class E> struct HalfPacking {
+    template <int N> static DEVICE void fill(Pack<E, N>& pack, const float (&from)[N]) {
+        for (int i = 0; i + 1 < N; i += 2) ((u32*)pack.at)[i / 2] = pack2(from[i], from[i + 1], E());
+        if (N % 2 == 1) pack.at[N - 1] = Store<E>::of(from[N - 1]);
+    }
+};
+template <> struct Packing<f16> : HalfPacking<f16> {};
+template <> struct Packing<bf16> : HalfPacking<bf16> {};
+
 template <int N, class E, class C> DEVICE void store_pack(E* to, const C (&from)[N]) {
+    typedef typename Word<sizeof(Pack<E, N>)>::type W;
     Pack<E, N> pack;
-    for (int i = 0; i < N; i++) pack.at[i] = Store<E>::of(from[i]);
-    *(Pack<E, N>*)to = pack;
+    Packing<E>::fill(pack, from);
+    if constexpr (sizeof(W) == 16)
+        store16(to, *(const W*)&pack);
+    else
+        *(W*)to = *(const W*)&pack;
 }
+
+// What of `N` neighbours belongs to a row: all but at its ends.
+template <int N> struct Part {
+    int first, end;
+
+    DEVICE bool whole() const { return first == 0 && end == N; }
+    DEVICE bool has(int k) const { return k >= first && k < end; }
+
+    // What does not belong becomes `none`. Operands are aligned as the row that is walked.
+    template <class E, class C> DEVICE void load(C (&to)[N], const E* from, C none) const {
+        if (whole()) return load_pack(to, from);
+        for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
+    }
+
+    // From wherever they lie: a row's parameters are aligned otherwise than the row.
+    template <class E, class C> DEVICE void load_any(C (&to)[N], const E* from, C none) const {
+        if (whole() && (u64)from % sizeof(Pack<E, N>) == 0) return load_pack(to, from);
+        for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
+    }
+
+    template <class E, class C> DEVICE void store(E* to, const C (&from)[N]) const {
+        if (whole()) return store_pack(to, from);
+        for (int k = 0; k < N; k++)
+            if (has(k)) to[k] = Store<E>::of(from[k]);
+    }
+};
 
 // ---- Reductions. Butterflies: every lane combines the same pairs, so all end with the same bits.
 
-template <class C> struct Plus { static DEVICE C of(C a, C b) { return a + b; } };
-template <class C> struct Larger { static DEVICE C of(C a, C b) { return larger(a, b); } };
+template <class C> struct Plus {
+    static DEVICE C of(C a, C b) { return a + b; }
+};
+template <class C> struct Larger {
+    static DEVICE C of(C a, C b) { return larger(a, b); }
+};
 
 template <class Op, class C> DEVICE C warp_all(C x) {
     for (int d = WARP / 2; d > 0; d /= 2) x = Op::of(x, __shfl_xor_sync(ALL_LANES, x, d));
@@ -139,6 +229,16 @@ template <class Op, class C> DEVICE C warp_all(C x) {
 template <int THREADS> struct Row {
     static DEVICE i64 index() { return THREADS == WARP ? (i64)blockIdx.x * blockDim.y + threadIdx.y : (i64)blockIdx.x; }
     static DEVICE int thread() { return threadIdx.x; }
+
+    // Calls f(i, part) for every 16 aligned bytes of a row, elements i .. i + N, until all threads together had all `width`
+    // elements. The row may begin anywhere: its ends are parts.
+    template <int N, class E, class F> static DEVICE void walk(const E* row, i64 width, F f) {
+        int before = N == 1 ? 0 : (int)((u64)row % 16 / sizeof(E));
+        i64 end = before + width, packs = end / N;
+        if (before > 0 && thread() == 0) f((i64)-before, Part<N>{before, end < N ? (int)end : N});
+        for (i64 k = thread() + (before > 0); k < packs; k += THREADS) f(k * N - before, Part<N>{0, N});
+        if (end % N > 0 && (packs > 0 || before == 0) && thread() == THREADS - 1) f(packs * N - before, Part<N>{0, (int)(end % N)});
+    }
 
     // Combines one value of every thread; all get the result. `none` changes nothing.
     template <class Op, class C> static DEVICE C all(C x, C none) {
@@ -171,7 +271,7 @@ template <class C> struct Exponentials {
         for (int i = 0; i < N; i++) top = larger(top, x[i]);
         C base = finite_or_zero(top);
         // A sum of nothing stays 0, however low the new base is.
-        if (sum != C(0)) sum *= exponential(before - base);
+        if (base != before && sum != C(0)) sum *= exponential(before - base);
         for (int i = 0; i < N; i++) sum += exponential(x[i] - base);
     }
 
@@ -184,7 +284,7 @@ template <class C> struct Exponentials {
     }
 };
 
-// ---- Scans of a block. `S` has `none()`, `then(a, b)` (a before b) and `from(lane offset)`.
+// ---- Scans of a block. `S` has `none()`, `then(a, b)` (a before b) and `up(d)`, that of the lane `d` before.
 
 // Everything before this thread's `x`; `total` becomes everything.
 template <int THREADS, class S> DEVICE S block_before(S x, S& total) {
@@ -211,9 +311,18 @@ template <int THREADS, class S> DEVICE S block_before(S x, S& total) {
 // Numbers that add up.
 struct Count {
     u32 n;
-    static DEVICE Count none() { Count c = {0}; return c; }
-    static DEVICE Count then(Count a, Count b) { Count c = {a.n + b.n}; return c; }
-    DEVICE Count up(int d) const { Count c = {__shfl_up_sync(ALL_LANES, n, d)}; return c; }
+    static DEVICE Count none() {
+        Count c = {0};
+        return c;
+    }
+    static DEVICE Count then(Count a, Count b) {
+        Count c = {a.n + b.n};
+        return c;
+    }
+    DEVICE Count up(int d) const {
+        Count c = {__shfl_up_sync(ALL_LANES, n, d)};
+        return c;
+    }
 };
 
 #endif

@@ -16,8 +16,12 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
-struct f16 { u16 bits; };
-struct bf16 { u16 bits; };
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
 
 DEVICE float widen(f16 x) {
     float y;
@@ -31,9 +35,7 @@ DEVICE f16 to_f16(float x) {
     return y;
 }
 
-DEVICE float widen(bf16 x) {
-    return __uint_as_float((u32)x.bits << 16);
-}
+DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 DEVICE bf16 to_bf16(float x) {
     bf16 y;
@@ -54,9 +56,15 @@ DEVICE u32 pack2(float low, float high, bf16) {
     return y;
 }
 
-DEVICE u32 shared_address(const void* p) {
-    return (u32)__cvta_generic_to_shared(p);
+// 16 bytes to global memory in one instruction: left to itself the compiler stores the parts of what it has just packed one by one.
+DEVICE void store16(void* to, const uint4& x) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
 }
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // Four 8x8 matrices of 16-bit elements: lane 8m + r gives the address of row r of matrix m; lane l receives elements
 // 2(l % 4) and 2(l % 4) + 1 of row l / 4 of each.
@@ -75,19 +83,19 @@ DEVICE void load_matrices_transposed(u32 (&r)[4], const void* row) {
                  : "memory");
 }
 
-// c += a b for a 16x16 (rows) and b 16x8 (columns), spread over a warp as the PTX manual's figures of m16n8k16 show. With g = lane / 4,
-// t = lane % 4: a holds rows g, g + 8 at columns 2t, 2t + 1 (a[0], a[1]) and 2t + 8, 2t + 9 (a[2], a[3]); b rows 2t, 2t + 1 (b0)
-// and 2t + 8, 2t + 9 (b1) of column g; c rows g (c[0], c[1]) and g + 8 (c[2], c[3]) at columns 2t, 2t + 1.
+// c += a b for a 16x16 (rows) and b 16x8 (columns), spread over a warp as the PTX manual's figures of m16n8k16 show. With g = lane
+// / 4, t = lane % 4: a holds rows g, g + 8 at columns 2t, 2t + 1 (a[0], a[1]) and 2t + 8, 2t + 9 (a[2], a[3]); b rows 2t, 2t + 1
+// (b0) and 2t + 8, 2t + 9 (b1) of column g; c rows g (c[0], c[1]) and g + 8 (c[2], c[3]) at columns 2t, 2t + 1.
 DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Starts copying 16 bytes to shared memory, or writing 16 zero bytes when `wanted` is false; `from` is then not read.
@@ -99,14 +107,9 @@ DEVICE void copy_async16(void* to, const void* from, bool wanted) {
 }
 
 // Ends a group of this thread's copies.
-DEVICE void copy_async_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `N` of this thread's latest groups are under way. Other threads' copies need a barrier after it.
-template <int N>
-DEVICE void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
+template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 #endif

@@ -3,8 +3,8 @@
 #include "common.cuh"
 
 // `x` has stride 0 along the indexed axis; its stride there is `step`, its size `size`.
-KERNEL void gather(T* out, const T* x, const i64* index, CONSTANT Strided out_at, CONSTANT Strided x_at, CONSTANT Strided index_at, i64 count, i64 step,
-                   i64 size, u32* flag) {
+KERNEL void gather(T* out, const T* x, const i64* index, CONSTANT Strided out_at, CONSTANT Strided x_at, CONSTANT Strided index_at,
+                   i64 count, i64 step, i64 size, u32* flag) {
     for (i64 i = global_thread(); i < count; i += global_threads()) {
         i64 at[3];
         locate<3>(i, at, out_at, x_at, index_at);

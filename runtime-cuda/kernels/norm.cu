@@ -7,72 +7,82 @@ typedef typename Compute<T>::type Value;
 typedef Row<ROW_THREADS> Group;
 
 // y = (x - mean) rstd w + b. Variance in a second pass over the row, which lies in cache: one pass cancels.
-KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>::type* mean, const T* x, const T* w, const T* b, i64 rows,
-                 i64 width, double eps) {
+KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>::type* mean, const T* x, const T* w, const T* b,
+                      i64 rows, i64 width, double eps) {
     i64 row = Group::index();
     if (row >= rows) return;
     x += row * width;
     y += row * width;
-    Value level = Value(0), squares = Value(0), in[VEC], scale[VEC], shift[VEC];
-#if LAYER
-    for (i64 i = Group::thread() * VEC; i < width; i += ROW_THREADS * VEC) {
-        load_pack(in, x + i);
-        for (int k = 0; k < VEC; k++) level += in[k];
+    Value level = Value(0), squares = Value(0);
+    if (LAYER) {
+        Group::walk<VEC>(x, width, [&](i64 i, Part<VEC> part) {
+            Value in[VEC];
+            part.load(in, x + i, Value(0));
+            for (int k = 0; k < VEC; k++) level += in[k];
+        });
+        level = Group::sum(level) / Value(width);
     }
-    level = Group::sum(level) / Value(width);
-#endif
-    for (i64 i = Group::thread() * VEC; i < width; i += ROW_THREADS * VEC) {
-        load_pack(in, x + i);
+    Group::walk<VEC>(x, width, [&](i64 i, Part<VEC> part) {
+        Value in[VEC];
+        part.load(in, x + i, level);
         for (int k = 0; k < VEC; k++) squares += (in[k] - level) * (in[k] - level);
-    }
+    });
     Value factor = Value(1) / square_root(Group::sum(squares) / Value(width) + Value(eps));
     if (Group::thread() == 0) {
         rstd[row] = factor;
         if (LAYER) mean[row] = level;
     }
-    for (int k = 0; k < VEC; k++) {
-        scale[k] = Value(1);
-        shift[k] = Value(0);
-    }
-    for (i64 i = Group::thread() * VEC; i < width; i += ROW_THREADS * VEC) {
-        load_pack(in, x + i);
-        if (w) load_pack(scale, w + i);
-        if (b) load_pack(shift, b + i);
-        for (int k = 0; k < VEC; k++) in[k] = (in[k] - level) * factor * scale[k] + shift[k];
-        store_pack(y + i, in);
-    }
+    Group::walk<VEC>(x, width, [&](i64 i, Part<VEC> part) {
+        Value in[VEC], scale[VEC], shift[VEC];
+        part.load(in, x + i, Value(0));
+        if (w) part.load_any(scale, w + i, Value(0));
+        if (b) part.load_any(shift, b + i, Value(0));
+        for (int k = 0; k < VEC; k++) {
+            in[k] = (in[k] - level) * factor;
+            if (w) in[k] *= scale[k];
+            if (b) in[k] += shift[k];
+        }
+        part.store(y + i, in);
+    });
 }
 
 // With x^ normalized and h = g w: d = rstd (h - mean(h) - x^ mean(h x^)); no mean(h) for RMS.
-KERNEL void norm_grad_rows(T* d, const T* x, const T* g, const typename Compute<T>::type* rstd, const typename Compute<T>::type* mean,
-                      const T* w, i64 rows, i64 width) {
+KERNEL void norm_grad_rows(T* d, const T* x, const T* g, const typename Compute<T>::type* rstd,
+                           const typename Compute<T>::type* mean, const T* w, i64 rows, i64 width) {
     i64 row = Group::index();
     if (row >= rows) return;
     x += row * width;
     g += row * width;
     d += row * width;
     Value factor = rstd[row], level = LAYER ? mean[row] : Value(0);
-    Value along = Value(0), offset = Value(0), in[VEC], up[VEC], scale[VEC];
-    for (int k = 0; k < VEC; k++) scale[k] = Value(1);
-    for (i64 i = Group::thread() * VEC; i < width; i += ROW_THREADS * VEC) {
-        load_pack(in, x + i);
-        load_pack(up, g + i);
-        if (w) load_pack(scale, w + i);
+    Value along = Value(0), offset = Value(0);
+    // h at `i`, and how far x lies from the mean.
+    auto read = [&](i64 i, Part<VEC> part, Value(&h)[VEC], Value(&in)[VEC]) {
+        Value scale[VEC];
+        part.load(in, x + i, Value(0));
+        part.load(h, g + i, Value(0));
+        if (w) part.load_any(scale, w + i, Value(0));
         for (int k = 0; k < VEC; k++) {
-            Value h = up[k] * scale[k];
-            along += h * (in[k] - level);
-            offset += h;
+            if (w) h[k] *= scale[k];
+            in[k] -= level;
         }
-    }
+    };
+    Group::walk<VEC>(x, width, [&](i64 i, Part<VEC> part) {
+        Value h[VEC], in[VEC];
+        read(i, part, h, in);
+        for (int k = 0; k < VEC; k++) {
+            along += h[k] * in[k];
+            offset += h[k];
+        }
+    });
     along = Group::sum(along) * factor / Value(width);
     offset = LAYER ? Group::sum(offset) / Value(width) : Value(0);
-    for (i64 i = Group::thread() * VEC; i < width; i += ROW_THREADS * VEC) {
-        load_pack(in, x + i);
-        load_pack(up, g + i);
-        if (w) load_pack(scale, w + i);
-        for (int k = 0; k < VEC; k++) up[k] = (up[k] * scale[k] - offset - (in[k] - level) * factor * along) * factor;
-        store_pack(d + i, up);
-    }
+    Group::walk<VEC>(x, width, [&](i64 i, Part<VEC> part) {
+        Value h[VEC], in[VEC];
+        read(i, part, h, in);
+        for (int k = 0; k < VEC; k++) h[k] = (h[k] - offset - in[k] * factor * along) * factor;
+        part.store(d + i, h);
+    });
 }
 
 #define COLUMN_ROWS 8

@@ -1,6 +1,6 @@
-// One pass of a stable radix sort of pairs (key, place) by four bits, lines [lines, n] at a time: count the digits of every tile, turn the
-// counts into places, move. Four bits a pass: the order within a tile then needs one small table and no atomics.
-// Defines: K (u32 or u64).
+// One pass of a stable radix sort of pairs (key, place) by four bits, lines [lines, n] at a time: count the digits of every tile,
+// turn the counts into places, move. Four bits a pass: the order within a tile then needs one small table and no atomics. Defines:
+// K (u32 or u64).
 #include "common.cuh"
 
 #define THREADS 256

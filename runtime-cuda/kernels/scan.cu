@@ -56,8 +56,8 @@ struct Step {
 #define START Value(OP == 1)
 
 // One thread per line. `a` is read for OP 2 alone. The operands have stride 0 along the axis; their strides there are the steps.
-KERNEL void scan_lines(T* y, const T* x, const T* a, CONSTANT Strided y_at, CONSTANT Strided x_at, CONSTANT Strided a_at, i64 lines, i64 n, i64 y_step,
-                       i64 x_step, i64 a_step) {
+KERNEL void scan_lines(T* y, const T* x, const T* a, CONSTANT Strided y_at, CONSTANT Strided x_at, CONSTANT Strided a_at, i64 lines,
+                       i64 n, i64 y_step, i64 x_step, i64 a_step) {
     for (i64 line = global_thread(); line < lines; line += global_threads()) {
         i64 at[3];
         locate<3>(line, at, y_at, x_at, a_at);
@@ -86,8 +86,8 @@ DEVICE Step step_at(const T* x, const T* a, i64 t, i64 end, i64 x_step, i64 a_st
 }
 
 // gridDim = [lines, parts], blockDim = [256]: the composition of a part's steps into `a_parts`, `x_parts` [lines, parts].
-KERNEL void scan_parts(typename Compute<T>::type* a_parts, typename Compute<T>::type* x_parts, const T* x, const T* a, CONSTANT Strided x_at,
-                       CONSTANT Strided a_at, i64 n, i64 part, i64 x_step, i64 a_step) {
+KERNEL void scan_parts(typename Compute<T>::type* a_parts, typename Compute<T>::type* x_parts, const T* x, const T* a,
+                       CONSTANT Strided x_at, CONSTANT Strided a_at, i64 n, i64 part, i64 x_step, i64 a_step) {
     i64 line = blockIdx.x, first = (i64)blockIdx.y * part, end = first + part < n ? first + part : n;
     i64 at[2];
     locate<2>(line, at, x_at, a_at, a_at);
@@ -121,8 +121,8 @@ KERNEL void scan_starts(typename Compute<T>::type* starts, const typename Comput
 }
 
 // gridDim = [lines, parts], blockDim = [256]: the values of a part. `starts` may be null with one part.
-KERNEL void scan_values(T* y, const T* x, const T* a, const typename Compute<T>::type* starts, CONSTANT Strided y_at, CONSTANT Strided x_at,
-                        CONSTANT Strided a_at, i64 n, i64 part, i64 y_step, i64 x_step, i64 a_step) {
+KERNEL void scan_values(T* y, const T* x, const T* a, const typename Compute<T>::type* starts, CONSTANT Strided y_at,
+                        CONSTANT Strided x_at, CONSTANT Strided a_at, i64 n, i64 part, i64 y_step, i64 x_step, i64 a_step) {
     i64 line = blockIdx.x, first = (i64)blockIdx.y * part, end = first + part < n ? first + part : n;
     i64 at[3];
     locate<3>(line, at, y_at, x_at, a_at);

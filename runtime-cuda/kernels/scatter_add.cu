@@ -17,11 +17,12 @@ KERNEL void scatter_keys(K* keys, u32* pairs, const i64* index, CONSTANT Strided
     }
 }
 
-// blockDim = [32, 4]: a row of threads takes the destination whose first pair, in sorted order, is its own; others have nothing to do.
-// gridDim = [blocks of 32 columns, blocks of 4 pairs]; both are strided over. `src_at` has axes [lines.., n]; the offsets of
+// blockDim = [32, 4]: a row of threads takes the destination whose first pair, in sorted order, is its own; others have nothing to
+// do. gridDim = [blocks of 32 columns, blocks of 4 pairs]; both are strided over. `src_at` has axes [lines.., n]; the offsets of
 // columns and of the destination's line are apart.
-KERNEL void scatter_segments(T* out, const T* src, const K* keys, const u32* pairs, CONSTANT Strided src_at, CONSTANT Strided out_line,
-                             CONSTANT Strided src_column, CONSTANT Strided out_column, i64 count, i64 columns, i64 size, i64 step) {
+KERNEL void scatter_segments(T* out, const T* src, const K* keys, const u32* pairs, CONSTANT Strided src_at,
+                             CONSTANT Strided out_line, CONSTANT Strided src_column, CONSTANT Strided out_column, i64 count,
+                             i64 columns, i64 size, i64 step) {
     for (i64 first = (i64)blockIdx.y * blockDim.y + threadIdx.y; first < count; first += (i64)gridDim.y * blockDim.y) {
         K key = keys[first];
         if (key == ~(K)0 || (first > 0 && keys[first - 1] == key)) continue;
@@ -40,8 +41,9 @@ KERNEL void scatter_segments(T* out, const T* src, const K* keys, const u32* pai
 
 // For few indices, or lines enough to fill the device: one thread per line walks them all. `out` has stride 0 along the axis.
 // Halves are rounded at every addition here, so they take the way above.
-KERNEL void scatter_lines(T* out, const T* src, const i64* index, CONSTANT Strided src_at, CONSTANT Strided out_at, CONSTANT Strided index_at, i64 lines,
-                          i64 n, i64 src_step, i64 index_step, i64 size, i64 step, u32* flag) {
+KERNEL void scatter_lines(T* out, const T* src, const i64* index, CONSTANT Strided src_at, CONSTANT Strided out_at,
+                          CONSTANT Strided index_at, i64 lines, i64 n, i64 src_step, i64 index_step, i64 size, i64 step,
+                          u32* flag) {
     for (i64 line = global_thread(); line < lines; line += global_threads()) {
         i64 at[3];
         locate<3>(line, at, src_at, out_at, index_at);

@@ -1,6 +1,5 @@
-// Stable sort along an axis into values and positions; NaN is the largest. Equal values keep their order because positions take part
-// in the comparison (short lines), or because the passes of radix.cu keep it (long ones).
-// Defines: T.
+// Stable sort along an axis into values and positions; NaN is the largest. Equal values keep their order because positions take
+// part in the comparison (short lines), or because the passes of radix.cu keep it (long ones). Defines: T.
 #include "common.cuh"
 
 typedef decltype(sort_key(typename Compute<T>::type())) Key;
@@ -13,8 +12,8 @@ DEVICE Key key_of(T x, int descending) {
 
 // Lines of up to `width` elements, a power of two: gridDim = [lines], blockDim = [min(width / 2, 512)] (at least 32),
 // (sizeof(key) + 4) * width bytes of shared memory; a bitonic network (Batcher 1968). Strides along the axis are the steps.
-KERNEL void sort_short(T* values, i64* index, const T* x, CONSTANT Strided values_at, CONSTANT Strided index_at, CONSTANT Strided x_at, int n, int width,
-                       i64 values_step, i64 index_step, i64 x_step, int descending) {
+KERNEL void sort_short(T* values, i64* index, const T* x, CONSTANT Strided values_at, CONSTANT Strided index_at,
+                       CONSTANT Strided x_at, int n, int width, i64 values_step, i64 index_step, i64 x_step, int descending) {
     DYNAMIC_SHARED(memory);
     Key* keys = (Key*)memory;
     int* places = (int*)(keys + width);
@@ -58,8 +57,8 @@ KERNEL void sort_keys(Key* keys, u32* places, const T* x, CONSTANT Strided x_at,
 }
 
 // Fills the outputs from the sorted places.
-KERNEL void sort_values(T* values, i64* index, const T* x, const u32* places, CONSTANT Strided values_at, CONSTANT Strided index_at, CONSTANT Strided x_at,
-                        i64 count, i64 n, i64 values_step, i64 index_step, i64 x_step) {
+KERNEL void sort_values(T* values, i64* index, const T* x, const u32* places, CONSTANT Strided values_at, CONSTANT Strided index_at,
+                        CONSTANT Strided x_at, i64 count, i64 n, i64 values_step, i64 index_step, i64 x_step) {
     for (i64 i = global_thread(); i < count; i += global_threads()) {
         i64 line = i / n, t = i - line * n, at[3];
         locate<3>(line, at, values_at, index_at, x_at);

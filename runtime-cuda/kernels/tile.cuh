@@ -2,6 +2,8 @@
 // of the tensor cores' m16n8k16 (device.cuh), `float c[N][4]` for N tiles of 8 columns. Halves are multiplied by tensor cores with
 // f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once.
 // Defines: T, HEAD_DIM.
+#ifndef WEFT_TILE
+#define WEFT_TILE
 #include "common.cuh"
 
 // From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words lie in different banks.
@@ -10,6 +12,7 @@
 #define WARPS 4
 #define STRIP 16
 #define STRIPS (WARPS * STRIP)
+#define THREADS (WARPS * WARP)
 
 DEVICE int lane_row() { return threadIdx.x % WARP / 4; }
 DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
@@ -20,7 +23,7 @@ DEVICE int column_of(int n, int e) { return n * 8 + lane_column() + e % 2; }
 // Starts copying `ROWS` rows from `first` on; rows from `count` on become zeros.
 template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
     const int PER = 16 / (int)sizeof(T), WORDS = HEAD_DIM / PER;
-    for (int i = threadIdx.x; i < ROWS * WORDS; i += WARPS * WARP) {
+    for (int i = threadIdx.x; i < ROWS * WORDS; i += THREADS) {
         int row = i / WORDS, column = i % WORDS * PER;
         bool wanted = first + row < count;
         copy_async16(to + row * TILE_ROW + column, wanted ? from + (first + row) * row_step + column : from, wanted);
@@ -109,8 +112,8 @@ template <> struct Tiles<float> {
         }
     }
 
-    // Every lane needs its two rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as the
-    // tensor cores have them: one 16-byte load for 8 multiply-adds.
+    // Every lane needs its two rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as
+    // the tensor cores have them: one 16-byte load for 8 multiply-adds.
     template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const float* b) {
         b += lane_column() * 2;
 #pragma unroll
@@ -155,15 +158,61 @@ DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&
 #define LN_2 0.6931471805599453f
 
 // Strides of [B, H, rows, HEAD_DIM] in elements; the last is 1, all others are multiples of 16 bytes.
-struct Heads { i64 batch, head, row; };
+struct Heads {
+    i64 batch, head, row;
+};
 // Strides of an additive mask broadcast to [B, H, T, S].
-struct Mask { i64 batch, head, query, key; };
+struct Mask {
+    i64 batch, head, query, key;
+};
 // `group` query heads share a key head: `heads` is a multiple of it.
-struct Sizes { int batches, heads, group, queries, keys; };
+struct Sizes {
+    int batches, heads, group, queries, keys;
+};
 
-// A score in units of ln 2, so that weights are powers of two. -inf where the query does not see the key, or there is none.
-DEVICE float masked_score(float dot, float scale, const T* mask, const Mask& at, int query, int key, const Sizes& sizes, int causal) {
-    if (query >= sizes.queries || key >= sizes.keys || (causal && key > query)) return -infinity(0.0f);
-    float score = dot * scale;
-    return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
-}
+// What a head's scores become: scaled, masked, and in units of ln 2, so that weights are powers of two.
+struct Scores {
+    float scale;
+    // The mask of this head, or null.
+    const T* mask;
+    Mask at;
+    int queries, keys, causal;
+
+    DEVICE Scores(float scale, const T* mask, const Mask& at, const Sizes& sizes, int causal)
+        : scale(scale * LOG2_E), mask(mask), at(at), queries(sizes.queries), keys(sizes.keys), causal(causal) {}
+
+    // Whether all of a tile's queries see all its keys as they are: then no score needs a look by itself.
+    DEVICE bool plain(int query, int end_query, int key, int end_key) const {
+        return !mask && end_query <= queries && end_key <= keys && (!causal || end_key <= query + 1);
+    }
+
+    // -inf where the query does not see the key, or there is none.
+    DEVICE float of(float dot, int query, int key) const {
+        if (query >= queries || key >= keys || (causal && key > query)) return -infinity(0.0f);
+        float score = dot * scale;
+        return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
+    }
+
+    // Of a strip of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys.
+    template <bool TURNED, int N> DEVICE void apply(float (&s)[N][4], int row, int column) const {
+        bool all = TURNED ? plain(column, column + 8 * N, row, row + STRIP) : plain(row, row + STRIP, column, column + 8 * N);
+        if (all) {
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[n][e] *= scale;
+            }
+            return;
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int r = row + row_of(e), c = column + column_of(n, e);
+                s[n][e] = TURNED ? of(s[n][e], c, r) : of(s[n][e], r, c);
+            }
+        }
+    }
+};
+
+#endif

@@ -49,10 +49,14 @@ inline Random rng{42};
 // Host values of element types.
 template <class E> double number(E x) { return (double)load(x); }
 template <class E> E element(double x) {
-    if constexpr (std::is_same_v<E, f16>) return to_f16((float)x);
-    else if constexpr (std::is_same_v<E, bf16>) return to_bf16((float)x);
-    else if constexpr (std::is_same_v<E, b8>) return b8{x != 0};
-    else return (E)x;
+    if constexpr (std::is_same_v<E, f16>)
+        return to_f16((float)x);
+    else if constexpr (std::is_same_v<E, bf16>)
+        return to_bf16((float)x);
+    else if constexpr (std::is_same_v<E, b8>)
+        return b8{x != 0};
+    else
+        return (E)x;
 }
 template <class E> constexpr bool is_floating = std::is_floating_point_v<E> || std::is_same_v<E, f16> || std::is_same_v<E, bf16>;
 
@@ -81,6 +85,7 @@ template <class E> struct Memory {
         for (size_t i = 0; i < size; i++) data[i] = element<E>(values[i]);
     }
     Memory(const Memory&) = delete;
+    Memory(Memory&& other) : data(other.data), size(other.size) {}
 
     operator E*() const { return data; }
     std::vector<double> numbers() const {
@@ -117,7 +122,8 @@ inline void compare(const std::string& what, const std::vector<double>& got, con
     if (getenv("VERBOSE")) printf("%s: worst %.3g of %.3g\n", what.c_str(), worst, tolerance);
     if (worst > tolerance) {
         failures++;
-        printf("FAILED %s: at %zu got %.9g, want %.9g (error %.3g, allowed %.3g)\n", what.c_str(), at, got[at], want[at], worst, tolerance);
+        printf("FAILED %s: at %zu got %.9g, want %.9g (error %.3g, allowed %.3g)\n", what.c_str(), at, got[at], want[at], worst,
+               tolerance);
     }
 }
 

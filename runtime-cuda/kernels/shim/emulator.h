@@ -1,10 +1,10 @@
 // Runs the kernels on the CPU, one fiber per CUDA thread: takes the place of `device.cuh`.
 //
-// A fiber runs until it waits: at a barrier of its block, or in a warp's exchange (shuffles, matrix loads, tensor cores) until all 32 lanes
-// are there. What is found: absent lanes, lanes in different exchanges, threads that leave before a barrier, deadlocks, shared memory read
-// before it is written (it starts as NaN) or written beyond its end, asynchronous copies read before they were waited for (the
-// copy happens at the wait; until then its place is NaN). A missing barrier shows if some order of the threads gives a wrong
-// result: every launch runs in three orders.
+// A fiber runs until it waits: at a barrier of its block, or in a warp's exchange (shuffles, matrix loads, tensor cores) until all
+// 32 lanes are there. What is found: absent lanes, lanes in different exchanges, threads that leave before a barrier, deadlocks,
+// shared memory read before it is written (it starts as NaN) or written beyond its end, asynchronous copies read before they were
+// waited for (the copy happens at the wait; until then its place is NaN). A missing barrier shows if some order of the threads
+// gives a wrong result: every launch runs in three orders.
 #pragma once
 #define WEFT_DEVICE
 
@@ -24,11 +24,22 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
-struct f16 { u16 bits; };
-struct bf16 { u16 bits; };
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
 struct dim3 {
     u32 x, y, z;
     dim3(u32 x = 1, u32 y = 1, u32 z = 1) : x(x), y(y), z(z) {}
+};
+
+struct alignas(8) uint2 {
+    u32 x, y;
+};
+struct alignas(16) uint4 {
+    u32 x, y, z, w;
 };
 
 #define KERNEL [[maybe_unused]] static
@@ -43,13 +54,17 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 
 [[noreturn]] inline void fail(const char* why) {
-    fprintf(stderr, "emulator: %s (block %u %u %u, thread %u %u %u)\n", why, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y,
-            threadIdx.z);
+    fprintf(stderr, "emulator: %s (block %u %u %u, thread %u %u %u)\n", why, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
+            threadIdx.y, threadIdx.z);
     abort();
 }
 
 enum Exchange { NONE, XOR, UP, DOWN, INDEX, MATRICES, MMA };
-struct Copy { void* to; const void* from; bool wanted; };
+struct Copy {
+    void* to;
+    const void* from;
+    bool wanted;
+};
 
 struct Fiber {
     ucontext_t start;
@@ -147,6 +162,32 @@ template <class V> const V* exchange(Exchange kind, int detail, const V& mine) {
     return all;
 }
 
+// All lanes of a warp once; whether any could run.
+inline bool advance(int warp, int order) {
+    bool any = false;
+    for (int k = 0; k < 32; k++) {
+        int i = warp * 32 + (order == 0 ? k : order == 1 ? 31 - k : (k * 13 + 5) % 32);
+        if (!runnable(block.fibers[i], i)) continue;
+        any = true;
+        resume(i);
+    }
+    return any;
+}
+
+// Forwards, and backwards, all warps keep step; in the third order a warp runs on until a barrier of the block stops it.
+inline bool sweep(int order) {
+    bool any = false;
+    int warps = block.threads / 32;
+    for (int w = 0; w < warps; w++) {
+        int warp = order == 1 ? warps - 1 - w : w;
+        while (advance(warp, order)) {
+            any = true;
+            if (order != 2) break;
+        }
+    }
+    return any;
+}
+
 inline void run_block(int order) {
     static const size_t STACK = 1 << 16;
     static std::vector<u8> stacks;
@@ -169,17 +210,7 @@ inline void run_block(int order) {
         makecontext(&f.start, entry, 0);
     }
     while (block.live > 0) {
-        bool any = false;
-        for (int k = 0; k < block.threads; k++) {
-            // Forwards, backwards, or scattered: an odd factor permutes, since blocks are whole warps of a power of two of lanes.
-            int i = order == 0 ? k : order == 1 ? block.threads - 1 - k : (k / 32 * 32) + (k * 13 + 5) % 32;
-            while (runnable(block.fibers[i], i)) {
-                any = true;
-                resume(i);
-                if (order != 2) break;
-            }
-        }
-        if (!any) fail("deadlock: threads wait for an exchange or a barrier that not all reach");
+        if (!sweep(order)) fail("deadlock: threads wait for an exchange or a barrier that not all reach");
     }
     for (size_t i = block.size; i < block.size + 256; i++)
         if (block.shared[i] != 0xff) fail("a write beyond the launch's shared memory");
@@ -216,9 +247,7 @@ template <class V> V __shfl_up_sync(u32, V x, int d) {
     int lane = emulator::block.current % 32;
     return emulator::exchange(emulator::UP, d, x)[lane >= d ? lane - d : lane];
 }
-template <class V> V __shfl_sync(u32, V x, int from) {
-    return emulator::exchange(emulator::INDEX, 0, x)[from % 32];
-}
+template <class V> V __shfl_sync(u32, V x, int from) { return emulator::exchange(emulator::INDEX, 0, x)[from % 32]; }
 inline u32 atomicOr(u32* p, u32 x) {
     u32 old = *p;
     *p |= x;
@@ -250,6 +279,8 @@ template <class H> u32 pack2(float low, float high, H kind) {
     return (u32)to_half(low, kind).bits | (u32)to_half(high, kind).bits << 16;
 }
 
+inline void store16(void* to, const uint4& x) { *(uint4*)to = x; }
+
 inline void check_shared(const void* p, size_t bytes) {
     const u8* at = (const u8*)p;
     auto& b = emulator::block;
@@ -274,7 +305,9 @@ inline void matrices(u32 (&r)[4], const void* row, bool transposed) {
 inline void load_matrices(u32 (&r)[4], const void* row) { matrices(r, row, false); }
 inline void load_matrices_transposed(u32 (&r)[4], const void* row) { matrices(r, row, true); }
 
-struct MmaOperands { u32 a[4], b[2]; };
+struct MmaOperands {
+    u32 a[4], b[2];
+};
 template <class H> void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, H) {
     MmaOperands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
     const MmaOperands* all = emulator::exchange(emulator::MMA, 0, mine);
@@ -305,8 +338,10 @@ template <int N> void copy_async_wait() {
     auto& groups = emulator::self().groups;
     while (groups.size() > N) {
         for (auto& c : groups.front()) {
-            if (c.wanted) memcpy(c.to, c.from, 16);
-            else memset(c.to, 0, 16);
+            if (c.wanted)
+                memcpy(c.to, c.from, 16);
+            else
+                memset(c.to, 0, 16);
         }
         groups.erase(groups.begin());
     }
