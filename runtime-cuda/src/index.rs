@@ -49,7 +49,7 @@ pub(crate) fn gather(
         .arg(size as i64)
         .arg(cuda.queue.flag());
     // SAFETY: the contract of `numcore::Runtime`; an index is checked by the kernel before it is followed.
-    unsafe { launch.run(blocks(cuda, count), [256, 1], 0) }
+    unsafe { launch.run(blocks(cuda, count), [256, 1]) }
 }
 
 /// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`.
@@ -92,7 +92,7 @@ pub(crate) fn scatter_add(
         .arg(step(&out))
         .arg(cuda.queue.flag());
     // SAFETY: as above; no two lines share an output.
-    unsafe { launch.run(blocks(cuda, lines), [256, 1], 0) }
+    unsafe { launch.run(blocks(cuda, lines), [256, 1]) }
 }
 
 /// Steps that stay where they are along `axis`.

@@ -33,6 +33,7 @@ mod args;
 mod axes;
 mod driver;
 mod engine;
+mod fused;
 mod index;
 mod lines;
 mod matmul;

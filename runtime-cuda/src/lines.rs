@@ -56,7 +56,7 @@ pub(crate) fn arg_reduce(
         let launch = launch.arg(out.address).arg(x.address).arg(out_at).arg(x_at);
         let launch = launch.arg(lines as i64).arg(n as i64).arg(step as i64);
         // SAFETY: the contract of `numcore::Runtime`.
-        return unsafe { launch.run(blocks(cuda, lines), [256, 1], 0) };
+        return unsafe { launch.run(blocks(cuda, lines), [256, 1]) };
     }
     let rows = kernel("arg_reduce_rows");
     let launch = |to: u64, candidates: u64, n: usize, part: usize| -> Result<Launch<'_>> {
@@ -66,13 +66,13 @@ pub(crate) fn arg_reduce(
     let (count, part) = parts(lines, n);
     if count == 1 {
         // SAFETY: as above.
-        return unsafe { launch(out.address, 0, n, n)?.run([lines, 1, 1], [256, 1], 0) };
+        return unsafe { launch(out.address, 0, n, n)?.run([lines, 1, 1], [256, 1]) };
     }
     let best = cuda.scratch(lines * count * 8)?;
     // SAFETY: as above; the scratch memory holds one position per part.
     unsafe {
-        launch(best.address(), 0, n, part)?.run([lines, count, 1], [256, 1], 0)?;
-        launch(out.address, best.address(), count, count)?.run([lines, 1, 1], [256, 1], 0)
+        launch(best.address(), 0, n, part)?.run([lines, count, 1], [256, 1])?;
+        launch(out.address, best.address(), count, count)?.run([lines, 1, 1], [256, 1])
     }
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn scan(
         let launch = launch.arg(y_at).arg(x_at).arg(a_at).arg(lines as i64).arg(n as i64);
         let launch = launch.arg(y_step).arg(x_step).arg(a_step);
         // SAFETY: the contract of `numcore::Runtime`; a line's steps lie in its operands.
-        return unsafe { launch.run(blocks(cuda, lines), [256, 1], 0) };
+        return unsafe { launch.run(blocks(cuda, lines), [256, 1]) };
     }
     let (count, part) = parts(lines, n);
     let values = |starts: u64| -> Result<Launch<'_>> {
@@ -127,7 +127,7 @@ pub(crate) fn scan(
     };
     if count == 1 {
         // SAFETY: as above.
-        return unsafe { values(0)?.run([lines, 1, 1], [256, 1], 0) };
+        return unsafe { values(0)?.run([lines, 1, 1], [256, 1]) };
     }
     let bytes = lines * count * x.dtype.compute().size();
     let [starts, a_parts, x_parts] = [cuda.scratch(bytes)?, cuda.scratch(bytes)?, cuda.scratch(bytes)?];
@@ -136,9 +136,9 @@ pub(crate) fn scan(
     let starting = Launch::new(cuda, "scan", &kernel("scan_starts"))?.arg(starts.address()).arg(a_parts.address());
     // SAFETY: as above; the scratch memory holds one value per part.
     unsafe {
-        composed.arg(x_step).arg(a_step).run([lines, count, 1], [256, 1], 0)?;
-        starting.arg(x_parts.address()).arg(lines as i64).arg(count as i64).run(blocks(cuda, lines), [256, 1], 0)?;
-        values(starts.address())?.run([lines, count, 1], [256, 1], 0)
+        composed.arg(x_step).arg(a_step).run([lines, count, 1], [256, 1])?;
+        starting.arg(x_parts.address()).arg(lines as i64).arg(count as i64).run(blocks(cuda, lines), [256, 1])?;
+        values(starts.address())?.run([lines, count, 1], [256, 1])
     }
 }
 

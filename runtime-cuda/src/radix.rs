@@ -62,9 +62,9 @@ impl Pairs {
                     .arg(low);
                 // SAFETY: the buffers hold `lines · n` pairs, the counts a table for every tile.
                 unsafe {
-                    counting.run([tiles, lines, 1], [256, 1], 0)?;
-                    placing.run([lines, 1, 1], [256, 1], 0)?;
-                    moving.run([tiles, lines, 1], [256, 1], 0)?;
+                    counting.run([tiles, lines, 1], [256, 1])?;
+                    placing.run([lines, 1, 1], [256, 1])?;
+                    moving.run([tiles, lines, 1], [256, 1])?;
                 }
             }
             self.keys.swap(0, 1);

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use numcore::{
     ArgOp, Capabilities, DeviceId, MemoryStats, Operand as In, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
-    Use, View, ViewMut, pointwise::Program,
+    Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
 use crate::{
     Buffer, Cuda, Event,
     operand::Operand,
-    index, lines, matmul, pointwise, reduce, sort,
+    fused, index, lines, matmul, pointwise, reduce, sort,
 };
 
 impl Runtime for Cuda {
@@ -131,5 +131,9 @@ impl Runtime for Cuda {
         index: ViewMut<'_, Self>,
     ) -> Result<()> {
         sort::sort(self, x, axis, descending, values, index)
+    }
+
+    fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
+        fused::run(self, op, ins, outs)
     }
 }

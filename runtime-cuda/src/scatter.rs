@@ -46,7 +46,7 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
         .arg(size as i64)
         .arg(cuda.queue.flag());
     // SAFETY: the contract of `numcore::Runtime`; pairs have room for `count`.
-    unsafe { keys.run(blocks(cuda, count), [256, 1], 0)? };
+    unsafe { keys.run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "scatter_add", bits)?;
     let to: Steps = without(out.steps(), axis);
     let line = Axes::narrow(src.dims(), &[to], lines.iter().copied());
@@ -67,5 +67,5 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
         .arg(out.layout.strides()[axis] as i64);
     let grid = [width.div_ceil(BLOCK[0]).min(i32::MAX as usize), count.div_ceil(BLOCK[1]).min(MOST), 1];
     // SAFETY: as above; each destination's columns have one thread each.
-    unsafe { segments.run(grid, BLOCK.map(|b| b as u32), 0) }
+    unsafe { segments.run(grid, BLOCK.map(|b| b as u32)) }
 }

@@ -50,23 +50,23 @@ pub(crate) fn sort(
     let (bytes, bits) = key(x.dtype);
     if n <= SHORT {
         let width = n.next_power_of_two().max(2);
-        let launch = Launch::new(cuda, "sort", &kernel("sort_short"))?.arg(values.address).arg(index.address);
+        let launch = Launch::new(cuda, "sort", &kernel("sort_short").with_shared((bytes + 4) * width))?.arg(values.address).arg(index.address);
         let launch = launch.arg(x.address).arg(values_at).arg(index_at).arg(x_at).arg(n as i32).arg(width as i32);
         let launch = launch.arg(values_step).arg(index_step).arg(x_step).arg(i32::from(descending));
         let threads = (width / 2).clamp(32, 512) as u32;
         // SAFETY: the contract of `numcore::Runtime`; shared memory holds `width` keys and places.
-        return unsafe { launch.run([lines, 1, 1], [threads, 1], ((bytes + 4) * width) as u32) };
+        return unsafe { launch.run([lines, 1, 1], [threads, 1]) };
     }
     let count = lines * n;
     let mut pairs = Pairs::new(cuda, bytes, lines, n)?;
     let keys = Launch::new(cuda, "sort", &kernel("sort_keys"))?.arg(pairs.keys[0].address());
     let keys = keys.arg(pairs.places[0].address()).arg(x.address).arg(x_at).arg(count as i64).arg(n as i64);
     // SAFETY: as above; pairs have room for `count`.
-    unsafe { keys.arg(x_step).arg(i32::from(descending)).run(blocks(cuda, count), [256, 1], 0)? };
+    unsafe { keys.arg(x_step).arg(i32::from(descending)).run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "sort", bits)?;
     let moved = Launch::new(cuda, "sort", &kernel("sort_values"))?.arg(values.address).arg(index.address);
     let moved = moved.arg(x.address).arg(pairs.places[0].address()).arg(values_at).arg(index_at).arg(x_at);
     let moved = moved.arg(count as i64).arg(n as i64).arg(values_step).arg(index_step).arg(x_step);
     // SAFETY: as above.
-    unsafe { moved.run(blocks(cuda, count), [256, 1], 0) }
+    unsafe { moved.run(blocks(cuda, count), [256, 1]) }
 }

@@ -1,6 +1,6 @@
 //! The kernels of the folder `kernels`: a file, the function in it, and the values of its defines make one.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use bytemuck::{NoUninit, Zeroable};
 use numcore::{DType, Result};
@@ -24,11 +24,13 @@ files!(
     "common.cuh",
     "device.cuh",
     "tile.cuh",
+    "window.cuh",
     "arg_reduce.cu",
     "attention.cu",
     "attention_grad.cu",
     "conv.cu",
     "cross_entropy.cu",
+    "depthwise.cu",
     "gather.cu",
     "norm.cu",
     "radix.cu",
@@ -38,14 +40,20 @@ files!(
     "sort.cu",
 );
 
-/// Shared memory that every GPU of interest lets a block have.
-const MOST_SHARED: u32 = 96 << 10;
-
 /// The value of a define.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Value {
     Name(&'static str),
     Number(usize),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Name(name) => f.write_str(name),
+            Value::Number(n) => write!(f, "{n}"),
+        }
+    }
 }
 
 impl From<&'static str> for Value {
@@ -72,11 +80,18 @@ pub(crate) struct Written {
     file: &'static str,
     entry: &'static str,
     defines: SmallVec<[(&'static str, Value); 4]>,
+    /// Bytes of shared memory it is launched with.
+    shared: u32,
 }
 
 impl Written {
     pub(crate) fn new(file: &'static str, entry: &'static str, defines: &[(&'static str, Value)]) -> Written {
-        Written { file, entry, defines: defines.into() }
+        Written { file, entry, defines: defines.into(), shared: 0 }
+    }
+
+    /// The same with this much shared memory beyond what it declares.
+    pub(crate) fn with_shared(self, bytes: usize) -> Written {
+        Written { shared: bytes as u32, ..self }
     }
 
     /// Its text: defines, then the file with what it includes in place.
@@ -84,10 +99,7 @@ impl Written {
         let mut text = String::new();
         for (name, value) in &self.defines {
             // Writing to a String cannot fail.
-            let _ = match value {
-                Value::Name(value) => writeln!(text, "#define {name} {value}"),
-                Value::Number(value) => writeln!(text, "#define {name} {value}"),
-            };
+            let _ = writeln!(text, "#define {name} {value}");
         }
         include(&mut text, self.file);
         Source { text, entry: self.entry.into() }
@@ -150,14 +162,15 @@ pub(crate) struct Launch<'a> {
     op: &'static str,
     entry: &'static str,
     function: Function,
+    shared: u32,
     args: Args,
 }
 
 impl<'a> Launch<'a> {
     /// Of a kernel that is compiled now if it is new.
     pub(crate) fn new(cuda: &'a Cuda, op: &'static str, kernel: &Written) -> Result<Launch<'a>> {
-        let function = cuda.queue.engine.written(kernel, MOST_SHARED)?;
-        Ok(Launch { cuda, op, entry: kernel.entry, function, args: Args::default() })
+        let function = cuda.queue.engine.written(kernel, kernel.shared)?;
+        Ok(Launch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: Args::default() })
     }
 
     /// The next argument.
@@ -170,8 +183,8 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     /// The arguments are those the kernel's text takes, and the memory they name is as it requires.
-    pub(crate) unsafe fn run(mut self, blocks: [usize; 3], threads: [u32; 2], shared: u32) -> Result<()> {
-        let grid = Grid { blocks: blocks.map(|b| b as u32), threads, shared };
+    pub(crate) unsafe fn run(mut self, blocks: [usize; 3], threads: [u32; 2]) -> Result<()> {
+        let grid = Grid { blocks: blocks.map(|b| b as u32), threads, shared: self.shared };
         // SAFETY: the caller's promise.
         unsafe { self.cuda.queue.launch(self.op, self.entry, self.function, grid, &mut self.args) }
     }

@@ -56,6 +56,7 @@ impl CudaDriver {
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         // SAFETY: the device is valid.
         let memory = unsafe { result::device::total_mem(device) }.map_err(words)?;
         let compiler = Compiler::new(Architecture((major * 10 + minor) as u32), Compiler::cache_folder())?;
@@ -67,7 +68,7 @@ impl CudaDriver {
             // SAFETY: retained above, and not used any more.
             let _ = unsafe { result::primary_ctx::release(device) };
         })?;
-        Ok(CudaDriver { device, context, about: About { name, processors, memory }, compiler, blas })
+        Ok(CudaDriver { device, context, about: About { name, processors, memory, shared }, compiler, blas })
     }
 
     /// Makes the context this thread's.

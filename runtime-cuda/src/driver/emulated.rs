@@ -92,7 +92,7 @@ impl Emulated {
             run(Command::new("g++").args(flags).args(["-x", "c++-header"]).arg(&path).arg("-o").arg(&part))?;
             fs::rename(&part, &compiled).map_err(io)?;
         }
-        let about = About { name: "emulated on the host".into(), processors: 1, memory: 8 << 30 };
+        let about = About { name: "emulated on the host".into(), processors: 1, memory: 8 << 30, shared: 163 << 10 };
         Ok(Emulated {
             about,
             folder,

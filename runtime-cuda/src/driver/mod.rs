@@ -70,6 +70,8 @@ pub(crate) struct About {
     pub processors: usize,
     /// Bytes of memory.
     pub memory: usize,
+    /// Most bytes of shared memory a block may ask for.
+    pub shared: usize,
 }
 
 /// A column-major product `D = op(A)·op(B) + β·D`, batch by batch. `m × n` is `D`'s size, `k` the inner one.
