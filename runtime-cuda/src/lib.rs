@@ -34,6 +34,7 @@ mod axes;
 mod driver;
 mod engine;
 mod fused;
+mod graph;
 mod index;
 mod lines;
 mod matmul;
@@ -54,6 +55,7 @@ use std::{fmt, sync::Arc};
 
 use numcore::{Result, Use};
 
+pub use graph::Graph;
 pub use memory::Buffer;
 pub use queue::Event;
 

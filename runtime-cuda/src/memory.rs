@@ -34,8 +34,32 @@ pub(crate) struct Memory {
 struct State {
     free: Vec<Vec<u64>>,
     stats: MemoryStats,
-    /// While work is captured nothing may be asked of the driver.
-    sealed: bool,
+    /// While work is captured: nothing may be asked of the driver, and what is freed belongs to the recording.
+    capture: Option<Arc<Held>>,
+}
+
+/// Blocks that a recording writes to whenever it is launched: no one else may have them while it lives.
+pub(crate) struct Held(Mutex<Option<Vec<Block>>>);
+
+impl Held {
+    /// Keeps a block; gives it back once the recording is gone.
+    fn keep(&self, block: Block) -> Option<Block> {
+        match &mut *self.0.lock() {
+            Some(blocks) => {
+                blocks.push(block);
+                None
+            }
+            None => Some(block),
+        }
+    }
+
+    /// A kept block of one of these classes.
+    fn take(&self, classes: std::ops::Range<usize>) -> Option<Block> {
+        let mut blocks = self.0.lock();
+        let blocks = blocks.as_mut()?;
+        let at = blocks.iter().rposition(|b| classes.contains(&b.class))?;
+        Some(blocks.swap_remove(at))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -50,6 +74,8 @@ pub struct Buffer {
     bytes: usize,
     use_: Use,
     memory: Arc<Memory>,
+    /// The recording during which it was allocated.
+    held: Option<Arc<Held>>,
 }
 
 impl Buffer {
@@ -70,7 +96,10 @@ impl Drop for Buffer {
         let mut state = self.memory.state.lock();
         state.stats.by_use[self.use_ as usize].live -= self.bytes;
         state.stats.total.live -= self.bytes;
-        if let Some(block) = self.block {
+        let Some(block) = self.block else { return };
+        let holder = state.capture.as_ref().or(self.held.as_ref());
+        let block = if let Some(held) = holder { held.keep(block) } else { Some(block) };
+        if let Some(block) = block {
             state.free[block.class].push(block.address);
         }
     }
@@ -79,7 +108,7 @@ impl Drop for Buffer {
 impl Memory {
     pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId, stream: Stream) -> Arc<Memory> {
         let free = (0..CLASSES).map(|_| Vec::new()).collect();
-        let state = State { free, stats: MemoryStats::default(), sealed: false };
+        let state = State { free, stats: MemoryStats::default(), capture: None };
         Arc::new(Memory { driver, device, stream, state: Mutex::new(state) })
     }
 
@@ -92,9 +121,23 @@ impl Memory {
         stats.by_use.iter_mut().chain([&mut stats.total]).for_each(|b| b.peak = b.live);
     }
 
-    /// Whether requests that the free blocks cannot serve are errors.
-    pub(crate) fn seal(&self, sealed: bool) {
-        self.state.lock().sealed = sealed;
+    /// From here on work is captured.
+    pub(crate) fn begin_capture(&self) -> Arc<Held> {
+        let held = Arc::new(Held(Mutex::new(Some(Vec::new()))));
+        self.state.lock().capture = Some(held.clone());
+        held
+    }
+
+    /// Work is not captured any more; what was freed since stays with the recording.
+    pub(crate) fn end_capture(&self) {
+        self.state.lock().capture = None;
+    }
+
+    /// The recording is gone: its blocks return, for later work of the queue it ran on.
+    pub(crate) fn release_held(&self, held: &Held) {
+        let blocks = held.0.lock().take().unwrap_or_default();
+        let mut state = self.state.lock();
+        blocks.into_iter().for_each(|b| state.free[b.class].push(b.address));
     }
 
     /// `bytes` bytes, booked under `use_`. Their contents are arbitrary.
@@ -104,17 +147,21 @@ impl Memory {
         let stats = &mut state.stats;
         stats.allocations += 1;
         [&mut stats.by_use[use_ as usize], &mut stats.total].into_iter().for_each(|account| book(account, bytes));
+        let held = state.capture.clone();
         drop(state);
-        Ok(Buffer { block, bytes, use_, memory: self.clone() })
+        Ok(Buffer { block, bytes, use_, memory: self.clone(), held })
     }
 
     fn take(&self, state: &mut State, bytes: usize) -> Result<Block> {
         let class = class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
         let near = class..(class + 1 + SLACK).min(CLASSES);
+        if let Some(block) = state.capture.as_ref().and_then(|held| held.take(near.clone())) {
+            return Ok(block);
+        }
         if let Some(block) = near.into_iter().find_map(|c| Some(Block { address: state.free[c].pop()?, class: c })) {
             return Ok(block);
         }
-        if state.sealed {
+        if state.capture.is_some() {
             let why = format!(
                 "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
             );
@@ -154,7 +201,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = std::mem::replace(
             self.state.get_mut(),
-            State { free: Vec::new(), stats: MemoryStats::default(), sealed: false },
+            State { free: Vec::new(), stats: MemoryStats::default(), capture: None },
         );
         self.release(&mut state);
         self.driver.destroy_stream(self.stream);

@@ -185,8 +185,8 @@ impl Queue {
         Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into())
     }
 
+    /// Whether work is captured from here on; what it was before.
     pub(crate) fn set_capturing(&self, on: bool) -> bool {
-        self.memory.seal(on);
         self.capturing.swap(on, Ordering::AcqRel)
     }
 }
