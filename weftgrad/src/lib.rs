@@ -58,6 +58,8 @@ pub use numcore::{
 pub use optim;
 #[cfg(feature = "cpu")]
 pub use runtime_cpu::{self, Cpu, Simd};
+#[cfg(feature = "cuda")]
+pub use runtime_cuda::{self, Cuda};
 
 /// What most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
@@ -71,4 +73,6 @@ pub mod prelude {
     pub use optim;
     #[cfg(feature = "cpu")]
     pub use runtime_cpu::Cpu;
+    #[cfg(feature = "cuda")]
+    pub use runtime_cuda::Cuda;
 }
