@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{repo, tidy, tools};
+use crate::{cuda, repo, tidy, tools};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ enum Action {
     Tidy,
     /// Every row of [`EXAMPLES`].
     Examples,
+    /// What can be known of CUDA without a GPU.
+    Cuda,
 }
 
 /// An example binary and the arguments of its smoke run: small enough for seconds.
@@ -70,6 +72,11 @@ pub static STAGES: &[Stage] = &[
         "the reference values are met",
         &["run", "--release", "-p", "weftgrad-conformance", "--bin", "golden", "--", "conformance/goldens"],
     ),
+    Stage {
+        name: "cuda",
+        about: "CUDA kernels become machine code, and run on the host's emulator",
+        action: Action::Cuda,
+    },
 ];
 
 /// The stage called `name`.
@@ -111,6 +118,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
     match stage.action {
         Action::Cargo { args, env } => run_cargo(args, env),
         Action::Tidy => tidy::run(),
+        Action::Cuda => cuda::run(),
         Action::Examples => EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[])),
     }
 }
@@ -121,7 +129,7 @@ impl Example {
     }
 }
 
-fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
+pub fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
     let line = shown(args, env);
     println!("$ {line}");
     let mut command = Command::new("cargo");

@@ -30,6 +30,13 @@ const TOOLS: &[Tool] = &[
         install: &["rustup", "component", "add", "clippy"],
         advice: "`rustup component add clippy`, or your distribution's clippy package",
     },
+    Tool {
+        name: "g++",
+        stages: &["cuda"],
+        probe: &["g++", "--version"],
+        install: &["apt-get", "install", "-y", "--no-install-recommends", "g++"],
+        advice: "your distribution's g++ package",
+    },
 ];
 
 /// Looks for what `stages` need, installs what is missing if `install` is set, and returns each stage

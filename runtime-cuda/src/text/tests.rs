@@ -13,6 +13,7 @@ use crate::{
     operand::Operand,
     pointwise::{Source as In, Target, source_of},
     reduce::sources_of,
+    written::Written,
 };
 
 /// Ampere, Hopper, Blackwell.
@@ -53,6 +54,7 @@ fn unary<'b>(op: Unary, x: Expr<'b>) -> Expr<'b> {
 }
 
 #[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_op_of_one_operand() {
     for dtype in DType::ALL {
         let ops: Vec<Unary> = Unary::ALL.iter().copied().filter(|op| op.class().takes(dtype)).collect();
@@ -65,6 +67,7 @@ fn every_op_of_one_operand() {
 }
 
 #[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_op_of_two_operands() {
     for dtype in DType::ALL {
         let ops: Vec<Binary> = Binary::ALL.iter().copied().filter(|op| op.class().takes(dtype)).collect();
@@ -75,6 +78,7 @@ fn every_op_of_two_operands() {
 }
 
 #[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_cast() {
     for dtype in DType::ALL {
         let program = Program::build("casts", 1, 0, |_, x, _| DType::ALL.iter().map(|d| x[0].cast(*d)).collect());
@@ -83,6 +87,7 @@ fn every_cast() {
 }
 
 #[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn positions_random_bits_numbers_and_choices() {
     let program = Program::build("draw", 1, 2, |b, x, s| {
         let uniform = (b.random(0, 3) >> 8i64).cast(DType::F32) * 2f64.powi(-24);
@@ -95,6 +100,7 @@ fn positions_random_bits_numbers_and_choices() {
 }
 
 #[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn a_float_is_never_computed_as_a_double() {
     let ops: Vec<Unary> =
         Unary::ALL.iter().copied().filter(|op| op.class() != Class::Bool && *op != Unary::Tan).collect();
@@ -110,6 +116,7 @@ fn a_float_is_never_computed_as_a_double() {
 }
 
 #[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_class_of_layout() {
     let add = Program::new("add", |[a, b], []| [a + b]);
     let x = |dims: &[usize], d| dense(dims, d);
@@ -133,6 +140,7 @@ fn every_class_of_layout() {
 }
 
 #[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_kind_of_reduction() {
     let same = Program::new("sum", |[x], []| [x]);
     let product = Program::new("dot", |[x, y], [s]| [x * y * s]);
@@ -164,6 +172,28 @@ fn every_kind_of_reduction() {
             let to = Target { to: dense(&[32, 1], d), add: true };
             let sources = sources_of(&same, &[dense(&[32, 64], d)], op, to, &[32, 64], &[1]).unwrap();
             sources.iter().for_each(compile);
+        }
+    }
+}
+
+/// The table beside the kernels: a file, then every combination of its defines' values.
+#[test]
+#[ignore = "needs NVRTC: cargo xtask test cuda"]
+fn every_written_kernel() {
+    let table = include_str!("../../kernels/variants.txt");
+    let lines = table.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
+    for line in lines {
+        let mut words = line.split_whitespace();
+        let file: &'static str = words.next().unwrap();
+        let mut variants: Vec<String> = vec![String::new()];
+        for define in words {
+            let (name, values) = define.split_once('=').unwrap();
+            let with = |v: &String| values.split(',').map(|x| format!("{v}#define {name} {x}\n")).collect::<Vec<_>>();
+            variants = variants.iter().flat_map(with).collect();
+        }
+        for defines in variants {
+            let text = defines + &Written::new(file, "", &[]).source().text;
+            compile(&Source { text, entry: file.into() });
         }
     }
 }
