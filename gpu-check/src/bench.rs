@@ -1,10 +1,7 @@
 //! The benchmark cases, and what their times mean.
 
 use weftgrad::Runtime;
-use weftgrad_bench::{
-    cases::build,
-    timing,
-};
+use weftgrad_bench::{cases::build, timing};
 
 use crate::report::Report;
 
@@ -91,7 +88,6 @@ fn measure<R: Runtime>(rt: &R, case: &str) -> Result<([f64; 2], Option<f64>), St
     }
     Ok(([times[0], times[times.len() / 2]], loss))
 }
-
 
 impl Amount {
     fn per_second(self, milliseconds: f64) -> Option<(f64, &'static str)> {

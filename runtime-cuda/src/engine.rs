@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use numcore::{Capabilities, DType, DeviceId, DeviceKind, Error, ErrorKind, Result, pointwise::{Program, Typed}};
+use numcore::{
+    Capabilities, DType, DeviceId, DeviceKind, Error, ErrorKind, Result,
+    pointwise::{Program, Typed},
+};
 use parking_lot::Mutex;
 
 use crate::{

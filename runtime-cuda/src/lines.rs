@@ -35,13 +35,7 @@ fn lines_of(dims: &[usize], axis: usize, operands: &[&Operand]) -> Axes {
 }
 
 /// Position (`i64`) of an extreme along `axis`.
-pub(crate) fn arg_reduce(
-    cuda: &Cuda,
-    op: ArgOp,
-    x: View<'_, Cuda>,
-    axis: usize,
-    out: ViewMut<'_, Cuda>,
-) -> Result<()> {
+pub(crate) fn arg_reduce(cuda: &Cuda, op: ArgOp, x: View<'_, Cuda>, axis: usize, out: ViewMut<'_, Cuda>) -> Result<()> {
     let (x, out) = (Operand::from(x), Operand::from(&out));
     if out.numel() == 0 {
         return Ok(());

@@ -61,7 +61,7 @@ pub(crate) fn run(
             In::Own(k) => Source::Own(*k),
         })
         .collect();
-    let targets: SmallVec<[Target; 2]> = outs.iter().map(|out| Target::from(&*out)).collect();
+    let targets: SmallVec<[Target; 2]> = outs.iter().map(Target::from).collect();
     launch(cuda, program, &sources, scalars, &targets)
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn launch(
     }
     let units: usize = call.axes.units(call.lanes).iter().product();
     let most = engine.capabilities.parallelism.max(1) * BLOCKS;
-    let blocks = units.div_ceil(THREADS as usize).min(most) as u32;
+    let blocks = units.div_ceil(THREADS as usize).min(most);
     let grid = Grid { blocks: [blocks, 1, 1], threads: [THREADS, 1], shared: 0 };
     // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, and outputs overlap nothing. The arguments are those
     // the text was made for.
@@ -261,7 +261,7 @@ pub(crate) fn views(ins: &[View<'_, Cuda>]) -> SmallVec<[Source; 6]> {
 }
 
 /// The kernel a launch would run.
-#[cfg(test)]
+#[cfg(all(test, feature = "nvrtc-tests"))]
 pub(crate) fn source_of(program: &Program, ins: &[Source], outs: &[Target]) -> Result<crate::text::Source> {
     let call = Call::new(program, ins, outs);
     let typed = program.resolve(&call.dtypes(), &call.asked())?;

@@ -34,6 +34,9 @@ pub(crate) struct Queue {
 /// Bytes a product may work in: what cuBLAS itself takes on Hopper.
 const WORKSPACE: usize = 32 << 20;
 
+/// Most blocks of a launch along each axis, of every GPU.
+const MOST_BLOCKS: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+
 /// The bits of the flag word, and what they say.
 const FLAGS: [(u32, &str); 3] = [(1, "gather"), (2, "scatter_add"), (4, "cross_entropy")];
 const FLAG_BYTES: usize = 256;
@@ -94,6 +97,10 @@ impl Queue {
         args: &mut Args,
     ) -> Result<()> {
         self.check()?;
+        if grid.blocks.iter().zip(MOST_BLOCKS).any(|(b, most)| *b > most) {
+            let why = format!("kernel {entry}: {:?} blocks are more than {MOST_BLOCKS:?}; use smaller tensors", grid.blocks);
+            return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
+        }
         // SAFETY: the caller's promise.
         let done = unsafe { self.driver().launch(self.stream, kernel, grid, &mut args.pointers()) };
         self.kept(op, done.map_err(|e| Failure::new(format!("kernel {entry}: {e}"))))
@@ -174,7 +181,10 @@ impl Queue {
         let cleared = unsafe { self.driver().zero(self.stream, self.flag, FLAG_BYTES) };
         self.kept("download", cleared)?;
         let (_, op) = FLAGS.into_iter().find(|(bit, _)| bits & bit != 0).unwrap_or(FLAGS[0]);
-        Err(Error::argument(op, "an index is out of range; it was found when results were read, so look at the ops before"))
+        Err(Error::argument(
+            op,
+            "an index is out of range; it was found when results were read, so look at the ops before",
+        ))
     }
 
     pub(crate) fn refuse_while_capturing(&self, op: &'static str) -> Result<()> {

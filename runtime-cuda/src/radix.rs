@@ -50,7 +50,8 @@ impl Pairs {
                 let lines = (self.lines - first).min(LINES);
                 let at = |buffer: &Buffer, size: usize| buffer.address() + (first * self.n * size) as u64;
                 let [from, to] = [0, 1].map(|i| (at(&self.keys[i], self.key), at(&self.places[i], 4)));
-                let counting = Launch::new(cuda, op, &count)?.arg(counts.address()).arg(from.0).arg(self.n as i64).arg(low);
+                let counting =
+                    Launch::new(cuda, op, &count)?.arg(counts.address()).arg(from.0).arg(self.n as i64).arg(low);
                 let placing = Launch::new(cuda, op, &places)?.arg(counts.address()).arg((DIGITS * tiles) as i64);
                 let moving = Launch::new(cuda, op, &shift)?
                     .arg(to.0)

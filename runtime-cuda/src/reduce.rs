@@ -179,12 +179,14 @@ impl<'a> Call<'a> {
         let memory = cuda.scratch(self.cut.chunks * results * acc.size())?;
         self.launch(cuda, scalars, memory.address(), true)?;
         // Chunk by chunk: partial results first, in the order of the kept axes.
-        let dims: SmallVec<[usize; MAX_RANK]> = std::iter::once(self.cut.chunks).chain(self.kept.sizes.clone()).collect();
+        let dims: SmallVec<[usize; MAX_RANK]> =
+            std::iter::once(self.cut.chunks).chain(self.kept.sizes.clone()).collect();
         let partial = Operand { address: memory.address(), layout: Layout::contiguous(Shape::new(&dims)?), dtype: acc };
         let mut to = Axes { steps: SmallVec::from_elem([0; MAX_RANK], 3), sizes: self.kept.sizes.clone() };
         to.steps[0] = shifted(&partial.steps());
         to.steps[1] = self.kept.steps[self.ins.len()];
-        let mut reduced = Axes { steps: SmallVec::from_elem([0; MAX_RANK], 3), sizes: SmallVec::from_slice(&dims[..1]) };
+        let mut reduced =
+            Axes { steps: SmallVec::from_elem([0; MAX_RANK], 3), sizes: SmallVec::from_slice(&dims[..1]) };
         reduced.steps[0][0] = results as isize;
         let near = if results == 1 { Near::Reduced } else { Near::Kept };
         let mut cut = Cut::of(near, results, self.cut.chunks);
@@ -205,7 +207,8 @@ impl<'a> Call<'a> {
     }
 
     fn form(&self, partial: bool) -> Form {
-        let input = |(j, x): (usize, &Operand)| Input { dtype: x.dtype, inner: self.reduced.inner(j, self.lanes), own: None };
+        let input =
+            |(j, x): (usize, &Operand)| Input { dtype: x.dtype, inner: self.reduced.inner(j, self.lanes), own: None };
         Form {
             ins: self.ins.iter().enumerate().map(input).collect(),
             op: self.op,
@@ -230,16 +233,14 @@ impl<'a> Call<'a> {
         let kernel = cuda.queue.engine.generated(key, &typed)?;
         let mut args = self.args(&kernel, &typed, scalars, to);
         if args.size() > LIMIT {
-            let why = format!("its {} inputs are more than a reduction can be given; make them contiguous", self.ins.len());
+            let why =
+                format!("its {} inputs are more than a reduction can be given; make them contiguous", self.ins.len());
             return Err(numcore::Error::argument(self.map.name(), why));
         }
         let (results, along) = self.cut.block;
-        let blocks = self.kept.count().div_ceil(results) as u32;
-        let grid = Grid {
-            blocks: [blocks, self.cut.chunks as u32, 1],
-            threads: [(results * along) as u32, 1],
-            shared: 0,
-        };
+        let blocks = self.kept.count().div_ceil(results);
+        let grid =
+            Grid { blocks: [blocks, self.cut.chunks, 1], threads: [(results * along) as u32, 1], shared: 0 };
         // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, and the output overlaps nothing. The arguments are
         // those the text was made for.
         unsafe { cuda.queue.launch(self.map.name(), &kernel.entry, kernel.function, grid, &mut args) }
@@ -304,7 +305,7 @@ fn lanes(ins: &[Operand], kept: &Axes, reduced: &Axes) -> usize {
 }
 
 /// The kernels a launch would run: the first, and that of its partial values.
-#[cfg(test)]
+#[cfg(all(test, feature = "nvrtc-tests"))]
 pub(crate) fn sources_of(
     map: &Program,
     ins: &[Operand],

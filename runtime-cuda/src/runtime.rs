@@ -7,11 +7,7 @@ use numcore::{
     Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{
-    Buffer, Cuda, Event,
-    operand::Operand,
-    fused, index, lines, matmul, pointwise, reduce, sort,
-};
+use crate::{Buffer, Cuda, Event, fused, index, lines, matmul, operand::Operand, pointwise, reduce, sort};
 
 impl Runtime for Cuda {
     type Buffer = Buffer;

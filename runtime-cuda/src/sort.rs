@@ -50,7 +50,9 @@ pub(crate) fn sort(
     let (bytes, bits) = key(x.dtype);
     if n <= SHORT {
         let width = n.next_power_of_two().max(2);
-        let launch = Launch::new(cuda, "sort", &kernel("sort_short").with_shared((bytes + 4) * width))?.arg(values.address).arg(index.address);
+        let launch = Launch::new(cuda, "sort", &kernel("sort_short").with_shared((bytes + 4) * width))?
+            .arg(values.address)
+            .arg(index.address);
         let launch = launch.arg(x.address).arg(values_at).arg(index_at).arg(x_at).arg(n as i32).arg(width as i32);
         let launch = launch.arg(values_step).arg(index_step).arg(x_step).arg(i32::from(descending));
         let threads = (width / 2).clamp(32, 512) as u32;

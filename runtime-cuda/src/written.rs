@@ -184,7 +184,7 @@ impl<'a> Launch<'a> {
     /// # Safety
     /// The arguments are those the kernel's text takes, and the memory they name is as it requires.
     pub(crate) unsafe fn run(mut self, blocks: [usize; 3], threads: [u32; 2]) -> Result<()> {
-        let grid = Grid { blocks: blocks.map(|b| b as u32), threads, shared: self.shared };
+        let grid = Grid { blocks, threads, shared: self.shared };
         // SAFETY: the caller's promise.
         unsafe { self.cuda.queue.launch(self.op, self.entry, self.function, grid, &mut self.args) }
     }

@@ -70,8 +70,18 @@ fn recurrences_in_parts() {
 #[test]
 fn sorts_by_digits() {
     for d in [DType::F32, DType::BF16, DType::I64, DType::U8, DType::F64] {
-        same!(0.0, |rt| random(rt, &[3, 5000], DType::F32)?.mul(100.0)?.to_dtype(d)?.sort(1, false)?.0.to_dtype(DType::F64));
-        same!(0.0, |rt| random(rt, &[3, 5000], DType::F32)?.mul(100.0)?.to_dtype(d)?.sort(1, true)?.1.to_dtype(DType::F64));
+        same!(0.0, |rt| random(rt, &[3, 5000], DType::F32)?
+            .mul(100.0)?
+            .to_dtype(d)?
+            .sort(1, false)?
+            .0
+            .to_dtype(DType::F64));
+        same!(0.0, |rt| random(rt, &[3, 5000], DType::F32)?
+            .mul(100.0)?
+            .to_dtype(d)?
+            .sort(1, true)?
+            .1
+            .to_dtype(DType::F64));
     }
     same!(0.0, |rt| random(rt, &[3, 4096], DType::F32)?.sort(1, true)?.1.to_dtype(DType::F64));
 }

@@ -16,7 +16,7 @@ pub fn run() -> Result<(), String> {
     let folder = compiler()?;
     let path = std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |rest| format!("{folder}:{rest}"));
     let package = ["test", "-p", "weftgrad-runtime-cuda"];
-    run_cargo(&[&package[..], &["--lib", "--", "--include-ignored"]].concat(), &[("LD_LIBRARY_PATH", &path)])?;
+    run_cargo(&[&package[..], &["--features", "nvrtc-tests", "--lib"]].concat(), &[("LD_LIBRARY_PATH", &path)])?;
     kernels()?;
     run_cargo(&[&package[..], &["--features", "emulate", "--test", "emulated"]].concat(), &[])
 }

@@ -79,8 +79,10 @@ fn table<R: Runtime>() -> [Row<R>; 38] {
 /// The case these words name.
 pub fn build<R: Runtime>(rt: &R, words: &[&str]) -> std::result::Result<Case, String> {
     let name = words.first().ok_or("an empty case")?;
-    let (_, sizes, make) =
-        table::<R>().into_iter().find(|(n, ..)| n == name).ok_or_else(|| format!("no case `{name}`; `list` names all"))?;
+    let (_, sizes, make) = table::<R>()
+        .into_iter()
+        .find(|(n, ..)| n == name)
+        .ok_or_else(|| format!("no case `{name}`; `list` names all"))?;
     let numbers = words[1..].iter().map(|w| w.parse::<usize>().map_err(|_| format!("`{w}` is not a size")));
     let numbers = numbers.collect::<std::result::Result<Vec<_>, _>>()?;
     if numbers.len() != sizes.split_whitespace().count() {
@@ -94,7 +96,8 @@ pub fn build<R: Runtime>(rt: &R, words: &[&str]) -> std::result::Result<Case, St
 
 /// Usage, with every case.
 pub fn help() -> String {
-    let lines: String = table::<weftgrad::numcore::NullRuntime>().iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();
+    let lines: String =
+        table::<weftgrad::numcore::NullRuntime>().iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();
     format!(
         "CASE… [--threads N] [--rounds N] [--json], or serve [--threads N]; quote a case with its sizes. Cases:\n{lines}"
     )

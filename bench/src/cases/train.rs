@@ -124,6 +124,14 @@ pub fn gpt<R: Runtime>(rt: &R, name: &str, _: &[usize]) -> Result<Case> {
 
 /// GPT-2 with 124 million parameters (Radford et al. 2019) in bf16: batch and context as given.
 pub fn gpt2<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
-    let size = GptConfig { vocab: 50257, context: n[1], layers: 12, heads: 12, width: 768, tied_head: true, ..Default::default() };
+    let size = GptConfig {
+        vocab: 50257,
+        context: n[1],
+        layers: 12,
+        heads: 12,
+        width: 768,
+        tied_head: true,
+        ..Default::default()
+    };
     language_model(rt, size, n[0], DType::BF16)
 }

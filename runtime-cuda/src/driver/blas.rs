@@ -205,7 +205,8 @@ fn layout(gemm: &Gemm, side: &Side, rows: usize, columns: usize) -> Fallible<sys
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
         _ => sys::cudaDataType_t::CUDA_R_32F,
     };
-    let layout = result::create_matrix_layout(dtype, rows as u64, columns as u64, side.leading as i64).map_err(words)?;
+    let layout =
+        result::create_matrix_layout(dtype, rows as u64, columns as u64, side.leading as i64).map_err(words)?;
     use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
     let (count, stride) = (gemm.batch as i32, side.batch as i64);
     let values: [(_, *const c_void, usize); 2] = [

@@ -38,7 +38,9 @@ impl Compiler {
         libraries::compiler()?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is there; both places are valid.
-        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| Failure::new(format!("NVRTC: {e}")))?;
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+            .result()
+            .map_err(|e| Failure::new(format!("NVRTC: {e}")))?;
         Ok(Compiler { architecture, version: (major, minor), folder })
     }
 
@@ -82,12 +84,13 @@ impl Compiler {
     }
 
     /// The text of the virtual machine, to look into.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "nvrtc-tests"))]
     pub(crate) fn ptx(&self, source: &Source) -> Fallible<String> {
         let text = CString::new(source.text.as_str()).map_err(|e| Failure::new(e.to_string()))?;
         let program = Program::new(&text, c"ptx").map_err(|e| Failure::new(e.to_string()))?;
         // SAFETY: the program was created and lives.
-        let ptx = unsafe { result::compile_program(program.0, &self.options()).and_then(|()| result::get_ptx(program.0)) };
+        let ptx =
+            unsafe { result::compile_program(program.0, &self.options()).and_then(|()| result::get_ptx(program.0)) };
         let bytes: Vec<u8> = ptx.map_err(|e| Failure::new(e.to_string()))?.iter().map(|&c| c as u8).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }

@@ -11,8 +11,8 @@ use cudarc::driver::{
 };
 
 use super::{
-    About, Architecture, Compiler, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Stream, blas::Blas,
-    libraries,
+    About, Architecture, Compiler, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Stream,
+    blas::Blas, libraries,
 };
 use crate::text::Source;
 
@@ -137,7 +137,9 @@ impl Driver for CudaDriver {
 
     fn stream(&self) -> Fallible<Stream> {
         self.bind()?;
-        result::stream::create(result::stream::StreamKind::NonBlocking).map(|s| Stream(s as usize as u64)).map_err(words)
+        result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map(|s| Stream(s as usize as u64))
+            .map_err(words)
     }
 
     fn destroy_stream(&self, stream: Stream) {
@@ -223,12 +225,11 @@ impl Driver for CudaDriver {
 
     unsafe fn launch(&self, stream: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
         self.bind()?;
-        let ([x, y, z], [tx, ty]) = (grid.blocks, grid.threads);
+        let ([x, y, z], [tx, ty]) = (grid.blocks.map(|b| b as u32), grid.threads);
         let function = kernel.0 as usize as sys::CUfunction;
         // SAFETY: the caller's promise.
         unsafe {
-            result::launch_kernel(function, (x, y, z), (tx, ty, 1), grid.shared, stream.raw(), args)
-                .map_err(words)
+            result::launch_kernel(function, (x, y, z), (tx, ty, 1), grid.shared, stream.raw(), args).map_err(words)
         }
     }
 

@@ -93,13 +93,7 @@ impl Emulated {
             fs::rename(&part, &compiled).map_err(io)?;
         }
         let about = About { name: "emulated on the host".into(), processors: 1, memory: 8 << 30, shared: 163 << 10 };
-        Ok(Emulated {
-            about,
-            folder,
-            kernels: Mutex::default(),
-            next: AtomicU64::new(1),
-            blocks: Mutex::default(),
-        })
+        Ok(Emulated { about, folder, kernels: Mutex::default(), next: AtomicU64::new(1), blocks: Mutex::default() })
     }
 
     fn number(&self) -> u64 {
@@ -112,7 +106,9 @@ impl Emulated {
         if library.is_file() {
             return Ok(library);
         }
-        let plain = !["__syncthreads", "_sync(", "mma_", "__shared__", "DYNAMIC_SHARED"].iter().any(|w| source.text.contains(w));
+        let plain = !["__syncthreads", "_sync(", "mma_", "__shared__", "DYNAMIC_SHARED"]
+            .iter()
+            .any(|w| source.text.contains(w));
         let text = format!(
             "#include \"weft.h\"\n{}\nextern \"C\" void weft_entry(const u32* at, void** args) {{ weft_launch({}, at, args, {plain}); }}\n",
             source.text, source.entry
@@ -174,6 +170,7 @@ impl Driver for Emulated {
         Ok(self.allocate(bytes))
     }
 
+    // SAFETY: the trait's conditions; a map says what is allocated.
     unsafe fn free(&self, address: u64) {
         self.release(address);
     }
@@ -182,6 +179,7 @@ impl Driver for Emulated {
         self.allocate(bytes).map(|at| at as *mut u8).ok_or_else(|| Failure::new("out of memory"))
     }
 
+    // SAFETY: as above.
     unsafe fn free_host(&self, address: *mut u8) {
         self.release(address as u64);
     }
@@ -214,6 +212,7 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    // SAFETY: as above; on the host a copy is done at once.
     unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
@@ -244,9 +243,11 @@ impl Driver for Emulated {
         Ok(Function(kernels.loaded.len() as u64 - 1))
     }
 
+    // SAFETY: the trait's conditions, which the entry relies on as a kernel does.
     unsafe fn launch(&self, _: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
-        let [x, y, z] = grid.blocks;
-        if grid.threads[0] * grid.threads[1] > 1024 || y > 65_535 || z > 65_535 || x * y * z == 0 || x > i32::MAX as u32 {
+        let [x, y, z] = grid.blocks.map(|b| b as u32);
+        if grid.threads[0] * grid.threads[1] > 1024 || y > 65_535 || z > 65_535 || x * y * z == 0 || x > i32::MAX as u32
+        {
             return Err(Failure::new(format!("a launch beyond the device's limits: {grid:?}")));
         }
         // One at a time: the emulator's state is global. Threads run in another order at every launch.
@@ -259,10 +260,14 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    // SAFETY: the trait's conditions.
     unsafe fn gemm(&self, _: Stream, gemm: &Gemm, at: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
         let rows = |side: &Side, rows, columns| if side.transposed { columns } else { rows };
-        if a.leading < rows(a, gemm.m, gemm.k).max(1) || b.leading < rows(b, gemm.k, gemm.n).max(1) || gemm.d.leading < gemm.m {
+        if a.leading < rows(a, gemm.m, gemm.k).max(1)
+            || b.leading < rows(b, gemm.k, gemm.n).max(1)
+            || gemm.d.leading < gemm.m
+        {
             return Err(Failure::new(format!("a leading dimension is too small: {gemm:?}")));
         }
         for (side, at) in [(a, at[0]), (b, at[1]), (&gemm.d, at[2])] {
@@ -314,7 +319,8 @@ unsafe fn product<T: Copy>(gemm: &Gemm, at: [u64; 3], load: impl Fn(&T) -> f64, 
                     let to = d.offset(place(&gemm.d, batch, i, j));
                     let mut sum = if gemm.add { load(&*to) } else { 0.0 };
                     for l in 0..gemm.k {
-                        sum += load(&*a.offset(place(&gemm.a, batch, i, l))) * load(&*b.offset(place(&gemm.b, batch, l, j)));
+                        sum += load(&*a.offset(place(&gemm.a, batch, i, l)))
+                            * load(&*b.offset(place(&gemm.b, batch, l, j)));
                     }
                     *to = store(sum);
                 }

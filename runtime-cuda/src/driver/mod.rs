@@ -56,7 +56,8 @@ pub(crate) struct Recording(pub u64);
 /// How many threads a kernel gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
-    pub blocks: [u32; 3],
+    /// Within the device's limits once a queue has looked at them.
+    pub blocks: [usize; 3],
     /// Along the first two axes.
     pub threads: [u32; 2],
     /// Bytes of shared memory beyond what the kernel declares.

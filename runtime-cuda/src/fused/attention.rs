@@ -65,7 +65,14 @@ struct Plan {
 
 impl Plan {
     /// `None` where there is no kernel.
-    fn new(call: &Call<'_>, op: &Attention, q: &Operand, k: &Operand, v: &Operand, mask: Option<&Operand>) -> Option<Plan> {
+    fn new(
+        call: &Call<'_>,
+        op: &Attention,
+        q: &Operand,
+        k: &Operand,
+        v: &Operand,
+        mask: Option<&Operand>,
+    ) -> Option<Plan> {
         let (qs, ks) = (q.dims(), k.dims());
         let (head_dim, dtype) = (qs[3], q.dtype);
         // The largest of the kernels' requests.
@@ -189,7 +196,8 @@ pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     if dq.numel() > 0 {
         let kernel = plan.kernel("attention_grad.cu", "attention_grad_queries", [256, 192]);
         let launch = Launch::new(call.cuda, "attention_grad", &kernel)?.arg(dq.address);
-        let launch = inputs.into_iter().fold(launch, Launch::arg).arg(Heads::of(&dq)).arg(Heads::of(&g)).arg(Heads::of(&q));
+        let launch =
+            inputs.into_iter().fold(launch, Launch::arg).arg(Heads::of(&dq)).arg(Heads::of(&g)).arg(Heads::of(&q));
         let launch = launch.arg(Heads::of(&k)).arg(Heads::of(&v));
         let blocks = plan.blocks(plan.sizes.queries, plan.sizes.heads as usize);
         // SAFETY: as in `forward`.

@@ -120,7 +120,8 @@ impl Plan<'_> {
         let dims = self.x.dims();
         // The kernel knows the four axes: none may be merged.
         let axes = Axes { sizes: dims.into(), steps: std::iter::once(self.x.steps()).collect() };
-        let launch = Launch::new(call.cuda, "conv", &self.kernel("conv.cu", "unfold"))?.arg(columns).arg(self.x.address);
+        let launch =
+            Launch::new(call.cuda, "conv", &self.kernel("conv.cu", "unfold"))?.arg(columns).arg(self.x.address);
         let launch = launch.arg(Strided::of(&axes, 0)).arg(self.sizes()).arg(batch_step as i64).arg(row_step as i64);
         let count = dims[0] * self.rows() * self.pixels();
         // SAFETY: the contract of `numcore::Runtime`; the columns have room for these images.

@@ -33,7 +33,8 @@ pub(super) fn backward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support
     let d = call.outs[0].address;
     let smooth = ("SMOOTH", op.label_smoothing != 0.0);
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x]);
-    let launch = Launch::new(call.cuda, "cross_entropy_grad", &kernel)?.arg(d).arg(x).arg(target).arg(lse).arg(g).arg(w);
+    let launch =
+        Launch::new(call.cuda, "cross_entropy_grad", &kernel)?.arg(d).arg(x).arg(target).arg(lse).arg(g).arg(w);
     finish(call, op, rows, launch)
 }
 

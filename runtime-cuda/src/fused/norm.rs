@@ -66,7 +66,8 @@ fn parameters(call: &mut Call<'_>, op: &Norm, rows: Rows, [x, g, rstd, mean]: [u
     let bytes = groups * width * call.dtype().compute().size();
     let dw = call.scratch(bytes)?;
     let db = if op.bias { call.scratch(bytes)? } else { 0 };
-    let kernel = |entry| call.kernel("norm.cu", entry, ("LAYER", op.kind == NormKind::Layer), Rows { rows: 0, width: 0 }, &[]);
+    let kernel =
+        |entry| call.kernel("norm.cu", entry, ("LAYER", op.kind == NormKind::Layer), Rows { rows: 0, width: 0 }, &[]);
     if groups > 0 {
         let launch = Launch::new(call.cuda, "norm_grad", &kernel("norm_grad_columns"))?.arg(dw).arg(db);
         let launch = launch.arg(x).arg(g).arg(rstd).arg(mean).arg(count as i64).arg(width as i64).arg(group as i64);

@@ -51,7 +51,9 @@ impl Loops {
         let (rank, count, offset) = (self.rank, self.count(), self.offset());
         let fields = if self.wide { "size" } else { "size[R], magic[R], shift" };
         let fields = fields.replace('R', &rank.to_string());
-        format!("struct {name}_axes {{ {count} {fields}[{rank}]; }};\nstruct {name}_steps {{ {offset} at[{rank}]; }};\n")
+        format!(
+            "struct {name}_axes {{ {count} {fields}[{rank}]; }};\nstruct {name}_steps {{ {offset} at[{rank}]; }};\n"
+        )
     }
 
     /// Statements that add to the offsets `f{j}` what position `at` along these axes is for operands `j`.

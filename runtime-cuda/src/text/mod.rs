@@ -6,7 +6,7 @@
 pub(crate) mod form;
 pub(crate) mod pointwise;
 pub(crate) mod reduce;
-#[cfg(test)]
+#[cfg(all(test, feature = "nvrtc-tests"))]
 mod tests;
 
 use numcore::DType;

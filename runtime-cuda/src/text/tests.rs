@@ -54,7 +54,6 @@ fn unary<'b>(op: Unary, x: Expr<'b>) -> Expr<'b> {
 }
 
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_op_of_one_operand() {
     for dtype in DType::ALL {
         let ops: Vec<Unary> = Unary::ALL.iter().copied().filter(|op| op.class().takes(dtype)).collect();
@@ -67,7 +66,6 @@ fn every_op_of_one_operand() {
 }
 
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_op_of_two_operands() {
     for dtype in DType::ALL {
         let ops: Vec<Binary> = Binary::ALL.iter().copied().filter(|op| op.class().takes(dtype)).collect();
@@ -78,7 +76,6 @@ fn every_op_of_two_operands() {
 }
 
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_cast() {
     for dtype in DType::ALL {
         let program = Program::build("casts", 1, 0, |_, x, _| DType::ALL.iter().map(|d| x[0].cast(*d)).collect());
@@ -87,11 +84,15 @@ fn every_cast() {
 }
 
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn positions_random_bits_numbers_and_choices() {
     let program = Program::build("draw", 1, 2, |b, x, s| {
         let uniform = (b.random(0, 3) >> 8i64).cast(DType::F32) * 2f64.powi(-24);
-        vec![uniform.lt(s[1]).select(x[0] * s[1], 0.0), b.index().cast(DType::F32), x[0] + f64::INFINITY, x[0] * f64::NAN]
+        vec![
+            uniform.lt(s[1]).select(x[0] * s[1], 0.0),
+            b.index().cast(DType::F32),
+            x[0] + f64::INFINITY,
+            x[0] * f64::NAN,
+        ]
     });
     for dims in [&[1000][..], &[7, 9]] {
         let x = In::View(dense(dims, DType::F32));
@@ -100,7 +101,6 @@ fn positions_random_bits_numbers_and_choices() {
 }
 
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn a_float_is_never_computed_as_a_double() {
     let ops: Vec<Unary> =
         Unary::ALL.iter().copied().filter(|op| op.class() != Class::Bool && *op != Unary::Tan).collect();
@@ -110,13 +110,17 @@ fn a_float_is_never_computed_as_a_double() {
     let ptx = COMPILERS[0].ptx(&source).unwrap();
     // The library's own reduction of large angles is the only one.
     let doubles: Vec<&str> = ptx.lines().filter(|l| l.contains(".f64")).collect();
-    let from_angles = |l: &&str| l.contains("cvt.rn.f64.s64") || l.contains("mul.f64") || l.contains("mul.rn.f64")
-        || l.contains("cvt.rn.f32.f64") || l.contains(".reg .f64");
+    let from_angles = |l: &&str| {
+        l.contains("cvt.rn.f64.s64")
+            || l.contains("mul.f64")
+            || l.contains("mul.rn.f64")
+            || l.contains("cvt.rn.f32.f64")
+            || l.contains(".reg .f64")
+    };
     assert!(doubles.iter().all(from_angles), "{doubles:#?}");
 }
 
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_class_of_layout() {
     let add = Program::new("add", |[a, b], []| [a + b]);
     let x = |dims: &[usize], d| dense(dims, d);
@@ -140,7 +144,6 @@ fn every_class_of_layout() {
 }
 
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_kind_of_reduction() {
     let same = Program::new("sum", |[x], []| [x]);
     let product = Program::new("dot", |[x, y], [s]| [x * y * s]);
@@ -178,7 +181,6 @@ fn every_kind_of_reduction() {
 
 /// The table beside the kernels: a file, then every combination of its defines' values.
 #[test]
-#[ignore = "needs NVRTC: cargo xtask test cuda"]
 fn every_written_kernel() {
     let table = include_str!("../../kernels/variants.txt");
     let lines = table.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
