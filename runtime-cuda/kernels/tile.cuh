@@ -44,7 +44,6 @@ template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, U
         __syncthreads();
     }
     copy_async_wait<0>();
-    __syncthreads();
 }
 
 // A block's four warps share its 64 rows and the columns of each step: a warp takes M strips of rows and one of M parts of the
