@@ -6,7 +6,7 @@
 // Rows of a block of the operands that are walked.
 #define BLOCK (sizeof(T) == 2 ? 32 : 16)
 // Strips of a warp: keys have two gradients to hold in registers, queries one.
-#define KEY_STRIPS (HEAD_DIM <= 80 ? 2 : 1)
+#define KEY_STRIPS (HEAD_DIM <= (sizeof(T) == 2 ? 80 : 64) ? 2 : 1)
 #define QUERY_STRIPS 2
 
 // sum_e g o of every query: blockDim = [32, 4], gridDim = [ceil(batches * heads * queries / 4)]; `dots`: [B, H, T].
