@@ -1,7 +1,7 @@
-// Products of tiles in shared memory, for attention. A warp owns a strip of 16 rows; its results are spread over the lanes as those
-// of the tensor cores' m16n8k16 (device.cuh), `float c[N][4]` for N tiles of 8 columns. Halves are multiplied by tensor cores with
-// f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once.
-// Defines: T, HEAD_DIM.
+// Products of tiles in shared memory, for attention. Rows go by strips of 16, whose results are spread over a warp as those
+// of the tensor cores' m16n8k16 (device.cuh): `float c[M][N][4]` for M strips and N tiles of 8 columns. Halves are multiplied by
+// tensor cores with f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once. Defines: T,
+// HEAD_DIM.
 #ifndef WEFT_TILE
 #define WEFT_TILE
 #include "common.cuh"
