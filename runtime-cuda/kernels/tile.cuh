@@ -193,6 +193,7 @@ struct Mask {
 struct Sizes {
     int batches, heads, group, queries, keys;
 };
+static_assert(sizeof(Heads) == 24 && sizeof(Mask) == 32 && sizeof(Sizes) == 20, "the launcher packs these structures");
 
 // What a head's scores become: scaled, masked, and in units of ln 2, so that weights are powers of two.
 struct Scores {
