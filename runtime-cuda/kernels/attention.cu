@@ -4,36 +4,48 @@
 
 // Keys of a block.
 #define KEYS (sizeof(T) == 2 ? 64 : 32)
-#define KEY_TILES (KEYS / 8)
 
-// A strip's running softmax: its two rows' largest score, and this lane's part of their sums.
+// Strips of a warp.
+#define WARP_STRIPS 2
+typedef Share<WARP_STRIPS> Own;
+
+// Running softmaxes: their rows' largest scores, and this lane's part of their sums.
 struct Online {
-    float top[2], sum[2];
+    float top[WARP_STRIPS][2], sum[WARP_STRIPS][2];
+
+    // Takes a row's new largest score; returns by what its earlier sums shrink.
+    DEVICE float raise(int m, int r, float next) {
+        float base = finite_or_zero(next), factor = top[m][r] == next ? 1.0f : exp2f(top[m][r] - base);
+        top[m][r] = next;
+        sum[m][r] *= factor;
+        return factor;
+    }
 
     // Turns scores into weights; returns by what earlier sums shrink.
-    DEVICE void weigh(float (&s)[KEY_TILES][4], float (&factor)[2]) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float next = top[r];
-#pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) next = larger(next, larger(s[n][2 * r], s[n][2 * r + 1]));
-            next = larger(next, __shfl_xor_sync(ALL_LANES, next, 1));
-            next = larger(next, __shfl_xor_sync(ALL_LANES, next, 2));
-            float base = finite_or_zero(next);
-            factor[r] = top[r] == next ? 1.0f : exp2f(top[r] - base);
-            top[r] = next;
-            sum[r] *= factor[r];
-#pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) {
-#pragma unroll
-                for (int e = 2 * r; e < 2 * r + 2; e++) {
-                    s[n][e] = exp2f(s[n][e] - base);
-                    sum[r] += s[n][e];
-                }
+    template <int N> DEVICE void weigh(float (&s)[WARP_STRIPS][N][4], float (&factor)[WARP_STRIPS][2]) {
+        EACH (m, WARP_STRIPS)
+            EACH (r, 2) {
+                float next = top[m][r];
+                EACH (n, N) next = larger(next, larger(s[m][n][2 * r], s[m][n][2 * r + 1]));
+                next = larger(next, __shfl_xor_sync(ALL_LANES, next, 1));
+                next = larger(next, __shfl_xor_sync(ALL_LANES, next, 2));
+                factor[m][r] = raise(m, r, next);
+                float base = finite_or_zero(next);
+                EACH (n, N)
+                    EACH (e, 2) {
+                        float& weight = s[m][n][2 * r + e];
+                        weight = exp2f(weight - base);
+                        sum[m][r] += weight;
+                    }
             }
-        }
     }
 };
+
+DEVICE void shrink(float (&sums)[WARP_STRIPS][COLUMN_TILES][4], const float (&factor)[WARP_STRIPS][2]) {
+    EACH (m, WARP_STRIPS)
+        EACH (n, COLUMN_TILES)
+            EACH (e, 4) sums[m][n][e] *= factor[m][e / 2];
+}
 
 // gridDim = [ceil(queries / 64) * heads * batches], blockDim = [128], shared memory (64 + 4 KEYS) * (HEAD_DIM * sizeof(T) + 16)
 // bytes. A block of four strips of queries walks the keys. `lse`: [B, H, T], contiguous. A query that sees nothing gives zeros and
@@ -55,39 +67,46 @@ KERNEL void __launch_bounds__(THREADS)
     copy_rows<STRIPS>(q_tile, q + batch * q_at.batch + head * q_at.head, q_at.row, first, sizes.queries);
 
     int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
-    int strip = threadIdx.x / WARP * STRIP;
+    int row = Own::row();
     Scores scores(scale, mask, mask_at, sizes, causal);
-    Online rows = {{-infinity(0.0f), -infinity(0.0f)}, {0.0f, 0.0f}};
-    float sums[COLUMN_TILES][4] = {};
+    Online rows;
+    EACH (m, WARP_STRIPS)
+        EACH (r, 2) rows.top[m][r] = -infinity(0.0f), rows.sum[m][r] = 0.0f;
+    float sums[WARP_STRIPS][COLUMN_TILES][4] = {}, factor[WARP_STRIPS][2];
 
     auto fetch = [&](int i, int stage) {
         copy_rows<KEYS>(k_tiles + stage * KEYS * TILE_ROW, k, k_at.row, i * KEYS, sizes.keys);
         copy_rows<KEYS>(v_tiles + stage * KEYS * TILE_ROW, v, v_at.row, i * KEYS, sizes.keys);
     };
     auto use = [&](int i, int stage) {
-        float s[KEY_TILES][4] = {}, factor[2];
-        Tiles<T>::scores(s, q_tile + strip * TILE_ROW, k_tiles + stage * KEYS * TILE_ROW);
-        scores.apply<false>(s, first + strip, i * KEYS);
+        int column = Own::column(KEYS), from = (stage * KEYS + column) * TILE_ROW;
+        float s[WARP_STRIPS][KEYS / WARP_STRIPS / 8][4] = {};
+        Tiles<T>::scores(s, q_tile + row * TILE_ROW, k_tiles + from);
+        scores.apply<false>(s, first + row, i * KEYS + column);
         rows.weigh(s, factor);
-#pragma unroll
-        for (int n = 0; n < COLUMN_TILES; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) sums[n][e] *= factor[e / 2];
-        }
-        Tiles<T>::weighted(sums, s, v_tiles + stage * KEYS * TILE_ROW);
+        shrink(sums, factor);
+        Tiles<T>::weighted(sums, s, v_tiles + from);
     };
     pipeline((visible + KEYS - 1) / KEYS, fetch, use);
 
-    float share[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = rows.sum[r];
-        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        share[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
-        int query = first + strip + row_of(2 * r);
-        if (lane_column() == 0 && query < sizes.queries)
-            lse[(i64)line * sizes.queries + query] = (finite_or_zero(rows.top[r]) + log2f(sum)) * LN_2;
-    }
-    store_rows(o + batch * o_at.batch + head * o_at.head, o_at.row, first + strip, sizes.queries, sums, share[0], share[1]);
+    // Both parts relative to the larger top, then together.
+    float* scratch = (float*)memory;
+    float share[WARP_STRIPS][2];
+    EACH (m, WARP_STRIPS)
+        EACH (r, 2) factor[m][r] = rows.raise(m, r, larger(rows.top[m][r], Own::other(rows.top[m][r], scratch)));
+    shrink(sums, factor);
+    Own::join(sums, scratch);
+    EACH (m, WARP_STRIPS)
+        EACH (r, 2) {
+            float sum = rows.sum[m][r];
+            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+            if (WARP_STRIPS > 1) sum += Own::other(sum, scratch);
+            share[m][r] = sum == 0.0f ? 0.0f : 1.0f / sum;
+            int query = first + row + m * STRIP + row_of(2 * r);
+            if (Own::owns() && lane_column() == 0 && query < sizes.queries)
+                lse[(i64)line * sizes.queries + query] = (finite_or_zero(rows.top[m][r]) + log2f(sum)) * LN_2;
+        }
+    if (!Own::owns()) return;
+    store_rows(o + batch * o_at.batch + head * o_at.head, o_at.row, first + row, sizes.queries, sums, share);
 }

@@ -5,7 +5,9 @@
 
 // Rows of a block of the operands that are walked.
 #define BLOCK (sizeof(T) == 2 ? 32 : 16)
-#define BLOCK_TILES (BLOCK / 8)
+// Strips of a warp: keys have two gradients to hold in registers, queries one.
+#define KEY_STRIPS (HEAD_DIM <= (sizeof(T) == 2 ? 80 : 64) ? 2 : 1)
+#define QUERY_STRIPS 2
 
 // sum_e g o of every query: blockDim = [32, 4], gridDim = [ceil(batches * heads * queries / 4)]; `dots`: [B, H, T].
 KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g_at, CONSTANT Heads o_at, CONSTANT Sizes sizes) {
@@ -47,8 +49,10 @@ KERNEL void __launch_bounds__(THREADS)
 
     // With a causal mask, queries before the first key see none of these.
     int skipped = causal ? first / BLOCK : 0, all = (sizes.queries + BLOCK - 1) / BLOCK;
-    int steps = all > skipped ? all - skipped : 0, strip = threadIdx.x / WARP * STRIP;
-    float dk_sums[COLUMN_TILES][4] = {}, dv_sums[COLUMN_TILES][4] = {};
+    int steps = all > skipped ? all - skipped : 0;
+    typedef Share<KEY_STRIPS> Own;
+    int row = Own::row(), column = Own::column(BLOCK);
+    float dk_sums[KEY_STRIPS][COLUMN_TILES][4] = {}, dv_sums[KEY_STRIPS][COLUMN_TILES][4] = {};
 
     auto fetch = [&](int i, int stage) {
         int shared = i / steps, from = (skipped + i % steps) * BLOCK;
@@ -57,32 +61,41 @@ KERNEL void __launch_bounds__(THREADS)
     };
     auto use = [&](int i, int stage) {
         int head = kv * sizes.group + i / steps, from = (skipped + i % steps) * BLOCK;
-        const T* q_tile = q_tiles + stage * BLOCK * TILE_ROW;
-        const T* g_tile = g_tiles + stage * BLOCK * TILE_ROW;
+        const T* q_tile = q_tiles + (stage * BLOCK + column) * TILE_ROW;
+        const T* g_tile = g_tiles + (stage * BLOCK + column) * TILE_ROW;
         const T* bias = mask ? mask + batch * mask_at.batch + head * mask_at.head : mask;
         i64 queries = ((i64)batch * sizes.heads + head) * sizes.queries;
-        float p[BLOCK_TILES][4] = {}, d[BLOCK_TILES][4] = {};
+        const int N = BLOCK / KEY_STRIPS / 8;
+        float p[KEY_STRIPS][N][4] = {}, d[KEY_STRIPS][N][4] = {};
         // Rows are keys here and columns queries, so that the weights lie as the next product needs them.
-        Tiles<T>::scores(p, k_tile + strip * TILE_ROW, q_tile);
-        Tiles<T>::scores(d, v_tile + strip * TILE_ROW, g_tile);
-        Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + strip, from);
-#pragma unroll
-        for (int n = 0; n < BLOCK_TILES; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int query = from + column_of(n, e);
+        Tiles<T>::scores(p, k_tile + row * TILE_ROW, q_tile);
+        Tiles<T>::scores(d, v_tile + row * TILE_ROW, g_tile);
+        Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from + column);
+        EACH (n, N)
+            EACH (e, 2) {
+                int query = from + column + column_of(n, e);
                 bool inside = query < sizes.queries;
-                p[n][e] = weight_of(p[n][e], inside ? lse[queries + query] : 0.0f);
-                d[n][e] = p[n][e] * (d[n][e] - (inside ? dots[queries + query] : 0.0f));
+                float norm = inside ? lse[queries + query] : 0.0f, dot = inside ? dots[queries + query] : 0.0f;
+                EACH (m, KEY_STRIPS)
+                    EACH (r, 2) {
+                        float &weight = p[m][n][2 * r + e], &back = d[m][n][2 * r + e];
+                        weight = weight_of(weight, norm);
+                        back = weight * (back - dot);
+                    }
             }
-        }
         Tiles<T>::weighted(dv_sums, p, g_tile);
         Tiles<T>::weighted(dk_sums, d, q_tile);
     };
     pipeline(steps * sizes.group, fetch, use);
 
-    store_rows(dk + batch * dk_at.batch + kv * dk_at.head, dk_at.row, first + strip, sizes.keys, dk_sums, scale, scale);
-    store_rows(dv + batch * dv_at.batch + kv * dv_at.head, dv_at.row, first + strip, sizes.keys, dv_sums, 1.0f, 1.0f);
+    Own::join(dk_sums, (float*)memory);
+    Own::join(dv_sums, (float*)memory);
+    if (!Own::owns()) return;
+    float by_scale[KEY_STRIPS][2], by_one[KEY_STRIPS][2];
+    EACH (m, KEY_STRIPS)
+        EACH (r, 2) by_scale[m][r] = scale, by_one[m][r] = 1.0f;
+    store_rows(dk + batch * dk_at.batch + kv * dk_at.head, dk_at.row, first + row, sizes.keys, dk_sums, by_scale);
+    store_rows(dv + batch * dv_at.batch + kv * dv_at.head, dv_at.row, first + row, sizes.keys, dv_sums, by_one);
 }
 
 // The gradient of queries: a block of four strips of queries walks the keys. gridDim = [ceil(queries / 64) * heads * batches],
@@ -106,34 +119,38 @@ KERNEL void __launch_bounds__(THREADS)
     if (mask) mask += batch * mask_at.batch + head * mask_at.head;
 
     int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
-    int strip = threadIdx.x / WARP * STRIP;
+    typedef Share<QUERY_STRIPS> Own;
+    int row = Own::row(), column = Own::column(BLOCK);
     Scores scores(scale, mask, mask_at, sizes, causal);
-    float norm[2], dot[2], sums[COLUMN_TILES][4] = {};
-    for (int r = 0; r < 2; r++) {
-        int query = first + strip + row_of(2 * r);
-        bool inside = query < sizes.queries;
-        norm[r] = inside ? lse[(i64)line * sizes.queries + query] : 0.0f;
-        dot[r] = inside ? dots[(i64)line * sizes.queries + query] : 0.0f;
-    }
+    float norm[QUERY_STRIPS][2], dot[QUERY_STRIPS][2], by_scale[QUERY_STRIPS][2], sums[QUERY_STRIPS][COLUMN_TILES][4] = {};
+    EACH (m, QUERY_STRIPS)
+        EACH (r, 2) {
+            int query = first + row + m * STRIP + row_of(2 * r);
+            bool inside = query < sizes.queries;
+            norm[m][r] = inside ? lse[(i64)line * sizes.queries + query] : 0.0f;
+            dot[m][r] = inside ? dots[(i64)line * sizes.queries + query] : 0.0f;
+            by_scale[m][r] = scale;
+        }
 
     auto fetch = [&](int i, int stage) {
         copy_rows<BLOCK>(k_tiles + stage * BLOCK * TILE_ROW, k, k_at.row, i * BLOCK, sizes.keys);
         copy_rows<BLOCK>(v_tiles + stage * BLOCK * TILE_ROW, v, v_at.row, i * BLOCK, sizes.keys);
     };
     auto use = [&](int i, int stage) {
-        const T* k_tile = k_tiles + stage * BLOCK * TILE_ROW;
-        float p[BLOCK_TILES][4] = {}, d[BLOCK_TILES][4] = {};
-        Tiles<T>::scores(p, q_tile + strip * TILE_ROW, k_tile);
-        Tiles<T>::scores(d, g_tile + strip * TILE_ROW, v_tiles + stage * BLOCK * TILE_ROW);
-        scores.apply<false>(p, first + strip, i * BLOCK);
-#pragma unroll
-        for (int n = 0; n < BLOCK_TILES; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) d[n][e] = weight_of(p[n][e], norm[e / 2]) * (d[n][e] - dot[e / 2]);
-        }
+        const T* k_tile = k_tiles + (stage * BLOCK + column) * TILE_ROW;
+        const int N = BLOCK / QUERY_STRIPS / 8;
+        float p[QUERY_STRIPS][N][4] = {}, d[QUERY_STRIPS][N][4] = {};
+        Tiles<T>::scores(p, q_tile + row * TILE_ROW, k_tile);
+        Tiles<T>::scores(d, g_tile + row * TILE_ROW, v_tiles + (stage * BLOCK + column) * TILE_ROW);
+        scores.apply<false>(p, first + row, i * BLOCK + column);
+        EACH (m, QUERY_STRIPS)
+            EACH (n, N)
+                EACH (e, 4) d[m][n][e] = weight_of(p[m][n][e], norm[m][e / 2]) * (d[m][n][e] - dot[m][e / 2]);
         Tiles<T>::weighted(sums, d, k_tile);
     };
     pipeline((visible + BLOCK - 1) / BLOCK, fetch, use);
 
-    store_rows(dq + batch * dq_at.batch + head * dq_at.head, dq_at.row, first + strip, sizes.queries, sums, scale, scale);
+    Own::join(sums, (float*)memory);
+    if (!Own::owns()) return;
+    store_rows(dq + batch * dq_at.batch + head * dq_at.head, dq_at.row, first + row, sizes.queries, sums, by_scale);
 }

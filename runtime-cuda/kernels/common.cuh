@@ -26,6 +26,7 @@ struct Strided {
     int size[8];
     int rank;
 };
+static_assert(sizeof(Strided) == 104, "the launcher packs this structure");
 
 // ---- Element types: as stored (`E`), and as computed in (`C`).
 

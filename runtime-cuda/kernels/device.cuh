@@ -57,11 +57,10 @@ DEVICE u32 pack2(float low, float high, bf16) {
 }
 
 // 16 bytes to global memory in one instruction: left to itself the compiler stores the parts of what it has just packed one by one.
+// It clobbers no memory, so that loads of later steps may go first: no launch reads what it stores this way.
 DEVICE void store16(void* to, const uint4& x) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w));
 }
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

@@ -1,7 +1,7 @@
-// Products of tiles in shared memory, for attention. A warp owns a strip of 16 rows; its results are spread over the lanes as those
-// of the tensor cores' m16n8k16 (device.cuh), `float c[N][4]` for N tiles of 8 columns. Halves are multiplied by tensor cores with
-// f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once.
-// Defines: T, HEAD_DIM.
+// Products of tiles in shared memory, for attention. Rows go by strips of 16, whose results are spread over a warp as those
+// of the tensor cores' m16n8k16 (device.cuh): `float c[M][N][4]` for M strips and N tiles of 8 columns. Halves are multiplied by
+// tensor cores with f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once. Defines: T,
+// HEAD_DIM.
 #ifndef WEFT_TILE
 #define WEFT_TILE
 #include "common.cuh"
@@ -13,6 +13,7 @@
 #define STRIP 16
 #define STRIPS (WARPS * STRIP)
 #define THREADS (WARPS * WARP)
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 
 DEVICE int lane_row() { return threadIdx.x % WARP / 4; }
 DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
@@ -45,41 +46,78 @@ template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, U
     copy_async_wait<0>();
 }
 
+// A block's four warps share its 64 rows and the columns of each step: a warp takes M strips of rows and one of M parts of the
+// columns. M = 1: four strips, all columns. M = 2: every row of the other operand that is read from shared memory serves two
+// strips, where the tensor cores would wait for it otherwise; the two parts' sums are added at the end.
+template <int M> struct Share {
+    // The first row of this warp's strips, and its part of `columns` columns.
+    static DEVICE int row() { return threadIdx.x / WARP / M * M * STRIP; }
+    static DEVICE int column(int columns) { return (int)(threadIdx.x / WARP) % M * (columns / M); }
+    // Whether this warp has the sums at the end.
+    static DEVICE bool owns() { return threadIdx.x / WARP % M == 0; }
+
+    // The other part's number in the same place. All threads call this; `scratch` has a float for each.
+    static DEVICE float other(float x, float* scratch) {
+        if (M == 1) return x;
+        __syncthreads();
+        scratch[threadIdx.x] = x;
+        __syncthreads();
+        return scratch[threadIdx.x ^ WARP];
+    }
+
+    // Adds the other part's sums, for the owner; `scratch` has THREADS / 2 * M * N * 4 floats.
+    template <int N> static DEVICE void join(float (&c)[M][N][4], float* scratch) {
+        if (M == 1) return;
+        float* at = scratch + threadIdx.x / WARP / 2 * (M * N * 4 * WARP) + threadIdx.x % WARP;
+        __syncthreads();
+        EACH (m, M)
+            EACH (n, N)
+                EACH (e, 4)
+                    if (!owns()) at[((m * N + n) * 4 + e) * WARP] = c[m][n][e];
+        __syncthreads();
+        EACH (m, M)
+            EACH (n, N)
+                EACH (e, 4)
+                    if (owns()) c[m][n][e] += at[((m * N + n) * 4 + e) * WARP];
+    }
+};
+
 // The type whose overloads say how tiles are multiplied.
 template <class E> struct Tiles {
-    // c += a b^T: a strip's rows against 8 N rows of `b`, over the head's dimension.
-    template <int N> static DEVICE void scores(float (&c)[N][4], const E* a, const E* b) {
+    // c += a b^T: M strips of rows against 8 N rows of `b`, over the head's dimension.
+    template <int M, int N> static DEVICE void scores(float (&c)[M][N][4], const E* a, const E* b) {
         int lane = threadIdx.x % WARP;
         a += lane % 16 * TILE_ROW + lane / 16 * 8;
         b += (lane / 16 * 8 + lane % 8) * TILE_ROW + lane / 8 % 2 * 8;
 #pragma unroll
         for (int k = 0; k < HEAD_DIM; k += 16) {
-            u32 left[4];
-            load_matrices(left, a + k);
+            u32 left[M][4];
+            EACH (m, M) load_matrices(left[m], a + m * STRIP * TILE_ROW + k);
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
                 u32 right[4];
                 load_matrices(right, b + n * 8 * TILE_ROW + k);
-                mma_m16n8k16(c[n], left, right[0], right[1], E());
-                mma_m16n8k16(c[n + 1], left, right[2], right[3], E());
+                EACH (m, M) mma_m16n8k16(c[m][n], left[m], right[0], right[1], E());
+                EACH (m, M) mma_m16n8k16(c[m][n + 1], left[m], right[2], right[3], E());
             }
         }
     }
 
-    // c += p b: weights of a strip, as `scores` left them, of 8 K rows of `b`. They are rounded to halves.
-    template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const E* b) {
+    // c += p b: weights of M strips, as `scores` left them, of 8 K rows of `b`. They are rounded to halves.
+    template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const E* b) {
         int lane = threadIdx.x % WARP;
         b += lane % 16 * TILE_ROW + lane / 16 * 8;
 #pragma unroll
         for (int k = 0; k < K; k += 2) {
-            u32 left[4] = {pack2(p[k][0], p[k][1], E()), pack2(p[k][2], p[k][3], E()), pack2(p[k + 1][0], p[k + 1][1], E()),
-                           pack2(p[k + 1][2], p[k + 1][3], E())};
+            u32 left[M][4];
+            EACH (m, M)
+                EACH (i, 4) left[m][i] = pack2(p[m][k + i / 2][i % 2 * 2], p[m][k + i / 2][i % 2 * 2 + 1], E());
 #pragma unroll
             for (int n = 0; n < COLUMN_TILES; n += 2) {
                 u32 right[4];
                 load_matrices_transposed(right, b + k * 8 * TILE_ROW + n * 8);
-                mma_m16n8k16(c[n], left, right[0], right[1], E());
-                mma_m16n8k16(c[n + 1], left, right[2], right[3], E());
+                EACH (m, M) mma_m16n8k16(c[m][n], left[m], right[0], right[1], E());
+                EACH (m, M) mma_m16n8k16(c[m][n + 1], left[m], right[2], right[3], E());
             }
         }
     }
@@ -89,67 +127,53 @@ template <class E> struct Tiles {
 };
 
 template <> struct Tiles<float> {
-    template <int N> static DEVICE void scores(float (&c)[N][4], const float* a, const float* b) {
+    template <int M, int N> static DEVICE void scores(float (&c)[M][N][4], const float* a, const float* b) {
         a += lane_row() * TILE_ROW;
         b += lane_column() * TILE_ROW;
 #pragma unroll 4
         for (int k = 0; k < HEAD_DIM; k += 4) {
-            float upper[4], lower[4], right[4];
-            load_pack(upper, a + k);
-            load_pack(lower, a + 8 * TILE_ROW + k);
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+            float left[2 * M][4], right[4];
+            EACH (r, 2 * M) load_pack(left[r], a + r * 8 * TILE_ROW + k);
+            EACH (n, N)
+                EACH (e, 2) {
                     load_pack(right, b + (n * 8 + e) * TILE_ROW + k);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        c[n][e] += upper[i] * right[i];
-                        c[n][2 + e] += lower[i] * right[i];
-                    }
+                    EACH (r, 2 * M)
+                        EACH (i, 4) c[r / 2][n][r % 2 * 2 + e] += left[r][i] * right[i];
                 }
-            }
         }
     }
 
-    // Every lane needs its two rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as
-    // the tensor cores have them: one 16-byte load for 8 multiply-adds.
-    template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const float* b) {
+    // Every lane needs its rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as the
+    // tensor cores have them: one 16-byte load for 8 M multiply-adds.
+    template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const float* b) {
         b += lane_column() * 2;
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                int owner = lane_row() * 4 + i / 2;
-                float upper = __shfl_sync(ALL_LANES, p[k][i % 2], owner), lower = __shfl_sync(ALL_LANES, p[k][2 + i % 2], owner);
+        EACH (k, K)
+            EACH (i, 8) {
+                float left[2 * M];
+                EACH (r, 2 * M) left[r] = __shfl_sync(ALL_LANES, p[r / 2][k][r % 2 * 2 + i % 2], lane_row() * 4 + i / 2);
 #pragma unroll
                 for (int n = 0; n < COLUMN_TILES; n += 2) {
                     float right[4];
                     load_pack(right, b + (k * 8 + i) * TILE_ROW + n * 8);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        c[n + e / 2][e % 2] += upper * right[e];
-                        c[n + e / 2][2 + e % 2] += lower * right[e];
-                    }
+                    EACH (r, 2 * M)
+                        EACH (e, 4) c[r / 2][n + e / 2][r % 2 * 2 + e % 2] += left[r] * right[e];
                 }
             }
-        }
     }
 
     static DEVICE int dimension_of(int n, int e) { return n / 2 * 16 + lane_column() * 2 + n % 2 * 2 + e % 2; }
 };
 
-// Stores a strip's rows `first ..` below `count`, each scaled.
-DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&c)[COLUMN_TILES][4], float upper, float lower) {
-#pragma unroll
-    for (int n = 0; n < COLUMN_TILES; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            int row = first + row_of(e);
-            float scale = e == 0 ? upper : lower, pair[2] = {c[n][e] * scale, c[n][e + 1] * scale};
-            if (row < count) store_pack(to + row * row_step + Tiles<T>::dimension_of(n, e), pair);
-        }
-    }
+// Stores M strips' rows `first ..` below `count`, their upper and lower halves scaled.
+template <int M> DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&c)[M][COLUMN_TILES][4],
+                                        const float (&scale)[M][2]) {
+    EACH (m, M)
+        EACH (n, COLUMN_TILES)
+            EACH (r, 2) {
+                int row = first + m * STRIP + row_of(2 * r);
+                float pair[2] = {c[m][n][2 * r] * scale[m][r], c[m][n][2 * r + 1] * scale[m][r]};
+                if (row < count) store_pack(to + row * row_step + Tiles<T>::dimension_of(n, 2 * r), pair);
+            }
 }
 
 // ---- What forward and backward share.
@@ -169,6 +193,7 @@ struct Mask {
 struct Sizes {
     int batches, heads, group, queries, keys;
 };
+static_assert(sizeof(Heads) == 24 && sizeof(Mask) == 32 && sizeof(Sizes) == 20, "the launcher packs these structures");
 
 // What a head's scores become: scaled, masked, and in units of ln 2, so that weights are powers of two.
 struct Scores {
@@ -193,25 +218,21 @@ struct Scores {
         return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
     }
 
-    // Of a strip of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys.
-    template <bool TURNED, int N> DEVICE void apply(float (&s)[N][4], int row, int column) const {
-        bool all = TURNED ? plain(column, column + 8 * N, row, row + STRIP) : plain(row, row + STRIP, column, column + 8 * N);
-        if (all) {
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[n][e] *= scale;
-            }
+    // Of M strips of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys.
+    template <bool TURNED, int M, int N> DEVICE void apply(float (&s)[M][N][4], int row, int column) const {
+        int end_row = row + M * STRIP, end_column = column + 8 * N;
+        if (TURNED ? plain(column, end_column, row, end_row) : plain(row, end_row, column, end_column)) {
+            EACH (m, M)
+                EACH (n, N)
+                    EACH (e, 4) s[m][n][e] *= scale;
             return;
         }
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int r = row + row_of(e), c = column + column_of(n, e);
-                s[n][e] = TURNED ? of(s[n][e], c, r) : of(s[n][e], r, c);
-            }
-        }
+        EACH (m, M)
+            EACH (n, N)
+                EACH (e, 4) {
+                    int r = row + m * STRIP + row_of(e), c = column + column_of(n, e);
+                    s[m][n][e] = TURNED ? of(s[m][n][e], c, r) : of(s[m][n][e], r, c);
+                }
     }
 };
 

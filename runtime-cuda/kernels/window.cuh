@@ -21,5 +21,6 @@ struct Conv {
         return offset < 0 || p * stride != offset || p >= size ? -1 : p;
     }
 };
+static_assert(sizeof(Conv) == 56, "the launcher packs this structure");
 
 #endif

@@ -1,4 +1,4 @@
-// arg_reduce.cu, scan.cu and sort.cu of one type: all that works along the lines of an axis.
+// arg_reduce.cu, scan.cu and sort.cu of one type, with keys of type K: all that works along the lines of an axis.
 namespace CASE {
 namespace largest {
 #define LARGEST 1
@@ -34,16 +34,7 @@ namespace linear {
 namespace sorting {
 #include "../sort.cu"
 }
-namespace narrow {
-#define K u32
 #include "../radix.cu"
-#undef K
-}  // namespace narrow
-namespace wide {
-#define K u64
-#include "../radix.cu"
-#undef K
-}  // namespace wide
 
 typedef Compute<T>::type C;
 
@@ -150,19 +141,6 @@ static void scans(i64 lines, i64 n, bool across, bool reverse) {
     scan("linear", 2, lines, n, across, reverse, linear::scan_lines, linear::scan_parts, linear::scan_starts, linear::scan_values);
 }
 
-[[maybe_unused]] static void radix(int order, u32* keys, u32* places, u32* keys2, u32* places2, u32* counts, i64 n, int shift,
-                                   dim3 grid) {
-    emulator::launch(order, grid, dim3(256), 0, [&] { narrow::radix_count(counts, keys, n, shift); });
-    emulator::launch(order, dim3(grid.y), dim3(256), 0, [&] { narrow::radix_places(counts, 16 * grid.x); });
-    emulator::launch(order, grid, dim3(256), 0, [&] { narrow::radix_move(keys2, places2, keys, places, counts, n, shift); });
-}
-[[maybe_unused]] static void radix(int order, u64* keys, u32* places, u64* keys2, u32* places2, u32* counts, i64 n, int shift,
-                                   dim3 grid) {
-    emulator::launch(order, grid, dim3(256), 0, [&] { wide::radix_count(counts, keys, n, shift); });
-    emulator::launch(order, dim3(grid.y), dim3(256), 0, [&] { wide::radix_places(counts, 16 * grid.x); });
-    emulator::launch(order, grid, dim3(256), 0, [&] { wide::radix_move(keys2, places2, keys, places, counts, n, shift); });
-}
-
 static void sort(i64 lines, i64 n, bool across, int descending) {
     std::string what = std::string(__PRETTY_FUNCTION__) + " " + std::to_string(lines) + "x" + std::to_string(n) +
                        (descending ? " descending" : "");
@@ -199,12 +177,15 @@ static void sort(i64 lines, i64 n, bool across, int descending) {
         Memory<u32> places(lines * n), places2(lines * n), counts(lines * 16 * ((n + 2047) / 2048));
         emulator::launch(order, blocks(lines * n, 256), dim3(256), 0,
                          [&] { sorting::sort_keys(keys, places, x, at, lines * n, n, step, descending); });
-        sorting::Key *from = keys, *to = keys2;
+        K *from = keys, *to = keys2;
         u32 *places_from = places, *places_to = places2;
         // Bits that are the same in all keys of the type need no pass.
         int from_bit = std::is_same_v<T, f16> ? 12 : std::is_same_v<T, bf16> ? 16 : 0;
         for (int shift = from_bit; shift < (std::is_same_v<T, u8> ? 8 : 8 * (int)sizeof(sorting::Key)); shift += 4) {
-            radix(order, from, places_from, to, places_to, counts, n, shift, dim3((n + 2047) / 2048, lines));
+            dim3 grid((n + 2047) / 2048, lines);
+            emulator::launch(order, grid, dim3(256), 0, [&] { radix_count(counts, from, n, shift); });
+            emulator::launch(order, dim3(lines), dim3(256), 0, [&] { radix_places(counts, 16 * grid.x); });
+            emulator::launch(order, grid, dim3(256), 0, [&] { radix_move(to, places_to, from, places_from, counts, n, shift); });
             std::swap(from, to), std::swap(places_from, places_to);
         }
         emulator::launch(order, blocks(lines * n, 256), dim3(256), 0,
@@ -228,6 +209,7 @@ static Test test([] {
 }  // namespace CASE
 #undef CASE
 #undef T
+#undef K
 #undef THREADS
 #undef ITEMS
 #undef TILE
