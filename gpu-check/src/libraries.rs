@@ -15,8 +15,8 @@ const NAMES: [&str; 2] = ["libnvrtc.so", "libcublasLt.so"];
 /// Where the toolkit usually is.
 const USUAL: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 
-/// Runs this program with the libraries and PyTorch's values where it looks for them; `None` when it already does, else whether all passed.
-pub fn in_surroundings(goldens: &Path) -> Result<Option<bool>, String> {
+/// Runs this program with the libraries and PyTorch's values where it looks for them; `None` when it already does, else how that ended.
+pub fn in_surroundings(goldens: &Path) -> Result<Option<u8>, String> {
     if env::var_os(STARTED).is_some() {
         return Ok(None);
     }
@@ -26,11 +26,8 @@ pub fn in_surroundings(goldens: &Path) -> Result<Option<bool>, String> {
     let mut again = Command::new(program);
     again.args(env::args_os().skip(1)).env(STARTED, "1").env(PATH, path).env(GOLDENS, goldens);
     let status = again.status().map_err(|e| e.to_string())?;
-    match status.code() {
-        Some(0) => Ok(Some(true)),
-        Some(1) => Ok(Some(false)),
-        _ => Err(format!("ended with {status}")),
-    }
+    let code = status.code().and_then(|c| u8::try_from(c).ok());
+    code.map(Some).ok_or_else(|| format!("ended with {status}"))
 }
 
 /// Folders that hold one of the libraries: of Python's packages, then the usual ones.

@@ -37,19 +37,19 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let run = || -> Result<bool, String> {
+    let run = || -> Result<u8, String> {
         let args = parse(std::env::args().skip(1))?;
         if let Some(status) = libraries::in_surroundings(&goldens::unpack()?)? {
             return Ok(status);
         }
-        match args.device.as_str() {
-            "cpu" => check(&Cpu::new(), &args),
-            _ => check(&Cuda::new(0).map_err(|e| e.to_string())?, &args),
-        }
+        let passed = match args.device.as_str() {
+            "cpu" => check(&Cpu::new(), &args)?,
+            _ => check(&Cuda::new(0).map_err(|e| e.to_string())?, &args)?,
+        };
+        Ok(u8::from(!passed))
     };
     match run() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
+        Ok(status) => ExitCode::from(status),
         Err(message) => {
             eprintln!("weftgrad-gpu-check: {message}");
             ExitCode::from(2)
