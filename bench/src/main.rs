@@ -10,14 +10,13 @@
 //! KiB, `loss CASE` the last loss.
 #![forbid(unsafe_code)]
 
-mod cases;
 mod serve;
 mod table;
-mod timing;
 
 use std::process::ExitCode;
 
 use weftgrad::Cpu;
+use weftgrad_bench::cases;
 
 /// What was asked for.
 struct Args {

@@ -7,7 +7,7 @@ use std::{
 
 use weftgrad::Cpu;
 
-use crate::{
+use weftgrad_bench::{
     cases::{Case, build},
     timing,
 };

@@ -2,7 +2,9 @@
 
 use weftgrad::{Cpu, Runtime};
 
-use crate::{cases, serve, timing};
+use weftgrad_bench::{cases, timing};
+
+use crate::serve;
 
 /// Times each case for `rounds` rounds and prints minimum and median.
 pub fn print(cpu: Cpu, names: &[String], rounds: usize, json: bool) -> Result<(), String> {

@@ -17,5 +17,6 @@ fn nanoseconds(case: &mut Case, repeats: u64) -> weftgrad::Result<f64> {
     for _ in 0..repeats {
         (case.run)()?;
     }
+    (case.finish)()?;
     Ok(start.elapsed().as_nanos() as f64)
 }

@@ -60,6 +60,8 @@ pub use optim;
 pub use runtime_cpu::{self, Cpu, Simd};
 #[cfg(feature = "wgpu")]
 pub use runtime_wgpu::{self, Wgpu};
+#[cfg(feature = "cuda")]
+pub use runtime_cuda::{self, Cuda};
 
 /// What most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
@@ -75,4 +77,6 @@ pub mod prelude {
     pub use runtime_cpu::Cpu;
     #[cfg(feature = "wgpu")]
     pub use runtime_wgpu::Wgpu;
+    #[cfg(feature = "cuda")]
+    pub use runtime_cuda::Cuda;
 }

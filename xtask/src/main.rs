@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod cuda;
 mod goldens;
 mod repo;
 mod report;

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{repo, tidy, tools};
+use crate::{cuda, repo, tidy, tools};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ enum Action {
     Tidy,
     /// Every row of [`EXAMPLES`].
     Examples,
+    /// What can be known of CUDA without a GPU.
+    Cuda,
 }
 
 /// An example binary and the arguments of its smoke run: small enough for seconds.
@@ -92,6 +94,11 @@ pub static STAGES: &[Stage] = &[
         about: "the WebGPU runtime passes the suite, on hardware or on a software driver",
         action: Action::Cargos(WGPU_STAGE),
     },
+    Stage {
+        name: "cuda",
+        about: "CUDA kernels become machine code, and run on the host's emulator",
+        action: Action::Cuda,
+    },
 ];
 
 /// The stage called `name`.
@@ -134,6 +141,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Cargo { args, env } => run_cargo(args, env),
         Action::Cargos(all) => all.iter().try_for_each(|args| run_cargo(args, &[])),
         Action::Tidy => tidy::run(),
+        Action::Cuda => cuda::run(),
         Action::Examples => EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[])),
     }
 }
@@ -144,7 +152,7 @@ impl Example {
     }
 }
 
-fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
+pub fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
     let line = shown(args, env);
     println!("$ {line}");
     let mut command = Command::new("cargo");

@@ -41,6 +41,13 @@ const TOOLS: &[Tool] = &[
         ],
         advice: "your GPU's driver, or the software driver of your distribution's mesa-vulkan-drivers package",
     },
+    Tool {
+        name: "g++",
+        stages: &["cuda"],
+        probe: &["g++", "--version"],
+        install: &["apt-get", "install", "-y", "--no-install-recommends", "g++"],
+        advice: "your distribution's g++ package",
+    },
 ];
 
 /// Looks for what `stages` need, installs what is missing if `install` is set, and returns each stage

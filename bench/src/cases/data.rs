@@ -1,19 +1,19 @@
 //! Inputs of cases: the same on every run.
 
-use weftgrad::{Cpu, DType, Result, Tensor};
+use weftgrad::{DType, Result, Runtime, Tensor};
 
 /// Standard normal values (of a stream; large ones repeat a million draws, which times the same and starts sooner).
-pub fn normal(cpu: &Cpu, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<Cpu>> {
+pub fn normal<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<R>> {
     let n: usize = shape.iter().product();
     let mut rng = weftgrad::rng::Philox::new(seed, 0);
     let draws: Vec<f64> = (0..n.min(1 << 20)).map(|_| rng.normal()).collect();
     let mut values = draws.iter().cycle();
-    Tensor::from_f64_fn(cpu, shape, dtype, || values.next().copied().unwrap_or(0.0))
+    Tensor::from_f64_fn(rt, shape, dtype, || values.next().copied().unwrap_or(0.0))
 }
 
 /// Whole numbers below `limit`.
-pub fn classes(cpu: &Cpu, shape: &[usize], limit: usize, seed: u64) -> Result<Tensor<Cpu>> {
+pub fn classes<R: Runtime>(rt: &R, shape: &[usize], limit: usize, seed: u64) -> Result<Tensor<R>> {
     let mut rng = weftgrad::rng::Philox::new(seed, 1);
     let values: Vec<i64> = (0..shape.iter().product()).map(|_| rng.below(limit as u64) as i64).collect();
-    Tensor::from_slice(cpu, shape, &values)
+    Tensor::from_slice(rt, shape, &values)
 }

@@ -1,7 +1,7 @@
 //! Fused operations, forward and backward.
 
 use weftgrad::{
-    Backward, BackwardHook, Cpu, DType, Leaf, LeafGrad, NnOps, Result, Tensor, Var,
+    Backward, BackwardHook, DType, Leaf, LeafGrad, NnOps, Result, Runtime, Tensor, Var,
     ops::{Apply, PointwiseOps},
 };
 
@@ -10,8 +10,8 @@ use super::{Case, data};
 /// A hook that drops every gradient.
 pub struct Drop;
 
-impl BackwardHook<Cpu> for Drop {
-    fn on_leaf_grad_ready(&mut self, _: &std::sync::Arc<Leaf<Cpu>>, _: LeafGrad<Cpu>) -> Result<()> {
+impl<R: Runtime> BackwardHook<R> for Drop {
+    fn on_leaf_grad_ready(&mut self, _: &std::sync::Arc<Leaf<R>>, _: LeafGrad<R>) -> Result<()> {
         Ok(())
     }
 }
@@ -28,27 +28,27 @@ fn apply<T: Apply>(name: &str, x: &T, weight: &T, bias: &T) -> Result<T> {
     }
 }
 
-fn parameters(cpu: &Cpu, n: &[usize]) -> Result<(Tensor<Cpu>, Tensor<Cpu>)> {
+fn parameters<R: Runtime>(rt: &R, n: &[usize]) -> Result<(Tensor<R>, Tensor<R>)> {
     let width = n[n.len() - 1];
-    Ok((Tensor::ones(cpu, [width], DType::F32)?, Tensor::zeros(cpu, [width], DType::F32)?))
+    Ok((Tensor::ones(rt, [width], DType::F32)?, Tensor::zeros(rt, [width], DType::F32)?))
 }
 
-pub fn forward(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
-    let (x, (w, b), name) = (data::normal(cpu, n, DType::F32, 1)?, parameters(cpu, n)?, name.to_owned());
+pub fn forward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+    let (x, (w, b), name) = (data::normal(rt, n, DType::F32, 1)?, parameters(rt, n)?, name.to_owned());
     Ok(Case::new(move || apply(&name, &x, &w, &b).map(drop)))
 }
 
-pub fn forward_backward(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
-    let x = Var::leaf("x", data::normal(cpu, n, DType::F32, 1)?)?;
-    let (w, b) = parameters(cpu, n)?;
+pub fn forward_backward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+    let x = Var::leaf("x", data::normal(rt, n, DType::F32, 1)?)?;
+    let (w, b) = parameters(rt, n)?;
     let (w, b) = (Var::leaf("weight", w)?, Var::leaf("bias", b)?);
-    let (g, name) = (Var::new(data::normal(cpu, n, DType::F32, 2)?), name.to_owned());
+    let (g, name) = (Var::new(data::normal(rt, n, DType::F32, 2)?), name.to_owned());
     Ok(Case::new(move || Backward::from(&apply(&name, &x, &w, &b)?, &g)?.run(&mut Drop)))
 }
 
-pub fn cross_entropy(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
-    let logits = data::normal(cpu, n, DType::F32, 1)?;
-    let target = Var::new(data::classes(cpu, &n[..1], n[1], 2)?);
+pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+    let logits = data::normal(rt, n, DType::F32, 1)?;
+    let target = Var::new(data::classes(rt, &n[..1], n[1], 2)?);
     let back = name.ends_with("fb");
     let x = if back { Var::leaf("x", logits)? } else { Var::new(logits) };
     Ok(Case::new(move || {
@@ -57,18 +57,18 @@ pub fn cross_entropy(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
     }))
 }
 
-fn loss_backward(loss: &Var<Cpu>) -> Result<()> {
+fn loss_backward<R: Runtime>(loss: &Var<R>) -> Result<()> {
     Backward::of(loss)?.run(&mut Drop)
 }
 
-pub fn attention(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
+pub fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let back = name.ends_with("fb");
     let input = |i: u64| {
-        let x = data::normal(cpu, n, DType::F32, i)?;
+        let x = data::normal(rt, n, DType::F32, i)?;
         if back { Var::leaf("x", x) } else { Ok(Var::new(x)) }
     };
     let (q, k, v) = (input(1)?, input(2)?, input(3)?);
-    let g = Var::new(data::normal(cpu, n, DType::F32, 4)?);
+    let g = Var::new(data::normal(rt, n, DType::F32, 4)?);
     Ok(Case::new(move || {
         let o = q.attention(&k, &v, None, true, None)?;
         if back { Backward::from(&o, &g)?.run(&mut Drop) } else { Ok(()) }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use weftgrad::{
-    Cpu, DType, Result, Scalar, Shape, Tensor, TensorMut,
+    DType, Result, Runtime, Scalar, Shape, Tensor, TensorMut,
     ops::{Apply, IndexOps, Matmul, MatmulOps, Op, Pointwise, PointwiseOps, ReduceOps, Rule},
     pointwise::Program,
 };
@@ -11,7 +11,7 @@ use weftgrad::{
 use super::{Case, data};
 
 /// A case that runs `op` on `ins` into one piece of memory.
-pub fn repeat(op: impl Into<Op>, ins: Vec<Tensor<Cpu>>) -> Result<Case> {
+pub fn repeat<R: Runtime>(op: impl Into<Op>, ins: Vec<Tensor<R>>) -> Result<Case> {
     let op = op.into();
     let specs: Vec<_> = ins.iter().map(|t| t.spec()).collect();
     let spec = op.infer(&specs)?[0];
@@ -22,22 +22,22 @@ pub fn repeat(op: impl Into<Op>, ins: Vec<Tensor<Cpu>>) -> Result<Case> {
     }))
 }
 
-pub fn gemm(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
+pub fn gemm<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let dtype = match name {
         "gemmbf16" => DType::BF16,
         "gemmf16" => DType::F16,
         _ => DType::F32,
     };
-    repeat(Matmul, vec![data::normal(cpu, &[n[0], n[1]], dtype, 1)?, data::normal(cpu, &[n[1], n[2]], dtype, 2)?])
+    repeat(Matmul, vec![data::normal(rt, &[n[0], n[1]], dtype, 1)?, data::normal(rt, &[n[1], n[2]], dtype, 2)?])
 }
 
-pub fn gemm_new(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
-    let a = data::normal(cpu, &[n[0], n[1]], DType::F32, 1)?;
-    let b = data::normal(cpu, &[n[1], n[2]], DType::F32, 2)?;
+pub fn gemm_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+    let a = data::normal(rt, &[n[0], n[1]], DType::F32, 1)?;
+    let b = data::normal(rt, &[n[1], n[2]], DType::F32, 2)?;
     Ok(Case::new(move || a.matmul(&b).map(drop)))
 }
 
-pub fn elementwise(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
+pub fn elementwise<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[a, b], []| [a + b]));
     let program = match name {
         "add" => ADD.clone(),
@@ -48,22 +48,22 @@ pub fn elementwise(cpu: &Cpu, name: &str, n: &[usize]) -> Result<Case> {
         "gelu" => Program::new("gelu", |[x], []| [x.gelu()]),
         _ => Program::new("gelu_tanh", |[x], []| [x.gelu_tanh()]),
     };
-    let ins = (0..program.inputs()).map(|i| data::normal(cpu, n, DType::F32, i as u64)).collect::<Result<_>>()?;
+    let ins = (0..program.inputs()).map(|i| data::normal(rt, n, DType::F32, i as u64)).collect::<Result<_>>()?;
     repeat(Pointwise::new(&program, &[] as &[Scalar]), ins)
 }
 
-pub fn add_new(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
-    let (a, b) = (data::normal(cpu, n, DType::F32, 1)?, data::normal(cpu, n, DType::F32, 2)?);
+pub fn add_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+    let (a, b) = (data::normal(rt, n, DType::F32, 1)?, data::normal(rt, n, DType::F32, 2)?);
     Ok(Case::new(move || a.add(&b).map(drop)))
 }
 
-pub fn sum(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
-    let x = data::normal(cpu, n, DType::F32, 1)?;
+pub fn sum<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+    let x = data::normal(rt, n, DType::F32, 1)?;
     Ok(Case::new(move || x.sum(&[], false).map(drop)))
 }
 
-pub fn embedding(cpu: &Cpu, _: &str, n: &[usize]) -> Result<Case> {
-    let table = data::normal(cpu, &Shape::new(&n[..2])?, DType::F32, 1)?;
-    let ids = data::classes(cpu, &[n[2]], n[0], 2)?;
+pub fn embedding<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+    let table = data::normal(rt, &Shape::new(&n[..2])?, DType::F32, 1)?;
+    let ids = data::classes(rt, &[n[2]], n[0], 2)?;
     Ok(Case::new(move || table.embedding(&ids).map(drop)))
 }

@@ -8,7 +8,7 @@ mod train;
 
 use std::{cell::Cell, rc::Rc};
 
-use weftgrad::{Cpu, Result};
+use weftgrad::{Result, Runtime};
 
 /// Work to be timed.
 pub struct Case {
@@ -18,73 +18,86 @@ pub struct Case {
     pub long: bool,
     /// The loss of the last call, if it has one.
     pub loss: Rc<Cell<Option<f64>>>,
+    /// Waits until all calls are done: a device may only have queued them.
+    pub finish: Box<dyn Fn() -> Result<()>>,
 }
 
 impl Case {
     fn new(run: impl FnMut() -> Result<()> + 'static) -> Case {
-        Case { run: Box::new(run), long: false, loss: Rc::default() }
+        Case { run: Box::new(run), long: false, loss: Rc::default(), finish: Box::new(|| Ok(())) }
     }
 }
 
-type Build = fn(&Cpu, &str, &[usize]) -> Result<Case>;
+type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 
 /// Name, what the numbers after it mean, and how to make it.
-const CASES: &[(&str, &str, Build)] = &[
-    ("gemm", "M K N", kernels::gemm),
-    ("gemmbf16", "M K N", kernels::gemm),
-    ("gemmf16", "M K N", kernels::gemm),
-    ("gemmalloc", "M K N", kernels::gemm_new),
-    ("add", "N", kernels::elementwise),
-    ("addnew", "N", kernels::add_new),
-    ("copy", "N", kernels::elementwise),
-    ("exp", "N", kernels::elementwise),
-    ("tanh", "N", kernels::elementwise),
-    ("relu", "N", kernels::elementwise),
-    ("gelu", "N", kernels::elementwise),
-    ("gelutanh", "N", kernels::elementwise),
-    ("sum", "N", kernels::sum),
-    ("emb", "V D N", kernels::embedding),
-    ("softmax", "ROWS C", fused::forward),
-    ("layernorm", "ROWS C", fused::forward),
-    ("rmsnorm", "ROWS C", fused::forward),
-    ("xent", "ROWS C", fused::cross_entropy),
-    ("xentfb", "ROWS C", fused::cross_entropy),
-    ("gelufb", "N", fused::forward_backward),
-    ("gelutanhfb", "N", fused::forward_backward),
-    ("tanhfb", "N", fused::forward_backward),
-    ("softmaxfb", "ROWS C", fused::forward_backward),
-    ("layernormfb", "ROWS C", fused::forward_backward),
-    ("rmsnormfb", "ROWS C", fused::forward_backward),
-    ("attn", "B H T D", fused::attention),
-    ("attnfb", "B H T D", fused::attention),
-    ("tinyadd", "", tape::tiny_add),
-    ("tinyadd_nograd", "", tape::tiny_add),
-    ("chain", "", tape::chain),
-    ("chainfwd", "", tape::chain),
-    ("chainmul", "", tape::chain_mul),
-    ("adamw", "N", train::adamw),
-    ("mlp", "", train::mlp),
-    ("cnn", "", train::cnn),
-    ("gpt", "", train::gpt),
-    ("gptbf16", "", train::gpt),
-];
+type Row<R> = (&'static str, &'static str, Build<R>);
+
+fn table<R: Runtime>() -> [Row<R>; 38] {
+    [
+        ("gemm", "M K N", kernels::gemm),
+        ("gemmbf16", "M K N", kernels::gemm),
+        ("gemmf16", "M K N", kernels::gemm),
+        ("gemmalloc", "M K N", kernels::gemm_new),
+        ("add", "N", kernels::elementwise),
+        ("addnew", "N", kernels::add_new),
+        ("copy", "N", kernels::elementwise),
+        ("exp", "N", kernels::elementwise),
+        ("tanh", "N", kernels::elementwise),
+        ("relu", "N", kernels::elementwise),
+        ("gelu", "N", kernels::elementwise),
+        ("gelutanh", "N", kernels::elementwise),
+        ("sum", "N", kernels::sum),
+        ("emb", "V D N", kernels::embedding),
+        ("softmax", "ROWS C", fused::forward),
+        ("layernorm", "ROWS C", fused::forward),
+        ("rmsnorm", "ROWS C", fused::forward),
+        ("xent", "ROWS C", fused::cross_entropy),
+        ("xentfb", "ROWS C", fused::cross_entropy),
+        ("gelufb", "N", fused::forward_backward),
+        ("gelutanhfb", "N", fused::forward_backward),
+        ("tanhfb", "N", fused::forward_backward),
+        ("softmaxfb", "ROWS C", fused::forward_backward),
+        ("layernormfb", "ROWS C", fused::forward_backward),
+        ("rmsnormfb", "ROWS C", fused::forward_backward),
+        ("attn", "B H T D", fused::attention),
+        ("attnfb", "B H T D", fused::attention),
+        ("tinyadd", "", tape::tiny_add),
+        ("tinyadd_nograd", "", tape::tiny_add),
+        ("chain", "", tape::chain),
+        ("chainfwd", "", tape::chain),
+        ("chainmul", "", tape::chain_mul),
+        ("adamw", "N", train::adamw),
+        ("mlp", "", train::mlp),
+        ("cnn", "", train::cnn),
+        ("gpt", "", train::gpt),
+        ("gptbf16", "", train::gpt),
+        ("gpt2", "B T", train::gpt2),
+    ]
+}
 
 /// The case these words name.
-pub fn build(cpu: &Cpu, words: &[&str]) -> std::result::Result<Case, String> {
+pub fn build<R: Runtime>(rt: &R, words: &[&str]) -> std::result::Result<Case, String> {
     let name = words.first().ok_or("an empty case")?;
-    let (_, sizes, make) =
-        CASES.iter().find(|(n, ..)| n == name).ok_or_else(|| format!("no case `{name}`; `list` names all"))?;
+    let (_, sizes, make) = table::<R>()
+        .into_iter()
+        .find(|(n, ..)| n == name)
+        .ok_or_else(|| format!("no case `{name}`; `list` names all"))?;
     let numbers = words[1..].iter().map(|w| w.parse::<usize>().map_err(|_| format!("`{w}` is not a size")));
     let numbers = numbers.collect::<std::result::Result<Vec<_>, _>>()?;
     if numbers.len() != sizes.split_whitespace().count() {
         return Err(format!("`{name}` takes these sizes: {sizes}"));
     }
-    make(cpu, name, &numbers).map_err(|e| format!("{name}: {e}"))
+    let mut case = make(rt, name, &numbers).map_err(|e| format!("{name}: {e}"))?;
+    let rt = rt.clone();
+    case.finish = Box::new(move || rt.synchronize());
+    Ok(case)
 }
 
 /// Usage, with every case.
 pub fn help() -> String {
-    let lines: String = CASES.iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();
+    let lines: String =
+        table::<weftgrad::numcore::NullRuntime>().iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();
     format!(
         "CASE… [--threads N] [--rounds N] [--json], or serve [--threads N]; quote a case with its sizes. Cases:\n{lines}"
     )

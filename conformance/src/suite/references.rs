@@ -1,6 +1,9 @@
 //! The reference values of PyTorch's that come with this crate, in every placement, and cast to other types.
 
-use std::path::Path;
+use std::{
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use numcore::{DType, Result, Runtime};
 
@@ -10,9 +13,13 @@ use super::{
 };
 use crate::golden::{Case, Options, Outcome, Placement, load, run_case};
 
-/// Where the reference values lie.
+/// Where the reference values lie: in this crate's folder, or where `WEFTGRAD_GOLDENS` says, for a program that was built elsewhere.
 pub fn folder() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/goldens"))
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+        let given = std::env::var_os("WEFTGRAD_GOLDENS").map(PathBuf::from);
+        given.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/goldens").into())
+    });
+    &FOLDER
 }
 
 pub(crate) fn references<R: Runtime>(rt: &R) -> Section {

@@ -146,11 +146,13 @@ impl<'b> Expr<'b> {
         Expr::new(self.builder, self.builder.push(inst))
     }
 
-    fn unary(self, op: Unary) -> Self {
+    /// An op by its row in the table: for what goes through all of them.
+    pub fn unary(self, op: Unary) -> Self {
         self.push(Inst::Unary(op, self.id))
     }
 
-    fn binary(self, op: Binary, other: impl IntoExpr<'b>) -> Self {
+    /// An op by its row in the table.
+    pub fn binary(self, op: Binary, other: impl IntoExpr<'b>) -> Self {
         self.push(Inst::Binary(op, self.id, other.into_expr(self.builder).id))
     }
 

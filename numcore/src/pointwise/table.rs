@@ -118,7 +118,7 @@ ops! { Unary, Does1: "Ops of one operand.";
     /// Cosine.
     Cos "cos" Float(libm::cos) [["Math::cos({0})"], ["cos({0})"], ["wg_cos({0})"]];
     /// Tangent.
-    Tan "tan" Float(libm::tan) [["Math::tan({0})"], ["tan({0})"], ["wg_tan({0})"]];
+    Tan "tan" Float(libm::tan) [["Math::tan({0})"], ["wg_tan({0})"], ["wg_tan({0})"]];
     /// Inverse sine.
     Asin "asin" Float(libm::asin) [["Math::asin({0})"], ["asin({0})"], ["wg_asin({0})"]];
     /// Inverse cosine.

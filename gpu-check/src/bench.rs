@@ -1,0 +1,102 @@
+//! The benchmark cases, and what their times mean.
+
+use weftgrad::Runtime;
+use weftgrad_bench::{cases::build, timing};
+
+use crate::report::Report;
+
+const ROUNDS: usize = 5;
+
+/// What a second of a case is measured in.
+#[derive(Clone, Copy)]
+enum Amount {
+    /// Floating-point operations.
+    Operations(f64),
+    /// Bytes of memory read and written.
+    Bytes(f64),
+    /// Tokens.
+    Tokens(f64),
+    None,
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Cases for a GPU: as long as a measurement needs them.
+#[rustfmt::skip]
+const FULL: &[(&str, Amount)] = &[
+    ("copy 268435456", Amount::Bytes(2.0 * GIB)),
+    ("add 268435456", Amount::Bytes(3.0 * GIB)),
+    ("gelu 268435456", Amount::Bytes(2.0 * GIB)),
+    ("sum 268435456", Amount::Bytes(GIB)),
+    ("gemm 4096 4096 4096", Amount::Operations(137.4e9)),
+    ("gemmbf16 4096 4096 4096", Amount::Operations(137.4e9)),
+    ("gemmbf16 8192 8192 8192", Amount::Operations(1099.5e9)),
+    ("gemmf16 8192 8192 8192", Amount::Operations(1099.5e9)),
+    ("gemmbf16 8192 768 3072", Amount::Operations(38.65e9)),
+    ("gemmbf16 8192 768 50257", Amount::Operations(632.3e9)),
+    ("softmax 32768 1024", Amount::Bytes(0.25 * GIB)),
+    ("layernorm 32768 1024", Amount::Bytes(0.25 * GIB)),
+    ("layernormfb 32768 1024", Amount::None),
+    ("rmsnormfb 32768 1024", Amount::None),
+    ("xentfb 8192 50257", Amount::None),
+    ("emb 50257 768 65536", Amount::None),
+    ("attn 8 12 1024 64", Amount::None),
+    ("attnfb 8 12 1024 64", Amount::None),
+    ("adamw 134217728", Amount::Bytes(28.0 * 0.125 * GIB)),
+    ("tinyadd", Amount::None),
+    ("chain", Amount::None),
+    ("mlp", Amount::None),
+    ("cnn", Amount::None),
+    ("gpt", Amount::Tokens(2048.0)),
+    ("gptbf16", Amount::Tokens(2048.0)),
+    ("gpt2 8 1024", Amount::Tokens(8192.0)),
+    ("gpt2 16 1024", Amount::Tokens(16384.0)),
+];
+
+/// Cases that end within seconds anywhere: that the program works.
+const QUICK: &[(&str, Amount)] = &[
+    ("copy 1048576", Amount::Bytes(8.4e6)),
+    ("sum 1048576", Amount::Bytes(4.2e6)),
+    ("gemm 256 256 256", Amount::Operations(33.6e6)),
+    ("softmax 256 256", Amount::Bytes(0.5e6)),
+    ("layernormfb 256 256", Amount::None),
+    ("xentfb 64 1000", Amount::None),
+    ("attnfb 1 2 64 32", Amount::None),
+    ("mlp", Amount::None),
+];
+
+pub fn run<R: Runtime>(rt: &R, quick: bool, report: &mut Report) {
+    for (case, amount) in if quick { QUICK } else { FULL } {
+        match measure(rt, case) {
+            Ok((times, loss)) => report.time(case, times, amount.per_second(times[1]), loss),
+            Err(why) => report.broken("bench", case, why),
+        }
+    }
+}
+
+/// Minimum and median milliseconds, and the last loss.
+fn measure<R: Runtime>(rt: &R, case: &str) -> Result<([f64; 2], Option<f64>), String> {
+    let words: Vec<&str> = case.split_whitespace().collect();
+    let mut built = build(rt, &words)?;
+    timing::per_call(&mut built).map_err(|e| e.to_string())?;
+    let times = (0..ROUNDS).map(|_| timing::per_call(&mut built).map(|ns| ns / 1e6));
+    let mut times = times.collect::<weftgrad::Result<Vec<f64>>>().map_err(|e| e.to_string())?;
+    times.sort_by(f64::total_cmp);
+    let loss = built.loss.get();
+    if let Some(loss) = loss.filter(|l| !l.is_finite()) {
+        return Err(format!("the loss is {loss}"));
+    }
+    Ok(([times[0], times[times.len() / 2]], loss))
+}
+
+impl Amount {
+    fn per_second(self, milliseconds: f64) -> Option<(f64, &'static str)> {
+        let rate = |amount: f64, unit: f64| amount / (milliseconds * 1e-3) / unit;
+        match self {
+            Amount::Operations(n) => Some((rate(n, 1e12), "TFLOP/s")),
+            Amount::Bytes(n) => Some((rate(n, 1e9), "GB/s")),
+            Amount::Tokens(n) => Some((rate(n, 1.0), "tok/s")),
+            Amount::None => None,
+        }
+    }
+}

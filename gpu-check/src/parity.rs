@@ -1,0 +1,74 @@
+//! A small GPT on the device and on the processor: the loss, and every gradient.
+
+use std::time::Instant;
+
+use weftgrad::{
+    Cpu, DType, Result, Runtime, Tensor, Var,
+    nn::{Forward, Gpt, GptConfig, Init, ModuleExt},
+    ops::ViewOps,
+    prelude::NnOps,
+};
+
+use crate::report::Report;
+
+/// How far values may lie apart, in units of a tensor's largest.
+const TOLERANCE: f64 = 1e-4;
+
+/// Loss, and gradients by name.
+type Step = (f64, Vec<(String, Vec<f64>)>);
+
+pub fn run<R: Runtime>(rt: &R, report: &mut Report) {
+    let start = Instant::now();
+    match (step(rt), step(&Cpu::new())) {
+        (Ok(got), Ok(want)) => {
+            let failures = compare(&got, &want);
+            report.checks("parity", "gpt step", want.1.len() + 1, failures, start.elapsed());
+        }
+        (Err(e), _) | (_, Err(e)) => report.broken("parity", "gpt step", e.to_string()),
+    }
+}
+
+fn step<R: Runtime>(rt: &R) -> Result<Step> {
+    let config = GptConfig { vocab: 96, context: 48, layers: 2, heads: 2, width: 64, ..Default::default() };
+    let model = Gpt::new(&Init::new(rt, 3), config)?;
+    let mut rng = weftgrad::rng::Philox::new(5, 0);
+    let tokens: Vec<i64> = (0..4 * 49).map(|_| rng.below(96) as i64).collect();
+    let tokens = Tensor::from_slice(rt, [4, 49], &tokens)?;
+    let x = Var::new(tokens.narrow(1, 0, 48)?.contiguous()?);
+    let y: Tensor<R> = tokens.narrow(1, 1, 48)?.reshape([4 * 48])?;
+    let logits = model.forward(&x)?.reshape([4 * 48, 96])?;
+    let loss = logits.cross_entropy(&Var::new(y), None, Default::default())?;
+    let gradients = loss.backward()?;
+    let mut named = Vec::new();
+    for p in model.parameters() {
+        let leaf = p.leaf();
+        if let Some(g) = gradients.get(&leaf) {
+            named.push((leaf.name().to_string(), weftgrad::ops::PointwiseOps::to_dtype(g, DType::F64)?.to_f64s()?));
+        }
+    }
+    Ok((loss.item()?, named))
+}
+
+fn compare(got: &Step, want: &Step) -> Vec<String> {
+    let mut failures = Vec::new();
+    if (got.0 - want.0).abs() > TOLERANCE * want.0.abs() {
+        failures.push(format!("loss {} instead of {}", got.0, want.0));
+    }
+    if got.1.len() != want.1.len() {
+        failures.push(format!("{} gradients instead of {}", got.1.len(), want.1.len()));
+    }
+    for ((name, g), (_, w)) in got.1.iter().zip(&want.1) {
+        let largest = w.iter().fold(0f64, |m, x| m.max(x.abs()));
+        let error = g.iter().zip(w).fold(0f64, |m, (a, b)| worse(m, (a - b).abs()));
+        // NaN is a failure.
+        if error.is_nan() || error > TOLERANCE * largest {
+            failures.push(format!("gradient of {name}: error {error:.3e}, largest value {largest:.3e}"));
+        }
+    }
+    failures
+}
+
+/// The larger; NaN stays.
+fn worse(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}

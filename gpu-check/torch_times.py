@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Times PyTorch, eager and compiled, on the cases of weftgrad-gpu-check; writes the same form of JSON.
+
+    python3 torch_times.py [--out torch.json] [--device cuda] [--quick]
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+ROUNDS = 5
+ENOUGH = 0.03
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (p.view(b, t, self.heads, -1).transpose(1, 2) for p in self.qkv(self.norm1(x)).split(c, dim=2))
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(a.transpose(1, 2).reshape(b, t, c))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, vocab, context, layers, heads, width, tied):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c1, self.c2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
+        self.f1, self.f2 = nn.Linear(64 * 12 * 12, 128), nn.Linear(128, 10)
+
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(self.c2(F.relu(self.c1(x)))), 2)
+        return self.f2(F.relu(self.f1(h.flatten(1))))
+
+
+class Cases:
+    """Every method makes a function that does one unit of work on data it keeps."""
+
+    def __init__(self, device, compiled):
+        self.device, self.compiled = device, compiled
+
+    def normal(self, *shape, dtype=torch.float32):
+        return torch.randn(*shape, device=self.device, dtype=dtype)
+
+    def classes(self, limit, *shape):
+        return torch.randint(limit, shape, device=self.device)
+
+    def maybe_compiled(self, f):
+        return torch.compile(f) if self.compiled else f
+
+    def forward_backward(self, f, *leaves):
+        f = self.maybe_compiled(f)
+        g = torch.randn_like(f(*leaves))
+        return lambda: torch.autograd.grad(f(*leaves), leaves, g)
+
+    def step(self, model, loss_of):
+        model = model.to(self.device)
+        run = self.maybe_compiled(model)
+        fused = self.device != "cpu"
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=1e-2, fused=fused)
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(run)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        for _ in range(3):
+            step()
+        return step
+
+    def gpt_step(self, batch, dtype, **size):
+        tokens = self.classes(size["vocab"], batch, size["context"] + 1)
+        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].reshape(-1)
+        model = Gpt(**size).to(dtype)
+        return self.step(model, lambda m: F.cross_entropy(m(x).float().flatten(0, 1), y))
+
+    def build(self, name, n):
+        gemms = {"gemm": torch.float32, "gemmbf16": torch.bfloat16, "gemmf16": torch.float16}
+        plain = {"exp": torch.exp, "tanh": torch.tanh, "gelu": F.gelu}
+        if name in gemms:
+            a, b = self.normal(n[0], n[1], dtype=gemms[name]), self.normal(n[1], n[2], dtype=gemms[name])
+            out = a @ b
+            return lambda: torch.matmul(a, b, out=out)
+        if name == "copy":
+            x = self.normal(*n)
+            out = torch.empty_like(x)
+            return lambda: out.copy_(x)
+        if name == "add":
+            a, b = self.normal(*n), self.normal(*n)
+            out = torch.empty_like(a)
+            return lambda: torch.add(a, b, out=out)
+        if name in plain:
+            x, f = self.normal(*n), self.maybe_compiled(plain[name])
+            return lambda: f(x)
+        if name == "sum":
+            x, f = self.normal(*n), self.maybe_compiled(torch.sum)
+            return lambda: f(x)
+        if name == "softmax":
+            x, f = self.normal(*n), self.maybe_compiled(lambda x: F.softmax(x, -1))
+            return lambda: f(x)
+        if name in ("layernorm", "layernormfb"):
+            x = self.normal(*n).requires_grad_(name.endswith("fb"))
+            w, b = torch.ones(n[1], device=self.device), torch.zeros(n[1], device=self.device)
+            if name.endswith("fb"):
+                f = lambda x, w, b: F.layer_norm(x, (n[1],), w, b)
+                return self.forward_backward(f, x, w.requires_grad_(), b.requires_grad_())
+            f = self.maybe_compiled(lambda x: F.layer_norm(x, (n[1],), w, b))
+            return lambda: f(x)
+        if name == "rmsnormfb":
+            x, w = self.normal(*n).requires_grad_(), torch.ones(n[1], device=self.device).requires_grad_()
+            return self.forward_backward(lambda x, w: F.rms_norm(x, (n[1],), w), x, w)
+        if name == "xentfb":
+            x, y = self.normal(*n).requires_grad_(), self.classes(n[1], n[0])
+            return self.forward_backward(lambda x: F.cross_entropy(x, y), x)
+        if name == "emb":
+            table, ids = self.normal(n[0], n[1]), self.classes(n[0], n[2])
+            return lambda: F.embedding(ids, table)
+        if name in ("attn", "attnfb"):
+            q, k, v = (self.normal(*n).requires_grad_(name == "attnfb") for _ in range(3))
+            f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            if name == "attnfb":
+                return self.forward_backward(f, q, k, v)
+            return lambda: f(q, k, v)
+        if name == "adamw":
+            leaves = [nn.Parameter(self.normal(n[0] // 16)) for _ in range(16)]
+            for p in leaves:
+                p.grad = self.normal(n[0] // 16) * 1e-3
+            optimizer = torch.optim.AdamW(leaves, lr=1e-3, weight_decay=1e-2, fused=self.device != "cpu")
+            return optimizer.step
+        if name == "tinyadd":
+            a, b = self.normal(4).requires_grad_(), self.normal(4).requires_grad_()
+            return lambda: [a + b for _ in range(1000)]
+        if name == "chain":
+            a, b = self.normal(4).requires_grad_(), self.normal(4)
+
+            def chain():
+                x = a
+                for _ in range(1000):
+                    x = x + b
+                return torch.autograd.grad(x.sum(), a)
+
+            return chain
+        if name == "mlp":
+            model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+            x, y = self.normal(128, 784), self.classes(10, 128)
+            return self.step(model, lambda m: F.cross_entropy(m(x), y))
+        if name == "cnn":
+            x, y = self.normal(64, 1, 28, 28), self.classes(10, 64)
+            return self.step(Cnn(), lambda m: F.cross_entropy(m(x), y))
+        if name in ("gpt", "gptbf16"):
+            dtype = torch.bfloat16 if name == "gptbf16" else torch.float32
+            return self.gpt_step(8, dtype, vocab=256, context=256, layers=6, heads=6, width=384, tied=False)
+        if name == "gpt2":
+            size = dict(vocab=50257, context=n[1], layers=12, heads=12, width=768, tied=True)
+            return self.gpt_step(n[0], torch.bfloat16, **size)
+        raise SystemExit(f"no case {name}")
+
+
+# As in src/bench.rs.
+FULL = [
+    "copy 268435456", "add 268435456", "gelu 268435456", "sum 268435456", "gemm 4096 4096 4096", "gemmbf16 4096 4096 4096",
+    "gemmbf16 8192 8192 8192", "gemmf16 8192 8192 8192", "gemmbf16 8192 768 3072", "gemmbf16 8192 768 50257", "softmax 32768 1024",
+    "layernorm 32768 1024", "layernormfb 32768 1024", "rmsnormfb 32768 1024", "xentfb 8192 50257", "emb 50257 768 65536",
+    "attn 8 12 1024 64", "attnfb 8 12 1024 64", "adamw 134217728", "tinyadd", "chain", "mlp", "cnn", "gpt", "gptbf16", "gpt2 8 1024",
+    "gpt2 16 1024",
+]  # fmt: skip
+QUICK = [
+    "copy 1048576", "sum 1048576", "gemm 256 256 256", "softmax 256 256", "layernormfb 256 256", "xentfb 64 1000", "attnfb 1 2 64 32", "mlp",
+]  # fmt: skip
+# Nothing to compile: a library's call, or the optimizer's own kernel.
+EAGER_ONLY = {"copy", "add", "gemm", "gemmbf16", "gemmf16", "emb", "attn", "adamw", "tinyadd", "chain"}
+
+
+def per_call(run, finish):
+    """Seconds per call: repeated until enough time has passed for the clock, the device's queue included."""
+
+    def timed(repeats):
+        start = time.perf_counter()
+        last = None
+        for _ in range(repeats):
+            last = run()
+        finish()
+        return time.perf_counter() - start, last
+
+    once, _ = timed(1)
+    repeats = max(1, int(ENOUGH / max(once, 1e-9)))
+    total, last = timed(repeats)
+    return total / repeats, last if isinstance(last, float) else None
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", default="torch.json")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    cuda = args.device.startswith("cuda")
+    finish = torch.cuda.synchronize if cuda else lambda: None
+    name = torch.cuda.get_device_name() if cuda else "cpu"
+    rows = []
+    print(name, "PyTorch", torch.__version__)
+    for case in QUICK if args.quick else FULL:
+        words = case.split()
+        for compiled in [False] if words[0] in EAGER_ONLY else [False, True]:
+            how = "compiled" if compiled else "eager"
+            try:
+                run = Cases(args.device, compiled).build(words[0], [int(w) for w in words[1:]])
+                per_call(run, finish)
+                seconds, losses = zip(*(per_call(run, finish) for _ in range(ROUNDS)))
+            except Exception as e:  # A case that fails must not end the others.
+                print(f"{case:28} {how:9} failed: {e}")
+                rows.append({"case": case, "how": how, "failure": str(e)})
+                continue
+            times = sorted(s * 1e3 for s in seconds)
+            row = {"case": case, "how": how, "min_ms": times[0], "median_ms": statistics.median(times), "loss": losses[-1]}
+            rows.append(row)
+            print(f"{case:28} {how:9} {row['min_ms']:12.4f} {row['median_ms']:12.4f} ms")
+    machine = {"framework": "torch", "version": torch.__version__, "device": args.device, "name": name}
+    with open(args.out, "w") as file:
+        json.dump({"machine": machine, "cases": rows}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

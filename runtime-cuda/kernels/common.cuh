@@ -1,0 +1,329 @@
+// What every kernel shares: element types, strided walks, 16-byte packs, and reductions of a warp and of a block in a fixed order.
+#ifndef WEFT_COMMON
+#define WEFT_COMMON
+#include "device.cuh"
+
+#define WARP 32
+#define ALL_LANES 0xffffffffu
+
+// Bits of the word that tells the host of an index out of range, one per operation.
+#define FLAG_GATHER 1
+#define FLAG_SCATTER_ADD 2
+#define FLAG_CROSS_ENTROPY 4
+
+// A truth value, stored as a byte, added by `or`.
+struct b8 {
+    u8 bits;
+};
+// 16 bytes that are only moved.
+struct alignas(16) v16 {
+    u64 words[2];
+};
+
+// Where elements lie: sizes and strides in elements, last axis innermost, strides of any sign.
+struct Strided {
+    i64 stride[8];
+    int size[8];
+    int rank;
+};
+static_assert(sizeof(Strided) == 104, "the launcher packs this structure");
+
+// ---- Element types: as stored (`E`), and as computed in (`C`).
+
+template <class E> struct Compute {
+    typedef E type;
+};
+template <> struct Compute<f16> {
+    typedef float type;
+};
+template <> struct Compute<bf16> {
+    typedef float type;
+};
+template <> struct Compute<b8> {
+    typedef bool type;
+};
+
+template <class E> DEVICE E load(E x) { return x; }
+DEVICE float load(f16 x) { return widen(x); }
+DEVICE float load(bf16 x) { return widen(x); }
+DEVICE bool load(b8 x) { return x.bits != 0; }
+
+template <class E> struct Store {
+    static DEVICE E of(E x) { return x; }
+};
+template <> struct Store<f16> {
+    static DEVICE f16 of(float x) { return to_f16(x); }
+};
+template <> struct Store<bf16> {
+    static DEVICE bf16 of(float x) { return to_bf16(x); }
+};
+template <> struct Store<b8> {
+    static DEVICE b8 of(bool x) {
+        b8 y;
+        y.bits = x;
+        return y;
+    }
+};
+
+// Integers wrap; signed ones by way of unsigned ones, whose overflow C++ defines.
+template <class C> DEVICE C plus(C a, C b) { return a + b; }
+DEVICE int plus(int a, int b) { return (int)((u32)a + (u32)b); }
+DEVICE i64 plus(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
+DEVICE bool plus(bool a, bool b) { return a || b; }
+template <class C> DEVICE C times(C a, C b) { return a * b; }
+DEVICE int times(int a, int b) { return (int)((u32)a * (u32)b); }
+DEVICE i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
+
+template <class C> DEVICE bool is_nan(C x) { return x != x; }
+// The larger; NaN wins.
+template <class C> DEVICE C larger(C a, C b) { return a >= b || is_nan(a) ? a : b; }
+
+DEVICE float infinity(float) { return __int_as_float(0x7f800000); }
+DEVICE double infinity(double) { return __longlong_as_double(0x7ff0000000000000LL); }
+DEVICE float not_a_number(float) { return __int_as_float(0x7fc00000); }
+DEVICE double not_a_number(double) { return __longlong_as_double(0x7ff8000000000000LL); }
+DEVICE float exponential(float x) { return expf(x); }
+DEVICE double exponential(double x) { return exp(x); }
+DEVICE float logarithm(float x) { return logf(x); }
+DEVICE double logarithm(double x) { return log(x); }
+DEVICE float square_root(float x) { return sqrtf(x); }
+DEVICE double square_root(double x) { return sqrt(x); }
+
+// What is subtracted before an exponential: the largest, or 0 where that is infinite (a row of -inf has no weight at all).
+template <class C> DEVICE C finite_or_zero(C top) { return top == infinity(C()) || top == -infinity(C()) ? C(0) : top; }
+
+// An unsigned number whose order is the order of the values: equal values have equal keys, NaN the largest.
+DEVICE u32 sort_key(float x) {
+    if (is_nan(x)) return ~0u;
+    u32 bits = (u32)__float_as_int(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+DEVICE u64 sort_key(double x) {
+    if (is_nan(x)) return ~0ull;
+    u64 bits = (u64)__double_as_longlong(x + 0.0);
+    return bits >> 63 ? ~bits : bits | 0x8000000000000000ull;
+}
+DEVICE u32 sort_key(int x) { return (u32)x ^ 0x80000000u; }
+DEVICE u64 sort_key(i64 x) { return (u64)x ^ 0x8000000000000000ull; }
+DEVICE u32 sort_key(u32 x) { return x; }
+DEVICE u32 sort_key(u8 x) { return x; }
+
+// ---- Walks.
+
+// Offsets of position `i` in up to three operands of `a`'s sizes. Most launches have fewer than 2^31 positions: 32-bit divisions
+// are several times as fast.
+template <int N> DEVICE void locate(i64 i, i64 (&at)[N], const Strided& a, const Strided& b, const Strided& c) {
+    for (int k = 0; k < N; k++) at[k] = 0;
+    for (int d = a.rank - 1; d >= 0; d--) {
+        i64 rest = d == 0 ? 0 : i <= 0x7fffffff ? (i64)((u32)i / (u32)a.size[d]) : i / a.size[d];
+        i64 p = i - rest * a.size[d];
+        if (N > 0) at[0] += p * a.stride[d];
+        if (N > 1) at[1] += p * b.stride[d];
+        if (N > 2) at[2] += p * c.stride[d];
+        i = rest;
+    }
+}
+DEVICE i64 locate(i64 i, const Strided& a) {
+    i64 at[1];
+    locate<1>(i, at, a, a, a);
+    return at[0];
+}
+
+DEVICE i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+DEVICE i64 global_threads() { return (i64)gridDim.x * blockDim.x; }
+
+// `N` neighbours, moved as one; 16 bytes of them where `VECTOR` is defined as 1.
+template <class E, int N> struct alignas(sizeof(E) * N) Pack {
+    E at[N];
+};
+#define VEC (VECTOR ? 16 / (int)sizeof(T) : 1)
+
+// Moved as a built-in type: of a structure the compiler makes single elements again.
+template <int BYTES> struct Word;
+template <> struct Word<16> {
+    typedef uint4 type;
+};
+template <> struct Word<8> {
+    typedef uint2 type;
+};
+template <> struct Word<4> {
+    typedef u32 type;
+};
+template <> struct Word<2> {
+    typedef u16 type;
+};
+
+template <int N, class E, class C> DEVICE void load_pack(C (&to)[N], const E* from) {
+    typedef typename Word<sizeof(Pack<E, N>)>::type W;
+    Pack<E, N> pack;
+    *(W*)&pack = *(const W*)from;
+    for (int i = 0; i < N; i++) to[i] = load(pack.at[i]);
+}
+
+template <class E> struct Packing {
+    template <int N, class C> static DEVICE void fill(Pack<E, N>& pack, const C (&from)[N]) {
+        for (int i = 0; i < N; i++) pack.at[i] = Store<E>::of(from[i]);
+    }
+};
+
+// Halves by twos: one conversion, and words that stay together.
+template <class E> struct HalfPacking {
+    template <int N> static DEVICE void fill(Pack<E, N>& pack, const float (&from)[N]) {
+        for (int i = 0; i + 1 < N; i += 2) ((u32*)pack.at)[i / 2] = pack2(from[i], from[i + 1], E());
+        if (N % 2 == 1) pack.at[N - 1] = Store<E>::of(from[N - 1]);
+    }
+};
+template <> struct Packing<f16> : HalfPacking<f16> {};
+template <> struct Packing<bf16> : HalfPacking<bf16> {};
+
+template <int N, class E, class C> DEVICE void store_pack(E* to, const C (&from)[N]) {
+    typedef typename Word<sizeof(Pack<E, N>)>::type W;
+    Pack<E, N> pack;
+    Packing<E>::fill(pack, from);
+    if constexpr (sizeof(W) == 16)
+        store16(to, *(const W*)&pack);
+    else
+        *(W*)to = *(const W*)&pack;
+}
+
+// What of `N` neighbours belongs to a row: all but at its ends.
+template <int N> struct Part {
+    int first, end;
+
+    DEVICE bool whole() const { return first == 0 && end == N; }
+    DEVICE bool has(int k) const { return k >= first && k < end; }
+
+    // What does not belong becomes `none`. Operands are aligned as the row that is walked.
+    template <class E, class C> DEVICE void load(C (&to)[N], const E* from, C none) const {
+        if (whole()) return load_pack(to, from);
+        for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
+    }
+
+    // From wherever they lie: a row's parameters are aligned otherwise than the row.
+    template <class E, class C> DEVICE void load_any(C (&to)[N], const E* from, C none) const {
+        if (whole() && (u64)from % sizeof(Pack<E, N>) == 0) return load_pack(to, from);
+        for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
+    }
+
+    template <class E, class C> DEVICE void store(E* to, const C (&from)[N]) const {
+        if (whole()) return store_pack(to, from);
+        for (int k = 0; k < N; k++)
+            if (has(k)) to[k] = Store<E>::of(from[k]);
+    }
+};
+
+// ---- Reductions. Butterflies: every lane combines the same pairs, so all end with the same bits.
+
+template <class C> struct Plus {
+    static DEVICE C of(C a, C b) { return a + b; }
+};
+template <class C> struct Larger {
+    static DEVICE C of(C a, C b) { return larger(a, b); }
+};
+
+template <class Op, class C> DEVICE C warp_all(C x) {
+    for (int d = WARP / 2; d > 0; d /= 2) x = Op::of(x, __shfl_xor_sync(ALL_LANES, x, d));
+    return x;
+}
+
+// `threads` cooperate on a row: a warp (blockDim = [32, rows]), or a block of a whole number of warps (blockDim = [threads]).
+template <int THREADS> struct Row {
+    static DEVICE i64 index() { return THREADS == WARP ? (i64)blockIdx.x * blockDim.y + threadIdx.y : (i64)blockIdx.x; }
+    static DEVICE int thread() { return threadIdx.x; }
+
+    // Calls f(i, part) for every 16 aligned bytes of a row, elements i .. i + N, until all threads together had all `width`
+    // elements. The row may begin anywhere: its ends are parts.
+    template <int N, class E, class F> static DEVICE void walk(const E* row, i64 width, F f) {
+        int before = N == 1 ? 0 : (int)((u64)row % 16 / sizeof(E));
+        i64 end = before + width, packs = end / N;
+        if (before > 0 && thread() == 0) f((i64)-before, Part<N>{before, end < N ? (int)end : N});
+        for (i64 k = thread() + (before > 0); k < packs; k += THREADS) f(k * N - before, Part<N>{0, N});
+        if (end % N > 0 && (packs > 0 || before == 0) && thread() == THREADS - 1) f(packs * N - before, Part<N>{0, (int)(end % N)});
+    }
+
+    // Combines one value of every thread; all get the result. `none` changes nothing.
+    template <class Op, class C> static DEVICE C all(C x, C none) {
+        x = warp_all<Op>(x);
+        if (THREADS == WARP) return x;
+        __shared__ C parts[THREADS / WARP];
+        if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = x;
+        __syncthreads();
+        x = threadIdx.x % WARP < THREADS / WARP ? parts[threadIdx.x % WARP] : none;
+        __syncthreads();
+        return warp_all<Op>(x);
+    }
+
+    template <class C> static DEVICE C sum(C x) { return all<Plus<C>>(x, C(0)); }
+    template <class C> static DEVICE C max(C x) { return all<Larger<C>>(x, -infinity(C())); }
+};
+
+// A running sum of exponentials and the largest exponent (Milakov & Gimelshein 2018).
+template <class C> struct Exponentials {
+    C top, sum;
+
+    static DEVICE Exponentials none() {
+        Exponentials e = {-infinity(C()), C(0)};
+        return e;
+    }
+
+    // Adds `N` values at once: one rescaling for all of them.
+    template <int N> DEVICE void add(const C (&x)[N]) {
+        C before = finite_or_zero(top);
+        for (int i = 0; i < N; i++) top = larger(top, x[i]);
+        C base = finite_or_zero(top);
+        // A sum of nothing stays 0, however low the new base is.
+        if (base != before && sum != C(0)) sum *= exponential(before - base);
+        for (int i = 0; i < N; i++) sum += exponential(x[i] - base);
+    }
+
+    // Joins all threads' parts of a row.
+    template <int THREADS> DEVICE void join() {
+        C all = Row<THREADS>::max(top);
+        if (sum != C(0)) sum *= exponential(finite_or_zero(top) - finite_or_zero(all));
+        sum = Row<THREADS>::sum(sum);
+        top = all;
+    }
+};
+
+// ---- Scans of a block. `S` has `none()`, `then(a, b)` (a before b) and `up(d)`, that of the lane `d` before.
+
+// Everything before this thread's `x`; `total` becomes everything.
+template <int THREADS, class S> DEVICE S block_before(S x, S& total) {
+    __shared__ S parts[THREADS / WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    S upto = x;
+    for (int d = 1; d < WARP; d *= 2) {
+        S other = upto.up(d);
+        if (lane >= d) upto = S::then(other, upto);
+    }
+    if (lane == WARP - 1) parts[warp] = upto;
+    __syncthreads();
+    S before = S::none();
+    total = S::none();
+    for (int w = 0; w < THREADS / WARP; w++) {
+        if (w == warp) before = total;
+        total = S::then(total, parts[w]);
+    }
+    __syncthreads();
+    S own = upto.up(1);
+    return lane == 0 ? before : S::then(before, own);
+}
+
+// Numbers that add up.
+struct Count {
+    u32 n;
+    static DEVICE Count none() {
+        Count c = {0};
+        return c;
+    }
+    static DEVICE Count then(Count a, Count b) {
+        Count c = {a.n + b.n};
+        return c;
+    }
+    DEVICE Count up(int d) const {
+        Count c = {__shfl_up_sync(ALL_LANES, n, d)};
+        return c;
+    }
+};
+
+#endif

@@ -1,0 +1,87 @@
+// Cross-entropy of contiguous rows of logits [N, C] with integer classes, and its gradient straight from the logits. Probabilities
+// exist in registers alone. Defines: T, SMOOTH (1: label smoothing), ROW_THREADS and VECTOR as in softmax.cu. `w` is null without
+// class weights.
+#include "common.cuh"
+
+typedef typename Compute<T>::type Value;
+typedef Row<ROW_THREADS> Group;
+
+// A class that is neither ignored nor in range writes nothing but the flag.
+DEVICE bool is_class(i64 target, i64 classes, i64 ignored, u32* flag) {
+    if (target == ignored || (target >= 0 && target < classes)) return true;
+    if (Group::thread() == 0) atomicOr(flag, FLAG_CROSS_ENTROPY);
+    return false;
+}
+
+DEVICE Value weight_of(const T* w, i64 c) { return w ? load(w[c]) : Value(1); }
+
+// Loss w_y (lse - x_y) (1 - s) + s / C sum_c w_c (lse - x_c), 0 where the class is ignored; and lse.
+KERNEL void cross_entropy(T* loss, typename Compute<T>::type* lse, const T* x, const i64* target, const T* w, i64 rows, i64 classes,
+                          i64 ignored, double smoothing, u32* flag) {
+    i64 row = Group::index();
+    if (row >= rows) return;
+    i64 own = target[row];
+    if (!is_class(own, classes, ignored, flag)) return;
+    x += row * classes;
+    Exponentials<Value> all = Exponentials<Value>::none();
+    Value total = Value(0), joint = Value(0);
+    Group::walk<VEC>(x, classes, [&](i64 i, Part<VEC> part) {
+        Value in[VEC], weight[VEC];
+        part.load(in, x + i, -infinity(Value()));
+        all.add(in);
+        if (SMOOTH && w) part.load_any(weight, w + i, Value(0));
+        for (int k = 0; k < VEC; k++) {
+            if (!SMOOTH || !part.has(k)) continue;
+            total += w ? in[k] * weight[k] : in[k];
+            joint += w ? weight[k] : Value(1);
+        }
+    });
+    all.join<ROW_THREADS>();
+    Value norm = logarithm(all.sum) + finite_or_zero(all.top);
+    total = SMOOTH ? Group::sum(total) : Value(0);
+    joint = SMOOTH ? Group::sum(joint) : Value(0);
+    if (Group::thread() != 0) return;
+    Value value = Value(0);
+    if (own != ignored) {
+        value = (norm - load(x[own])) * weight_of(w, own);
+        if (SMOOTH) value = value * Value(1 - smoothing) + (norm * joint - total) * Value(smoothing / classes);
+    }
+    loss[row] = Store<T>::of(value);
+    lse[row] = norm;
+}
+
+// d_c = g ((w_y (1 - s) + s / C sum w) exp(x_c - lse) - s / C w_c - w_y (1 - s) [c = y]).
+KERNEL void cross_entropy_grad(T* d, const T* x, const i64* target, const typename Compute<T>::type* lse, const T* g, const T* w,
+                               i64 rows, i64 classes, i64 ignored, double smoothing, u32* flag) {
+    i64 row = Group::index();
+    if (row >= rows) return;
+    i64 own = target[row];
+    if (!is_class(own, classes, ignored, flag)) return;
+    x += row * classes;
+    d += row * classes;
+    bool counts = own != ignored;
+    Value norm = lse[row], up = load(g[row]), spread = Value(smoothing / classes), joint = Value(classes);
+    if (SMOOTH && w) {
+        joint = Value(0);
+        Group::walk<VEC>(w, classes, [&](i64 i, Part<VEC> part) {
+            Value weight[VEC];
+            part.load(weight, w + i, Value(0));
+            for (int k = 0; k < VEC; k++) joint += weight[k];
+        });
+        joint = Group::sum(joint);
+    }
+    Value share = counts ? weight_of(w, own) * Value(1 - (SMOOTH ? smoothing : 0)) : Value(0);
+    Value scale = (SMOOTH ? share + spread * joint : share) * up;
+    Group::walk<VEC>(x, classes, [&](i64 i, Part<VEC> part) {
+        Value in[VEC], weight[VEC];
+        part.load(in, x + i, Value(0));
+        if (SMOOTH && w) part.load_any(weight, w + i, Value(0));
+        for (int k = 0; k < VEC; k++) {
+            Value v = exponential(in[k] - norm) * scale;
+            if (SMOOTH) v -= (w ? spread * weight[k] : spread) * up;
+            if (i + k == own) v -= share * up;
+            in[k] = counts ? v : Value(0);
+        }
+        part.store(d + i, in);
+    });
+}

@@ -1,0 +1,114 @@
+// Everything that is not plain C++: kernel linkage, conversions of halves, tensor cores, asynchronous copies.
+// The emulator in `shim/` defines the same names for a CPU and takes this file's place, so nothing else may contain PTX.
+#ifndef WEFT_DEVICE
+#define WEFT_DEVICE
+
+#define KERNEL extern "C" __global__
+#define DEVICE __device__ __forceinline__
+// A parameter that is read in place: indexed at run time, an ordinary one would be copied to the stack of every thread.
+#define CONSTANT const __grid_constant__
+// The launch's dynamic shared memory; 16-byte vectors may start at its front.
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE float widen(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+DEVICE f16 to_f16(float x) {
+    f16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+DEVICE bf16 to_bf16(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// Two halves in one register, `low` in the lower bits.
+DEVICE u32 pack2(float low, float high, f16) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+DEVICE u32 pack2(float low, float high, bf16) {
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// 16 bytes to global memory in one instruction: left to itself the compiler stores the parts of what it has just packed one by one.
+// It clobbers no memory, so that loads of later steps may go first: no launch reads what it stores this way.
+DEVICE void store16(void* to, const uint4& x) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w));
+}
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Four 8x8 matrices of 16-bit elements: lane 8m + r gives the address of row r of matrix m; lane l receives elements
+// 2(l % 4) and 2(l % 4) + 1 of row l / 4 of each.
+DEVICE void load_matrices(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, each matrix transposed on the way.
+DEVICE void load_matrices_transposed(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// c += a b for a 16x16 (rows) and b 16x8 (columns), spread over a warp as the PTX manual's figures of m16n8k16 show. With g = lane
+// / 4, t = lane % 4: a holds rows g, g + 8 at columns 2t, 2t + 1 (a[0], a[1]) and 2t + 8, 2t + 9 (a[2], a[3]); b rows 2t, 2t + 1
+// (b0) and 2t + 8, 2t + 9 (b1) of column g; c rows g (c[0], c[1]) and g + 8 (c[2], c[3]) at columns 2t, 2t + 1.
+DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Starts copying 16 bytes to shared memory, or writing 16 zero bytes when `wanted` is false; `from` is then not read.
+DEVICE void copy_async16(void* to, const void* from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(wanted ? 16 : 0)
+                 : "memory");
+}
+
+// Ends a group of this thread's copies.
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `N` of this thread's latest groups are under way. Other threads' copies need a barrier after it.
+template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+#endif

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Runs every kernel on the CPU against a reference: ./check.sh [test ..], by default all. Needs g++ (or $CXX) with C++17.
+# Exits non-zero if one does not compile or a value is wrong.
+set -eu
+cd "$(dirname "$0")"
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+# What a GPU does not forgive: misaligned vectors, shifts and indices out of range, overflow of signed integers.
+flags="-std=c++17 -O1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -fno-strict-aliasing
+    -fsanitize=alignment,bounds,shift,signed-integer-overflow -fno-sanitize-recover=all"
+failed=0
+for name in ${*:-softmax norm cross_entropy conv index lines attention}; do
+    ${CXX:-g++} $flags -o "$build/$name" "$name.cpp" && "$build/$name" || failed=1
+done
+exit $failed

@@ -1,0 +1,76 @@
+// One variant of cross_entropy.cu.
+namespace CASE {
+#include "../cross_entropy.cu"
+
+static void run(i64 rows, i64 classes, bool weighted) {
+    std::string what = std::string(__PRETTY_FUNCTION__) + " " + std::to_string(rows) + "x" + std::to_string(classes) +
+                       (weighted ? " weighted" : "");
+    typedef Compute<T>::type C;
+    const double smoothing = SMOOTH ? 0.1 : 0, inf = std::numeric_limits<double>::infinity();
+    const i64 ignored = -100;
+    Memory<T> x = Memory<T>::normal(rows * classes, 3), g = Memory<T>::normal(rows), w = Memory<T>::normal(classes);
+    for (i64 c = 0; c < classes; c++) w[c] = element<T>(std::abs(number(w[c])));
+    Memory<i64> target(rows);
+    for (i64 r = 0; r < rows; r++) target[r] = r % 5 == 3 ? ignored : rng.below(classes);
+    if (!SMOOTH && rows > 2 && classes > 1) x[2 * classes + (target[2] + 1) % classes] = element<T>(-inf);
+    if (rows > 7) x[7 * classes] = element<T>(NAN);
+    auto xs = x.numbers(), gs = g.numbers(), ws = w.numbers();
+    if (!weighted) std::fill(ws.begin(), ws.end(), 1.0);
+    double joint = std::accumulate(ws.begin(), ws.end(), 0.0);
+    std::vector<double> loss(rows), lse(rows), d(rows * classes);
+    for (i64 r = 0; r < rows; r++) {
+        const double* row = &xs[r * classes];
+        double top = -inf, sum = 0, total = 0;
+        for (i64 c = 0; c < classes; c++) top = larger(top, row[c]);
+        for (i64 c = 0; c < classes; c++) sum += std::exp(row[c] - top), total += ws[c] * row[c];
+        lse[r] = top + std::log(sum);
+        i64 own = target[r];
+        if (own == ignored) continue;
+        loss[r] = ws[own] * (lse[r] - row[own]) * (1 - smoothing);
+        if (SMOOTH) loss[r] += smoothing / classes * (lse[r] * joint - total);
+        for (i64 c = 0; c < classes; c++) {
+            double p = std::exp(row[c] - lse[r]);
+            d[r * classes + c] = gs[r] * (ws[own] * (1 - smoothing) * (p - (c == own)) + smoothing / classes * (joint * p - ws[c]));
+        }
+    }
+    Memory<T> loss_out(rows), dx(rows * classes);
+    Memory<C> lse_out(rows), lse_in(lse);
+    Memory<u32> flag(1);
+    const T* wp = weighted ? (T*)w : nullptr;
+    dim3 block = ROW_THREADS == 32 ? dim3(32, 4) : dim3(ROW_THREADS), grid = ROW_THREADS == 32 ? blocks(rows, 4) : dim3(rows);
+    double fine = unit_of<C>() * 20 * std::sqrt(classes), tolerance = unit_of<T>() + fine;
+    in_orders([&](int order) {
+        flag[0] = 0;
+        emulator::launch(order, grid, block, 0,
+                         [&] { cross_entropy(loss_out, lse_out, x, target, wp, rows, classes, ignored, smoothing, flag); });
+        compare(what + " loss", loss_out.numbers(), loss, tolerance);
+        compare(what + " lse", lse_out.numbers(), lse, fine);
+        emulator::launch(order, grid, block, 0,
+                         [&] { cross_entropy_grad(dx, x, target, lse_in, g, wp, rows, classes, ignored, smoothing, flag); });
+        compare(what + " dx", dx.numbers(), d, tolerance, 0.1);
+        compare(what + " flag", flag.numbers(), {0}, 0);
+    });
+    // A class out of range: the flag, and an untouched row.
+    target[rows - 1] = classes;
+    memset(dx, 0x11, rows * classes * sizeof(T));
+    emulator::launch(0, grid, block, 0,
+                     [&] { cross_entropy_grad(dx, x, target, lse_in, g, wp, rows, classes, ignored, smoothing, flag); });
+    std::vector<double> bytes, same;
+    for (u8* p = (u8*)&dx[(rows - 1) * classes]; p < (u8*)&dx[rows * classes]; p++) bytes.push_back(*p), same.push_back(0x11);
+    compare(what + " untouched", bytes, same, 0);
+    compare(what + " flagged", flag.numbers(), {FLAG_CROSS_ENTROPY}, 0);
+}
+
+static Test test([] {
+    run(11, 37, false);
+    run(9, 280, true);
+    run(6, 2203, true);
+    run(2, 8, true);
+    run(7, 1, false);
+});
+}  // namespace CASE
+#undef CASE
+#undef T
+#undef SMOOTH
+#undef ROW_THREADS
+#undef VECTOR

@@ -1,0 +1,239 @@
+// Products of tiles in shared memory, for attention. Rows go by strips of 16, whose results are spread over a warp as those
+// of the tensor cores' m16n8k16 (device.cuh): `float c[M][N][4]` for M strips and N tiles of 8 columns. Halves are multiplied by
+// tensor cores with f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once. Defines: T,
+// HEAD_DIM.
+#ifndef WEFT_TILE
+#define WEFT_TILE
+#include "common.cuh"
+
+// From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words lie in different banks.
+#define TILE_ROW (HEAD_DIM + 16 / (int)sizeof(T))
+#define COLUMN_TILES (HEAD_DIM / 8)
+#define WARPS 4
+#define STRIP 16
+#define STRIPS (WARPS * STRIP)
+#define THREADS (WARPS * WARP)
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
+
+DEVICE int lane_row() { return threadIdx.x % WARP / 4; }
+DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
+// The row of element `e` of a strip, and the column of element `e` of tile `n` of scores.
+DEVICE int row_of(int e) { return lane_row() + e / 2 * 8; }
+DEVICE int column_of(int n, int e) { return n * 8 + lane_column() + e % 2; }
+
+// Starts copying `ROWS` rows from `first` on; rows from `count` on become zeros.
+template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
+    const int PER = 16 / (int)sizeof(T), WORDS = HEAD_DIM / PER;
+    for (int i = threadIdx.x; i < ROWS * WORDS; i += THREADS) {
+        int row = i / WORDS, column = i % WORDS * PER;
+        bool wanted = first + row < count;
+        copy_async16(to + row * TILE_ROW + column, wanted ? from + (first + row) * row_step + column : from, wanted);
+    }
+}
+
+// Double buffering: while step i is in use, step i + 1 is on its way. What was copied before the call arrives with step 0.
+template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, Use use) {
+    if (steps > 0) fetch(0, 0);
+    copy_async_commit();
+    for (int i = 0; i < steps; i++) {
+        if (i + 1 < steps) fetch(i + 1, (i + 1) % 2);
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        use(i, i % 2);
+        __syncthreads();
+    }
+    copy_async_wait<0>();
+}
+
+// A block's four warps share its 64 rows and the columns of each step: a warp takes M strips of rows and one of M parts of the
+// columns. M = 1: four strips, all columns. M = 2: every row of the other operand that is read from shared memory serves two
+// strips, where the tensor cores would wait for it otherwise; the two parts' sums are added at the end.
+template <int M> struct Share {
+    // The first row of this warp's strips, and its part of `columns` columns.
+    static DEVICE int row() { return threadIdx.x / WARP / M * M * STRIP; }
+    static DEVICE int column(int columns) { return (int)(threadIdx.x / WARP) % M * (columns / M); }
+    // Whether this warp has the sums at the end.
+    static DEVICE bool owns() { return threadIdx.x / WARP % M == 0; }
+
+    // The other part's number in the same place. All threads call this; `scratch` has a float for each.
+    static DEVICE float other(float x, float* scratch) {
+        if (M == 1) return x;
+        __syncthreads();
+        scratch[threadIdx.x] = x;
+        __syncthreads();
+        return scratch[threadIdx.x ^ WARP];
+    }
+
+    // Adds the other part's sums, for the owner; `scratch` has THREADS / 2 * M * N * 4 floats.
+    template <int N> static DEVICE void join(float (&c)[M][N][4], float* scratch) {
+        if (M == 1) return;
+        float* at = scratch + threadIdx.x / WARP / 2 * (M * N * 4 * WARP) + threadIdx.x % WARP;
+        __syncthreads();
+        EACH (m, M)
+            EACH (n, N)
+                EACH (e, 4)
+                    if (!owns()) at[((m * N + n) * 4 + e) * WARP] = c[m][n][e];
+        __syncthreads();
+        EACH (m, M)
+            EACH (n, N)
+                EACH (e, 4)
+                    if (owns()) c[m][n][e] += at[((m * N + n) * 4 + e) * WARP];
+    }
+};
+
+// The type whose overloads say how tiles are multiplied.
+template <class E> struct Tiles {
+    // c += a b^T: M strips of rows against 8 N rows of `b`, over the head's dimension.
+    template <int M, int N> static DEVICE void scores(float (&c)[M][N][4], const E* a, const E* b) {
+        int lane = threadIdx.x % WARP;
+        a += lane % 16 * TILE_ROW + lane / 16 * 8;
+        b += (lane / 16 * 8 + lane % 8) * TILE_ROW + lane / 8 % 2 * 8;
+#pragma unroll
+        for (int k = 0; k < HEAD_DIM; k += 16) {
+            u32 left[M][4];
+            EACH (m, M) load_matrices(left[m], a + m * STRIP * TILE_ROW + k);
+#pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                u32 right[4];
+                load_matrices(right, b + n * 8 * TILE_ROW + k);
+                EACH (m, M) mma_m16n8k16(c[m][n], left[m], right[0], right[1], E());
+                EACH (m, M) mma_m16n8k16(c[m][n + 1], left[m], right[2], right[3], E());
+            }
+        }
+    }
+
+    // c += p b: weights of M strips, as `scores` left them, of 8 K rows of `b`. They are rounded to halves.
+    template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const E* b) {
+        int lane = threadIdx.x % WARP;
+        b += lane % 16 * TILE_ROW + lane / 16 * 8;
+#pragma unroll
+        for (int k = 0; k < K; k += 2) {
+            u32 left[M][4];
+            EACH (m, M)
+                EACH (i, 4) left[m][i] = pack2(p[m][k + i / 2][i % 2 * 2], p[m][k + i / 2][i % 2 * 2 + 1], E());
+#pragma unroll
+            for (int n = 0; n < COLUMN_TILES; n += 2) {
+                u32 right[4];
+                load_matrices_transposed(right, b + k * 8 * TILE_ROW + n * 8);
+                EACH (m, M) mma_m16n8k16(c[m][n], left[m], right[0], right[1], E());
+                EACH (m, M) mma_m16n8k16(c[m][n + 1], left[m], right[2], right[3], E());
+            }
+        }
+    }
+
+    // The head's dimension of element `e` of tile `n` of what `weighted` sums; elements 0, 1 and 2, 3 are neighbours.
+    static DEVICE int dimension_of(int n, int e) { return column_of(n, e); }
+};
+
+template <> struct Tiles<float> {
+    template <int M, int N> static DEVICE void scores(float (&c)[M][N][4], const float* a, const float* b) {
+        a += lane_row() * TILE_ROW;
+        b += lane_column() * TILE_ROW;
+#pragma unroll 4
+        for (int k = 0; k < HEAD_DIM; k += 4) {
+            float left[2 * M][4], right[4];
+            EACH (r, 2 * M) load_pack(left[r], a + r * 8 * TILE_ROW + k);
+            EACH (n, N)
+                EACH (e, 2) {
+                    load_pack(right, b + (n * 8 + e) * TILE_ROW + k);
+                    EACH (r, 2 * M)
+                        EACH (i, 4) c[r / 2][n][r % 2 * 2 + e] += left[r][i] * right[i];
+                }
+        }
+    }
+
+    // Every lane needs its rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as the
+    // tensor cores have them: one 16-byte load for 8 M multiply-adds.
+    template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const float* b) {
+        b += lane_column() * 2;
+        EACH (k, K)
+            EACH (i, 8) {
+                float left[2 * M];
+                EACH (r, 2 * M) left[r] = __shfl_sync(ALL_LANES, p[r / 2][k][r % 2 * 2 + i % 2], lane_row() * 4 + i / 2);
+#pragma unroll
+                for (int n = 0; n < COLUMN_TILES; n += 2) {
+                    float right[4];
+                    load_pack(right, b + (k * 8 + i) * TILE_ROW + n * 8);
+                    EACH (r, 2 * M)
+                        EACH (e, 4) c[r / 2][n + e / 2][r % 2 * 2 + e % 2] += left[r] * right[e];
+                }
+            }
+    }
+
+    static DEVICE int dimension_of(int n, int e) { return n / 2 * 16 + lane_column() * 2 + n % 2 * 2 + e % 2; }
+};
+
+// Stores M strips' rows `first ..` below `count`, their upper and lower halves scaled.
+template <int M> DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&c)[M][COLUMN_TILES][4],
+                                        const float (&scale)[M][2]) {
+    EACH (m, M)
+        EACH (n, COLUMN_TILES)
+            EACH (r, 2) {
+                int row = first + m * STRIP + row_of(2 * r);
+                float pair[2] = {c[m][n][2 * r] * scale[m][r], c[m][n][2 * r + 1] * scale[m][r]};
+                if (row < count) store_pack(to + row * row_step + Tiles<T>::dimension_of(n, 2 * r), pair);
+            }
+}
+
+// ---- What forward and backward share.
+
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+
+// Strides of [B, H, rows, HEAD_DIM] in elements; the last is 1, all others are multiples of 16 bytes.
+struct Heads {
+    i64 batch, head, row;
+};
+// Strides of an additive mask broadcast to [B, H, T, S].
+struct Mask {
+    i64 batch, head, query, key;
+};
+// `group` query heads share a key head: `heads` is a multiple of it.
+struct Sizes {
+    int batches, heads, group, queries, keys;
+};
+static_assert(sizeof(Heads) == 24 && sizeof(Mask) == 32 && sizeof(Sizes) == 20, "the launcher packs these structures");
+
+// What a head's scores become: scaled, masked, and in units of ln 2, so that weights are powers of two.
+struct Scores {
+    float scale;
+    // The mask of this head, or null.
+    const T* mask;
+    Mask at;
+    int queries, keys, causal;
+
+    DEVICE Scores(float scale, const T* mask, const Mask& at, const Sizes& sizes, int causal)
+        : scale(scale * LOG2_E), mask(mask), at(at), queries(sizes.queries), keys(sizes.keys), causal(causal) {}
+
+    // Whether all of a tile's queries see all its keys as they are: then no score needs a look by itself.
+    DEVICE bool plain(int query, int end_query, int key, int end_key) const {
+        return !mask && end_query <= queries && end_key <= keys && (!causal || end_key <= query + 1);
+    }
+
+    // -inf where the query does not see the key, or there is none.
+    DEVICE float of(float dot, int query, int key) const {
+        if (query >= queries || key >= keys || (causal && key > query)) return -infinity(0.0f);
+        float score = dot * scale;
+        return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
+    }
+
+    // Of M strips of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys.
+    template <bool TURNED, int M, int N> DEVICE void apply(float (&s)[M][N][4], int row, int column) const {
+        int end_row = row + M * STRIP, end_column = column + 8 * N;
+        if (TURNED ? plain(column, end_column, row, end_row) : plain(row, end_row, column, end_column)) {
+            EACH (m, M)
+                EACH (n, N)
+                    EACH (e, 4) s[m][n][e] *= scale;
+            return;
+        }
+        EACH (m, M)
+            EACH (n, N)
+                EACH (e, 4) {
+                    int r = row + m * STRIP + row_of(e), c = column + column_of(n, e);
+                    s[m][n][e] = TURNED ? of(s[m][n][e], c, r) : of(s[m][n][e], r, c);
+                }
+    }
+};
+
+#endif

@@ -1,0 +1,109 @@
+//! A kernel's arguments: values one after another, each aligned as its type asks, and where each begins.
+
+use std::ffi::c_void;
+
+use bytemuck::NoUninit;
+use numcore::{DType, pointwise::Number};
+use smallvec::SmallVec;
+
+use crate::axes::magic;
+
+/// Most bytes the parameters of a kernel may take together.
+pub(crate) const LIMIT: usize = 4096;
+
+/// The arguments of one launch, in order.
+#[derive(Default)]
+pub(crate) struct Args {
+    words: SmallVec<[u64; 64]>,
+    starts: SmallVec<[u32; 32]>,
+}
+
+impl Args {
+    /// A value of a type without padding.
+    pub(crate) fn push<T: NoUninit>(&mut self, value: T) {
+        self.bytes(bytemuck::bytes_of(&value));
+    }
+
+    /// The bytes of one value.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        let start = self.words.len();
+        self.starts.push(start as u32);
+        self.words.resize(start + bytes.len().div_ceil(8), 0);
+        bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// A count, a size or a position, in 32 or 64 bits.
+    pub(crate) fn count(&mut self, n: usize, wide: bool) {
+        if wide { self.push(n as u64) } else { self.push(n as u32) }
+    }
+
+    /// Sizes of axes, with the numbers that replace a division by them where 32 bits are enough.
+    pub(crate) fn axes(&mut self, sizes: &[usize], wide: bool) {
+        if wide {
+            let all: SmallVec<[u64; 8]> = sizes.iter().map(|&d| d as u64).collect();
+            return self.bytes(bytemuck::cast_slice(&all));
+        }
+        let mut all: SmallVec<[u32; 24]> = sizes.iter().map(|&d| d as u32).collect();
+        all.extend(sizes.iter().map(|&d| magic(d as u32).0));
+        all.extend(sizes.iter().map(|&d| magic(d as u32).1));
+        self.bytes(bytemuck::cast_slice(&all));
+    }
+
+    /// Steps along axes.
+    pub(crate) fn steps(&mut self, steps: &[isize], wide: bool) {
+        if wide {
+            let all: SmallVec<[i64; 8]> = steps.iter().map(|&s| s as i64).collect();
+            return self.bytes(bytemuck::cast_slice(&all));
+        }
+        let all: SmallVec<[i32; 8]> = steps.iter().map(|&s| s as i32).collect();
+        self.bytes(bytemuck::cast_slice(&all));
+    }
+
+    /// A value that is the same for all elements, in the type it is computed in.
+    pub(crate) fn number(&mut self, value: Number, dtype: DType) {
+        let value = value.computed_as(dtype);
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => self.push(value.to_f64() as f32),
+            DType::F64 => self.push(value.to_f64()),
+            DType::I32 => self.push(value.to_i64() as i32),
+            DType::I64 => self.push(value.to_i64()),
+            DType::U32 => self.push(value.to_i64() as u32),
+            DType::U8 => self.push(value.to_i64() as u8),
+            DType::Bool => self.push(u8::from(value.to_bool())),
+        }
+    }
+
+    /// About what they take as parameters.
+    pub(crate) fn size(&self) -> usize {
+        8 * self.words.len()
+    }
+
+    /// Where each value lies, as a launch wants it. Valid until the next change.
+    pub(crate) fn pointers(&mut self) -> SmallVec<[*mut c_void; 32]> {
+        let base = self.words.as_mut_ptr();
+        self.starts.iter().map(|&at| base.wrapping_add(at as usize).cast()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_lie_where_pointers_say() {
+        let mut args = Args::default();
+        args.push(7u32);
+        args.steps(&[-3, 4], false);
+        args.push(2.5f64);
+        args.number(Number::Float(1.1), DType::BF16);
+        let at = args.pointers();
+        // SAFETY: each pointer leads to a value of this type that was pushed above.
+        unsafe {
+            assert_eq!(*at[0].cast::<u32>(), 7);
+            assert_eq!(*at[1].cast::<[i32; 2]>(), [-3, 4]);
+            assert_eq!(*at[2].cast::<f64>(), 2.5);
+            assert_eq!(*at[3].cast::<f32>(), 1.1f32);
+        }
+        assert_eq!(args.size(), 32);
+    }
+}

@@ -1,0 +1,226 @@
+//! Products by cuBLASLt: a problem is described once, its algorithm chosen by the library's heuristic, and both are kept.
+//!
+//! No algorithm splits a sum over atomics on floats, and the same problem always takes the same one, so results repeat to the bit
+//! on one kind of GPU.
+
+use std::{collections::HashMap, ffi::c_void, sync::Arc};
+
+use cudarc::cublaslt::{
+    result::{self, CublasError},
+    sys,
+};
+use numcore::DType;
+use parking_lot::Mutex;
+
+use super::{Failure, Fallible, Gemm, Side, Stream};
+
+/// Problems kept; beyond that they are described anew.
+const KEPT: usize = 4096;
+
+/// The library and the problems it has seen.
+pub(super) struct Blas {
+    handle: sys::cublasLtHandle_t,
+    problems: Mutex<HashMap<(Gemm, usize), Arc<Problem>>>,
+}
+
+fn words(e: CublasError) -> Failure {
+    Failure::new(format!("cuBLASLt: {e}"))
+}
+
+impl Blas {
+    /// In the current context.
+    pub(super) fn new() -> Fallible<Blas> {
+        Ok(Blas { handle: result::create_handle().map_err(words)?, problems: Mutex::default() })
+    }
+
+    /// # Safety
+    /// As for [`Driver::gemm`](super::Driver::gemm); the context is current.
+    pub(super) unsafe fn gemm(
+        &self,
+        stream: Stream,
+        gemm: &Gemm,
+        at: [u64; 3],
+        (workspace, size): (u64, usize),
+    ) -> Fallible<()> {
+        let problem = self.problem(gemm, size)?;
+        let beta = if gemm.add { 1.0 } else { 0.0 };
+        let (wide, narrow) = ([1.0f64, beta], [1.0f32, beta as f32]);
+        let scales: [*const c_void; 2] = match gemm.dtype {
+            DType::F64 => wide.each_ref().map(|x| std::ptr::from_ref(x).cast()),
+            _ => narrow.each_ref().map(|x| std::ptr::from_ref(x).cast()),
+        };
+        let [a, b, d] = at.map(|address| address as usize as *mut c_void);
+        // SAFETY: the caller's promise; descriptors live in `problem`, scales on the stack, and are read before the call returns.
+        let done = unsafe {
+            result::matmul(
+                self.handle,
+                problem.product,
+                scales[0],
+                scales[1],
+                a,
+                problem.a,
+                b,
+                problem.b,
+                d,
+                problem.d,
+                d,
+                problem.d,
+                &problem.algorithm,
+                workspace as usize as *mut c_void,
+                size,
+                stream.raw().cast(),
+            )
+        };
+        done.map_err(|e| Failure::new(format!("cuBLASLt: {e} for {gemm:?}")))
+    }
+
+    fn problem(&self, gemm: &Gemm, workspace: usize) -> Fallible<Arc<Problem>> {
+        let mut problems = self.problems.lock();
+        if let Some(problem) = problems.get(&(*gemm, workspace)) {
+            return Ok(problem.clone());
+        }
+        let problem = Arc::new(Problem::new(self.handle, gemm, workspace)?);
+        if problems.len() >= KEPT {
+            problems.clear();
+        }
+        problems.insert((*gemm, workspace), problem.clone());
+        Ok(problem)
+    }
+
+    /// The context is current.
+    pub(super) fn destroy(&mut self) {
+        self.problems.lock().clear();
+        // SAFETY: made in `new`, and this is the last use.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// A product as the library wants it described.
+struct Problem {
+    product: sys::cublasLtMatmulDesc_t,
+    a: sys::cublasLtMatrixLayout_t,
+    b: sys::cublasLtMatrixLayout_t,
+    d: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+// SAFETY: descriptions that are only read once they are made.
+unsafe impl Send for Problem {}
+// SAFETY: as above.
+unsafe impl Sync for Problem {}
+
+impl Problem {
+    fn new(handle: sys::cublasLtHandle_t, gemm: &Gemm, workspace: usize) -> Fallible<Problem> {
+        let (compute, scale) = match gemm.dtype {
+            DType::F64 => (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
+            DType::F32 if gemm.tf32 => {
+                (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32, sys::cudaDataType_t::CUDA_R_32F)
+            }
+            _ => (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F),
+        };
+        let null: sys::cublasLtMatrixLayout_t = std::ptr::null_mut();
+        let product = result::create_matmul_desc(compute, scale).map_err(words)?;
+        // Kept from here on, so that whatever fails below is freed by its drop.
+        // SAFETY: an algorithm is plain bytes; this one is replaced before it is used.
+        let algorithm = unsafe { std::mem::zeroed() };
+        let mut problem = Problem { product, a: null, b: null, d: null, algorithm };
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let op = |side: &Side| if side.transposed { 1i32 } else { 0 };
+        for (which, value) in [
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, op(&gemm.a)),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, op(&gemm.b)),
+        ] {
+            let value = std::ptr::from_ref(&value);
+            // SAFETY: the description lives; the value is an operation's number, of its size.
+            unsafe { result::set_matmul_desc_attribute(product, which, value.cast(), 4) }.map_err(words)?;
+        }
+        let side = |side: &Side, rows: usize, columns: usize| {
+            let (rows, columns) = if side.transposed { (columns, rows) } else { (rows, columns) };
+            layout(gemm, side, rows, columns)
+        };
+        problem.a = side(&gemm.a, gemm.m, gemm.k)?;
+        problem.b = side(&gemm.b, gemm.k, gemm.n)?;
+        problem.d = side(&gemm.d, gemm.m, gemm.n)?;
+        problem.algorithm = problem.choose(handle, gemm, workspace)?;
+        Ok(problem)
+    }
+
+    fn choose(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        gemm: &Gemm,
+        workspace: usize,
+    ) -> Fallible<sys::cublasLtMatmulAlgo_t> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Preference(result::create_matmul_pref().map_err(words)?);
+        let set = |which, value: *const c_void, size| {
+            // SAFETY: the preference lives; the value has the attribute's size.
+            unsafe { result::set_matmul_pref_attribute(preference.0, which, value, size) }.map_err(words)
+        };
+        let bytes = workspace as u64;
+        set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&bytes).cast(), 8)?;
+        for (which, side) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm.a),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm.b),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &gemm.d),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &gemm.d),
+        ] {
+            set(which, std::ptr::from_ref(&side.aligned).cast(), 4)?;
+        }
+        // SAFETY: all descriptions live.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(handle, self.product, self.a, self.b, self.d, self.d, preference.0)
+        };
+        found.map(|h| h.algo).map_err(|e| Failure::new(format!("cuBLASLt: {e}; no algorithm for {gemm:?}")))
+    }
+}
+
+impl Drop for Problem {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`; nothing uses them any more.
+        unsafe {
+            for layout in [self.a, self.b, self.d].into_iter().filter(|l| !l.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = result::destroy_matmul_desc(self.product);
+        }
+    }
+}
+
+/// Preferences for one choice.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: it was created, and nothing uses it any more.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// A matrix as it lies in memory.
+fn layout(gemm: &Gemm, side: &Side, rows: usize, columns: usize) -> Fallible<sys::cublasLtMatrixLayout_t> {
+    let dtype = match gemm.dtype {
+        DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
+        DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        _ => sys::cudaDataType_t::CUDA_R_32F,
+    };
+    let layout =
+        result::create_matrix_layout(dtype, rows as u64, columns as u64, side.leading as i64).map_err(words)?;
+    use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+    let (count, stride) = (gemm.batch as i32, side.batch as i64);
+    let values: [(_, *const c_void, usize); 2] = [
+        (Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, std::ptr::from_ref(&count).cast(), 4),
+        (Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, std::ptr::from_ref(&stride).cast(), 8),
+    ];
+    for (which, value, size) in values {
+        // SAFETY: the layout lives; the value has the attribute's size.
+        let set = unsafe { result::set_matrix_layout_attribute(layout, which, value, size) };
+        if let Err(e) = set {
+            // SAFETY: made above, not used any more.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+            return Err(words(e));
+        }
+    }
+    Ok(layout)
+}

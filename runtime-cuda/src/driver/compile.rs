@@ -1,0 +1,214 @@
+//! CUDA C to machine code of one architecture, by NVRTC, kept on disk.
+//!
+//! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square root,
+//! gradual underflow. `--fmad=true` stays, because the processor's programs contract `a·b + c` as well, and an optimizer or a norm
+//! loses a third of its instructions without it.
+
+use std::{
+    ffi::{CStr, CString},
+    fs,
+    hash::Hasher,
+    path::{Path, PathBuf},
+    process,
+};
+
+use cudarc::nvrtc::{result, sys};
+
+use super::{Failure, Fallible, libraries};
+use crate::text::Source;
+
+/// A compute capability: 90 is 9.0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Architecture(pub u32);
+
+/// The first bytes of every file kept, before the length of what follows.
+const MAGIC: &[u8; 8] = b"weftgr01";
+
+/// Compiles, or takes what was compiled before.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    architecture: Architecture,
+    version: (i32, i32),
+    folder: Option<PathBuf>,
+}
+
+impl Compiler {
+    /// For an architecture, with NVRTC from wherever the system finds it. Machine code is kept in `folder`.
+    pub(crate) fn new(architecture: Architecture, folder: Option<PathBuf>) -> Fallible<Compiler> {
+        libraries::compiler()?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the library is there; both places are valid.
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+            .result()
+            .map_err(|e| Failure::new(format!("NVRTC: {e}")))?;
+        Ok(Compiler { architecture, version: (major, minor), folder })
+    }
+
+    /// Where machine code is kept: the user's cache folder; `None` where there is no home.
+    pub(crate) fn cache_folder() -> Option<PathBuf> {
+        let given = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let cache = given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")));
+        cache.map(|c| c.join("weftgrad").join("cuda"))
+    }
+
+    /// Machine code (CUBIN).
+    pub(crate) fn compile(&self, source: &Source) -> Fallible<Vec<u8>> {
+        let file = self.folder.as_ref().map(|folder| folder.join(self.file_name(source)));
+        if let Some(code) = file.as_deref().and_then(read) {
+            return Ok(code);
+        }
+        let code = self.translate(source)?;
+        if let Some(file) = &file {
+            // A cache that cannot be written is only slower.
+            let _ = write(file, &code);
+        }
+        Ok(code)
+    }
+
+    /// Two kernels have one name only if text, architecture and compiler are the same.
+    fn file_name(&self, source: &Source) -> String {
+        let (a, b) = (Fnv::of(source.text.as_bytes(), 0), Fnv::of(source.text.as_bytes(), 1));
+        let (major, minor) = self.version;
+        format!("{a:016x}{b:016x}-sm{}-{major}.{minor}.cubin", self.architecture.0)
+    }
+
+    fn options(&self) -> [String; 6] {
+        [
+            format!("--gpu-architecture=sm_{}", self.architecture.0),
+            "--std=c++17".into(),
+            "--fmad=true".into(),
+            "--ftz=false".into(),
+            "--prec-div=true".into(),
+            "--prec-sqrt=true".into(),
+        ]
+    }
+
+    /// The text of the virtual machine, to look into.
+    #[cfg(all(test, feature = "nvrtc-tests"))]
+    pub(crate) fn ptx(&self, source: &Source) -> Fallible<String> {
+        let text = CString::new(source.text.as_str()).map_err(|e| Failure::new(e.to_string()))?;
+        let program = Program::new(&text, c"ptx").map_err(|e| Failure::new(e.to_string()))?;
+        // SAFETY: the program was created and lives.
+        let ptx =
+            unsafe { result::compile_program(program.0, &self.options()).and_then(|()| result::get_ptx(program.0)) };
+        let bytes: Vec<u8> = ptx.map_err(|e| Failure::new(e.to_string()))?.iter().map(|&c| c as u8).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn translate(&self, source: &Source) -> Fallible<Vec<u8>> {
+        let named = |what: &str| Failure::new(format!("kernel {}: {what}", source.entry));
+        let text = CString::new(source.text.as_str()).map_err(|_| named("its text holds a zero byte"))?;
+        let name = CString::new(source.entry.as_str()).map_err(|_| named("its name holds a zero byte"))?;
+        let program = Program::new(&text, &name).map_err(|e| named(&e.to_string()))?;
+        // SAFETY: the program was created and lives.
+        let compiled = unsafe { result::compile_program(program.0, &self.options()) };
+        compiled.map_err(|e| named(&format!("{e}\n{}", program.log())))?;
+        program.code().map_err(|e| named(&e.to_string()))
+    }
+}
+
+/// A program of NVRTC's, destroyed on drop. It may refer to its text, which outlives it in [`Compiler::translate`].
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(text: &CStr, name: &CStr) -> Result<Program, result::NvrtcError> {
+        result::create_program(text, Some(name)).map(Program)
+    }
+
+    fn log(&self) -> String {
+        // SAFETY: the program lives.
+        let log = unsafe { result::get_program_log(self.0) }.unwrap_or_default();
+        let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn code(&self) -> Result<Vec<u8>, result::NvrtcError> {
+        let mut size = 0usize;
+        // SAFETY: the program lives; the place is valid.
+        unsafe { sys::nvrtcGetCUBINSize(self.0, &mut size) }.result()?;
+        let mut code = vec![0u8; size];
+        // SAFETY: the program lives; it writes exactly `size` bytes.
+        unsafe { sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast()) }.result()?;
+        Ok(code)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: it was created, and nothing destroys it before.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+/// What a file holds, if it is whole: magic, a hash of the rest, machine code.
+fn read(file: &Path) -> Option<Vec<u8>> {
+    let bytes = fs::read(file).ok()?;
+    let (head, code) = bytes.split_at_checked(16)?;
+    let hash = u64::from_le_bytes(head[8..].try_into().ok()?);
+    (&head[..8] == MAGIC && hash == Fnv::of(code, 0)).then(|| code.to_vec())
+}
+
+/// Written beside its place and moved there, so that no reader sees half of it.
+fn write(file: &Path, code: &[u8]) -> std::io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let thread = format!("{:?}", std::thread::current().id());
+    let unique = Fnv::of(thread.as_bytes(), u64::from(process::id()));
+    let beside = file.with_extension(format!("{unique:016x}.part"));
+    fs::write(&beside, [MAGIC.as_slice(), &Fnv::of(code, 0).to_le_bytes(), code].concat())?;
+    fs::rename(&beside, file)
+}
+
+/// FNV-1a with a seed: the same in every process.
+struct Fnv(u64);
+
+impl Fnv {
+    fn of(bytes: &[u8], seed: u64) -> u64 {
+        let mut hash = Fnv(0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        hash.write(bytes);
+        hash.finish()
+    }
+}
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = bytes.iter().fold(self.0, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_file_is_read_back_and_a_damaged_one_is_not() {
+        let folder = std::env::temp_dir().join(format!("weftgrad-cuda-cache-{}", process::id()));
+        let file = folder.join("kernel.cubin");
+        write(&file, b"machine code").unwrap();
+        assert_eq!(read(&file).as_deref(), Some(b"machine code".as_slice()));
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(read(&file), None);
+        fs::write(&file, b"short").unwrap();
+        assert_eq!(read(&file), None);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn names_tell_texts_architectures_and_compilers_apart() {
+        let source = |text: &str| Source { text: text.into(), entry: "k".into() };
+        let compiler = |arch, minor| Compiler { architecture: Architecture(arch), version: (13, minor), folder: None };
+        let names = [
+            compiler(80, 0).file_name(&source("a")),
+            compiler(80, 0).file_name(&source("b")),
+            compiler(90, 0).file_name(&source("a")),
+            compiler(80, 1).file_name(&source("a")),
+        ];
+        assert!(names.iter().enumerate().all(|(i, a)| names[i + 1..].iter().all(|b| a != b)));
+    }
+}

@@ -1,0 +1,280 @@
+//! A GPU through the CUDA driver.
+//!
+//! The raw interface is used, not cudarc's safe layer: that one tracks an event per buffer, which costs more than a launch, while
+//! here one stream's order is all a buffer needs.
+
+use std::ffi::c_void;
+
+use cudarc::driver::{
+    result::{self, DriverError},
+    sys,
+};
+
+use super::{
+    About, Architecture, Compiler, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Stream,
+    blas::Blas, libraries,
+};
+use crate::text::Source;
+
+/// Shared memory a kernel may use without asking.
+const PLAIN_SHARED: u32 = 48 << 10;
+
+/// One GPU.
+pub(crate) struct CudaDriver {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    about: About,
+    compiler: Compiler,
+    blas: Blas,
+}
+
+// SAFETY: the driver's handles may be used from any thread; the context is made current before each use.
+unsafe impl Send for CudaDriver {}
+// SAFETY: as above; the driver locks what it shares.
+unsafe impl Sync for CudaDriver {}
+
+fn words(e: DriverError) -> Failure {
+    Failure::new(e.to_string())
+}
+
+impl CudaDriver {
+    /// GPU number `index`, by its primary context. What is missing on the machine is the error.
+    pub(crate) fn new(index: u32) -> Fallible<CudaDriver> {
+        libraries::all()?;
+        result::init().map_err(words)?;
+        let count = result::device::get_count().map_err(words)?;
+        let Some(ordinal) = i32::try_from(index).ok().filter(|i| *i < count) else {
+            return Err(Failure::new(format!("there is no GPU {index}; the driver sees {count}")));
+        };
+        let device = result::device::get(ordinal).map_err(words)?;
+        let name = result::device::get_name(device).map_err(words)?;
+        use sys::CUdevice_attribute_enum as Attribute;
+        let attribute = |which| {
+            // SAFETY: the device is valid.
+            unsafe { result::device::get_attribute(device, which) }.map_err(words)
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        // SAFETY: the device is valid.
+        let memory = unsafe { result::device::total_mem(device) }.map_err(words)?;
+        let compiler = Compiler::new(Architecture((major * 10 + minor) as u32), Compiler::cache_folder())?;
+        // SAFETY: the device is valid.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(words)?;
+        // SAFETY: the context was just retained.
+        let blas = unsafe { result::ctx::set_current(context) }.map_err(words).and_then(|()| Blas::new());
+        let blas = blas.inspect_err(|_| {
+            // SAFETY: retained above, and not used any more.
+            let _ = unsafe { result::primary_ctx::release(device) };
+        })?;
+        Ok(CudaDriver { device, context, about: About { name, processors, memory, shared }, compiler, blas })
+    }
+
+    /// Makes the context this thread's.
+    fn bind(&self) -> Fallible<()> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { result::ctx::set_current(self.context) }.map_err(words)
+    }
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            self.blas.destroy();
+        }
+        // SAFETY: retained in `new`; whatever was made in it refers to `self` and is gone.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+impl Stream {
+    pub(super) fn raw(self) -> sys::CUstream {
+        self.0 as usize as sys::CUstream
+    }
+}
+
+impl Mark {
+    fn raw(self) -> sys::CUevent {
+        self.0 as usize as sys::CUevent
+    }
+}
+
+impl Driver for CudaDriver {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
+        self.bind()?;
+        // SAFETY: the contents are arbitrary by contract.
+        match unsafe { result::malloc_sync(bytes) } {
+            Ok(address) => Ok(Some(address)),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            Err(e) => Err(words(e)),
+        }
+    }
+
+    unsafe fn free(&self, address: u64) {
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
+        self.bind()?;
+        // SAFETY: whoever reads it has written it first. No flags: write-combined memory is slow to read.
+        unsafe { result::malloc_host(bytes, 0) }.map(|p| p.cast()).map_err(words)
+    }
+
+    unsafe fn free_host(&self, address: *mut u8) {
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { result::free_host(address.cast()) };
+        }
+    }
+
+    fn stream(&self) -> Fallible<Stream> {
+        self.bind()?;
+        result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map(|s| Stream(s as usize as u64))
+            .map_err(words)
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        if self.bind().is_ok() {
+            // SAFETY: it was created and is not used any more.
+            let _ = unsafe { result::stream::destroy(stream.raw()) };
+        }
+    }
+
+    fn synchronize(&self, stream: Stream) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: a stream of this driver.
+        unsafe { result::stream::synchronize(stream.raw()) }.map_err(words)
+    }
+
+    fn mark(&self) -> Fallible<Mark> {
+        self.bind()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        event.map(|e| Mark(e as usize as u64)).map_err(words)
+    }
+
+    fn destroy_mark(&self, mark: Mark) {
+        if self.bind().is_ok() {
+            // SAFETY: it was created and is not used any more.
+            let _ = unsafe { result::event::destroy(mark.raw()) };
+        }
+    }
+
+    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: handles of this driver.
+        unsafe { result::event::record(mark.raw(), stream.raw()) }.map_err(words)
+    }
+
+    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+        self.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: handles of this driver.
+        unsafe { result::stream::wait_event(stream.raw(), mark.raw(), flags) }.map_err(words)
+    }
+
+    fn await_mark(&self, mark: Mark) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: a handle of this driver.
+        unsafe { result::event::synchronize(mark.raw()) }.map_err(words)
+    }
+
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw()) }.result().map_err(words)
+    }
+
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw()) }.result().map_err(words)
+    }
+
+    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        unsafe { result::memset_d8_async(at, 0, bytes, stream.raw()) }.map_err(words)
+    }
+
+    fn load(&self, source: &Source, shared: u32) -> Fallible<Function> {
+        self.bind()?;
+        let code = self.compiler.compile(source)?;
+        let named = |e: DriverError| Failure::new(format!("kernel {}: {e}", source.entry));
+        let entry = std::ffi::CString::new(source.entry.as_str()).map_err(|e| Failure::new(e.to_string()))?;
+        // SAFETY: machine code as the compiler gave it. Modules are never unloaded: kernels are kept for good, and the context
+        // frees them.
+        let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(named)?;
+        // SAFETY: the module was just loaded.
+        let function = unsafe { result::module::get_function(module, entry) }.map_err(named)?;
+        if shared > PLAIN_SHARED {
+            let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function lives in the module.
+            unsafe { result::function::set_function_attribute(function, which, shared as i32) }.map_err(named)?;
+        }
+        Ok(Function(function as usize as u64))
+    }
+
+    unsafe fn launch(&self, stream: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
+        self.bind()?;
+        let ([x, y, z], [tx, ty]) = (grid.blocks.map(|b| b as u32), grid.threads);
+        let function = kernel.0 as usize as sys::CUfunction;
+        // SAFETY: the caller's promise.
+        unsafe {
+            result::launch_kernel(function, (x, y, z), (tx, ty, 1), grid.shared, stream.raw(), args).map_err(words)
+        }
+    }
+
+    unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.blas.gemm(stream, gemm, at, workspace) }
+    }
+
+    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
+        self.bind()?;
+        // Other threads may go on as they like: only this stream's work is recorded.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a stream of this driver.
+        unsafe { result::stream::begin_capture(stream.raw(), mode) }.map_err(words)
+    }
+
+    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
+        self.bind()?;
+        // SAFETY: a stream of this driver that is being captured.
+        let graph = unsafe { result::stream::end_capture(stream.raw()) }.map_err(words)?;
+        if graph.is_null() {
+            return Err(Failure::new("the capture was invalidated"));
+        }
+        let mut recording = std::ptr::null_mut();
+        // SAFETY: the graph was just made and is destroyed once it is instantiated.
+        let made = unsafe {
+            let made = sys::cuGraphInstantiateWithFlags(&mut recording, graph, 0).result();
+            let _ = result::graph::destroy(graph);
+            made
+        };
+        made.map_err(words)?;
+        Ok(Recording(recording as usize as u64))
+    }
+
+    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: handles of this driver.
+        unsafe { result::graph::launch(recording.0 as usize as sys::CUgraphExec, stream.raw()) }.map_err(words)
+    }
+
+    fn destroy_recording(&self, recording: Recording) {
+        if self.bind().is_ok() {
+            // SAFETY: it was made by `end_capture` and is not used any more.
+            let _ = unsafe { result::graph::exec_destroy(recording.0 as usize as sys::CUgraphExec) };
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What all queues of one GPU share: its driver, the kernels compiled so far, and what it can do.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Arc, Weak},
+};
+
+use numcore::{
+    Capabilities, DType, DeviceId, DeviceKind, Error, ErrorKind, Result,
+    pointwise::{Program, Typed},
+};
+use parking_lot::Mutex;
+
+use crate::{
+    driver::{CudaDriver, Driver, Failure, Fallible, Function},
+    text::{Source, form::Body, pointwise, reduce},
+    written::Written,
+};
+
+/// One GPU.
+pub(crate) struct Engine {
+    pub driver: Arc<dyn Driver>,
+    pub device: DeviceId,
+    pub capabilities: Capabilities,
+    generated: Mutex<HashMap<Key, Arc<Generated>>>,
+    written: Mutex<HashMap<Written, Function>>,
+}
+
+/// What a generated kernel is found by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Key {
+    Pointwise(Program, pointwise::Form),
+    Reduce(Program, reduce::Form),
+}
+
+impl Key {
+    fn source(&self, typed: &Typed) -> Result<(Source, Body)> {
+        match self {
+            Key::Pointwise(program, form) => pointwise::source(program, typed, form),
+            Key::Reduce(map, form) => reduce::source(map, typed, form),
+        }
+    }
+}
+
+/// A kernel around a program, and what it takes besides operands.
+pub(crate) struct Generated {
+    pub function: Function,
+    pub entry: String,
+    pub body: Body,
+}
+
+/// GPUs in use. Weak: a device nobody uses is closed. Tensors of two handles of one GPU may meet, so they must share its context.
+static OPEN: Mutex<Vec<(u32, Weak<Engine>)>> = Mutex::new(Vec::new());
+
+impl Engine {
+    /// The GPU `index`, opened once per process.
+    pub(crate) fn open(index: u32) -> Result<Arc<Engine>> {
+        let device = DeviceId { kind: DeviceKind::Cuda, index };
+        Self::shared(device, || CudaDriver::new(index).map(|d| Arc::new(d) as Arc<dyn Driver>))
+    }
+
+    /// The engine of a device, by `driver` if it is not open yet.
+    pub(crate) fn shared(device: DeviceId, driver: impl FnOnce() -> Fallible<Arc<dyn Driver>>) -> Result<Arc<Engine>> {
+        let mut open = OPEN.lock();
+        open.retain(|(_, engine)| engine.strong_count() > 0);
+        if let Some(engine) = open.iter().find(|(i, _)| *i == device.index).and_then(|(_, e)| e.upgrade()) {
+            return Ok(engine);
+        }
+        let driver = driver().map_err(|e| backend("Cuda::new", device, e))?;
+        let engine = Arc::new(Engine::new(driver, device));
+        open.push((device.index, Arc::downgrade(&engine)));
+        Ok(engine)
+    }
+
+    fn new(driver: Arc<dyn Driver>, device: DeviceId) -> Engine {
+        let about = driver.about();
+        let capabilities = Capabilities {
+            name: about.name.clone(),
+            storage: DType::ALL.to_vec(),
+            compute: DType::ALL.iter().copied().filter(|d| !d.is_half()).collect(),
+            parallelism: about.processors,
+            max_binding: about.memory,
+        };
+        Engine { driver, device, capabilities, generated: Mutex::default(), written: Mutex::default() }
+    }
+
+    /// The kernel of this key, its program typed so.
+    pub(crate) fn generated(&self, key: Key, typed: &Typed) -> Result<Arc<Generated>> {
+        if let Some(kernel) = self.generated.lock().get(&key) {
+            return Ok(kernel.clone());
+        }
+        // Not under the lock: compiling takes a tenth of a second. Two threads may both compile; both results are right.
+        let (source, body) = key.source(typed)?;
+        let function = self.load(&source, 0)?;
+        let kernel = Arc::new(Generated { function, entry: source.entry, body });
+        self.generated.lock().insert(key, kernel.clone());
+        Ok(kernel)
+    }
+
+    /// A kernel written by hand.
+    pub(crate) fn written(&self, kernel: &Written, shared: u32) -> Result<Function> {
+        if let Some(function) = self.written.lock().get(kernel) {
+            return Ok(*function);
+        }
+        let function = self.load(&kernel.source(), shared)?;
+        self.written.lock().insert(kernel.clone(), function);
+        Ok(function)
+    }
+
+    fn load(&self, source: &Source, shared: u32) -> Result<Function> {
+        self.driver.load(source, shared).map_err(|e| backend("compile", self.device, e))
+    }
+}
+
+/// A driver's failure as an error that names the operation.
+pub(crate) fn backend(op: &'static str, device: DeviceId, failure: Failure) -> Error {
+    ErrorKind::Backend { op, device, message: failure.message }.into()
+}

@@ -1,0 +1,207 @@
+//! Scaled dot-product attention by blocks (Dao 2023), and its gradients.
+
+use bytemuck::{NoUninit, Zeroable};
+use numcore::{DType, Result, Scalar, Support, fused::Attention};
+
+use super::Call;
+use crate::{
+    operand::Operand,
+    pointwise::{fill, to_dense},
+    written::{Launch, Value, Written, element},
+};
+
+/// Head dimensions with a kernel.
+const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
+/// Queries, or keys, of a block.
+const STRIPS: usize = 64;
+
+/// `struct Heads`: strides of `[B, H, rows, HEAD_DIM]`.
+#[derive(Clone, Copy, NoUninit, Zeroable)]
+#[repr(C)]
+struct Heads {
+    batch: i64,
+    head: i64,
+    row: i64,
+}
+
+/// `struct Mask`: strides of a mask seen as `[B, H, T, S]`.
+#[derive(Clone, Copy, NoUninit, Zeroable)]
+#[repr(C)]
+struct Mask {
+    batch: i64,
+    head: i64,
+    query: i64,
+    key: i64,
+}
+
+/// `struct Sizes`.
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct Sizes {
+    batches: i32,
+    heads: i32,
+    group: i32,
+    queries: i32,
+    keys: i32,
+}
+
+impl Heads {
+    fn of(x: &Operand) -> Heads {
+        let s = x.layout.strides();
+        Heads { batch: s[0] as i64, head: s[1] as i64, row: s[2] as i64 }
+    }
+}
+
+/// Operands of one call as the kernels take them.
+struct Plan {
+    sizes: Sizes,
+    /// Address and strides.
+    mask: (u64, Mask),
+    head_dim: usize,
+    dtype: DType,
+    causal: bool,
+    scale: f32,
+}
+
+impl Plan {
+    /// `None` where there is no kernel.
+    fn new(
+        call: &Call<'_>,
+        op: &Attention,
+        q: &Operand,
+        k: &Operand,
+        v: &Operand,
+        mask: Option<&Operand>,
+    ) -> Option<Plan> {
+        let (qs, ks) = (q.dims(), k.dims());
+        let (head_dim, dtype) = (qs[3], q.dtype);
+        // The largest of the kernels' requests.
+        let shared = if dtype.is_half() { 320 } else { 192 } * (head_dim * dtype.size() + 16);
+        let fits = HEAD_DIMS.contains(&head_dim)
+            && v.dims()[3] == head_dim
+            && dtype != DType::F64
+            && shared <= call.cuda.queue.engine.driver.about().shared
+            && [qs[2], ks[2], qs[0] * qs[1] * qs[2].max(1)].iter().all(|&n| n < i32::MAX as usize);
+        if !fits {
+            return None;
+        }
+        let mask = match mask {
+            None => (0, Mask::zeroed()),
+            Some(m) => {
+                let to = numcore::Shape::new(&[qs[0], qs[1], qs[2], ks[2]]).ok()?;
+                let seen = m.layout.broadcast_to(to).ok()?;
+                let s = seen.strides();
+                let strides = Mask { batch: s[0] as i64, head: s[1] as i64, query: s[2] as i64, key: s[3] as i64 };
+                (m.address, strides)
+            }
+        };
+        let [batches, heads, queries, keys] = [qs[0], qs[1], qs[2], ks[2]].map(|n| n as i32);
+        let sizes = Sizes { batches, heads, group: heads / ks[1].max(1) as i32, queries, keys };
+        Some(Plan { sizes, mask, head_dim, dtype, causal: op.causal, scale: op.scale as f32 })
+    }
+
+    fn kernel(&self, file: &'static str, entry: &'static str, rows: [usize; 2]) -> Written {
+        let defines = [("T", Value::from(element(self.dtype))), ("HEAD_DIM", self.head_dim.into())];
+        let [half, full] = rows;
+        let rows = if self.dtype.is_half() { half } else { full };
+        Written::new(file, entry, &defines).with_shared(rows * (self.head_dim * self.dtype.size() + 16))
+    }
+
+    /// What all kernels but one take at the end.
+    fn finish<'a>(&self, launch: Launch<'a>) -> Launch<'a> {
+        launch.arg(self.mask.1).arg(self.sizes).arg(i32::from(self.causal)).arg(self.scale)
+    }
+
+    fn blocks(&self, rows: i32, heads: usize) -> [usize; 3] {
+        [(rows as usize).div_ceil(STRIPS) * heads * self.sizes.batches as usize, 1, 1]
+    }
+}
+
+/// Rows of input `i` that begin at multiples of 16 bytes and whose elements are neighbours.
+fn aligned(call: &mut Call<'_>, i: usize) -> Result<Operand> {
+    let x = call.ins[i];
+    let strides = x.layout.strides();
+    let whole = |s: isize| (s.unsigned_abs() * x.dtype.size()).is_multiple_of(16);
+    let steps = strides[..3].iter().zip(x.dims()).all(|(s, d)| *d == 1 || whole(*s));
+    if !(strides[3] == 1 && x.address.is_multiple_of(16) && steps) {
+        let (memory, copy) = to_dense(call.cuda, &x, x.dtype)?;
+        call.kept.push(memory);
+        call.ins[i] = copy;
+    }
+    Ok(call.ins[i])
+}
+
+pub(super) fn forward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
+    let [q, k, v] = [call.ins[0], call.ins[1], call.ins[2]];
+    if k.dims()[2] == 0 {
+        // Nothing to attend to; the decomposition would look for the largest of no scores.
+        fill(call.cuda, call.outs[0], Scalar::I64(0), false)?;
+        fill(call.cuda, call.outs[1], Scalar::F64(f64::NEG_INFINITY), false)?;
+        return Ok(Support::Done);
+    }
+    let mask = op.masked.then(|| call.ins[3]);
+    let Some(plan) = Plan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
+    let (o, lse) = (call.outs[0], call.outs[1]);
+    if !o.address.is_multiple_of(16) {
+        return Ok(Support::Decompose);
+    }
+    if o.numel() == 0 {
+        return Ok(Support::Done);
+    }
+    let [q, k, v] = [aligned(call, 0)?, aligned(call, 1)?, aligned(call, 2)?];
+    let kernel = plan.kernel("attention.cu", "attention", [320, 192]);
+    let launch = Launch::new(call.cuda, "attention", &kernel)?.arg(o.address).arg(lse.address);
+    let launch = launch.arg(q.address).arg(k.address).arg(v.address).arg(plan.mask.0);
+    let launch = launch.arg(Heads::of(&o)).arg(Heads::of(&q)).arg(Heads::of(&k)).arg(Heads::of(&v));
+    let blocks = plan.blocks(plan.sizes.queries, plan.sizes.heads as usize);
+    // SAFETY: the contract of `numcore::Runtime`; rows begin where the kernel reads 16 bytes at a time.
+    unsafe { plan.finish(launch).run(blocks, [128, 1])? };
+    Ok(Support::Done)
+}
+
+/// From the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask (if given).
+pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
+    let [q, k, v] = [call.ins[3], call.ins[4], call.ins[5]];
+    if k.dims()[2] == 0 {
+        fill(call.cuda, call.outs[0], Scalar::I64(0), false)?;
+        return Ok(Support::Done);
+    }
+    let mask = op.masked.then(|| call.ins[6]);
+    let Some(plan) = Plan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
+    if call.outs.iter().any(|d| !d.address.is_multiple_of(16)) {
+        return Ok(Support::Decompose);
+    }
+    let (g, o, lse) = (aligned(call, 0)?, aligned(call, 1)?, call.dense(2)?);
+    let [q, k, v] = [aligned(call, 3)?, aligned(call, 4)?, aligned(call, 5)?];
+    let [dq, dk, dv] = [call.outs[0], call.outs[1], call.outs[2]];
+    let rows = q.dims()[..3].iter().product::<usize>();
+    let dots = call.scratch(rows * size_of::<f32>())?;
+    if rows > 0 {
+        let kernel = plan.kernel("attention_grad.cu", "attention_dots", [0, 0]);
+        let launch = Launch::new(call.cuda, "attention_grad", &kernel)?.arg(dots).arg(g.address).arg(o.address);
+        let launch = launch.arg(Heads::of(&g)).arg(Heads::of(&o)).arg(plan.sizes);
+        // SAFETY: as in `forward`.
+        unsafe { launch.run([rows.div_ceil(4), 1, 1], [32, 4])? };
+    }
+    let inputs = [g.address, q.address, k.address, v.address, plan.mask.0, lse, dots];
+    if dk.numel() > 0 {
+        let kernel = plan.kernel("attention_grad.cu", "attention_grad_keys", [256, 192]);
+        let launch = Launch::new(call.cuda, "attention_grad", &kernel)?.arg(dk.address).arg(dv.address);
+        let launch = inputs.into_iter().fold(launch, Launch::arg).arg(Heads::of(&dk)).arg(Heads::of(&dv));
+        let launch = launch.arg(Heads::of(&g)).arg(Heads::of(&q)).arg(Heads::of(&k)).arg(Heads::of(&v));
+        let blocks = plan.blocks(plan.sizes.keys, k.dims()[1]);
+        // SAFETY: as in `forward`.
+        unsafe { plan.finish(launch).run(blocks, [128, 1])? };
+    }
+    if dq.numel() > 0 {
+        let kernel = plan.kernel("attention_grad.cu", "attention_grad_queries", [256, 192]);
+        let launch = Launch::new(call.cuda, "attention_grad", &kernel)?.arg(dq.address);
+        let launch =
+            inputs.into_iter().fold(launch, Launch::arg).arg(Heads::of(&dq)).arg(Heads::of(&g)).arg(Heads::of(&q));
+        let launch = launch.arg(Heads::of(&k)).arg(Heads::of(&v));
+        let blocks = plan.blocks(plan.sizes.queries, plan.sizes.heads as usize);
+        // SAFETY: as in `forward`.
+        unsafe { plan.finish(launch).run(blocks, [128, 1])? };
+    }
+    Ok(Support::Done)
+}

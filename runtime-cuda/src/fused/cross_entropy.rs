@@ -1,0 +1,48 @@
+//! Cross-entropy and its gradient: logits are read, probabilities never stored.
+
+use numcore::{Result, Support, fused::CrossEntropy};
+
+use super::{Call, Rows};
+use crate::written::Launch;
+
+pub(super) fn forward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support> {
+    let rows = Rows::of(&call.ins[0]);
+    if rows.width == 0 {
+        return Ok(Support::Decompose);
+    }
+    let (x, target) = (call.dense(0)?, call.dense(1)?);
+    let w = if op.weighted { call.dense(2)? } else { 0 };
+    if rows.rows == 0 {
+        return Ok(Support::Done);
+    }
+    let smooth = ("SMOOTH", op.label_smoothing != 0.0);
+    let kernel = call.kernel("cross_entropy.cu", "cross_entropy", smooth, rows, &[x]);
+    let launch = Launch::new(call.cuda, "cross_entropy", &kernel)?;
+    let launch = launch.arg(call.outs[0].address).arg(call.outs[1].address).arg(x).arg(target).arg(w);
+    finish(call, op, rows, launch)
+}
+
+/// From logits, classes, `lse`, the upstream gradient and class weights (if given).
+pub(super) fn backward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support> {
+    let rows = Rows::of(&call.ins[0]);
+    let (x, target, lse, g) = (call.dense(0)?, call.dense(1)?, call.dense(2)?, call.dense(3)?);
+    let w = if op.weighted { call.dense(4)? } else { 0 };
+    if call.outs[0].numel() == 0 {
+        return Ok(Support::Done);
+    }
+    let d = call.outs[0].address;
+    let smooth = ("SMOOTH", op.label_smoothing != 0.0);
+    let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x]);
+    let launch =
+        Launch::new(call.cuda, "cross_entropy_grad", &kernel)?.arg(d).arg(x).arg(target).arg(lse).arg(g).arg(w);
+    finish(call, op, rows, launch)
+}
+
+/// What both kernels take at the end.
+fn finish(call: &Call<'_>, op: &CrossEntropy, rows: Rows, launch: Launch<'_>) -> Result<Support> {
+    let launch = launch.arg(rows.rows as i64).arg(rows.width as i64).arg(op.ignore_index).arg(op.label_smoothing);
+    let (blocks, threads) = rows.grid();
+    // SAFETY: the contract of `numcore::Runtime`; rows are contiguous; a class is checked before it is followed.
+    unsafe { launch.arg(call.cuda.queue.flag()).run(blocks, threads)? };
+    Ok(Support::Done)
+}

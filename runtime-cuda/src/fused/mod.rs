@@ -1,0 +1,130 @@
+//! Kernels of fused operations. Operands that do not lie as a kernel reads them are laid out anew; calls no kernel is for
+//! are decomposed.
+
+mod attention;
+mod conv;
+mod cross_entropy;
+mod norm;
+mod softmax;
+
+use numcore::{DType, Out, Result, Support, View, fused::FusedOp};
+use smallvec::SmallVec;
+
+use crate::{
+    Cuda,
+    memory::Buffer,
+    operand::Operand,
+    pointwise::to_dense,
+    written::{Value, Written, element},
+};
+
+/// Widest row of a warp; wider ones take a block.
+const WARP_WIDTH: usize = 1024;
+const WARP: usize = 32;
+const BLOCK: usize = 256;
+/// Rows of a block of warps.
+const WARPS: usize = 4;
+
+/// Runs `op` if there is a kernel for it.
+pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut [Out<'_, Cuda>]) -> Result<Support> {
+    let mut call = Call {
+        cuda,
+        ins: ins.iter().map(|v| Operand::from(*v)).collect(),
+        outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
+        kept: Vec::new(),
+    };
+    if !call.dtype().is_float() {
+        return Ok(Support::Decompose);
+    }
+    match op {
+        FusedOp::Softmax(op) => softmax::forward(&mut call, op),
+        FusedOp::SoftmaxGrad(op) => softmax::backward(&mut call, op),
+        FusedOp::Norm(op) => norm::forward(&mut call, op),
+        FusedOp::NormGrad(op) => norm::backward(&mut call, &op.0),
+        FusedOp::CrossEntropy(op) => cross_entropy::forward(&mut call, op),
+        FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&mut call, &op.0),
+        FusedOp::Attention(op) => attention::forward(&mut call, op),
+        FusedOp::AttentionGrad(op) => attention::backward(&mut call, &op.0),
+        FusedOp::Conv(op) => conv::run(&mut call, op),
+        _ => Ok(Support::Decompose),
+    }
+}
+
+/// One call: its operands, and memory that lives until it is queued.
+struct Call<'a> {
+    cuda: &'a Cuda,
+    ins: SmallVec<[Operand; 8]>,
+    outs: SmallVec<[Operand; 4]>,
+    kept: Vec<Buffer>,
+}
+
+/// Rows along the last axis.
+#[derive(Clone, Copy)]
+struct Rows {
+    rows: usize,
+    width: usize,
+}
+
+impl Rows {
+    fn of(x: &Operand) -> Rows {
+        let dims = x.dims();
+        Rows { rows: dims[..dims.len() - 1].iter().product(), width: dims[dims.len() - 1] }
+    }
+
+    /// Threads that share a row.
+    fn threads(self) -> usize {
+        if self.width <= WARP_WIDTH { WARP } else { BLOCK }
+    }
+
+    /// Blocks and threads of a launch.
+    fn grid(self) -> ([usize; 3], [u32; 2]) {
+        match self.threads() {
+            WARP => ([self.rows.div_ceil(WARPS), 1, 1], [WARP as u32, WARPS as u32]),
+            _ => ([self.rows, 1, 1], [BLOCK as u32, 1]),
+        }
+    }
+}
+
+impl Call<'_> {
+    /// The type of the first output.
+    fn dtype(&self) -> DType {
+        self.outs[0].dtype
+    }
+
+    /// Input `i`, row-major without gaps.
+    fn dense(&mut self, i: usize) -> Result<u64> {
+        if !self.ins[i].layout.is_contiguous() {
+            let (memory, copy) = to_dense(self.cuda, &self.ins[i], self.ins[i].dtype)?;
+            self.kept.push(memory);
+            self.ins[i] = copy;
+        }
+        Ok(self.ins[i].address)
+    }
+
+    /// Memory of the kernel's own.
+    fn scratch(&mut self, bytes: usize) -> Result<u64> {
+        let memory = self.cuda.scratch(bytes)?;
+        let address = memory.address();
+        self.kept.push(memory);
+        Ok(address)
+    }
+
+    /// A kernel on rows: 16 bytes at a time where all of `operands` begin at a multiple of that.
+    fn kernel(
+        &self,
+        file: &'static str,
+        entry: &'static str,
+        variant: (&'static str, bool),
+        rows: Rows,
+        operands: &[u64],
+    ) -> Written {
+        let vector = operands.iter().all(|at| at.is_multiple_of(16));
+        let defines = [
+            ("T", Value::from(element(self.dtype()))),
+            (variant.0, variant.1.into()),
+            ("ROW_THREADS", rows.threads().into()),
+            ("VECTOR", vector.into()),
+        ];
+        Written::new(file, entry, &defines)
+    }
+}

@@ -1,0 +1,75 @@
+//! Whole steps as one launch: a captured graph.
+
+use std::sync::Arc;
+
+use numcore::Result;
+
+use crate::{Cuda, driver::Recording, memory::Held, queue::Queue};
+
+/// Work that was captured once and is launched again and again, without the host's part of it. See [`Cuda::capture`].
+pub struct Graph {
+    queue: Arc<Queue>,
+    recording: Recording,
+    held: Arc<Held>,
+}
+
+impl Cuda {
+    /// Captures what `step` queues on this handle, instead of running it; [`Graph::launch`] runs it. Also gives what `step` returned.
+    ///
+    /// The rules, each of which is an error by name where it can be found:
+    ///
+    /// - Run the step two or three times before: kernels must be compiled, and the pool must hold all the memory it asks for.
+    /// - Inside, nothing is read or written by the host: no `to_vec`, `item`, uploads or `synchronize`. Read the loss after a launch, from the
+    ///   tensor that `step` returned.
+    /// - Every launch works on the same memory: new data go into the tensors the step reads. Tensors that the step reads and did not
+    ///   make must outlive the graph.
+    /// - Run-time numbers are frozen: a learning rate, a step count, a seed. What changes belongs in a tensor.
+    /// - All of it is this queue's; other handles' work is not captured.
+    ///
+    /// Memory the step used stays with the graph until it is dropped.
+    pub fn capture<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<(Graph, T)> {
+        let queue = &self.queue;
+        queue.check()?;
+        queue.refuse_while_capturing("capture")?;
+        queue.workspace()?;
+        queue.kept("capture", queue.driver().begin_capture(queue.stream))?;
+        queue.set_capturing(true);
+        let held = queue.memory.begin_capture();
+        let result = step();
+        queue.memory.end_capture();
+        queue.set_capturing(false);
+        let recording = queue.driver().end_capture(queue.stream);
+        match result {
+            // The step's own error says more than that of the capture it broke.
+            Err(error) => {
+                if let Ok(recording) = recording {
+                    queue.driver().destroy_recording(recording);
+                }
+                queue.memory.release_held(&held);
+                Err(error)
+            }
+            Ok(value) => {
+                let recording = queue.kept("capture", recording)?;
+                Ok((Graph { queue: queue.clone(), recording, held }, value))
+            }
+        }
+    }
+}
+
+impl Graph {
+    /// Queues all of it.
+    pub fn launch(&self) -> Result<()> {
+        self.queue.check()?;
+        self.queue.refuse_while_capturing("launch")?;
+        self.queue.kept("launch", self.queue.driver().replay(self.recording, self.queue.stream))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // What is still running must not lose its graph.
+        let _ = self.queue.driver().synchronize(self.queue.stream);
+        self.queue.driver().destroy_recording(self.recording);
+        self.queue.memory.release_held(&self.held);
+    }
+}

@@ -1,0 +1,109 @@
+//! NVIDIA GPUs as a runtime: [`Cuda`].
+//!
+//! Pointwise programs and reductions are printed as CUDA C around numcore's programs and compiled at run time (`text`); what no
+//! program describes is written by hand in the folder `kernels`; matrix products are cuBLASLt's. Every handle has a stream and a
+//! pool of its own; work is queued and methods return at once.
+//!
+//! What is needed: NVIDIA's driver, NVRTC and cuBLASLt. They are opened at run time, so this crate builds without them;
+//! [`Cuda::new`] says which is missing.
+//!
+//! **Invariant**: results depend on operands, types and strides alone: no atomics on floats, and no sum is cut by the size of the GPU.
+//!
+//! ```no_run
+//! use numcore::{Tensor, ops::PointwiseOps};
+//! use runtime_cuda::Cuda;
+//!
+//! let cuda = Cuda::new(0)?;
+//! let x = Tensor::from_slice(&cuda, [3], &[1f32, 2.0, 3.0])?;
+//! assert_eq!(x.add(&x)?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+//! # numcore::Result::Ok(())
+//! ```
+//!
+//! # Kernels on disk
+//!
+//! Machine code is kept in `$XDG_CACHE_HOME/weftgrad/cuda` (or `~/.cache/weftgrad/cuda`) under names that tell text, architecture and
+//! compiler apart. Deleting the folder is always safe.
+//!
+//! # Errors
+//!
+//! Work is queued, so an error may be found later. A failure of the driver stays with its queue: every later call reports it. An index
+//! out of range is found when results are next read (`download`, `synchronize`), reported once, and the queue goes on.
+
+mod args;
+mod axes;
+mod driver;
+mod engine;
+mod fused;
+mod graph;
+mod index;
+mod lines;
+mod matmul;
+mod memory;
+mod operand;
+mod pointwise;
+mod queue;
+mod radix;
+mod reduce;
+mod runtime;
+mod scatter;
+mod sort;
+mod staging;
+mod text;
+mod written;
+
+use std::{fmt, sync::Arc};
+
+use numcore::{Result, Use};
+
+pub use graph::Graph;
+pub use memory::Buffer;
+pub use queue::Event;
+
+use engine::Engine;
+use queue::Queue;
+
+/// A GPU. A cheap handle; clones share one queue: its stream, memory pool and account.
+#[derive(Clone)]
+pub struct Cuda {
+    pub(crate) queue: Arc<Queue>,
+    use_: Use,
+    tf32: bool,
+}
+
+impl Cuda {
+    /// GPU number `index`, on a stream of its own. Handles of one GPU share its context, so their tensors may meet.
+    ///
+    /// An error says what is missing: the driver, a library, the GPU.
+    pub fn new(index: u32) -> Result<Cuda> {
+        Self::on(Engine::open(index)?)
+    }
+
+    /// The same kernels on the host, compiled by g++ and kept in `folder`: slow, and exact enough to test everything but the hardware.
+    #[cfg(feature = "emulate")]
+    pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
+        let device = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
+        Self::on(Engine::shared(device, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
+    }
+
+    /// The same queue, with `f32` products on tensor cores (TF32: 10 bits of fraction instead of 23). Off by default.
+    pub fn with_tf32(mut self, on: bool) -> Cuda {
+        self.tf32 = on;
+        self
+    }
+
+    fn on(engine: Arc<Engine>) -> Result<Cuda> {
+        Ok(Cuda { queue: Arc::new(Queue::new(engine)?), use_: Use::Activations, tf32: false })
+    }
+
+    /// Memory of a kernel's own.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Buffer> {
+        self.queue.memory.alloc(bytes, self.use_)
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let engine = &self.queue.engine;
+        write!(f, "Cuda({}, {}, {:?})", engine.device, engine.capabilities.name, self.use_)
+    }
+}

@@ -1,0 +1,269 @@
+//! Launches of pointwise programs.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    Accumulate, DType, Layout, MAX_RANK, Operand as In, Out, Result, Scalar, Shape, View,
+    pointwise::{Program, Typed},
+};
+use smallvec::SmallVec;
+
+use crate::{
+    Cuda,
+    args::{Args, LIMIT},
+    axes::{Axes, Place, Steps, by_steps},
+    driver::Grid,
+    engine::{Generated, Key},
+    memory::Buffer,
+    operand::Operand,
+    text::{
+        THREADS,
+        form::{Input, Loops, Output, reads},
+        pointwise::Form,
+    },
+};
+
+/// Blocks per processor at most: more only repeat the start of a block.
+const BLOCKS: usize = 32;
+
+/// An input: its own memory, or the old value of an output.
+#[derive(Clone, Copy)]
+pub(crate) enum Source {
+    View(Operand),
+    Own(usize),
+}
+
+/// An output, and whether its old value counts.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    pub to: Operand,
+    pub add: bool,
+}
+
+impl From<&Out<'_, Cuda>> for Target {
+    fn from(out: &Out<'_, Cuda>) -> Target {
+        Target { to: (&out.view).into(), add: out.how == Accumulate::Add }
+    }
+}
+
+/// Runs `program` at every position of the outputs' shape.
+pub(crate) fn run(
+    cuda: &Cuda,
+    program: &Program,
+    ins: &[In<'_, Cuda>],
+    scalars: &[Scalar],
+    outs: &mut [Out<'_, Cuda>],
+) -> Result<()> {
+    let sources: SmallVec<[Source; 6]> = ins
+        .iter()
+        .map(|operand| match operand {
+            In::View(view) => Source::View(Operand::from(*view)),
+            In::Own(k) => Source::Own(*k),
+        })
+        .collect();
+    let targets: SmallVec<[Target; 2]> = outs.iter().map(Target::from).collect();
+    launch(cuda, program, &sources, scalars, &targets)
+}
+
+/// The same on addresses.
+pub(crate) fn launch(
+    cuda: &Cuda,
+    program: &Program,
+    ins: &[Source],
+    scalars: &[Scalar],
+    outs: &[Target],
+) -> Result<()> {
+    let Some(first) = outs.first() else { return Ok(()) };
+    if first.to.numel() == 0 {
+        return Ok(());
+    }
+    let call = Call::new(program, ins, outs);
+    let typed = program.resolve(&call.dtypes(), &call.asked())?;
+    let key = Key::Pointwise(program.clone(), call.form());
+    let engine = &cuda.queue.engine;
+    let kernel = engine.generated(key, &typed)?;
+    let mut args = call.args(&kernel, &typed, scalars);
+    if args.size() > LIMIT {
+        return densely(cuda, program, ins, scalars, outs);
+    }
+    let units: usize = call.axes.units(call.lanes).iter().product();
+    let most = engine.capabilities.parallelism.max(1) * BLOCKS;
+    let blocks = units.div_ceil(THREADS as usize).min(most);
+    let grid = Grid { blocks: [blocks, 1, 1], threads: [THREADS, 1], shared: 0 };
+    // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, and outputs overlap nothing. The arguments are those
+    // the text was made for.
+    unsafe { cuda.queue.launch(program.name(), &kernel.entry, kernel.function, grid, &mut args) }
+}
+
+/// With so many strided operands that their geometry is more than a kernel can be given, those are made dense first.
+fn densely(cuda: &Cuda, program: &Program, ins: &[Source], scalars: &[Scalar], outs: &[Target]) -> Result<()> {
+    let mut kept: Vec<Buffer> = Vec::new();
+    let mut dense: SmallVec<[Source; 6]> = SmallVec::new();
+    for source in ins {
+        dense.push(match source {
+            Source::View(x) if !x.layout.is_contiguous() => {
+                let (memory, copy) = to_dense(cuda, x, x.dtype)?;
+                kept.push(memory);
+                Source::View(copy)
+            }
+            other => *other,
+        });
+    }
+    if kept.is_empty() {
+        let why = format!("its {} inputs and {} outputs are more than a kernel can be given", ins.len(), outs.len());
+        return Err(numcore::Error::argument(program.name(), why));
+    }
+    launch(cuda, program, &dense, scalars, outs)
+}
+
+/// A dense copy as `dtype`, and its memory.
+pub(crate) fn to_dense(cuda: &Cuda, x: &Operand, dtype: DType) -> Result<(Buffer, Operand)> {
+    let layout = Layout::contiguous(*x.layout.shape());
+    let memory = cuda.scratch(layout.numel() * dtype.size())?;
+    let copy = Operand::of(&memory, layout, dtype);
+    convert(cuda, x, copy, false)?;
+    Ok((memory, copy))
+}
+
+/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+pub(crate) fn convert(cuda: &Cuda, from: &Operand, to: Operand, add: bool) -> Result<()> {
+    static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
+    static CASTS: LazyLock<Vec<Program>> =
+        LazyLock::new(|| DType::ALL.iter().map(|&d| Program::new("convert", |[x], []| [x.cast(d)])).collect());
+    let program = if from.dtype == to.dtype { &SAME } else { &CASTS[to.dtype as usize] };
+    launch(cuda, program, &[Source::View(*from)], &[], &[Target { to, add }])
+}
+
+/// The same value everywhere, or added everywhere.
+pub(crate) fn fill(cuda: &Cuda, to: Operand, value: Scalar, add: bool) -> Result<()> {
+    static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("fill", |[], [value]| [value]));
+    launch(cuda, &FILL, &[], &[value], &[Target { to, add }])
+}
+
+/// A launch: its operands on common axes. Inputs come first, then outputs, then positions.
+struct Call<'a> {
+    program: &'a Program,
+    ins: &'a [Source],
+    outs: &'a [Target],
+    axes: Axes,
+    lanes: usize,
+}
+
+impl<'a> Call<'a> {
+    fn new(program: &'a Program, ins: &'a [Source], outs: &'a [Target]) -> Call<'a> {
+        let shape = *outs[0].to.layout.shape();
+        let operand = |source: &Source| match source {
+            Source::View(x) => *x,
+            Source::Own(k) => outs[*k].to,
+        };
+        let operands = ins.iter().map(operand).chain(outs.iter().map(|o| o.to));
+        let (mut steps, mut places): (SmallVec<[Steps; 8]>, SmallVec<[Option<Place>; 8]>) =
+            operands.map(|o| (o.steps(), Some(o.place()))).unzip();
+        steps.push(positions(&shape));
+        places.push(None);
+        let order = by_steps(shape.rank(), &outs[0].to.steps());
+        // Positions that nobody reads must not keep axes apart.
+        let used = if is_positional(program) { steps.len() } else { steps.len() - 1 };
+        let mut axes = Axes::of(shape.dims(), &steps[..used], order);
+        axes.steps.resize(steps.len(), [0; MAX_RANK]);
+        let lanes = axes.lanes(&places);
+        Call { program, ins, outs, axes, lanes }
+    }
+
+    fn loops(&self) -> Loops {
+        Loops { rank: self.axes.rank(), wide: self.axes.is_wide() }
+    }
+
+    fn dtypes(&self) -> SmallVec<[DType; 8]> {
+        let dtype = |source: &Source| match source {
+            Source::View(x) => x.dtype,
+            Source::Own(k) => self.outs[*k].to.dtype,
+        };
+        self.ins.iter().map(dtype).collect()
+    }
+
+    fn asked(&self) -> SmallVec<[Option<DType>; 4]> {
+        self.outs.iter().map(|o| Some(o.to.dtype)).collect()
+    }
+
+    fn form(&self) -> Form {
+        let inner = |j: usize| self.axes.inner(j, self.lanes);
+        let input = |(j, (source, dtype)): (usize, (&Source, DType))| Input {
+            dtype,
+            inner: inner(j),
+            own: if let Source::Own(k) = source { Some(*k as u16) } else { None },
+        };
+        let outputs = self.outs.iter().enumerate();
+        Form {
+            ins: self.ins.iter().zip(self.dtypes()).enumerate().map(input).collect(),
+            outs: outputs
+                .map(|(k, o)| Output { dtype: o.to.dtype, inner: inner(self.ins.len() + k), add: o.add })
+                .collect(),
+            loops: self.loops(),
+            lanes: self.lanes,
+        }
+    }
+
+    /// In the order of the kernel's parameters.
+    fn args(&self, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) -> Args {
+        let wide = self.loops().wide;
+        let sizes = self.axes.units(self.lanes);
+        let mut args = Args::default();
+        args.count(sizes.iter().product(), wide);
+        args.count(self.axes.count(), wide);
+        args.axes(&sizes, wide);
+        for i in reads(self.program, self.ins.len()) {
+            if let Source::View(x) = &self.ins[i] {
+                args.push(x.address);
+                args.steps(&self.axes.unit_steps(i, self.lanes), wide);
+            }
+        }
+        for (k, out) in self.outs.iter().enumerate() {
+            args.push(out.to.address);
+            args.steps(&self.axes.unit_steps(self.ins.len() + k, self.lanes), wide);
+        }
+        if kernel.body.positional {
+            args.steps(&self.axes.unit_steps(self.ins.len() + self.outs.len(), self.lanes), wide);
+        }
+        values(&mut args, self.program, kernel, typed, scalars);
+        args
+    }
+}
+
+/// Values that are the same for all elements, then keys of random bits.
+pub(crate) fn values(args: &mut Args, program: &Program, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) {
+    if !kernel.body.values.is_empty() {
+        let known = program.eval_uniform(typed, scalars);
+        for (id, dtype) in program.launch_values().iter().zip(&kernel.body.values) {
+            // Every launch value is uniform, so it is known.
+            args.number(known[*id as usize].unwrap_or(numcore::pointwise::Number::Int(0)), *dtype);
+        }
+    }
+    kernel.body.seeds.iter().for_each(|&k| args.push(scalars[k as usize].to_i64() as u64));
+}
+
+/// Whether a program reads the position of its elements.
+pub(crate) fn is_positional(program: &Program) -> bool {
+    use numcore::pointwise::Inst;
+    program.insts().iter().any(|i| matches!(i, Inst::Index | Inst::Random { .. }))
+}
+
+/// Steps of row-major positions.
+pub(crate) fn positions(shape: &Shape) -> Steps {
+    let mut steps = [0; MAX_RANK];
+    steps.iter_mut().zip(Layout::contiguous(*shape).strides()).for_each(|(to, s)| *to = *s);
+    steps
+}
+
+/// Inputs of a reduction that reduces nothing.
+pub(crate) fn views(ins: &[View<'_, Cuda>]) -> SmallVec<[Source; 6]> {
+    ins.iter().map(|v| Source::View(Operand::from(*v))).collect()
+}
+
+/// The kernel a launch would run.
+#[cfg(all(test, feature = "nvrtc-tests"))]
+pub(crate) fn source_of(program: &Program, ins: &[Source], outs: &[Target]) -> Result<crate::text::Source> {
+    let call = Call::new(program, ins, outs);
+    let typed = program.resolve(&call.dtypes(), &call.asked())?;
+    Ok(crate::text::pointwise::source(program, &typed, &call.form())?.0)
+}

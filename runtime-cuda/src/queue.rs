@@ -1,0 +1,245 @@
+//! One ordered queue of a GPU: its stream, its memory, the staging of copies, and its errors, which stay.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
+
+use numcore::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    args::Args,
+    driver::{Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Stream},
+    engine::{Engine, backend},
+    memory::Memory,
+    staging::Staging,
+};
+
+/// What clones of a handle share.
+pub(crate) struct Queue {
+    pub engine: Arc<Engine>,
+    pub stream: Stream,
+    pub memory: Arc<Memory>,
+    staging: Mutex<Staging>,
+    /// A word that kernels set where an index is out of range, and whether one that may do so was launched.
+    flag: u64,
+    flagged: AtomicBool,
+    failed: Mutex<Option<(&'static str, String)>>,
+    capturing: AtomicBool,
+    /// What products work in; one at a time, as the queue is ordered. Made at the first.
+    workspace: OnceLock<u64>,
+}
+
+/// Bytes a product may work in: what cuBLAS itself takes on Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// Most blocks of a launch along each axis, of every GPU.
+const MOST_BLOCKS: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+
+/// The bits of the flag word, and what they say.
+const FLAGS: [(u32, &str); 3] = [(1, "gather"), (2, "scatter_add"), (4, "cross_entropy")];
+const FLAG_BYTES: usize = 256;
+
+impl Queue {
+    pub(crate) fn new(engine: Arc<Engine>) -> Result<Queue> {
+        let driver = engine.driver.clone();
+        let stream = driver.stream().map_err(|e| backend("fork", engine.device, e))?;
+        let memory = Memory::new(driver.clone(), engine.device, stream);
+        // Not from the pool: it is no tensor's.
+        let flag = driver.alloc(FLAG_BYTES).and_then(|at| at.ok_or_else(|| Failure::new("out of memory")));
+        let flag = flag.map_err(|e| backend("fork", engine.device, e))?;
+        // SAFETY: just allocated with this size.
+        unsafe { driver.zero(stream, flag, FLAG_BYTES) }.map_err(|e| backend("fork", engine.device, e))?;
+        Ok(Queue {
+            staging: Mutex::new(Staging::new(driver)),
+            engine,
+            stream,
+            memory,
+            flag,
+            flagged: AtomicBool::new(false),
+            failed: Mutex::new(None),
+            capturing: AtomicBool::new(false),
+            workspace: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        &*self.engine.driver
+    }
+
+    /// The error this queue has failed with, if it has.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &*self.failed.lock() {
+            None => Ok(()),
+            Some((op, message)) => Err(backend(op, self.engine.device, Failure::new(message.clone()))),
+        }
+    }
+
+    /// Hands a result on; a failure stays with the queue.
+    pub(crate) fn kept<T>(&self, op: &'static str, done: Fallible<T>) -> Result<T> {
+        done.map_err(|failure| {
+            self.failed.lock().get_or_insert_with(|| (op, failure.message.clone()));
+            backend(op, self.engine.device, failure)
+        })
+    }
+
+    /// Launches a kernel by the name `entry`.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    pub(crate) unsafe fn launch(
+        &self,
+        op: &'static str,
+        entry: &str,
+        kernel: Function,
+        grid: Grid,
+        args: &mut Args,
+    ) -> Result<()> {
+        self.check()?;
+        if grid.blocks.iter().zip(MOST_BLOCKS).any(|(b, most)| *b > most) {
+            let why = format!("kernel {entry}: {:?} blocks are more than {MOST_BLOCKS:?}; use smaller tensors", grid.blocks);
+            return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
+        }
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.driver().launch(self.stream, kernel, grid, &mut args.pointers()) };
+        self.kept(op, done.map_err(|e| Failure::new(format!("kernel {entry}: {e}"))))
+    }
+
+    /// A product by the library.
+    ///
+    /// # Safety
+    /// As for [`Driver::gemm`].
+    pub(crate) unsafe fn gemm(&self, gemm: &Gemm, at: [u64; 3]) -> Result<()> {
+        self.check()?;
+        let workspace = (self.workspace()?, WORKSPACE);
+        // SAFETY: the caller's promise; the workspace is this queue's, which is ordered.
+        let done = unsafe { self.driver().gemm(self.stream, gemm, at, workspace) };
+        self.kept("matmul", done)
+    }
+
+    pub(crate) fn workspace(&self) -> Result<u64> {
+        if let Some(at) = self.workspace.get() {
+            return Ok(*at);
+        }
+        let device = self.engine.device;
+        let at = self.driver().alloc(WORKSPACE).map_err(|e| backend("matmul", device, e))?;
+        let live = self.memory.stats().total.live;
+        let at = at.ok_or(ErrorKind::OutOfMemory { device, requested: WORKSPACE, live })?;
+        if self.workspace.set(at).is_err() {
+            // SAFETY: another thread was first; this one was not used.
+            unsafe { self.driver().free(at) };
+        }
+        Ok(*self.workspace.get().unwrap_or(&at))
+    }
+
+    /// The word kernels report an index out of range in; it will be looked at.
+    pub(crate) fn flag(&self) -> u64 {
+        self.flagged.store(true, Ordering::Release);
+        self.flag
+    }
+
+    /// Blocks until all queued work is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.check()?;
+        self.refuse_while_capturing("synchronize")?;
+        self.kept("synchronize", self.driver().synchronize(self.stream))?;
+        self.check_flag()
+    }
+
+    pub(crate) fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        self.check()?;
+        self.refuse_while_capturing("upload")?;
+        // SAFETY: the caller hands on an output of exactly this size.
+        let done = unsafe { self.staging.lock().upload(self.stream, from, to) };
+        self.kept("upload", done)
+    }
+
+    pub(crate) fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.check()?;
+        self.refuse_while_capturing("download")?;
+        // SAFETY: the caller hands on a view of exactly this size.
+        let done = unsafe { self.staging.lock().download(self.stream, from, to) };
+        self.kept("download", done)?;
+        self.check_flag()
+    }
+
+    /// An index that was out of range is reported once: the kernel that met it wrote nothing there, and the queue goes on.
+    fn check_flag(&self) -> Result<()> {
+        if !self.flagged.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let mut word = [0u8; 4];
+        // SAFETY: the flag has 4 bytes.
+        let done = unsafe { self.staging.lock().download(self.stream, self.flag, &mut word) };
+        self.kept("download", done)?;
+        let bits = u32::from_le_bytes(word);
+        if bits == 0 {
+            return Ok(());
+        }
+        // SAFETY: the flag has this size.
+        let cleared = unsafe { self.driver().zero(self.stream, self.flag, FLAG_BYTES) };
+        self.kept("download", cleared)?;
+        let (_, op) = FLAGS.into_iter().find(|(bit, _)| bits & bit != 0).unwrap_or(FLAGS[0]);
+        Err(Error::argument(
+            op,
+            "an index is out of range; it was found when results were read, so look at the ops before",
+        ))
+    }
+
+    pub(crate) fn refuse_while_capturing(&self, op: &'static str) -> Result<()> {
+        if !self.capturing.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let why = "the host cannot take part in a captured step; read and write tensors outside of it".into();
+        Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into())
+    }
+
+    /// Whether work is captured from here on; what it was before.
+    pub(crate) fn set_capturing(&self, on: bool) -> bool {
+        self.capturing.swap(on, Ordering::AcqRel)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // Host memory that copies still read must not be freed.
+        let _ = self.driver().synchronize(self.stream);
+        // SAFETY: allocated in `new`; the queue has passed.
+        unsafe { self.driver().free(self.flag) };
+        if let Some(at) = self.workspace.get() {
+            // SAFETY: as above.
+            unsafe { self.driver().free(*at) };
+        }
+    }
+}
+
+/// A point in a queue.
+pub struct Event {
+    engine: Arc<Engine>,
+    mark: Mark,
+}
+
+impl Event {
+    pub(crate) fn record(queue: &Queue) -> Result<Event> {
+        queue.check()?;
+        let mark = queue.kept("record", queue.driver().mark())?;
+        let event = Event { engine: queue.engine.clone(), mark };
+        queue.kept("record", queue.driver().record(mark, queue.stream))?;
+        Ok(event)
+    }
+
+    pub(crate) fn wait(&self, queue: &Queue) -> Result<()> {
+        queue.check()?;
+        if self.engine.device != queue.engine.device {
+            return Err(ErrorKind::Device { op: "wait", devices: vec![self.engine.device, queue.engine.device] }.into());
+        }
+        queue.kept("wait", queue.driver().wait(queue.stream, self.mark))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.engine.driver.destroy_mark(self.mark);
+    }
+}

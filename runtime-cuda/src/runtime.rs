@@ -1,0 +1,135 @@
+//! [`Runtime`] for [`Cuda`]: each method hands over to the file of its family.
+
+use std::sync::Arc;
+
+use numcore::{
+    ArgOp, Capabilities, DeviceId, MemoryStats, Operand as In, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
+    Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+};
+
+use crate::{Buffer, Cuda, Event, fused, index, lines, matmul, operand::Operand, pointwise, reduce, sort};
+
+impl Runtime for Cuda {
+    type Buffer = Buffer;
+    type Event = Event;
+
+    fn device(&self) -> DeviceId {
+        self.queue.engine.device
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.queue.engine.capabilities
+    }
+
+    fn fork(&self) -> Result<Self> {
+        self.queue.refuse_while_capturing("fork")?;
+        Ok(Cuda { use_: self.use_, tf32: self.tf32, ..Cuda::on(self.queue.engine.clone())? })
+    }
+
+    fn tagged(&self, use_: Use) -> Self {
+        Cuda { queue: Arc::clone(&self.queue), use_, tf32: self.tf32 }
+    }
+
+    fn record(&self) -> Result<Event> {
+        Event::record(&self.queue)
+    }
+
+    fn wait(&self, event: &Event) -> Result<()> {
+        event.wait(&self.queue)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.queue.synchronize()
+    }
+
+    fn memory(&self) -> MemoryStats {
+        self.queue.memory.stats()
+    }
+
+    fn reset_peak(&self) {
+        self.queue.memory.reset_peak();
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.scratch(bytes)
+    }
+
+    fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()> {
+        if from.is_empty() { Ok(()) } else { self.queue.upload(from, Operand::from(&out).address) }
+    }
+
+    fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()> {
+        if to.is_empty() { self.queue.check() } else { self.queue.download(Operand::from(x).address, to) }
+    }
+
+    fn pointwise(
+        &self,
+        program: &Program,
+        ins: &[In<'_, Self>],
+        scalars: &[Scalar],
+        outs: &mut [Out<'_, Self>],
+    ) -> Result<()> {
+        pointwise::run(self, program, ins, scalars, outs)
+    }
+
+    fn reduce(
+        &self,
+        map: &Program,
+        ins: &[View<'_, Self>],
+        scalars: &[Scalar],
+        full: &Shape,
+        op: ReduceOp,
+        out: Out<'_, Self>,
+    ) -> Result<()> {
+        reduce::reduce(self, map, ins, scalars, full, op, out)
+    }
+
+    fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
+        lines::arg_reduce(self, op, x, axis, out)
+    }
+
+    fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        matmul::matmul(self, a, b, out)
+    }
+
+    fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        index::gather(self, x, axis, index, out)
+    }
+
+    fn scatter_add(
+        &self,
+        src: View<'_, Self>,
+        axis: usize,
+        index: View<'_, Self>,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        index::scatter_add(self, src, axis, index, out)
+    }
+
+    fn scan(
+        &self,
+        op: ScanOp,
+        x: View<'_, Self>,
+        a: Option<View<'_, Self>>,
+        axis: usize,
+        reverse: bool,
+        out: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        lines::scan(self, op, x, a, axis, reverse, out)
+    }
+
+    fn sort(
+        &self,
+        x: View<'_, Self>,
+        axis: usize,
+        descending: bool,
+        values: ViewMut<'_, Self>,
+        index: ViewMut<'_, Self>,
+    ) -> Result<()> {
+        sort::sort(self, x, axis, descending, values, index)
+    }
+
+    fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
+        fused::run(self, op, ins, outs)
+    }
+}

@@ -1,0 +1,164 @@
+//! What a generated kernel is specialised for, and the pieces of text that follow from it.
+
+use std::fmt::Write;
+
+use numcore::{
+    DType, Result,
+    pointwise::{Dialect, Inst, Program, Typed},
+};
+use smallvec::SmallVec;
+
+use super::{computed, stored};
+use crate::axes::Inner;
+
+/// An input of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Input {
+    pub dtype: DType,
+    pub inner: Inner,
+    /// The old value of this output.
+    pub own: Option<u16>,
+}
+
+/// An output of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Output {
+    pub dtype: DType,
+    pub inner: Inner,
+    pub add: bool,
+}
+
+/// Loops over positions: how many axes, and whether their arithmetic takes 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Loops {
+    pub rank: usize,
+    pub wide: bool,
+}
+
+impl Loops {
+    /// The type of positions.
+    pub(crate) fn count(self) -> &'static str {
+        if self.wide { "u64" } else { "u32" }
+    }
+
+    /// The type of offsets.
+    pub(crate) fn offset(self) -> &'static str {
+        if self.wide { "i64" } else { "int" }
+    }
+
+    /// The types that carry sizes and steps, named after `name`.
+    pub(crate) fn types(self, name: &str) -> String {
+        let (rank, count, offset) = (self.rank, self.count(), self.offset());
+        let fields = if self.wide { "size" } else { "size[R], magic[R], shift" };
+        let fields = fields.replace('R', &rank.to_string());
+        format!(
+            "struct {name}_axes {{ {count} {fields}[{rank}]; }};\nstruct {name}_steps {{ {offset} at[{rank}]; }};\n"
+        )
+    }
+
+    /// Statements that add to the offsets `f{j}` what position `at` along these axes is for operands `j`.
+    pub(crate) fn offsets(self, name: &str, at: &str, operands: &[usize]) -> String {
+        let (count, offset) = (self.count(), self.offset());
+        let mut text = format!("{{ {count} rest = {at};\n");
+        for axis in (1..self.rank).rev() {
+            let quotient = match self.wide {
+                true => format!("rest / {name}.size[{axis}]"),
+                false => format!("wg_divide(rest, {name}.magic[{axis}], {name}.shift[{axis}])"),
+            };
+            let _ = writeln!(
+                text,
+                "{{ const {count} next = {quotient}; const {offset} c = ({offset})(rest - next * {name}.size[{axis}]); rest = next;"
+            );
+            for j in operands {
+                let _ = write!(text, " f{j} += c * {name}{j}.at[{axis}];");
+            }
+            text += " }\n";
+        }
+        for j in operands {
+            let _ = write!(text, " f{j} += ({offset})rest * {name}{j}.at[0];");
+        }
+        text + " }\n"
+    }
+}
+
+/// A program as a function of one element, and what it is called with.
+pub(crate) struct Body {
+    /// The function `wg_body`.
+    pub text: String,
+    /// Types of the values that are the same for all elements, `s0 …`.
+    pub values: SmallVec<[DType; 8]>,
+    /// Scalars that key random bits, `seed…`.
+    pub seeds: SmallVec<[u16; 2]>,
+    /// Whether it reads the position.
+    pub positional: bool,
+}
+
+impl Body {
+    pub(crate) fn of(program: &Program, typed: &Typed, inputs: &[DType], outputs: &[DType]) -> Result<Body> {
+        let printed = program.print(typed, Dialect::Cuda)?;
+        let values = program.launch_values().iter().map(|&id| typed.dtypes[id as usize]).collect();
+        let mut seeds: SmallVec<[u16; 2]> = SmallVec::new();
+        let mut positional = false;
+        for inst in program.insts() {
+            match *inst {
+                Inst::Random { seed, .. } => {
+                    positional = true;
+                    seeds.push(seed);
+                }
+                Inst::Index => positional = true,
+                _ => {}
+            }
+        }
+        seeds.sort_unstable();
+        seeds.dedup();
+        let mut body = Body { text: String::new(), values, seeds, positional };
+        let mut parameters: Vec<String> = Vec::new();
+        parameters.extend(reads(program, inputs.len()).map(|i| format!("const {} in{i}", computed(inputs[i]))));
+        parameters.extend(body.value_parameters());
+        parameters.push("const i64 index".into());
+        parameters.extend(outputs.iter().enumerate().map(|(k, d)| format!("{} &out{k}", computed(*d))));
+        body.text = format!("WG_FN void wg_body({}) {{\n{printed}}}\n", parameters.join(", "));
+        Ok(body)
+    }
+
+    /// Parameters that carry values and keys.
+    pub(crate) fn value_parameters(&self) -> impl Iterator<Item = String> + '_ {
+        let values = self.values.iter().enumerate().map(|(k, d)| format!("const {} s{k}", computed(*d)));
+        values.chain(self.seeds.iter().map(|k| format!("const u64 seed{k}")))
+    }
+
+    /// A call: with the expressions of the inputs that are read, the position, and where results go.
+    pub(crate) fn call(&self, inputs: &[String], index: &str, outputs: usize) -> String {
+        let mut arguments = inputs.to_vec();
+        arguments.extend((0..self.values.len()).map(|k| format!("s{k}")));
+        arguments.extend(self.seeds.iter().map(|k| format!("seed{k}")));
+        arguments.push(index.into());
+        arguments.extend((0..outputs).map(|k| format!("out{k}")));
+        format!("wg_body({});", arguments.join(", "))
+    }
+}
+
+/// The inputs a program reads.
+pub(crate) fn reads(program: &Program, inputs: usize) -> impl Iterator<Item = usize> + use<> {
+    let bits = program.reads();
+    (0..inputs).filter(move |i| bits >> i & 1 == 1)
+}
+
+/// The statement that fetches an operand, as `a{j}`; its elements are then `element(j)`.
+pub(crate) fn fetch(j: usize, dtype: DType, inner: Inner, lanes: usize, pointer: &str, offset: &str) -> String {
+    let t = stored(dtype);
+    match inner {
+        Inner::Unit => {
+            format!("const wg_pack<{t}, {lanes}> a{j} = wg_read<{t}, {lanes}>({pointer} + {offset}, count);\n")
+        }
+        Inner::Splat | Inner::Any => format!("const {t} a{j} = {pointer}[{offset}];\n"),
+    }
+}
+
+/// The element of lane `i` of a fetched operand, widened.
+pub(crate) fn element(j: usize, inner: Inner) -> String {
+    match inner {
+        Inner::Unit => format!("wg_load(a{j}.at[i])"),
+        Inner::Splat | Inner::Any => format!("wg_load(a{j})"),
+    }
+}

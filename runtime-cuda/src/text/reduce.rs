@@ -1,0 +1,230 @@
+//! A reduction: the mapping program inlined, values combined per thread, then by a tree in shared memory, in a fixed order.
+//!
+//! A block holds `kept × along` threads. Where the nearest axis is reduced, neighbouring threads go along it (rows); where it is
+//! kept, neighbouring threads hold neighbouring results (columns). A second dimension of the grid cuts long sums into
+//! chunks, whose values a second launch combines.
+
+use std::fmt::Write;
+
+use numcore::{
+    DType, ReduceOp, Result,
+    pointwise::{Program, Typed},
+};
+use smallvec::SmallVec;
+
+use super::{
+    PRELUDE, Source, computed, entry,
+    form::{Body, Input, Loops, element, fetch, reads},
+    stored,
+};
+
+/// Which threads of a block are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Near {
+    /// Those that go along the reduced axes.
+    Reduced,
+    /// Those that hold neighbouring results.
+    Kept,
+}
+
+/// What a kernel is specialised for, beside its program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    pub ins: SmallVec<[Input; 6]>,
+    pub op: ReduceOp,
+    pub out: DType,
+    pub add: bool,
+    /// Results are one chunk's: written in the type they are computed in, chunk by chunk.
+    pub partial: bool,
+    pub kept: Loops,
+    pub reduced: Loops,
+    pub lanes: usize,
+    pub near: Near,
+    /// Threads of a block: results, and threads along the reduced axes for each; powers of two.
+    pub block: (u32, u32),
+}
+
+/// The kernel, and what it is launched with: `(kept, units, n, per chunk, kept axes, reduced axes, inputs read: pointer, kept steps,
+/// reduced steps, output: pointer, kept steps, [position: kept steps, reduced steps], values, keys)`.
+pub(crate) fn source(program: &Program, typed: &Typed, form: &Form) -> Result<(Source, Body)> {
+    let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
+    let body = Body::of(program, typed, &inputs, &[form.out])?;
+    let name = entry("wg_reduce", program.name());
+    let text = Kernel { program, form, body: &body }.text(&name);
+    Ok((Source { text, entry: name }, body))
+}
+
+struct Kernel<'a> {
+    program: &'a Program,
+    form: &'a Form,
+    body: &'a Body,
+}
+
+impl Kernel<'_> {
+    fn inputs(&self) -> impl Iterator<Item = usize> + use<> {
+        reads(self.program, self.form.ins.len())
+    }
+
+    /// The number of the output among the operands; positions come after it.
+    fn output(&self) -> usize {
+        self.form.ins.len()
+    }
+
+    /// Operands with offsets along the reduced axes.
+    fn moving(&self) -> Vec<usize> {
+        let position = self.body.positional.then_some(self.output() + 1);
+        self.inputs().chain(position).collect()
+    }
+
+    fn text(&self, name: &str) -> String {
+        let f = self.form;
+        let (acc, count) = (computed(f.out), f.reduced.count());
+        let mut text = format!("{PRELUDE}{}{}{}", f.kept.types("k"), f.reduced.types("r"), self.body.text);
+        let combine = match f.op {
+            ReduceOp::Sum => "wg_plus",
+            ReduceOp::Prod => "wg_times",
+            ReduceOp::Max => "wg_max",
+            ReduceOp::Min => "wg_min",
+        };
+        let (results, along) = f.block;
+        let threads = results * along;
+        let (result, place, stride) = match f.near {
+            Near::Reduced => (format!("threadIdx.x / {along}"), format!("threadIdx.x % {along}"), 1),
+            Near::Kept => (format!("threadIdx.x % {results}"), format!("threadIdx.x / {results}"), results),
+        };
+        let (kept_count, first, lanes) = (f.kept.count(), first(f.op, f.out), f.lanes);
+        let _ = write!(
+            text,
+            "extern \"C\" __global__ void __launch_bounds__({threads}) {name}({}) {{
+__shared__ {acc} part[{threads}];
+const u32 place = {place};
+const {kept_count} m = ({kept_count})blockIdx.x * {results} + {result};
+{acc} sum[{lanes}];
+#pragma unroll
+for (int i = 0; i < {lanes}; i++) sum[i] = {first};
+{}
+if (m < kept) {{
+{}const {count} from = ({count})blockIdx.y * per;
+const {count} end = units - from < per ? units : from + per;
+for ({count} unit = from + place; unit < end; unit += {along}) {{
+{}}} }}
+#pragma unroll
+for (int i = 1; i < {lanes}; i++) sum[0] = {combine}(sum[0], sum[i]);
+part[threadIdx.x] = sum[0];
+for (u32 half = {along} / 2; half > 0; half /= 2) {{
+__syncthreads();
+if (place < half) part[threadIdx.x] = {combine}(part[threadIdx.x], part[threadIdx.x + half * {stride}]);
+}}
+if (place == 0 && m < kept) {{
+{acc} total = part[threadIdx.x];
+{}}} }}
+",
+            self.parameters().join(", "),
+            self.bases(),
+            f.kept.offsets("k", "m", &self.kept_operands()).replace(" f", " b"),
+            self.step(combine),
+            self.store(),
+        );
+        text
+    }
+
+    /// Operands with offsets along the kept axes.
+    fn kept_operands(&self) -> Vec<usize> {
+        let output = (!self.form.partial).then_some(self.output());
+        self.moving().into_iter().chain(output).collect()
+    }
+
+    fn bases(&self) -> String {
+        let zeros: Vec<String> = self.kept_operands().iter().map(|j| format!("b{j} = 0")).collect();
+        if zeros.is_empty() { String::new() } else { format!("{} {};", self.offset(), zeros.join(", ")) }
+    }
+
+    fn offset(&self) -> &'static str {
+        Loops { rank: 1, wide: self.form.kept.wide || self.form.reduced.wide }.offset()
+    }
+
+    fn parameters(&self) -> Vec<String> {
+        let f = self.form;
+        let (kept, count) = (f.kept.count(), f.reduced.count());
+        let mut list = vec![
+            format!("const {kept} kept"),
+            format!("const {count} units, const {count} n, const {count} per"),
+            "const k_axes k, const r_axes r".into(),
+        ];
+        for i in self.inputs() {
+            list.push(format!(
+                "const {} *__restrict__ p{i}, const k_steps k{i}, const r_steps r{i}",
+                stored(f.ins[i].dtype)
+            ));
+        }
+        let to = if f.partial { computed(f.out) } else { stored(f.out) };
+        let j = self.output();
+        list.push(format!("{to} *__restrict__ p{j}, const k_steps k{j}"));
+        if self.body.positional {
+            list.push(format!("const k_steps k{0}, const r_steps r{0}", j + 1));
+        }
+        list.extend(self.body.value_parameters());
+        list
+    }
+
+    /// One step of a thread along the reduced axes.
+    fn step(&self, combine: &str) -> String {
+        let f = self.form;
+        let moving = self.moving();
+        let starts: Vec<String> = moving.iter().map(|j| format!("f{j} = b{j}")).collect();
+        let mut text = String::new();
+        if !moving.is_empty() {
+            let _ = writeln!(text, "{} {};", self.offset(), starts.join(", "));
+            text += &f.reduced.offsets("r", "unit", &moving);
+        }
+        let tail = f.reduced.rank == 1 && f.lanes > 1;
+        if tail {
+            let _ = writeln!(text, "const {} left = n - unit * {};", f.reduced.count(), f.lanes);
+            let _ = writeln!(text, "const int count = left < {0} ? (int)left : {0};", f.lanes);
+        } else {
+            let _ = writeln!(text, "const int count = {};", f.lanes);
+        }
+        for i in self.inputs() {
+            text += &fetch(i, f.ins[i].dtype, f.ins[i].inner, f.lanes, &format!("p{i}"), &format!("f{i}"));
+        }
+        let inputs: Vec<String> = self.inputs().map(|i| element(i, f.ins[i].inner)).collect();
+        let index = if self.body.positional { format!("(i64)f{} + i", self.output() + 1) } else { "0".into() };
+        let guard = if tail { "if (i < count) " } else { "" };
+        let _ = writeln!(
+            text,
+            "#pragma unroll\nfor (int i = 0; i < {}; i++) {guard}{{\n{} out0;\n{}\nsum[i] = {combine}(sum[i], out0);\n}}",
+            f.lanes,
+            computed(f.out),
+            self.body.call(&inputs, &index, 1)
+        );
+        text
+    }
+
+    fn store(&self) -> String {
+        let j = self.output();
+        if self.form.partial {
+            return format!("p{j}[(i64)blockIdx.y * kept + m] = total;\n");
+        }
+        let old = if self.form.add { format!("total = wg_plus(wg_load(p{j}[b{j}]), total);\n") } else { String::new() };
+        format!("{old}wg_store(p{j}[b{j}], total);\n")
+    }
+}
+
+/// What stands for no value.
+fn first(op: ReduceOp, dtype: DType) -> &'static str {
+    let extremes = match dtype.compute() {
+        DType::F64 => ["-__longlong_as_double(0x7ff0000000000000ll)", "__longlong_as_double(0x7ff0000000000000ll)"],
+        DType::I32 => ["(-2147483647 - 1)", "2147483647"],
+        DType::I64 => ["(-9223372036854775807ll - 1)", "9223372036854775807ll"],
+        DType::U32 => ["0u", "4294967295u"],
+        DType::U8 => ["(u8)0", "(u8)255"],
+        DType::Bool => ["false", "true"],
+        _ => ["-__int_as_float(0x7f800000)", "__int_as_float(0x7f800000)"],
+    };
+    match op {
+        ReduceOp::Sum => "0",
+        ReduceOp::Prod => "1",
+        ReduceOp::Max => extremes[0],
+        ReduceOp::Min => extremes[1],
+    }
+}

@@ -1,0 +1,201 @@
+//! Every op, cast, class of layout and kind of reduction becomes machine code, on every architecture of interest, without a GPU.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    DType, Layout, ReduceOp, Shape,
+    pointwise::{Binary, Class, Expr, Program, Unary},
+};
+
+use super::Source;
+use crate::{
+    driver::{Architecture, Compiler},
+    operand::Operand,
+    pointwise::{Source as In, Target, source_of},
+    reduce::sources_of,
+    written::Written,
+};
+
+/// Ampere, Hopper, Blackwell.
+const ARCHITECTURES: [u32; 3] = [80, 90, 100];
+
+static COMPILERS: LazyLock<Vec<Compiler>> = LazyLock::new(|| {
+    let compiler = |a| Compiler::new(Architecture(a), None).unwrap_or_else(|e| panic!("{e}"));
+    ARCHITECTURES.into_iter().map(compiler).collect()
+});
+
+/// Compiles everywhere, or shows the text.
+fn compile(source: &Source) {
+    for compiler in COMPILERS.iter() {
+        if let Err(e) = compiler.compile(source) {
+            let lines = source.text.lines().enumerate().map(|(i, l)| format!("{:4} {l}\n", i + 1));
+            panic!("{e}\n{}", lines.collect::<String>());
+        }
+    }
+}
+
+fn dense(dims: &[usize], dtype: DType) -> Operand {
+    Operand { address: 4096, layout: Layout::contiguous(Shape::new(dims).unwrap()), dtype }
+}
+
+fn out(dims: &[usize], dtype: DType) -> Target {
+    Target { to: dense(dims, dtype), add: false }
+}
+
+/// A program of these outputs over inputs of one type, dense.
+fn check(program: &Program, dtype: DType, results: &[DType]) {
+    let ins: Vec<In> = (0..program.inputs()).map(|_| In::View(dense(&[1000], dtype))).collect();
+    let outs: Vec<Target> = results.iter().map(|d| out(&[1000], *d)).collect();
+    compile(&source_of(program, &ins, &outs).unwrap());
+}
+
+fn unary<'b>(op: Unary, x: Expr<'b>) -> Expr<'b> {
+    x.unary(op)
+}
+
+#[test]
+fn every_op_of_one_operand() {
+    for dtype in DType::ALL {
+        let ops: Vec<Unary> = Unary::ALL.iter().copied().filter(|op| op.class().takes(dtype)).collect();
+        if ops.is_empty() {
+            continue;
+        }
+        let program = Program::build("unary", 1, 0, |_, x, _| ops.iter().map(|op| unary(*op, x[0])).collect());
+        check(&program, dtype, &vec![dtype; ops.len()]);
+    }
+}
+
+#[test]
+fn every_op_of_two_operands() {
+    for dtype in DType::ALL {
+        let ops: Vec<Binary> = Binary::ALL.iter().copied().filter(|op| op.class().takes(dtype)).collect();
+        let program = Program::build("binary", 2, 0, |_, x, _| ops.iter().map(|op| x[0].binary(*op, x[1])).collect());
+        let results: Vec<DType> = ops.iter().map(|op| if op.is_comparison() { DType::Bool } else { dtype }).collect();
+        check(&program, dtype, &results);
+    }
+}
+
+#[test]
+fn every_cast() {
+    for dtype in DType::ALL {
+        let program = Program::build("casts", 1, 0, |_, x, _| DType::ALL.iter().map(|d| x[0].cast(*d)).collect());
+        check(&program, dtype, &DType::ALL);
+    }
+}
+
+#[test]
+fn positions_random_bits_numbers_and_choices() {
+    let program = Program::build("draw", 1, 2, |b, x, s| {
+        let uniform = (b.random(0, 3) >> 8i64).cast(DType::F32) * 2f64.powi(-24);
+        vec![
+            uniform.lt(s[1]).select(x[0] * s[1], 0.0),
+            b.index().cast(DType::F32),
+            x[0] + f64::INFINITY,
+            x[0] * f64::NAN,
+        ]
+    });
+    for dims in [&[1000][..], &[7, 9]] {
+        let x = In::View(dense(dims, DType::F32));
+        compile(&source_of(&program, &[x], &[out(dims, DType::F32); 4]).unwrap());
+    }
+}
+
+#[test]
+fn a_float_is_never_computed_as_a_double() {
+    let ops: Vec<Unary> =
+        Unary::ALL.iter().copied().filter(|op| op.class() != Class::Bool && *op != Unary::Tan).collect();
+    let program = Program::build("narrow", 1, 0, |_, x, _| ops.iter().map(|op| unary(*op, x[0])).collect());
+    let source =
+        source_of(&program, &[In::View(dense(&[64], DType::F32))], &vec![out(&[64], DType::F32); ops.len()]).unwrap();
+    let ptx = COMPILERS[0].ptx(&source).unwrap();
+    // The library's own reduction of large angles is the only one.
+    let doubles: Vec<&str> = ptx.lines().filter(|l| l.contains(".f64")).collect();
+    let from_angles = |l: &&str| {
+        l.contains("cvt.rn.f64.s64")
+            || l.contains("mul.f64")
+            || l.contains("mul.rn.f64")
+            || l.contains("cvt.rn.f32.f64")
+            || l.contains(".reg .f64")
+    };
+    assert!(doubles.iter().all(from_angles), "{doubles:#?}");
+}
+
+#[test]
+fn every_class_of_layout() {
+    let add = Program::new("add", |[a, b], []| [a + b]);
+    let x = |dims: &[usize], d| dense(dims, d);
+    let bias = |d| {
+        let layout = Layout::contiguous(Shape::from([64])).broadcast_to(Shape::from([32, 64])).unwrap();
+        Operand { address: 4096, layout, dtype: d }
+    };
+    for d in [DType::F32, DType::BF16, DType::F64, DType::U8, DType::I64] {
+        let transposed = Operand { layout: x(&[64, 32], d).layout.permute(&[1, 0]).unwrap(), ..x(&[64, 32], d) };
+        for b in [x(&[32, 64], d), bias(d), transposed, Operand { address: 4097, ..x(&[32, 64], d) }] {
+            for add_to in [false, true] {
+                let to = Target { to: x(&[32, 64], d), add: add_to };
+                compile(&source_of(&add, &[In::View(x(&[32, 64], d)), In::View(b)], &[to]).unwrap());
+                compile(&source_of(&add, &[In::Own(0), In::View(b)], &[to]).unwrap());
+            }
+        }
+    }
+    // More than 31 bits of offset.
+    let far = Operand { layout: x(&[4, 1 << 31], DType::F32).layout.slice(1, 0, 9, 1).unwrap(), ..x(&[1], DType::F32) };
+    compile(&source_of(&add, &[In::View(far), In::View(far)], &[out(&[4, 9], DType::F32)]).unwrap());
+}
+
+#[test]
+fn every_kind_of_reduction() {
+    let same = Program::new("sum", |[x], []| [x]);
+    let product = Program::new("dot", |[x, y], [s]| [x * y * s]);
+    let placed = Program::build("placed", 1, 0, |b, x, _| vec![x[0] * b.index().cast(DType::F32)]);
+    let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
+    let shapes: [(&[usize], &[usize]); 6] = [
+        (&[64, 512], &[1]),
+        (&[64, 512], &[0]),
+        (&[8, 16, 32], &[1]),
+        (&[8, 16, 32], &[0, 2]),
+        (&[1 << 22], &[0]),
+        (&[5, 3], &[1]),
+    ];
+    for (full, reduced) in shapes {
+        let kept: Vec<usize> = (0..full.len()).map(|i| if reduced.contains(&i) { 1 } else { full[i] }).collect();
+        let all = |map: &Program, d: DType, op: ReduceOp, add: bool| {
+            let ins: Vec<Operand> = (0..map.inputs()).map(|_| dense(full, d)).collect();
+            let to = Target { to: dense(&kept, d), add };
+            sources_of(map, &ins, op, to, full, reduced).unwrap().iter().for_each(compile);
+        };
+        for d in [DType::F32, DType::BF16, DType::I64] {
+            ops.iter().for_each(|op| all(&same, d, *op, *op == ReduceOp::Sum));
+        }
+        all(&product, DType::F32, ReduceOp::Sum, false);
+        all(&placed, DType::F32, ReduceOp::Sum, false);
+    }
+    for d in DType::ALL {
+        for op in ops {
+            let to = Target { to: dense(&[32, 1], d), add: true };
+            let sources = sources_of(&same, &[dense(&[32, 64], d)], op, to, &[32, 64], &[1]).unwrap();
+            sources.iter().for_each(compile);
+        }
+    }
+}
+
+/// The table beside the kernels: a file, then every combination of its defines' values.
+#[test]
+fn every_written_kernel() {
+    let table = include_str!("../../kernels/variants.txt");
+    let lines = table.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
+    for line in lines {
+        let mut words = line.split_whitespace();
+        let file: &'static str = words.next().unwrap();
+        let mut variants: Vec<String> = vec![String::new()];
+        for define in words {
+            let (name, values) = define.split_once('=').unwrap();
+            let with = |v: &String| values.split(',').map(|x| format!("{v}#define {name} {x}\n")).collect::<Vec<_>>();
+            variants = variants.iter().flat_map(with).collect();
+        }
+        for defines in variants {
+            let text = defines + &Written::new(file, "", &[]).source().text;
+            compile(&Source { text, entry: file.into() });
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The kernels of the folder `kernels`: a file, the function in it, and the values of its defines make one.
+
+use std::fmt::{self, Write};
+
+use bytemuck::{NoUninit, Zeroable};
+use numcore::{DType, Result};
+use smallvec::SmallVec;
+
+use crate::{
+    Cuda,
+    args::Args,
+    axes::Axes,
+    driver::{Function, Grid},
+    text::Source,
+};
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        /// Every file, by name.
+        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../kernels/", $name)))),*];
+    };
+}
+files!(
+    "common.cuh",
+    "device.cuh",
+    "tile.cuh",
+    "window.cuh",
+    "arg_reduce.cu",
+    "attention.cu",
+    "attention_grad.cu",
+    "conv.cu",
+    "cross_entropy.cu",
+    "depthwise.cu",
+    "gather.cu",
+    "norm.cu",
+    "radix.cu",
+    "scan.cu",
+    "scatter_add.cu",
+    "softmax.cu",
+    "sort.cu",
+);
+
+/// The value of a define.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Value {
+    Name(&'static str),
+    Number(usize),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Name(name) => f.write_str(name),
+            Value::Number(n) => write!(f, "{n}"),
+        }
+    }
+}
+
+impl From<&'static str> for Value {
+    fn from(name: &'static str) -> Value {
+        Value::Name(name)
+    }
+}
+
+impl From<usize> for Value {
+    fn from(n: usize) -> Value {
+        Value::Number(n)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(on: bool) -> Value {
+        Value::Number(usize::from(on))
+    }
+}
+
+/// A kernel: which file, which function, and the values of its defines.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Written {
+    file: &'static str,
+    entry: &'static str,
+    defines: SmallVec<[(&'static str, Value); 4]>,
+    /// Bytes of shared memory it is launched with.
+    shared: u32,
+}
+
+impl Written {
+    pub(crate) fn new(file: &'static str, entry: &'static str, defines: &[(&'static str, Value)]) -> Written {
+        Written { file, entry, defines: defines.into(), shared: 0 }
+    }
+
+    /// The same with this much shared memory beyond what it declares.
+    pub(crate) fn with_shared(self, bytes: usize) -> Written {
+        Written { shared: bytes as u32, ..self }
+    }
+
+    /// Its text: defines, then the file with what it includes in place.
+    pub(crate) fn source(&self) -> Source {
+        let mut text = String::new();
+        for (name, value) in &self.defines {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "#define {name} {value}");
+        }
+        include(&mut text, self.file);
+        Source { text, entry: self.entry.into() }
+    }
+}
+
+fn include(text: &mut String, file: &str) {
+    let found = FILES.iter().find(|(name, _)| *name == file).map_or("", |(_, text)| text);
+    for line in found.lines() {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(other) => include(text, other),
+            None => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+}
+
+/// The type `T` of a kernel, as the files name it.
+pub(crate) fn element(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::I32 => "int",
+        DType::I64 => "i64",
+        DType::U32 => "u32",
+        DType::U8 => "u8",
+        DType::Bool => "b8",
+    }
+}
+
+/// `struct Strided`: where elements lie.
+#[derive(Clone, Copy, Debug, PartialEq, NoUninit, Zeroable)]
+#[repr(C)]
+pub(crate) struct Strided {
+    stride: [i64; 8],
+    size: [i32; 8],
+    rank: i32,
+    padding: i32,
+}
+
+impl Strided {
+    /// An operand on the axes of a launch.
+    pub(crate) fn of(axes: &Axes, operand: usize) -> Strided {
+        let mut strided = Strided { rank: axes.rank() as i32, ..Strided::zeroed() };
+        for (d, &size) in axes.sizes.iter().enumerate() {
+            strided.size[d] = size as i32;
+            strided.stride[d] = axes.steps[operand][d] as i64;
+        }
+        strided
+    }
+}
+
+/// A launch in the making.
+pub(crate) struct Launch<'a> {
+    cuda: &'a Cuda,
+    op: &'static str,
+    entry: &'static str,
+    function: Function,
+    shared: u32,
+    args: Args,
+}
+
+impl<'a> Launch<'a> {
+    /// Of a kernel that is compiled now if it is new.
+    pub(crate) fn new(cuda: &'a Cuda, op: &'static str, kernel: &Written) -> Result<Launch<'a>> {
+        let function = cuda.queue.engine.written(kernel, kernel.shared)?;
+        Ok(Launch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: Args::default() })
+    }
+
+    /// The next argument.
+    pub(crate) fn arg<T: NoUninit>(mut self, value: T) -> Self {
+        self.args.push(value);
+        self
+    }
+
+    /// Queues it.
+    ///
+    /// # Safety
+    /// The arguments are those the kernel's text takes, and the memory they name is as it requires.
+    pub(crate) unsafe fn run(mut self, blocks: [usize; 3], threads: [u32; 2]) -> Result<()> {
+        let grid = Grid { blocks, threads, shared: self.shared };
+        // SAFETY: the caller's promise.
+        unsafe { self.cuda.queue.launch(self.op, self.entry, self.function, grid, &mut self.args) }
+    }
+}
+
+/// Blocks of 256 threads for this many elements, a thread of which may take several.
+pub(crate) fn blocks(cuda: &Cuda, elements: usize) -> [usize; 3] {
+    let most = cuda.queue.engine.capabilities.parallelism.max(1) * 32;
+    [elements.div_ceil(256).clamp(1, most), 1, 1]
+}

@@ -1,0 +1,165 @@
+//! Sizes at which launches are cut another way, on the emulator, against the processor.
+#![cfg(feature = "emulate")]
+
+use std::{path::PathBuf, sync::LazyLock};
+
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
+};
+use runtime_cpu::Cpu;
+use runtime_cuda::Cuda;
+
+static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+    Cuda::emulated(folder).unwrap_or_else(|e| panic!("{e}"))
+});
+
+/// The same on both; every value within `tolerance` of the largest.
+macro_rules! same {
+    ($tolerance:expr, $f:expr) => {{
+        let (got, want) = (values(&*CUDA, $f).unwrap(), values(&Cpu::new(), $f).unwrap());
+        assert_eq!(got.len(), want.len());
+        let largest = want.iter().filter(|x| x.is_finite()).fold(1e-30f64, |m, x| m.max(x.abs()));
+        for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+            assert!(g == w || (g - w).abs() <= $tolerance * largest || g.is_nan() && w.is_nan(), "at {i}: {g} and {w}");
+        }
+    }};
+}
+
+fn values<R: Runtime>(rt: &R, f: impl FnOnce(&R) -> Result<Tensor<R>>) -> Result<Vec<f64>> {
+    f(rt)?.to_f64s()
+}
+
+fn random<R: Runtime>(rt: &R, shape: &[usize], dtype: DType) -> Result<Tensor<R>> {
+    Tensor::uniform(rt, shape, DType::F32, -1.0, 1.0, 7)?.to_dtype(dtype)
+}
+
+#[test]
+fn long_sums_in_chunks() {
+    same!(1e-6, |rt| random(rt, &[1 << 18], DType::F32)?.sum(&[], false));
+    same!(1e-6, |rt| random(rt, &[3, 70_001], DType::F32)?.sum(&[1], false));
+    same!(1e-6, |rt| random(rt, &[20_001, 5], DType::F32)?.sum(&[0], false));
+    same!(4e-3, |rt| random(rt, &[4096, 40], DType::BF16)?.sum(&[0], false));
+    same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.amax(&[], false));
+    same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.mul(1e6)?.to_dtype(DType::I64)?.sum(&[], false));
+}
+
+#[test]
+fn sums_over_axes_in_the_middle() {
+    same!(1e-6, |rt| random(rt, &[6, 500, 7], DType::F32)?.sum(&[1], false));
+    same!(1e-6, |rt| random(rt, &[6, 50, 7, 9], DType::F32)?.sum(&[0, 2], true));
+    same!(1e-6, |rt| random(rt, &[64, 96], DType::F32)?.t()?.sum(&[1], false));
+}
+
+#[test]
+fn extremes_of_long_lines() {
+    same!(0.0, |rt| random(rt, &[2, 50_000], DType::F32)?.argmax(1, false)?.to_dtype(DType::F64));
+    same!(0.0, |rt| random(rt, &[300, 100], DType::F32)?.argmin(1, false)?.to_dtype(DType::F64));
+    same!(0.0, |rt| random(rt, &[100, 300], DType::F32)?.argmax(0, false)?.to_dtype(DType::F64));
+}
+
+#[test]
+fn recurrences_in_parts() {
+    same!(1e-5, |rt| random(rt, &[2, 40_000], DType::F32)?.cumsum(1));
+    same!(1e-5, |rt| random(rt, &[3, 1000], DType::F32)?.cumsum(1));
+    same!(1e-5, |rt| random(rt, &[3, 1000], DType::F32)?.add(1.0)?.flip(&[1])?.cumprod(1));
+    same!(0.0, |rt| random(rt, &[50, 60], DType::F32)?.mul(100.0)?.to_dtype(DType::I32)?.cumsum(0));
+}
+
+#[test]
+fn sorts_by_digits() {
+    for d in [DType::F32, DType::BF16, DType::I64, DType::U8, DType::F64] {
+        same!(0.0, |rt| random(rt, &[3, 5000], DType::F32)?
+            .mul(100.0)?
+            .to_dtype(d)?
+            .sort(1, false)?
+            .0
+            .to_dtype(DType::F64));
+        same!(0.0, |rt| random(rt, &[3, 5000], DType::F32)?
+            .mul(100.0)?
+            .to_dtype(d)?
+            .sort(1, true)?
+            .1
+            .to_dtype(DType::F64));
+    }
+    same!(0.0, |rt| random(rt, &[3, 4096], DType::F32)?.sort(1, true)?.1.to_dtype(DType::F64));
+}
+
+#[test]
+fn tables_and_their_gradients() {
+    let ids = |n: i64, below: i64| (0..n).map(|i| i * i * 7919 % below).collect::<Vec<i64>>();
+    for d in [DType::F32, DType::BF16, DType::F64] {
+        for (rows, width, n) in [(50, 24, 300), (50, 7, 300), (3, 33, 10)] {
+            let (table, ids) = ([rows as usize, width], ids(n, rows));
+            same!(0.0, |rt| random(rt, &table, d)?.embedding(&Tensor::from_slice(rt, [ids.len()], &ids)?));
+            same!(1e-2, |rt| {
+                let source = random(rt, &[ids.len(), width], d)?;
+                let index = Tensor::from_slice(rt, [ids.len()], &ids)?;
+                Tensor::zeros(rt, table, d)?.index_add(0, &index, &source)
+            });
+        }
+    }
+}
+
+#[test]
+fn products_of_every_layout() {
+    for d in [DType::F32, DType::F64, DType::BF16] {
+        let tolerance = if d == DType::BF16 { 1e-2 } else { 1e-5 };
+        same!(tolerance, |rt| random(rt, &[17, 9], d)?.matmul(&random(rt, &[9, 21], d)?));
+        same!(tolerance, |rt| random(rt, &[9, 17], d)?.t()?.matmul(&random(rt, &[21, 9], d)?.t()?));
+        same!(tolerance, |rt| random(rt, &[4, 5, 8], d)?.matmul(&random(rt, &[8, 3], d)?));
+        same!(tolerance, |rt| random(rt, &[2, 3, 5, 8], d)?.matmul(&random(rt, &[3, 8, 4], d)?));
+        same!(tolerance, |rt| random(rt, &[2, 5, 3, 8], d)?.transpose(1, 2)?.matmul(&random(rt, &[2, 3, 8, 4], d)?));
+        same!(tolerance, |rt| random(rt, &[6, 20], d)?.slice(1, 0, 8, 2)?.matmul(&random(rt, &[8, 4], d)?));
+        same!(tolerance, |rt| random(rt, &[6, 1], d)?.matmul(&random(rt, &[1, 4], d)?));
+        same!(tolerance, |rt| random(rt, &[3, 1, 8], d)?.matmul(&random(rt, &[8, 1], d)?));
+        same!(tolerance, |rt| random(rt, &[2, 1, 4], d)?.broadcast_to([2, 6, 4])?.matmul(&random(rt, &[4, 4], d)?));
+    }
+}
+
+#[test]
+fn more_operands_than_a_kernel_can_be_given() {
+    use numcore::pointwise::Program;
+    let many = Program::build("many", 60, 0, |_, x, _| vec![x[1..].iter().fold(x[0], |a, b| a + *b)]);
+    fn run<R: Runtime>(rt: &R, many: &Program) -> Result<Tensor<R>> {
+        let x = random(rt, &[2, 3, 2, 3, 2], DType::F32)?.permute(&[4, 1, 2, 3, 0])?;
+        let others = vec![&x; 59];
+        x.apply_program(many, &others, &[])
+    }
+    same!(1e-5, |rt| run(rt, &many));
+}
+
+#[test]
+fn a_captured_step_keeps_its_memory() {
+    let cuda = CUDA.fork().unwrap();
+    let x = Tensor::uniform(&cuda, [1000], DType::F32, -1.0, 1.0, 1).unwrap();
+    let step = || x.mul(2.0)?.tanh()?.add(&x);
+    step().unwrap();
+    let want = step().unwrap().to_f64s().unwrap();
+    let (graph, y) = cuda.capture(step).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(y.to_f64s().unwrap(), want);
+    let reserved = cuda.memory().reserved;
+    // What the step used is not given to others while the graph lives.
+    let others: Vec<_> = (0..4).map(|_| x.add(1.0).unwrap()).collect();
+    assert!(cuda.memory().reserved > reserved);
+    drop((graph, y, others));
+    let after = cuda.memory().reserved;
+    let again: Vec<_> = (0..4).map(|_| x.add(1.0).unwrap()).collect();
+    assert_eq!(cuda.memory().reserved, after, "all of it has returned");
+    drop(again);
+}
+
+#[test]
+fn a_capture_that_reads_or_allocates_is_an_error() {
+    let cuda = CUDA.fork().unwrap();
+    let x = Tensor::uniform(&cuda, [77_777], DType::F32, -1.0, 1.0, 1).unwrap();
+    let error = cuda.capture(|| x.sum(&[], false)?.item()).err().unwrap().to_string();
+    assert!(error.contains("capture"), "{error}");
+    let error = cuda.capture(|| x.reshape([7, 11_111])?.t()?.contiguous()).err().unwrap().to_string();
+    assert!(error.contains("a captured step asks for"), "{error}");
+    let error = cuda.capture(|| x.slice(0, 0, 1, 1)?.item()).err().unwrap().to_string();
+    assert!(error.starts_with("download: not supported"), "{error}");
+    assert_eq!(x.slice(0, 0, 1, 1).unwrap().to_f64s().unwrap().len(), 1);
+}
