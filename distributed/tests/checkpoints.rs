@@ -345,9 +345,9 @@ const FOLDER: &str = "WEFTGRAD_TEST_FOLDER";
 
 /// What the test below starts and kills: two ranks that save after every step.
 #[test]
-#[ignore = "started by the test of kills"]
 fn saves_until_it_is_killed() {
-    let folder = Folder::new(std::env::var(FOLDER).unwrap());
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let folder = Folder::new(folder);
     let program = |comm: Comm<Cpu>| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
         let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Parameters), config())?;
@@ -387,7 +387,7 @@ fn a_killed_save_leaves_a_checkpoint_that_loads() {
     let (mut random, mut last) = (Philox::new(11, 0), 0);
     for _ in 0..12 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "saves_until_it_is_killed", "--ignored"])
+            .args(["--exact", "saves_until_it_is_killed"])
             .env(FOLDER, &scratch.0)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -49,7 +49,13 @@
 //! and [`runtime_cpu`].
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "cpu")]
+mod device;
+
 pub use autograd::{self, *};
+#[cfg(feature = "cpu")]
+pub use device::{AnyRuntime, Device};
+pub use distributed;
 pub use nn;
 pub use numcore::{
     self, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryStats, Result, Runtime, Scalar,
@@ -58,10 +64,10 @@ pub use numcore::{
 pub use optim;
 #[cfg(feature = "cpu")]
 pub use runtime_cpu::{self, Cpu, Simd};
-#[cfg(feature = "wgpu")]
-pub use runtime_wgpu::{self, Wgpu};
 #[cfg(feature = "cuda")]
 pub use runtime_cuda::{self, Cuda};
+#[cfg(feature = "wgpu")]
+pub use runtime_wgpu::{self, Wgpu};
 
 /// What most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
@@ -75,8 +81,8 @@ pub mod prelude {
     pub use optim;
     #[cfg(feature = "cpu")]
     pub use runtime_cpu::Cpu;
-    #[cfg(feature = "wgpu")]
-    pub use runtime_wgpu::Wgpu;
     #[cfg(feature = "cuda")]
     pub use runtime_cuda::Cuda;
+    #[cfg(feature = "wgpu")]
+    pub use runtime_wgpu::Wgpu;
 }

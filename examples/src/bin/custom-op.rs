@@ -10,13 +10,13 @@ static MISHLIKE: LazyLock<Program> =
     LazyLock::new(|| Program::new("mishlike", |[x], [beta]| [x * (x.softplus() * beta).tanh()]));
 
 fn main() -> Result<()> {
-    let cpu = Cpu::new();
+    let rt = weftgrad_examples::device()?;
     println!("The program:\n{}\n", *MISHLIKE);
     if let Some(derivative) = MISHLIKE.derivative(0) {
         println!("Its gradient, taken symbolically (reads inputs {:?}):\n{}\n", derivative.inputs, derivative.program);
     }
 
-    let x = Var::leaf("x", Tensor::arange(&cpu, -2.0, 1.0, 5, DType::F64)?)?;
+    let x = Var::leaf("x", Tensor::arange(&rt, -2.0, 1.0, 5, DType::F64)?)?;
     let y = x.apply_program(&MISHLIKE, &[], &[0.8.into()])?;
     let gradients = y.sum(&[], false)?.backward()?;
     println!("y = {y}");

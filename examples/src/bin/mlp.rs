@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use weftgrad::{
+    AnyRuntime,
     optim::{AdamW, AdamWConfig, Optimizer},
     prelude::*,
     rng::Philox,
@@ -33,7 +34,7 @@ impl<R: Runtime> Forward<R> for Mlp<R> {
 }
 
 /// Points `[N, 2]` on two spirals, and which one each is on.
-fn spirals(cpu: &Cpu, n: usize, seed: u64) -> Result<(Var<Cpu>, Var<Cpu>)> {
+fn spirals(rt: &AnyRuntime, n: usize, seed: u64) -> Result<(Var<AnyRuntime>, Var<AnyRuntime>)> {
     let mut rng = Philox::new(seed, 0);
     let (mut points, mut arms) = (Vec::new(), Vec::new());
     for i in 0..n {
@@ -42,18 +43,18 @@ fn spirals(cpu: &Cpu, n: usize, seed: u64) -> Result<(Var<Cpu>, Var<Cpu>)> {
         points.extend([(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]);
         arms.push(arm as i64);
     }
-    Ok((Var::new(Tensor::from_slice(cpu, [n, 2], &points)?), Var::new(Tensor::from_slice(cpu, [n], &arms)?)))
+    Ok((Var::new(Tensor::from_slice(rt, [n, 2], &points)?), Var::new(Tensor::from_slice(rt, [n], &arms)?)))
 }
 
-fn accuracy(model: &Mlp<Cpu>, x: &Var<Cpu>, y: &Var<Cpu>) -> Result<f64> {
+fn accuracy(model: &Mlp<AnyRuntime>, x: &Var<AnyRuntime>, y: &Var<AnyRuntime>) -> Result<f64> {
     let hits = no_grad(|| model.forward(x)?.argmax(-1, false)?.eq(y))?;
     hits.to_dtype(DType::F32)?.mean(&[], false)?.item()
 }
 
 fn main() -> Result<()> {
-    let cpu = Cpu::new();
-    let (x, y) = spirals(&cpu, 1000, 1)?;
-    let model = Mlp::new(&nn::Init::new(&cpu, 0), 64)?;
+    let rt = weftgrad_examples::device()?;
+    let (x, y) = spirals(&rt, 1000, 1)?;
+    let model = Mlp::new(&nn::Init::new(&rt, 0), 64)?;
     println!("{}", model.summary());
     let config = AdamWConfig { lr: 5e-3, ..Default::default() };
     let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
@@ -67,7 +68,7 @@ fn main() -> Result<()> {
             println!("step {step:3}: loss {:.4}", loss.item()?);
         }
     }
-    let (x, y) = spirals(&cpu, 1000, 2)?;
+    let (x, y) = spirals(&rt, 1000, 2)?;
     println!("accuracy on new points: {:.1} %", 100.0 * accuracy(&model, &x, &y)?);
     Ok(())
 }

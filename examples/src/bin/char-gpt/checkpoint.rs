@@ -5,11 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use weftgrad::{nn::GptConfig, optim::Optimizer, prelude::*, safetensors};
+use weftgrad::{AnyRuntime, nn::GptConfig, optim::Optimizer, prelude::*, safetensors};
+use weftgrad_examples::{Outcome, text::Corpus};
 
 use crate::{
-    Outcome,
-    data::Corpus,
     options::{Options, Settings},
     training::Training,
 };
@@ -24,13 +23,13 @@ fn path(out: &Path) -> PathBuf {
 
 /// Saves a run. If that fails, the last checkpoint is as it was.
 pub fn save(out: &Path, training: &Training<'_>, corpus: &Corpus) -> Outcome<()> {
-    let mut entries: Vec<(String, Tensor<Cpu>)> = Vec::new();
-    let named = |prefix: &'static str| move |(name, t): (String, Tensor<Cpu>)| (format!("{prefix}{name}"), t);
+    let mut entries: Vec<(String, Tensor<AnyRuntime>)> = Vec::new();
+    let named = |prefix: &'static str| move |(name, t): (String, Tensor<AnyRuntime>)| (format!("{prefix}{name}"), t);
     entries.extend(training.model.state_dict()?.into_iter().map(named(MODEL)));
     entries.extend(training.optimizer.state_dict()?.into_iter().map(named(OPTIMIZER)));
     for (name, curve) in CURVES.into_iter().zip([&training.losses, &training.validation]) {
         let flat: Vec<f64> = curve.iter().flat_map(|&(step, loss)| [step, loss]).collect();
-        entries.push((name.into(), Tensor::from_vec(training.cpu, flat)?));
+        entries.push((name.into(), Tensor::from_vec(training.rt, flat)?));
     }
     let path = path(out);
     safetensors::save(&path, &entries, &notes(training, corpus))?;
@@ -59,17 +58,17 @@ fn notes(training: &Training<'_>, corpus: &Corpus) -> BTreeMap<String, String> {
 pub struct Checkpoint {
     path: PathBuf,
     notes: BTreeMap<String, String>,
-    entries: Vec<(String, Tensor<Cpu>)>,
+    entries: Vec<(String, Tensor<AnyRuntime>)>,
 }
 
 impl Checkpoint {
     /// Reads the checkpoint in a folder.
-    pub fn load(out: &Path, cpu: &Cpu) -> Outcome<Checkpoint> {
+    pub fn load(out: &Path, rt: &AnyRuntime) -> Outcome<Checkpoint> {
         let path = path(out);
         if !path.exists() {
             return Err(format!("{}: no checkpoint to resume; run without --resume first", path.display()).into());
         }
-        Ok(Checkpoint { notes: safetensors::metadata(&path)?, entries: safetensors::load(&path, cpu)?, path })
+        Ok(Checkpoint { notes: safetensors::metadata(&path)?, entries: safetensors::load(&path, rt)?, path })
     }
 
     /// What the run is. Options that would make it another, or another text, are an error.
@@ -100,8 +99,8 @@ impl Checkpoint {
 
     /// Puts everything back where it was.
     pub fn restore(self, training: &mut Training<'_>) -> Outcome<()> {
-        let under = |prefix: &str| -> Vec<(String, Tensor<Cpu>)> {
-            let own = |(n, t): &(String, Tensor<Cpu>)| Some((n.strip_prefix(prefix)?.to_owned(), t.clone()));
+        let under = |prefix: &str| -> Vec<(String, Tensor<AnyRuntime>)> {
+            let own = |(n, t): &(String, Tensor<AnyRuntime>)| Some((n.strip_prefix(prefix)?.to_owned(), t.clone()));
             self.entries.iter().filter_map(own).collect()
         };
         training.model.load_state_dict(under(MODEL), true)?;

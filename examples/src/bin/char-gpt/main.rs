@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod checkpoint;
-mod data;
 mod options;
 mod sample;
 mod training;
@@ -14,14 +13,9 @@ use std::{path::Path, process::ExitCode};
 
 use clap::Parser;
 use weftgrad::prelude::*;
-use weftgrad_examples::{plot, stop::Stop};
+use weftgrad_examples::{Outcome, plot, stop::Stop, text::Corpus};
 
-use crate::{checkpoint::Checkpoint, data::Corpus, options::Options, training::Training};
-
-/// What ends the program early.
-type Failure = Box<dyn std::error::Error>;
-/// Something, or what ended the program early.
-type Outcome<T> = std::result::Result<T, Failure>;
+use crate::{checkpoint::Checkpoint, options::Options, training::Training};
 
 fn main() -> ExitCode {
     match run(Options::parse()) {
@@ -34,19 +28,19 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Outcome<()> {
-    let cpu = options.threads.map_or_else(Cpu::new, Cpu::with_threads);
+    let rt = options.device.open_with(options.threads)?;
     let corpus = Corpus::read(options.text.as_deref())?;
     std::fs::create_dir_all(&options.out).map_err(|e| format!("{}: {e}", options.out.display()))?;
-    let saved = if options.resume { Some(Checkpoint::load(&options.out, &cpu)?) } else { None };
+    let saved = if options.resume { Some(Checkpoint::load(&options.out, &rt)?) } else { None };
     let settings = match &saved {
         Some(saved) => saved.settings(&options, &corpus)?,
         None => options.settings(&corpus),
     };
-    let mut training = Training::new(&cpu, settings, &corpus)?;
+    let mut training = Training::new(&rt, settings, &corpus)?;
     if let Some(saved) = saved {
         saved.restore(&mut training)?;
     }
-    println!("{}\n{}", training.describe(), cpu.capabilities().name);
+    println!("{}\n{}", training.describe(), rt.capabilities().name);
     let ended = training.run(options.steps, &Stop::on_ctrl_c())?;
     checkpoint::save(&options.out, &training, &corpus)?;
     picture(&options.out, &training)?;

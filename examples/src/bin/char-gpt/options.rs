@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use weftgrad::{DType, nn::GptConfig};
-
-use crate::data::Corpus;
+use weftgrad::{DType, Device, nn::GptConfig};
+use weftgrad_examples::text::Corpus;
 
 /// Train a character-level GPT and print a sample.
 #[derive(Debug, Parser)]
@@ -38,6 +37,9 @@ pub struct Options {
     /// Type of the parameters: f32, f64, bf16 or f16 (halves keep f32 master weights).
     #[arg(long, default_value = "f32", value_parser = float)]
     dtype: DType,
+    /// Where to run: cpu, or, if built in, wgpu[:N] or cuda[:N].
+    #[arg(long, default_value_t)]
+    pub device: Device,
     /// Threads [default: all].
     #[arg(long, value_parser = positive)]
     pub threads: Option<usize>,

@@ -1,8 +1,9 @@
 //! Text the model writes.
 
 use weftgrad::{prelude::*, rng::Philox};
+use weftgrad_examples::{Outcome, text::Corpus};
 
-use crate::{Outcome, data::Corpus, training::Training};
+use crate::training::Training;
 
 /// `length` characters after a line break, each drawn from the model's softmax at this temperature.
 pub fn text(training: &Training<'_>, corpus: &Corpus, length: usize, temperature: f64) -> Outcome<String> {
@@ -19,7 +20,7 @@ pub fn text(training: &Training<'_>, corpus: &Corpus, length: usize, temperature
 
 /// The logits of what follows `seen`.
 fn next(training: &Training<'_>, seen: &[i64]) -> weftgrad::Result<Vec<f64>> {
-    let x = Var::new(Tensor::from_slice(training.cpu, [1, seen.len()], seen)?);
+    let x = Var::new(Tensor::from_slice(training.rt, [1, seen.len()], seen)?);
     let logits = training.model.forward(&x)?;
     logits.select(0, 0)?.select(0, seen.len() - 1)?.value()?.to_f64s()
 }

@@ -1,17 +1,19 @@
 //! A run in progress: the model, its optimizer, and what was measured.
 
 use weftgrad::{
+    AnyRuntime,
     nn::Gpt,
     optim::{AdamW, AdamWConfig, Constant, FlatGradients, Norm, Optimizer, Warmup, clip_grad_norm, split_decay},
     prelude::*,
 };
-use weftgrad_examples::{progress::Progress, stop::Stop};
-
-use crate::{
+use weftgrad_examples::{
     Outcome,
-    data::{Batch, Corpus, Part},
-    options::Settings,
+    progress::Progress,
+    stop::Stop,
+    text::{Batch, Corpus, Part},
 };
+
+use crate::options::Settings;
 
 /// Batches that the validation loss is the mean of.
 const VALIDATION_BATCHES: usize = 20;
@@ -21,14 +23,14 @@ const VALIDATE_EVERY: u64 = 100;
 /// A run in progress.
 pub struct Training<'a> {
     /// Where it runs.
-    pub cpu: &'a Cpu,
+    pub rt: &'a AnyRuntime,
     /// What it is.
     pub settings: Settings,
     /// The model.
-    pub model: Gpt<Cpu>,
+    pub model: Gpt<AnyRuntime>,
     /// Its optimizer.
-    pub optimizer: AdamW<Cpu>,
-    gradients: FlatGradients<Cpu>,
+    pub optimizer: AdamW<AnyRuntime>,
+    gradients: FlatGradients<AnyRuntime>,
     /// Steps taken.
     pub step: u64,
     /// `(step, training loss)`.
@@ -41,8 +43,8 @@ pub struct Training<'a> {
 
 impl<'a> Training<'a> {
     /// A run at its beginning.
-    pub fn new(cpu: &'a Cpu, settings: Settings, corpus: &'a Corpus) -> Outcome<Self> {
-        let model = Gpt::new(&weftgrad::nn::Init::new(cpu, settings.seed), settings.model)?;
+    pub fn new(rt: &'a AnyRuntime, settings: Settings, corpus: &'a Corpus) -> Outcome<Self> {
+        let model = Gpt::new(&weftgrad::nn::Init::new(rt, settings.seed), settings.model)?;
         model.to_dtype(settings.dtype)?;
         let (decayed, others) = split_decay(model.parameters().iter().map(|p| p.leaf()));
         let config = AdamWConfig { lr: settings.lr, betas: [0.9, 0.99], weight_decay: 0.1, ..Default::default() };
@@ -53,7 +55,7 @@ impl<'a> Training<'a> {
         let context = settings.model.context;
         Ok(Training {
             gradients: optimizer.gradients()?,
-            cpu,
+            rt,
             model,
             optimizer,
             step: 0,
@@ -106,7 +108,7 @@ impl<'a> Training<'a> {
 
     fn one_step(&mut self) -> weftgrad::Result<f64> {
         let Settings { batch, model, seed, .. } = self.settings;
-        let batch = Batch::random(self.cpu, self.train, batch, model.context, seed, self.step)?;
+        let batch = Batch::random(self.rt, self.train, batch, model.context, seed, self.step)?;
         let loss = self.loss(&batch)?;
         self.gradients.zero();
         backward_with_hooks(&loss, &mut self.gradients)?;
@@ -115,7 +117,7 @@ impl<'a> Training<'a> {
         loss.item()
     }
 
-    fn loss(&self, batch: &Batch) -> weftgrad::Result<Var<Cpu>> {
+    fn loss(&self, batch: &Batch) -> weftgrad::Result<Var<AnyRuntime>> {
         let logits = self.model.forward(&batch.x)?;
         let vocab = self.settings.model.vocab;
         let rows = logits.reshape([logits.spec().shape.numel() / vocab, vocab])?;
@@ -131,7 +133,7 @@ impl<'a> Training<'a> {
         self.model.eval();
         let total = no_grad(|| {
             starts.chunks(batch).try_fold(0.0, |sum, starts| {
-                let batch = Batch::at(self.cpu, self.held_out, starts, model.context)?;
+                let batch = Batch::at(self.rt, self.held_out, starts, model.context)?;
                 Ok::<_, weftgrad::Error>(sum + self.loss(&batch)?.item()?)
             })
         });

@@ -7,7 +7,7 @@ use std::{
 };
 
 use flate2::read::GzDecoder;
-use weftgrad::{Cpu, Result, Tensor, Var};
+use weftgrad::{AnyRuntime, Result, Tensor, Var};
 
 /// Pixels of an image's side.
 pub const SIDE: usize = 28;
@@ -51,13 +51,13 @@ impl Digits {
     }
 
     /// Images `[N, 1, 28, 28]`, from −1 (paper) to 1 (ink), and their labels `[N]`.
-    pub fn batch(&self, cpu: &Cpu, at: &[usize]) -> Result<(Var<Cpu>, Var<Cpu>)> {
+    pub fn batch(&self, rt: &AnyRuntime, at: &[usize]) -> Result<(Var<AnyRuntime>, Var<AnyRuntime>)> {
         let size = SIDE * SIDE;
         let pixels = at.iter().flat_map(|&i| &self.images[i * size..(i + 1) * size]);
         let pixels: Vec<f32> = pixels.map(|&p| f32::from(p) / 127.5 - 1.0).collect();
         let labels: Vec<i64> = at.iter().map(|&i| i64::from(self.labels[i])).collect();
-        let x = Tensor::from_slice(cpu, [at.len(), 1, SIDE, SIDE], &pixels)?;
-        Ok((Var::new(x), Var::new(Tensor::from_slice(cpu, [at.len()], &labels)?)))
+        let x = Tensor::from_slice(rt, [at.len(), 1, SIDE, SIDE], &pixels)?;
+        Ok((Var::new(x), Var::new(Tensor::from_slice(rt, [at.len()], &labels)?)))
     }
 }
 

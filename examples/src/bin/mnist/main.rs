@@ -11,6 +11,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use weftgrad::{
+    AnyRuntime, Device,
     nn::{Conv2d, Init, Linear},
     optim::{AdamW, AdamWConfig, Optimizer},
     prelude::*,
@@ -37,6 +38,9 @@ struct Options {
     /// Learning rate.
     #[arg(long, default_value_t = 1e-3)]
     lr: f64,
+    /// Where to run: cpu, or, if built in, wgpu[:N] or cuda[:N].
+    #[arg(long, default_value_t)]
+    device: Device,
     /// Threads [default: all].
     #[arg(long)]
     threads: Option<usize>,
@@ -85,13 +89,13 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let cpu = options.threads.map_or_else(Cpu::new, |n| Cpu::with_threads(n.max(1)));
+    let rt = options.device.open_with(options.threads.map(|n| n.max(1)))?;
     let digits = match &options.data {
         Some(dir) => idx::Digits::read(dir)?,
         None => drawn::digits(options.images, options.seed),
     };
     let train = digits.len() * 4 / 5;
-    let model = Cnn::new(&Init::new(&cpu, options.seed))?;
+    let model = Cnn::new(&Init::new(&rt, options.seed))?;
     println!("{}\n{train} images to train on, {} to test", model.summary(), digits.len() - train);
     let config = AdamWConfig { lr: options.lr, ..Default::default() };
     let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
@@ -102,7 +106,7 @@ fn run(options: &Options) -> std::result::Result<(), Box<dyn std::error::Error>>
     for epoch in 0..options.epochs {
         let order = Philox::new(options.seed, 1 + epoch as u32).permutation(train);
         for at in order.chunks_exact(options.batch.max(1)) {
-            let (x, y) = digits.batch(&cpu, at)?;
+            let (x, y) = digits.batch(&rt, at)?;
             let loss = model.forward(&x)?.cross_entropy(&y, None, Default::default())?;
             gradients.zero();
             backward_with_hooks(&loss, &mut gradients)?;
@@ -114,17 +118,17 @@ fn run(options: &Options) -> std::result::Result<(), Box<dyn std::error::Error>>
                 return Ok(());
             }
         }
-        progress.say(&format!("epoch {}: {:.2} % right", epoch + 1, test(&cpu, &model, &digits, train)?));
+        progress.say(&format!("epoch {}: {:.2} % right", epoch + 1, test(&rt, &model, &digits, train)?));
     }
     progress.finish();
     Ok(())
 }
 
 /// Percent of the images past `from` that are named rightly.
-fn test(cpu: &Cpu, model: &Cnn<Cpu>, digits: &idx::Digits, from: usize) -> Result<f64> {
+fn test(rt: &AnyRuntime, model: &Cnn<AnyRuntime>, digits: &idx::Digits, from: usize) -> Result<f64> {
     let all: Vec<usize> = (from..digits.len()).collect();
     let right = all.chunks(250).try_fold(0.0, |sum, at| {
-        let (x, y) = digits.batch(cpu, at)?;
+        let (x, y) = digits.batch(rt, at)?;
         let hits = no_grad(|| model.forward(&x)?.argmax(-1, false)?.eq(&y))?;
         Ok::<_, weftgrad::Error>(sum + hits.sum(&[], false)?.item()?)
     })?;

@@ -2,26 +2,26 @@
 
 use std::path::Path;
 
-use weftgrad::{Cpu, Result, Tensor, Var, rng::Philox};
+use weftgrad::{AnyRuntime, Result, Tensor, Var, rng::Philox};
 
 use crate::Outcome;
 
 /// The text of the workspace's own that is learned when no file is given.
 const OWN: &[&str] = &[
-    include_str!("../../../../README.md"),
-    include_str!("../../../../ARCHITECTURE.md"),
-    include_str!("../../../../CONTRIBUTING.md"),
-    include_str!("../../../../numcore/src/error.rs"),
-    include_str!("../../../../numcore/src/layout.rs"),
-    include_str!("../../../../numcore/src/runtime.rs"),
-    include_str!("../../../../numcore/src/shape.rs"),
-    include_str!("../../../../numcore/src/flat.rs"),
-    include_str!("../../../../numcore/src/ops/view.rs"),
-    include_str!("../../../../numcore/src/ops/reduce.rs"),
-    include_str!("../../../../numcore/src/fused/attention.rs"),
-    include_str!("../../../../numcore/src/fused/norm.rs"),
-    include_str!("../../../../autograd/src/sweep.rs"),
-    include_str!("../../../../autograd/src/leaf.rs"),
+    include_str!("../../README.md"),
+    include_str!("../../ARCHITECTURE.md"),
+    include_str!("../../CONTRIBUTING.md"),
+    include_str!("../../numcore/src/error.rs"),
+    include_str!("../../numcore/src/layout.rs"),
+    include_str!("../../numcore/src/runtime.rs"),
+    include_str!("../../numcore/src/shape.rs"),
+    include_str!("../../numcore/src/flat.rs"),
+    include_str!("../../numcore/src/ops/view.rs"),
+    include_str!("../../numcore/src/ops/reduce.rs"),
+    include_str!("../../numcore/src/fused/attention.rs"),
+    include_str!("../../numcore/src/fused/norm.rs"),
+    include_str!("../../autograd/src/sweep.rs"),
+    include_str!("../../autograd/src/leaf.rs"),
 ];
 
 /// A text as numbers of its vocabulary, nine tenths to train on and one to validate.
@@ -80,28 +80,35 @@ impl Corpus {
 /// Inputs `[B, T]` and the characters that follow each, `[B · T]`.
 pub struct Batch {
     /// Inputs.
-    pub x: Var<Cpu>,
+    pub x: Var<AnyRuntime>,
     /// What follows.
-    pub y: Var<Cpu>,
+    pub y: Var<AnyRuntime>,
 }
 
 impl Batch {
     /// The sequences that begin at these places.
-    pub fn at(cpu: &Cpu, tokens: &[i64], starts: &[usize], context: usize) -> Result<Batch> {
+    pub fn at(rt: &AnyRuntime, tokens: &[i64], starts: &[usize], context: usize) -> Result<Batch> {
         let take = |shift: usize| -> Vec<i64> {
             starts.iter().flat_map(|&s| &tokens[s + shift..s + shift + context]).copied().collect()
         };
         Ok(Batch {
-            x: Var::new(Tensor::from_slice(cpu, [starts.len(), context], &take(0))?),
-            y: Var::new(Tensor::from_slice(cpu, [starts.len() * context], &take(1))?),
+            x: Var::new(Tensor::from_slice(rt, [starts.len(), context], &take(0))?),
+            y: Var::new(Tensor::from_slice(rt, [starts.len() * context], &take(1))?),
         })
     }
 
     /// The batch of a step: a function of the seed and the step alone, so that a resumed run sees the same.
-    pub fn random(cpu: &Cpu, tokens: &[i64], batch: usize, context: usize, seed: u64, step: u64) -> Result<Batch> {
+    pub fn random(
+        rt: &AnyRuntime,
+        tokens: &[i64],
+        batch: usize,
+        context: usize,
+        seed: u64,
+        step: u64,
+    ) -> Result<Batch> {
         let mut rng = Philox::new(seed.wrapping_add(step.wrapping_mul(0x9E37_79B9_7F4A_7C15)), 7);
         let last = (tokens.len() - context - 1) as u64;
         let starts: Vec<usize> = (0..batch).map(|_| rng.below(last) as usize).collect();
-        Self::at(cpu, tokens, &starts, context)
+        Self::at(rt, tokens, &starts, context)
     }
 }

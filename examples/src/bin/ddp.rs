@@ -1,0 +1,94 @@
+//! A character-level GPT on several ranks (threads of this process), each with its part of every batch, beside the same training on one
+//! rank: the losses are the same.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use weftgrad::{
+    AnyRuntime, Device,
+    distributed::{
+        comm::{Comm, Communicator, Ranks},
+        sampler::shard_batches,
+        train::{BucketedTrainer, Loss, TrainingConfig},
+    },
+    fused::{CrossEntropyOptions, Reduction},
+    nn::{Gpt, GptConfig, Init},
+    prelude::*,
+};
+use weftgrad_examples::{
+    Outcome,
+    text::{Batch, Corpus, Part},
+};
+
+/// Train a small GPT data-parallel and compare it with one rank.
+#[derive(Debug, Parser)]
+#[command(name = "ddp", version)]
+struct Options {
+    /// Ranks.
+    #[arg(long, default_value_t = 4)]
+    ranks: usize,
+    /// Steps.
+    #[arg(long, default_value_t = 20)]
+    steps: usize,
+    /// Sequences in a step, of all ranks together.
+    #[arg(long, default_value_t = 8)]
+    batch: usize,
+    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu[:N] or cuda[:N].
+    #[arg(long, default_value_t)]
+    device: Device,
+}
+
+const CONTEXT: usize = 32;
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("ddp: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let corpus = Corpus::read(None)?;
+    let tokens = corpus.part(Part::Train, CONTEXT)?;
+    let train = |ranks: usize| {
+        let rank = |comm: Comm<AnyRuntime>| losses(&comm, options, corpus.vocabulary.len(), tokens);
+        Ranks::new(ranks).run(|_| options.device.open_with(Some(1)), rank)
+    };
+    let (one, many) = (train(1)?.remove(0), train(options.ranks)?.remove(0));
+    println!("step   1 rank     {} ranks    difference", options.ranks);
+    for (step, (a, b)) in one.iter().zip(&many).enumerate() {
+        println!("{step:4}   {a:.6}   {b:.6}   {:.1e}", (a - b).abs());
+    }
+    match one.iter().zip(&many).all(|(a, b)| (a - b).abs() < 1e-3 * a.abs()) {
+        true => Ok(()),
+        false => Err("the losses differ by more than rounding".into()),
+    }
+}
+
+/// The losses of a run on this communicator.
+fn losses(comm: &Comm<AnyRuntime>, options: &Options, vocab: usize, tokens: &[i64]) -> Result<Vec<f64>> {
+    let rt = comm.runtime();
+    let config = GptConfig { vocab, context: CONTEXT, layers: 2, heads: 4, width: 64, ..Default::default() };
+    let model = Gpt::new(&Init::new(rt, 1), config)?;
+    let training = TrainingConfig { learning_rate: 2e-3, max_norm: Some(1.0), ..Default::default() };
+    let mut trainer = BucketedTrainer::new(comm, &model, training, Default::default())?;
+    let own = shard_batches(options.batch, comm.rank(), comm.size());
+    let mut losses = Vec::new();
+    for step in 0..options.steps {
+        let starts: Vec<usize> =
+            own.iter().map(|i| (step * options.batch + i) * 97 % (tokens.len() - CONTEXT - 1)).collect();
+        let batch = Batch::at(rt, tokens, &starts, CONTEXT)?;
+        let metrics = trainer.step(|_| {
+            let logits = model.forward(&batch.x)?.flatten(0, 1)?;
+            let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+            // A sum and its weight: ranks with fewer tokens count for less.
+            Loss::sum(logits.cross_entropy(&batch.y, None, sum)?, (starts.len() * CONTEXT) as f64)
+        })?;
+        losses.push(metrics.loss()?);
+    }
+    Ok(losses)
+}

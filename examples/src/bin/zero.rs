@@ -1,0 +1,112 @@
+//! What ZeRO saves: bytes of parameters, gradients and optimizer state on each rank, measured, for data parallelism and stages 1, 2, 3.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use weftgrad::{
+    AnyRuntime, Device, Use,
+    distributed::{
+        comm::{Comm, Communicator, Ranks},
+        train::{BucketedTrainer, Loss, Strategy, Trainer, TrainingConfig},
+        zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    },
+    nn::{Gpt, GptConfig, Init},
+    prelude::*,
+};
+use weftgrad_examples::Outcome;
+
+/// Measure the memory of sharded training.
+#[derive(Debug, Parser)]
+#[command(name = "zero", version)]
+struct Options {
+    /// Ranks.
+    #[arg(long, default_value_t = 4)]
+    ranks: usize,
+    /// Channels of the model.
+    #[arg(long, default_value_t = 128)]
+    width: usize,
+    /// Blocks of the model.
+    #[arg(long, default_value_t = 4)]
+    layers: usize,
+    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu[:N] or cuda[:N].
+    #[arg(long, default_value_t)]
+    device: Device,
+}
+
+/// Bytes on a rank after a step, by what they are for, and the most there were within it.
+struct Measured {
+    parameters: usize,
+    live: [usize; 3],
+    peak: usize,
+    loss: f64,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("zero: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    println!(
+        "{:8} {:>12} {:>12} {:>12} {:>12} {:>12} {:>10}",
+        "", "parameters", "gradients", "optimizer", "peak", "bytes/param", "loss"
+    );
+    for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+        let rank = |comm: Comm<AnyRuntime>| measure(&comm, options, stage);
+        let m = Ranks::new(options.ranks).run(|_| options.device.open_with(Some(1)), rank)?.remove(0);
+        let name = stage.map_or_else(|| "ddp".into(), |s| format!("stage {}", s.number()));
+        let [p, g, o] = m.live;
+        let each = (p + g + o) as f64 / m.parameters as f64;
+        println!("{name:8} {p:>12} {g:>12} {o:>12} {:>12} {each:>12.2} {:>10.5}", m.peak, m.loss);
+    }
+    Ok(())
+}
+
+fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: Option<ZeroStage>) -> Result<Measured> {
+    let rt = comm.runtime();
+    let config = GptConfig {
+        vocab: 128,
+        context: 16,
+        layers: options.layers,
+        heads: 4,
+        width: options.width,
+        ..Default::default()
+    };
+    // Values are drawn as they are read: in stage 3 no rank ever holds the model.
+    let init = if stage.is_some() { Init::new(rt, 1).lazily() } else { Init::new(rt, 1) };
+    let model = Gpt::new(&init, config)?;
+    let tokens = Var::new(Tensor::arange(rt, 0i64, 1i64, 16, DType::I64)?.reshape([1, 16])?);
+    let loss = |_| {
+        let logits = model.forward(&tokens)?.flatten(0, 1)?;
+        Ok(Loss::mean(logits.cross_entropy(&tokens.flatten(0, 1)?, None, Default::default())?))
+    };
+    let training = TrainingConfig::default();
+    match stage {
+        None => measured(BucketedTrainer::new(comm, &model, training, Default::default())?, comm, &model, loss),
+        Some(stage) => {
+            let options = ZeroOptions { stage, units: UnitOf::layers(), ..Default::default() };
+            measured(ZeroTrainer::new(comm, &model, training, options)?, comm, &model, loss)
+        }
+    }
+}
+
+/// Two steps; what there is after the second, and the most there was in it.
+fn measured<S: Strategy<AnyRuntime>>(
+    mut trainer: Trainer<AnyRuntime, S>,
+    comm: &Comm<AnyRuntime>,
+    model: &Gpt<AnyRuntime>,
+    loss: impl Fn(usize) -> Result<Loss<AnyRuntime>>,
+) -> Result<Measured> {
+    trainer.step(&loss)?;
+    comm.runtime().reset_peak();
+    let loss = trainer.step(&loss)?.loss()?;
+    let stats = comm.runtime().memory();
+    let live = [Use::Parameters, Use::Gradients, Use::Optimizer].map(|u| stats.of(u).live);
+    Ok(Measured { parameters: model.num_parameters().total, live, peak: stats.total.peak, loss })
+}

@@ -1,0 +1,154 @@
+//! Choosing the device when the program runs.
+
+use std::{fmt, str::FromStr};
+
+use numcore::{Error, Result};
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use numcore::Either;
+
+/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+pub type AnyRuntime = runtime_cpu::Cpu;
+/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+#[cfg(all(feature = "wgpu", not(feature = "cuda")))]
+pub type AnyRuntime = Either<runtime_cpu::Cpu, runtime_wgpu::Wgpu>;
+/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+#[cfg(all(feature = "cuda", not(feature = "wgpu")))]
+pub type AnyRuntime = Either<runtime_cpu::Cpu, runtime_cuda::Cuda>;
+/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+#[cfg(all(feature = "wgpu", feature = "cuda"))]
+pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtime_cuda::Cuda>>;
+
+/// A device by name, as command lines give it: `cpu`, `wgpu`, `wgpu:1`, `cuda:0`.
+///
+/// ```
+/// use weftgrad::{Device, prelude::*};
+/// # fn main() -> Result<()> {
+/// let rt = "cpu".parse::<Device>()?.open()?;
+/// assert_eq!(Tensor::ones(&rt, [3], DType::F32)?.to_vec::<f32>()?, [1.0; 3]);
+/// assert!("abacus".parse::<Device>().is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Device {
+    /// The processor, with all threads, or as many as said.
+    #[default]
+    Cpu,
+    /// A GPU through WebGPU, by its number.
+    Wgpu(u32),
+    /// An NVIDIA GPU, by its number.
+    Cuda(u32),
+}
+
+impl Device {
+    /// The runtime; an error if this build does not have it, or the machine has no such device.
+    pub fn open(self) -> Result<AnyRuntime> {
+        self.open_with(None)
+    }
+
+    /// As [`open`](Device::open), with so many threads on the processor.
+    pub fn open_with(self, threads: Option<usize>) -> Result<AnyRuntime> {
+        match self {
+            Device::Cpu => Ok(cpu(threads.map_or_else(runtime_cpu::Cpu::new, runtime_cpu::Cpu::with_threads))),
+            Device::Wgpu(index) => wgpu(index),
+            Device::Cuda(index) => cuda(index),
+        }
+    }
+}
+
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+fn cpu(cpu: runtime_cpu::Cpu) -> AnyRuntime {
+    cpu
+}
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn cpu(cpu: runtime_cpu::Cpu) -> AnyRuntime {
+    Either::A(cpu)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu(_: u32) -> Result<AnyRuntime> {
+    Err(left_out("wgpu"))
+}
+
+#[cfg(all(feature = "wgpu", not(feature = "cuda")))]
+fn wgpu(index: u32) -> Result<AnyRuntime> {
+    runtime_wgpu::Wgpu::new(index).map(Either::B)
+}
+
+#[cfg(all(feature = "wgpu", feature = "cuda"))]
+fn wgpu(index: u32) -> Result<AnyRuntime> {
+    runtime_wgpu::Wgpu::new(index).map(|rt| Either::B(Either::A(rt)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: u32) -> Result<AnyRuntime> {
+    Err(left_out("cuda"))
+}
+
+#[cfg(all(feature = "cuda", not(feature = "wgpu")))]
+fn cuda(index: u32) -> Result<AnyRuntime> {
+    runtime_cuda::Cuda::new(index).map(Either::B)
+}
+
+#[cfg(all(feature = "wgpu", feature = "cuda"))]
+fn cuda(index: u32) -> Result<AnyRuntime> {
+    runtime_cuda::Cuda::new(index).map(|rt| Either::B(Either::B(rt)))
+}
+
+#[cfg(not(all(feature = "wgpu", feature = "cuda")))]
+fn left_out(feature: &str) -> Error {
+    Error::argument("device", format!("this build has no `{feature}`; build it with `--features {feature}`"))
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let unknown = || Error::argument("device", format!("`{text}` is none of cpu, wgpu[:N] and cuda[:N]"));
+        let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
+        let index = index.parse().map_err(|_| unknown())?;
+        match kind {
+            "cpu" if !text.contains(':') => Ok(Device::Cpu),
+            "wgpu" => Ok(Device::Wgpu(index)),
+            "cuda" => Ok(Device::Cuda(index)),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Wgpu(index) => write!(f, "wgpu:{index}"),
+            Device::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for text in ["cpu", "wgpu:0", "cuda:3"] {
+            assert_eq!(text.parse::<Device>().unwrap().to_string(), text);
+        }
+        assert_eq!("wgpu".parse::<Device>().unwrap(), Device::Wgpu(0));
+        for text in ["", "gpu", "cpu:2", "cuda:", "cuda:-1", "cuda:x"] {
+            let e = text.parse::<Device>().unwrap_err().to_string();
+            assert!(e.contains("none of cpu"), "{e}");
+        }
+    }
+
+    #[test]
+    #[cfg(not(feature = "cuda"))]
+    fn a_device_that_was_left_out_is_named() {
+        let e = Device::Cuda(0).open().unwrap_err().to_string();
+        assert!(e.contains("--features cuda"), "{e}");
+    }
+}
