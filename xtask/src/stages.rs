@@ -47,6 +47,9 @@ const EXAMPLES: &[Example] = &[
     Example { bin: "custom-op", args: &[] },
     Example { bin: "mlp", args: &[] },
     Example { bin: "mnist", args: &["--images", "160", "--batch", "32", "--epochs", "1"] },
+    Example { bin: "ddp", args: &["--ranks", "3", "--steps", "4"] },
+    Example { bin: "zero", args: &["--ranks", "2", "--width", "32", "--layers", "2"] },
+    Example { bin: "reshard", args: &["--out", "target/smoke/reshard"] },
     Example { bin: "char-gpt", args: TINY_GPT },
     Example { bin: "char-gpt", args: &["--resume", "--steps", "5", "--sample", "40", "--out", SMOKE] },
 ];
