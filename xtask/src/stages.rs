@@ -50,6 +50,7 @@ const EXAMPLES: &[Example] = &[
     Example { bin: "ddp", args: &["--ranks", "3", "--steps", "4"] },
     Example { bin: "zero", args: &["--ranks", "2", "--width", "32", "--layers", "2"] },
     Example { bin: "reshard", args: &["--out", "target/smoke/reshard"] },
+    Example { bin: "soak", args: &["--seeds", "40"] },
     Example { bin: "char-gpt", args: TINY_GPT },
     Example { bin: "char-gpt", args: &["--resume", "--steps", "5", "--sample", "40", "--out", SMOKE] },
 ];

@@ -67,6 +67,10 @@ impl Rule for ScatterAdd {
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         index("scatter_add", ins[1])?;
+        if ins[0].dtype == DType::Bool {
+            let why = "truth values have no sum; cast them to `u8` first";
+            return Err(Error::dtype("scatter_add", &[DType::Bool], why));
+        }
         if ins[0].shape != ins[1].shape {
             return Err(Error::shape(
                 "scatter_add",
