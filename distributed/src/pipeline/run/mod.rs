@@ -1,0 +1,25 @@
+//! Running a checked schedule: stages, messages between them, gradients, a trainer.
+//!
+//! Each rank builds a [`Pipeline`] of its [`Stage`]s and the same [`Checked`](super::Checked) schedule, and all [`run`](Pipeline::run) it together. A run
+//! interprets the rank's row and nothing else; what belongs to a stage as a whole, its gradients and their reduction, it leaves to
+//! [`StageHooks`].
+//!
+//! **Invariant**: a run ends on every rank, with a result or with an error that names the rank it began on.
+
+mod agreement;
+mod batch;
+mod boundary;
+mod hooks;
+mod passes;
+#[expect(clippy::module_inception, reason = "the room is named after it")]
+mod pipeline;
+mod split;
+mod stage;
+mod step;
+mod transfers;
+
+pub use batch::{MicroBatches, PipelineOutput};
+pub use hooks::StageHooks;
+pub use pipeline::{LossFn, Pipeline, PipelineOptions};
+pub use split::{balanced, split};
+pub use stage::{Layers, Stage};
