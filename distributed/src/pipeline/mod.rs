@@ -33,7 +33,8 @@ pub use lower::{Lowering, lower};
 pub use placement::Placement;
 pub use play::{Sends, Span};
 pub use run::{
-    Layers, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageHooks, balanced, split,
+    Groups, Layers, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, PipelineTrainer, Stage,
+    StageGradients, StageHooks, StageOptimizers, Staged, Tie, balanced, split,
 };
 pub use schedule::Schedule;
 pub use simulate::{RankReport, Simulation, simulate};

@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, time::Duration};
 use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, Kind, Limits, Lowering, LossFn, Pipeline, PipelineOptions, Stage, balanced, check, lower, split},
+    pipeline::{
+        Checked, Kind, Limits, LossFn, Lowering, Pipeline, PipelineOptions, Stage, balanced, check, lower, split,
+    },
     train::Loss,
 };
 use nn::{Forward, Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
@@ -71,7 +73,9 @@ pub fn squares(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> 
     Loss::sum(mse(&outputs[0], &targets[0], Reduction::Sum)?, outputs[0].dims()[0] as f64)
 }
 
-pub fn boxed(loss: impl FnMut(&[Var<Cpu>], &[Var<Cpu>]) -> Result<Loss<Cpu>> + Send + 'static) -> Option<Box<LossFn<Cpu>>> {
+pub fn boxed(
+    loss: impl FnMut(&[Var<Cpu>], &[Var<Cpu>]) -> Result<Loss<Cpu>> + Send + 'static,
+) -> Option<Box<LossFn<Cpu>>> {
     Some(Box::new(loss))
 }
 

@@ -13,7 +13,8 @@ use crate::pipeline::schedule::Schedule;
 pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Limits) -> Result<()> {
     let row = &schedule.rows()[rank];
     let forward_only = schedule.is_forward_only();
-    let mut walk = Walk { schedule, sharded, forward_only, limits, known: HashMap::new(), gathered: Vec::new(), live: 0 };
+    let mut walk =
+        Walk { schedule, sharded, forward_only, limits, known: HashMap::new(), gathered: Vec::new(), live: 0 };
     for (position, &action) in row.iter().enumerate() {
         if let Err(why) = walk.step(position, action) {
             return Err(Error::argument(OP, format!("position {position}, {action}: {why}")).on_rank(rank));
@@ -97,7 +98,8 @@ impl Walk<'_> {
     }
 
     fn missing(&self, rank: usize) -> Option<String> {
-        let fact = expected(self.schedule, rank, self.forward_only).into_iter().find(|fact| !self.known.contains_key(fact));
+        let fact =
+            expected(self.schedule, rank, self.forward_only).into_iter().find(|fact| !self.known.contains_key(fact));
         let left = self.gathered.first().map(|stage| format!("{stage}UNSHARD has no {stage}RESHARD after it"));
         fact.map(|fact| format!("{fact} is missing")).or(left)
     }

@@ -33,7 +33,8 @@ impl<R: Runtime> MicroBatches<R> {
 fn part<R: Runtime>(tensors: &[Tensor<R>], k: usize, count: usize) -> Result<Vec<Tensor<R>>> {
     let one = |x: &Tensor<R>| {
         let rows = x.shape().first().copied().filter(|rows| rows.is_multiple_of(count)).ok_or_else(|| {
-            let why = format!("the first axis must make {count} equal micro-batches; pad it, or leave the last rows out");
+            let why =
+                format!("the first axis must make {count} equal micro-batches; pad it, or leave the last rows out");
             Error::shape("MicroBatches::split", &[*x.shape()], why)
         })?;
         x.narrow(0, k * (rows / count), rows / count)

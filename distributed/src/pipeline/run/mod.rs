@@ -9,6 +9,8 @@
 mod agreement;
 mod batch;
 mod boundary;
+mod gradients;
+mod groups;
 mod hooks;
 mod passes;
 #[expect(clippy::module_inception, reason = "the room is named after it")]
@@ -16,10 +18,16 @@ mod pipeline;
 mod split;
 mod stage;
 mod step;
+mod tie;
+mod trainer;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
+pub use gradients::{StageGradients, StageOptimizers};
+pub use groups::Groups;
 pub use hooks::StageHooks;
 pub use pipeline::{LossFn, Pipeline, PipelineOptions};
 pub use split::{balanced, split};
 pub use stage::{Layers, Stage};
+pub use tie::Tie;
+pub use trainer::{PipelineTrainer, Staged};

@@ -137,7 +137,8 @@ impl<R: Runtime> Step<'_, R> {
     fn seeded(&mut self, stage: usize, micro: usize, roots: Vec<Var<R>>) -> Result<Option<Backward<R>>> {
         let roots: Vec<Var<R>> = roots.into_iter().filter(Var::requires_grad).collect();
         let gradients = if stage + 1 == self.schedule().stages() {
-            let seed = |root: &Var<R>| Tensor::full(root.runtime(), root.spec().shape, root.spec().dtype, self.job.seed);
+            let seed =
+                |root: &Var<R>| Tensor::full(root.runtime(), root.spec().shape, root.spec().dtype, self.job.seed);
             roots.iter().map(seed).collect::<Result<_>>()?
         } else {
             self.inbox.remove(&(Direction::Backward, stage, micro)).unwrap_or_default()

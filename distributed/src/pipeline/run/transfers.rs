@@ -56,7 +56,8 @@ impl<R: Runtime> Transfers<R> {
     /// Tells the receiver what is to come, before the first message of a boundary.
     pub(super) fn send_header(&mut self, boundary: &Boundary, to: usize) -> Result<()> {
         let (rt, words) = (self.comm.runtime(), boundary.to_words());
-        let headers = [Tensor::from_slice(rt, [1], &[words.len() as i64])?, Tensor::from_slice(rt, [words.len()], &words)?];
+        let headers =
+            [Tensor::from_slice(rt, [1], &[words.len() as i64])?, Tensor::from_slice(rt, [words.len()], &words)?];
         self.send(&headers, to)
     }
 
@@ -129,8 +130,7 @@ fn receive<R: Runtime>(comm: &Comm<R>, Spec { shape, dtype }: Spec, from: usize)
 
 fn receive_header<R: Runtime>(comm: &Comm<R>, from: usize) -> Result<Boundary> {
     let words = |count: usize| -> Result<Vec<i64>> {
-        let memory =
-            TensorMut::alloc(&comm.runtime().tagged(Use::Communication), Shape::new(&[count])?, DType::I64)?;
+        let memory = TensorMut::alloc(&comm.runtime().tagged(Use::Communication), Shape::new(&[count])?, DType::I64)?;
         comm.recv(memory, from)?.wait()?.freeze()?.to_vec::<i64>()
     };
     let count = words(1)?.first().copied().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
