@@ -33,7 +33,7 @@ pub use lower::{Lowering, lower};
 pub use placement::Placement;
 pub use play::{Sends, Span};
 pub use run::{
-    Groups, Layers, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, PipelineTrainer, Stage,
+    GptStage, Groups, Layers, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, PipelineTrainer, Stage,
     StageGradients, StageHooks, StageOptimizers, Staged, Tie, balanced, split,
 };
 pub use schedule::Schedule;

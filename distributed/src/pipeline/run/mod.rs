@@ -9,6 +9,7 @@
 mod agreement;
 mod batch;
 mod boundary;
+mod gpt;
 mod gradients;
 mod groups;
 mod hooks;
@@ -23,6 +24,7 @@ mod trainer;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
+pub use gpt::GptStage;
 pub use gradients::{StageGradients, StageOptimizers};
 pub use groups::Groups;
 pub use hooks::StageHooks;
