@@ -95,9 +95,9 @@ impl<R: Runtime> StageGradients<R> {
         Ok(())
     }
 
-    /// A stage's gradients.
-    pub fn of(&mut self, stage: usize) -> Option<&mut FlatGradients<R>> {
-        self.parts.get_mut(&stage).map(|part| &mut part.gradients)
+    /// A stage's gradients. Between REDUCE_GRAD and [`finish`](StageGradients::finish) parts of them are in flight.
+    pub fn of(&self, stage: usize) -> Option<&FlatGradients<R>> {
+        self.parts.get(&stage).map(|part| &part.gradients)
     }
 
     /// The norm of the gradients of all stages on all ranks as if they were one vector, a tied parameter counting once: a scalar of
