@@ -46,10 +46,11 @@
 //! ```
 //!
 //! The rooms underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`], [`optim`],
-//! and [`runtime_cpu`].
+//! [`distributed`] (many ranks), and [`runtime_cpu`].
 #![forbid(unsafe_code)]
 
 pub use autograd::{self, *};
+pub use distributed;
 pub use nn;
 pub use numcore::{
     self, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryStats, Result, Runtime, Scalar,

@@ -12,7 +12,8 @@ use numcore::{
 use optim::{LossScaler, Optimizer};
 
 use super::{
-    Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, Stage, StageGradients, Tie, gradients::StageOptimizers,
+    Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageGradients, Tie,
+    gradients::StageOptimizers,
 };
 use crate::{
     comm::{Collectives, Comm, ReduceOp},
@@ -35,6 +36,7 @@ pub struct PipelineTrainer<R: Runtime> {
     scaler: Option<LossScaler>,
     /// What losses and norms are summed in: the widest any rank needs.
     wide: DType,
+    last: Option<PipelineOutput<R>>,
     steps: u64,
 }
 
@@ -69,6 +71,19 @@ impl<R: Runtime> PipelineTrainer<R> {
         model: Staged<R>,
         config: TrainingConfig,
         options: PipelineOptions,
+        optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
+    ) -> Result<Self> {
+        let built = Self::build(world, checked, model, config, options, optimizer);
+        // The others would wait for this rank's part of the next agreement until the time is up.
+        built.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
+    }
+
+    fn build(
+        world: &Comm<R>,
+        checked: Checked,
+        model: Staged<R>,
+        config: TrainingConfig,
+        options: PipelineOptions,
         mut optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
     ) -> Result<Self> {
         config.check()?;
@@ -89,7 +104,7 @@ impl<R: Runtime> PipelineTrainer<R> {
         let is_f64 = pipeline.stages().values().flat_map(leaves).any(|leaf| leaf.spec().dtype == DType::F64);
         let wide = world.exchange(&[is_f64.into()])?.iter().any(|flag| flag == &[1]);
         let (wide, scaler) = (if wide { DType::F64 } else { DType::F32 }, config.loss_scaling.clone());
-        Ok(PipelineTrainer { groups, pipeline, gradients, optimizers, config, scaler, wide, steps: 0 })
+        Ok(PipelineTrainer { groups, pipeline, gradients, optimizers, config, scaler, wide, last: None, steps: 0 })
     }
 
     /// One step: `batch(k)` gives this replica's micro-batches of the `k`-th run. The update is that of one rank with all micro-batches
@@ -103,6 +118,12 @@ impl<R: Runtime> PipelineTrainer<R> {
     /// Updates so far.
     pub fn global_step(&self) -> u64 {
         self.steps
+    }
+
+    /// What the last run of the pipeline left on this rank: losses, and measurements for a
+    /// [timeline](Pipeline::timeline).
+    pub fn last_run(&self) -> Option<&PipelineOutput<R>> {
+        self.last.as_ref()
     }
 
     /// The pipeline.
@@ -126,7 +147,9 @@ impl<R: Runtime> PipelineTrainer<R> {
         let mut losses = Vec::new();
         for k in 0..self.config.accumulation {
             self.gradients.begin(k + 1 == self.config.accumulation);
-            losses.append(&mut self.pipeline.run(batch(k)?, &mut self.gradients)?.losses);
+            let output = self.pipeline.run(batch(k)?, &mut self.gradients)?;
+            losses.extend(output.losses().iter().map(|loss| Loss { sum: loss.sum.clone(), weight: loss.weight }));
+            self.last = Some(output);
         }
         Ok(losses)
     }
