@@ -4,6 +4,7 @@ mod pipeline_common;
 
 use std::{
     collections::BTreeMap,
+    slice::from_ref,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -345,9 +346,9 @@ fn seeded_faults_of_the_communicator_never_hang() {
 fn batches_are_cut_into_equal_parts_or_refused() {
     let rt = cpu(0).unwrap();
     let x = Tensor::from_slice(&rt, [6, 2], &(0..12).map(|k| k as f32).collect::<Vec<_>>()).unwrap();
-    let cut = MicroBatches::split(&[x.clone()], &[], 3).unwrap();
+    let cut = MicroBatches::split(from_ref(&x), &[], 3).unwrap();
     let rows: Vec<Vec<f32>> = cut.inputs.iter().map(|of| of[0].to_vec().unwrap()).collect();
     assert_eq!(rows[1], [4.0, 5.0, 6.0, 7.0]);
-    assert!(MicroBatches::split(&[x.clone()], &[], 4).unwrap_err().to_string().contains("4 equal micro-batches"));
+    assert!(MicroBatches::split(from_ref(&x), &[], 4).unwrap_err().to_string().contains("4 equal micro-batches"));
     assert!(MicroBatches::split(&[x], &[], 0).is_ok_and(|none| none.inputs.is_empty()));
 }

@@ -5,6 +5,7 @@ mod pipeline_common;
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
+    slice::from_ref,
     sync::Arc,
 };
 
@@ -175,7 +176,7 @@ fn evaluation_is_the_model_and_records_nothing() {
                 let mut pipeline = pipeline(&comm, &checked, mlp_stages(rt, p * v, p * v))?;
                 let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
                 let (x, y) = (rows(rt, 1, m), rows(rt, 2, m));
-                let batch = || MicroBatches::split(&[x.clone()], &[y.clone()], m);
+                let batch = || MicroBatches::split(from_ref(&x), from_ref(&y), m);
                 // Before, between and after: with its own shapes, which are not those trained with.
                 let few = MicroBatches::split(&[x.narrow(0, 0, m)?], &[y.narrow(0, 0, m)?], m)?;
                 let first = pipeline.run(batch()?, &mut gradients)?;
@@ -248,7 +249,7 @@ fn random_numbers_do_not_depend_on_the_schedule() {
         assert!(ranks.iter().all(|losses| *losses == ranks[0]));
         ranks[0].clone()
     };
-    let mut seen: Vec<(Kind, Vec<Vec<(f64, f64)>>)> = Vec::new();
+    let mut seen = Vec::new();
     for (p, v) in [(1, 4), (2, 2), (4, 1)] {
         seen.extend(kinds(p, v, 8).map(|(kind, checked)| (kind, train(&checked, p))));
     }

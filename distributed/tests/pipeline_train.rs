@@ -11,7 +11,7 @@
 
 mod pipeline_common;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 
 use autograd::{Leaf, Var};
 use distributed::{
@@ -291,7 +291,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
         let (x, y) = Model::Mlp.batch(comm.runtime(), 0, 3);
         // 1e30 times a difference of 1e10 is beyond f32.
         let y = y.mul(1e10)?;
-        let batch = || MicroBatches::split(&[x.clone()], &[y.clone()], 3);
+        let batch = || MicroBatches::split(from_ref(&x), from_ref(&y), 3);
         let mut stepped = Vec::new();
         for _ in 0..3 {
             stepped.push(trainer.step(|_| batch())?.stepped());
@@ -314,7 +314,7 @@ fn a_loss_scale_that_fits_changes_nothing() {
             let options = PipelineOptions::default();
             let mut trainer = PipelineTrainer::with(&comm, checked.clone(), staged, config, options, |_, l| sgd(l))?;
             let (x, y) = Model::Gpt.batch(comm.runtime(), 0, 2);
-            let metrics = trainer.step(|_| MicroBatches::split(&[x.clone()], &[y.clone()], 2))?;
+            let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
             Ok((metrics.stepped(), metrics.grad_norm()?, weights(trainer.pipeline().stages().values())))
         })
     };

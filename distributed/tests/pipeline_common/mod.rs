@@ -102,8 +102,8 @@ pub fn optimizers(pipeline: &Pipeline<Cpu>, lr: f64) -> Result<(Optimizers, Grad
 
 /// The parameters of this rank by name.
 pub fn weights<'a>(stages: impl Iterator<Item = &'a Box<dyn Stage<Cpu>>>) -> BTreeMap<String, Vec<f32>> {
-    let of = |stage: &Box<dyn Stage<Cpu>>| stage.state_dict().unwrap();
-    stages.flat_map(of).map(|(name, value)| (name, value.to_vec::<f32>().unwrap())).collect()
+    let values = stages.flat_map(|stage| stage.state_dict().unwrap());
+    values.map(|(name, value)| (name, value.to_vec::<f32>().unwrap())).collect()
 }
 
 /// The same step on one rank, micro-batch by micro-batch or joined: losses of each step, and the weights in the end.

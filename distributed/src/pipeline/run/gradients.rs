@@ -59,9 +59,8 @@ impl<R: Runtime> StageGradients<R> {
         groups.world.agree("the list of tied parameters", format!("{ties:?}").as_bytes())?;
         let ties = Tied::all(groups, ties, pipeline.stages())?;
         let optimizers = optimizers()?;
-        let part =
-            |(&stage, optimizer): (&usize, &Box<dyn Optimizer<R>>)| Ok((stage, Part::new(stage, &**optimizer, &ties)?));
-        let parts = optimizers.iter().map(part).collect::<Result<_>>()?;
+        let part = |(&stage, optimizer): (&usize, _)| Ok((stage, Part::new(stage, optimizer, &ties)?));
+        let parts = optimizers.iter().map(|(stage, optimizer)| part((stage, &**optimizer))).collect::<Result<_>>()?;
         let (pipe, data) = (groups.pipe.clone(), groups.data.clone());
         Ok((StageGradients { pipe, data, parts, ties, sync: true }, optimizers))
     }

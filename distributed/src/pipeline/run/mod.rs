@@ -14,7 +14,6 @@ mod gradients;
 mod groups;
 mod hooks;
 mod passes;
-#[expect(clippy::module_inception, reason = "the room is named after it")]
 mod pipeline;
 mod split;
 mod stage;

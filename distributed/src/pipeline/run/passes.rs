@@ -105,7 +105,7 @@ impl<R: Runtime> Step<'_, R> {
     /// B and I: from what the next stage sent to the gradients of the inputs.
     pub(super) fn backward(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, pass } = compute;
-        let Some(Live::Forward { inputs, roots }) = self.live.get_mut(&(stage, micro)).map(Live::take) else {
+        let Some(Live::Forward { inputs, roots }) = self.live.remove(&(stage, micro)) else {
             return Err(Error::argument("pipeline", format!("{compute} finds no forward pass")));
         };
         let sweep = self.seeded(stage, micro, roots)?;
@@ -120,9 +120,8 @@ impl<R: Runtime> Step<'_, R> {
             }
         };
         let gradients = hook.into_gradients()?;
-        match pass {
-            Pass::I => _ = self.live.insert((stage, micro), Live::Weights(deferred)),
-            _ => _ = self.live.remove(&(stage, micro)),
+        if pass == Pass::I {
+            self.live.insert((stage, micro), Live::Weights(deferred.map(Box::new)));
         }
         if stage == 0 && self.job.options.input_gradients {
             self.input_gradients.insert(micro, gradients);
@@ -176,12 +175,5 @@ impl<R: Runtime> Step<'_, R> {
     /// How far the stream of random numbers is used up by one run.
     pub(super) fn draws(stages: usize, micros: usize) -> u64 {
         (stages as u64).wrapping_mul(micros as u64).wrapping_mul(DRAWS)
-    }
-}
-
-impl<R: Runtime> Live<R> {
-    /// Takes it out, but for the fact that it is there.
-    fn take(&mut self) -> Self {
-        std::mem::replace(self, Live::Weights(None))
     }
 }

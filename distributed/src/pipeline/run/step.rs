@@ -53,7 +53,7 @@ pub(super) enum Live<R: Runtime> {
     /// From F to B or I: what the sweep starts from, and what it is to reach.
     Forward { inputs: Vec<Var<R>>, roots: Vec<Var<R>> },
     /// From I to W; nothing where no gradient came by.
-    Weights(Option<Deferred<R>>),
+    Weights(Option<Box<Deferred<R>>>),
 }
 
 /// What travels to a stage, or waits there: its inputs, or its outputs' gradients, of a micro-batch.

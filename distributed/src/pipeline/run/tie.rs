@@ -36,7 +36,7 @@ pub(super) struct Tied<R: Runtime> {
     /// The ranks with a copy, in all replicas.
     comm: Comm<R>,
     /// By stage.
-    pub(super) copies: Vec<(usize, Arc<Leaf<R>>)>,
+    pub(super) copies: Vec<Copy<R>>,
     /// The earliest stage with a copy, on any rank: it is the one that counts where each parameter counts once.
     pub(super) first: usize,
     /// Stages here whose gradients are not in yet.
@@ -45,6 +45,9 @@ pub(super) struct Tied<R: Runtime> {
     work: Option<Work<TensorMut<R>>>,
     others: Vec<TensorMut<R>>,
 }
+
+/// A copy: its stage and leaf.
+type Copy<R> = (usize, Arc<Leaf<R>>);
 
 /// A line of what ranks tell each other: tie, stage, and what the copy is.
 type Line = (usize, usize, String);
@@ -121,17 +124,17 @@ impl<R: Runtime> Tied<R> {
 }
 
 /// A tie's copies among these stages.
-fn copies<R: Runtime>(tie: &Tie, stages: &BTreeMap<usize, Box<dyn Stage<R>>>) -> Vec<(usize, Arc<Leaf<R>>)> {
-    let of = |(&stage, module): (&usize, &Box<dyn Stage<R>>)| {
+fn copies<R: Runtime>(tie: &Tie, stages: &BTreeMap<usize, Box<dyn Stage<R>>>) -> Vec<Copy<R>> {
+    let of = |stage: usize, module: &dyn Stage<R>| {
         let named = module.named_parameters().into_iter().filter(|(name, _)| tie.0.contains(name));
         named.map(|(_, parameter)| (stage, parameter.leaf())).collect::<Vec<_>>()
     };
-    stages.iter().flat_map(of).collect()
+    stages.iter().flat_map(|(&stage, module)| of(stage, &**module)).collect()
 }
 
 /// Every rank's copies, with the rank.
-fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<(usize, Arc<Leaf<R>>)>]) -> Result<Vec<(usize, Line)>> {
-    let line = |tie: usize, (stage, leaf): &(usize, Arc<Leaf<R>>)| {
+fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<Copy<R>>]) -> Result<Vec<(usize, Line)>> {
+    let line = |tie: usize, (stage, leaf): &Copy<R>| {
         let (spec, trained) = (leaf.spec(), if leaf.requires_grad() { "trained" } else { "frozen" });
         format!("{tie} {stage} {} {} {trained}\n", spec.dtype, spec.shape)
     };

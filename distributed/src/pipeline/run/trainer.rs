@@ -95,13 +95,14 @@ impl<R: Runtime> PipelineTrainer<R> {
             replicas.sync_params()?;
             replicas.sync_buffers()?;
         }
-        let leaves = |stage: &Box<dyn Stage<R>>| stage.parameters().iter().map(|p| p.leaf()).collect::<Vec<_>>();
+        let leaves = |stage: &dyn Stage<R>| stage.parameters().iter().map(|p| p.leaf()).collect::<Vec<_>>();
         let make = || {
-            let one = |(&stage, module): (&usize, _)| Ok((stage, optimizer(stage, leaves(module))?));
-            pipeline.stages().iter().map(one).collect()
+            let one = |(stage, module)| Ok((stage, optimizer(stage, leaves(module))?));
+            pipeline.stages().iter().map(|(&stage, module)| (stage, &**module)).map(one).collect()
         };
         let (gradients, optimizers) = StageGradients::new(&groups, &pipeline, &model.ties, make)?;
-        let is_f64 = pipeline.stages().values().flat_map(leaves).any(|leaf| leaf.spec().dtype == DType::F64);
+        let is_f64 =
+            pipeline.stages().values().flat_map(|stage| leaves(&**stage)).any(|leaf| leaf.spec().dtype == DType::F64);
         let wide = world.exchange(&[is_f64.into()])?.iter().any(|flag| flag == &[1]);
         let (wide, scaler) = (if wide { DType::F64 } else { DType::F32 }, config.loss_scaling.clone());
         Ok(PipelineTrainer { groups, pipeline, gradients, optimizers, config, scaler, wide, last: None, steps: 0 })
