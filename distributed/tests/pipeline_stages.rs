@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use autograd::{BackwardHook, Function, Gradients, Var, apply_function};
+use autograd::{BackwardHook, Function, Gradients, Var, apply_function, checkpoint};
 use distributed::{
     buckets::{BucketOptions, Buckets},
     comm::Comm,
@@ -19,7 +19,7 @@ use distributed::{
     },
     train::Loss,
 };
-use nn::{Dropout, Embedding, Forward, Init, Linear, Module, ModuleExt, Param, Visitor};
+use nn::{Dropout, Embedding, Forward, Init, Linear, Module, ModuleExt, Param, Tanh, Visitor};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
     ops::{Apply, Backprop, PointwiseOps, ReduceOps, ViewOps},
@@ -32,7 +32,7 @@ const V: usize = 7;
 const C: usize = 4;
 
 /// The parts of a model that hands around more than one value:
-/// (tokens, features) → (hidden, tokens, mask, level, unread) → (hidden, level, fixed) → output.
+/// (tokens, features) → (hidden, tokens, mask, level, unread, empty) → (hidden, level, turned) → output.
 #[derive(Module)]
 struct Part<R: Runtime> {
     table: Embedding<R>,
@@ -59,16 +59,18 @@ impl Stage<Cpu> for Part<Cpu> {
             (0, [tokens, features]) => {
                 let hidden = self.table.forward(tokens)?.add(&self.linear.forward(features)?)?;
                 let (mask, level) = (hidden.gt(0.0)?, hidden.sum(&[-1], false)?);
-                Ok(vec![hidden.clone(), tokens.clone(), mask, level, hidden.mul(2.0)?])
+                let empty = Var::new(Tensor::zeros(hidden.runtime(), [0, 2], DType::U8)?);
+                Ok(vec![hidden.clone(), tokens.clone(), mask, level, hidden.mul(2.0)?, empty])
             }
-            (1, [hidden, tokens, mask, level, _]) => {
+            (1, [hidden, tokens, mask, level, _, empty]) if empty.dims() == [0, 2] => {
                 let zero = Var::new(Tensor::zeros(hidden.runtime(), [1], DType::F32)?);
                 let hidden =
                     self.linear.forward(&hidden.where_cond(mask, &zero)?)?.add(&self.table.forward(tokens)?)?;
-                Ok(vec![hidden.clone(), level.clone(), hidden.detach()])
+                // A view, which is sent as a row. One with a gradient would come back in another layout, and be summed in another order.
+                Ok(vec![hidden.clone(), level.clone(), hidden.detach().transpose(0, 2)?])
             }
             (2, [hidden, level, fixed]) => {
-                let hidden = self.linear.forward(&hidden.add(fixed)?)?;
+                let hidden = self.linear.forward(&hidden.add(&fixed.transpose(0, 2)?)?)?;
                 Ok(vec![hidden.mul(&level.unsqueeze(-1)?)?.tanh()?, level.clone()])
             }
             _ => Err(Error::argument("part", format!("{} values into part {}", inputs.len(), self.number))),
@@ -256,6 +258,56 @@ fn random_numbers_do_not_depend_on_the_schedule() {
     let first = seen[0].1.clone();
     assert!(first[0] != first[1], "every run drops anew");
     assert!(seen.iter().all(|(_, losses)| *losses == first), "{:?}", seen.iter().map(|(k, _)| k).collect::<Vec<_>>());
+}
+
+/// A layer that keeps nothing and runs again in backward.
+struct Again(Arc<Linear<Cpu>>);
+
+impl Module<Cpu> for Again {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
+        self.0.visit(name, visitor);
+    }
+}
+
+impl Stage<Cpu> for Again {
+    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        let layer = self.0.clone();
+        checkpoint(&[&inputs[0]], move |x| Ok(vec![layer.forward(&x[0])?.tanh()?]))
+    }
+}
+
+#[test]
+fn checkpointed_stages_have_the_same_gradients() {
+    for (kind, p, v) in [(Kind::OneFOneB, 3, 1), (Kind::ZbH1, 3, 1), (Kind::Zbv, 2, 2)] {
+        let checked = checked(kind, p, v, 6).unwrap();
+        let gradients = |again: bool| {
+            let ranks = world(p, |comm| {
+                let init = Init::new(comm.runtime(), 4);
+                let stage = |k| -> Result<Box<dyn Stage<Cpu>>> {
+                    let linear = Linear::new(&init, WIDTH, WIDTH)?;
+                    Ok(if again {
+                        Box::new(Again(Arc::new(linear)))
+                    } else {
+                        Box::new(Layers::new(k, vec![Box::new(linear), Box::new(Tanh)]))
+                    })
+                };
+                let stages = (0..p * v).map(stage).collect::<Result<_>>()?;
+                let mut pipeline = pipeline(&comm, &checked, stages)?;
+                let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
+                let batch = MicroBatches::split(&[rows(comm.runtime(), 1, 6)], &[rows(comm.runtime(), 2, 6)], 6)?;
+                pipeline.run(batch, &mut gradients)?;
+                let mut values = BTreeMap::new();
+                for (&stage, module) in pipeline.stages() {
+                    for (k, p) in module.parameters().iter().enumerate() {
+                        values.insert((stage, k), gradients[&stage].get(&p.leaf())?.unwrap().to_vec::<f32>()?);
+                    }
+                }
+                Ok(values)
+            });
+            ranks.into_iter().flatten().collect::<BTreeMap<_, _>>()
+        };
+        assert!(gradients(true) == gradients(false), "{kind}");
+    }
 }
 
 thread_local! {

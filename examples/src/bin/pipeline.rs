@@ -36,7 +36,7 @@ struct Options {
     micro_batches: usize,
     /// Steps to train.
     #[arg(long, default_value_t = 60)]
-    steps: u64,
+    steps: u32,
     /// Folder of the timeline's picture and trace.
     #[arg(long, default_value = "pipeline-out", value_name = "DIR")]
     out: PathBuf,
@@ -139,7 +139,7 @@ impl Corpus {
     }
 
     /// A step's characters, and those that follow each.
-    fn batch(&self, cpu: &Cpu, micro_batches: usize, step: u64) -> Result<MicroBatches<Cpu>> {
+    fn batch(&self, cpu: &Cpu, micro_batches: usize, step: u32) -> Result<MicroBatches<Cpu>> {
         let mut random = Philox::new(7, step);
         let starts = (self.tokens.len() - CONTEXT) as u64;
         let rows = micro_batches * ROWS;

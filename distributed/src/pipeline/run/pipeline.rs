@@ -36,8 +36,8 @@ pub struct PipelineOptions {
 /// A model cut into stages that live on the ranks of a communicator, run as a checked schedule says.
 ///
 /// The gradients of a run are those of the sum of all micro-batches' losses. They are added to whatever the
-/// [hooks](StageHooks) hold, so several runs can be accumulated. Which schedule it is changes neither losses nor, where a parameter is
-/// used once in its stage and the micro-batches' backwards come in the same order, a bit of the gradients. Random
+/// [hooks](StageHooks) hold, so several runs can be accumulated. For the same stages, which schedule it is changes neither losses
+/// nor, where a parameter is used once in its stage and the micro-batches' backwards come in the same order, a bit of the gradients. Random
 /// numbers (dropout) depend on run, stage and micro-batch alone, and start from where the rank's thread is in its stream.
 ///
 /// Values between stages have, for every micro-batch, the shapes and dtypes of the first; the ranks at both ends agree on them
