@@ -46,7 +46,7 @@
 //! ```
 //!
 //! The rooms underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`], [`optim`],
-//! and [`runtime_cpu`].
+//! [`distributed`] (many ranks), and [`runtime_cpu`].
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]

@@ -42,6 +42,11 @@ const TINY_GPT: &[&str] = &[
     "--steps", "3", "--layers", "1", "--width", "48", "--context", "32", "--batch", "4", "--sample", "40", "--out", SMOKE,
 ];
 
+#[rustfmt::skip]
+const TINY_PIPELINE: &[&str] = &[
+    "--ranks", "3", "--schedule", "ZB-H1", "--micro-batches", "6", "--steps", "2", "--out", "target/smoke/pipeline",
+];
+
 const EXAMPLES: &[Example] = &[
     Example { bin: "tensors", args: &[] },
     Example { bin: "custom-op", args: &[] },
@@ -53,6 +58,7 @@ const EXAMPLES: &[Example] = &[
     Example { bin: "soak", args: &["--seeds", "40"] },
     Example { bin: "char-gpt", args: TINY_GPT },
     Example { bin: "char-gpt", args: &["--resume", "--steps", "5", "--sample", "40", "--out", SMOKE] },
+    Example { bin: "pipeline", args: TINY_PIPELINE },
 ];
 
 const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Stage {

@@ -28,5 +28,6 @@ pub use faults::{Fault, FaultyCommunicator};
 pub use noop::NoOpCommunicator;
 pub use partial::Partial;
 pub use ranks::Ranks;
+pub(crate) use ranks::panic_message;
 pub use threads::ThreadCommunicator;
 pub use work::{Pending, Work};

@@ -7,7 +7,8 @@
 //! 3. [`check`]: plays all ranks jointly with synchronous sends; only it makes a [`Checked`];
 //! 4. [`simulate`]: times, idle time, live activations; [`Timeline`] draws them.
 //!
-//! Nothing here touches a tensor: times are whole ticks, results are exact.
+//! None of these touches a tensor: times are whole ticks, results are exact. What does is beyond `Checked`: a [`Pipeline`] of
+//! [`Stage`]s runs it.
 
 mod action;
 mod check;
@@ -17,6 +18,7 @@ mod generate;
 mod lower;
 mod placement;
 mod play;
+mod run;
 mod schedule;
 mod simulate;
 mod stuck;
@@ -30,6 +32,10 @@ pub use generate::Kind;
 pub use lower::{Lowering, lower};
 pub use placement::Placement;
 pub use play::{Sends, Span};
+pub use run::{
+    GptStage, Groups, Layers, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, PipelineTrainer, Stage,
+    StageGradients, StageHooks, StageOptimizers, Staged, Tie, balanced, split,
+};
 pub use schedule::Schedule;
 pub use simulate::{RankReport, Simulation, simulate};
 pub use timeline::{Event, Timeline};

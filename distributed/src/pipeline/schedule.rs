@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result};
 
-use super::action::{Action, Compute, Message};
+use super::action::{Action, Compute, Message, Pass};
 use super::placement::Placement;
 
 /// What every rank does, in its order. Whether it can run is another question: see [`check`](super::check()).
@@ -84,6 +84,11 @@ impl Schedule {
     /// Whether [`lower`](super::lower()) has been here: messages or units are present.
     pub fn is_lowered(&self) -> bool {
         self.actions().any(|(_, _, action)| !action.is_compute())
+    }
+
+    /// Whether there is no backward pass at all: an evaluation.
+    pub fn is_forward_only(&self) -> bool {
+        self.actions().flat_map(|(_, _, action)| action.computes()).all(|compute| compute.pass == Pass::F)
     }
 
     /// Where a pass gets what it reads from.

@@ -82,10 +82,15 @@ fn is_send(action: &Action) -> bool {
     matches!(action, Action::Message(message) if message.end == End::Send)
 }
 
-/// The most micro-batches of a row between their F and their B or W. During an overlap both are there.
+/// The most micro-batches of a row between their F and their B or W. During an overlap both are there. A row of forwards alone
+/// keeps none beyond its pass.
 fn peak_live(row: &[Action]) -> usize {
+    let passes = || row.iter().flat_map(Action::computes);
+    if passes().all(|compute| compute.pass == super::Pass::F) {
+        return passes().count().min(1);
+    }
     let (mut live, mut peak) = (0_usize, 0);
-    for compute in row.iter().flat_map(Action::computes) {
+    for compute in passes() {
         if compute.pass == super::Pass::F {
             live += 1;
         }

@@ -33,4 +33,14 @@ impl<R: Runtime> Loss<R> {
     pub fn mean(mean: Var<R>) -> Self {
         Loss { sum: mean, weight: 1.0 }
     }
+
+    /// The sum.
+    pub fn total(&self) -> &Var<R> {
+        &self.sum
+    }
+
+    /// How many examples or tokens it is the sum over.
+    pub fn weight(&self) -> f64 {
+        self.weight
+    }
 }

@@ -74,17 +74,18 @@ fn pass_makes(compute: Compute) -> impl Iterator<Item = Fact> {
 }
 
 /// What must be true of a rank at the end of a step.
-pub(super) fn expected(schedule: &Schedule, rank: usize) -> Vec<Fact> {
+pub(super) fn expected(schedule: &Schedule, rank: usize, forward_only: bool) -> Vec<Fact> {
+    let passes: &[Pass] = if forward_only { &[Pass::F] } else { &[Pass::F, Pass::B] };
     let mut facts = Vec::new();
     for stage in schedule.placement().stages_on(rank) {
         for micro in 0..schedule.micro_batches() {
-            for pass in [Pass::F, Pass::B] {
+            for &pass in passes {
                 let compute = Compute { stage, pass, micro };
                 facts.extend(pass_makes(compute));
                 facts.extend(schedule.output(compute).map(Fact::Passed));
             }
         }
-        facts.push(Fact::Reduced(stage));
+        facts.extend((!forward_only).then_some(Fact::Reduced(stage)));
     }
     facts
 }

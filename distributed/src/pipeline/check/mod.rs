@@ -47,7 +47,8 @@ pub struct Limits {
 
 /// Checks a lowered schedule.
 ///
-/// On each rank: every micro-batch goes once through F and then B, or I and then W, of every stage; what a pass reads was made
+/// On each rank: every micro-batch goes once through F and then B, or I and then W, of every stage (through F alone if no rank
+/// has a backward pass: an evaluation, which reduces nothing); what a pass reads was made
 /// or received before, what it makes for another rank is sent once after it, and nothing else is sent or received; every stage's
 /// gradients are reduced once, after their last part; if any stage is ever gathered, every stage is while it is used and
 /// none is left gathered. Jointly: with synchronous sends, every rank ends.
@@ -68,6 +69,11 @@ impl Checked {
     /// What was checked.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
+    }
+
+    /// Whether it evaluates: forwards alone.
+    pub fn is_forward_only(&self) -> bool {
+        self.schedule.is_forward_only()
     }
 
     /// What a rank does, in order; empty for a rank there is not.

@@ -12,7 +12,9 @@ use crate::pipeline::schedule::Schedule;
 /// Walks one row.
 pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Limits) -> Result<()> {
     let row = &schedule.rows()[rank];
-    let mut walk = Walk { schedule, sharded, limits, known: HashMap::new(), gathered: Vec::new(), live: 0 };
+    let forward_only = schedule.is_forward_only();
+    let mut walk =
+        Walk { schedule, sharded, forward_only, limits, known: HashMap::new(), gathered: Vec::new(), live: 0 };
     for (position, &action) in row.iter().enumerate() {
         if let Err(why) = walk.step(position, action) {
             return Err(Error::argument(OP, format!("position {position}, {action}: {why}")).on_rank(rank));
@@ -27,6 +29,7 @@ pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Lim
 struct Walk<'a> {
     schedule: &'a Schedule,
     sharded: bool,
+    forward_only: bool,
     limits: Limits,
     /// Since which position something is true. Only ever looked up.
     known: HashMap<Fact, usize>,
@@ -69,7 +72,8 @@ impl Walk<'_> {
         let count = |of: fn(Compute) -> bool| action.computes().filter(|&compute| of(compute)).count();
         self.live += count(|compute| compute.pass == Pass::F);
         within("live micro-batches", self.live, self.limits.live)?;
-        self.live -= count(|compute| compute.pass.makes_weight_gradient());
+        // Where no backward follows, nothing is kept for one.
+        self.live -= if self.forward_only { self.live } else { count(|compute| compute.pass.makes_weight_gradient()) };
         Ok(())
     }
 
@@ -94,7 +98,8 @@ impl Walk<'_> {
     }
 
     fn missing(&self, rank: usize) -> Option<String> {
-        let fact = expected(self.schedule, rank).into_iter().find(|fact| !self.known.contains_key(fact));
+        let fact =
+            expected(self.schedule, rank, self.forward_only).into_iter().find(|fact| !self.known.contains_key(fact));
         let left = self.gathered.first().map(|stage| format!("{stage}UNSHARD has no {stage}RESHARD after it"));
         fact.map(|fact| format!("{fact} is missing")).or(left)
     }

@@ -3,6 +3,7 @@
 //! Symbols throughout: `p` ranks, `v` stages per rank, `m` micro-batches, `r` a rank.
 
 mod dualpipe_v;
+mod forward_only;
 mod gpipe;
 mod interleaved;
 mod looped_bfs;

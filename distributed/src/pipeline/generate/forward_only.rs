@@ -1,0 +1,30 @@
+//! Evaluation: forwards alone, every micro-batch through a stage before the rank's next stage.
+
+use numcore::{Error, Result};
+
+use crate::pipeline::action::{Compute, Pass};
+use crate::pipeline::placement::Placement;
+use crate::pipeline::schedule::Schedule;
+
+impl Schedule {
+    /// The forward passes of `micro_batches` through stages that live where `placement` says: no gradients, nothing kept.
+    ///
+    /// # Errors
+    /// When there is no micro-batch, or more than lists are made for.
+    pub fn forward_only(placement: &Placement, micro_batches: usize) -> Result<Self> {
+        let passes = placement.stages().checked_mul(micro_batches).filter(|passes| (1..=1 << 26).contains(passes));
+        if passes.is_none() {
+            let why = format!(
+                "forward only: {micro_batches} micro-batches of {} stages are not 1 … 2^26 passes",
+                placement.stages()
+            );
+            return Err(Error::argument("pipeline schedule", why));
+        }
+        let forward = |(stage, micro)| Compute { stage, pass: Pass::F, micro }.into();
+        let passes = |rank| {
+            let stages = placement.stages_on(rank);
+            stages.flat_map(|stage| (0..micro_batches).map(move |micro| (stage, micro))).map(forward).collect()
+        };
+        Schedule::new(placement.clone(), micro_batches, (0..placement.ranks()).map(passes).collect())
+    }
+}

@@ -1,0 +1,20 @@
+//! What one rank finds wrong is an error on all.
+
+use numcore::{ErrorKind, Result, Runtime};
+
+use crate::comm::{Collectives, Comm};
+
+/// This rank's own outcome, if every rank's is good; otherwise its own error, or one that names the first rank that has one. Blocks.
+pub(super) fn unanimous<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
+    let told = own.as_ref().err().map_or(String::new(), |error| error.to_string());
+    let all = comm.exchange(told.as_bytes())?;
+    let failed = all.iter().position(|cause| !cause.is_empty());
+    match (own, failed) {
+        (Err(error), _) => Err(error.on_rank(comm.rank())),
+        (Ok(_), Some(peer)) => {
+            let cause = String::from_utf8_lossy(&all[peer]).into_owned();
+            Err(numcore::Error::from(ErrorKind::Peer { op, peer, cause }).on_rank(comm.rank()))
+        }
+        (Ok(value), None) => Ok(value),
+    }
+}

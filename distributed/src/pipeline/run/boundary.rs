@@ -1,0 +1,112 @@
+//! What passes between two stages: agreed on with the first micro-batch, held to afterwards.
+
+use std::fmt;
+
+use autograd::Var;
+use numcore::{DType, Error, Result, Runtime, Shape, ops::Apply, ops::Spec};
+
+/// The values a stage makes for the next one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Boundary(Vec<Part>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    spec: Spec,
+    /// Whether its gradient is sent back.
+    grad: bool,
+}
+
+impl Boundary {
+    pub(super) fn of<R: Runtime>(values: &[Var<R>]) -> Self {
+        Boundary(values.iter().map(|value| Part { spec: value.spec(), grad: value.requires_grad() }).collect())
+    }
+
+    /// Every value.
+    pub(super) fn values(&self) -> Vec<Spec> {
+        self.0.iter().map(|part| part.spec).collect()
+    }
+
+    /// Those whose gradients are sent back.
+    pub(super) fn gradients(&self) -> Vec<Spec> {
+        self.0.iter().filter(|part| part.grad).map(|part| part.spec).collect()
+    }
+
+    pub(super) fn wants(&self, value: usize) -> bool {
+        self.0.get(value).is_some_and(|part| part.grad)
+    }
+
+    /// For the header: per value its dtype, whether its gradient is sent back, its rank and sizes.
+    pub(super) fn to_words(&self) -> Vec<i64> {
+        let words = |part: &Part| {
+            let Spec { shape, dtype } = part.spec;
+            let head = [dtype as i64, part.grad.into(), shape.rank() as i64];
+            head.into_iter().chain(shape.iter().map(|&d| d as i64)).collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(words).collect()
+    }
+
+    pub(super) fn from_words(words: &[i64]) -> Result<Self> {
+        let mut words = words.iter().copied();
+        let mut parts = Vec::new();
+        while let Some(dtype) = words.next() {
+            let part = part(dtype, &mut words);
+            parts.push(part.ok_or_else(|| Error::format("a pipeline header", "its words make no values"))?);
+        }
+        Ok(Boundary(parts))
+    }
+
+    /// An error unless a stage made the same as before.
+    pub(super) fn require(&self, stage: usize, micro: usize, made: &Boundary) -> Result<()> {
+        if self == made {
+            return Ok(());
+        }
+        let why = format!(
+            "stage {stage} made {made} of micro-batch {micro}, but {self} of the first one: all micro-batches of a pipeline have \
+             the same shapes and dtypes; pad the last, or leave it out"
+        );
+        Err(Error::argument("pipeline stage", why))
+    }
+}
+
+fn part(dtype: i64, words: &mut impl Iterator<Item = i64>) -> Option<Part> {
+    let dtype = DType::ALL.into_iter().find(|d| *d as i64 == dtype)?;
+    let (grad, rank) = (words.next()? != 0, usize::try_from(words.next()?).ok()?);
+    let dims = words.take(rank).map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?;
+    let shape = Shape::new(&dims).ok().filter(|_| dims.len() == rank)?;
+    Some(Part { spec: Spec { shape, dtype }, grad })
+}
+
+impl fmt::Display for Boundary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<String> = self
+            .0
+            .iter()
+            .map(|part| {
+                let without = if part.grad || !part.spec.dtype.is_float() { "" } else { " without gradient" };
+                format!("{} {}{without}", part.spec.dtype, part.spec.shape)
+            })
+            .collect();
+        if texts.is_empty() { f.write_str("nothing") } else { f.write_str(&texts.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_read_back() {
+        let part = |dims: &[usize], dtype, grad| Part { spec: Spec { shape: Shape::new(dims).unwrap(), dtype }, grad };
+        let boundary = Boundary(vec![
+            part(&[2, 3], DType::F32, true),
+            part(&[], DType::Bool, false),
+            part(&[0, 7, 1], DType::I64, false),
+        ]);
+        assert_eq!(Boundary::from_words(&boundary.to_words()).unwrap(), boundary);
+        assert_eq!(boundary.gradients(), [boundary.values()[0]]);
+        for cut in 1..3 {
+            assert!(Boundary::from_words(&boundary.to_words()[..cut]).is_err());
+        }
+        assert!(Boundary::from_words(&[99, 0, 0]).is_err() && Boundary::from_words(&[0, 0, -1]).is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! What a run does to a stage as a whole is its caller's: where gradients go, how they are reduced, how parameters are gathered.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use autograd::{BackwardHook, Leaf, LeafGrad, Var};
+use numcore::{Result, Runtime, Tensor, TensorMut, ops::Apply};
+
+/// What a [`Pipeline`](super::Pipeline) calls for a stage. Calls come in the order of this rank's row; an error ends the run on
+/// every rank.
+///
+/// Equal ranks of several replicas get equal calls in equal order, so these may be collectives of such a group. A collective among the
+/// ranks of one pipeline must not be waited for here: its ranks come to it at different times, and some of them wait for this one.
+pub trait StageHooks<R: Runtime> {
+    /// The hook of a sweep through the stage. `last`: no further weight gradient of the stage comes after it in this run, so
+    /// buckets may be sent.
+    fn gradients(&mut self, stage: usize, last: bool) -> Result<&mut dyn BackwardHook<R>>;
+
+    /// All micro-batches' gradients of the stage are in: to be reduced over the data-parallel ranks.
+    fn reduce_grad(&mut self, stage: usize) -> Result<()> {
+        let _ = stage;
+        Ok(())
+    }
+
+    /// The stage is about to be used: its sharded parameters are to be gathered.
+    fn unshard(&mut self, stage: usize) -> Result<()> {
+        let _ = stage;
+        Ok(())
+    }
+
+    /// The stage is not used for a while: gathered parameters can be freed.
+    fn reshard(&mut self, stage: usize) -> Result<()> {
+        let _ = stage;
+        Ok(())
+    }
+}
+
+/// A hook for each stage of this rank, by stage; nothing is reduced.
+impl<R: Runtime, H: BackwardHook<R>> StageHooks<R> for BTreeMap<usize, H> {
+    fn gradients(&mut self, stage: usize, _: bool) -> Result<&mut dyn BackwardHook<R>> {
+        match self.get_mut(&stage) {
+            Some(hook) => Ok(hook),
+            None => Err(numcore::Error::argument("pipeline", format!("there is no hook for stage {stage}"))),
+        }
+    }
+}
+
+/// The hook of an evaluation: there is no sweep.
+pub(super) struct NoHooks;
+
+impl<R: Runtime> StageHooks<R> for NoHooks {
+    fn gradients(&mut self, stage: usize, _: bool) -> Result<&mut dyn BackwardHook<R>> {
+        Err(numcore::Error::argument("pipeline evaluation", format!("stage {stage} has no gradients")))
+    }
+}
+
+/// Keeps the gradients of a stage's inputs and hands all others on.
+pub(super) struct InputHook<'a, R: Runtime> {
+    inputs: &'a [Var<R>],
+    grads: Vec<Option<Tensor<R>>>,
+    inner: &'a mut dyn BackwardHook<R>,
+}
+
+impl<'a, R: Runtime> InputHook<'a, R> {
+    pub(super) fn new(inputs: &'a [Var<R>], inner: &'a mut dyn BackwardHook<R>) -> Self {
+        InputHook { inputs, grads: vec![None; inputs.len()], inner }
+    }
+
+    /// The gradients of the inputs that need one: zeros where an input played no part, so that the other rank is never left waiting.
+    pub(super) fn into_gradients(self) -> Result<Vec<Tensor<R>>> {
+        let wanted = self.inputs.iter().zip(self.grads).filter(|(input, _)| input.requires_grad());
+        let zeros = |input: &Var<R>| Tensor::zeros(input.runtime(), input.spec().shape, input.spec().dtype);
+        wanted.map(|(input, grad)| grad.map_or_else(|| zeros(input), Ok)).collect()
+    }
+
+    fn input(&self, leaf: &Arc<Leaf<R>>) -> Option<usize> {
+        self.inputs.iter().position(|input| input.as_leaf().is_some_and(|own| Arc::ptr_eq(own, leaf)))
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for InputHook<'_, R> {
+    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        if self.input(leaf).is_some() { Ok(()) } else { self.inner.on_leaf_needed(leaf) }
+    }
+
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        if self.input(leaf).is_some() { Ok(None) } else { self.inner.grad_slot(leaf) }
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        match (self.input(leaf), grad) {
+            (Some(i), LeafGrad::Own(grad)) => {
+                self.grads[i] = Some(grad);
+                Ok(())
+            }
+            (_, grad) => self.inner.on_leaf_grad_ready(leaf, grad),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The passes of one stage and micro-batch. B is one sweep; I is the same sweep as far as it leads to the inputs, W the rest of it.
+
+use autograd::{Backward, RandomState, Var, no_grad, set_random_state};
+use numcore::{Error, Result, Runtime, Tensor, ops::Apply};
+
+use super::{
+    boundary::Boundary,
+    hooks::InputHook,
+    step::{Live, Step},
+};
+use crate::{
+    pipeline::{Compute, Direction, Pass},
+    train::Loss,
+};
+
+/// Random numbers a pass can draw before it meets those of the next: dropout takes one per layer.
+const DRAWS: u64 = 1 << 20;
+
+impl<R: Runtime> Step<'_, R> {
+    pub(super) fn forward(&mut self, compute: Compute) -> Result<()> {
+        let Compute { stage, micro, .. } = compute;
+        let inputs = self.inputs(stage, micro)?;
+        self.seed_random(compute);
+        let outputs = if self.checked.is_forward_only() {
+            no_grad(|| self.apply(stage, &inputs))?
+        } else {
+            self.apply(stage, &inputs)?
+        };
+        if stage + 1 == self.schedule().stages() {
+            return self.finish_forward(compute, inputs, outputs);
+        }
+        self.agree(stage, micro, &outputs)?;
+        let values = outputs.iter().map(Var::value).collect::<Result<_>>()?;
+        self.keep(compute, inputs, outputs);
+        self.give(compute, values);
+        Ok(())
+    }
+
+    /// What a stage is given: leaves where a gradient is to be sent back, plain values otherwise.
+    fn inputs(&mut self, stage: usize, micro: usize) -> Result<Vec<Var<R>>> {
+        let values = match stage {
+            0 => self.job.batch.inputs.get_mut(micro).map(std::mem::take),
+            _ => self.inbox.remove(&(Direction::Forward, stage, micro)),
+        };
+        let recording = !self.checked.is_forward_only();
+        let input = |(k, value): (usize, Tensor<R>)| {
+            let wanted = match stage {
+                0 => self.job.options.input_gradients && value.dtype().is_float(),
+                _ => self.job.plan.boundaries[stage - 1].as_ref().is_some_and(|boundary| boundary.wants(k)),
+            };
+            if recording && wanted { Var::leaf("pipeline input", value) } else { Ok(Var::new(value)) }
+        };
+        values.unwrap_or_default().into_iter().enumerate().map(input).collect()
+    }
+
+    fn apply(&self, stage: usize, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        match self.job.stages.get(&stage) {
+            Some(stage) => stage.forward(inputs),
+            None => Err(Error::argument("pipeline", format!("stage {stage} is not here"))),
+        }
+    }
+
+    /// The same shapes and dtypes as of the first micro-batch.
+    fn agree(&mut self, stage: usize, micro: usize, outputs: &[Var<R>]) -> Result<()> {
+        let made = Boundary::of(outputs);
+        match &mut self.job.plan.boundaries[stage] {
+            Some(agreed) => agreed.require(stage, micro, &made),
+            unknown => {
+                *unknown = Some(made);
+                Ok(())
+            }
+        }
+    }
+
+    fn keep(&mut self, Compute { stage, micro, .. }: Compute, inputs: Vec<Var<R>>, roots: Vec<Var<R>>) {
+        if !self.checked.is_forward_only() {
+            self.live.insert((stage, micro), Live::Forward { inputs, roots });
+        }
+    }
+
+    /// The end of the model: its loss, and its outputs where nothing else wants them.
+    fn finish_forward(&mut self, compute: Compute, inputs: Vec<Var<R>>, outputs: Vec<Var<R>>) -> Result<()> {
+        let mut roots = Vec::new();
+        if let Some(loss) = self.job.loss.as_deref_mut() {
+            let targets = self.job.batch.targets.get_mut(compute.micro).map(std::mem::take).unwrap_or_default();
+            let targets: Vec<Var<R>> = targets.into_iter().map(Var::new).collect();
+            let Loss { sum, weight } = match self.checked.is_forward_only() {
+                true => no_grad(|| loss(&outputs, &targets))?,
+                false => loss(&outputs, &targets)?,
+            };
+            if sum.spec().shape.numel() != 1 {
+                return Err(Error::shape("pipeline loss", &[sum.spec().shape], "a loss has one element; reduce it"));
+            }
+            self.losses.insert(compute.micro, Loss { sum: sum.detach(), weight });
+            roots.push(sum);
+        }
+        if self.checked.is_forward_only() {
+            let values = outputs.iter().map(Var::value).collect::<Result<_>>()?;
+            self.outputs.insert(compute.micro, values);
+        }
+        self.keep(compute, inputs, roots);
+        Ok(())
+    }
+
+    /// B and I: from what the next stage sent to the gradients of the inputs.
+    pub(super) fn backward(&mut self, compute: Compute) -> Result<()> {
+        let Compute { stage, micro, pass } = compute;
+        let Some(Live::Forward { inputs, roots }) = self.live.remove(&(stage, micro)) else {
+            return Err(Error::argument("pipeline", format!("{compute} finds no forward pass")));
+        };
+        let sweep = self.seeded(stage, micro, roots)?;
+        let last = self.last.get(&stage) == Some(&compute);
+        let mut hook = InputHook::new(&inputs, self.job.hooks.gradients(stage, last)?);
+        let deferred = match (sweep, pass) {
+            (None, _) => None,
+            (Some(sweep), Pass::I) => Some(sweep.inputs_only(&inputs.iter().collect::<Vec<_>>(), &mut hook)?),
+            (Some(sweep), _) => {
+                sweep.run(&mut hook)?;
+                None
+            }
+        };
+        let gradients = hook.into_gradients()?;
+        if pass == Pass::I {
+            self.live.insert((stage, micro), Live::Weights(deferred.map(Box::new)));
+        }
+        if stage == 0 && self.job.options.input_gradients {
+            self.input_gradients.insert(micro, gradients);
+        } else {
+            self.give(compute, gradients);
+        }
+        Ok(())
+    }
+
+    /// A sweep from a stage's outputs with the gradients that came for them; from the loss with its own. `None` where nothing
+    /// needs a gradient.
+    fn seeded(&mut self, stage: usize, micro: usize, roots: Vec<Var<R>>) -> Result<Option<Backward<R>>> {
+        let roots: Vec<Var<R>> = roots.into_iter().filter(Var::requires_grad).collect();
+        let gradients = if stage + 1 == self.schedule().stages() {
+            let seed =
+                |root: &Var<R>| Tensor::full(root.runtime(), root.spec().shape, root.spec().dtype, self.job.seed);
+            roots.iter().map(seed).collect::<Result<_>>()?
+        } else {
+            self.inbox.remove(&(Direction::Backward, stage, micro)).unwrap_or_default()
+        };
+        let mut sweep = None;
+        for (root, gradient) in roots.iter().zip(gradients) {
+            let gradient = Var::new(gradient);
+            sweep = Some(match sweep {
+                None => Backward::from(root, &gradient)?,
+                Some(sweep) => Backward::seed(sweep, root, &gradient)?,
+            });
+        }
+        Ok(sweep)
+    }
+
+    /// W: the rest of the sweep that I began.
+    pub(super) fn weights(&mut self, compute: Compute) -> Result<()> {
+        let Compute { stage, micro, .. } = compute;
+        let last = self.last.get(&stage) == Some(&compute);
+        let hook = self.job.hooks.gradients(stage, last)?;
+        match self.live.remove(&(stage, micro)) {
+            Some(Live::Weights(Some(deferred))) => deferred.run(&mut InputHook::new(&[], hook)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A pass draws the same random numbers in every schedule, on whichever rank: by run, stage and micro-batch.
+    fn seed_random(&self, Compute { stage, micro, .. }: Compute) {
+        if let Some(RandomState { seed, drawn }) = self.job.random {
+            let pass = (stage * self.schedule().micro_batches() + micro) as u64;
+            set_random_state(RandomState { seed, drawn: drawn.wrapping_add(pass.wrapping_mul(DRAWS)) });
+        }
+    }
+
+    /// How far the stream of random numbers is used up by one run.
+    pub(super) fn draws(stages: usize, micros: usize) -> u64 {
+        (stages as u64).wrapping_mul(micros as u64).wrapping_mul(DRAWS)
+    }
+}

@@ -1,0 +1,265 @@
+//! A pipeline on one rank: its stages, its schedule, and runs of it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+};
+
+use autograd::{RandomState, Var, random_state, set_random_state};
+use nn::ModuleExt;
+use numcore::{Error, Result, Runtime};
+
+use super::{
+    MicroBatches, PipelineOutput, Stage, StageHooks,
+    agreement::unanimous,
+    hooks::NoHooks,
+    step::{Job, Plan, Step},
+};
+use crate::{
+    comm::{Collectives, Comm, panic_message},
+    pipeline::{Action, Checked, Event, Limits, Lowering, Schedule, Timeline, check, lower},
+    train::Loss,
+};
+
+/// A micro-batch's loss: of what the last stage made, and the micro-batch's targets.
+pub type LossFn<R> = dyn FnMut(&[Var<R>], &[Var<R>]) -> Result<Loss<R>> + Send;
+
+/// How runs go. The same on every rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PipelineOptions {
+    /// Whether the gradients of the first stage's floating inputs are computed.
+    pub input_gradients: bool,
+    /// Whether every action is measured: ranks begin each run together, and passes wait for the device.
+    pub measured: bool,
+}
+
+/// A model cut into stages that live on the ranks of a communicator, run as a checked schedule says.
+///
+/// The gradients of a run are those of the sum of all micro-batches' losses. They are added to whatever the
+/// [hooks](StageHooks) hold, so several runs can be accumulated. For the same stages, which schedule it is changes neither losses
+/// nor, where a parameter is used once in its stage and the micro-batches' backwards come in the same order, a bit of the gradients. Random
+/// numbers (dropout) depend on run, stage and micro-batch alone, and start from where the rank's thread is in its stream.
+///
+/// Values between stages have, for every micro-batch, the shapes and dtypes of the first; the ranks at both ends agree on them
+/// once. The communicator's timeout must be longer than a run: some memory is posted long before it is needed.
+///
+/// A rank that fails or panics in a run ends it on every rank with an error that names it and the action it was at; the
+/// communicator is unusable then.
+pub struct Pipeline<R: Runtime> {
+    comm: Comm<R>,
+    stages: BTreeMap<usize, Box<dyn Stage<R>>>,
+    loss: Option<Box<LossFn<R>>>,
+    plan: Plan,
+    evaluation: Plan,
+    options: PipelineOptions,
+    seed: f64,
+}
+
+impl<R: Runtime> Pipeline<R> {
+    /// This rank's part: its stages with their numbers, and, on the rank of the last stage, the loss (elsewhere it is not looked at; a
+    /// schedule of forwards alone can do without). Blocks.
+    ///
+    /// # Errors
+    /// On every rank, when on any of them the schedule is for another number of ranks, a stage is missing, or another rank's, two
+    /// stages share a parameter, or the loss is missing; and when ranks differ in schedule or options.
+    pub fn new(
+        comm: &Comm<R>,
+        checked: Checked,
+        stages: Vec<(usize, Box<dyn Stage<R>>)>,
+        loss: Option<Box<LossFn<R>>>,
+        options: PipelineOptions,
+    ) -> Result<Self> {
+        let fits = fit(comm, &checked, &stages, loss.is_some());
+        unanimous(comm, "Pipeline::new", fits)?;
+        comm.agree("the pipeline's schedule", &fingerprint(&checked, options))?;
+        let evaluation = if checked.is_forward_only() { checked.clone() } else { evaluation(&checked)? };
+        let (comm, stages) = (comm.clone(), stages.into_iter().collect());
+        let (plan, evaluation) = (Plan::new(checked), Plan::new(evaluation));
+        Ok(Pipeline { comm, stages, loss, plan, evaluation, options, seed: 1.0 })
+    }
+
+    /// One step: every micro-batch through every stage and back. Gradients go to `hooks`. With a schedule of forwards alone it is
+    /// an [evaluation](Pipeline::evaluate).
+    ///
+    /// # Errors
+    /// On every rank, when on any of them a stage, the loss or a hook fails, micro-batches or targets are missing or too many,
+    /// or a shape or dtype between stages changes.
+    pub fn run(&mut self, batch: MicroBatches<R>, hooks: &mut dyn StageHooks<R>) -> Result<PipelineOutput<R>> {
+        let start = random_state();
+        let output = self.told(batch, hooks, false);
+        let schedule = self.plan.checked.schedule();
+        let draws = Step::<R>::draws(schedule.stages(), schedule.micro_batches());
+        set_random_state(RandomState { drawn: start.drawn.wrapping_add(draws), ..start });
+        output
+    }
+
+    /// Forwards alone, nothing recorded: outputs, and losses if there is a loss, on the rank of the last stage. As many micro-batches
+    /// as the schedule has; their shapes are independent of those trained with. Layers that care whether the model trains must be
+    /// told ([`eval`](ModuleExt::eval)).
+    ///
+    /// # Errors
+    /// As [`run`](Pipeline::run).
+    pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
+        let start = random_state();
+        let output = self.told(batch, &mut NoHooks, true);
+        set_random_state(start);
+        output
+    }
+
+    /// Sum and weight of each micro-batch's loss, on every rank: those of the rank of the last stage. Blocks.
+    pub fn losses(&self, output: &PipelineOutput<R>) -> Result<Vec<(f64, f64)>> {
+        let own = output.losses().iter().map(|loss| Ok((loss.sum.item()?, loss.weight))).collect::<Result<Vec<_>>>();
+        let own = unanimous(&self.comm, "Pipeline::losses", own)?;
+        let bytes: Vec<u8> = own.iter().flat_map(|&(sum, weight)| [sum, weight]).flat_map(f64::to_le_bytes).collect();
+        let all = self.comm.exchange(&bytes)?;
+        let last = self.rank_of(self.schedule().stages() - 1);
+        let words: Vec<f64> = all[last].as_chunks::<8>().0.iter().map(|&word| f64::from_le_bytes(word)).collect();
+        Ok(words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
+    }
+
+    /// When every rank did what in a [measured](PipelineOptions::measured) run: in nanoseconds from a moment at which all had begun.
+    /// Blocks.
+    pub fn timeline(&self, output: &PipelineOutput<R>) -> Result<Timeline> {
+        let line = |Event { action, start, end }: &Event| format!("{action} {start} {end}\n");
+        let own: String = output.events.iter().map(line).collect();
+        let all = self.comm.exchange(own.as_bytes())?;
+        let events = |text: &Vec<u8>| String::from_utf8_lossy(text).lines().map(event).collect::<Result<Vec<_>>>();
+        Ok(Timeline { ranks: all.iter().map(events).collect::<Result<_>>()? })
+    }
+
+    /// What the gradient of every loss starts from, 1 at first: loss scaling. Only the rank of the last stage looks at it.
+    pub fn set_loss_scale(&mut self, scale: f64) {
+        self.seed = scale;
+    }
+
+    /// This rank's stages, by number.
+    pub fn stages(&self) -> &BTreeMap<usize, Box<dyn Stage<R>>> {
+        &self.stages
+    }
+
+    /// What is run.
+    pub fn schedule(&self) -> &Schedule {
+        self.plan.checked.schedule()
+    }
+
+    /// The communicator.
+    pub fn comm(&self) -> &Comm<R> {
+        &self.comm
+    }
+
+    pub(super) fn rank_of(&self, stage: usize) -> usize {
+        self.schedule().placement().rank_of(stage).unwrap_or(0)
+    }
+
+    /// A run. Whatever ends it early reaches the others, with the action it happened at.
+    fn told(
+        &mut self,
+        batch: MicroBatches<R>,
+        hooks: &mut dyn StageHooks<R>,
+        evaluate: bool,
+    ) -> Result<PipelineOutput<R>> {
+        let comm = self.comm.clone();
+        let told = |at: Option<Action>, error: Error| {
+            let at = at.map_or(String::new(), |action| format!("at {action}: "));
+            comm.abort(&format!("{at}{error}"));
+            error.on_rank(comm.rank())
+        };
+        self.count(&batch).map_err(|error| told(None, error))?;
+        let plan = if evaluate { &mut self.evaluation } else { &mut self.plan };
+        let (stages, loss, options) = (&self.stages, self.loss.as_deref_mut(), self.options);
+        let (seed, random) = (self.seed, Some(random_state()));
+        let job = Job { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, random };
+        let mut step = Step::new(job).map_err(|error| told(None, error))?;
+        match catch_unwind(AssertUnwindSafe(|| step.run())) {
+            Ok(Ok(())) => Ok(step.into_output()),
+            Ok(Err(error)) => Err(told(step.at, error)),
+            Err(panic) => {
+                let at = step.at.map_or(String::new(), |action| format!("at {action}: "));
+                comm.abort(&format!("{at}{}", panic_message(&*panic)));
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    fn count(&self, batch: &MicroBatches<R>) -> Result<()> {
+        let micros = self.schedule().micro_batches();
+        let last = self.schedule().stages() - 1;
+        let needs = [(0, "inputs", &batch.inputs, true), (last, "targets", &batch.targets, self.loss.is_some())];
+        for (stage, what, given, needed) in needs {
+            if needed && self.stages.contains_key(&stage) && given.len() != micros {
+                let why = format!(
+                    "the schedule has {micros} micro-batches, the rank of stage {stage} was given {what} for {}",
+                    given.len()
+                );
+                return Err(Error::argument("Pipeline::run", why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether this rank has what the schedule wants of it.
+fn fit<R: Runtime>(
+    comm: &Comm<R>,
+    checked: &Checked,
+    stages: &[(usize, Box<dyn Stage<R>>)],
+    has_loss: bool,
+) -> Result<()> {
+    let refuse = |why: String| Err(Error::argument("Pipeline::new", why));
+    let (placement, rank) = (checked.schedule().placement(), comm.rank());
+    if placement.ranks() != comm.size() {
+        return refuse(format!("the schedule is for {} ranks, there are {}", placement.ranks(), comm.size()));
+    }
+    let mut given: Vec<usize> = stages.iter().map(|(stage, _)| *stage).collect();
+    given.sort_unstable();
+    let wanted: Vec<usize> = placement.stages_on(rank).collect();
+    if given != wanted {
+        return refuse(format!("stages {wanted:?} live on rank {rank}, it was given {given:?}"));
+    }
+    let last = placement.stages() - 1;
+    if wanted.contains(&last) && !has_loss && !checked.is_forward_only() {
+        return refuse(format!("the rank of the last stage, {last}, has no loss"));
+    }
+    let mut owners: HashMap<usize, (usize, String)> = HashMap::new();
+    for (stage, module) in stages {
+        for (name, parameter) in module.named_parameters() {
+            let leaf = parameter.leaf().id();
+            if let Some((other, first)) = owners.get(&leaf) {
+                return refuse(format!(
+                    "stages {other} and {stage} share a parameter, `{first}` and `{name}`: give each its own and tie them"
+                ));
+            }
+            owners.insert(leaf, (*stage, name));
+        }
+    }
+    Ok(())
+}
+
+/// The same stages and micro-batches without backward.
+fn evaluation(checked: &Checked) -> Result<Checked> {
+    let schedule = Schedule::forward_only(checked.schedule().placement(), checked.schedule().micro_batches())?;
+    let lowering = Lowering { sharded: checked.is_sharded(), ..Lowering::default() };
+    check(lower(&schedule, &lowering)?, Limits::default())
+}
+
+/// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them. FNV-1a.
+fn fingerprint(checked: &Checked, options: PipelineOptions) -> [u8; 8] {
+    let schedule = checked.schedule();
+    let hash = |hash: u64, text: String| {
+        text.bytes().chain([0]).fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    };
+    let begin = format!("{:?} {} {options:?}", schedule.placement(), schedule.micro_batches());
+    let actions = schedule.actions().map(|(rank, _, action)| format!("{rank} {action}"));
+    actions.fold(hash(0xcbf2_9ce4_8422_2325, begin), hash).to_le_bytes()
+}
+
+/// A line of a rank's timeline.
+fn event(line: &str) -> Result<Event> {
+    let mut words = line.rsplitn(3, ' ');
+    let (end, start, action) = (words.next(), words.next(), words.next());
+    let number = |word: Option<&str>| word.and_then(|word| word.parse().ok());
+    match (action.map(str::parse::<Action>), number(start), number(end)) {
+        (Some(action), Some(start), Some(end)) => Ok(Event { action: action?, start, end }),
+        _ => Err(Error::format("a measured action", format!("cannot read `{line}`"))),
+    }
+}

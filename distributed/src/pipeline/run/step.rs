@@ -1,0 +1,246 @@
+//! One run on one rank: its row, action by action. It knows nothing of schedules but the actions themselves.
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use autograd::{Deferred, RandomState, Var};
+use numcore::{Result, Runtime, Tensor};
+
+use super::{
+    LossFn, MicroBatches, PipelineOptions, PipelineOutput, Stage, StageHooks, boundary::Boundary, transfers::Transfers,
+};
+use crate::{
+    comm::{Collectives, Comm},
+    pipeline::{
+        Action, Checked, Compute, Direction, End, Event, Message, Pass, Unit, UnitOp,
+        schedule::{Input, Schedule},
+    },
+    train::Loss,
+};
+
+/// A schedule with what its runs have found out.
+pub(super) struct Plan {
+    pub(super) checked: Arc<Checked>,
+    /// Entry `s` is what stage `s` makes for stage `s + 1`, as far as this rank knows.
+    pub(super) boundaries: Vec<Option<Boundary>>,
+    /// Whether the rank of the next stage has been told.
+    pub(super) announced: Vec<bool>,
+}
+
+impl Plan {
+    pub(super) fn new(checked: Checked) -> Self {
+        let stages = checked.schedule().stages();
+        Plan { checked: Arc::new(checked), boundaries: vec![None; stages], announced: vec![false; stages] }
+    }
+}
+
+/// What a run is given.
+pub(super) struct Job<'a, R: Runtime> {
+    pub(super) comm: Comm<R>,
+    pub(super) plan: &'a mut Plan,
+    pub(super) stages: &'a BTreeMap<usize, Box<dyn Stage<R>>>,
+    pub(super) loss: Option<&'a mut LossFn<R>>,
+    pub(super) hooks: &'a mut dyn StageHooks<R>,
+    pub(super) batch: MicroBatches<R>,
+    pub(super) options: PipelineOptions,
+    /// What the gradient of every loss starts from.
+    pub(super) seed: f64,
+    /// Where the run's random numbers start; `None` leaves the thread's stream alone.
+    pub(super) random: Option<RandomState>,
+}
+
+/// What a stage keeps of a micro-batch between its passes.
+pub(super) enum Live<R: Runtime> {
+    /// From F to B or I: what the sweep starts from, and what it is to reach.
+    Forward { inputs: Vec<Var<R>>, roots: Vec<Var<R>> },
+    /// From I to W; nothing where no gradient came by.
+    Weights(Option<Box<Deferred<R>>>),
+}
+
+/// What travels to a stage, or waits there: its inputs, or its outputs' gradients, of a micro-batch.
+pub(super) type Place = (Direction, usize, usize);
+
+/// A run in progress.
+pub(super) struct Step<'a, R: Runtime> {
+    pub(super) job: Job<'a, R>,
+    pub(super) checked: Arc<Checked>,
+    transfers: Transfers<R>,
+    /// What the stages here will read.
+    pub(super) inbox: BTreeMap<Place, Vec<Tensor<R>>>,
+    /// What they made for stages elsewhere.
+    outbox: BTreeMap<Message, Vec<Tensor<R>>>,
+    pub(super) live: BTreeMap<(usize, usize), Live<R>>,
+    /// Per stage, its last weight gradient.
+    pub(super) last: BTreeMap<usize, Compute>,
+    /// By micro-batch.
+    pub(super) losses: BTreeMap<usize, Loss<R>>,
+    pub(super) outputs: BTreeMap<usize, Vec<Tensor<R>>>,
+    pub(super) input_gradients: BTreeMap<usize, Vec<Tensor<R>>>,
+    peak_live: usize,
+    /// What it is doing.
+    pub(super) at: Option<Action>,
+    clock: Option<Clock>,
+}
+
+impl<'a, R: Runtime> Step<'a, R> {
+    pub(super) fn new(job: Job<'a, R>) -> Result<Self> {
+        let checked = job.plan.checked.clone();
+        let row = checked.row(job.comm.rank());
+        let transfers = Transfers::new(&job.comm, row, checked.schedule().placement());
+        let clock = job.options.measured.then(|| Clock::start(&job.comm)).transpose()?;
+        let weights = row.iter().flat_map(Action::computes).filter(|compute| compute.pass.makes_weight_gradient());
+        let last = weights.map(|compute| (compute.stage, compute)).collect();
+        let (losses, outputs, input_gradients) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (inbox, outbox, live) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (peak_live, at) = (0, None);
+        Ok(Step {
+            job,
+            checked,
+            transfers,
+            inbox,
+            outbox,
+            live,
+            last,
+            losses,
+            outputs,
+            input_gradients,
+            peak_live,
+            at,
+            clock,
+        })
+    }
+
+    pub(super) fn run(&mut self) -> Result<()> {
+        self.transfers.begin(&self.job.plan.boundaries)?;
+        let checked = self.checked.clone();
+        for &action in checked.row(self.job.comm.rank()) {
+            self.at = Some(action);
+            for compute in action.computes() {
+                self.fetch(compute)?;
+            }
+            let start = self.clock.as_ref().map_or(0, Clock::now);
+            self.act(action)?;
+            if let Some(clock) = &mut self.clock {
+                clock.note(action, start, self.job.comm.runtime())?;
+            }
+        }
+        self.at = None;
+        self.transfers.finish()
+    }
+
+    pub(super) fn into_output(self) -> PipelineOutput<R> {
+        PipelineOutput {
+            losses: self.losses.into_values().collect(),
+            outputs: self.outputs.into_values().collect(),
+            input_gradients: self.input_gradients.into_values().collect(),
+            peak_live: self.peak_live,
+            events: self.clock.map_or(Vec::new(), |clock| clock.events),
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::Compute(compute) => self.pass(compute),
+            // As a simulation counts them: for a moment the activations of both are here.
+            Action::Overlap(forward, backward) => {
+                self.pass(forward)?;
+                self.pass(backward)
+            }
+            Action::Message(message) => self.message(message),
+            Action::Unit(Unit { stage, op }) => match op {
+                UnitOp::Unshard => self.job.hooks.unshard(stage),
+                UnitOp::Reshard => self.job.hooks.reshard(stage),
+                UnitOp::ReduceGrad => self.job.hooks.reduce_grad(stage),
+            },
+        }
+    }
+
+    fn pass(&mut self, compute: Compute) -> Result<()> {
+        match compute.pass {
+            Pass::F => self.forward(compute)?,
+            Pass::B | Pass::I => self.backward(compute)?,
+            Pass::W => self.weights(compute)?,
+        }
+        // An evaluation keeps nothing, but what a pass works on is there while it works.
+        let working = usize::from(compute.pass == Pass::F && self.checked.is_forward_only());
+        self.peak_live = self.peak_live.max(self.live.len() + working);
+        Ok(())
+    }
+
+    /// Waits for what a pass reads.
+    fn fetch(&mut self, compute: Compute) -> Result<()> {
+        let Input::Received(recv) = self.schedule().input(compute) else { return Ok(()) };
+        if let Some(from) = self.other(recv) {
+            let arrived = self.transfers.take(recv, from)?;
+            self.inbox.insert((recv.direction, recv.stage, recv.micro), arrived);
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, message: Message) -> Result<()> {
+        let Some(other) = self.other(message) else { return Ok(()) };
+        if message.end == End::Recv {
+            return self.transfers.expect(message, other, &mut self.job.plan.boundaries);
+        }
+        let tensors = self.outbox.remove(&message).unwrap_or_default();
+        if message.direction == Direction::Forward {
+            self.announce(message.stage, other)?;
+        }
+        self.transfers.send(&tensors, other)
+    }
+
+    fn announce(&mut self, stage: usize, to: usize) -> Result<()> {
+        let Plan { boundaries, announced, .. } = &mut *self.job.plan;
+        match &boundaries[stage] {
+            Some(boundary) if !std::mem::replace(&mut announced[stage], true) => {
+                self.transfers.send_header(boundary, to)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Hands on what a pass made: to a send to come, or to the neighbouring stage if that is here.
+    pub(super) fn give(&mut self, compute: Compute, made: Vec<Tensor<R>>) {
+        let neighbour = compute.send(self.schedule().stages()).and_then(|send| send.peer());
+        match (self.schedule().output(compute), neighbour) {
+            (Some(send), _) => _ = self.outbox.insert(send, made),
+            (None, Some(here)) => _ = self.inbox.insert((here.direction, here.stage, here.micro), made),
+            (None, None) => {}
+        }
+    }
+
+    pub(super) fn schedule(&self) -> &Schedule {
+        self.checked.schedule()
+    }
+
+    /// The rank at the other end.
+    fn other(&self, message: Message) -> Option<usize> {
+        self.schedule().placement().rank_of(message.peer()?.stage)
+    }
+}
+
+/// Measures actions, from a moment that all ranks have in common.
+struct Clock {
+    origin: Instant,
+    events: Vec<Event>,
+}
+
+impl Clock {
+    fn start<R: Runtime>(comm: &Comm<R>) -> Result<Self> {
+        comm.barrier()?;
+        Ok(Clock { origin: Instant::now(), events: Vec::new() })
+    }
+
+    /// Nanoseconds so far.
+    fn now(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// An action is over when the device is done with it.
+    fn note<R: Runtime>(&mut self, action: Action, start: u64, rt: &R) -> Result<()> {
+        if action.is_compute() {
+            rt.synchronize()?;
+        }
+        self.events.push(Event { action, start, end: self.now() });
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! Messages between ranks: several tensors each, in the order of the rows, without tags.
+//!
+//! Receives are posted ahead of their place, as far as what comes is known and the order of the pair allows: [`AHEAD`] further
+//! than the row has come. Sends are asynchronous; what they send is the engine's until it has been received.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use numcore::{DType, Result, Runtime, Shape, Tensor, TensorMut, Use, ops::Spec};
+
+use super::boundary::Boundary;
+use crate::{
+    comm::{Collectives, Comm, Work},
+    pipeline::{Action, Direction, End, Message, Placement},
+};
+
+/// How many messages of each rank may have memory here before it is their turn. One hides a transfer behind the pass before; more
+/// costs memory, and the deadline of a receive runs from its posting.
+const AHEAD: usize = 1;
+
+/// What is known of the boundaries between stages: entry `s` is what stage `s` makes for stage `s + 1`.
+pub(super) type Boundaries = [Option<Boundary>];
+
+/// One rank's messages in a run.
+pub(super) struct Transfers<R: Runtime> {
+    comm: Comm<R>,
+    sends: VecDeque<Work<()>>,
+    lines: BTreeMap<usize, Line<R>>,
+}
+
+/// What comes from one rank.
+struct Line<R: Runtime> {
+    from: usize,
+    order: Vec<Message>,
+    posted: usize,
+    arriving: VecDeque<(Message, Vec<Work<TensorMut<R>>>)>,
+}
+
+impl<R: Runtime> Transfers<R> {
+    pub(super) fn new(comm: &Comm<R>, row: &[Action], placement: &Placement) -> Self {
+        let mut lines: BTreeMap<usize, Line<R>> = BTreeMap::new();
+        for action in row {
+            let Action::Message(message @ Message { end: End::Recv, .. }) = *action else { continue };
+            let Some(from) = message.peer().and_then(|peer| placement.rank_of(peer.stage)) else { continue };
+            let line = || Line { from, order: Vec::new(), posted: 0, arriving: VecDeque::new() };
+            lines.entry(from).or_insert_with(line).order.push(message);
+        }
+        Transfers { comm: comm.clone(), sends: VecDeque::new(), lines }
+    }
+
+    /// Posts what may come first.
+    pub(super) fn begin(&mut self, known: &Boundaries) -> Result<()> {
+        let comm = &self.comm;
+        self.lines.values_mut().try_for_each(|line| line.post_ahead(comm, AHEAD, known))
+    }
+
+    /// Tells the receiver what is to come, before the first message of a boundary.
+    pub(super) fn send_header(&mut self, boundary: &Boundary, to: usize) -> Result<()> {
+        let (rt, words) = (self.comm.runtime(), boundary.to_words());
+        let headers =
+            [Tensor::from_slice(rt, [1], &[words.len() as i64])?, Tensor::from_slice(rt, [words.len()], &words)?];
+        self.send(&headers, to)
+    }
+
+    pub(super) fn send(&mut self, tensors: &[Tensor<R>], to: usize) -> Result<()> {
+        while self.sends.front().is_some_and(Work::is_done) {
+            self.sends.pop_front().map_or(Ok(()), Work::wait)?;
+        }
+        for tensor in tensors {
+            self.sends.push_back(self.comm.send(tensor, to)?);
+        }
+        Ok(())
+    }
+
+    /// It is a message's turn: it is posted now at the latest, after the header that says what it is. Others follow.
+    pub(super) fn expect(&mut self, message: Message, from: usize, known: &mut Boundaries) -> Result<()> {
+        let Some(line) = self.lines.get_mut(&from) else { return Ok(()) };
+        let at = line.order.iter().position(|&other| other == message).unwrap_or(0);
+        if line.posted <= at {
+            let boundary = boundary_of(message);
+            if known[boundary].is_none() {
+                known[boundary] = Some(receive_header(&self.comm, from)?);
+            }
+        }
+        line.post_ahead(&self.comm, at + 1 + AHEAD, known)
+    }
+
+    /// Waits for what was expected.
+    pub(super) fn take(&mut self, message: Message, from: usize) -> Result<Vec<Tensor<R>>> {
+        let line = self.lines.get_mut(&from);
+        let arrived = line.and_then(|line| {
+            let at = line.arriving.iter().position(|(other, _)| *other == message)?;
+            line.arriving.remove(at)
+        });
+        let works = arrived.map_or(Vec::new(), |(_, works)| works);
+        works.into_iter().map(|work| work.wait()?.freeze()).collect()
+    }
+
+    /// Waits until everything sent has been received.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.sends.drain(..).try_for_each(Work::wait)
+    }
+}
+
+impl<R: Runtime> Line<R> {
+    /// Posts messages up to number `end`, or to the first of which nothing is known.
+    fn post_ahead(&mut self, comm: &Comm<R>, end: usize, known: &Boundaries) -> Result<()> {
+        while self.posted < end.min(self.order.len()) {
+            let message = self.order[self.posted];
+            let Some(boundary) = &known[boundary_of(message)] else { return Ok(()) };
+            let specs = match message.direction {
+                Direction::Forward => boundary.values(),
+                Direction::Backward => boundary.gradients(),
+            };
+            let works = specs.into_iter().map(|spec| receive(comm, spec, self.from)).collect::<Result<_>>()?;
+            self.arriving.push_back((message, works));
+            self.posted += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The boundary a message crosses: that of the earlier of its two stages.
+fn boundary_of(message: Message) -> usize {
+    message.peer().map_or(message.stage, |peer| peer.stage.min(message.stage))
+}
+
+fn receive<R: Runtime>(comm: &Comm<R>, Spec { shape, dtype }: Spec, from: usize) -> Result<Work<TensorMut<R>>> {
+    comm.recv(TensorMut::alloc(comm.runtime(), shape, dtype)?, from)
+}
+
+fn receive_header<R: Runtime>(comm: &Comm<R>, from: usize) -> Result<Boundary> {
+    let words = |count: usize| -> Result<Vec<i64>> {
+        let memory = TensorMut::alloc(&comm.runtime().tagged(Use::Communication), Shape::new(&[count])?, DType::I64)?;
+        comm.recv(memory, from)?.wait()?.freeze()?.to_vec::<i64>()
+    };
+    let count = words(1)?.first().copied().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
+    Boundary::from_words(&words(count)?)
+}

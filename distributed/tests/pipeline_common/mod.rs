@@ -1,0 +1,138 @@
+//! What the tests of the runner share: schedules, a model of layers, a world of threads.
+#![allow(dead_code, reason = "every test file uses its own part of it")]
+
+use std::{collections::BTreeMap, time::Duration};
+
+use autograd::Var;
+use distributed::{
+    comm::{Comm, NoOpCommunicator, Ranks},
+    pipeline::{
+        Checked, Kind, Limits, LossFn, Lowering, Pipeline, PipelineOptions, Stage, balanced, check, lower, split,
+    },
+    train::Loss,
+};
+use nn::{Forward, Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
+use numcore::{DType, Result, Tensor};
+use optim::{FlatGradients, Optimizer, Sgd, SgdConfig};
+use runtime_cpu::Cpu;
+
+/// Far more than any run takes: a hang becomes an error.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+pub fn cpu(_: usize) -> Result<Cpu> {
+    Ok(Cpu::with_threads(1))
+}
+
+/// Every kind at these sizes, where its preconditions hold.
+pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checked)> {
+    Kind::ALL.iter().filter_map(move |&kind| Some((kind, checked(kind, p, v, m)?)))
+}
+
+pub fn checked(kind: Kind, p: usize, v: usize, m: usize) -> Option<Checked> {
+    let schedule = kind.generate(p, v, m).ok()?;
+    Some(check(lower(&schedule, &Lowering::default()).unwrap(), Limits::default()).unwrap())
+}
+
+/// The stages of one rank out of all.
+pub fn own(checked: &Checked, rank: usize, stages: Vec<Box<dyn Stage<Cpu>>>) -> Vec<(usize, Box<dyn Stage<Cpu>>)> {
+    let here = |stage: &usize| checked.schedule().placement().rank_of(*stage) == Some(rank);
+    stages.into_iter().enumerate().filter(|(stage, _)| here(stage)).collect()
+}
+
+/// A world of one needs no threads.
+pub fn world<T: Send>(p: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<T> {
+    if p == 1 {
+        let alone: Comm<Cpu> = std::sync::Arc::new(NoOpCommunicator::new(&cpu(0).unwrap()));
+        return vec![program(alone).unwrap()];
+    }
+    Ranks::new(p).timeout(TIMEOUT).run(cpu, program).unwrap()
+}
+
+pub const WIDTH: usize = 12;
+pub const ROWS: usize = 3;
+
+/// `2 · depth` layers: Linear and Tanh in turn.
+pub fn mlp(rt: &Cpu, depth: usize) -> Sequential<Cpu> {
+    let init = Init::new(rt, 17);
+    let linear = |_| Linear::new(&init, WIDTH, WIDTH).unwrap();
+    (0..depth).map(linear).fold(Sequential::new(), |model, layer| model.push(layer).push(Tanh))
+}
+
+pub fn mlp_stages(rt: &Cpu, depth: usize, stages: usize) -> Vec<Box<dyn Stage<Cpu>>> {
+    let layers = mlp(rt, depth).into_layers();
+    let cuts = balanced(&layers, stages).unwrap();
+    split(layers, &cuts).unwrap()
+}
+
+pub fn rows(rt: &Cpu, seed: u64, micros: usize) -> Tensor<Cpu> {
+    Tensor::uniform(rt, [micros * ROWS, WIDTH], DType::F32, -1.0, 1.0, seed).unwrap()
+}
+
+/// The sum of squares, weighing as many rows as there are.
+pub fn squares(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> {
+    Loss::sum(mse(&outputs[0], &targets[0], Reduction::Sum)?, outputs[0].dims()[0] as f64)
+}
+
+pub fn boxed(
+    loss: impl FnMut(&[Var<Cpu>], &[Var<Cpu>]) -> Result<Loss<Cpu>> + Send + 'static,
+) -> Option<Box<LossFn<Cpu>>> {
+    Some(Box::new(loss))
+}
+
+pub fn pipeline(comm: &Comm<Cpu>, checked: &Checked, stages: Vec<Box<dyn Stage<Cpu>>>) -> Result<Pipeline<Cpu>> {
+    let stages = own(checked, comm.rank(), stages);
+    Pipeline::new(comm, checked.clone(), stages, boxed(squares), PipelineOptions::default())
+}
+
+pub type Optimizers = BTreeMap<usize, Sgd<Cpu>>;
+pub type Gradients = BTreeMap<usize, FlatGradients<Cpu>>;
+
+/// Gradient descent with momentum for every stage of this rank.
+pub fn optimizers(pipeline: &Pipeline<Cpu>, lr: f64) -> Result<(Optimizers, Gradients)> {
+    let (mut optimizers, mut gradients) = (BTreeMap::new(), BTreeMap::new());
+    for (&stage, module) in pipeline.stages() {
+        let leaves: Vec<_> = module.parameters().iter().map(|p| p.leaf()).collect();
+        let optimizer = Sgd::new(SgdConfig { lr, momentum: 0.5, ..Default::default() });
+        let optimizer = if leaves.is_empty() { optimizer } else { optimizer.group(leaves, |_| {})? };
+        gradients.insert(stage, optimizer.gradients()?);
+        optimizers.insert(stage, optimizer);
+    }
+    Ok((optimizers, gradients))
+}
+
+/// The parameters of this rank by name.
+pub fn weights<'a>(stages: impl Iterator<Item = &'a Box<dyn Stage<Cpu>>>) -> BTreeMap<String, Vec<f32>> {
+    let values = stages.flat_map(|stage| stage.state_dict().unwrap());
+    values.map(|(name, value)| (name, value.to_vec::<f32>().unwrap())).collect()
+}
+
+/// The same step on one rank, micro-batch by micro-batch or joined: losses of each step, and the weights in the end.
+pub fn alone(
+    rt: &Cpu,
+    model: &(impl Forward<Cpu> + ?Sized),
+    parts: usize,
+    lr: f64,
+    steps: usize,
+    mut batch: impl FnMut(usize, usize) -> (Tensor<Cpu>, Tensor<Cpu>),
+    loss: impl Fn(&[Var<Cpu>], &[Var<Cpu>]) -> Result<Loss<Cpu>>,
+) -> (Vec<Vec<f32>>, BTreeMap<String, Vec<f32>>) {
+    let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
+    let mut optimizer = Sgd::over(SgdConfig { lr, momentum: 0.5, ..Default::default() }, leaves).unwrap();
+    let mut gradients = optimizer.gradients().unwrap();
+    let _ = rt;
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        gradients.zero();
+        let mut of_step = Vec::new();
+        for part in 0..parts {
+            let (x, y) = batch(step, part);
+            let loss = loss(&[model.forward(&Var::new(x)).unwrap()], &[Var::new(y)]).unwrap();
+            of_step.push(loss.total().value().unwrap().to_vec::<f32>().unwrap()[0]);
+            autograd::backward_with_hooks(loss.total(), &mut gradients).unwrap();
+        }
+        losses.push(of_step);
+        optimizer.step(&gradients).unwrap();
+    }
+    let weights = model.state_dict().unwrap().into_iter().map(|(n, v)| (n, v.to_vec::<f32>().unwrap())).collect();
+    (losses, weights)
+}
