@@ -19,16 +19,6 @@ impl<R: Runtime> Loss<R> {
         Ok(Loss { sum, weight })
     }
 
-    /// The sum.
-    pub fn value(&self) -> &Var<R> {
-        &self.sum
-    }
-
-    /// What it is the sum of: examples, or tokens.
-    pub fn weight(&self) -> f64 {
-        self.weight
-    }
-
     /// A mean that counts as much as any other micro-batch's.
     pub fn mean(mean: Var<R>) -> Self {
         Loss { sum: mean, weight: 1.0 }

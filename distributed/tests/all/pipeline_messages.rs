@@ -1,7 +1,5 @@
 //! What ranks of a pipeline tell each other: how much, how early, and that it may be synchronous.
 
-mod pipeline_common;
-
 use std::{
     panic::Location,
     sync::{
@@ -11,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use crate::pipeline_common::*;
 use autograd::Var;
 use distributed::{
     comm::{Call, Collective, Comm, Communicator, CountingCommunicator, Work},
@@ -18,7 +17,6 @@ use distributed::{
 };
 use nn::{Module, Visitor};
 use numcore::{Result, TensorMut};
-use pipeline_common::*;
 use runtime_cpu::Cpu;
 
 fn step(comm: &Comm<Cpu>, pipeline: &mut Pipeline<Cpu>, m: usize) -> Result<Vec<(f64, f64)>> {

@@ -9,10 +9,9 @@
 //! get: the gradients of a step differ by 2·γ·G, G the norm of all of them. An update with rate η and momentum ½ differs by at most
 //! 2·η times the sum over the steps, and each update rounds the weight itself.
 
-mod pipeline_common;
-
 use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 
+use crate::pipeline_common::*;
 use autograd::{Leaf, Var};
 use distributed::{
     buckets::BucketOptions,
@@ -29,7 +28,6 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 use optim::{LossScaler, Optimizer, Sgd, SgdConfig};
-use pipeline_common::*;
 use runtime_cpu::Cpu;
 
 const STEPS: usize = 3;

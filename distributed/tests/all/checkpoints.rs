@@ -1,7 +1,4 @@
 //! Checkpoints: exact resumption, any other number of ranks and any other strategy, and whatever can happen to files.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::{
     fs,
@@ -10,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Mlp, Task, config, cpu, own, single, weights};
+use crate::common::{Mlp, Task, config, cpu, own, single, weights};
 use distributed::{
     buckets::BucketOptions,
     checkpoint::{CheckpointReader, Folder},
@@ -387,7 +384,7 @@ fn a_killed_save_leaves_a_checkpoint_that_loads() {
     let (mut random, mut last) = (Philox::new(11, 0), 0);
     for _ in 0..12 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "saves_until_it_is_killed"])
+            .args(["--exact", "checkpoints::saves_until_it_is_killed"])
             .env(FOLDER, &scratch.0)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

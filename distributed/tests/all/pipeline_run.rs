@@ -1,13 +1,11 @@
 //! Running every schedule gives what one rank gives: bit for bit where the additions come in the same order.
 
-mod pipeline_common;
-
 use std::collections::BTreeMap;
 
+use crate::pipeline_common::*;
 use distributed::pipeline::{Checked, Costs, MicroBatches, Sends, simulate};
 use numcore::{Tensor, ops::ViewOps};
 use optim::Optimizer;
-use pipeline_common::*;
 use runtime_cpu::Cpu;
 
 const STEPS: usize = 3;

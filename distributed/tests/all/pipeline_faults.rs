@@ -1,7 +1,5 @@
 //! Whatever goes wrong on one rank of a pipeline ends as an error on all of them that says what it was, long before the deadline.
 
-mod pipeline_common;
-
 use std::{
     collections::BTreeMap,
     slice::from_ref,
@@ -9,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::pipeline_common::*;
 use autograd::{BackwardHook, Gradients, Var};
 use distributed::{
     comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks},
@@ -16,7 +15,6 @@ use distributed::{
 };
 use nn::{Init, Linear, Module, Visitor};
 use numcore::{DType, Error, ErrorKind, Result, Tensor, ops::ViewOps};
-use pipeline_common::*;
 use runtime_cpu::Cpu;
 
 /// What is done to micro-batch `at` of a stage.

@@ -1,12 +1,11 @@
 //! Data parallelism: many ranks train as one does.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::sync::{Arc, Mutex};
 
+use crate::common::{
+    EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights,
+};
 use autograd::{Var, backward};
-use common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights};
 use distributed::{
     buckets::{BucketLimits, BucketOptions, Unused, Wire},
     comm::{Call, Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
@@ -79,7 +78,7 @@ fn sums_do_not_depend_on_buckets() {
 #[test]
 fn accumulated_micro_batches_are_one_batch() {
     let config = TrainingConfig { accumulation: 3, ..config() };
-    let one = single::<Mlp<Cpu>>(DType::F64, common::config()).unwrap();
+    let one = single::<Mlp<Cpu>>(DType::F64, crate::common::config()).unwrap();
     for n in [1, 2, 4] {
         let many = everywhere(n, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
@@ -262,7 +261,7 @@ fn an_overflow_on_one_rank_skips_the_step_on_all() {
             let bad = step == 1 && comm.rank() == 2;
             let metrics = trainer.step(|_| {
                 let loss = model.loss(comm.runtime(), step, &own(&comm))?;
-                if bad { Loss::sum(loss.value().mul(f64::INFINITY)?, loss.weight()) } else { Ok(loss) }
+                if bad { Loss::sum(loss.total().mul(f64::INFINITY)?, loss.weight()) } else { Ok(loss) }
             })?;
             assert_eq!(metrics.stepped(), step != 1);
             assert_eq!(weights(&model)? != before, step != 1);
@@ -346,7 +345,7 @@ fn by_hand_gradients_are_weighted_means() {
 }
 
 fn loss_of(loss: &Loss<Cpu>) -> Result<Var<Cpu>> {
-    Ok(loss.value().clone())
+    Ok(loss.total().clone())
 }
 
 /// Notes how many kernels were launched before each call.

@@ -1,11 +1,10 @@
 //! ZeRO: sharded training is that of one rank, and memory and traffic are what the formulas say.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights};
+use crate::common::{
+    EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights,
+};
 use distributed::{
     buckets::Unused,
     comm::{Collectives, Comm, Communicator, CountingCommunicator, Ranks},
@@ -338,7 +337,7 @@ fn ranks_that_run_out_and_overflows_are_agreed_on() {
             let loss = |&step: &usize| {
                 let loss = model.loss(comm.runtime(), step, &[comm.rank()])?;
                 let bad = step == 2;
-                if bad { Loss::sum(loss.value().mul(f64::INFINITY)?, 1.0) } else { Ok(loss) }
+                if bad { Loss::sum(loss.total().mul(f64::INFINITY)?, 1.0) } else { Ok(loss) }
             };
             trainer.run(batches, loss, |m| {
                 assert_eq!(m.stepped(), at != 2);

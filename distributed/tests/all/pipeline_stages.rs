@@ -1,7 +1,5 @@
 //! Stages of any kind: several values of several types, inputs whose gradients are wanted, evaluation, dropout, callbacks, memory.
 
-mod pipeline_common;
-
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
@@ -9,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use crate::pipeline_common::*;
 use autograd::{BackwardHook, Function, Gradients, Var, apply_function, checkpoint};
 use distributed::{
     buckets::{BucketOptions, Buckets},
@@ -25,7 +24,6 @@ use numcore::{
     ops::{Apply, Backprop, PointwiseOps, ReduceOps, ViewOps},
 };
 use optim::{FlatGradients, Optimizer, Sgd, SgdConfig};
-use pipeline_common::*;
 use runtime_cpu::Cpu;
 
 const V: usize = 7;
