@@ -98,7 +98,8 @@ impl Queue {
     ) -> Result<()> {
         self.check()?;
         if grid.blocks.iter().zip(MOST_BLOCKS).any(|(b, most)| *b > most) {
-            let why = format!("kernel {entry}: {:?} blocks are more than {MOST_BLOCKS:?}; use smaller tensors", grid.blocks);
+            let why =
+                format!("kernel {entry}: {:?} blocks are more than {MOST_BLOCKS:?}; use smaller tensors", grid.blocks);
             return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
         }
         // SAFETY: the caller's promise.

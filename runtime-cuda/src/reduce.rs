@@ -239,8 +239,7 @@ impl<'a> Call<'a> {
         }
         let (results, along) = self.cut.block;
         let blocks = self.kept.count().div_ceil(results);
-        let grid =
-            Grid { blocks: [blocks, self.cut.chunks, 1], threads: [(results * along) as u32, 1], shared: 0 };
+        let grid = Grid { blocks: [blocks, self.cut.chunks, 1], threads: [(results * along) as u32, 1], shared: 0 };
         // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, and the output overlaps nothing. The arguments are
         // those the text was made for.
         unsafe { cuda.queue.launch(self.map.name(), &kernel.entry, kernel.function, grid, &mut args) }

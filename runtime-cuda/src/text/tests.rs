@@ -179,9 +179,42 @@ fn every_kind_of_reduction() {
     }
 }
 
-/// The table beside the kernels: a file, then every combination of its defines' values.
 #[test]
-fn every_written_kernel() {
+fn activations_and_their_derivatives() {
+    let activations = Program::build("activations", 1, 0, |_, x, _| {
+        vec![
+            x[0].relu(),
+            x[0].silu(),
+            x[0].gelu(),
+            x[0].gelu_tanh(),
+            x[0].softplus(),
+            x[0].log_sigmoid(),
+            x[0].sigmoid(),
+        ]
+    });
+    let derivative = activations.differentiate(&[0]);
+    for d in [DType::F32, DType::BF16, DType::F64] {
+        check(&activations, d, &[d; 7]);
+        check(&derivative, d, &[d]);
+    }
+}
+
+/// An optimizer's step: several outputs in place, masters in `f32`, run-time numbers.
+#[test]
+fn a_step_in_place() {
+    let step = Program::new("adam", |[p, m, v, g], [lr, beta1, beta2, eps]| {
+        let m = m * beta1 + g.cast(DType::F32) * (1.0 - beta1);
+        let v = v * beta2 + (g.cast(DType::F32) * g.cast(DType::F32)) * (1.0 - beta2);
+        [p - m / (v.sqrt() + eps) * lr, m, v]
+    });
+    for n in [1000, 1001] {
+        let ins = [In::Own(0), In::Own(1), In::Own(2), In::View(dense(&[n], DType::BF16))];
+        compile(&source_of(&step, &ins, &[out(&[n], DType::F32); 3]).unwrap());
+    }
+}
+
+/// The table beside the kernels: a file, then every combination of its defines' values.
+fn written(wanted: impl Fn(&str) -> bool) {
     let table = include_str!("../../kernels/variants.txt");
     let lines = table.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
     for line in lines {
@@ -193,9 +226,20 @@ fn every_written_kernel() {
             let with = |v: &String| values.split(',').map(|x| format!("{v}#define {name} {x}\n")).collect::<Vec<_>>();
             variants = variants.iter().flat_map(with).collect();
         }
-        for defines in variants {
+        for defines in variants.into_iter().filter(|_| wanted(file)) {
             let text = defines + &Written::new(file, "", &[]).source().text;
             compile(&Source { text, entry: file.into() });
         }
     }
+}
+
+// Two tests, because the attention's kernels take as long as all others together.
+#[test]
+fn every_written_kernel_but_attention() {
+    written(|file| !file.starts_with("attention"));
+}
+
+#[test]
+fn every_attention_kernel() {
+    written(|file| file.starts_with("attention"));
 }
