@@ -20,7 +20,7 @@ fn section(name: &str) {
 }
 
 macro_rules! tests {
-    (quick: $($quick:ident $a:literal;)* long: $($long:ident $b:literal;)*) => {
+    (quick { $($quick:ident $a:literal;)* } long { $($long:ident $b:literal;)* }) => {
         $(#[test] fn $quick() { section($a); })*
         // A kernel takes a C++ compiler a quarter of a second, and these need a thousand each.
         $(#[cfg(feature = "emulate-all")] #[test] fn $long() { section($b); })*
@@ -37,7 +37,7 @@ macro_rules! tests {
 }
 
 tests! {
-quick:
+quick {
     fused_kernels "fused kernels";
     values "values";
     handle "handle";
@@ -45,7 +45,8 @@ quick:
     empty_tensors "empty tensors";
     errors "errors";
     sizes "sizes";
-long:
+}
+long {
     reference_values "references";
     gradients "gradients";
     second_derivatives "second derivatives";
@@ -55,4 +56,5 @@ long:
     random_geometry "geometry";
     chains_of_views "chains";
     random_programs "programs";
+}
 }
