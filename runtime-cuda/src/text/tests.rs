@@ -243,3 +243,21 @@ fn every_written_kernel_but_attention() {
 fn every_attention_kernel() {
     written(|file| file.starts_with("attention"));
 }
+
+#[test]
+fn sixteen_bytes_move_at_once() {
+    let add = Program::new("add", |[a, b], []| [a + b]);
+    let sum = Program::new("sum", |[x], []| [x]);
+    for (d, word) in [(DType::F32, "v4.f32"), (DType::BF16, "v4.u32"), (DType::F16, "v4.u32"), (DType::F64, "v2.f64")] {
+        let x = dense(&[1000], d);
+        let moved = source_of(&add, &[In::View(x), In::View(x)], &[out(&[1000], d)]).unwrap();
+        let read =
+            sources_of(&sum, &[dense(&[64, 512], d)], ReduceOp::Sum, out(&[64, 1], d), &[64, 512], &[1]).unwrap();
+        let [moved, read] = [&moved, &read[0]].map(|s| COMPILERS[0].ptx(s).unwrap());
+        assert!(moved.contains(&format!("st.global.{word}")), "{d}");
+        for ptx in [moved, read] {
+            assert!(ptx.contains(&format!("ld.global.nc.{word}")), "{d}");
+            assert!(!ptx.contains(".local."), "{d}: registers are not enough");
+        }
+    }
+}
