@@ -4,6 +4,7 @@
 use std::{path::PathBuf, sync::LazyLock};
 
 use conformance::sections;
+use numcore::Runtime;
 use runtime_cuda::Cuda;
 
 static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
