@@ -144,6 +144,9 @@ pub(crate) struct Strided {
     padding: i32,
 }
 
+// As `common.cuh` asserts.
+const _: () = assert!(size_of::<Strided>() == 104);
+
 impl Strided {
     /// An operand on the axes of a launch.
     pub(crate) fn of(axes: &Axes, operand: usize) -> Strided {

@@ -45,6 +45,9 @@ struct Sizes {
     keys: i32,
 }
 
+// As `tile.cuh` asserts.
+const _: () = assert!(size_of::<Heads>() == 24 && size_of::<Mask>() == 32 && size_of::<Sizes>() == 20);
+
 impl Heads {
     fn of(x: &Operand) -> Heads {
         let s = x.layout.strides();

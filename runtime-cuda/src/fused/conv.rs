@@ -32,6 +32,9 @@ struct Sizes {
     dilation: [i32; 2],
 }
 
+// As `window.cuh` asserts.
+const _: () = assert!(size_of::<Sizes>() == 56);
+
 /// The relation `y = conv(x, w)`: shapes, and where the three lie.
 struct Plan<'a> {
     op: &'a Conv,

@@ -179,9 +179,42 @@ fn every_kind_of_reduction() {
     }
 }
 
-/// The table beside the kernels: a file, then every combination of its defines' values.
 #[test]
-fn every_written_kernel() {
+fn activations_and_their_derivatives() {
+    let activations = Program::build("activations", 1, 0, |_, x, _| {
+        vec![
+            x[0].relu(),
+            x[0].silu(),
+            x[0].gelu(),
+            x[0].gelu_tanh(),
+            x[0].softplus(),
+            x[0].log_sigmoid(),
+            x[0].sigmoid(),
+        ]
+    });
+    let derivative = activations.differentiate(&[0]);
+    for d in [DType::F32, DType::BF16, DType::F64] {
+        check(&activations, d, &[d; 7]);
+        check(&derivative, d, &[d]);
+    }
+}
+
+/// An optimizer's step: several outputs in place, masters in `f32`, run-time numbers.
+#[test]
+fn a_step_in_place() {
+    let step = Program::new("adam", |[p, m, v, g], [lr, beta1, beta2, eps]| {
+        let m = m * beta1 + g.cast(DType::F32) * (1.0 - beta1);
+        let v = v * beta2 + (g.cast(DType::F32) * g.cast(DType::F32)) * (1.0 - beta2);
+        [p - m / (v.sqrt() + eps) * lr, m, v]
+    });
+    for n in [1000, 1001] {
+        let ins = [In::Own(0), In::Own(1), In::Own(2), In::View(dense(&[n], DType::BF16))];
+        compile(&source_of(&step, &ins, &[out(&[n], DType::F32); 3]).unwrap());
+    }
+}
+
+/// The table beside the kernels: a file, then every combination of its defines' values.
+fn written(wanted: impl Fn(&str) -> bool) {
     let table = include_str!("../../kernels/variants.txt");
     let lines = table.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
     for line in lines {
@@ -193,9 +226,38 @@ fn every_written_kernel() {
             let with = |v: &String| values.split(',').map(|x| format!("{v}#define {name} {x}\n")).collect::<Vec<_>>();
             variants = variants.iter().flat_map(with).collect();
         }
-        for defines in variants {
+        for defines in variants.into_iter().filter(|_| wanted(file)) {
             let text = defines + &Written::new(file, "", &[]).source().text;
             compile(&Source { text, entry: file.into() });
+        }
+    }
+}
+
+// Two tests, because the attention's kernels take as long as all others together.
+#[test]
+fn every_written_kernel_but_attention() {
+    written(|file| !file.starts_with("attention"));
+}
+
+#[test]
+fn every_attention_kernel() {
+    written(|file| file.starts_with("attention"));
+}
+
+#[test]
+fn sixteen_bytes_move_at_once() {
+    let add = Program::new("add", |[a, b], []| [a + b]);
+    let sum = Program::new("sum", |[x], []| [x]);
+    for (d, word) in [(DType::F32, "v4.f32"), (DType::BF16, "v4.u32"), (DType::F16, "v4.u32"), (DType::F64, "v2.f64")] {
+        let x = dense(&[1000], d);
+        let moved = source_of(&add, &[In::View(x), In::View(x)], &[out(&[1000], d)]).unwrap();
+        let read =
+            sources_of(&sum, &[dense(&[64, 512], d)], ReduceOp::Sum, out(&[64, 1], d), &[64, 512], &[1]).unwrap();
+        let [moved, read] = [&moved, &read[0]].map(|s| COMPILERS[0].ptx(s).unwrap());
+        assert!(moved.contains(&format!("st.global.{word}")), "{d}");
+        for ptx in [moved, read] {
+            assert!(ptx.contains(&format!("ld.global.nc.{word}")), "{d}");
+            assert!(!ptx.contains(".local."), "{d}: registers are not enough");
         }
     }
 }
