@@ -10,11 +10,15 @@ use distributed::pipeline::{
 const SIZES: [(usize, usize, usize); 8] =
     [(1, 2, 2), (1, 5, 3), (1, 3, 1), (2, 4, 2), (2, 3, 2), (2, 6, 3), (3, 4, 2), (1, 3, 4)];
 
-/// Every schedule at every size it can do, lowered with and without sharded parameters.
+/// Every schedule at every size it can do, and evaluations on a loop and on a fold, lowered with and without sharded parameters.
 fn all() -> impl Iterator<Item = (String, Schedule)> {
     let pairs = Kind::ALL.iter().flat_map(|&kind| SIZES.map(|size| (kind, size)));
-    let made = pairs.filter_map(|(kind, (v, m, p))| Some((kind, (v, m, p), kind.generate(p, v, m).ok()?)));
-    made.flat_map(|(kind, size, schedule)| {
+    let made = pairs.filter_map(|(kind, (v, m, p))| Some((kind.to_string(), (v, m, p), kind.generate(p, v, m).ok()?)));
+    let forwards = [(Kind::Interleaved, (2, 4, 2)), (Kind::Zbv, (2, 6, 3))].map(|(kind, (v, m, p))| {
+        let placement = kind.generate(p, v, m).unwrap().placement().clone();
+        (format!("forwards of {kind}"), (v, m, p), Schedule::forward_only(&placement, m).unwrap())
+    });
+    made.chain(forwards).flat_map(|(kind, size, schedule)| {
         [false, true].map(|sharded| {
             let lowered = lower(&schedule, &Lowering { sharded, ..Lowering::default() }).unwrap();
             (format!("{kind} {size:?} sharded {sharded}"), lowered)
