@@ -131,33 +131,33 @@ impl Kernel {
             starts += &format!("let {name} = {};\n", offset(&params.next(), "c", &params.many(self.batch)));
             steps.push(std::array::from_fn(|_| params.next()));
         }
-        let [tm, tn] = self.block.map(|b| b * SIDE);
-        let threads = SIDE * SIDE;
-        let read_a = self.read("a", tm, DEPTH, self.along[0], "first_m", "depth", [&m, &k], &steps[1], 1);
-        let read_b = self.read("b", DEPTH, tn, self.along[1], "depth", "first_n", [&k, &n], &steps[2], 2);
-        let each = |f: &dyn Fn(usize, usize) -> String| -> String {
-            (0..self.block[0]).flat_map(|i| (0..self.block[1]).map(move |j| (i, j))).map(|(i, j)| f(i, j)).collect()
-        };
-        let declare = each(&|i, j| format!("var sum{i}{j} = 0f;\n"));
-        let rows: String =
-            (0..self.block[0]).map(|i| format!("let x{i} = a[(y + {}u) * {}u + t];\n", i * SIDE, DEPTH + 1)).collect();
-        let columns: String =
-            (0..self.block[1]).map(|j| format!("let y{j} = b[t * {tn}u + x + {}u];\n", j * SIDE)).collect();
-        let terms = each(&|i, j| format!("sum{i}{j} += x{i} * y{j};\n"));
-        let store = each(&|i, j| {
-            let value = self.sites[0].form.accumulate(self.how, &self.sites[0].load("at"), &format!("sum{i}{j}"));
-            format!(
-                "{{ let row = first_m + y + {}u; let column = first_n + x + {}u;\nif (row < {m} && column < {n}) {{\n\
-                 let at = to + row * {} + column * {};\n{}}} }}\n",
-                i * SIDE,
-                j * SIDE,
-                steps[0][0],
-                steps[0][1],
-                self.sites[0].store("at", &value)
-            )
+        let [left, right] = self.block.map(Edge);
+        let (tm, tn, threads) = (left.tile(), right.tile(), SIDE * SIDE);
+        let read_a = self.read("a", left, self.along[0], ["first_m", &m, &k], &steps[1]);
+        let read_b = self.read("b", right, !self.along[1], ["first_n", &n, &k], &steps[2]);
+        let each = |n: usize, f: &dyn Fn(usize) -> String| -> String { (0..n).map(f).collect() };
+        let sums = |f: &dyn Fn(usize, usize) -> String| each(left.0, &|i| each(right.loads(), &|j| f(i, j)));
+        let declare = sums(&|i, j| format!("var sum{i}_{j} = {}();\n", right.ty()));
+        let rows = each(left.loads(), &|i| format!("let x{i} = a[t * {}u + y + {}u];\n", left.width(), i * SIDE));
+        let columns = each(right.loads(), &|j| format!("let y{j} = b[t * {}u + x + {}u];\n", right.width(), j * SIDE));
+        let terms = sums(&|i, j| format!("sum{i}_{j} += {} * y{j};\n", left.part("x", i)));
+        let store = each(left.0, &|i| {
+            each(right.0, &|j| {
+                let sum = right.part(&format!("sum{i}_"), j);
+                let value = self.sites[0].form.accumulate(self.how, &self.sites[0].load("at"), &sum);
+                format!(
+                    "{{ let row = first_m + {}; let column = first_n + {};\nif (row < {m} && column < {n}) {{\n\
+                     let at = to + row * {} + column * {};\n{}}} }}\n",
+                    left.place("y", i),
+                    right.place("x", j),
+                    steps[0][0],
+                    steps[0][1],
+                    self.sites[0].store("at", &value)
+                )
+            })
         });
         format!(
-            "{header}var<workgroup> a: array<f32, {}>;\nvar<workgroup> b: array<f32, {}>;\n\
+            "{header}var<workgroup> a: array<{}, {}>;\nvar<workgroup> b: array<{}, {}>;\n\
              @compute @workgroup_size({threads})\n\
              fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
              @builtin(local_invocation_index) local: u32) {{\n\
@@ -169,43 +169,94 @@ impl Kernel {
              let x = local % {SIDE}u;\nlet y = local / {SIDE}u;\n{declare}\
              for (var depth = 0u; depth < {k}; depth += {DEPTH}u) {{\n{read_a}{read_b}workgroupBarrier();\n\
              for (var t = 0u; t < {DEPTH}u; t++) {{\n{rows}{columns}{terms}}}\nworkgroupBarrier();\n}}\n{store}}}\n",
-            tm * (DEPTH + 1),
-            DEPTH * tn,
+            left.ty(),
+            left.width() * DEPTH,
+            right.ty(),
+            right.width() * DEPTH,
             unravel("c", "which", &batch),
         )
     }
 
-    /// Fills a tile of `rows` by `columns` from the operand, with zeros beyond its edge. The left one's rows are padded, so that its
-    /// columns do not fall into one bank.
-    #[expect(clippy::too_many_arguments, reason = "one tile, described")]
+    /// Fills the tile of an operand, the sums' terms first, with zeros beyond its edge. `inner` is whether the terms are its inner axis.
     fn read(
         &self,
         name: &str,
-        rows: usize,
-        columns: usize,
-        along: bool,
-        first_row: &str,
-        first_column: &str,
-        [most_rows, most_columns]: [&String; 2],
+        edge: Edge,
+        inner: bool,
+        [first, most, depth]: [&str; 3],
         steps: &[String; 2],
-        operand: usize,
     ) -> String {
-        let width = if operand == 1 { columns + 1 } else { columns };
-        let (row, column) = if along {
-            (format!("e / {columns}u"), format!("e % {columns}u"))
+        let tile = edge.tile();
+        // Neighbouring invocations read neighbouring elements.
+        let (term, lane) = if inner {
+            (format!("e % {DEPTH}u"), format!("e / {DEPTH}u"))
         } else {
-            (format!("e % {rows}u"), format!("e / {rows}u"))
+            (format!("e / {tile}u"), format!("e % {tile}u"))
         };
+        let (operand, [of_lane, of_term]) =
+            if name == "a" { (1, [&steps[0], &steps[1]]) } else { (2, [&steps[1], &steps[0]]) };
         format!(
-            "for (var e = local; e < {}u; e += {}u) {{\nlet i = {row};\nlet j = {column};\n\
-             let row = {first_row} + i;\nlet column = {first_column} + j;\nvar value = 0f;\n\
-             if (row < {most_rows} && column < {most_columns}) {{\nlet at = from_{name} + row * {} + column * {};\nvalue = {};\n}}\n\
-             {name}[i * {width}u + j] = value;\n}}\n",
-            rows * columns,
+            "for (var e = local; e < {}u; e += {}u) {{\nlet term = {term};\nlet lane = {lane};\nvar value = 0f;\n\
+             if ({first} + lane < {most} && depth + term < {depth}) {{\n\
+             let at = from_{name} + ({first} + lane) * {of_lane} + (depth + term) * {of_term};\nvalue = {};\n}}\n{}}}\n",
+            tile * DEPTH,
             SIDE * SIDE,
-            steps[0],
-            steps[1],
             self.sites[operand].load("at"),
+            edge.set(name),
         )
+    }
+}
+
+/// One side of the blocks: so many rows or columns for an invocation, in fours where there are that many, which are read at once.
+/// The fours of neighbouring invocations are neighbours.
+#[derive(Clone, Copy)]
+struct Edge(usize);
+
+impl Edge {
+    fn fours(self) -> bool {
+        self.0 >= 4
+    }
+
+    /// Rows or columns of a group's tile.
+    fn tile(self) -> usize {
+        self.0 * SIDE
+    }
+
+    fn ty(self) -> &'static str {
+        if self.fours() { "vec4<f32>" } else { "f32" }
+    }
+
+    /// Elements of the array in workgroup memory for one term; one more than there are, so that terms do not fall into one bank.
+    fn width(self) -> usize {
+        1 + if self.fours() { self.tile() / 4 } else { self.tile() }
+    }
+
+    /// How many an invocation reads for one term.
+    fn loads(self) -> usize {
+        if self.fours() { self.0 / 4 } else { self.0 }
+    }
+
+    /// The number `i` of what was read as `name0`, `name1` …
+    fn part(self, name: &str, i: usize) -> String {
+        if self.fours() { format!("{name}{}.{}", i / 4, ["x", "y", "z", "w"][i % 4]) } else { format!("{name}{i}") }
+    }
+
+    /// Where in the tile number `i` of an invocation lies.
+    fn place(self, lane: &str, i: usize) -> String {
+        if self.fours() {
+            format!("4u * {lane} + {}u", i / 4 * SIDE * 4 + i % 4)
+        } else {
+            format!("{lane} + {}u", i * SIDE)
+        }
+    }
+
+    /// Sets the element of `lane` and `term`.
+    fn set(self, name: &str) -> String {
+        let width = self.width();
+        if self.fours() {
+            format!("{name}[term * {width}u + (lane >> 2u)][lane & 3u] = value;\n")
+        } else {
+            format!("{name}[term * {width}u + lane] = value;\n")
+        }
     }
 }

@@ -73,7 +73,7 @@ impl Memory {
         if let Some(block) = pool.take(class) {
             return Ok(block);
         }
-        // Near the limit a class may be larger than a buffer can be; at least 2 GiB is a multiple of 256, less is rounded down.
+        // A class near the limit may be larger than a buffer can be.
         let size = (Pool::<wgpu::Buffer>::size_of(class) as u64).min(limit & !3);
         let block = self.create(size).or_else(|| {
             drop(pool.drain());

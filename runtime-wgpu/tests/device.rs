@@ -2,7 +2,7 @@
 
 use numcore::{
     DType, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{IndexOps, PointwiseOps, ReduceOps},
+    ops::{IndexOps, PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_wgpu::Wgpu;
 
@@ -70,6 +70,23 @@ fn limits_are_named() -> Result<()> {
     let large = TensorMut::alloc(&gpu, Shape::from([most / 4 + 64]), DType::F32)?.freeze()?;
     let error = large.sum(&[], false).unwrap_err();
     assert!(error.to_string().contains("max_storage_buffer_binding_size"), "{error}");
+    Ok(())
+}
+
+/// A buffer larger than a binding is bound by windows around what is used of it.
+#[test]
+fn parts_of_a_large_buffer_are_used_through_windows() -> Result<()> {
+    let gpu = gpu();
+    let most = gpu.capabilities().max_binding;
+    if most >= 1 << 30 {
+        return Ok(());
+    }
+    let n = most / 4 + 5000;
+    let x = Tensor::from_vec(&gpu, (0..n).map(|i| (i % 1000) as f32).collect())?;
+    let (start, end) = (x.narrow(0, 3, 1000)?, x.narrow(0, n - 1000, 1000)?);
+    assert_eq!(start.sum(&[], false)?.item()?, 499_500.0);
+    assert_eq!(end.sum(&[], false)?.item()?, 499_500.0);
+    assert_eq!(end.flip(&[0])?.add(1.0)?.to_vec::<f32>()?[0], ((n - 1) % 1000) as f32 + 1.0);
     Ok(())
 }
 

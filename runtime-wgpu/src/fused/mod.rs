@@ -1,5 +1,6 @@
-//! Kernels of fused operations over contiguous rows; everything else is decomposed.
+//! Kernels of fused operations; what has none is decomposed.
 
+mod attention;
 mod cross_entropy;
 mod norm;
 mod rows;
@@ -33,7 +34,9 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::Attention(_) if ins[1].layout().numel() == 0 => return nothing_to_attend_to(wgpu, outs),
         _ => {}
     }
-    let dense = ins.iter().all(|v| v.layout().is_contiguous())
+    // Attention takes any strides.
+    let strided = matches!(op, FusedOp::Attention(_));
+    let dense = (strided || ins.iter().all(|v| v.layout().is_contiguous()))
         && outs.iter().all(|o| o.how == Accumulate::Overwrite && o.view.layout().is_contiguous());
     let empty = ins.iter().any(|v| v.layout().numel() == 0);
     let wide = ins[0].layout().dims().last().is_none_or(|&w| w > rows::WIDEST);
@@ -50,6 +53,7 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::SoftmaxGrad(op) => softmax::backward(&call, op.log),
         FusedOp::Norm(op) => norm::forward(&call, op),
         FusedOp::NormGrad(op) => norm::backward(&call, op),
+        FusedOp::Attention(op) => attention::forward(&call, op),
         FusedOp::CrossEntropy(op) => cross_entropy::forward(&call, op),
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&call, &op.0),
         _ => Ok(Support::Decompose),

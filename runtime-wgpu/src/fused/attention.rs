@@ -1,0 +1,193 @@
+//! Attention in blocks of queries and keys with an online softmax (Dao 2023): scores exist one block at a time, so memory is linear in
+//! the sequence length. Its gradient is decomposed.
+
+use numcore::{Result, Shape, Support, fused::Attention};
+use smallvec::{SmallVec, smallvec};
+
+use super::{
+    Call,
+    rows::{number, read},
+};
+use crate::{
+    access::{Form, Params, Site, header, offset},
+    bindings::{Bindings, Place},
+    pipelines::Key,
+    pointwise::STEPS,
+    queue::Launch,
+};
+
+/// Queries of a group, and keys at a time.
+const BLOCK: usize = 16;
+/// Invocations that share a query.
+const SHARE: usize = 4;
+const GROUP: usize = BLOCK * SHARE;
+
+/// Sizes of a call and how its operands are read.
+struct Kernel {
+    depth: usize,
+    value_depth: usize,
+    causal: bool,
+    /// Of `q`, `k`, `v`, perhaps the mask, then the outputs.
+    sites: SmallVec<[Site; 6]>,
+    masked: bool,
+}
+
+/// Whether there is room for the blocks, and the loops end in time.
+fn fits(call: &Call<'_, '_>, depth: usize, value_depth: usize, keys: usize) -> bool {
+    let room = call.wgpu.queue.device.limits.max_compute_workgroup_storage_size as usize;
+    let turns = keys.div_ceil(BLOCK) * (depth + (depth + value_depth) / SHARE + 2 * BLOCK);
+    words(depth, value_depth).iter().sum::<usize>() * 4 <= room && turns <= 3 * STEPS && value_depth <= 256
+}
+
+/// Words of the blocks of queries, keys, values, scores and probabilities. Rows are padded, so that columns do not fall into one bank.
+fn words(depth: usize, value_depth: usize) -> [usize; 5] {
+    let values = value_depth.next_multiple_of(SHARE);
+    [BLOCK * (depth + 1), BLOCK * (depth + 1), BLOCK * values, BLOCK * (BLOCK + 1), BLOCK * (BLOCK + 1)]
+}
+
+pub(super) fn forward(call: &Call<'_, '_>, op: &Attention) -> Result<Support> {
+    let (q, k, v) = (call.ins[0], call.ins[1], call.ins[2]);
+    let &[b, h, t, d] = q.layout.dims() else { return Ok(Support::Decompose) };
+    let (heads, keys, e) = (k.layout.dims()[1], k.layout.dims()[2], v.layout.dims()[3]);
+    if !fits(call, d, e, keys) {
+        return Ok(Support::Decompose);
+    }
+    let mut places: SmallVec<[Place<'_>; 8]> = smallvec![q, k, v];
+    if let Some(mask) = call.ins.get(3) {
+        places.push(mask.seen(mask.layout.broadcast_to(Shape::from([b, h, t, keys]))?));
+    }
+    let outputs = places.len();
+    places.extend(call.outs.iter().copied());
+    let (bindings, slots) = Bindings::of(&call.wgpu.queue.device, "attention", &places)?;
+    let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
+    for k in outputs..places.len() {
+        atomic[slots[k]] |= Form::of(places[k].dtype).per_word() > 1;
+    }
+    let site = |k: usize| Site { slot: slots[k], form: Form::of(places[k].dtype), atomic: atomic[slots[k]] };
+    let sites: SmallVec<[Site; 6]> = (0..places.len()).map(site).collect();
+    let tiles = t.div_ceil(BLOCK);
+    let sizes = [0, t, keys, h, h / heads, tiles, b * h * tiles];
+    let mut params: SmallVec<[u32; 64]> = sizes.iter().map(|&n| n as u32).collect();
+    params.push(number(op.scale));
+    for (k, place) in places.iter().enumerate() {
+        params.push(bindings.base(slots[k], place));
+        if k < outputs {
+            params.extend(place.layout.strides().iter().map(|&s| s as u32));
+        }
+    }
+    let kernel = Kernel { depth: d, value_depth: e, causal: op.causal, sites, masked: op.masked };
+    let mut details: SmallVec<[u32; 32]> =
+        smallvec![d as u32, e as u32, u32::from(op.causal), u32::from(op.masked), bindings.len() as u32];
+    details.extend(kernel.sites.iter().map(|s| (s.slot as u32) << 8 | (s.form as u32) << 1 | u32::from(s.atomic)));
+    let key = Key { kind: "attention", program: None, details };
+    let header = header(&atomic, params.len());
+    let launch = Launch { op: "attention", key, bindings, params: &params, groups: sizes[6] };
+    call.wgpu.queue.launch(launch, || Ok(kernel.source(&header)))?;
+    Ok(Support::Done)
+}
+
+impl Kernel {
+    fn source(&self, header: &str) -> String {
+        let Kernel { depth, value_depth, .. } = *self;
+        let values = value_depth.next_multiple_of(SHARE);
+        let mut params = Params::new();
+        let [queries, keys, heads, sharing, tiles, count] = std::array::from_fn(|_| params.next());
+        let scale = read(&mut params);
+        let inputs = if self.masked { 4 } else { 3 };
+        let (mut starts, mut steps) = (String::new(), Vec::new());
+        for k in 0..inputs {
+            let (base, strides) = (params.next(), params.many(4));
+            let head = if k == 1 || k == 2 { "k" } else { "q" };
+            let at = offset(&base, &format!("h{k}_"), &strides[..2]);
+            starts += &format!("let h{k}_0 = batch;\nlet h{k}_1 = {head}_head;\nlet from{k} = {at};\n");
+            steps.push([strides[2].clone(), strides[3].clone()]);
+        }
+        let (out, lse) = (params.next(), params.next());
+        let names = ["qs", "ks", "vs", "ss", "ps"];
+        let shared: String = names
+            .iter()
+            .zip(words(depth, value_depth))
+            .map(|(name, n)| format!("var<workgroup> {name}: array<f32, {n}>;\n"))
+            .collect();
+        let each = |n: usize, f: &dyn Fn(usize) -> String| -> String { (0..n).map(f).collect() };
+        let slices = values / SHARE;
+        let read_q = self.tile(0, "qs", depth, depth + 1, "first", &queries, &steps[0]);
+        let read_k = self.tile(1, "ks", depth, depth + 1, "s0", &keys, &steps[1]);
+        let read_v = self.tile(2, "vs", value_depth, values, "s0", &keys, &steps[2]);
+        let own = BLOCK / SHARE;
+        let dots = each(own, &|j| format!("x{j} += x * ks[(part + {}u) * {}u + i];\n", j * SHARE, depth + 1));
+        let scores = each(own, &|j| self.score(j, [&queries, &keys, &scale], steps.get(3)));
+        let probabilities =
+            each(own, &|j| format!("ps[query * {0}u + part + {1}u] = wg_exp(x{j} - level);\n", BLOCK + 1, j * SHARE));
+        let weigh = each(slices, &|i| format!("y{i} += p * vs[j * {values}u + part + {}u];\n", i * SHARE));
+        let store = each(slices, &|i| {
+            let store = self.sites[inputs].store("at", &format!("select(y{i} / total, 0f, total == 0f)"));
+            let column = format!("part + {}u", i * SHARE);
+            format!(
+                "if ({column} < {value_depth}u) {{\nlet at = {out} + line * {value_depth}u + {column};\n{store}}}\n"
+            )
+        });
+        let last = if self.causal { format!("min({keys}, first + {BLOCK}u)") } else { keys.clone() };
+        format!(
+            "{header}{shared}@compute @workgroup_size({GROUP})\n\
+             fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
+             @builtin(local_invocation_index) local: u32) {{\n\
+             wg_zero = P[0].x;\nlet task = group.y * groups.x + group.x;\nif (task >= {count}) {{ return; }}\n\
+             let pair = task / {tiles};\nlet first = (task % {tiles}) * {BLOCK}u;\n\
+             let batch = pair / {heads};\nlet q_head = pair % {heads};\nlet k_head = q_head / {sharing};\n{starts}\
+             let query = local / {SHARE}u;\nlet part = local % {SHARE}u;\nlet time = first + query;\n{read_q}\
+             var most = wg_bits(0xff800000u);\nvar level = 0f;\nvar total = 0f;\n{declare}\
+             for (var s0 = 0u; s0 < {last}; s0 += {BLOCK}u) {{\nworkgroupBarrier();\n{read_k}{read_v}workgroupBarrier();\n{zero}\
+             for (var i = 0u; i < {depth}u; i++) {{\nlet x = qs[query * {width}u + i];\n{dots}}}\n{scores}workgroupBarrier();\n\
+             var top = most;\nfor (var j = 0u; j < {BLOCK}u; j++) {{ top = wg_max(top, ss[query * {side}u + j]); }}\n\
+             level = select(top, 0f, abs(top) == wg_bits(0x7f800000u));\nlet fade = wg_exp(most - level);\nmost = top;\n\
+             total *= fade;\n{fade}{probabilities}workgroupBarrier();\n\
+             for (var j = 0u; j < {BLOCK}u; j++) {{\nlet p = ps[query * {side}u + j];\ntotal += p;\n{weigh}}}\n}}\n\
+             if (time < {queries}) {{\nlet line = pair * {queries} + time;\n{store}\
+             if (part == 0u) {{\nlet at = {lse} + line;\n{store_lse}}}\n}}\n}}\n",
+            declare = each(slices, &|i| format!("var y{i} = 0f;\n")),
+            zero = each(own, &|j| format!("var x{j} = 0f;\n")),
+            fade = each(slices, &|i| format!("y{i} *= fade;\n")),
+            width = depth + 1,
+            side = BLOCK + 1,
+            store_lse = self.sites[inputs + 1].store("at", "wg_log(total) + level"),
+        )
+    }
+
+    /// Fills a block of rows of an operand, with zeros beyond its edge.
+    #[expect(clippy::too_many_arguments, reason = "one block, described")]
+    fn tile(
+        &self,
+        operand: usize,
+        name: &str,
+        columns: usize,
+        width: usize,
+        first: &str,
+        most: &str,
+        [down, along]: &[String; 2],
+    ) -> String {
+        format!(
+            "for (var e = local; e < {}u; e += {GROUP}u) {{\nlet i = e / {width}u;\nlet j = e % {width}u;\nvar x = 0f;\n\
+             if ({first} + i < {most} && j < {columns}u) {{\nlet at = from{operand} + ({first} + i) * {down} + j * {along};\n\
+             x = {};\n}}\n{name}[e] = x;\n}}\n",
+            BLOCK * width,
+            self.sites[operand].load("at"),
+        )
+    }
+
+    /// The score of an invocation's key `j`, scaled and masked; what cannot be seen is `−∞`.
+    fn score(&self, j: usize, [queries, keys, scale]: [&str; 3], mask: Option<&[String; 2]>) -> String {
+        let key = format!("s0 + part + {}u", j * SHARE);
+        let mask = mask.map_or(String::new(), |[down, along]| {
+            let load = self.sites[3].load("at");
+            format!("if (key < {keys} && time < {queries}) {{ let at = from3 + time * {down} + key * {along};\nx{j} += {load}; }}\n")
+        });
+        let hidden = if self.causal { format!("key >= {keys} || key > time") } else { format!("key >= {keys}") };
+        format!(
+            "{{ let key = {key};\nx{j} *= {scale};\n{mask}if ({hidden}) {{ x{j} = wg_bits(0xff800000u); }}\n\
+             ss[query * {}u + part + {}u] = x{j}; }}\n",
+            BLOCK + 1,
+            j * SHARE
+        )
+    }
+}
