@@ -53,17 +53,19 @@ const HOWS: [How; 4] =
 
 /// Both trainers, as one.
 enum Any {
-    Buckets(BucketedTrainer<Cpu>),
-    Zero(ZeroTrainer<Cpu>),
+    Buckets(Box<BucketedTrainer<Cpu>>),
+    Zero(Box<ZeroTrainer<Cpu>>),
 }
 
 impl Any {
     fn new<M: Task>(comm: &Comm<Cpu>, model: &M, how: How, config: TrainingConfig) -> Result<Self> {
         Ok(match how {
-            How::Buckets => Any::Buckets(BucketedTrainer::new(comm, model, config, BucketOptions::default())?),
+            How::Buckets => {
+                Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config, BucketOptions::default())?))
+            }
             How::Zero(stage) => {
                 let options = ZeroOptions { stage, units: UnitOf::children(), ..Default::default() };
-                Any::Zero(ZeroTrainer::new(comm, model, config, options)?)
+                Any::Zero(Box::new(ZeroTrainer::new(comm, model, config, options)?))
             }
         })
     }

@@ -202,7 +202,10 @@ fn ranks_that_run_out_take_part_until_all_are_done() {
             // Rank r has r + 1 batches of one example.
             let batches: Vec<usize> = (0..=comm.rank()).collect();
             let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
-            trainer.run(batches, loss, |m| Ok(trace.losses.push(m.loss()?)))?;
+            trainer.run(batches, loss, |m| {
+                trace.losses.push(m.loss()?);
+                Ok(())
+            })?;
             trace.weights.push(weights(&model)?);
             Ok(trace)
         });

@@ -179,7 +179,9 @@ impl<R: Runtime> Round<R> {
                 Collective::AllReduce(op) => (Step::ReduceAll(op), vec![], column),
                 Collective::Reduce { op, root } => (Step::ReduceInto(op, root), vec![], column),
                 Collective::Broadcast { root } => (Step::Spread(root), vec![], column),
-                Collective::AllGather if given => (Step::Copy, inputs[k].iter().cloned().collect(), column),
+                Collective::AllGather if given => {
+                    (Step::Copy, inputs.get(k).into_iter().flatten().cloned().collect(), column)
+                }
                 Collective::AllGather => (Step::Spread(k), vec![], column),
                 Collective::ReduceScatter(op) if !given => (Step::ReduceInto(op, k), vec![], column),
                 _ => continue,

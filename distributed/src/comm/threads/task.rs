@@ -62,10 +62,7 @@ fn run<R: Runtime>(combiner: &mut Combiner<R>, mut share: Share<R>) -> Result<Fi
 }
 
 /// Output `k`, and the others.
-fn apart<'a, R: Runtime>(
-    mut outs: Vec<&'a mut TensorMut<R>>,
-    k: usize,
-) -> (Vec<&'a mut TensorMut<R>>, Vec<&'a mut TensorMut<R>>) {
+fn apart<R: Runtime>(mut outs: Vec<&mut TensorMut<R>>, k: usize) -> (Vec<&mut TensorMut<R>>, Vec<&mut TensorMut<R>>) {
     let own = outs.remove(k);
     (vec![own], outs)
 }
