@@ -161,8 +161,8 @@ pub enum Support {
 /// A device, one ordered queue on it, and its kernels. A cheap handle: clone freely.
 ///
 /// Methods may be asynchronous; errors surface at the latest in [`synchronize`](Runtime::synchronize) or
-/// [`download`](Runtime::download). After an error of queued work what was queued since is lost, and the error stays: every later call
-/// on that queue reports it. Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
+/// [`download`](Runtime::download). An index out of range is reported once, and the queue goes on. After a failure of the device (memory,
+/// a kernel, the driver) what was queued since is lost, and the error stays: every later call on that queue reports it. Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
 /// Every operand of one call is on this device; `ins` are already broadcast to the call's full shape.
 pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Owned device memory. No public method writes it; it returns to its pool on drop.
