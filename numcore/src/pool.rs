@@ -47,9 +47,14 @@ impl<B> Pool<B> {
         units.saturating_mul(ALIGN)
     }
 
-    /// A free block of this class or a little above, with its own class.
+    /// The classes whose blocks may serve a request of this one: it and a little above.
+    pub fn near(class: usize) -> std::ops::Range<usize> {
+        class..(class + 1 + SLACK).min(CLASSES)
+    }
+
+    /// A free block of one of these classes, with its own.
     pub fn take(&mut self, class: usize) -> Option<(usize, B)> {
-        (class..(class + 1 + SLACK).min(CLASSES)).find_map(|c| self.free[c].pop().map(|b| (c, b)))
+        Self::near(class).find_map(|c| self.free[c].pop().map(|b| (c, b)))
     }
 
     /// Keeps a block for reuse.

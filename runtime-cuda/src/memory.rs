@@ -7,7 +7,7 @@
 
 use std::{fmt, sync::Arc};
 
-use numcore::{Bytes, DeviceId, ErrorKind, MemoryStats, Result, Use};
+use numcore::{DeviceId, ErrorKind, MemoryStats, Pool, Result, Use};
 use parking_lot::Mutex;
 
 use crate::{
@@ -15,13 +15,8 @@ use crate::{
     engine::backend,
 };
 
-/// Every block starts at a multiple of this.
-const ALIGN: usize = 256;
-/// Size classes between one power of two and the next: at most an eighth of a block is waste.
-const STEPS: usize = 8;
-const CLASSES: usize = STEPS * usize::BITS as usize;
-/// How many classes above its own a request may take a free block from.
-const SLACK: usize = 2;
+/// Where memory of no bytes is said to start: as aligned as any.
+const NOWHERE: u64 = numcore::ALIGN as u64;
 
 /// A queue's memory: free blocks and the account.
 pub(crate) struct Memory {
@@ -32,8 +27,7 @@ pub(crate) struct Memory {
 }
 
 struct State {
-    free: Vec<Vec<u64>>,
-    stats: MemoryStats,
+    pool: Pool<u64>,
     /// While work is captured: nothing may be asked of the driver, and what is freed belongs to the recording.
     capture: Option<Arc<Held>>,
 }
@@ -81,7 +75,7 @@ pub struct Buffer {
 impl Buffer {
     /// Where it starts on the device; never dereferenced on the host.
     pub(crate) fn address(&self) -> u64 {
-        self.block.map_or(ALIGN as u64, |b| b.address)
+        self.block.map_or(NOWHERE, |b| b.address)
     }
 }
 
@@ -94,31 +88,28 @@ impl fmt::Debug for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();
-        state.stats.by_use[self.use_ as usize].live -= self.bytes;
-        state.stats.total.live -= self.bytes;
+        state.pool.unbook(self.bytes, self.use_);
         let Some(block) = self.block else { return };
         let holder = state.capture.as_ref().or(self.held.as_ref());
         let block = if let Some(held) = holder { held.keep(block) } else { Some(block) };
         if let Some(block) = block {
-            state.free[block.class].push(block.address);
+            state.pool.put(block.class, block.address);
         }
     }
 }
 
 impl Memory {
     pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId, stream: Stream) -> Arc<Memory> {
-        let free = (0..CLASSES).map(|_| Vec::new()).collect();
-        let state = State { free, stats: MemoryStats::default(), capture: None };
+        let state = State { pool: Pool::default(), capture: None };
         Arc::new(Memory { driver, device, stream, state: Mutex::new(state) })
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
-        self.state.lock().stats.clone()
+        self.state.lock().pool.stats().clone()
     }
 
     pub(crate) fn reset_peak(&self) {
-        let stats = &mut self.state.lock().stats;
-        stats.by_use.iter_mut().chain([&mut stats.total]).for_each(|b| b.peak = b.live);
+        self.state.lock().pool.reset_peak();
     }
 
     /// From here on work is captured.
@@ -137,29 +128,26 @@ impl Memory {
     pub(crate) fn release_held(&self, held: &Held) {
         let blocks = held.0.lock().take().unwrap_or_default();
         let mut state = self.state.lock();
-        blocks.into_iter().for_each(|b| state.free[b.class].push(b.address));
+        blocks.into_iter().for_each(|b| state.pool.put(b.class, b.address));
     }
 
     /// `bytes` bytes, booked under `use_`. Their contents are arbitrary.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: Use) -> Result<Buffer> {
         let mut state = self.state.lock();
         let block = if bytes == 0 { None } else { Some(self.take(&mut state, bytes)?) };
-        let stats = &mut state.stats;
-        stats.allocations += 1;
-        [&mut stats.by_use[use_ as usize], &mut stats.total].into_iter().for_each(|account| book(account, bytes));
+        state.pool.book(bytes, use_);
         let held = state.capture.clone();
         drop(state);
         Ok(Buffer { block, bytes, use_, memory: self.clone(), held })
     }
 
     fn take(&self, state: &mut State, bytes: usize) -> Result<Block> {
-        let class = class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
-        let near = class..(class + 1 + SLACK).min(CLASSES);
-        if let Some(block) = state.capture.as_ref().and_then(|held| held.take(near.clone())) {
+        let class = Pool::<u64>::class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
+        if let Some(block) = state.capture.as_ref().and_then(|held| held.take(Pool::<u64>::near(class))) {
             return Ok(block);
         }
-        if let Some(block) = near.into_iter().find_map(|c| Some(Block { address: state.free[c].pop()?, class: c })) {
-            return Ok(block);
+        if let Some((class, address)) = state.pool.take(class) {
+            return Ok(Block { address, class });
         }
         if state.capture.is_some() {
             let why = format!(
@@ -167,7 +155,7 @@ impl Memory {
             );
             return Err(ErrorKind::Unsupported { op: "capture", device: self.device, why }.into());
         }
-        let size = size_of_class(class);
+        let size = Pool::<u64>::size_of(class);
         let fresh = |memory: &Memory| memory.driver.alloc(size).map_err(|e| backend("alloc", memory.device, e));
         let mut address = fresh(self)?;
         if address.is_none() {
@@ -175,7 +163,7 @@ impl Memory {
             address = fresh(self)?;
         }
         let address = address.ok_or_else(|| self.exhausted(state, bytes))?;
-        state.stats.reserved += size;
+        state.pool.reserve(class);
         Ok(Block { address, class })
     }
 
@@ -183,71 +171,21 @@ impl Memory {
     fn release(&self, state: &mut State) {
         // If the queue has failed, nothing of it runs any more.
         let _ = self.driver.synchronize(self.stream);
-        for (class, list) in state.free.iter_mut().enumerate() {
-            for address in list.drain(..) {
-                state.stats.reserved -= size_of_class(class);
-                // SAFETY: the pool owned the block, and its queue has passed.
-                unsafe { self.driver.free(address) };
-            }
+        for (_, address) in state.pool.drain() {
+            // SAFETY: the pool owned the block, and its queue has passed.
+            unsafe { self.driver.free(address) };
         }
     }
 
     fn exhausted(&self, state: &State, requested: usize) -> numcore::Error {
-        ErrorKind::OutOfMemory { device: self.device, requested, live: state.stats.total.live }.into()
+        ErrorKind::OutOfMemory { device: self.device, requested, live: state.pool.stats().total.live }.into()
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let mut state = std::mem::replace(
-            self.state.get_mut(),
-            State { free: Vec::new(), stats: MemoryStats::default(), capture: None },
-        );
+        let mut state = std::mem::replace(self.state.get_mut(), State { pool: Pool::default(), capture: None });
         self.release(&mut state);
         self.driver.destroy_stream(self.stream);
-    }
-}
-
-fn book(account: &mut Bytes, bytes: usize) {
-    account.live += bytes;
-    account.peak = account.peak.max(account.live);
-}
-
-/// The smallest class that holds `bytes`; `None` beyond what an address can reach.
-fn class_of(bytes: usize) -> Option<usize> {
-    let units = bytes.checked_add(ALIGN - 1)? / ALIGN;
-    if units <= STEPS {
-        return Some(units.saturating_sub(1));
-    }
-    // Between 2^e and 2^(e+1) units there are STEPS classes.
-    let e = (units - 1).ilog2() as usize;
-    let step = 1usize << (e - STEPS.ilog2() as usize);
-    let class = STEPS * (e - 2) + (units - (1 << e)).div_ceil(step) - 1;
-    (size_of_class(class) <= isize::MAX as usize).then_some(class)
-}
-
-/// Bytes of a class's blocks.
-fn size_of_class(class: usize) -> usize {
-    if class < STEPS {
-        return (class + 1) * ALIGN;
-    }
-    let (e, k) = (class / STEPS + 2, class % STEPS + 1);
-    let units = (1usize << e).saturating_add(k << (e - STEPS.ilog2() as usize));
-    units.saturating_mul(ALIGN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn classes_hold_what_they_are_for_and_waste_little() {
-        for bytes in (1..20_000).chain((14..45).flat_map(|e| [(1 << e) - 1, 1 << e, (1 << e) + 1, 3 << e])) {
-            let class = class_of(bytes).unwrap();
-            assert!(size_of_class(class) >= bytes, "{bytes}");
-            assert!(class == 0 || size_of_class(class - 1) < bytes, "{bytes}: class {class} is not the smallest");
-            assert!(size_of_class(class) <= bytes + bytes / 8 + ALIGN, "{bytes}");
-        }
-        assert_eq!(class_of(usize::MAX), None);
     }
 }
