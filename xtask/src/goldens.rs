@@ -115,4 +115,15 @@ mod tests {
         assert!(!has_cases(r#"{"cases": []}"#));
         assert!(!has_cases(r#"[{"op": "step"}]"#));
     }
+
+    #[test]
+    fn the_program_for_gpus_embeds_every_file() {
+        let root = crate::repo::root();
+        let program = fs::read_to_string(root.join("gpu-check/src/goldens.rs")).expect("its source");
+        for entry in fs::read_dir(root.join("conformance/goldens")).expect("the goldens") {
+            let name = entry.expect("an entry").file_name().into_string().expect("a name");
+            let reference = name.ends_with(".json") || name.ends_with(".safetensors");
+            assert!(!reference || program.contains(&format!("\"{name}\"")), "{name} is left out");
+        }
+    }
 }

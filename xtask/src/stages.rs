@@ -68,7 +68,12 @@ const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static
 /// Needs a driver: it has a stage of its own.
 const WGPU: &str = "weftgrad-runtime-wgpu";
 
-const UNIT: &[&str] = &["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--exclude", WGPU];
+/// Programs without tests of their own are left out: as test programs they would be compiled once more, for minutes.
+#[rustfmt::skip]
+const UNIT: &[&str] = &[
+    "test", "--workspace", "--lib", "--bins", "--tests", "--exclude", WGPU, "--exclude", "weftgrad-examples",
+    "--exclude", "weftgrad-bench", "--exclude", "weftgrad-gpu-check",
+];
 
 #[rustfmt::skip]
 const WGPU_STAGE: &[&[&str]] = &[

@@ -14,7 +14,7 @@ use numcore::{
 };
 use optim::{FlatGradients, Optimizer};
 
-use super::{BucketLimits, BucketPlan, BucketSpec, Wire};
+use super::{BucketLimits, BucketPlan, BucketSpec, Wire, canonical};
 use crate::comm::{Collectives, Comm, ReduceOp, Work};
 
 /// What becomes of parameters that take no part in a step's loss.
@@ -40,6 +40,11 @@ pub struct BucketOptions {
     /// Looks, before a bucket is sent, whether every gradient in it is finite; the error names rank, bucket and parameter. Waits for the
     /// device at every bucket: to find out where a NaN comes from.
     pub check_finite: bool,
+    /// Adds the gradients of micro-batches one after another, whatever the number of ranks: with a batch cut into `C` chunks, of which
+    /// rank `r` of `n` computes `r, n + r, 2n + r …` as its micro-batches, the result is the same to the bit at every `n` that
+    /// divides `C`. Costs an exchange in every micro-batch, of `(n − 1)·Ψ` bytes sent in place of `2·(n − 1)/n·Ψ`, a second buffer of
+    /// gradients, and `n` times the memory of a bucket in flight. Gradients travel as they are.
+    pub canonical: bool,
 }
 
 /// An optimizer's gradients in buckets: a hook whose slots are the optimizer's own gradient memory, of which consecutive pieces are summed
@@ -51,11 +56,15 @@ pub struct Buckets<R: Runtime> {
     comm: Comm<R>,
     options: BucketOptions,
     gradients: FlatGradients<R>,
+    /// In canonical order: the sums, while `gradients` are those of a chunk.
+    sums: Option<FlatGradients<R>>,
     params: Vec<Slot<R>>,
     place: HashMap<usize, usize>,
     plan: Vec<Bucket<R>>,
     next: usize,
     sync: bool,
+    /// Whether a sweep of this step was begun.
+    begun: bool,
     /// Parameters in the order in which their gradients became final.
     ready: Vec<usize>,
 }
@@ -66,6 +75,8 @@ struct Slot<R: Runtime> {
     range: usize,
     bucket: usize,
     ready: bool,
+    /// Whether it has a gradient in this step.
+    used: bool,
 }
 
 struct Bucket<R: Runtime> {
@@ -93,6 +104,7 @@ impl<R: Runtime> Buckets<R> {
                 range,
                 bucket: 0,
                 ready: false,
+                used: false,
             };
             params.extend(flat.leaves().iter().enumerate().map(slot));
         }
@@ -112,18 +124,31 @@ impl<R: Runtime> Buckets<R> {
         }
         let place = params.iter().enumerate().map(|(i, p)| (p.leaf.id(), i)).collect();
         let gradients = optimizer.gradients()?;
+        let sums = options.canonical.then(|| optimizer.gradients()).transpose()?;
         let (comm, plan) = (comm.clone(), buckets);
-        Ok(Buckets { comm, options, gradients, params, place, plan, next: 0, sync: true, ready: Vec::new() })
+        Ok(Buckets {
+            comm,
+            options,
+            gradients,
+            sums,
+            params,
+            place,
+            plan,
+            next: 0,
+            sync: true,
+            begun: false,
+            ready: Vec::new(),
+        })
     }
 
     /// The gradients. Between [`begin`](Buckets::begin) and [`finish`](Buckets::finish) parts of them are in flight.
     pub fn gradients(&self) -> &FlatGradients<R> {
-        &self.gradients
+        self.sums.as_ref().unwrap_or(&self.gradients)
     }
 
     /// The gradients, to clip or scale them.
     pub fn gradients_mut(&mut self) -> &mut FlatGradients<R> {
-        &mut self.gradients
+        self.sums.as_mut().unwrap_or(&mut self.gradients)
     }
 
     /// How many buckets there are.
@@ -149,11 +174,18 @@ impl<R: Runtime> Buckets<R> {
     /// Forgets all gradients: the next sweep overwrites them.
     pub fn zero(&mut self) {
         self.gradients.zero();
+        self.sums.iter_mut().for_each(FlatGradients::zero);
+        self.begun = false;
+        self.params.iter_mut().for_each(|p| p.used = false);
     }
 
-    /// Before a sweep: `sync` tells whether its gradients are to be exchanged, or only added up.
-    pub fn begin(&mut self, sync: bool) {
-        (self.sync, self.next) = (sync, 0);
+    /// Before a sweep: `sync` tells whether its gradients are to be exchanged, or only added up. In canonical order they always are.
+    pub fn begin(&mut self, sync: bool) -> Result<()> {
+        if self.sums.is_some() && std::mem::replace(&mut self.begun, true) {
+            self.told(Self::settle)?;
+            self.gradients.zero();
+        }
+        (self.sync, self.next) = (sync || self.sums.is_some(), 0);
         self.ready.clear();
         for p in &mut self.params {
             p.ready = !p.leaf.requires_grad();
@@ -162,39 +194,60 @@ impl<R: Runtime> Buckets<R> {
             bucket.work = None;
             bucket.waits_for = bucket.members.iter().filter(|&&i| !self.params[i].ready).count();
         }
+        Ok(())
     }
 
     /// After the last sweep: sends what is left, and waits until every gradient is the sum over all ranks.
     pub fn finish(&mut self) -> Result<()> {
-        let done = self.complete();
-        // What is wrong here is wrong for everybody: nobody should wait for this rank's buckets until the time is up.
-        done.inspect_err(|e| self.comm.abort(&e.to_string())).map_err(|e| e.on_rank(self.comm.rank()))
+        self.told(Self::complete)
+    }
+
+    /// What is wrong here is wrong for everybody: nobody should wait for this rank's buckets until the time is up.
+    fn told(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        work(self).inspect_err(|e| self.comm.abort(&e.to_string())).map_err(|e| e.on_rank(self.comm.rank()))
     }
 
     fn complete(&mut self) -> Result<()> {
-        let used = self.used();
-        if self.options.unused == Unused::Error {
-            self.require_all(&used)?;
-        }
-        while self.next < self.plan.len() {
-            self.send(self.next)?;
-        }
+        self.settle()?;
         // After the last bucket: how many were sent before depends on the rank.
+        let used: Vec<bool> = self.params.iter().map(|p| p.used).collect();
         let anywhere = match self.options.unused {
             Unused::Allow => self.used_anywhere(&used)?,
             Unused::Error => used,
         };
-        for k in 0..self.plan.len() {
-            if let Some(work) = self.plan[k].work.take() {
-                let sum = work.wait()?;
-                self.flat(k).restore(sum)?;
-            }
-        }
         for (i, _) in anywhere.iter().enumerate().filter(|(_, used)| !**used) {
-            let flat = &mut self.gradients.flats_mut()[self.params[i].buffer];
-            let mut slot = flat.lend(self.params[i].range)?;
+            let (buffer, range) = (self.params[i].buffer, self.params[i].range);
+            let flat = &mut self.gradients_mut().flats_mut()[buffer];
+            let mut slot = flat.lend(range)?;
             slot.reset();
             flat.restore(slot)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what the sweep has left, and waits for all of it.
+    fn settle(&mut self) -> Result<()> {
+        let used = self.used();
+        if self.options.unused == Unused::Error {
+            self.require_all(&used)?;
+        }
+        for (p, used) in self.params.iter_mut().zip(used) {
+            // In canonical order: in any chunk.
+            p.used = used || (self.sums.is_some() && p.used);
+        }
+        while self.next < self.plan.len() {
+            self.send(self.next)?;
+        }
+        for k in 0..self.plan.len() {
+            let Some(work) = self.plan[k].work.take() else { continue };
+            let arrived = work.wait()?;
+            let (buffer, ranges) = (self.plan[k].buffer, self.plan[k].ranges.clone());
+            match &mut self.sums {
+                None => self.flat(k).restore(arrived)?,
+                Some(sums) => {
+                    canonical::add(&mut sums.flats_mut()[buffer], ranges, &arrived.freeze()?, self.comm.size())?;
+                }
+            }
         }
         Ok(())
     }
@@ -241,7 +294,14 @@ impl<R: Runtime> Buckets<R> {
             flat.restore(slot)?;
         }
         let whole = flat.lend_span(ranges)?;
-        self.plan[k].work = Some(self.options.wire.all_reduce(&self.comm, whole)?);
+        self.plan[k].work = Some(match self.sums {
+            None => self.options.wire.all_reduce(&self.comm, whole)?,
+            Some(_) => {
+                let sent = canonical::gather(&self.comm, &whole);
+                self.flat(k).restore(whole)?;
+                sent?
+            }
+        });
         self.next = k + 1;
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Gradient buckets: gradients are exchanged while the sweep goes on, a bucket at a time.
 
+mod canonical;
 mod hook;
 mod plan;
 mod wire;

@@ -124,8 +124,7 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     }
 
     fn begin(&mut self, last: bool) -> Result<()> {
-        self.buckets.begin(last);
-        Ok(())
+        self.buckets.begin(last)
     }
 
     fn finish(&mut self) -> Result<()> {

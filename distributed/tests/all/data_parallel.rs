@@ -412,3 +412,44 @@ fn buckets_leave_while_the_sweep_goes_on() {
     assert!(calls.is_sorted());
     let _ = comm.barrier();
 }
+
+#[test]
+fn in_canonical_order_the_number_of_ranks_does_not_change_a_bit() {
+    const CHUNKS: usize = 12;
+    let run = |n: usize, dtype| {
+        everywhere(n, |comm| {
+            let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
+            let options = BucketOptions { canonical: true, ..small() };
+            let config = TrainingConfig { accumulation: CHUNKS / comm.size(), ..config() };
+            let mut trainer = BucketedTrainer::new(&comm, &model, config, options)?;
+            let mut trace = Trace::default();
+            for step in 0..STEPS {
+                // Chunk c is one example; rank r computes r, n + r, 2n + r …
+                let chunk = |k: usize| [k * comm.size() + comm.rank()];
+                let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &chunk(k)))?;
+                trace.norms.extend(metrics.grad_norm()?);
+                trace.weights.push(weights(&model)?);
+            }
+            Ok(trace)
+        })
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let one = run(1, dtype);
+        for n in [2, 3, 4, 6, 12] {
+            assert!(run(n, dtype) == one, "{dtype} on {n} ranks");
+        }
+    }
+    let chunks: Vec<usize> = (0..CHUNKS).collect();
+    let joined = everywhere(1, |comm| {
+        let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        let mut trace = Trace::default();
+        for step in 0..STEPS {
+            let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &chunks))?;
+            trace.norms.extend(metrics.grad_norm()?);
+            trace.weights.push(weights(&model)?);
+        }
+        Ok(trace)
+    });
+    assert!(difference(&run(3, DType::F32), &joined) < 2e-4);
+}

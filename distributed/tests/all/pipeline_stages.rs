@@ -469,7 +469,7 @@ struct Bucketed(BTreeMap<usize, Buckets<Cpu>>);
 impl StageHooks<Cpu> for Bucketed {
     fn gradients(&mut self, stage: usize, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
         let buckets = self.0.get_mut(&stage).ok_or_else(|| Error::argument("test", "no such stage"))?;
-        buckets.begin(last);
+        buckets.begin(last)?;
         Ok(buckets)
     }
 }
