@@ -34,7 +34,7 @@ struct Options {
     /// Sequences in a step, of all ranks together.
     #[arg(long, default_value_t = 8)]
     batch: usize,
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu[:N] or cuda[:N].
+    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
     #[arg(long, default_value_t)]
     device: Device,
 }

@@ -32,7 +32,7 @@ struct Options {
     /// Folder of the checkpoints.
     #[arg(long, default_value = "reshard-out", value_name = "DIR")]
     out: std::path::PathBuf,
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu[:N] or cuda[:N].
+    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
     #[arg(long, default_value_t)]
     device: Device,
 }

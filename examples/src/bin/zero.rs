@@ -29,7 +29,7 @@ struct Options {
     /// Blocks of the model.
     #[arg(long, default_value_t = 4)]
     layers: usize,
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu[:N] or cuda[:N].
+    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
     #[arg(long, default_value_t)]
     device: Device,
 }

@@ -37,7 +37,7 @@ pub struct Options {
     /// Type of the parameters: f32, f64, bf16 or f16 (halves keep f32 master weights).
     #[arg(long, default_value = "f32", value_parser = float)]
     dtype: DType,
-    /// Where to run: cpu, or, if built in, wgpu[:N] or cuda[:N].
+    /// Where to run: cpu, or, if built in, wgpu:N or cuda:N.
     #[arg(long, default_value_t)]
     pub device: Device,
     /// Threads [default: all].

@@ -38,7 +38,7 @@ struct Options {
     /// Learning rate.
     #[arg(long, default_value_t = 1e-3)]
     lr: f64,
-    /// Where to run: cpu, or, if built in, wgpu[:N] or cuda[:N].
+    /// Where to run: cpu, or, if built in, wgpu:N or cuda:N.
     #[arg(long, default_value_t)]
     device: Device,
     /// Threads [default: all].
