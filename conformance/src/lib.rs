@@ -4,7 +4,10 @@
 //! - [`run`]: the suite a new runtime runs until it passes. Sections compare with PyTorch, with finite differences in `f64`, with
 //!   plain loops on the host, and with the decompositions of fused operations.
 //!
-//! A runtime's tests are a few lines:
+//! - [`section_tests!`]: the suite as a runtime's tests, one for each section.
+//! - [`documented`]: that the table of what runtimes can do is true of one.
+//!
+//! The whole suite at once:
 //!
 //! ```no_run
 //! # use numcore::NullRuntime as MyRuntime;
@@ -16,7 +19,9 @@
 #![forbid(unsafe_code)]
 
 mod caught;
+mod documented;
 pub mod golden;
 mod suite;
 
-pub use suite::{Report, RunSection, Section, Verdict, determinism, goldens, run, sections};
+pub use documented::documented;
+pub use suite::{Report, RunSection, Section, Verdict, determinism, goldens, run, section_names, sections};

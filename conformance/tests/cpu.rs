@@ -23,35 +23,11 @@ fn check(section: Section, threads: usize) {
     );
 }
 
-macro_rules! tests {
-    ($($test:ident $section:literal;)*) => {
-        $(#[test] fn $test() { section($section); })*
+conformance::section_tests!(section);
 
-        #[test]
-        fn no_section_is_left_out() {
-            let names: Vec<&str> = sections::<Cpu>().iter().map(|(n, _)| *n).collect();
-            assert_eq!(names, [$($section,)*]);
-        }
-    };
-}
-
-tests! {
-    reference_values "references";
-    gradients "gradients";
-    second_derivatives "second derivatives";
-    views "views";
-    accumulation_in_slots "slots";
-    narrow_types "narrow types";
-    fused_kernels "fused kernels";
-    sizes "sizes";
-    random_geometry "geometry";
-    chains_of_views "chains";
-    values "values";
-    handle "handle";
-    random_programs "programs";
-    exactness "exactness";
-    empty_tensors "empty tensors";
-    errors "errors";
+#[test]
+fn the_documentation_says_what_it_can_do() {
+    conformance::documented(&Cpu::with_threads(1));
 }
 
 #[test]

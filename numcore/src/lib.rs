@@ -4,6 +4,7 @@
 //! Nothing here knows a device. A [`Tensor`] carries its runtime; kernels see only views that this crate built.
 #![forbid(unsafe_code)]
 
+mod capabilities;
 mod dtype;
 mod either;
 mod error;
@@ -20,6 +21,7 @@ pub mod safetensors;
 mod shape;
 mod tensor;
 
+pub use capabilities::Capabilities;
 pub use dtype::{DType, Element, Scalar};
 pub use either::{Either, EitherBuffer, EitherEvent};
 pub use error::{Error, ErrorKind, Result};

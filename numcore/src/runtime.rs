@@ -7,7 +7,7 @@
 
 use std::fmt::{self, Debug};
 
-use crate::{DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program};
+use crate::{Capabilities, DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program};
 
 /// What kind of device a runtime drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,21 +40,6 @@ impl fmt::Display for DeviceId {
             DeviceKind::Wgpu => write!(f, "wgpu:{}", self.index),
         }
     }
-}
-
-/// What a device can do.
-#[derive(Clone, Debug)]
-pub struct Capabilities {
-    /// The device in words, for tables and messages.
-    pub name: String,
-    /// Types it can store.
-    pub storage: Vec<DType>,
-    /// Types it can compute in (halves compute in `f32` where they are only stored).
-    pub compute: Vec<DType>,
-    /// Worker threads or processors that share one kernel.
-    pub parallelism: usize,
-    /// The most bytes one operand may span.
-    pub max_binding: usize,
 }
 
 /// What memory is for; accounts are kept apart.

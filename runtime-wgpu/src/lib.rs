@@ -10,18 +10,6 @@
 //! next [`download`](numcore::Runtime::download) or [`synchronize`](numcore::Runtime::synchronize) of its queue, and of that one alone;
 //! a lost device or a refused kernel is an error of every call from then on.
 //!
-//! | dtype | stored and moved | computed in |
-//! |---|---|---|
-//! | `f32` | yes | yes |
-//! | `f64` | yes | no |
-//! | `f16` | yes | as `f32` |
-//! | `bf16` | yes | as `f32` |
-//! | `i32` | yes | yes |
-//! | `i64` | yes | yes |
-//! | `u32` | yes | yes |
-//! | `u8` | yes | yes |
-//! | `bool` | yes | yes |
-//!
 //! **Invariant**: a kernel binds a buffer once, however many operands lie in it; sizes, strides, offsets and numbers are launch
 //! parameters and never part of a kernel's text; no result depends on the order in which invocations run.
 //!

@@ -19,6 +19,7 @@ mod references;
 mod report;
 mod sample;
 mod sizes;
+mod tests;
 mod ulp;
 mod values;
 
@@ -57,4 +58,9 @@ pub fn sections<R: Runtime>() -> Vec<(&'static str, RunSection<R>)> {
         ("empty tensors", empty::empty),
         ("errors", errors::errors),
     ]
+}
+
+/// The names of the sections, in their order.
+pub fn section_names() -> Vec<&'static str> {
+    sections::<numcore::NullRuntime>().into_iter().map(|(name, _)| name).collect()
 }

@@ -1,0 +1,42 @@
+//! That the documentation's table of runtimes says what they say of themselves.
+
+use numcore::{Capabilities, Runtime};
+
+/// Where the table is, as written.
+const PAGE: &str = include_str!("../../docs/runtimes.md");
+
+/// Panics if the table of `docs/runtimes.md` says anything else of this runtime's element types than its [`Capabilities`].
+///
+/// # Panics
+/// With the row that is wrong and what it should be.
+pub fn documented<R: Runtime>(rt: &R) {
+    let kind = format!("{:?}", rt.device().kind);
+    let said = column(PAGE, &kind).unwrap_or_else(|| panic!("docs/runtimes.md has no column {kind}"));
+    let table = Capabilities::table(&[(&kind, rt.capabilities())]);
+    for (row, cell) in column(&table, &kind).into_iter().flatten().filter(|(row, _)| row.starts_with('`')) {
+        assert!(said.contains(&(row, cell)), "docs/runtimes.md, row {row}, column {kind}: should say {cell:?}");
+    }
+}
+
+/// The rows of a Markdown table, each with its cell in the column of this name.
+fn column<'t>(text: &'t str, name: &str) -> Option<Vec<(&'t str, &'t str)>> {
+    let mut rows = text.lines().filter(|l| l.starts_with('|')).map(cells);
+    let at = rows.find_map(|head| head.iter().position(|c| *c == name))?;
+    Some(rows.filter_map(|row| Some((*row.first()?, *row.get(at)?))).collect())
+}
+
+fn cells(line: &str) -> Vec<&str> {
+    line.trim_matches('|').split('|').map(str::trim).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_is_found_by_its_name() {
+        let table = "text\n\n| | A | B |\n|---|---|---|\n| x | 1 | 2 |\n";
+        assert_eq!(column(table, "B").unwrap(), [("---", "---"), ("x", "2")]);
+        assert!(column(table, "C").is_none());
+    }
+}

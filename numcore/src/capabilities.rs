@@ -1,0 +1,90 @@
+//! What a device can do, and the table in which devices are compared.
+
+use std::fmt::Write;
+
+use crate::DType;
+
+/// What a device can do.
+#[derive(Clone, Debug)]
+pub struct Capabilities {
+    /// The device in words, for tables and messages.
+    pub name: String,
+    /// Types it can store.
+    pub storage: Vec<DType>,
+    /// Types it can compute in (halves compute in `f32` where they are only stored).
+    pub compute: Vec<DType>,
+    /// Worker threads or processors that share one kernel.
+    pub parallelism: usize,
+    /// The most bytes one operand may span.
+    pub max_binding: usize,
+}
+
+impl Capabilities {
+    /// Devices side by side, as a Markdown table: a column for each, under the name given here.
+    ///
+    /// ```
+    /// use numcore::{Capabilities, NullRuntime, Runtime};
+    /// let table = Capabilities::table(&[("Null", NullRuntime::new().capabilities())]);
+    /// assert!(table.contains("| `f64` | computed in |"), "{table}");
+    /// ```
+    pub fn table(devices: &[(&str, &Capabilities)]) -> String {
+        let mut table = String::new();
+        let mut row = |head: &str, cell: &dyn Fn(&str, &Capabilities) -> String| {
+            let cells: String = devices.iter().map(|(name, device)| format!(" {} |", cell(name, device))).collect();
+            writeln!(table, "| {head} |{cells}").expect("a string takes everything");
+        };
+        row("", &|name, _| name.into());
+        row("---", &|_, _| "---".into());
+        row("device", &|_, device| device.name.clone());
+        for dtype in DType::ALL {
+            row(&format!("`{dtype}`"), &|_, device| device.how(dtype).into());
+        }
+        row("threads or processors of a kernel", &|_, device| device.parallelism.to_string());
+        row("the most bytes of one operand", &|_, device| bytes(device.max_binding));
+        table
+    }
+
+    /// What it does with a type, in words.
+    fn how(&self, dtype: DType) -> &'static str {
+        match (self.storage.contains(&dtype), self.compute.contains(&dtype)) {
+            (true, true) => "computed in",
+            (true, false) if dtype.is_half() && self.compute.contains(&DType::F32) => "stored, computed in `f32`",
+            (true, false) => "stored and moved; arithmetic is refused",
+            (false, _) => "refused",
+        }
+    }
+}
+
+fn bytes(n: usize) -> String {
+    match n {
+        _ if n >= isize::MAX as usize => "the memory".into(),
+        _ if n >= 1 << 30 => format!("{:.1} GiB", n as f64 / (1u64 << 30) as f64),
+        _ => format!("{:.1} MiB", n as f64 / (1 << 20) as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, compute: &[DType], max_binding: usize) -> Capabilities {
+        let storage = DType::ALL.iter().copied().filter(|d| *d != DType::U8).collect();
+        Capabilities { name: name.into(), storage, compute: compute.to_vec(), parallelism: 3, max_binding }
+    }
+
+    #[test]
+    fn a_column_for_each_device() {
+        let (a, b) = (device("one", &[DType::F32, DType::F64], usize::MAX), device("two", &[DType::F32], 128 << 20));
+        let table = Capabilities::table(&[("A", &a), ("B", &b)]);
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[..3], ["|  | A | B |", "| --- | --- | --- |", "| device | one | two |"]);
+        for row in [
+            "| `f64` | computed in | stored and moved; arithmetic is refused |",
+            "| `bf16` | stored, computed in `f32` | stored, computed in `f32` |",
+            "| `u8` | refused | refused |",
+            "| the most bytes of one operand | the memory | 128.0 MiB |",
+        ] {
+            assert!(lines.contains(&row), "{row} is not in\n{table}");
+        }
+    }
+}
