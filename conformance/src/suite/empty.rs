@@ -36,6 +36,7 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         row("mean beside nothing", &[0, 1], 0.0, |x, _| x.mean(&[1], true)),
         row("mean over nothing", &[3], f64::NAN, |x, _| x.mean(&[0], false)),
         row("norm of nothing", &[], 0.0, |x, _| x.norm(&[], false)),
+        row("logsumexp over nothing", &[3], f64::NEG_INFINITY, |x, _| x.logsumexp(&[0], false)),
         row("logsumexp beside nothing", &[0], 0.0, |x, _| x.logsumexp(&[1], false)),
         row("amax beside nothing", &[0], 0.0, |x, _| x.amax(&[1], false)),
         row("cumsum", &[0, 3], 0.0, |x, _| x.cumsum(0)),
@@ -63,6 +64,7 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         row("embedding of none", &[0, 3], 0.0, |x, i| cat(&[&ones(x, &[2, 3])?, x], 0)?.embedding(i)),
         row("softmax", &[0, 3], 0.0, |x, _| x.softmax(-1)),
         row("softmax over nothing", &[0, 3], 0.0, |x, _| x.softmax(0)),
+        row("log_softmax over nothing", &[0, 3], 0.0, |x, _| x.log_softmax(0)),
         row("layer_norm", &[0, 3], 0.0, |x, _| x.layer_norm(Some(&ones(x, &[3])?), None, 1e-5)),
         row("cross_entropy of no rows", &[], 0.0, |x, i| {
             x.cross_entropy(

@@ -173,7 +173,9 @@ impl Rule for ArgReduce {
 pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
     static FINITE: LazyLock<Program> =
         LazyLock::new(|| Program::new("finite", |[m], []| [m.abs().eq(f64::INFINITY).select(m.sign() * 0.0, m)]));
-    T::apply1(Reduce::new(ReduceOp::Max, to), &[&x.detach()])?.apply_program(&FINITE, &[], &[])
+    // Of nothing there is no largest, and any finite number serves.
+    let op = if x.spec().shape.numel() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+    T::apply1(Reduce::new(op, to), &[&x.detach()])?.apply_program(&FINITE, &[], &[])
 }
 
 /// Reductions. `axes` may be negative; none means all. With `keepdim` the axes stay, of size 1.

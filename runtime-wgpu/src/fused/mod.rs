@@ -9,7 +9,7 @@ mod softmax;
 use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
 use smallvec::SmallVec;
 
-use crate::{Wgpu, bindings::Place, reduce};
+use crate::{Wgpu, bindings::Place};
 
 /// One call: its operands.
 struct Call<'c, 'a> {
@@ -29,11 +29,6 @@ impl Call<'_, '_> {
 
 /// Runs `op` if there is a kernel for it at these types and strides.
 pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
-    match op {
-        FusedOp::Softmax(_) | FusedOp::SoftmaxGrad(_) if ins[0].layout().numel() == 0 => return Ok(Support::Done),
-        FusedOp::Attention(_) if ins[1].layout().numel() == 0 => return nothing_to_attend_to(wgpu, outs),
-        _ => {}
-    }
     // Attention takes any strides.
     let strided = matches!(op, FusedOp::Attention(_));
     let dense = (strided || ins.iter().all(|v| v.layout().is_contiguous()))
@@ -58,12 +53,4 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&call, &op.0),
         _ => Ok(Support::Decompose),
     }
-}
-
-/// Attention to no keys: zeros, and the logarithm of an empty sum.
-fn nothing_to_attend_to(wgpu: &Wgpu, outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
-    for (out, value) in outs.iter_mut().zip([0.0, f64::NEG_INFINITY]) {
-        reduce::fill(wgpu, value.into(), std::slice::from_mut(out))?;
-    }
-    Ok(Support::Done)
 }
