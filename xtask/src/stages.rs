@@ -81,8 +81,13 @@ const UNIT: &[&str] = &[
 const WGPU_STAGE: &[&[&str]] = &[
     &["test", "-p", WGPU],
     &[
-        "run", "--profile", "test", "-p", "weftgrad-conformance", "--features", "wgpu", "--bin", "golden", "--",
-        "conformance/goldens", "--device", "wgpu",
+        "run", "-p", "weftgrad-conformance", "--features", "wgpu", "--bin", "golden", "--", "conformance/goldens",
+        "--device", "wgpu",
+    ],
+    &["run", "-p", "weftgrad-examples", "--features", "wgpu", "--bin", "mlp", "--", "--device", "wgpu"],
+    &[
+        "run", "-p", "weftgrad-examples", "--features", "wgpu", "--bin", "ddp", "--", "--device", "wgpu", "--ranks", "2",
+        "--steps", "2",
     ],
 ];
 
