@@ -10,23 +10,6 @@ fn gpu() -> Wgpu {
     Wgpu::new(0).expect("an adapter")
 }
 
-/// The table in the crate's documentation says what the capabilities do.
-#[test]
-fn the_documented_types_are_those_of_the_device() {
-    let gpu = gpu();
-    let has = gpu.capabilities();
-    let rows = DType::ALL.map(|d| {
-        let computes = match (has.compute.contains(&d.compute()), d.is_half()) {
-            (true, false) => "yes",
-            (true, true) => "as `f32`",
-            (false, _) => "no",
-        };
-        format!("//! | `{d}` | {} | {computes} |\n", if has.storage.contains(&d) { "yes" } else { "no" })
-    });
-    let table = rows.concat();
-    assert!(include_str!("../src/lib.rs").contains(&table), "src/lib.rs should have\n{table}");
-}
-
 #[test]
 fn an_adapter_that_is_not_there_says_what_to_install() {
     let error = Wgpu::new(1000).unwrap_err().to_string();
