@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use gemm::Parallelism;
 use numcore::{Layout, Result, Support, fused::Attention};
 
 use super::{Call, Float, lanes, one, softmax::finite};
 use crate::{
+    Simd, matmul,
     math::Math,
     operand::{Base, Operand},
     simd::leveled,
@@ -84,6 +84,7 @@ impl Problem {
     /// Scaled and masked scores of a block of queries and keys, row by row into `s`, `keys.len()` to a row.
     pub(super) fn scores<T: Float>(
         &self,
+        simd: Simd,
         (b, h): (usize, usize),
         (rows, q): (&Range<usize>, Matrix<T>),
         (keys, k): (&Range<usize>, Matrix<T>),
@@ -91,6 +92,7 @@ impl Problem {
     ) {
         let n = keys.len();
         product(
+            simd,
             [rows.len(), self.depth, n],
             (s.as_mut_ptr(), n as isize, 1),
             (q.at(rows.start).start, q.row, 1),
@@ -122,38 +124,18 @@ fn offset(layout: &Layout, at: [usize; 4]) -> isize {
 
 /// `c = scale · a · b (+ c)` for `a: [m, k]`, `b: [k, n]`, each as its start and its strides along rows and columns.
 pub(super) fn product<T: Float>(
-    [m, k, n]: [usize; 3],
+    simd: Simd,
+    sizes: [usize; 3],
     c: (*mut T, isize, isize),
     a: (*mut T, isize, isize),
     b: (*mut T, isize, isize),
     scale: T,
     add: bool,
 ) {
-    let keep = if add { one::<T>() } else { T::default() };
+    let factor = |(at, row, column): (*mut T, isize, isize)| matmul::Matrix { at: at.cast_const(), row, column };
+    let out = matmul::Matrix { at: c.0, row: c.1, column: c.2 };
     // SAFETY: callers pass blocks of operands checked by `numcore`, or of scratch memory, of these sizes; `c` overlaps neither.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.0,
-            c.2,
-            c.1,
-            add,
-            a.0,
-            a.2,
-            a.1,
-            b.0,
-            b.2,
-            b.1,
-            keep,
-            scale,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
-    }
+    unsafe { matmul::product(simd, sizes, out, factor(a), factor(b), scale, add) }
 }
 
 /// Blocks of `size` of `0..len`.
@@ -215,7 +197,7 @@ fn queries<T: Float>(
     }
     for keys in blocks(p.visible(&rows), KEYS) {
         let n = keys.len();
-        p.scores(at, (&rows, q), (&keys, k), s);
+        p.scores(simd, at, (&rows, q), (&keys, k), s);
         for (i, row) in s.chunks_exact_mut(n).take(rows.len()).enumerate() {
             // SAFETY: as above.
             let o = unsafe { std::slice::from_raw_parts_mut(out.at(rows.start + i).start, p.value_depth) };
@@ -223,6 +205,7 @@ fn queries<T: Float>(
         }
         let o = (out.at(rows.start).start, out.row, 1);
         product(
+            simd,
             [rows.len(), n, p.value_depth],
             o,
             (s.as_mut_ptr(), n as isize, 1),

@@ -116,16 +116,16 @@ fn one_block<T: Float>(
     let across = |x: &mut [T]| (x.as_mut_ptr(), 1, n as isize);
     let down = |m: Matrix<T>, at: usize| (m.at(at).start, m.row, 1);
     let turned = |m: Matrix<T>, at: usize| (m.at(at).start, 1, m.row);
-    p.scores(h.at, (rows, h.q), (keys, h.k), s);
-    product([m, p.value_depth, n], block(ds), down(h.g, rows.start), turned(h.v, keys.start), one::<T>(), false);
+    p.scores(simd, h.at, (rows, h.q), (keys, h.k), s);
+    product(simd, [m, p.value_depth, n], block(ds), down(h.g, rows.start), turned(h.v, keys.start), one::<T>(), false);
     let scale = T::from_f64(p.scale);
     for i in 0..m {
         let at = i * n..(i + 1) * n;
         score_grads(simd, &mut s[at.clone()], &mut ds[at], lse[i], dots[i], scale);
     }
-    product([n, m, p.value_depth], down(h.dv, keys.start), across(s), down(h.g, rows.start), one::<T>(), true);
-    product([m, n, p.depth], down(h.dq, rows.start), block(ds), down(h.k, keys.start), one::<T>(), true);
-    product([n, m, p.depth], down(h.dk, keys.start), across(ds), down(h.q, rows.start), one::<T>(), true);
+    product(simd, [n, m, p.value_depth], down(h.dv, keys.start), across(s), down(h.g, rows.start), one::<T>(), true);
+    product(simd, [m, n, p.depth], down(h.dq, rows.start), block(ds), down(h.k, keys.start), one::<T>(), true);
+    product(simd, [n, m, p.depth], down(h.dk, keys.start), across(ds), down(h.q, rows.start), one::<T>(), true);
 }
 
 leveled! {

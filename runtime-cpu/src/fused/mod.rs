@@ -16,11 +16,12 @@ use crate::{
     Cpu, Engine,
     element::{Lane, Stored},
     math::Math,
+    matmul::Registers,
     operand::{Base, Operand},
 };
 
 /// A type rows are computed in.
-pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> {}
+pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> + Registers {}
 impl Float for f32 {}
 impl Float for f64 {}
 

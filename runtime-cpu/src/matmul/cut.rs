@@ -1,0 +1,102 @@
+//! How a product is cut into tiles for threads: the cut that a small model of their cost finds cheapest.
+
+use std::ops::Range;
+
+use super::{GRAIN, Product};
+
+/// Rows and columns of tiles are multiples of these, which the registers of all levels divide.
+const ROWS: usize = 8;
+const COLUMNS: usize = 16;
+
+/// Tiles of one matrix of the output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Cut {
+    rows: usize,
+    columns: usize,
+    across: usize,
+    tiles: usize,
+}
+
+impl Cut {
+    /// For so many threads.
+    pub(super) fn of(p: &Product, threads: usize) -> Cut {
+        let batch = p.batch.len().max(1);
+        let most = (p.m * p.n * p.k / GRAIN).clamp(1, (4 * threads).div_ceil(batch));
+        let cost = |cut: &Cut| {
+            let tasks = (batch * cut.tiles) as f64;
+            // The last task of a thread is late by a part of it.
+            ((tasks / threads as f64).ceil() + 0.1) * p.cost(cut)
+        };
+        let cuts = (1..=most).flat_map(|down| (1..=most / down).map(move |across| Cut::new(p.m, p.n, down, across)));
+        cuts.min_by(|x, y| cost(x).total_cmp(&cost(y))).unwrap_or_else(|| Cut::new(p.m, p.n, 1, 1))
+    }
+
+    fn new(m: usize, n: usize, down: usize, across: usize) -> Cut {
+        let rows = m.div_ceil(down).next_multiple_of(ROWS);
+        let columns = n.div_ceil(across).next_multiple_of(COLUMNS);
+        let across = n.div_ceil(columns);
+        Cut { rows, columns, across, tiles: m.div_ceil(rows) * across }
+    }
+
+    pub(super) fn tiles(&self) -> usize {
+        self.tiles
+    }
+
+    /// Rows and columns of a tile.
+    pub(super) fn tile(&self, i: usize, m: usize, n: usize) -> (Range<usize>, Range<usize>) {
+        let (row, column) = (i / self.across * self.rows, i % self.across * self.columns);
+        (row..m.min(row + self.rows), column..n.min(column + self.columns))
+    }
+}
+
+impl Product {
+    /// Of the largest tile, in steps of a strip against a panel: sums, and what is copied first.
+    fn cost(&self, cut: &Cut) -> f64 {
+        let (rows, columns) = (cut.rows.min(self.m) as f64, cut.columns.min(self.n) as f64);
+        // A panel that is not full is read as often for fewer sums.
+        let panels = (columns / 48.0).floor() + [0.0, 0.5, 0.75, 1.0][(columns % 48.0 / 16.0).ceil() as usize];
+        let sums = (rows / 8.0).ceil() * panels * 12.0;
+        let columns_copied = columns * if self.b[1] == 1 { 0.15 } else { 0.6 };
+        let rows_copied = if self.a[1] == 1 { 0.0 } else { rows * 0.5 };
+        (sums + columns_copied + rows_copied) * self.k as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::walk::Walk;
+
+    fn of(m: usize, k: usize, n: usize, turned: [bool; 2], threads: usize) -> Cut {
+        let strides = |t: bool, line: usize| if t { [1, 1000] } else { [line as isize, 1] };
+        let batch = Walk::of([]);
+        let (a, b) = (strides(turned[0], k), strides(turned[1], n));
+        Cut::of(&Product { batch, m, k, n, a, b, out: [n as isize, 1] }, threads)
+    }
+
+    #[test]
+    fn tiles_cover_once() {
+        for (m, n) in [(1, 1), (1024, 1024), (512, 50257), (50257, 512), (7, 9), (1, 4096), (4096, 1), (100, 200)] {
+            for threads in [1, 2, 3, 16] {
+                let cut = of(m, 512, n, [false; 2], threads);
+                let tiles = (0..cut.tiles()).map(|i| cut.tile(i, m, n));
+                assert_eq!(tiles.map(|(r, c)| r.len() * c.len()).sum::<usize>(), m * n, "{cut:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_threads_share_evenly() {
+        for turned in [[false; 2], [true, false], [false, true]] {
+            for [m, k, n] in [[256, 256, 256], [512, 512, 512], [2048, 384, 1152], [1152, 2048, 384]] {
+                let cut = of(m, k, n, turned, 2);
+                assert!(cut.tiles().is_multiple_of(2), "{cut:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_products_stay_whole() {
+        assert_eq!(of(64, 64, 64, [false; 2], 16).tiles(), 1);
+    }
+}

@@ -1,0 +1,126 @@
+//! Matrix products: tiles of the output, spread over threads, each a product on one thread ([`product`]) of operands with any strides.
+//!
+//! The order of every sum is fixed by its length alone, so a product has the same bits however it is cut into tiles.
+//! Halves are widened to `f32`, multiplied there, and rounded once.
+
+mod cut;
+mod kernel;
+mod pack;
+mod product;
+mod register;
+
+use numcore::{Accumulate, DType, Layout, Out, Result, View};
+
+use crate::{
+    Buffer, Cpu, Engine,
+    element::Stored,
+    operand::{Base, Operand},
+    pointwise::convert,
+    walk::Walk,
+};
+
+use cut::Cut;
+pub(crate) use kernel::Matrix;
+pub(crate) use product::product;
+pub(crate) use register::Registers;
+
+/// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.
+const GRAIN: usize = 1 << 21;
+
+/// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`.
+pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_, Cpu>) -> Result<()> {
+    let (a, b, to) = (Operand::from(a), Operand::from(b), Operand::from(&out.view));
+    if to.layout.numel() == 0 {
+        return Ok(());
+    }
+    if to.dtype.is_half() {
+        return halves(cpu, &a, &b, to, out.how);
+    }
+    let product = Product::new(&a.layout, &b.layout, &to.layout);
+    let engine = &*cpu.queue.engine;
+    match to.dtype {
+        DType::F64 => product.run::<f64>(engine, to.base(), a.base(), b.base(), out.how),
+        _ => product.run::<f32>(engine, to.base(), a.base(), b.base(), out.how),
+    }
+    Ok(())
+}
+
+/// Distances along rows and columns of one matrix.
+type Strides = [isize; 2];
+
+struct Product {
+    batch: Walk<3>,
+    m: usize,
+    k: usize,
+    n: usize,
+    a: Strides,
+    b: Strides,
+    out: Strides,
+}
+
+impl Product {
+    fn new(a: &Layout, b: &Layout, out: &Layout) -> Product {
+        let rank = out.rank();
+        let last_two = |l: &Layout| [l.strides()[rank - 2], l.strides()[rank - 1]];
+        Product {
+            batch: Walk::new([out, a, b], |i| i + 2 >= rank),
+            m: out.dims()[rank - 2],
+            k: a.dims()[rank - 1],
+            n: out.dims()[rank - 1],
+            a: last_two(a),
+            b: last_two(b),
+            out: last_two(out),
+        }
+    }
+
+    fn run<T: Stored + Registers>(&self, engine: &Engine, out: Base<T>, a: Base<T>, b: Base<T>, how: Accumulate) {
+        let add = how == Accumulate::Add;
+        if self.k == 0 && add {
+            return;
+        }
+        let cut = Cut::of(self, engine.threads.count());
+        let grain = if cut.tiles() > 1 { 1 } else { (GRAIN / (self.m * self.n * self.k).max(1)).max(1) };
+        engine.ranges(self.batch.len() * cut.tiles(), grain, |part| {
+            for task in part {
+                let [o, i, j] = self.batch.at(task / cut.tiles());
+                let (rows, columns) = cut.tile(task % cut.tiles(), self.m, self.n);
+                let sizes = [rows.len(), self.k, columns.len()];
+                let out = matrix(out.at(o), self.out).part(rows.start, columns.start);
+                let a = matrix(a.at(i).cast_const(), self.a).part(rows.start, 0);
+                let b = matrix(b.at(j).cast_const(), self.b).part(0, columns.start);
+                // SAFETY: a tile of the output, which is this task's alone, and the rows and columns it needs.
+                unsafe { product(engine.simd, sizes, out, a, b, T::ONE, add) };
+            }
+        });
+    }
+}
+
+fn matrix<P>(at: P, [row, column]: Strides) -> Matrix<P> {
+    Matrix { at, row, column }
+}
+
+fn halves(cpu: &Cpu, a: &Operand, b: &Operand, to: Operand, how: Accumulate) -> Result<()> {
+    let engine = &*cpu.queue.engine;
+    let (wide_a, la) = dense(cpu, a, DType::F32)?;
+    let (wide_b, lb) = dense(cpu, b, DType::F32)?;
+    let lo = Layout::contiguous(*to.layout.shape());
+    let memory = cpu.scratch(lo.numel() * size_of::<f32>())?;
+    let product = Operand::of(&memory, lo, DType::F32);
+    let [a, b] = [(&wide_a, la), (&wide_b, lb)].map(|(memory, l)| Operand::of(memory, l, DType::F32).base());
+    Product::new(&la, &lb, &lo).run::<f32>(engine, product.base(), a, b, Accumulate::Overwrite);
+    convert(engine, product, to, how)
+}
+
+/// The operand as `dtype` in row-major memory; axes along which it repeats still do.
+fn dense(cpu: &Cpu, x: &Operand, dtype: DType) -> Result<(Buffer, Layout)> {
+    let shape = *x.layout.shape();
+    let mut once = x.layout;
+    for (i, _) in x.layout.strides().iter().enumerate().filter(|(_, s)| **s == 0) {
+        once = once.slice(i, 0, shape[i].min(1), 1)?;
+    }
+    let dense = Layout::contiguous(*once.shape());
+    let memory = cpu.scratch(dense.numel() * dtype.size())?;
+    let from = Operand { layout: once, ..*x };
+    convert(&cpu.queue.engine, from, Operand::of(&memory, dense, dtype), Accumulate::Overwrite)?;
+    Ok((memory, dense.broadcast_to(shape)?))
+}

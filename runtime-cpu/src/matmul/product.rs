@@ -1,0 +1,104 @@
+//! A product on one thread: blocks that stay in the second cache, after Goto and van de Geijn, *Anatomy of high-performance matrix
+//! multiplication* (2008).
+//!
+//! **Invariant**: a sum is cut into parts of [`DEPTH`] steps, counted from its beginning, whatever the sizes, strides and instruction
+//! set; a part is added up in order with products rounded together with the sum. So a number of the output has the same bits however
+//! the product is cut into tasks.
+
+use std::cell::RefCell;
+
+use super::{
+    kernel::{self, Block, Matrix},
+    pack::pack,
+    register::Registers,
+};
+use crate::Simd;
+
+/// Steps of a sum between two visits to the output.
+const DEPTH: usize = 256;
+/// Bytes of packed columns: what is left of a second cache of 1 MiB beside rows and output.
+const PACKED: usize = 768 << 10;
+
+/// A cache line, to which packed memory is aligned: a register's load that spans two costs twice.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line {
+    _words: [u64; 8],
+}
+
+thread_local! {
+    /// Packed columns and a strip of rows; kept, so that a product allocates nothing.
+    static PACKS: RefCell<[Vec<Line>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
+
+/// `out = scale · a · b (+ out)` for `a: [m, k]`, `b: [k, n]`.
+///
+/// # Safety
+/// The matrices lie in their operands; the output overlaps neither, and nothing else sees it meanwhile.
+pub(crate) unsafe fn product<T: Registers>(
+    simd: Simd,
+    [m, k, n]: [usize; 3],
+    out: Matrix<*mut T>,
+    a: Matrix<*const T>,
+    b: Matrix<*const T>,
+    scale: T,
+    add: bool,
+) {
+    // A row of the output is written register by register; and few columns would leave most of a panel empty.
+    if out.column != 1 && out.row == 1 || n < kernel::cut::<T>(simd).1 && n < m {
+        // SAFETY: the caller's promise.
+        return unsafe { turned(simd, [n, k, m], out.turned(), b.turned(), a.turned(), scale, add) };
+    }
+    // SAFETY: as above.
+    unsafe { turned(simd, [m, k, n], out, a, b, scale, add) }
+}
+
+/// As [`product`], whichever operand is the left one by now.
+unsafe fn turned<T: Registers>(
+    simd: Simd,
+    [m, k, n]: [usize; 3],
+    out: Matrix<*mut T>,
+    a: Matrix<*const T>,
+    b: Matrix<*const T>,
+    scale: T,
+    add: bool,
+) {
+    let (rows, lanes) = kernel::cut::<T>(simd);
+    let whole = n.next_multiple_of(lanes);
+    let columns = (PACKED / size_of::<T>() / DEPTH / (3 * lanes) * 3 * lanes).min(whole);
+    PACKS.with_borrow_mut(|[packed, strip]| {
+        let packed = room::<T>(packed, columns * k.min(DEPTH));
+        let strip = room::<T>(strip, rows * k.min(DEPTH));
+        for j in (0..n).step_by(columns) {
+            // A sum of nothing is still written.
+            for from in (0..k.max(1)).step_by(DEPTH) {
+                let (depth, columns) = (DEPTH.min(k - from), columns.min(n - j));
+                let block = Block {
+                    rows: m,
+                    depth,
+                    columns,
+                    a: a.part(0, from),
+                    b: packed.as_ptr(),
+                    out: out.part(0, j),
+                    scale,
+                    add: add || from > 0,
+                };
+                // SAFETY: the caller's promise; the memory is packed by the line before.
+                unsafe {
+                    pack(simd, lanes, b.part(from, j), (depth, columns), packed);
+                    kernel::run(simd, &block, strip);
+                }
+            }
+        }
+    });
+}
+
+/// At least so many numbers.
+fn room<T: Registers>(lines: &mut Vec<Line>, numbers: usize) -> &mut [T] {
+    let count = (numbers * size_of::<T>()).div_ceil(size_of::<Line>());
+    if lines.len() < count {
+        lines.resize(count, Line { _words: [0; 8] });
+    }
+    // SAFETY: so many bytes are there, initialised, and aligned for any number; every bit pattern is one.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), numbers) }
+}
