@@ -7,8 +7,9 @@ use numcore::{Layout, Result, Support, fused::Attention};
 
 use super::{Call, Float, lanes, one, softmax::finite};
 use crate::{
-    Simd, matmul,
+    Simd,
     math::Math,
+    matmul,
     operand::{Base, Operand},
     simd::leveled,
 };

@@ -1,16 +1,17 @@
 //! The innermost loops: strips of rows against panels of columns, the sums of a tile in registers from the first step to the last.
 
-use super::register::{Registers, Register};
+use super::register::{Register, Registers};
 use crate::Simd;
 
-/// Registers in a row of a full panel. With them and [`WIDE`] rows a tile has 24 sums: of the 32 registers of AVX-512 three hold the
-/// panel's row and one the strip's number; a step takes 11 loads for 24 products, so two load ports suffice.
-const PANEL: usize = 3;
-/// Rows of a strip where there are 32 registers, and where there are 16.
-const WIDE: usize = 8;
-const NARROW: usize = 4;
+/// Rows of a strip and registers of a full panel's row where there are 32 registers: 24 sums, three of the panel's and one of the
+/// strip's; a step takes 11 loads for 24 products, so two load ports suffice.
+const WIDE: (usize, usize) = (8, 3);
+/// Where there are 16: 12 sums, two of the panel's and two of the strip's.
+const NARROW: (usize, usize) = (6, 2);
 /// Numbers of the largest tile.
-const TILE: usize = WIDE * PANEL * 16;
+const TILE: usize = WIDE.0 * WIDE.1 * 16;
+/// Rows that are laid out at once: a page is visited for four cache lines, not for half a one.
+const BLOCK: usize = 64;
 
 /// A matrix in memory: its first number, and the distances from one row and from one column to the next.
 #[derive(Clone, Copy)]
@@ -52,120 +53,154 @@ pub(super) struct Block<T> {
     pub add: bool,
 }
 
-/// How this level cuts: rows of a strip, columns of a register.
-pub(super) fn cut<T: Registers>(simd: Simd) -> (usize, usize) {
-    match simd {
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 => (WIDE, T::Avx512::LANES),
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => (NARROW, T::Avx2::LANES),
-        _ => (NARROW, T::Baseline::LANES),
+/// How a level cuts a product.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// Rows of a strip.
+    pub rows: usize,
+    /// Registers of a full panel's row.
+    pub registers: usize,
+    /// Columns of a register.
+    pub lanes: usize,
+}
+
+impl Shape {
+    pub(super) fn of<T: Registers>(simd: Simd) -> Shape {
+        let ((rows, registers), lanes) = match simd {
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => (WIDE, T::Avx512::LANES),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => (NARROW, T::Avx2::LANES),
+            _ => (NARROW, T::Baseline::LANES),
+        };
+        Shape { rows, registers, lanes }
+    }
+
+    /// Columns of the panel that begins where `left` columns are left: of a full one, or of as many registers as are needed.
+    #[inline(always)]
+    pub(super) fn panel(self, left: usize) -> usize {
+        left.next_multiple_of(self.lanes).min(self.registers * self.lanes)
+    }
+
+    /// Numbers of the strips that are laid out at once.
+    pub(super) fn strips(self, depth: usize) -> usize {
+        BLOCK.next_multiple_of(self.rows) * depth
     }
 }
 
-/// Columns of the panel that begins where `left` columns are left: of a full one, or of as many registers as are needed.
-pub(super) fn panel(left: usize, lanes: usize) -> usize {
-    left.next_multiple_of(lanes).min(PANEL * lanes)
-}
-
-/// Computes a block. `strip` is room for one strip of rows.
+/// Computes a block. `strips` is room for strips of rows ([`Shape::strips`]).
 ///
 /// # Safety
 /// The matrices lie in their operands, `b` is packed for this level, and nothing else sees the output meanwhile.
-pub(super) unsafe fn run<T: Registers>(simd: Simd, block: &Block<T>, strip: &mut [T]) {
+pub(super) unsafe fn run<T: Registers>(simd: Simd, block: &Block<T>, strips: &mut [T]) {
     // SAFETY: the caller's promise; a runtime is only built with a level that this processor has.
     unsafe {
         match simd {
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 => avx512(block, strip),
+            Simd::Avx512 => avx512(block, strips),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 => avx2(block, strip),
-            _ => strips::<T, T::Baseline, NARROW>(block, strip),
+            Simd::Avx2 => avx2(block, strips),
+            _ => block.run::<T::Baseline, { NARROW.0 }, { NARROW.1 }>(strips),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512vl,avx512bw,avx512dq")]
-unsafe fn avx512<T: Registers>(block: &Block<T>, strip: &mut [T]) {
+unsafe fn avx512<T: Registers>(block: &Block<T>, strips: &mut [T]) {
     // SAFETY: the caller's promise.
-    unsafe { strips::<T, T::Avx512, WIDE>(block, strip) }
+    unsafe { block.run::<T::Avx512, { WIDE.0 }, { WIDE.1 }>(strips) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2<T: Registers>(block: &Block<T>, strip: &mut [T]) {
+unsafe fn avx2<T: Registers>(block: &Block<T>, strips: &mut [T]) {
     // SAFETY: the caller's promise.
-    unsafe { strips::<T, T::Avx2, NARROW>(block, strip) }
+    unsafe { block.run::<T::Avx2, { NARROW.0 }, { NARROW.1 }>(strips) }
 }
 
-#[inline(always)]
-unsafe fn strips<T: Registers, R: Register<T>, const ROWS: usize>(block: &Block<T>, strip: &mut [T]) {
-    for i in (0..block.rows).step_by(ROWS) {
-        let rows = ROWS.min(block.rows - i);
-        let a = block.a.part(i, 0);
-        // SAFETY: the caller's promise: these rows are the block's.
-        unsafe {
-            if rows == ROWS && a.column == 1 {
-                panels::<T, R, ROWS, false>(block, i, rows, a.at, a.row);
-            } else {
-                lay_out::<T, ROWS>(a, rows, block.depth, strip);
-                panels::<T, R, ROWS, true>(block, i, rows, strip.as_ptr(), 1);
+impl<T: Registers> Block<T> {
+    /// Strip after strip: one stays in the first cache while the panels pass.
+    #[inline(always)]
+    unsafe fn run<R: Register<T>, const ROWS: usize, const WIDTH: usize>(&self, strips: &mut [T]) {
+        let step = BLOCK.next_multiple_of(ROWS);
+        for top in (0..self.rows).step_by(step) {
+            let rows = step.min(self.rows - top);
+            let neighbours = self.a.column == 1;
+            // Strips are read where they are if their numbers are neighbours, but for one that is not full.
+            let laid_out = if neighbours { rows / ROWS * ROWS } else { 0 };
+            // SAFETY: the caller's promise: these rows are the block's.
+            unsafe {
+                lay_out::<T, ROWS>(self.a.part(top + laid_out, 0), rows - laid_out, self.depth, strips);
+                for i in (0..rows).step_by(ROWS) {
+                    let there = ROWS.min(rows - i);
+                    if i < laid_out {
+                        let a = self.a.part(top + i, 0);
+                        self.panels::<R, ROWS, WIDTH, false>(top + i, there, a.at, a.row);
+                    } else {
+                        let a = strips.as_ptr().add((i - laid_out) * self.depth);
+                        self.panels::<R, ROWS, WIDTH, true>(top + i, there, a, 1);
+                    }
+                }
             }
+        }
+    }
+
+    /// One strip against every panel.
+    #[inline(always)]
+    unsafe fn panels<R: Register<T>, const ROWS: usize, const WIDTH: usize, const DENSE: bool>(
+        &self,
+        i: usize,
+        rows: usize,
+        a: *const T,
+        a_row: isize,
+    ) {
+        let shape = Shape { rows: ROWS, registers: WIDTH, lanes: R::LANES };
+        let mut j = 0;
+        while j < self.columns {
+            let left = self.columns - j;
+            let width = shape.panel(left);
+            let tile = Tile { depth: self.depth, a, a_row, b: self.b.wrapping_add(j * self.depth) };
+            let out = self.out.part(i, j);
+            let whole = rows == ROWS && left >= width && out.column == 1;
+            // SAFETY: the caller's promise: this panel is the block's, and so is this tile of the output, or the one on the stack.
+            unsafe {
+                let mut aside = std::mem::MaybeUninit::<[T; TILE]>::uninit();
+                let (at, row) =
+                    if whole { (out.at, out.row) } else { (aside.as_mut_ptr().cast::<T>(), width as isize) };
+                let (scale, add) = if whole { (self.scale, self.add) } else { (T::ONE, false) };
+                match width / R::LANES {
+                    1 => tile.sum::<R, ROWS, 1, DENSE>(at, row, scale, add),
+                    registers if registers < WIDTH => tile.sum::<R, ROWS, 2, DENSE>(at, row, scale, add),
+                    _ => tile.sum::<R, ROWS, WIDTH, DENSE>(at, row, scale, add),
+                }
+                if !whole {
+                    scatter(at, width, (rows, left.min(width)), out, self);
+                }
+            }
+            j += width;
         }
     }
 }
 
-/// The numbers of a strip in the order they are read: all rows of a step side by side, zeros where there is no row.
+/// Rows in the order tiles read them: strip after strip, all rows of a step side by side, zeros where there is no row.
 #[inline(always)]
-unsafe fn lay_out<T: Registers, const ROWS: usize>(a: Matrix<*const T>, rows: usize, depth: usize, strip: &mut [T]) {
-    let steps = strip[..depth * ROWS].as_chunks_mut::<ROWS>().0.iter_mut().enumerate();
-    if rows == ROWS && a.row == 1 {
-        for (k, step) in steps {
-            // SAFETY: these numbers are the block's.
-            *step = unsafe { a.part(0, k).at.cast::<[T; ROWS]>().read() };
-        }
-    } else {
-        for (k, step) in steps {
-            for (i, x) in step.iter_mut().enumerate() {
+unsafe fn lay_out<T: Registers, const ROWS: usize>(a: Matrix<*const T>, rows: usize, depth: usize, strips: &mut [T]) {
+    for k in 0..depth {
+        for i in (0..rows).step_by(ROWS) {
+            let to = &mut strips[i * depth + k * ROWS..][..ROWS];
+            let there = ROWS.min(rows - i);
+            let from = a.part(i, k);
+            if there == ROWS && a.row == 1 {
+                // SAFETY: these numbers are the block's.
+                unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.at, ROWS) };
+                continue;
+            }
+            for (r, x) in to.iter_mut().enumerate() {
                 // SAFETY: as above.
-                *x = if i < rows { unsafe { *a.part(i, k).at } } else { T::ZERO };
+                *x = if r < there { unsafe { *from.part(r, 0).at } } else { T::ZERO };
             }
         }
-    }
-}
-
-/// One strip against every panel.
-#[inline(always)]
-unsafe fn panels<T: Registers, R: Register<T>, const ROWS: usize, const DENSE: bool>(
-    block: &Block<T>,
-    i: usize,
-    rows: usize,
-    a: *const T,
-    a_row: isize,
-) {
-    let mut j = 0;
-    while j < block.columns {
-        let left = block.columns - j;
-        let width = panel(left, R::LANES);
-        let tile = Tile { depth: block.depth, a, a_row, b: block.b.wrapping_add(j * block.depth) };
-        let out = block.out.part(i, j);
-        let whole = rows == ROWS && left >= width && out.column == 1;
-        // SAFETY: the caller's promise: this panel is the block's, and so is this tile of the output, or the one on the stack.
-        unsafe {
-            let mut aside = std::mem::MaybeUninit::<[T; TILE]>::uninit();
-            let (at, row) = if whole { (out.at, out.row) } else { (aside.as_mut_ptr().cast::<T>(), width as isize) };
-            let (scale, add) = if whole { (block.scale, block.add) } else { (T::ONE, false) };
-            match width / R::LANES {
-                3 => tile.sum::<R, ROWS, 3, DENSE>(at, row, scale, add),
-                2 => tile.sum::<R, ROWS, 2, DENSE>(at, row, scale, add),
-                _ => tile.sum::<R, ROWS, 1, DENSE>(at, row, scale, add),
-            }
-            if !whole {
-                scatter(at, width, (rows, left.min(width)), out, block);
-            }
-        }
-        j += width;
     }
 }
 
@@ -187,6 +222,11 @@ impl<T: Registers> Tile<T> {
         scale: T,
         add: bool,
     ) {
+        for i in 0..ROWS {
+            for v in 0..WIDTH {
+                prefetch(out.wrapping_offset(i as isize * out_row).wrapping_add(v * R::LANES));
+            }
+        }
         let lines: [*const T; ROWS] = std::array::from_fn(|i| self.a.wrapping_offset(i as isize * self.a_row));
         // SAFETY: the caller's promise.
         unsafe {
@@ -210,6 +250,16 @@ impl<T: Registers> Tile<T> {
                 }
             }
         }
+    }
+}
+
+/// Asks for a line that is written when a tile's sums are done: fetched only then, the output costs a tenth of the time.
+#[inline(always)]
+fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this kind has it, and it reads nothing, wherever it points.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
 }
 

@@ -1,26 +1,26 @@
 //! Columns of the right operand in the order in which tiles read them: panel after panel, a panel's rows one after the other.
 
 use super::{
-    kernel::{Matrix, panel},
+    kernel::{Matrix, Shape},
     register::Registers,
 };
 use crate::{Simd, pointwise::turn};
 
-/// Packs `depth × columns` of `b` for registers of `lanes` numbers; columns that fill up a panel are zero. `to` has room for
+/// Packs `depth × columns` of `b` for tiles of that shape; columns that fill up a panel are zero. `to` has room for
 /// `columns`, rounded up to whole registers, times `depth`.
 ///
 /// # Safety
 /// The numbers of `b` lie in its operand.
 pub(super) unsafe fn pack<T: Registers>(
     simd: Simd,
-    lanes: usize,
+    shape: Shape,
     b: Matrix<*const T>,
     (depth, columns): (usize, usize),
     to: &mut [T],
 ) {
     let mut j = 0;
     while j < columns {
-        let width = panel(columns - j, lanes);
+        let width = shape.panel(columns - j);
         let there = width.min(columns - j);
         let to = &mut to[j * depth..][..width * depth];
         // SAFETY: the caller's promise.

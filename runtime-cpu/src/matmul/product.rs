@@ -8,14 +8,14 @@
 use std::cell::RefCell;
 
 use super::{
-    kernel::{self, Block, Matrix},
+    kernel::{self, Block, Matrix, Shape},
     pack::pack,
     register::Registers,
 };
 use crate::Simd;
 
 /// Steps of a sum between two visits to the output.
-const DEPTH: usize = 256;
+const DEPTH: usize = 512;
 /// Bytes of packed columns: what is left of a second cache of 1 MiB beside rows and output.
 const PACKED: usize = 768 << 10;
 
@@ -27,7 +27,7 @@ struct Line {
 }
 
 thread_local! {
-    /// Packed columns and a strip of rows; kept, so that a product allocates nothing.
+    /// Packed columns and strips of rows; kept, so that a product allocates nothing.
     static PACKS: RefCell<[Vec<Line>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
@@ -45,7 +45,7 @@ pub(crate) unsafe fn product<T: Registers>(
     add: bool,
 ) {
     // A row of the output is written register by register; and few columns would leave most of a panel empty.
-    if out.column != 1 && out.row == 1 || n < kernel::cut::<T>(simd).1 && n < m {
+    if out.column != 1 && out.row == 1 || n < Shape::of::<T>(simd).lanes && n < m {
         // SAFETY: the caller's promise.
         return unsafe { turned(simd, [n, k, m], out.turned(), b.turned(), a.turned(), scale, add) };
     }
@@ -63,12 +63,12 @@ unsafe fn turned<T: Registers>(
     scale: T,
     add: bool,
 ) {
-    let (rows, lanes) = kernel::cut::<T>(simd);
-    let whole = n.next_multiple_of(lanes);
-    let columns = (PACKED / size_of::<T>() / DEPTH / (3 * lanes) * 3 * lanes).min(whole);
-    PACKS.with_borrow_mut(|[packed, strip]| {
+    let shape = Shape::of::<T>(simd);
+    let panel = shape.registers * shape.lanes;
+    let columns = (PACKED / size_of::<T>() / DEPTH / panel * panel).min(n.next_multiple_of(shape.lanes));
+    PACKS.with_borrow_mut(|[packed, strips]| {
         let packed = room::<T>(packed, columns * k.min(DEPTH));
-        let strip = room::<T>(strip, rows * k.min(DEPTH));
+        let strips = room::<T>(strips, shape.strips(k.min(DEPTH)));
         for j in (0..n).step_by(columns) {
             // A sum of nothing is still written.
             for from in (0..k.max(1)).step_by(DEPTH) {
@@ -85,8 +85,8 @@ unsafe fn turned<T: Registers>(
                 };
                 // SAFETY: the caller's promise; the memory is packed by the line before.
                 unsafe {
-                    pack(simd, lanes, b.part(from, j), (depth, columns), packed);
-                    kernel::run(simd, &block, strip);
+                    pack(simd, shape, b.part(from, j), (depth, columns), packed);
+                    kernel::run(simd, &block, strips);
                 }
             }
         }
