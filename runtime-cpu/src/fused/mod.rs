@@ -5,6 +5,7 @@
 
 mod attention;
 mod attention_grad;
+mod conv;
 mod cross_entropy;
 mod lanes;
 mod norm;
@@ -69,6 +70,7 @@ impl Call<'_> {
             FusedOp::NormGrad(op) => norm::backward::<T>(self, op),
             FusedOp::CrossEntropy(op) => cross_entropy::forward::<T>(self, op),
             FusedOp::CrossEntropyGrad(op) => cross_entropy::backward::<T>(self, &op.0),
+            FusedOp::Conv(op) => conv::run::<T>(self, op),
             _ => Ok(Support::Decompose),
         }
     }

@@ -40,12 +40,31 @@ impl<T> Matrix<T> {
     }
 }
 
+/// The left operand of a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Left<'a, T> {
+    /// A matrix.
+    Strided(Matrix<*const T>),
+    /// Its number `(i, k)` lies `rows[i] + steps[k]` numbers from `at`: windows of an image, read where they are.
+    Gathered { at: *const T, rows: &'a [usize], steps: &'a [usize] },
+}
+
+impl<T> Left<'_, T> {
+    /// The part that begins there.
+    pub(super) fn part(self, i: usize, k: usize) -> Self {
+        match self {
+            Left::Strided(a) => Left::Strided(a.part(i, k)),
+            Left::Gathered { at, rows, steps } => Left::Gathered { at, rows: &rows[i..], steps: &steps[k..] },
+        }
+    }
+}
+
 /// A block of the product: all its rows against columns that lie packed, along a part of the sum.
-pub(super) struct Block<T> {
+pub(super) struct Block<'a, T> {
     pub rows: usize,
     pub depth: usize,
     pub columns: usize,
-    pub a: Matrix<*const T>,
+    pub a: Left<'a, T>,
     /// `b` in panels ([`super::pack`]).
     pub b: *const T,
     pub out: Matrix<*mut T>,
@@ -92,7 +111,7 @@ impl Shape {
 ///
 /// # Safety
 /// The matrices lie in their operands, `b` is packed for this level, and nothing else sees the output meanwhile.
-pub(super) unsafe fn run<T: Registers>(simd: Simd, block: &Block<T>, strips: &mut [T]) {
+pub(super) unsafe fn run<T: Registers>(simd: Simd, block: &Block<'_, T>, strips: &mut [T]) {
     // SAFETY: the caller's promise; a runtime is only built with a level that this processor has.
     unsafe {
         match simd {
@@ -107,39 +126,47 @@ pub(super) unsafe fn run<T: Registers>(simd: Simd, block: &Block<T>, strips: &mu
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512vl,avx512bw,avx512dq")]
-unsafe fn avx512<T: Registers>(block: &Block<T>, strips: &mut [T]) {
+unsafe fn avx512<T: Registers>(block: &Block<'_, T>, strips: &mut [T]) {
     // SAFETY: the caller's promise.
     unsafe { block.run::<T::Avx512, { WIDE.0 }, { WIDE.1 }>(strips) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2<T: Registers>(block: &Block<T>, strips: &mut [T]) {
+unsafe fn avx2<T: Registers>(block: &Block<'_, T>, strips: &mut [T]) {
     // SAFETY: the caller's promise.
     unsafe { block.run::<T::Avx2, { NARROW.0 }, { NARROW.1 }>(strips) }
 }
 
-impl<T: Registers> Block<T> {
+impl<T: Registers> Block<'_, T> {
     /// Strip after strip: one stays in the first cache while the panels pass.
     #[inline(always)]
     unsafe fn run<R: Register<T>, const ROWS: usize, const WIDTH: usize>(&self, strips: &mut [T]) {
-        let step = BLOCK.next_multiple_of(ROWS);
-        for top in (0..self.rows).step_by(step) {
-            let rows = step.min(self.rows - top);
-            let neighbours = self.a.column == 1;
-            // Strips are read where they are if their numbers are neighbours, but for one that is not full.
-            let laid_out = if neighbours { rows / ROWS * ROWS } else { 0 };
-            // SAFETY: the caller's promise: these rows are the block's.
-            unsafe {
-                lay_out::<T, ROWS>(self.a.part(top + laid_out, 0), rows - laid_out, self.depth, strips);
-                for i in (0..rows).step_by(ROWS) {
-                    let there = ROWS.min(rows - i);
-                    if i < laid_out {
-                        let a = self.a.part(top + i, 0);
-                        self.panels::<R, ROWS, WIDTH, false>(top + i, there, a.at, a.row);
-                    } else {
-                        let a = strips.as_ptr().add((i - laid_out) * self.depth);
-                        self.panels::<R, ROWS, WIDTH, true>(top + i, there, a, 1);
+        let last = |i: usize, r: usize| (i + r).min(self.rows - 1);
+        // SAFETY: the caller's promise: these rows are the block's. A strip that is not full reads its last row again.
+        unsafe {
+            match self.a {
+                Left::Strided(a) if a.column == 1 => {
+                    for i in (0..self.rows).step_by(ROWS) {
+                        let lines = std::array::from_fn(|r| a.part(last(i, r), 0).at);
+                        self.panels::<R, ROWS, WIDTH>(i, Lines::<T, ROWS>(lines));
+                    }
+                }
+                Left::Gathered { at, rows, steps } => {
+                    for i in (0..self.rows).step_by(ROWS) {
+                        let lines = std::array::from_fn(|r| at.wrapping_add(rows[last(i, r)]));
+                        self.panels::<R, ROWS, WIDTH>(i, Windows::<T, ROWS>(lines, &steps[..self.depth]));
+                    }
+                }
+                Left::Strided(a) => {
+                    let step = BLOCK.next_multiple_of(ROWS);
+                    for top in (0..self.rows).step_by(step) {
+                        let rows = step.min(self.rows - top);
+                        lay_out::<T, ROWS>(a.part(top, 0), rows, self.depth, strips);
+                        for i in (0..rows).step_by(ROWS) {
+                            let strip = strips[i * self.depth..].as_ptr();
+                            self.panels::<R, ROWS, WIDTH>(top + i, LaidOut::<T, ROWS>(strip));
+                        }
                     }
                 }
             }
@@ -148,19 +175,14 @@ impl<T: Registers> Block<T> {
 
     /// One strip against every panel.
     #[inline(always)]
-    unsafe fn panels<R: Register<T>, const ROWS: usize, const WIDTH: usize, const DENSE: bool>(
-        &self,
-        i: usize,
-        rows: usize,
-        a: *const T,
-        a_row: isize,
-    ) {
+    unsafe fn panels<R: Register<T>, const ROWS: usize, const WIDTH: usize>(&self, i: usize, strip: impl Strip<T>) {
+        let rows = ROWS.min(self.rows - i);
         let shape = Shape { rows: ROWS, registers: WIDTH, lanes: R::LANES };
         let mut j = 0;
         while j < self.columns {
             let left = self.columns - j;
             let width = shape.panel(left);
-            let tile = Tile { depth: self.depth, a, a_row, b: self.b.wrapping_add(j * self.depth) };
+            let tile = Tile { depth: self.depth, strip, b: self.b.wrapping_add(j * self.depth) };
             let out = self.out.part(i, j);
             let whole = rows == ROWS && left >= width && out.column == 1;
             // SAFETY: the caller's promise: this panel is the block's, and so is this tile of the output, or the one on the stack.
@@ -170,9 +192,9 @@ impl<T: Registers> Block<T> {
                     if whole { (out.at, out.row) } else { (aside.as_mut_ptr().cast::<T>(), width as isize) };
                 let (scale, add) = if whole { (self.scale, self.add) } else { (T::ONE, false) };
                 match width / R::LANES {
-                    1 => tile.sum::<R, ROWS, 1, DENSE>(at, row, scale, add),
-                    registers if registers < WIDTH => tile.sum::<R, ROWS, 2, DENSE>(at, row, scale, add),
-                    _ => tile.sum::<R, ROWS, WIDTH, DENSE>(at, row, scale, add),
+                    1 => tile.sum::<R, ROWS, 1>(at, row, scale, add),
+                    registers if registers < WIDTH => tile.sum::<R, ROWS, 2>(at, row, scale, add),
+                    _ => tile.sum::<R, ROWS, WIDTH>(at, row, scale, add),
                 }
                 if !whole {
                     scatter(at, width, (rows, left.min(width)), out, self);
@@ -204,18 +226,60 @@ unsafe fn lay_out<T: Registers, const ROWS: usize>(a: Matrix<*const T>, rows: us
     }
 }
 
+/// Where the numbers of a strip are.
+trait Strip<T>: Copy {
+    /// That of row `i` and step `k`.
+    ///
+    /// # Safety
+    /// They are the strip's.
+    unsafe fn at(&self, i: usize, k: usize) -> *const T;
+}
+
+/// A row's numbers are neighbours.
+#[derive(Clone, Copy)]
+struct Lines<T, const ROWS: usize>([*const T; ROWS]);
+
+/// All rows of a step side by side.
+#[derive(Clone, Copy)]
+struct LaidOut<T, const ROWS: usize>(*const T);
+
+/// The same distances in every row.
+#[derive(Clone, Copy)]
+struct Windows<'a, T, const ROWS: usize>([*const T; ROWS], &'a [usize]);
+
+impl<T: Copy, const ROWS: usize> Strip<T> for Lines<T, ROWS> {
+    #[inline(always)]
+    unsafe fn at(&self, i: usize, k: usize) -> *const T {
+        self.0[i].wrapping_add(k)
+    }
+}
+
+impl<T: Copy, const ROWS: usize> Strip<T> for LaidOut<T, ROWS> {
+    #[inline(always)]
+    unsafe fn at(&self, i: usize, k: usize) -> *const T {
+        self.0.wrapping_add(k * ROWS + i)
+    }
+}
+
+impl<T: Copy, const ROWS: usize> Strip<T> for Windows<'_, T, ROWS> {
+    #[inline(always)]
+    unsafe fn at(&self, i: usize, k: usize) -> *const T {
+        // SAFETY: the trait's contract: a step of the strip's.
+        self.0[i].wrapping_add(unsafe { *self.1.get_unchecked(k) })
+    }
+}
+
 /// One tile: a strip's rows times a panel's columns.
-struct Tile<T> {
+struct Tile<T, S> {
     depth: usize,
-    a: *const T,
-    a_row: isize,
+    strip: S,
     b: *const T,
 }
 
-impl<T: Registers> Tile<T> {
-    /// `out = scale · a · b (+ out)`. A dense strip has its rows side by side; otherwise a row's numbers are neighbours.
+impl<T: Registers, S: Strip<T>> Tile<T, S> {
+    /// `out = scale · a · b (+ out)`.
     #[inline(always)]
-    unsafe fn sum<R: Register<T>, const ROWS: usize, const WIDTH: usize, const DENSE: bool>(
+    unsafe fn sum<R: Register<T>, const ROWS: usize, const WIDTH: usize>(
         &self,
         out: *mut T,
         out_row: isize,
@@ -227,7 +291,6 @@ impl<T: Registers> Tile<T> {
                 prefetch(out.wrapping_offset(i as isize * out_row).wrapping_add(v * R::LANES));
             }
         }
-        let lines: [*const T; ROWS] = std::array::from_fn(|i| self.a.wrapping_offset(i as isize * self.a_row));
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[R::splat(T::ZERO); WIDTH]; ROWS];
@@ -235,7 +298,7 @@ impl<T: Registers> Tile<T> {
                 let b = self.b.add(k * WIDTH * R::LANES);
                 let row: [R; WIDTH] = std::array::from_fn(|v| R::load(b.add(v * R::LANES)));
                 for (i, sums) in sums.iter_mut().enumerate() {
-                    let x = R::splat(if DENSE { *self.a.add(k * ROWS + i) } else { *lines[i].add(k) });
+                    let x = R::splat(*self.strip.at(i, k));
                     for (sum, b) in sums.iter_mut().zip(row) {
                         *sum = x.mul_add(b, *sum);
                     }
@@ -269,7 +332,7 @@ unsafe fn scatter<T: Registers>(
     line: usize,
     (rows, columns): (usize, usize),
     out: Matrix<*mut T>,
-    block: &Block<T>,
+    block: &Block<'_, T>,
 ) {
     for i in 0..rows {
         for j in 0..columns {

@@ -20,8 +20,8 @@ use crate::{
 };
 
 use cut::Cut;
-pub(crate) use kernel::Matrix;
-pub(crate) use product::product;
+pub(crate) use kernel::{Left, Matrix};
+pub(crate) use product::{product, product_of};
 pub(crate) use register::Registers;
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.

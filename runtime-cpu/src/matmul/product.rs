@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 
 use super::{
-    kernel::{self, Block, Matrix, Shape},
+    kernel::{self, Block, Left, Matrix, Shape},
     pack::pack,
     register::Registers,
 };
@@ -47,18 +47,21 @@ pub(crate) unsafe fn product<T: Registers>(
     // A row of the output is written register by register; and few columns would leave most of a panel empty.
     if out.column != 1 && out.row == 1 || n < Shape::of::<T>(simd).lanes && n < m {
         // SAFETY: the caller's promise.
-        return unsafe { turned(simd, [n, k, m], out.turned(), b.turned(), a.turned(), scale, add) };
+        return unsafe { product_of(simd, [n, k, m], out.turned(), Left::Strided(b.turned()), a.turned(), scale, add) };
     }
     // SAFETY: as above.
-    unsafe { turned(simd, [m, k, n], out, a, b, scale, add) }
+    unsafe { product_of(simd, [m, k, n], out, Left::Strided(a), b, scale, add) }
 }
 
-/// As [`product`], whichever operand is the left one by now.
-unsafe fn turned<T: Registers>(
+/// As [`product`], for any left operand, and in these roles.
+///
+/// # Safety
+/// As for [`product`].
+pub(crate) unsafe fn product_of<T: Registers>(
     simd: Simd,
     [m, k, n]: [usize; 3],
     out: Matrix<*mut T>,
-    a: Matrix<*const T>,
+    a: Left<'_, T>,
     b: Matrix<*const T>,
     scale: T,
     add: bool,
