@@ -181,7 +181,7 @@ fn networks<R: Runtime>() -> Vec<Row<R>> {
         }),
         ("max_pool2d", |g| image(g, [1, 1, 4, 4])?.max_pool2d([2, 2], [2, 2], [2, 0])),
         ("max_pool2d", |g| g.x.max_pool2d([2, 2], [2, 2], [0, 0])),
-        ("unfold", |g| image(g, [1, 1, 2, 2])?.avg_pool2d([3, 3], [1, 1], [0, 0])),
+        ("avg_pool2d", |g| image(g, [1, 1, 2, 2])?.avg_pool2d([3, 3], [1, 1], [0, 0])),
         ("adaptive_avg_pool2d", |g| image(g, [1, 1, 2, 2])?.adaptive_avg_pool2d([0, 1])),
         ("rope", |g| g.x.rope(1e4, 0)),
         ("dropout", |g| g.x.dropout(1.0, 0)),

@@ -3,8 +3,8 @@
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{
-        Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, Norm, NormGrad, NormKind,
-        Softmax, SoftmaxGrad,
+        Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, MaxPool, MaxPoolGrad, Norm,
+        NormGrad, NormKind, Softmax, SoftmaxGrad,
     },
     ops::{Apply, Op, PointwiseOps, ViewOps},
     rng::Philox,
@@ -31,6 +31,7 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
         bench.norms();
         bench.attention();
         bench.conv();
+        bench.pool();
     }
     section
 }
@@ -47,6 +48,13 @@ impl<R: Runtime> Bench<'_, R> {
         let mut rng = Philox::new(seed, 1);
         // Shapes and types of this file are sound; a runtime that cannot make them fails its first check.
         Tensor::from_f64_fn(self.rt, shape, self.dtype, || 2.0 * rng.normal()).expect("a tensor of random numbers")
+    }
+
+    /// A few whole numbers, many of them equal.
+    fn whole(&self, shape: &[usize], seed: u64) -> Tensor<R> {
+        let mut rng = Philox::new(seed, 3);
+        let number = || rng.below(4) as f64 - 2.0;
+        Tensor::from_f64_fn(self.rt, shape, self.dtype, number).expect("a tensor of whole numbers")
     }
 
     fn index(&self, n: usize, below: usize, ignored: bool) -> Tensor<R> {
@@ -186,10 +194,34 @@ impl<R: Runtime> Bench<'_, R> {
         });
     }
 
+    fn pool(&mut self) {
+        // x, kernel, stride, padding.
+        type Size = ([usize; 4], [usize; 2], [usize; 2], [usize; 2]);
+        let sizes: [Size; 7] = [
+            ([1, 1, 1, 1], [1, 1], [1, 1], [0, 0]),
+            ([2, 3, 24, 24], [2, 2], [2, 2], [0, 0]),
+            ([2, 3, 9, 7], [3, 2], [1, 1], [1, 1]),
+            ([1, 2, 11, 40], [3, 3], [2, 2], [1, 1]),
+            ([1, 2, 10, 12], [2, 4], [3, 1], [1, 2]),
+            ([3, 1, 5, 6], [5, 6], [1, 1], [0, 0]),
+            ([0, 2, 4, 4], [2, 2], [2, 2], [0, 0]),
+        ];
+        for (i, (xs, kernel, stride, padding)) in sizes.into_iter().enumerate() {
+            // Every second time with ties, of which the first must win.
+            let x = if i % 2 == 0 { self.real(&xs, 19) } else { self.whole(&xs, 19) };
+            let op = MaxPool { kernel, stride, padding };
+            let what = format!("{xs:?} kernel {kernel:?} stride {stride:?} padding {padding:?}");
+            let outs = self.compare(&format!("max_pool2d {what}"), op.clone(), &[&x]);
+            let [y] = &outs[..] else { continue };
+            let g = self.real(y.dims(), 20);
+            self.compare(&format!("max_pool2d_grad {what}"), MaxPoolGrad(op), &[&x, &g]);
+        }
+    }
+
     fn conv(&mut self) {
         // x, w, stride, padding, dilation, groups.
         type Size = ([usize; 4], [usize; 4], [usize; 2], [usize; 2], [usize; 2], usize);
-        let sizes: [Size; 8] = [
+        let sizes: [Size; 10] = [
             ([1, 1, 1, 1], [1, 1, 1, 1], [1, 1], [0, 0], [1, 1], 1),
             ([2, 3, 9, 7], [5, 3, 3, 3], [1, 1], [1, 1], [1, 1], 1),
             ([1, 4, 11, 13], [6, 2, 3, 2], [2, 3], [1, 0], [1, 2], 2),
@@ -197,6 +229,8 @@ impl<R: Runtime> Bench<'_, R> {
             ([1, 16, 14, 14], [32, 16, 1, 1], [1, 1], [0, 0], [1, 1], 1),
             ([1, 2, 5, 40], [3, 2, 1, 7], [1, 2], [0, 3], [1, 3], 1),
             ([2, 3, 32, 32], [16, 3, 5, 5], [2, 2], [2, 2], [1, 1], 1),
+            ([9, 8, 10, 11], [12, 4, 3, 2], [1, 1], [2, 1], [2, 1], 2),
+            ([2, 4, 5, 6], [4, 4, 1, 2], [1, 1], [2, 3], [1, 1], 1),
             ([0, 2, 5, 5], [3, 2, 3, 3], [1, 1], [1, 1], [1, 1], 1),
         ];
         for (xs, ws, stride, padding, dilation, groups) in sizes {

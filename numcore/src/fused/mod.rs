@@ -6,6 +6,7 @@ mod attention;
 mod conv;
 mod cross_entropy;
 mod norm;
+mod pool;
 mod softmax;
 mod vocabulary;
 
@@ -13,6 +14,7 @@ pub use attention::{Attention, AttentionGrad};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
 pub use norm::{Norm, NormGrad, NormKind};
+pub use pool::{MaxPool, MaxPoolGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use vocabulary::{ConvOptions, CrossEntropyOptions, NnOps, Reduction};
 
@@ -104,6 +106,10 @@ fused! {
     AttentionGrad,
     /// Two-dimensional convolution and both its adjoints.
     Conv,
+    /// The largest of each window.
+    MaxPool,
+    /// Its gradient.
+    MaxPoolGrad,
 }
 
 impl FusedOp {

@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-use super::{Attention, Conv, ConvKind, CrossEntropy, Norm, NormKind, Softmax};
+use super::{Attention, Conv, ConvKind, CrossEntropy, MaxPool, Norm, NormKind, Softmax};
 use crate::{
     DType, Error, Result, Scalar, Shape, Tensor,
-    ops::{Apply, IndexOps, JoinOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps},
     pointwise::Program,
 };
 
@@ -219,13 +219,13 @@ pub trait NnOps: Apply {
     }
     /// Largest of each window of `self: [N, C, H, W]`; the first of equals gets the gradient.
     fn max_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
-        let windows = pool_windows("max_pool2d", self, kernel, stride, padding, f64::NEG_INFINITY)?;
-        let at = windows.detach().argmax(-1, true)?;
-        windows.gather(-1, &at)?.squeeze(-1)
+        Self::apply1(MaxPool { kernel, stride, padding }, &[self])
     }
     /// Mean of each window of `self: [N, C, H, W]`, the padding counted.
     fn avg_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
-        pool_windows("avg_pool2d", self, kernel, stride, padding, 0.0)?.mean(&[-1], false)
+        let pool = MaxPool { kernel, stride, padding };
+        pool.output("avg_pool2d", self.spec().shape)?;
+        pool.windows(self, 0.0)?.mean(&[-1], false)
     }
     /// Means of `self: [N, C, H, W]` over `size` regions as equal as they come: region `i` of `n` spans `⌊i·H/n⌋ .. ⌈(i+1)·H/n⌉`.
     fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Self> {
@@ -330,24 +330,6 @@ fn rank_is<T: Apply>(op: &'static str, xs: &[&T], rank: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::shape(op, &shapes, format!("needs operands with {rank} axes")))
-}
-
-/// The windows of a pool, `[N, C, P, Q, R · S]`.
-fn pool_windows<T: Apply>(
-    op: &'static str,
-    x: &T,
-    kernel: [usize; 2],
-    stride: [usize; 2],
-    padding: [usize; 2],
-    outside: f64,
-) -> Result<T> {
-    rank_is(op, &[x], 4)?;
-    if (0..2).any(|i| padding[i] * 2 > kernel[i]) {
-        let why = format!("padding {padding:?} must be at most half the kernel {kernel:?}");
-        return Err(Error::shape(op, &[x.spec().shape], why));
-    }
-    let padded = x.pad(&[(0, 0), (0, 0), (padding[0], padding[0]), (padding[1], padding[1])], outside)?;
-    padded.unfold(2, kernel[0], stride[0], 1)?.unfold(3, kernel[1], stride[1], 1)?.flatten(4, 5)
 }
 
 fn adaptive<T: Apply>(

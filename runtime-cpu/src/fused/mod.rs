@@ -9,6 +9,7 @@ mod conv;
 mod cross_entropy;
 mod lanes;
 mod norm;
+mod pool;
 mod softmax;
 
 use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
@@ -71,6 +72,8 @@ impl Call<'_> {
             FusedOp::CrossEntropy(op) => cross_entropy::forward::<T>(self, op),
             FusedOp::CrossEntropyGrad(op) => cross_entropy::backward::<T>(self, &op.0),
             FusedOp::Conv(op) => conv::run::<T>(self, op),
+            FusedOp::MaxPool(op) => Ok(pool::forward::<T>(self, op)),
+            FusedOp::MaxPoolGrad(op) => Ok(pool::backward::<T>(self, op)),
             _ => Ok(Support::Decompose),
         }
     }
