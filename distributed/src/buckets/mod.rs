@@ -3,8 +3,10 @@
 mod canonical;
 mod hook;
 mod plan;
+mod powersgd;
 mod wire;
 
 pub use hook::{BucketOptions, Buckets, Unused};
 pub use plan::{BucketLimits, BucketPlan, BucketSpec};
+pub use powersgd::PowerSgd;
 pub use wire::Wire;

@@ -6,10 +6,11 @@ use numcore::{
     pointwise::Program,
 };
 
+use super::PowerSgd;
 use crate::comm::{Collectives, Comm, ReduceOp, Work};
 
 /// What gradients are sent as. They are summed in `f32` either way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Wire {
     /// As they are.
     #[default]
@@ -18,12 +19,14 @@ pub enum Wire {
     Bf16,
     /// As `f16`: half the bytes, four digits; the mean is sent, because a sum may leave its range.
     F16,
+    /// As products of thin matrices, with what is lost sent later; what is not compressed travels as it is. Not in canonical order.
+    PowerSgd(PowerSgd),
 }
 
 impl Wire {
     fn dtype(self) -> Option<DType> {
         match self {
-            Wire::Own => None,
+            Wire::Own | Wire::PowerSgd(_) => None,
             Wire::Bf16 => Some(DType::BF16),
             Wire::F16 => Some(DType::F16),
         }

@@ -47,8 +47,8 @@ impl<R: Runtime> Part<R> {
 pub trait Checkpointed<R: Runtime> {
     /// The parts this rank saves; together the ranks save everything, once.
     fn parts(&self) -> Result<Vec<Part<R>>>;
-    /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/` are one rank's own: they need not be there
-    /// when another number of ranks loads.
+    /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/`, of tensors too, are one rank's own:
+    /// they need not be there when another number of ranks loads, where such a tensor reads as zeros.
     fn numbers(&self) -> BTreeMap<String, u64>;
     /// Which elements this rank needs.
     fn wanted(&self) -> Result<Vec<Wanted>>;

@@ -29,7 +29,7 @@ pub(crate) fn own(rank: usize, name: &str) -> String {
     format!("rank/{rank}/{name}")
 }
 
-/// Whether a number may be missing: ranks come and go.
+/// Whether a number or a tensor may be missing, or left over: ranks come and go.
 pub(crate) fn is_own(name: &str) -> bool {
     name.starts_with("rank/")
 }

@@ -8,7 +8,9 @@ use std::{
 
 use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
 
-use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, names, together, writer::file};
+use super::{
+    Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::Entry, names, together, writer::file,
+};
 use crate::comm::{Collectives, Comm};
 
 impl Folder {
@@ -22,6 +24,7 @@ impl Folder {
         let wanted = state.wanted().and_then(|wanted| {
             reader.check_names(&wanted, &numbers)?;
             wanted.iter().try_for_each(|w| reader.check(w))?;
+            reader.check_own(comm.rank(), comm.size())?;
             Ok(wanted)
         });
         // Every name that is there must be wanted by someone.
@@ -29,7 +32,7 @@ impl Folder {
         let all = comm.exchange(own.unwrap_or_default().as_bytes())?;
         let known: BTreeSet<String> =
             all.iter().flat_map(|b| String::from_utf8_lossy(b).lines().map(String::from).collect::<Vec<_>>()).collect();
-        let extra: Vec<&str> = reader.manifest.names().filter(|n| !known.contains(*n)).collect();
+        let extra: Vec<&str> = reader.manifest.names().filter(|n| !names::is_own(n) && !known.contains(*n)).collect();
         let wanted = wanted.and_then(|_| match extra.is_empty() {
             true => Ok(()),
             false => Err(Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it")),
@@ -77,7 +80,8 @@ impl CheckpointReader {
     }
 
     fn check_names(&self, wanted: &[Wanted], numbers: &BTreeMap<String, u64>) -> Result<()> {
-        let tensors = wanted.iter().map(|w| &w.name).filter(|n| !self.manifest.entries.contains_key(*n));
+        let tensors = wanted.iter().map(|w| &w.name);
+        let tensors = tensors.filter(|n| !names::is_own(n) && !self.manifest.entries.contains_key(*n));
         let numbers = numbers.keys().filter(|n| !names::is_own(n) && !self.manifest.numbers.contains_key(*n));
         let missing: BTreeSet<&str> = tensors.chain(numbers).map(String::as_str).collect();
         if missing.is_empty() {
@@ -92,6 +96,22 @@ impl CheckpointReader {
         self.bytes(wanted).map(|_| ())
     }
 
+    /// An error unless what is the own of every `n`-th rank can be read: they may share out what more ranks than these left.
+    fn check_own(&mut self, rank: usize, n: usize) -> Result<()> {
+        for k in (rank..self.manifest.ranks).step_by(n) {
+            let prefix = names::own(k, "");
+            let own = self.manifest.entries.iter().filter(|(name, _)| name.starts_with(&prefix));
+            let whole = |(name, e): (&String, &Entry)| Wanted {
+                name: name.clone(),
+                shape: e.shape,
+                dtype: e.dtype,
+                elements: 0..e.shape.numel(),
+            };
+            own.map(whole).collect::<Vec<_>>().iter().try_for_each(|w| self.check(w))?;
+        }
+        Ok(())
+    }
+
     fn read<R: Runtime>(&mut self, rt: &R, wanted: &Wanted) -> Result<Tensor<R>> {
         let bytes = self.bytes(wanted)?;
         Tensor::from_bytes(rt, Shape::new(&[wanted.elements.len()])?, wanted.dtype, &bytes)
@@ -99,6 +119,9 @@ impl CheckpointReader {
 
     fn bytes(&mut self, wanted: &Wanted) -> Result<Vec<u8>> {
         let Some(entry) = self.manifest.entries.get(&wanted.name) else {
+            if names::is_own(&wanted.name) {
+                return Ok(vec![0; wanted.elements.len() * wanted.dtype.size()]);
+            }
             return Err(Error::state(&*wanted.name, format!("is missing in {}", self.folder.display())));
         };
         if (entry.shape, entry.dtype) != (wanted.shape, wanted.dtype) {

@@ -49,7 +49,7 @@ impl<R: Runtime> BucketedTrainer<R> {
 pub struct DataParallel<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) optimizer: Box<dyn Optimizer<R>>,
-    buckets: Buckets<R>,
+    pub(super) buckets: Buckets<R>,
     options: BucketOptions,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
@@ -107,7 +107,9 @@ impl<R: Runtime> DataParallel<R> {
             (l.id(), by_name.get(&*l.name()).copied().unwrap_or(by_name.len() + rest))
         };
         let keys: HashMap<usize, usize> = self.leaves.iter().rev().enumerate().map(key).collect();
-        self.buckets = Buckets::new(&self.comm, &mut *self.optimizer, &|l| place(&keys, l), self.options.clone())?;
+        let rebuilt = Buckets::new(&self.comm, &mut *self.optimizer, &|l| place(&keys, l), self.options.clone())?;
+        let old = std::mem::replace(&mut self.buckets, rebuilt);
+        self.buckets.inherit(old);
         Ok(())
     }
 }
@@ -127,6 +129,10 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.buckets.begin(last)
     }
 
+    fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        self.buckets.weigh(weight, scale)
+    }
+
     fn finish(&mut self) -> Result<()> {
         self.buckets.finish()
     }
@@ -142,7 +148,9 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
         self.buckets.gradients_mut().multiply_by(scale.clone())?;
-        self.optimizer.step(self.buckets.gradients())
+        self.optimizer.step(self.buckets.gradients())?;
+        self.buckets.keep();
+        Ok(())
     }
 
     fn learning_rate(&self) -> f64 {

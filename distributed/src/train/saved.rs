@@ -113,6 +113,9 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         let (n, rank) = (self.comm.size(), self.comm.rank());
         let mut bytes = vec![0; n];
         let mut parts = self.buffers.parts(&self.comm)?;
+        if let Some(compressor) = self.buckets.compressor() {
+            parts.extend(compressor.parts(&self.leaves)?);
+        }
         for part in all {
             // To the rank with the least so far; the same choice on all.
             let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
@@ -133,6 +136,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
             }
         }
         numbers.insert(names::STEPS.into(), self.optimizer.steps());
+        numbers.extend(self.buckets.compressor().iter().flat_map(|c| c.numbers()));
         numbers
     }
 
@@ -150,6 +154,9 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
                 wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
             }
         }
+        if let Some(compressor) = self.buckets.compressor() {
+            wanted.extend(compressor.wanted(&self.leaves)?);
+        }
         Ok(wanted)
     }
 
@@ -159,6 +166,9 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.buffers.restore(read)?;
+        if let Some(compressor) = self.buckets.compressor_mut() {
+            compressor.restore(&self.leaves, read, numbers)?;
+        }
         let mut values: BTreeMap<String, Tensor<R>> = BTreeMap::new();
         for wanted in self.wanted()? {
             values.insert(wanted.name.clone(), read(&wanted)?.reshape(wanted.shape)?);

@@ -14,6 +14,12 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> {
     fn prepare(&mut self) -> Result<()>;
     /// Before a sweep; `last` tells whether it is the step's last.
     fn begin(&mut self, last: bool) -> Result<()>;
+    /// Before the last sweep, after [`begin`](Strategy::begin): what this rank's losses of the step weigh, and the loss scale if there is one,
+    /// for those who send anything but sums.
+    fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        let _ = (weight, scale);
+        Ok(())
+    }
     /// After the last sweep: every gradient is the sum over all ranks and micro-batches, as far as this rank keeps it.
     fn finish(&mut self) -> Result<()>;
     /// The L2 norm of all gradients together, of all ranks' parts: a scalar on the device.

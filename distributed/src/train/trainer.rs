@@ -58,8 +58,9 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
                        where parameters are not sharded, allow unused ones (`Unused::Allow`)";
             return self.told(Err(Error::argument("Trainer::idle", why)));
         }
+        let scale = self.scaler.as_ref().map(LossScaler::factor);
         let begun = self.strategy.prepare().and_then(|()| self.strategy.begin(true));
-        let done = begun.and_then(|()| self.update(&[]));
+        let done = begun.and_then(|()| self.strategy.weigh(0.0, scale)).and_then(|()| self.update(&[]));
         self.told(done)
     }
 
@@ -125,7 +126,12 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
         let mut losses = Vec::with_capacity(self.config.accumulation);
         for k in 0..self.config.accumulation {
             let loss = micro_batch(k)?;
-            self.strategy.begin(k + 1 == self.config.accumulation)?;
+            let last = k + 1 == self.config.accumulation;
+            self.strategy.begin(last)?;
+            if last {
+                let weight = losses.iter().map(|l: &Loss<R>| l.weight).sum::<f64>() + loss.weight;
+                self.strategy.weigh(weight, self.scaler.as_ref().map(LossScaler::factor))?;
+            }
             let scaled = self.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
             backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut self.strategy)?;
             losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });

@@ -21,16 +21,16 @@ use optim::LossScaler;
 use runtime_cpu::Cpu;
 
 /// A folder that is removed when the test ends.
-struct Scratch(PathBuf);
+pub struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Scratch(path)
     }
 
-    fn folder(&self) -> Folder {
+    pub fn folder(&self) -> Folder {
         Folder::new(&self.0)
     }
 }

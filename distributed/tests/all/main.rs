@@ -20,4 +20,6 @@ mod pipeline_stages;
 mod pipeline_text;
 mod pipeline_threads;
 mod pipeline_train;
+mod powersgd;
+mod powersgd_training;
 mod zero;
