@@ -5,6 +5,8 @@ mod hook;
 mod plan;
 mod wire;
 
-pub use hook::{BucketOptions, Buckets, Unused};
+pub use hook::{BucketOptions, Buckets};
 pub use plan::{BucketLimits, BucketPlan, BucketSpec};
 pub use wire::Wire;
+
+pub use crate::unused::Unused;
