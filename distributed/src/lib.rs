@@ -9,4 +9,5 @@ pub mod pipeline;
 pub mod plan;
 pub mod sampler;
 pub mod train;
+mod unused;
 pub mod zero;

@@ -55,8 +55,6 @@ impl<E: Elementwise> ParamGroups<E> {
 
 /// What makes optimizers of shards; its own type is the rule's affair.
 pub trait Shards<R: Runtime>: Send + Sync {
-    /// Its name in messages.
-    fn name(&self) -> &'static str;
     /// The group a parameter belongs to.
     fn group(&self, name: &str, spec: &Spec) -> usize;
     /// The learning rate of each group at a step, from 0.
@@ -88,10 +86,6 @@ pub trait ShardOptimizer<R: Runtime>: Send {
 }
 
 impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
-    fn name(&self) -> &'static str {
-        E::NAME
-    }
-
     fn group(&self, name: &str, spec: &Spec) -> usize {
         self.which.iter().rposition(|which| which(name, spec)).map_or(0, |k| k + 1)
     }

@@ -8,8 +8,8 @@ use std::{
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use numcore::{
-    DType, Error, ErrorKind, Flat, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{Input, Op, ReduceOps, compute},
+    DType, Error, Flat, Result, Runtime, Tensor, TensorMut,
+    ops::{Input, ReduceOps, compute},
     pointwise::Program,
 };
 use optim::{FlatGradients, Optimizer};
@@ -18,18 +18,10 @@ use super::{
     BucketLimits, BucketPlan, BucketSpec, Wire, canonical,
     powersgd::{Compressor, Member},
 };
-use crate::comm::{Collectives, Comm, ReduceOp, Work};
-
-/// What becomes of parameters that take no part in a step's loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Unused {
-    /// An error that names them, before the optimizer may run.
-    #[default]
-    Error,
-    /// Where other ranks used them, this rank contributes zero; where none did they have no gradient. Costs an exchange of one byte for
-    /// each parameter.
-    Allow,
-}
+use crate::{
+    comm::{Comm, Communicator, Work},
+    unused::{Unused, require_all, used_anywhere},
+};
 
 /// How gradients are exchanged.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -249,10 +241,10 @@ impl<R: Runtime> Buckets<R> {
     fn complete(&mut self) -> Result<()> {
         self.settle()?;
         // After the last bucket: how many were sent before depends on the rank.
-        let used: Vec<bool> = self.params.iter().map(|p| p.used).collect();
+        let used = self.params.iter().map(|p| p.used);
         let anywhere = match self.options.unused {
-            Unused::Allow => self.used_anywhere(&used)?,
-            Unused::Error => used,
+            Unused::Allow => used_anywhere(&self.comm, used)?,
+            Unused::Error => used.collect(),
         };
         for (i, _) in anywhere.iter().enumerate().filter(|(_, used)| !**used) {
             let (buffer, range) = (self.params[i].buffer, self.params[i].range);
@@ -272,7 +264,7 @@ impl<R: Runtime> Buckets<R> {
     fn settle(&mut self) -> Result<()> {
         let used = self.used();
         if self.options.unused == Unused::Error {
-            self.require_all(&used)?;
+            require_all(self.params.iter().map(|p| &p.leaf).zip(used.iter().copied()))?;
         }
         for (p, used) in self.params.iter_mut().zip(used) {
             // In canonical order: in any chunk.
@@ -306,21 +298,6 @@ impl<R: Runtime> Buckets<R> {
     fn used(&self) -> Vec<bool> {
         let written = |p: &Slot<R>| self.gradients.flats()[p.buffer].is_written(p.range);
         self.params.iter().map(|p| p.leaf.requires_grad() && written(p)).collect()
-    }
-
-    fn used_anywhere(&self, used: &[bool]) -> Result<Vec<bool>> {
-        let rt = self.comm.runtime();
-        let own: Vec<u8> = used.iter().map(|&u| u.into()).collect();
-        let mut flags = TensorMut::alloc(rt, Shape::new(&[own.len()])?, DType::U8)?;
-        flags.accumulate(&Op::identity(), &[&Tensor::from_slice(rt, [own.len()], &own)?])?;
-        let flags = self.comm.all_reduce(flags, ReduceOp::Max)?.wait()?.freeze()?;
-        Ok(flags.to_vec::<u8>()?.into_iter().map(|u| u > 0).collect())
-    }
-
-    fn require_all(&self, used: &[bool]) -> Result<()> {
-        let missing = self.params.iter().zip(used).filter(|(p, used)| p.leaf.requires_grad() && !**used);
-        let names: Vec<String> = missing.map(|(p, _)| p.leaf.name().to_string()).collect();
-        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
     }
 
     fn send(&mut self, k: usize) -> Result<()> {

@@ -1,5 +1,7 @@
 //! What gradients travel as.
 
+use std::sync::LazyLock;
+
 use numcore::{
     DType, Result, Runtime, TensorMut,
     ops::{Input, compute},
@@ -24,29 +26,32 @@ pub enum Wire {
 }
 
 impl Wire {
-    fn dtype(self) -> Option<DType> {
+    /// The type it travels as, and what makes it that.
+    fn narrow(self) -> Option<(DType, &'static Program)> {
+        static BF16: LazyLock<Program> = LazyLock::new(|| Program::new("narrow", |[x], []| [x.cast(DType::BF16)]));
+        static F16: LazyLock<Program> = LazyLock::new(|| Program::new("narrow", |[x], []| [x.cast(DType::F16)]));
         match self {
             Wire::Own | Wire::PowerSgd(_) => None,
-            Wire::Bf16 => Some(DType::BF16),
-            Wire::F16 => Some(DType::F16),
+            Wire::Bf16 => Some((DType::BF16, &BF16)),
+            Wire::F16 => Some((DType::F16, &F16)),
         }
     }
 
     /// Sums `x` over all ranks in place.
     pub(crate) fn all_reduce<R: Runtime>(self, comm: &Comm<R>, x: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
-        let Some(dtype) = self.dtype().filter(|d| d.size() < x.dtype().size()) else {
+        static WIDEN: LazyLock<Program> =
+            LazyLock::new(|| Program::new("widen", |[x, own], [n]| [x.cast_like(own) * n]));
+        let Some((dtype, narrow_down)) = self.narrow().filter(|(d, _)| d.size() < x.dtype().size()) else {
             return comm.all_reduce(x, ReduceOp::Sum);
         };
         let rt = comm.runtime().clone();
         let mut narrow = TensorMut::alloc(&rt, *x.shape(), dtype)?;
-        let cast = Program::build("narrow", 1, 0, |_, x, _| vec![x[0].cast(dtype)]);
-        compute(&rt, &cast, &[Input::Memory(&x)], &[], &mut [&mut narrow])?;
-        let (n, own) = (comm.size() as f64, x.dtype());
+        compute(&rt, narrow_down, &[Input::Memory(&x)], &[], &mut [&mut narrow])?;
+        let n = comm.size() as f64;
         let work = comm.all_reduce(narrow, ReduceOp::Avg)?;
         Ok(work.map(move |narrow| {
             let mut x = x;
-            let widen = Program::build("widen", 1, 1, |_, x, s| vec![x[0].cast(own) * s[0]]);
-            compute(&rt, &widen, &[Input::Memory(&narrow)], &[n.into()], &mut [&mut x])?;
+            compute(&rt, &WIDEN, &[Input::Memory(&narrow), Input::Own(0)], &[n.into()], &mut [&mut x])?;
             Ok(x)
         }))
     }

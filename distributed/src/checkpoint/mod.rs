@@ -14,13 +14,11 @@ mod writer;
 
 use std::{collections::BTreeMap, ops::Range};
 
-use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor};
+use numcore::{DType, Result, Runtime, Shape, Tensor};
 
 pub use folder::Folder;
 pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
-
-use crate::comm::{Collectives, Comm, Communicator};
 
 /// Elements of a named tensor that this rank saves.
 pub struct Part<R: Runtime> {
@@ -71,18 +69,4 @@ pub struct Wanted {
     pub dtype: DType,
     /// Which elements, in row-major order.
     pub elements: Range<usize>,
-}
-
-/// Every rank's outcome, or, if one failed, an error on all that says which and why.
-pub(crate) fn together<R: Runtime, T>(comm: &Comm<R>, what: &'static str, own: Result<T>) -> Result<T> {
-    let said = own.as_ref().err().map_or_else(String::new, ToString::to_string);
-    let all = comm.exchange(said.as_bytes())?;
-    match all.iter().position(|said| !said.is_empty()) {
-        None => own,
-        Some(peer) if peer == comm.rank() => own,
-        Some(peer) => {
-            let cause = String::from_utf8_lossy(&all[peer]).into_owned();
-            Err(Error::from(ErrorKind::Peer { op: what, peer, cause }).on_rank(comm.rank()))
-        }
-    }
 }

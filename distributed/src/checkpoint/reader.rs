@@ -8,17 +8,15 @@ use std::{
 
 use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
 
-use super::{
-    Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::Entry, names, together, writer::file,
-};
-use crate::comm::{Collectives, Comm};
+use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::Entry, names, writer::file};
+use crate::comm::{Collectives, Comm, unanimous};
 
 impl Folder {
     /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
     /// shape or dtype, truncated or corrupted is found on every rank before anything is changed.
     pub fn load<R: Runtime>(&self, comm: &Comm<R>, step: u64, state: &mut impl Checkpointed<R>) -> Result<Manifest> {
         let opened = CheckpointReader::open(self.step(step));
-        let mut reader = together(comm, "load", opened)?;
+        let mut reader = unanimous(comm, "load", opened)?;
         comm.agree("the checkpoint's manifest", reader.manifest.to_json().as_bytes())?;
         let numbers = state.numbers();
         let wanted = state.wanted().and_then(|wanted| {
@@ -27,21 +25,21 @@ impl Folder {
             reader.check_own(comm.rank(), comm.size())?;
             Ok(wanted)
         });
+        let wanted = unanimous(comm, "load", wanted)?;
         // Every name that is there must be wanted by someone.
-        let own = wanted.as_ref().map(|w| w.iter().map(|w| w.name.clone()).collect::<Vec<_>>().join("\n"));
-        let all = comm.exchange(own.unwrap_or_default().as_bytes())?;
+        let own = wanted.iter().map(|w| w.name.as_str()).collect::<Vec<_>>().join("\n");
+        let all = comm.exchange(own.as_bytes())?;
         let known: BTreeSet<String> =
             all.iter().flat_map(|b| String::from_utf8_lossy(b).lines().map(String::from).collect::<Vec<_>>()).collect();
         let extra: Vec<&str> = reader.manifest.names().filter(|n| !names::is_own(n) && !known.contains(*n)).collect();
-        let wanted = wanted.and_then(|_| match extra.is_empty() {
-            true => Ok(()),
-            false => Err(Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it")),
-        });
-        together(comm, "load", wanted)?;
+        if !extra.is_empty() {
+            let error = Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it");
+            return Err(error.on_rank(comm.rank()));
+        }
         let rt = comm.runtime().clone();
         let saved = reader.manifest.numbers.clone();
         let restored = state.restore(&mut |wanted| reader.read(&rt, wanted), &saved);
-        together(comm, "load", restored)?;
+        unanimous(comm, "load", restored)?;
         Ok(reader.manifest)
     }
 }

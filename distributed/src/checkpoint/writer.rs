@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, path::Path};
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, safetensors};
 use serde_json::{Value, json};
 
-use super::{Checkpointed, Folder, Manifest, Part, Region, folder::MANIFEST, together};
-use crate::comm::{Collectives, Comm, Communicator};
+use super::{Checkpointed, Folder, Manifest, Part, Region, folder::MANIFEST};
+use crate::comm::{Collectives, Comm, Communicator, unanimous};
 
 impl Folder {
     /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
@@ -20,13 +20,13 @@ impl Folder {
     ) -> Result<()> {
         let first = comm.rank() == 0;
         let begun = if first { self.begin(step).map(|_| ()) } else { Ok(()) };
-        together(comm, "save", begun)?;
+        unanimous(comm, "save", begun)?;
         let at = self.unfinished(step);
         let written = state.parts().and_then(|parts| write(&at, comm.rank(), &parts, &state.numbers()));
-        let own = together(comm, "save", written)?;
+        let own = unanimous(comm, "save", written)?;
         let all = comm.exchange(own.as_bytes())?;
         let published = if first { finish(&all, notes, &at).and_then(|()| self.publish(step)) } else { Ok(()) };
-        together(comm, "save", published)
+        unanimous(comm, "save", published)
     }
 }
 

@@ -169,11 +169,20 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// The same without the place, which engines may be told to leave out of the comparison.
-    pub fn agrees(&self, other: &Fingerprint, places: bool) -> bool {
+    /// Whether the two are calls that can meet: the same collective of the same type and lengths, from places that `places` allows.
+    pub fn agrees(&self, other: &Fingerprint, places: Places) -> bool {
         let (a, b) = (self, other);
-        (a.what, a.dtype, &a.parts) == (b.what, b.dtype, &b.parts) && (!places || a.at == b.at)
+        (a.what, a.dtype, &a.parts) == (b.what, b.dtype, &b.parts) && (places == Places::Any || a.at == b.at)
     }
+}
+
+/// From where in the program calls that meet may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Places {
+    /// From one place: ranks that diverged are found at once.
+    Same,
+    /// From anywhere.
+    Any,
 }
 
 impl fmt::Display for Fingerprint {

@@ -7,6 +7,7 @@
 //! **Invariant**: a collective ends on every rank, with a result or with an error, before its deadline has passed. After an error
 //! the communicator stays unusable, and says why.
 
+mod agreement;
 mod call;
 mod collectives;
 mod combine;
@@ -20,7 +21,8 @@ mod recorder;
 mod threads;
 mod work;
 
-pub use call::{Call, Collective, Fingerprint, ReduceOp};
+pub(crate) use agreement::unanimous;
+pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};
 pub use counting::{CountingCommunicator, Traffic};

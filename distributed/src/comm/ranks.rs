@@ -8,20 +8,20 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::{Comm, ThreadCommunicator};
+use super::{Comm, Places, ThreadCommunicator};
 
 /// A world of threads in the making.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     size: usize,
     timeout: Duration,
-    places: bool,
+    places: Places,
 }
 
 impl Ranks {
     /// A world of `size` ranks; calls may take 60 seconds.
     pub fn new(size: usize) -> Self {
-        Ranks { size, timeout: Duration::from_secs(60), places: true }
+        Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
     }
 
     /// How long a call may take before every rank gets an error.
@@ -32,7 +32,7 @@ impl Ranks {
 
     /// Lets ranks make the same call from different places in the program.
     pub fn any_place(mut self) -> Self {
-        self.places = false;
+        self.places = Places::Any;
         self
     }
 

@@ -7,7 +7,7 @@ use nn::{Module, ModuleExt};
 use numcore::{Result, Runtime, Tensor, TensorMut};
 use optim::{Norm, Optimizer, all_finite, grad_norm};
 
-use super::{Strategy, Trainer, TrainingConfig};
+use super::{Strategy, Summed, Trainer, TrainingConfig};
 use crate::{
     buckets::{BucketOptions, Buckets, Unused},
     checkpoint::names::Buffers,
@@ -137,6 +137,12 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.buckets.finish()
     }
 
+    fn may_idle(&self) -> bool {
+        self.options.unused == Unused::Allow
+    }
+}
+
+impl<R: Runtime> Summed<R> for DataParallel<R> {
     // Ranks see the same sums, so they come to the same norm and decision without asking.
     fn norm(&self) -> Result<Tensor<R>> {
         grad_norm(self.buckets.gradients(), Norm::L2)
@@ -155,10 +161,6 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
 
     fn learning_rate(&self) -> f64 {
         self.optimizer.lrs().first().copied().unwrap_or(0.0)
-    }
-
-    fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow
     }
 }
 

@@ -7,6 +7,7 @@ mod metrics;
 mod saved;
 mod simple;
 mod strategy;
+mod summed;
 mod trainer;
 
 pub use bucketed::{BucketedTrainer, DataParallel};
@@ -16,4 +17,6 @@ pub use metrics::TrainingMetrics;
 pub use saved::Notes;
 pub use simple::SimpleTrainer;
 pub use strategy::Strategy;
+pub use summed::Summed;
+pub(crate) use summed::Updates;
 pub use trainer::Trainer;

@@ -8,7 +8,7 @@ use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 use super::{DataParallel, Strategy, Trainer};
 use crate::{
     checkpoint::{Checkpointed, Folder, Manifest, Part, Wanted, names},
-    comm::Communicator,
+    comm::{Collectives, Communicator, unanimous},
 };
 
 /// Notes of the caller: positions of samplers, a description.
@@ -23,9 +23,8 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Trainer<R, S> {
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks with any strategy; gives its manifest, or
     /// none if there is none. With as many ranks as saved it, what follows is what would have followed, bit for bit.
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
-        use crate::comm::Collectives;
         let comm = self.strategy.comm().clone();
-        let latest = crate::checkpoint::together(&comm, "load", folder.latest())?;
+        let latest = unanimous(&comm, "load", folder.latest())?;
         comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
         latest.map(|step| folder.load(&comm, step, self)).transpose()
     }
@@ -38,8 +37,8 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.strategy.numbers();
-        numbers.insert("trainer/steps".into(), self.steps);
-        if let Some(scaler) = &self.scaler {
+        numbers.insert("trainer/steps".into(), self.updates.steps);
+        if let Some(scaler) = &self.updates.scaler {
             numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
             numbers.insert("scaler/good".into(), scaler.good_steps());
         }
@@ -61,9 +60,9 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
     ) -> Result<()> {
         self.strategy.restore(read, numbers)?;
         let number = |name: &str| numbers.get(name).copied();
-        self.steps = number("trainer/steps").unwrap_or(0);
+        self.updates.steps = number("trainer/steps").unwrap_or(0);
         if let (Some(scaler), Some(factor), Some(good)) =
-            (&mut self.scaler, number("scaler/factor"), number("scaler/good"))
+            (&mut self.updates.scaler, number("scaler/factor"), number("scaler/good"))
         {
             scaler.resume(f64::from_bits(factor), good)?;
         }

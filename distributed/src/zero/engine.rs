@@ -3,12 +3,12 @@
 use std::{collections::HashMap, sync::Arc};
 
 use autograd::{Leaf, LeafGrad};
-use numcore::{DType, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut, ops::Op};
+use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 
 use super::{ZeroOptions, unit::Unit};
 use crate::{
-    buckets::Unused,
-    comm::{Collectives, Comm, ReduceOp},
+    comm::Comm,
+    unused::{Unused, require_all, used_anywhere},
 };
 
 /// Gradients of how many units may be on their way at once: the sums of one travel while the next is computed.
@@ -181,23 +181,14 @@ impl<R: Runtime> Engine<R> {
     }
 
     fn require_all(&self) -> Result<()> {
-        let missing = |unit: &Unit<R>| {
-            let leaves = unit.leaves.iter().zip(&unit.used);
-            let missing = leaves.filter(|(l, used)| l.requires_grad() && !**used);
-            missing.map(|(l, _)| l.name().to_string()).collect::<Vec<_>>()
-        };
-        let names: Vec<String> = self.units.iter().flat_map(missing).collect();
-        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+        require_all(self.units.iter().flat_map(|unit| unit.leaves.iter().zip(unit.used.iter().copied())))
     }
 
     fn agree_on_used(&mut self) -> Result<()> {
-        let rt = self.comm.runtime();
-        let own: Vec<u8> = self.units.iter().flat_map(|u| &u.used).map(|&used| used.into()).collect();
-        let mut flags = TensorMut::alloc(rt, Shape::new(&[own.len()])?, DType::U8)?;
-        flags.accumulate(&Op::identity(), &[&Tensor::from_slice(rt, [own.len()], &own)?])?;
-        let flags = self.comm.all_reduce(flags, ReduceOp::Max)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let own = self.units.iter().flat_map(|unit| unit.used.iter().copied());
+        let anywhere = used_anywhere(&self.comm, own)?;
         let used = self.units.iter_mut().flat_map(|u| u.used.iter_mut());
-        used.zip(flags).for_each(|(used, flag)| *used = flag > 0);
+        used.zip(anywhere).for_each(|(used, anywhere)| *used = anywhere);
         Ok(())
     }
 

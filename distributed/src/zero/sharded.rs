@@ -18,7 +18,7 @@ use crate::{
     comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
     ddp::{Ddp, described},
     plan::{Axis, Mesh},
-    train::{Strategy, Trainer, TrainingConfig},
+    train::{Strategy, Summed, Trainer, TrainingConfig},
 };
 
 /// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say.
@@ -175,6 +175,12 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.engine.lock().finish()
     }
 
+    fn may_idle(&self) -> bool {
+        self.options.unused == Unused::Allow && !self.options.stage.shards_parameters()
+    }
+}
+
+impl<R: Runtime> Summed<R> for Sharded<R> {
     fn norm(&self) -> Result<Tensor<R>> {
         self.partial(PointwiseOps::square)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
     }
@@ -192,10 +198,6 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 
     fn learning_rate(&self) -> f64 {
         self.optimizer.lrs(self.steps).first().copied().unwrap_or(0.0)
-    }
-
-    fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow && !self.options.stage.shards_parameters()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The memory of a unit: parameters that are gathered, reduced and updated together.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use autograd::Leaf;
 use numcore::{
@@ -297,9 +297,9 @@ impl<R: Runtime> Unit<R> {
         if self.stage.shards_gradients() && own.summed {
             let sums = sums.freeze()?;
             let mut kept = own.grads.lend_whole()?;
-            let add = Program::new("add", |[a, b], []| [a + b]);
+            static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[a, b], []| [a + b]));
             let rt = kept.runtime().clone();
-            compute(&rt, &add, &[Input::Own(0), Input::Value(&sums)], &[], &mut [&mut kept])?;
+            compute(&rt, &ADD, &[Input::Own(0), Input::Value(&sums)], &[], &mut [&mut kept])?;
             return own.grads.restore(kept);
         }
         own.summed = true;

@@ -119,7 +119,7 @@ fn resumed(comm: &Comm<Cpu>, folder: &Folder, from: usize, to: usize, save: bool
 #[test]
 fn what_follows_is_what_would_have_followed() {
     for n in [1, 3, 4] {
-        let scratch = crate::checkpoints::Scratch::new("powersgd");
+        let scratch = crate::checkpoint_common::Scratch::new("powersgd");
         let folder = scratch.folder();
         let ranks = Ranks::new(n);
         for (save, to) in [(0, 1), (0, 3)] {
@@ -134,7 +134,7 @@ fn what_follows_is_what_would_have_followed() {
 #[test]
 fn another_number_of_ranks_shares_the_errors_out() {
     for (saved, loaded) in [(4, 2), (2, 4), (5, 3), (3, 1)] {
-        let scratch = crate::checkpoints::Scratch::new("powersgd-reshard");
+        let scratch = crate::checkpoint_common::Scratch::new("powersgd-reshard");
         let folder = scratch.folder();
         let total = |all: &[(Vec<f64>, Vec<f64>)]| {
             (0..all[0].1.len()).map(|i| all.iter().map(|(_, e)| e[i]).sum::<f64>()).collect::<Vec<_>>()
@@ -149,7 +149,7 @@ fn another_number_of_ranks_shares_the_errors_out() {
 
 #[test]
 fn compression_may_begin_and_end_at_a_checkpoint() {
-    let scratch = crate::checkpoints::Scratch::new("powersgd-switch");
+    let scratch = crate::checkpoint_common::Scratch::new("powersgd-switch");
     let folder = scratch.folder();
     for (from, to, options) in
         [(0, 2, BucketOptions::default()), (2, 4, compressed(PowerSgd::default())), (4, 6, BucketOptions::default())]

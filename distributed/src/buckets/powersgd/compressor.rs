@@ -14,8 +14,9 @@ use numcore::{
 
 use super::{PowerSgd, matrix::Matrix};
 use crate::{
-    buckets::{BucketOptions, Unused},
+    buckets::BucketOptions,
     comm::{Collectives, Comm, ReduceOp, Work},
+    unused::Unused,
 };
 
 /// A parameter in a bucket.

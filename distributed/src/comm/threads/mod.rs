@@ -20,7 +20,7 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result, Runtime, TensorMut};
 
-use super::{Call, Collectives, Comm, Communicator, Pending, Work};
+use super::{Call, Collectives, Comm, Communicator, Pending, Places, Work};
 use round::{Job, Slot};
 use world::{Failure, World};
 
@@ -37,11 +37,11 @@ impl<R: Runtime> ThreadCommunicator<R> {
     /// The communicators of a world, one for each runtime, to be given to as many threads. A call that takes longer than `timeout` is
     /// an error on every rank.
     pub fn world(runtimes: Vec<R>, timeout: Duration) -> Result<Vec<Comm<R>>> {
-        Self::members(runtimes, timeout, true)
+        Self::members(runtimes, timeout, Places::Same)
     }
 
-    /// As [`world`](ThreadCommunicator::world); `places` tells whether calls must also come from the same place in the program.
-    pub fn members(runtimes: Vec<R>, timeout: Duration, places: bool) -> Result<Vec<Comm<R>>> {
+    /// As [`world`](ThreadCommunicator::world); `places` tells from where in the program calls may come.
+    pub fn members(runtimes: Vec<R>, timeout: Duration, places: Places) -> Result<Vec<Comm<R>>> {
         if runtimes.is_empty() {
             return Err(Error::argument("ThreadCommunicator", "a world needs at least one rank"));
         }

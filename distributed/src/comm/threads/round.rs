@@ -6,7 +6,7 @@ use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 use parking_lot::Mutex;
 
 use super::world::Failure;
-use crate::comm::{Call, Collective, Fingerprint, ReduceOp, combine::cuts};
+use crate::comm::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts};
 
 /// Below this many bytes a collective is one worker's: waking the others takes longer.
 const SMALL: usize = 1 << 16;
@@ -101,7 +101,7 @@ impl<R: Runtime> Round<R> {
     }
 
     /// Notes a rank's call; what it cannot agree on with the first to arrive is a failure.
-    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: bool) -> Option<Failure> {
+    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: Places) -> Option<Failure> {
         let own = job.call.fingerprint();
         let at = self.members.iter().position(|&r| r == rank)?;
         self.arrived[at] = Some(job);
@@ -113,7 +113,7 @@ impl<R: Runtime> Round<R> {
             Some(_) => (own.dtype, &own.parts) == (first.dtype, &first.parts),
             None => own.agrees(first, places),
         };
-        let hint = match own.agrees(first, false) {
+        let hint = match own.agrees(first, Places::Any) {
             true => "; a call must be made from one place in the program on all ranks",
             false => "",
         };

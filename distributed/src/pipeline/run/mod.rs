@@ -6,7 +6,6 @@
 //!
 //! **Invariant**: a run ends on every rank, with a result or with an error that names the rank it began on.
 
-mod agreement;
 mod batch;
 mod boundary;
 mod gpt;

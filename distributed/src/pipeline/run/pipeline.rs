@@ -11,12 +11,11 @@ use numcore::{Error, Result, Runtime};
 
 use super::{
     MicroBatches, PipelineOutput, Stage, StageHooks,
-    agreement::unanimous,
     hooks::NoHooks,
     step::{Job, Plan, Step},
 };
 use crate::{
-    comm::{Collectives, Comm, panic_message},
+    comm::{Collectives, Comm, panic_message, unanimous},
     pipeline::{Action, Checked, Event, Limits, Lowering, Schedule, Timeline, check, lower},
     train::Loss,
 };

@@ -1,25 +1,21 @@
 //! Training through a pipeline, and several replicas of it.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use autograd::Leaf;
 use nn::ModuleExt;
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ViewOps, cat},
-    pointwise::Program,
-};
-use optim::{LossScaler, Optimizer};
+use numcore::{DType, Result, Runtime, Tensor};
+use optim::Optimizer;
 
 use super::{
     Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageGradients, Tie,
     gradients::StageOptimizers,
 };
 use crate::{
-    comm::{Collectives, Comm, ReduceOp},
-    ddp::{Ddp, memory},
+    comm::{Collectives, Comm},
+    ddp::Ddp,
     pipeline::Checked,
-    train::{Loss, TrainingConfig, TrainingMetrics},
+    train::{Loss, Summed, TrainingConfig, TrainingMetrics, Updates},
 };
 
 /// Trains a model cut into stages: micro-batches through the pipeline, sums over replicas, clipping by the norm of all gradients
@@ -30,14 +26,19 @@ use crate::{
 pub struct PipelineTrainer<R: Runtime> {
     groups: Groups<R>,
     pipeline: Pipeline<R>,
+    stages: Stages<R>,
+    updates: Updates,
+    last: Option<PipelineOutput<R>>,
+}
+
+/// What is trained of this rank's stages.
+struct Stages<R: Runtime> {
     gradients: StageGradients<R>,
     optimizers: StageOptimizers<R>,
-    config: TrainingConfig,
-    scaler: Option<LossScaler>,
-    /// What losses and norms are summed in: the widest any rank needs.
+    /// What norms are summed in: the widest any rank needs.
     wide: DType,
-    last: Option<PipelineOutput<R>>,
-    steps: u64,
+    /// Of a rank without parameters.
+    learning_rate: f64,
 }
 
 /// The parts of a model that a rank runs, and how it finds its loss.
@@ -104,8 +105,9 @@ impl<R: Runtime> PipelineTrainer<R> {
         let is_f64 =
             pipeline.stages().values().flat_map(|stage| leaves(&**stage)).any(|leaf| leaf.spec().dtype == DType::F64);
         let wide = world.exchange(&[is_f64.into()])?.iter().any(|flag| flag == &[1]);
-        let (wide, scaler) = (if wide { DType::F64 } else { DType::F32 }, config.loss_scaling.clone());
-        Ok(PipelineTrainer { groups, pipeline, gradients, optimizers, config, scaler, wide, last: None, steps: 0 })
+        let wide = if wide { DType::F64 } else { DType::F32 };
+        let stages = Stages { gradients, optimizers, wide, learning_rate: config.learning_rate };
+        Ok(PipelineTrainer { groups, pipeline, stages, updates: Updates::new(config), last: None })
     }
 
     /// One step: `batch(k)` gives this replica's micro-batches of the `k`-th run. The update is that of one rank with all micro-batches
@@ -118,7 +120,7 @@ impl<R: Runtime> PipelineTrainer<R> {
 
     /// Updates so far.
     pub fn global_step(&self) -> u64 {
-        self.steps
+        self.updates.steps
     }
 
     /// What the last run of the pipeline left on this rank: losses, and measurements for a
@@ -139,16 +141,16 @@ impl<R: Runtime> PipelineTrainer<R> {
 
     /// The optimizers of this rank's stages, for schedules and checkpoints.
     pub fn optimizers_mut(&mut self) -> &mut StageOptimizers<R> {
-        &mut self.optimizers
+        &mut self.stages.optimizers
     }
 
     fn accumulate(&mut self, mut batch: impl FnMut(usize) -> Result<MicroBatches<R>>) -> Result<Vec<Loss<R>>> {
-        self.gradients.zero();
-        self.pipeline.set_loss_scale(self.scaler.as_ref().map_or(1.0, LossScaler::factor));
-        let mut losses = Vec::new();
-        for k in 0..self.config.accumulation {
-            self.gradients.begin(k + 1 == self.config.accumulation);
-            let output = self.pipeline.run(batch(k)?, &mut self.gradients)?;
+        self.stages.gradients.zero();
+        self.pipeline.set_loss_scale(self.updates.loss_scale());
+        let (mut losses, runs) = (Vec::new(), self.updates.config.accumulation);
+        for k in 0..runs {
+            self.stages.gradients.begin(k + 1 == runs);
+            let output = self.pipeline.run(batch(k)?, &mut self.stages.gradients)?;
             losses.extend(output.losses().iter().map(|loss| Loss { sum: loss.sum.clone(), weight: loss.weight }));
             self.last = Some(output);
         }
@@ -156,47 +158,29 @@ impl<R: Runtime> PipelineTrainer<R> {
     }
 
     fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
-        self.gradients.finish()?;
-        let totals = self.totals(losses)?;
-        let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
-        // All ranks hear the same, so they come to the same decision.
-        let stepped = if self.scaler.is_some() { self.gradients.all_finite()? } else { true };
-        let unscale = weight.recip()?.mul(1.0 / self.scaler.as_ref().map_or(1.0, LossScaler::factor))?;
-        let grad_norm = self.config.max_norm.map(|_| self.gradients.norm(self.wide)?.mul(&unscale)).transpose()?;
-        let factor = match (&grad_norm, self.config.max_norm) {
-            (Some(norm), Some(max)) => unscale.mul(&coefficient(norm, max)?)?,
-            _ => unscale,
-        };
-        self.gradients.multiply_by(&factor)?;
-        let learning_rate = self.optimizers.values().find_map(|o| o.lrs().first().copied());
-        if stepped {
-            for (&stage, optimizer) in &mut self.optimizers {
-                self.gradients.of(stage).map_or(Ok(()), |gradients| optimizer.step(gradients))?;
-            }
-            self.steps += 1;
-        }
-        if let Some(scaler) = &mut self.scaler {
-            scaler.adapt(stepped);
-        }
-        let (loss, learning_rate) = (sum.div(&weight)?, learning_rate.unwrap_or(self.config.learning_rate));
-        Ok(TrainingMetrics { loss, grad_norm, stepped, learning_rate, global_step: self.steps })
-    }
-
-    /// Sum and weight of all losses of all replicas, on the device; they are on the ranks of the last stage.
-    fn totals(&self, losses: &[Loss<R>]) -> Result<Tensor<R>> {
-        let rt = self.groups.world.runtime();
-        let mut sum = Tensor::zeros(rt, [1], self.wide)?;
-        for loss in losses {
-            sum = sum.add(&loss.sum.value()?.to_dtype(self.wide)?.reshape([1])?)?;
-        }
-        let weight = Tensor::full(rt, [1], self.wide, losses.iter().map(|l| l.weight).sum::<f64>())?;
-        self.groups.world.all_reduce(memory(&cat(&[&sum, &weight], 0)?)?, ReduceOp::Sum)?.wait()?.freeze()
+        self.stages.gradients.finish()?;
+        self.updates.apply(&mut self.stages, &self.groups.world, losses)
     }
 }
 
-/// `min(1, max / (norm + 1e-6))`, as [`optim::clip_grad_norm`] has it.
-fn coefficient<R: Runtime>(norm: &Tensor<R>, max: f64) -> Result<Tensor<R>> {
-    static CLIP: LazyLock<Program> =
-        LazyLock::new(|| Program::new("clip_coefficient", |[norm], [max]| [(max / (norm + 1e-6)).min(1.0)]));
-    norm.apply_program(&CLIP, &[], &[max.into()])
+impl<R: Runtime> Summed<R> for Stages<R> {
+    fn norm(&self) -> Result<Tensor<R>> {
+        self.gradients.norm(self.wide)
+    }
+
+    fn is_finite(&self) -> Result<bool> {
+        self.gradients.all_finite()
+    }
+
+    fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
+        self.gradients.multiply_by(scale)?;
+        for (&stage, optimizer) in &mut self.optimizers {
+            self.gradients.of(stage).map_or(Ok(()), |gradients| optimizer.step(gradients))?;
+        }
+        Ok(())
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.optimizers.values().find_map(|o| o.lrs().first().copied()).unwrap_or(self.learning_rate)
+    }
 }
