@@ -5,10 +5,7 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{ErrorKind, Result, Runtime, Tensor};
 
-use crate::{
-    comm::{Collectives, Comm, ReduceOp},
-    ddp::memory,
-};
+use crate::comm::{Collectives, Comm, ReduceOp, memory};
 
 /// What becomes of parameters that take no part in a step's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

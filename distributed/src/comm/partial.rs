@@ -2,8 +2,7 @@
 
 use numcore::{Result, Runtime, Tensor};
 
-use super::{Collectives, Communicator, ReduceOp};
-use crate::ddp::memory;
+use super::{Collectives, Communicator, ReduceOp, memory};
 
 /// What only this rank contributes: the square of a norm over its shard, the loss of its tokens. It cannot be read before it is
 /// combined with the other ranks' parts, so no rank decides by its own part alone.

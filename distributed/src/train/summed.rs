@@ -10,10 +10,7 @@ use numcore::{
 use optim::LossScaler;
 
 use super::{Loss, TrainingConfig, TrainingMetrics};
-use crate::{
-    comm::{Collectives, Comm, ReduceOp},
-    ddp::memory,
-};
+use crate::comm::{Collectives, Comm, ReduceOp, memory};
 
 /// The gradients of a step after its last sweep, wherever they are kept, and the parameters they are of.
 pub trait Summed<R: Runtime> {

@@ -11,10 +11,7 @@ use numcore::{
 use optim::{ShardOptimizer, Shards};
 
 use super::{Piece, UnitLayout, ZeroStage, options::Groups};
-use crate::{
-    comm::{Collectives, Comm, Communicator, ReduceOp, Work},
-    ddp::memory,
-};
+use crate::comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory};
 
 /// Where the whole values are.
 enum Whole<R: Runtime> {

@@ -11,16 +11,12 @@ mod round;
 mod task;
 mod world;
 
-use std::{
-    fmt,
-    panic::Location,
-    sync::{Arc, mpsc},
-    time::{Duration, Instant},
-};
+use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Error, ErrorKind, Result, Runtime, TensorMut};
 
 use super::{Call, Collectives, Comm, Communicator, Pending, Places, Work};
+use crate::sync::{self, Instant, mpsc};
 use round::{Job, Slot};
 use world::{Failure, World};
 
@@ -54,11 +50,8 @@ impl<R: Runtime> ThreadCommunicator<R> {
     fn join(world: &Arc<World<R>>, group: usize, rank: usize, size: usize, rt: R) -> Result<Self> {
         let (queue, tasks) = mpsc::channel();
         let own = rt.fork()?;
-        let spawned = std::thread::Builder::new()
-            .name(format!("comm-{group}-{rank}"))
-            .spawn(move || task::work(own, &tasks))
-            .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {rank}: {e}")));
-        spawned?;
+        sync::spawn(format!("comm-{group}-{rank}"), move || task::work(own, &tasks))
+            .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {rank}: {e}")))?;
         world.enter(group, rank, queue);
         Ok(ThreadCommunicator { world: world.clone(), group, rank, size, rt })
     }

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
-use parking_lot::Mutex;
 
 use super::world::Failure;
-use crate::comm::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts};
+use crate::{
+    comm::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts},
+    sync::Mutex,
+};
 
 /// Below this many bytes a collective is one worker's: waking the others takes longer.
 const SMALL: usize = 1 << 16;

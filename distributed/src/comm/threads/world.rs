@@ -1,19 +1,17 @@
 //! What all ranks of all groups share: rounds under one lock, and the first failure, which ends everything.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, mpsc::Sender},
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numcore::Runtime;
-use parking_lot::{Condvar, Mutex};
 
 use super::{
     round::{Done, Finished, Job, Key, Round, Slot},
     task::Task,
 };
-use crate::comm::{Collective, Places, recorder::Recorder};
+use crate::{
+    comm::{Collective, Places, recorder::Recorder},
+    sync::{Condvar, Instant, Mutex, mpsc::Sender},
+};
 
 /// Why nobody can go on.
 #[derive(Clone, Debug)]

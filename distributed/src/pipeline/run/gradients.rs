@@ -109,7 +109,7 @@ impl<R: Runtime> StageGradients<R> {
                 sum = sum.add(&square)?;
             }
         }
-        let sum = self.pipe.all_reduce(crate::ddp::memory(&sum)?, ReduceOp::Sum)?.wait()?.freeze()?;
+        let sum = self.pipe.all_reduce(crate::comm::memory(&sum)?, ReduceOp::Sum)?.wait()?.freeze()?;
         sum.sqrt()?.reshape([])
     }
 

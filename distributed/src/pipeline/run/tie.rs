@@ -14,10 +14,7 @@ use numcore::{
 };
 
 use super::{Groups, Stage};
-use crate::{
-    comm::{Collectives, Comm, ReduceOp, Work},
-    ddp::memory,
-};
+use crate::comm::{Collectives, Comm, ReduceOp, Work, memory};
 
 /// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the sum of the copies'
 /// gradients; the copies start equal and stay equal, bit for bit.
