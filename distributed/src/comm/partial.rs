@@ -6,13 +6,6 @@ use super::{Collectives, Communicator, ReduceOp, memory};
 
 /// What only this rank contributes: the square of a norm over its shard, the loss of its tokens. It cannot be read before it is
 /// combined with the other ranks' parts, so no rank decides by its own part alone.
-///
-/// ```compile_fail
-/// use distributed::comm::Partial;
-/// # fn show(norm: Partial<numcore::Tensor<numcore::NullRuntime>>) {
-/// let clipped = norm.item(); // not a tensor: combine it first
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a part means nothing until it is combined with the others"]
 pub struct Partial<T>(T);
