@@ -96,22 +96,9 @@ fn schedule(options: &Options) -> Result<Checked> {
 }
 
 /// One rank's program: the same on all of them.
-fn train(
-    comm: Comm<AnyRuntime>,
-    checked: &Checked,
-    options: &Options,
-    vocab: usize,
-    text: &[i64],
-) -> Result<Timeline> {
-    let config = GptConfig {
-        vocab,
-        context: CONTEXT,
-        layers: 4,
-        heads: 4,
-        width: 64,
-        tied_head: true,
-        ..Default::default()
-    };
+fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: usize, text: &[i64]) -> Result<Timeline> {
+    let config =
+        GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
     let schedule = checked.schedule();
     // Every rank makes the whole model from the same seed and keeps its stages.
     let stages = GptStage::cut(&Init::new(comm.runtime(), 1), config, schedule.stages())?.into_iter().enumerate();
