@@ -12,6 +12,17 @@ use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, ma
 use crate::comm::{Collectives, Comm, unanimous};
 
 impl Folder {
+    /// Loads the last complete checkpoint, as [`load`](Folder::load) does; none if there is none.
+    pub fn load_latest<R: Runtime>(
+        &self,
+        comm: &Comm<R>,
+        state: &mut impl Checkpointed<R>,
+    ) -> Result<Option<Manifest>> {
+        let latest = unanimous(comm, "load", self.latest())?;
+        comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
+        latest.map(|step| self.load(comm, step, state)).transpose()
+    }
+
     /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
     /// shape or dtype, truncated or corrupted is found on every rank before anything is changed.
     pub fn load<R: Runtime>(&self, comm: &Comm<R>, step: u64, state: &mut impl Checkpointed<R>) -> Result<Manifest> {

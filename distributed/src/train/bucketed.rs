@@ -92,6 +92,10 @@ impl<R: Runtime> DataParallel<R> {
         &self.buckets
     }
 
+    pub(super) fn buckets_mut(&mut self) -> &mut Buckets<R> {
+        &mut self.buckets
+    }
+
     /// Before the second step: buckets in the order in which gradients became final on rank 0.
     fn rebuild(&mut self) -> Result<()> {
         self.begun = self.begun.saturating_add(1);

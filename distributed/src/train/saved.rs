@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use autograd::{RandomState, random_state, set_random_state};
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
-use super::{DataParallel, Strategy, Trainer};
+use super::{DataParallel, Strategy, Trainer, Updates};
 use crate::{
     checkpoint::{Checkpointed, Folder, Manifest, Part, Wanted, names},
-    comm::{Collectives, Communicator, unanimous},
+    comm::Communicator,
 };
 
 /// Notes of the caller: positions of samplers, a description.
@@ -24,9 +24,35 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Trainer<R, S> {
     /// none if there is none. With as many ranks as saved it, what follows is what would have followed, bit for bit.
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
         let comm = self.strategy.comm().clone();
-        let latest = unanimous(&comm, "load", folder.latest())?;
-        comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
-        latest.map(|step| folder.load(&comm, step, self)).transpose()
+        folder.load_latest(&comm, self)
+    }
+}
+
+impl Updates {
+    pub(crate) fn numbers(&self, rank: usize) -> BTreeMap<String, u64> {
+        let mut numbers = BTreeMap::from([("trainer/steps".into(), self.steps)]);
+        if let Some(scaler) = &self.scaler {
+            numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
+            numbers.insert("scaler/good".into(), scaler.good_steps());
+        }
+        let RandomState { seed, drawn } = random_state();
+        numbers.insert(names::own(rank, "seed"), seed);
+        numbers.insert(names::own(rank, "drawn"), drawn);
+        numbers
+    }
+
+    pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, rank: usize) -> Result<()> {
+        let number = |name: &str| numbers.get(name).copied();
+        self.steps = number("trainer/steps").unwrap_or(0);
+        if let (Some(scaler), Some(factor), Some(good)) =
+            (&mut self.scaler, number("scaler/factor"), number("scaler/good"))
+        {
+            scaler.resume(f64::from_bits(factor), good)?;
+        }
+        if let (Some(seed), Some(drawn)) = (number(&names::own(rank, "seed")), number(&names::own(rank, "drawn"))) {
+            set_random_state(RandomState { seed, drawn });
+        }
+        Ok(())
     }
 }
 
@@ -37,15 +63,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.strategy.numbers();
-        numbers.insert("trainer/steps".into(), self.updates.steps);
-        if let Some(scaler) = &self.updates.scaler {
-            numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
-            numbers.insert("scaler/good".into(), scaler.good_steps());
-        }
-        let RandomState { seed, drawn } = random_state();
-        let rank = self.strategy.comm().rank();
-        numbers.insert(names::own(rank, "seed"), seed);
-        numbers.insert(names::own(rank, "drawn"), drawn);
+        numbers.extend(self.updates.numbers(self.strategy.comm().rank()));
         numbers
     }
 
@@ -59,18 +77,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.strategy.restore(read, numbers)?;
-        let number = |name: &str| numbers.get(name).copied();
-        self.updates.steps = number("trainer/steps").unwrap_or(0);
-        if let (Some(scaler), Some(factor), Some(good)) =
-            (&mut self.updates.scaler, number("scaler/factor"), number("scaler/good"))
-        {
-            scaler.resume(f64::from_bits(factor), good)?;
-        }
-        let rank = self.strategy.comm().rank();
-        if let (Some(seed), Some(drawn)) = (number(&names::own(rank, "seed")), number(&names::own(rank, "drawn"))) {
-            set_random_state(RandomState { seed, drawn });
-        }
-        Ok(())
+        self.updates.restore(numbers, self.strategy.comm().rank())
     }
 }
 

@@ -74,10 +74,14 @@ impl Updates {
     }
 }
 
+/// What totals are added up in.
+pub(crate) fn wide<R: Runtime>(rt: &R) -> DType {
+    if rt.capabilities().compute.contains(&DType::F64) { DType::F64 } else { DType::F32 }
+}
+
 /// Sum and weight of all losses of all ranks, on the device.
 fn totals<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>]) -> Result<Tensor<R>> {
-    let wide = comm.runtime().capabilities().compute.contains(&DType::F64);
-    let dtype = if wide { DType::F64 } else { DType::F32 };
+    let dtype = wide(comm.runtime());
     let sums = losses.iter().map(|l| l.sum.value()?.to_dtype(dtype)?.reshape([1])).collect::<Result<Vec<_>>>()?;
     let sum = match sums.is_empty() {
         true => Tensor::zeros(comm.runtime(), [1], dtype)?,

@@ -51,6 +51,12 @@ impl<R: Runtime> Engine<R> {
         }
     }
 
+    /// The unit a leaf is in.
+    pub(super) fn unit_of(&mut self, leaf: &Arc<Leaf<R>>) -> Option<&mut Unit<R>> {
+        let &(unit, _) = self.place.get(&leaf.id())?;
+        self.units.get_mut(unit)
+    }
+
     fn is_root(&self, unit: usize) -> bool {
         self.units[unit].name.is_empty()
     }
@@ -99,10 +105,12 @@ impl<R: Runtime> Engine<R> {
 
     pub(super) fn begin_step(&mut self) {
         self.units.iter_mut().for_each(Unit::forget);
-        self.backward = false;
+        (self.backward, self.next) = (false, 0);
     }
 
     pub(super) fn begin_sweep(&mut self, last: bool) -> Result<()> {
+        // What the sweep before did not come to: how many units that are depends on the rank, how many are sent must not.
+        self.send_rest()?;
         self.collect_all()?;
         (self.backward, self.next, self.last) = (true, self.units.len(), last);
         if !self.seen.is_empty() {
@@ -157,6 +165,13 @@ impl<R: Runtime> Engine<R> {
         Ok(())
     }
 
+    fn send_rest(&mut self) -> Result<()> {
+        while self.next > 0 {
+            self.send(self.next - 1)?;
+        }
+        Ok(())
+    }
+
     fn collect_all(&mut self) -> Result<()> {
         self.units.iter_mut().try_for_each(Unit::collect)
     }
@@ -166,9 +181,7 @@ impl<R: Runtime> Engine<R> {
         if self.options.unused == Unused::Error {
             self.require_all()?;
         }
-        while self.next > 0 {
-            self.send(self.next - 1)?;
-        }
+        self.send_rest()?;
         self.collect_all()?;
         if self.options.unused == Unused::Allow {
             self.agree_on_used()?;
@@ -194,6 +207,12 @@ impl<R: Runtime> Engine<R> {
 
     pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
         self.units.iter_mut().try_for_each(|unit| unit.update(lrs, scale))
+    }
+
+    /// Sends for everything, to be kept until [`unpin`](Engine::unpin); it is waited for when it is read.
+    pub(super) fn hold(&mut self) -> Result<()> {
+        self.pinned = true;
+        self.units.iter_mut().try_for_each(Unit::prefetch)
     }
 
     /// Gathers everything, to be kept until [`unpin`](Engine::unpin).

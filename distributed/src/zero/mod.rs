@@ -14,6 +14,7 @@ mod options;
 mod residency;
 mod saved;
 mod sharded;
+mod stage;
 mod unit;
 
 pub use layout::{Piece, UnitLayout};

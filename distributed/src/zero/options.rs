@@ -71,7 +71,7 @@ impl UnitOf {
         Self::new(|_| String::new())
     }
 
-    pub(super) fn of(&self, name: &str) -> String {
+    pub(crate) fn of(&self, name: &str) -> String {
         (self.0)(name)
     }
 }

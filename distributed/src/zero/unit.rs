@@ -11,7 +11,10 @@ use numcore::{
 use optim::{ShardOptimizer, Shards};
 
 use super::{Piece, UnitLayout, ZeroStage, options::Groups};
-use crate::comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory};
+use crate::{
+    comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory},
+    train::LentSum,
+};
 
 /// Where the whole values are.
 enum Whole<R: Runtime> {
@@ -284,12 +287,10 @@ impl<R: Runtime> Unit<R> {
         let (Some(work), Some(own)) = (self.sum.take(), &mut self.own) else { return Ok(()) };
         let mut sums = work.wait()?;
         if let Some(replicas) = &self.groups.replicas {
-            let (n, numel) = (self.layout.shard(), sums.shape().numel());
-            let start = if numel == n { 0 } else { self.layout.span(self.groups.shard.rank()).start };
-            let mut parts = sums.split(&[start, n, numel - start - n])?;
-            let own = replicas.all_reduce(parts.remove(1), ReduceOp::Sum)?.wait()?;
-            parts.insert(1, own);
-            sums = TensorMut::join(parts)?;
+            let mut lent = lend_shard(&self.layout, self.groups.shard.rank(), sums)?;
+            let own = replicas.all_reduce(lent.take(), ReduceOp::Sum)?.wait()?;
+            lent.give(own);
+            sums = TensorMut::join(lent.into_pieces())?;
         }
         if self.stage.shards_gradients() && own.summed {
             let sums = sums.freeze()?;
@@ -301,6 +302,19 @@ impl<R: Runtime> Unit<R> {
         }
         own.summed = true;
         own.grads.restore(sums)
+    }
+
+    /// Takes out this rank's summed gradients.
+    pub(super) fn lend_sum(&mut self) -> Result<LentSum<R>> {
+        let rank = self.rank();
+        let Some(own) = &mut self.own else { return Err(lost()) };
+        lend_shard(&self.layout, rank, own.grads.lend_whole()?)
+    }
+
+    /// Takes them back.
+    pub(super) fn restore_sum(&mut self, sum: LentSum<R>) -> Result<()> {
+        let Some(own) = &mut self.own else { return Err(lost()) };
+        own.grads.restore(TensorMut::join(sum.into_pieces())?)
     }
 
     /// This rank's summed gradients, a row; none if it has no piece, or everything is frozen.
@@ -338,6 +352,13 @@ impl<R: Runtime> Unit<R> {
     fn fetch_if_arriving(&mut self) -> Result<()> {
         if matches!(self.whole, Whole::Arriving(_)) { self.fetch() } else { Ok(()) }
     }
+}
+
+/// The shard of `rank` in memory of a shard alone, or of a whole unit.
+fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>) -> Result<LentSum<R>> {
+    let (n, numel) = (layout.shard(), memory.shape().numel());
+    let start = if numel == n { 0 } else { layout.span(rank).start };
+    Ok(LentSum::new(memory.split(&[start, n, numel - start - n])?, 1))
 }
 
 /// Takes what is kept of rank 0's values, one parameter after another: only one is there in whole beside what is kept.

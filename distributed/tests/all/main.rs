@@ -18,6 +18,7 @@ mod pipeline_hooks;
 mod pipeline_lowering;
 mod pipeline_messages;
 mod pipeline_mutations;
+mod pipeline_products;
 mod pipeline_refusals;
 mod pipeline_run;
 mod pipeline_simulation;

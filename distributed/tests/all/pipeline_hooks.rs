@@ -6,10 +6,10 @@ use crate::pipeline_common::*;
 use autograd::BackwardHook;
 use distributed::{
     buckets::{BucketOptions, Buckets},
-    comm::Comm,
+    comm::{Collectives, Comm, ReduceOp},
     pipeline::{
-        Action, Groups, Kind, Limits, Lowering, MicroBatches, Pipeline, Stage, StageGradients, StageHooks, Tie, UnitOp,
-        check, lower,
+        Action, Compute, Groups, Kind, Limits, Lowering, MicroBatches, Pipeline, Stage, StageHooks, UnitOp, check,
+        lower,
     },
 };
 use nn::ModuleExt;
@@ -25,9 +25,9 @@ struct Gathering {
 }
 
 impl StageHooks<Cpu> for Gathering {
-    fn gradients(&mut self, stage: usize, _: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
-        assert!(self.gathered.contains(&stage) && !self.reduced.contains(&stage));
-        self.gradients.gradients(stage, false)
+    fn gradients(&mut self, pass: Compute, _: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
+        assert!(self.gathered.contains(&pass.stage) && !self.reduced.contains(&pass.stage));
+        self.gradients.gradients(pass, false)
     }
 
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {
@@ -73,8 +73,8 @@ fn units_are_called_in_the_order_of_the_row() {
 struct Bucketed(BTreeMap<usize, Buckets<Cpu>>);
 
 impl StageHooks<Cpu> for Bucketed {
-    fn gradients(&mut self, stage: usize, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
-        let buckets = self.0.get_mut(&stage).ok_or_else(|| Error::argument("test", "no such stage"))?;
+    fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
+        let buckets = self.0.get_mut(&pass.stage).ok_or_else(|| Error::argument("test", "no such stage"))?;
         buckets.begin(last)?;
         Ok(buckets)
     }
@@ -110,12 +110,13 @@ fn buckets_and_plain_sums_give_the_same_over_replicas() {
         let plain = world(4, |comm| {
             let groups = Groups::new(&comm, 2)?;
             let mut pipeline = pipeline(&groups.pipe, &checked, mlp_stages(comm.runtime(), 2, 2))?;
-            let make = || pipeline.stages().iter().map(|(&stage, module)| Ok((stage, sgd(&**module)?))).collect();
-            let (mut gradients, _optimizers) = StageGradients::new(&groups, &pipeline, &[] as &[Tie], make)?;
-            gradients.begin(true);
+            let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
             pipeline.run(batch(&comm)?, &mut gradients)?;
-            gradients.finish()?;
-            summed(&pipeline, |stage| gradients.of(stage).unwrap())
+            for flat in gradients.values_mut().flat_map(|of| of.flats_mut()) {
+                let sum = groups.data.all_reduce(flat.lend_whole()?, ReduceOp::Sum)?;
+                flat.restore(sum.wait()?)?;
+            }
+            summed(&pipeline, |stage| &gradients[&stage])
         });
         let bucketed = world(4, |comm| {
             let groups = Groups::new(&comm, 2)?;
