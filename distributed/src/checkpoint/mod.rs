@@ -15,6 +15,7 @@ mod writer;
 use std::{collections::BTreeMap, ops::Range};
 
 use numcore::{DType, Result, Runtime, Shape, Tensor};
+use optim::Row;
 
 pub use folder::Folder;
 pub use manifest::{Manifest, Region};
@@ -28,15 +29,15 @@ pub struct Part<R: Runtime> {
     pub shape: Shape,
     /// The first element, in row-major order.
     pub start: usize,
-    /// The elements from there on, as a row.
-    pub row: Tensor<R>,
+    /// The elements from there on.
+    pub row: Row<R>,
 }
 
 impl<R: Runtime> Part<R> {
     /// A whole tensor.
     pub fn whole(name: String, value: &Tensor<R>) -> Result<Self> {
         use numcore::ops::ViewOps;
-        let row = value.contiguous()?.reshape([value.shape().numel()])?;
+        let row = value.contiguous()?.reshape([value.shape().numel()])?.into();
         Ok(Part { name, shape: *value.shape(), start: 0, row })
     }
 }

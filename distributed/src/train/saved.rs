@@ -125,7 +125,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         for part in all {
             // To the rank with the least so far; the same choice on all.
             let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
-            bytes[to] += part.row.shape().numel() * part.row.dtype().size();
+            bytes[to] += part.row.numel() * part.row.dtype().size();
             if to == rank {
                 parts.push(part);
             }

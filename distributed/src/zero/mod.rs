@@ -18,5 +18,6 @@ mod stage;
 mod unit;
 
 pub use layout::{Piece, UnitLayout};
+pub use optim::StatePlace;
 pub use options::{UnitOf, ZeroOptions, ZeroStage};
 pub use sharded::{FullParameters, Sharded, ZeroTrainer};

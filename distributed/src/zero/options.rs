@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use numcore::Runtime;
+use optim::StatePlace;
 
 use crate::{
     buckets::Unused,
@@ -97,6 +98,8 @@ pub struct ZeroOptions {
     pub units: UnitOf,
     /// Parameters without a gradient.
     pub unused: Unused,
+    /// Where optimizer state lies between updates.
+    pub state: StatePlace,
 }
 
 /// The ranks of sharded training.

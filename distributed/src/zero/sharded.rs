@@ -164,7 +164,7 @@ fn build<R: Runtime>(
     }
     let unit = |((name, _, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
         leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
-        Unit::new(groups, options.stage, name, leaves, trained.then_some(optimizer))
+        Unit::new(groups, options.stage, name, leaves, trained.then_some((optimizer, options.state)))
     };
     parts.into_iter().map(unit).collect()
 }

@@ -8,7 +8,7 @@ use numcore::{
     ops::{Input, ViewOps, compute},
     pointwise::Program,
 };
-use optim::{ShardOptimizer, Shards};
+use optim::{ShardOptimizer, Shards, StatePlace};
 
 use super::{Piece, UnitLayout, ZeroStage, options::Groups};
 use crate::{
@@ -64,7 +64,7 @@ impl<R: Runtime> Unit<R> {
         stage: ZeroStage,
         name: String,
         leaves: Vec<Arc<Leaf<R>>>,
-        optimizer: Option<&dyn Shards<R>>,
+        optimizer: Option<(&dyn Shards<R>, StatePlace)>,
     ) -> Result<Self> {
         let comm = &groups.shard;
         let rt = comm.runtime().tagged(Use::Activations);
@@ -77,11 +77,11 @@ impl<R: Runtime> Unit<R> {
         fill(&groups.all, &mut values, &leaves, &pieces, stage.shards_parameters())?;
         let own = match optimizer {
             None => None,
-            Some(shards) => {
+            Some((shards, place)) => {
                 let group = |p: &Piece| shards.group(&leaves[p.parameter].name(), &leaves[p.parameter].spec());
                 let start = if stage.shards_parameters() { 0 } else { layout.span(rank).start };
                 let values = values.whole()?.narrow(0, start, shard.numel())?;
-                let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values)?;
+                let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
                 let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
                 Some(Own { optimizer, grads: Flat::zeros_for(&rt, Use::Gradients, grads)?, summed: false })
             }

@@ -31,3 +31,4 @@ mod powersgd;
 mod powersgd_training;
 mod zero;
 mod zero_memory;
+mod zero_offload;

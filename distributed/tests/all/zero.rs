@@ -22,7 +22,7 @@ use optim::{AdamWConfig, LossScaler, ParamGroups, SgdConfig};
 use runtime_cpu::Cpu;
 
 pub fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
-    ZeroOptions { stage, units, unused: Unused::Error }
+    ZeroOptions { stage, units, ..Default::default() }
 }
 
 fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: ZeroOptions) -> Result<Trace> {
@@ -132,7 +132,7 @@ fn parameters_unused_here_or_everywhere() {
             move |comm: Comm<Cpu>| {
                 let model = Branches::new(comm.runtime())?;
                 let before = weights(&model)?;
-                let options = ZeroOptions { stage, units: UnitOf::children(), unused };
+                let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
                 let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
                 let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
                 for _ in 0..2 {
@@ -163,7 +163,7 @@ fn ranks_that_run_out_and_overflows_are_agreed_on() {
     for stage in ZeroStage::ALL {
         everywhere(3, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow };
+            let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow, ..Default::default() };
             let scaled = TrainingConfig { loss_scaling: Some(LossScaler::starting_at(8.0)?), ..config() };
             let mut trainer = ZeroTrainer::new(&comm, &model, scaled, options)?;
             let mut trace = Trace::default();

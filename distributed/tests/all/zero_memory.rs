@@ -17,12 +17,12 @@ use numcore::{
 use runtime_cpu::Cpu;
 
 /// Layers of equal size, so that formulas need no allowance for padding.
-fn layers(rt: &Cpu, count: usize, dtype: DType) -> Result<Vec<Linear<Cpu>>> {
+pub fn layers(rt: &Cpu, count: usize, dtype: DType) -> Result<Vec<Linear<Cpu>>> {
     let init = Init::new(rt, 0).dtype(dtype);
     (0..count).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
 }
 
-fn loss(layers: &[Linear<Cpu>], rt: &Cpu, dtype: DType) -> Result<Loss<Cpu>> {
+pub fn loss(layers: &[Linear<Cpu>], rt: &Cpu, dtype: DType) -> Result<Loss<Cpu>> {
     let x = autograd::Var::new(Tensor::normal(rt, [4, 128], dtype, 0.0, 1.0, 1)?);
     let y = layers.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
     Loss::sum(y.to_dtype(DType::F32)?.square()?.sum(&[], false)?, 4.0)
