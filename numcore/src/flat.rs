@@ -309,7 +309,7 @@ mod tests {
         let (rt, layout) = (NullRuntime::new(), layout(DType::F32));
         let bytes = vec![0; 4 * layout.numel()];
         let mut flat = Flat::from_bytes(&rt, Use::Optimizer, layout.clone(), &bytes).unwrap();
-        assert_eq!(rt.memory().of(Use::Optimizer).live, bytes.len());
+        assert_eq!(rt.memory().total.live, bytes.len());
         assert!(!flat.is_written(0));
         flat.lend_whole().map(|w| flat.restore(w)).unwrap().unwrap();
         assert!(Flat::from_bytes(&rt, Use::Optimizer, layout, &bytes[4..]).is_err());
