@@ -95,7 +95,8 @@ pub struct ZeroOptions {
     pub stage: ZeroStage,
     /// What makes a unit.
     pub units: UnitOf,
-    /// Parameters without a gradient.
+    /// Parameters without a gradient. Where they are allowed, ranks may read different units; stage 3 then gathers all of them for the
+    /// whole step, and only state and gradients stay sharded in it.
     pub unused: Unused,
 }
 
