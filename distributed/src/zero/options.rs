@@ -6,7 +6,7 @@ use numcore::Runtime;
 
 use crate::{
     buckets::Unused,
-    comm::{Comm, Communicator},
+    comm::{Comm, Communicator, Named},
 };
 
 /// What is sharded.
@@ -112,6 +112,12 @@ pub(super) struct Groups<R: Runtime> {
 }
 
 impl<R: Runtime> Groups<R> {
+    /// The same, for the gathers and sums of a unit.
+    pub(super) fn of(&self, unit: &str) -> Self {
+        let of = format!("unit `{unit}`");
+        Groups { shard: Named::over(&self.shard, &of), ..self.clone() }
+    }
+
     /// Whether this rank is of the replica that saves.
     pub(super) fn saves(&self) -> bool {
         self.replicas.as_ref().is_none_or(|r| r.rank() == 0)

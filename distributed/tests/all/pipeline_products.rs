@@ -7,15 +7,18 @@
 use crate::pipeline_staged::*;
 use crate::{
     common::{WORLDS, config},
-    pipeline_common::{TIMEOUT, cpu},
+    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
 };
+use autograd::Var;
 use distributed::{
     buckets::Unused,
     comm::{Comm, Ranks},
-    pipeline::{Checked, Kind, PipelineOptions, PipelineTrainer, ZeroPipelineTrainer},
+    pipeline::{Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
+    train::{SimpleTrainer, StageStrategy},
     zero::ZeroOptions,
 };
-use numcore::Result;
+use nn::Forward;
+use numcore::{Result, Tensor, ops::ViewOps};
 use runtime_cpu::Cpu;
 
 const STEPS: usize = 3;
@@ -89,5 +92,92 @@ fn unused_parameters_cannot_be_allowed() {
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains("unused parameters cannot be allowed in a pipeline"), "{error}");
+    }
+}
+
+/// What a rank saw: the losses of an evaluation, and the gradients of a step's inputs and its loss.
+struct Seen {
+    losses: Vec<(f64, f64)>,
+    of_inputs: Vec<f64>,
+    loss: f64,
+}
+
+/// A step, an evaluation, a step with the gradients of the inputs.
+fn looked_at<S: StageStrategy<Cpu>>(
+    comm: &Comm<Cpu>,
+    mut trainer: StagedTrainer<Cpu, S>,
+    evaluate: bool,
+) -> Result<Seen> {
+    let schedule = trainer.pipeline().schedule();
+    let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());
+    let part = |step: usize| {
+        let (x, y) = Model::Mlp.batch(comm.runtime(), step, m * comm.size() / p)?;
+        let at = comm.rank() / p * m * ROWS;
+        MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m)
+    };
+    trainer.step(|_| part(0))?;
+    let mut losses = Vec::new();
+    if evaluate {
+        let output = trainer.evaluate(part(7)?)?;
+        assert!(output.input_gradients().is_empty());
+        losses = trainer.pipeline().losses(&output)?;
+    }
+    let loss = trainer.step(|_| part(1))?.loss()?;
+    let of_inputs = trainer.last_run().map_or(&[][..], |run| run.input_gradients());
+    let of_inputs = of_inputs.iter().map(|of| of[0].to_vec::<f64>()).collect::<Result<Vec<_>>>()?.concat();
+    Ok(Seen { losses, of_inputs, loss })
+}
+
+#[test]
+fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
+    let (p, replicas) = (2, 2);
+    for (kind, v, m) in [(Kind::OneFOneB, 1, 4), (Kind::Zbv, 2, 4)] {
+        // One rank: a step, then the losses of a batch, and the gradients of the inputs of another one.
+        let rt = cpu(0).unwrap();
+        let whole = Model::Mlp.whole(&rt, p * v);
+        let mut trainer = SimpleTrainer::new(&rt, &whole, config()).unwrap();
+        let batch = |step| Model::Mlp.batch(&rt, step, m * replicas).unwrap();
+        let loss = |x: &Var<Cpu>, y: Tensor<Cpu>| Model::Mlp.loss(&whole.forward(x)?, &Var::new(y));
+        trainer.step(|_| loss(&Var::new(batch(0).0), batch(0).1)).unwrap();
+        let micro = |t: Tensor<Cpu>, k: usize| t.narrow(0, k * ROWS, ROWS).unwrap();
+        let wanted = |k| loss(&Var::new(micro(batch(7).0, k)), micro(batch(7).1, k)).unwrap().total().item().unwrap();
+        let x = Var::leaf("x", batch(1).0).unwrap();
+        let gradient =
+            loss(&x, batch(1).1).unwrap().total().backward().unwrap().of(&x).unwrap().to_vec::<f64>().unwrap();
+        for how in HOWS {
+            let checked = how.checked(kind, p, v, m).unwrap();
+            let run = |evaluate| {
+                let ranks = everywhere(p * replicas, |comm| {
+                    let staged = Model::Mlp.staged(&comm, &checked, p * v);
+                    let options = PipelineOptions { input_gradients: true, ..Default::default() };
+                    match how.zero() {
+                        None => {
+                            let trainer = PipelineTrainer::new(&comm, checked.clone(), staged, config(), options)?;
+                            looked_at(&comm, trainer, evaluate)
+                        }
+                        Some(zero) => {
+                            let checked = checked.clone();
+                            let trainer = ZeroPipelineTrainer::new(&comm, checked, staged, config(), options, zero)?;
+                            looked_at(&comm, trainer, evaluate)
+                        }
+                    }
+                });
+                ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))
+            };
+            let (with, without) = (run(true), run(false));
+            for (rank, (Seen { losses, of_inputs, loss }, same)) in with.iter().zip(&without).enumerate() {
+                let changed = *loss != same.loss || *of_inputs != same.of_inputs;
+                assert!(!changed, "an evaluation changes nothing: {kind}, {how:?}");
+                let first = rank / p * m;
+                assert_eq!(losses.len(), m);
+                for (k, (sum, weight)) in losses.iter().enumerate() {
+                    assert!((sum - wanted(first + k)).abs() <= BOUND * wanted(first + k).abs(), "{kind}, {how:?}");
+                    assert_eq!(*weight, (ROWS * WIDTH) as f64);
+                }
+                let expected = if rank % p == 0 { &gradient[first * ROWS * WIDTH..][..m * ROWS * WIDTH] } else { &[] };
+                assert_eq!(of_inputs.len(), expected.len());
+                assert!(of_inputs.iter().zip(expected).all(|(a, b)| (a - b).abs() <= BOUND), "{kind}, {how:?}");
+            }
+        }
     }
 }

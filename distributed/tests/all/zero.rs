@@ -155,6 +155,11 @@ fn parameters_unused_here_or_everywhere() {
         assert!(off <= 1e-12, "stage {}: {off:e}", stage.number());
         for outcome in Ranks::new(3).outcomes(cpu, program(Unused::Error)).unwrap() {
             let e = outcome.unwrap_err();
+            if stage.shards_parameters() {
+                // Found where it begins: the branches' units are asked for at once.
+                assert!(e.to_string().contains("unit `left`") && e.to_string().contains("unit `right`"), "{e}");
+                continue;
+            }
             assert!(e.to_string().contains("never.weight"), "{e}");
             assert!(matches!(e.kind(), ErrorKind::MissingGradient { .. } | ErrorKind::Peer { .. }));
         }
@@ -276,5 +281,44 @@ fn layers_unused_in_some_micro_batches_of_some_ranks() {
         });
         let off = difference(&many, &one);
         assert!(off <= 1e-11, "stage {}: {off:e}", stage.number());
+    }
+}
+
+#[test]
+fn ranks_that_read_units_in_different_orders_disagree() {
+    // All units are used on all ranks, and of one size: nothing but their names tells them apart.
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let layer = |seed| Linear::new(&Init::new(comm.runtime(), seed), 3, 3);
+        let mut model = vec![layer(1)?, layer(2)?];
+        let mut trainer =
+            ZeroTrainer::new(&comm, &model, config(), options(ZeroStage::Parameters, UnitOf::children()))?;
+        if comm.rank() == 1 {
+            model.reverse();
+        }
+        let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F32, 0.0, 1.0, 9)?);
+        let y = |_| Ok(Loss::mean(model[1].forward(&model[0].forward(&x)?)?.square()?.sum(&[], false)?));
+        trainer.step(y).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("all_gather") && error.contains("unit `0`") && error.contains("unit `1`"), "{error}");
+    }
+}
+
+#[test]
+fn an_unused_unit_is_named_where_parameters_are_sharded() {
+    for outcome in Ranks::new(3)
+        .outcomes(cpu, |comm| {
+            let model = Branches::new(comm.runtime())?;
+            let options = options(ZeroStage::Parameters, UnitOf::children());
+            let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
+            let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
+            let loss = |_| Ok(Loss::mean(model.left.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?));
+            trainer.step(loss).map(|_| ())
+        })
+        .unwrap()
+    {
+        let e = outcome.unwrap_err().to_string();
+        assert!(e.contains("never.weight") && e.contains("right.bias") && !e.contains("left"), "{e}");
     }
 }
