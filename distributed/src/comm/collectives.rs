@@ -184,7 +184,7 @@ trait Make<R: Runtime>: Communicator<R> {
             check_reduction(what.name(), op, dtype)?;
         }
         let parts: Arc<[usize]> = Arc::new([numel]);
-        Ok(Call { what, dtype, input: None, output: None, send: parts.clone(), recv: parts, at })
+        Ok(Call { what, dtype, input: None, output: None, send: parts.clone(), recv: parts, of: None, at })
     }
 
     fn in_place(

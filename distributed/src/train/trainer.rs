@@ -41,8 +41,8 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     /// Takes part in a step of the others when this rank has no examples left.
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         if !self.strategy.may_idle() {
-            let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or, \
-                       where parameters are not sharded, allow unused ones (`Unused::Allow`)";
+            let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or \
+                       allow unused parameters (`Unused::Allow`)";
             return self.told(Err(Error::argument("Trainer::idle", why)));
         }
         let scale = self.updates.scaler.as_ref().map(LossScaler::factor);
@@ -57,7 +57,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     }
 
     /// Steps through this rank's batches, one micro-batch a step, until every rank has run out of its own. A rank that has run out takes
-    /// part without examples; where that cannot be (parameters are gathered as the model reads them, or each needs a gradient) it
+    /// part without examples; where that cannot be (each parameter needs a gradient) it
     /// computes its last batch again, which then weighs nothing.
     pub fn run<B>(
         &mut self,

@@ -24,8 +24,8 @@ pub(super) struct Engine<R: Runtime> {
     order: Vec<usize>,
     seen: Vec<usize>,
     backward: bool,
-    /// Whether gathered values are kept, for a scope that reads all of them.
-    pinned: bool,
+    /// How many scopes want all gathered values kept.
+    pins: usize,
     /// The next unit, from the last, whose gradients are sent.
     next: usize,
     last: bool,
@@ -45,7 +45,7 @@ impl<R: Runtime> Engine<R> {
             order: Vec::new(),
             seen: Vec::new(),
             backward: false,
-            pinned: false,
+            pins: 0,
             next: 0,
             last: true,
         }
@@ -80,7 +80,7 @@ impl<R: Runtime> Engine<R> {
         }
         let next = self.following(unit);
         for other in 0..self.units.len() {
-            if other != unit && Some(other) != next && !self.is_root(other) && !self.pinned {
+            if other != unit && Some(other) != next && !self.is_root(other) && self.pins == 0 {
                 self.units[other].release()?;
             }
         }
@@ -103,9 +103,16 @@ impl<R: Runtime> Engine<R> {
         next.and_then(|at| self.order.get(at).copied())
     }
 
-    pub(super) fn begin_step(&mut self) {
+    pub(super) fn begin_step(&mut self) -> Result<()> {
         self.units.iter_mut().for_each(Unit::forget);
         (self.backward, self.next) = (false, 0);
+        if self.reads_differ() { self.hold() } else { Ok(()) }
+    }
+
+    /// Whether ranks may read other units than each other. Then none can be gathered when it is read: gathers of different units
+    /// would meet. All are gathered at once, in one order, and kept for the step.
+    fn reads_differ(&self) -> bool {
+        self.options.unused == Unused::Allow && self.options.stage.shards_parameters()
     }
 
     pub(super) fn begin_sweep(&mut self, last: bool) -> Result<()> {
@@ -159,7 +166,7 @@ impl<R: Runtime> Engine<R> {
             }
             self.units[unit].send()?;
         }
-        if !self.is_root(unit) && !self.pinned {
+        if !self.is_root(unit) && self.pins == 0 {
             self.units[unit].release()?;
         }
         Ok(())
@@ -186,11 +193,8 @@ impl<R: Runtime> Engine<R> {
         if self.options.unused == Unused::Allow {
             self.agree_on_used()?;
         }
-        for unit in self.units.iter_mut().filter(|_| !self.pinned) {
-            unit.release()?;
-        }
         self.backward = false;
-        Ok(())
+        if self.reads_differ() { self.unpin() } else { self.release_all() }
     }
 
     fn require_all(&self) -> Result<()> {
@@ -211,18 +215,22 @@ impl<R: Runtime> Engine<R> {
 
     /// Sends for everything, to be kept until [`unpin`](Engine::unpin); it is waited for when it is read.
     pub(super) fn hold(&mut self) -> Result<()> {
-        self.pinned = true;
+        self.pins += 1;
         self.units.iter_mut().try_for_each(Unit::prefetch)
     }
 
     /// Gathers everything, to be kept until [`unpin`](Engine::unpin).
     pub(super) fn pin(&mut self) -> Result<()> {
-        self.pinned = true;
+        self.pins += 1;
         self.units.iter_mut().try_for_each(Unit::fetch)
     }
 
     pub(super) fn unpin(&mut self) -> Result<()> {
-        self.pinned = false;
-        self.units.iter_mut().try_for_each(Unit::release)
+        self.pins = self.pins.saturating_sub(1);
+        self.release_all()
+    }
+
+    fn release_all(&mut self) -> Result<()> {
+        self.units.iter_mut().filter(|_| self.pins == 0).try_for_each(Unit::release)
     }
 }

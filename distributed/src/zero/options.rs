@@ -7,7 +7,7 @@ use optim::StatePlace;
 
 use crate::{
     buckets::Unused,
-    comm::{Comm, Communicator},
+    comm::{Comm, Communicator, Named},
 };
 
 /// What is sharded.
@@ -96,7 +96,8 @@ pub struct ZeroOptions {
     pub stage: ZeroStage,
     /// What makes a unit.
     pub units: UnitOf,
-    /// Parameters without a gradient.
+    /// Parameters without a gradient. Where they are allowed, ranks may read different units; stage 3 then gathers all of them for the
+    /// whole step, and only state and gradients stay sharded in it.
     pub unused: Unused,
     /// Where optimizer state lies between updates.
     pub state: StatePlace,
@@ -114,6 +115,12 @@ pub(super) struct Groups<R: Runtime> {
 }
 
 impl<R: Runtime> Groups<R> {
+    /// The same, for the gathers and sums of a unit.
+    pub(super) fn of(&self, unit: &str) -> Self {
+        let of = format!("unit `{unit}`");
+        Groups { shard: Named::over(&self.shard, &of), ..self.clone() }
+    }
+
     /// Whether this rank is of the replica that saves.
     pub(super) fn saves(&self) -> bool {
         self.replicas.as_ref().is_none_or(|r| r.rank() == 0)

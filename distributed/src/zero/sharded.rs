@@ -175,8 +175,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn prepare(&mut self) -> Result<()> {
-        self.engine.lock().begin_step();
-        Ok(())
+        self.engine.lock().begin_step()
     }
 
     fn begin(&mut self, last: bool) -> Result<()> {
@@ -188,7 +187,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow && !self.options.stage.shards_parameters()
+        self.options.unused == Unused::Allow
     }
 }
 

@@ -66,6 +66,7 @@ impl<R: Runtime> Unit<R> {
         leaves: Vec<Arc<Leaf<R>>>,
         optimizer: Option<(&dyn Shards<R>, StatePlace)>,
     ) -> Result<Self> {
+        let groups = groups.of(&name);
         let comm = &groups.shard;
         let rt = comm.runtime().tagged(Use::Activations);
         let (dtype, rank) = (leaves[0].spec().dtype, comm.rank());
@@ -94,7 +95,7 @@ impl<R: Runtime> Unit<R> {
             own,
             pieces,
             stage,
-            groups: groups.clone(),
+            groups,
             values,
             whole: Whole::Absent,
             whole_grads: None,

@@ -8,10 +8,10 @@ use distributed::{
     buckets::BucketOptions,
     checkpoint::Folder,
     comm::{Comm, Communicator},
-    train::{BucketedTrainer, Notes, TrainingConfig, TrainingMetrics},
-    zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    train::{BucketedTrainer, Loss, Notes, TrainingConfig, TrainingMetrics},
+    zero::{FullParameters, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
-use nn::Init;
+use nn::{Init, Module};
 use numcore::{DType, Result};
 use runtime_cpu::Cpu;
 
@@ -54,6 +54,10 @@ pub enum Any {
 
 impl Any {
     pub fn new<M: Task>(comm: &Comm<Cpu>, model: &M, how: How, config: TrainingConfig) -> Result<Self> {
+        Self::over(comm, model, how, config)
+    }
+
+    pub fn over(comm: &Comm<Cpu>, model: &impl Module<Cpu>, how: How, config: TrainingConfig) -> Result<Self> {
         Ok(match how {
             How::Buckets => {
                 Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config, BucketOptions::default())?))
@@ -66,7 +70,10 @@ impl Any {
     }
 
     pub fn step<M: Task>(&mut self, model: &M, comm: &Comm<Cpu>, step: usize) -> Result<TrainingMetrics<Cpu>> {
-        let loss = |_| model.loss(comm.runtime(), step, &own(comm));
+        self.step_with(|_| model.loss(comm.runtime(), step, &own(comm)))
+    }
+
+    pub fn step_with(&mut self, loss: impl FnMut(usize) -> Result<Loss<Cpu>>) -> Result<TrainingMetrics<Cpu>> {
         match self {
             Any::Buckets(t) => t.step(loss),
             Any::Zero(t) => t.step(loss),
@@ -88,14 +95,17 @@ impl Any {
         }
     }
 
-    pub fn weights<M: Task>(&self, model: &M) -> Result<Vec<f64>> {
+    /// While it lives, all parameters are here.
+    pub fn full(&self) -> Result<Option<FullParameters<Cpu>>> {
         match self {
-            Any::Buckets(_) => weights(model),
-            Any::Zero(t) => {
-                let _scope = t.strategy().gather_full_params()?;
-                weights(model)
-            }
+            Any::Buckets(_) => Ok(None),
+            Any::Zero(t) => t.strategy().gather_full_params().map(Some),
         }
+    }
+
+    pub fn weights<M: Task>(&self, model: &M) -> Result<Vec<f64>> {
+        let _scope = self.full()?;
+        weights(model)
     }
 }
 

@@ -41,6 +41,24 @@ impl Branches<Cpu> {
     }
 }
 
+/// Some steps on one rank: one batch through the left branch, two through the right, over three.
+pub fn branches_alone(steps: usize) -> Vec<f64> {
+    let rt = Cpu::with_threads(1);
+    let (model, comm) = (Branches::new(&rt).unwrap(), Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>);
+    let config = TrainingConfig { accumulation: 3, ..config() };
+    let options = BucketOptions { unused: Unused::Allow, ..small() };
+    let mut trainer = BucketedTrainer::new(&comm, &model, config, options).unwrap();
+    let x = Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, 9).unwrap());
+    for _ in 0..steps {
+        let micro = |k| {
+            let branch = if k == 0 { &model.left } else { &model.right };
+            Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
+        };
+        trainer.step(micro).unwrap();
+    }
+    weights(&model).unwrap()
+}
+
 #[test]
 fn an_unused_parameter_is_named_before_the_optimizer_runs() {
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
@@ -73,20 +91,7 @@ fn parameters_unused_here_or_everywhere_are_allowed_on_request() {
         assert_eq!(model.never.weight.value()?.to_vec::<f64>()?, untouched);
         Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
     });
-    // The same on one rank: one batch through the left branch, two through the right, over three.
-    let rt = Cpu::with_threads(1);
-    let (model, comm) = (Branches::new(&rt).unwrap(), Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>);
-    let config = TrainingConfig { accumulation: 3, ..config() };
-    let mut trainer = BucketedTrainer::new(&comm, &model, config, options()).unwrap();
-    let x = Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, 9).unwrap());
-    for _ in 0..3 {
-        let micro = |k| {
-            let branch = if k == 0 { &model.left } else { &model.right };
-            Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
-        };
-        trainer.step(micro).unwrap();
-    }
-    let one = Trace { weights: vec![weights(&model).unwrap()], ..Default::default() };
+    let one = Trace { weights: vec![branches_alone(3)], ..Default::default() };
     assert!(difference(&trace, &one) < 1e-12);
 }
 

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use crate::common::{
     EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights,
 };
-use crate::data_parallel_unused::Branches;
+use crate::data_parallel_unused::{Branches, branches_alone};
 use distributed::{
     buckets::Unused,
     comm::{Collectives, Comm, Communicator, Ranks},
     plan::{Axis, Mesh, ParallelPlan},
-    train::{Loss, TrainingConfig},
+    train::{Loss, SimpleTrainer, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
-use nn::{Forward, Gpt, Init};
+use nn::{Forward, Gpt, Init, Linear};
 use numcore::{
     DType, ErrorKind, Result, Tensor,
     ops::{PointwiseOps, ReduceOps},
@@ -150,8 +150,16 @@ fn parameters_unused_here_or_everywhere() {
         };
         let after = Ranks::new(3).run(cpu, program(Unused::Allow)).unwrap();
         assert!(after.iter().all(|w| *w == after[0]));
+        let one = branches_alone(2);
+        let off = after[0].iter().zip(&one).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 1e-12, "stage {}: {off:e}", stage.number());
         for outcome in Ranks::new(3).outcomes(cpu, program(Unused::Error)).unwrap() {
             let e = outcome.unwrap_err();
+            if stage.shards_parameters() {
+                // Found where it begins: the branches' units are asked for at once.
+                assert!(e.to_string().contains("unit `left`") && e.to_string().contains("unit `right`"), "{e}");
+                continue;
+            }
             assert!(e.to_string().contains("never.weight"), "{e}");
             assert!(matches!(e.kind(), ErrorKind::MissingGradient { .. } | ErrorKind::Peer { .. }));
         }
@@ -237,5 +245,80 @@ fn replicas_of_sharded_models_train_as_one_rank() {
             let off = difference(&many, &one);
             assert!(off <= 1e-11, "{data} × {shard}, stage {}: {off:e}", stage.number());
         }
+    }
+}
+
+#[test]
+fn layers_unused_in_some_micro_batches_of_some_ranks() {
+    // Rank 0 leaves the middle out of its second micro-batch, rank 1 of its first: after a sweep each has completed other units.
+    let loss = |model: &[Linear<Cpu>], rank: usize, micro: usize| {
+        let (rt, seed) = (model[0].weight.leaf().runtime().clone(), 10 + (2 * rank + micro) as u64);
+        let x = autograd::Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, seed)?);
+        let skips = rank < 2 && rank != micro;
+        let used = model.iter().enumerate().filter(|(k, _)| *k != 1 || !skips).map(|(_, layer)| layer);
+        let y = used.into_iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
+        Loss::sum(y.square()?.sum(&[], false)?, 2.0)
+    };
+    let model =
+        |rt: &Cpu| (1..4).map(|s| Linear::new(&Init::new(rt, s).dtype(DType::F64), 3, 3)).collect::<Result<Vec<_>>>();
+    let one = {
+        let rt = Cpu::with_threads(1);
+        let model = model(&rt).unwrap();
+        let mut trainer = SimpleTrainer::new(&rt, &model, TrainingConfig { accumulation: 6, ..config() }).unwrap();
+        let losses = (0..3).map(|_| trainer.step(|k| loss(&model, k / 2, k % 2)).unwrap().loss().unwrap()).collect();
+        Trace { losses, weights: vec![weights(&model).unwrap()], ..Default::default() }
+    };
+    for stage in ZeroStage::ALL {
+        let many = everywhere(3, |comm| {
+            let model = model(comm.runtime())?;
+            let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow, ..Default::default() };
+            let config = TrainingConfig { accumulation: 2, ..config() };
+            let mut trainer = ZeroTrainer::new(&comm, &model, config, options)?;
+            let step = |_| trainer.step(|k| loss(&model, comm.rank(), k))?.loss();
+            let losses = (0..3).map(step).collect::<Result<_>>()?;
+            let _scope = trainer.strategy().gather_full_params()?;
+            Ok(Trace { losses, weights: vec![weights(&model)?], ..Default::default() })
+        });
+        let off = difference(&many, &one);
+        assert!(off <= 1e-11, "stage {}: {off:e}", stage.number());
+    }
+}
+
+#[test]
+fn ranks_that_read_units_in_different_orders_disagree() {
+    // All units are used on all ranks, and of one size: nothing but their names tells them apart.
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let layer = |seed| Linear::new(&Init::new(comm.runtime(), seed), 3, 3);
+        let mut model = vec![layer(1)?, layer(2)?];
+        let mut trainer =
+            ZeroTrainer::new(&comm, &model, config(), options(ZeroStage::Parameters, UnitOf::children()))?;
+        if comm.rank() == 1 {
+            model.reverse();
+        }
+        let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F32, 0.0, 1.0, 9)?);
+        let y = |_| Ok(Loss::mean(model[1].forward(&model[0].forward(&x)?)?.square()?.sum(&[], false)?));
+        trainer.step(y).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("all_gather") && error.contains("unit `0`") && error.contains("unit `1`"), "{error}");
+    }
+}
+
+#[test]
+fn an_unused_unit_is_named_where_parameters_are_sharded() {
+    for outcome in Ranks::new(3)
+        .outcomes(cpu, |comm| {
+            let model = Branches::new(comm.runtime())?;
+            let options = options(ZeroStage::Parameters, UnitOf::children());
+            let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
+            let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
+            let loss = |_| Ok(Loss::mean(model.left.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?));
+            trainer.step(loss).map(|_| ())
+        })
+        .unwrap()
+    {
+        let e = outcome.unwrap_err().to_string();
+        assert!(e.contains("never.weight") && e.contains("right.bias") && !e.contains("left"), "{e}");
     }
 }

@@ -99,8 +99,17 @@ impl<R: Runtime> Pipeline<R> {
     /// # Errors
     /// As [`run`](Pipeline::run).
     pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
+        self.evaluate_with(batch, &mut NoHooks)
+    }
+
+    /// As [`evaluate`](Pipeline::evaluate), with hooks that gather stages.
+    pub(super) fn evaluate_with(
+        &mut self,
+        batch: MicroBatches<R>,
+        hooks: &mut dyn StageHooks<R>,
+    ) -> Result<PipelineOutput<R>> {
         let start = random_state();
-        let output = self.told(batch, &mut NoHooks, true);
+        let output = self.told(batch, hooks, true);
         set_random_state(start);
         output
     }

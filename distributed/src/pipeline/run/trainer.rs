@@ -183,6 +183,12 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
         done.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
     }
 
+    /// Forwards alone: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are sharded, replicas
+    /// must evaluate together.
+    pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
+        self.pipeline.evaluate_with(batch, &mut self.stages)
+    }
+
     /// Updates so far.
     pub fn global_step(&self) -> u64 {
         self.updates.steps
@@ -197,11 +203,6 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
     /// The pipeline.
     pub fn pipeline(&self) -> &Pipeline<R> {
         &self.pipeline
-    }
-
-    /// The pipeline, to evaluate.
-    pub fn pipeline_mut(&mut self) -> &mut Pipeline<R> {
-        &mut self.pipeline
     }
 
     /// The strategies of this rank's stages, by number: with their optimizers.
