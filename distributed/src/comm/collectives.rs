@@ -13,7 +13,7 @@ use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_re
 ///
 /// ```
 /// use distributed::comm::{Collectives, Communicator, Ranks, ReduceOp};
-/// use numcore::{DType, NullRuntime, TensorMut};
+/// use numcore::{DType, NullRuntime, Shape, TensorMut};
 /// # fn main() -> numcore::Result<()> {
 /// let sums = Ranks::new(4).run(|_| Ok(NullRuntime::new()), |comm| {
 ///     let x = TensorMut::zeros(comm.runtime(), [2], DType::F32)?;
