@@ -16,7 +16,7 @@ use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_re
 /// use numcore::{DType, NullRuntime, Shape, TensorMut};
 /// # fn main() -> numcore::Result<()> {
 /// let sums = Ranks::new(4).run(|_| Ok(NullRuntime::new()), |comm| {
-///     let x = TensorMut::zeros(comm.runtime(), [2], DType::F32)?;
+///     let x = TensorMut::zeros(comm.runtime(), Shape::new(&[2])?, DType::F32)?;
 ///     let work = comm.all_reduce(x, ReduceOp::Sum)?;
 ///     // compute something else meanwhile
 ///     work.wait()?.freeze()
