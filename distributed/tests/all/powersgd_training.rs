@@ -5,7 +5,7 @@ use crate::{
     powersgd::{compressed, plain},
 };
 use distributed::{
-    buckets::{BucketLimits, BucketOptions, PowerSgd},
+    buckets::{BucketLimits, BucketOptions, PowerSgd, Unused},
     checkpoint::Folder,
     comm::{Comm, Communicator, Ranks},
     train::{BucketedTrainer, Notes, TrainingConfig},
@@ -45,6 +45,28 @@ fn replicas_stay_equal_with_accumulation_and_clipping() {
             let trace = everywhere(n, |comm| train::<Gpt<Cpu>>(&comm, dtype, config.clone(), compressed(power), 4));
             assert!(trace.weights.iter().flatten().all(|w| w.is_finite()));
         }
+    }
+}
+
+#[test]
+fn ranks_that_run_out_take_part() {
+    for n in [2, 3, 5] {
+        let trace = everywhere(n, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let options = BucketOptions { unused: Unused::Allow, ..compressed(PowerSgd::default()) };
+            let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
+            let mut trace = Trace::default();
+            // Rank r has r + 1 batches of one example.
+            let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
+            trainer.run(0..=comm.rank(), loss, |metrics| {
+                trace.losses.push(metrics.loss()?);
+                trace.weights.push(weights(&model)?);
+                Ok(())
+            })?;
+            Ok(trace)
+        });
+        assert_eq!(trace.losses.len(), n);
+        assert!(trace.weights.iter().flatten().all(|w| w.is_finite()));
     }
 }
 
