@@ -13,10 +13,10 @@ use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_re
 ///
 /// ```
 /// use distributed::comm::{Collectives, Communicator, Ranks, ReduceOp};
-/// use numcore::{DType, NullRuntime, TensorMut};
+/// use numcore::{DType, NullRuntime, Shape, TensorMut};
 /// # fn main() -> numcore::Result<()> {
 /// let sums = Ranks::new(4).run(|_| Ok(NullRuntime::new()), |comm| {
-///     let x = TensorMut::zeros(comm.runtime(), [2], DType::F32)?;
+///     let x = TensorMut::zeros(comm.runtime(), Shape::new(&[2])?, DType::F32)?;
 ///     let work = comm.all_reduce(x, ReduceOp::Sum)?;
 ///     // compute something else meanwhile
 ///     work.wait()?.freeze()
