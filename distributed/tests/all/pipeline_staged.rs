@@ -22,7 +22,10 @@ use nn::{
     Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Sequential, Tanh,
     loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
 };
-use numcore::{DType, Result, Tensor, ops::ViewOps};
+use numcore::{
+    DType, Result, Tensor,
+    ops::{PointwiseOps, ViewOps},
+};
 use runtime_cpu::Cpu;
 
 pub const GPT: GptConfig =
@@ -66,13 +69,19 @@ impl How {
 pub enum Model {
     Mlp,
     Gpt,
+    /// The first in `bf16`.
+    Half,
 }
 
 impl Model {
+    fn dtype(self) -> DType {
+        if self == Model::Half { DType::BF16 } else { DType::F64 }
+    }
+
     pub fn whole(self, rt: &Cpu, layers: usize) -> Box<dyn Forward<Cpu>> {
-        let init = Init::new(rt, 5).dtype(DType::F64);
+        let init = Init::new(rt, 5).dtype(self.dtype());
         match self {
-            Model::Mlp => Box::new(mlp(&init, layers)),
+            Model::Mlp | Model::Half => Box::new(mlp(&init, layers)),
             Model::Gpt => Box::new(Gpt::new(&init, GPT).unwrap()),
         }
     }
@@ -80,9 +89,9 @@ impl Model {
     /// This rank's stages of `layers` layers in all. Replicas start from other values than the first, whose count.
     pub fn staged(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> Staged<Cpu> {
         let (count, p) = (checked.schedule().stages(), checked.schedule().placement().ranks());
-        let init = Init::new(comm.runtime(), 5 + (comm.rank() / p) as u64).dtype(DType::F64);
+        let init = Init::new(comm.runtime(), 5 + (comm.rank() / p) as u64).dtype(self.dtype());
         let (stages, ties): (Vec<Box<dyn Stage<Cpu>>>, _) = match self {
-            Model::Mlp => {
+            Model::Mlp | Model::Half => {
                 let layers = mlp(&init, layers).into_layers();
                 let cuts = balanced(&layers, count).unwrap();
                 (split(layers, &cuts).unwrap(), Vec::new())
@@ -99,8 +108,9 @@ impl Model {
     /// All examples of a step.
     pub fn batch(self, rt: &Cpu, step: usize, micros: usize) -> Result<(Tensor<Cpu>, Tensor<Cpu>)> {
         match self {
-            Model::Mlp => {
-                let rows = |seed| Tensor::normal(rt, [micros * ROWS, WIDTH], DType::F64, 0.0, 1.0, seed + step as u64);
+            Model::Mlp | Model::Half => {
+                let (rows, dtype) = (micros * ROWS, self.dtype());
+                let rows = |seed| Tensor::normal(rt, [rows, WIDTH], dtype, 0.0, 1.0, seed + step as u64);
                 Ok((rows(100)?, rows(200)?))
             }
             Model::Gpt => {
@@ -115,7 +125,7 @@ impl Model {
     pub fn loss(self, y: &Var<Cpu>, target: &Var<Cpu>) -> Result<Loss<Cpu>> {
         let weight = target.dims().iter().product::<usize>() as f64;
         match self {
-            Model::Mlp => Loss::sum(mse(y, target, Reduction::Sum)?, weight),
+            Model::Mlp | Model::Half => Loss::sum(mse(y, target, Reduction::Sum)?, weight),
             Model::Gpt => {
                 let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
                 Loss::sum(cross_entropy_with(y, target, None, options)?, weight)
@@ -141,7 +151,7 @@ pub struct Told {
 }
 
 pub fn values(state: Vec<(String, Tensor<Cpu>)>) -> Result<Values> {
-    state.into_iter().map(|(name, value)| Ok((name, value.to_vec::<f64>()?))).collect()
+    state.into_iter().map(|(name, value)| Ok((name, value.to_dtype(DType::F64)?.to_vec::<f64>()?))).collect()
 }
 
 pub fn reference(model: Model, layers: usize, micros: usize, steps: usize) -> Told {
