@@ -13,12 +13,14 @@ use autograd::Var;
 use distributed::{
     buckets::Unused,
     comm::{Comm, Ranks},
-    pipeline::{Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
+    pipeline::{
+        Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, StagedTrainer, ZeroPipelineTrainer,
+    },
     train::{SimpleTrainer, StageStrategy, TrainingConfig},
     zero::{ZeroOptions, ZeroStage},
 };
-use nn::Forward;
-use numcore::{Result, Tensor, ops::ViewOps};
+use nn::{Forward, Init, Linear, Module, Visitor};
+use numcore::{DType, Result, Tensor, ops::ViewOps};
 use runtime_cpu::Cpu;
 
 const STEPS: usize = 3;
@@ -209,6 +211,54 @@ fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
                 assert_eq!(of_inputs.len(), expected.len());
                 assert!(of_inputs.iter().zip(expected).all(|(a, b)| (a - b).abs() <= BOUND), "{kind}, {how:?}");
             }
+        }
+    }
+}
+
+/// A stage with a layer that it does not use.
+struct Superfluous(Box<dyn Stage<Cpu>>, Linear<Cpu>);
+
+impl Module<Cpu> for Superfluous {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
+        self.0.visit(name, visitor);
+        visitor.enter(name);
+        self.1.visit("superfluous", visitor);
+        visitor.leave();
+    }
+}
+
+impl Stage<Cpu> for Superfluous {
+    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        self.0.forward(inputs)
+    }
+}
+
+#[test]
+fn a_parameter_without_gradient_is_named_on_every_rank() {
+    for how in HOWS {
+        let checked = how.checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+        let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+            let mut staged = Model::Mlp.staged(&comm, &checked, 2);
+            if comm.rank() % 2 == 1 {
+                let (number, stage) = staged.stages.remove(0);
+                let layer = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 3, 3)?;
+                staged.stages.push((number, Box::new(Superfluous(stage, layer))));
+            }
+            let options = PipelineOptions::default();
+            match how.zero() {
+                None => {
+                    looked_at(&comm, PipelineTrainer::new(&comm, checked.clone(), staged, config(), options)?, false)
+                }
+                Some(zero) => {
+                    let checked = checked.clone();
+                    let trainer = ZeroPipelineTrainer::new(&comm, checked, staged, config(), options, zero)?;
+                    looked_at(&comm, trainer, false)
+                }
+            }
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("superfluous.weight") && error.contains("superfluous.bias"), "{how:?}: {error}");
         }
     }
 }
