@@ -47,22 +47,22 @@ pub struct LentSum<R: Runtime> {
 
 impl<R: Runtime> LentSum<R> {
     /// Lends piece `own` of memory that was split.
-    pub(crate) fn new(pieces: Vec<TensorMut<R>>, own: usize) -> Self {
+    pub fn new(pieces: Vec<TensorMut<R>>, own: usize) -> Self {
         LentSum { pieces, own }
     }
 
     /// The piece.
-    pub(crate) fn take(&mut self) -> TensorMut<R> {
+    pub fn take(&mut self) -> TensorMut<R> {
         self.pieces.remove(self.own)
     }
 
     /// The piece comes back.
-    pub(crate) fn give(&mut self, piece: TensorMut<R>) {
+    pub fn give(&mut self, piece: TensorMut<R>) {
         self.pieces.insert(self.own, piece);
     }
 
     /// All pieces, in order.
-    pub(crate) fn into_pieces(self) -> Vec<TensorMut<R>> {
+    pub fn into_pieces(self) -> Vec<TensorMut<R>> {
         self.pieces
     }
 }

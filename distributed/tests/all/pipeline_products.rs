@@ -36,14 +36,15 @@ fn trained(
     config: &TrainingConfig,
 ) -> Result<Told> {
     let (staged, options, config) = (model.staged(comm, checked, layers), PipelineOptions::default(), config.clone());
+    let runs = config.accumulation;
     match how.zero() {
         None => {
             let mut trainer = PipelineTrainer::new(comm, checked.clone(), staged, config, options)?;
-            steps(comm, model, &mut trainer, 0..STEPS, |_| Ok(()))
+            steps_of(runs, comm, model, &mut trainer, 0..STEPS, |_| Ok(()))
         }
         Some(zero) => {
             let mut trainer = ZeroPipelineTrainer::new(comm, checked.clone(), staged, config, options, zero)?;
-            steps(comm, model, &mut trainer, 0..STEPS, |t| t.gather_full_params())
+            steps_of(runs, comm, model, &mut trainer, 0..STEPS, |t| t.gather_full_params())
         }
     }
 }
@@ -125,6 +126,34 @@ fn strategies_that_add_in_one_order_do_not_differ_by_a_bit() {
             });
             assert!(model == Model::Half || difference(&told[0], &told[1]) <= BOUND);
         }
+    }
+}
+
+#[test]
+fn several_runs_of_a_step_are_one_batch() {
+    for (kind, p, v, n) in [(Kind::ZbH1, 2, 1, 2), (Kind::Zbv, 2, 2, 3)] {
+        let want = reference(Model::Gpt, p * v, 2 * 4 * n, STEPS);
+        for how in HOWS {
+            let checked = how.checked(kind, p, v, 4).unwrap();
+            let twice = TrainingConfig { accumulation: 2, ..config() };
+            let ranks = everywhere(p * n, |comm| trained(&comm, Model::Gpt, p * v, &checked, how, &twice));
+            let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))), &want);
+            assert!(off <= BOUND, "{kind}, {how:?}: {off:e}");
+        }
+    }
+}
+
+#[test]
+fn replicas_with_different_schedules_are_refused() {
+    let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let kind = if comm.rank() < 2 { Kind::OneFOneB } else { Kind::GPipe };
+        let checked = How::Replicas.checked(kind, 2, 1, 4).unwrap();
+        let staged = Model::Mlp.staged(&comm, &checked, 2);
+        PipelineTrainer::new(&comm, checked, staged, config(), PipelineOptions::default()).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the pipeline's schedule of rank 0 is not that of rank 2, 3"), "{error}");
     }
 }
 

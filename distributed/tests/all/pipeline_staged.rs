@@ -170,8 +170,20 @@ pub fn reference(model: Model, layers: usize, micros: usize, steps: usize) -> To
     told
 }
 
-/// Takes some steps; every rank is told what it has of the model after each.
+/// Takes some steps of one run of the pipeline each; every rank is told what it has of the model after each.
 pub fn steps<S: StageStrategy<Cpu>, G>(
+    comm: &Comm<Cpu>,
+    model: Model,
+    trainer: &mut StagedTrainer<Cpu, S>,
+    steps: std::ops::Range<usize>,
+    scope: impl Fn(&StagedTrainer<Cpu, S>) -> Result<G>,
+) -> Result<Told> {
+    steps_of(1, comm, model, trainer, steps, scope)
+}
+
+/// The same with so many runs in a step.
+pub fn steps_of<S: StageStrategy<Cpu>, G>(
+    runs: usize,
     comm: &Comm<Cpu>,
     model: Model,
     trainer: &mut StagedTrainer<Cpu, S>,
@@ -182,9 +194,11 @@ pub fn steps<S: StageStrategy<Cpu>, G>(
     let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());
     let mut told = Told::default();
     for step in steps {
-        let (x, y) = model.batch(comm.runtime(), step, m * comm.size() / p)?;
-        let at = comm.rank() / p * m * ROWS;
-        let part = |_| MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m);
+        let (x, y) = model.batch(comm.runtime(), step, m * runs * comm.size() / p)?;
+        let part = |k| {
+            let at = (comm.rank() / p * runs + k) * m * ROWS;
+            MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m)
+        };
         let metrics = trainer.step(part)?;
         assert_eq!(metrics.global_step(), step as u64 + 1);
         told.losses.push(metrics.loss()?);
