@@ -39,7 +39,7 @@ pub trait StageStrategy<R: Runtime>: Strategy<R> + Checkpointed<R> {
     }
 }
 
-/// Memory of summed gradients, of which one piece is lent.
+/// Memory of summed gradients, of which one piece is lent. [`DataParallel`] and [`Sharded`](crate::zero::Sharded) make it.
 pub struct LentSum<R: Runtime> {
     pieces: Vec<TensorMut<R>>,
     own: usize,
@@ -47,22 +47,22 @@ pub struct LentSum<R: Runtime> {
 
 impl<R: Runtime> LentSum<R> {
     /// Lends piece `own` of memory that was split.
-    pub fn new(pieces: Vec<TensorMut<R>>, own: usize) -> Self {
+    pub(crate) fn new(pieces: Vec<TensorMut<R>>, own: usize) -> Self {
         LentSum { pieces, own }
     }
 
     /// The piece.
-    pub fn take(&mut self) -> TensorMut<R> {
+    pub(crate) fn take(&mut self) -> TensorMut<R> {
         self.pieces.remove(self.own)
     }
 
     /// The piece comes back.
-    pub fn give(&mut self, piece: TensorMut<R>) {
+    pub(crate) fn give(&mut self, piece: TensorMut<R>) {
         self.pieces.insert(self.own, piece);
     }
 
     /// All pieces, in order.
-    pub fn into_pieces(self) -> Vec<TensorMut<R>> {
+    pub(crate) fn into_pieces(self) -> Vec<TensorMut<R>> {
         self.pieces
     }
 }
