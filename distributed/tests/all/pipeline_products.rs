@@ -4,6 +4,8 @@
 //! the root of a second moment, which may be a thousand times smaller than the largest gradient. 10⁻¹¹ of the largest value leaves room for
 //! that and for nothing else: a gradient that counts twice, or a norm of the wrong parts, is off by more than a tenth.
 
+use std::{sync::Arc, time::Duration};
+
 use crate::pipeline_staged::*;
 use crate::{
     common::{WORLDS, config},
@@ -12,7 +14,7 @@ use crate::{
 use autograd::Var;
 use distributed::{
     buckets::Unused,
-    comm::{Comm, Ranks},
+    comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks},
     pipeline::{
         Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, StagedTrainer, ZeroPipelineTrainer,
     },
@@ -288,6 +290,31 @@ fn a_parameter_without_gradient_is_named_on_every_rank() {
         for outcome in outcomes.unwrap() {
             let error = outcome.map(|_| ()).unwrap_err().to_string();
             assert!(error.contains("superfluous.weight") && error.contains("superfluous.bias"), "{how:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn seeded_faults_of_the_communicator_never_hang() {
+    for (how, kind, v) in [
+        (How::Replicas, Kind::ZbH1, 1),
+        (How::Zero(ZeroStage::Parameters), Kind::OneFOneB, 1),
+        (How::Gathered, Kind::Zbv, 2),
+    ] {
+        let checked = how.checked(kind, 2, v, 4).unwrap();
+        for seed in 0..20 {
+            let (at, fault) = Fault::seeded(seed, 80);
+            let harmless = matches!(fault, Fault::Delay(_));
+            // What must end well has all the time of a busy machine; for what is left out somebody waits until the time is up.
+            let timeout = if harmless { TIMEOUT } else { Duration::from_millis(500) };
+            let outcomes = Ranks::new(4).timeout(timeout).outcomes(cpu, |comm| {
+                let faulty = comm.rank() == 2;
+                let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, at, fault)) } else { comm };
+                trained(&comm, Model::Gpt, 2 * v, &checked, how, &config())?;
+                comm.barrier()
+            });
+            let failed = outcomes.unwrap().iter().filter(|outcome| outcome.is_err()).count();
+            assert_eq!(failed > 0, !harmless, "{how:?}, seed {seed}, {fault:?} at {at}: {failed}");
         }
     }
 }
