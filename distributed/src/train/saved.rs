@@ -11,7 +11,7 @@ use crate::{
     comm::Communicator,
 };
 
-/// Notes of the caller: positions of samplers, a description.
+/// Notes of the caller: how far [samplers](crate::sampler::DistributedSampler::progress) have come, a description.
 pub type Notes = BTreeMap<String, String>;
 
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Trainer<R, S> {

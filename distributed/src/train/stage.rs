@@ -7,7 +7,7 @@ use std::{
 
 use autograd::Leaf;
 use numcore::{
-    Error, Result, Runtime, Shape, Tensor, TensorMut,
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Apply, PointwiseOps, Reduce, ReduceOps, ScalarList, ViewOps},
     pointwise::Program,
 };
@@ -39,7 +39,7 @@ pub trait StageStrategy<R: Runtime>: Strategy<R> + Checkpointed<R> {
     }
 }
 
-/// Memory of summed gradients, of which one piece is lent.
+/// Memory of summed gradients, of which one piece is lent. [`DataParallel`] and [`Sharded`](crate::zero::Sharded) make it.
 pub struct LentSum<R: Runtime> {
     pieces: Vec<TensorMut<R>>,
     own: usize,
@@ -70,16 +70,13 @@ impl<R: Runtime> LentSum<R> {
 /// Every rank keeps all of it.
 impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
     fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        static SQUARE: LazyLock<Program> = LazyLock::new(|| Program::new("square", |[x], []| [x * x]));
         let wide = wide(self.comm.runtime());
         let mut sum = Tensor::zeros(self.comm.runtime(), [1], wide)?;
         for (params, flat) in self.optimizer.params().iter().zip(self.buckets().gradients().flats()) {
             let leaves = params.leaves();
             for run in runs(leaves.len(), |i| flat.is_written(i) && counts(&leaves[i])) {
                 let at = flat.layout().span(run);
-                let row = flat.whole()?.narrow(0, at.start, at.len())?.to_dtype(wide)?;
-                let squares = Reduce::sum_of(SQUARE.clone(), ScalarList::new(), Shape::new(&[1])?);
-                sum = sum.add(&Tensor::apply1(squares, &[&row])?)?;
+                sum = sum.add(&squares(&flat.whole()?.narrow(0, at.start, at.len())?)?.to_dtype(wide)?)?;
             }
         }
         sum.sum(&[], false)
@@ -110,6 +107,15 @@ impl<R: Runtime> DataParallel<R> {
         let place = params.iter().enumerate().find_map(|(buffer, of)| Some((buffer, range(of.leaves())?)));
         place.ok_or_else(|| not_of(leaf))
     }
+}
+
+/// `Σ x²` of a row, of one element, in `f32` for halves: they are widened as they are read.
+fn squares<R: Runtime>(row: &Tensor<R>) -> Result<Tensor<R>> {
+    static OWN: LazyLock<Program> = LazyLock::new(|| Program::new("squares", |[x], []| [x * x]));
+    static WIDENED: LazyLock<Program> =
+        LazyLock::new(|| Program::new("squares", |[x], []| [x.cast(DType::F32) * x.cast(DType::F32)]));
+    let program = if row.dtype().is_half() { &WIDENED } else { &OWN };
+    Tensor::apply1(Reduce::sum_of(LazyLock::force(program).clone(), ScalarList::new(), Shape::new(&[1])?), &[row])
 }
 
 /// The error of a parameter that is not a strategy's.

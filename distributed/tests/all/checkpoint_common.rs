@@ -81,7 +81,10 @@ impl Any {
     }
 
     pub fn save(&self, folder: &Folder) -> Result<()> {
-        let notes = Notes::from([("made by".into(), "a test".into())]);
+        self.save_with(folder, Notes::from([("made by".into(), "a test".into())]))
+    }
+
+    pub fn save_with(&self, folder: &Folder, notes: Notes) -> Result<()> {
         match self {
             Any::Buckets(t) => t.save(folder, &notes),
             Any::Zero(t) => t.save(folder, &notes),

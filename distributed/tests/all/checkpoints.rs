@@ -4,7 +4,8 @@ use crate::checkpoint_common::*;
 use crate::common::{Mlp, Task, config, cpu, single};
 use distributed::{
     checkpoint::CheckpointReader,
-    comm::Ranks,
+    comm::{Communicator, Ranks},
+    sampler::DistributedSampler,
     train::{Notes, SimpleTrainer, TrainingConfig},
     zero::ZeroStage,
 };
@@ -91,4 +92,39 @@ fn scaler_and_counts_go_on() {
     assert_eq!(second.global_step(), 3);
     assert_eq!(second.inner().scaler().cloned(), first.inner().scaler().cloned());
     assert_eq!(second.inner().scaler().unwrap().factor(), 128.0);
+}
+
+#[test]
+fn other_ranks_read_what_was_left_of_the_epoch() {
+    const EXAMPLES: usize = 13;
+    let scratch = Scratch::new("sampler");
+    let folder = scratch.folder();
+    let run = |n: usize, how: How, resumed: bool, batches: usize| {
+        let ranks = Ranks::new(n).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            let mut sampler = DistributedSampler::new(EXAMPLES, comm.rank(), n)?.seed(8);
+            if resumed {
+                let manifest = trainer.load(&folder)?.expect("a checkpoint");
+                sampler.resume(&manifest.notes()["sampler"])?;
+            }
+            let mut read = Vec::new();
+            for _ in 0..batches {
+                let batch: Vec<usize> = sampler.next_batch(2).collect();
+                trainer.step_with(|_| model.loss(comm.runtime(), 0, &batch))?;
+                read.extend(batch);
+            }
+            trainer.save_with(&folder, Notes::from([("sampler".into(), sampler.progress())]))?;
+            Ok(read)
+        });
+        ranks.unwrap().concat()
+    };
+    let first = run(3, How::Buckets, false, 1);
+    let second = run(2, How::Zero(ZeroStage::Parameters), true, 1);
+    let third = run(1, How::Zero(ZeroStage::State), true, 1);
+    assert_eq!((first.len(), second.len(), third.len()), (6, 4, 2));
+    let mut all = [first, second, third].concat();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 12, "nothing twice");
 }

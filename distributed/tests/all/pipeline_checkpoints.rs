@@ -139,18 +139,16 @@ fn what_follows_is_what_would_have_followed() {
 
 #[test]
 fn any_cut_and_strategy_goes_on_from_any_other() {
-    for model in [Model::Mlp, Model::Gpt] {
-        let want = after(2, reference(model, LAYERS, MICROS, 4));
-        for (k, from) in CUTS.into_iter().enumerate() {
-            let (scratch, how) = (Scratch::new("staged-reshard"), HOWS[k]);
-            let folder = &scratch.folder();
-            cut(model, from, how, &Going { folder, steps: 0..2, save: true });
-            for (j, to) in CUTS.into_iter().enumerate() {
-                let other = HOWS[(k + 2 * j + 1) % HOWS.len()];
-                let got = cut(model, to, other, &Going { folder, steps: 2..4, save: false });
-                let off = difference(&got, &want);
-                assert!(off <= 1e-11, "{model:?}: {how:?} in {from:?} to {other:?} in {to:?}: {off:e}");
-            }
+    let (model, want) = (Model::Gpt, after(2, reference(Model::Gpt, LAYERS, MICROS, 4)));
+    for (k, from) in CUTS.into_iter().enumerate() {
+        let (scratch, how) = (Scratch::new("staged-reshard"), HOWS[k]);
+        let folder = &scratch.folder();
+        cut(model, from, how, &Going { folder, steps: 0..2, save: true });
+        for (j, to) in CUTS.into_iter().enumerate() {
+            let other = HOWS[(k + 2 * j + 1) % HOWS.len()];
+            let got = cut(model, to, other, &Going { folder, steps: 2..4, save: false });
+            let off = difference(&got, &want);
+            assert!(off <= 1e-11, "{how:?} in {from:?} to {other:?} in {to:?}: {off:e}");
         }
     }
 }

@@ -4,6 +4,8 @@
 //! the root of a second moment, which may be a thousand times smaller than the largest gradient. 10⁻¹¹ of the largest value leaves room for
 //! that and for nothing else: a gradient that counts twice, or a norm of the wrong parts, is off by more than a tenth.
 
+use std::{sync::Arc, time::Duration};
+
 use crate::pipeline_staged::*;
 use crate::{
     common::{WORLDS, config},
@@ -12,29 +14,39 @@ use crate::{
 use autograd::Var;
 use distributed::{
     buckets::Unused,
-    comm::{Comm, Ranks},
-    pipeline::{Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
-    train::{SimpleTrainer, StageStrategy},
-    zero::ZeroOptions,
+    comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks},
+    pipeline::{
+        Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, StagedTrainer, ZeroPipelineTrainer,
+    },
+    train::{SimpleTrainer, StageStrategy, TrainingConfig},
+    zero::{ZeroOptions, ZeroStage},
 };
-use nn::Forward;
-use numcore::{Result, Tensor, ops::ViewOps};
+use nn::{Forward, Init, Linear, Module, Visitor};
+use numcore::{DType, Result, Tensor, ops::ViewOps};
 use runtime_cpu::Cpu;
 
 const STEPS: usize = 3;
 const BOUND: f64 = 1e-11;
 
 /// One rank's part of a training run.
-fn trained(comm: &Comm<Cpu>, model: Model, layers: usize, checked: &Checked, how: How) -> Result<Told> {
-    let (staged, options) = (model.staged(comm, checked, layers), PipelineOptions::default());
+fn trained(
+    comm: &Comm<Cpu>,
+    model: Model,
+    layers: usize,
+    checked: &Checked,
+    how: How,
+    config: &TrainingConfig,
+) -> Result<Told> {
+    let (staged, options, config) = (model.staged(comm, checked, layers), PipelineOptions::default(), config.clone());
+    let runs = config.accumulation;
     match how.zero() {
         None => {
-            let mut trainer = PipelineTrainer::new(comm, checked.clone(), staged, config(), options)?;
-            steps(comm, model, &mut trainer, 0..STEPS, |_| Ok(()))
+            let mut trainer = PipelineTrainer::new(comm, checked.clone(), staged, config, options)?;
+            steps_of(runs, comm, model, &mut trainer, 0..STEPS, |_| Ok(()))
         }
         Some(zero) => {
-            let mut trainer = ZeroPipelineTrainer::new(comm, checked.clone(), staged, config(), options, zero)?;
-            steps(comm, model, &mut trainer, 0..STEPS, |t| t.gather_full_params())
+            let mut trainer = ZeroPipelineTrainer::new(comm, checked.clone(), staged, config, options, zero)?;
+            steps_of(runs, comm, model, &mut trainer, 0..STEPS, |t| t.gather_full_params())
         }
     }
 }
@@ -48,7 +60,7 @@ fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]
         for &how in hows {
             for (kind, checked) in kinds.iter().filter_map(|&kind| Some((kind, how.checked(kind, p, v, m)?))) {
                 let what = format!("{model:?}, {kind}, pipe {p} x {replicas} replicas, {v} stages each, {how:?}");
-                let ranks = everywhere(p * replicas, |comm| trained(&comm, model, p * v, &checked, how));
+                let ranks = everywhere(p * replicas, |comm| trained(&comm, model, p * v, &checked, how, &config()));
                 let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
                 assert!(off <= BOUND, "{what}: {off:e}");
                 runs += 1;
@@ -92,6 +104,58 @@ fn unused_parameters_cannot_be_allowed() {
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains("unused parameters cannot be allowed in a pipeline"), "{error}");
+    }
+}
+
+#[test]
+fn strategies_that_add_in_one_order_do_not_differ_by_a_bit() {
+    // Stage 1 adds micro-batches, then ranks; stages 2 and 3 ranks, then micro-batches. A norm is of other parts: without clipping.
+    let groups: [&[How]; 2] = [
+        &[How::Replicas, How::Zero(ZeroStage::State)],
+        &[How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters), How::Gathered],
+    ];
+    for model in [Model::Mlp, Model::Gpt, Model::Half] {
+        for (kind, p, v, n) in [(Kind::OneFOneB, 2, 1, 3), (Kind::Zbv, 2, 2, 2)] {
+            let told = groups.map(|hows| {
+                let mut told = hows.iter().map(|&how| {
+                    let checked = how.checked(kind, p, v, 4).unwrap();
+                    let free = TrainingConfig { max_norm: None, ..config() };
+                    joined(everywhere(p * n, |comm| trained(&comm, model, p * v, &checked, how, &free)).unwrap())
+                });
+                let first = told.next().unwrap();
+                assert!(told.all(|other| other == first), "{model:?}, {kind}, {hows:?}");
+                first
+            });
+            assert!(model == Model::Half || difference(&told[0], &told[1]) <= BOUND);
+        }
+    }
+}
+
+#[test]
+fn several_runs_of_a_step_are_one_batch() {
+    for (kind, p, v, n) in [(Kind::ZbH1, 2, 1, 2), (Kind::Zbv, 2, 2, 3)] {
+        let want = reference(Model::Gpt, p * v, 2 * 4 * n, STEPS);
+        for how in HOWS {
+            let checked = how.checked(kind, p, v, 4).unwrap();
+            let twice = TrainingConfig { accumulation: 2, ..config() };
+            let ranks = everywhere(p * n, |comm| trained(&comm, Model::Gpt, p * v, &checked, how, &twice));
+            let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))), &want);
+            assert!(off <= BOUND, "{kind}, {how:?}: {off:e}");
+        }
+    }
+}
+
+#[test]
+fn replicas_with_different_schedules_are_refused() {
+    let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let kind = if comm.rank() < 2 { Kind::OneFOneB } else { Kind::GPipe };
+        let checked = How::Replicas.checked(kind, 2, 1, 4).unwrap();
+        let staged = Model::Mlp.staged(&comm, &checked, 2);
+        PipelineTrainer::new(&comm, checked, staged, config(), PipelineOptions::default()).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the pipeline's schedule of rank 0 is not that of rank 2, 3"), "{error}");
     }
 }
 
@@ -178,6 +242,79 @@ fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
                 assert_eq!(of_inputs.len(), expected.len());
                 assert!(of_inputs.iter().zip(expected).all(|(a, b)| (a - b).abs() <= BOUND), "{kind}, {how:?}");
             }
+        }
+    }
+}
+
+/// A stage with a layer that it does not use.
+struct Superfluous(Box<dyn Stage<Cpu>>, Linear<Cpu>);
+
+impl Module<Cpu> for Superfluous {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
+        self.0.visit(name, visitor);
+        visitor.enter(name);
+        self.1.visit("superfluous", visitor);
+        visitor.leave();
+    }
+}
+
+impl Stage<Cpu> for Superfluous {
+    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        self.0.forward(inputs)
+    }
+}
+
+#[test]
+fn a_parameter_without_gradient_is_named_on_every_rank() {
+    for how in HOWS {
+        let checked = how.checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+        let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+            let mut staged = Model::Mlp.staged(&comm, &checked, 2);
+            if comm.rank() % 2 == 1 {
+                let (number, stage) = staged.stages.remove(0);
+                let layer = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 3, 3)?;
+                staged.stages.push((number, Box::new(Superfluous(stage, layer))));
+            }
+            let options = PipelineOptions::default();
+            match how.zero() {
+                None => {
+                    looked_at(&comm, PipelineTrainer::new(&comm, checked.clone(), staged, config(), options)?, false)
+                }
+                Some(zero) => {
+                    let checked = checked.clone();
+                    let trainer = ZeroPipelineTrainer::new(&comm, checked, staged, config(), options, zero)?;
+                    looked_at(&comm, trainer, false)
+                }
+            }
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("superfluous.weight") && error.contains("superfluous.bias"), "{how:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn seeded_faults_of_the_communicator_never_hang() {
+    for (how, kind, v) in [
+        (How::Replicas, Kind::ZbH1, 1),
+        (How::Zero(ZeroStage::Parameters), Kind::OneFOneB, 1),
+        (How::Gathered, Kind::Zbv, 2),
+    ] {
+        let checked = how.checked(kind, 2, v, 4).unwrap();
+        for seed in 0..20 {
+            let (at, fault) = Fault::seeded(seed, 80);
+            let harmless = matches!(fault, Fault::Delay(_));
+            // What must end well has all the time of a busy machine; for what is left out somebody waits until the time is up.
+            let timeout = if harmless { TIMEOUT } else { Duration::from_millis(500) };
+            let outcomes = Ranks::new(4).timeout(timeout).outcomes(cpu, |comm| {
+                let faulty = comm.rank() == 2;
+                let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, at, fault)) } else { comm };
+                trained(&comm, Model::Gpt, 2 * v, &checked, how, &config())?;
+                comm.barrier()
+            });
+            let failed = outcomes.unwrap().iter().filter(|outcome| outcome.is_err()).count();
+            assert_eq!(failed > 0, !harmless, "{how:?}, seed {seed}, {fault:?} at {at}: {failed}");
         }
     }
 }

@@ -22,7 +22,10 @@ use nn::{
     Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Sequential, Tanh,
     loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
 };
-use numcore::{DType, Result, Tensor, ops::ViewOps};
+use numcore::{
+    DType, Result, Tensor,
+    ops::{PointwiseOps, ViewOps},
+};
 use runtime_cpu::Cpu;
 
 pub const GPT: GptConfig =
@@ -66,13 +69,19 @@ impl How {
 pub enum Model {
     Mlp,
     Gpt,
+    /// The first in `bf16`.
+    Half,
 }
 
 impl Model {
+    fn dtype(self) -> DType {
+        if self == Model::Half { DType::BF16 } else { DType::F64 }
+    }
+
     pub fn whole(self, rt: &Cpu, layers: usize) -> Box<dyn Forward<Cpu>> {
-        let init = Init::new(rt, 5).dtype(DType::F64);
+        let init = Init::new(rt, 5).dtype(self.dtype());
         match self {
-            Model::Mlp => Box::new(mlp(&init, layers)),
+            Model::Mlp | Model::Half => Box::new(mlp(&init, layers)),
             Model::Gpt => Box::new(Gpt::new(&init, GPT).unwrap()),
         }
     }
@@ -80,9 +89,9 @@ impl Model {
     /// This rank's stages of `layers` layers in all. Replicas start from other values than the first, whose count.
     pub fn staged(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> Staged<Cpu> {
         let (count, p) = (checked.schedule().stages(), checked.schedule().placement().ranks());
-        let init = Init::new(comm.runtime(), 5 + (comm.rank() / p) as u64).dtype(DType::F64);
+        let init = Init::new(comm.runtime(), 5 + (comm.rank() / p) as u64).dtype(self.dtype());
         let (stages, ties): (Vec<Box<dyn Stage<Cpu>>>, _) = match self {
-            Model::Mlp => {
+            Model::Mlp | Model::Half => {
                 let layers = mlp(&init, layers).into_layers();
                 let cuts = balanced(&layers, count).unwrap();
                 (split(layers, &cuts).unwrap(), Vec::new())
@@ -99,8 +108,9 @@ impl Model {
     /// All examples of a step.
     pub fn batch(self, rt: &Cpu, step: usize, micros: usize) -> Result<(Tensor<Cpu>, Tensor<Cpu>)> {
         match self {
-            Model::Mlp => {
-                let rows = |seed| Tensor::normal(rt, [micros * ROWS, WIDTH], DType::F64, 0.0, 1.0, seed + step as u64);
+            Model::Mlp | Model::Half => {
+                let (rows, dtype) = (micros * ROWS, self.dtype());
+                let rows = |seed| Tensor::normal(rt, [rows, WIDTH], dtype, 0.0, 1.0, seed + step as u64);
                 Ok((rows(100)?, rows(200)?))
             }
             Model::Gpt => {
@@ -115,7 +125,7 @@ impl Model {
     pub fn loss(self, y: &Var<Cpu>, target: &Var<Cpu>) -> Result<Loss<Cpu>> {
         let weight = target.dims().iter().product::<usize>() as f64;
         match self {
-            Model::Mlp => Loss::sum(mse(y, target, Reduction::Sum)?, weight),
+            Model::Mlp | Model::Half => Loss::sum(mse(y, target, Reduction::Sum)?, weight),
             Model::Gpt => {
                 let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
                 Loss::sum(cross_entropy_with(y, target, None, options)?, weight)
@@ -141,7 +151,7 @@ pub struct Told {
 }
 
 pub fn values(state: Vec<(String, Tensor<Cpu>)>) -> Result<Values> {
-    state.into_iter().map(|(name, value)| Ok((name, value.to_vec::<f64>()?))).collect()
+    state.into_iter().map(|(name, value)| Ok((name, value.to_dtype(DType::F64)?.to_vec::<f64>()?))).collect()
 }
 
 pub fn reference(model: Model, layers: usize, micros: usize, steps: usize) -> Told {
@@ -160,8 +170,20 @@ pub fn reference(model: Model, layers: usize, micros: usize, steps: usize) -> To
     told
 }
 
-/// Takes some steps; every rank is told what it has of the model after each.
+/// Takes some steps of one run of the pipeline each; every rank is told what it has of the model after each.
 pub fn steps<S: StageStrategy<Cpu>, G>(
+    comm: &Comm<Cpu>,
+    model: Model,
+    trainer: &mut StagedTrainer<Cpu, S>,
+    steps: std::ops::Range<usize>,
+    scope: impl Fn(&StagedTrainer<Cpu, S>) -> Result<G>,
+) -> Result<Told> {
+    steps_of(1, comm, model, trainer, steps, scope)
+}
+
+/// The same with so many runs in a step.
+pub fn steps_of<S: StageStrategy<Cpu>, G>(
+    runs: usize,
     comm: &Comm<Cpu>,
     model: Model,
     trainer: &mut StagedTrainer<Cpu, S>,
@@ -172,9 +194,11 @@ pub fn steps<S: StageStrategy<Cpu>, G>(
     let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());
     let mut told = Told::default();
     for step in steps {
-        let (x, y) = model.batch(comm.runtime(), step, m * comm.size() / p)?;
-        let at = comm.rank() / p * m * ROWS;
-        let part = |_| MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m);
+        let (x, y) = model.batch(comm.runtime(), step, m * runs * comm.size() / p)?;
+        let part = |k| {
+            let at = (comm.rank() / p * runs + k) * m * ROWS;
+            MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m)
+        };
         let metrics = trainer.step(part)?;
         assert_eq!(metrics.global_step(), step as u64 + 1);
         told.losses.push(metrics.loss()?);

@@ -10,9 +10,10 @@ use weftgrad::{
         comm::{Comm, NoOpCommunicator, Ranks},
         pipeline::{
             Checked, GptStage, Kind, Limits, Lowering, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged,
-            Timeline, check, lower,
+            StagedTrainer, Timeline, ZeroPipelineTrainer, check, lower,
         },
-        train::{Loss, TrainingConfig},
+        train::{Loss, StageStrategy, TrainingConfig},
+        zero::{ZeroOptions, ZeroStage},
     },
     nn::{
         GptConfig, Init,
@@ -32,6 +33,12 @@ struct Options {
     /// Ranks of the pipeline, a thread each.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
+    /// Replicas of the pipeline, each with its own part of a step's text.
+    #[arg(long, default_value_t = 1)]
+    replicas: usize,
+    /// What is sharded over the replicas: 0 nothing, 1 state, 2 gradients, 3 parameters too.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    zero: u8,
     /// GPipe, 1F1B, Interleaved1F1B, LoopedBFS, ZB-H1, ZB-H2, ZBV or DualPipeV.
     #[arg(long, default_value = "1F1B")]
     schedule: Kind,
@@ -74,7 +81,7 @@ fn run(options: &Options) -> Outcome<()> {
     let open = || options.device.open_with(Some(1));
     let rank = |comm: Comm<AnyRuntime>| train(comm, &checked, options, vocabulary, text);
     // Transfers need somebody to meet: a single rank has all stages, and does without.
-    let timeline = match options.ranks {
+    let timeline = match options.ranks * options.replicas {
         1 => rank(std::sync::Arc::new(NoOpCommunicator::new(&open()?)))?,
         ranks => Ranks::new(ranks).run(|_| open(), rank)?.swap_remove(0),
     };
@@ -92,7 +99,8 @@ fn schedule(options: &Options) -> Result<Checked> {
         Kind::Interleaved | Kind::LoopedBfs | Kind::Zbv | Kind::DualPipeV => 2,
     };
     let passes = options.schedule.generate(options.ranks, stages_per_rank, options.micro_batches)?;
-    check(lower(&passes, &Lowering::default())?, Limits::default())
+    let lowering = Lowering { sharded: options.zero == 3, ..Lowering::default() };
+    check(lower(&passes, &lowering)?, Limits::default())
 }
 
 /// One rank's program: the same on all of them.
@@ -102,16 +110,33 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
     let schedule = checked.schedule();
     // Every rank makes the whole model from the same seed and keeps its stages.
     let stages = GptStage::cut(&Init::new(comm.runtime(), 1), config, schedule.stages())?.into_iter().enumerate();
-    let here = stages.filter(|(stage, _)| schedule.placement().rank_of(*stage) == Some(comm.rank()));
+    let here = stages.filter(|(stage, _)| schedule.placement().rank_of(*stage) == Some(comm.rank() % options.ranks));
     let stages = here.map(|(stage, part)| (stage, Box::new(part) as Box<dyn Stage<AnyRuntime>>)).collect();
     let model = Staged { stages, loss: Some(Box::new(loss)), ties: GptStage::<AnyRuntime>::ties(&config) };
     let training = TrainingConfig { learning_rate: 3e-3, max_norm: Some(1.0), ..Default::default() };
     let measured = PipelineOptions { measured: true, ..Default::default() };
-    let mut trainer = PipelineTrainer::new(&comm, checked.clone(), model, training, measured)?;
+    let (comm, checked) = (&comm, checked.clone());
+    match options.zero.checked_sub(1).map(|stage| ZeroStage::ALL[usize::from(stage)]) {
+        None => steps(PipelineTrainer::new(comm, checked, model, training, measured)?, comm, options, text),
+        Some(stage) => {
+            let zero = ZeroOptions { stage, ..Default::default() };
+            steps(ZeroPipelineTrainer::new(comm, checked, model, training, measured, zero)?, comm, options, text)
+        }
+    }
+}
+
+/// Trains, whatever is sharded; gives the timeline of the last step of this rank's replica.
+fn steps<S: StageStrategy<AnyRuntime>>(
+    mut trainer: StagedTrainer<AnyRuntime, S>,
+    comm: &Comm<AnyRuntime>,
+    options: &Options,
+    text: &[i64],
+) -> Result<Timeline> {
+    let (micros, replica) = (options.micro_batches, comm.rank() / options.ranks);
     for step in 0..options.steps {
         let batch = |_| {
-            let micros = schedule.micro_batches();
-            let Batch { x, y } = Batch::random(comm.runtime(), text, micros * ROWS, CONTEXT, 7, step.into())?;
+            let seed = 7 + replica as u64;
+            let Batch { x, y } = Batch::random(comm.runtime(), text, micros * ROWS, CONTEXT, seed, step.into())?;
             MicroBatches::split(&[x.value()?], &[y.value()?], micros)
         };
         let metrics = trainer.step(batch)?;

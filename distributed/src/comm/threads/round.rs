@@ -174,6 +174,10 @@ impl<R: Runtime> Round<R> {
     ) -> Result<Vec<(usize, Share<R>)>> {
         let (n, mut shares) = (self.members.len(), Vec::new());
         let given = inputs.iter().all(Option::is_some) && !inputs.is_empty();
+        if n == 1 && !given {
+            // In place, a group of one has what it would get: replicas of a pipeline that has none.
+            return Ok(shares);
+        }
         let pieces = self.pieces.iter().map(Vec::len).max().unwrap_or(0);
         for k in 0..pieces {
             let column: Vec<(usize, usize)> = (0..n).filter(|&m| k < self.pieces[m].len()).map(|m| (m, k)).collect();

@@ -251,7 +251,7 @@ fn evaluation(checked: &Checked) -> Result<Checked> {
 }
 
 /// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them. FNV-1a.
-fn fingerprint(checked: &Checked, options: PipelineOptions) -> [u8; 8] {
+pub(super) fn fingerprint(checked: &Checked, options: PipelineOptions) -> [u8; 8] {
     let schedule = checked.schedule();
     let hash = |hash: u64, text: String| {
         text.bytes().chain([0]).fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

@@ -8,7 +8,8 @@ use numcore::{Error, Result, Runtime};
 use optim::{LossScaler, Optimizer, Shards};
 
 use super::{
-    Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, Tie, stages::Stages, tie::Tied,
+    Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, Tie, pipeline::fingerprint,
+    stages::Stages, tie::Tied,
 };
 use crate::{
     buckets::{BucketOptions, Unused},
@@ -162,6 +163,7 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
     ) -> Result<Self> {
         config.check()?;
         world.agree("the training configuration", format!("{config:?}").as_bytes())?;
+        world.agree("the pipeline's schedule", &fingerprint(&checked, options))?;
         world.agree("the list of tied parameters", format!("{:?}", model.ties).as_bytes())?;
         let groups = Groups::new(world, checked.schedule().placement().ranks())?;
         let pipeline = Pipeline::new(&groups.pipe, checked, model.stages, model.loss, options)?;
