@@ -3,10 +3,12 @@
 use crate::{
     checkpoint_common::Scratch,
     common::{Mlp, STEPS, Task, Trace, WORLDS, config, cpu, everywhere, own, weights},
+    pipeline_staged::{self as staged, How, Model},
     zero_memory::{layers, loss},
 };
 use distributed::{
     comm::{Comm, Communicator, Ranks},
+    pipeline::{Kind, PipelineOptions, ZeroPipelineTrainer},
     train::{Notes, TrainingConfig},
     zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
@@ -125,5 +127,25 @@ fn checkpoints_go_either_way() {
             let resumed = ranks.run(cpu, |c| run(&c, loads, &scratch.folder(), 2, STEPS)).unwrap();
             assert!(resumed == whole, "{saves:?} to {loads:?} on {n}");
         }
+    }
+}
+
+#[test]
+fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
+    let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+    for stage in ZeroStage::ALL {
+        let with = |state| {
+            let ranks = staged::everywhere(4, |comm| {
+                let (model, zero) = (Model::Gpt.staged(&comm, &checked, 2), options(stage, state));
+                let plain = PipelineOptions::default();
+                let mut trainer = ZeroPipelineTrainer::new(&comm, checked.clone(), model, config(), plain, zero)?;
+                let told = staged::steps(&comm, Model::Gpt, &mut trainer, 0..2, |t| t.gather_full_params())?;
+                let left = comm.runtime().memory().of(Use::Optimizer).live;
+                assert_eq!(left == 0, state == StatePlace::Host);
+                Ok(told)
+            });
+            ranks.unwrap()
+        };
+        assert!(with(StatePlace::Host) == with(StatePlace::Device), "{stage:?}");
     }
 }
