@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use autograd::{Gradients, Leaf};
 use nn::{Buffer, Module, ModuleExt};
-use numcore::{
-    Error, Result, Runtime, Tensor, TensorMut,
-    ops::{Op, PointwiseOps},
-};
+use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
-use crate::comm::{Collectives, Comm, ReduceOp};
+use crate::comm::{Collectives, Comm, ReduceOp, memory};
 
 /// A model of which every rank has a copy.
 pub struct Ddp<R: Runtime> {
@@ -86,11 +83,4 @@ pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffe
     let buffer =
         |(name, buffer): &(String, Buffer<R>)| format!("{name} {} {}\n", buffer.spec().dtype, buffer.spec().shape);
     parameters.iter().map(parameter).chain(buffers.iter().map(buffer)).collect()
-}
-
-/// A copy that can be written.
-pub(crate) fn memory<R: Runtime>(x: &Tensor<R>) -> Result<TensorMut<R>> {
-    let mut copy = TensorMut::alloc(x.runtime(), *x.shape(), x.dtype())?;
-    copy.accumulate(&Op::identity(), &[x])?;
-    Ok(copy)
 }

@@ -8,5 +8,7 @@ pub mod ddp;
 pub mod pipeline;
 pub mod plan;
 pub mod sampler;
+mod sync;
 pub mod train;
+mod unused;
 pub mod zero;

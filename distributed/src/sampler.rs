@@ -31,9 +31,9 @@ pub enum Uneven {
 /// # fn main() -> numcore::Result<()> {
 /// let mut sampler = DistributedSampler::new(10, 1, 4)?.seed(7);
 /// let first: Vec<usize> = sampler.next_batch(2).collect();
-/// let (epoch, at) = sampler.position(); // for the checkpoint
+/// let note = sampler.progress(); // for the checkpoint
 /// let mut resumed = DistributedSampler::new(10, 1, 4)?.seed(7);
-/// resumed.seek(epoch, at)?;
+/// resumed.resume(&note)?;
 /// assert_eq!(sampler.next_batch(2).collect::<Vec<_>>(), resumed.next_batch(2).collect::<Vec<_>>());
 /// # Ok(())
 /// # }
@@ -47,6 +47,8 @@ pub struct DistributedSampler {
     shuffle: bool,
     uneven: Uneven,
     epoch: u64,
+    /// Examples of the epoch that were read before the others were shared out.
+    start: usize,
     at: usize,
     own: Vec<usize>,
 }
@@ -65,6 +67,7 @@ impl DistributedSampler {
             shuffle: true,
             uneven: Uneven::Keep,
             epoch: 0,
+            start: 0,
             at: 0,
             own: Vec::new(),
         };
@@ -89,7 +92,7 @@ impl DistributedSampler {
         self.drawn()
     }
 
-    /// This rank's examples of this epoch, in order.
+    /// This rank's examples of this epoch, in order; after [`resume`](DistributedSampler::resume) those that were left.
     pub fn indices(&self) -> &[usize] {
         &self.own
     }
@@ -101,14 +104,40 @@ impl DistributedSampler {
         self.own[from..self.at].iter().copied()
     }
 
-    /// Epoch, and how many of its examples this rank has read.
+    /// Epoch, and how many of its examples this rank has read (since it [went on](DistributedSampler::resume) within it).
     pub fn position(&self) -> (u64, usize) {
         (self.epoch, self.at)
     }
 
-    /// Goes on from a position.
+    /// How far all ranks have come, for the notes of a checkpoint: every rank must have read as many examples as this one.
+    pub fn progress(&self) -> String {
+        let read = (self.start + self.at * self.ranks).min(self.len);
+        format!("epoch {} read {read} of {} seed {}", self.epoch, self.len, self.seed)
+    }
+
+    /// Goes on from [`progress`](DistributedSampler::progress), on any number of ranks: what was not read of the epoch is shared out
+    /// among these. Later epochs are whole again.
+    ///
+    /// # Errors
+    /// When it is no progress, or of another number of examples or another seed.
+    pub fn resume(&mut self, progress: &str) -> Result<()> {
+        let wrong = |why: &str| Error::argument("DistributedSampler::resume", format!("`{progress}` {why}"));
+        let words: Vec<&str> = progress.split(' ').collect();
+        let &["epoch", epoch, "read", read, "of", len, "seed", seed] = &words[..] else {
+            return Err(wrong("is no progress of a sampler"));
+        };
+        let number = |word: &str| word.parse::<u64>().map_err(|_| wrong("is no progress of a sampler"));
+        let (epoch, read, len, seed) = (number(epoch)?, number(read)? as usize, number(len)? as usize, number(seed)?);
+        if (len, seed) != (self.len, self.seed) || read > len {
+            return Err(wrong(&format!("is not of {} examples in the order of seed {}", self.len, self.seed)));
+        }
+        *self = Self { epoch, start: read, at: 0, ..self.clone() }.drawn();
+        Ok(())
+    }
+
+    /// Goes on from a position, on as many ranks.
     pub fn seek(&mut self, epoch: u64, at: usize) -> Result<()> {
-        *self = Self { epoch, at: 0, ..self.clone() }.drawn();
+        *self = Self { epoch, start: 0, at: 0, ..self.clone() }.drawn();
         if at > self.own.len() {
             let why = format!("epoch {epoch} has {} examples on rank {}, not {at}", self.own.len(), self.rank);
             return Err(Error::argument("DistributedSampler::seek", why));
@@ -119,7 +148,7 @@ impl DistributedSampler {
 
     /// Begins an epoch.
     pub fn set_epoch(&mut self, epoch: u64) {
-        *self = Self { epoch, at: 0, ..self.clone() }.drawn();
+        *self = Self { epoch, start: 0, at: 0, ..self.clone() }.drawn();
     }
 
     fn drawn(mut self) -> Self {
@@ -128,13 +157,12 @@ impl DistributedSampler {
             true => Philox::new(self.seed, self.epoch as u32).permutation(self.len),
             false => (0..self.len).collect(),
         };
-        let round = self.len.next_multiple_of(self.ranks);
+        let mut order = order.split_off(self.start);
+        let left = order.len();
         match self.uneven {
             Uneven::Keep => {}
-            Uneven::Drop => order.truncate(self.len / self.ranks * self.ranks),
-            Uneven::Repeat => {
-                order = order.iter().copied().cycle().take(if self.len == 0 { 0 } else { round }).collect()
-            }
+            Uneven::Drop => order.truncate(left / self.ranks * self.ranks),
+            Uneven::Repeat => order = order.iter().copied().cycle().take(left.next_multiple_of(self.ranks)).collect(),
         }
         self.own = order.into_iter().skip(self.rank).step_by(self.ranks).collect();
         self
@@ -172,5 +200,52 @@ mod tests {
         assert_eq!(DistributedSampler::new(7, 0, 3).unwrap().in_order().indices(), shard_batches(7, 0, 3));
         assert!(DistributedSampler::new(7, 3, 3).is_err());
         assert!(DistributedSampler::new(7, 0, 3).unwrap().seek(0, 4).is_err());
+    }
+
+    #[test]
+    fn other_ranks_go_on_where_the_first_stopped() {
+        for (before, after) in [(4, 4), (4, 2), (2, 8), (1, 3), (5, 1)] {
+            let sampler = |r, n| DistributedSampler::new(43, r, n).unwrap().seed(3);
+            let mut seen = Vec::new();
+            let mut notes = Vec::new();
+            for rank in 0..before {
+                let mut sampler = sampler(rank, before);
+                sampler.set_epoch(2);
+                seen.extend(sampler.next_batch(3));
+                notes.push(sampler.progress());
+            }
+            assert!(notes.iter().all(|note| *note == format!("epoch 2 read {} of 43 seed 3", 3 * before)));
+            let mut again = Vec::new();
+            for rank in 0..after {
+                let mut sampler = sampler(rank, after);
+                sampler.resume(&notes[0]).unwrap();
+                seen.extend(sampler.next_batch(2));
+                again.push(sampler.progress());
+                seen.extend(sampler.next_batch(43));
+                assert!(sampler.next_batch(1).next().is_none());
+                sampler.set_epoch(3);
+                assert_eq!(sampler.indices().len(), shard_batches(43, rank, after).len(), "the next epoch is whole");
+            }
+            assert!(again.iter().all(|note| note.contains(&format!("read {} of", 3 * before + 2 * after))));
+            seen.sort_unstable();
+            assert_eq!(seen, (0..43).collect::<Vec<_>>(), "{before} then {after}: each example once");
+        }
+    }
+
+    #[test]
+    fn progress_of_something_else_is_refused() {
+        let mut sampler = DistributedSampler::new(10, 0, 2).unwrap().seed(3);
+        for wrong in [
+            "",
+            "epoch 1",
+            "epoch 1 read 11 of 10 seed 3",
+            "epoch 1 read 4 of 12 seed 3",
+            "epoch 1 read 4 of 10 seed 4",
+        ] {
+            assert!(sampler.resume(wrong).unwrap_err().to_string().contains(wrong));
+        }
+        sampler.resume("epoch 1 read 4 of 10 seed 3").unwrap();
+        assert_eq!(sampler.position(), (1, 0));
+        assert_eq!(sampler.indices().len(), 3);
     }
 }

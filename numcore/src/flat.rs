@@ -124,6 +124,15 @@ impl<R: Runtime> Flat<R> {
         Ok(Flat { rt: rt.clone(), ..Self::zeros(&rt.tagged(use_), layout)? })
     }
 
+    /// A buffer of stored bytes of exactly its size, gaps included, as [`whole`](Flat::whole) has them; otherwise as
+    /// [`zeros_for`](Flat::zeros_for).
+    pub fn from_bytes(rt: &R, use_: crate::Use, layout: FlatLayout, bytes: &[u8]) -> Result<Self> {
+        let shape = Shape::new(&[layout.numel()])?;
+        let whole = Tensor::from_bytes(&rt.tagged(use_), shape, layout.dtype(), bytes)?;
+        let state = vec![Range::default(); layout.len()];
+        Ok(Flat { rt: rt.clone(), buffer: whole.into_buffer(), layout, state, lent: 0 })
+    }
+
     /// What lies where.
     pub fn layout(&self) -> &FlatLayout {
         &self.layout
@@ -293,6 +302,17 @@ mod tests {
         assert!(flat.lend_span(0..1).is_err());
         drop(value);
         flat.lend_whole().map(|w| flat.restore(w)).unwrap().unwrap();
+    }
+
+    #[test]
+    fn bytes_become_a_buffer_that_can_be_lent() {
+        let (rt, layout) = (NullRuntime::new(), layout(DType::F32));
+        let bytes = vec![0; 4 * layout.numel()];
+        let mut flat = Flat::from_bytes(&rt, Use::Optimizer, layout.clone(), &bytes).unwrap();
+        assert_eq!(rt.memory().total.live, bytes.len());
+        assert!(!flat.is_written(0));
+        flat.lend_whole().map(|w| flat.restore(w)).unwrap().unwrap();
+        assert!(Flat::from_bytes(&rt, Use::Optimizer, layout, &bytes[4..]).is_err());
     }
 
     #[test]

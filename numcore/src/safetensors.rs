@@ -141,14 +141,31 @@ pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
 ///
 /// Tensors are laid out by falling element size, then by name, so that readers which map the file find them aligned.
 pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)], notes: &Notes) -> Result<()> {
-    let mut sorted: Vec<&(String, Tensor<R>)> = tensors.iter().collect();
-    sorted.sort_by(|(a, x), (b, y)| y.dtype().size().cmp(&x.dtype().size()).then_with(|| a.cmp(b)));
-    let header = header_of(&sorted, notes)?;
+    let entries = tensors.iter().map(|(name, t)| (name.clone(), t.dtype(), *t.shape()));
+    save_with(path, &entries.collect::<Vec<_>>(), notes, |i| tensors[i].1.to_bytes())
+}
+
+/// As [`save`], of tensors that lie anywhere: their names, dtypes and shapes, and what gives the bytes of the `i`-th. One tensor at a time
+/// is asked for.
+pub fn save_with(
+    path: impl AsRef<Path>,
+    tensors: &[(String, DType, Shape)],
+    notes: &Notes,
+    mut bytes: impl FnMut(usize) -> Result<Vec<u8>>,
+) -> Result<()> {
+    let mut sorted: Vec<usize> = (0..tensors.len()).collect();
+    sorted.sort_by_key(|&i| (std::cmp::Reverse(tensors[i].1.size()), &tensors[i].0));
+    let header = header_of(sorted.iter().map(|&i| &tensors[i]), notes)?;
     let mut file = Replacement::new(path.as_ref())?;
     file.write(&(header.len() as u64).to_le_bytes())?;
     file.write(header.as_bytes())?;
-    for (_, tensor) in sorted {
-        file.write(&tensor.to_bytes()?)?;
+    for i in sorted {
+        let (name, dtype, shape) = &tensors[i];
+        let bytes = bytes(i)?;
+        if bytes.len() != shape.numel() * dtype.size() {
+            return Err(Error::state(name.as_str(), format!("{} bytes are no {dtype} {shape}", bytes.len())));
+        }
+        file.write(&bytes)?;
     }
     file.commit()
 }
@@ -235,24 +252,23 @@ fn open(path: &Path) -> Result<(File, Header)> {
 
 /// The header of a file to be written, padded so that data starts at a multiple of 8. Written here, not by the format's crate,
 /// which writes notes in the order of a hash map.
-fn header_of<R: Runtime>(tensors: &[&(String, Tensor<R>)], notes: &Notes) -> Result<String> {
+fn header_of<'a>(tensors: impl Iterator<Item = &'a (String, DType, Shape)>, notes: &Notes) -> Result<String> {
     let quoted = |s: &str| serde_json::Value::from(s).to_string();
-    let mut fields = Vec::with_capacity(tensors.len() + 1);
+    let mut fields = Vec::new();
     if !notes.is_empty() {
         let pairs: Vec<String> = notes.iter().map(|(k, v)| format!("{}:{}", quoted(k), quoted(v))).collect();
         fields.push(format!("\"{NOTES}\":{{{}}}", pairs.join(",")));
     }
     let (mut seen, mut offset) = (HashSet::new(), 0);
-    for (name, tensor) in tensors {
+    for (name, dtype, shape) in tensors {
         if name == NOTES || !seen.insert(name) {
             return Err(Error::state(
                 name.as_str(),
                 "cannot name a tensor here: it is reserved, or names another one too",
             ));
         }
-        let end = offset + tensor.shape().numel() * tensor.dtype().size();
-        let dtype = DTYPES[tensor.dtype() as usize].1;
-        let shape = tensor.dims();
+        let end = offset + shape.numel() * dtype.size();
+        let (dtype, shape) = (DTYPES[*dtype as usize].1, shape.dims());
         fields.push(format!(
             "{}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{offset},{end}]}}",
             quoted(name)

@@ -9,7 +9,7 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use crate::{Elementwise, Now, Programs, Rule, Schedule, State, runs::next_run};
+use crate::{Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, place::States, runs::next_run};
 
 /// Hyper-parameters by group: what [`FlatOptimizer`](crate::FlatOptimizer) is told group by group, for parameters that are known by
 /// name alone.
@@ -55,14 +55,18 @@ impl<E: Elementwise> ParamGroups<E> {
 
 /// What makes optimizers of shards; its own type is the rule's affair.
 pub trait Shards<R: Runtime>: Send + Sync {
-    /// Its name in messages.
-    fn name(&self) -> &'static str;
     /// The group a parameter belongs to.
     fn group(&self, name: &str, spec: &Spec) -> usize;
     /// The learning rate of each group at a step, from 0.
     fn lrs(&self, step: u64) -> Vec<f64>;
     /// An optimizer of pieces laid out so, each of a group. Half parameters keep an `f32` master copy, taken from `values` (a row).
-    fn shard(&self, layout: &FlatLayout, groups: Vec<usize>, values: &Tensor<R>) -> Result<Box<dyn ShardOptimizer<R>>>;
+    fn shard(
+        &self,
+        layout: &FlatLayout,
+        groups: Vec<usize>,
+        values: &Tensor<R>,
+        place: StatePlace,
+    ) -> Result<Box<dyn ShardOptimizer<R>>>;
 }
 
 /// The optimizer of one shard.
@@ -77,10 +81,12 @@ pub trait ShardOptimizer<R: Runtime>: Send {
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
     ) -> Result<TensorMut<R>>;
-    /// Its state buffers by name, the master copy included: all laid out as the pieces are.
-    fn state(&self) -> Vec<(&'static str, &Flat<R>)>;
-    /// The same, to fill them.
-    fn state_mut(&mut self) -> Vec<(&'static str, &mut Flat<R>)>;
+    /// Names and element types of what it keeps for each piece, the master copy included.
+    fn state(&self) -> Vec<(&'static str, DType)>;
+    /// State `k` of a piece.
+    fn row(&self, k: usize, piece: usize) -> Result<Row<R>>;
+    /// Replaces it by a value of the piece's shape.
+    fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()>;
     /// Updates that each piece has had.
     fn steps(&self) -> &[u64];
     /// The same, to set them.
@@ -88,10 +94,6 @@ pub trait ShardOptimizer<R: Runtime>: Send {
 }
 
 impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
-    fn name(&self) -> &'static str {
-        E::NAME
-    }
-
     fn group(&self, name: &str, spec: &Spec) -> usize {
         self.which.iter().rposition(|which| which(name, spec)).map_or(0, |k| k + 1)
     }
@@ -100,27 +102,42 @@ impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
         self.configs.iter().map(|c| self.schedule.as_ref().map_or(c.lr(), |s| s.lr(c.lr(), step))).collect()
     }
 
-    fn shard(&self, layout: &FlatLayout, groups: Vec<usize>, values: &Tensor<R>) -> Result<Box<dyn ShardOptimizer<R>>> {
+    fn shard(
+        &self,
+        layout: &FlatLayout,
+        groups: Vec<usize>,
+        values: &Tensor<R>,
+        place: StatePlace,
+    ) -> Result<Box<dyn ShardOptimizer<R>>> {
         for config in &self.configs {
             config.check()?;
             config.validate()?;
         }
-        Ok(Box::new(Shard::new(&self.configs, layout, groups, values)?))
+        Ok(Box::new(Shard::new(&self.configs, layout, groups, values, place)?))
     }
 }
 
 struct Shard<R: Runtime, E> {
-    configs: Vec<(E, Programs)>,
-    groups: Vec<usize>,
-    layout: FlatLayout,
-    names: Vec<&'static str>,
-    states: Vec<Flat<R>>,
-    master: Option<Flat<R>>,
+    rules: Rules<E>,
+    states: States<R>,
     steps: Vec<u64>,
 }
 
+/// What updates pieces, and where they lie.
+struct Rules<E> {
+    configs: Vec<(E, Programs)>,
+    groups: Vec<usize>,
+    layout: FlatLayout,
+}
+
 impl<R: Runtime, E: Elementwise> Shard<R, E> {
-    fn new(configs: &[E], layout: &FlatLayout, groups: Vec<usize>, values: &Tensor<R>) -> Result<Self> {
+    fn new(
+        configs: &[E],
+        layout: &FlatLayout,
+        groups: Vec<usize>,
+        values: &Tensor<R>,
+        place: StatePlace,
+    ) -> Result<Self> {
         let rt = values.runtime();
         let half = Some(layout.dtype()).filter(|d| d.is_half());
         let working = layout.with_dtype(half.map_or(layout.dtype(), |_| DType::F32));
@@ -128,40 +145,44 @@ impl<R: Runtime, E: Elementwise> Shard<R, E> {
         if configs.iter().any(|c| c.tensors().len() != tensors.len()) {
             return Err(Error::argument(E::NAME, "all groups of a sharded optimizer keep the same state"));
         }
-        let states = tensors.iter().map(|s| filled(rt, &working, s)).collect::<Result<Vec<_>>>()?;
-        let master = half.map(|_| master(rt, &working, values)).transpose()?;
+        let mut states = States::new(rt, place);
+        for state in &tensors {
+            states.add(state.name, filled(rt, &working, state)?)?;
+        }
+        if half.is_some() {
+            states.add(crate::state::MASTER, master(rt, &working, values)?)?;
+        }
         let of = |c: &E| Ok((c.clone(), c.kernel(half)?));
         let configs = configs.iter().map(of).collect::<Result<Vec<_>>>()?;
-        let (names, steps) = (tensors.iter().map(|s| s.name).collect(), vec![0; groups.len()]);
-        Ok(Shard { configs, groups, layout: layout.clone(), names, states, master, steps })
+        let steps = vec![0; groups.len()];
+        Ok(Shard { rules: Rules { configs, groups, layout: layout.clone() }, states, steps })
     }
+}
 
-    fn launch(
-        &mut self,
+impl<E: Elementwise> Rules<E> {
+    /// Updates a run of pieces of one group, all at their `step`-th update: one launch.
+    fn launch<R: Runtime>(
+        &self,
         run: Range<usize>,
-        lrs: &[f64],
+        now: Now,
         value: &mut TensorMut<R>,
-        grads: &Tensor<R>,
-        scale: &Tensor<R>,
+        states: &mut [&mut Flat<R>],
+        [grads, scale]: [&Tensor<R>; 2],
     ) -> Result<()> {
         let at = self.layout.span(run.clone());
         if at.is_empty() {
             return Ok(());
         }
         let (config, programs) = &self.configs[self.groups[run.start]];
-        let now = Now { lr: lrs[self.groups[run.start]], step: self.steps[run.start] + 1 };
         let grad = grads.narrow(0, at.start, at.len())?;
-        let mut flats: SmallVec<[&mut Flat<R>; 4]> = self.states.iter_mut().chain(self.master.as_mut()).collect();
-        let mut lent = flats.iter_mut().map(|f| f.lend_span(run.clone())).collect::<Result<Vec<_>>>()?;
+        let mut lent = states.iter_mut().map(|f| f.lend_span(run.clone())).collect::<Result<Vec<_>>>()?;
         let mut outs: SmallVec<[&mut TensorMut<R>; 5]> = SmallVec::new();
         outs.push(value);
         outs.extend(lent.iter_mut());
         let done = update(programs.get(true), &[&grad, scale], &config.scalars(now), &mut outs);
         drop(outs);
-        flats.into_iter().zip(lent).try_for_each(|(flat, part)| flat.restore(part))?;
-        done?;
-        self.steps[run].fill(now.step);
-        Ok(())
+        states.iter_mut().zip(lent).try_for_each(|(flat, part)| flat.restore(part))?;
+        done
     }
 }
 
@@ -174,36 +195,46 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
     ) -> Result<TensorMut<R>> {
-        let n = self.groups.len();
-        let mut runs = Vec::new();
-        while let Some(run) = next_run(n, runs.last().map_or(0, |r: &Range<usize>| r.end), |i| {
-            used(i).then(|| (self.groups[i], self.steps[i]))
-        }) {
+        let Shard { rules, states, steps } = self;
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        while let Some(run) =
+            next_run(steps.len(), runs.last().map_or(0, |r| r.end), |i| used(i).then(|| (rules.groups[i], steps[i])))
+        {
             runs.push(run);
+        }
+        if runs.is_empty() {
+            return Ok(values);
         }
         // What lies between the runs, and they themselves, in turn.
         let (mut lens, mut at) = (Vec::new(), 0);
         for run in &runs {
-            let span = self.layout.span(run.clone());
+            let span = rules.layout.span(run.clone());
             lens.extend([span.start - at, span.len()]);
             at = span.end;
         }
         lens.push(values.shape().numel() - at);
         let mut parts = values.split(&lens)?;
-        for (run, part) in runs.into_iter().zip(parts.iter_mut().skip(1).step_by(2)) {
-            self.launch(run, lrs, part, grads, scale)?;
-        }
+        states.update(|states| {
+            for (run, part) in runs.into_iter().zip(parts.iter_mut().skip(1).step_by(2)) {
+                let now = Now { lr: lrs[rules.groups[run.start]], step: steps[run.start] + 1 };
+                rules.launch(run.clone(), now, part, states, [grads, scale])?;
+                steps[run].fill(now.step);
+            }
+            Ok(())
+        })?;
         TensorMut::join(parts)
     }
 
-    fn state(&self) -> Vec<(&'static str, &Flat<R>)> {
-        let master = self.master.iter().map(|m| (crate::state::MASTER, m));
-        self.names.iter().copied().zip(&self.states).chain(master).collect()
+    fn state(&self) -> Vec<(&'static str, DType)> {
+        self.states.names()
     }
 
-    fn state_mut(&mut self) -> Vec<(&'static str, &mut Flat<R>)> {
-        let master = self.master.iter_mut().map(|m| (crate::state::MASTER, m));
-        self.names.iter().copied().zip(&mut self.states).chain(master).collect()
+    fn row(&self, k: usize, piece: usize) -> Result<Row<R>> {
+        self.states.row(k, piece)
+    }
+
+    fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()> {
+        self.states.set(k, piece, value)
     }
 
     fn steps(&self) -> &[u64] {

@@ -1,6 +1,6 @@
 //! Gradients added in one order, whatever the number of ranks.
 
-use std::ops::Range;
+use std::{array, ops::Range, sync::LazyLock};
 
 use numcore::{
     DType, Flat, Result, Runtime, Shape, Tensor, TensorMut, Use,
@@ -18,8 +18,8 @@ pub(super) fn gather<R: Runtime>(comm: &Comm<R>, own: &TensorMut<R>) -> Result<W
     let (n, len, dtype) = (comm.size(), own.shape().numel(), own.dtype());
     let all = TensorMut::alloc_for(own.runtime(), Use::Communication, Shape::new(&[n * len])?, dtype)?;
     let mut parts = all.split(&vec![len; n])?;
-    let copy = Program::new("copy", |[x], []| [x]);
-    compute(own.runtime(), &copy, &[Input::Memory(own)], &[], &mut [&mut parts[comm.rank()]])?;
+    static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
+    compute(own.runtime(), &COPY, &[Input::Memory(own)], &[], &mut [&mut parts[comm.rank()]])?;
     comm.all_gather_in_place(TensorMut::join(parts)?)
 }
 
@@ -44,7 +44,7 @@ pub(super) fn add<R: Runtime>(
             let mut sum = sums.lend(i)?;
             let own = before.then_some(Input::Own(0));
             let ins: Vec<Input<'_, R>> = own.into_iter().chain(some.iter().map(Input::Value)).collect();
-            let done = compute(&rt, &fold(ins.len(), sum.dtype()), &ins, &[], &mut [&mut sum]);
+            let done = compute(&rt, fold(ins.len(), sum.dtype()), &ins, &[], &mut [&mut sum]);
             sums.restore(sum)?;
             done?;
         }
@@ -52,11 +52,17 @@ pub(super) fn add<R: Runtime>(
     Ok(())
 }
 
-/// `((x0 + x1) + x2) + …`, rounded after each addition.
-fn fold(n: usize, dtype: DType) -> Program {
-    Program::build("fold", n, 0, |_, x, _| x.iter().copied().reduce(|a, b| two(a, b, dtype)).into_iter().collect())
+/// `((x0 + x1) + x2) + …` of `n` values, rounded after each addition.
+fn fold(n: usize, dtype: DType) -> &'static Program {
+    static FULL: LazyLock<Folds> = LazyLock::new(|| folds(|a, b| a + b));
+    static HALF: LazyLock<Folds> =
+        LazyLock::new(|| folds(|a, b| (a.cast(DType::F32) + b.cast(DType::F32)).cast_like(a)));
+    if dtype.is_half() { &HALF[n - 1] } else { &FULL[n - 1] }
 }
 
-fn two<'b>(a: Expr<'b>, b: Expr<'b>, dtype: DType) -> Expr<'b> {
-    if dtype.is_half() { (a.cast(DType::F32) + b.cast(DType::F32)).cast(dtype) } else { a + b }
+/// Folds of 1, 2, … values: those of a launch, and the sums so far.
+type Folds = [Program; AT_ONCE + 1];
+
+fn folds(two: impl for<'b> Fn(Expr<'b>, Expr<'b>) -> Expr<'b>) -> Folds {
+    array::from_fn(|n| Program::build("fold", n + 1, 0, |_, x, _| x.iter().copied().reduce(&two).into_iter().collect()))
 }

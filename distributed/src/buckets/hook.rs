@@ -8,28 +8,23 @@ use std::{
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use numcore::{
-    DType, Error, ErrorKind, Flat, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{Input, Op, ReduceOps, compute},
+    DType, Error, Flat, Result, Runtime, Tensor, TensorMut,
+    ops::{Input, ReduceOps, compute},
     pointwise::Program,
 };
 use optim::{FlatGradients, Optimizer};
 
-use super::{BucketLimits, BucketPlan, BucketSpec, Wire, canonical};
-use crate::comm::{Collectives, Comm, ReduceOp, Work};
-
-/// What becomes of parameters that take no part in a step's loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Unused {
-    /// An error that names them, before the optimizer may run.
-    #[default]
-    Error,
-    /// Where other ranks used them, this rank contributes zero; where none did they have no gradient. Costs an exchange of one byte for
-    /// each parameter.
-    Allow,
-}
+use super::{
+    BucketLimits, BucketPlan, BucketSpec, Wire, canonical,
+    powersgd::{Compressor, Member},
+};
+use crate::{
+    comm::{Comm, Communicator, Work},
+    unused::{Unused, require_all, used_anywhere},
+};
 
 /// How gradients are exchanged.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Default)]
 pub struct BucketOptions {
     /// Sizes of the buckets.
     pub limits: BucketLimits,
@@ -58,6 +53,7 @@ pub struct Buckets<R: Runtime> {
     gradients: FlatGradients<R>,
     /// In canonical order: the sums, while `gradients` are those of a chunk.
     sums: Option<FlatGradients<R>>,
+    compressor: Option<Compressor<R>>,
     params: Vec<Slot<R>>,
     place: HashMap<usize, usize>,
     plan: Vec<Bucket<R>>,
@@ -95,6 +91,10 @@ impl<R: Runtime> Buckets<R> {
         key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
         options: BucketOptions,
     ) -> Result<Self> {
+        let compressor = match options.wire {
+            Wire::PowerSgd(power) => Some(Compressor::new(comm, power, &options)?),
+            _ => None,
+        };
         optimizer.reorder(key)?;
         let mut params = Vec::new();
         for (buffer, flat) in optimizer.params().into_iter().enumerate() {
@@ -131,6 +131,7 @@ impl<R: Runtime> Buckets<R> {
             options,
             gradients,
             sums,
+            compressor,
             params,
             place,
             plan,
@@ -175,6 +176,7 @@ impl<R: Runtime> Buckets<R> {
     pub fn zero(&mut self) {
         self.gradients.zero();
         self.sums.iter_mut().for_each(FlatGradients::zero);
+        self.compressor.iter_mut().for_each(Compressor::zero);
         self.begun = false;
         self.params.iter_mut().for_each(|p| p.used = false);
     }
@@ -197,6 +199,35 @@ impl<R: Runtime> Buckets<R> {
         Ok(())
     }
 
+    /// Before the last sweep: what this rank's losses of the step weigh, and the loss scale if there is one. Compressed gradients are
+    /// means, so that what one step could not send does not count for more or less in the next.
+    pub fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        self.compressor.as_mut().map_or(Ok(()), |c| c.weigh(weight, scale))
+    }
+
+    /// After the update: the step was taken. Without it, a step with a loss scale is forgotten by the next [`zero`](Buckets::zero).
+    pub fn keep(&mut self) {
+        self.compressor.iter_mut().for_each(Compressor::keep);
+    }
+
+    /// What of a parameter's mean gradient this rank could not send yet, where gradients are compressed with error feedback: a row.
+    pub fn error(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
+        self.compressor.as_ref().map_or(Ok(None), |c| c.error(leaf))
+    }
+
+    /// Takes over what `other`, buckets of the same parameters, keeps from step to step.
+    pub(crate) fn inherit(&mut self, other: Self) {
+        self.compressor = other.compressor;
+    }
+
+    pub(crate) fn compressor(&self) -> Option<&Compressor<R>> {
+        self.compressor.as_ref()
+    }
+
+    pub(crate) fn compressor_mut(&mut self) -> Option<&mut Compressor<R>> {
+        self.compressor.as_mut()
+    }
+
     /// After the last sweep: sends what is left, and waits until every gradient is the sum over all ranks.
     pub fn finish(&mut self) -> Result<()> {
         self.told(Self::complete)
@@ -210,10 +241,10 @@ impl<R: Runtime> Buckets<R> {
     fn complete(&mut self) -> Result<()> {
         self.settle()?;
         // After the last bucket: how many were sent before depends on the rank.
-        let used: Vec<bool> = self.params.iter().map(|p| p.used).collect();
+        let used = self.params.iter().map(|p| p.used);
         let anywhere = match self.options.unused {
-            Unused::Allow => self.used_anywhere(&used)?,
-            Unused::Error => used,
+            Unused::Allow => used_anywhere(&self.comm, used)?,
+            Unused::Error => used.collect(),
         };
         for (i, _) in anywhere.iter().enumerate().filter(|(_, used)| !**used) {
             let (buffer, range) = (self.params[i].buffer, self.params[i].range);
@@ -222,6 +253,10 @@ impl<R: Runtime> Buckets<R> {
             slot.reset();
             flat.restore(slot)?;
         }
+        if let Some(compressor) = &mut self.compressor {
+            let unused = anywhere.iter().zip(&self.params).filter(|(used, _)| !**used);
+            compressor.complete(unused.map(|(_, p)| p.leaf.id()));
+        }
         Ok(())
     }
 
@@ -229,7 +264,7 @@ impl<R: Runtime> Buckets<R> {
     fn settle(&mut self) -> Result<()> {
         let used = self.used();
         if self.options.unused == Unused::Error {
-            self.require_all(&used)?;
+            require_all(self.params.iter().map(|p| &p.leaf).zip(used.iter().copied()))?;
         }
         for (p, used) in self.params.iter_mut().zip(used) {
             // In canonical order: in any chunk.
@@ -239,8 +274,11 @@ impl<R: Runtime> Buckets<R> {
             self.send(self.next)?;
         }
         for k in 0..self.plan.len() {
-            let Some(work) = self.plan[k].work.take() else { continue };
-            let arrived = work.wait()?;
+            let arrived = match (self.plan[k].work.take(), &mut self.compressor) {
+                (Some(work), _) => work.wait()?,
+                (None, Some(compressor)) => compressor.finish(k)?,
+                (None, None) => continue,
+            };
             let (buffer, ranges) = (self.plan[k].buffer, self.plan[k].ranges.clone());
             match &mut self.sums {
                 None => self.flat(k).restore(arrived)?,
@@ -262,21 +300,6 @@ impl<R: Runtime> Buckets<R> {
         self.params.iter().map(|p| p.leaf.requires_grad() && written(p)).collect()
     }
 
-    fn used_anywhere(&self, used: &[bool]) -> Result<Vec<bool>> {
-        let rt = self.comm.runtime();
-        let own: Vec<u8> = used.iter().map(|&u| u.into()).collect();
-        let mut flags = TensorMut::alloc(rt, Shape::new(&[own.len()])?, DType::U8)?;
-        flags.accumulate(&Op::identity(), &[&Tensor::from_slice(rt, [own.len()], &own)?])?;
-        let flags = self.comm.all_reduce(flags, ReduceOp::Max)?.wait()?.freeze()?;
-        Ok(flags.to_vec::<u8>()?.into_iter().map(|u| u > 0).collect())
-    }
-
-    fn require_all(&self, used: &[bool]) -> Result<()> {
-        let missing = self.params.iter().zip(used).filter(|(p, used)| p.leaf.requires_grad() && !**used);
-        let names: Vec<String> = missing.map(|(p, _)| p.leaf.name().to_string()).collect();
-        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
-    }
-
     fn send(&mut self, k: usize) -> Result<()> {
         if self.options.check_finite {
             self.require_finite(k)?;
@@ -294,6 +317,11 @@ impl<R: Runtime> Buckets<R> {
             flat.restore(slot)?;
         }
         let whole = flat.lend_span(ranges)?;
+        self.next = k + 1;
+        if self.compressor.is_some() {
+            let members = self.members(k);
+            return self.compressor.as_mut().map_or(Ok(()), |c| c.send(k, whole, &members));
+        }
         self.plan[k].work = Some(match self.sums {
             None => self.options.wire.all_reduce(&self.comm, whole)?,
             Some(_) => {
@@ -302,8 +330,19 @@ impl<R: Runtime> Buckets<R> {
                 sent?
             }
         });
-        self.next = k + 1;
         Ok(())
+    }
+
+    /// The parameters of bucket `k` where they lie in its row.
+    fn members(&self, k: usize) -> Vec<Member<R>> {
+        let Bucket { buffer, ranges, members, .. } = &self.plan[k];
+        let layout = self.gradients.flats()[*buffer].layout();
+        let start = layout.span(ranges.clone()).start;
+        let member = |&i: &usize| {
+            let (place, leaf) = (layout.range(self.params[i].range), self.params[i].leaf.clone());
+            Member { leaf, at: place.offset() - start..place.offset() - start + place.numel() }
+        };
+        members.iter().map(member).collect()
     }
 
     fn require_finite(&mut self, k: usize) -> Result<()> {

@@ -1,15 +1,18 @@
 //! What gradients travel as.
 
+use std::sync::LazyLock;
+
 use numcore::{
     DType, Result, Runtime, TensorMut,
     ops::{Input, compute},
     pointwise::Program,
 };
 
+use super::PowerSgd;
 use crate::comm::{Collectives, Comm, ReduceOp, Work};
 
 /// What gradients are sent as. They are summed in `f32` either way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Wire {
     /// As they are.
     #[default]
@@ -18,32 +21,37 @@ pub enum Wire {
     Bf16,
     /// As `f16`: half the bytes, four digits; the mean is sent, because a sum may leave its range.
     F16,
+    /// As products of thin matrices, with what is lost sent later; what is not compressed travels as it is. Not in canonical order.
+    PowerSgd(PowerSgd),
 }
 
 impl Wire {
-    fn dtype(self) -> Option<DType> {
+    /// The type it travels as, and what makes it that.
+    fn narrow(self) -> Option<(DType, &'static Program)> {
+        static BF16: LazyLock<Program> = LazyLock::new(|| Program::new("narrow", |[x], []| [x.cast(DType::BF16)]));
+        static F16: LazyLock<Program> = LazyLock::new(|| Program::new("narrow", |[x], []| [x.cast(DType::F16)]));
         match self {
-            Wire::Own => None,
-            Wire::Bf16 => Some(DType::BF16),
-            Wire::F16 => Some(DType::F16),
+            Wire::Own | Wire::PowerSgd(_) => None,
+            Wire::Bf16 => Some((DType::BF16, &BF16)),
+            Wire::F16 => Some((DType::F16, &F16)),
         }
     }
 
     /// Sums `x` over all ranks in place.
     pub(crate) fn all_reduce<R: Runtime>(self, comm: &Comm<R>, x: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
-        let Some(dtype) = self.dtype().filter(|d| d.size() < x.dtype().size()) else {
+        static WIDEN: LazyLock<Program> =
+            LazyLock::new(|| Program::new("widen", |[x, own], [n]| [x.cast_like(own) * n]));
+        let Some((dtype, narrow_down)) = self.narrow().filter(|(d, _)| d.size() < x.dtype().size()) else {
             return comm.all_reduce(x, ReduceOp::Sum);
         };
         let rt = comm.runtime().clone();
         let mut narrow = TensorMut::alloc(&rt, *x.shape(), dtype)?;
-        let cast = Program::build("narrow", 1, 0, |_, x, _| vec![x[0].cast(dtype)]);
-        compute(&rt, &cast, &[Input::Memory(&x)], &[], &mut [&mut narrow])?;
-        let (n, own) = (comm.size() as f64, x.dtype());
+        compute(&rt, narrow_down, &[Input::Memory(&x)], &[], &mut [&mut narrow])?;
+        let n = comm.size() as f64;
         let work = comm.all_reduce(narrow, ReduceOp::Avg)?;
         Ok(work.map(move |narrow| {
             let mut x = x;
-            let widen = Program::build("widen", 1, 1, |_, x, s| vec![x[0].cast(own) * s[0]]);
-            compute(&rt, &widen, &[Input::Memory(&narrow)], &[n.into()], &mut [&mut x])?;
+            compute(&rt, &WIDEN, &[Input::Memory(&narrow), Input::Own(0)], &[n.into()], &mut [&mut x])?;
             Ok(x)
         }))
     }

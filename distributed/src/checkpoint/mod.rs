@@ -14,13 +14,12 @@ mod writer;
 
 use std::{collections::BTreeMap, ops::Range};
 
-use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor};
+use numcore::{DType, Result, Runtime, Shape, Tensor};
+use optim::Row;
 
 pub use folder::Folder;
 pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
-
-use crate::comm::{Collectives, Comm, Communicator};
 
 /// Elements of a named tensor that this rank saves.
 pub struct Part<R: Runtime> {
@@ -30,15 +29,15 @@ pub struct Part<R: Runtime> {
     pub shape: Shape,
     /// The first element, in row-major order.
     pub start: usize,
-    /// The elements from there on, as a row.
-    pub row: Tensor<R>,
+    /// The elements from there on.
+    pub row: Row<R>,
 }
 
 impl<R: Runtime> Part<R> {
     /// A whole tensor.
     pub fn whole(name: String, value: &Tensor<R>) -> Result<Self> {
         use numcore::ops::ViewOps;
-        let row = value.contiguous()?.reshape([value.shape().numel()])?;
+        let row = value.contiguous()?.reshape([value.shape().numel()])?.into();
         Ok(Part { name, shape: *value.shape(), start: 0, row })
     }
 }
@@ -47,8 +46,8 @@ impl<R: Runtime> Part<R> {
 pub trait Checkpointed<R: Runtime> {
     /// The parts this rank saves; together the ranks save everything, once.
     fn parts(&self) -> Result<Vec<Part<R>>>;
-    /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/` are one rank's own: they need not be there
-    /// when another number of ranks loads.
+    /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/`, of tensors too, are one rank's own:
+    /// they need not be there when another number of ranks loads, where such a tensor reads as zeros.
     fn numbers(&self) -> BTreeMap<String, u64>;
     /// Which elements this rank needs.
     fn wanted(&self) -> Result<Vec<Wanted>>;
@@ -71,18 +70,4 @@ pub struct Wanted {
     pub dtype: DType,
     /// Which elements, in row-major order.
     pub elements: Range<usize>,
-}
-
-/// Every rank's outcome, or, if one failed, an error on all that says which and why.
-pub(crate) fn together<R: Runtime, T>(comm: &Comm<R>, what: &'static str, own: Result<T>) -> Result<T> {
-    let said = own.as_ref().err().map_or_else(String::new, ToString::to_string);
-    let all = comm.exchange(said.as_bytes())?;
-    match all.iter().position(|said| !said.is_empty()) {
-        None => own,
-        Some(peer) if peer == comm.rank() => own,
-        Some(peer) => {
-            let cause = String::from_utf8_lossy(&all[peer]).into_owned();
-            Err(Error::from(ErrorKind::Peer { op: what, peer, cause }).on_rank(comm.rank()))
-        }
-    }
 }

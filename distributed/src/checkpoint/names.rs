@@ -24,12 +24,22 @@ pub(crate) fn updates(name: &str) -> String {
     format!("updates/{name}")
 }
 
+/// What belongs to a parameter as what it is of it, up to the last `/`, and the parameter's name; none for all else.
+pub(crate) fn parted(name: &str) -> Option<(&str, &str)> {
+    let kind = match name.split_once('/')? {
+        ("parameter" | "updates", _) => name.find('/')?,
+        ("state", rest) => name.len() - rest.len() + rest.find('/')?,
+        _ => return None,
+    };
+    Some(name.split_at(kind + 1))
+}
+
 /// A number that is one rank's own.
 pub(crate) fn own(rank: usize, name: &str) -> String {
     format!("rank/{rank}/{name}")
 }
 
-/// Whether a number may be missing: ranks come and go.
+/// Whether a number or a tensor may be missing, or left over: ranks come and go.
 pub(crate) fn is_own(name: &str) -> bool {
     name.starts_with("rank/")
 }
@@ -58,5 +68,18 @@ impl<R: Runtime> Buffers<R> {
     pub(crate) fn restore(&self, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
         let both = self.wanted().into_iter().zip(&self.0);
         both.into_iter().try_for_each(|(wanted, (_, buffer))| buffer.set(read(&wanted)?.reshape(wanted.shape)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_apart() {
+        assert_eq!(parted(&parameter("a.weight")), Some(("parameter/", "a.weight")));
+        assert_eq!(parted(&updates("a.weight")), Some(("updates/", "a.weight")));
+        assert_eq!(parted(&state("exp_avg", "a.weight")), Some(("state/exp_avg/", "a.weight")));
+        assert_eq!(["buffer/a.mean", STEPS, "rank/3/seed"].map(parted), [None; 3]);
     }
 }

@@ -8,37 +8,49 @@ use std::{
 
 use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
 
-use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, names, together, writer::file};
-use crate::comm::{Collectives, Comm};
+use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::Entry, names, writer::file};
+use crate::comm::{Collectives, Comm, unanimous};
 
 impl Folder {
+    /// Loads the last complete checkpoint, as [`load`](Folder::load) does; none if there is none.
+    pub fn load_latest<R: Runtime>(
+        &self,
+        comm: &Comm<R>,
+        state: &mut impl Checkpointed<R>,
+    ) -> Result<Option<Manifest>> {
+        let latest = unanimous(comm, "load", self.latest())?;
+        comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
+        latest.map(|step| self.load(comm, step, state)).transpose()
+    }
+
     /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
     /// shape or dtype, truncated or corrupted is found on every rank before anything is changed.
     pub fn load<R: Runtime>(&self, comm: &Comm<R>, step: u64, state: &mut impl Checkpointed<R>) -> Result<Manifest> {
         let opened = CheckpointReader::open(self.step(step));
-        let mut reader = together(comm, "load", opened)?;
+        let mut reader = unanimous(comm, "load", opened)?;
         comm.agree("the checkpoint's manifest", reader.manifest.to_json().as_bytes())?;
         let numbers = state.numbers();
         let wanted = state.wanted().and_then(|wanted| {
             reader.check_names(&wanted, &numbers)?;
             wanted.iter().try_for_each(|w| reader.check(w))?;
+            reader.check_own(comm.rank(), comm.size())?;
             Ok(wanted)
         });
+        let wanted = unanimous(comm, "load", wanted)?;
         // Every name that is there must be wanted by someone.
-        let own = wanted.as_ref().map(|w| w.iter().map(|w| w.name.clone()).collect::<Vec<_>>().join("\n"));
-        let all = comm.exchange(own.unwrap_or_default().as_bytes())?;
+        let own = wanted.iter().map(|w| w.name.as_str()).collect::<Vec<_>>().join("\n");
+        let all = comm.exchange(own.as_bytes())?;
         let known: BTreeSet<String> =
             all.iter().flat_map(|b| String::from_utf8_lossy(b).lines().map(String::from).collect::<Vec<_>>()).collect();
-        let extra: Vec<&str> = reader.manifest.names().filter(|n| !known.contains(*n)).collect();
-        let wanted = wanted.and_then(|_| match extra.is_empty() {
-            true => Ok(()),
-            false => Err(Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it")),
-        });
-        together(comm, "load", wanted)?;
+        let extra: Vec<&str> = reader.manifest.names().filter(|n| !names::is_own(n) && !known.contains(*n)).collect();
+        if !extra.is_empty() {
+            let error = Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it");
+            return Err(error.on_rank(comm.rank()));
+        }
         let rt = comm.runtime().clone();
         let saved = reader.manifest.numbers.clone();
         let restored = state.restore(&mut |wanted| reader.read(&rt, wanted), &saved);
-        together(comm, "load", restored)?;
+        unanimous(comm, "load", restored)?;
         Ok(reader.manifest)
     }
 }
@@ -77,7 +89,8 @@ impl CheckpointReader {
     }
 
     fn check_names(&self, wanted: &[Wanted], numbers: &BTreeMap<String, u64>) -> Result<()> {
-        let tensors = wanted.iter().map(|w| &w.name).filter(|n| !self.manifest.entries.contains_key(*n));
+        let tensors = wanted.iter().map(|w| &w.name);
+        let tensors = tensors.filter(|n| !names::is_own(n) && !self.manifest.entries.contains_key(*n));
         let numbers = numbers.keys().filter(|n| !names::is_own(n) && !self.manifest.numbers.contains_key(*n));
         let missing: BTreeSet<&str> = tensors.chain(numbers).map(String::as_str).collect();
         if missing.is_empty() {
@@ -92,6 +105,22 @@ impl CheckpointReader {
         self.bytes(wanted).map(|_| ())
     }
 
+    /// An error unless what is the own of every `n`-th rank can be read: they may share out what more ranks than these left.
+    fn check_own(&mut self, rank: usize, n: usize) -> Result<()> {
+        for k in (rank..self.manifest.ranks).step_by(n) {
+            let prefix = names::own(k, "");
+            let own = self.manifest.entries.iter().filter(|(name, _)| name.starts_with(&prefix));
+            let whole = |(name, e): (&String, &Entry)| Wanted {
+                name: name.clone(),
+                shape: e.shape,
+                dtype: e.dtype,
+                elements: 0..e.shape.numel(),
+            };
+            own.map(whole).collect::<Vec<_>>().iter().try_for_each(|w| self.check(w))?;
+        }
+        Ok(())
+    }
+
     fn read<R: Runtime>(&mut self, rt: &R, wanted: &Wanted) -> Result<Tensor<R>> {
         let bytes = self.bytes(wanted)?;
         Tensor::from_bytes(rt, Shape::new(&[wanted.elements.len()])?, wanted.dtype, &bytes)
@@ -99,6 +128,9 @@ impl CheckpointReader {
 
     fn bytes(&mut self, wanted: &Wanted) -> Result<Vec<u8>> {
         let Some(entry) = self.manifest.entries.get(&wanted.name) else {
+            if names::is_own(&wanted.name) {
+                return Ok(vec![0; wanted.elements.len() * wanted.dtype.size()]);
+            }
             return Err(Error::state(&*wanted.name, format!("is missing in {}", self.folder.display())));
         };
         if (entry.shape, entry.dtype) != (wanted.shape, wanted.dtype) {

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use numcore::{DType, Error, Result, Runtime, Shape, Tensor, safetensors};
+use numcore::{DType, Error, Result, Runtime, Shape, safetensors};
 use serde_json::{Value, json};
 
-use super::{Checkpointed, Folder, Manifest, Part, Region, folder::MANIFEST, together};
-use crate::comm::{Collectives, Comm, Communicator};
+use super::{Checkpointed, Folder, Manifest, Part, Region, folder::MANIFEST};
+use crate::comm::{Collectives, Comm, Communicator, unanimous};
 
 impl Folder {
     /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
@@ -20,13 +20,13 @@ impl Folder {
     ) -> Result<()> {
         let first = comm.rank() == 0;
         let begun = if first { self.begin(step).map(|_| ()) } else { Ok(()) };
-        together(comm, "save", begun)?;
+        unanimous(comm, "save", begun)?;
         let at = self.unfinished(step);
         let written = state.parts().and_then(|parts| write(&at, comm.rank(), &parts, &state.numbers()));
-        let own = together(comm, "save", written)?;
+        let own = unanimous(comm, "save", written)?;
         let all = comm.exchange(own.as_bytes())?;
         let published = if first { finish(&all, notes, &at).and_then(|()| self.publish(step)) } else { Ok(()) };
-        together(comm, "save", published)
+        unanimous(comm, "save", published)
     }
 }
 
@@ -37,16 +37,16 @@ pub(super) fn file(folder: &Path, rank: usize) -> std::path::PathBuf {
 
 /// Writes a rank's file; gives its table of contents as text.
 fn write<R: Runtime>(at: &Path, rank: usize, parts: &[Part<R>], numbers: &BTreeMap<String, u64>) -> Result<String> {
-    let mut tensors: Vec<(String, Tensor<R>)> = Vec::with_capacity(parts.len());
+    let mut tensors = Vec::with_capacity(parts.len());
     let mut table = Vec::with_capacity(parts.len());
     for part in parts {
         let key = format!("{}#{}", part.name, part.start);
         let checksum = crc32fast::hash(&part.row.to_bytes()?);
-        let (dtype, len) = (part.row.dtype().to_string(), part.row.shape().numel());
-        table.push(json!([part.name, part.shape.dims(), dtype, key, part.start, len, checksum]));
-        tensors.push((key, part.row.clone()));
+        let (dtype, len) = (part.row.dtype(), part.row.numel());
+        table.push(json!([part.name, part.shape.dims(), dtype.to_string(), key, part.start, len, checksum]));
+        tensors.push((key, dtype, Shape::new(&[len])?));
     }
-    safetensors::save(file(at, rank), &tensors, &BTreeMap::new())?;
+    safetensors::save_with(file(at, rank), &tensors, &BTreeMap::new(), |i| parts[i].row.to_bytes())?;
     let numbers: serde_json::Map<String, Value> = numbers.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
     Ok(json!([table, numbers]).to_string())
 }

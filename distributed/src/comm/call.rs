@@ -107,6 +107,7 @@ pub struct Call<R: Runtime> {
     pub(super) output: Option<TensorMut<R>>,
     pub(super) send: Arc<[usize]>,
     pub(super) recv: Arc<[usize]>,
+    pub(super) of: Option<Arc<str>>,
     pub(super) at: &'static Location<'static>,
 }
 
@@ -151,7 +152,7 @@ impl<R: Runtime> Call<R> {
             Collective::AllGather => self.recv.clone(),
             _ => self.send.clone(),
         };
-        Fingerprint { what: self.what, dtype: self.dtype, parts, at: self.at }
+        Fingerprint { what: self.what, dtype: self.dtype, parts, of: self.of.clone(), at: self.at }
     }
 }
 
@@ -164,16 +165,29 @@ pub struct Fingerprint {
     pub dtype: DType,
     /// Elements, by rank where ranks have parts.
     pub parts: Arc<[usize]>,
+    /// What the call is of, where calls for several things come from one place.
+    pub of: Option<Arc<str>>,
     /// The caller's place.
     pub at: &'static Location<'static>,
 }
 
 impl Fingerprint {
-    /// The same without the place, which engines may be told to leave out of the comparison.
-    pub fn agrees(&self, other: &Fingerprint, places: bool) -> bool {
+    /// Whether the two are calls that can meet: the same collective of the same thing, type and lengths, from places
+    /// that `places` allows.
+    pub fn agrees(&self, other: &Fingerprint, places: Places) -> bool {
         let (a, b) = (self, other);
-        (a.what, a.dtype, &a.parts) == (b.what, b.dtype, &b.parts) && (!places || a.at == b.at)
+        (a.what, a.dtype, &a.parts, &a.of) == (b.what, b.dtype, &b.parts, &b.of)
+            && (places == Places::Any || a.at == b.at)
     }
+}
+
+/// From where in the program calls that meet may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Places {
+    /// From one place: ranks that diverged are found at once.
+    Same,
+    /// From anywhere.
+    Any,
 }
 
 impl fmt::Display for Fingerprint {
@@ -189,6 +203,9 @@ impl fmt::Display for Fingerprint {
         }
         if self.what != Collective::Barrier {
             write!(f, " {}{:?}", self.dtype, self.parts)?;
+        }
+        if let Some(of) = &self.of {
+            write!(f, " of {of}")?;
         }
         write!(f, " at {}:{}", self.at.file(), self.at.line())
     }

@@ -13,11 +13,11 @@ use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_re
 ///
 /// ```
 /// use distributed::comm::{Collectives, Communicator, Ranks, ReduceOp};
-/// use numcore::{Tensor, TensorMut, NullRuntime};
+/// use numcore::{DType, NullRuntime, Shape, TensorMut};
 /// # fn main() -> numcore::Result<()> {
 /// let sums = Ranks::new(4).run(|_| Ok(NullRuntime::new()), |comm| {
-///     let x = Tensor::from_slice(comm.runtime(), [2], &[comm.rank() as f32, 1.0])?;
-///     let work = comm.all_reduce(x.copy()?.try_mut().ok().expect("a copy has one owner"), ReduceOp::Sum)?;
+///     let x = TensorMut::zeros(comm.runtime(), Shape::new(&[2])?, DType::F32)?;
+///     let work = comm.all_reduce(x, ReduceOp::Sum)?;
 ///     // compute something else meanwhile
 ///     work.wait()?.freeze()
 /// })?;
@@ -184,7 +184,7 @@ trait Make<R: Runtime>: Communicator<R> {
             check_reduction(what.name(), op, dtype)?;
         }
         let parts: Arc<[usize]> = Arc::new([numel]);
-        Ok(Call { what, dtype, input: None, output: None, send: parts.clone(), recv: parts, at })
+        Ok(Call { what, dtype, input: None, output: None, send: parts.clone(), recv: parts, of: None, at })
     }
 
     fn in_place(

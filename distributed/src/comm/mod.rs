@@ -7,12 +7,15 @@
 //! **Invariant**: a collective ends on every rank, with a result or with an error, before its deadline has passed. After an error
 //! the communicator stays unusable, and says why.
 
+mod agreement;
 mod call;
 mod collectives;
 mod combine;
 mod communicator;
 mod counting;
 mod faults;
+mod memory;
+mod named;
 mod noop;
 mod partial;
 mod ranks;
@@ -20,11 +23,14 @@ mod recorder;
 mod threads;
 mod work;
 
-pub use call::{Call, Collective, Fingerprint, ReduceOp};
+pub(crate) use agreement::unanimous;
+pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};
 pub use counting::{CountingCommunicator, Traffic};
 pub use faults::{Fault, FaultyCommunicator};
+pub(crate) use memory::memory;
+pub(crate) use named::Named;
 pub use noop::NoOpCommunicator;
 pub use partial::Partial;
 pub use ranks::Ranks;

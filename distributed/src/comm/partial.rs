@@ -2,17 +2,10 @@
 
 use numcore::{Result, Runtime, Tensor};
 
-use super::{Collectives, Communicator, ReduceOp};
+use super::{Collectives, Communicator, ReduceOp, memory};
 
 /// What only this rank contributes: the square of a norm over its shard, the loss of its tokens. It cannot be read before it is
 /// combined with the other ranks' parts, so no rank decides by its own part alone.
-///
-/// ```compile_fail
-/// use distributed::comm::Partial;
-/// # fn show(norm: Partial<numcore::Tensor<numcore::NullRuntime>>) {
-/// let clipped = norm.item(); // not a tensor: combine it first
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a part means nothing until it is combined with the others"]
 pub struct Partial<T>(T);
@@ -35,7 +28,7 @@ impl<R: Runtime> Partial<Tensor<R>> {
     pub fn combine<C: Communicator<R> + ?Sized>(self, comm: &C, op: ReduceOp) -> Result<Tensor<R>> {
         let own = match self.0.try_mut() {
             Ok(own) => own,
-            Err(shared) => own(&shared)?,
+            Err(shared) => memory(&shared)?,
         };
         comm.all_reduce(own, op)?.wait()?.freeze()
     }
@@ -56,12 +49,6 @@ impl Partial<f64> {
             ReduceOp::Max => rest.fold(first, f64::max),
         })
     }
-}
-
-fn own<R: Runtime>(shared: &Tensor<R>) -> Result<numcore::TensorMut<R>> {
-    let mut memory = numcore::TensorMut::alloc(shared.runtime(), *shared.shape(), shared.dtype())?;
-    memory.accumulate(&numcore::ops::Op::identity(), &[shared])?;
-    Ok(memory)
 }
 
 fn number(bytes: &[u8]) -> Option<f64> {

@@ -8,20 +8,21 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::{Comm, ThreadCommunicator};
+use super::{Comm, Places, ThreadCommunicator};
+use crate::sync;
 
 /// A world of threads in the making.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     size: usize,
     timeout: Duration,
-    places: bool,
+    places: Places,
 }
 
 impl Ranks {
     /// A world of `size` ranks; calls may take 60 seconds.
     pub fn new(size: usize) -> Self {
-        Ranks { size, timeout: Duration::from_secs(60), places: true }
+        Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
     }
 
     /// How long a call may take before every rank gets an error.
@@ -32,7 +33,7 @@ impl Ranks {
 
     /// Lets ranks make the same call from different places in the program.
     pub fn any_place(mut self) -> Self {
-        self.places = false;
+        self.places = Places::Any;
         self
     }
 
@@ -59,11 +60,10 @@ impl Ranks {
     ) -> Result<Vec<Result<T>>> {
         let runtimes = (0..self.size).map(runtime).collect::<Result<Vec<R>>>()?;
         let comms = ThreadCommunicator::members(runtimes, self.timeout, self.places)?;
-        Ok(std::thread::scope(|scope| {
+        Ok(sync::scope(|scope| {
             let start = |(rank, comm)| {
                 let program = &program;
-                let thread = std::thread::Builder::new().name(format!("rank-{rank}"));
-                thread.spawn_scoped(scope, move || guarded(rank, comm, program))
+                sync::spawn_in(scope, format!("rank-{rank}"), move || guarded(rank, comm, program))
             };
             let threads: Vec<_> = comms.into_iter().enumerate().map(start).collect();
             threads.into_iter().enumerate().map(|(rank, thread)| outcome(rank, thread)).collect()
@@ -87,9 +87,9 @@ fn guarded<R: Runtime, T>(rank: usize, comm: Comm<R>, program: &impl Fn(Comm<R>)
     }
 }
 
-fn outcome<T>(rank: usize, thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<T>>>) -> Result<T> {
+fn outcome<T>(rank: usize, thread: std::io::Result<sync::ScopedJoinHandle<'_, Result<T>>>) -> Result<T> {
     let failed = |cause: String| Error::from(ErrorKind::Peer { op: "Ranks::run", peer: rank, cause }).on_rank(rank);
-    match thread.map(std::thread::ScopedJoinHandle::join) {
+    match thread.map(sync::ScopedJoinHandle::join) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(panic)) => Err(failed(panic_message(&*panic))),
         Err(e) => Err(failed(format!("no thread: {e}"))),

@@ -34,7 +34,7 @@ pub use placement::Placement;
 pub use play::{Sends, Span};
 pub use run::{
     GptStage, Groups, Layers, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, PipelineTrainer, Stage,
-    StageGradients, StageHooks, StageOptimizers, Staged, Tie, balanced, split,
+    StageHooks, Staged, StagedTrainer, Tie, ZeroPipelineTrainer, balanced, split,
 };
 pub use schedule::Schedule;
 pub use simulate::{RankReport, Simulation, simulate};

@@ -7,7 +7,7 @@ use nn::{Module, ModuleExt};
 use numcore::{Result, Runtime, Tensor, TensorMut};
 use optim::{Norm, Optimizer, all_finite, grad_norm};
 
-use super::{Strategy, Trainer, TrainingConfig};
+use super::{Strategy, Summed, Trainer, TrainingConfig};
 use crate::{
     buckets::{BucketOptions, Buckets, Unused},
     checkpoint::names::Buffers,
@@ -49,7 +49,7 @@ impl<R: Runtime> BucketedTrainer<R> {
 pub struct DataParallel<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) optimizer: Box<dyn Optimizer<R>>,
-    buckets: Buckets<R>,
+    pub(super) buckets: Buckets<R>,
     options: BucketOptions,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
@@ -92,6 +92,10 @@ impl<R: Runtime> DataParallel<R> {
         &self.buckets
     }
 
+    pub(super) fn buckets_mut(&mut self) -> &mut Buckets<R> {
+        &mut self.buckets
+    }
+
     /// Before the second step: buckets in the order in which gradients became final on rank 0.
     fn rebuild(&mut self) -> Result<()> {
         self.begun = self.begun.saturating_add(1);
@@ -107,7 +111,9 @@ impl<R: Runtime> DataParallel<R> {
             (l.id(), by_name.get(&*l.name()).copied().unwrap_or(by_name.len() + rest))
         };
         let keys: HashMap<usize, usize> = self.leaves.iter().rev().enumerate().map(key).collect();
-        self.buckets = Buckets::new(&self.comm, &mut *self.optimizer, &|l| place(&keys, l), self.options.clone())?;
+        let rebuilt = Buckets::new(&self.comm, &mut *self.optimizer, &|l| place(&keys, l), self.options.clone())?;
+        let old = std::mem::replace(&mut self.buckets, rebuilt);
+        self.buckets.inherit(old);
         Ok(())
     }
 }
@@ -127,10 +133,20 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.buckets.begin(last)
     }
 
+    fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        self.buckets.weigh(weight, scale)
+    }
+
     fn finish(&mut self) -> Result<()> {
         self.buckets.finish()
     }
 
+    fn may_idle(&self) -> bool {
+        self.options.unused == Unused::Allow
+    }
+}
+
+impl<R: Runtime> Summed<R> for DataParallel<R> {
     // Ranks see the same sums, so they come to the same norm and decision without asking.
     fn norm(&self) -> Result<Tensor<R>> {
         grad_norm(self.buckets.gradients(), Norm::L2)
@@ -142,15 +158,13 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
         self.buckets.gradients_mut().multiply_by(scale.clone())?;
-        self.optimizer.step(self.buckets.gradients())
+        self.optimizer.step(self.buckets.gradients())?;
+        self.buckets.keep();
+        Ok(())
     }
 
     fn learning_rate(&self) -> f64 {
         self.optimizer.lrs().first().copied().unwrap_or(0.0)
-    }
-
-    fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow
     }
 }
 

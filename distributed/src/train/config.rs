@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use autograd::Leaf;
 use numcore::{Error, Result, Runtime};
-use optim::{AdamW, AdamWConfig, LossScaler, Optimizer, split_decay};
+use optim::{AdamW, AdamWConfig, LossScaler, Optimizer, ParamGroups, split_decay};
 
 /// What every trainer's step does, and the optimizer it makes if it is given none.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +38,12 @@ impl TrainingConfig {
             return Err(Error::argument("TrainingConfig", format!("`max_norm` cannot be {:?}", self.max_norm)));
         }
         Ok(())
+    }
+
+    /// AdamW with decay for matrices, of parameters known by name alone.
+    pub(crate) fn adamw_groups(&self) -> ParamGroups<AdamWConfig> {
+        let defaults = AdamWConfig { lr: self.learning_rate, weight_decay: self.weight_decay, ..Default::default() };
+        ParamGroups::new(defaults).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
     }
 
     /// AdamW with decay for matrices.

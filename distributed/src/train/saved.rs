@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use autograd::{RandomState, random_state, set_random_state};
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
-use super::{DataParallel, Strategy, Trainer};
+use super::{DataParallel, Strategy, Trainer, Updates};
 use crate::{
     checkpoint::{Checkpointed, Folder, Manifest, Part, Wanted, names},
     comm::Communicator,
 };
 
-/// Notes of the caller: positions of samplers, a description.
+/// Notes of the caller: how far [samplers](crate::sampler::DistributedSampler::progress) have come, a description.
 pub type Notes = BTreeMap<String, String>;
 
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Trainer<R, S> {
@@ -23,11 +23,36 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Trainer<R, S> {
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks with any strategy; gives its manifest, or
     /// none if there is none. With as many ranks as saved it, what follows is what would have followed, bit for bit.
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
-        use crate::comm::Collectives;
         let comm = self.strategy.comm().clone();
-        let latest = crate::checkpoint::together(&comm, "load", folder.latest())?;
-        comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
-        latest.map(|step| folder.load(&comm, step, self)).transpose()
+        folder.load_latest(&comm, self)
+    }
+}
+
+impl Updates {
+    pub(crate) fn numbers(&self, rank: usize) -> BTreeMap<String, u64> {
+        let mut numbers = BTreeMap::from([("trainer/steps".into(), self.steps)]);
+        if let Some(scaler) = &self.scaler {
+            numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
+            numbers.insert("scaler/good".into(), scaler.good_steps());
+        }
+        let RandomState { seed, drawn } = random_state();
+        numbers.insert(names::own(rank, "seed"), seed);
+        numbers.insert(names::own(rank, "drawn"), drawn);
+        numbers
+    }
+
+    pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, rank: usize) -> Result<()> {
+        let number = |name: &str| numbers.get(name).copied();
+        self.steps = number("trainer/steps").unwrap_or(0);
+        if let (Some(scaler), Some(factor), Some(good)) =
+            (&mut self.scaler, number("scaler/factor"), number("scaler/good"))
+        {
+            scaler.resume(f64::from_bits(factor), good)?;
+        }
+        if let (Some(seed), Some(drawn)) = (number(&names::own(rank, "seed")), number(&names::own(rank, "drawn"))) {
+            set_random_state(RandomState { seed, drawn });
+        }
+        Ok(())
     }
 }
 
@@ -38,15 +63,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.strategy.numbers();
-        numbers.insert("trainer/steps".into(), self.steps);
-        if let Some(scaler) = &self.scaler {
-            numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
-            numbers.insert("scaler/good".into(), scaler.good_steps());
-        }
-        let RandomState { seed, drawn } = random_state();
-        let rank = self.strategy.comm().rank();
-        numbers.insert(names::own(rank, "seed"), seed);
-        numbers.insert(names::own(rank, "drawn"), drawn);
+        numbers.extend(self.updates.numbers(self.strategy.comm().rank()));
         numbers
     }
 
@@ -60,18 +77,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.strategy.restore(read, numbers)?;
-        let number = |name: &str| numbers.get(name).copied();
-        self.steps = number("trainer/steps").unwrap_or(0);
-        if let (Some(scaler), Some(factor), Some(good)) =
-            (&mut self.scaler, number("scaler/factor"), number("scaler/good"))
-        {
-            scaler.resume(f64::from_bits(factor), good)?;
-        }
-        let rank = self.strategy.comm().rank();
-        if let (Some(seed), Some(drawn)) = (number(&names::own(rank, "seed")), number(&names::own(rank, "drawn"))) {
-            set_random_state(RandomState { seed, drawn });
-        }
-        Ok(())
+        self.updates.restore(numbers, self.strategy.comm().rank())
     }
 }
 
@@ -113,10 +119,13 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         let (n, rank) = (self.comm.size(), self.comm.rank());
         let mut bytes = vec![0; n];
         let mut parts = self.buffers.parts(&self.comm)?;
+        if let Some(compressor) = self.buckets.compressor() {
+            parts.extend(compressor.parts(&self.leaves)?);
+        }
         for part in all {
             // To the rank with the least so far; the same choice on all.
             let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
-            bytes[to] += part.row.shape().numel() * part.row.dtype().size();
+            bytes[to] += part.row.numel() * part.row.dtype().size();
             if to == rank {
                 parts.push(part);
             }
@@ -133,6 +142,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
             }
         }
         numbers.insert(names::STEPS.into(), self.optimizer.steps());
+        numbers.extend(self.buckets.compressor().iter().flat_map(|c| c.numbers()));
         numbers
     }
 
@@ -150,6 +160,9 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
                 wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
             }
         }
+        if let Some(compressor) = self.buckets.compressor() {
+            wanted.extend(compressor.wanted(&self.leaves)?);
+        }
         Ok(wanted)
     }
 
@@ -159,6 +172,9 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.buffers.restore(read)?;
+        if let Some(compressor) = self.buckets.compressor_mut() {
+            compressor.restore(&self.leaves, read, numbers)?;
+        }
         let mut values: BTreeMap<String, Tensor<R>> = BTreeMap::new();
         for wanted in self.wanted()? {
             values.insert(wanted.name.clone(), read(&wanted)?.reshape(wanted.shape)?);

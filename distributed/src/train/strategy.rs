@@ -1,29 +1,28 @@
 //! What differs between ways of training on many ranks.
 
 use autograd::BackwardHook;
-use numcore::{Result, Runtime, Tensor};
+use numcore::{Result, Runtime};
 
+use super::Summed;
 use crate::comm::Comm;
 
 /// A way of spreading training over ranks: where gradients go while the sweep goes on, and how parameters are updated. The step
 /// itself is [`Trainer`](super::Trainer)'s.
-pub trait Strategy<R: Runtime>: BackwardHook<R> {
+pub trait Strategy<R: Runtime>: BackwardHook<R> + Summed<R> {
     /// The ranks.
     fn comm(&self) -> &Comm<R>;
     /// Before a step: forgets the last one's gradients.
     fn prepare(&mut self) -> Result<()>;
     /// Before a sweep; `last` tells whether it is the step's last.
     fn begin(&mut self, last: bool) -> Result<()>;
+    /// Before the last sweep, after [`begin`](Strategy::begin): what this rank's losses of the step weigh, and the loss scale if there is one,
+    /// for those who send anything but sums.
+    fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        let _ = (weight, scale);
+        Ok(())
+    }
     /// After the last sweep: every gradient is the sum over all ranks and micro-batches, as far as this rank keeps it.
     fn finish(&mut self) -> Result<()>;
-    /// The L2 norm of all gradients together, of all ranks' parts: a scalar on the device.
-    fn norm(&self) -> Result<Tensor<R>>;
-    /// Whether all gradients are finite, on all ranks; waits for the device.
-    fn is_finite(&self) -> Result<bool>;
-    /// Updates the parameters from the gradients times a scalar on the device.
-    fn update(&mut self, scale: &Tensor<R>) -> Result<()>;
-    /// The learning rate of the next update (of the first group).
-    fn learning_rate(&self) -> f64;
     /// Whether a rank may take part in a step without examples.
     fn may_idle(&self) -> bool;
 }

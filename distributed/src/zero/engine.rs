@@ -3,12 +3,12 @@
 use std::{collections::HashMap, sync::Arc};
 
 use autograd::{Leaf, LeafGrad};
-use numcore::{DType, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut, ops::Op};
+use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 
 use super::{ZeroOptions, unit::Unit};
 use crate::{
-    buckets::Unused,
-    comm::{Collectives, Comm, ReduceOp},
+    comm::Comm,
+    unused::{Unused, require_all, used_anywhere},
 };
 
 /// Gradients of how many units may be on their way at once: the sums of one travel while the next is computed.
@@ -24,8 +24,8 @@ pub(super) struct Engine<R: Runtime> {
     order: Vec<usize>,
     seen: Vec<usize>,
     backward: bool,
-    /// Whether gathered values are kept, for a scope that reads all of them.
-    pinned: bool,
+    /// How many scopes want all gathered values kept.
+    pins: usize,
     /// The next unit, from the last, whose gradients are sent.
     next: usize,
     last: bool,
@@ -45,10 +45,16 @@ impl<R: Runtime> Engine<R> {
             order: Vec::new(),
             seen: Vec::new(),
             backward: false,
-            pinned: false,
+            pins: 0,
             next: 0,
             last: true,
         }
+    }
+
+    /// The unit a leaf is in.
+    pub(super) fn unit_of(&mut self, leaf: &Arc<Leaf<R>>) -> Option<&mut Unit<R>> {
+        let &(unit, _) = self.place.get(&leaf.id())?;
+        self.units.get_mut(unit)
     }
 
     fn is_root(&self, unit: usize) -> bool {
@@ -74,7 +80,7 @@ impl<R: Runtime> Engine<R> {
         }
         let next = self.following(unit);
         for other in 0..self.units.len() {
-            if other != unit && Some(other) != next && !self.is_root(other) && !self.pinned {
+            if other != unit && Some(other) != next && !self.is_root(other) && self.pins == 0 {
                 self.units[other].release()?;
             }
         }
@@ -97,12 +103,21 @@ impl<R: Runtime> Engine<R> {
         next.and_then(|at| self.order.get(at).copied())
     }
 
-    pub(super) fn begin_step(&mut self) {
+    pub(super) fn begin_step(&mut self) -> Result<()> {
         self.units.iter_mut().for_each(Unit::forget);
-        self.backward = false;
+        (self.backward, self.next) = (false, 0);
+        if self.reads_differ() { self.hold() } else { Ok(()) }
+    }
+
+    /// Whether ranks may read other units than each other. Then none can be gathered when it is read: gathers of different units
+    /// would meet. All are gathered at once, in one order, and kept for the step.
+    fn reads_differ(&self) -> bool {
+        self.options.unused == Unused::Allow && self.options.stage.shards_parameters()
     }
 
     pub(super) fn begin_sweep(&mut self, last: bool) -> Result<()> {
+        // What the sweep before did not come to: how many units that are depends on the rank, how many are sent must not.
+        self.send_rest()?;
         self.collect_all()?;
         (self.backward, self.next, self.last) = (true, self.units.len(), last);
         if !self.seen.is_empty() {
@@ -151,8 +166,15 @@ impl<R: Runtime> Engine<R> {
             }
             self.units[unit].send()?;
         }
-        if !self.is_root(unit) && !self.pinned {
+        if !self.is_root(unit) && self.pins == 0 {
             self.units[unit].release()?;
+        }
+        Ok(())
+    }
+
+    fn send_rest(&mut self) -> Result<()> {
+        while self.next > 0 {
+            self.send(self.next - 1)?;
         }
         Ok(())
     }
@@ -166,38 +188,24 @@ impl<R: Runtime> Engine<R> {
         if self.options.unused == Unused::Error {
             self.require_all()?;
         }
-        while self.next > 0 {
-            self.send(self.next - 1)?;
-        }
+        self.send_rest()?;
         self.collect_all()?;
         if self.options.unused == Unused::Allow {
             self.agree_on_used()?;
         }
-        for unit in self.units.iter_mut().filter(|_| !self.pinned) {
-            unit.release()?;
-        }
         self.backward = false;
-        Ok(())
+        if self.reads_differ() { self.unpin() } else { self.release_all() }
     }
 
     fn require_all(&self) -> Result<()> {
-        let missing = |unit: &Unit<R>| {
-            let leaves = unit.leaves.iter().zip(&unit.used);
-            let missing = leaves.filter(|(l, used)| l.requires_grad() && !**used);
-            missing.map(|(l, _)| l.name().to_string()).collect::<Vec<_>>()
-        };
-        let names: Vec<String> = self.units.iter().flat_map(missing).collect();
-        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+        require_all(self.units.iter().flat_map(|unit| unit.leaves.iter().zip(unit.used.iter().copied())))
     }
 
     fn agree_on_used(&mut self) -> Result<()> {
-        let rt = self.comm.runtime();
-        let own: Vec<u8> = self.units.iter().flat_map(|u| &u.used).map(|&used| used.into()).collect();
-        let mut flags = TensorMut::alloc(rt, Shape::new(&[own.len()])?, DType::U8)?;
-        flags.accumulate(&Op::identity(), &[&Tensor::from_slice(rt, [own.len()], &own)?])?;
-        let flags = self.comm.all_reduce(flags, ReduceOp::Max)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let own = self.units.iter().flat_map(|unit| unit.used.iter().copied());
+        let anywhere = used_anywhere(&self.comm, own)?;
         let used = self.units.iter_mut().flat_map(|u| u.used.iter_mut());
-        used.zip(flags).for_each(|(used, flag)| *used = flag > 0);
+        used.zip(anywhere).for_each(|(used, anywhere)| *used = anywhere);
         Ok(())
     }
 
@@ -205,14 +213,24 @@ impl<R: Runtime> Engine<R> {
         self.units.iter_mut().try_for_each(|unit| unit.update(lrs, scale))
     }
 
+    /// Sends for everything, to be kept until [`unpin`](Engine::unpin); it is waited for when it is read.
+    pub(super) fn hold(&mut self) -> Result<()> {
+        self.pins += 1;
+        self.units.iter_mut().try_for_each(Unit::prefetch)
+    }
+
     /// Gathers everything, to be kept until [`unpin`](Engine::unpin).
     pub(super) fn pin(&mut self) -> Result<()> {
-        self.pinned = true;
+        self.pins += 1;
         self.units.iter_mut().try_for_each(Unit::fetch)
     }
 
     pub(super) fn unpin(&mut self) -> Result<()> {
-        self.pinned = false;
-        self.units.iter_mut().try_for_each(Unit::release)
+        self.pins = self.pins.saturating_sub(1);
+        self.release_all()
+    }
+
+    fn release_all(&mut self) -> Result<()> {
+        self.units.iter_mut().filter(|_| self.pins == 0).try_for_each(Unit::release)
     }
 }

@@ -14,8 +14,10 @@ mod options;
 mod residency;
 mod saved;
 mod sharded;
+mod stage;
 mod unit;
 
 pub use layout::{Piece, UnitLayout};
+pub use optim::StatePlace;
 pub use options::{UnitOf, ZeroOptions, ZeroStage};
 pub use sharded::{FullParameters, Sharded, ZeroTrainer};

@@ -3,10 +3,11 @@
 use std::{fmt, sync::Arc};
 
 use numcore::Runtime;
+use optim::StatePlace;
 
 use crate::{
     buckets::Unused,
-    comm::{Comm, Communicator},
+    comm::{Comm, Communicator, Named},
 };
 
 /// What is sharded.
@@ -71,7 +72,7 @@ impl UnitOf {
         Self::new(|_| String::new())
     }
 
-    pub(super) fn of(&self, name: &str) -> String {
+    pub(crate) fn of(&self, name: &str) -> String {
         (self.0)(name)
     }
 }
@@ -95,8 +96,11 @@ pub struct ZeroOptions {
     pub stage: ZeroStage,
     /// What makes a unit.
     pub units: UnitOf,
-    /// Parameters without a gradient.
+    /// Parameters without a gradient. Where they are allowed, ranks may read different units; stage 3 then gathers all of them for the
+    /// whole step, and only state and gradients stay sharded in it.
     pub unused: Unused,
+    /// Where optimizer state lies between updates.
+    pub state: StatePlace,
 }
 
 /// The ranks of sharded training.
@@ -111,6 +115,12 @@ pub(super) struct Groups<R: Runtime> {
 }
 
 impl<R: Runtime> Groups<R> {
+    /// The same, for the gathers and sums of a unit.
+    pub(super) fn of(&self, unit: &str) -> Self {
+        let of = format!("unit `{unit}`");
+        Groups { shard: Named::over(&self.shard, &of), ..self.clone() }
+    }
+
     /// Whether this rank is of the replica that saves.
     pub(super) fn saves(&self) -> bool {
         self.replicas.as_ref().is_none_or(|r| r.rank() == 0)

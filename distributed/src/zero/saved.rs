@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use numcore::{Flat, Result, Runtime, Tensor, ops::Op, ops::ViewOps};
+use numcore::{Error, Flat, Result, Runtime, Tensor, ops::Op, ops::ViewOps};
 
 use super::{
     sharded::Sharded,
@@ -54,9 +54,11 @@ impl<R: Runtime> Unit<R> {
             let leaf = &self.leaves[piece.parameter];
             let (name, shape, start) = (leaf.name(), leaf.spec().shape, piece.elements.start);
             let values = self.values.whole()?.narrow(0, at + layout.range(k).offset(), piece.elements.len())?;
-            parts.push(Part { name: names::parameter(&name), shape, start, row: values });
-            for (state, flat) in self.own.iter().flat_map(|own| own.optimizer.state()) {
-                parts.push(Part { name: names::state(state, &name), shape, start, row: flat.tensor(k)? });
+            parts.push(Part { name: names::parameter(&name), shape, start, row: values.into() });
+            if let Some(own) = &self.own {
+                for (s, (state, _)) in own.optimizer.state().into_iter().enumerate() {
+                    parts.push(Part { name: names::state(state, &name), shape, start, row: own.optimizer.row(s, k)? });
+                }
             }
         }
         Ok(parts)
@@ -89,8 +91,8 @@ impl<R: Runtime> Unit<R> {
             if self.is_sharded() {
                 wanted.push(of(names::parameter(&name), i, dtype, elements.clone()));
             }
-            for (state, flat) in self.own.iter().flat_map(|own| own.optimizer.state()) {
-                wanted.push(of(names::state(state, &name), i, flat.layout().dtype(), elements.clone()));
+            for (state, dtype) in self.own.iter().flat_map(|own| own.optimizer.state()) {
+                wanted.push(of(names::state(state, &name), i, dtype, elements.clone()));
             }
         }
         wanted
@@ -99,20 +101,19 @@ impl<R: Runtime> Unit<R> {
     fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         let wanted = self.wanted();
         let mut wanted = wanted.iter();
-        let mut next = |flat: &mut Flat<R>, k: usize| wanted.next().map_or(Ok(()), |w| fill(flat, k, &read(w)?));
+        let mut next =
+            || wanted.next().map_or_else(|| Err(Error::state("a checkpoint", "wants too little")), &mut *read);
         self.take_values()?;
         if !self.is_sharded() {
-            (0..self.leaves.len()).try_for_each(|i| next(&mut self.values, i))?;
+            (0..self.leaves.len()).try_for_each(|i| fill(&mut self.values, i, &next()?))?;
         }
         let sharded = self.is_sharded();
         for k in 0..self.pieces.len() {
             if sharded {
-                next(&mut self.values, k)?;
-            }
-            for (_, flat) in self.own.iter_mut().flat_map(|own| own.optimizer.state_mut()) {
-                next(flat, k)?;
+                fill(&mut self.values, k, &next()?)?;
             }
             if let Some(own) = &mut self.own {
+                (0..own.optimizer.state().len()).try_for_each(|s| own.optimizer.set_row(s, k, &next()?))?;
                 let name = names::updates(&self.leaves[self.pieces[k].parameter].name());
                 own.optimizer.steps_mut()[k] = numbers.get(&name).copied().unwrap_or(0);
             }

@@ -8,7 +8,7 @@ use numcore::{
     DType, Result, Runtime, Tensor, TensorMut,
     ops::{PointwiseOps, ReduceOps},
 };
-use optim::{AdamWConfig, ParamGroups, Shards};
+use optim::Shards;
 use parking_lot::Mutex;
 
 use super::{ZeroOptions, engine::Engine, options::Groups, residency::Gathered, unit::Unit};
@@ -18,7 +18,7 @@ use crate::{
     comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
     ddp::{Ddp, described},
     plan::{Axis, Mesh},
-    train::{Strategy, Trainer, TrainingConfig},
+    train::{Strategy, Summed, Trainer, TrainingConfig},
 };
 
 /// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say.
@@ -32,10 +32,7 @@ impl<R: Runtime> ZeroTrainer<R> {
         config: TrainingConfig,
         options: ZeroOptions,
     ) -> Result<Self> {
-        let defaults =
-            AdamWConfig { lr: config.learning_rate, weight_decay: config.weight_decay, ..Default::default() };
-        let groups = ParamGroups::new(defaults).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0);
-        Self::with(comm, model, groups, config, options)
+        Self::with(comm, model, config.adamw_groups(), config, options)
     }
 
     /// Trains with any elementwise optimizer; `config`'s learning rate and decay are not looked at. An optimizer that looks at whole
@@ -55,7 +52,7 @@ impl<R: Runtime> ZeroTrainer<R> {
 pub struct Sharded<R: Runtime> {
     pub(super) groups: Groups<R>,
     options: ZeroOptions,
-    optimizer: Box<dyn Shards<R>>,
+    optimizer: Arc<dyn Shards<R>>,
     pub(super) engine: Arc<Mutex<Engine<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) steps: u64,
@@ -69,8 +66,18 @@ impl<R: Runtime> Sharded<R> {
         optimizer: impl Shards<R> + 'static,
         options: ZeroOptions,
     ) -> Result<Self> {
+        Self::stage(comm, model, Arc::new(optimizer), options)
+    }
+
+    /// As [`new`](Sharded::new) for one stage of a model of which all stages are optimized alike.
+    pub(crate) fn stage(
+        comm: &Comm<R>,
+        stage: &(impl Module<R> + ?Sized),
+        optimizer: Arc<dyn Shards<R>>,
+        options: ZeroOptions,
+    ) -> Result<Self> {
         let groups = Groups { all: comm.clone(), shard: comm.clone(), replicas: None };
-        Self::over(groups, model, optimizer, options)
+        Self::over(groups, stage, optimizer, options)
     }
 
     /// As [`new`](Sharded::new) with replicas: sharded along the mesh's shard axis, replicated along its data axis. Gathers stay within a
@@ -83,13 +90,13 @@ impl<R: Runtime> Sharded<R> {
     ) -> Result<Self> {
         let replicas = (mesh.plan().size(Axis::Data) > 1).then(|| mesh.axis(Axis::Data).clone());
         let groups = Groups { all: mesh.batch().clone(), shard: mesh.axis(Axis::Shard).clone(), replicas };
-        Self::over(groups, model, optimizer, options)
+        Self::over(groups, model, Arc::new(optimizer), options)
     }
 
     fn over(
         groups: Groups<R>,
         model: &(impl Module<R> + ?Sized),
-        optimizer: impl Shards<R> + 'static,
+        optimizer: Arc<dyn Shards<R>>,
         options: ZeroOptions,
     ) -> Result<Self> {
         let comm = &groups.all;
@@ -100,13 +107,13 @@ impl<R: Runtime> Sharded<R> {
         let rules = format!("{:?} {:?} {units:?} {:?}", options.stage, options.unused, optimizer.lrs(0));
         comm.agree("how the model is sharded", (rules + &described(&named, &[])).as_bytes())?;
         ddp.sync_buffers()?;
-        let units = build(&groups, named, units, &optimizer, &options)?;
+        let units = build(&groups, named, units, &*optimizer, &options)?;
         let engine = Arc::new(Mutex::new(Engine::new(comm, units, options.clone())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(Gathered(Arc::downgrade(&engine))));
         }
         let buffers = Buffers(model.named_buffers());
-        Ok(Sharded { groups, options, optimizer: Box::new(optimizer), engine, buffers, steps: 0 })
+        Ok(Sharded { groups, options, optimizer, engine, buffers, steps: 0 })
     }
 
     /// All parameters on every rank, for evaluation and export: they are gathered now, and let go when the scope ends.
@@ -114,6 +121,11 @@ impl<R: Runtime> Sharded<R> {
     pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
         self.engine.lock().pin()?;
         Ok(FullParameters(self.engine.clone()))
+    }
+
+    /// The learning rates of the next update, by group.
+    pub(super) fn rates(&self) -> Vec<f64> {
+        self.optimizer.lrs(self.steps)
     }
 
     /// Names of the units, in the order of the model; the root's is empty.
@@ -137,7 +149,7 @@ fn build<R: Runtime>(
     groups: &Groups<R>,
     named: Vec<(String, Arc<Leaf<R>>)>,
     units: Vec<String>,
-    optimizer: &impl Shards<R>,
+    optimizer: &dyn Shards<R>,
     options: &ZeroOptions,
 ) -> Result<Vec<Unit<R>>> {
     type Key = (String, DType, bool);
@@ -152,7 +164,7 @@ fn build<R: Runtime>(
     }
     let unit = |((name, _, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
         leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
-        Unit::new(groups, options.stage, name, leaves, trained.then_some(optimizer as &dyn Shards<R>))
+        Unit::new(groups, options.stage, name, leaves, trained.then_some((optimizer, options.state)))
     };
     parts.into_iter().map(unit).collect()
 }
@@ -163,8 +175,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn prepare(&mut self) -> Result<()> {
-        self.engine.lock().begin_step();
-        Ok(())
+        self.engine.lock().begin_step()
     }
 
     fn begin(&mut self, last: bool) -> Result<()> {
@@ -175,38 +186,44 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.engine.lock().finish()
     }
 
+    fn may_idle(&self) -> bool {
+        self.options.unused == Unused::Allow
+    }
+}
+
+impl<R: Runtime> Summed<R> for Sharded<R> {
     fn norm(&self) -> Result<Tensor<R>> {
-        self.partial(PointwiseOps::square)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
+        self.partial(PointwiseOps::square, |_| true)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
     }
 
     fn is_finite(&self) -> Result<bool> {
-        let zeros = self.partial(|x| x.mul(0.0))?;
+        let zeros = self.partial(|x| x.mul(0.0), |_| true)?;
         Ok(zeros.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
-        self.engine.lock().update(&self.optimizer.lrs(self.steps), scale)?;
+        self.engine.lock().update(&self.rates(), scale)?;
         self.steps += 1;
         Ok(())
     }
 
     fn learning_rate(&self) -> f64 {
-        self.optimizer.lrs(self.steps).first().copied().unwrap_or(0.0)
-    }
-
-    fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow && !self.options.stage.shards_parameters()
+        self.rates().first().copied().unwrap_or(0.0)
     }
 }
 
 impl<R: Runtime> Sharded<R> {
-    /// The sum of `of` over this rank's gradients, computed in `f32` (`f64` for those of `f64`): a part.
-    fn partial(&self, of: impl Fn(&Tensor<R>) -> Result<Tensor<R>>) -> Result<Partial<Tensor<R>>> {
+    /// The sum of `of` over this rank's gradients of the units that count, computed in `f32` (`f64` for those of `f64`): a part.
+    pub(super) fn partial(
+        &self,
+        of: impl Fn(&Tensor<R>) -> Result<Tensor<R>>,
+        counts: impl Fn(&Unit<R>) -> bool,
+    ) -> Result<Partial<Tensor<R>>> {
         let engine = self.engine.lock();
         let wide = engine.units.iter().any(|u| u.layout.full().dtype() == DType::F64);
         let wide = if wide { DType::F64 } else { DType::F32 };
         let mut sum = Tensor::zeros(self.groups.all.runtime(), [], wide)?;
-        for unit in &engine.units {
+        for unit in engine.units.iter().filter(|unit| counts(unit)) {
             if let Some(gradient) = unit.gradient()? {
                 sum = sum.add(&of(&gradient.to_dtype(wide)?)?.sum(&[], false)?)?;
             }

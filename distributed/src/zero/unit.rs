@@ -1,6 +1,6 @@
 //! The memory of a unit: parameters that are gathered, reduced and updated together.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use autograd::Leaf;
 use numcore::{
@@ -8,12 +8,12 @@ use numcore::{
     ops::{Input, ViewOps, compute},
     pointwise::Program,
 };
-use optim::{ShardOptimizer, Shards};
+use optim::{ShardOptimizer, Shards, StatePlace};
 
 use super::{Piece, UnitLayout, ZeroStage, options::Groups};
 use crate::{
-    comm::{Collectives, Comm, Communicator, ReduceOp, Work},
-    ddp::memory,
+    comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory},
+    train::LentSum,
 };
 
 /// Where the whole values are.
@@ -64,8 +64,9 @@ impl<R: Runtime> Unit<R> {
         stage: ZeroStage,
         name: String,
         leaves: Vec<Arc<Leaf<R>>>,
-        optimizer: Option<&dyn Shards<R>>,
+        optimizer: Option<(&dyn Shards<R>, StatePlace)>,
     ) -> Result<Self> {
+        let groups = groups.of(&name);
         let comm = &groups.shard;
         let rt = comm.runtime().tagged(Use::Activations);
         let (dtype, rank) = (leaves[0].spec().dtype, comm.rank());
@@ -77,11 +78,11 @@ impl<R: Runtime> Unit<R> {
         fill(&groups.all, &mut values, &leaves, &pieces, stage.shards_parameters())?;
         let own = match optimizer {
             None => None,
-            Some(shards) => {
+            Some((shards, place)) => {
                 let group = |p: &Piece| shards.group(&leaves[p.parameter].name(), &leaves[p.parameter].spec());
                 let start = if stage.shards_parameters() { 0 } else { layout.span(rank).start };
                 let values = values.whole()?.narrow(0, start, shard.numel())?;
-                let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values)?;
+                let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
                 let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
                 Some(Own { optimizer, grads: Flat::zeros_for(&rt, Use::Gradients, grads)?, summed: false })
             }
@@ -94,7 +95,7 @@ impl<R: Runtime> Unit<R> {
             own,
             pieces,
             stage,
-            groups: groups.clone(),
+            groups,
             values,
             whole: Whole::Absent,
             whole_grads: None,
@@ -287,23 +288,34 @@ impl<R: Runtime> Unit<R> {
         let (Some(work), Some(own)) = (self.sum.take(), &mut self.own) else { return Ok(()) };
         let mut sums = work.wait()?;
         if let Some(replicas) = &self.groups.replicas {
-            let (n, numel) = (self.layout.shard(), sums.shape().numel());
-            let start = if numel == n { 0 } else { self.layout.span(self.groups.shard.rank()).start };
-            let mut parts = sums.split(&[start, n, numel - start - n])?;
-            let own = replicas.all_reduce(parts.remove(1), ReduceOp::Sum)?.wait()?;
-            parts.insert(1, own);
-            sums = TensorMut::join(parts)?;
+            let mut lent = lend_shard(&self.layout, self.groups.shard.rank(), sums)?;
+            let own = replicas.all_reduce(lent.take(), ReduceOp::Sum)?.wait()?;
+            lent.give(own);
+            sums = TensorMut::join(lent.into_pieces())?;
         }
         if self.stage.shards_gradients() && own.summed {
             let sums = sums.freeze()?;
             let mut kept = own.grads.lend_whole()?;
-            let add = Program::new("add", |[a, b], []| [a + b]);
+            static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[a, b], []| [a + b]));
             let rt = kept.runtime().clone();
-            compute(&rt, &add, &[Input::Own(0), Input::Value(&sums)], &[], &mut [&mut kept])?;
+            compute(&rt, &ADD, &[Input::Own(0), Input::Value(&sums)], &[], &mut [&mut kept])?;
             return own.grads.restore(kept);
         }
         own.summed = true;
         own.grads.restore(sums)
+    }
+
+    /// Takes out this rank's summed gradients.
+    pub(super) fn lend_sum(&mut self) -> Result<LentSum<R>> {
+        let rank = self.rank();
+        let Some(own) = &mut self.own else { return Err(lost()) };
+        lend_shard(&self.layout, rank, own.grads.lend_whole()?)
+    }
+
+    /// Takes them back.
+    pub(super) fn restore_sum(&mut self, sum: LentSum<R>) -> Result<()> {
+        let Some(own) = &mut self.own else { return Err(lost()) };
+        own.grads.restore(TensorMut::join(sum.into_pieces())?)
     }
 
     /// This rank's summed gradients, a row; none if it has no piece, or everything is frozen.
@@ -341,6 +353,13 @@ impl<R: Runtime> Unit<R> {
     fn fetch_if_arriving(&mut self) -> Result<()> {
         if matches!(self.whole, Whole::Arriving(_)) { self.fetch() } else { Ok(()) }
     }
+}
+
+/// The shard of `rank` in memory of a shard alone, or of a whole unit.
+fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>) -> Result<LentSum<R>> {
+    let (n, numel) = (layout.shard(), memory.shape().numel());
+    let start = if numel == n { 0 } else { layout.span(rank).start };
+    Ok(LentSum::new(memory.split(&[start, n, numel - start - n])?, 1))
 }
 
 /// Takes what is kept of rank 0's values, one parameter after another: only one is there in whole beside what is kept.

@@ -84,6 +84,9 @@ pub fn pipeline(comm: &Comm<Cpu>, checked: &Checked, stages: Vec<Box<dyn Stage<C
     Pipeline::new(comm, checked.clone(), stages, boxed(squares), PipelineOptions::default())
 }
 
+/// Values by name.
+pub type Numbers = BTreeMap<String, Vec<f32>>;
+
 pub type Optimizers = BTreeMap<usize, Sgd<Cpu>>;
 pub type Gradients = BTreeMap<usize, FlatGradients<Cpu>>;
 

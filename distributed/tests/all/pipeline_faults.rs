@@ -11,7 +11,9 @@ use crate::pipeline_common::*;
 use autograd::{BackwardHook, Gradients, Var};
 use distributed::{
     comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks},
-    pipeline::{Checked, Kind, Layers, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageHooks},
+    pipeline::{
+        Checked, Compute, Kind, Layers, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageHooks,
+    },
 };
 use nn::{Init, Linear, Module, Visitor};
 use numcore::{DType, Error, ErrorKind, Result, Tensor, ops::ViewOps};
@@ -170,8 +172,8 @@ fn what_a_stage_makes_may_not_change() {
 struct Failing(BTreeMap<usize, Gradients<Cpu>>, usize);
 
 impl StageHooks<Cpu> for Failing {
-    fn gradients(&mut self, stage: usize, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
-        self.0.gradients(stage, last)
+    fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
+        self.0.gradients(pass, last)
     }
 
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {

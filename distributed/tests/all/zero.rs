@@ -1,27 +1,28 @@
-//! ZeRO: sharded training is that of one rank, and memory and traffic are what the formulas say.
+//! ZeRO: sharded training is that of one rank.
 
 use std::sync::Arc;
 
 use crate::common::{
     EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights,
 };
+use crate::data_parallel_unused::{Branches, branches_alone};
 use distributed::{
     buckets::Unused,
-    comm::{Collectives, Comm, Communicator, CountingCommunicator, Ranks},
+    comm::{Collectives, Comm, Communicator, Ranks},
     plan::{Axis, Mesh, ParallelPlan},
-    train::{Loss, TrainingConfig},
+    train::{Loss, SimpleTrainer, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
-use nn::{Forward, Gpt, Init, Linear, Module, ModuleExt};
+use nn::{Forward, Gpt, Init, Linear};
 use numcore::{
-    DType, ErrorKind, Result, Runtime, Tensor, Use,
+    DType, ErrorKind, Result, Tensor,
     ops::{PointwiseOps, ReduceOps},
 };
 use optim::{AdamWConfig, LossScaler, ParamGroups, SgdConfig};
 use runtime_cpu::Cpu;
 
-fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
-    ZeroOptions { stage, units, unused: Unused::Error }
+pub fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
+    ZeroOptions { stage, units, ..Default::default() }
 }
 
 fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: ZeroOptions) -> Result<Trace> {
@@ -92,139 +93,6 @@ fn accumulated_micro_batches_are_one_batch() {
     }
 }
 
-/// Layers of equal size, so that formulas need no allowance for padding.
-fn layers(rt: &Cpu, count: usize, dtype: DType) -> Result<Vec<Linear<Cpu>>> {
-    let init = Init::new(rt, 0).dtype(dtype);
-    (0..count).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
-}
-
-fn loss(layers: &[Linear<Cpu>], rt: &Cpu, dtype: DType) -> Result<Loss<Cpu>> {
-    let x = autograd::Var::new(Tensor::normal(rt, [4, 128], dtype, 0.0, 1.0, 1)?);
-    let y = layers.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
-    Loss::sum(y.to_dtype(DType::F32)?.square()?.sum(&[], false)?, 4.0)
-}
-
-#[test]
-fn memory_is_that_of_the_table() {
-    // Bytes of a parameter on one rank, N ranks: AdamW with f32 states, all in f32, or with bf16 parameters and a master copy.
-    type Formula = fn(f64) -> f64;
-    let table: [(DType, [Formula; 3]); 2] = [
-        (DType::F32, [|n| 8.0 + 8.0 / n, |n| 4.0 + 12.0 / n, |n| 16.0 / n]),
-        (DType::BF16, [|n| 4.0 + 12.0 / n, |n| 2.0 + 14.0 / n, |n| 16.0 / n]),
-    ];
-    for (dtype, formulas) in table {
-        for n in WORLDS {
-            for stage in ZeroStage::ALL {
-                let measured = Ranks::new(n).run(cpu, |comm| {
-                    let rt = comm.runtime();
-                    let model = layers(rt, 4, dtype)?;
-                    let mut trainer =
-                        ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
-                    for _ in 0..2 {
-                        trainer.step(|_| loss(&model, rt, dtype))?;
-                    }
-                    let stats = rt.memory();
-                    Ok([Use::Parameters, Use::Gradients, Use::Optimizer]
-                        .map(|u| stats.of(u).live)
-                        .iter()
-                        .sum::<usize>())
-                });
-                let expected = formulas[stage as usize](n as f64) * (4 * 128 * 128) as f64;
-                for bytes in measured.unwrap() {
-                    let off = bytes as f64 / expected - 1.0;
-                    assert!(
-                        off.abs() <= 0.02,
-                        "{dtype}, stage {} on {n}: {bytes} bytes, {expected} by the table",
-                        stage.number()
-                    );
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn the_peak_of_stage_3_is_a_few_layers() {
-    const BLOCKS: usize = 8;
-    for n in [2, 4, 8] {
-        let peaks = Ranks::new(n).run(cpu, |comm| {
-            let rt = comm.runtime();
-            let model = layers(rt, BLOCKS, DType::F32)?;
-            let options = options(ZeroStage::Parameters, UnitOf::layers());
-            let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
-            trainer.step(|_| loss(&model, rt, DType::F32))?;
-            rt.reset_peak();
-            trainer.step(|_| loss(&model, rt, DType::F32))?;
-            Ok(rt.memory().of(Use::Communication).peak)
-        });
-        // Backward: three blocks beside the shards, in values and gradients together.
-        let block = 128 * 128 * 4;
-        for peak in peaks.unwrap() {
-            assert!(peak <= 2 * 3 * block, "{n} ranks: {peak} bytes gathered at once, {block} a block");
-        }
-    }
-}
-
-#[test]
-fn traffic_is_that_of_the_formulas() {
-    for n in [2, 3, 4, 8] {
-        for stage in ZeroStage::ALL {
-            let counts = Ranks::new(n).run(cpu, |comm| {
-                let counted = Arc::new(CountingCommunicator::new(comm.clone()));
-                let model = layers(comm.runtime(), 6, DType::F32)?;
-                let options = options(stage, UnitOf::layers());
-                let mut trainer =
-                    ZeroTrainer::new(&(counted.clone() as Comm<Cpu>), &model, TrainingConfig::default(), options)?;
-                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
-                counted.reset();
-                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
-                Ok((counted.of("all_gather"), counted.of("reduce_scatter")))
-            });
-            let parameters = (6 * 128 * 128 * 4) as u64;
-            let share = parameters * (n as u64 - 1) / n as u64;
-            for (gathered, scattered) in counts.unwrap() {
-                // Stages 1 and 2: gathered once after the update. Stage 3: forward and backward, the last layer staying.
-                let (times, bytes) = match stage {
-                    ZeroStage::Parameters => (11, share * 11 / 6),
-                    _ => (6, share),
-                };
-                assert_eq!(scattered.calls, 6);
-                assert!(scattered.payload.abs_diff(parameters) <= 6 * 256 * n as u64);
-                // Padding is at most 256 bytes a rank and unit.
-                let padding = 256 * n as u64;
-                assert!(scattered.sent.abs_diff(share) <= 6 * padding && gathered.sent.abs_diff(bytes) <= 12 * padding);
-                assert_eq!(gathered.calls, times, "stage {} on {n}", stage.number());
-            }
-        }
-    }
-}
-
-#[test]
-fn parameters_are_only_there_while_they_are_needed() {
-    let program = |comm: Comm<Cpu>| {
-        let model = layers(comm.runtime(), 4, DType::F32)?;
-        let options = options(ZeroStage::Parameters, UnitOf::layers());
-        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
-        let here = || model.iter().filter(|l| l.weight.leaf().is_resident()).count();
-        assert_eq!(here(), 0);
-        trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
-        assert_eq!(here(), 0);
-        let scope = trainer.strategy().gather_full_params()?;
-        assert_eq!(here(), 4);
-        let state = model.state_dict()?;
-        assert_eq!(state.len(), 4);
-        drop(state);
-        drop(scope);
-        assert_eq!(here(), 0);
-        // Evaluation needs no scope: values come as they are read.
-        autograd::no_grad(|| loss(&model, comm.runtime(), DType::F32))?;
-        trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
-        assert_eq!(comm.runtime().memory().of(Use::Communication).live, 0);
-        Ok(())
-    };
-    Ranks::new(3).run(cpu, program).unwrap();
-}
-
 #[test]
 fn checkpointed_activations_gather_again() {
     let one = {
@@ -258,46 +126,13 @@ fn checkpointed_activations_gather_again() {
 }
 
 #[test]
-fn frozen_parameters_have_no_state_and_stay() {
-    for stage in ZeroStage::ALL {
-        let program = |comm: Comm<Cpu>| {
-            let model = layers(comm.runtime(), 3, DType::F32)?;
-            model[1].weight.set_requires_grad(false);
-            let before = model[1].weight.value()?.to_vec::<f32>()?;
-            let mut trainer =
-                ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
-            for _ in 0..2 {
-                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
-            }
-            let optimizer = comm.runtime().memory().of(Use::Optimizer).live;
-            assert_eq!(optimizer, 2 * 2 * 128 * 128 * 4 / comm.size());
-            let _scope = trainer.strategy().gather_full_params()?;
-            assert_eq!(model[1].weight.value()?.to_vec::<f32>()?, before);
-            assert!(model[0].weight.value()?.to_vec::<f32>()? != before);
-            Ok(())
-        };
-        Ranks::new(2).run(cpu, program).unwrap();
-    }
-}
-
-#[derive(Module)]
-#[module(crate = "::nn")]
-struct Branches<R: Runtime> {
-    both: Linear<R>,
-    left: Linear<R>,
-    right: Linear<R>,
-    never: Linear<R>,
-}
-
-#[test]
 fn parameters_unused_here_or_everywhere() {
     for stage in ZeroStage::ALL {
         let program = |unused: Unused| {
             move |comm: Comm<Cpu>| {
-                let layer = |seed| Linear::new(&Init::new(comm.runtime(), seed).dtype(DType::F64), 3, 3);
-                let model = Branches { both: layer(1)?, left: layer(2)?, right: layer(3)?, never: layer(4)? };
+                let model = Branches::new(comm.runtime())?;
                 let before = weights(&model)?;
-                let options = ZeroOptions { stage, units: UnitOf::children(), unused };
+                let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
                 let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
                 let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
                 for _ in 0..2 {
@@ -315,8 +150,16 @@ fn parameters_unused_here_or_everywhere() {
         };
         let after = Ranks::new(3).run(cpu, program(Unused::Allow)).unwrap();
         assert!(after.iter().all(|w| *w == after[0]));
+        let one = branches_alone(2);
+        let off = after[0].iter().zip(&one).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 1e-12, "stage {}: {off:e}", stage.number());
         for outcome in Ranks::new(3).outcomes(cpu, program(Unused::Error)).unwrap() {
             let e = outcome.unwrap_err();
+            if stage.shards_parameters() {
+                // Found where it begins: the branches' units are asked for at once.
+                assert!(e.to_string().contains("unit `left`") && e.to_string().contains("unit `right`"), "{e}");
+                continue;
+            }
             assert!(e.to_string().contains("never.weight"), "{e}");
             assert!(matches!(e.kind(), ErrorKind::MissingGradient { .. } | ErrorKind::Peer { .. }));
         }
@@ -328,7 +171,7 @@ fn ranks_that_run_out_and_overflows_are_agreed_on() {
     for stage in ZeroStage::ALL {
         everywhere(3, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow };
+            let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow, ..Default::default() };
             let scaled = TrainingConfig { loss_scaling: Some(LossScaler::starting_at(8.0)?), ..config() };
             let mut trainer = ZeroTrainer::new(&comm, &model, scaled, options)?;
             let mut trace = Trace::default();
@@ -406,28 +249,76 @@ fn replicas_of_sharded_models_train_as_one_rank() {
 }
 
 #[test]
-fn no_rank_ever_holds_a_model_that_is_drawn_lazily() {
-    const LAYERS: usize = 16;
-    let peaks = Ranks::new(4).run(cpu, |comm| {
-        let rt = comm.runtime();
-        let build = |init: Init<Cpu>| -> Result<Vec<Linear<Cpu>>> {
-            (0..LAYERS).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
-        };
-        let model = build(Init::new(rt, 3).lazily())?;
-        assert_eq!(rt.memory().total.live, 0);
-        let options = options(ZeroStage::Parameters, UnitOf::layers());
-        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
-        let built = rt.memory().total.peak;
-        let scope = trainer.strategy().gather_full_params()?;
-        let drawn = weights(&model)?;
-        drop(scope);
-        assert_eq!(drawn, weights(&build(Init::new(&Cpu::with_threads(1), 3))?)?);
-        trainer.step(|_| loss(&model, rt, DType::F32))?;
-        Ok(built)
+fn layers_unused_in_some_micro_batches_of_some_ranks() {
+    // Rank 0 leaves the middle out of its second micro-batch, rank 1 of its first: after a sweep each has completed other units.
+    let loss = |model: &[Linear<Cpu>], rank: usize, micro: usize| {
+        let (rt, seed) = (model[0].weight.leaf().runtime().clone(), 10 + (2 * rank + micro) as u64);
+        let x = autograd::Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, seed)?);
+        let skips = rank < 2 && rank != micro;
+        let used = model.iter().enumerate().filter(|(k, _)| *k != 1 || !skips).map(|(_, layer)| layer);
+        let y = used.into_iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
+        Loss::sum(y.square()?.sum(&[], false)?, 2.0)
+    };
+    let model =
+        |rt: &Cpu| (1..4).map(|s| Linear::new(&Init::new(rt, s).dtype(DType::F64), 3, 3)).collect::<Result<Vec<_>>>();
+    let one = {
+        let rt = Cpu::with_threads(1);
+        let model = model(&rt).unwrap();
+        let mut trainer = SimpleTrainer::new(&rt, &model, TrainingConfig { accumulation: 6, ..config() }).unwrap();
+        let losses = (0..3).map(|_| trainer.step(|k| loss(&model, k / 2, k % 2)).unwrap().loss().unwrap()).collect();
+        Trace { losses, weights: vec![weights(&model).unwrap()], ..Default::default() }
+    };
+    for stage in ZeroStage::ALL {
+        let many = everywhere(3, |comm| {
+            let model = model(comm.runtime())?;
+            let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow, ..Default::default() };
+            let config = TrainingConfig { accumulation: 2, ..config() };
+            let mut trainer = ZeroTrainer::new(&comm, &model, config, options)?;
+            let step = |_| trainer.step(|k| loss(&model, comm.rank(), k))?.loss();
+            let losses = (0..3).map(step).collect::<Result<_>>()?;
+            let _scope = trainer.strategy().gather_full_params()?;
+            Ok(Trace { losses, weights: vec![weights(&model)?], ..Default::default() })
+        });
+        let off = difference(&many, &one);
+        assert!(off <= 1e-11, "stage {}: {off:e}", stage.number());
+    }
+}
+
+#[test]
+fn ranks_that_read_units_in_different_orders_disagree() {
+    // All units are used on all ranks, and of one size: nothing but their names tells them apart.
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let layer = |seed| Linear::new(&Init::new(comm.runtime(), seed), 3, 3);
+        let mut model = vec![layer(1)?, layer(2)?];
+        let mut trainer =
+            ZeroTrainer::new(&comm, &model, config(), options(ZeroStage::Parameters, UnitOf::children()))?;
+        if comm.rank() == 1 {
+            model.reverse();
+        }
+        let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F32, 0.0, 1.0, 9)?);
+        let y = |_| Ok(Loss::mean(model[1].forward(&model[0].forward(&x)?)?.square()?.sum(&[], false)?));
+        trainer.step(y).map(|_| ())
     });
-    let layer = 128 * 128 * 4;
-    for peak in peaks.unwrap() {
-        // Values, gradients and two states of a quarter of the model, and one layer in whole, being drawn and being sent.
-        assert!(peak <= LAYERS * layer + 4 * layer, "{peak} bytes, a layer is {layer}");
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("all_gather") && error.contains("unit `0`") && error.contains("unit `1`"), "{error}");
+    }
+}
+
+#[test]
+fn an_unused_unit_is_named_where_parameters_are_sharded() {
+    for outcome in Ranks::new(3)
+        .outcomes(cpu, |comm| {
+            let model = Branches::new(comm.runtime())?;
+            let options = options(ZeroStage::Parameters, UnitOf::children());
+            let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
+            let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
+            let loss = |_| Ok(Loss::mean(model.left.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?));
+            trainer.step(loss).map(|_| ())
+        })
+        .unwrap()
+    {
+        let e = outcome.unwrap_err().to_string();
+        assert!(e.contains("never.weight") && e.contains("right.bias") && !e.contains("left"), "{e}");
     }
 }

@@ -5,20 +5,25 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use weftgrad::{
+    AnyRuntime, Device,
     distributed::{
         comm::{Comm, NoOpCommunicator, Ranks},
         pipeline::{
             Checked, GptStage, Kind, Limits, Lowering, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged,
-            Timeline, check, lower,
+            StagedTrainer, Timeline, ZeroPipelineTrainer, check, lower,
         },
-        train::{Loss, TrainingConfig},
+        train::{Loss, StageStrategy, TrainingConfig},
+        zero::{ZeroOptions, ZeroStage},
     },
     nn::{
         GptConfig, Init,
         loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
     },
     prelude::*,
-    rng::Philox,
+};
+use weftgrad_examples::{
+    Outcome,
+    text::{Batch, Corpus, Part},
 };
 
 /// Train a small character model through a pipeline of threads.
@@ -28,6 +33,12 @@ struct Options {
     /// Ranks of the pipeline, a thread each.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
+    /// Replicas of the pipeline, each with its own part of a step's text.
+    #[arg(long, default_value_t = 1)]
+    replicas: usize,
+    /// What is sharded over the replicas: 0 nothing, 1 state, 2 gradients, 3 parameters too.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    zero: u8,
     /// GPipe, 1F1B, Interleaved1F1B, LoopedBFS, ZB-H1, ZB-H2, ZBV or DualPipeV.
     #[arg(long, default_value = "1F1B")]
     schedule: Kind,
@@ -40,9 +51,11 @@ struct Options {
     /// Folder of the timeline's picture and trace.
     #[arg(long, default_value = "pipeline-out", value_name = "DIR")]
     out: PathBuf,
+    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
+    #[arg(long, default_value_t)]
+    device: Device,
 }
 
-const TEXT: &str = include_str!("../../../ARCHITECTURE.md");
 /// Sequences in a micro-batch, and characters in a sequence.
 const ROWS: usize = 4;
 const CONTEXT: usize = 32;
@@ -57,17 +70,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn run(options: &Options) -> Outcome<()> {
     let checked = schedule(options)?;
     for rank in 0..options.ranks {
         let row: Vec<String> = checked.row(rank).iter().map(ToString::to_string).collect();
         println!("rank {rank}: {}", row.join(" "));
     }
-    let cpu = || Cpu::with_threads(1);
+    let corpus = Corpus::read(None)?;
+    let (vocabulary, text) = (corpus.vocabulary.len(), corpus.part(Part::Train, CONTEXT)?);
+    let open = || options.device.open_with(Some(1));
+    let rank = |comm: Comm<AnyRuntime>| train(comm, &checked, options, vocabulary, text);
     // Transfers need somebody to meet: a single rank has all stages, and does without.
-    let timeline = match options.ranks {
-        1 => train(std::sync::Arc::new(NoOpCommunicator::new(&cpu())), &checked, options)?,
-        ranks => Ranks::new(ranks).run(|_| Ok(cpu()), |comm| train(comm, &checked, options))?.swap_remove(0),
+    let timeline = match options.ranks * options.replicas {
+        1 => rank(std::sync::Arc::new(NoOpCommunicator::new(&open()?)))?,
+        ranks => Ranks::new(ranks).run(|_| open(), rank)?.swap_remove(0),
     };
     std::fs::create_dir_all(&options.out)?;
     let [picture, trace] = ["timeline.svg", "timeline.json"].map(|name| options.out.join(name));
@@ -83,32 +99,47 @@ fn schedule(options: &Options) -> Result<Checked> {
         Kind::Interleaved | Kind::LoopedBfs | Kind::Zbv | Kind::DualPipeV => 2,
     };
     let passes = options.schedule.generate(options.ranks, stages_per_rank, options.micro_batches)?;
-    check(lower(&passes, &Lowering::default())?, Limits::default())
+    let lowering = Lowering { sharded: options.zero == 3, ..Lowering::default() };
+    check(lower(&passes, &lowering)?, Limits::default())
 }
 
 /// One rank's program: the same on all of them.
-fn train(comm: Comm<Cpu>, checked: &Checked, options: &Options) -> Result<Timeline> {
-    let corpus = Corpus::new();
-    let config = GptConfig {
-        vocab: corpus.vocabulary,
-        context: CONTEXT,
-        layers: 4,
-        heads: 4,
-        width: 64,
-        tied_head: true,
-        ..Default::default()
-    };
+fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: usize, text: &[i64]) -> Result<Timeline> {
+    let config =
+        GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
     let schedule = checked.schedule();
     // Every rank makes the whole model from the same seed and keeps its stages.
     let stages = GptStage::cut(&Init::new(comm.runtime(), 1), config, schedule.stages())?.into_iter().enumerate();
-    let here = stages.filter(|(stage, _)| schedule.placement().rank_of(*stage) == Some(comm.rank()));
-    let stages = here.map(|(stage, part)| (stage, Box::new(part) as Box<dyn Stage<Cpu>>)).collect();
-    let model = Staged { stages, loss: Some(Box::new(loss)), ties: GptStage::<Cpu>::ties(&config) };
+    let here = stages.filter(|(stage, _)| schedule.placement().rank_of(*stage) == Some(comm.rank() % options.ranks));
+    let stages = here.map(|(stage, part)| (stage, Box::new(part) as Box<dyn Stage<AnyRuntime>>)).collect();
+    let model = Staged { stages, loss: Some(Box::new(loss)), ties: GptStage::<AnyRuntime>::ties(&config) };
     let training = TrainingConfig { learning_rate: 3e-3, max_norm: Some(1.0), ..Default::default() };
     let measured = PipelineOptions { measured: true, ..Default::default() };
-    let mut trainer = PipelineTrainer::new(&comm, checked.clone(), model, training, measured)?;
+    let (comm, checked) = (&comm, checked.clone());
+    match options.zero.checked_sub(1).map(|stage| ZeroStage::ALL[usize::from(stage)]) {
+        None => steps(PipelineTrainer::new(comm, checked, model, training, measured)?, comm, options, text),
+        Some(stage) => {
+            let zero = ZeroOptions { stage, ..Default::default() };
+            steps(ZeroPipelineTrainer::new(comm, checked, model, training, measured, zero)?, comm, options, text)
+        }
+    }
+}
+
+/// Trains, whatever is sharded; gives the timeline of the last step of this rank's replica.
+fn steps<S: StageStrategy<AnyRuntime>>(
+    mut trainer: StagedTrainer<AnyRuntime, S>,
+    comm: &Comm<AnyRuntime>,
+    options: &Options,
+    text: &[i64],
+) -> Result<Timeline> {
+    let (micros, replica) = (options.micro_batches, comm.rank() / options.ranks);
     for step in 0..options.steps {
-        let metrics = trainer.step(|_| corpus.batch(comm.runtime(), schedule.micro_batches(), step))?;
+        let batch = |_| {
+            let seed = 7 + replica as u64;
+            let Batch { x, y } = Batch::random(comm.runtime(), text, micros * ROWS, CONTEXT, seed, step.into())?;
+            MicroBatches::split(&[x.value()?], &[y.value()?], micros)
+        };
+        let metrics = trainer.step(batch)?;
         if comm.rank() == 0 && (step % 10 == 0 || step + 1 == options.steps) {
             println!("step {step}: loss {:.4}", metrics.loss()?);
         }
@@ -117,39 +148,8 @@ fn train(comm: Comm<Cpu>, checked: &Checked, options: &Options) -> Result<Timeli
 }
 
 /// The sum over all characters: the trainer divides by how many there are in the whole step.
-fn loss(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> {
+fn loss(outputs: &[Var<AnyRuntime>], targets: &[Var<AnyRuntime>]) -> Result<Loss<AnyRuntime>> {
     let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
     let characters = targets[0].dims().iter().product::<usize>();
-    Loss::sum(cross_entropy_with(&outputs[0], &targets[0], None, options)?, characters as f64)
-}
-
-/// A text as numbers of its vocabulary.
-struct Corpus {
-    vocabulary: usize,
-    tokens: Vec<i64>,
-}
-
-impl Corpus {
-    fn new() -> Self {
-        let mut vocabulary: Vec<char> = TEXT.chars().collect();
-        vocabulary.sort_unstable();
-        vocabulary.dedup();
-        let tokens = TEXT.chars().filter_map(|c| vocabulary.binary_search(&c).ok()).map(|i| i as i64).collect();
-        Corpus { vocabulary: vocabulary.len(), tokens }
-    }
-
-    /// A step's characters, and those that follow each.
-    fn batch(&self, cpu: &Cpu, micro_batches: usize, step: u32) -> Result<MicroBatches<Cpu>> {
-        let mut random = Philox::new(7, step);
-        let starts = (self.tokens.len() - CONTEXT) as u64;
-        let rows = micro_batches * ROWS;
-        let sequences: Vec<i64> = (0..rows)
-            .flat_map(|_| {
-                let at = random.below(starts) as usize;
-                self.tokens[at..=at + CONTEXT].to_vec()
-            })
-            .collect();
-        let all = Tensor::from_slice(cpu, [rows, CONTEXT + 1], &sequences)?;
-        MicroBatches::split(&[all.narrow(1, 0, CONTEXT)?], &[all.narrow(1, 1, CONTEXT)?], micro_batches)
-    }
+    Loss::sum(cross_entropy_with(&outputs[0].flatten(0, 1)?, &targets[0], None, options)?, characters as f64)
 }

@@ -102,6 +102,10 @@ impl<R: Runtime> Tensor<R> {
         Tensor { rt, buffer, layout, dtype }
     }
 
+    pub(crate) fn into_buffer(self) -> Arc<R::Buffer> {
+        self.buffer
+    }
+
     pub(crate) fn view(&self) -> View<'_, R> {
         View { buffer: &self.buffer, layout: self.layout, dtype: self.dtype }
     }

@@ -11,16 +11,12 @@ mod round;
 mod task;
 mod world;
 
-use std::{
-    fmt,
-    panic::Location,
-    sync::{Arc, mpsc},
-    time::{Duration, Instant},
-};
+use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Error, ErrorKind, Result, Runtime, TensorMut};
 
-use super::{Call, Collectives, Comm, Communicator, Pending, Work};
+use super::{Call, Collectives, Comm, Communicator, Pending, Places, Work};
+use crate::sync::{self, Instant, mpsc};
 use round::{Job, Slot};
 use world::{Failure, World};
 
@@ -37,11 +33,11 @@ impl<R: Runtime> ThreadCommunicator<R> {
     /// The communicators of a world, one for each runtime, to be given to as many threads. A call that takes longer than `timeout` is
     /// an error on every rank.
     pub fn world(runtimes: Vec<R>, timeout: Duration) -> Result<Vec<Comm<R>>> {
-        Self::members(runtimes, timeout, true)
+        Self::members(runtimes, timeout, Places::Same)
     }
 
-    /// As [`world`](ThreadCommunicator::world); `places` tells whether calls must also come from the same place in the program.
-    pub fn members(runtimes: Vec<R>, timeout: Duration, places: bool) -> Result<Vec<Comm<R>>> {
+    /// As [`world`](ThreadCommunicator::world); `places` tells from where in the program calls may come.
+    pub fn members(runtimes: Vec<R>, timeout: Duration, places: Places) -> Result<Vec<Comm<R>>> {
         if runtimes.is_empty() {
             return Err(Error::argument("ThreadCommunicator", "a world needs at least one rank"));
         }
@@ -54,11 +50,8 @@ impl<R: Runtime> ThreadCommunicator<R> {
     fn join(world: &Arc<World<R>>, group: usize, rank: usize, size: usize, rt: R) -> Result<Self> {
         let (queue, tasks) = mpsc::channel();
         let own = rt.fork()?;
-        let spawned = std::thread::Builder::new()
-            .name(format!("comm-{group}-{rank}"))
-            .spawn(move || task::work(own, &tasks))
-            .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {rank}: {e}")));
-        spawned?;
+        sync::spawn(format!("comm-{group}-{rank}"), move || task::work(own, &tasks))
+            .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {rank}: {e}")))?;
         world.enter(group, rank, queue);
         Ok(ThreadCommunicator { world: world.clone(), group, rank, size, rt })
     }

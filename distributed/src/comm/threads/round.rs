@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
-use parking_lot::Mutex;
 
 use super::world::Failure;
-use crate::comm::{Call, Collective, Fingerprint, ReduceOp, combine::cuts};
+use crate::{
+    comm::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts},
+    sync::Mutex,
+};
 
 /// Below this many bytes a collective is one worker's: waking the others takes longer.
 const SMALL: usize = 1 << 16;
@@ -101,7 +103,7 @@ impl<R: Runtime> Round<R> {
     }
 
     /// Notes a rank's call; what it cannot agree on with the first to arrive is a failure.
-    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: bool) -> Option<Failure> {
+    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: Places) -> Option<Failure> {
         let own = job.call.fingerprint();
         let at = self.members.iter().position(|&r| r == rank)?;
         self.arrived[at] = Some(job);
@@ -113,7 +115,7 @@ impl<R: Runtime> Round<R> {
             Some(_) => (own.dtype, &own.parts) == (first.dtype, &first.parts),
             None => own.agrees(first, places),
         };
-        let hint = match own.agrees(first, false) {
+        let hint = match own.agrees(first, Places::Any) {
             true => "; a call must be made from one place in the program on all ranks",
             false => "",
         };
@@ -172,6 +174,10 @@ impl<R: Runtime> Round<R> {
     ) -> Result<Vec<(usize, Share<R>)>> {
         let (n, mut shares) = (self.members.len(), Vec::new());
         let given = inputs.iter().all(Option::is_some) && !inputs.is_empty();
+        if n == 1 && !given {
+            // In place, a group of one has what it would get: replicas of a pipeline that has none.
+            return Ok(shares);
+        }
         let pieces = self.pieces.iter().map(Vec::len).max().unwrap_or(0);
         for k in 0..pieces {
             let column: Vec<(usize, usize)> = (0..n).filter(|&m| k < self.pieces[m].len()).map(|m| (m, k)).collect();

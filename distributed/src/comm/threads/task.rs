@@ -2,7 +2,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc::Receiver},
+    sync::Arc,
 };
 
 use numcore::{Result, Runtime, TensorMut, ops::Input};
@@ -11,7 +11,10 @@ use super::{
     round::{Finished, Key, Share, Step},
     world::World,
 };
-use crate::comm::{combine::Combiner, ranks::panic_message};
+use crate::{
+    comm::{combine::Combiner, ranks::panic_message},
+    sync::mpsc::Receiver,
+};
 
 /// A share, and where its results go.
 pub(super) struct Task<R: Runtime> {

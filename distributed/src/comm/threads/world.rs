@@ -1,19 +1,17 @@
 //! What all ranks of all groups share: rounds under one lock, and the first failure, which ends everything.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, mpsc::Sender},
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numcore::Runtime;
-use parking_lot::{Condvar, Mutex};
 
 use super::{
-    round::{Done, Job, Key, Round, Slot},
+    round::{Done, Finished, Job, Key, Round, Slot},
     task::Task,
 };
-use crate::comm::recorder::Recorder;
+use crate::{
+    comm::{Collective, Places, recorder::Recorder},
+    sync::{Condvar, Instant, Mutex, mpsc::Sender},
+};
 
 /// Why nobody can go on.
 #[derive(Clone, Debug)]
@@ -28,7 +26,7 @@ pub(super) enum Failure {
 
 pub(super) struct World<R: Runtime> {
     pub(super) timeout: Duration,
-    places: bool,
+    places: Places,
     state: Mutex<State<R>>,
     changed: Condvar,
 }
@@ -57,7 +55,7 @@ struct Member<R: Runtime> {
 }
 
 impl<R: Runtime> World<R> {
-    pub(super) fn new(timeout: Duration, places: bool) -> Arc<Self> {
+    pub(super) fn new(timeout: Duration, places: Places) -> Arc<Self> {
         let state = State { failure: None, groups: Vec::new(), names: BTreeMap::new() };
         Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
     }
@@ -127,7 +125,7 @@ impl<R: Runtime> World<R> {
     }
 
     /// A worker is done with its share of a round.
-    pub(super) fn finish(&self, group: usize, key: Key, rank: usize, done: Result<round::Finished<R>, String>) {
+    pub(super) fn finish(&self, group: usize, key: Key, rank: usize, done: Result<Finished<R>, String>) {
         let mut state = self.state.lock();
         let own = &mut state.groups[group];
         let settled = match (done, own.rounds.get_mut(&key)) {
@@ -205,8 +203,6 @@ impl<R: Runtime> World<R> {
     }
 }
 
-use super::round;
-
 impl<R: Runtime> Default for Member<R> {
     fn default() -> Self {
         let (sent, received) = (BTreeMap::new(), BTreeMap::new());
@@ -217,7 +213,6 @@ impl<R: Runtime> Default for Member<R> {
 impl<R: Runtime> Group<R> {
     /// The round of a rank's next call.
     fn number(&mut self, rank: usize, job: &Job<R>) -> Key {
-        use crate::comm::Collective;
         let member = &mut self.members[rank];
         let next = |count: &mut u64| {
             *count += 1;

@@ -2,8 +2,7 @@
 
 use numcore::{Error, Result, Runtime};
 
-use super::agreement::unanimous;
-use crate::comm::{Collectives, Comm};
+use crate::comm::{Collectives, Comm, unanimous};
 
 /// The groups a rank is in. Rank `r` of the world is rank `r % p` of replica `r / p`, where `p` is the number of ranks of the pipeline.
 pub struct Groups<R: Runtime> {

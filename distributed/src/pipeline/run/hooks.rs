@@ -5,15 +5,17 @@ use std::{collections::BTreeMap, sync::Arc};
 use autograd::{BackwardHook, Leaf, LeafGrad, Var};
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Apply};
 
+use crate::pipeline::Compute;
+
 /// What a [`Pipeline`](super::Pipeline) calls for a stage. Calls come in the order of this rank's row; an error ends the run on
 /// every rank.
 ///
 /// Equal ranks of several replicas get equal calls in equal order, so these may be collectives of such a group. A collective among the
 /// ranks of one pipeline must not be waited for here: its ranks come to it at different times, and some of them wait for this one.
 pub trait StageHooks<R: Runtime> {
-    /// The hook of a sweep through the stage. `last`: no further weight gradient of the stage comes after it in this run, so
-    /// buckets may be sent.
-    fn gradients(&mut self, stage: usize, last: bool) -> Result<&mut dyn BackwardHook<R>>;
+    /// The hook of a sweep through the stage: B, I, which makes no weight gradient, or W. `last`: no further weight gradient of the
+    /// stage comes after it in this run, so buckets may be sent.
+    fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>>;
 
     /// All micro-batches' gradients of the stage are in: to be reduced over the data-parallel ranks.
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {
@@ -36,7 +38,7 @@ pub trait StageHooks<R: Runtime> {
 
 /// A hook for each stage of this rank, by stage; nothing is reduced.
 impl<R: Runtime, H: BackwardHook<R>> StageHooks<R> for BTreeMap<usize, H> {
-    fn gradients(&mut self, stage: usize, _: bool) -> Result<&mut dyn BackwardHook<R>> {
+    fn gradients(&mut self, Compute { stage, .. }: Compute, _: bool) -> Result<&mut dyn BackwardHook<R>> {
         match self.get_mut(&stage) {
             Some(hook) => Ok(hook),
             None => Err(numcore::Error::argument("pipeline", format!("there is no hook for stage {stage}"))),
@@ -48,7 +50,7 @@ impl<R: Runtime, H: BackwardHook<R>> StageHooks<R> for BTreeMap<usize, H> {
 pub(super) struct NoHooks;
 
 impl<R: Runtime> StageHooks<R> for NoHooks {
-    fn gradients(&mut self, stage: usize, _: bool) -> Result<&mut dyn BackwardHook<R>> {
+    fn gradients(&mut self, Compute { stage, .. }: Compute, _: bool) -> Result<&mut dyn BackwardHook<R>> {
         Err(numcore::Error::argument("pipeline evaluation", format!("stage {stage} has no gradients")))
     }
 }

@@ -2,21 +2,21 @@
 //!
 //! Each rank builds a [`Pipeline`] of its [`Stage`]s and the same [`Checked`](super::Checked) schedule, and all [`run`](Pipeline::run) it together. A run
 //! interprets the rank's row and nothing else; what belongs to a stage as a whole, its gradients and their reduction, it leaves to
-//! [`StageHooks`].
+//! [`StageHooks`]; in training those are the strategies of the stages.
 //!
 //! **Invariant**: a run ends on every rank, with a result or with an error that names the rank it began on.
 
-mod agreement;
 mod batch;
 mod boundary;
 mod gpt;
-mod gradients;
 mod groups;
 mod hooks;
 mod passes;
 mod pipeline;
+mod saved;
 mod split;
 mod stage;
+mod stages;
 mod step;
 mod tie;
 mod trainer;
@@ -24,11 +24,10 @@ mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
 pub use gpt::GptStage;
-pub use gradients::{StageGradients, StageOptimizers};
 pub use groups::Groups;
 pub use hooks::StageHooks;
 pub use pipeline::{LossFn, Pipeline, PipelineOptions};
 pub use split::{balanced, split};
 pub use stage::{Layers, Stage};
 pub use tie::Tie;
-pub use trainer::{PipelineTrainer, Staged};
+pub use trainer::{PipelineTrainer, Staged, StagedTrainer, ZeroPipelineTrainer};

@@ -110,7 +110,7 @@ impl<R: Runtime> Step<'_, R> {
         };
         let sweep = self.seeded(stage, micro, roots)?;
         let last = self.last.get(&stage) == Some(&compute);
-        let mut hook = InputHook::new(&inputs, self.job.hooks.gradients(stage, last)?);
+        let mut hook = InputHook::new(&inputs, self.job.hooks.gradients(compute, last)?);
         let deferred = match (sweep, pass) {
             (None, _) => None,
             (Some(sweep), Pass::I) => Some(sweep.inputs_only(&inputs.iter().collect::<Vec<_>>(), &mut hook)?),
@@ -157,7 +157,7 @@ impl<R: Runtime> Step<'_, R> {
     pub(super) fn weights(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let last = self.last.get(&stage) == Some(&compute);
-        let hook = self.job.hooks.gradients(stage, last)?;
+        let hook = self.job.hooks.gradients(compute, last)?;
         match self.live.remove(&(stage, micro)) {
             Some(Live::Weights(Some(deferred))) => deferred.run(&mut InputHook::new(&[], hook)),
             _ => Ok(()),

@@ -11,12 +11,11 @@ use numcore::{Error, Result, Runtime};
 
 use super::{
     MicroBatches, PipelineOutput, Stage, StageHooks,
-    agreement::unanimous,
     hooks::NoHooks,
     step::{Job, Plan, Step},
 };
 use crate::{
-    comm::{Collectives, Comm, panic_message},
+    comm::{Collectives, Comm, panic_message, unanimous},
     pipeline::{Action, Checked, Event, Limits, Lowering, Schedule, Timeline, check, lower},
     train::Loss,
 };
@@ -100,8 +99,17 @@ impl<R: Runtime> Pipeline<R> {
     /// # Errors
     /// As [`run`](Pipeline::run).
     pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
+        self.evaluate_with(batch, &mut NoHooks)
+    }
+
+    /// As [`evaluate`](Pipeline::evaluate), with hooks that gather stages.
+    pub(super) fn evaluate_with(
+        &mut self,
+        batch: MicroBatches<R>,
+        hooks: &mut dyn StageHooks<R>,
+    ) -> Result<PipelineOutput<R>> {
         let start = random_state();
-        let output = self.told(batch, &mut NoHooks, true);
+        let output = self.told(batch, hooks, true);
         set_random_state(start);
         output
     }
@@ -243,7 +251,7 @@ fn evaluation(checked: &Checked) -> Result<Checked> {
 }
 
 /// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them. FNV-1a.
-fn fingerprint(checked: &Checked, options: PipelineOptions) -> [u8; 8] {
+pub(super) fn fingerprint(checked: &Checked, options: PipelineOptions) -> [u8; 8] {
     let schedule = checked.schedule();
     let hash = |hash: u64, text: String| {
         text.bytes().chain([0]).fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

@@ -13,10 +13,10 @@ use numcore::{
     pointwise::Program,
 };
 
-use super::{Groups, Stage};
+use super::Stage;
 use crate::{
-    comm::{Collectives, Comm, ReduceOp, Work},
-    ddp::memory,
+    comm::{Collectives, Comm, ReduceOp, Work, memory},
+    train::{LentSum, StageStrategy, not_of},
 };
 
 /// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the sum of the copies'
@@ -29,98 +29,113 @@ impl Tie {
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         Tie(names.into_iter().map(Into::into).collect())
     }
+
+    pub(super) fn names(&self) -> &[String] {
+        &self.0
+    }
 }
 
 /// This rank's copies of a tied parameter.
 pub(super) struct Tied<R: Runtime> {
-    /// The ranks with a copy, in all replicas.
+    /// The ranks of this replica with a copy.
     comm: Comm<R>,
     /// By stage.
     pub(super) copies: Vec<Copy<R>>,
     /// The earliest stage with a copy, on any rank: it is the one that counts where each parameter counts once.
     pub(super) first: usize,
-    /// Stages here whose gradients are not in yet.
-    waits_for: usize,
-    /// The first copy's gradient, being summed; the other copies' gradients, to be overwritten.
-    work: Option<Work<TensorMut<R>>>,
-    others: Vec<TensorMut<R>>,
+    /// The name there, which is the parameter's in checkpoints.
+    pub(super) name: String,
 }
 
 /// A copy: its stage and leaf.
 type Copy<R> = (usize, Arc<Leaf<R>>);
 
-/// A line of what ranks tell each other: tie, stage, and what the copy is.
-type Line = (usize, usize, String);
+/// What ranks tell each other of a copy.
+struct Line {
+    rank: usize,
+    tie: usize,
+    stage: usize,
+    name: String,
+    /// Dtype, shape, whether it is trained.
+    what: String,
+}
+
+/// A tie's gradients while they are summed: lent by the copies' strategies, the first one's in flight.
+pub(super) struct Summing<R: Runtime> {
+    lent: Vec<LentSum<R>>,
+    others: Vec<TensorMut<R>>,
+    work: Work<TensorMut<R>>,
+}
 
 impl<R: Runtime> Tied<R> {
-    /// The ties of which this rank has copies, made equal. Blocks.
-    pub(super) fn all(
-        groups: &Groups<R>,
-        ties: &[Tie],
-        stages: &BTreeMap<usize, Box<dyn Stage<R>>>,
-    ) -> Result<Vec<Self>> {
+    /// The ties of which this rank has copies, made equal within the replica. Blocks.
+    pub(super) fn all(pipe: &Comm<R>, ties: &[Tie], stages: &BTreeMap<usize, Box<dyn Stage<R>>>) -> Result<Vec<Self>> {
         let own: Vec<_> = ties.iter().map(|tie| copies(tie, stages)).collect();
-        let table = exchanged(&groups.pipe, &own)?;
+        let table = exchanged(pipe, &own)?;
         let mut tied = Vec::new();
         for (k, copies) in own.into_iter().enumerate() {
-            let lines: Vec<&(usize, Line)> = table.iter().filter(|(_, (tie, ..))| *tie == k).collect();
+            let lines: Vec<&Line> = table.iter().filter(|line| line.tie == k).collect();
             check(&ties[k], &lines)?;
-            let color = (!copies.is_empty()).then_some(k);
-            let Some(comm) = groups.world.split(color, groups.world.rank())? else { continue };
-            let Some(&(owner, (_, first, _))) = lines.iter().min_by_key(|(_, (_, stage, _))| stage) else { continue };
-            // The group begins with the first replica's holders, by rank.
-            let mut holders: Vec<usize> = lines.iter().map(|(rank, _)| *rank).collect();
+            let Some(comm) = pipe.split((!copies.is_empty()).then_some(k), pipe.rank())? else { continue };
+            let Some(first) = lines.iter().min_by_key(|line| line.stage) else { continue };
+            let mut holders: Vec<usize> = lines.iter().map(|line| line.rank).collect();
             holders.sort_unstable();
             holders.dedup();
-            let root = holders.iter().position(|rank| rank == owner).unwrap_or(0);
+            let root = holders.iter().position(|&rank| rank == first.rank).unwrap_or(0);
             let value = comm.broadcast(memory(&copies[0].1.value()?)?, root)?.wait()?.freeze()?;
             copies.iter().try_for_each(|(_, leaf)| leaf.set(value.clone()))?;
-            let (waits_for, first) = (copies.len(), *first);
-            tied.push(Tied { comm, copies, first, waits_for, work: None, others: Vec::new() });
+            tied.push(Tied { comm, copies, first: first.stage, name: first.name.clone() });
         }
         Ok(tied)
     }
 
-    /// Before the gradients of a step.
-    pub(super) fn begin(&mut self) {
-        (self.waits_for, self.work) = (self.copies.len(), None);
-        self.others.clear();
+    /// Whether a leaf is one of the copies.
+    pub(super) fn has(&self, leaf: &Arc<Leaf<R>>) -> bool {
+        self.copies.iter().any(|(_, own)| Arc::ptr_eq(own, leaf))
     }
 
-    /// A stage's gradients are in: true if it was the last one the sum waits for.
-    pub(super) fn is_due(&mut self, stage: usize) -> bool {
-        let has = self.copies.iter().any(|(own, _)| *own == stage);
-        self.waits_for -= usize::from(has);
-        has && self.waits_for == 0
-    }
-
-    /// Starts the sum: of the copies here, by stage, then of all ranks. Nobody waits for it before [`finish`](Tied::finish),
-    /// because ranks come here at different times.
-    pub(super) fn start(&mut self, gradients: Vec<TensorMut<R>>) -> Result<()> {
+    /// Starts the sum: of the copies here, by stage, then of all ranks. Nothing to do where it is frozen.
+    pub(super) fn start<S: StageStrategy<R>>(&self, parts: &mut BTreeMap<usize, S>) -> Result<Option<Summing<R>>> {
         static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[x, y], []| [x + y]));
-        let mut gradients = gradients.into_iter();
-        let Some(mut sum) = gradients.next() else { return Ok(()) };
-        self.others = gradients.collect();
-        for other in &self.others {
-            let rt = sum.runtime().clone();
+        let trained = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad());
+        let lend = |(stage, leaf): &Copy<R>| part(parts, *stage, leaf)?.lend_sum(leaf);
+        let mut lent = trained.map(lend).collect::<Result<Vec<_>>>()?;
+        let mut taken = lent.iter_mut().map(LentSum::take);
+        let Some(mut sum) = taken.next() else { return Ok(None) };
+        let others: Vec<_> = taken.collect();
+        let rt = sum.runtime().clone();
+        for other in &others {
             compute(&rt, &ADD, &[Input::Own(0), Input::Memory(other)], &[], &mut [&mut sum])?;
         }
-        self.work = Some(self.comm.all_reduce(sum, ReduceOp::Sum)?);
-        Ok(())
+        let work = self.comm.all_reduce(sum, ReduceOp::Sum)?;
+        Ok(Some(Summing { lent, others, work }))
     }
 
-    /// The gradients of the copies here, all the same now.
-    pub(super) fn finish(&mut self) -> Result<Vec<TensorMut<R>>> {
+    /// Gives every copy here the sum.
+    pub(super) fn finish<S: StageStrategy<R>>(
+        &self,
+        summing: Summing<R>,
+        parts: &mut BTreeMap<usize, S>,
+    ) -> Result<()> {
         static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
-        let Some(work) = self.work.take() else { return Ok(Vec::new()) };
+        let Summing { lent, mut others, work } = summing;
         let sum = work.wait()?;
         let rt = sum.runtime().clone();
-        let mut others = std::mem::take(&mut self.others);
         for other in &mut others {
             compute(&rt, &COPY, &[Input::Memory(&sum)], &[], &mut [other])?;
         }
-        Ok(std::iter::once(sum).chain(others).collect())
+        let sums = std::iter::once(sum).chain(others);
+        for (((stage, leaf), mut lent), sum) in self.copies.iter().zip(lent).zip(sums) {
+            lent.give(sum);
+            part(parts, *stage, leaf)?.restore_sum(leaf, lent)?;
+        }
+        Ok(())
     }
+}
+
+/// A stage's strategy.
+fn part<'a, R: Runtime, S>(parts: &'a mut BTreeMap<usize, S>, stage: usize, leaf: &Leaf<R>) -> Result<&'a mut S> {
+    parts.get_mut(&stage).ok_or_else(|| not_of(leaf))
 }
 
 /// A tie's copies among these stages.
@@ -132,38 +147,41 @@ fn copies<R: Runtime>(tie: &Tie, stages: &BTreeMap<usize, Box<dyn Stage<R>>>) ->
     stages.iter().flat_map(|(&stage, module)| of(stage, &**module)).collect()
 }
 
-/// Every rank's copies, with the rank.
-fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<Copy<R>>]) -> Result<Vec<(usize, Line)>> {
+/// Every rank's copies.
+fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<Copy<R>>]) -> Result<Vec<Line>> {
     let line = |tie: usize, (stage, leaf): &Copy<R>| {
         let (spec, trained) = (leaf.spec(), if leaf.requires_grad() { "trained" } else { "frozen" });
-        format!("{tie} {stage} {} {} {trained}\n", spec.dtype, spec.shape)
+        format!("{tie}\t{stage}\t{}\t{} {} {trained}\n", leaf.name(), spec.dtype, spec.shape)
     };
     let text: String = own.iter().enumerate().flat_map(|(k, of)| of.iter().map(move |copy| line(k, copy))).collect();
     let mut table = Vec::new();
     for (rank, text) in pipe.exchange(text.as_bytes())?.into_iter().enumerate() {
-        let text = String::from_utf8_lossy(&text).into_owned();
-        table.extend(text.lines().filter_map(parsed).map(|line| (rank, line)));
+        table.extend(String::from_utf8_lossy(&text).lines().filter_map(|line| parsed(rank, line)));
     }
     Ok(table)
 }
 
-fn parsed(line: &str) -> Option<Line> {
-    let mut words = line.splitn(3, ' ');
-    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?.to_string()))
+fn parsed(rank: usize, line: &str) -> Option<Line> {
+    let mut words = line.splitn(4, '\t');
+    let (tie, stage) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some(Line { rank, tie, stage, name: words.next()?.into(), what: words.next()?.into() })
 }
 
 /// Every rank sees the same lines, so all of them find the same fault.
-fn check(tie: &Tie, lines: &[&(usize, Line)]) -> Result<()> {
+fn check(tie: &Tie, lines: &[&Line]) -> Result<()> {
     let refuse = |why: String| Err(Error::argument("pipeline tie", format!("{:?}: {why}", tie.0)));
-    let Some((_, (_, first, what))) = lines.first() else {
+    let Some(first) = lines.first() else {
         return refuse("no stage has a parameter of this name".into());
     };
-    for (k, (_, (_, stage, other))) in lines.iter().enumerate() {
-        if other != what {
-            return refuse(format!("stage {first}'s copy is {what}, stage {stage}'s is {other}"));
+    for (k, line) in lines.iter().enumerate() {
+        if line.what != first.what {
+            return refuse(format!(
+                "stage {}'s copy is {}, stage {}'s is {}",
+                first.stage, first.what, line.stage, line.what
+            ));
         }
-        if lines[..k].iter().any(|(_, (_, earlier, _))| earlier == stage) {
-            return refuse(format!("stage {stage} has two copies: share the parameter within a stage"));
+        if lines[..k].iter().any(|earlier| earlier.stage == line.stage) {
+            return refuse(format!("stage {} has two copies: share the parameter within a stage", line.stage));
         }
     }
     Ok(())

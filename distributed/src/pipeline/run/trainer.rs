@@ -1,44 +1,48 @@
 //! Training through a pipeline, and several replicas of it.
 
-use std::sync::{Arc, LazyLock};
+use std::{collections::BTreeMap, sync::Arc};
 
 use autograd::Leaf;
 use nn::ModuleExt;
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ViewOps, cat},
-    pointwise::Program,
-};
-use optim::{LossScaler, Optimizer};
+use numcore::{Error, Result, Runtime};
+use optim::{LossScaler, Optimizer, Shards};
 
 use super::{
-    Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageGradients, Tie,
-    gradients::StageOptimizers,
+    Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, Tie, pipeline::fingerprint,
+    stages::Stages, tie::Tied,
 };
 use crate::{
-    comm::{Collectives, Comm, ReduceOp},
-    ddp::{Ddp, memory},
+    buckets::{BucketOptions, Unused},
+    comm::{Collectives, Comm},
     pipeline::Checked,
-    train::{Loss, TrainingConfig, TrainingMetrics},
+    train::{DataParallel, Loss, StageStrategy, TrainingConfig, TrainingMetrics, Updates},
+    zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
 };
 
-/// Trains a model cut into stages: micro-batches through the pipeline, sums over replicas, clipping by the norm of all gradients
-/// on all ranks, an optimizer for each stage.
+/// Trains a model cut into stages: micro-batches through the pipeline, each stage's gradients summed over its replicas by a strategy
+/// of its own, clipping by the norm of all gradients on all ranks.
 ///
 /// Parameters and buffers are those of the first replica from the start. [`TrainingConfig::accumulation`] counts runs of the pipeline in
 /// a step, each of as many micro-batches as the schedule has.
-pub struct PipelineTrainer<R: Runtime> {
-    groups: Groups<R>,
+pub struct StagedTrainer<R: Runtime, S> {
+    pub(super) groups: Groups<R>,
     pipeline: Pipeline<R>,
-    gradients: StageGradients<R>,
-    optimizers: StageOptimizers<R>,
-    config: TrainingConfig,
-    scaler: Option<LossScaler>,
-    /// What losses and norms are summed in: the widest any rank needs.
-    wide: DType,
+    pub(super) stages: Stages<R, S>,
+    pub(super) updates: Updates,
     last: Option<PipelineOutput<R>>,
-    steps: u64,
 }
+
+/// A trainer whose replicas each have everything of their stages.
+pub type PipelineTrainer<R> = StagedTrainer<R, DataParallel<R>>;
+
+/// A trainer that shards the state, gradients and parameters of every stage over its replicas, as far as [`ZeroOptions`] say.
+///
+/// - Stage 1 costs nothing: what is exchanged in a step is what [`PipelineTrainer`] exchanges.
+/// - Stage 2 reduces gradients to shards after every micro-batch, so it exchanges them as many times as there are micro-batches.
+/// - Stage 3 gathers parameters as a stage's layers read them, in every pass; with a schedule that was
+///   [lowered for it](crate::pipeline::Lowering::sharded) once for all passes that follow one another, a pipeline stage at a time. Then it
+///   pays where a rank has more stages than the two that are gathered at once.
+pub type ZeroPipelineTrainer<R> = StagedTrainer<R, Sharded<R>>;
 
 /// The parts of a model that a rank runs, and how it finds its loss.
 pub struct Staged<R: Runtime> {
@@ -71,41 +75,106 @@ impl<R: Runtime> PipelineTrainer<R> {
         model: Staged<R>,
         config: TrainingConfig,
         options: PipelineOptions,
-        optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
+        mut optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
     ) -> Result<Self> {
-        let built = Self::build(world, checked, model, config, options, optimizer);
-        // The others would wait for this rank's part of the next agreement until the time is up.
-        built.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
+        Self::build(world, checked, model, config, options, |number, stage, replicas| {
+            let leaves = stage.parameters().iter().map(|p| p.leaf()).collect();
+            DataParallel::new(replicas, stage, optimizer(number, leaves)?, BucketOptions::default())
+        })
+    }
+}
+
+impl<R: Runtime> ZeroPipelineTrainer<R> {
+    /// Trains with AdamW as `config` says, with weight decay for matrices alone. The world is one or more replicas of the schedule's
+    /// ranks: see [`Groups`]. Blocks.
+    ///
+    /// # Errors
+    /// On every rank, as [`PipelineTrainer::new`], and when `zero` allows unused parameters.
+    pub fn new(
+        world: &Comm<R>,
+        checked: Checked,
+        model: Staged<R>,
+        config: TrainingConfig,
+        options: PipelineOptions,
+        zero: ZeroOptions,
+    ) -> Result<Self> {
+        let optimizer = config.adamw_groups();
+        Self::with(world, checked, model, optimizer, config, options, zero)
     }
 
+    /// Trains with any elementwise optimizer, of all stages alike; `config`'s learning rate and decay are not looked at.
+    ///
+    /// # Errors
+    /// As [`new`](ZeroPipelineTrainer::new).
+    pub fn with(
+        world: &Comm<R>,
+        checked: Checked,
+        model: Staged<R>,
+        optimizer: impl Shards<R> + 'static,
+        config: TrainingConfig,
+        options: PipelineOptions,
+        zero: ZeroOptions,
+    ) -> Result<Self> {
+        if zero.unused == Unused::Allow {
+            let why = "unused parameters cannot be allowed in a pipeline: only the ranks of a stage would know of them, and copies \
+                       of a tied parameter would part; freeze them, or leave them out";
+            return Err(Error::argument("ZeroPipelineTrainer", why).on_rank(world.rank()));
+        }
+        let optimizer: Arc<dyn Shards<R>> = Arc::new(optimizer);
+        let zero = ZeroOptions { units: apart(&model.ties, zero.units), ..zero };
+        Self::build(world, checked, model, config, options, |_, stage, replicas| {
+            Sharded::stage(replicas, stage, optimizer.clone(), zero.clone())
+        })
+    }
+
+    /// All parameters of this rank's stages, for evaluation and export: they are gathered now, and let go when the scopes end.
+    pub fn gather_full_params(&self) -> Result<Vec<FullParameters<R>>> {
+        self.stages.parts.values().map(Sharded::gather_full_params).collect()
+    }
+}
+
+/// Units where every tied parameter is one of its own: only so it is cut alike in all stages.
+fn apart(ties: &[Tie], units: UnitOf) -> UnitOf {
+    let tied: Vec<String> = ties.iter().flat_map(Tie::names).cloned().collect();
+    UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) })
+}
+
+impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
     fn build(
         world: &Comm<R>,
         checked: Checked,
         model: Staged<R>,
         config: TrainingConfig,
         options: PipelineOptions,
-        mut optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
+        strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
+    ) -> Result<Self> {
+        let built = Self::built(world, checked, model, config, options, strategy);
+        // The others would wait for this rank's part of the next agreement until the time is up.
+        built.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
+    }
+
+    fn built(
+        world: &Comm<R>,
+        checked: Checked,
+        model: Staged<R>,
+        config: TrainingConfig,
+        options: PipelineOptions,
+        mut strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
     ) -> Result<Self> {
         config.check()?;
         world.agree("the training configuration", format!("{config:?}").as_bytes())?;
+        world.agree("the pipeline's schedule", &fingerprint(&checked, options))?;
+        world.agree("the list of tied parameters", format!("{:?}", model.ties).as_bytes())?;
         let groups = Groups::new(world, checked.schedule().placement().ranks())?;
         let pipeline = Pipeline::new(&groups.pipe, checked, model.stages, model.loss, options)?;
-        for stage in pipeline.stages().values() {
-            let replicas = Ddp::new(&groups.data, stage)?;
-            replicas.sync_params()?;
-            replicas.sync_buffers()?;
+        // Before strategies take the values over, which are the first replica's then.
+        let ties = Tied::all(&groups.pipe, &model.ties, pipeline.stages())?;
+        let mut parts = BTreeMap::new();
+        for (&number, stage) in pipeline.stages() {
+            parts.insert(number, strategy(number, &**stage, &groups.data)?);
         }
-        let leaves = |stage: &dyn Stage<R>| stage.parameters().iter().map(|p| p.leaf()).collect::<Vec<_>>();
-        let make = || {
-            let one = |(stage, module)| Ok((stage, optimizer(stage, leaves(module))?));
-            pipeline.stages().iter().map(|(&stage, module)| (stage, &**module)).map(one).collect()
-        };
-        let (gradients, optimizers) = StageGradients::new(&groups, &pipeline, &model.ties, make)?;
-        let is_f64 =
-            pipeline.stages().values().flat_map(|stage| leaves(&**stage)).any(|leaf| leaf.spec().dtype == DType::F64);
-        let wide = world.exchange(&[is_f64.into()])?.iter().any(|flag| flag == &[1]);
-        let (wide, scaler) = (if wide { DType::F64 } else { DType::F32 }, config.loss_scaling.clone());
-        Ok(PipelineTrainer { groups, pipeline, gradients, optimizers, config, scaler, wide, last: None, steps: 0 })
+        let stages = Stages::new(&groups.pipe, parts, ties, config.learning_rate);
+        Ok(StagedTrainer { groups, pipeline, stages, updates: Updates::new(config), last: None })
     }
 
     /// One step: `batch(k)` gives this replica's micro-batches of the `k`-th run. The update is that of one rank with all micro-batches
@@ -116,9 +185,15 @@ impl<R: Runtime> PipelineTrainer<R> {
         done.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
     }
 
+    /// Forwards alone: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are sharded, replicas
+    /// must evaluate together.
+    pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
+        self.pipeline.evaluate_with(batch, &mut self.stages)
+    }
+
     /// Updates so far.
     pub fn global_step(&self) -> u64 {
-        self.steps
+        self.updates.steps
     }
 
     /// What the last run of the pipeline left on this rank: losses, and measurements for a
@@ -132,23 +207,28 @@ impl<R: Runtime> PipelineTrainer<R> {
         &self.pipeline
     }
 
-    /// The pipeline, to evaluate.
-    pub fn pipeline_mut(&mut self) -> &mut Pipeline<R> {
-        &mut self.pipeline
+    /// The strategies of this rank's stages, by number: with their optimizers.
+    pub fn strategies(&self) -> &BTreeMap<usize, S> {
+        &self.stages.parts
     }
 
-    /// The optimizers of this rank's stages, for schedules and checkpoints.
-    pub fn optimizers_mut(&mut self) -> &mut StageOptimizers<R> {
-        &mut self.optimizers
+    /// The strategies, for schedules.
+    pub fn strategies_mut(&mut self) -> &mut BTreeMap<usize, S> {
+        &mut self.stages.parts
+    }
+
+    /// The loss scaler, if there is one.
+    pub fn scaler(&mut self) -> Option<&mut LossScaler> {
+        self.updates.scaler.as_mut()
     }
 
     fn accumulate(&mut self, mut batch: impl FnMut(usize) -> Result<MicroBatches<R>>) -> Result<Vec<Loss<R>>> {
-        self.gradients.zero();
-        self.pipeline.set_loss_scale(self.scaler.as_ref().map_or(1.0, LossScaler::factor));
-        let mut losses = Vec::new();
-        for k in 0..self.config.accumulation {
-            self.gradients.begin(k + 1 == self.config.accumulation);
-            let output = self.pipeline.run(batch(k)?, &mut self.gradients)?;
+        self.stages.prepare()?;
+        self.pipeline.set_loss_scale(self.updates.loss_scale());
+        let (mut losses, runs) = (Vec::new(), self.updates.config.accumulation);
+        for k in 0..runs {
+            self.stages.begin(k + 1 == runs);
+            let output = self.pipeline.run(batch(k)?, &mut self.stages)?;
             losses.extend(output.losses().iter().map(|loss| Loss { sum: loss.sum.clone(), weight: loss.weight }));
             self.last = Some(output);
         }
@@ -156,47 +236,7 @@ impl<R: Runtime> PipelineTrainer<R> {
     }
 
     fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
-        self.gradients.finish()?;
-        let totals = self.totals(losses)?;
-        let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
-        // All ranks hear the same, so they come to the same decision.
-        let stepped = if self.scaler.is_some() { self.gradients.all_finite()? } else { true };
-        let unscale = weight.recip()?.mul(1.0 / self.scaler.as_ref().map_or(1.0, LossScaler::factor))?;
-        let grad_norm = self.config.max_norm.map(|_| self.gradients.norm(self.wide)?.mul(&unscale)).transpose()?;
-        let factor = match (&grad_norm, self.config.max_norm) {
-            (Some(norm), Some(max)) => unscale.mul(&coefficient(norm, max)?)?,
-            _ => unscale,
-        };
-        self.gradients.multiply_by(&factor)?;
-        let learning_rate = self.optimizers.values().find_map(|o| o.lrs().first().copied());
-        if stepped {
-            for (&stage, optimizer) in &mut self.optimizers {
-                self.gradients.of(stage).map_or(Ok(()), |gradients| optimizer.step(gradients))?;
-            }
-            self.steps += 1;
-        }
-        if let Some(scaler) = &mut self.scaler {
-            scaler.adapt(stepped);
-        }
-        let (loss, learning_rate) = (sum.div(&weight)?, learning_rate.unwrap_or(self.config.learning_rate));
-        Ok(TrainingMetrics { loss, grad_norm, stepped, learning_rate, global_step: self.steps })
+        self.stages.finish()?;
+        self.updates.apply(&mut self.stages, &self.groups.world, losses)
     }
-
-    /// Sum and weight of all losses of all replicas, on the device; they are on the ranks of the last stage.
-    fn totals(&self, losses: &[Loss<R>]) -> Result<Tensor<R>> {
-        let rt = self.groups.world.runtime();
-        let mut sum = Tensor::zeros(rt, [1], self.wide)?;
-        for loss in losses {
-            sum = sum.add(&loss.sum.value()?.to_dtype(self.wide)?.reshape([1])?)?;
-        }
-        let weight = Tensor::full(rt, [1], self.wide, losses.iter().map(|l| l.weight).sum::<f64>())?;
-        self.groups.world.all_reduce(memory(&cat(&[&sum, &weight], 0)?)?, ReduceOp::Sum)?.wait()?.freeze()
-    }
-}
-
-/// `min(1, max / (norm + 1e-6))`, as [`optim::clip_grad_norm`] has it.
-fn coefficient<R: Runtime>(norm: &Tensor<R>, max: f64) -> Result<Tensor<R>> {
-    static CLIP: LazyLock<Program> =
-        LazyLock::new(|| Program::new("clip_coefficient", |[norm], [max]| [(max / (norm + 1e-6)).min(1.0)]));
-    norm.apply_program(&CLIP, &[], &[max.into()])
 }

@@ -1,0 +1,257 @@
+//! Buckets that are sent compressed.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::Arc,
+};
+
+use autograd::Leaf;
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    ops::{Input, Op, Pointwise, ViewOps, compute},
+};
+
+use super::{PowerSgd, matrix::Matrix};
+use crate::{
+    buckets::BucketOptions,
+    comm::{Collectives, Comm, ReduceOp, Work},
+    unused::Unused,
+};
+
+/// A parameter in a bucket.
+pub(crate) struct Member<R: Runtime> {
+    pub(crate) leaf: Arc<Leaf<R>>,
+    /// Its elements in the bucket's row.
+    pub(crate) at: Range<usize>,
+}
+
+/// Sends buckets in two rounds: what travels as it is together with `P`, then `Q`. Knows parameters, not buckets, so that these may be cut
+/// anew.
+pub(crate) struct Compressor<R: Runtime> {
+    pub(super) comm: Comm<R>,
+    pub(super) options: PowerSgd,
+    /// By parameter, made when it is first sent compressed.
+    pub(super) matrices: HashMap<usize, Matrix<R>>,
+    /// Steps that were exchanged.
+    pub(super) steps: u64,
+    sent: BTreeMap<usize, Sent<R>>,
+    weight: Option<Work<TensorMut<R>>>,
+    total: Option<Tensor<R>>,
+    /// Whether the step may be left out after it was exchanged.
+    skippable: bool,
+    /// Whether parameters may turn out to be used by no rank.
+    unused: bool,
+}
+
+/// A bucket on its way.
+struct Sent<R: Runtime> {
+    /// Its row in pieces, gaps included; parameters are the odd ones.
+    pieces: Vec<TensorMut<R>>,
+    /// By parameter: its id if it is compressed.
+    ids: Vec<Option<usize>>,
+    plain: Option<Work<TensorMut<R>>>,
+    p: Option<Work<TensorMut<R>>>,
+    q: Option<Work<TensorMut<R>>>,
+    bases: Vec<Tensor<R>>,
+}
+
+impl<R: Runtime> Compressor<R> {
+    pub(crate) fn new(comm: &Comm<R>, options: PowerSgd, buckets: &BucketOptions) -> Result<Self> {
+        options.check(buckets.canonical)?;
+        Ok(Compressor {
+            comm: comm.clone(),
+            options,
+            matrices: HashMap::new(),
+            steps: 0,
+            sent: BTreeMap::new(),
+            weight: None,
+            total: None,
+            skippable: false,
+            unused: buckets.unused == Unused::Allow,
+        })
+    }
+
+    /// Before a step. What the last one changed is undone if it was left out.
+    pub(crate) fn zero(&mut self) {
+        self.matrices.values_mut().for_each(Matrix::undo);
+        self.sent.clear();
+        (self.weight, self.total, self.skippable) = (None, None, false);
+    }
+
+    /// What this rank's losses weigh, and the loss scale if there is one: begins the sum over ranks.
+    pub(crate) fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        self.skippable = scale.is_some();
+        let rt = self.comm.runtime();
+        let wide = rt.capabilities().compute.contains(&DType::F64);
+        let dtype = if wide { DType::F64 } else { DType::F32 };
+        let own = Tensor::full(rt, [1], dtype, weight * scale.unwrap_or(1.0))?;
+        let Ok(own) = own.try_mut() else { return Err(Error::argument("PowerSgd", "new memory has two holders")) };
+        self.weight = Some(self.comm.all_reduce(own, ReduceOp::Sum)?);
+        Ok(())
+    }
+
+    /// Sends bucket `k`, whose memory is a row; then goes on with the one before it.
+    pub(crate) fn send(&mut self, k: usize, row: TensorMut<R>, members: &[Member<R>]) -> Result<()> {
+        let (mut lens, mut end) = (Vec::new(), 0);
+        for member in members {
+            lens.extend([member.at.start - end, member.at.len()]);
+            end = member.at.end;
+        }
+        lens.push(row.shape().numel() - end);
+        let pieces = row.split(&lens)?;
+        let ids = members.iter().map(|m| self.compressed(&m.leaf)).collect::<Result<Vec<_>>>()?;
+        let plain = self.send_plain(&pieces, &ids)?;
+        let p = self.send_p(&pieces, members, &ids)?;
+        self.sent.insert(k, Sent { pieces, ids, plain, p, q: None, bases: Vec::new() });
+        k.checked_sub(1).map_or(Ok(()), |before| self.turn(before))
+    }
+
+    /// Waits for bucket `k`; gives its memory back.
+    pub(crate) fn finish(&mut self, k: usize) -> Result<TensorMut<R>> {
+        // All that were sent: the same calls on every rank, whichever bucket is asked for first.
+        self.sent.keys().copied().collect::<Vec<_>>().into_iter().try_for_each(|k| self.turn(k))?;
+        let Some(mut sent) = self.sent.remove(&k) else {
+            return Err(Error::argument("PowerSgd", format!("bucket {k} was not sent")));
+        };
+        if let Some(plain) = sent.plain.take() {
+            let (plain, mut at) = (plain.wait()?.freeze()?, 0);
+            for i in (0..sent.ids.len()).filter(|&i| sent.ids[i].is_none()) {
+                let slot = &mut sent.pieces[2 * i + 1];
+                let own = plain.narrow(0, at, slot.shape().numel())?;
+                at += slot.shape().numel();
+                slot.reset();
+                slot.accumulate(&Op::identity(), &[&own])?;
+            }
+        }
+        if let Some(q) = sent.q.take() {
+            let (q, weight, mut at) = (q.wait()?.freeze()?, self.total()?, 0);
+            let compressed = sent.ids.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?)));
+            for ((i, id), p) in compressed.zip(&sent.bases) {
+                let matrix = known(&mut self.matrices, id)?;
+                let len = matrix.sizes().1;
+                matrix.end(p, &q.narrow(0, at, len)?, &weight, &mut sent.pieces[2 * i + 1])?;
+                at += len;
+            }
+        }
+        TensorMut::join(sent.pieces)
+    }
+
+    /// After the last bucket: those that no rank used (by id) have sent nothing.
+    pub(crate) fn complete(&mut self, unused: impl Iterator<Item = usize>) {
+        for id in unused {
+            self.matrices.get_mut(&id).into_iter().for_each(Matrix::undo);
+        }
+        if !self.skippable {
+            self.matrices.values_mut().for_each(Matrix::keep);
+        }
+        self.steps += 1;
+    }
+
+    /// The step was taken.
+    pub(crate) fn keep(&mut self) {
+        self.matrices.values_mut().for_each(Matrix::keep);
+    }
+
+    /// What is left of a parameter's gradient after the last step that was taken.
+    pub(crate) fn error(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
+        self.matrices.get(&leaf.id()).map(|m| Ok(m.taken()?.0)).transpose()
+    }
+
+    /// The id of a parameter that is sent compressed in this step.
+    fn compressed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<usize>> {
+        if self.steps < self.options.start_iter || self.options.of(&leaf.spec().shape).is_none() {
+            return Ok(None);
+        }
+        self.matrix(leaf)?;
+        Ok(Some(leaf.id()))
+    }
+
+    /// The state of a parameter that is compressed.
+    pub(super) fn matrix(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<&mut Matrix<R>>> {
+        let spec = leaf.spec();
+        let Some(sizes) = self.options.of(&spec.shape) else { return Ok(None) };
+        if !self.matrices.contains_key(&leaf.id()) {
+            let seed = self.options.seed.wrapping_add(u64::from(crc32fast::hash(leaf.name().as_bytes())));
+            self.matrices.insert(leaf.id(), Matrix::new(self.comm.runtime(), sizes, spec.dtype, seed)?);
+        }
+        Ok(self.matrices.get_mut(&leaf.id()))
+    }
+
+    /// Sends what is not compressed, in one row.
+    fn send_plain(&self, pieces: &[TensorMut<R>], ids: &[Option<usize>]) -> Result<Option<Work<TensorMut<R>>>> {
+        let plain: Vec<&TensorMut<R>> =
+            (0..ids.len()).filter(|&i| ids[i].is_none()).map(|i| &pieces[2 * i + 1]).collect();
+        let Some(first) = plain.first() else { return Ok(None) };
+        let lens: Vec<usize> = plain.iter().map(|p| p.shape().numel()).collect();
+        let mut parts = self.row(lens.iter().sum(), first.dtype())?.split(&lens)?;
+        let copy = Pointwise::identity().program;
+        for (from, to) in plain.into_iter().zip(&mut parts) {
+            compute(self.comm.runtime(), &copy, &[Input::Memory(from)], &[], &mut [to])?;
+        }
+        self.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
+    }
+
+    fn send_p(
+        &mut self,
+        pieces: &[TensorMut<R>],
+        members: &[Member<R>],
+        ids: &[Option<usize>],
+    ) -> Result<Option<Work<TensorMut<R>>>> {
+        let Some((mut parts, weight)) = self.cut(ids, |m| m.sizes().0)?.zip(Some(self.total()?)) else {
+            return Ok(None);
+        };
+        let compressed = (0..ids.len()).filter_map(|i| Some((i, ids[i]?)));
+        for ((i, id), p) in compressed.zip(&mut parts) {
+            let undoable = self.skippable || self.unused || !members[i].leaf.requires_grad();
+            known(&mut self.matrices, id)?.begin(&pieces[2 * i + 1], &weight, undoable, p)?;
+        }
+        self.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
+    }
+
+    /// Waits for bucket `k`'s `P` and sends its `Q`, unless that is done.
+    fn turn(&mut self, k: usize) -> Result<()> {
+        let Some(mut sent) = self.sent.remove(&k) else { return Ok(()) };
+        if let Some(p) = sent.p.take()
+            && let Some(mut parts) = self.cut(&sent.ids, |m| m.sizes().1)?
+        {
+            let (p, mut at) = (p.wait()?.freeze()?, 0);
+            for (id, q) in sent.ids.iter().flatten().zip(&mut parts) {
+                let matrix = known(&mut self.matrices, *id)?;
+                let len = matrix.sizes().0;
+                sent.bases.push(matrix.turn(&p.narrow(0, at, len)?, q)?);
+                at += len;
+            }
+            sent.q = Some(self.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum)?);
+        }
+        self.sent.insert(k, sent);
+        Ok(())
+    }
+
+    /// A row with a part for each compressed parameter; none if there is none.
+    fn cut(&self, ids: &[Option<usize>], len: impl Fn(&Matrix<R>) -> usize) -> Result<Option<Vec<TensorMut<R>>>> {
+        let matrices: Vec<&Matrix<R>> = ids.iter().flatten().filter_map(|id| self.matrices.get(id)).collect();
+        let Some(first) = matrices.first() else { return Ok(None) };
+        let lens: Vec<usize> = matrices.iter().map(|m| len(m)).collect();
+        self.row(lens.iter().sum(), first.dtype())?.split(&lens).map(Some)
+    }
+
+    fn row(&self, numel: usize, dtype: DType) -> Result<TensorMut<R>> {
+        TensorMut::alloc_for(self.comm.runtime(), Use::Communication, Shape::new(&[numel])?, dtype)
+    }
+
+    /// What the losses of all ranks weigh; 1 where nobody has said it.
+    fn total(&mut self) -> Result<Tensor<R>> {
+        if let Some(weight) = self.weight.take() {
+            self.total = Some(weight.wait()?.freeze()?);
+        }
+        match &self.total {
+            Some(total) => Ok(total.clone()),
+            None => Tensor::full(self.comm.runtime(), [1], DType::F32, 1.0),
+        }
+    }
+}
+
+fn known<R: Runtime>(matrices: &mut HashMap<usize, Matrix<R>>, id: usize) -> Result<&mut Matrix<R>> {
+    matrices.get_mut(&id).ok_or_else(|| Error::argument("PowerSgd", "a parameter was sent that nobody knows"))
+}

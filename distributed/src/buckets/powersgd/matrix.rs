@@ -1,0 +1,168 @@
+//! One parameter's gradient as a matrix, with what is kept of it from step to step.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    ops::{Input, Matmul, MatmulOps, Op, PointwiseOps, ReduceOps, ViewOp, ViewOps, compute},
+    pointwise::Program,
+};
+
+use super::orthonormal::orthonormal;
+
+/// The error, and the gradient of the mean added to it.
+static ABSORB: LazyLock<Program> = LazyLock::new(|| {
+    Program::new("absorb", |[error, grad, weight], []| [error + grad.cast_like(error) / weight.cast_like(error)])
+});
+/// A column of `Q` that is zero, or not finite, would stay so for ever: it is drawn anew.
+static ALIVE: LazyLock<Program> =
+    LazyLock::new(|| Program::new("alive", |[q, square, drawn], []| [square.gt(0.0).select(q, drawn - 0.5)]));
+/// The sum again, of the slot's type.
+static GIVE: LazyLock<Program> = LazyLock::new(|| {
+    Program::new("give", |[slot, product, weight], []| [(product * weight.cast_like(product)).cast_like(slot)])
+});
+
+/// The dtype of error, `P` and `Q` of gradients of type `dtype`.
+pub(super) fn working(dtype: DType) -> DType {
+    if dtype.is_half() { DType::F32 } else { dtype }
+}
+
+/// The state of a compressed parameter `[m, n]` at rank `r`.
+pub(super) struct Matrix<R: Runtime> {
+    m: usize,
+    n: usize,
+    rank: usize,
+    seed: u64,
+    /// A row, while nothing is written to it.
+    error: Option<Tensor<R>>,
+    /// `[n, r]`, the same on all ranks.
+    q: Tensor<R>,
+    /// What both were before the step, where it may be undone.
+    before: Option<(Tensor<R>, Tensor<R>)>,
+}
+
+impl<R: Runtime> Matrix<R> {
+    /// Of gradients of type `dtype`, with no error yet.
+    pub(super) fn new(rt: &R, (m, n, rank): (usize, usize, usize), dtype: DType, seed: u64) -> Result<Self> {
+        let mut error = TensorMut::alloc_for(rt, Use::Gradients, Shape::new(&[m * n])?, working(dtype))?;
+        error.zero()?;
+        let q = Tensor::zeros(rt, [n, rank], working(dtype))?;
+        Ok(Matrix { m, n, rank, seed, error: Some(error.freeze()?), q, before: None })
+    }
+
+    /// The dtype of error, `P` and `Q`.
+    pub(super) fn dtype(&self) -> DType {
+        self.q.dtype()
+    }
+
+    /// Elements of `P` and of `Q`.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.m * self.rank, self.n * self.rank)
+    }
+
+    /// Adds a gradient, divided by `weight`, to the error: that is `M`. Writes `M·Q` to `p`.
+    pub(super) fn begin(
+        &mut self,
+        grad: &TensorMut<R>,
+        weight: &Tensor<R>,
+        undoable: bool,
+        p: &mut TensorMut<R>,
+    ) -> Result<()> {
+        let error = self.error()?;
+        self.before = undoable.then(|| (error.clone(), self.q.clone()));
+        self.error = None;
+        let (rt, grad, weight) = (error.runtime().clone(), Input::Memory(grad), Input::Value(weight));
+        let sum = match error.try_mut() {
+            Ok(mut own) => {
+                compute(&rt, &ABSORB, &[Input::Own(0), grad, weight], &[], &mut [&mut own])?;
+                own
+            }
+            Err(kept) => {
+                let mut sum = TensorMut::alloc_for(&rt, Use::Gradients, *kept.shape(), kept.dtype())?;
+                compute(&rt, &ABSORB, &[Input::Value(&kept), grad, weight], &[], &mut [&mut sum])?;
+                sum
+            }
+        };
+        self.error = Some(sum.freeze()?);
+        let drawn = Tensor::uniform(self.q.runtime(), [self.n, self.rank], self.dtype(), 0.0, 1.0, self.seed)?;
+        self.q = self.q.apply_program(&ALIVE, &[&self.q.square()?.sum(&[0], true)?, &drawn], &[])?;
+        product(p, [self.m, self.rank], &self.matrix()?, &self.q)
+    }
+
+    /// Makes the summed `p` orthonormal, writes this rank's `Mᵀ·P̂` to `q` and takes from `M` what that sends of it. Gives `P̂`.
+    pub(super) fn turn(&mut self, p: &Tensor<R>, q: &mut TensorMut<R>) -> Result<Tensor<R>> {
+        let p = orthonormal(&p.reshape([self.m, self.rank])?)?;
+        let own = self.matrix()?.t()?.matmul(&p)?;
+        q.accumulate_view(&[ViewOp::Reshape(*own.shape())], &Op::identity(), &[&own])?;
+        let minus = own.neg()?.t()?;
+        let error = self.error()?;
+        self.error = None;
+        let Ok(mut error) = error.try_mut() else {
+            return Err(Error::argument("PowerSgd", "someone holds the error of a parameter"));
+        };
+        product(&mut error, [self.m, self.n], &p, &minus)?;
+        self.error = Some(error.freeze()?);
+        Ok(p)
+    }
+
+    /// Writes the sum over all ranks, `P̂·Qᵀ` with the summed `q`, times `weight`.
+    pub(super) fn end(
+        &mut self,
+        p: &Tensor<R>,
+        q: &Tensor<R>,
+        weight: &Tensor<R>,
+        slot: &mut TensorMut<R>,
+    ) -> Result<()> {
+        // A tensor of its own: the row that was sent need not stay.
+        self.q = q.reshape([self.n, self.rank])?.copy()?;
+        let sum = p.matmul(&self.q.t()?)?.reshape([self.m * self.n])?;
+        compute(sum.runtime(), &GIVE, &[Input::Own(0), Input::Value(&sum), Input::Value(weight)], &[], &mut [slot])
+    }
+
+    /// Forgets what was before the step.
+    pub(super) fn keep(&mut self) {
+        self.before = None;
+    }
+
+    /// Goes back to what was before the step, if that is known.
+    pub(super) fn undo(&mut self) {
+        if let Some((error, q)) = self.before.take() {
+            (self.error, self.q) = (Some(error), q);
+        }
+    }
+
+    /// The error, a row.
+    pub(super) fn error(&self) -> Result<Tensor<R>> {
+        self.error
+            .clone()
+            .ok_or_else(|| Error::argument("PowerSgd", "the error of a parameter was lost in a step that failed"))
+    }
+
+    /// `Q`.
+    pub(super) fn q(&self) -> &Tensor<R> {
+        &self.q
+    }
+
+    /// Error and `Q` after the last step that was taken.
+    pub(super) fn taken(&self) -> Result<(Tensor<R>, Tensor<R>)> {
+        self.before.clone().map_or_else(|| Ok((self.error()?, self.q.clone())), Ok)
+    }
+
+    /// Takes an error over, if there is one, and `Q`.
+    pub(super) fn set(&mut self, error: Option<Tensor<R>>, q: &Tensor<R>) -> Result<()> {
+        if let Some(error) = error {
+            self.error = Some(error.copy_for(Use::Gradients)?);
+        }
+        (self.q, self.before) = (q.reshape([self.n, self.rank])?, None);
+        Ok(())
+    }
+
+    fn matrix(&self) -> Result<Tensor<R>> {
+        self.error()?.reshape([self.m, self.n])
+    }
+}
+
+/// Adds `a·b` to a row, or overwrites it if nothing was written to it.
+fn product<R: Runtime>(row: &mut TensorMut<R>, shape: [usize; 2], a: &Tensor<R>, b: &Tensor<R>) -> Result<()> {
+    row.accumulate_view(&[ViewOp::Reshape(Shape::new(&shape)?)], &Op::Matmul(Matmul), &[a, b])
+}

@@ -1,0 +1,83 @@
+//! PowerSGD: gradients travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, *PowerSGD*, 2019, algorithms 1 and 2).
+//!
+//! A gradient `M: [m, n]` becomes `P̂·Qᵀ` with `P = M·Q` of the last step's `Q: [n, r]`, summed over ranks and made orthonormal, and
+//! `Q = Mᵀ·P̂`, summed: `(m + n)·r` elements are sent in place of `m·n`. What a rank could not send, `M − P̂·(Mᵀ·P̂)ᵀ`, is its error, which
+//! it adds to its next gradient. Sums serve as well as the paper's means, because making `P` orthonormal takes any factor out.
+//!
+//! Errors are of the mean gradient: a step's sums are divided by what its losses weigh on all ranks, loss scale included, before an error
+//! is added. Otherwise what a batch of a thousand tokens left would count a hundred times in one of ten.
+//!
+//! **Invariant**: what was sent, and all ranks' errors after the step, together are the gradients and the errors before it. A step that
+//! is left out, and a parameter that no rank used, leave errors as they were.
+
+mod compressor;
+mod matrix;
+mod orthonormal;
+mod saved;
+
+use numcore::{Error, Result, Shape};
+
+pub(crate) use compressor::{Compressor, Member};
+
+/// Low-rank compression of gradients with error feedback; see [`Wire::PowerSgd`](super::Wire::PowerSgd).
+///
+/// Costs an error of the size of the gradient (`f32`, or `f64` for `f64`) and three thin products for each matrix. A parameter of one
+/// axis or none travels as it is; one of more axes is a matrix of its first axis and all others together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PowerSgd {
+    /// Columns of `P` and `Q`: 1 to 4 for most models.
+    pub rank: usize,
+    /// Steps at the beginning in which everything travels as it is: gradients change fastest there.
+    pub start_iter: u64,
+    /// How much smaller a parameter's gradient must become to be compressed; 0 compresses every matrix.
+    pub min_rate: f64,
+    /// Of the first `Q`, which is the same on all ranks.
+    pub seed: u64,
+}
+
+impl Default for PowerSgd {
+    /// Rank 1 from the first step on, for gradients that become half as large or smaller.
+    fn default() -> Self {
+        PowerSgd { rank: 1, start_iter: 0, min_rate: 2.0, seed: 0 }
+    }
+}
+
+impl PowerSgd {
+    /// A parameter's gradient as a matrix `[m, n]`, and the rank it is compressed to; `None` if it travels as it is.
+    ///
+    /// ```
+    /// use distributed::buckets::PowerSgd;
+    /// use numcore::Shape;
+    /// # fn main() -> numcore::Result<()> {
+    /// let rank4 = PowerSgd { rank: 4, ..Default::default() };
+    /// assert_eq!(rank4.of(&Shape::new(&[64, 16, 3, 3])?), Some((64, 144, 4)));
+    /// assert_eq!(rank4.of(&Shape::new(&[8, 8])?), None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of(&self, shape: &Shape) -> Option<(usize, usize, usize)> {
+        if shape.rank() < 2 || shape.numel() == 0 {
+            return None;
+        }
+        let (m, n) = (shape[0], shape.numel() / shape[0]);
+        let rank = self.rank.min(m).min(n);
+        let sent = ((m + n) * rank) as f64;
+        (sent * self.min_rate < shape.numel() as f64).then_some((m, n, rank))
+    }
+
+    pub(super) fn check(&self, canonical: bool) -> Result<()> {
+        let wrong = |why: String| Err(Error::argument("PowerSgd", why));
+        if self.rank == 0 {
+            return wrong("`rank` is 0; a matrix needs at least one column".into());
+        }
+        if !(self.min_rate >= 0.0 && self.min_rate.is_finite()) {
+            return wrong(format!("`min_rate` cannot be {}", self.min_rate));
+        }
+        if canonical {
+            return wrong(
+                "in canonical order gradients travel as they are; leave `canonical` or the compression out".into(),
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+//! Columns made orthonormal.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    Result, Runtime, Tensor,
+    ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps, cat},
+    pointwise::Program,
+};
+
+/// A column shorter than this is zero: squares of smaller numbers leave the range of `f32`.
+const EPSILON: f64 = 1e-18;
+
+static UNIT: LazyLock<Program> = LazyLock::new(|| {
+    Program::new("unit", |[x, square], [least]| [square.gt(least).select(x / square.sqrt(), x * 0.0)])
+});
+static WITHOUT: LazyLock<Program> =
+    LazyLock::new(|| Program::new("without", |[x, unit, along], []| [x - unit * along]));
+
+/// Orthonormal columns that span those of `p: [m, r]`, `r <= m`; a column that is zero stays zero.
+///
+/// Modified Gram–Schmidt, twice: what one pass leaves of a column that depends on those before it is rounding error, of any direction;
+/// the second makes that orthogonal too (Giraud, Langou, Rozložník 2005), so that no threshold has to tell the two apart.
+pub(super) fn orthonormal<R: Runtime>(p: &Tensor<R>) -> Result<Tensor<R>> {
+    gram_schmidt(&gram_schmidt(p)?)
+}
+
+fn gram_schmidt<R: Runtime>(p: &Tensor<R>) -> Result<Tensor<R>> {
+    let (mut rest, mut units) = (p.clone(), Vec::new());
+    for left in (0..p.dims()[1]).rev() {
+        let x = rest.narrow(1, 0, 1)?;
+        let unit = x.apply_program(&UNIT, &[&x.square()?.sum(&[0], true)?], &[(EPSILON * EPSILON).into()])?;
+        if left > 0 {
+            let others = rest.narrow(1, 1, left)?;
+            let along = unit.t()?.matmul(&others)?;
+            rest = others.apply_program(&WITHOUT, &[&unit, &along], &[])?;
+        }
+        units.push(unit);
+    }
+    cat(&units.iter().collect::<Vec<_>>(), 1)
+}

@@ -1,0 +1,90 @@
+//! Errors in checkpoints.
+//!
+//! They are the ranks' own: another number of ranks shares out those that are there, so that their sum stays; where none are there they
+//! begin at zero.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use autograd::Leaf;
+use numcore::{DType, Result, Runtime, Shape, Tensor, ops::PointwiseOps};
+
+use super::{Compressor, matrix::working};
+use crate::{
+    checkpoint::{Part, Wanted, names},
+    comm::Communicator,
+};
+
+/// How many steps were exchanged: that a rank has errors.
+const STEPS: &str = "powersgd";
+
+fn error(rank: usize, name: &str) -> String {
+    names::own(rank, &format!("error/{name}"))
+}
+
+/// The same on all ranks: the first saves it.
+fn basis(name: &str) -> String {
+    names::own(0, &format!("basis/{name}"))
+}
+
+impl<R: Runtime> Compressor<R> {
+    /// This rank's errors, and on the first rank every `Q`.
+    pub(crate) fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Part<R>>> {
+        let (rank, mut parts) = (self.comm.rank(), Vec::new());
+        for leaf in leaves {
+            let Some(matrix) = self.matrices.get(&leaf.id()) else { continue };
+            let (left, q) = matrix.taken()?;
+            parts.push(Part::whole(error(rank, &leaf.name()), &left)?);
+            if rank == 0 {
+                parts.push(Part::whole(basis(&leaf.name()), &q)?);
+            }
+        }
+        Ok(parts)
+    }
+
+    pub(crate) fn numbers(&self) -> BTreeMap<String, u64> {
+        BTreeMap::from([(names::own(self.comm.rank(), STEPS), self.steps)])
+    }
+
+    /// This rank's errors and every `Q`, which must fit if they are there.
+    pub(crate) fn wanted(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Wanted>> {
+        let mut all = Vec::new();
+        for leaf in leaves {
+            let spec = leaf.spec();
+            let Some((m, n, rank)) = self.options.of(&spec.shape) else { continue };
+            all.push(wanted(error(self.comm.rank(), &leaf.name()), &[m * n], working(spec.dtype))?);
+            all.push(wanted(basis(&leaf.name()), &[n, rank], working(spec.dtype))?);
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn restore(
+        &mut self,
+        leaves: &[Arc<Leaf<R>>],
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let steps = |rank| numbers.get(&names::own(rank, STEPS)).copied();
+        self.matrices.clear();
+        self.steps = steps(0).unwrap_or(0);
+        let saved = (0..).take_while(|&r| steps(r).is_some()).count();
+        for leaf in leaves {
+            if self.steps <= self.options.start_iter {
+                break;
+            }
+            let (own, n) = (self.comm.rank(), self.comm.size());
+            let Some(matrix) = self.matrix(leaf)? else { continue };
+            let (mut sum, q) = (None, read(&wanted(basis(&leaf.name()), matrix.q().dims(), matrix.dtype())?)?);
+            for rank in (own..saved).step_by(n) {
+                let error = read(&wanted(error(rank, &leaf.name()), matrix.error()?.dims(), matrix.dtype())?)?;
+                sum = Some(sum.map_or(Ok(error.clone()), |sum: Tensor<R>| sum.add(&error))?);
+            }
+            matrix.set(sum, &q)?;
+        }
+        Ok(())
+    }
+}
+
+fn wanted(name: String, shape: &[usize], dtype: DType) -> Result<Wanted> {
+    let shape = Shape::new(shape)?;
+    Ok(Wanted { name, shape, dtype, elements: 0..shape.numel() })
+}

@@ -1,0 +1,109 @@
+//! Checkpoints of pipelines: under the names of the whole model, so that any other cut, number of replicas or strategy goes on from them.
+
+use std::collections::BTreeMap;
+
+use numcore::{Result, Runtime, Tensor};
+
+use super::{StagedTrainer, stages::Stages};
+use crate::{
+    checkpoint::{Checkpointed, Folder, Manifest, Part, Wanted, names},
+    comm::Communicator,
+    train::{Notes, StageStrategy},
+};
+
+impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
+    /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
+    pub fn save(&self, folder: &Folder, notes: &Notes) -> Result<()> {
+        folder.save(&self.groups.world, self.global_step(), self, notes)
+    }
+
+    /// Goes on from the last complete checkpoint in a folder, whatever trainer saved it: of any strategy, on any number of ranks, of
+    /// the model in any stages or whole. Gives its manifest, or none if there is none. With ranks and stages as they were, what follows
+    /// is what would have followed, bit for bit.
+    pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
+        let world = self.groups.world.clone();
+        folder.load_latest(&world, self)
+    }
+}
+
+impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for StagedTrainer<R, S> {
+    fn parts(&self) -> Result<Vec<Part<R>>> {
+        let mut parts = Vec::new();
+        for (&stage, strategy) in &self.stages.parts {
+            let aliases = Aliases::new(&self.stages, stage);
+            parts.extend(strategy.parts()?.into_iter().filter(|part| !aliases.is_copy(&part.name)));
+        }
+        Ok(parts)
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        let mut numbers = self.updates.numbers(self.groups.world.rank());
+        for (&stage, strategy) in &self.stages.parts {
+            let aliases = Aliases::new(&self.stages, stage);
+            numbers.extend(strategy.numbers().into_iter().filter(|(name, _)| !aliases.is_copy(name)));
+        }
+        numbers
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let mut wanted = Vec::new();
+        for (&stage, strategy) in &self.stages.parts {
+            let aliases = Aliases::new(&self.stages, stage);
+            wanted.extend(strategy.wanted()?.into_iter().map(|wanted| aliases.resolved(wanted)));
+        }
+        Ok(wanted)
+    }
+
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let aliases: Vec<Aliases> = self.stages.parts.keys().map(|&stage| Aliases::new(&self.stages, stage)).collect();
+        for (aliases, strategy) in aliases.iter().zip(self.stages.parts.values_mut()) {
+            let own = |alias: &Alias| Some((names::updates(&alias.copy), *numbers.get(&names::updates(&alias.name))?));
+            let mut of_stage = numbers.clone();
+            of_stage.extend(aliases.0.iter().filter_map(own));
+            strategy.restore(&mut |wanted| read(&aliases.resolved(wanted.clone())), &of_stage)?;
+        }
+        self.updates.restore(numbers, self.groups.world.rank())
+    }
+}
+
+/// The tied parameters of a stage that are copies of another stage's.
+struct Aliases(Vec<Alias>);
+
+struct Alias {
+    /// What the copy is called.
+    copy: String,
+    /// What the parameter is called.
+    name: String,
+}
+
+impl Aliases {
+    fn new<R: Runtime, S>(stages: &Stages<R, S>, stage: usize) -> Self {
+        let copies = stages.ties.iter().filter(|tied| tied.first != stage).flat_map(|tied| {
+            let here = tied.copies.iter().filter(|(at, _)| *at == stage);
+            here.map(|(_, leaf)| Alias { copy: leaf.name().to_string(), name: tied.name.clone() })
+        });
+        Aliases(copies.collect())
+    }
+
+    fn alias<'a>(&'a self, name: &'a str) -> Option<(&'a Alias, &'a str)> {
+        let (kind, leaf) = names::parted(name)?;
+        self.0.iter().find(|alias| alias.copy == leaf).map(|alias| (alias, kind))
+    }
+
+    /// Whether this is what belongs to a copy: the parameter's own stage has it.
+    fn is_copy(&self, name: &str) -> bool {
+        self.alias(name).is_some()
+    }
+
+    /// What belongs to a copy is read from the parameter's own.
+    fn resolved(&self, wanted: Wanted) -> Wanted {
+        match self.alias(&wanted.name) {
+            Some((alias, kind)) => Wanted { name: format!("{kind}{}", alias.name), ..wanted },
+            None => wanted,
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The strategies of a rank's stages as one: where gradients go, and what concerns several stages.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use autograd::{BackwardHook, Leaf};
+use numcore::{
+    Error, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ViewOps},
+};
+
+use super::{StageHooks, tie::Tied};
+use crate::{
+    comm::{Collectives, Comm, ReduceOp, memory},
+    pipeline::{Compute, Pass},
+    train::{StageStrategy, Summed, wide},
+};
+
+/// A strategy for each stage of this rank: the [`StageHooks`] of training.
+///
+/// Strategies sum over the replicas of their stage, during its last sweep or, where gradients are sharded, during each; tied
+/// parameters are summed over their copies after that, in the order of ranks.
+pub(super) struct Stages<R: Runtime, S> {
+    pipe: Comm<R>,
+    pub(super) parts: BTreeMap<usize, S>,
+    pub(super) ties: Vec<Tied<R>>,
+    /// Whether the run that goes on is the step's last.
+    sync: bool,
+    /// Of a rank without parameters.
+    rate: f64,
+}
+
+impl<R: Runtime, S: StageStrategy<R>> Stages<R, S> {
+    pub(super) fn new(pipe: &Comm<R>, parts: BTreeMap<usize, S>, ties: Vec<Tied<R>>, rate: f64) -> Self {
+        Stages { pipe: pipe.clone(), parts, ties, sync: true, rate }
+    }
+
+    /// Before a step: forgets the last one's gradients.
+    pub(super) fn prepare(&mut self) -> Result<()> {
+        self.parts.values_mut().try_for_each(S::prepare)
+    }
+
+    /// Before a run: `sync` tells whether it is the step's last.
+    pub(super) fn begin(&mut self, sync: bool) {
+        self.sync = sync;
+    }
+
+    /// After the last run: waits until every gradient is the sum over all ranks, as far as this rank keeps it.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.parts.values_mut().try_for_each(S::finish)?;
+        let start = |tied: &Tied<R>| tied.start(&mut self.parts);
+        let summing = self.ties.iter().map(start).collect::<Result<Vec<_>>>()?;
+        for (tied, summing) in self.ties.iter().zip(summing) {
+            summing.map_or(Ok(()), |summing| tied.finish(summing, &mut self.parts))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a stage's parameter counts where each of the model counts once.
+    fn counts(&self, stage: usize, leaf: &Arc<Leaf<R>>) -> bool {
+        !self.ties.iter().any(|tied| tied.first != stage && tied.has(leaf))
+    }
+
+    fn part(&mut self, stage: usize) -> Result<&mut S> {
+        let missing = || Error::argument("pipeline", format!("stage {stage} has no strategy"));
+        self.parts.get_mut(&stage).ok_or_else(missing)
+    }
+}
+
+impl<R: Runtime, S: StageStrategy<R>> StageHooks<R> for Stages<R, S> {
+    fn gradients(&mut self, Compute { stage, pass, .. }: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>> {
+        let last = last && self.sync;
+        let part = self.part(stage)?;
+        // I makes no weight gradient: it is no sweep to a strategy.
+        if pass != Pass::I {
+            part.begin(last)?;
+        }
+        Ok(part)
+    }
+
+    fn unshard(&mut self, stage: usize) -> Result<()> {
+        self.part(stage)?.unshard()
+    }
+
+    fn reshard(&mut self, stage: usize) -> Result<()> {
+        self.part(stage)?.reshard()
+    }
+}
+
+impl<R: Runtime, S: StageStrategy<R>> Summed<R> for Stages<R, S> {
+    fn norm(&self) -> Result<Tensor<R>> {
+        let wide = wide(self.pipe.runtime());
+        let mut sum = Tensor::zeros(self.pipe.runtime(), [1], wide)?;
+        for (&stage, part) in &self.parts {
+            sum = sum.add(&part.squared_norm(&|leaf| self.counts(stage, leaf))?.to_dtype(wide)?)?;
+        }
+        self.pipe.all_reduce(memory(&sum)?, ReduceOp::Sum)?.wait()?.freeze()?.sqrt()?.reshape([])
+    }
+
+    fn is_finite(&self) -> Result<bool> {
+        let mut own = true;
+        // All of them: they may ask other ranks.
+        for part in self.parts.values() {
+            own &= part.is_finite()?;
+        }
+        Ok(self.pipe.exchange(&[own.into()])?.iter().all(|flag| flag == &[1]))
+    }
+
+    fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
+        self.parts.values_mut().try_for_each(|part| part.update(scale))
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.parts.values().find_map(S::rate).unwrap_or(self.rate)
+    }
+}

@@ -1,0 +1,92 @@
+//! Gradients that are sums over all ranks, and what every step does with them.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ReduceOps, ViewOps, cat},
+    pointwise::Program,
+};
+use optim::LossScaler;
+
+use super::{Loss, TrainingConfig, TrainingMetrics};
+use crate::comm::{Collectives, Comm, ReduceOp, memory};
+
+/// The gradients of a step after its last sweep, wherever they are kept, and the parameters they are of.
+pub trait Summed<R: Runtime> {
+    /// The L2 norm of all gradients together, of all ranks' parts: a scalar on the device.
+    fn norm(&self) -> Result<Tensor<R>>;
+    /// Whether all gradients are finite, on all ranks; waits for the device.
+    fn is_finite(&self) -> Result<bool>;
+    /// Updates the parameters from the gradients times a scalar on the device.
+    fn update(&mut self, scale: &Tensor<R>) -> Result<()>;
+    /// The learning rate of the next update (of the first group).
+    fn learning_rate(&self) -> f64;
+}
+
+/// What a trainer does after the last sweep of a step, and what it remembers from step to step.
+pub(crate) struct Updates {
+    pub(crate) config: TrainingConfig,
+    pub(crate) scaler: Option<LossScaler>,
+    pub(crate) steps: u64,
+}
+
+/// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as `clip_grad_norm` has it, for a positive factor `s` that the gradients still have to be multiplied by.
+static CLIPPED: LazyLock<Program> =
+    LazyLock::new(|| Program::new("clipped", |[norm, scale], [max]| [(max / (norm * scale + 1e-6)).min(1.0) * scale]));
+
+impl Updates {
+    pub(crate) fn new(config: TrainingConfig) -> Self {
+        Updates { scaler: config.loss_scaling.clone(), config, steps: 0 }
+    }
+
+    /// What the gradient of every loss is multiplied by.
+    pub(crate) fn loss_scale(&self) -> f64 {
+        self.scaler.as_ref().map_or(1.0, LossScaler::factor)
+    }
+
+    /// Mean, clipping, update. `losses` are this rank's, of those of all ranks of `comm`; all of them come to the same decisions.
+    pub(crate) fn apply<R: Runtime>(
+        &mut self,
+        gradients: &mut dyn Summed<R>,
+        comm: &Comm<R>,
+        losses: &[Loss<R>],
+    ) -> Result<TrainingMetrics<R>> {
+        let totals = totals(comm, losses)?;
+        let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
+        let stepped = self.scaler.is_none() || gradients.is_finite()?;
+        let mut scale = weight.mul(self.loss_scale())?.recip()?;
+        let mut grad_norm = None;
+        if let Some(max) = self.config.max_norm {
+            let norm = gradients.norm()?.to_dtype(scale.dtype())?;
+            grad_norm = Some(norm.mul(&scale)?);
+            scale = norm.apply_program(&CLIPPED, &[&scale], &[max.into()])?;
+        }
+        let learning_rate = gradients.learning_rate();
+        if stepped {
+            gradients.update(&scale)?;
+            self.steps += 1;
+        }
+        if let Some(scaler) = &mut self.scaler {
+            scaler.adapt(stepped);
+        }
+        Ok(TrainingMetrics { loss: sum.div(&weight)?, grad_norm, stepped, learning_rate, global_step: self.steps })
+    }
+}
+
+/// What totals are added up in.
+pub(crate) fn wide<R: Runtime>(rt: &R) -> DType {
+    if rt.capabilities().compute.contains(&DType::F64) { DType::F64 } else { DType::F32 }
+}
+
+/// Sum and weight of all losses of all ranks, on the device.
+fn totals<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>]) -> Result<Tensor<R>> {
+    let dtype = wide(comm.runtime());
+    let sums = losses.iter().map(|l| l.sum.value()?.to_dtype(dtype)?.reshape([1])).collect::<Result<Vec<_>>>()?;
+    let sum = match sums.is_empty() {
+        true => Tensor::zeros(comm.runtime(), [1], dtype)?,
+        false => cat(&sums.iter().collect::<Vec<_>>(), 0)?.sum(&[], true)?,
+    };
+    let weight = Tensor::full(comm.runtime(), [1], dtype, losses.iter().map(|l| l.weight).sum::<f64>())?;
+    comm.all_reduce(memory(&cat(&[&sum, &weight], 0)?)?, ReduceOp::Sum)?.wait()?.freeze()
+}

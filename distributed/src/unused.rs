@@ -1,0 +1,34 @@
+//! Parameters that take no part in a step's loss.
+
+use std::sync::Arc;
+
+use autograd::Leaf;
+use numcore::{ErrorKind, Result, Runtime, Tensor};
+
+use crate::comm::{Collectives, Comm, ReduceOp, memory};
+
+/// What becomes of parameters that take no part in a step's loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Unused {
+    /// An error that names them, before the optimizer may run.
+    #[default]
+    Error,
+    /// Where other ranks used them, this rank contributes zero; where none did they have no gradient. Costs an exchange of one byte for
+    /// each parameter.
+    Allow,
+}
+
+/// Which parameters any rank used: `own` has those this one did, in the same order on all. Blocks.
+pub(crate) fn used_anywhere<R: Runtime>(comm: &Comm<R>, own: impl Iterator<Item = bool>) -> Result<Vec<bool>> {
+    let own: Vec<u8> = own.map(u8::from).collect();
+    let flags = memory(&Tensor::from_slice(comm.runtime(), [own.len()], &own)?)?;
+    let flags = comm.all_reduce(flags, ReduceOp::Max)?.wait()?.freeze()?.to_vec::<u8>()?;
+    Ok(flags.into_iter().map(|flag| flag > 0).collect())
+}
+
+/// An error that names every parameter that is trained and was not used.
+pub(crate) fn require_all<'a, R: Runtime>(parameters: impl Iterator<Item = (&'a Arc<Leaf<R>>, bool)>) -> Result<()> {
+    let missing = parameters.filter(|(leaf, used)| leaf.requires_grad() && !used);
+    let names: Vec<String> = missing.map(|(leaf, _)| leaf.name().to_string()).collect();
+    if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+}

@@ -1,0 +1,143 @@
+//! What the tests of checkpoints share: a folder, and every way to train.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::{fs, path::PathBuf};
+
+use crate::common::{Task, config, own, weights};
+use distributed::{
+    buckets::BucketOptions,
+    checkpoint::Folder,
+    comm::{Comm, Communicator},
+    train::{BucketedTrainer, Loss, Notes, TrainingConfig, TrainingMetrics},
+    zero::{FullParameters, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+};
+use nn::{Init, Module};
+use numcore::{DType, Result};
+use runtime_cpu::Cpu;
+
+/// A folder that is removed when the test ends.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        Scratch(path)
+    }
+
+    pub fn folder(&self) -> Folder {
+        Folder::new(&self.0)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Ways to train.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum How {
+    Buckets,
+    Zero(ZeroStage),
+}
+
+pub const HOWS: [How; 4] =
+    [How::Buckets, How::Zero(ZeroStage::State), How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters)];
+
+/// Both trainers, as one.
+pub enum Any {
+    Buckets(Box<BucketedTrainer<Cpu>>),
+    Zero(Box<ZeroTrainer<Cpu>>),
+}
+
+impl Any {
+    pub fn new<M: Task>(comm: &Comm<Cpu>, model: &M, how: How, config: TrainingConfig) -> Result<Self> {
+        Self::over(comm, model, how, config)
+    }
+
+    pub fn over(comm: &Comm<Cpu>, model: &impl Module<Cpu>, how: How, config: TrainingConfig) -> Result<Self> {
+        Ok(match how {
+            How::Buckets => {
+                Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config, BucketOptions::default())?))
+            }
+            How::Zero(stage) => {
+                let options = ZeroOptions { stage, units: UnitOf::children(), ..Default::default() };
+                Any::Zero(Box::new(ZeroTrainer::new(comm, model, config, options)?))
+            }
+        })
+    }
+
+    pub fn step<M: Task>(&mut self, model: &M, comm: &Comm<Cpu>, step: usize) -> Result<TrainingMetrics<Cpu>> {
+        self.step_with(|_| model.loss(comm.runtime(), step, &own(comm)))
+    }
+
+    pub fn step_with(&mut self, loss: impl FnMut(usize) -> Result<Loss<Cpu>>) -> Result<TrainingMetrics<Cpu>> {
+        match self {
+            Any::Buckets(t) => t.step(loss),
+            Any::Zero(t) => t.step(loss),
+        }
+    }
+
+    pub fn save(&self, folder: &Folder) -> Result<()> {
+        self.save_with(folder, Notes::from([("made by".into(), "a test".into())]))
+    }
+
+    pub fn save_with(&self, folder: &Folder, notes: Notes) -> Result<()> {
+        match self {
+            Any::Buckets(t) => t.save(folder, &notes),
+            Any::Zero(t) => t.save(folder, &notes),
+        }
+    }
+
+    pub fn load(&mut self, folder: &Folder) -> Result<Option<distributed::checkpoint::Manifest>> {
+        match self {
+            Any::Buckets(t) => t.load(folder),
+            Any::Zero(t) => t.load(folder),
+        }
+    }
+
+    /// While it lives, all parameters are here.
+    pub fn full(&self) -> Result<Option<FullParameters<Cpu>>> {
+        match self {
+            Any::Buckets(_) => Ok(None),
+            Any::Zero(t) => t.strategy().gather_full_params().map(Some),
+        }
+    }
+
+    pub fn weights<M: Task>(&self, model: &M) -> Result<Vec<f64>> {
+        let _scope = self.full()?;
+        weights(model)
+    }
+}
+
+/// Trains from step `from` to `to`; loads before if `from` is not 0, saves at the end if `save`.
+pub fn run<M: Task>(
+    comm: &Comm<Cpu>,
+    how: How,
+    dtype: DType,
+    folder: &Folder,
+    from: usize,
+    to: usize,
+    save: bool,
+) -> Result<Vec<f64>> {
+    let seed = if from == 0 { 0 } else { 77 };
+    let model = M::new(&Init::new(comm.runtime(), seed).dtype(dtype))?;
+    let mut trainer = Any::new(comm, &model, how, config())?;
+    if from > 0 {
+        let manifest = trainer.load(folder)?.expect("a checkpoint");
+        assert_eq!(manifest.notes()["made by"], "a test");
+    }
+    let mut trace = Vec::new();
+    for step in from..to {
+        let metrics = trainer.step(&model, comm, step)?;
+        assert_eq!(metrics.global_step(), step as u64 + 1);
+        trace.push(metrics.loss()?);
+    }
+    if save {
+        trainer.save(folder)?;
+    }
+    trace.extend(trainer.weights(&model)?);
+    Ok(trace)
+}

@@ -1,0 +1,215 @@
+//! Checkpoints: whatever can happen to files, and to a program while it saves.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use crate::checkpoint_common::*;
+use crate::common::{Mlp, Task, config, cpu, weights};
+use distributed::{
+    checkpoint::Folder,
+    comm::{Comm, Communicator, Ranks},
+    zero::{ZeroOptions, ZeroStage, ZeroTrainer},
+};
+use nn::{Gpt, Init};
+use numcore::{DType, Error, rng::Philox};
+use runtime_cpu::Cpu;
+
+/// Saves with four ranks, spoils the files, and tries to load with three: what each rank says, and whether it changed nothing.
+fn spoiled(name: &str, spoil: impl Fn(&Path)) -> Vec<Error> {
+    let scratch = Scratch::new(name);
+    let folder = scratch.folder();
+    let how = How::Zero(ZeroStage::Gradients);
+    Ranks::new(4).run(cpu, |c| run::<Mlp<Cpu>>(&c, how, DType::F32, &folder, 0, 1, true)).unwrap();
+    spoil(&folder.step(1));
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
+        let mut trainer = Any::new(&comm, &model, how, config())?;
+        let before = weights(&model)?;
+        let error = folder_load(&mut trainer, &folder);
+        assert_eq!(weights(&model)?, before, "{name}");
+        trainer.step(&model, &comm, 0)?;
+        error.map_or(Ok(()), Err)
+    });
+    outcomes.unwrap().into_iter().map(|o| o.expect_err(name)).collect()
+}
+
+fn folder_load(trainer: &mut Any, folder: &Folder) -> Option<Error> {
+    trainer.load(folder).map(|m| assert!(m.is_none())).err()
+}
+
+fn edit(path: &Path, f: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(path).unwrap();
+    f(&mut bytes);
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn spoiled_files_are_named_on_every_rank() {
+    type Spoil = fn(&Path);
+    let cases: [(&str, Spoil, &str); 6] = [
+        ("flipped", |p| edit(&p.join("rank-00000.safetensors"), |b| *b.last_mut().unwrap() ^= 1), "checksum"),
+        ("truncated", |p| edit(&p.join("rank-00001.safetensors"), |b| b.truncate(b.len() - 9)), "rank-00001"),
+        ("missing", |p| fs::remove_file(p.join("rank-00000.safetensors")).unwrap(), "rank-00000"),
+        (
+            "swapped",
+            |p| assert!(fs::copy(p.join("rank-00000.safetensors"), p.join("rank-00001.safetensors")).unwrap() > 0),
+            "rank-00001",
+        ),
+        ("foreign", |p| fs::write(p.join("manifest.json"), "{\"a\": 1}").unwrap(), "no version"),
+        (
+            "future",
+            |p| {
+                edit(&p.join("manifest.json"), |b| {
+                    *b = String::from_utf8_lossy(b).replace("\"version\":1", "\"version\":9").into_bytes()
+                })
+            },
+            "version 9",
+        ),
+    ];
+    for (name, spoil, told) in cases {
+        for e in spoiled(name, spoil) {
+            assert!(e.to_string().contains(told), "{name}: {e}");
+        }
+    }
+}
+
+#[test]
+fn tensors_that_are_missing_unexpected_or_of_another_shape_are_named() {
+    let scratch = Scratch::new("strict");
+    let folder = scratch.folder();
+    let how = How::Buckets;
+    Ranks::new(2).run(cpu, |c| run::<Mlp<Cpu>>(&c, how, DType::F32, &folder, 0, 1, true)).unwrap();
+    let other = |dtype, how| {
+        let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+            let model = Gpt::new(&Init::new(comm.runtime(), 5).dtype(dtype), Default::default())?;
+            Any::new(&comm, &model, how, config())?.load(&folder).map(|_| ())
+        });
+        outcomes.unwrap().into_iter().map(|o| o.unwrap_err().to_string()).collect::<Vec<_>>()
+    };
+    assert!(other(DType::F32, how).iter().all(|e| e.contains("parameter/wte.weight") && e.contains("missing")));
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 5).dtype(DType::F64))?;
+        Any::new(&comm, &model, how, config())?.load(&folder).map(|_| ())
+    });
+    for e in outcomes.unwrap() {
+        let e = e.unwrap_err().to_string();
+        assert!(e.contains("parameter/a.weight") && e.contains("f64 [9, 5] here and f32 [9, 5] there"), "{e}");
+    }
+    // SGD without momentum keeps no state: what AdamW saved would be dropped.
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
+        let sgd = optim::ParamGroups::new(optim::SgdConfig::default());
+        let mut trainer = ZeroTrainer::with(&comm, &model, sgd, config(), ZeroOptions::default())?;
+        trainer.load(&folder).map(|_| ())
+    });
+    for e in outcomes.unwrap() {
+        let e = e.unwrap_err().to_string();
+        assert!(e.contains("state/exp_avg/a.weight") && e.contains("nothing here takes it"), "{e}");
+    }
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_last_one() {
+    let scratch = Scratch::new("failed");
+    let folder = scratch.folder();
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        trainer.step(&model, &comm, 0)?;
+        trainer.save(&folder)?;
+        trainer.step(&model, &comm, 1)?;
+        // Where rank 1 would write lies a folder.
+        if comm.rank() == 0 {
+            fs::create_dir_all(scratch.0.join("unfinished-0000000002")).unwrap();
+            fs::write(scratch.0.join("unfinished-0000000002").join("left over"), "x").unwrap();
+        }
+        trainer.save(&folder)?;
+        trainer.step(&model, &comm, 2)?;
+        if comm.rank() == 0 {
+            fs::write(scratch.0.join("unfinished-0000000003"), "a file in the way").unwrap();
+        }
+        trainer.save(&folder)
+    });
+    for outcome in outcomes.unwrap() {
+        let e = outcome.unwrap_err().to_string();
+        assert!(e.contains("unfinished-0000000003"), "{e}");
+    }
+    assert_eq!((folder.steps().unwrap(), folder.latest().unwrap()), (vec![1, 2], Some(2)));
+    folder.prune(1).unwrap();
+    assert_eq!(folder.steps().unwrap(), [2]);
+    assert_eq!(Folder::new(scratch.0.join("nowhere")).latest().unwrap(), None);
+}
+
+const FOLDER: &str = "WEFTGRAD_TEST_FOLDER";
+
+/// What the test below starts and kills: two ranks that save after every step.
+#[test]
+fn saves_until_it_is_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let folder = Folder::new(folder);
+    let program = |comm: Comm<Cpu>| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Parameters), config())?;
+        trainer.load(&folder)?;
+        loop {
+            let done = trainer.step(&model, &comm, 0)?.global_step();
+            trainer.save(&folder)?;
+            if done % 2 == 0 {
+                // The same step again: it replaces what is there.
+                trainer.save(&folder)?;
+            }
+            if comm.rank() == 0 {
+                folder.prune(2)?;
+            }
+        }
+    };
+    Ranks::new(2).run(cpu, program).map(|_: Vec<()>| ()).unwrap();
+}
+
+#[test]
+fn a_killed_save_leaves_a_checkpoint_that_loads() {
+    let scratch = Scratch::new("killed");
+    let folder = scratch.folder();
+    let (mut random, mut seen) = (Philox::new(11, 0), Vec::<(usize, Vec<Vec<f64>>)>::new());
+    for _ in 0..12 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "checkpoint_faults::saves_until_it_is_killed"])
+            .env(FOLDER, &scratch.0)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(30 + random.below(120)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let Some(step) = folder.latest().unwrap() else { continue };
+        let loaded = Ranks::new(3).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 9))?;
+            let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            trainer.load(&folder)?;
+            weights(&model)
+        });
+        seen.push((step as usize, loaded.unwrap()));
+    }
+    assert!(seen.is_sorted_by_key(|(step, _)| *step), "{:?}", seen.iter().map(|(step, _)| step).collect::<Vec<_>>());
+    let last = seen.last().expect("no save was ever complete").0;
+    // A run goes on to the bit, so after any number of kills it is where one without them is.
+    let uninterrupted = Ranks::new(2).run(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Parameters), config())?;
+        let mut all = vec![trainer.weights(&model)?];
+        for _ in 0..last {
+            trainer.step(&model, &comm, 0)?;
+            all.push(trainer.weights(&model)?);
+        }
+        Ok(all)
+    });
+    let expected = uninterrupted.unwrap().swap_remove(0);
+    for (step, loaded) in seen {
+        assert!(loaded.iter().all(|got| *got == expected[step]), "step {step}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Data parallelism where ranks differ: parameters that are unused or frozen, ranks that run out, gradients that overflow.
+
+use std::sync::Arc;
+
+use crate::common::{Mlp, Task, Trace, config, cpu, difference, everywhere, own, weights};
+use crate::data_parallel::small;
+use autograd::Var;
+use distributed::{
+    buckets::{BucketOptions, Unused},
+    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
+    train::{BucketedTrainer, Loss, TrainingConfig},
+};
+use nn::{Forward, Init, Linear, Module};
+use numcore::{
+    DType, ErrorKind, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ReduceOps},
+};
+use optim::LossScaler;
+use runtime_cpu::Cpu;
+
+/// A model of which ranks use different parts.
+#[derive(Module)]
+#[module(crate = "::nn")]
+pub struct Branches<R: Runtime> {
+    pub both: Linear<R>,
+    pub left: Linear<R>,
+    pub right: Linear<R>,
+    pub never: Linear<R>,
+}
+
+impl Branches<Cpu> {
+    pub fn new(rt: &Cpu) -> Result<Self> {
+        let layer = |seed| Linear::new(&Init::new(rt, seed).dtype(DType::F64), 3, 3);
+        Ok(Branches { both: layer(1)?, left: layer(2)?, right: layer(3)?, never: layer(4)? })
+    }
+
+    fn loss(&self, comm: &Comm<Cpu>) -> Result<Loss<Cpu>> {
+        let x = Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
+        let branch = if comm.rank() == 0 { &self.left } else { &self.right };
+        Ok(Loss::mean(branch.forward(&self.both.forward(&x)?)?.square()?.sum(&[], false)?))
+    }
+}
+
+/// Some steps on one rank: one batch through the left branch, two through the right, over three.
+pub fn branches_alone(steps: usize) -> Vec<f64> {
+    let rt = Cpu::with_threads(1);
+    let (model, comm) = (Branches::new(&rt).unwrap(), Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>);
+    let config = TrainingConfig { accumulation: 3, ..config() };
+    let options = BucketOptions { unused: Unused::Allow, ..small() };
+    let mut trainer = BucketedTrainer::new(&comm, &model, config, options).unwrap();
+    let x = Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, 9).unwrap());
+    for _ in 0..steps {
+        let micro = |k| {
+            let branch = if k == 0 { &model.left } else { &model.right };
+            Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
+        };
+        trainer.step(micro).unwrap();
+    }
+    weights(&model).unwrap()
+}
+
+#[test]
+fn an_unused_parameter_is_named_before_the_optimizer_runs() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Branches::new(comm.runtime())?;
+        let before = weights(&model)?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        let error = trainer.step(|_| model.loss(&comm)).err();
+        assert_eq!(weights(&model)?, before);
+        error.map_or(Ok(()), Err)
+    });
+    let errors: Vec<_> = outcomes.unwrap().into_iter().map(|o| o.unwrap_err()).collect();
+    assert!(
+        errors.iter().any(
+            |e| matches!(e.kind(), ErrorKind::MissingGradient { names } if names.contains(&"never.weight".into()))
+        )
+    );
+    assert!(errors.iter().all(|e| e.to_string().contains("never.weight")), "{errors:?}");
+}
+
+#[test]
+fn parameters_unused_here_or_everywhere_are_allowed_on_request() {
+    let options = || BucketOptions { unused: Unused::Allow, ..small() };
+    let trace = everywhere(3, |comm| {
+        let model = Branches::new(comm.runtime())?;
+        let untouched = model.never.weight.value()?.to_vec::<f64>()?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options())?;
+        for _ in 0..3 {
+            trainer.step(|_| model.loss(&comm))?;
+        }
+        assert_eq!(model.never.weight.value()?.to_vec::<f64>()?, untouched);
+        Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+    });
+    let one = Trace { weights: vec![branches_alone(3)], ..Default::default() };
+    assert!(difference(&trace, &one) < 1e-12);
+}
+
+#[test]
+fn frozen_parameters_stay_and_are_not_waited_for() {
+    let trace = everywhere(2, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        model.b.weight.set_requires_grad(false);
+        let before = model.b.weight.value()?.to_vec::<f32>()?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        for step in 0..3 {
+            trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
+        }
+        assert_eq!(model.b.weight.value()?.to_vec::<f32>()?, before);
+        Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+    });
+    assert!(trace.weights[0].iter().all(|w| w.is_finite()));
+}
+
+#[test]
+fn ranks_that_run_out_take_part_until_all_are_done() {
+    for n in [2, 3, 5] {
+        let many = everywhere(n, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let options = BucketOptions { unused: Unused::Allow, ..small() };
+            let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
+            let mut trace = Trace::default();
+            // Rank r has r + 1 batches of one example.
+            let batches: Vec<usize> = (0..=comm.rank()).collect();
+            let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
+            trainer.run(batches, loss, |m| {
+                trace.losses.push(m.loss()?);
+                Ok(())
+            })?;
+            trace.weights.push(weights(&model)?);
+            Ok(trace)
+        });
+        let one = {
+            let rt = Cpu::with_threads(1);
+            let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
+            let mut trainer = distributed::train::SimpleTrainer::new(&rt, &model, config()).unwrap();
+            let mut trace = Trace::default();
+            for step in 0..n {
+                let left: Vec<usize> = (step..n).collect();
+                trace.losses.push(trainer.step(|_| model.loss(&rt, step, &left)).unwrap().loss().unwrap());
+            }
+            trace.weights.push(weights(&model).unwrap());
+            trace
+        };
+        assert!(difference(&many, &one) < 1e-11, "{n}: {many:?} {one:?}");
+    }
+}
+
+#[test]
+fn an_overflow_on_one_rank_skips_the_step_on_all() {
+    let scaled = TrainingConfig { loss_scaling: Some(LossScaler::starting_at(1024.0).unwrap()), ..config() };
+    everywhere(3, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, scaled.clone(), small())?;
+        let mut trace = Trace::default();
+        for step in 0..3 {
+            let before = weights(&model)?;
+            let bad = step == 1 && comm.rank() == 2;
+            let metrics = trainer.step(|_| {
+                let loss = model.loss(comm.runtime(), step, &own(&comm))?;
+                if bad { Loss::sum(loss.total().mul(f64::INFINITY)?, loss.weight()) } else { Ok(loss) }
+            })?;
+            assert_eq!(metrics.stepped(), step != 1);
+            assert_eq!(weights(&model)? != before, step != 1);
+            assert_eq!(trainer.scaler().map(|s| s.factor()), Some(if step == 0 { 1024.0 } else { 512.0 }));
+            trace.weights.push(weights(&model)?);
+        }
+        Ok(trace)
+    });
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
+    let options = BucketOptions { check_finite: true, ..small() };
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options.clone())?;
+        trainer.step(|_| {
+            let mut loss = model.loss(comm.runtime(), 0, &own(&comm))?;
+            if comm.rank() == 1 {
+                let spoiled = model.b.bias.as_ref().map(|b| b.var().mul(f64::NAN)?.sum(&[], false));
+                loss = Loss::sum(
+                    loss_sum(&model, &comm)?.add(&spoiled.transpose()?.unwrap_or(Var::new(Tensor::zeros(
+                        comm.runtime(),
+                        [],
+                        DType::F32,
+                    )?)))?,
+                    1.0,
+                )?;
+            }
+            Ok(loss)
+        })
+    });
+    for outcome in outcomes.unwrap() {
+        let text = outcome.map(|_| ()).unwrap_err().to_string();
+        assert!(text.contains("b.bias") && text.contains("not finite on rank 1"), "{text}");
+    }
+}
+
+fn loss_sum(model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Var<Cpu>> {
+    let x = Var::new(Tensor::normal(comm.runtime(), [4, 5], DType::F32, 0.0, 1.0, 1)?);
+    model.forward(&x)?.square()?.sum(&[], false)
+}

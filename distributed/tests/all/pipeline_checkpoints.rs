@@ -1,0 +1,321 @@
+//! Checkpoints of staged models: exact resumption, and any other cut, number of replicas and strategy.
+
+use std::ops::Range;
+
+use crate::{
+    checkpoint_common::{self, Any, Scratch},
+    common::config,
+    pipeline_common::{ROWS, WIDTH, own},
+    pipeline_staged::*,
+};
+use autograd::Var;
+use distributed::{
+    checkpoint::{CheckpointReader, Folder},
+    comm::{Comm, Communicator},
+    pipeline::{
+        Checked, GptStage, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged, StagedTrainer, Tie,
+        ZeroPipelineTrainer, split,
+    },
+    sampler::DistributedSampler,
+    train::{Notes, StageStrategy, TrainingConfig},
+    zero::ZeroStage,
+};
+use nn::{GptConfig, Init, Linear, ModuleExt};
+use numcore::{
+    DType, Result, Tensor,
+    ops::{IndexOps, ViewOps},
+};
+use optim::{AdamW, AdamWConfig, LossScaler, Optimizer, ParamGroups};
+use runtime_cpu::Cpu;
+
+/// Layers of the model, and micro-batches of a step over all replicas.
+const LAYERS: usize = 4;
+const MICROS: usize = 8;
+
+/// A cut of the model: schedule, ranks, stages on each, replicas.
+#[derive(Clone, Copy, Debug)]
+struct Cut(Kind, usize, usize, usize);
+
+const CUTS: [Cut; 5] = [
+    Cut(Kind::OneFOneB, 2, 1, 2),
+    Cut(Kind::ZbH1, 4, 1, 1),
+    Cut(Kind::GPipe, 1, 1, 4),
+    // The first and the last stage, with both copies of the table, on one rank.
+    Cut(Kind::Zbv, 2, 2, 2),
+    Cut(Kind::LoopedBfs, 2, 2, 1),
+];
+
+impl Cut {
+    fn checked(self, how: How) -> Checked {
+        let Cut(kind, p, v, replicas) = self;
+        how.checked(kind, p, v, MICROS / replicas).unwrap()
+    }
+
+    fn ranks(self) -> usize {
+        self.1 * self.3
+    }
+}
+
+/// Which steps to train, in a folder: what comes before them is loaded from there, and at their end it is saved if `save`.
+#[derive(Clone, Debug)]
+struct Going<'a> {
+    folder: &'a Folder,
+    steps: Range<usize>,
+    save: bool,
+}
+
+impl Going<'_> {
+    fn train<S: StageStrategy<Cpu>, G>(
+        &self,
+        comm: &Comm<Cpu>,
+        model: Model,
+        mut trainer: StagedTrainer<Cpu, S>,
+        scope: impl Fn(&StagedTrainer<Cpu, S>) -> Result<G>,
+    ) -> Result<Told> {
+        if self.steps.start > 0 {
+            assert!(trainer.load(self.folder)?.is_some());
+            assert_eq!(trainer.global_step(), self.steps.start as u64);
+        }
+        let told = steps(comm, model, &mut trainer, self.steps.clone(), scope)?;
+        if self.save {
+            trainer.save(self.folder, &Notes::new())?;
+        }
+        Ok(told)
+    }
+}
+
+/// Of a staged model.
+fn staged(
+    comm: &Comm<Cpu>,
+    model: Model,
+    staged: Staged<Cpu>,
+    checked: Checked,
+    how: How,
+    going: &Going,
+) -> Result<Told> {
+    let options = PipelineOptions::default();
+    match how.zero() {
+        None => {
+            let trainer = PipelineTrainer::new(comm, checked, staged, config(), options)?;
+            going.train(comm, model, trainer, |_| Ok(()))
+        }
+        Some(zero) => {
+            let trainer = ZeroPipelineTrainer::new(comm, checked, staged, config(), options, zero)?;
+            going.train(comm, model, trainer, |t| t.gather_full_params())
+        }
+    }
+}
+
+/// On all ranks of a cut.
+fn cut(model: Model, cut: Cut, how: How, going: &Going) -> Told {
+    let ranks = everywhere(cut.ranks(), |comm| {
+        let checked = cut.checked(how);
+        let parts = model.staged(&comm, &checked, LAYERS);
+        staged(&comm, model, parts, checked, how, going)
+    });
+    joined(ranks.unwrap_or_else(|e| panic!("{model:?}, {cut:?}, {how:?}, {going:?}: {e}")))
+}
+
+/// What was told after the first `steps`.
+fn after(steps: usize, mut told: Told) -> Told {
+    (told.losses, told.norms) = (told.losses.split_off(steps), told.norms.split_off(steps));
+    told.weights = told.weights.split_off(steps);
+    told
+}
+
+#[test]
+fn what_follows_is_what_would_have_followed() {
+    for at in [CUTS[0], CUTS[3]] {
+        for how in HOWS {
+            let scratch = Scratch::new("staged-resume");
+            let folder = &scratch.folder();
+            cut(Model::Gpt, at, how, &Going { folder, steps: 0..2, save: true });
+            let resumed = cut(Model::Gpt, at, how, &Going { folder, steps: 2..4, save: false });
+            let whole = cut(Model::Gpt, at, how, &Going { folder, steps: 0..4, save: false });
+            assert!(resumed == after(2, whole), "{at:?}, {how:?}");
+        }
+    }
+}
+
+#[test]
+fn any_cut_and_strategy_goes_on_from_any_other() {
+    let (model, want) = (Model::Gpt, after(2, reference(Model::Gpt, LAYERS, MICROS, 4)));
+    for (k, from) in CUTS.into_iter().enumerate() {
+        let (scratch, how) = (Scratch::new("staged-reshard"), HOWS[k]);
+        let folder = &scratch.folder();
+        cut(model, from, how, &Going { folder, steps: 0..2, save: true });
+        for (j, to) in CUTS.into_iter().enumerate() {
+            let other = HOWS[(k + 2 * j + 1) % HOWS.len()];
+            let got = cut(model, to, other, &Going { folder, steps: 2..4, save: false });
+            let off = difference(&got, &want);
+            assert!(off <= 1e-11, "{how:?} in {from:?} to {other:?} in {to:?}: {off:e}");
+        }
+    }
+}
+
+/// Trains the model in one piece.
+fn whole(comm: &Comm<Cpu>, how: checkpoint_common::How, going: &Going) -> Result<Told> {
+    let model = Model::Gpt;
+    let whole = model.whole(comm.runtime(), LAYERS);
+    let mut trainer = Any::over(comm, &whole, how, config())?;
+    if going.steps.start > 0 {
+        assert!(trainer.load(going.folder)?.is_some());
+    }
+    let mut told = Told::default();
+    for step in going.steps.clone() {
+        let (x, y) = model.batch(comm.runtime(), step, MICROS)?;
+        let rows = MICROS * ROWS / comm.size();
+        let part = |t: &Tensor<Cpu>| t.narrow(0, comm.rank() * rows, rows).map(Var::new);
+        let (x, y) = (part(&x)?, part(&y)?);
+        let metrics = trainer.step_with(|_| model.loss(&whole.forward(&x)?, &y))?;
+        told.losses.push(metrics.loss()?);
+        told.norms.extend(metrics.grad_norm()?);
+        let _scope = trainer.full()?;
+        told.weights.push(values(whole.state_dict()?)?);
+    }
+    if going.save {
+        trainer.save(going.folder)?;
+    }
+    Ok(told)
+}
+
+#[test]
+fn a_whole_model_goes_on_from_a_pipeline_and_back() {
+    let want = after(2, reference(Model::Gpt, LAYERS, MICROS, 4));
+    for (how, other) in HOWS.into_iter().zip(checkpoint_common::HOWS.into_iter().cycle().skip(1)) {
+        for (at, n) in [(CUTS[0], 1), (CUTS[3], 3)] {
+            let what = format!("{how:?} in {at:?}, {other:?} on {n}");
+            let scratch = [Scratch::new("staged-to-whole"), Scratch::new("whole-to-staged")];
+            let folders = [scratch[0].folder(), scratch[1].folder()];
+            cut(Model::Gpt, at, how, &Going { folder: &folders[0], steps: 0..2, save: true });
+            let there = Going { folder: &folders[0], steps: 2..4, save: false };
+            let got = everywhere(n, |comm| whole(&comm, other, &there)).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let off = difference(&joined(got), &want);
+            assert!(off <= 1e-11, "{what}: {off:e}");
+            let back = Going { folder: &folders[1], steps: 0..2, save: true };
+            everywhere(n, |comm| whole(&comm, other, &back)).unwrap();
+            let got = cut(Model::Gpt, at, how, &Going { folder: &folders[1], steps: 2..4, save: false });
+            let off = difference(&got, &want);
+            assert!(off <= 1e-11, "{what}, back: {off:e}");
+        }
+    }
+}
+
+/// Four layers of which the weights of the first and the last are one, under two names.
+fn ringed(comm: &Comm<Cpu>, checked: &Checked, seed: u64) -> Result<Staged<Cpu>> {
+    let init = Init::new(comm.runtime(), seed).dtype(DType::F64);
+    let linear = |_| Linear::new(&init, WIDTH, WIDTH).map(|layer| Box::new(layer) as _);
+    let layers = (0..4).map(linear).collect::<Result<Vec<_>>>()?;
+    let cuts: &[usize] = if checked.schedule().stages() == 2 { &[2] } else { &[1, 2, 3] };
+    let p = checked.schedule().placement().ranks();
+    let stages = own(checked, comm.rank() % p, split(layers, cuts)?);
+    let loss = |y: &[Var<Cpu>], t: &[Var<Cpu>]| Model::Mlp.loss(&y[0], &t[0]);
+    Ok(Staged { stages, loss: Some(Box::new(loss)), ties: vec![Tie::new(["0.weight", "3.weight"])] })
+}
+
+#[test]
+fn a_tied_parameter_is_saved_once_under_its_first_name() {
+    let run = |at: Cut, how: How, going: &Going| {
+        let ranks = everywhere(at.ranks(), |comm| {
+            let checked = at.checked(how);
+            let parts = ringed(&comm, &checked, 3 + going.steps.start as u64)?;
+            staged(&comm, Model::Mlp, parts, checked, how, going)
+        });
+        let told = joined(ranks.unwrap_or_else(|e| panic!("{at:?}, {how:?}, {going:?}: {e}")));
+        assert!(told.weights.iter().all(|of| of["0.weight"] == of["3.weight"]));
+        told
+    };
+    for how in [How::Replicas, How::Zero(ZeroStage::State)] {
+        let scratch = Scratch::new("staged-tie");
+        let folder = &scratch.folder();
+        run(CUTS[0], how, &Going { folder, steps: 0..2, save: true });
+        let reader = CheckpointReader::open(folder.step(2)).unwrap();
+        let names: Vec<&str> = reader.manifest().names().collect();
+        assert!(names.contains(&"parameter/0.weight") && names.contains(&"state/exp_avg/0.weight"));
+        assert!(
+            !names.iter().any(|name| name.contains("3.weight")) && names.contains(&"parameter/3.bias"),
+            "{names:?}"
+        );
+        let want = after(2, run(CUTS[0], how, &Going { folder, steps: 0..4, save: false }));
+        for at in CUTS.into_iter().filter(|cut| cut.1 * cut.2 > 1) {
+            for other in [How::Replicas, How::Gathered] {
+                let got = run(at, other, &Going { folder, steps: 2..4, save: false });
+                let off = difference(&got, &want);
+                assert!(off <= 1e-11, "{how:?} to {at:?}, {other:?}: {off:e}");
+            }
+        }
+    }
+}
+
+/// Examples that are read in a random order.
+const EXAMPLES: usize = 60;
+
+/// Training with everything that has a state of its own: dropout, a schedule, a loss scale that grows, a sampler.
+fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
+    let checked = how.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    let gpt = GptConfig { dropout: 0.3, ..GPT };
+    let cut = GptStage::cut(&Init::new(comm.runtime(), 5), gpt, 2)?;
+    let stages = own(&checked, comm.rank() % 2, cut.into_iter().map(|s| Box::new(s) as Box<dyn Stage<Cpu>>).collect());
+    let loss = |y: &[Var<Cpu>], t: &[Var<Cpu>]| Model::Gpt.loss(&y[0], &t[0]);
+    let staged = Staged { stages, loss: Some(Box::new(loss)), ties: GptStage::<Cpu>::ties(&gpt) };
+    let mut scaler = LossScaler::starting_at(64.0)?;
+    scaler.interval = 2;
+    let config = TrainingConfig { loss_scaling: Some(scaler), max_norm: Some(1.0), ..Default::default() };
+    let falling = |base: f64, step: u64| base / (step + 1) as f64;
+    let (adamw, options) = (AdamWConfig { lr: 1e-2, ..Default::default() }, PipelineOptions::default());
+    match how.zero() {
+        None => {
+            let make = |_, leaves: Vec<_>| {
+                Ok(Box::new(AdamW::over(adamw.clone(), &leaves)?.scheduled(falling)) as Box<dyn Optimizer<Cpu>>)
+            };
+            sampled(comm, going, PipelineTrainer::with(comm, checked, staged, config, options, make)?)
+        }
+        Some(zero) => {
+            let adamw = ParamGroups::new(adamw).scheduled(falling);
+            sampled(comm, going, ZeroPipelineTrainer::with(comm, checked, staged, adamw, config, options, zero)?)
+        }
+    }
+}
+
+/// Losses, and learning rates and loss scales in the place of norms.
+fn sampled<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, going: &Going, mut trainer: StagedTrainer<Cpu, S>) -> Result<Told> {
+    let (p, m) = (2, trainer.pipeline().schedule().micro_batches());
+    let mut sampler = DistributedSampler::new(EXAMPLES, comm.rank() / p, comm.size() / p)?.seed(4);
+    if going.steps.start > 0 {
+        let manifest = trainer.load(going.folder)?.expect("a checkpoint");
+        sampler.resume(&manifest.notes()["sampler"])?;
+    } else {
+        autograd::manual_seed(9);
+    }
+    let (all, _) = Model::Gpt.batch(comm.runtime(), 0, EXAMPLES / ROWS)?;
+    let mut told = Told::default();
+    for _ in going.steps.clone() {
+        let index: Vec<i64> = sampler.next_batch(m * ROWS).map(|k| k as i64).collect();
+        let x = [all.index_select(0, &Tensor::from_slice(comm.runtime(), [index.len()], &index)?)?];
+        let metrics = trainer.step(|_| MicroBatches::split(&x, &x, m))?;
+        assert!(metrics.stepped());
+        told.losses.push(metrics.loss()?);
+        told.norms.extend([metrics.learning_rate(), trainer.scaler().map_or(0.0, |scaler| scaler.factor())]);
+    }
+    if going.save {
+        trainer.save(going.folder, &Notes::from([("sampler".into(), sampler.progress())]))?;
+    }
+    Ok(told)
+}
+
+#[test]
+fn sampler_schedule_scaler_and_random_numbers_go_on() {
+    for how in HOWS {
+        let scratch = Scratch::new("staged-everything");
+        let folder = &scratch.folder();
+        let run = |steps, save| {
+            let going = Going { folder, steps, save };
+            joined(everywhere(4, |comm| everything(&comm, how, &going)).unwrap())
+        };
+        let whole = run(0..5, false);
+        run(0..3, true);
+        let resumed = run(3..5, false);
+        assert_eq!((&resumed.losses[..], &resumed.norms[..]), (&whole.losses[3..], &whole.norms[6..]), "{how:?}");
+        assert_eq!(resumed.norms, [1e-2 / 4.0, 256.0, 1e-2 / 5.0, 256.0]);
+    }
+}

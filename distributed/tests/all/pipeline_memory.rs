@@ -1,0 +1,127 @@
+//! Pipelines times replicas: memory and traffic of a rank are those of its stages, by the formulas of the strategies.
+
+use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
+
+use crate::pipeline_staged::*;
+use distributed::{
+    comm::{Comm, Communicator, CountingCommunicator, Traffic},
+    pipeline::{Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
+    train::{StageStrategy, TrainingConfig},
+    zero::ZeroStage,
+};
+use numcore::{DType, Result, Runtime, Tensor, Use};
+use runtime_cpu::Cpu;
+
+/// Two steps, then bytes of parameters, gradients and state on this rank.
+fn bytes<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: StagedTrainer<Cpu, S>) -> Result<usize> {
+    let (rt, m) = (comm.runtime(), trainer.pipeline().schedule().micro_batches());
+    for _ in 0..2 {
+        let x = Tensor::normal(rt, [m, 128], DType::F32, 0.0, 1.0, 1)?;
+        trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&x), m))?;
+    }
+    let memory = rt.memory();
+    assert_eq!(memory.of(Use::Communication).live, 0, "nothing stays gathered");
+    Ok([Use::Parameters, Use::Gradients, Use::Optimizer].map(|u| memory.of(u).live).into_iter().sum())
+}
+
+#[test]
+fn memory_is_that_of_the_table_for_a_stage() {
+    // Bytes of a parameter of the rank's stages: AdamW, all in f32, N replicas.
+    let formula = |how: How, n: f64| match how {
+        How::Replicas => 16.0,
+        How::Zero(ZeroStage::State) => 8.0 + 8.0 / n,
+        How::Zero(ZeroStage::Gradients) => 4.0 + 12.0 / n,
+        How::Zero(ZeroStage::Parameters) | How::Gathered => 16.0 / n,
+    };
+    for (p, v, kind) in [(2, 1, Kind::OneFOneB), (2, 2, Kind::Zbv), (3, 1, Kind::ZbH1)] {
+        for n in [1, 2, 3, 4] {
+            for how in HOWS {
+                let checked = how.checked(kind, p, v, 2 * p).unwrap();
+                let measured = everywhere(p * n, |comm| {
+                    let (staged, options) = (layers(&comm, &checked)?, PipelineOptions::default());
+                    let config = TrainingConfig::default();
+                    match how.zero() {
+                        None => bytes(&comm, PipelineTrainer::new(&comm, checked.clone(), staged, config, options)?),
+                        Some(zero) => bytes(
+                            &comm,
+                            ZeroPipelineTrainer::new(&comm, checked.clone(), staged, config, options, zero)?,
+                        ),
+                    }
+                });
+                let expected = formula(how, n as f64) * (v * 2 * 128 * 128) as f64;
+                for bytes in measured.unwrap() {
+                    let off = bytes as f64 / expected - 1.0;
+                    assert!(off.abs() <= 0.02, "{kind} {p} x {n}, {how:?}: {bytes} bytes, {expected} by the table");
+                }
+            }
+        }
+    }
+}
+
+/// Collectives of the third step on a rank, the first without preparations.
+fn counted(how: How, checked: &Checked, n: usize) -> Vec<BTreeMap<&'static str, Traffic>> {
+    fn third<S: StageStrategy<Cpu>>(
+        comm: &CountingCommunicator<Cpu>,
+        mut trainer: StagedTrainer<Cpu, S>,
+    ) -> Result<()> {
+        let m = trainer.pipeline().schedule().micro_batches();
+        for _ in 0..3 {
+            comm.reset();
+            let x = Tensor::normal(comm.runtime(), [m, 128], DType::F32, 0.0, 1.0, 1)?;
+            trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&x), m))?;
+        }
+        Ok(())
+    }
+    let p = checked.schedule().placement().ranks();
+    let counts = everywhere(p * n, |comm| {
+        let counting = Arc::new(CountingCommunicator::new(comm));
+        let comm = counting.clone() as Comm<Cpu>;
+        let (staged, options, config) =
+            (layers(&comm, checked)?, PipelineOptions::default(), TrainingConfig::default());
+        match how.zero() {
+            None => third(&counting, PipelineTrainer::new(&comm, checked.clone(), staged, config, options)?)?,
+            Some(zero) => {
+                third(&counting, ZeroPipelineTrainer::new(&comm, checked.clone(), staged, config, options, zero)?)?
+            }
+        }
+        Ok(counting.counts())
+    });
+    counts.unwrap()
+}
+
+#[test]
+fn traffic_over_the_replicas_is_that_of_the_formulas() {
+    let layer = 128 * 128 * 4;
+    for (p, v, kind) in [(2, 1, Kind::OneFOneB), (2, 1, Kind::ZbH1), (2, 3, Kind::LoopedBfs), (2, 2, Kind::Zbv)] {
+        let m = 2 * p as u64;
+        for n in [2, 4] {
+            for how in HOWS {
+                let checked = how.checked(kind, p, v, 2 * p).unwrap();
+                for (rank, counts) in counted(how, &checked, n).into_iter().enumerate() {
+                    let what = format!("{kind}, {v} stages each, {how:?}, rank {rank} of {p} x {n}");
+                    let layers = 2 * v as u64;
+                    let calls = |kind| counts.get(kind).map_or(0, |traffic| traffic.calls);
+                    let bytes = |kind| counts.get(kind).map_or(0, |traffic| traffic.payload);
+                    let gathers = checked.row(rank % p).iter();
+                    let gathers = gathers.filter(|action| action.to_string().ends_with("UNSHARD")).count() as u64;
+                    let (scattered, gathered) = match how {
+                        How::Replicas => (0, 0),
+                        How::Zero(ZeroStage::State) => (layers, layers),
+                        How::Zero(ZeroStage::Gradients) => (m * layers, layers),
+                        How::Zero(ZeroStage::Parameters) => (m * layers, calls("all_gather")),
+                        How::Gathered => (m * layers, 2 * gathers),
+                    };
+                    assert_eq!((calls("reduce_scatter"), calls("all_gather")), (scattered, gathered), "{what}");
+                    assert_eq!((bytes("reduce_scatter"), bytes("all_gather")), (scattered * layer, gathered * layer));
+                    if how == How::Zero(ZeroStage::Parameters) {
+                        // There and back, but for layers that are still here.
+                        assert!((m * layers..=2 * m * layers).contains(&gathered), "{what}: {gathered}");
+                    }
+                    // Sum and weight of the losses, and whole gradients, each once.
+                    let whole = if how == How::Replicas { layers * layer } else { 0 };
+                    assert_eq!(bytes("all_reduce"), whole + 16, "{what}");
+                }
+            }
+        }
+    }
+}

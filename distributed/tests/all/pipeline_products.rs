@@ -1,0 +1,320 @@
+//! Pipelines times replicas, each stage by any strategy, against one rank that sees the joined batch.
+//!
+//! In `f64`: both sides compute the same sums of a few hundred terms in another order, each a few times 10⁻¹⁶ off, and AdamW divides by
+//! the root of a second moment, which may be a thousand times smaller than the largest gradient. 10⁻¹¹ of the largest value leaves room for
+//! that and for nothing else: a gradient that counts twice, or a norm of the wrong parts, is off by more than a tenth.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::pipeline_staged::*;
+use crate::{
+    common::{WORLDS, config},
+    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
+};
+use autograd::Var;
+use distributed::{
+    buckets::Unused,
+    comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks},
+    pipeline::{
+        Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, StagedTrainer, ZeroPipelineTrainer,
+    },
+    train::{SimpleTrainer, StageStrategy, TrainingConfig},
+    zero::{ZeroOptions, ZeroStage},
+};
+use nn::{Forward, Init, Linear, Module, Visitor};
+use numcore::{DType, Result, Tensor, ops::ViewOps};
+use runtime_cpu::Cpu;
+
+const STEPS: usize = 3;
+const BOUND: f64 = 1e-11;
+
+/// One rank's part of a training run.
+fn trained(
+    comm: &Comm<Cpu>,
+    model: Model,
+    layers: usize,
+    checked: &Checked,
+    how: How,
+    config: &TrainingConfig,
+) -> Result<Told> {
+    let (staged, options, config) = (model.staged(comm, checked, layers), PipelineOptions::default(), config.clone());
+    let runs = config.accumulation;
+    match how.zero() {
+        None => {
+            let mut trainer = PipelineTrainer::new(comm, checked.clone(), staged, config, options)?;
+            steps_of(runs, comm, model, &mut trainer, 0..STEPS, |_| Ok(()))
+        }
+        Some(zero) => {
+            let mut trainer = ZeroPipelineTrainer::new(comm, checked.clone(), staged, config, options, zero)?;
+            steps_of(runs, comm, model, &mut trainer, 0..STEPS, |t| t.gather_full_params())
+        }
+    }
+}
+
+/// Trains this product by these strategies and schedules; gives how many runs that were.
+fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]) -> usize {
+    let mut runs = 0;
+    for v in [1, 2] {
+        let m = 2 * p;
+        let want = reference(model, p * v, m * replicas, STEPS);
+        for &how in hows {
+            for (kind, checked) in kinds.iter().filter_map(|&kind| Some((kind, how.checked(kind, p, v, m)?))) {
+                let what = format!("{model:?}, {kind}, pipe {p} x {replicas} replicas, {v} stages each, {how:?}");
+                let ranks = everywhere(p * replicas, |comm| trained(&comm, model, p * v, &checked, how, &config()));
+                let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
+                assert!(off <= BOUND, "{what}: {off:e}");
+                runs += 1;
+            }
+        }
+    }
+    runs
+}
+
+/// A plain one, one with I and W apart, one with stages in turn, one folded.
+const SOME: [Kind; 4] = [Kind::OneFOneB, Kind::ZbH1, Kind::Interleaved, Kind::Zbv];
+
+#[test]
+fn an_mlp_trains_as_on_one_rank() {
+    let runs: usize = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Mlp, p, n, &SOME, &HOWS)).into_iter().sum();
+    assert_eq!(runs, 3 * 5 * HOWS.len());
+}
+
+#[test]
+fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
+    let runs: usize = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Gpt, p, n, &SOME, &HOWS)).into_iter().sum();
+    assert_eq!(runs, 3 * 5 * HOWS.len());
+}
+
+#[test]
+fn a_pipeline_alone_and_replicas_alone() {
+    for n in WORLDS {
+        assert!(product(Model::Gpt, n, 1, &[Kind::OneFOneB, Kind::DualPipeV], &[How::Replicas, How::Gathered]) >= 4);
+        assert!(product(Model::Gpt, 1, n, &[Kind::GPipe, Kind::LoopedBfs], &HOWS) >= 2 * HOWS.len());
+    }
+}
+
+#[test]
+fn unused_parameters_cannot_be_allowed() {
+    let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let (staged, options) = (Model::Gpt.staged(&comm, &checked, 2), PipelineOptions::default());
+        let zero = ZeroOptions { unused: Unused::Allow, ..Default::default() };
+        ZeroPipelineTrainer::new(&comm, checked.clone(), staged, config(), options, zero).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("unused parameters cannot be allowed in a pipeline"), "{error}");
+    }
+}
+
+#[test]
+fn strategies_that_add_in_one_order_do_not_differ_by_a_bit() {
+    // Stage 1 adds micro-batches, then ranks; stages 2 and 3 ranks, then micro-batches. A norm is of other parts: without clipping.
+    let groups: [&[How]; 2] = [
+        &[How::Replicas, How::Zero(ZeroStage::State)],
+        &[How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters), How::Gathered],
+    ];
+    for model in [Model::Mlp, Model::Gpt, Model::Half] {
+        for (kind, p, v, n) in [(Kind::OneFOneB, 2, 1, 3), (Kind::Zbv, 2, 2, 2)] {
+            let told = groups.map(|hows| {
+                let mut told = hows.iter().map(|&how| {
+                    let checked = how.checked(kind, p, v, 4).unwrap();
+                    let free = TrainingConfig { max_norm: None, ..config() };
+                    joined(everywhere(p * n, |comm| trained(&comm, model, p * v, &checked, how, &free)).unwrap())
+                });
+                let first = told.next().unwrap();
+                assert!(told.all(|other| other == first), "{model:?}, {kind}, {hows:?}");
+                first
+            });
+            assert!(model == Model::Half || difference(&told[0], &told[1]) <= BOUND);
+        }
+    }
+}
+
+#[test]
+fn several_runs_of_a_step_are_one_batch() {
+    for (kind, p, v, n) in [(Kind::ZbH1, 2, 1, 2), (Kind::Zbv, 2, 2, 3)] {
+        let want = reference(Model::Gpt, p * v, 2 * 4 * n, STEPS);
+        for how in HOWS {
+            let checked = how.checked(kind, p, v, 4).unwrap();
+            let twice = TrainingConfig { accumulation: 2, ..config() };
+            let ranks = everywhere(p * n, |comm| trained(&comm, Model::Gpt, p * v, &checked, how, &twice));
+            let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))), &want);
+            assert!(off <= BOUND, "{kind}, {how:?}: {off:e}");
+        }
+    }
+}
+
+#[test]
+fn replicas_with_different_schedules_are_refused() {
+    let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let kind = if comm.rank() < 2 { Kind::OneFOneB } else { Kind::GPipe };
+        let checked = How::Replicas.checked(kind, 2, 1, 4).unwrap();
+        let staged = Model::Mlp.staged(&comm, &checked, 2);
+        PipelineTrainer::new(&comm, checked, staged, config(), PipelineOptions::default()).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the pipeline's schedule of rank 0 is not that of rank 2, 3"), "{error}");
+    }
+}
+
+/// What a rank saw: the losses of an evaluation, and the gradients of a step's inputs and its loss.
+struct Seen {
+    losses: Vec<(f64, f64)>,
+    of_inputs: Vec<f64>,
+    loss: f64,
+}
+
+/// A step, an evaluation, a step with the gradients of the inputs.
+fn looked_at<S: StageStrategy<Cpu>>(
+    comm: &Comm<Cpu>,
+    mut trainer: StagedTrainer<Cpu, S>,
+    evaluate: bool,
+) -> Result<Seen> {
+    let schedule = trainer.pipeline().schedule();
+    let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());
+    let part = |step: usize| {
+        let (x, y) = Model::Mlp.batch(comm.runtime(), step, m * comm.size() / p)?;
+        let at = comm.rank() / p * m * ROWS;
+        MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m)
+    };
+    trainer.step(|_| part(0))?;
+    let mut losses = Vec::new();
+    if evaluate {
+        let output = trainer.evaluate(part(7)?)?;
+        assert!(output.input_gradients().is_empty());
+        losses = trainer.pipeline().losses(&output)?;
+    }
+    let loss = trainer.step(|_| part(1))?.loss()?;
+    let of_inputs = trainer.last_run().map_or(&[][..], |run| run.input_gradients());
+    let of_inputs = of_inputs.iter().map(|of| of[0].to_vec::<f64>()).collect::<Result<Vec<_>>>()?.concat();
+    Ok(Seen { losses, of_inputs, loss })
+}
+
+#[test]
+fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
+    let (p, replicas) = (2, 2);
+    for (kind, v, m) in [(Kind::OneFOneB, 1, 4), (Kind::Zbv, 2, 4)] {
+        // One rank: a step, then the losses of a batch, and the gradients of the inputs of another one.
+        let rt = cpu(0).unwrap();
+        let whole = Model::Mlp.whole(&rt, p * v);
+        let mut trainer = SimpleTrainer::new(&rt, &whole, config()).unwrap();
+        let batch = |step| Model::Mlp.batch(&rt, step, m * replicas).unwrap();
+        let loss = |x: &Var<Cpu>, y: Tensor<Cpu>| Model::Mlp.loss(&whole.forward(x)?, &Var::new(y));
+        trainer.step(|_| loss(&Var::new(batch(0).0), batch(0).1)).unwrap();
+        let micro = |t: Tensor<Cpu>, k: usize| t.narrow(0, k * ROWS, ROWS).unwrap();
+        let wanted = |k| loss(&Var::new(micro(batch(7).0, k)), micro(batch(7).1, k)).unwrap().total().item().unwrap();
+        let x = Var::leaf("x", batch(1).0).unwrap();
+        let gradient =
+            loss(&x, batch(1).1).unwrap().total().backward().unwrap().of(&x).unwrap().to_vec::<f64>().unwrap();
+        for how in HOWS {
+            let checked = how.checked(kind, p, v, m).unwrap();
+            let run = |evaluate| {
+                let ranks = everywhere(p * replicas, |comm| {
+                    let staged = Model::Mlp.staged(&comm, &checked, p * v);
+                    let options = PipelineOptions { input_gradients: true, ..Default::default() };
+                    match how.zero() {
+                        None => {
+                            let trainer = PipelineTrainer::new(&comm, checked.clone(), staged, config(), options)?;
+                            looked_at(&comm, trainer, evaluate)
+                        }
+                        Some(zero) => {
+                            let checked = checked.clone();
+                            let trainer = ZeroPipelineTrainer::new(&comm, checked, staged, config(), options, zero)?;
+                            looked_at(&comm, trainer, evaluate)
+                        }
+                    }
+                });
+                ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))
+            };
+            let (with, without) = (run(true), run(false));
+            for (rank, (Seen { losses, of_inputs, loss }, same)) in with.iter().zip(&without).enumerate() {
+                let changed = *loss != same.loss || *of_inputs != same.of_inputs;
+                assert!(!changed, "an evaluation changes nothing: {kind}, {how:?}");
+                let first = rank / p * m;
+                assert_eq!(losses.len(), m);
+                for (k, (sum, weight)) in losses.iter().enumerate() {
+                    assert!((sum - wanted(first + k)).abs() <= BOUND * wanted(first + k).abs(), "{kind}, {how:?}");
+                    assert_eq!(*weight, (ROWS * WIDTH) as f64);
+                }
+                let expected = if rank % p == 0 { &gradient[first * ROWS * WIDTH..][..m * ROWS * WIDTH] } else { &[] };
+                assert_eq!(of_inputs.len(), expected.len());
+                assert!(of_inputs.iter().zip(expected).all(|(a, b)| (a - b).abs() <= BOUND), "{kind}, {how:?}");
+            }
+        }
+    }
+}
+
+/// A stage with a layer that it does not use.
+struct Superfluous(Box<dyn Stage<Cpu>>, Linear<Cpu>);
+
+impl Module<Cpu> for Superfluous {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
+        self.0.visit(name, visitor);
+        visitor.enter(name);
+        self.1.visit("superfluous", visitor);
+        visitor.leave();
+    }
+}
+
+impl Stage<Cpu> for Superfluous {
+    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        self.0.forward(inputs)
+    }
+}
+
+#[test]
+fn a_parameter_without_gradient_is_named_on_every_rank() {
+    for how in HOWS {
+        let checked = how.checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+        let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+            let mut staged = Model::Mlp.staged(&comm, &checked, 2);
+            if comm.rank() % 2 == 1 {
+                let (number, stage) = staged.stages.remove(0);
+                let layer = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 3, 3)?;
+                staged.stages.push((number, Box::new(Superfluous(stage, layer))));
+            }
+            let options = PipelineOptions::default();
+            match how.zero() {
+                None => {
+                    looked_at(&comm, PipelineTrainer::new(&comm, checked.clone(), staged, config(), options)?, false)
+                }
+                Some(zero) => {
+                    let checked = checked.clone();
+                    let trainer = ZeroPipelineTrainer::new(&comm, checked, staged, config(), options, zero)?;
+                    looked_at(&comm, trainer, false)
+                }
+            }
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("superfluous.weight") && error.contains("superfluous.bias"), "{how:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn seeded_faults_of_the_communicator_never_hang() {
+    for (how, kind, v) in [
+        (How::Replicas, Kind::ZbH1, 1),
+        (How::Zero(ZeroStage::Parameters), Kind::OneFOneB, 1),
+        (How::Gathered, Kind::Zbv, 2),
+    ] {
+        let checked = how.checked(kind, 2, v, 4).unwrap();
+        for seed in 0..20 {
+            let (at, fault) = Fault::seeded(seed, 80);
+            let harmless = matches!(fault, Fault::Delay(_));
+            // What must end well has all the time of a busy machine; for what is left out somebody waits until the time is up.
+            let timeout = if harmless { TIMEOUT } else { Duration::from_millis(500) };
+            let outcomes = Ranks::new(4).timeout(timeout).outcomes(cpu, |comm| {
+                let faulty = comm.rank() == 2;
+                let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, at, fault)) } else { comm };
+                trained(&comm, Model::Gpt, 2 * v, &checked, how, &config())?;
+                comm.barrier()
+            });
+            let failed = outcomes.unwrap().iter().filter(|outcome| outcome.is_err()).count();
+            assert_eq!(failed > 0, !harmless, "{how:?}, seed {seed}, {fault:?} at {at}: {failed}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! ZeRO: memory and traffic are what the formulas say.
+
+use std::sync::Arc;
+
+use crate::common::{WORLDS, cpu, weights};
+use crate::zero::options;
+use distributed::{
+    comm::{Comm, Communicator, CountingCommunicator, Ranks},
+    train::{Loss, TrainingConfig},
+    zero::{UnitOf, ZeroStage, ZeroTrainer},
+};
+use nn::{Forward, Init, Linear, ModuleExt};
+use numcore::{
+    DType, Result, Runtime, Tensor, Use,
+    ops::{PointwiseOps, ReduceOps},
+};
+use runtime_cpu::Cpu;
+
+/// Layers of equal size, so that formulas need no allowance for padding.
+pub fn layers(rt: &Cpu, count: usize, dtype: DType) -> Result<Vec<Linear<Cpu>>> {
+    let init = Init::new(rt, 0).dtype(dtype);
+    (0..count).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
+}
+
+pub fn loss(layers: &[Linear<Cpu>], rt: &Cpu, dtype: DType) -> Result<Loss<Cpu>> {
+    let x = autograd::Var::new(Tensor::normal(rt, [4, 128], dtype, 0.0, 1.0, 1)?);
+    let y = layers.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
+    Loss::sum(y.to_dtype(DType::F32)?.square()?.sum(&[], false)?, 4.0)
+}
+
+#[test]
+fn memory_is_that_of_the_table() {
+    // Bytes of a parameter on one rank, N ranks: AdamW with f32 states, all in f32, or with bf16 parameters and a master copy.
+    type Formula = fn(f64) -> f64;
+    let table: [(DType, [Formula; 3]); 2] = [
+        (DType::F32, [|n| 8.0 + 8.0 / n, |n| 4.0 + 12.0 / n, |n| 16.0 / n]),
+        (DType::BF16, [|n| 4.0 + 12.0 / n, |n| 2.0 + 14.0 / n, |n| 16.0 / n]),
+    ];
+    for (dtype, formulas) in table {
+        for n in WORLDS {
+            for stage in ZeroStage::ALL {
+                let measured = Ranks::new(n).run(cpu, |comm| {
+                    let rt = comm.runtime();
+                    let model = layers(rt, 4, dtype)?;
+                    let mut trainer =
+                        ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
+                    for _ in 0..2 {
+                        trainer.step(|_| loss(&model, rt, dtype))?;
+                    }
+                    let stats = rt.memory();
+                    Ok([Use::Parameters, Use::Gradients, Use::Optimizer]
+                        .map(|u| stats.of(u).live)
+                        .iter()
+                        .sum::<usize>())
+                });
+                let expected = formulas[stage as usize](n as f64) * (4 * 128 * 128) as f64;
+                for bytes in measured.unwrap() {
+                    let off = bytes as f64 / expected - 1.0;
+                    assert!(
+                        off.abs() <= 0.02,
+                        "{dtype}, stage {} on {n}: {bytes} bytes, {expected} by the table",
+                        stage.number()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_peak_of_stage_3_is_a_few_layers() {
+    const BLOCKS: usize = 8;
+    for n in [2, 4, 8] {
+        let peaks = Ranks::new(n).run(cpu, |comm| {
+            let rt = comm.runtime();
+            let model = layers(rt, BLOCKS, DType::F32)?;
+            let options = options(ZeroStage::Parameters, UnitOf::layers());
+            let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+            trainer.step(|_| loss(&model, rt, DType::F32))?;
+            rt.reset_peak();
+            trainer.step(|_| loss(&model, rt, DType::F32))?;
+            Ok(rt.memory().of(Use::Communication).peak)
+        });
+        // Backward: three blocks beside the shards, in values and gradients together.
+        let block = 128 * 128 * 4;
+        for peak in peaks.unwrap() {
+            assert!(peak <= 2 * 3 * block, "{n} ranks: {peak} bytes gathered at once, {block} a block");
+        }
+    }
+}
+
+#[test]
+fn traffic_is_that_of_the_formulas() {
+    for n in [2, 3, 4, 8] {
+        for stage in ZeroStage::ALL {
+            let counts = Ranks::new(n).run(cpu, |comm| {
+                let counted = Arc::new(CountingCommunicator::new(comm.clone()));
+                let model = layers(comm.runtime(), 6, DType::F32)?;
+                let options = options(stage, UnitOf::layers());
+                let mut trainer =
+                    ZeroTrainer::new(&(counted.clone() as Comm<Cpu>), &model, TrainingConfig::default(), options)?;
+                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+                counted.reset();
+                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+                Ok((counted.of("all_gather"), counted.of("reduce_scatter")))
+            });
+            let parameters = (6 * 128 * 128 * 4) as u64;
+            let share = parameters * (n as u64 - 1) / n as u64;
+            for (gathered, scattered) in counts.unwrap() {
+                // Stages 1 and 2: gathered once after the update. Stage 3: forward and backward, the last layer staying.
+                let (times, bytes) = match stage {
+                    ZeroStage::Parameters => (11, share * 11 / 6),
+                    _ => (6, share),
+                };
+                assert_eq!(scattered.calls, 6);
+                assert!(scattered.payload.abs_diff(parameters) <= 6 * 256 * n as u64);
+                // Padding is at most 256 bytes a rank and unit.
+                let padding = 256 * n as u64;
+                assert!(scattered.sent.abs_diff(share) <= 6 * padding && gathered.sent.abs_diff(bytes) <= 12 * padding);
+                assert_eq!(gathered.calls, times, "stage {} on {n}", stage.number());
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_are_only_there_while_they_are_needed() {
+    let program = |comm: Comm<Cpu>| {
+        let model = layers(comm.runtime(), 4, DType::F32)?;
+        let options = options(ZeroStage::Parameters, UnitOf::layers());
+        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+        let here = || model.iter().filter(|l| l.weight.leaf().is_resident()).count();
+        assert_eq!(here(), 0);
+        trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+        assert_eq!(here(), 0);
+        let scope = trainer.strategy().gather_full_params()?;
+        assert_eq!(here(), 4);
+        let state = model.state_dict()?;
+        assert_eq!(state.len(), 4);
+        drop(state);
+        drop(scope);
+        assert_eq!(here(), 0);
+        // Evaluation needs no scope: values come as they are read.
+        autograd::no_grad(|| loss(&model, comm.runtime(), DType::F32))?;
+        trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+        assert_eq!(comm.runtime().memory().of(Use::Communication).live, 0);
+        Ok(())
+    };
+    Ranks::new(3).run(cpu, program).unwrap();
+}
+
+#[test]
+fn frozen_parameters_have_no_state_and_stay() {
+    for stage in ZeroStage::ALL {
+        let program = |comm: Comm<Cpu>| {
+            let model = layers(comm.runtime(), 3, DType::F32)?;
+            model[1].weight.set_requires_grad(false);
+            let before = model[1].weight.value()?.to_vec::<f32>()?;
+            let mut trainer =
+                ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
+            for _ in 0..2 {
+                trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
+            }
+            let optimizer = comm.runtime().memory().of(Use::Optimizer).live;
+            assert_eq!(optimizer, 2 * 2 * 128 * 128 * 4 / comm.size());
+            let _scope = trainer.strategy().gather_full_params()?;
+            assert_eq!(model[1].weight.value()?.to_vec::<f32>()?, before);
+            assert!(model[0].weight.value()?.to_vec::<f32>()? != before);
+            Ok(())
+        };
+        Ranks::new(2).run(cpu, program).unwrap();
+    }
+}
+
+#[test]
+fn no_rank_ever_holds_a_model_that_is_drawn_lazily() {
+    const LAYERS: usize = 16;
+    let peaks = Ranks::new(4).run(cpu, |comm| {
+        let rt = comm.runtime();
+        let build = |init: Init<Cpu>| -> Result<Vec<Linear<Cpu>>> {
+            (0..LAYERS).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
+        };
+        let model = build(Init::new(rt, 3).lazily())?;
+        assert_eq!(rt.memory().total.live, 0);
+        let options = options(ZeroStage::Parameters, UnitOf::layers());
+        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+        let built = rt.memory().total.peak;
+        let scope = trainer.strategy().gather_full_params()?;
+        let drawn = weights(&model)?;
+        drop(scope);
+        assert_eq!(drawn, weights(&build(Init::new(&Cpu::with_threads(1), 3))?)?);
+        trainer.step(|_| loss(&model, rt, DType::F32))?;
+        Ok(built)
+    });
+    let layer = 128 * 128 * 4;
+    for peak in peaks.unwrap() {
+        // Values, gradients and two states of a quarter of the model, and one layer in whole, being drawn and being sent.
+        assert!(peak <= LAYERS * layer + 4 * layer, "{peak} bytes, a layer is {layer}");
+    }
+}

@@ -1,0 +1,157 @@
+//! Where optimizer state lies between updates.
+
+use numcore::{
+    DType, Error, Flat, FlatLayout, Result, Runtime, Tensor, Use,
+    ops::{Op, ViewOps},
+};
+
+/// Where a sharded optimizer keeps its state, master copies included, between updates. Values are the same to the bit either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum StatePlace {
+    /// On the device.
+    #[default]
+    Device,
+    /// In host memory: for an update the state of one shard at a time is brought to the device, and back after it. Costs two copies of the
+    /// whole state across the bus in every step, for which the host waits; in exchange the device holds no more state than the largest
+    /// shard's, and that only while it is updated. Where the device is the host's processor the copies buy nothing.
+    Host,
+}
+
+/// Elements in a row: on the device, or in host memory.
+pub enum Row<R: Runtime> {
+    /// On the device.
+    Device(Tensor<R>),
+    /// Stored bytes of elements of a type.
+    Host(DType, Vec<u8>),
+}
+
+impl<R: Runtime> Row<R> {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Row::Device(row) => row.dtype(),
+            Row::Host(dtype, _) => *dtype,
+        }
+    }
+
+    /// How many elements.
+    pub fn numel(&self) -> usize {
+        match self {
+            Row::Device(row) => row.shape().numel(),
+            Row::Host(dtype, bytes) => bytes.len() / dtype.size(),
+        }
+    }
+
+    /// The stored bytes.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        match self {
+            Row::Device(row) => row.to_bytes(),
+            Row::Host(_, bytes) => Ok(bytes.clone()),
+        }
+    }
+}
+
+impl<R: Runtime> From<Tensor<R>> for Row<R> {
+    fn from(row: Tensor<R>) -> Self {
+        Row::Device(row)
+    }
+}
+
+/// The buffers of a shard's state, in one place.
+pub(crate) struct States<R: Runtime> {
+    rt: R,
+    place: StatePlace,
+    buffers: Vec<(&'static str, Buffer<R>)>,
+}
+
+enum Buffer<R: Runtime> {
+    Device(Flat<R>),
+    /// With the gaps.
+    Host(FlatLayout, Vec<u8>),
+}
+
+impl<R: Runtime> States<R> {
+    pub(crate) fn new(rt: &R, place: StatePlace) -> Self {
+        States { rt: rt.clone(), place, buffers: Vec::new() }
+    }
+
+    /// Takes a buffer over.
+    pub(crate) fn add(&mut self, name: &'static str, flat: Flat<R>) -> Result<()> {
+        self.buffers.push((name, self.put(flat)?));
+        Ok(())
+    }
+
+    /// Names and element types.
+    pub(crate) fn names(&self) -> Vec<(&'static str, DType)> {
+        self.buffers.iter().map(|(name, buffer)| (*name, buffer.layout().dtype())).collect()
+    }
+
+    /// Range `i` of buffer `k`.
+    pub(crate) fn row(&self, k: usize, i: usize) -> Result<Row<R>> {
+        match &self.buffers[k].1 {
+            Buffer::Device(flat) => flat.tensor(i).map(Row::Device),
+            Buffer::Host(layout, bytes) => Ok(Row::Host(layout.dtype(), bytes[span(layout, i)].to_vec())),
+        }
+    }
+
+    /// Replaces it.
+    pub(crate) fn set(&mut self, k: usize, i: usize, value: &Tensor<R>) -> Result<()> {
+        let (name, buffer) = &mut self.buffers[k];
+        let (dtype, value) = (buffer.layout().dtype(), value.reshape(*buffer.layout().range(i).shape())?);
+        if value.dtype() != dtype {
+            return Err(Error::state(*name, format!("is {dtype}, and was given {}", value.dtype())));
+        }
+        match buffer {
+            Buffer::Host(layout, bytes) => bytes[span(layout, i)].copy_from_slice(&value.to_bytes()?),
+            Buffer::Device(flat) => {
+                let mut range = flat.lend(i)?;
+                range.reset();
+                let done = range.accumulate(&Op::identity(), &[&value]);
+                flat.restore(range)?;
+                done?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `f` over all buffers on the device. What it leaves is kept if it succeeds.
+    pub(crate) fn update(&mut self, f: impl FnOnce(&mut [&mut Flat<R>]) -> Result<()>) -> Result<()> {
+        let rt = &self.rt;
+        let bring = |(_, buffer): &(&str, Buffer<R>)| match buffer {
+            Buffer::Device(_) => None,
+            Buffer::Host(layout, bytes) => Some(Flat::from_bytes(rt, Use::Optimizer, layout.clone(), bytes)),
+        };
+        let mut brought = self.buffers.iter().filter_map(bring).collect::<Result<Vec<_>>>()?;
+        let own = self.buffers.iter_mut().filter_map(|(_, buffer)| match buffer {
+            Buffer::Device(flat) => Some(flat),
+            Buffer::Host(..) => None,
+        });
+        // All are in one place, so their order stays.
+        f(&mut own.chain(&mut brought).collect::<Vec<_>>())?;
+        let back = brought.into_iter().map(|flat| self.put(flat)).collect::<Result<Vec<_>>>()?;
+        self.buffers.iter_mut().zip(back).for_each(|((_, buffer), new)| *buffer = new);
+        Ok(())
+    }
+
+    fn put(&self, flat: Flat<R>) -> Result<Buffer<R>> {
+        match self.place {
+            StatePlace::Device => Ok(Buffer::Device(flat)),
+            StatePlace::Host => Ok(Buffer::Host(flat.layout().clone(), flat.whole()?.to_bytes()?)),
+        }
+    }
+}
+
+impl<R: Runtime> Buffer<R> {
+    fn layout(&self) -> &FlatLayout {
+        match self {
+            Buffer::Device(flat) => flat.layout(),
+            Buffer::Host(layout, _) => layout,
+        }
+    }
+}
+
+/// The bytes of range `i`.
+fn span(layout: &FlatLayout, i: usize) -> std::ops::Range<usize> {
+    let (range, size) = (layout.range(i), layout.dtype().size());
+    range.offset() * size..(range.offset() + range.numel()) * size
+}
