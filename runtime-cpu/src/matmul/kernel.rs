@@ -1,6 +1,9 @@
 //! The innermost loops: strips of rows against panels of columns, the sums of a tile in registers from the first step to the last.
 
-use super::register::{Register, Registers};
+use super::{
+    factor::{LaidOut, Left, Lines, Matrix, Strip, Windows, lay_out},
+    register::{Register, Registers},
+};
 use crate::Simd;
 
 /// Rows of a strip and registers of a full panel's row where there are 32 registers: 24 sums, three of the panel's and one of the
@@ -12,52 +15,6 @@ const NARROW: (usize, usize) = (6, 2);
 const TILE: usize = WIDE.0 * WIDE.1 * 16;
 /// Rows that are laid out at once: a page is visited for four cache lines, not for half a one.
 const BLOCK: usize = 64;
-
-/// A matrix in memory: its first number, and the distances from one row and from one column to the next.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<T> {
-    pub at: T,
-    pub row: isize,
-    pub column: isize,
-}
-
-macro_rules! parts {
-    ($($pointer:ty),*) => {$(
-        impl<T> Matrix<$pointer> {
-            /// The part that begins there.
-            pub(super) fn part(self, i: usize, j: usize) -> Self {
-                Matrix { at: self.at.wrapping_offset(i as isize * self.row + j as isize * self.column), ..self }
-            }
-        }
-    )*};
-}
-parts!(*const T, *mut T);
-
-impl<T> Matrix<T> {
-    /// Rows as columns.
-    pub(super) fn turned(self) -> Self {
-        Matrix { row: self.column, column: self.row, ..self }
-    }
-}
-
-/// The left operand of a product.
-#[derive(Clone, Copy)]
-pub(crate) enum Left<'a, T> {
-    /// A matrix.
-    Strided(Matrix<*const T>),
-    /// Its number `(i, k)` lies `rows[i] + steps[k]` numbers from `at`: windows of an image, read where they are.
-    Gathered { at: *const T, rows: &'a [usize], steps: &'a [usize] },
-}
-
-impl<T> Left<'_, T> {
-    /// The part that begins there.
-    pub(super) fn part(self, i: usize, k: usize) -> Self {
-        match self {
-            Left::Strided(a) => Left::Strided(a.part(i, k)),
-            Left::Gathered { at, rows, steps } => Left::Gathered { at, rows: &rows[i..], steps: &steps[k..] },
-        }
-    }
-}
 
 /// A block of the product: all its rows against columns that lie packed, along a part of the sum.
 pub(super) struct Block<'a, T> {
@@ -124,6 +81,8 @@ pub(super) unsafe fn run<T: Registers>(simd: Simd, block: &Block<'_, T>, strips:
     }
 }
 
+/// # Safety
+/// As for [`run`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512vl,avx512bw,avx512dq")]
 unsafe fn avx512<T: Registers>(block: &Block<'_, T>, strips: &mut [T]) {
@@ -131,6 +90,8 @@ unsafe fn avx512<T: Registers>(block: &Block<'_, T>, strips: &mut [T]) {
     unsafe { block.run::<T::Avx512, { WIDE.0 }, { WIDE.1 }>(strips) }
 }
 
+/// # Safety
+/// As for [`run`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<T: Registers>(block: &Block<'_, T>, strips: &mut [T]) {
@@ -140,6 +101,9 @@ unsafe fn avx2<T: Registers>(block: &Block<'_, T>, strips: &mut [T]) {
 
 impl<T: Registers> Block<'_, T> {
     /// Strip after strip: one stays in the first cache while the panels pass.
+    ///
+    /// # Safety
+    /// As for [`run`].
     #[inline(always)]
     unsafe fn run<R: Register<T>, const ROWS: usize, const WIDTH: usize>(&self, strips: &mut [T]) {
         let last = |i: usize, r: usize| (i + r).min(self.rows - 1);
@@ -174,6 +138,9 @@ impl<T: Registers> Block<'_, T> {
     }
 
     /// One strip against every panel.
+    ///
+    /// # Safety
+    /// As for [`run`].
     #[inline(always)]
     unsafe fn panels<R: Register<T>, const ROWS: usize, const WIDTH: usize>(&self, i: usize, strip: impl Strip<T>) {
         let rows = ROWS.min(self.rows - i);
@@ -205,70 +172,6 @@ impl<T: Registers> Block<'_, T> {
     }
 }
 
-/// Rows in the order tiles read them: strip after strip, all rows of a step side by side, zeros where there is no row.
-#[inline(always)]
-unsafe fn lay_out<T: Registers, const ROWS: usize>(a: Matrix<*const T>, rows: usize, depth: usize, strips: &mut [T]) {
-    for k in 0..depth {
-        for i in (0..rows).step_by(ROWS) {
-            let to = &mut strips[i * depth + k * ROWS..][..ROWS];
-            let there = ROWS.min(rows - i);
-            let from = a.part(i, k);
-            if there == ROWS && a.row == 1 {
-                // SAFETY: these numbers are the block's.
-                unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.at, ROWS) };
-                continue;
-            }
-            for (r, x) in to.iter_mut().enumerate() {
-                // SAFETY: as above.
-                *x = if r < there { unsafe { *from.part(r, 0).at } } else { T::ZERO };
-            }
-        }
-    }
-}
-
-/// Where the numbers of a strip are.
-trait Strip<T>: Copy {
-    /// That of row `i` and step `k`.
-    ///
-    /// # Safety
-    /// They are the strip's.
-    unsafe fn at(&self, i: usize, k: usize) -> *const T;
-}
-
-/// A row's numbers are neighbours.
-#[derive(Clone, Copy)]
-struct Lines<T, const ROWS: usize>([*const T; ROWS]);
-
-/// All rows of a step side by side.
-#[derive(Clone, Copy)]
-struct LaidOut<T, const ROWS: usize>(*const T);
-
-/// The same distances in every row.
-#[derive(Clone, Copy)]
-struct Windows<'a, T, const ROWS: usize>([*const T; ROWS], &'a [usize]);
-
-impl<T: Copy, const ROWS: usize> Strip<T> for Lines<T, ROWS> {
-    #[inline(always)]
-    unsafe fn at(&self, i: usize, k: usize) -> *const T {
-        self.0[i].wrapping_add(k)
-    }
-}
-
-impl<T: Copy, const ROWS: usize> Strip<T> for LaidOut<T, ROWS> {
-    #[inline(always)]
-    unsafe fn at(&self, i: usize, k: usize) -> *const T {
-        self.0.wrapping_add(k * ROWS + i)
-    }
-}
-
-impl<T: Copy, const ROWS: usize> Strip<T> for Windows<'_, T, ROWS> {
-    #[inline(always)]
-    unsafe fn at(&self, i: usize, k: usize) -> *const T {
-        // SAFETY: the trait's contract: a step of the strip's.
-        self.0[i].wrapping_add(unsafe { *self.1.get_unchecked(k) })
-    }
-}
-
 /// One tile: a strip's rows times a panel's columns.
 struct Tile<T, S> {
     depth: usize,
@@ -278,6 +181,9 @@ struct Tile<T, S> {
 
 impl<T: Registers, S: Strip<T>> Tile<T, S> {
     /// `out = scale · a · b (+ out)`.
+    ///
+    /// # Safety
+    /// As for [`run`].
     #[inline(always)]
     unsafe fn sum<R: Register<T>, const ROWS: usize, const WIDTH: usize>(
         &self,
@@ -327,6 +233,9 @@ fn prefetch<T>(at: *const T) {
 }
 
 /// From a tile on the stack to the part of it that there is.
+///
+/// # Safety
+/// As for [`run`].
 unsafe fn scatter<T: Registers>(
     tile: *const T,
     line: usize,

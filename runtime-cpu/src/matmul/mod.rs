@@ -4,6 +4,7 @@
 //! Halves are widened to `f32`, multiplied there, and rounded once.
 
 mod cut;
+mod factor;
 mod kernel;
 mod pack;
 mod product;
@@ -20,7 +21,7 @@ use crate::{
 };
 
 use cut::Cut;
-pub(crate) use kernel::{Left, Matrix};
+pub(crate) use factor::{Left, Matrix};
 pub(crate) use product::{product, product_of};
 pub(crate) use register::Registers;
 

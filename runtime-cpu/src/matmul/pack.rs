@@ -1,9 +1,6 @@
 //! Columns of the right operand in the order in which tiles read them: panel after panel, a panel's rows one after the other.
 
-use super::{
-    kernel::{Matrix, Shape},
-    register::Registers,
-};
+use super::{factor::Matrix, kernel::Shape, register::Registers};
 use crate::{Simd, pointwise::turn};
 
 /// Packs `depth × columns` of `b` for tiles of that shape; columns that fill up a panel are zero. `to` has room for
@@ -40,6 +37,9 @@ pub(super) unsafe fn pack<T: Registers>(
 }
 
 /// Rows whose numbers are neighbours.
+///
+/// # Safety
+/// As for [`pack`].
 unsafe fn copy<T: Registers>(b: Matrix<*const T>, width: usize, to: &mut [T]) {
     for (k, row) in to.chunks_exact_mut(width).enumerate() {
         // SAFETY: the caller's promise; packed memory is another's.
@@ -48,6 +48,9 @@ unsafe fn copy<T: Registers>(b: Matrix<*const T>, width: usize, to: &mut [T]) {
 }
 
 /// Any strides, and a panel that is not full.
+///
+/// # Safety
+/// As for [`pack`].
 unsafe fn gather<T: Registers>(b: Matrix<*const T>, width: usize, there: usize, to: &mut [T]) {
     for (k, row) in to.chunks_exact_mut(width).enumerate() {
         for (j, x) in row[..there].iter_mut().enumerate() {

@@ -8,7 +8,8 @@
 use std::cell::RefCell;
 
 use super::{
-    kernel::{self, Block, Left, Matrix, Shape},
+    factor::{Left, Matrix},
+    kernel::{self, Block, Shape},
     pack::pack,
     register::Registers,
 };

@@ -4,20 +4,24 @@
 
 use crate::element::Lane;
 
-/// A register of numbers of type `T`.
-///
-/// # Safety
-/// Of all methods: the processor has the instruction set, and where an address is given, `LANES` numbers lie there in one operand.
+/// A register of numbers of type `T`. Who has one has asked the processor: it is only made by functions that are unsafe for that
+/// reason, so computing with it is not.
 pub(crate) trait Register<T>: Copy {
     /// Numbers in a register.
     const LANES: usize;
+    /// # Safety
+    /// The processor has the instruction set.
     unsafe fn splat(x: T) -> Self;
+    /// # Safety
+    /// As for [`splat`](Register::splat), and `LANES` numbers lie there in one operand.
     unsafe fn load(at: *const T) -> Self;
+    /// # Safety
+    /// `LANES` numbers lie there in one operand that nothing else sees.
     unsafe fn store(self, at: *mut T);
-    unsafe fn add(self, x: Self) -> Self;
-    unsafe fn mul(self, x: Self) -> Self;
+    fn add(self, x: Self) -> Self;
+    fn mul(self, x: Self) -> Self;
     /// `self · x + y`, rounded once.
-    unsafe fn mul_add(self, x: Self, y: Self) -> Self;
+    fn mul_add(self, x: Self, y: Self) -> Self;
 }
 
 /// A number products are computed in, and its registers.
@@ -39,33 +43,35 @@ macro_rules! registered {
             type Baseline = Portable<$t>;
         }
 
-        // Nothing here is unsafe but reading and writing where the caller says.
         impl Register<$t> for Portable<$t> {
             const LANES: usize = 4;
+            // SAFETY: the trait says what callers promise.
             #[inline(always)]
             unsafe fn splat(x: $t) -> Self {
                 Portable([x; 4])
             }
+            // SAFETY: the trait says what callers promise.
             #[inline(always)]
             unsafe fn load(at: *const $t) -> Self {
                 // SAFETY: the trait's contract.
                 Portable(unsafe { at.cast::<[$t; 4]>().read() })
             }
+            // SAFETY: the trait says what callers promise.
             #[inline(always)]
             unsafe fn store(self, at: *mut $t) {
                 // SAFETY: the trait's contract.
                 unsafe { at.cast::<[$t; 4]>().write(self.0) }
             }
             #[inline(always)]
-            unsafe fn add(self, x: Self) -> Self {
+            fn add(self, x: Self) -> Self {
                 Portable(std::array::from_fn(|i| self.0[i] + x.0[i]))
             }
             #[inline(always)]
-            unsafe fn mul(self, x: Self) -> Self {
+            fn mul(self, x: Self) -> Self {
                 Portable(std::array::from_fn(|i| self.0[i] * x.0[i]))
             }
             #[inline(always)]
-            unsafe fn mul_add(self, x: Self, y: Self) -> Self {
+            fn mul_add(self, x: Self, y: Self) -> Self {
                 Portable(std::array::from_fn(|i| self.0[i].mul_add(x.0[i], y.0[i])))
             }
         }
@@ -90,34 +96,37 @@ mod x86 {
             $splat:ident $load:ident $store:ident $add:ident $mul:ident $mul_add:ident;)*) => {$(
             impl Register<$t> for $register {
                 const LANES: usize = $lanes;
+                // SAFETY: the trait says what callers promise.
                 #[inline(always)]
                 unsafe fn splat(x: $t) -> Self {
                     // SAFETY: the trait's contract.
                     unsafe { $splat(x) }
                 }
+                // SAFETY: the trait says what callers promise.
                 #[inline(always)]
                 unsafe fn load(at: *const $t) -> Self {
                     // SAFETY: the trait's contract.
                     unsafe { $load(at) }
                 }
+                // SAFETY: the trait says what callers promise.
                 #[inline(always)]
                 unsafe fn store(self, at: *mut $t) {
                     // SAFETY: the trait's contract.
                     unsafe { $store(at, self) }
                 }
                 #[inline(always)]
-                unsafe fn add(self, x: Self) -> Self {
-                    // SAFETY: the trait's contract.
+                fn add(self, x: Self) -> Self {
+                    // SAFETY: there is a register, so the processor has the instructions.
                     unsafe { $add(self, x) }
                 }
                 #[inline(always)]
-                unsafe fn mul(self, x: Self) -> Self {
-                    // SAFETY: the trait's contract.
+                fn mul(self, x: Self) -> Self {
+                    // SAFETY: there is a register, so the processor has the instructions.
                     unsafe { $mul(self, x) }
                 }
                 #[inline(always)]
-                unsafe fn mul_add(self, x: Self, y: Self) -> Self {
-                    // SAFETY: the trait's contract.
+                fn mul_add(self, x: Self, y: Self) -> Self {
+                    // SAFETY: there is a register, so the processor has the instructions.
                     unsafe { $mul_add(self, x, y) }
                 }
             }

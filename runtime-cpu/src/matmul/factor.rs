@@ -1,0 +1,117 @@
+//! What a product takes: matrices with any strides, windows of images, and how the strips of the left operand are read.
+
+use super::register::Registers;
+
+/// A matrix in memory: its first number, and the distances from one row and from one column to the next.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<T> {
+    pub at: T,
+    pub row: isize,
+    pub column: isize,
+}
+
+macro_rules! parts {
+    ($($pointer:ty),*) => {$(
+        impl<T> Matrix<$pointer> {
+            /// The part that begins there.
+            pub(super) fn part(self, i: usize, j: usize) -> Self {
+                Matrix { at: self.at.wrapping_offset(i as isize * self.row + j as isize * self.column), ..self }
+            }
+        }
+    )*};
+}
+parts!(*const T, *mut T);
+
+impl<T> Matrix<T> {
+    /// Rows as columns.
+    pub(super) fn turned(self) -> Self {
+        Matrix { row: self.column, column: self.row, ..self }
+    }
+}
+
+/// The left operand of a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Left<'a, T> {
+    /// A matrix.
+    Strided(Matrix<*const T>),
+    /// Its number `(i, k)` lies `rows[i] + steps[k]` numbers from `at`: windows of an image, read where they are.
+    Gathered { at: *const T, rows: &'a [usize], steps: &'a [usize] },
+}
+
+impl<T> Left<'_, T> {
+    /// The part that begins there.
+    pub(super) fn part(self, i: usize, k: usize) -> Self {
+        match self {
+            Left::Strided(a) => Left::Strided(a.part(i, k)),
+            Left::Gathered { at, rows, steps } => Left::Gathered { at, rows: &rows[i..], steps: &steps[k..] },
+        }
+    }
+}
+
+/// Where the numbers of a strip are.
+pub(super) trait Strip<T>: Copy {
+    /// That of row `i` and step `k`.
+    fn at(&self, i: usize, k: usize) -> *const T;
+}
+
+/// A row's numbers are neighbours.
+#[derive(Clone, Copy)]
+pub(super) struct Lines<T, const ROWS: usize>(pub [*const T; ROWS]);
+
+/// All rows of a step side by side.
+#[derive(Clone, Copy)]
+pub(super) struct LaidOut<T, const ROWS: usize>(pub *const T);
+
+/// The same distances in every row.
+#[derive(Clone, Copy)]
+pub(super) struct Windows<'a, T, const ROWS: usize>(pub [*const T; ROWS], pub &'a [usize]);
+
+impl<T: Copy, const ROWS: usize> Strip<T> for Lines<T, ROWS> {
+    #[inline(always)]
+    fn at(&self, i: usize, k: usize) -> *const T {
+        self.0[i].wrapping_add(k)
+    }
+}
+
+impl<T: Copy, const ROWS: usize> Strip<T> for LaidOut<T, ROWS> {
+    #[inline(always)]
+    fn at(&self, i: usize, k: usize) -> *const T {
+        self.0.wrapping_add(k * ROWS + i)
+    }
+}
+
+impl<T: Copy, const ROWS: usize> Strip<T> for Windows<'_, T, ROWS> {
+    #[inline(always)]
+    fn at(&self, i: usize, k: usize) -> *const T {
+        self.0[i].wrapping_add(self.1[k])
+    }
+}
+
+/// Rows in the order tiles read them: strip after strip, all rows of a step side by side, zeros where there is no row.
+///
+/// # Safety
+/// These rows, and so many steps of each, lie in one operand.
+#[inline(always)]
+pub(super) unsafe fn lay_out<T: Registers, const ROWS: usize>(
+    a: Matrix<*const T>,
+    rows: usize,
+    depth: usize,
+    strips: &mut [T],
+) {
+    for k in 0..depth {
+        for i in (0..rows).step_by(ROWS) {
+            let to = &mut strips[i * depth + k * ROWS..][..ROWS];
+            let there = ROWS.min(rows - i);
+            let from = a.part(i, k);
+            if there == ROWS && a.row == 1 {
+                // SAFETY: the caller's promise.
+                unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.at, ROWS) };
+                continue;
+            }
+            for (r, x) in to.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *x = if r < there { unsafe { *from.part(r, 0).at } } else { T::ZERO };
+            }
+        }
+    }
+}
