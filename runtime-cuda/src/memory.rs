@@ -2,13 +2,14 @@
 //! asks the driver for nothing, and can be captured.
 //!
 //! Blocks are stream-ordered: all work of a queue runs in order, so a block that was freed may be given to later work of the same
-//! queue at once, while earlier work still reads it. Used on another queue, memory must come back (by an event that is waited
-//! for) before it is dropped.
+//! queue at once, while earlier work still reads it. Where other queues have used it, its own waits for them first, by an event: it knows
+//! from the buffer which they were.
 
 use std::{fmt, sync::Arc};
 
 use numcore::{DeviceId, ErrorKind, MemoryStats, Pool, Result, Use};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::{
     driver::{Driver, Stream},
@@ -70,12 +71,25 @@ pub struct Buffer {
     memory: Arc<Memory>,
     /// The recording during which it was allocated.
     held: Option<Arc<Held>>,
+    /// Other queues whose work has used it.
+    others: Mutex<SmallVec<[Arc<Memory>; 1]>>,
 }
 
 impl Buffer {
     /// Where it starts on the device; never dereferenced on the host.
     pub(crate) fn address(&self) -> u64 {
         self.block.map_or(NOWHERE, |b| b.address)
+    }
+
+    /// Notes that the queue of `memory` is about to use it.
+    pub(crate) fn used_by(&self, memory: &Arc<Memory>) {
+        if Arc::ptr_eq(&self.memory, memory) || self.block.is_none() {
+            return;
+        }
+        let mut others = self.others.lock();
+        if !others.iter().any(|other| Arc::ptr_eq(other, memory)) {
+            others.push(memory.clone());
+        }
     }
 }
 
@@ -90,6 +104,7 @@ impl Drop for Buffer {
         let mut state = self.memory.state.lock();
         state.pool.unbook(self.bytes, self.use_);
         let Some(block) = self.block else { return };
+        self.others.get_mut().drain(..).for_each(|other| self.memory.follow(&other, state.capture.is_some()));
         let holder = state.capture.as_ref().or(self.held.as_ref());
         let block = if let Some(held) = holder { held.keep(block) } else { Some(block) };
         if let Some(block) = block {
@@ -138,7 +153,7 @@ impl Memory {
         state.pool.book(bytes, use_);
         let held = state.capture.clone();
         drop(state);
-        Ok(Buffer { block, bytes, use_, memory: self.clone(), held })
+        Ok(Buffer { block, bytes, use_, memory: self.clone(), held, others: Mutex::default() })
     }
 
     fn take(&self, state: &mut State, bytes: usize) -> Result<Block> {
@@ -165,6 +180,20 @@ impl Memory {
         let address = address.ok_or_else(|| self.exhausted(state, bytes))?;
         state.pool.reserve(class);
         Ok(Block { address, class })
+    }
+
+    /// Lets later work of this queue begin after what is queued on another one.
+    fn follow(&self, other: &Memory, capturing: bool) {
+        let by_event = || {
+            let mark = self.driver.mark()?;
+            let done = self.driver.record(mark, other.stream).and_then(|()| self.driver.wait(self.stream, mark));
+            self.driver.destroy_mark(mark);
+            done
+        };
+        // A captured stream can wait for nothing outside of its capture. If the device has failed, nothing runs any more.
+        if capturing || by_event().is_err() {
+            let _ = self.driver.synchronize(other.stream);
+        }
     }
 
     /// Gives every free block back to the driver, once nothing uses it any more.

@@ -7,13 +7,12 @@ use conformance::sections;
 use numcore::Runtime;
 use runtime_cuda::Cuda;
 
-static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
-    Cuda::emulated(folder).unwrap_or_else(|e| panic!("{e}"))
-});
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
+static CUDA: LazyLock<Cuda> = LazyLock::new(|| Cuda::emulated(&*FOLDER).unwrap_or_else(|e| panic!("{e}")));
 
 fn section(name: &str) {
     let (_, run) = *sections::<Cuda>().iter().find(|(n, _)| *n == name).expect("a section of this name");
+    Cuda::compile_for(&*FOLDER, |listing| drop(run(listing))).unwrap_or_else(|e| panic!("{e}"));
     // A queue of its own: an index out of range is told to whoever reads next.
     let section = run(&CUDA.fork().unwrap_or_else(|e| panic!("{e}")));
     assert!(section.checks > 0 && section.skipped.is_empty(), "{:?}", section.skipped);
