@@ -55,12 +55,18 @@ use std::{fmt, sync::Arc};
 
 use numcore::{Result, Use};
 
+#[cfg(feature = "emulate")]
+pub use driver::Order;
 pub use graph::Graph;
 pub use memory::Buffer;
 pub use queue::Event;
 
 use engine::Engine;
 use queue::Queue;
+
+/// No GPU has this number.
+#[cfg(feature = "emulate")]
+const EMULATED: numcore::DeviceId = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
 
 /// A GPU. A cheap handle; clones share one queue: its stream, memory pool and account.
 #[derive(Clone)]
@@ -81,19 +87,32 @@ impl Cuda {
     /// The same kernels on the host, compiled by g++ and kept in `folder`: slow, and exact enough to test everything but the hardware.
     #[cfg(feature = "emulate")]
     pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
-        let device = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
-        Self::on(Engine::shared(device, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
+        Self::on(Engine::shared(EMULATED, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
     }
 
     /// Compiles, for [`Cuda::emulated`] in the same `folder`, what `work` launches, many kernels at a time: an eighth of the time that they
     /// take one by one. Nothing is computed meanwhile: `work` reads zeros, and what it finds wrong with them is of no interest.
     #[cfg(feature = "emulate")]
     pub fn compile_for(folder: impl AsRef<std::path::Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
-        let device = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
-        let failed = |e| engine::backend("compile", device, e);
         let listing = Arc::new(driver::Listing::new());
-        work(&Self::on(Arc::new(Engine::new(listing.clone(), device)))?);
-        driver::Builder::new(folder.as_ref()).and_then(|b| b.compile_all(&listing.take())).map_err(failed)
+        work(&Self::apart(listing.clone())?);
+        let done = driver::Builder::new(folder.as_ref()).and_then(|b| b.compile_all(&listing.take()));
+        done.map_err(|e| engine::backend("compile", EMULATED, e))
+    }
+
+    /// As [`Cuda::emulated`], apart from its tensors, and what says whether every access of memory is ordered by streams and events.
+    #[cfg(feature = "emulate")]
+    pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, Order)> {
+        let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| engine::backend("Cuda::new", EMULATED, e))?;
+        let ordered = driver::Ordered::new(emulated);
+        let order = ordered.order();
+        Ok((Self::apart(Arc::new(ordered))?, order))
+    }
+
+    /// On a driver of its own.
+    #[cfg(feature = "emulate")]
+    fn apart(driver: Arc<dyn driver::Driver>) -> Result<Cuda> {
+        Self::on(Arc::new(Engine::new(driver, EMULATED)))
     }
 
     /// The same queue, with `f32` products on tensor cores (TF32: 10 bits of fraction instead of 23). Off by default.

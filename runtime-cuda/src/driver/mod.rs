@@ -15,7 +15,9 @@ use crate::text::Source;
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
-pub(crate) use emulated::{Builder, Emulated, Listing};
+pub use emulated::Order;
+#[cfg(feature = "emulate")]
+pub(crate) use emulated::{Builder, Emulated, Listing, Ordered};
 
 /// What a driver reports: its own words.
 #[derive(Debug)]
