@@ -24,8 +24,8 @@ use crate::text::Source;
 
 pub(crate) use build::Builder;
 pub(crate) use listing::Listing;
-pub(crate) use ordered::Ordered;
 pub use ordered::Order;
+pub(crate) use ordered::Ordered;
 
 /// A kernel's entry: grid, threads, shared memory and order; arguments.
 type Entry = unsafe extern "C" fn(*const u32, *mut *mut c_void);

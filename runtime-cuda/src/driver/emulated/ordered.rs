@@ -134,7 +134,9 @@ impl State {
         }
         self.captured.iter_mut().for_each(|all| all.push((address, how)));
         let stream = moment.stream;
-        self.complain(wrong.map(|w| format!("{what} ({how:?}, stream {stream}) is not ordered after {w}, at {start:x}")));
+        self.complain(
+            wrong.map(|w| format!("{what} ({how:?}, stream {stream}) is not ordered after {w}, at {start:x}")),
+        );
     }
 
     /// The host is about to write there, or to give it back.
@@ -152,7 +154,8 @@ impl State {
     /// The host has waited for what `clock` has seen: copies to the host arrive.
     fn host_sees(&mut self, clock: &Clock) {
         join(&mut self.host, clock);
-        let (arrived, travelling) = std::mem::take(&mut self.travelling).into_iter().partition(|t| t.moment.seen_by(&self.host));
+        let (arrived, travelling) =
+            std::mem::take(&mut self.travelling).into_iter().partition(|t| t.moment.seen_by(&self.host));
         self.travelling = travelling;
         for Travelling { to, bytes, .. } in arrived {
             // SAFETY: the copy's caller promised that the memory stays valid until the stream has passed, which it now has.
