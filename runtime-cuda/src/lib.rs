@@ -1,8 +1,8 @@
 //! NVIDIA GPUs as a runtime: [`Cuda`].
 //!
 //! Pointwise programs and reductions are printed as CUDA C around numcore's programs and compiled at run time (`text`); what no
-//! program describes is written by hand in the folder `kernels`; matrix products are cuBLASLt's. Every handle has a stream and a
-//! pool of its own; work is queued and methods return at once.
+//! program describes is written by hand in the folder `kernels`; matrix products are cuBLASLt's. Every queue has a stream for work, one for
+//! copies and a pool of its own; work is queued and methods return at once.
 //!
 //! What is needed: NVIDIA's driver, NVRTC and cuBLASLt. They are opened at run time, so this crate builds without them;
 //! [`Cuda::new`] says which is missing.

@@ -48,11 +48,11 @@ impl Held {
         }
     }
 
-    /// A kept block of one of these classes.
-    fn take(&self, classes: std::ops::Range<usize>) -> Option<Block> {
+    /// A kept block of this class.
+    fn take(&self, class: usize) -> Option<Block> {
         let mut blocks = self.0.lock();
         let blocks = blocks.as_mut()?;
-        let at = blocks.iter().rposition(|b| classes.contains(&b.class))?;
+        let at = blocks.iter().rposition(|b| b.class == class)?;
         Some(blocks.swap_remove(at))
     }
 }
@@ -158,17 +158,18 @@ impl Memory {
 
     fn take(&self, state: &mut State, bytes: usize) -> Result<Block> {
         let class = Pool::<u64>::class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
-        if let Some(block) = state.capture.as_ref().and_then(|held| held.take(Pool::<u64>::near(class))) {
-            return Ok(block);
-        }
-        if let Some((class, address)) = state.pool.take(class) {
-            return Ok(Block { address, class });
-        }
-        if state.capture.is_some() {
+        if let Some(held) = &state.capture {
+            // Classes are tried in the pool's own order, so that a step finds what the same step found before it was captured.
+            let pool = &mut state.pool;
+            let mut free = |class| Some(Block { address: pool.take_exactly(class)?, class });
+            let found = Pool::<u64>::near(class).find_map(|c| held.take(c).or_else(|| free(c)));
             let why = format!(
                 "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
             );
-            return Err(ErrorKind::Unsupported { op: "capture", device: self.device, why }.into());
+            return found.ok_or_else(|| ErrorKind::Unsupported { op: "capture", device: self.device, why }.into());
+        }
+        if let Some((class, address)) = state.pool.take(class) {
+            return Ok(Block { address, class });
         }
         let size = Pool::<u64>::size_of(class);
         let fresh = |memory: &Memory| memory.driver.alloc(size).map_err(|e| backend("alloc", memory.device, e));

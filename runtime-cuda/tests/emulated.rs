@@ -50,9 +50,9 @@ quick {
     exactness "exactness";
     empty_tensors "empty tensors";
     errors "errors";
-    sizes "sizes";
 }
 long {
+    sizes "sizes";
     reference_values "references";
     gradients "gradients";
     second_derivatives "second derivatives";
