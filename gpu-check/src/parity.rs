@@ -20,6 +20,9 @@ pub fn run<R: Runtime>(rt: &R) -> Result<Found> {
     Ok(Found::checks(want.1.len() + 1, compare(&got, &want)))
 }
 
+/// Tensors by name.
+pub type Named<R> = Vec<(String, Tensor<R>)>;
+
 /// A model, and data for a step of it.
 pub struct Setup<R: Runtime> {
     model: Gpt<R>,
@@ -40,7 +43,7 @@ impl<R: Runtime> Setup<R> {
     }
 
     /// The loss, and the gradients of all parameters that have one.
-    pub fn step(&self) -> Result<(Tensor<R>, Vec<(String, Tensor<R>)>)> {
+    pub fn step(&self) -> Result<(Tensor<R>, Named<R>)> {
         let logits = self.model.forward(&self.x)?.reshape([4 * 48, 96])?;
         let loss = logits.cross_entropy(&self.y, None, Default::default())?;
         let gradients = loss.backward()?;

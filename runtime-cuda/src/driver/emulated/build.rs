@@ -103,7 +103,7 @@ impl Builder {
         let kernel = Kernel::new(source);
         let path = self.place(&kernel);
         if !path.is_file() {
-            self.compile(&[kernel.clone()])?;
+            self.compile(std::slice::from_ref(&kernel))?;
         }
         Ok((path, kernel.symbol()))
     }
@@ -163,7 +163,6 @@ impl Builder {
 }
 
 /// A kernel by a name that tells its text and entry.
-#[derive(Clone)]
 struct Kernel<'a> {
     name: u64,
     source: &'a Source,

@@ -50,6 +50,7 @@ impl Driver for Listing {
         Ok((bytes <= self.about.memory).then(|| self.next.fetch_add(pages, Ordering::Relaxed) * 256))
     }
 
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn free(&self, _: u64) {}
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
@@ -59,6 +60,7 @@ impl Driver for Listing {
         Ok(at)
     }
 
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn free_host(&self, _: *mut u8) {}
 
     fn stream(&self) -> Fallible<Stream> {
@@ -89,20 +91,24 @@ impl Driver for Listing {
         Ok(())
     }
 
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn copy_in(&self, _: Stream, _: u64, _: *const u8, _: usize) -> Fallible<()> {
         Ok(())
     }
 
+    // SAFETY: the trait's conditions.
     unsafe fn copy_out(&self, _: Stream, to: *mut u8, _: u64, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { to.write_bytes(0, bytes) };
         Ok(())
     }
 
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn copy(&self, _: Stream, _: u64, _: u64, _: usize) -> Fallible<()> {
         Ok(())
     }
 
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn zero(&self, _: Stream, _: u64, _: usize) -> Fallible<()> {
         Ok(())
     }
@@ -112,10 +118,12 @@ impl Driver for Listing {
         Ok(Function(self.number()))
     }
 
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn launch(&self, _: Stream, _: Function, _: Grid, _: &mut [*mut c_void]) -> Fallible<()> {
         Ok(())
     }
 
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn gemm(&self, _: Stream, _: &Gemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         Ok(())
     }

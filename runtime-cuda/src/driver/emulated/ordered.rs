@@ -229,6 +229,7 @@ impl Driver for Ordered {
         self.inner.alloc(bytes).inspect(|at| at.iter().for_each(|at| self.born(*at, bytes)))
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn free(&self, address: u64) {
         self.state.lock().forget("freed", address);
         // SAFETY: the caller's promise.
@@ -239,6 +240,7 @@ impl Driver for Ordered {
         self.inner.alloc_host(bytes).inspect(|at| self.born(*at as u64, bytes))
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn free_host(&self, address: *mut u8) {
         self.state.lock().forget("freed", address as u64);
         // SAFETY: the caller's promise.
@@ -292,6 +294,7 @@ impl Driver for Ordered {
         self.inner.await_mark(mark)
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // The host has just written there.
         self.state.lock().host_takes("a piece is filled", from as u64);
@@ -300,6 +303,7 @@ impl Driver for Ordered {
         unsafe { self.inner.copy_in(stream, to, from, bytes) }
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         let moment = self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)]);
         let mut copy = vec![0u8; bytes];
@@ -312,12 +316,14 @@ impl Driver for Ordered {
         Ok(())
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
         self.note("a copy", stream, &[(from, Access::Read), (to, Access::Write)]);
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy(stream, to, from, bytes) }
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
         self.note("a filling with zeros", stream, &[(at, Access::Write)]);
         // SAFETY: the caller's promise.
@@ -330,6 +336,7 @@ impl Driver for Ordered {
         Ok(function)
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn launch(&self, stream: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
         let parameters = self.state.lock().kernels.get(&kernel.0).cloned().unwrap_or_default();
         if parameters.len() != args.len() {
@@ -343,6 +350,7 @@ impl Driver for Ordered {
         unsafe { self.inner.launch(stream, kernel, grid, args) }
     }
 
+    // SAFETY: the trait's conditions, which are handed on.
     unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
         let [a, b, d] = at;
         let accesses = [(a, Access::Read), (b, Access::Read), (d, Access::Write), (workspace.0, Access::Write)];
