@@ -65,7 +65,6 @@ const BATCH: usize = 32;
 pub(crate) struct Builder {
     folder: PathBuf,
     header: String,
-    next: AtomicU64,
 }
 
 impl Builder {
@@ -76,7 +75,7 @@ impl Builder {
         let header = format!("{EMULATOR}{MORE}{PRELUDE}{common}");
         // A folder per header: its precompiled form must be its own.
         let folder = folder.join(format!("{:016x}", hash(&header)));
-        let builder = Builder { folder, header, next: AtomicU64::new(1) };
+        let builder = Builder { folder, header };
         builder.prepare().map_err(|e| builder.io(&e))??;
         Ok(builder)
     }
@@ -128,15 +127,16 @@ impl Builder {
         failed.into_inner()
     }
 
-    /// One library, and a link to it by every kernel's name.
+    /// One library, named after what is in it, and a link to it by every kernel's name.
     fn compile(&self, kernels: &[Kernel]) -> Fallible<()> {
         let mut text = String::from("#include \"weft.h\"\n");
         kernels.iter().for_each(|k| k.write(&mut text, &self.header));
-        let (file, library) = (self.unique("cpp"), self.unique("library.so"));
+        let (file, part) = (self.unique("cpp"), self.unique("part"));
+        let library = self.folder.join(format!("{:016x}.library.so", hash(&text)));
         fs::write(&file, text).map_err(|e| self.io(&e))?;
-        run(Command::new("g++").args(FLAGS).arg("-I").arg(&self.folder).arg(&file).arg("-o").arg(&library))?;
-        fs::remove_file(&file).map_err(|e| self.io(&e))?;
-        kernels.iter().try_for_each(|k| self.link(k, &library)).map_err(|e| self.io(&e))
+        run(Command::new("g++").args(FLAGS).arg("-I").arg(&self.folder).arg(&file).arg("-o").arg(&part))?;
+        let moved = fs::remove_file(&file).and_then(|()| fs::rename(&part, &library));
+        moved.and_then(|()| kernels.iter().try_for_each(|k| self.link(k, &library))).map_err(|e| self.io(&e))
     }
 
     fn link(&self, kernel: &Kernel, library: &Path) -> io::Result<()> {
@@ -149,12 +149,10 @@ impl Builder {
         self.folder.join(format!("{:016x}.so", kernel.name))
     }
 
-    /// A name no other thread and no other process uses.
+    /// A name no other builder of this process uses, and no other process meanwhile.
     fn unique(&self, extension: &str) -> PathBuf {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Several builders may work in one folder.
-        let at = std::ptr::from_ref(self) as usize;
-        self.folder.join(format!("{}-{at:x}-{number}.{extension}", process::id()))
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        self.folder.join(format!("{}-{}.{extension}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
     fn io(&self, e: &io::Error) -> Failure {
