@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Times PyTorch, eager and compiled, on the cases of weftgrad-gpu-check; writes the same form of JSON.
+"""Times PyTorch, eager and compiled, on the cases of weftgrad-gpu-check, which runs it; writes JSON anew after every row.
 
-    python3 torch_times.py [--out torch.json] [--device cuda] [--quick]
+    python3 torch_times.py [--out torch.json] [--device cuda] [--seconds S] "gemm 256 256 256" "softmax 256 256" ..
 """
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import time
 
@@ -188,17 +190,6 @@ class Cases:
         raise SystemExit(f"no case {name}")
 
 
-# As in src/bench.rs.
-FULL = [
-    "copy 268435456", "add 268435456", "gelu 268435456", "sum 268435456", "gemm 4096 4096 4096", "gemmbf16 4096 4096 4096",
-    "gemmbf16 8192 8192 8192", "gemmf16 8192 8192 8192", "gemmbf16 8192 768 3072", "gemmbf16 8192 768 50257", "softmax 32768 1024",
-    "layernorm 32768 1024", "layernormfb 32768 1024", "rmsnormfb 32768 1024", "xentfb 8192 50257", "emb 50257 768 65536",
-    "attn 8 12 1024 64", "attnfb 8 12 1024 64", "adamw 134217728", "tinyadd", "chain", "mlp", "cnn", "gpt", "gptbf16", "gpt2 8 1024",
-    "gpt2 16 1024",
-]  # fmt: skip
-QUICK = [
-    "copy 1048576", "sum 1048576", "gemm 256 256 256", "softmax 256 256", "layernormfb 256 256", "xentfb 64 1000", "attnfb 1 2 64 32", "mlp",
-]  # fmt: skip
 # Nothing to compile: a library's call, or the optimizer's own kernel.
 EAGER_ONLY = {"copy", "add", "gemm", "gemmbf16", "gemmf16", "emb", "attn", "adamw", "tinyadd", "chain"}
 
@@ -220,36 +211,51 @@ def per_call(run, finish):
     return total / repeats, last if isinstance(last, float) else None
 
 
+def measure(case, how, device, finish):
+    """A row: milliseconds per call, and the last loss."""
+    words = case.split()
+    run = Cases(device, how == "compiled").build(words[0], [int(w) for w in words[1:]])
+    per_call(run, finish)
+    seconds, losses = zip(*(per_call(run, finish) for _ in range(ROUNDS)))
+    times = sorted(s * 1e3 for s in seconds)
+    return {"case": case, "how": how, "min_ms": times[0], "median_ms": statistics.median(times), "loss": losses[-1]}
+
+
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="torch.json")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after this time")
+    parser.add_argument("cases", nargs="+")
     args = parser.parse_args()
+    end = time.monotonic() + args.seconds
+    # The program that runs this ends it by a signal; a case that hangs must not outlive it.
+    if args.seconds < float("inf"):
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        signal.setitimer(signal.ITIMER_REAL, args.seconds)
     cuda = args.device.startswith("cuda")
     finish = torch.cuda.synchronize if cuda else lambda: None
     name = torch.cuda.get_device_name() if cuda else "cpu"
-    rows = []
-    print(name, "PyTorch", torch.__version__)
-    for case in QUICK if args.quick else FULL:
-        words = case.split()
-        for compiled in [False] if words[0] in EAGER_ONLY else [False, True]:
-            how = "compiled" if compiled else "eager"
-            try:
-                run = Cases(args.device, compiled).build(words[0], [int(w) for w in words[1:]])
-                per_call(run, finish)
-                seconds, losses = zip(*(per_call(run, finish) for _ in range(ROUNDS)))
-            except Exception as e:  # A case that fails must not end the others.
-                print(f"{case:28} {how:9} failed: {e}")
-                rows.append({"case": case, "how": how, "failure": str(e)})
-                continue
-            times = sorted(s * 1e3 for s in seconds)
-            row = {"case": case, "how": how, "min_ms": times[0], "median_ms": statistics.median(times), "loss": losses[-1]}
-            rows.append(row)
-            print(f"{case:28} {how:9} {row['min_ms']:12.4f} {row['median_ms']:12.4f} ms")
     machine = {"framework": "torch", "version": torch.__version__, "device": args.device, "name": name}
-    with open(args.out, "w") as file:
-        json.dump({"machine": machine, "cases": rows}, file, indent=2)
+    # All cases eager first: compiling takes long.
+    plan = [(c, "eager") for c in args.cases] + [(c, "compiled") for c in args.cases if c.split()[0] not in EAGER_ONLY]
+    rows = []
+    for case, how in plan:
+        if time.monotonic() > end:
+            break
+        try:
+            row = measure(case, how, args.device, finish)
+            print(f"{case:28} {how:9} {row['min_ms']:12.4f} {row['median_ms']:12.4f} ms", flush=True)
+        except Exception as e:  # A case that fails must not end the others.
+            row = {"case": case, "how": how, "failure": str(e)}
+            print(f"{case:28} {how:9} failed: {e}", flush=True)
+        rows.append(row)
+        with open(args.out + ".part", "w") as file:
+            json.dump({"machine": machine, "cases": rows}, file, indent=2)
+        os.replace(args.out + ".part", args.out)
+        torch._dynamo.reset()
+        if cuda:
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-//! The benchmark cases, and what their times mean.
+//! The benchmark cases, an item each, and what their times mean.
 
 use weftgrad::Runtime;
 use weftgrad_bench::{cases::build, timing};
 
-use crate::report::Report;
+use crate::report::Found;
 
 const ROUNDS: usize = 5;
 
@@ -65,13 +65,20 @@ const QUICK: &[(&str, Amount)] = &[
     ("mlp", Amount::None),
 ];
 
-pub fn run<R: Runtime>(rt: &R, quick: bool, report: &mut Report) {
-    for (case, amount) in if quick { QUICK } else { FULL } {
-        match measure(rt, case) {
-            Ok((times, loss)) => report.time(case, times, amount.per_second(times[1]), loss),
-            Err(why) => report.broken("bench", case, why),
-        }
-    }
+fn table(quick: bool) -> &'static [(&'static str, Amount)] {
+    if quick { QUICK } else { FULL }
+}
+
+pub fn items(quick: bool) -> Vec<String> {
+    table(quick).iter().map(|(case, _)| case.to_string()).collect()
+}
+
+pub fn run<R: Runtime>(rt: &R, case: &str) -> Result<Found, String> {
+    let ([min, median], loss) = measure(rt, case)?;
+    let found = Found::default().with("min_ms", min).with("median_ms", median).with("loss", loss);
+    let amount = FULL.iter().chain(QUICK).find(|(name, _)| *name == case).map_or(Amount::None, |(_, amount)| *amount);
+    let (rate, unit) = amount.per_second(median).unzip();
+    Ok(found.with("rate", rate).with("unit", unit))
 }
 
 /// Minimum and median milliseconds, and the last loss.

@@ -1,11 +1,11 @@
 //! PyTorch's values, which travel inside the program.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Instant};
+use std::{fs, path::PathBuf};
 
 use conformance::golden::{Options, Outcome, load, run_case};
 use weftgrad::Runtime;
 
-use crate::report::Report;
+use crate::report::Found;
 
 macro_rules! embedded {
     ($($file:literal),* $(,)?) => {
@@ -41,21 +41,18 @@ pub fn unpack() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Every case, group by group.
-pub fn run<R: Runtime>(rt: &R, report: &mut Report) {
-    let cases = match load(conformance::goldens(), &[]) {
-        Ok(cases) => cases,
-        Err(e) => return report.broken("goldens", "files", e.to_string()),
+/// Groups of cases, by the names of their files.
+pub fn items() -> Vec<String> {
+    let names = FILES.iter().filter_map(|(name, _)| name.strip_suffix(".json"));
+    names.map(String::from).collect()
+}
+
+/// Every case of a group.
+pub fn run<R: Runtime>(rt: &R, group: &str) -> Result<Found, String> {
+    let cases = load(conformance::goldens(), &[group.to_string()]).map_err(|e| e.to_string())?;
+    let failure = |case: &conformance::golden::Case| match run_case(rt, case, Options::default()) {
+        Outcome::Failed(lines) => Some(format!("{} {}: {}", case.id, case.op, lines.join("; "))),
+        _ => None,
     };
-    let mut groups: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-    cases.iter().for_each(|case| groups.entry(&case.group).or_default().push(case));
-    for (group, cases) in groups {
-        let start = Instant::now();
-        let failure = |case: &&conformance::golden::Case| match run_case(rt, case, Options::default()) {
-            Outcome::Failed(lines) => Some(format!("{} {}: {}", case.id, case.op, lines.join("; "))),
-            _ => None,
-        };
-        let failures: Vec<String> = cases.iter().filter_map(failure).collect();
-        report.checks("goldens", group, cases.len(), failures, start.elapsed());
-    }
+    Ok(Found::checks(cases.len(), cases.iter().filter_map(failure).collect()))
 }

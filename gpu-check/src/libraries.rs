@@ -11,12 +11,12 @@ const STARTED: &str = "WEFTGRAD_GPU_CHECK_STARTED";
 const GOLDENS: &str = "WEFTGRAD_GOLDENS";
 const PATH: &str = "LD_LIBRARY_PATH";
 /// What a folder must hold one of to be of use.
-const NAMES: [&str; 2] = ["libnvrtc.so", "libcublasLt.so"];
-/// Where the toolkit usually is.
-const USUAL: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
+const NAMES: [&str; 3] = ["libnvrtc.so", "libcublasLt.so", "libcuda.so.1"];
+/// Where the toolkit and, in containers, the driver usually are.
+const USUAL: [&str; 3] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/local/nvidia/lib64"];
 
 /// Runs this program with the libraries and PyTorch's values where it looks for them; `None` when it already does, else how that ended.
-pub fn in_surroundings(goldens: &Path) -> Result<Option<u8>, String> {
+pub fn in_surroundings(goldens: impl FnOnce() -> Result<PathBuf, String>) -> Result<Option<u8>, String> {
     if env::var_os(STARTED).is_some() {
         return Ok(None);
     }
@@ -24,7 +24,7 @@ pub fn in_surroundings(goldens: &Path) -> Result<Option<u8>, String> {
     let path = env::join_paths(given.into_iter().chain(folders())).map_err(|e| e.to_string())?;
     let program = env::current_exe().map_err(|e| e.to_string())?;
     let mut again = Command::new(program);
-    again.args(env::args_os().skip(1)).env(STARTED, "1").env(PATH, path).env(GOLDENS, goldens);
+    again.args(env::args_os().skip(1)).env(STARTED, "1").env(PATH, path).env(GOLDENS, goldens()?);
     let status = again.status().map_err(|e| e.to_string())?;
     let code = status.code().and_then(|c| u8::try_from(c).ok());
     code.map(Some).ok_or_else(|| format!("ended with {status}"))

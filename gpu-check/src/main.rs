@@ -1,53 +1,39 @@
 //! Checks and times a GPU, from one file that needs nothing but NVIDIA's driver and the CUDA libraries.
 //!
 //! ```text
-//! weftgrad-gpu-check [--device cuda|cpu] [--out FILE] [--quick] [--skip PART]…
+//! weftgrad-gpu-check [--device cuda|cpu] [--parts A,B] [--skip A,B] [--only TEXT]... [--quick]
+//!                    [--minutes M] [--jobs N] [--out FILE] [--list]
 //! ```
 //!
-//! Runs, in this order: the conformance suite (`suite`), PyTorch's values group by group, the training runs among them
-//! (`goldens`), a GPT's loss and every gradient against the processor (`parity`), and the benchmark cases (`bench`). Prints a table, writes
-//! the same as JSON to FILE (`gpu-check.json`), and ends with status 1 if anything failed, 2 if it could not start.
+//! Work is cut into parts, and parts into items (`--list` names them). Every item is a process of its own with a deadline, so a
+//! crash, a hang or a broken context costs one item. Checks run several at a time (`--jobs`), as compiling kernels is most of their work;
+//! what is timed runs alone. All of it ends within `--minutes` (9 by default); what was not begun by then is listed as not run.
+//! After every item a line is printed and everything so far is written as JSON to FILE (`gpu-check.json`). Ends with status 0 if all
+//! that was asked for ran and passed, 1 if not, 2 if it could not start.
 //!
-//! PyTorch's values are inside the program. The CUDA libraries are taken from the system, or from Python's packages
-//! (`pip install nvidia-cuda-nvrtc nvidia-cublas`), which are looked for by asking `python3`.
+//! PyTorch's values and the script that times PyTorch are inside the program. The CUDA libraries are taken from the system, or from
+//! Python's packages (`pip install nvidia-cuda-nvrtc nvidia-cublas`), which are looked for by asking `python3`.
 #![forbid(unsafe_code)]
 
+mod args;
 mod bench;
+mod copies;
 mod goldens;
+mod graph;
 mod libraries;
 mod parity;
+mod plan;
 mod report;
 mod suite;
+mod supervise;
+mod torch;
 
 use std::process::ExitCode;
 
-use weftgrad::{Cpu, Cuda, Runtime};
-
-use report::Report;
-
-const USAGE: &str =
-    "usage: weftgrad-gpu-check [--device cuda|cpu] [--out FILE] [--quick] [--skip suite|goldens|parity|bench]...";
-
-/// What was asked for.
-struct Args {
-    device: String,
-    out: String,
-    quick: bool,
-    skip: Vec<String>,
-}
+use args::Args;
+use report::Found;
 
 fn main() -> ExitCode {
-    let run = || -> Result<u8, String> {
-        let args = parse(std::env::args().skip(1))?;
-        if let Some(status) = libraries::in_surroundings(&goldens::unpack()?)? {
-            return Ok(status);
-        }
-        let passed = match args.device.as_str() {
-            "cpu" => check(&Cpu::new(), &args)?,
-            _ => check(&Cuda::new(0).map_err(|e| e.to_string())?, &args)?,
-        };
-        Ok(u8::from(!passed))
-    };
     match run() {
         Ok(status) => ExitCode::from(status),
         Err(message) => {
@@ -57,40 +43,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { device: "cuda".into(), out: "gpu-check.json".into(), quick: false, skip: Vec::new() };
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value; {USAGE}"));
-        match word.as_str() {
-            "--device" => args.device = value()?,
-            "--out" => args.out = value()?,
-            "--quick" => args.quick = true,
-            "--skip" => args.skip.push(value()?),
-            _ => return Err(format!("unknown option {word}; {USAGE}")),
-        }
+fn run() -> Result<u8, String> {
+    let args = args::parse(std::env::args().skip(1))?;
+    if args.list {
+        args.parts
+            .iter()
+            .flat_map(|p| p.items(&args).into_iter().map(|i| (p.name, i)))
+            .for_each(|(p, i)| println!("{p}/{i}"));
+        return Ok(0);
     }
-    if !["cpu", "cuda"].contains(&args.device.as_str()) {
-        return Err(format!("`{}` is no device; {USAGE}", args.device));
+    if let Some((item, result)) = &args.item {
+        return alone(&args, item).write(result).map(|()| 0);
     }
-    Ok(args)
+    if let Some(status) = libraries::in_surroundings(goldens::unpack)? {
+        return Ok(status);
+    }
+    let report = supervise::run(&args);
+    report.summary();
+    Ok(u8::from(!report.passed()))
 }
 
-/// Everything, on one device; whether all of it passed.
-fn check<R: Runtime>(rt: &R, args: &Args) -> Result<bool, String> {
-    let mut report = Report::new(rt);
-    let wanted = |part: &str| !args.skip.iter().any(|s| s == part);
-    if wanted("suite") {
-        suite::run(rt, &mut report);
-    }
-    if wanted("goldens") {
-        goldens::run(rt, &mut report);
-    }
-    if wanted("parity") {
-        parity::run(rt, &mut report);
-    }
-    if wanted("bench") {
-        bench::run(rt, args.quick, &mut report);
-    }
-    report.write(&args.out)?;
-    Ok(report.passed())
+/// One item in this process. What could not be run is a failure.
+fn alone(args: &Args, name: &str) -> Found {
+    let (part, item) = name.split_once('/').unwrap_or((name, ""));
+    plan::run(args, part, item).unwrap_or_else(|why| Found::checks(1, vec![why]))
 }

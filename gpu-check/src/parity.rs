@@ -1,15 +1,13 @@
 //! A small GPT on the device and on the processor: the loss, and every gradient.
 
-use std::time::Instant;
-
 use weftgrad::{
     Cpu, DType, Result, Runtime, Tensor, Var,
     nn::{Forward, Gpt, GptConfig, Init, ModuleExt},
-    ops::ViewOps,
+    ops::{PointwiseOps, ViewOps},
     prelude::NnOps,
 };
 
-use crate::report::Report;
+use crate::report::Found;
 
 /// How far values may lie apart, in units of a tensor's largest.
 const TOLERANCE: f64 = 1e-4;
@@ -17,36 +15,48 @@ const TOLERANCE: f64 = 1e-4;
 /// Loss, and gradients by name.
 type Step = (f64, Vec<(String, Vec<f64>)>);
 
-pub fn run<R: Runtime>(rt: &R, report: &mut Report) {
-    let start = Instant::now();
-    match (step(rt), step(&Cpu::new())) {
-        (Ok(got), Ok(want)) => {
-            let failures = compare(&got, &want);
-            report.checks("parity", "gpt step", want.1.len() + 1, failures, start.elapsed());
-        }
-        (Err(e), _) | (_, Err(e)) => report.broken("parity", "gpt step", e.to_string()),
+pub fn run<R: Runtime>(rt: &R) -> Result<Found> {
+    let (got, want) = (values(rt)?, values(&Cpu::new())?);
+    Ok(Found::checks(want.1.len() + 1, compare(&got, &want)))
+}
+
+/// Tensors by name.
+pub type Named<R> = Vec<(String, Tensor<R>)>;
+
+/// A model, and data for a step of it.
+pub struct Setup<R: Runtime> {
+    model: Gpt<R>,
+    x: Var<R>,
+    y: Var<R>,
+}
+
+impl<R: Runtime> Setup<R> {
+    pub fn new(rt: &R) -> Result<Setup<R>> {
+        let config = GptConfig { vocab: 96, context: 48, layers: 2, heads: 2, width: 64, ..Default::default() };
+        let model = Gpt::new(&Init::new(rt, 3), config)?;
+        let mut rng = weftgrad::rng::Philox::new(5, 0);
+        let tokens: Vec<i64> = (0..4 * 49).map(|_| rng.below(96) as i64).collect();
+        let tokens = Tensor::from_slice(rt, [4, 49], &tokens)?;
+        let x = Var::new(tokens.narrow(1, 0, 48)?.contiguous()?);
+        let y = Var::new(tokens.narrow(1, 1, 48)?.reshape([4 * 48])?);
+        Ok(Setup { model, x, y })
+    }
+
+    /// The loss, and the gradients of all parameters that have one.
+    pub fn step(&self) -> Result<(Tensor<R>, Named<R>)> {
+        let logits = self.model.forward(&self.x)?.reshape([4 * 48, 96])?;
+        let loss = logits.cross_entropy(&self.y, None, Default::default())?;
+        let gradients = loss.backward()?;
+        let leaves = self.model.parameters().into_iter().map(|p| p.leaf());
+        let named = leaves.filter_map(|leaf| gradients.get(&leaf).map(|g| (leaf.name().to_string(), g.clone())));
+        Ok((loss.value()?, named.collect()))
     }
 }
 
-fn step<R: Runtime>(rt: &R) -> Result<Step> {
-    let config = GptConfig { vocab: 96, context: 48, layers: 2, heads: 2, width: 64, ..Default::default() };
-    let model = Gpt::new(&Init::new(rt, 3), config)?;
-    let mut rng = weftgrad::rng::Philox::new(5, 0);
-    let tokens: Vec<i64> = (0..4 * 49).map(|_| rng.below(96) as i64).collect();
-    let tokens = Tensor::from_slice(rt, [4, 49], &tokens)?;
-    let x = Var::new(tokens.narrow(1, 0, 48)?.contiguous()?);
-    let y: Tensor<R> = tokens.narrow(1, 1, 48)?.reshape([4 * 48])?;
-    let logits = model.forward(&x)?.reshape([4 * 48, 96])?;
-    let loss = logits.cross_entropy(&Var::new(y), None, Default::default())?;
-    let gradients = loss.backward()?;
-    let mut named = Vec::new();
-    for p in model.parameters() {
-        let leaf = p.leaf();
-        if let Some(g) = gradients.get(&leaf) {
-            named.push((leaf.name().to_string(), weftgrad::ops::PointwiseOps::to_dtype(g, DType::F64)?.to_f64s()?));
-        }
-    }
-    Ok((loss.item()?, named))
+fn values<R: Runtime>(rt: &R) -> Result<Step> {
+    let (loss, gradients) = Setup::new(rt)?.step()?;
+    let values = |(name, g): (String, Tensor<R>)| Ok((name, PointwiseOps::to_dtype(&g, DType::F64)?.to_f64s()?));
+    Ok((loss.item()?, gradients.into_iter().map(values).collect::<Result<_>>()?))
 }
 
 fn compare(got: &Step, want: &Step) -> Vec<String> {

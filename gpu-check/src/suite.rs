@@ -1,15 +1,24 @@
-//! The conformance suite, section by section.
+//! The conformance suite, section by section, and whether results are the same bits on every queue.
 
-use std::time::Instant;
+use conformance::Section;
+use weftgrad::{Cpu, Runtime};
 
-use weftgrad::Runtime;
+use crate::report::Found;
 
-use crate::report::Report;
+const DETERMINISM: &str = "determinism";
 
-pub fn run<R: Runtime>(rt: &R, report: &mut Report) {
-    for (name, section) in conformance::sections::<R>() {
-        let start = Instant::now();
-        let found = section(rt);
-        report.checks("suite", name, found.checks, found.failures, start.elapsed());
-    }
+pub fn items() -> Vec<String> {
+    let names = conformance::sections::<Cpu>().into_iter().map(|(name, _)| name);
+    names.chain([DETERMINISM]).map(String::from).collect()
+}
+
+pub fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found, String> {
+    let section: Section = if item == DETERMINISM {
+        conformance::determinism(|_| rt.fork().unwrap_or_else(|_| rt.clone()))
+    } else {
+        let all = conformance::sections::<R>();
+        let (_, run) = all.iter().find(|(name, _)| *name == item).ok_or(format!("no section {item}"))?;
+        run(rt)
+    };
+    Ok(Found::checks(section.checks, section.failures).with("skipped", section.skipped.len()))
 }

@@ -54,7 +54,12 @@ impl<B> Pool<B> {
 
     /// A free block of one of these classes, with its own.
     pub fn take(&mut self, class: usize) -> Option<(usize, B)> {
-        Self::near(class).find_map(|c| self.free[c].pop().map(|b| (c, b)))
+        Self::near(class).find_map(|c| self.take_exactly(c).map(|b| (c, b)))
+    }
+
+    /// A free block of this very class.
+    pub fn take_exactly(&mut self, class: usize) -> Option<B> {
+        self.free[class].pop()
     }
 
     /// Keeps a block for reuse.

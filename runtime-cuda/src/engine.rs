@@ -73,7 +73,8 @@ impl Engine {
         Ok(engine)
     }
 
-    fn new(driver: Arc<dyn Driver>, device: DeviceId) -> Engine {
+    /// On a driver of the caller's.
+    pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId) -> Engine {
         let about = driver.about();
         let capabilities = Capabilities {
             name: about.name.clone(),

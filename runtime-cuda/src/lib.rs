@@ -1,8 +1,8 @@
 //! NVIDIA GPUs as a runtime: [`Cuda`].
 //!
 //! Pointwise programs and reductions are printed as CUDA C around numcore's programs and compiled at run time (`text`); what no
-//! program describes is written by hand in the folder `kernels`; matrix products are cuBLASLt's. Every handle has a stream and a
-//! pool of its own; work is queued and methods return at once.
+//! program describes is written by hand in the folder `kernels`; matrix products are cuBLASLt's. Every queue has a stream for work, one for
+//! copies and a pool of its own; work is queued and methods return at once.
 //!
 //! What is needed: NVIDIA's driver, NVRTC and cuBLASLt. They are opened at run time, so this crate builds without them;
 //! [`Cuda::new`] says which is missing.
@@ -55,12 +55,18 @@ use std::{fmt, sync::Arc};
 
 use numcore::{Result, Use};
 
+#[cfg(feature = "emulate")]
+pub use driver::Order;
 pub use graph::Graph;
 pub use memory::Buffer;
 pub use queue::Event;
 
 use engine::Engine;
 use queue::Queue;
+
+/// No GPU has this number.
+#[cfg(feature = "emulate")]
+const EMULATED: numcore::DeviceId = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
 
 /// A GPU. A cheap handle; clones share one queue: its stream, memory pool and account.
 #[derive(Clone)]
@@ -81,8 +87,32 @@ impl Cuda {
     /// The same kernels on the host, compiled by g++ and kept in `folder`: slow, and exact enough to test everything but the hardware.
     #[cfg(feature = "emulate")]
     pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
-        let device = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
-        Self::on(Engine::shared(device, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
+        Self::on(Engine::shared(EMULATED, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
+    }
+
+    /// Compiles, for [`Cuda::emulated`] in the same `folder`, what `work` launches, many kernels at a time: an eighth of the time that they
+    /// take one by one. Nothing is computed meanwhile: `work` reads zeros, and what it finds wrong with them is of no interest.
+    #[cfg(feature = "emulate")]
+    pub fn compile_for(folder: impl AsRef<std::path::Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
+        let listing = Arc::new(driver::Listing::new());
+        work(&Self::apart(listing.clone())?);
+        let done = driver::Builder::new(folder.as_ref()).and_then(|b| b.compile_all(&listing.take()));
+        done.map_err(|e| engine::backend("compile", EMULATED, e))
+    }
+
+    /// As [`Cuda::emulated`], apart from its tensors, and what says whether every access of memory is ordered by streams and events.
+    #[cfg(feature = "emulate")]
+    pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, Order)> {
+        let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| engine::backend("Cuda::new", EMULATED, e))?;
+        let ordered = driver::Ordered::new(emulated);
+        let order = ordered.order();
+        Ok((Self::apart(Arc::new(ordered))?, order))
+    }
+
+    /// On a driver of its own.
+    #[cfg(feature = "emulate")]
+    fn apart(driver: Arc<dyn driver::Driver>) -> Result<Cuda> {
+        Self::on(Arc::new(Engine::new(driver, EMULATED)))
     }
 
     /// The same queue, with `f32` products on tensor cores (TF32: 10 bits of fraction instead of 23). Off by default.

@@ -2,13 +2,14 @@
 //! asks the driver for nothing, and can be captured.
 //!
 //! Blocks are stream-ordered: all work of a queue runs in order, so a block that was freed may be given to later work of the same
-//! queue at once, while earlier work still reads it. Used on another queue, memory must come back (by an event that is waited
-//! for) before it is dropped.
+//! queue at once, while earlier work still reads it. Where other queues have used it, its own waits for them first, by an event: it knows
+//! from the buffer which they were.
 
 use std::{fmt, sync::Arc};
 
 use numcore::{DeviceId, ErrorKind, MemoryStats, Pool, Result, Use};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::{
     driver::{Driver, Stream},
@@ -47,11 +48,11 @@ impl Held {
         }
     }
 
-    /// A kept block of one of these classes.
-    fn take(&self, classes: std::ops::Range<usize>) -> Option<Block> {
+    /// A kept block of this class.
+    fn take(&self, class: usize) -> Option<Block> {
         let mut blocks = self.0.lock();
         let blocks = blocks.as_mut()?;
-        let at = blocks.iter().rposition(|b| classes.contains(&b.class))?;
+        let at = blocks.iter().rposition(|b| b.class == class)?;
         Some(blocks.swap_remove(at))
     }
 }
@@ -70,12 +71,25 @@ pub struct Buffer {
     memory: Arc<Memory>,
     /// The recording during which it was allocated.
     held: Option<Arc<Held>>,
+    /// Other queues whose work has used it.
+    others: Mutex<SmallVec<[Arc<Memory>; 1]>>,
 }
 
 impl Buffer {
     /// Where it starts on the device; never dereferenced on the host.
     pub(crate) fn address(&self) -> u64 {
         self.block.map_or(NOWHERE, |b| b.address)
+    }
+
+    /// Notes that the queue of `memory` is about to use it.
+    pub(crate) fn used_by(&self, memory: &Arc<Memory>) {
+        if Arc::ptr_eq(&self.memory, memory) || self.block.is_none() {
+            return;
+        }
+        let mut others = self.others.lock();
+        if !others.iter().any(|other| Arc::ptr_eq(other, memory)) {
+            others.push(memory.clone());
+        }
     }
 }
 
@@ -90,6 +104,7 @@ impl Drop for Buffer {
         let mut state = self.memory.state.lock();
         state.pool.unbook(self.bytes, self.use_);
         let Some(block) = self.block else { return };
+        self.others.get_mut().drain(..).for_each(|other| self.memory.follow(&other, state.capture.is_some()));
         let holder = state.capture.as_ref().or(self.held.as_ref());
         let block = if let Some(held) = holder { held.keep(block) } else { Some(block) };
         if let Some(block) = block {
@@ -138,22 +153,23 @@ impl Memory {
         state.pool.book(bytes, use_);
         let held = state.capture.clone();
         drop(state);
-        Ok(Buffer { block, bytes, use_, memory: self.clone(), held })
+        Ok(Buffer { block, bytes, use_, memory: self.clone(), held, others: Mutex::default() })
     }
 
     fn take(&self, state: &mut State, bytes: usize) -> Result<Block> {
         let class = Pool::<u64>::class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
-        if let Some(block) = state.capture.as_ref().and_then(|held| held.take(Pool::<u64>::near(class))) {
-            return Ok(block);
-        }
-        if let Some((class, address)) = state.pool.take(class) {
-            return Ok(Block { address, class });
-        }
-        if state.capture.is_some() {
+        if let Some(held) = &state.capture {
+            // Classes are tried in the pool's own order, so that a step finds what the same step found before it was captured.
+            let pool = &mut state.pool;
+            let mut free = |class| Some(Block { address: pool.take_exactly(class)?, class });
+            let found = Pool::<u64>::near(class).find_map(|c| held.take(c).or_else(|| free(c)));
             let why = format!(
                 "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
             );
-            return Err(ErrorKind::Unsupported { op: "capture", device: self.device, why }.into());
+            return found.ok_or_else(|| ErrorKind::Unsupported { op: "capture", device: self.device, why }.into());
+        }
+        if let Some((class, address)) = state.pool.take(class) {
+            return Ok(Block { address, class });
         }
         let size = Pool::<u64>::size_of(class);
         let fresh = |memory: &Memory| memory.driver.alloc(size).map_err(|e| backend("alloc", memory.device, e));
@@ -165,6 +181,20 @@ impl Memory {
         let address = address.ok_or_else(|| self.exhausted(state, bytes))?;
         state.pool.reserve(class);
         Ok(Block { address, class })
+    }
+
+    /// Lets later work of this queue begin after what is queued on another one.
+    fn follow(&self, other: &Memory, capturing: bool) {
+        let by_event = || {
+            let mark = self.driver.mark()?;
+            let done = self.driver.record(mark, other.stream).and_then(|()| self.driver.wait(self.stream, mark));
+            self.driver.destroy_mark(mark);
+            done
+        };
+        // A captured stream can wait for nothing outside of its capture. If the device has failed, nothing runs any more.
+        if capturing || by_event().is_err() {
+            let _ = self.driver.synchronize(other.stream);
+        }
     }
 
     /// Gives every free block back to the driver, once nothing uses it any more.

@@ -51,8 +51,9 @@ impl Queue {
         let flag = flag.map_err(|e| backend("fork", engine.device, e))?;
         // SAFETY: just allocated with this size.
         unsafe { driver.zero(stream, flag, FLAG_BYTES) }.map_err(|e| backend("fork", engine.device, e))?;
+        let staging = Staging::new(driver, stream).map_err(|e| backend("fork", engine.device, e))?;
         Ok(Queue {
-            staging: Mutex::new(Staging::new(driver)),
+            staging: Mutex::new(staging),
             engine,
             stream,
             memory,
@@ -152,7 +153,7 @@ impl Queue {
         self.check()?;
         self.refuse_while_capturing("upload")?;
         // SAFETY: the caller hands on an output of exactly this size.
-        let done = unsafe { self.staging.lock().upload(self.stream, from, to) };
+        let done = unsafe { self.staging.lock().upload(from, to) };
         self.kept("upload", done)
     }
 
@@ -160,7 +161,7 @@ impl Queue {
         self.check()?;
         self.refuse_while_capturing("download")?;
         // SAFETY: the caller hands on a view of exactly this size.
-        let done = unsafe { self.staging.lock().download(self.stream, from, to) };
+        let done = unsafe { self.staging.lock().download(from, to) };
         self.kept("download", done)?;
         self.check_flag()
     }
@@ -172,7 +173,7 @@ impl Queue {
         }
         let mut word = [0u8; 4];
         // SAFETY: the flag has 4 bytes.
-        let done = unsafe { self.staging.lock().download(self.stream, self.flag, &mut word) };
+        let done = unsafe { self.staging.lock().download(self.flag, &mut word) };
         self.kept("download", done)?;
         let bits = u32::from_le_bytes(word);
         if bits == 0 {

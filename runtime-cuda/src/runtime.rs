@@ -9,6 +9,13 @@ use numcore::{
 
 use crate::{Buffer, Cuda, Event, fused, index, lines, matmul, operand::Operand, pointwise, reduce, sort};
 
+impl Cuda {
+    /// Notes that this queue is about to use these, which may be memory of another's.
+    fn lend<'a>(&self, buffers: impl IntoIterator<Item = &'a Buffer>) {
+        buffers.into_iter().for_each(|b| b.used_by(&self.queue.memory));
+    }
+}
+
 impl Runtime for Cuda {
     type Buffer = Buffer;
     type Event = Event;
@@ -55,10 +62,12 @@ impl Runtime for Cuda {
     }
 
     fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()> {
+        self.lend([out.buffer()]);
         if from.is_empty() { Ok(()) } else { self.queue.upload(from, Operand::from(&out).address) }
     }
 
     fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()> {
+        self.lend([x.buffer()]);
         if to.is_empty() { self.queue.check() } else { self.queue.download(Operand::from(x).address, to) }
     }
 
@@ -69,6 +78,8 @@ impl Runtime for Cuda {
         scalars: &[Scalar],
         outs: &mut [Out<'_, Self>],
     ) -> Result<()> {
+        self.lend(ins.iter().filter_map(|i| if let In::View(v) = i { Some(v.buffer()) } else { None }));
+        self.lend(outs.iter().map(|o| o.view.buffer()));
         pointwise::run(self, program, ins, scalars, outs)
     }
 
@@ -81,18 +92,22 @@ impl Runtime for Cuda {
         op: ReduceOp,
         out: Out<'_, Self>,
     ) -> Result<()> {
+        self.lend(ins.iter().map(|v| v.buffer()).chain([out.view.buffer()]));
         reduce::reduce(self, map, ins, scalars, full, op, out)
     }
 
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
+        self.lend([x.buffer(), out.buffer()]);
         lines::arg_reduce(self, op, x, axis, out)
     }
 
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        self.lend([a.buffer(), b.buffer(), out.view.buffer()]);
         matmul::matmul(self, a, b, out)
     }
 
     fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        self.lend([x.buffer(), index.buffer(), out.view.buffer()]);
         index::gather(self, x, axis, index, out)
     }
 
@@ -103,6 +118,7 @@ impl Runtime for Cuda {
         index: View<'_, Self>,
         out: ViewMut<'_, Self>,
     ) -> Result<()> {
+        self.lend([src.buffer(), index.buffer(), out.buffer()]);
         index::scatter_add(self, src, axis, index, out)
     }
 
@@ -115,6 +131,7 @@ impl Runtime for Cuda {
         reverse: bool,
         out: ViewMut<'_, Self>,
     ) -> Result<()> {
+        self.lend([x.buffer(), out.buffer()].into_iter().chain(a.map(|a| a.buffer())));
         lines::scan(self, op, x, a, axis, reverse, out)
     }
 
@@ -126,10 +143,12 @@ impl Runtime for Cuda {
         values: ViewMut<'_, Self>,
         index: ViewMut<'_, Self>,
     ) -> Result<()> {
+        self.lend([x.buffer(), values.buffer(), index.buffer()]);
         sort::sort(self, x, axis, descending, values, index)
     }
 
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
+        self.lend(ins.iter().map(|v| v.buffer()).chain(outs.iter().map(|o| o.view.buffer())));
         fused::run(self, op, ins, outs)
     }
 }

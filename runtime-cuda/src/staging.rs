@@ -1,24 +1,36 @@
-//! Copies between host and device through page-locked memory, in pieces: one is filled while the other travels.
+//! Copies between host and device through page-locked memory, in pieces, on a stream of their own beside the queue's.
+//!
+//! An upload lands in device memory of a piece's own, and the queue moves it from there to its place: the way over the bus then needs
+//! nothing the queue is still busy with, so a batch travels while the step before it is computed. (Copied straight to its place it would have
+//! to wait for all work queued so far, as that memory may have just been freed and still be read. Moving costs a fiftieth of
+//! the way over the bus.) Events order the two streams in both directions.
 
 use std::sync::Arc;
 
-use crate::driver::{Driver, Fallible, Mark, Stream};
+use crate::driver::{Driver, Failure, Fallible, Mark, Stream};
 
 /// Bytes of a piece.
-const PIECE: usize = 4 << 20;
-const PIECES: usize = 2;
+const PIECE: usize = 2 << 20;
+const PIECES: usize = 4;
 
-/// Page-locked memory of one queue, allocated at its first use.
+/// Page-locked memory of one queue, allocated at its first use, and the stream of its copies.
 pub(crate) struct Staging {
     driver: Arc<dyn Driver>,
+    /// The queue's stream.
+    work: Stream,
+    copies: Stream,
+    /// Recorded in the queue before a download.
+    ready: Mark,
     pieces: Vec<Piece>,
     next: usize,
 }
 
 struct Piece {
     memory: *mut u8,
-    /// Passed when the device is done with it.
-    done: Mark,
+    /// Passed when the bus is done with `memory`.
+    travelled: Mark,
+    /// Device memory uploads land in, and the mark that is passed when the queue has moved them on.
+    landing: Option<(u64, Mark)>,
     used: bool,
 }
 
@@ -26,59 +38,81 @@ struct Piece {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    pub(crate) fn new(driver: Arc<dyn Driver>) -> Staging {
-        Staging { driver, pieces: Vec::new(), next: 0 }
+    pub(crate) fn new(driver: Arc<dyn Driver>, work: Stream) -> Fallible<Staging> {
+        let copies = driver.stream()?;
+        let ready = driver.mark().inspect_err(|_| driver.destroy_stream(copies))?;
+        Ok(Staging { driver, work, copies, ready, pieces: Vec::new(), next: 0 })
     }
 
-    /// The next piece, once the device has done with it.
+    /// The next piece, once the bus has done with it.
     fn piece(&mut self) -> Fallible<usize> {
         if self.pieces.len() < PIECES {
             let memory = self.driver.alloc_host(PIECE)?;
-            let done = self.driver.mark().inspect_err(|_| {
+            let travelled = self.driver.mark().inspect_err(|_| {
                 // SAFETY: just allocated and not used.
                 unsafe { self.driver.free_host(memory) }
             })?;
-            self.pieces.push(Piece { memory, done, used: false });
+            self.pieces.push(Piece { memory, travelled, landing: None, used: false });
             return Ok(self.pieces.len() - 1);
         }
         self.next = (self.next + 1) % PIECES;
         let piece = &self.pieces[self.next];
         if piece.used {
-            self.driver.await_mark(piece.done)?;
+            self.driver.await_mark(piece.travelled)?;
         }
         Ok(self.next)
+    }
+
+    /// Where an upload through piece `at` lands, once the queue has moved the one before on.
+    fn landing(&mut self, at: usize) -> Fallible<(u64, Mark)> {
+        if let Some((address, moved)) = self.pieces[at].landing {
+            self.driver.wait(self.copies, moved)?;
+            return Ok((address, moved));
+        }
+        let moved = self.driver.mark()?;
+        let address = self.driver.alloc(PIECE).and_then(|a| a.ok_or_else(|| Failure::new("out of memory")));
+        let address = address.inspect_err(|_| self.driver.destroy_mark(moved))?;
+        self.pieces[at].landing = Some((address, moved));
+        Ok((address, moved))
     }
 
     /// Queues a copy; `from` may change as soon as this returns.
     ///
     /// # Safety
     /// `to` has room for `from`.
-    pub(crate) unsafe fn upload(&mut self, stream: Stream, from: &[u8], to: u64) -> Fallible<()> {
+    pub(crate) unsafe fn upload(&mut self, from: &[u8], to: u64) -> Fallible<()> {
         for (i, bytes) in from.chunks(PIECE).enumerate() {
             let at = self.piece()?;
-            let piece = &mut self.pieces[at];
-            // SAFETY: a piece is this long, and the device is done with it.
+            let (landing, moved) = self.landing(at)?;
+            let (driver, piece) = (&self.driver, &mut self.pieces[at]);
+            // SAFETY: a piece is this long, and the bus is done with it.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
-            // SAFETY: the caller's promise; the piece is not written before its mark is passed.
-            unsafe { self.driver.copy_in(stream, to + (i * PIECE) as u64, piece.memory, bytes.len())? };
-            self.driver.record(piece.done, stream)?;
+            // SAFETY: a landing is as long as a piece; the piece is not written before its mark is passed.
+            unsafe { driver.copy_in(self.copies, landing, piece.memory, bytes.len())? };
+            driver.record(piece.travelled, self.copies)?;
             piece.used = true;
+            driver.wait(self.work, piece.travelled)?;
+            // SAFETY: the caller's promise; the landing is not written before its mark is passed.
+            unsafe { driver.copy(self.work, to + (i * PIECE) as u64, landing, bytes.len())? };
+            driver.record(moved, self.work)?;
         }
         Ok(())
     }
 
-    /// Copies and blocks until it is done.
+    /// Copies what the queue's work so far leaves there, and blocks until it is done.
     ///
     /// # Safety
     /// `from` has as many bytes as `to`.
-    pub(crate) unsafe fn download(&mut self, stream: Stream, from: u64, to: &mut [u8]) -> Fallible<()> {
+    pub(crate) unsafe fn download(&mut self, from: u64, to: &mut [u8]) -> Fallible<()> {
+        self.driver.record(self.ready, self.work)?;
+        self.driver.wait(self.copies, self.ready)?;
         let mut waiting: Option<(usize, &mut [u8])> = None;
         for (i, bytes) in to.chunks_mut(PIECE).enumerate() {
             let at = self.piece()?;
             let piece = &mut self.pieces[at];
             // SAFETY: the caller's promise; a piece is this long.
-            unsafe { self.driver.copy_out(stream, piece.memory, from + (i * PIECE) as u64, bytes.len())? };
-            self.driver.record(piece.done, stream)?;
+            unsafe { self.driver.copy_out(self.copies, piece.memory, from + (i * PIECE) as u64, bytes.len())? };
+            self.driver.record(piece.travelled, self.copies)?;
             piece.used = true;
             if let Some((before, bytes)) = waiting.replace((at, bytes)) {
                 self.arrived(before, bytes)?;
@@ -89,7 +123,7 @@ impl Staging {
 
     fn arrived(&self, at: usize, to: &mut [u8]) -> Fallible<()> {
         let piece = &self.pieces[at];
-        self.driver.await_mark(piece.done)?;
+        self.driver.await_mark(piece.travelled)?;
         // SAFETY: the device has filled this many bytes of the piece.
         unsafe { std::ptr::copy_nonoverlapping(piece.memory, to.as_mut_ptr(), to.len()) };
         Ok(())
@@ -98,12 +132,20 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
+        // After a failure the device uses none of it either.
+        let _ = self.driver.synchronize(self.copies);
         for piece in self.pieces.drain(..) {
-            // After a failure the device does not use it either.
-            let _ = self.driver.await_mark(piece.done);
-            // SAFETY: allocated here; the device is done with it.
+            if let Some((address, moved)) = piece.landing {
+                let _ = self.driver.await_mark(moved);
+                // SAFETY: allocated here; the queue has moved on what was there.
+                unsafe { self.driver.free(address) };
+                self.driver.destroy_mark(moved);
+            }
+            // SAFETY: allocated here; the bus is done with it.
             unsafe { self.driver.free_host(piece.memory) };
-            self.driver.destroy_mark(piece.done);
+            self.driver.destroy_mark(piece.travelled);
         }
+        self.driver.destroy_mark(self.ready);
+        self.driver.destroy_stream(self.copies);
     }
 }

@@ -33,7 +33,7 @@ pub fn usage() -> String {
     format!(
         "\
 usage: cargo xtask COMMAND
-  test [--install] [STAGE]  run every stage in order but those marked, or the one named; --install gets missing tools first
+  test [--install] [STAGE]  run every stage in order, or the one named; --install gets missing tools first
   tidy                      check the sources against the project's own rules
   goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
   help                      this page
@@ -48,7 +48,7 @@ fn parse_test(args: &[&str]) -> Result<Command, String> {
         return Err(format!("test: unknown option `{unknown}`; there is only --install"));
     }
     let stages = match names.as_slice() {
-        [] => stages::STAGES.iter().filter(|s| !s.on_request).collect(),
+        [] => stages::STAGES.iter().collect(),
         [name] => vec![stages::find(name).ok_or_else(|| format!("test: unknown stage `{name}`"))?],
         [_, extra, ..] => return Err(format!("test: one stage at a time, found `{extra}` too")),
     };
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn test_alone_runs_every_stage() {
         let Ok(Command::Test { install: false, stages }) = check("test") else { panic!("not a test") };
-        assert_eq!(stages.len(), stages::STAGES.iter().filter(|s| !s.on_request).count());
+        assert_eq!(stages.len(), stages::STAGES.len());
     }
 
     #[test]

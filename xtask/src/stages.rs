@@ -11,8 +11,6 @@ use crate::{cuda, repo, tidy, tools};
 pub struct Stage {
     pub name: &'static str,
     pub about: &'static str,
-    /// Runs only when it is named: it takes longer than all others together.
-    pub on_request: bool,
     action: Action,
 }
 
@@ -64,7 +62,7 @@ const EXAMPLES: &[Example] = &[
 ];
 
 const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Stage {
-    Stage { name, about, on_request: false, action: Action::Cargo { args, env: &[] } }
+    Stage { name, about, action: Action::Cargo { args, env: &[] } }
 }
 
 /// Needs a driver: it has a stage of its own.
@@ -94,12 +92,7 @@ const WGPU_STAGE: &[&[&str]] = &[
 /// Every stage, in order.
 pub static STAGES: &[Stage] = &[
     cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
-    Stage {
-        name: "tidy",
-        about: "the project's own rules hold (cargo xtask tidy)",
-        on_request: false,
-        action: Action::Tidy,
-    },
+    Stage { name: "tidy", about: "the project's own rules hold (cargo xtask tidy)", action: Action::Tidy },
     cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     // The targets are named one by one because --all-targets would run the benches too.
     cargo("test", "unit and integration tests", UNIT),
@@ -107,11 +100,10 @@ pub static STAGES: &[Stage] = &[
     Stage {
         name: "doc",
         about: "the documentation builds without a warning",
-        on_request: false,
         action: Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
     },
     cargo("build", "the default members build with only Rust", &["build", "--release"]),
-    Stage { name: "examples", about: "the example programs run, briefly", on_request: false, action: Action::Examples },
+    Stage { name: "examples", about: "the example programs run, briefly", action: Action::Examples },
     cargo(
         "golden",
         "the reference values are met",
@@ -120,13 +112,11 @@ pub static STAGES: &[Stage] = &[
     Stage {
         name: "wgpu",
         about: "the WebGPU runtime passes the suite, on hardware or on a software driver",
-        on_request: false,
         action: Action::Cargos(WGPU_STAGE),
     },
     Stage {
         name: "cuda",
-        about: "CUDA kernels become machine code, and run on the host's emulator (only when named)",
-        on_request: true,
+        about: "CUDA kernels become machine code, and run on the host's emulator",
         action: Action::Cuda,
     },
 ];

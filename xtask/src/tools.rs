@@ -2,6 +2,8 @@
 
 use std::process::{Command, Stdio};
 
+use crate::{cuda, repo};
+
 /// Something a stage needs. To add a system package, add a row.
 struct Tool {
     name: &'static str,
@@ -45,8 +47,33 @@ const TOOLS: &[Tool] = &[
         name: "g++",
         stages: &["cuda"],
         probe: &["g++", "--version"],
-        install: &["apt-get", "install", "-y", "--no-install-recommends", "g++"],
+        install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends g++"],
         advice: "your distribution's g++ package",
+    },
+    Tool {
+        name: "python3 with pip",
+        stages: &["cuda"],
+        probe: &["python3", "-m", "pip", "--version"],
+        install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
+        advice: "your distribution's python3-pip package",
+    },
+    // After the one that it is installed by. No GPU and no driver are needed for it.
+    Tool {
+        name: "NVIDIA's run-time compiler (NVRTC 13.0)",
+        stages: &["cuda"],
+        probe: &["sh", "-c", "find target/nvrtc-13.0.88 -name libnvrtc.so.13 | grep -q ."],
+        install: &[
+            "python3",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            cuda::COMPILER,
+            cuda::PACKAGE,
+        ],
+        advice: "`pip install --no-deps --target target/nvrtc-13.0.88 nvidia-cuda-nvrtc==13.0.88`, where a package index is reached",
     },
 ];
 
@@ -86,7 +113,7 @@ fn succeeds(argv: &[&str]) -> bool {
 
 fn command(argv: &[&str]) -> Command {
     let mut built = Command::new(argv[0]);
-    built.args(&argv[1..]);
+    built.args(&argv[1..]).current_dir(repo::root());
     built
 }
 

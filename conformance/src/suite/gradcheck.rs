@@ -14,7 +14,7 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// The step: the truncation error (`h²`) and the rounding error (`ε/h`) are then both near 1e-10.
+/// The step: the truncation error (`h²`) and the rounding error (`ε·|L|/h`) are then both near 1e-10, where `L` is about 1.
 const STEP: f64 = 1e-5;
 /// Largest difference, relative to the larger of 1 and the input's largest derivative.
 const TOLERANCE: f64 = 2e-8;
@@ -55,8 +55,9 @@ pub(crate) fn check<R: Runtime>(rt: &R, case: &OpCase<R>, twice: bool) -> Result
             None if twice => vec![0.0; sample.values().len()],
             None => return Err(no_gradient(i)),
         };
-        let numeric = differences(rt, case, i, |vars| if twice { value(vars) } else { no_grad(|| value(vars)) })?;
-        verdict = verdict.and(compare(i, &analytic, &numeric));
+        let (numeric, rounding) =
+            differences(rt, case, i, |vars| if twice { value(vars) } else { no_grad(|| value(vars)) })?;
+        verdict = verdict.and(compare(i, &analytic, &numeric, rounding));
     }
     Ok(verdict)
 }
@@ -77,30 +78,35 @@ fn of_gradient<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<
     Ok(sum)
 }
 
-/// The central difference of `value` for every element of input `i`.
+/// The central difference of `value` for every element of input `i`, and what rounding alone may make of it: both values end in a
+/// rounding of half an `ε`, and the terms of a sum as large as `L` in as much again.
 fn differences<R: Runtime>(
     rt: &R,
     case: &OpCase<R>,
     i: usize,
     value: impl Fn(&[Var<R>]) -> Result<Var<R>>,
-) -> Result<Vec<f64>> {
-    let mut tensors = case.tensors(rt, DType::F64)?;
+) -> Result<(Vec<f64>, f64)> {
+    let (mut tensors, mut largest) = (case.tensors(rt, DType::F64)?, 0f64);
     let sample = &case.inputs[i];
     let mut moved = sample.values().to_vec();
     let mut at = |k: usize, by: f64| -> Result<f64> {
         let before = std::mem::replace(&mut moved[k], sample.values()[k] + by);
         tensors[i] = sample.with(rt, DType::F64, &moved)?;
         moved[k] = before;
-        value(&case.vars(&tensors)?)?.item()
+        let value = value(&case.vars(&tensors)?)?.item()?;
+        largest = largest.max(value.abs());
+        Ok(value)
     };
-    (0..sample.values().len()).map(|k| Ok((at(k, STEP)? - at(k, -STEP)?) / (2.0 * STEP))).collect()
+    let quotients = (0..sample.values().len()).map(|k| Ok((at(k, STEP)? - at(k, -STEP)?) / (2.0 * STEP)));
+    let quotients = quotients.collect::<Result<_>>()?;
+    Ok((quotients, f64::EPSILON * largest / STEP))
 }
 
-fn compare(i: usize, analytic: &[f64], numeric: &[f64]) -> Verdict {
+fn compare(i: usize, analytic: &[f64], numeric: &[f64], rounding: f64) -> Verdict {
     let largest = numeric.iter().fold(1.0f64, |m, v| m.max(v.abs()));
     for (k, (a, n)) in analytic.iter().zip(numeric).enumerate() {
         // Written so that NaN fails.
-        let near = (a - n).abs() <= TOLERANCE * largest;
+        let near = (a - n).abs() <= TOLERANCE * largest + rounding;
         if !near {
             return Verdict::failed(format!(
                 "derivative by element {k} of input {i} is {a}, the difference quotient {n}"

@@ -8,8 +8,6 @@ trap 'rm -rf "$build"' EXIT
 # What a GPU does not forgive: misaligned vectors, shifts and indices out of range, overflow of signed integers.
 flags="-std=c++17 -O1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -fno-strict-aliasing
     -fsanitize=alignment,bounds,shift,signed-integer-overflow -fno-sanitize-recover=all"
-failed=0
-for name in ${*:-softmax norm cross_entropy conv index lines attention}; do
-    ${CXX:-g++} $flags -o "$build/$name" "$name.cpp" && "$build/$name" || failed=1
-done
-exit $failed
+# As many at a time as there are processors.
+printf '%s\n' ${*:-attention lines index cross_entropy norm conv softmax} |
+    xargs -P "$(nproc)" -I NAME sh -c "${CXX:-g++} $(echo $flags) -o '$build/NAME' NAME.cpp && '$build/NAME'"

@@ -199,6 +199,12 @@ impl Driver for CudaDriver {
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw()) }.result().map_err(words)
     }
 
+    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw()) }.result().map_err(words)
+    }
+
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.

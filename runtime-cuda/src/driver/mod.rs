@@ -15,7 +15,9 @@ use crate::text::Source;
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
-pub(crate) use emulated::Emulated;
+pub use emulated::Order;
+#[cfg(feature = "emulate")]
+pub(crate) use emulated::{Builder, Emulated, Listing, Ordered};
 
 /// What a driver reports: its own words.
 #[derive(Debug)]
@@ -137,6 +139,11 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in).
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
+    /// Between two places of the device.
+    ///
+    /// # Safety
+    /// As for [`copy_in`](Driver::copy_in); the ranges do not overlap.
+    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()>;
     /// # Safety
     /// The range is valid.
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()>;

@@ -3,14 +3,15 @@
 //! Memory is the host's, work is done when a call returns, products are plain loops. What this tests is everything but the
 //! hardware: plans, arguments, index arithmetic, the kernels' logic, memory and errors.
 
+mod build;
+mod listing;
+mod ordered;
+
 use std::{
     alloc::{self, Layout},
     collections::HashMap,
     ffi::c_void,
-    fs,
-    hash::{DefaultHasher, Hash, Hasher},
-    path::{Path, PathBuf},
-    process::{self, Command},
+    path::Path,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -21,40 +22,10 @@ use parking_lot::Mutex;
 use super::{About, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Side, Stream};
 use crate::text::Source;
 
-const EMULATOR: &str = include_str!("../../kernels/shim/emulator.h");
-
-/// What the texts use beyond the emulator's own names.
-const MORE: &str = r#"
-#include <math.h>
-#include <utility>
-#define WG_EMULATED
-#define __global__
-#define __device__
-#define __forceinline__ inline
-inline u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
-inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
-inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-template <class... A, size_t... I> void weft_call(void (*f)(A...), void** args, std::index_sequence<I...>) {
-    f(*(std::remove_cv_t<A>*)args[I]...);
-}
-template <class... A> void weft_launch(void (*f)(A...), const u32* at, void** args, bool plain) {
-    dim3 grid(at[0], at[1], at[2]), threads(at[3], at[4], 1);
-    auto call = [&] { weft_call(f, args, std::index_sequence_for<A...>()); };
-    if (!plain) return emulator::launch(at[6], grid, threads, at[5], call);
-    gridDim = grid, blockDim = threads;
-    for (u32 z = 0; z < grid.z; z++) for (u32 y = 0; y < grid.y; y++) for (u32 x = 0; x < grid.x; x++) {
-        blockIdx = dim3(x, y, z);
-        for (u32 j = 0; j < threads.y; j++) for (u32 i = 0; i < threads.x; i++) {
-            threadIdx = dim3(i, j, 0);
-            call();
-        }
-    }
-}
-"#;
-
-/// Without instructions that fuse, as the host has them all; `-fno-gnu-unique` gives every library its own emulator.
-const FLAGS: [&str; 8] =
-    ["-std=c++20", "-O1", "-fPIC", "-shared", "-fno-gnu-unique", "-fno-strict-aliasing", "-ffp-contract=off", "-w"];
+pub(crate) use build::Builder;
+pub(crate) use listing::Listing;
+pub use ordered::Order;
+pub(crate) use ordered::Ordered;
 
 /// A kernel's entry: grid, threads, shared memory and order; arguments.
 type Entry = unsafe extern "C" fn(*const u32, *mut *mut c_void);
@@ -62,7 +33,7 @@ type Entry = unsafe extern "C" fn(*const u32, *mut *mut c_void);
 /// The host, as a GPU.
 pub(crate) struct Emulated {
     about: About,
-    folder: PathBuf,
+    builder: Builder,
     kernels: Mutex<Kernels>,
     next: AtomicU64,
     blocks: Mutex<HashMap<u64, Layout>>,
@@ -74,53 +45,20 @@ struct Kernels {
     launches: u32,
 }
 
+pub(super) fn about() -> About {
+    About { name: "emulated on the host".into(), processors: 1, memory: 8 << 30, shared: 163 << 10 }
+}
+
 impl Emulated {
     /// Compiled kernels are kept in `folder`.
     pub(crate) fn new(folder: &Path) -> Fallible<Emulated> {
-        let io = |e: std::io::Error| Failure::new(format!("{}: {e}", folder.display()));
-        fs::create_dir_all(folder).map_err(io)?;
-        let header = format!("{EMULATOR}{MORE}");
-        // A folder per header: its precompiled form must be its own.
-        let folder = folder.join(format!("{:016x}", hash(&header)));
-        fs::create_dir_all(&folder).map_err(io)?;
-        let path = folder.join("weft.h");
-        let compiled = folder.join("weft.h.gch");
-        if !compiled.is_file() {
-            let part = folder.join(format!("{}.part", process::id()));
-            fs::write(&path, header).map_err(io)?;
-            let flags = FLAGS.iter().filter(|f| **f != "-shared");
-            run(Command::new("g++").args(flags).args(["-x", "c++-header"]).arg(&path).arg("-o").arg(&part))?;
-            fs::rename(&part, &compiled).map_err(io)?;
-        }
-        let about = About { name: "emulated on the host".into(), processors: 1, memory: 8 << 30, shared: 163 << 10 };
-        Ok(Emulated { about, folder, kernels: Mutex::default(), next: AtomicU64::new(1), blocks: Mutex::default() })
+        let builder = Builder::new(folder)?;
+        let (kernels, blocks) = (Mutex::default(), Mutex::default());
+        Ok(Emulated { about: about(), builder, kernels, next: AtomicU64::new(1), blocks })
     }
 
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn library(&self, source: &Source) -> Fallible<PathBuf> {
-        let name = format!("{:016x}", hash(&(&source.text, &source.entry)));
-        let library = self.folder.join(format!("{name}.so"));
-        if library.is_file() {
-            return Ok(library);
-        }
-        let plain = !["__syncthreads", "_sync(", "mma_", "__shared__", "DYNAMIC_SHARED"]
-            .iter()
-            .any(|w| source.text.contains(w));
-        let text = format!(
-            "#include \"weft.h\"\n{}\nextern \"C\" void weft_entry(const u32* at, void** args) {{ weft_launch({}, at, args, {plain}); }}\n",
-            source.text, source.entry
-        );
-        let io = |e: std::io::Error| Failure::new(format!("{}: {e}", self.folder.display()));
-        let unique = format!("{name}-{}-{}", process::id(), self.number());
-        let (file, part) = (self.folder.join(format!("{unique}.cpp")), self.folder.join(format!("{unique}.part")));
-        fs::write(&file, text).map_err(io)?;
-        run(Command::new("g++").args(FLAGS).arg("-I").arg(&self.folder).arg(&file).arg("-o").arg(&part))?;
-        fs::remove_file(&file).map_err(io)?;
-        fs::rename(&part, &library).map_err(io)?;
-        Ok(library)
     }
 
     fn allocate(&self, bytes: usize) -> Option<u64> {
@@ -144,20 +82,6 @@ impl Emulated {
             // SAFETY: allocated with this layout.
             unsafe { alloc::dealloc(at as *mut u8, layout) };
         }
-    }
-}
-
-fn hash(what: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    what.hash(&mut hasher);
-    hasher.finish()
-}
-
-fn run(command: &mut Command) -> Fallible<()> {
-    let output = command.output().map_err(|e| Failure::new(format!("g++ could not be started ({e}); install it")))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(Failure::new(format!("{command:?}\n{}", String::from_utf8_lossy(&output.stderr)))),
     }
 }
 
@@ -225,6 +149,12 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    unsafe fn copy(&self, _: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
     unsafe fn zero(&self, _: Stream, at: u64, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { (at as *mut u8).write_bytes(0, bytes) };
@@ -232,12 +162,12 @@ impl Driver for Emulated {
     }
 
     fn load(&self, source: &Source, _: u32) -> Fallible<Function> {
-        let path = self.library(source)?;
+        let (path, symbol) = self.builder.library(source)?;
         let words = |e: libloading::Error| Failure::new(format!("{}: {e}", path.display()));
         // SAFETY: the library was compiled above; loading it runs constructors of the emulator alone.
         let library = unsafe { Library::new(&path) }.map_err(words)?;
         // SAFETY: this is the entry's type.
-        let entry = *unsafe { library.get::<Entry>(b"weft_entry") }.map_err(words)?;
+        let entry = *unsafe { library.get::<Entry>(symbol.as_bytes()) }.map_err(words)?;
         let mut kernels = self.kernels.lock();
         kernels.loaded.push((library, entry));
         Ok(Function(kernels.loaded.len() as u64 - 1))

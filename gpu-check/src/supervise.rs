@@ -1,0 +1,152 @@
+//! Items in processes of their own: one that crashes, hangs or breaks the device's context takes nothing with it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    args::Args,
+    plan::Part,
+    report::{Entry, Report, Status},
+};
+
+/// Seconds below which nothing is begun any more.
+const LEAST: Duration = Duration::from_secs(2);
+
+/// Every part in order; items of a part beside each other where it allows that.
+pub fn run(args: &Args) -> Report {
+    let end = Instant::now() + Duration::from_secs_f64(args.minutes * 60.0);
+    let report = Mutex::new(Report::new(&args.device, &args.out));
+    // Parts that only check are one pool: the last long item of one does not keep the next waiting.
+    let units = |beside: bool| -> Vec<(&'static Part, String)> {
+        let parts = args.parts.iter().filter(|p| p.beside == beside && p.name != "device");
+        parts.flat_map(|p| p.items(args).into_iter().map(|item| (*p, item))).collect()
+    };
+    let device: Vec<_> = args.parts.iter().filter(|p| p.name == "device").map(|p| (*p, "open".to_string())).collect();
+    all(&device, 1, args, end, &report);
+    if lock(&report).passed() {
+        all(&units(true), args.jobs, args, end, &report);
+        all(&units(false), 1, args, end, &report);
+    }
+    report.into_inner().unwrap_or_else(|e| e.into_inner())
+}
+
+fn lock(report: &Mutex<Report>) -> std::sync::MutexGuard<'_, Report> {
+    report.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn all(units: &[(&'static Part, String)], jobs: usize, args: &Args, end: Instant, report: &Mutex<Report>) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some((part, item)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let entry = one(part, item, args, end);
+            lock(report).push(entry);
+        }
+    };
+    thread::scope(|scope| (0..jobs.min(units.len())).for_each(|_| drop(scope.spawn(work))));
+}
+
+fn one(part: &'static Part, item: &str, args: &Args, end: Instant) -> Entry {
+    let (start, left) = (Instant::now(), end.saturating_duration_since(Instant::now()));
+    let entry = |status, found| Entry { part: part.name, item: item.into(), status, took: start.elapsed(), found };
+    if left < LEAST {
+        return entry(Status::NotRun, json!({ "failures": ["the time was over before"] }));
+    }
+    let files = Files::of(part, item);
+    let limit = part.limit().min(left);
+    let ended = files.start(args, part, item, limit).and_then(|child| wait(child, start + limit));
+    let found = files.found();
+    match ended {
+        Err(why) => entry(Status::Crashed, json!({ "failures": [why] })),
+        // What a time is of use for is kept of those that were not done.
+        Ok(None) => entry(Status::TimedOut, with(found, format!("not done after {} s", limit.as_secs()), &files)),
+        Ok(Some(status)) if !status.success() => entry(Status::Crashed, with(found, status.to_string(), &files)),
+        Ok(Some(_)) if found.is_null() => entry(Status::Crashed, with(found, "it left nothing".into(), &files)),
+        Ok(Some(_)) => {
+            let failed = found["failures"].as_array().is_some_and(|f| !f.is_empty());
+            entry(if failed { Status::Failed } else { Status::Passed }, found)
+        }
+    }
+}
+
+/// Its end, or `None` after the deadline, when it has been killed.
+fn wait(mut child: Child, deadline: Instant) -> Result<Option<ExitStatus>, String> {
+    loop {
+        if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn with(mut found: Value, why: String, files: &Files) -> Value {
+    if found.is_null() {
+        found = json!({ "checks": 0, "failures": [], "numbers": {} });
+    }
+    let mut failures = vec![Value::from(why)];
+    failures.extend(files.last_words().into_iter().map(Value::from));
+    failures.extend(found["failures"].as_array().cloned().unwrap_or_default());
+    found["failures"] = failures.into();
+    found
+}
+
+/// What an item's process writes.
+struct Files {
+    result: PathBuf,
+    log: PathBuf,
+}
+
+impl Files {
+    fn of(part: &Part, item: &str) -> Files {
+        let plain: String = item.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+        let at =
+            |end: &str| env::temp_dir().join(format!("weftgrad-{}-{}-{plain}{end}", std::process::id(), part.name));
+        Files { result: at(".json"), log: at(".log") }
+    }
+
+    fn start(&self, args: &Args, part: &Part, item: &str, limit: Duration) -> Result<Child, String> {
+        let words = |e: std::io::Error| e.to_string();
+        let log = fs::File::create(&self.log).map_err(words)?;
+        let mut command = Command::new(env::current_exe().map_err(words)?);
+        command.args(["--device", &args.device, "--item", &format!("{}/{item}", part.name)]).arg(&self.result);
+        command.args(["--minutes", &format!("{}", limit.as_secs_f64() / 60.0)]);
+        command.args(args.quick.then_some("--quick"));
+        command.stdin(Stdio::null()).stdout(log.try_clone().map_err(words)?).stderr(log);
+        command.spawn().map_err(words)
+    }
+
+    fn found(&self) -> Value {
+        let text = fs::read_to_string(&self.result).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    /// The end of what it said.
+    fn last_words(&self) -> Vec<String> {
+        let text = fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+        lines[lines.len().saturating_sub(8)..].iter().map(|l| l.to_string()).collect()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        for path in [&self.result, &self.log] {
+            let _ = fs::remove_file(Path::new(path));
+        }
+    }
+}

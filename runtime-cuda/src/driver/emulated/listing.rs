@@ -1,0 +1,144 @@
+//! A driver that computes nothing and notes which kernels it is asked for.
+
+use std::{
+    ffi::c_void,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use super::super::{About, Driver, Fallible, Function, Gemm, Grid, Mark, Recording, Stream};
+use crate::text::Source;
+
+/// What work would launch. All it reads are zeros.
+pub(crate) struct Listing {
+    about: About,
+    sources: Mutex<Vec<Source>>,
+    /// Memory of the host, kept until the end: a queue asks for a few pieces of it.
+    host: Mutex<Vec<Box<[u8]>>>,
+    next: AtomicU64,
+}
+
+impl Listing {
+    pub(crate) fn new() -> Listing {
+        Listing {
+            about: super::about(),
+            sources: Mutex::default(),
+            host: Mutex::default(),
+            // Addresses are made of these numbers too, and none may be zero.
+            next: AtomicU64::new(1),
+        }
+    }
+
+    /// The kernels asked for so far.
+    pub(crate) fn take(&self) -> Vec<Source> {
+        std::mem::take(&mut self.sources.lock())
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Driver for Listing {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
+        let pages = (bytes as u64).div_ceil(256).max(1);
+        Ok((bytes <= self.about.memory).then(|| self.next.fetch_add(pages, Ordering::Relaxed) * 256))
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn free(&self, _: u64) {}
+
+    fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
+        let mut memory = vec![0u8; bytes].into_boxed_slice();
+        let at = memory.as_mut_ptr();
+        self.host.lock().push(memory);
+        Ok(at)
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn free_host(&self, _: *mut u8) {}
+
+    fn stream(&self) -> Fallible<Stream> {
+        Ok(Stream(self.number()))
+    }
+
+    fn destroy_stream(&self, _: Stream) {}
+
+    fn synchronize(&self, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn mark(&self) -> Fallible<Mark> {
+        Ok(Mark(self.number()))
+    }
+
+    fn destroy_mark(&self, _: Mark) {}
+
+    fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn await_mark(&self, _: Mark) -> Fallible<()> {
+        Ok(())
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn copy_in(&self, _: Stream, _: u64, _: *const u8, _: usize) -> Fallible<()> {
+        Ok(())
+    }
+
+    // SAFETY: the trait's conditions.
+    unsafe fn copy_out(&self, _: Stream, to: *mut u8, _: u64, bytes: usize) -> Fallible<()> {
+        // SAFETY: the caller's promise.
+        unsafe { to.write_bytes(0, bytes) };
+        Ok(())
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn copy(&self, _: Stream, _: u64, _: u64, _: usize) -> Fallible<()> {
+        Ok(())
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn zero(&self, _: Stream, _: u64, _: usize) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn load(&self, source: &Source, _: u32) -> Fallible<Function> {
+        self.sources.lock().push(source.clone());
+        Ok(Function(self.number()))
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn launch(&self, _: Stream, _: Function, _: Grid, _: &mut [*mut c_void]) -> Fallible<()> {
+        Ok(())
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn gemm(&self, _: Stream, _: &Gemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn begin_capture(&self, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn end_capture(&self, _: Stream) -> Fallible<Recording> {
+        Ok(Recording(self.number()))
+    }
+
+    fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn destroy_recording(&self, _: Recording) {}
+}

@@ -1,0 +1,385 @@
+//! The emulator, watched: which accesses of memory are ordered by streams, events and waits of the host, and which by luck.
+//!
+//! Every stream, every mark and the host have a vector clock (Fidge and Mattern, 1988): what it has seen of each stream. An access is
+//! right if its stream has seen the last write there and, for a write, all reads since. The emulator does work at once, in the order
+//! it is queued in, so values would never show what this shows.
+//!
+//! What a kernel may write is read off its parameters: a pointer to what is not `const`. Memory is told apart by allocation, and pointers inside
+//! of structures (a mask of the attention's) are not seen. A copy to the host arrives there when the host has waited for it, not before.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ffi::c_void,
+    fmt,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    super::{About, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Stream},
+    Emulated,
+};
+use crate::text::Source;
+
+/// What was seen of each stream: how many of its operations.
+type Clock = BTreeMap<u64, u64>;
+
+fn join(clock: &mut Clock, other: &Clock) {
+    for (stream, time) in other {
+        let at = clock.entry(*stream).or_default();
+        *at = (*at).max(*time);
+    }
+}
+
+/// An operation of a stream: its number there.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    stream: u64,
+    time: u64,
+}
+
+impl Moment {
+    fn seen_by(self, clock: &Clock) -> bool {
+        clock.get(&self.stream).is_some_and(|t| *t >= self.time)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// One allocation, of the device or of the host.
+struct Block {
+    bytes: usize,
+    written: Option<(Moment, &'static str)>,
+    read: Vec<(Moment, &'static str)>,
+}
+
+/// A copy that the host has not waited for.
+struct Travelling {
+    moment: Moment,
+    to: u64,
+    bytes: Vec<u8>,
+}
+
+#[derive(Default)]
+struct State {
+    streams: HashMap<u64, Clock>,
+    marks: HashMap<u64, Clock>,
+    host: Clock,
+    blocks: BTreeMap<u64, Block>,
+    travelling: Vec<Travelling>,
+    /// Of every kernel, what it does with each argument that is a pointer.
+    kernels: HashMap<u64, Vec<Option<Access>>>,
+    captured: Option<Vec<(u64, Access)>>,
+    recordings: HashMap<u64, Vec<(u64, Access)>>,
+    complaints: Vec<String>,
+    operations: usize,
+}
+
+/// What was found: how many operations were looked at, and a line for each access that nothing orders.
+#[derive(Clone)]
+pub struct Order(Arc<Mutex<State>>);
+
+impl Order {
+    /// Operations so far.
+    pub fn operations(&self) -> usize {
+        self.0.lock().operations
+    }
+
+    /// Accesses that nothing orders, since the last call.
+    pub fn complaints(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().complaints)
+    }
+}
+
+impl fmt::Debug for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Order({} operations)", self.operations())
+    }
+}
+
+impl State {
+    /// The next operation of a stream.
+    fn step(&mut self, stream: Stream) -> Moment {
+        self.operations += 1;
+        let host = self.host.clone();
+        let clock = self.streams.entry(stream.0).or_default();
+        join(clock, &host);
+        let time = clock.entry(stream.0).or_default();
+        *time += 1;
+        Moment { stream: stream.0, time: *time }
+    }
+
+    /// The allocation that holds an address, which is none where memory of no bytes is said to be.
+    fn block(&mut self, address: u64) -> Option<(u64, &mut Block)> {
+        let (start, block) = self.blocks.range_mut(..=address).next_back()?;
+        (address < *start + block.bytes as u64).then_some((*start, block))
+    }
+
+    fn access(&mut self, what: &'static str, moment: Moment, address: u64, how: Access) {
+        let clock = self.streams.get(&moment.stream).cloned().unwrap_or_default();
+        let Some((start, block)) = self.block(address) else { return };
+        let wrong = block.conflicts(&clock, how);
+        match how {
+            Access::Read => {
+                // Whoever has seen the last read of a stream has seen those before.
+                block.read.retain(|(before, _)| before.stream != moment.stream);
+                block.read.push((moment, what));
+            }
+            Access::Write => (block.written, block.read) = (Some((moment, what)), Vec::new()),
+        }
+        self.captured.iter_mut().for_each(|all| all.push((address, how)));
+        let stream = moment.stream;
+        self.complain(
+            wrong.map(|w| format!("{what} ({how:?}, stream {stream}) is not ordered after {w}, at {start:x}")),
+        );
+    }
+
+    /// The host is about to write there, or to give it back.
+    fn host_takes(&mut self, what: &str, address: u64) {
+        let host = self.host.clone();
+        let wrong = self.block(address).and_then(|(_, block)| block.conflicts(&host, Access::Write));
+        self.complain(wrong.map(|w| format!("{what} by the host, which has not waited for {w}, at {address:x}")));
+    }
+
+    fn complain(&mut self, line: Option<String>) {
+        // The first ones say enough.
+        self.complaints.extend(line.filter(|_| self.complaints.len() < 100));
+    }
+
+    /// The host has waited for what `clock` has seen: copies to the host arrive.
+    fn host_sees(&mut self, clock: &Clock) {
+        join(&mut self.host, clock);
+        let (arrived, travelling) =
+            std::mem::take(&mut self.travelling).into_iter().partition(|t| t.moment.seen_by(&self.host));
+        self.travelling = travelling;
+        for Travelling { to, bytes, .. } in arrived {
+            // SAFETY: the copy's caller promised that the memory stays valid until the stream has passed, which it now has.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        }
+    }
+
+    fn forget(&mut self, what: &str, address: u64) {
+        self.host_takes(what, address);
+        self.blocks.remove(&address);
+    }
+}
+
+impl Block {
+    /// What an access would have to come after, and does not.
+    fn conflicts(&self, clock: &Clock, how: Access) -> Option<String> {
+        let readers = if how == Access::Write { self.read.as_slice() } else { &[] };
+        let before = self.written.iter().map(|w| (w, Access::Write)).chain(readers.iter().map(|r| (r, Access::Read)));
+        let mut unseen = before.filter(|((moment, _), _)| !moment.seen_by(clock));
+        unseen.next().map(|((moment, what), how)| format!("{what} ({how:?}, stream {})", moment.stream))
+    }
+}
+
+/// See the module.
+pub(crate) struct Ordered {
+    inner: Emulated,
+    state: Arc<Mutex<State>>,
+}
+
+impl Ordered {
+    pub(crate) fn new(inner: Emulated) -> Ordered {
+        Ordered { inner, state: Arc::default() }
+    }
+
+    pub(crate) fn order(&self) -> Order {
+        Order(self.state.clone())
+    }
+
+    /// One operation of a stream and what it touches.
+    fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Moment {
+        let mut state = self.state.lock();
+        let moment = state.step(stream);
+        accesses.iter().for_each(|(address, how)| state.access(what, moment, *address, *how));
+        moment
+    }
+
+    fn born(&self, address: u64, bytes: usize) {
+        self.state.lock().blocks.insert(address, Block { bytes, written: None, read: Vec::new() });
+    }
+}
+
+/// What a kernel does with each of its arguments, by its text.
+fn parameters(source: &Source) -> Vec<Option<Access>> {
+    let name = format!("{}(", source.entry);
+    let whole = |at: usize| !source.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+    let start = source.text.rmatch_indices(&name).map(|(at, _)| at).find(|at| whole(*at));
+    let list = start.and_then(|at| source.text[at + name.len()..].split_once(')')).map_or("", |(list, _)| list);
+    let access = |parameter: &str| {
+        let (pointee, _) = parameter.split_once('*')?;
+        Some(if pointee.split_whitespace().any(|w| w == "const") { Access::Read } else { Access::Write })
+    };
+    list.split(',').map(access).collect()
+}
+
+impl Driver for Ordered {
+    fn about(&self) -> &About {
+        self.inner.about()
+    }
+
+    fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
+        self.inner.alloc(bytes).inspect(|at| at.iter().for_each(|at| self.born(*at, bytes)))
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn free(&self, address: u64) {
+        self.state.lock().forget("freed", address);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free(address) };
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
+        self.inner.alloc_host(bytes).inspect(|at| self.born(*at as u64, bytes))
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn free_host(&self, address: *mut u8) {
+        self.state.lock().forget("freed", address as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free_host(address) };
+    }
+
+    fn stream(&self) -> Fallible<Stream> {
+        self.inner.stream()
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        self.inner.destroy_stream(stream);
+    }
+
+    fn synchronize(&self, stream: Stream) -> Fallible<()> {
+        let mut state = self.state.lock();
+        let clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
+        state.host_sees(&clock);
+        self.inner.synchronize(stream)
+    }
+
+    fn mark(&self) -> Fallible<Mark> {
+        self.inner.mark()
+    }
+
+    fn destroy_mark(&self, mark: Mark) {
+        self.state.lock().marks.remove(&mark.0);
+        self.inner.destroy_mark(mark);
+    }
+
+    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
+        let mut state = self.state.lock();
+        let mut clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
+        join(&mut clock, &state.host);
+        state.marks.insert(mark.0, clock);
+        self.inner.record(mark, stream)
+    }
+
+    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+        let mut state = self.state.lock();
+        // A mark that was never recorded is waited for by no one.
+        let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
+        join(state.streams.entry(stream.0).or_default(), &clock);
+        self.inner.wait(stream, mark)
+    }
+
+    fn await_mark(&self, mark: Mark) -> Fallible<()> {
+        let mut state = self.state.lock();
+        let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
+        state.host_sees(&clock);
+        self.inner.await_mark(mark)
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+        // The host has just written there.
+        self.state.lock().host_takes("a piece is filled", from as u64);
+        self.note("a copy from the host", stream, &[(from as u64, Access::Read), (to, Access::Write)]);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.copy_in(stream, to, from, bytes) }
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+        let moment = self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)]);
+        let mut copy = vec![0u8; bytes];
+        // SAFETY: the caller's promise, for `from` and for `to`; the copy is as long. What is there until the host has waited is rubbish.
+        unsafe {
+            self.inner.copy_out(stream, copy.as_mut_ptr(), from, bytes)?;
+            to.write_bytes(0xff, bytes);
+        }
+        self.state.lock().travelling.push(Travelling { moment, to: to as u64, bytes: copy });
+        Ok(())
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+        self.note("a copy", stream, &[(from, Access::Read), (to, Access::Write)]);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.copy(stream, to, from, bytes) }
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
+        self.note("a filling with zeros", stream, &[(at, Access::Write)]);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.zero(stream, at, bytes) }
+    }
+
+    fn load(&self, source: &Source, shared: u32) -> Fallible<Function> {
+        let function = self.inner.load(source, shared)?;
+        self.state.lock().kernels.insert(function.0, parameters(source));
+        Ok(function)
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn launch(&self, stream: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
+        let parameters = self.state.lock().kernels.get(&kernel.0).cloned().unwrap_or_default();
+        if parameters.len() != args.len() {
+            return Err(Failure::new(format!("{} arguments for {} parameters", args.len(), parameters.len())));
+        }
+        let pointers = parameters.iter().zip(args.iter()).filter_map(|(how, arg)| how.map(|how| (*arg, how)));
+        // SAFETY: the argument of a parameter that is a pointer is an address.
+        let accesses: Vec<(u64, Access)> = pointers.map(|(arg, how)| (unsafe { *arg.cast::<u64>() }, how)).collect();
+        self.note("a kernel", stream, &accesses);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.launch(stream, kernel, grid, args) }
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+        let [a, b, d] = at;
+        let accesses = [(a, Access::Read), (b, Access::Read), (d, Access::Write), (workspace.0, Access::Write)];
+        self.note("a product", stream, &accesses);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.gemm(stream, gemm, at, workspace) }
+    }
+
+    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
+        self.state.lock().captured = Some(Vec::new());
+        self.inner.begin_capture(stream)
+    }
+
+    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
+        let recording = self.inner.end_capture(stream)?;
+        let mut state = self.state.lock();
+        let accesses = state.captured.take().unwrap_or_default();
+        state.recordings.insert(recording.0, accesses);
+        Ok(recording)
+    }
+
+    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
+        let accesses = self.state.lock().recordings.get(&recording.0).cloned().unwrap_or_default();
+        self.note("a captured step", stream, &accesses);
+        self.inner.replay(recording, stream)
+    }
+
+    fn destroy_recording(&self, recording: Recording) {
+        self.state.lock().recordings.remove(&recording.0);
+        self.inner.destroy_recording(recording);
+    }
+}
