@@ -25,42 +25,22 @@ fn section(name: &str) {
     assert!(section.failures.is_empty(), "{} of {} failed:\n  {lines}", section.failures.len(), section.checks);
 }
 
-macro_rules! tests {
-    (quick { $($quick:ident $a:literal;)* } long { $($long:ident $b:literal;)* }) => {
-        $(#[test] fn $quick() { section($a); })*
-        // Hundreds of kernels each, or the host's own arithmetic in an unoptimised program.
-        $(#[cfg(feature = "emulate-all")] #[test] fn $long() { section($b); })*
-
-        #[test]
-        fn no_section_is_left_out() {
-            let mut names: Vec<&str> = sections::<Cuda>().iter().map(|(n, _)| *n).collect();
-            let mut known = vec![$($a,)* $($b,)*];
-            names.sort();
-            known.sort();
-            assert_eq!(names, known);
-        }
-    };
+#[test]
+fn the_documentation_says_what_it_can_do() {
+    conformance::documented(&*CUDA);
 }
 
-tests! {
-quick {
-    fused_kernels "fused kernels";
-    values "values";
-    handle "handle";
-    exactness "exactness";
-    empty_tensors "empty tensors";
-    errors "errors";
-}
-long {
-    sizes "sizes";
-    reference_values "references";
-    gradients "gradients";
-    second_derivatives "second derivatives";
-    views "views";
-    accumulation_in_slots "slots";
-    narrow_types "narrow types";
-    random_geometry "geometry";
-    chains_of_views "chains";
-    random_programs "programs";
-}
+#[cfg(feature = "emulate-all")]
+conformance::section_tests!(section);
+
+// The others need hundreds of kernels each, or the host's own arithmetic in an unoptimised program.
+#[cfg(not(feature = "emulate-all"))]
+conformance::section_tests! {
+    section:
+    fused_kernels "fused kernels",
+    values "values",
+    handle "handle",
+    exactness "exactness",
+    empty_tensors "empty tensors",
+    errors "errors",
 }

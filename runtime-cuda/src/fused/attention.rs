@@ -1,12 +1,12 @@
 //! Scaled dot-product attention by blocks (Dao 2023), and its gradients.
 
 use bytemuck::{NoUninit, Zeroable};
-use numcore::{DType, Result, Scalar, Support, fused::Attention};
+use numcore::{DType, Result, Support, fused::Attention};
 
 use super::Call;
 use crate::{
     operand::Operand,
-    pointwise::{fill, to_dense},
+    pointwise::to_dense,
     written::{Launch, Value, Written, element},
 };
 
@@ -137,10 +137,7 @@ fn aligned(call: &mut Call<'_>, i: usize) -> Result<Operand> {
 pub(super) fn forward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     let [q, k, v] = [call.ins[0], call.ins[1], call.ins[2]];
     if k.dims()[2] == 0 {
-        // Nothing to attend to; the decomposition would look for the largest of no scores.
-        fill(call.cuda, call.outs[0], Scalar::I64(0), false)?;
-        fill(call.cuda, call.outs[1], Scalar::F64(f64::NEG_INFINITY), false)?;
-        return Ok(Support::Done);
+        return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[3]);
     let Some(plan) = Plan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
@@ -166,8 +163,7 @@ pub(super) fn forward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
 pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     let [q, k, v] = [call.ins[3], call.ins[4], call.ins[5]];
     if k.dims()[2] == 0 {
-        fill(call.cuda, call.outs[0], Scalar::I64(0), false)?;
-        return Ok(Support::Done);
+        return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[6]);
     let Some(plan) = Plan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
