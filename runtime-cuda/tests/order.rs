@@ -119,3 +119,23 @@ fn a_fork_without_an_event() {
     });
     assert!(complaints.iter().any(|c| c.contains("(Read, stream") && c.contains("(Write, stream")), "{complaints:?}");
 }
+
+#[test]
+fn a_device_that_vanishes_is_an_error_from_then_on() -> Result<()> {
+    let (cuda, order) = Cuda::watched(&*FOLDER)?;
+    let x = values(&cuda, 100, 1)?;
+    let y = x.add(&x)?;
+    y.to_vec::<f32>()?;
+    order.unplug();
+    let calls: [(&str, fn(&Tensor<Cuda>) -> Result<()>); 4] = [
+        ("add", |x| x.add(x)?.to_vec::<f32>().map(drop)),
+        ("download", |x| x.to_vec::<f32>().map(drop)),
+        ("upload", |x| values(x.runtime(), 1 << 20, 2).map(drop)),
+        ("synchronize", |x| x.runtime().synchronize()),
+    ];
+    for (name, call) in calls {
+        let error = call(&y).expect_err(name).to_string();
+        assert!(error.contains("the device is gone") && error.contains("cuda:"), "{name}: {error}");
+    }
+    Ok(())
+}

@@ -167,3 +167,44 @@ fn describe(adapter: &wgpu::Adapter) -> AdapterInfo {
     let software = info.device_type == wgpu::DeviceType::Cpu;
     AdapterInfo { name: info.name, backend: info.backend.to_string(), software }
 }
+
+#[cfg(test)]
+mod tests {
+    use numcore::{DType, Runtime, Tensor, Use, ops::PointwiseOps};
+
+    use super::*;
+    use crate::{Wgpu, queue::Queue};
+
+    /// A device of its own: those of other tests live on.
+    fn apart() -> Wgpu {
+        let adapter = found().into_iter().next().expect("an adapter");
+        let device = Device::of(0, &adapter).expect("a device");
+        Wgpu { queue: Arc::new(Queue::new(Arc::new(device))), use_: Use::Activations }
+    }
+
+    #[test]
+    fn a_device_that_vanishes_is_an_error_from_then_on() {
+        let gpu = apart();
+        let x = Tensor::arange(&gpu, 0.0, 1.0, 100, DType::F32).expect("a tensor");
+        x.add(&x).and_then(|y| y.to_vec::<f32>()).expect("a sum");
+        gpu.queue.device.wgpu.destroy();
+        let calls: [(&str, &dyn Fn() -> Result<()>); 3] = [
+            ("add", &|| x.add(&x)?.to_vec::<f32>().map(drop)),
+            ("download", &|| x.to_vec::<f32>().map(drop)),
+            ("synchronize", &|| gpu.synchronize()),
+        ];
+        for (name, call) in calls {
+            let error = call().expect_err(name).to_string();
+            assert!(error.contains("wgpu:0"), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_first_failure_stays() {
+        let gpu = apart();
+        gpu.queue.device.fail("out of memory".into());
+        gpu.queue.device.fail("later".into());
+        let error = Tensor::arange(&gpu, 0.0, 1.0, 100, DType::F32).expect_err("no tensor").to_string();
+        assert!(error.contains("out of memory"), "{error}");
+    }
+}

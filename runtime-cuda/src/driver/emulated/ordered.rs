@@ -78,6 +78,7 @@ struct State {
     recordings: HashMap<u64, Vec<(u64, Access)>>,
     complaints: Vec<String>,
     operations: usize,
+    gone: bool,
 }
 
 /// What was found: how many operations were looked at, and a line for each access that nothing orders.
@@ -94,6 +95,11 @@ impl Order {
     pub fn complaints(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().complaints)
     }
+
+    /// From now on every call fails, as it does when a device falls off its bus.
+    pub fn unplug(&self) {
+        self.0.lock().gone = true;
+    }
 }
 
 impl fmt::Debug for Order {
@@ -103,6 +109,10 @@ impl fmt::Debug for Order {
 }
 
 impl State {
+    fn there(&self) -> Fallible<()> {
+        if self.gone { Err(Failure::new("the device is gone")) } else { Ok(()) }
+    }
+
     /// The next operation of a stream.
     fn step(&mut self, stream: Stream) -> Moment {
         self.operations += 1;
@@ -195,11 +205,12 @@ impl Ordered {
     }
 
     /// One operation of a stream and what it touches.
-    fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Moment {
+    fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Fallible<Moment> {
         let mut state = self.state.lock();
+        state.there()?;
         let moment = state.step(stream);
         accesses.iter().for_each(|(address, how)| state.access(what, moment, *address, *how));
-        moment
+        Ok(moment)
     }
 
     fn born(&self, address: u64, bytes: usize) {
@@ -226,6 +237,7 @@ impl Driver for Ordered {
     }
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
+        self.state.lock().there()?;
         self.inner.alloc(bytes).inspect(|at| at.iter().for_each(|at| self.born(*at, bytes)))
     }
 
@@ -257,6 +269,7 @@ impl Driver for Ordered {
 
     fn synchronize(&self, stream: Stream) -> Fallible<()> {
         let mut state = self.state.lock();
+        state.there()?;
         let clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
         state.host_sees(&clock);
         self.inner.synchronize(stream)
@@ -273,6 +286,7 @@ impl Driver for Ordered {
 
     fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
         let mut state = self.state.lock();
+        state.there()?;
         let mut clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
         join(&mut clock, &state.host);
         state.marks.insert(mark.0, clock);
@@ -281,6 +295,7 @@ impl Driver for Ordered {
 
     fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
         let mut state = self.state.lock();
+        state.there()?;
         // A mark that was never recorded is waited for by no one.
         let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
         join(state.streams.entry(stream.0).or_default(), &clock);
@@ -289,6 +304,7 @@ impl Driver for Ordered {
 
     fn await_mark(&self, mark: Mark) -> Fallible<()> {
         let mut state = self.state.lock();
+        state.there()?;
         let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
         state.host_sees(&clock);
         self.inner.await_mark(mark)
@@ -298,14 +314,14 @@ impl Driver for Ordered {
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // The host has just written there.
         self.state.lock().host_takes("a piece is filled", from as u64);
-        self.note("a copy from the host", stream, &[(from as u64, Access::Read), (to, Access::Write)]);
+        self.note("a copy from the host", stream, &[(from as u64, Access::Read), (to, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy_in(stream, to, from, bytes) }
     }
 
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
-        let moment = self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)]);
+        let moment = self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)])?;
         let mut copy = vec![0u8; bytes];
         // SAFETY: the caller's promise, for `from` and for `to`; the copy is as long. What is there until the host has waited is rubbish.
         unsafe {
@@ -318,14 +334,14 @@ impl Driver for Ordered {
 
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
-        self.note("a copy", stream, &[(from, Access::Read), (to, Access::Write)]);
+        self.note("a copy", stream, &[(from, Access::Read), (to, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy(stream, to, from, bytes) }
     }
 
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
-        self.note("a filling with zeros", stream, &[(at, Access::Write)]);
+        self.note("a filling with zeros", stream, &[(at, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.zero(stream, at, bytes) }
     }
@@ -345,7 +361,7 @@ impl Driver for Ordered {
         let pointers = parameters.iter().zip(args.iter()).filter_map(|(how, arg)| how.map(|how| (*arg, how)));
         // SAFETY: the argument of a parameter that is a pointer is an address.
         let accesses: Vec<(u64, Access)> = pointers.map(|(arg, how)| (unsafe { *arg.cast::<u64>() }, how)).collect();
-        self.note("a kernel", stream, &accesses);
+        self.note("a kernel", stream, &accesses)?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.launch(stream, kernel, grid, args) }
     }
@@ -354,7 +370,7 @@ impl Driver for Ordered {
     unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
         let [a, b, d] = at;
         let accesses = [(a, Access::Read), (b, Access::Read), (d, Access::Write), (workspace.0, Access::Write)];
-        self.note("a product", stream, &accesses);
+        self.note("a product", stream, &accesses)?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.gemm(stream, gemm, at, workspace) }
     }
@@ -374,7 +390,7 @@ impl Driver for Ordered {
 
     fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
         let accesses = self.state.lock().recordings.get(&recording.0).cloned().unwrap_or_default();
-        self.note("a captured step", stream, &accesses);
+        self.note("a captured step", stream, &accesses)?;
         self.inner.replay(recording, stream)
     }
 
