@@ -23,7 +23,7 @@ use weftgrad::{
 
 const ALL_REDUCE: usize = 64 << 20;
 /// Sequences and their length, on each rank.
-const BATCH: [usize; 2] = [4, 256];
+const BATCH: [usize; 2] = [8, 256];
 
 /// Who trains, and how.
 #[derive(Clone, Copy)]
@@ -123,8 +123,8 @@ fn train(case: &Case) -> Result<Measured> {
 fn rank(comm: Comm<Cpu>, case: &Case) -> Result<Measured> {
     let counted = Arc::new(CountingCommunicator::new(comm));
     let comm: Comm<Cpu> = counted.clone();
-    let model = Gpt::new(&Init::new(comm.runtime(), 1), GptConfig { vocab: 96, bias: false, ..Default::default() })?;
-    let training = TrainingConfig { max_norm: Some(1.0), ..Default::default() };
+    let model = Gpt::new(&Init::new(comm.runtime(), 1), GptConfig::default())?;
+    let training = TrainingConfig::default();
     match case.stage {
         None => {
             let mut trainer = BucketedTrainer::new(&comm, &model, training, Default::default())?;
@@ -146,7 +146,7 @@ fn steps<S: Strategy<Cpu>>(
 ) -> Result<Measured> {
     let (rt, own) = (counted.runtime(), case.batch / case.ranks);
     let first = counted.rank() * own * (BATCH[1] + 1);
-    let text: Vec<i64> = (0..own * (BATCH[1] + 1)).map(|i| ((first + i) * 7919 % 96) as i64).collect();
+    let text: Vec<i64> = (0..own * (BATCH[1] + 1)).map(|i| ((first + i) * 7919 % 256) as i64).collect();
     let text = Tensor::from_slice(rt, [own, BATCH[1] + 1], &text)?;
     let x = Var::new(text.narrow(1, 0, BATCH[1])?.contiguous()?);
     let y = Var::new(text.narrow(1, 1, BATCH[1])?.reshape([own * BATCH[1]])?);
