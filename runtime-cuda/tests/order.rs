@@ -127,7 +127,8 @@ fn a_device_that_vanishes_is_an_error_from_then_on() -> Result<()> {
     let y = x.add(&x)?;
     y.to_vec::<f32>()?;
     order.unplug();
-    let calls: [(&str, fn(&Tensor<Cuda>) -> Result<()>); 4] = [
+    type Call = fn(&Tensor<Cuda>) -> Result<()>;
+    let calls: [(&str, Call); 4] = [
         ("add", |x| x.add(x)?.to_vec::<f32>().map(drop)),
         ("download", |x| x.to_vec::<f32>().map(drop)),
         ("upload", |x| values(x.runtime(), 1 << 20, 2).map(drop)),

@@ -6,6 +6,7 @@
 mod build;
 mod listing;
 mod ordered;
+mod parameters;
 
 use std::{
     alloc::{self, Layout},

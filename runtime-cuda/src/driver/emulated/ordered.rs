@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::{
     super::{About, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Stream},
     Emulated,
+    parameters::parameters,
 };
 use crate::text::Source;
 
@@ -46,7 +47,7 @@ impl Moment {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Access {
+pub(super) enum Access {
     Read,
     Write,
 }
@@ -216,19 +217,6 @@ impl Ordered {
     fn born(&self, address: u64, bytes: usize) {
         self.state.lock().blocks.insert(address, Block { bytes, written: None, read: Vec::new() });
     }
-}
-
-/// What a kernel does with each of its arguments, by its text.
-fn parameters(source: &Source) -> Vec<Option<Access>> {
-    let name = format!("{}(", source.entry);
-    let whole = |at: usize| !source.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-    let start = source.text.rmatch_indices(&name).map(|(at, _)| at).find(|at| whole(*at));
-    let list = start.and_then(|at| source.text[at + name.len()..].split_once(')')).map_or("", |(list, _)| list);
-    let access = |parameter: &str| {
-        let (pointee, _) = parameter.split_once('*')?;
-        Some(if pointee.split_whitespace().any(|w| w == "const") { Access::Read } else { Access::Write })
-    };
-    list.split(',').map(access).collect()
 }
 
 impl Driver for Ordered {

@@ -1,0 +1,17 @@
+//! What kernels do with memory, read from their text.
+
+use super::ordered::Access;
+use crate::text::Source;
+
+/// What a kernel does with each of its arguments, by its text.
+pub(super) fn parameters(source: &Source) -> Vec<Option<Access>> {
+    let name = format!("{}(", source.entry);
+    let whole = |at: usize| !source.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+    let start = source.text.rmatch_indices(&name).map(|(at, _)| at).find(|at| whole(*at));
+    let list = start.and_then(|at| source.text[at + name.len()..].split_once(')')).map_or("", |(list, _)| list);
+    let access = |parameter: &str| {
+        let (pointee, _) = parameter.split_once('*')?;
+        Some(if pointee.split_whitespace().any(|w| w == "const") { Access::Read } else { Access::Write })
+    };
+    list.split(',').map(access).collect()
+}
