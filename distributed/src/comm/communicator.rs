@@ -34,6 +34,32 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     fn abort(&self, cause: &str);
 }
 
+/// What a communicator over `self.inner` says as that one does.
+macro_rules! of_inner {
+    () => {
+        fn rank(&self) -> usize {
+            self.inner.rank()
+        }
+
+        fn size(&self) -> usize {
+            self.inner.size()
+        }
+
+        fn runtime(&self) -> &R {
+            self.inner.runtime()
+        }
+
+        fn timeout(&self) -> Duration {
+            self.inner.timeout()
+        }
+
+        fn abort(&self, cause: &str) {
+            self.inner.abort(cause);
+        }
+    };
+}
+pub(super) use of_inner;
+
 impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
     fn rank(&self) -> usize {
         (**self).rank()

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, panic::Location, sync::Arc, time::Duration, tim
 use numcore::{Result, Runtime, TensorMut};
 use parking_lot::Mutex;
 
-use super::{Call, Collective, Comm, Communicator, Pending, Work};
+use super::{Call, Collective, Comm, Communicator, Pending, Work, communicator::of_inner};
 
 /// What one rank exchanged by one kind of collective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,21 +77,7 @@ fn volume<R: Runtime>(call: &Call<R>, rank: usize, n: usize) -> (usize, usize) {
 }
 
 impl<R: Runtime> Communicator<R> for CountingCommunicator<R> {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn runtime(&self) -> &R {
-        self.inner.runtime()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.inner.timeout()
-    }
+    of_inner!();
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         let (sent, payload) = volume(&call, self.rank(), self.size());
@@ -108,10 +94,6 @@ impl<R: Runtime> Communicator<R> for CountingCommunicator<R> {
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         let inner = self.inner.split_at(color, key, at)?;
         Ok(inner.map(|inner| Arc::new(CountingCommunicator { inner, counts: self.counts.clone() }) as Comm<R>))
-    }
-
-    fn abort(&self, cause: &str) {
-        self.inner.abort(cause);
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use numcore::{Error, Result, Runtime, TensorMut, rng::Philox};
 
-use super::{Call, Comm, Communicator, Work};
+use super::{Call, Comm, Communicator, Work, communicator::of_inner};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,21 +58,7 @@ impl<R: Runtime> FaultyCommunicator<R> {
 }
 
 impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn runtime(&self) -> &R {
-        self.inner.runtime()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.inner.timeout()
-    }
+    of_inner!();
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         if self.calls.fetch_add(1, Ordering::Relaxed) != self.at {
@@ -93,9 +79,5 @@ impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
         let (at_call, fault, calls) = (self.at, self.fault, self.calls.clone());
         let inner = self.inner.split_at(color, key, at)?;
         Ok(inner.map(|inner| Arc::new(FaultyCommunicator { inner, at: at_call, fault, calls }) as Comm<R>))
-    }
-
-    fn abort(&self, cause: &str) {
-        self.inner.abort(cause);
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Result, Runtime, TensorMut};
 
-use super::{Call, Comm, Communicator, Work};
+use super::{Call, Comm, Communicator, Work, communicator::of_inner};
 
 /// A communicator whose calls are all of something that has a name, a unit of parameters for one. Calls of different names do not
 /// meet, though they have the same place and size: ranks that come to things in different orders disagree, and do not mix them.
@@ -20,21 +20,7 @@ impl<R: Runtime> Named<R> {
 }
 
 impl<R: Runtime> Communicator<R> for Named<R> {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn runtime(&self) -> &R {
-        self.inner.runtime()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.inner.timeout()
-    }
+    of_inner!();
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         self.inner.start(Call { of: Some(self.name.clone()), ..call })
@@ -42,10 +28,6 @@ impl<R: Runtime> Communicator<R> for Named<R> {
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         self.inner.split_at(color, key, at)
-    }
-
-    fn abort(&self, cause: &str) {
-        self.inner.abort(cause);
     }
 }
 

@@ -70,14 +70,7 @@ pub(super) fn run<T: Float>(call: &Call<'_>, op: &Conv) -> Result<Support> {
         ConvKind::Weight(_) => [&call.ins[0], &call.outs[0], &call.ins[1]],
     }
     .map(|o| o.layout.dims());
-    let problem = Problem {
-        call,
-        op,
-        x: Images::of(x, op.groups),
-        y: Images::of(y, op.groups),
-        kernel: [w[2], w[3]],
-        parallel: call.engine().threads.count(),
-    };
+    let problem = Problem { call, op, x: Images::of(x, op.groups), y: Images::of(y, op.groups), kernel: [w[2], w[3]] };
     let columns = if let ConvKind::Input(_) = op.kind { problem.x.depth } else { problem.y.depth };
     let empty = call.ins.iter().chain(&call.outs).any(|o| o.layout.numel() == 0);
     let skips = op.stride != [1, 1] && matches!(op.kind, ConvKind::Input(_));
@@ -98,7 +91,6 @@ struct Problem<'p, 'a> {
     x: Images,
     y: Images,
     kernel: [usize; 2],
-    parallel: usize,
 }
 
 /// Images with a border, in memory of their own if there is one.
@@ -230,7 +222,7 @@ impl Problem<'_, '_> {
     /// One product for each image, group and part of the output's places.
     fn maps(&self, out: Images, product: impl Fn(usize, usize, Range<usize>) + Sync) {
         let each = out.count * self.op.groups;
-        let cuts = (4 * self.parallel).div_ceil(each);
+        let cuts = (4 * self.call.engine().threads.count()).div_ceil(each);
         let rows = out.plane().div_ceil(cuts).next_multiple_of(ROWS);
         let parts = out.plane().div_ceil(rows);
         self.call.engine().ranges(each * parts, 1, |tasks| {

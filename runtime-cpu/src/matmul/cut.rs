@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{GRAIN, Product};
 
-/// Rows and columns of tiles are multiples of these, which the registers of all levels divide.
+/// Rows and columns of tiles are multiples of these: of a strip and of a register where both are largest.
 const ROWS: usize = 8;
 const COLUMNS: usize = 16;
 

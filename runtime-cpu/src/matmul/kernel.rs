@@ -222,7 +222,7 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
     }
 }
 
-/// Asks for a line that is written when a tile's sums are done: fetched only then, the output costs a tenth of the time.
+/// Asks for a line that is written when a tile's sums are done; hardware does not foresee these few lines of each of several rows.
 #[inline(always)]
 fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]

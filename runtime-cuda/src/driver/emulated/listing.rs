@@ -7,7 +7,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::super::{About, Driver, Fallible, Function, Gemm, Grid, Mark, Recording, Stream};
+use super::{
+    super::{About, Driver, Fallible, Function, Gemm, Grid, Mark, Recording, Stream},
+    at_once,
+};
 use crate::text::Source;
 
 /// What work would launch. All it reads are zeros.
@@ -63,33 +66,7 @@ impl Driver for Listing {
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn free_host(&self, _: *mut u8) {}
 
-    fn stream(&self) -> Fallible<Stream> {
-        Ok(Stream(self.number()))
-    }
-
-    fn destroy_stream(&self, _: Stream) {}
-
-    fn synchronize(&self, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn mark(&self) -> Fallible<Mark> {
-        Ok(Mark(self.number()))
-    }
-
-    fn destroy_mark(&self, _: Mark) {}
-
-    fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn await_mark(&self, _: Mark) -> Fallible<()> {
-        Ok(())
-    }
+    at_once!();
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn copy_in(&self, _: Stream, _: u64, _: *const u8, _: usize) -> Fallible<()> {
@@ -127,18 +104,4 @@ impl Driver for Listing {
     unsafe fn gemm(&self, _: Stream, _: &Gemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         Ok(())
     }
-
-    fn begin_capture(&self, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn end_capture(&self, _: Stream) -> Fallible<Recording> {
-        Ok(Recording(self.number()))
-    }
-
-    fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn destroy_recording(&self, _: Recording) {}
 }

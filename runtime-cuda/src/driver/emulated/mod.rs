@@ -86,6 +86,55 @@ impl Emulated {
     }
 }
 
+/// Streams of a driver whose work is done at once, also while it is captured: what remains to be tested is memory. There is nothing to
+/// replay.
+macro_rules! at_once {
+    () => {
+        fn stream(&self) -> Fallible<Stream> {
+            Ok(Stream(self.number()))
+        }
+
+        fn destroy_stream(&self, _: Stream) {}
+
+        fn synchronize(&self, _: Stream) -> Fallible<()> {
+            Ok(())
+        }
+
+        fn mark(&self) -> Fallible<Mark> {
+            Ok(Mark(self.number()))
+        }
+
+        fn destroy_mark(&self, _: Mark) {}
+
+        fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
+            Ok(())
+        }
+
+        fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
+            Ok(())
+        }
+
+        fn await_mark(&self, _: Mark) -> Fallible<()> {
+            Ok(())
+        }
+
+        fn begin_capture(&self, _: Stream) -> Fallible<()> {
+            Ok(())
+        }
+
+        fn end_capture(&self, _: Stream) -> Fallible<Recording> {
+            Ok(Recording(self.number()))
+        }
+
+        fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
+            Ok(())
+        }
+
+        fn destroy_recording(&self, _: Recording) {}
+    };
+}
+use at_once;
+
 impl Driver for Emulated {
     fn about(&self) -> &About {
         &self.about
@@ -109,33 +158,7 @@ impl Driver for Emulated {
         self.release(address as u64);
     }
 
-    fn stream(&self) -> Fallible<Stream> {
-        Ok(Stream(self.number()))
-    }
-
-    fn destroy_stream(&self, _: Stream) {}
-
-    fn synchronize(&self, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn mark(&self) -> Fallible<Mark> {
-        Ok(Mark(self.number()))
-    }
-
-    fn destroy_mark(&self, _: Mark) {}
-
-    fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn await_mark(&self, _: Mark) -> Fallible<()> {
-        Ok(())
-    }
+    at_once!();
 
     // SAFETY: as above; on the host a copy is done at once.
     unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
@@ -217,21 +240,6 @@ impl Driver for Emulated {
         }
         Ok(())
     }
-
-    // Work is done at once, also while it is captured: what remains to be tested is memory. There is nothing to replay.
-    fn begin_capture(&self, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn end_capture(&self, _: Stream) -> Fallible<Recording> {
-        Ok(Recording(self.number()))
-    }
-
-    fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
-        Ok(())
-    }
-
-    fn destroy_recording(&self, _: Recording) {}
 }
 
 /// # Safety
