@@ -1,6 +1,6 @@
 //! What a product takes: matrices with any strides, windows of images, and how the strips of the left operand are read.
 
-use super::register::Registers;
+use super::{prefetch, register::Registers};
 
 /// A matrix in memory: its first number, and the distances from one row and from one column to the next.
 #[derive(Clone, Copy)]
@@ -87,6 +87,9 @@ impl<T: Copy, const ROWS: usize> Strip<T> for Windows<'_, T, ROWS> {
     }
 }
 
+/// Steps between asking for numbers and reading them.
+const AHEAD: usize = 16;
+
 /// Rows in the order tiles read them: strip after strip, all rows of a step side by side, zeros where there is no row.
 ///
 /// # Safety
@@ -98,20 +101,25 @@ pub(super) unsafe fn lay_out<T: Registers, const ROWS: usize>(
     depth: usize,
     strips: &mut [T],
 ) {
+    let whole = if a.row == 1 { rows / ROWS * ROWS } else { 0 };
     for k in 0..depth {
-        for i in (0..rows).step_by(ROWS) {
-            let to = &mut strips[i * depth + k * ROWS..][..ROWS];
-            let there = ROWS.min(rows - i);
-            let from = a.part(i, k);
-            if there == ROWS && a.row == 1 {
-                // SAFETY: the caller's promise.
-                unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.at, ROWS) };
-                continue;
+        let from = a.part(0, k);
+        for i in (0..rows).step_by(prefetch::numbers::<T>()) {
+            prefetch::near(a.part(i, k + AHEAD).at);
+        }
+        // SAFETY: the caller's promise; a strip has `depth` steps of so many rows.
+        unsafe {
+            let to = strips.as_mut_ptr().add(k * ROWS);
+            for i in (0..whole).step_by(ROWS) {
+                to.add(i * depth).copy_from_nonoverlapping(from.at.add(i), ROWS);
             }
-            for (r, x) in to.iter_mut().enumerate() {
-                // SAFETY: as above.
-                *x = if r < there { unsafe { *from.part(r, 0).at } } else { T::ZERO };
-            }
+        }
+    }
+    for i in whole..rows.next_multiple_of(ROWS) {
+        let strip = &mut strips[i / ROWS * ROWS * depth..][..ROWS * depth];
+        for (k, step) in strip.chunks_exact_mut(ROWS).enumerate() {
+            // SAFETY: as above.
+            step[i % ROWS] = if i < rows { unsafe { *a.part(i, k).at } } else { T::ZERO };
         }
     }
 }

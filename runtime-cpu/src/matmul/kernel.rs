@@ -2,6 +2,7 @@
 
 use super::{
     factor::{LaidOut, Left, Lines, Matrix, Strip, Windows, lay_out},
+    prefetch,
     register::{Register, Registers},
 };
 use crate::Simd;
@@ -15,6 +16,9 @@ const NARROW: (usize, usize) = (6, 2);
 const TILE: usize = WIDE.0 * WIDE.1 * 16;
 /// Rows that are laid out at once: a page is visited for four cache lines, not for half a one.
 const BLOCK: usize = 64;
+
+/// Parts of a tile's sum, before each of which a part of the tile is asked for. (All of it at once keeps the panel's lines waiting.)
+const PARTS: usize = 4;
 
 /// A block of the product: all its rows against columns that lie packed, along a part of the sum.
 pub(super) struct Block<'a, T> {
@@ -192,21 +196,23 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
         scale: T,
         add: bool,
     ) {
-        for i in 0..ROWS {
-            for v in 0..WIDTH {
-                prefetch(out.wrapping_offset(i as isize * out_row).wrapping_add(v * R::LANES));
-            }
-        }
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[R::splat(T::ZERO); WIDTH]; ROWS];
-            for k in 0..self.depth {
-                let b = self.b.add(k * WIDTH * R::LANES);
-                let row: [R; WIDTH] = std::array::from_fn(|v| R::load(b.add(v * R::LANES)));
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    let x = R::splat(*self.strip.at(i, k));
-                    for (sum, b) in sums.iter_mut().zip(row) {
-                        *sum = x.mul_add(b, *sum);
+            for part in 0..PARTS {
+                for i in ROWS * part / PARTS..ROWS * (part + 1) / PARTS {
+                    for v in 0..WIDTH {
+                        prefetch::near(out.wrapping_offset(i as isize * out_row).wrapping_add(v * R::LANES));
+                    }
+                }
+                for k in self.depth * part / PARTS..self.depth * (part + 1) / PARTS {
+                    let b = self.b.add(k * WIDTH * R::LANES);
+                    let row: [R; WIDTH] = std::array::from_fn(|v| R::load(b.add(v * R::LANES)));
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let x = R::splat(*self.strip.at(i, k));
+                        for (sum, b) in sums.iter_mut().zip(row) {
+                            *sum = x.mul_add(b, *sum);
+                        }
                     }
                 }
             }
@@ -219,16 +225,6 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
                 }
             }
         }
-    }
-}
-
-/// Asks for a line that is written when a tile's sums are done; hardware does not foresee these few lines of each of several rows.
-#[inline(always)]
-fn prefetch<T>(at: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of this kind has it, and it reads nothing, wherever it points.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
 }
 

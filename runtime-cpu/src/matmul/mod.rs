@@ -7,6 +7,7 @@ mod cut;
 mod factor;
 mod kernel;
 mod pack;
+mod prefetch;
 mod product;
 mod register;
 

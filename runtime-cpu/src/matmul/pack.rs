@@ -1,7 +1,10 @@
 //! Columns of the right operand in the order in which tiles read them: panel after panel, a panel's rows one after the other.
 
-use super::{factor::Matrix, kernel::Shape, register::Registers};
+use super::{factor::Matrix, kernel::Shape, prefetch, register::Registers};
 use crate::{Simd, pointwise::turn};
+
+/// Rows between asking for numbers and reading them.
+const AHEAD: usize = 16;
 
 /// Packs `depth × columns` of `b` for tiles of that shape; columns that fill up a panel are zero. `to` has room for
 /// `columns`, rounded up to whole registers, times `depth`.
@@ -42,6 +45,9 @@ pub(super) unsafe fn pack<T: Registers>(
 /// As for [`pack`].
 unsafe fn copy<T: Registers>(b: Matrix<*const T>, width: usize, to: &mut [T]) {
     for (k, row) in to.chunks_exact_mut(width).enumerate() {
+        for j in (0..width).step_by(prefetch::numbers::<T>()) {
+            prefetch::near(b.part(k + AHEAD, j).at);
+        }
         // SAFETY: the caller's promise; packed memory is another's.
         unsafe { row.as_mut_ptr().copy_from_nonoverlapping(b.part(k, 0).at, width) };
     }
