@@ -50,15 +50,16 @@ impl Cut {
 }
 
 impl Product {
-    /// Of the largest tile, in steps of a strip against a panel: sums, and what is copied first.
+    /// Of the largest tile, in steps of a strip against a panel: sums, and what is read and copied for it.
     fn cost(&self, cut: &Cut) -> f64 {
         let (rows, columns) = (cut.rows.min(self.m) as f64, cut.columns.min(self.n) as f64);
         // A panel that is not full is read as often for fewer sums.
         let panels = (columns / 48.0).floor() + [0.0, 0.5, 0.75, 1.0][(columns % 48.0 / 16.0).ceil() as usize];
         let sums = (rows / 8.0).ceil() * panels * 12.0;
         let columns_copied = columns * if self.b[1] == 1 { 0.15 } else { 0.6 };
-        let rows_copied = if self.a[1] == 1 { 0.0 } else { rows * 0.5 };
-        (sums + columns_copied + rows_copied) * self.k as f64
+        // Rows come from far away for every tile of their columns; few columns do not hide that.
+        let rows_read = rows * if self.a[1] == 1 { 0.1 } else { 0.6 };
+        (sums + columns_copied + rows_read) * self.k as f64
     }
 }
 
