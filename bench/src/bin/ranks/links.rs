@@ -1,0 +1,47 @@
+//! Two ranks over a slow link: what of it a step shows, bucket by bucket and unit by unit.
+
+use std::time::Duration;
+
+use weftgrad::{
+    distributed::{comm::Link, zero::ZeroStage},
+    prelude::*,
+};
+
+use crate::training::{Case, rounds};
+
+const CASES: [Case; 9] = [
+    Case::one("1 rank", 1),
+    Case::two("ddp", None, false),
+    Case::two("ddp, one bucket", None, true),
+    Case::two("zero 1", Some(ZeroStage::State), false),
+    Case::two("zero 1, one unit", Some(ZeroStage::State), true),
+    Case::two("zero 2", Some(ZeroStage::Gradients), false),
+    Case::two("zero 2, one unit", Some(ZeroStage::Gradients), true),
+    Case::two("zero 3", Some(ZeroStage::Parameters), false),
+    Case::two("zero 3, one unit", Some(ZeroStage::Parameters), true),
+];
+
+/// Reads `LATENCY_US,GB_PER_S`.
+pub(crate) fn parse(text: &str) -> Option<Link> {
+    let (latency, bandwidth) = text.split_once(',')?;
+    let latency = Duration::from_micros(latency.parse().ok()?);
+    Some(Link { latency, bandwidth: bandwidth.parse::<f64>().ok()? * 1e9 })
+}
+
+pub(crate) fn run(n: usize, link: Link) -> Result<()> {
+    let all = rounds(&CASES, n, Some(link))?;
+    println!("{link:?}");
+    println!("{:22} {:>10} {:>10} {:>12} {:>12}", "", "ms a step", "per rank", "ms on link", "ms exposed");
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let one = CASES[0].rate(all[0][n / 2].step);
+    for (case, measured) in CASES.iter().zip(&all) {
+        let m = &measured[n / 2];
+        let on_link: Duration = m.parts.values().map(|p| p.on_link).sum();
+        let ratio = format!("{:.3}×", case.rate(m.step) / one);
+        println!("{:22} {:>10.1} {ratio:>10} {:>12.1} {:>12.1}", case.name, ms(m.step), ms(on_link), ms(m.exposed));
+        for (name, part) in m.parts.iter().filter(|_| case.ranks > 1) {
+            println!("    {name:40} {:>12.1} {:>12.1}", ms(part.on_link), ms(part.exposed));
+        }
+    }
+    Ok(())
+}
