@@ -119,24 +119,29 @@ fn a_link_that_carries_nothing_is_refused() {
     assert!(free.is_ok());
 }
 
-/// What was exchanged in `STEPS` steps by name, and in all.
-fn by_name(
-    n: usize,
-    program: impl Fn(&Comm<Cpu>, &Mlp<Cpu>) -> Result<usize> + Sync,
-) -> Vec<(Vec<(Option<String>, Traffic)>, Traffic, usize)> {
-    let ranks = Ranks::new(n).run(cpu, |comm| {
+/// What a rank exchanged while it trained.
+struct Counted {
+    by_name: Vec<(Option<String>, Traffic)>,
+    total: Traffic,
+}
+
+impl Counted {
+    fn names(&self) -> Vec<&str> {
+        self.by_name.iter().filter_map(|(name, _)| name.as_deref()).collect()
+    }
+}
+
+/// What each of two ranks exchanged, with what `program` gave.
+fn counted<T: Send>(program: impl Fn(&Comm<Cpu>, &Mlp<Cpu>) -> Result<T> + Sync) -> Vec<(Counted, T)> {
+    let ranks = Ranks::new(2).run(cpu, |comm| {
         let counted = Arc::new(CountingCommunicator::new(comm));
         let comm: Comm<Cpu> = counted.clone();
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let named = program(&comm, &model)?;
-        let names = counted.by_name().into_iter().map(|(name, traffic)| (name.map(|n| n.to_string()), traffic));
-        Ok((names.collect(), counted.total(), named))
+        let value = program(&comm, &model)?;
+        let by_name = counted.by_name().into_iter().map(|(of, traffic)| (of.map(|of| of.to_string()), traffic));
+        Ok((Counted { by_name: by_name.collect(), total: counted.total() }, value))
     });
     ranks.unwrap()
-}
-
-fn names(counts: &[(Option<String>, Traffic)]) -> Vec<&str> {
-    counts.iter().filter_map(|(name, _)| name.as_deref()).collect()
 }
 
 #[test]
@@ -144,19 +149,19 @@ fn buckets_are_counted_by_name() {
     let power = BucketOptions { wire: Wire::PowerSgd(PowerSgd { min_rate: 0.0, ..Default::default() }), ..small() };
     let canonical = BucketOptions { canonical: true, ..small() };
     for options in [small(), power, canonical] {
-        let ranks = by_name(2, |comm, model| {
+        let ranks = counted(|comm, model| {
             let training = TrainingConfig { max_norm: None, ..config() };
             let mut trainer = BucketedTrainer::new(comm, model, training, options.clone())?;
             train(&mut trainer, model, comm)?;
             Ok(trainer.strategy().buckets().len())
         });
-        for (counts, total, buckets) in ranks {
+        for (rank, buckets) in ranks {
             assert!(buckets > 1);
-            assert_eq!(names(&counts), (0..buckets).map(|k| format!("bucket {k}")).collect::<Vec<_>>());
-            let calls = counts.iter().map(|(_, t)| t.calls).sum::<u64>();
-            let sent = counts.iter().map(|(_, t)| t.sent).sum::<u64>();
-            assert_eq!((calls, sent), (total.calls, total.sent));
-            for (_, traffic) in counts.iter().filter(|(name, _)| name.is_some()) {
+            assert_eq!(rank.names(), (0..buckets).map(|k| format!("bucket {k}")).collect::<Vec<_>>());
+            let calls = rank.by_name.iter().map(|(_, t)| t.calls).sum::<u64>();
+            let sent = rank.by_name.iter().map(|(_, t)| t.sent).sum::<u64>();
+            assert_eq!((calls, sent), (rank.total.calls, rank.total.sent));
+            for (_, traffic) in rank.by_name.iter().filter(|(name, _)| name.is_some()) {
                 assert!(traffic.calls >= STEPS as u64 && traffic.sent > 0);
             }
         }
@@ -169,16 +174,16 @@ fn units_are_counted_by_name() {
         [(UnitOf::children(), vec!["unit `a`", "unit `b`", "unit `c`"]), (UnitOf::whole(), vec!["the root unit"])]
     {
         for stage in ZeroStage::ALL {
-            let ranks = by_name(2, |comm, model| {
+            let ranks = counted(|comm, model| {
                 let mut trainer = ZeroTrainer::new(comm, model, config(), options(stage, units.clone()))?;
                 for step in 0..STEPS {
                     trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
                 }
-                Ok(0)
+                Ok(())
             });
-            for (counts, ..) in ranks {
-                assert_eq!(names(&counts), expected);
-                assert!(counts.iter().all(|(_, t)| t.calls >= 2 * STEPS as u64 - 1));
+            for (rank, ()) in ranks {
+                assert_eq!(rank.names(), expected);
+                assert!(rank.by_name.iter().all(|(_, t)| t.calls >= 2 * STEPS as u64 - 1));
             }
         }
     }

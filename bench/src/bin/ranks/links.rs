@@ -3,22 +3,25 @@
 use std::time::Duration;
 
 use weftgrad::{
-    distributed::{comm::Link, zero::ZeroStage},
+    distributed::{
+        buckets::BucketLimits,
+        comm::Link,
+        zero::{UnitOf, ZeroStage},
+    },
     prelude::*,
 };
 
-use crate::training::{Case, rounds};
+use crate::training::{BUCKETS, Case, Way, rounds};
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 8] = [
     Case::one("1 rank", 1),
-    Case::two("ddp", None, false),
-    Case::two("ddp, one bucket", None, true),
-    Case::two("zero 1", Some(ZeroStage::State), false),
-    Case::two("zero 1, one unit", Some(ZeroStage::State), true),
-    Case::two("zero 2", Some(ZeroStage::Gradients), false),
-    Case::two("zero 2, one unit", Some(ZeroStage::Gradients), true),
-    Case::two("zero 3", Some(ZeroStage::Parameters), false),
-    Case::two("zero 3, one unit", Some(ZeroStage::Parameters), true),
+    Case::two("ddp", BUCKETS),
+    Case::two("ddp, buckets of 4 MiB", Way::Ddp(BucketLimits { first: 1 << 20, others: 4 << 20 })),
+    Case::two("ddp, one bucket", Way::Ddp(BucketLimits { first: usize::MAX, others: usize::MAX })),
+    Case::two("zero 1", Way::Zero(ZeroStage::State, UnitOf::layers)),
+    Case::two("zero 2", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
+    Case::two("zero 3", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
+    Case::two("zero 3, one unit", Way::Zero(ZeroStage::Parameters, UnitOf::whole)),
 ];
 
 /// Reads `LATENCY_US,GB_PER_S`.
@@ -39,7 +42,10 @@ pub(crate) fn run(n: usize, link: Link) -> Result<()> {
         let on_link: Duration = m.parts.values().map(|p| p.on_link).sum();
         let ratio = format!("{:.3}×", case.rate(m.step) / one);
         println!("{:22} {:>10.1} {ratio:>10} {:>12.1} {:>12.1}", case.name, ms(m.step), ms(on_link), ms(m.exposed));
-        for (name, part) in m.parts.iter().filter(|_| case.ranks > 1) {
+        // Bucket 10 after bucket 9.
+        let mut parts: Vec<_> = m.parts.iter().filter(|_| case.ranks > 1).collect();
+        parts.sort_by_key(|(name, _)| name.len());
+        for (name, part) in parts {
             println!("    {name:40} {:>12.1} {:>12.1}", ms(part.on_link), ms(part.exposed));
         }
     }

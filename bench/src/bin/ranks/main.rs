@@ -2,7 +2,7 @@
 //!
 //! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases; the median is printed, with its ratio to one rank of
 //! one thread that computes the same per rank. With a link, ranks are as far apart as it says, and each strategy is shown bucket by bucket
-//! or unit by unit, beside itself with everything in one, which nothing hides.
+//! or unit by unit, beside itself with everything in one, which little hides.
 #![forbid(unsafe_code)]
 
 mod links;
@@ -10,11 +10,11 @@ mod training;
 
 use std::{process::ExitCode, time::Instant};
 
-use training::{Case, rounds};
+use training::{BUCKETS, Case, Way, rounds};
 use weftgrad::{
     distributed::{
         comm::{Collectives, Communicator, Link, Ranks, ReduceOp},
-        zero::ZeroStage,
+        zero::{UnitOf, ZeroStage},
     },
     prelude::*,
 };
@@ -24,10 +24,10 @@ const ALL_REDUCE: usize = 64 << 20;
 const CASES: [Case; 6] = [
     Case::one("1 rank × 1 thread", 1),
     Case::one("1 rank × 2 threads", 2),
-    Case::two("ddp, 2 ranks", None, false),
-    Case::two("zero 1, 2 ranks", Some(ZeroStage::State), false),
-    Case::two("zero 2, 2 ranks", Some(ZeroStage::Gradients), false),
-    Case::two("zero 3, 2 ranks", Some(ZeroStage::Parameters), false),
+    Case::two("ddp, 2 ranks", BUCKETS),
+    Case::two("zero 1, 2 ranks", Way::Zero(ZeroStage::State, UnitOf::layers)),
+    Case::two("zero 2, 2 ranks", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
+    Case::two("zero 3, 2 ranks", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
 ];
 
 fn main() -> ExitCode {

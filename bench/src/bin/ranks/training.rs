@@ -24,26 +24,35 @@ const WARM_UP: u32 = 2;
 const TIMED: u32 = 3;
 
 /// Who trains, and how.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) ranks: usize,
     pub(crate) threads: usize,
     /// Sequences in all.
     pub(crate) batch: usize,
-    /// Sharded as far as this; else data parallel.
-    pub(crate) stage: Option<ZeroStage>,
-    /// Everything in one bucket or unit, so that nothing is sent before all of it is there.
-    pub(crate) at_once: bool,
+    pub(crate) way: Way,
 }
+
+/// What is exchanged how.
+#[derive(Clone)]
+pub(crate) enum Way {
+    /// Gradients, in buckets.
+    Ddp(BucketLimits),
+    /// What ZeRO shards, in units.
+    Zero(ZeroStage, fn() -> UnitOf),
+}
+
+/// Buckets as they are without asking.
+pub(crate) const BUCKETS: Way = Way::Ddp(BucketLimits { first: 1 << 20, others: 25 << 20 });
 
 impl Case {
     pub(crate) const fn one(name: &'static str, threads: usize) -> Self {
-        Case { name, ranks: 1, threads, batch: threads * BATCH[0], stage: None, at_once: false }
+        Case { name, ranks: 1, threads, batch: threads * BATCH[0], way: BUCKETS }
     }
 
-    pub(crate) const fn two(name: &'static str, stage: Option<ZeroStage>, at_once: bool) -> Self {
-        Case { name, ranks: 2, threads: 1, batch: 2 * BATCH[0], stage, at_once }
+    pub(crate) const fn two(name: &'static str, way: Way) -> Self {
+        Case { name, ranks: 2, threads: 1, batch: 2 * BATCH[0], way }
     }
 
     /// Tokens a second for each thread.
@@ -89,6 +98,7 @@ fn train(case: &Case, link: Option<Link>) -> Result<Measured> {
 }
 
 fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
+    let link = link.filter(|_| case.ranks > 1);
     let comm = match link {
         Some(link) => Arc::new(SlowCommunicator::new(comm, link)?),
         None => comm,
@@ -97,17 +107,14 @@ fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
     let comm: Comm<Cpu> = counted.clone();
     let model = Gpt::new(&Init::new(comm.runtime(), 1), GptConfig::default())?;
     let training = TrainingConfig::default();
-    match case.stage {
-        None => {
-            let whole = BucketLimits { first: usize::MAX, others: usize::MAX };
-            let limits = if case.at_once { whole } else { BucketLimits::default() };
-            let options = BucketOptions { limits, ..Default::default() };
+    match &case.way {
+        Way::Ddp(limits) => {
+            let options = BucketOptions { limits: limits.clone(), ..Default::default() };
             let mut trainer = BucketedTrainer::new(&comm, &model, training, options)?;
             steps(&mut trainer, &counted, link, &model, case)
         }
-        Some(stage) => {
-            let units = if case.at_once { UnitOf::whole() } else { UnitOf::layers() };
-            let options = ZeroOptions { stage, units, ..Default::default() };
+        Way::Zero(stage, units) => {
+            let options = ZeroOptions { stage: *stage, units: units(), ..Default::default() };
             let mut trainer = ZeroTrainer::new(&comm, &model, training, options)?;
             steps(&mut trainer, &counted, link, &model, case)
         }
