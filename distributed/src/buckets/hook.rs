@@ -19,7 +19,7 @@ use super::{
     powersgd::{Compressor, Member},
 };
 use crate::{
-    comm::{Comm, Communicator, Work},
+    comm::{Comm, Communicator, Named, Work},
     unused::{Unused, require_all, used_anywhere},
 };
 
@@ -76,6 +76,8 @@ struct Slot<R: Runtime> {
 }
 
 struct Bucket<R: Runtime> {
+    /// Its calls say which bucket they are of.
+    comm: Comm<R>,
     buffer: usize,
     ranges: Range<usize>,
     members: Vec<usize>,
@@ -120,7 +122,8 @@ impl<R: Runtime> Buckets<R> {
             let (first, last) = (&params[members[0]], &params[members[members.len() - 1]]);
             let ranges = first.range..last.range + 1;
             let members = members.clone();
-            buckets.push(Bucket { buffer: first.buffer, ranges, members, waits_for: 0, work: None });
+            let comm = Named::over(comm, &format!("bucket {b}"));
+            buckets.push(Bucket { comm, buffer: first.buffer, ranges, members, waits_for: 0, work: None });
         }
         let place = params.iter().enumerate().map(|(i, p)| (p.leaf.id(), i)).collect();
         let gradients = optimizer.gradients()?;
@@ -319,13 +322,13 @@ impl<R: Runtime> Buckets<R> {
         let whole = flat.lend_span(ranges)?;
         self.next = k + 1;
         if self.compressor.is_some() {
-            let members = self.members(k);
-            return self.compressor.as_mut().map_or(Ok(()), |c| c.send(k, whole, &members));
+            let (comm, members) = (self.plan[k].comm.clone(), self.members(k));
+            return self.compressor.as_mut().map_or(Ok(()), |c| c.send(k, comm, whole, &members));
         }
         self.plan[k].work = Some(match self.sums {
-            None => self.options.wire.all_reduce(&self.comm, whole)?,
+            None => self.options.wire.all_reduce(&self.plan[k].comm, whole)?,
             Some(_) => {
-                let sent = canonical::gather(&self.comm, &whole);
+                let sent = canonical::gather(&self.plan[k].comm, &whole);
                 self.flat(k).restore(whole)?;
                 sent?
             }

@@ -1,13 +1,19 @@
 //! What a rank exchanges, counted.
 
-use std::{collections::BTreeMap, panic::Location, sync::Arc, time::Duration, time::Instant};
+use std::{
+    collections::BTreeMap,
+    ops::Add,
+    panic::Location,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use numcore::{Result, Runtime, TensorMut};
 use parking_lot::Mutex;
 
-use super::{Call, Collective, Comm, Communicator, Pending, Work, communicator::of_inner};
+use super::{Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
 
-/// What one rank exchanged by one kind of collective.
+/// What one rank exchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Calls.
@@ -21,10 +27,27 @@ pub struct Traffic {
     pub exposed: Duration,
 }
 
+impl Add for Traffic {
+    type Output = Traffic;
+
+    fn add(self, other: Traffic) -> Traffic {
+        Traffic {
+            calls: self.calls + other.calls,
+            payload: self.payload + other.payload,
+            sent: self.sent + other.sent,
+            exposed: self.exposed + other.exposed,
+        }
+    }
+}
+
+/// A kind of collective ([`Collective::name`](super::Collective::name)), and what the calls are of.
+type Key = (&'static str, Option<Arc<str>>);
+type Counts = Arc<Mutex<BTreeMap<Key, Traffic>>>;
+
 /// Counts what any communicator, and all that are split from it, exchanges.
 pub struct CountingCommunicator<R: Runtime> {
     inner: Comm<R>,
-    counts: Arc<Mutex<BTreeMap<&'static str, Traffic>>>,
+    counts: Counts,
 }
 
 impl<R: Runtime> CountingCommunicator<R> {
@@ -33,46 +56,39 @@ impl<R: Runtime> CountingCommunicator<R> {
         CountingCommunicator { inner, counts: Arc::default() }
     }
 
-    /// What was exchanged by a kind of collective ([`Collective::name`]).
+    /// What was exchanged by a kind of collective ([`Collective::name`](super::Collective::name)).
     pub fn of(&self, kind: &str) -> Traffic {
-        self.counts.lock().get(kind).copied().unwrap_or_default()
+        self.counts().get(kind).copied().unwrap_or_default()
     }
 
     /// All counts, by kind.
     pub fn counts(&self) -> BTreeMap<&'static str, Traffic> {
-        self.counts.lock().clone()
+        self.summed(|(kind, _)| *kind)
+    }
+
+    /// All counts, by what was exchanged: `bucket 3` of gradients, ``unit `blocks.1` `` of parameters and their gradients. What has no
+    /// name (losses, flags, agreements) is under `None`.
+    pub fn by_name(&self) -> BTreeMap<Option<Arc<str>>, Traffic> {
+        self.summed(|(_, of)| of.clone())
     }
 
     /// The sum of all counts.
     pub fn total(&self) -> Traffic {
-        let add = |a: Traffic, b: &Traffic| Traffic {
-            calls: a.calls + b.calls,
-            payload: a.payload + b.payload,
-            sent: a.sent + b.sent,
-            exposed: a.exposed + b.exposed,
-        };
-        self.counts.lock().values().fold(Traffic::default(), add)
+        self.counts.lock().values().copied().fold(Traffic::default(), Add::add)
     }
 
     /// Starts all counts anew.
     pub fn reset(&self) {
         self.counts.lock().clear();
     }
-}
 
-/// Elements a rank sends at least, and elements of the whole.
-fn volume<R: Runtime>(call: &Call<R>, rank: usize, n: usize) -> (usize, usize) {
-    let (send, recv): (usize, usize) = (call.send_parts().iter().sum(), call.recv_parts().iter().sum());
-    match call.what() {
-        Collective::AllReduce(_) => (2 * (n - 1) * send / n, send),
-        Collective::ReduceScatter(_) => (send - call.send_parts()[rank], send),
-        Collective::AllGather => ((n - 1) * recv / n, recv),
-        Collective::AllToAll => (send - call.send_parts()[rank], send),
-        Collective::Broadcast { root } => (if rank == root && n > 1 { send } else { 0 }, send),
-        Collective::Reduce { root, .. } => (if rank == root { 0 } else { send }, send),
-        Collective::Send { .. } => (send, send),
-        Collective::Recv { .. } => (0, recv),
-        Collective::Barrier => (0, 0),
+    fn summed<K: Ord>(&self, by: impl Fn(&Key) -> K) -> BTreeMap<K, Traffic> {
+        let mut sums = BTreeMap::new();
+        for (key, traffic) in &*self.counts.lock() {
+            let sum: &mut Traffic = sums.entry(by(key)).or_default();
+            *sum = *sum + *traffic;
+        }
+        sums
     }
 }
 
@@ -80,15 +96,11 @@ impl<R: Runtime> Communicator<R> for CountingCommunicator<R> {
     of_inner!();
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
-        let (sent, payload) = volume(&call, self.rank(), self.size());
-        let (name, bytes) = (call.what().name(), call.dtype().size());
+        let Volume { payload, sent, .. } = Volume::of(&call, self.rank(), self.size());
+        let key = (call.what().name(), call.of.clone());
         let work = self.inner.start(call)?;
-        let mut counts = self.counts.lock();
-        let count = counts.entry(name).or_default();
-        count.calls += 1;
-        count.payload += (payload * bytes) as u64;
-        count.sent += (sent * bytes) as u64;
-        Ok(Work::pending(Timed { work, name, counts: self.counts.clone() }))
+        add(&self.counts, &key, Traffic { calls: 1, payload, sent, exposed: Duration::ZERO });
+        Ok(Work::pending(Timed { work, key, counts: self.counts.clone() }))
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
@@ -103,10 +115,16 @@ impl<R: Runtime> std::fmt::Debug for CountingCommunicator<R> {
     }
 }
 
+fn add(counts: &Counts, key: &Key, more: Traffic) {
+    let mut counts = counts.lock();
+    let count = counts.entry(key.clone()).or_default();
+    *count = *count + more;
+}
+
 struct Timed<T> {
     work: Work<T>,
-    name: &'static str,
-    counts: Arc<Mutex<BTreeMap<&'static str, Traffic>>>,
+    key: Key,
+    counts: Counts,
 }
 
 impl<T> Pending<T> for Timed<T>
@@ -116,7 +134,7 @@ where
     fn wait(self: Box<Self>) -> Result<T> {
         let begun = Instant::now();
         let result = self.work.wait();
-        self.counts.lock().entry(self.name).or_default().exposed += begun.elapsed();
+        add(&self.counts, &self.key, Traffic { exposed: begun.elapsed(), ..Default::default() });
         result
     }
 

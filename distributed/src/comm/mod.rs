@@ -20,7 +20,9 @@ mod noop;
 mod partial;
 mod ranks;
 mod recorder;
+mod slow;
 mod threads;
+mod volume;
 mod work;
 
 pub(crate) use agreement::unanimous;
@@ -35,5 +37,6 @@ pub use noop::NoOpCommunicator;
 pub use partial::Partial;
 pub use ranks::Ranks;
 pub(crate) use ranks::panic_message;
+pub use slow::{Link, SlowCommunicator};
 pub use threads::ThreadCommunicator;
 pub use work::{Pending, Work};

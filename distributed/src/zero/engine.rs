@@ -75,10 +75,12 @@ impl<R: Runtime> Engine<R> {
         if !self.backward && !self.seen.contains(&unit) {
             self.seen.push(unit);
         }
-        if self.units[unit].is_present() {
-            return Ok(());
-        }
         let next = self.following(unit);
+        if self.units[unit].is_present() {
+            // The unit that the forward left: the one before it is sent for while this one's gradients are computed.
+            let send_for = next.filter(|_| self.backward && !self.is_root(unit));
+            return send_for.map_or(Ok(()), |next| self.units[next].prefetch());
+        }
         for other in 0..self.units.len() {
             if other != unit && Some(other) != next && !self.is_root(other) && self.pins == 0 {
                 self.units[other].release()?;

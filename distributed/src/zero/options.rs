@@ -117,8 +117,9 @@ pub(super) struct Groups<R: Runtime> {
 impl<R: Runtime> Groups<R> {
     /// The same, for the gathers and sums of a unit.
     pub(super) fn of(&self, unit: &str) -> Self {
-        let of = format!("unit `{unit}`");
-        Groups { shard: Named::over(&self.shard, &of), ..self.clone() }
+        let of = if unit.is_empty() { "the root unit".into() } else { format!("unit `{unit}`") };
+        let named = |comm| Named::over(comm, &of);
+        Groups { all: self.all.clone(), shard: named(&self.shard), replicas: self.replicas.as_ref().map(named) }
     }
 
     /// Whether this rank is of the replica that saves.

@@ -88,9 +88,19 @@ impl<R: Runtime> Sharded<R> {
         optimizer: impl Shards<R> + 'static,
         options: ZeroOptions,
     ) -> Result<Self> {
+        Self::hybrid_stage(mesh, model, Arc::new(optimizer), options)
+    }
+
+    /// Both: one stage, on the ranks that differ along the mesh's shard and data axes alone.
+    pub(crate) fn hybrid_stage(
+        mesh: &Mesh<R>,
+        stage: &(impl Module<R> + ?Sized),
+        optimizer: Arc<dyn Shards<R>>,
+        options: ZeroOptions,
+    ) -> Result<Self> {
         let replicas = (mesh.plan().size(Axis::Data) > 1).then(|| mesh.axis(Axis::Data).clone());
         let groups = Groups { all: mesh.batch().clone(), shard: mesh.axis(Axis::Shard).clone(), replicas };
-        Self::over(groups, model, Arc::new(optimizer), options)
+        Self::over(groups, stage, optimizer, options)
     }
 
     fn over(

@@ -32,6 +32,7 @@ mod pipeline_train;
 mod pipeline_values;
 mod powersgd;
 mod powersgd_training;
+mod slow_links;
 mod zero;
 mod zero_memory;
 mod zero_offload;

@@ -18,11 +18,13 @@ use distributed::{
     pipeline::{
         Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, StagedTrainer, ZeroPipelineTrainer,
     },
+    plan::{Axis, Mesh, ParallelPlan},
     train::{SimpleTrainer, StageStrategy, TrainingConfig},
     zero::{ZeroOptions, ZeroStage},
 };
 use nn::{Forward, Init, Linear, Module, Visitor};
 use numcore::{DType, Result, Tensor, ops::ViewOps};
+use optim::{AdamWConfig, ParamGroups};
 use runtime_cpu::Cpu;
 
 const STEPS: usize = 3;
@@ -90,6 +92,60 @@ fn a_pipeline_alone_and_replicas_alone() {
     for n in WORLDS {
         assert!(product(Model::Gpt, n, 1, &[Kind::OneFOneB, Kind::DualPipeV], &[How::Replicas, How::Gathered]) >= 4);
         assert!(product(Model::Gpt, 1, n, &[Kind::GPipe, Kind::LoopedBfs], &HOWS) >= 2 * HOWS.len());
+    }
+}
+
+/// That of `config()`, as trainers make it.
+fn adamw() -> ParamGroups<AdamWConfig> {
+    let TrainingConfig { learning_rate: lr, weight_decay, .. } = config();
+    let defaults = AdamWConfig { lr, weight_decay, ..Default::default() };
+    ParamGroups::new(defaults).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
+}
+
+/// A mesh of `p` stages in which `shards` ranks share each replica of a stage. Along its axes neighbours are apart by other strides than
+/// in `world`, whose rank `r` is rank `r % p` of pipeline `r / p` there too.
+fn mesh(world: &Comm<Cpu>, p: usize, shards: usize) -> Result<Mesh<Cpu>> {
+    let (rank, pipelines) = (world.rank(), world.size() / p);
+    let turned = world.split(Some(0), rank % p * pipelines + rank / p)?.unwrap();
+    let axes = [(Axis::Pipe, p), (Axis::Data, pipelines / shards), (Axis::Shard, shards)];
+    Mesh::new(&turned, ParallelPlan::new(world.size(), axes)?)
+}
+
+#[test]
+fn replicas_of_shards_train_as_on_one_rank() {
+    for (p, pipelines, shards) in [(2, 4, 2), (2, 2, 1), (2, 2, 2), (1, 4, 2)] {
+        for (kind, v) in [(Kind::ZbH1, 1), (Kind::Zbv, 2), (Kind::Interleaved, 2)] {
+            let want = reference(Model::Gpt, p * v, 2 * p * pipelines, STEPS);
+            for how in &HOWS[1..] {
+                let Some(checked) = how.checked(kind, p, v, 2 * p) else { continue };
+                let ranks = everywhere(p * pipelines, |comm| {
+                    let (mesh, staged) = (mesh(&comm, p, shards)?, Model::Gpt.staged(&comm, &checked, p * v));
+                    let (optimizer, options) = (adamw(), PipelineOptions::default());
+                    let (checked, zero) = (checked.clone(), how.zero().unwrap());
+                    let mut trainer =
+                        ZeroPipelineTrainer::hybrid(&mesh, checked, staged, optimizer, config(), options, zero)?;
+                    steps(&comm, Model::Gpt, &mut trainer, 0..STEPS, |t| t.gather_full_params())
+                });
+                let what = format!("{kind}, pipe {p} x {pipelines} pipelines, {shards} shards, {how:?}");
+                let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
+                assert!(off <= BOUND, "{what}: {off:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mesh_with_another_pipe_axis_is_refused() {
+    let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::new(2, [(Axis::Shard, 2)])?)?;
+        let (staged, optimizer) = (Model::Gpt.staged(&comm, &checked, 2), adamw());
+        let (options, zero) = (PipelineOptions::default(), ZeroOptions::default());
+        ZeroPipelineTrainer::hybrid(&mesh, checked.clone(), staged, optimizer, config(), options, zero).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("for 2 ranks") && error.contains("pipe 1 × data 1 × shard 2"), "{error}");
     }
 }
 

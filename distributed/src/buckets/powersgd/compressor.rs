@@ -46,6 +46,7 @@ pub(crate) struct Compressor<R: Runtime> {
 
 /// A bucket on its way.
 struct Sent<R: Runtime> {
+    comm: Comm<R>,
     /// Its row in pieces, gaps included; parameters are the odd ones.
     pieces: Vec<TensorMut<R>>,
     /// By parameter: its id if it is compressed.
@@ -91,8 +92,8 @@ impl<R: Runtime> Compressor<R> {
         Ok(())
     }
 
-    /// Sends bucket `k`, whose memory is a row; then goes on with the one before it.
-    pub(crate) fn send(&mut self, k: usize, row: TensorMut<R>, members: &[Member<R>]) -> Result<()> {
+    /// Sends bucket `k`, whose memory is a row, through `comm`; then goes on with the one before it.
+    pub(crate) fn send(&mut self, k: usize, comm: Comm<R>, row: TensorMut<R>, members: &[Member<R>]) -> Result<()> {
         let (mut lens, mut end) = (Vec::new(), 0);
         for member in members {
             lens.extend([member.at.start - end, member.at.len()]);
@@ -101,9 +102,9 @@ impl<R: Runtime> Compressor<R> {
         lens.push(row.shape().numel() - end);
         let pieces = row.split(&lens)?;
         let ids = members.iter().map(|m| self.compressed(&m.leaf)).collect::<Result<Vec<_>>>()?;
-        let plain = self.send_plain(&pieces, &ids)?;
-        let p = self.send_p(&pieces, members, &ids)?;
-        self.sent.insert(k, Sent { pieces, ids, plain, p, q: None, bases: Vec::new() });
+        let plain = self.send_plain(&comm, &pieces, &ids)?;
+        let p = self.send_p(&comm, &pieces, members, &ids)?;
+        self.sent.insert(k, Sent { comm, pieces, ids, plain, p, q: None, bases: Vec::new() });
         k.checked_sub(1).map_or(Ok(()), |before| self.turn(before))
     }
 
@@ -179,7 +180,12 @@ impl<R: Runtime> Compressor<R> {
     }
 
     /// Sends what is not compressed, in one row.
-    fn send_plain(&self, pieces: &[TensorMut<R>], ids: &[Option<usize>]) -> Result<Option<Work<TensorMut<R>>>> {
+    fn send_plain(
+        &self,
+        comm: &Comm<R>,
+        pieces: &[TensorMut<R>],
+        ids: &[Option<usize>],
+    ) -> Result<Option<Work<TensorMut<R>>>> {
         let plain: Vec<&TensorMut<R>> =
             (0..ids.len()).filter(|&i| ids[i].is_none()).map(|i| &pieces[2 * i + 1]).collect();
         let Some(first) = plain.first() else { return Ok(None) };
@@ -187,13 +193,14 @@ impl<R: Runtime> Compressor<R> {
         let mut parts = self.row(lens.iter().sum(), first.dtype())?.split(&lens)?;
         let copy = Pointwise::identity().program;
         for (from, to) in plain.into_iter().zip(&mut parts) {
-            compute(self.comm.runtime(), &copy, &[Input::Memory(from)], &[], &mut [to])?;
+            compute(comm.runtime(), &copy, &[Input::Memory(from)], &[], &mut [to])?;
         }
-        self.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
+        comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
     }
 
     fn send_p(
         &mut self,
+        comm: &Comm<R>,
         pieces: &[TensorMut<R>],
         members: &[Member<R>],
         ids: &[Option<usize>],
@@ -206,7 +213,7 @@ impl<R: Runtime> Compressor<R> {
             let undoable = self.skippable || self.unused || !members[i].leaf.requires_grad();
             known(&mut self.matrices, id)?.begin(&pieces[2 * i + 1], &weight, undoable, p)?;
         }
-        self.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
+        comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
     }
 
     /// Waits for bucket `k`'s `P` and sends its `Q`, unless that is done.
@@ -222,7 +229,7 @@ impl<R: Runtime> Compressor<R> {
                 sent.bases.push(matrix.turn(&p.narrow(0, at, len)?, q)?);
                 at += len;
             }
-            sent.q = Some(self.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum)?);
+            sent.q = Some(sent.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum)?);
         }
         self.sent.insert(k, sent);
         Ok(())

@@ -2,9 +2,12 @@
 
 use numcore::{Error, Result, Runtime};
 
-use crate::comm::{Collectives, Comm, unanimous};
+use crate::{
+    comm::{Collectives, Comm, Communicator, unanimous},
+    plan::{Axis, Mesh},
+};
 
-/// The groups a rank is in. Rank `r` of the world is rank `r % p` of replica `r / p`, where `p` is the number of ranks of the pipeline.
+/// The groups a rank is in.
 pub struct Groups<R: Runtime> {
     /// All ranks.
     pub world: Comm<R>,
@@ -15,7 +18,7 @@ pub struct Groups<R: Runtime> {
 }
 
 impl<R: Runtime> Groups<R> {
-    /// Replicas of a pipeline of `ranks` ranks. Blocks.
+    /// Replicas of a pipeline of `ranks` ranks: rank `r` of the world is rank `r % ranks` of replica `r / ranks`. Blocks.
     ///
     /// # Errors
     /// When the world cannot be cut into such pipelines.
@@ -32,5 +35,18 @@ impl<R: Runtime> Groups<R> {
         let pipe = world.split(Some(rank / ranks), rank % ranks)?.ok_or_else(no_group)?;
         let data = world.split(Some(rank % ranks), rank / ranks)?.ok_or_else(no_group)?;
         Ok(Groups { world: world.clone(), pipe, data })
+    }
+
+    /// Those of a mesh along whose pipe axis there are `ranks` ranks.
+    ///
+    /// # Errors
+    /// When there are not so many.
+    pub fn of(mesh: &Mesh<R>, ranks: usize) -> Result<Self> {
+        if mesh.plan().size(Axis::Pipe) != ranks {
+            let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
+            return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().rank()));
+        }
+        let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
+        Ok(Groups { world, pipe, data })
     }
 }

@@ -13,8 +13,9 @@ use super::{
 };
 use crate::{
     buckets::{BucketOptions, Unused},
-    comm::{Collectives, Comm},
+    comm::{Collectives, Comm, Communicator},
     pipeline::Checked,
+    plan::Mesh,
     train::{DataParallel, Loss, StageStrategy, TrainingConfig, TrainingMetrics, Updates},
     zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
 };
@@ -77,7 +78,8 @@ impl<R: Runtime> PipelineTrainer<R> {
         options: PipelineOptions,
         mut optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
     ) -> Result<Self> {
-        Self::build(world, checked, model, config, options, |number, stage, replicas| {
+        let groups = |ranks| Groups::new(world, ranks);
+        Self::build(world, checked, model, config, options, groups, |number, stage, replicas| {
             let leaves = stage.parameters().iter().map(|p| p.leaf()).collect();
             DataParallel::new(replicas, stage, optimizer(number, leaves)?, BucketOptions::default())
         })
@@ -115,15 +117,32 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
         options: PipelineOptions,
         zero: ZeroOptions,
     ) -> Result<Self> {
-        if zero.unused == Unused::Allow {
-            let why = "unused parameters cannot be allowed in a pipeline: only the ranks of a stage would know of them, and copies \
-                       of a tied parameter would part; freeze them, or leave them out";
-            return Err(Error::argument("ZeroPipelineTrainer", why).on_rank(world.rank()));
-        }
-        let optimizer: Arc<dyn Shards<R>> = Arc::new(optimizer);
-        let zero = ZeroOptions { units: apart(&model.ties, zero.units), ..zero };
-        Self::build(world, checked, model, config, options, |_, stage, replicas| {
+        let (optimizer, zero) = (Arc::new(optimizer), staged(world, &model.ties, zero)?);
+        let groups = |ranks| Groups::new(world, ranks);
+        Self::build(world, checked, model, config, options, groups, |_, stage, replicas| {
             Sharded::stage(replicas, stage, optimizer.clone(), zero.clone())
+        })
+    }
+
+    /// As [`with`](ZeroPipelineTrainer::with) on a mesh: stages along its pipe axis, each sharded along its shard axis and replicated along
+    /// its data axis. Batches are shared out among the ranks of both.
+    ///
+    /// # Errors
+    /// As [`new`](ZeroPipelineTrainer::new), and when the schedule is not for as many ranks as the pipe axis has.
+    pub fn hybrid(
+        mesh: &Mesh<R>,
+        checked: Checked,
+        model: Staged<R>,
+        optimizer: impl Shards<R> + 'static,
+        config: TrainingConfig,
+        options: PipelineOptions,
+        zero: ZeroOptions,
+    ) -> Result<Self> {
+        let world = mesh.world();
+        let (optimizer, zero) = (Arc::new(optimizer), staged(world, &model.ties, zero)?);
+        let groups = |ranks| Groups::of(mesh, ranks);
+        Self::build(world, checked, model, config, options, groups, |_, stage, _| {
+            Sharded::hybrid_stage(mesh, stage, optimizer.clone(), zero.clone())
         })
     }
 
@@ -133,10 +152,16 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     }
 }
 
-/// Units where every tied parameter is one of its own: only so it is cut alike in all stages.
-fn apart(ties: &[Tie], units: UnitOf) -> UnitOf {
-    let tied: Vec<String> = ties.iter().flat_map(Tie::names).cloned().collect();
-    UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) })
+/// What holds of every stage: each tied parameter is a unit of its own, because only so it is cut alike in all stages.
+fn staged<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> Result<ZeroOptions> {
+    if zero.unused == Unused::Allow {
+        let why = "unused parameters cannot be allowed in a pipeline: only the ranks of a stage would know of them, and copies of a \
+                   tied parameter would part; freeze them, or leave them out";
+        return Err(Error::argument("ZeroPipelineTrainer", why).on_rank(world.rank()));
+    }
+    let (tied, units): (Vec<String>, _) = (ties.iter().flat_map(Tie::names).cloned().collect(), zero.units);
+    let units = UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) });
+    Ok(ZeroOptions { units, ..zero })
 }
 
 impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
@@ -146,9 +171,10 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
         model: Staged<R>,
         config: TrainingConfig,
         options: PipelineOptions,
+        groups: impl FnOnce(usize) -> Result<Groups<R>>,
         strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
     ) -> Result<Self> {
-        let built = Self::built(world, checked, model, config, options, strategy);
+        let built = Self::built(world, checked, model, config, options, groups, strategy);
         // The others would wait for this rank's part of the next agreement until the time is up.
         built.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
     }
@@ -159,13 +185,14 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
         model: Staged<R>,
         config: TrainingConfig,
         options: PipelineOptions,
+        groups: impl FnOnce(usize) -> Result<Groups<R>>,
         mut strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
     ) -> Result<Self> {
         config.check()?;
         world.agree("the training configuration", format!("{config:?}").as_bytes())?;
         world.agree("the pipeline's schedule", &fingerprint(&checked, options))?;
         world.agree("the list of tied parameters", format!("{:?}", model.ties).as_bytes())?;
-        let groups = Groups::new(world, checked.schedule().placement().ranks())?;
+        let groups = groups(checked.schedule().placement().ranks())?;
         let pipeline = Pipeline::new(&groups.pipe, checked, model.stages, model.loss, options)?;
         // Before strategies take the values over, which are the first replica's then.
         let ties = Tied::all(&groups.pipe, &model.ties, pipeline.stages())?;

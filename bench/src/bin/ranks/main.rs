@@ -1,0 +1,95 @@
+//! Many ranks beside one, in one run: what an all-reduce moves, and what a training step costs with each strategy.
+//!
+//! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases; the median is printed, with its ratio to one rank of
+//! one thread that computes the same per rank. With a link, ranks are as far apart as it says, and each strategy is shown bucket by bucket
+//! or unit by unit, beside itself with everything in one, which little hides.
+#![forbid(unsafe_code)]
+
+mod links;
+mod training;
+
+use std::{process::ExitCode, time::Instant};
+
+use training::{BUCKETS, Case, Way, rounds};
+use weftgrad::{
+    distributed::{
+        comm::{Collectives, Communicator, Link, Ranks, ReduceOp},
+        zero::{UnitOf, ZeroStage},
+    },
+    prelude::*,
+};
+
+const ALL_REDUCE: usize = 64 << 20;
+
+const CASES: [Case; 6] = [
+    Case::one("1 rank × 1 thread", 1),
+    Case::one("1 rank × 2 threads", 2),
+    Case::two("ddp, 2 ranks", BUCKETS),
+    Case::two("zero 1, 2 ranks", Way::Zero(ZeroStage::State, UnitOf::layers)),
+    Case::two("zero 2, 2 ranks", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
+    Case::two("zero 3, 2 ranks", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
+];
+
+fn main() -> ExitCode {
+    let Some((rounds, link)) = options() else {
+        eprintln!("usage: ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]");
+        return ExitCode::from(2);
+    };
+    println!("{}", Cpu::new().capabilities().name);
+    match link.map_or_else(|| run(rounds), |link| links::run(rounds, link)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("ranks: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Rounds, and a link if one is wanted.
+fn options() -> Option<(usize, Option<Link>)> {
+    let (mut rounds, mut link) = (5, None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match &*argument {
+            "--link" => link = Some(links::parse(&arguments.next()?)?),
+            _ => rounds = argument.parse().ok().filter(|&n| n > 0)?,
+        }
+    }
+    Some((rounds, link))
+}
+
+fn run(n: usize) -> Result<()> {
+    let mut moved: Vec<f64> = (0..n).map(|_| all_reduce()).collect::<Result<_>>()?;
+    moved.sort_by(f64::total_cmp);
+    println!("all-reduce of 64 MiB between two threads: {:.1} GB/s (median of {n})\n", moved[n / 2] / 1e9);
+    let all = rounds(&CASES, n, None)?;
+    println!("{:20} {:>12} {:>14} {:>12} {:>12} {:>9}", "", "ms a step", "per rank", "exposed ms", "peak MiB", "loss");
+    let one = CASES[0].rate(all[0][n / 2].step);
+    for (case, measured) in CASES.iter().zip(&all) {
+        let m = &measured[n / 2];
+        let (exposed, peak) = (m.exposed.as_secs_f64() * 1e3, m.peak as f64 / f64::from(1 << 20));
+        let (step, ratio) = (m.step.as_secs_f64() * 1e3, format!("{:.3}×", case.rate(m.step) / one));
+        println!("{:20} {step:>12.1} {ratio:>14} {exposed:>12.1} {peak:>12.1} {:>9.4}", case.name, m.loss);
+    }
+    Ok(())
+}
+
+/// Bytes a second, counted once.
+fn all_reduce() -> Result<f64> {
+    let rates = Ranks::new(2).run(
+        |_| Ok(Cpu::with_threads(1)),
+        |comm| {
+            let ones = Tensor::ones(comm.runtime(), [ALL_REDUCE / 4], DType::F32)?;
+            let mut x = ones.copy()?.try_mut().map_err(|_| weftgrad::Error::argument("ranks", "a copy is shared"))?;
+            for _ in 0..2 {
+                x = comm.all_reduce(x, ReduceOp::Max)?.wait()?;
+            }
+            let begun = Instant::now();
+            for _ in 0..5 {
+                x = comm.all_reduce(x, ReduceOp::Max)?.wait()?;
+            }
+            Ok(5.0 * ALL_REDUCE as f64 / begun.elapsed().as_secs_f64())
+        },
+    )?;
+    Ok(rates.into_iter().fold(f64::INFINITY, f64::min))
+}

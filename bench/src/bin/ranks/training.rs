@@ -1,0 +1,158 @@
+//! GPT-mini trained for a few steps, in many ways.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use weftgrad::{
+    Use,
+    distributed::{
+        buckets::{BucketLimits, BucketOptions},
+        comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, SlowCommunicator, Traffic},
+        train::{BucketedTrainer, Loss, Strategy, Trainer, TrainingConfig},
+        zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    },
+    nn::{Gpt, GptConfig, Init},
+    prelude::*,
+};
+
+/// Sequences and their length, on each rank.
+const BATCH: [usize; 2] = [8, 256];
+const WARM_UP: u32 = 2;
+const TIMED: u32 = 3;
+
+/// Who trains, and how.
+#[derive(Clone)]
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) ranks: usize,
+    pub(crate) threads: usize,
+    /// Sequences in all.
+    pub(crate) batch: usize,
+    pub(crate) way: Way,
+}
+
+/// What is exchanged how.
+#[derive(Clone)]
+pub(crate) enum Way {
+    /// Gradients, in buckets.
+    Ddp(BucketLimits),
+    /// What ZeRO shards, in units.
+    Zero(ZeroStage, fn() -> UnitOf),
+}
+
+/// Buckets as they are without asking.
+pub(crate) const BUCKETS: Way = Way::Ddp(BucketLimits { first: 1 << 20, others: 25 << 20 });
+
+impl Case {
+    pub(crate) const fn one(name: &'static str, threads: usize) -> Self {
+        Case { name, ranks: 1, threads, batch: threads * BATCH[0], way: BUCKETS }
+    }
+
+    pub(crate) const fn two(name: &'static str, way: Way) -> Self {
+        Case { name, ranks: 2, threads: 1, batch: 2 * BATCH[0], way }
+    }
+
+    /// Tokens a second for each thread.
+    pub(crate) fn rate(&self, step: Duration) -> f64 {
+        (self.batch * BATCH[1]) as f64 / (self.ranks * self.threads) as f64 / step.as_secs_f64()
+    }
+}
+
+/// What a step of the slowest rank took, and what it exchanged in it.
+pub(crate) struct Measured {
+    pub(crate) step: Duration,
+    pub(crate) exposed: Duration,
+    pub(crate) peak: usize,
+    pub(crate) loss: f64,
+    /// By bucket or unit.
+    pub(crate) parts: BTreeMap<String, Part>,
+}
+
+/// What a bucket or unit cost in a step.
+pub(crate) struct Part {
+    /// Time it was waited for.
+    pub(crate) exposed: Duration,
+    /// Time its transfers took on the link.
+    pub(crate) on_link: Duration,
+}
+
+/// Each case once a round, in turn; by case, fastest first.
+pub(crate) fn rounds(cases: &[Case], rounds: usize, link: Option<Link>) -> Result<Vec<Vec<Measured>>> {
+    let mut all: Vec<Vec<Measured>> = cases.iter().map(|_| Vec::new()).collect();
+    for _ in 0..rounds {
+        for (case, measured) in cases.iter().zip(&mut all) {
+            measured.push(train(case, link)?);
+        }
+    }
+    all.iter_mut().for_each(|measured| measured.sort_by_key(|m| m.step));
+    Ok(all)
+}
+
+fn train(case: &Case, link: Option<Link>) -> Result<Measured> {
+    let ranks = Ranks::new(case.ranks).run(|_| Ok(Cpu::with_threads(case.threads)), |comm| rank(comm, case, link))?;
+    let slowest = ranks.into_iter().max_by_key(|m| m.step);
+    slowest.ok_or_else(|| weftgrad::Error::argument("ranks", "no rank"))
+}
+
+fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
+    let link = link.filter(|_| case.ranks > 1);
+    let comm = match link {
+        Some(link) => Arc::new(SlowCommunicator::new(comm, link)?),
+        None => comm,
+    };
+    let counted = Arc::new(CountingCommunicator::new(comm));
+    let comm: Comm<Cpu> = counted.clone();
+    let model = Gpt::new(&Init::new(comm.runtime(), 1), GptConfig::default())?;
+    let training = TrainingConfig::default();
+    match &case.way {
+        Way::Ddp(limits) => {
+            let options = BucketOptions { limits: limits.clone(), ..Default::default() };
+            let mut trainer = BucketedTrainer::new(&comm, &model, training, options)?;
+            steps(&mut trainer, &counted, link, &model, case)
+        }
+        Way::Zero(stage, units) => {
+            let options = ZeroOptions { stage: *stage, units: units(), ..Default::default() };
+            let mut trainer = ZeroTrainer::new(&comm, &model, training, options)?;
+            steps(&mut trainer, &counted, link, &model, case)
+        }
+    }
+}
+
+/// A few steps to warm up, then those that are timed.
+fn steps<S: Strategy<Cpu>>(
+    trainer: &mut Trainer<Cpu, S>,
+    counted: &CountingCommunicator<Cpu>,
+    link: Option<Link>,
+    model: &Gpt<Cpu>,
+    case: &Case,
+) -> Result<Measured> {
+    let (rt, own) = (counted.runtime(), case.batch / case.ranks);
+    let first = counted.rank() * own * (BATCH[1] + 1);
+    let text: Vec<i64> = (0..own * (BATCH[1] + 1)).map(|i| ((first + i) * 7919 % 256) as i64).collect();
+    let text = Tensor::from_slice(rt, [own, BATCH[1] + 1], &text)?;
+    let x = Var::new(text.narrow(1, 0, BATCH[1])?.contiguous()?);
+    let y = Var::new(text.narrow(1, 1, BATCH[1])?.reshape([own * BATCH[1]])?);
+    let loss = |_| Ok(Loss::mean(model.forward(&x)?.flatten(0, 1)?.cross_entropy(&y, None, Default::default())?));
+    for _ in 0..WARM_UP {
+        trainer.step(loss)?.loss()?;
+    }
+    counted.barrier()?;
+    counted.reset();
+    rt.reset_peak();
+    let (begun, mut last) = (Instant::now(), 0.0);
+    for _ in 0..TIMED {
+        last = trainer.step(loss)?.loss()?;
+    }
+    let (step, exposed) = (begun.elapsed() / TIMED, counted.total().exposed / TIMED);
+    let part = |traffic: Traffic| Part {
+        exposed: traffic.exposed / TIMED,
+        on_link: link.map_or(Duration::ZERO, |link| link.time(traffic.calls, traffic.sent)) / TIMED,
+    };
+    let named = counted.by_name().into_iter();
+    let parts = named.map(|(of, t)| (of.map_or("all else".into(), |of| of.to_string()), part(t))).collect();
+    let peak = rt.memory().total.peak - rt.memory().of(Use::Communication).live;
+    Ok(Measured { step, exposed, peak, loss: last, parts })
+}

@@ -1,0 +1,199 @@
+//! A slower network than there is: to see what it would do to a model before one rents it.
+
+use std::{
+    panic::Location,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use numcore::{Error, Result, Runtime, TensorMut};
+use parking_lot::Mutex;
+
+use super::{Call, Collective, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
+
+/// What joins a rank to the others: bytes go both ways at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// What a call takes however little it moves.
+    pub latency: Duration,
+    /// Bytes a second, each way: 1.25e9 for ten gigabit Ethernet.
+    pub bandwidth: f64,
+}
+
+impl Link {
+    /// How long it takes `calls` calls that move `bytes` in all, one after another.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use distributed::comm::Link;
+    /// let link = Link { latency: Duration::from_micros(50), bandwidth: 1.25e9 };
+    /// assert_eq!(link.time(2, 1_250_000), Duration::from_micros(2 * 50 + 1000));
+    /// ```
+    pub fn time(&self, calls: u64, bytes: u64) -> Duration {
+        let seconds = calls as f64 * self.latency.as_secs_f64() + bytes as f64 / self.bandwidth;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+/// A communicator whose calls take as long as over a slow [`Link`] at least. Values are what they are without it.
+///
+/// A call goes onto the link when it is started and when the calls before it have left the link, stays there for the link's latency and
+/// for what it moves (that of a ring, or of the two ranks of a transfer), and is done when both this time and the call itself are over;
+/// what is computed meanwhile hides it. Sends and receives use one direction each, everything else both. All groups split from it
+/// share the link. A world of one has none.
+///
+/// The wait is the host's, and the link is this rank's own: its time runs from the rank's own start of a call, whether or not the others
+/// have come to it, so a receive that was posted long before its send costs no more than the wait for it. Of ranks in step, as in data
+/// parallelism, the slowest is what a network would make of all; pipelines come out too fast by up to a transfer for each receive.
+///
+/// ```
+/// use std::{sync::Arc, time::Duration};
+/// use distributed::comm::{Collectives, Comm, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator};
+/// use numcore::{DType, TensorMut};
+/// use runtime_cpu::Cpu;
+/// # fn main() -> numcore::Result<()> {
+/// let link = Link { latency: Duration::from_micros(50), bandwidth: 1.25e9 };
+/// Ranks::new(2).run(|_| Ok(Cpu::with_threads(1)), |comm| {
+///     let slow: Comm<_> = Arc::new(SlowCommunicator::new(comm, link)?);
+///     let counted = CountingCommunicator::new(slow.clone());
+///     let x = TensorMut::zeros(slow.runtime(), [1000].into(), DType::F32)?;
+///     counted.all_reduce(x, ReduceOp::Sum)?.wait()?;
+///     assert!(counted.total().exposed > Duration::ZERO);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct SlowCommunicator<R: Runtime> {
+    inner: Comm<R>,
+    link: Link,
+    lanes: Arc<Mutex<Lanes>>,
+}
+
+impl<R: Runtime> SlowCommunicator<R> {
+    /// This rank behind a link that nothing is on. An error unless the bandwidth is more than 0 (it may be infinite).
+    pub fn new(inner: Comm<R>, link: Link) -> Result<Self> {
+        if link.bandwidth.is_nan() || link.bandwidth <= 0.0 {
+            let why = format!("a bandwidth of {} bytes/s carries nothing; give one above 0", link.bandwidth);
+            return Err(Error::argument("SlowCommunicator", why).on_rank(inner.rank()));
+        }
+        Ok(SlowCommunicator { inner, link, lanes: Arc::default() })
+    }
+
+    /// When a call that is started now has left the link. No later than a call may end: then it is an error, here and for all.
+    fn due(&self, call: &Call<R>, now: Instant) -> Result<Instant> {
+        let volume = Volume::of(call, self.rank(), self.size());
+        let due = self.lanes.lock().book(&self.link, call.what(), volume, now);
+        let last = now.checked_add(self.timeout());
+        due.filter(|due| last.is_none_or(|last| *due <= last)).ok_or_else(|| {
+            let (bytes, limit) = (volume.sent.max(volume.received), self.timeout());
+            let why = format!("{bytes} bytes and those before them take longer than {limit:?} over {:?}", self.link);
+            self.inner.abort(&why);
+            Error::argument(call.what().name(), why).on_rank(self.rank())
+        })
+    }
+}
+
+impl<R: Runtime> Communicator<R> for SlowCommunicator<R> {
+    of_inner!();
+
+    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+        if self.size() == 1 {
+            return self.inner.start(call);
+        }
+        let due = self.due(&call, Instant::now())?;
+        Ok(Work::pending(OnLink { work: self.inner.start(call)?, due }))
+    }
+
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        let inner = self.inner.split_at(color, key, at)?;
+        let (link, lanes) = (self.link, self.lanes.clone());
+        Ok(inner.map(|inner| Arc::new(SlowCommunicator { inner, link, lanes }) as Comm<R>))
+    }
+}
+
+impl<R: Runtime> std::fmt::Debug for SlowCommunicator<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slow({:?}, {:?})", self.inner, self.link)
+    }
+}
+
+/// Until when each direction, out and back, is busy; not at all at first.
+#[derive(Debug, Default)]
+struct Lanes([Option<Instant>; 2]);
+
+impl Lanes {
+    /// Puts a call that is started `now` behind what is there: when it is through. None where that is beyond all time.
+    fn book(&mut self, link: &Link, what: Collective, volume: Volume, now: Instant) -> Option<Instant> {
+        let used = match what {
+            Collective::Send { .. } => &mut self.0[..1],
+            Collective::Recv { .. } => &mut self.0[1..],
+            _ => &mut self.0[..],
+        };
+        let begin = used.iter().flatten().copied().fold(now, Instant::max);
+        let due = begin.checked_add(link.time(1, volume.sent.max(volume.received)));
+        used.fill(due);
+        due
+    }
+}
+
+struct OnLink<T> {
+    work: Work<T>,
+    due: Instant,
+}
+
+impl<T> Pending<T> for OnLink<T>
+where
+    Work<T>: Send,
+{
+    fn wait(self: Box<Self>) -> Result<T> {
+        // First of all the call: what went wrong is told at once.
+        let result = self.work.wait()?;
+        thread::sleep(self.due.saturating_duration_since(Instant::now()));
+        Ok(result)
+    }
+
+    fn is_done(&self) -> bool {
+        self.work.is_done() && Instant::now() >= self.due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::ReduceOp;
+
+    const SUM: Collective = Collective::AllReduce(ReduceOp::Sum);
+    const LINK: Link = Link { latency: Duration::from_millis(1), bandwidth: 1e6 };
+
+    /// When calls are through that are started at these milliseconds and move these kilobytes, in milliseconds.
+    fn through(calls: &[(Collective, u64, u64)]) -> Vec<u128> {
+        let (mut lanes, begin) = (Lanes::default(), Instant::now());
+        let book = |&(what, at, kilobytes): &(Collective, u64, u64)| {
+            let volume = Volume { payload: 0, sent: kilobytes * 1000, received: kilobytes * 500 };
+            let due = lanes.book(&LINK, what, volume, begin + Duration::from_millis(at));
+            due.unwrap().duration_since(begin).as_millis()
+        };
+        calls.iter().map(book).collect()
+    }
+
+    #[test]
+    fn calls_queue_behind_each_other_while_the_link_is_busy() {
+        assert_eq!(through(&[(SUM, 0, 10), (SUM, 0, 10), (SUM, 5, 1), (SUM, 100, 2)]), [11, 22, 24, 103]);
+        assert_eq!(through(&[(Collective::Barrier, 0, 0), (Collective::Barrier, 0, 0)]), [1, 2]);
+    }
+
+    #[test]
+    fn transfers_of_two_directions_pass_each_other() {
+        let (send, recv) = (Collective::Send { to: 1 }, Collective::Recv { from: 1 });
+        assert_eq!(through(&[(send, 0, 10), (recv, 0, 10), (recv, 0, 10), (SUM, 0, 1)]), [11, 11, 22, 24]);
+    }
+
+    #[test]
+    fn what_would_never_arrive_has_no_time() {
+        let never = Link { bandwidth: 1e-300, ..LINK };
+        let volume = Volume { sent: 1, ..Default::default() };
+        assert_eq!(Lanes::default().book(&never, SUM, volume, Instant::now()), None);
+    }
+}
