@@ -4,7 +4,7 @@ use std::{cell::Cell, sync::Arc};
 
 use numcore::{
     Result, Runtime, Tensor,
-    ops::{Bits, Op, Rule, Saves, Spec},
+    ops::{Bits, Op, Rule, Saves, Spec, SpecList},
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -14,7 +14,7 @@ use crate::{Function, LeafView, checkpoint::Segment};
 /// Where a variable comes from.
 pub(crate) enum Edge<R: Runtime> {
     /// Output `k` of a node.
-    Node(Arc<Node<R>>, usize),
+    Node(Arc<Node<R>>, u32),
     /// A leaf, through views.
     Leaf(Arc<LeafView<R>>),
 }
@@ -48,6 +48,14 @@ impl<R: Runtime> Value<R> {
         match self {
             Value::Own(t) => Ok(t.clone()),
             Value::Leaf(v) => v.value(),
+        }
+    }
+
+    /// The same without a clone where there is a value; `room` is for one that is fetched.
+    pub(crate) fn read<'a>(&'a self, room: &'a mut Option<Tensor<R>>) -> Result<&'a Tensor<R>> {
+        match self {
+            Value::Own(t) => Ok(t),
+            Value::Leaf(v) => Ok(room.insert(v.value()?)),
         }
     }
 
@@ -89,9 +97,20 @@ pub(crate) struct Node<R: Runtime> {
     pub(crate) number: u64,
     pub(crate) call: Call<R>,
     pub(crate) edges: SmallVec<[Option<Edge<R>>; 2]>,
-    pub(crate) inputs: SmallVec<[Spec; 2]>,
-    pub(crate) outputs: SmallVec<[Spec; 1]>,
+    /// Of inputs, one for each edge, then of outputs.
+    pub(crate) specs: SpecList,
+    pub(crate) outputs: u32,
     pub(crate) saved: Mutex<Option<Saved<R>>>,
+}
+
+impl<R: Runtime> Node<R> {
+    pub(crate) fn input_spec(&self, i: usize) -> Spec {
+        self.specs.get(i)
+    }
+
+    pub(crate) fn output_spec(&self, k: usize) -> Spec {
+        self.specs.get(self.edges.len() + k)
+    }
 }
 
 /// A saved input: its value, and the version of the leaf it refers to.

@@ -245,7 +245,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
 /// A read-only window on a buffer.
 pub struct View<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
-    pub(crate) layout: Layout,
+    pub(crate) layout: &'a Layout,
     pub(crate) dtype: DType,
 }
 
@@ -264,20 +264,28 @@ impl<'a, R: Runtime> View<'a, R> {
     }
 
     /// Which elements of it, in units of `dtype`.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
+    pub fn layout(&self) -> &'a Layout {
+        self.layout
     }
 
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
+
+    /// This window broadcast to `shape`; `room` is for its layout there.
+    pub(crate) fn at_shape(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Self> {
+        if self.layout.shape() == shape {
+            return Ok(self);
+        }
+        Ok(View { layout: room.insert(self.layout.broadcast_to(*shape)?), ..self })
+    }
 }
 
 /// A window on a buffer that a kernel fills: nothing else sees that memory meanwhile.
 pub struct ViewMut<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
-    pub(crate) layout: Layout,
+    pub(crate) layout: &'a Layout,
     pub(crate) dtype: DType,
 }
 
@@ -288,8 +296,8 @@ impl<'a, R: Runtime> ViewMut<'a, R> {
     }
 
     /// Which elements of it, in units of `dtype`.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
+    pub fn layout(&self) -> &'a Layout {
+        self.layout
     }
 
     /// The element type.

@@ -23,7 +23,7 @@ pub use pointwise::{Input, Pointwise, ScalarList, compute, update};
 pub(crate) use pointwise::{cast, copy_into, fill_zero};
 pub(crate) use reduce::finite_top;
 pub use reduce::{ArgReduce, Reduce, ReduceOps};
-pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, Specs};
+pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, SpecList, Specs};
 pub use scan::{Scan, ScanOps};
 pub use sort::{Sort, SortOps};
 pub use view::{Embed, Fold, ViewOp, ViewOps};

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Apply, Backprop, Bits, Op, Reduce, Rule, Saves, Spec, Specs};
 use crate::{
-    Accumulate, DType, Error, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, View, pointwise::Program,
+    Accumulate, DType, Error, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, pointwise::Program,
 };
 
 /// Run-time numbers of a program.
@@ -42,15 +42,17 @@ impl Rule for Pointwise {
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let shape = broadcast(self.name(), ins)?;
         let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
-        let typed = self.program.resolve(&dtypes, &[])?;
-        self.program.check_scalars(&typed, &self.scalars)?;
+        let typed = self.program.typed(&dtypes, &[])?;
+        self.program.check_scalars(typed, &self.scalars)?;
         Ok(self.program.outputs().iter().map(|&o| Spec { shape, dtype: typed.dtypes[o as usize] }).collect())
     }
 
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
-        let shape = *outs[0].view.layout().shape();
-        let rt = ins[0].runtime();
-        rt.pointwise(&self.program, &operands(ins, shape)?, &self.scalars, outs)
+        let shape = outs[0].view.layout().shape();
+        let mut rooms = rooms(ins.len());
+        let operands = ins.iter().zip(&mut rooms).map(|(t, room)| t.view_at(shape, room).map(Operand::View));
+        let operands = operands.collect::<Result<SmallVec<[Operand<'_, R>; 4]>>>()?;
+        ins[0].runtime().pointwise(&self.program, &operands, &self.scalars, outs)
     }
 
     fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
@@ -85,8 +87,9 @@ pub(super) fn chain<T: Apply>(
             .collect::<Result<SmallVec<[T; 4]>>>()?;
         let refs: SmallVec<[&T; 4]> = ins.iter().collect();
         let to = cx.input_spec(i).shape;
-        let full = Shape::broadcast_all(program.name(), &refs.iter().map(|t| t.spec().shape).collect::<Vec<_>>())?;
-        let op = match full == to {
+        let shapes: SmallVec<[Shape; 4]> = refs.iter().map(|t| t.spec().shape).collect();
+        let full = shapes.iter().all(|s| *s == to) || Shape::broadcast_all(program.name(), &shapes)? == to;
+        let op = match full {
             true => Op::Pointwise(Pointwise { program: d.program.clone(), scalars: scalars.clone() }),
             false => Op::Reduce(Reduce::sum_of(d.program.clone(), scalars.clone(), to)),
         };
@@ -97,7 +100,7 @@ pub(super) fn chain<T: Apply>(
 
 /// Gradients of a node's outputs, zeros (of one element, broadcast) where nothing used one.
 pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> Result<SmallVec<[T; 2]>> {
-    let given: Vec<Option<T>> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
+    let given: SmallVec<[Option<T>; 2]> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
     let Some(rt) = given.iter().flatten().next().map(|g| g.runtime().clone()) else { return Ok(SmallVec::new()) };
     let fill = |(k, g): (usize, Option<T>)| match g {
         Some(g) => Ok(g),
@@ -129,13 +132,13 @@ impl<R: Runtime> Clone for Input<'_, R> {
 impl<R: Runtime> Copy for Input<'_, R> {}
 
 impl<'a, R: Runtime> Input<'a, R> {
-    fn operand(&self, shape: Shape) -> Result<Operand<'a, R>> {
-        let view = match *self {
+    fn operand(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Operand<'a, R>> {
+        let view = match self {
             Input::Own(k) => return Ok(Operand::Own(k)),
             Input::Value(t) => t.view(),
             Input::Memory(t) => t.view(),
         };
-        Ok(Operand::View(View { layout: view.layout.broadcast_to(shape)?, ..view }))
+        view.at_shape(shape, room).map(Operand::View)
     }
 }
 
@@ -148,7 +151,9 @@ pub fn compute<R: Runtime>(
     outs: &mut [&mut TensorMut<R>],
 ) -> Result<()> {
     let Some(shape) = outs.first().map(|t| *t.shape()) else { return Ok(()) };
-    let operands = ins.iter().map(|i| i.operand(shape)).collect::<Result<SmallVec<[Operand<'_, R>; 8]>>>()?;
+    let mut rooms = rooms(ins.len());
+    let operands = ins.iter().zip(&mut rooms).map(|(i, room)| i.operand(&shape, room));
+    let operands = operands.collect::<Result<SmallVec<[Operand<'_, R>; 8]>>>()?;
     if let Some(other) = outs.iter().find(|t| *t.shape() != shape) {
         return Err(Error::shape(program.name(), &[shape, *other.shape()], "outputs must have one shape"));
     }
@@ -197,6 +202,7 @@ fn broadcast(op: &'static str, ins: &[Spec]) -> Result<Shape> {
     }
 }
 
-fn operands<'a, R: Runtime>(ins: &[&'a Tensor<R>], shape: Shape) -> Result<SmallVec<[Operand<'a, R>; 4]>> {
-    ins.iter().map(|t| Ok(Operand::View(t.view_at(shape)?))).collect()
+/// Room for the layouts of operands that are broadcast.
+pub(super) fn rooms(operands: usize) -> SmallVec<[Option<Layout>; 4]> {
+    (0..operands).map(|_| None).collect()
 }

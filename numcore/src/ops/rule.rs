@@ -21,6 +21,28 @@ impl Spec {
     }
 }
 
+/// Specs in little memory: sizes without the room up to [`MAX_RANK`](crate::MAX_RANK). What the tape keeps of every input and output.
+#[derive(Clone, Debug, Default)]
+pub struct SpecList {
+    sizes: SmallVec<[usize; 6]>,
+    each: SmallVec<[(u8, DType); 8]>,
+}
+
+impl SpecList {
+    /// Spec `i`.
+    pub fn get(&self, i: usize) -> Spec {
+        let start = self.each[..i].iter().map(|(rank, _)| *rank as usize).sum();
+        let (rank, dtype) = self.each[i];
+        Spec { shape: Shape::of(&self.sizes[start..start + rank as usize]), dtype }
+    }
+
+    /// Appends one.
+    pub fn push(&mut self, spec: &Spec) {
+        self.sizes.extend_from_slice(spec.shape.dims());
+        self.each.push((spec.shape.rank() as u8, spec.dtype));
+    }
+}
+
 /// Specs of an op's outputs.
 pub type Specs = SmallVec<[Spec; 2]>;
 /// An op's outputs.
