@@ -59,6 +59,14 @@ impl<R: Runtime> Value<R> {
         }
     }
 
+    /// Appends its spec.
+    pub(crate) fn list(&self, specs: &mut SpecList) {
+        match self {
+            Value::Own(t) => specs.push(t.shape(), t.dtype()),
+            Value::Leaf(v) => specs.push(v.shape(), v.leaf().spec().dtype),
+        }
+    }
+
     pub(crate) fn spec(&self) -> Spec {
         use numcore::ops::Apply;
         match self {
@@ -84,9 +92,9 @@ impl<R: Runtime> Call<R> {
         }
     }
 
-    pub(crate) fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> {
+    pub(crate) fn saves(&self, wants: Bits) -> Result<Saves> {
         match self {
-            Call::Op(op) => op.saves(ins, wants),
+            Call::Op(op) => op.saves(wants),
             Call::Function(f) => Ok(f.saves()),
             Call::Segment(_) => Ok(Saves { inputs: Bits::ALL, outputs: Bits::NONE }),
         }
@@ -160,4 +168,18 @@ pub(crate) fn next_number<R: Runtime>(edges: &[Option<Edge<R>>]) -> u64 {
     let number = below.max(CLOCK.get()) + 1;
     CLOCK.set(number);
     number
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use numcore::NullRuntime;
+
+    #[test]
+    fn a_node_stays_small() {
+        let (node, op, var) =
+            (size_of::<Node<NullRuntime>>(), size_of::<Op>(), size_of::<crate::Var<NullRuntime>>());
+        println!("bytes: node {node}, of which op {op}; variable {var}");
+        assert!(node <= 480 && var <= 32, "every op of a forward pass keeps a node of {node} bytes, a variable has {var}");
+    }
 }

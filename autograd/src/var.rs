@@ -90,11 +90,10 @@ impl<R: Runtime> Var<R> {
         // Segments and functions may have more inputs than fit, and do not ask.
         let tracked = ins.iter().take(Bits::MAX).enumerate().filter(|(_, v)| v.edge.is_some());
         let wants = tracked.fold(0, |b, (i, _)| b | 1 << i);
-        let inputs: SmallVec<[Spec; 4]> = ins.iter().map(|v| v.spec()).collect();
-        let saves = call.saves(&inputs, Bits(wants))?;
+        let saves = call.saves(Bits(wants))?;
         let mut specs = SpecList::default();
-        inputs.iter().for_each(|s| specs.push(s));
-        outs.iter().for_each(|t| specs.push(&t.spec()));
+        ins.iter().for_each(|v| v.value.list(&mut specs));
+        outs.iter().for_each(|t| specs.push(t.shape(), t.dtype()));
         let saved = Saved {
             inputs: ins.iter().enumerate().map(|(i, v)| saves.inputs.has(i).then(|| saved_input(&v.value))).collect(),
             outputs: outs.iter().enumerate().map(|(k, t)| saves.outputs.has(k).then(|| t.clone())).collect(),

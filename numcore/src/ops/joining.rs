@@ -44,7 +44,7 @@ impl Rule for Cat {
         Ok(())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 

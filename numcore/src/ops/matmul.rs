@@ -54,7 +54,7 @@ impl Rule for Matmul {
         ins[0].runtime().matmul(a, b, outs[0].reborrow())
     }
 
-    fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
+    fn saves(&self, wants: Bits) -> Result<Saves> {
         let inputs = Bits(u64::from(wants.has(1)) | u64::from(wants.has(0)) << 1);
         Ok(Saves { inputs, outputs: Bits::NONE })
     }

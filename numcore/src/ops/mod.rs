@@ -45,7 +45,7 @@ macro_rules! op {
             fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
                 match self { $(Op::$variant(r) => r.run(ins, outs),)* }
             }
-            fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> { match self { $(Op::$variant(r) => r.saves(ins, wants),)* } }
+            fn saves(&self, wants: Bits) -> Result<Saves> { match self { $(Op::$variant(r) => r.saves(wants),)* } }
             fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
                 match self { $(Op::$variant(r) => r.gradient(cx),)* }
             }

@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 
 use smallvec::SmallVec;
 
-use super::{Apply, Backprop, Bits, Op, Reduce, Rule, Saves, Spec, Specs};
+use super::{Apply, Backprop, Bits, Op, Outs, Reduce, Rule, Saves, Spec, Specs};
 use crate::{
-    Accumulate, DType, Error, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, pointwise::Program,
+    Accumulate, DType, Error, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Use, pointwise::Program,
 };
 
 /// Run-time numbers of a program.
@@ -29,7 +29,7 @@ impl Pointwise {
 
     /// The program that gives its input back.
     pub fn identity() -> Self {
-        static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
+        static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]).lasting());
         Pointwise::new(&IDENTITY, &[])
     }
 }
@@ -55,7 +55,7 @@ impl Rule for Pointwise {
         ins[0].runtime().pointwise(&self.program, &operands, &self.scalars, outs)
     }
 
-    fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
+    fn saves(&self, wants: Bits) -> Result<Saves> {
         let reads = (0..self.program.inputs())
             .filter(|&i| wants.has(i))
             .filter_map(|i| self.program.derivative(i))
@@ -67,6 +67,28 @@ impl Rule for Pointwise {
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let upstream = upstreams(cx, self.program.outputs().len())?;
         chain(&self.program, &self.scalars, &upstream, cx)
+    }
+}
+
+impl Pointwise {
+    /// Its values for operands of one shape, which are most: nothing is broadcast, and no spec is made. `None` for others.
+    pub(crate) fn compute_alike<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Result<Option<Outs<Tensor<R>>>> {
+        let (rt, shape) = (ins[0].runtime(), ins[0].shape());
+        if ins[1..].iter().any(|t| t.shape() != shape) {
+            return Ok(None);
+        }
+        let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|t| t.dtype()).collect();
+        let typed = self.program.typed(&dtypes, &[])?;
+        self.program.check_scalars(typed, &self.scalars)?;
+        let mut values: SmallVec<[TensorMut<R>; 1]> = SmallVec::new();
+        for &o in self.program.outputs() {
+            values.push(TensorMut::alloc_on(rt.tagged(Use::Activations), *shape, typed.dtypes[o as usize])?);
+        }
+        let operands: SmallVec<[Operand<'_, R>; 4]> = ins.iter().map(|t| Operand::View(t.view())).collect();
+        let mut outs: SmallVec<[Out<'_, R>; 1]> = values.iter_mut().map(TensorMut::out).collect();
+        rt.pointwise(&self.program, &operands, &self.scalars, &mut outs)?;
+        drop(outs);
+        values.into_iter().map(TensorMut::freeze).collect::<Result<_>>().map(Some)
     }
 }
 
@@ -101,6 +123,9 @@ pub(super) fn chain<T: Apply>(
 /// Gradients of a node's outputs, zeros (of one element, broadcast) where nothing used one.
 pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> Result<SmallVec<[T; 2]>> {
     let given: SmallVec<[Option<T>; 2]> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
+    if given.iter().all(Option::is_some) {
+        return Ok(given.into_iter().flatten().collect());
+    }
     let Some(rt) = given.iter().flatten().next().map(|g| g.runtime().clone()) else { return Ok(SmallVec::new()) };
     let fill = |(k, g): (usize, Option<T>)| match g {
         Some(g) => Ok(g),

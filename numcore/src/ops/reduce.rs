@@ -86,10 +86,10 @@ impl Rule for Reduce {
         ins[0].runtime().reduce(&self.program, &views, &self.scalars, &full, self.op, out)
     }
 
-    fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> {
+    fn saves(&self, wants: Bits) -> Result<Saves> {
         match self.op {
             ReduceOp::Sum => {
-                Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(ins, wants)
+                Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(wants)
             }
             ReduceOp::Prod => Ok(Saves::inputs(&[0])),
             ReduceOp::Max | ReduceOp::Min => Ok(Saves { inputs: Bits(1), outputs: Bits(1) }),
@@ -163,7 +163,7 @@ impl Rule for ArgReduce {
         })
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 

@@ -37,9 +37,9 @@ impl SpecList {
     }
 
     /// Appends one.
-    pub fn push(&mut self, spec: &Spec) {
-        self.sizes.extend_from_slice(spec.shape.dims());
-        self.each.push((spec.shape.rank() as u8, spec.dtype));
+    pub fn push(&mut self, shape: &Shape, dtype: DType) {
+        self.sizes.extend_from_slice(shape);
+        self.each.push((shape.rank() as u8, dtype));
     }
 }
 
@@ -106,7 +106,7 @@ pub trait Rule {
     /// Computes into `outs`, which have the inferred specs (one that adds may be a strided view).
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
     /// What [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are needed.
-    fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves>;
+    fn saves(&self, wants: Bits) -> Result<Saves>;
     /// The gradient rule: gives one op call for each wanted input, as its last step for that input.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
 }

@@ -107,7 +107,7 @@ impl Rule for ViewOp {
         copy_into(&seen, outs[0].reborrow())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 
@@ -162,7 +162,7 @@ impl Rule for Embed {
         copy_into(ins[0], part)
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 
@@ -216,7 +216,7 @@ impl Rule for Fold {
         Ok(())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 

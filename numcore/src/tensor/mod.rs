@@ -110,8 +110,8 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// Memory of its own.
-    pub(crate) fn own(rt: R, buffer: R::Buffer, layout: Layout, dtype: DType) -> Self {
-        Tensor(Arc::new(Inner { rt, memory: Memory::Own(buffer), layout, dtype }))
+    fn own(rt: R, buffer: R::Buffer, shape: Shape, dtype: DType) -> Self {
+        Tensor(Arc::new(Inner { rt, memory: Memory::Own(buffer), layout: Layout::contiguous(shape), dtype }))
     }
 
     /// Other elements of the same memory, for `rt`.
@@ -189,6 +189,11 @@ impl<R: Runtime> Tensor<R> {
         if let Op::View(view) = op {
             return Ok(smallvec::smallvec![ins[0].reindexed(view)?]);
         }
+        if let Op::Pointwise(op) = op
+            && let Some(outs) = op.compute_alike(ins)?
+        {
+            return Ok(outs);
+        }
         let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
         let rt = &ins[0].0.rt.tagged(Use::Activations);
         let mut outs: smallvec::SmallVec<[TensorMut<R>; 2]> =
@@ -208,7 +213,7 @@ impl<R: Runtime> Tensor<R> {
 
 fn same_device<R: Runtime>(op: &'static str, ins: &[&Tensor<R>]) -> Result<()> {
     let first = ins[0].device();
-    if ins.iter().all(|t| t.device() == first) {
+    if ins[1..].iter().all(|t| t.device() == first) {
         return Ok(());
     }
     Err(ErrorKind::Device { op, devices: ins.iter().map(|t| t.device()).collect() }.into())

@@ -30,18 +30,22 @@ pub(crate) enum Lent {
 impl<R: Runtime> TensorMut<R> {
     /// Fresh row-major memory with arbitrary contents.
     pub fn alloc(rt: &R, shape: Shape, dtype: DType) -> Result<Self> {
-        Self::alloc_on(rt.clone(), rt, shape, dtype)
+        Self::alloc_on(rt.clone(), shape, dtype)
     }
 
     /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
     pub fn alloc_for(rt: &R, use_: Use, shape: Shape, dtype: DType) -> Result<Self> {
-        Self::alloc_on(rt.clone(), &rt.tagged(use_), shape, dtype)
+        let buffer = rt.tagged(use_).alloc(shape.numel() * dtype.size())?;
+        Ok(Self::of(Tensor::own(rt.clone(), buffer, shape, dtype)))
     }
 
-    /// Memory from `from`, whose value carries `rt`.
-    fn alloc_on(rt: R, from: &R, shape: Shape, dtype: DType) -> Result<Self> {
-        let buffer = from.alloc(shape.numel() * dtype.size())?;
-        Ok(TensorMut { memory: Tensor::own(rt, buffer, Layout::contiguous(shape), dtype), written: false, lent: None })
+    pub(crate) fn alloc_on(rt: R, shape: Shape, dtype: DType) -> Result<Self> {
+        let buffer = rt.alloc(shape.numel() * dtype.size())?;
+        Ok(Self::of(Tensor::own(rt, buffer, shape, dtype)))
+    }
+
+    fn of(memory: Tensor<R>) -> Self {
+        TensorMut { memory, written: false, lent: None }
     }
 
     /// Fresh memory filled with zeros.

@@ -8,6 +8,7 @@ mod kernel;
 mod lower;
 mod plan;
 mod random;
+mod recent;
 mod registers;
 mod scratch;
 mod stage;
@@ -41,26 +42,26 @@ pub(crate) fn run(
     outs: &mut [Out<'_, Cpu>],
 ) -> Result<()> {
     let Some(first) = outs.first() else { return Ok(()) };
-    let shape = *first.view.layout().shape();
+    let shape = first.view.layout().shape();
     let n = shape.numel();
     if n == 0 {
         return Ok(());
     }
     let engine = &*cpu.queue.engine;
-    let kernel = engine.kernels.get(program, &form(ins, outs), engine.simd)?;
-    let common = kernel.with(program, scalars, engine.simd);
-    // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else sees
-    // them.
-    unsafe {
-        match dense(ins, outs).filter(|_| !kernel.positional) {
-            Some(bases) => common.run_dense(engine, &bases, n),
-            None => {
-                let plan = Plan::rows(&shape, moving(&kernel, &shape, operands(ins, outs)));
-                Launch::new(common, plan).run(engine);
+    recent::with_kernel(engine, program, ins, outs, |kernel| {
+        let common = kernel.with(program, scalars, engine.simd);
+        // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else
+        // sees them.
+        unsafe {
+            match dense(ins, outs).filter(|_| !kernel.positional) {
+                Some(bases) => common.run_dense(engine, &bases, n),
+                None => {
+                    let plan = Plan::rows(shape, moving(kernel, shape, operands(ins, outs)));
+                    Launch::new(common, plan).run(engine);
+                }
             }
         }
-    }
-    Ok(())
+    })
 }
 
 /// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
