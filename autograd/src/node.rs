@@ -177,9 +177,11 @@ mod tests {
 
     #[test]
     fn a_node_stays_small() {
-        let (node, op, var) =
-            (size_of::<Node<NullRuntime>>(), size_of::<Op>(), size_of::<crate::Var<NullRuntime>>());
+        let (node, op, var) = (size_of::<Node<NullRuntime>>(), size_of::<Op>(), size_of::<crate::Var<NullRuntime>>());
         println!("bytes: node {node}, of which op {op}; variable {var}");
-        assert!(node <= 480 && var <= 32, "every op of a forward pass keeps a node of {node} bytes, a variable has {var}");
+        assert!(
+            node <= 480 && var <= 32,
+            "every op of a forward pass keeps a node of {node} bytes, a variable has {var}"
+        );
     }
 }

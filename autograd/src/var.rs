@@ -82,11 +82,7 @@ impl<R: Runtime> Var<R> {
     }
 
     /// Records a call that already ran; its outputs with floating types depend on the inputs.
-    pub(crate) fn recorded(
-        call: Call<R>,
-        ins: &[&Var<R>],
-        outs: Outs<Tensor<R>>,
-    ) -> Result<Outs<Var<R>>> {
+    pub(crate) fn recorded(call: Call<R>, ins: &[&Var<R>], outs: Outs<Tensor<R>>) -> Result<Outs<Var<R>>> {
         // Segments and functions may have more inputs than fit, and do not ask.
         let tracked = ins.iter().take(Bits::MAX).enumerate().filter(|(_, v)| v.edge.is_some());
         let wants = tracked.fold(0, |b, (i, _)| b | 1 << i);
@@ -133,13 +129,14 @@ fn saved_input<R: Runtime>(value: &Value<R>) -> SavedInput<R> {
 }
 
 /// What `f` makes of the values of `vars`, which are cloned only where a leaf's residency fetches them.
-pub(crate) fn with_values<R: Runtime, T>(
-    vars: &[&Var<R>],
-    f: impl FnOnce(&[&Tensor<R>]) -> Result<T>,
-) -> Result<T> {
-    let mut rooms: SmallVec<[Option<Tensor<R>>; 4]> = vars.iter().map(|_| None).collect();
-    let values = vars.iter().zip(&mut rooms).map(|(v, room)| v.value.read(room));
-    f(&values.collect::<Result<SmallVec<[&Tensor<R>; 4]>>>()?)
+pub(crate) fn with_values<R: Runtime, T>(vars: &[&Var<R>], f: impl FnOnce(&[&Tensor<R>]) -> Result<T>) -> Result<T> {
+    let mut rooms: SmallVec<[Option<Tensor<R>>; 4]> = SmallVec::new();
+    rooms.resize_with(vars.len(), || None);
+    let mut values: SmallVec<[&Tensor<R>; 4]> = SmallVec::new();
+    for (v, room) in vars.iter().zip(&mut rooms) {
+        values.push(v.value.read(room)?);
+    }
+    f(&values)
 }
 
 impl<R: Runtime> Apply for Var<R> {

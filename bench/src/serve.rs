@@ -51,7 +51,9 @@ fn account_kib(account: &MemoryStats, what: &str) -> Option<f64> {
     match what {
         "total" => Some(kib(account.total.peak)),
         "reserved" => Some(kib(account.reserved)),
-        _ => Use::ALL.into_iter().find(|u| format!("{u:?}").eq_ignore_ascii_case(what)).map(|u| kib(account.of(u).peak)),
+        _ => {
+            Use::ALL.into_iter().find(|u| format!("{u:?}").eq_ignore_ascii_case(what)).map(|u| kib(account.of(u).peak))
+        }
     }
 }
 

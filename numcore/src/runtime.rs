@@ -174,6 +174,9 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Starts peaks anew from what is live.
     fn reset_peak(&self);
 
+    /// Gives memory that is kept for reuse back to the system: after a model was built, when a step will want blocks of other sizes.
+    fn trim(&self) {}
+
     /// Memory of at least `bytes` bytes, aligned to 256. Its contents are arbitrary.
     fn alloc(&self, bytes: usize) -> Result<Self::Buffer>;
     /// Fills a contiguous output from host memory of exactly its size. It starts at a multiple of 256 bytes, and nothing else lies in

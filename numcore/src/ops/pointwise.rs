@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::{Apply, Backprop, Bits, Op, Outs, Reduce, Rule, Saves, Spec, Specs};
 use crate::{
-    Accumulate, DType, Error, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Use, pointwise::Program,
+    Accumulate, DType, Error, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Use,
+    pointwise::Program,
 };
 
 /// Run-time numbers of a program.
@@ -88,7 +89,11 @@ impl Pointwise {
         let mut outs: SmallVec<[Out<'_, R>; 1]> = values.iter_mut().map(TensorMut::out).collect();
         rt.pointwise(&self.program, &operands, &self.scalars, &mut outs)?;
         drop(outs);
-        values.into_iter().map(TensorMut::freeze).collect::<Result<_>>().map(Some)
+        let mut frozen = Outs::new();
+        for value in values {
+            frozen.push(value.freeze()?);
+        }
+        Ok(Some(frozen))
     }
 }
 

@@ -6,7 +6,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{
     Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
-    pointwise::{chain, rooms}, rule::no_gradient,
+    pointwise::{chain, rooms},
+    rule::no_gradient,
 };
 use crate::{
     ArgOp, AxisSet, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor,
@@ -88,9 +89,7 @@ impl Rule for Reduce {
 
     fn saves(&self, wants: Bits) -> Result<Saves> {
         match self.op {
-            ReduceOp::Sum => {
-                Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(wants)
-            }
+            ReduceOp::Sum => Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(wants),
             ReduceOp::Prod => Ok(Saves::inputs(&[0])),
             ReduceOp::Max | ReduceOp::Min => Ok(Saves { inputs: Bits(1), outputs: Bits(1) }),
         }
