@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use numcore::{ErrorKind, Result, Runtime, TensorMut, ops::Backprop};
-use smallvec::SmallVec;
 
 use crate::{
     Backward, BackwardHook, Leaf, LeafGrad, LeafView, RandomState, Var, is_grad_enabled,
     mode::{at_random_state, reading, with_grad},
-    node::{Call, Edge, Value},
+    node::{Call, Edge},
     random_state,
     step::Step,
 };
@@ -45,9 +44,7 @@ pub fn checkpoint<R: Runtime>(
         return Ok(outs);
     }
     let call = Call::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), random });
-    let values: SmallVec<[Value<R>; 4]> = all.iter().map(|v| v.value.clone()).collect();
-    let edges = all.into_iter().map(|v| v.edge).collect();
-    Ok(Var::recorded(call, values, edges, tensors)?.into_vec())
+    Ok(Var::recorded(call, &all.iter().collect::<Vec<_>>(), tensors)?.into_vec())
 }
 
 impl<R: Runtime> Segment<R> {

@@ -6,7 +6,6 @@ use numcore::{
     Result, Runtime, Tensor,
     ops::{Backprop, Bits, Outs, Saves},
 };
-use smallvec::SmallVec;
 
 use crate::{Var, is_grad_enabled, node::Call};
 
@@ -34,7 +33,5 @@ pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>
         }
         return Ok(outs.into_iter().map(Var::new).collect());
     }
-    let values: SmallVec<_> = ins.iter().map(|v| v.value.clone()).collect();
-    let edges = ins.iter().map(|v| v.edge.clone()).collect();
-    Var::recorded(Call::Function(function), values, edges, outs.into_iter().collect())
+    Var::recorded(Call::Function(function), ins, outs.into_iter().collect())
 }

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use numcore::{
-    Error, ErrorKind, Layout, Result, Runtime, Tensor,
+    Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor,
     ops::{Apply, Spec, ViewOp},
 };
 use parking_lot::RwLock;
@@ -189,6 +189,10 @@ impl<R: Runtime> LeafView<R> {
 
     pub(crate) fn spec(&self) -> Spec {
         Spec { shape: *self.layout.shape(), dtype: self.leaf.spec.dtype }
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        self.layout.shape()
     }
 
     pub(crate) fn is_whole(&self) -> bool {

@@ -9,6 +9,7 @@
 //! are used for look-up alone.
 #![forbid(unsafe_code)]
 
+mod address;
 mod backward;
 mod checkpoint;
 mod deferred;

@@ -4,7 +4,7 @@ use std::{cell::Cell, sync::Arc};
 
 use numcore::{
     Result, Runtime, Tensor,
-    ops::{Bits, Op, Rule, Saves, Spec},
+    ops::{Bits, Op, Rule, Saves, Spec, SpecList},
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -14,7 +14,7 @@ use crate::{Function, LeafView, checkpoint::Segment};
 /// Where a variable comes from.
 pub(crate) enum Edge<R: Runtime> {
     /// Output `k` of a node.
-    Node(Arc<Node<R>>, usize),
+    Node(Arc<Node<R>>, u32),
     /// A leaf, through views.
     Leaf(Arc<LeafView<R>>),
 }
@@ -51,6 +51,22 @@ impl<R: Runtime> Value<R> {
         }
     }
 
+    /// The same without a clone where there is a value; `room` is for one that is fetched.
+    pub(crate) fn read<'a>(&'a self, room: &'a mut Option<Tensor<R>>) -> Result<&'a Tensor<R>> {
+        match self {
+            Value::Own(t) => Ok(t),
+            Value::Leaf(v) => Ok(room.insert(v.value()?)),
+        }
+    }
+
+    /// Appends its spec.
+    pub(crate) fn list(&self, specs: &mut SpecList) {
+        match self {
+            Value::Own(t) => specs.push(t.shape(), t.dtype()),
+            Value::Leaf(v) => specs.push(v.shape(), v.leaf().spec().dtype),
+        }
+    }
+
     pub(crate) fn spec(&self) -> Spec {
         use numcore::ops::Apply;
         match self {
@@ -76,9 +92,9 @@ impl<R: Runtime> Call<R> {
         }
     }
 
-    pub(crate) fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> {
+    pub(crate) fn saves(&self, wants: Bits) -> Result<Saves> {
         match self {
-            Call::Op(op) => op.saves(ins, wants),
+            Call::Op(op) => op.saves(wants),
             Call::Function(f) => Ok(f.saves()),
             Call::Segment(_) => Ok(Saves { inputs: Bits::ALL, outputs: Bits::NONE }),
         }
@@ -89,9 +105,20 @@ pub(crate) struct Node<R: Runtime> {
     pub(crate) number: u64,
     pub(crate) call: Call<R>,
     pub(crate) edges: SmallVec<[Option<Edge<R>>; 2]>,
-    pub(crate) inputs: SmallVec<[Spec; 2]>,
-    pub(crate) outputs: SmallVec<[Spec; 1]>,
+    /// Of inputs, one for each edge, then of outputs.
+    pub(crate) specs: SpecList,
+    pub(crate) outputs: u32,
     pub(crate) saved: Mutex<Option<Saved<R>>>,
+}
+
+impl<R: Runtime> Node<R> {
+    pub(crate) fn input_spec(&self, i: usize) -> Spec {
+        self.specs.get(i)
+    }
+
+    pub(crate) fn output_spec(&self, k: usize) -> Spec {
+        self.specs.get(self.edges.len() + k)
+    }
 }
 
 /// A saved input: its value, and the version of the leaf it refers to.
@@ -141,4 +168,20 @@ pub(crate) fn next_number<R: Runtime>(edges: &[Option<Edge<R>>]) -> u64 {
     let number = below.max(CLOCK.get()) + 1;
     CLOCK.set(number);
     number
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use numcore::NullRuntime;
+
+    #[test]
+    fn a_node_stays_small() {
+        let (node, op, var) = (size_of::<Node<NullRuntime>>(), size_of::<Op>(), size_of::<crate::Var<NullRuntime>>());
+        println!("bytes: node {node}, of which op {op}; variable {var}");
+        assert!(
+            node <= 480 && var <= 32,
+            "every op of a forward pass keeps a node of {node} bytes, a variable has {var}"
+        );
+    }
 }

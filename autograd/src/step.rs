@@ -10,7 +10,7 @@ use numcore::{
 use crate::{
     BackwardHook, Leaf, Var,
     node::{Edge, Node, Saved, Value},
-    sweep::{Kept, Pending, Sweep, unknown},
+    sweep::{Pending, Sweep, unknown},
 };
 
 /// What a gradient rule sees of its node during a sweep.
@@ -55,15 +55,15 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
     }
 
     fn input_spec(&self, i: usize) -> Spec {
-        self.node.inputs[i]
+        self.node.input_spec(i)
     }
 
     fn output_spec(&self, k: usize) -> Spec {
-        self.node.outputs[k]
+        self.node.output_spec(k)
     }
 
     fn inputs(&self) -> usize {
-        self.node.inputs.len()
+        self.node.edges.len()
     }
 
     fn input(&mut self, i: usize) -> Result<Var<R>> {
@@ -83,7 +83,7 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
 
     fn output(&mut self, k: usize) -> Result<Var<R>> {
         let Some(value) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
-        let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k));
+        let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k as u32));
         Ok(Var { edge: edge.filter(|_| value.dtype().is_float()), value: Value::Own(value) })
     }
 
@@ -92,8 +92,8 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
     }
 
     fn give(&mut self, i: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
-        let Some(to) = self.node.edges[i].clone() else { return Ok(()) };
+        let Some(to) = &self.node.edges[i] else { return Ok(()) };
         self.given[i] = true;
-        self.sweep.deliver(Kept { to, op, ins: ins.iter().map(|v| (*v).clone()).collect() }, self.hook)
+        self.sweep.deliver(to, op, ins, self.hook)
     }
 }

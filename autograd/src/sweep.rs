@@ -4,21 +4,20 @@
 //! are deferred) which nodes lead to an input. A leaf's gradient is final when every edge to it is settled: its op call has run,
 //! or its node ended without giving one.
 
-use std::{
-    collections::{BinaryHeap, HashMap, HashSet},
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, Tensor, TensorMut, Use,
+    Error, ErrorKind, Result, Runtime, TensorMut, Use,
     ops::{Apply, Op, Rule, Spec},
 };
 use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Leaf, LeafGrad, LeafView, Var,
+    address::ByAddress,
     node::{Call, Edge, Node, Saved, Value},
     step::Step,
+    var::with_values,
 };
 
 /// Gradients of a node's outputs, as far as they are known.
@@ -50,13 +49,14 @@ pub(crate) struct Options {
 /// A sweep's state; also what a deferred part continues from.
 pub(crate) struct Sweep<R: Runtime> {
     pub(crate) options: Options,
-    heap: BinaryHeap<ByNumber<R>>,
-    grads: HashMap<usize, Pending<R>>,
-    pub(crate) leaves: HashMap<usize, LeafState<R>>,
+    /// Ascending numbers: the last one is next. (A heap looks at ten nodes for each it gives.)
+    nodes: Vec<Arc<Node<R>>>,
+    grads: ByAddress<Pending<R>>,
+    pub(crate) leaves: ByAddress<LeafState<R>>,
     /// Nodes and leaves that lead to the inputs asked for; other op calls are kept.
-    only: Option<HashSet<usize>>,
+    only: Option<ByAddress<()>>,
     /// Nodes whose gradients are asked for themselves.
-    wanted: HashMap<(usize, usize), Option<Var<R>>>,
+    wanted: HashMap<(usize, u32), Option<Var<R>>>,
     pub(crate) kept: Vec<Kept<R>>,
     /// Nodes that run with the kept calls.
     later: Vec<Arc<Node<R>>>,
@@ -66,14 +66,22 @@ fn id<R: Runtime>(node: &Arc<Node<R>>) -> usize {
     Arc::as_ptr(node) as usize
 }
 
+/// What an edge leads to.
+fn target<R: Runtime>(edge: &Edge<R>) -> usize {
+    match edge {
+        Edge::Node(n, _) => id(n),
+        Edge::Leaf(v) => v.leaf().id(),
+    }
+}
+
 impl<R: Runtime> Sweep<R> {
     /// Prepares a sweep from roots with their gradients: finds the graph below and counts the edges to every leaf.
     pub(crate) fn new(roots: &[(Var<R>, Var<R>)], options: Options) -> Self {
         let mut sweep = Sweep {
             options,
-            heap: BinaryHeap::new(),
-            grads: HashMap::new(),
-            leaves: HashMap::new(),
+            nodes: Vec::new(),
+            grads: ByAddress::default(),
+            leaves: ByAddress::default(),
             only: None,
             wanted: HashMap::new(),
             kept: Vec::new(),
@@ -87,9 +95,9 @@ impl<R: Runtime> Sweep<R> {
                 None => {}
             }
         }
-        let mut seen = HashSet::new();
+        let mut seen: ByAddress<()> = ByAddress::default();
         while let Some(node) = stack.pop() {
-            if !seen.insert(id(&node)) {
+            if seen.insert(id(&node), ()).is_some() {
                 continue;
             }
             for edge in node.edges.iter().flatten() {
@@ -98,9 +106,16 @@ impl<R: Runtime> Sweep<R> {
                     Edge::Leaf(v) => sweep.open_edge(v.leaf()),
                 }
             }
-            sweep.heap.push(ByNumber(node));
+            sweep.nodes.push(node);
         }
+        sweep.sort();
         sweep
+    }
+
+    fn sort(&mut self) {
+        // Found from the roots on, so mostly in descending order.
+        self.nodes.sort_by_key(|n| Reverse(n.number));
+        self.nodes.reverse();
     }
 
     fn open_edge(&mut self, leaf: &Arc<Leaf<R>>) {
@@ -110,24 +125,12 @@ impl<R: Runtime> Sweep<R> {
 
     /// Restricts the sweep to what leads to `inputs`; everything else is kept.
     pub(crate) fn restrict(&mut self, inputs: &[&Var<R>]) {
-        let mut only: HashSet<usize> = HashSet::new();
-        for input in inputs {
-            match &input.edge {
-                Some(Edge::Leaf(v)) => only.insert(v.leaf().id()),
-                Some(Edge::Node(n, _)) => only.insert(id(n)),
-                None => false,
-            };
-        }
+        let mut only: ByAddress<()> = ByAddress::default();
+        only.extend(inputs.iter().filter_map(|v| v.edge.as_ref()).map(|e| (target(e), ())));
         // Ascending numbers: inputs of a node are decided before the node is.
-        let mut nodes: Vec<&ByNumber<R>> = self.heap.iter().collect();
-        nodes.sort_by_key(|n| n.0.number);
-        for ByNumber(node) in nodes {
-            let leads = node.edges.iter().flatten().any(|e| match e {
-                Edge::Node(n, _) => only.contains(&id(n)),
-                Edge::Leaf(v) => only.contains(&v.leaf().id()),
-            });
-            if leads {
-                only.insert(id(node));
+        for node in &self.nodes {
+            if node.edges.iter().flatten().any(|e| only.contains_key(&target(e))) {
+                only.insert(id(node), ());
             }
         }
         self.only = Some(only);
@@ -160,7 +163,7 @@ impl<R: Runtime> Sweep<R> {
     pub(crate) fn start(&mut self, roots: Vec<(Var<R>, Var<R>)>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         for (root, grad) in roots {
             let Some(to) = root.edge else { continue };
-            self.deliver(Kept { to, op: Op::identity(), ins: smallvec::smallvec![grad] }, hook)?;
+            self.deliver(&to, Op::identity(), &[&grad], hook)?;
         }
         self.run(hook)
     }
@@ -168,16 +171,17 @@ impl<R: Runtime> Sweep<R> {
     /// Runs what was kept.
     pub(crate) fn resume(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         self.only = None;
-        self.heap.extend(std::mem::take(&mut self.later).into_iter().map(ByNumber));
-        for kept in std::mem::take(&mut self.kept) {
-            self.deliver(kept, hook)?;
+        self.nodes.append(&mut self.later);
+        self.sort();
+        for Kept { to, op, ins } in std::mem::take(&mut self.kept) {
+            self.deliver(&to, op, &ins.iter().collect::<SmallVec<[&Var<R>; 4]>>(), hook)?;
         }
         self.run(hook)
     }
 
     fn run(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
-        while let Some(ByNumber(node)) = self.heap.pop() {
-            if self.only.as_ref().is_some_and(|o| !o.contains(&id(&node))) {
+        while let Some(node) = self.nodes.pop() {
+            if self.only.as_ref().is_some_and(|o| !o.contains_key(&id(&node))) {
                 self.later.push(node);
                 continue;
             }
@@ -190,7 +194,7 @@ impl<R: Runtime> Sweep<R> {
         let mut given: SmallVec<[bool; 8]> = smallvec::smallvec![false; node.edges.len()];
         if let Some(upstream) = self.grads.remove(&id(node)) {
             for (k, grad) in upstream.iter().enumerate() {
-                if let Some(slot) = self.wanted.get_mut(&(id(node), k)) {
+                if let Some(slot) = self.wanted.get_mut(&(id(node), k as u32)) {
                     *slot = grad.clone();
                 }
             }
@@ -219,26 +223,29 @@ impl<R: Runtime> Sweep<R> {
     }
 
     /// An op call's result goes to an edge: into a leaf's slot, to a node's gradient, or the call is kept.
-    pub(crate) fn deliver(&mut self, call: Kept<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
-        let target = match &call.to {
-            Edge::Node(n, _) => id(n),
-            Edge::Leaf(v) => v.leaf().id(),
-        };
-        if self.only.as_ref().is_some_and(|o| !o.contains(&target)) {
-            self.kept.push(call);
+    pub(crate) fn deliver(
+        &mut self,
+        to: &Edge<R>,
+        op: Op,
+        ins: &[&Var<R>],
+        hook: &mut dyn BackwardHook<R>,
+    ) -> Result<()> {
+        if self.only.as_ref().is_some_and(|o| !o.contains_key(&target(to))) {
+            self.kept.push(Kept { to: to.clone(), op, ins: ins.iter().map(|v| (*v).clone()).collect() });
             return Ok(());
         }
-        match call.to {
+        match to {
             Edge::Leaf(view) => {
-                self.add_to_leaf(&view, call.op, &call.ins, hook)?;
+                self.add_to_leaf(view, op, ins, hook)?;
                 self.settle(view.leaf(), hook)
             }
-            Edge::Node(node, k) => self.add_to_node(&node, k, call.op, &call.ins),
+            Edge::Node(node, k) => self.add_to_node(node, *k as usize, op, ins),
         }
     }
 
-    fn add_to_node(&mut self, node: &Arc<Node<R>>, k: usize, op: Op, ins: &[Var<R>]) -> Result<()> {
-        let pending = self.grads.entry(id(node)).or_insert_with(|| smallvec::smallvec![None; node.outputs.len()]);
+    fn add_to_node(&mut self, node: &Arc<Node<R>>, k: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
+        let none = || (0..node.outputs).map(|_| None).collect();
+        let pending = self.grads.entry(id(node)).or_insert_with(none);
         pending[k] = Some(match pending[k].take() {
             None => run(op, ins)?,
             Some(sum) => add(sum, op, ins)?,
@@ -250,7 +257,7 @@ impl<R: Runtime> Sweep<R> {
         &mut self,
         view: &Arc<LeafView<R>>,
         op: Op,
-        ins: &[Var<R>],
+        ins: &[&Var<R>],
         hook: &mut dyn BackwardHook<R>,
     ) -> Result<()> {
         let leaf = view.leaf();
@@ -271,13 +278,11 @@ impl<R: Runtime> Sweep<R> {
                 None => TensorMut::alloc(&leaf.runtime().tagged(Use::Gradients), leaf.spec().shape, leaf.spec().dtype)?,
             });
         }
-        let tensors = ins.iter().map(|v| v.value()).collect::<Result<SmallVec<[Tensor<R>; 4]>>>()?;
-        let refs: SmallVec<[&Tensor<R>; 4]> = tensors.iter().collect();
-        match &mut state.grad {
-            Some(slot) if view.is_whole() => slot.accumulate(&op, &refs),
-            Some(slot) => slot.accumulate_view(view.views(), &op, &refs),
+        with_values(ins, |values| match &mut state.grad {
+            Some(slot) if view.is_whole() => slot.accumulate(&op, values),
+            Some(slot) => slot.accumulate_view(view.views(), &op, values),
             None => Ok(()),
-        }
+        })
     }
 
     /// One edge to the leaf is done; after the last one its gradient is final, and the hook is told.
@@ -293,15 +298,15 @@ impl<R: Runtime> Sweep<R> {
     }
 }
 
-fn run<R: Runtime>(op: Op, ins: &[Var<R>]) -> Result<Var<R>> {
+fn run<R: Runtime>(op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     if op.is_identity() {
         return Ok(ins[0].clone());
     }
-    Var::apply1(op, &ins.iter().collect::<SmallVec<[&Var<R>; 4]>>())
+    Var::apply1(op, ins)
 }
 
 /// Adds what an op gives to a gradient: into its own memory when no one else holds it and nothing is recorded.
-fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[Var<R>]) -> Result<Var<R>> {
+fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     use numcore::ops::PointwiseOps;
     let tracked = sum.edge.is_some() || ins.iter().any(|v| v.edge.is_some());
     let own = match sum.value {
@@ -311,8 +316,7 @@ fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[Var<R>]) -> Result<Var<R>> {
     match own.try_mut() {
         Err(shared) => Var::new(shared).add(&run(op, ins)?),
         Ok(mut memory) => {
-            let tensors = ins.iter().map(|v| v.value()).collect::<Result<SmallVec<[Tensor<R>; 4]>>>()?;
-            memory.accumulate(&op, &tensors.iter().collect::<SmallVec<[&Tensor<R>; 4]>>())?;
+            with_values(ins, |values| memory.accumulate(&op, values))?;
             Ok(Var::new(memory.freeze()?))
         }
     }
@@ -342,26 +346,4 @@ fn checked<R: Runtime>(slot: TensorMut<R>, leaf: &Leaf<R>) -> Result<TensorMut<R
 
 pub(crate) fn unknown<R: Runtime>(leaf: &Leaf<R>) -> Error {
     Error::state(leaf.name().to_string(), "is no leaf of the graph this sweep began with")
-}
-
-struct ByNumber<R: Runtime>(Arc<Node<R>>);
-
-impl<R: Runtime> PartialEq for ByNumber<R> {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.number == other.0.number
-    }
-}
-
-impl<R: Runtime> Eq for ByNumber<R> {}
-
-impl<R: Runtime> PartialOrd for ByNumber<R> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<R: Runtime> Ord for ByNumber<R> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.number.cmp(&other.0.number)
-    }
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
-    ops::{Apply, Bits, Op, Outs, Spec},
+    ops::{Apply, Bits, Op, Outs, Spec, SpecList},
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -82,31 +82,24 @@ impl<R: Runtime> Var<R> {
     }
 
     /// Records a call that already ran; its outputs with floating types depend on the inputs.
-    pub(crate) fn recorded(
-        call: Call<R>,
-        inputs: SmallVec<[Value<R>; 4]>,
-        edges: SmallVec<[Option<Edge<R>>; 2]>,
-        outs: Outs<Tensor<R>>,
-    ) -> Result<Outs<Var<R>>> {
+    pub(crate) fn recorded(call: Call<R>, ins: &[&Var<R>], outs: Outs<Tensor<R>>) -> Result<Outs<Var<R>>> {
         // Segments and functions may have more inputs than fit, and do not ask.
-        let wants =
-            edges.iter().take(Bits::MAX).enumerate().filter(|(_, e)| e.is_some()).fold(0, |b, (i, _)| b | 1 << i);
-        let specs: SmallVec<[Spec; 2]> = inputs.iter().map(|v| v.spec()).collect();
-        let saves = call.saves(&specs, Bits(wants))?;
+        let tracked = ins.iter().take(Bits::MAX).enumerate().filter(|(_, v)| v.edge.is_some());
+        let wants = tracked.fold(0, |b, (i, _)| b | 1 << i);
+        let saves = call.saves(Bits(wants))?;
+        let mut specs = SpecList::default();
+        ins.iter().for_each(|v| v.value.list(&mut specs));
+        outs.iter().for_each(|t| specs.push(t.shape(), t.dtype()));
         let saved = Saved {
-            inputs: inputs.into_iter().enumerate().map(|(i, v)| saves.inputs.has(i).then(|| saved_input(v))).collect(),
+            inputs: ins.iter().enumerate().map(|(i, v)| saves.inputs.has(i).then(|| saved_input(&v.value))).collect(),
             outputs: outs.iter().enumerate().map(|(k, t)| saves.outputs.has(k).then(|| t.clone())).collect(),
         };
-        let node = Arc::new(Node {
-            number: next_number(&edges),
-            call,
-            edges,
-            inputs: specs,
-            outputs: outs.iter().map(|t| t.spec()).collect(),
-            saved: Mutex::new(Some(saved)),
-        });
+        let edges: SmallVec<[Option<Edge<R>>; 2]> = ins.iter().map(|v| v.edge.clone()).collect();
+        let number = next_number(&edges);
+        let node =
+            Arc::new(Node { number, call, edges, specs, outputs: outs.len() as u32, saved: Mutex::new(Some(saved)) });
         let var = |(k, t): (usize, Tensor<R>)| {
-            let edge = t.dtype().is_float().then(|| Edge::Node(node.clone(), k));
+            let edge = t.dtype().is_float().then(|| Edge::Node(node.clone(), k as u32));
             Var { value: Value::Own(t), edge }
         };
         Ok(outs.into_iter().enumerate().map(var).collect())
@@ -130,9 +123,20 @@ impl<R: Runtime> Var<R> {
     }
 }
 
-fn saved_input<R: Runtime>(value: Value<R>) -> SavedInput<R> {
-    let version = if let Value::Leaf(view) = &value { view.leaf().version() } else { 0 };
-    SavedInput { value, version }
+fn saved_input<R: Runtime>(value: &Value<R>) -> SavedInput<R> {
+    let version = if let Value::Leaf(view) = value { view.leaf().version() } else { 0 };
+    SavedInput { value: value.clone(), version }
+}
+
+/// What `f` makes of the values of `vars`, which are cloned only where a leaf's residency fetches them.
+pub(crate) fn with_values<R: Runtime, T>(vars: &[&Var<R>], f: impl FnOnce(&[&Tensor<R>]) -> Result<T>) -> Result<T> {
+    let mut rooms: SmallVec<[Option<Tensor<R>>; 4]> = SmallVec::new();
+    rooms.resize_with(vars.len(), || None);
+    let mut values: SmallVec<[&Tensor<R>; 4]> = SmallVec::new();
+    for (v, room) in vars.iter().zip(&mut rooms) {
+        values.push(v.value.read(room)?);
+    }
+    f(&values)
 }
 
 impl<R: Runtime> Apply for Var<R> {
@@ -169,18 +173,11 @@ impl<R: Runtime> Apply for Var<R> {
             Op::Fused(fused) if wants != Bits::NONE && fused.is_composed(wants) => return fused.decompose(ins),
             _ => {}
         }
-        let tensors = ins.iter().map(|v| v.value()).collect::<Result<SmallVec<[Tensor<R>; 4]>>>()?;
-        let refs: SmallVec<[&Tensor<R>; 4]> = tensors.iter().collect();
-        let recording = wants != Bits::NONE;
-        let kept = recording.then(|| op.clone());
-        let outs = Tensor::apply(op, &refs)?;
-        match kept.filter(|_| outs.iter().any(|t| t.dtype().is_float())) {
-            None => Ok(outs.into_iter().map(Var::new).collect()),
-            Some(op) => {
-                let values = ins.iter().map(|v| v.value.clone()).collect();
-                Var::recorded(Call::Op(op), values, ins.iter().map(|v| v.edge.clone()).collect(), outs)
-            }
+        let outs = with_values(ins, |values| Tensor::compute(&op, values))?;
+        if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {
+            return Ok(outs.into_iter().map(Var::new).collect());
         }
+        Var::recorded(Call::Op(op), ins, outs)
     }
 }
 

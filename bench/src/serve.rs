@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, Write},
 };
 
-use weftgrad::Cpu;
+use weftgrad::{Cpu, MemoryStats, Runtime, Use};
 
 use weftgrad_bench::{
     cases::{Case, build},
@@ -22,6 +22,7 @@ pub fn serve(cpu: Cpu) -> io::Result<()> {
         let answer = match words.as_slice() {
             [] => continue,
             ["rss"] => peak_resident_kib(),
+            ["account", what] => account_kib(&cpu.memory(), what),
             ["clear"] => {
                 cases.clear();
                 Some(0.0)
@@ -42,6 +43,18 @@ fn time(cpu: &Cpu, cases: &mut HashMap<String, Case>, words: &[&str]) -> Option<
         cases.insert(key.clone(), case);
     }
     timing::per_call(cases.get_mut(&key)?).inspect_err(|e| eprintln!("{key}: {e}")).ok()
+}
+
+/// The most that was live at once in a category of the runtime's account, of all together (`total`), or kept for reuse (`reserved`).
+fn account_kib(account: &MemoryStats, what: &str) -> Option<f64> {
+    let kib = |bytes: usize| bytes as f64 / 1024.0;
+    match what {
+        "total" => Some(kib(account.total.peak)),
+        "reserved" => Some(kib(account.reserved)),
+        _ => {
+            Use::ALL.into_iter().find(|u| format!("{u:?}").eq_ignore_ascii_case(what)).map(|u| kib(account.of(u).peak))
+        }
+    }
 }
 
 /// The most memory this process ever had resident, as the kernel counts it.

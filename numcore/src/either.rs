@@ -172,6 +172,10 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         either!(self, |rt| rt.reset_peak())
     }
 
+    fn trim(&self) {
+        either!(self, |rt| rt.trim());
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Self::Buffer> {
         Ok(match self {
             Either::A(rt) => EitherBuffer::A(rt.alloc(bytes)?),

@@ -98,7 +98,7 @@ impl FlatLayout {
 /// which ranges are lent, and which were written, is checked at run time.
 pub struct Flat<R: Runtime> {
     rt: R,
-    buffer: Arc<R::Buffer>,
+    memory: Tensor<R>,
     layout: FlatLayout,
     state: Vec<Range>,
     /// How many ranges are lent: asked for each tensor that is handed out, so it is counted.
@@ -116,7 +116,7 @@ impl<R: Runtime> Flat<R> {
     pub fn zeros(rt: &R, layout: FlatLayout) -> Result<Self> {
         let whole = TensorMut::zeros(rt, Shape::new(&[layout.numel()])?, layout.dtype())?;
         let state = vec![Range::default(); layout.len()];
-        Ok(Flat { rt: rt.clone(), buffer: whole.buffer().clone(), layout, state, lent: 0 })
+        Ok(Flat { rt: rt.clone(), memory: whole.freeze()?, layout, state, lent: 0 })
     }
 
     /// A buffer of zeros booked under `use_`, whose tensors carry `rt` itself: what is computed from them is booked as `rt` says.
@@ -130,7 +130,7 @@ impl<R: Runtime> Flat<R> {
         let shape = Shape::new(&[layout.numel()])?;
         let whole = Tensor::from_bytes(&rt.tagged(use_), shape, layout.dtype(), bytes)?;
         let state = vec![Range::default(); layout.len()];
-        Ok(Flat { rt: rt.clone(), buffer: whole.into_buffer(), layout, state, lent: 0 })
+        Ok(Flat { rt: rt.clone(), memory: whole, layout, state, lent: 0 })
     }
 
     /// What lies where.
@@ -179,7 +179,7 @@ impl<R: Runtime> Flat<R> {
 
     /// Takes back what was lent, with whether it was written. Memory of another buffer is an error.
     pub fn restore(&mut self, part: TensorMut<R>) -> Result<()> {
-        let own = Arc::ptr_eq(part.buffer(), &self.buffer);
+        let own = part.is_of(&self.memory);
         match part.lent().filter(|_| own) {
             Some(&Lent::Range(i)) => {
                 self.mark(i..i + 1, false);
@@ -196,7 +196,7 @@ impl<R: Runtime> Flat<R> {
 
     /// Takes back what was lent to holders that are gone without restoring it (a sweep that failed). False while one is left.
     pub fn reclaim(&mut self) -> bool {
-        let sole = Arc::get_mut(&mut self.buffer).is_some();
+        let sole = self.memory.is_sole();
         if sole {
             self.mark(0..self.layout.len(), false);
         }
@@ -232,11 +232,11 @@ impl<R: Runtime> Flat<R> {
         if self.any_lent() {
             return Err(lent(op, "a range is lent; restore it first".into()));
         }
-        Ok(Tensor::from_parts(self.rt.clone(), self.buffer.clone(), layout, self.layout.dtype()))
+        Ok(self.memory.part(self.rt.clone(), layout))
     }
 
     fn hand_out(&self, layout: Layout, written: bool, part: Lent) -> TensorMut<R> {
-        TensorMut::lend(self.rt.clone(), self.buffer.clone(), layout, self.layout.dtype(), written, part)
+        TensorMut::lend(self.memory.part(self.rt.clone(), layout), written, part)
     }
 
     fn any_lent(&self) -> bool {
@@ -251,10 +251,7 @@ impl<R: Runtime> Flat<R> {
     }
 
     fn sole(&mut self, op: &'static str, what: String) -> Result<()> {
-        match Arc::get_mut(&mut self.buffer) {
-            Some(_) => Ok(()),
-            None => Err(ErrorKind::Shared { op, what }.into()),
-        }
+        if self.memory.is_sole() { Ok(()) } else { Err(ErrorKind::Shared { op, what }.into()) }
     }
 }
 

@@ -14,6 +14,7 @@ pub struct Layout {
 
 impl Layout {
     /// Row-major, from the start of the buffer.
+    #[inline]
     pub fn contiguous(shape: Shape) -> Layout {
         let mut strides = [0; MAX_RANK];
         let mut step = 1isize;

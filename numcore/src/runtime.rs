@@ -174,6 +174,9 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Starts peaks anew from what is live.
     fn reset_peak(&self);
 
+    /// Gives memory that is kept for reuse back to the system: after a model was built, when a step will want blocks of other sizes.
+    fn trim(&self) {}
+
     /// Memory of at least `bytes` bytes, aligned to 256. Its contents are arbitrary.
     fn alloc(&self, bytes: usize) -> Result<Self::Buffer>;
     /// Fills a contiguous output from host memory of exactly its size. It starts at a multiple of 256 bytes, and nothing else lies in
@@ -245,7 +248,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
 /// A read-only window on a buffer.
 pub struct View<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
-    pub(crate) layout: Layout,
+    pub(crate) layout: &'a Layout,
     pub(crate) dtype: DType,
 }
 
@@ -264,20 +267,28 @@ impl<'a, R: Runtime> View<'a, R> {
     }
 
     /// Which elements of it, in units of `dtype`.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
+    pub fn layout(&self) -> &'a Layout {
+        self.layout
     }
 
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
+
+    /// This window broadcast to `shape`; `room` is for its layout there.
+    pub(crate) fn at_shape(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Self> {
+        if self.layout.shape() == shape {
+            return Ok(self);
+        }
+        Ok(View { layout: room.insert(self.layout.broadcast_to(*shape)?), ..self })
+    }
 }
 
 /// A window on a buffer that a kernel fills: nothing else sees that memory meanwhile.
 pub struct ViewMut<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
-    pub(crate) layout: Layout,
+    pub(crate) layout: &'a Layout,
     pub(crate) dtype: DType,
 }
 
@@ -288,8 +299,8 @@ impl<'a, R: Runtime> ViewMut<'a, R> {
     }
 
     /// Which elements of it, in units of `dtype`.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
+    pub fn layout(&self) -> &'a Layout {
+        self.layout
     }
 
     /// The element type.

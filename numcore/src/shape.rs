@@ -9,7 +9,7 @@ use crate::{Error, Result};
 pub const MAX_RANK: usize = 8;
 
 /// The sizes of a tensor's dimensions, outermost first.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Eq)]
 pub struct Shape {
     dims: [usize; MAX_RANK],
     rank: u8,
@@ -182,6 +182,19 @@ impl AxisSet {
     /// The positions, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_RANK).filter(move |&i| self.contains(i))
+    }
+}
+
+impl PartialEq for Shape {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.rank == other.rank && self.dims().iter().zip(other.dims()).all(|(a, b)| a == b)
+    }
+}
+
+impl std::hash::Hash for Shape {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.dims().hash(state);
     }
 }
 

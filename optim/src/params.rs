@@ -40,6 +40,8 @@ impl<R: Runtime> FlatParams<R> {
         for i in 0..params.len() {
             params.leaves[i].put(params.values.tensor(i)?)?;
         }
+        // What held the values until now is of no size that a step asks for.
+        rt.trim();
         Ok(params)
     }
 

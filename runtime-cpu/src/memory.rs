@@ -80,6 +80,10 @@ impl Memory {
         self.0.lock().0.reset_peak();
     }
 
+    pub(crate) fn trim(&self) {
+        self.0.lock().release();
+    }
+
     /// `bytes` bytes, booked under `use_`. They are initialised, but arbitrary.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: Use) -> Result<Buffer> {
         let mut state = self.0.lock();

@@ -49,6 +49,10 @@ impl Runtime for Cpu {
         self.queue.memory.reset_peak();
     }
 
+    fn trim(&self) {
+        self.queue.memory.trim();
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }

@@ -47,6 +47,17 @@ fn categories_belong_to_the_handle() {
 }
 
 #[test]
+fn trimming_keeps_what_lives() {
+    let cpu = Cpu::with_threads(1);
+    let x = Tensor::ones(&cpu, [1000], DType::F32).unwrap();
+    drop(x.add(&x).unwrap().mul(&x).unwrap());
+    assert!(cpu.memory().reserved >= 12_000);
+    cpu.trim();
+    assert!(cpu.memory().reserved < 8_000, "free blocks went back");
+    assert_eq!(x.to_vec::<f32>().unwrap(), vec![1.0; 1000]);
+}
+
+#[test]
 fn a_thousand_steps_reserve_no_more_than_the_second() {
     let cpu = Cpu::with_threads(2);
     let w = Tensor::uniform(&cpu, [200, 300], DType::F32, -1.0, 1.0, 1).unwrap();

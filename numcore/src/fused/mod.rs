@@ -77,7 +77,7 @@ macro_rules! fused {
                 let values = Tensor::apply(crate::ops::Op::Fused(self.clone()), ins)?;
                 values.iter().zip(outs).try_for_each(|(v, out)| copy_into(v, out.reborrow()))
             }
-            fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
+            fn saves(&self, wants: Bits) -> Result<Saves> {
                 match self { $(FusedOp::$variant(op) => Ok(Fused::saves(op, wants).unwrap_or(Saves::NONE)),)* }
             }
             fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {

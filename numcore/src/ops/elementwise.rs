@@ -62,18 +62,18 @@ macro_rules! vocabulary {
         /// Elementwise methods of tensors and variables. Inputs broadcast (NumPy's rule) and must have one dtype.
         pub trait PointwiseOps: Apply {
             $($(#[$ud])* fn $un(&self) -> Result<Self> {
-                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($un), |[$ux], []| [$ue]));
+                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($un), |[$ux], []| [$ue]).lasting());
                 Self::apply1(Pointwise::new(&P, &[]), &[self])
             })*
             $($(#[$bd])* fn $bn<'a>(&'a self, other: impl Into<Rhs<'a, Self>>) -> Result<Self> {
                 static P: LazyLock<Pair> = LazyLock::new(|| Pair {
-                    value: Program::new(stringify!($bn), |[$ba, $bb], []| [$be]),
-                    number: Program::new(stringify!($bn), |[$ba], [$bb]| [$be]),
+                    value: Program::new(stringify!($bn), |[$ba, $bb], []| [$be]).lasting(),
+                    number: Program::new(stringify!($bn), |[$ba], [$bb]| [$be]).lasting(),
                 });
                 P.apply(self, other.into())
             })*
             $($(#[$nd])* fn $nn(&self, $($arg: f64),*) -> Result<Self> {
-                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($nn), |[$nx], [$($arg),*]| [$ne]));
+                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($nn), |[$nx], [$($arg),*]| [$ne]).lasting());
                 Self::apply1(Pointwise::new(&P, &[$($arg.into()),*]), &[self])
             })*
 

@@ -35,7 +35,7 @@ impl Rule for Gather {
         ins[0].runtime().gather(ins[0].view(), self.axis, ins[1].view(), outs[0].reborrow())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::inputs(&[1]))
     }
 
@@ -89,7 +89,7 @@ impl Rule for ScatterAdd {
         rt.scatter_add(ins[0].view(), self.axis, ins[1].view(), outs[0].view.reborrow())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::inputs(&[1]))
     }
 

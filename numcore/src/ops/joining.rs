@@ -35,15 +35,16 @@ impl Rule for Cat {
         let mut start = 0;
         for x in ins {
             let len = x.shape()[self.axis];
+            let layout = outs[0].view.layout.slice(self.axis, start, len, 1)?;
             let mut part = outs[0].reborrow();
-            part.view.layout = part.view.layout.slice(self.axis, start, len, 1)?;
+            part.view.layout = &layout;
             copy_into(x, part)?;
             start += len;
         }
         Ok(())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 

@@ -48,11 +48,13 @@ impl Rule for Matmul {
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
         let (a, b) = (*ins[0].shape(), *ins[1].shape());
         let batch = Self::batch(a, b).unwrap_or(Shape::SCALAR);
-        let (a, b) = (ins[0].view_at(Self::operand(batch, a)?)?, ins[1].view_at(Self::operand(batch, b)?)?);
+        let (mut room_a, mut room_b) = (None, None);
+        let a = ins[0].view_at(&Self::operand(batch, a)?, &mut room_a)?;
+        let b = ins[1].view_at(&Self::operand(batch, b)?, &mut room_b)?;
         ins[0].runtime().matmul(a, b, outs[0].reborrow())
     }
 
-    fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
+    fn saves(&self, wants: Bits) -> Result<Saves> {
         let inputs = Bits(u64::from(wants.has(1)) | u64::from(wants.has(0)) << 1);
         Ok(Saves { inputs, outputs: Bits::NONE })
     }

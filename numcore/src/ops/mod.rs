@@ -23,7 +23,7 @@ pub use pointwise::{Input, Pointwise, ScalarList, compute, update};
 pub(crate) use pointwise::{cast, copy_into, fill_zero};
 pub(crate) use reduce::finite_top;
 pub use reduce::{ArgReduce, Reduce, ReduceOps};
-pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, Specs};
+pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, SpecList, Specs};
 pub use scan::{Scan, ScanOps};
 pub use sort::{Sort, SortOps};
 pub use view::{Embed, Fold, ViewOp, ViewOps};
@@ -45,7 +45,7 @@ macro_rules! op {
             fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
                 match self { $(Op::$variant(r) => r.run(ins, outs),)* }
             }
-            fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> { match self { $(Op::$variant(r) => r.saves(ins, wants),)* } }
+            fn saves(&self, wants: Bits) -> Result<Saves> { match self { $(Op::$variant(r) => r.saves(wants),)* } }
             fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
                 match self { $(Op::$variant(r) => r.gradient(cx),)* }
             }

@@ -4,9 +4,10 @@ use std::sync::LazyLock;
 
 use smallvec::SmallVec;
 
-use super::{Apply, Backprop, Bits, Op, Reduce, Rule, Saves, Spec, Specs};
+use super::{Apply, Backprop, Bits, Op, Outs, Reduce, Rule, Saves, Spec, Specs};
 use crate::{
-    Accumulate, DType, Error, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, View, pointwise::Program,
+    Accumulate, DType, Error, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Use,
+    pointwise::Program,
 };
 
 /// Run-time numbers of a program.
@@ -29,7 +30,7 @@ impl Pointwise {
 
     /// The program that gives its input back.
     pub fn identity() -> Self {
-        static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
+        static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]).lasting());
         Pointwise::new(&IDENTITY, &[])
     }
 }
@@ -42,18 +43,20 @@ impl Rule for Pointwise {
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let shape = broadcast(self.name(), ins)?;
         let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
-        let typed = self.program.resolve(&dtypes, &[])?;
-        self.program.check_scalars(&typed, &self.scalars)?;
+        let typed = self.program.typed(&dtypes, &[])?;
+        self.program.check_scalars(typed, &self.scalars)?;
         Ok(self.program.outputs().iter().map(|&o| Spec { shape, dtype: typed.dtypes[o as usize] }).collect())
     }
 
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
-        let shape = *outs[0].view.layout().shape();
-        let rt = ins[0].runtime();
-        rt.pointwise(&self.program, &operands(ins, shape)?, &self.scalars, outs)
+        let shape = outs[0].view.layout().shape();
+        let mut rooms = rooms(ins.len());
+        let operands = ins.iter().zip(&mut rooms).map(|(t, room)| t.view_at(shape, room).map(Operand::View));
+        let operands = operands.collect::<Result<SmallVec<[Operand<'_, R>; 4]>>>()?;
+        ins[0].runtime().pointwise(&self.program, &operands, &self.scalars, outs)
     }
 
-    fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
+    fn saves(&self, wants: Bits) -> Result<Saves> {
         let reads = (0..self.program.inputs())
             .filter(|&i| wants.has(i))
             .filter_map(|i| self.program.derivative(i))
@@ -65,6 +68,32 @@ impl Rule for Pointwise {
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let upstream = upstreams(cx, self.program.outputs().len())?;
         chain(&self.program, &self.scalars, &upstream, cx)
+    }
+}
+
+impl Pointwise {
+    /// Its values for operands of one shape, which are most: nothing is broadcast, and no spec is made. `None` for others.
+    pub(crate) fn compute_alike<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Result<Option<Outs<Tensor<R>>>> {
+        let (rt, shape) = (ins[0].runtime(), ins[0].shape());
+        if ins[1..].iter().any(|t| t.shape() != shape) {
+            return Ok(None);
+        }
+        let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|t| t.dtype()).collect();
+        let typed = self.program.typed(&dtypes, &[])?;
+        self.program.check_scalars(typed, &self.scalars)?;
+        let mut values: SmallVec<[TensorMut<R>; 1]> = SmallVec::new();
+        for &o in self.program.outputs() {
+            values.push(TensorMut::alloc_on(rt.tagged(Use::Activations), *shape, typed.dtypes[o as usize])?);
+        }
+        let operands: SmallVec<[Operand<'_, R>; 4]> = ins.iter().map(|t| Operand::View(t.view())).collect();
+        let mut outs: SmallVec<[Out<'_, R>; 1]> = values.iter_mut().map(TensorMut::out).collect();
+        rt.pointwise(&self.program, &operands, &self.scalars, &mut outs)?;
+        drop(outs);
+        let mut frozen = Outs::new();
+        for value in values {
+            frozen.push(value.freeze()?);
+        }
+        Ok(Some(frozen))
     }
 }
 
@@ -85,8 +114,9 @@ pub(super) fn chain<T: Apply>(
             .collect::<Result<SmallVec<[T; 4]>>>()?;
         let refs: SmallVec<[&T; 4]> = ins.iter().collect();
         let to = cx.input_spec(i).shape;
-        let full = Shape::broadcast_all(program.name(), &refs.iter().map(|t| t.spec().shape).collect::<Vec<_>>())?;
-        let op = match full == to {
+        let shapes: SmallVec<[Shape; 4]> = refs.iter().map(|t| t.spec().shape).collect();
+        let full = shapes.iter().all(|s| *s == to) || Shape::broadcast_all(program.name(), &shapes)? == to;
+        let op = match full {
             true => Op::Pointwise(Pointwise { program: d.program.clone(), scalars: scalars.clone() }),
             false => Op::Reduce(Reduce::sum_of(d.program.clone(), scalars.clone(), to)),
         };
@@ -97,7 +127,10 @@ pub(super) fn chain<T: Apply>(
 
 /// Gradients of a node's outputs, zeros (of one element, broadcast) where nothing used one.
 pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> Result<SmallVec<[T; 2]>> {
-    let given: Vec<Option<T>> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
+    let given: SmallVec<[Option<T>; 2]> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
+    if given.iter().all(Option::is_some) {
+        return Ok(given.into_iter().flatten().collect());
+    }
     let Some(rt) = given.iter().flatten().next().map(|g| g.runtime().clone()) else { return Ok(SmallVec::new()) };
     let fill = |(k, g): (usize, Option<T>)| match g {
         Some(g) => Ok(g),
@@ -129,13 +162,13 @@ impl<R: Runtime> Clone for Input<'_, R> {
 impl<R: Runtime> Copy for Input<'_, R> {}
 
 impl<'a, R: Runtime> Input<'a, R> {
-    fn operand(&self, shape: Shape) -> Result<Operand<'a, R>> {
-        let view = match *self {
+    fn operand(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Operand<'a, R>> {
+        let view = match self {
             Input::Own(k) => return Ok(Operand::Own(k)),
             Input::Value(t) => t.view(),
             Input::Memory(t) => t.view(),
         };
-        Ok(Operand::View(View { layout: view.layout.broadcast_to(shape)?, ..view }))
+        view.at_shape(shape, room).map(Operand::View)
     }
 }
 
@@ -148,7 +181,9 @@ pub fn compute<R: Runtime>(
     outs: &mut [&mut TensorMut<R>],
 ) -> Result<()> {
     let Some(shape) = outs.first().map(|t| *t.shape()) else { return Ok(()) };
-    let operands = ins.iter().map(|i| i.operand(shape)).collect::<Result<SmallVec<[Operand<'_, R>; 8]>>>()?;
+    let mut rooms = rooms(ins.len());
+    let operands = ins.iter().zip(&mut rooms).map(|(i, room)| i.operand(&shape, room));
+    let operands = operands.collect::<Result<SmallVec<[Operand<'_, R>; 8]>>>()?;
     if let Some(other) = outs.iter().find(|t| *t.shape() != shape) {
         return Err(Error::shape(program.name(), &[shape, *other.shape()], "outputs must have one shape"));
     }
@@ -197,6 +232,7 @@ fn broadcast(op: &'static str, ins: &[Spec]) -> Result<Shape> {
     }
 }
 
-fn operands<'a, R: Runtime>(ins: &[&'a Tensor<R>], shape: Shape) -> Result<SmallVec<[Operand<'a, R>; 4]>> {
-    ins.iter().map(|t| Ok(Operand::View(t.view_at(shape)?))).collect()
+/// Room for the layouts of operands that are broadcast.
+pub(super) fn rooms(operands: usize) -> SmallVec<[Option<Layout>; 4]> {
+    (0..operands).map(|_| None).collect()
 }

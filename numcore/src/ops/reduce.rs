@@ -6,7 +6,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{
     Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
-    pointwise::chain, rule::no_gradient,
+    pointwise::{chain, rooms},
+    rule::no_gradient,
 };
 use crate::{
     ArgOp, AxisSet, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor,
@@ -66,8 +67,8 @@ impl Rule for Reduce {
             return Err(Error::shape(self.name(), &[full], "an extreme of no elements does not exist"));
         }
         let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
-        let typed = self.program.resolve(&dtypes, &[])?;
-        self.program.check_scalars(&typed, &self.scalars)?;
+        let typed = self.program.typed(&dtypes, &[])?;
+        self.program.check_scalars(typed, &self.scalars)?;
         let dtype = typed.dtypes[self.program.outputs()[0] as usize];
         if dtype == DType::Bool && matches!(self.op, ReduceOp::Sum | ReduceOp::Prod) {
             return Err(Error::dtype(self.name(), &[dtype], "truth values have no arithmetic; cast to i64 to count"));
@@ -77,17 +78,18 @@ impl Rule for Reduce {
 
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
         let full = self.full(ins.iter().map(|t| *t.shape()))?;
-        let views = ins.iter().map(|t| t.view_at(full)).collect::<Result<SmallVec<[_; 4]>>>()?;
+        let mut rooms = rooms(ins.len());
+        let views = ins.iter().zip(&mut rooms).map(|(t, room)| t.view_at(&full, room));
+        let views = views.collect::<Result<SmallVec<[_; 4]>>>()?;
+        let layout = outs[0].view.layout.broadcast_to(self.to.padded(full.rank()))?;
         let mut out = outs[0].reborrow();
-        out.view.layout = out.view.layout.broadcast_to(self.to.padded(full.rank()))?;
+        out.view.layout = &layout;
         ins[0].runtime().reduce(&self.program, &views, &self.scalars, &full, self.op, out)
     }
 
-    fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves> {
+    fn saves(&self, wants: Bits) -> Result<Saves> {
         match self.op {
-            ReduceOp::Sum => {
-                Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(ins, wants)
-            }
+            ReduceOp::Sum => Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(wants),
             ReduceOp::Prod => Ok(Saves::inputs(&[0])),
             ReduceOp::Max | ReduceOp::Min => Ok(Saves { inputs: Bits(1), outputs: Bits(1) }),
         }
@@ -160,7 +162,7 @@ impl Rule for ArgReduce {
         })
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 

@@ -21,6 +21,28 @@ impl Spec {
     }
 }
 
+/// Specs in little memory: sizes without the room up to [`MAX_RANK`](crate::MAX_RANK). What the tape keeps of every input and output.
+#[derive(Clone, Debug, Default)]
+pub struct SpecList {
+    sizes: SmallVec<[usize; 6]>,
+    each: SmallVec<[(u8, DType); 8]>,
+}
+
+impl SpecList {
+    /// Spec `i`.
+    pub fn get(&self, i: usize) -> Spec {
+        let start = self.each[..i].iter().map(|(rank, _)| *rank as usize).sum();
+        let (rank, dtype) = self.each[i];
+        Spec { shape: Shape::of(&self.sizes[start..start + rank as usize]), dtype }
+    }
+
+    /// Appends one.
+    pub fn push(&mut self, shape: &Shape, dtype: DType) {
+        self.sizes.extend_from_slice(shape);
+        self.each.push((shape.rank() as u8, dtype));
+    }
+}
+
 /// Specs of an op's outputs.
 pub type Specs = SmallVec<[Spec; 2]>;
 /// An op's outputs.
@@ -84,7 +106,7 @@ pub trait Rule {
     /// Computes into `outs`, which have the inferred specs (one that adds may be a strided view).
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
     /// What [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are needed.
-    fn saves(&self, ins: &[Spec], wants: Bits) -> Result<Saves>;
+    fn saves(&self, wants: Bits) -> Result<Saves>;
     /// The gradient rule: gives one op call for each wanted input, as its last step for that input.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
 }

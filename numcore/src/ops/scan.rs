@@ -71,7 +71,7 @@ impl Rule for Scan {
         })
     }
 
-    fn saves(&self, _: &[Spec], wants: Bits) -> Result<Saves> {
+    fn saves(&self, wants: Bits) -> Result<Saves> {
         Ok(match self.op {
             ScanOp::Sum => Saves::NONE,
             ScanOp::Prod => Saves { inputs: Bits(1), outputs: Bits(1) },

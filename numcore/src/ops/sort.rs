@@ -30,7 +30,7 @@ impl Rule for Sort {
         super::overwriting(rt, &mut outs[0], |out| rt.sort(x.view(), self.axis, self.descending, out, index.out().view))
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves { inputs: Bits::NONE, outputs: Bits::of(&[1]) })
     }
 

@@ -107,7 +107,7 @@ impl Rule for ViewOp {
         copy_into(&seen, outs[0].reborrow())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 
@@ -156,12 +156,13 @@ impl Rule for Embed {
         if out.how == Accumulate::Overwrite {
             fill_zero(ins[0].runtime(), out.reborrow())?;
         }
+        let layout = out.view.layout.slice(self.axis, self.start, ins[0].shape()[self.axis], self.step)?;
         let mut part = out.reborrow();
-        part.view.layout = part.view.layout.slice(self.axis, self.start, ins[0].shape()[self.axis], self.step)?;
+        part.view.layout = &layout;
         copy_into(ins[0], part)
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 
@@ -206,15 +207,16 @@ impl Rule for Fold {
         let last = x.layout().rank() - 1;
         for k in 0..size {
             let of_k = x.select(last as isize, k)?;
+            let layout = out.view.layout.slice(axis, k * dilation, x.shape()[axis], step)?;
             let mut part = out.reborrow();
             part.how = Accumulate::Add;
-            part.view.layout = part.view.layout.slice(axis, k * dilation, x.shape()[axis], step)?;
+            part.view.layout = &layout;
             copy_into(&of_k, part)?;
         }
         Ok(())
     }
 
-    fn saves(&self, _: &[Spec], _: Bits) -> Result<Saves> {
+    fn saves(&self, _: Bits) -> Result<Saves> {
         Ok(Saves::NONE)
     }
 

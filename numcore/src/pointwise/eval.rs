@@ -63,6 +63,9 @@ impl Program {
             let why = format!("takes {} scalars, {} were given", self.scalars(), scalars.len());
             return Err(Error::argument(self.name(), why));
         }
+        if scalars.is_empty() {
+            return Ok(());
+        }
         for (inst, dtype) in self.insts().iter().zip(&typed.dtypes) {
             if let Inst::Scalar(k) = inst
                 && let Scalar::F64(x) = scalars[*k as usize]

@@ -125,7 +125,25 @@ impl Inst {
 ///
 /// Cheap to clone. Equality and hash are by content; the name is for messages alone.
 #[derive(Clone)]
-pub struct Program(Arc<Inner>);
+pub struct Program(Handle);
+
+#[derive(Clone)]
+enum Handle {
+    Counted(Arc<Inner>),
+    Lasting(&'static Inner),
+}
+
+impl std::ops::Deref for Handle {
+    type Target = Inner;
+
+    #[inline]
+    fn deref(&self) -> &Inner {
+        match self {
+            Handle::Counted(inner) => inner,
+            Handle::Lasting(inner) => inner,
+        }
+    }
+}
 
 struct Inner {
     name: &'static str,
@@ -178,6 +196,15 @@ impl Program {
         builder.finish(name, inputs, scalars, &outputs)
     }
 
+    /// The same program, never freed, and so cloned without a count: for programs in statics, which are not dropped either.
+    pub fn lasting(self) -> Program {
+        let Handle::Counted(inner) = self.0 else { return self };
+        Program(match Arc::try_unwrap(inner) {
+            Ok(inner) => Handle::Lasting(Box::leak(Box::new(inner))),
+            Err(shared) => Handle::Counted(shared),
+        })
+    }
+
     /// Its name in messages.
     pub fn name(&self) -> &'static str {
         self.0.name
@@ -210,7 +237,7 @@ impl Program {
 
     /// Its address: a quick key while it lives.
     pub fn ptr_id(&self) -> usize {
-        Arc::as_ptr(&self.0) as usize
+        std::ptr::from_ref(&*self.0) as usize
     }
 
     /// Bit `i`: input `i` (of the first [`MAX_INPUTS`](Program::MAX_INPUTS)) is read.
@@ -226,7 +253,12 @@ impl Program {
     /// The gradient of input `wrt`, given the gradients of the outputs; `None` where it is zero by structure: every way to it leads
     /// through a step function, a comparison or an integer.
     pub fn derivative(&self, wrt: usize) -> Option<&Derivative> {
-        self.0.derivatives.get(wrt)?.get_or_init(|| derive::derivative(self, wrt)).as_ref()
+        let find = || {
+            let found = derive::derivative(self, wrt)?;
+            let lasts = matches!(self.0, Handle::Lasting(_));
+            Some(if lasts { Derivative { program: found.program.lasting(), ..found } } else { found })
+        };
+        self.0.derivatives.get(wrt)?.get_or_init(find).as_ref()
     }
 
     /// The gradients of inputs `wrt` as one program, which shares what they have in common. Its inputs are this program's, then the
@@ -268,14 +300,15 @@ impl Program {
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
         let typed = types::Cache::default();
-        Program(Arc::new(Inner { name, insts, outputs, inputs, scalars, hash: hash.0, reads, typed, derivatives }))
+        let inner = Inner { name, insts, outputs, inputs, scalars, hash: hash.0, reads, typed, derivatives };
+        Program(Handle::Counted(Arc::new(inner)))
     }
 }
 
 impl PartialEq for Program {
     fn eq(&self, other: &Self) -> bool {
         let content = |p: &Program| (p.0.hash, p.0.inputs, p.0.scalars);
-        Arc::ptr_eq(&self.0, &other.0)
+        std::ptr::eq(&*self.0, &*other.0)
             || (content(self) == content(other) && self.0.insts == other.0.insts && self.0.outputs == other.0.outputs)
     }
 }

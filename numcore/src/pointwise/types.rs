@@ -37,19 +37,28 @@ impl Program {
     ///
     /// Types that must agree and do not, or that an op does not take, are an error.
     pub fn resolve(&self, inputs: &[DType], outputs: &[Option<DType>]) -> Result<Arc<Typed>> {
+        self.typed(inputs, outputs).cloned()
+    }
+
+    /// The same by reference: what is found stays as long as the program.
+    pub(crate) fn typed(&self, inputs: &[DType], outputs: &[Option<DType>]) -> Result<&Arc<Typed>> {
         let mut cache = &self.0.typed;
-        while let Some(c) = cache.0.get() {
-            if c.inputs[..] == *inputs && c.outputs[..] == *outputs {
-                return Ok(c.typed.clone());
+        loop {
+            while let Some(c) = cache.0.get() {
+                if c.inputs[..] == *inputs && c.outputs[..] == *outputs {
+                    return Ok(&c.typed);
+                }
+                cache = &c.next;
             }
-            cache = &c.next;
+            let typed = Arc::new(infer(self, inputs, outputs)?);
+            // Where another thread takes the place, the search goes on behind it.
+            let _ = cache.0.set(Box::new(Cached {
+                inputs: inputs.into(),
+                outputs: outputs.into(),
+                typed,
+                next: Cache::default(),
+            }));
         }
-        let typed = Arc::new(infer(self, inputs, outputs)?);
-        let new =
-            Cached { inputs: inputs.into(), outputs: outputs.into(), typed: typed.clone(), next: Cache::default() };
-        // Another thread may have taken the place: then this typing is found anew by a later call.
-        let _ = cache.0.set(Box::new(new));
-        Ok(typed)
     }
 }
 

@@ -18,58 +18,70 @@ use crate::{
 
 /// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory;
 /// views (transpose, slice, broadcast …) share it too.
-pub struct Tensor<R: Runtime> {
+///
+/// One pointer wide, with the memory's handle in the same allocation: the tape copies tensors more often than anything else, and
+/// 176 bytes at a time took half of a small op.
+pub struct Tensor<R: Runtime>(Arc<Inner<R>>);
+
+struct Inner<R: Runtime> {
     rt: R,
-    buffer: Arc<R::Buffer>,
+    memory: Memory<R>,
     layout: Layout,
     dtype: DType,
 }
 
+/// Whose memory it is.
+enum Memory<R: Runtime> {
+    Own(R::Buffer),
+    /// Another tensor's, which owns it.
+    Of(Tensor<R>),
+}
+
 impl<R: Runtime> Clone for Tensor<R> {
     fn clone(&self) -> Self {
-        Tensor { rt: self.rt.clone(), buffer: self.buffer.clone(), layout: self.layout, dtype: self.dtype }
+        Tensor(self.0.clone())
     }
 }
 
 impl<R: Runtime> Tensor<R> {
     /// The sizes of its dimensions.
     pub fn shape(&self) -> &Shape {
-        self.layout.shape()
+        self.0.layout.shape()
     }
 
     /// The sizes of its dimensions, as a slice.
     pub fn dims(&self) -> &[usize] {
-        self.layout.dims()
+        self.0.layout.dims()
     }
 
     /// Its element type.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.0.dtype
     }
 
     /// The device it lies on.
     pub fn device(&self) -> DeviceId {
-        self.rt.device()
+        self.0.rt.device()
     }
 
     /// The runtime it was made with.
     pub fn runtime(&self) -> &R {
-        &self.rt
+        &self.0.rt
     }
 
     /// Where its elements lie in its memory.
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.0.layout
     }
 
     /// Whether two tensors share memory (they may still name different elements).
     pub fn shares_memory_with(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.buffer, &other.buffer)
+        Arc::ptr_eq(&self.owner().0, &other.owner().0)
     }
 
     /// A row-major tensor of the same values: itself when it already is one, a copy otherwise.
     pub fn contiguous(&self) -> Result<Self> {
-        if self.layout.is_contiguous() {
+        if self.0.layout.is_contiguous() {
             return Ok(self.clone());
         }
         self.copy()
@@ -77,54 +89,70 @@ impl<R: Runtime> Tensor<R> {
 
     /// The same values in memory of their own.
     pub fn copy(&self) -> Result<Self> {
-        self.copy_on(&self.rt)
+        self.copy_on(&self.0.rt)
     }
 
     /// The same values in memory of their own, booked under `use_`; so is what is made of it alone.
     pub fn copy_for(&self, use_: Use) -> Result<Self> {
-        self.copy_on(&self.rt.tagged(use_))
+        self.copy_on(&self.0.rt.tagged(use_))
     }
 
     fn copy_on(&self, rt: &R) -> Result<Self> {
-        let mut out = TensorMut::alloc(rt, *self.shape(), self.dtype)?;
+        let mut out = TensorMut::alloc(rt, *self.shape(), self.dtype())?;
         crate::ops::copy_into(self, out.out())?;
         out.freeze()
     }
 
     /// Takes the memory back for writing, if this is its only holder and it is one row-major piece; otherwise the tensor is returned.
-    #[expect(clippy::result_large_err, reason = "the error is the tensor itself, handed back")]
     pub fn try_mut(mut self) -> std::result::Result<TensorMut<R>, Self> {
-        let sole = self.layout.is_contiguous() && Arc::get_mut(&mut self.buffer).is_some();
-        if sole { Ok(TensorMut::written(self.rt, self.buffer, self.layout, self.dtype)) } else { Err(self) }
+        let sole = self.0.layout.is_contiguous() && self.is_sole();
+        if sole { Ok(TensorMut::written(self)) } else { Err(self) }
     }
 
-    pub(crate) fn from_parts(rt: R, buffer: Arc<R::Buffer>, layout: Layout, dtype: DType) -> Self {
-        Tensor { rt, buffer, layout, dtype }
+    /// Memory of its own.
+    fn own(rt: R, buffer: R::Buffer, shape: Shape, dtype: DType) -> Self {
+        Tensor(Arc::new(Inner { rt, memory: Memory::Own(buffer), layout: Layout::contiguous(shape), dtype }))
     }
 
-    pub(crate) fn into_buffer(self) -> Arc<R::Buffer> {
-        self.buffer
+    /// Other elements of the same memory, for `rt`.
+    pub(crate) fn part(&self, rt: R, layout: Layout) -> Self {
+        Tensor(Arc::new(Inner { rt, memory: Memory::Of(self.owner().clone()), layout, dtype: self.dtype() }))
+    }
+
+    /// Whether nothing else holds its memory.
+    pub(crate) fn is_sole(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some_and(|inner| match &mut inner.memory {
+            Memory::Own(_) => true,
+            Memory::Of(owner) => Arc::get_mut(&mut owner.0).is_some(),
+        })
+    }
+
+    fn owner(&self) -> &Self {
+        match &self.0.memory {
+            Memory::Own(_) => self,
+            Memory::Of(owner) => owner,
+        }
+    }
+
+    fn buffer(&self) -> &R::Buffer {
+        match &self.0.memory {
+            Memory::Own(buffer) => buffer,
+            Memory::Of(owner) => owner.buffer(),
+        }
     }
 
     pub(crate) fn view(&self) -> View<'_, R> {
-        View { buffer: &self.buffer, layout: self.layout, dtype: self.dtype }
+        View { buffer: self.buffer(), layout: &self.0.layout, dtype: self.0.dtype }
     }
 
-    /// A window on its elements at `shape`, for kernels that take operands already broadcast.
-    pub(crate) fn view_at(&self, shape: Shape) -> Result<View<'_, R>> {
-        if shape == *self.shape() {
-            return Ok(self.view());
-        }
-        Ok(View { layout: self.layout.broadcast_to(shape)?, ..self.view() })
-    }
-
-    pub(crate) fn with_layout(&self, layout: Layout) -> Self {
-        Tensor { layout, ..self.clone() }
+    /// A window on its elements at `shape`, for kernels that take operands already broadcast; `room` is for its layout there.
+    pub(crate) fn view_at<'a>(&'a self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<View<'a, R>> {
+        self.view().at_shape(shape, room)
     }
 
     fn reindexed(&self, op: &ViewOp) -> Result<Self> {
-        match op.layout(&self.layout)? {
-            Some(layout) => Ok(self.with_layout(layout)),
+        match op.layout(&self.0.layout)? {
+            Some(layout) => Ok(self.part(self.0.rt.clone(), layout)),
             None => self.copy()?.reindexed(op),
         }
     }
@@ -134,11 +162,11 @@ impl<R: Runtime> Apply for Tensor<R> {
     type Runtime = R;
 
     fn runtime(&self) -> &R {
-        &self.rt
+        &self.0.rt
     }
 
     fn spec(&self) -> Spec {
-        Spec { shape: *self.shape(), dtype: self.dtype }
+        Spec { shape: *self.shape(), dtype: self.0.dtype }
     }
 
     fn constant(value: Tensor<R>) -> Self {
@@ -150,16 +178,28 @@ impl<R: Runtime> Apply for Tensor<R> {
     }
 
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
+        Self::compute(&op, ins)
+    }
+}
+
+impl<R: Runtime> Tensor<R> {
+    /// [`apply`](Apply::apply), for whoever keeps the op.
+    pub fn compute(op: &Op, ins: &[&Self]) -> Result<Outs<Self>> {
         same_device(op.name(), ins)?;
-        if let Op::View(view) = &op {
+        if let Op::View(view) = op {
             return Ok(smallvec::smallvec![ins[0].reindexed(view)?]);
         }
+        if let Op::Pointwise(op) = op
+            && let Some(outs) = op.compute_alike(ins)?
+        {
+            return Ok(outs);
+        }
         let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
-        let rt = &ins[0].rt.tagged(Use::Activations);
+        let rt = &ins[0].0.rt.tagged(Use::Activations);
         let mut outs: smallvec::SmallVec<[TensorMut<R>; 2]> =
             op.infer(&specs)?.iter().map(|s| TensorMut::alloc(rt, s.shape, s.dtype)).collect::<Result<_>>()?;
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
-        if let Op::Fused(fused) = &op {
+        if let Op::Fused(fused) = op {
             if fused.try_kernel(ins, &mut to)? == Support::Decompose {
                 return fused.decompose(ins);
             }
@@ -173,7 +213,7 @@ impl<R: Runtime> Apply for Tensor<R> {
 
 fn same_device<R: Runtime>(op: &'static str, ins: &[&Tensor<R>]) -> Result<()> {
     let first = ins[0].device();
-    if ins.iter().all(|t| t.device() == first) {
+    if ins[1..].iter().all(|t| t.device() == first) {
         return Ok(());
     }
     Err(ErrorKind::Device { op, devices: ins.iter().map(|t| t.device()).collect() }.into())

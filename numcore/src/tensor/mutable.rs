@@ -10,10 +10,8 @@ use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, S
 /// It knows whether it has been written: the first to [`accumulate`](TensorMut::accumulate) overwrites, later ones add, so
 /// that accumulating contributions needs no code anywhere else.
 pub struct TensorMut<R: Runtime> {
-    rt: R,
-    buffer: Arc<R::Buffer>,
-    pub(super) layout: Layout,
-    dtype: DType,
+    /// The memory, which nobody reads as a value meanwhile.
+    pub(super) memory: Tensor<R>,
     pub(super) written: bool,
     pub(super) lent: Option<Lent>,
 }
@@ -32,20 +30,22 @@ pub(crate) enum Lent {
 impl<R: Runtime> TensorMut<R> {
     /// Fresh row-major memory with arbitrary contents.
     pub fn alloc(rt: &R, shape: Shape, dtype: DType) -> Result<Self> {
-        let bytes = shape.numel() * dtype.size();
-        Ok(TensorMut {
-            rt: rt.clone(),
-            buffer: Arc::new(rt.alloc(bytes)?),
-            layout: Layout::contiguous(shape),
-            dtype,
-            written: false,
-            lent: None,
-        })
+        Self::alloc_on(rt.clone(), shape, dtype)
     }
 
     /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
     pub fn alloc_for(rt: &R, use_: Use, shape: Shape, dtype: DType) -> Result<Self> {
-        Ok(TensorMut { rt: rt.clone(), ..Self::alloc(&rt.tagged(use_), shape, dtype)? })
+        let buffer = rt.tagged(use_).alloc(shape.numel() * dtype.size())?;
+        Ok(Self::of(Tensor::own(rt.clone(), buffer, shape, dtype)))
+    }
+
+    pub(crate) fn alloc_on(rt: R, shape: Shape, dtype: DType) -> Result<Self> {
+        let buffer = rt.alloc(shape.numel() * dtype.size())?;
+        Ok(Self::of(Tensor::own(rt, buffer, shape, dtype)))
+    }
+
+    fn of(memory: Tensor<R>) -> Self {
+        TensorMut { memory, written: false, lent: None }
     }
 
     /// Fresh memory filled with zeros.
@@ -57,17 +57,17 @@ impl<R: Runtime> TensorMut<R> {
 
     /// Its sizes.
     pub fn shape(&self) -> &Shape {
-        self.layout.shape()
+        self.memory.shape()
     }
 
     /// Its element type.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.memory.dtype()
     }
 
     /// Its runtime.
     pub fn runtime(&self) -> &R {
-        &self.rt
+        self.memory.runtime()
     }
 
     /// Whether anything was written since it was made, lent or [`reset`](TensorMut::reset).
@@ -83,7 +83,7 @@ impl<R: Runtime> TensorMut<R> {
     /// Fills it with zeros.
     pub fn zero(&mut self) -> Result<()> {
         self.written = true;
-        ops::fill_zero(&self.rt.clone(), Out { view: self.view_mut(), how: Accumulate::Overwrite })
+        ops::fill_zero(self.runtime(), Out { view: self.window(), how: Accumulate::Overwrite })
     }
 
     /// Writes what `op` computes: overwriting if it is the first writer, adding otherwise.
@@ -96,7 +96,7 @@ impl<R: Runtime> TensorMut<R> {
     /// When the view covers only a part and nothing was written yet, the rest is zeroed first. A view that strides cannot
     /// express is an error.
     pub fn accumulate_view(&mut self, views: &[ops::ViewOp], op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
-        let mut layout = self.layout;
+        let mut layout = *self.memory.layout();
         for v in views {
             layout = v.layout(&layout)?.filter(|l| !l.overlaps_itself()).ok_or_else(|| {
                 Error::shape(
@@ -106,11 +106,11 @@ impl<R: Runtime> TensorMut<R> {
                 )
             })?;
         }
-        if layout.numel() != self.layout.numel() && !self.written {
+        if layout.numel() != self.shape().numel() && !self.written {
             self.zero()?;
         }
         let mut out = self.out();
-        out.view.layout = layout;
+        out.view.layout = &layout;
         ops::Rule::run(op, ins, &mut [out])
     }
 
@@ -123,37 +123,42 @@ impl<R: Runtime> TensorMut<R> {
             };
             return Err(ErrorKind::Lent { op: "freeze", what }.into());
         }
-        Ok(Tensor::from_parts(self.rt, self.buffer, self.layout, self.dtype))
+        Ok(self.memory)
     }
 
-    pub(crate) fn written(rt: R, buffer: Arc<R::Buffer>, layout: Layout, dtype: DType) -> Self {
-        TensorMut { rt, buffer, layout, dtype, written: true, lent: None }
+    pub(crate) fn written(memory: Tensor<R>) -> Self {
+        TensorMut { memory, written: true, lent: None }
     }
 
-    pub(crate) fn lend(rt: R, buffer: Arc<R::Buffer>, layout: Layout, dtype: DType, written: bool, lent: Lent) -> Self {
-        TensorMut { rt, buffer, layout, dtype, written, lent: Some(lent) }
+    pub(crate) fn lend(memory: Tensor<R>, written: bool, lent: Lent) -> Self {
+        TensorMut { memory, written, lent: Some(lent) }
     }
 
     /// Another part of the same memory.
     pub(super) fn part(&self, layout: Layout, lent: Option<Lent>) -> Self {
-        let (rt, buffer) = (self.rt.clone(), self.buffer.clone());
-        TensorMut { rt, buffer, layout, dtype: self.dtype, written: self.written, lent }
+        TensorMut { memory: self.memory.part(self.runtime().clone(), layout), written: self.written, lent }
     }
 
     pub(crate) fn lent(&self) -> Option<&Lent> {
         self.lent.as_ref()
     }
 
-    pub(crate) fn buffer(&self) -> &Arc<R::Buffer> {
-        &self.buffer
+    /// Whether it is a part of `memory`.
+    pub(crate) fn is_of(&self, memory: &Tensor<R>) -> bool {
+        self.memory.shares_memory_with(memory)
     }
 
     pub(crate) fn view(&self) -> View<'_, R> {
-        View { buffer: &self.buffer, layout: self.layout, dtype: self.dtype }
+        self.memory.view()
     }
 
     pub(crate) fn view_mut(&mut self) -> ViewMut<'_, R> {
-        ViewMut { buffer: &self.buffer, layout: self.layout, dtype: self.dtype }
+        self.window()
+    }
+
+    fn window(&self) -> ViewMut<'_, R> {
+        let View { buffer, layout, dtype } = self.memory.view();
+        ViewMut { buffer, layout, dtype }
     }
 
     /// As [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it.

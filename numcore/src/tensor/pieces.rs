@@ -16,13 +16,14 @@ pub(crate) struct Cut {
 impl<R: Runtime> TensorMut<R> {
     /// Cuts row-major memory into consecutive rows of `lens` elements, which must add up to all of it.
     pub fn split(self, lens: &[usize]) -> Result<Vec<TensorMut<R>>> {
-        let numel = self.layout.numel();
-        if !self.layout.is_contiguous() || lens.iter().sum::<usize>() != numel {
+        let layout = *self.memory.layout();
+        let numel = layout.numel();
+        if !layout.is_contiguous() || lens.iter().sum::<usize>() != numel {
             let why = format!("row-major memory of {numel} elements cannot be cut into {lens:?}");
             return Err(Error::shape("split", &[*self.shape()], why));
         }
-        let cut = Arc::new(Cut { layout: self.layout, lent: self.lent.clone(), pieces: lens.len() });
-        let mut start = self.layout.offset();
+        let cut = Arc::new(Cut { layout, lent: self.lent.clone(), pieces: lens.len() });
+        let mut start = layout.offset();
         let piece = |(at, &len): (usize, &usize)| {
             let layout = Layout::contiguous(Shape::new(&[len])?).at(start);
             start += len;

@@ -104,10 +104,12 @@ pub(crate) struct Bits {
 
 impl Kernel {
     /// This kernel with the immediates of a launch.
+    #[inline]
     pub(crate) fn with(&self, program: &Program, scalars: &[Scalar], simd: Simd) -> Common<'_> {
         Common { kernel: self, values: self.values(program, scalars), simd }
     }
 
+    #[inline]
     fn values(&self, program: &Program, scalars: &[Scalar]) -> SmallVec<[Bits; 8]> {
         if self.immediates.is_empty() {
             return SmallVec::new();

@@ -8,6 +8,7 @@ mod kernel;
 mod lower;
 mod plan;
 mod random;
+mod recent;
 mod registers;
 mod scratch;
 mod stage;
@@ -41,26 +42,25 @@ pub(crate) fn run(
     outs: &mut [Out<'_, Cpu>],
 ) -> Result<()> {
     let Some(first) = outs.first() else { return Ok(()) };
-    let shape = *first.view.layout().shape();
+    let shape = first.view.layout().shape();
     let n = shape.numel();
     if n == 0 {
         return Ok(());
     }
     let engine = &*cpu.queue.engine;
-    let kernel = engine.kernels.get(program, &form(ins, outs), engine.simd)?;
-    let common = kernel.with(program, scalars, engine.simd);
-    // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else sees
-    // them.
-    unsafe {
-        match dense(ins, outs).filter(|_| !kernel.positional) {
-            Some(bases) => common.run_dense(engine, &bases, n),
-            None => {
-                let plan = Plan::rows(&shape, moving(&kernel, &shape, operands(ins, outs)));
-                Launch::new(common, plan).run(engine);
+    recent::with_kernel(engine, program, ins, outs, |kernel| {
+        let common = kernel.with(program, scalars, engine.simd);
+        // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else
+        // sees them.
+        unsafe {
+            let mut bases = Bases::new();
+            if !kernel.positional && dense(ins, outs, &mut bases) {
+                return common.run_dense(engine, &bases, n);
             }
+            let plan = Plan::rows(shape, moving(kernel, shape, operands(ins, outs)));
+            Launch::new(common, plan).run(engine);
         }
-    }
-    Ok(())
+    })
 }
 
 /// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
@@ -96,9 +96,8 @@ fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
 /// Addresses and element sizes of operands.
 type Bases = SmallVec<[(Base<u8>, usize); 8]>;
 
-/// Those of a launch, if each lies in one run.
-fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<Bases> {
-    let mut bases = Bases::new();
+/// Those of a launch go to `bases`, if each lies in one run: whether it does.
+fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> bool {
     let mut push = |buffer: &Buffer, layout: &Layout, dtype: DType| {
         let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());
         bases.push((Base::new(at), dtype.size()));
@@ -108,8 +107,7 @@ fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<Bases> {
         Operand::View(v) => push(v.buffer(), v.layout(), v.dtype()),
         Operand::Own(k) => push(outs[*k].view.buffer(), outs[*k].view.layout(), outs[*k].view.dtype()),
     });
-    let all = inputs && outs.iter().all(|o| push(o.view.buffer(), o.view.layout(), o.view.dtype()));
-    all.then_some(bases)
+    inputs && outs.iter().all(|o| push(o.view.buffer(), o.view.layout(), o.view.dtype()))
 }
 
 /// Inputs, then outputs.

@@ -68,9 +68,11 @@ pub(super) fn with_blocks(
 ) {
     let kernel = launch.kernel;
     let own = (kernel.slots.registers + kernel.slots.immediates) as usize;
-    let mut slots: SmallVec<[*mut u8; 24]> = SmallVec::from_elem(std::ptr::dangling_mut(), kernel.slots.count());
+    // Filled where it is: it is not moved, which costs as much as a launch over a few elements does elsewhere.
+    let mut blocks = Blocks { slots: SmallVec::new(), staged: std::ptr::dangling_mut(), stride: 0 };
+    blocks.slots.resize(kernel.slots.count(), std::ptr::dangling_mut());
     if own + staged == 0 {
-        return body(&mut Blocks { slots, staged: std::ptr::dangling_mut(), stride: 0 });
+        return body(&mut blocks);
     }
     LINES.with_borrow_mut(|lines| {
         // One line more, so that blocks do not compete for the same sets of the cache.
@@ -80,12 +82,13 @@ pub(super) fn with_blocks(
             lines.resize(need, Line([0; 64]));
         }
         let start = lines.as_mut_ptr().cast::<u8>();
-        slots.iter_mut().take(own).enumerate().for_each(|(i, s)| *s = start.wrapping_add(i * stride));
+        blocks.slots.iter_mut().take(own).enumerate().for_each(|(i, s)| *s = start.wrapping_add(i * stride));
         for (i, value) in launch.values.iter().enumerate() {
-            let to = slots[kernel.slots.number(Slot::Immediate(i as u16)) as usize];
+            let to = blocks.slots[kernel.slots.number(Slot::Immediate(i as u16)) as usize];
             // SAFETY: a block of this thread's scratch memory.
             unsafe { stage::splat(launch.simd, to, value, block) };
         }
-        body(&mut Blocks { slots, staged: start.wrapping_add(own * stride), stride });
+        (blocks.staged, blocks.stride) = (start.wrapping_add(own * stride), stride);
+        body(&mut blocks);
     });
 }
