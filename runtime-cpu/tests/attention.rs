@@ -58,10 +58,10 @@ fn all(ins: &Ins, causal: bool, masked: bool, apply: impl Fn(FusedOp, &[&T]) -> 
     let op = Attention { causal, scale: 0.3, masked };
     let mut given = vec![&ins.q, &ins.k, &ins.v];
     given.extend(masked.then_some(&ins.mask));
-    let mut outs = apply(op.clone().into(), &given);
+    let mut outs = apply(FusedOp::Attention(op.clone()), &given);
     let mut saved = vec![&ins.g, &outs[0], &outs[1]];
     saved.extend(given);
-    let grads = apply(AttentionGrad(op).into(), &saved);
+    let grads = apply(FusedOp::AttentionGrad(AttentionGrad(op)), &saved);
     outs.extend(grads);
     outs
 }

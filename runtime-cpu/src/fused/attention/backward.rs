@@ -13,6 +13,8 @@ use crate::{math::Math, simd::leveled};
 
 /// Queries of one block: sums of so many steps for the gradients of keys and values.
 const QUERIES: usize = 128;
+/// Tasks of a call that has fewer key heads, about: as many gradients of its queries there may be.
+const TASKS: usize = 16;
 
 /// Matrices of one query head and its key head, and the head's logsumexps.
 struct Head<'a, T> {
@@ -36,7 +38,7 @@ pub(in super::super) fn backward<T: Float>(call: &Call<'_>, op: &Attention) -> R
     let p = Problem::new(op, [q, k, v], call.ins.get(6))?;
     let key_heads = k.layout.dims()[1];
     let owners = q.layout.dims()[0] * key_heads;
-    let size = share(p.keys, owners, 2 * KEYS);
+    let size = share(p.keys, (owners, TASKS), 2 * KEYS);
     let shares = p.keys.div_ceil(size).max(1);
     let numbers = owners * p.group * p.queries * p.depth;
     let others = call.cpu.scratch((shares - 1) * numbers * size_of::<T>())?;
@@ -45,6 +47,13 @@ pub(in super::super) fn backward<T: Float>(call: &Call<'_>, op: &Attention) -> R
         // The first keys are seen by most queries: they go first.
         let (owner, share) = (task % owners, task / owners);
         let (b, kv) = (owner / key_heads, owner % key_heads);
+        let mine = share * size..p.keys.min((share + 1) * size);
+        let [dk, dv] = [1, 2].map(|i| head(&call.outs[i], b, kv));
+        // SAFETY: gradients of keys and values that are this task's alone.
+        unsafe {
+            zero(dk, mine.clone(), p.depth);
+            zero(dv, mine.clone(), p.value_depth);
+        }
         let heads = (kv * p.group..(kv + 1) * p.group).map(|h| {
             let first = (b * p.heads + h) * p.queries;
             let dq = match share {
@@ -56,12 +65,11 @@ pub(in super::super) fn backward<T: Float>(call: &Call<'_>, op: &Attention) -> R
             };
             let [g, o, q] = [g, o, q].map(|x| read(head(x, b, h)));
             let [k, v] = [k, v].map(|x| read(head(x, b, kv)));
-            let [dk, dv] = [1, 2].map(|i| head(&call.outs[i], b, kv));
             // SAFETY: the logsumexps of this head.
             let lse = unsafe { call.input::<T>(2).slice(first as isize, p.queries) };
             Head { at: (b, h), g, o, lse, q, k, v, dq, dk, dv }
         });
-        keys(call, &p, heads, share * size..p.keys.min((share + 1) * size))
+        keys(call, &p, heads, mine)
     })?;
     add_up(call, (shares - 1, others), numbers);
     Ok(Support::Done)
@@ -123,15 +131,9 @@ fn keys<'a, T: Float>(
         Scratch::new(call.cpu, std::array::from_fn::<_, 8, _>(|i| if i < 5 { packed[i] } else { rest[i - 5] }))?;
     let [kt, vt, k, gp, qp, s, ds, dots] = scratch.parts();
     for (h, dots) in heads.clone().zip(dots.chunks_mut(p.queries.max(1))) {
-        // SAFETY: gradients that are this task's alone, and rows of the upstream gradient and of the output.
-        unsafe {
-            zero(h.dq, 0..p.queries, p.depth);
-            zero(h.dk, mine.clone(), p.depth);
-            zero(h.dv, mine.clone(), p.value_depth);
-            for (i, dot) in dots.iter_mut().enumerate().take(p.queries) {
-                *dot = lanes::sum2(row(h.g, i, p.value_depth), row(h.o, i, p.value_depth), |g, o| g * o);
-            }
-        }
+        // SAFETY: a gradient that is this task's alone.
+        unsafe { zero(h.dq, 0..p.queries, p.depth) };
+        dot_rows(simd, h.g, h.o, p.value_depth, &mut dots[..p.queries]);
     }
     for keys in parts(mine, KEYS) {
         let Some(any) = heads.clone().next() else { break };
@@ -216,20 +218,29 @@ leveled! {
     /// no key. `seen` goes up to the most that a query of the block sees.
     fn score_grads<T: (Float)>(s: &mut [T], ds: &mut [T], lse: &[T], dots: &[T], seen: Seen) {
         for (i, (&lse, &dot)) in lse.iter().zip(dots).enumerate() {
-            let (most, seen) = (seen.last, (seen.first + i).min(seen.last));
-            let end = most.max(seen.next_multiple_of(lanes::LANES));
-            let (s, ds) = (&mut s[i * LINE..][..end], &mut ds[i * LINE..][..end]);
-            s[seen..].fill(T::from_f64(f64::NEG_INFINITY));
-            ds[seen..].fill(T::default());
+            let (here, most) = (seen.of(i), seen.last);
+            let end = here.next_multiple_of(lanes::LANES);
+            let (s, ds) = (&mut s[i * LINE..][..KEYS], &mut ds[i * LINE..][..KEYS]);
+            if here < end.max(most) {
+                s[here..end].fill(T::from_f64(f64::NEG_INFINITY));
+                s[end.min(most)..most].fill(T::default());
+                ds[here..end.max(most)].fill(T::default());
+            }
             // A query that saw nothing has no finite logsumexp, and no weight.
             let none = lse == T::from_f64(f64::NEG_INFINITY);
             let (unit, base) = if none { (T::default(), T::default()) } else { (one(), lse * T::LOG2E) };
-            let end = seen.next_multiple_of(lanes::LANES);
             for (s, d) in s[..end].iter_mut().zip(&mut ds[..end]) {
                 *s = Math::exp2_flushed(*s - base) * unit;
                 *d = *s * (*d - dot);
             }
-            s[end.min(most)..].fill(T::default());
+        }
+    }
+
+    /// The products of each query's upstream gradient with its output.
+    fn dot_rows<T: (Float)>(g: Matrix<*const T>, o: Matrix<*const T>, width: usize, dots: &mut [T]) {
+        for (i, dot) in dots.iter_mut().enumerate() {
+            // SAFETY: rows of operands that `numcore` checked, one for each query.
+            *dot = unsafe { lanes::sum2(row(g, i, width), row(o, i, width), |g, o| g * o) };
         }
     }
 }

@@ -9,6 +9,8 @@ use crate::{math::Math, simd::leveled};
 
 /// Queries of one task, at least: they share what is packed.
 const QUERIES: usize = 256;
+/// Tasks of a call that has fewer heads, about.
+const TASKS: usize = 32;
 
 /// Matrices of one query head and its key head.
 struct Head<T> {
@@ -23,7 +25,7 @@ pub(in super::super) fn forward<T: Float>(call: &Call<'_>, op: &Attention) -> Re
     let [q, k, v] = [0, 1, 2].map(|i| &call.ins[i]);
     let p = Problem::new(op, [q, k, v], call.ins.get(3))?;
     let heads = q.layout.dims()[0] * p.heads;
-    let size = share(p.queries, heads, QUERIES);
+    let size = share(p.queries, (heads, TASKS), QUERIES);
     let groups = p.queries.div_ceil(size);
     run(call, heads * groups, |task| {
         // The last queries see most keys: they go first.
@@ -80,22 +82,29 @@ leveled! {
     /// Turns scores into weights relative to the largest score so far, and rescales what was gathered before.
     fn weights<T: (Float)>(s: &mut [T], o: &mut [T], top: &mut [T], sum: &mut [T], seen: Seen) {
         let width = o.len() / top.len();
-        for (i, (top, sum)) in top.iter_mut().zip(sum).enumerate() {
+        let mut before = [T::default(); STEP];
+        // Rows do not depend on each other: their largest scores are found side by side, and so are their weights.
+        for (i, top) in top.iter_mut().enumerate() {
+            let here = seen.of(i);
+            let row = &mut s[i * LINE..][..here.next_multiple_of(lanes::LANES)];
+            row[here..].fill(T::from_f64(f64::NEG_INFINITY));
+            before[i] = *top;
+            *top = lanes::greatest(*top, row);
+        }
+        for (i, (&top, sum)) in top.iter().zip(sum).enumerate() {
             let row = &mut s[i * LINE..][..KEYS];
-            let seen_here = (seen.first + i).min(seen.last);
-            let end = seen_here.next_multiple_of(lanes::LANES);
-            row[seen_here..end].fill(T::from_f64(f64::NEG_INFINITY));
-            let new = lanes::greatest(*top, &row[..end]);
-            let base = finite(new);
+            let end = seen.of(i).next_multiple_of(lanes::LANES);
+            let base = finite(top);
             let gathered = lanes::update_sum(&mut row[..end], |x| Math::exp2_flushed(x - base));
-            row[end.min(seen.last)..seen.last].fill(T::default());
-            if *top != new {
-                let before = Math::exp2_flushed(*top - base);
+            if end < seen.last {
+                row[end..seen.last].fill(T::default());
+            }
+            if before[i] != top {
+                let factor = Math::exp2_flushed(before[i] - base);
                 for x in &mut o[i * width..(i + 1) * width] {
-                    *x = *x * before;
+                    *x = *x * factor;
                 }
-                *sum = *sum * before;
-                *top = new;
+                *sum = *sum * factor;
             }
             *sum = *sum + gathered;
         }

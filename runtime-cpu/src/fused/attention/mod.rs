@@ -31,9 +31,6 @@ const KEYS: usize = 256;
 const LINE: usize = KEYS + 16;
 /// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in the first cache.
 const STEP: usize = 24;
-/// Tasks a call is cut into, about, if it has fewer heads.
-const TASKS: usize = 32;
-
 /// Sizes and options of a call.
 struct Problem {
     heads: usize,
@@ -132,6 +129,14 @@ struct Seen {
     last: usize,
 }
 
+impl Seen {
+    /// How many keys the query that comes so many after the first sees.
+    #[inline(always)]
+    fn of(self, i: usize) -> usize {
+        (self.first + i).min(self.last)
+    }
+}
+
 /// Consecutive pieces of `0..len`, of `size` each.
 fn pieces(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     parts(0..len, size)
@@ -142,9 +147,9 @@ fn parts(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>>
     range.clone().step_by(size).map(move |from| from..range.end.min(from + size))
 }
 
-/// How many positions a task takes if each of `heads` heads may be cut: a multiple of `least`.
-fn share(len: usize, heads: usize, least: usize) -> usize {
-    len.div_ceil(TASKS.div_ceil(heads.max(1))).next_multiple_of(least).max(least)
+/// How many of `len` positions of a head a task takes, if a call of so many heads is to have about so many tasks: a multiple of `least`.
+fn share(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize {
+    len.div_ceil(tasks.div_ceil(heads.max(1))).next_multiple_of(least).max(least)
 }
 
 /// Memory of one task, in parts that begin at cache lines.
