@@ -3,7 +3,7 @@
 use super::Float;
 
 /// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
-const LANES: usize = 64;
+pub(super) const LANES: usize = 64;
 
 /// Combines `f(x[i])`, starting every lane from `start`.
 #[inline(always)]
@@ -63,6 +63,33 @@ pub(super) fn max<T: Float>(x: &[T]) -> T {
 #[expect(clippy::eq_op, reason = "only NaN differs from itself")]
 pub(super) fn larger<T: Float>(a: T, b: T) -> T {
     if a >= b || a != a { a } else { b }
+}
+
+/// `y[i] = f(y[i])`, and their sum, for a length that is a multiple of [`LANES`].
+#[inline(always)]
+pub(super) fn update_sum<T: Float>(y: &mut [T], f: impl Fn(T) -> T) -> T {
+    let mut lanes = [T::default(); LANES];
+    for c in y.chunks_exact_mut(LANES) {
+        for l in 0..LANES {
+            c[l] = f(c[l]);
+            lanes[l] = lanes[l] + c[l];
+        }
+    }
+    tree(lanes, |a, b| a + b)
+}
+
+/// The largest of `x` and `start`, for a length that is a multiple of [`LANES`]; NaN is passed over, which is one instruction instead of
+/// four.
+#[inline(always)]
+pub(super) fn greatest<T: Float>(start: T, x: &[T]) -> T {
+    let greater = |a: T, b: T| if a > b { a } else { b };
+    let mut lanes = [start; LANES];
+    for c in x.chunks_exact(LANES) {
+        for l in 0..LANES {
+            lanes[l] = greater(c[l], lanes[l]);
+        }
+    }
+    tree(lanes, greater)
 }
 
 #[inline(always)]

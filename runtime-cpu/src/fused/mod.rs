@@ -4,7 +4,6 @@
 //! primitive. Tasks are groups of rows cut by the sizes alone.
 
 mod attention;
-mod attention_grad;
 mod conv;
 mod cross_entropy;
 mod lanes;
@@ -61,9 +60,7 @@ impl Call<'_> {
     fn run<T: Float>(&self, op: &FusedOp) -> Result<Support> {
         match op {
             FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<T>(self, op),
-            FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => {
-                attention_grad::backward::<T>(self, &op.0)
-            }
+            FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention::backward::<T>(self, &op.0),
             _ if !self.ins.iter().all(|x| x.layout.is_contiguous()) => Ok(Support::Decompose),
             FusedOp::Softmax(op) => Ok(softmax::forward::<T>(self, op.log)),
             FusedOp::SoftmaxGrad(op) => Ok(softmax::backward::<T>(self, op.log)),

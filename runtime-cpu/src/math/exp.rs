@@ -156,6 +156,13 @@ pub fn exp2_normal<T: Exp>(x: T) -> T {
     exp2_reduced(x - (t - shift)) * t.power()
 }
 
+/// `2ˣ`; 0 where that is no normal number. `x` is no larger than where it overflows.
+#[inline(always)]
+pub fn exp2_flushed<T: Exp>(x: T) -> T {
+    let y = exp2_normal(x);
+    if x < T::ONE - T::BIAS { T::ZERO } else { y }
+}
+
 #[inline(always)]
 fn exp2_reduced<T: Exp>(r: T) -> T {
     r.mul_add(T::exp2_slope(r), T::ONE)

@@ -49,6 +49,11 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn exp(self) -> Self {
         exp::exp(self)
     }
+    /// 2ˣ for `x` below the exponent's bias; 0 where that is no normal number.
+    #[inline(always)]
+    fn exp2_flushed(self) -> Self {
+        exp::exp2_flushed(self)
+    }
     /// eˣ − 1, accurate near 0.
     #[inline(always)]
     fn expm1(self) -> Self {

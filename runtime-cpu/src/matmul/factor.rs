@@ -14,7 +14,7 @@ macro_rules! parts {
     ($($pointer:ty),*) => {$(
         impl<T> Matrix<$pointer> {
             /// The part that begins there.
-            pub(super) fn part(self, i: usize, j: usize) -> Self {
+            pub(crate) fn part(self, i: usize, j: usize) -> Self {
                 Matrix { at: self.at.wrapping_offset(i as isize * self.row + j as isize * self.column), ..self }
             }
         }
@@ -24,7 +24,7 @@ parts!(*const T, *mut T);
 
 impl<T> Matrix<T> {
     /// Rows as columns.
-    pub(super) fn turned(self) -> Self {
+    pub(crate) fn turned(self) -> Self {
         Matrix { row: self.column, column: self.row, ..self }
     }
 }
@@ -34,6 +34,8 @@ impl<T> Matrix<T> {
 pub(crate) enum Left<'a, T> {
     /// A matrix.
     Strided(Matrix<*const T>),
+    /// A matrix whose columns' numbers are neighbours, read where it is; for blocks that lie in cache. There are whole strips of its rows.
+    Turned(Matrix<*const T>),
     /// Its number `(i, k)` lies `rows[i] + steps[k]` numbers from `at`: windows of an image, read where they are.
     Gathered { at: *const T, rows: &'a [usize], steps: &'a [usize] },
 }
@@ -43,6 +45,7 @@ impl<T> Left<'_, T> {
     pub(super) fn part(self, i: usize, k: usize) -> Self {
         match self {
             Left::Strided(a) => Left::Strided(a.part(i, k)),
+            Left::Turned(a) => Left::Turned(a.part(i, k)),
             Left::Gathered { at, rows, steps } => Left::Gathered { at, rows: &rows[i..], steps: &steps[k..] },
         }
     }
@@ -62,6 +65,10 @@ pub(super) struct Lines<T, const ROWS: usize>(pub [*const T; ROWS]);
 #[derive(Clone, Copy)]
 pub(super) struct LaidOut<T, const ROWS: usize>(pub *const T);
 
+/// The same, with a distance from one step to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Columns<T, const ROWS: usize>(pub *const T, pub isize);
+
 /// The same distances in every row.
 #[derive(Clone, Copy)]
 pub(super) struct Windows<'a, T, const ROWS: usize>(pub [*const T; ROWS], pub &'a [usize]);
@@ -77,6 +84,13 @@ impl<T: Copy, const ROWS: usize> Strip<T> for LaidOut<T, ROWS> {
     #[inline(always)]
     fn at(&self, i: usize, k: usize) -> *const T {
         self.0.wrapping_add(k * ROWS + i)
+    }
+}
+
+impl<T: Copy, const ROWS: usize> Strip<T> for Columns<T, ROWS> {
+    #[inline(always)]
+    fn at(&self, i: usize, k: usize) -> *const T {
+        self.0.wrapping_offset(k as isize * self.1).wrapping_add(i)
     }
 }
 

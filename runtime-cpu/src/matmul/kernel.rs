@@ -1,7 +1,7 @@
 //! The innermost loops: strips of rows against panels of columns, the sums of a tile in registers from the first step to the last.
 
 use super::{
-    factor::{LaidOut, Left, Lines, Matrix, Strip, Windows, lay_out},
+    factor::{Columns, LaidOut, Left, Lines, Matrix, Strip, Windows, lay_out},
     prefetch,
     register::{Register, Registers},
 };
@@ -26,11 +26,28 @@ pub(super) struct Block<'a, T> {
     pub depth: usize,
     pub columns: usize,
     pub a: Left<'a, T>,
-    /// `b` in panels ([`super::pack`]).
-    pub b: *const T,
+    pub b: Panels<T>,
     pub out: Matrix<*mut T>,
     pub scale: T,
     pub add: bool,
+}
+
+/// A right operand as [`super::pack`] packs it, of whose steps a block uses some.
+#[derive(Clone, Copy)]
+pub(super) struct Panels<T> {
+    pub at: *const T,
+    /// Steps of a packed panel.
+    pub depth: usize,
+    /// The first step that is used.
+    pub from: usize,
+}
+
+impl<T> Panels<T> {
+    /// The panel that begins at column `j` and is so wide.
+    #[inline(always)]
+    fn panel(self, j: usize, width: usize) -> *const T {
+        self.at.wrapping_add(j * self.depth + self.from * width)
+    }
 }
 
 /// How a level cuts a product.
@@ -59,7 +76,9 @@ impl Shape {
     /// Columns of the panel that begins where `left` columns are left: of a full one, or of as many registers as are needed.
     #[inline(always)]
     pub(super) fn panel(self, left: usize) -> usize {
-        left.next_multiple_of(self.lanes).min(self.registers * self.lanes)
+        let (registers, most) = (left.div_ceil(self.lanes), self.registers);
+        // Two of two instead of a full one and one, whose few sums would wait for each other.
+        (if registers == most + 1 && most > 2 { 2 } else { registers.min(most) }) * self.lanes
     }
 
     /// Numbers of the strips that are laid out at once.
@@ -120,6 +139,11 @@ impl<T: Registers> Block<'_, T> {
                         self.panels::<R, ROWS, WIDTH>(i, Lines::<T, ROWS>(lines));
                     }
                 }
+                Left::Turned(a) => {
+                    for i in (0..self.rows).step_by(ROWS) {
+                        self.panels::<R, ROWS, WIDTH>(i, Columns::<T, ROWS>(a.part(i, 0).at, a.column));
+                    }
+                }
                 Left::Gathered { at, rows, steps } => {
                     for i in (0..self.rows).step_by(ROWS) {
                         let lines = std::array::from_fn(|r| at.wrapping_add(rows[last(i, r)]));
@@ -153,7 +177,7 @@ impl<T: Registers> Block<'_, T> {
         while j < self.columns {
             let left = self.columns - j;
             let width = shape.panel(left);
-            let tile = Tile { depth: self.depth, strip, b: self.b.wrapping_add(j * self.depth) };
+            let tile = Tile { depth: self.depth, strip, b: self.b.panel(j, width) };
             let out = self.out.part(i, j);
             let whole = rows == ROWS && left >= width && out.column == 1;
             // SAFETY: the caller's promise: this panel is the block's, and so is this tile of the output, or the one on the stack.

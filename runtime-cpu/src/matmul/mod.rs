@@ -7,6 +7,7 @@ mod cut;
 mod factor;
 mod kernel;
 mod pack;
+mod packed;
 mod prefetch;
 mod product;
 mod register;
@@ -23,6 +24,7 @@ use crate::{
 
 use cut::Cut;
 pub(crate) use factor::{Left, Matrix};
+pub(crate) use packed::Packed;
 pub(crate) use product::{product, product_of};
 pub(crate) use register::Registers;
 

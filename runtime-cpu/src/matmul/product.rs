@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use super::{
     factor::{Left, Matrix},
-    kernel::{self, Block, Shape},
+    kernel::{self, Block, Panels, Shape},
     pack::pack,
     register::Registers,
 };
@@ -83,7 +83,7 @@ pub(crate) unsafe fn product_of<T: Registers>(
                     depth,
                     columns,
                     a: a.part(0, from),
-                    b: packed.as_ptr(),
+                    b: Panels { at: packed.as_ptr(), depth, from: 0 },
                     out: out.part(0, j),
                     scale,
                     add: add || from > 0,

@@ -1,0 +1,123 @@
+//! Outputs and logsumexps.
+
+use std::ops::Range;
+
+use numcore::{Result, Support, fused::Attention};
+
+use super::{super::one, super::softmax::finite, *};
+use crate::{math::Math, simd::leveled};
+
+/// Queries of one task, at least: they share what is packed.
+const QUERIES: usize = 256;
+/// Tasks of a call that has fewer heads, about.
+const TASKS: usize = 32;
+
+/// Matrices of one query head and its key head.
+struct Head<T> {
+    at: (usize, usize),
+    q: Matrix<*const T>,
+    k: Matrix<*const T>,
+    v: Matrix<*const T>,
+    o: Matrix<*mut T>,
+}
+
+pub(in super::super) fn forward<T: Float>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+    let [q, k, v] = [0, 1, 2].map(|i| &call.ins[i]);
+    let p = Problem::new(op, [q, k, v], call.ins.get(3))?;
+    let heads = q.layout.dims()[0] * p.heads;
+    let size = share(p.queries, (heads, TASKS), QUERIES);
+    let groups = p.queries.div_ceil(size);
+    run(call, heads * groups, |task| {
+        // The last queries see most keys: they go first.
+        let (i, group) = (task % heads, groups - 1 - task / heads);
+        let (b, h) = (i / p.heads, i % p.heads);
+        let [q, k, v] = [head(q, b, h), head(k, b, h / p.group), head(v, b, h / p.group)].map(read);
+        let h = Head { at: (b, h), q, k, v, o: head::<T>(&call.outs[0], b, h) };
+        let rows = group * size..p.queries.min((group + 1) * size);
+        // SAFETY: these queries' places of the output, which are this task's alone.
+        let lse = unsafe { call.output::<T>(1).slice_mut((i * p.queries + rows.start) as isize, rows.len()) };
+        queries(call, &p, &h, rows, lse)
+    })?;
+    Ok(Support::Done)
+}
+
+/// These queries against all keys they see.
+fn queries<T: Float>(call: &Call<'_>, p: &Problem, h: &Head<T>, rows: Range<usize>, lse: &mut [T]) -> Result<()> {
+    let simd = call.engine().simd;
+    let packed = [Packed::<T>::room(p.depth, KEYS), Packed::<T>::room(KEYS, p.value_depth)];
+    let mut scratch = Scratch::new(call.cpu, [packed[0], packed[1], STEP * LINE, rows.len(), rows.len()])?;
+    let [keys_packed, values_packed, s, top, sum] = scratch.parts();
+    let [top, sum] = [top, sum].map(|x| &mut x[..rows.len()]);
+    top.fill(T::from_f64(f64::NEG_INFINITY));
+    sum.fill(T::default());
+    // SAFETY: these queries' rows of the output, which is dense and, here, this task's alone.
+    let o = unsafe { std::slice::from_raw_parts_mut(h.o.part(rows.start, 0).at, rows.len() * p.value_depth) };
+    o.fill(T::default());
+    for keys in pieces(p.visible(&rows), KEYS) {
+        let n = keys.len();
+        // SAFETY: these keys of the operands.
+        let (k, v) = unsafe {
+            let k = Packed::new(simd, h.k.part(keys.start, 0).turned(), (p.depth, n), keys_packed);
+            (k, Packed::new(simd, h.v.part(keys.start, 0), (n, p.value_depth), values_packed))
+        };
+        for step in parts(rows.clone(), STEP).filter(|step| p.seen(step.end - 1, &keys) > 0) {
+            // SAFETY: these queries of the operand.
+            unsafe { p.scores(h.at, (&step, h.q), (&keys, k), s) };
+            let at = step.start - rows.start..step.end - rows.start;
+            let seen = Seen { first: p.seen(step.start, &keys), last: p.seen(step.end - 1, &keys) };
+            let o = &mut o[at.start * p.value_depth..at.end * p.value_depth];
+            weights(simd, s, o, &mut top[at.clone()], &mut sum[at], seen);
+            let o = Matrix { at: o.as_mut_ptr(), row: p.value_depth as isize, column: 1 };
+            // SAFETY: weights of these queries, and their rows of the output.
+            unsafe {
+                v.times((step.len(), 0..seen.last, p.value_depth), Left::Strided(read(block(s))), o, one(), true)
+            };
+        }
+    }
+    finish(simd, o, lse, top, sum);
+    Ok(())
+}
+
+leveled! {
+    /// Turns scores into weights relative to the largest score so far, and rescales what was gathered before.
+    fn weights<T: (Float)>(s: &mut [T], o: &mut [T], top: &mut [T], sum: &mut [T], seen: Seen) {
+        let width = o.len() / top.len();
+        let mut before = [T::default(); STEP];
+        // Rows do not depend on each other: their largest scores are found side by side, and so are their weights.
+        for (i, top) in top.iter_mut().enumerate() {
+            let here = seen.of(i);
+            let row = &mut s[i * LINE..][..here.next_multiple_of(lanes::LANES)];
+            row[here..].fill(T::from_f64(f64::NEG_INFINITY));
+            before[i] = *top;
+            *top = lanes::greatest(*top, row);
+        }
+        for (i, (&top, sum)) in top.iter().zip(sum).enumerate() {
+            let row = &mut s[i * LINE..][..KEYS];
+            let end = seen.of(i).next_multiple_of(lanes::LANES);
+            let base = finite(top);
+            let gathered = lanes::update_sum(&mut row[..end], |x| Math::exp2_flushed(x - base));
+            if end < seen.last {
+                row[end..seen.last].fill(T::default());
+            }
+            if before[i] != top {
+                let factor = Math::exp2_flushed(before[i] - base);
+                for x in &mut o[i * width..(i + 1) * width] {
+                    *x = *x * factor;
+                }
+                *sum = *sum * factor;
+            }
+            *sum = *sum + gathered;
+        }
+    }
+
+    fn finish<T: (Float)>(o: &mut [T], lse: &mut [T], top: &[T], sum: &[T]) {
+        let width = o.len() / top.len();
+        for (i, (&top, &sum)) in top.iter().zip(sum).enumerate() {
+            lse[i] = finite(top) * T::LN2 + Math::log(sum);
+            let inverse = if sum == T::default() { T::default() } else { one::<T>() / sum };
+            for x in &mut o[i * width..(i + 1) * width] {
+                *x = *x * inverse;
+            }
+        }
+    }
+}

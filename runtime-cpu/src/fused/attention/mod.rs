@@ -1,0 +1,191 @@
+//! Attention in blocks of queries and keys with an online softmax (Dao, *FlashAttention-2*, 2023): scores exist one block at a time,
+//! so memory is linear in the sequence length.
+//!
+//! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of log 2, so that
+//! weights are powers of two. Where the diagonal of a causal call passes through a block, only what is below it is computed, a step of
+//! rows at a time.
+//!
+//! **Invariant**: tasks, and with them the order of every sum, are cut by the sizes of the call alone.
+
+mod backward;
+mod forward;
+
+use std::ops::Range;
+
+use numcore::{Layout, Result, fused::Attention};
+
+use super::{Call, Float, lanes};
+use crate::{
+    Buffer, Cpu,
+    matmul::{Left, Matrix, Packed},
+    operand::{Base, Operand},
+};
+
+pub(super) use backward::backward;
+pub(super) use forward::forward;
+
+/// Keys of one block: sums of so many steps, and their packed keys and values still leave most of a second cache of 1 MiB.
+const KEYS: usize = 256;
+/// From one row of a block of scores to the next: not a power of two, whose columns would share a few sets of the first cache. As many
+/// numbers follow the last key as a strip has rows at most.
+const LINE: usize = KEYS + 16;
+/// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in the first cache.
+const STEP: usize = 24;
+/// Sizes and options of a call.
+struct Problem {
+    heads: usize,
+    /// Query heads that share one key head.
+    group: usize,
+    queries: usize,
+    keys: usize,
+    depth: usize,
+    value_depth: usize,
+    causal: bool,
+    scale: f64,
+    mask: Option<Operand>,
+}
+
+impl Problem {
+    fn new(op: &Attention, [q, k, v]: [&Operand; 3], mask: Option<&Operand>) -> Result<Problem> {
+        let (q, k, v) = (q.layout.dims(), k.layout.dims(), v.layout.dims());
+        let scores = numcore::Shape::new(&[q[0], q[1], q[2], k[2]])?;
+        let mask = mask.map(|m| Ok::<_, numcore::Error>(Operand { layout: m.layout.broadcast_to(scores)?, ..*m }));
+        Ok(Problem {
+            heads: q[1],
+            group: q[1] / k[1],
+            queries: q[2],
+            keys: k[2],
+            depth: q[3],
+            value_depth: v[3],
+            causal: op.causal,
+            scale: op.scale,
+            mask: mask.transpose()?,
+        })
+    }
+
+    /// How many of these keys a query sees.
+    fn seen(&self, query: usize, keys: &Range<usize>) -> usize {
+        if self.causal { (query + 1).saturating_sub(keys.start).min(keys.len()) } else { keys.len() }
+    }
+
+    /// The keys that any of these queries sees.
+    fn visible(&self, rows: &Range<usize>) -> usize {
+        if rows.is_empty() { 0 } else { self.seen(rows.end - 1, &(0..self.keys)) }
+    }
+
+    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2, [`LINE`] numbers to a row.
+    ///
+    /// # Safety
+    /// The queries lie in their operand, and the block has these keys.
+    unsafe fn scores<T: Float>(
+        &self,
+        (b, h): (usize, usize),
+        (rows, q): (&Range<usize>, Matrix<*const T>),
+        (keys, k): (&Range<usize>, Packed<'_, T>),
+        s: &mut [T],
+    ) {
+        let n = self.seen(rows.end - 1, keys);
+        let unit = if self.mask.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
+        let a = Left::Strided(q.part(rows.start, 0));
+        // SAFETY: the caller's promise; the scores are nobody else's.
+        unsafe { k.times((rows.len(), 0..self.depth, n), a, block(s), T::from_f64(self.scale * unit), false) };
+        let Some(mask) = &self.mask else { return };
+        let along = mask.layout.strides()[3];
+        let values: Base<T> = mask.base();
+        for (row, s) in rows.clone().zip(s.chunks_exact_mut(LINE)) {
+            let first = offset(&mask.layout, [b, h, row, keys.start]);
+            for (j, x) in s[..n].iter_mut().enumerate() {
+                // SAFETY: a position of the mask, which was broadcast to the scores.
+                *x = (*x + unsafe { values.get(first + j as isize * along) }) * T::LOG2E;
+            }
+        }
+    }
+}
+
+fn offset(layout: &Layout, at: [usize; 4]) -> isize {
+    layout.strides().iter().zip(at).map(|(s, i)| s * i as isize).sum()
+}
+
+/// A block of scores as a matrix.
+fn block<T>(s: &mut [T]) -> Matrix<*mut T> {
+    Matrix { at: s.as_mut_ptr(), row: LINE as isize, column: 1 }
+}
+
+/// The matrix of batch `b` and head `h` of an operand `[B, H, T, D]`.
+fn head<T: Float>(x: &Operand, b: usize, h: usize) -> Matrix<*mut T> {
+    let s = x.layout.strides();
+    Matrix { at: x.base::<T>().at(b as isize * s[0] + h as isize * s[1]), row: s[2], column: 1 }
+}
+
+/// The same, to be read.
+fn read<T>(m: Matrix<*mut T>) -> Matrix<*const T> {
+    Matrix { at: m.at.cast_const(), row: m.row, column: m.column }
+}
+
+/// How many keys the first and the last query of a step see; from one to the next it is one more, or none.
+#[derive(Clone, Copy)]
+struct Seen {
+    first: usize,
+    last: usize,
+}
+
+impl Seen {
+    /// How many keys the query that comes so many after the first sees.
+    #[inline(always)]
+    fn of(self, i: usize) -> usize {
+        (self.first + i).min(self.last)
+    }
+}
+
+/// Consecutive pieces of `0..len`, of `size` each.
+fn pieces(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    parts(0..len, size)
+}
+
+/// Consecutive pieces of a range.
+fn parts(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(size).map(move |from| from..range.end.min(from + size))
+}
+
+/// How many of `len` positions of a head a task takes, if a call of so many heads is to have about so many tasks: a multiple of `least`.
+fn share(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize {
+    len.div_ceil(tasks.div_ceil(heads.max(1))).next_multiple_of(least).max(least)
+}
+
+/// Memory of one task, in parts that begin at cache lines.
+struct Scratch<T, const N: usize> {
+    memory: Buffer,
+    sizes: [usize; N],
+    _of: std::marker::PhantomData<T>,
+}
+
+impl<T: Float, const N: usize> Scratch<T, N> {
+    fn new(cpu: &Cpu, sizes: [usize; N]) -> Result<Self> {
+        let sizes = sizes.map(|s| s.next_multiple_of(64 / size_of::<T>()));
+        let memory = cpu.scratch(sizes.iter().sum::<usize>() * size_of::<T>())?;
+        Ok(Scratch { memory, sizes, _of: std::marker::PhantomData })
+    }
+
+    fn parts(&mut self) -> [&mut [T]; N] {
+        let base = Base::<T>::new(self.memory.ptr().cast());
+        let mut from = 0;
+        self.sizes.map(|size| {
+            from += size;
+            // SAFETY: parts of this memory that do not overlap; it is initialised, and borrowed as long as they live.
+            unsafe { base.slice_mut((from - size) as isize, size) }
+        })
+    }
+}
+
+/// Runs tasks that may fail; any of their errors is the call's.
+fn run(call: &Call<'_>, tasks: usize, task: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    let failed = parking_lot::Mutex::new(None);
+    call.engine().ranges(tasks, 1, |part| {
+        for i in part {
+            if let Err(e) = task(i) {
+                *failed.lock() = Some(e);
+            }
+        }
+    });
+    failed.into_inner().map_or(Ok(()), Err)
+}

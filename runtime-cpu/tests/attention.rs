@@ -1,0 +1,107 @@
+//! Attention where it is cut: blocks of keys, groups of queries, shares of keys. Against its decomposition, and the same bits
+//! however it is computed.
+
+mod common;
+
+use common::*;
+use numcore::{
+    DType, Tensor,
+    fused::{Attention, AttentionGrad, FusedOp},
+    ops::{Apply, ViewOps, cat},
+};
+use runtime_cpu::Cpu;
+
+/// Batch, query heads, key heads, queries, keys, depth, depth of values.
+type Sizes = [usize; 7];
+
+const SIZES: [Sizes; 6] = [
+    // One key head of several shares; three blocks of keys each.
+    [1, 1, 1, 1300, 1300, 8, 8],
+    [1, 4, 2, 530, 530, 20, 20],
+    [1, 1, 1, 257, 1100, 5, 3],
+    [1, 2, 1, 1100, 257, 16, 70],
+    [2, 24, 24, 65, 65, 4, 64],
+    [1, 1, 1, 25, 300, 64, 1],
+];
+
+struct Ins {
+    q: T,
+    k: T,
+    v: T,
+    g: T,
+    mask: T,
+}
+
+/// Operands; as parts of one projection, where they have the same sizes, if `parts`.
+fn ins(cpu: &Cpu, dtype: DType, [b, h, kv, t, s, d, e]: Sizes, parts: bool) -> Ins {
+    let make = |shape: [usize; 4], seed| {
+        let [b, h, t, d] = shape;
+        let dense = store(cpu, dtype, &shape, &draw(dtype, b * h * t * d, seed)).0;
+        if !parts {
+            return dense;
+        }
+        let tokens = dense.transpose(1, 2).unwrap().reshape([b, t, h * d]).unwrap();
+        let wide = cat(&[&tokens, &tokens, &tokens], 2).unwrap();
+        wide.narrow(2, h * d, h * d).unwrap().reshape([b, t, h, d]).unwrap().transpose(1, 2).unwrap()
+    };
+    Ins {
+        q: make([b, h, t, d], 1),
+        k: make([b, kv, s, d], 2),
+        v: make([b, kv, s, e], 3),
+        g: make([b, h, t, e], 4),
+        mask: store(cpu, dtype, &[t, s], &draw(dtype, t * s, 5)).0,
+    }
+}
+
+/// Output, logsumexp and the three gradients.
+fn all(ins: &Ins, causal: bool, masked: bool, apply: impl Fn(FusedOp, &[&T]) -> Vec<T>) -> Vec<T> {
+    let op = Attention { causal, scale: 0.3, masked };
+    let mut given = vec![&ins.q, &ins.k, &ins.v];
+    given.extend(masked.then_some(&ins.mask));
+    let mut outs = apply(FusedOp::Attention(op.clone()), &given);
+    let mut saved = vec![&ins.g, &outs[0], &outs[1]];
+    saved.extend(given);
+    let grads = apply(FusedOp::AttentionGrad(AttentionGrad(op)), &saved);
+    outs.extend(grads);
+    outs
+}
+
+fn kernel(op: FusedOp, ins: &[&T]) -> Vec<T> {
+    Tensor::apply(op.into(), ins).unwrap().into_iter().collect()
+}
+
+const KINDS: [(bool, bool); 3] = [(true, false), (false, false), (true, true)];
+
+#[test]
+fn as_its_decomposition() {
+    let cpu = Cpu::with_threads(2);
+    for sizes in SIZES {
+        for (causal, masked) in KINDS {
+            let ins = ins(&cpu, DType::F64, sizes, false);
+            let want = all(&ins, causal, masked, |op, ins| op.decompose(ins).unwrap().into_iter().collect());
+            for (i, (got, want)) in all(&ins, causal, masked, kernel).iter().zip(want).enumerate() {
+                let what = format!("output {i} of {sizes:?}, causal {causal}, masked {masked}");
+                close(got, &want.to_f64s().unwrap(), 1e-11, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_bits_wherever_operands_lie_and_whoever_computes() {
+    for dtype in [DType::F32, DType::F64] {
+        for sizes in SIZES {
+            for (causal, masked) in KINDS {
+                let first = all(&ins(&Cpu::with_threads(1), dtype, sizes, false), causal, masked, kernel);
+                for cpu in runtimes() {
+                    let outs = all(&ins(&cpu, dtype, sizes, true), causal, masked, kernel);
+                    for (i, (a, b)) in outs.iter().zip(&first).enumerate() {
+                        let what =
+                            format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
+                        same_bits(a, b, &what);
+                    }
+                }
+            }
+        }
+    }
+}
