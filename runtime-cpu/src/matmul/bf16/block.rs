@@ -1,9 +1,12 @@
 //! A product on one thread: columns packed for the second cache, then strip after strip of rows against them.
 
-use std::cell::RefCell;
+use std::{
+    arch::x86_64::{_MM_HINT_T1, _mm_prefetch},
+    cell::RefCell,
+};
 
 use super::{
-    Level, STEP, Tile, amx, dot,
+    Level, SIDE, STEP, Tile, amx, dot,
     pack::{self, PAIR},
     store,
 };
@@ -14,10 +17,12 @@ const PACKED: usize = 1 << 20;
 /// Steps of columns packed at once: longer sums wait in memory, in full precision, for the next part.
 const DEEP: usize = 4096;
 /// Steps of a strip that stay in the first cache while columns pass.
-const SHALLOW: usize = 512;
+const SHALLOW: usize = 384;
+/// Bytes of rows that are kept packed while blocks of columns pass.
+const KEPT: usize = 16 << 20;
 
 thread_local! {
-    /// Packed columns, a packed strip, and sums; kept, so that a product allocates nothing.
+    /// Packed columns, packed strips, and sums; kept, so that a product allocates nothing.
     static ROOM: RefCell<[Vec<Tile>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
@@ -54,32 +59,48 @@ struct Block {
     add: bool,
 }
 
+/// What a strip is multiplied with, and where its sums go.
+#[derive(Clone, Copy)]
+struct Task {
+    packed: *const Tile,
+    sums: *mut Tile,
+    rows: usize,
+    depth: usize,
+    columns: usize,
+    /// Sums of the steps before are there.
+    more: bool,
+}
+
 impl Block {
     /// # Safety
     /// As for [`product`], by a thread that has the level's registers.
-    unsafe fn run(&self, [m, k, n]: [usize; 3], [packed, strip, sums]: &mut [Vec<Tile>; 3]) {
-        let tiles = k.min(DEEP).div_ceil(STEP).max(1);
-        let columns = (PACKED / size_of::<Tile>() / 2 / tiles).max(1) * PAIR;
+    unsafe fn run(&self, [m, k, n]: [usize; 3], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
+        let steps = k.min(DEEP).div_ceil(STEP).max(1);
+        let columns = (PACKED / size_of::<Tile>() / 2 / steps).max(1) * PAIR;
         let columns = columns.min(n.next_multiple_of(PAIR));
         let panels = columns / PAIR;
-        let packed = room(packed, panels * tiles * 2);
-        let strip = room(strip, tiles.min(SHALLOW / STEP) * 2);
-        let strips = if k > DEEP { m.div_ceil(PAIR) } else { 1 };
-        let sums = room(sums, strips * panels * 4);
+        // Rows are packed once for all columns, where that is not too much.
+        let kept = n > columns && k <= DEEP && m * k * size_of::<u16>() <= KEPT;
+        let apart = |i: usize, each: usize, apart: bool| if apart { i / PAIR * each } else { 0 };
+        let packed = room(packed, panels * steps * 2);
+        let strips = room(strips, apart(m - 1, steps * 2, kept) + steps * 2);
+        let sums = room(sums, apart(m - 1, panels * 4, k > DEEP) + panels * 4);
         for j in (0..n).step_by(columns) {
             let columns = columns.min(n - j);
             // A sum of nothing is still written.
             for from in (0..k.max(1)).step_by(DEEP) {
                 let depth = DEEP.min(k - from);
-                let last = from + depth == k;
                 // SAFETY: the caller's promise; there is room for what is packed.
                 unsafe {
                     pack::right(self.b.part(from, j), depth, columns, packed);
                     for i in (0..m).step_by(PAIR) {
                         let rows = PAIR.min(m - i);
-                        let sums = sums.add(if strips > 1 { i / PAIR * panels * 4 } else { 0 });
-                        self.strip(self.a.part(i, from), packed, (strip, sums), [rows, depth, columns], from > 0);
-                        if last {
+                        let sums = sums.add(apart(i, panels * 4, k > DEEP));
+                        let strip = strips.add(apart(i, steps * 2, kept));
+                        let source = (!kept || j == 0).then(|| self.a.part(i, from));
+                        let task = Task { packed, sums, rows, depth, columns, more: from > 0 };
+                        self.strip(strip, source, task);
+                        if from + depth == k {
                             store::rows(sums, self.out.part(i, j), rows, columns, self.add);
                         }
                     }
@@ -88,42 +109,56 @@ impl Block {
         }
     }
 
-    /// A strip of rows against all that is packed.
+    /// A strip of rows, packed first if there is a source, against all columns that are packed.
     ///
     /// # Safety
     /// As for [`Block::run`].
-    unsafe fn strip(
-        &self,
-        a: Matrix<*const u16>,
-        packed: *const Tile,
-        (strip, sums): (*mut Tile, *mut Tile),
-        [rows, depth, columns]: [usize; 3],
-        more: bool,
-    ) {
+    unsafe fn strip(&self, strip: *mut Tile, source: Option<Matrix<*const u16>>, task: Task) {
+        let Task { packed, sums, rows, depth, columns, more } = task;
         let multiply = match self.level {
             Level::Amx => amx::multiply,
             Level::Dot => dot::multiply,
         };
         let all = depth.div_ceil(STEP);
+        let panels = columns.div_ceil(PAIR);
         if all == 0 {
-            let tiles = columns.div_ceil(PAIR) * 4;
             // SAFETY: so many sums there are.
-            return unsafe { std::slice::from_raw_parts_mut(sums, tiles).fill(Tile::ZERO) };
+            return unsafe { std::slice::from_raw_parts_mut(sums, panels * 4).fill(Tile::ZERO) };
         }
         for from in (0..depth).step_by(SHALLOW) {
             let depth = SHALLOW.min(depth - from);
             let (steps, first) = (depth.div_ceil(STEP), from / STEP);
+            let strip = strip.wrapping_add(first * 2);
             // SAFETY: the caller's promise.
             unsafe {
-                pack::left(a.part(0, from), rows, depth, strip);
-                for panel in 0..columns.div_ceil(PAIR) {
-                    let tiles = [rows, columns - panel * PAIR].map(|n| if n > PAIR / 2 { 2 } else { 1 });
+                if let Some(a) = source {
+                    pack::left(a.part(0, from), rows, depth, strip);
+                }
+                let packed_next = Matrix { at: strip.add(steps * 2).cast::<u16>().cast_const(), row: STEP as isize, column: 0 };
+                let next = source.map_or(packed_next, |a| if steps + first < all { a.part(0, from + depth) } else { a.part(PAIR, 0) });
+                let lines = steps * STEP;
+                for panel in 0..panels {
+                    for line in lines * panel / panels..lines * (panel + 1) / panels {
+                        prefetch(next, line);
+                    }
+                    let tiles = [rows, columns - panel * PAIR].map(|n| if n > SIDE { 2 } else { 1 });
                     let b = packed.add((panel * all + first) * 2);
                     multiply(strip, b, sums.add(panel * 4), steps, more || from > 0, tiles);
                 }
             }
         }
     }
+}
+
+/// Asks for a line of a strip's next part: it is in the third cache at best, and the processor does not foresee so many rows.
+fn prefetch(next: Matrix<*const u16>, line: usize) {
+    let at = match next.column {
+        0 => next.part(line, 0),
+        1 => next.part(line % PAIR, line / PAIR * STEP),
+        _ => next.part(0, line),
+    };
+    // SAFETY: it reads nothing, wherever it points.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.at.cast()) };
 }
 
 /// At least so many tiles.

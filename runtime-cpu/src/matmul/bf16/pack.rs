@@ -60,6 +60,9 @@ pub(super) unsafe fn right(b: Matrix<*const u16>, depth: usize, columns: usize, 
         if b.row == 1 && whole {
             pairs(|j| b.part(0, j.min(there - 1)).at, to);
         } else if b.column == 1 && whole && there == PAIR {
+            for k in STEP..2 * STEP {
+                _mm_prefetch::<_MM_HINT_T1>(b.part(k, 0).at.cast());
+            }
             paired(|k| b.part(k, 0).at, to);
         } else {
             let square = corner(b, STEP.min(depth - k), there);
