@@ -1,7 +1,7 @@
 //! Matrix products: tiles of the output, spread over threads, each a product on one thread ([`product`]) of operands with any strides.
 //!
 //! The order of every sum is fixed by its length alone, so a product has the same bits however it is cut into tiles.
-//! Halves are widened to `f32`, multiplied there, and rounded once.
+//! Halves are multiplied in `f32` and rounded once: bf16 by the processor's instructions for it (`bf16`), otherwise widened first.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
@@ -97,13 +97,7 @@ impl Product {
 
     /// Calls `tile` with the offsets of output and operands in the batch, the sizes `[m, k, n]` of a tile, and the row and the column it
     /// begins at, for every tile of every product, on any thread.
-    fn tiles(
-        &self,
-        engine: &Engine,
-        cut: Cut,
-        grain: usize,
-        tile: impl Fn([isize; 3], [usize; 3], [usize; 2]) + Sync,
-    ) {
+    fn tiles(&self, engine: &Engine, cut: Cut, grain: usize, tile: impl Fn([isize; 3], [usize; 3], [usize; 2]) + Sync) {
         let grain = if cut.tiles() > 1 { 1 } else { (grain / (self.m * self.n * self.k).max(1)).max(1) };
         engine.ranges(self.batch.len() * cut.tiles(), grain, |part| {
             for task in part {

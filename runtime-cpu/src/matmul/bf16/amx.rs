@@ -66,8 +66,7 @@ impl Drop for Registers {
 }
 
 macro_rules! kernel {
-    ($name:ident, sums: [$(($sum:literal, $at:literal, $a:literal, $b:literal)),*],
-        loads: [$(($to:literal, $from:literal, $offset:literal)),*]) => {
+    ($name:ident, sums: [$(($sum:literal, $at:literal)),*], step: [$($step:expr),* $(,)?]) => {
         /// `sums += a · b` (`sums = a · b` where there are none yet), `steps` tiles long.
         ///
         /// # Safety
@@ -83,8 +82,7 @@ macro_rules! kernel {
                     "2:",
                     $(concat!("tileloadd tmm", $sum, ", [{sums} + {line} + ", $at, "]"),)*
                     "3:",
-                    $(concat!("tileloadd tmm", $to, ", [{", $from, "} + {line} + ", $offset, "]"),)*
-                    $(concat!("tdpbf16ps tmm", $sum, ", tmm", $a, ", tmm", $b),)*
+                    $($step,)*
                     "add {a}, 2048",
                     "add {b}, 2048",
                     "dec {steps}",
@@ -104,13 +102,54 @@ macro_rules! kernel {
         }
     };
 }
-kernel!(one, sums: [(0, 0, 4, 6)], loads: [(4, "a", 0), (6, "b", 0)]);
-kernel!(wide, sums: [(0, 0, 4, 6), (1, 1024, 4, 7)], loads: [(4, "a", 0), (6, "b", 0), (7, "b", 1024)]);
-kernel!(high, sums: [(0, 0, 4, 6), (2, 2048, 5, 6)], loads: [(4, "a", 0), (6, "b", 0), (5, "a", 1024)]);
+
+// Columns come from the second cache and are marked as not to be kept in the first, where the strip stays: 2000 instead of 1500 GFLOP/s
+// at 16 steps. Products between the loads: 3 % more.
+macro_rules! load {
+    (a 0) => {
+        "tileloadd tmm4, [{a} + {line}]"
+    };
+    (a 1) => {
+        "tileloadd tmm5, [{a} + {line} + 1024]"
+    };
+    (b 0) => {
+        "tileloaddt1 tmm6, [{b} + {line}]"
+    };
+    (b 1) => {
+        "tileloaddt1 tmm7, [{b} + {line} + 1024]"
+    };
+}
+macro_rules! multiply {
+    (0 0) => {
+        "tdpbf16ps tmm0, tmm4, tmm6"
+    };
+    (0 1) => {
+        "tdpbf16ps tmm1, tmm4, tmm7"
+    };
+    (1 0) => {
+        "tdpbf16ps tmm2, tmm5, tmm6"
+    };
+    (1 1) => {
+        "tdpbf16ps tmm3, tmm5, tmm7"
+    };
+}
+kernel!(one, sums: [(0, 0)], step: [load!(b 0), load!(a 0), multiply!(0 0)]);
+kernel!(
+    wide,
+    sums: [(0, 0), (1, 1024)],
+    step: [load!(b 0), load!(a 0), multiply!(0 0), load!(b 1), multiply!(0 1)]
+);
+kernel!(
+    high,
+    sums: [(0, 0), (2, 2048)],
+    step: [load!(b 0), load!(a 0), multiply!(0 0), load!(a 1), multiply!(1 0)]
+);
 kernel!(
     full,
-    sums: [(0, 0, 4, 6), (1, 1024, 4, 7), (2, 2048, 5, 6), (3, 3072, 5, 7)],
-    loads: [(4, "a", 0), (6, "b", 0), (7, "b", 1024), (5, "a", 1024)]
+    sums: [(0, 0), (1, 1024), (2, 2048), (3, 3072)],
+    step: [
+        load!(b 0), load!(a 0), multiply!(0 0), load!(a 1), multiply!(1 0), load!(b 1), multiply!(0 1), multiply!(1 1),
+    ]
 );
 
 /// A strip against a panel, as [`super::block`] wants it: `steps > 0`.

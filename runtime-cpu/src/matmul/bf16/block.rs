@@ -1,8 +1,9 @@
 //! A product on one thread: columns packed for the second cache, then strip after strip of rows against them.
 
 use std::{
-    arch::x86_64::{_MM_HINT_T1, _mm_prefetch},
+    arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T1, _mm_prefetch},
     cell::RefCell,
+    ops::Range,
 };
 
 use super::{
@@ -12,12 +13,12 @@ use super::{
 };
 use crate::matmul::Matrix;
 
-/// Bytes of packed columns: half of a second cache of 2 MiB.
-const PACKED: usize = 1 << 20;
+/// Bytes of packed columns: most of a second cache of 2 MiB.
+const PACKED: usize = 5 << 18;
 /// Steps of columns packed at once: longer sums wait in memory, in full precision, for the next part.
 const DEEP: usize = 4096;
-/// Steps of a strip that stay in the first cache while columns pass.
-const SHALLOW: usize = 384;
+/// Tiles of a strip that stay in the first cache while columns pass.
+const SHALLOW: usize = 20;
 /// Bytes of rows that are kept packed while blocks of columns pass.
 const KEPT: usize = 16 << 20;
 
@@ -59,11 +60,12 @@ struct Block {
     add: bool,
 }
 
-/// What a strip is multiplied with, and where its sums go.
+/// What a strip is multiplied with, and where its sums go, at first and in the end.
 #[derive(Clone, Copy)]
 struct Task {
     packed: *const Tile,
     sums: *mut Tile,
+    out: Matrix<*mut u16>,
     rows: usize,
     depth: usize,
     columns: usize,
@@ -76,8 +78,8 @@ impl Block {
     /// As for [`product`], by a thread that has the level's registers.
     unsafe fn run(&self, [m, k, n]: [usize; 3], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
         let steps = k.min(DEEP).div_ceil(STEP).max(1);
-        let columns = (PACKED / size_of::<Tile>() / 2 / steps).max(1) * PAIR;
-        let columns = columns.min(n.next_multiple_of(PAIR));
+        let most = (PACKED / size_of::<Tile>() / 2 / steps).max(1) * PAIR;
+        let columns = n.div_ceil(n.div_ceil(most)).next_multiple_of(PAIR);
         let panels = columns / PAIR;
         // Rows are packed once for all columns, where that is not too much.
         let kept = n > columns && k <= DEEP && m * k * size_of::<u16>() <= KEPT;
@@ -98,10 +100,11 @@ impl Block {
                         let sums = sums.add(apart(i, panels * 4, k > DEEP));
                         let strip = strips.add(apart(i, steps * 2, kept));
                         let source = (!kept || j == 0).then(|| self.a.part(i, from));
-                        let task = Task { packed, sums, rows, depth, columns, more: from > 0 };
+                        let out = self.out.part(i, j);
+                        let task = Task { packed, sums, out, rows, depth, columns, more: from > 0 };
                         self.strip(strip, source, task);
                         if from + depth == k {
-                            store::rows(sums, self.out.part(i, j), rows, columns, self.add);
+                            store::rows(sums, out, rows, columns, self.add);
                         }
                     }
                 }
@@ -114,7 +117,7 @@ impl Block {
     /// # Safety
     /// As for [`Block::run`].
     unsafe fn strip(&self, strip: *mut Tile, source: Option<Matrix<*const u16>>, task: Task) {
-        let Task { packed, sums, rows, depth, columns, more } = task;
+        let Task { packed, sums, out, rows, depth, columns, more } = task;
         let multiply = match self.level {
             Level::Amx => amx::multiply,
             Level::Dot => dot::multiply,
@@ -125,8 +128,9 @@ impl Block {
             // SAFETY: so many sums there are.
             return unsafe { std::slice::from_raw_parts_mut(sums, panels * 4).fill(Tile::ZERO) };
         }
-        for from in (0..depth).step_by(SHALLOW) {
-            let depth = SHALLOW.min(depth - from);
+        let part = all.div_ceil(all.div_ceil(SHALLOW)) * STEP;
+        for from in (0..depth).step_by(part) {
+            let depth = part.min(depth - from);
             let (steps, first) = (depth.div_ceil(STEP), from / STEP);
             let strip = strip.wrapping_add(first * 2);
             // SAFETY: the caller's promise.
@@ -134,12 +138,14 @@ impl Block {
                 if let Some(a) = source {
                     pack::left(a.part(0, from), rows, depth, strip);
                 }
-                let packed_next = Matrix { at: strip.add(steps * 2).cast::<u16>().cast_const(), row: STEP as isize, column: 0 };
-                let next = source.map_or(packed_next, |a| if steps + first < all { a.part(0, from + depth) } else { a.part(PAIR, 0) });
-                let lines = steps * STEP;
+                // Strips that were packed before lie behind each other.
+                let kept = Matrix { at: strip.add(steps * 2).cast_const().cast(), row: STEP as isize, column: 0 };
+                let rest = steps + first < all;
+                let next = source.map_or(kept, |a| if rest { a.part(0, from + depth) } else { a.part(PAIR, 0) });
                 for panel in 0..panels {
-                    for line in lines * panel / panels..lines * (panel + 1) / panels {
-                        prefetch(next, line);
+                    prefetch(next, steps * STEP * panel / panels..steps * STEP * (panel + 1) / panels);
+                    if !rest {
+                        prefetch_to_write(out.part(0, panel * PAIR), rows);
                     }
                     let tiles = [rows, columns - panel * PAIR].map(|n| if n > SIDE { 2 } else { 1 });
                     let b = packed.add((panel * all + first) * 2);
@@ -150,15 +156,26 @@ impl Block {
     }
 }
 
-/// Asks for a line of a strip's next part: it is in the third cache at best, and the processor does not foresee so many rows.
-fn prefetch(next: Matrix<*const u16>, line: usize) {
-    let at = match next.column {
-        0 => next.part(line, 0),
-        1 => next.part(line % PAIR, line / PAIR * STEP),
-        _ => next.part(0, line),
-    };
-    // SAFETY: it reads nothing, wherever it points.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.at.cast()) };
+/// Asks for lines of a strip's next part: it is in the third cache at best, and the processor does not foresee so many rows.
+fn prefetch(next: Matrix<*const u16>, lines: Range<usize>) {
+    for line in lines {
+        let at = match next.column {
+            1 => next.part(line % PAIR, line / PAIR * STEP),
+            _ => next.part(if next.column == 0 { line } else { 0 }, line),
+        };
+        // SAFETY: it reads nothing, wherever it points.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.at.cast()) };
+    }
+}
+
+/// Asks for the lines of the output that a panel's sums will be stored to.
+fn prefetch_to_write(out: Matrix<*mut u16>, rows: usize) {
+    if out.column == 1 {
+        for row in 0..rows {
+            // SAFETY: it changes nothing, wherever it points.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.part(row, 0).at.cast_const().cast()) };
+        }
+    }
 }
 
 /// At least so many tiles.

@@ -50,8 +50,8 @@ unsafe fn rows(a: *const i32, b: *const Tile, sums: *mut f32, steps: usize, more
             let a = a.add(2 * step * NUMBERS);
             let b = b.add(2 * step).cast::<i32>();
             for pair in 0..SIDE {
-                let right: [__m512bh; 2] = [0, NUMBERS]
-                    .map(|half| std::mem::transmute(_mm512_load_si512(b.add(pair * SIDE + half).cast())));
+                let right: [__m512bh; 2] =
+                    [0, NUMBERS].map(|half| std::mem::transmute(_mm512_load_si512(b.add(pair * SIDE + half).cast())));
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let left: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(r * SIDE + pair)));
                     for (acc, right) in acc.iter_mut().zip(right) {

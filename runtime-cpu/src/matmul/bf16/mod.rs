@@ -69,13 +69,7 @@ impl Level {
 }
 
 /// `out = a · b (+ out)`, tiles of it by one thread each.
-pub(super) fn run(
-    p: &Product,
-    engine: &Engine,
-    level: Level,
-    [out, a, b]: [Base<bf16>; 3],
-    how: Accumulate,
-) {
+pub(super) fn run(p: &Product, engine: &Engine, level: Level, [out, a, b]: [Base<bf16>; 3], how: Accumulate) {
     let add = how == Accumulate::Add;
     if p.k == 0 && add {
         return;

@@ -106,9 +106,7 @@ fn interleave(low: __m512i, high: __m512i) -> [__m512i; 2] {
     }
     const ORDER: [[i16; 32]; 2] = [order(0), order(16)];
     // SAFETY: an array of a register's size.
-    ORDER.map(|order| unsafe {
-        _mm512_permutex2var_epi16(low, _mm512_loadu_si512(order.as_ptr().cast()), high)
-    })
+    ORDER.map(|order| unsafe { _mm512_permutex2var_epi16(low, _mm512_loadu_si512(order.as_ptr().cast()), high) })
 }
 
 /// Two tiles of the right operand from 32 lines of a step each.

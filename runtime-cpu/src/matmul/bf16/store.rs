@@ -9,26 +9,46 @@ use crate::matmul::Matrix;
 ///
 /// # Safety
 /// The output's rows and columns are there, and nothing else sees them; the processor has the instructions.
-#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn rows(sums: *const Tile, out: Matrix<*mut u16>, rows: usize, columns: usize, add: bool) {
     for i in 0..rows {
-        for j in (0..columns).step_by(SIDE) {
-            let tile = sums.wrapping_add(j / PAIR * 4 + i / SIDE * 2 + j % PAIR / SIDE);
-            let there = SIDE.min(columns - j);
+        for j in (0..columns).step_by(PAIR) {
+            let there = PAIR.min(columns - j);
+            let tiles = sums.wrapping_add(j / PAIR * 4 + i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
             let to = out.part(i, j);
             // SAFETY: the caller's promise.
             unsafe {
-                let sum = _mm512_load_ps(tile.cast::<f32>().add(i % SIDE * SIDE));
+                let sums = [0, SIDE * SIDE].map(|at| _mm512_load_ps(tiles.add(at)));
                 if to.column == 1 {
-                    let mask = (0xffff_u32 >> (SIDE - there)) as __mmask16;
-                    let old = if add { wide(_mm256_maskz_loadu_epi16(mask, to.at.cast())) } else { _mm512_setzero_ps() };
-                    let sum = if add { _mm512_add_ps(sum, old) } else { sum };
-                    _mm256_mask_storeu_epi16(to.at.cast(), mask, round(sum));
+                    line(sums, to.at, there, add);
                 } else {
-                    scatter(sum, to, there, add);
+                    scatter(sums, to, there, add);
                 }
             }
         }
+    }
+}
+
+/// So many of 32 numbers side by side.
+///
+/// # Safety
+/// As for [`rows`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn line(mut sums: [__m512; 2], to: *mut u16, there: usize, add: bool) {
+    let mask = u32::MAX >> (PAIR - there);
+    // SAFETY: the caller's promise; bf16 are a register's bits.
+    unsafe {
+        if add {
+            let old = _mm512_maskz_loadu_epi16(mask, to.cast());
+            let halves = [_mm512_castsi512_si256(old), _mm512_extracti64x4_epi64::<1>(old)];
+            for (sum, old) in sums.iter_mut().zip(halves) {
+                let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
+                *sum = _mm512_add_ps(*sum, _mm512_castsi512_ps(old));
+            }
+        }
+        let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(sums[1], sums[0]));
+        _mm512_mask_storeu_epi16(to.cast(), mask, rounded);
     }
 }
 
@@ -36,33 +56,19 @@ pub(super) unsafe fn rows(sums: *const Tile, out: Matrix<*mut u16>, rows: usize,
 ///
 /// # Safety
 /// As for [`rows`].
-#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
-unsafe fn scatter(mut sum: __m512, to: Matrix<*mut u16>, there: usize, add: bool) {
-    let mut line = [0u16; SIDE];
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn scatter(sums: [__m512; 2], to: Matrix<*mut u16>, there: usize, add: bool) {
+    let mut aside = [0u16; PAIR];
     // SAFETY: the caller's promise.
     unsafe {
         if add {
-            for (j, x) in line[..there].iter_mut().enumerate() {
+            for (j, x) in aside[..there].iter_mut().enumerate() {
                 *x = *to.part(0, j).at;
             }
-            sum = _mm512_add_ps(sum, wide(_mm256_loadu_si256(line.as_ptr().cast())));
         }
-        _mm256_storeu_si256(line.as_mut_ptr().cast(), round(sum));
-        for (j, x) in line[..there].iter().enumerate() {
+        line(sums, aside.as_mut_ptr(), PAIR, add);
+        for (j, x) in aside[..there].iter().enumerate() {
             *to.part(0, j).at = *x;
         }
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn wide(x: __m256i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn round(x: __m512) -> __m256i {
-    // SAFETY: both are a register's bits.
-    unsafe { std::mem::transmute(_mm512_cvtneps_pbh(x)) }
 }
