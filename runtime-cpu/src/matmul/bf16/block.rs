@@ -1,7 +1,7 @@
 //! A product on one thread: columns packed for the second cache, then strip after strip of rows against them.
 
 use std::{
-    arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T1, _mm_prefetch},
+    arch::x86_64::{_MM_HINT_T1, _mm_prefetch},
     cell::RefCell,
     ops::Range,
 };
@@ -60,12 +60,11 @@ struct Block {
     add: bool,
 }
 
-/// What a strip is multiplied with, and where its sums go, at first and in the end.
+/// What a strip is multiplied with, and where its sums go.
 #[derive(Clone, Copy)]
 struct Task {
     packed: *const Tile,
     sums: *mut Tile,
-    out: Matrix<*mut u16>,
     rows: usize,
     depth: usize,
     columns: usize,
@@ -100,11 +99,10 @@ impl Block {
                         let sums = sums.add(apart(i, panels * 4, k > DEEP));
                         let strip = strips.add(apart(i, steps * 2, kept));
                         let source = (!kept || j == 0).then(|| self.a.part(i, from));
-                        let out = self.out.part(i, j);
-                        let task = Task { packed, sums, out, rows, depth, columns, more: from > 0 };
+                        let task = Task { packed, sums, rows, depth, columns, more: from > 0 };
                         self.strip(strip, source, task);
                         if from + depth == k {
-                            store::rows(sums, out, rows, columns, self.add);
+                            store::rows(sums, self.out.part(i, j), rows, columns, self.add);
                         }
                     }
                 }
@@ -117,7 +115,7 @@ impl Block {
     /// # Safety
     /// As for [`Block::run`].
     unsafe fn strip(&self, strip: *mut Tile, source: Option<Matrix<*const u16>>, task: Task) {
-        let Task { packed, sums, out, rows, depth, columns, more } = task;
+        let Task { packed, sums, rows, depth, columns, more } = task;
         let multiply = match self.level {
             Level::Amx => amx::multiply,
             Level::Dot => dot::multiply,
@@ -138,14 +136,11 @@ impl Block {
                 if let Some(a) = source {
                     pack::left(a.part(0, from), rows, depth, strip);
                 }
-                // Strips that were packed before lie behind each other.
-                let kept = Matrix { at: strip.add(steps * 2).cast_const().cast(), row: STEP as isize, column: 0 };
                 let rest = steps + first < all;
-                let next = source.map_or(kept, |a| if rest { a.part(0, from + depth) } else { a.part(PAIR, 0) });
+                let next = source.map(|a| if rest { a.part(0, from + depth) } else { a.part(PAIR, 0) });
                 for panel in 0..panels {
-                    prefetch(next, steps * STEP * panel / panels..steps * STEP * (panel + 1) / panels);
-                    if !rest {
-                        prefetch_to_write(out.part(0, panel * PAIR), rows);
+                    if let Some(next) = next {
+                        prefetch(next, steps * STEP * panel / panels..steps * STEP * (panel + 1) / panels);
                     }
                     let tiles = [rows, columns - panel * PAIR].map(|n| if n > SIDE { 2 } else { 1 });
                     let b = packed.add((panel * all + first) * 2);
@@ -161,20 +156,10 @@ fn prefetch(next: Matrix<*const u16>, lines: Range<usize>) {
     for line in lines {
         let at = match next.column {
             1 => next.part(line % PAIR, line / PAIR * STEP),
-            _ => next.part(if next.column == 0 { line } else { 0 }, line),
+            _ => next.part(0, line),
         };
         // SAFETY: it reads nothing, wherever it points.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.at.cast()) };
-    }
-}
-
-/// Asks for the lines of the output that a panel's sums will be stored to.
-fn prefetch_to_write(out: Matrix<*mut u16>, rows: usize) {
-    if out.column == 1 {
-        for row in 0..rows {
-            // SAFETY: it changes nothing, wherever it points.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.part(row, 0).at.cast_const().cast()) };
-        }
     }
 }
 
