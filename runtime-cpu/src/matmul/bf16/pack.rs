@@ -151,11 +151,11 @@ unsafe fn pairs(line: impl Fn(usize) -> *const u16, to: *mut Tile) {
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn turned(line: impl Fn(usize) -> *const u16, to: *mut Tile) {
     let mut halves = [[_mm512_setzero_si512(); SIDE]; 2];
-    for pair in 0..SIDE {
+    let [first, second] = &mut halves;
+    for (pair, (first, second)) in first.iter_mut().zip(second).enumerate() {
         // SAFETY: the caller's promise.
         let [low, high] = unsafe { [0, 1].map(|i| _mm512_loadu_si512(line(2 * pair + i).cast())) };
-        let [first, second] = interleave(low, high);
-        (halves[0][pair], halves[1][pair]) = (first, second);
+        [*first, *second] = interleave(low, high);
     }
     for (tile, half) in halves.into_iter().enumerate() {
         // SAFETY: the caller's promise.
