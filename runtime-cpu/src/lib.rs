@@ -4,8 +4,9 @@
 //! Pointwise programs run in an interpreter over blocks that stay in the first cache (`pointwise`); reductions map through it
 //! (`reduce`); matrix products are tiles of a packed kernel (`matmul`).
 //!
-//! **Invariant**: results do not depend on the number of threads, nor on the instruction set. Wherever the order of additions
-//! matters, tasks are cut by the sizes of the problem alone.
+//! **Invariant**: results do not depend on the number of threads, nor on the instruction set, but for the last bits of products of bf16,
+//! for which some processors have instructions of their own (`matmul::bf16`). Wherever the order of additions matters, tasks are cut
+//! by the sizes of the problem alone.
 //!
 //! ```
 //! use numcore::{Tensor, ops::PointwiseOps};

@@ -1,5 +1,5 @@
 //! Instruction sets. Every kernel is one generic source, compiled for each level and chosen once at run time; all levels
-//! compute the same bits.
+//! compute the same bits (products of bf16 have levels of their own).
 
 /// An instruction set the kernels were compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

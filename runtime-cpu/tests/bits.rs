@@ -1,4 +1,5 @@
-//! The same bits at every number of threads and for every instruction set.
+//! The same bits at every number of threads and for every instruction set; products of bf16, for which processors have instructions of
+//! their own, at every number of threads.
 
 mod common;
 
@@ -7,15 +8,18 @@ use numcore::{
     DType, Tensor,
     ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
 };
-use runtime_cpu::Cpu;
+use runtime_cpu::{Cpu, Simd};
 
 type Op = (&'static str, fn(&T) -> numcore::Result<T>);
 
 /// Runs an operation on the same values in every runtime.
-fn agree(dtype: DType, shape: &[usize], (name, op): Op) {
+fn agree(dtype: DType, shape: &[usize], op: Op) {
+    agree_on(&runtimes(), dtype, shape, op);
+}
+
+fn agree_on(all: &[Cpu], dtype: DType, shape: &[usize], (name, op): Op) {
     let values = draw(dtype, shape.iter().product(), 1);
     let run = |cpu: &Cpu| op(&store(cpu, dtype, shape, &values).0).unwrap();
-    let all = runtimes();
     let first = run(&all[0]);
     for cpu in &all[1..] {
         same_bits(&run(cpu), &first, &format!("{name} of {dtype} {shape:?} on {cpu:?}"));
@@ -90,10 +94,16 @@ fn products() {
             b.matmul(&b.t()?)
         }),
     ];
+    let all = runtimes();
+    // Those that have the widest instruction set, and those that have not: the latter widen bf16.
+    let (widest, others): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|cpu| cpu.simd() == Simd::best());
     for op in ops {
-        for dtype in FLOATS {
-            for shape in [[20, 30], [301, 431], [64, 3000]] {
-                agree(dtype, &shape, op);
+        for shape in [[20, 30], [301, 431], [64, 3000]] {
+            for dtype in [DType::F32, DType::F64, DType::F16] {
+                agree_on(&all, dtype, &shape, op);
+            }
+            for some in [&widest, &others].into_iter().filter(|some| !some.is_empty()) {
+                agree_on(some, DType::BF16, &shape, op);
             }
         }
     }

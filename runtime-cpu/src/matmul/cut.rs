@@ -20,20 +20,33 @@ pub(super) struct Cut {
 impl Cut {
     /// For so many threads.
     pub(super) fn of(p: &Product, threads: usize) -> Cut {
+        Cut::cheapest(p, threads, GRAIN, [ROWS, COLUMNS], |tile| p.cost(tile))
+    }
+
+    /// The cut into tiles of at least `grain` multiplications, their sizes multiples of `step`, that is cheapest where the largest tile
+    /// takes `cost([rows, columns])`.
+    pub(super) fn cheapest(
+        p: &Product,
+        threads: usize,
+        grain: usize,
+        step: [usize; 2],
+        cost: impl Fn([usize; 2]) -> f64,
+    ) -> Cut {
         let batch = p.batch.len().max(1);
-        let most = (p.m * p.n * p.k / GRAIN).clamp(1, (4 * threads).div_ceil(batch));
+        let most = (p.m * p.n * p.k / grain).clamp(1, (4 * threads).div_ceil(batch));
         let cost = |cut: &Cut| {
             let tasks = (batch * cut.tiles) as f64;
             // The last task of a thread is late by a part of it.
-            ((tasks / threads as f64).ceil() + 0.1) * p.cost(cut)
+            ((tasks / threads as f64).ceil() + 0.1) * cost([cut.rows.min(p.m), cut.columns.min(p.n)])
         };
-        let cuts = (1..=most).flat_map(|down| (1..=most / down).map(move |across| Cut::new(p.m, p.n, down, across)));
-        cuts.min_by(|x, y| cost(x).total_cmp(&cost(y))).unwrap_or_else(|| Cut::new(p.m, p.n, 1, 1))
+        let new = |down, across| Cut::new([p.m, p.n], [down, across], step);
+        let cuts = (1..=most).flat_map(|down| (1..=most / down).map(move |across| new(down, across)));
+        cuts.min_by(|x, y| cost(x).total_cmp(&cost(y))).unwrap_or_else(|| new(1, 1))
     }
 
-    fn new(m: usize, n: usize, down: usize, across: usize) -> Cut {
-        let rows = m.div_ceil(down).next_multiple_of(ROWS);
-        let columns = n.div_ceil(across).next_multiple_of(COLUMNS);
+    fn new([m, n]: [usize; 2], [down, across]: [usize; 2], step: [usize; 2]) -> Cut {
+        let rows = m.div_ceil(down).next_multiple_of(step[0]);
+        let columns = n.div_ceil(across).next_multiple_of(step[1]);
         let across = n.div_ceil(columns);
         Cut { rows, columns, across, tiles: m.div_ceil(rows) * across }
     }
@@ -51,8 +64,8 @@ impl Cut {
 
 impl Product {
     /// Of the largest tile, in steps of a strip against a panel: sums, and what is read and copied for it.
-    fn cost(&self, cut: &Cut) -> f64 {
-        let (rows, columns) = (cut.rows.min(self.m) as f64, cut.columns.min(self.n) as f64);
+    fn cost(&self, tile: [usize; 2]) -> f64 {
+        let [rows, columns] = tile.map(|n| n as f64);
         // A panel that is not full is read as often for fewer sums.
         let panels = (columns / 48.0).floor() + [0.0, 0.5, 0.75, 1.0][(columns % 48.0 / 16.0).ceil() as usize];
         let sums = (rows / 8.0).ceil() * panels * 12.0;

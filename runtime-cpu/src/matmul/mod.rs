@@ -1,8 +1,10 @@
 //! Matrix products: tiles of the output, spread over threads, each a product on one thread ([`product`]) of operands with any strides.
 //!
 //! The order of every sum is fixed by its length alone, so a product has the same bits however it is cut into tiles.
-//! Halves are widened to `f32`, multiplied there, and rounded once.
+//! Halves are multiplied in `f32` and rounded once: bf16 by the processor's instructions for it (`bf16`), otherwise widened first.
 
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod cut;
 mod factor;
 mod kernel;
@@ -37,11 +39,16 @@ pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_,
     if to.layout.numel() == 0 {
         return Ok(());
     }
+    let product = Product::new(&a.layout, &b.layout, &to.layout);
+    let engine = &*cpu.queue.engine;
+    #[cfg(target_arch = "x86_64")]
+    if let (DType::BF16, Some(level)) = (to.dtype, bf16::Level::best(engine.simd)) {
+        bf16::run(&product, engine, level, [to.base(), a.base(), b.base()], out.how);
+        return Ok(());
+    }
     if to.dtype.is_half() {
         return halves(cpu, &a, &b, to, out.how);
     }
-    let product = Product::new(&a.layout, &b.layout, &to.layout);
-    let engine = &*cpu.queue.engine;
     match to.dtype {
         DType::F64 => product.run::<f64>(engine, to.base(), a.base(), b.base(), out.how),
         _ => product.run::<f32>(engine, to.base(), a.base(), b.base(), out.how),
@@ -82,18 +89,24 @@ impl Product {
         if self.k == 0 && add {
             return;
         }
-        let cut = Cut::of(self, engine.threads.count());
-        let grain = if cut.tiles() > 1 { 1 } else { (GRAIN / (self.m * self.n * self.k).max(1)).max(1) };
+        self.tiles(engine, Cut::of(self, engine.threads.count()), GRAIN, |[o, i, j], sizes, [row, column]| {
+            let out = matrix(out.at(o), self.out).part(row, column);
+            let a = matrix(a.at(i).cast_const(), self.a).part(row, 0);
+            let b = matrix(b.at(j).cast_const(), self.b).part(0, column);
+            // SAFETY: a tile of the output, which is this task's alone, and the rows and columns it needs.
+            unsafe { product(engine.simd, sizes, out, a, b, T::ONE, add) };
+        });
+    }
+
+    /// Calls `tile` with the offsets of output and operands in the batch, the sizes `[m, k, n]` of a tile, and the row and the column it
+    /// begins at, for every tile of every product, on any thread.
+    fn tiles(&self, engine: &Engine, cut: Cut, grain: usize, tile: impl Fn([isize; 3], [usize; 3], [usize; 2]) + Sync) {
+        let grain = if cut.tiles() > 1 { 1 } else { (grain / (self.m * self.n * self.k).max(1)).max(1) };
         engine.ranges(self.batch.len() * cut.tiles(), grain, |part| {
             for task in part {
-                let [o, i, j] = self.batch.at(task / cut.tiles());
                 let (rows, columns) = cut.tile(task % cut.tiles(), self.m, self.n);
                 let sizes = [rows.len(), self.k, columns.len()];
-                let out = matrix(out.at(o), self.out).part(rows.start, columns.start);
-                let a = matrix(a.at(i).cast_const(), self.a).part(rows.start, 0);
-                let b = matrix(b.at(j).cast_const(), self.b).part(0, columns.start);
-                // SAFETY: a tile of the output, which is this task's alone, and the rows and columns it needs.
-                unsafe { product(engine.simd, sizes, out, a, b, T::ONE, add) };
+                tile(self.batch.at(task / cut.tiles()), sizes, [rows.start, columns.start]);
             }
         });
     }

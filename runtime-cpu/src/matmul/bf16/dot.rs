@@ -1,0 +1,68 @@
+//! AVX-512 BF16: a register's dot products of pairs.
+
+use std::arch::x86_64::*;
+
+use super::{SIDE, Tile};
+
+/// Rows whose sums are in registers at once, two each: 16 sums hide the latency of a product, and leave a step 10 loads for 16 products.
+const ROWS: usize = 8;
+
+/// `sums += a · b` (`sums = a · b` where there are none yet), `steps` tiles long, for a strip against a panel.
+///
+/// # Safety
+/// Two tiles a step lie at `a` and at `b`, four sums at `sums`, which nothing else sees; the processor has the instructions.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) unsafe fn multiply(
+    a: *const Tile,
+    b: *const Tile,
+    sums: *mut Tile,
+    steps: usize,
+    more: bool,
+    tiles: [usize; 2],
+) {
+    for row in (0..tiles[0] * SIDE).step_by(ROWS) {
+        let (half, line) = (row / SIDE, row % SIDE);
+        // SAFETY: these rows are the strip's.
+        unsafe {
+            let a = a.add(half).cast::<i32>().add(line * SIDE);
+            let sums = sums.add(2 * half).cast::<f32>().add(line * SIDE);
+            rows(a, b, sums, steps, more);
+        }
+    }
+}
+
+/// [`ROWS`] rows: a row's line of 16 pairs is a step apart from the next.
+///
+/// # Safety
+/// As for [`multiply`].
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn rows(a: *const i32, b: *const Tile, sums: *mut f32, steps: usize, more: bool) {
+    const NUMBERS: usize = SIDE * SIDE;
+    // SAFETY: the caller's promise; pairs are registers' bits.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
+        if more {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                *acc = [0, NUMBERS].map(|half| _mm512_load_ps(sums.add(r * SIDE + half)));
+            }
+        }
+        for step in 0..steps {
+            let a = a.add(2 * step * NUMBERS);
+            let b = b.add(2 * step).cast::<i32>();
+            for pair in 0..SIDE {
+                let right: [__m512bh; 2] =
+                    [0, NUMBERS].map(|half| std::mem::transmute(_mm512_load_si512(b.add(pair * SIDE + half).cast())));
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let left: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(r * SIDE + pair)));
+                    for (acc, right) in acc.iter_mut().zip(right) {
+                        *acc = _mm512_dpbf16_ps(*acc, left, right);
+                    }
+                }
+            }
+        }
+        for (r, acc) in acc.iter().enumerate() {
+            _mm512_store_ps(sums.add(r * SIDE), acc[0]);
+            _mm512_store_ps(sums.add(r * SIDE + NUMBERS), acc[1]);
+        }
+    }
+}
