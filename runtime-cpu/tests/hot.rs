@@ -20,10 +20,10 @@ fn activation(f: impl for<'b> Fn(Expr<'b>) -> Expr<'b>) -> Program {
     Program::new("activation", |[x], []| [f(x)])
 }
 
-/// What models of this workspace spend their elementwise time in, as `numcore` and `optim` write it.
+/// What models of this workspace spend their elementwise time in, as `numcore` and `optim` write it, where the compiled form is worth
+/// it. It was not (at most 1.1 times as fast, 4 M elements) for `relu`, its gradient, `sigmoid` and plain `sgd`.
 fn list() -> Vec<Row> {
     let functions = [
-        ("relu", activation(|x| x.relu())),
         ("sigmoid", activation(|x| x.sigmoid())),
         ("tanh", activation(|x| x.tanh())),
         ("silu", activation(|x| x.silu())),
@@ -47,7 +47,6 @@ fn list() -> Vec<Row> {
     for (suffix, form) in forms {
         let momentum = SgdConfig { momentum: 0.9, ..Default::default() };
         let updates = [
-            ("sgd", SgdConfig::default().program(form)),
             ("sgd_momentum", momentum.program(form)),
             ("adam", AdamConfig::default().program(form)),
             ("adamw", AdamWConfig::default().program(form)),
@@ -55,6 +54,7 @@ fn list() -> Vec<Row> {
         ];
         rows.extend(updates.map(|(name, p)| (format!("{name}{suffix}"), p.clone(), p.outputs().len())));
     }
+    rows.retain(|(name, ..)| name != "sigmoid");
     rows
 }
 
@@ -133,7 +133,8 @@ fn the_interpreter_computes_the_same_bits() {
     for (name, p, owned) in list() {
         for (shape, seed) in [([3usize, 7], 1), ([129, 257], 2)] {
             let n = shape.iter().product();
-            let mut values: Vec<Vec<f64>> = (0..p.inputs() as u64).map(|i| draw(DType::F32, n, 10 * seed + i)).collect();
+            let mut values: Vec<Vec<f64>> =
+                (0..p.inputs() as u64).map(|i| draw(DType::F32, n, 10 * seed + i)).collect();
             let edges = [0.0, -0.0, 1e-42, -1e-39, 88.5, -104.0, 3e38, f64::INFINITY, f64::NEG_INFINITY];
             values[p.inputs() - 1].iter_mut().zip(edges).for_each(|(x, edge)| *x = edge);
             let counts = (owned, p.outputs().len());
@@ -152,5 +153,10 @@ fn same_numbers(a: &Tensor<Cpu>, b: &Tensor<Cpu>, what: &str) {
     let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
     let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
     let wrong = a.iter().zip(&b).position(|pair| differs(pair));
-    assert!(wrong.is_none(), "{what}: element {wrong:?} is {:?}, interpreted {:?}", wrong.map(|i| a[i]), wrong.map(|i| b[i]));
+    assert!(
+        wrong.is_none(),
+        "{what}: element {wrong:?} is {:?}, interpreted {:?}",
+        wrong.map(|i| a[i]),
+        wrong.map(|i| b[i])
+    );
 }

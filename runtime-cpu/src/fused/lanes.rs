@@ -1,6 +1,7 @@
 //! Sums and extremes of a row in a fixed order: element `i` goes to lane `i % LANES`, lanes are combined as a tree.
 
 use super::Float;
+use crate::simd::prefetch;
 
 /// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
 const LANES: usize = 64;
@@ -19,12 +20,7 @@ impl<T> Ahead<T> {
     /// One chunk of lanes more.
     #[inline(always)]
     fn chunk(&mut self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in 0..LANES * size_of::<T>() / 64 {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: every processor of this kind has it, and it never faults, whatever lies there.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.0.wrapping_byte_add(line * 64).cast()) };
-        }
+        prefetch(self.0, LANES);
         self.0 = self.0.wrapping_add(LANES);
     }
 }

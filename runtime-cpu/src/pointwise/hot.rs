@@ -6,41 +6,6 @@ use super::compiled::compiled;
 use crate::math::Math;
 
 compiled! {
-    relu 0x0536526d9c07beab own [None] {
-        numbers;
-        reads in0 0;
-        updates;
-        writes out0 to0 1;
-    } {
-        let v2: bool = in0 <= 0.0f32;
-        let v3: f32 = if v2 { 0.0f32 } else { in0 };
-        out0 = v3;
-    }
-    relu_grad0 0xc7b1911415ea0f55 own [None, None] {
-        numbers;
-        reads in0 0 in1 1;
-        updates;
-        writes out0 to0 2;
-    } {
-        let v2: bool = in0 <= 0.0f32;
-        let v5: f32 = if v2 { 0.0f32 } else { in1 };
-        out0 = v5;
-    }
-    sigmoid 0xf0689f47b9f4df2b own [None] {
-        numbers;
-        reads in0 0;
-        updates;
-        writes out0 to0 1;
-    } {
-        let v2: bool = in0 < 0.0f32;
-        let v3: f32 = -in0;
-        let v4: f32 = if v2 { in0 } else { v3 };
-        let v5: f32 = Math::exp(v4);
-        let v7: f32 = if v2 { v5 } else { 1.0f32 };
-        let v8: f32 = v5 + 1.0f32;
-        let v9: f32 = v7 / v8;
-        out0 = v9;
-    }
     sigmoid_grad0 0x74077e72839882b5 own [None, None] {
         numbers;
         reads in0 0 in1 1;
@@ -251,16 +216,6 @@ compiled! {
         let v12: f32 = v10 * in1;
         out0 = v12;
     }
-    sgd 0x6c54c51d793d9d24 own [Some(0), None] {
-        numbers s0 0 s1 1;
-        reads in1 3;
-        updates in0 to0;
-        writes out0 to0 4;
-    } {
-        let v4: f32 = in0.mul_add(s0, in1);
-        let v7: f32 = (-s1).mul_add(v4, in0);
-        out0 = v7;
-    }
     sgd_momentum 0x0d68f89b01c66b5a own [Some(0), Some(1), None] {
         numbers s0 0 s1 1 s2 2 s3 3;
         reads in2 6;
@@ -329,18 +284,6 @@ compiled! {
         let v18: f32 = in1.mul_add(s4, v17);
         out0 = v13;
         out1 = v18;
-    }
-    sgd_scaled 0xbd3621eacc485dbe own [Some(0), None, None] {
-        numbers s0 0 s1 1;
-        reads in1 3 in2 4;
-        updates in0 to0;
-        writes out0 to0 5;
-    } {
-        let v3: f32 = in2;
-        let v6: f32 = in0 * s0;
-        let v7: f32 = in1.mul_add(v3, v6);
-        let v10: f32 = (-s1).mul_add(v7, in0);
-        out0 = v10;
     }
     sgd_momentum_scaled 0xbeb759d2e16cbdfb own [Some(0), Some(1), None, None] {
         numbers s0 0 s1 1 s2 2 s3 3;

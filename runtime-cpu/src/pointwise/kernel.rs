@@ -107,10 +107,11 @@ pub(crate) struct Bits {
 impl Kernel {
     /// The same, by a compiled body: without registers, its numbers in the order they are printed in.
     pub(super) fn compiled(self, program: &Program, simd: Simd, body: Body) -> Kernel {
-        let value = |of| Immediate::Value { of, dtype: self.typed.dtypes[of as usize] };
-        let immediates: Vec<Immediate> = program.launch_values().into_iter().map(value).collect();
+        let number = |of| Immediate::Value { of, dtype: self.typed.dtypes[of as usize] };
+        let immediates: Vec<Immediate> = program.launch_values().into_iter().map(number).collect();
         let slots = Slots { registers: 0, immediates: immediates.len() as u16, ..self.slots };
-        Kernel { compiled: Some((simd, body)), immediates, slots, ..self }
+        let value = slots.number(Slot::Positions);
+        Kernel { compiled: Some((simd, body)), immediates, slots, value, ..self }
     }
 
     /// This kernel with the immediates of a launch.
