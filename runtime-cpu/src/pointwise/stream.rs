@@ -1,14 +1,14 @@
 //! Stores that go past the caches, for outputs too large to be found there again.
 //!
 //! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12 are needed.
-//! Blocks are computed in the first cache and sent on from there, so that every kernel streams without knowing.
+//! Blocks are computed in the first cache and sent on from there, so that no kernel needs to know.
 
 use crate::Simd;
 
 /// Bytes of an output from which on it is streamed.
 const LARGE: usize = 32 << 20;
-/// Elements of a block that is streamed: so few that reads and writes share the way to memory. Of 4096, reading and writing took turns: a sum
-/// 1.1 and an exponential 1.7 times as long.
+/// Elements of a block that is streamed: so few that reads and writes share the way to memory. With 4096 they took turns,
+/// and a sum 1.1, an exponential 1.7 times as long.
 pub(super) const BLOCK: usize = 256;
 /// A cache line.
 const LINE: usize = 64;
