@@ -149,7 +149,7 @@ fn the_interpreter_computes_the_same_bits() {
 fn same_numbers(a: &Tensor<Cpu>, b: &Tensor<Cpu>, what: &str) {
     let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
     let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
-    let wrong = a.iter().zip(&b).position(|pair| differs(pair));
+    let wrong = a.iter().zip(&b).position(differs);
     assert!(
         wrong.is_none(),
         "{what}: element {wrong:?} is {:?}, interpreted {:?}",
