@@ -1,13 +1,14 @@
 //! Times weftgrad on the cases other frameworks are timed on.
 //!
 //! ```text
-//! weftgrad-bench CASE… [--threads N] [--rounds N] [--json]   a table (or JSON) of times per call
-//! weftgrad-bench serve [--threads N]                          one case per line on stdin, `<ns per call> <amount>` on stdout
+//! weftgrad-bench CASE… [--threads N] [--simd LEVEL] [--rounds N] [--json]   a table (or JSON) of times per call
+//! weftgrad-bench serve [--threads N] [--simd LEVEL]                          one case per line on stdin, `<ns per call> <amount>` on stdout
 //! ```
 //!
 //! A case is a name and its sizes: `"gemm 1024 1024 1024"`, `gpt`, `"softmax 4096 1024"`; `list` prints all names. As a server it
 //! keeps each case's data between calls, so that a driver can alternate between frameworks; `rss` answers the peak resident
-//! KiB, `account USE` the peak KiB of a category (or `total`, `reserved`), `loss CASE` the last loss.
+//! KiB, `account USE` the peak KiB of a category (or `total`, `reserved`), `loss CASE` the last loss. A level is `baseline`, `avx2` or
+//! `avx512`; a processor that lacks it takes the widest it has.
 #![forbid(unsafe_code)]
 
 mod serve;
@@ -15,7 +16,7 @@ mod table;
 
 use std::process::ExitCode;
 
-use weftgrad::Cpu;
+use weftgrad::{Cpu, Simd};
 use weftgrad_bench::cases;
 
 /// What was asked for.
@@ -24,13 +25,21 @@ struct Args {
     json: bool,
     rounds: usize,
     threads: Option<usize>,
+    simd: Option<Simd>,
     cases: Vec<String>,
 }
 
 fn main() -> ExitCode {
     let run = || -> Result<(), String> {
         let args = parse(std::env::args().skip(1))?;
-        let cpu = args.threads.map_or_else(Cpu::new, Cpu::with_threads);
+        let mut cpu = Cpu::builder();
+        if let Some(threads) = args.threads {
+            cpu = cpu.threads(threads);
+        }
+        if let Some(simd) = args.simd {
+            cpu = cpu.simd(simd);
+        }
+        let cpu = cpu.build();
         match args.serve {
             true => serve::serve(cpu).map_err(|e| e.to_string()),
             false => table::print(cpu, &args.cases, args.rounds, args.json),
@@ -45,8 +54,13 @@ fn main() -> ExitCode {
     }
 }
 
+fn level(word: Option<&str>) -> Result<Simd, String> {
+    let found = Simd::ALL.into_iter().find(|simd| Some(simd.name()) == word);
+    found.ok_or_else(|| format!("--simd needs {}", Simd::ALL.map(Simd::name).join(", ")))
+}
+
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { serve: false, json: false, rounds: 5, threads: None, cases: Vec::new() };
+    let mut args = Args { serve: false, json: false, rounds: 5, threads: None, simd: None, cases: Vec::new() };
     while let Some(word) = words.next() {
         let mut number = || {
             let value = words.next().ok_or_else(|| format!("{word} needs a number"))?;
@@ -61,6 +75,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--json" => args.json = true,
             "--rounds" => args.rounds = number()?,
             "--threads" => args.threads = Some(number()?),
+            "--simd" => args.simd = Some(level(words.next().as_deref())?),
             "--help" | "-h" | "list" => return Err(cases::help()),
             _ if word.starts_with('-') => return Err(format!("unknown option {word}; see --help")),
             _ => args.cases.push(word),

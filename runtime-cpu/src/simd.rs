@@ -51,6 +51,19 @@ impl Simd {
     }
 }
 
+/// Asks for `count` elements at `at`, which will be read soon; where there is no memory nothing happens.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..count * size_of::<T>() / 64 {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every processor of this kind has it, and it never faults, whatever lies there.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, count);
+}
+
 /// A function compiled for every level: `leveled! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
 ///
 /// The body is one generic source; it and all it calls `#[inline(always)]` is compiled with each level's instructions.

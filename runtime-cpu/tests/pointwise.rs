@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use numcore::{
     DType, Scalar, Tensor, TensorMut,
-    ops::{Op, Pointwise, PointwiseOps, Rule, ViewOp, update},
+    ops::{Op, Pointwise, PointwiseOps, Rule, ViewOp, ViewOps, update},
     pointwise::Program,
     rng::philox4x32_10,
 };
@@ -300,4 +300,17 @@ fn wrong_types_are_errors() {
     let (i, _) = store(&cpu, DType::I64, &[2], &[0.0, 1.0]);
     assert!(i.exp().is_err());
     assert!(Op::from(Pointwise::identity()).infer(&[]).is_err());
+}
+
+/// Outputs beyond any cache take another way to memory.
+#[test]
+fn large_outputs_are_whole() {
+    let n = (8 << 20) + 37;
+    let values: Vec<f32> = (0..n).map(|i| (i % 1021) as f32).collect();
+    for cpu in runtimes() {
+        let x = Tensor::from_slice(&cpu, [n], &values).unwrap();
+        let sum = x.narrow(0, 1, n - 1).unwrap().add(&x.narrow(0, 0, n - 1).unwrap()).unwrap().to_vec::<f32>().unwrap();
+        let wrong = sum.iter().zip(values.windows(2)).position(|(sum, pair)| *sum != pair[0] + pair[1]);
+        assert_eq!((wrong, sum.len()), (None, n - 1), "{cpu:?}");
+    }
 }

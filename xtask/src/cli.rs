@@ -11,6 +11,7 @@ pub enum Command {
     Test { install: bool, stages: Vec<&'static Stage> },
     Tidy,
     Goldens { from: PathBuf },
+    Hot,
 }
 
 /// Reads the arguments after `cargo xtask`; the error says what was not understood.
@@ -21,8 +22,9 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
         ["test", rest @ ..] => parse_test(rest),
         ["tidy"] => Ok(Command::Tidy),
         ["goldens", from] => Ok(Command::Goldens { from: PathBuf::from(from) }),
+        ["hot"] => Ok(Command::Hot),
         ["goldens", ..] => Err("goldens: give the one folder to copy from".into()),
-        ["tidy", extra, ..] => Err(format!("tidy takes no argument, found `{extra}`")),
+        [name @ ("tidy" | "hot"), extra, ..] => Err(format!("{name} takes no argument, found `{extra}`")),
         [other, ..] => Err(format!("unknown command `{other}`")),
     }
 }
@@ -36,6 +38,7 @@ usage: cargo xtask COMMAND
   test [--install] [STAGE]  run every stage in order, or the one named; --install gets missing tools first
   tidy                      check the sources against the project's own rules
   goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
+  hot                       print the processor's hot programs as Rust (runtime-cpu/src/pointwise/hot.rs)
   help                      this page
 
 stages of test:{stages}"
@@ -89,6 +92,7 @@ mod tests {
         assert!(misuse("frobnicate").contains("unknown command `frobnicate`"));
         assert!(misuse("goldens").contains("folder"));
         assert!(misuse("tidy now").contains("`now`"));
+        assert!(misuse("hot now").contains("`now`"));
     }
 
     #[test]
@@ -102,6 +106,7 @@ mod tests {
         assert!(matches!(check(""), Ok(Command::Help)));
         assert!(matches!(check("help"), Ok(Command::Help)));
         assert!(matches!(check("tidy"), Ok(Command::Tidy)));
+        assert!(matches!(check("hot"), Ok(Command::Hot)));
         assert!(matches!(check("goldens a/b"), Ok(Command::Goldens { from }) if from == *"a/b"));
     }
 }

@@ -27,6 +27,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// What writes the list of hot programs knows runtimes and optimizers, which this program must not.
+const HOT: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--test", "hot", "the_file"];
+
 fn run(command: Command) -> Result<(), String> {
     match command {
         Command::Help => {
@@ -35,6 +38,7 @@ fn run(command: Command) -> Result<(), String> {
         }
         Command::Test { install, stages } => stages::test(&stages, install),
         Command::Tidy => tidy::run(),
+        Command::Hot => stages::run_cargo(HOT, &[("WEFTGRAD_WRITE_HOT", "1")]),
         Command::Goldens { from } => goldens::refresh(&from, &repo::root().join("conformance/goldens")),
     }
 }

@@ -99,6 +99,6 @@ pub fn help() -> String {
     let lines: String =
         table::<weftgrad::numcore::NullRuntime>().iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();
     format!(
-        "CASE… [--threads N] [--rounds N] [--json], or serve [--threads N]; quote a case with its sizes. Cases:\n{lines}"
+        "CASE… [--threads N] [--simd LEVEL] [--rounds N] [--json], or serve [--threads N] [--simd LEVEL]; quote a case with its sizes. Cases:\n{lines}"
     )
 }

@@ -64,7 +64,8 @@ impl Program {
     /// [`launch_values`](Program::launch_values)), `seed0 …` (scalars that key random bits) and `index`, in a dialect.
     ///
     /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are the runtime's. Arithmetic in a type the
-    /// dialect lacks is an error.
+    /// dialect lacks is an error. Rust never rounds a product and a sum together by itself, as the other languages may: a product that
+    /// only a sum reads is printed with it, as the processor's own runtime computes it.
     pub fn print(&self, typed: &Typed, dialect: Dialect) -> Result<String> {
         // Random numbers are to be the same everywhere. WebGPU does not say whether a product and a sum are rounded together, as the
         // processor does; so here they are, in software.
@@ -73,7 +74,7 @@ impl Program {
         let uniform = self.uniform();
         let mut text = String::new();
         for id in 0..self.insts().len() as Id {
-            if !uniform[id as usize] && !matches!(self.insts()[id as usize], Inst::Input(_)) {
+            if !uniform[id as usize] && !matches!(self.insts()[id as usize], Inst::Input(_)) && !printer.swallowed(id) {
                 text += &printer.statement(id)?;
             }
         }
@@ -121,6 +122,25 @@ impl Printer<'_> {
         }
     }
 
+    /// In Rust: a sum or difference of floats with a product in it, as receiver and arguments of `mul_add`, each with its sign.
+    fn fused(&self, id: Id) -> Option<[(bool, Id); 3]> {
+        let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
+        if self.dialect != Dialect::Rust || !self.dtype(id).is_float() || !matches!(op, Binary::Add | Binary::Sub) {
+            return None;
+        }
+        let minus = op == Binary::Sub;
+        let left = self.product(a).map(|[x, y]| [(false, x), (false, y), (minus, b)]);
+        left.or_else(|| self.product(b).map(|[x, y]| [(minus, x), (false, y), (false, a)]))
+    }
+
+    /// Whether a product is printed where it is read.
+    fn swallowed(&self, id: Id) -> bool {
+        let Some([x, y]) = self.product(id) else { return false };
+        let reads = |user: &Id| self.program.insts()[*user as usize].operands().any(|a| a == id);
+        let user = (id + 1..self.program.insts().len() as Id).find(reads);
+        user.and_then(|user| self.fused(user)).is_some_and(|[a, b, c]| (a.1, b.1) == (x, y) && c.1 != id)
+    }
+
     fn operand(&self, id: Id) -> Result<String> {
         match self.program.insts()[id as usize] {
             Inst::Input(i) => Ok(format!("in{i}")),
@@ -134,6 +154,12 @@ impl Printer<'_> {
 
     fn value(&self, id: Id) -> Result<String> {
         let inst = self.program.insts()[id as usize];
+        if let Some(terms) = self.fused(id) {
+            let [x, y, c] = terms.map(|(_, id)| self.operand(id));
+            let (x, y, c) = (x?, y?, c?);
+            let x = if terms[0].0 { format!("(-{x})") } else { x };
+            return Ok(format!("{x}.mul_add({y}, {}{c})", if terms[2].0 { "-" } else { "" }));
+        }
         match inst {
             Inst::Unary(op, _) => self.fill(inst, op.cell(self.dialect)),
             Inst::Binary(Binary::Add, a, b) if self.draws && self.dtype(id).compute() == DType::F32 => {

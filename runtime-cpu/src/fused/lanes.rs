@@ -1,9 +1,29 @@
 //! Sums and extremes of a row in a fixed order: element `i` goes to lane `i % LANES`, lanes are combined as a tree.
 
 use super::Float;
+use crate::simd::prefetch;
 
 /// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
 pub(super) const LANES: usize = 64;
+
+/// Asks for the memory that follows a row while the row is worked on, a line for each line: by itself the processor looks ahead to
+/// the end of a page, where many rows end.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<T>(*const T);
+
+impl<T> Ahead<T> {
+    /// What lies behind `row`.
+    pub(super) fn of(row: &[T]) -> Self {
+        Ahead(row.as_ptr_range().end)
+    }
+
+    /// One chunk of lanes more.
+    #[inline(always)]
+    fn chunk(&mut self) {
+        prefetch(self.0, LANES);
+        self.0 = self.0.wrapping_add(LANES);
+    }
+}
 
 /// Combines `f(x[i])`, starting every lane from `start`.
 #[inline(always)]
@@ -20,6 +40,25 @@ pub(super) fn fold<T: Float>(x: &[T], start: T, f: impl Fn(T) -> T, combine: imp
         lanes[l] = combine(lanes[l], f(v));
     }
     tree(lanes, combine)
+}
+
+/// Sums both parts of `f(x[i], y[i], z[i])`.
+#[inline(always)]
+pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> (T, T)) -> (T, T) {
+    let (mut first, mut second) = ([T::default(); LANES], [T::default(); LANES]);
+    let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
+    let mut add = |l: usize, x: T, y: T, z: T| {
+        let (a, b) = f(x, y, z);
+        first[l] = first[l] + a;
+        second[l] = second[l] + b;
+    };
+    for ((x, y), z) in cx.iter().zip(cy).zip(cz) {
+        (0..LANES).for_each(|l| add(l, x[l], y[l], z[l]));
+    }
+    for (l, ((&x, &y), &z)) in rx.iter().zip(ry).zip(rz).enumerate() {
+        add(l, x, y, z);
+    }
+    (tree(first, |a, b| a + b), tree(second, |a, b| a + b))
 }
 
 /// Sums `f(x[i], y[i])`.
@@ -41,11 +80,38 @@ pub(super) fn sum2<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T {
 
 /// Writes `y[i] = f(x[i])` and sums it.
 #[inline(always)]
-pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], f: impl Fn(T) -> T) -> T {
-    for (o, &v) in y.iter_mut().zip(x) {
-        *o = f(v);
+pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], mut ahead: Ahead<T>, f: impl Fn(T) -> T) -> T {
+    let mut lanes = [T::default(); LANES];
+    let ((cx, rx), (cy, ry)) = (x.as_chunks::<LANES>(), y.as_chunks_mut::<LANES>());
+    for (x, y) in cx.iter().zip(cy) {
+        ahead.chunk();
+        for l in 0..LANES {
+            y[l] = f(x[l]);
+            lanes[l] = lanes[l] + y[l];
+        }
     }
-    sum(y)
+    for (l, (y, &x)) in ry.iter_mut().zip(rx).enumerate() {
+        *y = f(x);
+        lanes[l] = lanes[l] + *y;
+    }
+    tree(lanes, |a, b| a + b)
+}
+
+/// Sums `f(x[i])`.
+#[inline(always)]
+pub(super) fn sum1<T: Float>(x: &[T], mut ahead: Ahead<T>, f: impl Fn(T) -> T) -> T {
+    let mut lanes = [T::default(); LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for x in chunks {
+        ahead.chunk();
+        for l in 0..LANES {
+            lanes[l] = lanes[l] + f(x[l]);
+        }
+    }
+    for (l, &x) in rest.iter().enumerate() {
+        lanes[l] = lanes[l] + f(x);
+    }
+    tree(lanes, |a, b| a + b)
 }
 
 #[inline(always)]

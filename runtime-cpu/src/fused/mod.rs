@@ -1,4 +1,5 @@
-//! Kernels of fused operations, for `f32` and `f64` in rows that lie in one line; everything else is decomposed.
+//! Kernels of fused operations, for `f32` and `f64` in rows that lie in one line (operands that do not are copied first, but not
+//! attention's); everything else is decomposed.
 //!
 //! Each kernel reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every
 //! primitive. Tasks are groups of rows cut by the sizes alone.
@@ -11,14 +12,16 @@ mod norm;
 mod pool;
 mod softmax;
 
-use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
+use numcore::{Accumulate, DType, Layout, Out, Result, Support, View, fused::FusedOp};
+use smallvec::SmallVec;
 
 use crate::{
-    Cpu, Engine,
+    Buffer, Cpu, Engine,
     element::{Lane, Stored},
     math::Math,
     matmul::Registers,
     operand::{Base, Operand},
+    pointwise,
 };
 
 /// A type rows are computed in.
@@ -37,9 +40,12 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     if outs.iter().any(|o| o.how == Accumulate::Add || !o.view.layout().is_contiguous()) {
         return Ok(Support::Decompose);
     }
+    let mut copies = SmallVec::new();
+    let strided = matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_));
+    let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { in_one_run(cpu, (*v).into(), &mut copies) };
     let call = Call {
         cpu,
-        ins: ins.iter().map(|v| Operand::from(*v)).collect(),
+        ins: ins.iter().map(operand).collect::<Result<_>>()?,
         outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
     };
     match call.outs[0].dtype {
@@ -61,7 +67,7 @@ impl Call<'_> {
         match op {
             FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<T>(self, op),
             FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention::backward::<T>(self, &op.0),
-            _ if !self.ins.iter().all(|x| x.layout.is_contiguous()) => Ok(Support::Decompose),
+            FusedOp::Attention(_) | FusedOp::AttentionGrad(_) => Ok(Support::Decompose),
             FusedOp::Softmax(op) => Ok(softmax::forward::<T>(self, op.log)),
             FusedOp::SoftmaxGrad(op) => Ok(softmax::backward::<T>(self, op.log)),
             FusedOp::Norm(op) => Ok(norm::forward::<T>(self, op)),
@@ -93,6 +99,20 @@ impl Call<'_> {
         let width = dims[dims.len() - 1];
         (dims[..dims.len() - 1].iter().product(), width)
     }
+}
+
+/// The operand, or a copy of it: one pass, where the decomposition takes ten. The gradient of a mean is such an operand: one
+/// number, repeated.
+fn in_one_run(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[Buffer; 2]>) -> Result<Operand> {
+    if x.layout.is_contiguous() {
+        return Ok(x);
+    }
+    let layout = Layout::contiguous(*x.layout.shape());
+    let copy = cpu.scratch(x.bytes())?;
+    let to = Operand::of(&copy, layout, x.dtype);
+    pointwise::convert(&cpu.queue.engine, x, to, Accumulate::Overwrite)?;
+    copies.push(copy);
+    Ok(to)
 }
 
 /// Whether elements along the last axis are neighbours.

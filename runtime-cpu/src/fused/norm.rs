@@ -5,7 +5,11 @@ use numcore::{
     fused::{Norm, NormGrad, NormKind},
 };
 
-use super::{Call, Float, grain, lanes, one};
+use super::{
+    Call, Float, grain,
+    lanes::{self, Ahead},
+    one,
+};
 use crate::{operand::Base, simd::leveled};
 
 /// Into how many groups rows are cut for the parameters' gradients; each group has partial sums of its own.
@@ -92,7 +96,7 @@ leveled! {
     ) -> (T, T) {
         let count = T::from_f64(x.len() as f64);
         let mean = if centered { lanes::sum(x) / count } else { T::default() };
-        let squares = lanes::fold(x, T::default(), |v| (v - mean) * (v - mean), |a, b| a + b);
+        let squares = lanes::sum1(x, Ahead::of(x), |v| (v - mean) * (v - mean));
         let rstd = one::<T>() / crate::math::Real::sqrt(squares / count + eps);
         match (weight, bias) {
             (Some(w), Some(b)) => for (((o, &v), &w), &b) in y.iter_mut().zip(x).zip(w).zip(b) {
@@ -114,16 +118,15 @@ leveled! {
     ) {
         let (mean, rstd, centered) = stats;
         let count = T::from_f64(x.len() as f64);
-        match weight {
-            Some(w) => for ((o, &g), &w) in d.iter_mut().zip(g).zip(w) { *o = g * w },
-            None => d.copy_from_slice(g),
-        }
-        let along = lanes::sum2(d, x, |h, x| h * (x - mean)) * rstd / count;
-        let level = if centered { lanes::sum(d) / count } else { T::default() };
+        // Without a weight, the gradient stands for its own product with it.
+        let of = |g: T, w: T| if weight.is_some() { g * w } else { g };
+        let w = weight.unwrap_or(g);
+        let (along, level) = lanes::sums3(x, g, w, |x, g, w| (of(g, w) * (x - mean), of(g, w)));
+        let (along, level) = (along * rstd / count, if centered { level / count } else { T::default() });
         let Sums { dw, db } = sums;
-        for ((((o, &x), &g), dw), db) in d.iter_mut().zip(x).zip(g).zip(dw).zip(db) {
+        for (((((o, &x), &g), &w), dw), db) in d.iter_mut().zip(x).zip(g).zip(w).zip(dw).zip(db) {
             let hat = (x - mean) * rstd;
-            *o = (*o - level - hat * along) * rstd;
+            *o = (of(g, w) - level - hat * along) * rstd;
             *dw = *dw + g * hat;
             *db = *db + g;
         }

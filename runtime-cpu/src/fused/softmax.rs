@@ -2,7 +2,11 @@
 
 use numcore::Support;
 
-use super::{Call, Float, grain, lanes};
+use super::{
+    Call, Float, grain,
+    lanes::{self, Ahead},
+    one,
+};
 use crate::{math::Math, simd::leveled};
 
 pub(super) fn forward<T: Float>(call: &Call<'_>, log: bool) -> Support {
@@ -33,15 +37,17 @@ leveled! {
     fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
             let top = finite(lanes::max(x));
-            let sum = lanes::map_sum(x, y, |v| Math::exp(v - top));
+            let sum = lanes::map_sum(x, y, Ahead::of(x), |v| Math::exp(v - top));
             if log {
                 let lse = Math::log(sum);
                 for (o, &v) in y.iter_mut().zip(x) {
                     *o = v - top - lse;
                 }
             } else if sum != T::default() {
+                // A division per element took a third of the time; the product is off by an ULP more.
+                let inverse = one::<T>() / sum;
                 for o in y.iter_mut() {
-                    *o = *o / sum;
+                    *o = *o * inverse;
                 }
             }
         }

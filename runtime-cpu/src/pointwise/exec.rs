@@ -8,6 +8,7 @@ use super::{
     plan::{Moving, Place, Plan, Tile},
     scratch::{Blocks, block, with_blocks},
     stage::{self, Side},
+    stream,
 };
 use crate::{Engine, Simd, operand::Base};
 
@@ -28,22 +29,47 @@ impl Common<'_> {
         (elements * self.kernel.weight / GRAIN).clamp(1, TASKS)
     }
 
+    /// Operands that are computed in blocks and streamed: large outputs of one step, whose old values nobody reads. More
+    /// steps compute for longer than they wait: streamed, `gelu` took 1.08 times as long.
+    fn streamed(&self, operands: &[(Base<u8>, usize)], n: usize) -> SmallVec<[usize; 4]> {
+        let (inputs, outputs) = (self.kernel.slots.inputs as usize, self.kernel.slots.outputs as usize);
+        if self.kernel.steps.len() != 1 || self.kernel.compiled.is_some() || self.kernel.copies.is_some() {
+            return SmallVec::new();
+        }
+        let read = |o: usize| self.kernel.reads_outputs >> o & 1 == 1;
+        (0..outputs).filter(|&o| !read(o) && stream::pays(n * operands[inputs + o].1)).map(|o| inputs + o).collect()
+    }
+
     /// Runs over `n` elements of operands that lie in one run each: their addresses and sizes, inputs first.
     ///
     /// # Safety
     /// Operands hold `n` elements; nothing else writes inputs or sees outputs meanwhile. Positions do not count.
     pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
-        let block = block(self.kernel, 0);
+        let streamed = self.streamed(operands, n);
+        let block = if streamed.is_empty() { block(self.kernel, 0) } else { stream::BLOCK };
         let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
         let part = |from: usize, to: usize| {
-            with_blocks(self, block.min(to - from), 0, |blocks| {
+            with_blocks(self, block.min(to - from), streamed.len(), |blocks| {
                 for at in (from..to).step_by(block) {
                     let slots = blocks.slots[first..].iter_mut();
                     slots.zip(operands).for_each(|(slot, (base, size))| *slot = base.at((at * size) as isize));
+                    for (n, &i) in streamed.iter().enumerate() {
+                        blocks.slots[first + i] = blocks.staged(n as u16);
+                    }
+                    let n = block.min(to - at);
                     // SAFETY: the caller's promise; tasks share no element.
-                    unsafe { blocks.run(self.kernel, block.min(to - at)) };
+                    unsafe { blocks.run(self.kernel, n) };
+                    for &i in &streamed {
+                        let (base, size) = operands[i];
+                        let to = base.at((at * size) as isize);
+                        // SAFETY: as above; the block was computed just now.
+                        unsafe { stream::copy(self.simd, to, blocks.slots[first + i], n * size) };
+                    }
                 }
             });
+            if !streamed.is_empty() {
+                stream::finish();
+            }
         };
         match self.tasks(n) {
             1 => part(0, n),

@@ -8,12 +8,14 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use super::{exec::Common, step::StepFn};
+use super::{compiled::Body, exec::Common, step::StepFn};
 use crate::Simd;
 
 /// A program lowered for certain types: what runs on each block.
 pub(crate) struct Kernel {
     pub(super) steps: Vec<Step>,
+    /// What runs in place of the steps, if the program was compiled ahead.
+    pub(super) compiled: Option<(Simd, Body)>,
     pub(super) immediates: Vec<Immediate>,
     pub(super) slots: Slots,
     /// Inputs that are old values of outputs: which.
@@ -103,6 +105,15 @@ pub(crate) struct Bits {
 }
 
 impl Kernel {
+    /// The same, by a compiled body: without registers, its numbers in the order they are printed in.
+    pub(super) fn compiled(self, program: &Program, simd: Simd, body: Body) -> Kernel {
+        let number = |of| Immediate::Value { of, dtype: self.typed.dtypes[of as usize] };
+        let immediates: Vec<Immediate> = program.launch_values().into_iter().map(number).collect();
+        let slots = Slots { registers: 0, immediates: immediates.len() as u16, ..self.slots };
+        let value = slots.number(Slot::Positions);
+        Kernel { compiled: Some((simd, body)), immediates, slots, value, ..self }
+    }
+
     /// This kernel with the immediates of a launch.
     #[inline]
     pub(crate) fn with(&self, program: &Program, scalars: &[Scalar], simd: Simd) -> Common<'_> {

@@ -14,6 +14,7 @@ use numcore::{
 use smallvec::SmallVec;
 
 use super::{
+    compiled,
     form::{Form, Output},
     kernel::{Immediate, Kernel, Slot, Slots},
     registers::{Draft, Place, assign},
@@ -28,7 +29,11 @@ pub(super) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Si
         l.instruction(id)?;
     }
     let value = l.outputs();
-    Ok(l.finish(value))
+    let kernel = l.finish(value);
+    Ok(match compiled::find(program, form) {
+        Some(body) => kernel.compiled(program, simd, body),
+        None => kernel,
+    })
 }
 
 struct Lowering<'a> {
@@ -315,6 +320,7 @@ impl<'a> Lowering<'a> {
             copies: self.copies(),
             reads_outputs: self.reads_outputs(),
             steps,
+            compiled: None,
             slots,
             value,
             immediates: self.immediates,

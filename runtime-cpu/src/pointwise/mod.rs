@@ -1,9 +1,12 @@
 //! Pointwise programs: lowered once to steps ([`Kernel`]), cut into tiles for each launch ([`Plan`]), run tile by tile
-//! ([`Launch`]). A step is a loop over a block that stays in the first cache; there is one per operation and type.
+//! ([`Launch`]). A step is a loop over a block that stays in the first cache; there is one per operation and type. A few hot
+//! programs are compiled ahead, as one step (`compiled`).
 
 mod cache;
+mod compiled;
 mod exec;
 mod form;
+mod hot;
 mod kernel;
 mod lower;
 mod plan;
@@ -13,6 +16,7 @@ mod registers;
 mod scratch;
 mod stage;
 mod step;
+mod stream;
 mod table;
 mod turn;
 

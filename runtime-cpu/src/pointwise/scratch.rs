@@ -26,7 +26,8 @@ thread_local! {
 
 /// Elements of a block of a kernel that stages operands of so many bytes per element.
 pub(super) fn block(kernel: &Kernel, staged: usize) -> usize {
-    let bytes = (kernel.slots.registers + kernel.slots.immediates) as usize * kernel.width + staged;
+    let blocks = if kernel.compiled.is_some() { 0 } else { kernel.slots.registers + kernel.slots.immediates };
+    let bytes = blocks as usize * kernel.width + staged;
     let (least, most) = BLOCK;
     (L1 / bytes.max(1)).clamp(least, most) / least * least
 }
@@ -51,6 +52,10 @@ impl Blocks {
     /// latter meanwhile.
     #[inline(always)]
     pub(super) unsafe fn run(&self, kernel: &Kernel, n: usize) {
+        if let Some((simd, body)) = kernel.compiled {
+            // SAFETY: the caller's promise; immediates were filled.
+            return unsafe { body(simd, &self.slots, n) };
+        }
         for step in &kernel.steps {
             let [a, b, c] = step.args.map(|s| self.slots[s as usize].cast_const());
             // SAFETY: the caller's promise; lowering gave every step operands of its types, and no destination that it reads.
@@ -83,10 +88,11 @@ pub(super) fn with_blocks(
         }
         let start = lines.as_mut_ptr().cast::<u8>();
         blocks.slots.iter_mut().take(own).enumerate().for_each(|(i, s)| *s = start.wrapping_add(i * stride));
+        let repeated = if kernel.compiled.is_some() { 1 } else { block };
         for (i, value) in launch.values.iter().enumerate() {
             let to = blocks.slots[kernel.slots.number(Slot::Immediate(i as u16)) as usize];
             // SAFETY: a block of this thread's scratch memory.
-            unsafe { stage::splat(launch.simd, to, value, block) };
+            unsafe { stage::splat(launch.simd, to, value, repeated) };
         }
         (blocks.staged, blocks.stride) = (start.wrapping_add(own * stride), stride);
         body(&mut blocks);

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::{
     element::{Lane, Stored},
     operand::Base,
-    simd::leveled,
+    simd::{leveled, prefetch},
 };
 
 /// How two values become one, and what stands for none.
@@ -114,9 +114,12 @@ leveled! {
 #[inline(always)]
 fn line<T: Lane, C: Combine<T>>(x: &[T]) -> T {
     const LANES: usize = 64;
+    /// Bytes: a tile ahead. The processor's own look-ahead ends with a page.
+    const AHEAD: usize = 16 << 10;
     let mut lanes = [C::FIRST; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
+        prefetch(chunk.as_ptr().wrapping_byte_add(AHEAD), LANES);
         lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = C::two(*lane, *x));
     }
     if chunks.is_empty() && rest.len() <= 8 {

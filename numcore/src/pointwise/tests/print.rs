@@ -58,6 +58,25 @@ fn as_rust() {
     );
 }
 
+/// A product that only a sum reads is rounded with it.
+#[test]
+fn as_rust_with_fused_products() {
+    let p = Program::new("fused", |[a, b, c], []| [a * b + c, a * c - b, c - b * 2.0, a * a, a * a + 1.0]);
+    check(
+        &body(&p, DType::F32, Dialect::Rust),
+        "let v4: f32 = in0.mul_add(in1, in2);
+         let v6: f32 = in0.mul_add(in2, -in1);
+         let v9: f32 = (-in1).mul_add(2.0f32, in2);
+         let v10: f32 = in0 * in0;
+         let v12: f32 = v10 + 1.0f32;
+         out0 = v4;
+         out1 = v6;
+         out2 = v9;
+         out3 = v10;
+         out4 = v12;",
+    );
+}
+
 #[test]
 fn as_cuda() {
     check(

@@ -1,0 +1,97 @@
+//! Stores that go past the caches, for outputs too large to be found there again.
+//!
+//! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12 are needed.
+//! Blocks are computed in the first cache and sent on from there, so that no kernel needs to know.
+
+use crate::Simd;
+
+/// Bytes of an output from which on it is streamed.
+const LARGE: usize = 32 << 20;
+/// Elements of a block that is streamed: so few that reads and writes share the way to memory. With 4096 they took turns,
+/// and a sum 1.1, an exponential 1.7 times as long.
+pub(super) const BLOCK: usize = 256;
+/// A cache line.
+const LINE: usize = 64;
+
+/// Whether an output of so many bytes is streamed.
+pub(super) fn pays(bytes: usize) -> bool {
+    cfg!(target_arch = "x86_64") && bytes >= LARGE
+}
+
+/// Copies `bytes` bytes; whole lines of `to` are written without being read.
+///
+/// # Safety
+/// Both sides hold so many bytes; nothing writes `from` or sees `to` meanwhile. Other threads see `to` after [`finish`].
+pub(super) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8, bytes: usize) {
+    let head = to.align_offset(LINE).min(bytes);
+    let lines = (bytes - head) / LINE;
+    let rest = head + lines * LINE;
+    // SAFETY: the caller's promise; the level is one this processor has, and lines start at a multiple of their size.
+    unsafe {
+        to.copy_from_nonoverlapping(from, head);
+        copy_lines(simd, to.add(head), from.add(head), lines);
+        to.add(rest).copy_from_nonoverlapping(from.add(rest), bytes - rest);
+    }
+}
+
+/// What was streamed by this thread comes before what it writes from now on.
+pub(super) fn finish() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this kind has it.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// # Safety
+/// As for [`copy`], for whole lines; `to` starts at one, and the processor has the level.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_lines(simd: Simd, to: *mut u8, from: *const u8, lines: usize) {
+    use std::arch::x86_64::*;
+    /// # Safety
+    /// As for [`copy_lines`].
+    #[target_feature(enable = "avx512f")]
+    unsafe fn wide(to: *mut u8, from: *const u8, lines: usize) {
+        for i in 0..lines {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_stream_si512(to.add(i * LINE).cast(), _mm512_loadu_si512(from.add(i * LINE).cast())) };
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if simd == Simd::Avx512 {
+            return wide(to, from, lines);
+        }
+        for i in 0..lines * LINE / 16 {
+            _mm_stream_si128(to.add(i * 16).cast(), _mm_loadu_si128(from.add(i * 16).cast()));
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy`].
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_lines(_: Simd, to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { to.copy_from_nonoverlapping(from, lines * LINE) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_arrives_whatever_the_alignment() {
+        let from: Vec<u8> = (0..1000u32).map(|i| (i % 251) as u8).collect();
+        for simd in Simd::ALL.into_iter().filter(|s| s.is_available()) {
+            for (start, bytes) in [(0, 1000), (3, 900), (17, 40), (60, 3), (1, 0), (5, 128)] {
+                let mut to = vec![0u8; 1100];
+                // SAFETY: both vectors are longer; `to` is this test's alone.
+                unsafe { copy(simd, to[start..].as_mut_ptr(), from.as_ptr(), bytes) };
+                finish();
+                assert_eq!(to[start..start + bytes], from[..bytes]);
+                assert!(to[..start].iter().chain(&to[start + bytes..]).all(|&x| x == 0));
+            }
+        }
+    }
+}
