@@ -3,13 +3,17 @@
 use std::{cell::Cell, sync::Arc};
 
 use numcore::{
-    Result, Runtime, Tensor,
+    ErrorKind, Result, Runtime, Tensor,
     ops::{Bits, Op, Rule, Saves, Spec, SpecList},
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::{Function, LeafView, checkpoint::Segment};
+use crate::{
+    BackwardHook, Function, LeafView,
+    checkpoint::Segment,
+    recompute::{Recipe, Remade},
+};
 
 /// Where a variable comes from.
 pub(crate) enum Edge<R: Runtime> {
@@ -32,6 +36,8 @@ impl<R: Runtime> Clone for Edge<R> {
 pub(crate) enum Value<R: Runtime> {
     Own(Tensor<R>),
     Leaf(Arc<LeafView<R>>),
+    /// Who saves it saves its recipe.
+    Remade(Arc<Remade<R>>),
 }
 
 impl<R: Runtime> Clone for Value<R> {
@@ -39,6 +45,7 @@ impl<R: Runtime> Clone for Value<R> {
         match self {
             Value::Own(t) => Value::Own(t.clone()),
             Value::Leaf(v) => Value::Leaf(v.clone()),
+            Value::Remade(r) => Value::Remade(r.clone()),
         }
     }
 }
@@ -48,6 +55,7 @@ impl<R: Runtime> Value<R> {
         match self {
             Value::Own(t) => Ok(t.clone()),
             Value::Leaf(v) => v.value(),
+            Value::Remade(r) => Ok(r.value.clone()),
         }
     }
 
@@ -56,6 +64,7 @@ impl<R: Runtime> Value<R> {
         match self {
             Value::Own(t) => Ok(t),
             Value::Leaf(v) => Ok(room.insert(v.value()?)),
+            Value::Remade(r) => Ok(&r.value),
         }
     }
 
@@ -64,6 +73,7 @@ impl<R: Runtime> Value<R> {
         match self {
             Value::Own(t) => specs.push(t.shape(), t.dtype()),
             Value::Leaf(v) => specs.push(v.shape(), v.leaf().spec().dtype),
+            Value::Remade(r) => specs.push(r.value.shape(), r.value.dtype()),
         }
     }
 
@@ -72,6 +82,7 @@ impl<R: Runtime> Value<R> {
         match self {
             Value::Own(t) => t.spec(),
             Value::Leaf(v) => v.spec(),
+            Value::Remade(r) => r.value.spec(),
         }
     }
 }
@@ -121,15 +132,40 @@ impl<R: Runtime> Node<R> {
     }
 }
 
-/// A saved input: its value, and the version of the leaf it refers to.
-pub(crate) struct SavedInput<R: Runtime> {
-    pub(crate) value: Value<R>,
-    pub(crate) version: u64,
+/// What is kept of an input.
+pub(crate) enum SavedInput<R: Runtime> {
+    Own(Tensor<R>),
+    /// A leaf, and its version.
+    Leaf(Arc<LeafView<R>>, u64),
+    Recipe(Arc<Recipe<R>>),
 }
 
 impl<R: Runtime> Clone for SavedInput<R> {
     fn clone(&self) -> Self {
-        SavedInput { value: self.value.clone(), version: self.version }
+        match self {
+            SavedInput::Own(t) => SavedInput::Own(t.clone()),
+            SavedInput::Leaf(v, version) => SavedInput::Leaf(v.clone(), *version),
+            SavedInput::Recipe(r) => SavedInput::Recipe(r.clone()),
+        }
+    }
+}
+
+impl<R: Runtime> SavedInput<R> {
+    /// The value as it was; a leaf that is needed is announced.
+    pub(crate) fn fetch(&self, hook: &mut dyn BackwardHook<R>) -> Result<Value<R>> {
+        Ok(match self {
+            SavedInput::Own(t) => Value::Own(t.clone()),
+            SavedInput::Recipe(recipe) => Value::Own(recipe.run(hook)?),
+            SavedInput::Leaf(view, saved) => {
+                let leaf = view.leaf();
+                if leaf.version() != *saved {
+                    let (name, now) = (leaf.name().to_string(), leaf.version());
+                    return Err(ErrorKind::Stale { name, saved: *saved, now }.into());
+                }
+                hook.on_leaf_needed(leaf)?;
+                Value::Leaf(view.clone())
+            }
+        })
     }
 }
 

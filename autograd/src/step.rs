@@ -68,17 +68,9 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
 
     fn input(&mut self, i: usize) -> Result<Var<R>> {
         let Some(saved) = self.saved.inputs[i].clone() else { return Err(self.not_saved("input", i)) };
-        if let Value::Leaf(view) = &saved.value {
-            let leaf = view.leaf();
-            if leaf.version() != saved.version {
-                let kind =
-                    ErrorKind::Stale { name: leaf.name().to_string(), saved: saved.version, now: leaf.version() };
-                return Err(kind.into());
-            }
-            self.hook.on_leaf_needed(leaf)?;
-        }
+        let value = saved.fetch(self.hook)?;
         let edge = self.node.edges[i].clone().filter(|_| self.sweep.options.create_graph);
-        Ok(Var { value: saved.value, edge })
+        Ok(Var { value, edge })
     }
 
     fn output(&mut self, k: usize) -> Result<Var<R>> {

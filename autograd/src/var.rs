@@ -123,9 +123,12 @@ impl<R: Runtime> Var<R> {
     }
 }
 
-fn saved_input<R: Runtime>(value: &Value<R>) -> SavedInput<R> {
-    let version = if let Value::Leaf(view) = value { view.leaf().version() } else { 0 };
-    SavedInput { value: value.clone(), version }
+pub(crate) fn saved_input<R: Runtime>(value: &Value<R>) -> SavedInput<R> {
+    match value {
+        Value::Own(t) => SavedInput::Own(t.clone()),
+        Value::Leaf(view) => SavedInput::Leaf(view.clone(), view.leaf().version()),
+        Value::Remade(remade) => SavedInput::Recipe(remade.recipe.clone()),
+    }
 }
 
 /// What `f` makes of the values of `vars`, which are cloned only where a leaf's residency fetches them.
@@ -146,6 +149,7 @@ impl<R: Runtime> Apply for Var<R> {
         match &self.value {
             Value::Own(t) => t.runtime(),
             Value::Leaf(v) => v.leaf().runtime(),
+            Value::Remade(r) => r.value.runtime(),
         }
     }
 
@@ -177,7 +181,15 @@ impl<R: Runtime> Apply for Var<R> {
         if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {
             return Ok(outs.into_iter().map(Var::new).collect());
         }
-        Var::recorded(Call::Op(op), ins, outs)
+        let remade = match (&op, &ins[0].value) {
+            (Op::View(view), Value::Remade(x)) => Some(Arc::new(x.seen(view, outs[0].clone()))),
+            _ => None,
+        };
+        let mut outs = Var::recorded(Call::Op(op), ins, outs)?;
+        if let Some(seen) = remade {
+            outs[0].value = Value::Remade(seen);
+        }
+        Ok(outs)
     }
 }
 

@@ -46,6 +46,13 @@ impl<R: Runtime> LayerNorm<R> {
         let (weight, bias) = (init.param([width], Initializer::Ones)?, Some(init.param([width], Initializer::Zeros)?));
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
     }
+
+    /// The same as forward, made again in backward by what would keep it.
+    pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
+        let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);
+        let inputs: Vec<&Var<R>> = [x, &weight].into_iter().chain(&bias).collect();
+        autograd::recomputed(&inputs, move |x| x[0].layer_norm(x.get(1), x.get(2), eps))
+    }
 }
 
 impl<R: Runtime> RmsNorm<R> {

@@ -1,6 +1,6 @@
 //! The blocks of a decoder.
 
-use autograd::Var;
+use autograd::{Var, recomputed};
 use numcore::{
     Result, Runtime,
     fused::NnOps,
@@ -44,7 +44,8 @@ impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let parts = self.qkv.forward(x)?.chunk(-1, 3)?;
         let [q, k, v] = three(parts)?.map(|x| split_heads(&x, self.heads));
-        self.proj.forward(&merge_heads(&q?.attention(&k?, &v?, None, true, None)?)?)
+        let found = q?.attention(&k?, &v?, None, true, None)?;
+        self.proj.forward(&recomputed(&[&found], |x| merge_heads(&x[0]))?)
     }
 }
 
@@ -61,7 +62,8 @@ pub struct BlockConfig {
     pub dropout: f64,
 }
 
-/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`.
+/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`. Norms, the activation and the
+/// order of heads are made again in backward ([`recomputed`]) by what would keep them.
 #[derive(Debug, Module)]
 pub struct Block<R: Runtime> {
     /// Before attention.
@@ -102,9 +104,10 @@ impl<R: Runtime> Block<R> {
 
 impl<R: Runtime> Forward<R> for Block<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        let attended = self.attention.forward(&self.ln1.forward(x)?)?;
+        let attended = self.attention.forward(&self.ln1.recomputed(x)?)?;
         let x = x.add(&self.dropout.forward(&attended)?)?;
-        let widened = self.fc1.forward(&self.ln2.forward(&x)?)?.gelu()?;
-        x.add(&self.dropout.forward(&self.fc2.forward(&widened)?)?)
+        let widened = self.fc1.forward(&self.ln2.recomputed(&x)?)?;
+        let active = recomputed(&[&widened], |x| x[0].gelu())?;
+        x.add(&self.dropout.forward(&self.fc2.forward(&active)?)?)
     }
 }

@@ -1,0 +1,89 @@
+//! Values that nobody keeps: what reads one in backward makes it again.
+
+use std::sync::Arc;
+
+use numcore::{
+    Result, Runtime, Tensor,
+    ops::{Apply, ViewOp},
+};
+
+use crate::{
+    BackwardHook, RandomState, Var, is_grad_enabled,
+    mode::at_random_state,
+    no_grad,
+    node::{SavedInput, Value},
+    random_state,
+    var::saved_input,
+};
+
+type Make<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
+
+/// A value while a forward pass uses it, and how it is made.
+pub(crate) struct Remade<R: Runtime> {
+    pub(crate) value: Tensor<R>,
+    pub(crate) recipe: Arc<Recipe<R>>,
+}
+
+/// How a value is made again.
+pub(crate) struct Recipe<R: Runtime> {
+    make: Arc<Make<R>>,
+    inputs: Vec<SavedInput<R>>,
+    random: RandomState,
+    /// Through which what was made is seen.
+    views: Vec<ViewOp>,
+}
+
+impl<R: Runtime> Remade<R> {
+    /// A view of the value, `value`.
+    pub(crate) fn seen(&self, view: &ViewOp, value: Tensor<R>) -> Remade<R> {
+        let Recipe { make, inputs, random, views } = &*self.recipe;
+        let views = views.iter().chain([view]).cloned().collect();
+        Remade {
+            value,
+            recipe: Arc::new(Recipe { make: make.clone(), inputs: inputs.clone(), random: *random, views }),
+        }
+    }
+}
+
+/// What `make` gives for `inputs`. Ops that need this value for their gradients do not keep it, but make it again in backward, with the
+/// same random seeds. (Activation checkpointing of one value; unlike in [`checkpoint`](crate::checkpoint), what `make` computes is
+/// recorded as usual, can be differentiated twice, and its gradients cost nothing more.)
+///
+/// It pays where the value is cheap and its inputs are kept anyway: an activation, whose gradient reads its input; a norm; a copy in another
+/// order. `make` depends on its inputs and random seeds alone.
+///
+/// ```
+/// # use autograd::{Var, recomputed};
+/// # use numcore::{DType, NullRuntime, Tensor, ops::{MatmulOps, PointwiseOps}};
+/// # let rt = NullRuntime::new();
+/// # let (x, w) = (Tensor::zeros(&rt, [4, 8], DType::F32)?, Tensor::zeros(&rt, [8, 8], DType::F32)?);
+/// # let (x, w) = (Var::leaf("x", x)?, Var::leaf("w", w)?);
+/// let h = x.mul(2.0)?;
+/// // The product keeps `h`, which `gelu` keeps too, and not `gelu(h)`.
+/// let y = recomputed(&[&h], |h| h[0].gelu())?.matmul(&w)?;
+/// # Ok::<(), numcore::Error>(())
+/// ```
+pub fn recomputed<R: Runtime>(
+    inputs: &[&Var<R>],
+    make: impl Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync + 'static,
+) -> Result<Var<R>> {
+    let random = random_state();
+    let out = make(&inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>())?;
+    if !is_grad_enabled() || out.edge.is_none() {
+        return Ok(out);
+    }
+    let value = out.value()?;
+    let inputs = inputs.iter().map(|v| saved_input(&v.value)).collect();
+    let recipe = Arc::new(Recipe { make: Arc::new(make), inputs, random, views: Vec::new() });
+    Ok(Var { value: Value::Remade(Arc::new(Remade { value, recipe })), edge: out.edge })
+}
+
+impl<R: Runtime> Recipe<R> {
+    /// The value, in a sweep: leaves it reads must be as they were, and are announced.
+    pub(crate) fn run(&self, hook: &mut dyn BackwardHook<R>) -> Result<Tensor<R>> {
+        let inputs = self.inputs.iter().map(|i| Ok(Var { value: i.fetch(hook)?, edge: None }));
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        let value = at_random_state(self.random, || no_grad(|| (self.make)(&inputs)))?.value()?;
+        self.views.iter().try_fold(value, |x, view| Tensor::apply1(view.clone(), &[&x]))
+    }
+}
