@@ -11,6 +11,9 @@ use numcore::{
 use super::{Call, Float, grain};
 use crate::{element::Lane, simd::leveled};
 
+/// Windows that are taken side by side.
+const SOME: usize = 16;
+
 /// Sizes of a channel, and of its pooled form.
 #[derive(Clone, Copy)]
 struct Channel {
@@ -160,20 +163,35 @@ fn to_largest_of_four<T: Float>(x: &[T], g: &[T], d: &mut [T], c: Channel) {
     let zero = T::default();
     for (p, row) in g.chunks_exact(c.pooled[1].max(1)).enumerate() {
         let [upper, lower] = c.lines(p);
-        let [a, b] = [upper.clone(), lower.clone()].map(|at| x[at].chunks_exact(2));
+        let [a, b] = [upper.clone(), lower.clone()].map(|at| x[at].chunks(2 * SOME));
         let (head, tail) = d.split_at_mut(lower.start);
-        let (to_a, to_b) = (head[upper].chunks_exact_mut(2), tail[..2 * row.len()].chunks_exact_mut(2));
-        for ((((&g, a), b), to_a), to_b) in row.iter().zip(a).zip(b).zip(to_a).zip(to_b) {
-            let (right, right_is) = larger(a[0], a[1]);
-            let (below, below_is) = larger(right, b[0]);
-            let (_, last_is) = larger(below, b[1]);
-            // A sum, as where windows overlap: of a zero's sign nothing is left.
-            let g = zero + g;
-            let here = |is: bool| if is { g } else { zero };
-            to_b[1] = here(last_is);
-            to_b[0] = here(!last_is & below_is);
-            to_a[1] = here(!last_is & !below_is & right_is);
-            to_a[0] = here(!last_is & !below_is & !right_is);
+        let (to_a, to_b) = (head[upper].chunks_mut(2 * SOME), tail[..2 * row.len()].chunks_mut(2 * SOME));
+        for ((((g, a), b), to_a), to_b) in row.chunks(SOME).zip(a).zip(b).zip(to_a).zip(to_b) {
+            // As many windows as a line of arrays has, so that the compiler takes them side by side.
+            let mut of: [[T; SOME]; 4] = [[zero; SOME]; 4];
+            for (i, (a, b)) in a.chunks_exact(2).zip(b.chunks_exact(2)).enumerate() {
+                [of[0][i], of[1][i], of[2][i], of[3][i]] = [a[0], a[1], b[0], b[1]];
+            }
+            let mut upstream = [zero; SOME];
+            upstream[..g.len()].copy_from_slice(g);
+            let mut to = [[zero; SOME]; 4];
+            for i in 0..SOME {
+                let (best, second) = larger(of[0][i], of[1][i]);
+                let (best, third) = larger(best, of[2][i]);
+                let (_, fourth) = larger(best, of[3][i]);
+                // A sum, as where windows overlap: of a zero's sign nothing is left.
+                let g = zero + upstream[i];
+                let unless = |is: bool, g: T| if is { zero } else { g };
+                to[3][i] = unless(!fourth, g);
+                let g = unless(fourth, g);
+                to[2][i] = unless(!third, g);
+                let g = unless(third, g);
+                to[1][i] = unless(!second, g);
+                to[0][i] = unless(second, g);
+            }
+            for (i, (a, b)) in to_a.chunks_exact_mut(2).zip(to_b.chunks_exact_mut(2)).enumerate() {
+                (a[0], a[1], b[0], b[1]) = (to[0][i], to[1][i], to[2][i], to[3][i]);
+            }
         }
     }
 }
