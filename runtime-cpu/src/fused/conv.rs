@@ -7,8 +7,6 @@
 //! | adjoint in `x`, stride 1 | places of `x` | channels of `y` and places of the kernel, turned by half a turn | channels of `x` |
 //! | adjoint in `w` | channels and places of the kernel | places of `y` | channels of `y` |
 
-use std::ops::Range;
-
 use numcore::{
     Result, Support,
     fused::{Conv, ConvKind},
@@ -17,7 +15,7 @@ use numcore::{
 use super::{Call, Float, one};
 use crate::{
     Buffer,
-    matmul::{Left, Matrix, product_of},
+    matmul::{Left, Matrix, PACKED, Packed, ROWS, Right, product_in_columns, product_of},
     operand::Base,
 };
 
@@ -25,8 +23,6 @@ use crate::{
 const FEW: usize = 4;
 /// Groups of images whose weight gradients are summed apart, then in order. A number of its own, so that bits depend on sizes alone.
 const PARTS: usize = 8;
-/// Rows of one task are a multiple of this.
-const ROWS: usize = 48;
 
 /// `[N, channels, height, width]`, of which a group has `depth` channels.
 #[derive(Clone, Copy)]
@@ -100,6 +96,13 @@ struct Bordered<T> {
     _memory: Option<Buffer>,
 }
 
+/// All windows of images: where they begin, and where in one its numbers lie.
+struct Windows<'a, T> {
+    of: &'a Bordered<T>,
+    rows: &'a [usize],
+    steps: &'a [usize],
+}
+
 impl Problem<'_, '_> {
     fn forward<T: Float>(&self) -> Result<()> {
         let x = self.bordered::<T>(self.call.input(0), self.x, self.op.padding, [0, 0])?;
@@ -109,19 +112,12 @@ impl Problem<'_, '_> {
         let kernel: Vec<usize> = grid(self.kernel, [dilation[0] * line, dilation[1]]).collect();
         let steps = in_channels(x.images.depth, x.images.plane(), &kernel);
         let (w, y) = (self.call.input::<T>(1), self.call.output::<T>(0));
-        self.maps(self.y, |image, group, part| {
-            let a =
-                Left::Gathered { at: x.at.at(x.images.start(image, group)), rows: &rows[part.clone()], steps: &steps };
-            let at = w.at((group * self.y.depth * steps.len()) as isize).cast_const();
-            let b = Matrix { at, row: 1, column: steps.len() as isize };
-            let to = y.at(self.y.start(image, group) + part.start as isize);
-            let out = Matrix { at: to, row: 1, column: self.y.plane() as isize };
-            // SAFETY: every window lies in its bordered image, and these places of the output are this task's alone.
-            unsafe {
-                product_of(self.call.engine().simd, [part.len(), steps.len(), self.y.depth], out, a, b, one(), false)
-            };
-        });
-        Ok(())
+        let weights = |group| Matrix {
+            at: w.at((group * self.y.depth * steps.len()) as isize).cast_const(),
+            row: 1,
+            column: steps.len() as isize,
+        };
+        self.maps(Windows { of: &x, rows: &rows, steps: &steps }, weights, y, self.y)
     }
 
     /// With stride 1 the adjoint is a convolution of `y` with the kernel turned by half a turn.
@@ -143,19 +139,12 @@ impl Problem<'_, '_> {
         let turned = self.weights_by_channel::<T>(kernel.len())?;
         let w = Base::<T>::new(turned.ptr().cast());
         let (channels, x) = (self.x.depth, self.call.output::<T>(0));
-        self.maps(self.x, |image, group, part| {
-            let a =
-                Left::Gathered { at: y.at.at(y.images.start(image, group)), rows: &rows[part.clone()], steps: &steps };
-            let at = w.at((group * steps.len() * channels) as isize).cast_const();
-            let b = Matrix { at, row: channels as isize, column: 1 };
-            let to = x.at(self.x.start(image, group) + part.start as isize);
-            let out = Matrix { at: to, row: 1, column: self.x.plane() as isize };
-            // SAFETY: as in `forward`.
-            unsafe {
-                product_of(self.call.engine().simd, [part.len(), steps.len(), channels], out, a, b, one(), false)
-            };
-        });
-        Ok(())
+        let weights = |group| Matrix {
+            at: w.at((group * steps.len() * channels) as isize).cast_const(),
+            row: channels as isize,
+            column: 1,
+        };
+        self.maps(Windows { of: &y, rows: &rows, steps: &steps }, weights, x, self.x)
     }
 
     /// `[G, O/G, R · S, C/G]` from `[O, C/G, R · S]`: channels of `x` side by side.
@@ -219,19 +208,47 @@ impl Problem<'_, '_> {
         Ok(())
     }
 
-    /// One product for each image, group and part of the output's places.
-    fn maps(&self, out: Images, product: impl Fn(usize, usize, Range<usize>) + Sync) {
-        let each = out.count * self.op.groups;
-        let cuts = (4 * self.call.engine().threads.count()).div_ceil(each);
+    /// One product of windows and weights for each image, group and part of the output's places.
+    fn maps<T: Float>(
+        &self,
+        windows: Windows<'_, T>,
+        weights: impl Fn(usize) -> Matrix<*const T> + Sync,
+        to: Base<T>,
+        out: Images,
+    ) -> Result<()> {
+        let (engine, from, groups) = (self.call.engine(), windows.of, self.op.groups);
+        let sizes = (windows.steps.len(), out.depth);
+        let room = Packed::<T>::room(sizes.0, sizes.1);
+        // Weights that stay in the second cache are packed once for all images; larger ones are cut as any product's.
+        let fits = room * size_of::<T>() <= PACKED;
+        let memory = self.call.cpu.scratch(if fits { groups * room * size_of::<T>() } else { 0 })?;
+        let numbers = Base::<T>::new(memory.ptr().cast());
+        let packed: Vec<_> = (0..if fits { groups } else { 0 })
+            // SAFETY: the weights are an operand's, and each group's room is its own.
+            .map(|g| unsafe {
+                Packed::new(engine.simd, weights(g), sizes, numbers.slice_mut((g * room) as isize, room))
+            })
+            .collect();
+        let each = out.count * groups;
+        let cuts = (4 * engine.threads.count()).div_ceil(each);
         let rows = out.plane().div_ceil(cuts).next_multiple_of(ROWS);
         let parts = out.plane().div_ceil(rows);
-        self.call.engine().ranges(each * parts, 1, |tasks| {
+        engine.ranges(each * parts, 1, |tasks| {
             for task in tasks {
                 let (map, part) = (task / parts, task % parts);
+                let (image, group) = (map / groups, map % groups);
                 let places = part * rows..out.plane().min((part + 1) * rows);
-                product(map / self.op.groups, map % self.op.groups, places);
+                let at = to.at(out.start(image, group) + places.start as isize);
+                let maps = Matrix { at, row: 1, column: out.plane() as isize };
+                let sizes = [places.len(), sizes.0, sizes.1];
+                let start = from.at.at(from.images.start(image, group)).cast_const();
+                let a = Left::Gathered { at: start, rows: &windows.rows[places], steps: windows.steps };
+                let b = packed.get(group).map_or_else(|| Right::Strided(weights(group)), |b| Right::Packed(*b));
+                // SAFETY: every window lies in its bordered image, and these places of the output are this task's alone.
+                unsafe { product_in_columns(engine.simd, sizes, maps, a, b) };
             }
         });
+        Ok(())
     }
 
     /// Images with zeros around, at least as many behind as before.

@@ -5,6 +5,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+mod columns;
 mod cut;
 mod factor;
 mod kernel;
@@ -24,10 +25,11 @@ use crate::{
     walk::Walk,
 };
 
+pub(crate) use columns::{ROWS, Right, product_in_columns};
 use cut::Cut;
 pub(crate) use factor::{Left, Matrix};
 pub(crate) use packed::Packed;
-pub(crate) use product::{product, product_of};
+pub(crate) use product::{PACKED, product, product_of};
 pub(crate) use register::Registers;
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.

@@ -17,14 +17,14 @@ use crate::Simd;
 
 /// Steps of a sum between two visits to the output. (With 256 the output of long sums is read and written twice as often; 512 was up to 5 %
 /// faster from 1024 steps on.)
-const DEPTH: usize = 512;
+pub(super) const DEPTH: usize = 512;
 /// Bytes of packed columns: what is left of a second cache of 1 MiB beside rows and output.
-const PACKED: usize = 768 << 10;
+pub(crate) const PACKED: usize = 768 << 10;
 
 /// A cache line, to which packed memory is aligned: a register's load that spans two costs twice.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line {
+pub(super) struct Line {
     _words: [u64; 8],
 }
 
@@ -99,7 +99,7 @@ pub(crate) unsafe fn product_of<T: Registers>(
 }
 
 /// At least so many numbers.
-fn room<T: Registers>(lines: &mut Vec<Line>, numbers: usize) -> &mut [T] {
+pub(super) fn room<T: Registers>(lines: &mut Vec<Line>, numbers: usize) -> &mut [T] {
     let count = (numbers * size_of::<T>()).div_ceil(size_of::<Line>());
     if lines.len() < count {
         lines.resize(count, Line { _words: [0; 8] });
