@@ -7,6 +7,8 @@
 //! | adjoint in `x`, stride 1 | places of `x` | channels of `y` and places of the kernel, turned by half a turn | channels of `x` |
 //! | adjoint in `w` | channels and places of the kernel | places of `y` | channels of `y` |
 
+use std::cell::RefCell;
+
 use numcore::{
     Result, Support,
     fused::{Conv, ConvKind},
@@ -15,7 +17,7 @@ use numcore::{
 use super::{Call, Float, one};
 use crate::{
     Buffer,
-    matmul::{Left, Matrix, PACKED, Packed, ROWS, Right, product_in_columns, product_of},
+    matmul::{Left, Line, Matrix, PACKED, Packed, ROWS, Right, product_in_columns, product_of, room},
     operand::Base,
 };
 
@@ -89,6 +91,35 @@ struct Problem<'p, 'a> {
     kernel: [usize; 2],
 }
 
+/// Zeros around an image, at least as many behind as before.
+#[derive(Clone, Copy)]
+struct Border {
+    before: [usize; 2],
+    behind: [usize; 2],
+}
+
+impl Border {
+    fn is_none(&self) -> bool {
+        self.before == [0, 0] && self.behind == [0, 0]
+    }
+
+    fn around(&self, images: Images) -> Images {
+        let size = [0, 1].map(|i| self.before[i] + images.size[i] + self.behind[i].max(self.before[i]));
+        Images { size, ..images }
+    }
+
+    /// Channels with their borders.
+    fn draw<T: Float>(&self, images: Images, from: &[T], to: &mut [T]) {
+        let larger = self.around(images);
+        for (from, to) in from.chunks_exact(images.plane()).zip(to.chunks_exact_mut(larger.plane())) {
+            to.fill(T::default());
+            for (i, row) in from.chunks_exact(images.size[1]).enumerate() {
+                to[(i + self.before[0]) * larger.size[1] + self.before[1]..][..row.len()].copy_from_slice(row);
+            }
+        }
+    }
+}
+
 /// Images with a border, in memory of their own if there is one.
 struct Bordered<T> {
     at: Base<T>,
@@ -96,28 +127,37 @@ struct Bordered<T> {
     _memory: Option<Buffer>,
 }
 
-/// All windows of images: where they begin, and where in one its numbers lie.
+/// All windows of images with a border: where they begin, and where in one its numbers lie.
 struct Windows<'a, T> {
-    of: &'a Bordered<T>,
+    of: Base<T>,
+    images: Images,
+    border: Border,
     rows: &'a [usize],
     steps: &'a [usize],
 }
 
+thread_local! {
+    /// One image with its border; kept, so that a product allocates nothing.
+    static IMAGE: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Problem<'_, '_> {
     fn forward<T: Float>(&self) -> Result<()> {
-        let x = self.bordered::<T>(self.call.input(0), self.x, self.op.padding, [0, 0])?;
-        let line = x.images.size[1];
+        let border = Border { before: self.op.padding, behind: [0, 0] };
+        let x = border.around(self.x);
+        let line = x.size[1];
         let [stride, dilation] = [self.op.stride, self.op.dilation];
         let rows: Vec<usize> = grid(self.y.size, [stride[0] * line, stride[1]]).collect();
         let kernel: Vec<usize> = grid(self.kernel, [dilation[0] * line, dilation[1]]).collect();
-        let steps = in_channels(x.images.depth, x.images.plane(), &kernel);
+        let steps = in_channels(x.depth, x.plane(), &kernel);
         let (w, y) = (self.call.input::<T>(1), self.call.output::<T>(0));
         let weights = |group| Matrix {
             at: w.at((group * self.y.depth * steps.len()) as isize).cast_const(),
             row: 1,
             column: steps.len() as isize,
         };
-        self.maps(Windows { of: &x, rows: &rows, steps: &steps }, weights, y, self.y)
+        let windows = Windows { of: self.call.input(0), images: self.x, border, rows: &rows, steps: &steps };
+        self.maps(windows, weights, y, self.y)
     }
 
     /// With stride 1 the adjoint is a convolution of `y` with the kernel turned by half a turn.
@@ -126,8 +166,9 @@ impl Problem<'_, '_> {
         let reach = [0, 1].map(|i| (self.kernel[i] - 1) * dilation[i]);
         let before = [0, 1].map(|i| reach[i].saturating_sub(padding[i]));
         let after = [0, 1].map(|i| (self.x.size[i] + padding[i]).saturating_sub(self.y.size[i]));
-        let y = self.bordered::<T>(self.call.input(0), self.y, before, after)?;
-        let line = y.images.size[1];
+        let border = Border { before, behind: after };
+        let y = border.around(self.y);
+        let line = y.size[1];
         let rows: Vec<usize> = grid(self.x.size, [line, 1]).collect();
         // Row `h` of `x` met row `h + padding − r · dilation` of `y`.
         let origin = [0, 1].map(|i| before[i] + padding[i]);
@@ -135,7 +176,7 @@ impl Problem<'_, '_> {
             .flat_map(|r| (0..self.kernel[1]).map(move |s| (r, s)))
             .map(|(r, s)| (origin[0] - r * dilation[0]) * line + origin[1] - s * dilation[1])
             .collect();
-        let steps = in_channels(y.images.depth, y.images.plane(), &kernel);
+        let steps = in_channels(y.depth, y.plane(), &kernel);
         let turned = self.weights_by_channel::<T>(kernel.len())?;
         let w = Base::<T>::new(turned.ptr().cast());
         let (channels, x) = (self.x.depth, self.call.output::<T>(0));
@@ -144,7 +185,8 @@ impl Problem<'_, '_> {
             row: channels as isize,
             column: 1,
         };
-        self.maps(Windows { of: &y, rows: &rows, steps: &steps }, weights, x, self.x)
+        let windows = Windows { of: self.call.input(0), images: self.y, border, rows: &rows, steps: &steps };
+        self.maps(windows, weights, x, self.x)
     }
 
     /// `[G, O/G, R · S, C/G]` from `[O, C/G, R · S]`: channels of `x` side by side.
@@ -167,7 +209,7 @@ impl Problem<'_, '_> {
     }
 
     fn weight<T: Float>(&self) -> Result<()> {
-        let x = self.bordered::<T>(self.call.input(0), self.x, self.op.padding, [0, 0])?;
+        let x = self.bordered::<T>(self.call.input(0), self.x, Border { before: self.op.padding, behind: [0, 0] })?;
         let line = x.images.size[1];
         let [stride, dilation] = [self.op.stride, self.op.dilation];
         let kernel: Vec<usize> = grid(self.kernel, [dilation[0] * line, dilation[1]]).collect();
@@ -216,23 +258,30 @@ impl Problem<'_, '_> {
         to: Base<T>,
         out: Images,
     ) -> Result<()> {
-        let (engine, from, groups) = (self.call.engine(), windows.of, self.op.groups);
+        let (engine, groups) = (self.call.engine(), self.op.groups);
         let sizes = (windows.steps.len(), out.depth);
-        let room = Packed::<T>::room(sizes.0, sizes.1);
+        let each_room = Packed::<T>::room(sizes.0, sizes.1);
         // Weights that stay in the second cache are packed once for all images; larger ones are cut as any product's.
-        let fits = room * size_of::<T>() <= PACKED;
-        let memory = self.call.cpu.scratch(if fits { groups * room * size_of::<T>() } else { 0 })?;
+        let fits = each_room * size_of::<T>() <= PACKED;
+        let memory = self.call.cpu.scratch(if fits { groups * each_room * size_of::<T>() } else { 0 })?;
         let numbers = Base::<T>::new(memory.ptr().cast());
         let packed: Vec<_> = (0..if fits { groups } else { 0 })
             // SAFETY: the weights are an operand's, and each group's room is its own.
             .map(|g| unsafe {
-                Packed::new(engine.simd, weights(g), sizes, numbers.slice_mut((g * room) as isize, room))
+                Packed::new(engine.simd, weights(g), sizes, numbers.slice_mut((g * each_room) as isize, each_room))
             })
             .collect();
         let each = out.count * groups;
         let cuts = (4 * engine.threads.count()).div_ceil(each);
         let rows = out.plane().div_ceil(cuts).next_multiple_of(ROWS);
         let parts = out.plane().div_ceil(rows);
+        // Where a task has an image of its own it draws the border while the image is in cache; parts of one share it.
+        let border = if parts == 1 { windows.border } else { Border { before: [0, 0], behind: [0, 0] } };
+        let from = if parts == 1 {
+            Bordered { at: windows.of, images: windows.images, _memory: None }
+        } else {
+            self.bordered(windows.of, windows.images, windows.border)?
+        };
         engine.ranges(each * parts, 1, |tasks| {
             for task in tasks {
                 let (map, part) = (task / parts, task % parts);
@@ -241,46 +290,48 @@ impl Problem<'_, '_> {
                 let at = to.at(out.start(image, group) + places.start as isize);
                 let maps = Matrix { at, row: 1, column: out.plane() as isize };
                 let sizes = [places.len(), sizes.0, sizes.1];
-                let start = from.at.at(from.images.start(image, group)).cast_const();
-                let a = Left::Gathered { at: start, rows: &windows.rows[places], steps: windows.steps };
                 let b = packed.get(group).map_or_else(|| Right::Strided(weights(group)), |b| Right::Packed(*b));
-                // SAFETY: every window lies in its bordered image, and these places of the output are this task's alone.
-                unsafe { product_in_columns(engine.simd, sizes, maps, a, b) };
+                let product = |at: *const T| {
+                    let a = Left::Gathered { at, rows: &windows.rows[places], steps: windows.steps };
+                    // SAFETY: every window lies in its bordered image, and these places of the output are this task's alone.
+                    unsafe { product_in_columns(engine.simd, sizes, maps, a, b) };
+                };
+                let start = from.images.start(image, group);
+                if border.is_none() {
+                    product(from.at.at(start));
+                } else {
+                    IMAGE.with_borrow_mut(|memory| {
+                        let bordered = room(memory, from.images.depth * border.around(from.images).plane());
+                        // SAFETY: the channels of this group in one image of the operand.
+                        let image = unsafe { from.at.slice(start, from.images.depth * from.images.plane()) };
+                        border.draw(from.images, image, bordered);
+                        product(bordered.as_ptr());
+                    });
+                }
             }
         });
         Ok(())
     }
 
-    /// Images with zeros around, at least as many behind as before.
-    fn bordered<T: Float>(
-        &self,
-        at: Base<T>,
-        images: Images,
-        before: [usize; 2],
-        behind: [usize; 2],
-    ) -> Result<Bordered<T>> {
-        if before == [0, 0] && behind == [0, 0] {
+    /// All images with their border.
+    fn bordered<T: Float>(&self, at: Base<T>, images: Images, border: Border) -> Result<Bordered<T>> {
+        if border.is_none() {
             return Ok(Bordered { at, images, _memory: None });
         }
-        let size = [0, 1].map(|i| before[i] + images.size[i] + behind[i].max(before[i]));
-        let larger = Images { size, ..images };
+        let larger = border.around(images);
         let planes = images.count * images.channels;
         let memory = self.call.cpu.scratch(planes * larger.plane() * size_of::<T>())?;
         let to = Base::<T>::new(memory.ptr().cast());
         self.call.engine().ranges(planes, (1 << 14) / larger.plane() + 1, |part| {
-            for plane in part {
-                // SAFETY: one plane of the operand, and one of the memory, which is this task's alone.
-                let (from, to) = unsafe {
-                    (
-                        at.slice((plane * images.plane()) as isize, images.plane()),
-                        to.slice_mut((plane * larger.plane()) as isize, larger.plane()),
-                    )
-                };
-                to.fill(T::default());
-                for (i, row) in from.chunks_exact(images.size[1]).enumerate() {
-                    to[(i + before[0]) * size[1] + before[1]..][..row.len()].copy_from_slice(row);
-                }
-            }
+            let (start, count) = (part.start, part.len());
+            // SAFETY: planes of the operand, and those of the memory, which are this task's alone.
+            let (from, to) = unsafe {
+                (
+                    at.slice((start * images.plane()) as isize, count * images.plane()),
+                    to.slice_mut((start * larger.plane()) as isize, count * larger.plane()),
+                )
+            };
+            border.draw(images, from, to);
         });
         Ok(Bordered { at: to, images: larger, _memory: Some(memory) })
     }

@@ -29,7 +29,7 @@ pub(crate) use columns::{ROWS, Right, product_in_columns};
 use cut::Cut;
 pub(crate) use factor::{Left, Matrix};
 pub(crate) use packed::Packed;
-pub(crate) use product::{PACKED, product, product_of};
+pub(crate) use product::{Line, PACKED, product, product_of, room};
 pub(crate) use register::Registers;
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.

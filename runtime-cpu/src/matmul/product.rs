@@ -24,7 +24,7 @@ pub(crate) const PACKED: usize = 768 << 10;
 /// A cache line, to which packed memory is aligned: a register's load that spans two costs twice.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-pub(super) struct Line {
+pub(crate) struct Line {
     _words: [u64; 8],
 }
 
@@ -99,7 +99,7 @@ pub(crate) unsafe fn product_of<T: Registers>(
 }
 
 /// At least so many numbers.
-pub(super) fn room<T: Registers>(lines: &mut Vec<Line>, numbers: usize) -> &mut [T] {
+pub(crate) fn room<T: Registers>(lines: &mut Vec<Line>, numbers: usize) -> &mut [T] {
     let count = (numbers * size_of::<T>()).div_ceil(size_of::<Line>());
     if lines.len() < count {
         lines.resize(count, Line { _words: [0; 8] });
