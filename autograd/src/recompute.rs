@@ -47,7 +47,7 @@ impl<R: Runtime> Remade<R> {
 
 /// What `make` gives for `inputs`. Ops that need this value for their gradients do not keep it, but make it again in backward, with the
 /// same random seeds. (Activation checkpointing of one value; unlike in [`checkpoint`](crate::checkpoint), what `make` computes is
-/// recorded as usual, can be differentiated twice, and its gradients cost nothing more.)
+/// recorded as usual, and can be differentiated twice.)
 ///
 /// It pays where the value is cheap and its inputs are kept anyway: an activation, whose gradient reads its input; a norm; a copy in another
 /// order. `make` depends on its inputs and random seeds alone.

@@ -51,11 +51,11 @@ impl Simd {
     }
 }
 
-/// Asks for `count` elements at `at`, which will be read soon; where there is no memory nothing happens.
+/// Asks for `count` elements at `at`, which will be used soon; where there is no memory nothing happens.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in 0..count * size_of::<T>() / 64 {
+    for line in 0..(count * size_of::<T>()).div_ceil(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: every processor of this kind has it, and it never faults, whatever lies there.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };

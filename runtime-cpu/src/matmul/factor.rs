@@ -1,6 +1,7 @@
 //! What a product takes: matrices with any strides, windows of images, and how the strips of the left operand are read.
 
-use super::{prefetch, register::Registers};
+use super::register::Registers;
+use crate::simd::prefetch;
 
 /// A matrix in memory: its first number, and the distances from one row and from one column to the next.
 #[derive(Clone, Copy)]
@@ -101,8 +102,9 @@ impl<T: Copy, const ROWS: usize> Strip<T> for Windows<'_, T, ROWS> {
     }
 }
 
-/// Steps between asking for numbers and reading them.
-const AHEAD: usize = 16;
+/// Steps between asking for numbers and reading them: the layers between have swept them out of near caches, and a product visits many
+/// short stretches, which hardware does not foresee.
+pub(super) const AHEAD: usize = 16;
 
 /// Rows in the order tiles read them: strip after strip, all rows of a step side by side, zeros where there is no row.
 ///
@@ -118,9 +120,7 @@ pub(super) unsafe fn lay_out<T: Registers, const ROWS: usize>(
     let whole = if a.row == 1 { rows / ROWS * ROWS } else { 0 };
     for k in 0..depth {
         let from = a.part(0, k);
-        for i in (0..rows).step_by(prefetch::numbers::<T>()) {
-            prefetch::near(a.part(i, k + AHEAD).at);
-        }
+        prefetch(a.part(0, k + AHEAD).at, rows);
         // SAFETY: the caller's promise; a strip has `depth` steps of so many rows.
         unsafe {
             let to = strips.as_mut_ptr().add(k * ROWS);

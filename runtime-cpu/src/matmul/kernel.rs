@@ -2,10 +2,9 @@
 
 use super::{
     factor::{Columns, LaidOut, Left, Lines, Matrix, Strip, Windows, lay_out},
-    prefetch,
     register::{Register, Registers},
 };
-use crate::Simd;
+use crate::{Simd, simd::prefetch};
 
 /// Rows of a strip and registers of a full panel's row where there are 32 registers: 24 sums, three of the panel's and one of the
 /// strip's; a step takes 11 loads for 24 products, so two load ports suffice.
@@ -225,9 +224,7 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
             let mut sums = [[R::splat(T::ZERO); WIDTH]; ROWS];
             for part in 0..PARTS {
                 for i in ROWS * part / PARTS..ROWS * (part + 1) / PARTS {
-                    for v in 0..WIDTH {
-                        prefetch::near(out.wrapping_offset(i as isize * out_row).wrapping_add(v * R::LANES));
-                    }
+                    prefetch(out.wrapping_offset(i as isize * out_row), WIDTH * R::LANES);
                 }
                 for k in self.depth * part / PARTS..self.depth * (part + 1) / PARTS {
                     let b = self.b.add(k * WIDTH * R::LANES);

@@ -11,7 +11,6 @@ mod factor;
 mod kernel;
 mod pack;
 mod packed;
-mod prefetch;
 mod product;
 mod register;
 

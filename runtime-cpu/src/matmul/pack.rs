@@ -1,10 +1,11 @@
 //! Columns of the right operand in the order in which tiles read them: panel after panel, a panel's rows one after the other.
 
-use super::{factor::Matrix, kernel::Shape, prefetch, register::Registers};
-use crate::{Simd, pointwise::turn};
-
-/// Rows between asking for numbers and reading them.
-const AHEAD: usize = 16;
+use super::{
+    factor::{AHEAD, Matrix},
+    kernel::Shape,
+    register::Registers,
+};
+use crate::{Simd, pointwise::turn, simd::prefetch};
 
 /// Packs `depth × columns` of `b` for tiles of that shape; columns that fill up a panel are zero. `to` has room for
 /// `columns`, rounded up to whole registers, times `depth`.
@@ -45,9 +46,7 @@ pub(super) unsafe fn pack<T: Registers>(
 /// As for [`pack`].
 unsafe fn copy<T: Registers>(b: Matrix<*const T>, width: usize, to: &mut [T]) {
     for (k, row) in to.chunks_exact_mut(width).enumerate() {
-        for j in (0..width).step_by(prefetch::numbers::<T>()) {
-            prefetch::near(b.part(k + AHEAD, j).at);
-        }
+        prefetch(b.part(k + AHEAD, 0).at, width);
         // SAFETY: the caller's promise; packed memory is another's.
         unsafe { row.as_mut_ptr().copy_from_nonoverlapping(b.part(k, 0).at, width) };
     }

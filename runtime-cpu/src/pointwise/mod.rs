@@ -31,6 +31,8 @@ pub(crate) use form::Form;
 pub(crate) use kernel::Kernel;
 pub(crate) use plan::{Moving, Place, Plan};
 pub(crate) use turn::turn;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use turn::turn_square;
 
 use crate::{
     Buffer, Cpu, Engine,

@@ -69,7 +69,7 @@ unsafe fn plain<T: Copy>(to: *mut T, to_line: isize, from: *const T, from_line: 
     }
 }
 
-/// Sixteen lines of sixteen, interleaved in halves four times; the plain form takes twice as long.
+/// Sixteen lines of sixteen; the plain form takes twice as long.
 ///
 /// # Safety
 /// As for [`turn`], for one square, on a processor that has these.
@@ -79,19 +79,28 @@ unsafe fn avx512(to: *mut u32, to_line: isize, from: *const u32, from_line: isiz
     use std::arch::x86_64::*;
     // SAFETY: the caller's promise.
     unsafe {
-        let mut x: [__m512i; SQUARE] =
+        let lines =
             std::array::from_fn(|c| _mm512_loadu_si512(from.wrapping_byte_offset(c as isize * from_line).cast()));
-        let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-        for _ in 0..4 {
-            let y = x;
-            for i in 0..SQUARE / 2 {
-                x[2 * i] = _mm512_permutex2var_epi32(y[i], low, y[i + SQUARE / 2]);
-                x[2 * i + 1] = _mm512_permutex2var_epi32(y[i], high, y[i + SQUARE / 2]);
-            }
-        }
-        for (r, line) in x.into_iter().enumerate() {
+        for (r, line) in turn_square(lines).into_iter().enumerate() {
             _mm512_storeu_si512(to.wrapping_byte_offset(r as isize * to_line).cast(), line);
         }
     }
+}
+
+/// Sixteen lines of sixteen words in registers, turned: interleaved in halves four times.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn turn_square(mut x: [std::arch::x86_64::__m512i; SQUARE]) -> [std::arch::x86_64::__m512i; SQUARE] {
+    use std::arch::x86_64::*;
+    let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    for _ in 0..4 {
+        let y = x;
+        for i in 0..SQUARE / 2 {
+            x[2 * i] = _mm512_permutex2var_epi32(y[i], low, y[i + SQUARE / 2]);
+            x[2 * i + 1] = _mm512_permutex2var_epi32(y[i], high, y[i + SQUARE / 2]);
+        }
+    }
+    x
 }

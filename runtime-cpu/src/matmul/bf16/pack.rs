@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::{SIDE, STEP, Tile};
-use crate::matmul::Matrix;
+use crate::{matmul::Matrix, pointwise::turn_square};
 
 /// Rows of a strip and columns of a panel: two tiles.
 pub(super) const PAIR: usize = 2 * SIDE;
@@ -138,7 +138,7 @@ unsafe fn pairs(line: impl Fn(usize) -> *const u16, to: *mut Tile) {
         // SAFETY: the caller's promise.
         unsafe {
             let lines = std::array::from_fn(|i| _mm512_loadu_si512(line(SIDE * tile + i).cast()));
-            to.add(tile).cast::<[__m512i; SIDE]>().write(turn(lines));
+            to.add(tile).cast::<[__m512i; SIDE]>().write(turn_square(lines));
         }
     }
 }
@@ -159,22 +159,6 @@ unsafe fn turned(line: impl Fn(usize) -> *const u16, to: *mut Tile) {
     }
     for (tile, half) in halves.into_iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { to.add(tile).cast::<[__m512i; SIDE]>().write(turn(half)) };
+        unsafe { to.add(tile).cast::<[__m512i; SIDE]>().write(turn_square(half)) };
     }
-}
-
-/// A square of 16 × 16 words, turned: interleaved in halves four times.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn turn(mut x: [__m512i; SIDE]) -> [__m512i; SIDE] {
-    let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    for _ in 0..4 {
-        let y = x;
-        for i in 0..SIDE / 2 {
-            x[2 * i] = _mm512_permutex2var_epi32(y[i], low, y[i + SIDE / 2]);
-            x[2 * i + 1] = _mm512_permutex2var_epi32(y[i], high, y[i + SIDE / 2]);
-        }
-    }
-    x
 }
