@@ -89,6 +89,13 @@ const WGPU_STAGE: &[&[&str]] = &[
     ],
 ];
 
+/// The same packages as in [`UNIT`]: with others, dependencies have other features and are compiled again, for more than a minute.
+#[rustfmt::skip]
+const DOC: &[&str] = &[
+    "test", "--workspace", "--doc", "--exclude", WGPU, "--exclude", "weftgrad-examples", "--exclude", "weftgrad-bench",
+    "--exclude", "weftgrad-gpu-check",
+];
+
 /// Every stage, in order.
 pub static STAGES: &[Stage] = &[
     cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
@@ -96,7 +103,7 @@ pub static STAGES: &[Stage] = &[
     cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     // The targets are named one by one because --all-targets would run the benches too.
     cargo("test", "unit and integration tests", UNIT),
-    cargo("doctest", "the documentation's examples run", &["test", "--workspace", "--doc", "--exclude", WGPU]),
+    cargo("doctest", "the documentation's examples run", DOC),
     Stage {
         name: "doc",
         about: "the documentation builds without a warning",
