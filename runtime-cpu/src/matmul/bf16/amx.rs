@@ -160,14 +160,7 @@ kernel!(
 ///
 /// # Safety
 /// As for the kernels; this thread has [`Registers`].
-pub(super) unsafe fn multiply(
-    a: Strip,
-    b: *const Tile,
-    sums: *mut Tile,
-    steps: usize,
-    more: bool,
-    tiles: [usize; 2],
-) {
+pub(super) unsafe fn multiply(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool, tiles: [usize; 2]) {
     // SAFETY: the caller's promise.
     unsafe {
         match tiles {

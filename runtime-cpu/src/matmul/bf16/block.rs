@@ -13,13 +13,11 @@ use crate::matmul::Matrix;
 const PACKED: usize = 5 << 18;
 /// Steps of columns packed at once, where rows are read in place: longer sums wait in memory, in full precision, for the next part.
 const DEEP: usize = 4096;
-/// The same, where rows are packed, too: both stay in the second cache, rows for all columns. (With 4096 weight gradients, whose rows must
-/// be transposed, took 1.1 to 1.4 times as long.)
+/// The same, where rows are packed, too: both stay in the second cache. (With 4096 weight gradients, whose rows must be transposed, took
+/// 1.1 to 1.6 times as long.)
 const DEEP_PACKED: usize = 512;
-/// Bytes of sums that wait: with rows and columns of [`DEEP_PACKED`] steps they should not leave the second cache.
-const WAITING: usize = 5 << 18;
-/// Panels of columns at least, whatever the sums take: rows are packed again for the next ones.
-const PANELS: usize = 8;
+/// Rows whose sums wait at once: 10 MiB beside the columns that fit.
+const WAITING: usize = 2048;
 /// Tiles of a strip that stay in the first cache while columns pass.
 const SHALLOW: usize = 20;
 /// Bytes of rows that are kept packed while blocks of columns pass.
@@ -44,19 +42,30 @@ pub(super) unsafe fn product(
     b: Matrix<*const u16>,
     add: bool,
 ) {
-    // A row of the output is written by the register.
-    let (sizes, out, a, b) = match out.column != 1 && out.row == 1 {
+    let (sizes, out, a, b) = match is_turned([out.row, out.column]) {
         true => ([n, k, m], out.turned(), b.turned(), a.turned()),
         false => ([m, k, n], out, a, b),
     };
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the caller's promise.
         let _registers = (level == Level::Amx).then(|| unsafe { amx::Registers::new() });
-        // SAFETY: as above; these are the registers.
-        unsafe { Block { level, out, a, b, add }.run(sizes, room) }
+        let block = Block { level, out, a, b, add };
+        let [m, k, n] = sizes;
+        let most = if k > block.deep(k) { WAITING } else { m };
+        for i in (0..m).step_by(most) {
+            let part = Block { out: out.part(i, 0), a: a.part(i, 0), ..block };
+            // SAFETY: as above; these are the registers.
+            unsafe { part.run([most.min(m - i), k, n], room) };
+        }
     });
 }
 
+/// Whether the output's columns are what registers are written to: operands then change their roles.
+pub(super) fn is_turned([row, column]: [isize; 2]) -> bool {
+    column != 1 && row == 1
+}
+
+#[derive(Clone, Copy)]
 struct Block {
     level: Level,
     out: Matrix<*mut u16>,
@@ -83,12 +92,10 @@ impl Block {
     /// # Safety
     /// As for [`product`], by a thread that has the level's registers.
     unsafe fn run(&self, [m, k, n]: [usize; 3], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
-        let deep = if self.in_place(k) { DEEP } else { DEEP_PACKED };
+        let deep = self.deep(k);
         let wait = k > deep;
         let steps = k.min(deep).div_ceil(STEP).max(1);
-        let tiles = size_of::<Tile>();
-        let most = (PACKED / tiles / 2 / steps).max(1);
-        let most = if wait { most.min((WAITING / tiles / 4 / m.div_ceil(PAIR)).max(PANELS)) } else { most } * PAIR;
+        let most = (PACKED / size_of::<Tile>() / 2 / steps).max(1) * PAIR;
         let columns = n.div_ceil(n.div_ceil(most)).next_multiple_of(PAIR);
         let panels = columns / PAIR;
         // Rows are packed once for all columns, where that is not too much.
@@ -128,6 +135,11 @@ impl Block {
                 }
             }
         }
+    }
+
+    /// Steps that are packed at once, of so many.
+    fn deep(&self, k: usize) -> usize {
+        if self.in_place(k) { DEEP } else { DEEP_PACKED }
     }
 
     /// Whether whole strips are tiles as they are.

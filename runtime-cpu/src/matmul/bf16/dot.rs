@@ -12,14 +12,7 @@ const ROWS: usize = 8;
 /// # Safety
 /// The strip has its rows and steps, two tiles a step lie at `b`, four sums at `sums`, which nothing else sees; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn multiply(
-    a: Strip,
-    b: *const Tile,
-    sums: *mut Tile,
-    steps: usize,
-    more: bool,
-    tiles: [usize; 2],
-) {
+pub(super) unsafe fn multiply(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool, tiles: [usize; 2]) {
     for row in (0..tiles[0] * SIDE).step_by(ROWS) {
         let (half, line) = (row / SIDE, row % SIDE);
         // SAFETY: these rows are the strip's.
