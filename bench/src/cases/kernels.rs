@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use weftgrad::{
     DType, Result, Runtime, Scalar, Shape, Tensor, TensorMut,
-    ops::{Apply, IndexOps, Matmul, MatmulOps, Op, Pointwise, PointwiseOps, ReduceOps, Rule},
+    ops::{Apply, IndexOps, Matmul, MatmulOps, Op, Pointwise, PointwiseOps, ReduceOps, Rule, ViewOps},
     pointwise::Program,
 };
 
@@ -24,11 +24,16 @@ pub fn repeat<R: Runtime>(op: impl Into<Op>, ins: Vec<Tensor<R>>) -> Result<Case
 
 pub fn gemm<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let dtype = match name {
-        "gemmbf16" => DType::BF16,
         "gemmf16" => DType::F16,
+        _ if name.starts_with("gemmbf16") => DType::BF16,
         _ => DType::F32,
     };
-    repeat(Matmul, vec![data::normal(rt, &[n[0], n[1]], dtype, 1)?, data::normal(rt, &[n[1], n[2]], dtype, 2)?])
+    let operand = |rows, columns, turned, seed| match turned {
+        true => data::normal(rt, &[columns, rows], dtype, seed)?.t(),
+        false => data::normal(rt, &[rows, columns], dtype, seed),
+    };
+    let (a, b) = (operand(n[0], n[1], name.ends_with("tn"), 1)?, operand(n[1], n[2], name.ends_with("nt"), 2)?);
+    repeat(Matmul, vec![a, b])
 }
 
 pub fn gemm_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {

@@ -33,10 +33,12 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// Name, what the numbers after it mean, and how to make it.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 38] {
+fn table<R: Runtime>() -> [Row<R>; 40] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmbf16", "M K N", kernels::gemm),
+        ("gemmbf16nt", "M K N", kernels::gemm),
+        ("gemmbf16tn", "M K N", kernels::gemm),
         ("gemmf16", "M K N", kernels::gemm),
         ("gemmalloc", "M K N", kernels::gemm_new),
         ("add", "N", kernels::elementwise),

@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-use super::Tile;
+use super::{SIDE, Tile, pack::Strip};
 
 /// Whether the processor has the instructions.
 pub(super) fn is_there() -> bool {
@@ -70,8 +70,8 @@ macro_rules! kernel {
         /// `sums += a · b` (`sums = a · b` where there are none yet), `steps` tiles long.
         ///
         /// # Safety
-        /// Two tiles a step lie at `a` and at `b`, four sums at `sums`, which nothing else sees.
-        unsafe fn $name(a: *const Tile, b: *const Tile, sums: *mut Tile, steps: usize, more: bool) {
+        /// The strip has its rows and steps, two tiles a step lie at `b`, four sums at `sums`, which nothing else sees.
+        unsafe fn $name(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool) {
             // SAFETY: the caller's promise; every register the text writes is named.
             unsafe {
                 asm!(
@@ -83,12 +83,16 @@ macro_rules! kernel {
                     $(concat!("tileloadd tmm", $sum, ", [{sums} + {line} + ", $at, "]"),)*
                     "3:",
                     $($step,)*
-                    "add {a}, 2048",
+                    "add {a}, {step}",
+                    "add {low}, {step}",
                     "add {b}, 2048",
                     "dec {steps}",
                     "jnz 3b",
                     $(concat!("tilestored [{sums} + {line} + ", $at, "], tmm", $sum),)*
-                    a = inout(reg) a => _,
+                    a = inout(reg) a.at => _,
+                    low = inout(reg) a.at.wrapping_byte_offset(a.line * SIDE as isize) => _,
+                    across = in(reg) a.line,
+                    step = in(reg) a.step,
                     b = inout(reg) b => _,
                     steps = inout(reg) steps => _,
                     sums = in(reg) sums,
@@ -107,10 +111,10 @@ macro_rules! kernel {
 // at 16 steps. Products between the loads: 3 % more.
 macro_rules! load {
     (a 0) => {
-        "tileloadd tmm4, [{a} + {line}]"
+        "tileloadd tmm4, [{a} + {across}]"
     };
     (a 1) => {
-        "tileloadd tmm5, [{a} + {line} + 1024]"
+        "tileloadd tmm5, [{low} + {across}]"
     };
     (b 0) => {
         "tileloaddt1 tmm6, [{b} + {line}]"
@@ -156,14 +160,7 @@ kernel!(
 ///
 /// # Safety
 /// As for the kernels; this thread has [`Registers`].
-pub(super) unsafe fn multiply(
-    a: *const Tile,
-    b: *const Tile,
-    sums: *mut Tile,
-    steps: usize,
-    more: bool,
-    tiles: [usize; 2],
-) {
+pub(super) unsafe fn multiply(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool, tiles: [usize; 2]) {
     // SAFETY: the caller's promise.
     unsafe {
         match tiles {

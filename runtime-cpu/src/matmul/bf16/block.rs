@@ -1,26 +1,32 @@
 //! A product on one thread: columns packed for the second cache, then strip after strip of rows against them.
+//!
+//! Rows that lie as the tiles want them are read where they are, the others packed; a block of the output is rounded while its sums lie in
+//! the first cache. Nothing is asked for ahead: the processor foresees these accesses, and asking cost 2 to 10 % wherever it was tried.
 
-use std::{
-    arch::x86_64::{_MM_HINT_T1, _mm_prefetch},
-    cell::RefCell,
-    ops::Range,
-};
+use std::cell::RefCell;
 
 use super::{
     Level, SIDE, STEP, Tile, amx, dot,
-    pack::{self, PAIR},
+    pack::{self, PAIR, Strip},
     store,
 };
 use crate::matmul::Matrix;
 
 /// Bytes of packed columns: most of a second cache of 2 MiB.
 const PACKED: usize = 5 << 18;
-/// Steps of columns packed at once: longer sums wait in memory, in full precision, for the next part.
+/// Steps of columns packed at once, where rows are read in place: longer sums wait in memory, in full precision, for the next part.
 const DEEP: usize = 4096;
+/// The same, where rows are packed, too: both stay in the second cache. (With 4096 weight gradients, whose rows must be transposed, took
+/// 1.1 to 1.6 times as long.)
+const DEEP_PACKED: usize = 512;
+/// Rows whose sums wait at once: 10 MiB beside the columns that fit.
+const WAITING: usize = 2048;
 /// Tiles of a strip that stay in the first cache while columns pass.
 const SHALLOW: usize = 20;
 /// Bytes of rows that are kept packed while blocks of columns pass.
 const KEPT: usize = 16 << 20;
+/// Rows so many bytes apart lie in the same lines of the first cache, which then does not keep a strip of them.
+const ALIASED: usize = 4096;
 
 thread_local! {
     /// Packed columns, packed strips, and sums; kept, so that a product allocates nothing.
@@ -39,19 +45,30 @@ pub(super) unsafe fn product(
     b: Matrix<*const u16>,
     add: bool,
 ) {
-    // A row of the output is written by the register.
-    let (sizes, out, a, b) = match out.column != 1 && out.row == 1 {
+    let (sizes, out, a, b) = match is_turned([out.row, out.column]) {
         true => ([n, k, m], out.turned(), b.turned(), a.turned()),
         false => ([m, k, n], out, a, b),
     };
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the caller's promise.
         let _registers = (level == Level::Amx).then(|| unsafe { amx::Registers::new() });
-        // SAFETY: as above; these are the registers.
-        unsafe { Block { level, out, a, b, add }.run(sizes, room) }
+        let block = Block { level, out, a, b, add };
+        let [m, k, n] = sizes;
+        let most = if k > block.deep(k) { WAITING } else { m };
+        for i in (0..m).step_by(most) {
+            let part = Block { out: out.part(i, 0), a: a.part(i, 0), ..block };
+            // SAFETY: as above; these are the registers.
+            unsafe { part.run([most.min(m - i), k, n], room) };
+        }
     });
 }
 
+/// Whether the output's columns are what registers are written to: operands then change their roles.
+pub(super) fn is_turned([row, column]: [isize; 2]) -> bool {
+    column != 1 && row == 1
+}
+
+#[derive(Clone, Copy)]
 struct Block {
     level: Level,
     out: Matrix<*mut u16>,
@@ -70,96 +87,104 @@ struct Task {
     columns: usize,
     /// Sums of the steps before are there.
     more: bool,
+    /// Where sums go after these steps, if they are the last.
+    out: Option<Matrix<*mut u16>>,
 }
 
 impl Block {
     /// # Safety
     /// As for [`product`], by a thread that has the level's registers.
     unsafe fn run(&self, [m, k, n]: [usize; 3], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
-        let steps = k.min(DEEP).div_ceil(STEP).max(1);
+        let deep = self.deep(k);
+        let wait = k > deep;
+        let steps = k.min(deep).div_ceil(STEP).max(1);
         let most = (PACKED / size_of::<Tile>() / 2 / steps).max(1) * PAIR;
         let columns = n.div_ceil(n.div_ceil(most)).next_multiple_of(PAIR);
         let panels = columns / PAIR;
         // Rows are packed once for all columns, where that is not too much.
-        let kept = n > columns && k <= DEEP && m * k * size_of::<u16>() <= KEPT;
+        let kept = n > columns && !wait && m * k * size_of::<u16>() <= KEPT;
         let apart = |i: usize, each: usize, apart: bool| if apart { i / PAIR * each } else { 0 };
         let packed = room(packed, panels * steps * 2);
         let strips = room(strips, apart(m - 1, steps * 2, kept) + steps * 2);
-        let sums = room(sums, apart(m - 1, panels * 4, k > DEEP) + panels * 4);
+        let sums = room(sums, apart(m - 1, panels * 4, wait) + panels * 4);
         for j in (0..n).step_by(columns) {
             let columns = columns.min(n - j);
             // A sum of nothing is still written.
-            for from in (0..k.max(1)).step_by(DEEP) {
-                let depth = DEEP.min(k - from);
+            for from in (0..k.max(1)).step_by(deep) {
+                let depth = deep.min(k - from);
                 // SAFETY: the caller's promise; there is room for what is packed.
                 unsafe {
                     pack::right(self.b.part(from, j), depth, columns, packed);
                     for i in (0..m).step_by(PAIR) {
                         let rows = PAIR.min(m - i);
-                        let sums = sums.add(apart(i, panels * 4, k > DEEP));
-                        let strip = strips.add(apart(i, steps * 2, kept));
-                        let source = (!kept || j == 0).then(|| self.a.part(i, from));
-                        let task = Task { packed, sums, rows, depth, columns, more: from > 0 };
-                        self.strip(strip, source, task);
-                        if from + depth == k {
-                            store::rows(sums, self.out.part(i, j), rows, columns, self.add);
+                        let sums = sums.add(apart(i, panels * 4, wait));
+                        let out = (from + depth == k).then(|| self.out.part(i, j));
+                        let task = Task { packed, sums, rows, depth, columns, more: from > 0, out };
+                        let a = self.a.part(i, from);
+                        if rows == PAIR && self.in_place(k) {
+                            self.strip(|step, _| Strip::in_place(a.part(0, step * STEP)), task);
+                            continue;
                         }
+                        let strip = strips.add(apart(i, steps * 2, kept));
+                        let strip = |step: usize, depth: usize| {
+                            let strip = strip.add(step * 2);
+                            if !kept || j == 0 {
+                                pack::left(a.part(0, step * STEP), rows, depth, strip);
+                            }
+                            Strip::packed(strip)
+                        };
+                        self.strip(strip, task);
                     }
                 }
             }
         }
     }
 
-    /// A strip of rows, packed first if there is a source, against all columns that are packed.
+    /// Steps that are packed at once, of so many.
+    fn deep(&self, k: usize) -> usize {
+        if self.in_place(k) { DEEP } else { DEEP_PACKED }
+    }
+
+    /// Whether whole strips are tiles as they are.
+    fn in_place(&self, k: usize) -> bool {
+        let line = self.a.row.unsigned_abs() * size_of::<u16>();
+        self.a.column == 1 && k.is_multiple_of(STEP) && !line.is_multiple_of(ALIASED)
+    }
+
+    /// A strip of rows, `part(step, depth)` of which begins at a step, against all columns that are packed.
     ///
     /// # Safety
     /// As for [`Block::run`].
-    unsafe fn strip(&self, strip: *mut Tile, source: Option<Matrix<*const u16>>, task: Task) {
-        let Task { packed, sums, rows, depth, columns, more } = task;
+    unsafe fn strip(&self, part: impl Fn(usize, usize) -> Strip, task: Task) {
+        let Task { packed, sums, rows, depth, columns, more, out } = task;
         let multiply = match self.level {
             Level::Amx => amx::multiply,
             Level::Dot => dot::multiply,
         };
         let all = depth.div_ceil(STEP);
-        let panels = columns.div_ceil(PAIR);
-        if all == 0 {
-            // SAFETY: so many sums there are.
-            return unsafe { std::slice::from_raw_parts_mut(sums, panels * 4).fill(Tile::ZERO) };
-        }
-        let part = all.div_ceil(all.div_ceil(SHALLOW)) * STEP;
-        for from in (0..depth).step_by(part) {
-            let depth = part.min(depth - from);
-            let (steps, first) = (depth.div_ceil(STEP), from / STEP);
-            let strip = strip.wrapping_add(first * 2);
-            // SAFETY: the caller's promise.
-            unsafe {
-                if let Some(a) = source {
-                    pack::left(a.part(0, from), rows, depth, strip);
-                }
-                let rest = steps + first < all;
-                let next = source.map(|a| if rest { a.part(0, from + depth) } else { a.part(PAIR, 0) });
-                for panel in 0..panels {
-                    if let Some(next) = next {
-                        prefetch(next, steps * STEP * panel / panels..steps * STEP * (panel + 1) / panels);
+        let most = all.div_ceil(all.div_ceil(SHALLOW).max(1)).max(1);
+        for first in (0..all.max(1)).step_by(most) {
+            let steps = most.min(all - first);
+            let strip = part(first, (steps * STEP).min(depth - first * STEP));
+            let last = out.filter(|_| first + steps == all);
+            // A block that is finished at once needs no place of its own, and stays in the first cache until it is rounded.
+            let apart = if more || steps < all || out.is_none() { 4 } else { 0 };
+            for panel in 0..columns.div_ceil(PAIR) {
+                let sides = [rows, PAIR.min(columns - panel * PAIR)];
+                let sums = sums.wrapping_add(panel * apart);
+                let b = packed.wrapping_add((panel * all + first) * 2);
+                // SAFETY: the caller's promise; so many sums there are.
+                unsafe {
+                    match steps {
+                        0 => std::slice::from_raw_parts_mut(sums, 4).fill(Tile::ZERO),
+                        _ => multiply(strip, b, sums, steps, more || first > 0, sides.map(|n| n.div_ceil(SIDE))),
                     }
-                    let tiles = [rows, columns - panel * PAIR].map(|n| if n > SIDE { 2 } else { 1 });
-                    let b = packed.add((panel * all + first) * 2);
-                    multiply(strip, b, sums.add(panel * 4), steps, more || from > 0, tiles);
+                    if let Some(out) = last {
+                        store::block(sums, out.part(0, panel * PAIR), sides, self.add);
+                    }
                 }
             }
         }
-    }
-}
-
-/// Asks for lines of a strip's next part: it is in the third cache at best, and the processor does not foresee so many rows.
-fn prefetch(next: Matrix<*const u16>, lines: Range<usize>) {
-    for line in lines {
-        let at = match next.column {
-            1 => next.part(line % PAIR, line / PAIR * STEP),
-            _ => next.part(0, line),
-        };
-        // SAFETY: it reads nothing, wherever it points.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.at.cast()) };
     }
 }
 

@@ -85,11 +85,12 @@ pub(super) fn run(p: &Product, engine: &Engine, level: Level, [out, a, b]: [Base
 
 /// The cut that takes least time, about: in steps of a strip's tiles against a panel's.
 fn cut(p: &Product, threads: usize) -> Cut {
-    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |[rows, columns]| {
-        let tiles = |n: usize| n.div_ceil(pack::PAIR) as f64;
-        let left = if p.a[1] == 1 { 0.7 } else { 3.0 };
-        let right = if p.b[1] == 1 { 1.0 } else { 3.0 };
-        let steps = tiles(rows) * tiles(columns) + tiles(rows) * left + tiles(columns) * right;
-        steps * p.k as f64
+    // What it takes to read or pack a step, mostly to wait for memory: of a strip in place or to be transposed, and of a panel.
+    let strip = |column: isize| if column == 1 { 7.0 } else { 14.0 };
+    let panel = 8.0;
+    let [row, column] = if block::is_turned(p.out) { [panel, strip(p.b[0])] } else { [strip(p.a[1]), panel] };
+    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |tile| {
+        let [rows, columns] = tile.map(|n| n.div_ceil(pack::PAIR) as f64);
+        (rows * columns + rows * row + columns * column) * p.k as f64
     })
 }

@@ -9,6 +9,27 @@ use crate::{matmul::Matrix, pointwise::turn_square};
 /// Rows of a strip and columns of a panel: two tiles.
 pub(super) const PAIR: usize = 2 * SIDE;
 
+/// Where a strip of the left operand is read: its first number, and the bytes from a row to the next and from a step to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    pub at: *const u16,
+    pub line: isize,
+    pub step: isize,
+}
+
+impl Strip {
+    /// Rows that lie side by side in memory.
+    pub(super) fn in_place(a: Matrix<*const u16>) -> Strip {
+        let number = size_of::<u16>() as isize;
+        Strip { at: a.at, line: a.row * number, step: STEP as isize * number }
+    }
+
+    /// Tiles of a strip.
+    pub(super) fn packed(tiles: *const Tile) -> Strip {
+        Strip { at: tiles.cast(), line: (size_of::<Tile>() / SIDE) as isize, step: 2 * size_of::<Tile>() as isize }
+    }
+}
+
 /// Steps by 32, or less: a square of numbers, one line per row (left) or per step (right).
 type Square = [[u16; STEP]; PAIR];
 
@@ -60,9 +81,6 @@ pub(super) unsafe fn right(b: Matrix<*const u16>, depth: usize, columns: usize, 
         if b.row == 1 && whole {
             pairs(|j| b.part(0, j.min(there - 1)).at, to);
         } else if b.column == 1 && whole && there == PAIR {
-            for k in STEP..2 * STEP {
-                _mm_prefetch::<_MM_HINT_T1>(b.part(k, 0).at.cast());
-            }
             paired(|k| b.part(k, 0).at, to);
         } else {
             let square = corner(b, STEP.min(depth - k), there);

@@ -5,25 +5,22 @@ use std::arch::x86_64::*;
 use super::{SIDE, Tile, pack::PAIR};
 use crate::matmul::Matrix;
 
-/// Rows of a strip, whose sums lie in `[columns / 32, 2, 2]` tiles; added to what is there if `add`.
+/// A block of 32 × 32 sums, in `[2, 2]` tiles, as far as there are rows and columns; added to what is there if `add`.
 ///
 /// # Safety
 /// The output's rows and columns are there, and nothing else sees them; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn rows(sums: *const Tile, out: Matrix<*mut u16>, rows: usize, columns: usize, add: bool) {
+pub(super) unsafe fn block(sums: *const Tile, out: Matrix<*mut u16>, [rows, columns]: [usize; 2], add: bool) {
     for i in 0..rows {
-        for j in (0..columns).step_by(PAIR) {
-            let there = PAIR.min(columns - j);
-            let tiles = sums.wrapping_add(j / PAIR * 4 + i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
-            let to = out.part(i, j);
-            // SAFETY: the caller's promise.
-            unsafe {
-                let sums = [0, SIDE * SIDE].map(|at| _mm512_load_ps(tiles.add(at)));
-                if to.column == 1 {
-                    line(sums, to.at, there, add);
-                } else {
-                    scatter(sums, to, there, add);
-                }
+        let tiles = sums.wrapping_add(i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
+        let to = out.part(i, 0);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let sums = [0, SIDE * SIDE].map(|at| _mm512_load_ps(tiles.add(at)));
+            if to.column == 1 {
+                line(sums, to.at, columns, add);
+            } else {
+                scatter(sums, to, columns, add);
             }
         }
     }
@@ -32,7 +29,7 @@ pub(super) unsafe fn rows(sums: *const Tile, out: Matrix<*mut u16>, rows: usize,
 /// So many of 32 numbers side by side.
 ///
 /// # Safety
-/// As for [`rows`].
+/// As for [`block`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn line(mut sums: [__m512; 2], to: *mut u16, there: usize, add: bool) {
@@ -55,7 +52,7 @@ unsafe fn line(mut sums: [__m512; 2], to: *mut u16, there: usize, add: bool) {
 /// Neighbours in a row lie apart.
 ///
 /// # Safety
-/// As for [`rows`].
+/// As for [`block`].
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn scatter(sums: [__m512; 2], to: Matrix<*mut u16>, there: usize, add: bool) {
     let mut aside = [0u16; PAIR];
