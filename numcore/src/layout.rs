@@ -73,6 +73,23 @@ impl Layout {
         true
     }
 
+    /// The dense layout of `shape`, of the same rank, whose axes lie in memory in the order of this one's; row-major where that is no order
+    /// (an axis that repeats or runs backwards) or the last axis would not be the innermost.
+    pub(crate) fn dense_like(&self, shape: Shape) -> Layout {
+        let mut out = Layout::contiguous(shape);
+        let mut order: smallvec::SmallVec<[usize; MAX_RANK]> = (0..self.rank()).filter(|&i| shape[i] != 1).collect();
+        let ordered = order.iter().all(|&i| self.shape[i] != 1 && self.strides[i] > 0);
+        order.sort_by_key(|&i| self.strides[i]);
+        if ordered && order.first().is_some_and(|&i| i + 1 == self.rank()) {
+            let mut step = 1;
+            for i in order {
+                out.strides[i] = step;
+                step *= shape[i] as isize;
+            }
+        }
+        out
+    }
+
     /// The range of elements it touches, `[from, to)`; empty when it has none.
     pub fn span(&self) -> (usize, usize) {
         if self.numel() == 0 {

@@ -15,7 +15,8 @@ use crate::{
 ///
 /// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys), and, if
 /// `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores' logsumexp `[B, H, T]`.
-/// A query with nothing to attend to gives zeros.
+/// A query with nothing to attend to gives zeros. In memory, the axes of `o` lie in the order of `q`'s, where the runtime's kernel keeps it: heads that
+/// were split off by a view are merged by a view.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// Query `t` sees keys `0 ..= t` alone.
@@ -121,6 +122,10 @@ impl Fused for Attention {
         Ok(smallvec![o, lse])
     }
 
+    fn ordered_as(&self, k: usize) -> Option<usize> {
+        (k == 0).then_some(0)
+    }
+
     fn saves(&self, wants: Bits) -> Option<Saves> {
         let inputs = Bits::of(if self.masked { &[0, 1, 2, 3] } else { &[0, 1, 2] });
         (!wants.has(3)).then_some(Saves { inputs, outputs: Bits::of(&[0, 1]) })
@@ -138,7 +143,7 @@ impl Fused for Attention {
 }
 
 /// The gradients of [`Attention`]; inputs the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask if given; outputs the
-/// gradients of `q`, `k`, `v`.
+/// gradients of `q`, `k`, `v`, each in memory as what it is the gradient of.
 #[derive(Clone, Debug)]
 pub struct AttentionGrad(
     /// The forward's options.
@@ -167,6 +172,10 @@ impl Fused for AttentionGrad {
         let dk = ds.t()?.matmul(&sizes.grouped(q)?)?;
         let dv = p.t()?.matmul(&g)?;
         Ok(smallvec![dq, dk, dv])
+    }
+
+    fn ordered_as(&self, k: usize) -> Option<usize> {
+        Some(3 + k)
     }
 
     fn saves(&self, _: Bits) -> Option<Saves> {

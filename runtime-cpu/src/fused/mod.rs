@@ -41,13 +41,19 @@ fn one<T: Float>() -> T {
     <T as crate::math::Real>::ONE
 }
 
+/// Whether the kernel takes operands and outputs whose rows lie anywhere.
+pub(crate) fn is_strided(op: &FusedOp) -> bool {
+    matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_))
+}
+
 /// Runs `op` if there is a kernel for it at these types and strides.
 pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Out<'_, Cpu>]) -> Result<Support> {
-    if outs.iter().any(|o| o.how == Accumulate::Add || !o.view.layout().is_contiguous()) {
+    let strided = is_strided(op);
+    let fits = |o: &Operand| if strided { is_row_wise(o) } else { o.layout.is_contiguous() };
+    if outs.iter().any(|o| o.how == Accumulate::Add || !fits(&(&o.view).into())) {
         return Ok(Support::Decompose);
     }
     let mut copies = SmallVec::new();
-    let strided = matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_));
     let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { in_one_run(cpu, (*v).into(), &mut copies) };
     let call = Call {
         cpu,

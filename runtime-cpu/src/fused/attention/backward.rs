@@ -8,38 +8,51 @@ use std::ops::Range;
 
 use numcore::{Element as _, Result, Support, fused::Attention};
 
+use smallvec::SmallVec;
+
 use super::{super::{grain, one}, *};
 use crate::{math::Math, simd::leveled};
 
 /// Queries of one block: sums of so many steps for the gradients of keys and values.
-const QUERIES: usize = 128;
+pub(super) const QUERIES: usize = 128;
 /// Tasks of a call that has fewer key heads, about: as many gradients of its queries there may be.
 const TASKS: usize = 16;
 
 /// Matrices of one query head and its key head, and the head's logsumexps.
-struct Head<'a, S: Stored> {
-    at: (usize, usize),
-    g: Matrix<*const S>,
-    o: Matrix<*const S>,
-    lse: &'a [S::Lane],
-    q: Matrix<*const S>,
-    k: Matrix<*const S>,
-    v: Matrix<*const S>,
+pub(super) struct Head<'a, S: Stored> {
+    pub at: (usize, usize),
+    pub g: Matrix<*const S>,
+    pub o: Matrix<*const S>,
+    pub lse: &'a [S::Lane],
+    pub q: Matrix<*const S>,
+    pub k: Matrix<*const S>,
+    pub v: Matrix<*const S>,
     /// Where the queries' gradients are added up.
-    dq: Matrix<*mut S::Lane>,
-    dk: Matrix<*mut S>,
-    dv: Matrix<*mut S>,
+    pub dq: Matrix<*mut S::Lane>,
+    /// Or where the task stores them, if it adds them up by itself.
+    pub rounded: Option<Matrix<*mut S>>,
+    pub dk: Matrix<*mut S>,
+    pub dv: Matrix<*mut S>,
 }
 
 /// Where gradients of queries are added up: by the first share of the keys in the output, if it is stored as it is computed with, by
 /// others in memory of their own, `[shares, heads, queries, depth]`.
 struct Shares<S: Stored> {
     count: usize,
+    /// How many have memory of their own.
+    apart: usize,
     numbers: usize,
     memory: Base<S::Lane>,
 }
 
-pub(in super::super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+/// Cuts a call into key heads and shares of their keys; `keys` computes one, and stores gradients of queries whose keys are all its own if
+/// it `rounds`.
+pub(super) fn tasks<S: Number>(
+    call: &Call<'_>,
+    op: &Attention,
+    rounds: bool,
+    keys: impl Fn(&Call<'_>, &Problem, &[Head<'_, S>], Range<usize>) -> Result<()> + Sync,
+) -> Result<Support> {
     let [g, o, lse, q, k, v] = [0, 1, 2, 3, 4, 5].map(|i| &call.ins[i]);
     if !lse.layout.is_contiguous() {
         return Ok(Support::Decompose);
@@ -50,8 +63,9 @@ pub(in super::super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> 
     let size = share(p.keys, (owners, TASKS), 2 * KEYS);
     let count = p.keys.div_ceil(size).max(1);
     let numbers = owners * p.group * p.queries * p.depth;
-    let memory = call.cpu.scratch((count - usize::from(S::WIDE)) * numbers * size_of::<S::Lane>())?;
-    let shares = Shares::<S> { count, numbers, memory: Base::new(memory.ptr().cast()) };
+    let apart = count - usize::from(S::WIDE || rounds && count == 1);
+    let memory = call.cpu.scratch(apart * numbers * size_of::<S::Lane>())?;
+    let shares = Shares::<S> { count, apart, numbers, memory: Base::new(memory.ptr().cast()) };
     run(call, owners * count, |task| {
         // The first keys are seen by most queries: they go first.
         let (owner, share) = (task % owners, task / owners);
@@ -60,14 +74,16 @@ pub(in super::super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> 
         let [dk, dv] = [1, 2].map(|i| head::<S>(&call.outs[i], b, kv));
         let heads = (kv * p.group..(kv + 1) * p.group).map(|h| {
             let first = (b * p.heads + h) * p.queries;
-            let dq = shares.sums(share, head(&call.outs[0], b, h), first * p.depth, p.depth);
+            let out = head(&call.outs[0], b, h);
+            let rounded = (shares.apart == 0).then_some(out);
+            let dq = shares.sums(share, out, first * p.depth, p.depth);
             let [g, o, q] = [g, o, q].map(|x| read(head(x, b, h)));
             let [k, v] = [k, v].map(|x| read(head(x, b, kv)));
             // SAFETY: the logsumexps of this head.
             let lse = unsafe { call.input::<S::Lane>(2).slice(first as isize, p.queries) };
-            Head { at: (b, h), g, o, lse, q, k, v, dq, dk, dv }
+            Head { at: (b, h), g, o, lse, q, k, v, dq, rounded, dk, dv }
         });
-        keys(call, &p, heads, mine)
+        keys(call, &p, &heads.collect::<SmallVec<[_; 4]>>(), mine)
     })?;
     shares.add_up(call, &p);
     Ok(Support::Done)
@@ -76,16 +92,15 @@ pub(in super::super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> 
 impl<S: Number> Shares<S> {
     /// Where a share adds up gradients, those of a head's queries, whose output is `out` and who come so many numbers after the first.
     fn sums(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
-        if S::WIDE && share == 0 {
-            return Matrix { at: out.at.cast(), row: out.row, column: 1 };
+        match share.checked_sub(self.count - self.apart) {
+            Some(i) => Matrix { at: self.memory.at((i * self.numbers + first) as isize), row: depth as isize, column: 1 },
+            None => Matrix { at: out.at.cast(), row: out.row, column: 1 },
         }
-        let at = self.memory.at(((share - usize::from(S::WIDE)) * self.numbers + first) as isize);
-        Matrix { at, row: depth as isize, column: 1 }
     }
 
     /// Adds what the other shares gave to what the first one gave, and rounds it.
     fn add_up(&self, call: &Call<'_>, p: &Problem) {
-        if S::WIDE && self.count == 1 {
+        if self.apart == 0 {
             return;
         }
         let rows = self.numbers / p.depth.max(1);
@@ -96,7 +111,7 @@ impl<S: Number> Shares<S> {
                 // SAFETY: a row of the output, which is this task's alone, and of the shares' memory.
                 let (to, from) = unsafe {
                     let part = |i| self.memory.slice((i * self.numbers + row * p.depth) as isize, p.depth);
-                    (std::slice::from_raw_parts_mut(out.at, p.depth), (0..self.count - usize::from(S::WIDE)).map(part))
+                    (std::slice::from_raw_parts_mut(out.at, p.depth), (0..self.apart).map(part))
                 };
                 lines::write(call.engine().simd, to, wide, |to| {
                     for (i, from) in from.enumerate() {
@@ -131,13 +146,30 @@ unsafe fn zero<T: Float>(m: Matrix<*mut T>, (rows, width): (usize, usize)) {
     }
 }
 
-/// One task: these keys, and all heads that share them.
-fn keys<'a, S: Number + 'a>(
-    call: &Call<'_>,
+/// The products of each query's upstream gradient with its output.
+///
+/// # Safety
+/// The head's matrices have all queries.
+pub(super) unsafe fn dots_of<S: Number>(
+    simd: Simd,
     p: &Problem,
-    heads: impl Iterator<Item = Head<'a, S>> + Clone,
-    mine: Range<usize>,
-) -> Result<()> {
+    h: &Head<'_, S>,
+    [wide_g, wide_o]: [&mut [S::Lane]; 2],
+    dots: &mut [S::Lane],
+) {
+    for rows in pieces(p.queries, QUERIES) {
+        let size = (rows.len(), p.value_depth);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let g = wide(simd, h.g.part(rows.start, 0), size, wide_g);
+            let o = wide(simd, h.o.part(rows.start, 0), size, wide_o);
+            dot_rows(simd, g, o, p.value_depth, &mut dots[rows]);
+        }
+    }
+}
+
+/// One task: these keys, and all heads that share them.
+pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>], mine: Range<usize>) -> Result<()> {
     let simd = call.engine().simd;
     let (depth, value_depth) = (p.depth, p.value_depth);
     let packed = Packed::<S::Lane>::room;
@@ -160,20 +192,15 @@ fn keys<'a, S: Number + 'a>(
         ],
     )?;
     let [kt, vt, k, gp, qp, s, ds, dots, wide_keys, wide_g, wide_q, dk, dv] = scratch.parts();
-    for (h, dots) in heads.clone().zip(dots.chunks_mut(p.queries.max(1))) {
+    for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
         // SAFETY: a gradient that is this task's alone, and these queries of the operands.
         unsafe {
             zero(h.dq, (p.queries, depth));
-            for rows in pieces(p.queries, QUERIES) {
-                let size = (rows.len(), value_depth);
-                let g = wide(simd, h.g.part(rows.start, 0), size, wide_g);
-                let o = wide(simd, h.o.part(rows.start, 0), size, wide_q);
-                dot_rows(simd, g, o, value_depth, &mut dots[rows]);
-            }
+            dots_of(simd, p, h, [wide_g, wide_q], dots);
         }
     }
     for keys in parts(mine, KEYS) {
-        let Some(any) = heads.clone().next() else { break };
+        let Some(any) = heads.first() else { break };
         let n = keys.len();
         let [dk_out, dv_out] = [any.dk, any.dv].map(|m| m.part(keys.start, 0));
         let grads = [sums(dk_out, depth, dk), sums(dv_out, value_depth, dv)];
@@ -186,7 +213,7 @@ fn keys<'a, S: Number + 'a>(
             let value = wide(simd, any.v.part(keys.start, 0), (n, value_depth), wide_keys);
             Right { kt, k, vt: Packed::new(simd, value.turned(), (value_depth, n), vt) }
         };
-        for (h, dots) in heads.clone().zip(dots.chunks(p.queries.max(1))) {
+        for (h, dots) in heads.iter().zip(dots.chunks(p.queries.max(1))) {
             for rows in pieces(p.queries, QUERIES).filter(|rows| p.seen(rows.end - 1, &keys) > 0) {
                 // SAFETY: these queries of the operands.
                 let left = unsafe {
@@ -199,7 +226,7 @@ fn keys<'a, S: Number + 'a>(
                         packed_q: Packed::new(simd, q, (rows.len(), depth), qp),
                     }
                 };
-                block_of(call, p, &h, (&rows, &keys), (&right, &left), grads, (s, ds, dots));
+                block_of(call, p, h, (&rows, &keys), (&right, &left), grads, (s, ds, dots));
             }
         }
         // SAFETY: these keys' gradients, which are this task's alone.

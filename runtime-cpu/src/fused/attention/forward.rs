@@ -16,15 +16,20 @@ const QUERIES: usize = 256;
 const TASKS: usize = 32;
 
 /// Matrices of one query head and its key head.
-struct Head<S> {
-    at: (usize, usize),
-    q: Matrix<*const S>,
-    k: Matrix<*const S>,
-    v: Matrix<*const S>,
-    o: Matrix<*mut S>,
+pub(super) struct Head<S> {
+    pub at: (usize, usize),
+    pub q: Matrix<*const S>,
+    pub k: Matrix<*const S>,
+    pub v: Matrix<*const S>,
+    pub o: Matrix<*mut S>,
 }
 
-pub(in super::super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+/// Cuts a call into heads and groups of their queries; `queries` computes one, and its logsumexps.
+pub(super) fn tasks<S: Number>(
+    call: &Call<'_>,
+    op: &Attention,
+    queries: impl Fn(&Call<'_>, &Problem, &Head<S>, Range<usize>, &mut [S::Lane]) -> Result<()> + Sync,
+) -> Result<Support> {
     let [q, k, v] = [0, 1, 2].map(|i| &call.ins[i]);
     let p = Problem::new(op, [q, k, v], call.ins.get(3))?;
     let heads = q.layout.dims()[0] * p.heads;
@@ -45,7 +50,7 @@ pub(in super::super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> R
 }
 
 /// These queries against all keys they see. What they find is gathered aside: outputs may lie far apart, and halves are rounded once.
-fn queries<S: Number>(
+pub(super) fn queries<S: Number>(
     call: &Call<'_>,
     p: &Problem,
     h: &Head<S>,

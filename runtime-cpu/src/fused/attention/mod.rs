@@ -9,10 +9,12 @@
 
 mod backward;
 mod forward;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 use std::ops::Range;
 
-use numcore::{Element as _, Layout, Result, fused::Attention};
+use numcore::{Element as _, Layout, Result, Support, fused::Attention};
 
 use super::{Call, Float, Number, lanes, lines};
 use crate::{
@@ -23,9 +25,6 @@ use crate::{
     operand::{Base, Operand},
 };
 
-pub(super) use backward::backward;
-pub(super) use forward::forward;
-
 /// Keys of one block: sums of so many steps, and their packed keys and values still leave most of a second cache of 1 MiB.
 const KEYS: usize = 256;
 /// From one row of a block of scores to the next: not a power of two, whose columns would share a few sets of the first cache. As many
@@ -33,6 +32,25 @@ const KEYS: usize = 256;
 const LINE: usize = KEYS + 16;
 /// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in the first cache.
 const STEP: usize = 24;
+
+/// Outputs and logsumexps.
+pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+    #[cfg(target_arch = "x86_64")]
+    if tiled::takes(call, op) {
+        return forward::tasks(call, op, tiled::queries);
+    }
+    forward::tasks::<S>(call, op, forward::queries)
+}
+
+/// Gradients of queries, keys and values.
+pub(super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+    #[cfg(target_arch = "x86_64")]
+    if tiled::takes(call, op) {
+        return backward::tasks(call, op, true, tiled::keys);
+    }
+    backward::tasks::<S>(call, op, false, backward::keys)
+}
+
 /// Sizes and options of a call.
 struct Problem {
     heads: usize,
