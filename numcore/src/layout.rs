@@ -318,4 +318,19 @@ mod tests {
         assert!(!layout(&[4, 3]).permute(&[1, 0]).unwrap().overlaps_itself());
         assert_eq!(layout(&[6]).slice(0, 1, 2, 3).unwrap().flip(0).span(), (1, 5));
     }
+
+    #[test]
+    fn dense_in_the_order_of_another() {
+        // Heads of a part of a projection: [B, T, 3·H·D] as [B, H, T, D].
+        let heads = layout(&[2, 5, 36]).slice(2, 12, 12, 1).unwrap().reshape(Shape::from([2, 5, 3, 4])).unwrap();
+        let heads = heads.permute(&[0, 2, 1, 3]).unwrap();
+        let like = heads.dense_like(Shape::from([2, 3, 5, 7]));
+        assert!(like.permute(&[0, 2, 1, 3]).unwrap().is_contiguous() && !like.overlaps_itself());
+        assert_eq!((like.offset(), like.span()), (0, (0, 210)));
+        // No order, or not the last axis innermost.
+        let repeated = layout(&[3, 1, 4]).broadcast_to(Shape::from([3, 2, 4])).unwrap();
+        for other in [repeated, layout(&[2, 4, 3]).permute(&[0, 2, 1]).unwrap(), layout(&[3, 2, 4]).flip(0)] {
+            assert!(other.dense_like(*other.shape()).is_contiguous());
+        }
+    }
 }

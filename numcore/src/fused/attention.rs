@@ -15,8 +15,13 @@ use crate::{
 ///
 /// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys), and, if
 /// `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores' logsumexp `[B, H, T]`.
-/// A query with nothing to attend to gives zeros. In memory, the axes of `o` lie in the order of `q`'s, where the runtime's kernel keeps it: heads that
-/// were split off by a view are merged by a view.
+/// A query with nothing to attend to gives zeros.
+///
+/// Halves are computed in `f32`, but a kernel may round probabilities to their type, and in the gradient those of scores, where they are
+/// factors of a product; their sums stay in `f32`.
+///
+/// The axes of `o` lie in memory in the order of `q`'s, where the runtime [keeps it](crate::Runtime::keeps_order): heads that were split by
+/// a view are merged by a view.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// Query `t` sees keys `0 ..= t` alone.
