@@ -121,7 +121,8 @@ fn halves_as_in_full_precision() {
                     let known = Ins { q, k, v, g, mask };
                     let want = all(&known, causal, masked, |op, ins| op.decompose(ins).unwrap().into_iter().collect());
                     for (i, (got, want)) in all(&ins, causal, masked, kernel).iter().zip(want).enumerate() {
-                        let what = format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
+                        let what =
+                            format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
                         assert_eq!(got.dtype(), if i == 1 { DType::F32 } else { dtype }, "{what}");
                         let (got, want) = (got.to_f64s().unwrap(), want.to_f64s().unwrap());
                         let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();

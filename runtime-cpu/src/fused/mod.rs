@@ -123,7 +123,12 @@ impl Call<'_> {
     }
 
     /// Parameters `[width]`, as they are computed with; `room` is for widened ones.
-    fn parameter<'a, S: Number>(&'a self, i: usize, width: usize, room: &'a mut Option<Buffer>) -> Result<&'a [S::Lane]> {
+    fn parameter<'a, S: Number>(
+        &'a self,
+        i: usize,
+        width: usize,
+        room: &'a mut Option<Buffer>,
+    ) -> Result<&'a [S::Lane]> {
         let x = if S::WIDE {
             self.ins[i]
         } else {

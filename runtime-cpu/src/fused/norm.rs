@@ -30,8 +30,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Norm) -> Result<Support> 
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
             let (x, y) = unsafe { (x.slice(from, width), y.slice_mut(from, width)) };
             let x = lines::read(simd, x, wide_x);
-            let (m, r) =
-                lines::write(simd, y, wide_y, |y| norm_row(simd, x, y, weight, bias, mean.is_some(), eps));
+            let (m, r) = lines::write(simd, y, wide_y, |y| norm_row(simd, x, y, weight, bias, mean.is_some(), eps));
             // SAFETY: this row's places of the outputs.
             unsafe {
                 rstd.set(i, r);

@@ -10,7 +10,10 @@ use numcore::{Element as _, Result, Support, fused::Attention};
 
 use smallvec::SmallVec;
 
-use super::{super::{grain, one}, *};
+use super::{
+    super::{grain, one},
+    *,
+};
 use crate::{math::Math, simd::leveled};
 
 /// Queries of one block: sums of so many steps for the gradients of keys and values.
@@ -93,7 +96,9 @@ impl<S: Number> Shares<S> {
     /// Where a share adds up gradients, those of a head's queries, whose output is `out` and who come so many numbers after the first.
     fn sums(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
         match share.checked_sub(self.count - self.apart) {
-            Some(i) => Matrix { at: self.memory.at((i * self.numbers + first) as isize), row: depth as isize, column: 1 },
+            Some(i) => {
+                Matrix { at: self.memory.at((i * self.numbers + first) as isize), row: depth as isize, column: 1 }
+            }
             None => Matrix { at: out.at.cast(), row: out.row, column: 1 },
         }
     }

@@ -10,9 +10,9 @@ mod block;
 mod dot;
 mod pack;
 mod store;
-mod tiles;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use std::sync::LazyLock;
 

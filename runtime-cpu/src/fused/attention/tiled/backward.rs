@@ -53,7 +53,8 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
     let others = [p.group * p.queries, QUERIES * p.value_depth, QUERIES * p.value_depth];
     let size = |i: usize| if i < counts.len() { room(counts[i]) } else { others[i - counts.len()] };
     let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(size))?;
-    let [kt, vt, k, left, s, ds, ds_left, qt, gt, weights, ds_right, dk, dv, dq, dots, wide_g, wide_o] = scratch.parts();
+    let [kt, vt, k, left, s, ds, ds_left, qt, gt, weights, ds_right, dk, dv, dq, dots, wide_g, wide_o] =
+        scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
         // SAFETY: these queries of the operands.
