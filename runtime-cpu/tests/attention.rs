@@ -112,25 +112,27 @@ fn the_same_bits_wherever_operands_lie_and_whoever_computes() {
 #[test]
 fn halves_as_in_full_precision() {
     let wide = |x: &T| x.to_dtype(DType::F64).unwrap();
-    for (dtype, most) in [(DType::F16, 1e-3), (DType::BF16, 8e-3)] {
-        for cpu in runtimes().into_iter().skip(2) {
-            for sizes in SIZES.into_iter().chain([[1, 2, 2, 1, 1, 64, 64], [2, 3, 3, 128, 128, 64, 64]]) {
-                for (causal, masked) in KINDS {
-                    let ins = ins(&cpu, dtype, sizes, true);
-                    let [q, k, v, g, mask] = [&ins.q, &ins.k, &ins.v, &ins.g, &ins.mask].map(wide);
-                    let known = Ins { q, k, v, g, mask };
-                    let want = all(&known, causal, masked, |op, ins| op.decompose(ins).unwrap().into_iter().collect());
-                    for (i, (got, want)) in all(&ins, causal, masked, kernel).iter().zip(want).enumerate() {
-                        let what =
-                            format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
-                        assert_eq!(got.dtype(), if i == 1 { DType::F32 } else { dtype }, "{what}");
-                        let (got, want) = (got.to_f64s().unwrap(), want.to_f64s().unwrap());
-                        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-                        let off = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w));
-                        // Gradients of a query with one key are nothing but rounding errors.
-                        let size = norm(&mut want.iter().copied()).max(1.0);
-                        assert!(off <= most * size, "{what}: off by {off}, of {size}");
-                    }
+    // One for each level.
+    let cpus: Vec<Cpu> = runtimes().into_iter().skip(3).collect();
+    let sizes = [[1, 1, 1, 1300, 1300, 8, 8], [1, 4, 2, 150, 150, 20, 20], [1, 2, 1, 300, 257, 16, 70]];
+    let sizes = sizes.into_iter().chain([[1, 2, 2, 1, 1, 64, 64], [2, 3, 3, 128, 128, 64, 64], SIZES[5]]);
+    for ((dtype, most), sizes) in sizes.flat_map(|s| [((DType::F16, 1e-3), s), ((DType::BF16, 8e-3), s)]) {
+        for (causal, masked) in KINDS {
+            let known = ins(&cpus[0], dtype, sizes, true);
+            let [q, k, v, g, mask] = [&known.q, &known.k, &known.v, &known.g, &known.mask].map(wide);
+            let known = Ins { q, k, v, g, mask };
+            let want = all(&known, causal, masked, |op, ins| op.decompose(ins).unwrap().into_iter().collect());
+            for cpu in &cpus {
+                let got = all(&ins(cpu, dtype, sizes, true), causal, masked, kernel);
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let what = format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
+                    assert_eq!(got.dtype(), if i == 1 { DType::F32 } else { dtype }, "{what}");
+                    let (got, want) = (got.to_f64s().unwrap(), want.to_f64s().unwrap());
+                    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+                    let off = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w));
+                    // Gradients of a query with one key are nothing but rounding errors.
+                    let size = norm(&mut want.iter().copied()).max(1.0);
+                    assert!(off <= most * size, "{what}: off by {off}, of {size}");
                 }
             }
         }

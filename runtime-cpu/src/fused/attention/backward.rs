@@ -208,15 +208,15 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
         let Some(any) = heads.first() else { break };
         let n = keys.len();
         let [dk_out, dv_out] = [any.dk, any.dv].map(|m| m.part(keys.start, 0));
-        let grads = [sums(dk_out, depth, dk), sums(dv_out, value_depth, dv)];
+        let (dk, dv) = (sums(dk_out, depth, &mut *dk), sums(dv_out, value_depth, &mut *dv));
         // SAFETY: these keys of the operands, and gradients of them that are this task's alone.
         let right = unsafe {
-            zero(grads[0], (n, depth));
-            zero(grads[1], (n, value_depth));
+            zero(dk, (n, depth));
+            zero(dv, (n, value_depth));
             let key = wide(simd, any.k.part(keys.start, 0), (n, depth), wide_keys);
             let (kt, k) = (Packed::new(simd, key.turned(), (depth, n), kt), Packed::new(simd, key, (n, depth), k));
             let value = wide(simd, any.v.part(keys.start, 0), (n, value_depth), wide_keys);
-            Right { kt, k, vt: Packed::new(simd, value.turned(), (value_depth, n), vt) }
+            Right { dk, dv, kt, k, vt: Packed::new(simd, value.turned(), (value_depth, n), vt) }
         };
         for (h, dots) in heads.iter().zip(dots.chunks(p.queries.max(1))) {
             for rows in pieces(p.queries, QUERIES).filter(|rows| p.seen(rows.end - 1, &keys) > 0) {
@@ -231,20 +231,22 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
                         packed_q: Packed::new(simd, q, (rows.len(), depth), qp),
                     }
                 };
-                block_of(call, p, h, (&rows, &keys), (&right, &left), grads, (s, ds, dots));
+                block_of(call, p, h, (&rows, &keys), (&right, &left), [s, ds], dots);
             }
         }
         // SAFETY: these keys' gradients, which are this task's alone.
         unsafe {
-            settle(simd, grads[0], dk_out, (n, depth));
-            settle(simd, grads[1], dv_out, (n, value_depth));
+            settle(simd, dk, dk_out, (n, depth));
+            settle(simd, dv, dv_out, (n, value_depth));
         }
     }
     Ok(())
 }
 
-/// Keys and values, packed.
+/// Keys and values, packed, and where their gradients are added up.
 struct Right<'a, T> {
+    dk: Matrix<*mut T>,
+    dv: Matrix<*mut T>,
     kt: Packed<'a, T>,
     vt: Packed<'a, T>,
     k: Packed<'a, T>,
@@ -265,8 +267,8 @@ fn block_of<S: Number>(
     h: &Head<'_, S>,
     (rows, keys): (&Range<usize>, &Range<usize>),
     (right, left): (&Right<'_, S::Lane>, &Sides<'_, S::Lane>),
-    [dk, dv]: [Matrix<*mut S::Lane>; 2],
-    (s, ds, dots): (&mut [S::Lane], &mut [S::Lane], &[S::Lane]),
+    [s, ds]: [&mut [S::Lane]; 2],
+    dots: &[S::Lane],
 ) {
     let most = p.seen(rows.end - 1, keys);
     for step in parts(rows.clone(), STEP) {
@@ -299,8 +301,8 @@ fn block_of<S: Number>(
         let scale = S::Lane::from_f64(p.scale);
         // SAFETY: gradients of keys that are this task's alone.
         unsafe {
-            left.packed_g.times(sizes(p.value_depth), turned(s), dv.part(first, 0), one(), true);
-            left.packed_q.times(sizes(p.depth), turned(ds), dk.part(first, 0), scale, true);
+            left.packed_g.times(sizes(p.value_depth), turned(s), right.dv.part(first, 0), one(), true);
+            left.packed_q.times(sizes(p.depth), turned(ds), right.dk.part(first, 0), scale, true);
         }
     }
 }
