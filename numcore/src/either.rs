@@ -267,6 +267,10 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         ))
     }
 
+    fn keeps_order(&self, op: &FusedOp) -> bool {
+        either!(self, |rt| rt.keeps_order(op))
+    }
+
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         on_side!(self, |rt, side| rt.fused(op, &side.views(ins)?, &mut side.outs(outs)?))
     }

@@ -73,6 +73,23 @@ impl Layout {
         true
     }
 
+    /// The dense layout of `shape`, of the same rank, whose axes lie in memory in the order of this one's; row-major where that is no order
+    /// (an axis that repeats or runs backwards) or the last axis would not be the innermost.
+    pub(crate) fn dense_like(&self, shape: Shape) -> Layout {
+        let mut out = Layout::contiguous(shape);
+        let mut order: smallvec::SmallVec<[usize; MAX_RANK]> = (0..self.rank()).filter(|&i| shape[i] != 1).collect();
+        let ordered = order.iter().all(|&i| self.shape[i] != 1 && self.strides[i] > 0);
+        order.sort_by_key(|&i| self.strides[i]);
+        if ordered && order.first().is_some_and(|&i| i + 1 == self.rank()) {
+            let mut step = 1;
+            for i in order {
+                out.strides[i] = step;
+                step *= shape[i] as isize;
+            }
+        }
+        out
+    }
+
     /// The range of elements it touches, `[from, to)`; empty when it has none.
     pub fn span(&self) -> (usize, usize) {
         if self.numel() == 0 {
@@ -300,5 +317,20 @@ mod tests {
         assert!(layout(&[1]).broadcast_to(Shape::from([2])).unwrap().overlaps_itself());
         assert!(!layout(&[4, 3]).permute(&[1, 0]).unwrap().overlaps_itself());
         assert_eq!(layout(&[6]).slice(0, 1, 2, 3).unwrap().flip(0).span(), (1, 5));
+    }
+
+    #[test]
+    fn dense_in_the_order_of_another() {
+        // Heads of a part of a projection: [B, T, 3·H·D] as [B, H, T, D].
+        let heads = layout(&[2, 5, 36]).slice(2, 12, 12, 1).unwrap().reshape(Shape::from([2, 5, 3, 4])).unwrap();
+        let heads = heads.permute(&[0, 2, 1, 3]).unwrap();
+        let like = heads.dense_like(Shape::from([2, 3, 5, 7]));
+        assert!(like.permute(&[0, 2, 1, 3]).unwrap().is_contiguous() && !like.overlaps_itself());
+        assert_eq!((like.offset(), like.span()), (0, (0, 210)));
+        // No order, or not the last axis innermost.
+        let repeated = layout(&[3, 1, 4]).broadcast_to(Shape::from([3, 2, 4])).unwrap();
+        for other in [repeated, layout(&[2, 4, 3]).permute(&[0, 2, 1]).unwrap(), layout(&[3, 2, 4]).flip(0)] {
+            assert!(other.dense_like(*other.shape()).is_contiguous());
+        }
     }
 }

@@ -238,6 +238,12 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         values: ViewMut<'_, Self>,
         index: ViewMut<'_, Self>,
     ) -> Result<()>;
+    /// Whether kernels of `op` take outputs whose axes lie in memory in another order, the last one innermost; others are given
+    /// row-major outputs.
+    fn keeps_order(&self, op: &FusedOp) -> bool {
+        let _ = op;
+        false
+    }
     /// Runs a fused operation, if there is a kernel for it.
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         let _ = (op, ins, outs);

@@ -8,8 +8,14 @@ use crate::math;
 pub(crate) trait Stored: Copy + Send + Sync + 'static {
     /// What it is computed in.
     type Lane: Lane;
+    /// Whether it is stored as it is computed in.
+    const WIDE: bool;
     fn load(self) -> Self::Lane;
     fn store(x: Self::Lane) -> Self;
+    /// Numbers that are stored as they are computed in.
+    fn lanes(x: &[Self]) -> Option<&[Self::Lane]>;
+    /// The same, for writing.
+    fn lanes_mut(x: &mut [Self]) -> Option<&mut [Self::Lane]>;
 }
 
 /// A number arithmetic happens in. Integers wrap; the larger and the smaller of two let NaN win.
@@ -119,6 +125,7 @@ macro_rules! same {
     ($($t:ty),*) => {$(
         impl Stored for $t {
             type Lane = $t;
+            const WIDE: bool = true;
             #[inline(always)]
             fn load(self) -> $t {
                 self
@@ -126,6 +133,12 @@ macro_rules! same {
             #[inline(always)]
             fn store(x: $t) -> $t {
                 x
+            }
+            fn lanes(x: &[Self]) -> Option<&[$t]> {
+                Some(x)
+            }
+            fn lanes_mut(x: &mut [Self]) -> Option<&mut [$t]> {
+                Some(x)
             }
         }
     )*};
@@ -136,6 +149,7 @@ macro_rules! narrow {
     ($($t:ty, $widen:ident, $round:ident;)*) => {$(
         impl Stored for $t {
             type Lane = f32;
+            const WIDE: bool = false;
             #[inline(always)]
             fn load(self) -> f32 {
                 math::$widen(self.to_bits())
@@ -143,6 +157,12 @@ macro_rules! narrow {
             #[inline(always)]
             fn store(x: f32) -> $t {
                 <$t>::from_bits(math::$round(x))
+            }
+            fn lanes(_: &[Self]) -> Option<&[f32]> {
+                None
+            }
+            fn lanes_mut(_: &mut [Self]) -> Option<&mut [f32]> {
+                None
             }
         }
     )*};

@@ -143,6 +143,10 @@ impl Runtime for Cpu {
         Ok(())
     }
 
+    fn keeps_order(&self, op: &FusedOp) -> bool {
+        fused::is_strided(op)
+    }
+
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         fused::run(self, op, ins, outs)
     }

@@ -7,7 +7,7 @@ use common::*;
 use numcore::{
     DType, Tensor,
     fused::{Attention, AttentionGrad, FusedOp},
-    ops::{Apply, ViewOps, cat},
+    ops::{Apply, PointwiseOps, ViewOps, cat},
 };
 use runtime_cpu::Cpu;
 
@@ -89,11 +89,13 @@ fn as_its_decomposition() {
 
 #[test]
 fn the_same_bits_wherever_operands_lie_and_whoever_computes() {
-    for dtype in [DType::F32, DType::F64] {
-        for sizes in SIZES {
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        // Products of bf16 differ from level to level.
+        let alike = if dtype == DType::BF16 { 3 } else { usize::MAX };
+        for sizes in SIZES.into_iter().step_by(if dtype.is_half() { 2 } else { 1 }) {
             for (causal, masked) in KINDS {
                 let first = all(&ins(&Cpu::with_threads(1), dtype, sizes, false), causal, masked, kernel);
-                for cpu in runtimes() {
+                for cpu in runtimes().into_iter().take(alike) {
                     let outs = all(&ins(&cpu, dtype, sizes, true), causal, masked, kernel);
                     for (i, (a, b)) in outs.iter().zip(&first).enumerate() {
                         let what =
@@ -103,5 +105,52 @@ fn the_same_bits_wherever_operands_lie_and_whoever_computes() {
                 }
             }
         }
+    }
+}
+
+/// Halves are stored, not computed in: what is lost is the rounding of outputs and, in bf16, of weights and of gradients of scores.
+#[test]
+fn halves_as_in_full_precision() {
+    let wide = |x: &T| x.to_dtype(DType::F64).unwrap();
+    // One for each level.
+    let cpus: Vec<Cpu> = runtimes().into_iter().skip(3).collect();
+    let sizes = [[1, 1, 1, 1300, 1300, 8, 8], [1, 4, 2, 150, 150, 20, 20], [1, 2, 1, 300, 257, 16, 70]];
+    let sizes = sizes.into_iter().chain([[1, 2, 2, 1, 1, 64, 64], [2, 3, 3, 128, 128, 64, 64], SIZES[5]]);
+    for ((dtype, most), sizes) in sizes.flat_map(|s| [((DType::F16, 1e-3), s), ((DType::BF16, 8e-3), s)]) {
+        for (causal, masked) in KINDS {
+            let known = ins(&cpus[0], dtype, sizes, true);
+            let [q, k, v, g, mask] = [&known.q, &known.k, &known.v, &known.g, &known.mask].map(wide);
+            let known = Ins { q, k, v, g, mask };
+            let want = all(&known, causal, masked, |op, ins| op.decompose(ins).unwrap().into_iter().collect());
+            for cpu in &cpus {
+                let got = all(&ins(cpu, dtype, sizes, true), causal, masked, kernel);
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let what = format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
+                    assert_eq!(got.dtype(), if i == 1 { DType::F32 } else { dtype }, "{what}");
+                    let (got, want) = (got.to_f64s().unwrap(), want.to_f64s().unwrap());
+                    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+                    let off = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w));
+                    // Gradients of a query with one key are nothing but rounding errors.
+                    let size = norm(&mut want.iter().copied()).max(1.0);
+                    assert!(off <= most * size, "{what}: off by {off}, of {size}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn outputs_lie_as_what_they_are_outputs_for() {
+    let cpu = Cpu::with_threads(1);
+    for dtype in [DType::F32, DType::BF16] {
+        let ins = ins(&cpu, dtype, [2, 3, 3, 40, 40, 8, 8], true);
+        let outs = all(&ins, true, false, kernel);
+        for i in [0, 2, 3, 4] {
+            assert!(outs[i].transpose(1, 2).unwrap().layout().is_contiguous(), "output {i}: {:?}", outs[i].layout());
+        }
+        let dense = [&ins.q, &ins.k, &ins.v, &ins.g, &ins.mask].map(|x| x.contiguous().unwrap());
+        let [q, k, v, g, mask] = dense;
+        let outs = all(&Ins { q, k, v, g, mask }, true, false, kernel);
+        assert!(outs.iter().all(|x| x.layout().is_contiguous()));
     }
 }

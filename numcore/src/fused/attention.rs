@@ -16,6 +16,12 @@ use crate::{
 /// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys), and, if
 /// `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores' logsumexp `[B, H, T]`.
 /// A query with nothing to attend to gives zeros.
+///
+/// Halves are computed in `f32`, but a kernel may round probabilities to their type, and in the gradient those of scores, where they are
+/// factors of a product; their sums stay in `f32`.
+///
+/// The axes of `o` lie in memory in the order of `q`'s, where the runtime [keeps it](crate::Runtime::keeps_order): heads that were split by
+/// a view are merged by a view.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// Query `t` sees keys `0 ..= t` alone.
@@ -121,6 +127,10 @@ impl Fused for Attention {
         Ok(smallvec![o, lse])
     }
 
+    fn ordered_as(&self, k: usize) -> Option<usize> {
+        (k == 0).then_some(0)
+    }
+
     fn saves(&self, wants: Bits) -> Option<Saves> {
         let inputs = Bits::of(if self.masked { &[0, 1, 2, 3] } else { &[0, 1, 2] });
         (!wants.has(3)).then_some(Saves { inputs, outputs: Bits::of(&[0, 1]) })
@@ -138,7 +148,7 @@ impl Fused for Attention {
 }
 
 /// The gradients of [`Attention`]; inputs the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask if given; outputs the
-/// gradients of `q`, `k`, `v`.
+/// gradients of `q`, `k`, `v`, each in memory as what it is the gradient of.
 #[derive(Clone, Debug)]
 pub struct AttentionGrad(
     /// The forward's options.
@@ -167,6 +177,10 @@ impl Fused for AttentionGrad {
         let dk = ds.t()?.matmul(&sizes.grouped(q)?)?;
         let dv = p.t()?.matmul(&g)?;
         Ok(smallvec![dq, dk, dv])
+    }
+
+    fn ordered_as(&self, k: usize) -> Option<usize> {
+        Some(3 + k)
     }
 
     fn saves(&self, _: Bits) -> Option<Saves> {

@@ -21,7 +21,7 @@ pub use vocabulary::{ConvOptions, CrossEntropyOptions, NnOps, Reduction};
 use smallvec::SmallVec;
 
 use crate::{
-    Accumulate, Out, Result, Runtime, Support, Tensor,
+    Accumulate, Layout, Out, Result, Runtime, Shape, Support, Tensor,
     ops::{Apply, Backprop, Bits, Op, Outs, PointwiseOps, Rule, Saves, Spec, Specs, copy_into},
 };
 
@@ -33,6 +33,11 @@ pub trait Fused {
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
     /// The same outputs from primitives.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>>;
+    /// The input in whose order the axes of output `k` should lie in memory: views of that input can then be undone without a copy.
+    fn ordered_as(&self, k: usize) -> Option<usize> {
+        let _ = k;
+        None
+    }
     /// What its gradient reads; `None`: it has no gradient of its own, and is recorded as its decomposition instead.
     fn saves(&self, wants: Bits) -> Option<Saves>;
     /// The gradient rule.
@@ -57,6 +62,10 @@ macro_rules! fused {
                     return self.widened(ins);
                 }
                 match self { $(FusedOp::$variant(op) => op.decompose(ins),)* }
+            }
+
+            fn ordered_as(&self, k: usize) -> Option<usize> {
+                match self { $(FusedOp::$variant(op) => Fused::ordered_as(op, k),)* }
             }
 
             /// Whether, for gradients of the inputs `wants`, the tape must record the decomposition in its place.
@@ -119,6 +128,14 @@ impl FusedOp {
         let wide = ins.iter().map(|x| x.to_dtype(x.spec().dtype.compute())).collect::<Result<SmallVec<[T; 8]>>>()?;
         let outs = T::apply(Op::Fused(self.clone()), &wide.iter().collect::<SmallVec<[&T; 8]>>())?;
         outs.iter().zip(self.infer(&specs)?).map(|(out, spec)| out.to_dtype(spec.dtype)).collect()
+    }
+
+    /// How output `k` lies in fresh memory.
+    pub(crate) fn layout<R: Runtime>(&self, rt: &R, k: usize, shape: Shape, ins: &[&Tensor<R>]) -> Layout {
+        match self.ordered_as(k) {
+            Some(i) if rt.keeps_order(self) => ins[i].layout().dense_like(shape),
+            _ => Layout::contiguous(shape),
+        }
     }
 
     /// Asks the runtime for a kernel.

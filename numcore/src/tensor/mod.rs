@@ -110,8 +110,8 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// Memory of its own.
-    fn own(rt: R, buffer: R::Buffer, shape: Shape, dtype: DType) -> Self {
-        Tensor(Arc::new(Inner { rt, memory: Memory::Own(buffer), layout: Layout::contiguous(shape), dtype }))
+    fn own(rt: R, buffer: R::Buffer, layout: Layout, dtype: DType) -> Self {
+        Tensor(Arc::new(Inner { rt, memory: Memory::Own(buffer), layout, dtype }))
     }
 
     /// Other elements of the same memory, for `rt`.
@@ -196,8 +196,13 @@ impl<R: Runtime> Tensor<R> {
         }
         let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
         let rt = &ins[0].0.rt.tagged(Use::Activations);
-        let mut outs: smallvec::SmallVec<[TensorMut<R>; 2]> =
-            op.infer(&specs)?.iter().map(|s| TensorMut::alloc(rt, s.shape, s.dtype)).collect::<Result<_>>()?;
+        let layout = |k: usize, shape| match op {
+            Op::Fused(op) => op.layout(rt, k, shape, ins),
+            _ => Layout::contiguous(shape),
+        };
+        let mut outs: smallvec::SmallVec<[TensorMut<R>; 2]> = (op.infer(&specs)?.iter().enumerate())
+            .map(|(k, s)| TensorMut::alloc_at(rt.clone(), layout(k, s.shape), s.dtype))
+            .collect::<Result<_>>()?;
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
         if let Op::Fused(fused) = op {
             if fused.try_kernel(ins, &mut to)? == Support::Decompose {

@@ -30,18 +30,23 @@ pub(crate) enum Lent {
 impl<R: Runtime> TensorMut<R> {
     /// Fresh row-major memory with arbitrary contents.
     pub fn alloc(rt: &R, shape: Shape, dtype: DType) -> Result<Self> {
-        Self::alloc_on(rt.clone(), shape, dtype)
+        Self::alloc_at(rt.clone(), Layout::contiguous(shape), dtype)
     }
 
     /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
     pub fn alloc_for(rt: &R, use_: Use, shape: Shape, dtype: DType) -> Result<Self> {
         let buffer = rt.tagged(use_).alloc(shape.numel() * dtype.size())?;
-        Ok(Self::of(Tensor::own(rt.clone(), buffer, shape, dtype)))
+        Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
     }
 
     pub(crate) fn alloc_on(rt: R, shape: Shape, dtype: DType) -> Result<Self> {
-        let buffer = rt.alloc(shape.numel() * dtype.size())?;
-        Ok(Self::of(Tensor::own(rt, buffer, shape, dtype)))
+        Self::alloc_at(rt, Layout::contiguous(shape), dtype)
+    }
+
+    /// Fresh memory for a dense layout that begins with it.
+    pub(crate) fn alloc_at(rt: R, layout: Layout, dtype: DType) -> Result<Self> {
+        let buffer = rt.alloc(layout.numel() * dtype.size())?;
+        Ok(Self::of(Tensor::own(rt, buffer, layout, dtype)))
     }
 
     fn of(memory: Tensor<R>) -> Self {

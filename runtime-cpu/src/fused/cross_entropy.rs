@@ -2,8 +2,8 @@
 
 use numcore::{Error, Result, Support, fused::CrossEntropy};
 
-use super::{Call, Float, grain, lanes, one, softmax::finite};
-use crate::{math::Math, simd::leveled};
+use super::{Call, Float, Number, grain, lanes, lines, one, softmax::finite};
+use crate::{Simd, math::Math, simd::leveled};
 
 /// The part of the options that does not depend on the row.
 struct Terms<'a, T> {
@@ -31,20 +31,36 @@ impl<'a, T: Float> Terms<'a, T> {
     fn of_class(&self, c: usize) -> T {
         self.weight.map_or(one::<T>(), |w| w[c])
     }
+
+    /// A row's gradient, of its logits, their logsumexp and the gradient of its loss.
+    fn gradient(&self, simd: Simd, target: usize, (x, lse, g): (&[T], T, T), d: &mut [T]) {
+        let own = self.of_class(target) * self.target;
+        let scale = if self.smooth { own + self.spread * self.joint } else { own };
+        probabilities(simd, x, d, lse, scale * g);
+        if self.smooth {
+            for (c, v) in d.iter_mut().enumerate() {
+                *v = *v - self.spread * self.of_class(c) * g;
+            }
+        }
+        d[target] = d[target] - own * g;
+    }
 }
 
-pub(super) fn forward<T: Float>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
+pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let (x, loss, lse) = (call.input::<T>(0), call.output::<T>(0), call.output::<T>(1));
+    let (x, loss, lse) = (call.input::<S>(0), call.output::<S>(0), call.output::<S::Lane>(1));
     let targets = targets(call, op, classes)?;
-    let terms = Terms::<T>::new(op, weight(call, op, 2, classes), classes);
+    let mut room = None;
+    let weight = op.weighted.then(|| call.parameter::<S>(2, classes, &mut room)).transpose()?;
+    let terms = Terms::new(op, weight, classes);
     call.engine().ranges(rows, grain(classes), |part| {
-        for row in part {
+        lines::each::<S, 1>(part, classes, |row, [wide]| {
             // SAFETY: a row of contiguous logits.
             let x = unsafe { x.slice((row * classes) as isize, classes) };
+            let x = lines::read(call.engine().simd, x, wide);
             let (norm, total) = row_sums(call.engine().simd, x, terms.weight, terms.smooth);
             let value = match targets[row] {
-                t if t == op.ignore_index => T::default(),
+                t if t == op.ignore_index => S::Lane::default(),
                 t => {
                     let nll = (norm - x[t as usize]) * terms.of_class(t as usize);
                     if terms.smooth { nll * terms.target + (norm * terms.joint - total) * terms.spread } else { nll }
@@ -52,46 +68,35 @@ pub(super) fn forward<T: Float>(call: &Call<'_>, op: &CrossEntropy) -> Result<Su
             };
             // SAFETY: this row's places of the outputs, which are this task's alone.
             unsafe {
-                loss.set(row as isize, value);
+                loss.set(row as isize, S::store(value));
                 lse.set(row as isize, norm);
             }
-        }
+        });
     });
     Ok(Support::Done)
 }
 
-pub(super) fn backward<T: Float>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
+pub(super) fn backward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let (x, lse, g, d) = (call.input::<T>(0), call.input::<T>(2), call.input::<T>(3), call.output::<T>(0));
+    let (x, lse, g, d) = (call.input::<S>(0), call.input::<S::Lane>(2), call.input::<S>(3), call.output::<S>(0));
     let targets = targets(call, op, classes)?;
-    let terms = Terms::<T>::new(op, weight(call, op, 4, classes), classes);
+    let mut room = None;
+    let weight = op.weighted.then(|| call.parameter::<S>(4, classes, &mut room)).transpose()?;
+    let terms = Terms::new(op, weight, classes);
     call.engine().ranges(rows, grain(classes), |part| {
-        for row in part {
-            let (i, from) = (row as isize, (row * classes) as isize);
+        lines::each::<S, 2>(part, classes, |row, [wide_x, wide_d]| {
+            let (i, from, simd) = (row as isize, (row * classes) as isize, call.engine().simd);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
-            let (x, lse, g, d) = unsafe { (x.slice(from, classes), lse.get(i), g.get(i), d.slice_mut(from, classes)) };
-            let target = targets[row];
-            if target == op.ignore_index {
-                d.fill(T::default());
-                continue;
-            }
-            let own = terms.of_class(target as usize) * terms.target;
-            let scale = if terms.smooth { own + terms.spread * terms.joint } else { own };
-            probabilities(call.engine().simd, x, d, lse, scale * g);
-            if terms.smooth {
-                for (c, v) in d.iter_mut().enumerate() {
-                    *v = *v - terms.spread * terms.of_class(c) * g;
-                }
-            }
-            d[target as usize] = d[target as usize] - own * g;
-        }
+            let (x, lse, g, d) =
+                unsafe { (x.slice(from, classes), lse.get(i), g.get(i).load(), d.slice_mut(from, classes)) };
+            let x = lines::read(simd, x, wide_x);
+            lines::write(simd, d, wide_d, |d| match targets[row] {
+                t if t == op.ignore_index => d.fill(S::Lane::default()),
+                t => terms.gradient(simd, t as usize, (x, lse, g), d),
+            });
+        });
     });
     Ok(Support::Done)
-}
-
-fn weight<'a, T: Float>(call: &Call<'a>, op: &CrossEntropy, at: usize, classes: usize) -> Option<&'a [T]> {
-    // SAFETY: the class weights, contiguous, of this length.
-    op.weighted.then(|| unsafe { call.input::<T>(at).slice(0, classes) })
 }
 
 fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a [i64]> {

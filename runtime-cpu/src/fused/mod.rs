@@ -1,17 +1,19 @@
-//! Kernels of fused operations, for `f32` and `f64` in rows that lie in one line (operands that do not are copied first, but not
-//! attention's); everything else is decomposed.
+//! Kernels of fused operations, for floating numbers in rows that lie in one line (operands that do not are copied first, but not
+//! attention's); everything else is decomposed, convolution and pooling of halves with it.
 //!
-//! Each kernel reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every
+//! Rows of halves are computed in `f32`: widened aside, a few at a time, and rounded once where they are stored ([`lines`]). Each kernel reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every
 //! primitive. Tasks are groups of rows cut by the sizes alone.
 
 mod attention;
 mod conv;
 mod cross_entropy;
 mod lanes;
+mod lines;
 mod norm;
 mod pool;
 mod softmax;
 
+use half::{bf16, f16};
 use numcore::{Accumulate, DType, Layout, Out, Result, Support, View, fused::FusedOp};
 use smallvec::SmallVec;
 
@@ -29,30 +31,57 @@ pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> + R
 impl Float for f32 {}
 impl Float for f64 {}
 
+/// A type rows are stored in.
+pub(crate) trait Number: Stored<Lane: Float> {}
+impl<S: Stored<Lane: Float>> Number for S {}
+
 /// 1: both of a float's traits have a constant of that name.
 #[inline(always)]
 fn one<T: Float>() -> T {
     <T as crate::math::Real>::ONE
 }
 
+/// Whether the kernel takes operands and outputs whose rows lie anywhere.
+pub(crate) fn is_strided(op: &FusedOp) -> bool {
+    matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_))
+}
+
 /// Runs `op` if there is a kernel for it at these types and strides.
 pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Out<'_, Cpu>]) -> Result<Support> {
-    if outs.iter().any(|o| o.how == Accumulate::Add || !o.view.layout().is_contiguous()) {
+    let strided = is_strided(op);
+    let fits = |o: &Operand| if strided { is_row_wise(o) } else { o.layout.is_contiguous() };
+    if outs.iter().any(|o| o.how == Accumulate::Add || !fits(&(&o.view).into())) {
         return Ok(Support::Decompose);
     }
     let mut copies = SmallVec::new();
-    let strided = matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_));
     let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { in_one_run(cpu, (*v).into(), &mut copies) };
     let call = Call {
         cpu,
         ins: ins.iter().map(operand).collect::<Result<_>>()?,
         outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
     };
-    match call.outs[0].dtype {
+    let dtype = call.outs[0].dtype;
+    if (0..call.ins.len()).any(|i| call.ins[i].dtype != input_dtype(op, i, dtype)) {
+        return Ok(Support::Decompose);
+    }
+    match dtype {
         DType::F32 => call.run::<f32>(op),
         DType::F64 => call.run::<f64>(op),
+        DType::F16 => call.run::<f16>(op),
+        DType::BF16 => call.run::<bf16>(op),
         _ => Ok(Support::Decompose),
     }
+}
+
+/// The type of input `i` of a call on numbers of type `dtype`: classes are integers, and statistics are stored as they are computed in.
+fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
+    let statistic = match op {
+        FusedOp::CrossEntropy(_) | FusedOp::CrossEntropyGrad(_) if i == 1 => return DType::I64,
+        FusedOp::CrossEntropyGrad(_) | FusedOp::AttentionGrad(_) => i == 2,
+        FusedOp::NormGrad(op) => i == 2 || i == 3 && op.weight_at() != Some(3),
+        _ => false,
+    };
+    if statistic { dtype.compute() } else { dtype }
 }
 
 /// One launch: its operands, as addresses.
@@ -63,20 +92,20 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn run<T: Float>(&self, op: &FusedOp) -> Result<Support> {
+    fn run<S: Number>(&self, op: &FusedOp) -> Result<Support> {
         match op {
-            FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<T>(self, op),
-            FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention::backward::<T>(self, &op.0),
+            FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<S>(self, op),
+            FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention::backward::<S>(self, &op.0),
             FusedOp::Attention(_) | FusedOp::AttentionGrad(_) => Ok(Support::Decompose),
-            FusedOp::Softmax(op) => Ok(softmax::forward::<T>(self, op.log)),
-            FusedOp::SoftmaxGrad(op) => Ok(softmax::backward::<T>(self, op.log)),
-            FusedOp::Norm(op) => Ok(norm::forward::<T>(self, op)),
-            FusedOp::NormGrad(op) => norm::backward::<T>(self, op),
-            FusedOp::CrossEntropy(op) => cross_entropy::forward::<T>(self, op),
-            FusedOp::CrossEntropyGrad(op) => cross_entropy::backward::<T>(self, &op.0),
-            FusedOp::Conv(op) => conv::run::<T>(self, op),
-            FusedOp::MaxPool(op) => Ok(pool::forward::<T>(self, op)),
-            FusedOp::MaxPoolGrad(op) => Ok(pool::backward::<T>(self, op)),
+            FusedOp::Softmax(op) => Ok(softmax::forward::<S>(self, op.log)),
+            FusedOp::SoftmaxGrad(op) => Ok(softmax::backward::<S>(self, op.log)),
+            FusedOp::Norm(op) => norm::forward::<S>(self, op),
+            FusedOp::NormGrad(op) => norm::backward::<S>(self, op),
+            FusedOp::CrossEntropy(op) => cross_entropy::forward::<S>(self, op),
+            FusedOp::CrossEntropyGrad(op) => cross_entropy::backward::<S>(self, &op.0),
+            FusedOp::Conv(op) if S::WIDE => conv::run::<S::Lane>(self, op),
+            FusedOp::MaxPool(op) if S::WIDE => Ok(pool::forward::<S::Lane>(self, op)),
+            FusedOp::MaxPoolGrad(op) if S::WIDE => Ok(pool::backward::<S::Lane>(self, op)),
             _ => Ok(Support::Decompose),
         }
     }
@@ -91,6 +120,25 @@ impl Call<'_> {
 
     fn output<T: Stored>(&self, k: usize) -> Base<T> {
         self.outs[k].base()
+    }
+
+    /// Parameters `[width]`, as they are computed with; `room` is for widened ones.
+    fn parameter<'a, S: Number>(
+        &'a self,
+        i: usize,
+        width: usize,
+        room: &'a mut Option<Buffer>,
+    ) -> Result<&'a [S::Lane]> {
+        let x = if S::WIDE {
+            self.ins[i]
+        } else {
+            let room = room.insert(self.cpu.scratch(width * size_of::<S::Lane>())?);
+            let wide = Operand::of(room, Layout::contiguous(*self.ins[i].layout.shape()), self.ins[i].dtype.compute());
+            pointwise::convert(self.engine(), self.ins[i], wide, Accumulate::Overwrite)?;
+            wide
+        };
+        // SAFETY: contiguous parameters of this length, or their copy.
+        Ok(unsafe { x.base().slice(0, width) })
     }
 
     /// Rows and their width, of an input whose rows are its last axis.

@@ -1,34 +1,36 @@
 //! Layer norm and RMS norm, rows at a time; the parameters' gradients in fixed groups of rows.
 
 use numcore::{
-    Result, Support,
+    Element as _, Result, Support,
     fused::{Norm, NormGrad, NormKind},
 };
 
 use super::{
-    Call, Float, grain,
+    Call, Float, Number, grain,
     lanes::{self, Ahead},
-    one,
+    lines, one,
 };
 use crate::{operand::Base, simd::leveled};
 
 /// Into how many groups rows are cut for the parameters' gradients; each group has partial sums of its own.
 const GROUPS: usize = 32;
 
-pub(super) fn forward<T: Float>(call: &Call<'_>, op: &Norm) -> Support {
+pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Norm) -> Result<Support> {
     let (rows, width) = call.rows(0);
-    let (x, y, rstd) = (call.input::<T>(0), call.output::<T>(0), call.output::<T>(1));
-    let mean = (op.kind == NormKind::Layer).then(|| call.output::<T>(2));
-    // SAFETY: contiguous parameters of this length.
-    let parameter = |i: usize| unsafe { call.input::<T>(i).slice(0, width) };
-    let (weight, bias) = (op.weight.then(|| parameter(1)), op.bias.then(|| parameter(2)));
-    let eps = T::from_f64(op.eps);
+    let (x, y, rstd) = (call.input::<S>(0), call.output::<S>(0), call.output::<S::Lane>(1));
+    let mean = (op.kind == NormKind::Layer).then(|| call.output::<S::Lane>(2));
+    let mut rooms = [None, None];
+    let [for_weight, for_bias] = &mut rooms;
+    let weight = op.weight.then(|| call.parameter::<S>(1, width, for_weight)).transpose()?;
+    let bias = op.bias.then(|| call.parameter::<S>(2, width, for_bias)).transpose()?;
+    let (eps, simd) = (S::Lane::from_f64(op.eps), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {
-        for row in part {
+        lines::each::<S, 2>(part, width, |row, [wide_x, wide_y]| {
             let (i, from) = (row as isize, (row * width) as isize);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
             let (x, y) = unsafe { (x.slice(from, width), y.slice_mut(from, width)) };
-            let (m, r) = norm_row(call.engine().simd, x, y, weight, bias, mean.is_some(), eps);
+            let x = lines::read(simd, x, wide_x);
+            let (m, r) = lines::write(simd, y, wide_y, |y| norm_row(simd, x, y, weight, bias, mean.is_some(), eps));
             // SAFETY: this row's places of the outputs.
             unsafe {
                 rstd.set(i, r);
@@ -36,51 +38,54 @@ pub(super) fn forward<T: Float>(call: &Call<'_>, op: &Norm) -> Support {
                     mean.set(i, m);
                 }
             }
-        }
+        });
     });
-    Support::Done
+    Ok(Support::Done)
 }
 
-pub(super) fn backward<T: Float>(call: &Call<'_>, op: &NormGrad) -> Result<Support> {
+pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Support> {
     let (rows, width) = call.rows(0);
-    let (x, g, rstd, d) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2), call.output::<T>(0));
-    let mean = (op.0.kind == NormKind::Layer).then(|| call.input::<T>(3));
-    // SAFETY: a contiguous parameter of this length.
-    let weight = op.weight_at().map(|i| unsafe { call.input::<T>(i).slice(0, width) });
+    let (x, g, rstd, d) = (call.input::<S>(0), call.input::<S>(1), call.input::<S::Lane>(2), call.output::<S>(0));
+    let mean = (op.0.kind == NormKind::Layer).then(|| call.input::<S::Lane>(3));
+    let mut room = None;
+    let weight = op.weight_at().map(|i| call.parameter::<S>(i, width, &mut room)).transpose()?;
     let group = rows.div_ceil(GROUPS).max(1);
     let groups = rows.div_ceil(group);
-    let partial = call.cpu.scratch(groups * 2 * width * size_of::<T>())?;
-    let partial = Base::new(partial_ptr::<T>(&partial));
+    let partial = call.cpu.scratch(groups * 2 * width * size_of::<S::Lane>())?;
+    let (partial, simd) = (Base::<S::Lane>::new(partial.ptr().cast()), call.engine().simd);
     call.engine().ranges(rows, group, |part| {
         let at = (part.start / group * 2 * width) as isize;
         // SAFETY: this group's partial sums, which are this task's alone.
         let sums = unsafe { partial.slice_mut(at, 2 * width) };
-        sums.fill(T::default());
+        sums.fill(S::Lane::default());
         let (dw, db) = sums.split_at_mut(width);
-        for row in part {
+        lines::each::<S, 3>(part, width, |row, [wide_x, wide_g, wide_d]| {
             let (i, from) = (row as isize, (row * width) as isize);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
             let (x, g, d) = unsafe { (x.slice(from, width), g.slice(from, width), d.slice_mut(from, width)) };
+            let (x, g) = (lines::read(simd, x, wide_x), lines::read(simd, g, wide_g));
             // SAFETY: one number per row.
-            let (r, m) = unsafe { (rstd.get(i), mean.map_or(T::default(), |m| m.get(i))) };
-            grad_row(call.engine().simd, x, g, d, weight, Sums { dw, db }, (m, r, mean.is_some()));
-        }
+            let (r, m) = unsafe { (rstd.get(i), mean.map_or(S::Lane::default(), |m| m.get(i))) };
+            lines::write(simd, d, wide_d, |d| {
+                grad_row(simd, x, g, d, weight, Sums { dw, db }, (m, r, mean.is_some()));
+            });
+        });
     });
     for k in 0..usize::from(op.0.weight) + usize::from(op.0.bias) {
         // SAFETY: a contiguous output of this length; no task runs any more.
-        let out = unsafe { call.output::<T>(1 + k).slice_mut(0, width) };
-        out.fill(T::default());
-        for i in 0..groups {
-            // SAFETY: a group's partial sums.
-            let sums = unsafe { partial.slice(((2 * i + k) * width) as isize, width) };
-            out.iter_mut().zip(sums).for_each(|(o, &s)| *o = *o + s);
-        }
+        let out = unsafe { call.output::<S>(1 + k).slice_mut(0, width) };
+        lines::each::<S, 1>(0..1, width, |_, [wide]| {
+            lines::write(simd, out, wide, |out| {
+                out.fill(S::Lane::default());
+                for i in 0..groups {
+                    // SAFETY: a group's partial sums.
+                    let sums = unsafe { partial.slice(((2 * i + k) * width) as isize, width) };
+                    out.iter_mut().zip(sums).for_each(|(o, &s)| *o = *o + s);
+                }
+            });
+        });
     }
     Ok(Support::Done)
-}
-
-fn partial_ptr<T>(buffer: &crate::Buffer) -> *mut T {
-    buffer.ptr().cast()
 }
 
 /// Where a group adds up the parameters' gradients.

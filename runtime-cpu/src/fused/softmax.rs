@@ -3,32 +3,38 @@
 use numcore::Support;
 
 use super::{
-    Call, Float, grain,
+    Call, Float, Number, grain,
     lanes::{self, Ahead},
-    one,
+    lines, one,
 };
 use crate::{math::Math, simd::leveled};
 
-pub(super) fn forward<T: Float>(call: &Call<'_>, log: bool) -> Support {
+pub(super) fn forward<S: Number>(call: &Call<'_>, log: bool) -> Support {
     let (rows, width) = call.rows(0);
-    let (x, y) = (call.input::<T>(0), call.output::<T>(0));
+    let (x, y, simd) = (call.input::<S>(0), call.output::<S>(0), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {
-        let (from, len) = ((part.start * width) as isize, part.len() * width);
-        // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
-        let (x, y) = unsafe { (x.slice(from, len), y.slice_mut(from, len)) };
-        softmax_rows(call.engine().simd, x, y, width, log);
+        lines::blocks::<S, 2>(part, width, |rows, [wide_x, wide_y]| {
+            let (from, len) = ((rows.start * width) as isize, rows.len() * width);
+            // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
+            let (x, y) = unsafe { (x.slice(from, len), y.slice_mut(from, len)) };
+            let x = lines::read(simd, x, wide_x);
+            lines::write(simd, y, wide_y, |y| softmax_rows(simd, x, y, width, log));
+        });
     });
     Support::Done
 }
 
-pub(super) fn backward<T: Float>(call: &Call<'_>, log: bool) -> Support {
+pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
     let (rows, width) = call.rows(0);
-    let (y, g, d) = (call.input::<T>(0), call.input::<T>(1), call.output::<T>(0));
+    let (y, g, d, simd) = (call.input::<S>(0), call.input::<S>(1), call.output::<S>(0), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {
-        let (from, len) = ((part.start * width) as isize, part.len() * width);
-        // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
-        let (y, g, d) = unsafe { (y.slice(from, len), g.slice(from, len), d.slice_mut(from, len)) };
-        grad_rows(call.engine().simd, y, g, d, width, log);
+        lines::blocks::<S, 3>(part, width, |rows, [wide_y, wide_g, wide_d]| {
+            let (from, len) = ((rows.start * width) as isize, rows.len() * width);
+            // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
+            let (y, g, d) = unsafe { (y.slice(from, len), g.slice(from, len), d.slice_mut(from, len)) };
+            let (y, g) = (lines::read(simd, y, wide_y), lines::read(simd, g, wide_g));
+            lines::write(simd, d, wide_d, |d| grad_rows(simd, y, g, d, width, log));
+        });
     });
     Support::Done
 }

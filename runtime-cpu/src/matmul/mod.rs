@@ -24,6 +24,8 @@ use crate::{
     walk::Walk,
 };
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use bf16::{Tile, Tiles};
 pub(crate) use columns::{ROWS, Right, product_in_columns};
 use cut::Cut;
 pub(crate) use factor::{Left, Matrix};

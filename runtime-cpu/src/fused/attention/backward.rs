@@ -6,31 +6,56 @@
 
 use std::ops::Range;
 
-use numcore::{Result, Support, fused::Attention};
+use numcore::{Element as _, Result, Support, fused::Attention};
 
-use super::{super::one, *};
+use smallvec::SmallVec;
+
+use super::{
+    super::{grain, one},
+    *,
+};
 use crate::{math::Math, simd::leveled};
 
 /// Queries of one block: sums of so many steps for the gradients of keys and values.
-const QUERIES: usize = 128;
+pub(super) const QUERIES: usize = 128;
 /// Tasks of a call that has fewer key heads, about: as many gradients of its queries there may be.
 const TASKS: usize = 16;
 
 /// Matrices of one query head and its key head, and the head's logsumexps.
-struct Head<'a, T> {
-    at: (usize, usize),
-    g: Matrix<*const T>,
-    o: Matrix<*const T>,
-    lse: &'a [T],
-    q: Matrix<*const T>,
-    k: Matrix<*const T>,
-    v: Matrix<*const T>,
-    dq: Matrix<*mut T>,
-    dk: Matrix<*mut T>,
-    dv: Matrix<*mut T>,
+pub(super) struct Head<'a, S: Stored> {
+    pub at: (usize, usize),
+    pub g: Matrix<*const S>,
+    pub o: Matrix<*const S>,
+    pub lse: &'a [S::Lane],
+    pub q: Matrix<*const S>,
+    pub k: Matrix<*const S>,
+    pub v: Matrix<*const S>,
+    /// Where the queries' gradients are added up.
+    pub dq: Matrix<*mut S::Lane>,
+    /// Or where the task stores them, if it adds them up by itself.
+    pub rounded: Option<Matrix<*mut S>>,
+    pub dk: Matrix<*mut S>,
+    pub dv: Matrix<*mut S>,
 }
 
-pub(in super::super) fn backward<T: Float>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+/// Where gradients of queries are added up: by the first share of the keys in the output, if it is stored as it is computed with, by
+/// others in memory of their own, `[shares, heads, queries, depth]`.
+struct Shares<S: Stored> {
+    count: usize,
+    /// How many have memory of their own.
+    apart: usize,
+    numbers: usize,
+    memory: Base<S::Lane>,
+}
+
+/// Cuts a call into key heads and shares of their keys; `keys` computes one, and stores gradients of queries whose keys are all its own if
+/// it `rounds`.
+pub(super) fn tasks<S: Number>(
+    call: &Call<'_>,
+    op: &Attention,
+    rounds: bool,
+    keys: impl Fn(&Call<'_>, &Problem, &[Head<'_, S>], Range<usize>) -> Result<()> + Sync,
+) -> Result<Support> {
     let [g, o, lse, q, k, v] = [0, 1, 2, 3, 4, 5].map(|i| &call.ins[i]);
     if !lse.layout.is_contiguous() {
         return Ok(Support::Decompose);
@@ -39,56 +64,71 @@ pub(in super::super) fn backward<T: Float>(call: &Call<'_>, op: &Attention) -> R
     let key_heads = k.layout.dims()[1];
     let owners = q.layout.dims()[0] * key_heads;
     let size = share(p.keys, (owners, TASKS), 2 * KEYS);
-    let shares = p.keys.div_ceil(size).max(1);
+    let count = p.keys.div_ceil(size).max(1);
     let numbers = owners * p.group * p.queries * p.depth;
-    let others = call.cpu.scratch((shares - 1) * numbers * size_of::<T>())?;
-    let others = Base::<T>::new(others.ptr().cast());
-    run(call, owners * shares, |task| {
+    let apart = count - usize::from(S::WIDE || rounds && count == 1);
+    let memory = call.cpu.scratch(apart * numbers * size_of::<S::Lane>())?;
+    let shares = Shares::<S> { count, apart, numbers, memory: Base::new(memory.ptr().cast()) };
+    run(call, owners * count, |task| {
         // The first keys are seen by most queries: they go first.
         let (owner, share) = (task % owners, task / owners);
         let (b, kv) = (owner / key_heads, owner % key_heads);
         let mine = share * size..p.keys.min((share + 1) * size);
-        let [dk, dv] = [1, 2].map(|i| head(&call.outs[i], b, kv));
-        // SAFETY: gradients of keys and values that are this task's alone.
-        unsafe {
-            zero(dk, mine.clone(), p.depth);
-            zero(dv, mine.clone(), p.value_depth);
-        }
+        let [dk, dv] = [1, 2].map(|i| head::<S>(&call.outs[i], b, kv));
         let heads = (kv * p.group..(kv + 1) * p.group).map(|h| {
             let first = (b * p.heads + h) * p.queries;
-            let dq = match share {
-                0 => head(&call.outs[0], b, h),
-                _ => {
-                    let at = others.at(((share - 1) * numbers + first * p.depth) as isize);
-                    Matrix { at, row: p.depth as isize, column: 1 }
-                }
-            };
+            let out = head(&call.outs[0], b, h);
+            let rounded = (shares.apart == 0).then_some(out);
+            let dq = shares.sums(share, out, first * p.depth, p.depth);
             let [g, o, q] = [g, o, q].map(|x| read(head(x, b, h)));
             let [k, v] = [k, v].map(|x| read(head(x, b, kv)));
             // SAFETY: the logsumexps of this head.
-            let lse = unsafe { call.input::<T>(2).slice(first as isize, p.queries) };
-            Head { at: (b, h), g, o, lse, q, k, v, dq, dk, dv }
+            let lse = unsafe { call.input::<S::Lane>(2).slice(first as isize, p.queries) };
+            Head { at: (b, h), g, o, lse, q, k, v, dq, rounded, dk, dv }
         });
-        keys(call, &p, heads, mine)
+        keys(call, &p, &heads.collect::<SmallVec<[_; 4]>>(), mine)
     })?;
-    add_up(call, (shares - 1, others), numbers);
+    shares.add_up(call, &p);
     Ok(Support::Done)
 }
 
-/// Adds what the other shares of the keys gave to the first one's.
-fn add_up<T: Float>(call: &Call<'_>, (others, from): (usize, Base<T>), numbers: usize) {
-    if others == 0 {
-        return;
-    }
-    call.engine().ranges(numbers, 1 << 14, |part| {
-        // SAFETY: a part of the output, which is this task's alone, and of the others' memory.
-        let to = unsafe { call.output::<T>(0).slice_mut(part.start as isize, part.len()) };
-        for i in 0..others {
-            // SAFETY: as above.
-            let from = unsafe { from.slice((i * numbers + part.start) as isize, part.len()) };
-            to.iter_mut().zip(from).for_each(|(t, &f)| *t = *t + f);
+impl<S: Number> Shares<S> {
+    /// Where a share adds up gradients, those of a head's queries, whose output is `out` and who come so many numbers after the first.
+    fn sums(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
+        match share.checked_sub(self.count - self.apart) {
+            Some(i) => {
+                Matrix { at: self.memory.at((i * self.numbers + first) as isize), row: depth as isize, column: 1 }
+            }
+            None => Matrix { at: out.at.cast(), row: out.row, column: 1 },
         }
-    });
+    }
+
+    /// Adds what the other shares gave to what the first one gave, and rounds it.
+    fn add_up(&self, call: &Call<'_>, p: &Problem) {
+        if self.apart == 0 {
+            return;
+        }
+        let rows = self.numbers / p.depth.max(1);
+        call.engine().ranges(rows, grain(p.depth), |part| {
+            lines::each::<S, 1>(part, p.depth, |row, [wide]| {
+                let (i, at) = (row / p.queries, row % p.queries);
+                let out = head::<S>(&call.outs[0], i / p.heads, i % p.heads).part(at, 0);
+                // SAFETY: a row of the output, which is this task's alone, and of the shares' memory.
+                let (to, from) = unsafe {
+                    let part = |i| self.memory.slice((i * self.numbers + row * p.depth) as isize, p.depth);
+                    (std::slice::from_raw_parts_mut(out.at, p.depth), (0..self.apart).map(part))
+                };
+                lines::write(call.engine().simd, to, wide, |to| {
+                    for (i, from) in from.enumerate() {
+                        match i {
+                            0 if !S::WIDE => to.copy_from_slice(from),
+                            _ => to.iter_mut().zip(from).for_each(|(t, &f)| *t = *t + f),
+                        }
+                    }
+                });
+            });
+        });
+    }
 }
 
 /// `len` numbers of a row.
@@ -104,89 +144,141 @@ unsafe fn row<'a, T>(m: Matrix<*const T>, i: usize, len: usize) -> &'a [T] {
 ///
 /// # Safety
 /// They are rows of a gradient, and nothing else sees them.
-unsafe fn zero<T: Float>(m: Matrix<*mut T>, rows: Range<usize>, width: usize) {
-    for i in rows {
+unsafe fn zero<T: Float>(m: Matrix<*mut T>, (rows, width): (usize, usize)) {
+    for i in 0..rows {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(m.part(i, 0).at, width) }.fill(T::default());
     }
 }
 
-/// One task: these keys, and all heads that share them.
-fn keys<'a, T: Float>(
-    call: &Call<'_>,
+/// The products of each query's upstream gradient with its output.
+///
+/// # Safety
+/// The head's matrices have all queries.
+pub(super) unsafe fn dots_of<S: Number>(
+    simd: Simd,
     p: &Problem,
-    heads: impl Iterator<Item = Head<'a, T>> + Clone,
-    mine: Range<usize>,
-) -> Result<()> {
+    h: &Head<'_, S>,
+    [wide_g, wide_o]: [&mut [S::Lane]; 2],
+    dots: &mut [S::Lane],
+) {
+    for rows in pieces(p.queries, QUERIES) {
+        let size = (rows.len(), p.value_depth);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let g = wide(simd, h.g.part(rows.start, 0), size, wide_g);
+            let o = wide(simd, h.o.part(rows.start, 0), size, wide_o);
+            dot_rows(simd, g, o, p.value_depth, &mut dots[rows]);
+        }
+    }
+}
+
+/// One task: these keys, and all heads that share them.
+pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>], mine: Range<usize>) -> Result<()> {
     let simd = call.engine().simd;
-    let packed = [
-        Packed::<T>::room(p.depth, KEYS),
-        Packed::<T>::room(p.value_depth, KEYS),
-        Packed::<T>::room(KEYS, p.depth),
-        Packed::<T>::room(QUERIES, p.value_depth),
-        Packed::<T>::room(QUERIES, p.depth),
-    ];
-    let rest = [QUERIES * LINE, QUERIES * LINE, p.group * p.queries];
-    let mut scratch =
-        Scratch::new(call.cpu, std::array::from_fn::<_, 8, _>(|i| if i < 5 { packed[i] } else { rest[i - 5] }))?;
-    let [kt, vt, k, gp, qp, s, ds, dots] = scratch.parts();
-    for (h, dots) in heads.clone().zip(dots.chunks_mut(p.queries.max(1))) {
-        // SAFETY: a gradient that is this task's alone.
-        unsafe { zero(h.dq, 0..p.queries, p.depth) };
-        dot_rows(simd, h.g, h.o, p.value_depth, &mut dots[..p.queries]);
+    let (depth, value_depth) = (p.depth, p.value_depth);
+    let packed = Packed::<S::Lane>::room;
+    let mut scratch = Scratch::<S::Lane, _>::new(
+        call.cpu,
+        [
+            packed(depth, KEYS),
+            packed(value_depth, KEYS),
+            packed(KEYS, depth),
+            packed(QUERIES, value_depth),
+            packed(QUERIES, depth),
+            QUERIES * LINE,
+            QUERIES * LINE,
+            p.group * p.queries,
+            aside::<S>(KEYS * depth.max(value_depth)),
+            aside::<S>(QUERIES * value_depth),
+            aside::<S>(QUERIES * depth.max(value_depth)),
+            aside::<S>(KEYS * depth),
+            aside::<S>(KEYS * value_depth),
+        ],
+    )?;
+    let [kt, vt, k, gp, qp, s, ds, dots, wide_keys, wide_g, wide_q, dk, dv] = scratch.parts();
+    for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
+        // SAFETY: a gradient that is this task's alone, and these queries of the operands.
+        unsafe {
+            zero(h.dq, (p.queries, depth));
+            dots_of(simd, p, h, [wide_g, wide_q], dots);
+        }
     }
     for keys in parts(mine, KEYS) {
-        let Some(any) = heads.clone().next() else { break };
+        let Some(any) = heads.first() else { break };
         let n = keys.len();
-        // SAFETY: these keys of the operands.
+        let [dk_out, dv_out] = [any.dk, any.dv].map(|m| m.part(keys.start, 0));
+        let (dk, dv) = (sums(dk_out, depth, &mut *dk), sums(dv_out, value_depth, &mut *dv));
+        // SAFETY: these keys of the operands, and gradients of them that are this task's alone.
         let right = unsafe {
-            let [key, value] = [any.k, any.v].map(|m| m.part(keys.start, 0));
-            Right {
-                kt: Packed::new(simd, key.turned(), (p.depth, n), kt),
-                vt: Packed::new(simd, value.turned(), (p.value_depth, n), vt),
-                k: Packed::new(simd, key, (n, p.depth), k),
-            }
+            zero(dk, (n, depth));
+            zero(dv, (n, value_depth));
+            let key = wide(simd, any.k.part(keys.start, 0), (n, depth), wide_keys);
+            let (kt, k) = (Packed::new(simd, key.turned(), (depth, n), kt), Packed::new(simd, key, (n, depth), k));
+            let value = wide(simd, any.v.part(keys.start, 0), (n, value_depth), wide_keys);
+            Right { dk, dv, kt, k, vt: Packed::new(simd, value.turned(), (value_depth, n), vt) }
         };
-        for (h, dots) in heads.clone().zip(dots.chunks(p.queries.max(1))) {
+        for (h, dots) in heads.iter().zip(dots.chunks(p.queries.max(1))) {
             for rows in pieces(p.queries, QUERIES).filter(|rows| p.seen(rows.end - 1, &keys) > 0) {
                 // SAFETY: these queries of the operands.
                 let left = unsafe {
-                    let (g, q) = (h.g.part(rows.start, 0), h.q.part(rows.start, 0));
-                    let g = Packed::new(simd, g, (rows.len(), p.value_depth), gp);
-                    [g, Packed::new(simd, q, (rows.len(), p.depth), qp)]
+                    let g = wide(simd, h.g.part(rows.start, 0), (rows.len(), value_depth), wide_g);
+                    let q = wide(simd, h.q.part(rows.start, 0), (rows.len(), depth), wide_q);
+                    Sides {
+                        g,
+                        q,
+                        packed_g: Packed::new(simd, g, (rows.len(), value_depth), gp),
+                        packed_q: Packed::new(simd, q, (rows.len(), depth), qp),
+                    }
                 };
-                block_of(call, p, &h, (&rows, &keys), (&right, left), (s, ds, dots));
+                block_of(call, p, h, (&rows, &keys), (&right, &left), [s, ds], dots);
             }
+        }
+        // SAFETY: these keys' gradients, which are this task's alone.
+        unsafe {
+            settle(simd, dk, dk_out, (n, depth));
+            settle(simd, dv, dv_out, (n, value_depth));
         }
     }
     Ok(())
 }
 
-/// Keys and values, packed.
+/// Keys and values, packed, and where their gradients are added up.
 struct Right<'a, T> {
+    dk: Matrix<*mut T>,
+    dv: Matrix<*mut T>,
     kt: Packed<'a, T>,
     vt: Packed<'a, T>,
     k: Packed<'a, T>,
 }
 
+/// A block's upstream gradients and queries: in rows, for products with keys and values, and packed, for sums over queries.
+struct Sides<'a, T> {
+    g: Matrix<*const T>,
+    q: Matrix<*const T>,
+    packed_g: Packed<'a, T>,
+    packed_q: Packed<'a, T>,
+}
+
 /// What one block of queries and keys adds to the gradients.
-fn block_of<T: Float>(
+fn block_of<S: Number>(
     call: &Call<'_>,
     p: &Problem,
-    h: &Head<'_, T>,
+    h: &Head<'_, S>,
     (rows, keys): (&Range<usize>, &Range<usize>),
-    (right, [g, q]): (&Right<'_, T>, [Packed<'_, T>; 2]),
-    (s, ds, dots): (&mut [T], &mut [T], &[T]),
+    (right, left): (&Right<'_, S::Lane>, &Sides<'_, S::Lane>),
+    [s, ds]: [&mut [S::Lane]; 2],
+    dots: &[S::Lane],
 ) {
     let most = p.seen(rows.end - 1, keys);
     for step in parts(rows.clone(), STEP) {
-        let n = p.seen(step.end - 1, keys);
-        let at = (step.start - rows.start) * LINE..(step.end - rows.start) * LINE;
+        let (n, first) = (p.seen(step.end - 1, keys), step.start - rows.start);
+        let at = first * LINE..(step.end - rows.start) * LINE;
         let (s, ds) = (&mut s[at.clone()], &mut ds[at]);
         // SAFETY: these queries of the operands, and their gradients, which are this task's alone.
         unsafe {
-            p.scores(h.at, (&step, h.q), (keys, right.kt), s);
-            let upstream = Left::Strided(h.g.part(step.start, 0));
+            p.scores::<S>(h.at, (&step, left.q.part(first, 0)), (keys, right.kt), s);
+            let upstream = Left::Strided(left.g.part(first, 0));
             right.vt.times((step.len(), 0..p.value_depth, n), upstream, block(ds), one(), false);
             score_grads(
                 call.engine().simd,
@@ -197,18 +289,20 @@ fn block_of<T: Float>(
                 Seen { first: p.seen(step.start, keys), last: most },
             );
             let (ds, dq) = (Left::Strided(read(block(ds))), h.dq.part(step.start, 0));
-            right.k.times((step.len(), 0..n, p.depth), ds, dq, T::from_f64(p.scale), true);
+            right.k.times((step.len(), 0..n, p.depth), ds, dq, S::Lane::from_f64(p.scale), true);
         }
     }
     for step in parts(keys.start..keys.start + most, STEP) {
         // Queries before this one see none of the step.
         let from = if p.causal { step.start.saturating_sub(rows.start) } else { 0 };
-        let turned = |s: &mut [T]| Left::Turned(read(block(s)).part(from, step.start - keys.start).turned());
+        let first = step.start - keys.start;
+        let turned = |s: &mut [S::Lane]| Left::Turned(read(block(s)).part(from, first).turned());
         let sizes = |columns| (step.len(), from..rows.len(), columns);
+        let scale = S::Lane::from_f64(p.scale);
         // SAFETY: gradients of keys that are this task's alone.
         unsafe {
-            g.times(sizes(p.value_depth), turned(s), h.dv.part(step.start, 0), one(), true);
-            q.times(sizes(p.depth), turned(ds), h.dk.part(step.start, 0), T::from_f64(p.scale), true);
+            left.packed_g.times(sizes(p.value_depth), turned(s), right.dv.part(first, 0), one(), true);
+            left.packed_q.times(sizes(p.depth), turned(ds), right.dk.part(first, 0), scale, true);
         }
     }
 }

@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
-use numcore::{Result, Support, fused::Attention};
+use numcore::{Element as _, Result, Support, fused::Attention};
 
 use super::{super::one, super::softmax::finite, *};
-use crate::{math::Math, simd::leveled};
+use crate::{
+    math::{Math, Real as _},
+    simd::leveled,
+};
 
 /// Queries of one task, at least: they share what is packed.
 const QUERIES: usize = 256;
@@ -13,15 +16,20 @@ const QUERIES: usize = 256;
 const TASKS: usize = 32;
 
 /// Matrices of one query head and its key head.
-struct Head<T> {
-    at: (usize, usize),
-    q: Matrix<*const T>,
-    k: Matrix<*const T>,
-    v: Matrix<*const T>,
-    o: Matrix<*mut T>,
+pub(super) struct Head<S> {
+    pub at: (usize, usize),
+    pub q: Matrix<*const S>,
+    pub k: Matrix<*const S>,
+    pub v: Matrix<*const S>,
+    pub o: Matrix<*mut S>,
 }
 
-pub(in super::super) fn forward<T: Float>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+/// Cuts a call into heads and groups of their queries; `queries` computes one, and its logsumexps.
+pub(super) fn tasks<S: Number>(
+    call: &Call<'_>,
+    op: &Attention,
+    queries: impl Fn(&Call<'_>, &Problem, &Head<S>, Range<usize>, &mut [S::Lane]) -> Result<()> + Sync,
+) -> Result<Support> {
     let [q, k, v] = [0, 1, 2].map(|i| &call.ins[i]);
     let p = Problem::new(op, [q, k, v], call.ins.get(3))?;
     let heads = q.layout.dims()[0] * p.heads;
@@ -32,37 +40,58 @@ pub(in super::super) fn forward<T: Float>(call: &Call<'_>, op: &Attention) -> Re
         let (i, group) = (task % heads, groups - 1 - task / heads);
         let (b, h) = (i / p.heads, i % p.heads);
         let [q, k, v] = [head(q, b, h), head(k, b, h / p.group), head(v, b, h / p.group)].map(read);
-        let h = Head { at: (b, h), q, k, v, o: head::<T>(&call.outs[0], b, h) };
+        let h = Head { at: (b, h), q, k, v, o: head::<S>(&call.outs[0], b, h) };
         let rows = group * size..p.queries.min((group + 1) * size);
         // SAFETY: these queries' places of the output, which are this task's alone.
-        let lse = unsafe { call.output::<T>(1).slice_mut((i * p.queries + rows.start) as isize, rows.len()) };
+        let lse = unsafe { call.output::<S::Lane>(1).slice_mut((i * p.queries + rows.start) as isize, rows.len()) };
         queries(call, &p, &h, rows, lse)
     })?;
     Ok(Support::Done)
 }
 
-/// These queries against all keys they see.
-fn queries<T: Float>(call: &Call<'_>, p: &Problem, h: &Head<T>, rows: Range<usize>, lse: &mut [T]) -> Result<()> {
+/// These queries against all keys they see. What they find is gathered aside: outputs may lie far apart, and halves are rounded once.
+pub(super) fn queries<S: Number>(
+    call: &Call<'_>,
+    p: &Problem,
+    h: &Head<S>,
+    rows: Range<usize>,
+    lse: &mut [S::Lane],
+) -> Result<()> {
     let simd = call.engine().simd;
-    let packed = [Packed::<T>::room(p.depth, KEYS), Packed::<T>::room(KEYS, p.value_depth)];
-    let mut scratch = Scratch::new(call.cpu, [packed[0], packed[1], STEP * LINE, rows.len(), rows.len()])?;
-    let [keys_packed, values_packed, s, top, sum] = scratch.parts();
+    let mut scratch = Scratch::<S::Lane, _>::new(
+        call.cpu,
+        [
+            Packed::<S::Lane>::room(p.depth, KEYS),
+            Packed::<S::Lane>::room(KEYS, p.value_depth),
+            STEP * LINE,
+            rows.len() * p.value_depth,
+            rows.len(),
+            rows.len(),
+            aside::<S>(KEYS * p.depth.max(p.value_depth)),
+            aside::<S>(STEP * p.depth),
+        ],
+    )?;
+    let [keys_packed, values_packed, s, o, top, sum, wide_keys, wide_queries] = scratch.parts();
     let [top, sum] = [top, sum].map(|x| &mut x[..rows.len()]);
-    top.fill(T::from_f64(f64::NEG_INFINITY));
-    sum.fill(T::default());
-    // SAFETY: these queries' rows of the output, which is dense and, here, this task's alone.
-    let o = unsafe { std::slice::from_raw_parts_mut(h.o.part(rows.start, 0).at, rows.len() * p.value_depth) };
-    o.fill(T::default());
+    let o = &mut o[..rows.len() * p.value_depth];
+    top.fill(S::Lane::from_f64(f64::NEG_INFINITY));
+    sum.fill(S::Lane::default());
+    o.fill(S::Lane::default());
     for keys in pieces(p.visible(&rows), KEYS) {
         let n = keys.len();
         // SAFETY: these keys of the operands.
         let (k, v) = unsafe {
-            let k = Packed::new(simd, h.k.part(keys.start, 0).turned(), (p.depth, n), keys_packed);
-            (k, Packed::new(simd, h.v.part(keys.start, 0), (n, p.value_depth), values_packed))
+            let k = wide(simd, h.k.part(keys.start, 0), (n, p.depth), wide_keys);
+            let k = Packed::new(simd, k.turned(), (p.depth, n), keys_packed);
+            let v = wide(simd, h.v.part(keys.start, 0), (n, p.value_depth), wide_keys);
+            (k, Packed::new(simd, v, (n, p.value_depth), values_packed))
         };
         for step in parts(rows.clone(), STEP).filter(|step| p.seen(step.end - 1, &keys) > 0) {
             // SAFETY: these queries of the operand.
-            unsafe { p.scores(h.at, (&step, h.q), (&keys, k), s) };
+            unsafe {
+                let q = wide(simd, h.q.part(step.start, 0), (step.len(), p.depth), wide_queries);
+                p.scores::<S>(h.at, (&step, q), (&keys, k), s);
+            }
             let at = step.start - rows.start..step.end - rows.start;
             let seen = Seen { first: p.seen(step.start, &keys), last: p.seen(step.end - 1, &keys) };
             let o = &mut o[at.start * p.value_depth..at.end * p.value_depth];
@@ -74,7 +103,7 @@ fn queries<T: Float>(call: &Call<'_>, p: &Problem, h: &Head<T>, rows: Range<usiz
             };
         }
     }
-    finish(simd, o, lse, top, sum);
+    finish(simd, o, h.o.part(rows.start, 0), lse, top, sum);
     Ok(())
 }
 
@@ -110,13 +139,18 @@ leveled! {
         }
     }
 
-    fn finish<T: (Float)>(o: &mut [T], lse: &mut [T], top: &[T], sum: &[T]) {
-        let width = o.len() / top.len();
+    /// Divides by the sums of the weights; `out` has the rows of these queries, which are this task's alone.
+    fn finish<S: (Number)>(
+        o: &[S::Lane], out: Matrix<*mut S>, lse: &mut [S::Lane], top: &[S::Lane], sum: &[S::Lane],
+    ) {
+        let (zero, width) = (S::Lane::default(), o.len() / top.len());
         for (i, (&top, &sum)) in top.iter().zip(sum).enumerate() {
-            lse[i] = finite(top) * T::LN2 + Math::log(sum);
-            let inverse = if sum == T::default() { T::default() } else { one::<T>() / sum };
-            for x in &mut o[i * width..(i + 1) * width] {
-                *x = *x * inverse;
+            lse[i] = finite(top) * S::Lane::LN2 + Math::log(sum);
+            let inverse = if sum == zero { zero } else { one::<S::Lane>() / sum };
+            // SAFETY: a row of the output.
+            let to = unsafe { std::slice::from_raw_parts_mut(out.part(i, 0).at, width) };
+            for (to, &x) in to.iter_mut().zip(&o[i * width..]) {
+                *to = S::store(x * inverse);
             }
         }
     }

@@ -9,20 +9,21 @@
 
 mod backward;
 mod forward;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 use std::ops::Range;
 
-use numcore::{Layout, Result, fused::Attention};
+use numcore::{Element as _, Layout, Result, Support, fused::Attention};
 
-use super::{Call, Float, lanes};
+use super::{Call, Float, Number, lanes, lines};
 use crate::{
-    Buffer, Cpu,
+    Buffer, Cpu, Simd,
+    element::Stored,
+    math::Real as _,
     matmul::{Left, Matrix, Packed},
     operand::{Base, Operand},
 };
-
-pub(super) use backward::backward;
-pub(super) use forward::forward;
 
 /// Keys of one block: sums of so many steps, and their packed keys and values still leave most of a second cache of 1 MiB.
 const KEYS: usize = 256;
@@ -31,6 +32,25 @@ const KEYS: usize = 256;
 const LINE: usize = KEYS + 16;
 /// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in the first cache.
 const STEP: usize = 24;
+
+/// Outputs and logsumexps.
+pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+    #[cfg(target_arch = "x86_64")]
+    if tiled::takes(call, op) {
+        return forward::tasks(call, op, tiled::queries);
+    }
+    forward::tasks::<S>(call, op, forward::queries)
+}
+
+/// Gradients of queries, keys and values.
+pub(super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+    #[cfg(target_arch = "x86_64")]
+    if tiled::takes(call, op) {
+        return backward::tasks(call, op, true, tiled::keys);
+    }
+    backward::tasks::<S>(call, op, false, backward::keys)
+}
+
 /// Sizes and options of a call.
 struct Problem {
     heads: usize,
@@ -76,27 +96,27 @@ impl Problem {
     /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2, [`LINE`] numbers to a row.
     ///
     /// # Safety
-    /// The queries lie in their operand, and the block has these keys.
-    unsafe fn scores<T: Float>(
+    /// These queries lie at `q`, and the block has these keys.
+    unsafe fn scores<S: Number>(
         &self,
         (b, h): (usize, usize),
-        (rows, q): (&Range<usize>, Matrix<*const T>),
-        (keys, k): (&Range<usize>, Packed<'_, T>),
-        s: &mut [T],
+        (rows, q): (&Range<usize>, Matrix<*const S::Lane>),
+        (keys, k): (&Range<usize>, Packed<'_, S::Lane>),
+        s: &mut [S::Lane],
     ) {
         let n = self.seen(rows.end - 1, keys);
         let unit = if self.mask.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
-        let a = Left::Strided(q.part(rows.start, 0));
+        let scale = S::Lane::from_f64(self.scale * unit);
         // SAFETY: the caller's promise; the scores are nobody else's.
-        unsafe { k.times((rows.len(), 0..self.depth, n), a, block(s), T::from_f64(self.scale * unit), false) };
+        unsafe { k.times((rows.len(), 0..self.depth, n), Left::Strided(q), block(s), scale, false) };
         let Some(mask) = &self.mask else { return };
         let along = mask.layout.strides()[3];
-        let values: Base<T> = mask.base();
+        let values: Base<S> = mask.base();
         for (row, s) in rows.clone().zip(s.chunks_exact_mut(LINE)) {
             let first = offset(&mask.layout, [b, h, row, keys.start]);
             for (j, x) in s[..n].iter_mut().enumerate() {
                 // SAFETY: a position of the mask, which was broadcast to the scores.
-                *x = (*x + unsafe { values.get(first + j as isize * along) }) * T::LOG2E;
+                *x = (*x + unsafe { values.get(first + j as isize * along) }.load()) * S::Lane::LOG2E;
             }
         }
     }
@@ -112,14 +132,64 @@ fn block<T>(s: &mut [T]) -> Matrix<*mut T> {
 }
 
 /// The matrix of batch `b` and head `h` of an operand `[B, H, T, D]`.
-fn head<T: Float>(x: &Operand, b: usize, h: usize) -> Matrix<*mut T> {
+fn head<S: Stored>(x: &Operand, b: usize, h: usize) -> Matrix<*mut S> {
     let s = x.layout.strides();
-    Matrix { at: x.base::<T>().at(b as isize * s[0] + h as isize * s[1]), row: s[2], column: 1 }
+    Matrix { at: x.base::<S>().at(b as isize * s[0] + h as isize * s[1]), row: s[2], column: 1 }
 }
 
 /// The same, to be read.
 fn read<T>(m: Matrix<*mut T>) -> Matrix<*const T> {
     Matrix { at: m.at.cast_const(), row: m.row, column: m.column }
+}
+
+/// Rows of a matrix as they are computed with: where they are, or widened into `aside`.
+///
+/// # Safety
+/// The rows lie in their operand, which nothing writes meanwhile.
+unsafe fn wide<S: Number>(
+    simd: Simd,
+    m: Matrix<*const S>,
+    (rows, width): (usize, usize),
+    aside: &mut [S::Lane],
+) -> Matrix<*const S::Lane> {
+    if S::WIDE {
+        return Matrix { at: m.at.cast(), row: m.row, column: 1 };
+    }
+    for (i, to) in aside.chunks_exact_mut(width.max(1)).take(rows).enumerate() {
+        // SAFETY: the caller's promise.
+        lines::widen(simd, unsafe { std::slice::from_raw_parts(m.part(i, 0).at, width) }, to);
+    }
+    Matrix { at: aside.as_ptr(), row: width as isize, column: 1 }
+}
+
+/// Where numbers of an output are added up: in it, or in `aside`, from where [`settle`] brings them.
+fn sums<S: Number>(out: Matrix<*mut S>, width: usize, aside: &mut [S::Lane]) -> Matrix<*mut S::Lane> {
+    if S::WIDE {
+        return Matrix { at: out.at.cast(), row: out.row, column: 1 };
+    }
+    Matrix { at: aside.as_mut_ptr(), row: width as isize, column: 1 }
+}
+
+/// Rounds what was added up aside.
+///
+/// # Safety
+/// These rows are the output's, and nothing else sees them meanwhile; the sums are those of [`sums`].
+unsafe fn settle<S: Number>(
+    simd: Simd,
+    sums: Matrix<*mut S::Lane>,
+    out: Matrix<*mut S>,
+    (rows, width): (usize, usize),
+) {
+    if S::WIDE {
+        return;
+    }
+    for i in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let from = std::slice::from_raw_parts(sums.part(i, 0).at.cast_const(), width);
+            lines::round(simd, from, std::slice::from_raw_parts_mut(out.part(i, 0).at, width));
+        }
+    }
 }
 
 /// How many keys the first and the last query of a step see; from one to the next it is one more, or none.
@@ -150,6 +220,11 @@ fn parts(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>>
 /// How many of `len` positions of a head a task takes, if a call of so many heads is to have about so many tasks: a multiple of `least`.
 fn share(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize {
     len.div_ceil(tasks.div_ceil(heads.max(1))).next_multiple_of(least).max(least)
+}
+
+/// Numbers to compute aside: none where they are stored as they are computed with.
+const fn aside<S: Number>(numbers: usize) -> usize {
+    if S::WIDE { 0 } else { numbers }
 }
 
 /// Memory of one task, in parts that begin at cache lines.

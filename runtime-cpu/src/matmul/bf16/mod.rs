@@ -12,11 +12,14 @@ mod pack;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use std::sync::LazyLock;
 
 use half::bf16;
 use numcore::Accumulate;
+
+pub(crate) use tiles::Tiles;
 
 use super::{Product, cut::Cut, matrix};
 use crate::{Engine, Simd, operand::Base};
@@ -32,7 +35,7 @@ const GRAIN: usize = 1 << 23;
 /// What an AMX register holds: 16 rows of 64 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Tile([u32; SIDE * SIDE]);
+pub(crate) struct Tile([u32; SIDE * SIDE]);
 
 impl Tile {
     const ZERO: Tile = Tile([0; SIDE * SIDE]);
