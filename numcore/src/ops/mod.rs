@@ -7,7 +7,7 @@
 mod elementwise;
 mod index;
 mod joining;
-mod matmul;
+pub(crate) mod matmul;
 mod pointwise;
 mod reduce;
 mod rule;

@@ -19,7 +19,7 @@ use crate::{
     Buffer, Cpu, Engine,
     element::{Lane, Stored},
     math::Math,
-    matmul::Registers,
+    matmul::{Registers, linear},
     operand::{Base, Operand},
     pointwise,
 };
@@ -39,6 +39,9 @@ fn one<T: Float>() -> T {
 pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Out<'_, Cpu>]) -> Result<Support> {
     if outs.iter().any(|o| o.how == Accumulate::Add || !o.view.layout().is_contiguous()) {
         return Ok(Support::Decompose);
+    }
+    if let FusedOp::Linear(_) = op {
+        return linear(cpu, ins, Operand::from(&outs[0].view)).map(|()| Support::Done);
     }
     let mut copies = SmallVec::new();
     let strided = matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_));

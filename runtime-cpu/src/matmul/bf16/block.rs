@@ -11,7 +11,7 @@ use super::{
     pack::{self, PAIR},
     store,
 };
-use crate::matmul::Matrix;
+use crate::matmul::{Epilogue, Matrix};
 
 /// Bytes of packed columns: most of a second cache of 2 MiB.
 const PACKED: usize = 5 << 18;
@@ -27,28 +27,28 @@ thread_local! {
     static ROOM: RefCell<[Vec<Tile>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
-/// `out = a · b (+ out)` for `a: [m, k]`, `b: [k, n]`.
+/// `out = a · b`, with what the epilogue adds, for `a: [m, k]`, `b: [k, n]`.
 ///
 /// # Safety
-/// The matrices lie in their operands; the output overlaps neither, and nothing else sees it meanwhile. The processor has the level.
+/// The matrices lie in their operands; the output overlaps none of them, and nothing else sees it meanwhile. The processor has the level.
 pub(super) unsafe fn product(
     level: Level,
     [m, k, n]: [usize; 3],
     out: Matrix<*mut u16>,
     a: Matrix<*const u16>,
     b: Matrix<*const u16>,
-    add: bool,
+    epilogue: Epilogue<u16>,
 ) {
     // A row of the output is written by the register.
-    let (sizes, out, a, b) = match out.column != 1 && out.row == 1 {
-        true => ([n, k, m], out.turned(), b.turned(), a.turned()),
-        false => ([m, k, n], out, a, b),
+    let (sizes, out, a, b, epilogue) = match out.column != 1 && out.row == 1 {
+        true => ([n, k, m], out.turned(), b.turned(), a.turned(), epilogue.turned()),
+        false => ([m, k, n], out, a, b, epilogue),
     };
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the caller's promise.
         let _registers = (level == Level::Amx).then(|| unsafe { amx::Registers::new() });
         // SAFETY: as above; these are the registers.
-        unsafe { Block { level, out, a, b, add }.run(sizes, room) }
+        unsafe { Block { level, out, a, b, epilogue }.run(sizes, room) }
     });
 }
 
@@ -57,7 +57,7 @@ struct Block {
     out: Matrix<*mut u16>,
     a: Matrix<*const u16>,
     b: Matrix<*const u16>,
-    add: bool,
+    epilogue: Epilogue<u16>,
 }
 
 /// What a strip is multiplied with, and where its sums go.
@@ -102,7 +102,7 @@ impl Block {
                         let task = Task { packed, sums, rows, depth, columns, more: from > 0 };
                         self.strip(strip, source, task);
                         if from + depth == k {
-                            store::rows(sums, self.out.part(i, j), rows, columns, self.add);
+                            store::rows(sums, self.out.part(i, j), rows, columns, self.epilogue.part(i, j));
                         }
                     }
                 }
