@@ -5,6 +5,7 @@ use super::{
     factor::Matrix,
     register::{Register, Registers},
 };
+use crate::simd::prefetch;
 
 /// What is added to a product.
 #[derive(Clone, Copy)]
@@ -52,6 +53,14 @@ impl Epilogue<half::bf16> {
 }
 
 impl<T: Registers> Epilogue<T> {
+    /// Asks for a tile of what is far away: a residual, whose rows nothing foresees.
+    #[inline(always)]
+    pub(super) fn ask_for(self, rows: usize, columns: usize) {
+        for x in self.plus.into_iter().flatten().filter(|x| x.row != 0) {
+            (0..rows).for_each(|i| prefetch(x.part(i, 0).at, columns));
+        }
+    }
+
     /// Adds the matrices to a tile of the output that is stored: rows and columns from their first ones on.
     ///
     /// # Safety

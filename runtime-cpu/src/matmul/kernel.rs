@@ -180,6 +180,8 @@ impl<T: Registers> Block<'_, T> {
             let tile = Tile { depth: self.depth, strip, b: self.b.panel(j, width) };
             let out = self.out.part(i, j);
             let whole = rows == ROWS && left >= width && out.column == 1;
+            let epilogue = self.epilogue.part(i, j);
+            epilogue.ask_for(rows, width);
             // SAFETY: the caller's promise: this panel is the block's, and so is this tile of the output, or the one on the stack.
             unsafe {
                 let mut aside = std::mem::MaybeUninit::<[T; TILE]>::uninit();
@@ -194,7 +196,7 @@ impl<T: Registers> Block<'_, T> {
                 if !whole {
                     scatter(at, width, (rows, left.min(width)), out, self);
                 }
-                self.epilogue.part(i, j).onto::<R>(out, (rows, left.min(width)));
+                epilogue.onto::<R>(out, (rows, left.min(width)));
             }
             j += width;
         }

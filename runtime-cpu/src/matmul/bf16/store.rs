@@ -17,85 +17,81 @@ pub(super) unsafe fn rows(
     columns: usize,
     epilogue: Epilogue<u16>,
 ) {
+    let old = Matrix { at: out.at.cast_const(), row: out.row, column: out.column };
+    let [first, second] = epilogue.plus;
+    let mut terms = [old; 3];
+    let mut count = 0;
+    for x in [epilogue.add.then_some(old), first, second].into_iter().flatten() {
+        terms[count] = x;
+        count += 1;
+    }
+    let in_lines = out.column == 1 && terms[..count].iter().all(|x| x.column == 1);
     for i in 0..rows {
-        for j in (0..columns).step_by(PAIR) {
-            let there = PAIR.min(columns - j);
-            let tiles = sums.wrapping_add(j / PAIR * 4 + i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
-            let to = out.part(i, j);
-            // SAFETY: the caller's promise.
-            unsafe {
-                let mut sums = [0, SIDE * SIDE].map(|at| _mm512_load_ps(tiles.add(at)));
-                for x in epilogue.part(i, j).plus.into_iter().flatten() {
-                    sums = plus(sums, x, there);
-                }
-                if to.column == 1 {
-                    line(sums, to.at, there, epilogue.add);
-                } else {
-                    scatter(sums, to, there, epilogue.add);
-                }
+        let line_of = sums.wrapping_add(i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
+        let (to, terms) = (out.part(i, 0), terms.map(|x| x.part(i, 0)));
+        let [a, b, c] = terms.map(|x| x.at);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match count {
+                _ if !in_lines => scattered(line_of, to, &terms[..count], columns),
+                0 => line(line_of, to.at, [], columns),
+                1 => line(line_of, to.at, [a], columns),
+                2 => line(line_of, to.at, [a, b], columns),
+                _ => line(line_of, to.at, [a, b, c], columns),
             }
         }
     }
 }
 
-/// So many of 32 numbers side by side.
+/// A row whose numbers are neighbours, and those of each term.
 ///
 /// # Safety
 /// As for [`rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn line(mut sums: [__m512; 2], to: *mut u16, there: usize, add: bool) {
-    let mask = u32::MAX >> (PAIR - there);
-    // SAFETY: the caller's promise; bf16 are a register's bits.
-    unsafe {
-        if add {
-            sums = plus(sums, Matrix { at: to.cast_const(), row: 0, column: 1 }, there);
-        }
-        let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(sums[1], sums[0]));
-        _mm512_mask_storeu_epi16(to.cast(), mask, rounded);
-    }
-}
-
-/// The sums and so many of 32 numbers of a row.
-///
-/// # Safety
-/// So many numbers lie there; the processor has the instructions.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn plus(sums: [__m512; 2], x: Matrix<*const u16>, there: usize) -> [__m512; 2] {
-    let mut aside = [0u16; PAIR];
-    // SAFETY: the caller's promise; bf16 are the upper bits of `f32`.
-    unsafe {
-        let at = if x.column == 1 {
-            x.at
-        } else {
-            aside[..there].iter_mut().enumerate().for_each(|(j, y)| *y = *x.part(0, j).at);
-            aside.as_ptr()
-        };
-        let x = _mm512_maskz_loadu_epi16(u32::MAX >> (PAIR - there), at.cast());
-        let halves = [_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x)];
-        let wide = halves.map(|x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))));
-        [_mm512_add_ps(sums[0], wide[0]), _mm512_add_ps(sums[1], wide[1])]
-    }
-}
-
-/// Neighbours in a row lie apart.
-///
-/// # Safety
-/// As for [`rows`].
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn scatter(sums: [__m512; 2], to: Matrix<*mut u16>, there: usize, add: bool) {
-    let mut aside = [0u16; PAIR];
-    // SAFETY: the caller's promise.
-    unsafe {
-        if add {
-            for (j, x) in aside[..there].iter_mut().enumerate() {
-                *x = *to.part(0, j).at;
+unsafe fn line<const TERMS: usize>(sums: *const f32, to: *mut u16, terms: [*const u16; TERMS], columns: usize) {
+    for j in (0..columns).step_by(PAIR) {
+        let mask = u32::MAX >> (PAIR - PAIR.min(columns - j));
+        // SAFETY: the caller's promise; bf16 are a register's bits, and the upper ones of `f32`.
+        unsafe {
+            let mut sums = [0, SIDE * SIDE].map(|at| _mm512_load_ps(sums.add(j / PAIR * 4 * SIDE * SIDE + at)));
+            for x in terms {
+                let x = _mm512_maskz_loadu_epi16(mask, x.add(j).cast());
+                let halves = [_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x)];
+                for (sum, x) in sums.iter_mut().zip(halves) {
+                    let wide = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x));
+                    *sum = _mm512_add_ps(*sum, _mm512_castsi512_ps(wide));
+                }
             }
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(sums[1], sums[0]));
+            _mm512_mask_storeu_epi16(to.add(j).cast(), mask, rounded);
         }
-        line(sums, aside.as_mut_ptr(), PAIR, add);
-        for (j, x) in aside[..there].iter().enumerate() {
-            *to.part(0, j).at = *x;
+    }
+}
+
+/// A row whose numbers lie apart, or those of a term: by way of lines of its own.
+///
+/// # Safety
+/// As for [`rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn scattered(sums: *const f32, to: Matrix<*mut u16>, terms: &[Matrix<*const u16>], columns: usize) {
+    for j in (0..columns).step_by(PAIR) {
+        let there = PAIR.min(columns - j);
+        let sums = sums.wrapping_add(j / PAIR * 4 * SIDE * SIDE);
+        let mut aside = [[0u16; PAIR]; 4];
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (x, aside) in terms.iter().zip(&mut aside) {
+                aside[..there].iter_mut().enumerate().for_each(|(q, y)| *y = *x.part(0, j + q).at);
+            }
+            let [a, b, c, mut made] = aside;
+            match terms.len() {
+                0 => line(sums, made.as_mut_ptr(), [], there),
+                1 => line(sums, made.as_mut_ptr(), [a.as_ptr()], there),
+                2 => line(sums, made.as_mut_ptr(), [&a, &b].map(|x| x.as_ptr()), there),
+                _ => line(sums, made.as_mut_ptr(), [&a, &b, &c].map(|x| x.as_ptr()), there),
+            }
+            made[..there].iter().enumerate().for_each(|(q, x)| *to.part(0, j + q).at = *x);
         }
     }
 }
