@@ -110,7 +110,14 @@ fn interpreted(p: &Program) -> Program {
 }
 
 /// Values of the outputs, after inputs `owned..` of `shape` and old values were given.
-fn outputs(cpu: &Cpu, p: &Program, (owned, count): (usize, usize), dtype: DType, shape: &[usize], values: &[Vec<f64>]) -> Vec<T> {
+fn outputs(
+    cpu: &Cpu,
+    p: &Program,
+    (owned, count): (usize, usize),
+    dtype: DType,
+    shape: &[usize],
+    values: &[Vec<f64>],
+) -> Vec<T> {
     let scalars: Vec<Scalar> = (0..p.scalars()).map(|i| Scalar::F64(0.1 + 0.2 * i as f64)).collect();
     let tensors: Vec<T> = values.iter().map(|v| store(cpu, dtype, shape, v).0).collect();
     let mut outs: Vec<TensorMut<Cpu>> =
@@ -137,7 +144,8 @@ fn the_interpreter_computes_the_same_bits() {
             let counts = (owned, p.outputs().len());
             for cpu in runtimes() {
                 for dtype in [DType::F32, DType::BF16] {
-                    let [a, b] = [p.clone(), interpreted(&p)].map(|p| outputs(&cpu, &p, counts, dtype, &shape, &values));
+                    let [a, b] =
+                        [p.clone(), interpreted(&p)].map(|p| outputs(&cpu, &p, counts, dtype, &shape, &values));
                     for (a, b) in a.iter().zip(&b) {
                         same_numbers(a, b, &format!("{name} {dtype} {shape:?} on {cpu:?}"));
                     }

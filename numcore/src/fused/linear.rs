@@ -35,7 +35,11 @@ impl Fused for Linear {
         let (x, w) = (ins[0], ins[1]);
         if !x.dtype.is_float() || ins.iter().any(|s| s.dtype != x.dtype) {
             let dtypes: Vec<_> = ins.iter().map(|s| s.dtype).collect();
-            return Err(Error::dtype("linear", &dtypes, "input, weight and what is added must have one floating dtype"));
+            return Err(Error::dtype(
+                "linear",
+                &dtypes,
+                "input, weight and what is added must have one floating dtype",
+            ));
         }
         let wrong = |why: String| {
             let shapes: Vec<Shape> = ins.iter().map(|s| s.shape).collect();

@@ -204,6 +204,8 @@ impl<R: Runtime> Tensor<R> {
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
         if let Op::Fused(fused) = op {
             if fused.try_kernel(ins, &mut to)? == Support::Decompose {
+                drop(to);
+                drop(outs);
                 return fused.decompose(ins);
             }
         } else {

@@ -52,7 +52,9 @@ pub(crate) unsafe fn product_in_columns<T: Registers>(
             unsafe {
                 match b {
                     Right::Packed(b) => b.product(rows.len(), a, made),
-                    Right::Strided(b) => product_of(simd, [rows.len(), k, n], made, a, b, T::ONE, Epilogue::adding(false)),
+                    Right::Strided(b) => {
+                        product_of(simd, [rows.len(), k, n], made, a, b, T::ONE, Epilogue::adding(false))
+                    }
                 }
                 turn::<T>(simd, to, from, (n, rows.len()));
             }

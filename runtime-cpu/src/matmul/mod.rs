@@ -141,14 +141,7 @@ fn last_two(l: &Layout) -> Strides {
     [l.strides()[l.rank() - 2], l.strides()[l.rank() - 1]]
 }
 
-fn halves(
-    cpu: &Cpu,
-    a: &Operand,
-    b: &Operand,
-    to: Operand,
-    how: Accumulate,
-    plus: [Option<Operand>; 2],
-) -> Result<()> {
+fn halves(cpu: &Cpu, a: &Operand, b: &Operand, to: Operand, how: Accumulate, plus: [Option<Operand>; 2]) -> Result<()> {
     let engine = &*cpu.queue.engine;
     let mut copies: SmallVec<[Buffer; 4]> = SmallVec::new();
     let mut wide = |x: &Operand| -> Result<Operand> {

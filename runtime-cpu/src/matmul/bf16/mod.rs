@@ -68,13 +68,7 @@ impl Level {
 }
 
 /// `out = a · b` and what the epilogue adds, tiles of it by one thread each.
-pub(super) fn run(
-    p: &Product,
-    engine: &Engine,
-    level: Level,
-    [out, a, b]: [Base<bf16>; 3],
-    epilogue: Epilogue<bf16>,
-) {
+pub(super) fn run(p: &Product, engine: &Engine, level: Level, [out, a, b]: [Base<bf16>; 3], epilogue: Epilogue<bf16>) {
     if p.k == 0 && epilogue.add {
         return;
     }
