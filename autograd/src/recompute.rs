@@ -35,13 +35,11 @@ pub(crate) struct Recipe<R: Runtime> {
 
 impl<R: Runtime> Remade<R> {
     /// A view of the value, `value`.
-    pub(crate) fn seen(&self, view: &ViewOp, value: Tensor<R>) -> Remade<R> {
+    pub(crate) fn seen(&self, view: &ViewOp, value: &Tensor<R>) -> Value<R> {
         let Recipe { make, inputs, random, views } = &*self.recipe;
         let views = views.iter().chain([view]).cloned().collect();
-        Remade {
-            value,
-            recipe: Arc::new(Recipe { make: make.clone(), inputs: inputs.clone(), random: *random, views }),
-        }
+        let recipe = Arc::new(Recipe { make: make.clone(), inputs: inputs.clone(), random: *random, views });
+        Value::Remade(Arc::new(Remade { value: value.clone(), recipe }))
     }
 }
 

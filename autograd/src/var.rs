@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
-    ops::{Apply, Bits, Op, Outs, Spec, SpecList},
+    ops::{Apply, Bits, Op, Outs, Spec, SpecList, ViewOp},
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -105,6 +105,13 @@ impl<R: Runtime> Var<R> {
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
 
+    /// This leaf, or view of one, seen another way; `None` where strides cannot say it.
+    fn leaf_seen(&self, leaf: &Arc<LeafView<R>>, view: &ViewOp) -> Result<Option<Self>> {
+        let Some(value) = leaf.then(view)? else { return Ok(None) };
+        let edge = self.edge.as_ref().map(|_| Edge::Leaf(value.clone()));
+        Ok(Some(Var { value: Value::Leaf(value), edge }))
+    }
+
     fn tracked(op: &Op, ins: &[&Self]) -> Result<Bits> {
         if ins.len() > Bits::MAX && ins.iter().any(|v| v.edge.is_some()) {
             let why = format!("{} inputs; at most {} can be tracked", ins.len(), Bits::MAX);
@@ -166,11 +173,15 @@ impl<R: Runtime> Apply for Var<R> {
     }
 
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
-        if let (Op::View(view), Value::Leaf(leaf)) = (&op, &ins[0].value)
-            && let Some(seen) = leaf.then(view)?
-        {
-            let edge = ins[0].edge.as_ref().map(|_| Edge::Leaf(seen.clone()));
-            return Ok(smallvec::smallvec![Var { value: Value::Leaf(seen), edge }]);
+        if let Value::Leaf(leaf) = &ins[0].value {
+            let seen = match &op {
+                Op::View(view) => ins[0].leaf_seen(leaf, view)?.map(|seen| smallvec::smallvec![seen]),
+                Op::Split(split) => split.views().map(|view| ins[0].leaf_seen(leaf, &view)).collect::<Result<_>>()?,
+                _ => None,
+            };
+            if let Some(seen) = seen {
+                return Ok(seen);
+            }
         }
         let wants = Self::tracked(&op, ins)?;
         match &op {
@@ -181,14 +192,13 @@ impl<R: Runtime> Apply for Var<R> {
         if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {
             return Ok(outs.into_iter().map(Var::new).collect());
         }
-        let remade = match (&op, &ins[0].value) {
-            (Op::View(view), Value::Remade(x)) => Some(Arc::new(x.seen(view, outs[0].clone()))),
-            _ => None,
+        let remade: Outs<Value<R>> = match (&op, &ins[0].value) {
+            (Op::View(view), Value::Remade(x)) => smallvec::smallvec![x.seen(view, &outs[0])],
+            (Op::Split(split), Value::Remade(x)) => split.views().zip(&outs).map(|(v, out)| x.seen(&v, out)).collect(),
+            _ => Outs::new(),
         };
         let mut outs = Var::recorded(Call::Op(op), ins, outs)?;
-        if let Some(seen) = remade {
-            outs[0].value = Value::Remade(seen);
-        }
+        outs.iter_mut().zip(remade).for_each(|(out, seen)| out.value = seen);
         Ok(outs)
     }
 }

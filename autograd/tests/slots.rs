@@ -215,3 +215,23 @@ fn gradients_in_slots_are_not_allocated() {
 fn rt_reset(rt: &Cpu) {
     numcore::Runtime::reset_peak(rt);
 }
+
+/// Pieces of an intermediate: their gradients become the whole's without zeros or sums, and a piece nobody used has none.
+#[test]
+fn pieces_give_the_gradient_of_the_whole_in_one_go() {
+    let rt = cpu();
+    let x = leaf(&rt, "x", [2, 6], &(1..=12).map(f64::from).collect::<Vec<_>>());
+    let parts = x.mul(2.0).unwrap().chunk(1, 3).unwrap();
+    let loss = parts[0].mul(&parts[2]).unwrap().sum(&[], false).unwrap();
+    let expected = [20.0, 24.0, 0.0, 0.0, 4.0, 8.0, 44.0, 48.0, 0.0, 0.0, 28.0, 32.0];
+    assert_eq!(common::grad_of(&autograd::backward(&loss).unwrap(), &x), expected);
+
+    let null = numcore::NullRuntime::new();
+    let blank = common::blank(&null, "x", [2, 6]);
+    let parts = blank.exp().unwrap().chunk(1, 3).unwrap();
+    let loss = cat(&[&parts[2], &parts[0], &parts[1]], 1).unwrap().sum(&[], false).unwrap();
+    let before = null.launches();
+    drop(autograd::backward(&loss).unwrap());
+    // The seed; three copies into the gradient of `exp`, whose gradient is one more.
+    assert_eq!(null.launches() - before, 5);
+}

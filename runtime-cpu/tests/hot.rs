@@ -110,11 +110,18 @@ fn interpreted(p: &Program) -> Program {
 }
 
 /// Values of the outputs, after inputs `owned..` of `shape` and old values were given.
-fn outputs(cpu: &Cpu, p: &Program, (owned, count): (usize, usize), shape: &[usize], values: &[Vec<f64>]) -> Vec<T> {
+fn outputs(
+    cpu: &Cpu,
+    p: &Program,
+    (owned, count): (usize, usize),
+    dtype: DType,
+    shape: &[usize],
+    values: &[Vec<f64>],
+) -> Vec<T> {
     let scalars: Vec<Scalar> = (0..p.scalars()).map(|i| Scalar::F64(0.1 + 0.2 * i as f64)).collect();
-    let tensors: Vec<T> = values.iter().map(|v| store(cpu, DType::F32, shape, v).0).collect();
+    let tensors: Vec<T> = values.iter().map(|v| store(cpu, dtype, shape, v).0).collect();
     let mut outs: Vec<TensorMut<Cpu>> =
-        p.outputs().iter().map(|_| TensorMut::alloc(cpu, tensors[0].shape().to_owned(), DType::F32).unwrap()).collect();
+        p.outputs().iter().map(|_| TensorMut::alloc(cpu, tensors[0].shape().to_owned(), dtype).unwrap()).collect();
     let copy = Program::new("copy", |[x], []| [x]);
     for (out, x) in outs.iter_mut().zip(&tensors).take(owned) {
         compute(cpu, &copy, &[Input::Value(x)], &[], &mut [out]).unwrap();
@@ -136,9 +143,12 @@ fn the_interpreter_computes_the_same_bits() {
             values[p.inputs() - 1].iter_mut().zip(edges).for_each(|(x, edge)| *x = edge);
             let counts = (owned, p.outputs().len());
             for cpu in runtimes() {
-                let [a, b] = [p.clone(), interpreted(&p)].map(|p| outputs(&cpu, &p, counts, &shape, &values));
-                for (a, b) in a.iter().zip(&b) {
-                    same_numbers(a, b, &format!("{name} {shape:?} on {cpu:?}"));
+                for dtype in [DType::F32, DType::BF16] {
+                    let [a, b] =
+                        [p.clone(), interpreted(&p)].map(|p| outputs(&cpu, &p, counts, dtype, &shape, &values));
+                    for (a, b) in a.iter().zip(&b) {
+                        same_numbers(a, b, &format!("{name} {dtype} {shape:?} on {cpu:?}"));
+                    }
                 }
             }
         }
@@ -147,8 +157,8 @@ fn the_interpreter_computes_the_same_bits() {
 
 /// The same bits, but for those of NaN, which are not specified.
 fn same_numbers(a: &Tensor<Cpu>, b: &Tensor<Cpu>, what: &str) {
-    let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
-    let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
+    let (a, b) = (a.to_f64s().unwrap(), b.to_f64s().unwrap());
+    let differs = |(a, b): (&f64, &f64)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
     let wrong = a.iter().zip(&b).position(differs);
     assert!(
         wrong.is_none(),

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use numcore::{
     DType, Tensor, TensorMut,
-    ops::{Matmul, MatmulOps, Op, ViewOps},
+    ops::{Matmul, MatmulOps, Op, PointwiseOps, ViewOps},
 };
 use runtime_cpu::Cpu;
 
@@ -114,6 +114,30 @@ fn sizes_of_zero() {
             out.accumulate(&Op::identity(), &[&one]).unwrap();
             out.accumulate(&Op::Matmul(Matmul), &[&a, &b]).unwrap();
             close(&out.freeze().unwrap(), &vec![1.0; m * n], 0.0, "added nothing");
+        }
+    }
+}
+
+/// `x: [.., K]`, `w: [O, K]`, bias and residual in every layout; `f32` and `f64` as the product and two sums one after the other, to the
+/// last bit, halves rounded once.
+#[test]
+fn linear_is_the_product_and_the_sums() {
+    let cpu = Cpu::with_threads(2);
+    for dtype in FLOATS {
+        for [m, k, n] in [[1, 3, 1], [6, 5, 7], [36, 700, 1], [4, 600, 50], [70, 33, 100], [130, 513, 20], [6, 0, 5]] {
+            let w = &views(&cpu, dtype, &[n, k], 2)[0];
+            for x in views(&cpu, dtype, &[m, k], 1) {
+                for (bias, r) in views(&cpu, dtype, &[n], 3).iter().zip(&views(&cpu, dtype, &[m, n], 4)) {
+                    let (b, r) = (&bias.tensor, &r.tensor);
+                    let all = x.tensor.linear_onto(&w.tensor, Some(b), r).unwrap();
+                    let wide = |t: &Tensor<Cpu>| if dtype.is_half() { t.to_dtype(DType::F32) } else { Ok(t.clone()) };
+                    let [x, w, b, r] = [&x.tensor, &w.tensor, b, r].map(|t| wide(t).unwrap());
+                    let apart = x.matmul(&w.t().unwrap()).unwrap().add(&b).unwrap().add(&r).unwrap();
+                    let unit = if dtype.is_half() { dtype.epsilon() * (k as f64).sqrt().max(1.0) } else { 0.0 };
+                    let apart = apart.to_f64s().unwrap();
+                    close(&all, &apart, unit, &format!("linear {dtype} [{m}, {k}, {n}]"));
+                }
+            }
         }
     }
 }

@@ -23,11 +23,16 @@ impl Dropout {
         }
         Ok(Dropout { p, mode: Mode::default() })
     }
+
+    /// Whether it gives its input back: in evaluation, and with probability 0.
+    pub fn is_identity(&self) -> bool {
+        self.p == 0.0 || !self.mode.is_training()
+    }
 }
 
 impl<R: Runtime> Forward<R> for Dropout {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        if self.p == 0.0 || !self.mode.is_training() {
+        if self.is_identity() {
             return Ok(x.clone());
         }
         x.dropout(self.p, next_seed())

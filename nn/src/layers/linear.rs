@@ -24,6 +24,11 @@ impl<R: Runtime> Linear<R> {
         let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);
         Ok(Linear { weight, bias })
     }
+
+    /// `x · Wᵀ + b + residual`, in the product's own pass where the runtime can. `residual: [.., O]`.
+    pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
+        x.linear_onto(&self.weight.var(), optional(&self.bias).as_ref(), residual)
+    }
 }
 
 impl<R: Runtime> Forward<R> for Linear<R> {

@@ -40,12 +40,19 @@ impl<R: Runtime> CausalSelfAttention<R> {
     }
 }
 
-impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
-    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+impl<R: Runtime> CausalSelfAttention<R> {
+    /// What the heads found, `[B, T, C]`, not yet projected.
+    fn found(&self, x: &Var<R>) -> Result<Var<R>> {
         let parts = self.qkv.forward(x)?.chunk(-1, 3)?;
         let [q, k, v] = three(parts)?.map(|x| split_heads(&x, self.heads));
         let found = q?.attention(&k?, &v?, None, true, None)?;
-        self.proj.forward(&recomputed(&[&found], |x| merge_heads(&x[0]))?)
+        recomputed(&[&found], |x| merge_heads(&x[0]))
+    }
+}
+
+impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        self.proj.forward(&self.found(x)?)
     }
 }
 
@@ -100,14 +107,21 @@ impl<R: Runtime> Block<R> {
         let attention = self.attention.without_bias();
         Block { attention, fc1: self.fc1.without_bias(), fc2: self.fc2.without_bias(), ..self }
     }
+
+    /// `x` and what a half of the block adds: in its last product's own pass where nothing is dropped.
+    fn plus(&self, x: &Var<R>, last: &Linear<R>, h: &Var<R>) -> Result<Var<R>> {
+        if self.dropout.is_identity() {
+            return last.forward_onto(h, x);
+        }
+        x.add(&self.dropout.forward(&last.forward(h)?)?)
+    }
 }
 
 impl<R: Runtime> Forward<R> for Block<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        let attended = self.attention.forward(&self.ln1.recomputed(x)?)?;
-        let x = x.add(&self.dropout.forward(&attended)?)?;
+        let x = self.plus(x, &self.attention.proj, &self.attention.found(&self.ln1.recomputed(x)?)?)?;
         let widened = self.fc1.forward(&self.ln2.recomputed(&x)?)?;
         let active = recomputed(&[&widened], |x| x[0].gelu())?;
-        x.add(&self.dropout.forward(&self.fc2.forward(&active)?)?)
+        self.plus(&x, &self.fc2, &active)
     }
 }

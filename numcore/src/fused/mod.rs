@@ -5,6 +5,7 @@
 mod attention;
 mod conv;
 mod cross_entropy;
+mod linear;
 mod norm;
 mod pool;
 mod softmax;
@@ -13,6 +14,7 @@ mod vocabulary;
 pub use attention::{Attention, AttentionGrad};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
+pub use linear::Linear;
 pub use norm::{Norm, NormGrad, NormKind};
 pub use pool::{MaxPool, MaxPoolGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
@@ -38,6 +40,10 @@ pub trait Fused {
         let _ = k;
         None
     }
+    /// Whether the decomposition of halves is computed in `f32` from beginning to end, or each of its primitives rounds by itself.
+    fn widens(&self) -> bool {
+        true
+    }
     /// What its gradient reads; `None`: it has no gradient of its own, and is recorded as its decomposition instead.
     fn saves(&self, wants: Bits) -> Option<Saves>;
     /// The gradient rule.
@@ -56,9 +62,11 @@ macro_rules! fused {
         })*
 
         impl FusedOp {
-            /// The same outputs from primitives. Halves are stored, not computed in: they are cast to `f32` for the whole of it.
+            /// The same outputs from primitives. Halves are stored, not computed in: where there are several steps, they are cast to `f32`
+            /// for all of them.
             pub fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-                if ins.iter().any(|x| x.spec().dtype.is_half()) {
+                let widens = match self { $(FusedOp::$variant(op) => Fused::widens(op),)* };
+                if widens && ins.iter().any(|x| x.spec().dtype.is_half()) {
                     return self.widened(ins);
                 }
                 match self { $(FusedOp::$variant(op) => op.decompose(ins),)* }
@@ -115,6 +123,8 @@ fused! {
     AttentionGrad,
     /// Two-dimensional convolution and both its adjoints.
     Conv,
+    /// A matrix product with a bias and a residual.
+    Linear,
     /// The largest of each window.
     MaxPool,
     /// Its gradient.

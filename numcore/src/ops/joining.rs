@@ -12,7 +12,7 @@ use crate::{DType, Error, Out, Result, Runtime, Shape, Tensor, pointwise::Progra
 /// Inputs one after another along an axis.
 #[derive(Clone, Debug)]
 pub struct Cat {
-    axis: usize,
+    pub(super) axis: usize,
 }
 
 impl Rule for Cat {

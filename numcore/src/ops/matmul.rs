@@ -6,7 +6,7 @@ use super::{
     Apply, Backprop, Bits, Op, ReduceOps, Rule, Saves, Spec, Specs, ViewOps,
     rule::{float, same_dtype},
 };
-use crate::{Error, MAX_RANK, Out, Result, Runtime, Shape, Tensor};
+use crate::{Error, MAX_RANK, Out, Result, Runtime, Shape, Tensor, fused::Linear};
 
 /// `a: [B.., M, K]` times `b: [B.., K, N]`; batch axes broadcast.
 #[derive(Clone, Debug)]
@@ -47,36 +47,68 @@ impl Rule for Matmul {
 
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
         let (a, b) = (*ins[0].shape(), *ins[1].shape());
+        let rt = ins[0].runtime();
+        if let Some(rows) = rows(a, b)
+            && let Some(layout) = outs[0].view.layout.reshape(Shape::from([rows, b[1]]))
+        {
+            let a = ins[0].reshape([rows, b[0]])?;
+            let mut out = outs[0].reborrow();
+            out.view.layout = &layout;
+            return rt.matmul(a.view(), ins[1].view(), out);
+        }
         let batch = Self::batch(a, b).unwrap_or(Shape::SCALAR);
         let (mut room_a, mut room_b) = (None, None);
         let a = ins[0].view_at(&Self::operand(batch, a)?, &mut room_a)?;
         let b = ins[1].view_at(&Self::operand(batch, b)?, &mut room_b)?;
-        ins[0].runtime().matmul(a, b, outs[0].reborrow())
+        rt.matmul(a, b, outs[0].reborrow())
     }
 
     fn saves(&self, wants: Bits) -> Result<Saves> {
-        let inputs = Bits(u64::from(wants.has(1)) | u64::from(wants.has(0)) << 1);
-        Ok(Saves { inputs, outputs: Bits::NONE })
+        Ok(saves(wants))
     }
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
-        if cx.wants(0) {
-            let bt = cx.input(1)?.t()?;
-            product_to(cx, 0, &g, &bt)?;
-        }
-        if cx.wants(1) {
-            let at = cx.input(0)?.t()?;
-            product_to(cx, 1, &at, &g)?;
-        }
-        Ok(())
+        gradient(cx, &g)
     }
+}
+
+/// What [`gradient`] reads.
+pub(crate) fn saves(wants: Bits) -> Saves {
+    let inputs = Bits(u64::from(wants.has(1)) | u64::from(wants.has(0)) << 1);
+    Saves { inputs, outputs: Bits::NONE }
+}
+
+/// Gives the gradients of inputs 0 and 1 where that of their product is `g`.
+pub(crate) fn gradient<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> {
+    if cx.wants(0) {
+        let bt = cx.input(1)?.t()?;
+        product_to(cx, 0, g, &bt)?;
+    }
+    if cx.wants(1) {
+        let a = cx.input(0)?;
+        let (a, g) = match rows(a.spec().shape, cx.input_spec(1).shape) {
+            Some(rows) => (flat(&a, rows)?, flat(g, rows)?),
+            None => (a, g.clone()),
+        };
+        product_to(cx, 1, &a.t()?, &g)?;
+    }
+    Ok(())
+}
+
+/// `[.., M, K] · [K, N]` is one product of so many rows.
+fn rows(a: Shape, b: Shape) -> Option<usize> {
+    (b.rank() == 2 && a.rank() > 2).then(|| a[..a.rank() - 1].iter().product())
+}
+
+fn flat<T: Apply>(x: &T, rows: usize) -> Result<T> {
+    x.reshape([rows, x.spec().shape.last().copied().unwrap_or(1)])
 }
 
 /// The gradient of input `i` is `a · b`, summed over the batch axes along which that input was broadcast.
 fn product_to<T: Apply>(cx: &mut dyn Backprop<T>, i: usize, a: &T, b: &T) -> Result<()> {
-    let (to, whole) = (cx.input_spec(i).shape, cx.output_spec(0).shape);
-    if to.rank() == whole.rank() && to[..to.rank() - 2] == whole[..to.rank() - 2] {
+    let product = Matmul.infer(&[a.spec(), b.spec()])?[0].shape;
+    if product == cx.input_spec(i).shape {
         return cx.give(i, Op::Matmul(Matmul), &[a, b]);
     }
     let product = T::apply1(Matmul, &[a, b])?;
@@ -86,29 +118,23 @@ fn product_to<T: Apply>(cx: &mut dyn Backprop<T>, i: usize, a: &T, b: &T) -> Res
 /// Products of matrices, vectors and batches.
 pub trait MatmulOps: Apply {
     /// Matrix product over the last two axes; leading axes are batches and broadcast. A one-dimensional side is a vector,
-    /// whose axis disappears. `[.., M, K] · [K, N]` runs as one product of `[.. · M, K]`.
+    /// whose axis disappears. `[.., M, K] · [K, N]` runs as one product of `[.. · M, K]`, copied first if strides cannot say that.
     fn matmul(&self, other: &Self) -> Result<Self> {
         let (a, b) = (self.spec().shape, other.spec().shape);
         match (a.rank(), b.rank()) {
             (0, _) | (_, 0) => Err(Error::shape("matmul", &[a, b], "a scalar has no matrix product; use `mul`")),
             (1, _) => self.unsqueeze(0)?.matmul(other)?.squeeze(if b.rank() == 1 { -1 } else { -2 }),
             (_, 1) => self.matmul(&other.unsqueeze(1)?)?.squeeze(-1),
-            (r, 2) if r > 2 && a[r - 1] == b[0] => {
-                let rows: usize = a[..r - 1].iter().product();
-                let flat = self.reshape([rows, a[r - 1]])?;
-                Self::apply1(Matmul, &[&flat, other])?.reshape(a.with(r - 1, b[1]))
-            }
             _ => Self::apply1(Matmul, &[self, other]),
         }
     }
     /// `x · wᵀ + b` with `x: [.., I]`, `w: [O, I]`, `b: [O]`.
     fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
-        use super::PointwiseOps;
-        let y = self.matmul(&weight.t()?)?;
-        match bias {
-            Some(b) => y.add(b),
-            None => Ok(y),
-        }
+        linear(self, weight, bias, None)
+    }
+    /// `x · wᵀ + b + r`: as [`linear`](MatmulOps::linear), onto a residual `r: [.., O]`.
+    fn linear_onto(&self, weight: &Self, bias: Option<&Self>, residual: &Self) -> Result<Self> {
+        linear(self, weight, bias, Some(residual))
     }
     /// Inner product of two vectors.
     fn dot(&self, other: &Self) -> Result<Self> {
@@ -117,6 +143,24 @@ pub trait MatmulOps: Apply {
 }
 
 impl<T: Apply> MatmulOps for T {}
+
+fn linear<T: Apply>(x: &T, weight: &T, bias: Option<&T>, residual: Option<&T>) -> Result<T> {
+    let weight = weight.t()?;
+    if bias.is_none() && residual.is_none() {
+        return x.matmul(&weight);
+    }
+    if x.spec().shape.rank() == 1 {
+        let residual = residual.map(|r| r.unsqueeze(0)).transpose()?;
+        return linear_rows(&x.unsqueeze(0)?, &weight, bias, residual.as_ref())?.squeeze(0);
+    }
+    linear_rows(x, &weight, bias, residual)
+}
+
+fn linear_rows<T: Apply>(x: &T, weight: &T, bias: Option<&T>, residual: Option<&T>) -> Result<T> {
+    let op = Linear { bias: bias.is_some(), residual: residual.is_some() };
+    let ins: SmallVec<[&T; 4]> = [x, weight].into_iter().chain(bias).chain(residual).collect();
+    T::apply1(op, &ins)
+}
 
 type Labels = SmallVec<[u8; MAX_RANK]>;
 

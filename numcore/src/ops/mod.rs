@@ -7,12 +7,13 @@
 mod elementwise;
 mod index;
 mod joining;
-mod matmul;
+pub(crate) mod matmul;
 mod pointwise;
 mod reduce;
 mod rule;
 mod scan;
 mod sort;
+mod split;
 mod view;
 
 pub use elementwise::{PointwiseOps, Rhs};
@@ -26,6 +27,7 @@ pub use reduce::{ArgReduce, Reduce, ReduceOps};
 pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, SpecList, Specs};
 pub use scan::{Scan, ScanOps};
 pub use sort::{Sort, SortOps};
+pub use split::Split;
 pub use view::{Embed, Fold, ViewOp, ViewOps};
 
 use crate::{Out, Result, Runtime, Tensor, fused::FusedOp};
@@ -68,6 +70,8 @@ op! {
     Fold(Fold),
     /// Several tensors joined along an axis.
     Cat(Cat),
+    /// One tensor as several.
+    Split(Split),
     /// Matrix product.
     Matmul(Matmul),
     /// Elements picked by index.

@@ -2,7 +2,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Apply, Backprop, Bits, Op, Reduce, Rule, Saves, Spec, Specs, copy_into, fill_zero};
+use super::{Apply, Backprop, Bits, Op, Reduce, Rule, Saves, Spec, Specs, Split, copy_into, fill_zero};
 use crate::{Accumulate, AxisSet, Error, Layout, MAX_RANK, Out, Result, Runtime, Shape, Tensor};
 
 /// A way of seeing a tensor's elements.
@@ -295,7 +295,12 @@ pub trait ViewOps: Apply {
         if size == 0 {
             return Err(Error::argument("split", "pieces of size 0"));
         }
-        (0..n.div_ceil(size)).map(|i| self.narrow(axis, i * size, size.min(n - i * size))).collect()
+        if n == 0 {
+            return Ok(Vec::new());
+        }
+        let axis = self.spec().shape.axis("split", axis)?;
+        let sizes = (0..n.div_ceil(size)).map(|i| size.min(n - i * size)).collect();
+        Ok(Self::apply(Split { axis, sizes }.into(), &[self])?.into_vec())
     }
     /// `parts` equal pieces along `axis`.
     fn chunk(&self, axis: isize, parts: usize) -> Result<Vec<Self>> {

@@ -189,6 +189,9 @@ impl<R: Runtime> Tensor<R> {
         if let Op::View(view) = op {
             return Ok(smallvec::smallvec![ins[0].reindexed(view)?]);
         }
+        if let Op::Split(split) = op {
+            return split.views().map(|view| ins[0].reindexed(&view)).collect();
+        }
         if let Op::Pointwise(op) = op
             && let Some(outs) = op.compute_alike(ins)?
         {
@@ -206,6 +209,8 @@ impl<R: Runtime> Tensor<R> {
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
         if let Op::Fused(fused) = op {
             if fused.try_kernel(ins, &mut to)? == Support::Decompose {
+                drop(to);
+                drop(outs);
                 return fused.decompose(ins);
             }
         } else {

@@ -17,7 +17,7 @@ use numcore::{
 use super::{Call, Float, one};
 use crate::{
     Buffer,
-    matmul::{Left, Line, Matrix, PACKED, Packed, ROWS, Right, product_in_columns, product_of, room},
+    matmul::{Epilogue, Left, Line, Matrix, PACKED, Packed, ROWS, Right, product_in_columns, product_of, room},
     operand::Base,
 };
 
@@ -232,7 +232,7 @@ impl Problem<'_, '_> {
                     let sizes = [rows.len(), steps.len(), self.y.depth];
                     let add = image > part * images;
                     // SAFETY: as in `forward`; the sum is this task's alone.
-                    unsafe { product_of(self.call.engine().simd, sizes, out, a, b, one(), add) };
+                    unsafe { product_of(self.call.engine().simd, sizes, out, a, b, one(), Epilogue::adding(add)) };
                 }
             }
         });

@@ -21,7 +21,7 @@ use crate::{
     Buffer, Cpu, Engine,
     element::{Lane, Stored},
     math::Math,
-    matmul::Registers,
+    matmul::{Registers, linear},
     operand::{Base, Operand},
     pointwise,
 };
@@ -52,6 +52,9 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     let fits = |o: &Operand| if strided { is_row_wise(o) } else { o.layout.is_contiguous() };
     if outs.iter().any(|o| o.how == Accumulate::Add || !fits(&(&o.view).into())) {
         return Ok(Support::Decompose);
+    }
+    if let FusedOp::Linear(_) = op {
+        return linear(cpu, ins, Operand::from(&outs[0].view)).map(|()| Support::Done);
     }
     let mut copies = SmallVec::new();
     let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { in_one_run(cpu, (*v).into(), &mut copies) };

@@ -4,8 +4,8 @@
 //! is 1, and the exponential takes care of relative accuracy at both ends. A rational function of `x²` for `f32` took
 //! half the time, but erred by 5 ULP.
 
-use super::exp::{Exp, expm1_negative};
-use super::real::{clamp, polynomial};
+use super::exp::{Exp, expm1_above_low};
+use super::real::{one_by_one, polynomial};
 
 /// `g` of one type.
 pub trait Erf: Exp {
@@ -24,7 +24,7 @@ impl Erf for f32 {
     // Minimax by Remez' exchange, made for this crate: 2^-27.8 of erf.
     #[inline(always)]
     fn erf_curve(x: f32) -> f32 {
-        polynomial(
+        one_by_one(
             x,
             [
                 0.6366195,
@@ -81,7 +81,8 @@ impl Erf for f64 {
 
 #[inline(always)]
 pub fn erf<T: Erf>(x: T) -> T {
-    let a = clamp(x.abs(), T::ZERO, T::ERF_HIGH);
+    let a = x.abs();
+    let a = if a > T::ERF_HIGH { T::ERF_HIGH } else { a };
     let rest = a * a.mul_add(T::erf_curve(a), T::SLOPE.1);
-    expm1_negative(-a.mul_add(T::SLOPE.0, rest)).copysign(x)
+    expm1_above_low(-a.mul_add(T::SLOPE.0, rest)).copysign(x)
 }

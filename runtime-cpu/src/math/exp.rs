@@ -190,8 +190,18 @@ pub fn expm1<T: Exp>(x: T) -> T {
 /// `expm1(x)` for `x ≤ 0`; −0 gives +0.
 #[inline(always)]
 pub fn expm1_negative<T: Exp>(x: T) -> T {
-    let x = if x < T::EXPM1_LOW { T::EXPM1_LOW } else { x };
-    expm1_scaled(x, T::ZERO, T::ONE)
+    expm1_above_low(if x < T::EXPM1_LOW { T::EXPM1_LOW } else { x })
+}
+
+/// The same where `x` is above [`Exp::EXPM1_LOW`]. `2ⁿ` is at most 1 here, so `n·ln 2` need not be known beyond the last place of `ln 2`.
+#[inline(always)]
+pub fn expm1_above_low<T: Exp>(x: T) -> T {
+    let shift = T::ROUNDER + T::BIAS;
+    let t = x.mul_add(T::LOG2E, shift);
+    let r = (t - shift).mul_add(-T::LN2, x);
+    let s = t.power();
+    let large = s.mul_add(r, s - T::ONE);
+    (s * (r * r)).mul_add(T::expm1_tail(r), large)
 }
 
 /// `t / (2 + t)` with `t = expm1(−2|x|)`, of opposite sign: no cancellation for any `x`.

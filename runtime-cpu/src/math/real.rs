@@ -189,6 +189,12 @@ pub fn polynomial<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
     every_second(z, &c, 1).mul_add(x, every_second(z, &c, 0))
 }
 
+/// As [`polynomial`], each step waiting for the one before: a product less, where many elements are computed at once.
+#[inline(always)]
+pub fn one_by_one<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
+    c[..N - 1].iter().rev().fold(c[N - 1], |sum, &c| sum.mul_add(x, c))
+}
+
 /// `c[first] + c[first + 2]·z + c[first + 4]·z² + …`
 #[inline(always)]
 fn every_second<T: Real, const N: usize>(z: T, c: &[T; N], first: usize) -> T {

@@ -4,6 +4,7 @@
 use std::{cell::RefCell, ops::Range};
 
 use super::{
+    epilogue::Epilogue,
     factor::{Left, Matrix},
     packed::Packed,
     product::{Line, product_of, room},
@@ -51,7 +52,9 @@ pub(crate) unsafe fn product_in_columns<T: Registers>(
             unsafe {
                 match b {
                     Right::Packed(b) => b.product(rows.len(), a, made),
-                    Right::Strided(b) => product_of(simd, [rows.len(), k, n], made, a, b, T::ONE, false),
+                    Right::Strided(b) => {
+                        product_of(simd, [rows.len(), k, n], made, a, b, T::ONE, Epilogue::adding(false))
+                    }
                 }
                 turn::<T>(simd, to, from, (n, rows.len()));
             }

@@ -1,6 +1,7 @@
 //! The innermost loops: strips of rows against panels of columns, the sums of a tile in registers from the first step to the last.
 
 use super::{
+    epilogue::Epilogue,
     factor::{Columns, LaidOut, Left, Lines, Matrix, Strip, Windows, lay_out},
     register::{Register, Registers},
 };
@@ -28,7 +29,7 @@ pub(super) struct Block<'a, T> {
     pub b: Panels<T>,
     pub out: Matrix<*mut T>,
     pub scale: T,
-    pub add: bool,
+    pub epilogue: Epilogue<T>,
 }
 
 /// A right operand as [`super::pack`] packs it, of whose steps a block uses some.
@@ -179,12 +180,14 @@ impl<T: Registers> Block<'_, T> {
             let tile = Tile { depth: self.depth, strip, b: self.b.panel(j, width) };
             let out = self.out.part(i, j);
             let whole = rows == ROWS && left >= width && out.column == 1;
+            let epilogue = self.epilogue.part(i, j);
+            epilogue.ask_for(rows, width);
             // SAFETY: the caller's promise: this panel is the block's, and so is this tile of the output, or the one on the stack.
             unsafe {
                 let mut aside = std::mem::MaybeUninit::<[T; TILE]>::uninit();
                 let (at, row) =
                     if whole { (out.at, out.row) } else { (aside.as_mut_ptr().cast::<T>(), width as isize) };
-                let (scale, add) = if whole { (self.scale, self.add) } else { (T::ONE, false) };
+                let (scale, add) = if whole { (self.scale, self.epilogue.add) } else { (T::ONE, false) };
                 match width / R::LANES {
                     1 => tile.sum::<R, ROWS, 1>(at, row, scale, add),
                     registers if registers < WIDTH => tile.sum::<R, ROWS, 2>(at, row, scale, add),
@@ -193,6 +196,7 @@ impl<T: Registers> Block<'_, T> {
                 if !whole {
                     scatter(at, width, (rows, left.min(width)), out, self);
                 }
+                epilogue.onto::<R>(out, (rows, left.min(width)));
             }
             j += width;
         }
@@ -266,7 +270,7 @@ unsafe fn scatter<T: Registers>(
             // SAFETY: the caller's promise.
             unsafe {
                 let x = (*tile.add(i * line + j)).mul(block.scale);
-                *to = if block.add { x.add(*to) } else { x };
+                *to = if block.epilogue.add { x.add(*to) } else { x };
             }
         }
     }

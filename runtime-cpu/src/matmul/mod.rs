@@ -7,14 +7,17 @@
 mod bf16;
 mod columns;
 mod cut;
+mod epilogue;
 mod factor;
 mod kernel;
+mod linear;
 mod pack;
 mod packed;
 mod product;
 mod register;
 
 use numcore::{Accumulate, DType, Layout, Out, Result, View};
+use smallvec::SmallVec;
 
 use crate::{
     Buffer, Cpu, Engine,
@@ -28,7 +31,9 @@ use crate::{
 pub(crate) use bf16::{Tile, Tiles};
 pub(crate) use columns::{ROWS, Right, product_in_columns};
 use cut::Cut;
+pub(crate) use epilogue::Epilogue;
 pub(crate) use factor::{Left, Matrix};
+pub(crate) use linear::linear;
 pub(crate) use packed::Packed;
 pub(crate) use product::{Line, PACKED, product, product_of, room};
 pub(crate) use register::Registers;
@@ -38,7 +43,18 @@ const GRAIN: usize = 1 << 21;
 
 /// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`.
 pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_, Cpu>) -> Result<()> {
-    let (a, b, to) = (Operand::from(a), Operand::from(b), Operand::from(&out.view));
+    multiply(cpu, &a.into(), &b.into(), Operand::from(&out.view), out.how, [None; 2])
+}
+
+/// The same with matrices (of the output's shape) that are added to a product which is no batch.
+fn multiply(
+    cpu: &Cpu,
+    a: &Operand,
+    b: &Operand,
+    to: Operand,
+    how: Accumulate,
+    plus: [Option<Operand>; 2],
+) -> Result<()> {
     if to.layout.numel() == 0 {
         return Ok(());
     }
@@ -46,17 +62,22 @@ pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_,
     let engine = &*cpu.queue.engine;
     #[cfg(target_arch = "x86_64")]
     if let (DType::BF16, Some(level)) = (to.dtype, bf16::Level::best(engine.simd)) {
-        bf16::run(&product, engine, level, [to.base(), a.base(), b.base()], out.how);
+        bf16::run(&product, engine, level, [to.base(), a.base(), b.base()], epilogue(how, plus));
         return Ok(());
     }
     if to.dtype.is_half() {
-        return halves(cpu, &a, &b, to, out.how);
+        return halves(cpu, a, b, to, how, plus);
     }
     match to.dtype {
-        DType::F64 => product.run::<f64>(engine, to.base(), a.base(), b.base(), out.how),
-        _ => product.run::<f32>(engine, to.base(), a.base(), b.base(), out.how),
+        DType::F64 => product.run::<f64>(engine, to.base(), a.base(), b.base(), epilogue(how, plus)),
+        _ => product.run::<f32>(engine, to.base(), a.base(), b.base(), epilogue(how, plus)),
     }
     Ok(())
+}
+
+fn epilogue<T: Stored>(how: Accumulate, plus: [Option<Operand>; 2]) -> Epilogue<T> {
+    let plus = plus.map(|x| x.map(|x| matrix(x.base::<T>().at(0).cast_const(), last_two(&x.layout))));
+    Epilogue { plus, ..Epilogue::adding(how == Accumulate::Add) }
 }
 
 /// Distances along rows and columns of one matrix.
@@ -75,7 +96,6 @@ struct Product {
 impl Product {
     fn new(a: &Layout, b: &Layout, out: &Layout) -> Product {
         let rank = out.rank();
-        let last_two = |l: &Layout| [l.strides()[rank - 2], l.strides()[rank - 1]];
         Product {
             batch: Walk::new([out, a, b], |i| i + 2 >= rank),
             m: out.dims()[rank - 2],
@@ -87,17 +107,17 @@ impl Product {
         }
     }
 
-    fn run<T: Stored + Registers>(&self, engine: &Engine, out: Base<T>, a: Base<T>, b: Base<T>, how: Accumulate) {
-        let add = how == Accumulate::Add;
-        if self.k == 0 && add {
+    fn run<T: Stored + Registers>(&self, engine: &Engine, out: Base<T>, a: Base<T>, b: Base<T>, epilogue: Epilogue<T>) {
+        if self.k == 0 && epilogue.only_adds() {
             return;
         }
         self.tiles(engine, Cut::of(self, engine.threads.count()), GRAIN, |[o, i, j], sizes, [row, column]| {
             let out = matrix(out.at(o), self.out).part(row, column);
             let a = matrix(a.at(i).cast_const(), self.a).part(row, 0);
             let b = matrix(b.at(j).cast_const(), self.b).part(0, column);
+            let epilogue = epilogue.part(row, column);
             // SAFETY: a tile of the output, which is this task's alone, and the rows and columns it needs.
-            unsafe { product(engine.simd, sizes, out, a, b, T::ONE, add) };
+            unsafe { product(engine.simd, sizes, out, a, b, T::ONE, epilogue) };
         });
     }
 
@@ -119,15 +139,26 @@ fn matrix<P>(at: P, [row, column]: Strides) -> Matrix<P> {
     Matrix { at, row, column }
 }
 
-fn halves(cpu: &Cpu, a: &Operand, b: &Operand, to: Operand, how: Accumulate) -> Result<()> {
+fn last_two(l: &Layout) -> Strides {
+    [l.strides()[l.rank() - 2], l.strides()[l.rank() - 1]]
+}
+
+fn halves(cpu: &Cpu, a: &Operand, b: &Operand, to: Operand, how: Accumulate, plus: [Option<Operand>; 2]) -> Result<()> {
     let engine = &*cpu.queue.engine;
-    let (wide_a, la) = dense(cpu, a, DType::F32)?;
-    let (wide_b, lb) = dense(cpu, b, DType::F32)?;
+    let mut copies: SmallVec<[Buffer; 4]> = SmallVec::new();
+    let mut wide = |x: &Operand| -> Result<Operand> {
+        let (memory, layout) = dense(cpu, x, DType::F32)?;
+        let wide = Operand::of(&memory, layout, DType::F32);
+        copies.push(memory);
+        Ok(wide)
+    };
+    let (a, b) = (wide(a)?, wide(b)?);
+    let [first, second] = plus.map(|x| x.map(|x| wide(&x)).transpose());
+    let plus = [first?, second?];
     let lo = Layout::contiguous(*to.layout.shape());
     let memory = cpu.scratch(lo.numel() * size_of::<f32>())?;
     let product = Operand::of(&memory, lo, DType::F32);
-    let [a, b] = [(&wide_a, la), (&wide_b, lb)].map(|(memory, l)| Operand::of(memory, l, DType::F32).base());
-    Product::new(&la, &lb, &lo).run::<f32>(engine, product.base(), a, b, Accumulate::Overwrite);
+    multiply(cpu, &a, &b, product, Accumulate::Overwrite, plus)?;
     convert(engine, product, to, how)
 }
 

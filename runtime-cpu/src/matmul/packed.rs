@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{
+    epilogue::Epilogue,
     factor::{Left, Matrix},
     kernel::{self, Block, Panels, Shape},
     pack::pack,
@@ -63,7 +64,7 @@ impl<'a, T: Registers> Packed<'a, T> {
             b: Panels { at: self.numbers.as_ptr(), depth: self.depth, from: steps.start },
             out,
             scale,
-            add,
+            epilogue: Epilogue::adding(add),
         };
         // SAFETY: the caller's promise; nothing is laid out.
         unsafe { kernel::run(self.simd, &block, &mut []) };

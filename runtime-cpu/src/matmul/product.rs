@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 
 use super::{
+    epilogue::Epilogue,
     factor::{Left, Matrix},
     kernel::{self, Block, Panels, Shape},
     pack::pack,
@@ -33,10 +34,10 @@ thread_local! {
     static PACKS: RefCell<[Vec<Line>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
-/// `out = scale · a · b (+ out)` for `a: [m, k]`, `b: [k, n]`.
+/// `out = scale · a · b`, with what the epilogue adds, for `a: [m, k]`, `b: [k, n]`.
 ///
 /// # Safety
-/// The matrices lie in their operands; the output overlaps neither, and nothing else sees it meanwhile.
+/// The matrices lie in their operands; the output overlaps none of them, and nothing else sees it meanwhile.
 pub(crate) unsafe fn product<T: Registers>(
     simd: Simd,
     [m, k, n]: [usize; 3],
@@ -44,15 +45,18 @@ pub(crate) unsafe fn product<T: Registers>(
     a: Matrix<*const T>,
     b: Matrix<*const T>,
     scale: T,
-    add: bool,
+    epilogue: Epilogue<T>,
 ) {
     // A row of the output is written register by register; and few columns would leave most of a panel empty.
     if out.column != 1 && out.row == 1 || n < Shape::of::<T>(simd).lanes && n < m {
         // SAFETY: the caller's promise.
-        return unsafe { product_of(simd, [n, k, m], out.turned(), Left::Strided(b.turned()), a.turned(), scale, add) };
+        return unsafe {
+            let left = Left::Strided(b.turned());
+            product_of(simd, [n, k, m], out.turned(), left, a.turned(), scale, epilogue.turned())
+        };
     }
     // SAFETY: as above.
-    unsafe { product_of(simd, [m, k, n], out, Left::Strided(a), b, scale, add) }
+    unsafe { product_of(simd, [m, k, n], out, Left::Strided(a), b, scale, epilogue) }
 }
 
 /// As [`product`], for any left operand, and in these roles.
@@ -66,7 +70,7 @@ pub(crate) unsafe fn product_of<T: Registers>(
     a: Left<'_, T>,
     b: Matrix<*const T>,
     scale: T,
-    add: bool,
+    epilogue: Epilogue<T>,
 ) {
     let shape = Shape::of::<T>(simd);
     let panel = shape.registers * shape.lanes;
@@ -86,7 +90,7 @@ pub(crate) unsafe fn product_of<T: Registers>(
                     b: Panels { at: packed.as_ptr(), depth, from: 0 },
                     out: out.part(0, j),
                     scale,
-                    add: add || from > 0,
+                    epilogue: epilogue.part(0, j).of_part(from == 0, from + depth == k),
                 };
                 // SAFETY: the caller's promise; the memory is packed by the line before.
                 unsafe {

@@ -30,7 +30,7 @@ pub(super) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Si
     }
     let value = l.outputs();
     let kernel = l.finish(value);
-    Ok(match compiled::find(program, form) {
+    Ok(match compiled::find(program, typed, form) {
         Some(body) => kernel.compiled(program, simd, body),
         None => kernel,
     })

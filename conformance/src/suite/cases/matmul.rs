@@ -48,6 +48,26 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         case("a times a transposed", [centered(&[3, 4])], |x| x[0].matmul(&x[0].t()?)).slack(4.0),
         case("linear", [centered(&[2, 2, 3]), centered(&[4, 3]), centered(&[4])], |x| x[0].linear(&x[1], Some(&x[2])))
             .slack(4.0),
+        case("linear of rows", [centered(&[3, 2]), centered(&[4, 2]), centered(&[4])], |x| {
+            x[0].linear(&x[1], Some(&x[2]))
+        })
+        .slack(4.0),
+        case("linear of a vector", [centered(&[3]), centered(&[4, 3]), centered(&[4])], |x| {
+            x[0].linear(&x[1], Some(&x[2]))
+        })
+        .slack(4.0),
+        case("linear of transposed rows", [centered(&[3, 2, 2]), centered(&[3, 4]), centered(&[4])], |x| {
+            x[0].transpose(0, 2)?.linear(&x[1].t()?, Some(&x[2]))
+        })
+        .slack(4.0),
+        case("linear onto", [centered(&[2, 2, 3]), centered(&[4, 3]), centered(&[4]), centered(&[2, 2, 4])], |x| {
+            x[0].linear_onto(&x[1], Some(&x[2]), &x[3])
+        })
+        .slack(4.0),
+        case("linear without bias onto itself", [centered(&[3, 2]), centered(&[2, 2])], |x| {
+            x[0].linear_onto(&x[1], None, &x[0])
+        })
+        .slack(4.0),
         case("linear without bias", [centered(&[2, 3]), centered(&[4, 3])], |x| x[0].linear(&x[1], None)).slack(4.0),
         case("two layers", [centered(&[2, 3]), centered(&[4, 3]), centered(&[2, 4])], |x| {
             x[0].linear(&x[1], None)?.tanh()?.linear(&x[2], None)

@@ -10,7 +10,7 @@ use super::{
     pack::{self, PAIR, Strip},
     store,
 };
-use crate::matmul::Matrix;
+use crate::matmul::{Epilogue, Matrix};
 
 /// Bytes of packed columns: most of a second cache of 2 MiB.
 const PACKED: usize = 5 << 18;
@@ -33,30 +33,30 @@ thread_local! {
     static ROOM: RefCell<[Vec<Tile>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
-/// `out = a · b (+ out)` for `a: [m, k]`, `b: [k, n]`.
+/// `out = a · b`, with what the epilogue adds, for `a: [m, k]`, `b: [k, n]`.
 ///
 /// # Safety
-/// The matrices lie in their operands; the output overlaps neither, and nothing else sees it meanwhile. The processor has the level.
+/// The matrices lie in their operands; the output overlaps none of them, and nothing else sees it meanwhile. The processor has the level.
 pub(super) unsafe fn product(
     level: Level,
     [m, k, n]: [usize; 3],
     out: Matrix<*mut u16>,
     a: Matrix<*const u16>,
     b: Matrix<*const u16>,
-    add: bool,
+    epilogue: Epilogue<u16>,
 ) {
-    let (sizes, out, a, b) = match is_turned([out.row, out.column]) {
-        true => ([n, k, m], out.turned(), b.turned(), a.turned()),
-        false => ([m, k, n], out, a, b),
+    let (sizes, out, a, b, epilogue) = match is_turned([out.row, out.column]) {
+        true => ([n, k, m], out.turned(), b.turned(), a.turned(), epilogue.turned()),
+        false => ([m, k, n], out, a, b, epilogue),
     };
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the caller's promise.
         let _registers = (level == Level::Amx).then(|| unsafe { amx::Registers::new() });
-        let block = Block { level, out, a, b, add };
+        let block = Block { level, out, a, b, epilogue };
         let [m, k, n] = sizes;
         let most = if k > block.deep(k) { WAITING } else { m };
         for i in (0..m).step_by(most) {
-            let part = Block { out: out.part(i, 0), a: a.part(i, 0), ..block };
+            let part = Block { out: out.part(i, 0), a: a.part(i, 0), epilogue: epilogue.part(i, 0), ..block };
             // SAFETY: as above; these are the registers.
             unsafe { part.run([most.min(m - i), k, n], room) };
         }
@@ -74,7 +74,7 @@ struct Block {
     out: Matrix<*mut u16>,
     a: Matrix<*const u16>,
     b: Matrix<*const u16>,
-    add: bool,
+    epilogue: Epilogue<u16>,
 }
 
 /// What a strip is multiplied with, and where its sums go.
@@ -87,8 +87,8 @@ struct Task {
     columns: usize,
     /// Sums of the steps before are there.
     more: bool,
-    /// Where sums go after these steps, if they are the last.
-    out: Option<Matrix<*mut u16>>,
+    /// Where sums go after these steps, and what is added to them there, if they are the last.
+    out: Option<(Matrix<*mut u16>, Epilogue<u16>)>,
 }
 
 impl Block {
@@ -118,7 +118,7 @@ impl Block {
                     for i in (0..m).step_by(PAIR) {
                         let rows = PAIR.min(m - i);
                         let sums = sums.add(apart(i, panels * 4, wait));
-                        let out = (from + depth == k).then(|| self.out.part(i, j));
+                        let out = (from + depth == k).then(|| (self.out.part(i, j), self.epilogue.part(i, j)));
                         let task = Task { packed, sums, rows, depth, columns, more: from > 0, out };
                         let a = self.a.part(i, from);
                         if rows == PAIR && self.in_place(k) {
@@ -179,8 +179,9 @@ impl Block {
                         0 => std::slice::from_raw_parts_mut(sums, 4).fill(Tile::ZERO),
                         _ => multiply(strip, b, sums, steps, more || first > 0, sides.map(|n| n.div_ceil(SIDE))),
                     }
-                    if let Some(out) = last {
-                        store::block(sums, out.part(0, panel * PAIR), sides, self.add);
+                    if let Some((out, epilogue)) = last {
+                        let j = panel * PAIR;
+                        store::block(sums, out.part(0, j), sides, epilogue.part(0, j));
                     }
                 }
             }

@@ -17,11 +17,10 @@ mod tiles;
 use std::sync::LazyLock;
 
 use half::bf16;
-use numcore::Accumulate;
 
 pub(crate) use tiles::Tiles;
 
-use super::{Product, cut::Cut, matrix};
+use super::{Epilogue, Product, cut::Cut, matrix};
 use crate::{Engine, Simd, operand::Base};
 
 /// Rows of a tile on the left, columns of one on the right, and pairs of steps.
@@ -71,18 +70,18 @@ impl Level {
     }
 }
 
-/// `out = a · b (+ out)`, tiles of it by one thread each.
-pub(super) fn run(p: &Product, engine: &Engine, level: Level, [out, a, b]: [Base<bf16>; 3], how: Accumulate) {
-    let add = how == Accumulate::Add;
-    if p.k == 0 && add {
+/// `out = a · b` and what the epilogue adds, tiles of it by one thread each.
+pub(super) fn run(p: &Product, engine: &Engine, level: Level, [out, a, b]: [Base<bf16>; 3], epilogue: Epilogue<bf16>) {
+    if p.k == 0 && epilogue.only_adds() {
         return;
     }
     p.tiles(engine, cut(p, engine.threads.count()), GRAIN, |[o, i, j], sizes, [row, column]| {
         let out = matrix(out.at(o).cast(), p.out).part(row, column);
         let a = matrix(a.at(i).cast_const().cast(), p.a).part(row, 0);
         let b = matrix(b.at(j).cast_const().cast(), p.b).part(0, column);
+        let epilogue = epilogue.part(row, column).bits();
         // SAFETY: a tile of the output, which is this task's alone, and the rows and columns it needs; the level is one there is.
-        unsafe { block::product(level, sizes, out, a, b, add) };
+        unsafe { block::product(level, sizes, out, a, b, epilogue) };
     });
 }
 

@@ -2,46 +2,56 @@
 
 use std::arch::x86_64::*;
 
-use super::{SIDE, Tile, pack::PAIR};
-use crate::matmul::Matrix;
+use smallvec::SmallVec;
 
-/// A block of 32 × 32 sums, in `[2, 2]` tiles, as far as there are rows and columns; added to what is there if `add`.
+use super::{SIDE, Tile, pack::PAIR};
+use crate::matmul::{Epilogue, Matrix};
+
+/// A block of 32 × 32 sums, in `[2, 2]` tiles, as far as there are rows and columns, and what the epilogue adds.
 ///
 /// # Safety
-/// The output's rows and columns are there, and nothing else sees them; the processor has the instructions.
+/// The output's rows and columns are there, and those of what is added, and nothing else sees the output; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn block(sums: *const Tile, out: Matrix<*mut u16>, [rows, columns]: [usize; 2], add: bool) {
+pub(super) unsafe fn block(
+    sums: *const Tile,
+    out: Matrix<*mut u16>,
+    [rows, columns]: [usize; 2],
+    epilogue: Epilogue<u16>,
+) {
+    let old = Matrix { at: out.at.cast_const(), row: out.row, column: out.column };
+    let [first, second] = epilogue.plus;
+    let terms: SmallVec<[_; 3]> = [epilogue.add.then_some(old), first, second].into_iter().flatten().collect();
+    let in_lines = out.column == 1 && terms.iter().all(|x| x.column == 1);
     for i in 0..rows {
         let tiles = sums.wrapping_add(i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
-        let to = out.part(i, 0);
         // SAFETY: the caller's promise.
         unsafe {
             let sums = [0, SIDE * SIDE].map(|at| _mm512_load_ps(tiles.add(at)));
-            if to.column == 1 {
-                line(sums, to.at, columns, add);
+            if in_lines {
+                line(sums, out.part(i, 0).at, terms.iter().map(|x| x.part(i, 0).at), columns);
             } else {
-                scatter(sums, to, columns, add);
+                scattered(sums, out.part(i, 0), terms.iter().map(|x| x.part(i, 0)), columns);
             }
         }
     }
 }
 
-/// So many of 32 numbers side by side.
+/// So many of 32 numbers side by side, and those of each term.
 ///
 /// # Safety
 /// As for [`block`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn line(mut sums: [__m512; 2], to: *mut u16, there: usize, add: bool) {
-    let mask = u32::MAX >> (PAIR - there);
-    // SAFETY: the caller's promise; bf16 are a register's bits.
+unsafe fn line(mut sums: [__m512; 2], to: *mut u16, terms: impl Iterator<Item = *const u16>, columns: usize) {
+    let mask = u32::MAX >> (PAIR - columns);
+    // SAFETY: the caller's promise; bf16 are a register's bits, and the upper ones of `f32`.
     unsafe {
-        if add {
-            let old = _mm512_maskz_loadu_epi16(mask, to.cast());
-            let halves = [_mm512_castsi512_si256(old), _mm512_extracti64x4_epi64::<1>(old)];
-            for (sum, old) in sums.iter_mut().zip(halves) {
-                let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
-                *sum = _mm512_add_ps(*sum, _mm512_castsi512_ps(old));
+        for x in terms {
+            let x = _mm512_maskz_loadu_epi16(mask, x.cast());
+            let halves = [_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x)];
+            for (sum, x) in sums.iter_mut().zip(halves) {
+                let wide = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x));
+                *sum = _mm512_add_ps(*sum, _mm512_castsi512_ps(wide));
             }
         }
         let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(sums[1], sums[0]));
@@ -49,23 +59,24 @@ unsafe fn line(mut sums: [__m512; 2], to: *mut u16, there: usize, add: bool) {
     }
 }
 
-/// Neighbours in a row lie apart.
+/// Numbers that lie apart, or those of a term: by way of lines of their own.
 ///
 /// # Safety
 /// As for [`block`].
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn scatter(sums: [__m512; 2], to: Matrix<*mut u16>, there: usize, add: bool) {
-    let mut aside = [0u16; PAIR];
+unsafe fn scattered(
+    sums: [__m512; 2],
+    to: Matrix<*mut u16>,
+    terms: impl Iterator<Item = Matrix<*const u16>>,
+    columns: usize,
+) {
+    let mut made = [0u16; PAIR];
     // SAFETY: the caller's promise.
     unsafe {
-        if add {
-            for (j, x) in aside[..there].iter_mut().enumerate() {
-                *x = *to.part(0, j).at;
-            }
-        }
-        line(sums, aside.as_mut_ptr(), PAIR, add);
-        for (j, x) in aside[..there].iter().enumerate() {
-            *to.part(0, j).at = *x;
-        }
+        let lines: SmallVec<[[u16; PAIR]; 3]> = terms
+            .map(|x| std::array::from_fn(|j| if j < columns { *x.part(0, j).at } else { 0 }))
+            .collect();
+        line(sums, made.as_mut_ptr(), lines.iter().map(|x| x.as_ptr()), columns);
+        made[..columns].iter().enumerate().for_each(|(j, x)| *to.part(0, j).at = *x);
     }
 }

@@ -52,7 +52,7 @@ fn product(level: Level, sizes: [usize; 3], a: &Known, b: &Known, out: &mut Know
     let [row, column] = out.strides;
     let at = out.memory[out.start..].as_mut_ptr().cast();
     // SAFETY: the matrices lie in memory of their own, of these sizes.
-    unsafe { block::product(level, sizes, Matrix { at, row, column }, a.matrix(), b.matrix(), add) }
+    unsafe { block::product(level, sizes, Matrix { at, row, column }, a.matrix(), b.matrix(), Epilogue::adding(add)) }
 }
 
 fn check(level: Level, [m, k, n]: [usize; 3], a: &Known, b: &Known, out: &mut Known, add: bool) {
@@ -133,7 +133,7 @@ fn cuts_do_not_show() {
                     let (row, column) = (a.matrix().part(i, 0), b.matrix().part(0, j));
                     let out = Matrix { at: one.memory.as_mut_ptr().cast(), row: 1, column: 1 };
                     // SAFETY: one number, and a row and a column of the operands.
-                    unsafe { block::product(level, [1, k, 1], out, row, column, false) };
+                    unsafe { block::product(level, [1, k, 1], out, row, column, Epilogue::adding(false)) };
                     assert_eq!([whole.get(i, j), turned.get(i, j)], [one.get(0, 0); 2], "{level:?} at {i}, {j}");
                 }
             }

@@ -5,7 +5,10 @@
 
 use half::bf16;
 
-use super::{Level, Tile, amx, pack};
+use super::{
+    Level, Tile, amx,
+    pack::{self, Strip},
+};
 use crate::{Simd, matmul::Matrix};
 
 /// The tile registers of this thread, until dropped; no other product of bf16 may be computed meanwhile.
@@ -53,7 +56,7 @@ impl Tiles {
     pub(crate) unsafe fn multiply(&self, a: *const Tile, b: *const Tile, sums: *mut Tile, steps: usize, kept: bool) {
         debug_assert!(steps > 0);
         // SAFETY: the caller's promise; this thread has the registers.
-        unsafe { amx::multiply(a, b, sums, steps, kept, [2, 2]) };
+        unsafe { amx::multiply(Strip::packed(a), b, sums, steps, kept, [2, 2]) };
     }
 }
 

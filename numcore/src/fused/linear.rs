@@ -1,0 +1,85 @@
+//! A product with what is added to it: the affine layer, and a residual beside it.
+
+use smallvec::smallvec;
+
+use super::Fused;
+use crate::{
+    Error, Result, Shape,
+    ops::{Apply, Backprop, Bits, MatmulOps, Outs, PointwiseOps, Saves, Spec, Specs, matmul},
+};
+
+/// `x · w + b + r`: inputs `x: [.., M, K]`, `w: [K, N]`, then `b: [N]` and `r: [.., M, N]` if given, all of one floating dtype; output
+/// `[.., M, N]`.
+/// Added in that order. What halves add up to is rounded once where a kernel does all of it, and after every step where it is decomposed.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// Whether there is a residual.
+    pub residual: bool,
+}
+
+impl Linear {
+    /// Position of the residual among the inputs.
+    fn residual_at(&self) -> Option<usize> {
+        self.residual.then_some(2 + usize::from(self.bias))
+    }
+}
+
+impl Fused for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let (x, w) = (ins[0], ins[1]);
+        if !x.dtype.is_float() || ins.iter().any(|s| s.dtype != x.dtype) {
+            let dtypes: Vec<_> = ins.iter().map(|s| s.dtype).collect();
+            return Err(Error::dtype(
+                "linear",
+                &dtypes,
+                "input, weight and what is added must have one floating dtype",
+            ));
+        }
+        let wrong = |why: String| {
+            let shapes: Vec<Shape> = ins.iter().map(|s| s.shape).collect();
+            Err(Error::shape("linear", &shapes, why))
+        };
+        let rank = x.shape.rank();
+        if rank < 2 || w.shape.rank() != 2 {
+            return wrong("needs x [.., M, K] and a weight seen as [K, N]".into());
+        }
+        if x.shape[rank - 1] != w.shape[0] {
+            return wrong(format!("inner sizes {} and {} differ", x.shape[rank - 1], w.shape[0]));
+        }
+        let out = Spec { shape: x.shape.with(rank - 1, w.shape[1]), dtype: x.dtype };
+        if self.bias && ins[2].shape.dims() != [w.shape[1]] {
+            return wrong(format!("needs a bias [{}]", w.shape[1]));
+        }
+        if self.residual_at().is_some_and(|i| ins[i].shape != out.shape) {
+            return wrong(format!("what is added must have the output's shape {}", out.shape));
+        }
+        Ok(smallvec![out])
+    }
+
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        let product = ins[0].matmul(ins[1])?;
+        Ok(smallvec![ins[2..].iter().try_fold(product, |y, x| y.add(*x))?])
+    }
+
+    fn widens(&self) -> bool {
+        // A product of halves adds up in full precision by itself, and the casts would be larger than what they save.
+        false
+    }
+
+    fn saves(&self, wants: Bits) -> Option<Saves> {
+        Some(matmul::saves(wants))
+    }
+
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        let g = cx.grad()?;
+        // In the order in which the decomposition's nodes would give them.
+        self.residual_at().into_iter().chain(self.bias.then_some(2)).try_for_each(|i| cx.give_sum_to(i, &g))?;
+        matmul::gradient(cx, &g)
+    }
+}

@@ -1,0 +1,67 @@
+//! Pieces of a tensor: views, whose gradients become the whole's in one go. (As slices, each on its own, they took a pass of zeros and one
+//! that adds for every piece.)
+
+use smallvec::SmallVec;
+
+use super::{Apply, Backprop, Bits, Cat, Rule, Saves, Spec, Specs, ViewOp, ViewOps, cat, copy_into};
+use crate::{Out, Result, Runtime, Shape, Tensor};
+
+/// One tensor as several, one after another along an axis: one output for each size. The adjoint of [`Cat`].
+#[derive(Clone, Debug)]
+pub struct Split {
+    pub(super) axis: usize,
+    /// Their sum is the axis' size.
+    pub(super) sizes: SmallVec<[usize; 4]>,
+}
+
+impl Split {
+    /// How each piece is seen.
+    pub fn views(&self) -> impl Iterator<Item = ViewOp> + '_ {
+        self.sizes.iter().scan(0, |next, &len| {
+            let start = *next;
+            *next += len;
+            Some(ViewOp::Slice { axis: self.axis, start, len, step: 1 })
+        })
+    }
+}
+
+impl Rule for Split {
+    fn name(&self) -> &'static str {
+        "split"
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        self.views().map(|v| Ok(Spec { shape: v.shape(ins[0].shape)?, dtype: ins[0].dtype })).collect()
+    }
+
+    fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
+        self.views().zip(outs).try_for_each(|(v, out)| copy_into(&Tensor::apply1(v, ins)?, out.reborrow()))
+    }
+
+    fn saves(&self, _: Bits) -> Result<Saves> {
+        Ok(Saves::NONE)
+    }
+
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        let given = (0..self.sizes.len()).map(|k| cx.upstream(k)).collect::<Result<SmallVec<[Option<T>; 4]>>>()?;
+        let Some(like) = given.iter().flatten().next() else { return Ok(()) };
+        let mut pieces: SmallVec<[T; 4]> = SmallVec::new();
+        for (k, g) in given.iter().enumerate() {
+            pieces.push(match g {
+                Some(g) => g.clone(),
+                None => nothing(like, cx.output_spec(k))?,
+            });
+        }
+        let pieces: SmallVec<[&T; 4]> = pieces.iter().collect();
+        if pieces.len() > Bits::MAX {
+            return cx.give_value(0, &cat(&pieces, self.axis as isize)?);
+        }
+        cx.give(0, Cat { axis: self.axis }.into(), &pieces)
+    }
+}
+
+/// The gradient of a piece that was not used.
+fn nothing<T: Apply>(like: &T, Spec { shape, dtype }: Spec) -> Result<T> {
+    let zero = Tensor::zeros(like.runtime(), Shape::SCALAR, dtype)?;
+    Ok(T::constant(zero.broadcast_to(shape)?))
+}
