@@ -93,6 +93,9 @@ fn config(program: &Program) -> TrainingConfig {
     }
 }
 
+/// Makes all parameters be here for as long as what it gives lives.
+type Gather<T, G> = fn(&T) -> Result<G>;
+
 /// Where a program runs.
 struct At {
     comm: Comm<Cpu>,
@@ -111,7 +114,7 @@ struct Whole<S: Strategy<Cpu>> {
     trainer: Trainer<Cpu, S>,
     model: Box<dyn Forward<Cpu>>,
     at: At,
-    gather: fn(&S) -> Result<Option<FullParameters<Cpu>>>,
+    gather: Gather<S, Option<FullParameters<Cpu>>>,
 }
 
 impl<S: Strategy<Cpu> + Checkpointed<Cpu>> Trains for Whole<S> {
@@ -146,7 +149,7 @@ impl<S: Strategy<Cpu> + Checkpointed<Cpu>> Trains for Whole<S> {
 struct InStages<S> {
     trainer: StagedTrainer<Cpu, S>,
     at: At,
-    gather: fn(&StagedTrainer<Cpu, S>) -> Result<Vec<FullParameters<Cpu>>>,
+    gather: Gather<StagedTrainer<Cpu, S>, Vec<FullParameters<Cpu>>>,
 }
 
 impl<S: StageStrategy<Cpu>> Trains for InStages<S> {
