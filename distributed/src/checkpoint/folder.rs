@@ -1,41 +1,55 @@
 //! The folder checkpoints lie in.
 
 use std::{
+    fmt,
     fs::{self, File},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use numcore::{Error, Result, safetensors};
 
 /// The file that is written last.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// The file that names the last complete checkpoint.
+/// The file that names the last checkpoint: a line with the step that is about to be moved into place, and one with what was the last before.
 const LATEST: &str = "latest";
 /// How the names of folders begin: of whole ones, of one that is about to be replaced by a whole one, of one that is being written.
 const WHOLE: &str = "step-";
 const REPLACED: &str = "replaced-";
 const UNFINISHED: &str = "unfinished-";
 
+/// Told of a change in the file system before it is made.
+type Watch = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
+
 /// A folder of checkpoints.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Folder(PathBuf);
+#[derive(Clone)]
+pub struct Folder {
+    path: PathBuf,
+    watch: Option<Watch>,
+}
 
 impl Folder {
     /// The folder at a path; it is made by the first save.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Folder(path.into())
+        Folder { path: path.into(), watch: None }
+    }
+
+    /// The same folder; before each change that a save or [`prune`](Folder::prune) makes in the file system, `watch` is told which, on the
+    /// rank that makes it. An error of it ends the save there: for tests of what is left then.
+    pub fn watched(self, watch: impl Fn(&'static str) -> Result<()> + Send + Sync + 'static) -> Self {
+        Folder { watch: Some(Arc::new(watch)), ..self }
     }
 
     /// Its path.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// Steps of the complete checkpoints, in ascending order.
     pub fn steps(&self) -> Result<Vec<u64>> {
-        let entries = match fs::read_dir(&self.0) {
+        let entries = match fs::read_dir(&self.path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(|e| Error::io(&self.0, e))?,
+            entries => entries.map_err(|e| Error::io(&self.path, e))?,
         };
         let step = |entry: std::io::Result<fs::DirEntry>| {
             let path = entry.ok()?.path();
@@ -49,52 +63,65 @@ impl Folder {
         Ok(steps)
     }
 
-    /// The step of the last complete checkpoint, if there is one. A `latest` that was lost, or names what is not there, does no harm.
+    /// The step of the checkpoint that was completed last, if there is one: not the highest, if a run went back and saves on from there.
+    /// It is the new one as soon as that is in its place, whether or not its save returned. A `latest` that was lost, or names what is
+    /// not there, does no harm: the highest step is taken.
     pub fn latest(&self) -> Result<Option<u64>> {
         let steps = self.steps()?;
-        let named = fs::read_to_string(self.0.join(LATEST)).ok().and_then(|s| s.trim().parse().ok());
-        Ok(named.filter(|s| steps.contains(s)).or(steps.last().copied()))
+        let text = fs::read_to_string(self.path.join(LATEST)).unwrap_or_default();
+        let named: Vec<u64> = text.lines().map_while(|line| line.trim().parse().ok()).collect();
+        let last = match named[..] {
+            [next, _] if self.at(WHOLE, next).join(MANIFEST).is_file() => Some(next),
+            _ => named.last().copied(),
+        };
+        Ok(last.filter(|s| steps.contains(s)).or(steps.last().copied()))
     }
 
     /// Where the checkpoint of a step lies.
     pub fn step(&self, step: u64) -> PathBuf {
-        let [whole, replaced] = [WHOLE, REPLACED].map(|prefix| self.0.join(format!("{prefix}{step:010}")));
+        let [whole, replaced] = [WHOLE, REPLACED].map(|prefix| self.at(prefix, step));
         // Between two renames of a save that replaces a step, the old one is what there is.
         if !whole.exists() && replaced.exists() { replaced } else { whole }
     }
 
     /// Where it is written. What an interrupted save left there is removed.
-    pub(super) fn begin(&self, step: u64) -> Result<PathBuf> {
+    pub(super) fn begin(&self, step: u64) -> Result<()> {
         let path = self.unfinished(step);
         if path.exists() {
-            fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+            self.remove("remove what was left over", &path)?;
         }
-        fs::create_dir_all(&path).map_err(|e| Error::io(&path, e))?;
-        Ok(path)
+        self.will("make a folder")?;
+        fs::create_dir_all(&path).map_err(|e| Error::io(&path, e))
     }
 
     pub(super) fn unfinished(&self, step: u64) -> PathBuf {
-        self.0.join(format!("{UNFINISHED}{step:010}"))
+        self.at(UNFINISHED, step)
     }
 
-    /// Makes a checkpoint visible, all at once.
+    /// A change is about to be made.
+    pub(super) fn will(&self, change: &'static str) -> Result<()> {
+        self.watch.as_ref().map_or(Ok(()), |watch| watch(change))
+    }
+
+    /// Makes a checkpoint visible, all at once, and the last one with that.
     pub(super) fn publish(&self, step: u64) -> Result<()> {
-        let from = self.unfinished(step);
-        let [to, old] = [WHOLE, REPLACED].map(|prefix| self.0.join(format!("{prefix}{step:010}")));
-        let rename = |from: &Path, to: &Path| fs::rename(from, to).map_err(|e| Error::io(to, e));
-        let remove = |path: &Path| fs::remove_dir_all(path).map_err(|e| Error::io(path, e));
+        let last = self.latest()?;
+        let [from, to, old] = [UNFINISHED, WHOLE, REPLACED].map(|prefix| self.at(prefix, step));
         if to.exists() {
             if old.exists() {
-                remove(&old)?;
+                self.remove("remove the old one", &old)?;
             }
-            rename(&to, &old)?;
+            // What `latest` says of this step as the next one must not be read once its folder is away.
+            self.name(&[last])?;
+            self.rename("move the old one away", &to, &old)?;
         }
-        rename(&from, &to)?;
+        self.name(&[Some(step), last])?;
+        self.rename("move it into place", &from, &to)?;
+        sync(&self.path)?;
         if old.exists() {
-            remove(&old)?;
+            self.remove("remove the old one", &old)?;
         }
-        sync(&self.0)?;
-        safetensors::replace_file(self.0.join(LATEST), step.to_string().as_bytes())
+        Ok(())
     }
 
     /// Removes all but the last `keep` complete checkpoints.
@@ -103,9 +130,39 @@ impl Folder {
         let old = steps.len().saturating_sub(keep.max(1));
         for step in steps[..old].iter().filter(|s| Some(**s) != latest) {
             let path = self.step(*step);
-            fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+            // First, so that what is left of an interrupted removal is no checkpoint.
+            let manifest = path.join(MANIFEST);
+            self.will("remove a manifest")?;
+            fs::remove_file(&manifest).map_err(|e| Error::io(&manifest, e))?;
+            self.remove("remove a checkpoint", &path)?;
         }
         Ok(())
+    }
+
+    fn at(&self, prefix: &str, step: u64) -> PathBuf {
+        self.path.join(format!("{prefix}{step:010}"))
+    }
+
+    fn name(&self, steps: &[Option<u64>]) -> Result<()> {
+        self.will("write `latest`")?;
+        let lines: Vec<String> = steps.iter().flatten().map(u64::to_string).collect();
+        safetensors::replace_file(self.path.join(LATEST), lines.join("\n").as_bytes())
+    }
+
+    fn rename(&self, change: &'static str, from: &Path, to: &Path) -> Result<()> {
+        self.will(change)?;
+        fs::rename(from, to).map_err(|e| Error::io(to, e))
+    }
+
+    fn remove(&self, change: &'static str, path: &Path) -> Result<()> {
+        self.will(change)?;
+        fs::remove_dir_all(path).map_err(|e| Error::io(path, e))
+    }
+}
+
+impl fmt::Debug for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Folder").field(&self.path).finish()
     }
 }
 

@@ -7,6 +7,8 @@ use serde_json::{Map, Value, json};
 
 /// Of the format, not of the program.
 const VERSION: u64 = 1;
+/// The key of a manifest's own checksum.
+const CHECKSUM: &str = "checksum";
 
 /// Elements of a tensor in a rank's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,17 +104,23 @@ impl Manifest {
         let (version, ranks, numbers, notes) = (VERSION, self.ranks, &self.numbers, &self.notes);
         let numbers: Map<String, Value> = numbers.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
         let notes: Map<String, Value> = notes.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
-        json!({ "version": version, "ranks": ranks, "tensors": tensors, "numbers": numbers, "notes": notes })
-            .to_string()
+        let mut json =
+            json!({ "version": version, "ranks": ranks, "tensors": tensors, "numbers": numbers, "notes": notes });
+        json[CHECKSUM] = checksum(&json);
+        json.to_string()
     }
 
     pub(super) fn parse(path: &Path, text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::format(path.display().to_string(), why);
-        let json: Value = serde_json::from_str(text).map_err(|e| wrong(&format!("not JSON: {e}")))?;
+        let mut json: Value = serde_json::from_str(text).map_err(|e| wrong(&format!("not JSON: {e}")))?;
         match json["version"].as_u64() {
             Some(VERSION) => {}
             Some(other) => return Err(wrong(&format!("version {other}; this program reads version {VERSION}"))),
             None => return Err(wrong("not a manifest of a checkpoint: it has no version")),
+        }
+        let sum = json.as_object_mut().and_then(|all| all.remove(CHECKSUM));
+        if sum != Some(checksum(&json)) {
+            return Err(wrong("is corrupted: its checksum differs"));
         }
         let ranks = json["ranks"].as_u64().ok_or_else(|| wrong("no number of ranks"))? as usize;
         let map = |key: &str| json[key].as_object().ok_or_else(|| wrong(&format!("no table `{key}`")));
@@ -132,6 +140,11 @@ impl Manifest {
         manifest.check_complete().map_err(|e| wrong(&e.to_string()))?;
         Ok(manifest)
     }
+}
+
+/// CRC-32 of all else in a manifest.
+fn checksum(rest: &Value) -> Value {
+    json!(crc32fast::hash(rest.to_string().as_bytes()))
 }
 
 fn entry(e: &Value, ranks: usize) -> Option<Entry> {

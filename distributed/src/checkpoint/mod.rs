@@ -1,8 +1,12 @@
 //! Sharded checkpoints: every rank writes its part; any number of ranks reads them back.
 //!
 //! A checkpoint is a folder `step-N` with a file of tensors from each rank and, written last, `manifest.json`: which tensor's elements
-//! lie where, under logical names and with global extents, each with a checksum. A folder becomes visible by being renamed when it is
-//! whole; `latest` is replaced after that. So whatever happens during a save, the last complete checkpoint is there.
+//! lie where, under logical names and with global extents, each with a checksum, and one of its own. Files that it does not name are no
+//! part of the checkpoint.
+//!
+//! A folder becomes visible by being renamed when it is whole. `latest` names it just before, with what was the last until then, which
+//! counts as long as the new one is not in its place: that rename is the moment at which a save is done. Whatever happens before and after
+//! it, the checkpoint that was completed last is there and is the one that loads.
 //!
 //! **Invariant**: what one rank finds wrong, all ranks report; nothing is changed before everything that will be read was checked.
 

@@ -19,14 +19,25 @@ impl Folder {
         notes: &BTreeMap<String, String>,
     ) -> Result<()> {
         let first = comm.rank() == 0;
-        let begun = if first { self.begin(step).map(|_| ()) } else { Ok(()) };
+        let begun = if first { self.begin(step) } else { Ok(()) };
         unanimous(comm, "save", begun)?;
         let at = self.unfinished(step);
-        let written = state.parts().and_then(|parts| write(&at, comm.rank(), &parts, &state.numbers()));
+        let written = state.parts().and_then(|parts| {
+            self.will("write a rank's file")?;
+            write(&at, comm.rank(), &parts, &state.numbers())
+        });
         let own = unanimous(comm, "save", written)?;
         let all = comm.exchange(own.as_bytes())?;
-        let published = if first { finish(&all, notes, &at).and_then(|()| self.publish(step)) } else { Ok(()) };
+        let published = if first { self.finish(step, &all, notes) } else { Ok(()) };
         unanimous(comm, "save", published)
+    }
+
+    /// Joins the tables of all ranks and writes them, the last thing in the folder; then that is what there is.
+    fn finish(&self, step: u64, tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<()> {
+        let manifest = joined(tables, notes)?;
+        self.will("write the manifest")?;
+        safetensors::replace_file(self.unfinished(step).join(MANIFEST), manifest.to_json().as_bytes())?;
+        self.publish(step)
     }
 }
 
@@ -51,8 +62,8 @@ fn write<R: Runtime>(at: &Path, rank: usize, parts: &[Part<R>], numbers: &BTreeM
     Ok(json!([table, numbers]).to_string())
 }
 
-/// Joins the tables of all ranks, and writes them: the last thing in the folder.
-fn finish(tables: &[Vec<u8>], notes: &BTreeMap<String, String>, at: &Path) -> Result<()> {
+/// The tables of all ranks as one.
+fn joined(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Manifest> {
     let mut manifest = Manifest { ranks: tables.len(), notes: notes.clone(), ..Default::default() };
     for (rank, table) in tables.iter().enumerate() {
         let unreadable = || Error::format(format!("the table of rank {rank}"), "cannot be read");
@@ -66,7 +77,7 @@ fn finish(tables: &[Vec<u8>], notes: &BTreeMap<String, String>, at: &Path) -> Re
         }
     }
     manifest.check_complete()?;
-    safetensors::replace_file(at.join(MANIFEST), manifest.to_json().as_bytes())
+    Ok(manifest)
 }
 
 fn line_of(line: &Value, rank: usize) -> Option<(String, Shape, DType, Region)> {

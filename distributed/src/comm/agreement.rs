@@ -5,6 +5,7 @@ use numcore::{ErrorKind, Result, Runtime};
 use super::{Collectives, Comm, Communicator};
 
 /// This rank's own outcome, if every rank's is good; otherwise its own error, or one that names the first rank that has one. Blocks.
+#[track_caller]
 pub(crate) fn unanimous<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
     let told = own.as_ref().err().map_or(String::new(), |error| error.to_string());
     let all = comm.exchange(told.as_bytes())?;

@@ -152,7 +152,14 @@ impl<R: Runtime> Call<R> {
             Collective::AllGather => self.recv.clone(),
             _ => self.send.clone(),
         };
-        Fingerprint { what: self.what, dtype: self.dtype, parts, of: self.of.clone(), at: self.at }
+        Fingerprint {
+            what: self.what,
+            dtype: self.dtype,
+            in_place: self.input.is_none(),
+            parts,
+            of: self.of.clone(),
+            at: self.at,
+        }
     }
 }
 
@@ -163,6 +170,8 @@ pub struct Fingerprint {
     pub what: Collective,
     /// The element type.
     pub dtype: DType,
+    /// Whether there is no input: a rank's own part is in its output, where one with an input has nothing yet.
+    pub in_place: bool,
     /// Elements, by rank where ranks have parts.
     pub parts: Arc<[usize]>,
     /// What the call is of, where calls for several things come from one place.
@@ -172,11 +181,11 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Whether the two are calls that can meet: the same collective of the same thing, type and lengths, from places
-    /// that `places` allows.
+    /// Whether the two are calls that can meet: the same collective of the same thing, type and lengths, both in place or neither, from
+    /// places that `places` allows.
     pub fn agrees(&self, other: &Fingerprint, places: Places) -> bool {
         let (a, b) = (self, other);
-        (a.what, a.dtype, &a.parts, &a.of) == (b.what, b.dtype, &b.parts, &b.of)
+        (a.what, a.dtype, a.in_place, &a.parts, &a.of) == (b.what, b.dtype, b.in_place, &b.parts, &b.of)
             && (places == Places::Any || a.at == b.at)
     }
 }
@@ -203,6 +212,10 @@ impl fmt::Display for Fingerprint {
         }
         if self.what != Collective::Barrier {
             write!(f, " {}{:?}", self.dtype, self.parts)?;
+        }
+        // The other collectives have one form.
+        if self.in_place && matches!(self.what, Collective::ReduceScatter(_) | Collective::AllGather) {
+            write!(f, " in place")?;
         }
         if let Some(of) = &self.of {
             write!(f, " of {of}")?;

@@ -133,19 +133,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// The bytes of every rank, by rank. Blocks.
     #[track_caller]
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let (at, rt, n) = (Location::caller(), self.runtime(), self.size());
-        if n == 1 {
-            return Ok(vec![bytes.to_vec()]);
-        }
-        let length = Tensor::from_slice(rt, [1], &[bytes.len() as i64])?;
-        let out = TensorMut::alloc(rt, Shape::new(&[n])?, DType::I64)?;
-        let lengths = self.gather(&length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
-        let lengths: Vec<usize> = lengths.into_iter().map(|l| l as usize).collect();
-        let own = Tensor::from_slice(rt, [bytes.len()], bytes)?;
-        let out = TensorMut::alloc(rt, Shape::new(&[lengths.iter().sum()])?, DType::U8)?;
-        let all = self.gather(&own, &lengths, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
-        let mut rest = &all[..];
-        Ok(lengths.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
+        self.exchange_at(bytes, Location::caller())
     }
 
     /// An error on every rank unless all give the same bytes; `what` says in the message what they mean. Blocks.
@@ -170,7 +158,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
 impl<R: Runtime, C: Communicator<R> + ?Sized> Collectives<R> for C {}
 
 /// How the methods above make their calls; checks are here.
-trait Make<R: Runtime>: Communicator<R> {
+pub(super) trait Make<R: Runtime>: Communicator<R> {
     /// A call without memory.
     fn call(&self, what: Collective, dtype: DType, numel: usize, at: &'static Location<'static>) -> Result<Call<R>> {
         let (rank, size) = (self.rank(), self.size());
@@ -249,6 +237,22 @@ trait Make<R: Runtime>: Communicator<R> {
         let call = self.call(Collective::AllToAll, x.dtype(), x.shape().numel(), at)?;
         let call = Call { send: send.into(), recv: recv.into(), input: Some(row(x)?), output: Some(out), ..call };
         Ok(self.start(call)?.map(given))
+    }
+
+    fn exchange_at(&self, bytes: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        let (rt, n) = (self.runtime(), self.size());
+        if n == 1 {
+            return Ok(vec![bytes.to_vec()]);
+        }
+        let length = Tensor::from_slice(rt, [1], &[bytes.len() as i64])?;
+        let out = TensorMut::alloc(rt, Shape::new(&[n])?, DType::I64)?;
+        let lengths = self.gather(&length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
+        let lengths: Vec<usize> = lengths.into_iter().map(|l| l as usize).collect();
+        let own = Tensor::from_slice(rt, [bytes.len()], bytes)?;
+        let out = TensorMut::alloc(rt, Shape::new(&[lengths.iter().sum()])?, DType::U8)?;
+        let all = self.gather(&own, &lengths, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let mut rest = &all[..];
+        Ok(lengths.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
     }
 }
 

@@ -1,4 +1,4 @@
-//! The flight recorder: what every rank called last, for the message of an error.
+//! The flight recorder: what every rank called last, for the messages of errors.
 
 use std::{collections::VecDeque, fmt::Write};
 
@@ -7,28 +7,32 @@ use super::Fingerprint;
 /// Calls kept of each rank.
 const KEPT: usize = 4;
 
-/// The last calls of the ranks of a group.
+/// The last calls of the ranks of a world, in whatever group: group, number there, call.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(Vec<VecDeque<(u64, Fingerprint)>>);
+pub(super) struct Recorder(Vec<VecDeque<(usize, u64, Fingerprint)>>);
 
 impl Recorder {
     pub(super) fn new(ranks: usize) -> Self {
         Recorder(vec![VecDeque::with_capacity(KEPT); ranks])
     }
 
-    pub(super) fn note(&mut self, rank: usize, number: u64, call: Fingerprint) {
+    pub(super) fn note(&mut self, rank: usize, group: usize, number: u64, call: Fingerprint) {
         let calls = &mut self.0[rank];
         if calls.len() == KEPT {
             calls.pop_front();
         }
-        calls.push_back((number, call));
+        calls.push_back((group, number, call));
     }
 
     /// A line for each rank.
     pub(super) fn lines(&self) -> String {
         let mut text = String::from("last calls:");
         for (rank, calls) in self.0.iter().enumerate() {
-            let calls: Vec<String> = calls.iter().rev().map(|(n, call)| format!("#{n} {call}")).collect();
+            let told = |(group, n, call): &(usize, u64, Fingerprint)| match group {
+                0 => format!("#{n} {call}"),
+                group => format!("#{n} of group {group} {call}"),
+            };
+            let calls: Vec<String> = calls.iter().rev().map(told).collect();
             // Writing to a String cannot fail.
             let _ =
                 write!(text, "\n  rank {rank}: {}", if calls.is_empty() { "none".into() } else { calls.join(" ← ") });

@@ -1,17 +1,18 @@
 //! Checkpoints: exact resumption, any other number of ranks and any other strategy.
 
 use crate::checkpoint_common::*;
-use crate::common::{Mlp, Task, config, cpu, single};
+use crate::common::{Mlp, Task, config, cpu, own, single, weights};
 use distributed::{
     checkpoint::CheckpointReader,
     comm::{Communicator, Ranks},
+    plan::{Axis, Mesh, ParallelPlan},
     sampler::DistributedSampler,
     train::{Notes, SimpleTrainer, TrainingConfig},
-    zero::ZeroStage,
+    zero::{Sharded, ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Gpt, Init};
 use numcore::DType;
-use optim::LossScaler;
+use optim::{AdamWConfig, LossScaler, ParamGroups};
 use runtime_cpu::Cpu;
 
 fn tail(steps: usize, all: &[f64]) -> &[f64] {
@@ -53,6 +54,44 @@ fn any_strategy_goes_on_from_any_other_at_any_size() {
                     assert!(off < 1e-11, "{from:?} on {saved} to {to:?} on {loaded}: {off:e}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn replicas_of_shards_go_on_at_any_shape() {
+    for stage in ZeroStage::ALL {
+        let scratch = Scratch::new("hybrid");
+        let folder = scratch.folder();
+        // Ranks in all, and replicas.
+        let run = |(n, data): (usize, usize), from: usize, to: usize, save: bool| {
+            let ranks = Ranks::new(n).run(cpu, |comm| {
+                let rt = comm.runtime();
+                let model = Mlp::new(&Init::new(rt, from as u64).dtype(DType::F64))?;
+                let mesh = Mesh::new(&comm, ParallelPlan::new(n, [(Axis::Data, data), (Axis::Shard, n / data)])?)?;
+                let optimizer = ParamGroups::new(AdamWConfig { lr: 1e-2, ..Default::default() });
+                let options = ZeroOptions { stage, ..Default::default() };
+                let mut trainer = ZeroTrainer::over(Sharded::hybrid(&mesh, &model, optimizer, options)?, config())?;
+                assert_eq!(trainer.load(&folder)?.is_some(), from > 0);
+                for step in from..to {
+                    trainer.step(|_| model.loss(rt, step, &own(&comm)))?;
+                }
+                if save {
+                    trainer.save(&folder, &Notes::new())?;
+                }
+                let _scope = trainer.strategy().gather_full_params()?;
+                weights(&model)
+            });
+            let ranks = ranks.unwrap_or_else(|e| panic!("{stage:?}, {data} x {}: {e}", n / data));
+            assert!(ranks.iter().all(|rank| *rank == ranks[0]));
+            ranks.into_iter().next()
+        };
+        let whole = run((4, 2), 0, 4, false).unwrap();
+        run((4, 2), 0, 2, true);
+        for shape in [(4, 2), (2, 1), (2, 2), (6, 3), (6, 2)] {
+            let got = run(shape, 2, 4, false).unwrap();
+            let off = got.iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(if shape == (4, 2) { got == whole } else { off < 1e-11 }, "{stage:?}, to {shape:?}: {off:e}");
         }
     }
 }

@@ -192,7 +192,7 @@ fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
     });
     for outcome in outcomes.unwrap() {
         let text = outcome.map(|_| ()).unwrap_err().to_string();
-        assert!(text.contains("b.bias") && text.contains("not finite on rank 1"), "{text}");
+        assert!(text.contains("b.bias") && text.contains("not finite on rank 1, in bucket 1"), "{text}");
     }
 }
 

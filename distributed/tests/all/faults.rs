@@ -19,25 +19,64 @@ fn memory(comm: &Comm<Cpu>, numel: usize, dtype: DType) -> Result<TensorMut<Cpu>
     TensorMut::zeros(comm.runtime(), Shape::new(&[numel])?, dtype)
 }
 
-/// Calls of each kind.
-const KINDS: [&str; 8] =
-    ["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier", "exchange"];
+/// Calls of each kind; `send` is a ring of transfers.
+const KINDS: [&str; 9] =
+    ["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier", "exchange", "send"];
+/// Other forms of them.
+const FORMS: [&str; 5] =
+    ["reduce_scatter_parts", "reduce_scatter_in_place", "all_gather_parts", "all_gather_in_place", "all_to_all_parts"];
 
-fn call(comm: &Comm<Cpu>, kind: &str, numel: usize, dtype: DType) -> Result<()> {
-    let n = comm.size();
-    let x = Tensor::zeros(comm.runtime(), [numel * n], dtype)?;
-    let part = Tensor::zeros(comm.runtime(), [numel], dtype)?;
+/// What ranks must agree on beside the kind.
+#[derive(Clone, Copy)]
+struct Terms {
+    op: ReduceOp,
+    root: usize,
+    dtype: DType,
+    numel: usize,
+}
+
+const TERMS: Terms = Terms { op: ReduceOp::Sum, root: 0, dtype: DType::F32, numel: 100 };
+
+fn call(comm: &Comm<Cpu>, kind: &str, terms: Terms) -> Result<()> {
+    let Terms { op, root, dtype, numel } = terms;
+    let (n, rank) = (comm.size(), comm.rank());
+    let (part, x) =
+        (Tensor::zeros(comm.runtime(), [numel], dtype)?, Tensor::zeros(comm.runtime(), [numel * n], dtype)?);
+    let (one, all) = (|| memory(comm, numel, dtype), || memory(comm, numel * n, dtype));
+    let parts = vec![numel; n];
     let work = match kind {
-        "all_reduce" => comm.all_reduce(memory(comm, numel, dtype)?, ReduceOp::Sum)?,
-        "reduce" => comm.reduce(memory(comm, numel, dtype)?, ReduceOp::Max, 0)?,
-        "broadcast" => comm.broadcast(memory(comm, numel, dtype)?, 0)?,
-        "reduce_scatter" => comm.reduce_scatter(&x, memory(comm, numel, dtype)?, ReduceOp::Sum)?,
-        "all_gather" => comm.all_gather(&part, memory(comm, numel * n, dtype)?)?,
-        "all_to_all" => comm.all_to_all(&x, memory(comm, numel * n, dtype)?)?,
+        "all_reduce" => comm.all_reduce(one()?, op)?,
+        "reduce" => comm.reduce(one()?, op, root)?,
+        "broadcast" => comm.broadcast(one()?, root)?,
+        "reduce_scatter" => comm.reduce_scatter(&x, one()?, op)?,
+        "reduce_scatter_parts" => comm.reduce_scatter_parts(&x, &parts, one()?, op)?,
+        "reduce_scatter_in_place" => comm.reduce_scatter_in_place(all()?, op)?,
+        "all_gather" => comm.all_gather(&part, all()?)?,
+        "all_gather_parts" => comm.all_gather_parts(&part, &parts, all()?)?,
+        "all_gather_in_place" => comm.all_gather_in_place(all()?)?,
+        "all_to_all" => comm.all_to_all(&x, all()?)?,
+        "all_to_all_parts" => comm.all_to_all_parts(&x, &parts, all()?, &parts)?,
+        "send" => {
+            let sent = comm.send(&part, (rank + 1) % n)?;
+            let got = comm.recv(one()?, (rank + n - 1) % n)?.wait();
+            return got.and(sent.wait());
+        }
         "barrier" => return comm.barrier(),
         _ => return comm.exchange(b"abc").map(|_| ()),
     };
     work.wait().map(|_| ())
+}
+
+/// Another collective than this kind.
+fn another(kind: &str) -> &'static str {
+    if kind == "barrier" { "broadcast" } else { "barrier" }
+}
+
+/// Whether an error says what every rank called last, a call of this kind among it.
+fn tells_calls(kind: &str, e: &Error) -> bool {
+    let text = e.to_string();
+    let name = if kind == "exchange" { "all_gather" } else { kind };
+    text.split_once("\nlast calls:\n  rank 0: #").is_some_and(|(_, calls)| calls.contains(name))
 }
 
 fn errors(n: usize, program: impl Fn(Comm<Cpu>) -> Result<()> + Sync) -> Vec<Error> {
@@ -59,10 +98,11 @@ fn with_fault(kind: &str, fault: Fault) -> Vec<Error> {
     errors_within(timeout, 3, |comm| {
         let faulty = comm.rank() == 1;
         let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, 1, fault)) } else { comm };
-        call(&comm, kind, 100, DType::F32)?;
-        call(&comm, kind, 100, DType::F32)?;
+        call(&comm, kind, TERMS)?;
+        // A rank that left out a transfer takes this one for it.
+        call(&comm, kind, Terms { numel: 101, ..TERMS })?;
         // A rank that left a call out disagrees here at the latest.
-        call(&comm, if kind == "barrier" { "broadcast" } else { "barrier" }, 1, DType::F32)
+        call(&comm, another(kind), TERMS)
     })
 }
 
@@ -73,6 +113,7 @@ fn a_panic_on_one_rank_is_named_on_all() {
             let ErrorKind::Peer { peer: 1, cause, .. } = e.kind() else { panic!("{kind}: {e}") };
             assert!(cause.contains("a panic on purpose"), "{kind}: {e}");
             assert_eq!(e.rank(), Some(rank));
+            assert!(rank == 1 || tells_calls(kind, &e), "{kind}: {e}");
         }
     }
 }
@@ -80,8 +121,9 @@ fn a_panic_on_one_rank_is_named_on_all() {
 #[test]
 fn an_error_on_one_rank_is_named_on_all() {
     for kind in KINDS {
-        for e in with_fault(kind, Fault::Error) {
+        for (rank, e) in with_fault(kind, Fault::Error).into_iter().enumerate() {
             assert!(e.to_string().contains("an error on purpose") && e.to_string().contains("rank 1"), "{kind}: {e}");
+            assert!(rank == 1 || tells_calls(kind, &e), "{kind}: {e}");
         }
     }
 }
@@ -90,7 +132,7 @@ fn an_error_on_one_rank_is_named_on_all() {
 fn a_call_left_out_is_a_disagreement() {
     for kind in KINDS {
         for e in with_fault(kind, Fault::Skip) {
-            assert!(matches!(e.kind(), ErrorKind::Mismatch { .. }), "{kind}: {e}");
+            assert!(matches!(e.kind(), ErrorKind::Mismatch { .. }) && tells_calls(kind, &e), "{kind}: {e}");
         }
     }
 }
@@ -98,44 +140,99 @@ fn a_call_left_out_is_a_disagreement() {
 #[test]
 fn a_rank_that_never_arrives_is_named_when_the_time_is_up() {
     for kind in KINDS {
-        for (rank, e) in with_fault(kind, Fault::Delay(3 * TIMEOUT)).into_iter().enumerate() {
-            let ErrorKind::Timeout { missing, calls, .. } = e.kind() else { panic!("{kind}, rank {rank}: {e}") };
+        for (rank, e) in with_fault(kind, Fault::Delay(2 * TIMEOUT)).into_iter().enumerate() {
+            let ErrorKind::Timeout { missing, .. } = e.kind() else { panic!("{kind}, rank {rank}: {e}") };
             assert_eq!(missing, &[1]);
-            let name = if kind == "exchange" { "all_gather" } else { kind };
-            assert!(calls.contains("last calls") && calls.contains(name), "{e}");
+            assert!(tells_calls(kind, &e), "{kind}: {e}");
+        }
+    }
+}
+
+/// What every rank says when rank 2 of three makes another call.
+fn disagreement(
+    what: &str,
+    same: impl Fn(&Comm<Cpu>) -> Result<()> + Sync,
+    other: impl Fn(&Comm<Cpu>) -> Result<()> + Sync,
+) -> Vec<String> {
+    let told = |e: Error| {
+        let ErrorKind::Mismatch { why, .. } = e.kind() else { panic!("{what}: {e}") };
+        let (sides, calls) = why.split_once("\nlast calls:").unwrap_or_else(|| panic!("{what}: {e}"));
+        assert!(sides.contains("rank 2") && calls.contains("faults.rs:"), "{what}: {e}");
+        sides.to_string()
+    };
+    // Who is done with a ring before the others meets them here.
+    let program =
+        |comm: Comm<Cpu>| if comm.rank() == 2 { other(&comm) } else { same(&comm).and_then(|()| comm.barrier()) };
+    errors(3, program).into_iter().map(told).collect()
+}
+
+#[test]
+fn different_calls_are_shown_side_by_side() {
+    let op = ("Max", Terms { op: ReduceOp::Max, ..TERMS });
+    let root = ("root 1", Terms { root: 1, ..TERMS });
+    let dtype = ("f64", Terms { dtype: DType::F64, ..TERMS });
+    let same_size = ("i32", Terms { dtype: DType::I32, ..TERMS });
+    let numel = ("101", Terms { numel: 101, ..TERMS });
+    for kind in KINDS.iter().chain(&FORMS).filter(|kind| !["barrier", "exchange"].contains(kind)) {
+        let reduces = kind.contains("reduce").then_some(op);
+        let rooted = ["reduce", "broadcast"].contains(kind).then_some(root);
+        for (told, other) in [dtype, same_size, numel].into_iter().chain(reduces).chain(rooted) {
+            for sides in disagreement(kind, |comm| call(comm, kind, TERMS), |comm| call(comm, kind, other)) {
+                assert!(
+                    sides.contains(told) && sides.contains("100") | sides.contains("f32[]"),
+                    "{kind}, {told}: {sides}"
+                );
+            }
         }
     }
 }
 
 #[test]
-fn different_calls_are_shown_side_by_side() {
-    type Change = fn(&Comm<Cpu>) -> Result<()>;
-    let same: Change = |comm| comm.reduce(memory(comm, 8, DType::F32)?, ReduceOp::Sum, 0)?.wait().map(|_| ());
-    let cases: [(&str, Change); 5] = [
-        ("all_reduce", |comm| comm.all_reduce(memory(comm, 8, DType::F32)?, ReduceOp::Sum)?.wait().map(|_| ())),
-        ("root 1", |comm| comm.reduce(memory(comm, 8, DType::F32)?, ReduceOp::Sum, 1)?.wait().map(|_| ())),
-        ("Max", |comm| comm.reduce(memory(comm, 8, DType::F32)?, ReduceOp::Max, 0)?.wait().map(|_| ())),
-        ("f64", |comm| comm.reduce(memory(comm, 8, DType::F64)?, ReduceOp::Sum, 0)?.wait().map(|_| ())),
-        ("[9]", |comm| comm.reduce(memory(comm, 9, DType::F32)?, ReduceOp::Sum, 0)?.wait().map(|_| ())),
-    ];
-    for (told, other) in cases {
-        for e in errors(3, |comm| if comm.rank() == 2 { other(&comm) } else { same(&comm) }) {
-            let ErrorKind::Mismatch { why, .. } = e.kind() else { panic!("{told}: {e}") };
-            assert!(why.contains("reduce(Sum, root 0) f32[8] at") && why.contains(told), "{told}: {why}");
-            assert!(why.contains("faults.rs:") && why.contains("rank 2"), "{why}");
+fn different_collectives_are_shown_side_by_side() {
+    for kind in KINDS.iter().chain(&FORMS).filter(|&&kind| kind != "send") {
+        let name = kind.trim_end_matches("_parts").trim_end_matches("_in_place");
+        for sides in disagreement(kind, |c| call(c, kind, TERMS), |c| call(c, another(kind), TERMS)) {
+            let name = if name == "exchange" { "all_gather" } else { name };
+            assert!(sides.contains(name) && sides.contains(another(kind)), "{kind}: {sides}");
         }
+    }
+    // A transfer that never meets its other side is only late: what there was instead is among the last calls.
+    for e in errors(3, |comm| call(&comm, if comm.rank() == 2 { "barrier" } else { "send" }, TERMS)) {
+        assert!(matches!(e.kind(), ErrorKind::Timeout { .. }) && tells_calls("barrier", &e), "{e}");
+    }
+}
+
+#[test]
+fn a_part_in_place_does_not_meet_one_beside_its_output() {
+    // Of any place in the program: one rank's part would be lost.
+    for kind in ["all_gather", "reduce_scatter"] {
+        let form = |rank| if rank == 0 { kind.into() } else { format!("{kind}_in_place") };
+        let ranks = Ranks::new(2).timeout(TIMEOUT).any_place();
+        for outcome in ranks.outcomes(cpu, |comm| call(&comm, &form(comm.rank()), TERMS)).unwrap() {
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains("ranks disagree") && text.contains("f32[100, 100] in place at"), "{text}");
+        }
+        // Equal parts, given and not, are the same call.
+        let form = |rank| if rank == 0 { kind.into() } else { format!("{kind}_parts") };
+        ranks.run(cpu, |comm| call(&comm, &form(comm.rank()), TERMS)).unwrap();
     }
 }
 
 #[test]
 fn the_same_call_from_another_place_is_told_apart() {
-    let here = |comm: &Comm<Cpu>| comm.barrier();
-    let there = |comm: &Comm<Cpu>| comm.barrier();
-    let program = |comm: Comm<Cpu>| if comm.rank() == 0 { here(&comm) } else { there(&comm) };
-    for e in errors(2, program) {
-        assert!(e.to_string().contains("one place in the program"), "{e}");
+    type Ask = fn(&Comm<Cpu>) -> Result<()>;
+    let pairs: [(Ask, Ask); 2] = [
+        (|comm| comm.barrier(), |comm| comm.barrier()),
+        (|comm| comm.split(Some(0), 0).map(|_| ()), |comm| comm.split(Some(0), 0).map(|_| ())),
+    ];
+    for (here, there) in pairs {
+        let program = |comm: Comm<Cpu>| if comm.rank() == 0 { here(&comm) } else { there(&comm) };
+        for e in errors(2, program) {
+            let text = e.to_string();
+            assert!(text.contains("one place in the program") && text.contains("faults.rs:"), "{text}");
+        }
+        assert!(Ranks::new(2).any_place().run(cpu, program).is_ok());
     }
-    assert!(Ranks::new(2).any_place().run(cpu, program).is_ok());
 }
 
 #[test]
@@ -170,6 +267,7 @@ fn a_rank_that_leaves_is_not_waited_for() {
     for outcome in &outcomes[1..] {
         let text = outcome.as_ref().unwrap_err().to_string();
         assert!(text.contains("rank 0 failed") && text.contains("it left while"), "{text}");
+        assert!(text.contains("\nlast calls:\n  rank 0: none\n  rank 1: "), "{text}");
     }
 }
 
@@ -186,7 +284,7 @@ fn afterwards_the_communicator_says_why_and_memory_is_back() {
             assert!(first.as_ref().is_some_and(|e| e.contains("enough")), "{first:?}");
         }
         let again = comm.barrier().unwrap_err().to_string();
-        assert!(again.contains("rank 0 failed") && again.contains("enough"), "{again}");
+        assert!(again.contains("rank 0 failed") && again.contains("enough\nlast calls:"), "{again}");
         assert_eq!(comm.runtime().memory().total.live, before);
         Ok(())
     };
@@ -216,15 +314,15 @@ fn misuse_is_refused_before_anything_is_sent() {
 #[test]
 fn seeded_faults_never_hang() {
     for seed in 0..40 {
-        let (at, fault) = Fault::seeded(seed, 10);
+        let (at, fault) = Fault::seeded(seed, 12);
         let program = |comm: Comm<Cpu>| {
             let faulty = comm.rank() == 2;
             let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, at, fault)) } else { comm };
             for kind in KINDS {
-                call(&comm, kind, 20_000, DType::F32)?;
+                call(&comm, kind, Terms { numel: 20_000, ..TERMS })?;
             }
             let half = comm.split(Some(comm.rank() % 2), 0)?;
-            half.map_or(Ok(()), |half| call(&half, "all_reduce", 30, DType::F32))
+            half.map_or(Ok(()), |half| call(&half, "all_reduce", TERMS))
         };
         let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, program).unwrap();
         let failed = outcomes.iter().filter(|o| o.is_err()).count();

@@ -3,8 +3,10 @@
 
 mod checkpoint_common;
 mod checkpoint_faults;
+mod checkpoint_kills;
 mod checkpoints;
 mod collectives;
+mod collectives_types;
 mod common;
 mod data_parallel;
 mod data_parallel_unused;

@@ -5,6 +5,8 @@
 
 mod program;
 mod run;
+mod task;
+mod train;
 
 use std::{
     process::ExitCode,

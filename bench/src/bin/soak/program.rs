@@ -1,17 +1,28 @@
 //! A random program: all of it follows from its seed.
 
 use weftgrad::{
-    distributed::{comm::Fault, zero::ZeroStage},
+    distributed::{
+        buckets::{PowerSgd, Wire},
+        comm::Fault,
+        pipeline::{Checked, Kind, Limits, Lowering, check, lower},
+        zero::{StatePlace, ZeroStage},
+    },
     rng::Philox,
 };
+
+use crate::task::Task;
 
 /// How it trains.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
     /// Every rank has the model.
-    Buckets { first: usize, others: usize },
+    Buckets { first: usize, others: usize, wire: Wire },
     /// Sharded.
-    Zero { stage: ZeroStage, whole: bool },
+    Zero { stage: ZeroStage, whole: bool, state: StatePlace },
+    /// So many replicas of shards.
+    Hybrid { replicas: usize, stage: ZeroStage },
+    /// In stages on `p` ranks, each with replicas or sharded on the ranks that are left.
+    Pipeline { kind: Kind, p: usize, v: usize, micros: usize, zero: Option<ZeroStage> },
 }
 
 /// What is run.
@@ -23,20 +34,57 @@ pub struct Program {
     pub ranks: usize,
     /// How they train.
     pub how: How,
-    /// Sizes of the model's layers.
-    pub widths: Vec<usize>,
+    /// What they train.
+    pub task: Task,
     /// Examples of a step.
     pub examples: usize,
-    /// Micro-batches of a step.
+    /// Micro-batches of a step, or runs of the pipeline.
     pub accumulation: usize,
     /// Steps.
     pub steps: usize,
     /// Steps after which a checkpoint is saved.
-    pub save_after: usize,
+    pub saves: Vec<usize>,
     /// The largest gradient norm, if there is one.
     pub max_norm: Option<f64>,
     /// A fault: on which rank, in which of its calls, and what.
     pub fault: Option<(usize, u64, Fault)>,
+}
+
+/// Divides a number of ranks, evenly drawn.
+fn divisor(n: usize, pick: &mut impl FnMut(usize) -> usize) -> usize {
+    let all: Vec<usize> = (1..=n).filter(|d| n.is_multiple_of(*d)).collect();
+    all[pick(all.len())]
+}
+
+impl How {
+    fn pick(ranks: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
+        match pick(8) {
+            k @ 0..2 => {
+                let compressed = PowerSgd { rank: 1 + pick(2), start_iter: pick(2) as u64, ..Default::default() };
+                let wire = [Wire::Own, [Wire::Bf16, Wire::PowerSgd(compressed)][pick(2)]][k];
+                How::Buckets { first: 1 + pick(2000), others: 1 + pick(5000), wire }
+            }
+            2..4 => {
+                let state = [StatePlace::Device, StatePlace::Host][pick(2)];
+                How::Zero { stage: ZeroStage::ALL[pick(3)], whole: pick(2) == 0, state }
+            }
+            4 => How::Hybrid { replicas: divisor(ranks, pick), stage: ZeroStage::ALL[pick(3)] },
+            k => {
+                let (p, zero) = (divisor(ranks, pick), (k > 5).then(|| ZeroStage::ALL[pick(3)]));
+                loop {
+                    let (kind, v, micros) = (Kind::ALL[pick(Kind::ALL.len())], 1 + pick(2), p * (1 + pick(2)));
+                    if kind.generate(p, v, micros).is_ok() {
+                        return How::Pipeline { kind, p, v, micros, zero };
+                    }
+                }
+            }
+        }
+    }
+
+    /// The schedule of a pipeline.
+    pub fn checked(kind: Kind, p: usize, v: usize, micros: usize) -> weftgrad::Result<Checked> {
+        check(lower(&kind.generate(p, v, micros)?, &Lowering::default())?, Limits::default())
+    }
 }
 
 impl Program {
@@ -45,20 +93,47 @@ impl Program {
         let mut random = Philox::new(seed, 1);
         let mut pick = |n: usize| random.below(n as u64) as usize;
         let ranks = [1, 2, 3, 4, 5, 8][pick(6)];
-        let how = match pick(4) {
-            0 => How::Buckets { first: 1 + pick(2000), others: 1 + pick(5000) },
-            k => How::Zero { stage: ZeroStage::ALL[k - 1], whole: pick(2) == 0 },
+        let how = How::pick(ranks, &mut pick);
+        let (accumulation, steps) = (1 + pick(3), 2 + pick(4));
+        let (layers, examples) = match how {
+            How::Pipeline { p, v, micros, .. } => (p * v, ranks / p * accumulation * micros * (1 + pick(2))),
+            _ => (1, ranks * accumulation + pick(12)),
         };
-        let widths = (0..2 + pick(4)).map(|_| 1 + pick(40)).collect();
-        let (examples, accumulation, steps) = (ranks + pick(12), 1 + pick(3), 2 + pick(4));
-        let save_after = 1 + pick(steps - 1);
+        let task = match pick(3) {
+            0 => Task::Gpt { layers: layers.max(2) },
+            _ => Task::Mlp { widths: (0..1 + layers + pick(4)).map(|_| 1 + pick(40)).collect() },
+        };
+        let first = 1 + pick(steps - 1);
+        let mut saves = vec![first, first + pick(steps - first)];
+        saves.dedup();
         let max_norm = (pick(2) == 0).then(|| 0.1 + pick(10) as f64);
         let faulty = (pick(2) == 0).then(|| pick(ranks));
         let fault = faulty.map(|rank| {
-            let (call, fault) = Fault::seeded(seed ^ 0x5eed, 120);
+            let (call, fault) = Fault::seeded(seed ^ 0x5eed, 160);
             // Nobody is there to notice that a world of one leaves a call out.
             (rank, call, if ranks == 1 && fault == Fault::Skip { Fault::Error } else { fault })
         });
-        Program { seed, ranks, how, widths, examples, accumulation, steps, save_after, max_norm, fault }
+        Program { seed, ranks, how, task, examples, accumulation, steps, saves, max_norm, fault }
+    }
+
+    /// How far its weights may be from those of one rank: rounding in `f64`, grown by a handful of steps of AdamW; or, where gradients are
+    /// compressed, what two runs of AdamW can be apart after so many steps.
+    pub fn bound(&self) -> f64 {
+        if matches!(self.how, How::Buckets { wire: Wire::Bf16 | Wire::PowerSgd(_), .. }) { 0.5 } else { 1e-9 }
+    }
+
+    /// Which copy of the model a rank has, or has a part of.
+    pub fn replica(&self, rank: usize) -> usize {
+        if let How::Pipeline { p, .. } = self.how { rank / p } else { rank }
+    }
+
+    /// The same on one rank.
+    pub fn alone(&self) -> Self {
+        Program {
+            how: How::Buckets { first: 1000, others: 1000, wire: Wire::Own },
+            ranks: 1,
+            fault: None,
+            ..self.clone()
+        }
     }
 }

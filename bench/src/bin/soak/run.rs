@@ -1,39 +1,42 @@
 //! Running a program, and what must hold of it.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    ops::Range,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use weftgrad::{
     Use,
     distributed::{
-        buckets::{BucketLimits, BucketOptions},
-        checkpoint::{Checkpointed, Folder},
+        checkpoint::Folder,
         comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, NoOpCommunicator, Ranks},
-        sampler::shard_batches,
-        train::{BucketedTrainer, Loss, Notes, Strategy, Trainer, TrainingConfig},
-        zero::{UnitOf, ZeroOptions, ZeroTrainer},
     },
-    fused::Reduction,
-    nn::{Init, Linear},
     prelude::*,
 };
 
-use crate::program::{How, Program};
+use crate::{
+    program::Program,
+    train::{Trains, Values, trainer},
+};
 
-type Model = Vec<Linear<Cpu>>;
 /// Fine, or what is wrong.
 pub type Verdict = std::result::Result<(), String>;
 
 /// Far longer than any call takes here, and short for whoever waits for a fault to be found.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Rounding in `f64`, grown by a handful of steps of AdamW.
-const BOUND: f64 = 1e-9;
 
-/// What a rank has at the end: losses, weights, and bytes that are still booked after everything was dropped.
+/// What a rank has at the end: losses, and those of the weights it can have.
 #[derive(Clone, Debug, PartialEq)]
 struct End {
     losses: Vec<f64>,
-    weights: Vec<f64>,
-    left: usize,
+    weights: Values,
 }
 
 /// Runs a program; what must hold and does not, in words.
@@ -47,10 +50,13 @@ pub fn check(program: &Program) -> Verdict {
 
 fn checked(program: &Program, scratch: &Path) -> Verdict {
     let alone = single(program).map_err(|e| format!("on one rank: {e}"))?;
-    let folder = Folder::new(scratch);
-    let ranks = Ranks::new(program.ranks).timeout(TIMEOUT);
-    let outcomes =
-        ranks.outcomes(|_| Ok(Cpu::with_threads(1)), |comm| rank(comm, program, &folder)).map_err(|e| e.to_string())?;
+    let (folder, saved) = (Folder::new(scratch), AtomicUsize::new(0));
+    let runtimes: Vec<Cpu> = (0..program.ranks).map(|_| Cpu::with_threads(1)).collect();
+    let outcomes = Ranks::new(program.ranks)
+        .timeout(TIMEOUT)
+        .outcomes(|r| Ok(runtimes[r].clone()), |comm| rank(comm, program, &folder, &saved))
+        .map_err(|e| e.to_string())?;
+    runtimes.iter().enumerate().try_for_each(|(rank, rt)| empty(rank, rt))?;
     let failed = outcomes.iter().filter(|o| o.is_err()).count();
     let harmless = matches!(program.fault, None | Some((_, _, Fault::Delay(_))));
     if harmless && failed > 0 {
@@ -63,139 +69,107 @@ fn checked(program: &Program, scratch: &Path) -> Verdict {
     if failed > 0 && failed + usize::from(skipped) < program.ranks {
         return Err(format!("a fault was seen by {failed} of {} ranks", program.ranks));
     }
-    let ends: Vec<End> = outcomes.into_iter().filter_map(Result::ok).collect();
+    if failed == 0 {
+        let ends: Vec<End> = outcomes.into_iter().filter_map(Result::ok).collect();
+        agreed(program, &ends, &alone)?;
+    }
+    resumed(program, &folder, &alone, saved.into_inner())
+}
+
+/// Ranks that came to their end have the same losses, equal copies of weights, all of them together, and those of one rank.
+fn agreed(program: &Program, ends: &[End], alone: &End) -> Verdict {
+    let mut all = Values::new();
     for (rank, end) in ends.iter().enumerate() {
-        if (&end.losses, &end.weights) != (&ends[0].losses, &ends[0].weights) {
-            return Err(format!("rank {rank} differs from rank 0"));
+        if end.losses != ends[0].losses {
+            return Err(format!("the losses of rank {rank} differ from those of rank 0"));
         }
-        if end.left > 0 {
-            return Err(format!("rank {rank} leaks {} bytes", end.left));
+        for (name, values) in &end.weights {
+            if all.entry(name.clone()).or_insert_with(|| values.clone()) != values {
+                return Err(format!("the copies of {name} differ, that of rank {rank} from one before it"));
+            }
         }
-        near("losses", &end.losses, &alone.losses)?;
-        near("weights", &end.weights, &alone.weights)?;
     }
-    resumed(program, &folder, &alone, failed == 0)
+    near("losses", program.bound(), &ends[0].losses, &alone.losses)?;
+    same("weights", program, &all, &alone.weights)
 }
 
-/// Whatever happened, the last checkpoint loads on one rank, and going on ends where an undisturbed run does.
-fn resumed(program: &Program, folder: &Folder, alone: &End, saved: bool) -> Verdict {
-    let Some(step) = folder.latest().map_err(|e| e.to_string())? else {
-        return if saved { Err("there is no checkpoint".into()) } else { Ok(()) };
+/// Whatever happened, what was saved last is there, loads on one rank, and going on ends where an undisturbed run does. `saved` is the last
+/// step whose save returned on any rank.
+fn resumed(program: &Program, folder: &Folder, alone: &End, saved: usize) -> Verdict {
+    let latest = folder.latest().map_err(|e| e.to_string())?;
+    let Some(step) = latest.map(|step| step as usize).filter(|&step| step >= saved) else {
+        let lost = format!("the checkpoint of step {saved} was saved, and the last one there is {latest:?}");
+        return if saved > 0 { Err(lost) } else { Ok(()) };
     };
-    let rt = Cpu::with_threads(1);
-    let comm: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&rt));
+    let (comm, one) = (nobody(), program.alone());
     let go_on = || {
-        let model = model(&rt, program, 99)?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(program), BucketOptions::default())?;
+        let mut trainer = trainer(&comm, &one, 99)?;
         trainer.load(folder)?;
-        steps(&mut trainer, &comm, &model, program, step as usize..program.steps)?;
-        weights(&model)
+        steps(&mut *trainer, step..program.steps)?;
+        trainer.weights()
     };
-    near("weights after resuming", &go_on().map_err(|e| format!("the checkpoint of step {step}: {e}"))?, &alone.weights)
+    let weights = go_on().map_err(|e| format!("the checkpoint of step {step}: {e}"))?;
+    same("weights after resuming", program, &weights, &alone.weights)
 }
 
-fn near(what: &str, got: &[f64], expected: &[f64]) -> Verdict {
-    let off = got.iter().zip(expected).map(|(a, b)| (a - b).abs() / (1.0 + b.abs())).fold(0.0, f64::max);
-    match got.len() == expected.len() && off <= BOUND {
+/// Nothing may be booked on a rank where everything was let go, however it ended; its engine may still be at it.
+fn empty(rank: usize, rt: &Cpu) -> Verdict {
+    let begun = Instant::now();
+    loop {
+        let left: usize = Use::ALL.iter().map(|&u| rt.memory().of(u).live).sum();
+        match left {
+            0 => return Ok(()),
+            _ if begun.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(1)),
+            _ => return Err(format!("rank {rank} leaks {left} bytes")),
+        }
+    }
+}
+
+fn same(what: &str, program: &Program, got: &Values, expected: &Values) -> Verdict {
+    if !got.keys().eq(expected.keys()) {
+        return Err(format!("{what} are of {:?} in place of {:?}", got.keys(), expected.keys()));
+    }
+    got.iter().try_for_each(|(name, values)| near(&format!("{what}: {name}"), program.bound(), values, &expected[name]))
+}
+
+fn near(what: &str, bound: f64, got: &[f64], expected: &[f64]) -> Verdict {
+    let off = got.iter().zip(expected).map(|(a, b)| (a - b).abs() / (1.0 + b.abs()));
+    match got.len() == expected.len() && off.clone().all(|off| off <= bound) {
         true => Ok(()),
-        false => Err(format!("{what} differ from one rank's by {off:e}")),
+        false => Err(format!("{what} differ from one rank's by {:e}", off.fold(0.0, f64::max))),
     }
 }
 
-fn config(program: &Program) -> TrainingConfig {
-    TrainingConfig {
-        learning_rate: 1e-2,
-        weight_decay: 0.1,
-        accumulation: program.accumulation,
-        max_norm: program.max_norm,
-        ..Default::default()
-    }
-}
-
-fn model(rt: &Cpu, program: &Program, seed: u64) -> Result<Model> {
-    let init = Init::new(rt, seed).dtype(DType::F64);
-    program.widths.windows(2).map(|w| Linear::new(&init, w[0], w[1])).collect()
-}
-
-fn loss(rt: &Cpu, model: &Model, program: &Program, step: usize, own: &[usize]) -> Result<Loss<Cpu>> {
-    let (first, last) = (program.widths[0], program.widths[program.widths.len() - 1]);
-    let index = Tensor::from_vec(rt, own.iter().map(|&i| i as i64).collect::<Vec<_>>())?;
-    let batch = |width, stream: u64| {
-        let seed = program.seed.wrapping_mul(1000) + stream + step as u64;
-        Tensor::normal(rt, [program.examples, width], DType::F64, 0.0, 1.0, seed)?.index_select(0, &index)
-    };
-    let (x, y) = (batch(first, 0)?, batch(last, 500)?);
-    let out = model.iter().try_fold(Var::new(x), |x, layer| layer.forward(&x)?.tanh())?;
-    Loss::sum(nn::loss::mse(&out, &Var::new(y), Reduction::Sum)?, (last * own.len()) as f64)
-}
-
-fn weights(model: &Model) -> Result<Vec<f64>> {
-    model.named_parameters().iter().try_fold(Vec::new(), |mut all, (_, p)| {
-        all.extend(p.value()?.to_vec::<f64>()?);
-        Ok(all)
-    })
-}
-
-fn steps<S: Strategy<Cpu>>(
-    trainer: &mut Trainer<Cpu, S>,
-    comm: &Comm<Cpu>,
-    model: &Model,
-    program: &Program,
-    which: std::ops::Range<usize>,
-) -> Result<Vec<f64>> {
-    let own = shard_batches(program.examples, comm.rank(), comm.size());
-    let micro = |k: usize| own.iter().copied().skip(k).step_by(program.accumulation).collect::<Vec<_>>();
-    which.map(|s| trainer.step(|k| loss(comm.runtime(), model, program, s, &micro(k)))?.loss()).collect()
+fn nobody() -> Comm<Cpu> {
+    Arc::new(NoOpCommunicator::new(&Cpu::with_threads(1)))
 }
 
 fn single(program: &Program) -> Result<End> {
-    let rt = Cpu::with_threads(1);
-    let comm: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&rt));
-    let model = model(&rt, program, 1)?;
-    let mut trainer = BucketedTrainer::new(&comm, &model, config(program), BucketOptions::default())?;
-    let losses = steps(&mut trainer, &comm, &model, program, 0..program.steps)?;
-    Ok(End { losses, weights: weights(&model)?, left: 0 })
+    let (comm, one) = (nobody(), program.alone());
+    let mut trainer = trainer(&comm, &one, 1)?;
+    Ok(End { losses: steps(&mut *trainer, 0..program.steps)?, weights: trainer.weights()? })
 }
 
-fn rank(comm: Comm<Cpu>, program: &Program, folder: &Folder) -> Result<End> {
-    let rt = comm.runtime().clone();
+fn steps(trainer: &mut dyn Trains, which: Range<usize>) -> Result<Vec<f64>> {
+    which.map(|step| trainer.step(step)).collect()
+}
+
+fn rank(comm: Comm<Cpu>, program: &Program, folder: &Folder, saved: &AtomicUsize) -> Result<End> {
     let comm: Comm<Cpu> = match program.fault {
         Some((rank, call, fault)) if rank == comm.rank() => Arc::new(FaultyCommunicator::new(comm, call, fault)),
         _ => comm,
     };
-    let (losses, weights) = match program.how {
-        How::Buckets { first, others } => {
-            let model = model(&rt, program, 1 + comm.rank() as u64)?;
-            let options = BucketOptions { limits: BucketLimits { first, others }, ..Default::default() };
-            let mut trainer = BucketedTrainer::new(&comm, &model, config(program), options)?;
-            let losses = saving(&mut trainer, &comm, &model, program, folder)?;
-            (losses, weights(&model)?)
+    // Replicas start from what rank 0 has.
+    let mut trainer = trainer(&comm, program, 1 + program.replica(comm.rank()) as u64)?;
+    let mut losses = Vec::new();
+    for step in 0..program.steps {
+        losses.push(trainer.step(step)?);
+        if program.saves.contains(&(step + 1)) {
+            trainer.save(folder)?;
+            saved.fetch_max(step + 1, Ordering::SeqCst);
         }
-        How::Zero { stage, whole } => {
-            let model = model(&rt, program, 1 + comm.rank() as u64)?;
-            let units = if whole { UnitOf::whole() } else { UnitOf::layers() };
-            let options = ZeroOptions { stage, units, ..Default::default() };
-            let mut trainer = ZeroTrainer::new(&comm, &model, config(program), options)?;
-            let losses = saving(&mut trainer, &comm, &model, program, folder)?;
-            let _scope = trainer.strategy().gather_full_params()?;
-            (losses, weights(&model)?)
-        }
-    };
+    }
+    let end = End { losses, weights: trainer.weights()? };
     comm.barrier()?;
-    drop(comm);
-    let left = Use::ALL.iter().map(|&u| rt.memory().of(u).live).sum();
-    Ok(End { losses, weights, left })
-}
-
-fn saving<S: Strategy<Cpu> + Checkpointed<Cpu>>(
-    trainer: &mut Trainer<Cpu, S>,
-    comm: &Comm<Cpu>,
-    model: &Model,
-    program: &Program,
-    folder: &Folder,
-) -> Result<Vec<f64>> {
-    let mut losses = steps(trainer, comm, model, program, 0..program.save_after)?;
-    trainer.save(folder, &Notes::new())?;
-    losses.extend(steps(trainer, comm, model, program, program.save_after..program.steps)?);
-    Ok(losses)
+    Ok(end)
 }

@@ -15,10 +15,10 @@ use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Error, ErrorKind, Result, Runtime, TensorMut};
 
-use super::{Call, Collectives, Comm, Communicator, Pending, Places, Work};
+use super::{Call, Comm, Communicator, Pending, Places, Work, collectives::Make};
 use crate::sync::{self, Instant, mpsc};
 use round::{Job, Slot};
-use world::{Failure, World};
+use world::{Failure, Why, World};
 
 /// A rank among threads. Made by [`Ranks::run`](super::Ranks::run), or all at once by [`ThreadCommunicator::world`].
 pub struct ThreadCommunicator<R: Runtime> {
@@ -26,6 +26,8 @@ pub struct ThreadCommunicator<R: Runtime> {
     group: usize,
     rank: usize,
     size: usize,
+    /// Its rank in the world.
+    seat: usize,
     rt: R,
 }
 
@@ -41,19 +43,19 @@ impl<R: Runtime> ThreadCommunicator<R> {
         if runtimes.is_empty() {
             return Err(Error::argument("ThreadCommunicator", "a world needs at least one rank"));
         }
-        let (size, world) = (runtimes.len(), World::new(timeout, places));
+        let (size, world) = (runtimes.len(), World::new(runtimes.len(), timeout, places));
         let group = world.group(None, 0, size);
-        let member = |(rank, rt): (usize, R)| Ok(Arc::new(Self::join(&world, group, rank, size, rt)?) as Comm<R>);
+        let member = |(rank, rt): (usize, R)| Ok(Arc::new(Self::join(&world, group, rank, size, rank, rt)?) as Comm<R>);
         runtimes.into_iter().enumerate().map(member).collect()
     }
 
-    fn join(world: &Arc<World<R>>, group: usize, rank: usize, size: usize, rt: R) -> Result<Self> {
+    fn join(world: &Arc<World<R>>, group: usize, rank: usize, size: usize, seat: usize, rt: R) -> Result<Self> {
         let (queue, tasks) = mpsc::channel();
         let own = rt.fork()?;
         sync::spawn(format!("comm-{group}-{rank}"), move || task::work(own, &tasks))
             .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {rank}: {e}")))?;
-        world.enter(group, rank, queue);
-        Ok(ThreadCommunicator { world: world.clone(), group, rank, size, rt })
+        world.enter(group, rank, seat, queue);
+        Ok(ThreadCommunicator { world: world.clone(), group, rank, size, seat, rt })
     }
 }
 
@@ -92,10 +94,10 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
         }))
     }
 
-    fn split_at(&self, color: Option<usize>, key: usize, _: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         let own = color.map_or(u64::MAX, |c| c as u64);
         let words: Vec<u8> = [own, key as u64].into_iter().flat_map(u64::to_le_bytes).collect();
-        let all = self.exchange(&words)?;
+        let all = self.exchange_at(&words, at)?;
         let number = self.world.splits(self.group, self.rank);
         let Some(color) = color else { return Ok(None) };
         let word = |b: &[u8], i: usize| b[8 * i..][..8].try_into().map_or(u64::MAX, u64::from_le_bytes);
@@ -104,11 +106,11 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
         members.sort_unstable();
         let rank = members.iter().position(|&(_, r)| r == self.rank).unwrap_or(0);
         let group = self.world.group(Some((self.group, number)), color, members.len());
-        Ok(Some(Arc::new(Self::join(&self.world, group, rank, members.len(), self.rt.clone())?)))
+        Ok(Some(Arc::new(Self::join(&self.world, group, rank, members.len(), self.seat, self.rt.clone())?)))
     }
 
     fn abort(&self, cause: &str) {
-        self.world.fail(Failure::Peer { peer: self.rank, cause: cause.into() });
+        self.world.fail(Why::Peer { peer: self.rank, cause: cause.into() });
     }
 }
 
@@ -151,10 +153,11 @@ impl<R: Runtime> Pending<Option<TensorMut<R>>> for Ticket<R> {
 
 impl Failure {
     fn error(self, op: &'static str, rank: usize) -> Error {
-        let kind = match self {
-            Failure::Peer { peer, cause } => ErrorKind::Peer { op, peer, cause },
-            Failure::Mismatch { why } => ErrorKind::Mismatch { op, why },
-            Failure::Timeout { waited, missing, calls } => ErrorKind::Timeout { op, waited, missing, calls },
+        let calls = self.calls;
+        let kind = match self.why {
+            Why::Peer { peer, cause } => ErrorKind::Peer { op, peer, cause: format!("{cause}\n{calls}") },
+            Why::Mismatch { why } => ErrorKind::Mismatch { op, why: format!("{why}\n{calls}") },
+            Why::Timeout { waited, missing } => ErrorKind::Timeout { op, waited, missing, calls },
         };
         Error::from(kind).on_rank(rank)
     }

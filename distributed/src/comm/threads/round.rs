@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 
-use super::world::Failure;
+use super::world::Why;
 use crate::{
     comm::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts},
     sync::Mutex,
@@ -103,7 +103,7 @@ impl<R: Runtime> Round<R> {
     }
 
     /// Notes a rank's call; what it cannot agree on with the first to arrive is a failure.
-    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: Places) -> Option<Failure> {
+    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: Places) -> Option<Why> {
         let own = job.call.fingerprint();
         let at = self.members.iter().position(|&r| r == rank)?;
         self.arrived[at] = Some(job);
@@ -120,7 +120,7 @@ impl<R: Runtime> Round<R> {
             false => "",
         };
         let why = || format!("rank {other} called {first}, rank {rank} {own}{hint}");
-        (!agrees).then(|| Failure::Mismatch { why: why() })
+        (!agrees).then(|| Why::Mismatch { why: why() })
     }
 
     pub(super) fn is_complete(&self) -> bool {

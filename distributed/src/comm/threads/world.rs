@@ -15,13 +15,20 @@ use crate::{
 
 /// Why nobody can go on.
 #[derive(Clone, Debug)]
-pub(super) enum Failure {
+pub(super) enum Why {
     /// A rank failed, or left.
     Peer { peer: usize, cause: String },
     /// Two ranks made different calls.
     Mismatch { why: String },
     /// Ranks did not arrive.
-    Timeout { waited: Duration, missing: Vec<usize>, calls: String },
+    Timeout { waited: Duration, missing: Vec<usize> },
+}
+
+/// Why, and what every rank had called last.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) why: Why,
+    pub(super) calls: String,
 }
 
 pub(super) struct World<R: Runtime> {
@@ -33,6 +40,7 @@ pub(super) struct World<R: Runtime> {
 
 struct State<R: Runtime> {
     failure: Option<Failure>,
+    recorder: Recorder,
     groups: Vec<Group<R>>,
     /// Groups that were split off, by their origin and color.
     names: BTreeMap<(Option<(usize, u64)>, usize), usize>,
@@ -41,10 +49,11 @@ struct State<R: Runtime> {
 struct Group<R: Runtime> {
     members: Vec<Member<R>>,
     rounds: BTreeMap<Key, Round<R>>,
-    recorder: Recorder,
 }
 
 struct Member<R: Runtime> {
+    /// Its rank in the world.
+    seat: usize,
     queue: Option<Sender<Task<R>>>,
     /// Calls of the whole group, splits, and transfers to and from each rank, so far.
     calls: u64,
@@ -55,8 +64,9 @@ struct Member<R: Runtime> {
 }
 
 impl<R: Runtime> World<R> {
-    pub(super) fn new(timeout: Duration, places: Places) -> Arc<Self> {
-        let state = State { failure: None, groups: Vec::new(), names: BTreeMap::new() };
+    pub(super) fn new(ranks: usize, timeout: Duration, places: Places) -> Arc<Self> {
+        let recorder = Recorder::new(ranks);
+        let state = State { failure: None, recorder, groups: Vec::new(), names: BTreeMap::new() };
         Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
     }
 
@@ -67,13 +77,14 @@ impl<R: Runtime> World<R> {
         let group = *state.names.entry((origin, color)).or_insert(next);
         if group == next {
             let members = (0..size).map(|_| Member::default()).collect();
-            state.groups.push(Group { members, rounds: BTreeMap::new(), recorder: Recorder::new(size) });
+            state.groups.push(Group { members, rounds: BTreeMap::new() });
         }
         group
     }
 
-    pub(super) fn enter(&self, group: usize, rank: usize, queue: Sender<Task<R>>) {
-        self.state.lock().groups[group].members[rank].queue = Some(queue);
+    pub(super) fn enter(&self, group: usize, rank: usize, seat: usize, queue: Sender<Task<R>>) {
+        let member = &mut self.state.lock().groups[group].members[rank];
+        (member.seat, member.queue) = (seat, Some(queue));
     }
 
     /// How many groups were split off this one before, as this rank counts.
@@ -90,26 +101,26 @@ impl<R: Runtime> World<R> {
             return Err(failure.clone());
         }
         let own = &mut state.groups[group];
-        let key = own.number(rank, &job);
-        own.recorder.note(rank, key.number(), job.call.fingerprint());
-        let ranks = own.members.len();
+        let (key, seat, ranks) = (own.number(rank, &job), own.members[rank].seat, own.members.len());
+        state.recorder.note(seat, group, key.number(), job.call.fingerprint());
+        let own = &mut state.groups[group];
         let round = own.rounds.entry(key).or_insert_with(|| Round::new(key, ranks));
         let problem = round.arrive(rank, job, self.places).or_else(|| own.deserted(key));
-        if let Some(failure) = problem {
-            return Err(self.fail_with(&mut state, failure));
+        if let Some(why) = problem {
+            return Err(self.fail_with(&mut state, why));
         }
         let own = &mut state.groups[group];
         if own.rounds[&key].is_complete()
-            && let Err(failure) = self.hand_out(own, group, key)
+            && let Err(why) = self.hand_out(own, group, key)
         {
-            return Err(self.fail_with(&mut state, failure));
+            return Err(self.fail_with(&mut state, why));
         }
         Ok(key)
     }
 
-    fn hand_out(self: &Arc<Self>, own: &mut Group<R>, group: usize, key: Key) -> Result<(), Failure> {
+    fn hand_out(self: &Arc<Self>, own: &mut Group<R>, group: usize, key: Key) -> Result<(), Why> {
         let Some(round) = own.rounds.get_mut(&key) else { return Ok(()) };
-        let shares = round.shares().map_err(|e| Failure::Mismatch { why: e.to_string() })?;
+        let shares = round.shares().map_err(|e| Why::Mismatch { why: e.to_string() })?;
         if shares.is_empty() {
             own.settle(key)?;
             self.changed.notify_all();
@@ -118,7 +129,7 @@ impl<R: Runtime> World<R> {
             let task = Task { world: self.clone(), group, key, rank, share };
             let sent = own.members[rank].queue.as_ref().is_some_and(|q| q.send(task).is_ok());
             if !sent {
-                return Err(Failure::Peer { peer: rank, cause: "its worker thread has ended".into() });
+                return Err(Why::Peer { peer: rank, cause: "its worker thread has ended".into() });
             }
         }
         Ok(())
@@ -129,7 +140,7 @@ impl<R: Runtime> World<R> {
         let mut state = self.state.lock();
         let own = &mut state.groups[group];
         let settled = match (done, own.rounds.get_mut(&key)) {
-            (Err(cause), _) => Err(Failure::Peer { peer: rank, cause }),
+            (Err(cause), _) => Err(Why::Peer { peer: rank, cause }),
             (Ok(finished), Some(round)) => match round.give_back(finished) {
                 true => own.settle(key),
                 false => return,
@@ -141,8 +152,8 @@ impl<R: Runtime> World<R> {
             Ok(()) => {
                 self.changed.notify_all();
             }
-            Err(failure) => {
-                self.fail_with(&mut state, failure);
+            Err(why) => {
+                self.fail_with(&mut state, why);
             }
         }
     }
@@ -165,9 +176,8 @@ impl<R: Runtime> World<R> {
                     if self.changed.wait_until(&mut state, deadline).timed_out() && Instant::now() >= deadline {
                         let missing = state.groups[group].missing(key);
                         if state.failure.is_none() && !missing.is_empty() {
-                            let calls = state.groups[group].recorder.lines();
-                            let failure = Failure::Timeout { waited: since.elapsed(), missing, calls };
-                            return Err(self.fail_with(&mut state, failure));
+                            let why = Why::Timeout { waited: since.elapsed(), missing };
+                            return Err(self.fail_with(&mut state, why));
                         }
                     }
                 }
@@ -179,13 +189,13 @@ impl<R: Runtime> World<R> {
         slot.lock().is_some() || self.state.lock().failure.is_some()
     }
 
-    pub(super) fn fail(&self, failure: Failure) {
-        self.fail_with(&mut self.state.lock(), failure);
+    pub(super) fn fail(&self, why: Why) {
+        self.fail_with(&mut self.state.lock(), why);
     }
 
     /// The first failure is the one everybody sees. Memory of calls that nobody will finish goes back.
-    fn fail_with(&self, state: &mut State<R>, failure: Failure) -> Failure {
-        let first = state.failure.get_or_insert(failure).clone();
+    fn fail_with(&self, state: &mut State<R>, why: Why) -> Failure {
+        let first = state.failure.get_or_insert_with(|| Failure { why, calls: state.recorder.lines() }).clone();
         state.groups.iter_mut().for_each(|g| g.rounds.clear());
         self.changed.notify_all();
         first
@@ -197,8 +207,8 @@ impl<R: Runtime> World<R> {
         let own = &mut state.groups[group];
         own.members[rank].left = true;
         let keys: Vec<Key> = own.rounds.keys().copied().collect();
-        if let Some(failure) = keys.into_iter().find_map(|key| own.deserted(key)) {
-            self.fail_with(&mut state, failure);
+        if let Some(why) = keys.into_iter().find_map(|key| own.deserted(key)) {
+            self.fail_with(&mut state, why);
         }
     }
 }
@@ -206,7 +216,7 @@ impl<R: Runtime> World<R> {
 impl<R: Runtime> Default for Member<R> {
     fn default() -> Self {
         let (sent, received) = (BTreeMap::new(), BTreeMap::new());
-        Member { queue: None, calls: 0, splits: 0, sent, received, left: false }
+        Member { seat: 0, queue: None, calls: 0, splits: 0, sent, received, left: false }
     }
 }
 
@@ -232,15 +242,15 @@ impl<R: Runtime> Group<R> {
     }
 
     /// Whether a rank that has left is missing in a round.
-    fn deserted(&self, key: Key) -> Option<Failure> {
+    fn deserted(&self, key: Key) -> Option<Why> {
         let peer = self.missing(key).into_iter().find(|&r| self.members[r].left)?;
         let what = self.rounds.get(&key)?.described();
-        Some(Failure::Peer { peer, cause: format!("it left while {what}\n{}", self.recorder.lines()) })
+        Some(Why::Peer { peer, cause: format!("it left while {what}") })
     }
 
     /// Gives every rank its memory back.
-    fn settle(&mut self, key: Key) -> Result<(), Failure> {
+    fn settle(&mut self, key: Key) -> Result<(), Why> {
         let Some(round) = self.rounds.remove(&key) else { return Ok(()) };
-        round.settle().map_err(|e| Failure::Mismatch { why: e.to_string() })
+        round.settle().map_err(|e| Why::Mismatch { why: e.to_string() })
     }
 }

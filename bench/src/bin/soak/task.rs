@@ -1,0 +1,91 @@
+//! What is trained: a model, whole or in stages, and its data.
+
+use weftgrad::{
+    distributed::{
+        pipeline::{GptStage, Stage, Tie, balanced, split},
+        train::Loss,
+    },
+    nn::{
+        Gpt, GptConfig, Init, Linear, Sequential, Tanh,
+        loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
+    },
+    prelude::*,
+};
+
+/// A model and its data.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Task {
+    /// Linear and tanh in turn.
+    Mlp { widths: Vec<usize> },
+    /// A tiny one, its head tied.
+    Gpt { layers: usize },
+}
+
+/// Stages of a model, and what they share.
+pub type Stages = (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>);
+
+impl Task {
+    /// The whole model.
+    pub fn whole(&self, rt: &Cpu, seed: u64) -> Result<Box<dyn Forward<Cpu>>> {
+        let init = Init::new(rt, seed).dtype(DType::F64);
+        Ok(match self {
+            Task::Mlp { widths } => Box::new(mlp(&init, widths)?),
+            Task::Gpt { layers } => Box::new(Gpt::new(&init, gpt(*layers))?),
+        })
+    }
+
+    /// The same in stages.
+    pub fn stages(&self, rt: &Cpu, seed: u64, count: usize) -> Result<Stages> {
+        let init = Init::new(rt, seed).dtype(DType::F64);
+        match self {
+            Task::Mlp { widths } => {
+                let layers = mlp(&init, widths)?.into_layers();
+                let cuts = balanced(&layers, count)?;
+                Ok((split(layers, &cuts)?, Vec::new()))
+            }
+            Task::Gpt { layers } => {
+                let config = gpt(*layers);
+                let stages = GptStage::cut(&init, config, count)?;
+                Ok((stages.into_iter().map(|stage| Box::new(stage) as _).collect(), GptStage::<Cpu>::ties(&config)))
+            }
+        }
+    }
+
+    /// All examples of a step: inputs and targets.
+    pub fn batch(&self, rt: &Cpu, seed: u64, examples: usize) -> Result<(Tensor<Cpu>, Tensor<Cpu>)> {
+        match self {
+            Task::Mlp { widths } => {
+                let rows = |width, seed| Tensor::normal(rt, [examples, width], DType::F64, 0.0, 1.0, seed);
+                Ok((rows(widths[0], seed)?, rows(widths[widths.len() - 1], seed + 500)?))
+            }
+            Task::Gpt { layers } => {
+                let GptConfig { vocab, context, .. } = gpt(*layers);
+                let token = |k: u64| (k * k + 3 * seed + k / 5) as i64 % vocab as i64;
+                let tokens: Vec<i64> = (0..(examples * (context + 1)) as u64).map(token).collect();
+                let all = Tensor::from_slice(rt, [examples, context + 1], &tokens)?;
+                Ok((all.narrow(1, 0, context)?, all.narrow(1, 1, context)?))
+            }
+        }
+    }
+
+    /// The loss of some examples.
+    pub fn loss(&self, y: &Var<Cpu>, target: &Var<Cpu>) -> Result<Loss<Cpu>> {
+        let weight = target.dims().iter().product::<usize>() as f64;
+        let sum = match self {
+            Task::Mlp { .. } => mse(y, target, Reduction::Sum)?,
+            Task::Gpt { .. } => {
+                let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+                cross_entropy_with(y, target, None, options)?
+            }
+        };
+        Loss::sum(sum, weight)
+    }
+}
+
+fn mlp(init: &Init<Cpu>, widths: &[usize]) -> Result<Sequential<Cpu>> {
+    widths.windows(2).try_fold(Sequential::new(), |model, w| Ok(model.push(Linear::new(init, w[0], w[1])?).push(Tanh)))
+}
+
+fn gpt(layers: usize) -> GptConfig {
+    GptConfig { vocab: 11, context: 6, layers, heads: 2, width: 8, tied_head: true, ..Default::default() }
+}
