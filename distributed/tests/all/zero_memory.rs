@@ -6,14 +6,15 @@ use crate::common::{WORLDS, cpu, weights};
 use crate::zero::options;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{Loss, TrainingConfig},
-    zero::{UnitOf, ZeroStage, ZeroTrainer},
+    train::{Loss, Strategy, Summed, TrainingConfig},
+    zero::{Sharded, UnitOf, ZeroStage, ZeroTrainer},
 };
-use nn::{Forward, Init, Linear, ModuleExt};
+use nn::{Forward, Init, Linear, Module, ModuleExt};
 use numcore::{
     DType, Result, Runtime, Tensor, Use,
     ops::{PointwiseOps, ReduceOps},
 };
+use optim::{AdamWConfig, ParamGroups};
 use runtime_cpu::Cpu;
 
 /// Layers of equal size, so that formulas need no allowance for padding.
@@ -67,24 +68,78 @@ fn memory_is_that_of_the_table() {
     }
 }
 
+/// Layers of equal size between two that are the root.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Rooted<R: Runtime> {
+    inwards: Linear<R>,
+    blocks: Vec<Linear<R>>,
+    outwards: Linear<R>,
+}
+
+const BLOCKS: usize = 6;
+/// Bytes of a block, and of the root.
+const BLOCK: usize = 128 * 128 * 4;
+const ROOT: usize = 2 * 64 * 128 * 4;
+
+impl Rooted<Cpu> {
+    fn new(rt: &Cpu) -> Result<Self> {
+        let init = Init::new(rt, 0);
+        let linear = |width, height| Linear::new(&init, width, height).map(Linear::without_bias);
+        Ok(Rooted { inwards: linear(64, 128)?, blocks: layers(rt, BLOCKS, DType::F32)?, outwards: linear(128, 64)? })
+    }
+
+    fn loss(&self, rt: &Cpu) -> Result<Loss<Cpu>> {
+        let x = autograd::Var::new(Tensor::normal(rt, [4, 64], DType::F32, 0.0, 1.0, 1)?);
+        let x = self.inwards.forward(&x)?;
+        let y = self.blocks.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
+        Loss::sum(self.outwards.forward(&y)?.square()?.sum(&[], false)?, 4.0)
+    }
+}
+
+/// What FSDP2's own test of its peaks allows: forward 3 blocks, the root and a shard, backward one shard more, an Adam step 4 shards.
+/// In whole there are, in forward, a block and the next; in backward, a block, its gradients, and either the gradients of the one
+/// before or the values of the one after. The root's whole gradients come on top: there they hide in a fixed allowance of 16 MB.
 #[test]
-fn the_peak_of_stage_3_is_a_few_layers() {
-    const BLOCKS: usize = 8;
-    for n in [2, 4, 8] {
+fn the_peaks_of_stage_3_are_those_of_the_formulas() {
+    for n in [2, 3, 4, 5, 8] {
         let peaks = Ranks::new(n).run(cpu, |comm| {
             let rt = comm.runtime();
-            let model = layers(rt, BLOCKS, DType::F32)?;
-            let options = options(ZeroStage::Parameters, UnitOf::layers());
-            let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
-            trainer.step(|_| loss(&model, rt, DType::F32))?;
-            rt.reset_peak();
-            trainer.step(|_| loss(&model, rt, DType::F32))?;
-            Ok(rt.memory().of(Use::Communication).peak)
+            let model = Rooted::new(rt)?;
+            let adamw = ParamGroups::new(AdamWConfig::default());
+            let mut sharded = Sharded::new(&comm, &model, adamw, options(ZeroStage::Parameters, UnitOf::layers()))?;
+            let scale = Tensor::ones(rt, [], DType::F32)?;
+            let peak = || {
+                let stats = rt.memory();
+                rt.reset_peak();
+                [Use::Communication, Use::Parameters, Use::Gradients, Use::Optimizer].map(|u| stats.of(u).peak)
+            };
+            let mut peaks = Vec::new();
+            for _ in 0..2 {
+                sharded.prepare()?;
+                peak();
+                let loss = model.loss(rt)?;
+                let forward = peak();
+                sharded.begin(true)?;
+                autograd::backward_with_hooks(loss.total(), &mut sharded)?;
+                sharded.finish()?;
+                let backward = peak();
+                sharded.update(&scale)?;
+                peaks = vec![forward, backward, peak()];
+            }
+            Ok(peaks)
         });
-        // Backward: three blocks beside the shards, in values and gradients together.
-        let block = 128 * 128 * 4;
-        for peak in peaks.unwrap() {
-            assert!(peak <= 2 * 3 * block, "{n} ranks: {peak} bytes gathered at once, {block} a block");
+        // Padding is at most 256 bytes a rank and unit.
+        let padding = 256 * n;
+        let shard = (BLOCKS * BLOCK + ROOT) / n + 256 * (BLOCKS + 1);
+        for peaks in peaks.unwrap() {
+            let [forward, backward, update] = peaks[..] else { panic!("three parts of a step") };
+            assert!(forward[0] <= 2 * BLOCK + ROOT + 3 * padding, "{n} ranks: forward {forward:?}");
+            assert!(backward[0] <= 3 * BLOCK + 2 * ROOT + 5 * padding, "{n} ranks: backward {backward:?}");
+            assert_eq!(update[0], 0, "{n} ranks: gathered in the update");
+            for part in [forward, backward, update] {
+                assert!(part[1] <= shard && part[2] <= shard && part[3] <= 2 * shard, "{n} ranks: {part:?}, {shard}");
+            }
         }
     }
 }
@@ -175,7 +230,7 @@ fn frozen_parameters_have_no_state_and_stay() {
 #[test]
 fn no_rank_ever_holds_a_model_that_is_drawn_lazily() {
     const LAYERS: usize = 16;
-    let peaks = Ranks::new(4).run(cpu, |comm| {
+    let peaks = Ranks::new(8).run(cpu, |comm| {
         let rt = comm.runtime();
         let build = |init: Init<Cpu>| -> Result<Vec<Linear<Cpu>>> {
             (0..LAYERS).map(|_| Linear::new(&init, 128, 128).map(Linear::without_bias)).collect()
@@ -194,7 +249,7 @@ fn no_rank_ever_holds_a_model_that_is_drawn_lazily() {
     });
     let layer = 128 * 128 * 4;
     for peak in peaks.unwrap() {
-        // Values, gradients and two states of a quarter of the model, and one layer in whole, being drawn and being sent.
-        assert!(peak <= LAYERS * layer + 4 * layer, "{peak} bytes, a layer is {layer}");
+        // Values, gradients and two states of an eighth of the model: 8 layers; and one in whole, being drawn and being sent.
+        assert!(peak <= 12 * layer, "{peak} bytes, a layer is {layer}, the model {LAYERS}");
     }
 }
