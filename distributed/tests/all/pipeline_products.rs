@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use crate::pipeline_staged::*;
 use crate::{
     common::{WORLDS, config},
-    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
+    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu, require_every_kind},
 };
 use autograd::Var;
 use distributed::{
@@ -53,9 +53,9 @@ fn trained(
     }
 }
 
-/// Trains this product by these strategies and schedules; gives how many runs that were.
-fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]) -> usize {
-    let mut runs = 0;
+/// Trains this product by these strategies and schedules; gives the kind and ranks of each run.
+fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]) -> Vec<(Kind, usize)> {
+    let mut ran = Vec::new();
     for v in [1, 2] {
         let m = 2 * p;
         let want = reference(model, p * v, m * replicas, STEPS);
@@ -65,11 +65,11 @@ fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]
                 let ranks = everywhere(p * replicas, |comm| trained(&comm, model, p * v, &checked, how, &config()));
                 let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
                 assert!(off <= BOUND, "{what}: {off:e}");
-                runs += 1;
+                ran.push((kind, p));
             }
         }
     }
-    runs
+    ran
 }
 
 /// A plain one, one with I and W apart, one with stages in turn, one folded.
@@ -77,21 +77,31 @@ const SOME: [Kind; 4] = [Kind::OneFOneB, Kind::ZbH1, Kind::Interleaved, Kind::Zb
 
 #[test]
 fn an_mlp_trains_as_on_one_rank() {
-    let runs: usize = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Mlp, p, n, &SOME, &HOWS)).into_iter().sum();
-    assert_eq!(runs, 3 * 5 * HOWS.len());
+    let ran = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Mlp, p, n, &SOME, &HOWS));
+    assert_eq!(ran.concat().len(), 3 * 5 * HOWS.len());
 }
 
 #[test]
 fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
-    let runs: usize = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Gpt, p, n, &SOME, &HOWS)).into_iter().sum();
-    assert_eq!(runs, 3 * 5 * HOWS.len());
+    let ran = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Gpt, p, n, &SOME, &HOWS));
+    assert_eq!(ran.concat().len(), 3 * 5 * HOWS.len());
+}
+
+#[test]
+fn every_schedule_with_sharded_stages_trains_as_one_rank() {
+    for (model, how) in [(Model::Mlp, How::Zero(ZeroStage::Parameters)), (Model::Gpt, How::Gathered)] {
+        let ran = WORLDS.map(|p| product(model, p, 2, Kind::ALL, &[how]));
+        require_every_kind(&ran.concat());
+    }
 }
 
 #[test]
 fn a_pipeline_alone_and_replicas_alone() {
     for n in WORLDS {
-        assert!(product(Model::Gpt, n, 1, &[Kind::OneFOneB, Kind::DualPipeV], &[How::Replicas, How::Gathered]) >= 4);
-        assert!(product(Model::Gpt, 1, n, &[Kind::GPipe, Kind::LoopedBfs], &HOWS) >= 2 * HOWS.len());
+        let alone = product(Model::Gpt, n, 1, &[Kind::OneFOneB, Kind::DualPipeV], &[How::Replicas]);
+        assert!(alone.len() >= 2);
+        let replicas = product(Model::Gpt, 1, n, &[Kind::GPipe, Kind::LoopedBfs], &HOWS);
+        assert!(replicas.len() >= 2 * HOWS.len());
     }
 }
 
