@@ -33,6 +33,11 @@ pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checke
     })
 }
 
+/// As [`kinds`], but those that take any number of stages per rank with two alone: with one they are schedules of other names.
+pub fn kinds_once(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checked)> {
+    kinds(p, v, m).filter(move |(kind, _)| v > 1 || kind.generate(p, 2, m).is_err())
+}
+
 /// Whether every kind ran at every number of ranks.
 pub fn require_every_kind(ran: &[(Kind, usize)]) {
     for &kind in Kind::ALL {

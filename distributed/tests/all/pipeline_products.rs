@@ -27,7 +27,7 @@ use numcore::{DType, Result, Tensor, ops::ViewOps};
 use optim::{AdamWConfig, ParamGroups};
 use runtime_cpu::Cpu;
 
-const STEPS: usize = 3;
+const STEPS: usize = 2;
 const BOUND: f64 = 1e-11;
 
 /// One rank's part of a training run.
@@ -60,7 +60,10 @@ fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]
         let m = 2 * p;
         let want = reference(model, p * v, m * replicas, STEPS);
         for &how in hows {
-            for (kind, checked) in kinds.iter().filter_map(|&kind| Some((kind, how.checked(kind, p, v, m)?))) {
+            // What takes any number of stages per rank, with two: with one it is a schedule of another name.
+            let once = |kind: Kind| v == 2 || kind.generate(p, 2, m).is_err();
+            let checked = |&kind: &Kind| Some((kind, how.checked(kind, p, v, m).filter(|_| once(kind))?));
+            for (kind, checked) in kinds.iter().filter_map(checked) {
                 let what = format!("{model:?}, {kind}, pipe {p} x {replicas} replicas, {v} stages each, {how:?}");
                 let ranks = everywhere(p * replicas, |comm| trained(&comm, model, p * v, &checked, how, &config()));
                 let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
@@ -78,30 +81,29 @@ const SOME: [Kind; 4] = [Kind::OneFOneB, Kind::ZbH1, Kind::Interleaved, Kind::Zb
 #[test]
 fn an_mlp_trains_as_on_one_rank() {
     let ran = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Mlp, p, n, &SOME, &HOWS));
-    assert_eq!(ran.concat().len(), 3 * 5 * HOWS.len());
+    assert_eq!(ran.concat().len(), 3 * 4 * HOWS.len());
 }
 
 #[test]
 fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
     let ran = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Gpt, p, n, &SOME, &HOWS));
-    assert_eq!(ran.concat().len(), 3 * 5 * HOWS.len());
+    assert_eq!(ran.concat().len(), 3 * 4 * HOWS.len());
 }
 
 #[test]
 fn every_schedule_with_sharded_stages_trains_as_one_rank() {
     for (model, how) in [(Model::Mlp, How::Zero(ZeroStage::Parameters)), (Model::Gpt, How::Gathered)] {
-        let ran = WORLDS.map(|p| product(model, p, 2, Kind::ALL, &[how]));
+        // From 4 ranks on alone, for time; with replicas, 4 are above.
+        let ran = WORLDS.map(|p| product(model, p, if p < 4 { 2 } else { 1 }, Kind::ALL, &[how]));
         require_every_kind(&ran.concat());
     }
 }
 
 #[test]
-fn a_pipeline_alone_and_replicas_alone() {
+fn replicas_alone() {
     for n in WORLDS {
-        let alone = product(Model::Gpt, n, 1, &[Kind::OneFOneB, Kind::DualPipeV], &[How::Replicas]);
-        assert!(alone.len() >= 2);
         let replicas = product(Model::Gpt, 1, n, &[Kind::GPipe, Kind::LoopedBfs], &HOWS);
-        assert!(replicas.len() >= 2 * HOWS.len());
+        assert_eq!(replicas.len(), 2 * HOWS.len());
     }
 }
 
