@@ -1,5 +1,7 @@
 //! Models with buffers: every rank begins with those of rank 0, trains with them, and finds them in checkpoints.
 
+use std::slice::from_ref;
+
 use crate::{
     checkpoint_common::{Any, HOWS, Scratch},
     common::{EXAMPLES, STEPS, Trace, config, cpu, difference, everywhere, own, weights},
@@ -136,7 +138,7 @@ fn staged<S: StageStrategy<Cpu>>(
     let mut told = Vec::new();
     for step in 0..STEPS {
         let [x, y] = batch(comm.runtime(), step)?;
-        let metrics = trainer.step(|_| MicroBatches::split(&[x.clone()], &[y.clone()], 4))?;
+        let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 4))?;
         told.extend([Some(metrics.loss()?), metrics.grad_norm()?].into_iter().flatten());
     }
     trainer.save(folder, &Notes::new())?;

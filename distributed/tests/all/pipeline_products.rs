@@ -371,7 +371,7 @@ fn seeded_faults_of_the_communicator_never_hang() {
     ] {
         let checked = how.checked(kind, 2, v, 4).unwrap();
         for seed in 0..20 {
-            let (at, fault) = Fault::seeded(seed, 80);
+            let (at, fault) = Fault::seeded(seed, 50);
             let harmless = matches!(fault, Fault::Delay(_));
             // What must end well has all the time of a busy machine; for what is left out somebody waits until the time is up.
             let timeout = if harmless { TIMEOUT } else { Duration::from_millis(500) };
