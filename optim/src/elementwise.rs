@@ -76,6 +76,10 @@ impl Form {
 }
 
 /// An optimizer whose update of an element reads that element of parameter, gradient and state alone.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an elementwise rule",
+    note = "a rule that looks at whole matrices or at norms (Muon, LAMB, Adafactor) needs whole parameters: sharded training cannot use it, `BucketedTrainer::with` can"
+)]
 pub trait Elementwise: Config {
     /// The tensors kept for each parameter, of its shape.
     fn states(&self) -> Vec<State>;

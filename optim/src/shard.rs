@@ -54,6 +54,11 @@ impl<E: Elementwise> ParamGroups<E> {
 }
 
 /// What makes optimizers of shards; its own type is the rule's affair.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot update shards of parameters",
+    label = "give `ParamGroups::new(...)` of an elementwise rule, `AdamWConfig` for one",
+    note = "a cut goes through matrices: an optimizer that looks at whole ones or at norms (Muon, LAMB, Adafactor) trains with `BucketedTrainer::with`"
+)]
 pub trait Shards<R: Runtime>: Send + Sync {
     /// The group a parameter belongs to.
     fn group(&self, name: &str, spec: &Spec) -> usize;

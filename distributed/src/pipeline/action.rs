@@ -86,7 +86,9 @@ pub enum UnitOp {
     Unshard,
     /// Free the gathered parameters.
     Reshard,
-    /// Reduce the stage's gradients over the data-parallel ranks; no weight gradient comes after it.
+    /// The stage's gradients of all micro-batches are in; no weight gradient comes after it. Where they can be reduced over the
+    /// data-parallel ranks at the earliest; [`StagedTrainer`](super::StagedTrainer) does not wait for it: buckets and units are sent
+    /// during the last weight gradient before it (sharded gradients in each), and waited for after the schedule.
     ReduceGrad,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps, ViewOps, cat},
     pointwise::Program,
 };
@@ -54,6 +54,12 @@ impl Updates {
     ) -> Result<TrainingMetrics<R>> {
         let totals = totals(comm, losses)?;
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
+        // Who has added to the total need not wait for the device to know that it is not 0.
+        if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
+            let why = "the losses of all ranks and micro-batches together weigh 0, so there is no mean to train on: leave out a \
+                       step that has no examples or tokens anywhere";
+            return Err(Error::argument("a training step", why));
+        }
         let stepped = self.scaler.is_none() || gradients.is_finite()?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
         let mut grad_norm = None;

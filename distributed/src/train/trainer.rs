@@ -57,15 +57,19 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     }
 
     /// Steps through this rank's batches, one micro-batch a step, until every rank has run out of its own. A rank that has run out takes
-    /// part without examples; where that cannot be (each parameter needs a gradient) it
-    /// computes its last batch again, which then weighs nothing.
+    /// part without examples; where that cannot be (each parameter needs a gradient) it computes its last batch again, which then
+    /// weighs nothing.
+    ///
+    /// # Errors
+    /// On every rank, before the first step, if there a rank has no batch at all while others have some: it has nothing to compute again.
     pub fn run<B>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
         mut loss: impl FnMut(&B) -> Result<Loss<R>>,
         mut see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
     ) -> Result<()> {
-        let (mut batches, mut last) = (batches.into_iter(), None);
+        let (mut batches, mut last) = (batches.into_iter().peekable(), None);
+        self.require_batches(batches.peek().is_some())?;
         loop {
             let batch = batches.next();
             if !self.any_left(batch.is_some())? {
@@ -80,6 +84,22 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
             };
             see(metrics?)?;
         }
+    }
+
+    /// An error on every rank if one can never sweep, and must.
+    fn require_batches(&self, own: bool) -> Result<()> {
+        let have = self.strategy.comm().exchange(&[own.into()])?;
+        let without: Vec<usize> = (0..have.len()).filter(|&rank| have[rank] != [1]).collect();
+        if self.strategy.may_idle() || without.is_empty() || without.len() == have.len() {
+            return Ok(());
+        }
+        let why = format!(
+            "no batch at all on rank {}, and this strategy needs a sweep on every rank: give each rank at least one (as \
+             `DistributedSampler` does where there are as many examples as ranks), or allow unused parameters \
+             (`Unused::Allow`)",
+            without.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+        );
+        Err(Error::argument("Trainer::run", why).on_rank(self.strategy.comm().rank()))
     }
 
     /// Updates so far.

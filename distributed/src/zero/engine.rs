@@ -11,9 +11,6 @@ use crate::{
     unused::{Unused, require_all, used_anywhere},
 };
 
-/// Gradients of how many units may be on their way at once: the sums of one travel while the next is computed.
-const IN_FLIGHT: usize = 2;
-
 pub(super) struct Engine<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) units: Vec<Unit<R>>,
@@ -78,8 +75,7 @@ impl<R: Runtime> Engine<R> {
         let next = self.following(unit);
         if self.units[unit].is_present() {
             // The unit that the forward left: the one before it is sent for while this one's gradients are computed.
-            let send_for = next.filter(|_| self.backward && !self.is_root(unit));
-            return send_for.map_or(Ok(()), |next| self.units[next].prefetch());
+            return if self.backward && !self.is_root(unit) { self.send_for(next) } else { Ok(()) };
         }
         for other in 0..self.units.len() {
             if other != unit && Some(other) != next && !self.is_root(other) && self.pins == 0 {
@@ -87,7 +83,26 @@ impl<R: Runtime> Engine<R> {
             }
         }
         self.units[unit].fetch()?;
-        next.map_or(Ok(()), |next| self.units[next].prefetch())
+        self.send_for(next)
+    }
+
+    /// Sends for values, unless gradients are on their way: beside those, the unit that is read and its own gradients, values of
+    /// another would be a fourth unit in whole.
+    fn send_for(&mut self, next: Option<usize>) -> Result<()> {
+        let sending = (0..self.units.len()).any(|u| !self.is_root(u) && self.units[u].is_sending());
+        next.filter(|_| !sending).map_or(Ok(()), |next| self.units[next].prefetch())
+    }
+
+    /// A gradient of this unit is about to be written. Up to the middle of a unit, sums of the one before travel; from there on, the
+    /// values of the one after.
+    fn half_way(&mut self, unit: usize) -> Result<()> {
+        let (stage, ready) = (self.options.stage, self.units[unit].ready.iter().filter(|&&ready| ready).count());
+        let first_half = 2 * ready + 1 < self.units[unit].leaves.len();
+        if first_half || !self.backward || self.is_root(unit) || !stage.shards_gradients() {
+            return Ok(());
+        }
+        self.collect_all()?;
+        if stage.shards_parameters() { self.send_for(self.following(unit)) } else { Ok(()) }
     }
 
     /// A leaf is about to be read.
@@ -136,6 +151,7 @@ impl<R: Runtime> Engine<R> {
 
     pub(super) fn slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let Some(&(unit, i)) = self.place.get(&leaf.id()) else { return Ok(None) };
+        self.half_way(unit)?;
         self.units[unit].slot(i).map(Some)
     }
 
@@ -144,6 +160,7 @@ impl<R: Runtime> Engine<R> {
         let slot = match grad {
             LeafGrad::Slot(slot) => slot,
             LeafGrad::Own(own) => {
+                self.half_way(unit)?;
                 let mut slot = self.units[unit].slot(i)?;
                 slot.accumulate(&Op::identity(), &[&own])?;
                 slot
@@ -163,9 +180,7 @@ impl<R: Runtime> Engine<R> {
     fn send(&mut self, unit: usize) -> Result<()> {
         self.next = unit;
         if self.last || self.options.stage.shards_gradients() {
-            if let Some(before) = self.units.get_mut(unit + IN_FLIGHT) {
-                before.collect()?;
-            }
+            self.collect_all()?;
             self.units[unit].send()?;
         }
         if !self.is_root(unit) && self.pins == 0 {

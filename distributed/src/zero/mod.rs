@@ -6,6 +6,10 @@
 //!
 //! Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2020; Zhao et al., *PyTorch FSDP*, 2023.
 //!
+//! Of what is sharded, beside the root and gradients of the root, at most three units are there in whole at once: in forward the one that is
+//! read and the next; in backward one, its gradients and, in the first half of its leaves, the gradients before it on their way, in the
+//! second, the values of the one after.
+//!
 //! **Invariant**: units are reduced in one order on all ranks, and gathered in the order in which the model reads them.
 
 mod engine;

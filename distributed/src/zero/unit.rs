@@ -152,6 +152,11 @@ impl<R: Runtime> Unit<R> {
         matches!(self.whole, Whole::Present)
     }
 
+    /// Whether gradients are on their way.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sum.is_some()
+    }
+
     /// Starts to gather the values, unless they are here or on their way.
     pub(super) fn prefetch(&mut self) -> Result<()> {
         if !matches!(self.whole, Whole::Absent) {

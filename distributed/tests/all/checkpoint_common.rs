@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 
 use crate::common::{Task, config, own, weights};
 use distributed::{
-    buckets::BucketOptions,
+    buckets::{BucketOptions, Unused},
     checkpoint::Folder,
     comm::{Comm, Communicator},
     train::{BucketedTrainer, Loss, Notes, TrainingConfig, TrainingMetrics},
@@ -58,12 +58,23 @@ impl Any {
     }
 
     pub fn over(comm: &Comm<Cpu>, model: &impl Module<Cpu>, how: How, config: TrainingConfig) -> Result<Self> {
+        Self::unused(comm, model, how, config, Unused::default())
+    }
+
+    pub fn unused(
+        comm: &Comm<Cpu>,
+        model: &impl Module<Cpu>,
+        how: How,
+        config: TrainingConfig,
+        unused: Unused,
+    ) -> Result<Self> {
         Ok(match how {
             How::Buckets => {
-                Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config, BucketOptions::default())?))
+                let options = BucketOptions { unused, ..Default::default() };
+                Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config, options)?))
             }
             How::Zero(stage) => {
-                let options = ZeroOptions { stage, units: UnitOf::children(), ..Default::default() };
+                let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
                 Any::Zero(Box::new(ZeroTrainer::new(comm, model, config, options)?))
             }
         })
@@ -77,6 +88,20 @@ impl Any {
         match self {
             Any::Buckets(t) => t.step(loss),
             Any::Zero(t) => t.step(loss),
+        }
+    }
+
+    /// Until all ranks are done; `see` is told every loss.
+    pub fn run<B>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+        loss: impl FnMut(&B) -> Result<Loss<Cpu>>,
+        mut see: impl FnMut(f64),
+    ) -> Result<()> {
+        let see = |metrics: TrainingMetrics<Cpu>| metrics.loss().map(&mut see);
+        match self {
+            Any::Buckets(t) => t.run(batches, loss, see),
+            Any::Zero(t) => t.run(batches, loss, see),
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::common::{
     EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights,
 };
+use crate::zero_memory::{layers, loss as layers_loss};
 use autograd::{Var, backward};
 use distributed::{
     buckets::{BucketLimits, BucketOptions, Wire},
@@ -75,6 +76,33 @@ fn sums_do_not_depend_on_buckets() {
 }
 
 #[test]
+fn every_gradient_is_sent_twice_but_for_the_own_part() {
+    for n in WORLDS {
+        let counts = Ranks::new(n).run(cpu, |comm| {
+            let counted = Arc::new(CountingCommunicator::new(comm.clone()));
+            let model = layers(comm.runtime(), 6, DType::F32)?;
+            let options =
+                BucketOptions { limits: BucketLimits { first: 1 << 16, others: 1 << 17 }, ..Default::default() };
+            let comm = counted.clone() as Comm<Cpu>;
+            let mut trainer = BucketedTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+            let mut of_step = || {
+                counted.reset();
+                trainer.step(|_| layers_loss(&model, comm.runtime(), DType::F32))?;
+                Result::Ok(counted.of("all_reduce"))
+            };
+            Ok([of_step()?, of_step()?])
+        });
+        let sent = |bytes: u64| 2 * (n as u64 - 1) * bytes / n as u64;
+        for traffic in counts.unwrap().into_iter().flatten() {
+            // Buckets of 1, 2, 2 and 1 layers, each rounded to an element, and the loss with its weight.
+            assert_eq!(traffic.calls, 5);
+            assert_eq!(traffic.payload, 6 * 128 * 128 * 4 + 16);
+            assert!(traffic.sent.abs_diff(sent(6 * 128 * 128 * 4 + 16)) <= 5 * 8, "{n}: {traffic:?}");
+        }
+    }
+}
+
+#[test]
 fn accumulated_micro_batches_are_one_batch() {
     let config = TrainingConfig { accumulation: 3, ..config() };
     let one = single::<Mlp<Cpu>>(DType::F64, crate::common::config()).unwrap();
@@ -131,13 +159,23 @@ fn gradients_may_travel_as_halves() {
 
 #[test]
 fn models_that_differ_are_refused() {
-    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
-        let width = if comm.rank() == 2 { 4 } else { 3 };
-        Ddp::new(&comm, &Linear::new(&Init::new(comm.runtime(), 0), 3, width)?).map(|_| ())
-    });
-    for outcome in outcomes.unwrap() {
-        let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("the model of rank 0 is not that of rank 2"), "{text}");
+    for what in ["shape", "dtype", "trained", "order"] {
+        let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+            let differs = |how| comm.rank() == 2 && what == how;
+            let dtype = if differs("dtype") { DType::BF16 } else { DType::F32 };
+            let init = Init::new(comm.runtime(), 0).dtype(dtype);
+            let width = if differs("shape") { 4 } else { 3 };
+            let mut layers = vec![Linear::new(&init, 3, width)?, Linear::new(&init, 3, 3)?.without_bias()];
+            layers[0].weight.set_requires_grad(!differs("trained"));
+            if differs("order") {
+                layers.reverse();
+            }
+            Ddp::new(&comm, &layers).map(|_| ())
+        });
+        for outcome in outcomes.unwrap() {
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains("the model of rank 0 is not that of rank 2"), "{what}: {text}");
+        }
     }
 }
 
@@ -152,18 +190,25 @@ fn by_hand_gradients_are_weighted_means() {
         let loss = model.loss(comm.runtime(), 0, &own)?;
         let (sum, counts) = (loss_of(&loss)?, [5u64, 4, 4]);
         let mut gradients = backward(&sum.mul(1.0 / own.len() as f64)?)?;
+        let mut means = backward(&loss_of(&model.loss(comm.runtime(), 0, &own)?)?)?;
         assert!(ddp.weighted_all_reduce_gradients(&mut gradients, &[1, 2]).is_err());
         assert!(ddp.weighted_all_reduce_gradients(&mut gradients, &[0, 0, 0]).is_err());
         ddp.weighted_all_reduce_gradients(&mut gradients, &counts)?;
         let all: Vec<usize> = (0..EXAMPLES).collect();
         let whole = backward(&loss_of(&model.loss(comm.runtime(), 0, &all)?)?.mul(1.0 / EXAMPLES as f64)?)?;
+        ddp.all_reduce_gradients(&mut means)?;
         for (name, p) in model.named_parameters() {
             let of = |g: &autograd::Gradients<Cpu>| g.get(&p.leaf()).map(|g| g.to_vec::<f64>()).transpose();
             let (got, expected) = (of(&gradients)?.unwrap_or_default(), of(&whole)?.unwrap_or_default());
             assert!(got.len() == expected.len() && !got.is_empty());
             assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12), "{name}");
+            // Those of sums over a rank's examples: their mean is a third of what all examples give.
+            let mean = of(&means)?.unwrap_or_default();
+            let third = EXAMPLES as f64 / 3.0;
+            assert!(mean.iter().zip(&expected).all(|(a, b)| (a - b * third).abs() < 1e-11), "{name}");
+            assert_eq!(mean.len(), expected.len());
         }
-        ddp.all_reduce_gradients(&mut gradients)
+        Ok(())
     });
     checked.unwrap();
 }
@@ -172,9 +217,27 @@ fn loss_of(loss: &Loss<Cpu>) -> Result<Var<Cpu>> {
     Ok(loss.total().clone())
 }
 
-/// Notes how many kernels were launched before each call.
+/// Names of calls, and how many kernels were launched before each.
+type Launches = Vec<(&'static str, u64)>;
+
+/// Notes how many kernels were launched before each call, and before each wait for one.
 #[derive(Debug)]
-struct Watched(NoOpCommunicator<NullRuntime>, Mutex<Vec<(&'static str, u64)>>);
+pub struct Watched {
+    inner: NoOpCommunicator<NullRuntime>,
+    calls: Mutex<Launches>,
+    waits: Arc<Mutex<Launches>>,
+}
+
+impl Watched {
+    pub fn new(rt: &NullRuntime) -> Self {
+        Watched { inner: NoOpCommunicator::new(rt), calls: Mutex::default(), waits: Arc::default() }
+    }
+
+    /// Calls and waits since the last time.
+    pub fn take(&self) -> (Launches, Launches) {
+        (std::mem::take(&mut *self.calls.lock().unwrap()), std::mem::take(&mut *self.waits.lock().unwrap()))
+    }
+}
 
 impl Communicator<NullRuntime> for Watched {
     fn rank(&self) -> usize {
@@ -184,14 +247,19 @@ impl Communicator<NullRuntime> for Watched {
         1
     }
     fn runtime(&self) -> &NullRuntime {
-        self.0.runtime()
+        self.inner.runtime()
     }
     fn timeout(&self) -> std::time::Duration {
-        self.0.timeout()
+        self.inner.timeout()
     }
     fn start(&self, call: Call<NullRuntime>) -> Result<Work<Option<TensorMut<NullRuntime>>>> {
-        self.1.lock().unwrap().push((call.what().name(), self.runtime().launches()));
-        self.0.start(call)
+        let (name, rt, waits) = (call.what().name(), self.runtime().clone(), self.waits.clone());
+        self.calls.lock().unwrap().push((name, rt.launches()));
+        let work = self.inner.start(call)?;
+        Ok(work.map(move |memory| {
+            waits.lock().unwrap().push((name, rt.launches()));
+            Ok(memory)
+        }))
     }
     fn split_at(
         &self,
@@ -199,7 +267,7 @@ impl Communicator<NullRuntime> for Watched {
         key: usize,
         at: &'static std::panic::Location<'static>,
     ) -> Result<Option<Comm<NullRuntime>>> {
-        self.0.split_at(color, key, at)
+        self.inner.split_at(color, key, at)
     }
     fn abort(&self, _: &str) {}
 }
@@ -207,13 +275,13 @@ impl Communicator<NullRuntime> for Watched {
 #[test]
 fn buckets_leave_while_the_sweep_goes_on() {
     let rt = NullRuntime::new();
-    let watched = Arc::new(Watched(NoOpCommunicator::new(&rt), Mutex::default()));
+    let watched = Arc::new(Watched::new(&rt));
     let comm = watched.clone() as Comm<NullRuntime>;
     let init = Init::new(&rt, 0);
     let layers: Vec<Linear<NullRuntime>> = (0..6).map(|_| Linear::new(&init, 16, 16).unwrap()).collect();
     let options = BucketOptions { limits: BucketLimits { first: 1, others: 1 }, ..Default::default() };
     let mut trainer = BucketedTrainer::new(&comm, &layers, TrainingConfig::default(), options).unwrap();
-    watched.1.lock().unwrap().clear();
+    watched.take();
     let x = Var::new(Tensor::zeros(&rt, [4, 16], DType::F32).unwrap());
     let mut forward = 0;
     trainer
@@ -225,7 +293,7 @@ fn buckets_leave_while_the_sweep_goes_on() {
         })
         .unwrap();
     let calls: Vec<u64> =
-        watched.1.lock().unwrap().iter().filter(|(name, _)| *name == "all_reduce").map(|(_, at)| *at).collect();
+        watched.take().0.iter().filter(|(name, _)| *name == "all_reduce").map(|(_, at)| *at).collect();
     // One for each weight and bias, then one for the loss; spread over the whole sweep.
     assert_eq!(calls.len(), 13);
     let sweep = calls[11] - forward;

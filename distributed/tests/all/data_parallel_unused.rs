@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::common::{Mlp, Task, Trace, config, cpu, difference, everywhere, own, weights};
+use crate::checkpoint_common::{Any, HOWS, How};
+use crate::common::{EXAMPLES, Mlp, Task, Trace, config, cpu, difference, everywhere, own, weights};
 use crate::data_parallel::small;
 use autograd::Var;
 use distributed::{
     buckets::{BucketOptions, Unused},
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    train::{BucketedTrainer, Loss, TrainingConfig},
+    train::{BucketedTrainer, Loss, SimpleTrainer, TrainingConfig},
+    zero::ZeroStage,
 };
 use nn::{Forward, Init, Linear, Module};
 use numcore::{
@@ -97,51 +99,116 @@ fn parameters_unused_here_or_everywhere_are_allowed_on_request() {
 
 #[test]
 fn frozen_parameters_stay_and_are_not_waited_for() {
-    let trace = everywhere(2, |comm| {
-        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+    let frozen = |rt: &Cpu| {
+        let model = Mlp::new(&Init::new(rt, 0).dtype(DType::F64))?;
         model.b.weight.set_requires_grad(false);
-        let before = model.b.weight.value()?.to_vec::<f32>()?;
+        Ok::<_, numcore::Error>(model)
+    };
+    let one = {
+        let rt = Cpu::with_threads(1);
+        let (model, all) = (frozen(&rt).unwrap(), (0..EXAMPLES).collect::<Vec<_>>());
+        let mut trainer = SimpleTrainer::new(&rt, &model, config()).unwrap();
+        (0..3).for_each(|step| _ = trainer.step(|_| model.loss(&rt, step, &all)).unwrap());
+        Trace { weights: vec![weights(&model).unwrap()], ..Default::default() }
+    };
+    let trace = everywhere(2, |comm| {
+        let model = frozen(comm.runtime())?;
+        let before = model.b.weight.value()?.to_vec::<f64>()?;
         let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
         for step in 0..3 {
             trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
         }
-        assert_eq!(model.b.weight.value()?.to_vec::<f32>()?, before);
+        assert_eq!(model.b.weight.value()?.to_vec::<f64>()?, before);
         Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
     });
-    assert!(trace.weights[0].iter().all(|w| w.is_finite()));
+    assert!(difference(&trace, &one) <= 1e-11);
+}
+
+/// One rank; in step `s` it has the first example of ranks `s` to `n`, those that have not run out.
+fn those_left(n: usize) -> Trace {
+    let rt = Cpu::with_threads(1);
+    let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
+    let mut trainer = SimpleTrainer::new(&rt, &model, config()).unwrap();
+    let mut trace = Trace::default();
+    for step in 0..n {
+        let left: Vec<usize> = (step..n).collect();
+        trace.losses.push(trainer.step(|_| model.loss(&rt, step, &left)).unwrap().loss().unwrap());
+    }
+    trace.weights.push(weights(&model).unwrap());
+    trace
+}
+
+/// Every strategy, with parameters that may be unused and with those that may not.
+fn uneven() -> impl Iterator<Item = (How, Unused)> {
+    HOWS.into_iter().flat_map(|how| [(how, Unused::Error), (how, Unused::Allow)])
 }
 
 #[test]
 fn ranks_that_run_out_take_part_until_all_are_done() {
     for n in [2, 3, 5] {
-        let many = everywhere(n, |comm| {
+        let one = those_left(n);
+        for (how, unused) in uneven() {
+            let many = everywhere(n, |comm| {
+                let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+                let mut trainer = Any::unused(&comm, &model, how, config(), unused)?;
+                let mut trace = Trace::default();
+                // Rank r has r + 1 batches of one example. Where every parameter needs a gradient its last one runs again, for nothing.
+                let batches: Vec<usize> = (0..=comm.rank()).collect();
+                let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
+                trainer.run(batches, loss, |loss| trace.losses.push(loss))?;
+                trace.weights.push(trainer.weights(&model)?);
+                Ok(trace)
+            });
+            assert!(difference(&many, &one) < 1e-11, "{n}, {how:?}, {unused:?}: {many:?} {one:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_without_any_batch_idles_or_is_named_on_all() {
+    for (how, unused) in uneven() {
+        let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
-            let options = BucketOptions { unused: Unused::Allow, ..small() };
-            let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
-            let mut trace = Trace::default();
-            // Rank r has r + 1 batches of one example.
-            let batches: Vec<usize> = (0..=comm.rank()).collect();
-            let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
-            trainer.run(batches, loss, |m| {
-                trace.losses.push(m.loss()?);
-                Ok(())
-            })?;
-            trace.weights.push(weights(&model)?);
-            Ok(trace)
-        });
-        let one = {
-            let rt = Cpu::with_threads(1);
-            let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
-            let mut trainer = distributed::train::SimpleTrainer::new(&rt, &model, config()).unwrap();
-            let mut trace = Trace::default();
-            for step in 0..n {
-                let left: Vec<usize> = (step..n).collect();
-                trace.losses.push(trainer.step(|_| model.loss(&rt, step, &left)).unwrap().loss().unwrap());
+            let before = weights(&model)?;
+            let mut trainer = Any::unused(&comm, &model, how, config(), unused)?;
+            let batches: Vec<usize> = (0..comm.rank()).collect();
+            let ran = trainer.run(batches, |&step| model.loss(comm.runtime(), step, &[comm.rank()]), |_| ());
+            if ran.is_ok() {
+                assert!(trainer.weights(&model)? != before);
             }
-            trace.weights.push(weights(&model).unwrap());
-            trace
-        };
-        assert!(difference(&many, &one) < 1e-11, "{n}: {many:?} {one:?}");
+            ran
+        });
+        for outcome in outcomes.unwrap() {
+            match unused {
+                Unused::Allow => outcome.unwrap(),
+                Unused::Error => {
+                    let error = outcome.unwrap_err().to_string();
+                    assert!(
+                        error.contains("no batch at all on rank 0, and") && error.contains("`Unused::Allow`"),
+                        "{error}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_that_weighs_nothing_is_an_error_and_changes_nothing() {
+    for how in HOWS {
+        let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let before = weights(&model)?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            let step = trainer.step_with(|_| Loss::sum(loss_sum(&model, &comm)?.mul(0.0)?, 0.0));
+            // Where parameters are sharded nobody can be asked for the others' parts after a failure.
+            assert!(how == How::Zero(ZeroStage::Parameters) || weights(&model)? == before);
+            step.map(|_| ())
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("the losses of all ranks and micro-batches together weigh 0"), "{how:?}: {error}");
+        }
     }
 }
 

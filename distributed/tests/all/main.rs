@@ -1,6 +1,8 @@
 //! Everything that must hold of many ranks, in one program: each test file for itself would compile the same kernels again.
 #![allow(missing_docs)]
 
+mod buckets_rebuilt;
+mod buffers;
 mod checkpoint_common;
 mod checkpoint_faults;
 mod checkpoint_kills;
@@ -38,3 +40,5 @@ mod slow_links;
 mod zero;
 mod zero_memory;
 mod zero_offload;
+mod zero_overlap;
+mod zero_rules;

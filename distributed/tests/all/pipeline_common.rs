@@ -23,9 +23,28 @@ pub fn cpu(_: usize) -> Result<Cpu> {
     Ok(Cpu::with_threads(1))
 }
 
-/// Every kind at these sizes, where its preconditions hold.
+/// Every kind at these sizes, where its preconditions hold; where they do not it says so by name.
 pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checked)> {
-    Kind::ALL.iter().filter_map(move |&kind| Some((kind, checked(kind, p, v, m)?)))
+    Kind::ALL.iter().filter_map(move |&kind| {
+        let made = checked(kind, p, v, m);
+        let refused = || kind.generate(p, v, m).unwrap_err().to_string();
+        assert!(made.is_some() || refused().contains(&format!("{kind} needs ")), "{}", refused());
+        Some((kind, made?))
+    })
+}
+
+/// As [`kinds`], but those that take any number of stages per rank with two alone: with one they are schedules of other names.
+pub fn kinds_once(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checked)> {
+    kinds(p, v, m).filter(move |(kind, _)| v > 1 || kind.generate(p, 2, m).is_err())
+}
+
+/// Whether every kind ran at every number of ranks.
+pub fn require_every_kind(ran: &[(Kind, usize)]) {
+    for &kind in Kind::ALL {
+        for p in crate::common::WORLDS {
+            assert!(ran.contains(&(kind, p)), "{kind} did not run on {p} ranks");
+        }
+    }
 }
 
 pub fn checked(kind: Kind, p: usize, v: usize, m: usize) -> Option<Checked> {

@@ -17,7 +17,8 @@ pub trait StageHooks<R: Runtime> {
     /// stage comes after it in this run, so buckets may be sent.
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>>;
 
-    /// All micro-batches' gradients of the stage are in: to be reduced over the data-parallel ranks.
+    /// All micro-batches' gradients of the stage are in: can be reduced over the data-parallel ranks, unless they were sent in the last
+    /// sweep already.
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {
         let _ = stage;
         Ok(())

@@ -1,0 +1,63 @@
+//! Buckets are rebuilt once, before the second step, in the order in which gradients became final on rank 0.
+
+use crate::common::{Trace, config, difference, everywhere, weights};
+use autograd::Var;
+use distributed::{
+    buckets::{BucketLimits, BucketOptions},
+    comm::Communicator,
+    train::{BucketedTrainer, Loss, SimpleTrainer, TrainingConfig},
+};
+use nn::{Forward, Init, Linear};
+use numcore::{
+    DType, Result, Tensor,
+    ops::{PointwiseOps, ReduceOps},
+};
+use runtime_cpu::Cpu;
+
+/// In which order rank `r` applies the layers in a step: all are used everywhere, and become ready from the last to the first.
+fn order(rank: usize, step: usize) -> [usize; 3] {
+    [[1, 0, 2], [0, 1, 2], [2, 1, 0]][(rank + step / 2) % 3]
+}
+
+fn layers(rt: &Cpu) -> Result<Vec<Linear<Cpu>>> {
+    let init = Init::new(rt, 4).dtype(DType::F64);
+    (0..3).map(|_| Linear::new(&init, 3, 3).map(Linear::without_bias)).collect()
+}
+
+fn loss(layers: &[Linear<Cpu>], rt: &Cpu, rank: usize, step: usize) -> Result<Loss<Cpu>> {
+    let x = Var::new(Tensor::normal(rt, [2, 3], DType::F64, 0.0, 1.0, (10 * step + rank) as u64)?);
+    let y = order(rank, step).iter().try_fold(x, |x, &k| layers[k].forward(&x)?.tanh())?;
+    Loss::sum(y.square()?.sum(&[], false)?, 2.0)
+}
+
+#[test]
+fn once_in_the_ready_order_of_rank_0() {
+    let one = {
+        let rt = Cpu::with_threads(1);
+        let model = layers(&rt).unwrap();
+        let mut trainer = SimpleTrainer::new(&rt, &model, TrainingConfig { accumulation: 3, ..config() }).unwrap();
+        let step = |step| trainer.step(|rank| loss(&model, &rt, rank, step))?.loss();
+        let losses = (0..4).map(step).collect::<Result<_>>().unwrap();
+        Trace { losses, weights: vec![weights(&model).unwrap()], ..Default::default() }
+    };
+    let many = everywhere(3, |comm| {
+        let model = layers(comm.runtime())?;
+        let options = BucketOptions { limits: BucketLimits { first: 1, others: 1 }, ..Default::default() };
+        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
+        let mut trace = Trace::default();
+        // As expected before anything ran; what rank 0 saw in its first step; in the third its order is another.
+        let buckets = [["2.weight", "1.weight", "0.weight"], ["2.weight", "0.weight", "1.weight"]];
+        for (step, after) in [buckets[0], buckets[1], buckets[1], buckets[1]].iter().enumerate() {
+            trace.losses.push(trainer.step(|_| loss(&model, comm.runtime(), comm.rank(), step))?.loss()?);
+            let buckets = trainer.strategy().buckets();
+            let names: Vec<String> = (0..buckets.len()).flat_map(|k| buckets.names(k)).collect();
+            assert_eq!((buckets.len(), &names[..]), (3, &after.map(String::from)[..]), "after step {step}");
+            let ready = order(comm.rank(), step).map(|k| format!("{k}.weight"));
+            assert!(buckets.ready_order().iter().eq(ready.iter().rev()), "{:?}", buckets.ready_order());
+        }
+        trace.weights.push(weights(&model)?);
+        Ok(trace)
+    });
+    let off = difference(&many, &one);
+    assert!(off <= 1e-11, "{off:e}");
+}
