@@ -1,5 +1,5 @@
 //! What happens to a sum when it is stored: the output's old value, a bias, a residual, all while the tile is in cache. (As passes of their
-//! own, bias and residual took 5 % of a decoder's training step.)
+//! own, bias and residual took 3 to 5 % of a decoder's training step.)
 
 use super::{
     factor::Matrix,

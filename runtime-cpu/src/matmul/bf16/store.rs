@@ -73,9 +73,8 @@ unsafe fn scattered(
     let mut made = [0u16; PAIR];
     // SAFETY: the caller's promise.
     unsafe {
-        let lines: SmallVec<[[u16; PAIR]; 3]> = terms
-            .map(|x| std::array::from_fn(|j| if j < columns { *x.part(0, j).at } else { 0 }))
-            .collect();
+        let lines: SmallVec<[[u16; PAIR]; 3]> =
+            terms.map(|x| std::array::from_fn(|j| if j < columns { *x.part(0, j).at } else { 0 })).collect();
         line(sums, made.as_mut_ptr(), lines.iter().map(|x| x.as_ptr()), columns);
         made[..columns].iter().enumerate().for_each(|(j, x)| *to.part(0, j).at = *x);
     }
