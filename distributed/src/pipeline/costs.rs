@@ -1,4 +1,4 @@
-//! What things take, in ticks.
+//! What things take: ticks, and bytes.
 
 use super::action::{Action, Compute, Pass};
 
@@ -13,6 +13,8 @@ pub struct Costs {
     pub overlap_saves: u64,
     /// What a gather, its release or a gradient reduction occupies the rank for (0: hidden entirely).
     pub unit: u64,
+    /// Bytes of a micro-batch's activations, per stage, from its F to its B or W; the last entry holds for all further stages.
+    pub activations: Vec<u64>,
 }
 
 /// Ticks of each pass of one stage.
@@ -29,9 +31,10 @@ pub struct Passes {
 }
 
 impl Costs {
-    /// The same for every stage, B = I + W; messages, overlap and units are free.
+    /// The same for every stage, B = I + W; messages, overlap and units are free, activations not counted.
     pub fn uniform(f: u64, i: u64, w: u64) -> Self {
-        Costs { stages: vec![Passes { f, b: i.saturating_add(w), i, w }], comm: 0, overlap_saves: 0, unit: 0 }
+        let stages = vec![Passes { f, b: i.saturating_add(w), i, w }];
+        Costs { stages, comm: 0, overlap_saves: 0, unit: 0, activations: Vec::new() }
     }
 
     /// The same, with messages that take `comm`.
@@ -41,7 +44,8 @@ impl Costs {
 
     /// Everything takes one step: the columns of a CSV file.
     pub(super) fn steps() -> Self {
-        Costs { stages: vec![Passes { f: 1, b: 1, i: 1, w: 1 }], comm: 1, overlap_saves: 1, unit: 1 }
+        let stages = vec![Passes { f: 1, b: 1, i: 1, w: 1 }];
+        Costs { stages, comm: 1, overlap_saves: 1, unit: 1, activations: Vec::new() }
     }
 
     /// What a pass takes.

@@ -13,6 +13,7 @@ use super::stuck::stuck_error;
 pub struct Simulation<'a> {
     schedule: &'a Schedule,
     spans: Vec<Vec<Span>>,
+    activations: Vec<u64>,
 }
 
 /// What one rank did.
@@ -27,6 +28,8 @@ pub struct RankReport {
     pub gaps: u64,
     /// The most micro-batches, summed over its stages, whose activations it held at once: from F to B or W.
     pub peak_live: usize,
+    /// The most bytes of activations it held at once, by [`Costs::activations`].
+    pub peak_bytes: u64,
     /// Messages it sent.
     pub sent: usize,
 }
@@ -37,7 +40,7 @@ pub struct RankReport {
 /// When it cannot end: names every rank that is stuck, where, and what it waits for.
 pub fn simulate<'a>(schedule: &'a Schedule, costs: &Costs, sends: Sends) -> Result<Simulation<'a>> {
     let spans = play(schedule, costs, sends).map_err(|stuck| stuck_error("pipeline simulation", &stuck))?;
-    Ok(Simulation { schedule, spans })
+    Ok(Simulation { schedule, spans, activations: costs.activations.clone() })
 }
 
 impl Simulation<'_> {
@@ -63,11 +66,13 @@ impl Simulation<'_> {
             || row.iter().zip(&self.spans[rank]).filter(|(action, _)| action.is_compute()).map(|(_, span)| span);
         let work = passes().map(|span| span.end - span.start).sum();
         let own = passes().next_back().map_or(0, |last| last.end) - passes().next().map_or(0, |first| first.start);
+        let bytes = |stage: usize| self.activations.get(stage).or(self.activations.last()).copied().unwrap_or(0);
         Some(RankReport {
             work,
             idle: self.makespan() - work,
             gaps: own - work,
-            peak_live: peak_live(row),
+            peak_live: peak(row, |_| 1) as usize,
+            peak_bytes: peak(row, bytes),
             sent: row.iter().filter(|action| is_send(action)).count(),
         })
     }
@@ -82,21 +87,21 @@ fn is_send(action: &Action) -> bool {
     matches!(action, Action::Message(message) if message.end == End::Send)
 }
 
-/// The most micro-batches of a row between their F and their B or W. During an overlap both are there. A row of forwards alone
-/// keeps none beyond its pass.
-fn peak_live(row: &[Action]) -> usize {
+/// The most that a row's micro-batches weigh, each by its stage, between their F and their B or W. During an overlap both are there. A
+/// row of forwards alone keeps none beyond its pass.
+fn peak(row: &[Action], weight: impl Fn(usize) -> u64) -> u64 {
     let passes = || row.iter().flat_map(Action::computes);
     if passes().all(|compute| compute.pass == super::Pass::F) {
-        return passes().count().min(1);
+        return passes().map(|compute| weight(compute.stage)).max().unwrap_or(0);
     }
-    let (mut live, mut peak) = (0_usize, 0);
+    let (mut live, mut peak) = (0_u64, 0);
     for compute in passes() {
         if compute.pass == super::Pass::F {
-            live += 1;
+            live = live.saturating_add(weight(compute.stage));
         }
         peak = peak.max(live);
         if compute.pass.makes_weight_gradient() {
-            live = live.saturating_sub(1);
+            live = live.saturating_sub(weight(compute.stage));
         }
     }
     peak

@@ -1,6 +1,8 @@
 //! Times worked out by hand, and the pictures of them.
 
-use distributed::pipeline::{Action, Costs, Kind, Lowering, Passes, Sends, Span, Timeline, lower, simulate};
+use distributed::pipeline::{
+    Action, Compute, Costs, Kind, Lowering, Pass, Passes, Sends, Span, Timeline, lower, simulate,
+};
 
 fn span(start: u64, end: u64) -> Span {
     Span { start, end }
@@ -42,6 +44,38 @@ fn stages_may_differ() {
     let simulation = simulate(&schedule, &costs, Sends::Overlapped).unwrap();
     // Stages 2 and 3 both cost what the last entry says, so the round trip behind stage 1 (1+1+2+2) fits beside its own work.
     assert_eq!(simulation.makespan(), 12 * (10 + 20) + (3 + 6));
+}
+
+/// Where stages weigh differently it matters which of a rank's stages a micro-batch is in: counted here by the clock.
+#[test]
+fn activations_weigh_what_their_stage_holds() {
+    let costs = Costs { activations: vec![100, 7, 30, 1], ..Costs::uniform(3, 2, 2) };
+    let weigh = |stage: usize| costs.activations[stage.min(3)];
+    let of = |kind: Kind, v| {
+        let schedule = kind.generate(3, v, 6).unwrap();
+        let simulation = simulate(&schedule, &costs, Sends::Overlapped).unwrap();
+        let by_the_clock = |rank: usize| {
+            let row = schedule.rows()[rank].iter().zip(&simulation.spans()[rank]);
+            let passes: Vec<_> = row.flat_map(|(action, span)| action.computes().map(move |c| (c, *span))).collect();
+            let held = |time: u64| -> u64 {
+                let of_pass = |(c, span): &(Compute, Span)| match c.pass {
+                    Pass::F if span.start <= time => weigh(c.stage) as i64,
+                    Pass::B | Pass::W if span.end <= time => -(weigh(c.stage) as i64),
+                    _ => 0,
+                };
+                passes.iter().map(of_pass).sum::<i64>() as u64
+            };
+            passes.iter().map(|(_, span)| held(span.start)).max().unwrap()
+        };
+        let bytes: Vec<_> = simulation.ranks().iter().map(|rank| rank.peak_bytes).collect();
+        assert_eq!(bytes, [0, 1, 2].map(by_the_clock), "{kind}");
+        bytes
+    };
+    assert_eq!(of(Kind::GPipe, 1), [600, 42, 180]);
+    assert_eq!(of(Kind::OneFOneB, 1), [300, 14, 30]);
+    for kind in [Kind::Interleaved, Kind::LoopedBfs, Kind::Zbv] {
+        of(kind, 2);
+    }
 }
 
 #[test]
