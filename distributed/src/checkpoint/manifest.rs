@@ -112,14 +112,17 @@ impl Manifest {
 
     pub(super) fn parse(path: &Path, text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::format(path.display().to_string(), why);
-        let mut json: Value = serde_json::from_str(text).map_err(|e| wrong(&format!("not JSON: {e}")))?;
+        let json: Value = serde_json::from_str(text).map_err(|e| wrong(&format!("not JSON: {e}")))?;
         match json["version"].as_u64() {
             Some(VERSION) => {}
             Some(other) => return Err(wrong(&format!("version {other}; this program reads version {VERSION}"))),
             None => return Err(wrong("not a manifest of a checkpoint: it has no version")),
         }
-        let sum = json.as_object_mut().and_then(|all| all.remove(CHECKSUM));
-        if sum != Some(checksum(&json)) {
+        let Value::Object(all) = json else { return Err(wrong("not a table")) };
+        // In the order they were written in: a program may have told serde_json to keep it.
+        let (sum, rest): (Map<_, _>, Map<_, _>) = all.into_iter().partition(|(key, _)| key == CHECKSUM);
+        let json = Value::Object(rest);
+        if sum.get(CHECKSUM) != Some(&checksum(&json)) {
             return Err(wrong("is corrupted: its checksum differs"));
         }
         let ranks = json["ranks"].as_u64().ok_or_else(|| wrong("no number of ranks"))? as usize;
