@@ -110,8 +110,7 @@ impl Program {
         let faulty = (pick(2) == 0).then(|| pick(ranks));
         let fault = faulty.map(|rank| {
             let (call, fault) = Fault::seeded(seed ^ 0x5eed, 160);
-            // Nobody is there to notice that a world of one leaves a call out.
-            (rank, call, if ranks == 1 && fault == Fault::Skip { Fault::Error } else { fault })
+            (rank, call, fault)
         });
         Program { seed, ranks, how, task, examples, accumulation, steps, saves, max_norm, fault }
     }
