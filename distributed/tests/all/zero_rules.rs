@@ -104,7 +104,7 @@ fn halves_with_a_master_copy_train_as_on_one_rank() {
         assert!(sharded(1, stage, DType::BF16, &adamw).weights == alone_adamw, "stage {}", stage.number());
         let whole = sharded(1, stage, DType::BF16, &sgd);
         assert!(whole.weights == one.weights, "stage {}", stage.number());
-        // Squares are added up in f32 unit by unit here, in one range there.
+        // Norms are sums of squares, which the two add up in different orders.
         assert!(whole.norms.iter().zip(&one.norms).all(|(a, b)| (a - b).abs() <= 1e-6 * b), "stage {}", stage.number());
         for n in [3, 4] {
             let many = sharded(n, stage, DType::BF16, &sgd);

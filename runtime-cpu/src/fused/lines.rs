@@ -1,7 +1,7 @@
 //! Rows of halves as rows of what they are computed in: widened aside before they are read, rounded when they are stored. Rows of
 //! floats are read and written where they are.
 //!
-//! A few rows at a time, so that what lies aside stays in the first cache: casts of whole operands took a fifth of a training step.
+//! A few rows at a time, so that what lies aside stays in the first cache: casts of whole operands took an eighth of a training step.
 
 use std::{cell::RefCell, ops::Range};
 
