@@ -18,6 +18,8 @@ pub struct Stage {
 enum Action {
     /// One cargo command, with these environment variables.
     Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
+    /// `cargo test` of these kinds of targets, of all packages but [`UNTESTED`].
+    Tests(&'static [&'static str]),
     /// Several cargo commands.
     Cargos(&'static [&'static [&'static str]]),
     /// The project's own source checks, in this process.
@@ -65,15 +67,16 @@ const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static
     Stage { name, about, action: Action::Cargo { args, env: &[] } }
 }
 
+const fn tests(name: &'static str, about: &'static str, targets: &'static [&'static str]) -> Stage {
+    Stage { name, about, action: Action::Tests(targets) }
+}
+
 /// Needs a driver: it has a stage of its own.
 const WGPU: &str = "weftgrad-runtime-wgpu";
 
-/// Programs without tests of their own are left out: as test programs they would be compiled once more, for minutes.
-#[rustfmt::skip]
-const UNIT: &[&str] = &[
-    "test", "--workspace", "--lib", "--bins", "--tests", "--exclude", WGPU, "--exclude", "weftgrad-examples",
-    "--exclude", "weftgrad-bench", "--exclude", "weftgrad-gpu-check",
-];
+/// Programs without tests of their own: as test programs they would be compiled once more, for minutes. Every stage of tests leaves the
+/// same packages out: with others, dependencies have other features and are compiled again, for more than a minute.
+const UNTESTED: &[&str] = &[WGPU, "weftgrad-examples", "weftgrad-bench", "weftgrad-gpu-check"];
 
 #[rustfmt::skip]
 const WGPU_STAGE: &[&[&str]] = &[
@@ -89,21 +92,14 @@ const WGPU_STAGE: &[&[&str]] = &[
     ],
 ];
 
-/// The same packages as in [`UNIT`]: with others, dependencies have other features and are compiled again, for more than a minute.
-#[rustfmt::skip]
-const DOC: &[&str] = &[
-    "test", "--workspace", "--doc", "--exclude", WGPU, "--exclude", "weftgrad-examples", "--exclude", "weftgrad-bench",
-    "--exclude", "weftgrad-gpu-check",
-];
-
 /// Every stage, in order.
 pub static STAGES: &[Stage] = &[
     cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
     Stage { name: "tidy", about: "the project's own rules hold (cargo xtask tidy)", action: Action::Tidy },
     cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     // The targets are named one by one because --all-targets would run the benches too.
-    cargo("test", "unit and integration tests", UNIT),
-    cargo("doctest", "the documentation's examples run", DOC),
+    tests("test", "unit and integration tests", &["--lib", "--bins", "--tests"]),
+    tests("doctest", "the documentation's examples run", &["--doc"]),
     Stage {
         name: "doc",
         about: "the documentation builds without a warning",
@@ -167,11 +163,17 @@ fn execute(stage: &Stage) -> Result<(), String> {
     println!("\n==> {}: {}", stage.name, stage.about);
     match stage.action {
         Action::Cargo { args, env } => run_cargo(args, env),
+        Action::Tests(targets) => run_cargo(&tests_args(targets), &[]),
         Action::Cargos(all) => all.iter().try_for_each(|args| run_cargo(args, &[])),
         Action::Tidy => tidy::run(),
         Action::Cuda => cuda::run(),
         Action::Examples => EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[])),
     }
+}
+
+fn tests_args(targets: &[&'static str]) -> Vec<&'static str> {
+    let excluded = UNTESTED.iter().flat_map(|package| ["--exclude", package]);
+    ["test", "--workspace"].into_iter().chain(targets.iter().copied()).chain(excluded).collect()
 }
 
 impl Example {
@@ -240,6 +242,15 @@ mod tests {
         assert_eq!(
             shown(&["doc", "--no-deps"], &[("FLAGS", "-D warnings")]),
             "FLAGS=\"-D warnings\" cargo doc --no-deps"
+        );
+    }
+
+    #[test]
+    fn packages_without_tests_are_left_out() {
+        assert_eq!(
+            tests_args(&["--doc"]).join(" "),
+            "test --workspace --doc --exclude weftgrad-runtime-wgpu --exclude weftgrad-examples --exclude weftgrad-bench \
+             --exclude weftgrad-gpu-check"
         );
     }
 

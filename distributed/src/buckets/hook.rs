@@ -19,7 +19,7 @@ use super::{
     powersgd::{Compressor, Member},
 };
 use crate::{
-    comm::{Comm, Communicator, Named, Work},
+    comm::{Comm, Communicator, Named, Work, told},
     unused::{Unused, require_all, used_anywhere},
 };
 
@@ -187,7 +187,8 @@ impl<R: Runtime> Buckets<R> {
     /// Before a sweep: `sync` tells whether its gradients are to be exchanged, or only added up. In canonical order they always are.
     pub fn begin(&mut self, sync: bool) -> Result<()> {
         if self.sums.is_some() && std::mem::replace(&mut self.begun, true) {
-            self.told(Self::settle)?;
+            let settled = self.settle();
+            told(&self.comm, settled)?;
             self.gradients.zero();
         }
         (self.sync, self.next) = (sync || self.sums.is_some(), 0);
@@ -233,12 +234,8 @@ impl<R: Runtime> Buckets<R> {
 
     /// After the last sweep: sends what is left, and waits until every gradient is the sum over all ranks.
     pub fn finish(&mut self) -> Result<()> {
-        self.told(Self::complete)
-    }
-
-    /// What is wrong here is wrong for everybody: nobody should wait for this rank's buckets until the time is up.
-    fn told(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        work(self).inspect_err(|e| self.comm.abort(&e.to_string())).map_err(|e| e.on_rank(self.comm.rank()))
+        let completed = self.complete();
+        told(&self.comm, completed)
     }
 
     fn complete(&mut self) -> Result<()> {

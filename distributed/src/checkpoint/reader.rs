@@ -16,7 +16,7 @@ impl Folder {
     pub fn load_latest<R: Runtime>(
         &self,
         comm: &Comm<R>,
-        state: &mut impl Checkpointed<R>,
+        state: &mut (impl Checkpointed<R> + ?Sized),
     ) -> Result<Option<Manifest>> {
         let latest = unanimous(comm, "load", self.latest())?;
         comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
@@ -25,7 +25,12 @@ impl Folder {
 
     /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
     /// shape or dtype, truncated or corrupted is found on every rank before anything is changed.
-    pub fn load<R: Runtime>(&self, comm: &Comm<R>, step: u64, state: &mut impl Checkpointed<R>) -> Result<Manifest> {
+    pub fn load<R: Runtime>(
+        &self,
+        comm: &Comm<R>,
+        step: u64,
+        state: &mut (impl Checkpointed<R> + ?Sized),
+    ) -> Result<Manifest> {
         let opened = CheckpointReader::open(self.step(step));
         let mut reader = unanimous(comm, "load", opened)?;
         comm.agree("the checkpoint's manifest", reader.manifest.to_json().as_bytes())?;

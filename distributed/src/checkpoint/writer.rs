@@ -15,7 +15,7 @@ impl Folder {
         &self,
         comm: &Comm<R>,
         step: u64,
-        state: &impl Checkpointed<R>,
+        state: &(impl Checkpointed<R> + ?Sized),
         notes: &BTreeMap<String, String>,
     ) -> Result<()> {
         let first = comm.rank() == 0;

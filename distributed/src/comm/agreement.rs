@@ -19,3 +19,9 @@ pub(crate) fn unanimous<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Re
         (Ok(value), None) => Ok(value),
     }
 }
+
+/// The outcome of this rank's part of something that others take part in: where it fails, they are told, so that nobody waits for this rank
+/// until the time is up.
+pub(crate) fn told<R: Runtime, T>(comm: &Comm<R>, own: Result<T>) -> Result<T> {
+    own.inspect_err(|error| comm.abort(&error.to_string())).map_err(|error| error.on_rank(comm.rank()))
+}

@@ -5,21 +5,19 @@ use super::action::{Action, Compute, Pass};
 /// Ticks per action. A tick is whatever the caller counts in (measured: nanoseconds); whole numbers keep simulations exact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Per stage; the last entry holds for all further stages.
-    pub stages: Vec<Passes>,
+    /// Of each stage; the last entry holds for all further stages.
+    pub stages: Vec<StageCosts>,
     /// From the send of a message to its arrival on the other rank.
     pub comm: u64,
     /// What an overlapped pair takes less than its two passes (at most the shorter of them).
     pub overlap_saves: u64,
     /// What a gather, its release or a gradient reduction occupies the rank for (0: hidden entirely).
     pub unit: u64,
-    /// Bytes of a micro-batch's activations, per stage, from its F to its B or W; the last entry holds for all further stages.
-    pub activations: Vec<u64>,
 }
 
-/// Ticks of each pass of one stage.
+/// What one stage takes: ticks of each pass, and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passes {
+pub struct StageCosts {
     /// Forward.
     pub f: u64,
     /// Whole backward.
@@ -28,13 +26,31 @@ pub struct Passes {
     pub i: u64,
     /// Weight gradients.
     pub w: u64,
+    /// Bytes of a micro-batch's activations, from its F to its B or W.
+    pub activations: u64,
+}
+
+impl StageCosts {
+    /// B = I + W; activations are not counted.
+    pub fn new(f: u64, i: u64, w: u64) -> Self {
+        StageCosts { f, b: i.saturating_add(w), i, w, activations: 0 }
+    }
+
+    /// The same, with so many bytes of activations.
+    pub fn with_activations(self, activations: u64) -> Self {
+        StageCosts { activations, ..self }
+    }
 }
 
 impl Costs {
-    /// The same for every stage, B = I + W; messages, overlap and units are free, activations not counted.
+    /// The same for every stage, as [`StageCosts::new`] has it; messages, overlap and units are free.
     pub fn uniform(f: u64, i: u64, w: u64) -> Self {
-        let stages = vec![Passes { f, b: i.saturating_add(w), i, w }];
-        Costs { stages, comm: 0, overlap_saves: 0, unit: 0, activations: Vec::new() }
+        Costs::of(vec![StageCosts::new(f, i, w)])
+    }
+
+    /// Of stages that differ; messages, overlap and units are free.
+    pub fn of(stages: Vec<StageCosts>) -> Self {
+        Costs { stages, comm: 0, overlap_saves: 0, unit: 0 }
     }
 
     /// The same, with messages that take `comm`.
@@ -44,18 +60,22 @@ impl Costs {
 
     /// Everything takes one step: the columns of a CSV file.
     pub(super) fn steps() -> Self {
-        let stages = vec![Passes { f: 1, b: 1, i: 1, w: 1 }];
-        Costs { stages, comm: 1, overlap_saves: 1, unit: 1, activations: Vec::new() }
+        let stages = vec![StageCosts { b: 1, ..StageCosts::new(1, 1, 1) }];
+        Costs { stages, comm: 1, overlap_saves: 1, unit: 1 }
+    }
+
+    /// What a stage takes; `None` where there is no entry at all.
+    pub fn stage(&self, stage: usize) -> Option<&StageCosts> {
+        self.stages.get(stage).or(self.stages.last())
     }
 
     /// What a pass takes.
     pub fn pass(&self, compute: Compute) -> u64 {
-        let passes = self.stages.get(compute.stage).or(self.stages.last());
-        passes.map_or(0, |passes| match compute.pass {
-            Pass::F => passes.f,
-            Pass::B => passes.b,
-            Pass::I => passes.i,
-            Pass::W => passes.w,
+        self.stage(compute.stage).map_or(0, |stage| match compute.pass {
+            Pass::F => stage.f,
+            Pass::B => stage.b,
+            Pass::I => stage.i,
+            Pass::W => stage.w,
         })
     }
 

@@ -27,7 +27,7 @@ mod timeline;
 
 pub use action::{Action, Compute, Direction, End, Message, Pass, Unit, UnitOp};
 pub use check::{Checked, Limits, check};
-pub use costs::{Costs, Passes};
+pub use costs::{Costs, StageCosts};
 pub use generate::Kind;
 pub use lower::{Lowering, lower};
 pub use placement::Placement;

@@ -13,7 +13,7 @@ use super::stuck::stuck_error;
 pub struct Simulation<'a> {
     schedule: &'a Schedule,
     spans: Vec<Vec<Span>>,
-    activations: Vec<u64>,
+    costs: Costs,
 }
 
 /// What one rank did.
@@ -28,7 +28,7 @@ pub struct RankReport {
     pub gaps: u64,
     /// The most micro-batches, summed over its stages, whose activations it held at once: from F to B or W.
     pub peak_live: usize,
-    /// The most bytes of activations it held at once, by [`Costs::activations`].
+    /// The most bytes of activations it held at once, by [`StageCosts::activations`](super::StageCosts::activations).
     pub peak_bytes: u64,
     /// Messages it sent.
     pub sent: usize,
@@ -40,7 +40,7 @@ pub struct RankReport {
 /// When it cannot end: names every rank that is stuck, where, and what it waits for.
 pub fn simulate<'a>(schedule: &'a Schedule, costs: &Costs, sends: Sends) -> Result<Simulation<'a>> {
     let spans = play(schedule, costs, sends).map_err(|stuck| stuck_error("pipeline simulation", &stuck))?;
-    Ok(Simulation { schedule, spans, activations: costs.activations.clone() })
+    Ok(Simulation { schedule, spans, costs: costs.clone() })
 }
 
 impl Simulation<'_> {
@@ -66,7 +66,7 @@ impl Simulation<'_> {
             || row.iter().zip(&self.spans[rank]).filter(|(action, _)| action.is_compute()).map(|(_, span)| span);
         let work = passes().map(|span| span.end - span.start).sum();
         let own = passes().next_back().map_or(0, |last| last.end) - passes().next().map_or(0, |first| first.start);
-        let bytes = |stage: usize| self.activations.get(stage).or(self.activations.last()).copied().unwrap_or(0);
+        let bytes = |stage: usize| self.costs.stage(stage).map_or(0, |costs| costs.activations);
         Some(RankReport {
             work,
             idle: self.makespan() - work,

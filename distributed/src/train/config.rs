@@ -40,8 +40,8 @@ impl TrainingConfig {
         Ok(())
     }
 
-    /// AdamW with decay for matrices, of parameters known by name alone.
-    pub(crate) fn adamw_groups(&self) -> ParamGroups<AdamWConfig> {
+    /// The optimizer that trainers make of it where they shard: AdamW with decay for matrices, of parameters known by name alone.
+    pub fn adamw_groups(&self) -> ParamGroups<AdamWConfig> {
         let defaults = AdamWConfig { lr: self.learning_rate, weight_decay: self.weight_decay, ..Default::default() };
         ParamGroups::new(defaults).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
     }

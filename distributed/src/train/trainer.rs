@@ -8,7 +8,7 @@ use numcore::{
 use optim::LossScaler;
 
 use super::{Loss, Strategy, TrainingConfig, TrainingMetrics, Updates};
-use crate::comm::Collectives;
+use crate::comm::{Collectives, told};
 
 /// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
 /// the result is that of one rank with all examples of all ranks.
@@ -35,7 +35,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     /// micro-batches.
     pub fn step(&mut self, micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
         let done = self.accumulate(micro_batch).and_then(|losses| self.update(&losses));
-        self.told(done)
+        told(self.strategy.comm(), done)
     }
 
     /// Takes part in a step of the others when this rank has no examples left.
@@ -43,12 +43,12 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
         if !self.strategy.may_idle() {
             let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or \
                        allow unused parameters (`Unused::Allow`)";
-            return self.told(Err(Error::argument("Trainer::idle", why)));
+            return told(self.strategy.comm(), Err(Error::argument("Trainer::idle", why)));
         }
         let scale = self.updates.scaler.as_ref().map(LossScaler::factor);
         let begun = self.strategy.prepare().and_then(|()| self.strategy.begin(true));
         let done = begun.and_then(|()| self.strategy.weigh(0.0, scale)).and_then(|()| self.update(&[]));
-        self.told(done)
+        told(self.strategy.comm(), done)
     }
 
     /// Whether any rank has examples left; this one has if `own`. Blocks.
@@ -120,12 +120,6 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     /// The loss scaler, if there is one.
     pub fn scaler(&mut self) -> Option<&mut LossScaler> {
         self.updates.scaler.as_mut()
-    }
-
-    /// A rank that fails lets the others know.
-    fn told<T>(&self, done: Result<T>) -> Result<T> {
-        let comm = self.strategy.comm();
-        done.inspect_err(|e| comm.abort(&e.to_string())).map_err(|e| e.on_rank(comm.rank()))
     }
 
     fn accumulate(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<Vec<Loss<R>>> {

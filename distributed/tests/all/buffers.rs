@@ -5,16 +5,13 @@ use std::slice::from_ref;
 use crate::{
     checkpoint_common::{Any, HOWS, Scratch},
     common::{EXAMPLES, STEPS, Trace, config, cpu, difference, everywhere, own, weights},
-    pipeline_common::{self, TIMEOUT},
+    pipeline_common::TIMEOUT,
     pipeline_staged,
 };
 use autograd::Var;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    pipeline::{
-        Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Staged, StagedTrainer, ZeroPipelineTrainer,
-        split,
-    },
+    pipeline::{Checked, Kind, MicroBatches, PipelineTrainer, Staged, StagedTrainer, ZeroPipelineTrainer, split},
     train::{Loss, Notes, SimpleTrainer, StageStrategy, TrainingConfig},
 };
 use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
@@ -155,15 +152,10 @@ fn a_stage_of_a_pipeline_has_its_own() {
         let folder = scratch.folder();
         let ranks = Ranks::new(4).timeout(TIMEOUT).run(cpu, |comm| {
             let layers = model(comm.runtime(), comm.rank() / 2)?.into_layers();
-            let stages = pipeline_common::own(&checked, comm.rank() % 2, split(layers, &[2])?);
-            let staged_model = Staged { stages, loss: pipeline_common::boxed(squares), ties: Vec::new() };
-            let (checked, options) = (checked.clone(), PipelineOptions::default());
+            let model = Staged::on(comm.rank(), checked.clone(), split(layers, &[2])?).loss(squares);
             match how.zero() {
-                None => staged(&comm, PipelineTrainer::new(&comm, checked, staged_model, config(), options)?, &folder),
-                Some(zero) => {
-                    let trainer = ZeroPipelineTrainer::new(&comm, checked, staged_model, config(), options, zero)?;
-                    staged(&comm, trainer, &folder)
-                }
+                None => staged(&comm, PipelineTrainer::new(&comm, model, config())?, &folder),
+                Some(zero) => staged(&comm, ZeroPipelineTrainer::new(&comm, model, config(), zero)?, &folder),
             }
         });
         for (rank, (got, here)) in ranks.unwrap().into_iter().enumerate() {

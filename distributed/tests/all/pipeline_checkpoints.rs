@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::{
     checkpoint_common::{self, Any, Scratch},
     common::config,
-    pipeline_common::{ROWS, WIDTH, own},
+    pipeline_common::{ROWS, WIDTH},
     pipeline_staged::*,
 };
 use autograd::Var;
@@ -13,8 +13,7 @@ use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator},
     pipeline::{
-        Checked, GptStage, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged, StagedTrainer, Tie,
-        ZeroPipelineTrainer, split,
+        Checked, GptStage, Kind, MicroBatches, PipelineTrainer, Staged, StagedTrainer, Tie, ZeroPipelineTrainer, split,
     },
     sampler::DistributedSampler,
     train::{Notes, StageStrategy, TrainingConfig},
@@ -85,22 +84,14 @@ impl Going<'_> {
 }
 
 /// Of a staged model.
-fn staged(
-    comm: &Comm<Cpu>,
-    model: Model,
-    staged: Staged<Cpu>,
-    checked: Checked,
-    how: How,
-    going: &Going,
-) -> Result<Told> {
-    let options = PipelineOptions::default();
+fn staged(comm: &Comm<Cpu>, model: Model, staged: Staged<Cpu>, how: How, going: &Going) -> Result<Told> {
     match how.zero() {
         None => {
-            let trainer = PipelineTrainer::new(comm, checked, staged, config(), options)?;
+            let trainer = PipelineTrainer::new(comm, staged, config())?;
             going.train(comm, model, trainer, |_| Ok(()))
         }
         Some(zero) => {
-            let trainer = ZeroPipelineTrainer::new(comm, checked, staged, config(), options, zero)?;
+            let trainer = ZeroPipelineTrainer::new(comm, staged, config(), zero)?;
             going.train(comm, model, trainer, |t| t.gather_full_params())
         }
     }
@@ -111,7 +102,7 @@ fn cut(model: Model, cut: Cut, how: How, going: &Going) -> Told {
     let ranks = everywhere(cut.ranks(), |comm| {
         let checked = cut.checked(how);
         let parts = model.staged(&comm, &checked, LAYERS);
-        staged(&comm, model, parts, checked, how, going)
+        staged(&comm, model, parts, how, going)
     });
     joined(ranks.unwrap_or_else(|e| panic!("{model:?}, {cut:?}, {how:?}, {going:?}: {e}")))
 }
@@ -207,10 +198,8 @@ fn ringed(comm: &Comm<Cpu>, checked: &Checked, seed: u64) -> Result<Staged<Cpu>>
     let linear = |_| Linear::new(&init, WIDTH, WIDTH).map(|layer| Box::new(layer) as _);
     let layers = (0..4).map(linear).collect::<Result<Vec<_>>>()?;
     let cuts: &[usize] = if checked.schedule().stages() == 2 { &[2] } else { &[1, 2, 3] };
-    let p = checked.schedule().placement().ranks();
-    let stages = own(checked, comm.rank() % p, split(layers, cuts)?);
-    let loss = |y: &[Var<Cpu>], t: &[Var<Cpu>]| Model::Mlp.loss(&y[0], &t[0]);
-    Ok(Staged { stages, loss: Some(Box::new(loss)), ties: vec![Tie::new(["0.weight", "3.weight"])] })
+    let staged = Staged::on(comm.rank(), checked.clone(), split(layers, cuts)?);
+    Ok(staged.loss(|y, t| Model::Mlp.loss(&y[0], &t[0])).ties(vec![Tie::new(["0.weight", "3.weight"])]))
 }
 
 #[test]
@@ -219,7 +208,7 @@ fn a_tied_parameter_is_saved_once_under_its_first_name() {
         let ranks = everywhere(at.ranks(), |comm| {
             let checked = at.checked(how);
             let parts = ringed(&comm, &checked, 3 + going.steps.start as u64)?;
-            staged(&comm, Model::Mlp, parts, checked, how, going)
+            staged(&comm, Model::Mlp, parts, how, going)
         });
         let told = joined(ranks.unwrap_or_else(|e| panic!("{at:?}, {how:?}, {going:?}: {e}")));
         assert!(told.weights.iter().all(|of| of["0.weight"] == of["3.weight"]));
@@ -255,24 +244,23 @@ fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
     let checked = how.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
     let gpt = GptConfig { dropout: 0.3, ..GPT };
     let cut = GptStage::cut(&Init::new(comm.runtime(), 5), gpt, 2)?;
-    let stages = own(&checked, comm.rank() % 2, cut.into_iter().map(|s| Box::new(s) as Box<dyn Stage<Cpu>>).collect());
-    let loss = |y: &[Var<Cpu>], t: &[Var<Cpu>]| Model::Gpt.loss(&y[0], &t[0]);
-    let staged = Staged { stages, loss: Some(Box::new(loss)), ties: GptStage::<Cpu>::ties(&gpt) };
+    let staged = Staged::on(comm.rank(), checked, cut).loss(|y, t| Model::Gpt.loss(&y[0], &t[0]));
+    let staged = staged.ties(GptStage::<Cpu>::ties(&gpt));
     let mut scaler = LossScaler::starting_at(64.0)?;
     scaler.interval = 2;
     let config = TrainingConfig { loss_scaling: Some(scaler), max_norm: Some(1.0), ..Default::default() };
     let falling = |base: f64, step: u64| base / (step + 1) as f64;
-    let (adamw, options) = (AdamWConfig { lr: 1e-2, ..Default::default() }, PipelineOptions::default());
+    let adamw = AdamWConfig { lr: 1e-2, ..Default::default() };
     match how.zero() {
         None => {
             let make = |_, leaves: Vec<_>| {
                 Ok(Box::new(AdamW::over(adamw.clone(), &leaves)?.scheduled(falling)) as Box<dyn Optimizer<Cpu>>)
             };
-            sampled(comm, going, PipelineTrainer::with(comm, checked, staged, config, options, make)?)
+            sampled(comm, going, PipelineTrainer::with(comm, staged, make, config)?)
         }
         Some(zero) => {
             let adamw = ParamGroups::new(adamw).scheduled(falling);
-            sampled(comm, going, ZeroPipelineTrainer::with(comm, checked, staged, adamw, config, options, zero)?)
+            sampled(comm, going, ZeroPipelineTrainer::with(comm, staged, adamw, config, zero)?)
         }
     }
 }

@@ -6,9 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{
-        Checked, Kind, Limits, LossFn, Lowering, Pipeline, PipelineOptions, Stage, balanced, check, lower, split,
-    },
+    pipeline::{Checked, Kind, Limits, Lowering, Pipeline, Stage, Staged, balanced, check, lower, split},
     train::Loss,
 };
 use nn::{Forward, Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
@@ -52,12 +50,6 @@ pub fn checked(kind: Kind, p: usize, v: usize, m: usize) -> Option<Checked> {
     Some(check(lower(&schedule, &Lowering::default()).unwrap(), Limits::default()).unwrap())
 }
 
-/// The stages of one rank out of all.
-pub fn own(checked: &Checked, rank: usize, stages: Vec<Box<dyn Stage<Cpu>>>) -> Vec<(usize, Box<dyn Stage<Cpu>>)> {
-    let here = |stage: &usize| checked.schedule().placement().rank_of(*stage) == Some(rank);
-    stages.into_iter().enumerate().filter(|(stage, _)| here(stage)).collect()
-}
-
 /// A world of one needs no threads.
 pub fn world<T: Send>(p: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<T> {
     if p == 1 {
@@ -92,15 +84,8 @@ pub fn squares(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> 
     Loss::sum(mse(&outputs[0], &targets[0], Reduction::Sum)?, outputs[0].dims()[0] as f64)
 }
 
-pub fn boxed(
-    loss: impl FnMut(&[Var<Cpu>], &[Var<Cpu>]) -> Result<Loss<Cpu>> + Send + 'static,
-) -> Option<Box<LossFn<Cpu>>> {
-    Some(Box::new(loss))
-}
-
 pub fn pipeline(comm: &Comm<Cpu>, checked: &Checked, stages: Vec<Box<dyn Stage<Cpu>>>) -> Result<Pipeline<Cpu>> {
-    let stages = own(checked, comm.rank(), stages);
-    Pipeline::new(comm, checked.clone(), stages, boxed(squares), PipelineOptions::default())
+    Pipeline::new(comm, Staged::on(comm.rank(), checked.clone(), stages).loss(squares))
 }
 
 /// Values by name.

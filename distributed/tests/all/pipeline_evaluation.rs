@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, slice::from_ref};
 use crate::pipeline_common::*;
 use autograd::{Gradients, Var};
 use distributed::pipeline::{
-    Costs, Kind, Limits, Lowering, MicroBatches, Pipeline, PipelineOptions, Schedule, Sends, check, lower, simulate,
+    Costs, Kind, Limits, Lowering, MicroBatches, Pipeline, Schedule, Sends, Staged, check, lower, simulate,
 };
 use nn::Forward;
 use numcore::{Result, Runtime, ops::ViewOps};
@@ -60,8 +60,8 @@ fn a_schedule_of_forwards_alone_needs_no_loss() {
     let simulated = simulate(checked.schedule(), &Costs::default(), Sends::Synchronous).unwrap();
     assert!(simulated.ranks().iter().all(|rank| rank.peak_live == 1));
     let ranks = world(2, |comm| {
-        let stages = own(&checked, comm.rank(), mlp_stages(comm.runtime(), 4, 4));
-        let mut pipeline = Pipeline::new(&comm, checked.clone(), stages, None, PipelineOptions::default())?;
+        let stages = mlp_stages(comm.runtime(), 4, 4);
+        let mut pipeline = Pipeline::new(&comm, Staged::on(comm.rank(), checked.clone(), stages))?;
         let x = rows(comm.runtime(), 4, 3);
         let batch = MicroBatches { targets: Vec::new(), ..MicroBatches::split(&[x], &[], 3)? };
         let output = pipeline.run(batch, &mut BTreeMap::<usize, Gradients<Cpu>>::new())?;

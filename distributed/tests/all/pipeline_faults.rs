@@ -13,6 +13,7 @@ use distributed::{
     comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks},
     pipeline::{
         Checked, Compute, Kind, Layers, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageHooks,
+        Staged,
     },
 };
 use nn::{Init, Linear, Module, Visitor};
@@ -263,33 +264,33 @@ fn what_does_not_fit_the_schedule_is_named_on_every_rank() {
     let three = checked(Kind::OneFOneB, 3, 1, 4).unwrap();
     let gpipe = checked(Kind::GPipe, 3, 1, 4).unwrap();
     let (three, gpipe) = (&three, &gpipe);
-    let options = PipelineOptions::default();
-    let stages = |comm: &Comm<Cpu>| mlp_stages(comm.runtime(), 3, 3);
-    let make = |comm: &Comm<Cpu>, checked: &Checked, stages, loss: bool, options| {
-        Pipeline::new(comm, checked.clone(), stages, if loss { boxed(squares) } else { None }, options)
+    let without_loss = |comm: &Comm<Cpu>, checked: &Checked, rank: usize| {
+        Staged::on(rank, checked.clone(), mlp_stages(comm.runtime(), 3, 3))
     };
-    built(2, "the schedule is for 3 ranks, there are 2", |comm| {
-        make(comm, three, own(three, comm.rank(), stages(comm)), true, options)
+    let on = |comm: &Comm<Cpu>, checked: &Checked, rank: usize| without_loss(comm, checked, rank).loss(squares);
+    built(2, "the schedule is for 3 ranks, there are 2", |comm| Pipeline::new(comm, on(comm, three, comm.rank())));
+    built(4, "the schedule is for 3 ranks, there are 4", |comm| {
+        Pipeline::new(comm, Staged::new(three.clone(), Vec::new()).loss(squares))
     });
-    built(4, "the schedule is for 3 ranks, there are 4", |comm| make(comm, three, Vec::new(), true, options));
     built(3, "stages [1] live on rank 1, it was given [2]", |comm| {
         let rank = if comm.rank() == 1 { 2 } else { comm.rank() };
-        make(comm, three, own(three, rank, stages(comm)), true, options)
+        Pipeline::new(comm, on(comm, three, rank))
     });
-    built(3, "stages [0] live on rank 0, it was given []", |comm| {
-        let own = if comm.rank() == 0 { Vec::new() } else { own(three, comm.rank(), stages(comm)) };
-        make(comm, three, own, true, options)
+    built(3, "stages [0] live on rank 0, it was given []", |comm| match comm.rank() {
+        0 => Pipeline::new(comm, Staged::new(three.clone(), Vec::new()).loss(squares)),
+        rank => Pipeline::new(comm, on(comm, three, rank)),
     });
-    built(3, "the rank of the last stage, 2, has no loss", |comm| {
-        make(comm, three, own(three, comm.rank(), stages(comm)), comm.rank() != 2, options)
+    built(3, "the rank of the last stage, 2, has no loss", |comm| match comm.rank() {
+        2 => Pipeline::new(comm, without_loss(comm, three, 2)),
+        rank => Pipeline::new(comm, on(comm, three, rank)),
     });
     built(3, "the pipeline's schedule of rank 0 is not that of rank 2", |comm| {
         let checked = if comm.rank() == 2 { gpipe } else { three };
-        make(comm, checked, own(three, comm.rank(), stages(comm)), true, options)
+        Pipeline::new(comm, on(comm, checked, comm.rank()))
     });
     built(3, "the pipeline's schedule of rank 0 is not that of rank 1", |comm| {
-        let options = PipelineOptions { input_gradients: comm.rank() == 1, ..options };
-        make(comm, three, own(three, comm.rank(), stages(comm)), true, options)
+        let options = PipelineOptions { input_gradients: comm.rank() == 1, ..Default::default() };
+        Pipeline::new(comm, on(comm, three, comm.rank()).options(options))
     });
     let fold = checked(Kind::Zbv, 2, 2, 3).unwrap();
     built(2, "stages 0 and 3 share a parameter, `0.weight` and `3.weight`", |comm| {
@@ -297,7 +298,7 @@ fn what_does_not_fit_the_schedule_is_named_on_every_rank() {
         let mut all = mlp_stages(comm.runtime(), 4, 4);
         all[0] = Box::new(Layers::new(0, vec![Box::new(shared.clone())]));
         all[3] = Box::new(Layers::new(3, vec![Box::new(shared)]));
-        make(comm, &fold, own(&fold, comm.rank(), all), true, options)
+        Pipeline::new(comm, Staged::on(comm.rank(), fold.clone(), all).loss(squares))
     });
 }
 
@@ -305,9 +306,8 @@ fn what_does_not_fit_the_schedule_is_named_on_every_rank() {
 fn a_loss_of_many_elements_is_refused() {
     let checked = checked(Kind::ZbH1, 2, 1, 2).unwrap();
     for error in errors(2, |comm| {
-        let stages = own(&checked, comm.rank(), mlp_stages(comm.runtime(), 2, 2));
-        let loss = boxed(|y, _| distributed::train::Loss::sum(y[0].clone(), 1.0));
-        let mut pipeline = Pipeline::new(&comm, checked.clone(), stages, loss, PipelineOptions::default())?;
+        let stages = Staged::on(comm.rank(), checked.clone(), mlp_stages(comm.runtime(), 2, 2));
+        let mut pipeline = Pipeline::new(&comm, stages.loss(|y, _| distributed::train::Loss::sum(y[0].clone(), 1.0)))?;
         let mut hooks = hooks(&pipeline);
         pipeline.run(batch(&comm, 2)?, &mut hooks)
     }) {

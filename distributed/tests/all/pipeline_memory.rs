@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 use crate::pipeline_staged::*;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Traffic},
-    pipeline::{Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
+    pipeline::{Checked, Kind, MicroBatches, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
     train::{StageStrategy, TrainingConfig},
     zero::ZeroStage,
 };
@@ -38,14 +38,10 @@ fn memory_is_that_of_the_table_for_a_stage() {
             for how in HOWS {
                 let checked = how.checked(kind, p, v, 2 * p).unwrap();
                 let measured = everywhere(p * n, |comm| {
-                    let (staged, options) = (layers(&comm, &checked)?, PipelineOptions::default());
-                    let config = TrainingConfig::default();
+                    let (staged, config) = (layers(&comm, &checked)?, TrainingConfig::default());
                     match how.zero() {
-                        None => bytes(&comm, PipelineTrainer::new(&comm, checked.clone(), staged, config, options)?),
-                        Some(zero) => bytes(
-                            &comm,
-                            ZeroPipelineTrainer::new(&comm, checked.clone(), staged, config, options, zero)?,
-                        ),
+                        None => bytes(&comm, PipelineTrainer::new(&comm, staged, config)?),
+                        Some(zero) => bytes(&comm, ZeroPipelineTrainer::new(&comm, staged, config, zero)?),
                     }
                 });
                 let expected = formula(how, n as f64) * (v * 2 * 128 * 128) as f64;
@@ -76,13 +72,10 @@ fn counted(how: How, checked: &Checked, n: usize) -> Vec<BTreeMap<&'static str, 
     let counts = everywhere(p * n, |comm| {
         let counting = Arc::new(CountingCommunicator::new(comm));
         let comm = counting.clone() as Comm<Cpu>;
-        let (staged, options, config) =
-            (layers(&comm, checked)?, PipelineOptions::default(), TrainingConfig::default());
+        let (staged, config) = (layers(&comm, checked)?, TrainingConfig::default());
         match how.zero() {
-            None => third(&counting, PipelineTrainer::new(&comm, checked.clone(), staged, config, options)?)?,
-            Some(zero) => {
-                third(&counting, ZeroPipelineTrainer::new(&comm, checked.clone(), staged, config, options, zero)?)?
-            }
+            None => third(&counting, PipelineTrainer::new(&comm, staged, config)?)?,
+            Some(zero) => third(&counting, ZeroPipelineTrainer::new(&comm, staged, config, zero)?)?,
         }
         Ok(counting.counts())
     });

@@ -16,7 +16,8 @@ use distributed::{
     buckets::Unused,
     comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks},
     pipeline::{
-        Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, StagedTrainer, ZeroPipelineTrainer,
+        Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged, StagedTrainer,
+        ZeroPipelineTrainer,
     },
     plan::{Axis, Mesh, ParallelPlan},
     train::{SimpleTrainer, StageStrategy, TrainingConfig},
@@ -24,7 +25,6 @@ use distributed::{
 };
 use nn::{Forward, Init, Linear, Module, Visitor};
 use numcore::{DType, Result, Tensor, ops::ViewOps};
-use optim::{AdamWConfig, ParamGroups};
 use runtime_cpu::Cpu;
 
 const STEPS: usize = 2;
@@ -39,15 +39,15 @@ fn trained(
     how: How,
     config: &TrainingConfig,
 ) -> Result<Told> {
-    let (staged, options, config) = (model.staged(comm, checked, layers), PipelineOptions::default(), config.clone());
+    let (staged, config) = (model.staged(comm, checked, layers), config.clone());
     let runs = config.accumulation;
     match how.zero() {
         None => {
-            let mut trainer = PipelineTrainer::new(comm, checked.clone(), staged, config, options)?;
+            let mut trainer = PipelineTrainer::new(comm, staged, config)?;
             steps_of(runs, comm, model, &mut trainer, 0..STEPS, |_| Ok(()))
         }
         Some(zero) => {
-            let mut trainer = ZeroPipelineTrainer::new(comm, checked.clone(), staged, config, options, zero)?;
+            let mut trainer = ZeroPipelineTrainer::new(comm, staged, config, zero)?;
             steps_of(runs, comm, model, &mut trainer, 0..STEPS, |t| t.gather_full_params())
         }
     }
@@ -108,12 +108,6 @@ fn replicas_alone() {
 }
 
 /// That of `config()`, as trainers make it.
-fn adamw() -> ParamGroups<AdamWConfig> {
-    let TrainingConfig { learning_rate: lr, weight_decay, .. } = config();
-    let defaults = AdamWConfig { lr, weight_decay, ..Default::default() };
-    ParamGroups::new(defaults).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
-}
-
 /// A mesh of `p` stages in which `shards` ranks share each replica of a stage. Along its axes neighbours are apart by other strides than
 /// in `world`, whose rank `r` is rank `r % p` of pipeline `r / p` there too.
 fn mesh(world: &Comm<Cpu>, p: usize, shards: usize) -> Result<Mesh<Cpu>> {
@@ -132,10 +126,9 @@ fn replicas_of_shards_train_as_on_one_rank() {
                 let Some(checked) = how.checked(kind, p, v, 2 * p) else { continue };
                 let ranks = everywhere(p * pipelines, |comm| {
                     let (mesh, staged) = (mesh(&comm, p, shards)?, Model::Gpt.staged(&comm, &checked, p * v));
-                    let (optimizer, options) = (adamw(), PipelineOptions::default());
-                    let (checked, zero) = (checked.clone(), how.zero().unwrap());
+                    let zero = how.zero().unwrap();
                     let mut trainer =
-                        ZeroPipelineTrainer::hybrid(&mesh, checked, staged, optimizer, config(), options, zero)?;
+                        ZeroPipelineTrainer::hybrid(&mesh, staged, config().adamw_groups(), config(), zero)?;
                     steps(&comm, Model::Gpt, &mut trainer, 0..STEPS, |t| t.gather_full_params())
                 });
                 let what = format!("{kind}, pipe {p} x {pipelines} pipelines, {shards} shards, {how:?}");
@@ -151,9 +144,9 @@ fn a_mesh_with_another_pipe_axis_is_refused() {
     let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
     let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
         let mesh = Mesh::new(&comm, ParallelPlan::new(2, [(Axis::Shard, 2)])?)?;
-        let (staged, optimizer) = (Model::Gpt.staged(&comm, &checked, 2), adamw());
-        let (options, zero) = (PipelineOptions::default(), ZeroOptions::default());
-        ZeroPipelineTrainer::hybrid(&mesh, checked.clone(), staged, optimizer, config(), options, zero).map(|_| ())
+        let staged = Model::Gpt.staged(&comm, &checked, 2);
+        ZeroPipelineTrainer::hybrid(&mesh, staged, config().adamw_groups(), config(), ZeroOptions::default())
+            .map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
@@ -165,9 +158,9 @@ fn a_mesh_with_another_pipe_axis_is_refused() {
 fn unused_parameters_cannot_be_allowed() {
     let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
     let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
-        let (staged, options) = (Model::Gpt.staged(&comm, &checked, 2), PipelineOptions::default());
+        let staged = Model::Gpt.staged(&comm, &checked, 2);
         let zero = ZeroOptions { unused: Unused::Allow, ..Default::default() };
-        ZeroPipelineTrainer::new(&comm, checked.clone(), staged, config(), options, zero).map(|_| ())
+        ZeroPipelineTrainer::new(&comm, staged, config(), zero).map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
@@ -219,7 +212,7 @@ fn replicas_with_different_schedules_are_refused() {
         let kind = if comm.rank() < 2 { Kind::OneFOneB } else { Kind::GPipe };
         let checked = How::Replicas.checked(kind, 2, 1, 4).unwrap();
         let staged = Model::Mlp.staged(&comm, &checked, 2);
-        PipelineTrainer::new(&comm, checked, staged, config(), PipelineOptions::default()).map(|_| ())
+        PipelineTrainer::new(&comm, staged, config()).map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
@@ -235,11 +228,14 @@ struct Seen {
 }
 
 /// A step, an evaluation, a step with the gradients of the inputs.
-fn looked_at<S: StageStrategy<Cpu>>(
-    comm: &Comm<Cpu>,
-    mut trainer: StagedTrainer<Cpu, S>,
-    evaluate: bool,
-) -> Result<Seen> {
+fn looked_at(comm: &Comm<Cpu>, staged: Staged<Cpu>, how: How, evaluate: bool) -> Result<Seen> {
+    match how.zero() {
+        None => seen(comm, PipelineTrainer::new(comm, staged, config())?, evaluate),
+        Some(zero) => seen(comm, ZeroPipelineTrainer::new(comm, staged, config(), zero)?, evaluate),
+    }
+}
+
+fn seen<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: StagedTrainer<Cpu, S>, evaluate: bool) -> Result<Seen> {
     let schedule = trainer.pipeline().schedule();
     let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());
     let part = |step: usize| {
@@ -280,19 +276,9 @@ fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
             let checked = how.checked(kind, p, v, m).unwrap();
             let run = |evaluate| {
                 let ranks = everywhere(p * replicas, |comm| {
-                    let staged = Model::Mlp.staged(&comm, &checked, p * v);
                     let options = PipelineOptions { input_gradients: true, ..Default::default() };
-                    match how.zero() {
-                        None => {
-                            let trainer = PipelineTrainer::new(&comm, checked.clone(), staged, config(), options)?;
-                            looked_at(&comm, trainer, evaluate)
-                        }
-                        Some(zero) => {
-                            let checked = checked.clone();
-                            let trainer = ZeroPipelineTrainer::new(&comm, checked, staged, config(), options, zero)?;
-                            looked_at(&comm, trainer, evaluate)
-                        }
-                    }
+                    let staged = Model::Mlp.staged(&comm, &checked, p * v).options(options);
+                    looked_at(&comm, staged, how, evaluate)
                 });
                 ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))
             };
@@ -337,23 +323,12 @@ fn a_parameter_without_gradient_is_named_on_every_rank() {
     for how in HOWS {
         let checked = how.checked(Kind::OneFOneB, 2, 1, 4).unwrap();
         let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
-            let mut staged = Model::Mlp.staged(&comm, &checked, 2);
-            if comm.rank() % 2 == 1 {
-                let (number, stage) = staged.stages.remove(0);
-                let layer = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 3, 3)?;
-                staged.stages.push((number, Box::new(Superfluous(stage, layer))));
-            }
-            let options = PipelineOptions::default();
-            match how.zero() {
-                None => {
-                    looked_at(&comm, PipelineTrainer::new(&comm, checked.clone(), staged, config(), options)?, false)
-                }
-                Some(zero) => {
-                    let checked = checked.clone();
-                    let trainer = ZeroPipelineTrainer::new(&comm, checked, staged, config(), options, zero)?;
-                    looked_at(&comm, trainer, false)
-                }
-            }
+            let (mut stages, _) = Model::Mlp.stages(&comm, &checked, 2);
+            let layer = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 3, 3)?;
+            let last = stages.remove(1);
+            stages.push(Box::new(Superfluous(last, layer)));
+            let staged = Staged::on(comm.rank(), checked.clone(), stages).loss(|y, t| Model::Mlp.loss(&y[0], &t[0]));
+            looked_at(&comm, staged, how, false)
         });
         for outcome in outcomes.unwrap() {
             let error = outcome.map(|_| ()).unwrap_err().to_string();

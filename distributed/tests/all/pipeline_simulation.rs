@@ -1,7 +1,7 @@
 //! Times worked out by hand, and the pictures of them.
 
 use distributed::pipeline::{
-    Action, Compute, Costs, Kind, Lowering, Pass, Passes, Sends, Span, Timeline, lower, simulate,
+    Action, Compute, Costs, Kind, Lowering, Pass, Sends, Span, StageCosts, Timeline, lower, simulate,
 };
 
 fn span(start: u64, end: u64) -> Span {
@@ -37,9 +37,7 @@ fn synchronous_messages_hold_both_ranks() {
 /// The slowest stage sets the pace: 1F1B takes m times its passes, and the others' once on the way there and back.
 #[test]
 fn stages_may_differ() {
-    let passes = |f, i, w| Passes { f, b: i + w, i, w };
-    let stages = vec![passes(3, 4, 2), passes(10, 12, 8), passes(1, 1, 1)];
-    let costs = Costs { stages, ..Costs::default() };
+    let costs = Costs::of([(3, 4, 2), (10, 12, 8), (1, 1, 1)].map(|(f, i, w)| StageCosts::new(f, i, w)).to_vec());
     let schedule = Kind::OneFOneB.generate(4, 1, 12).unwrap();
     let simulation = simulate(&schedule, &costs, Sends::Overlapped).unwrap();
     // Stages 2 and 3 both cost what the last entry says, so the round trip behind stage 1 (1+1+2+2) fits beside its own work.
@@ -49,8 +47,9 @@ fn stages_may_differ() {
 /// Where stages weigh differently it matters which of a rank's stages a micro-batch is in: counted here by the clock.
 #[test]
 fn activations_weigh_what_their_stage_holds() {
-    let costs = Costs { activations: vec![100, 7, 30, 1], ..Costs::uniform(3, 2, 2) };
-    let weigh = |stage: usize| costs.activations[stage.min(3)];
+    let bytes = [100, 7, 30, 1];
+    let costs = Costs::of(bytes.map(|bytes| StageCosts::new(3, 2, 2).with_activations(bytes)).to_vec());
+    let weigh = |stage: usize| bytes[stage.min(3)];
     let of = |kind: Kind, v| {
         let schedule = kind.generate(3, v, 6).unwrap();
         let simulation = simulate(&schedule, &costs, Sends::Overlapped).unwrap();

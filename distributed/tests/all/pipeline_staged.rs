@@ -5,15 +5,15 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     common::config,
-    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu, own},
+    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
     zero::options,
 };
 use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
     pipeline::{
-        Checked, GptStage, Kind, Limits, Lowering, MicroBatches, Stage, Staged, StagedTrainer, balanced, check, lower,
-        split,
+        Checked, GptStage, Kind, Limits, Lowering, MicroBatches, Stage, Staged, StagedTrainer, Tie, balanced, check,
+        lower, split,
     },
     train::{Loss, SimpleTrainer, StageStrategy},
     zero::{UnitOf, ZeroOptions, ZeroStage},
@@ -86,11 +86,17 @@ impl Model {
         }
     }
 
-    /// This rank's stages of `layers` layers in all. Replicas start from other values than the first, whose count.
+    /// This rank's stages of `layers` layers in all.
     pub fn staged(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> Staged<Cpu> {
+        let (stages, ties) = self.stages(comm, checked, layers);
+        Staged::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(&y[0], &t[0])).ties(ties)
+    }
+
+    /// All stages of `layers` layers, and what they share. Replicas start from other values than the first, whose count.
+    pub fn stages(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>) {
         let (count, p) = (checked.schedule().stages(), checked.schedule().placement().ranks());
         let init = Init::new(comm.runtime(), 5 + (comm.rank() / p) as u64).dtype(self.dtype());
-        let (stages, ties): (Vec<Box<dyn Stage<Cpu>>>, _) = match self {
+        match self {
             Model::Mlp | Model::Half => {
                 let layers = mlp(&init, layers).into_layers();
                 let cuts = balanced(&layers, count).unwrap();
@@ -100,9 +106,7 @@ impl Model {
                 let cut = GptStage::cut(&init, GPT, count).unwrap();
                 (cut.into_iter().map(|stage| Box::new(stage) as _).collect(), GptStage::<Cpu>::ties(&GPT))
             }
-        };
-        let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| self.loss(&y[0], &t[0]);
-        Staged { stages: own(checked, comm.rank() % p, stages), loss: Some(Box::new(loss)), ties }
+        }
     }
 
     /// All examples of a step.
@@ -268,8 +272,6 @@ pub fn layers(comm: &Comm<Cpu>, checked: &Checked) -> Result<Staged<Cpu>> {
     let layers = (0..2 * count).map(linear).collect::<Result<Vec<_>>>()?.into_iter();
     let layers: Vec<Box<dyn Forward<Cpu>>> = layers.map(|layer| Box::new(layer) as _).collect();
     let cuts: Vec<usize> = (1..count).map(|k| 2 * k).collect();
-    let p = checked.schedule().placement().ranks();
-    let stages = own(checked, comm.rank() % p, split(layers, &cuts)?);
-    let loss = |y: &[Var<Cpu>], t: &[Var<Cpu>]| Ok(Loss::mean(mse(&y[0], &t[0], Reduction::Mean)?));
-    Ok(Staged { stages, loss: Some(Box::new(loss)), ties: Vec::new() })
+    let staged = Staged::on(comm.rank(), checked.clone(), split(layers, &cuts)?);
+    Ok(staged.loss(|y, t| Ok(Loss::mean(mse(&y[0], &t[0], Reduction::Mean)?))))
 }

@@ -5,7 +5,7 @@ use std::{cell::Cell, collections::BTreeMap, sync::Arc};
 use crate::pipeline_common::*;
 use autograd::{Function, Var, apply_function, checkpoint};
 use distributed::pipeline::{
-    Checked, Costs, Kind, Layers, MicroBatches, Pipeline, PipelineOptions, Sends, Stage, simulate,
+    Checked, Costs, Kind, Layers, MicroBatches, Pipeline, PipelineOptions, Sends, Stage, Staged, simulate,
 };
 use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt, Param, Tanh, Visitor};
 use numcore::{
@@ -187,8 +187,8 @@ fn a_measured_run_is_a_timeline() {
     let checked = checked(Kind::DualPipeV, 2, 2, 4).unwrap();
     let timelines = world(2, |comm| {
         let options = PipelineOptions { measured: true, ..Default::default() };
-        let stages = own(&checked, comm.rank(), mlp_stages(comm.runtime(), 4, 4));
-        let mut pipeline = Pipeline::new(&comm, checked.clone(), stages, boxed(squares), options)?;
+        let stages = Staged::on(comm.rank(), checked.clone(), mlp_stages(comm.runtime(), 4, 4)).loss(squares);
+        let mut pipeline = Pipeline::new(&comm, stages.options(options))?;
         let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
         let batch = MicroBatches::split(&[rows(comm.runtime(), 1, 4)], &[rows(comm.runtime(), 2, 4)], 4)?;
         let output = pipeline.run(batch, &mut gradients)?;

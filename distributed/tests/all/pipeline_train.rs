@@ -16,7 +16,7 @@ use autograd::{Leaf, Var};
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, GptStage, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged, Tie},
+    pipeline::{Checked, GptStage, Kind, MicroBatches, PipelineTrainer, Stage, Staged, Tie},
     train::{BucketedTrainer, Loss, TrainingConfig},
 };
 use nn::{
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    fn staged(self, comm: &Comm<Cpu>, checked: &Checked, rank: usize) -> Staged<Cpu> {
+    fn staged(self, comm: &Comm<Cpu>, checked: &Checked) -> Staged<Cpu> {
         let (rt, count) = (comm.runtime(), checked.schedule().stages());
         let (stages, ties): (Vec<Box<dyn Stage<Cpu>>>, _) = match self {
             Model::Mlp => (mlp_stages(rt, count, count), Vec::new()),
@@ -69,7 +69,7 @@ impl Model {
                 (cut.into_iter().map(|stage| Box::new(stage) as _).collect(), GptStage::<Cpu>::ties(&GPT))
             }
         };
-        Staged { stages: own(checked, rank, stages), loss: boxed(move |y, t| self.loss(y, t)), ties }
+        Staged::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(y, t)).ties(ties)
     }
 
     /// All examples of a step.
@@ -145,10 +145,8 @@ fn piped(model: Model, checked: &Checked, replicas: usize, runs: usize, max_norm
     let p = checked.schedule().placement().ranks();
     let m = checked.schedule().micro_batches();
     let ranks = world(p * replicas, |comm| {
-        let staged = model.staged(&comm, checked, comm.rank() % p);
-        let options = PipelineOptions::default();
-        let make = |_, leaves| sgd(leaves);
-        let mut trainer = PipelineTrainer::with(&comm, checked.clone(), staged, config(runs, max_norm), options, make)?;
+        let staged = model.staged(&comm, checked);
+        let mut trainer = PipelineTrainer::with(&comm, staged, |_, leaves| sgd(leaves), config(runs, max_norm))?;
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
             let (x, y) = model.batch(comm.runtime(), step, m * runs * replicas);
@@ -279,11 +277,10 @@ fn clipping_is_by_the_norm_of_all_gradients() {
 fn a_step_that_overflows_is_left_out_by_all() {
     let checked = of(Kind::ZbH1, 3, 1, 3);
     let ranks = world(3, |comm| {
-        let staged = Model::Mlp.staged(&comm, &checked, comm.rank());
+        let staged = Model::Mlp.staged(&comm, &checked);
         let scaler = LossScaler::starting_at(1e30)?;
         let config = TrainingConfig { loss_scaling: Some(scaler), ..config(1, Some(1.0)) };
-        let options = PipelineOptions::default();
-        let mut trainer = PipelineTrainer::with(&comm, checked.clone(), staged, config, options, |_, l| sgd(l))?;
+        let mut trainer = PipelineTrainer::with(&comm, staged, |_, leaves| sgd(leaves), config)?;
         let before = weights(trainer.pipeline().stages().values());
         let (x, y) = Model::Mlp.batch(comm.runtime(), 0, 3);
         // 1e30 times a difference of 1e10 is beyond f32.
@@ -305,11 +302,10 @@ fn a_loss_scale_that_fits_changes_nothing() {
     let checked = of(Kind::OneFOneB, 2, 1, 2);
     let train = |scale: Option<f64>| {
         world(2, |comm| {
-            let staged = Model::Gpt.staged(&comm, &checked, comm.rank());
+            let staged = Model::Gpt.staged(&comm, &checked);
             let loss_scaling = scale.map(LossScaler::starting_at).transpose()?;
             let config = TrainingConfig { loss_scaling, ..config(1, Some(0.5)) };
-            let options = PipelineOptions::default();
-            let mut trainer = PipelineTrainer::with(&comm, checked.clone(), staged, config, options, |_, l| sgd(l))?;
+            let mut trainer = PipelineTrainer::with(&comm, staged, |_, leaves| sgd(leaves), config)?;
             let (x, y) = Model::Gpt.batch(comm.runtime(), 0, 2);
             let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
             Ok((metrics.stepped(), metrics.grad_norm()?, weights(trainer.pipeline().stages().values())))
@@ -329,10 +325,10 @@ fn ties_that_cannot_be_are_refused_on_every_rank() {
     for (what, names, told) in cases {
         let checked = of(Kind::OneFOneB, 2, 1, 2);
         let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
-            let stages = own(&checked, comm.rank(), mlp_stages(comm.runtime(), 3, 2));
-            let staged = Staged { stages, loss: boxed(squares), ties: vec![Tie::new(names.iter().copied())] };
-            let (config, options) = (TrainingConfig::default(), PipelineOptions::default());
-            PipelineTrainer::new(&comm, checked.clone(), staged, config, options).map(|_| ())
+            let stages = mlp_stages(comm.runtime(), 3, 2);
+            let staged = Staged::on(comm.rank(), checked.clone(), stages).loss(squares);
+            let staged = staged.ties(vec![Tie::new(names.iter().copied())]);
+            PipelineTrainer::new(&comm, staged, TrainingConfig::default()).map(|_| ())
         });
         for outcome in outcomes.unwrap() {
             let error = outcome.expect_err(what).to_string();
@@ -345,9 +341,7 @@ fn ties_that_cannot_be_are_refused_on_every_rank() {
 fn a_world_that_is_no_number_of_pipelines_is_refused_on_every_rank() {
     let checked = of(Kind::OneFOneB, 2, 1, 2);
     let outcomes = Ranks::new(3).timeout(TIMEOUT).outcomes(cpu, |comm| {
-        let staged = Staged { stages: Vec::new(), loss: None, ties: Vec::new() };
-        let (config, options) = (TrainingConfig::default(), PipelineOptions::default());
-        PipelineTrainer::new(&comm, checked.clone(), staged, config, options).map(|_| ())
+        PipelineTrainer::new(&comm, Staged::new(checked.clone(), Vec::new()), TrainingConfig::default()).map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();

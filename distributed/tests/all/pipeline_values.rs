@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::pipeline_common::*;
 use autograd::{Gradients, Var};
 use distributed::{
-    pipeline::{Checked, MicroBatches, Pipeline, PipelineOptions, Stage},
+    pipeline::{Checked, MicroBatches, Pipeline, PipelineOptions, Stage, Staged},
     train::Loss,
 };
 use nn::{Embedding, Forward, Init, Linear, Module, ModuleExt, Param};
@@ -119,10 +119,9 @@ fn several_values_of_several_types_and_the_inputs_gradients() {
         for (kind, checked) in kinds(p, v, 5) {
             let (losses, want, features) = parts_alone(5, &order(&checked));
             let ranks = world(p, |comm| {
-                let parts = Part::all(comm.runtime()).into_iter().map(|part| Box::new(part) as _).collect();
                 let options = PipelineOptions { input_gradients: true, ..Default::default() };
-                let stages = own(&checked, comm.rank(), parts);
-                let mut pipeline = Pipeline::new(&comm, checked.clone(), stages, boxed(part_loss), options)?;
+                let parts = Staged::on(comm.rank(), checked.clone(), Part::all(comm.runtime())).loss(part_loss);
+                let mut pipeline = Pipeline::new(&comm, parts.options(options))?;
                 let mut hooks: BTreeMap<usize, Gradients<Cpu>> =
                     pipeline.stages().keys().map(|&stage| (stage, Gradients::new())).collect();
                 let output = pipeline.run(part_batch(comm.runtime(), 5), &mut hooks)?;

@@ -8,7 +8,7 @@ use crate::{
 };
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    pipeline::{Kind, PipelineOptions, ZeroPipelineTrainer},
+    pipeline::{Kind, ZeroPipelineTrainer},
     train::{Notes, TrainingConfig},
     zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
@@ -137,8 +137,7 @@ fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
         let with = |state| {
             let ranks = staged::everywhere(4, |comm| {
                 let (model, zero) = (Model::Gpt.staged(&comm, &checked, 2), options(stage, state));
-                let plain = PipelineOptions::default();
-                let mut trainer = ZeroPipelineTrainer::new(&comm, checked.clone(), model, config(), plain, zero)?;
+                let mut trainer = ZeroPipelineTrainer::new(&comm, model, config(), zero)?;
                 let told = staged::steps(&comm, Model::Gpt, &mut trainer, 0..2, |t| t.gather_full_params())?;
                 let left = comm.runtime().memory().of(Use::Optimizer).live;
                 assert_eq!(left == 0, state == StatePlace::Host);

@@ -9,7 +9,7 @@ use weftgrad::{
     distributed::{
         comm::{Comm, NoOpCommunicator, Ranks},
         pipeline::{
-            Checked, GptStage, Kind, Limits, Lowering, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged,
+            Checked, GptStage, Kind, Limits, Lowering, MicroBatches, PipelineOptions, PipelineTrainer, Staged,
             StagedTrainer, Timeline, ZeroPipelineTrainer, check, lower,
         },
         train::{Loss, StageStrategy, TrainingConfig},
@@ -107,20 +107,18 @@ fn schedule(options: &Options) -> Result<Checked> {
 fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: usize, text: &[i64]) -> Result<Timeline> {
     let config =
         GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
-    let schedule = checked.schedule();
     // Every rank makes the whole model from the same seed and keeps its stages.
-    let stages = GptStage::cut(&Init::new(comm.runtime(), 1), config, schedule.stages())?.into_iter().enumerate();
-    let here = stages.filter(|(stage, _)| schedule.placement().rank_of(*stage) == Some(comm.rank() % options.ranks));
-    let stages = here.map(|(stage, part)| (stage, Box::new(part) as Box<dyn Stage<AnyRuntime>>)).collect();
-    let model = Staged { stages, loss: Some(Box::new(loss)), ties: GptStage::<AnyRuntime>::ties(&config) };
+    let stages = GptStage::cut(&Init::new(comm.runtime(), 1), config, checked.schedule().stages())?;
+    let model = Staged::on(comm.rank(), checked.clone(), stages)
+        .loss(loss)
+        .ties(GptStage::<AnyRuntime>::ties(&config))
+        .options(PipelineOptions { measured: true, ..Default::default() });
     let training = TrainingConfig { learning_rate: 3e-3, max_norm: Some(1.0), ..Default::default() };
-    let measured = PipelineOptions { measured: true, ..Default::default() };
-    let (comm, checked) = (&comm, checked.clone());
     match options.zero.checked_sub(1).map(|stage| ZeroStage::ALL[usize::from(stage)]) {
-        None => steps(PipelineTrainer::new(comm, checked, model, training, measured)?, comm, options, text),
+        None => steps(PipelineTrainer::new(&comm, model, training)?, &comm, options, text),
         Some(stage) => {
             let zero = ZeroOptions { stage, ..Default::default() };
-            steps(ZeroPipelineTrainer::new(comm, checked, model, training, measured, zero)?, comm, options, text)
+            steps(ZeroPipelineTrainer::new(&comm, model, training, zero)?, &comm, options, text)
         }
     }
 }

@@ -7,6 +7,7 @@ mod program;
 mod run;
 mod task;
 mod train;
+mod trainers;
 
 use std::{
     process::ExitCode,

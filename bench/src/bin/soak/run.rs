@@ -23,7 +23,7 @@ use weftgrad::{
 
 use crate::{
     program::Program,
-    train::{Trains, Values, trainer},
+    train::{Run, Values},
 };
 
 /// Fine, or what is wrong.
@@ -103,10 +103,10 @@ fn resumed(program: &Program, folder: &Folder, alone: &End, saved: usize) -> Ver
     };
     let (comm, one) = (nobody(), program.alone());
     let go_on = || {
-        let mut trainer = trainer(&comm, &one, 99)?;
-        trainer.load(folder)?;
-        steps(&mut *trainer, step..program.steps)?;
-        trainer.weights()
+        let mut run = Run::new(&comm, &one, 99)?;
+        run.load(folder)?;
+        steps(&mut run, step..program.steps)?;
+        run.weights()
     };
     let weights = go_on().map_err(|e| format!("the checkpoint of step {step}: {e}"))?;
     same("weights after resuming", program, &weights, &alone.weights)
@@ -146,12 +146,12 @@ fn nobody() -> Comm<Cpu> {
 
 fn single(program: &Program) -> Result<End> {
     let (comm, one) = (nobody(), program.alone());
-    let mut trainer = trainer(&comm, &one, 1)?;
-    Ok(End { losses: steps(&mut *trainer, 0..program.steps)?, weights: trainer.weights()? })
+    let mut run = Run::new(&comm, &one, 1)?;
+    Ok(End { losses: steps(&mut run, 0..program.steps)?, weights: run.weights()? })
 }
 
-fn steps(trainer: &mut dyn Trains, which: Range<usize>) -> Result<Vec<f64>> {
-    which.map(|step| trainer.step(step)).collect()
+fn steps(run: &mut Run, which: Range<usize>) -> Result<Vec<f64>> {
+    which.map(|step| run.step(step)).collect()
 }
 
 fn rank(comm: Comm<Cpu>, program: &Program, folder: &Folder, saved: &AtomicUsize) -> Result<End> {
@@ -160,16 +160,16 @@ fn rank(comm: Comm<Cpu>, program: &Program, folder: &Folder, saved: &AtomicUsize
         _ => comm,
     };
     // Replicas start from what rank 0 has.
-    let mut trainer = trainer(&comm, program, 1 + program.replica(comm.rank()) as u64)?;
+    let mut run = Run::new(&comm, program, 1 + program.replica(comm.rank()) as u64)?;
     let mut losses = Vec::new();
     for step in 0..program.steps {
-        losses.push(trainer.step(step)?);
+        losses.push(run.step(step)?);
         if program.saves.contains(&(step + 1)) {
-            trainer.save(folder)?;
+            run.save(folder, step + 1)?;
             saved.fetch_max(step + 1, Ordering::SeqCst);
         }
     }
-    let end = End { losses, weights: trainer.weights()? };
+    let end = End { losses, weights: run.weights()? };
     comm.barrier()?;
     Ok(end)
 }

@@ -21,6 +21,9 @@ pub enum Task {
     Gpt { layers: usize },
 }
 
+/// Inputs and targets.
+pub type Batch = (Tensor<Cpu>, Tensor<Cpu>);
+
 /// Stages of a model, and what they share.
 pub type Stages = (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>);
 
@@ -51,8 +54,8 @@ impl Task {
         }
     }
 
-    /// All examples of a step: inputs and targets.
-    pub fn batch(&self, rt: &Cpu, seed: u64, examples: usize) -> Result<(Tensor<Cpu>, Tensor<Cpu>)> {
+    /// All examples of a step.
+    pub fn batch(&self, rt: &Cpu, seed: u64, examples: usize) -> Result<Batch> {
         match self {
             Task::Mlp { widths } => {
                 let rows = |width, seed| Tensor::normal(rt, [examples, width], DType::F64, 0.0, 1.0, seed);

@@ -50,3 +50,29 @@ impl<R: Runtime> Groups<R> {
         Ok(Groups { world, pipe, data })
     }
 }
+
+/// What replicas of a pipeline are spread over.
+pub(super) enum Over<'a, R: Runtime> {
+    /// A world, one pipeline after another.
+    World(&'a Comm<R>),
+    /// A mesh, along its pipe axis.
+    Mesh(&'a Mesh<R>),
+}
+
+impl<R: Runtime> Over<'_, R> {
+    /// All ranks.
+    pub(super) fn world(&self) -> &Comm<R> {
+        match self {
+            Over::World(world) => world,
+            Over::Mesh(mesh) => mesh.world(),
+        }
+    }
+
+    /// The groups for a pipeline of so many ranks. Blocks.
+    pub(super) fn groups(&self, ranks: usize) -> Result<Groups<R>> {
+        match self {
+            Over::World(world) => Groups::new(world, ranks),
+            Over::Mesh(mesh) => Groups::of(mesh, ranks),
+        }
+    }
+}

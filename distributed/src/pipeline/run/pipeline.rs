@@ -10,7 +10,7 @@ use nn::ModuleExt;
 use numcore::{Error, Result, Runtime};
 
 use super::{
-    MicroBatches, PipelineOutput, Stage, StageHooks,
+    MicroBatches, PipelineOutput, Stage, StageHooks, Staged,
     hooks::NoHooks,
     step::{Job, Plan, Step},
 };
@@ -55,22 +55,15 @@ pub struct Pipeline<R: Runtime> {
 }
 
 impl<R: Runtime> Pipeline<R> {
-    /// This rank's part: its stages with their numbers, and, on the rank of the last stage, the loss (elsewhere it is not looked at; a
-    /// schedule of forwards alone can do without). Blocks.
+    /// This rank's part. Blocks.
     ///
     /// # Errors
     /// On every rank, when on any of them the schedule is for another number of ranks, a stage is missing, or another rank's, two
     /// stages share a parameter, or the loss is missing; and when ranks differ in schedule or options.
-    pub fn new(
-        comm: &Comm<R>,
-        checked: Checked,
-        stages: Vec<(usize, Box<dyn Stage<R>>)>,
-        loss: Option<Box<LossFn<R>>>,
-        options: PipelineOptions,
-    ) -> Result<Self> {
-        let fits = fit(comm, &checked, &stages, loss.is_some());
-        unanimous(comm, "Pipeline::new", fits)?;
-        comm.agree("the pipeline's schedule", &fingerprint(&checked, options))?;
+    pub fn new(comm: &Comm<R>, model: Staged<R>) -> Result<Self> {
+        unanimous(comm, "Pipeline::new", fit(comm, &model))?;
+        comm.agree("the pipeline's schedule", &fingerprint(&model))?;
+        let Staged { checked, stages, loss, options, .. } = model;
         let evaluation = if checked.is_forward_only() { checked.clone() } else { evaluation(&checked)? };
         let (comm, stages) = (comm.clone(), stages.into_iter().collect());
         let (plan, evaluation) = (Plan::new(checked), Plan::new(evaluation));
@@ -97,7 +90,7 @@ impl<R: Runtime> Pipeline<R> {
     /// told ([`eval`](ModuleExt::eval)).
     ///
     /// # Errors
-    /// As [`run`](Pipeline::run).
+    /// As [`run`](Pipeline::run); but a rank that had handed on all it made before another one failed learns of it in its next call.
     pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
         self.evaluate_with(batch, &mut NoHooks)
     }
@@ -172,8 +165,13 @@ impl<R: Runtime> Pipeline<R> {
             comm.abort(&format!("{at}{error}"));
             error.on_rank(comm.rank())
         };
-        self.count(&batch).map_err(|error| told(None, error))?;
+        let counted = self.count(&batch);
         let plan = if evaluate { &mut self.evaluation } else { &mut self.plan };
+        // Of forwards alone, ranks of early stages are done before those of late ones begin.
+        match plan.checked.is_forward_only() {
+            true => unanimous(&comm, "Pipeline::evaluate", counted)?,
+            false => counted.map_err(|error| told(None, error))?,
+        }
         let (stages, loss, options) = (&self.stages, self.loss.as_deref_mut(), self.options);
         let (seed, random) = (self.seed, Some(random_state()));
         let job = Job { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, random };
@@ -207,12 +205,7 @@ impl<R: Runtime> Pipeline<R> {
 }
 
 /// Whether this rank has what the schedule wants of it.
-fn fit<R: Runtime>(
-    comm: &Comm<R>,
-    checked: &Checked,
-    stages: &[(usize, Box<dyn Stage<R>>)],
-    has_loss: bool,
-) -> Result<()> {
+fn fit<R: Runtime>(comm: &Comm<R>, Staged { checked, stages, loss, .. }: &Staged<R>) -> Result<()> {
     let refuse = |why: String| Err(Error::argument("Pipeline::new", why));
     let (placement, rank) = (checked.schedule().placement(), comm.rank());
     if placement.ranks() != comm.size() {
@@ -225,7 +218,7 @@ fn fit<R: Runtime>(
         return refuse(format!("stages {wanted:?} live on rank {rank}, it was given {given:?}"));
     }
     let last = placement.stages() - 1;
-    if wanted.contains(&last) && !has_loss && !checked.is_forward_only() {
+    if wanted.contains(&last) && loss.is_none() && !checked.is_forward_only() {
         return refuse(format!("the rank of the last stage, {last}, has no loss"));
     }
     let mut owners: HashMap<usize, (usize, String)> = HashMap::new();
@@ -251,7 +244,7 @@ fn evaluation(checked: &Checked) -> Result<Checked> {
 }
 
 /// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them. FNV-1a.
-pub(super) fn fingerprint(checked: &Checked, options: PipelineOptions) -> [u8; 8] {
+pub(super) fn fingerprint<R: Runtime>(Staged { checked, options, .. }: &Staged<R>) -> [u8; 8] {
     let schedule = checked.schedule();
     let hash = |hash: u64, text: String| {
         text.bytes().chain([0]).fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

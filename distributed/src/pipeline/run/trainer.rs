@@ -8,13 +8,12 @@ use numcore::{Error, Result, Runtime};
 use optim::{LossScaler, Optimizer, Shards};
 
 use super::{
-    Groups, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, Tie, pipeline::fingerprint,
+    Groups, MicroBatches, Pipeline, PipelineOutput, Stage, Staged, Tie, groups::Over, pipeline::fingerprint,
     stages::Stages, tie::Tied,
 };
 use crate::{
     buckets::{BucketOptions, Unused},
-    comm::{Collectives, Comm, Communicator},
-    pipeline::Checked,
+    comm::{Collectives, Comm, Communicator, told},
     plan::Mesh,
     train::{DataParallel, Loss, StageStrategy, TrainingConfig, TrainingMetrics, Updates},
     zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
@@ -45,41 +44,22 @@ pub type PipelineTrainer<R> = StagedTrainer<R, DataParallel<R>>;
 ///   pays where a rank has more stages than the two that are gathered at once.
 pub type ZeroPipelineTrainer<R> = StagedTrainer<R, Sharded<R>>;
 
-/// The parts of a model that a rank runs, and how it finds its loss.
-pub struct Staged<R: Runtime> {
-    /// This rank's stages, by number.
-    pub stages: Vec<(usize, Box<dyn Stage<R>>)>,
-    /// Looked at on the rank of the last stage.
-    pub loss: Option<Box<LossFn<R>>>,
-    /// Parameters of which several stages have a copy. The same on every rank.
-    pub ties: Vec<Tie>,
-}
-
 impl<R: Runtime> PipelineTrainer<R> {
     /// Trains with AdamW as `config` says. The world is one or more replicas of the schedule's ranks: see [`Groups`]. Blocks.
-    pub fn new(
-        world: &Comm<R>,
-        checked: Checked,
-        model: Staged<R>,
-        config: TrainingConfig,
-        options: PipelineOptions,
-    ) -> Result<Self> {
-        let optimizer = config.clone();
-        Self::with(world, checked, model, config, options, |_, leaves| optimizer.adamw(leaves))
+    pub fn new(world: &Comm<R>, model: Staged<R>, config: TrainingConfig) -> Result<Self> {
+        let adamw = config.clone();
+        Self::with(world, model, |_, leaves| adamw.adamw(leaves), config)
     }
 
     /// Trains with any optimizer: `optimizer` makes one for a stage's parameters, of which there may be none. `config`'s learning
     /// rate and decay are not looked at.
     pub fn with(
         world: &Comm<R>,
-        checked: Checked,
         model: Staged<R>,
-        config: TrainingConfig,
-        options: PipelineOptions,
         mut optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
+        config: TrainingConfig,
     ) -> Result<Self> {
-        let groups = |ranks| Groups::new(world, ranks);
-        Self::build(world, checked, model, config, options, groups, |number, stage, replicas| {
+        Self::build(Over::World(world), model, config, |number, stage, replicas| {
             let leaves = stage.parameters().iter().map(|p| p.leaf()).collect();
             DataParallel::new(replicas, stage, optimizer(number, leaves)?, BucketOptions::default())
         })
@@ -92,16 +72,8 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     ///
     /// # Errors
     /// On every rank, as [`PipelineTrainer::new`], and when `zero` allows unused parameters.
-    pub fn new(
-        world: &Comm<R>,
-        checked: Checked,
-        model: Staged<R>,
-        config: TrainingConfig,
-        options: PipelineOptions,
-        zero: ZeroOptions,
-    ) -> Result<Self> {
-        let optimizer = config.adamw_groups();
-        Self::with(world, checked, model, optimizer, config, options, zero)
+    pub fn new(world: &Comm<R>, model: Staged<R>, config: TrainingConfig, zero: ZeroOptions) -> Result<Self> {
+        Self::with(world, model, config.adamw_groups(), config, zero)
     }
 
     /// Trains with any elementwise optimizer, of all stages alike; `config`'s learning rate and decay are not looked at.
@@ -110,16 +82,13 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     /// As [`new`](ZeroPipelineTrainer::new).
     pub fn with(
         world: &Comm<R>,
-        checked: Checked,
         model: Staged<R>,
         optimizer: impl Shards<R> + 'static,
         config: TrainingConfig,
-        options: PipelineOptions,
         zero: ZeroOptions,
     ) -> Result<Self> {
         let (optimizer, zero) = (Arc::new(optimizer), staged(world, &model.ties, zero)?);
-        let groups = |ranks| Groups::new(world, ranks);
-        Self::build(world, checked, model, config, options, groups, |_, stage, replicas| {
+        Self::build(Over::World(world), model, config, |_, stage, replicas| {
             Sharded::stage(replicas, stage, optimizer.clone(), zero.clone())
         })
     }
@@ -131,17 +100,13 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     /// As [`new`](ZeroPipelineTrainer::new), and when the schedule is not for as many ranks as the pipe axis has.
     pub fn hybrid(
         mesh: &Mesh<R>,
-        checked: Checked,
         model: Staged<R>,
         optimizer: impl Shards<R> + 'static,
         config: TrainingConfig,
-        options: PipelineOptions,
         zero: ZeroOptions,
     ) -> Result<Self> {
-        let world = mesh.world();
-        let (optimizer, zero) = (Arc::new(optimizer), staged(world, &model.ties, zero)?);
-        let groups = |ranks| Groups::of(mesh, ranks);
-        Self::build(world, checked, model, config, options, groups, |_, stage, _| {
+        let (optimizer, zero) = (Arc::new(optimizer), staged(mesh.world(), &model.ties, zero)?);
+        Self::build(Over::Mesh(mesh), model, config, |_, stage, _| {
             Sharded::hybrid_stage(mesh, stage, optimizer.clone(), zero.clone())
         })
     }
@@ -166,50 +131,37 @@ fn staged<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> Resul
 
 impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
     fn build(
-        world: &Comm<R>,
-        checked: Checked,
+        over: Over<R>,
         model: Staged<R>,
         config: TrainingConfig,
-        options: PipelineOptions,
-        groups: impl FnOnce(usize) -> Result<Groups<R>>,
-        strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
-    ) -> Result<Self> {
-        let built = Self::built(world, checked, model, config, options, groups, strategy);
-        // The others would wait for this rank's part of the next agreement until the time is up.
-        built.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
-    }
-
-    fn built(
-        world: &Comm<R>,
-        checked: Checked,
-        model: Staged<R>,
-        config: TrainingConfig,
-        options: PipelineOptions,
-        groups: impl FnOnce(usize) -> Result<Groups<R>>,
         mut strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
     ) -> Result<Self> {
-        config.check()?;
-        world.agree("the training configuration", format!("{config:?}").as_bytes())?;
-        world.agree("the pipeline's schedule", &fingerprint(&checked, options))?;
-        world.agree("the list of tied parameters", format!("{:?}", model.ties).as_bytes())?;
-        let groups = groups(checked.schedule().placement().ranks())?;
-        let pipeline = Pipeline::new(&groups.pipe, checked, model.stages, model.loss, options)?;
-        // Before strategies take the values over, which are the first replica's then.
-        let ties = Tied::all(&groups.pipe, &model.ties, pipeline.stages())?;
-        let mut parts = BTreeMap::new();
-        for (&number, stage) in pipeline.stages() {
-            parts.insert(number, strategy(number, &**stage, &groups.data)?);
-        }
-        let stages = Stages::new(&groups.pipe, parts, ties, config.learning_rate);
-        Ok(StagedTrainer { groups, pipeline, stages, updates: Updates::new(config), last: None })
+        let world = over.world();
+        let build = || {
+            config.check()?;
+            world.agree("the training configuration", format!("{config:?}").as_bytes())?;
+            world.agree("the pipeline's schedule", &fingerprint(&model))?;
+            world.agree("the list of tied parameters", format!("{:?}", model.ties).as_bytes())?;
+            let groups = over.groups(model.checked.schedule().placement().ranks())?;
+            let ties = model.ties.clone();
+            let pipeline = Pipeline::new(&groups.pipe, model)?;
+            // Before strategies take the values over, which are the first replica's then.
+            let ties = Tied::all(&groups.pipe, &ties, pipeline.stages())?;
+            let mut parts = BTreeMap::new();
+            for (&number, stage) in pipeline.stages() {
+                parts.insert(number, strategy(number, &**stage, &groups.data)?);
+            }
+            let stages = Stages::new(&groups.pipe, parts, ties, config.learning_rate);
+            Ok(StagedTrainer { groups, pipeline, stages, updates: Updates::new(config), last: None })
+        };
+        told(world, build())
     }
 
     /// One step: `batch(k)` gives this replica's micro-batches of the `k`-th run. The update is that of one rank with all micro-batches
     /// of all replicas.
     pub fn step(&mut self, batch: impl FnMut(usize) -> Result<MicroBatches<R>>) -> Result<TrainingMetrics<R>> {
         let done = self.accumulate(batch).and_then(|losses| self.update(&losses));
-        let world = &self.groups.world;
-        done.inspect_err(|error| world.abort(&error.to_string())).map_err(|error| error.on_rank(world.rank()))
+        told(&self.groups.world, done)
     }
 
     /// Forwards alone: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are sharded, replicas

@@ -1,0 +1,149 @@
+//! The trainer that a program asks for.
+
+use weftgrad::{
+    distributed::{
+        buckets::{BucketLimits, BucketOptions},
+        checkpoint::Checkpointed,
+        comm::{Comm, Communicator},
+        pipeline::{MicroBatches, PipelineTrainer, Staged, StagedTrainer, ZeroPipelineTrainer},
+        plan::{Axis, Mesh, ParallelPlan},
+        sampler::shard_batches,
+        train::{BucketedTrainer, DataParallel, StageStrategy, Strategy, Trainer, TrainingConfig, TrainingMetrics},
+        zero::{FullParameters, Sharded, UnitOf, ZeroOptions, ZeroTrainer},
+    },
+    prelude::*,
+};
+
+use crate::{
+    program::{How, Program},
+    task::Batch,
+};
+
+/// A trainer of a model that is whole on every rank, or in stages.
+pub trait Trains {
+    /// A step on this rank's share of all examples.
+    fn train(&mut self, comm: &Comm<Cpu>, program: &Program, all: Batch) -> Result<TrainingMetrics<Cpu>>;
+    /// What checkpoints have.
+    fn state(&mut self) -> &mut dyn Checkpointed<Cpu>;
+    /// What this rank has of the model.
+    fn modules(&self) -> Vec<&dyn Module<Cpu>>;
+    /// Makes all parameters of it be here for as long as what it gives lives.
+    fn gather(&self) -> Result<Vec<FullParameters<Cpu>>>;
+}
+
+/// The trainer of a program on this rank; values are drawn from `seed`, and then those of rank 0.
+pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn Trains>> {
+    let (config, rt) = (config(program), comm.runtime());
+    let zero = |stage| ZeroOptions { stage, ..Default::default() };
+    let whole = || program.task.whole(rt, seed);
+    Ok(match program.how {
+        How::Buckets { first, others, wire } => {
+            let (model, limits) = (whole()?, BucketLimits { first, others });
+            let options = BucketOptions { limits, wire, ..Default::default() };
+            Box::new(Whole { trainer: BucketedTrainer::new(comm, &model, config, options)?, model })
+        }
+        How::Zero { stage, whole: one, state } => {
+            let (model, units) = (whole()?, if one { UnitOf::whole() } else { UnitOf::layers() });
+            let options = ZeroOptions { units, state, ..zero(stage) };
+            Box::new(Whole { trainer: ZeroTrainer::new(comm, &model, config, options)?, model })
+        }
+        How::Hybrid { replicas, stage } => {
+            let (model, shards) = (whole()?, program.ranks / replicas);
+            let plan = ParallelPlan::new(program.ranks, [(Axis::Data, replicas), (Axis::Shard, shards)])?;
+            let strategy = Sharded::hybrid(&Mesh::new(comm, plan)?, &model, config.adamw_groups(), zero(stage))?;
+            Box::new(Whole { trainer: Trainer::over(strategy, config)?, model })
+        }
+        How::Pipeline { kind, p, v, micros, zero: sharded } => {
+            let checked = How::checked(kind, p, v, micros)?;
+            let (stages, ties) = program.task.stages(rt, seed, checked.schedule().stages())?;
+            let task = program.task.clone();
+            let model = Staged::on(comm.rank(), checked, stages).loss(move |y, t| task.loss(&y[0], &t[0])).ties(ties);
+            match sharded {
+                None => Box::new(PipelineTrainer::new(comm, model, config)?),
+                Some(stage) => Box::new(ZeroPipelineTrainer::new(comm, model, config, zero(stage))?),
+            }
+        }
+    })
+}
+
+fn config(program: &Program) -> TrainingConfig {
+    TrainingConfig {
+        learning_rate: 1e-2,
+        weight_decay: 0.1,
+        accumulation: program.accumulation,
+        max_norm: program.max_norm,
+        ..Default::default()
+    }
+}
+
+/// What a strategy has of a model's parameters between steps.
+trait Gathers {
+    /// Makes all of them be here.
+    fn gathered(&self) -> Result<Option<FullParameters<Cpu>>>;
+}
+
+impl Gathers for DataParallel<Cpu> {
+    fn gathered(&self) -> Result<Option<FullParameters<Cpu>>> {
+        Ok(None)
+    }
+}
+
+impl Gathers for Sharded<Cpu> {
+    fn gathered(&self) -> Result<Option<FullParameters<Cpu>>> {
+        self.gather_full_params().map(Some)
+    }
+}
+
+/// The model is not the trainer's.
+struct Whole<S: Strategy<Cpu>> {
+    trainer: Trainer<Cpu, S>,
+    model: Box<dyn Forward<Cpu>>,
+}
+
+impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
+    fn train(&mut self, comm: &Comm<Cpu>, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
+        let own = shard_batches(program.examples, comm.rank(), comm.size());
+        self.trainer.step(|k| {
+            let rows: Vec<i64> = own.iter().skip(k).step_by(program.accumulation).map(|&i| i as i64).collect();
+            let rows = Tensor::from_vec(comm.runtime(), rows)?;
+            let out = self.model.forward(&Var::new(x.index_select(0, &rows)?))?;
+            program.task.loss(&out, &Var::new(y.index_select(0, &rows)?))
+        })
+    }
+
+    fn state(&mut self) -> &mut dyn Checkpointed<Cpu> {
+        &mut self.trainer
+    }
+
+    fn modules(&self) -> Vec<&dyn Module<Cpu>> {
+        vec![&*self.model]
+    }
+
+    fn gather(&self) -> Result<Vec<FullParameters<Cpu>>> {
+        Ok(self.trainer.strategy().gathered()?.into_iter().collect())
+    }
+}
+
+impl<S: StageStrategy<Cpu> + Gathers> Trains for StagedTrainer<Cpu, S> {
+    fn train(&mut self, comm: &Comm<Cpu>, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
+        let schedule = self.pipeline().schedule();
+        let (p, m, runs) = (schedule.placement().ranks(), schedule.micro_batches(), program.accumulation);
+        let rows = program.examples / (program.ranks / p * runs);
+        self.step(|k| {
+            let at = (comm.rank() / p * runs + k) * rows;
+            MicroBatches::split(&[x.narrow(0, at, rows)?], &[y.narrow(0, at, rows)?], m)
+        })
+    }
+
+    fn state(&mut self) -> &mut dyn Checkpointed<Cpu> {
+        self
+    }
+
+    fn modules(&self) -> Vec<&dyn Module<Cpu>> {
+        self.pipeline().stages().values().map(|stage| &**stage as _).collect()
+    }
+
+    fn gather(&self) -> Result<Vec<FullParameters<Cpu>>> {
+        self.strategies().values().filter_map(|strategy| strategy.gathered().transpose()).collect()
+    }
+}

@@ -1,0 +1,192 @@
+//! When strategies send the gradients of a stage: where its row says REDUCE_GRAD they are on their way, and not before its last sweep.
+
+use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
+
+use autograd::BackwardHook;
+use nn::{Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
+use numcore::{DType, Result, Tensor};
+use optim::{Sgd, SgdConfig};
+use runtime_cpu::Cpu;
+
+use super::{Groups, MicroBatches, Pipeline, Stage, StageHooks, Staged, split, stages::Stages};
+use crate::{
+    buckets::{BucketLimits, BucketOptions},
+    comm::{Comm, Communicator, CountingCommunicator, Ranks},
+    pipeline::{Checked, Compute, Kind, Limits, Lowering, Pass, check, lower},
+    train::{DataParallel, Loss, StageStrategy, TrainingConfig},
+    zero::{Sharded, ZeroOptions, ZeroStage},
+};
+
+const WIDTH: usize = 4;
+const MICROS: usize = 4;
+
+/// What a run asks of a stage, in the order of the row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Asked {
+    /// A sweep, and whether it is the stage's last of the run.
+    Sweep(Compute, bool),
+    ReduceGrad(usize),
+    /// The end of the run, and that of the step.
+    Nothing,
+}
+
+/// What was asked, and how many sums were started before anything else was.
+type Sent = Vec<(Asked, u64)>;
+
+/// Strategies, and how many of their sums had been started when they were asked for something.
+struct Watched<S> {
+    stages: Stages<Cpu, S>,
+    replicas: Arc<CountingCommunicator<Cpu>>,
+    asked: Vec<(Asked, u64)>,
+}
+
+impl<S: StageStrategy<Cpu>> Watched<S> {
+    fn note(&mut self, asked: Asked) {
+        let sums = ["all_reduce", "reduce_scatter"].map(|kind| self.replicas.of(kind).calls);
+        self.asked.push((asked, sums.iter().sum()));
+    }
+
+    /// Forgets what it tells.
+    fn sent(&mut self) -> Sent {
+        let asked = std::mem::take(&mut self.asked);
+        asked.windows(2).map(|pair| (pair[0].0, pair[1].1 - pair[0].1)).collect()
+    }
+}
+
+impl<S: StageStrategy<Cpu>> StageHooks<Cpu> for Watched<S> {
+    fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
+        self.note(Asked::Sweep(pass, last));
+        self.stages.gradients(pass, last)
+    }
+
+    fn reduce_grad(&mut self, stage: usize) -> Result<()> {
+        self.note(Asked::ReduceGrad(stage));
+        self.stages.reduce_grad(stage)
+    }
+
+    fn unshard(&mut self, stage: usize) -> Result<()> {
+        self.stages.unshard(stage)
+    }
+
+    fn reshard(&mut self, stage: usize) -> Result<()> {
+        self.stages.reshard(stage)
+    }
+}
+
+/// Trains two runs of a step on two replicas of two ranks; what was sent when in each run, by rank.
+fn two_runs<S: StageStrategy<Cpu>>(
+    checked: &Checked,
+    strategy: impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<S> + Sync,
+) -> Vec<[Sent; 2]> {
+    let program = |comm: Comm<Cpu>| {
+        let groups = Groups::new(&comm, 2)?;
+        let replicas = Arc::new(CountingCommunicator::new(groups.data));
+        let (rt, init) = (comm.runtime(), Init::new(comm.runtime(), 3));
+        let count = checked.schedule().stages();
+        let linear = |_| Linear::new(&init, WIDTH, WIDTH);
+        let layers = (0..2 * count).map(linear).collect::<Result<Vec<_>>>()?.into_iter();
+        let layers = layers.fold(Sequential::new(), |model, layer| model.push(layer).push(Tanh)).into_layers();
+        let cuts: Vec<usize> = (1..count).map(|stage| 4 * stage).collect();
+        let model = Staged::on(comm.rank(), checked.clone(), split(layers, &cuts)?)
+            .loss(|y, target| Ok(Loss::mean(mse(&y[0], &target[0], Reduction::Mean)?)));
+        let mut pipeline = Pipeline::new(&groups.pipe, model)?;
+        let mut parts = BTreeMap::new();
+        for (&number, stage) in pipeline.stages() {
+            parts.insert(number, strategy(&**stage, &(replicas.clone() as Comm<Cpu>))?);
+        }
+        let stages = Stages::new(&groups.pipe, parts, Vec::new(), 0.0);
+        let mut watched = Watched { stages, replicas, asked: Vec::new() };
+        watched.stages.prepare()?;
+        let mut run = |last: bool| -> Result<Sent> {
+            watched.stages.begin(last);
+            let x = Tensor::normal(rt, [MICROS, WIDTH], DType::F32, 0.0, 1.0, 1)?;
+            pipeline.run(MicroBatches::split(from_ref(&x), from_ref(&x), MICROS)?, &mut watched)?;
+            watched.note(Asked::Nothing);
+            if last {
+                watched.stages.finish()?;
+                watched.note(Asked::Nothing);
+            }
+            Ok(watched.sent())
+        };
+        Ok([run(false)?, run(true)?])
+    };
+    Ranks::new(4).run(|_| Ok(Cpu::with_threads(1)), program).unwrap()
+}
+
+fn each_kind(test: impl Fn(Kind, &Checked)) {
+    for (kind, v) in [
+        (Kind::GPipe, 1),
+        (Kind::OneFOneB, 1),
+        (Kind::ZbH1, 1),
+        (Kind::Interleaved, 2),
+        (Kind::Zbv, 2),
+        (Kind::DualPipeV, 2),
+    ] {
+        let lowered = lower(&kind.generate(2, v, MICROS).unwrap(), &Lowering::default()).unwrap();
+        test(kind, &check(lowered, Limits::default()).unwrap());
+    }
+}
+
+/// All of a stage's sums are started in the last sweep of the step that makes weight gradients; REDUCE_GRAD is what comes next.
+fn in_the_last_sweep(kind: Kind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
+    for (rank, [first, second]) in ranks.into_iter().enumerate() {
+        assert!(first.iter().all(|(_, sent)| *sent == 0), "{kind}, rank {rank}, before the last run: {first:?}");
+        let mut stages = Vec::new();
+        for (at, (asked, sent)) in second.iter().enumerate() {
+            let what = || format!("{kind}, rank {rank}, {asked:?}: {sent} of {sums} sums in {second:?}");
+            match asked {
+                Asked::Sweep(pass, true) if pass.pass.makes_weight_gradient() => {
+                    assert!(*sent == sums && second[at + 1].0 == Asked::ReduceGrad(pass.stage), "{}", what());
+                    stages.push(pass.stage);
+                }
+                _ => assert_eq!(*sent, 0, "{}", what()),
+            }
+        }
+        stages.sort_unstable();
+        assert!(checked.schedule().placement().stages_on(rank % 2).eq(stages), "{kind}, rank {rank}");
+    }
+}
+
+#[test]
+fn buckets_leave_in_the_sweep_before_reduce_grad() {
+    each_kind(|kind, checked| {
+        let ranks = two_runs(checked, |stage, replicas| {
+            let leaves: Vec<_> = stage.parameters().iter().map(|p| p.leaf()).collect();
+            let limits = BucketLimits { first: 1, others: 1 };
+            let options = BucketOptions { limits, ..Default::default() };
+            DataParallel::new(replicas, stage, Box::new(Sgd::over(SgdConfig::default(), leaves)?), options)
+        });
+        // Two layers a stage, of a weight and a bias each: a bucket for each.
+        in_the_last_sweep(kind, checked, ranks, 4);
+    });
+}
+
+fn sharded(stage: ZeroStage) -> impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Sharded<Cpu>> + Sync {
+    move |module, replicas| {
+        let optimizer = Arc::new(TrainingConfig::default().adamw_groups());
+        Sharded::stage(replicas, module, optimizer, ZeroOptions { stage, ..Default::default() })
+    }
+}
+
+#[test]
+fn units_whose_state_is_sharded_leave_as_buckets_do() {
+    // Each layer is a unit.
+    each_kind(|kind, checked| {
+        in_the_last_sweep(kind, checked, two_runs(checked, sharded(ZeroStage::State)), 2);
+    });
+}
+
+#[test]
+fn units_whose_gradients_are_sharded_leave_in_every_sweep() {
+    each_kind(|kind, checked| {
+        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+            for (asked, sent) in two_runs(checked, sharded(stage)).into_iter().flatten().flatten() {
+                let sums = match asked {
+                    Asked::Sweep(Compute { pass: Pass::B | Pass::W, .. }, _) => 2,
+                    _ => 0,
+                };
+                assert_eq!(sent, sums, "{kind}, {stage:?}, {asked:?}");
+            }
+        }
+    });
+}

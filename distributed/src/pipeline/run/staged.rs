@@ -1,0 +1,73 @@
+//! A model cut into stages, as one rank has it.
+
+use autograd::Var;
+use numcore::{Result, Runtime};
+
+use super::{LossFn, PipelineOptions, Stage, Tie};
+use crate::{pipeline::Checked, train::Loss};
+
+/// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what stages share. A
+/// [`Pipeline`](super::Pipeline) runs it, a [`StagedTrainer`](super::StagedTrainer) trains it.
+///
+/// Schedule, ties and options must be the same on every rank.
+///
+/// ```
+/// use distributed::pipeline::{Kind, Limits, Lowering, MicroBatches, PipelineTrainer, Staged, check, lower, split};
+/// use distributed::{comm::{Collectives, Comm, NoOpCommunicator}, train::{Loss, TrainingConfig}};
+/// use nn::{Init, Linear, Sequential, Tanh};
+/// use numcore::{DType, NullRuntime, Tensor};
+/// # fn main() -> numcore::Result<()> {
+/// let comm: Comm<NullRuntime> = std::sync::Arc::new(NoOpCommunicator::new(&NullRuntime::new()));
+/// let checked = check(lower(&Kind::Interleaved.generate(1, 2, 4)?, &Lowering::default())?, Limits::default())?;
+/// let init = Init::new(comm.runtime(), 0);
+/// let layers = Sequential::new().push(Linear::new(&init, 4, 8)?).push(Tanh).push(Linear::new(&init, 8, 1)?).into_layers();
+/// let model = Staged::on(comm.rank(), checked, split(layers, &[2])?)
+///     .loss(|y, target| Ok(Loss::mean(nn::loss::mse(&y[0], &target[0], Default::default())?)));
+/// let mut trainer = PipelineTrainer::new(&comm, model, TrainingConfig::default())?;
+/// let x = Tensor::zeros(comm.runtime(), [8, 4], DType::F32)?;
+/// let y = Tensor::zeros(comm.runtime(), [8, 1], DType::F32)?;
+/// let metrics = trainer.step(|_| MicroBatches::split(&[x.clone()], &[y.clone()], 4))?;
+/// assert_eq!(metrics.global_step(), 1);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Staged<R: Runtime> {
+    pub(super) checked: Checked,
+    pub(super) stages: Vec<(usize, Box<dyn Stage<R>>)>,
+    pub(super) loss: Option<Box<LossFn<R>>>,
+    pub(super) ties: Vec<Tie>,
+    pub(super) options: PipelineOptions,
+}
+
+impl<R: Runtime> Staged<R> {
+    /// A rank that has made its own stages alone: with their numbers.
+    pub fn new(checked: Checked, stages: Vec<(usize, Box<dyn Stage<R>>)>) -> Self {
+        Staged { checked, stages, loss: None, ties: Vec::new(), options: PipelineOptions::default() }
+    }
+
+    /// Keeps, of all stages of the model in order, those that live on a rank. Ranks count on from one replica of the pipeline to the next, as in
+    /// [`Groups::new`](super::Groups::new); on a mesh it is the rank along the pipe axis.
+    pub fn on<S: Stage<R> + 'static>(rank: usize, checked: Checked, all: impl IntoIterator<Item = S>) -> Self {
+        let placement = checked.schedule().placement();
+        let here = Some(rank % placement.ranks());
+        let own = all.into_iter().enumerate().filter(|(stage, _)| placement.rank_of(*stage) == here);
+        let own = own.map(|(number, stage)| (number, Box::new(stage) as _)).collect();
+        Self::new(checked, own)
+    }
+
+    /// A micro-batch's loss: of what the last stage made, and the micro-batch's targets. Looked at on the rank of the last stage alone; there
+    /// only a schedule of forwards can do without.
+    pub fn loss(self, loss: impl FnMut(&[Var<R>], &[Var<R>]) -> Result<Loss<R>> + Send + 'static) -> Self {
+        Staged { loss: Some(Box::new(loss)), ..self }
+    }
+
+    /// Parameters of which several stages have a copy. It takes a trainer to keep copies equal: a pipeline alone does not look at them.
+    pub fn ties(self, ties: Vec<Tie>) -> Self {
+        Staged { ties, ..self }
+    }
+
+    /// How runs go.
+    pub fn options(self, options: PipelineOptions) -> Self {
+        Staged { options, ..self }
+    }
+}
