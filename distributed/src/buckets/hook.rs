@@ -26,8 +26,8 @@ use crate::{
 /// How gradients are exchanged.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct BucketOptions {
-    /// Sizes of the buckets.
-    pub limits: BucketLimits,
+    /// Sizes of the buckets; if there are none, [`BucketLimits::of`] all parameters.
+    pub limits: Option<BucketLimits>,
     /// Parameters without a gradient.
     pub unused: Unused,
     /// What gradients are sent as.
@@ -115,7 +115,9 @@ impl<R: Runtime> Buckets<R> {
             let spec = p.leaf.spec();
             BucketSpec { numel: spec.shape.numel(), dtype: spec.dtype, buffer: p.buffer }
         };
-        let plan = BucketPlan::new(&params.iter().map(spec).collect::<Vec<_>>(), &options.limits);
+        let specs: Vec<BucketSpec> = params.iter().map(spec).collect();
+        let limits = options.limits.clone().unwrap_or_else(|| BucketLimits::of(&specs));
+        let plan = BucketPlan::new(&specs, &limits);
         let mut buckets = Vec::new();
         for (b, members) in plan.buckets().iter().enumerate() {
             members.iter().for_each(|&i| params[i].bucket = b);

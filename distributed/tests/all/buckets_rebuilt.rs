@@ -42,7 +42,7 @@ fn once_in_the_ready_order_of_rank_0() {
     };
     let many = everywhere(3, |comm| {
         let model = layers(comm.runtime())?;
-        let options = BucketOptions { limits: BucketLimits { first: 1, others: 1 }, ..Default::default() };
+        let options = BucketOptions { limits: Some(BucketLimits { first: 1, others: 1 }), ..Default::default() };
         let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
         let mut trace = Trace::default();
         // As expected before anything ran; what rank 0 saw in its first step; in the third its order is another.

@@ -21,7 +21,7 @@ use numcore::{
 use runtime_cpu::Cpu;
 
 pub fn small() -> BucketOptions {
-    BucketOptions { limits: BucketLimits { first: 100, others: 300 }, ..Default::default() }
+    BucketOptions { limits: Some(BucketLimits { first: 100, others: 300 }), ..Default::default() }
 }
 
 fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: BucketOptions) -> Result<Trace> {
@@ -64,7 +64,7 @@ fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
 fn sums_do_not_depend_on_buckets() {
     for n in [2, 3, 5] {
         let with = |first, others| {
-            let options = BucketOptions { limits: BucketLimits { first, others }, ..Default::default() };
+            let options = BucketOptions { limits: Some(BucketLimits { first, others }), ..Default::default() };
             everywhere(n, |comm| {
                 train::<Gpt<Cpu>>(&comm, DType::F32, TrainingConfig { max_norm: None, ..config() }, options.clone())
             })
@@ -82,7 +82,7 @@ fn every_gradient_is_sent_twice_but_for_the_own_part() {
             let counted = Arc::new(CountingCommunicator::new(comm.clone()));
             let model = layers(comm.runtime(), 6, DType::F32)?;
             let options =
-                BucketOptions { limits: BucketLimits { first: 1 << 16, others: 1 << 17 }, ..Default::default() };
+                BucketOptions { limits: Some(BucketLimits { first: 1 << 16, others: 1 << 17 }), ..Default::default() };
             let comm = counted.clone() as Comm<Cpu>;
             let mut trainer = BucketedTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
             let mut of_step = || {
@@ -279,7 +279,7 @@ fn buckets_leave_while_the_sweep_goes_on() {
     let comm = watched.clone() as Comm<NullRuntime>;
     let init = Init::new(&rt, 0);
     let layers: Vec<Linear<NullRuntime>> = (0..6).map(|_| Linear::new(&init, 16, 16).unwrap()).collect();
-    let options = BucketOptions { limits: BucketLimits { first: 1, others: 1 }, ..Default::default() };
+    let options = BucketOptions { limits: Some(BucketLimits { first: 1, others: 1 }), ..Default::default() };
     let mut trainer = BucketedTrainer::new(&comm, &layers, TrainingConfig::default(), options).unwrap();
     watched.take();
     let x = Var::new(Tensor::zeros(&rt, [4, 16], DType::F32).unwrap());

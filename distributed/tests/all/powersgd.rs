@@ -19,7 +19,7 @@ use optim::LossScaler;
 use runtime_cpu::Cpu;
 
 pub fn compressed(power: PowerSgd) -> BucketOptions {
-    let limits = BucketLimits { first: 100, others: 300 };
+    let limits = Some(BucketLimits { first: 100, others: 300 });
     BucketOptions { limits, wire: Wire::PowerSgd(power), ..Default::default() }
 }
 
@@ -263,7 +263,7 @@ fn the_first_steps_are_sent_as_they_are() {
         })
         .weights
     };
-    let limits = BucketLimits { first: 100, others: 300 };
+    let limits = Some(BucketLimits { first: 100, others: 300 });
     let exact = steps(BucketOptions { limits, ..Default::default() });
     let late = steps(compressed(PowerSgd { start_iter: 2, ..Default::default() }));
     assert!(exact[..2] == late[..2] && exact[2] != late[2]);

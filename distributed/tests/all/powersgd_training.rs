@@ -73,7 +73,7 @@ fn ranks_that_run_out_take_part() {
 #[test]
 fn what_is_sent_does_not_depend_on_buckets() {
     let with = |first, others| {
-        let limits = BucketLimits { first, others };
+        let limits = Some(BucketLimits { first, others });
         let options = BucketOptions { limits, ..compressed(PowerSgd::default()) };
         everywhere(3, |comm| train::<Gpt<Cpu>>(&comm, DType::F32, plain(), options.clone(), STEPS))
     };

@@ -16,8 +16,8 @@ use crate::training::{BUCKETS, Case, Way, rounds};
 const CASES: [Case; 8] = [
     Case::one("1 rank", 1),
     Case::two("ddp", BUCKETS),
-    Case::two("ddp, buckets of 4 MiB", Way::Ddp(BucketLimits { first: 1 << 20, others: 4 << 20 })),
-    Case::two("ddp, one bucket", Way::Ddp(BucketLimits { first: usize::MAX, others: usize::MAX })),
+    Case::two("ddp, 25 MiB a bucket", Way::Ddp(Some(BucketLimits { first: 1 << 20, others: 25 << 20 }))),
+    Case::two("ddp, one bucket", Way::Ddp(Some(BucketLimits { first: usize::MAX, others: usize::MAX }))),
     Case::two("zero 1", Way::Zero(ZeroStage::State, UnitOf::layers)),
     Case::two("zero 2", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
     Case::two("zero 3", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),

@@ -37,14 +37,14 @@ pub(crate) struct Case {
 /// What is exchanged how.
 #[derive(Clone)]
 pub(crate) enum Way {
-    /// Gradients, in buckets.
-    Ddp(BucketLimits),
+    /// Gradients, in buckets of these sizes, or of those that follow from the model.
+    Ddp(Option<BucketLimits>),
     /// What ZeRO shards, in units.
     Zero(ZeroStage, fn() -> UnitOf),
 }
 
 /// Buckets as they are without asking.
-pub(crate) const BUCKETS: Way = Way::Ddp(BucketLimits { first: 1 << 20, others: 25 << 20 });
+pub(crate) const BUCKETS: Way = Way::Ddp(None);
 
 impl Case {
     pub(crate) const fn one(name: &'static str, threads: usize) -> Self {

@@ -38,7 +38,7 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
     let whole = || program.task.whole(rt, seed);
     Ok(match program.how {
         How::Buckets { first, others, wire } => {
-            let (model, limits) = (whole()?, BucketLimits { first, others });
+            let (model, limits) = (whole()?, Some(BucketLimits { first, others }));
             let options = BucketOptions { limits, wire, ..Default::default() };
             Box::new(Whole { trainer: BucketedTrainer::new(comm, &model, config, options)?, model })
         }

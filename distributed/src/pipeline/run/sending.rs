@@ -152,7 +152,7 @@ fn buckets_leave_in_the_sweep_before_reduce_grad() {
     each_kind(|kind, checked| {
         let ranks = two_runs(checked, |stage, replicas| {
             let leaves: Vec<_> = stage.parameters().iter().map(|p| p.leaf()).collect();
-            let limits = BucketLimits { first: 1, others: 1 };
+            let limits = Some(BucketLimits { first: 1, others: 1 });
             let options = BucketOptions { limits, ..Default::default() };
             DataParallel::new(replicas, stage, Box::new(Sgd::over(SgdConfig::default(), leaves)?), options)
         });
