@@ -1,4 +1,4 @@
-//! What one rank finds wrong is an error on all.
+//! What one rank finds wrong is an error on all; what it answers, all know.
 
 use numcore::{ErrorKind, Result, Runtime};
 
@@ -18,6 +18,12 @@ pub(crate) fn unanimous<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Re
         }
         (Ok(value), None) => Ok(value),
     }
+}
+
+/// Every rank's answer to a question of yes or no. Blocks.
+#[track_caller]
+pub(crate) fn answers<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<Vec<bool>> {
+    Ok(comm.exchange(&[own.into()])?.iter().map(|answer| answer == &[1]).collect())
 }
 
 /// The outcome of this rank's part of something that others take part in: where it fails, they are told, so that nobody waits for this rank

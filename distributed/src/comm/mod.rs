@@ -25,7 +25,7 @@ mod threads;
 mod volume;
 mod work;
 
-pub(crate) use agreement::{told, unanimous};
+pub(crate) use agreement::{answers, told, unanimous};
 pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};

@@ -178,7 +178,8 @@ impl<R: Runtime> BackwardHook<R> for DataParallel<R> {
     }
 }
 
-fn leaves<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<Arc<Leaf<R>>> {
+/// The parameters of a model, in its own order.
+pub(crate) fn leaves<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<Arc<Leaf<R>>> {
     model.parameters().iter().map(|p| p.leaf()).collect()
 }
 

@@ -11,6 +11,7 @@ mod strategy;
 mod summed;
 mod trainer;
 
+pub(crate) use bucketed::leaves;
 pub use bucketed::{BucketedTrainer, DataParallel};
 pub use config::TrainingConfig;
 pub use loss::Loss;

@@ -8,7 +8,7 @@ use numcore::{
 use optim::LossScaler;
 
 use super::{Loss, Strategy, TrainingConfig, TrainingMetrics, Updates};
-use crate::comm::{Collectives, told};
+use crate::comm::{Collectives, answers, told};
 
 /// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
 /// the result is that of one rank with all examples of all ranks.
@@ -53,7 +53,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
 
     /// Whether any rank has examples left; this one has if `own`. Blocks.
     pub fn any_left(&self, own: bool) -> Result<bool> {
-        Ok(self.strategy.comm().exchange(&[own.into()])?.iter().any(|flag| flag == &[1]))
+        Ok(answers(self.strategy.comm(), own)?.contains(&true))
     }
 
     /// Steps through this rank's batches, one micro-batch a step, until every rank has run out of its own. A rank that has run out takes
@@ -88,8 +88,8 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
 
     /// An error on every rank if one can never sweep, and must.
     fn require_batches(&self, own: bool) -> Result<()> {
-        let have = self.strategy.comm().exchange(&[own.into()])?;
-        let without: Vec<usize> = (0..have.len()).filter(|&rank| have[rank] != [1]).collect();
+        let have = answers(self.strategy.comm(), own)?;
+        let without: Vec<usize> = (0..have.len()).filter(|&rank| !have[rank]).collect();
         if self.strategy.may_idle() || without.is_empty() || without.len() == have.len() {
             return Ok(());
         }

@@ -18,7 +18,7 @@ mod options;
 mod residency;
 mod saved;
 mod sharded;
-mod stage;
+mod staged;
 mod unit;
 
 pub use layout::{Piece, UnitLayout};

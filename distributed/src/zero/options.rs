@@ -105,7 +105,7 @@ pub struct ZeroOptions {
 
 /// The ranks of sharded training.
 #[derive(Clone, Debug)]
-pub(super) struct Groups<R: Runtime> {
+pub(super) struct ShardGroups<R: Runtime> {
     /// All that a batch is shared out among.
     pub(super) all: Comm<R>,
     /// Those that hold the shards of one replica.
@@ -114,12 +114,12 @@ pub(super) struct Groups<R: Runtime> {
     pub(super) replicas: Option<Comm<R>>,
 }
 
-impl<R: Runtime> Groups<R> {
+impl<R: Runtime> ShardGroups<R> {
     /// The same, for the gathers and sums of a unit.
     pub(super) fn of(&self, unit: &str) -> Self {
         let of = if unit.is_empty() { "the root unit".into() } else { format!("unit `{unit}`") };
         let named = |comm| Named::over(comm, &of);
-        Groups { all: self.all.clone(), shard: named(&self.shard), replicas: self.replicas.as_ref().map(named) }
+        ShardGroups { all: self.all.clone(), shard: named(&self.shard), replicas: self.replicas.as_ref().map(named) }
     }
 
     /// Whether this rank is of the replica that saves.

@@ -11,7 +11,7 @@ use numcore::{
 use optim::Shards;
 use parking_lot::Mutex;
 
-use super::{ZeroOptions, engine::Engine, options::Groups, residency::Gathered, unit::Unit};
+use super::{ZeroOptions, engine::Engine, options::ShardGroups, residency::Gathered, unit::Unit};
 use crate::{
     buckets::Unused,
     checkpoint::names::Buffers,
@@ -50,7 +50,7 @@ impl<R: Runtime> ZeroTrainer<R> {
 
 /// The strategy of [`ZeroTrainer`].
 pub struct Sharded<R: Runtime> {
-    pub(super) groups: Groups<R>,
+    pub(super) groups: ShardGroups<R>,
     options: ZeroOptions,
     optimizer: Arc<dyn Shards<R>>,
     pub(super) engine: Arc<Mutex<Engine<R>>>,
@@ -66,17 +66,17 @@ impl<R: Runtime> Sharded<R> {
         optimizer: impl Shards<R> + 'static,
         options: ZeroOptions,
     ) -> Result<Self> {
-        Self::stage(comm, model, Arc::new(optimizer), options)
+        Self::of_stage(comm, model, Arc::new(optimizer), options)
     }
 
     /// As [`new`](Sharded::new) for one stage of a model of which all stages are optimized alike.
-    pub(crate) fn stage(
+    pub(crate) fn of_stage(
         comm: &Comm<R>,
         stage: &(impl Module<R> + ?Sized),
         optimizer: Arc<dyn Shards<R>>,
         options: ZeroOptions,
     ) -> Result<Self> {
-        let groups = Groups { all: comm.clone(), shard: comm.clone(), replicas: None };
+        let groups = ShardGroups { all: comm.clone(), shard: comm.clone(), replicas: None };
         Self::over(groups, stage, optimizer, options)
     }
 
@@ -88,23 +88,23 @@ impl<R: Runtime> Sharded<R> {
         optimizer: impl Shards<R> + 'static,
         options: ZeroOptions,
     ) -> Result<Self> {
-        Self::hybrid_stage(mesh, model, Arc::new(optimizer), options)
+        Self::hybrid_of_stage(mesh, model, Arc::new(optimizer), options)
     }
 
     /// Both: one stage, on the ranks that differ along the mesh's shard and data axes alone.
-    pub(crate) fn hybrid_stage(
+    pub(crate) fn hybrid_of_stage(
         mesh: &Mesh<R>,
         stage: &(impl Module<R> + ?Sized),
         optimizer: Arc<dyn Shards<R>>,
         options: ZeroOptions,
     ) -> Result<Self> {
         let replicas = (mesh.plan().size(Axis::Data) > 1).then(|| mesh.axis(Axis::Data).clone());
-        let groups = Groups { all: mesh.batch().clone(), shard: mesh.axis(Axis::Shard).clone(), replicas };
+        let groups = ShardGroups { all: mesh.batch().clone(), shard: mesh.axis(Axis::Shard).clone(), replicas };
         Self::over(groups, stage, optimizer, options)
     }
 
     fn over(
-        groups: Groups<R>,
+        groups: ShardGroups<R>,
         model: &(impl Module<R> + ?Sized),
         optimizer: Arc<dyn Shards<R>>,
         options: ZeroOptions,
@@ -156,7 +156,7 @@ impl<R: Runtime> Drop for FullParameters<R> {
 
 /// Parameters of one unit, dtype and trainability share a buffer; within it they lie by optimizer group, so that an update is few launches.
 fn build<R: Runtime>(
-    groups: &Groups<R>,
+    groups: &ShardGroups<R>,
     named: Vec<(String, Arc<Leaf<R>>)>,
     units: Vec<String>,
     optimizer: &dyn Shards<R>,

@@ -10,7 +10,7 @@ use numcore::{
 };
 use optim::{ShardOptimizer, Shards, StatePlace};
 
-use super::{Piece, UnitLayout, ZeroStage, options::Groups};
+use super::{Piece, UnitLayout, ZeroStage, options::ShardGroups};
 use crate::{
     comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory},
     train::LentSum,
@@ -35,7 +35,7 @@ pub(super) struct Unit<R: Runtime> {
     pub(super) own: Option<Own<R>>,
     pub(super) pieces: Vec<Piece>,
     stage: ZeroStage,
-    groups: Groups<R>,
+    groups: ShardGroups<R>,
     /// All values, or, where parameters are sharded, this rank's.
     pub(super) values: Flat<R>,
     whole: Whole<R>,
@@ -60,7 +60,7 @@ pub(super) struct Own<R: Runtime> {
 impl<R: Runtime> Unit<R> {
     /// Takes the values of `leaves`, one at a time, so that no more than one is there in whole beside what this rank keeps.
     pub(super) fn new(
-        groups: &Groups<R>,
+        groups: &ShardGroups<R>,
         stage: ZeroStage,
         name: String,
         leaves: Vec<Arc<Leaf<R>>>,

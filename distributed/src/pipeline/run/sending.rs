@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 
 use autograd::BackwardHook;
-use nn::{Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
+use nn::{Init, Linear, Sequential, Tanh, loss::Reduction, loss::mse};
 use numcore::{DType, Result, Tensor};
 use optim::{Sgd, SgdConfig};
 use runtime_cpu::Cpu;
@@ -13,7 +13,7 @@ use crate::{
     buckets::{BucketLimits, BucketOptions},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     pipeline::{Checked, Compute, Kind, Limits, Lowering, Pass, check, lower},
-    train::{DataParallel, Loss, StageStrategy, TrainingConfig},
+    train::{DataParallel, Loss, StageStrategy, TrainingConfig, leaves},
     zero::{Sharded, ZeroOptions, ZeroStage},
 };
 
@@ -151,10 +151,9 @@ fn in_the_last_sweep(kind: Kind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums:
 fn buckets_leave_in_the_sweep_before_reduce_grad() {
     each_kind(|kind, checked| {
         let ranks = two_runs(checked, |stage, replicas| {
-            let leaves: Vec<_> = stage.parameters().iter().map(|p| p.leaf()).collect();
             let limits = Some(BucketLimits { first: 1, others: 1 });
             let options = BucketOptions { limits, ..Default::default() };
-            DataParallel::new(replicas, stage, Box::new(Sgd::over(SgdConfig::default(), leaves)?), options)
+            DataParallel::new(replicas, stage, Box::new(Sgd::over(SgdConfig::default(), leaves(stage))?), options)
         });
         // Two layers a stage, of a weight and a bias each: a bucket for each.
         in_the_last_sweep(kind, checked, ranks, 4);
@@ -164,7 +163,7 @@ fn buckets_leave_in_the_sweep_before_reduce_grad() {
 fn sharded(stage: ZeroStage) -> impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Sharded<Cpu>> + Sync {
     move |module, replicas| {
         let optimizer = Arc::new(TrainingConfig::default().adamw_groups());
-        Sharded::stage(replicas, module, optimizer, ZeroOptions { stage, ..Default::default() })
+        Sharded::of_stage(replicas, module, optimizer, ZeroOptions { stage, ..Default::default() })
     }
 }
 

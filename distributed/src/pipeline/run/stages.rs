@@ -10,15 +10,15 @@ use numcore::{
 
 use super::{StageHooks, tie::Tied};
 use crate::{
-    comm::{Collectives, Comm, ReduceOp, memory},
+    comm::{Collectives, Comm, Communicator, ReduceOp, answers, memory},
     pipeline::{Compute, Pass},
     train::{StageStrategy, Summed, wide},
 };
 
 /// A strategy for each stage of this rank: the [`StageHooks`] of training.
 ///
-/// Strategies sum over the replicas of their stage, during its last sweep or, where gradients are sharded, during each; tied
-/// parameters are summed over their copies after that, in the order of ranks.
+/// Strategies sum over the replicas of their stage, during its last sweep or, where gradients are sharded, during each: REDUCE_GRAD finds
+/// the sums on their way. Tied parameters are summed over their copies after that, in the order of ranks.
 pub(super) struct Stages<R: Runtime, S> {
     pipe: Comm<R>,
     pub(super) parts: BTreeMap<usize, S>,
@@ -102,7 +102,7 @@ impl<R: Runtime, S: StageStrategy<R>> Summed<R> for Stages<R, S> {
         for part in self.parts.values() {
             own &= part.is_finite()?;
         }
-        Ok(self.pipe.exchange(&[own.into()])?.iter().all(|flag| flag == &[1]))
+        Ok(!answers(&self.pipe, own)?.contains(&false))
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {

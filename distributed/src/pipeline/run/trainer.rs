@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use autograd::Leaf;
-use nn::ModuleExt;
 use numcore::{Error, Result, Runtime};
 use optim::{LossScaler, Optimizer, Shards};
 
@@ -15,7 +14,7 @@ use crate::{
     buckets::{BucketOptions, Unused},
     comm::{Collectives, Comm, Communicator, told},
     plan::Mesh,
-    train::{DataParallel, Loss, StageStrategy, TrainingConfig, TrainingMetrics, Updates},
+    train::{DataParallel, Loss, StageStrategy, TrainingConfig, TrainingMetrics, Updates, leaves},
     zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
 };
 
@@ -60,8 +59,7 @@ impl<R: Runtime> PipelineTrainer<R> {
         config: TrainingConfig,
     ) -> Result<Self> {
         Self::build(Over::World(world), model, config, |number, stage, replicas| {
-            let leaves = stage.parameters().iter().map(|p| p.leaf()).collect();
-            DataParallel::new(replicas, stage, optimizer(number, leaves)?, BucketOptions::default())
+            DataParallel::new(replicas, stage, optimizer(number, leaves(stage))?, BucketOptions::default())
         })
     }
 }
@@ -87,9 +85,9 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
         config: TrainingConfig,
         zero: ZeroOptions,
     ) -> Result<Self> {
-        let (optimizer, zero) = (Arc::new(optimizer), staged(world, &model.ties, zero)?);
+        let (optimizer, zero) = (Arc::new(optimizer), for_stages(world, &model.ties, zero)?);
         Self::build(Over::World(world), model, config, |_, stage, replicas| {
-            Sharded::stage(replicas, stage, optimizer.clone(), zero.clone())
+            Sharded::of_stage(replicas, stage, optimizer.clone(), zero.clone())
         })
     }
 
@@ -105,9 +103,9 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
         config: TrainingConfig,
         zero: ZeroOptions,
     ) -> Result<Self> {
-        let (optimizer, zero) = (Arc::new(optimizer), staged(mesh.world(), &model.ties, zero)?);
+        let (optimizer, zero) = (Arc::new(optimizer), for_stages(mesh.world(), &model.ties, zero)?);
         Self::build(Over::Mesh(mesh), model, config, |_, stage, _| {
-            Sharded::hybrid_stage(mesh, stage, optimizer.clone(), zero.clone())
+            Sharded::hybrid_of_stage(mesh, stage, optimizer.clone(), zero.clone())
         })
     }
 
@@ -118,7 +116,7 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
 }
 
 /// What holds of every stage: each tied parameter is a unit of its own, because only so it is cut alike in all stages.
-fn staged<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> Result<ZeroOptions> {
+fn for_stages<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> Result<ZeroOptions> {
     if zero.unused == Unused::Allow {
         let why = "unused parameters cannot be allowed in a pipeline: only the ranks of a stage would know of them, and copies of a \
                    tied parameter would part; freeze them, or leave them out";
