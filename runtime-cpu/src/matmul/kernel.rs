@@ -18,7 +18,7 @@ const TILE: usize = WIDE.0 * WIDE.1 * 16;
 const BLOCK: usize = 64;
 
 /// Parts of a tile's sum, before each of which a part of the tile is asked for. (All of it at once keeps the panel's lines waiting.)
-const PARTS: usize = 4;
+const UNROLL: usize = 2;
 
 /// A block of the product: all its rows against columns that lie packed, along a part of the sum.
 pub(super) struct Block<'a, T> {
@@ -226,20 +226,21 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[R::splat(T::ZERO); WIDTH]; ROWS];
-            for part in 0..PARTS {
-                for i in ROWS * part / PARTS..ROWS * (part + 1) / PARTS {
-                    prefetch(out.wrapping_offset(i as isize * out_row), WIDTH * R::LANES);
+            for i in 0..ROWS {
+                prefetch(out.wrapping_offset(i as isize * out_row), WIDTH * R::LANES);
+            }
+            let (mut k, mut b) = (0, self.b);
+            while k + UNROLL <= self.depth {
+                for step in 0..UNROLL {
+                    self.step::<R, ROWS, WIDTH>(k + step, b.add(step * WIDTH * R::LANES), &mut sums);
                 }
-                for k in self.depth * part / PARTS..self.depth * (part + 1) / PARTS {
-                    let b = self.b.add(k * WIDTH * R::LANES);
-                    let row: [R; WIDTH] = std::array::from_fn(|v| R::load(b.add(v * R::LANES)));
-                    for (i, sums) in sums.iter_mut().enumerate() {
-                        let x = R::splat(*self.strip.at(i, k));
-                        for (sum, b) in sums.iter_mut().zip(row) {
-                            *sum = x.mul_add(b, *sum);
-                        }
-                    }
-                }
+                k += UNROLL;
+                b = b.add(UNROLL * WIDTH * R::LANES);
+            }
+            while k < self.depth {
+                self.step::<R, ROWS, WIDTH>(k, b, &mut sums);
+                k += 1;
+                b = b.add(WIDTH * R::LANES);
             }
             let scale = R::splat(scale);
             for (i, sums) in sums.into_iter().enumerate() {
@@ -247,6 +248,26 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
                     let at = out.offset(i as isize * out_row).add(v * R::LANES);
                     let x = sum.mul(scale);
                     if add { x.add(R::load(at)) } else { x }.store(at);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Registers, S: Strip<T>> Tile<T, S> {
+    #[inline(always)]
+    unsafe fn step<R: Register<T>, const ROWS: usize, const WIDTH: usize>(
+        &self,
+        k: usize,
+        b: *const T,
+        sums: &mut [[R; WIDTH]; ROWS],
+    ) {
+        unsafe {
+            let row: [R; WIDTH] = std::array::from_fn(|v| R::load(b.add(v * R::LANES)));
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let x = R::splat(*self.strip.at(i, k));
+                for (sum, b) in sums.iter_mut().zip(row) {
+                    *sum = x.mul_add(b, *sum);
                 }
             }
         }
