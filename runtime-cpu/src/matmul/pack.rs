@@ -1,13 +1,9 @@
 //! Columns of the right operand in the order in which tiles read them: panel after panel, a panel's rows one after the other.
 
-use super::{
-    factor::Matrix,
-    kernel::Shape,
-    product::Line,
-    register::Registers,
-};
-use crate::{Simd, pointwise::turn, simd::{prefetch, leveled}};
+use super::{factor::Matrix, kernel::Shape, register::Registers};
+use crate::{Simd, pointwise::turn, simd::prefetch};
 
+/// Rows between asking for one and copying it.
 const AHEAD: usize = 4;
 
 /// Packs `depth × columns` of `b` for tiles of that shape; columns that fill up a panel are zero. `to` has room for
@@ -22,14 +18,11 @@ pub(super) unsafe fn pack<T: Registers>(
     (depth, columns): (usize, usize),
     to: &mut [T],
 ) {
-    let width = shape.registers * shape.lanes;
     let mut j = 0;
-    if b.column == 1 && (width * size_of::<T>()).is_multiple_of(size_of::<Line>()) {
-        let panels = columns / width;
-        // (one register more is cut otherwise)
-        let panels = if shape.panel(columns - (panels.max(1) - 1) * width) == width { panels } else { panels.saturating_sub(1) };
+    if b.column == 1 {
+        let (panels, width) = (shape.full_panels(columns), shape.registers * shape.lanes);
         // SAFETY: the caller's promise.
-        copy(simd, b.at.cast(), b.row * size_of::<T>() as isize, (depth, panels, width * size_of::<T>()), to.as_mut_ptr().cast());
+        unsafe { copy(b, (depth, panels, width), to) };
         j = panels * width;
     }
     while j < columns {
@@ -39,6 +32,7 @@ pub(super) unsafe fn pack<T: Registers>(
         // SAFETY: the caller's promise.
         unsafe {
             match (b.part(0, j), there == width) {
+                (b, true) if b.column == 1 => copy(b, (depth, 1, width), to),
                 (b, true) if b.row == 1 => {
                     let line = (width * size_of::<T>()) as isize;
                     let from = (b.at.cast_mut().cast(), b.column * size_of::<T>() as isize);
@@ -51,24 +45,20 @@ pub(super) unsafe fn pack<T: Registers>(
     }
 }
 
-leveled! {
-/// Full panels of rows whose numbers are neighbours, row after row.
-fn copy(from: *const u8, row: isize, sizes: (usize, usize, usize), to: *mut u8) {
-    let (depth, panels, width) = sizes;
+/// Panels of rows whose numbers are neighbours: all panels of a row, then the next row. (Panel by panel, short stretches of rows
+/// that lie a power of two apart swept each other out of the first cache: 2 % of a product of 1024³.)
+///
+/// # Safety
+/// As for [`pack`].
+unsafe fn copy<T: Registers>(b: Matrix<*const T>, (depth, panels, width): (usize, usize, usize), to: &mut [T]) {
     for k in 0..depth {
-        let from = from.wrapping_offset(k as isize * row);
-        prefetch(from.wrapping_offset(AHEAD as isize * row), panels * width);
-        for p in 0..panels {
-            for l in 0..width / size_of::<Line>() {
-                let at = l * size_of::<Line>();
-                unsafe {
-                    let x = from.add(p * width + at).cast::<[u8; 64]>().read_unaligned();
-                    to.add((p * depth + k) * width + at).cast::<[u8; 64]>().write_unaligned(x);
-                }
-            }
+        prefetch(b.part(k + AHEAD, 0).at, panels * width);
+        for panel in 0..panels {
+            let to = &mut to[(panel * depth + k) * width..][..width];
+            // SAFETY: the caller's promise; packed memory is another's.
+            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(b.part(k, panel * width).at, width) };
         }
     }
-}
 }
 
 /// Any strides, and a panel that is not full.
