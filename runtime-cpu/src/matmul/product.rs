@@ -74,7 +74,9 @@ pub(crate) unsafe fn product_of<T: Registers>(
 ) {
     let shape = Shape::of::<T>(simd);
     let panel = shape.registers * shape.lanes;
-    let columns = (PACKED / size_of::<T>() / DEPTH / panel * panel).min(n.next_multiple_of(shape.lanes));
+    let most = PACKED / size_of::<T>() / DEPTH / panel * panel;
+    // Blocks of equal size: rows that are read for a few columns alone are not worth their way.
+    let columns = n.div_ceil(n.div_ceil(most).max(1)).next_multiple_of(panel).min(n.next_multiple_of(shape.lanes));
     PACKS.with_borrow_mut(|[packed, strips]| {
         let packed = room::<T>(packed, columns * k.min(DEPTH));
         let strips = room::<T>(strips, shape.strips(k.min(DEPTH)));
