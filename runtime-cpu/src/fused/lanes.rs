@@ -19,7 +19,7 @@ impl<T> Ahead<T> {
 
     /// One chunk of lanes more.
     #[inline(always)]
-    fn chunk(&mut self) {
+    pub(super) fn chunk(&mut self) {
         prefetch(self.0, LANES);
         self.0 = self.0.wrapping_add(LANES);
     }
@@ -64,10 +64,12 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> 
 /// Sums `f(x[i], y[i])`.
 #[inline(always)]
 pub(super) fn sum2<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T {
+    let mut ahead = [Ahead::of(x), Ahead::of(y)];
     let mut lanes = [T::default(); LANES];
     let (cx, cy) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     let (rx, ry) = (cx.remainder(), cy.remainder());
     for (a, b) in cx.zip(cy) {
+        ahead.iter_mut().for_each(Ahead::chunk);
         for l in 0..LANES {
             lanes[l] = lanes[l] + f(a[l], b[l]);
         }
@@ -112,6 +114,30 @@ pub(super) fn sum1<T: Float>(x: &[T], mut ahead: Ahead<T>, f: impl Fn(T) -> T) -
         lanes[l] = lanes[l] + f(x);
     }
     tree(lanes, |a, b| a + b)
+}
+
+/// Calls `f` with every element of three rows, and of three that are written.
+#[inline(always)]
+pub(super) fn each<T: Float>(
+    x: &[T],
+    y: &[T],
+    z: &[T],
+    a: &mut [T],
+    b: &mut [T],
+    c: &mut [T],
+    f: impl Fn(T, T, T, &mut T, &mut T, &mut T),
+) {
+    let mut ahead = [Ahead::of(x), Ahead::of(y)];
+    let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
+    let ((ca, ra), (cb, rb), (cc, rc)) =
+        (a.as_chunks_mut::<LANES>(), b.as_chunks_mut::<LANES>(), c.as_chunks_mut::<LANES>());
+    for (((((x, y), z), a), b), c) in cx.iter().zip(cy).zip(cz).zip(ca).zip(cb).zip(cc) {
+        ahead.iter_mut().for_each(Ahead::chunk);
+        (0..LANES).for_each(|l| f(x[l], y[l], z[l], &mut a[l], &mut b[l], &mut c[l]));
+    }
+    for (((((&x, &y), &z), a), b), c) in rx.iter().zip(ry).zip(rz).zip(ra).zip(rb).zip(rc) {
+        f(x, y, z, a, b, c);
+    }
 }
 
 #[inline(always)]
