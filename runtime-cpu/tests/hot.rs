@@ -107,13 +107,17 @@ fn entry(row: &Row) -> String {
     let body = p.print(&typed, Dialect::Rust).unwrap();
     let own: Vec<String> =
         (0..p.inputs()).map(|i| if i < *owned { format!("Some({i})") } else { "None".into() }).collect();
-    let [inputs, outputs] =
-        row.types(DType::BF16).map(|t| t.iter().map(|t| if *t == DType::F32 { "f32" } else { "S" }).collect::<Vec<_>>());
+    let [inputs, outputs] = row
+        .types(DType::BF16)
+        .map(|t| t.iter().map(|t| if *t == DType::F32 { "f32" } else { "S" }).collect::<Vec<_>>());
     let each = |range: std::ops::Range<usize>, row: &dyn Fn(usize) -> String| range.map(row).collect::<String>();
     let read = |i: usize| p.reads() >> i & 1 == 1;
     let [of_inputs, of_outputs] = [&inputs, &outputs].map(|t| t.join(", "));
-    let mut text =
-        format!("    {name} {:#018x} own [{}] stored [{of_inputs}] -> [{of_outputs}] {{\n", program.hash(), own.join(", "));
+    let mut text = format!(
+        "    {name} {:#018x} own [{}] stored [{of_inputs}] -> [{of_outputs}] {{\n",
+        program.hash(),
+        own.join(", ")
+    );
     // Writing to a String cannot fail.
     let _ = writeln!(text, "        numbers{};", each(0..numbers, &|i| format!(" s{i} {i}")));
     let reads = each(*owned..p.inputs(), &|i| {

@@ -60,7 +60,8 @@ pub(super) fn find(program: &Program, typed: &Typed, form: &Form) -> Option<Body
     let mixed = compiled.outputs.iter().any(|name| *name != "S");
     let of = |t: DType| {
         let inputs = form.inputs.iter().zip(compiled.inputs).all(|(i, name)| *i == stored(name, t));
-        let outputs = form.outputs.iter().zip(compiled.outputs).all(|(o, name)| *o == Output::Overwrite(stored(name, t)));
+        let outputs =
+            form.outputs.iter().zip(compiled.outputs).all(|(o, name)| *o == Output::Overwrite(stored(name, t)));
         // A value of another type would be a cast, which the printed body has only between the two: it widens and rounds as operands do.
         let value = |v: &DType| *v == t || *v == DType::Bool || mixed && *v == DType::F32;
         inputs && outputs && typed.dtypes.iter().all(value)

@@ -285,6 +285,29 @@ compiled! {
         out0 = v13;
         out1 = v18;
     }
+    adamw_halves 0x13520e07e29db733 own [Some(0), Some(1), Some(2), Some(3), None] stored [S, f32, f32, f32, S] -> [S, f32, f32, f32] {
+        numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
+        reads in4 11 S;
+        updates in1 to1 in2 to2 in3 to3;
+        writes out0 to0 12 S out1 to1 13 f32 out2 to2 14 f32 out3 to3 15 f32;
+    } {
+        let v4: f32 = in4;
+        let v7: f32 = v4 - in1;
+        let v10: f32 = s1.mul_add(v7, in1);
+        let v13: f32 = v4 * v4;
+        let v15: f32 = s3 * v13;
+        let v16: f32 = in2.mul_add(s2, v15);
+        let v17: f32 = v16.sqrt();
+        let v21: f32 = s4.mul_add(v17, s5);
+        let v22: f32 = v10 / v21;
+        let v24: f32 = s6 * v22;
+        let v25: f32 = in3.mul_add(s0, -v24);
+        let v26: f32 = v25;
+        out0 = v26;
+        out1 = v10;
+        out2 = v16;
+        out3 = v25;
+    }
     sgd_momentum_scaled 0xbeb759d2e16cbdfb own [Some(0), Some(1), None, None] stored [S, S, S, S] -> [S, S] {
         numbers s0 0 s1 1 s2 2 s3 3;
         reads in2 6 S in3 7 S;
@@ -361,5 +384,30 @@ compiled! {
         let v21: f32 = in1.mul_add(s4, v20);
         out0 = v16;
         out1 = v21;
+    }
+    adamw_halves_scaled 0xb2b5aa17b94e4039 own [Some(0), Some(1), Some(2), Some(3), None, None] stored [S, f32, f32, f32, S, f32] -> [S, f32, f32, f32] {
+        numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
+        reads in4 11 S in5 12 f32;
+        updates in1 to1 in2 to2 in3 to3;
+        writes out0 to0 13 S out1 to1 14 f32 out2 to2 15 f32 out3 to3 16 f32;
+    } {
+        let v5: f32 = in4;
+        let v6: f32 = in5;
+        let v7: f32 = v5 * v6;
+        let v10: f32 = v7 - in1;
+        let v13: f32 = s1.mul_add(v10, in1);
+        let v16: f32 = v7 * v7;
+        let v18: f32 = s3 * v16;
+        let v19: f32 = in2.mul_add(s2, v18);
+        let v20: f32 = v19.sqrt();
+        let v24: f32 = s4.mul_add(v20, s5);
+        let v25: f32 = v13 / v24;
+        let v27: f32 = s6 * v25;
+        let v28: f32 = in3.mul_add(s0, -v27);
+        let v29: f32 = v28;
+        out0 = v29;
+        out1 = v13;
+        out2 = v19;
+        out3 = v28;
     }
 }

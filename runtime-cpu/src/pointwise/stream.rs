@@ -103,10 +103,12 @@ mod tests {
 
     #[test]
     fn every_byte_arrives_whatever_the_alignment() {
-        let from: Vec<u8> = (0..1000u32).map(|i| (i % 251) as u8).collect();
+        let from: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
         for simd in Simd::ALL.into_iter().filter(|s| s.is_available()) {
-            for (start, bytes) in [(0, 1000), (3, 900), (17, 40), (60, 3), (1, 0), (5, 128)] {
-                let mut to = vec![0u8; 1100];
+            for (start, bytes) in
+                [(0, 1000), (3, 900), (17, 40), (60, 3), (1, 0), (5, 128), (9, 70_000), (64, 4 * PAGE)]
+            {
+                let mut to = vec![0u8; 80_000];
                 // SAFETY: both vectors are longer; `to` is this test's alone.
                 unsafe { copy(simd, to[start..].as_mut_ptr(), from.as_ptr(), bytes) };
                 finish();
