@@ -19,7 +19,7 @@ impl<T> Ahead<T> {
 
     /// One chunk of lanes more.
     #[inline(always)]
-    pub(super) fn chunk(&mut self) {
+    fn chunk(&mut self) {
         prefetch(self.0, LANES);
         self.0 = self.0.wrapping_add(LANES);
     }
