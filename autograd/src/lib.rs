@@ -20,6 +20,7 @@ mod leaf;
 mod mode;
 mod node;
 mod recompute;
+mod slots;
 mod step;
 mod sweep;
 mod var;

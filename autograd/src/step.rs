@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, TensorMut,
-    ops::{Backprop, Op, Spec},
+    Error, ErrorKind, Result, Runtime, Tensor, TensorMut,
+    ops::{Apply, Backprop, Op, Rule, Spec},
 };
+use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Leaf, Var,
     node::{Edge, Node, Saved, Value},
     sweep::{Pending, Sweep, unknown},
+    var::with_values,
 };
 
 /// What a gradient rule sees of its node during a sweep.
@@ -87,5 +89,26 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
         let Some(to) = &self.node.edges[i] else { return Ok(()) };
         self.given[i] = true;
         self.sweep.deliver(to, op, ins, self.hook)
+    }
+
+    fn give_all(&mut self, op: Op, ins: &[&Var<R>]) -> Result<()> {
+        let specs: SmallVec<[Spec; 8]> = ins.iter().map(|v| v.spec()).collect();
+        let edges = &self.node.edges[..op.infer(&specs)?.len()];
+        let mut memory = self.sweep.lend(edges, self.hook)?;
+        if memory.iter().all(Option::is_none) {
+            return Var::apply(op, ins)?.iter().enumerate().try_for_each(|(i, g)| self.give(i, Op::identity(), &[g]));
+        }
+        let lent: SmallVec<[bool; 4]> = memory.iter().map(Option::is_some).collect();
+        let outs = with_values(ins, |values| Tensor::compute_into(&op, values, |k| memory[k].take()))?;
+        for (i, (out, lent)) in outs.into_iter().zip(lent).enumerate() {
+            match &edges[i] {
+                Some(edge) if lent => {
+                    self.given[i] = true;
+                    self.sweep.take_back(edge, out, self.hook)?;
+                }
+                _ => self.give(i, Op::identity(), &[&Var::new(out.freeze()?)])?,
+            }
+        }
+        Ok(())
     }
 }

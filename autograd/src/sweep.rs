@@ -7,7 +7,7 @@
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, TensorMut, Use,
+    Error, ErrorKind, Result, Runtime, TensorMut,
     ops::{Apply, Op, Rule, Spec},
 };
 use smallvec::SmallVec;
@@ -51,10 +51,10 @@ pub(crate) struct Sweep<R: Runtime> {
     pub(crate) options: Options,
     /// Ascending numbers: the last one is next. (A heap looks at ten nodes for each it gives.)
     nodes: Vec<Arc<Node<R>>>,
-    grads: ByAddress<Pending<R>>,
+    pub(crate) grads: ByAddress<Pending<R>>,
     pub(crate) leaves: ByAddress<LeafState<R>>,
     /// Nodes and leaves that lead to the inputs asked for; other op calls are kept.
-    only: Option<ByAddress<()>>,
+    pub(crate) only: Option<ByAddress<()>>,
     /// Nodes whose gradients are asked for themselves.
     wanted: HashMap<(usize, u32), Option<Var<R>>>,
     pub(crate) kept: Vec<Kept<R>>,
@@ -62,12 +62,12 @@ pub(crate) struct Sweep<R: Runtime> {
     later: Vec<Arc<Node<R>>>,
 }
 
-fn id<R: Runtime>(node: &Arc<Node<R>>) -> usize {
+pub(crate) fn id<R: Runtime>(node: &Arc<Node<R>>) -> usize {
     Arc::as_ptr(node) as usize
 }
 
 /// What an edge leads to.
-fn target<R: Runtime>(edge: &Edge<R>) -> usize {
+pub(crate) fn target<R: Runtime>(edge: &Edge<R>) -> usize {
     match edge {
         Edge::Node(n, _) => id(n),
         Edge::Leaf(v) => v.leaf().id(),
@@ -244,13 +244,22 @@ impl<R: Runtime> Sweep<R> {
     }
 
     fn add_to_node(&mut self, node: &Arc<Node<R>>, k: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
-        let none = || (0..node.outputs).map(|_| None).collect();
-        let pending = self.grads.entry(id(node)).or_insert_with(none);
+        let pending = self.pending(node);
         pending[k] = Some(match pending[k].take() {
             None => run(op, ins)?,
             Some(sum) => add(sum, op, ins)?,
         });
         Ok(())
+    }
+
+    /// The gradients of a node's outputs, as far as they are known.
+    pub(crate) fn pending(&mut self, node: &Arc<Node<R>>) -> &mut Pending<R> {
+        let none = || (0..node.outputs).map(|_| None).collect();
+        self.grads.entry(id(node)).or_insert_with(none)
+    }
+
+    pub(crate) fn leaf_state(&mut self, leaf: &Arc<Leaf<R>>) -> Result<&mut LeafState<R>> {
+        self.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))
     }
 
     fn add_to_leaf(
@@ -261,33 +270,27 @@ impl<R: Runtime> Sweep<R> {
         hook: &mut dyn BackwardHook<R>,
     ) -> Result<()> {
         let leaf = view.leaf();
-        let state = self.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
         if self.options.create_graph {
             let part = through_views(run(op, ins)?, view)?;
+            let state = self.leaf_state(leaf)?;
             state.graph = Some(match state.graph.take() {
                 None => part,
                 Some(sum) => numcore::ops::PointwiseOps::add(&sum, &part)?,
             });
             return Ok(());
         }
-        if state.grad.is_none() {
-            let slot = hook.grad_slot(leaf)?;
-            state.lent = slot.is_some();
-            state.grad = Some(match slot {
-                Some(slot) => checked(slot, leaf)?,
-                None => TensorMut::alloc(&leaf.runtime().tagged(Use::Gradients), leaf.spec().shape, leaf.spec().dtype)?,
-            });
-        }
-        with_values(ins, |values| match &mut state.grad {
-            Some(slot) if view.is_whole() => slot.accumulate(&op, values),
-            Some(slot) => slot.accumulate_view(view.views(), &op, values),
-            None => Ok(()),
-        })
+        let mut slot = self.slot(leaf, hook)?;
+        with_values(ins, |values| match view.is_whole() {
+            true => slot.accumulate(&op, values),
+            false => slot.accumulate_view(view.views(), &op, values),
+        })?;
+        self.leaf_state(leaf)?.grad = Some(slot);
+        Ok(())
     }
 
     /// One edge to the leaf is done; after the last one its gradient is final, and the hook is told.
-    fn settle(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
-        let state = self.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
+    pub(crate) fn settle(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+        let state = self.leaf_state(leaf)?;
         state.open -= 1;
         if state.open > 0 {
             return Ok(());
@@ -334,7 +337,7 @@ fn through_views<R: Runtime>(grad: Var<R>, view: &LeafView<R>) -> Result<Var<R>>
     back.reshape(view.leaf().spec().shape)
 }
 
-fn checked<R: Runtime>(slot: TensorMut<R>, leaf: &Leaf<R>) -> Result<TensorMut<R>> {
+pub(crate) fn checked<R: Runtime>(slot: TensorMut<R>, leaf: &Leaf<R>) -> Result<TensorMut<R>> {
     let is = Spec { shape: *slot.shape(), dtype: slot.dtype() };
     if is == leaf.spec() {
         return Ok(slot);

@@ -235,3 +235,56 @@ fn pieces_give_the_gradient_of_the_whole_in_one_go() {
     // The seed; three copies into the gradient of `exp`, whose gradient is one more.
     assert_eq!(null.launches() - before, 5);
 }
+
+/// A norm of `h` beside `h` itself, its parameters used twice: with the fused op, or by primitives.
+fn normed(fused: bool, [x, w, b]: [&Var<Cpu>; 3]) -> Result<Var<Cpu>> {
+    let norm = |h: &Var<Cpu>| -> Result<Var<Cpu>> {
+        if fused {
+            return h.layer_norm(Some(w), Some(b), 1e-5);
+        }
+        let centered = h.sub(&h.mean(&[-1], true)?)?;
+        let variance = centered.square()?.mean(&[-1], true)?;
+        centered.mul(&variance.add(1e-5)?.rsqrt()?)?.mul(w)?.add(b)
+    };
+    let h = x.mul(2.0)?;
+    let y = norm(&h)?.add(&h)?;
+    norm(&y)?.add(&y)
+}
+
+/// The outputs of one op call are gradients of several values: each goes where that gradient is gathered, over what is there already.
+#[test]
+fn a_call_gives_several_gradients_where_they_are_gathered() {
+    let rt = cpu();
+    let numbers = |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed) % 13) as f64 / 6.0 - 1.0).collect::<Vec<_>>();
+    let leaves = [("x", [3, 4].as_slice(), 1), ("w", &[4], 2), ("b", &[4], 3)];
+    let run = |fused: bool, batches: usize| {
+        let [x, w, b] = leaves.map(|(name, shape, seed)| {
+            leaf(&rt, name, numcore::Shape::new(shape).unwrap(), &numbers(shape.iter().product(), seed))
+        });
+        let mut bucket = Bucket::of(&rt, &[&x, &w, &b]);
+        for _ in 0..batches {
+            let y = normed(fused, [&x, &w, &b]).unwrap();
+            autograd::Backward::from(&y, &constant(&rt, [3, 4], &numbers(12, 5))).unwrap().run(&mut bucket).unwrap();
+        }
+        assert_eq!((bucket.ready.len(), bucket.own), (3 * batches, 0));
+        (0..3).map(|i| bucket.grad(i)).collect::<Vec<_>>()
+    };
+    for batches in [1, 3] {
+        let (fused, expected) = (run(true, batches), run(false, batches));
+        assert!(fused.iter().zip(&expected).all(|(a, b)| close(a, b)), "{batches}: {fused:?}, expected {expected:?}");
+    }
+}
+
+/// Straight into the gradients' memory: nothing is copied.
+#[test]
+fn several_gradients_of_leaves_are_one_launch() {
+    let null = numcore::NullRuntime::new();
+    let [x, w, b] = [("x", &[2usize, 6][..]), ("w", &[6]), ("b", &[6])]
+        .map(|(name, shape)| common::blank(&null, name, numcore::Shape::new(shape).unwrap()));
+    let y = x.layer_norm(Some(&w), Some(&b), 1e-5).unwrap();
+    let g = Var::new(Tensor::zeros(&null, [2, 6], DType::F32).unwrap());
+    let before = null.launches();
+    let mut gradients = autograd::Gradients::new();
+    autograd::Backward::from(&y, &g).unwrap().run(&mut gradients).unwrap();
+    assert_eq!((null.launches() - before, gradients.len()), (1, 3));
+}

@@ -271,6 +271,10 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         either!(self, |rt| rt.keeps_order(op))
     }
 
+    fn adds(&self, op: &FusedOp) -> bool {
+        either!(self, |rt| rt.adds(op))
+    }
+
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         on_side!(self, |rt, side| rt.fused(op, &side.views(ins)?, &mut side.outs(outs)?))
     }

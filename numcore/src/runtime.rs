@@ -244,6 +244,11 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         let _ = op;
         false
     }
+    /// Whether kernels of `op` can add to row-major outputs ([`Accumulate::Add`]); others are asked to overwrite all of theirs.
+    fn adds(&self, op: &FusedOp) -> bool {
+        let _ = op;
+        false
+    }
     /// Runs a fused operation, if there is a kernel for it.
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         let _ = (op, ins, outs);

@@ -147,6 +147,10 @@ impl Runtime for Cpu {
         fused::is_strided(op)
     }
 
+    fn adds(&self, op: &FusedOp) -> bool {
+        fused::adds(op)
+    }
+
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         fused::run(self, op, ins, outs)
     }

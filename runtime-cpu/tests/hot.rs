@@ -13,8 +13,29 @@ use numcore::{
 use optim::{AdamConfig, AdamWConfig, Elementwise, Form, LionConfig, SgdConfig};
 use runtime_cpu::Cpu;
 
-/// A name, a program, and how many of its first inputs are old values of its outputs.
-type Row = (String, Program, usize);
+struct Row {
+    name: String,
+    program: Program,
+    /// How many of its first inputs are old values of its outputs.
+    owned: usize,
+    /// For a program over operands of two types, in which `bf16` are these inputs and outputs: the same over `f32` alone, which is printed.
+    mixed: Option<(Program, [Vec<usize>; 2])>,
+}
+
+impl Row {
+    fn new(name: String, program: Program, owned: usize) -> Row {
+        Row { name, program, owned, mixed: None }
+    }
+
+    /// Types of inputs and outputs, `other` for those that are not stored as `f32` in any case.
+    fn types(&self, other: DType) -> [Vec<DType>; 2] {
+        let counts = [self.program.inputs(), self.program.outputs().len()];
+        std::array::from_fn(|side| {
+            let is = |i| self.mixed.as_ref().is_none_or(|(_, halves)| halves[side].contains(&i));
+            (0..counts[side]).map(|i| if is(i) { other } else { DType::F32 }).collect()
+        })
+    }
+}
 
 fn activation(f: impl for<'b> Fn(Expr<'b>) -> Expr<'b>) -> Program {
     Program::new("activation", |[x], []| [f(x)])
@@ -37,10 +58,10 @@ fn list() -> Vec<Row> {
     for (name, program) in functions {
         let gradients = (0..program.inputs()).filter_map(|i| Some((i, program.derivative(i)?.program.clone())));
         let gradients = gradients.filter(|(_, p)| p.insts().len() > p.inputs() + 1);
-        let gradients: Vec<Row> = gradients.map(|(i, p)| (format!("{name}_grad{i}"), p, 0)).collect();
+        let gradients: Vec<Row> = gradients.map(|(i, p)| Row::new(format!("{name}_grad{i}"), p, 0)).collect();
         // A function of one step is as fast in the interpreter.
         if program.insts().len() > program.inputs() + 1 {
-            rows.push((name.into(), program, 0));
+            rows.push(Row::new(name.into(), program, 0));
         }
         rows.extend(gradients);
     }
@@ -52,10 +73,18 @@ fn list() -> Vec<Row> {
             ("adamw", AdamWConfig::default().program(form)),
             ("lion", LionConfig::default().program(form)),
         ];
-        rows.extend(updates.map(|(name, p)| (format!("{name}{suffix}"), p.clone(), p.outputs().len())));
+        rows.extend(updates.map(|(name, p)| Row::new(format!("{name}{suffix}"), p.clone(), p.outputs().len())));
+        rows.push(halves(format!("adamw_halves{suffix}"), form, |form| AdamWConfig::default().program(form)));
     }
-    rows.retain(|(name, ..)| name != "sigmoid");
+    rows.retain(|row| row.name != "sigmoid");
     rows
+}
+
+/// An update of `bf16` parameters with `f32` master copies: parameter and gradient are the halves.
+fn halves(name: String, form: Form, program: impl Fn(Form) -> Program) -> Row {
+    let [halves, printed] = [DType::BF16, DType::F32].map(|t| program(Form { half: Some(t), ..form }));
+    let owned = halves.outputs().len();
+    Row { name, program: halves, owned, mixed: Some((printed, [vec![0, owned], vec![0]])) }
 }
 
 /// `runtime-cpu/src/pointwise/hot.rs`.
@@ -70,22 +99,34 @@ fn text() -> String {
 }
 
 /// One program of it.
-fn entry((name, p, owned): &Row) -> String {
+fn entry(row: &Row) -> String {
+    let Row { name, program, owned, mixed } = row;
+    let p = mixed.as_ref().map_or(program, |(printed, _)| printed);
     let numbers = p.launch_values().len();
     let typed = p.resolve(&vec![DType::F32; p.inputs()], &[]).unwrap();
     let body = p.print(&typed, Dialect::Rust).unwrap();
     let own: Vec<String> =
         (0..p.inputs()).map(|i| if i < *owned { format!("Some({i})") } else { "None".into() }).collect();
+    let [inputs, outputs] = row
+        .types(DType::BF16)
+        .map(|t| t.iter().map(|t| if *t == DType::F32 { "f32" } else { "S" }).collect::<Vec<_>>());
     let each = |range: std::ops::Range<usize>, row: &dyn Fn(usize) -> String| range.map(row).collect::<String>();
     let read = |i: usize| p.reads() >> i & 1 == 1;
-    let mut text = format!("    {name} {:#018x} own [{}] {{\n", p.hash(), own.join(", "));
+    let [of_inputs, of_outputs] = [&inputs, &outputs].map(|t| t.join(", "));
+    let mut text = format!(
+        "    {name} {:#018x} own [{}] stored [{of_inputs}] -> [{of_outputs}] {{\n",
+        program.hash(),
+        own.join(", ")
+    );
     // Writing to a String cannot fail.
     let _ = writeln!(text, "        numbers{};", each(0..numbers, &|i| format!(" s{i} {i}")));
-    let reads = each(*owned..p.inputs(), &|i| if read(i) { format!(" in{i} {}", numbers + i) } else { String::new() });
+    let reads = each(*owned..p.inputs(), &|i| {
+        if read(i) { format!(" in{i} {} {}", numbers + i, inputs[i]) } else { String::new() }
+    });
     let _ = writeln!(text, "        reads{reads};");
     let updates = each(0..*owned, &|i| if read(i) { format!(" in{i} to{i}") } else { String::new() });
     let _ = writeln!(text, "        updates{updates};");
-    let writes = each(0..p.outputs().len(), &|k| format!(" out{k} to{k} {}", numbers + p.inputs() + k));
+    let writes = each(0..outputs.len(), &|k| format!(" out{k} to{k} {} {}", numbers + p.inputs() + k, outputs[k]));
     let _ = writeln!(text, "        writes{writes};\n    }} {{");
     body.lines().for_each(|line| _ = writeln!(text, "        {line}"));
     text + "    }\n"
@@ -114,14 +155,17 @@ fn outputs(
     cpu: &Cpu,
     p: &Program,
     (owned, count): (usize, usize),
-    dtype: DType,
+    types: &[Vec<DType>; 2],
     shape: &[usize],
     values: &[Vec<f64>],
 ) -> Vec<T> {
     let scalars: Vec<Scalar> = (0..p.scalars()).map(|i| Scalar::F64(0.1 + 0.2 * i as f64)).collect();
-    let tensors: Vec<T> = values.iter().map(|v| store(cpu, dtype, shape, v).0).collect();
-    let mut outs: Vec<TensorMut<Cpu>> =
-        p.outputs().iter().map(|_| TensorMut::alloc(cpu, tensors[0].shape().to_owned(), dtype).unwrap()).collect();
+    let [inputs, outputs] = types;
+    let tensors: Vec<T> = values.iter().zip(inputs).map(|(v, &t)| store(cpu, t, shape, v).0).collect();
+    // The interpreted program's last output is its first input.
+    let mut outs: Vec<TensorMut<Cpu>> = (outputs.iter().chain([&inputs[0]]).take(p.outputs().len()))
+        .map(|&t| TensorMut::alloc(cpu, *tensors[0].shape(), t).unwrap())
+        .collect();
     let copy = Program::new("copy", |[x], []| [x]);
     for (out, x) in outs.iter_mut().zip(&tensors).take(owned) {
         compute(cpu, &copy, &[Input::Value(x)], &[], &mut [out]).unwrap();
@@ -134,7 +178,8 @@ fn outputs(
 
 #[test]
 fn the_interpreter_computes_the_same_bits() {
-    for (name, p, owned) in list() {
+    for row in list() {
+        let (name, p, owned) = (&row.name, &row.program, row.owned);
         for (shape, seed) in [([3usize, 7], 1), ([129, 257], 2)] {
             let n = shape.iter().product();
             let mut values: Vec<Vec<f64>> =
@@ -143,9 +188,10 @@ fn the_interpreter_computes_the_same_bits() {
             values[p.inputs() - 1].iter_mut().zip(edges).for_each(|(x, edge)| *x = edge);
             let counts = (owned, p.outputs().len());
             for cpu in runtimes() {
-                for dtype in [DType::F32, DType::BF16] {
+                for dtype in [DType::F32, DType::BF16].into_iter().filter(|t| row.mixed.is_none() || t.is_half()) {
+                    let types = row.types(dtype);
                     let [a, b] =
-                        [p.clone(), interpreted(&p)].map(|p| outputs(&cpu, &p, counts, dtype, &shape, &values));
+                        [p.clone(), interpreted(p)].map(|p| outputs(&cpu, &p, counts, &types, &shape, &values));
                     for (a, b) in a.iter().zip(&b) {
                         same_numbers(a, b, &format!("{name} {dtype} {shape:?} on {cpu:?}"));
                     }

@@ -33,7 +33,7 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// Name, what the numbers after it mean, and how to make it.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 40] {
+fn table<R: Runtime>() -> [Row<R>; 41] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmbf16", "M K N", kernels::gemm),
@@ -70,6 +70,7 @@ fn table<R: Runtime>() -> [Row<R>; 40] {
         ("chainfwd", "", tape::chain),
         ("chainmul", "", tape::chain_mul),
         ("adamw", "N", train::adamw),
+        ("adamwbf16", "N", train::adamw),
         ("mlp", "", train::mlp),
         ("cnn", "", train::cnn),
         ("gpt", "", train::gpt),

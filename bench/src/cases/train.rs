@@ -41,14 +41,15 @@ fn steps<R: Runtime, M: Module<R> + 'static>(
     Ok(Case { long, loss: last, ..Case::new(run) })
 }
 
-pub fn adamw<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+pub fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let each = n[0] / 16;
-    let leaf = |i: u64| Leaf::new(&format!("p{i}"), data::normal(rt, &[each], DType::F32, i)?);
+    let dtype = if name == "adamwbf16" { DType::BF16 } else { DType::F32 };
+    let leaf = |i: u64| Leaf::new(&format!("p{i}"), data::normal(rt, &[each], dtype, i)?);
     let leaves = (0..16).map(leaf).collect::<Result<Vec<_>>>()?;
     let (mut optimizer, mut gradients) = optimizer(1e-3, leaves.clone())?;
     let mut given = weftgrad::Gradients::new();
     for leaf in &leaves {
-        given.set(leaf, data::normal(rt, &[each], DType::F32, 99)?.mul(1e-3)?);
+        given.set(leaf, data::normal(rt, &[each], dtype, 99)?.mul(1e-3)?);
     }
     gradients.copy_from(&given)?;
     drop((given, leaves));

@@ -142,8 +142,7 @@ impl Fused for Attention {
             ins.push(cx.input(i)?);
         }
         let refs: SmallVec<[&T; 7]> = ins.iter().collect();
-        let grads = T::apply(AttentionGrad(self.clone()).into(), &refs)?;
-        grads.iter().enumerate().try_for_each(|(i, g)| cx.give_value(i, g))
+        cx.give_all(AttentionGrad(self.clone()).into(), &refs)
     }
 }
 

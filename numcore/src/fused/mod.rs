@@ -23,7 +23,7 @@ pub use vocabulary::{ConvOptions, CrossEntropyOptions, NnOps, Reduction};
 use smallvec::SmallVec;
 
 use crate::{
-    Accumulate, Layout, Out, Result, Runtime, Shape, Support, Tensor,
+    Accumulate, Layout, Out, Result, Runtime, Shape, Support, Tensor, TensorMut, Use,
     ops::{Apply, Backprop, Bits, Op, Outs, PointwiseOps, Rule, Saves, Spec, Specs, copy_into},
 };
 
@@ -86,12 +86,10 @@ macro_rules! fused {
             fn name(&self) -> &'static str { match self { $(FusedOp::$variant(op) => Fused::name(op),)* } }
             fn infer(&self, ins: &[Spec]) -> Result<Specs> { match self { $(FusedOp::$variant(op) => Fused::infer(op, ins),)* } }
             fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
-                let plain = outs.iter().all(|o| o.how == Accumulate::Overwrite && o.view.layout().is_contiguous());
-                if plain && self.try_kernel(ins, outs)? == Support::Done {
+                if self.run_kernel(ins, outs)? == Support::Done {
                     return Ok(());
                 }
-                // Kernels only ever overwrite dense memory: what adds, or is strided, gets its values from there.
-                let values = Tensor::apply(crate::ops::Op::Fused(self.clone()), ins)?;
+                let values = self.decompose(ins)?;
                 values.iter().zip(outs).try_for_each(|(v, out)| copy_into(v, out.reborrow()))
             }
             fn saves(&self, wants: Bits) -> Result<Saves> {
@@ -146,6 +144,37 @@ impl FusedOp {
             Some(i) if rt.keeps_order(self) => ins[i].layout().dense_like(shape),
             _ => Layout::contiguous(shape),
         }
+    }
+
+    /// Asks the runtime for a kernel; what its kernels cannot write (they fill dense memory, and few add to it) is filled aside.
+    fn run_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
+        let rt = ins[0].runtime();
+        let adds = rt.adds(self);
+        let fits = |o: &Out<'_, R>| o.view.layout().is_contiguous() && (adds || o.how == Accumulate::Overwrite);
+        if outs.iter().all(fits) {
+            return self.try_kernel(ins, outs);
+        }
+        let mut aside = (outs.iter().enumerate().filter(|(_, o)| !fits(o)))
+            .map(|(k, o)| {
+                let layout = self.layout(rt, k, *o.view.layout().shape(), ins);
+                TensorMut::alloc_at(rt.tagged(Use::Activations), layout, o.view.dtype())
+            })
+            .collect::<Result<SmallVec<[TensorMut<R>; 4]>>>()?;
+        let mut rest = aside.iter_mut();
+        let mut to: SmallVec<[Out<'_, R>; 4]> = SmallVec::new();
+        for out in outs.iter_mut() {
+            match fits(out) {
+                true => to.push(out.reborrow()),
+                false => to.extend(rest.next().map(TensorMut::out)),
+            }
+        }
+        let support = self.try_kernel(ins, &mut to)?;
+        drop(to);
+        if support == Support::Done {
+            let unfit = outs.iter_mut().filter(|o| !fits(o));
+            aside.into_iter().zip(unfit).try_for_each(|(value, out)| copy_into(&value.freeze()?, out.reborrow()))?;
+        }
+        Ok(support)
     }
 
     /// Asks the runtime for a kernel.

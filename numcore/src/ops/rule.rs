@@ -107,7 +107,7 @@ pub trait Rule {
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
     /// What [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are needed.
     fn saves(&self, wants: Bits) -> Result<Saves>;
-    /// The gradient rule: gives one op call for each wanted input, as its last step for that input.
+    /// The gradient rule: gives one op call for each wanted input, or one for several, as its last step for them.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
 }
 
@@ -151,6 +151,8 @@ pub trait Backprop<T: Apply> {
     fn upstream(&mut self, k: usize) -> Result<Option<T>>;
     /// The gradient of input `i` is what this call gives; ignored when it is not wanted.
     fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;
+    /// The gradients of the first inputs are this call's outputs, in order; those that are not wanted are ignored.
+    fn give_all(&mut self, op: Op, ins: &[&T]) -> Result<()>;
 }
 
 impl<T: Apply> dyn Backprop<T> + '_ {

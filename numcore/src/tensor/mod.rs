@@ -197,15 +197,7 @@ impl<R: Runtime> Tensor<R> {
         {
             return Ok(outs);
         }
-        let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
-        let rt = &ins[0].0.rt.tagged(Use::Activations);
-        let layout = |k: usize, shape| match op {
-            Op::Fused(op) => op.layout(rt, k, shape, ins),
-            _ => Layout::contiguous(shape),
-        };
-        let mut outs: smallvec::SmallVec<[TensorMut<R>; 2]> = (op.infer(&specs)?.iter().enumerate())
-            .map(|(k, s)| TensorMut::alloc_at(rt.clone(), layout(k, s.shape), s.dtype))
-            .collect::<Result<_>>()?;
+        let mut outs = Self::make(op, ins, |_| None)?;
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
         if let Op::Fused(fused) = op {
             if fused.try_kernel(ins, &mut to)? == Support::Decompose {
@@ -218,6 +210,37 @@ impl<R: Runtime> Tensor<R> {
         }
         drop(to);
         outs.into_iter().map(TensorMut::freeze).collect()
+    }
+
+    /// Computes `op` into memory that `slot` gives for each of its outputs, which is overwritten or added to as it knows; what gets none is
+    /// made. Memory of an output has its shape and dtype, and no input shares it.
+    pub fn compute_into(
+        op: &Op,
+        ins: &[&Self],
+        slot: impl FnMut(usize) -> Option<TensorMut<R>>,
+    ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
+        same_device(op.name(), ins)?;
+        let mut outs = Self::make(op, ins, slot)?;
+        let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
+        op.run(ins, &mut to)?;
+        drop(to);
+        Ok(outs)
+    }
+
+    /// Memory for the outputs of `op`: given, or fresh.
+    fn make(
+        op: &Op,
+        ins: &[&Self],
+        mut given: impl FnMut(usize) -> Option<TensorMut<R>>,
+    ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
+        let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
+        let rt = &ins[0].0.rt.tagged(Use::Activations);
+        let layout = |k: usize, shape| match op {
+            Op::Fused(op) => op.layout(rt, k, shape, ins),
+            _ => Layout::contiguous(shape),
+        };
+        let fresh = |k, s: &Spec| TensorMut::alloc_at(rt.clone(), layout(k, s.shape), s.dtype);
+        op.infer(&specs)?.iter().enumerate().map(|(k, s)| given(k).map_or_else(|| fresh(k, s), Ok)).collect()
     }
 }
 

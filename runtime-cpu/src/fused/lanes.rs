@@ -45,6 +45,7 @@ pub(super) fn fold<T: Float>(x: &[T], start: T, f: impl Fn(T) -> T, combine: imp
 /// Sums both parts of `f(x[i], y[i], z[i])`.
 #[inline(always)]
 pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> (T, T)) -> (T, T) {
+    let mut ahead = [Ahead::of(x), Ahead::of(y)];
     let (mut first, mut second) = ([T::default(); LANES], [T::default(); LANES]);
     let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
     let mut add = |l: usize, x: T, y: T, z: T| {
@@ -53,6 +54,7 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> 
         second[l] = second[l] + b;
     };
     for ((x, y), z) in cx.iter().zip(cy).zip(cz) {
+        ahead.iter_mut().for_each(Ahead::chunk);
         (0..LANES).for_each(|l| add(l, x[l], y[l], z[l]));
     }
     for (l, ((&x, &y), &z)) in rx.iter().zip(ry).zip(rz).enumerate() {
@@ -64,10 +66,12 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> 
 /// Sums `f(x[i], y[i])`.
 #[inline(always)]
 pub(super) fn sum2<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T {
+    let mut ahead = [Ahead::of(x), Ahead::of(y)];
     let mut lanes = [T::default(); LANES];
     let (cx, cy) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     let (rx, ry) = (cx.remainder(), cy.remainder());
     for (a, b) in cx.zip(cy) {
+        ahead.iter_mut().for_each(Ahead::chunk);
         for l in 0..LANES {
             lanes[l] = lanes[l] + f(a[l], b[l]);
         }
@@ -112,6 +116,28 @@ pub(super) fn sum1<T: Float>(x: &[T], mut ahead: Ahead<T>, f: impl Fn(T) -> T) -
         lanes[l] = lanes[l] + f(x);
     }
     tree(lanes, |a, b| a + b)
+}
+
+/// Calls `f` with every element of three rows, and of three that are written.
+#[inline(always)]
+pub(super) fn each<T: Float>(
+    x: &[T],
+    y: &[T],
+    z: &[T],
+    a: &mut [T],
+    b: &mut [T],
+    c: &mut [T],
+    f: impl Fn(T, T, T, &mut T, &mut T, &mut T),
+) {
+    let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
+    let ((ca, ra), (cb, rb), (cc, rc)) =
+        (a.as_chunks_mut::<LANES>(), b.as_chunks_mut::<LANES>(), c.as_chunks_mut::<LANES>());
+    for (((((x, y), z), a), b), c) in cx.iter().zip(cy).zip(cz).zip(ca).zip(cb).zip(cc) {
+        (0..LANES).for_each(|l| f(x[l], y[l], z[l], &mut a[l], &mut b[l], &mut c[l]));
+    }
+    for (((((&x, &y), &z), a), b), c) in rx.iter().zip(ry).zip(rz).zip(ra).zip(rb).zip(rc) {
+        f(x, y, z, a, b, c);
+    }
 }
 
 #[inline(always)]

@@ -79,6 +79,20 @@ pub(super) fn write<S: Number, R>(
     result
 }
 
+/// As [`write`]; what `f` finds there are the numbers of `y` if they are `read`.
+pub(super) fn update<S: Number, R>(
+    simd: Simd,
+    y: &mut [S],
+    aside: &mut [S::Lane],
+    read: bool,
+    f: impl FnOnce(&mut [S::Lane]) -> R,
+) -> R {
+    if read && !S::WIDE {
+        widen(simd, y, &mut aside[..y.len()]);
+    }
+    write(simd, y, aside, f)
+}
+
 leveled! {
     /// Exact.
     pub(super) fn widen<S: (Stored)>(x: &[S], to: &mut [S::Lane]) {

@@ -47,11 +47,16 @@ pub(crate) fn is_strided(op: &FusedOp) -> bool {
     matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_))
 }
 
+/// Whether the kernel adds to outputs, too: a norm's gradient joins that of the residual beside it.
+pub(crate) fn adds(op: &FusedOp) -> bool {
+    matches!(op, FusedOp::NormGrad(_))
+}
+
 /// Runs `op` if there is a kernel for it at these types and strides.
 pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Out<'_, Cpu>]) -> Result<Support> {
     let strided = is_strided(op);
     let fits = |o: &Operand| if strided { is_row_wise(o) } else { o.layout.is_contiguous() };
-    if outs.iter().any(|o| o.how == Accumulate::Add || !fits(&(&o.view).into())) {
+    if outs.iter().any(|o| o.how == Accumulate::Add && !adds(op) || !fits(&(&o.view).into())) {
         return Ok(Support::Decompose);
     }
     if let FusedOp::Linear(_) = op {
@@ -63,6 +68,7 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
         cpu,
         ins: ins.iter().map(operand).collect::<Result<_>>()?,
         outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
+        added: outs.iter().map(|o| o.how == Accumulate::Add).collect(),
     };
     let dtype = call.outs[0].dtype;
     if (0..call.ins.len()).any(|i| call.ins[i].dtype != input_dtype(op, i, dtype)) {
@@ -93,6 +99,8 @@ struct Call<'a> {
     cpu: &'a Cpu,
     ins: Vec<Operand>,
     outs: Vec<Operand>,
+    /// Whether each output is added to.
+    added: SmallVec<[bool; 4]>,
 }
 
 impl Call<'_> {

@@ -7,7 +7,7 @@ use numcore::{
 
 use super::{
     Call, Float, Number, grain,
-    lanes::{self, Ahead},
+    lanes::{self, Ahead, LANES},
     lines, one,
 };
 use crate::{operand::Base, simd::leveled};
@@ -52,7 +52,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Supp
     let group = rows.div_ceil(GROUPS).max(1);
     let groups = rows.div_ceil(group);
     let partial = call.cpu.scratch(groups * 2 * width * size_of::<S::Lane>())?;
-    let (partial, simd) = (Base::<S::Lane>::new(partial.ptr().cast()), call.engine().simd);
+    let (partial, simd, added) = (Base::<S::Lane>::new(partial.ptr().cast()), call.engine().simd, call.added[0]);
     call.engine().ranges(rows, group, |part| {
         let at = (part.start / group * 2 * width) as isize;
         // SAFETY: this group's partial sums, which are this task's alone.
@@ -66,30 +66,27 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Supp
             let (x, g) = (lines::read(simd, x, wide_x), lines::read(simd, g, wide_g));
             // SAFETY: one number per row.
             let (r, m) = unsafe { (rstd.get(i), mean.map_or(S::Lane::default(), |m| m.get(i))) };
-            lines::write(simd, d, wide_d, |d| {
-                grad_row(simd, x, g, d, weight, Sums { dw, db }, (m, r, mean.is_some()));
+            lines::update(simd, d, wide_d, added, |d| {
+                grad_row(simd, x, g, weight, Gradients { d, added, dw, db }, (m, r, mean.is_some()));
             });
         });
     });
     for k in 0..usize::from(op.0.weight) + usize::from(op.0.bias) {
-        // SAFETY: a contiguous output of this length; no task runs any more.
-        let out = unsafe { call.output::<S>(1 + k).slice_mut(0, width) };
+        // SAFETY: a contiguous output of this length, and the partial sums; no task runs any more.
+        let (out, groups) =
+            unsafe { (call.output::<S>(1 + k).slice_mut(0, width), partial.slice(0, groups * 2 * width)) };
+        let added = call.added[1 + k];
         lines::each::<S, 1>(0..1, width, |_, [wide]| {
-            lines::write(simd, out, wide, |out| {
-                out.fill(S::Lane::default());
-                for i in 0..groups {
-                    // SAFETY: a group's partial sums.
-                    let sums = unsafe { partial.slice(((2 * i + k) * width) as isize, width) };
-                    out.iter_mut().zip(sums).for_each(|(o, &s)| *o = *o + s);
-                }
-            });
+            lines::update(simd, out, wide, added, |out| sum_groups(simd, groups, k, out, added));
         });
     }
     Ok(Support::Done)
 }
 
-/// Where a group adds up the parameters' gradients.
-struct Sums<'a, T> {
+/// Where a row's gradient goes, on top of what is there if it is added, and where its group adds up the parameters'.
+struct Gradients<'a, T> {
+    d: &'a mut [T],
+    added: bool,
     dw: &'a mut [T],
     db: &'a mut [T],
 }
@@ -119,7 +116,7 @@ leveled! {
 
     /// A row's gradient; `stats` are its mean, its reciprocal deviation, and whether the mean counts.
     fn grad_row<T: (Float)>(
-        x: &[T], g: &[T], d: &mut [T], weight: Option<&[T]>, sums: Sums<'_, T>, stats: (T, T, bool),
+        x: &[T], g: &[T], weight: Option<&[T]>, to: Gradients<'_, T>, stats: (T, T, bool),
     ) {
         let (mean, rstd, centered) = stats;
         let count = T::from_f64(x.len() as f64);
@@ -128,12 +125,37 @@ leveled! {
         let w = weight.unwrap_or(g);
         let (along, level) = lanes::sums3(x, g, w, |x, g, w| (of(g, w) * (x - mean), of(g, w)));
         let (along, level) = (along * rstd / count, if centered { level / count } else { T::default() });
-        let Sums { dw, db } = sums;
-        for (((((o, &x), &g), &w), dw), db) in d.iter_mut().zip(x).zip(g).zip(w).zip(dw).zip(db) {
+        let Gradients { d, added, dw, db } = to;
+        let each = |x: T, g: T, w: T| {
             let hat = (x - mean) * rstd;
-            *o = (of(g, w) - level - hat * along) * rstd;
-            *dw = *dw + g * hat;
-            *db = *db + g;
+            ((of(g, w) - level - hat * along) * rstd, g * hat, g)
+        };
+        if added {
+            lanes::each(x, g, w, d, dw, db, |x, g, w, d, dw, db| {
+                let (v, vw, vb) = each(x, g, w);
+                (*d, *dw, *db) = (*d + v, *dw + vw, *db + vb);
+            });
+        } else {
+            lanes::each(x, g, w, d, dw, db, |x, g, w, d, dw, db| {
+                let (v, vw, vb) = each(x, g, w);
+                (*d, *dw, *db) = (v, *dw + vw, *db + vb);
+            });
+        }
+    }
+
+    /// Writes or adds the sums of the groups' rows of parameter `k`.
+    fn sum_groups<T: (Float)>(groups: &[T], k: usize, out: &mut [T], added: bool) {
+        let width = out.len();
+        for (chunk, out) in out.chunks_mut(LANES).enumerate() {
+            let mut sums = [T::default(); LANES];
+            for group in groups.chunks_exact(2 * width) {
+                let row = &group[k * width + chunk * LANES..][..out.len()];
+                sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum = *sum + x);
+            }
+            match added {
+                true => out.iter_mut().zip(sums).for_each(|(o, sum)| *o = *o + sum),
+                false => out.copy_from_slice(&sums[..out.len()]),
+            }
         }
     }
 }

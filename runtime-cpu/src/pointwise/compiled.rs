@@ -18,14 +18,17 @@ use crate::{Simd, simd::prefetch};
 /// Computes `n` elements; slots are a kernel's: numbers, inputs, outputs.
 ///
 /// # Safety
-/// The slots name `n` elements (of numbers: one `f32`) of the body's type, aligned; nothing else writes inputs or sees outputs meanwhile.
+/// The slots name `n` elements (of numbers: one `f32`) of the body's types, aligned; nothing else writes inputs or sees outputs meanwhile.
 pub(super) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n: usize);
 
-/// A program over values of one type.
+/// A program whose operands are stored as one type, or as that type and `f32`.
 pub(super) struct Compiled {
     pub hash: u64,
     /// For every input: which output's old value it is, if one's.
     pub own: &'static [Option<u16>],
+    /// Types of inputs and outputs: `S` is the one type.
+    pub inputs: &'static [&'static str],
+    pub outputs: &'static [&'static str],
     pub f32: Body,
     /// Widened, computed in `f32`, and rounded once.
     pub bf16: Body,
@@ -53,24 +56,28 @@ pub(super) fn steps(n: usize, cut: bool) -> impl Iterator<Item = (usize, usize)>
 /// The compiled form of a program that meets its operands this way.
 pub(super) fn find(program: &Program, typed: &Typed, form: &Form) -> Option<Body> {
     let compiled = hot::ALL.iter().find(|c| c.hash == program.hash() && *c.own == form.own[..])?;
+    let stored = |name: &str, t| if name == "S" { t } else { DType::F32 };
+    let mixed = compiled.outputs.iter().any(|name| *name != "S");
     let of = |t: DType| {
-        form.inputs.iter().all(|i| *i == t)
-            && form.outputs.iter().all(|o| *o == Output::Overwrite(t))
-            // A value of another type would be a cast, which the printed body does not have.
-            && typed.dtypes.iter().all(|v| [t, DType::Bool].contains(v))
+        let inputs = form.inputs.iter().zip(compiled.inputs).all(|(i, name)| *i == stored(name, t));
+        let outputs =
+            form.outputs.iter().zip(compiled.outputs).all(|(o, name)| *o == Output::Overwrite(stored(name, t)));
+        // A value of another type would be a cast, which the printed body has only between the two: it widens and rounds as operands do.
+        let value = |v: &DType| *v == t || *v == DType::Bool || mixed && *v == DType::F32;
+        inputs && outputs && typed.dtypes.iter().all(value)
     };
     [(DType::F32, compiled.f32), (DType::BF16, compiled.bf16)].into_iter().find(|(t, _)| of(*t)).map(|(_, body)| body)
 }
 
-/// Programs as the generator writes them: a name and its hash, which slot each number, input and output is, inputs that are old
-/// values of outputs, and the printed body.
+/// Programs as the generator writes them: a name and its hash, how operands are stored, which slot each number, input and output is, inputs
+/// that are old values of outputs, and the printed body.
 macro_rules! compiled {
     ($(
-        $name:ident $hash:literal own [$($own:expr),*] {
+        $name:ident $hash:literal own [$($own:expr),*] stored [$($input_type:ident),*] -> [$($output_type:ident),*] {
             numbers $($number:ident $number_at:literal)*;
-            reads $($input:ident $input_at:literal)*;
+            reads $($input:ident $input_at:literal $read:ident)*;
             updates $($old:ident $of:ident)*;
-            writes $($out:ident $to:ident $out_at:literal)*;
+            writes $($out:ident $to:ident $out_at:literal $write:ident)*;
         }
         $body:block
     )*) => {
@@ -78,6 +85,8 @@ macro_rules! compiled {
             $($crate::pointwise::compiled::Compiled {
                 hash: $hash,
                 own: &[$($own),*],
+                inputs: &[$(stringify!($input_type)),*],
+                outputs: &[$(stringify!($output_type)),*],
                 f32: $name::<f32>,
                 bf16: $name::<half::bf16>,
             }),*
@@ -88,7 +97,7 @@ macro_rules! compiled {
             unsafe fn $name<S: $crate::element::Stored<Lane = f32>>(simd: $crate::Simd, slots: &[*mut u8], n: usize) {
                 $crate::simd::leveled! {
                     fn body<S: ($crate::element::Stored<Lane = f32>)>(
-                        n: usize, $($number: f32,)* $($input: &[S],)* $($to: &mut [S],)*
+                        n: usize, $($number: f32,)* $($input: &[$read],)* $($to: &mut [$write],)*
                     ) {
                         $(let $input = &$input[..n];)*
                         $(let $to = &mut $to[..n];)*
@@ -100,11 +109,11 @@ macro_rules! compiled {
                                 $($crate::pointwise::compiled::ask_for(&$to[from]);)*
                             }
                             for i in from..end {
-                                $(let $input = $input[i].load();)*
-                                $(let $old = $of[i].load();)*
+                                $(let $input = $crate::element::Stored::load($input[i]);)*
+                                $(let $old = $crate::element::Stored::load($of[i]);)*
                                 $(let $out;)*
                                 $body
-                                $($to[i] = S::store($out);)*
+                                $($to[i] = <$write as $crate::element::Stored>::store($out);)*
                             }
                         }
                     }
@@ -115,8 +124,8 @@ macro_rules! compiled {
                         simd,
                         n,
                         $(*slots[$number_at].cast::<f32>(),)*
-                        $(std::slice::from_raw_parts(slots[$input_at].cast::<S>(), n),)*
-                        $(std::slice::from_raw_parts_mut(slots[$out_at].cast::<S>(), n),)*
+                        $(std::slice::from_raw_parts(slots[$input_at].cast::<$read>(), n),)*
+                        $(std::slice::from_raw_parts_mut(slots[$out_at].cast::<$write>(), n),)*
                     );
                 }
             }

@@ -45,6 +45,10 @@ impl Common<'_> {
     /// # Safety
     /// Operands hold `n` elements; nothing else writes inputs or sees outputs meanwhile. Positions do not count.
     pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
+        if let Some(size) = self.kernel.copies.filter(|size| stream::pays(n * size)) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.stream(engine, operands[0].0, operands[1].0, n * size) };
+        }
         let streamed = self.streamed(operands, n);
         let block = if streamed.is_empty() { block(self.kernel, 0) } else { stream::BLOCK };
         let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
@@ -75,6 +79,19 @@ impl Common<'_> {
             1 => part(0, n),
             tasks => engine.ranges(n, n.div_ceil(tasks).next_multiple_of(block), |p| part(p.start, p.end)),
         }
+    }
+
+    /// Copies `bytes` bytes past the caches.
+    ///
+    /// # Safety
+    /// As for [`run_dense`](Common::run_dense).
+    unsafe fn stream(&self, engine: &Engine, from: Base<u8>, to: Base<u8>, bytes: usize) {
+        engine.ranges(bytes, bytes.div_ceil(TASKS).next_multiple_of(stream::SIDE_BY_SIDE), |p| {
+            let at = p.start as isize;
+            // SAFETY: the caller's promise; tasks share no byte.
+            unsafe { stream::copy(self.simd, to.at(at), from.at(at), p.len()) };
+            stream::finish();
+        });
     }
 }
 

@@ -6,11 +6,11 @@ use super::compiled::compiled;
 use crate::math::Math;
 
 compiled! {
-    sigmoid_grad0 0x74077e72839882b5 own [None, None] {
+    sigmoid_grad0 0x74077e72839882b5 own [None, None] stored [S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1;
+        reads in0 0 S in1 1 S;
         updates;
-        writes out0 to0 2;
+        writes out0 to0 2 S;
     } {
         let v2: bool = in0 < 0.0f32;
         let v3: f32 = -in0;
@@ -27,22 +27,22 @@ compiled! {
         let v17: f32 = if v2 { v15 } else { v16 };
         out0 = v17;
     }
-    tanh_grad0 0x14539369f35cccc3 own [None, None] {
+    tanh_grad0 0x14539369f35cccc3 own [None, None] stored [S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1;
+        reads in0 0 S in1 1 S;
         updates;
-        writes out0 to0 2;
+        writes out0 to0 2 S;
     } {
         let v1: f32 = Math::tanh(in0);
         let v5: f32 = (-v1).mul_add(v1, 1.0f32);
         let v6: f32 = in1 * v5;
         out0 = v6;
     }
-    silu 0xb722b958e2bdfee6 own [None] {
+    silu 0xb722b958e2bdfee6 own [None] stored [S] -> [S] {
         numbers;
-        reads in0 0;
+        reads in0 0 S;
         updates;
-        writes out0 to0 1;
+        writes out0 to0 1 S;
     } {
         let v2: bool = in0 < 0.0f32;
         let v3: f32 = -in0;
@@ -54,11 +54,11 @@ compiled! {
         let v10: f32 = in0 * v9;
         out0 = v10;
     }
-    silu_grad0 0x95f48d4c07247074 own [None, None] {
+    silu_grad0 0x95f48d4c07247074 own [None, None] stored [S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1;
+        reads in0 0 S in1 1 S;
         updates;
-        writes out0 to0 2;
+        writes out0 to0 2 S;
     } {
         let v2: bool = in0 < 0.0f32;
         let v3: f32 = -in0;
@@ -79,11 +79,11 @@ compiled! {
         let v22: f32 = v19 + v21;
         out0 = v22;
     }
-    gelu 0x2306964cdb3afc5f own [None] {
+    gelu 0x2306964cdb3afc5f own [None] stored [S] -> [S] {
         numbers;
-        reads in0 0;
+        reads in0 0 S;
         updates;
-        writes out0 to0 1;
+        writes out0 to0 1 S;
     } {
         let v2: f32 = in0 * 0.5f32;
         let v4: f32 = in0 * 0.70710677f32;
@@ -92,11 +92,11 @@ compiled! {
         let v8: f32 = v2 * v7;
         out0 = v8;
     }
-    gelu_grad0 0xf5e03c9aa7caa009 own [None, None] {
+    gelu_grad0 0xf5e03c9aa7caa009 own [None, None] stored [S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1;
+        reads in0 0 S in1 1 S;
         updates;
-        writes out0 to0 2;
+        writes out0 to0 2 S;
     } {
         let v2: f32 = in0 * 0.5f32;
         let v4: f32 = in0 * 0.70710677f32;
@@ -113,11 +113,11 @@ compiled! {
         let v19: f32 = v16.mul_add(0.70710677f32, v18);
         out0 = v19;
     }
-    gelu_tanh 0x06c856b55818fd31 own [None] {
+    gelu_tanh 0x06c856b55818fd31 own [None] stored [S] -> [S] {
         numbers;
-        reads in0 0;
+        reads in0 0 S;
         updates;
-        writes out0 to0 1;
+        writes out0 to0 1 S;
     } {
         let v1: f32 = in0 * in0;
         let v2: f32 = in0 * v1;
@@ -129,11 +129,11 @@ compiled! {
         let v13: f32 = v9 * v12;
         out0 = v13;
     }
-    gelu_tanh_grad0 0xea1cee22f4b2b3a9 own [None, None] {
+    gelu_tanh_grad0 0xea1cee22f4b2b3a9 own [None, None] stored [S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1;
+        reads in0 0 S in1 1 S;
         updates;
-        writes out0 to0 2;
+        writes out0 to0 2 S;
     } {
         let v1: f32 = in0 * in0;
         let v2: f32 = in0 * v1;
@@ -156,11 +156,11 @@ compiled! {
         let v28: f32 = v26 + v27;
         out0 = v28;
     }
-    swiglu 0xbae42cdb224174f7 own [None, None] {
+    swiglu 0xbae42cdb224174f7 own [None, None] stored [S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1;
+        reads in0 0 S in1 1 S;
         updates;
-        writes out0 to0 2;
+        writes out0 to0 2 S;
     } {
         let v3: bool = in0 < 0.0f32;
         let v4: f32 = -in0;
@@ -173,11 +173,11 @@ compiled! {
         let v12: f32 = in1 * v11;
         out0 = v12;
     }
-    swiglu_grad0 0xe54adf2dae021d46 own [None, None, None] {
+    swiglu_grad0 0xe54adf2dae021d46 own [None, None, None] stored [S, S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1 in2 2;
+        reads in0 0 S in1 1 S in2 2 S;
         updates;
-        writes out0 to0 3;
+        writes out0 to0 3 S;
     } {
         let v3: bool = in0 < 0.0f32;
         let v4: f32 = -in0;
@@ -199,11 +199,11 @@ compiled! {
         let v24: f32 = v21 + v23;
         out0 = v24;
     }
-    swiglu_grad1 0x87f6d61fa277fa4e own [None, None] {
+    swiglu_grad1 0x87f6d61fa277fa4e own [None, None] stored [S, S] -> [S] {
         numbers;
-        reads in0 0 in1 1;
+        reads in0 0 S in1 1 S;
         updates;
-        writes out0 to0 2;
+        writes out0 to0 2 S;
     } {
         let v2: bool = in0 < 0.0f32;
         let v3: f32 = -in0;
@@ -216,11 +216,11 @@ compiled! {
         let v12: f32 = v10 * in1;
         out0 = v12;
     }
-    sgd_momentum 0x0d68f89b01c66b5a own [Some(0), Some(1), None] {
+    sgd_momentum 0x0d68f89b01c66b5a own [Some(0), Some(1), None] stored [S, S, S] -> [S, S] {
         numbers s0 0 s1 1 s2 2 s3 3;
-        reads in2 6;
+        reads in2 6 S;
         updates in0 to0 in1 to1;
-        writes out0 to0 7 out1 to1 8;
+        writes out0 to0 7 S out1 to1 8 S;
     } {
         let v5: f32 = in0.mul_add(s0, in2);
         let v9: f32 = s2 * v5;
@@ -229,11 +229,11 @@ compiled! {
         out0 = v13;
         out1 = v10;
     }
-    adam 0x8a892ad6cfbdf87d own [Some(0), Some(1), Some(2), None] {
+    adam 0x8a892ad6cfbdf87d own [Some(0), Some(1), Some(2), None] stored [S, S, S, S] -> [S, S, S] {
         numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
-        reads in3 10;
+        reads in3 10 S;
         updates in0 to0 in1 to1 in2 to2;
-        writes out0 to0 11 out1 to1 12 out2 to2 13;
+        writes out0 to0 11 S out1 to1 12 S out2 to2 13 S;
     } {
         let v6: f32 = in0.mul_add(s0, in3);
         let v7: f32 = v6 - in1;
@@ -249,11 +249,11 @@ compiled! {
         out1 = v10;
         out2 = v16;
     }
-    adamw 0xf77392612f84d648 own [Some(0), Some(1), Some(2), None] {
+    adamw 0xf77392612f84d648 own [Some(0), Some(1), Some(2), None] stored [S, S, S, S] -> [S, S, S] {
         numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
-        reads in3 10;
+        reads in3 10 S;
         updates in0 to0 in1 to1 in2 to2;
-        writes out0 to0 11 out1 to1 12 out2 to2 13;
+        writes out0 to0 11 S out1 to1 12 S out2 to2 13 S;
     } {
         let v6: f32 = in3 - in1;
         let v9: f32 = s1.mul_add(v6, in1);
@@ -269,11 +269,11 @@ compiled! {
         out1 = v9;
         out2 = v15;
     }
-    lion 0xa6b40f37fb0880d1 own [Some(0), Some(1), None] {
+    lion 0xa6b40f37fb0880d1 own [Some(0), Some(1), None] stored [S, S, S] -> [S, S] {
         numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5;
-        reads in2 8;
+        reads in2 8 S;
         updates in0 to0 in1 to1;
-        writes out0 to0 9 out1 to1 10;
+        writes out0 to0 9 S out1 to1 10 S;
     } {
         let v6: f32 = in2 * s1;
         let v7: f32 = in1.mul_add(s0, v6);
@@ -285,11 +285,34 @@ compiled! {
         out0 = v13;
         out1 = v18;
     }
-    sgd_momentum_scaled 0xbeb759d2e16cbdfb own [Some(0), Some(1), None, None] {
+    adamw_halves 0x13520e07e29db733 own [Some(0), Some(1), Some(2), Some(3), None] stored [S, f32, f32, f32, S] -> [S, f32, f32, f32] {
+        numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
+        reads in4 11 S;
+        updates in1 to1 in2 to2 in3 to3;
+        writes out0 to0 12 S out1 to1 13 f32 out2 to2 14 f32 out3 to3 15 f32;
+    } {
+        let v4: f32 = in4;
+        let v7: f32 = v4 - in1;
+        let v10: f32 = s1.mul_add(v7, in1);
+        let v13: f32 = v4 * v4;
+        let v15: f32 = s3 * v13;
+        let v16: f32 = in2.mul_add(s2, v15);
+        let v17: f32 = v16.sqrt();
+        let v21: f32 = s4.mul_add(v17, s5);
+        let v22: f32 = v10 / v21;
+        let v24: f32 = s6 * v22;
+        let v25: f32 = in3.mul_add(s0, -v24);
+        let v26: f32 = v25;
+        out0 = v26;
+        out1 = v10;
+        out2 = v16;
+        out3 = v25;
+    }
+    sgd_momentum_scaled 0xbeb759d2e16cbdfb own [Some(0), Some(1), None, None] stored [S, S, S, S] -> [S, S] {
         numbers s0 0 s1 1 s2 2 s3 3;
-        reads in2 6 in3 7;
+        reads in2 6 S in3 7 S;
         updates in0 to0 in1 to1;
-        writes out0 to0 8 out1 to1 9;
+        writes out0 to0 8 S out1 to1 9 S;
     } {
         let v4: f32 = in3;
         let v7: f32 = in0 * s0;
@@ -300,11 +323,11 @@ compiled! {
         out0 = v16;
         out1 = v13;
     }
-    adam_scaled 0x8796b5044e77c6be own [Some(0), Some(1), Some(2), None, None] {
+    adam_scaled 0x8796b5044e77c6be own [Some(0), Some(1), Some(2), None, None] stored [S, S, S, S, S] -> [S, S, S] {
         numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
-        reads in3 10 in4 11;
+        reads in3 10 S in4 11 S;
         updates in0 to0 in1 to1 in2 to2;
-        writes out0 to0 12 out1 to1 13 out2 to2 14;
+        writes out0 to0 12 S out1 to1 13 S out2 to2 14 S;
     } {
         let v5: f32 = in4;
         let v8: f32 = in0 * s0;
@@ -322,11 +345,11 @@ compiled! {
         out1 = v13;
         out2 = v19;
     }
-    adamw_scaled 0x65f988b81303e795 own [Some(0), Some(1), Some(2), None, None] {
+    adamw_scaled 0x65f988b81303e795 own [Some(0), Some(1), Some(2), None, None] stored [S, S, S, S, S] -> [S, S, S] {
         numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
-        reads in3 10 in4 11;
+        reads in3 10 S in4 11 S;
         updates in0 to0 in1 to1 in2 to2;
-        writes out0 to0 12 out1 to1 13 out2 to2 14;
+        writes out0 to0 12 S out1 to1 13 S out2 to2 14 S;
     } {
         let v5: f32 = in4;
         let v6: f32 = in3 * v5;
@@ -344,11 +367,11 @@ compiled! {
         out1 = v12;
         out2 = v18;
     }
-    lion_scaled 0x1f302252bf195015 own [Some(0), Some(1), None, None] {
+    lion_scaled 0x1f302252bf195015 own [Some(0), Some(1), None, None] stored [S, S, S, S] -> [S, S] {
         numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5;
-        reads in2 8 in3 9;
+        reads in2 8 S in3 9 S;
         updates in0 to0 in1 to1;
-        writes out0 to0 10 out1 to1 11;
+        writes out0 to0 10 S out1 to1 11 S;
     } {
         let v4: f32 = in3;
         let v5: f32 = in2 * v4;
@@ -361,5 +384,30 @@ compiled! {
         let v21: f32 = in1.mul_add(s4, v20);
         out0 = v16;
         out1 = v21;
+    }
+    adamw_halves_scaled 0xb2b5aa17b94e4039 own [Some(0), Some(1), Some(2), Some(3), None, None] stored [S, f32, f32, f32, S, f32] -> [S, f32, f32, f32] {
+        numbers s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6;
+        reads in4 11 S in5 12 f32;
+        updates in1 to1 in2 to2 in3 to3;
+        writes out0 to0 13 S out1 to1 14 f32 out2 to2 15 f32 out3 to3 16 f32;
+    } {
+        let v5: f32 = in4;
+        let v6: f32 = in5;
+        let v7: f32 = v5 * v6;
+        let v10: f32 = v7 - in1;
+        let v13: f32 = s1.mul_add(v10, in1);
+        let v16: f32 = v7 * v7;
+        let v18: f32 = s3 * v16;
+        let v19: f32 = in2.mul_add(s2, v18);
+        let v20: f32 = v19.sqrt();
+        let v24: f32 = s4.mul_add(v20, s5);
+        let v25: f32 = v13 / v24;
+        let v27: f32 = s6 * v25;
+        let v28: f32 = in3.mul_add(s0, -v27);
+        let v29: f32 = v28;
+        out0 = v29;
+        out1 = v13;
+        out2 = v19;
+        out3 = v28;
     }
 }

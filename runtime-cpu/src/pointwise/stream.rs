@@ -12,6 +12,12 @@ const LARGE: usize = 32 << 20;
 pub(super) const BLOCK: usize = 256;
 /// A cache line.
 const LINE: usize = 64;
+/// Bytes the processor looks ahead in: it does not ask for the next page before it is touched.
+const PAGE: usize = 4096;
+/// Pages that are copied side by side, so that it looks ahead in several: a copy of 400 MB took 1.4 times as long one by one.
+const PAGES: usize = 4;
+/// Bytes of those pages.
+pub(super) const SIDE_BY_SIDE: usize = PAGES * PAGE;
 
 /// Whether an output of so many bytes is streamed.
 pub(super) fn pays(bytes: usize) -> bool {
@@ -43,6 +49,19 @@ pub(super) fn finish() {
     }
 }
 
+/// Calls `copy` with every line once: those of some pages by turns, the rest one after another.
+#[inline(always)]
+fn by_turns(lines: usize, mut copy: impl FnMut(usize)) {
+    const PAGE_LINES: usize = PAGE / LINE;
+    let whole = lines - lines % (PAGES * PAGE_LINES);
+    for from in (0..whole).step_by(PAGES * PAGE_LINES) {
+        for i in from..from + PAGE_LINES {
+            (0..PAGES).for_each(|page| copy(i + page * PAGE_LINES));
+        }
+    }
+    (whole..lines).for_each(copy);
+}
+
 /// # Safety
 /// As for [`copy`], for whole lines; `to` starts at one, and the processor has the level.
 #[cfg(target_arch = "x86_64")]
@@ -52,19 +71,21 @@ unsafe fn copy_lines(simd: Simd, to: *mut u8, from: *const u8, lines: usize) {
     /// As for [`copy_lines`].
     #[target_feature(enable = "avx512f")]
     unsafe fn wide(to: *mut u8, from: *const u8, lines: usize) {
-        for i in 0..lines {
+        by_turns(lines, |i| {
             // SAFETY: the caller's promise.
             unsafe { _mm512_stream_si512(to.add(i * LINE).cast(), _mm512_loadu_si512(from.add(i * LINE).cast())) };
-        }
+        });
     }
     // SAFETY: the caller's promise.
     unsafe {
         if simd == Simd::Avx512 {
             return wide(to, from, lines);
         }
-        for i in 0..lines * LINE / 16 {
-            _mm_stream_si128(to.add(i * 16).cast(), _mm_loadu_si128(from.add(i * 16).cast()));
-        }
+        by_turns(lines, |i| {
+            for at in (i * LINE..(i + 1) * LINE).step_by(16) {
+                _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast()));
+            }
+        });
     }
 }
 
@@ -82,10 +103,12 @@ mod tests {
 
     #[test]
     fn every_byte_arrives_whatever_the_alignment() {
-        let from: Vec<u8> = (0..1000u32).map(|i| (i % 251) as u8).collect();
+        let from: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
         for simd in Simd::ALL.into_iter().filter(|s| s.is_available()) {
-            for (start, bytes) in [(0, 1000), (3, 900), (17, 40), (60, 3), (1, 0), (5, 128)] {
-                let mut to = vec![0u8; 1100];
+            for (start, bytes) in
+                [(0, 1000), (3, 900), (17, 40), (60, 3), (1, 0), (5, 128), (9, 70_000), (64, 4 * PAGE)]
+            {
+                let mut to = vec![0u8; 80_000];
                 // SAFETY: both vectors are longer; `to` is this test's alone.
                 unsafe { copy(simd, to[start..].as_mut_ptr(), from.as_ptr(), bytes) };
                 finish();

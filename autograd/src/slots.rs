@@ -1,0 +1,81 @@
+//! Memory that gradients are gathered in, lent to an op call that gives several of them at once.
+
+use std::sync::Arc;
+
+use numcore::{Result, Runtime, TensorMut, Use};
+use smallvec::SmallVec;
+
+use crate::{
+    BackwardHook, Leaf, Var,
+    node::{Edge, Node, Value},
+    sweep::{Sweep, checked, id, target},
+};
+
+impl<R: Runtime> Sweep<R> {
+    /// For each of these edges the memory its gradient is gathered in: a leaf's slot, or a node's gradient that no one else holds. None where
+    /// there is none yet, where the op call must be recorded or kept, and where an edge before leads to the same.
+    pub(crate) fn lend(
+        &mut self,
+        edges: &[Option<Edge<R>>],
+        hook: &mut dyn BackwardHook<R>,
+    ) -> Result<SmallVec<[Option<TensorMut<R>>; 4]>> {
+        if self.options.create_graph || self.only.is_some() {
+            return Ok(edges.iter().map(|_| None).collect());
+        }
+        let again = |i: usize, edge: &Edge<R>| edges[..i].iter().flatten().any(|e| target(e) == target(edge));
+        let lend = |(i, edge): (usize, &Option<Edge<R>>)| match edge {
+            Some(edge) if again(i, edge) => Ok(None),
+            Some(Edge::Leaf(view)) if view.is_whole() => self.slot(view.leaf(), hook).map(Some),
+            Some(Edge::Node(node, k)) => Ok(self.sole(node, *k as usize)),
+            _ => Ok(None),
+        };
+        edges.iter().enumerate().map(lend).collect()
+    }
+
+    /// Takes memory back that an op call has written.
+    pub(crate) fn take_back(
+        &mut self,
+        edge: &Edge<R>,
+        memory: TensorMut<R>,
+        hook: &mut dyn BackwardHook<R>,
+    ) -> Result<()> {
+        match edge {
+            Edge::Leaf(view) => {
+                self.leaf_state(view.leaf())?.grad = Some(memory);
+                self.settle(view.leaf(), hook)
+            }
+            Edge::Node(node, k) => {
+                let sum = Var::new(memory.freeze()?);
+                self.pending(node)[*k as usize] = Some(sum);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the memory of a leaf's gradient: the hook's slot, or some of its own.
+    pub(crate) fn slot(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<TensorMut<R>> {
+        let state = self.leaf_state(leaf)?;
+        if let Some(slot) = state.grad.take() {
+            return Ok(slot);
+        }
+        let slot = hook.grad_slot(leaf)?;
+        state.lent = slot.is_some();
+        match slot {
+            Some(slot) => checked(slot, leaf),
+            None => TensorMut::alloc(&leaf.runtime().tagged(Use::Gradients), leaf.spec().shape, leaf.spec().dtype),
+        }
+    }
+
+    /// Takes the gradient of a node's output that is there, if nothing else holds its memory.
+    fn sole(&mut self, node: &Arc<Node<R>>, k: usize) -> Option<TensorMut<R>> {
+        let sum = &mut self.grads.get_mut(&id(node))?[k];
+        match sum.take()? {
+            Var { value: Value::Own(value), edge: None } => match value.try_mut() {
+                Ok(memory) => return Some(memory),
+                Err(shared) => *sum = Some(Var::new(shared)),
+            },
+            other => *sum = Some(other),
+        }
+        None
+    }
+}
