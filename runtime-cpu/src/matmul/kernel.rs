@@ -237,12 +237,17 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
             for i in 0..ROWS {
                 prefetch(out.wrapping_offset(i as isize * out_row), WIDTH * R::LANES);
             }
+            // No closures here: one that is not inlined is compiled without this level's instructions.
             let (mut k, whole) = (0, self.depth / UNROLL * UNROLL);
             while k < whole {
-                (k..k + UNROLL).for_each(|k| self.step(k, &mut sums));
+                for step in 0..UNROLL {
+                    self.step(k + step, &mut sums);
+                }
                 k += UNROLL;
             }
-            (whole..self.depth).for_each(|k| self.step(k, &mut sums));
+            for k in whole..self.depth {
+                self.step(k, &mut sums);
+            }
             let scale = R::splat(scale);
             for (i, sums) in sums.into_iter().enumerate() {
                 for (v, sum) in sums.into_iter().enumerate() {
