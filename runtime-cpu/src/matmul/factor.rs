@@ -104,7 +104,7 @@ impl<T: Copy, const ROWS: usize> Strip<T> for Windows<'_, T, ROWS> {
 
 /// Steps between asking for numbers and reading them: the layers between have swept them out of near caches, and a product visits many
 /// short stretches, which hardware does not foresee.
-pub(super) const AHEAD: usize = 16;
+const AHEAD: usize = 16;
 
 /// Rows in the order tiles read them: strip after strip, all rows of a step side by side, zeros where there is no row.
 ///

@@ -258,6 +258,7 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
             }
         }
     }
+
     /// The products of one step.
     ///
     /// # Safety
