@@ -69,9 +69,9 @@ impl Product {
         // A panel that is not full is read as often for fewer sums.
         let panels = (columns / 48.0).floor() + [0.0, 0.5, 0.75, 1.0][(columns % 48.0 / 16.0).ceil() as usize];
         let sums = (rows / 8.0).ceil() * panels * 12.0;
-        let columns_copied = columns * if self.b[1] == 1 { 0.15 } else { 0.6 };
-        // Rows come from far away for every tile of their columns; few columns do not hide that.
-        let rows_read = rows * if self.a[1] == 1 { 0.1 } else { 0.6 };
+        let columns_copied = columns * if self.b[1] == 1 { 0.6 } else { 1.0 };
+        // What is copied comes from far away, at a few bytes a cycle; rows that are read where they lie come for every tile of their columns.
+        let rows_read = rows * if self.a[1] == 1 { 0.1 } else { 1.0 };
         (sums + columns_copied + rows_read) * self.k as f64
     }
 }
