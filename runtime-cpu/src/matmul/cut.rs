@@ -70,7 +70,8 @@ impl Product {
         let panels = (columns / 48.0).floor() + [0.0, 0.5, 0.75, 1.0][(columns % 48.0 / 16.0).ceil() as usize];
         let sums = (rows / 8.0).ceil() * panels * 12.0;
         let columns_copied = columns * if self.b[1] == 1 { 0.6 } else { 1.0 };
-        // What is copied comes from far away, at a few bytes a cycle; rows that are read where they lie come for every tile of their columns.
+        // What is copied comes from far away, at a few bytes a cycle. Rows that are read where they lie come again for every tile of their
+        // columns.
         let rows_read = rows * if self.a[1] == 1 { 0.1 } else { 1.0 };
         (sums + columns_copied + rows_read) * self.k as f64
     }

@@ -17,7 +17,7 @@ const TILE: usize = WIDE.0 * WIDE.1 * 16;
 /// Rows that are laid out at once: a page is visited for four cache lines, not for half a one.
 const BLOCK: usize = 64;
 
-/// Steps of a tile's loop. (With one it is 5 % slower, wherever the loop lies; with four no faster than with two.)
+/// Steps of a round of a tile's loop. (With one it is 5 % slower, with four no faster than with two.)
 const UNROLL: usize = 2;
 
 /// A block of the product: all its rows against columns that lie packed, along a part of the sum.
@@ -237,7 +237,7 @@ impl<T: Registers, S: Strip<T>> Tile<T, S> {
             for i in 0..ROWS {
                 prefetch(out.wrapping_offset(i as isize * out_row), WIDTH * R::LANES);
             }
-            // No closures here: one that is not inlined is compiled without this level's instructions.
+            // Loops, not `for_each`: a closure of this size is not inlined, and so compiled without this level's instructions.
             let (mut k, whole) = (0, self.depth / UNROLL * UNROLL);
             while k < whole {
                 for step in 0..UNROLL {

@@ -46,7 +46,7 @@ pub(super) unsafe fn pack<T: Registers>(
 }
 
 /// Panels of rows whose numbers are neighbours: all panels of a row, then the next row. (Panel by panel, short stretches of rows
-/// that lie a power of two apart swept each other out of the first cache: 2 % of a product of 1024³.)
+/// that lie a power of two apart sweep each other out of the first cache: up to 3 % of a product of 1024³.)
 ///
 /// # Safety
 /// As for [`pack`].
