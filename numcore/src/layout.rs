@@ -1,5 +1,7 @@
 //! Where a tensor's elements lie in its buffer: sizes, strides and an offset, in elements. Every view is a new layout over the same memory.
 
+mod beside;
+
 use std::fmt;
 
 use crate::{Error, MAX_RANK, Result, Shape};

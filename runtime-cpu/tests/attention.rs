@@ -3,10 +3,12 @@
 
 mod common;
 
+use autograd::{Backward, Var};
 use common::*;
 use numcore::{
     DType, Tensor,
-    fused::{Attention, AttentionGrad, FusedOp},
+    Runtime as _,
+    fused::{Attention, AttentionGrad, FusedOp, NnOps},
     ops::{Apply, PointwiseOps, ViewOps, cat},
 };
 use runtime_cpu::Cpu;
@@ -152,5 +154,44 @@ fn outputs_lie_as_what_they_are_outputs_for() {
         let [q, k, v, g, mask] = dense;
         let outs = all(&Ins { q, k, v, g, mask }, true, false, kernel);
         assert!(outs.iter().all(|x| x.layout().is_contiguous()));
+    }
+}
+
+/// Queries, keys and values that one product made: their gradients are one tensor again without a copy.
+#[test]
+fn gradients_of_parts_of_one_projection_lie_as_the_parts() {
+    let cpu = Cpu::with_threads(1);
+    for [b, h, kv, t, d] in [[8, 2, 2, 256, 64], [8, 4, 1, 200, 16]] {
+        let width = (h + 2 * kv) * d;
+        let x = store(&cpu, DType::F32, &[b, t, width], &draw(DType::F32, b * t * width, 6)).0;
+        let heads = |x: &T, from: usize, n: usize| {
+            x.narrow(2, from * d, n * d).unwrap().reshape([b, t, n, d]).unwrap().transpose(1, 2).unwrap()
+        };
+        let g = store(&cpu, DType::F32, &[b, h, t, d], &draw(DType::F32, b * h * t * d, 7)).0;
+        let mask = g.clone();
+        let parts = Ins { q: heads(&x, 0, h), k: heads(&x, h, kv), v: heads(&x, h + kv, kv), g, mask };
+        let grads = &all(&parts, true, false, kernel)[2..];
+        assert!(grads.iter().all(|dx| dx.shares_memory_with(&grads[0])));
+        let copied = |x: &T| x.copy().unwrap();
+        let alone = Ins { q: copied(&parts.q), k: copied(&parts.k), v: copied(&parts.v), ..parts };
+        let want = &all(&alone, true, false, kernel)[2..];
+        assert!(!want[0].shares_memory_with(&want[1]));
+        grads.iter().zip(want).for_each(|(a, b)| same_bits(a, b, "a gradient"));
+
+        if h != kv {
+            continue;
+        }
+        // Through the tape: as much memory as the gradient takes, and no second time.
+        let bias = Tensor::zeros(&cpu, [width], DType::F32).unwrap();
+        let wide = Var::new(x).add(&Var::leaf("bias", bias).unwrap()).unwrap();
+        let pieces = wide.chunk(2, 3).unwrap();
+        let head = |x: &Var<Cpu>| x.reshape([b, t, h, d]).unwrap().transpose(1, 2).unwrap();
+        let out = head(&pieces[0]).attention(&head(&pieces[1]), &head(&pieces[2]), None, true, Some(0.3)).unwrap();
+        let before = cpu.memory().total.live;
+        cpu.reset_peak();
+        let grad = Backward::from(&out, &Var::new(alone.g)).unwrap().grads(&[&wide], false).unwrap().remove(0).unwrap();
+        let (most, size) = (cpu.memory().total.peak - before, b * t * width * size_of::<f32>());
+        assert!(most < 3 * size / 2, "{most} bytes for a gradient of {size}");
+        same_bits(&heads(&grad.value().unwrap(), 2 * h, h), &want[2], "the gradient of values");
     }
 }

@@ -146,6 +146,25 @@ impl FusedOp {
         }
     }
 
+    /// How several outputs lie in fresh memory that they share, if each is ordered as an input and those lie beside each other in one
+    /// memory: a view makes one tensor of them.
+    pub(crate) fn layouts_beside<R: Runtime>(
+        &self,
+        rt: &R,
+        outs: &[Spec],
+        ins: &[&Tensor<R>],
+    ) -> Option<SmallVec<[Layout; 4]>> {
+        let like = |k| self.ordered_as(k).map(|i| ins[i]);
+        let like = (0..outs.len()).map(like).collect::<Option<SmallVec<[_; 4]>>>()?;
+        let fits = |(x, out): (&&Tensor<R>, &Spec)| {
+            x.spec() == *out && x.dtype() == like[0].dtype() && x.shares_memory_with(like[0])
+        };
+        if like.len() < 2 || !like.iter().zip(outs).all(fits) || !rt.keeps_order(self) {
+            return None;
+        }
+        Layout::beside(&like.iter().map(|x| *x.layout()).collect::<SmallVec<[_; 4]>>())
+    }
+
     /// Asks the runtime for a kernel; what its kernels cannot write (they fill dense memory, and few add to it) is filled aside.
     fn run_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let rt = ins[0].runtime();

@@ -2,17 +2,30 @@
 
 use std::sync::LazyLock;
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{
     Apply, Backprop, Bits, PointwiseOps, Rule, Saves, Spec, Specs, ViewOp, ViewOps, copy_into, rule::same_dtype,
 };
-use crate::{DType, Error, Out, Result, Runtime, Shape, Tensor, pointwise::Program};
+use crate::{DType, Error, Layout, Out, Result, Runtime, Shape, Tensor, pointwise::Program};
 
 /// Inputs one after another along an axis.
 #[derive(Clone, Debug)]
 pub struct Cat {
     pub(super) axis: usize,
+    /// Whether the result may be a view of the inputs' memory, where they lie in it as in the result.
+    pub(super) seen: bool,
+}
+
+impl Cat {
+    /// The inputs as one view, if it may be one and they lie so.
+    pub(crate) fn view<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Option<Tensor<R>> {
+        if !self.seen || !ins.iter().all(|x| x.shares_memory_with(ins[0]) && x.dtype() == ins[0].dtype()) {
+            return None;
+        }
+        let layouts: SmallVec<[Layout; 4]> = ins.iter().map(|x| *x.layout()).collect();
+        Some(ins[0].part(ins[0].runtime().clone(), Layout::joined(&layouts, self.axis)?))
+    }
 }
 
 impl Rule for Cat {
@@ -68,7 +81,8 @@ pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
         let parts = xs.chunks(Bits::MAX).map(|c| cat(c, axis as isize)).collect::<Result<Vec<T>>>()?;
         return cat(&parts.iter().collect::<Vec<_>>(), axis as isize);
     }
-    T::apply1(Cat { axis }, xs)
+    // Never a view: what somebody puts together may be kept for long, while a piece's memory is to be written.
+    T::apply1(Cat { axis, seen: false }, xs)
 }
 
 /// `xs`, all of one shape, along a new axis.

@@ -56,7 +56,7 @@ impl Rule for Split {
         if pieces.len() > Bits::MAX {
             return cx.give_value(0, &cat(&pieces, self.axis as isize)?);
         }
-        cx.give(0, Cat { axis: self.axis }.into(), &pieces)
+        cx.give(0, Cat { axis: self.axis, seen: true }.into(), &pieces)
     }
 }
 

@@ -192,6 +192,11 @@ impl<R: Runtime> Tensor<R> {
         if let Op::Split(split) = op {
             return split.views().map(|view| ins[0].reindexed(&view)).collect();
         }
+        if let Op::Cat(cat) = op
+            && let Some(whole) = cat.view(ins)
+        {
+            return Ok(smallvec::smallvec![whole]);
+        }
         if let Op::Pointwise(op) = op
             && let Some(outs) = op.compute_alike(ins)?
         {
@@ -239,8 +244,16 @@ impl<R: Runtime> Tensor<R> {
             Op::Fused(op) => op.layout(rt, k, shape, ins),
             _ => Layout::contiguous(shape),
         };
+        let specs = op.infer(&specs)?;
+        let mut given: smallvec::SmallVec<[_; 2]> = (0..specs.len()).map(&mut given).collect();
+        if let Op::Fused(op) = op
+            && given.iter().all(Option::is_none)
+            && let Some(layouts) = op.layouts_beside(rt, &specs, ins)
+        {
+            return TensorMut::alloc_beside(rt.clone(), &layouts, specs[0].dtype);
+        }
         let fresh = |k, s: &Spec| TensorMut::alloc_at(rt.clone(), layout(k, s.shape), s.dtype);
-        op.infer(&specs)?.iter().enumerate().map(|(k, s)| given(k).map_or_else(|| fresh(k, s), Ok)).collect()
+        specs.iter().zip(&mut given).enumerate().map(|(k, (s, g))| g.take().map_or_else(|| fresh(k, s), Ok)).collect()
     }
 }
 

@@ -49,6 +49,13 @@ impl<R: Runtime> TensorMut<R> {
         Ok(Self::of(Tensor::own(rt, buffer, layout, dtype)))
     }
 
+    /// Fresh memory for layouts that fill it together, none of which overlaps another.
+    pub(super) fn alloc_beside<C: FromIterator<Self>>(rt: R, layouts: &[Layout], dtype: DType) -> Result<C> {
+        let numel = layouts.iter().map(Layout::numel).sum();
+        let whole = Self::alloc_on(rt, Shape::new(&[numel])?, dtype)?;
+        Ok(layouts.iter().map(|&layout| whole.part(layout, None)).collect())
+    }
+
     fn of(memory: Tensor<R>) -> Self {
         TensorMut { memory, written: false, lent: None }
     }

@@ -1,0 +1,100 @@
+//! Pieces side by side in one memory, as a projection's queries, keys and values lie: told from layouts alone, so what is computed for
+//! each of them can lie the same way, and is one tensor again without a copy.
+
+use smallvec::SmallVec;
+
+use super::Layout;
+
+/// Axes as pairs of stride and size, innermost first.
+type Axes = SmallVec<[(isize, usize); 8]>;
+
+impl Layout {
+    /// The layouts of these pieces of one memory in memory of their own that holds nothing else; `None` if they do not lie one after the
+    /// other along an axis of something dense.
+    pub(crate) fn beside(pieces: &[Layout]) -> Option<SmallVec<[Layout; 4]>> {
+        let split: SmallVec<[(usize, Axes); 4]> = pieces.iter().map(Layout::runs).collect();
+        let (first, (_, outer)) = (pieces.first()?, split.first()?);
+        let mut next = first.offset;
+        for (piece, (run, axes)) in pieces.iter().zip(&split) {
+            if piece.offset != next || axes != outer || piece.numel() == 0 {
+                return None;
+            }
+            next += run;
+        }
+        let dense = outer.iter().try_fold(next - first.offset, |step, &(stride, size)| {
+            (stride == step as isize).then_some(step * size)
+        });
+        dense?;
+        Some(pieces.iter().map(|piece| Layout { offset: piece.offset - first.offset, ..*piece }).collect())
+    }
+
+    /// What these pieces of one memory are along `axis`, if they follow each other there.
+    pub(crate) fn joined(pieces: &[Layout], axis: usize) -> Option<Layout> {
+        let (first, mut len) = (pieces.first()?, 0);
+        for piece in pieces {
+            let next = first.offset + len * usize::try_from(first.strides[axis]).ok()?;
+            if piece.offset != next || piece.strides() != first.strides() {
+                return None;
+            }
+            len += piece.shape[axis];
+        }
+        Some(Layout { shape: first.shape.with(axis, len), ..*first })
+    }
+
+    /// How many elements follow each other without a gap, and the axes outside of them.
+    fn runs(&self) -> (usize, Axes) {
+        let each = self.strides().iter().copied().zip(self.dims().iter().copied());
+        let mut axes: Axes = each.filter(|&(_, size)| size != 1).collect();
+        axes.sort_unstable();
+        let (mut run, mut inner) = (1, 0);
+        while inner < axes.len() && axes[inner].0 == run as isize {
+            run *= axes[inner].1;
+            inner += 1;
+        }
+        (run, axes.drain(inner..).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Shape;
+
+    /// Heads of a part of `[2, 5, total]`, as `[2, heads, 5, 4]`.
+    fn heads(total: usize, from: usize, count: usize) -> Layout {
+        let part = Layout::contiguous(Shape::from([2, 5, total])).slice(2, from, 4 * count, 1).unwrap();
+        part.reshape(Shape::from([2, 5, count, 4])).unwrap().permute(&[0, 2, 1, 3]).unwrap()
+    }
+
+    #[test]
+    fn heads_of_one_projection_lie_beside_each_other() {
+        // As many queries as keys, and groups of queries that share keys.
+        for counts in [[3, 3, 3], [6, 2, 2]] {
+            let mut from = 0;
+            let total = 4 * counts.iter().sum::<usize>();
+            let all = counts.map(|count| {
+                from += 4 * count;
+                heads(total, from - 4 * count, count)
+            });
+            let moved = all.map(|l| l.at(7));
+            let own = Layout::beside(&moved).unwrap();
+            assert_eq!(own[..], all, "the same from the start of memory of their own");
+            let flat = |l: &Layout, n| l.permute(&[0, 2, 1, 3]).unwrap().reshape(Shape::from([2, 5, 4 * n])).unwrap();
+            let flat = [0, 1, 2].map(|i| flat(&own[i], counts[i]));
+            assert_eq!(Layout::joined(&flat, 2), Some(Layout::contiguous(Shape::from([2, 5, total]))));
+        }
+    }
+
+    #[test]
+    fn others_do_not() {
+        let [a, b, c] = [0, 12, 24].map(|from| heads(36, from, 3));
+        assert_eq!(Layout::beside(&[a, b]), None, "a part of the memory is nobody's");
+        assert_eq!(Layout::beside(&[a, c, b]), None, "another order");
+        assert_eq!(Layout::beside(&[a, b, b]), None, "one of them twice");
+        let repeated = a.slice(3, 0, 1, 1).unwrap().broadcast_to(*a.shape()).unwrap();
+        assert_eq!(Layout::beside(&[repeated, b, c]), None);
+        let flat = |l: Layout| l.permute(&[0, 2, 1, 3]).unwrap().reshape(Shape::from([2, 5, 12])).unwrap();
+        assert_eq!(Layout::joined(&[flat(a), flat(c)], 2), None, "a gap");
+        assert_eq!(Layout::joined(&[flat(a), flat(b)], 1), None, "another axis");
+    }
+}
