@@ -4,6 +4,9 @@
 //! launching thread takes its part of the work, and never waits for a worker that has not begun (waking a sleeping thread
 //! takes 13–23 µs; a general pool makes the launcher sleep and be woken, too). A region that finds the workers busy,
 //! because it is nested or another queue's, runs on its own thread: results never depend on who computes them.
+//!
+//! Each thread begins with a share of neighbouring tasks, the same in every region, and then helps others: kernels cut rows alike, so
+//! what a thread wrote it mostly reads itself. (With one counter for all, a decoder's training step took 1.02 times as long.)
 
 use std::{
     any::Any,
@@ -41,7 +44,7 @@ struct Shared {
     gate: AtomicU64,
     busy: AtomicBool,
     job: Mutex<Option<Job>>,
-    next: AtomicUsize,
+    shares: Vec<Share>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     asleep: AtomicUsize,
     bed: Mutex<()>,
@@ -49,11 +52,24 @@ struct Shared {
     stop: AtomicBool,
 }
 
+/// The next task of a thread's share of a region; a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Share(AtomicUsize);
+
 /// A region's work, seen from threads whose types do not know its lifetime.
 #[derive(Clone, Copy)]
 struct Job {
     body: *const (dyn Fn(usize) + Sync),
     tasks: usize,
+    shares: usize,
+}
+
+impl Job {
+    /// The first task of a share, or the end of the one before.
+    fn first(self, share: usize) -> usize {
+        share * self.tasks / self.shares
+    }
 }
 
 // SAFETY: the body is `Sync`; it outlives the region (see `Threads::run`).
@@ -65,7 +81,7 @@ impl Threads {
             gate: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             job: Mutex::new(None),
-            next: AtomicUsize::new(0),
+            shares: (0..count.clamp(1, INSIDE as usize)).map(|_| Share::default()).collect(),
             panic: Mutex::new(None),
             asleep: AtomicUsize::new(0),
             bed: Mutex::new(()),
@@ -74,7 +90,7 @@ impl Threads {
         });
         let start = |i: usize| {
             let shared = shared.clone();
-            std::thread::Builder::new().name(format!("cpu-worker-{i}")).spawn(move || shared.work()).ok()
+            std::thread::Builder::new().name(format!("cpu-worker-{i}")).spawn(move || shared.work(i)).ok()
         };
         // A system that refuses a thread leaves fewer of them.
         let workers = (1..count.min(INSIDE as usize)).map_while(start).collect();
@@ -97,8 +113,9 @@ impl Threads {
         // that also when a task panics.
         let body =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased) };
-        let region = Region::open(&self.shared, Job { body, tasks });
-        self.shared.take_part(Job { body, tasks });
+        let job = Job { body, tasks, shares: self.count().min(tasks) };
+        let region = Region::open(&self.shared, job);
+        self.shared.take_part(0, job);
         drop(region);
         if let Some(panic) = self.shared.panic.lock().take() {
             resume_unwind(panic);
@@ -121,7 +138,7 @@ impl<'a> Region<'a> {
     fn open(shared: &'a Shared, job: Job) -> Self {
         *shared.job.lock() = Some(job);
         *shared.panic.lock() = None;
-        shared.next.store(0, Relaxed);
+        (0..job.shares).for_each(|i| shared.shares[i].0.store(job.first(i), Relaxed));
         shared.gate.fetch_add(REGION + OPEN, SeqCst);
         if shared.asleep.load(SeqCst) > 0 {
             shared.wake();
@@ -143,12 +160,12 @@ impl Drop for Region<'_> {
 }
 
 impl Shared {
-    fn work(&self) {
+    fn work(&self, me: usize) {
         let mut done = 0;
         while let Some(region) = self.next_region(done) {
             done = region;
             if let Some(job) = self.enter(region) {
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_part(job))) {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_part(me, job))) {
                     *self.panic.lock() = Some(panic);
                 }
                 self.gate.fetch_sub(1, AcqRel);
@@ -188,14 +205,17 @@ impl Shared {
         *self.job.lock()
     }
 
-    fn take_part(&self, job: Job) {
-        loop {
-            let task = self.next.fetch_add(1, Relaxed);
-            if task >= job.tasks {
-                return;
+    /// Takes the tasks of this thread's share, then what is left of others'.
+    fn take_part(&self, me: usize, job: Job) {
+        for share in (0..job.shares).map(|i| (me + i) % job.shares) {
+            let (next, end) = (&self.shares[share].0, job.first(share + 1));
+            while next.load(Relaxed) < end {
+                let task = next.fetch_add(1, Relaxed);
+                if task < end {
+                    // SAFETY: this thread is inside the region, which does not end before it has left, and the body lives as long.
+                    unsafe { (*job.body)(task) };
+                }
             }
-            // SAFETY: this thread is inside the region, which does not end before it has left, and the body lives as long.
-            unsafe { (*job.body)(task) };
         }
     }
 
@@ -225,6 +245,23 @@ mod tests {
                 assert_eq!(sums(&threads, tasks), (1..=tasks).collect::<Vec<_>>());
             }
         }
+    }
+
+    #[test]
+    fn threads_keep_their_shares() {
+        let (threads, barrier) = (Threads::new(4), std::sync::Barrier::new(4));
+        let who = || {
+            let ran: Vec<Mutex<Vec<_>>> = (0..4).map(|_| Mutex::default()).collect();
+            threads.run(8, |i| {
+                ran[i / 2].lock().push(std::thread::current().id());
+                if i % 2 == 0 {
+                    barrier.wait();
+                }
+            });
+            ran.into_iter().map(|r| r.into_inner()[0]).collect::<Vec<_>>()
+        };
+        let first = who();
+        (0..50).for_each(|_| assert_eq!(who(), first, "who begins where"));
     }
 
     #[test]
