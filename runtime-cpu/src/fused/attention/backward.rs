@@ -70,8 +70,8 @@ pub(super) fn tasks<S: Number>(
     let memory = call.cpu.scratch(apart * numbers * size_of::<S::Lane>())?;
     let shares = Shares::<S> { count, apart, numbers, memory: Base::new(memory.ptr().cast()) };
     run(call, owners * count, |task| {
-        // The first keys are seen by most queries: they go first.
-        let (owner, share) = (task % owners, task / owners);
+        // The first keys of a head are seen by most queries: they go first.
+        let (owner, share) = (task / count, task % count);
         let (b, kv) = (owner / key_heads, owner % key_heads);
         let mine = share * size..p.keys.min((share + 1) * size);
         let [dk, dv] = [1, 2].map(|i| head::<S>(&call.outs[i], b, kv));

@@ -36,8 +36,8 @@ pub(super) fn tasks<S: Number>(
     let size = share(p.queries, (heads, TASKS), QUERIES);
     let groups = p.queries.div_ceil(size);
     run(call, heads * groups, |task| {
-        // The last queries see most keys: they go first.
-        let (i, group) = (task % heads, groups - 1 - task / heads);
+        // The last queries of a head see most keys: they go first.
+        let (i, group) = (task / groups, groups - 1 - task % groups);
         let (b, h) = (i / p.heads, i % p.heads);
         let [q, k, v] = [head(q, b, h), head(k, b, h / p.group), head(v, b, h / p.group)].map(read);
         let h = Head { at: (b, h), q, k, v, o: head::<S>(&call.outs[0], b, h) };
