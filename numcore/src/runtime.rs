@@ -238,8 +238,8 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         values: ViewMut<'_, Self>,
         index: ViewMut<'_, Self>,
     ) -> Result<()>;
-    /// Whether kernels of `op` take outputs whose axes lie in memory in another order, the last one innermost; others are given
-    /// row-major outputs.
+    /// Whether kernels of `op` take outputs whose axes lie in memory in another order, the last one innermost, perhaps with other outputs
+    /// between their rows; others are given row-major outputs.
     fn keeps_order(&self, op: &FusedOp) -> bool {
         let _ = op;
         false

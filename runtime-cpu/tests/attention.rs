@@ -6,8 +6,7 @@ mod common;
 use autograd::{Backward, Var};
 use common::*;
 use numcore::{
-    DType, Tensor,
-    Runtime as _,
+    DType, Runtime as _, Tensor,
     fused::{Attention, AttentionGrad, FusedOp, NnOps},
     ops::{Apply, PointwiseOps, ViewOps, cat},
 };

@@ -21,9 +21,9 @@ impl Layout {
             }
             next += run;
         }
-        let dense = outer.iter().try_fold(next - first.offset, |step, &(stride, size)| {
-            (stride == step as isize).then_some(step * size)
-        });
+        let dense = outer
+            .iter()
+            .try_fold(next - first.offset, |step, &(stride, size)| (stride == step as isize).then_some(step * size));
         dense?;
         Some(pieces.iter().map(|piece| Layout { offset: piece.offset - first.offset, ..*piece }).collect())
     }
