@@ -235,7 +235,7 @@ impl<R: Runtime> Bench<'_, R> {
         ];
         for (xs, ws, stride, padding, dilation, groups) in sizes {
             let (x, w) = (self.real(&xs, 16), self.real(&ws, 17));
-            let op = Conv { kind: ConvKind::Forward, stride, padding, dilation, groups };
+            let op = Conv { kind: ConvKind::Forward, stride, padding, dilation, groups, bias: false };
             let what =
                 format!("{xs:?} {ws:?} stride {stride:?} padding {padding:?} dilation {dilation:?} groups {groups}");
             let outs = self.compare(&format!("conv {what}"), op.clone(), &[&x, &w]);
