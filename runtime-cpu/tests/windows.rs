@@ -37,7 +37,8 @@ fn convolutions(cpu: &Cpu, dtype: DType, sizes: [usize; 7], apply: impl Fn(Fused
     let x = made(cpu, dtype, &[n, c, h, w], 1);
     let weights = made(cpu, dtype, &[o, c / groups, 3, 3], 2);
     let y = made(cpu, dtype, &[n, o, h + 2 * padding - 2, w + 2 * padding - 2], 3);
-    let op = Conv { kind: ConvKind::Forward, stride: [1, 1], padding: [padding; 2], dilation: [1, 1], groups, bias: false };
+    let op =
+        Conv { kind: ConvKind::Forward, stride: [1, 1], padding: [padding; 2], dilation: [1, 1], groups, bias: false };
     let kinds = [
         (ConvKind::Forward, [&x, &weights]),
         (ConvKind::Input([h, w]), [&y, &weights]),

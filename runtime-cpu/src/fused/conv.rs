@@ -17,7 +17,7 @@ use numcore::{
 use super::{Call, Float, one};
 use crate::{
     Buffer,
-    matmul::{Epilogue, Left, Line, Matrix, Unfolded, product_of, product_unfolded, room},
+    matmul::{BEHIND, Epilogue, Left, Line, Matrix, Unfolded, product_of, product_unfolded, room},
     operand::Base,
 };
 
@@ -116,9 +116,8 @@ impl Frame {
 
     /// Images of those planes.
     fn around(&self, images: Images) -> Images {
-        let size = [0, 1].map(|i| {
-            (self.before[i] + images.size[i] + self.behind[i].max(self.before[i])).div_ceil(self.stride[i])
-        });
+        let size = [0, 1]
+            .map(|i| (self.before[i] + images.size[i] + self.behind[i].max(self.before[i])).div_ceil(self.stride[i]));
         Images { size, channels: images.channels * self.planes(), depth: images.depth * self.planes(), ..images }
     }
 
@@ -148,11 +147,11 @@ impl Frame {
     }
 }
 
-/// Images in their frames, in memory of their own if they have one.
+/// Images in their frames, in memory of their own.
 struct Framed<T> {
     at: Base<T>,
     images: Images,
-    _memory: Option<Buffer>,
+    _memory: Buffer,
 }
 
 /// All windows of framed images: where they begin, and where in one its numbers lie.
@@ -223,15 +222,16 @@ impl Problem<'_, '_> {
 
     fn weight<T: Float>(&self) -> Result<()> {
         let frame = Frame { before: self.op.padding, ..Frame::NONE };
-        let x = self.framed::<T>(self.call.input(0), self.x, frame)?;
-        let line = x.images.size[1];
+        let framed = if frame.is_none() { None } else { Some(self.framed::<T>(self.call.input(0), self.x, frame)?) };
+        let (x, images) = framed.as_ref().map_or((self.call.input(0), self.x), |f| (f.at, f.images));
+        let line = images.size[1];
         let [stride, dilation] = [self.op.stride, self.op.dilation];
         let kernel: Vec<usize> = grid(self.kernel, [dilation[0] * line, dilation[1]]).collect();
-        let rows = in_channels(x.images.depth, x.images.plane(), &kernel);
+        let rows = in_channels(images.depth, images.plane(), &kernel);
         let steps: Vec<usize> = grid(self.y.size, [stride[0] * line, stride[1]]).collect();
         let (y, w) = (self.call.input::<T>(1), self.call.output::<T>(0));
         let parts = self.x.count.min(PARTS);
-        let images = self.x.count.div_ceil(parts);
+        let each = self.x.count.div_ceil(parts);
         let one_sum = rows.len() * self.y.depth;
         let memory = self.call.cpu.scratch(parts * self.op.groups * one_sum * size_of::<T>())?;
         let sums = Base::<T>::new(memory.ptr().cast());
@@ -239,19 +239,19 @@ impl Problem<'_, '_> {
             for task in tasks {
                 let (part, group) = (task / self.op.groups, task % self.op.groups);
                 let out = Matrix { at: sums.at((task * one_sum) as isize), row: self.y.depth as isize, column: 1 };
-                for image in part * images..self.x.count.min((part + 1) * images) {
-                    let a = Left::Gathered { at: x.at.at(x.images.start(image, group)), rows: &rows, steps: &steps };
+                for image in part * each..self.x.count.min((part + 1) * each) {
+                    let a = Left::Gathered { at: x.at(images.start(image, group)), rows: &rows, steps: &steps };
                     let at = y.at(self.y.start(image, group)).cast_const();
                     let b = Matrix { at, row: 1, column: self.y.plane() as isize };
                     let sizes = [rows.len(), steps.len(), self.y.depth];
-                    let add = image > part * images;
+                    let add = image > part * each;
                     // SAFETY: as in `forward`; the sum is this task's alone.
                     unsafe { product_of(self.call.engine().simd, sizes, out, a, b, one(), Epilogue::adding(add)) };
                 }
             }
         });
         // Parts without images were never written.
-        let written = self.x.count.div_ceil(images);
+        let written = self.x.count.div_ceil(each);
         for i in 0..self.y.channels * rows.len() {
             let (o, row) = (i / rows.len(), i % rows.len());
             let (group, o) = (o / self.y.depth, o % self.y.depth);
@@ -274,11 +274,7 @@ impl Problem<'_, '_> {
         let places = out.plane().div_ceil(cuts).next_multiple_of(PLACES);
         let parts = out.plane().div_ceil(places);
         // Where a task has an image of its own it draws the frame while the image is in cache; parts of one share it.
-        let (from, frame) = if parts == 1 {
-            (Framed { at: windows.of, images: windows.images, _memory: None }, windows.frame)
-        } else {
-            (self.framed(windows.of, windows.images, windows.frame)?, Frame::NONE)
-        };
+        let shared = if parts == 1 { None } else { Some(self.framed(windows.of, windows.images, windows.frame)?) };
         engine.ranges(each * parts, 1, |tasks| {
             for task in tasks {
                 let (map, part) = (task / parts, task % parts);
@@ -299,18 +295,23 @@ impl Problem<'_, '_> {
                     // SAFETY: every window lies in its framed image, and these places of the output are this task's alone.
                     unsafe { product_unfolded(engine.simd, out.depth, maps, weights, windows, epilogue) };
                 };
-                let start = from.images.start(image, group);
-                if frame.is_none() {
-                    product(from.at.at(start));
+                if let Some(x) = &shared {
+                    product(x.at.at(x.images.start(image, group)));
+                    continue;
+                }
+                let images = windows.images;
+                let (start, numbers) = (images.start(image, group), images.depth * images.plane());
+                let behind = images.count * images.channels * images.plane() - start as usize - numbers;
+                if windows.frame.is_none() && behind >= BEHIND {
+                    product(windows.of.at(start));
                     continue;
                 }
                 IMAGE.with_borrow_mut(|memory| {
-                    let framed = frame.around(from.images);
-                    let framed = room(memory, framed.depth * framed.plane());
+                    let framed = windows.frame.around(images);
+                    let to = room(memory, framed.depth * framed.plane() + BEHIND);
                     // SAFETY: the channels of this group in one image of the operand.
-                    let image = unsafe { from.at.slice(start, from.images.depth * from.images.plane()) };
-                    frame.draw(from.images, image, framed);
-                    product(framed.as_ptr());
+                    windows.frame.draw(images, unsafe { windows.of.slice(start, numbers) }, to);
+                    product(to.as_ptr());
                 });
             }
         });
@@ -319,12 +320,9 @@ impl Problem<'_, '_> {
 
     /// All images in their frames.
     fn framed<T: Float>(&self, at: Base<T>, images: Images, frame: Frame) -> Result<Framed<T>> {
-        if frame.is_none() {
-            return Ok(Framed { at, images, _memory: None });
-        }
         let framed = frame.around(images);
         let (channels, each) = (images.count * images.channels, frame.planes() * framed.plane());
-        let memory = self.call.cpu.scratch(channels * each * size_of::<T>())?;
+        let memory = self.call.cpu.scratch((channels * each + BEHIND) * size_of::<T>())?;
         let to = Base::<T>::new(memory.ptr().cast());
         self.call.engine().ranges(channels, (1 << 14) / each + 1, |part| {
             let (start, count) = (part.start, part.len());
@@ -337,6 +335,8 @@ impl Problem<'_, '_> {
             };
             frame.draw(images, from, to);
         });
-        Ok(Framed { at: to, images: framed, _memory: Some(memory) })
+        // SAFETY: the end of the memory.
+        unsafe { to.slice_mut((channels * each) as isize, BEHIND) }.fill(T::default());
+        Ok(Framed { at: to, images: framed, _memory: memory })
     }
 }

@@ -36,7 +36,7 @@ pub(crate) use linear::linear;
 pub(crate) use packed::Packed;
 pub(crate) use product::{Line, product, product_of, room};
 pub(crate) use register::Registers;
-pub(crate) use unfolded::{Unfolded, product_unfolded};
+pub(crate) use unfolded::{BEHIND, Unfolded, product_unfolded};
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.
 const GRAIN: usize = 1 << 21;

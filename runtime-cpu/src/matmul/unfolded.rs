@@ -1,5 +1,6 @@
 //! Products whose right operand is all windows of an image, a column each: packed from the image as tiles read them, a few panels at a time.
-//! (With windows as rows, each strip read all weights, the output had to be turned, and a convolution took a quarter longer.)
+//! (Read where they lie instead, a step's numbers span two cache lines each, and windows that reach over the end of a line are computed for
+//! nothing: no faster. With windows as rows each strip read all weights, and the output had to be turned.)
 
 use std::cell::RefCell;
 
@@ -14,10 +15,12 @@ use crate::{Simd, simd::leveled};
 
 /// Bytes that are packed at once: panels that stay in the second cache beside the image.
 const PACKED: usize = 128 << 10;
-/// Steps of which a panel is packed before the next ones: their numbers stay in the first cache.
-const SOME: usize = 64;
-/// Numbers of the longest piece that is copied at once.
-const LONGEST: usize = 16;
+/// Columns that are copied at once.
+const PIECE: usize = 16;
+/// Numbers behind an image that may be read, whatever they are.
+pub(crate) const BEHIND: usize = PIECE - 1;
+/// Columns of the widest panel, and so the most pieces.
+const WIDEST: usize = 48;
 
 /// All windows of an image: number `(k, j)` lies `steps[k] + columns[j]` numbers from `at`.
 #[derive(Clone, Copy)]
@@ -27,26 +30,16 @@ pub(crate) struct Unfolded<'a, T> {
     pub columns: &'a [usize],
 }
 
-/// Columns whose numbers are neighbours in every step.
-#[derive(Clone, Copy)]
-struct Piece {
-    /// Their place in a panel's row.
-    to: usize,
-    /// Their place in the image, at step 0.
-    from: usize,
-    /// How many they are: a power of two.
-    count: usize,
-}
-
 thread_local! {
     /// Packed panels; kept, so that a product allocates nothing.
     static PANELS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `out = a · windows`, with what the epilogue adds, for `a: [m, k]` and `k` steps of `n` windows.
+/// `out = a · windows`, with what the epilogue adds, for `a: [m, k]`, whose rows are lines, and `k` steps of `n` windows.
 ///
 /// # Safety
-/// The matrices and all windows lie in their operands; the output overlaps none of them, and nothing else sees it meanwhile.
+/// The matrices and all windows lie in their operands, and so do [`BEHIND`] numbers behind the last window; the output overlaps none of them,
+/// and nothing else sees it meanwhile.
 pub(crate) unsafe fn product_unfolded<T: Registers>(
     simd: Simd,
     m: usize,
@@ -55,99 +48,70 @@ pub(crate) unsafe fn product_unfolded<T: Registers>(
     windows: Unfolded<'_, T>,
     epilogue: Epilogue<T>,
 ) {
+    debug_assert_eq!(a.column, 1);
     let shape = Shape::of::<T>(simd);
-    let (panel, k, n) = (shape.registers * shape.lanes, windows.steps.len(), windows.columns.len());
-    let columns = (PACKED / size_of::<T>() / k.clamp(1, DEPTH) / panel).max(1) * panel;
+    let (panel, k) = (shape.registers * shape.lanes, windows.steps.len());
+    let most = (PACKED / size_of::<T>() / k.clamp(1, DEPTH) / panel).max(1) * panel;
     PANELS.with_borrow_mut(|memory| {
-        let packed = room::<T>(memory, columns * k.min(DEPTH));
-        for j in (0..n).step_by(columns) {
-            let some = &windows.columns[j..n.min(j + columns)];
-            for (from, steps) in windows.steps.chunks(DEPTH).enumerate().map(|(i, steps)| (i * DEPTH, steps)) {
-                let windows = Unfolded { steps, columns: some, ..windows };
-                let depth = steps.len();
+        let packed = room::<T>(memory, most * k.min(DEPTH) + BEHIND);
+        for (i, columns) in windows.columns.chunks(most).enumerate() {
+            let j = i * most;
+            for (i, steps) in windows.steps.chunks(DEPTH).enumerate() {
+                let (from, depth) = (i * DEPTH, steps.len());
                 let block = Block {
                     rows: m,
                     depth,
-                    columns: some.len(),
+                    columns: columns.len(),
                     a: Left::Strided(a.part(0, from)),
                     b: Panels { at: packed.as_ptr(), depth, from: 0 },
                     out: out.part(0, j),
                     scale: T::ONE,
                     epilogue: epilogue.part(0, j).of_part(from == 0, from + depth == k),
                 };
-                // SAFETY: the caller's promise; the memory is packed by the line before. Rows' numbers are neighbours, so none is laid out.
-                unsafe {
-                    pack(simd, shape, windows, packed);
-                    kernel::run(simd, &block, &mut []);
-                }
+                pack(simd, shape, Unfolded { steps, columns, ..windows }, packed);
+                // SAFETY: the caller's promise; the memory is packed by the line before. Rows are lines, so none is laid out.
+                unsafe { kernel::run(simd, &block, &mut []) };
             }
         }
     });
 }
 
-/// Packs all windows for tiles of that shape; columns that fill up a panel are left as they are, for nobody reads their sums.
-///
-/// # Safety
-/// All windows lie in one operand, and in `to` there is room for them.
-unsafe fn pack<T: Registers>(simd: Simd, shape: Shape, windows: Unfolded<'_, T>, to: &mut [T]) {
-    let (depth, n) = (windows.steps.len(), windows.columns.len());
-    let mut j = 0;
-    while j < n {
-        let width = shape.panel(n - j);
-        let columns = &windows.columns[j..n.min(j + width)];
-        panel(simd, Unfolded { columns, ..windows }, &mut to[j * depth..][..width * depth], width);
-        j += width;
-    }
-}
-
 leveled! {
-    /// One panel. The caller of [`pack`] promises what is read.
-    fn panel<T: (Registers)>(windows: Unfolded<'_, T>, to: &mut [T], width: usize) {
-        let mut pieces = [Piece { to: 0, from: 0, count: 1 }; MOST];
-        let count = cut(windows.columns, &mut pieces);
-        for (steps, to) in windows.steps.chunks(SOME).zip(to.chunks_mut(SOME * width)) {
-            for piece in &pieces[..count] {
-                let from = windows.at.wrapping_add(piece.from);
-                match piece.count {
-                    LONGEST => copy::<T, LONGEST>(from, steps, &mut to[piece.to..], width),
-                    8 => copy::<T, 8>(from, steps, &mut to[piece.to..], width),
-                    4 => copy::<T, 4>(from, steps, &mut to[piece.to..], width),
-                    2 => copy::<T, 2>(from, steps, &mut to[piece.to..], width),
-                    _ => copy::<T, 1>(from, steps, &mut to[piece.to..], width),
+    /// Packs windows for tiles of that shape, panel after panel. Numbers behind a panel's columns are left to be anything. The caller of
+    /// [`product_unfolded`] promises what is read; behind the panels there is room for [`BEHIND`] numbers.
+    fn pack<T: (Registers)>(shape: Shape, windows: Unfolded<'_, T>, to: &mut [T]) {
+        let (mut columns, mut to) = (windows.columns, to);
+        while !columns.is_empty() {
+            let width = shape.panel(columns.len());
+            let mut pieces = [(0, 0); WIDEST];
+            let pieces = cut(&columns[..width.min(columns.len())], &mut pieces);
+            for (k, step) in windows.steps.iter().enumerate() {
+                let from = windows.at.wrapping_add(*step);
+                let row = &mut to[k * width..][..width + BEHIND];
+                for &(place, window) in pieces {
+                    let row = row[place..][..PIECE].as_mut_ptr().cast::<[T; PIECE]>();
+                    // SAFETY: as said; a piece of a row that nothing else sees. What it writes behind its own columns is written again, by
+                    // the pieces, rows and panels that follow.
+                    unsafe { row.write(from.wrapping_add(window).cast::<[T; PIECE]>().read()) };
                 }
             }
+            to = &mut to[width * windows.steps.len()..];
+            columns = &columns[width.min(columns.len())..];
         }
     }
 }
 
-/// Columns of the widest panel, and so the most pieces.
-const MOST: usize = 48;
-
-/// Cuts columns into pieces, of which some overlap, and says how many there are.
+/// Cuts columns into pieces of neighbours: where one begins in a panel's row, and in the image at step 0.
 #[inline(always)]
-fn cut(columns: &[usize], pieces: &mut [Piece; MOST]) -> usize {
-    let (mut count, mut j) = (0, 0);
-    while j < columns.len() {
-        let run = (j + 1..columns.len()).take_while(|&i| columns[i] == columns[i - 1] + 1).count() + 1;
-        let size = LONGEST.min(1 << run.ilog2());
-        let mut i = 0;
-        while i < run {
-            // The last one ends with the run.
-            let at = i.min(run - size);
-            pieces[count] = Piece { to: j + at, from: columns[j] + at, count: size };
-            (count, i) = (count + 1, i + size);
+fn cut<'a>(columns: &[usize], pieces: &'a mut [(usize, usize); WIDEST]) -> &'a [(usize, usize)] {
+    let mut count = 0;
+    let mut next = 0;
+    for (j, &column) in columns.iter().enumerate() {
+        let follows = j > 0 && column == columns[j - 1] + 1;
+        if !follows || j == next {
+            pieces[count] = (j, column);
+            (count, next) = (count + 1, j + PIECE);
         }
-        j += run;
     }
-    count
-}
-
-/// The numbers of a piece, in every step. The caller of [`pack`] promises what is read.
-#[inline(always)]
-fn copy<T: Registers, const N: usize>(from: *const T, steps: &[usize], to: &mut [T], width: usize) {
-    for (step, to) in steps.iter().zip(to.chunks_mut(width)) {
-        let to = to.as_mut_ptr().cast::<[T; N]>();
-        // SAFETY: as said; `N` numbers of a panel's row, which no operand overlaps.
-        unsafe { to.write(from.wrapping_add(*step).cast::<[T; N]>().read()) };
-    }
+    &pieces[..count]
 }
