@@ -14,11 +14,12 @@ use numcore::{
     fused::{Conv, ConvKind},
 };
 
-use super::{Call, Float, one};
+use super::{Call, Float, grain, one};
 use crate::{
     Buffer,
     matmul::{BEHIND, Epilogue, Left, Line, Matrix, Unfolded, product_of, product_unfolded, room},
     operand::Base,
+    pointwise::turn,
 };
 
 /// Output channels of a group below which most of a tile would be empty.
@@ -27,6 +28,8 @@ const FEW: usize = 4;
 const PLACES: usize = 48;
 /// Groups of images whose weight gradients are summed apart, then in order. A number of its own, so that bits depend on sizes alone.
 const PARTS: usize = 8;
+/// Rows of a weight gradient that are added up at once.
+const ROWS: usize = 64;
 
 /// `[N, channels, height, width]`, of which a group has `depth` channels.
 #[derive(Clone, Copy)]
@@ -250,18 +253,32 @@ impl Problem<'_, '_> {
                 }
             }
         });
-        // Parts without images were never written.
-        let written = self.x.count.div_ceil(each);
-        for i in 0..self.y.channels * rows.len() {
-            let (o, row) = (i / rows.len(), i % rows.len());
-            let (group, o) = (o / self.y.depth, o % self.y.depth);
-            let at = |part: usize| ((part * self.op.groups + group) * one_sum + row * self.y.depth + o) as isize;
-            // SAFETY: all within the sums and the output.
-            unsafe {
-                *w.at(i as isize) = (1..written).fold(sums.get(at(0)), |sum, part| sum + sums.get(at(part)));
-            }
-        }
+        self.add_up(sums, w, [rows.len(), self.x.count.div_ceil(each)]);
         Ok(())
+    }
+
+    /// Parts of every group's sum, `[rows, O/G]` each, added up in order, and turned.
+    fn add_up<T: Float>(&self, sums: Base<T>, w: Base<T>, [rows, parts]: [usize; 2]) {
+        let (engine, groups, depth) = (self.call.engine(), self.op.groups, self.y.depth);
+        let blocks = rows.div_ceil(ROWS);
+        let bytes = |n: usize| (n * size_of::<T>()) as isize;
+        engine.ranges(groups * blocks, grain(ROWS * depth), |tasks| {
+            for task in tasks {
+                let (group, top) = (task / blocks, task % blocks * ROWS);
+                let some = ROWS.min(rows - top);
+                let at = |part: usize| (((part * groups + group) * rows + top) * depth) as isize;
+                // SAFETY: rows of the sums and columns of the output that are this task's alone.
+                unsafe {
+                    let sum = sums.slice_mut(at(0), some * depth);
+                    for part in 1..parts {
+                        sum.iter_mut().zip(sums.slice(at(part), some * depth)).for_each(|(sum, x)| *sum = *sum + *x);
+                    }
+                    let to = w.at((group * depth * rows + top) as isize);
+                    let from = (sum.as_mut_ptr().cast(), bytes(depth));
+                    turn::<T>(engine.simd, (to.cast(), bytes(rows)), from, (depth, some));
+                }
+            }
+        });
     }
 
     /// One product of weights, a line for each channel of `out`, and windows for each image, group and part of the output's places.
