@@ -174,6 +174,11 @@ impl Fused for Conv {
         }])
     }
 
+    fn widens(&self) -> bool {
+        // A bias is added to the product in whatever type there may be a kernel for.
+        !self.bias
+    }
+
     fn saves(&self, wants: Bits) -> Option<Saves> {
         let inputs = Bits(u64::from(wants.has(1)) | u64::from(wants.has(0)) << 1);
         Some(Saves { inputs, outputs: Bits::NONE })
