@@ -1,5 +1,5 @@
-//! Convolutions and pooling where they are cut: an image a task and parts of one, weights packed once and weights that are too
-//! large for it, windows side by side and those left over. Against the decomposition, and the same bits whoever computes.
+//! Convolutions and pooling where they are cut: an image a task and parts of one, panels and lines that end in each other, sums of several
+//! parts, windows side by side and those left over. Against the decomposition, and the same bits whoever computes.
 
 mod common;
 
@@ -7,21 +7,62 @@ use common::*;
 use numcore::{
     DType, Tensor,
     fused::{Conv, ConvKind, FusedOp, MaxPool, MaxPoolGrad},
-    ops::Apply,
+    ops::{Apply, PointwiseOps},
 };
 use runtime_cpu::Cpu;
 
-/// Images, channels in and out, height, width, padding, groups.
-const SIZES: [[usize; 7]; 5] = [
+/// A square kernel over images.
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    images: usize,
+    /// In and out.
+    channels: [usize; 2],
+    size: [usize; 2],
+    kernel: usize,
+    stride: [usize; 2],
+    padding: [usize; 2],
+    dilation: [usize; 2],
+    groups: usize,
+}
+
+const PLAIN: Geometry = Geometry {
+    images: 13,
+    channels: [4, 5],
+    size: [7, 9],
+    kernel: 3,
+    stride: [1, 1],
+    padding: [1, 1],
+    dilation: [1, 1],
+    groups: 1,
+};
+
+const GEOMETRIES: [Geometry; 11] = [
     // A task has an image of its own.
-    [13, 4, 5, 7, 9, 1, 1],
-    [13, 8, 16, 8, 8, 2, 2],
+    PLAIN,
+    Geometry { channels: [8, 16], size: [8, 8], padding: [2, 2], groups: 2, ..PLAIN },
+    // The last image has none behind it, and needs no frame.
+    Geometry { channels: [3, 9], size: [26, 26], padding: [0, 0], ..PLAIN },
+    Geometry { channels: [8, 9], size: [5, 1], kernel: 1, padding: [0, 0], ..PLAIN },
     // Parts of one image.
-    [1, 5, 20, 23, 30, 1, 1],
-    // More than a part of a sum, and weights that do not stay in cache.
-    [13, 72, 4, 5, 6, 1, 1],
-    [2, 160, 140, 5, 5, 1, 1],
+    Geometry { images: 1, channels: [5, 20], size: [23, 30], ..PLAIN },
+    Geometry { images: 1, channels: [5, 20], size: [23, 30], padding: [0, 0], stride: [2, 3], ..PLAIN },
+    // More than a part of a sum, and large weights.
+    Geometry { channels: [72, 4], size: [5, 6], ..PLAIN },
+    Geometry { images: 2, channels: [160, 140], size: [5, 5], ..PLAIN },
+    // Windows that are not neighbours.
+    Geometry { size: [11, 15], stride: [2, 1], dilation: [1, 3], padding: [0, 2], ..PLAIN },
+    Geometry { size: [12, 14], stride: [3, 2], dilation: [2, 3], padding: [2, 1], ..PLAIN },
+    Geometry { channels: [8, 8], size: [9, 60], stride: [1, 4], kernel: 2, groups: 2, ..PLAIN },
 ];
+
+impl Geometry {
+    /// Height and width of the output.
+    fn output(&self) -> [usize; 2] {
+        [0, 1].map(|i| {
+            (self.size[i] + 2 * self.padding[i] - (self.kernel - 1) * self.dilation[i] - 1) / self.stride[i] + 1
+        })
+    }
+}
 
 fn made(cpu: &Cpu, dtype: DType, shape: &[usize], seed: u64) -> T {
     store(cpu, dtype, shape, &draw(dtype, shape.iter().product(), seed)).0
@@ -31,19 +72,35 @@ fn kernel(op: FusedOp, ins: &[&T]) -> Vec<T> {
     Tensor::apply(op.into(), ins).unwrap().into_iter().collect()
 }
 
-/// The convolution and its two adjoints.
-fn convolutions(cpu: &Cpu, dtype: DType, sizes: [usize; 7], apply: impl Fn(FusedOp, &[&T]) -> Vec<T>) -> Vec<T> {
-    let [n, c, o, h, w, padding, groups] = sizes;
+/// The convolution with and without a bias, and its two adjoints.
+fn convolutions(cpu: &Cpu, dtype: DType, geometry: Geometry, apply: impl Fn(FusedOp, &[&T]) -> Vec<T>) -> Vec<T> {
+    let Geometry { images: n, channels: [c, o], size: [h, w], kernel, stride, padding, dilation, groups } = geometry;
     let x = made(cpu, dtype, &[n, c, h, w], 1);
-    let weights = made(cpu, dtype, &[o, c / groups, 3, 3], 2);
-    let y = made(cpu, dtype, &[n, o, h + 2 * padding - 2, w + 2 * padding - 2], 3);
-    let op = Conv { kind: ConvKind::Forward, stride: [1, 1], padding: [padding; 2], dilation: [1, 1], groups };
-    let kinds = [
-        (ConvKind::Forward, [&x, &weights]),
-        (ConvKind::Input([h, w]), [&y, &weights]),
-        (ConvKind::Weight([3, 3]), [&x, &y]),
+    let weights = made(cpu, dtype, &[o, c / groups, kernel, kernel], 2);
+    let [p, q] = geometry.output();
+    let y = made(cpu, dtype, &[n, o, p, q], 3);
+    let [of_y, of_x] = [o, c].map(|channels| made(cpu, dtype, &[channels, 1, 1], 5));
+    let op = Conv { kind: ConvKind::Forward, stride, padding, dilation, groups, bias: false };
+    let calls: [(ConvKind, &[&T]); 5] = [
+        (ConvKind::Forward, &[&x, &weights]),
+        (ConvKind::Input([h, w]), &[&y, &weights]),
+        (ConvKind::Weight([kernel, kernel]), &[&x, &y]),
+        (ConvKind::Forward, &[&x, &weights, &of_y]),
+        (ConvKind::Input([h, w]), &[&y, &weights, &of_x]),
     ];
-    kinds.into_iter().flat_map(|(kind, ins)| apply(FusedOp::Conv(op.with(kind)), &ins)).collect()
+    let calls = calls.into_iter();
+    calls.flat_map(|(kind, ins)| apply(FusedOp::Conv(Conv { bias: ins.len() > 2, ..op.with(kind) }), ins)).collect()
+}
+
+/// By primitives alone.
+fn decomposed(op: FusedOp, ins: &[&T]) -> Vec<T> {
+    match op {
+        FusedOp::Conv(op) if op.bias => {
+            let product = decomposed(FusedOp::Conv(op.with(op.kind)), &ins[..2]);
+            product.iter().map(|y| y.add(ins[2]).unwrap()).collect()
+        }
+        op => op.decompose(ins).unwrap().into_iter().collect(),
+    }
 }
 
 /// Pooling by two and its gradient, of numbers many of which are equal and some no numbers.
@@ -62,14 +119,13 @@ fn poolings(cpu: &Cpu, dtype: DType, [h, w]: [usize; 2], apply: impl Fn(FusedOp,
 #[test]
 fn as_their_decomposition() {
     let cpu = Cpu::with_threads(2);
-    let decomposed = |op: FusedOp, ins: &[&T]| -> Vec<T> { op.decompose(ins).unwrap().into_iter().collect() };
-    for sizes in SIZES {
-        let want = convolutions(&cpu, DType::F64, sizes, decomposed);
-        for (i, (got, want)) in convolutions(&cpu, DType::F64, sizes, kernel).iter().zip(want).enumerate() {
-            close(got, &want.to_f64s().unwrap(), 1e-11, &format!("output {i} of {sizes:?}"));
+    for geometry in GEOMETRIES {
+        let want = convolutions(&cpu, DType::F64, geometry, decomposed);
+        for (i, (got, want)) in convolutions(&cpu, DType::F64, geometry, kernel).iter().zip(want).enumerate() {
+            close(got, &want.to_f64s().unwrap(), 1e-11, &format!("output {i} of {geometry:?}"));
         }
     }
-    for size in [[4, 6], [7, 5], [5, 36], [2, 71]] {
+    for size in [[4, 6], [7, 5], [5, 36], [2, 71], [6, 16], [3, 17]] {
         let want = poolings(&cpu, DType::F32, size, decomposed);
         for (i, (got, want)) in poolings(&cpu, DType::F32, size, kernel).iter().zip(want).enumerate() {
             let bits = |x: &T| {
@@ -83,11 +139,11 @@ fn as_their_decomposition() {
 #[test]
 fn the_same_bits_whoever_computes() {
     for dtype in [DType::F32, DType::F64] {
-        for sizes in SIZES {
-            let first = convolutions(&Cpu::with_threads(1), dtype, sizes, kernel);
+        for geometry in GEOMETRIES {
+            let first = convolutions(&Cpu::with_threads(1), dtype, geometry, kernel);
             for cpu in runtimes() {
-                for (i, (a, b)) in convolutions(&cpu, dtype, sizes, kernel).iter().zip(&first).enumerate() {
-                    same_bits(a, b, &format!("output {i} of {dtype} {sizes:?} on {cpu:?}"));
+                for (i, (a, b)) in convolutions(&cpu, dtype, geometry, kernel).iter().zip(&first).enumerate() {
+                    same_bits(a, b, &format!("output {i} of {dtype} {geometry:?} on {cpu:?}"));
                 }
             }
         }

@@ -168,6 +168,10 @@ fn networks<R: Runtime>() -> Vec<Row<R>> {
         ("conv", |g| {
             image(g, [1, 2, 4, 4])?.conv2d(&image(g, [2, 2, 2, 2])?, None, ConvOptions { dilation: [1, 0], ..PLAIN })
         }),
+        ("conv", |g| {
+            let bias = Tensor::zeros(&g.rt, [3], DType::F32)?;
+            image(g, [1, 2, 4, 4])?.conv2d(&image(g, [2, 2, 2, 2])?, Some(&bias), PLAIN)
+        }),
         ("conv", |g| g.x.conv2d(&g.y, None, PLAIN)),
         ("conv1d", |g| g.x.conv1d(&g.y, None, 1, 0, 1, 1)),
         ("conv_transpose2d", |g| g.x.conv_transpose2d(&g.y, None, PLAIN, [0, 0])),

@@ -235,12 +235,14 @@ impl<R: Runtime> Bench<'_, R> {
         ];
         for (xs, ws, stride, padding, dilation, groups) in sizes {
             let (x, w) = (self.real(&xs, 16), self.real(&ws, 17));
-            let op = Conv { kind: ConvKind::Forward, stride, padding, dilation, groups };
+            let op = Conv { kind: ConvKind::Forward, stride, padding, dilation, groups, bias: false };
             let what =
                 format!("{xs:?} {ws:?} stride {stride:?} padding {padding:?} dilation {dilation:?} groups {groups}");
             let outs = self.compare(&format!("conv {what}"), op.clone(), &[&x, &w]);
             let [y] = &outs[..] else { continue };
             let g = self.real(y.dims(), 18);
+            let (bias, biased) = (self.real(&[ws[0], 1, 1], 19), Conv { bias: true, ..op.clone() });
+            self.compare(&format!("conv with bias {what}"), biased, &[&x, &w, &bias]);
             self.compare(&format!("conv input {what}"), op.with(ConvKind::Input([xs[2], xs[3]])), &[&g, &w]);
             self.compare(&format!("conv weight {what}"), op.with(ConvKind::Weight([ws[2], ws[3]])), &[&x, &g]);
         }

@@ -1,12 +1,12 @@
 //! Two-dimensional convolution. It is linear in both operands, and its two adjoints are convolutions again: the three kinds
-//! are one operation, closed under differentiation.
+//! are one operation, closed under differentiation. A bias is added where the product is stored, as [`Linear`](super::Linear)'s.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::Fused;
 use crate::{
     Error, Result, Shape,
-    ops::{Apply, Backprop, Bits, JoinOps, Matmul, Outs, ReduceOps, Saves, Spec, Specs, ViewOps},
+    ops::{Apply, Backprop, Bits, JoinOps, Matmul, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps},
 };
 
 /// Which of `y`, `x`, `w` in `y = conv(x, w)` is computed from the other two.
@@ -20,7 +20,8 @@ pub enum ConvKind {
     Weight([usize; 2]),
 }
 
-/// A convolution or one of its adjoints.
+/// A convolution or one of its adjoints: two operands of one floating dtype, then a bias if there is one, `[O, 1, 1]` for `y: [N, O, P, Q]`
+/// and `[C, 1, 1]` for `x: [N, C, H, W]` (as it broadcasts), of the same dtype.
 #[derive(Clone, Debug)]
 pub struct Conv {
     /// Which.
@@ -33,12 +34,14 @@ pub struct Conv {
     pub dilation: [usize; 2],
     /// Channels are cut into this many groups that do not mix.
     pub groups: usize,
+    /// Whether a bias is added to each channel of the output; not to that of [`ConvKind::Weight`], which has none.
+    pub bias: bool,
 }
 
 impl Conv {
-    /// The same convolution, another kind.
+    /// The same convolution, another kind, without a bias.
     pub fn with(&self, kind: ConvKind) -> Conv {
-        Conv { kind, ..self.clone() }
+        Conv { kind, bias: false, ..self.clone() }
     }
 
     fn output(&self, axis: usize, size: usize, kernel: usize) -> Option<usize> {
@@ -138,8 +141,9 @@ impl Fused for Conv {
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let (a, b) = (ins[0], ins[1]);
-        if !a.dtype.is_float() || a.dtype != b.dtype {
-            return Err(Error::dtype(self.name(), &[a.dtype, b.dtype], "operands must have one floating dtype"));
+        if !a.dtype.is_float() || ins.iter().any(|s| s.dtype != a.dtype) {
+            let dtypes: Vec<_> = ins.iter().map(|s| s.dtype).collect();
+            return Err(Error::dtype(self.name(), &dtypes, "operands must have one floating dtype"));
         }
         if a.shape.rank() != 4 || b.shape.rank() != 4 || self.groups == 0 || self.stride.contains(&0) {
             let why = "needs operands with four axes, and strides and groups of at least 1";
@@ -151,15 +155,28 @@ impl Fused for Conv {
             ConvKind::Input(_) => x,
             ConvKind::Weight(_) => w,
         };
+        if self.bias && (ins[2].shape.dims() != [shape[1], 1, 1] || matches!(self.kind, ConvKind::Weight(_))) {
+            let why = format!("needs a bias [{}, 1, 1], and none for the adjoint in the weight", shape[1]);
+            return Err(Error::shape(self.name(), &[a.shape, b.shape, ins[2].shape], why));
+        }
         Ok(smallvec![Spec { shape, dtype: a.dtype }])
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        if self.bias {
+            // There may be a kernel for the product alone.
+            return Ok(smallvec![T::apply1(self.with(self.kind), &ins[..2])?.add(ins[2])?]);
+        }
         Ok(smallvec![match self.kind {
             ConvKind::Forward => self.forward(ins[0], ins[1])?,
             ConvKind::Input(size) => self.input_adjoint(ins[0], ins[1], size)?,
             ConvKind::Weight(kernel) => self.weight_adjoint(ins[0], ins[1], kernel)?,
         }])
+    }
+
+    fn widens(&self) -> bool {
+        // A bias is added to the product in whatever type there may be a kernel for.
+        !self.bias
     }
 
     fn saves(&self, wants: Bits) -> Option<Saves> {
@@ -169,6 +186,10 @@ impl Fused for Conv {
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
+        if self.bias {
+            // Before the operands', as the decomposition's nodes would give it.
+            cx.give_sum_to(2, &g)?;
+        }
         let size = |s: Shape| [s[2], s[3]];
         let (a, b) = (cx.input_spec(0).shape, cx.input_spec(1).shape);
         let kinds: SmallVec<[ConvKind; 2]> = match self.kind {

@@ -58,9 +58,13 @@ impl Default for ConvOptions {
 }
 
 impl ConvOptions {
-    fn op(&self, kind: ConvKind) -> Conv {
+    /// `a` and `b`, as the kind takes them, with `bias: [C]`, `C` the output's channels.
+    fn apply<T: Apply>(&self, kind: ConvKind, a: &T, b: &T, bias: Option<&T>) -> Result<T> {
         let ConvOptions { stride, padding, dilation, groups } = *self;
-        Conv { kind, stride, padding, dilation, groups }
+        let bias = bias.map(|b| per_channel(b, 4)).transpose()?;
+        let op = Conv { kind, stride, padding, dilation, groups, bias: bias.is_some() };
+        let ins: Vec<&T> = [a, b].into_iter().chain(&bias).collect();
+        T::apply1(op, &ins)
     }
 
     /// The same along the second axis only: how one-dimensional data is seen.
@@ -179,7 +183,7 @@ pub trait NnOps: Apply {
     }
     /// Convolution of `self: [N, C, H, W]` with `weight: [O, C/G, R, S]` and `bias: [O]`.
     fn conv2d(&self, weight: &Self, bias: Option<&Self>, options: ConvOptions) -> Result<Self> {
-        channel_bias(Self::apply1(options.op(ConvKind::Forward), &[self, weight])?, bias)
+        options.apply(ConvKind::Forward, self, weight, bias)
     }
     /// Convolution of `self: [N, C, L]` with `weight: [O, C/G, R]` and `bias: [O]`.
     fn conv1d(
@@ -193,8 +197,7 @@ pub trait NnOps: Apply {
     ) -> Result<Self> {
         rank_is("conv1d", &[self, weight], 3)?;
         let options = ConvOptions::flat(stride, padding, dilation, groups);
-        let y = Self::apply1(options.op(ConvKind::Forward), &[&self.unsqueeze(2)?, &weight.unsqueeze(2)?])?;
-        channel_bias(y.squeeze(2)?, bias)
+        options.apply(ConvKind::Forward, &self.unsqueeze(2)?, &weight.unsqueeze(2)?, bias)?.squeeze(2)
     }
     /// Transposed convolution of `self: [N, O, P, Q]` with `weight: [O, C/G, R, S]` and `bias: [C]`: the adjoint of
     /// [`conv2d`](NnOps::conv2d). `output_padding` lengthens the result, whose size a stride leaves open.
@@ -215,7 +218,7 @@ pub trait NnOps: Apply {
         let (Some(h), Some(width)) = (size(0), size(1)) else {
             return Err(Error::shape("conv_transpose2d", &[x, w], "the padding leaves nothing of the output"));
         };
-        channel_bias(Self::apply1(options.op(ConvKind::Input([h, width])), &[self, weight])?, bias)
+        options.apply(ConvKind::Input([h, width]), self, weight, bias)
     }
     /// Largest of each window of `self: [N, C, H, W]`; the first of equals gets the gradient.
     fn max_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
@@ -315,13 +318,6 @@ fn standardized<T: Apply>(x: &T, mean: &T, variance: &T, eps: f64) -> Result<T> 
     static STANDARD: LazyLock<Program> =
         LazyLock::new(|| Program::new("standardize", |[x, m, v], [eps]| [(x - m) * (v + eps).rsqrt()]));
     x.apply_program(&STANDARD, &[mean, variance], &[eps.into()])
-}
-
-fn channel_bias<T: Apply>(y: T, bias: Option<&T>) -> Result<T> {
-    match bias {
-        Some(b) => y.add(&per_channel(b, y.spec().shape.rank())?),
-        None => Ok(y),
-    }
 }
 
 fn rank_is<T: Apply>(op: &'static str, xs: &[&T], rank: usize) -> Result<()> {

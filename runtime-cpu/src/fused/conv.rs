@@ -1,10 +1,10 @@
-//! Convolution as products whose left operand is the image itself: number `(i, k)` of "all windows as a matrix" lies at a place of the
-//! row plus a place of the step, so no window is ever copied (im2col wrote and read each input `R · S` times).
+//! Convolution as products one of whose operands is the image itself: a number of "all windows as a matrix" lies at a place of the window
+//! plus a place in it, so no window is ever written to memory (im2col wrote and read each input `R · S` times).
 //!
 //! | kind | rows | steps of the sum | columns |
 //! |---|---|---|---|
-//! | forward | places of `y` | channels and places of the kernel | channels of `y` |
-//! | adjoint in `x`, stride 1 | places of `x` | channels of `y` and places of the kernel, turned by half a turn | channels of `x` |
+//! | forward | channels of `y` | channels and places of the kernel | places of `y` |
+//! | adjoint in `x`, stride 1 | channels of `x` | channels of `y` and places of the kernel, turned by half a turn | places of `x` |
 //! | adjoint in `w` | channels and places of the kernel | places of `y` | channels of `y` |
 
 use std::cell::RefCell;
@@ -14,17 +14,22 @@ use numcore::{
     fused::{Conv, ConvKind},
 };
 
-use super::{Call, Float, one};
+use super::{Call, Float, grain, one};
 use crate::{
     Buffer,
-    matmul::{Epilogue, Left, Line, Matrix, PACKED, Packed, ROWS, Right, product_in_columns, product_of, room},
+    matmul::{BEHIND, Epilogue, Left, Line, Matrix, Unfolded, product_of, product_unfolded, room},
     operand::Base,
+    pointwise::turn,
 };
 
-/// Columns below which most of a register would be empty.
+/// Output channels of a group below which most of a tile would be empty.
 const FEW: usize = 4;
+/// Places of a task are multiples of this: of a panel where it is widest.
+const PLACES: usize = 48;
 /// Groups of images whose weight gradients are summed apart, then in order. A number of its own, so that bits depend on sizes alone.
 const PARTS: usize = 8;
+/// Rows of a weight gradient that are added up at once.
+const ROWS: usize = 64;
 
 /// `[N, channels, height, width]`, of which a group has `depth` channels.
 #[derive(Clone, Copy)]
@@ -69,10 +74,10 @@ pub(super) fn run<T: Float>(call: &Call<'_>, op: &Conv) -> Result<Support> {
     }
     .map(|o| o.layout.dims());
     let problem = Problem { call, op, x: Images::of(x, op.groups), y: Images::of(y, op.groups), kernel: [w[2], w[3]] };
-    let columns = if let ConvKind::Input(_) = op.kind { problem.x.depth } else { problem.y.depth };
+    let channels = if let ConvKind::Input(_) = op.kind { problem.x.depth } else { problem.y.depth };
     let empty = call.ins.iter().chain(&call.outs).any(|o| o.layout.numel() == 0);
     let skips = op.stride != [1, 1] && matches!(op.kind, ConvKind::Input(_));
-    if columns < FEW || empty || skips {
+    if channels < FEW || empty || skips {
         return Ok(Support::Decompose);
     }
     match op.kind {
@@ -91,73 +96,93 @@ struct Problem<'p, 'a> {
     kernel: [usize; 2],
 }
 
-/// Zeros around an image, at least as many behind as before.
+/// How images are laid out for windows: zeros around them, at least as many behind as before, and a plane of its own for each place within
+/// a stride. So windows side by side begin at neighbours, whatever the stride.
 #[derive(Clone, Copy)]
-struct Border {
+struct Frame {
     before: [usize; 2],
     behind: [usize; 2],
+    stride: [usize; 2],
 }
 
-impl Border {
+impl Frame {
+    const NONE: Frame = Frame { before: [0, 0], behind: [0, 0], stride: [1, 1] };
+
     fn is_none(&self) -> bool {
-        self.before == [0, 0] && self.behind == [0, 0]
+        self.before == [0, 0] && self.behind == [0, 0] && self.stride == [1, 1]
     }
 
+    /// Planes of a channel.
+    fn planes(&self) -> usize {
+        self.stride[0] * self.stride[1]
+    }
+
+    /// Images of those planes.
     fn around(&self, images: Images) -> Images {
-        let size = [0, 1].map(|i| self.before[i] + images.size[i] + self.behind[i].max(self.before[i]));
-        Images { size, ..images }
+        let size = [0, 1]
+            .map(|i| (self.before[i] + images.size[i] + self.behind[i].max(self.before[i])).div_ceil(self.stride[i]));
+        Images { size, channels: images.channels * self.planes(), depth: images.depth * self.planes(), ..images }
     }
 
-    /// Channels with their borders.
+    /// Where in a channel a place of the framed image lies.
+    fn place(&self, framed: Images, [h, w]: [usize; 2]) -> usize {
+        let [down, across] = self.stride;
+        let plane = h % down * across + w % across;
+        plane * framed.plane() + h / down * framed.size[1] + w / across
+    }
+
+    /// Channels in their frames.
     fn draw<T: Float>(&self, images: Images, from: &[T], to: &mut [T]) {
-        let larger = self.around(images);
-        for (from, to) in from.chunks_exact(images.plane()).zip(to.chunks_exact_mut(larger.plane())) {
+        let framed = self.around(images);
+        let across = self.stride[1];
+        for (from, to) in from.chunks_exact(images.plane()).zip(to.chunks_exact_mut(self.planes() * framed.plane())) {
             to.fill(T::default());
-            for (i, row) in from.chunks_exact(images.size[1]).enumerate() {
-                to[(i + self.before[0]) * larger.size[1] + self.before[1]..][..row.len()].copy_from_slice(row);
+            for (h, row) in from.chunks_exact(images.size[1]).enumerate() {
+                for first in 0..across.min(row.len()) {
+                    let to = &mut to[self.place(framed, [h + self.before[0], first + self.before[1]])..];
+                    match across {
+                        1 => to[..row.len()].copy_from_slice(row),
+                        _ => to.iter_mut().zip(row[first..].iter().step_by(across)).for_each(|(to, x)| *to = *x),
+                    }
+                }
             }
         }
     }
 }
 
-/// Images with a border, in memory of their own if there is one.
-struct Bordered<T> {
+/// Images in their frames, in memory of their own.
+struct Framed<T> {
     at: Base<T>,
     images: Images,
-    _memory: Option<Buffer>,
+    _memory: Buffer,
 }
 
-/// All windows of images with a border: where they begin, and where in one its numbers lie.
+/// All windows of framed images: where they begin, and where in one its numbers lie.
 struct Windows<'a, T> {
     of: Base<T>,
     images: Images,
-    border: Border,
-    rows: &'a [usize],
+    frame: Frame,
+    columns: &'a [usize],
     steps: &'a [usize],
 }
 
 thread_local! {
-    /// One image with its border; kept, so that a product allocates nothing.
+    /// One image in its frame; kept, so that a product allocates nothing.
     static IMAGE: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Problem<'_, '_> {
     fn forward<T: Float>(&self) -> Result<()> {
-        let border = Border { before: self.op.padding, behind: [0, 0] };
-        let x = border.around(self.x);
-        let line = x.size[1];
-        let [stride, dilation] = [self.op.stride, self.op.dilation];
-        let rows: Vec<usize> = grid(self.y.size, [stride[0] * line, stride[1]]).collect();
-        let kernel: Vec<usize> = grid(self.kernel, [dilation[0] * line, dilation[1]]).collect();
-        let steps = in_channels(x.depth, x.plane(), &kernel);
-        let (w, y) = (self.call.input::<T>(1), self.call.output::<T>(0));
-        let weights = |group| Matrix {
-            at: w.at((group * self.y.depth * steps.len()) as isize).cast_const(),
-            row: 1,
-            column: steps.len() as isize,
-        };
-        let windows = Windows { of: self.call.input(0), images: self.x, border, rows: &rows, steps: &steps };
-        self.maps(windows, weights, y, self.y)
+        let frame = Frame { before: self.op.padding, behind: [0, 0], stride: self.op.stride };
+        let x = frame.around(self.x);
+        let columns: Vec<usize> = grid(self.y.size, [x.size[1], 1]).collect();
+        let kernel: Vec<usize> = (0..self.kernel[0])
+            .flat_map(|r| (0..self.kernel[1]).map(move |s| [r * self.op.dilation[0], s * self.op.dilation[1]]))
+            .map(|place| frame.place(x, place))
+            .collect();
+        let steps = in_channels(self.x.depth, frame.planes() * x.plane(), &kernel);
+        let windows = Windows { of: self.call.input(0), images: self.x, frame, columns: &columns, steps: &steps };
+        self.maps::<T>(windows, self.call.input(1), self.y)
     }
 
     /// With stride 1 the adjoint is a convolution of `y` with the kernel turned by half a turn.
@@ -166,10 +191,10 @@ impl Problem<'_, '_> {
         let reach = [0, 1].map(|i| (self.kernel[i] - 1) * dilation[i]);
         let before = [0, 1].map(|i| reach[i].saturating_sub(padding[i]));
         let after = [0, 1].map(|i| (self.x.size[i] + padding[i]).saturating_sub(self.y.size[i]));
-        let border = Border { before, behind: after };
-        let y = border.around(self.y);
+        let frame = Frame { before, behind: after, stride: [1, 1] };
+        let y = frame.around(self.y);
         let line = y.size[1];
-        let rows: Vec<usize> = grid(self.x.size, [line, 1]).collect();
+        let columns: Vec<usize> = grid(self.x.size, [line, 1]).collect();
         // Row `h` of `x` met row `h + padding − r · dilation` of `y`.
         let origin = [0, 1].map(|i| before[i] + padding[i]);
         let kernel: Vec<usize> = (0..self.kernel[0])
@@ -177,47 +202,39 @@ impl Problem<'_, '_> {
             .map(|(r, s)| (origin[0] - r * dilation[0]) * line + origin[1] - s * dilation[1])
             .collect();
         let steps = in_channels(y.depth, y.plane(), &kernel);
-        let turned = self.weights_by_channel::<T>(kernel.len())?;
-        let w = Base::<T>::new(turned.ptr().cast());
-        let (channels, x) = (self.x.depth, self.call.output::<T>(0));
-        let weights = |group| Matrix {
-            at: w.at((group * steps.len() * channels) as isize).cast_const(),
-            row: channels as isize,
-            column: 1,
-        };
-        let windows = Windows { of: self.call.input(0), images: self.y, border, rows: &rows, steps: &steps };
-        self.maps(windows, weights, x, self.x)
+        let by_channel = self.weights_by_channel::<T>(kernel.len())?;
+        let windows = Windows { of: self.call.input(0), images: self.y, frame, columns: &columns, steps: &steps };
+        self.maps::<T>(windows, Base::new(by_channel.ptr().cast()), self.x)
     }
 
-    /// `[G, O/G, R · S, C/G]` from `[O, C/G, R · S]`: channels of `x` side by side.
+    /// `[G, C/G, O/G, R · S]` from `[O, C/G, R · S]`: what a channel of `x` meets, in a line.
     fn weights_by_channel<T: Float>(&self, places: usize) -> Result<Buffer> {
-        let (outer, channels) = (self.y.channels, self.x.depth);
-        let memory = self.call.cpu.scratch(outer * places * channels * size_of::<T>())?;
+        let (outer, channels) = (self.y.depth, self.x.depth);
+        let memory = self.call.cpu.scratch(self.y.channels * channels * places * size_of::<T>())?;
         let (from, to) = (self.call.input::<T>(1), Base::<T>::new(memory.ptr().cast()));
-        for o in 0..outer {
-            for c in 0..channels {
-                for p in 0..places {
-                    // SAFETY: all within the weights, and the memory just taken.
-                    unsafe {
-                        *to.at(((o * places + p) * channels + c) as isize) =
-                            from.get(((o * channels + c) * places + p) as isize);
-                    }
-                }
+        for (i, (o, c)) in (0..self.y.channels).flat_map(|o| (0..channels).map(move |c| (o, c))).enumerate() {
+            let at = (o / outer * channels + c) * outer + o % outer;
+            // SAFETY: all within the weights, and the memory just taken.
+            unsafe {
+                let from = from.slice((i * places) as isize, places);
+                to.slice_mut((at * places) as isize, places).copy_from_slice(from);
             }
         }
         Ok(memory)
     }
 
     fn weight<T: Float>(&self) -> Result<()> {
-        let x = self.bordered::<T>(self.call.input(0), self.x, Border { before: self.op.padding, behind: [0, 0] })?;
-        let line = x.images.size[1];
+        let frame = Frame { before: self.op.padding, ..Frame::NONE };
+        let framed = if frame.is_none() { None } else { Some(self.framed::<T>(self.call.input(0), self.x, frame)?) };
+        let (x, images) = framed.as_ref().map_or((self.call.input(0), self.x), |f| (f.at, f.images));
+        let line = images.size[1];
         let [stride, dilation] = [self.op.stride, self.op.dilation];
         let kernel: Vec<usize> = grid(self.kernel, [dilation[0] * line, dilation[1]]).collect();
-        let rows = in_channels(x.images.depth, x.images.plane(), &kernel);
+        let rows = in_channels(images.depth, images.plane(), &kernel);
         let steps: Vec<usize> = grid(self.y.size, [stride[0] * line, stride[1]]).collect();
         let (y, w) = (self.call.input::<T>(1), self.call.output::<T>(0));
         let parts = self.x.count.min(PARTS);
-        let images = self.x.count.div_ceil(parts);
+        let each = self.x.count.div_ceil(parts);
         let one_sum = rows.len() * self.y.depth;
         let memory = self.call.cpu.scratch(parts * self.op.groups * one_sum * size_of::<T>())?;
         let sums = Base::<T>::new(memory.ptr().cast());
@@ -225,114 +242,118 @@ impl Problem<'_, '_> {
             for task in tasks {
                 let (part, group) = (task / self.op.groups, task % self.op.groups);
                 let out = Matrix { at: sums.at((task * one_sum) as isize), row: self.y.depth as isize, column: 1 };
-                for image in part * images..self.x.count.min((part + 1) * images) {
-                    let a = Left::Gathered { at: x.at.at(x.images.start(image, group)), rows: &rows, steps: &steps };
+                for image in part * each..self.x.count.min((part + 1) * each) {
+                    let a = Left::Gathered { at: x.at(images.start(image, group)), rows: &rows, steps: &steps };
                     let at = y.at(self.y.start(image, group)).cast_const();
                     let b = Matrix { at, row: 1, column: self.y.plane() as isize };
                     let sizes = [rows.len(), steps.len(), self.y.depth];
-                    let add = image > part * images;
+                    let add = image > part * each;
                     // SAFETY: as in `forward`; the sum is this task's alone.
                     unsafe { product_of(self.call.engine().simd, sizes, out, a, b, one(), Epilogue::adding(add)) };
                 }
             }
         });
-        // Parts without images were never written.
-        let written = self.x.count.div_ceil(images);
-        for i in 0..self.y.channels * rows.len() {
-            let (o, row) = (i / rows.len(), i % rows.len());
-            let (group, o) = (o / self.y.depth, o % self.y.depth);
-            let at = |part: usize| ((part * self.op.groups + group) * one_sum + row * self.y.depth + o) as isize;
-            // SAFETY: all within the sums and the output.
-            unsafe {
-                *w.at(i as isize) = (1..written).fold(sums.get(at(0)), |sum, part| sum + sums.get(at(part)));
-            }
-        }
+        self.add_up(sums, w, [rows.len(), self.x.count.div_ceil(each)]);
         Ok(())
     }
 
-    /// One product of windows and weights for each image, group and part of the output's places.
-    fn maps<T: Float>(
-        &self,
-        windows: Windows<'_, T>,
-        weights: impl Fn(usize) -> Matrix<*const T> + Sync,
-        to: Base<T>,
-        out: Images,
-    ) -> Result<()> {
-        let (engine, groups) = (self.call.engine(), self.op.groups);
-        let sizes = (windows.steps.len(), out.depth);
-        let each_room = Packed::<T>::room(sizes.0, sizes.1);
-        // Weights that stay in the second cache are packed once for all images; larger ones are cut as any product's.
-        let fits = each_room * size_of::<T>() <= PACKED;
-        let memory = self.call.cpu.scratch(if fits { groups * each_room * size_of::<T>() } else { 0 })?;
-        let numbers = Base::<T>::new(memory.ptr().cast());
-        let packed: Vec<_> = (0..if fits { groups } else { 0 })
-            // SAFETY: the weights are an operand's, and each group's room is its own.
-            .map(|g| unsafe {
-                Packed::new(engine.simd, weights(g), sizes, numbers.slice_mut((g * each_room) as isize, each_room))
-            })
-            .collect();
+    /// Parts of every group's sum, `[rows, O/G]` each, added up in order, and turned.
+    fn add_up<T: Float>(&self, sums: Base<T>, w: Base<T>, [rows, parts]: [usize; 2]) {
+        let (engine, groups, depth) = (self.call.engine(), self.op.groups, self.y.depth);
+        let blocks = rows.div_ceil(ROWS);
+        let bytes = |n: usize| (n * size_of::<T>()) as isize;
+        engine.ranges(groups * blocks, grain(ROWS * depth), |tasks| {
+            for task in tasks {
+                let (group, top) = (task / blocks, task % blocks * ROWS);
+                let some = ROWS.min(rows - top);
+                let at = |part: usize| (((part * groups + group) * rows + top) * depth) as isize;
+                // SAFETY: rows of the sums and columns of the output that are this task's alone.
+                unsafe {
+                    let sum = sums.slice_mut(at(0), some * depth);
+                    for part in 1..parts {
+                        sum.iter_mut().zip(sums.slice(at(part), some * depth)).for_each(|(sum, x)| *sum = *sum + *x);
+                    }
+                    let to = w.at((group * depth * rows + top) as isize);
+                    let from = (sum.as_mut_ptr().cast(), bytes(depth));
+                    turn::<T>(engine.simd, (to.cast(), bytes(rows)), from, (depth, some));
+                }
+            }
+        });
+    }
+
+    /// One product of weights, a line for each channel of `out`, and windows for each image, group and part of the output's places.
+    fn maps<T: Float>(&self, windows: Windows<'_, T>, weights: Base<T>, out: Images) -> Result<()> {
+        let (engine, groups, depth) = (self.call.engine(), self.op.groups, windows.steps.len());
+        let to = self.call.output::<T>(0);
+        let bias = self.op.bias.then(|| self.call.input::<T>(2));
         let each = out.count * groups;
         let cuts = (4 * engine.threads.count()).div_ceil(each);
-        let rows = out.plane().div_ceil(cuts).next_multiple_of(ROWS);
-        let parts = out.plane().div_ceil(rows);
-        // Where a task has an image of its own it draws the border while the image is in cache; parts of one share it.
-        let border = if parts == 1 { windows.border } else { Border { before: [0, 0], behind: [0, 0] } };
-        let from = if parts == 1 {
-            Bordered { at: windows.of, images: windows.images, _memory: None }
-        } else {
-            self.bordered(windows.of, windows.images, windows.border)?
-        };
+        let places = out.plane().div_ceil(cuts).next_multiple_of(PLACES);
+        let parts = out.plane().div_ceil(places);
+        // Where a task has an image of its own it draws the frame while the image is in cache; parts of one share it.
+        let shared = if parts == 1 { None } else { Some(self.framed(windows.of, windows.images, windows.frame)?) };
         engine.ranges(each * parts, 1, |tasks| {
             for task in tasks {
                 let (map, part) = (task / parts, task % parts);
                 let (image, group) = (map / groups, map % groups);
-                let places = part * rows..out.plane().min((part + 1) * rows);
-                let at = to.at(out.start(image, group) + places.start as isize);
-                let maps = Matrix { at, row: 1, column: out.plane() as isize };
-                let sizes = [places.len(), sizes.0, sizes.1];
-                let b = packed.get(group).map_or_else(|| Right::Strided(weights(group)), |b| Right::Packed(*b));
-                let product = |at: *const T| {
-                    let a = Left::Gathered { at, rows: &windows.rows[places], steps: windows.steps };
-                    // SAFETY: every window lies in its bordered image, and these places of the output are this task's alone.
-                    unsafe { product_in_columns(engine.simd, sizes, maps, a, b) };
+                let places = part * places..out.plane().min((part + 1) * places);
+                let channel = group * out.depth;
+                let maps = Matrix {
+                    at: to.at(out.start(image, group) + places.start as isize),
+                    row: out.plane() as isize,
+                    column: 1,
                 };
-                let start = from.images.start(image, group);
-                if border.is_none() {
-                    product(from.at.at(start));
-                } else {
-                    IMAGE.with_borrow_mut(|memory| {
-                        let bordered = room(memory, from.images.depth * border.around(from.images).plane());
-                        // SAFETY: the channels of this group in one image of the operand.
-                        let image = unsafe { from.at.slice(start, from.images.depth * from.images.plane()) };
-                        border.draw(from.images, image, bordered);
-                        product(bordered.as_ptr());
-                    });
+                let at = weights.at((channel * depth) as isize).cast_const();
+                let weights = Matrix { at, row: depth as isize, column: 1 };
+                let bias = bias.map(|b| Matrix { at: b.at(channel as isize).cast_const(), row: 1, column: 0 });
+                let epilogue = Epilogue { plus: [bias, None], ..Epilogue::adding(false) };
+                let product = |at: *const T| {
+                    let windows = Unfolded { at, steps: windows.steps, columns: &windows.columns[places] };
+                    // SAFETY: every window lies in its framed image, and these places of the output are this task's alone.
+                    unsafe { product_unfolded(engine.simd, out.depth, maps, weights, windows, epilogue) };
+                };
+                if let Some(x) = &shared {
+                    product(x.at.at(x.images.start(image, group)));
+                    continue;
                 }
+                let images = windows.images;
+                let (start, numbers) = (images.start(image, group), images.depth * images.plane());
+                let behind = images.count * images.channels * images.plane() - start as usize - numbers;
+                if windows.frame.is_none() && behind >= BEHIND {
+                    product(windows.of.at(start));
+                    continue;
+                }
+                IMAGE.with_borrow_mut(|memory| {
+                    let framed = windows.frame.around(images);
+                    let to = room(memory, framed.depth * framed.plane() + BEHIND);
+                    // SAFETY: the channels of this group in one image of the operand.
+                    windows.frame.draw(images, unsafe { windows.of.slice(start, numbers) }, to);
+                    product(to.as_ptr());
+                });
             }
         });
         Ok(())
     }
 
-    /// All images with their border.
-    fn bordered<T: Float>(&self, at: Base<T>, images: Images, border: Border) -> Result<Bordered<T>> {
-        if border.is_none() {
-            return Ok(Bordered { at, images, _memory: None });
-        }
-        let larger = border.around(images);
-        let planes = images.count * images.channels;
-        let memory = self.call.cpu.scratch(planes * larger.plane() * size_of::<T>())?;
+    /// All images in their frames.
+    fn framed<T: Float>(&self, at: Base<T>, images: Images, frame: Frame) -> Result<Framed<T>> {
+        let framed = frame.around(images);
+        let (channels, each) = (images.count * images.channels, frame.planes() * framed.plane());
+        let memory = self.call.cpu.scratch((channels * each + BEHIND) * size_of::<T>())?;
         let to = Base::<T>::new(memory.ptr().cast());
-        self.call.engine().ranges(planes, (1 << 14) / larger.plane() + 1, |part| {
+        self.call.engine().ranges(channels, (1 << 14) / each + 1, |part| {
             let (start, count) = (part.start, part.len());
-            // SAFETY: planes of the operand, and those of the memory, which are this task's alone.
+            // SAFETY: channels of the operand, and those of the memory, which are this task's alone.
             let (from, to) = unsafe {
                 (
                     at.slice((start * images.plane()) as isize, count * images.plane()),
-                    to.slice_mut((start * larger.plane()) as isize, count * larger.plane()),
+                    to.slice_mut((start * each) as isize, count * each),
                 )
             };
-            border.draw(images, from, to);
+            frame.draw(images, from, to);
         });
-        Ok(Bordered { at: to, images: larger, _memory: Some(memory) })
+        // SAFETY: the end of the memory.
+        unsafe { to.slice_mut((channels * each) as isize, BEHIND) }.fill(T::default());
+        Ok(Framed { at: to, images: framed, _memory: memory })
     }
 }

@@ -11,7 +11,7 @@ use numcore::{
 use super::{Call, Float, grain};
 use crate::{element::Lane, simd::leveled};
 
-/// Windows that are taken side by side.
+/// Numbers of a line that are taken side by side.
 const SOME: usize = 16;
 
 /// Sizes of a channel, and of its pooled form.
@@ -160,45 +160,63 @@ fn to_largest_of_four<T: Float>(x: &[T], g: &[T], d: &mut [T], c: Channel) {
     if c.size != c.pooled.map(|n| 2 * n) {
         d.fill(T::default());
     }
-    let zero = T::default();
     for (p, row) in g.chunks_exact(c.pooled[1].max(1)).enumerate() {
         let [upper, lower] = c.lines(p);
-        let [a, b] = [upper.clone(), lower.clone()].map(|at| x[at].chunks(2 * SOME));
         let (head, tail) = d.split_at_mut(lower.start);
-        let (to_a, to_b) = (head[upper].chunks_mut(2 * SOME), tail[..2 * row.len()].chunks_mut(2 * SOME));
-        for ((((g, a), b), to_a), to_b) in row.chunks(SOME).zip(a).zip(b).zip(to_a).zip(to_b) {
-            // As many windows as a line of arrays has, so that the compiler takes them side by side.
-            let mut of: [[T; SOME]; 4] = [[zero; SOME]; 4];
-            for (i, (a, b)) in a.chunks_exact(2).zip(b.chunks_exact(2)).enumerate() {
-                [of[0][i], of[1][i], of[2][i], of[3][i]] = [a[0], a[1], b[0], b[1]];
-            }
-            let mut upstream = [zero; SOME];
-            upstream[..g.len()].copy_from_slice(g);
-            let mut to = [[zero; SOME]; 4];
-            for i in 0..SOME {
-                let (best, second) = larger(of[0][i], of[1][i]);
-                let (best, third) = larger(best, of[2][i]);
-                let (_, fourth) = larger(best, of[3][i]);
-                // A sum, as where windows overlap: of a zero's sign nothing is left.
-                let g = zero + upstream[i];
-                let unless = |is: bool, g: T| if is { zero } else { g };
-                to[3][i] = unless(!fourth, g);
-                let g = unless(fourth, g);
-                to[2][i] = unless(!third, g);
-                let g = unless(third, g);
-                to[1][i] = unless(!second, g);
-                to[0][i] = unless(second, g);
-            }
-            for (i, (a, b)) in to_a.chunks_exact_mut(2).zip(to_b.chunks_exact_mut(2)).enumerate() {
-                (a[0], a[1], b[0], b[1]) = (to[0][i], to[1][i], to[2][i], to[3][i]);
-            }
+        let (to_a, to_b) = (&mut head[upper.clone()], &mut tail[..lower.len()]);
+        let (a, b) = (&x[upper], &x[lower]);
+        if a.len() < SOME {
+            of_few(a, b, row, to_a, to_b);
+            continue;
+        }
+        for at in (0..a.len()).step_by(SOME) {
+            // The last ones end with the line.
+            let at = at.min(a.len() - SOME);
+            let part = at..at + SOME;
+            let numbers = |x: &[T]| -> [T; SOME] { std::array::from_fn(|i| x[i]) };
+            let upstream = &row[at / 2..][..SOME / 2];
+            let to =
+                of_some(numbers(&a[part.clone()]), numbers(&b[part.clone()]), std::array::from_fn(|i| upstream[i / 2]));
+            to_a[part.clone()].copy_from_slice(&to[0]);
+            to_b[part].copy_from_slice(&to[1]);
         }
     }
 }
 
-/// The larger of two, the first of equals, a NaN before all; and whether it is the second.
+/// The gradient of the windows of a short line, from its two lines and their upstream gradients.
 #[inline(always)]
-fn larger<T: Float>(best: T, x: T) -> (T, bool) {
-    let is = (x > best) | (Lane::is_nan(x) & !Lane::is_nan(best));
-    (if is { x } else { best }, is)
+fn of_few<T: Float>(a: &[T], b: &[T], g: &[T], to_a: &mut [T], to_b: &mut [T]) {
+    // Pairs, not slices: to call `memcpy` for so few took longer than all else.
+    let mut lines = [[T::default(); SOME]; 3];
+    for (i, ((a, b), g)) in a.chunks_exact(2).zip(b.chunks_exact(2)).zip(g).enumerate() {
+        for (line, pair) in lines.iter_mut().zip([[a[0], a[1]], [b[0], b[1]], [*g; 2]]) {
+            (line[2 * i], line[2 * i + 1]) = (pair[0], pair[1]);
+        }
+    }
+    let to = of_some(lines[0], lines[1], lines[2]);
+    for (i, (a, b)) in to_a.chunks_exact_mut(2).zip(to_b.chunks_exact_mut(2)).enumerate() {
+        (a[0], a[1], b[0], b[1]) = (to[0][2 * i], to[0][2 * i + 1], to[1][2 * i], to[1][2 * i + 1]);
+    }
+}
+
+/// The gradient of some windows side by side, from their two lines and the upstream gradient of each number's window. Lanes are numbers as
+/// they lie, each beside its neighbour's: to part the windows' columns and join them again took as long as all else.
+#[inline(always)]
+fn of_some<T: Float>(a: [T; SOME], b: [T; SOME], g: [T; SOME]) -> [[T; SOME]; 2] {
+    let zero = T::default();
+    let beside = |x: [T; SOME]| -> [T; SOME] { std::array::from_fn(|i| x[i ^ 1]) };
+    let (beside_a, beside_b) = (beside(a), beside(b));
+    let mut to = [[zero; SOME]; 2];
+    for i in 0..SOME {
+        let largest = Lane::max(Lane::max(a[i], beside_a[i]), Lane::max(b[i], beside_b[i]));
+        let is = |x: T| (x == largest) | Lane::is_nan(x);
+        let [here, beside, below, across] = [is(a[i]), is(beside_a[i]), is(b[i]), is(beside_b[i])];
+        // A sum, as where windows overlap: of a zero's sign nothing is left.
+        let g = zero + g[i];
+        // The first of a window's largest.
+        let first = i % 2 == 0;
+        to[0][i] = if here & (first | !beside) { g } else { zero };
+        to[1][i] = if below & !(here | beside) & (first | !across) { g } else { zero };
+    }
+    to
 }

@@ -5,7 +5,6 @@
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
-mod columns;
 mod cut;
 mod epilogue;
 mod factor;
@@ -15,6 +14,7 @@ mod pack;
 mod packed;
 mod product;
 mod register;
+mod unfolded;
 
 use numcore::{Accumulate, DType, Layout, Out, Result, View};
 use smallvec::SmallVec;
@@ -29,14 +29,14 @@ use crate::{
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use bf16::{Tile, Tiles};
-pub(crate) use columns::{ROWS, Right, product_in_columns};
 use cut::Cut;
 pub(crate) use epilogue::Epilogue;
 pub(crate) use factor::{Left, Matrix};
 pub(crate) use linear::linear;
 pub(crate) use packed::Packed;
-pub(crate) use product::{Line, PACKED, product, product_of, room};
+pub(crate) use product::{Line, product, product_of, room};
 pub(crate) use register::Registers;
+pub(crate) use unfolded::{BEHIND, Unfolded, product_unfolded};
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.
 const GRAIN: usize = 1 << 21;

@@ -7,7 +7,6 @@ use super::{
     factor::{Left, Matrix},
     kernel::{self, Block, Panels, Shape},
     pack::pack,
-    product::DEPTH,
     register::Registers,
 };
 use crate::Simd;
@@ -68,18 +67,6 @@ impl<'a, T: Registers> Packed<'a, T> {
         };
         // SAFETY: the caller's promise; nothing is laid out.
         unsafe { kernel::run(self.simd, &block, &mut []) };
-    }
-
-    /// `out = a · b` for all columns and steps, in the parts of every product's sums.
-    ///
-    /// # Safety
-    /// As for [`times`](Packed::times).
-    pub(super) unsafe fn product(self, rows: usize, a: Left<'_, T>, out: Matrix<*mut T>) {
-        for from in (0..self.depth).step_by(DEPTH) {
-            let steps = from..self.depth.min(from + DEPTH);
-            // SAFETY: the caller's promise.
-            unsafe { self.times((rows, steps, self.columns), a.part(0, from), out, T::ONE, from > 0) };
-        }
     }
 
     /// `columns`, and those up to the end of their panel: where panels begin depends on how many columns were packed.

@@ -45,8 +45,8 @@ struct Plan<'a> {
 
 pub(super) fn run(call: &mut Call<'_>, op: &Conv) -> Result<Support> {
     let (a, b, out) = (call.ins[0], call.ins[1], call.outs[0]);
-    // What reads or writes nothing is rare, and the decomposition knows it.
-    if [&a, &b, &out].iter().any(|o| o.numel() == 0 || o.numel() > i32::MAX as usize) {
+    // What reads or writes nothing is rare, and the decomposition knows it; a bias is a pass of its own.
+    if op.bias || [&a, &b, &out].iter().any(|o| o.numel() == 0 || o.numel() > i32::MAX as usize) {
         return Ok(Support::Decompose);
     }
     let dense = [call.dense(0)?, call.dense(1)?];
