@@ -227,13 +227,18 @@ fn pieces_give_the_gradient_of_the_whole_in_one_go() {
     assert_eq!(common::grad_of(&autograd::backward(&loss).unwrap(), &x), expected);
 
     let null = numcore::NullRuntime::new();
-    let blank = common::blank(&null, "x", [2, 6]);
-    let parts = blank.exp().unwrap().chunk(1, 3).unwrap();
-    let loss = cat(&[&parts[2], &parts[0], &parts[1]], 1).unwrap().sum(&[], false).unwrap();
-    let before = null.launches();
-    drop(autograd::backward(&loss).unwrap());
-    // The seed; three copies into the gradient of `exp`, whose gradient is one more.
-    assert_eq!(null.launches() - before, 5);
+    let launches = |piece: fn(&Var<numcore::NullRuntime>) -> Result<Var<numcore::NullRuntime>>| {
+        let parts = common::blank(&null, "x", [2, 6]).exp().unwrap().chunk(1, 3).unwrap();
+        let parts = parts.iter().map(piece).collect::<Result<Vec<_>>>().unwrap();
+        let loss = cat(&[&parts[2], &parts[0], &parts[1]], 1).unwrap().sum(&[], false).unwrap();
+        let before = null.launches();
+        drop(autograd::backward(&loss).unwrap());
+        null.launches() - before
+    };
+    // The seed; gradients of three pieces; three copies into the gradient of `exp`, whose gradient is one more.
+    assert_eq!(launches(|x| x.sin()), 8);
+    // Pieces of one memory, the seed's number here, are put together without a copy.
+    assert_eq!(launches(|x| Ok(x.clone())), 2);
 }
 
 /// A norm of `h` beside `h` itself, its parameters used twice: with the fused op, or by primitives.
