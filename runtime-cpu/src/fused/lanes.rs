@@ -6,15 +6,22 @@ use crate::simd::prefetch;
 /// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
 pub(super) const LANES: usize = 64;
 
-/// Asks for the memory that follows a row while the row is worked on, a line for each line: by itself the processor looks ahead to
-/// the end of a page, where many rows end.
+/// Asks for memory that will be needed, a line for each line that is worked on: by itself the processor looks ahead to the end of a
+/// page, where many rows end, and hardly where it only writes.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<T>(*const T);
 
 impl<T> Ahead<T> {
     /// What lies behind `row`.
+    #[inline(always)]
     pub(super) fn of(row: &[T]) -> Self {
         Ahead(row.as_ptr_range().end)
+    }
+
+    /// `row` itself, which is read or written next.
+    #[inline(always)]
+    pub(super) fn at(row: &[T]) -> Self {
+        Ahead(row.as_ptr())
     }
 
     /// One chunk of lanes more.
@@ -44,8 +51,13 @@ pub(super) fn fold<T: Float>(x: &[T], start: T, f: impl Fn(T) -> T, combine: imp
 
 /// Sums both parts of `f(x[i], y[i], z[i])`.
 #[inline(always)]
-pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> (T, T)) -> (T, T) {
-    let mut ahead = [Ahead::of(x), Ahead::of(y)];
+pub(super) fn sums3<T: Float>(
+    x: &[T],
+    y: &[T],
+    z: &[T],
+    mut ahead: Ahead<T>,
+    f: impl Fn(T, T, T) -> (T, T),
+) -> (T, T) {
     let (mut first, mut second) = ([T::default(); LANES], [T::default(); LANES]);
     let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
     let mut add = |l: usize, x: T, y: T, z: T| {
@@ -54,7 +66,7 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> 
         second[l] = second[l] + b;
     };
     for ((x, y), z) in cx.iter().zip(cy).zip(cz) {
-        ahead.iter_mut().for_each(Ahead::chunk);
+        ahead.chunk();
         (0..LANES).for_each(|l| add(l, x[l], y[l], z[l]));
     }
     for (l, ((&x, &y), &z)) in rx.iter().zip(ry).zip(rz).enumerate() {
@@ -118,7 +130,7 @@ pub(super) fn sum1<T: Float>(x: &[T], mut ahead: Ahead<T>, f: impl Fn(T) -> T) -
     tree(lanes, |a, b| a + b)
 }
 
-/// Calls `f` with every element of three rows, and of three that are written.
+/// Calls `f` with every element of three rows, of which the first two have others behind them, and of three that are written.
 #[inline(always)]
 pub(super) fn each<T: Float>(
     x: &[T],
@@ -132,7 +144,9 @@ pub(super) fn each<T: Float>(
     let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
     let ((ca, ra), (cb, rb), (cc, rc)) =
         (a.as_chunks_mut::<LANES>(), b.as_chunks_mut::<LANES>(), c.as_chunks_mut::<LANES>());
+    let mut ahead = [Ahead::of(x), Ahead::of(y)];
     for (((((x, y), z), a), b), c) in cx.iter().zip(cy).zip(cz).zip(ca).zip(cb).zip(cc) {
+        ahead.iter_mut().for_each(Ahead::chunk);
         (0..LANES).for_each(|l| f(x[l], y[l], z[l], &mut a[l], &mut b[l], &mut c[l]));
     }
     for (((((&x, &y), &z), a), b), c) in rx.iter().zip(ry).zip(rz).zip(ra).zip(rb).zip(rc) {
