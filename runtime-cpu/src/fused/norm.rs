@@ -97,8 +97,8 @@ leveled! {
         x: &[T], y: &mut [T], weight: Option<&[T]>, bias: Option<&[T]>, centered: bool, eps: T,
     ) -> (T, T) {
         let count = T::from_f64(x.len() as f64);
-        let mean = if centered { lanes::sum1(x, Ahead::at(y), |v| v) / count } else { T::default() };
-        let squares = lanes::sum1(x, Ahead::of(x), |v| (v - mean) * (v - mean));
+        let mean = if centered { lanes::sum1(x, [Ahead::at(y)], |v| v) / count } else { T::default() };
+        let squares = lanes::sum1(x, [Ahead::of(x), Ahead::at(y)], |v| (v - mean) * (v - mean));
         let rstd = one::<T>() / crate::math::Real::sqrt(squares / count + eps);
         match (weight, bias) {
             (Some(w), Some(b)) => for (((o, &v), &w), &b) in y.iter_mut().zip(x).zip(w).zip(b) {

@@ -42,7 +42,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
 leveled! {
     fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
-            let top = finite(lanes::max(x));
+            let top = finite(lanes::greatest(T::from_f64(f64::NEG_INFINITY), x));
             let sum = lanes::map_sum(x, y, Ahead::of(x), |v| Math::exp(v - top));
             if log {
                 let lse = Math::log(sum);
@@ -63,15 +63,11 @@ leveled! {
         let rows = y.chunks_exact(width.max(1)).zip(g.chunks_exact(width.max(1)));
         for ((y, g), d) in rows.zip(d.chunks_exact_mut(width.max(1))) {
             if log {
-                let sum = lanes::sum(g);
-                for ((o, &y), &g) in d.iter_mut().zip(y).zip(g) {
-                    *o = g - Math::exp(y) * sum;
-                }
+                let sum = lanes::sum1(g, [Ahead::at(d)], |g| g);
+                lanes::map2(y, g, d, |y, g| g - Math::exp(y) * sum);
             } else {
-                let dot = lanes::sum2(y, g, |y, g| y * g);
-                for ((o, &y), &g) in d.iter_mut().zip(y).zip(g) {
-                    *o = y * (g - dot);
-                }
+                let dot = lanes::sum2(y, g, [Ahead::at(d)], |y, g| y * g);
+                lanes::map2(y, g, d, |y, g| y * (g - dot));
             }
         }
     }

@@ -334,7 +334,7 @@ leveled! {
     fn dot_rows<T: (Float)>(g: Matrix<*const T>, o: Matrix<*const T>, width: usize, dots: &mut [T]) {
         for (i, dot) in dots.iter_mut().enumerate() {
             // SAFETY: rows of operands that `numcore` checked, one for each query.
-            *dot = unsafe { lanes::sum2(row(g, i, width), row(o, i, width), |g, o| g * o) };
+            *dot = unsafe { lanes::sum2(row(g, i, width), row(o, i, width), [], |g, o| g * o) };
         }
     }
 }
