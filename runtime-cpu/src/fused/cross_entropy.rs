@@ -114,8 +114,14 @@ fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a
 leveled! {
     /// A row's logsumexp, and its (weighted) sum if that is asked for.
     fn row_sums<T: (Float)>(x: &[T], weight: Option<&[T]>, total: bool) -> (T, T) {
-        let top = finite(lanes::greatest(T::from_f64(f64::NEG_INFINITY), x));
-        let lse = Math::log(lanes::sum1(x, [], |v| Math::exp(v - top))) + top;
+        let largest = lanes::greatest(T::from_f64(f64::NEG_INFINITY), x);
+        let top = finite(largest);
+        let sum = if top == largest {
+            lanes::sum1(x, [], |v| Math::exp_negative(v - top))
+        } else {
+            lanes::sum1(x, [], |v| Math::exp(v - top))
+        };
+        let lse = Math::log(sum) + top;
         let total = match weight {
             _ if !total => T::default(),
             Some(w) => lanes::sum2(x, w, [], |x, w| x * w),

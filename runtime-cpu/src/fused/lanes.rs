@@ -59,13 +59,7 @@ pub(super) fn fold<T: Float, const N: usize>(
 
 /// Sums both parts of `f(x[i], y[i], z[i])`.
 #[inline(always)]
-pub(super) fn sums3<T: Float>(
-    x: &[T],
-    y: &[T],
-    z: &[T],
-    mut ahead: Ahead<T>,
-    f: impl Fn(T, T, T) -> (T, T),
-) -> (T, T) {
+pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], mut ahead: Ahead<T>, f: impl Fn(T, T, T) -> (T, T)) -> (T, T) {
     let (mut first, mut second) = ([T::default(); LANES], [T::default(); LANES]);
     let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
     let mut add = |l: usize, x: T, y: T, z: T| {
@@ -85,12 +79,7 @@ pub(super) fn sums3<T: Float>(
 
 /// Sums `f(x[i], y[i])`.
 #[inline(always)]
-pub(super) fn sum2<T: Float, const N: usize>(
-    x: &[T],
-    y: &[T],
-    mut ahead: [Ahead<T>; N],
-    f: impl Fn(T, T) -> T,
-) -> T {
+pub(super) fn sum2<T: Float, const N: usize>(x: &[T], y: &[T], mut ahead: [Ahead<T>; N], f: impl Fn(T, T) -> T) -> T {
     let mut lanes = [T::default(); LANES];
     let (cx, cy) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     let (rx, ry) = (cx.remainder(), cy.remainder());

@@ -42,8 +42,13 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
 leveled! {
     fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
-            let top = finite(lanes::greatest(T::from_f64(f64::NEG_INFINITY), x));
-            let sum = lanes::map_sum(x, y, Ahead::of(x), |v| Math::exp(v - top));
+            let largest = lanes::greatest(T::from_f64(f64::NEG_INFINITY), x);
+            let (top, ahead) = (finite(largest), Ahead::of(x));
+            let sum = if top == largest {
+                lanes::map_sum(x, y, ahead, |v| Math::exp_negative(v - top))
+            } else {
+                lanes::map_sum(x, y, ahead, |v| Math::exp(v - top))
+            };
             if log {
                 let lse = Math::log(sum);
                 for (o, &v) in y.iter_mut().zip(x) {
