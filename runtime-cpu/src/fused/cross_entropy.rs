@@ -114,7 +114,7 @@ fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a
 leveled! {
     /// A row's logsumexp, and its (weighted) sum if that is asked for.
     fn row_sums<T: (Float)>(x: &[T], weight: Option<&[T]>, total: bool) -> (T, T) {
-        let largest = lanes::greatest(T::from_f64(f64::NEG_INFINITY), x);
+        let largest = lanes::max(x);
         let top = finite(largest);
         let sum = if top == largest {
             lanes::sum1(x, [], |v| Math::exp_negative(v - top))

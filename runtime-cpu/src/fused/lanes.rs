@@ -54,7 +54,7 @@ pub(super) fn fold<T: Float, const N: usize>(
     for (l, &v) in rest.iter().enumerate() {
         lanes[l] = combine(lanes[l], f(v));
     }
-    tree(lanes, combine)
+    gather(lanes, combine)
 }
 
 /// Sums both parts of `f(x[i], y[i], z[i])`.
@@ -74,7 +74,7 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], mut ahead: Ahead<T>, f:
     for (l, ((&x, &y), &z)) in rx.iter().zip(ry).zip(rz).enumerate() {
         add(l, x, y, z);
     }
-    (tree(first, |a, b| a + b), tree(second, |a, b| a + b))
+    (gather(first, |a, b| a + b), gather(second, |a, b| a + b))
 }
 
 /// Sums `f(x[i], y[i])`.
@@ -92,7 +92,7 @@ pub(super) fn sum2<T: Float, const N: usize>(x: &[T], y: &[T], mut ahead: [Ahead
     for (l, (&a, &b)) in rx.iter().zip(ry).enumerate() {
         lanes[l] = lanes[l] + f(a, b);
     }
-    tree(lanes, |a, b| a + b)
+    gather(lanes, |a, b| a + b)
 }
 
 /// Writes `y[i] = f(x[i])` and sums it.
@@ -111,7 +111,7 @@ pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], mut ahead: Ahead<T>, f: im
         *y = f(x);
         lanes[l] = lanes[l] + *y;
     }
-    tree(lanes, |a, b| a + b)
+    gather(lanes, |a, b| a + b)
 }
 
 /// Sums `f(x[i])`.
@@ -163,10 +163,28 @@ pub(super) fn sum<T: Float>(x: &[T]) -> T {
     sum1(x, [], |v| v)
 }
 
-/// The largest of `x` and `start`. NaN is passed over, which is one instruction instead of four.
+/// The largest; NaN is passed over, which is one instruction instead of four. `−∞` for none.
+#[inline(always)]
+pub(super) fn max<T: Float>(x: &[T]) -> T {
+    fold(x, T::from_f64(f64::NEG_INFINITY), [], |v| v, larger)
+}
+
+/// The largest of `x` and `start`, for a length that is a multiple of [`LANES`].
 #[inline(always)]
 pub(super) fn greatest<T: Float>(start: T, x: &[T]) -> T {
-    fold(x, start, [], |v| v, |a, b| if b > a { b } else { a })
+    let mut lanes = [start; LANES];
+    for c in x.chunks_exact(LANES) {
+        for l in 0..LANES {
+            lanes[l] = larger(lanes[l], c[l]);
+        }
+    }
+    tree(lanes, larger)
+}
+
+/// The larger; the first if the second is NaN.
+#[inline(always)]
+fn larger<T: Float>(a: T, b: T) -> T {
+    if b > a { b } else { a }
 }
 
 /// `y[i] = f(y[i])`, and their sum, for a length that is a multiple of [`LANES`].
@@ -182,13 +200,18 @@ pub(super) fn update_sum<T: Float>(y: &mut [T], f: impl Fn(T) -> T) -> T {
     tree(lanes, |a, b| a + b)
 }
 
-/// Lane `l` meets `l + 32`, then `l + 16` and so on.
+/// [`tree`] of a row's lanes, which its end leaves in memory.
 #[inline(always)]
-fn tree<T: Float>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
+fn gather<T: Float>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
     const N: usize = LANES / 4;
     let quarter = |l: usize| combine(combine(lanes[l], lanes[l + 2 * N]), combine(lanes[l + N], lanes[l + 3 * N]));
     // Kept apart from what follows: in one, the compiler takes lanes by twos from the start, a quarter of softmax's time.
-    let mut lanes = black_box(std::array::from_fn::<T, N, _>(quarter));
+    tree(black_box(std::array::from_fn::<T, N, _>(quarter)), combine)
+}
+
+/// Lane `l` meets `l + N / 2`, and so on.
+#[inline(always)]
+fn tree<T: Float, const N: usize>(mut lanes: [T; N], combine: impl Fn(T, T) -> T) -> T {
     let mut n = N / 2;
     while n > 0 {
         for l in 0..n {

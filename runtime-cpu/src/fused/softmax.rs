@@ -42,7 +42,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
 leveled! {
     fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
-            let largest = lanes::greatest(T::from_f64(f64::NEG_INFINITY), x);
+            let largest = lanes::max(x);
             let (top, ahead) = (finite(largest), Ahead::of(x));
             let sum = if top == largest {
                 lanes::map_sum(x, y, ahead, |v| Math::exp_negative(v - top))
