@@ -54,7 +54,7 @@ pub(super) fn fold<T: Float, const N: usize>(
     for (l, &v) in rest.iter().enumerate() {
         lanes[l] = combine(lanes[l], f(v));
     }
-    gather(lanes, combine)
+    row_tree(lanes, combine)
 }
 
 /// Sums both parts of `f(x[i], y[i], z[i])`.
@@ -74,7 +74,7 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], mut ahead: Ahead<T>, f:
     for (l, ((&x, &y), &z)) in rx.iter().zip(ry).zip(rz).enumerate() {
         add(l, x, y, z);
     }
-    (gather(first, |a, b| a + b), gather(second, |a, b| a + b))
+    (row_tree(first, |a, b| a + b), row_tree(second, |a, b| a + b))
 }
 
 /// Sums `f(x[i], y[i])`.
@@ -92,7 +92,7 @@ pub(super) fn sum2<T: Float, const N: usize>(x: &[T], y: &[T], mut ahead: [Ahead
     for (l, (&a, &b)) in rx.iter().zip(ry).enumerate() {
         lanes[l] = lanes[l] + f(a, b);
     }
-    gather(lanes, |a, b| a + b)
+    row_tree(lanes, |a, b| a + b)
 }
 
 /// Writes `y[i] = f(x[i])` and sums it.
@@ -111,7 +111,7 @@ pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], mut ahead: Ahead<T>, f: im
         *y = f(x);
         lanes[l] = lanes[l] + *y;
     }
-    gather(lanes, |a, b| a + b)
+    row_tree(lanes, |a, b| a + b)
 }
 
 /// Sums `f(x[i])`.
@@ -202,7 +202,7 @@ pub(super) fn update_sum<T: Float>(y: &mut [T], f: impl Fn(T) -> T) -> T {
 
 /// [`tree`] of a row's lanes, which its end leaves in memory.
 #[inline(always)]
-fn gather<T: Float>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
+fn row_tree<T: Float>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
     const N: usize = LANES / 4;
     let quarter = |l: usize| combine(combine(lanes[l], lanes[l + 2 * N]), combine(lanes[l + N], lanes[l + 3 * N]));
     // Kept apart from what follows: in one, the compiler takes lanes by twos from the start, a quarter of softmax's time.

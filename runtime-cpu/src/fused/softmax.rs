@@ -44,6 +44,7 @@ leveled! {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
             let largest = lanes::max(x);
             let (top, ahead) = (finite(largest), Ahead::of(x));
+            // A difference is positive only where the largest is infinite.
             let sum = if top == largest {
                 lanes::map_sum(x, y, ahead, |v| Math::exp_negative(v - top))
             } else {
