@@ -114,11 +114,17 @@ fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a
 leveled! {
     /// A row's logsumexp, and its (weighted) sum if that is asked for.
     fn row_sums<T: (Float)>(x: &[T], weight: Option<&[T]>, total: bool) -> (T, T) {
-        let top = finite(lanes::max(x));
-        let lse = Math::log(lanes::fold(x, T::default(), |v| Math::exp(v - top), |a, b| a + b)) + top;
+        let largest = lanes::max(x);
+        let top = finite(largest);
+        let sum = if top == largest {
+            lanes::sum1(x, [], |v| Math::exp_negative(v - top))
+        } else {
+            lanes::sum1(x, [], |v| Math::exp(v - top))
+        };
+        let lse = Math::log(sum) + top;
         let total = match weight {
             _ if !total => T::default(),
-            Some(w) => lanes::sum2(x, w, |x, w| x * w),
+            Some(w) => lanes::sum2(x, w, [], |x, w| x * w),
             None => lanes::sum(x),
         };
         (lse, total)

@@ -97,8 +97,8 @@ leveled! {
         x: &[T], y: &mut [T], weight: Option<&[T]>, bias: Option<&[T]>, centered: bool, eps: T,
     ) -> (T, T) {
         let count = T::from_f64(x.len() as f64);
-        let mean = if centered { lanes::sum(x) / count } else { T::default() };
-        let squares = lanes::sum1(x, Ahead::of(x), |v| (v - mean) * (v - mean));
+        let mean = if centered { lanes::sum1(x, [Ahead::at(y)], |v| v) / count } else { T::default() };
+        let squares = lanes::sum1(x, [Ahead::of(x), Ahead::at(y)], |v| (v - mean) * (v - mean));
         let rstd = one::<T>() / crate::math::Real::sqrt(squares / count + eps);
         match (weight, bias) {
             (Some(w), Some(b)) => for (((o, &v), &w), &b) in y.iter_mut().zip(x).zip(w).zip(b) {
@@ -123,7 +123,7 @@ leveled! {
         // Without a weight, the gradient stands for its own product with it.
         let of = |g: T, w: T| if weight.is_some() { g * w } else { g };
         let w = weight.unwrap_or(g);
-        let (along, level) = lanes::sums3(x, g, w, |x, g, w| (of(g, w) * (x - mean), of(g, w)));
+        let (along, level) = lanes::sums3(x, g, w, Ahead::at(to.d), |x, g, w| (of(g, w) * (x - mean), of(g, w)));
         let (along, level) = (along * rstd / count, if centered { level / count } else { T::default() });
         let Gradients { d, added, dw, db } = to;
         let each = |x: T, g: T, w: T| {

@@ -42,8 +42,14 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
 leveled! {
     fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
-            let top = finite(lanes::max(x));
-            let sum = lanes::map_sum(x, y, Ahead::of(x), |v| Math::exp(v - top));
+            let largest = lanes::max(x);
+            let (top, ahead) = (finite(largest), Ahead::of(x));
+            // A difference is positive only where the largest is infinite.
+            let sum = if top == largest {
+                lanes::map_sum(x, y, ahead, |v| Math::exp_negative(v - top))
+            } else {
+                lanes::map_sum(x, y, ahead, |v| Math::exp(v - top))
+            };
             if log {
                 let lse = Math::log(sum);
                 for (o, &v) in y.iter_mut().zip(x) {
@@ -63,15 +69,11 @@ leveled! {
         let rows = y.chunks_exact(width.max(1)).zip(g.chunks_exact(width.max(1)));
         for ((y, g), d) in rows.zip(d.chunks_exact_mut(width.max(1))) {
             if log {
-                let sum = lanes::sum(g);
-                for ((o, &y), &g) in d.iter_mut().zip(y).zip(g) {
-                    *o = g - Math::exp(y) * sum;
-                }
+                let sum = lanes::sum1(g, [Ahead::at(d)], |g| g);
+                lanes::map2(y, g, d, |y, g| g - Math::exp(y) * sum);
             } else {
-                let dot = lanes::sum2(y, g, |y, g| y * g);
-                for ((o, &y), &g) in d.iter_mut().zip(y).zip(g) {
-                    *o = y * (g - dot);
-                }
+                let dot = lanes::sum2(y, g, [Ahead::at(d)], |y, g| y * g);
+                lanes::map2(y, g, d, |y, g| y * (g - dot));
             }
         }
     }

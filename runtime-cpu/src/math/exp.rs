@@ -120,6 +120,14 @@ pub fn exp<T: Exp>(x: T) -> T {
     exp_corrected(x, |r| r)
 }
 
+/// `exp(x)` for `x ≤ 0`, the same bits: there `2ⁿ` is made of one factor and a constant, in a third of the steps.
+#[inline(always)]
+pub fn exp_negative<T: Exp>(x: T) -> T {
+    let x = if x < T::EXP_RANGE.0 { T::EXP_RANGE.0 } else { x };
+    let (t, r) = reduce(x, T::ROUNDER + T::BIAS + T::LIFT_BITS);
+    exp_reduced(r) * t.power() * (T::ONE / T::LIFT)
+}
+
 /// `exp(x + low)` for a `low` below the last place of `x`.
 #[inline(always)]
 pub fn exp_sum<T: Exp>(x: T, low: T) -> T {

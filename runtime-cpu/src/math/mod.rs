@@ -49,6 +49,11 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn exp(self) -> Self {
         exp::exp(self)
     }
+    /// eˣ for `x ≤ 0`, in fewer steps.
+    #[inline(always)]
+    fn exp_negative(self) -> Self {
+        exp::exp_negative(self)
+    }
     /// 2ˣ for `x` below the exponent's bias; 0 where that is no normal number.
     #[inline(always)]
     fn exp2_flushed(self) -> Self {

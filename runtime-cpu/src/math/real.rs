@@ -34,6 +34,8 @@ pub trait Real:
     const MIN_NORMAL: Self;
     /// Lifts every subnormal to a normal number.
     const LIFT: Self;
+    /// Its binary logarithm.
+    const LIFT_BITS: Self;
     /// Up to here a lifted number is finite.
     const LARGE: Self;
     /// Below this magnitude `x + x²` rounds to `x`.
@@ -99,7 +101,7 @@ macro_rules! inherent {
 
 macro_rules! real {
     ($float:ident, $bits:ident, fraction: $fraction:literal, bias: $bias:literal, mantissa_from: $from:expr,
-     lift: $lift:literal, large: $large:literal, tiny: $tiny:literal,
+     lift: $lift:literal = 2^$lift_bits:literal, large: $large:literal, tiny: $tiny:literal,
      low_parts: [$ln2_lo:literal, $log2e_lo:literal, $pio2_lo:literal]) => {
         impl Real for $float {
             const ZERO: Self = 0.0;
@@ -111,6 +113,7 @@ macro_rules! real {
             const NAN: Self = $float::NAN;
             const MIN_NORMAL: Self = $float::MIN_POSITIVE;
             const LIFT: Self = $lift;
+            const LIFT_BITS: Self = $lift_bits;
             const LARGE: Self = $large;
             const TINY: Self = $tiny;
             const BIAS: Self = $bias;
@@ -176,10 +179,10 @@ macro_rules! real {
 }
 
 real!(f32, u32, fraction: 23, bias: 127.0, mantissa_from: 0.666_666_7,
-    lift: 268_435_456.0, large: 1e29, tiny: 1e-9,
+    lift: 268_435_456.0 = 2^28.0, large: 1e29, tiny: 1e-9,
     low_parts: [-1.904_654_2e-9, 1.925_963e-8, -4.371_139e-8]);
 real!(f64, u64, fraction: 52, bias: 1023.0, mantissa_from: std::f64::consts::FRAC_1_SQRT_2,
-    lift: 36_028_797_018_963_968.0, large: 1e290, tiny: 1e-17,
+    lift: 36_028_797_018_963_968.0 = 2^55.0, large: 1e290, tiny: 1e-17,
     low_parts: [2.319_046_813_846_299_6e-17, 2.035_527_374_093_103_3e-17, 6.123_233_995_736_766e-17]);
 
 /// The polynomial `c[0] + c[1]·x + …`: even and odd powers apart, each by Horner's rule with fused steps.

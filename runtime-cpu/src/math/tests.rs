@@ -184,6 +184,17 @@ fn powers_where_the_exponent_matters_most() {
     }
 }
 
+/// What is known to be negative takes fewer steps, to the same bits.
+#[test]
+fn exponentials_of_negative_numbers() {
+    let same = |x: f32| assert!(Math::exp_negative(x).same_bits(Math::exp(x)), "{x:e}");
+    ((-0.0f32).to_bits()..=f32::NEG_INFINITY.to_bits()).step_by(997).for_each(|bits| same(f32::from_bits(bits)));
+    let mut random = Arguments(5);
+    for x in awkward::<f64>().into_iter().chain((0..1_000_000).map(|_| random.within((-746.0, 0.0)))) {
+        assert!(x > 0.0 || Math::exp_negative(x).same_bits(Math::exp(x)), "{x:e}");
+    }
+}
+
 /// Beyond the limit of the reduction, sine and cosine still lie on the circle's range and infinity has none.
 #[test]
 fn large_angles() {

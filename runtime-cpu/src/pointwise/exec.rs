@@ -52,6 +52,7 @@ impl Common<'_> {
         let streamed = self.streamed(operands, n);
         let block = if streamed.is_empty() { block(self.kernel, 0) } else { stream::BLOCK };
         let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
+        let inputs = self.kernel.slots.inputs as usize;
         let part = |from: usize, to: usize| {
             with_blocks(self, block.min(to - from), streamed.len(), |blocks| {
                 for at in (from..to).step_by(block) {
@@ -59,6 +60,9 @@ impl Common<'_> {
                     slots.zip(operands).for_each(|(slot, (base, size))| *slot = base.at((at * size) as isize));
                     for (n, &i) in streamed.iter().enumerate() {
                         blocks.slots[first + i] = blocks.staged(n as u16);
+                    }
+                    if !streamed.is_empty() {
+                        stream::ask_for(&blocks.slots[first..], &operands[..inputs]);
                     }
                     let n = block.min(to - at);
                     // SAFETY: the caller's promise; tasks share no element.

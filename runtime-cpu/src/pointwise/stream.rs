@@ -3,13 +3,16 @@
 //! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12 are needed.
 //! Blocks are computed in the first cache and sent on from there, so that no kernel needs to know.
 
-use crate::Simd;
+use crate::{Simd, operand::Base, simd::prefetch};
 
 /// Bytes of an output from which on it is streamed.
 const LARGE: usize = 32 << 20;
 /// Elements of a block that is streamed: so few that reads and writes share the way to memory. With 4096 they took turns,
 /// and a sum 1.1, an exponential 1.7 times as long.
 pub(super) const BLOCK: usize = 256;
+/// Bytes from what is computed to what is asked for. By itself the processor looks less far ahead while stores pass the caches: without,
+/// a sum took 1.15 times as long, and twice as far ahead or more 1.05.
+const AHEAD: usize = 512;
 /// A cache line.
 const LINE: usize = 64;
 /// Bytes the processor looks ahead in: it does not ask for the next page before it is touched.
@@ -34,9 +37,21 @@ pub(super) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8, bytes: usize
     let rest = head + lines * LINE;
     // SAFETY: the caller's promise; the level is one this processor has, and lines start at a multiple of their size.
     unsafe {
-        to.copy_from_nonoverlapping(from, head);
+        // Most have no ends: a call to copy nothing is as long as eight lines take.
+        if head > 0 {
+            to.copy_from_nonoverlapping(from, head);
+        }
         copy_lines(simd, to.add(head), from.add(head), lines);
-        to.add(rest).copy_from_nonoverlapping(from.add(rest), bytes - rest);
+        if rest < bytes {
+            to.add(rest).copy_from_nonoverlapping(from.add(rest), bytes - rest);
+        }
+    }
+}
+
+/// Asks for what comes a little after a block's inputs: their addresses, and where and how large they are.
+pub(super) fn ask_for(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
+    for (slot, (_, size)) in slots.iter().zip(operands) {
+        prefetch(slot.wrapping_add(AHEAD), BLOCK * size);
     }
 }
 

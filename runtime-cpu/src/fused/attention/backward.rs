@@ -351,7 +351,8 @@ leveled! {
     fn dot_rows<T: (Float)>(g: Matrix<*const T>, o: Matrix<*const T>, width: usize, dots: &mut [T]) {
         for (i, dot) in dots.iter_mut().enumerate() {
             // SAFETY: rows of operands that `numcore` checked, one for each query.
-            *dot = unsafe { lanes::sum2(row(g, i, width), row(o, i, width), |g, o| g * o) };
+            let (g, o) = unsafe { (row(g, i, width), row(o, i, width)) };
+            *dot = lanes::sum2(g, o, [lanes::Ahead::of(g), lanes::Ahead::of(o)], |g, o| g * o);
         }
     }
 }
