@@ -212,14 +212,17 @@ impl Problem<'_, '_> {
         let (outer, channels) = (self.y.depth, self.x.depth);
         let memory = self.call.cpu.scratch(self.y.channels * channels * places * size_of::<T>())?;
         let (from, to) = (self.call.input::<T>(1), Base::<T>::new(memory.ptr().cast()));
-        for (i, (o, c)) in (0..self.y.channels).flat_map(|o| (0..channels).map(move |c| (o, c))).enumerate() {
-            let at = (o / outer * channels + c) * outer + o % outer;
-            // SAFETY: all within the weights, and the memory just taken.
-            unsafe {
-                let from = from.slice((i * places) as isize, places);
-                to.slice_mut((at * places) as isize, places).copy_from_slice(from);
+        self.call.engine().ranges(self.op.groups * channels, grain(outer * places), |lines| {
+            for (line, o) in lines.flat_map(|line| (0..outer).map(move |o| (line, o))) {
+                let (group, c) = (line / channels, line % channels);
+                let at = ((group * outer + o) * channels + c) * places;
+                // SAFETY: all within the weights, and a line of the memory just taken, which is this task's alone.
+                unsafe {
+                    let from = from.slice(at as isize, places);
+                    to.slice_mut(((line * outer + o) * places) as isize, places).copy_from_slice(from);
+                }
             }
-        }
+        });
         Ok(memory)
     }
 
