@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use smallvec::SmallVec;
+
 use super::{Attention, Conv, ConvKind, CrossEntropy, MaxPool, Norm, NormKind, Softmax};
 use crate::{
     DType, Error, Result, Scalar, Shape, Tensor,
@@ -63,7 +65,7 @@ impl ConvOptions {
         let ConvOptions { stride, padding, dilation, groups } = *self;
         let bias = bias.map(|b| per_channel(b, 4)).transpose()?;
         let op = Conv { kind, stride, padding, dilation, groups, bias: bias.is_some() };
-        let ins: Vec<&T> = [a, b].into_iter().chain(&bias).collect();
+        let ins: SmallVec<[&T; 3]> = [a, b].into_iter().chain(&bias).collect();
         T::apply1(op, &ins)
     }
 

@@ -1,5 +1,6 @@
 //! Convolution as products one of whose operands is the image itself: a number of "all windows as a matrix" lies at a place of the window
-//! plus a place in it, so no window is ever written to memory (im2col wrote and read each input `R · S` times).
+//! plus a place in it. So windows are read where they lie or packed a few panels at a time, and never all written to memory (im2col wrote and read
+//! each input `R · S` times).
 //!
 //! | kind | rows | steps of the sum | columns |
 //! |---|---|---|---|
@@ -251,7 +252,7 @@ impl Problem<'_, '_> {
                     let b = Matrix { at, row: 1, column: self.y.plane() as isize };
                     let sizes = [rows.len(), steps.len(), self.y.depth];
                     let add = image > part * each;
-                    // SAFETY: as in `forward`; the sum is this task's alone.
+                    // SAFETY: every window lies in its framed image, and this sum is this task's alone.
                     unsafe { product_of(self.call.engine().simd, sizes, out, a, b, one(), Epilogue::adding(add)) };
                 }
             }

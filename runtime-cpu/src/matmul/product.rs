@@ -20,7 +20,7 @@ use crate::Simd;
 /// faster from 1024 steps on.)
 pub(super) const DEPTH: usize = 512;
 /// Bytes of packed columns: what is left of a second cache of 1 MiB beside rows and output.
-pub(crate) const PACKED: usize = 768 << 10;
+const PACKED: usize = 768 << 10;
 
 /// A cache line, to which packed memory is aligned: a register's load that spans two costs twice.
 #[derive(Clone, Copy)]
