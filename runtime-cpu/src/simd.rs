@@ -1,5 +1,5 @@
 //! Instruction sets. Every kernel is one generic source, compiled for each level and chosen once at run time; all levels
-//! compute the same bits (products of bf16 have levels of their own).
+//! compute the same bits, but for the products that AMX takes over and those of bf16.
 
 /// An instruction set the kernels were compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,11 +10,15 @@ pub enum Simd {
     Avx2,
     /// AVX-512 F, VL, BW and DQ.
     Avx512,
+    /// The same, and AMX and AVX-512 BF16 for products of bf16 and of `f32`: those of `f32` as six products of three bf16 each, as precise as
+    /// in `f32`, with other last bits than at the other levels. (Numbers below 2⁻¹²⁶ count as zero in them, and so do the last bits of numbers
+    /// below 2⁻¹⁰².)
+    Amx,
 }
 
 impl Simd {
     /// All levels, narrowest first.
-    pub const ALL: [Simd; 3] = [Simd::Baseline, Simd::Avx2, Simd::Avx512];
+    pub const ALL: [Simd; 4] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Amx];
 
     /// The widest level of this processor.
     pub fn best() -> Simd {
@@ -28,10 +32,12 @@ impl Simd {
             ($($f:tt)*) => { true $(&& std::arch::is_x86_feature_detected!($f))* };
         }
         let avx2 = || has!("avx2" "fma" "f16c" "bmi1" "bmi2");
+        let avx512 = || avx2() && has!("avx512f" "avx512vl" "avx512bw" "avx512dq");
         match self {
             Simd::Baseline => true,
             Simd::Avx2 => avx2(),
-            Simd::Avx512 => avx2() && has!("avx512f" "avx512vl" "avx512bw" "avx512dq"),
+            Simd::Avx512 => avx512(),
+            Simd::Amx => avx512() && has!("avx512bf16") && crate::matmul::has_tiles(),
         }
     }
 
@@ -47,6 +53,7 @@ impl Simd {
             Simd::Baseline => "baseline",
             Simd::Avx2 => "avx2",
             Simd::Avx512 => "avx512",
+            Simd::Amx => "amx",
         }
     }
 }
@@ -93,7 +100,7 @@ macro_rules! leveled {
                 $crate::Simd::Avx2 => unsafe { avx2$(::<$($T),*>)?($($a),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::Simd::Avx512 => unsafe { avx512$(::<$($T),*>)?($($a),*) },
+                $crate::Simd::Avx512 | $crate::Simd::Amx => unsafe { avx512$(::<$($T),*>)?($($a),*) },
                 _ => generic$(::<$($T),*>)?($($a),*),
             }
         }

@@ -48,15 +48,6 @@ impl<T> Epilogue<T> {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-impl Epilogue<half::bf16> {
-    /// The same addresses, of the numbers' bits.
-    pub(super) fn bits(self) -> Epilogue<u16> {
-        let bits = |x: Matrix<*const half::bf16>| Matrix { at: x.at.cast(), row: x.row, column: x.column };
-        Epilogue { add: self.add, plus: self.plus.map(|x| x.map(bits)) }
-    }
-}
-
 impl<T: Registers> Epilogue<T> {
     /// Asks for a tile of what is far away: a residual, whose rows nothing foresees.
     #[inline(always)]

@@ -1,10 +1,8 @@
 //! Matrix products: tiles of the output, spread over threads, each a product on one thread ([`product`]) of operands with any strides.
 //!
 //! The order of every sum is fixed by its length alone, so a product has the same bits however it is cut into tiles.
-//! Halves are multiplied in `f32` and rounded once: bf16 by the processor's instructions for it (`bf16`), otherwise widened first.
+//! Halves are multiplied in `f32` and rounded once: bf16 by the processor's instructions for it (`tiles`), otherwise widened first.
 
-#[cfg(target_arch = "x86_64")]
-mod bf16;
 mod cut;
 mod epilogue;
 mod factor;
@@ -14,6 +12,8 @@ mod pack;
 mod packed;
 mod product;
 mod register;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod unfolded;
 
 use numcore::{Accumulate, DType, Layout, Out, Result, View};
@@ -27,8 +27,6 @@ use crate::{
     walk::Walk,
 };
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use bf16::{Tile, Tiles};
 use cut::Cut;
 pub(crate) use epilogue::Epilogue;
 pub(crate) use factor::{Left, Matrix};
@@ -36,6 +34,8 @@ pub(crate) use linear::linear;
 pub(crate) use packed::Packed;
 pub(crate) use product::{Line, product, product_of, room};
 pub(crate) use register::Registers;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use tiles::{Tile, Tiles, is_available as has_tiles};
 pub(crate) use unfolded::{BEHIND, Unfolded, product_unfolded};
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.
@@ -61,9 +61,16 @@ fn multiply(
     let product = Product::new(&a.layout, &b.layout, &to.layout);
     let engine = &*cpu.queue.engine;
     #[cfg(target_arch = "x86_64")]
-    if let (DType::BF16, Some(level)) = (to.dtype, bf16::Level::best(engine.simd)) {
-        bf16::run(&product, engine, level, [to.base(), a.base(), b.base()], epilogue(how, plus));
-        return Ok(());
+    match (to.dtype, tiles::Level::best(engine.simd)) {
+        (DType::BF16, Some(level)) => {
+            tiles::run_bf16(&product, engine, level, [to.base(), a.base(), b.base()], epilogue(how, plus));
+            return Ok(());
+        }
+        (DType::F32, _) if tiles::takes(&product, engine.simd) => {
+            tiles::run_f32(&product, engine, [to.base(), a.base(), b.base()], epilogue(how, plus));
+            return Ok(());
+        }
+        _ => {}
     }
     if to.dtype.is_half() {
         return halves(cpu, a, b, to, how, plus);

@@ -38,7 +38,7 @@ macro_rules! step {
             }
             match simd {
                 #[cfg(target_arch = "x86_64")]
-                Simd::Avx512 => avx512::<$($T),*>,
+                Simd::Avx512 | Simd::Amx => avx512::<$($T),*>,
                 #[cfg(target_arch = "x86_64")]
                 Simd::Avx2 => avx2::<$($T),*>,
                 _ => generic::<$($T),*>,

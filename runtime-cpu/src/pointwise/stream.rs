@@ -93,7 +93,7 @@ unsafe fn copy_lines(simd: Simd, to: *mut u8, from: *const u8, lines: usize) {
     }
     // SAFETY: the caller's promise.
     unsafe {
-        if simd == Simd::Avx512 {
+        if simd >= Simd::Avx512 {
             return wide(to, from, lines);
         }
         by_turns(lines, |i| {

@@ -22,7 +22,7 @@ pub(crate) unsafe fn turn<T: Copy>(
         (to, from)
     };
     let whole = |n: usize| n / SQUARE * SQUARE;
-    let wide = size_of::<T>() == 4 && simd == Simd::Avx512;
+    let wide = size_of::<T>() == 4 && simd >= Simd::Avx512;
     for r in (0..whole(rows)).step_by(SQUARE) {
         for c in (0..whole(columns)).step_by(SQUARE) {
             let (to, from) = square(r, c);

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use super::{
     Level, SIDE, STEP, Tile, amx, dot,
     pack::{self, PAIR, Strip},
+    pieces::{self, Pieces},
     store,
 };
 use crate::matmul::{Epilogue, Matrix};
@@ -37,13 +38,13 @@ thread_local! {
 ///
 /// # Safety
 /// The matrices lie in their operands; the output overlaps none of them, and nothing else sees it meanwhile. The processor has the level.
-pub(super) unsafe fn product(
+pub(super) unsafe fn product<T: Pieces<P>, const P: usize>(
     level: Level,
     [m, k, n]: [usize; 3],
-    out: Matrix<*mut u16>,
-    a: Matrix<*const u16>,
-    b: Matrix<*const u16>,
-    epilogue: Epilogue<u16>,
+    out: Matrix<*mut T>,
+    a: Matrix<*const T>,
+    b: Matrix<*const T>,
+    epilogue: Epilogue<T>,
 ) {
     let (sizes, out, a, b, epilogue) = match is_turned([out.row, out.column]) {
         true => ([n, k, m], out.turned(), b.turned(), a.turned(), epilogue.turned()),
@@ -52,13 +53,12 @@ pub(super) unsafe fn product(
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the caller's promise.
         let _registers = (level == Level::Amx).then(|| unsafe { amx::Registers::new() });
-        let block = Block { level, out, a, b, epilogue };
         let [m, k, n] = sizes;
-        let most = if k > block.deep(k) { WAITING } else { m };
+        let block = Block::<T, P> { level, k, out, a, b, epilogue };
+        let most = if k > block.deep() { WAITING } else { m };
         for i in (0..m).step_by(most) {
-            let part = Block { out: out.part(i, 0), a: a.part(i, 0), epilogue: epilogue.part(i, 0), ..block };
             // SAFETY: as above; these are the registers.
-            unsafe { part.run([most.min(m - i), k, n], room) };
+            unsafe { block.part(i, 0).run([most.min(m - i), n], room) };
         }
     });
 }
@@ -69,17 +69,18 @@ pub(super) fn is_turned([row, column]: [isize; 2]) -> bool {
 }
 
 #[derive(Clone, Copy)]
-struct Block {
+struct Block<T, const P: usize> {
     level: Level,
-    out: Matrix<*mut u16>,
-    a: Matrix<*const u16>,
-    b: Matrix<*const u16>,
-    epilogue: Epilogue<u16>,
+    k: usize,
+    out: Matrix<*mut T>,
+    a: Matrix<*const T>,
+    b: Matrix<*const T>,
+    epilogue: Epilogue<T>,
 }
 
 /// What a strip is multiplied with, and where its sums go.
 #[derive(Clone, Copy)]
-struct Task {
+struct Task<T, const P: usize> {
     packed: *const Tile,
     sums: *mut Tile,
     rows: usize,
@@ -87,25 +88,36 @@ struct Task {
     columns: usize,
     /// Sums of the steps before are there.
     more: bool,
-    /// Where sums go after these steps, and what is added to them there, if they are the last.
-    out: Option<(Matrix<*mut u16>, Epilogue<u16>)>,
+    /// The product whose sums these are, if they are complete after these steps.
+    last: Option<Block<T, P>>,
 }
 
-impl Block {
+impl<T: Pieces<P>, const P: usize> Block<T, P> {
+    /// Tiles of a step of a strip or a panel.
+    const STEP_TILES: usize = 2 * P;
+
+    /// The part of the output that begins there.
+    fn part(&self, i: usize, j: usize) -> Self {
+        let Block { level, k, out, a, b, epilogue } = *self;
+        Block { level, k, out: out.part(i, j), a: a.part(i, 0), b: b.part(0, j), epilogue: epilogue.part(i, j) }
+    }
+
     /// # Safety
     /// As for [`product`], by a thread that has the level's registers.
-    unsafe fn run(&self, [m, k, n]: [usize; 3], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
-        let deep = self.deep(k);
+    unsafe fn run(&self, [m, n]: [usize; 2], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
+        let k = self.k;
+        let deep = self.deep();
         let wait = k > deep;
         let steps = k.min(deep).div_ceil(STEP).max(1);
-        let most = (PACKED / size_of::<Tile>() / 2 / steps).max(1) * PAIR;
+        let most = (PACKED / size_of::<Tile>() / Self::STEP_TILES / steps).max(1) * PAIR;
         let columns = n.div_ceil(n.div_ceil(most)).next_multiple_of(PAIR);
         let panels = columns / PAIR;
         // Rows are packed once for all columns, where that is not too much.
-        let kept = n > columns && !wait && m * k * size_of::<u16>() <= KEPT;
+        let kept = n > columns && !wait && m * k * P * size_of::<u16>() <= KEPT;
         let apart = |i: usize, each: usize, apart: bool| if apart { i / PAIR * each } else { 0 };
-        let packed = room(packed, panels * steps * 2);
-        let strips = room(strips, apart(m - 1, steps * 2, kept) + steps * 2);
+        let packed = room(packed, panels * steps * Self::STEP_TILES);
+        let strip = steps * Self::STEP_TILES;
+        let strips = room(strips, apart(m - 1, strip, kept) + strip);
         let sums = room(sums, apart(m - 1, panels * 4, wait) + panels * 4);
         for j in (0..n).step_by(columns) {
             let columns = columns.min(n - j);
@@ -118,20 +130,20 @@ impl Block {
                     for i in (0..m).step_by(PAIR) {
                         let rows = PAIR.min(m - i);
                         let sums = sums.add(apart(i, panels * 4, wait));
-                        let out = (from + depth == k).then(|| (self.out.part(i, j), self.epilogue.part(i, j)));
-                        let task = Task { packed, sums, rows, depth, columns, more: from > 0, out };
+                        let last = (from + depth == k).then(|| self.part(i, j));
                         let a = self.a.part(i, from);
-                        if rows == PAIR && self.in_place(k) {
+                        let task = Task { packed, sums, rows, depth, columns, more: from > 0, last };
+                        if rows == PAIR && self.in_place() {
                             self.strip(|step, _| Strip::in_place(a.part(0, step * STEP)), task);
                             continue;
                         }
-                        let strip = strips.add(apart(i, steps * 2, kept));
+                        let strip = strips.add(apart(i, strip, kept));
                         let strip = |step: usize, depth: usize| {
-                            let strip = strip.add(step * 2);
+                            let strip = strip.add(step * Self::STEP_TILES);
                             if !kept || j == 0 {
                                 pack::left(a.part(0, step * STEP), rows, depth, strip);
                             }
-                            Strip::packed(strip)
+                            Strip::packed(strip, P)
                         };
                         self.strip(strip, task);
                     }
@@ -141,24 +153,24 @@ impl Block {
     }
 
     /// Steps that are packed at once, of so many.
-    fn deep(&self, k: usize) -> usize {
-        if self.in_place(k) { DEEP } else { DEEP_PACKED }
+    fn deep(&self) -> usize {
+        if self.in_place() { DEEP } else { DEEP_PACKED }
     }
 
     /// Whether whole strips are tiles as they are.
-    fn in_place(&self, k: usize) -> bool {
+    fn in_place(&self) -> bool {
         let line = self.a.row.unsigned_abs() * size_of::<u16>();
-        self.a.column == 1 && k.is_multiple_of(STEP) && !line.is_multiple_of(ALIASED)
+        P == 1 && self.a.column == 1 && self.k.is_multiple_of(STEP) && !line.is_multiple_of(ALIASED)
     }
 
     /// A strip of rows, `part(step, depth)` of which begins at a step, against all columns that are packed.
     ///
     /// # Safety
     /// As for [`Block::run`].
-    unsafe fn strip(&self, part: impl Fn(usize, usize) -> Strip, task: Task) {
-        let Task { packed, sums, rows, depth, columns, more, out } = task;
+    unsafe fn strip(&self, part: impl Fn(usize, usize) -> Strip, task: Task<T, P>) {
+        let Task { packed, sums, rows, depth, columns, more, last } = task;
         let multiply = match self.level {
-            Level::Amx => amx::multiply,
+            Level::Amx => amx::multiply::<P>,
             Level::Dot => dot::multiply,
         };
         let all = depth.div_ceil(STEP);
@@ -166,22 +178,23 @@ impl Block {
         for first in (0..all.max(1)).step_by(most) {
             let steps = most.min(all - first);
             let strip = part(first, (steps * STEP).min(depth - first * STEP));
-            let last = out.filter(|_| first + steps == all);
-            // A block that is finished at once needs no place of its own, and stays in the first cache until it is rounded.
-            let apart = if more || steps < all || out.is_none() { 4 } else { 0 };
+            let last = last.filter(|_| first + steps == all);
+            // A block that is finished at once needs no place of its own, and stays in the first cache until it is stored.
+            let apart = if more || steps < all || last.is_none() { 4 } else { 0 };
             for panel in 0..columns.div_ceil(PAIR) {
                 let sides = [rows, PAIR.min(columns - panel * PAIR)];
                 let sums = sums.wrapping_add(panel * apart);
-                let b = packed.wrapping_add((panel * all + first) * 2);
+                let b = packed.wrapping_add((panel * all + first) * Self::STEP_TILES);
                 // SAFETY: the caller's promise; so many sums there are.
                 unsafe {
                     match steps {
                         0 => std::slice::from_raw_parts_mut(sums, 4).fill(Tile::ZERO),
                         _ => multiply(strip, b, sums, steps, more || first > 0, sides.map(|n| n.div_ceil(SIDE))),
                     }
-                    if let Some((out, epilogue)) = last {
-                        let j = panel * PAIR;
-                        store::block(sums, out.part(0, j), sides, epilogue.part(0, j));
+                    if let Some(last) = &last {
+                        let Block { out, a, b, epilogue, k, .. } = last.part(0, panel * PAIR);
+                        let again = |i: usize, j: usize| pieces::again(a.part(i, 0), b.part(0, j), k);
+                        store::block(sums, out, sides, epilogue, again);
                     }
                 }
             }

@@ -6,7 +6,7 @@
 use half::bf16;
 
 use super::{
-    Level, Tile, amx,
+    Tile, amx,
     pack::{self, Strip},
 };
 use crate::{Simd, matmul::Matrix};
@@ -22,7 +22,7 @@ impl Tiles {
 
     /// Whether this processor multiplies tiles, and `simd` is the level beside which it does.
     pub(crate) fn are_there(simd: Simd) -> bool {
-        Level::best(simd) == Some(Level::Amx)
+        simd == Simd::Amx
     }
 
     /// The registers, if there are any.
@@ -37,7 +37,7 @@ impl Tiles {
     /// The numbers lie in their operand; `to` has room.
     pub(crate) unsafe fn left(&self, a: Matrix<*const bf16>, (rows, depth): (usize, usize), to: *mut Tile) {
         // SAFETY: the caller's promise; the processor has the instructions.
-        unsafe { pack::left(bits(a), rows, depth, to) };
+        unsafe { pack::left::<bf16, 1>(a, rows, depth, to) };
     }
 
     /// Columns of the right operand. What fills up a tile is zero, or other columns.
@@ -46,7 +46,7 @@ impl Tiles {
     /// As for [`left`](Tiles::left).
     pub(crate) unsafe fn right(&self, b: Matrix<*const bf16>, (depth, columns): (usize, usize), to: *mut Tile) {
         // SAFETY: the caller's promise; the processor has the instructions.
-        unsafe { pack::right(bits(b), depth, columns, to) };
+        unsafe { pack::right::<bf16, 1>(b, depth, columns, to) };
     }
 
     /// The product of a strip with a panel, `steps` tiles long, to the sums (in place of them, if they are not `kept`).
@@ -56,10 +56,6 @@ impl Tiles {
     pub(crate) unsafe fn multiply(&self, a: *const Tile, b: *const Tile, sums: *mut Tile, steps: usize, kept: bool) {
         debug_assert!(steps > 0);
         // SAFETY: the caller's promise; this thread has the registers.
-        unsafe { amx::multiply(Strip::packed(a), b, sums, steps, kept, [2, 2]) };
+        unsafe { amx::multiply::<1>(Strip::packed(a, 1), b, sums, steps, kept, [2, 2]) };
     }
-}
-
-fn bits(m: Matrix<*const bf16>) -> Matrix<*const u16> {
-    Matrix { at: m.at.cast(), row: m.row, column: m.column }
 }

@@ -16,7 +16,7 @@ pub(super) fn is_there() -> bool {
 /// Whether they are there and the system lets this process use them, for which it must be asked: it then keeps 8 KiB of registers for
 /// each thread that uses them.
 #[cfg(target_os = "linux")]
-pub(super) fn is_available() -> bool {
+pub(crate) fn is_available() -> bool {
     const REQUEST_PERMISSION: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
     // SAFETY: the call changes nothing but this process' permission to use these registers.
@@ -25,7 +25,7 @@ pub(super) fn is_available() -> bool {
 
 /// How other systems grant the registers is not known here.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn is_available() -> bool {
+pub(crate) fn is_available() -> bool {
     false
 }
 
@@ -66,11 +66,11 @@ impl Drop for Registers {
 }
 
 macro_rules! kernel {
-    ($name:ident, sums: [$(($sum:literal, $at:literal)),*], step: [$($step:expr),* $(,)?]) => {
+    ($name:ident, step of $tiles:literal tiles, sums: [$(($sum:literal, $at:literal)),*], $($step:expr),* $(,)?) => {
         /// `sums += a · b` (`sums = a · b` where there are none yet), `steps` tiles long.
         ///
         /// # Safety
-        /// The strip has its rows and steps, two tiles a step lie at `b`, four sums at `sums`, which nothing else sees.
+        /// The strip has its rows and steps, so many tiles a step lie at `b`, four sums at `sums`, which nothing else sees.
         unsafe fn $name(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool) {
             // SAFETY: the caller's promise; every register the text writes is named.
             unsafe {
@@ -85,7 +85,7 @@ macro_rules! kernel {
                     $($step,)*
                     "add {a}, {step}",
                     "add {low}, {step}",
-                    "add {b}, 2048",
+                    concat!("add {b}, 1024 * ", $tiles),
                     "dec {steps}",
                     "jnz 3b",
                     $(concat!("tilestored [{sums} + {line} + ", $at, "], tmm", $sum),)*
@@ -110,64 +110,118 @@ macro_rules! kernel {
 // Columns come from the second cache and are marked as not to be kept in the first, where the strip stays: 2000 instead of 1500 GFLOP/s
 // at 16 steps. Products between the loads: 3 % more.
 macro_rules! load {
-    (a 0) => {
-        "tileloadd tmm4, [{a} + {across}]"
+    (a 0, $piece:literal) => {
+        concat!("tileloadd tmm4, [{a} + {across} + 2048 * ", $piece, "]\n")
     };
-    (a 1) => {
-        "tileloadd tmm5, [{low} + {across}]"
+    (a 1, $piece:literal) => {
+        concat!("tileloadd tmm5, [{low} + {across} + 2048 * ", $piece, "]\n")
     };
-    (b 0) => {
-        "tileloaddt1 tmm6, [{b} + {line}]"
+    (b 0, $piece:literal) => {
+        concat!("tileloaddt1 tmm6, [{b} + {line} + 2048 * ", $piece, "]\n")
     };
-    (b 1) => {
-        "tileloaddt1 tmm7, [{b} + {line} + 1024]"
+    (b 1, $piece:literal) => {
+        concat!("tileloaddt1 tmm7, [{b} + {line} + 1024 + 2048 * ", $piece, "]\n")
     };
 }
 macro_rules! multiply {
     (0 0) => {
-        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tdpbf16ps tmm0, tmm4, tmm6\n"
     };
     (0 1) => {
-        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tdpbf16ps tmm1, tmm4, tmm7\n"
     };
     (1 0) => {
-        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm2, tmm5, tmm6\n"
     };
     (1 1) => {
-        "tdpbf16ps tmm3, tmm5, tmm7"
+        "tdpbf16ps tmm3, tmm5, tmm7\n"
     };
 }
-kernel!(one, sums: [(0, 0)], step: [load!(b 0), load!(a 0), multiply!(0 0)]);
-kernel!(
-    wide,
-    sums: [(0, 0), (1, 1024)],
-    step: [load!(b 0), load!(a 0), multiply!(0 0), load!(b 1), multiply!(0 1)]
-);
-kernel!(
-    high,
-    sums: [(0, 0), (2, 2048)],
-    step: [load!(b 0), load!(a 0), multiply!(0 0), load!(a 1), multiply!(1 0)]
-);
-kernel!(
-    full,
-    sums: [(0, 0), (1, 1024), (2, 2048), (3, 3072)],
-    step: [
-        load!(b 0), load!(a 0), multiply!(0 0), load!(a 1), multiply!(1 0), load!(b 1), multiply!(0 1), multiply!(1 1),
-    ]
-);
 
-/// A strip against a panel, as [`super::block`] wants it: `steps > 0`.
+/// Kernels of one and two tiles of rows by one and two of columns: products of the loaded pieces of both sides, and after other pieces of one
+/// side were loaded.
+macro_rules! both {
+    (one: $a:literal, $b:literal) => {
+        concat!(load!(b 0, $b), load!(a 0, $a), multiply!(0 0))
+    };
+    (wide: $a:literal, $b:literal) => {
+        concat!(both!(one: $a, $b), load!(b 1, $b), multiply!(0 1))
+    };
+    (high: $a:literal, $b:literal) => {
+        concat!(both!(one: $a, $b), load!(a 1, $a), multiply!(1 0))
+    };
+    (full: $a:literal, $b:literal) => {
+        concat!(both!(high: $a, $b), load!(b 1, $b), multiply!(0 1), multiply!(1 1))
+    };
+}
+macro_rules! other_rows {
+    (one: $a:literal) => {
+        concat!(load!(a 0, $a), multiply!(0 0))
+    };
+    (wide: $a:literal) => {
+        concat!(other_rows!(one: $a), multiply!(0 1))
+    };
+    (high: $a:literal) => {
+        concat!(other_rows!(one: $a), load!(a 1, $a), multiply!(1 0))
+    };
+    (full: $a:literal) => {
+        concat!(other_rows!(wide: $a), load!(a 1, $a), multiply!(1 0), multiply!(1 1))
+    };
+}
+macro_rules! other_columns {
+    (one: $b:literal) => {
+        concat!(load!(b 0, $b), multiply!(0 0))
+    };
+    (wide: $b:literal) => {
+        concat!(other_columns!(one: $b), load!(b 1, $b), multiply!(0 1))
+    };
+    (high: $b:literal) => {
+        concat!(other_columns!(one: $b), multiply!(1 0))
+    };
+    (full: $b:literal) => {
+        concat!(other_columns!(high: $b), load!(b 1, $b), multiply!(0 1), multiply!(1 1))
+    };
+}
+macro_rules! kernels {
+    ($($one:ident, $three:ident: $shape:ident, $sums:tt;)*) => {$(
+        kernel!($one, step of 2 tiles, sums: $sums, both!($shape: 0, 0));
+        // Six products of three pieces, the largest last.
+        kernel!(
+            $three, step of 6 tiles, sums: $sums, both!($shape: 0, 2), other_columns!($shape: 1), other_rows!($shape: 1),
+            other_columns!($shape: 0), other_rows!($shape: 2), other_rows!($shape: 0),
+        );
+    )*};
+}
+kernels! {
+    one, one_of_three: one, [(0, 0)];
+    wide, wide_of_three: wide, [(0, 0), (1, 1024)];
+    high, high_of_three: high, [(0, 0), (2, 2048)];
+    full, full_of_three: full, [(0, 0), (1, 1024), (2, 2048), (3, 3072)];
+}
+
+/// A strip against a panel, of numbers of one or three pieces, as [`super::block`] wants it: `steps > 0`.
 ///
 /// # Safety
 /// As for the kernels; this thread has [`Registers`].
-pub(super) unsafe fn multiply(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool, tiles: [usize; 2]) {
+pub(super) unsafe fn multiply<const P: usize>(
+    a: Strip,
+    b: *const Tile,
+    sums: *mut Tile,
+    steps: usize,
+    more: bool,
+    tiles: [usize; 2],
+) {
+    const { assert!(P == 1 || P == 3) };
+    let kernel = match (tiles, P) {
+        ([1, 1], 1) => one,
+        ([1, _], 1) => wide,
+        ([_, 1], 1) => high,
+        (_, 1) => full,
+        ([1, 1], _) => one_of_three,
+        ([1, _], _) => wide_of_three,
+        ([_, 1], _) => high_of_three,
+        _ => full_of_three,
+    };
     // SAFETY: the caller's promise.
-    unsafe {
-        match tiles {
-            [1, 1] => one(a, b, sums, steps, more),
-            [1, _] => wide(a, b, sums, steps, more),
-            [_, 1] => high(a, b, sums, steps, more),
-            _ => full(a, b, sums, steps, more),
-        }
-    }
+    unsafe { kernel(a, b, sums, steps, more) }
 }

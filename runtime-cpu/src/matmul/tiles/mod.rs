@@ -1,0 +1,132 @@
+//! Products of bf16, and of `f32` as sums of bf16 ([`pieces`]), by the processor's own instructions for them: AMX, or for bf16 AVX-512's dot
+//! products of pairs.
+//!
+//! Both take the operands in tiles ([`pack`]), add up in `f32`, and round a number of the output once, to nearest, ties to even.
+//! They treat denormal numbers as zero, AMX adds up 32 steps apart before it adds them to the sum, and pairs are added in another order than
+//! one by one: so the last bits of a product differ from level to level. They never depend on the number of threads or how the product
+//! is cut: tiles begin every 32 steps from the beginning of a sum, and a sum that is put aside keeps all its bits.
+
+mod amx;
+mod block;
+mod dot;
+mod kept;
+mod pack;
+mod pieces;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::sync::LazyLock;
+
+use half::bf16;
+
+pub(crate) use amx::is_available;
+pub(crate) use kept::Tiles;
+use pieces::Pieces;
+
+use super::{Epilogue, Product, cut::Cut, matrix};
+use crate::{Engine, Simd, operand::Base};
+
+/// Rows of a tile on the left, columns of one on the right, and pairs of steps.
+const SIDE: usize = 16;
+/// Steps of a tile.
+const STEP: usize = 32;
+
+/// Multiplications of one tile of the output, or group of small products, about: some microseconds.
+const GRAIN: usize = 1 << 23;
+
+/// Rows, columns or steps that are few.
+const FEW: usize = 16;
+
+/// What an AMX register holds: 16 rows of 64 bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Tile([u32; SIDE * SIDE]);
+
+impl Tile {
+    const ZERO: Tile = Tile([0; SIDE * SIDE]);
+}
+
+/// Instructions for bf16.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Level {
+    /// Tiles of 16 × 16 sums.
+    Amx,
+    /// Registers of 16 sums of pairs.
+    Dot,
+}
+
+impl Level {
+    /// What there is beside `simd` for bf16.
+    pub(super) fn best(simd: Simd) -> Option<Level> {
+        static DOT: LazyLock<bool> = LazyLock::new(|| Level::Dot.is_available() && !amx::is_there());
+        match simd {
+            Simd::Amx => Some(Level::Amx),
+            // Processors with AMX run dot products at half the rate of products in `f32`: without AMX, widening is faster there.
+            Simd::Avx512 if *DOT => Some(Level::Dot),
+            _ => None,
+        }
+    }
+
+    fn is_available(self) -> bool {
+        match self {
+            Level::Amx => Simd::Amx.is_available(),
+            Level::Dot => Simd::Avx512.is_available() && std::arch::is_x86_feature_detected!("avx512bf16"),
+        }
+    }
+}
+
+/// Whether `f32` are multiplied in pieces: not products of a few rows, columns or steps, which would leave tiles mostly empty.
+pub(super) fn takes(p: &Product, simd: Simd) -> bool {
+    simd == Simd::Amx && p.m.min(p.n) >= FEW && p.k >= FEW
+}
+
+/// `out = a · b` and what the epilogue adds, tiles of it by one thread each: of bf16.
+pub(super) fn run_bf16(
+    p: &Product,
+    engine: &Engine,
+    level: Level,
+    operands: [Base<bf16>; 3],
+    epilogue: Epilogue<bf16>,
+) {
+    // Mostly to wait for memory.
+    run::<bf16, 1>(p, engine, level, [7.0, 14.0, 8.0], operands, epilogue);
+}
+
+/// The same of `f32`, where it [`takes`] them.
+pub(super) fn run_f32(p: &Product, engine: &Engine, operands: [Base<f32>; 3], epilogue: Epilogue<f32>) {
+    run::<f32, 3>(p, engine, Level::Amx, [2.0, 3.0, 2.5], operands, epilogue);
+}
+
+/// With what it takes to read or pack a step, as in [`cut`].
+fn run<T: Pieces<P>, const P: usize>(
+    p: &Product,
+    engine: &Engine,
+    level: Level,
+    costs: [f64; 3],
+    [out, a, b]: [Base<T>; 3],
+    epilogue: Epilogue<T>,
+) {
+    if p.k == 0 && epilogue.only_adds() {
+        return;
+    }
+    p.tiles(engine, cut(p, engine.threads.count(), costs), GRAIN, |[o, i, j], sizes, [row, column]| {
+        let out = matrix(out.at(o), p.out).part(row, column);
+        let a = matrix(a.at(i).cast_const(), p.a).part(row, 0);
+        let b = matrix(b.at(j).cast_const(), p.b).part(0, column);
+        let epilogue = epilogue.part(row, column);
+        // SAFETY: a tile of the output, which is this task's alone, and the rows and columns it needs; the level is one there is.
+        unsafe { block::product::<T, P>(level, sizes, out, a, b, epilogue) };
+    });
+}
+
+/// The cut that takes least time, about: in steps of a strip's tiles against a panel's, where such a step of a strip in place, of one that
+/// must be transposed, and of a panel take so many to read or pack.
+fn cut(p: &Product, threads: usize, [strip, turned, panel]: [f64; 3]) -> Cut {
+    let strip = |column: isize| if column == 1 { strip } else { turned };
+    let [row, column] = if block::is_turned(p.out) { [panel, strip(p.b[0])] } else { [strip(p.a[1]), panel] };
+    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |tile| {
+        let [rows, columns] = tile.map(|n| n.div_ceil(pack::PAIR) as f64);
+        (rows * columns + rows * row + columns * column) * p.k as f64
+    })
+}

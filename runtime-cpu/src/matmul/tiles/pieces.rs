@@ -1,0 +1,134 @@
+//! Numbers as sums of bf16, which is what tiles multiply. A bf16 is itself; an `f32` is the sum of three.
+//!
+//! The first piece of an `f32` is the number rounded, the second what is left of it rounded, the third what is left then, which fits: together
+//! all 24 bits. Of the nine products of two such sums six are added up, the small ones first. The other three are less than 2⁻²⁴ of the
+//! product, half a unit of its last place (Henry, Tang, Heinecke, *Leveraging the bfloat16 artificial intelligence datatype for
+//! higher-precision computations*, 2019). Since a tile adds up 32 steps before it adds them to the sum, such a sum is closer to the true one
+//! than one product after the other in `f32`.
+//!
+//! Pieces have the range of `f32`, and what is not finite, or rounds to infinity as a bf16, has a piece that is NaN, and so every sum it
+//! is part of: whoever stores sums adds up anew, in `f32`, those that are not finite ([`again`]). Pieces below 2⁻¹²⁶ count as zero.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::{STEP, pack::PAIR};
+use crate::{element::Stored, matmul::Matrix};
+
+/// A number that is the sum of `P` bf16.
+pub(super) trait Pieces<const P: usize>: Stored<Lane = f32> {
+    /// 32 numbers side by side: registers of bf16, the largest pieces first.
+    ///
+    /// # Safety
+    /// They are there; the processor has the instructions.
+    unsafe fn read(at: *const Self) -> [__m512i; P];
+
+    /// Those of 32 numbers that the mask names, others zero.
+    ///
+    /// # Safety
+    /// As for [`read`](Pieces::read).
+    unsafe fn widen(at: *const Self, mask: u32) -> [__m512; 2];
+
+    /// Writes those of 32 numbers that the mask names.
+    ///
+    /// # Safety
+    /// As for [`read`](Pieces::read); nothing else sees them.
+    unsafe fn write(at: *mut Self, mask: u32, x: [__m512; 2]);
+}
+
+impl Pieces<1> for bf16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn read(at: *const bf16) -> [__m512i; 1] {
+        // SAFETY: the caller's promise.
+        [unsafe { _mm512_loadu_si512(at.cast()) }]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn widen(at: *const bf16, mask: u32) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        widened(unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn write(at: *mut bf16, mask: u32, x: [__m512; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_mask_storeu_epi16(at.cast(), mask, rounded(x)) };
+    }
+}
+
+impl Pieces<3> for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn read(at: *const f32) -> [__m512i; 3] {
+        // SAFETY: the caller's promise.
+        let mut left = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(PAIR / 2))] };
+        let mut pieces = [_mm512_setzero_si512(); 3];
+        for piece in &mut pieces {
+            *piece = rounded(left);
+            let taken = widened(*piece);
+            left = [_mm512_sub_ps(left[0], taken[0]), _mm512_sub_ps(left[1], taken[1])];
+        }
+        pieces
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn widen(at: *const f32, mask: u32) -> [__m512; 2] {
+        // SAFETY: the caller's promise; where the mask names none, nothing is read.
+        unsafe {
+            let high = at.wrapping_add(PAIR / 2);
+            [_mm512_maskz_loadu_ps(mask as u16, at), _mm512_maskz_loadu_ps((mask >> 16) as u16, high)]
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn write(at: *mut f32, mask: u32, [low, high]: [__m512; 2]) {
+        // SAFETY: the caller's promise; where the mask names none, nothing is written.
+        unsafe {
+            _mm512_mask_storeu_ps(at, mask as u16, low);
+            _mm512_mask_storeu_ps(at.wrapping_add(PAIR / 2), (mask >> 16) as u16, high);
+        }
+    }
+}
+
+/// To nearest, ties to even.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn rounded([low, high]: [__m512; 2]) -> __m512i {
+    // SAFETY: both are registers' bits.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn widened(x: __m512i) -> [__m512; 2] {
+    let low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(x));
+    let high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(x));
+    [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(low)), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high))]
+}
+
+/// The product of a row and a column of `k` steps, one after the other.
+///
+/// # Safety
+/// The numbers lie in their operands.
+#[cold]
+pub(super) unsafe fn again<T: Pieces<P>, const P: usize>(row: Matrix<*const T>, column: Matrix<*const T>, k: usize) -> f32 {
+    let mut sum = 0.0;
+    for from in (0..k).step_by(STEP) {
+        for q in from..k.min(from + STEP) {
+            // SAFETY: the caller's promise.
+            let [x, y] = unsafe { [*row.part(0, q).at, *column.part(q, 0).at] };
+            sum = x.load().mul_add(y.load(), sum);
+        }
+        // Nothing makes a number of it again; where everything is NaN, products would become hundreds of times slower.
+        if f32::is_nan(sum) {
+            break;
+        }
+    }
+    sum
+}

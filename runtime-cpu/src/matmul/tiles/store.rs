@@ -1,0 +1,107 @@
+//! Finished sums, rounded into the output.
+
+use std::arch::x86_64::*;
+
+use smallvec::SmallVec;
+
+use super::{SIDE, Tile, pack::PAIR, pieces::Pieces};
+use crate::matmul::{Epilogue, Matrix};
+
+/// A block of 32 × 32 sums, in `[2, 2]` tiles, as far as there are rows and columns, and what the epilogue adds. `again(i, j)` adds up
+/// a sum of pieces that is not finite.
+///
+/// # Safety
+/// The output's rows and columns are there, and those of what is added, and nothing else sees the output; the processor has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+pub(super) unsafe fn block<T: Pieces<P>, const P: usize>(
+    sums: *mut Tile,
+    out: Matrix<*mut T>,
+    [rows, columns]: [usize; 2],
+    epilogue: Epilogue<T>,
+    again: impl Fn(usize, usize) -> f32,
+) {
+    let old = Matrix { at: out.at.cast_const(), row: out.row, column: out.column };
+    let [first, second] = epilogue.plus;
+    let terms: SmallVec<[_; 3]> = [epilogue.add.then_some(old), first, second].into_iter().flatten().collect();
+    let in_lines = out.column == 1 && terms.iter().all(|x| x.column == 1);
+    for i in 0..rows {
+        let tiles = sums.wrapping_add(i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if P > 1 {
+                for (half, at) in [0, SIDE * SIDE].into_iter().enumerate() {
+                    let to = tiles.add(at);
+                    let mut which = not_finite(_mm512_load_ps(to));
+                    while which != 0 {
+                        let lane = which.trailing_zeros() as usize;
+                        let j = half * SIDE + lane;
+                        if j < columns {
+                            *to.add(lane) = again(i, j);
+                        }
+                        which &= which - 1;
+                    }
+                }
+            }
+            let sums = [_mm512_load_ps(tiles), _mm512_load_ps(tiles.add(SIDE * SIDE))];
+            if in_lines {
+                line(sums, out.part(i, 0).at, terms.iter().map(|x| x.part(i, 0).at), columns);
+            } else {
+                scattered(sums, out.part(i, 0), terms.iter().map(|x| x.part(i, 0)), columns);
+            }
+        }
+    }
+}
+
+/// Which of the numbers are infinite or NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn not_finite(x: __m512) -> u16 {
+    const QUIET: i32 = 0x01;
+    const INFINITE: i32 = 0x08 | 0x10;
+    const SIGNALING: i32 = 0x80;
+    _mm512_fpclass_ps_mask::<{ QUIET | INFINITE | SIGNALING }>(x)
+}
+
+/// So many of 32 numbers side by side, and those of each term.
+///
+/// # Safety
+/// As for [`block`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn line<T: Pieces<P>, const P: usize>(
+    mut sums: [__m512; 2],
+    to: *mut T,
+    terms: impl Iterator<Item = *const T>,
+    columns: usize,
+) {
+    let mask = u32::MAX >> (PAIR - columns);
+    // SAFETY: the caller's promise.
+    unsafe {
+        for x in terms {
+            let x = T::widen(x, mask);
+            sums = [_mm512_add_ps(sums[0], x[0]), _mm512_add_ps(sums[1], x[1])];
+        }
+        T::write(to, mask, sums);
+    }
+}
+
+/// Numbers that lie apart, or those of a term: by way of lines of their own.
+///
+/// # Safety
+/// As for [`block`].
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn scattered<T: Pieces<P>, const P: usize>(
+    sums: [__m512; 2],
+    to: Matrix<*mut T>,
+    terms: impl Iterator<Item = Matrix<*const T>>,
+    columns: usize,
+) {
+    let mut made = [T::store(0.0); PAIR];
+    // SAFETY: the caller's promise.
+    unsafe {
+        let lines: SmallVec<[[T; PAIR]; 3]> =
+            terms.map(|x| std::array::from_fn(|j| if j < columns { *x.part(0, j).at } else { T::store(0.0) })).collect();
+        line(sums, made.as_mut_ptr(), lines.iter().map(|x| x.as_ptr()), columns);
+        made[..columns].iter().enumerate().for_each(|(j, x)| *to.part(0, j).at = *x);
+    }
+}

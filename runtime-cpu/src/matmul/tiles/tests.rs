@@ -1,0 +1,308 @@
+//! Every level of this processor against sums in `f64`.
+
+use half::bf16;
+
+use super::*;
+use crate::{element::Stored, matmul::Matrix};
+
+/// A matrix in memory of its own, and where in it what is.
+struct Known<T> {
+    memory: Vec<T>,
+    start: usize,
+    strides: [isize; 2],
+}
+
+/// Numbers that are tested.
+trait Number<const P: usize>: Pieces<P> {
+    const LEVELS: &[Level];
+    /// The relative error of rounding a result.
+    const ROUNDING: f64;
+}
+
+impl Number<1> for bf16 {
+    const LEVELS: &[Level] = &[Level::Amx, Level::Dot];
+    const ROUNDING: f64 = 1.0 / 256.0;
+}
+
+impl Number<3> for f32 {
+    const LEVELS: &[Level] = &[Level::Amx];
+    const ROUNDING: f64 = 0.0;
+}
+
+impl<T: Stored<Lane = f32>> Known<T> {
+    /// Row-major, column-major, every second number of rows with a gap, rows backwards.
+    fn all([rows, columns]: [usize; 2], seed: u64) -> [Known<T>; 4] {
+        let (r, c) = (rows as isize, columns as isize);
+        let layouts = [(0, [c, 1]), (0, [1, r]), (1, [2 * c + 3, 2]), ((r - 1) * (c + 5), [-(c + 5), 1])];
+        layouts.map(|(start, strides)| {
+            let len = 4 * (rows + 1) * (columns + 5);
+            let mut x = seed | 1;
+            let mut next = || {
+                x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                T::store((x >> 40) as f32 / (1 << 23) as f32 - 1.0)
+            };
+            Known { memory: (0..len).map(|_| next()).collect(), start: start as usize, strides }
+        })
+    }
+
+    fn get(&self, i: usize, j: usize) -> f64 {
+        let at = self.start as isize + i as isize * self.strides[0] + j as isize * self.strides[1];
+        f64::from(self.memory[at as usize].load())
+    }
+
+    fn matrix(&self) -> Matrix<*const T> {
+        let [row, column] = self.strides;
+        Matrix { at: self.memory[self.start..].as_ptr(), row, column }
+    }
+}
+
+fn levels<T: Number<P>, const P: usize>() -> impl Iterator<Item = Level> {
+    let (there, missing): (Vec<Level>, Vec<Level>) = T::LEVELS.iter().partition(|l| l.is_available());
+    if !missing.is_empty() {
+        eprintln!("not tested, this processor lacks it: {missing:?}");
+    }
+    there.into_iter()
+}
+
+/// `out = a · b (+ out)`.
+fn product<T: Number<P>, const P: usize>(
+    level: Level,
+    sizes: [usize; 3],
+    [a, b]: [&Known<T>; 2],
+    out: &mut Known<T>,
+    add: bool,
+) {
+    let [row, column] = out.strides;
+    let at = out.memory[out.start..].as_mut_ptr();
+    let (out, epilogue) = (Matrix { at, row, column }, Epilogue::adding(add));
+    // SAFETY: the matrices lie in memory of their own, of these sizes.
+    unsafe { block::product::<T, P>(level, sizes, out, a.matrix(), b.matrix(), epilogue) }
+}
+
+fn check<T: Number<P>, const P: usize>(
+    level: Level,
+    [m, k, n]: [usize; 3],
+    [a, b]: [&Known<T>; 2],
+    out: &mut Known<T>,
+    add: bool,
+) {
+    let mut expected = vec![(0.0, 0.0); m * n];
+    for (at, e) in expected.iter_mut().enumerate() {
+        let products = (0..k).map(|q| a.get(at / n, q) * b.get(q, at % n));
+        let old = if add { out.get(at / n, at % n) } else { 0.0 };
+        *e = (products.clone().sum::<f64>() + old, products.map(f64::abs).sum::<f64>() + old.abs());
+    }
+    product(level, [m, k, n], [a, b], out, add);
+    for (at, (e, size)) in expected.into_iter().enumerate() {
+        let got = out.get(at / n, at % n);
+        let steps = if P == 1 { k } else { k.div_ceil(STEP) + 2 };
+        let room = e.abs() * T::ROUNDING + size * steps as f64 * f64::from(f32::EPSILON);
+        assert!((got - e).abs() <= room, "{level:?} [{m}, {k}, {n}] at {at}: {got} for {e}");
+    }
+}
+
+/// Tests of both kinds of numbers.
+macro_rules! of_both {
+    ($($name:ident),* $(,)?) => {$(
+        #[test]
+        fn $name() {
+            of::$name::<bf16, 1>();
+            of::$name::<f32, 3>();
+        }
+    )*};
+}
+of_both!(sizes_and_strides, rows_far_apart, long_sums_and_many_columns, cuts_do_not_show, what_is_not_finite_stays, sums_of_nothing);
+
+mod of {
+    use super::*;
+
+    pub(super) fn sizes_and_strides<T: Number<P>, const P: usize>() {
+        let sizes = [1, 15, 16, 17, 31, 32, 33, 70];
+        let sizes = sizes.map(|m| sizes.map(|n| [1, 2, 15, 32, 33, 64, 97].map(|k| [m, k, n])));
+        for level in levels::<T, P>() {
+            for [m, k, n] in sizes.iter().flatten().flatten().copied() {
+                for a in &Known::<T>::all([m, k], 1) {
+                    for b in &Known::all([k, n], 2) {
+                        let out = &mut Known::all([m, n], 3)[(m + k + n) % 4];
+                        check(level, [m, k, n], [a, b], out, k % 2 == 0);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rows in place and rows that lie too badly in the first cache for that, forwards and backwards.
+    pub(super) fn rows_far_apart<T: Number<P>, const P: usize>() {
+        for level in levels::<T, P>() {
+            for sizes @ [m, k, n] in [[64, 64, 40], [70, 704, 33], [33, 1312, 65]] {
+                for apart in [2048, 2049, 4096, -2048, -2080] {
+                    let [mut a, ..] = Known::<T>::all([m, 2200], 14);
+                    let start = if apart < 0 { (m as isize - 1) * -apart } else { 0 };
+                    a.start = start as usize;
+                    a.strides = [apart, 1];
+                    let [b, ..] = Known::all([k, n], 15);
+                    check(level, sizes, [&a, &b], &mut Known::all([m, n], 16)[0], apart < 0);
+                }
+            }
+        }
+    }
+
+    /// Sums that are put aside, and more columns than are packed at once.
+    pub(super) fn long_sums_and_many_columns<T: Number<P>, const P: usize>() {
+        for level in levels::<T, P>() {
+            for sizes in [[40, 9000, 70], [40, 8224, 70], [3, 513, 2200], [33, 4097, 33], [2100, 520, 20]] {
+                let [m, k, n] = sizes;
+                let (a, b) = (Known::<T>::all([m, k], 4), Known::all([k, n], 5));
+                for i in 0..3 {
+                    check(level, sizes, [&a[i], &b[(i + 1) % 3]], &mut Known::all([m, n], 6)[i], i == 1);
+                }
+            }
+        }
+    }
+
+    /// Where a tile of the output begins does not change its bits.
+    pub(super) fn cuts_do_not_show<T: Number<P>, const P: usize>() {
+        let [m, k, n] = [70, 700, 90];
+        for level in levels::<T, P>() {
+            for (a, b) in Known::<T>::all([m, k], 7).iter().zip(&Known::all([k, n], 8)) {
+                // In columns it is the product of the operands in other roles, and other small pieces come first.
+                let [rows, columns, ..] = Known::all([m, n], 9);
+                for (mut whole, column) in [(rows, 1), (columns, 2)] {
+                    product(level, [m, k, n], [a, b], &mut whole, false);
+                    for i in (0..m).step_by(13) {
+                        for j in (0..n).step_by(37) {
+                            let mut one = Known { memory: vec![T::store(0.0)], start: 0, strides: [1, column] };
+                            let (row, column) = (a.matrix().part(i, 0), b.matrix().part(0, j));
+                            let [down, across] = one.strides;
+                            let out = Matrix { at: one.memory.as_mut_ptr(), row: down, column: across };
+                            // SAFETY: one number, and a row and a column of the operands.
+                            unsafe {
+                                block::product::<T, P>(level, [1, k, 1], out, row, column, Epilogue::adding(false))
+                            };
+                            assert_eq!(whole.get(i, j), one.get(0, 0), "{level:?} at {i}, {j}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn what_is_not_finite_stays<T: Number<P>, const P: usize>() {
+        let sizes @ [m, k, n] = [20, 40, 40];
+        for level in levels::<T, P>() {
+            let ([mut a, ..], [mut b, ..]) = (Known::<T>::all([m, k], 10), Known::all([k, n], 11));
+            for (i, x) in [f32::NAN, f32::INFINITY, f32::MAX, -f32::INFINITY].into_iter().enumerate() {
+                a.memory[i * k + 7] = T::store(x);
+            }
+            b.memory[7 * n + 3] = T::store(0.0);
+            b.memory[7 * n + 4] = T::store(f32::INFINITY);
+            b.memory[8 * n + 5] = T::store(f32::from_bits(0x7fff_ffff));
+            let [mut out, ..] = Known::all([m, n], 12);
+            product(level, sizes, [&a, &b], &mut out, false);
+            for j in 0..n {
+                let (x, nothing) = (b.get(7, j), j == 5);
+                assert!(out.get(0, j).is_nan());
+                assert!([0, 3].iter().all(|_| out.get(1, j).is_nan() == (x == 0.0 || nothing)));
+                if x != 0.0 && !nothing {
+                    assert_eq!(out.get(1, j), x.signum() * f64::INFINITY, "{level:?} at {j}");
+                    assert_eq!(out.get(3, j), x.signum() * -f64::INFINITY, "{level:?} at {j}");
+                    let large = a.get(2, 7) * x;
+                    assert!(large.is_infinite() || (out.get(2, j) / large - 1.0).abs() < 1.0 / 128.0);
+                }
+                assert_eq!(out.get(5, j).is_finite(), j != 4 && !nothing, "{level:?} at {j}");
+            }
+        }
+    }
+
+    pub(super) fn sums_of_nothing<T: Number<P>, const P: usize>() {
+        for level in levels::<T, P>() {
+            let [mut out, ..] = Known::all([40, 40], 13);
+            let ([a, ..], [b, ..]) = (Known::<T>::all([40, 0], 1), Known::all([0, 40], 1));
+            product(level, [40, 0, 40], [&a, &b], &mut out, false);
+            assert!((0..1600).all(|i| out.get(i / 40, i % 40) == 0.0));
+        }
+    }
+}
+
+/// Numbers of `f32` in pieces.
+mod pieces_of_f32 {
+    use super::*;
+    use crate::matmul;
+
+    fn random(len: usize, seed: u64, number: impl Fn(f32, u32) -> f32) -> Vec<f32> {
+        let mut x = seed | 1;
+        let mut next = || {
+            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            x
+        };
+        (0..len).map(|_| number((next() >> 40) as f32 / (1 << 23) as f32 - 1.0, (next() >> 33) as u32)).collect()
+    }
+
+    fn known(memory: Vec<f32>, columns: usize) -> Known<f32> {
+        Known { memory, start: 0, strides: [columns as isize, 1] }
+    }
+
+    /// The product by tiles, and one product after the other.
+    fn both(sizes @ [m, _, n]: [usize; 3], a: &Known<f32>, b: &Known<f32>) -> [Known<f32>; 2] {
+        let [mut tiles, mut lines] = [(); 2].map(|()| known(vec![f32::NAN; m * n], n));
+        product(Level::Amx, sizes, [a, b], &mut tiles, false);
+        let out = Matrix { at: lines.memory.as_mut_ptr(), row: n as isize, column: 1 };
+        // SAFETY: the matrices lie in memory of their own, of these sizes.
+        unsafe { matmul::product(Simd::Avx512, sizes, out, a.matrix(), b.matrix(), 1.0, Epilogue::adding(false)) };
+        [tiles, lines]
+    }
+
+    /// The errors of both beside sums in `f64`, relative to the sum of what is added up: the root of the mean square, and the largest.
+    fn errors(sizes @ [m, k, n]: [usize; 3], a: &Known<f32>, b: &Known<f32>) -> [[f64; 2]; 2] {
+        let exact = |at: usize| {
+            let products = (0..k).map(|q| a.get(at / n, q) * b.get(q, at % n));
+            (products.clone().sum::<f64>(), products.map(f64::abs).sum::<f64>())
+        };
+        let exact: Vec<_> = (0..m * n).map(exact).collect();
+        both(sizes, a, b).map(|got| {
+            let error = |(at, (e, size)): (usize, &(f64, f64))| (got.get(at / n, at % n) - e).abs() / size.max(f64::MIN_POSITIVE);
+            let errors: Vec<f64> = exact.iter().enumerate().map(error).collect();
+            let square = errors.iter().map(|e| e * e).sum::<f64>() / errors.len() as f64;
+            [square.sqrt(), errors.iter().copied().fold(0.0, f64::max)]
+        })
+    }
+
+    #[test]
+    fn no_less_precise_than_one_by_one() {
+        if !Level::Amx.is_available() {
+            return eprintln!("not tested, this processor lacks it: {:?}", Level::Amx);
+        }
+        let even: fn(f32, u32) -> f32 = |x, _| x;
+        let positive: fn(f32, u32) -> f32 = |x, _| x.abs();
+        let wide: fn(f32, u32) -> f32 = |x, r| x * ((r % 61) as f32 - 30.0).exp2();
+        let full: fn(f32, u32) -> f32 = |x, r| f32::from_bits((x + 1.5).to_bits() | r & 0xff);
+        for (name, number) in [("even", even), ("positive", positive), ("wide", wide), ("full", full)] {
+            for k in [16, 32, 100, 384, 2048, 10_000] {
+                let sizes @ [m, _, n] = [40, k, 50];
+                let (a, b) = (known(random(m * k, 1, number), k), known(random(k * n, 2, number), n));
+                let [tiles, lines] = errors(sizes, &a, &b);
+                println!("{name} {k}: tiles {tiles:.3?} lines {lines:.3?}");
+            }
+        }
+    }
+
+    /// Whole numbers, and products with ones and zeros, are exact.
+    #[test]
+    fn what_fits_is_exact() {
+        if !Level::Amx.is_available() {
+            return eprintln!("not tested, this processor lacks it: {:?}", Level::Amx);
+        }
+        let whole = |_: f32, r: u32| (r % 1025) as f32 - 512.0;
+        let sizes @ [m, k, n] = [33, 60, 40];
+        let (a, b) = (known(random(m * k, 3, whole), k), known(random(k * n, 4, whole), n));
+        let [tiles, lines] = both(sizes, &a, &b);
+        assert_eq!(tiles.memory, lines.memory);
+
+        let ones = known((0..k * k).map(|i| f32::from(i / k == i % k)).collect(), k);
+        let any = |_: f32, r: u32| f32::from_bits((r << 1) % 0x7f00_0000 + 0x0d00_0000 * u32::from(r % 0x3f80_0000 < 0x0d00_0000));
+        let any = |x: f32, r: u32| Some(any(x, r)).filter(|x| x.abs() > 1e-30 && x.is_finite()).unwrap_or(x);
+        let (a, b) = (known(random(m * k, 5, any), k), known(random(k * n, 6, any), n));
+        assert_eq!(both([m, k, k], &a, &ones)[0].memory, a.memory);
+        assert_eq!(both([k, k, n], &ones, &b)[0].memory, b.memory);
+    }
+}
