@@ -69,6 +69,12 @@ pub(super) unsafe fn product<T: Pieces<P>, const P: usize>(
     });
 }
 
+/// Panels of so many steps that are packed at once.
+pub(super) fn panels_at_once<const P: usize>(depth: usize) -> usize {
+    let deep = if P == 1 { DEEP } else { DEEP_PACKED };
+    (PACKED / size_of::<Tile>() / (2 * P) / depth.min(deep).div_ceil(STEP).max(1)).max(1)
+}
+
 /// Whether the output's columns are what registers are written to: operands then change their roles.
 pub(super) fn is_turned([row, column]: [isize; 2]) -> bool {
     column != 1 && row == 1
@@ -116,8 +122,8 @@ impl<T: Pieces<P>, const P: usize> Block<T, P> {
         let deep = self.deep();
         let wait = k > deep;
         let steps = k.min(deep).div_ceil(STEP).max(1);
-        let most = (PACKED / size_of::<Tile>() / Self::STEP_TILES / steps).max(1) * PAIR;
-        let columns = n.div_ceil(n.div_ceil(most)).next_multiple_of(PAIR);
+        let blocks = n.div_ceil(panels_at_once::<P>(k.min(deep)) * PAIR);
+        let columns = n.div_ceil(blocks).next_multiple_of(PAIR);
         let panels = columns / PAIR;
         // Rows are packed once for all columns, where that is not too much. Pieces are half as much again to read: no faster than to cut anew.
         let kept = P == 1 && n > columns && !wait && m * k * size_of::<u16>() <= KEPT;

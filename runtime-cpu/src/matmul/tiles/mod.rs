@@ -111,7 +111,8 @@ fn run<T: Pieces<P>, const P: usize>(
     if p.k == 0 && epilogue.only_adds() {
         return;
     }
-    p.tiles(engine, cut(p, engine.threads.count(), costs), GRAIN, |[o, i, j], sizes, [row, column]| {
+    let cut = cut::<P>(p, engine.threads.count(), costs);
+    p.tiles(engine, cut, GRAIN, |[o, i, j], sizes, [row, column]| {
         let out = matrix(out.at(o), p.out).part(row, column);
         let a = matrix(a.at(i).cast_const(), p.a).part(row, 0);
         let b = matrix(b.at(j).cast_const(), p.b).part(0, column);
@@ -123,11 +124,14 @@ fn run<T: Pieces<P>, const P: usize>(
 
 /// The cut that takes least time, about: in steps of a strip's tiles against a panel's, where such a step of a strip in place, of one that
 /// must be transposed, and of a panel take so many to read or pack.
-fn cut(p: &Product, threads: usize, [strip, turned, panel]: [f64; 3]) -> Cut {
-    let strip = |column: isize| if column == 1 { strip } else { turned };
-    let [row, column] = if block::is_turned(p.out) { [panel, strip(p.b[0])] } else { [strip(p.a[1]), panel] };
-    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |tile| {
-        let [rows, columns] = tile.map(|n| n.div_ceil(pack::PAIR) as f64);
-        (rows * columns + rows * row + columns * column) * p.k as f64
+fn cut<const P: usize>(p: &Product, threads: usize, [strip, across, panel]: [f64; 3]) -> Cut {
+    let turned = block::is_turned(p.out);
+    let strip = if if turned { p.b[0] } else { p.a[1] } == 1 { strip } else { across };
+    let at_once = block::panels_at_once::<P>(p.k);
+    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |[rows, columns]| {
+        let [strips, panels] = if turned { [columns, rows] } else { [rows, columns] }.map(|n| n.div_ceil(pack::PAIR));
+        // Strips are kept, or read in place; those of pieces are packed for each block of panels.
+        let packed = if P == 1 { strips } else { strips * panels.div_ceil(at_once) };
+        ((strips * panels) as f64 + packed as f64 * strip + panels as f64 * panel) * p.k as f64
     })
 }
