@@ -99,8 +99,9 @@ unsafe fn scattered<T: Pieces<P>, const P: usize>(
     let mut made = [T::store(0.0); PAIR];
     // SAFETY: the caller's promise.
     unsafe {
-        let lines: SmallVec<[[T; PAIR]; 3]> =
-            terms.map(|x| std::array::from_fn(|j| if j < columns { *x.part(0, j).at } else { T::store(0.0) })).collect();
+        let lines: SmallVec<[[T; PAIR]; 3]> = terms
+            .map(|x| std::array::from_fn(|j| if j < columns { *x.part(0, j).at } else { T::store(0.0) }))
+            .collect();
         line(sums, made.as_mut_ptr(), lines.iter().map(|x| x.as_ptr()), columns);
         made[..columns].iter().enumerate().for_each(|(j, x)| *to.part(0, j).at = *x);
     }

@@ -3,7 +3,6 @@
 
 use std::{arch::x86_64::*, ops::Range};
 
-use half::bf16;
 use numcore::Result;
 
 use super::{
@@ -14,7 +13,7 @@ use super::{
     Row, SIDE, exp2_all, line, room, rows_out, tiles, visible_row,
 };
 use crate::{
-    matmul::{Tile, Tiles},
+    matmul::{Pieces, Tile, Tiles, split},
     pointwise::turn_square,
 };
 
@@ -30,30 +29,32 @@ struct Block {
 }
 
 /// One task: these keys, and all heads that share them.
-pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf16>], mine: Range<usize>) -> Result<()> {
-    let Some(amx) = Tiles::of(call.engine().simd) else { return Ok(()) };
+pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
+    call: &Call<'_>,
+    p: &Problem,
+    heads: &[Head<'_, T>],
+    mine: Range<usize>,
+) -> Result<()> {
+    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return Ok(()) };
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
     let strips = p.queries.div_ceil(SIDE);
-    let counts = [
-        PANELS * deep * 2,
-        PANELS * wide * 2,
-        deep * PANELS * 2,
-        deep.max(wide) * 2,
-        PANELS * 4,
-        PANELS * 4,
-        PANELS * 2,
-        deep * STRIPS * 2,
-        wide * STRIPS * 2,
-        PANELS * STRIPS * 2,
-        PANELS * STRIPS * 2,
-        deep * PANELS * 4,
-        wide * PANELS * 4,
-        p.group * strips * deep * 4,
+    let operands = [
+        PANELS * deep,
+        PANELS * wide,
+        deep * PANELS,
+        deep.max(wide),
+        PANELS,
+        deep * STRIPS,
+        wide * STRIPS,
+        PANELS * STRIPS,
+        PANELS * STRIPS,
     ];
-    let others = [p.group * p.queries, QUERIES * p.value_depth, QUERIES * p.value_depth];
-    let size = |i: usize| if i < counts.len() { room(counts[i]) } else { others[i - counts.len()] };
-    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(size))?;
-    let [kt, vt, k, left, s, ds, ds_left, qt, gt, weights, ds_right, dk, dv, dq, dots, wide_g, wide_o] =
+    let blocks = [PANELS, PANELS, deep * PANELS, wide * PANELS, p.group * strips * deep];
+    let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
+    let operands = operands.into_iter().map(|steps| room(steps * Tiles::<P>::STEP));
+    let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
+    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
+    let [kt, vt, k, left, ds_left, qt, gt, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
         scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
@@ -86,7 +87,7 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
                     for ((x, width), to) in sources.into_iter().zip(block.turned) {
                         for (strip, part) in pieces(width, SIDE).enumerate() {
                             let x = x.part(rows.start, part.start).turned();
-                            amx.left(x, (part.len(), rows.len()), to.add(strip * STRIPS * 2));
+                            amx.left(x, (part.len(), rows.len()), to.add(strip * STRIPS * Tiles::<P>::STEP));
                         }
                     }
                     for (t, step) in parts(rows.clone(), SIDE).enumerate() {
@@ -97,7 +98,13 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
                             let steps = width.div_ceil(SIDE);
                             amx.left(x.part(step.start, 0), (step.len(), width), left);
                             for panel in 0..panels {
-                                amx.multiply(left, right.add(panel * steps * 2), sums.add(panel * 4), steps, false);
+                                amx.multiply(
+                                    left,
+                                    right.add(panel * steps * Tiles::<P>::STEP),
+                                    sums.add(panel * 4),
+                                    steps,
+                                    false,
+                                );
                             }
                         }
                         if panels == 0 {
@@ -105,11 +112,11 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
                         }
                         let scale = (p.scale * std::f64::consts::LOG2_E) as f32;
                         let known = (&h.lse[step.clone()], &dots[step.clone()]);
-                        let right = block.right.map(|x| x.add(t * 2));
-                        score_grads([s, ds], (right, ds_left), scale, known, seen);
+                        let right = block.right.map(|x| x.add(t * Tiles::<P>::STEP));
+                        score_grads::<P>([s, ds], (right, ds_left), scale, known, seen);
                         let dq = dq.add((i * strips + step.start / SIDE) * deep * 4);
                         for panel in 0..deep {
-                            let k = k.add(panel * n.div_ceil(SIDE) * 2);
+                            let k = k.add(panel * n.div_ceil(SIDE) * Tiles::<P>::STEP);
                             amx.multiply(ds_left, k, dq.add(panel * 4), panels, true);
                         }
                     }
@@ -132,7 +139,7 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
             unsafe {
                 match h.rounded {
                     Some(out) => rows_out(sums, out.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
-                    None => rows_aside(sums, h.dq.part(step.start, 0), (step.len(), p.depth), scale),
+                    None => rows_out(sums, h.dq.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
                 }
             }
         }
@@ -144,8 +151,8 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
 ///
 /// # Safety
 /// The tiles are this task's, those of strips that see any of a panel's keys are filled.
-unsafe fn add_keys(
-    amx: &Tiles,
+unsafe fn add_keys<const P: usize>(
+    amx: &Tiles<P>,
     p: &Problem,
     (rows, keys): (&Range<usize>, &Range<usize>),
     block: &Block,
@@ -159,8 +166,8 @@ unsafe fn add_keys(
             for strip in 0..strips {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let left = left.add((strip * STRIPS + first) * 2);
-                    let right = right.add((panel * STRIPS + first) * 2);
+                    let left = left.add((strip * STRIPS + first) * Tiles::<P>::STEP);
+                    let right = right.add((panel * STRIPS + first) * Tiles::<P>::STEP);
                     amx.multiply(left, right, sums.add((strip * PANELS + panel) * 4), steps, true);
                 }
             }
@@ -174,7 +181,7 @@ unsafe fn add_keys(
 /// # Safety
 /// There are tiles for all keys that are seen; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn score_grads(
+unsafe fn score_grads<const P: usize>(
     [s, ds]: [*mut Tile; 2],
     ([weights, ds_right], ds_left): ([*mut Tile; 2], *mut Tile),
     scale: f32,
@@ -219,21 +226,24 @@ unsafe fn score_grads(
         // SAFETY: the caller's promise.
         unsafe {
             let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-            let rounded = |low: *const f32, high: *const f32| {
-                let x = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(high), _mm512_loadu_ps(low));
-                std::mem::transmute::<__m512bh, __m512i>(x)
-            };
+            let pieces = |halves: [*const f32; 2]| split::<P>(halves.map(|x| _mm512_loadu_ps(x)));
             for j in 0..2 * panels {
                 for (x, to) in rows.iter().zip([weights, ds_right]) {
-                    let [low, high] = [0, 1].map(|side: usize| x[side].as_ptr().add(16 * j));
-                    let to = to.add(j / 2 * STRIPS * 2 + j % 2).cast::<__m512i>().add(pair);
-                    *to = _mm512_permutexvar_epi16(order, rounded(low, high));
+                    let to = to.add(j / 2 * STRIPS * Tiles::<P>::STEP + j % 2).cast::<__m512i>().add(pair);
+                    for (piece, x) in
+                        pieces([0, 1].map(|side: usize| x[side].as_ptr().add(16 * j))).into_iter().enumerate()
+                    {
+                        *to.add(piece * SIDE) = _mm512_permutexvar_epi16(order, x);
+                    }
                 }
             }
             for panel in 0..panels {
                 for (side, x) in rows[1].iter().enumerate() {
                     let (i, at) = (2 * pair + side, x.as_ptr().add(panel * SIDE));
-                    *ds_left.add(panel * 2 + i / 16).cast::<__m512i>().add(i % 16) = rounded(at, at.add(16));
+                    let to = ds_left.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
+                    for (piece, x) in pieces([at, at.add(16)]).into_iter().enumerate() {
+                        *to.add(piece * SIDE) = x;
+                    }
                 }
             }
         }
@@ -245,32 +255,23 @@ unsafe fn score_grads(
 /// # Safety
 /// These are rows of the output, which nothing else sees; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn columns_out(sums: *const Tile, out: Matrix<*mut bf16>, (rows, columns): (usize, usize), scale: f32) {
+unsafe fn columns_out<T: Pieces<P>, const P: usize>(
+    sums: *const Tile,
+    out: Matrix<*mut T>,
+    (rows, columns): (usize, usize),
+    scale: f32,
+) {
     for (i, j) in pieces(rows, 16).flat_map(|i| pieces(columns, 16).map(move |j| (i.clone(), j))) {
         let panel = (j.start / SIDE * PANELS + i.start / SIDE) * 4;
         let tile = panel + j.start / 16 % 2 * 2 + i.start / 16 % 2;
-        let mask = u16::MAX >> (16 - j.len());
+        let mask = u32::from(u16::MAX >> (16 - j.len()));
         // SAFETY: the caller's promise.
         unsafe {
             let lines = turn_square(sums.add(tile).cast::<[__m512i; 16]>().read());
             for (at, line) in i.zip(lines) {
                 let x = _mm512_mul_ps(_mm512_castsi512_ps(line), _mm512_set1_ps(scale));
-                let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x));
-                _mm256_mask_storeu_epi16(out.part(at, j.start).at.cast(), mask, rounded);
+                T::write(out.part(at, j.start).at, mask, [x, _mm512_setzero_ps()]);
             }
-        }
-    }
-}
-
-/// Rows of a strip's sums, scaled, in full precision.
-///
-/// # Safety
-/// These are rows of `out`, which nothing else sees.
-unsafe fn rows_aside(sums: *mut Tile, out: Matrix<*mut f32>, (rows, columns): (usize, usize), scale: f32) {
-    for i in 0..rows {
-        for j in 0..columns {
-            // SAFETY: the caller's promise.
-            unsafe { *out.part(i, j).at = *line(sums.add(j / SIDE * 4), i, j / 16 % 2).add(j % 16) * scale };
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{arch::x86_64::*, ops::Range};
 
-use half::bf16;
 use numcore::Result;
 
 use super::{
@@ -12,24 +11,24 @@ use super::{
 use crate::{
     fused::softmax::finite,
     math::Math,
-    matmul::{Tile, Tiles},
+    matmul::{Pieces, Tile, Tiles, split},
 };
 
 /// These queries against all keys they see, a strip of queries and a block of keys at a time.
-pub(in super::super) fn queries(
+pub(in super::super) fn queries<T: Pieces<P>, const P: usize>(
     call: &Call<'_>,
     p: &Problem,
-    h: &Head<bf16>,
+    h: &Head<T>,
     rows: Range<usize>,
     lse: &mut [f32],
 ) -> Result<()> {
-    let Some(amx) = Tiles::of(call.engine().simd) else { return Ok(()) };
+    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return Ok(()) };
     let (panels, strips) = (KEYS / SIDE, rows.len().div_ceil(SIDE));
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
-    let sizes = [panels * deep * 2, wide * panels * 2, deep * 2, panels * 4, panels * 2, strips * wide * 4].map(room);
-    let [a, b, c, d, e, f] = sizes;
+    let operands = [panels * deep, wide * panels, deep, panels].map(|steps| room(steps * Tiles::<P>::STEP));
+    let ([a, b, c, d], [e, f]) = (operands, [panels * 4, strips * wide * 4].map(room));
     let mut scratch = Scratch::<f32, _>::new(call.cpu, [a, b, c, d, e, f, rows.len(), rows.len()])?;
-    let [k, v, q, s, weighted, o, top, sum] = scratch.parts();
+    let [k, v, q, weighted, s, o, top, sum] = scratch.parts();
     o.fill(0.0);
     let [k, v, q, s, weighted, o] = [k, v, q, s, weighted, o].map(tiles);
     let [top, sum] = [top, sum].map(|x| &mut x[..rows.len()]);
@@ -51,11 +50,17 @@ pub(in super::super) fn queries(
             unsafe {
                 amx.left(h.q.part(step.start, 0), (step.len(), p.depth), q);
                 for panel in 0..seen_panels {
-                    amx.multiply(q, k.add(panel * deep * 2), s.add(panel * 4), deep, false);
+                    amx.multiply(q, k.add(panel * deep * Tiles::<P>::STEP), s.add(panel * 4), deep, false);
                 }
-                weights((s, weighted), (o, wide), scale, (&mut top[at.clone()], &mut sum[at]), seen);
+                weights::<P>((s, weighted), (o, wide), scale, (&mut top[at.clone()], &mut sum[at]), seen);
                 for panel in 0..wide {
-                    amx.multiply(weighted, v.add(panel * steps * 2), o.add(panel * 4), seen_panels, true);
+                    amx.multiply(
+                        weighted,
+                        v.add(panel * steps * Tiles::<P>::STEP),
+                        o.add(panel * 4),
+                        seen_panels,
+                        true,
+                    );
                 }
             }
         }
@@ -78,7 +83,7 @@ pub(in super::super) fn queries(
 /// There are tiles of scores for all keys that are seen, as many steps of weights, and `wide` panels of the output; the processor has the
 /// instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn weights(
+unsafe fn weights<const P: usize>(
     (s, weighted): (*const Tile, *mut Tile),
     (o, wide): (*mut Tile, usize),
     scale: f32,
@@ -98,8 +103,10 @@ unsafe fn weights(
             for (panel, x) in row[..panels * SIDE].as_chunks::<SIDE>().0.iter().enumerate() {
                 let x = [0, 16].map(|at| _mm512_loadu_ps(x.as_ptr().add(at)));
                 gathered = [_mm512_add_ps(gathered[0], x[0]), _mm512_add_ps(gathered[1], x[1])];
-                let to = weighted.add(panel * 2 + i / 16).cast::<__m512i>().add(i % 16);
-                *to = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(x[1], x[0]));
+                let to = weighted.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
+                for (piece, x) in split::<P>(x).into_iter().enumerate() {
+                    *to.add(piece * SIDE) = x;
+                }
             }
             let gathered = _mm512_reduce_add_ps(_mm512_add_ps(gathered[0], gathered[1]));
             if before != *top {

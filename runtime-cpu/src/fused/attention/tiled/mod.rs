@@ -10,27 +10,26 @@ mod forward;
 
 use std::arch::x86_64::*;
 
-use half::bf16;
 use numcore::{DType, fused::Attention};
 
-use super::{Call, KEYS};
+use super::{Call, KEYS, Simd};
 use crate::{
     math::Math,
-    matmul::{Matrix, Tile, Tiles},
+    matmul::{Matrix, Pieces, Tile, Tiles},
 };
 
 pub(super) use backward::keys;
 pub(super) use forward::queries;
 
 /// Rows of a strip, columns of a panel, steps of a tile.
-const SIDE: usize = Tiles::SIDE;
+const SIDE: usize = Tiles::<1>::SIDE;
 /// Scores of a query and a block of keys.
 type Row = [f32; KEYS];
 
-/// Whether this is computed so.
-pub(super) fn takes(call: &Call<'_>, op: &Attention) -> bool {
+/// The dtype, if it is computed so.
+pub(super) fn takes(call: &Call<'_>, op: &Attention) -> Option<DType> {
     let some = call.ins.iter().all(|x| x.layout.numel() > 0);
-    some && call.outs[0].dtype == DType::BF16 && !op.masked && Tiles::are_there(call.engine().simd)
+    (some && !op.masked && call.engine().simd == Simd::Amx).then_some(call.outs[0].dtype)
 }
 
 /// Numbers of so many tiles.
@@ -85,7 +84,12 @@ fn exp2_all(row: &mut [f32], base: f32) {
 /// # Safety
 /// These are rows of the output, which nothing else sees; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn rows_out(sums: *mut Tile, out: Matrix<*mut bf16>, columns: usize, factors: &[f32]) {
+unsafe fn rows_out<T: Pieces<P>, const P: usize>(
+    sums: *mut Tile,
+    out: Matrix<*mut T>,
+    columns: usize,
+    factors: &[f32],
+) {
     for (i, &factor) in factors.iter().enumerate() {
         for j in (0..columns).step_by(SIDE) {
             let mask = u32::MAX >> (SIDE - SIDE.min(columns - j));
@@ -95,8 +99,7 @@ unsafe fn rows_out(sums: *mut Tile, out: Matrix<*mut bf16>, columns: usize, fact
                     let x = _mm512_load_ps(line(sums.add(j / SIDE * 4), i, half));
                     _mm512_mul_ps(x, _mm512_set1_ps(factor))
                 });
-                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(x[1], x[0]));
-                _mm512_mask_storeu_epi16(out.part(i, j).at.cast(), mask, rounded);
+                T::write(out.part(i, j).at, mask, x);
             }
         }
     }
