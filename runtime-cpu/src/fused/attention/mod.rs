@@ -14,8 +14,9 @@ mod tiled;
 
 use std::ops::Range;
 
-use half::bf16;
-use numcore::{DType, Element as _, Layout, Result, Support, fused::Attention};
+#[cfg(target_arch = "x86_64")]
+use numcore::DType;
+use numcore::{Element as _, Layout, Result, Support, fused::Attention};
 
 use super::{Call, Float, Number, lanes, lines};
 use crate::{
@@ -38,7 +39,7 @@ const STEP: usize = 24;
 pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
     match tiled::takes(call, op) {
-        Some(DType::BF16) => return forward::tasks(call, op, tiled::queries::<bf16, 1>),
+        Some(DType::BF16) => return forward::tasks(call, op, tiled::queries::<half::bf16, 1>),
         Some(DType::F32) => return forward::tasks(call, op, tiled::queries::<f32, 3>),
         _ => {}
     }
@@ -49,7 +50,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Supp
 pub(super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
     match tiled::takes(call, op) {
-        Some(DType::BF16) => return backward::tasks(call, op, true, tiled::keys::<bf16, 1>),
+        Some(DType::BF16) => return backward::tasks(call, op, true, tiled::keys::<half::bf16, 1>),
         Some(DType::F32) => return backward::tasks(call, op, true, tiled::keys::<f32, 3>),
         _ => {}
     }

@@ -50,6 +50,9 @@ impl<const P: usize> Tiles<P> {
         unsafe { pack::right(b, depth, columns, to) };
     }
 
+    /// Pieces of other work that go between the products of a step.
+    pub(crate) const PARTS: usize = amx::calls(P);
+
     /// The product of a strip with a panel, `steps` tiles long, to the sums (in place of them, if they are not `kept`).
     ///
     /// # Safety
@@ -58,5 +61,22 @@ impl<const P: usize> Tiles<P> {
         debug_assert!(steps > 0);
         // SAFETY: the caller's promise; this thread has the registers.
         unsafe { amx::multiply::<P>(Strip::packed(a, P), b, sums, steps, kept, [2, 2]) };
+    }
+
+    /// The same, and other work, which must use no tiles, [`PARTS`](Tiles::PARTS) times a step: the processor multiplies meanwhile.
+    ///
+    /// # Safety
+    /// As for [`multiply`](Tiles::multiply).
+    #[inline]
+    pub(crate) unsafe fn multiply_beside(
+        &self,
+        (a, b): (*const Tile, *const Tile),
+        sums: *mut Tile,
+        steps: usize,
+        kept: bool,
+        work: impl FnMut(),
+    ) {
+        // SAFETY: the caller's promise; this thread has the registers.
+        unsafe { amx::multiply_beside::<P>(a, b, sums, steps, kept, work) };
     }
 }

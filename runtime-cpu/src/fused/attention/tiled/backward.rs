@@ -10,7 +10,9 @@ use super::{
         backward::{Head, QUERIES, dots_of},
         *,
     },
-    Row, SIDE, exp2_all, line, room, rows_out, tiles, visible_row,
+    PANELS, SIDE, Scores,
+    beside::{Beside, Work},
+    exp2_flushed, line, room, rows_out, tiles,
 };
 use crate::{
     matmul::{Pieces, Tile, Tiles, split},
@@ -19,8 +21,6 @@ use crate::{
 
 /// Strips of queries in a block.
 const STRIPS: usize = QUERIES / SIDE;
-/// Panels of keys in a block.
-const PANELS: usize = KEYS / SIDE;
 
 /// Tiles of a block of queries: upstream gradients and queries as columns, weights and gradients of scores.
 struct Block {
@@ -42,19 +42,20 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
         PANELS * deep,
         PANELS * wide,
         deep * PANELS,
-        deep.max(wide),
-        PANELS,
+        deep,
+        wide,
+        2 * PANELS,
         deep * STRIPS,
         wide * STRIPS,
         PANELS * STRIPS,
         PANELS * STRIPS,
     ];
-    let blocks = [PANELS, PANELS, deep * PANELS, wide * PANELS, p.group * strips * deep];
+    let blocks = [2 * PANELS, 2 * PANELS, deep * PANELS, wide * PANELS, p.group * strips * deep];
     let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
     let operands = operands.into_iter().map(|steps| room(steps * Tiles::<P>::STEP));
     let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
-    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
-    let [kt, vt, k, left, ds_left, qt, gt, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
+    let mut scratch = Scratch::<f32, 18>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
+    let [kt, vt, k, q, g, ds_left, qt, gt, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
         scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
@@ -90,35 +91,58 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
                             amx.left(x, (part.len(), rows.len()), to.add(strip * STRIPS * Tiles::<P>::STEP));
                         }
                     }
-                    for (t, step) in parts(rows.clone(), SIDE).enumerate() {
-                        let seen = Seen { first: p.seen(step.start, &keys), last: p.seen(step.end - 1, &keys) };
-                        let panels = seen.last.div_ceil(SIDE);
-                        let [s, ds, ds_left, left] = [&mut *s, &mut *ds, &mut *ds_left, &mut *left].map(tiles);
-                        for (x, width, right, sums) in [(h.q, p.depth, kt, s), (h.g, p.value_depth, vt, ds)] {
-                            let steps = width.div_ceil(SIDE);
-                            amx.left(x.part(step.start, 0), (step.len(), width), left);
-                            for panel in 0..panels {
-                                amx.multiply(
-                                    left,
-                                    right.add(panel * steps * Tiles::<P>::STEP),
-                                    sums.add(panel * 4),
-                                    steps,
-                                    false,
-                                );
+                    let [s, ds, ds_left, q, g] = [&mut *s, &mut *ds, &mut *ds_left, &mut *q, &mut *g].map(tiles);
+                    let strip = |t: usize| rows.start + t * SIDE..rows.end.min(rows.start + (t + 1) * SIDE);
+                    let count = rows.len().div_ceil(SIDE);
+                    let scale = (p.scale * std::f64::consts::LOG2_E) as f32;
+                    let scores = |t: usize| {
+                        let seen = Seen { first: p.seen(strip(t).start, &keys), last: p.seen(strip(t).end - 1, &keys) };
+                        Scores { tiles: s.add(t % 2 * PANELS * 4), scale, seen }
+                    };
+                    let ds = |t: usize| ds.add(t % 2 * PANELS * 4);
+                    let ds_left = |t: usize| ds_left.add(t % 2 * PANELS * Tiles::<P>::STEP);
+                    let first = (0..count).find(|&t| scores(t).panels() > 0).unwrap_or(count);
+                    // While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its
+                    // queries.
+                    for turn in first..count + 2 {
+                        let at = |behind: usize| turn.checked_sub(behind).filter(|t| (first..count).contains(t));
+                        let [ahead, here, behind] = [0, 1, 2].map(at);
+                        let steps = ahead.map_or(0, |t| scores(t).panels() * (deep + wide))
+                            + behind.map_or(0, |t| scores(t).panels() * deep);
+                        let work = here.map(|t| ScoreGrads::<P> {
+                            scores: scores(t),
+                            grads: ds(t),
+                            right: block.right.map(|x| x.add(t * Tiles::<P>::STEP)),
+                            left: ds_left(t),
+                            lse: &h.lse[strip(t)],
+                            dots: &dots[strip(t)],
+                            done: 0,
+                        });
+                        let mut beside = Beside::new(work, steps * Tiles::<P>::PARTS);
+                        if let Some(t) = ahead {
+                            let (scores, step) = (scores(t), strip(t));
+                            let s = scores.tiles.cast_mut();
+                            for (x, width, left, right, sums) in
+                                [(h.q, p.depth, q, kt, s), (h.g, p.value_depth, g, vt, ds(t))]
+                            {
+                                let steps = width.div_ceil(SIDE);
+                                amx.left(x.part(step.start, 0), (step.len(), width), left);
+                                for panel in 0..scores.panels() {
+                                    let right = right.add(panel * steps * Tiles::<P>::STEP);
+                                    let sums = sums.add(panel * 4);
+                                    amx.multiply_beside((left, right), sums, steps, false, || beside.go_on());
+                                }
                             }
                         }
-                        if panels == 0 {
-                            continue;
+                        if let Some(t) = behind {
+                            let dq = dq.add((i * strips + strip(t).start / SIDE) * deep * 4);
+                            for panel in 0..deep {
+                                let k = k.add(panel * n.div_ceil(SIDE) * Tiles::<P>::STEP);
+                                let (sums, steps) = (dq.add(panel * 4), scores(t).panels());
+                                amx.multiply_beside((ds_left(t), k), sums, steps, true, || beside.go_on());
+                            }
                         }
-                        let scale = (p.scale * std::f64::consts::LOG2_E) as f32;
-                        let known = (&h.lse[step.clone()], &dots[step.clone()]);
-                        let right = block.right.map(|x| x.add(t * Tiles::<P>::STEP));
-                        score_grads::<P>([s, ds], (right, ds_left), scale, known, seen);
-                        let dq = dq.add((i * strips + step.start / SIDE) * deep * 4);
-                        for panel in 0..deep {
-                            let k = k.add(panel * n.div_ceil(SIDE) * Tiles::<P>::STEP);
-                            amx.multiply(ds_left, k, dq.add(panel * 4), panels, true);
-                        }
+                        beside.finish();
                     }
                     let sums = [(tiles(dv), wide), (tiles(dk), deep)];
                     add_keys(&amx, p, (&rows, &keys), &block, sums);
@@ -136,12 +160,12 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
         for (strip, step) in pieces(p.queries, SIDE).enumerate() {
             let (sums, scale) = (dq.wrapping_add((i * strips + strip) * deep * 4), p.scale as f32);
             // SAFETY: these queries' gradients, which are this task's alone; the processor has the instructions.
-            unsafe {
+            let _ = unsafe {
                 match h.rounded {
                     Some(out) => rows_out(sums, out.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
                     None => rows_out(sums, h.dq.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
                 }
-            }
+            };
         }
     }
     Ok(())
@@ -177,73 +201,81 @@ unsafe fn add_keys<const P: usize>(
 
 /// Scores and gradients of weights become weights and gradients of scores before they are scaled: both in the right operand's tiles, of two
 /// queries side by side, the gradients in the left one's too. They are 0 where a query sees no key, and where there is no query.
-///
-/// # Safety
-/// There are tiles for all keys that are seen; the processor has the instructions.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn score_grads<const P: usize>(
-    [s, ds]: [*mut Tile; 2],
-    ([weights, ds_right], ds_left): ([*mut Tile; 2], *mut Tile),
-    scale: f32,
-    (lse, dots): (&[f32], &[f32]),
-    seen: Seen,
-) {
-    const PAIRS: [u16; 32] = {
-        let mut order = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            order[i] = (i / 2 + i % 2 * 16) as u16;
-            i += 1;
-        }
-        order
-    };
-    let panels = seen.last.div_ceil(SIDE);
-    let mut rows: [[Row; 2]; 2] = [[[0.0; KEYS]; 2]; 2];
-    for pair in 0..SIDE / 2 {
-        let [p_rows, ds_rows] = &mut rows;
-        for (side, (p, d)) in p_rows.iter_mut().zip(ds_rows).enumerate() {
-            let i = 2 * pair + side;
-            let (p, d) = (&mut p[..panels * SIDE], &mut d[..panels * SIDE]);
-            // A query that saw nothing has no finite logsumexp, and no weight.
-            let Some((&lse, &dot)) = lse.get(i).zip(dots.get(i)).filter(|(lse, _)| **lse != f32::NEG_INFINITY) else {
-                p.fill(0.0);
-                d.fill(0.0);
-                continue;
-            };
-            // SAFETY: the caller's promise.
-            unsafe {
-                visible_row(s, i, p, scale, seen.of(i));
-                exp2_all(p, lse * std::f32::consts::LOG2_E);
-                for (j, (p, d)) in p.as_chunks::<16>().0.iter().zip(d.as_chunks_mut::<16>().0).enumerate() {
-                    let g = _mm512_sub_ps(_mm512_load_ps(line(ds.add(j / 2 * 4), i, j % 2)), _mm512_set1_ps(dot));
-                    // What is hidden is 0, whatever its gradient.
-                    let p = _mm512_loadu_ps(p.as_ptr());
-                    let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(p, _mm512_setzero_ps());
-                    _mm512_storeu_ps(d.as_mut_ptr(), _mm512_maskz_mul_ps(there, p, g));
-                }
-            }
-        }
+struct ScoreGrads<'a, const P: usize> {
+    scores: Scores,
+    grads: *mut Tile,
+    right: [*mut Tile; 2],
+    left: *mut Tile,
+    lse: &'a [f32],
+    dots: &'a [f32],
+    /// Panels of pairs of queries.
+    done: usize,
+}
+
+impl<const P: usize> ScoreGrads<'_, P> {
+    /// Half of a panel's weights of a query and gradients of its scores.
+    ///
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    unsafe fn get(&self, i: usize, panel: usize, half: usize) -> [__m512; 2] {
+        let known = self.lse.get(i).zip(self.dots.get(i));
+        // A query that saw nothing has no finite logsumexp, and no weight.
+        let Some((&lse, &dot)) = known.filter(|(lse, _)| **lse != f32::NEG_INFINITY) else {
+            return [_mm512_setzero_ps(); 2];
+        };
         // SAFETY: the caller's promise.
+        let (s, g) =
+            unsafe { (self.scores.get(i, panel, half), _mm512_load_ps(line(self.grads.add(panel * 4), i, half))) };
+        let p = exp2_flushed(_mm512_sub_ps(s, _mm512_set1_ps(lse * std::f32::consts::LOG2_E)));
+        // What is hidden is 0, whatever its gradient.
+        let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(p, _mm512_setzero_ps());
+        [p, _mm512_maskz_mul_ps(there, p, _mm512_sub_ps(g, _mm512_set1_ps(dot)))]
+    }
+}
+
+impl<const P: usize> Work for ScoreGrads<'_, P> {
+    fn left(&self) -> usize {
+        SIDE / 2 * self.scores.panels() - self.done
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    unsafe fn advance(&mut self) {
+        const PAIRS: [u16; 32] = {
+            let mut order = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                order[i] = (i / 2 + i % 2 * 16) as u16;
+                i += 1;
+            }
+            order
+        };
+        let (pair, panel) = (self.done / self.scores.panels(), self.done % self.scores.panels());
+        self.done += 1;
+        // SAFETY: the caller's promise; there are tiles for a panel that is seen.
         unsafe {
             let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-            let pieces = |halves: [*const f32; 2]| split::<P>(halves.map(|x| _mm512_loadu_ps(x)));
-            for j in 0..2 * panels {
-                for (x, to) in rows.iter().zip([weights, ds_right]) {
-                    let to = to.add(j / 2 * STRIPS * Tiles::<P>::STEP + j % 2).cast::<__m512i>().add(pair);
-                    for (piece, x) in
-                        pieces([0, 1].map(|side: usize| x[side].as_ptr().add(16 * j))).into_iter().enumerate()
-                    {
+            let halves = [0, 1].map(|half| {
+                let [low, high] = [0, 1].map(|side| self.get(2 * pair + side, panel, half));
+                let pieces = [0, 1].map(|which| split::<P>([low[which], high[which]]));
+                for (pieces, to) in pieces.iter().zip(self.right) {
+                    let to = to.add(panel * STRIPS * Tiles::<P>::STEP + half).cast::<__m512i>().add(pair);
+                    for (piece, &x) in pieces.iter().enumerate() {
                         *to.add(piece * SIDE) = _mm512_permutexvar_epi16(order, x);
                     }
                 }
-            }
-            for panel in 0..panels {
-                for (side, x) in rows[1].iter().enumerate() {
-                    let (i, at) = (2 * pair + side, x.as_ptr().add(panel * SIDE));
-                    let to = ds_left.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
-                    for (piece, x) in pieces([at, at.add(16)]).into_iter().enumerate() {
-                        *to.add(piece * SIDE) = x;
-                    }
+                pieces[1]
+            });
+            for side in 0..2 {
+                let i = 2 * pair + side;
+                let to = self.left.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
+                for piece in 0..P {
+                    let [first, second] = [halves[0][piece], halves[1][piece]];
+                    *to.add(piece * SIDE) = match side {
+                        0 => _mm512_shuffle_i64x2::<0x44>(first, second),
+                        _ => _mm512_shuffle_i64x2::<0xee>(first, second),
+                    };
                 }
             }
         }
