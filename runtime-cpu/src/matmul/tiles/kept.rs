@@ -3,11 +3,7 @@
 //! A strip of the left operand is `[depth / 32, P, 2]` tiles of numbers of `P` pieces, the right one `[columns / 32, depth / 32, P, 2]`, and
 //! sums of a strip are `[columns / 32, 2, 2]` tiles of 16 × 16 numbers, those of its first 16 rows first.
 
-use super::{
-    Tile, amx,
-    pack::{self, Strip},
-    pieces::Pieces,
-};
+use super::{Tile, amx, pack, pieces::Pieces};
 use crate::{Simd, matmul::Matrix};
 
 /// The tile registers of this thread, until dropped, for products of numbers of `P` pieces; no other product may be computed meanwhile.
@@ -53,22 +49,13 @@ impl<const P: usize> Tiles<P> {
     /// Pieces of other work that go between the products of a step.
     pub(crate) const PARTS: usize = amx::calls(P);
 
-    /// The product of a strip with a panel, `steps` tiles long, to the sums (in place of them, if they are not `kept`).
+    /// The product of a strip with a panel, `steps` tiles long, to the sums (in place of them, if they are not `kept`), and other work, which
+    /// must use no tiles, [`PARTS`](Tiles::PARTS) times a step: the processor multiplies meanwhile.
     ///
     /// # Safety
     /// [`Tiles::STEP`] tiles a step lie at `a` and at `b`, four sums at `sums`, which nothing else sees.
-    pub(crate) unsafe fn multiply(&self, a: *const Tile, b: *const Tile, sums: *mut Tile, steps: usize, kept: bool) {
-        debug_assert!(steps > 0);
-        // SAFETY: the caller's promise; this thread has the registers.
-        unsafe { amx::multiply::<P>(Strip::packed(a, P), b, sums, steps, kept, [2, 2]) };
-    }
-
-    /// The same, and other work, which must use no tiles, [`PARTS`](Tiles::PARTS) times a step: the processor multiplies meanwhile.
-    ///
-    /// # Safety
-    /// As for [`multiply`](Tiles::multiply).
     #[inline]
-    pub(crate) unsafe fn multiply_beside(
+    pub(crate) unsafe fn multiply(
         &self,
         (a, b): (*const Tile, *const Tile),
         sums: *mut Tile,

@@ -19,14 +19,8 @@ use crate::{
     pointwise::turn_square,
 };
 
-/// Strips of queries in a block.
-const STRIPS: usize = QUERIES / SIDE;
-
-/// Tiles of a block of queries: upstream gradients and queries as columns, weights and gradients of scores.
-struct Block {
-    turned: [*mut Tile; 2],
-    right: [*mut Tile; 2],
-}
+/// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
+const STRIPS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
 pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
@@ -44,18 +38,17 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
         deep * PANELS,
         deep,
         wide,
+        STRIPS,
         2 * PANELS,
-        deep * STRIPS,
-        wide * STRIPS,
-        PANELS * STRIPS,
-        PANELS * STRIPS,
+        2 * PANELS * STRIPS,
+        2 * PANELS * STRIPS,
     ];
     let blocks = [2 * PANELS, 2 * PANELS, deep * PANELS, wide * PANELS, p.group * strips * deep];
     let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
     let operands = operands.into_iter().map(|steps| room(steps * Tiles::<P>::STEP));
     let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
-    let mut scratch = Scratch::<f32, 18>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
-    let [kt, vt, k, q, g, ds_left, qt, gt, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
+    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
+    let [kt, vt, k, q, g, turned, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
         scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
@@ -68,86 +61,29 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
         let n = keys.len();
         dk.fill(0.0);
         dv.fill(0.0);
-        let [kt, vt, k] = [&mut *kt, &mut *vt, &mut *k].map(tiles);
-        // SAFETY: these keys of the operands; there is room for a block.
+        let block = Block {
+            amx: &amx,
+            p,
+            heads,
+            dots,
+            keys: keys.clone(),
+            sizes: [deep, wide],
+            right: [&mut *kt, &mut *vt, &mut *k].map(tiles),
+            left: [&mut *q, &mut *g].map(tiles),
+            turned: tiles(turned),
+            sums: [&mut *s, &mut *ds].map(tiles),
+            ds_left: tiles(ds_left),
+            columns: [&mut *weights, &mut *ds_right].map(tiles),
+            dq,
+            dk: [&mut *dv, &mut *dk].map(tiles),
+        };
+        // SAFETY: these keys of the operands, and tiles of this task's.
         unsafe {
             let [key, value] = [any.k, any.v].map(|m| m.part(keys.start, 0));
-            amx.right(key.turned(), (p.depth, n), kt);
-            amx.right(value.turned(), (p.value_depth, n), vt);
-            amx.right(key, (n, p.depth), k);
-        }
-        for (i, (h, dots)) in heads.iter().zip(dots.chunks(p.queries.max(1))).enumerate() {
-            for rows in pieces(p.queries, QUERIES).filter(|rows| p.seen(rows.end - 1, &keys) > 0) {
-                let block = Block {
-                    turned: [&mut *gt, &mut *qt].map(tiles),
-                    right: [&mut *weights, &mut *ds_right].map(tiles),
-                };
-                // SAFETY: these queries of the operands, and tiles of this task's.
-                unsafe {
-                    let sources = [(h.g, p.value_depth), (h.q, p.depth)];
-                    for ((x, width), to) in sources.into_iter().zip(block.turned) {
-                        for (strip, part) in pieces(width, SIDE).enumerate() {
-                            let x = x.part(rows.start, part.start).turned();
-                            amx.left(x, (part.len(), rows.len()), to.add(strip * STRIPS * Tiles::<P>::STEP));
-                        }
-                    }
-                    let [s, ds, ds_left, q, g] = [&mut *s, &mut *ds, &mut *ds_left, &mut *q, &mut *g].map(tiles);
-                    let strip = |t: usize| rows.start + t * SIDE..rows.end.min(rows.start + (t + 1) * SIDE);
-                    let count = rows.len().div_ceil(SIDE);
-                    let scale = (p.scale * std::f64::consts::LOG2_E) as f32;
-                    let scores = |t: usize| {
-                        let seen = Seen { first: p.seen(strip(t).start, &keys), last: p.seen(strip(t).end - 1, &keys) };
-                        Scores { tiles: s.add(t % 2 * PANELS * 4), scale, seen }
-                    };
-                    let ds = |t: usize| ds.add(t % 2 * PANELS * 4);
-                    let ds_left = |t: usize| ds_left.add(t % 2 * PANELS * Tiles::<P>::STEP);
-                    let first = (0..count).find(|&t| scores(t).panels() > 0).unwrap_or(count);
-                    // While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its
-                    // queries.
-                    for turn in first..count + 2 {
-                        let at = |behind: usize| turn.checked_sub(behind).filter(|t| (first..count).contains(t));
-                        let [ahead, here, behind] = [0, 1, 2].map(at);
-                        let steps = ahead.map_or(0, |t| scores(t).panels() * (deep + wide))
-                            + behind.map_or(0, |t| scores(t).panels() * deep);
-                        let work = here.map(|t| ScoreGrads::<P> {
-                            scores: scores(t),
-                            grads: ds(t),
-                            right: block.right.map(|x| x.add(t * Tiles::<P>::STEP)),
-                            left: ds_left(t),
-                            lse: &h.lse[strip(t)],
-                            dots: &dots[strip(t)],
-                            done: 0,
-                        });
-                        let mut beside = Beside::new(work, steps * Tiles::<P>::PARTS);
-                        if let Some(t) = ahead {
-                            let (scores, step) = (scores(t), strip(t));
-                            let s = scores.tiles.cast_mut();
-                            for (x, width, left, right, sums) in
-                                [(h.q, p.depth, q, kt, s), (h.g, p.value_depth, g, vt, ds(t))]
-                            {
-                                let steps = width.div_ceil(SIDE);
-                                amx.left(x.part(step.start, 0), (step.len(), width), left);
-                                for panel in 0..scores.panels() {
-                                    let right = right.add(panel * steps * Tiles::<P>::STEP);
-                                    let sums = sums.add(panel * 4);
-                                    amx.multiply_beside((left, right), sums, steps, false, || beside.go_on());
-                                }
-                            }
-                        }
-                        if let Some(t) = behind {
-                            let dq = dq.add((i * strips + strip(t).start / SIDE) * deep * 4);
-                            for panel in 0..deep {
-                                let k = k.add(panel * n.div_ceil(SIDE) * Tiles::<P>::STEP);
-                                let (sums, steps) = (dq.add(panel * 4), scores(t).panels());
-                                amx.multiply_beside((ds_left(t), k), sums, steps, true, || beside.go_on());
-                            }
-                        }
-                        beside.finish();
-                    }
-                    let sums = [(tiles(dv), wide), (tiles(dk), deep)];
-                    add_keys(&amx, p, (&rows, &keys), &block, sums);
-                }
-            }
+            amx.right(key.turned(), (p.depth, n), block.right[0]);
+            amx.right(value.turned(), (p.value_depth, n), block.right[1]);
+            amx.right(key, (n, p.depth), block.right[2]);
+            block.run();
         }
         for (sums, out, width, scale) in
             [(&mut *dk, any.dk, p.depth, p.scale as f32), (&mut *dv, any.dv, p.value_depth, 1.0)]
@@ -171,28 +107,185 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
     Ok(())
 }
 
-/// What a block of queries adds to gradients of values and keys.
-///
-/// # Safety
-/// The tiles are this task's, those of strips that see any of a panel's keys are filled.
-unsafe fn add_keys<const P: usize>(
-    amx: &Tiles<P>,
-    p: &Problem,
-    (rows, keys): (&Range<usize>, &Range<usize>),
-    block: &Block,
-    sums: [(*mut Tile, usize); 2],
-) {
-    for panel in 0..p.seen(rows.end - 1, keys).div_ceil(SIDE) {
-        let sees = |step: Range<usize>| p.seen(step.end - 1, keys) > panel * SIDE;
-        let Some(first) = parts(rows.clone(), SIDE).position(sees) else { continue };
-        let steps = rows.len().div_ceil(SIDE) - first;
-        for ((sums, strips), (left, right)) in sums.into_iter().zip(block.turned.into_iter().zip(block.right)) {
-            for strip in 0..strips {
+/// A block of keys, with tiles of its operands, and those in which strips of queries are computed.
+struct Block<'a, T: Stored, const P: usize> {
+    amx: &'a Tiles<P>,
+    p: &'a Problem,
+    heads: &'a [Head<'a, T>],
+    dots: &'a [f32],
+    keys: Range<usize>,
+    /// Panels of the depth, and of values.
+    sizes: [usize; 2],
+    /// Keys and values in columns, keys in rows.
+    right: [*mut Tile; 3],
+    /// A strip of queries and of upstream gradients.
+    left: [*mut Tile; 2],
+    /// Columns of upstream gradients or queries of a few strips.
+    turned: *mut Tile,
+    /// Scores and gradients of weights, of two strips.
+    sums: [*mut Tile; 2],
+    /// Gradients of scores in rows, of two strips.
+    ds_left: *mut Tile,
+    /// Weights and gradients of scores, twice a few strips of them.
+    columns: [*mut Tile; 2],
+    dq: *mut Tile,
+    /// Gradients of values and of keys.
+    dk: [*mut Tile; 2],
+}
+
+/// A strip of queries that see any of the keys.
+#[derive(Clone, Copy)]
+struct Strip {
+    head: usize,
+    /// Among the head's strips.
+    at: usize,
+    /// Which of two places its sums have.
+    place: usize,
+    /// Among those that are added up at once.
+    slot: usize,
+    /// Which of two places those have.
+    half: usize,
+}
+
+impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
+    /// While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its queries and,
+    /// with others, to the keys.
+    ///
+    /// # Safety
+    /// The matrices have these keys and all queries; the tiles are nobody else's.
+    unsafe fn run(&self) {
+        let strips = self.p.queries.div_ceil(SIDE);
+        let first = (0..strips).find(|&at| self.seen(at).last > 0).unwrap_or(strips);
+        let each = strips - first;
+        let all = self.heads.len() * each;
+        let strip = |turn: usize| {
+            let (head, i) = (turn / each, turn % each);
+            let half = head * each.div_ceil(STRIPS) + i / STRIPS;
+            Strip { head, at: first + i, place: turn % 2, slot: i % STRIPS, half: half % 2 }
+        };
+        for turn in 0..all + 2 {
+            let before = |turns: usize| turn.checked_sub(turns).filter(|&t| t < all).map(strip);
+            let [ahead, here, behind] = [0, 1, 2].map(before);
+            let full = behind.filter(|s| s.slot + 1 == STRIPS || s.at + 1 == strips);
+            let [deep, wide] = self.sizes;
+            let steps =
+                [(ahead, deep + wide), (behind, deep)].map(|(s, n)| s.map_or(0, |s| self.scores(s).panels() * n));
+            let added =
+                full.map_or(0, |s| self.added(s).map(|(_, from)| s.slot + 1 - from).sum::<usize>() * (deep + wide));
+            let work = here.map(|s| self.score_grads(s));
+            let mut beside = Beside::new(work, (steps.iter().sum::<usize>() + added) * Tiles::<P>::PARTS);
+            // SAFETY: the caller's promise; strips that follow each other have tiles of their own.
+            unsafe {
+                ahead.into_iter().for_each(|s| self.add_scores(s, &mut beside));
+                behind.into_iter().for_each(|s| self.add_queries(s, &mut beside));
+                full.into_iter().for_each(|s| self.add_keys(s, &mut beside));
+                beside.finish();
+            }
+        }
+    }
+
+    fn rows(&self, at: usize) -> Range<usize> {
+        at * SIDE..self.p.queries.min((at + 1) * SIDE)
+    }
+
+    fn seen(&self, at: usize) -> Seen {
+        let rows = self.rows(at);
+        Seen { first: self.p.seen(rows.start, &self.keys), last: self.p.seen(rows.end - 1, &self.keys) }
+    }
+
+    fn scores(&self, s: Strip) -> Scores {
+        let scale = (self.p.scale * std::f64::consts::LOG2_E) as f32;
+        Scores { tiles: self.sums[0].wrapping_add(s.place * PANELS * 4), scale, seen: self.seen(s.at) }
+    }
+
+    fn grads(&self, s: Strip) -> *mut Tile {
+        self.sums[1].wrapping_add(s.place * PANELS * 4)
+    }
+
+    fn ds_left(&self, s: Strip) -> *mut Tile {
+        self.ds_left.wrapping_add(s.place * PANELS * Tiles::<P>::STEP)
+    }
+
+    fn score_grads(&self, s: Strip) -> ScoreGrads<'_, P> {
+        let rows = self.rows(s.at);
+        let slot = (s.half * PANELS * STRIPS + s.slot) * Tiles::<P>::STEP;
+        ScoreGrads {
+            scores: self.scores(s),
+            grads: self.grads(s),
+            right: self.columns.map(|x| x.wrapping_add(slot)),
+            left: self.ds_left(s),
+            lse: &self.heads[s.head].lse[rows.clone()],
+            dots: &self.dots[s.head * self.p.queries..][rows],
+            done: 0,
+        }
+    }
+
+    /// Scores and gradients of weights.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
+        let factors = [(h.q, self.p.depth, scores.tiles.cast_mut()), (h.g, self.p.value_depth, self.grads(s))];
+        for (((x, width, sums), left), right) in factors.into_iter().zip(self.left).zip(self.right) {
+            let steps = width.div_ceil(SIDE);
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.amx.left(x.part(rows.start, 0), (rows.len(), width), left);
+                for panel in 0..scores.panels() {
+                    let right = right.add(panel * steps * Tiles::<P>::STEP);
+                    self.amx.multiply((left, right), sums.add(panel * 4), steps, false, || beside.go_on());
+                }
+            }
+        }
+    }
+
+    /// What a strip adds to gradients of its queries.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let deep = self.sizes[0];
+        for panel in 0..deep {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let k = self.right[2].add(panel * self.keys.len().div_ceil(SIDE) * Tiles::<P>::STEP);
+                let strip = s.head * self.p.queries.div_ceil(SIDE) + s.at;
+                let (sums, steps) = (self.dq.add((strip * deep + panel) * 4), self.scores(s).panels());
+                self.amx.multiply((self.ds_left(s), k), sums, steps, true, || beside.go_on());
+            }
+        }
+    }
+
+    /// Panels that the last strip of a few sees, and the first of those strips that sees any of a panel's keys.
+    fn added(&self, last: Strip) -> impl Iterator<Item = (usize, usize)> {
+        let first = last.at - last.slot;
+        (0..self.scores(last).panels()).map(move |panel| {
+            let sees = |&slot: &usize| self.seen(first + slot).last > panel * SIDE;
+            (panel, (0..last.slot).find(sees).unwrap_or(last.slot))
+        })
+    }
+
+    /// What a few strips add to gradients of values and keys.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let h = &self.heads[last.head];
+        let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
+        let step = Tiles::<P>::STEP;
+        let factors = [(h.g, self.p.value_depth), (h.q, self.p.depth)];
+        for ((x, width), (right, sums)) in factors.into_iter().zip(self.columns.into_iter().zip(self.dk)) {
+            for (strip, part) in pieces(width, SIDE).enumerate() {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let left = left.add((strip * STRIPS + first) * Tiles::<P>::STEP);
-                    let right = right.add((panel * STRIPS + first) * Tiles::<P>::STEP);
-                    amx.multiply(left, right, sums.add((strip * PANELS + panel) * 4), steps, true);
+                    let left = self.turned;
+                    self.amx.left(x.part(rows.start, part.start).turned(), (part.len(), rows.len()), left);
+                    for (panel, from) in self.added(last) {
+                        let right = right.add(((last.half * PANELS + panel) * STRIPS + from) * step);
+                        let (sums, steps) = (sums.add((strip * PANELS + panel) * 4), last.slot + 1 - from);
+                        self.amx.multiply((left.add(from * step), right), sums, steps, true, || beside.go_on());
+                    }
                 }
             }
         }
@@ -256,27 +349,25 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
         // SAFETY: the caller's promise; there are tiles for a panel that is seen.
         unsafe {
             let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-            let halves = [0, 1].map(|half| {
-                let [low, high] = [0, 1].map(|side| self.get(2 * pair + side, panel, half));
-                let pieces = [0, 1].map(|which| split::<P>([low[which], high[which]]));
-                for (pieces, to) in pieces.iter().zip(self.right) {
-                    let to = to.add(panel * STRIPS * Tiles::<P>::STEP + half).cast::<__m512i>().add(pair);
-                    for (piece, &x) in pieces.iter().enumerate() {
-                        *to.add(piece * SIDE) = _mm512_permutexvar_epi16(order, x);
-                    }
-                }
-                pieces[1]
-            });
-            for side in 0..2 {
-                let i = 2 * pair + side;
-                let to = self.left.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
+            let to = self.right.map(|to| to.add(panel * STRIPS * Tiles::<P>::STEP).cast::<__m512i>().add(pair));
+            let mut grads = [[_mm512_setzero_si512(); P]; 2];
+            for (half, grads) in grads.iter_mut().enumerate() {
+                let low = self.get(2 * pair, panel, half);
+                let high = self.get(2 * pair + 1, panel, half);
+                let weights = split::<P>([low[0], high[0]]);
+                *grads = split::<P>([low[1], high[1]]);
                 for piece in 0..P {
-                    let [first, second] = [halves[0][piece], halves[1][piece]];
-                    *to.add(piece * SIDE) = match side {
-                        0 => _mm512_shuffle_i64x2::<0x44>(first, second),
-                        _ => _mm512_shuffle_i64x2::<0xee>(first, second),
-                    };
+                    let at = half * SIDE / 2 + piece * SIDE;
+                    *to[0].add(at) = _mm512_permutexvar_epi16(order, weights[piece]);
+                    *to[1].add(at) = _mm512_permutexvar_epi16(order, grads[piece]);
                 }
+            }
+            let row = 2 * pair;
+            let to = self.left.add(panel * Tiles::<P>::STEP + row / 16).cast::<__m512i>().add(row % 16);
+            for piece in 0..P {
+                let [first, second] = [grads[0][piece], grads[1][piece]];
+                *to.add(piece * SIDE) = _mm512_shuffle_i64x2::<0x44>(first, second);
+                *to.add(piece * SIDE + 1) = _mm512_shuffle_i64x2::<0xee>(first, second);
             }
         }
     }
