@@ -217,6 +217,8 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
             lse: &self.heads[s.head].lse[rows.clone()],
             dots: &self.dots[s.head * self.p.queries..][rows],
             done: 0,
+            // SAFETY: zeros are such registers.
+            first: unsafe { std::mem::zeroed() },
         }
     }
 
@@ -301,8 +303,10 @@ struct ScoreGrads<'a, const P: usize> {
     left: *mut Tile,
     lse: &'a [f32],
     dots: &'a [f32],
-    /// Panels of pairs of queries.
+    /// Halves of panels of pairs of queries.
     done: usize,
+    /// The gradients of a panel's first half.
+    first: [__m512i; P],
 }
 
 impl<const P: usize> ScoreGrads<'_, P> {
@@ -330,7 +334,7 @@ impl<const P: usize> ScoreGrads<'_, P> {
 
 impl<const P: usize> Work for ScoreGrads<'_, P> {
     fn left(&self) -> usize {
-        SIDE / 2 * self.scores.panels() - self.done
+        SIDE * self.scores.panels() - self.done
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
@@ -344,28 +348,29 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
             }
             order
         };
-        let (pair, panel) = (self.done / self.scores.panels(), self.done % self.scores.panels());
+        let (half, panel) = (self.done % 2, self.done / 2 % self.scores.panels());
+        let pair = self.done / 2 / self.scores.panels();
         self.done += 1;
         // SAFETY: the caller's promise; there are tiles for a panel that is seen.
         unsafe {
+            let [low, high] = [self.get(2 * pair, panel, half), self.get(2 * pair + 1, panel, half)];
+            let (weights, grads) = (split::<P>([low[0], high[0]]), split::<P>([low[1], high[1]]));
             let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-            let to = self.right.map(|to| to.add(panel * STRIPS * Tiles::<P>::STEP).cast::<__m512i>().add(pair));
-            let mut grads = [[_mm512_setzero_si512(); P]; 2];
-            for (half, grads) in grads.iter_mut().enumerate() {
-                let low = self.get(2 * pair, panel, half);
-                let high = self.get(2 * pair + 1, panel, half);
-                let weights = split::<P>([low[0], high[0]]);
-                *grads = split::<P>([low[1], high[1]]);
-                for piece in 0..P {
-                    let at = half * SIDE / 2 + piece * SIDE;
-                    *to[0].add(at) = _mm512_permutexvar_epi16(order, weights[piece]);
-                    *to[1].add(at) = _mm512_permutexvar_epi16(order, grads[piece]);
-                }
+            let at = panel * STRIPS * Tiles::<P>::STEP + half;
+            let [to_weights, to_grads] = [self.right[0].add(at), self.right[1].add(at)];
+            for piece in 0..P {
+                *to_weights.add(2 * piece).cast::<__m512i>().add(pair) =
+                    _mm512_permutexvar_epi16(order, weights[piece]);
+                *to_grads.add(2 * piece).cast::<__m512i>().add(pair) = _mm512_permutexvar_epi16(order, grads[piece]);
+            }
+            if half == 0 {
+                self.first = grads;
+                return;
             }
             let row = 2 * pair;
             let to = self.left.add(panel * Tiles::<P>::STEP + row / 16).cast::<__m512i>().add(row % 16);
             for piece in 0..P {
-                let [first, second] = [grads[0][piece], grads[1][piece]];
+                let [first, second] = [self.first[piece], grads[piece]];
                 *to.add(piece * SIDE) = _mm512_shuffle_i64x2::<0x44>(first, second);
                 *to.add(piece * SIDE + 1) = _mm512_shuffle_i64x2::<0xee>(first, second);
             }

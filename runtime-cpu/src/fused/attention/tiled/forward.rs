@@ -198,7 +198,8 @@ impl<const P: usize> Work for Weights<'_, P> {
         let base = _mm512_set1_ps(finite(self.top[i]));
         // SAFETY: the caller's promise; there are tiles for a panel that is seen.
         unsafe {
-            let x = [0, 1].map(|half| exp2_flushed(_mm512_sub_ps(self.scores.get(i, panel, half), base)));
+            let [low, high] = [self.scores.get(i, panel, 0), self.scores.get(i, panel, 1)];
+            let x = [exp2_flushed(_mm512_sub_ps(low, base)), exp2_flushed(_mm512_sub_ps(high, base))];
             self.gathered = [_mm512_add_ps(self.gathered[0], x[0]), _mm512_add_ps(self.gathered[1], x[1])];
             let to = self.to.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
             for (piece, x) in split::<P>(x).into_iter().enumerate() {
