@@ -11,16 +11,18 @@ use super::{
         *,
     },
     PANELS, SIDE, Scores,
-    beside::{Beside, Work},
-    exp2_flushed, line, room, rows_out, tiles,
+    beside::{Beside, Pack, Work},
+    room, rows_out,
+    score_grads::ScoreGrads,
+    tiles,
 };
 use crate::{
-    matmul::{Pieces, Tile, Tiles, split},
+    matmul::{Pieces, Tile, Tiles},
     pointwise::turn_square,
 };
 
 /// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
-const STRIPS: usize = 2;
+pub(super) const STRIPS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
 pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
@@ -36,9 +38,10 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
         PANELS * deep,
         PANELS * wide,
         deep * PANELS,
-        deep,
-        wide,
-        STRIPS,
+        2 * deep,
+        2 * wide,
+        2 * deep * STRIPS,
+        2 * wide * STRIPS,
         2 * PANELS,
         2 * PANELS * STRIPS,
         2 * PANELS * STRIPS,
@@ -47,8 +50,8 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
     let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
     let operands = operands.into_iter().map(|steps| room(steps * Tiles::<P>::STEP));
     let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
-    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
-    let [kt, vt, k, q, g, turned, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
+    let mut scratch = Scratch::<f32, 18>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
+    let [kt, vt, k, q, g, qt, gt, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
         scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
@@ -70,12 +73,12 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
             sizes: [deep, wide],
             right: [&mut *kt, &mut *vt, &mut *k].map(tiles),
             left: [&mut *q, &mut *g].map(tiles),
-            turned: tiles(turned),
+            turned: [&mut *qt, &mut *gt].map(tiles),
             sums: [&mut *s, &mut *ds].map(tiles),
             ds_left: tiles(ds_left),
-            columns: [&mut *weights, &mut *ds_right].map(tiles),
+            columns: [&mut *ds_right, &mut *weights].map(tiles),
             dq,
-            dk: [&mut *dv, &mut *dk].map(tiles),
+            dk: [&mut *dk, &mut *dv].map(tiles),
         };
         // SAFETY: these keys of the operands, and tiles of this task's.
         unsafe {
@@ -118,18 +121,18 @@ struct Block<'a, T: Stored, const P: usize> {
     sizes: [usize; 2],
     /// Keys and values in columns, keys in rows.
     right: [*mut Tile; 3],
-    /// A strip of queries and of upstream gradients.
+    /// Queries and upstream gradients, of two strips.
     left: [*mut Tile; 2],
-    /// Columns of upstream gradients or queries of a few strips.
-    turned: *mut Tile,
+    /// Their columns, twice of a few strips.
+    turned: [*mut Tile; 2],
     /// Scores and gradients of weights, of two strips.
     sums: [*mut Tile; 2],
     /// Gradients of scores in rows, of two strips.
     ds_left: *mut Tile,
-    /// Weights and gradients of scores, twice a few strips of them.
+    /// Gradients of scores and weights, twice of a few strips.
     columns: [*mut Tile; 2],
     dq: *mut Tile,
-    /// Gradients of values and of keys.
+    /// Gradients of keys and of values.
     dk: [*mut Tile; 2],
 }
 
@@ -139,7 +142,7 @@ struct Strip {
     head: usize,
     /// Among the head's strips.
     at: usize,
-    /// Which of two places its sums have.
+    /// Which of two places its tiles have.
     place: usize,
     /// Among those that are added up at once.
     slot: usize,
@@ -149,7 +152,7 @@ struct Strip {
 
 impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     /// While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its queries and,
-    /// with others, to the keys.
+    /// with others, to the keys; and the next is packed.
     ///
     /// # Safety
     /// The matrices have these keys and all queries; the tiles are nobody else's.
@@ -163,16 +166,18 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
             let half = head * each.div_ceil(STRIPS) + i / STRIPS;
             Strip { head, at: first + i, place: turn % 2, slot: i % STRIPS, half: half % 2 }
         };
-        for turn in 0..all + 2 {
+        for turn in 0..all + 3 {
             let before = |turns: usize| turn.checked_sub(turns).filter(|&t| t < all).map(strip);
-            let [ahead, here, behind] = [0, 1, 2].map(before);
-            let full = behind.filter(|s| s.slot + 1 == STRIPS || s.at + 1 == strips);
+            let [next, ahead, here, behind] = [0, 1, 2, 3].map(before);
+            let [filled, full] = [here, behind].map(|s| s.filter(|s| s.slot + 1 == STRIPS || s.at + 1 == strips));
             let [deep, wide] = self.sizes;
             let steps =
                 [(ahead, deep + wide), (behind, deep)].map(|(s, n)| s.map_or(0, |s| self.scores(s).panels() * n));
             let added =
                 full.map_or(0, |s| self.added(s).map(|(_, from)| s.slot + 1 - from).sum::<usize>() * (deep + wide));
-            let work = here.map(|s| self.score_grads(s));
+            // SAFETY: as below.
+            let packs = unsafe { (next.map(|s| self.pack_rows(s)), filled.map(|s| self.pack_columns(s))) };
+            let work = (packs, here.map(|s| self.score_grads(s)));
             let mut beside = Beside::new(work, (steps.iter().sum::<usize>() + added) * Tiles::<P>::PARTS);
             // SAFETY: the caller's promise; strips that follow each other have tiles of their own.
             unsafe {
@@ -212,7 +217,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
         ScoreGrads {
             scores: self.scores(s),
             grads: self.grads(s),
-            right: self.columns.map(|x| x.wrapping_add(slot)),
+            columns: self.columns.map(|x| x.wrapping_add(slot)),
             left: self.ds_left(s),
             lse: &self.heads[s.head].lse[rows.clone()],
             dots: &self.dots[s.head * self.p.queries..][rows],
@@ -222,18 +227,50 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
         }
     }
 
+    /// Rows of queries and upstream gradients.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn pack_rows(&self, s: Strip) -> [Pack<'_, T, P>; 2] {
+        let (h, rows, widths) = (&self.heads[s.head], self.rows(s.at), [self.p.depth, self.p.value_depth]);
+        [0, 1].map(|i| {
+            let (x, steps) = ([h.q, h.g][i].part(rows.start, 0), self.sizes[i]);
+            let to = self.left[i].wrapping_add(s.place * steps * Tiles::<P>::STEP);
+            // SAFETY: the caller's promise.
+            unsafe { Pack::new(self.amx, x, (rows.len(), widths[i]), (to, steps)) }
+        })
+    }
+
+    /// Their columns, of the few strips of which this is the last.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn pack_columns(&self, last: Strip) -> [Pack<'_, T, P>; 2] {
+        let (h, widths) = (&self.heads[last.head], [self.p.depth, self.p.value_depth]);
+        let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
+        [0, 1].map(|i| {
+            let x = [h.q, h.g][i].part(rows.start, 0).turned();
+            let to = self.turned(i, last);
+            // SAFETY: the caller's promise.
+            unsafe { Pack::new(self.amx, x, (widths[i], rows.len()), (to, STRIPS)) }
+        })
+    }
+
+    fn turned(&self, i: usize, s: Strip) -> *mut Tile {
+        self.turned[i].wrapping_add(s.half * self.sizes[i] * STRIPS * Tiles::<P>::STEP)
+    }
+
     /// Scores and gradients of weights.
     ///
     /// # Safety
     /// As for [`run`](Block::run).
-    unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
-        let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
-        let factors = [(h.q, self.p.depth, scores.tiles.cast_mut()), (h.g, self.p.value_depth, self.grads(s))];
-        for (((x, width, sums), left), right) in factors.into_iter().zip(self.left).zip(self.right) {
-            let steps = width.div_ceil(SIDE);
+    unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<impl Work>) {
+        let scores = self.scores(s);
+        let sums = [scores.tiles.cast_mut(), self.grads(s)];
+        for (((steps, left), right), sums) in self.sizes.into_iter().zip(self.left).zip(self.right).zip(sums) {
             // SAFETY: the caller's promise.
             unsafe {
-                self.amx.left(x.part(rows.start, 0), (rows.len(), width), left);
+                let left = left.add(s.place * steps * Tiles::<P>::STEP);
                 for panel in 0..scores.panels() {
                     let right = right.add(panel * steps * Tiles::<P>::STEP);
                     self.amx.multiply((left, right), sums.add(panel * 4), steps, false, || beside.go_on());
@@ -246,7 +283,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     ///
     /// # Safety
     /// As for [`run`](Block::run).
-    unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+    unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<impl Work>) {
         let deep = self.sizes[0];
         for panel in 0..deep {
             // SAFETY: the caller's promise.
@@ -272,107 +309,19 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     ///
     /// # Safety
     /// As for [`run`](Block::run).
-    unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
-        let h = &self.heads[last.head];
-        let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
+    unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<impl Work>) {
         let step = Tiles::<P>::STEP;
-        let factors = [(h.g, self.p.value_depth), (h.q, self.p.depth)];
-        for ((x, width), (right, sums)) in factors.into_iter().zip(self.columns.into_iter().zip(self.dk)) {
-            for (strip, part) in pieces(width, SIDE).enumerate() {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let left = self.turned;
-                    self.amx.left(x.part(rows.start, part.start).turned(), (part.len(), rows.len()), left);
-                    for (panel, from) in self.added(last) {
-                        let right = right.add(((last.half * PANELS + panel) * STRIPS + from) * step);
-                        let (sums, steps) = (sums.add((strip * PANELS + panel) * 4), last.slot + 1 - from);
+        for i in [1, 0] {
+            for strip in 0..self.sizes[i] {
+                let left = self.turned(i, last).wrapping_add(strip * STRIPS * step);
+                for (panel, from) in self.added(last) {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let right = self.columns[i].add(((last.half * PANELS + panel) * STRIPS + from) * step);
+                        let (sums, steps) = (self.dk[i].add((strip * PANELS + panel) * 4), last.slot + 1 - from);
                         self.amx.multiply((left.add(from * step), right), sums, steps, true, || beside.go_on());
                     }
                 }
-            }
-        }
-    }
-}
-
-/// Scores and gradients of weights become weights and gradients of scores before they are scaled: both in the right operand's tiles, of two
-/// queries side by side, the gradients in the left one's too. They are 0 where a query sees no key, and where there is no query.
-struct ScoreGrads<'a, const P: usize> {
-    scores: Scores,
-    grads: *mut Tile,
-    right: [*mut Tile; 2],
-    left: *mut Tile,
-    lse: &'a [f32],
-    dots: &'a [f32],
-    /// Halves of panels of pairs of queries.
-    done: usize,
-    /// The gradients of a panel's first half.
-    first: [__m512i; P],
-}
-
-impl<const P: usize> ScoreGrads<'_, P> {
-    /// Half of a panel's weights of a query and gradients of its scores.
-    ///
-    /// # Safety
-    /// As for [`Work::advance`].
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn get(&self, i: usize, panel: usize, half: usize) -> [__m512; 2] {
-        let known = self.lse.get(i).zip(self.dots.get(i));
-        // A query that saw nothing has no finite logsumexp, and no weight.
-        let Some((&lse, &dot)) = known.filter(|(lse, _)| **lse != f32::NEG_INFINITY) else {
-            return [_mm512_setzero_ps(); 2];
-        };
-        // SAFETY: the caller's promise.
-        let (s, g) =
-            unsafe { (self.scores.get(i, panel, half), _mm512_load_ps(line(self.grads.add(panel * 4), i, half))) };
-        let p = exp2_flushed(_mm512_sub_ps(s, _mm512_set1_ps(lse * std::f32::consts::LOG2_E)));
-        // What is hidden is 0, whatever its gradient.
-        let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(p, _mm512_setzero_ps());
-        [p, _mm512_maskz_mul_ps(there, p, _mm512_sub_ps(g, _mm512_set1_ps(dot)))]
-    }
-}
-
-impl<const P: usize> Work for ScoreGrads<'_, P> {
-    fn left(&self) -> usize {
-        SIDE * self.scores.panels() - self.done
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn advance(&mut self) {
-        const PAIRS: [u16; 32] = {
-            let mut order = [0; 32];
-            let mut i = 0;
-            while i < 32 {
-                order[i] = (i / 2 + i % 2 * 16) as u16;
-                i += 1;
-            }
-            order
-        };
-        let (half, panel) = (self.done % 2, self.done / 2 % self.scores.panels());
-        let pair = self.done / 2 / self.scores.panels();
-        self.done += 1;
-        // SAFETY: the caller's promise; there are tiles for a panel that is seen.
-        unsafe {
-            let [low, high] = [self.get(2 * pair, panel, half), self.get(2 * pair + 1, panel, half)];
-            let (weights, grads) = (split::<P>([low[0], high[0]]), split::<P>([low[1], high[1]]));
-            let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-            let at = panel * STRIPS * Tiles::<P>::STEP + half;
-            let [to_weights, to_grads] = [self.right[0].add(at), self.right[1].add(at)];
-            for piece in 0..P {
-                *to_weights.add(2 * piece).cast::<__m512i>().add(pair) =
-                    _mm512_permutexvar_epi16(order, weights[piece]);
-                *to_grads.add(2 * piece).cast::<__m512i>().add(pair) = _mm512_permutexvar_epi16(order, grads[piece]);
-            }
-            if half == 0 {
-                self.first = grads;
-                return;
-            }
-            let row = 2 * pair;
-            let to = self.left.add(panel * Tiles::<P>::STEP + row / 16).cast::<__m512i>().add(row % 16);
-            for piece in 0..P {
-                let [first, second] = [self.first[piece], grads[piece]];
-                *to.add(piece * SIDE) = _mm512_shuffle_i64x2::<0x44>(first, second);
-                *to.add(piece * SIDE + 1) = _mm512_shuffle_i64x2::<0xee>(first, second);
             }
         }
     }

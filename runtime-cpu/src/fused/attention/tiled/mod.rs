@@ -8,6 +8,7 @@
 mod backward;
 mod beside;
 mod forward;
+mod score_grads;
 
 use std::arch::x86_64::*;
 
