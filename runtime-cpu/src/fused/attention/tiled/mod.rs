@@ -1,9 +1,12 @@
-//! The same by the processor's products of bf16 in tiles: scores and gradients of weights are sums in `f32`, weights and gradients of scores
-//! are rounded to bf16 where they are factors (as in PyTorch), and what is added up stays in `f32`. A row's weights are summed before they are
-//! rounded.
+//! The same by the processor's products of tiles, of bf16 and of `f32` in three pieces: scores and gradients of weights are sums in `f32`. Where
+//! weights and gradients of scores are factors, they are rounded to bf16 (as in PyTorch) or cut in three pieces, like the operands. What is added
+//! up stays in `f32`. A row's weights are summed before they are rounded.
 //!
 //! Sums leave the registers as tiles, and what is computed of them goes into the tiles of the next product: no matrix of weights is ever
-//! laid out in rows.
+//! laid out in rows. Strips of queries follow each other as on a belt, so that one's products are computed beside another's weights ([`beside`]).
+//!
+//! An `f32` that is not finite, or rounds to infinity as a bf16, has a piece that is NaN. Outputs that are not finite are computed anew without
+//! pieces; a gradient of what is not finite may be NaN where it would be infinite without.
 
 mod backward;
 mod beside;
