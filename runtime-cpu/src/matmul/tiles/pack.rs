@@ -64,7 +64,7 @@ pub(super) unsafe fn left<T: Pieces<P>, const P: usize>(a: Matrix<*const T>, row
                 true if a.row == 1 && rows == PAIR => turned::<T, P>(|k| a.part(0, k).at, to),
                 _ => {
                     let square = corner(a, rows, STEP.min(depth - k));
-                    for (r, line) in square.iter().enumerate().take(rows.next_multiple_of(SIDE)) {
+                    for (r, line) in square.iter().enumerate() {
                         row::<T, P>(line.as_ptr(), r, to);
                     }
                 }

@@ -11,7 +11,7 @@ use super::{
         *,
     },
     PANELS, SIDE, Scores,
-    beside::{Beside, Pack, Work},
+    beside::Beside,
     room, rows_out,
     score_grads::ScoreGrads,
     tiles,
@@ -38,10 +38,9 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
         PANELS * deep,
         PANELS * wide,
         deep * PANELS,
-        2 * deep,
-        2 * wide,
-        2 * deep * STRIPS,
-        2 * wide * STRIPS,
+        deep,
+        wide,
+        STRIPS,
         2 * PANELS,
         2 * PANELS * STRIPS,
         2 * PANELS * STRIPS,
@@ -50,8 +49,8 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
     let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
     let operands = operands.into_iter().map(|steps| room(steps * Tiles::<P>::STEP));
     let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
-    let mut scratch = Scratch::<f32, 18>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
-    let [kt, vt, k, q, g, qt, gt, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
+    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
+    let [kt, vt, k, q, g, turned, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
         scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
@@ -73,12 +72,12 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
             sizes: [deep, wide],
             right: [&mut *kt, &mut *vt, &mut *k].map(tiles),
             left: [&mut *q, &mut *g].map(tiles),
-            turned: [&mut *qt, &mut *gt].map(tiles),
+            turned: tiles(turned),
             sums: [&mut *s, &mut *ds].map(tiles),
             ds_left: tiles(ds_left),
-            columns: [&mut *ds_right, &mut *weights].map(tiles),
+            columns: [&mut *weights, &mut *ds_right].map(tiles),
             dq,
-            dk: [&mut *dk, &mut *dv].map(tiles),
+            dk: [&mut *dv, &mut *dk].map(tiles),
         };
         // SAFETY: these keys of the operands, and tiles of this task's.
         unsafe {
@@ -121,18 +120,18 @@ struct Block<'a, T: Stored, const P: usize> {
     sizes: [usize; 2],
     /// Keys and values in columns, keys in rows.
     right: [*mut Tile; 3],
-    /// Queries and upstream gradients, of two strips.
+    /// A strip of queries and of upstream gradients.
     left: [*mut Tile; 2],
-    /// Their columns, twice of a few strips.
-    turned: [*mut Tile; 2],
+    /// Columns of upstream gradients or queries of a few strips.
+    turned: *mut Tile,
     /// Scores and gradients of weights, of two strips.
     sums: [*mut Tile; 2],
     /// Gradients of scores in rows, of two strips.
     ds_left: *mut Tile,
-    /// Gradients of scores and weights, twice of a few strips.
+    /// Weights and gradients of scores, twice a few strips of them.
     columns: [*mut Tile; 2],
     dq: *mut Tile,
-    /// Gradients of keys and of values.
+    /// Gradients of values and of keys.
     dk: [*mut Tile; 2],
 }
 
@@ -142,7 +141,7 @@ struct Strip {
     head: usize,
     /// Among the head's strips.
     at: usize,
-    /// Which of two places its tiles have.
+    /// Which of two places its sums have.
     place: usize,
     /// Among those that are added up at once.
     slot: usize,
@@ -152,7 +151,7 @@ struct Strip {
 
 impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     /// While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its queries and,
-    /// with others, to the keys; and the next is packed.
+    /// with others, to the keys.
     ///
     /// # Safety
     /// The matrices have these keys and all queries; the tiles are nobody else's.
@@ -166,18 +165,16 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
             let half = head * each.div_ceil(STRIPS) + i / STRIPS;
             Strip { head, at: first + i, place: turn % 2, slot: i % STRIPS, half: half % 2 }
         };
-        for turn in 0..all + 3 {
+        for turn in 0..all + 2 {
             let before = |turns: usize| turn.checked_sub(turns).filter(|&t| t < all).map(strip);
-            let [next, ahead, here, behind] = [0, 1, 2, 3].map(before);
-            let [filled, full] = [here, behind].map(|s| s.filter(|s| s.slot + 1 == STRIPS || s.at + 1 == strips));
+            let [ahead, here, behind] = [0, 1, 2].map(before);
+            let full = behind.filter(|s| s.slot + 1 == STRIPS || s.at + 1 == strips);
             let [deep, wide] = self.sizes;
             let steps =
                 [(ahead, deep + wide), (behind, deep)].map(|(s, n)| s.map_or(0, |s| self.scores(s).panels() * n));
             let added =
                 full.map_or(0, |s| self.added(s).map(|(_, from)| s.slot + 1 - from).sum::<usize>() * (deep + wide));
-            // SAFETY: as below.
-            let packs = unsafe { (next.map(|s| self.pack_rows(s)), filled.map(|s| self.pack_columns(s))) };
-            let work = (packs, here.map(|s| self.score_grads(s)));
+            let work = here.map(|s| self.score_grads(s));
             let mut beside = Beside::new(work, (steps.iter().sum::<usize>() + added) * Tiles::<P>::PARTS);
             // SAFETY: the caller's promise; strips that follow each other have tiles of their own.
             unsafe {
@@ -217,7 +214,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
         ScoreGrads {
             scores: self.scores(s),
             grads: self.grads(s),
-            columns: self.columns.map(|x| x.wrapping_add(slot)),
+            right: self.columns.map(|x| x.wrapping_add(slot)),
             left: self.ds_left(s),
             lse: &self.heads[s.head].lse[rows.clone()],
             dots: &self.dots[s.head * self.p.queries..][rows],
@@ -227,50 +224,18 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
         }
     }
 
-    /// Rows of queries and upstream gradients.
-    ///
-    /// # Safety
-    /// As for [`run`](Block::run).
-    unsafe fn pack_rows(&self, s: Strip) -> [Pack<'_, T, P>; 2] {
-        let (h, rows, widths) = (&self.heads[s.head], self.rows(s.at), [self.p.depth, self.p.value_depth]);
-        [0, 1].map(|i| {
-            let (x, steps) = ([h.q, h.g][i].part(rows.start, 0), self.sizes[i]);
-            let to = self.left[i].wrapping_add(s.place * steps * Tiles::<P>::STEP);
-            // SAFETY: the caller's promise.
-            unsafe { Pack::new(self.amx, x, (rows.len(), widths[i]), (to, steps)) }
-        })
-    }
-
-    /// Their columns, of the few strips of which this is the last.
-    ///
-    /// # Safety
-    /// As for [`run`](Block::run).
-    unsafe fn pack_columns(&self, last: Strip) -> [Pack<'_, T, P>; 2] {
-        let (h, widths) = (&self.heads[last.head], [self.p.depth, self.p.value_depth]);
-        let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
-        [0, 1].map(|i| {
-            let x = [h.q, h.g][i].part(rows.start, 0).turned();
-            let to = self.turned(i, last);
-            // SAFETY: the caller's promise.
-            unsafe { Pack::new(self.amx, x, (widths[i], rows.len()), (to, STRIPS)) }
-        })
-    }
-
-    fn turned(&self, i: usize, s: Strip) -> *mut Tile {
-        self.turned[i].wrapping_add(s.half * self.sizes[i] * STRIPS * Tiles::<P>::STEP)
-    }
-
     /// Scores and gradients of weights.
     ///
     /// # Safety
     /// As for [`run`](Block::run).
-    unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<impl Work>) {
-        let scores = self.scores(s);
-        let sums = [scores.tiles.cast_mut(), self.grads(s)];
-        for (((steps, left), right), sums) in self.sizes.into_iter().zip(self.left).zip(self.right).zip(sums) {
+    unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
+        let factors = [(h.q, self.p.depth, scores.tiles.cast_mut()), (h.g, self.p.value_depth, self.grads(s))];
+        for (((x, width, sums), left), right) in factors.into_iter().zip(self.left).zip(self.right) {
+            let steps = width.div_ceil(SIDE);
             // SAFETY: the caller's promise.
             unsafe {
-                let left = left.add(s.place * steps * Tiles::<P>::STEP);
+                self.amx.left(x.part(rows.start, 0), (rows.len(), width), left);
                 for panel in 0..scores.panels() {
                     let right = right.add(panel * steps * Tiles::<P>::STEP);
                     self.amx.multiply((left, right), sums.add(panel * 4), steps, false, || beside.go_on());
@@ -283,7 +248,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     ///
     /// # Safety
     /// As for [`run`](Block::run).
-    unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<impl Work>) {
+    unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
         let deep = self.sizes[0];
         for panel in 0..deep {
             // SAFETY: the caller's promise.
@@ -309,16 +274,20 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     ///
     /// # Safety
     /// As for [`run`](Block::run).
-    unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<impl Work>) {
+    unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let h = &self.heads[last.head];
+        let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
         let step = Tiles::<P>::STEP;
-        for i in [1, 0] {
-            for strip in 0..self.sizes[i] {
-                let left = self.turned(i, last).wrapping_add(strip * STRIPS * step);
-                for (panel, from) in self.added(last) {
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        let right = self.columns[i].add(((last.half * PANELS + panel) * STRIPS + from) * step);
-                        let (sums, steps) = (self.dk[i].add((strip * PANELS + panel) * 4), last.slot + 1 - from);
+        let factors = [(h.g, self.p.value_depth), (h.q, self.p.depth)];
+        for ((x, width), (right, sums)) in factors.into_iter().zip(self.columns.into_iter().zip(self.dk)) {
+            for (strip, part) in pieces(width, SIDE).enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let left = self.turned;
+                    self.amx.left(x.part(rows.start, part.start).turned(), (part.len(), rows.len()), left);
+                    for (panel, from) in self.added(last) {
+                        let right = right.add(((last.half * PANELS + panel) * STRIPS + from) * step);
+                        let (sums, steps) = (sums.add((strip * PANELS + panel) * 4), last.slot + 1 - from);
                         self.amx.multiply((left.add(from * step), right), sums, steps, true, || beside.go_on());
                     }
                 }

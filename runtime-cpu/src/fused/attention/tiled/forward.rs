@@ -7,7 +7,7 @@ use numcore::Result;
 use super::{
     super::{forward::Head, *},
     PANELS, SIDE, Scores,
-    beside::{Beside, Pack, Work},
+    beside::{Beside, Work},
     exp2_flushed, line, room, rows_out, tiles,
 };
 use crate::{
@@ -41,7 +41,7 @@ fn by_tiles<T: Pieces<P>, const P: usize>(
     let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return Ok(false) };
     let strips = rows.len().div_ceil(SIDE);
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
-    let operands = [PANELS * deep, wide * PANELS, 2 * deep, 2 * PANELS].map(|steps| room(steps * Tiles::<P>::STEP));
+    let operands = [PANELS * deep, wide * PANELS, deep, 2 * PANELS].map(|steps| room(steps * Tiles::<P>::STEP));
     let ([a, b, c, d], [e, f]) = (operands, [2 * PANELS * 4, strips * wide * 4].map(room));
     let mut scratch = Scratch::<f32, _>::new(call.cpu, [a, b, c, d, e, f, rows.len(), rows.len()])?;
     let [k, v, q, weighted, s, o, top, sum] = scratch.parts();
@@ -63,33 +63,28 @@ fn by_tiles<T: Pieces<P>, const P: usize>(
             let seen = Seen { first: p.seen(strip(i).start, &keys), last: p.seen(strip(i).end - 1, &keys) };
             Scores { tiles: s.wrapping_add(i % 2 * PANELS * 4), scale, seen }
         };
-        let q = |i: usize| q.wrapping_add(i % 2 * deep * Tiles::<P>::STEP);
         let weighted = |i: usize| weighted.wrapping_add(i % 2 * PANELS * Tiles::<P>::STEP);
         let sums = |i: usize| o.wrapping_add(i * wide * 4);
         let first = (0..strips).find(|&i| p.seen(strip(i).end - 1, &keys) > 0).unwrap_or(strips);
-        // While a strip's scores become weights, those of the strip after it are added up, and the outputs of the strip before it; and the
-        // queries of the next are packed.
-        for turn in first..strips + 3 {
+        // While a strip's scores become weights, those of the strip after it are added up, and the outputs of the strip before it.
+        for turn in first..strips + 2 {
             let at = |behind: usize| turn.checked_sub(behind).filter(|i| (first..strips).contains(i));
-            let [next, ahead, here, behind] = [0, 1, 2, 3].map(at);
+            let [ahead, here, behind] = [0, 1, 2].map(at);
             let parts =
                 ahead.map_or(0, |i| scores(i).panels() * deep) + behind.map_or(0, |i| scores(i).panels() * wide);
             let work = here.map(|i| {
                 let at = strip(i).start - rows.start..strip(i).end - rows.start;
                 Weights::<P>::new(scores(i), weighted(i), (sums(i), wide), (&mut top[at.clone()], &mut sum[at]))
             });
-            // SAFETY: these queries of the operand; their tiles are those of the strip before the last.
-            let pack = next.map(|i| unsafe {
-                Pack::new(&amx, h.q.part(strip(i).start, 0), (strip(i).len(), p.depth), (q(i), deep))
-            });
-            let mut beside = Beside::new((pack, work), parts * Tiles::<P>::PARTS);
-            // SAFETY: the tiles are this task's, and the processor has the instructions.
+            let mut beside = Beside::new(work, parts * Tiles::<P>::PARTS);
+            // SAFETY: these queries of the operand; the tiles are this task's, and the processor has the instructions.
             unsafe {
                 if let Some(i) = ahead {
-                    let scores = scores(i);
+                    let (scores, step) = (scores(i), strip(i));
+                    amx.left(h.q.part(step.start, 0), (step.len(), p.depth), q);
                     for panel in 0..scores.panels() {
                         let (k, to) = (k.add(panel * deep * Tiles::<P>::STEP), scores.tiles.cast_mut().add(panel * 4));
-                        amx.multiply((q(i), k), to, deep, false, || beside.go_on());
+                        amx.multiply((q, k), to, deep, false, || beside.go_on());
                     }
                 }
                 if let Some(i) = behind {

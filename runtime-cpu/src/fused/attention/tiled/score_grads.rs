@@ -10,8 +10,7 @@ use crate::matmul::{Tile, Tiles, split};
 pub(super) struct ScoreGrads<'a, const P: usize> {
     pub scores: Scores,
     pub grads: *mut Tile,
-    /// Of gradients of scores and of weights.
-    pub columns: [*mut Tile; 2],
+    pub right: [*mut Tile; 2],
     pub left: *mut Tile,
     pub lse: &'a [f32],
     pub dots: &'a [f32],
@@ -69,7 +68,7 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
             let (weights, grads) = (split::<P>([low[0], high[0]]), split::<P>([low[1], high[1]]));
             let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
             let at = panel * STRIPS * Tiles::<P>::STEP + half;
-            let [to_grads, to_weights] = [self.columns[0].add(at), self.columns[1].add(at)];
+            let [to_weights, to_grads] = [self.right[0].add(at), self.right[1].add(at)];
             for piece in 0..P {
                 *to_weights.add(2 * piece).cast::<__m512i>().add(pair) =
                     _mm512_permutexvar_epi16(order, weights[piece]);
