@@ -1,6 +1,6 @@
 //! Work of the vector units between products of tiles: the processor does both at once where neither waits for the other, and no more than
 //! some hundred instructions of one lie between two of the other. So a strip's sums become factors while those of the next strip are added up.
-//! (One after the other took 1.4 times as long.)
+//! (One after the other, forward over 4096 positions took 1.25 times as long. Packing operands so, too, took 1.05 times as long.)
 
 /// Work in pieces of some tens of instructions.
 pub(super) trait Work {

@@ -110,7 +110,7 @@ fn by_tiles<T: Pieces<P>, const P: usize>(
 /// Logsumexps of the largest scores and the sums, which become their inverses; says whether all are finite.
 ///
 /// # Safety
-/// The processor has the instructions. (Without them logarithms took 3 % of attention to 256 keys.)
+/// The processor has the instructions. (Without them each fused step of a logarithm is the call of a library.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn settle(top: &[f32], sum: &mut [f32], lse: &mut [f32]) -> bool {
     let mut all = true;
@@ -185,6 +185,8 @@ impl<const P: usize> Work for Weights<'_, P> {
         (self.top.len() - self.row) * (1 + self.scores.panels()) - self.done
     }
 
+    /// # Safety
+    /// As for [`Work::advance`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn advance(&mut self) {
         let i = self.row;

@@ -81,7 +81,7 @@ impl Scores {
     }
 }
 
-/// `Math::exp2_flushed`, the same bits. (The compiler makes registers of half the size of loops over numbers, which took 1.1 times as long.)
+/// `Math::exp2_flushed`, the same bits. (The compiler makes registers of half the size of loops over numbers.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 fn exp2_flushed(x: __m512) -> __m512 {

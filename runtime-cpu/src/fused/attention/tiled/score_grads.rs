@@ -48,6 +48,8 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
         SIDE * self.scores.panels() - self.done
     }
 
+    /// # Safety
+    /// As for [`Work::advance`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn advance(&mut self) {
         const PAIRS: [u16; 32] = {
@@ -68,11 +70,10 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
             let (weights, grads) = (split::<P>([low[0], high[0]]), split::<P>([low[1], high[1]]));
             let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
             let at = panel * STRIPS * Tiles::<P>::STEP + half;
-            let [to_weights, to_grads] = [self.right[0].add(at), self.right[1].add(at)];
-            for piece in 0..P {
-                *to_weights.add(2 * piece).cast::<__m512i>().add(pair) =
-                    _mm512_permutexvar_epi16(order, weights[piece]);
-                *to_grads.add(2 * piece).cast::<__m512i>().add(pair) = _mm512_permutexvar_epi16(order, grads[piece]);
+            for (pieces, to) in [(weights, self.right[0].add(at)), (grads, self.right[1].add(at))] {
+                for (piece, x) in pieces.into_iter().enumerate() {
+                    *to.add(2 * piece).cast::<__m512i>().add(pair) = _mm512_permutexvar_epi16(order, x);
+                }
             }
             if half == 0 {
                 self.first = grads;
@@ -80,8 +81,7 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
             }
             let row = 2 * pair;
             let to = self.left.add(panel * Tiles::<P>::STEP + row / 16).cast::<__m512i>().add(row % 16);
-            for piece in 0..P {
-                let [first, second] = [self.first[piece], grads[piece]];
+            for (piece, (&first, second)) in self.first.iter().zip(grads).enumerate() {
                 *to.add(piece * SIDE) = _mm512_shuffle_i64x2::<0x44>(first, second);
                 *to.add(piece * SIDE + 1) = _mm512_shuffle_i64x2::<0xee>(first, second);
             }
