@@ -10,7 +10,7 @@ use numcore::{
     fused::{Attention, AttentionGrad, FusedOp, NnOps},
     ops::{Apply, PointwiseOps, ViewOps, cat},
 };
-use runtime_cpu::Cpu;
+use runtime_cpu::{Cpu, Simd};
 
 /// Batch, query heads, key heads, queries, keys, depth, depth of values.
 type Sizes = [usize; 7];
@@ -90,21 +90,97 @@ fn as_its_decomposition() {
 
 #[test]
 fn the_same_bits_wherever_operands_lie_and_whoever_computes() {
+    let all_levels = runtimes();
+    let apart: (Vec<Cpu>, Vec<Cpu>) = all_levels.iter().cloned().partition(|cpu| cpu.simd() == Simd::Amx);
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
-        // Products of bf16 differ from level to level.
-        let alike = if dtype == DType::BF16 { 3 } else { usize::MAX };
         for sizes in SIZES.into_iter().step_by(if dtype.is_half() { 2 } else { 1 }) {
             for (causal, masked) in KINDS {
-                let first = all(&ins(&Cpu::with_threads(1), dtype, sizes, false), causal, masked, kernel);
-                for cpu in runtimes().into_iter().take(alike) {
-                    let outs = all(&ins(&cpu, dtype, sizes, true), causal, masked, kernel);
-                    for (i, (a, b)) in outs.iter().zip(&first).enumerate() {
-                        let what =
-                            format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
-                        same_bits(a, b, &what);
+                // Tiles have last bits of their own.
+                let by_tiles = !masked && matches!(dtype, DType::F32 | DType::BF16);
+                let groups = if by_tiles { vec![&apart.0, &apart.1] } else { vec![&all_levels] };
+                for group in groups.into_iter().filter(|group| !group.is_empty()) {
+                    let first = all(&ins(&group[0], dtype, sizes, false), causal, masked, kernel);
+                    for cpu in group {
+                        let outs = all(&ins(cpu, dtype, sizes, true), causal, masked, kernel);
+                        for (i, (a, b)) in outs.iter().zip(&first).enumerate() {
+                            let what =
+                                format!("output {i} of {dtype} {sizes:?}, causal {causal}, masked {masked} on {cpu:?}");
+                            same_bits(a, b, &what);
+                        }
                     }
                 }
             }
+        }
+    }
+}
+
+/// The level of tiles and the one below it, where there are both.
+fn tiles_and_below() -> Option<[Cpu; 2]> {
+    let levels = [Simd::Amx, Simd::Avx512];
+    levels.iter().all(|s| s.is_available()).then(|| levels.map(|s| Cpu::builder().threads(2).simd(s).build()))
+}
+
+fn in_f64(x: &T) -> T {
+    x.to_dtype(DType::F64).unwrap()
+}
+
+/// The root of the mean square of differences.
+fn error(got: &T, want: &T) -> f64 {
+    let (got, want) = (got.to_f64s().unwrap(), want.to_f64s().unwrap());
+    (got.iter().zip(&want).map(|(g, w)| (g - w).powi(2)).sum::<f64>() / got.len() as f64).sqrt()
+}
+
+#[test]
+fn tiles_are_as_precise_as_numbers_one_by_one() {
+    let Some(cpus) = tiles_and_below() else { return };
+    let sizes = [
+        [1, 2, 2, 300, 300, 16, 16],
+        [1, 2, 1, 300, 300, 40, 40],
+        [1, 2, 2, 600, 600, 64, 64],
+        [1, 1, 1, 300, 520, 128, 128],
+        [1, 2, 2, 100, 700, 64, 24],
+        [1, 1, 1, 300, 300, 40, 100],
+        [2, 2, 1, 33, 33, 16, 64],
+    ];
+    for (sizes, causal) in sizes.into_iter().flat_map(|s| [(s, true), (s, false)]) {
+        let known = ins(&cpus[0], DType::F32, sizes, false);
+        let [q, k, v, g, mask] = [&known.q, &known.k, &known.v, &known.g, &known.mask].map(in_f64);
+        let want = all(&Ins { q, k, v, g, mask }, causal, false, kernel);
+        let [tiles, below] = cpus.clone().map(|cpu| {
+            let got = all(&ins(&cpu, DType::F32, sizes, false), causal, false, kernel);
+            got.iter().zip(&want).map(|(got, want)| error(got, want)).collect::<Vec<f64>>()
+        });
+        for (i, (tiles, below)) in tiles.iter().zip(&below).enumerate() {
+            assert!(tiles <= below, "output {i} of {sizes:?}, causal {causal}: off by {tiles}, and by {below} without");
+        }
+    }
+}
+
+/// Pieces of what is not finite, or rounds to infinity as a bf16, are NaN: what they spoil is computed anew.
+#[test]
+fn infinities_come_out_as_at_other_levels() {
+    let Some(cpus) = tiles_and_below() else { return };
+    let sizes @ [b, h, _, t, s, _, e] = [1, 2, 2, 600, 600, 40, 36];
+    for (x, y) in [(f64::INFINITY, f64::NEG_INFINITY), (f64::from(f32::MAX), 1e-3), (f64::NAN, 1.0)] {
+        for causal in [true, false] {
+            let outs = cpus.clone().map(|cpu| {
+                let mut known = ins(&cpu, DType::F32, sizes, false);
+                let mut v = known.v.to_f64s().unwrap();
+                // Of the first head.
+                (v[570 * e + 3], v[595 * e + 3], v[571 * e + 20]) = (x, y, x);
+                known.v = store(&cpu, DType::F32, &[b, h, s, e], &v).0;
+                let op = Attention { causal, scale: 0.01, masked: false };
+                kernel(FusedOp::Attention(op), &[&known.q, &known.k, &known.v]).remove(0)
+            });
+            let [tiles, below] = outs.map(|out| out.to_f64s().unwrap());
+            for (i, (tiles, below)) in tiles.iter().zip(&below).enumerate() {
+                let what = format!("output {i} beside {x}, causal {causal}: {tiles}, and {below} without tiles");
+                let near = (tiles - below).abs() <= 1e-4 * below.abs().max(1.0);
+                assert!(tiles == below || tiles.is_nan() && below.is_nan() || near, "{what}");
+            }
+            let strange = |from: &[f64]| from.iter().filter(|x| x.abs() > 1e30 || x.is_nan()).count();
+            let first = t * e;
+            assert!(strange(&tiles[..first]) >= 2 * (t - 571) && strange(&tiles[first..]) == 0);
         }
     }
 }

@@ -24,6 +24,9 @@ pub trait Exp: Real {
     fn exp2_slope(r: Self) -> Self;
 }
 
+/// [`Exp::exp2_slope`] of `f32`.
+pub const EXP2_SLOPE: [f32; 6] = [f32::LN2, 0.2402265, 0.055503633, 0.0096179675, 0.0013389124, 0.00015498482];
+
 impl Exp for f32 {
     const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
     const EXP2_RANGE: (f32, f32) = (-151.0, 129.0);
@@ -43,7 +46,7 @@ impl Exp for f32 {
     // 2^-27.4
     #[inline(always)]
     fn exp2_slope(r: f32) -> f32 {
-        polynomial(r, [f32::LN2, 0.2402265, 0.055503633, 0.0096179675, 0.0013389124, 0.00015498482])
+        polynomial(r, EXP2_SLOPE)
     }
 }
 

@@ -24,6 +24,8 @@ mod trig;
 #[cfg(test)]
 mod tests;
 
+#[cfg(target_arch = "x86_64")]
+pub use exp::EXP2_SLOPE;
 pub use int::Int;
 pub use narrow::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use real::Real;

@@ -14,6 +14,8 @@ mod tiled;
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use numcore::DType;
 use numcore::{Element as _, Layout, Result, Support, fused::Attention};
 
 use super::{Call, Float, Number, lanes, lines};
@@ -36,8 +38,10 @@ const STEP: usize = 24;
 /// Outputs and logsumexps.
 pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
-    if tiled::takes(call, op) {
-        return forward::tasks(call, op, tiled::queries);
+    match tiled::takes(call, op) {
+        Some(DType::BF16) => return forward::tasks(call, op, tiled::queries::<half::bf16, 1>),
+        Some(DType::F32) => return forward::tasks(call, op, tiled::queries::<f32, 3>),
+        _ => {}
     }
     forward::tasks::<S>(call, op, forward::queries)
 }
@@ -45,8 +49,10 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Supp
 /// Gradients of queries, keys and values.
 pub(super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
-    if tiled::takes(call, op) {
-        return backward::tasks(call, op, true, tiled::keys);
+    match tiled::takes(call, op) {
+        Some(DType::BF16) => return backward::tasks(call, op, true, tiled::keys::<half::bf16, 1>),
+        Some(DType::F32) => return backward::tasks(call, op, true, tiled::keys::<f32, 3>),
+        _ => {}
     }
     backward::tasks::<S>(call, op, false, backward::keys)
 }

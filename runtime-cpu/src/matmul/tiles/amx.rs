@@ -225,3 +225,75 @@ pub(super) unsafe fn multiply<const P: usize>(
     // SAFETY: the caller's promise.
     unsafe { kernel(a, b, sums, steps, more) }
 }
+
+macro_rules! part {
+    ($text:expr $(, $name:ident: $value:expr)*) => {
+        asm!(
+            $text,
+            $($name = in(reg) $value,)*
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
+/// [`multiply`] of packed operands, two tiles by two, with other work between four products and the next: the processor computes them
+/// meanwhile, if the work is no more than some tens of instructions. `beside` is called [`calls`] times a step.
+///
+/// # Safety
+/// As for [`multiply`]; `beside` uses no tile registers.
+#[inline]
+pub(super) unsafe fn multiply_beside<const P: usize>(
+    mut a: *const Tile,
+    mut b: *const Tile,
+    sums: *mut Tile,
+    steps: usize,
+    more: bool,
+    mut beside: impl FnMut(),
+) {
+    const { assert!(P == 1 || P == 3) };
+    let line = 64usize;
+    // SAFETY: the caller's promise. What is in these registers stays there from one text to the next: no other code uses them.
+    unsafe {
+        match more {
+            true => part!(
+                "tileloadd tmm0, [{sums} + {line}]\n tileloadd tmm1, [{sums} + {line} + 1024]\n \
+                 tileloadd tmm2, [{sums} + {line} + 2048]\n tileloadd tmm3, [{sums} + {line} + 3072]",
+                sums: sums, line: line
+            ),
+            false => part!("tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3"),
+        }
+        for _ in 0..steps {
+            let low = a.add(1);
+            if P == 1 {
+                part!(both!(full: 0, 0), a: a, low: low, across: line, b: b, line: line);
+                beside();
+            } else {
+                part!(both!(full: 0, 2), a: a, low: low, across: line, b: b, line: line);
+                beside();
+                part!(other_columns!(full: 1), b: b, line: line);
+                beside();
+                part!(other_rows!(full: 1), a: a, low: low, across: line);
+                beside();
+                part!(other_columns!(full: 0), b: b, line: line);
+                beside();
+                part!(other_rows!(full: 2), a: a, low: low, across: line);
+                beside();
+                part!(other_rows!(full: 0), a: a, low: low, across: line);
+                beside();
+            }
+            (a, b) = (a.add(2 * P), b.add(2 * P));
+        }
+        part!(
+            "tilestored [{sums} + {line}], tmm0\n tilestored [{sums} + {line} + 1024], tmm1\n \
+             tilestored [{sums} + {line} + 2048], tmm2\n tilestored [{sums} + {line} + 3072], tmm3",
+            sums: sums, line: line
+        );
+    }
+}
+
+/// How often [`multiply_beside`] calls.
+pub(super) const fn calls(pieces: usize) -> usize {
+    pieces * (pieces + 1) / 2
+}

@@ -22,7 +22,7 @@ use half::bf16;
 
 pub(crate) use amx::is_available;
 pub(crate) use kept::Tiles;
-use pieces::Pieces;
+pub(crate) use pieces::{Pieces, split};
 
 use super::{Epilogue, Product, cut::Cut, matrix};
 use crate::{Engine, Simd, operand::Base};

@@ -17,7 +17,7 @@ use super::{STEP, pack::PAIR};
 use crate::{element::Stored, matmul::Matrix};
 
 /// A number that is the sum of `P` bf16.
-pub(super) trait Pieces<const P: usize>: Stored<Lane = f32> {
+pub(crate) trait Pieces<const P: usize>: Stored<Lane = f32> {
     /// 32 numbers side by side: registers of bf16, the largest pieces first.
     ///
     /// # Safety
@@ -73,14 +73,7 @@ impl Pieces<3> for f32 {
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn read(at: *const f32) -> [__m512i; 3] {
         // SAFETY: the caller's promise.
-        let mut left = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(PAIR / 2))] };
-        let mut pieces = [_mm512_setzero_si512(); 3];
-        for piece in &mut pieces {
-            *piece = rounded(left);
-            let taken = widened(*piece);
-            left = [_mm512_sub_ps(left[0], taken[0]), _mm512_sub_ps(left[1], taken[1])];
-        }
-        pieces
+        split(unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(PAIR / 2))] })
     }
 
     /// # Safety
@@ -106,6 +99,19 @@ impl Pieces<3> for f32 {
             _mm512_mask_storeu_ps(at.wrapping_add(PAIR / 2), (mask >> 16) as u16, high);
         }
     }
+}
+
+/// 32 numbers as sums of so many bf16, the largest first: each is what the ones before leave, rounded.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) fn split<const P: usize>(mut left: [__m512; 2]) -> [__m512i; P] {
+    let mut pieces = [_mm512_setzero_si512(); P];
+    for piece in &mut pieces {
+        *piece = rounded(left);
+        let taken = widened(*piece);
+        left = [_mm512_sub_ps(left[0], taken[0]), _mm512_sub_ps(left[1], taken[1])];
+    }
+    pieces
 }
 
 /// To nearest, ties to even.

@@ -3,7 +3,6 @@
 
 use std::{arch::x86_64::*, ops::Range};
 
-use half::bf16;
 use numcore::Result;
 
 use super::{
@@ -11,49 +10,47 @@ use super::{
         backward::{Head, QUERIES, dots_of},
         *,
     },
-    Row, SIDE, exp2_all, line, room, rows_out, tiles, visible_row,
+    PANELS, SIDE, Scores,
+    beside::Beside,
+    room, rows_out,
+    score_grads::ScoreGrads,
+    tiles,
 };
 use crate::{
-    matmul::{Tile, Tiles},
+    matmul::{Pieces, Tile, Tiles},
     pointwise::turn_square,
 };
 
-/// Strips of queries in a block.
-const STRIPS: usize = QUERIES / SIDE;
-/// Panels of keys in a block.
-const PANELS: usize = KEYS / SIDE;
-
-/// Tiles of a block of queries: upstream gradients and queries as columns, weights and gradients of scores.
-struct Block {
-    turned: [*mut Tile; 2],
-    right: [*mut Tile; 2],
-}
+/// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
+pub(super) const STRIPS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
-pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf16>], mine: Range<usize>) -> Result<()> {
-    let Some(amx) = Tiles::of(call.engine().simd) else { return Ok(()) };
+pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
+    call: &Call<'_>,
+    p: &Problem,
+    heads: &[Head<'_, T>],
+    mine: Range<usize>,
+) -> Result<()> {
+    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return Ok(()) };
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
     let strips = p.queries.div_ceil(SIDE);
-    let counts = [
-        PANELS * deep * 2,
-        PANELS * wide * 2,
-        deep * PANELS * 2,
-        deep.max(wide) * 2,
-        PANELS * 4,
-        PANELS * 4,
-        PANELS * 2,
-        deep * STRIPS * 2,
-        wide * STRIPS * 2,
-        PANELS * STRIPS * 2,
-        PANELS * STRIPS * 2,
-        deep * PANELS * 4,
-        wide * PANELS * 4,
-        p.group * strips * deep * 4,
+    let operands = [
+        PANELS * deep,
+        PANELS * wide,
+        deep * PANELS,
+        deep,
+        wide,
+        STRIPS,
+        2 * PANELS,
+        2 * PANELS * STRIPS,
+        2 * PANELS * STRIPS,
     ];
-    let others = [p.group * p.queries, QUERIES * p.value_depth, QUERIES * p.value_depth];
-    let size = |i: usize| if i < counts.len() { room(counts[i]) } else { others[i - counts.len()] };
-    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(size))?;
-    let [kt, vt, k, left, s, ds, ds_left, qt, gt, weights, ds_right, dk, dv, dq, dots, wide_g, wide_o] =
+    let blocks = [2 * PANELS, 2 * PANELS, deep * PANELS, wide * PANELS, p.group * strips * deep];
+    let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
+    let operands = operands.into_iter().map(|steps| room(steps * Tiles::<P>::STEP));
+    let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
+    let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
+    let [kt, vt, k, q, g, turned, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
         scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
@@ -66,57 +63,29 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
         let n = keys.len();
         dk.fill(0.0);
         dv.fill(0.0);
-        let [kt, vt, k] = [&mut *kt, &mut *vt, &mut *k].map(tiles);
-        // SAFETY: these keys of the operands; there is room for a block.
+        let block = Block {
+            amx: &amx,
+            p,
+            heads,
+            dots,
+            keys: keys.clone(),
+            sizes: [deep, wide],
+            right: [&mut *kt, &mut *vt, &mut *k].map(tiles),
+            left: [&mut *q, &mut *g].map(tiles),
+            turned: tiles(turned),
+            sums: [&mut *s, &mut *ds].map(tiles),
+            ds_left: tiles(ds_left),
+            columns: [&mut *weights, &mut *ds_right].map(tiles),
+            dq,
+            dk: [&mut *dv, &mut *dk].map(tiles),
+        };
+        // SAFETY: these keys of the operands, and tiles of this task's.
         unsafe {
             let [key, value] = [any.k, any.v].map(|m| m.part(keys.start, 0));
-            amx.right(key.turned(), (p.depth, n), kt);
-            amx.right(value.turned(), (p.value_depth, n), vt);
-            amx.right(key, (n, p.depth), k);
-        }
-        for (i, (h, dots)) in heads.iter().zip(dots.chunks(p.queries.max(1))).enumerate() {
-            for rows in pieces(p.queries, QUERIES).filter(|rows| p.seen(rows.end - 1, &keys) > 0) {
-                let block = Block {
-                    turned: [&mut *gt, &mut *qt].map(tiles),
-                    right: [&mut *weights, &mut *ds_right].map(tiles),
-                };
-                // SAFETY: these queries of the operands, and tiles of this task's.
-                unsafe {
-                    let sources = [(h.g, p.value_depth), (h.q, p.depth)];
-                    for ((x, width), to) in sources.into_iter().zip(block.turned) {
-                        for (strip, part) in pieces(width, SIDE).enumerate() {
-                            let x = x.part(rows.start, part.start).turned();
-                            amx.left(x, (part.len(), rows.len()), to.add(strip * STRIPS * 2));
-                        }
-                    }
-                    for (t, step) in parts(rows.clone(), SIDE).enumerate() {
-                        let seen = Seen { first: p.seen(step.start, &keys), last: p.seen(step.end - 1, &keys) };
-                        let panels = seen.last.div_ceil(SIDE);
-                        let [s, ds, ds_left, left] = [&mut *s, &mut *ds, &mut *ds_left, &mut *left].map(tiles);
-                        for (x, width, right, sums) in [(h.q, p.depth, kt, s), (h.g, p.value_depth, vt, ds)] {
-                            let steps = width.div_ceil(SIDE);
-                            amx.left(x.part(step.start, 0), (step.len(), width), left);
-                            for panel in 0..panels {
-                                amx.multiply(left, right.add(panel * steps * 2), sums.add(panel * 4), steps, false);
-                            }
-                        }
-                        if panels == 0 {
-                            continue;
-                        }
-                        let scale = (p.scale * std::f64::consts::LOG2_E) as f32;
-                        let known = (&h.lse[step.clone()], &dots[step.clone()]);
-                        let right = block.right.map(|x| x.add(t * 2));
-                        score_grads([s, ds], (right, ds_left), scale, known, seen);
-                        let dq = dq.add((i * strips + step.start / SIDE) * deep * 4);
-                        for panel in 0..deep {
-                            let k = k.add(panel * n.div_ceil(SIDE) * 2);
-                            amx.multiply(ds_left, k, dq.add(panel * 4), panels, true);
-                        }
-                    }
-                    let sums = [(tiles(dv), wide), (tiles(dk), deep)];
-                    add_keys(&amx, p, (&rows, &keys), &block, sums);
-                }
-            }
+            amx.right(key.turned(), (p.depth, n), block.right[0]);
+            amx.right(value.turned(), (p.value_depth, n), block.right[1]);
+            amx.right(key, (n, p.depth), block.right[2]);
+            block.run();
         }
         for (sums, out, width, scale) in
             [(&mut *dk, any.dk, p.depth, p.scale as f32), (&mut *dv, any.dv, p.value_depth, 1.0)]
@@ -129,111 +98,198 @@ pub(in super::super) fn keys(call: &Call<'_>, p: &Problem, heads: &[Head<'_, bf1
         for (strip, step) in pieces(p.queries, SIDE).enumerate() {
             let (sums, scale) = (dq.wrapping_add((i * strips + strip) * deep * 4), p.scale as f32);
             // SAFETY: these queries' gradients, which are this task's alone; the processor has the instructions.
-            unsafe {
+            let _ = unsafe {
                 match h.rounded {
                     Some(out) => rows_out(sums, out.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
-                    None => rows_aside(sums, h.dq.part(step.start, 0), (step.len(), p.depth), scale),
+                    None => rows_out(sums, h.dq.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
                 }
-            }
+            };
         }
     }
     Ok(())
 }
 
-/// What a block of queries adds to gradients of values and keys.
-///
-/// # Safety
-/// The tiles are this task's, those of strips that see any of a panel's keys are filled.
-unsafe fn add_keys(
-    amx: &Tiles,
-    p: &Problem,
-    (rows, keys): (&Range<usize>, &Range<usize>),
-    block: &Block,
-    sums: [(*mut Tile, usize); 2],
-) {
-    for panel in 0..p.seen(rows.end - 1, keys).div_ceil(SIDE) {
-        let sees = |step: Range<usize>| p.seen(step.end - 1, keys) > panel * SIDE;
-        let Some(first) = parts(rows.clone(), SIDE).position(sees) else { continue };
-        let steps = rows.len().div_ceil(SIDE) - first;
-        for ((sums, strips), (left, right)) in sums.into_iter().zip(block.turned.into_iter().zip(block.right)) {
-            for strip in 0..strips {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let left = left.add((strip * STRIPS + first) * 2);
-                    let right = right.add((panel * STRIPS + first) * 2);
-                    amx.multiply(left, right, sums.add((strip * PANELS + panel) * 4), steps, true);
+/// A block of keys, with tiles of its operands, and those in which strips of queries are computed.
+struct Block<'a, T: Stored, const P: usize> {
+    amx: &'a Tiles<P>,
+    p: &'a Problem,
+    heads: &'a [Head<'a, T>],
+    dots: &'a [f32],
+    keys: Range<usize>,
+    /// Panels of the depth, and of values.
+    sizes: [usize; 2],
+    /// Keys and values in columns, keys in rows.
+    right: [*mut Tile; 3],
+    /// A strip of queries and of upstream gradients.
+    left: [*mut Tile; 2],
+    /// Columns of upstream gradients or queries of a few strips.
+    turned: *mut Tile,
+    /// Scores and gradients of weights, of two strips.
+    sums: [*mut Tile; 2],
+    /// Gradients of scores in rows, of two strips.
+    ds_left: *mut Tile,
+    /// Weights and gradients of scores, twice a few strips of them.
+    columns: [*mut Tile; 2],
+    dq: *mut Tile,
+    /// Gradients of values and of keys.
+    dk: [*mut Tile; 2],
+}
+
+/// A strip of queries that see any of the keys.
+#[derive(Clone, Copy)]
+struct Strip {
+    head: usize,
+    /// Among the head's strips.
+    at: usize,
+    /// Which of two places its sums have.
+    place: usize,
+    /// Among those that are added up at once.
+    slot: usize,
+    /// Which of two places those have.
+    half: usize,
+}
+
+impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
+    /// While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its queries and,
+    /// with others, to the keys.
+    ///
+    /// # Safety
+    /// The matrices have these keys and all queries; the tiles are nobody else's.
+    unsafe fn run(&self) {
+        let strips = self.p.queries.div_ceil(SIDE);
+        let first = (0..strips).find(|&at| self.seen(at).last > 0).unwrap_or(strips);
+        let each = strips - first;
+        let all = self.heads.len() * each;
+        let strip = |turn: usize| {
+            let (head, i) = (turn / each, turn % each);
+            let half = head * each.div_ceil(STRIPS) + i / STRIPS;
+            Strip { head, at: first + i, place: turn % 2, slot: i % STRIPS, half: half % 2 }
+        };
+        for turn in 0..all + 2 {
+            let before = |turns: usize| turn.checked_sub(turns).filter(|&t| t < all).map(strip);
+            let [ahead, here, behind] = [0, 1, 2].map(before);
+            let full = behind.filter(|s| s.slot + 1 == STRIPS || s.at + 1 == strips);
+            let [deep, wide] = self.sizes;
+            let steps =
+                [(ahead, deep + wide), (behind, deep)].map(|(s, n)| s.map_or(0, |s| self.scores(s).panels() * n));
+            let added =
+                full.map_or(0, |s| self.added(s).map(|(_, from)| s.slot + 1 - from).sum::<usize>() * (deep + wide));
+            let work = here.map(|s| self.score_grads(s));
+            let mut beside = Beside::new(work, (steps.iter().sum::<usize>() + added) * Tiles::<P>::PARTS);
+            // SAFETY: the caller's promise; strips that follow each other have tiles of their own.
+            unsafe {
+                ahead.into_iter().for_each(|s| self.add_scores(s, &mut beside));
+                behind.into_iter().for_each(|s| self.add_queries(s, &mut beside));
+                full.into_iter().for_each(|s| self.add_keys(s, &mut beside));
+                beside.finish();
+            }
+        }
+    }
+
+    fn rows(&self, at: usize) -> Range<usize> {
+        at * SIDE..self.p.queries.min((at + 1) * SIDE)
+    }
+
+    fn seen(&self, at: usize) -> Seen {
+        let rows = self.rows(at);
+        Seen { first: self.p.seen(rows.start, &self.keys), last: self.p.seen(rows.end - 1, &self.keys) }
+    }
+
+    fn scores(&self, s: Strip) -> Scores {
+        let scale = (self.p.scale * std::f64::consts::LOG2_E) as f32;
+        Scores { tiles: self.sums[0].wrapping_add(s.place * PANELS * 4), scale, seen: self.seen(s.at) }
+    }
+
+    fn grads(&self, s: Strip) -> *mut Tile {
+        self.sums[1].wrapping_add(s.place * PANELS * 4)
+    }
+
+    fn ds_left(&self, s: Strip) -> *mut Tile {
+        self.ds_left.wrapping_add(s.place * PANELS * Tiles::<P>::STEP)
+    }
+
+    fn score_grads(&self, s: Strip) -> ScoreGrads<'_, P> {
+        let rows = self.rows(s.at);
+        let slot = (s.half * PANELS * STRIPS + s.slot) * Tiles::<P>::STEP;
+        ScoreGrads {
+            scores: self.scores(s),
+            grads: self.grads(s),
+            right: self.columns.map(|x| x.wrapping_add(slot)),
+            left: self.ds_left(s),
+            lse: &self.heads[s.head].lse[rows.clone()],
+            dots: &self.dots[s.head * self.p.queries..][rows],
+            done: 0,
+            // SAFETY: zeros are such registers.
+            first: unsafe { std::mem::zeroed() },
+        }
+    }
+
+    /// Scores and gradients of weights.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
+        let factors = [(h.q, self.p.depth, scores.tiles.cast_mut()), (h.g, self.p.value_depth, self.grads(s))];
+        for (((x, width, sums), left), right) in factors.into_iter().zip(self.left).zip(self.right) {
+            let steps = width.div_ceil(SIDE);
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.amx.left(x.part(rows.start, 0), (rows.len(), width), left);
+                for panel in 0..scores.panels() {
+                    let right = right.add(panel * steps * Tiles::<P>::STEP);
+                    self.amx.multiply((left, right), sums.add(panel * 4), steps, false, || beside.go_on());
                 }
             }
         }
     }
-}
 
-/// Scores and gradients of weights become weights and gradients of scores before they are scaled: both in the right operand's tiles, of two
-/// queries side by side, the gradients in the left one's too. They are 0 where a query sees no key, and where there is no query.
-///
-/// # Safety
-/// There are tiles for all keys that are seen; the processor has the instructions.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn score_grads(
-    [s, ds]: [*mut Tile; 2],
-    ([weights, ds_right], ds_left): ([*mut Tile; 2], *mut Tile),
-    scale: f32,
-    (lse, dots): (&[f32], &[f32]),
-    seen: Seen,
-) {
-    const PAIRS: [u16; 32] = {
-        let mut order = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            order[i] = (i / 2 + i % 2 * 16) as u16;
-            i += 1;
-        }
-        order
-    };
-    let panels = seen.last.div_ceil(SIDE);
-    let mut rows: [[Row; 2]; 2] = [[[0.0; KEYS]; 2]; 2];
-    for pair in 0..SIDE / 2 {
-        let [p_rows, ds_rows] = &mut rows;
-        for (side, (p, d)) in p_rows.iter_mut().zip(ds_rows).enumerate() {
-            let i = 2 * pair + side;
-            let (p, d) = (&mut p[..panels * SIDE], &mut d[..panels * SIDE]);
-            // A query that saw nothing has no finite logsumexp, and no weight.
-            let Some((&lse, &dot)) = lse.get(i).zip(dots.get(i)).filter(|(lse, _)| **lse != f32::NEG_INFINITY) else {
-                p.fill(0.0);
-                d.fill(0.0);
-                continue;
-            };
+    /// What a strip adds to gradients of its queries.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let deep = self.sizes[0];
+        for panel in 0..deep {
             // SAFETY: the caller's promise.
             unsafe {
-                visible_row(s, i, p, scale, seen.of(i));
-                exp2_all(p, lse * std::f32::consts::LOG2_E);
-                for (j, (p, d)) in p.as_chunks::<16>().0.iter().zip(d.as_chunks_mut::<16>().0).enumerate() {
-                    let g = _mm512_sub_ps(_mm512_load_ps(line(ds.add(j / 2 * 4), i, j % 2)), _mm512_set1_ps(dot));
-                    // What is hidden is 0, whatever its gradient.
-                    let p = _mm512_loadu_ps(p.as_ptr());
-                    let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(p, _mm512_setzero_ps());
-                    _mm512_storeu_ps(d.as_mut_ptr(), _mm512_maskz_mul_ps(there, p, g));
-                }
+                let k = self.right[2].add(panel * self.keys.len().div_ceil(SIDE) * Tiles::<P>::STEP);
+                let strip = s.head * self.p.queries.div_ceil(SIDE) + s.at;
+                let (sums, steps) = (self.dq.add((strip * deep + panel) * 4), self.scores(s).panels());
+                self.amx.multiply((self.ds_left(s), k), sums, steps, true, || beside.go_on());
             }
         }
-        // SAFETY: the caller's promise.
-        unsafe {
-            let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-            let rounded = |low: *const f32, high: *const f32| {
-                let x = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(high), _mm512_loadu_ps(low));
-                std::mem::transmute::<__m512bh, __m512i>(x)
-            };
-            for j in 0..2 * panels {
-                for (x, to) in rows.iter().zip([weights, ds_right]) {
-                    let [low, high] = [0, 1].map(|side: usize| x[side].as_ptr().add(16 * j));
-                    let to = to.add(j / 2 * STRIPS * 2 + j % 2).cast::<__m512i>().add(pair);
-                    *to = _mm512_permutexvar_epi16(order, rounded(low, high));
-                }
-            }
-            for panel in 0..panels {
-                for (side, x) in rows[1].iter().enumerate() {
-                    let (i, at) = (2 * pair + side, x.as_ptr().add(panel * SIDE));
-                    *ds_left.add(panel * 2 + i / 16).cast::<__m512i>().add(i % 16) = rounded(at, at.add(16));
+    }
+
+    /// Panels that the last strip of a few sees, and the first of those strips that sees any of a panel's keys.
+    fn added(&self, last: Strip) -> impl Iterator<Item = (usize, usize)> {
+        let first = last.at - last.slot;
+        (0..self.scores(last).panels()).map(move |panel| {
+            let sees = |&slot: &usize| self.seen(first + slot).last > panel * SIDE;
+            (panel, (0..last.slot).find(sees).unwrap_or(last.slot))
+        })
+    }
+
+    /// What a few strips add to gradients of values and keys.
+    ///
+    /// # Safety
+    /// As for [`run`](Block::run).
+    unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+        let h = &self.heads[last.head];
+        let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
+        let step = Tiles::<P>::STEP;
+        let factors = [(h.g, self.p.value_depth), (h.q, self.p.depth)];
+        for ((x, width), (right, sums)) in factors.into_iter().zip(self.columns.into_iter().zip(self.dk)) {
+            for (strip, part) in pieces(width, SIDE).enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let left = self.turned;
+                    self.amx.left(x.part(rows.start, part.start).turned(), (part.len(), rows.len()), left);
+                    for (panel, from) in self.added(last) {
+                        let right = right.add(((last.half * PANELS + panel) * STRIPS + from) * step);
+                        let (sums, steps) = (sums.add((strip * PANELS + panel) * 4), last.slot + 1 - from);
+                        self.amx.multiply((left.add(from * step), right), sums, steps, true, || beside.go_on());
+                    }
                 }
             }
         }
@@ -245,32 +301,23 @@ unsafe fn score_grads(
 /// # Safety
 /// These are rows of the output, which nothing else sees; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn columns_out(sums: *const Tile, out: Matrix<*mut bf16>, (rows, columns): (usize, usize), scale: f32) {
+unsafe fn columns_out<T: Pieces<P>, const P: usize>(
+    sums: *const Tile,
+    out: Matrix<*mut T>,
+    (rows, columns): (usize, usize),
+    scale: f32,
+) {
     for (i, j) in pieces(rows, 16).flat_map(|i| pieces(columns, 16).map(move |j| (i.clone(), j))) {
         let panel = (j.start / SIDE * PANELS + i.start / SIDE) * 4;
         let tile = panel + j.start / 16 % 2 * 2 + i.start / 16 % 2;
-        let mask = u16::MAX >> (16 - j.len());
+        let mask = u32::from(u16::MAX >> (16 - j.len()));
         // SAFETY: the caller's promise.
         unsafe {
             let lines = turn_square(sums.add(tile).cast::<[__m512i; 16]>().read());
             for (at, line) in i.zip(lines) {
                 let x = _mm512_mul_ps(_mm512_castsi512_ps(line), _mm512_set1_ps(scale));
-                let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x));
-                _mm256_mask_storeu_epi16(out.part(at, j.start).at.cast(), mask, rounded);
+                T::write(out.part(at, j.start).at, mask, [x, _mm512_setzero_ps()]);
             }
-        }
-    }
-}
-
-/// Rows of a strip's sums, scaled, in full precision.
-///
-/// # Safety
-/// These are rows of `out`, which nothing else sees.
-unsafe fn rows_aside(sums: *mut Tile, out: Matrix<*mut f32>, (rows, columns): (usize, usize), scale: f32) {
-    for i in 0..rows {
-        for j in 0..columns {
-            // SAFETY: the caller's promise.
-            unsafe { *out.part(i, j).at = *line(sums.add(j / SIDE * 4), i, j / 16 % 2).add(j % 16) * scale };
         }
     }
 }

@@ -2,36 +2,51 @@
 
 use std::{arch::x86_64::*, ops::Range};
 
-use half::bf16;
 use numcore::Result;
 
 use super::{
     super::{forward::Head, *},
-    Row, SIDE, exp2_all, line, room, rows_out, tiles, visible_row,
+    PANELS, SIDE, Scores,
+    beside::{Beside, Work},
+    exp2_flushed, line, room, rows_out, tiles,
 };
 use crate::{
     fused::softmax::finite,
     math::Math,
-    matmul::{Tile, Tiles},
+    matmul::{Pieces, Tile, Tiles, split},
 };
 
 /// These queries against all keys they see, a strip of queries and a block of keys at a time.
-pub(in super::super) fn queries(
+///
+/// A number that is not finite has a piece that is NaN: what is not finite then is computed anew without pieces.
+pub(in super::super) fn queries<T: Pieces<P>, const P: usize>(
     call: &Call<'_>,
     p: &Problem,
-    h: &Head<bf16>,
+    h: &Head<T>,
     rows: Range<usize>,
     lse: &mut [f32],
 ) -> Result<()> {
-    let Some(amx) = Tiles::of(call.engine().simd) else { return Ok(()) };
-    let (panels, strips) = (KEYS / SIDE, rows.len().div_ceil(SIDE));
+    let finite = by_tiles(call, p, h, rows.clone(), lse)?;
+    if P == 1 || finite { Ok(()) } else { forward::queries(call, p, h, rows, lse) }
+}
+
+/// The same; says whether all is finite.
+fn by_tiles<T: Pieces<P>, const P: usize>(
+    call: &Call<'_>,
+    p: &Problem,
+    h: &Head<T>,
+    rows: Range<usize>,
+    lse: &mut [f32],
+) -> Result<bool> {
+    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return Ok(false) };
+    let strips = rows.len().div_ceil(SIDE);
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
-    let sizes = [panels * deep * 2, wide * panels * 2, deep * 2, panels * 4, panels * 2, strips * wide * 4].map(room);
-    let [a, b, c, d, e, f] = sizes;
+    let operands = [PANELS * deep, wide * PANELS, deep, 2 * PANELS].map(|steps| room(steps * Tiles::<P>::STEP));
+    let ([a, b, c, d], [e, f]) = (operands, [2 * PANELS * 4, strips * wide * 4].map(room));
     let mut scratch = Scratch::<f32, _>::new(call.cpu, [a, b, c, d, e, f, rows.len(), rows.len()])?;
-    let [k, v, q, s, weighted, o, top, sum] = scratch.parts();
+    let [k, v, q, weighted, s, o, top, sum] = scratch.parts();
     o.fill(0.0);
-    let [k, v, q, s, weighted, o] = [k, v, q, s, weighted, o].map(tiles);
+    let [k, v, q, weighted, s, o] = [k, v, q, weighted, s, o].map(tiles);
     let [top, sum] = [top, sum].map(|x| &mut x[..rows.len()]);
     top.fill(f32::NEG_INFINITY);
     sum.fill(0.0);
@@ -43,76 +58,160 @@ pub(in super::super) fn queries(
             amx.right(h.k.part(keys.start, 0).turned(), (p.depth, keys.len()), k);
             amx.right(h.v.part(keys.start, 0), (keys.len(), p.value_depth), v);
         }
-        for (strip, step) in parts(rows.clone(), SIDE).enumerate().filter(|(_, step)| p.seen(step.end - 1, &keys) > 0) {
-            let seen = Seen { first: p.seen(step.start, &keys), last: p.seen(step.end - 1, &keys) };
-            let (seen_panels, o) = (seen.last.div_ceil(SIDE), o.wrapping_add(strip * wide * 4));
-            let at = step.start - rows.start..step.end - rows.start;
+        let strip = |i: usize| rows.start + i * SIDE..rows.end.min(rows.start + (i + 1) * SIDE);
+        let scores = |i: usize| {
+            let seen = Seen { first: p.seen(strip(i).start, &keys), last: p.seen(strip(i).end - 1, &keys) };
+            Scores { tiles: s.wrapping_add(i % 2 * PANELS * 4), scale, seen }
+        };
+        let weighted = |i: usize| weighted.wrapping_add(i % 2 * PANELS * Tiles::<P>::STEP);
+        let sums = |i: usize| o.wrapping_add(i * wide * 4);
+        let first = (0..strips).find(|&i| p.seen(strip(i).end - 1, &keys) > 0).unwrap_or(strips);
+        // While a strip's scores become weights, those of the strip after it are added up, and the outputs of the strip before it.
+        for turn in first..strips + 2 {
+            let at = |behind: usize| turn.checked_sub(behind).filter(|i| (first..strips).contains(i));
+            let [ahead, here, behind] = [0, 1, 2].map(at);
+            let parts =
+                ahead.map_or(0, |i| scores(i).panels() * deep) + behind.map_or(0, |i| scores(i).panels() * wide);
+            let work = here.map(|i| {
+                let at = strip(i).start - rows.start..strip(i).end - rows.start;
+                Weights::<P>::new(scores(i), weighted(i), (sums(i), wide), (&mut top[at.clone()], &mut sum[at]))
+            });
+            let mut beside = Beside::new(work, parts * Tiles::<P>::PARTS);
             // SAFETY: these queries of the operand; the tiles are this task's, and the processor has the instructions.
             unsafe {
-                amx.left(h.q.part(step.start, 0), (step.len(), p.depth), q);
-                for panel in 0..seen_panels {
-                    amx.multiply(q, k.add(panel * deep * 2), s.add(panel * 4), deep, false);
+                if let Some(i) = ahead {
+                    let (scores, step) = (scores(i), strip(i));
+                    amx.left(h.q.part(step.start, 0), (step.len(), p.depth), q);
+                    for panel in 0..scores.panels() {
+                        let (k, to) = (k.add(panel * deep * Tiles::<P>::STEP), scores.tiles.cast_mut().add(panel * 4));
+                        amx.multiply((q, k), to, deep, false, || beside.go_on());
+                    }
                 }
-                weights((s, weighted), (o, wide), scale, (&mut top[at.clone()], &mut sum[at]), seen);
-                for panel in 0..wide {
-                    amx.multiply(weighted, v.add(panel * steps * 2), o.add(panel * 4), seen_panels, true);
+                if let Some(i) = behind {
+                    for panel in 0..wide {
+                        let (v, to) = (v.add(panel * steps * Tiles::<P>::STEP), sums(i).add(panel * 4));
+                        amx.multiply((weighted(i), v), to, scores(i).panels(), true, || beside.go_on());
+                    }
                 }
+                beside.finish();
             }
         }
     }
-    for ((&top, sum), lse) in top.iter().zip(&mut *sum).zip(lse) {
-        *lse = finite(top) * std::f32::consts::LN_2 + Math::log(*sum);
-        *sum = if *sum == 0.0 { 0.0 } else { 1.0 / *sum };
-    }
+    // SAFETY: the processor has the instructions.
+    let mut all = unsafe { settle(top, sum, lse) };
     for (strip, step) in parts(0..rows.len(), SIDE).enumerate() {
         let out = h.o.part(rows.start + step.start, 0);
         // SAFETY: these queries' rows of the output, which are this task's alone; the processor has the instructions.
-        unsafe { rows_out(o.add(strip * wide * 4), out, p.value_depth, &sum[step]) };
+        all &= unsafe { rows_out(o.add(strip * wide * 4), out, p.value_depth, &sum[step]) };
     }
-    Ok(())
+    Ok(all)
 }
 
-/// Turns scores into weights relative to the largest score so far, in the left operand's tiles, and rescales what was gathered before.
+/// Logsumexps of the largest scores and the sums, which become their inverses; says whether all are finite.
 ///
 /// # Safety
-/// There are tiles of scores for all keys that are seen, as many steps of weights, and `wide` panels of the output; the processor has the
-/// instructions.
+/// The processor has the instructions. (Without them each fused step of a logarithm is the call of a library.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn weights(
-    (s, weighted): (*const Tile, *mut Tile),
-    (o, wide): (*mut Tile, usize),
-    scale: f32,
-    (top, sum): (&mut [f32], &mut [f32]),
-    seen: Seen,
-) {
-    let panels = seen.last.div_ceil(SIDE);
-    let mut row: Row = [0.0; KEYS];
-    for (i, (top, sum)) in top.iter_mut().zip(sum).enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let before = *top;
-            *top = before.max(visible_row(s, i, &mut row[..panels * SIDE], scale, seen.of(i)));
-            let base = finite(*top);
-            exp2_all(&mut row[..panels * SIDE], base);
-            let mut gathered = [_mm512_setzero_ps(); 2];
-            for (panel, x) in row[..panels * SIDE].as_chunks::<SIDE>().0.iter().enumerate() {
-                let x = [0, 16].map(|at| _mm512_loadu_ps(x.as_ptr().add(at)));
-                gathered = [_mm512_add_ps(gathered[0], x[0]), _mm512_add_ps(gathered[1], x[1])];
-                let to = weighted.add(panel * 2 + i / 16).cast::<__m512i>().add(i % 16);
-                *to = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(x[1], x[0]));
+unsafe fn settle(top: &[f32], sum: &mut [f32], lse: &mut [f32]) -> bool {
+    let mut all = true;
+    for ((&top, sum), lse) in top.iter().zip(sum).zip(lse) {
+        *lse = finite(top) * std::f32::consts::LN_2 + Math::log(*sum);
+        all &= lse.is_finite();
+        *sum = if *sum == 0.0 { 0.0 } else { 1.0 / *sum };
+    }
+    all
+}
+
+/// Turns scores into weights relative to the largest score so far, in the left operand's tiles, and rescales what was gathered before: of
+/// each query first the largest score, then a panel's weights after the other's.
+struct Weights<'a, const P: usize> {
+    scores: Scores,
+    to: *mut Tile,
+    /// Sums of so many panels.
+    sums: (*mut Tile, usize),
+    top: &'a mut [f32],
+    sum: &'a mut [f32],
+    row: usize,
+    /// Pieces of the row that are done.
+    done: usize,
+    gathered: [__m512; 2],
+}
+
+impl<'a, const P: usize> Weights<'a, P> {
+    fn new(
+        scores: Scores,
+        to: *mut Tile,
+        sums: (*mut Tile, usize),
+        (top, sum): (&'a mut [f32], &'a mut [f32]),
+    ) -> Self {
+        // SAFETY: zeros are such registers.
+        let gathered = unsafe { std::mem::zeroed() };
+        Weights { scores, to, sums, top, sum, row: 0, done: 0, gathered }
+    }
+
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    unsafe fn rescale(&mut self) {
+        let (i, (sums, wide)) = (self.row, self.sums);
+        let mut most = _mm512_set1_ps(f32::NEG_INFINITY);
+        for panel in 0..self.scores.panels() {
+            for half in 0..2 {
+                // Of NaN and a number the second is given.
+                // SAFETY: the caller's promise.
+                most = _mm512_max_ps(unsafe { self.scores.get(i, panel, half) }, most);
             }
-            let gathered = _mm512_reduce_add_ps(_mm512_add_ps(gathered[0], gathered[1]));
-            if before != *top {
-                let factor = Math::exp2_flushed(before - base);
-                for panel in 0..wide {
-                    for half in 0..2 {
-                        let at = line(o.add(panel * 4), i, half);
-                        _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), _mm512_set1_ps(factor)));
-                    }
+        }
+        let before = self.top[i];
+        self.top[i] = before.max(_mm512_reduce_max_ps(most));
+        if before != self.top[i] {
+            let factor = Math::exp2_flushed(before - finite(self.top[i]));
+            for (panel, half) in (0..wide).flat_map(|panel| [(panel, 0), (panel, 1)]) {
+                // SAFETY: these sums are this task's.
+                unsafe {
+                    let at = line(sums.add(panel * 4), i, half);
+                    _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), _mm512_set1_ps(factor)));
                 }
-                *sum *= factor;
             }
-            *sum += gathered;
+            self.sum[i] *= factor;
+        }
+        self.gathered = [_mm512_setzero_ps(); 2];
+    }
+}
+
+impl<const P: usize> Work for Weights<'_, P> {
+    fn left(&self) -> usize {
+        (self.top.len() - self.row) * (1 + self.scores.panels()) - self.done
+    }
+
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    unsafe fn advance(&mut self) {
+        let i = self.row;
+        if self.done == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { self.rescale() };
+            self.done = 1;
+            return;
+        }
+        let panel = self.done - 1;
+        let base = _mm512_set1_ps(finite(self.top[i]));
+        // SAFETY: the caller's promise; there are tiles for a panel that is seen.
+        unsafe {
+            let [low, high] = [self.scores.get(i, panel, 0), self.scores.get(i, panel, 1)];
+            let x = [exp2_flushed(_mm512_sub_ps(low, base)), exp2_flushed(_mm512_sub_ps(high, base))];
+            self.gathered = [_mm512_add_ps(self.gathered[0], x[0]), _mm512_add_ps(self.gathered[1], x[1])];
+            let to = self.to.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
+            for (piece, x) in split::<P>(x).into_iter().enumerate() {
+                *to.add(piece * SIDE) = x;
+            }
+        }
+        self.done += 1;
+        if self.done > self.scores.panels() {
+            self.sum[i] += _mm512_reduce_add_ps(_mm512_add_ps(self.gathered[0], self.gathered[1]));
+            (self.row, self.done) = (i + 1, 0);
         }
     }
 }

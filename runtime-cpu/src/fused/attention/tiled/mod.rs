@@ -1,36 +1,40 @@
-//! The same by the processor's products of bf16 in tiles: scores and gradients of weights are sums in `f32`, weights and gradients of scores
-//! are rounded to bf16 where they are factors (as in PyTorch), and what is added up stays in `f32`. A row's weights are summed before they are
-//! rounded.
+//! The same by the processor's products of tiles, of bf16 and of `f32` in three pieces: scores and gradients of weights are sums in `f32`. Where
+//! weights and gradients of scores are factors, they are rounded to bf16 (as in PyTorch) or cut in three pieces, like the operands. What is added
+//! up stays in `f32`. A row's weights are summed before they are rounded.
 //!
 //! Sums leave the registers as tiles, and what is computed of them goes into the tiles of the next product: no matrix of weights is ever
-//! laid out in rows.
+//! laid out in rows. Strips of queries follow each other as on a belt, so that one's products are computed beside another's weights ([`beside`]).
+//!
+//! An `f32` that is not finite, or rounds to infinity as a bf16, has a piece that is NaN. Outputs that are not finite are computed anew without
+//! pieces; a gradient of what is not finite may be NaN where it would be infinite without.
 
 mod backward;
+mod beside;
 mod forward;
+mod score_grads;
 
 use std::arch::x86_64::*;
 
-use half::bf16;
 use numcore::{DType, fused::Attention};
 
-use super::{Call, KEYS};
+use super::{Call, KEYS, Seen, Simd};
 use crate::{
-    math::Math,
-    matmul::{Matrix, Tile, Tiles},
+    math::{EXP2_SLOPE, Real as _},
+    matmul::{Matrix, Pieces, Tile, Tiles},
 };
 
 pub(super) use backward::keys;
 pub(super) use forward::queries;
 
 /// Rows of a strip, columns of a panel, steps of a tile.
-const SIDE: usize = Tiles::SIDE;
-/// Scores of a query and a block of keys.
-type Row = [f32; KEYS];
+const SIDE: usize = Tiles::<1>::SIDE;
+/// Panels of keys in a block.
+const PANELS: usize = KEYS / SIDE;
 
-/// Whether this is computed so.
-pub(super) fn takes(call: &Call<'_>, op: &Attention) -> bool {
+/// The dtype, if it is computed so.
+pub(super) fn takes(call: &Call<'_>, op: &Attention) -> Option<DType> {
     let some = call.ins.iter().all(|x| x.layout.numel() > 0);
-    some && call.outs[0].dtype == DType::BF16 && !op.masked && Tiles::are_there(call.engine().simd)
+    (some && !op.masked && call.engine().simd == Simd::Amx).then_some(call.outs[0].dtype)
 }
 
 /// Numbers of so many tiles.
@@ -47,45 +51,66 @@ fn line(sums: *mut Tile, row: usize, half: usize) -> *mut f32 {
     sums.wrapping_add(row / 16 * 2 + half).cast::<f32>().wrapping_add(row % 16 * 16)
 }
 
-/// A row of scores, scaled, `−∞` where the query sees no key; and the largest, passing over NaN.
-///
-/// # Safety
-/// There are tiles for the row; the processor has the instructions.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn visible_row(s: *const Tile, i: usize, row: &mut [f32], scale: f32, seen: usize) -> f32 {
-    let scale = _mm512_set1_ps(scale);
-    let mut most = _mm512_set1_ps(f32::NEG_INFINITY);
-    for (j, to) in row.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let left = seen.saturating_sub(16 * j).min(16);
+/// Scores of a strip, in tiles.
+#[derive(Clone, Copy)]
+struct Scores {
+    tiles: *const Tile,
+    scale: f32,
+    seen: Seen,
+}
+
+impl Scores {
+    /// Panels of keys that any of its queries sees.
+    fn panels(&self) -> usize {
+        self.seen.last.div_ceil(SIDE)
+    }
+
+    /// Half of a panel's scores of a query, scaled, `−∞` where the query sees no key.
+    ///
+    /// # Safety
+    /// There are tiles for them; the processor has the instructions.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    unsafe fn get(&self, i: usize, panel: usize, half: usize) -> __m512 {
+        let left = self.seen.of(i).saturating_sub(SIDE * panel + 16 * half).min(16);
         let hidden = !((0xffff_u32 >> (16 - left)) as u16);
         // SAFETY: the caller's promise.
-        unsafe {
-            let x = _mm512_mul_ps(_mm512_load_ps(line(s.add(j / 2 * 4).cast_mut(), i, j % 2)), scale);
-            let x = _mm512_mask_mov_ps(x, hidden, _mm512_set1_ps(f32::NEG_INFINITY));
-            // Of NaN and a number the second is given.
-            most = _mm512_max_ps(x, most);
-            _mm512_storeu_ps(to.as_mut_ptr(), x);
-        }
+        let x = unsafe { _mm512_load_ps(line(self.tiles.add(panel * 4).cast_mut(), i, half)) };
+        let x = _mm512_mul_ps(x, _mm512_set1_ps(self.scale));
+        _mm512_mask_mov_ps(x, hidden, _mm512_set1_ps(f32::NEG_INFINITY))
     }
-    _mm512_reduce_max_ps(most)
 }
 
-/// Powers of two.
+/// `Math::exp2_flushed`, the same bits. (The compiler makes registers of half the size of loops over numbers.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-fn exp2_all(row: &mut [f32], base: f32) {
-    for x in row {
-        *x = Math::exp2_flushed(*x - base);
-    }
+fn exp2_flushed(x: __m512) -> __m512 {
+    let shift = _mm512_set1_ps(f32::ROUNDER + f32::BIAS);
+    let t = _mm512_add_ps(x, shift);
+    let r = _mm512_sub_ps(x, _mm512_sub_ps(t, shift));
+    let [c0, c1, c2, c3, c4, c5] = EXP2_SLOPE.map(|c| _mm512_set1_ps(c));
+    let z = _mm512_mul_ps(r, r);
+    let odd = _mm512_fmadd_ps(_mm512_fmadd_ps(c5, z, c3), z, c1);
+    let even = _mm512_fmadd_ps(_mm512_fmadd_ps(c4, z, c2), z, c0);
+    let y = _mm512_fmadd_ps(r, _mm512_fmadd_ps(odd, r, even), _mm512_set1_ps(1.0));
+    let power = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(t)));
+    let low = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(1.0 - f32::BIAS));
+    _mm512_maskz_mul_ps(low, y, power)
 }
 
-/// Rows of a strip's sums, scaled and rounded into the output: as many as there are factors.
+/// Rows of a strip's sums, scaled and rounded into the output: as many as there are factors. Says whether all are finite.
 ///
 /// # Safety
 /// These are rows of the output, which nothing else sees; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn rows_out(sums: *mut Tile, out: Matrix<*mut bf16>, columns: usize, factors: &[f32]) {
+unsafe fn rows_out<T: Pieces<P>, const P: usize>(
+    sums: *mut Tile,
+    out: Matrix<*mut T>,
+    columns: usize,
+    factors: &[f32],
+) -> bool {
+    const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
+    let mut strange = 0;
     for (i, &factor) in factors.iter().enumerate() {
         for j in (0..columns).step_by(SIDE) {
             let mask = u32::MAX >> (SIDE - SIDE.min(columns - j));
@@ -95,9 +120,11 @@ unsafe fn rows_out(sums: *mut Tile, out: Matrix<*mut bf16>, columns: usize, fact
                     let x = _mm512_load_ps(line(sums.add(j / SIDE * 4), i, half));
                     _mm512_mul_ps(x, _mm512_set1_ps(factor))
                 });
-                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(x[1], x[0]));
-                _mm512_mask_storeu_epi16(out.part(i, j).at.cast(), mask, rounded);
+                let [low, high] = x.map(|x| u32::from(_mm512_fpclass_ps_mask::<NOT_FINITE>(x)));
+                strange |= (low | high << 16) & mask;
+                T::write(out.part(i, j).at, mask, x);
             }
         }
     }
+    strange == 0
 }
