@@ -9,10 +9,12 @@
 mod amx;
 mod block;
 mod dot;
+mod factor;
 mod kept;
 mod pack;
 mod pieces;
 mod store;
+mod windows;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +25,7 @@ use half::bf16;
 pub(crate) use amx::is_available;
 pub(crate) use kept::Tiles;
 use pieces::Pieces;
+pub(super) use windows::{Filters, windows_times};
 
 use super::{Epilogue, Product, cut::Cut, matrix};
 use crate::{Engine, Simd, operand::Base};
@@ -79,6 +82,11 @@ impl Level {
 /// Whether `f32` are multiplied in pieces: not products of a few rows, columns or steps, which would leave tiles mostly empty.
 pub(super) fn takes(p: &Product, simd: Simd) -> bool {
     simd == Simd::Amx && p.m.min(p.n) >= FEW && p.k >= FEW
+}
+
+/// The same for `m` rows times windows, or windows that are rows of numbers at so many places times columns.
+pub(super) fn takes_windows(simd: Simd, sizes: [usize; 3]) -> bool {
+    simd == Simd::Amx && sizes.iter().all(|n| *n >= FEW)
 }
 
 /// `out = a · b` and what the epilogue adds, tiles of it by one thread each: of bf16.

@@ -23,7 +23,7 @@ pub(super) unsafe fn block<T: Pieces<P>, const P: usize>(
     let old = Matrix { at: out.at.cast_const(), row: out.row, column: out.column };
     let [first, second] = epilogue.plus;
     let terms: SmallVec<[_; 3]> = [epilogue.add.then_some(old), first, second].into_iter().flatten().collect();
-    let in_lines = out.column == 1 && terms.iter().all(|x| x.column == 1);
+    let in_lines = out.column == 1 && terms.iter().all(|x| matches!(x.column, 0 | 1));
     for i in 0..rows {
         let tiles = sums.wrapping_add(i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
         // SAFETY: the caller's promise.
@@ -44,7 +44,7 @@ pub(super) unsafe fn block<T: Pieces<P>, const P: usize>(
             }
             let sums = [_mm512_load_ps(tiles), _mm512_load_ps(tiles.add(SIDE * SIDE))];
             if in_lines {
-                line(sums, out.part(i, 0).at, terms.iter().map(|x| x.part(i, 0).at), columns);
+                line(sums, out.part(i, 0).at, terms.iter().map(|x| x.part(i, 0)), columns);
             } else {
                 scattered(sums, out.part(i, 0), terms.iter().map(|x| x.part(i, 0)), columns);
             }
@@ -62,7 +62,7 @@ fn not_finite(x: __m512) -> u16 {
     _mm512_fpclass_ps_mask::<{ QUIET | INFINITE | SIGNALING }>(x)
 }
 
-/// So many of 32 numbers side by side, and those of each term.
+/// So many of 32 numbers side by side, and those of each term, which are neighbours or the same.
 ///
 /// # Safety
 /// As for [`block`].
@@ -71,14 +71,14 @@ fn not_finite(x: __m512) -> u16 {
 unsafe fn line<T: Pieces<P>, const P: usize>(
     mut sums: [__m512; 2],
     to: *mut T,
-    terms: impl Iterator<Item = *const T>,
+    terms: impl Iterator<Item = Matrix<*const T>>,
     columns: usize,
 ) {
     let mask = u32::MAX >> (PAIR - columns);
     // SAFETY: the caller's promise.
     unsafe {
         for x in terms {
-            let x = T::widen(x, mask);
+            let x = if x.column == 0 { [_mm512_set1_ps((*x.at).load()); 2] } else { T::widen(x.at, mask) };
             sums = [_mm512_add_ps(sums[0], x[0]), _mm512_add_ps(sums[1], x[1])];
         }
         T::write(to, mask, sums);
@@ -101,7 +101,7 @@ unsafe fn scattered<T: Pieces<P>, const P: usize>(
     unsafe {
         let lines: SmallVec<[[T; PAIR]; 3]> =
             terms.map(|x| std::array::from_fn(|j| if j < columns { *x.part(0, j).at } else { T::store(0.0) })).collect();
-        line(sums, made.as_mut_ptr(), lines.iter().map(|x| x.as_ptr()), columns);
+        line(sums, made.as_mut_ptr(), lines.iter().map(|x| Matrix { at: x.as_ptr(), row: 0, column: 1 }), columns);
         made[..columns].iter().enumerate().for_each(|(j, x)| *to.part(0, j).at = *x);
     }
 }
