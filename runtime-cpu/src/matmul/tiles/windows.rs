@@ -232,7 +232,8 @@ unsafe fn cut<const TOGETHER: usize>(windows: &Unfolded<'_, f32>, memory: &mut V
     let lines = (reach.len().div_ceil(STEP) * TOGETHER) | 1;
     let plane = lines * STEP;
     let groups = channels.div_ceil(TOGETHER);
-    let to = block::room(memory, (groups * P * lines).div_ceil(SIDE)).cast::<__m512i>();
+    // What is read of a line behind its last run is memory.
+    let to = block::room(memory, (groups * P * lines).div_ceil(SIDE) + 1).cast::<__m512i>();
     for group in 0..groups {
         let to = to.wrapping_add(group * P * lines);
         for (i, from) in reach.clone().step_by(STEP).enumerate() {
@@ -269,34 +270,60 @@ unsafe fn cut<const TOGETHER: usize>(windows: &Unfolded<'_, f32>, memory: &mut V
     Image { at: to.cast::<u16>().wrapping_sub(reach.start * TOGETHER), plane, together: TOGETHER }
 }
 
-/// A run of neighbours in an image that lie in a line of a tile: which bf16 of the line they are, and where its first would be.
-type Run = (u32, isize);
-
-/// A line of a tile: numbers of `width` bf16, at most as many as it has.
-fn runs(places: &[usize], width: usize) -> SmallVec<[Run; 4]> {
-    let mut runs = SmallVec::new();
-    let mut first = 0;
-    while first < places.len() {
-        let follows = |&i: &usize| places[i] - places[i - 1] == 1;
-        let end = (first + 1..places.len()).take_while(follows).last().map_or(first, |i| i) + 1;
-        let mask = (u32::MAX >> (32 - (end - first) * width)) << (first * width);
-        runs.push((mask, (places[first] as isize - first as isize) * width as isize));
-        first = end;
-    }
-    runs
+/// Where a line of a tile lies in an image: runs of neighbours, the first of which begins the line. `R` further ones have the bf16 that a mask
+/// names; what follows the last is anything.
+#[derive(Clone, Copy)]
+struct Line<const R: usize> {
+    first: isize,
+    others: [(u32, isize); R],
 }
 
-/// # Safety
-/// The runs lie there; the processor has the instructions.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn line(runs: &[Run], from: *const u16) -> __m512i {
-    let mut line = _mm512_setzero_si512();
-    for (mask, at) in runs {
-        // SAFETY: the caller's promise; what the mask does not name is not read.
-        line = unsafe { _mm512_mask_loadu_epi16(line, *mask, from.wrapping_offset(*at).cast()) };
+/// Where runs of neighbours begin.
+fn runs(places: &[usize]) -> impl Iterator<Item = usize> {
+    (0..places.len()).filter(|&i| i == 0 || places[i] != places[i - 1] + 1)
+}
+
+impl<const R: usize> Line<R> {
+    /// Of numbers of `width` bf16, at most as many as a line has.
+    fn of(places: &[usize], width: usize) -> Self {
+        let mut line = Line { first: 0, others: [(0, 0); R] };
+        for (run, i) in runs(places).enumerate() {
+            let at = (places[i] as isize - i as isize) * width as isize;
+            match run {
+                0 => line = Line { first: at, others: [(0, at); R] },
+                // Until the end: what the next run has is read again.
+                _ => line.others[run - 1] = (u32::MAX << (i * width), at),
+            }
+        }
+        line
     }
-    line
+
+    /// # Safety
+    /// The runs lie there, and a line's length behind where they begin is memory; the processor has the instructions.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn read(&self, from: *const u16) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut line = _mm512_loadu_si512(from.wrapping_offset(self.first).cast());
+            for (mask, at) in self.others {
+                line = _mm512_mask_loadu_epi16(line, mask, from.wrapping_offset(at).cast());
+            }
+            line
+        }
+    }
+}
+
+/// Calls a function with how many runs a line of so many numbers has at most, after the first: one of a few numbers.
+macro_rules! with_runs {
+    ($lines:expr, $self:ident.$function:ident($($argument:expr),*)) => {
+        match $lines.map(|places| runs(places).count()).max() {
+            None | Some(0..=1) => $self.$function::<0>($($argument),*),
+            Some(2) => $self.$function::<1>($($argument),*),
+            Some(3..=4) => $self.$function::<3>($($argument),*),
+            _ => $self.$function::<{ STEP - 1 }>($($argument),*),
+        }
+    };
 }
 
 /// Windows as columns.
@@ -313,24 +340,26 @@ struct Columns<'a> {
 
 impl Columns<'_> {
     /// # Safety
-    /// As for [`Right::pack`].
+    /// As for [`Right::pack`]; no line has more runs.
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn copy(self, depth: usize, columns: usize, to: *mut Tile) {
+    unsafe fn copy<const R: usize>(self, depth: usize, columns: usize, to: *mut Tile) {
         let steps = depth.div_ceil(STEP);
         let lines = &self.lines[self.first / 2..][..depth / 2];
-        for (half, columns) in self.windows.columns[..columns].chunks(SIDE).enumerate() {
-            let runs = &runs(columns, 2)[..];
-            let to = to.wrapping_add(half / 2 * steps * STEP_TILES + half % 2);
-            for (step, lines) in lines.chunks(SIDE).enumerate() {
+        let halves = self.windows.columns[..columns].chunks(SIDE).enumerate();
+        let tile = |half: usize| half / 2 * steps * STEP_TILES + half % 2;
+        let halves: SmallVec<[_; 32]> = halves.map(|(i, half)| (tile(i), Line::<R>::of(half, 2))).collect();
+        // Pair of steps after pair: its places of an image stay in the first cache while columns pass.
+        for k in 0..steps * SIDE {
+            let to = to.wrapping_add(k / SIDE * STEP_TILES).cast::<__m512i>().wrapping_add(k % SIDE);
+            let from = lines.get(k).map(|line| self.image.at.wrapping_add(*line));
+            for (tile, half) in &halves {
                 for piece in 0..P {
-                    let to = to.wrapping_add(step * STEP_TILES + 2 * piece).cast::<__m512i>();
-                    let from = self.image.at.wrapping_add(piece * self.image.plane);
-                    // SAFETY: the caller's promise; the tile is 16 lines.
+                    // SAFETY: the caller's promise; a tile is 16 lines.
                     unsafe {
-                        for (i, at) in lines.iter().enumerate() {
-                            *to.add(i) = line(runs, from.wrapping_add(*at));
-                        }
-                        (lines.len()..SIDE).for_each(|i| *to.add(i) = _mm512_setzero_si512());
+                        *to.add((tile + 2 * piece) * SIDE) = match from {
+                            Some(from) => half.read(from.wrapping_add(piece * self.image.plane)),
+                            None => _mm512_setzero_si512(),
+                        };
                     }
                 }
             }
@@ -346,7 +375,7 @@ impl Right<f32, P> for Columns<'_> {
 
     unsafe fn pack(self, depth: usize, columns: usize, to: *mut Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.copy(depth, columns, to) };
+        unsafe { with_runs!(self.windows.columns[..columns].chunks(SIDE), self.copy(depth, columns, to)) };
     }
 
     unsafe fn number(self, k: usize, j: usize) -> f32 {
@@ -368,17 +397,19 @@ struct Rows<'a> {
 
 impl Rows<'_> {
     /// # Safety
-    /// As for [`Left::pack`].
+    /// As for [`Left::pack`]; no line has more runs.
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn copy(self, rows: usize, depth: usize, to: *mut Tile) {
+    unsafe fn copy<const R: usize>(self, rows: usize, depth: usize, to: *mut Tile) {
         for (step, columns) in self.windows.columns[..depth].chunks(STEP).enumerate() {
-            let runs = &runs(columns, 1)[..];
-            for piece in 0..P {
-                let to = to.wrapping_add(step * STEP_TILES + 2 * piece).cast::<__m512i>();
-                let from = self.image.at.wrapping_add(piece * self.image.plane);
-                for (i, at) in self.lines[..rows].iter().enumerate() {
-                    // SAFETY: the caller's promise; the tiles are 32 lines.
-                    unsafe { *to.add(i) = line(runs, from.wrapping_add(*at)) };
+            let line = Line::<R>::of(columns, 1);
+            let to = to.wrapping_add(step * STEP_TILES).cast::<__m512i>();
+            for (i, at) in self.lines[..rows].iter().enumerate() {
+                for piece in 0..P {
+                    // SAFETY: the caller's promise; two tiles are 32 lines.
+                    unsafe {
+                        let from = self.image.at.wrapping_add(at + piece * self.image.plane);
+                        *to.add(i + piece * PAIR) = line.read(from);
+                    }
                 }
             }
         }
@@ -398,7 +429,7 @@ impl Left<f32, P> for Rows<'_> {
 
     unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.copy(rows, depth, to) };
+        unsafe { with_runs!(self.windows.columns[..depth].chunks(STEP), self.copy(rows, depth, to)) };
     }
 
     unsafe fn number(self, i: usize, k: usize) -> f32 {
