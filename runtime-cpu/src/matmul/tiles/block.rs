@@ -205,7 +205,7 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
                     if let Some(last) = &last {
                         let Block { out, a, b, epilogue, k, .. } = last.part(0, panel * PAIR);
                         let again = |i: usize, j: usize| pieces::again(|q| a.number(i, q), |q| b.number(q, j), k);
-                        store::block(sums, out, sides, epilogue, again);
+                        store::block(sums, out, sides[0], 0..sides[1], epilogue, again);
                     }
                 }
             }

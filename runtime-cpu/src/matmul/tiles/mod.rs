@@ -10,6 +10,8 @@ mod amx;
 mod block;
 mod dot;
 mod factor;
+mod filters;
+mod image;
 mod kept;
 mod pack;
 mod pieces;
@@ -25,7 +27,8 @@ use half::bf16;
 pub(crate) use amx::is_available;
 pub(crate) use kept::Tiles;
 use pieces::Pieces;
-pub(super) use windows::{Filters, windows_times};
+pub(super) use filters::Filters;
+pub(super) use windows::windows_times;
 
 use super::{Epilogue, Product, cut::Cut, matrix};
 use crate::{Engine, Simd, operand::Base};
