@@ -292,7 +292,8 @@ impl Problem<'_, '_> {
         let (engine, groups) = (self.call.engine(), self.op.groups);
         let plane = windows.frame.planes() * windows.frame.around(windows.images).plane();
         let kernel = self.kernel[0] * self.kernel[1];
-        let filters = Filters::new(self.call.cpu, weights, [groups, out.depth, windows.images.depth, kernel])?;
+        let sizes = [groups, out.depth, windows.images.depth, kernel];
+        let filters = Filters::new(self.call.cpu, weights, sizes, windows.columns)?;
         let to = self.call.output::<T>(0);
         let bias = self.op.bias.then(|| self.call.input::<T>(2));
         let each = out.count * groups;

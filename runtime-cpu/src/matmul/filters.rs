@@ -1,5 +1,6 @@
 //! A convolution's products of windows: by tiles where those take them, otherwise by the kernels of every other product.
 
+#[cfg(target_arch = "x86_64")]
 use std::any::TypeId;
 
 use numcore::Result;
@@ -17,22 +18,24 @@ pub(crate) struct Filters<T> {
 }
 
 impl<T: Registers> Filters<T> {
-    /// Packs weights that lie in one line.
-    pub(crate) fn new(cpu: &Cpu, rows: Base<T>, [groups, maps, channels, places]: [usize; 4]) -> Result<Self> {
-        let steps = channels * places;
+    /// Packs weights that lie in one line, for windows of images with so many channels and windows as columns.
+    pub(crate) fn new(
+        cpu: &Cpu,
+        rows: Base<T>,
+        sizes @ [_, maps, channels, places]: [usize; 4],
+        columns: &[usize],
+    ) -> Result<Self> {
         #[cfg(target_arch = "x86_64")]
-        let packed = match by_tiles::<T>(cpu.queue.engine.simd, [maps, steps, channels]) {
-            true => {
-                Some(super::tiles::Filters::new(cpu, Base::new(rows.at(0).cast()), [groups, maps, channels, places])?)
-            }
+        let packed = match by_tiles::<T>(cpu.queue.engine.simd) && super::tiles::takes_filters(sizes, columns) {
+            true => Some(super::tiles::Filters::new(cpu, Base::new(rows.at(0).cast()), sizes)?),
             false => None,
         };
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = (cpu, groups);
+        let _ = (cpu, columns);
         Ok(Filters {
             rows,
             maps,
-            steps,
+            steps: channels * places,
             #[cfg(target_arch = "x86_64")]
             packed,
         })
@@ -80,15 +83,15 @@ pub(crate) unsafe fn windows_times<T: Registers>(
     // SAFETY: the caller's promise; only `f32` are computed by tiles.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if by_tiles::<T>(simd, sizes) {
+        if by_tiles::<T>(simd) && super::tiles::takes_windows(sizes) {
             return super::tiles::windows_times(n, out.cast(), windows.cast(), b.cast(), epilogue.cast());
         }
         product_of(simd, sizes, out, Left::Gathered { at, rows: steps, steps: columns }, b, T::ONE, epilogue);
     }
 }
 
-/// Whether tiles take numbers of this type in such a product.
+/// Whether there are tiles for numbers of this type.
 #[cfg(target_arch = "x86_64")]
-fn by_tiles<T: 'static>(simd: Simd, sizes: [usize; 3]) -> bool {
-    TypeId::of::<T>() == TypeId::of::<f32>() && super::tiles::takes_windows(simd, sizes)
+fn by_tiles<T: 'static>(simd: Simd) -> bool {
+    TypeId::of::<T>() == TypeId::of::<f32>() && simd == Simd::Amx
 }

@@ -238,8 +238,8 @@ macro_rules! high {
 macro_rules! packed_rows {
     ($shape:ident: $a:literal) => {
         concat!(
-            "tileloadd tmm4, [{a} + {line} + 2048 * ", $a, "]\n", multiply!(0 0), multiply!(0 1),
-            high!($shape: "tileloadd tmm5, [{a} + {line} + 1024 + 2048 * ", $a, "]\n", multiply!(1 0), multiply!(1 1)),
+            "tileloaddt1 tmm4, [{a} + {line} + 2048 * ", $a, "]\n", multiply!(0 0), multiply!(0 1),
+            high!($shape: "tileloaddt1 tmm5, [{a} + {line} + 1024 + 2048 * ", $a, "]\n", multiply!(1 0), multiply!(1 1)),
         )
     };
 }

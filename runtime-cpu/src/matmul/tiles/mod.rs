@@ -16,18 +16,18 @@ mod kept;
 mod pack;
 mod pieces;
 mod store;
-mod windows;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::sync::LazyLock;
 
 use half::bf16;
 
 pub(crate) use amx::is_available;
+pub(super) use filters::Filters;
 pub(crate) use kept::Tiles;
 use pieces::Pieces;
-pub(super) use filters::Filters;
 pub(super) use windows::windows_times;
 
 use super::{Epilogue, Product, cut::Cut, matrix};
@@ -87,9 +87,17 @@ pub(super) fn takes(p: &Product, simd: Simd) -> bool {
     simd == Simd::Amx && p.m.min(p.n) >= FEW && p.k >= FEW
 }
 
-/// The same for `m` rows times windows, or windows that are rows of numbers at so many places times columns.
-pub(super) fn takes_windows(simd: Simd, sizes: [usize; 3]) -> bool {
-    simd == Simd::Amx && sizes.iter().all(|n| *n >= FEW)
+/// The same for windows as rows: so many rows, steps and columns.
+pub(super) fn takes_windows(sizes: [usize; 3]) -> bool {
+    sizes.iter().all(|n| *n >= FEW)
+}
+
+/// The same for windows as columns, by so many maps: where channels that fill up a tile, and what lies between columns, are at most a third of
+/// what is computed.
+pub(super) fn takes_filters([_, maps, channels, _]: [usize; 4], columns: &[usize]) -> bool {
+    let span = columns.last().map_or(0, |last| last + 1 - columns[0]);
+    let computed = channels.next_multiple_of(STEP) * span.next_multiple_of(pack::PAIR);
+    maps >= FEW && computed * 2 <= channels * columns.len() * 3
 }
 
 /// `out = a · b` and what the epilogue adds, tiles of it by one thread each: of bf16.

@@ -33,7 +33,11 @@ impl Strip {
 
     /// Tiles of a strip, of so many pieces.
     pub(super) fn packed(tiles: *const Tile, pieces: usize) -> Strip {
-        Strip { at: tiles.cast(), line: (size_of::<Tile>() / SIDE) as isize, step: (2 * pieces * size_of::<Tile>()) as isize }
+        Strip {
+            at: tiles.cast(),
+            line: (size_of::<Tile>() / SIDE) as isize,
+            step: (2 * pieces * size_of::<Tile>()) as isize,
+        }
     }
 }
 

@@ -100,9 +100,15 @@ unsafe fn scattered<T: Pieces<P>, const P: usize>(
     let mut made = [T::store(0.0); PAIR];
     // SAFETY: the caller's promise.
     unsafe {
-        let lines: SmallVec<[[T; PAIR]; 3]> =
-            terms.map(|x| std::array::from_fn(|j| if lanes.contains(&j) { *x.part(0, j).at } else { T::store(0.0) })).collect();
-        line(sums, made.as_mut_ptr(), lines.iter().map(|x| Matrix { at: x.as_ptr(), row: 0, column: 1 }), lanes.clone());
+        let lines: SmallVec<[[T; PAIR]; 3]> = terms
+            .map(|x| std::array::from_fn(|j| if lanes.contains(&j) { *x.part(0, j).at } else { T::store(0.0) }))
+            .collect();
+        line(
+            sums,
+            made.as_mut_ptr(),
+            lines.iter().map(|x| Matrix { at: x.as_ptr(), row: 0, column: 1 }),
+            lanes.clone(),
+        );
         lanes.for_each(|j| *to.part(0, j).at = made[j]);
     }
 }

@@ -111,7 +111,14 @@ macro_rules! of_both {
         }
     )*};
 }
-of_both!(sizes_and_strides, rows_far_apart, long_sums_and_many_columns, cuts_do_not_show, what_is_not_finite_stays, sums_of_nothing);
+of_both!(
+    sizes_and_strides,
+    rows_far_apart,
+    long_sums_and_many_columns,
+    cuts_do_not_show,
+    what_is_not_finite_stays,
+    sums_of_nothing
+);
 
 mod of {
     use super::*;
@@ -260,7 +267,9 @@ mod pieces_of_f32 {
         };
         let exact: Vec<_> = (0..m * n).map(exact).collect();
         both(sizes, a, b).map(|got| {
-            let error = |(at, (e, size)): (usize, &(f64, f64))| (got.get(at / n, at % n) - e).abs() / size.max(f64::MIN_POSITIVE);
+            let error = |(at, (e, size)): (usize, &(f64, f64))| {
+                (got.get(at / n, at % n) - e).abs() / size.max(f64::MIN_POSITIVE)
+            };
             let errors: Vec<f64> = exact.iter().enumerate().map(error).collect();
             let square = errors.iter().map(|e| e * e).sum::<f64>() / errors.len() as f64;
             [square.sqrt(), errors.iter().copied().fold(0.0, f64::max)]
@@ -299,7 +308,9 @@ mod pieces_of_f32 {
         assert_eq!(tiles.memory, lines.memory);
 
         let ones = known((0..k * k).map(|i| f32::from(i / k == i % k)).collect(), k);
-        let any = |_: f32, r: u32| f32::from_bits((r << 1) % 0x7f00_0000 + 0x0d00_0000 * u32::from(r % 0x3f80_0000 < 0x0d00_0000));
+        let any = |_: f32, r: u32| {
+            f32::from_bits((r << 1) % 0x7f00_0000 + 0x0d00_0000 * u32::from(r % 0x3f80_0000 < 0x0d00_0000))
+        };
         let any = |x: f32, r: u32| Some(any(x, r)).filter(|x| x.abs() > 1e-30 && x.is_finite()).unwrap_or(x);
         let (a, b) = (known(random(m * k, 5, any), k), known(random(k * n, 6, any), n));
         assert_eq!(both([m, k, k], &a, &ones)[0].memory, a.memory);
