@@ -4,9 +4,9 @@
 //! Pointwise programs run in an interpreter over blocks that stay in the first cache (`pointwise`); reductions map through it
 //! (`reduce`); matrix products are tiles of a packed kernel (`matmul`).
 //!
-//! **Invariant**: results do not depend on the number of threads, nor on the instruction set, but for the last bits of products of bf16,
-//! for which some processors have instructions of their own (`matmul::bf16`). Wherever the order of additions matters, tasks are cut
-//! by the sizes of the problem alone.
+//! **Invariant**: results do not depend on the number of threads, nor on the instruction set, but for the last bits of products where the
+//! processor has instructions for bf16: those of bf16, and with AMX those of `f32` (`matmul::tiles`). Wherever the order of additions
+//! matters, tasks are cut by the sizes of the problem alone.
 //!
 //! ```
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -128,7 +128,8 @@ impl Builder {
         self
     }
 
-    /// The instruction set, for tests and measurements; a level the processor lacks becomes the widest it has.
+    /// The instruction set: for tests and measurements, and for the same bits on processors with AMX and without ([`Simd::Avx512`] or less, which
+    /// costs `f32` products a third of their speed). A level the processor lacks becomes the widest it has.
     pub fn simd(mut self, simd: Simd) -> Self {
         self.simd = if simd.is_available() { simd } else { Simd::best() };
         self

@@ -95,15 +95,20 @@ fn products() {
         }),
     ];
     let all = runtimes();
-    // Those that have the widest instruction set, and those that have not: the latter widen bf16.
-    let (widest, others): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|cpu| cpu.simd() == Simd::best());
+    let apart = |simd| all.iter().cloned().partition::<Vec<_>, _>(|cpu| cpu.simd() == simd);
+    let [tiles, widest] = [Simd::Amx, Simd::best()].map(apart);
+    // Tiles have last bits of their own, and levels below the widest widen bf16.
+    let groups = |dtype| match dtype {
+        DType::F64 => vec![&all],
+        DType::BF16 => vec![&widest.0, &widest.1],
+        _ => vec![&tiles.0, &tiles.1],
+    };
     for op in ops {
         for shape in [[20, 30], [301, 431], [64, 3000]] {
-            for dtype in [DType::F32, DType::F64, DType::F16] {
-                agree_on(&all, dtype, &shape, op);
-            }
-            for some in [&widest, &others].into_iter().filter(|some| !some.is_empty()) {
-                agree_on(some, DType::BF16, &shape, op);
+            for dtype in FLOATS {
+                for some in groups(dtype).into_iter().filter(|some| !some.is_empty()) {
+                    agree_on(some, dtype, &shape, op);
+                }
             }
         }
     }

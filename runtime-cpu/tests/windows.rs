@@ -57,7 +57,7 @@ const GEOMETRIES: [Geometry; 17] = [
     Geometry { images: 9, channels: [32, 48], size: [9, 31], padding: [1, 2], ..PLAIN },
     Geometry { images: 1, channels: [31, 40], size: [23, 30], padding: [0, 0], ..PLAIN },
     Geometry { images: 2, channels: [64, 40], size: [20, 26], groups: 2, ..PLAIN },
-    Geometry { images: 1, channels: [29, 25], size: [60, 5], ..PLAIN },
+    Geometry { images: 1, channels: [29, 35], size: [60, 5], ..PLAIN },
     Geometry { images: 2, channels: [64, 32], size: [40, 53], padding: [2, 0], stride: [2, 3], ..PLAIN },
     Geometry { images: 1, channels: [64, 64], size: [20, 31], padding: [1, 3], dilation: [1, 3], ..PLAIN },
 ];

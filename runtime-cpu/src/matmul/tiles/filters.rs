@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::{
     SIDE, STEP, Tile,
     amx::{self, Registers},
+    block::SUMS,
     image::{self, Image, P},
     pack::{self, PAIR},
     pieces, store,
@@ -24,6 +25,8 @@ use crate::{
 
 /// Tiles of a step of a strip.
 const STEP_TILES: usize = 2 * P;
+/// Steps after which a sum begins anew: long ones stay precise.
+const LONG: usize = 32;
 /// Bytes of strips that pass over an image together, and stay in the second cache meanwhile.
 const PACKED: usize = 1 << 19;
 
@@ -90,7 +93,7 @@ impl Filters {
             // SAFETY: the caller's promise.
             let (image, _registers) = unsafe { (image::cut::<2>(&windows, blocks * SIDE, memory), Registers::new()) };
             places(image, &windows, steps);
-            let mut sums = [Tile::ZERO; 4];
+            let [mut sums, mut part] = [[Tile::ZERO; SUMS]; 2];
             for first in (0..strips).step_by(together) {
                 panels(windows.columns, |column, runs| {
                     for i in first..strips.min(first + together) {
@@ -100,7 +103,14 @@ impl Filters {
                         let panel = Image { at: image.at.wrapping_add(2 * column), ..image };
                         // SAFETY: the caller's promise; this thread has the registers. A panel's numbers lie in the image or behind it.
                         unsafe {
-                            amx::multiply_image(strip, panel, steps, sums.as_mut_ptr(), some.div_ceil(SIDE));
+                            for (i, steps) in steps.chunks(LONG).enumerate() {
+                                let strip = strip.wrapping_add(i * LONG * STEP_TILES);
+                                let to = if i == 0 { &mut sums } else { &mut part }.as_mut_ptr();
+                                amx::multiply_image(strip, panel, steps, to, some.div_ceil(SIDE));
+                                if i > 0 {
+                                    store::add(to, sums.as_mut_ptr());
+                                }
+                            }
                             for (lanes, j) in runs {
                                 let origin = j.wrapping_sub(lanes.start);
                                 let again = |r: usize, lane: usize| {

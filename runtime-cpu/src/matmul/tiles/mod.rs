@@ -41,8 +41,9 @@ const STEP: usize = 32;
 /// Multiplications of one tile of the output, or group of small products, about: some microseconds.
 const GRAIN: usize = 1 << 23;
 
-/// Rows, columns or steps that are few.
-const FEW: usize = 16;
+/// Rows or columns, and steps, with which `f32` in pieces are as fast as they are: with fewer, cutting and packing takes longer than the products
+/// are faster (16 × 512 × 512: 0.84, 32: 1.03, 64: 1.28 times as fast).
+const FEW: [usize; 2] = [48, 32];
 
 /// What an AMX register holds: 16 rows of 64 bytes.
 #[derive(Clone, Copy)]
@@ -82,14 +83,14 @@ impl Level {
     }
 }
 
-/// Whether `f32` are multiplied in pieces: not products of a few rows, columns or steps, which would leave tiles mostly empty.
+/// Whether `f32` are multiplied in pieces. That depends on sizes alone.
 pub(super) fn takes(p: &Product, simd: Simd) -> bool {
-    simd == Simd::Amx && p.m.min(p.n) >= FEW && p.k >= FEW
+    simd == Simd::Amx && p.m.min(p.n) >= FEW[0] && p.k >= FEW[1]
 }
 
 /// The same for windows as rows: so many rows, steps and columns.
 pub(super) fn takes_windows(sizes: [usize; 3]) -> bool {
-    sizes.iter().all(|n| *n >= FEW)
+    sizes.iter().all(|n| *n >= FEW[1])
 }
 
 /// The same for windows as columns, by so many maps: where channels that fill up a tile, and what lies between columns, are at most a third of
@@ -97,7 +98,7 @@ pub(super) fn takes_windows(sizes: [usize; 3]) -> bool {
 pub(super) fn takes_filters([_, maps, channels, _]: [usize; 4], columns: &[usize]) -> bool {
     let span = columns.last().map_or(0, |last| last + 1 - columns[0]);
     let computed = channels.next_multiple_of(STEP) * span.next_multiple_of(pack::PAIR);
-    maps >= FEW && computed * 2 <= channels * columns.len() * 3
+    maps >= FEW[1] && computed * 2 <= channels * columns.len() * 3
 }
 
 /// `out = a · b` and what the epilogue adds, tiles of it by one thread each: of bf16.
@@ -129,7 +130,8 @@ fn run<T: Pieces<P>, const P: usize>(
     if p.k == 0 && epilogue.only_adds() {
         return;
     }
-    p.tiles(engine, cut(p, engine.threads.count(), costs), GRAIN, |[o, i, j], sizes, [row, column]| {
+    let cut = cut::<P>(p, engine.threads.count(), costs);
+    p.tiles(engine, cut, GRAIN, |[o, i, j], sizes, [row, column]| {
         let out = matrix(out.at(o), p.out).part(row, column);
         let a = matrix(a.at(i).cast_const(), p.a).part(row, 0);
         let b = matrix(b.at(j).cast_const(), p.b).part(0, column);
@@ -141,11 +143,14 @@ fn run<T: Pieces<P>, const P: usize>(
 
 /// The cut that takes least time, about: in steps of a strip's tiles against a panel's, where such a step of a strip in place, of one that
 /// must be transposed, and of a panel take so many to read or pack.
-fn cut(p: &Product, threads: usize, [strip, turned, panel]: [f64; 3]) -> Cut {
-    let strip = |column: isize| if column == 1 { strip } else { turned };
-    let [row, column] = if block::is_turned(p.out) { [panel, strip(p.b[0])] } else { [strip(p.a[1]), panel] };
-    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |tile| {
-        let [rows, columns] = tile.map(|n| n.div_ceil(pack::PAIR) as f64);
-        (rows * columns + rows * row + columns * column) * p.k as f64
+fn cut<const P: usize>(p: &Product, threads: usize, [strip, across, panel]: [f64; 3]) -> Cut {
+    let turned = block::is_turned(p.out);
+    let strip = if if turned { p.b[0] } else { p.a[1] } == 1 { strip } else { across };
+    let at_once = block::panels_at_once::<P>(p.k);
+    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |[rows, columns]| {
+        let [strips, panels] = if turned { [columns, rows] } else { [rows, columns] }.map(|n| n.div_ceil(pack::PAIR));
+        // Strips are kept, or read in place; those of pieces are packed for each block of panels.
+        let packed = if P == 1 { strips } else { strips * panels.div_ceil(at_once) };
+        ((strips * panels) as f64 + packed as f64 * strip + panels as f64 * panel) * p.k as f64
     })
 }

@@ -187,17 +187,10 @@ unsafe fn paired<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T,
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn pairs<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T, to: *mut Tile) {
-    for tile in 0..2 {
-        let mut lines = [[_mm512_setzero_si512(); SIDE]; P];
-        for i in 0..SIDE {
-            // SAFETY: the caller's promise.
-            let read = unsafe { T::read(line(SIDE * tile + i)) };
-            for (lines, read) in lines.iter_mut().zip(read) {
-                lines[i] = read;
-            }
-        }
-        // SAFETY: as above.
-        unsafe { write_turned(lines, to.add(tile)) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        (0..PAIR).for_each(|j| row(line(j), j, to));
+        turn_tiles(to, 2 * P);
     }
 }
 
@@ -208,31 +201,25 @@ unsafe fn pairs<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T, 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn turned<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T, to: *mut Tile) {
-    let mut halves = [[[_mm512_setzero_si512(); SIDE]; P]; 2];
-    for pair in 0..SIDE {
-        // SAFETY: the caller's promise.
-        let [low, high] = unsafe { [T::read(line(2 * pair)), T::read(line(2 * pair + 1))] };
-        for piece in 0..P {
-            let [first, second] = interleave(low[piece], high[piece]);
-            halves[0][piece][pair] = first;
-            halves[1][piece][pair] = second;
-        }
-    }
-    for (tile, half) in halves.into_iter().enumerate() {
-        // SAFETY: as above.
-        unsafe { write_turned(half, to.add(tile)) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        paired(line, to);
+        turn_tiles(to, 2 * P);
     }
 }
 
-/// A tile of each piece, two tiles apart.
+/// Pairs of a tile's lines as its columns.
 ///
 /// # Safety
-/// They lie there; the processor has the instructions.
+/// So many tiles lie there; the processor has the instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_turned<const P: usize>(lines: [[__m512i; SIDE]; P], to: *mut Tile) {
-    for (piece, lines) in lines.into_iter().enumerate() {
+unsafe fn turn_tiles(tiles: *mut Tile, count: usize) {
+    for i in 0..count {
         // SAFETY: the caller's promise.
-        unsafe { to.add(2 * piece).cast::<[__m512i; SIDE]>().write(turn_square(lines)) };
+        unsafe {
+            let tile = tiles.add(i).cast::<[__m512i; SIDE]>();
+            tile.write(turn_square(tile.read()));
+        }
     }
 }

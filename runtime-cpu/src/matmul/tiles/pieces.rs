@@ -38,6 +38,8 @@ pub(super) trait Pieces<const P: usize>: Stored<Lane = f32> {
 }
 
 impl Pieces<1> for bf16 {
+    /// # Safety
+    /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn read(at: *const bf16) -> [__m512i; 1] {
@@ -45,6 +47,8 @@ impl Pieces<1> for bf16 {
         [unsafe { _mm512_loadu_si512(at.cast()) }]
     }
 
+    /// # Safety
+    /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn widen(at: *const bf16, mask: u32) -> [__m512; 2] {
@@ -52,6 +56,8 @@ impl Pieces<1> for bf16 {
         widened(unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) })
     }
 
+    /// # Safety
+    /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn write(at: *mut bf16, mask: u32, x: [__m512; 2]) {
@@ -61,6 +67,8 @@ impl Pieces<1> for bf16 {
 }
 
 impl Pieces<3> for f32 {
+    /// # Safety
+    /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn read(at: *const f32) -> [__m512i; 3] {
@@ -75,6 +83,8 @@ impl Pieces<3> for f32 {
         pieces
     }
 
+    /// # Safety
+    /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn widen(at: *const f32, mask: u32) -> [__m512; 2] {
@@ -85,6 +95,8 @@ impl Pieces<3> for f32 {
         }
     }
 
+    /// # Safety
+    /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn write(at: *mut f32, mask: u32, [low, high]: [__m512; 2]) {
