@@ -56,11 +56,13 @@ impl<T: Pieces<P>, const P: usize> Left<T, P> for Matrix<*const T> {
         lies.then(|| Strip::in_place(*self))
     }
 
+    // SAFETY: the trait says what callers promise.
     unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) {
         // SAFETY: the caller's promise.
         unsafe { pack::left::<T, P>(self, rows, depth, to) };
     }
 
+    // SAFETY: the trait says what callers promise.
     unsafe fn number(self, i: usize, k: usize) -> f32 {
         // SAFETY: the caller's promise.
         unsafe { *self.part(i, k).at }.load()
@@ -72,11 +74,13 @@ impl<T: Pieces<P>, const P: usize> Right<T, P> for Matrix<*const T> {
         self.part(k, j)
     }
 
+    // SAFETY: the trait says what callers promise.
     unsafe fn pack(self, depth: usize, columns: usize, to: *mut Tile) {
         // SAFETY: the caller's promise.
         unsafe { pack::right::<T, P>(self, depth, columns, to) };
     }
 
+    // SAFETY: the trait says what callers promise.
     unsafe fn number(self, k: usize, j: usize) -> f32 {
         // SAFETY: the caller's promise.
         unsafe { *self.part(k, j).at }.load()

@@ -130,6 +130,7 @@ impl Left<f32, P> for Rows<'_> {
         None
     }
 
+    // SAFETY: the trait says what callers promise.
     unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -142,6 +143,7 @@ impl Left<f32, P> for Rows<'_> {
         };
     }
 
+    // SAFETY: the trait says what callers promise.
     unsafe fn number(self, i: usize, k: usize) -> f32 {
         let Unfolded { at, steps, columns, .. } = self.windows;
         // SAFETY: the caller's promise.
