@@ -9,7 +9,7 @@ use numcore::{
     fused::{Conv, ConvKind, FusedOp, MaxPool, MaxPoolGrad},
     ops::{Apply, PointwiseOps},
 };
-use runtime_cpu::Cpu;
+use runtime_cpu::{Cpu, Simd};
 
 /// A square kernel over images.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ const PLAIN: Geometry = Geometry {
     groups: 1,
 };
 
-const GEOMETRIES: [Geometry; 11] = [
+const GEOMETRIES: [Geometry; 17] = [
     // A task has an image of its own.
     PLAIN,
     Geometry { channels: [8, 16], size: [8, 8], padding: [2, 2], groups: 2, ..PLAIN },
@@ -53,6 +53,13 @@ const GEOMETRIES: [Geometry; 11] = [
     Geometry { size: [11, 15], stride: [2, 1], dilation: [1, 3], padding: [0, 2], ..PLAIN },
     Geometry { size: [12, 14], stride: [3, 2], dilation: [2, 3], padding: [2, 1], ..PLAIN },
     Geometry { channels: [8, 8], size: [9, 60], stride: [1, 4], kernel: 2, groups: 2, ..PLAIN },
+    // Tiles: an image a task and parts of one, groups, channels without a partner, lines shorter than a tile's, places within strides.
+    Geometry { images: 9, channels: [32, 48], size: [9, 31], padding: [1, 2], ..PLAIN },
+    Geometry { images: 1, channels: [31, 40], size: [23, 30], padding: [0, 0], ..PLAIN },
+    Geometry { images: 2, channels: [64, 40], size: [20, 26], groups: 2, ..PLAIN },
+    Geometry { images: 1, channels: [29, 35], size: [60, 5], ..PLAIN },
+    Geometry { images: 2, channels: [64, 32], size: [40, 53], padding: [2, 0], stride: [2, 3], ..PLAIN },
+    Geometry { images: 1, channels: [64, 64], size: [20, 31], padding: [1, 3], dilation: [1, 3], ..PLAIN },
 ];
 
 impl Geometry {
@@ -138,13 +145,87 @@ fn as_their_decomposition() {
 
 #[test]
 fn the_same_bits_whoever_computes() {
-    for dtype in [DType::F32, DType::F64] {
+    // Tiles have last bits of their own.
+    let (tiles, others): (Vec<_>, Vec<_>) = runtimes().into_iter().partition(|cpu| cpu.simd() == Simd::Amx);
+    for (dtype, cpus) in [(DType::F32, vec![tiles.clone(), others.clone()]), (DType::F64, vec![runtimes()])] {
         for geometry in GEOMETRIES {
-            let first = convolutions(&Cpu::with_threads(1), dtype, geometry, kernel);
-            for cpu in runtimes() {
-                for (i, (a, b)) in convolutions(&cpu, dtype, geometry, kernel).iter().zip(&first).enumerate() {
-                    same_bits(a, b, &format!("output {i} of {dtype} {geometry:?} on {cpu:?}"));
+            for cpus in &cpus {
+                let Some(first) = cpus.first() else { continue };
+                let first = convolutions(first, dtype, geometry, kernel);
+                for cpu in cpus {
+                    for (i, (a, b)) in convolutions(cpu, dtype, geometry, kernel).iter().zip(&first).enumerate() {
+                        same_bits(a, b, &format!("output {i} of {dtype} {geometry:?} on {cpu:?}"));
+                    }
                 }
+            }
+        }
+    }
+}
+
+/// The largest error beside `f64`, as a part of the largest number.
+fn errors(cpu: &Cpu, geometry: Geometry) -> Vec<f64> {
+    // The same numbers in both types.
+    let exact = |op: FusedOp, ins: &[&T]| {
+        let ins: Vec<T> = ins.iter().map(|x| x.to_dtype(DType::F64).unwrap()).collect();
+        kernel(op, &ins.iter().collect::<Vec<_>>())
+    };
+    let of = |apply: &dyn Fn(FusedOp, &[&T]) -> Vec<T>| {
+        convolutions(cpu, DType::F32, geometry, apply).iter().map(|x| x.to_f64s().unwrap()).collect::<Vec<_>>()
+    };
+    let (got, want) = (of(&kernel), of(&exact));
+    got.iter()
+        .zip(want)
+        .map(|(got, want)| {
+            let size = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+            got.iter().zip(want).fold(0.0, |m: f64, (got, want)| m.max((got - want).abs())) / size
+        })
+        .collect()
+}
+
+#[test]
+fn tiles_are_no_less_precise() {
+    let [tiles, lanes] = [Simd::Amx, Simd::Avx512];
+    if !tiles.is_available() {
+        return eprintln!("not tested, this processor has none");
+    }
+    let [tiles, lanes] = [tiles, lanes].map(|simd| Cpu::builder().threads(2).simd(simd).build());
+    for geometry in GEOMETRIES {
+        for (i, (got, most)) in errors(&tiles, geometry).into_iter().zip(errors(&lanes, geometry)).enumerate() {
+            // Of short sums, whose error is a rounding or two, the largest is a matter of chance.
+            assert!(got <= most.max(1.5e-7), "output {i} of {geometry:?}: {got} instead of {most}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_reaches_its_windows_alone() {
+    let cpu = Cpu::with_threads(2);
+    for geometry in &GEOMETRIES[11..] {
+        let spoil = |x: &T, values: [f64; 4]| {
+            let mut numbers = x.to_f64s().unwrap();
+            let step = numbers.len() / 4 + 1;
+            numbers.iter_mut().step_by(step).zip(values).for_each(|(x, value)| *x = value);
+            store(&cpu, DType::F32, x.dims(), &numbers).0
+        };
+        let largest = f64::from(f32::MAX);
+        let spoiled = |op: FusedOp, ins: &[&T], apply: &dyn Fn(FusedOp, &[&T]) -> Vec<T>| {
+            let first = spoil(ins[0], [f64::INFINITY, f64::NAN, largest, f64::NEG_INFINITY]);
+            // Finite: zeros around an image meet weights, too.
+            let second = spoil(ins[1], [0.0, 1.0, 0.0, 0.0]);
+            let ins: Vec<&T> = [&first, &second].into_iter().chain(ins[2..].iter().copied()).collect();
+            apply(op, &ins)
+        };
+        let got = convolutions(&cpu, DType::F32, *geometry, |op, ins| spoiled(op, ins, &kernel));
+        let want = convolutions(&cpu, DType::F32, *geometry, |op, ins| spoiled(op, ins, &decomposed));
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            let want = want.to_f64s().unwrap();
+            let size = want.iter().filter(|x| x.abs() < 1e30).fold(1.0, |m: f64, x| m.max(x.abs()));
+            for (j, (got, want)) in got.to_f64s().unwrap().into_iter().zip(want).enumerate() {
+                // What overflows beside an infinite number is one or no number, by whether products are rounded apart.
+                let same = !got.is_finite() && !want.is_finite();
+                let room = 1e-5 * if want.abs() < 1e30 { size } else { want.abs() };
+                let close = (got - want).abs() <= room;
+                assert!(same || close, "output {i} of {geometry:?} on {cpu:?} at {j}: {got} for {want}");
             }
         }
     }

@@ -15,10 +15,10 @@ use numcore::{
     fused::{Conv, ConvKind},
 };
 
-use super::{Call, Float, grain, one};
+use super::{Call, Float, grain};
 use crate::{
     Buffer,
-    matmul::{BEHIND, Epilogue, Left, Line, Matrix, Unfolded, product_of, product_unfolded, room},
+    matmul::{BEHIND, Epilogue, Filters, Line, Matrix, Unfolded, room, windows_times},
     operand::Base,
     pointwise::turn,
 };
@@ -242,18 +242,20 @@ impl Problem<'_, '_> {
         let one_sum = rows.len() * self.y.depth;
         let memory = self.call.cpu.scratch(parts * self.op.groups * one_sum * size_of::<T>())?;
         let sums = Base::<T>::new(memory.ptr().cast());
+        let simd = self.call.engine().simd;
         self.call.engine().ranges(parts * self.op.groups, 1, |tasks| {
             for task in tasks {
                 let (part, group) = (task / self.op.groups, task % self.op.groups);
                 let out = Matrix { at: sums.at((task * one_sum) as isize), row: self.y.depth as isize, column: 1 };
                 for image in part * each..self.x.count.min((part + 1) * each) {
-                    let a = Left::Gathered { at: x.at(images.start(image, group)), rows: &rows, steps: &steps };
+                    let at = x.at(images.start(image, group)).cast_const();
+                    let (plane, places) = (images.plane(), kernel.len());
+                    let windows = Unfolded { at, plane, places, steps: &rows, columns: &steps };
                     let at = y.at(self.y.start(image, group)).cast_const();
                     let b = Matrix { at, row: 1, column: self.y.plane() as isize };
-                    let sizes = [rows.len(), steps.len(), self.y.depth];
                     let add = image > part * each;
                     // SAFETY: every window lies in its framed image, and this sum is this task's alone.
-                    unsafe { product_of(self.call.engine().simd, sizes, out, a, b, one(), Epilogue::adding(add)) };
+                    unsafe { windows_times(simd, self.y.depth, out, windows, b, Epilogue::adding(add)) };
                 }
             }
         });
@@ -287,7 +289,11 @@ impl Problem<'_, '_> {
 
     /// One product of weights, a line for each channel of `out`, and windows for each image, group and part of the output's places.
     fn maps<T: Float>(&self, windows: Windows<'_, T>, weights: Base<T>, out: Images) -> Result<()> {
-        let (engine, groups, depth) = (self.call.engine(), self.op.groups, windows.steps.len());
+        let (engine, groups) = (self.call.engine(), self.op.groups);
+        let plane = windows.frame.planes() * windows.frame.around(windows.images).plane();
+        let kernel = self.kernel[0] * self.kernel[1];
+        let sizes = [groups, out.depth, windows.images.depth, kernel];
+        let filters = Filters::new(self.call.cpu, weights, sizes, windows.columns)?;
         let to = self.call.output::<T>(0);
         let bias = self.op.bias.then(|| self.call.input::<T>(2));
         let each = out.count * groups;
@@ -307,14 +313,13 @@ impl Problem<'_, '_> {
                     row: out.plane() as isize,
                     column: 1,
                 };
-                let at = weights.at((channel * depth) as isize).cast_const();
-                let weights = Matrix { at, row: depth as isize, column: 1 };
                 let bias = bias.map(|b| Matrix { at: b.at(channel as isize).cast_const(), row: 1, column: 0 });
                 let epilogue = Epilogue { plus: [bias, None], ..Epilogue::adding(false) };
                 let product = |at: *const T| {
-                    let windows = Unfolded { at, steps: windows.steps, columns: &windows.columns[places] };
+                    let columns = &windows.columns[places];
+                    let windows = Unfolded { at, plane, places: kernel, steps: windows.steps, columns };
                     // SAFETY: every window lies in its framed image, and these places of the output are this task's alone.
-                    unsafe { product_unfolded(engine.simd, out.depth, maps, weights, windows, epilogue) };
+                    unsafe { filters.times(engine.simd, group, maps, windows, epilogue) };
                 };
                 if let Some(x) = &shared {
                     product(x.at.at(x.images.start(image, group)));

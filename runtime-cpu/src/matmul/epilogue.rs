@@ -42,6 +42,11 @@ impl<T> Epilogue<T> {
         Epilogue { plus: self.plus.map(|x| x.map(Matrix::turned)), ..self }
     }
 
+    /// Of numbers of another type.
+    pub(super) fn cast<U>(self) -> Epilogue<U> {
+        Epilogue { add: self.add, plus: self.plus.map(|x| x.map(Matrix::<*const T>::cast)) }
+    }
+
     /// Of a part of the sum: later parts are added to the first, and the last completes it.
     pub(super) fn of_part(self, first: bool, last: bool) -> Self {
         Epilogue { add: self.add || !first, plus: if last { self.plus } else { [None, None] } }

@@ -12,16 +12,21 @@ pub(crate) struct Matrix<T> {
 }
 
 macro_rules! parts {
-    ($($pointer:ty),*) => {$(
+    ($($pointer:ty as $other:ty),*) => {$(
         impl<T> Matrix<$pointer> {
             /// The part that begins there.
             pub(crate) fn part(self, i: usize, j: usize) -> Self {
                 Matrix { at: self.at.wrapping_offset(i as isize * self.row + j as isize * self.column), ..self }
             }
+
+            /// The same memory, as numbers of another type.
+            pub(super) fn cast<U>(self) -> Matrix<$other> {
+                Matrix { at: self.at.cast(), row: self.row, column: self.column }
+            }
         }
     )*};
 }
-parts!(*const T, *mut T);
+parts!(*const T as *const U, *mut T as *mut U);
 
 impl<T> Matrix<T> {
     /// Rows as columns.

@@ -6,6 +6,7 @@
 mod cut;
 mod epilogue;
 mod factor;
+mod filters;
 mod kernel;
 mod linear;
 mod pack;
@@ -30,13 +31,14 @@ use crate::{
 use cut::Cut;
 pub(crate) use epilogue::Epilogue;
 pub(crate) use factor::{Left, Matrix};
+pub(crate) use filters::{Filters, windows_times};
 pub(crate) use linear::linear;
 pub(crate) use packed::Packed;
 pub(crate) use product::{Line, product, product_of, room};
 pub(crate) use register::Registers;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tiles::{Pieces, Tile, Tiles, is_available as has_tiles, split};
-pub(crate) use unfolded::{BEHIND, Unfolded, product_unfolded};
+pub(crate) use unfolded::{BEHIND, Unfolded};
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.
 const GRAIN: usize = 1 << 21;

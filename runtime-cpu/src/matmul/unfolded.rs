@@ -22,12 +22,27 @@ pub(crate) const BEHIND: usize = PIECE - 1;
 /// Columns of the widest panel, and so the most pieces.
 const WIDEST: usize = 48;
 
-/// All windows of an image: number `(k, j)` lies `steps[k] + columns[j]` numbers from `at`.
+/// All windows of an image: number `(k, j)` lies `steps[k] + columns[j]` numbers from `at`. Steps are the same places in every channel, which
+/// lie `plane` numbers apart; columns ascend.
 #[derive(Clone, Copy)]
 pub(crate) struct Unfolded<'a, T> {
     pub at: *const T,
+    pub plane: usize,
+    pub places: usize,
     pub steps: &'a [usize],
     pub columns: &'a [usize],
+}
+
+impl<'a, T> Unfolded<'a, T> {
+    /// The same memory, as numbers of another type.
+    pub(super) fn cast<U>(self) -> Unfolded<'a, U> {
+        let Unfolded { at, plane, places, steps, columns } = self;
+        Unfolded { at: at.cast(), plane, places, steps, columns }
+    }
+
+    pub(super) fn channels(&self) -> usize {
+        self.steps.len() / self.places
+    }
 }
 
 thread_local! {
@@ -40,7 +55,7 @@ thread_local! {
 /// # Safety
 /// The matrices and all windows lie in their operands, and so do [`BEHIND`] numbers behind the last window; the output overlaps none of them,
 /// and nothing else sees it meanwhile.
-pub(crate) unsafe fn product_unfolded<T: Registers>(
+pub(super) unsafe fn product_unfolded<T: Registers>(
     simd: Simd,
     m: usize,
     out: Matrix<*mut T>,

@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-use super::{SIDE, Tile, pack::Strip};
+use super::{SIDE, Tile, image::Image, pack::Strip};
 
 /// Whether the processor has the instructions.
 pub(super) fn is_there() -> bool {
@@ -296,4 +296,90 @@ pub(super) unsafe fn multiply_beside<const P: usize>(
 /// How often [`multiply_beside`] calls.
 pub(super) const fn calls(pieces: usize) -> usize {
     pieces * (pieces + 1) / 2
+}
+
+/// Kernels of one and two tiles of packed rows by two tiles of an image, whose places are looked up.
+macro_rules! high {
+    (wide: $($text:expr),*) => {
+        ""
+    };
+    (full: $($text:expr),*) => {
+        concat!($($text),*)
+    };
+}
+macro_rules! packed_rows {
+    ($shape:ident: $a:literal) => {
+        concat!(
+            "tileloaddt1 tmm4, [{a} + {line} + 2048 * ", $a, "]\n", multiply!(0 0), multiply!(0 1),
+            high!($shape: "tileloaddt1 tmm5, [{a} + {line} + 1024 + 2048 * ", $a, "]\n", multiply!(1 0), multiply!(1 1)),
+        )
+    };
+}
+macro_rules! image_columns {
+    ($shape:ident) => {
+        concat!(
+            "tileloadd tmm6, [{b} + {across}]\n", multiply!(0 0), high!($shape: multiply!(1 0)),
+            "tileloadd tmm7, [{b} + {across} + 64]\n", multiply!(0 1), high!($shape: multiply!(1 1)),
+        )
+    };
+}
+macro_rules! image_kernel {
+    ($name:ident: $shape:ident, sums: [$(($sum:literal, $at:literal)),*]) => {
+        /// # Safety
+        /// As for [`multiply_image`].
+        unsafe fn $name(a: *const Tile, image: Image, steps: &[usize], sums: *mut Tile) {
+            let piece = image.plane * size_of::<u16>();
+            // SAFETY: the caller's promise; every register the text writes is named.
+            unsafe {
+                asm!(
+                    $(concat!("tilezero tmm", $sum),)*
+                    "2:",
+                    "mov {b}, [{steps}]",
+                    "add {b}, {image}",
+                    // The order of products is that of packed columns.
+                    "tileloadd tmm6, [{b} + {across}]",
+                    "tileloadd tmm7, [{b} + {across} + 64]",
+                    packed_rows!($shape: 0),
+                    "sub {b}, {piece}",
+                    image_columns!($shape),
+                    packed_rows!($shape: 1),
+                    "sub {b}, {piece}",
+                    image_columns!($shape),
+                    packed_rows!($shape: 2),
+                    packed_rows!($shape: 0),
+                    "add {a}, 1024 * 6",
+                    "add {steps}, 8",
+                    "cmp {steps}, {end}",
+                    "jne 2b",
+                    $(concat!("tilestored [{sums} + {line} + ", $at, "], tmm", $sum),)*
+                    a = inout(reg) a => _,
+                    b = out(reg) _,
+                    image = in(reg) image.at.wrapping_byte_add(2 * piece),
+                    across = in(reg) image.group * size_of::<u16>(),
+                    piece = in(reg) piece,
+                    steps = inout(reg) steps.as_ptr() => _,
+                    end = in(reg) steps.as_ptr_range().end,
+                    sums = in(reg) sums,
+                    line = in(reg) 64usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+image_kernel!(wide_image: wide, sums: [(0, 0), (1, 1024)]);
+image_kernel!(full_image: full, sums: [(0, 0), (1, 1024), (2, 2048), (3, 3072)]);
+
+/// A packed strip of one or two tiles of rows against 32 neighbours of an image, of which two channels' numbers lie side by side: in the
+/// bytes from the first of them on that each step names.
+///
+/// # Safety
+/// Six tiles a step lie at `a`, 16 pairs of channels at each step, four sums at `sums`, which nothing else sees; there is a step, and this thread
+/// has [`Registers`].
+pub(super) unsafe fn multiply_image(a: *const Tile, image: Image, steps: &[usize], sums: *mut Tile, tiles: usize) {
+    debug_assert!(!steps.is_empty());
+    // SAFETY: the caller's promise.
+    unsafe { if tiles == 1 { wide_image(a, image, steps, sums) } else { full_image(a, image, steps, sums) } }
 }

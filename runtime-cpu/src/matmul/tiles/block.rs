@@ -7,7 +7,8 @@ use std::cell::RefCell;
 
 use super::{
     Level, SIDE, STEP, Tile, amx, dot,
-    pack::{self, PAIR, Strip},
+    factor::{Left, Right},
+    pack::{PAIR, Strip},
     pieces::{self, Pieces},
     store,
 };
@@ -16,7 +17,7 @@ use crate::matmul::{Epilogue, Matrix};
 /// Bytes of packed columns: most of a second cache of 2 MiB.
 const PACKED: usize = 5 << 18;
 /// Tiles of a block's sums.
-const SUMS: usize = 4;
+pub(super) const SUMS: usize = 4;
 /// Steps of columns packed at once, where rows are read in place: longer sums wait in memory, in full precision, for the next part.
 const DEEP: usize = 4096;
 /// The same, where rows are packed, too: both stay in the second cache. (With 4096 weight gradients, whose rows must be transposed, took
@@ -32,8 +33,6 @@ const WAITING: usize = 2048;
 const SHALLOW: usize = 20;
 /// Bytes of rows that are kept packed while blocks of columns pass.
 const KEPT: usize = 16 << 20;
-/// Rows so many bytes apart lie in the same lines of the first cache, which then does not keep a strip of them.
-const ALIASED: usize = 4096;
 
 thread_local! {
     /// Packed columns, packed strips, and sums; kept, so that a product allocates nothing.
@@ -52,15 +51,31 @@ pub(super) unsafe fn product<T: Pieces<P>, const P: usize>(
     b: Matrix<*const T>,
     epilogue: Epilogue<T>,
 ) {
-    let (sizes, out, a, b, epilogue) = match is_turned([out.row, out.column]) {
-        true => ([n, k, m], out.turned(), b.turned(), a.turned(), epilogue.turned()),
-        false => ([m, k, n], out, a, b, epilogue),
-    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_turned([out.row, out.column]) {
+            true => product_of(level, [n, k, m], out.turned(), b.turned(), a.turned(), epilogue.turned()),
+            false => product_of(level, [m, k, n], out, a, b, epilogue),
+        }
+    }
+}
+
+/// As [`product`], for any operands, and in these roles.
+///
+/// # Safety
+/// As for [`product`].
+pub(super) unsafe fn product_of<T: Pieces<P>, const P: usize>(
+    level: Level,
+    [m, k, n]: [usize; 3],
+    out: Matrix<*mut T>,
+    a: impl Left<T, P>,
+    b: impl Right<T, P>,
+    epilogue: Epilogue<T>,
+) {
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the caller's promise.
         let _registers = (level == Level::Amx).then(|| unsafe { amx::Registers::new() });
-        let [m, k, n] = sizes;
-        let block = Block::<T, P> { level, k, out, a, b, epilogue };
+        let block = Block { level, k, out, a, b, epilogue };
         let most = if k > block.deep() { WAITING } else { m };
         for i in (0..m).step_by(most) {
             // SAFETY: as above; these are the registers.
@@ -81,18 +96,18 @@ pub(super) fn is_turned([row, column]: [isize; 2]) -> bool {
 }
 
 #[derive(Clone, Copy)]
-struct Block<T, const P: usize> {
+struct Block<T, A, B, const P: usize> {
     level: Level,
     k: usize,
     out: Matrix<*mut T>,
-    a: Matrix<*const T>,
-    b: Matrix<*const T>,
+    a: A,
+    b: B,
     epilogue: Epilogue<T>,
 }
 
 /// What a strip is multiplied with, and where its sums go.
 #[derive(Clone, Copy)]
-struct Task<T, const P: usize> {
+struct Task<T, A, B, const P: usize> {
     packed: *const Tile,
     /// Of one block, and of all panels.
     sums: [*mut Tile; 2],
@@ -102,10 +117,10 @@ struct Task<T, const P: usize> {
     /// Sums of the steps before are there.
     more: bool,
     /// The product whose sums these are, if they are complete after these steps.
-    last: Option<Block<T, P>>,
+    last: Option<Block<T, A, B, P>>,
 }
 
-impl<T: Pieces<P>, const P: usize> Block<T, P> {
+impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B, P> {
     /// Tiles of a step of a strip or a panel.
     const STEP_TILES: usize = 2 * P;
 
@@ -139,22 +154,24 @@ impl<T: Pieces<P>, const P: usize> Block<T, P> {
                 let depth = deep.min(k - from);
                 // SAFETY: the caller's promise; there is room for what is packed.
                 unsafe {
-                    pack::right(self.b.part(from, j), depth, columns, packed);
+                    self.b.part(from, j).pack(depth, columns, packed);
                     for i in (0..m).step_by(PAIR) {
                         let rows = PAIR.min(m - i);
                         let sums = [sums, sums.add(SUMS + apart(i, panels * SUMS, wait))];
                         let last = (from + depth == k).then(|| self.part(i, j));
                         let a = self.a.part(i, from);
                         let task = Task { packed, sums, rows, depth, columns, more: from > 0, last };
-                        if rows == PAIR && self.in_place() {
-                            self.strip(|step, _| Strip::in_place(a.part(0, step * STEP)), task);
+                        if rows == PAIR
+                            && let Some(strip) = a.in_place(k)
+                        {
+                            self.strip(|step, _| strip.part(step), task);
                             continue;
                         }
                         let strip = strips.add(apart(i, strip, kept));
                         let strip = |step: usize, depth: usize| {
                             let strip = strip.add(step * Self::STEP_TILES);
                             if !kept || j == 0 {
-                                pack::left(a.part(0, step * STEP), rows, depth, strip);
+                                a.part(0, step * STEP).pack(rows, depth, strip);
                             }
                             Strip::packed(strip, P)
                         };
@@ -167,20 +184,14 @@ impl<T: Pieces<P>, const P: usize> Block<T, P> {
 
     /// Steps that are packed at once, of so many.
     fn deep(&self) -> usize {
-        if self.in_place() { DEEP } else { DEEP_PACKED }
-    }
-
-    /// Whether whole strips are tiles as they are.
-    fn in_place(&self) -> bool {
-        let line = self.a.row.unsigned_abs() * size_of::<u16>();
-        P == 1 && self.a.column == 1 && self.k.is_multiple_of(STEP) && !line.is_multiple_of(ALIASED)
+        if self.a.in_place(self.k).is_some() { DEEP } else { DEEP_PACKED }
     }
 
     /// A strip of rows, `part(step, depth)` of which begins at a step, against all columns that are packed.
     ///
     /// # Safety
     /// As for [`Block::run`].
-    unsafe fn strip(&self, part: impl Fn(usize, usize) -> Strip, task: Task<T, P>) {
+    unsafe fn strip(&self, part: impl Fn(usize, usize) -> Strip, task: Task<T, A, B, P>) {
         let Task { packed, sums: [aside, sums], rows, depth, columns, more, last } = task;
         let multiply = match self.level {
             Level::Amx => amx::multiply::<P>,
@@ -211,8 +222,8 @@ impl<T: Pieces<P>, const P: usize> Block<T, P> {
                     }
                     if let Some(last) = &last {
                         let Block { out, a, b, epilogue, k, .. } = last.part(0, panel * PAIR);
-                        let again = |i: usize, j: usize| pieces::again(a.part(i, 0), b.part(0, j), k);
-                        store::block(sums, out, sides, epilogue, again);
+                        let again = |i: usize, j: usize| pieces::again(|q| a.number(i, q), |q| b.number(q, j), k);
+                        store::block(sums, out, sides[0], 0..sides[1], epilogue, again);
                     }
                 }
             }
@@ -221,7 +232,7 @@ impl<T: Pieces<P>, const P: usize> Block<T, P> {
 }
 
 /// At least so many tiles.
-fn room(tiles: &mut Vec<Tile>, count: usize) -> *mut Tile {
+pub(super) fn room(tiles: &mut Vec<Tile>, count: usize) -> *mut Tile {
     if tiles.len() < count {
         tiles.resize(count, Tile::ZERO);
     }

@@ -9,20 +9,26 @@
 mod amx;
 mod block;
 mod dot;
+mod factor;
+mod filters;
+mod image;
 mod kept;
 mod pack;
 mod pieces;
 mod store;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::sync::LazyLock;
 
 use half::bf16;
 
 pub(crate) use amx::is_available;
+pub(super) use filters::Filters;
 pub(crate) use kept::Tiles;
 pub(crate) use pieces::{Pieces, split};
+pub(super) use windows::windows_times;
 
 use super::{Epilogue, Product, cut::Cut, matrix};
 use crate::{Engine, Simd, operand::Base};
@@ -80,6 +86,19 @@ impl Level {
 /// Whether `f32` are multiplied in pieces. That depends on sizes alone.
 pub(super) fn takes(p: &Product, simd: Simd) -> bool {
     simd == Simd::Amx && p.m.min(p.n) >= FEW[0] && p.k >= FEW[1]
+}
+
+/// The same for windows as rows: so many rows, steps and columns.
+pub(super) fn takes_windows(sizes: [usize; 3]) -> bool {
+    sizes.iter().all(|n| *n >= FEW[1])
+}
+
+/// The same for windows as columns, by so many maps: where channels that fill up a tile, and what lies between columns, are at most a third of
+/// what is computed.
+pub(super) fn takes_filters([_, maps, channels, _]: [usize; 4], columns: &[usize]) -> bool {
+    let span = columns.last().map_or(0, |last| last + 1 - columns[0]);
+    let computed = channels.next_multiple_of(STEP) * span.next_multiple_of(pack::PAIR);
+    maps >= FEW[1] && computed * 2 <= channels * columns.len() * 3
 }
 
 /// `out = a · b` and what the epilogue adds, tiles of it by one thread each: of bf16.

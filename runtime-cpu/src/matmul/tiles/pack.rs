@@ -26,6 +26,11 @@ impl Strip {
         Strip { at: a.at.cast(), line: a.row * number, step: STEP as isize * number }
     }
 
+    /// The strip that begins so many tiles of steps later.
+    pub(super) fn part(self, step: usize) -> Strip {
+        Strip { at: self.at.wrapping_byte_offset(step as isize * self.step), ..self }
+    }
+
     /// Tiles of a strip, of so many pieces.
     pub(super) fn packed(tiles: *const Tile, pieces: usize) -> Strip {
         Strip {
@@ -140,7 +145,7 @@ unsafe fn row<T: Pieces<P>, const P: usize>(from: *const T, r: usize, to: *mut T
 /// Two lines of 32 numbers as 32 pairs, in two registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn interleave(low: __m512i, high: __m512i) -> [__m512i; 2] {
+pub(super) fn interleave(low: __m512i, high: __m512i) -> [__m512i; 2] {
     const fn order(from: i16) -> [i16; 32] {
         let mut order = [0; 32];
         let mut i = 0;

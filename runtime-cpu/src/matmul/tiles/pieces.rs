@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::{STEP, pack::PAIR};
-use crate::{element::Stored, matmul::Matrix};
+use crate::element::Stored;
 
 /// A number that is the sum of `P` bf16.
 pub(crate) trait Pieces<const P: usize>: Stored<Lane = f32> {
@@ -131,21 +131,12 @@ fn widened(x: __m512i) -> [__m512; 2] {
 }
 
 /// The product of a row and a column of `k` steps, one after the other.
-///
-/// # Safety
-/// The numbers lie in their operands.
 #[cold]
-pub(super) unsafe fn again<T: Pieces<P>, const P: usize>(
-    row: Matrix<*const T>,
-    column: Matrix<*const T>,
-    k: usize,
-) -> f32 {
+pub(super) fn again(row: impl Fn(usize) -> f32, column: impl Fn(usize) -> f32, k: usize) -> f32 {
     let mut sum = 0.0;
     for from in (0..k).step_by(STEP) {
         for q in from..k.min(from + STEP) {
-            // SAFETY: the caller's promise.
-            let [x, y] = unsafe { [*row.part(0, q).at, *column.part(q, 0).at] };
-            sum = x.load().mul_add(y.load(), sum);
+            sum = row(q).mul_add(column(q), sum);
         }
         // Nothing makes a number of it again; where everything is NaN, products would become hundreds of times slower.
         if f32::is_nan(sum) {

@@ -1,0 +1,156 @@
+//! Products of weights and all windows of an image, a column each, which nothing packs: in an [image](super::image) of pieces that has two
+//! channels' numbers side by side, 16 neighbours are a line of a tile, and 16 pairs of channels are a tile. (Copied into panels, windows took
+//! as long as their products.)
+//!
+//! What lies between the windows of two lines of the output is computed and not stored.
+
+use std::{cell::RefCell, ops::Range};
+
+use numcore::Result;
+use smallvec::SmallVec;
+
+use super::{
+    SIDE, STEP, Tile,
+    amx::{self, Registers},
+    block::SUMS,
+    image::{self, Image, P},
+    pack::{self, PAIR},
+    pieces, store,
+};
+use crate::{
+    Buffer, Cpu,
+    matmul::{Epilogue, Matrix, Unfolded},
+    operand::Base,
+};
+
+/// Tiles of a step of a strip.
+const STEP_TILES: usize = 2 * P;
+/// Steps after which a sum begins anew: long ones stay precise.
+const LONG: usize = 32;
+/// Bytes of strips that pass over an image together, and stay in the second cache meanwhile.
+const PACKED: usize = 1 << 19;
+
+thread_local! {
+    /// An image in pieces, and where in it a step's tile begins; kept, so that a product allocates nothing.
+    static IMAGE: RefCell<(Vec<Tile>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// Weights of windows in strips, packed once for all images. A step is a place in 32 channels, of which the last may be missing.
+pub(in super::super) struct Filters {
+    maps: usize,
+    steps: usize,
+    memory: Buffer,
+}
+
+impl Filters {
+    /// Packs weights that lie in one line, for a processor with tiles.
+    pub(in super::super) fn new(cpu: &Cpu, rows: Base<f32>, sizes: [usize; 4]) -> Result<Filters> {
+        let [groups, maps, channels, places] = sizes;
+        let steps = channels.div_ceil(STEP) * places;
+        let (strips, line) = (maps.div_ceil(PAIR), channels * places);
+        let memory = cpu.scratch(groups * strips * steps * STEP_TILES * size_of::<Tile>())?;
+        let to = Base::<Tile>::new(memory.ptr().cast());
+        cpu.queue.engine.ranges(groups * strips, 1, |range| {
+            for strip in range {
+                let (group, first) = (strip / strips, strip % strips * PAIR);
+                let some = PAIR.min(maps - first);
+                let mut numbers = vec![0.0; some * steps * STEP];
+                for (i, to) in numbers.chunks_exact_mut(steps * STEP).enumerate() {
+                    // SAFETY: a row of the operand.
+                    let row = unsafe { rows.slice(((group * maps + first + i) * line) as isize, line) };
+                    for (channel, row) in row.chunks_exact(places).enumerate() {
+                        let to = &mut to[channel / STEP * places * STEP + channel % STEP..];
+                        to.iter_mut().step_by(STEP).zip(row).for_each(|(to, x)| *to = *x);
+                    }
+                }
+                let rows = Matrix { at: numbers.as_ptr(), row: (steps * STEP) as isize, column: 1 };
+                let to = to.at((strip * steps * STEP_TILES) as isize);
+                // SAFETY: the rows of the lines before, and a strip of the memory just taken, which is this task's alone.
+                unsafe { pack::left::<f32, P>(rows, some, steps * STEP, to) };
+            }
+        });
+        Ok(Filters { maps, steps, memory })
+    }
+
+    /// `out = rows · windows`, with what the epilogue adds, for a group's rows.
+    ///
+    /// # Safety
+    /// As for [`product_unfolded`](crate::matmul::unfolded::product_unfolded); these rows were packed.
+    pub(in super::super) unsafe fn times(
+        &self,
+        group: usize,
+        out: Matrix<*mut f32>,
+        rows: Matrix<*const f32>,
+        windows: Unfolded<'_, f32>,
+        epilogue: Epilogue<f32>,
+    ) {
+        let strip = self.steps * STEP_TILES;
+        let strips = self.maps.div_ceil(PAIR);
+        let tiles = self.memory.ptr().cast::<Tile>().cast_const().wrapping_add(group * strips * strip);
+        let together = (PACKED / size_of::<Tile>() / strip).max(1);
+        IMAGE.with_borrow_mut(|(memory, steps)| {
+            let blocks = windows.channels().div_ceil(STEP);
+            // SAFETY: the caller's promise.
+            let (image, _registers) = unsafe { (image::cut::<2>(&windows, blocks * SIDE, memory), Registers::new()) };
+            places(image, &windows, steps);
+            let [mut sums, mut part] = [[Tile::ZERO; SUMS]; 2];
+            for first in (0..strips).step_by(together) {
+                panels(windows.columns, |column, runs| {
+                    for i in first..strips.min(first + together) {
+                        let some = PAIR.min(self.maps - i * PAIR);
+                        let (strip, rows) = (tiles.wrapping_add(i * strip), rows.part(i * PAIR, 0));
+                        let (out, epilogue) = (out.part(i * PAIR, 0), epilogue.part(i * PAIR, 0));
+                        let panel = Image { at: image.at.wrapping_add(2 * column), ..image };
+                        // SAFETY: the caller's promise; this thread has the registers. A panel's numbers lie in the image or behind it.
+                        unsafe {
+                            for (i, steps) in steps.chunks(LONG).enumerate() {
+                                let strip = strip.wrapping_add(i * LONG * STEP_TILES);
+                                let to = if i == 0 { &mut sums } else { &mut part }.as_mut_ptr();
+                                amx::multiply_image(strip, panel, steps, to, some.div_ceil(SIDE));
+                                if i > 0 {
+                                    store::add(to, sums.as_mut_ptr());
+                                }
+                            }
+                            for (lanes, j) in runs {
+                                let origin = j.wrapping_sub(lanes.start);
+                                let again = |r: usize, lane: usize| {
+                                    let (row, column) = (rows.part(r, 0), windows.columns[origin.wrapping_add(lane)]);
+                                    let number = |k: usize| *windows.at.wrapping_add(windows.steps[k] + column);
+                                    pieces::again(|k| *row.part(0, k).at, number, windows.steps.len())
+                                };
+                                let (out, epilogue) = (out.part(0, origin), epilogue.part(0, origin));
+                                store::block::<f32, P>(sums.as_mut_ptr(), out, some, lanes.clone(), epilogue, again);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// How many bytes behind a column the tile of each step begins.
+fn places(image: Image, windows: &Unfolded<'_, f32>, to: &mut Vec<usize>) {
+    to.clear();
+    for block in 0..windows.channels().div_ceil(STEP) {
+        let places = windows.steps[..windows.places].iter();
+        to.extend(places.map(|place| (block * SIDE * image.group + 2 * place) * size_of::<u16>()));
+    }
+}
+
+/// Calls `body` with where panels of 32 neighbours begin, and which of them are columns, from which one on.
+fn panels(columns: &[usize], mut body: impl FnMut(usize, &[(Range<usize>, usize)])) {
+    let mut j = 0;
+    while j < columns.len() {
+        let first = columns[j];
+        let mut runs: SmallVec<[(Range<usize>, usize); 8]> = SmallVec::new();
+        while let Some(lane) = columns.get(j).map(|column| column - first).filter(|lane| *lane < PAIR) {
+            match runs.last_mut() {
+                Some((lanes, _)) if lanes.end == lane => lanes.end += 1,
+                _ => runs.push((lane..lane + 1, j)),
+            }
+            j += 1;
+        }
+        body(first, &runs);
+    }
+}
