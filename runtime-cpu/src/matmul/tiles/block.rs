@@ -3,10 +3,10 @@
 //! Rows that lie as the tiles want them are read where they are, the others packed; a block of the output is rounded while its sums lie in
 //! the first cache. Nothing is asked for ahead: the processor foresees these accesses, and asking cost 2 to 10 % wherever it was tried.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, marker::PhantomData};
 
 use super::{
-    Level, SIDE, STEP, Tile, amx, dot,
+    Beside, Level, SIDE, STEP, Tile, Work, amx, dot,
     factor::{Left, Right},
     pack::{PAIR, Strip},
     pieces::{self, Pieces},
@@ -105,9 +105,11 @@ struct Block<T, A, B, const P: usize> {
     epilogue: Epilogue<T>,
 }
 
-/// What a strip is multiplied with, and where its sums go.
-#[derive(Clone, Copy)]
+/// A strip, what it is multiplied with, and where its sums go.
 struct Task<T, A, B, const P: usize> {
+    strip: Strip,
+    /// What is packed meanwhile.
+    next: Option<Packing<T, A, P>>,
     packed: *const Tile,
     /// Of one block, and of all panels.
     sums: [*mut Tile; 2],
@@ -142,40 +144,47 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
         let panels = columns / PAIR;
         // Rows are packed once for all columns, where that is not too much. Pieces are half as much again to read: no faster than to cut anew.
         let kept = P == 1 && n > columns && !wait && m * k * size_of::<u16>() <= KEPT;
-        let apart = |i: usize, each: usize, apart: bool| if apart { i / PAIR * each } else { 0 };
         let packed = room(packed, panels * steps * Self::STEP_TILES);
-        let strip = steps * Self::STEP_TILES;
-        let strips = room(strips, apart(m - 1, strip, kept) + strip);
-        let sums = room(sums, SUMS + apart(m - 1, panels * SUMS, wait) + panels * SUMS);
+        // Otherwise there is one that is multiplied, and the one after it.
+        let (count, strip) = (if kept { m.div_ceil(PAIR) } else { 2 }, steps * Self::STEP_TILES);
+        let strips = room(strips, count * strip);
+        let apart = |i: usize| if wait { i / PAIR * panels * SUMS } else { 0 };
+        let sums = room(sums, SUMS + apart(m - 1) + panels * SUMS);
         for j in (0..n).step_by(columns) {
             let columns = columns.min(n - j);
             // A sum of nothing is still written.
             for from in (0..k.max(1)).step_by(deep) {
                 let depth = deep.min(k - from);
+                let strip =
+                    |i: usize| (self.a.part(i, from), PAIR.min(m - i), strips.wrapping_add(i / PAIR % count * strip));
+                let all_packed = kept && j > 0;
+                let mut is_packed = all_packed;
                 // SAFETY: the caller's promise; there is room for what is packed.
                 unsafe {
                     self.b.part(from, j).pack(depth, columns, packed);
                     for i in (0..m).step_by(PAIR) {
-                        let rows = PAIR.min(m - i);
-                        let sums = [sums, sums.add(SUMS + apart(i, panels * SUMS, wait))];
-                        let last = (from + depth == k).then(|| self.part(i, j));
-                        let a = self.a.part(i, from);
-                        let task = Task { packed, sums, rows, depth, columns, more: from > 0, last };
-                        if rows == PAIR
-                            && let Some(strip) = a.in_place(k)
-                        {
-                            self.strip(|step, _| strip.part(step), task);
-                            continue;
+                        let (a, rows, to) = strip(i);
+                        let in_place = if rows == PAIR { a.in_place(k) } else { None };
+                        if in_place.is_none() && !is_packed {
+                            a.pack(rows, depth, to);
                         }
-                        let strip = strips.add(apart(i, strip, kept));
-                        let strip = |step: usize, depth: usize| {
-                            let strip = strip.add(step * Self::STEP_TILES);
-                            if !kept || j == 0 {
-                                a.part(0, step * STEP).pack(rows, depth, strip);
-                            }
-                            Strip::packed(strip, P)
+                        let ahead = in_place.is_none() && self.level == Level::Amx && !all_packed && i + PAIR < m;
+                        let next =
+                            ahead.then(|| strip(i + PAIR)).map(|(a, rows, to)| Packing::new(a, (rows, depth), to));
+                        let next = next.filter(|next| next.left() > 0);
+                        is_packed = next.is_some() || all_packed;
+                        let task = Task {
+                            strip: in_place.unwrap_or(Strip::packed(to, P)),
+                            next,
+                            packed,
+                            sums: [sums, sums.add(SUMS + apart(i))],
+                            rows,
+                            depth,
+                            columns,
+                            more: from > 0,
+                            last: (from + depth == k).then(|| self.part(i, j)),
                         };
-                        self.strip(strip, task);
+                        self.strip(task);
                     }
                 }
             }
@@ -187,38 +196,44 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
         if self.a.in_place(self.k).is_some() { DEEP } else { DEEP_PACKED }
     }
 
-    /// A strip of rows, `part(step, depth)` of which begins at a step, against all columns that are packed.
+    /// A strip of rows against all columns that are packed.
     ///
     /// # Safety
     /// As for [`Block::run`].
-    unsafe fn strip(&self, part: impl Fn(usize, usize) -> Strip, task: Task<T, A, B, P>) {
-        let Task { packed, sums: [aside, sums], rows, depth, columns, more, last } = task;
+    unsafe fn strip(&self, task: Task<T, A, B, P>) {
+        let Task { strip, next, packed, sums: [aside, sums], rows, depth, columns, more, last } = task;
         let multiply = match self.level {
             Level::Amx => amx::multiply::<P>,
             Level::Dot => dot::multiply,
         };
-        let all = depth.div_ceil(STEP);
+        let (all, panels) = (depth.div_ceil(STEP), columns.div_ceil(PAIR));
         let most = all.div_ceil(all.div_ceil(SHALLOW).max(1)).max(1);
+        let packs = next.is_some();
+        let mut beside = Beside::new(next, panels * all * amx::calls(P));
         for first in (0..all.max(1)).step_by(most) {
             let steps = most.min(all - first);
-            let strip = part(first, (steps * STEP).min(depth - first * STEP));
+            let strip = strip.part(first);
             let last = last.filter(|_| first + steps == all);
             // A block that is finished at once needs no place of its own, and stays in the first cache until it is stored.
             let apart = if more || steps < all || last.is_none() { SUMS } else { 0 };
-            for panel in 0..columns.div_ceil(PAIR) {
+            for panel in 0..panels {
                 let sides = [rows, PAIR.min(columns - panel * PAIR)];
+                let tiles = sides.map(|n| n.div_ceil(SIDE));
                 let sums = sums.wrapping_add(panel * apart);
                 let b = packed.wrapping_add((panel * all + first) * Self::STEP_TILES);
+                let anew = P > 1 && more;
+                let (to, kept) = if anew { (aside, first > 0) } else { (sums, more || first > 0) };
                 // SAFETY: the caller's promise; so many sums there are.
                 unsafe {
-                    let tiles = sides.map(|n| n.div_ceil(SIDE));
                     match steps {
                         0 => std::slice::from_raw_parts_mut(sums, SUMS).fill(Tile::ZERO),
-                        _ if P > 1 && more => {
-                            multiply(strip, b, aside, steps, first > 0, tiles);
-                            store::add(aside, sums);
+                        _ if packs => {
+                            amx::multiply_beside::<P>(strip.at.cast(), b, to, steps, kept, || beside.go_on());
                         }
-                        _ => multiply(strip, b, sums, steps, more || first > 0, tiles),
+                        _ => multiply(strip, b, to, steps, kept, tiles),
+                    }
+                    if anew {
+                        store::add(aside, sums);
                     }
                     if let Some(last) = &last {
                         let Block { out, a, b, epilogue, k, .. } = last.part(0, panel * PAIR);
@@ -228,6 +243,37 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
                 }
             }
         }
+        // SAFETY: the processor has the instructions.
+        unsafe { beside.finish() };
+    }
+}
+
+/// A strip of rows that is packed part by part.
+struct Packing<T, A, const P: usize> {
+    of: A,
+    sizes: (usize, usize),
+    to: *mut Tile,
+    done: usize,
+    parts: usize,
+    _numbers: PhantomData<T>,
+}
+
+impl<T: Pieces<P>, A: Left<T, P>, const P: usize> Packing<T, A, P> {
+    fn new(of: A, sizes: (usize, usize), to: *mut Tile) -> Self {
+        Packing { of, sizes, to, done: 0, parts: of.parts(sizes.0, sizes.1), _numbers: PhantomData }
+    }
+}
+
+impl<T: Pieces<P>, A: Left<T, P>, const P: usize> Work for Packing<T, A, P> {
+    fn left(&self) -> usize {
+        self.parts - self.done
+    }
+
+    // SAFETY: the trait says what callers promise.
+    unsafe fn advance(&mut self) {
+        // SAFETY: who packs promises that the rows lie in their operand, and that there is room.
+        unsafe { self.of.pack_part(self.sizes, self.to, self.done) };
+        self.done += 1;
     }
 }
 

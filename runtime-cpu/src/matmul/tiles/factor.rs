@@ -24,6 +24,20 @@ pub(super) trait Left<T: Pieces<P>, const P: usize>: Copy {
     /// The numbers lie in their operand; `to` has room; the processor has the instructions.
     unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile);
 
+    /// Parts of some tens of instructions that packing it falls into: none, if it is packed at once alone.
+    fn parts(&self, rows: usize, depth: usize) -> usize {
+        let _ = (rows, depth);
+        0
+    }
+
+    /// Packs one of those parts, in order.
+    ///
+    /// # Safety
+    /// As for [`pack`](Left::pack); there is such a part.
+    unsafe fn pack_part(self, (rows, depth): (usize, usize), to: *mut Tile, part: usize) {
+        let _ = (rows, depth, to, part);
+    }
+
     /// # Safety
     /// It lies in its operand.
     unsafe fn number(self, i: usize, k: usize) -> f32;
@@ -60,6 +74,17 @@ impl<T: Pieces<P>, const P: usize> Left<T, P> for Matrix<*const T> {
     unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) {
         // SAFETY: the caller's promise.
         unsafe { pack::left::<T, P>(self, rows, depth, to) };
+    }
+
+    fn parts(&self, rows: usize, depth: usize) -> usize {
+        pack::parts::<T, P>(*self, rows, depth)
+    }
+
+    // SAFETY: the trait says what callers promise.
+    #[inline]
+    unsafe fn pack_part(self, sizes: (usize, usize), to: *mut Tile, part: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { pack::part::<T, P>(self, sizes, to, part) };
     }
 
     // SAFETY: the trait says what callers promise.

@@ -7,6 +7,7 @@
 //! is cut: tiles begin every 32 steps from the beginning of a sum, and a sum that is put aside keeps all its bits.
 
 mod amx;
+mod beside;
 mod block;
 mod dot;
 mod factor;
@@ -25,6 +26,7 @@ use std::sync::LazyLock;
 use half::bf16;
 
 pub(crate) use amx::is_available;
+pub(crate) use beside::{Beside, Work};
 pub(super) use filters::Filters;
 pub(crate) use kept::Tiles;
 pub(crate) use pieces::{Pieces, split};

@@ -78,6 +78,43 @@ pub(super) unsafe fn left<T: Pieces<P>, const P: usize>(a: Matrix<*const T>, row
     }
 }
 
+/// Parts of some tens of instructions that packing such a strip falls into: none, if it is packed at once alone.
+pub(super) fn parts<T: Pieces<P>, const P: usize>(a: Matrix<*const T>, rows: usize, depth: usize) -> usize {
+    let steps = depth / STEP;
+    match (a.column, a.row) {
+        _ if !depth.is_multiple_of(STEP) => 0,
+        (1, _) => PAIR * steps,
+        (_, 1) if rows == PAIR => (SIDE + 2 * P) * steps,
+        _ => 0,
+    }
+}
+
+/// One of them, in order.
+///
+/// # Safety
+/// As for [`left`].
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn part<T: Pieces<P>, const P: usize>(
+    a: Matrix<*const T>,
+    (rows, depth): (usize, usize),
+    to: *mut Tile,
+    part: usize,
+) {
+    let tiles = |step: usize| to.wrapping_add(step * 2 * P);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if a.column == 1 {
+            let (r, step) = (part / (depth / STEP), part % (depth / STEP));
+            return row(a.part(r.min(rows - 1), step * STEP).at, r, tiles(step));
+        }
+        let (step, line) = (part / (SIDE + 2 * P), part % (SIDE + 2 * P));
+        match line.checked_sub(SIDE) {
+            None => pair(|k| a.part(0, step * STEP + k).at, line, tiles(step)),
+            Some(tile) => turn_tile(tiles(step).add(tile)),
+        }
+    }
+}
+
 /// Columns of the right operand in panels, `[columns / 32, depth / 32, P, 2]` tiles.
 ///
 /// # Safety
@@ -167,15 +204,26 @@ pub(super) fn interleave(low: __m512i, high: __m512i) -> [__m512i; 2] {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn paired<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T, to: *mut Tile) {
-    for pair in 0..SIDE {
+    for i in 0..SIDE {
         // SAFETY: the caller's promise.
-        unsafe {
-            let [low, high] = [T::read(line(2 * pair)), T::read(line(2 * pair + 1))];
-            for piece in 0..P {
-                let [first, second] = interleave(low[piece], high[piece]);
-                *to.add(2 * piece).cast::<__m512i>().add(pair) = first;
-                *to.add(2 * piece + 1).cast::<__m512i>().add(pair) = second;
-            }
+        unsafe { pair(&line, i, to) };
+    }
+}
+
+/// A line of those tiles: two steps.
+///
+/// # Safety
+/// As for [`paired`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn pair<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T, i: usize, to: *mut Tile) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [low, high] = [T::read(line(2 * i)), T::read(line(2 * i + 1))];
+        for piece in 0..P {
+            let [first, second] = interleave(low[piece], high[piece]);
+            *to.add(2 * piece).cast::<__m512i>().add(i) = first;
+            *to.add(2 * piece + 1).cast::<__m512i>().add(i) = second;
         }
     }
 }
@@ -190,7 +238,7 @@ unsafe fn pairs<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T, 
     // SAFETY: the caller's promise.
     unsafe {
         (0..PAIR).for_each(|j| row(line(j), j, to));
-        turn_tiles(to, 2 * P);
+        (0..2 * P).for_each(|tile| turn_tile(to.add(tile)));
     }
 }
 
@@ -204,22 +252,18 @@ unsafe fn turned<T: Pieces<P>, const P: usize>(line: impl Fn(usize) -> *const T,
     // SAFETY: the caller's promise.
     unsafe {
         paired(line, to);
-        turn_tiles(to, 2 * P);
+        (0..2 * P).for_each(|tile| turn_tile(to.add(tile)));
     }
 }
 
 /// Pairs of a tile's lines as its columns.
 ///
 /// # Safety
-/// So many tiles lie there; the processor has the instructions.
+/// The tile lies there; the processor has the instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn turn_tiles(tiles: *mut Tile, count: usize) {
-    for i in 0..count {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let tile = tiles.add(i).cast::<[__m512i; SIDE]>();
-            tile.write(turn_square(tile.read()));
-        }
-    }
+unsafe fn turn_tile(tile: *mut Tile) {
+    let tile = tile.cast::<[__m512i; SIDE]>();
+    // SAFETY: the caller's promise.
+    unsafe { tile.write(turn_square(tile.read())) };
 }

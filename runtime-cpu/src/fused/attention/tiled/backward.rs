@@ -10,14 +10,12 @@ use super::{
         backward::{Head, QUERIES, dots_of},
         *,
     },
-    PANELS, SIDE, Scores,
-    beside::Beside,
-    room, rows_out,
+    PANELS, SIDE, Scores, room, rows_out,
     score_grads::ScoreGrads,
     tiles,
 };
 use crate::{
-    matmul::{Pieces, Tile, Tiles},
+    matmul::{Beside, Pieces, Tile, Tiles},
     pointwise::turn_square,
 };
 

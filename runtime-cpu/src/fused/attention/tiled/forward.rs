@@ -6,14 +6,12 @@ use numcore::Result;
 
 use super::{
     super::{forward::Head, *},
-    PANELS, SIDE, Scores,
-    beside::{Beside, Work},
-    exp2_flushed, line, room, rows_out, tiles,
+    PANELS, SIDE, Scores, exp2_flushed, line, room, rows_out, tiles,
 };
 use crate::{
     fused::softmax::finite,
     math::Math,
-    matmul::{Pieces, Tile, Tiles, split},
+    matmul::{Beside, Pieces, Tile, Tiles, Work, split},
 };
 
 /// These queries against all keys they see, a strip of queries and a block of keys at a time.

@@ -3,13 +3,12 @@
 //! up stays in `f32`. A row's weights are summed before they are rounded.
 //!
 //! Sums leave the registers as tiles, and what is computed of them goes into the tiles of the next product: no matrix of weights is ever
-//! laid out in rows. Strips of queries follow each other as on a belt, so that one's products are computed beside another's weights ([`beside`]).
+//! laid out in rows. Strips of queries follow each other as on a belt, so that one's products are computed beside another's weights ([`Beside`](crate::matmul::Beside)).
 //!
 //! An `f32` that is not finite, or rounds to infinity as a bf16, has a piece that is NaN. Outputs that are not finite are computed anew without
 //! pieces; a gradient of what is not finite may be NaN where it would be infinite without.
 
 mod backward;
-mod beside;
 mod forward;
 mod score_grads;
 

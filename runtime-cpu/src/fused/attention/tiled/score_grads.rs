@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{SIDE, Scores, backward::STRIPS, beside::Work, exp2_flushed, line};
-use crate::matmul::{Tile, Tiles, split};
+use super::{SIDE, Scores, backward::STRIPS, exp2_flushed, line};
+use crate::matmul::{Tile, Tiles, Work, split};
 
 /// Scores and gradients of weights become weights and gradients of scores before they are scaled: both in the right operand's tiles, of two
 /// queries side by side, the gradients in the left one's too. They are 0 where a query sees no key, and where there is no query.

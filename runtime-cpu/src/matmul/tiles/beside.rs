@@ -1,9 +1,10 @@
 //! Work of the vector units between products of tiles: the processor does both at once where neither waits for the other, and no more than
-//! some hundred instructions of one lie between two of the other. So a strip's sums become factors while those of the next strip are added up.
-//! (One after the other, forward over 4096 positions took 1.25 times as long. Packing operands so, too, took 1.05 times as long.)
+//! some hundred instructions of one lie between two of the other. So a strip is packed while the one before it is multiplied, and attention's
+//! scores become factors while those of the next strip are added up. (One after the other, a product of 1024³ took 1.2 times as long, attention
+//! forward over 4096 positions 1.25 times. Packing attention's operands so, too, took 1.05 times as long.)
 
 /// Work in pieces of some tens of instructions.
-pub(super) trait Work {
+pub(crate) trait Work {
     /// Pieces that are left.
     fn left(&self) -> usize;
 
@@ -15,7 +16,7 @@ pub(super) trait Work {
 }
 
 /// Work that is spread evenly over so many parts of products.
-pub(super) struct Beside<W> {
+pub(crate) struct Beside<W> {
     work: Option<W>,
     pieces: usize,
     parts: usize,
@@ -23,7 +24,7 @@ pub(super) struct Beside<W> {
 }
 
 impl<W: Work> Beside<W> {
-    pub(super) fn new(work: Option<W>, parts: usize) -> Self {
+    pub(crate) fn new(work: Option<W>, parts: usize) -> Self {
         let pieces = work.as_ref().map_or(0, W::left);
         Beside { work, pieces, parts, due: 0 }
     }
@@ -33,7 +34,7 @@ impl<W: Work> Beside<W> {
     /// # Safety
     /// The processor has the work's instructions.
     #[inline]
-    pub(super) unsafe fn go_on(&mut self) {
+    pub(crate) unsafe fn go_on(&mut self) {
         let Some(work) = &mut self.work else { return };
         self.due += self.pieces;
         while self.due >= self.parts {
@@ -47,7 +48,7 @@ impl<W: Work> Beside<W> {
     ///
     /// # Safety
     /// As for [`go_on`](Beside::go_on).
-    pub(super) unsafe fn finish(self) {
+    pub(crate) unsafe fn finish(self) {
         let Some(mut work) = self.work else { return };
         while work.left() > 0 {
             // SAFETY: the caller's promise; there is a piece.
