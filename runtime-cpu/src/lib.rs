@@ -129,7 +129,7 @@ impl Builder {
     }
 
     /// The instruction set: for tests and measurements, and for the same bits on processors with AMX and without ([`Simd::Avx512`] or less, which
-    /// costs `f32` products a third of their speed). A level the processor lacks becomes the widest it has.
+    /// costs `f32` products two fifths of their speed). A level the processor lacks becomes the widest it has.
     pub fn simd(mut self, simd: Simd) -> Self {
         self.simd = if simd.is_available() { simd } else { Simd::best() };
         self
