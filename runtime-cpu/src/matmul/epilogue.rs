@@ -43,6 +43,7 @@ impl<T> Epilogue<T> {
     }
 
     /// Of numbers of another type.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn cast<U>(self) -> Epilogue<U> {
         Epilogue { add: self.add, plus: self.plus.map(|x| x.map(Matrix::<*const T>::cast)) }
     }

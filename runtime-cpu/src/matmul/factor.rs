@@ -20,6 +20,7 @@ macro_rules! parts {
             }
 
             /// The same memory, as numbers of another type.
+            #[cfg(target_arch = "x86_64")]
             pub(super) fn cast<U>(self) -> Matrix<$other> {
                 Matrix { at: self.at.cast(), row: self.row, column: self.column }
             }

@@ -19,12 +19,7 @@ pub(crate) struct Filters<T> {
 
 impl<T: Registers> Filters<T> {
     /// Packs weights that lie in one line, for windows of images with so many channels and windows as columns.
-    pub(crate) fn new(
-        cpu: &Cpu,
-        rows: Base<T>,
-        sizes @ [_, maps, channels, places]: [usize; 4],
-        columns: &[usize],
-    ) -> Result<Self> {
+    pub(crate) fn new(cpu: &Cpu, rows: Base<T>, sizes: [usize; 4], columns: &[usize]) -> Result<Self> {
         #[cfg(target_arch = "x86_64")]
         let packed = match by_tiles::<T>(cpu.queue.engine.simd) && super::tiles::takes_filters(sizes, columns) {
             true => Some(super::tiles::Filters::new(cpu, Base::new(rows.at(0).cast()), sizes)?),
@@ -32,6 +27,7 @@ impl<T: Registers> Filters<T> {
         };
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (cpu, columns);
+        let [_, maps, channels, places] = sizes;
         Ok(Filters {
             rows,
             maps,

@@ -1,5 +1,5 @@
 //! Products whose right operand is all windows of an image, a column each: packed from the image as tiles read them, a few panels at a time.
-//! (Read where they lie instead, a step's numbers span two cache lines each, and windows that reach over the end of a line are computed for
+//! (Read by registers where they lie instead, a step's numbers span two cache lines each, and windows that reach over the end of a line are computed for
 //! nothing: no faster. With windows as rows each strip read all weights, and the output had to be turned.)
 
 use std::cell::RefCell;
@@ -25,6 +25,7 @@ const WIDEST: usize = 48;
 /// All windows of an image: number `(k, j)` lies `steps[k] + columns[j]` numbers from `at`. Steps are the same places in every channel, which
 /// lie `plane` numbers apart; columns ascend.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tiles alone look at channels"))]
 pub(crate) struct Unfolded<'a, T> {
     pub at: *const T,
     pub plane: usize,
@@ -33,6 +34,7 @@ pub(crate) struct Unfolded<'a, T> {
     pub columns: &'a [usize],
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<'a, T> Unfolded<'a, T> {
     /// The same memory, as numbers of another type.
     pub(super) fn cast<U>(self) -> Unfolded<'a, U> {

@@ -65,6 +65,7 @@ pub(super) fn finish() {
 }
 
 /// Calls `copy` with every line once: those of some pages by turns, the rest one after another.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn by_turns(lines: usize, mut copy: impl FnMut(usize)) {
     const PAGE_LINES: usize = PAGE / LINE;

@@ -33,6 +33,7 @@ pub(super) struct Head<'a, S: Stored> {
     /// Where the queries' gradients are added up.
     pub dq: Matrix<*mut S::Lane>,
     /// Or where the task stores them, if it adds them up by itself.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tasks by tiles alone do so"))]
     pub rounded: Option<Matrix<*mut S>>,
     pub dk: Matrix<*mut S>,
     pub dv: Matrix<*mut S>,

@@ -33,6 +33,8 @@ const PACKED: usize = 1 << 19;
 thread_local! {
     /// An image in pieces, and where in it a step's tile begins; kept, so that a product allocates nothing.
     static IMAGE: RefCell<(Vec<Tile>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    /// Rows of weights, place by place; kept, too.
+    static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Weights of windows in strips, packed once for all images. A step is a place in 32 channels, of which the last may be missing.
@@ -51,23 +53,23 @@ impl Filters {
         let memory = cpu.scratch(groups * strips * steps * STEP_TILES * size_of::<Tile>())?;
         let to = Base::<Tile>::new(memory.ptr().cast());
         cpu.queue.engine.ranges(groups * strips, 1, |range| {
-            for strip in range {
-                let (group, first) = (strip / strips, strip % strips * PAIR);
-                let some = PAIR.min(maps - first);
-                let mut numbers = vec![0.0; some * steps * STEP];
-                for (i, to) in numbers.chunks_exact_mut(steps * STEP).enumerate() {
-                    // SAFETY: a row of the operand.
-                    let row = unsafe { rows.slice(((group * maps + first + i) * line) as isize, line) };
-                    for (channel, row) in row.chunks_exact(places).enumerate() {
-                        let to = &mut to[channel / STEP * places * STEP + channel % STEP..];
-                        to.iter_mut().step_by(STEP).zip(row).for_each(|(to, x)| *to = *x);
+            ROWS.with_borrow_mut(|numbers| {
+                for strip in range {
+                    let (group, first) = (strip / strips, strip % strips * PAIR);
+                    let some = PAIR.min(maps - first);
+                    numbers.clear();
+                    numbers.resize(some * steps * STEP, 0.0);
+                    for (i, to) in numbers.chunks_exact_mut(steps * STEP).enumerate() {
+                        // SAFETY: a row of the operand.
+                        let row = unsafe { rows.slice(((group * maps + first + i) * line) as isize, line) };
+                        by_place(row, places, to);
                     }
+                    let rows = Matrix { at: numbers.as_ptr(), row: (steps * STEP) as isize, column: 1 };
+                    let to = to.at((strip * steps * STEP_TILES) as isize);
+                    // SAFETY: the rows of the lines before, and a strip of the memory just taken, which is this task's alone.
+                    unsafe { pack::left::<f32, P>(rows, some, steps * STEP, to) };
                 }
-                let rows = Matrix { at: numbers.as_ptr(), row: (steps * STEP) as isize, column: 1 };
-                let to = to.at((strip * steps * STEP_TILES) as isize);
-                // SAFETY: the rows of the lines before, and a strip of the memory just taken, which is this task's alone.
-                unsafe { pack::left::<f32, P>(rows, some, steps * STEP, to) };
-            }
+            });
         });
         Ok(Filters { maps, steps, memory })
     }
@@ -126,6 +128,14 @@ impl Filters {
                 });
             }
         });
+    }
+}
+
+/// `[channels / 32, places, 32]` from `[channels, places]`; what is missing stays.
+fn by_place(row: &[f32], places: usize, to: &mut [f32]) {
+    for (channel, row) in row.chunks_exact(places).enumerate() {
+        let to = &mut to[channel / STEP * places * STEP + channel % STEP..];
+        to.iter_mut().step_by(STEP).zip(row).for_each(|(to, x)| *to = *x);
     }
 }
 
