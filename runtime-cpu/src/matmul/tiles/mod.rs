@@ -4,7 +4,8 @@
 //! Both take the operands in tiles ([`pack`]), add up in `f32`, and round a number of the output once, to nearest, ties to even.
 //! They treat denormal numbers as zero, AMX adds up 32 steps apart before it adds them to the sum, and pairs are added in another order than
 //! one by one: so the last bits of a product differ from level to level. They never depend on the number of threads or how the product
-//! is cut: tiles begin every 32 steps from the beginning of a sum, and a sum that is put aside keeps all its bits.
+//! is cut: tiles begin every 32 steps from the beginning of a sum, and a sum that is put aside keeps all its bits. (Sums of pieces begin anew every
+//! 512 steps, and the parts are added up in order.)
 
 mod amx;
 mod beside;
