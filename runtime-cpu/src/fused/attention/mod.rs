@@ -38,7 +38,7 @@ const STEP: usize = 24;
 /// Outputs and logsumexps.
 pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
-    match tiled::takes(call, op) {
+    match tiled::takes(call, op, &call.ins[1]) {
         Some(DType::BF16) => return forward::tasks(call, op, tiled::queries::<half::bf16, 1>),
         Some(DType::F32) => return forward::tasks(call, op, tiled::queries::<f32, 3>),
         _ => {}
@@ -49,7 +49,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Supp
 /// Gradients of queries, keys and values.
 pub(super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
-    match tiled::takes(call, op) {
+    match tiled::takes(call, op, &call.ins[4]) {
         Some(DType::BF16) => return backward::tasks(call, op, true, tiled::keys::<half::bf16, 1>),
         Some(DType::F32) => return backward::tasks(call, op, true, tiled::keys::<f32, 3>),
         _ => {}
