@@ -25,7 +25,7 @@ const DEEP: usize = 4096;
 /// positive numbers five times.
 ///
 /// [`product`]: super::super::product
-const DEEP_PACKED: usize = 512;
+pub(super) const DEEP_PACKED: usize = 512;
 const _: () = assert!(DEEP_PACKED / STEP <= SHALLOW);
 /// Rows whose sums wait at once: 10 MiB beside the columns that fit.
 const WAITING: usize = 2048;
@@ -86,8 +86,7 @@ pub(super) unsafe fn product_of<T: Pieces<P>, const P: usize>(
 
 /// Panels of so many steps that are packed at once.
 pub(super) fn panels_at_once<const P: usize>(depth: usize) -> usize {
-    let deep = if P == 1 { DEEP } else { DEEP_PACKED };
-    (PACKED / size_of::<Tile>() / (2 * P) / depth.min(deep).div_ceil(STEP).max(1)).max(1)
+    (PACKED / size_of::<Tile>() / (2 * P) / depth.div_ceil(STEP).max(1)).max(1)
 }
 
 /// Whether the output's columns are what registers are written to: operands then change their roles.

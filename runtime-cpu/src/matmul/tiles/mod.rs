@@ -30,7 +30,7 @@ pub(crate) use amx::is_available;
 pub(crate) use beside::{Beside, Work};
 pub(super) use filters::Filters;
 pub(crate) use kept::Tiles;
-pub(crate) use pieces::{Pieces, split};
+pub(crate) use pieces::{Pieces, not_finite, split};
 pub(super) use windows::windows_times;
 
 use super::{Epilogue, Product, cut::Cut, matrix};
@@ -149,7 +149,7 @@ fn run<T: Pieces<P>, const P: usize>(
 fn cut<const P: usize>(p: &Product, threads: usize, [strip, across, panel]: [f64; 3]) -> Cut {
     let turned = block::is_turned(p.out);
     let strip = if if turned { p.b[0] } else { p.a[1] } == 1 { strip } else { across };
-    let at_once = block::panels_at_once::<P>(p.k);
+    let at_once = block::panels_at_once::<P>(p.k.min(block::DEEP_PACKED));
     Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |[rows, columns]| {
         let [strips, panels] = if turned { [columns, rows] } else { [rows, columns] }.map(|n| n.div_ceil(pack::PAIR));
         // Strips are kept, or read in place; those of pieces are packed for each block of panels.

@@ -130,6 +130,16 @@ fn widened(x: __m512i) -> [__m512; 2] {
     [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(low)), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high))]
 }
 
+/// Which of the numbers are infinite or NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(crate) fn not_finite(x: __m512) -> u16 {
+    const QUIET: i32 = 0x01;
+    const INFINITE: i32 = 0x08 | 0x10;
+    const SIGNALING: i32 = 0x80;
+    _mm512_fpclass_ps_mask::<{ QUIET | INFINITE | SIGNALING }>(x)
+}
+
 /// The product of a row and a column of `k` steps, one after the other.
 #[cold]
 pub(super) fn again(row: impl Fn(usize) -> f32, column: impl Fn(usize) -> f32, k: usize) -> f32 {

@@ -4,7 +4,11 @@ use std::{arch::x86_64::*, ops::Range};
 
 use smallvec::SmallVec;
 
-use super::{SIDE, Tile, pack::PAIR, pieces::Pieces};
+use super::{
+    SIDE, Tile,
+    pack::PAIR,
+    pieces::{Pieces, not_finite},
+};
 use crate::matmul::{Epilogue, Matrix};
 
 /// Some rows and lanes of a block of 32 × 32 sums, in `[2, 2]` tiles, and what the epilogue adds. Matrices begin where lane 0 would be.
@@ -67,16 +71,6 @@ pub(super) unsafe fn add(from: *const Tile, to: *mut Tile) {
             _mm512_store_ps(to.add(at), sum);
         }
     }
-}
-
-/// Which of the numbers are infinite or NaN.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn not_finite(x: __m512) -> u16 {
-    const QUIET: i32 = 0x01;
-    const INFINITE: i32 = 0x08 | 0x10;
-    const SIGNALING: i32 = 0x80;
-    _mm512_fpclass_ps_mask::<{ QUIET | INFINITE | SIGNALING }>(x)
 }
 
 /// So many of 32 numbers side by side, and those of each term, which are neighbours or the same.

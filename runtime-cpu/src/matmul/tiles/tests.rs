@@ -157,7 +157,17 @@ mod of {
     /// Sums that are put aside, and more columns than are packed at once.
     pub(super) fn long_sums_and_many_columns<T: Number<P>, const P: usize>() {
         for level in levels::<T, P>() {
-            for sizes in [[40, 9000, 70], [40, 8224, 70], [3, 513, 2200], [33, 4097, 33], [2100, 520, 20]] {
+            for sizes in [
+                [40, 9000, 70],
+                [40, 8224, 70],
+                [3, 513, 2200],
+                [33, 4097, 33],
+                [2100, 520, 20],
+                // Several strips against several blocks of columns: packed again, or kept.
+                [70, 512, 1400],
+                [70, 500, 1400],
+                [70, 1056, 900],
+            ] {
                 let [m, k, n] = sizes;
                 let (a, b) = (Known::<T>::all([m, k], 4), Known::all([k, n], 5));
                 for i in 0..3 {

@@ -19,7 +19,7 @@ use numcore::{DType, fused::Attention};
 use super::{Call, KEYS, Operand, Seen, Simd};
 use crate::{
     math::{EXP2_SLOPE, Real as _},
-    matmul::{Matrix, Pieces, Tile, Tiles},
+    matmul::{Matrix, Pieces, Tile, Tiles, not_finite},
 };
 
 pub(super) use backward::keys;
@@ -116,7 +116,6 @@ unsafe fn rows_out<T: Pieces<P>, const P: usize>(
     columns: usize,
     factors: &[f32],
 ) -> bool {
-    const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
     let mut strange = 0;
     for (i, &factor) in factors.iter().enumerate() {
         for j in (0..columns).step_by(SIDE) {
@@ -127,7 +126,7 @@ unsafe fn rows_out<T: Pieces<P>, const P: usize>(
                     let x = _mm512_load_ps(line(sums.add(j / SIDE * 4), i, half));
                     _mm512_mul_ps(x, _mm512_set1_ps(factor))
                 });
-                let [low, high] = x.map(|x| u32::from(_mm512_fpclass_ps_mask::<NOT_FINITE>(x)));
+                let [low, high] = x.map(|x| u32::from(not_finite(x)));
                 strange |= (low | high << 16) & mask;
                 T::write(out.part(i, j).at, mask, x);
             }
