@@ -29,7 +29,12 @@ impl<T> Epilogue<T> {
 
     /// Whether the product is all that is added to what is there.
     pub(super) fn only_adds(&self) -> bool {
-        self.add && self.plus.iter().all(Option::is_none)
+        self.add && !self.has_plus()
+    }
+
+    /// Whether there are matrices to add.
+    pub(super) fn has_plus(&self) -> bool {
+        self.plus.iter().any(Option::is_some)
     }
 
     /// Of the part of the output that begins there.

@@ -1,21 +1,26 @@
 //! A product on one thread: columns packed for the second cache, then strip after strip of rows against them.
 //!
-//! Rows that lie as the tiles want them are read where they are, the others packed; a block of the output is rounded while its sums lie in
-//! the first cache. Nothing is asked for ahead: the processor foresees these accesses, and asking cost 2 to 10 % wherever it was tried.
+//! Rows that lie as the tiles want them are read where they are, the others packed, a strip while the one before it is multiplied. A block's sums
+//! are rounded into the output while the next block's are added up. Columns are packed before their first strip: between the products of
+//! the columns before them they took as long.
 
-use std::{cell::RefCell, marker::PhantomData};
+use std::cell::RefCell;
 
 use super::{
-    Beside, Level, SIDE, STEP, Tile, Work, amx, dot,
+    Beside, Level, STEP, Tile, Work, amx, dot,
     factor::{Left, Right},
-    pack::{PAIR, Strip},
+    multiply::{self, Passing, Strip, multiply},
+    pack::PAIR,
     pieces::{self, Pieces},
-    store,
+    plan::{At, Plan},
+    store::{self, Store},
 };
 use crate::matmul::{Epilogue, Matrix};
 
 /// Bytes of packed columns: most of a second cache of 2 MiB.
 const PACKED: usize = 5 << 18;
+/// Rows of sums that are finished between two groups of products.
+const ROWS: usize = 4;
 /// Tiles of a block's sums.
 pub(super) const SUMS: usize = 4;
 /// Steps of columns packed at once, where rows are read in place: longer sums wait in memory, in full precision, for the next part.
@@ -94,6 +99,7 @@ pub(super) fn is_turned([row, column]: [isize; 2]) -> bool {
     column != 1 && row == 1
 }
 
+/// A product, or the part of it that begins at some row and column.
 #[derive(Clone, Copy)]
 struct Block<T, A, B, const P: usize> {
     level: Level,
@@ -104,21 +110,27 @@ struct Block<T, A, B, const P: usize> {
     epilogue: Epilogue<T>,
 }
 
-/// A strip, what it is multiplied with, and where its sums go.
-struct Task<T, A, B, const P: usize> {
-    strip: Strip,
-    /// What is packed meanwhile.
-    next: Option<Packing<T, A, P>>,
-    packed: *const Tile,
-    /// Of one block, and of all panels.
-    sums: [*mut Tile; 2],
-    rows: usize,
-    depth: usize,
-    columns: usize,
-    /// Sums of the steps before are there.
-    more: bool,
-    /// The product whose sums these are, if they are complete after these steps.
-    last: Option<Block<T, A, B, P>>,
+/// What is done between products: the sums of the panel before are finished, the next strip is packed.
+struct Chores<S, A> {
+    sums: Beside<S>,
+    strip: Beside<A>,
+    /// Where the next sums that are finished at once go, and where those are that are being finished.
+    aside: [*mut Tile; 2],
+}
+
+impl<S: Work, A: Work> Chores<S, A> {
+    /// What comes after four products.
+    ///
+    /// # Safety
+    /// As for [`Beside::go_on`].
+    #[inline]
+    unsafe fn go_on(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.sums.go_on();
+            self.strip.go_on();
+        }
+    }
 }
 
 impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B, P> {
@@ -131,62 +143,62 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
         Block { level, k, out: out.part(i, j), a: a.part(i, 0), b: b.part(0, j), epilogue: epilogue.part(i, j) }
     }
 
-    /// # Safety
-    /// As for [`product`], by a thread that has the level's registers.
-    unsafe fn run(&self, [m, n]: [usize; 2], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
-        let k = self.k;
-        let deep = self.deep();
-        let wait = k > deep;
-        let steps = k.min(deep).div_ceil(STEP).max(1);
+    fn plan(&self, [m, n]: [usize; 2]) -> Plan {
+        let (k, deep) = (self.k, self.deep());
         let blocks = n.div_ceil(panels_at_once::<P>(k.min(deep)) * PAIR);
         let columns = n.div_ceil(blocks).next_multiple_of(PAIR);
-        let panels = columns / PAIR;
-        // Rows are packed once for all columns, where that is not too much. Pieces are half as much again to read: no faster than to cut anew.
-        let kept = P == 1 && n > columns && !wait && m * k * size_of::<u16>() <= KEPT;
+        // Pieces are half as much again to read: no faster than to cut anew.
+        let kept = P == 1 && n > columns && k <= deep && m * k * size_of::<u16>() <= KEPT;
+        Plan { sizes: [m, k, n], deep, columns, kept }
+    }
+
+    /// # Safety
+    /// As for [`product`], by a thread that has the level's registers.
+    unsafe fn run(&self, sizes: [usize; 2], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
+        let plan = self.plan(sizes);
+        let ([steps, panels], [m, ..]) = (plan.tiles(), plan.sizes);
+        let mut at = At { column: 0, step: 0, row: 0 };
         let packed = room(packed, panels * steps * Self::STEP_TILES);
-        // Otherwise there is one that is multiplied, and the one after it.
-        let (count, strip) = (if kept { m.div_ceil(PAIR) } else { 2 }, steps * Self::STEP_TILES);
-        let strips = room(strips, count * strip);
-        let apart = |i: usize| if wait { i / PAIR * panels * SUMS } else { 0 };
-        let sums = room(sums, SUMS + apart(m - 1) + panels * SUMS);
-        for j in (0..n).step_by(columns) {
-            let columns = columns.min(n - j);
-            // A sum of nothing is still written.
-            for from in (0..k.max(1)).step_by(deep) {
-                let depth = deep.min(k - from);
-                let strip =
-                    |i: usize| (self.a.part(i, from), PAIR.min(m - i), strips.wrapping_add(i / PAIR % count * strip));
-                let all_packed = kept && j > 0;
-                let mut is_packed = all_packed;
-                // SAFETY: the caller's promise; there is room for what is packed.
-                unsafe {
-                    self.b.part(from, j).pack(depth, columns, packed);
-                    for i in (0..m).step_by(PAIR) {
-                        let (a, rows, to) = strip(i);
-                        let in_place = if rows == PAIR { a.in_place(k) } else { None };
-                        if in_place.is_none() && !is_packed {
-                            a.pack(rows, depth, to);
-                        }
-                        let ahead = in_place.is_none() && self.level == Level::Amx && !all_packed && i + PAIR < m;
-                        let next =
-                            ahead.then(|| strip(i + PAIR)).map(|(a, rows, to)| Packing::new(a, (rows, depth), to));
-                        let next = next.filter(|next| next.left() > 0);
-                        is_packed = next.is_some() || all_packed;
-                        let task = Task {
-                            strip: in_place.unwrap_or(Strip::packed(to, P)),
-                            next,
-                            packed,
-                            sums: [sums, sums.add(SUMS + apart(i))],
-                            rows,
-                            depth,
-                            columns,
-                            more: from > 0,
-                            last: (from + depth == k).then(|| self.part(i, j)),
-                        };
-                        self.strip(task);
-                    }
-                }
+        let (size, count) = (steps * Self::STEP_TILES, if plan.kept { m.div_ceil(PAIR) } else { 2 });
+        let strips = room(strips, size * count);
+        let waiting = if plan.waits() { m.div_ceil(PAIR) } else { 1 };
+        let sums = room(sums, (2 + waiting * panels) * SUMS);
+        let store = Store::new(self.out, self.epilogue);
+
+        // SAFETY: the caller's promise; there is room for what is packed, which is multiplied when all of it is.
+        unsafe {
+            let pack = |at: At, turn: usize| {
+                let (a, rows) = (self.a.part(at.row, at.step), plan.rows(at));
+                let slot = if plan.kept { at.row / PAIR } else { turn % 2 };
+                let to = strips.wrapping_add(slot * size);
+                let lies = if rows == PAIR { a.in_place(self.k) } else { None };
+                let there = lies.is_some() || plan.kept && at.column > 0;
+                (lies.unwrap_or(Strip::packed(to, P)), (!there).then(|| a.pack(rows, plan.depth(at), to)))
+            };
+            let (mut strip, first) = pack(at, 0);
+            if let Some(mut first) = first {
+                first.finish();
             }
+            let aside = [sums, sums.add(SUMS)];
+            let mut chores = Chores { sums: Beside::nothing(), strip: Beside::nothing(), aside };
+            for turn in 1.. {
+                if at.row == 0 {
+                    // Sums that wait may lie where those of the next block do.
+                    chores.sums.finish();
+                    self.b.part(at.step, at.column).pack(plan.depth(at), plan.columns(at), packed).finish();
+                }
+                let next = plan.next(at);
+                let (after, packing) = next.map_or((strip, None), |next| pack(next, turn));
+                let calls = plan.columns(at).div_ceil(PAIR) * plan.depth(at).div_ceil(STEP) * multiply::calls(P);
+                chores.strip = Beside::new(packing, calls);
+                let waiting = if plan.waits() { at.row / PAIR * panels } else { 0 };
+                let task = Task { strip, packed, sums: sums.add((2 + waiting) * SUMS), store: &store, at };
+                self.strip(&plan, task, &mut chores);
+                chores.strip.finish();
+                let Some(next) = next else { break };
+                (at, strip) = (next, after);
+            }
+            chores.sums.finish();
         }
     }
 
@@ -199,81 +211,132 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
     ///
     /// # Safety
     /// As for [`Block::run`].
-    unsafe fn strip(&self, task: Task<T, A, B, P>) {
-        let Task { strip, next, packed, sums: [aside, sums], rows, depth, columns, more, last } = task;
-        let multiply = match self.level {
-            Level::Amx => amx::multiply::<P>,
-            Level::Dot => dot::multiply,
-        };
-        let (all, panels) = (depth.div_ceil(STEP), columns.div_ceil(PAIR));
+    unsafe fn strip<'a>(
+        &'a self,
+        plan: &Plan,
+        task: Task<'a, T, P>,
+        chores: &mut Chores<Finish<'a, T, A, B, P>, impl Work>,
+    ) {
+        let Task { strip, packed, sums, store, at } = task;
+        let (all, columns) = (plan.depth(at).div_ceil(STEP), plan.columns(at));
         let most = all.div_ceil(all.div_ceil(SHALLOW).max(1)).max(1);
-        let packs = next.is_some();
-        let mut beside = Beside::new(next, panels * all * amx::calls(P));
+        let (more, complete) = (at.step > 0, at.step + plan.deep >= self.k);
         for first in (0..all.max(1)).step_by(most) {
             let steps = most.min(all - first);
+            let last = complete && first + steps == all;
             let strip = strip.part(first);
-            let last = last.filter(|_| first + steps == all);
-            // A block that is finished at once needs no place of its own, and stays in the first cache until it is stored.
-            let apart = if more || steps < all || last.is_none() { SUMS } else { 0 };
-            for panel in 0..panels {
-                let sides = [rows, PAIR.min(columns - panel * PAIR)];
-                let tiles = sides.map(|n| n.div_ceil(SIDE));
-                let sums = sums.wrapping_add(panel * apart);
+            for panel in 0..columns.div_ceil(PAIR) {
                 let b = packed.wrapping_add((panel * all + first) * Self::STEP_TILES);
+                let waiting = sums.wrapping_add(panel * SUMS);
+                // What is finished at once stays in the first cache until then, while the next sums are added up.
                 let anew = P > 1 && more;
-                let (to, kept) = if anew { (aside, first > 0) } else { (sums, more || first > 0) };
+                let apart = anew || last && steps == all && !more;
+                let to = if apart { chores.aside[0] } else { waiting };
+                let kept = first > 0 || more && !anew;
                 // SAFETY: the caller's promise; so many sums there are.
                 unsafe {
-                    match steps {
-                        0 => std::slice::from_raw_parts_mut(sums, SUMS).fill(Tile::ZERO),
-                        _ if packs => {
-                            amx::multiply_beside::<P>(strip.at.cast(), b, to, steps, kept, || beside.go_on());
-                        }
-                        _ => multiply(strip, b, to, steps, kept, tiles),
+                    // Where there is one panel, what is being finished may lie where these sums go.
+                    if columns <= PAIR && !apart {
+                        chores.sums.finish();
                     }
-                    if anew {
-                        store::add(aside, sums);
-                    }
-                    if let Some(last) = &last {
-                        let Block { out, a, b, epilogue, k, .. } = last.part(0, panel * PAIR);
-                        let again = |i: usize, j: usize| pieces::again(|q| a.number(i, q), |q| b.number(q, j), k);
-                        store::block(sums, out, sides[0], 0..sides[1], epilogue, again);
+                    self.multiply((strip, Strip::packed(b, P)), to, steps, kept, || chores.go_on());
+                    chores.sums.finish();
+                    if last || anew {
+                        chores.aside.reverse();
+                        let finish = Finish {
+                            of: self,
+                            store: last.then_some(store),
+                            at: [at.row, at.column + panel * PAIR],
+                            sizes: [plan.rows(at), PAIR.min(columns - panel * PAIR)],
+                            sums: to,
+                            onto: anew.then_some(waiting),
+                            done: 0,
+                        };
+                        chores.sums = Beside::new(Some(finish), steps * multiply::calls(P));
                     }
                 }
             }
         }
-        // SAFETY: the processor has the instructions.
-        unsafe { beside.finish() };
+    }
+
+    /// A strip against a panel, and what is called between products.
+    ///
+    /// # Safety
+    /// As for [`multiply`](super::multiply::multiply), by a thread that has the level's registers.
+    #[inline]
+    unsafe fn multiply(
+        &self,
+        (a, b): (Strip, Strip),
+        sums: *mut Tile,
+        steps: usize,
+        kept: bool,
+        mut beside: impl FnMut(),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.level {
+                Level::Amx => multiply::<_, _, P>((a, Passing(b)), sums, steps, kept, beside),
+                Level::Dot => {
+                    dot::multiply(a, b.at.cast(), sums, steps, kept);
+                    (0..steps * multiply::calls(P)).for_each(|_| beside());
+                }
+            }
+        }
     }
 }
 
-/// A strip of rows that is packed part by part.
-struct Packing<T, A, const P: usize> {
-    of: A,
-    sizes: (usize, usize),
-    to: *mut Tile,
+/// The sums of a strip and a panel, which are added to others or stored, or both, some rows at a time.
+struct Finish<'a, T, A, B, const P: usize> {
+    of: &'a Block<T, A, B, P>,
+    /// Where they go, if they are complete.
+    store: Option<&'a Store<T, P>>,
+    /// Their first row and column, and how many there are.
+    at: [usize; 2],
+    sizes: [usize; 2],
+    sums: *mut Tile,
+    /// The sums of the steps before.
+    onto: Option<*mut Tile>,
     done: usize,
-    parts: usize,
-    _numbers: PhantomData<T>,
 }
 
-impl<T: Pieces<P>, A: Left<T, P>, const P: usize> Packing<T, A, P> {
-    fn new(of: A, sizes: (usize, usize), to: *mut Tile) -> Self {
-        Packing { of, sizes, to, done: 0, parts: of.parts(sizes.0, sizes.1), _numbers: PhantomData }
-    }
-}
-
-impl<T: Pieces<P>, A: Left<T, P>, const P: usize> Work for Packing<T, A, P> {
+impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Work for Finish<'_, T, A, B, P> {
     fn left(&self) -> usize {
-        self.parts - self.done
+        (self.sizes[0] - self.done).div_ceil(ROWS)
     }
 
     // SAFETY: the trait says what callers promise.
     unsafe fn advance(&mut self) {
-        // SAFETY: who packs promises that the rows lie in their operand, and that there is room.
-        unsafe { self.of.pack_part(self.sizes, self.to, self.done) };
-        self.done += 1;
+        // SAFETY: the caller's promise.
+        unsafe { self.advance_by(1) };
     }
+
+    // SAFETY: the trait says what callers promise.
+    unsafe fn advance_by(&mut self, pieces: usize) {
+        let (at, sums) = (self.at, self.onto.unwrap_or(self.sums));
+        let rows = self.done..self.sizes[0].min(self.done + pieces * ROWS);
+        self.done = rows.end;
+        // SAFETY: whoever made this promised operands, an output and sums that nothing else sees.
+        unsafe {
+            if let Some(to) = self.onto {
+                store::add(self.sums, to, rows.clone());
+            }
+            if let Some(store) = self.store {
+                let Block { a, b, k, .. } = *self.of;
+                let again = |i, j| pieces::again(|q| a.number(at[0] + i, q), |q| b.number(q, at[1] + j), k);
+                store.rows(sums, rows, 0..self.sizes[1], at, again);
+            }
+        }
+    }
+}
+
+/// A strip, the columns it is multiplied with, and where its sums go.
+struct Task<'a, T, const P: usize> {
+    strip: Strip,
+    packed: *const Tile,
+    /// Sums of all panels that wait.
+    sums: *mut Tile,
+    store: &'a Store<T, P>,
+    at: At,
 }
 
 /// At least so many tiles.

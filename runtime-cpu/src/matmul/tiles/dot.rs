@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{SIDE, Tile, pack::Strip};
+use super::{SIDE, Tile, multiply::Strip};
 
 /// Rows whose sums are in registers at once, two each: 16 sums hide the latency of a product, and leave a step 10 loads for 16 products.
 const ROWS: usize = 8;
@@ -12,8 +12,8 @@ const ROWS: usize = 8;
 /// # Safety
 /// The strip has its rows and steps, two tiles a step lie at `b`, four sums at `sums`, which nothing else sees; the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn multiply(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool, tiles: [usize; 2]) {
-    for row in (0..tiles[0] * SIDE).step_by(ROWS) {
+pub(super) unsafe fn multiply(a: Strip, b: *const Tile, sums: *mut Tile, steps: usize, more: bool) {
+    for row in (0..2 * SIDE).step_by(ROWS) {
         let (half, line) = (row / SIDE, row % SIDE);
         // SAFETY: these rows are the strip's.
         unsafe {

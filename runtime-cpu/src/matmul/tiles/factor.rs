@@ -1,10 +1,6 @@
 //! What a product in tiles takes: operands that can be packed, or read where they lie.
 
-use super::{
-    STEP, Tile,
-    pack::{self, Strip},
-    pieces::Pieces,
-};
+use super::{STEP, Tile, Work, multiply::Strip, pack::Packing, pieces::Pieces};
 use crate::matmul::Matrix;
 
 /// Rows so many bytes apart lie in the same lines of the first cache, which then does not keep a strip of them.
@@ -18,25 +14,11 @@ pub(super) trait Left<T: Pieces<P>, const P: usize>: Copy {
     /// The strip that begins here, where the tiles of a sum of `k` steps lie in memory; all rows of it are there.
     fn in_place(&self, k: usize) -> Option<Strip>;
 
-    /// Packs a strip, `[depth / 32, P, 2]` tiles: `rows` of at most 32.
+    /// What packs a strip, `[depth / 32, P, 2]` tiles: `rows` of at most 32.
     ///
     /// # Safety
-    /// The numbers lie in their operand; `to` has room; the processor has the instructions.
-    unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile);
-
-    /// Parts of some tens of instructions that packing it falls into: none, if it is packed at once alone.
-    fn parts(&self, rows: usize, depth: usize) -> usize {
-        let _ = (rows, depth);
-        0
-    }
-
-    /// Packs one of those parts, in order.
-    ///
-    /// # Safety
-    /// As for [`pack`](Left::pack); there is such a part.
-    unsafe fn pack_part(self, (rows, depth): (usize, usize), to: *mut Tile, part: usize) {
-        let _ = (rows, depth, to, part);
-    }
+    /// Until all is packed: the numbers lie in their operand, `to` has room that nothing else sees, and the processor has the instructions.
+    unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) -> impl Work;
 
     /// # Safety
     /// It lies in its operand.
@@ -48,11 +30,11 @@ pub(super) trait Right<T: Pieces<P>, const P: usize>: Copy {
     /// The part that begins there: at a multiple of 32 steps and columns.
     fn part(self, k: usize, j: usize) -> Self;
 
-    /// Packs panels, `[columns / 32, depth / 32, P, 2]` tiles.
+    /// What packs panels, `[columns / 32, depth / 32, P, 2]` tiles.
     ///
     /// # Safety
     /// As for [`Left::pack`].
-    unsafe fn pack(self, depth: usize, columns: usize, to: *mut Tile);
+    unsafe fn pack(self, depth: usize, columns: usize, to: *mut Tile) -> impl Work;
 
     /// # Safety
     /// It lies in its operand.
@@ -71,20 +53,9 @@ impl<T: Pieces<P>, const P: usize> Left<T, P> for Matrix<*const T> {
     }
 
     // SAFETY: the trait says what callers promise.
-    unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) {
+    unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) -> impl Work {
         // SAFETY: the caller's promise.
-        unsafe { pack::left::<T, P>(self, rows, depth, to) };
-    }
-
-    fn parts(&self, rows: usize, depth: usize) -> usize {
-        pack::parts::<T, P>(*self, rows, depth)
-    }
-
-    // SAFETY: the trait says what callers promise.
-    #[inline]
-    unsafe fn pack_part(self, sizes: (usize, usize), to: *mut Tile, part: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { pack::part::<T, P>(self, sizes, to, part) };
+        unsafe { Packing::left(self, rows, depth, to) }
     }
 
     // SAFETY: the trait says what callers promise.
@@ -100,9 +71,9 @@ impl<T: Pieces<P>, const P: usize> Right<T, P> for Matrix<*const T> {
     }
 
     // SAFETY: the trait says what callers promise.
-    unsafe fn pack(self, depth: usize, columns: usize, to: *mut Tile) {
+    unsafe fn pack(self, depth: usize, columns: usize, to: *mut Tile) -> impl Work {
         // SAFETY: the caller's promise.
-        unsafe { pack::right::<T, P>(self, depth, columns, to) };
+        unsafe { Packing::right(self, depth, columns, to) }
     }
 
     // SAFETY: the trait says what callers promise.

@@ -10,12 +10,14 @@ use numcore::Result;
 use smallvec::SmallVec;
 
 use super::{
-    SIDE, STEP, Tile,
-    amx::{self, Registers},
+    SIDE, STEP, Tile, Work,
+    amx::Registers,
     block::SUMS,
     image::{self, Image, P},
-    pack::{self, PAIR},
-    pieces, store,
+    multiply::{Neighbours, Passing, Strip, multiply},
+    pack::{PAIR, Packing},
+    pieces,
+    store::{self, Store},
 };
 use crate::{
     Buffer, Cpu,
@@ -67,7 +69,7 @@ impl Filters {
                     let rows = Matrix { at: numbers.as_ptr(), row: (steps * STEP) as isize, column: 1 };
                     let to = to.at((strip * steps * STEP_TILES) as isize);
                     // SAFETY: the rows of the lines before, and a strip of the memory just taken, which is this task's alone.
-                    unsafe { pack::left::<f32, P>(rows, some, steps * STEP, to) };
+                    unsafe { Packing::left(rows, some, steps * STEP, to).finish() };
                 }
             });
         });
@@ -95,22 +97,23 @@ impl Filters {
             // SAFETY: the caller's promise.
             let (image, _registers) = unsafe { (image::cut::<2>(&windows, blocks * SIDE, memory), Registers::new()) };
             places(image, &windows, steps);
+            let store = Store::<f32, P>::new(out, epilogue);
             let [mut sums, mut part] = [[Tile::ZERO; SUMS]; 2];
             for first in (0..strips).step_by(together) {
                 panels(windows.columns, |column, runs| {
                     for i in first..strips.min(first + together) {
                         let some = PAIR.min(self.maps - i * PAIR);
                         let (strip, rows) = (tiles.wrapping_add(i * strip), rows.part(i * PAIR, 0));
-                        let (out, epilogue) = (out.part(i * PAIR, 0), epilogue.part(i * PAIR, 0));
                         let panel = Image { at: image.at.wrapping_add(2 * column), ..image };
                         // SAFETY: the caller's promise; this thread has the registers. A panel's numbers lie in the image or behind it.
                         unsafe {
                             for (i, steps) in steps.chunks(LONG).enumerate() {
                                 let strip = strip.wrapping_add(i * LONG * STEP_TILES);
                                 let to = if i == 0 { &mut sums } else { &mut part }.as_mut_ptr();
-                                amx::multiply_image(strip, panel, steps, to, some.div_ceil(SIDE));
+                                let factors = (Passing(Strip::packed(strip, P)), Neighbours { image: panel, steps });
+                                multiply::<_, _, P>(factors, to, steps.len(), false, || {});
                                 if i > 0 {
-                                    store::add(to, sums.as_mut_ptr());
+                                    store::add(to, sums.as_mut_ptr(), 0..some);
                                 }
                             }
                             for (lanes, j) in runs {
@@ -120,8 +123,7 @@ impl Filters {
                                     let number = |k: usize| *windows.at.wrapping_add(windows.steps[k] + column);
                                     pieces::again(|k| *row.part(0, k).at, number, windows.steps.len())
                                 };
-                                let (out, epilogue) = (out.part(0, origin), epilogue.part(0, origin));
-                                store::block::<f32, P>(sums.as_mut_ptr(), out, some, lanes.clone(), epilogue, again);
+                                store.rows(sums.as_mut_ptr(), 0..some, lanes.clone(), [i * PAIR, origin], again);
                             }
                         }
                     }

@@ -56,11 +56,11 @@ pub(super) unsafe fn cut<const TOGETHER: usize>(
                 // SAFETY: the caller's promise: so many numbers are reached by windows.
                 unsafe {
                     if count == STEP {
-                        return f32::read(at);
+                        return f32::read(at, u32::MAX);
                     }
                     let mut some = [0.0; STEP];
                     some[..count].copy_from_slice(std::slice::from_raw_parts(at, count));
-                    f32::read(some.as_ptr())
+                    f32::read(some.as_ptr(), u32::MAX)
                 }
             };
             let first = read(group * TOGETHER);

@@ -3,7 +3,12 @@
 //! A strip of the left operand is `[depth / 32, P, 2]` tiles of numbers of `P` pieces, the right one `[columns / 32, depth / 32, P, 2]`, and
 //! sums of a strip are `[columns / 32, 2, 2]` tiles of 16 × 16 numbers, those of its first 16 rows first.
 
-use super::{Tile, amx, pack, pieces::Pieces};
+use super::{
+    Tile, Work, amx,
+    multiply::{self, Passing, Strip, multiply},
+    pack::{self, Packing},
+    pieces::Pieces,
+};
 use crate::{Simd, matmul::Matrix};
 
 /// The tile registers of this thread, until dropped, for products of numbers of `P` pieces; no other product may be computed meanwhile.
@@ -23,16 +28,16 @@ impl<const P: usize> Tiles<P> {
         (simd == Simd::Amx).then(|| unsafe { Tiles { _registers: amx::Registers::new() } })
     }
 
-    /// A strip of the left operand, of at most 32 rows. Steps that fill up a tile are zero, rows are anything.
+    /// A strip of the left operand, of at most 32 rows. What fills up a tile is zero.
     ///
     /// # Safety
     /// The numbers lie in their operand; `to` has room.
     pub(crate) unsafe fn left<T: Pieces<P>>(&self, a: Matrix<*const T>, (rows, depth): (usize, usize), to: *mut Tile) {
         // SAFETY: the caller's promise; the processor has the instructions.
-        unsafe { pack::left(a, rows, depth, to) };
+        unsafe { Packing::left(a, rows, depth, to).finish() };
     }
 
-    /// Columns of the right operand. What fills up a tile is zero, or other columns.
+    /// Columns of the right operand. What fills up a tile is zero.
     ///
     /// # Safety
     /// As for [`left`](Tiles::left).
@@ -43,11 +48,11 @@ impl<const P: usize> Tiles<P> {
         to: *mut Tile,
     ) {
         // SAFETY: the caller's promise; the processor has the instructions.
-        unsafe { pack::right(b, depth, columns, to) };
+        unsafe { Packing::right(b, depth, columns, to).finish() };
     }
 
     /// Pieces of other work that go between the products of a step.
-    pub(crate) const PARTS: usize = amx::calls(P);
+    pub(crate) const PARTS: usize = multiply::calls(P);
 
     /// The product of a strip with a panel, `steps` tiles long, to the sums (in place of them, if they are not `kept`), and other work, which
     /// must use no tiles, [`PARTS`](Tiles::PARTS) times a step: the processor multiplies meanwhile.
@@ -64,6 +69,6 @@ impl<const P: usize> Tiles<P> {
         work: impl FnMut(),
     ) {
         // SAFETY: the caller's promise; this thread has the registers.
-        unsafe { amx::multiply_beside::<P>(a, b, sums, steps, kept, work) };
+        unsafe { multiply::<_, _, P>((Strip::packed(a, P), Passing(Strip::packed(b, P))), sums, steps, kept, work) };
     }
 }

@@ -15,8 +15,10 @@ mod factor;
 mod filters;
 mod image;
 mod kept;
+mod multiply;
 mod pack;
 mod pieces;
+mod plan;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -33,7 +35,11 @@ pub(crate) use kept::Tiles;
 pub(crate) use pieces::{Pieces, not_finite, split};
 pub(super) use windows::windows_times;
 
-use super::{Epilogue, Product, cut::Cut, matrix};
+use super::{
+    Epilogue, Product,
+    cut::{Cut, LATE},
+    matrix,
+};
 use crate::{Engine, Simd, operand::Base};
 
 /// Rows of a tile on the left, columns of one on the right, and pairs of steps.
@@ -150,7 +156,7 @@ fn cut<const P: usize>(p: &Product, threads: usize, [strip, across, panel]: [f64
     let turned = block::is_turned(p.out);
     let strip = if if turned { p.b[0] } else { p.a[1] } == 1 { strip } else { across };
     let at_once = block::panels_at_once::<P>(p.k.min(block::DEEP_PACKED));
-    Cut::cheapest(p, threads, GRAIN, [pack::PAIR; 2], |[rows, columns]| {
+    Cut::cheapest(p, threads, (GRAIN, LATE), [pack::PAIR; 2], |[rows, columns]| {
         let [strips, panels] = if turned { [columns, rows] } else { [rows, columns] }.map(|n| n.div_ceil(pack::PAIR));
         // Strips are kept, or read in place; those of pieces are packed for each block of panels.
         let packed = if P == 1 { strips } else { strips * panels.div_ceil(at_once) };

@@ -18,11 +18,11 @@ use crate::element::Stored;
 
 /// A number that is the sum of `P` bf16.
 pub(crate) trait Pieces<const P: usize>: Stored<Lane = f32> {
-    /// 32 numbers side by side: registers of bf16, the largest pieces first.
+    /// Those of 32 numbers side by side that the mask names, others zero: registers of bf16, the largest pieces first.
     ///
     /// # Safety
     /// They are there; the processor has the instructions.
-    unsafe fn read(at: *const Self) -> [__m512i; P];
+    unsafe fn read(at: *const Self, mask: u32) -> [__m512i; P];
 
     /// Those of 32 numbers that the mask names, others zero.
     ///
@@ -42,9 +42,9 @@ impl Pieces<1> for bf16 {
     /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn read(at: *const bf16) -> [__m512i; 1] {
+    unsafe fn read(at: *const bf16, mask: u32) -> [__m512i; 1] {
         // SAFETY: the caller's promise.
-        [unsafe { _mm512_loadu_si512(at.cast()) }]
+        [unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) }]
     }
 
     /// # Safety
@@ -71,9 +71,9 @@ impl Pieces<3> for f32 {
     /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn read(at: *const f32) -> [__m512i; 3] {
+    unsafe fn read(at: *const f32, mask: u32) -> [__m512i; 3] {
         // SAFETY: the caller's promise.
-        split(unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(PAIR / 2))] })
+        split(unsafe { Self::widen(at, mask) })
     }
 
     /// # Safety

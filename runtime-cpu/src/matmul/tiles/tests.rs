@@ -167,6 +167,8 @@ mod of {
                 [70, 512, 1400],
                 [70, 500, 1400],
                 [70, 1056, 900],
+                // Several strips against one panel, in parts that fit in the first cache.
+                [70, 704, 20],
             ] {
                 let [m, k, n] = sizes;
                 let (a, b) = (Known::<T>::all([m, k], 4), Known::all([k, n], 5));

@@ -3,11 +3,14 @@
 
 use std::{arch::x86_64::*, cell::RefCell};
 
+use smallvec::SmallVec;
+
 use super::{
-    Level, STEP, Tile, block,
+    Level, STEP, Tile, Work, block,
     factor::Left,
     image::{self, Image, P},
-    pack::{PAIR, Strip},
+    multiply::Strip,
+    pack::PAIR,
 };
 use crate::matmul::{Epilogue, Matrix, Unfolded};
 
@@ -43,13 +46,13 @@ pub(in super::super) unsafe fn windows_times(
     });
 }
 
-/// Where a line of a tile lies in an image: runs of neighbours, the first of which begins the line. `R` further ones have the bf16 that a mask
+/// Where a line of a tile lies in an image: runs of neighbours, the first of which begins the line. Further ones have the bf16 that a mask
 /// names; what follows the last is zero.
-#[derive(Clone, Copy)]
-struct Line<const R: usize> {
+struct Line {
     there: u32,
     first: isize,
-    others: [(u32, isize); R],
+    /// Never more than these, so that nothing is allocated.
+    others: SmallVec<[(u32, isize); STEP - 1]>,
 }
 
 /// Where runs of neighbours begin.
@@ -57,20 +60,14 @@ fn runs(places: &[usize]) -> impl Iterator<Item = usize> {
     (0..places.len()).filter(|&i| i == 0 || places[i] != places[i - 1] + 1)
 }
 
-impl<const R: usize> Line<R> {
+impl Line {
     /// Of at most 32 numbers.
     fn of(places: &[usize]) -> Self {
         let there = u32::MAX >> (STEP - places.len());
-        let mut line = Line { there, first: 0, others: [(0, 0); R] };
-        for (run, i) in runs(places).enumerate() {
-            let at = places[i] as isize - i as isize;
-            match run {
-                0 => line = Line { first: at, others: [(0, at); R], ..line },
-                // Until the end: what the next run has is read again.
-                _ => line.others[run - 1] = (there & u32::MAX << i, at),
-            }
-        }
-        line
+        // Until the end: what the next run has is read again.
+        let mut runs = runs(places).map(|i| (there & u32::MAX << i, places[i] as isize - i as isize));
+        let first = runs.next().map_or(0, |(_, at)| at);
+        Line { there, first, others: runs.collect() }
     }
 
     /// # Safety
@@ -81,8 +78,8 @@ impl<const R: usize> Line<R> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut line = _mm512_maskz_loadu_epi16(self.there, from.wrapping_offset(self.first).cast());
-            for (mask, at) in self.others {
-                line = _mm512_mask_loadu_epi16(line, mask, from.wrapping_offset(at).cast());
+            for (mask, at) in &self.others {
+                line = _mm512_mask_loadu_epi16(line, *mask, from.wrapping_offset(*at).cast());
             }
             line
         }
@@ -98,24 +95,54 @@ struct Rows<'a> {
     windows: Unfolded<'a, f32>,
 }
 
-impl Rows<'_> {
+/// A strip of windows that is packed, a row of a step's tiles after the other.
+struct Packing<'a> {
+    of: Rows<'a>,
+    rows: usize,
+    to: *mut Tile,
+    line: Line,
+    /// What is next, and how many there are.
+    row: usize,
+    step: usize,
+    left: usize,
+}
+
+impl<'a> Packing<'a> {
+    fn new(of: Rows<'a>, rows: usize, depth: usize, to: *mut Tile) -> Self {
+        let columns = &of.windows.columns[..depth];
+        let of = Rows { windows: Unfolded { columns, ..of.windows }, ..of };
+        let line = Line { there: 0, first: 0, others: SmallVec::new() };
+        Packing { of, rows, to, line, row: 0, step: 0, left: rows * depth.div_ceil(STEP) }
+    }
+}
+
+impl Work for Packing<'_> {
+    fn left(&self) -> usize {
+        self.left
+    }
+
     /// # Safety
-    /// As for [`Left::pack`]; no line has more runs.
+    /// As for [`Work::advance`].
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn copy<const R: usize>(self, rows: usize, depth: usize, to: *mut Tile) {
-        for (step, columns) in self.windows.columns[..depth].chunks(STEP).enumerate() {
-            let line = Line::<R>::of(columns);
-            let to = to.wrapping_add(step * STEP_TILES).cast::<__m512i>();
-            for (i, at) in self.lines[..rows].iter().enumerate() {
-                for piece in 0..P {
-                    // SAFETY: the caller's promise; two tiles are 32 lines.
-                    unsafe {
-                        let from = self.image.at.wrapping_add(at + piece * self.image.plane);
-                        *to.add(i + piece * PAIR) = line.read(from);
-                    }
-                }
+    unsafe fn advance(&mut self) {
+        let Rows { image, lines, windows } = self.of;
+        if self.row == 0 {
+            let columns = &windows.columns[self.step * STEP..];
+            self.line = Line::of(&columns[..columns.len().min(STEP)]);
+        }
+        let to = self.to.wrapping_add(self.step * STEP_TILES).cast::<__m512i>().wrapping_add(self.row);
+        for piece in 0..P {
+            // SAFETY: whoever made this promised windows and room; two tiles are 32 lines.
+            unsafe {
+                let from = image.at.wrapping_add(lines[self.row] + piece * image.plane);
+                *to.add(piece * PAIR) = self.line.read(from);
             }
         }
+        self.row += 1;
+        if self.row == self.rows {
+            (self.row, self.step) = (0, self.step + 1);
+        }
+        self.left -= 1;
     }
 }
 
@@ -131,16 +158,8 @@ impl Left<f32, P> for Rows<'_> {
     }
 
     // SAFETY: the trait says what callers promise.
-    unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self.windows.columns[..depth].chunks(STEP).map(|places| runs(places).count()).max() {
-                None | Some(0..=1) => self.copy::<0>(rows, depth, to),
-                Some(2) => self.copy::<1>(rows, depth, to),
-                Some(3..=4) => self.copy::<3>(rows, depth, to),
-                _ => self.copy::<{ STEP - 1 }>(rows, depth, to),
-            }
-        };
+    unsafe fn pack(self, rows: usize, depth: usize, to: *mut Tile) -> impl Work {
+        Packing::new(self, rows, depth, to)
     }
 
     // SAFETY: the trait says what callers promise.
