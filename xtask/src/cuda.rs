@@ -13,9 +13,14 @@ pub const COMPILER: &str = "target/nvrtc-13.0.88";
 pub const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 const LIBRARY: &str = "libnvrtc.so.13";
 
-/// All tests of the crate in one build: kernels become machine code for every architecture, and run on the emulator.
+/// All tests of the crate in one build: kernels become machine code for every architecture, and run on the emulator. With `distributed`, dependencies
+/// have the features they were built with for the stage `test`; without, all of them are compiled again.
 #[rustfmt::skip]
-const TESTS: &[&str] = &["test", "-p", "weftgrad-runtime-cuda", "--features", "emulate,nvrtc-tests", "--lib", "--tests"];
+const TESTS: &[&str] = &[
+    "test", "-p", "weftgrad-runtime-cuda", "-p", "weftgrad-distributed",
+    "--features", "weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests",
+    "--lib", "--test", "cuts", "--test", "emulated", "--test", "no_gpu", "--test", "order",
+];
 
 pub fn run() -> Result<(), String> {
     let folder = holding(&repo::root().join(COMPILER), LIBRARY).ok_or(format!("{COMPILER} holds no {LIBRARY}"))?;

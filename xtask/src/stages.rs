@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the stages in the order they run, cheapest first, and the loop over them.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -20,14 +21,22 @@ enum Action {
     Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
     /// `cargo test` of these kinds of targets, of all packages but [`UNTESTED`].
     Tests(&'static [&'static str]),
-    /// Several cargo commands.
-    Cargos(&'static [&'static [&'static str]]),
+    /// Several commands.
+    Steps(&'static [Step]),
     /// The project's own source checks, in this process.
     Tidy,
     /// Every row of [`EXAMPLES`].
     Examples,
     /// What can be known of CUDA without a GPU.
     Cuda,
+}
+
+/// One command of several.
+#[derive(Debug)]
+enum Step {
+    Cargo(&'static [&'static str]),
+    /// A program that an earlier step has built, without optimisation, and its arguments.
+    Built(&'static str, &'static [&'static str]),
 }
 
 /// An example binary and the arguments of its smoke run: small enough for seconds.
@@ -78,18 +87,21 @@ const WGPU: &str = "weftgrad-runtime-wgpu";
 /// same packages out: with others, dependencies have other features and are compiled again, for more than a minute.
 const UNTESTED: &[&str] = &[WGPU, "weftgrad-examples", "weftgrad-bench", "weftgrad-gpu-check"];
 
+/// Both selections of packages, that of the tests and that of the programs, ask for the same features of what they share: built one by one, all of it
+/// was compiled twice.
 #[rustfmt::skip]
-const WGPU_STAGE: &[&[&str]] = &[
-    &["test", "-p", WGPU],
-    &[
-        "run", "-p", "weftgrad-conformance", "--features", "wgpu", "--bin", "golden", "--", "conformance/goldens",
-        "--device", "wgpu",
-    ],
-    &["run", "-p", "weftgrad-examples", "--features", "wgpu", "--bin", "mlp", "--", "--device", "wgpu"],
-    &[
-        "run", "-p", "weftgrad-examples", "--features", "wgpu", "--bin", "ddp", "--", "--device", "wgpu", "--ranks", "2",
-        "--steps", "2",
-    ],
+const WGPU_STAGE: &[Step] = &[
+    Step::Cargo(&[
+        "test", "-p", WGPU, "-p", "weftgrad-examples", "--features", "weftgrad-examples/wgpu", "--lib", "--test", "*",
+    ]),
+    Step::Cargo(&["test", "-p", WGPU, "-p", "weftgrad-examples", "--features", "weftgrad-examples/wgpu", "--doc"]),
+    Step::Cargo(&[
+        "build", "-p", "weftgrad-conformance", "-p", "weftgrad-examples",
+        "--features", "weftgrad-conformance/wgpu,weftgrad-examples/wgpu", "--bin", "golden", "--bin", "mlp", "--bin", "ddp",
+    ]),
+    Step::Built("golden", &["conformance/goldens", "--device", "wgpu"]),
+    Step::Built("mlp", &["--device", "wgpu"]),
+    Step::Built("ddp", &["--device", "wgpu", "--ranks", "2", "--steps", "2"]),
 ];
 
 /// Every stage, in order.
@@ -116,7 +128,7 @@ pub static STAGES: &[Stage] = &[
     Stage {
         name: "wgpu",
         about: "the WebGPU runtime passes the suite, on hardware or on a software driver",
-        action: Action::Cargos(WGPU_STAGE),
+        action: Action::Steps(WGPU_STAGE),
     },
     Stage {
         name: "cuda",
@@ -164,7 +176,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
     match stage.action {
         Action::Cargo { args, env } => run_cargo(args, env),
         Action::Tests(targets) => run_cargo(&tests_args(targets), &[]),
-        Action::Cargos(all) => all.iter().try_for_each(|args| run_cargo(args, &[])),
+        Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
         Action::Cuda => cuda::run(),
         Action::Examples => EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[])),
@@ -182,15 +194,37 @@ impl Example {
     }
 }
 
+impl Step {
+    fn run(&self) -> Result<(), String> {
+        match self {
+            Step::Cargo(args) => run_cargo(args, &[]),
+            Step::Built(name, args) => {
+                let program = built(name)?;
+                println!("$ {} {}", program.display(), args.join(" "));
+                run_command(Command::new(program).args(*args), name)
+            }
+        }
+    }
+}
+
+/// Where cargo leaves what it builds without optimisation: beside the folder of this program.
+fn built(name: &str) -> Result<PathBuf, String> {
+    let here = std::env::current_exe().map_err(|error| format!("where this program lies is unknown: {error}"))?;
+    let target = here.ancestors().nth(2).ok_or(format!("{} lies in no target folder", here.display()))?;
+    Ok(target.join("debug").join(name))
+}
+
 pub fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
     let line = shown(args, env);
     println!("$ {line}");
-    let mut command = Command::new("cargo");
-    command.args(args).envs(env.iter().copied()).current_dir(repo::root());
-    match command.status() {
+    run_command(Command::new("cargo").args(args).envs(env.iter().copied()), &line)
+}
+
+fn run_command(command: &mut Command, shown: &str) -> Result<(), String> {
+    match command.current_dir(repo::root()).status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("`{line}` failed: {status}")),
-        Err(error) => Err(format!("`{line}` could not be started: {error}")),
+        Ok(status) => Err(format!("`{shown}` failed: {status}")),
+        Err(error) => Err(format!("`{shown}` could not be started: {error}")),
     }
 }
 
