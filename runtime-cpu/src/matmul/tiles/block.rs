@@ -4,7 +4,7 @@
 //! are rounded into the output while the next block's are added up. Columns are packed before their first strip: between the products of
 //! the columns before them they took as long.
 
-use std::cell::RefCell;
+use std::{arch::x86_64::__m512, cell::RefCell};
 
 use super::{
     Beside, Level, STEP, Tile, Work, amx, dot,
@@ -13,14 +13,12 @@ use super::{
     pack::PAIR,
     pieces::{self, Pieces},
     plan::{At, Plan},
-    store::{self, Store},
+    store::{self, Line, Store},
 };
 use crate::matmul::{Epilogue, Matrix};
 
 /// Bytes of packed columns: most of a second cache of 2 MiB.
 const PACKED: usize = 5 << 18;
-/// Rows of sums that are finished between two groups of products.
-const ROWS: usize = 4;
 /// Tiles of a block's sums.
 pub(super) const SUMS: usize = 4;
 /// Steps of columns packed at once, where rows are read in place: longer sums wait in memory, in full precision, for the next part.
@@ -124,6 +122,7 @@ impl<S: Work, A: Work> Chores<S, A> {
     /// # Safety
     /// As for [`Beside::go_on`].
     #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn go_on(&mut self) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -154,6 +153,7 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
 
     /// # Safety
     /// As for [`product`], by a thread that has the level's registers.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn run(&self, sizes: [usize; 2], [packed, strips, sums]: &mut [Vec<Tile>; 3]) {
         let plan = self.plan(sizes);
         let ([steps, panels], [m, ..]) = (plan.tiles(), plan.sizes);
@@ -211,6 +211,7 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
     ///
     /// # Safety
     /// As for [`Block::run`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn strip<'a>(
         &'a self,
         plan: &Plan,
@@ -243,14 +244,15 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
                     chores.sums.finish();
                     if last || anew {
                         chores.aside.reverse();
+                        let begin = [at.row, at.column + panel * PAIR];
                         let finish = Finish {
                             of: self,
-                            store: last.then_some(store),
-                            at: [at.row, at.column + panel * PAIR],
-                            sizes: [plan.rows(at), PAIR.min(columns - panel * PAIR)],
+                            to: last.then(|| store.line(begin, 0..PAIR.min(columns - panel * PAIR))),
+                            at: begin,
                             sums: to,
                             onto: anew.then_some(waiting),
-                            done: 0,
+                            row: 0,
+                            rows: plan.rows(at),
                         };
                         chores.sums = Beside::new(Some(finish), steps * multiply::calls(P));
                     }
@@ -264,6 +266,7 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
     /// # Safety
     /// As for [`multiply`](super::multiply::multiply), by a thread that has the level's registers.
     #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn multiply(
         &self,
         (a, b): (Strip, Strip),
@@ -285,46 +288,62 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
     }
 }
 
-/// The sums of a strip and a panel, which are added to others or stored, or both, some rows at a time.
+/// The sums of a strip and a panel, which are added to others or stored, or both, row by row.
 struct Finish<'a, T, A, B, const P: usize> {
     of: &'a Block<T, A, B, P>,
     /// Where they go, if they are complete.
-    store: Option<&'a Store<T, P>>,
-    /// Their first row and column, and how many there are.
+    to: Option<Line<T>>,
+    /// Their first row and column.
     at: [usize; 2],
-    sizes: [usize; 2],
-    sums: *mut Tile,
+    sums: *const Tile,
     /// The sums of the steps before.
     onto: Option<*mut Tile>,
-    done: usize,
+    row: usize,
+    rows: usize,
 }
 
 impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Work for Finish<'_, T, A, B, P> {
     fn left(&self) -> usize {
-        (self.sizes[0] - self.done).div_ceil(ROWS)
+        self.rows - self.row
     }
 
-    // SAFETY: the trait says what callers promise.
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn advance(&mut self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.advance_by(1) };
-    }
-
-    // SAFETY: the trait says what callers promise.
-    unsafe fn advance_by(&mut self, pieces: usize) {
-        let (at, sums) = (self.at, self.onto.unwrap_or(self.sums));
-        let rows = self.done..self.sizes[0].min(self.done + pieces * ROWS);
-        self.done = rows.end;
         // SAFETY: whoever made this promised operands, an output and sums that nothing else sees.
         unsafe {
-            if let Some(to) = self.onto {
-                store::add(self.sums, to, rows.clone());
+            let mut sums = store::load(self.sums, self.row);
+            if let Some(onto) = self.onto {
+                sums = store::add(onto, self.row, sums);
             }
-            if let Some(store) = self.store {
-                let Block { a, b, k, .. } = *self.of;
-                let again = |i, j| pieces::again(|q| a.number(at[0] + i, q), |q| b.number(q, at[1] + j), k);
-                store.rows(sums, rows, 0..self.sizes[1], at, again);
+            match (&mut self.to, self.onto) {
+                (Some(to), _) if to.not_finite::<P>(sums) != 0 => self.put_anew(sums),
+                (Some(to), _) => to.put(sums),
+                (None, Some(onto)) => store::keep(onto, self.row, sums),
+                (None, None) => {}
             }
+        }
+        self.row += 1;
+    }
+}
+
+impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Finish<'_, T, A, B, P> {
+    /// Stores a row some of whose sums are not finite.
+    ///
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[cold]
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    unsafe fn put_anew(&mut self, sums: [__m512; 2]) {
+        let Some(to) = &mut self.to else { return };
+        let (Block { a, b, k, .. }, i, j) = (self.of, self.at[0] + self.row, self.at[1]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let again = |lane: usize| pieces::again(|q| a.number(i, q), |q| b.number(q, j + lane), *k);
+            to.put(store::mended(sums, to.not_finite::<P>(sums), again));
         }
     }
 }
@@ -335,7 +354,7 @@ struct Task<'a, T, const P: usize> {
     packed: *const Tile,
     /// Sums of all panels that wait.
     sums: *mut Tile,
-    store: &'a Store<T, P>,
+    store: &'a Store<T>,
     at: At,
 }
 

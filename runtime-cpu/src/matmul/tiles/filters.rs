@@ -97,7 +97,7 @@ impl Filters {
             // SAFETY: the caller's promise.
             let (image, _registers) = unsafe { (image::cut::<2>(&windows, blocks * SIDE, memory), Registers::new()) };
             places(image, &windows, steps);
-            let store = Store::<f32, P>::new(out, epilogue);
+            let store = Store::new(out, epilogue);
             let [mut sums, mut part] = [[Tile::ZERO; SUMS]; 2];
             for first in (0..strips).step_by(together) {
                 panels(windows.columns, |column, runs| {
@@ -112,18 +112,27 @@ impl Filters {
                                 let to = if i == 0 { &mut sums } else { &mut part }.as_mut_ptr();
                                 let factors = (Passing(Strip::packed(strip, P)), Neighbours { image: panel, steps });
                                 multiply::<_, _, P>(factors, to, steps.len(), false, || {});
-                                if i > 0 {
-                                    store::add(to, sums.as_mut_ptr(), 0..some);
+                                let sums = sums.as_mut_ptr();
+                                for row in 0..if i > 0 { some } else { 0 } {
+                                    store::keep(sums, row, store::add(sums, row, store::load(to, row)));
                                 }
                             }
                             for (lanes, j) in runs {
                                 let origin = j.wrapping_sub(lanes.start);
-                                let again = |r: usize, lane: usize| {
-                                    let (row, column) = (rows.part(r, 0), windows.columns[origin.wrapping_add(lane)]);
-                                    let number = |k: usize| *windows.at.wrapping_add(windows.steps[k] + column);
-                                    pieces::again(|k| *row.part(0, k).at, number, windows.steps.len())
-                                };
-                                store.rows(sums.as_mut_ptr(), 0..some, lanes.clone(), [i * PAIR, origin], again);
+                                let mut line = store.line([i * PAIR, origin], lanes.clone());
+                                for row in 0..some {
+                                    let weights = rows.part(row, 0);
+                                    let mut sums = store::load(sums.as_ptr(), row);
+                                    let which = line.not_finite::<P>(sums);
+                                    if which != 0 {
+                                        sums = store::mended(sums, which, |lane| {
+                                            let column = windows.columns[origin.wrapping_add(lane)];
+                                            let number = |k: usize| *windows.at.wrapping_add(windows.steps[k] + column);
+                                            pieces::again(|k| *weights.part(0, k).at, number, windows.steps.len())
+                                        });
+                                    }
+                                    line.put(sums);
+                                }
                             }
                         }
                     }

@@ -2,7 +2,7 @@
 
 use std::{arch::x86_64::*, ops::Range};
 
-use super::{SIDE, STEP, Tile, block, pack, pieces::Pieces};
+use super::{SIDE, STEP, Tile, block, lines, pieces::Pieces};
 use crate::matmul::Unfolded;
 
 /// Pieces of a number.
@@ -71,7 +71,7 @@ pub(super) unsafe fn cut<const TOGETHER: usize>(
                 unsafe {
                     match TOGETHER {
                         1 => *to = x,
-                        _ => to.cast::<[__m512i; 2]>().write(pack::interleave(x, y)),
+                        _ => to.cast::<[__m512i; 2]>().write(lines::interleave(x, y)),
                     }
                 }
             }

@@ -60,6 +60,7 @@ impl<const P: usize> Tiles<P> {
     /// # Safety
     /// [`Tiles::STEP`] tiles a step lie at `a` and at `b`, four sums at `sums`, which nothing else sees.
     #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     pub(crate) unsafe fn multiply(
         &self,
         (a, b): (*const Tile, *const Tile),

@@ -15,6 +15,7 @@ mod factor;
 mod filters;
 mod image;
 mod kept;
+mod lines;
 mod multiply;
 mod pack;
 mod pieces;
@@ -124,7 +125,7 @@ pub(super) fn run_bf16(
 
 /// The same of `f32`, where it [`takes`] them.
 pub(super) fn run_f32(p: &Product, engine: &Engine, operands: [Base<f32>; 3], epilogue: Epilogue<f32>) {
-    run::<f32, 3>(p, engine, Level::Amx, [2.0, 3.0, 2.5], operands, epilogue);
+    run::<f32, 3>(p, engine, Level::Amx, [1.5, 2.5, 4.0], operands, epilogue);
 }
 
 /// With what it takes to read or pack a step, as in [`cut`].

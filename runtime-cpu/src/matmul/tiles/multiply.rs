@@ -132,6 +132,7 @@ macro_rules! add {
 /// Steps of both operands, of `P` pieces, lie where they say; four sums lie at `sums`, which nothing else sees; this thread has
 /// [`Registers`](super::amx::Registers), and `beside` uses none of them.
 #[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
 pub(super) unsafe fn multiply<A: Tiled, B: Tiled, const P: usize>(
     (a, b): (A, B),
     sums: *mut Tile,

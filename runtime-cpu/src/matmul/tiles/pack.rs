@@ -7,8 +7,12 @@
 
 use std::arch::x86_64::*;
 
-use super::{SIDE, STEP, Tile, Work, pieces::Pieces};
-use crate::{matmul::Matrix, pointwise::turn_square};
+use super::{
+    SIDE, STEP, Tile, Work,
+    lines::{across, along, line, pair, row, turn_tile},
+    pieces::Pieces,
+};
+use crate::matmul::Matrix;
 
 /// Rows of a strip and columns of a panel: two tiles.
 pub(super) const PAIR: usize = 2 * SIDE;
@@ -189,25 +193,18 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
     /// So many lines of the run, or tiles.
     ///
     /// # Safety
-    /// As for [`Work::advance_by`].
-    #[inline]
+    /// As for [`Work::advance`].
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn some(&mut self, count: usize) {
-        // Not `self.run`, nor a copy that is passed on: those lie in memory, and a GPT's step took 348 ms in place of 309.
+        // One by one, so that they stay in registers: a copy of the run lies in memory.
         let Run { kind, mut from, from_step, ahead, mut to, to_step, mut left } = self.run;
         for _ in 0..count {
             // SAFETY: whoever made this promised room and numbers.
             unsafe {
                 match kind {
-                    Kind::Along => {
-                        ask(from.wrapping_offset(ahead));
-                        row(T::read(from, u32::MAX), to);
-                    }
-                    Kind::Across => {
-                        let lines = [from, from.wrapping_offset(self.of.column)];
-                        lines.into_iter().for_each(|line| ask(line.wrapping_offset(ahead)));
-                        pair(lines.map(|line| T::read(line, u32::MAX)), to);
-                    }
+                    Kind::Along => along(from, ahead, to),
+                    Kind::Across => across(from, self.of.column, ahead, to),
                     Kind::Turn => turn_tile(to.cast()),
                     Kind::Careful => self.careful(from, to, left),
                 }
@@ -218,6 +215,20 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
         }
         (self.run.from, self.run.to, self.run.left) = (from, to, left);
         self.left -= count;
+    }
+
+    /// The next of what is not just lines.
+    ///
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn rarer(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.some(1) };
+        if self.run.left == 0 {
+            self.next();
+        }
     }
 
     /// A line of which some is not there, and zero, or whose numbers are no neighbours: with it so many of its run are left.
@@ -254,115 +265,37 @@ impl<T: Pieces<P>, const P: usize> Work for Packing<T, P> {
         self.left
     }
 
-    // SAFETY: the trait says what callers promise.
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn advance(&mut self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.advance_by(1) };
+        let run = &mut self.run;
+        // SAFETY: the caller's promise; whoever made this promised room and numbers.
+        unsafe {
+            match run.kind {
+                Kind::Along => along(run.from, run.ahead, run.to),
+                Kind::Across => across(run.from, self.of.column, run.ahead, run.to),
+                _ => return self.rarer(),
+            }
+        }
+        run.from = run.from.wrapping_offset(run.from_step);
+        run.to = run.to.wrapping_add(run.to_step);
+        run.left -= 1;
+        self.left -= 1;
+        if self.run.left == 0 {
+            self.next();
+        }
     }
 
     /// # Safety
-    /// As for [`Work::advance_by`].
+    /// As for [`Work::finish`].
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn advance_by(&mut self, pieces: usize) {
-        let mut left = pieces;
-        while left > 0 {
-            let count = left.min(self.run.left);
-            left -= count;
+    unsafe fn finish(&mut self) {
+        while self.left > 0 {
             // SAFETY: the caller's promise.
-            unsafe { self.some(count) };
-            if self.run.left == 0 {
-                self.next();
-            }
+            unsafe { self.some(self.run.left) };
+            self.next();
         }
-    }
-}
-
-/// The first of 32 numbers, so far apart: as many as there are, if those are less.
-///
-/// # Safety
-/// They are there; the processor has the instructions.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn line<T: Pieces<P>, const P: usize>(at: *const T, apart: isize, count: usize) -> [__m512i; P] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match (apart, count) {
-            (1, PAIR..) => T::read(at, u32::MAX),
-            (1, _) => T::read(at, (1 << count) - 1),
-            _ => {
-                let mut some = [T::store(0.0); PAIR];
-                for (i, to) in some.iter_mut().enumerate().take(count) {
-                    *to = *at.offset(i as isize * apart);
-                }
-                T::read(some.as_ptr(), u32::MAX)
-            }
-        }
-    }
-}
-
-/// 32 steps of a row of a strip.
-///
-/// # Safety
-/// Its line of the first tile lies at `to`, and those of other pieces behind it; the processor has the instructions.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn row<const P: usize>(numbers: [__m512i; P], to: *mut __m512i) {
-    for (piece, numbers) in numbers.into_iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe { *to.add(piece * PAIR) = numbers };
-    }
-}
-
-/// Two steps of 32 columns of a panel: a line of two tiles.
-///
-/// # Safety
-/// As for [`row`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn pair<const P: usize>([low, high]: [[__m512i; P]; 2], to: *mut __m512i) {
-    for (piece, (low, high)) in low.into_iter().zip(high).enumerate() {
-        for (half, line) in interleave(low, high).into_iter().enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { *to.add(piece * PAIR + half * SIDE) = line };
-        }
-    }
-}
-
-/// Two lines of 32 numbers as 32 pairs, in two registers.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn interleave(low: __m512i, high: __m512i) -> [__m512i; 2] {
-    const fn order(from: i16) -> [i16; 32] {
-        let mut order = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            order[i as usize] = from + i / 2 + i % 2 * 32;
-            i += 1;
-        }
-        order
-    }
-    const ORDER: [[i16; 32]; 2] = [order(0), order(16)];
-    // SAFETY: an array of a register's size.
-    ORDER.map(|order| unsafe { _mm512_permutex2var_epi16(low, _mm512_loadu_si512(order.as_ptr().cast()), high) })
-}
-
-/// Pairs of a tile's lines as its columns.
-///
-/// # Safety
-/// The tile lies there; the processor has the instructions.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn turn_tile(tile: *mut Tile) {
-    let tile = tile.cast::<[__m512i; SIDE]>();
-    // SAFETY: the caller's promise.
-    unsafe { tile.write(turn_square(tile.read())) };
-}
-
-/// Asks for a line that will be read later.
-#[inline]
-fn ask<T>(line: *const T) {
-    for at in (0..PAIR * size_of::<T>()).step_by(64) {
-        // SAFETY: it never faults, whatever lies there.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.wrapping_byte_add(at).cast()) };
     }
 }

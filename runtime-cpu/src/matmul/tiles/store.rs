@@ -1,4 +1,4 @@
-//! Finished sums: added to those before, and rounded into the output.
+//! Finished sums: rounded into the output, row by row.
 
 use std::{arch::x86_64::*, ops::Range};
 
@@ -11,125 +11,177 @@ use super::{
 };
 use crate::matmul::{Epilogue, Matrix};
 
-/// Where sums go, and what the epilogue adds. (Worked out anew for each row, a convolution took a tenth longer.)
-pub(super) struct Store<T, const P: usize> {
+/// Terms that are added to sums, at most.
+const TERMS: usize = 3;
+
+/// Where sums go, and what the epilogue adds.
+pub(super) struct Store<T> {
     out: Matrix<*mut T>,
-    terms: SmallVec<[Matrix<*const T>; 3]>,
+    terms: SmallVec<[Matrix<*const T>; TERMS]>,
     /// Whether all that is read and written lies in lines.
     in_lines: bool,
 }
 
-impl<T: Pieces<P>, const P: usize> Store<T, P> {
+impl<T> Store<T> {
     pub(super) fn new(out: Matrix<*mut T>, epilogue: Epilogue<T>) -> Self {
         let old = Matrix { at: out.at.cast_const(), row: out.row, column: out.column };
         let [first, second] = epilogue.plus;
-        let terms: SmallVec<[_; 3]> = [epilogue.add.then_some(old), first, second].into_iter().flatten().collect();
+        let terms: SmallVec<[_; TERMS]> = [epilogue.add.then_some(old), first, second].into_iter().flatten().collect();
         let in_lines = out.column == 1 && terms.iter().all(|x| matches!(x.column, 0 | 1));
         Store { out, terms, in_lines }
     }
 
-    /// Some rows and lanes of a block of 32 × 32 sums, in `[2, 2]` tiles, that begins there. `again(i, j)` adds up a sum of pieces that is not finite.
+    /// Some lanes of the row of 32 sums that begins there.
+    pub(super) fn line(&self, [row, column]: [usize; 2], lanes: Range<usize>) -> Line<T> {
+        let none = Matrix { at: std::ptr::null(), row: 0, column: 0 };
+        Line {
+            out: self.out.part(row, column),
+            terms: std::array::from_fn(|i| self.terms.get(i).map_or(none, |x| x.part(row, column))),
+            count: self.terms.len(),
+            in_lines: self.in_lines,
+            mask: u32::MAX >> (PAIR - lanes.len()) << lanes.start,
+        }
+    }
+}
+
+/// A row of the output: where the next one lies is an addition. (Worked out anew for each row, sums took longer to store than there was time between
+/// products.)
+pub(super) struct Line<T> {
+    out: Matrix<*mut T>,
+    terms: [Matrix<*const T>; TERMS],
+    count: usize,
+    in_lines: bool,
+    mask: u32,
+}
+
+impl<T> Line<T> {
+    /// Which sums of pieces must be added up anew.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    pub(super) fn not_finite<const P: usize>(&self, sums: [__m512; 2]) -> u32 {
+        let [low, high] = sums.map(|x| if P > 1 { u32::from(not_finite(x)) } else { 0 });
+        (low | high << SIDE) & self.mask
+    }
+
+    /// Stores a row's sums and goes to the next.
     ///
     /// # Safety
-    /// These numbers of the output are there, and those of what is added, and nothing else sees the output or the sums; the processor has the
-    /// instructions.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    pub(super) unsafe fn rows(
-        &self,
-        sums: *mut Tile,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        [row, column]: [usize; 2],
-        again: impl Fn(usize, usize) -> f32,
-    ) {
-        let mask = u32::MAX >> (PAIR - lanes.len()) << lanes.start;
-        for i in rows {
-            let halves = halves(sums, i);
-            let out = self.out.part(row + i, column);
-            let terms = self.terms.iter().map(|x| x.part(row + i, column));
-            // SAFETY: the caller's promise.
-            unsafe {
-                if P > 1 {
-                    let [low, high] = halves.map(|at| u32::from(not_finite(_mm512_load_ps(at))));
-                    let mut which = (low | high << SIDE) & mask;
-                    while which != 0 {
-                        let j = which.trailing_zeros() as usize;
-                        *halves[j / SIDE].add(j % SIDE) = again(i, j);
-                        which &= which - 1;
+    /// These numbers of the output are there, and those of what is added, and nothing else sees the output; the processor has the instructions.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub(super) unsafe fn put<const P: usize>(&mut self, mut sums: [__m512; 2])
+    where
+        T: Pieces<P>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.in_lines {
+                // One by one, so that nothing is divided, counted or called.
+                for i in 0..TERMS {
+                    if i == self.count {
+                        break;
                     }
+                    let Matrix { at, column, .. } = self.terms[i];
+                    sums = plus(
+                        sums,
+                        if column == 0 { [_mm512_set1_ps((*at).load()); 2] } else { T::widen(at, self.mask) },
+                    );
                 }
-                let sums = halves.map(|at| _mm512_load_ps(at));
-                if self.in_lines {
-                    line(sums, out.at, terms, mask);
-                } else {
-                    scattered(sums, out, terms, mask);
-                }
+                T::write(self.out.at, self.mask, sums);
+            } else {
+                self.scattered(sums);
             }
         }
+        self.out = self.out.part(1, 0);
+        self.terms = self.terms.map(|x| x.part(1, 0));
+    }
+
+    /// Numbers that lie apart, or those of a term.
+    ///
+    /// # Safety
+    /// As for [`put`](Line::put).
+    #[cold]
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn scattered<const P: usize>(&self, mut sums: [__m512; 2])
+    where
+        T: Pieces<P>,
+    {
+        let lanes = || (0..PAIR).filter(|j| self.mask >> j & 1 == 1);
+        let mut numbers = [T::store(0.0); PAIR];
+        // SAFETY: the caller's promise.
+        unsafe {
+            for x in &self.terms[..self.count] {
+                lanes().for_each(|j| numbers[j] = *x.part(0, j).at);
+                sums = plus(sums, T::widen(numbers.as_ptr(), self.mask));
+            }
+            T::write(numbers.as_mut_ptr(), self.mask, sums);
+            lanes().for_each(|j| *self.out.part(0, j).at = numbers[j]);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn plus(x: [__m512; 2], y: [__m512; 2]) -> [__m512; 2] {
+    [_mm512_add_ps(x[0], y[0]), _mm512_add_ps(x[1], y[1])]
+}
+
+/// A row of a block of 32 × 32 sums, in `[2, 2]` tiles.
+///
+/// # Safety
+/// The block lies there; the processor has the instructions.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn load(sums: *const Tile, row: usize) -> [__m512; 2] {
+    let [low, high] = halves(sums.cast_mut(), row);
+    // SAFETY: the caller's promise.
+    unsafe { [_mm512_load_ps(low), _mm512_load_ps(high)] }
+}
+
+/// A row of a block of sums, and what is added to it.
+///
+/// # Safety
+/// As for [`load`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn add(sums: *const Tile, row: usize, x: [__m512; 2]) -> [__m512; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { plus(load(sums, row), x) }
+}
+
+/// Overwrites a row of a block of sums.
+///
+/// # Safety
+/// As for [`load`], and nothing else sees the block.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn keep(to: *mut Tile, row: usize, x: [__m512; 2]) {
+    for (to, x) in halves(to, row).into_iter().zip(x) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_store_ps(to, x) };
     }
 }
 
 /// Both halves of a row of a block's sums.
-fn halves(sums: *mut Tile, i: usize) -> [*mut f32; 2] {
-    let row = sums.wrapping_add(i / SIDE * 2).cast::<f32>().wrapping_add(i % SIDE * SIDE);
+#[inline]
+fn halves(sums: *mut Tile, row: usize) -> [*mut f32; 2] {
+    let row = sums.cast::<f32>().wrapping_add((row + (row & SIDE)) * SIDE);
     [row, row.wrapping_add(SIDE * SIDE)]
 }
 
-/// Adds some rows of a block's sums to another's.
-///
-/// # Safety
-/// Four tiles lie at each address, and nothing else sees them; the processor has the instructions.
+/// With those sums added up anew that the mask names.
+#[cold]
+#[inline(never)]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn add(from: *mut Tile, to: *mut Tile, rows: Range<usize>) {
-    for i in rows {
-        for (from, to) in halves(from, i).into_iter().zip(halves(to, i)) {
-            // SAFETY: the caller's promise.
-            unsafe { _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_load_ps(from))) };
-        }
+pub(super) fn mended(sums: [__m512; 2], mut which: u32, again: impl Fn(usize) -> f32) -> [__m512; 2] {
+    // SAFETY: registers' bits are numbers.
+    let mut numbers: [f32; PAIR] = unsafe { std::mem::transmute(sums) };
+    while which != 0 {
+        let j = which.trailing_zeros() as usize;
+        numbers[j] = again(j);
+        which &= which - 1;
     }
-}
-
-/// Those of 32 numbers side by side that the mask names, and those of each term, which are neighbours or the same.
-///
-/// # Safety
-/// As for [`Store::rows`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn line<T: Pieces<P>, const P: usize>(
-    mut sums: [__m512; 2],
-    to: *mut T,
-    terms: impl Iterator<Item = Matrix<*const T>>,
-    mask: u32,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        for x in terms {
-            let x = if x.column == 0 { [_mm512_set1_ps((*x.at).load()); 2] } else { T::widen(x.at, mask) };
-            sums = [_mm512_add_ps(sums[0], x[0]), _mm512_add_ps(sums[1], x[1])];
-        }
-        T::write(to, mask, sums);
-    }
-}
-
-/// Numbers that lie apart, or those of a term: by way of lines of their own.
-///
-/// # Safety
-/// As for [`Store::rows`].
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn scattered<T: Pieces<P>, const P: usize>(
-    sums: [__m512; 2],
-    to: Matrix<*mut T>,
-    terms: impl Iterator<Item = Matrix<*const T>>,
-    mask: u32,
-) {
-    let there = |j: usize| mask >> j & 1 == 1;
-    let mut made = [T::store(0.0); PAIR];
-    // SAFETY: the caller's promise.
-    unsafe {
-        let lines: SmallVec<[[T; PAIR]; 3]> =
-            terms.map(|x| std::array::from_fn(|j| if there(j) { *x.part(0, j).at } else { T::store(0.0) })).collect();
-        let terms = lines.iter().map(|x| Matrix { at: x.as_ptr(), row: 0, column: 1 });
-        line(sums, made.as_mut_ptr(), terms, mask);
-        (0..PAIR).filter(|j| there(*j)).for_each(|j| *to.part(0, j).at = made[j]);
-    }
+    // SAFETY: as above.
+    unsafe { std::mem::transmute(numbers) }
 }

@@ -226,6 +226,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     ///
     /// # Safety
     /// As for [`run`](Block::run).
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
         let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
         let factors = [(h.q, self.p.depth, scores.tiles.cast_mut()), (h.g, self.p.value_depth, self.grads(s))];
@@ -246,6 +247,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     ///
     /// # Safety
     /// As for [`run`](Block::run).
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
         let deep = self.sizes[0];
         for panel in 0..deep {
@@ -272,6 +274,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     ///
     /// # Safety
     /// As for [`run`](Block::run).
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
         let h = &self.heads[last.head];
         let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;

@@ -24,19 +24,25 @@ pub(in super::super) fn queries<T: Pieces<P>, const P: usize>(
     rows: Range<usize>,
     lse: &mut [f32],
 ) -> Result<()> {
-    let finite = by_tiles(call, p, h, rows.clone(), lse)?;
+    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return forward::queries(call, p, h, rows, lse) };
+    // SAFETY: a processor that has tiles has the instructions.
+    let finite = unsafe { by_tiles(&amx, call, p, h, rows.clone(), lse)? };
     if P == 1 || finite { Ok(()) } else { forward::queries(call, p, h, rows, lse) }
 }
 
 /// The same; says whether all is finite.
-fn by_tiles<T: Pieces<P>, const P: usize>(
+///
+/// # Safety
+/// The processor has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn by_tiles<T: Pieces<P>, const P: usize>(
+    amx: &Tiles<P>,
     call: &Call<'_>,
     p: &Problem,
     h: &Head<T>,
     rows: Range<usize>,
     lse: &mut [f32],
 ) -> Result<bool> {
-    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return Ok(false) };
     let strips = rows.len().div_ceil(SIDE);
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
     let operands = [PANELS * deep, wide * PANELS, deep, 2 * PANELS].map(|steps| room(steps * Tiles::<P>::STEP));
