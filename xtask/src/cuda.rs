@@ -13,19 +13,23 @@ pub const COMPILER: &str = "target/nvrtc-13.0.88";
 pub const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 const LIBRARY: &str = "libnvrtc.so.13";
 
-/// All tests of the crate in one build: kernels become machine code for every architecture, and run on the emulator. With `distributed`, dependencies
+/// The crate's own tests in one build: kernels become machine code for every architecture, and run on the emulator. With `distributed`, dependencies
 /// have the features they were built with for the stage `test`; without, all of them are compiled again.
 #[rustfmt::skip]
-const TESTS: &[&str] = &[
+const UNIT_TESTS: &[&str] = &[
     "test", "-p", "weftgrad-runtime-cuda", "-p", "weftgrad-distributed",
-    "--features", "weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests",
-    "--lib", "--test", "cuts", "--test", "emulated", "--test", "no_gpu", "--test", "order",
+    "--features", "weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests", "--lib",
 ];
+/// The tests beside them, each a file: by their names, since those of `distributed` have run.
+const TESTS: &str = "runtime-cuda/tests";
 
 pub fn run() -> Result<(), String> {
     let folder = holding(&repo::root().join(COMPILER), LIBRARY).ok_or(format!("{COMPILER} holds no {LIBRARY}"))?;
     let path = std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |rest| format!("{folder}:{rest}"));
-    run_cargo(TESTS, &[("LD_LIBRARY_PATH", &path)])?;
+    let tests = sources(&repo::root().join(TESTS))?;
+    let named = tests.iter().flat_map(|name| ["--test", name.as_str()]);
+    let args: Vec<&str> = UNIT_TESTS.iter().copied().chain(named).collect();
+    run_cargo(&args, &[("LD_LIBRARY_PATH", &path)])?;
     kernels()
 }
 
@@ -34,6 +38,17 @@ fn kernels() -> Result<(), String> {
     let script = repo::root().join("runtime-cuda/kernels/shim/check.sh");
     let status = Command::new("sh").arg(&script).status().map_err(|e| format!("{}: {e}", script.display()))?;
     if status.success() { Ok(()) } else { Err(format!("{} failed: {status}", script.display())) }
+}
+
+/// The names of the sources in a folder, in order.
+fn sources(folder: &Path) -> Result<Vec<String>, String> {
+    let unreadable = |error| format!("{}: {error}", folder.display());
+    let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(unreadable)?;
+    let files =
+        entries.into_iter().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|x| x == "rs"));
+    let mut names: Vec<String> = files.filter_map(|path| path.file_stem()?.to_str().map(str::to_string)).collect();
+    names.sort();
+    Ok(names)
 }
 
 /// The folder below `root` that holds a file of this name.
@@ -52,6 +67,12 @@ fn holding(root: &Path, name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_tests_of_the_crate_are_found() {
+        assert_eq!(sources(&repo::root().join(TESTS)).expect("a folder"), ["cuts", "emulated", "no_gpu", "order"]);
+        assert!(sources(&repo::root().join("xtask/no-such-folder")).is_err());
+    }
 
     #[test]
     fn a_file_is_found_below() {

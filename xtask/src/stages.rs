@@ -1,6 +1,7 @@
 //! `cargo xtask test`: the stages in the order they run, cheapest first, and the loop over them.
 
-use std::path::PathBuf;
+use std::env::{consts::EXE_SUFFIX, current_exe};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -199,7 +200,8 @@ impl Step {
         match self {
             Step::Cargo(args) => run_cargo(args, &[]),
             Step::Built(name, args) => {
-                let program = built(name)?;
+                let here = current_exe().map_err(|error| format!("where this program lies is unknown: {error}"))?;
+                let program = built(&here, name)?;
                 println!("$ {} {}", program.display(), args.join(" "));
                 run_command(Command::new(program).args(*args), name)
             }
@@ -207,11 +209,10 @@ impl Step {
     }
 }
 
-/// Where cargo leaves what it builds without optimisation: beside the folder of this program.
-fn built(name: &str) -> Result<PathBuf, String> {
-    let here = std::env::current_exe().map_err(|error| format!("where this program lies is unknown: {error}"))?;
+/// Where cargo leaves what it builds without optimisation, beside the folder of the program that lies here.
+fn built(here: &Path, name: &str) -> Result<PathBuf, String> {
     let target = here.ancestors().nth(2).ok_or(format!("{} lies in no target folder", here.display()))?;
-    Ok(target.join("debug").join(name))
+    Ok(target.join("debug").join(format!("{name}{EXE_SUFFIX}")))
 }
 
 pub fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
@@ -292,6 +293,13 @@ mod tests {
     fn an_example_runs_by_its_binary() {
         let example = Example { bin: "mlp", args: &["--steps", "3"] };
         assert_eq!(example.cargo_args().join(" "), "run --release --bin mlp -- --steps 3");
+    }
+
+    #[test]
+    fn a_built_program_lies_beside_this_one() {
+        let program = built(Path::new("/a/target/release/xtask"), "mlp").expect("a target folder");
+        assert_eq!(program, Path::new("/a/target/debug").join(format!("mlp{EXE_SUFFIX}")));
+        assert!(built(Path::new("xtask"), "mlp").is_err());
     }
 
     #[test]

@@ -32,7 +32,8 @@ pub(super) const DEEP_PACKED: usize = 512;
 const _: () = assert!(DEEP_PACKED / STEP <= SHALLOW);
 /// Rows whose sums wait at once: 10 MiB beside the columns that fit.
 const WAITING: usize = 2048;
-/// Tiles of a strip that stay in the first cache while columns pass.
+/// Tiles of a strip that stay in the first cache while columns pass. (Pieces are too many for it. In parts that do stay, products took 0.99 to 1.1 times
+/// as long, since the sums must be loaded for each.)
 const SHALLOW: usize = 20;
 /// Bytes of rows that are kept packed while blocks of columns pass.
 const KEPT: usize = 16 << 20;
@@ -343,7 +344,7 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Finish<'_, T, 
         // SAFETY: the caller's promise.
         unsafe {
             let again = |lane: usize| pieces::again(|q| a.number(i, q), |q| b.number(q, j + lane), *k);
-            to.put(store::mended(sums, to.not_finite::<P>(sums), again));
+            to.put_anew(sums, again);
         }
     }
 }

@@ -122,16 +122,16 @@ impl Filters {
                                 let mut line = store.line([i * PAIR, origin], lanes.clone());
                                 for row in 0..some {
                                     let weights = rows.part(row, 0);
-                                    let mut sums = store::load(sums.as_ptr(), row);
-                                    let which = line.not_finite::<P>(sums);
-                                    if which != 0 {
-                                        sums = store::mended(sums, which, |lane| {
-                                            let column = windows.columns[origin.wrapping_add(lane)];
-                                            let number = |k: usize| *windows.at.wrapping_add(windows.steps[k] + column);
-                                            pieces::again(|k| *weights.part(0, k).at, number, windows.steps.len())
-                                        });
+                                    let again = |lane: usize| {
+                                        let column = windows.columns[origin.wrapping_add(lane)];
+                                        let number = |k: usize| *windows.at.wrapping_add(windows.steps[k] + column);
+                                        pieces::again(|k| *weights.part(0, k).at, number, windows.steps.len())
+                                    };
+                                    let sums = store::load(sums.as_ptr(), row);
+                                    match line.not_finite::<P>(sums) {
+                                        0 => line.put(sums),
+                                        _ => line.put_anew(sums, again),
                                     }
-                                    line.put(sums);
                                 }
                             }
                         }

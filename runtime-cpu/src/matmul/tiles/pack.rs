@@ -190,6 +190,27 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
         }
     }
 
+    /// The next line of a run of whole lines.
+    ///
+    /// # Safety
+    /// As for [`Work::advance`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn line(&mut self) {
+        let run = &mut self.run;
+        // SAFETY: whoever made this promised room and numbers.
+        unsafe {
+            match run.kind {
+                Kind::Across => across(run.from, self.of.column, run.ahead, run.to),
+                _ => along(run.from, run.ahead, run.to),
+            }
+        }
+        run.from = run.from.wrapping_offset(run.from_step);
+        run.to = run.to.wrapping_add(run.to_step);
+        run.left -= 1;
+        self.left -= 1;
+    }
+
     /// So many lines of the run, or tiles.
     ///
     /// # Safety
@@ -215,20 +236,6 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
         }
         (self.run.from, self.run.to, self.run.left) = (from, to, left);
         self.left -= count;
-    }
-
-    /// The next of what is not just lines.
-    ///
-    /// # Safety
-    /// As for [`Work::advance`].
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn rarer(&mut self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.some(1) };
-        if self.run.left == 0 {
-            self.next();
-        }
     }
 
     /// A line of which some is not there, and zero, or whose numbers are no neighbours: with it so many of its run are left.
@@ -270,19 +277,13 @@ impl<T: Pieces<P>, const P: usize> Work for Packing<T, P> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn advance(&mut self) {
-        let run = &mut self.run;
-        // SAFETY: the caller's promise; whoever made this promised room and numbers.
+        // SAFETY: the caller's promise.
         unsafe {
-            match run.kind {
-                Kind::Along => along(run.from, run.ahead, run.to),
-                Kind::Across => across(run.from, self.of.column, run.ahead, run.to),
-                _ => return self.rarer(),
+            match self.run.kind {
+                Kind::Along | Kind::Across => self.line(),
+                Kind::Careful | Kind::Turn => self.some(1),
             }
         }
-        run.from = run.from.wrapping_offset(run.from_step);
-        run.to = run.to.wrapping_add(run.to_step);
-        run.left -= 1;
-        self.left -= 1;
         if self.run.left == 0 {
             self.next();
         }
