@@ -33,9 +33,11 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// Name, what the numbers after it mean, and how to make it.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 41] {
+fn table<R: Runtime>() -> [Row<R>; 43] {
     [
         ("gemm", "M K N", kernels::gemm),
+        ("gemmnt", "M K N", kernels::gemm),
+        ("gemmtn", "M K N", kernels::gemm),
         ("gemmbf16", "M K N", kernels::gemm),
         ("gemmbf16nt", "M K N", kernels::gemm),
         ("gemmbf16tn", "M K N", kernels::gemm),

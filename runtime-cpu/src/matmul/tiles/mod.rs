@@ -4,8 +4,8 @@
 //! Both take the operands in tiles ([`pack`]), add up in `f32`, and round a number of the output once, to nearest, ties to even.
 //! They treat denormal numbers as zero, AMX adds up 32 steps apart before it adds them to the sum, and pairs are added in another order than
 //! one by one: so the last bits of a product differ from level to level. They never depend on the number of threads or how the product
-//! is cut: tiles begin every 32 steps from the beginning of a sum, and a sum that is put aside keeps all its bits. (Sums of pieces begin anew every
-//! 512 steps, and the parts are added up in order.)
+//! is cut: tiles begin every 32 steps from the beginning of a sum, and a sum that is put aside keeps all its bits. (Long sums of pieces are
+//! parts of at most 384 steps, which are added up in order.)
 
 mod amx;
 mod beside;
@@ -156,7 +156,7 @@ fn run<T: Pieces<P>, const P: usize>(
 fn cut<const P: usize>(p: &Product, threads: usize, [strip, across, panel]: [f64; 3]) -> Cut {
     let turned = block::is_turned(p.out);
     let strip = if if turned { p.b[0] } else { p.a[1] } == 1 { strip } else { across };
-    let at_once = block::panels_at_once::<P>(p.k.min(block::DEEP_PACKED));
+    let at_once = block::panels_at_once::<P>(block::part_of(p.k));
     Cut::cheapest(p, threads, (GRAIN, LATE), [pack::PAIR; 2], |[rows, columns]| {
         let [strips, panels] = if turned { [columns, rows] } else { [rows, columns] }.map(|n| n.div_ceil(pack::PAIR));
         // Strips are kept, or read in place; those of pieces are packed for each block of panels.
