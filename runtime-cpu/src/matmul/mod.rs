@@ -37,7 +37,7 @@ pub(crate) use packed::Packed;
 pub(crate) use product::{Line, product, product_of, room};
 pub(crate) use register::Registers;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use tiles::{Beside, Pieces, Tile, Tiles, Work, is_available as has_tiles, not_finite, split};
+pub(crate) use tiles::{Beside, Pieces, Tile, Tiles, Work, is_available as has_tiles, not_finite, pairs, row, rows_of};
 pub(crate) use unfolded::{BEHIND, Unfolded};
 
 /// Multiplications of one tile or group of small products, about; what is less is not worth a hand-over.

@@ -30,9 +30,9 @@ pub(crate) use exec::Launch;
 pub(crate) use form::Form;
 pub(crate) use kernel::Kernel;
 pub(crate) use plan::{Moving, Place, Plan};
-pub(crate) use turn::turn;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use turn::turn_square;
+pub(crate) use turn::read_turned;
+pub(crate) use turn::turn;
 
 use crate::{
     Buffer, Cpu, Engine,

@@ -2,7 +2,11 @@
 
 use std::{arch::x86_64::*, ops::Range};
 
-use super::{SIDE, STEP, Tile, block, lines, pieces::Pieces};
+use super::{
+    SIDE, STEP, Tile, block,
+    pairs::{in_line, steps_of},
+    pieces::Pieces,
+};
 use crate::matmul::Unfolded;
 
 /// Pieces of a number.
@@ -28,8 +32,8 @@ fn reach(windows: &Unfolded<'_, f32>) -> Range<usize> {
     first + low..last + high + 1
 }
 
-/// Cuts what windows reach of their image: so many groups of `TOGETHER` channels side by side, zeros where there is no channel. Behind what is
-/// reached lie 32 numbers more, whatever they are.
+/// Cuts what windows reach of their image: so many groups of `TOGETHER` channels side by side, the pairs of 32 channels if they are two, zeros where
+/// there is no channel. Behind what is reached lie 32 numbers more, whatever they are.
 ///
 /// # Safety
 /// All windows lie in their operand; the processor has the instructions.
@@ -50,7 +54,7 @@ pub(super) unsafe fn cut<const TOGETHER: usize>(
             let count = STEP.min(reach.end - from);
             let read = |channel: usize| {
                 if channel >= channels {
-                    return [_mm512_setzero_si512(); P];
+                    return [_mm512_setzero_ps(); 2];
                 }
                 let at = windows.at.wrapping_add(channel * windows.plane + from);
                 // SAFETY: the caller's promise: so many numbers are reached by windows.
@@ -63,15 +67,20 @@ pub(super) unsafe fn cut<const TOGETHER: usize>(
                     f32::read(some.as_ptr(), u32::MAX)
                 }
             };
-            let first = read(group * TOGETHER);
-            let second = if TOGETHER == 2 { read(group * TOGETHER + 1) } else { first };
-            for (piece, (x, y)) in first.into_iter().zip(second).enumerate() {
-                let to = to.wrapping_add(piece * lines + i * TOGETHER);
-                // SAFETY: there is room for so many lines.
-                unsafe {
-                    match TOGETHER {
-                        1 => *to = x,
-                        _ => to.cast::<[__m512i; 2]>().write(lines::interleave(x, y)),
+            let to = to.wrapping_add(i * TOGETHER);
+            // SAFETY: there is room for so many lines of each piece; the processor has the instructions.
+            unsafe {
+                match TOGETHER {
+                    1 => {
+                        for (piece, line) in f32::row(read(group)).into_iter().enumerate() {
+                            *to.wrapping_add(piece * lines) = in_line(line);
+                        }
+                    }
+                    _ => {
+                        let channels = steps_of(group % SIDE, P).map(|channel| group / SIDE * STEP + channel);
+                        for (piece, halves) in f32::pair(channels.map(read)).into_iter().enumerate() {
+                            to.wrapping_add(piece * lines).cast::<[__m512i; 2]>().write(halves);
+                        }
                     }
                 }
             }

@@ -7,6 +7,7 @@ use super::{
     Tile, Work, amx,
     multiply::{self, Passing, Strip, multiply},
     pack::{self, Packing},
+    pairs::steps_of,
     pieces::Pieces,
 };
 use crate::{Simd, matmul::Matrix};
@@ -21,6 +22,11 @@ impl<const P: usize> Tiles<P> {
     pub(crate) const SIDE: usize = pack::PAIR;
     /// Tiles of a step of a strip, or of a panel: first those of the largest pieces.
     pub(crate) const STEP: usize = 2 * P;
+
+    /// The steps of a tile that lie side by side, of 16 pairs.
+    pub(crate) const fn pair(pair: usize) -> [usize; 2] {
+        steps_of(pair, P)
+    }
 
     /// The registers, if this level has them.
     pub(crate) fn of(simd: Simd) -> Option<Self> {

@@ -18,6 +18,7 @@ mod kept;
 mod lines;
 mod multiply;
 mod pack;
+mod pairs;
 mod pieces;
 mod plan;
 mod store;
@@ -33,7 +34,8 @@ pub(crate) use amx::is_available;
 pub(crate) use beside::{Beside, Work};
 pub(super) use filters::Filters;
 pub(crate) use kept::Tiles;
-pub(crate) use pieces::{Pieces, not_finite, split};
+pub(crate) use pairs::{pairs, row, rows_of};
+pub(crate) use pieces::{Pieces, not_finite};
 pub(super) use windows::windows_times;
 
 use super::{

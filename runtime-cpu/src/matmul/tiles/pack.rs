@@ -1,15 +1,15 @@
 //! Operands in tiles: 32 steps of 16 rows on the left; on the right 16 columns, two steps of a column side by side. What fills up a tile
 //! is zero. Of numbers in pieces, the tiles of the first pieces come first.
 //!
-//! Lines of 32 numbers that lie side by side in memory become lines of tiles: steps of a row as they are, columns of a step two lines at a time,
-//! interleaved. That is how the left operand's tiles want rows, and the right one's columns; where an operand lies the other way, its tiles
-//! are turned afterwards.
+//! Lines of 32 numbers that lie side by side in memory become lines of tiles: steps of a row, and columns of a [pair](super::pairs) of steps. That is
+//! how the left operand's tiles want rows, and the right one's columns; where an operand lies the other way, its tiles are turned afterwards.
 
 use std::arch::x86_64::*;
 
 use super::{
     SIDE, STEP, Tile, Work,
     lines::{across, along, line, pair, row, turn_tile},
+    pairs::steps_of,
     pieces::Pieces,
 };
 use crate::matmul::Matrix;
@@ -54,7 +54,7 @@ struct Run<T> {
 enum Kind {
     /// Steps of rows.
     Along,
-    /// Two steps of columns.
+    /// Pairs of steps of columns.
     Across,
     /// Lines that are not whole, or none.
     Careful,
@@ -67,6 +67,9 @@ enum Kind {
 const AHEAD: isize = 128;
 
 impl<T: Pieces<P>, const P: usize> Packing<T, P> {
+    /// From a step of a pair to the other.
+    const APART: isize = steps_of(0, P)[1] as isize;
+
     /// A strip of the left operand, of at most 32 rows.
     ///
     /// # Safety
@@ -153,7 +156,7 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
             Run {
                 kind,
                 from: here.at,
-                from_step: 2 * self.of.column,
+                from_step: steps_of(1, P)[0] as isize * self.of.column,
                 ahead: if self.sizes()[0] > 1 { PAIR as isize } else { STEP as isize * self.of.column },
                 to: self.tile().cast(),
                 to_step: 1,
@@ -201,7 +204,7 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
         // SAFETY: whoever made this promised room and numbers.
         unsafe {
             match run.kind {
-                Kind::Across => across(run.from, self.of.column, run.ahead, run.to),
+                Kind::Across => across(run.from, Self::APART * self.of.column, run.ahead, run.to),
                 _ => along(run.from, run.ahead, run.to),
             }
         }
@@ -225,7 +228,7 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
             unsafe {
                 match kind {
                     Kind::Along => along(from, ahead, to),
-                    Kind::Across => across(from, self.of.column, ahead, to),
+                    Kind::Across => across(from, Self::APART * self.of.column, ahead, to),
                     Kind::Turn => turn_tile(to.cast()),
                     Kind::Careful => self.careful(from, to, left),
                 }
@@ -254,14 +257,14 @@ impl<T: Pieces<P>, const P: usize> Packing<T, P> {
                     false => (PAIR - left, self.step),
                 };
                 let count = if at < rows { self.depth - step * STEP } else { 0 };
-                row(line(from, self.of.column, count), to);
+                row(T::row(line(from, self.of.column, count)), to);
             } else {
-                let step = self.step * STEP + 2 * (SIDE - left);
-                let line = |i: usize| {
-                    let at = from.wrapping_offset(i as isize * self.of.column);
-                    line(at, self.of.row, if step + i < self.depth { rows } else { 0 })
-                };
-                pair([line(0), line(1)], to);
+                let steps = steps_of(SIDE - left, P);
+                let lines = steps.map(|step| {
+                    let at = from.wrapping_offset((step - steps[0]) as isize * self.of.column);
+                    line(at, self.of.row, if self.step * STEP + step < self.depth { rows } else { 0 })
+                });
+                pair(T::pair(lines), to);
             }
         }
     }

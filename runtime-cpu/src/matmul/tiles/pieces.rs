@@ -13,16 +13,35 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{STEP, pack::PAIR};
+use super::{
+    STEP,
+    pack::PAIR,
+    pairs::{interleaved, pairs},
+};
 use crate::element::Stored;
 
 /// A number that is the sum of `P` bf16.
 pub(crate) trait Pieces<const P: usize>: Stored<Lane = f32> {
-    /// Those of 32 numbers side by side that the mask names, others zero: registers of bf16, the largest pieces first.
+    /// 32 numbers in registers.
+    type Line: Copy;
+
+    /// Those of 32 numbers side by side that the mask names, others zero.
     ///
     /// # Safety
     /// They are there; the processor has the instructions.
-    unsafe fn read(at: *const Self, mask: u32) -> [__m512i; P];
+    unsafe fn read(at: *const Self, mask: u32) -> Self::Line;
+
+    /// 32 steps of a row, a line of a tile: the largest pieces first.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn row(line: Self::Line) -> [__m512i; P];
+
+    /// Two steps of 32 columns, a line of two tiles.
+    ///
+    /// # Safety
+    /// As for [`row`](Pieces::row).
+    unsafe fn pair(lines: [Self::Line; 2]) -> [[__m512i; 2]; P];
 
     /// Those of 32 numbers that the mask names, others zero.
     ///
@@ -38,13 +57,31 @@ pub(crate) trait Pieces<const P: usize>: Stored<Lane = f32> {
 }
 
 impl Pieces<1> for bf16 {
+    type Line = __m512i;
+
     /// # Safety
     /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn read(at: *const bf16, mask: u32) -> [__m512i; 1] {
+    unsafe fn read(at: *const bf16, mask: u32) -> __m512i {
         // SAFETY: the caller's promise.
-        [unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) }]
+        unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) }
+    }
+
+    /// # Safety
+    /// As for [`Pieces`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn row(line: __m512i) -> [__m512i; 1] {
+        [line]
+    }
+
+    /// # Safety
+    /// As for [`Pieces`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn pair([low, high]: [__m512i; 2]) -> [[__m512i; 2]; 1] {
+        [interleaved(low, high)]
     }
 
     /// # Safety
@@ -67,13 +104,32 @@ impl Pieces<1> for bf16 {
 }
 
 impl Pieces<3> for f32 {
+    type Line = [__m512; 2];
+
     /// # Safety
     /// As for [`Pieces`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn read(at: *const f32, mask: u32) -> [__m512i; 3] {
+    unsafe fn read(at: *const f32, mask: u32) -> [__m512; 2] {
         // SAFETY: the caller's promise.
-        split(unsafe { Self::widen(at, mask) })
+        unsafe { Self::widen(at, mask) }
+    }
+
+    /// # Safety
+    /// As for [`Pieces`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn row(line: [__m512; 2]) -> [__m512i; 3] {
+        pairs(line)
+    }
+
+    /// # Safety
+    /// As for [`Pieces`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn pair([low, high]: [[__m512; 2]; 2]) -> [[__m512i; 2]; 3] {
+        let [left, right] = [pairs::<3>([low[0], high[0]]), pairs::<3>([low[1], high[1]])];
+        std::array::from_fn(|piece| [left[piece], right[piece]])
     }
 
     /// # Safety
@@ -101,23 +157,28 @@ impl Pieces<3> for f32 {
     }
 }
 
-/// 32 numbers as sums of so many bf16, the largest first: each is what the ones before leave, rounded.
+/// The bits of a lane that are not a bf16's, if that lies in the upper half.
+pub(super) const LOW: i32 = 0xffff;
+
+/// 16 numbers as sums of so many bf16, the upper halves of lanes: each is what the ones before leave, rounded to nearest, ties away from zero. What is
+/// behind the last is nothing, unless it is NaN.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(crate) fn split<const P: usize>(mut left: [__m512; 2]) -> [__m512i; P] {
+#[target_feature(enable = "avx512f")]
+pub(super) fn cut<const P: usize>(mut left: __m512) -> [__m512i; P] {
     let mut pieces = [_mm512_setzero_si512(); P];
-    for piece in &mut pieces {
-        *piece = rounded(left);
-        let taken = widened(*piece);
-        left = [_mm512_sub_ps(left[0], taken[0]), _mm512_sub_ps(left[1], taken[1])];
+    for piece in &mut pieces[..P - 1] {
+        let half = _mm512_set1_epi32(LOW / 2 + 1);
+        *piece = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(left), half), _mm512_set1_epi32(!LOW));
+        left = _mm512_sub_ps(left, _mm512_castsi512_ps(*piece));
     }
+    pieces[P - 1] = _mm512_castps_si512(left);
     pieces
 }
 
 /// To nearest, ties to even.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn rounded([low, high]: [__m512; 2]) -> __m512i {
+pub(super) fn rounded([low, high]: [__m512; 2]) -> __m512i {
     // SAFETY: both are registers' bits.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }

@@ -11,6 +11,7 @@ use super::{
     image::{self, Image, P},
     multiply::Strip,
     pack::PAIR,
+    pairs::in_pairs,
 };
 use crate::matmul::{Epilogue, Matrix, Unfolded};
 
@@ -135,7 +136,7 @@ impl Work for Packing<'_> {
             // SAFETY: whoever made this promised windows and room; two tiles are 32 lines.
             unsafe {
                 let from = image.at.wrapping_add(lines[self.row] + piece * image.plane);
-                *to.add(piece * PAIR) = self.line.read(from);
+                *to.add(piece * PAIR) = in_pairs(self.line.read(from));
             }
         }
         self.row += 1;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     matmul::{Beside, Pieces, Tile, Tiles},
-    pointwise::turn_square,
+    pointwise::read_turned,
 };
 
 /// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
@@ -314,7 +314,7 @@ unsafe fn columns_out<T: Pieces<P>, const P: usize>(
         let mask = u32::from(u16::MAX >> (16 - j.len()));
         // SAFETY: the caller's promise.
         unsafe {
-            let lines = turn_square(sums.add(tile).cast::<[__m512i; 16]>().read());
+            let lines = read_turned(sums.add(tile).cast(), size_of::<__m512i>() as isize);
             for (at, line) in i.zip(lines) {
                 let x = _mm512_mul_ps(_mm512_castsi512_ps(line), _mm512_set1_ps(scale));
                 T::write(out.part(at, j.start).at, mask, [x, _mm512_setzero_ps()]);

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     fused::softmax::finite,
     math::Math,
-    matmul::{Beside, Pieces, Tile, Tiles, Work, split},
+    matmul::{Beside, Pieces, Tile, Tiles, Work, row},
 };
 
 /// These queries against all keys they see, a strip of queries and a block of keys at a time.
@@ -208,7 +208,7 @@ impl<const P: usize> Work for Weights<'_, P> {
             let x = [exp2_flushed(_mm512_sub_ps(low, base)), exp2_flushed(_mm512_sub_ps(high, base))];
             self.gathered = [_mm512_add_ps(self.gathered[0], x[0]), _mm512_add_ps(self.gathered[1], x[1])];
             let to = self.to.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
-            for (piece, x) in split::<P>(x).into_iter().enumerate() {
+            for (piece, x) in row::<P>(x).into_iter().enumerate() {
                 *to.add(piece * SIDE) = x;
             }
         }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{SIDE, Scores, backward::STRIPS, exp2_flushed, line};
-use crate::matmul::{Tile, Tiles, Work, split};
+use crate::matmul::{Tile, Tiles, Work, pairs, rows_of};
 
 /// Scores and gradients of weights become weights and gradients of scores before they are scaled: both in the right operand's tiles, of two
 /// queries side by side, the gradients in the left one's too. They are 0 where a query sees no key, and where there is no query.
@@ -52,38 +52,29 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
     /// As for [`Work::advance`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn advance(&mut self) {
-        const PAIRS: [u16; 32] = {
-            let mut order = [0; 32];
-            let mut i = 0;
-            while i < 32 {
-                order[i] = (i / 2 + i % 2 * 16) as u16;
-                i += 1;
-            }
-            order
-        };
         let (half, panel) = (self.done % 2, self.done / 2 % self.scores.panels());
         let pair = self.done / 2 / self.scores.panels();
         self.done += 1;
         // SAFETY: the caller's promise; there are tiles for a panel that is seen.
         unsafe {
-            let [low, high] = [self.get(2 * pair, panel, half), self.get(2 * pair + 1, panel, half)];
-            let (weights, grads) = (split::<P>([low[0], high[0]]), split::<P>([low[1], high[1]]));
-            let order = _mm512_loadu_si512(PAIRS.as_ptr().cast());
+            let queries = Tiles::<P>::pair(pair);
+            let [low, high] = queries.map(|i| self.get(i, panel, half));
+            let (weights, grads) = (pairs::<P>([low[0], high[0]]), pairs::<P>([low[1], high[1]]));
             let at = panel * STRIPS * Tiles::<P>::STEP + half;
             for (pieces, to) in [(weights, self.right[0].add(at)), (grads, self.right[1].add(at))] {
                 for (piece, x) in pieces.into_iter().enumerate() {
-                    *to.add(2 * piece).cast::<__m512i>().add(pair) = _mm512_permutexvar_epi16(order, x);
+                    *to.add(2 * piece).cast::<__m512i>().add(pair) = x;
                 }
             }
             if half == 0 {
                 self.first = grads;
                 return;
             }
-            let row = 2 * pair;
-            let to = self.left.add(panel * Tiles::<P>::STEP + row / 16).cast::<__m512i>().add(row % 16);
+            let to = self.left.add(panel * Tiles::<P>::STEP).cast::<__m512i>();
             for (piece, (&first, second)) in self.first.iter().zip(grads).enumerate() {
-                *to.add(piece * SIDE) = _mm512_shuffle_i64x2::<0x44>(first, second);
-                *to.add(piece * SIDE + 1) = _mm512_shuffle_i64x2::<0xee>(first, second);
+                for (row, line) in queries.into_iter().zip(rows_of::<P>([first, second])) {
+                    *to.add(piece * SIDE + row) = line;
+                }
             }
         }
     }
