@@ -99,7 +99,7 @@ pub(super) unsafe fn turn_tile(tile: *mut Tile) {
 
 /// Asks for a line that will be read later.
 #[inline]
-fn ask<T>(line: *const T) {
+pub(super) fn ask<T>(line: *const T) {
     for at in (0..PAIR * size_of::<T>()).step_by(64) {
         // SAFETY: it never faults, whatever lies there.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.wrapping_byte_add(at).cast()) };

@@ -10,13 +10,14 @@ use super::{
         backward::{Head, QUERIES, dots_of},
         *,
     },
-    PANELS, SIDE, Scores, room, rows_out,
+    AHEAD, PANELS, SIDE, Scores, room, rows_out,
     score_grads::ScoreGrads,
     tiles,
 };
 use crate::{
     matmul::{Beside, Pieces, Tile, Tiles},
     pointwise::read_turned,
+    simd::prefetch,
 };
 
 /// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
@@ -316,6 +317,7 @@ unsafe fn columns_out<T: Pieces<P>, const P: usize>(
         unsafe {
             let lines = read_turned(sums.add(tile).cast(), size_of::<__m512i>() as isize);
             for (at, line) in i.zip(lines) {
+                prefetch(out.part(at + AHEAD, j.start).at, j.len());
                 let x = _mm512_mul_ps(_mm512_castsi512_ps(line), _mm512_set1_ps(scale));
                 T::write(out.part(at, j.start).at, mask, [x, _mm512_setzero_ps()]);
             }

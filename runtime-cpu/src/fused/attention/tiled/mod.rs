@@ -20,6 +20,7 @@ use super::{Call, KEYS, Operand, Seen, Simd};
 use crate::{
     math::{EXP2_SLOPE, Real as _},
     matmul::{Matrix, Pieces, Tile, Tiles, not_finite},
+    simd::prefetch,
 };
 
 pub(super) use backward::keys;
@@ -43,6 +44,9 @@ pub(super) fn takes(call: &Call<'_>, op: &Attention, keys: &Operand) -> Option<D
     let pays = dtype != DType::F32 || depth >= DEEP && depth * keys >= MANY;
     (some && pays && !op.masked && call.engine().simd == Simd::Amx).then_some(dtype)
 }
+
+/// Rows of an output that are asked for before they are written: they lie apart, and nothing foresees them.
+const AHEAD: usize = 16;
 
 /// Numbers of so many tiles.
 const fn room(tiles: usize) -> usize {
@@ -118,6 +122,7 @@ unsafe fn rows_out<T: Pieces<P>, const P: usize>(
 ) -> bool {
     let mut strange = 0;
     for (i, &factor) in factors.iter().enumerate() {
+        prefetch(out.part(i + AHEAD, 0).at, columns);
         for j in (0..columns).step_by(SIDE) {
             let mask = u32::MAX >> (SIDE - SIDE.min(columns - j));
             // SAFETY: the caller's promise.
