@@ -17,8 +17,9 @@ use super::{
 };
 use crate::matmul::{Epilogue, Matrix};
 
-/// Bytes of packed columns: most of a second cache of 2 MiB.
+/// Bytes of packed columns: most of a second cache of 2 MiB; less where sums wait there, too (1.00 to 1.1 times as fast).
 const PACKED: usize = 5 << 18;
+const PACKED_WAITING: usize = 1 << 20;
 /// Tiles of a block's sums.
 pub(super) const SUMS: usize = 4;
 /// Steps of columns packed at once, where rows are read in place: longer sums wait in memory, in full precision, for the next part.
@@ -94,9 +95,10 @@ pub(super) fn part_of(k: usize) -> usize {
     k.div_ceil(k.div_ceil(DEEP_PACKED).max(1)).next_multiple_of(STEP)
 }
 
-/// Panels of so many steps that are packed at once.
-pub(super) fn panels_at_once<const P: usize>(depth: usize) -> usize {
-    (PACKED / size_of::<Tile>() / (2 * P) / depth.div_ceil(STEP).max(1)).max(1)
+/// Panels that are packed at once, of a sum of so many steps in parts of so many.
+pub(super) fn panels_at_once<const P: usize>(k: usize, deep: usize) -> usize {
+    let bytes = if k > deep { PACKED_WAITING } else { PACKED };
+    (bytes / size_of::<Tile>() / (2 * P) / k.min(deep).div_ceil(STEP).max(1)).max(1)
 }
 
 /// Whether the output's columns are what registers are written to: operands then change their roles.
@@ -151,7 +153,7 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
 
     fn plan(&self, [m, n]: [usize; 2]) -> Plan {
         let (k, deep) = (self.k, self.deep());
-        let blocks = n.div_ceil(panels_at_once::<P>(k.min(deep)) * PAIR);
+        let blocks = n.div_ceil(panels_at_once::<P>(k, deep) * PAIR);
         let columns = n.div_ceil(blocks).next_multiple_of(PAIR);
         // Pieces are half as much again to read: no faster than to cut anew.
         let kept = P == 1 && n > columns && k <= deep && m * k * size_of::<u16>() <= KEPT;
