@@ -160,8 +160,8 @@ impl Pieces<3> for f32 {
 /// The bits of a lane that are not a bf16's, if that lies in the upper half.
 pub(super) const LOW: i32 = 0xffff;
 
-/// 16 numbers as sums of so many bf16, the upper halves of lanes: each is what the ones before leave, rounded to nearest, ties away from zero. What is
-/// behind the last is nothing, unless it is NaN.
+/// 16 numbers as sums of so many bf16, the upper halves of lanes: each is what the ones before leave, rounded to nearest, ties away from zero. The lower
+/// half of the last is zero, or it is NaN: so it is of whatever is not finite, though a NaN of all ones is rounded to zero.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn cut<const P: usize>(mut left: __m512) -> [__m512i; P] {

@@ -215,11 +215,13 @@ mod of {
             }
             b.memory[7 * n + 3] = T::store(0.0);
             b.memory[7 * n + 4] = T::store(f32::INFINITY);
+            // With all bits, and signaling, on either side of a pair.
             b.memory[8 * n + 5] = T::store(f32::from_bits(0x7fff_ffff));
+            b.memory[25 * n + 6] = T::store(f32::from_bits(0x7f80_0001));
             let [mut out, ..] = Known::all([m, n], 12);
             product(level, sizes, [&a, &b], &mut out, false);
             for j in 0..n {
-                let (x, nothing) = (b.get(7, j), j == 5);
+                let (x, nothing) = (b.get(7, j), matches!(j, 5 | 6));
                 assert!(out.get(0, j).is_nan());
                 assert!([0, 3].iter().all(|_| out.get(1, j).is_nan() == (x == 0.0 || nothing)));
                 if x != 0.0 && !nothing {
