@@ -127,6 +127,14 @@ impl Memory {
         self.state.lock().pool.reset_peak();
     }
 
+    /// Gives every free block back; none while work is captured.
+    pub(crate) fn trim(&self) {
+        let mut state = self.state.lock();
+        if state.capture.is_none() {
+            self.release(&mut state);
+        }
+    }
+
     /// From here on work is captured.
     pub(crate) fn begin_capture(&self) -> Arc<Held> {
         let held = Arc::new(Held(Mutex::new(Some(Vec::new()))));

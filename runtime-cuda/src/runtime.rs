@@ -57,6 +57,10 @@ impl Runtime for Cuda {
         self.queue.memory.reset_peak();
     }
 
+    fn trim(&self) {
+        self.queue.memory.trim();
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
         self.scratch(bytes)
     }

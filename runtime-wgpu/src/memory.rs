@@ -57,6 +57,11 @@ impl Memory {
         self.pool.lock().reset_peak();
     }
 
+    /// Gives every free block back; work that is recorded keeps its own.
+    pub(crate) fn trim(&self) {
+        drop(self.pool.lock().drain());
+    }
+
     /// `bytes` bytes, booked under `use_`; their contents are arbitrary.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: Use) -> Result<Buffer> {
         let mut pool = self.pool.lock();

@@ -51,6 +51,10 @@ impl Runtime for Wgpu {
         self.queue.memory.reset_peak();
     }
 
+    fn trim(&self) {
+        self.queue.memory.trim();
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
         self.queue.device.check("alloc")?;
         self.queue.memory.alloc(bytes, self.use_)

@@ -12,6 +12,7 @@ pub(crate) fn handle<R: Runtime>(rt: &R) -> Section {
     section.check("memory is booked and given back", || booked(rt));
     section.check("memory is booked by use", || by_use(rt));
     section.check("peaks start anew", || peaks(rt));
+    section.check("memory kept for reuse goes back", || trimmed(rt));
     section.check("forks have accounts of their own", || forks(rt));
     section.check("forks read each other's memory in order", || across(rt));
     section.check("several threads at once", || threads(rt));
@@ -71,6 +72,19 @@ fn peaks<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(Verdict::when(start.peak == start.live && (BYTES..2 * BYTES).contains(&grown), || {
         format!("{start:?}, then {end:?}")
     }))
+}
+
+/// What lives stays, and what is still queued reads what it was given.
+fn trimmed<R: Runtime>(rt: &R) -> Result<Verdict> {
+    let fork = rt.fork()?;
+    let x = Tensor::full(&fork, [BYTES / 4], DType::F32, 3.0)?;
+    let y = x.mul(&x)?.add(&x)?;
+    drop((block(&fork)?, block(&fork)?));
+    fork.trim();
+    let after = fork.memory();
+    let sum = y.sum(&[], false)?.item()?;
+    let right = after.reserved < after.total.live + BYTES && sum == 12.0 * (BYTES / 4) as f64;
+    Ok(Verdict::when(right, || format!("sum {sum}, {after:?}")))
 }
 
 fn forks<R: Runtime>(rt: &R) -> Result<Verdict> {
