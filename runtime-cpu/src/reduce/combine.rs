@@ -114,8 +114,9 @@ leveled! {
 #[inline(always)]
 fn line<T: Lane, C: Combine<T>>(x: &[T]) -> T {
     const LANES: usize = 64;
-    /// Bytes: a tile ahead. The processor's own look-ahead ends with a page.
-    const AHEAD: usize = 16 << 10;
+    /// Bytes. The processor's own look-ahead ends with a page. (With a tile, 16 KiB, sums of 1 to 100 million numbers took 1.07 to 1.24 times as long; with
+    /// 768 to 1280 those of 100 million 0.95 times, but of 30 million 1.1 times.)
+    const AHEAD: usize = 2048;
     let mut lanes = [C::FIRST; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
