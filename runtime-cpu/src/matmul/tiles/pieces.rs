@@ -3,8 +3,8 @@
 //! The first piece of an `f32` is the number rounded, the second what is left of it rounded, the third what is left then, which fits: together
 //! all 24 bits. Of the nine products of two such sums six are added up, the small ones first. The other three are less than 2⁻²⁴ of the
 //! product, half a unit of its last place (Henry, Tang, Heinecke, *Leveraging the bfloat16 artificial intelligence datatype for
-//! higher-precision computations*, 2019). Since a tile adds up 32 steps before it adds them to the sum, such a sum is closer to the true one
-//! than one product after the other in `f32`.
+//! higher-precision computations*, 2019). Since a tile adds up 32 steps before it adds them to the sum, such a sum is most often half as far
+//! from the true one as one product after the other in `f32`; where numbers differ by many powers of two, about as far.
 //!
 //! Pieces have the range of `f32`, and what is not finite, or rounds to infinity as a bf16, has a piece that is NaN, and so every sum it
 //! is part of: whoever stores sums adds up anew, in `f32`, those that are not finite ([`again`]). Pieces below 2⁻¹²⁶ count as zero.
