@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use numcore::{ErrorKind, Result, Runtime, TensorMut, ops::Backprop};
+use numcore::{
+    Error, ErrorKind, Result, Runtime, TensorMut,
+    ops::{Apply, Backprop, Spec},
+};
 
 use crate::{
     Backward, BackwardHook, Leaf, LeafGrad, LeafView, RandomState, Var, is_grad_enabled,
@@ -31,7 +34,7 @@ pub fn checkpoint<R: Runtime>(
     inputs: &[&Var<R>],
     segment: impl Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync + 'static,
 ) -> Result<Vec<Var<R>>> {
-    let plain: Vec<Var<R>> = inputs.iter().map(|v| numcore::ops::Apply::detach(*v)).collect();
+    let plain: Vec<Var<R>> = inputs.iter().map(|v| v.detach()).collect();
     if !is_grad_enabled() {
         return segment(&plain);
     }
@@ -56,6 +59,7 @@ impl<R: Runtime> Segment<R> {
         }
         let inputs = (0..self.inputs).map(|i| fresh(step, i)).collect::<Result<Vec<_>>>()?;
         let outs = at_random_state(self.random, || with_grad(|| (self.run)(&inputs)))?;
+        check_outputs(step, &outs)?;
         let mut backward: Option<Backward<R>> = None;
         for (k, out) in outs.iter().enumerate().filter(|(_, o)| o.requires_grad()) {
             let Some(g) = step.upstream(k)? else { continue };
@@ -67,6 +71,22 @@ impl<R: Runtime> Segment<R> {
         let mut inner = Inner { inputs: &inputs, step };
         backward.map_or(Ok(()), |b| b.run(&mut inner))
     }
+}
+
+/// An error unless the second run of a segment gave what the first had given.
+fn check_outputs<R: Runtime>(step: &Step<'_, R>, outs: &[Var<R>]) -> Result<()> {
+    let first = (0..step.upstream.len()).map(|k| step.output_spec(k)).collect::<Result<Vec<_>>>()?;
+    let again: Vec<Spec> = outs.iter().map(|v| v.spec()).collect();
+    if first == again {
+        return Ok(());
+    }
+    let list = |specs: &[Spec]| specs.iter().map(|s| format!("{} {}", s.dtype, s.shape)).collect::<Vec<_>>().join(", ");
+    let why = format!(
+        "gave ({}) in forward and ({}) in backward; it may depend on its inputs, parameters and random seeds alone",
+        list(&first),
+        list(&again)
+    );
+    Err(Error::state("the segment of `checkpoint`".to_string(), why))
 }
 
 /// Input `i` as a leaf of the inner graph.

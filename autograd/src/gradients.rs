@@ -34,8 +34,14 @@ impl<R: Runtime> Gradients<R> {
         self.get(var.as_leaf()?)
     }
 
-    /// Replaces a leaf's gradient: for clipping, or gradients made elsewhere.
-    pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) {
+    /// Replaces a leaf's gradient: for clipping, or gradients made elsewhere. It must have the leaf's shape, dtype and device.
+    pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
+        leaf.check(&grad, "its gradient")?;
+        self.put(leaf, grad);
+        Ok(())
+    }
+
+    fn put(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) {
         match self.by_leaf.get(&leaf.id()) {
             Some(&i) => self.entries[i].1 = grad,
             None => {
@@ -78,7 +84,7 @@ impl<R: Runtime> BackwardHook<R> for Gradients<R> {
             Some(before) => before.add(&grad)?,
             None => grad,
         };
-        self.set(leaf, sum);
+        self.put(leaf, sum);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use numcore::{
-    Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor,
+    DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor,
     ops::{Apply, Spec, ViewOp},
 };
 use parking_lot::RwLock;
@@ -99,7 +99,11 @@ impl<R: Runtime> Leaf<R> {
         }
         let residency = self.residency.read().clone();
         match residency {
-            Some(r) => r.fetch(self),
+            Some(r) => {
+                let value = r.fetch(self)?;
+                self.check(&value, "what its residency fetched")?;
+                Ok(value)
+            }
             None => Err(ErrorKind::NotResident { name: self.name().to_string() }.into()),
         }
     }
@@ -128,12 +132,26 @@ impl<R: Runtime> Leaf<R> {
 
     /// Puts a value back that [`take`](Leaf::take) took out, or a residency fetched: the same one, so nothing gets stale.
     pub fn put(&self, value: Tensor<R>) -> Result<()> {
-        if value.spec() != self.spec {
-            let (is, got) = (self.spec, value.spec());
-            let why = format!("is {} {}, the new value is {} {}", is.dtype, is.shape, got.dtype, got.shape);
+        self.check(&value, "the new value")?;
+        self.state.write().value = Some(value.contiguous()?);
+        Ok(())
+    }
+
+    /// An error unless `value` has this leaf's shape, dtype and device.
+    pub(crate) fn check(&self, value: &Tensor<R>, what: &str) -> Result<()> {
+        self.check_spec(value.spec(), value.device(), what)
+    }
+
+    /// The same for memory of this shape, dtype and device.
+    pub(crate) fn check_spec(&self, got: Spec, device: DeviceId, what: &str) -> Result<()> {
+        let (is, home) = (self.spec, self.rt.device());
+        if is != got {
+            let why = format!("is {} {}, {what} is {} {}", is.dtype, is.shape, got.dtype, got.shape);
             return Err(Error::state(self.name().to_string(), why));
         }
-        self.state.write().value = Some(value.contiguous()?);
+        if home != device {
+            return Err(Error::state(self.name().to_string(), format!("is on {home}, {what} is on {device}")));
+        }
         Ok(())
     }
 

@@ -32,6 +32,8 @@ pub use function::{Function, apply_function};
 pub use gradients::Gradients;
 pub use hook::{BackwardHook, LeafGrad};
 pub use leaf::{Leaf, LeafView, Residency};
-pub use mode::{RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state};
+pub use mode::{
+    RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state, set_random_stream,
+};
 pub use recompute::recomputed;
 pub use var::Var;

@@ -13,7 +13,7 @@ use crate::{Leaf, node::Edge};
 
 thread_local! {
     static GRAD: Cell<bool> = const { Cell::new(true) };
-    static RANDOM: Cell<RandomState> = const { Cell::new(RandomState { seed: 0, drawn: 0 }) };
+    static RANDOM: Cell<RandomState> = const { Cell::new(RandomState { seed: 0, drawn: 0, stream: 0 }) };
     static READS: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
@@ -48,18 +48,28 @@ pub(crate) fn with_grad<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Where this thread is in its stream of random seeds: save it to resume exactly.
+/// Where this thread is in its random seeds: save it to resume exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RandomState {
-    /// The stream.
+    /// What they are drawn from.
     pub seed: u64,
     /// How many were drawn.
     pub drawn: u64,
+    /// Which of the independent streams of a seed they are.
+    pub stream: u32,
 }
 
-/// Starts this thread's stream of random seeds (dropout masks) anew.
+/// Starts this thread's random seeds (dropout masks) from `seed`, in the stream it is in.
 pub fn manual_seed(seed: u64) {
-    RANDOM.set(RandomState { seed, drawn: 0 });
+    RANDOM.set(RandomState { seed, drawn: 0, ..RANDOM.get() });
+}
+
+/// Goes to another stream of this thread's random seeds. Threads with one seed and different streams draw different dropout masks, those with
+/// one stream the same. A thread begins in stream 0; a data-parallel trainer puts its thread into the stream of its rank among the ranks
+/// that have different data. Ranks that must draw the same masks, because they compute the same values (tensor parallelism), are put
+/// into one stream after their trainer was made.
+pub fn set_random_stream(stream: u32) {
+    RANDOM.set(RandomState { stream, ..RANDOM.get() });
 }
 
 /// Where this thread is in its stream of random seeds.
@@ -74,10 +84,10 @@ pub fn set_random_state(state: RandomState) {
 
 /// The next seed of this thread's stream, for one random operation.
 pub fn next_seed() -> u64 {
-    let RandomState { seed, drawn } = RANDOM.get();
-    RANDOM.set(RandomState { seed, drawn: drawn + 1 });
-    let [a, b, ..] =
-        philox4x32_10([drawn as u32, (drawn >> 32) as u32, u32::MAX, 0], [seed as u32, (seed >> 32) as u32]);
+    let RandomState { seed, drawn, stream } = RANDOM.get();
+    RANDOM.set(RandomState { seed, drawn: drawn + 1, stream });
+    let counter = [drawn as u32, (drawn >> 32) as u32, u32::MAX, stream];
+    let [a, b, ..] = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
     u64::from(a) | u64::from(b) << 32
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use numcore::{
-    Result, Runtime, Tensor,
-    ops::{Apply, ViewOp},
+    Error, Result, Runtime, Tensor,
+    ops::{Apply, Spec, ViewOp},
 };
 
 use crate::{
@@ -29,6 +29,8 @@ pub(crate) struct Recipe<R: Runtime> {
     make: Arc<Make<R>>,
     inputs: Vec<SavedInput<R>>,
     random: RandomState,
+    /// Of what `make` gave.
+    spec: Spec,
     /// Through which what was made is seen.
     views: Vec<ViewOp>,
 }
@@ -36,9 +38,10 @@ pub(crate) struct Recipe<R: Runtime> {
 impl<R: Runtime> Remade<R> {
     /// A view of the value, `value`.
     pub(crate) fn seen(&self, view: &ViewOp, value: &Tensor<R>) -> Value<R> {
-        let Recipe { make, inputs, random, views } = &*self.recipe;
+        let Recipe { make, inputs, random, spec, views } = &*self.recipe;
         let views = views.iter().chain([view]).cloned().collect();
-        let recipe = Arc::new(Recipe { make: make.clone(), inputs: inputs.clone(), random: *random, views });
+        let recipe =
+            Arc::new(Recipe { make: make.clone(), inputs: inputs.clone(), random: *random, spec: *spec, views });
         Value::Remade(Arc::new(Remade { value: value.clone(), recipe }))
     }
 }
@@ -71,8 +74,9 @@ pub fn recomputed<R: Runtime>(
         return Ok(out);
     }
     let value = out.value()?;
+    let spec = value.spec();
     let inputs = inputs.iter().map(|v| saved_input(&v.value)).collect();
-    let recipe = Arc::new(Recipe { make: Arc::new(make), inputs, random, views: Vec::new() });
+    let recipe = Arc::new(Recipe { make: Arc::new(make), inputs, random, spec, views: Vec::new() });
     Ok(Var { value: Value::Remade(Arc::new(Remade { value, recipe })), edge: out.edge })
 }
 
@@ -82,6 +86,14 @@ impl<R: Runtime> Recipe<R> {
         let inputs = self.inputs.iter().map(|i| Ok(Var { value: i.fetch(hook)?, edge: None }));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         let value = at_random_state(self.random, || no_grad(|| (self.make)(&inputs)))?.value()?;
+        let (first, again) = (self.spec, value.spec());
+        if first != again {
+            let why = format!(
+                "gave {} {} in forward and {} {} in backward; it may depend on its inputs and random seeds alone",
+                first.dtype, first.shape, again.dtype, again.shape
+            );
+            return Err(Error::state("the closure of `recomputed`".to_string(), why));
+        }
         self.views.iter().try_fold(value, |x, view| Tensor::apply1(view.clone(), &[&x]))
     }
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     BackwardHook, Leaf, Var,
     node::{Edge, Node, Value},
-    sweep::{Sweep, checked, id, target},
+    sweep::{Sweep, id, target},
 };
 
 impl<R: Runtime> Sweep<R> {
@@ -61,7 +61,10 @@ impl<R: Runtime> Sweep<R> {
         let slot = hook.grad_slot(leaf)?;
         state.lent = slot.is_some();
         match slot {
-            Some(slot) => checked(slot, leaf),
+            Some(slot) => {
+                leaf.check_spec(slot.spec(), slot.runtime().device(), "its gradient slot")?;
+                Ok(slot)
+            }
             None => TensorMut::alloc(&leaf.runtime().tagged(Use::Gradients), leaf.spec().shape, leaf.spec().dtype),
         }
     }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Leaf, Var,
-    node::{Edge, Node, Saved, Value},
+    node::{Call, Edge, Node, Saved, Value},
     sweep::{Pending, Sweep, unknown},
     var::with_values,
 };
@@ -45,6 +45,38 @@ impl<R: Runtime> Step<'_, R> {
         Ok(())
     }
 
+    /// The error of a position that this node's call has not.
+    fn missing(&self, what: &str, i: usize, count: usize) -> Error {
+        let why = format!("its gradient rule named {what} {i}; there are {count}");
+        Error::argument(self.node.call.name(), why)
+    }
+
+    /// What a gradient rule somebody wrote by hand gives for input `i` has that input's shape and dtype; what this crate's own rules give
+    /// is tested. Each input is given one gradient: a second would be lost, or added, by where the input comes from.
+    fn check_given(&self, i: usize, spec: impl FnOnce() -> Result<Spec>) -> Result<()> {
+        let name = self.node.call.name();
+        if self.given[i] {
+            let why = format!("its gradient rule gave two gradients for input {i}; add them, and give the sum");
+            return Err(Error::argument(name, why));
+        }
+        if !matches!(self.node.call, Call::Function(_)) {
+            return Ok(());
+        }
+        let (given, due) = (spec()?, self.node.input_spec(i));
+        if given == due {
+            return Ok(());
+        }
+        let why = format!(
+            "its gradient rule gave {} {} for input {i}, which is {} {}",
+            given.dtype, given.shape, due.dtype, due.shape
+        );
+        Err(if given.dtype == due.dtype {
+            Error::shape(name, &[given.shape, due.shape], why)
+        } else {
+            Error::dtype(name, &[given.dtype, due.dtype], why)
+        })
+    }
+
     fn not_saved(&self, what: &str, i: usize) -> Error {
         let why = format!("its gradient rule asked for {what} {i}, which it had not declared");
         ErrorKind::NoGradient { op: self.node.call.name(), why }.into()
@@ -53,15 +85,17 @@ impl<R: Runtime> Step<'_, R> {
 
 impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
     fn wants(&self, i: usize) -> bool {
-        self.node.edges[i].is_some()
+        self.node.edges.get(i).is_some_and(Option::is_some)
     }
 
-    fn input_spec(&self, i: usize) -> Spec {
-        self.node.input_spec(i)
+    fn input_spec(&self, i: usize) -> Result<Spec> {
+        let count = self.inputs();
+        if i < count { Ok(self.node.input_spec(i)) } else { Err(self.missing("input", i, count)) }
     }
 
-    fn output_spec(&self, k: usize) -> Spec {
-        self.node.output_spec(k)
+    fn output_spec(&self, k: usize) -> Result<Spec> {
+        let count = self.upstream.len();
+        if k < count { Ok(self.node.output_spec(k)) } else { Err(self.missing("output", k, count)) }
     }
 
     fn inputs(&self) -> usize {
@@ -69,6 +103,7 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
     }
 
     fn input(&mut self, i: usize) -> Result<Var<R>> {
+        self.input_spec(i)?;
         let Some(saved) = self.saved.inputs[i].clone() else { return Err(self.not_saved("input", i)) };
         let value = saved.fetch(self.hook)?;
         let edge = self.node.edges[i].clone().filter(|_| self.sweep.options.create_graph);
@@ -76,24 +111,34 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
     }
 
     fn output(&mut self, k: usize) -> Result<Var<R>> {
+        self.output_spec(k)?;
         let Some(value) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
         let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k as u32));
         Ok(Var { edge: edge.filter(|_| value.dtype().is_float()), value: Value::Own(value) })
     }
 
     fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {
+        self.output_spec(k)?;
         Ok(self.upstream[k].clone())
     }
 
     fn give(&mut self, i: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
-        let Some(to) = &self.node.edges[i] else { return Ok(()) };
+        let Some(edge) = self.node.edges.get(i) else { return Err(self.missing("input", i, self.inputs())) };
+        let Some(to) = edge else { return Ok(()) };
+        self.check_given(i, || result(&op, ins))?;
         self.given[i] = true;
         self.sweep.deliver(to, op, ins, self.hook)
     }
 
     fn give_all(&mut self, op: Op, ins: &[&Var<R>]) -> Result<()> {
         let specs: SmallVec<[Spec; 8]> = ins.iter().map(|v| v.spec()).collect();
-        let edges = &self.node.edges[..op.infer(&specs)?.len()];
+        let outs = op.infer(&specs)?;
+        let Some(edges) = self.node.edges.get(..outs.len()) else {
+            return Err(self.missing("input", outs.len() - 1, self.inputs()));
+        };
+        for (i, spec) in outs.iter().enumerate().filter(|(i, _)| self.wants(*i)) {
+            self.check_given(i, || Ok(*spec))?;
+        }
         let mut memory = self.sweep.lend(edges, self.hook)?;
         if memory.iter().all(Option::is_none) {
             return Var::apply(op, ins)?.iter().enumerate().try_for_each(|(i, g)| self.give(i, Op::identity(), &[g]));
@@ -110,5 +155,16 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
             }
         }
         Ok(())
+    }
+}
+
+/// Shape and dtype of what `op`, which has one output, gives.
+fn result<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Spec> {
+    let specs: SmallVec<[Spec; 8]> = ins.iter().map(|v| v.spec()).collect();
+    match op.infer(&specs)?[..] {
+        [spec] => Ok(spec),
+        ref outs => {
+            Err(Error::argument(op.name(), format!("has {} outputs; `give` takes one, `give_all` more", outs.len())))
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use numcore::{
     Error, ErrorKind, Result, Runtime, TensorMut,
-    ops::{Apply, Op, Rule, Spec},
+    ops::{Apply, Op, Rule},
 };
 use smallvec::SmallVec;
 
@@ -332,19 +332,10 @@ fn through_views<R: Runtime>(grad: Var<R>, view: &LeafView<R>) -> Result<Var<R>>
     for v in view.views() {
         shapes.push(v.shape(shapes[shapes.len() - 1])?);
     }
-    let adjoint = |g: Var<R>, (v, from): (&numcore::ops::ViewOp, &numcore::Shape)| Var::apply1(v.adjoint(*from), &[&g]);
+    let adjoint =
+        |g: Var<R>, (v, from): (&numcore::ops::ViewOp, &numcore::Shape)| Var::apply1(v.adjoint(*from)?, &[&g]);
     let back = view.views().iter().zip(&shapes).rev().try_fold(grad, adjoint)?;
     back.reshape(view.leaf().spec().shape)
-}
-
-pub(crate) fn checked<R: Runtime>(slot: TensorMut<R>, leaf: &Leaf<R>) -> Result<TensorMut<R>> {
-    let is = Spec { shape: *slot.shape(), dtype: slot.dtype() };
-    if is == leaf.spec() {
-        return Ok(slot);
-    }
-    let why =
-        format!("its gradient slot is {} {}, it is {} {}", is.dtype, is.shape, leaf.spec().dtype, leaf.spec().shape);
-    Err(Error::state(leaf.name().to_string(), why))
 }
 
 pub(crate) fn unknown<R: Runtime>(leaf: &Leaf<R>) -> Error {

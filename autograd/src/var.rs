@@ -1,9 +1,9 @@
 //! [`Var`]: a tensor and, if it needs gradients, its place in the graph.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, panic::Location, sync::Arc};
 
 use numcore::{
-    DType, Error, Result, Runtime, Tensor,
+    DType, Error, ErrorKind, Result, Runtime, Tensor,
     ops::{Apply, Bits, Op, Outs, Spec, SpecList, ViewOp},
 };
 use parking_lot::Mutex;
@@ -33,8 +33,12 @@ impl<R: Runtime> Var<R> {
         Var { value: Value::Own(value), edge: None }
     }
 
-    /// A value whose gradient is wanted, under this name.
+    /// A value whose gradient is wanted, under this name; of a floating type.
     pub fn leaf(name: &str, value: Tensor<R>) -> Result<Self> {
+        if !value.dtype().is_float() {
+            let why = format!("`{name}` can have no gradient: only floating types do; use `Var::new`");
+            return Err(Error::dtype("leaf", &[value.dtype()], why));
+        }
         Ok(Leaf::new(name, value)?.var())
     }
 
@@ -130,6 +134,30 @@ impl<R: Runtime> Var<R> {
     }
 }
 
+/// An error of an op, naming the parameters among its operands: they say which of a model's layers it was.
+#[cold]
+fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
+    use ErrorKind::{Argument, DType, Device, Index, NoGradient, Shape, Unsupported};
+    let of_operands = matches!(
+        error.kind(),
+        Shape { .. }
+            | DType { .. }
+            | Argument { .. }
+            | Device { .. }
+            | Index { .. }
+            | Unsupported { .. }
+            | NoGradient { .. }
+    );
+    let known = |v: &&Var<R>| {
+        let Value::Leaf(view) = &v.value else { return None };
+        let Spec { shape, dtype } = view.leaf().spec();
+        let seen = if view.is_whole() { String::new() } else { format!(", seen as {}", view.shape()) };
+        Some(format!("`{}` is {dtype} {shape}{seen}", view.leaf().name()))
+    };
+    let names = || ins.iter().filter_map(known).collect::<Vec<_>>().join("; ");
+    if of_operands { error.with_operands(names) } else { error }
+}
+
 pub(crate) fn saved_input<R: Runtime>(value: &Value<R>) -> SavedInput<R> {
     match value {
         Value::Own(t) => SavedInput::Own(t.clone()),
@@ -173,6 +201,17 @@ impl<R: Runtime> Apply for Var<R> {
     }
 
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
+        let caller = Location::caller();
+        Self::applied(op, ins).map_err(|error| explained(error, ins).at(caller))
+    }
+
+    fn explained(error: Error, ins: &[&Self]) -> Error {
+        explained(error, ins).at(Location::caller())
+    }
+}
+
+impl<R: Runtime> Var<R> {
+    fn applied(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
         if let Value::Leaf(leaf) = &ins[0].value {
             let seen = match &op {
                 Op::View(view) => ins[0].leaf_seen(leaf, view)?.map(|seen| smallvec::smallvec![seen]),

@@ -2,7 +2,7 @@
 
 mod common;
 
-use autograd::{Backward, Var, backward, backward_with_hooks, is_grad_enabled, no_grad};
+use autograd::{Backward, Leaf, Var, backward, backward_with_hooks, is_grad_enabled, no_grad};
 use common::{Log, constant, cpu, grad_of, leaf, of};
 use numcore::{
     ErrorKind, NullRuntime, Runtime, Tensor,
@@ -124,7 +124,10 @@ fn missing_gradients_are_named_in_order() {
 #[test]
 fn whole_numbers_need_no_gradient() {
     let rt = cpu();
-    let ids = Var::leaf("ids", Tensor::from_vec(&rt, vec![1i64, 0]).unwrap()).unwrap();
+    let values = Tensor::from_vec(&rt, vec![1i64, 0]).unwrap();
+    let error = Var::leaf("ids", values.clone()).unwrap_err().to_string();
+    assert!(error.contains("leaf: dtypes i64: `ids` can have no gradient"), "{error}");
+    let ids = Leaf::new("ids", values).unwrap().var();
     assert!(!ids.requires_grad());
     let table = leaf(&rt, "table", [2, 1], &[5.0, 6.0]);
     let gradients = backward(&table.embedding(&ids).unwrap().mul(2.0).unwrap().sum(&[], false).unwrap()).unwrap();
@@ -138,7 +141,7 @@ fn gradients_are_summed_over_sweeps_and_can_be_replaced() {
     let mut gradients = backward(&x.square().unwrap()).unwrap();
     backward_with_hooks(&x.mul(10.0).unwrap(), &mut gradients).unwrap();
     assert_eq!(grad_of(&gradients, &x), [16.0]);
-    gradients.set(&of(&x), Tensor::from_slice(&rt, [], &[1.0]).unwrap());
+    gradients.set(&of(&x), Tensor::from_slice(&rt, [], &[1.0]).unwrap()).unwrap();
     assert_eq!((grad_of(&gradients, &x), gradients.len()), (vec![1.0], 1));
 }
 

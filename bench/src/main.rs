@@ -55,8 +55,7 @@ fn main() -> ExitCode {
 }
 
 fn level(word: Option<&str>) -> Result<Simd, String> {
-    let found = Simd::ALL.into_iter().find(|simd| Some(simd.name()) == word);
-    found.ok_or_else(|| format!("--simd needs {}", Simd::ALL.map(Simd::name).join(", ")))
+    word.and_then(Simd::named).ok_or_else(|| format!("--simd needs {}", Simd::ALL.map(Simd::name).join(", ")))
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use autograd::{Gradients, Leaf};
+use autograd::{Gradients, Leaf, set_random_stream};
 use nn::{Buffer, Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
-use crate::comm::{Collectives, Comm, ReduceOp, memory};
+use crate::{
+    comm::{Collectives, Comm, ReduceOp, memory, told},
+    unused::used_anywhere,
+};
 
 /// A model of which every rank has a copy.
 pub struct Ddp<R: Runtime> {
@@ -17,11 +20,15 @@ pub struct Ddp<R: Runtime> {
 
 impl<R: Runtime> Ddp<R> {
     /// The model on this rank. An error unless all ranks have the same one: names, shapes, dtypes, what is trained, and their order.
+    ///
+    /// Puts this thread into the [random stream](set_random_stream) of its rank: ranks draw different dropout masks for their different data,
+    /// from one seed.
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let buffers = model.named_buffers();
         comm.agree("the model", described(&parameters, &buffers).as_bytes())?;
+        set_random_stream(comm.rank() as u32);
         Ok(Ddp { comm: comm.clone(), parameters, buffers })
     }
 
@@ -38,24 +45,43 @@ impl<R: Runtime> Ddp<R> {
         self.buffers.iter().try_for_each(|(_, buffer)| buffer.set(self.broadcast(&buffer.value())?))
     }
 
-    /// Replaces every parameter's gradient by the mean over all ranks; a rank without one contributes zero.
+    /// Replaces every parameter's gradient by the mean over all ranks; a rank without one contributes zero, and where no rank has one none
+    /// is made.
     pub fn all_reduce_gradients(&self, gradients: &mut Gradients<R>) -> Result<()> {
         self.weighted_all_reduce_gradients(gradients, &vec![1; self.comm.size()])
     }
 
     /// Replaces every parameter's gradient by the mean over all ranks, weighted by what each contributed: `counts` has a number of
-    /// examples, or tokens, for each rank, the same on all.
+    /// examples, or tokens, for each rank. A rank without a gradient contributes zero, and where no rank has one none is made: an optimizer
+    /// leaves such a parameter alone.
+    ///
+    /// # Errors
+    /// On every rank, if `counts` are not the same on all, have not a number for each rank, or add up to 0.
     pub fn weighted_all_reduce_gradients(&self, gradients: &mut Gradients<R>, counts: &[u64]) -> Result<()> {
-        let (n, total) = (self.comm.size(), counts.iter().sum::<u64>());
-        if counts.len() != n || total == 0 {
-            let why = format!("needs a count for each of {n} ranks, not all of them 0; it was given {counts:?}");
-            return Err(Error::argument("weighted_all_reduce_gradients", why).on_rank(self.comm.rank()));
-        }
-        let weight = counts[self.comm.rank()] as f64 / total as f64;
+        let total = self.total(counts)?;
+        told(&self.comm, self.reduce(gradients, counts[self.comm.rank()] as f64 / total as f64))
+    }
+
+    /// What all ranks contributed. Every rank sees the counts of all, so that an error is one on every rank, and nobody waits for another.
+    fn total(&self, counts: &[u64]) -> Result<u64> {
+        let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+        let all = self.comm.exchange(&bytes)?;
+        let total = counts.iter().try_fold(0u64, |sum, &count| sum.checked_add(count)).filter(|&total| total > 0);
+        let why = match (all.iter().position(|other| *other != bytes), total) {
+            (None, Some(total)) if counts.len() == all.len() => return Ok(total),
+            (Some(rank), _) => format!("the counts of this rank, {counts:?}, are not those of rank {rank}"),
+            _ => format!("needs a count for each of {} ranks, not all of them 0; it was given {counts:?}", all.len()),
+        };
+        Err(Error::argument("weighted_all_reduce_gradients", why).on_rank(self.comm.world_rank()))
+    }
+
+    fn reduce(&self, gradients: &mut Gradients<R>, weight: f64) -> Result<()> {
         let trained: Vec<_> = self.parameters.iter().map(|(_, l)| l).filter(|l| l.requires_grad()).collect();
+        let used = used_anywhere(&self.comm, trained.iter().map(|leaf| gradients.get(leaf).is_some()))?;
+        let used: Vec<_> = trained.into_iter().zip(used).filter(|(_, used)| *used).map(|(leaf, _)| leaf).collect();
         let mut sums = Vec::new();
         // In the model's order: that of the gradients is not the same on all ranks.
-        for leaf in &trained {
+        for leaf in &used {
             let spec = leaf.spec();
             let own = match gradients.get(leaf) {
                 Some(gradient) => memory(&gradient.mul(weight)?)?,
@@ -63,8 +89,8 @@ impl<R: Runtime> Ddp<R> {
             };
             sums.push(self.comm.all_reduce(own, ReduceOp::Sum)?);
         }
-        for (leaf, sum) in trained.into_iter().zip(sums) {
-            gradients.set(leaf, sum.wait()?.freeze()?);
+        for (leaf, sum) in used.into_iter().zip(sums) {
+            gradients.set(leaf, sum.wait()?.freeze()?)?;
         }
         Ok(())
     }

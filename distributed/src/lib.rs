@@ -9,6 +9,9 @@ pub mod pipeline;
 pub mod plan;
 pub mod sampler;
 mod sync;
+mod sync_batch_norm;
 pub mod train;
 mod unused;
 pub mod zero;
+
+pub use sync_batch_norm::SyncBatchNorm;

@@ -100,49 +100,54 @@ impl DistributedSampler {
     /// The next examples of this epoch, at most `size`; none when the epoch is over.
     pub fn next_batch(&mut self, size: usize) -> impl Iterator<Item = usize> + '_ {
         let from = self.at;
-        self.at = (from + size).min(self.own.len());
+        self.at = from.saturating_add(size).min(self.own.len());
         self.own[from..self.at].iter().copied()
     }
 
-    /// Epoch, and how many of its examples this rank has read (since it [went on](DistributedSampler::resume) within it).
+    /// The epoch, and how many of its examples all ranks together have read if every rank has read as many as this one.
+    /// [`seek`](DistributedSampler::seek) takes it back.
     pub fn position(&self) -> (u64, usize) {
-        (self.epoch, self.at)
+        (self.epoch, (self.start + self.at * self.ranks).min(self.len))
     }
 
-    /// How far all ranks have come, for the notes of a checkpoint: every rank must have read as many examples as this one.
+    /// The [position](DistributedSampler::position) and what it is of, for the notes of a checkpoint: how many examples, in which order, and
+    /// what becomes of those that do not make a whole round.
     pub fn progress(&self) -> String {
-        let read = (self.start + self.at * self.ranks).min(self.len);
-        format!("epoch {} read {read} of {} seed {}", self.epoch, self.len, self.seed)
+        let (epoch, read) = self.position();
+        format!("epoch {epoch} read {read} {}", self.described())
     }
 
     /// Goes on from [`progress`](DistributedSampler::progress), on any number of ranks: what was not read of the epoch is shared out
     /// among these. Later epochs are whole again.
     ///
     /// # Errors
-    /// When it is no progress, or of another number of examples or another seed.
+    /// When it is no progress, or of another number of examples, another order, or another [`Uneven`].
     pub fn resume(&mut self, progress: &str) -> Result<()> {
         let wrong = |why: &str| Error::argument("DistributedSampler::resume", format!("`{progress}` {why}"));
-        let words: Vec<&str> = progress.split(' ').collect();
-        let &["epoch", epoch, "read", read, "of", len, "seed", seed] = &words[..] else {
-            return Err(wrong("is no progress of a sampler"));
+        let parsed = || {
+            let rest = progress.strip_prefix("epoch ")?;
+            let (epoch, rest) = rest.split_once(" read ")?;
+            let (read, of) = rest.split_once(' ')?;
+            Some((epoch.parse().ok()?, read.parse().ok()?, of))
         };
-        let number = |word: &str| word.parse::<u64>().map_err(|_| wrong("is no progress of a sampler"));
-        let (epoch, read, len, seed) = (number(epoch)?, number(read)? as usize, number(len)? as usize, number(seed)?);
-        if (len, seed) != (self.len, self.seed) || read > len {
-            return Err(wrong(&format!("is not of {} examples in the order of seed {}", self.len, self.seed)));
+        let (epoch, read, of) = parsed().ok_or_else(|| wrong("is no progress of a sampler"))?;
+        if of != self.described() {
+            return Err(wrong(&format!("is not of this sampler, which is `{}`", self.described())));
         }
-        *self = Self { epoch, start: read, at: 0, ..self.clone() }.drawn();
-        Ok(())
+        self.seek(epoch, read).map_err(|_| wrong("is no progress of a sampler: more was read than there is"))
     }
 
-    /// Goes on from a position, on as many ranks.
-    pub fn seek(&mut self, epoch: u64, at: usize) -> Result<()> {
-        *self = Self { epoch, start: 0, at: 0, ..self.clone() }.drawn();
-        if at > self.own.len() {
-            let why = format!("epoch {epoch} has {} examples on rank {}, not {at}", self.own.len(), self.rank);
+    /// Goes to a [position](DistributedSampler::position), which may be of another number of ranks: all ranks have read `read` examples of
+    /// the epoch, and the others are shared out among the ranks there are now.
+    ///
+    /// # Errors
+    /// When the epoch has fewer examples.
+    pub fn seek(&mut self, epoch: u64, read: usize) -> Result<()> {
+        if read > self.len {
+            let why = format!("epoch {epoch} has {} examples, not {read}", self.len);
             return Err(Error::argument("DistributedSampler::seek", why));
         }
-        self.at = at;
+        *self = Self { epoch, start: read, at: 0, ..self.clone() }.drawn();
         Ok(())
     }
 
@@ -151,20 +156,32 @@ impl DistributedSampler {
         *self = Self { epoch, start: 0, at: 0, ..self.clone() }.drawn();
     }
 
+    /// What every rank of every world must have alike to go on from a position.
+    fn described(&self) -> String {
+        let order = if self.shuffle { "shuffled" } else { "in order" };
+        let uneven = match self.uneven {
+            Uneven::Keep => "keep",
+            Uneven::Drop => "drop",
+            Uneven::Repeat => "repeat",
+        };
+        format!("of {} seed {} {order} {uneven}", self.len, self.seed)
+    }
+
     fn drawn(mut self) -> Self {
-        let mut order: Vec<usize> = match self.shuffle {
+        let order: Vec<usize> = match self.shuffle {
             // The epoch's number is the stream, so no epoch repeats another's order.
             true => Philox::new(self.seed, self.epoch as u32).permutation(self.len),
             false => (0..self.len).collect(),
         };
-        let mut order = order.split_off(self.start);
-        let left = order.len();
-        match self.uneven {
-            Uneven::Keep => {}
-            Uneven::Drop => order.truncate(left / self.ranks * self.ranks),
-            Uneven::Repeat => order = order.iter().copied().cycle().take(left.next_multiple_of(self.ranks)).collect(),
-        }
-        self.own = order.into_iter().skip(self.rank).step_by(self.ranks).collect();
+        let left = self.len - self.start;
+        let shared = match self.uneven {
+            Uneven::Keep => left,
+            Uneven::Drop => left / self.ranks * self.ranks,
+            Uneven::Repeat => left.next_multiple_of(self.ranks),
+        };
+        // What is repeated is the epoch's first examples, wherever it is gone on from.
+        let places = (self.start..self.start + shared).skip(self.rank).step_by(self.ranks);
+        self.own = places.map(|place| order[place % self.len]).collect();
         self
     }
 }
@@ -199,7 +216,7 @@ mod tests {
         assert!(draw(1, 2) != draw(1, 3) && draw(1, 2) != draw(2, 2));
         assert_eq!(DistributedSampler::new(7, 0, 3).unwrap().in_order().indices(), shard_batches(7, 0, 3));
         assert!(DistributedSampler::new(7, 3, 3).is_err());
-        assert!(DistributedSampler::new(7, 0, 3).unwrap().seek(0, 4).is_err());
+        assert!(DistributedSampler::new(7, 0, 3).unwrap().seek(0, 8).is_err());
     }
 
     #[test]
@@ -214,7 +231,9 @@ mod tests {
                 seen.extend(sampler.next_batch(3));
                 notes.push(sampler.progress());
             }
-            assert!(notes.iter().all(|note| *note == format!("epoch 2 read {} of 43 seed 3", 3 * before)));
+            assert!(
+                notes.iter().all(|note| *note == format!("epoch 2 read {} of 43 seed 3 shuffled keep", 3 * before))
+            );
             let mut again = Vec::new();
             for rank in 0..after {
                 let mut sampler = sampler(rank, after);
@@ -238,14 +257,55 @@ mod tests {
         for wrong in [
             "",
             "epoch 1",
-            "epoch 1 read 11 of 10 seed 3",
-            "epoch 1 read 4 of 12 seed 3",
-            "epoch 1 read 4 of 10 seed 4",
+            "epoch 1 read 4 of 10 seed 3",
+            "epoch 1 read 11 of 10 seed 3 shuffled keep",
+            "epoch 1 read 4 of 12 seed 3 shuffled keep",
+            "epoch 1 read 4 of 10 seed 4 shuffled keep",
+            "epoch 1 read 4 of 10 seed 3 in order keep",
+            "epoch 1 read 4 of 10 seed 3 shuffled drop",
         ] {
             assert!(sampler.resume(wrong).unwrap_err().to_string().contains(wrong));
         }
-        sampler.resume("epoch 1 read 4 of 10 seed 3").unwrap();
-        assert_eq!(sampler.position(), (1, 0));
+        sampler.resume("epoch 1 read 4 of 10 seed 3 shuffled keep").unwrap();
+        assert_eq!(sampler.position(), (1, 4));
         assert_eq!(sampler.indices().len(), 3);
+        // What differs is said.
+        let ordered = DistributedSampler::new(10, 0, 1).unwrap().in_order();
+        let error = DistributedSampler::new(10, 0, 1).unwrap().resume(&ordered.progress()).unwrap_err().to_string();
+        assert!(error.contains("in order keep") && error.contains("`of 10 seed 0 shuffled keep`"), "{error}");
+    }
+
+    #[test]
+    fn positions_are_where_a_sampler_goes_on_from() {
+        for uneven in [Uneven::Keep, Uneven::Drop, Uneven::Repeat] {
+            for (ranks, len, shuffle) in [(1, 7, true), (3, 11, true), (4, 2, true), (3, 10, false), (5, 0, true)] {
+                for rank in 0..ranks {
+                    let fresh = || {
+                        let sampler = DistributedSampler::new(len, rank, ranks).unwrap().seed(5).uneven(uneven);
+                        if shuffle { sampler } else { sampler.in_order() }
+                    };
+                    let mut sampler = fresh();
+                    sampler.set_epoch(4);
+                    loop {
+                        // A sampler that seeks or resumes, once or twice, reads what this one reads.
+                        let (epoch, read) = sampler.position();
+                        let (mut sought, mut resumed) = (fresh(), fresh());
+                        sought.seek(epoch, read).unwrap();
+                        assert_eq!(sought.position(), (epoch, read));
+                        resumed.resume(&sought.progress()).unwrap();
+                        assert_eq!(resumed.progress(), sampler.progress());
+                        let rest: Vec<usize> = sampler.clone().next_batch(usize::MAX).collect();
+                        // At the end ranks may have read one example more than others.
+                        if !rest.is_empty() {
+                            assert_eq!(sought.indices(), rest, "{uneven:?} {rank} of {ranks}, {read} of {len}");
+                            assert_eq!(resumed.next_batch(usize::MAX).collect::<Vec<_>>(), rest);
+                        }
+                        if sampler.next_batch(1).next().is_none() {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
     }
 }

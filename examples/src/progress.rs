@@ -1,6 +1,6 @@
 //! A progress bar that shows the loss, tokens (or examples) per second, and the time left.
 
-use std::time::Instant;
+use std::{cell::Cell, time::Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -11,27 +11,30 @@ pub struct Progress {
     per_step: usize,
     begun: Instant,
     from: u64,
-    total: u64,
+    /// Tenths of the run that a line was printed for.
+    printed: Cell<u64>,
 }
 
 impl Progress {
-    /// A run from step `from` to `total`, each of `per_step` units.
-    pub fn new(from: u64, total: u64, per_step: usize, unit: &'static str) -> Progress {
-        let bar = ProgressBar::new(total).with_position(from);
+    /// A run that goes on after step `from`, each step of `per_step` units.
+    pub fn new(from: u64, per_step: usize, unit: &'static str) -> Progress {
+        let bar = ProgressBar::new(from).with_position(from);
         let template = "{wide_bar} {pos}/{len}  {msg}  {eta} left";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        Progress { bar, unit, per_step, begun: Instant::now(), from, total }
+        Progress { bar, unit, per_step, begun: Instant::now(), from, printed: Cell::new(0) }
     }
 
-    /// Step `step` is done.
-    pub fn step(&self, step: u64, loss: f64) {
+    /// Step `step` of `total` is done. The total may change from step to step.
+    pub fn step(&self, step: u64, total: u64, loss: f64) {
         let rate = ((step - self.from) as usize * self.per_step) as f64 / self.begun.elapsed().as_secs_f64();
         let message = format!("loss {loss:.4}  {rate:.0} {}/s", self.unit);
-        if self.bar.is_hidden() && (step.is_multiple_of((self.total / 10).max(1)) || step == self.total) {
-            println!("step {step}/{}  {message}", self.total);
+        let tenths = 10 * step / total.max(1);
+        if self.bar.is_hidden() && tenths > self.printed.replace(tenths.max(self.printed.get())) {
+            println!("step {step}/{total}  {message}");
         }
+        self.bar.set_length(total);
         self.bar.set_message(message);
         self.bar.set_position(step);
     }

@@ -4,13 +4,25 @@ use std::path::Path;
 
 use weftgrad::{AnyRuntime, Result, Tensor, Var, rng::Philox};
 
-use crate::Outcome;
+use crate::{Outcome, prose};
 
-/// The text of the workspace's own that is learned when no file is given.
-const OWN: &[&str] = &[
+/// The documents whose sentences are learned when no file is given.
+const DOCUMENTS: &[&str] = &[
     include_str!("../../README.md"),
     include_str!("../../ARCHITECTURE.md"),
     include_str!("../../CONTRIBUTING.md"),
+    include_str!("../../docs/many-ranks.md"),
+    include_str!("../../record/2026-11-21-past-pytorch.md"),
+    include_str!("../../record/2026-11-22-between.md"),
+    include_str!("../../record/2026-11-22-halves.md"),
+    include_str!("../../record/2026-11-22-one-loop.md"),
+    include_str!("../../record/2026-11-22-pairs.md"),
+    include_str!("../../record/2026-11-22-pieces.md"),
+    include_str!("../../record/2026-11-22-shares.md"),
+];
+
+/// The sources whose comments are.
+const SOURCES: &[&str] = &[
     include_str!("../../numcore/src/error.rs"),
     include_str!("../../numcore/src/layout.rs"),
     include_str!("../../numcore/src/runtime.rs"),
@@ -18,10 +30,14 @@ const OWN: &[&str] = &[
     include_str!("../../numcore/src/flat.rs"),
     include_str!("../../numcore/src/ops/view.rs"),
     include_str!("../../numcore/src/ops/reduce.rs"),
+    include_str!("../../numcore/src/pointwise/mod.rs"),
     include_str!("../../numcore/src/fused/attention.rs"),
     include_str!("../../numcore/src/fused/norm.rs"),
     include_str!("../../autograd/src/sweep.rs"),
     include_str!("../../autograd/src/leaf.rs"),
+    include_str!("../../nn/src/module_ext.rs"),
+    include_str!("../../optim/src/optimizer.rs"),
+    include_str!("../../optim/src/params.rs"),
 ];
 
 /// A text as numbers of its vocabulary, nine tenths to train on and one to validate.
@@ -41,10 +57,10 @@ pub enum Part {
 }
 
 impl Corpus {
-    /// The text of a file, or the workspace's own.
+    /// The text of a file, or the workspace's own prose.
     pub fn read(path: Option<&Path>) -> Outcome<Corpus> {
         let text = match path {
-            None => OWN.concat(),
+            None => own(),
             Some(p) => {
                 let bytes = std::fs::read(p).map_err(|e| format!("{}: {e}", p.display()))?;
                 String::from_utf8(bytes).map_err(|e| format!("{}: not UTF-8 text ({e})", p.display()))?
@@ -75,6 +91,12 @@ impl Corpus {
     pub fn token(&self, c: char) -> Option<i64> {
         self.vocabulary.binary_search(&c).ok().map(|i| i as i64)
     }
+}
+
+/// The workspace's prose.
+fn own() -> String {
+    let documents = DOCUMENTS.iter().map(|text| prose::of_markdown(text));
+    documents.chain(SOURCES.iter().map(|text| prose::of_rust(text))).collect()
 }
 
 /// Inputs `[B, T]` and the characters that follow each, `[B · T]`.
@@ -110,5 +132,21 @@ impl Batch {
         let last = (tokens.len() - context - 1) as u64;
         let starts: Vec<usize> = (0..batch).map(|_| rng.below(last) as usize).collect();
         Self::at(rt, tokens, &starts, context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_text_is_prose() {
+        let text = own();
+        let share = |keep: fn(&char) -> bool| text.chars().filter(keep).count() as f64 / text.len() as f64;
+        assert!(text.len() > 60_000, "{} characters", text.len());
+        assert!(share(|c| c.is_ascii_lowercase()) > 0.7);
+        assert!(share(|c| *c == ' ') < 0.2);
+        assert!(!text.contains("  ") && !text.contains("\n\n") && !text.contains(['|', '`']));
+        assert!(Corpus::read(None).unwrap().vocabulary.len() < 80);
     }
 }

@@ -41,6 +41,30 @@ fn shapes() {
     assert_eq!(shape(&MaxPool2d::new(3).with_padding([1, 1]), &[1, 2, 7, 7]), [1, 2, 3, 3]);
     assert_eq!(shape(&AvgPool2d::new(2), &[1, 2, 7, 6]), [1, 2, 3, 3]);
     assert_eq!(shape(&AdaptiveAvgPool2d { size: [2, 3] }, &[1, 2, 7, 5]), [1, 2, 2, 3]);
+    assert_eq!(shape(&MaxPool3d::new(2).with_dilation([2, 1, 1]).with_ceil_mode(), &[1, 2, 5, 4, 5]), [1, 2, 2, 2, 3]);
+    assert_eq!(shape(&AvgPool1d::new(3).without_padding_counted().with_padding([1]), &[1, 2, 7]), [1, 2, 3]);
+    assert_eq!(shape(&AdaptiveMaxPool3d { size: [1, 2, 3] }, &[1, 2, 4, 4, 4]), [1, 2, 1, 2, 3]);
+    assert_eq!(shape(&LpPool { p: 2.0, options: PoolOptions::new([2]) }, &[1, 2, 7]), [1, 2, 3]);
+    assert_eq!(
+        shape(&Conv3d::new(init, 2, 4, [1, 2, 3], ConvNd::default()).unwrap(), &[1, 2, 3, 4, 5]),
+        [1, 4, 3, 3, 3]
+    );
+    let same = Conv1d::new(init, 2, 4, 4, Conv1dOptions::default()).unwrap().with_padding(ConvPadding::Same);
+    assert_eq!(shape(&same.with_padding_mode(PadMode::Circular).without_bias(), &[1, 2, 5]), [1, 4, 5]);
+    let up = Conv1dOptions { stride: 2, ..Default::default() };
+    let up = ConvTranspose1d::new(init, 2, 3, 3, up).unwrap().with_output_padding([1]).unwrap();
+    assert_eq!(shape(&up, &[1, 2, 4]), [1, 3, 10]);
+    assert_eq!(
+        shape(&ConvTranspose3d::new(init, 2, 3, [2; 3], ConvNd::default()).unwrap(), &[1, 2, 1, 2, 3]),
+        [1, 3, 2, 3, 4]
+    );
+    let upsample = Upsample { factors: vec![2.0, 1.5], options: Interpolate::new(Interpolation::Linear) };
+    assert_eq!(shape(&upsample, &[1, 2, 3, 4]), [1, 2, 6, 6]);
+    assert_eq!(shape(&PixelShuffle { factor: 2 }, &[1, 8, 3, 4]), [1, 2, 6, 8]);
+    assert_eq!(shape(&PixelUnshuffle { factor: 2 }, &[1, 2, 6, 8]), [1, 8, 3, 4]);
+    assert_eq!(shape(&Pad { pads: vec![(1, 2), (-1, 0)], mode: PadMode::Reflect }, &[1, 3, 4]), [1, 6, 3]);
+    assert_eq!(shape(&Unfold { options: PoolOptions::new([2, 2]) }, &[1, 3, 4, 4]), [1, 12, 4]);
+    assert_eq!(shape(&Fold { size: [4, 4], options: PoolOptions::new([2, 2]) }, &[1, 12, 4]), [1, 3, 4, 4]);
     assert_eq!(shape(&Flatten::default(), &[2, 3, 4]), [2, 12]);
     assert_eq!(shape(&Sequential::<Cpu>::new(), &[2, 3]), [2, 3]);
     assert_eq!(shape(&GroupNorm::new(init, 2, 4).unwrap(), &[2, 4, 3]), [2, 4, 3]);
@@ -189,6 +213,46 @@ fn a_recurrent_layer_resumes_from_its_state() {
     check::<RnnCell>(&init());
     check::<LstmCell>(&init());
     check::<GruCell>(&init());
+    check::<GruResetFirstCell>(&init());
+}
+
+/// The formula of ONNX's `GRU` with `linear_before_reset = 0`, in loops.
+#[test]
+fn a_gru_that_resets_before_the_product() {
+    let layer = GruResetFirst::new(&init(), RecurrentConfig::new(3, 4)).unwrap();
+    let x = uniform(&[1, 3, 3], 5);
+    let [w, u, b, c] = &layer.parameters().iter().map(|p| f64s(&p.var())).collect::<Vec<_>>()[..] else { panic!() };
+    let values = f64s(&x);
+    let mut h = [0.0; 4];
+    for t in 0..3 {
+        let part = |row: usize, by: &[f64; 4]| {
+            let input: f64 = (0..3).map(|i| w[row * 3 + i] * values[t * 3 + i]).sum();
+            input + b[row] + c[row] + (0..4).map(|j| u[row * 4 + j] * by[j]).sum::<f64>()
+        };
+        let gate = |row: usize| 1.0 / (1.0 + (-part(row, &h)).exp());
+        let reset: [f64; 4] = std::array::from_fn(|k| gate(k) * h[k]);
+        let next = std::array::from_fn(|k| {
+            let z = gate(4 + k);
+            (1.0 - z) * part(8 + k, &reset).tanh() + z * h[k]
+        });
+        h = next;
+    }
+    let got = f64s(&layer.run(&x, None).unwrap().state[0]);
+    assert!(got.iter().zip(h).all(|(g, w)| (g - w).abs() < 1e-6), "{got:?}, expected {h:?}");
+}
+
+/// A layer that reads backwards alone is one that reads the reversed sequence, reversed.
+#[test]
+fn a_layer_that_reads_backwards() {
+    let (one, other) = (RecurrentConfig { reverse: true, ..RecurrentConfig::new(3, 4) }, RecurrentConfig::new(3, 4));
+    let (backward, forward) = (Lstm::new(&init(), one).unwrap(), Lstm::new(&init(), other).unwrap());
+    assert!(backward.named_parameters().iter().all(|(n, _)| n.ends_with("_l0_reverse")));
+    let x = uniform(&[2, 5, 3], 6);
+    let (a, b) = (backward.run(&x, None).unwrap(), forward.run(&x.flip(&[1]).unwrap(), None).unwrap());
+    same(&a.output, &b.output.flip(&[1]).unwrap());
+    same(&a.state[1], &b.state[1]);
+    let both = RecurrentConfig { reverse: true, bidirectional: true, ..RecurrentConfig::new(3, 4) };
+    assert!(message(Lstm::new(&init(), both)).contains("`reverse`"));
 }
 
 /// The backward half of a bidirectional layer is the forward half of the reversed sequence.

@@ -206,3 +206,53 @@ fn a_failed_save_leaves_the_last_good_file() {
     left.sort();
     assert_eq!(left, ["m", "taken"], "no temporary file is left behind");
 }
+
+#[test]
+#[cfg(unix)]
+fn a_symbolic_link_stays_one_and_its_target_is_replaced() {
+    use std::os::unix::fs::symlink;
+    let folder = scratch("links");
+    let big = folder.join("big");
+    std::fs::create_dir_all(&big).unwrap();
+    // Relative to the link's own folder, absolute, a link to a link, and a link to what is not there yet.
+    let links = [("relative", "big/relative.safetensors".into()), ("absolute", big.join("absolute.safetensors"))];
+    for (name, target) in &links {
+        std::fs::write(folder.join(target), b"old").unwrap();
+        symlink(target, folder.join(name)).unwrap();
+    }
+    symlink("relative", folder.join("chain")).unwrap();
+    symlink("big/fresh.safetensors", folder.join("dangling")).unwrap();
+    for name in ["relative", "absolute", "chain", "dangling"] {
+        let link = folder.join(name);
+        let to = std::fs::read_link(&link).unwrap();
+        save(&link, &of_every_dtype(), &[("by".to_string(), name.to_string())].into()).unwrap();
+        assert_eq!(std::fs::read_link(&link).unwrap(), to, "{name}");
+        assert_eq!(metadata(&link).unwrap()["by"], name);
+    }
+    assert_eq!(metadata(big.join("relative.safetensors")).unwrap()["by"], "chain");
+    assert!(big.join("fresh.safetensors").is_file());
+    let left = std::fs::read_dir(&big).unwrap().count() + std::fs::read_dir(&*folder).unwrap().count();
+    assert_eq!(left, 3 + 5, "no temporary file is left");
+}
+
+#[test]
+#[cfg(unix)]
+fn what_is_no_regular_file_is_never_replaced() {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+    let folder = scratch("special");
+    let _socket = UnixListener::bind(folder.join("socket")).unwrap();
+    std::fs::create_dir_all(folder.join("folder")).unwrap();
+    symlink("socket", folder.join("link to it")).unwrap();
+    symlink("circle", folder.join("circle")).unwrap();
+    let before = std::fs::read_dir(&*folder).unwrap().count();
+    for (name, why) in [
+        ("socket", "not a regular file"),
+        ("folder", "not a regular file"),
+        ("link to it", "socket` is not a regular file"),
+        ("circle", "chain of more than 40"),
+    ] {
+        let error = save(folder.join(name), &of_every_dtype(), &Notes::new()).unwrap_err().to_string();
+        assert!(error.contains(why), "{name}: {error}");
+    }
+    assert_eq!(std::fs::read_dir(&*folder).unwrap().count(), before, "no temporary file is left");
+}

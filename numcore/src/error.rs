@@ -1,22 +1,28 @@
 //! Errors a caller can cause: every one names the operation and what it was given.
 
+mod context;
+
 use std::{fmt, io, path::PathBuf};
+
+use context::Context;
+pub use context::Within;
 
 use crate::{DType, DeviceId, Shape};
 
-/// The result of everything that can fail here.
-pub type Result<T> = std::result::Result<T, Error>;
+/// The result of everything that can fail here, or of something with an error of its own.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the rank it happened on when there is more than one.
+/// What went wrong, with the rank it happened on when there is more than one, the part of the model, the parameters
+/// among the operands, and the line of the call, where they are known.
 ///
-/// One word wide, so that `Result`s stay cheap; read it through [`Error::kind`].
-#[derive(Debug)]
+/// One word wide, so that `Result`s stay cheap; read it through [`Error::kind`]. `Debug` writes the same sentence as
+/// `Display`: it is what `fn main() -> Result<()>` and `unwrap` print.
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     kind: ErrorKind,
     rank: Option<usize>,
+    context: Context,
 }
 
 /// The taxonomy. There is deliberately no variant that is only a string.
@@ -47,6 +53,19 @@ pub enum ErrorKind {
         op: &'static str,
         /// The rule it breaks and what to do.
         why: String,
+    },
+    /// An index names no place.
+    Index {
+        /// The operation.
+        op: &'static str,
+        /// The index.
+        index: i64,
+        /// Where it stands in the tensor of indices.
+        position: Shape,
+        /// That tensor's shape.
+        of: Shape,
+        /// How many places there are.
+        size: usize,
     },
     /// Tensors of different devices met.
     Device {
@@ -209,6 +228,23 @@ impl Error {
         ErrorKind::Argument { op, why: why.into() }.into()
     }
 
+    /// An [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: theirs are the same ones in
+    /// row-major order, each repeated.
+    pub(crate) fn of_index(mut self, op: &'static str, of: Shape) -> Self {
+        if let ErrorKind::Index { op: to, position, of: inner, .. } = &mut self.0.kind {
+            let place = position.iter().zip(inner.iter()).fold(0, |n, (i, size)| n * size + i);
+            let mut rest = place / (inner.numel() / of.numel().max(1)).max(1);
+            *to = op;
+            *position = of;
+            for axis in (0..of.rank()).rev() {
+                *position = position.with(axis, rest % of[axis].max(1));
+                rest /= of[axis].max(1);
+            }
+            *inner = of;
+        }
+        self
+    }
+
     /// A [`ErrorKind::State`].
     pub fn state(name: impl Into<String>, why: impl Into<String>) -> Self {
         ErrorKind::State { name: name.into(), why: why.into() }.into()
@@ -227,7 +263,7 @@ impl Error {
 
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
-        Error(Box::new(Inner { kind, rank: None }))
+        Error(Box::new(Inner { kind, rank: None, context: Context::default() }))
     }
 }
 
@@ -245,7 +281,15 @@ impl fmt::Display for Error {
         if let Some(rank) = self.rank() {
             write!(f, "rank {rank}: ")?;
         }
-        self.kind().fmt(f)
+        self.0.context.fmt_before(f)?;
+        self.kind().fmt(f)?;
+        self.0.context.fmt_after(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -255,6 +299,9 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Shape { op, shapes, why } => write!(f, "{op}: shapes {}: {why}", List(shapes)),
             ErrorKind::DType { op, dtypes, why } => write!(f, "{op}: dtypes {}: {why}", List(dtypes)),
             ErrorKind::Argument { op, why } => write!(f, "{op}: {why}"),
+            ErrorKind::Index { op, index, position, of, size } => {
+                write!(f, "{op}: index {index} at position {position} of the index {of} is not in 0..{size}")
+            }
             ErrorKind::Device { op, devices } => {
                 write!(f, "{op}: tensors of different devices ({}); move them with `to_device` first", List(devices))
             }
@@ -324,6 +371,21 @@ mod tests {
     fn names_operation_shapes_and_rank() {
         let e = Error::shape("matmul", &[[2, 3].into(), [4, 5].into()], "inner sizes 3 and 4 differ").on_rank(2);
         assert_eq!(e.to_string(), "rank 2: matmul: shapes [2, 3], [4, 5]: inner sizes 3 and 4 differ");
+    }
+
+    #[test]
+    fn what_main_prints_is_the_sentence() {
+        let e = Error::argument("device", "`foo` is none of cpu and wgpu").on_rank(1);
+        assert_eq!(format!("{e:?}"), "rank 1: device: `foo` is none of cpu and wgpu");
+        assert_eq!(format!("{e:#?}"), e.to_string());
+    }
+
+    #[test]
+    fn a_result_may_have_another_error() {
+        fn own() -> Result<(), String> {
+            Err("mine".into())
+        }
+        assert_eq!(own(), Err("mine".to_string()));
     }
 
     #[test]

@@ -145,6 +145,7 @@ impl<R: Runtime> Flat<R> {
 
     /// Lends range `i` for writing. While a [`Tensor`] shares the buffer this is an error, as is lending twice.
     pub fn lend(&mut self, i: usize) -> Result<TensorMut<R>> {
+        self.check_range("lend", i)?;
         let what = || format!("range `{}`", self.layout.name(i));
         if self.state[i].lent {
             return Err(lent("lend", format!("{} is lent already", what())));
@@ -165,6 +166,12 @@ impl<R: Runtime> Flat<R> {
     /// Lends ranges `from..to`, gaps included, as one row. Which of them were written stays as it is.
     pub fn lend_span(&mut self, ranges: std::ops::Range<usize>) -> Result<TensorMut<R>> {
         let std::ops::Range { start: from, end: to } = ranges.clone();
+        if from > to || to > self.layout.len() {
+            return Err(lent(
+                "lend_span",
+                format!("there are {} ranges, {from}..{to} are not among them", self.layout.len()),
+            ));
+        }
         if self.state[ranges.clone()].iter().any(|s| s.lent) {
             return Err(lent("lend_span", format!("a range of {from}..{to} is lent; restore it first")));
         }
@@ -220,6 +227,7 @@ impl<R: Runtime> Flat<R> {
 
     /// The value of range `i`. Until it is dropped nothing can be lent.
     pub fn tensor(&self, i: usize) -> Result<Tensor<R>> {
+        self.check_range("tensor", i)?;
         self.shared("tensor", *self.layout.range(i))
     }
 
@@ -237,6 +245,13 @@ impl<R: Runtime> Flat<R> {
 
     fn hand_out(&self, layout: Layout, written: bool, part: Lent) -> TensorMut<R> {
         TensorMut::lend(self.memory.part(self.rt.clone(), layout), written, part)
+    }
+
+    fn check_range(&self, op: &'static str, i: usize) -> Result<()> {
+        if i < self.layout.len() {
+            return Ok(());
+        }
+        Err(lent(op, format!("there are {} ranges, {i} is not among them", self.layout.len())))
     }
 
     fn any_lent(&self) -> bool {

@@ -22,7 +22,8 @@ impl Layout {
         let mut step = 1isize;
         for i in (0..shape.rank()).rev() {
             strides[i] = step;
-            step *= shape[i].max(1) as isize;
+            // A shape that no memory can hold has strides that mean nothing, and never gets memory.
+            step = step.wrapping_mul(shape[i].max(1) as isize);
         }
         Layout { shape, strides, offset: 0 }
     }
@@ -151,6 +152,7 @@ impl Layout {
                 "the first cannot be broadcast to the second",
             ));
         };
+        let shape = shape.checked("broadcast_to")?;
         let mut out = Layout { shape, strides: [0; MAX_RANK], offset: self.offset };
         for i in 0..self.rank() {
             out.strides[lead + i] = if self.shape[i] == shape[lead + i] { self.strides[i] } else { 0 };
@@ -160,7 +162,7 @@ impl Layout {
 
     /// Elements `start, start + step, …` along an axis, `len` of them.
     pub fn slice(&self, axis: usize, start: usize, len: usize, step: usize) -> Result<Layout> {
-        let size = self.shape[axis];
+        let size = self.size("slice", axis)?;
         let last = len.checked_sub(1).and_then(|l| l.checked_mul(step)).and_then(|l| l.checked_add(start));
         if step == 0 || (len > 0 && last.is_none_or(|l| l >= size)) || start > size {
             return Err(Error::shape(
@@ -174,25 +176,34 @@ impl Layout {
         if len > 0 {
             out.offset = (out.offset as isize + start as isize * self.strides[axis]) as usize;
         }
-        out.strides[axis] *= step as isize;
+        // A step that nothing takes may be any number.
+        if len > 1 {
+            out.strides[axis] *= step as isize;
+        }
         Ok(out)
     }
 
     /// An axis backwards.
-    pub fn flip(&self, axis: usize) -> Layout {
+    pub fn flip(&self, axis: usize) -> Result<Layout> {
         let mut out = *self;
-        let reach = self.shape[axis].saturating_sub(1) as isize * self.strides[axis];
+        let reach = self.size("flip", axis)?.saturating_sub(1) as isize * self.strides[axis];
         if self.numel() > 0 {
             out.offset = (out.offset as isize + reach) as usize;
         }
         out.strides[axis] = -self.strides[axis];
-        out
+        Ok(out)
+    }
+
+    /// The size of an axis, which may not exist.
+    fn size(&self, op: &'static str, axis: usize) -> Result<usize> {
+        let missing = || Error::shape(op, &[self.shape], format!("axis {axis} of a tensor with {} axes", self.rank()));
+        self.dims().get(axis).copied().ok_or_else(missing)
     }
 
     /// Sliding windows along an axis: it becomes the number of windows, and a last axis of `size` is appended.
     /// Windows start every `step` elements and take every `dilation`-th one.
     pub fn unfold(&self, axis: usize, size: usize, step: usize, dilation: usize) -> Result<Layout> {
-        let Some(windows) = windows(self.shape[axis], size, step, dilation) else {
+        let Some(windows) = windows(self.size("unfold", axis)?, size, step, dilation) else {
             return Err(Error::shape(
                 "unfold",
                 &[self.shape],
@@ -201,8 +212,10 @@ impl Layout {
         };
         let mut out = *self;
         out.shape = self.shape.with(axis, windows).insert(self.rank(), size)?;
-        out.strides[self.rank()] = self.strides[axis] * dilation as isize;
-        out.strides[axis] *= step as isize;
+        out.strides[self.rank()] = self.strides[axis] * if size > 1 { dilation as isize } else { 1 };
+        if windows > 1 {
+            out.strides[axis] *= step as isize;
+        }
         Ok(out)
     }
 
@@ -246,6 +259,11 @@ impl Layout {
     }
 }
 
+/// `len` elements with `padding` on both sides, if they can be counted.
+pub(crate) fn padded(len: usize, padding: usize) -> Option<usize> {
+    len.checked_add(padding.checked_mul(2)?)
+}
+
 /// How many windows of `size` (dilated) fit in `len` when they start every `step`; `None` when none does.
 pub(crate) fn windows(len: usize, size: usize, step: usize, dilation: usize) -> Option<usize> {
     let reach = size.checked_sub(1)?.checked_mul(dilation)?;
@@ -285,7 +303,7 @@ mod tests {
     fn views_name_the_elements_they_should() {
         let l = layout(&[2, 3]);
         assert_eq!(offsets(&l.permute(&[1, 0]).unwrap()), [0, 3, 1, 4, 2, 5]);
-        assert_eq!(offsets(&l.flip(1)), [2, 1, 0, 5, 4, 3]);
+        assert_eq!(offsets(&l.flip(1).unwrap()), [2, 1, 0, 5, 4, 3]);
         assert_eq!(offsets(&l.slice(1, 0, 2, 2).unwrap()), [0, 2, 3, 5]);
         assert_eq!(offsets(&layout(&[3]).broadcast_to(Shape::from([2, 3])).unwrap()), [0, 1, 2, 0, 1, 2]);
         assert_eq!(offsets(&layout(&[5]).unfold(0, 2, 2, 1).unwrap()), [0, 1, 2, 3]);
@@ -318,7 +336,7 @@ mod tests {
         assert!(layout(&[5]).unfold(0, 3, 1, 1).unwrap().overlaps_itself());
         assert!(layout(&[1]).broadcast_to(Shape::from([2])).unwrap().overlaps_itself());
         assert!(!layout(&[4, 3]).permute(&[1, 0]).unwrap().overlaps_itself());
-        assert_eq!(layout(&[6]).slice(0, 1, 2, 3).unwrap().flip(0).span(), (1, 5));
+        assert_eq!(layout(&[6]).slice(0, 1, 2, 3).unwrap().flip(0).unwrap().span(), (1, 5));
     }
 
     #[test]
@@ -331,7 +349,7 @@ mod tests {
         assert_eq!((like.offset(), like.span()), (0, (0, 210)));
         // No order, or not the last axis innermost.
         let repeated = layout(&[3, 1, 4]).broadcast_to(Shape::from([3, 2, 4])).unwrap();
-        for other in [repeated, layout(&[2, 4, 3]).permute(&[0, 2, 1]).unwrap(), layout(&[3, 2, 4]).flip(0)] {
+        for other in [repeated, layout(&[2, 4, 3]).permute(&[0, 2, 1]).unwrap(), layout(&[3, 2, 4]).flip(0).unwrap()] {
             assert!(other.dense_like(*other.shape()).is_contiguous());
         }
     }

@@ -1,9 +1,12 @@
 //! A runtime that computes nothing: shapes and dtypes flow, launches are counted. For tests of what is launched when, and for
 //! checking a model's shapes without its memory.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use crate::{
@@ -12,16 +15,42 @@ use crate::{
 };
 
 /// The runtime that computes nothing. Downloads give zeros; fused operations count as one launch.
+///
+/// Queues keep vector clocks, so a test can ask whether one queue is ordered after what another has launched
+/// ([`NullRuntime::is_ordered_after`]), which no result of a computation on one processor would show.
 #[derive(Clone, Debug, Default)]
 pub struct NullRuntime(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
+    /// The index of its device.
+    index: u32,
+    queue: QueueId,
+    /// Launches of other queues that this one is ordered after.
+    clock: Mutex<Clock>,
     launches: AtomicU64,
     live: Arc<AtomicUsize>,
     peak: AtomicUsize,
     allocations: AtomicU64,
 }
+
+/// Launches of each queue.
+type Clock = BTreeMap<u64, u64>;
+
+/// A number of its own for every queue.
+#[derive(Debug)]
+struct QueueId(u64);
+
+impl Default for QueueId {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        QueueId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A point in a queue: the launches, of this and of other queues, that come before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NullEvent(Clock);
 
 /// Memory that is only counted.
 #[derive(Debug)]
@@ -47,6 +76,24 @@ impl NullRuntime {
         self.0.launches.load(Ordering::Relaxed)
     }
 
+    /// A queue on device `index`: tensors of different devices never meet.
+    pub fn on_device(index: u32) -> Self {
+        NullRuntime(Arc::new(State { index, ..Default::default() }))
+    }
+
+    /// Whether what this queue launches from now on is ordered after every launch before `event`: its own launches are, and those of
+    /// other queues whose events it has waited for, directly or through a third queue.
+    pub fn is_ordered_after(&self, event: &NullEvent) -> bool {
+        let own = self.clock();
+        event.0.iter().all(|(queue, launches)| own.get(queue).is_some_and(|known| known >= launches))
+    }
+
+    fn clock(&self) -> Clock {
+        let mut clock = self.0.clock.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        clock.insert(self.0.queue.0, self.launches());
+        clock
+    }
+
     fn launch(&self) -> Result<()> {
         self.0.launches.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -55,10 +102,10 @@ impl NullRuntime {
 
 impl Runtime for NullRuntime {
     type Buffer = NullBuffer;
-    type Event = ();
+    type Event = NullEvent;
 
     fn device(&self) -> DeviceId {
-        DeviceId { kind: DeviceKind::Null, index: 0 }
+        DeviceId { kind: DeviceKind::Null, index: self.0.index }
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -73,18 +120,23 @@ impl Runtime for NullRuntime {
     }
 
     fn fork(&self) -> Result<Self> {
-        Ok(Self::new())
+        Ok(Self::on_device(self.0.index))
     }
 
     fn tagged(&self, _: Use) -> Self {
         self.clone()
     }
 
-    fn record(&self) -> Result<()> {
-        Ok(())
+    fn record(&self) -> Result<NullEvent> {
+        Ok(NullEvent(self.clock()))
     }
 
-    fn wait(&self, _: &()) -> Result<()> {
+    fn wait(&self, event: &NullEvent) -> Result<()> {
+        let mut clock = self.0.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&queue, &launches) in &event.0 {
+            let known = clock.entry(queue).or_default();
+            *known = launches.max(*known);
+        }
         Ok(())
     }
 

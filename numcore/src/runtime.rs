@@ -34,7 +34,8 @@ pub struct DeviceId {
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            DeviceKind::Null => write!(f, "null"),
+            DeviceKind::Null if self.index == 0 => write!(f, "null"),
+            DeviceKind::Null => write!(f, "null:{}", self.index),
             DeviceKind::Cpu => write!(f, "cpu"),
             DeviceKind::Cuda => write!(f, "cuda:{}", self.index),
             DeviceKind::Wgpu => write!(f, "wgpu:{}", self.index),

@@ -4,18 +4,20 @@
 //! the ranges one after another without gaps. The crate `safetensors` knows the header; its own reader is not used, because a
 //! header whose ranges sum to more than `usize` holds makes it panic, and because it wants the whole file in memory.
 
+mod replacement;
+
 use std::{
-    collections::{BTreeMap, HashSet},
-    fs::{self, File},
-    io::{Read, Seek, SeekFrom, Write},
+    collections::{BTreeMap, HashMap, HashSet},
+    fs::File,
+    io::{Read, Seek, SeekFrom},
     ops::Range,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 use ::safetensors::tensor::{Dtype, Metadata};
 
 use crate::{DType, Error, Result, Runtime, Shape, Tensor};
+use replacement::Replacement;
 
 const _: () = assert!(cfg!(target_endian = "little"), "files are little endian, and so must be the host");
 
@@ -69,7 +71,7 @@ pub fn load<R: Runtime>(path: impl AsRef<Path>, rt: &R) -> Result<Vec<(String, T
     let (mut file, header) = open(path.as_ref())?;
     let mut bytes = Vec::new();
     let mut load = |slot: Slot| {
-        bytes.resize(slot.range.len(), 0);
+        crate::tensor::resize(&mut bytes, slot.range.len(), 0)?;
         file.read_exact(&mut bytes).map_err(|e| Error::io(path.as_ref(), e))?;
         let tensor = slot.checked(&header.what, &bytes)?.on(rt)?;
         Ok((slot.name, tensor))
@@ -95,6 +97,8 @@ pub struct Reader {
     file: File,
     start: u64,
     header: Header,
+    /// Where each name is among the slots.
+    places: HashMap<String, usize>,
 }
 
 impl Reader {
@@ -103,7 +107,8 @@ impl Reader {
         let path = path.as_ref();
         let (mut file, header) = open(path)?;
         let start = file.stream_position().map_err(|e| Error::io(path, e))?;
-        Ok(Reader { path: path.into(), file, start, header })
+        let places = header.slots.iter().enumerate().map(|(i, slot)| (slot.name.clone(), i)).collect();
+        Ok(Reader { path: path.into(), file, start, header, places })
     }
 
     /// Names, dtypes and shapes, in the order of the file.
@@ -111,16 +116,41 @@ impl Reader {
         self.header.slots.iter().map(|s| (&*s.name, s.dtype, &s.shape))
     }
 
+    /// The path it was opened at.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The dtype and shape of a tensor; an error if the file has none of this name.
+    pub fn tensor(&self, name: &str) -> Result<(DType, &Shape)> {
+        let slot = self.slot(name)?;
+        Ok((slot.dtype, &slot.shape))
+    }
+
     /// The bytes of a tensor, row-major.
     pub fn bytes(&mut self, name: &str) -> Result<Vec<u8>> {
-        let Some(slot) = self.header.slots.iter().find(|s| s.name == name) else {
-            return Err(Error::state(name, format!("is not in {}", self.path.display())));
-        };
-        let mut bytes = vec![0; slot.range.len()];
-        let at = SeekFrom::Start(self.start + slot.range.start as u64);
-        self.file.seek(at).and_then(|_| self.file.read_exact(&mut bytes)).map_err(|e| Error::io(&self.path, e))?;
-        slot.checked(&self.header.what, &bytes)?;
+        let mut bytes = crate::tensor::zeros(self.slot(name)?.range.len(), 0)?;
+        self.read_range(name, 0, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Fills `into` with the bytes of a tensor from byte `from` on, row-major; nothing else of the file is read.
+    pub fn read_range(&mut self, name: &str, from: usize, into: &mut [u8]) -> Result<()> {
+        let slot = self.slot(name)?;
+        let len = slot.range.len();
+        if from.checked_add(into.len()).is_none_or(|end| end > len) {
+            let why = format!("has {len} bytes in {}, not {} from {from} on", self.path.display(), into.len());
+            return Err(Error::state(name, why));
+        }
+        let at = SeekFrom::Start(self.start + (slot.range.start + from) as u64);
+        self.file.seek(at).and_then(|_| self.file.read_exact(into)).map_err(|e| Error::io(&self.path, e))?;
+        self.slot(name)?.checked(&self.header.what, into)?;
+        Ok(())
+    }
+
+    fn slot(&self, name: &str) -> Result<&Slot> {
+        let slot = self.places.get(name).and_then(|&place| self.header.slots.get(place));
+        slot.ok_or_else(|| Error::state(name, format!("is not in {}", self.path.display())))
     }
 }
 
@@ -136,8 +166,9 @@ pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
     Ok(open(path.as_ref())?.1.notes)
 }
 
-/// Writes tensors and notes to a file, all or nothing: to a temporary file beside it, which takes its place once it is on disk.
-/// When anything fails, what was at `path` is still there.
+/// Writes tensors and notes to a file, all or nothing: to a temporary file beside it, which takes its place once it is
+/// on disk. When anything fails, what was at `path` is still there. A symbolic link stays one: the file it points to is
+/// replaced. What is not a regular file (a folder, a device, a pipe, a socket) is an error.
 ///
 /// Tensors are laid out by falling element size, then by name, so that readers which map the file find them aligned.
 pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)], notes: &Notes) -> Result<()> {
@@ -205,7 +236,7 @@ impl Header {
                 "states a header of {stated} bytes, {rest} follow; it is truncated or no safetensors file"
             )));
         }
-        let mut json = vec![0; stated as usize];
+        let mut json = crate::tensor::zeros(stated as usize, 0)?;
         from.read_exact(&mut json).map_err(|e| bad(e.to_string()))?;
         let header: Metadata = serde_json::from_slice(&json).map_err(|e| bad(format!("its header is invalid: {e}")))?;
         let data = rest - stated;
@@ -284,60 +315,4 @@ fn header_of<'a>(tensors: impl Iterator<Item = &'a (String, DType, Shape)>, note
         ));
     }
     Ok(header)
-}
-
-/// A file that takes another's place once it is complete and on disk, and otherwise leaves nothing behind.
-struct Replacement {
-    file: File,
-    temporary: PathBuf,
-    path: PathBuf,
-    done: bool,
-}
-
-impl Replacement {
-    fn new(path: &Path) -> Result<Self> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let Some(name) = path.file_name() else {
-            return Err(Error::argument("save", format!("`{}` does not name a file", path.display())));
-        };
-        let unique = format!(".{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(unique);
-        let temporary = path.with_file_name(hidden);
-        let file = File::create_new(&temporary).map_err(|e| Error::io(&temporary, e))?;
-        Ok(Replacement { file, temporary, path: path.into(), done: false })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|e| Error::io(&self.temporary, e))
-    }
-
-    fn commit(mut self) -> Result<()> {
-        self.file.sync_all().map_err(|e| Error::io(&self.temporary, e))?;
-        fs::rename(&self.temporary, &self.path).map_err(|e| Error::io(&self.path, e))?;
-        self.done = true;
-        sync_folder(&self.path)
-    }
-}
-
-impl Drop for Replacement {
-    fn drop(&mut self) {
-        if !self.done {
-            // Nothing more can be done about a temporary file that cannot be removed.
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-/// A rename is on disk once its folder is.
-#[cfg(unix)]
-fn sync_folder(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder).and_then(|f| f.sync_all()).map_err(|e| Error::io(folder, e))
-}
-
-#[cfg(not(unix))]
-fn sync_folder(_: &Path) -> Result<()> {
-    Ok(())
 }

@@ -27,11 +27,17 @@ impl Shape {
                 format!("{} dimensions in {dims:?}; at most {MAX_RANK} are supported", dims.len()),
             ));
         }
-        let nonzero = dims.iter().filter(|&&d| d != 0);
+        Self::of(dims).checked("shape")
+    }
+
+    /// Itself, or an error of `op` where memory cannot hold that many elements: the sizes of a shape may come from anywhere
+    /// (an array, two operands that are broadcast together), and what makes memory or a view of some asks here first.
+    pub(crate) fn checked(self, op: &'static str) -> Result<Shape> {
+        let nonzero = self.dims().iter().filter(|&&d| d != 0);
         if nonzero.copied().try_fold(16usize, usize::checked_mul).is_none_or(|n| n > isize::MAX as usize) {
-            return Err(Error::argument("shape", format!("{dims:?} has more elements than memory can hold")));
+            return Err(Error::shape(op, &[self], "has more elements than memory can hold"));
         }
-        Ok(Self::of(dims))
+        Ok(self)
     }
 
     /// As [`Shape::new`] for sizes already known to be a shape's.
@@ -52,9 +58,9 @@ impl Shape {
         self.rank as usize
     }
 
-    /// How many elements.
+    /// How many elements; `usize::MAX` for more than can be counted.
     pub fn numel(&self) -> usize {
-        self.dims().iter().product()
+        self.dims().iter().fold(1, |n: usize, &d| n.saturating_mul(d))
     }
 
     /// The position `axis` means: negative ones count from the end.

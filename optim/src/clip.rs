@@ -147,8 +147,7 @@ impl<R: Runtime> GradientSet<R> for FlatGradients<R> {
 fn replace<R: Runtime>(gradients: &mut Gradients<R>, f: impl Fn(&Tensor<R>) -> Result<Tensor<R>>) -> Result<()> {
     let new =
         gradients.iter().map(|(leaf, g)| Ok((leaf.clone(), f(g)?))).collect::<Result<Vec<(Arc<Leaf<R>>, _)>>>()?;
-    new.into_iter().for_each(|(leaf, g)| gradients.set(&leaf, g));
-    Ok(())
+    new.into_iter().try_for_each(|(leaf, g)| gradients.set(&leaf, g))
 }
 
 impl<R: Runtime> GradientSet<R> for Gradients<R> {

@@ -117,6 +117,10 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         if problems.is_empty() { Ok(()) } else { Err(Error::state("Combined state", problems.join("; "))) }
     }
 
+    fn describe(&self) -> String {
+        self.all.iter().enumerate().map(|(k, o)| format!("{k}. {}\n", o.describe())).collect()
+    }
+
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
         self.all.iter_mut().try_for_each(|o| o.reorder(key))
     }

@@ -157,6 +157,12 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
     }
 }
 
+/// All hyper-parameters as text, number by number.
+pub(crate) fn described(config: &impl Config) -> String {
+    let mut copy = config.clone();
+    copy.settings().iter().map(|s| format!(" {} {:?}", s.name, s.value.numbers().as_slice())).collect()
+}
+
 /// Declares the hyper-parameters of an optimizer: a struct, its defaults, and what each may be. One is called `lr`.
 ///
 /// ```

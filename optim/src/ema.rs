@@ -1,6 +1,9 @@
 //! A running average of the weights, to evaluate with.
 
-use std::sync::{Arc, LazyLock};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+};
 
 use autograd::Leaf;
 use numcore::{
@@ -9,7 +12,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use crate::{Optimizer, memory::lending, params::overwrite};
+use crate::{FlatParams, Optimizer, memory::lending, params::overwrite};
 
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
@@ -71,17 +74,39 @@ impl<R: Runtime> Ema<R> {
         self.require_out("update")?;
         let take = [(1.0 - self.decay()).into()];
         let params = optimizer.params_mut();
-        let same = |(p, of): (&&mut crate::FlatParams<R>, &Vec<Arc<Leaf<R>>>)| {
-            p.len() == of.len() && p.leaves().iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b))
-        };
-        if params.len() != self.leaves.len() || !params.iter().zip(&self.leaves).all(same) {
-            return Err(Error::argument("Ema", "these are not the parameters of the optimizer it was made for"));
-        }
+        self.follow(&params)?;
         for (params, average) in params.into_iter().zip(&mut self.averages) {
             let weights = params.weights()?;
             lending(&mut [average], Flat::lend_whole, |outs| update(&BLEND, &[&weights], &take, outs))?;
         }
         self.updates += 1;
+        Ok(())
+    }
+
+    /// Moves averages to where an optimizer that was [reordered](Optimizer::reorder) has their parameters now.
+    fn follow(&mut self, params: &[&mut FlatParams<R>]) -> Result<()> {
+        let stays = |(p, of): (&&mut FlatParams<R>, &Vec<Arc<Leaf<R>>>)| {
+            p.len() == of.len() && p.leaves().iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        if params.len() == self.leaves.len() && params.iter().zip(&self.leaves).all(stays) {
+            return Ok(());
+        }
+        let old: HashMap<usize, (usize, usize)> = self.leaves.iter().enumerate().flat_map(places).collect();
+        let now = params.iter().map(|p| p.leaves().to_vec()).collect::<Vec<_>>();
+        let (count, known) = (now.iter().map(Vec::len).sum::<usize>(), |l: &Arc<Leaf<R>>| old.contains_key(&l.id()));
+        if count != old.len() || !now.iter().flatten().all(known) {
+            return Err(Error::argument("Ema", "these are not the parameters of the optimizer it was made for"));
+        }
+        let mut moved = Vec::with_capacity(params.len());
+        for params in params {
+            let layout = params.layout().with_dtype(params.working());
+            let mut average = Flat::zeros_for(params.runtime(), Use::Optimizer, layout)?;
+            for (i, (p, k)) in params.leaves().iter().enumerate().filter_map(|(i, l)| Some((i, *old.get(&l.id())?))) {
+                overwrite(&mut average, i, &self.averages[p].tensor(k)?)?;
+            }
+            moved.push(average);
+        }
+        (self.averages, self.leaves) = (moved, now);
         Ok(())
     }
 
@@ -163,6 +188,11 @@ impl<R: Runtime> Ema<R> {
             }
         }
     }
+}
+
+/// Where each parameter of buffer `p` has its average.
+fn places<R: Runtime>((p, of): (usize, &Vec<Arc<Leaf<R>>>)) -> Vec<(usize, (usize, usize))> {
+    of.iter().enumerate().map(|(i, leaf)| (leaf.id(), (p, i))).collect()
 }
 
 fn entry<R: Runtime>(leaf: &Leaf<R>) -> String {

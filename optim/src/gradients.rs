@@ -149,12 +149,12 @@ impl<R: Runtime> BackwardHook<R> for FlatGradients<R> {
 
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
         let Some(&(p, i)) = self.place.get(&leaf.id()) else { return Ok(()) };
-        let flat = &mut self.flats[p];
         match grad {
-            LeafGrad::Slot(slot) => flat.restore(slot),
+            LeafGrad::Slot(slot) => self.flats[p].restore(slot),
             LeafGrad::Own(own) => {
                 fits(leaf, &own)?;
-                lending(&mut [flat], |f| f.lend(i), |slot| slot[0].accumulate(&Op::identity(), &[&own]))
+                self.apply_scale()?;
+                lending(&mut [&mut self.flats[p]], |f| f.lend(i), |slot| slot[0].accumulate(&Op::identity(), &[&own]))
             }
         }
     }

@@ -44,6 +44,13 @@ pub trait Optimizer<R: Runtime>: Send {
     /// An error if an update could not begin, because someone holds a parameter's value or a state tensor.
     fn check_sole(&mut self) -> Result<()>;
 
+    /// What must be equal on ranks that train together, as text: the rule, its hyper-parameters, the parameters of each group, learning
+    /// rates to come. As far as it is known here: parameters and learning rates.
+    fn describe(&self) -> String {
+        let names = self.params().into_iter().flat_map(|p| p.leaves()).map(|l| format!(" {}", l.name()));
+        format!("{:?}:{}", self.lrs(), names.collect::<String>())
+    }
+
     /// Moves the parameters of each buffer, with their state, into ascending order of `key`: gradients that become ready one after
     /// another then lie one after another. Buffers of gradients made before do not fit any more.
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()>;
@@ -88,6 +95,9 @@ pub struct FlatOptimizer<R: Runtime, C: Rule> {
     schedule: Option<Arc<dyn Schedule>>,
     scratch: Option<FlatGradients<R>>,
 }
+
+/// How many steps ahead schedules are compared.
+pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 /// The parameters of one group and dtype.
 pub(crate) struct Part<R: Runtime, C: Rule> {
@@ -229,8 +239,9 @@ impl<R: Runtime, C: Rule> Optimizer<R> for FlatOptimizer<R, C> {
 
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
         self.require_layouts(grads)?;
-        self.claim()?;
         let lrs = self.lrs();
+        crate::schedule::require_rates(C::NAME, &lrs)?;
+        self.claim()?;
         let mut done = Ok(());
         for (part, grads) in self.parts.iter_mut().zip(grads) {
             done = done.and_then(|()| part.update(&self.groups[part.group], lrs[part.group], grads, scale));
@@ -284,6 +295,17 @@ impl<R: Runtime, C: Rule> Optimizer<R> for FlatOptimizer<R, C> {
 
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()> {
         self.read(state).map(|_| ())
+    }
+
+    fn describe(&self) -> String {
+        let group = |(k, config): (usize, &C)| {
+            let own = self.parts.iter().filter(move |part| part.group == k);
+            let names: String = own.flat_map(|p| p.params.leaves()).map(|l| format!(" {}", l.name())).collect();
+            let rates =
+                SAMPLED.map(|s| self.schedule.as_ref().map_or(config.lr(), |all| all.lr(config.lr(), self.steps + s)));
+            format!("{}{}, rates {rates:?}:{names}\n", C::NAME, crate::config::described(config))
+        };
+        self.groups.iter().enumerate().map(group).collect()
     }
 
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {

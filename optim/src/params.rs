@@ -162,8 +162,7 @@ impl<R: Runtime> FlatParams<R> {
     fn fill(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
         overwrite(&mut self.values, i, value)?;
         let (Some(half), Some(master)) = (self.half(), &mut self.master) else { return Ok(()) };
-        let keep = &KEEP[usize::from(half == DType::BF16)];
-        lending(&mut [master], |f| f.lend(i), |outs| update(keep, &[value], &[], outs))
+        lending(&mut [master], |f| f.lend(i), |outs| update(keep(half), &[value], &[], outs))
     }
 
     /// Rounds master copy `i` to the parameter; nothing to do without one.
@@ -185,6 +184,11 @@ static KEEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
         })
     })
 });
+
+/// From a master copy and a parameter of type `half` that was replaced, the master copy.
+pub(crate) fn keep(half: DType) -> &'static Program {
+    &KEEP[usize::from(half == DType::BF16)]
+}
 
 static ROUND: LazyLock<[Program; 2]> =
     LazyLock::new(|| HALVES.map(|half| Program::new("round_master", |[master], []| [master.cast(half)])));

@@ -1,7 +1,7 @@
 //! Where optimizer state lies between updates.
 
 use numcore::{
-    DType, Error, Flat, FlatLayout, Result, Runtime, Tensor, Use,
+    DType, Error, Flat, FlatLayout, Result, Runtime, Shape, Tensor, Use,
     ops::{Op, ViewOps},
 };
 
@@ -39,6 +39,14 @@ impl<R: Runtime> Row<R> {
         match self {
             Row::Device(row) => row.shape().numel(),
             Row::Host(dtype, bytes) => bytes.len() / dtype.size(),
+        }
+    }
+
+    /// The elements on the device.
+    pub fn on(&self, rt: &R) -> Result<Tensor<R>> {
+        match self {
+            Row::Device(row) => Ok(row.clone()),
+            Row::Host(dtype, bytes) => Tensor::from_bytes(rt, Shape::new(&[self.numel()])?, *dtype, bytes),
         }
     }
 

@@ -4,12 +4,15 @@ use std::{ops::Range, sync::Arc};
 
 use numcore::{
     DType, Error, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut, Use,
-    ops::{Input, Spec, ViewOps, compute, update},
+    ops::{Input, PointwiseOps, Spec, ViewOps, compute, update},
     pointwise::Program,
 };
 use smallvec::SmallVec;
 
-use crate::{Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, place::States, runs::next_run};
+use crate::{
+    Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, optimizer::SAMPLED, place::States,
+    runs::next_run, state::MASTER,
+};
 
 /// Hyper-parameters by group: what [`FlatOptimizer`](crate::FlatOptimizer) is told group by group, for parameters that are known by
 /// name alone.
@@ -64,6 +67,11 @@ pub trait Shards<R: Runtime>: Send + Sync {
     fn group(&self, name: &str, spec: &Spec) -> usize;
     /// The learning rate of each group at a step, from 0.
     fn lrs(&self, step: u64) -> Vec<f64>;
+    /// What must be equal on ranks that train together, as text, but for which parameter is of which group: the rule, hyper-parameters,
+    /// learning rates to come. As far as it is known here: learning rates.
+    fn describe(&self) -> String {
+        format!("{:?}", SAMPLED.map(|step| self.lrs(step)))
+    }
     /// An optimizer of pieces laid out so, each of a group. Half parameters keep an `f32` master copy, taken from `values` (a row).
     fn shard(
         &self,
@@ -92,6 +100,15 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     fn row(&self, k: usize, piece: usize) -> Result<Row<R>>;
     /// Replaces it by a value of the piece's shape.
     fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()>;
+    /// A piece's value was replaced by someone else: the master copy of a half parameter follows, unless it already rounds to the value.
+    fn adopt(&mut self, piece: usize, value: &Tensor<R>) -> Result<()> {
+        let Some(k) = self.state().iter().position(|(name, _)| *name == MASTER) else { return Ok(()) };
+        let own = self.row(k, piece)?.on(value.runtime())?;
+        let kept = own.apply_program(crate::params::keep(value.dtype()), &[&value.reshape(*own.shape())?], &[])?;
+        // The state must have no other holder when it is written.
+        drop(own);
+        self.set_row(k, piece, &kept)
+    }
     /// Updates that each piece has had.
     fn steps(&self) -> &[u64];
     /// The same, to set them.
@@ -105,6 +122,12 @@ impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
 
     fn lrs(&self, step: u64) -> Vec<f64> {
         self.configs.iter().map(|c| self.schedule.as_ref().map_or(c.lr(), |s| s.lr(c.lr(), step))).collect()
+    }
+
+    fn describe(&self) -> String {
+        let rates = SAMPLED.map(|step| <Self as Shards<R>>::lrs(self, step));
+        let groups: Vec<String> = self.configs.iter().map(crate::config::described).collect();
+        format!("{} {groups:?}, rates {rates:?}", E::NAME)
     }
 
     fn shard(
@@ -155,7 +178,7 @@ impl<R: Runtime, E: Elementwise> Shard<R, E> {
             states.add(state.name, filled(rt, &working, state)?)?;
         }
         if half.is_some() {
-            states.add(crate::state::MASTER, master(rt, &working, values)?)?;
+            states.add(MASTER, master(rt, &working, values)?)?;
         }
         let of = |c: &E| Ok((c.clone(), c.kernel(half)?));
         let configs = configs.iter().map(of).collect::<Result<Vec<_>>>()?;

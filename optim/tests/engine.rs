@@ -322,7 +322,7 @@ fn combined_optimizers_step_as_one() {
     both.step(&gradients).unwrap();
 
     let mut plain = Gradients::new();
-    a.iter().zip(&b).for_each(|(l, g)| plain.set(l, g.value().unwrap()));
+    a.iter().zip(&b).for_each(|(l, g)| plain.set(l, g.value().unwrap()).unwrap());
     let (launched, before) = (both.steps(), numbers(&a));
     (0..2).for_each(|_| both.step_with(&plain).unwrap());
     assert!(both.steps() == launched + 2 && before.iter().zip(numbers(&a)).all(|(b, a)| *b != a));

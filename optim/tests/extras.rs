@@ -78,7 +78,7 @@ fn plain_gradients_are_clipped_alike() {
     let (params, _, mut flat) = setup(DType::F32);
     let mut plain = Gradients::new();
     fill(&mut flat, &params, 1);
-    params.iter().for_each(|l| plain.set(l, flat.get(l).unwrap().unwrap().copy().unwrap()));
+    params.iter().for_each(|l| plain.set(l, flat.get(l).unwrap().unwrap().copy().unwrap()).unwrap());
     let a = clip_grad_norm(&mut flat, 0.7, Norm::L2).unwrap().item().unwrap();
     let b = clip_grad_norm(&mut plain, 0.7, Norm::L2).unwrap().item().unwrap();
     close(&[a], &[b], 1e-6, "norm");
@@ -221,6 +221,35 @@ fn averages_follow_the_weights() {
         assert_eq!((common::bytes(&ema.state_dict().unwrap()), ema.updates()), (common::bytes(&state), 5));
         assert!(ema.load_state_dict(&state[1..]).unwrap_err().to_string().contains("`ema.p0` is missing"));
     }
+}
+
+#[test]
+fn averages_follow_an_optimizer_that_is_reordered() {
+    for dtype in [DType::F32, DType::BF16] {
+        let averages = |reordered: bool| {
+            let params = leaves(&Cpu::new(), &SHAPES, dtype);
+            let mut adam = AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, &params).unwrap();
+            let mut ema = Ema::new(&mut adam, 0.9).unwrap();
+            for k in 0..3 {
+                train(&mut adam, &params, k..k + 1);
+                ema.update(&mut adam).unwrap();
+                if reordered && k < 2 {
+                    // As gradients become ready: the other way round, then back.
+                    let place = |l: &std::sync::Arc<autograd::Leaf<Cpu>>| params.iter().position(|p| p.id() == l.id());
+                    adam.reorder(&|l| place(l).map_or(0, |at| if k == 0 { 9 - at } else { at })).unwrap();
+                }
+            }
+            let mut state = common::copies(ema.state_dict().unwrap());
+            state.sort_by(|a, b| a.0.cmp(&b.0));
+            common::bytes(&state)
+        };
+        assert_eq!(averages(true), averages(false));
+    }
+    let [own, other] = [0, 1].map(|_| leaves(&Cpu::new(), &SHAPES, DType::F32));
+    let mut adam = AdamW::over(AdamWConfig::default(), &own).unwrap();
+    let mut ema = Ema::new(&mut adam, 0.9).unwrap();
+    let mut stranger = AdamW::over(AdamWConfig::default(), &other).unwrap();
+    assert!(ema.update(&mut stranger).unwrap_err().to_string().contains("not the parameters of the optimizer"));
 }
 
 #[test]

@@ -92,10 +92,46 @@ fn plain_gradients_give_the_same_step() {
         for i in used {
             let grad = tensor(&cpu, SHAPES[i], DType::F32, 1000 * k + i);
             flat.set(&a[i], &grad).unwrap();
-            plain.set(&b[i], grad);
+            plain.set(&b[i], grad).unwrap();
         }
         with_flat.step(&flat).unwrap();
         with_plain.step_with(&plain).unwrap();
     }
     assert_eq!(numbers(&a), numbers(&b));
+}
+
+/// Hands gradients on in memory of their own: it gives no slots.
+struct WithoutSlots<'a>(&'a mut FlatGradients<Cpu>);
+
+impl BackwardHook<Cpu> for WithoutSlots<'_> {
+    fn on_leaf_grad_ready(
+        &mut self,
+        leaf: &std::sync::Arc<Leaf<Cpu>>,
+        grad: autograd::LeafGrad<Cpu>,
+    ) -> numcore::Result<()> {
+        self.0.on_leaf_grad_ready(leaf, grad)
+    }
+}
+
+#[test]
+fn what_comes_without_a_slot_is_added_after_a_pending_factor() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &[&[1]], DType::F32);
+    let sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
+    let with = |slots: bool| {
+        let mut gradients = sgd.gradients().unwrap();
+        for k in 0..2 {
+            let loss = params[0].var().mul(10.0).unwrap().sum(&[], false).unwrap();
+            match slots {
+                true => backward_with_hooks(&loss, &mut gradients).unwrap(),
+                false => backward_with_hooks(&loss, &mut WithoutSlots(&mut gradients)).unwrap(),
+            }
+            if k == 0 {
+                clip_grad_norm(&mut gradients, 1.0, Norm::L2).unwrap();
+            }
+        }
+        gradients.get(&params[0]).unwrap().unwrap().to_vec::<f32>().unwrap()[0]
+    };
+    assert_eq!(with(false), with(true));
+    assert!((with(false) - 11.0).abs() < 1e-5);
 }

@@ -111,3 +111,24 @@ fn a_function_is_a_schedule() {
     let warm = Warmup { steps: 2, start: 0.5 }.then(halves);
     assert_eq!([0, 1, 2, 3].map(|t| warm.lr(1.0, t)), [0.5, 0.75, 1.0, 0.5]);
 }
+
+/// Weights stay what they are.
+#[test]
+fn a_rate_that_is_no_number_is_an_error() {
+    use autograd::Leaf;
+    use numcore::{DType, Tensor};
+    use optim::{Optimizer, Sgd, SgdConfig};
+    let rt = runtime_cpu::Cpu::with_threads(1);
+    let leaf = Leaf::new("w", Tensor::ones(&rt, [2], DType::F32).unwrap()).unwrap();
+    let broken = |base: f64, step: u64| if step == 1 { f64::NAN } else { base };
+    let mut sgd = Sgd::new(SgdConfig::default()).group(std::slice::from_ref(&leaf), |_| {}).unwrap().scheduled(broken);
+    let ones = || {
+        let x = leaf.var();
+        numcore::ops::ReduceOps::sum(&x, &[], false).unwrap().backward().unwrap()
+    };
+    sgd.step_with(&ones()).unwrap();
+    let before = leaf.value().unwrap().to_vec::<f32>().unwrap();
+    let error = sgd.step_with(&ones()).unwrap_err().to_string();
+    assert!(error.contains("learning rate of group 0 is NaN"), "{error}");
+    assert_eq!(leaf.value().unwrap().to_vec::<f32>().unwrap(), before);
+}

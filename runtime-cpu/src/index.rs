@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use numcore::{Accumulate, DType, Error, Layout, MAX_RANK, Out, Result, Shape, View, ViewMut};
+use numcore::{Accumulate, DType, ErrorKind, Layout, MAX_RANK, Out, Result, Shape, View, ViewMut};
 use smallvec::SmallVec;
 
 use crate::{
@@ -79,13 +79,7 @@ fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
     });
     let Some((i, offset)) = wrong else { return Ok(()) };
     let position = position(&index.layout, offset);
-    Err(Error::argument(
-        op,
-        format!(
-            "index {i} at position {position} of the index {} is not in 0..{size}",
-            Shape::new(index.layout.dims())?
-        ),
-    ))
+    Err(ErrorKind::Index { op, index: i, position, of: *index.layout.shape(), size }.into())
 }
 
 /// The first position of a layout that lies `offset` elements from its first element.

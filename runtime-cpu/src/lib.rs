@@ -15,7 +15,7 @@
 //! let cpu = Cpu::new();
 //! let x = Tensor::from_slice(&cpu, [3], &[1f32, 2.0, 3.0])?;
 //! assert_eq!(x.add(&x)?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
-//! # numcore::Result::Ok(())
+//! # Ok::<(), numcore::Error>(())
 //! ```
 
 mod arg;

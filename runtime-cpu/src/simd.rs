@@ -1,5 +1,10 @@
 //! Instruction sets. Every kernel is one generic source, compiled for each level and chosen once at run time; all levels
-//! compute the same bits, but for the products that AMX takes over and those of bf16.
+//! compute the same bits, but for the matrix products that AMX takes over and those of bf16.
+//!
+//! The environment variable `WEFTGRAD_MAX_CPU_ISA` (`baseline`, `avx2`, `avx512`, `avx512bf16` or `amx`) caps the level for a whole process, as
+//! `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a processor has, and for tools that know fewer instructions.
+
+use std::sync::OnceLock;
 
 /// An instruction set the kernels were compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,7 +15,9 @@ pub enum Simd {
     Avx2,
     /// AVX-512 F, VL, BW and DQ.
     Avx512,
-    /// The same, and AMX and AVX-512 BF16 for products of bf16 and of `f32`: those of `f32` as six products of three bf16 each, as precise as
+    /// AVX-512 with BF16 dot products for matrix products of bf16, which have last bits of their own.
+    Avx512Bf16,
+    /// AVX-512 with BF16, and AMX for products of bf16 and of `f32`: those of `f32` as six products of three bf16 each, as precise as
     /// in `f32`, with other last bits than at the other levels. (Numbers below 2⁻¹²⁶ count as zero in them, and so do the last bits of numbers
     /// below 2⁻¹⁰².)
     Amx,
@@ -18,16 +25,26 @@ pub enum Simd {
 
 impl Simd {
     /// All levels, narrowest first.
-    pub const ALL: [Simd; 4] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Amx];
+    pub const ALL: [Simd; 5] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Avx512Bf16, Simd::Amx];
 
-    /// The widest level of this processor.
+    /// The widest level of this processor that may be used.
     pub fn best() -> Simd {
         Self::ALL.into_iter().rev().find(|s| s.is_available()).unwrap_or(Simd::Baseline)
     }
 
+    /// Whether this processor has it, and no cap forbids it.
+    pub fn is_available(self) -> bool {
+        self <= cap() && self.is_supported()
+    }
+
+    /// The level of this name.
+    pub fn named(name: &str) -> Option<Simd> {
+        Self::ALL.into_iter().find(|level| level.name() == name)
+    }
+
     /// Whether this processor has it.
     #[cfg(target_arch = "x86_64")]
-    pub fn is_available(self) -> bool {
+    pub fn is_supported(self) -> bool {
         macro_rules! has {
             ($($f:tt)*) => { true $(&& std::arch::is_x86_feature_detected!($f))* };
         }
@@ -37,13 +54,14 @@ impl Simd {
             Simd::Baseline => true,
             Simd::Avx2 => avx2(),
             Simd::Avx512 => avx512(),
-            Simd::Amx => avx512() && has!("avx512bf16") && crate::matmul::has_tiles(),
+            Simd::Avx512Bf16 => avx512() && has!("avx512bf16"),
+            Simd::Amx => Simd::Avx512Bf16.is_supported() && crate::matmul::has_tiles(),
         }
     }
 
     /// Whether this processor has it.
     #[cfg(not(target_arch = "x86_64"))]
-    pub fn is_available(self) -> bool {
+    pub fn is_supported(self) -> bool {
         self == Simd::Baseline
     }
 
@@ -53,9 +71,27 @@ impl Simd {
             Simd::Baseline => "baseline",
             Simd::Avx2 => "avx2",
             Simd::Avx512 => "avx512",
+            Simd::Avx512Bf16 => "avx512bf16",
             Simd::Amx => "amx",
         }
     }
+}
+
+/// The widest level that may be used, read from the environment once.
+fn cap() -> Simd {
+    static CAP: OnceLock<Simd> = OnceLock::new();
+    *CAP.get_or_init(|| std::env::var(CAP_VARIABLE).map_or(Simd::Amx, |name| cap_named(&name)))
+}
+
+const CAP_VARIABLE: &str = "WEFTGRAD_MAX_CPU_ISA";
+
+/// A name that is no level caps nothing, and says so: a process that asked for less must not be taken for one that got it.
+fn cap_named(name: &str) -> Simd {
+    Simd::named(name).unwrap_or_else(|| {
+        let names = Simd::ALL.map(Simd::name).join(", ");
+        eprintln!("{CAP_VARIABLE}: `{name}` is no instruction set of weftgrad ({names}); the widest is used");
+        Simd::Amx
+    })
 }
 
 /// Asks for `count` elements at `at`, which will be used soon; where there is no memory nothing happens.
@@ -100,10 +136,28 @@ macro_rules! leveled {
                 $crate::Simd::Avx2 => unsafe { avx2$(::<$($T),*>)?($($a),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::Simd::Avx512 | $crate::Simd::Amx => unsafe { avx512$(::<$($T),*>)?($($a),*) },
+                $crate::Simd::Avx512 | $crate::Simd::Avx512Bf16 | $crate::Simd::Amx => unsafe { avx512$(::<$($T),*>)?($($a),*) },
                 _ => generic$(::<$($T),*>)?($($a),*),
             }
         }
     )*};
 }
 pub(crate) use leveled;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_found_by_name() {
+        assert!(Simd::ALL.into_iter().all(|level| Simd::named(level.name()) == Some(level)));
+        assert_eq!((Simd::named("AVX2"), cap_named("avx2"), cap_named("axv2")), (None, Simd::Avx2, Simd::Amx));
+    }
+
+    #[test]
+    fn each_level_has_what_the_ones_before_it_have() {
+        let supported = Simd::ALL.map(Simd::is_supported);
+        assert!(supported.is_sorted_by(|a, b| a >= b), "{supported:?}");
+        assert!(Simd::best().is_supported() && Simd::best() <= cap());
+    }
+}

@@ -95,19 +95,19 @@ fn products() {
         }),
     ];
     let all = runtimes();
-    let apart = |simd| all.iter().cloned().partition::<Vec<_>, _>(|cpu| cpu.simd() == simd);
-    let [tiles, widest] = [Simd::Amx, Simd::best()].map(apart);
-    // Tiles have last bits of their own, and levels below the widest widen bf16.
+    // AMX and dot products of bf16 have last bits of their own.
+    let of = |levels: &[Simd]| all.iter().filter(|cpu| levels.contains(&cpu.simd())).cloned().collect::<Vec<_>>();
+    let widening = [Simd::Baseline, Simd::Avx2, Simd::Avx512];
     let groups = |dtype| match dtype {
-        DType::F64 => vec![&all],
-        DType::BF16 => vec![&widest.0, &widest.1],
-        _ => vec![&tiles.0, &tiles.1],
+        DType::F64 => vec![all.clone()],
+        DType::BF16 => vec![of(&[Simd::Amx]), of(&[Simd::Avx512Bf16]), of(&widening)],
+        _ => vec![of(&[Simd::Amx]), of(&[&widening[..], &[Simd::Avx512Bf16]].concat())],
     };
     for op in ops {
         for shape in [[20, 30], [301, 431], [64, 3000]] {
             for dtype in FLOATS {
                 for some in groups(dtype).into_iter().filter(|some| !some.is_empty()) {
-                    agree_on(some, dtype, &shape, op);
+                    agree_on(&some, dtype, &shape, op);
                 }
             }
         }

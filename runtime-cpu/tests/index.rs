@@ -163,7 +163,7 @@ fn an_index_out_of_range_is_an_error_that_names_it() {
         for e in
             [x.index_select(0, &index).unwrap_err(), x.index_add(0, &index, &x.narrow(0, 0, 3).unwrap()).unwrap_err()]
         {
-            assert!(matches!(e.kind(), ErrorKind::Argument { .. }));
+            assert!(matches!(e.kind(), ErrorKind::Index { size: 4, .. }));
             let text = e.to_string();
             assert!(text.contains(&format!("index {bad} at position [{at}, 0]")) && text.contains("0..4"), "{text}");
         }
@@ -172,4 +172,36 @@ fn an_index_out_of_range_is_an_error_that_names_it() {
     assert_eq!(x.index_select(0, &none).unwrap().dims(), [0, 3]);
     let empty = Tensor::ones(&cpu, [0, 3], DType::F32).unwrap();
     assert!(empty.index_select(0, &Tensor::from_vec(&cpu, vec![0i64]).unwrap()).is_err());
+}
+
+/// Where an index out of range stands is said in terms of the tensor that was given, not of what it was laid out as.
+#[test]
+fn errors_of_embedding_and_one_hot_name_the_position_given() {
+    let cpu = Cpu::with_threads(2);
+    let table = Tensor::ones(&cpu, [4, 3], DType::F32).unwrap();
+    let ids = Tensor::from_slice(&cpu, [2, 5], &[0i64, 1, 2, 3, 0, 1, 2, 77, 0, 1]).unwrap();
+    let text = table.embedding(&ids).unwrap_err().to_string();
+    assert_eq!(text, "embedding: index 77 at position [1, 2] of the index [2, 5] is not in 0..4");
+    let text = ids.one_hot(4).unwrap_err().to_string();
+    assert_eq!(text, "one_hot: index 77 at position [1, 2] of the index [2, 5] is not in 0..4");
+    let text = ids.narrow(1, 0, 2).unwrap().one_hot(1).unwrap_err().to_string();
+    assert_eq!(text, "one_hot: index 1 at position [0, 1] of the index [2, 2] is not in 0..1");
+    let hot = ids.narrow(0, 0, 1).unwrap().one_hot(4).unwrap();
+    assert_eq!(hot.dims(), [1, 5, 4]);
+    assert_eq!(hot.to_vec::<i64>().unwrap(), [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0]);
+    assert_eq!(ids.narrow(1, 0, 0).unwrap().one_hot(4).unwrap().dims(), [2, 0, 4]);
+}
+
+/// No integer goes through an `f64` on its way to be read.
+#[test]
+fn integers_are_shown_and_read_exactly() {
+    let cpu = Cpu::with_threads(1);
+    let one = |x: i64| Tensor::from_slice(&cpu, [], &[x]).unwrap();
+    assert_eq!(one(i64::MAX).item_as::<i64>().unwrap(), i64::MAX);
+    assert_eq!(one((1 << 53) + 1).item_as::<i64>().unwrap(), (1 << 53) + 1);
+    assert!(one(i64::MAX).to_string().starts_with("9223372036854775807\n"), "{}", one(i64::MAX));
+    assert!(one(i64::MIN + 1).to_string().starts_with("-9223372036854775807\n"));
+    let error = one(1).item_as::<f32>().unwrap_err().to_string();
+    assert!(error.contains("item_as") && error.contains("i64"), "{error}");
+    assert!(Tensor::ones(&cpu, [2], DType::I64).unwrap().item_as::<i64>().is_err());
 }

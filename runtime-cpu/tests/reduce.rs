@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use numcore::{
     DType, Error, Tensor, TensorMut,
-    ops::{Op, PointwiseOps, Reduce, ReduceOps, Rule, Spec, ViewOps},
+    ops::{Op, PointwiseOps, Reduce, ReduceOps, ViewOps},
     pointwise::Program,
 };
 use numcore::{ReduceOp, Shape};
@@ -180,14 +180,13 @@ fn nan_wins_and_none_gives_the_identity() {
     let none = Tensor::ones(&cpu, [0], DType::F32).unwrap();
     let run = |op: ReduceOp| -> Result<f64, Error> {
         let rule = Op::from(Reduce::new(op, [1].into()));
-        assert!(op == ReduceOp::Sum || rule.infer(&[Spec::new([0], DType::F32)]).is_err());
         let mut out = TensorMut::alloc(&cpu, [1].into(), DType::F32)?;
         out.accumulate(&rule, &[&none])?;
         out.freeze()?.item()
     };
     assert_eq!(run(ReduceOp::Sum).unwrap(), 0.0);
-    assert_eq!(run(ReduceOp::Max).unwrap(), f64::NEG_INFINITY);
-    assert_eq!(run(ReduceOp::Min).unwrap(), f64::INFINITY);
+    // An extreme of nothing does not exist, in memory of one's own either.
+    assert!(run(ReduceOp::Max).is_err() && run(ReduceOp::Min).is_err());
 }
 
 #[test]

@@ -15,44 +15,53 @@ DEVICE bool is_class(i64 target, i64 classes, i64 ignored, u32* flag) {
 
 DEVICE Value weight_of(const T* w, i64 c) { return w ? load(w[c]) : Value(1); }
 
-// Loss w_y (lse - x_y) (1 - s) + s / C sum_c w_c (lse - x_c), 0 where the class is ignored; and lse.
-KERNEL void cross_entropy(T* loss, typename Compute<T>::type* lse, const T* x, const i64* target, const T* w, i64 rows, i64 classes,
-                          i64 ignored, double smoothing, u32* flag) {
+// Loss w_y (lse - x_y) (1 - s) + s / C sum_c w_c (lse - x_c), 0 where the class is ignored; and the two parts of lse:
+// the row's largest logit `top` (0 where that is infinite) and `log_sum`, ln sum_c exp(x_c - top). Their sum would be
+// rounded to the spacing of `top`.
+KERNEL void cross_entropy(T* loss, typename Compute<T>::type* tops, typename Compute<T>::type* log_sums, const T* x, const i64* target,
+                          const T* w, i64 rows, i64 classes, i64 ignored, double smoothing, u32* flag) {
     i64 row = Group::index();
     if (row >= rows) return;
     i64 own = target[row];
     if (!is_class(own, classes, ignored, flag)) return;
     x += row * classes;
     Exponentials<Value> all = Exponentials<Value>::none();
-    Value total = Value(0), joint = Value(0);
     Group::walk<VEC>(x, classes, [&](i64 i, Part<VEC> part) {
-        Value in[VEC], weight[VEC];
+        Value in[VEC];
         part.load(in, x + i, -infinity(Value()));
         all.add(in);
-        if (SMOOTH && w) part.load_any(weight, w + i, Value(0));
-        for (int k = 0; k < VEC; k++) {
-            if (!SMOOTH || !part.has(k)) continue;
-            total += w ? in[k] * weight[k] : in[k];
-            joint += w ? weight[k] : Value(1);
-        }
     });
     all.join<ROW_THREADS>();
-    Value norm = logarithm(all.sum) + finite_or_zero(all.top);
-    total = SMOOTH ? Group::sum(total) : Value(0);
-    joint = SMOOTH ? Group::sum(joint) : Value(0);
+    Value top = finite_or_zero(all.top), log_sum = logarithm(all.sum), total = Value(0), joint = Value(0);
+    if (SMOOTH) {
+        Group::walk<VEC>(x, classes, [&](i64 i, Part<VEC> part) {
+            Value in[VEC], weight[VEC];
+            part.load(in, x + i, Value(0));
+            if (w) part.load_any(weight, w + i, Value(0));
+            for (int k = 0; k < VEC; k++) {
+                if (!part.has(k)) continue;
+                total += w ? (in[k] - top) * weight[k] : in[k] - top;
+                joint += w ? weight[k] : Value(1);
+            }
+        });
+        total = Group::sum(total);
+        joint = Group::sum(joint);
+    }
     if (Group::thread() != 0) return;
     Value value = Value(0);
     if (own != ignored) {
-        value = (norm - load(x[own])) * weight_of(w, own);
-        if (SMOOTH) value = value * Value(1 - smoothing) + (norm * joint - total) * Value(smoothing / classes);
+        value = (log_sum - (load(x[own]) - top)) * weight_of(w, own);
+        if (SMOOTH) value = value * Value(1 - smoothing) + (log_sum * joint - total) * Value(smoothing / classes);
     }
     loss[row] = Store<T>::of(value);
-    lse[row] = norm;
+    tops[row] = top;
+    log_sums[row] = log_sum;
 }
 
-// d_c = g ((w_y (1 - s) + s / C sum w) exp(x_c - lse) - s / C w_c - w_y (1 - s) [c = y]).
-KERNEL void cross_entropy_grad(T* d, const T* x, const i64* target, const typename Compute<T>::type* lse, const T* g, const T* w,
-                               i64 rows, i64 classes, i64 ignored, double smoothing, u32* flag) {
+// d_c = g ((w_y (1 - s) + s / C sum w) exp(x_c - top - log_sum) - s / C w_c - w_y (1 - s) [c = y]).
+KERNEL void cross_entropy_grad(T* d, const T* x, const i64* target, const typename Compute<T>::type* tops,
+                               const typename Compute<T>::type* log_sums, const T* g, const T* w, i64 rows, i64 classes, i64 ignored,
+                               double smoothing, u32* flag) {
     i64 row = Group::index();
     if (row >= rows) return;
     i64 own = target[row];
@@ -60,7 +69,7 @@ KERNEL void cross_entropy_grad(T* d, const T* x, const i64* target, const typena
     x += row * classes;
     d += row * classes;
     bool counts = own != ignored;
-    Value norm = lse[row], up = load(g[row]), spread = Value(smoothing / classes), joint = Value(classes);
+    Value top = tops[row], log_sum = log_sums[row], up = load(g[row]), spread = Value(smoothing / classes), joint = Value(classes);
     if (SMOOTH && w) {
         joint = Value(0);
         Group::walk<VEC>(w, classes, [&](i64 i, Part<VEC> part) {
@@ -77,7 +86,7 @@ KERNEL void cross_entropy_grad(T* d, const T* x, const i64* target, const typena
         part.load(in, x + i, Value(0));
         if (SMOOTH && w) part.load_any(weight, w + i, Value(0));
         for (int k = 0; k < VEC; k++) {
-            Value v = exponential(in[k] - norm) * scale;
+            Value v = exponential((in[k] - top) - log_sum) * scale;
             if (SMOOTH) v -= (w ? spread * weight[k] : spread) * up;
             if (i + k == own) v -= share * up;
             in[k] = counts ? v : Value(0);

@@ -6,14 +6,15 @@
 typedef typename Compute<T>::type Value;
 typedef Row<ROW_THREADS> Group;
 
-// y = (x - mean) rstd w + b. Variance in a second pass over the row, which lies in cache: one pass cancels.
+// y = (x - mean) rstd w + b. Variance in a second pass over the row, which lies in cache: one pass cancels. What the
+// rounded mean leaves there corrects both, so that a row of equal numbers gives exactly zeros.
 KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>::type* mean, const T* x, const T* w, const T* b,
                       i64 rows, i64 width, double eps) {
     i64 row = Group::index();
     if (row >= rows) return;
     x += row * width;
     y += row * width;
-    Value level = Value(0), squares = Value(0);
+    Value level = Value(0), left = Value(0), squares = Value(0);
     if (LAYER) {
         Group::walk<VEC>(x, width, [&](i64 i, Part<VEC> part) {
             Value in[VEC];
@@ -25,9 +26,19 @@ KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>
     Group::walk<VEC>(x, width, [&](i64 i, Part<VEC> part) {
         Value in[VEC];
         part.load(in, x + i, level);
-        for (int k = 0; k < VEC; k++) squares += (in[k] - level) * (in[k] - level);
+        for (int k = 0; k < VEC; k++) {
+            left += in[k] - level;
+            squares += (in[k] - level) * (in[k] - level);
+        }
     });
-    Value factor = Value(1) / square_root(Group::sum(squares) / Value(width) + Value(eps));
+    Value variance = Group::sum(squares) / Value(width);
+    if (LAYER) {
+        left = Group::sum(left) / Value(width);
+        level += left;
+        variance -= left * left;
+        variance = variance < Value(0) ? Value(0) : variance;
+    }
+    Value factor = Value(1) / square_root(variance + Value(eps));
     if (Group::thread() == 0) {
         rstd[row] = factor;
         if (LAYER) mean[row] = level;

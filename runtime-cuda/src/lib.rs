@@ -16,7 +16,7 @@
 //! let cuda = Cuda::new(0)?;
 //! let x = Tensor::from_slice(&cuda, [3], &[1f32, 2.0, 3.0])?;
 //! assert_eq!(x.add(&x)?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
-//! # numcore::Result::Ok(())
+//! # Ok::<(), numcore::Error>(())
 //! ```
 //!
 //! # Kernels on disk

@@ -20,7 +20,7 @@
 //! let gpu = Wgpu::new(0)?;
 //! let x = Tensor::from_slice(&gpu, [3], &[1f32, 2.0, 3.0])?;
 //! assert_eq!(x.add(&x)?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
-//! # numcore::Result::Ok(())
+//! # Ok::<(), numcore::Error>(())
 //! ```
 
 mod access;

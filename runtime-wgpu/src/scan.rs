@@ -44,7 +44,7 @@ pub(crate) fn scan(
     let factors: Buffer = wgpu.scratch(if op == ScanOp::Linear { count * dtype.size() } else { 0 })?;
     let mut scan = Scan { wgpu, name, op, length, block, blocks: SmallVec::new(), strides: SmallVec::new() };
     for place in [Place::from(&out), x.into()].into_iter().chain(a.map(Place::from)) {
-        let along = if reverse { place.layout.flip(axis) } else { place.layout };
+        let along = if reverse { place.layout.flip(axis)? } else { place.layout };
         // Where every block begins, the blocks as the last axis.
         let starts = along.slice(axis, 0, length.div_ceil(block), block)?;
         let order: SmallVec<[usize; 8]> = (0..along.rank()).filter(|&i| i != axis).chain([axis]).collect();

@@ -31,11 +31,13 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
 
 /// Every command and every stage.
 pub fn usage() -> String {
-    let stages: String = stages::STAGES.iter().map(|s| format!("\n  {:<10}{}", s.name, s.about)).collect();
+    let row = |s: &Stage| format!("\n  {:<11}{}{}", s.name, s.about, if s.long { " (long)" } else { "" });
+    let stages: String = stages::STAGES.iter().map(row).collect();
     format!(
         "\
 usage: cargo xtask COMMAND
-  test [--install] [STAGE]  run every stage in order, or the one named; --install gets missing tools first
+  test [--install] [STAGE]  run the stages in order, or the one named; --install gets missing tools first
+  test --all [--install]    the same with the long stages, which are for hand
   tidy                      check the sources against the project's own rules
   goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
   hot                       print the processor's hot programs as Rust (runtime-cpu/src/pointwise/hot.rs)
@@ -47,15 +49,17 @@ stages of test:{stages}"
 
 fn parse_test(args: &[&str]) -> Result<Command, String> {
     let (options, names): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| arg.starts_with('-'));
-    if let Some(unknown) = options.iter().find(|&&option| option != "--install") {
-        return Err(format!("test: unknown option `{unknown}`; there is only --install"));
+    if let Some(unknown) = options.iter().find(|&&option| !["--install", "--all"].contains(&option)) {
+        return Err(format!("test: unknown option `{unknown}`; there are --install and --all"));
     }
+    let all = options.contains(&"--all");
     let stages = match names.as_slice() {
-        [] => stages::STAGES.iter().collect(),
+        [name, ..] if all => return Err(format!("test: --all runs every stage, leave out `{name}`")),
+        [] => stages::STAGES.iter().filter(|stage| all || !stage.long).collect(),
         [name] => vec![stages::find(name).ok_or_else(|| format!("test: unknown stage `{name}`"))?],
         [_, extra, ..] => return Err(format!("test: one stage at a time, found `{extra}` too")),
     };
-    Ok(Command::Test { install: !options.is_empty(), stages })
+    Ok(Command::Test { install: options.contains(&"--install"), stages })
 }
 
 #[cfg(test)]
@@ -71,9 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn test_alone_runs_every_stage() {
+    fn test_alone_leaves_the_long_stages_out() {
         let Ok(Command::Test { install: false, stages }) = check("test") else { panic!("not a test") };
-        assert_eq!(stages.len(), stages::STAGES.len());
+        assert!(stages.iter().all(|stage| !stage.long));
+        let Ok(Command::Test { install: true, stages: all }) = check("test --all --install") else {
+            panic!("not a test")
+        };
+        assert_eq!((all.len(), stages.len()), (stages::STAGES.len(), all.iter().filter(|stage| !stage.long).count()));
     }
 
     #[test]
@@ -89,6 +97,7 @@ mod tests {
         assert!(misuse("test nonsense").contains("unknown stage `nonsense`"));
         assert!(misuse("test --force").contains("unknown option `--force`"));
         assert!(misuse("test fmt clippy").contains("`clippy`"));
+        assert!(misuse("test --all fmt").contains("`fmt`"));
         assert!(misuse("frobnicate").contains("unknown command `frobnicate`"));
         assert!(misuse("goldens").contains("folder"));
         assert!(misuse("tidy now").contains("`now`"));
@@ -98,7 +107,7 @@ mod tests {
     #[test]
     fn usage_lists_every_stage() {
         let usage = usage();
-        assert!(stages::STAGES.iter().all(|stage| usage.contains(&format!("\n  {:<10}", stage.name))));
+        assert!(stages::STAGES.iter().all(|stage| usage.contains(&format!("\n  {:<11}", stage.name))));
     }
 
     #[test]

@@ -5,7 +5,10 @@
 
 mod cli;
 mod cuda;
+mod downstream;
+mod examples;
 mod goldens;
+mod isa;
 mod repo;
 mod report;
 mod stages;

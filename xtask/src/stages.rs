@@ -6,13 +6,15 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{cuda, repo, tidy, tools};
+use crate::{cuda, downstream, examples, isa, repo, tidy, tools};
 
 /// One stage of the test command.
 #[derive(Debug)]
 pub struct Stage {
     pub name: &'static str,
     pub about: &'static str,
+    /// Takes too long for every change: run by hand, by its name or with `--all`.
+    pub long: bool,
     action: Action,
 }
 
@@ -26,66 +28,48 @@ enum Action {
     Steps(&'static [Step]),
     /// The project's own source checks, in this process.
     Tidy,
-    /// Every row of [`EXAMPLES`].
+    /// The example programs, and what they refuse.
     Examples,
+    /// Suites at every instruction set.
+    Isa,
     /// What can be known of CUDA without a GPU.
     Cuda,
+    /// A crate that depends on the facade.
+    Downstream,
 }
 
 /// One command of several.
 #[derive(Debug)]
 enum Step {
     Cargo(&'static [&'static str]),
+    /// The same with environment variables.
+    CargoWith(&'static [(&'static str, &'static str)], &'static [&'static str]),
     /// A program that an earlier step has built, without optimisation, and its arguments.
     Built(&'static str, &'static [&'static str]),
 }
 
-/// An example binary and the arguments of its smoke run: small enough for seconds.
-struct Example {
-    bin: &'static str,
-    args: &'static [&'static str],
+const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Stage {
+    Stage { name, about, long: false, action: Action::Cargo { args, env: &[] } }
 }
 
-/// Where smoke runs write.
-const SMOKE: &str = "target/smoke/char-gpt";
+const fn stage(name: &'static str, about: &'static str, action: Action) -> Stage {
+    Stage { name, about, long: false, action }
+}
 
-#[rustfmt::skip]
-const TINY_GPT: &[&str] = &[
-    "--steps", "3", "--layers", "1", "--width", "48", "--context", "32", "--batch", "4", "--sample", "40", "--out", SMOKE,
-];
-
-#[rustfmt::skip]
-const TINY_PIPELINE: &[&str] = &[
-    "--ranks", "3", "--schedule", "ZB-H1", "--micro-batches", "6", "--steps", "2", "--out", "target/smoke/pipeline",
-];
-
-const EXAMPLES: &[Example] = &[
-    Example { bin: "tensors", args: &[] },
-    Example { bin: "custom-op", args: &[] },
-    Example { bin: "mlp", args: &[] },
-    Example { bin: "mnist", args: &["--images", "160", "--batch", "32", "--epochs", "1"] },
-    Example { bin: "ddp", args: &["--ranks", "3", "--steps", "4"] },
-    Example { bin: "zero", args: &["--ranks", "2", "--width", "32", "--layers", "2"] },
-    Example { bin: "reshard", args: &["--out", "target/smoke/reshard"] },
-    Example { bin: "soak", args: &["--seeds", "40"] },
-    Example { bin: "char-gpt", args: TINY_GPT },
-    Example { bin: "char-gpt", args: &["--resume", "--steps", "5", "--sample", "40", "--out", SMOKE] },
-    Example { bin: "pipeline", args: TINY_PIPELINE },
-];
-
-const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Stage {
-    Stage { name, about, action: Action::Cargo { args, env: &[] } }
+const fn long(name: &'static str, about: &'static str, action: Action) -> Stage {
+    Stage { name, about, long: true, action }
 }
 
 const fn tests(name: &'static str, about: &'static str, targets: &'static [&'static str]) -> Stage {
-    Stage { name, about, action: Action::Tests(targets) }
+    Stage { name, about, long: false, action: Action::Tests(targets) }
 }
 
 /// Needs a driver: it has a stage of its own.
 const WGPU: &str = "weftgrad-runtime-wgpu";
 
-/// Programs without tests of their own: as test programs they would be compiled once more, for minutes. Every stage of tests leaves the
-/// same packages out: with others, dependencies have other features and are compiled again, for more than a minute.
+/// Programs: as test programs they would be compiled once more, for minutes; what the examples share is tested in the
+/// stage `wgpu`. Every stage of tests leaves the same packages out: with others, dependencies have other features and
+/// are compiled again, for more than a minute.
 const UNTESTED: &[&str] = &[WGPU, "weftgrad-examples", "weftgrad-bench", "weftgrad-gpu-check"];
 
 /// Both selections of packages, that of the tests and that of the programs, ask for the same features of what they share: built one by one, all of it
@@ -105,37 +89,63 @@ const WGPU_STAGE: &[Step] = &[
     Step::Built("ddp", &["--device", "wgpu", "--ranks", "2", "--steps", "2"]),
 ];
 
+/// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned compiler has it behind
+/// the switch that makes it take unstable options.
+#[rustfmt::skip]
+const ASAN_STAGE: &[Step] = &[Step::CargoWith(
+    &[
+        ("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan"),
+    ],
+    &[
+        "test", "--target", "x86_64-unknown-linux-gnu", "-p", "weftgrad-conformance", "--test", "cpu", "--",
+        "misuse", "views", "repeated", "slots", "empty", "geometry", "kernels", "sizes",
+    ],
+)];
+
+/// Leaks are not looked for: worker threads and tables live as long as the process.
+#[rustfmt::skip]
+const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
+    &[
+        ("WEFTGRAD_MAX_CPU_ISA", "avx2"),
+        ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "valgrind --quiet --error-exitcode=9 --leak-check=no"),
+    ],
+    &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "misuse", "repeated", "empty"],
+)];
+
+const SOAK_STAGE: &[Step] = &[Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"])];
+
 /// Every stage, in order.
 pub static STAGES: &[Stage] = &[
     cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
-    Stage { name: "tidy", about: "the project's own rules hold (cargo xtask tidy)", action: Action::Tidy },
+    stage("tidy", "the project's own rules hold (cargo xtask tidy)", Action::Tidy),
     cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     // The targets are named one by one because --all-targets would run the benches too.
     tests("test", "unit and integration tests", &["--lib", "--bins", "--tests"]),
+    stage("isa", "the suites pass at every instruction set of this processor", Action::Isa),
     tests("doctest", "the documentation's examples run", &["--doc"]),
-    Stage {
-        name: "doc",
-        about: "the documentation builds without a warning",
-        action: Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
-    },
+    stage(
+        "doc",
+        "the documentation builds without a warning",
+        Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
+    ),
     cargo("build", "the default members build with only Rust", &["build", "--release"]),
-    Stage { name: "examples", about: "the example programs run, briefly", action: Action::Examples },
+    stage("examples", "the example programs run, briefly, and refuse what makes no sense", Action::Examples),
     // By its name alone, so that it is the program that the stage before has built.
     cargo(
         "golden",
         "the reference values are met",
         &["run", "--release", "--bin", "golden", "--", "conformance/goldens"],
     ),
-    Stage {
-        name: "wgpu",
-        about: "the WebGPU runtime passes the suite, on hardware or on a software driver",
-        action: Action::Steps(WGPU_STAGE),
-    },
-    Stage {
-        name: "cuda",
-        about: "CUDA kernels become machine code, and run on the host's emulator",
-        action: Action::Cuda,
-    },
+    stage(
+        "wgpu",
+        "the WebGPU runtime passes the suite, on hardware or on a software driver",
+        Action::Steps(WGPU_STAGE),
+    ),
+    stage("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
+    long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
+    long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
+    long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
+    long("downstream", "a crate outside of the workspace builds with the lines README gives", Action::Downstream),
 ];
 
 /// The stage called `name`.
@@ -180,25 +190,22 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
         Action::Cuda => cuda::run(),
-        Action::Examples => EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[])),
+        Action::Isa => isa::run(),
+        Action::Downstream => downstream::run(),
+        Action::Examples => examples::run(),
     }
 }
 
-fn tests_args(targets: &[&'static str]) -> Vec<&'static str> {
+pub fn tests_args<'a>(targets: &[&'a str]) -> Vec<&'a str> {
     let excluded = UNTESTED.iter().flat_map(|package| ["--exclude", package]);
     ["test", "--workspace"].into_iter().chain(targets.iter().copied()).chain(excluded).collect()
-}
-
-impl Example {
-    fn cargo_args(&self) -> Vec<&'static str> {
-        [&["run", "--release", "--bin", self.bin, "--"], self.args].concat()
-    }
 }
 
 impl Step {
     fn run(&self) -> Result<(), String> {
         match self {
             Step::Cargo(args) => run_cargo(args, &[]),
+            Step::CargoWith(env, args) => run_cargo(args, env),
             Step::Built(name, args) => {
                 let here = current_exe().map_err(|error| format!("where this program lies is unknown: {error}"))?;
                 let program = built(&here, name)?;
@@ -230,7 +237,7 @@ fn run_command(command: &mut Command, shown: &str) -> Result<(), String> {
 }
 
 /// The command as one would type it.
-fn shown(args: &[&str], env: &[(&str, &str)]) -> String {
+pub fn shown(args: &[&str], env: &[(&str, &str)]) -> String {
     let env: String = env.iter().map(|(name, value)| format!("{name}=\"{value}\" ")).collect();
     format!("{env}cargo {}", args.join(" "))
 }
@@ -287,12 +294,6 @@ mod tests {
             "test --workspace --doc --exclude weftgrad-runtime-wgpu --exclude weftgrad-examples --exclude weftgrad-bench \
              --exclude weftgrad-gpu-check"
         );
-    }
-
-    #[test]
-    fn an_example_runs_by_its_binary() {
-        let example = Example { bin: "mlp", args: &["--steps", "3"] };
-        assert_eq!(example.cargo_args().join(" "), "run --release --bin mlp -- --steps 3");
     }
 
     #[test]

@@ -44,6 +44,13 @@ const TOOLS: &[Tool] = &[
         advice: "your GPU's driver, or the software driver of your distribution's mesa-vulkan-drivers package",
     },
     Tool {
+        name: "valgrind",
+        stages: &["valgrind"],
+        probe: &["valgrind", "--version"],
+        install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends valgrind"],
+        advice: "your distribution's valgrind package",
+    },
+    Tool {
         name: "g++",
         stages: &["cuda"],
         probe: &["g++", "--version"],

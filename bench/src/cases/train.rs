@@ -49,7 +49,7 @@ pub fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let (mut optimizer, mut gradients) = optimizer(1e-3, leaves.clone())?;
     let mut given = weftgrad::Gradients::new();
     for leaf in &leaves {
-        given.set(leaf, data::normal(rt, &[each], dtype, 99)?.mul(1e-3)?);
+        given.set(leaf, data::normal(rt, &[each], dtype, 99)?.mul(1e-3)?)?;
     }
     gradients.copy_from(&given)?;
     drop((given, leaves));

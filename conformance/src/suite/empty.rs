@@ -4,7 +4,11 @@ use autograd::{Var, backward};
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{ConvOptions, NnOps},
-    ops::{IndexOps, JoinOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps, cat, stack},
+    ops::{
+        ConvNd, ConvOps, DiagonalOps, DistanceOps, FftOps, GridSampleOps, IndexOps, Interpolate, InterpolateOps,
+        Interpolation, JoinOps, MatmulOps, PadMode, PadOps, PointwiseOps, PoolOps, PoolOptions, ReduceOps, RepeatOps,
+        Resize, ScanOps, ScatterOps, ScatterReduction, SelectOps, SortOps, ViewOps, cat, stack,
+    },
 };
 
 use super::report::{Section, Verdict};
@@ -62,6 +66,16 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         row("gather of none", &[0, 3], 0.0, |x, i| x.gather(0, &i.unsqueeze(1)?.broadcast_to([0, 3])?)),
         row("index_add of none", &[2, 3], 1.0, |x, i| ones(x, &[2, 3])?.index_add(0, i, x)),
         row("embedding of none", &[0, 3], 0.0, |x, i| cat(&[&ones(x, &[2, 3])?, x], 0)?.embedding(i)),
+        row("asinh", &[0, 3], 0.0, |x, _| x.asinh()),
+        row("var over nothing", &[3], f64::NAN, |x, _| x.var(&[0], 1, false)),
+        row("prelu", &[0, 3], 0.0, |x, _| x.prelu(&ones(x, &[3])?)),
+        row("glu", &[3, 0], 0.0, |x, _| cat(&[&x.t()?, &x.t()?], 0)?.glu(0)),
+        row("rope", &[0, 3, 2], 0.0, |x, _| x.unsqueeze(2)?.broadcast_to([0, 3, 2])?.rope(10.0, 0)),
+        row("einsum of nothing", &[4, 3], 0.0, |x, _| numcore::ops::einsum("ki,kj->ij", &[&ones(x, &[0, 4])?, x])),
+        row("einsum of a diagonal of nothing", &[0], 0.0, |x, _| {
+            numcore::ops::einsum("bii->b", &[&x.unsqueeze(2)?.broadcast_to([0, 3, 3])?])
+        }),
+        row("one_hot of none", &[0, 4], 0.0, |_, i| i.one_hot(4)?.to_dtype(DType::F32)),
         row("softmax", &[0, 3], 0.0, |x, _| x.softmax(-1)),
         row("softmax over nothing", &[0, 3], 0.0, |x, _| x.softmax(0)),
         row("log_softmax over nothing", &[0, 3], 0.0, |x, _| x.log_softmax(0)),
@@ -86,6 +100,38 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         }),
         row("max_pool2d of no images", &[0, 1, 2, 2], 0.0, |x, _| {
             x.reshape([0, 1, 4, 4])?.max_pool2d([2, 2], [2, 2], [0, 0])
+        }),
+        row("pad_with nothing inside", &[2, 3], 0.5, |x, _| x.pad_with(&[(1, 1), (0, 0)], PadMode::Constant(0.5))),
+        row("pad_with beside nothing", &[0, 5], 0.0, |x, _| x.pad_with(&[(0, 0), (1, 1)], PadMode::Reflect)),
+        row("repeat", &[0, 6], 0.0, |x, _| x.repeat(&[3, 2])),
+        row("diff", &[0, 2], 0.0, |x, _| x.diff(1, 1)),
+        row("diagonal of nothing", &[0], 0.0, |x, _| x.diagonal(0)),
+        row("diag_embed", &[0, 3, 3], 0.0, |x, _| x.diag_embed(0)),
+        row("cdist of no points", &[0, 2], 0.0, |x, _| x.cdist(&ones(x, &[2, 3])?, 2.0)),
+        row("cdist over nothing", &[3, 2], 0.0, |x, _| x.t()?.cdist(&ones(x, &[2, 0])?, f64::INFINITY)),
+        row("scatter of none", &[2, 3], 1.0, |x, i| {
+            ones(x, &[2, 3])?.scatter(0, &i.unsqueeze(1)?.broadcast_to([0, 3])?, x)
+        }),
+        row("scatter_reduce of none", &[2, 3], 1.0, |x, i| {
+            let index = i.unsqueeze(1)?.broadcast_to([0, 3])?;
+            ones(x, &[2, 3])?.scatter_reduce(0, &index, x, ScatterReduction::Amax, false)
+        }),
+        row("gather_nd of none", &[0, 3], 0.0, |x, i| x.gather_nd(&i.unsqueeze(1)?, 0)),
+        row("fft of no rows", &[0, 3, 2], 0.0, |x, _| x.rfft(Some(4), 1, Default::default())),
+        row("max_pool of no signals", &[0, 2], 0.0, |x, _| {
+            x.max_pool(&PoolOptions { stride: [1], dilation: [1], ceil_mode: true, ..PoolOptions::new([2]) })
+        }),
+        row("avg_pool of no signals", &[0, 2], 0.0, |x, _| {
+            x.avg_pool(&PoolOptions { stride: [1], ..PoolOptions::new([2]) })
+        }),
+        row("interpolate of no signals", &[0, 1, 5], 0.0, |x, _| {
+            x.unsqueeze(1)?.interpolate(Resize::Size(&[5]), Interpolate::new(Interpolation::Linear))
+        }),
+        row("grid_sample of no images", &[0, 1, 2, 2], 0.0, |x, _| {
+            x.reshape([0, 1, 3, 1])?.grid_sample(&ones(x, &[0, 2, 2, 2])?, Default::default())
+        }),
+        row("conv over three axes of no volumes", &[0, 2, 1, 1, 2], 0.0, |x, _| {
+            x.reshape([0, 1, 1, 1, 3])?.conv(&ones(x, &[2, 1, 1, 1, 2])?, None, &ConvNd::<3>::default())
         }),
         row("to_dtype", &[0, 3], 0.0, |x, _| x.to_dtype(DType::F16)?.to_dtype(DType::F32)),
         row("dropout", &[0, 3], 0.0, |x, _| x.dropout(0.5, 1)),

@@ -40,6 +40,9 @@ fn shapes<R: Runtime>() -> Vec<Row<R>> {
         ("linear_scan", |g| g.x.linear_scan(&g.y, 0)),
         ("sort", |g| Ok(g.x.sort(3, false)?.0)),
         ("topk", |g| Ok(g.x.topk(4, 1)?.0)),
+        ("topk_smallest", |g| Ok(g.x.topk_smallest(4, 1)?.0)),
+        ("prelu", |g| g.x.prelu(&g.x)),
+        ("chunk", |g| g.x.glu(1)),
         ("reshape", |g| g.x.reshape([4, 2])),
         ("shape", |g| g.x.reshape([1; 9])),
         ("permute", |g| g.x.permute(&[0, 0])),
@@ -50,7 +53,7 @@ fn shapes<R: Runtime>() -> Vec<Row<R>> {
         ("slice", |g| g.x.narrow(1, 2, 2)),
         ("slice", |g| g.x.slice(0, 0, 1, 0)),
         ("slice", |g| g.x.narrow(1, usize::MAX, 2)),
-        ("slice", |g| g.x.select(0, 2)),
+        ("select: shapes [2, 3]: axis 0 of size 2 has no position 2", |g| g.x.select(0, 2)),
         ("split", |g| Ok(g.x.split(0, 0)?.remove(0))),
         ("chunk", |g| Ok(g.x.chunk(1, 2)?.remove(0))),
         ("squeeze", |g| g.x.squeeze(0)),
@@ -71,7 +74,13 @@ fn shapes<R: Runtime>() -> Vec<Row<R>> {
         ("matmul", |g| g.x.matmul(&g.x)),
         ("matmul", |g| g.x.unsqueeze(0)?.broadcast_to([2, 2, 3])?.matmul(&g.y.unsqueeze(0)?.broadcast_to([3, 3, 4])?)),
         ("matmul", |g| g.x.sum(&[], false)?.matmul(&g.y)),
-        ("einsum", |g| einsum("ij,jk", &[&g.x, &g.y])),
+        ("einsum", |g| einsum("i-j,jk", &[&g.x, &g.y])),
+        ("einsum", |g| einsum("i..,jk", &[&g.x, &g.y])),
+        ("einsum", |g| einsum("......,jk", &[&g.x, &g.y])),
+        ("einsum", |g| einsum("ii", &[&g.x])),
+        ("einsum", |g| einsum("ij->ii", &[&g.x])),
+        ("einsum", |g| einsum("ijk...", &[&g.x])),
+        ("einsum", |_| einsum("", &[])),
         ("einsum", |g| einsum("ij,kl->il", &[&g.x])),
         ("einsum", |g| einsum("ijk->i", &[&g.x])),
         ("einsum", |g| einsum("ij,ji->i", &[&g.x, &g.y])),
@@ -91,12 +100,14 @@ fn indices<R: Runtime>() -> Vec<Row<R>> {
         ("gather", |g| g.x.index_select(0, &at(g, &[0, 2])?)),
         ("gather", |g| g.x.index_select(1, &at(g, &[-1])?)),
         ("index_select", |g| g.x.index_select(0, &g.i)),
-        ("gather", |g| g.x.embedding(&at(g, &[5])?)),
+        ("index", |g| g.x.embedding(&at(g, &[5])?)),
         ("embedding", |g| g.x.unsqueeze(0)?.embedding(&at(g, &[0])?)),
         ("scatter_add", |g| g.x.scatter_add(1, &g.i.add(7.0)?, &g.x)),
         ("scatter_add", |g| g.x.index_add(0, &at(g, &[0, 9])?, &g.x)),
         ("scatter_add", |g| g.x.scatter_add(1, &g.i, &g.h)),
         ("one_hot", |g| g.x.one_hot(3)),
+        ("index", |g| g.i.one_hot(1)),
+        ("index", |g| g.i.sub(1.0)?.one_hot(3)),
         ("cross_entropy", |g| g.x.cross_entropy(&at(g, &[0, 1, 2])?, None, Default::default())),
         ("gather", |g| {
             // A kernel of its own may say it in its own name, and when it is waited for.
@@ -137,6 +148,19 @@ fn types<R: Runtime>() -> Vec<Row<R>> {
         ("from_slice", |g| Tensor::from_slice(&g.rt, [5], &[1f32, 2.0])),
         ("item", |g| g.x.item().map(|_| g.x.clone())),
         ("uniform", |g| Tensor::uniform(&g.rt, [2], DType::I64, 0.0, 1.0, 1)),
+        ("uniform: 3 is not at most 1", |g| Tensor::uniform(&g.rt, [2], DType::F32, 3.0, 1.0, 1)),
+        ("uniform", |g| Tensor::uniform(&g.rt, [2], DType::F32, f64::NAN, 1.0, 1)),
+        ("normal: a standard deviation of -1", |g| Tensor::normal(&g.rt, [2], DType::F32, 0.0, -1.0, 1)),
+        ("full: 300 is no u8", |g| Tensor::full(&g.rt, [2], DType::U8, 300i64)),
+        ("full: -1.5 is no u8", |g| Tensor::full(&g.rt, [2], DType::U8, -1.5)),
+        ("full: -1 is no u32", |g| Tensor::full(&g.rt, [2], DType::U32, -1i64)),
+        ("full: 0.5 is no i64", |g| Tensor::full(&g.rt, [2], DType::I64, 0.5)),
+        ("full: NaN is no i32", |g| Tensor::full(&g.rt, [2], DType::I32, f64::NAN)),
+        ("full", |g| Tensor::full(&g.rt, [2], DType::I64, u64::MAX)),
+        ("arange: 300 is no u8", |g| Tensor::arange(&g.rt, 0i64, 100i64, 4, DType::U8)),
+        ("arange: -1 is no u8", |g| Tensor::arange(&g.rt, 1i64, -1i64, 3, DType::U8)),
+        ("arange", |g| Tensor::arange(&g.rt, 0.0, 0.5, 3, DType::I64)),
+        ("arange", |g| Tensor::arange(&g.rt, 0i64, i64::MAX, 3, DType::I64)),
     ]
 }
 
@@ -157,7 +181,16 @@ fn networks<R: Runtime>() -> Vec<Row<R>> {
             let q = image(g, [1, 1, 2, 4])?;
             q.attention(&q, &q, Some(&g.y), false, None)
         }),
-        ("conv", |g| image(g, [1, 2, 4, 4])?.conv2d(&image(g, [1, 3, 2, 2])?, None, PLAIN)),
+        ("2 input channels, the weight has 3", |g| {
+            image(g, [1, 2, 4, 4])?.conv2d(&image(g, [1, 3, 2, 2])?, None, PLAIN)
+        }),
+        ("3 input channels, the weight has 1 for each of 2 groups", |g| {
+            image(g, [1, 3, 4, 4])?.conv2d(&image(g, [2, 1, 2, 2])?, None, ConvOptions { groups: 2, ..PLAIN })
+        }),
+        ("3 output channels do not divide into 2 groups", |g| {
+            image(g, [1, 2, 4, 4])?.conv2d(&image(g, [3, 1, 2, 2])?, None, ConvOptions { groups: 2, ..PLAIN })
+        }),
+        ("a kernel of size 0 by 0", |g| image(g, [1, 2, 4, 4])?.conv2d(&image(g, [1, 2, 0, 0])?, None, PLAIN)),
         ("conv", |g| image(g, [1, 2, 2, 2])?.conv2d(&image(g, [1, 2, 3, 3])?, None, PLAIN)),
         ("conv", |g| {
             image(g, [1, 2, 4, 4])?.conv2d(&image(g, [2, 1, 2, 2])?, None, ConvOptions { groups: 0, ..PLAIN })
@@ -182,6 +215,25 @@ fn networks<R: Runtime>() -> Vec<Row<R>> {
                 ConvOptions { padding: [5, 5], ..PLAIN },
                 [0, 0],
             )
+        }),
+        ("the output padding [2, 0] must be less than the stride", |g| {
+            let (x, w) = (image(g, [1, 1, 4, 4])?, image(g, [1, 1, 3, 3])?);
+            x.conv_transpose2d(&w, None, ConvOptions { dilation: [2, 1], ..PLAIN }, [2, 0])
+        }),
+        ("conv_transpose2d: shapes [1, 2, 4, 4], [3, 1, 2, 2]: 2 input channels, the weight has 3", |g| {
+            image(g, [1, 2, 4, 4])?.conv_transpose2d(&image(g, [3, 1, 2, 2])?, None, PLAIN, [0, 0])
+        }),
+        ("batch_norm: shapes [1, 2, 4, 4], [3]: 2 channels, not 3", |g| {
+            let three = Tensor::ones(&g.rt, [3], DType::F32)?;
+            Ok(image(g, [1, 2, 4, 4])?.batch_norm_train(Some(&three), None, 1e-5)?.0)
+        }),
+        ("batch_norm: shapes [1, 2, 4, 4], [3]", |g| {
+            let three = Tensor::ones(&g.rt, [3], DType::F32)?;
+            image(g, [1, 2, 4, 4])?.batch_norm(&three, &three, None, None, 1e-5)
+        }),
+        ("linear: shapes [2, 3], [3, 4], [3]: x has 3 features, the weight takes 4", |g| {
+            let bias = Tensor::ones(&g.rt, [3], DType::F32)?;
+            g.x.linear(&g.y, Some(&bias))
         }),
         ("max_pool2d", |g| image(g, [1, 1, 4, 4])?.max_pool2d([2, 2], [2, 2], [2, 0])),
         ("max_pool2d", |g| g.x.max_pool2d([2, 2], [2, 2], [0, 0])),

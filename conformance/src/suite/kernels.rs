@@ -108,8 +108,8 @@ impl<R: Runtime> Bench<'_, R> {
                 let mut ins = vec![&x, &y];
                 ins.extend(weighted.then_some(&w));
                 let outs = self.compare(&format!("cross_entropy {what}"), op.clone(), &ins);
-                let Some(lse) = outs.get(1) else { continue };
-                let mut ins = vec![&x, &y, lse, &g];
+                let [_, top, log_sum] = &outs[..] else { continue };
+                let mut ins = vec![&x, &y, top, log_sum, &g];
                 ins.extend(weighted.then_some(&w));
                 self.compare(&format!("cross_entropy_grad {what}"), CrossEntropyGrad(op), &ins);
             }
@@ -162,9 +162,20 @@ impl<R: Runtime> Bench<'_, R> {
             let (q, key, v) =
                 (self.real(&[b, h, t, d], 10), self.real(&[b, k, s, d], 11), self.real(&[b, k, s, e], 12));
             let (mask, g) = (self.real(&[b, 1, t, s], 13), self.real(&[b, h, t, e], 14));
-            for (causal, masked) in [(false, false), (true, false), (false, true), (true, true)] {
-                let op = Attention { causal, scale: 1.0 / (d as f64).sqrt(), masked };
-                let what = format!("B{b} H{h} K{k} T{t} S{s} D{d} E{e} causal {causal} masked {masked}");
+            let plain = Attention::new(1.0 / (d as f64).sqrt());
+            let kinds = [(false, false), (true, false), (false, true), (true, true)];
+            let plain = kinds.map(|(causal, masked)| Attention { causal, masked, ..plain.clone() });
+            let [window, lower_right] =
+                [[Some(20), Some(3)], [Some(40), None]].map(|w| Attention { window: w, ..plain[0].clone() });
+            let options = [
+                Attention { softcap: Some(1.5), ..window.clone() },
+                Attention { causal: true, lower_right: true, ..lower_right },
+                Attention { lower_right: true, masked: true, softcap: Some(0.7), ..window },
+                Attention { causal: true, lower_right: true, softcap: Some(3.0), ..plain[0].clone() },
+            ];
+            for op in plain.into_iter().chain(options) {
+                let what = format!("B{b} H{h} K{k} T{t} S{s} D{d} E{e} {op:?}");
+                let masked = op.masked;
                 let mut ins = vec![&q, &key, &v];
                 ins.extend(masked.then_some(&mask));
                 let outs = self.compare(&format!("attention {what}"), op.clone(), &ins);
@@ -184,7 +195,7 @@ impl<R: Runtime> Bench<'_, R> {
         self.section.check(format!("attention with nothing to attend to {dtype}"), || {
             let rows = Tensor::from_slice(rt, [3, 1], &[0f32, f32::NEG_INFINITY, 0.0])?.to_dtype(dtype)?;
             let mask = rows.broadcast_to([3, 3])?;
-            let op = Attention { causal: true, scale: 0.5, masked: true };
+            let op = Attention { causal: true, masked: true, ..Attention::new(0.5) };
             let outs = Tensor::apply(op.clone().into(), &[&q, &q, &q, &mask])?;
             let row = outs[0].select(2, 1)?.to_f64s()?;
             let grads = Tensor::apply(AttentionGrad(op).into(), &[&q, &outs[0], &outs[1], &q, &q, &q, &mask])?;

@@ -1,5 +1,6 @@
 //! The suite: what any runtime must pass, in sections.
 
+mod attend;
 mod case;
 mod cases;
 mod chains;
@@ -12,6 +13,8 @@ mod fuzz;
 mod gradcheck;
 mod handle;
 mod kernels;
+mod misuse;
+mod numerics;
 mod placements;
 mod positions;
 mod programs;
@@ -45,18 +48,22 @@ pub fn sections<R: Runtime>() -> Vec<(&'static str, RunSection<R>)> {
         ("gradients", gradcheck::first),
         ("second derivatives", gradcheck::second),
         ("views", placements::views),
+        ("repeated axes", placements::repeated),
         ("slots", placements::slots),
         ("narrow types", dtypes::narrow),
         ("fused kernels", kernels::kernels),
+        ("attention and positions", attend::attend),
         ("sizes", sizes::sizes),
         ("geometry", fuzz::fuzz),
         ("chains", chains::chains),
         ("values", values::values),
+        ("numerics", numerics::numerics),
         ("handle", handle::handle),
         ("programs", programs::programs),
         ("exactness", ulp::ulps),
         ("empty tensors", empty::empty),
         ("errors", errors::errors),
+        ("misuse", misuse::misuse),
     ]
 }
 

@@ -1,16 +1,19 @@
-//! Where inputs lie and where gradients go must not matter: strided, flipped and transposed views of the same values, gradients
-//! written through views of leaves, added to what a slot already holds.
+//! Where inputs are stored and where gradients go must not matter: strided, flipped, transposed and repeated views of the same values,
+//! gradients written through views of leaves, added to what a slot already holds.
 
 use std::sync::Arc;
 
 use autograd::{BackwardHook, Leaf, LeafGrad, Var};
-use numcore::{DType, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut};
+use numcore::{
+    DType, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut,
+    ops::{Apply, ReduceOps, ViewOps},
+};
 
 use super::{
     case::{OpCase, no_gradient},
     cases,
-    close::{Values, agree, forward_backward, sweep},
-    report::Section,
+    close::{Values, agree, forward_backward, near, sweep},
+    report::{Section, Verdict},
 };
 use crate::golden::Placement;
 
@@ -51,6 +54,83 @@ fn placed<R: Runtime>(rt: &R, case: &OpCase<R>, placement: Placement, tensors: &
         values.push(placement.seen(stored)?.to_f64s()?);
     }
     Ok(values)
+}
+
+/// Inputs that are repeated along an axis (a stride of 0) give what the same values give where each is stored, and their gradients are sums
+/// along it.
+pub(crate) fn repeated<R: Runtime>(rt: &R) -> Section {
+    let mut section = Section::new("repeated axes");
+    for case in cases::all::<R>() {
+        for last in [false, true] {
+            let axis = if last { "last" } else { "first" };
+            section.check(format!("{} {axis} axis", case.name), || {
+                let stored = (case.tensors(rt, DType::F32)?.iter())
+                    .map(|t| once(t, last)?.broadcast_to(t.dims())?.contiguous())
+                    .collect::<Result<Vec<_>>>()?;
+                let (want, scales) = summed(rt, &case, last, &stored)?;
+                let got = expanded(rt, &case, last, &stored)?;
+                let verdicts = got.iter().zip(&want).zip(scales).enumerate();
+                Ok(verdicts.fold(Verdict::PASSED, |all, (k, ((got, want), scale))| {
+                    all.and(near(&format!("result {k}"), got, want, TOLERANCE * scale))
+                }))
+            });
+        }
+    }
+    section
+}
+
+/// The first place along the first or last axis.
+fn once<T: Apply>(x: &T, last: bool) -> Result<T> {
+    match x.spec().shape.rank() as isize {
+        0 => Ok(x.clone()),
+        rank => x.narrow(
+            if last { rank - 1 } else { 0 },
+            0,
+            x.spec().shape[if last { rank as usize - 1 } else { 0 }].min(1),
+        ),
+    }
+}
+
+/// The output, and gradients of leaves that the inputs are repeated from.
+fn expanded<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]) -> Result<Values> {
+    let (mut vars, mut leaves) = (Vec::new(), Vec::new());
+    for (i, (sample, t)) in case.inputs.iter().zip(stored).enumerate() {
+        let short = once(t, last)?;
+        if sample.is_real() {
+            let leaf = Var::leaf(&format!("in{i}"), short)?;
+            vars.push(leaf.broadcast_to(t.dims())?);
+            leaves.push(leaf);
+        } else {
+            vars.push(Var::new(short.broadcast_to(t.dims())?));
+        }
+    }
+    let mut gradients = autograd::Gradients::new();
+    let mut values = vec![sweep(rt, case, &vars, &mut gradients)?.value()?.to_f64s()?];
+    for (i, leaf) in leaves.iter().enumerate() {
+        values.push(gradients.of(leaf).ok_or_else(|| no_gradient(i))?.to_f64s()?);
+    }
+    Ok(values)
+}
+
+/// The output, and gradients of stored inputs, summed along the axis; and how much larger than the results what was added up is. (In rows of
+/// equal numbers gradients of a norm are large, and cancel.)
+fn summed<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]) -> Result<(Values, Vec<f64>)> {
+    let vars = case.vars(stored)?;
+    let mut gradients = autograd::Gradients::new();
+    let mut values = vec![sweep(rt, case, &vars, &mut gradients)?.value()?.to_f64s()?];
+    let mut scales = vec![1.0];
+    for (i, leaf) in case.leaves(&vars).into_iter().enumerate() {
+        let gradient = gradients.of(leaf).ok_or_else(|| no_gradient(i))?;
+        scales.push(gradient.to_f64s()?.iter().fold(1.0, |most: f64, g| most.max(g.abs())));
+        let axis = if last { -1 } else { 0 };
+        let sum = if gradient.dims().is_empty() || gradient.shape().numel() == 0 {
+            gradient.clone()
+        } else {
+            gradient.sum(&[axis], true)?
+        };
+        values.push(sum.to_f64s()?);
+    }
+    Ok((values, scales))
 }
 
 /// Two sweeps into the same slots give exactly twice the gradient of one.

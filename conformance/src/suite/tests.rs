@@ -22,18 +22,22 @@ macro_rules! section_tests {
             gradients "gradients",
             second_derivatives "second derivatives",
             views "views",
+            repeated_axes "repeated axes",
             accumulation_in_slots "slots",
             narrow_types "narrow types",
             fused_kernels "fused kernels",
+            attention_and_positions "attention and positions",
             sizes "sizes",
             random_geometry "geometry",
             chains_of_views "chains",
             values "values",
+            numerics "numerics",
             handle "handle",
             random_programs "programs",
             exactness "exactness",
             empty_tensors "empty tensors",
             errors "errors",
+            misuse "misuse",
         }
     };
     (@complete $check:path: $($test:ident $section:literal,)*) => {

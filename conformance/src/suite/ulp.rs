@@ -48,6 +48,7 @@ const ROWS: &[Row] = rows! {
     Cosh cosh 3.0;
     Tanh tanh 4.0;
     Erf erf 3.0;
+    Erfc erfc 8.0;
 };
 
 /// Every this many bit patterns: a prime, so that all mantissas occur.

@@ -1,46 +1,23 @@
 //! The hook that fills buckets and sends them.
 
-use std::{
-    collections::HashMap,
-    ops::Range,
-    sync::{Arc, LazyLock},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
-use numcore::{
-    DType, Error, Flat, Result, Runtime, Tensor, TensorMut,
-    ops::{Input, ReduceOps, compute},
-    pointwise::Program,
-};
+use numcore::{Error, Flat, Result, Runtime, Tensor, TensorMut};
 use optim::{FlatGradients, Optimizer};
 
 use super::{
-    BucketLimits, BucketPlan, BucketSpec, Wire, canonical,
+    BucketLimits, BucketOptions, BucketPlan, BucketSpec, Wire,
+    bucket::{Bucket, Slot, of_bucket},
+    canonical,
+    finite::is_finite,
     powersgd::{Compressor, Member},
+    weight::TotalWeight,
 };
 use crate::{
-    comm::{Comm, Communicator, Named, Work, told},
+    comm::{Comm, Communicator, Label, told},
     unused::{Unused, require_all, used_anywhere},
 };
-
-/// How gradients are exchanged.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct BucketOptions {
-    /// Sizes of the buckets; if there are none, [`BucketLimits::of`] all parameters.
-    pub limits: Option<BucketLimits>,
-    /// Parameters without a gradient.
-    pub unused: Unused,
-    /// What gradients are sent as.
-    pub wire: Wire,
-    /// Looks, before a bucket is sent, whether every gradient in it is finite; the error names rank, bucket and parameter. Waits for the
-    /// device at every bucket: to find out where a NaN comes from.
-    pub check_finite: bool,
-    /// Adds the gradients of micro-batches one after another, whatever the number of ranks: with a batch cut into `C` chunks, of which
-    /// rank `r` of `n` computes `r, n + r, 2n + r …` as its micro-batches, the result is the same to the bit at every `n` that
-    /// divides `C`. Costs an exchange in every micro-batch, of `(n − 1)·Ψ` bytes sent in place of `2·(n − 1)/n·Ψ`, a second buffer of
-    /// gradients, and `n` times the memory of a bucket in flight. Gradients travel as they are.
-    pub canonical: bool,
-}
 
 /// An optimizer's gradients in buckets: a hook whose slots are the optimizer's own gradient memory, of which consecutive pieces are summed
 /// over all ranks, in place, as soon as they are full.
@@ -49,11 +26,14 @@ pub struct BucketOptions {
 /// not depend on how parameters are cut into buckets.
 pub struct Buckets<R: Runtime> {
     comm: Comm<R>,
+    label: Label,
     options: BucketOptions,
     gradients: FlatGradients<R>,
     /// In canonical order: the sums, while `gradients` are those of a chunk.
     sums: Option<FlatGradients<R>>,
     compressor: Option<Compressor<R>>,
+    /// What the step weighs, where means are sent.
+    weight: TotalWeight<R>,
     params: Vec<Slot<R>>,
     place: HashMap<usize, usize>,
     plan: Vec<Bucket<R>>,
@@ -65,30 +45,21 @@ pub struct Buckets<R: Runtime> {
     ready: Vec<usize>,
 }
 
-struct Slot<R: Runtime> {
-    leaf: Arc<Leaf<R>>,
-    buffer: usize,
-    range: usize,
-    bucket: usize,
-    ready: bool,
-    /// Whether it has a gradient in this step.
-    used: bool,
-}
-
-struct Bucket<R: Runtime> {
-    /// Its calls say which bucket they are of.
-    comm: Comm<R>,
-    buffer: usize,
-    ranges: Range<usize>,
-    members: Vec<usize>,
-    waits_for: usize,
-    work: Option<Work<TensorMut<R>>>,
-}
-
 impl<R: Runtime> Buckets<R> {
     /// The gradients of `optimizer`'s parameters, which it reorders by `key`: the order in which they are expected to become final.
     pub fn new(
         comm: &Comm<R>,
+        optimizer: &mut dyn Optimizer<R>,
+        key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
+        options: BucketOptions,
+    ) -> Result<Self> {
+        Self::labelled(comm, Label::next(comm), optimizer, key, options)
+    }
+
+    /// As [`new`](Buckets::new) for a trainer that has a label already.
+    pub(crate) fn labelled(
+        comm: &Comm<R>,
+        label: Label,
         optimizer: &mut dyn Optimizer<R>,
         key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
         options: BucketOptions,
@@ -124,19 +95,21 @@ impl<R: Runtime> Buckets<R> {
             let (first, last) = (&params[members[0]], &params[members[members.len() - 1]]);
             let ranges = first.range..last.range + 1;
             let members = members.clone();
-            let comm = Named::over(comm, &format!("bucket {b}"));
-            buckets.push(Bucket { comm, buffer: first.buffer, ranges, members, waits_for: 0, work: None });
+            let (comm, buffer, frozen) = (label.named(comm, &format!("bucket {b}")), first.buffer, Vec::new());
+            buckets.push(Bucket { comm, frozen, buffer, ranges, members, waits_for: 0, work: None });
         }
         let place = params.iter().enumerate().map(|(i, p)| (p.leaf.id(), i)).collect();
         let gradients = optimizer.gradients()?;
         let sums = options.canonical.then(|| optimizer.gradients()).transpose()?;
-        let (comm, plan) = (comm.clone(), buckets);
+        let (comm, plan, weight) = (comm.clone(), buckets, TotalWeight::new(comm));
         Ok(Buckets {
             comm,
+            label,
             options,
             gradients,
             sums,
             compressor,
+            weight,
             params,
             place,
             plan,
@@ -179,9 +152,12 @@ impl<R: Runtime> Buckets<R> {
 
     /// Forgets all gradients: the next sweep overwrites them.
     pub fn zero(&mut self) {
+        // What a step that failed has left in flight holds ranges of the gradients.
+        self.plan.iter_mut().for_each(|bucket| bucket.work = None);
+        self.compressor.iter_mut().for_each(Compressor::zero);
+        self.weight.clear();
         self.gradients.zero();
         self.sums.iter_mut().for_each(FlatGradients::zero);
-        self.compressor.iter_mut().for_each(Compressor::zero);
         self.begun = false;
         self.params.iter_mut().for_each(|p| p.used = false);
     }
@@ -198,16 +174,24 @@ impl<R: Runtime> Buckets<R> {
         for p in &mut self.params {
             p.ready = !p.leaf.requires_grad();
         }
-        for bucket in &mut self.plan {
+        for (k, bucket) in self.plan.iter_mut().enumerate() {
             bucket.work = None;
             bucket.waits_for = bucket.members.iter().filter(|&&i| !self.params[i].ready).count();
+            let frozen = || bucket.members.iter().copied().filter(|&i| self.params[i].ready);
+            if !frozen().eq(bucket.frozen.iter().copied()) {
+                bucket.frozen = frozen().collect();
+                bucket.comm = self.label.named(&self.comm, &of_bucket(k, &bucket.frozen, &self.params));
+            }
         }
         Ok(())
     }
 
-    /// Before the last sweep: what this rank's losses of the step weigh, and the loss scale if there is one. Compressed gradients are
-    /// means, so that what one step could not send does not count for more or less in the next.
+    /// Before the last sweep: what this rank's losses of the step weigh, and the loss scale if there is one. What is sent compressed, or as
+    /// `f16`, are means: what one step could not send counts for no more and no less in the next, and no sum leaves the range.
     pub fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        if self.options.wire.sends_means() && self.sums.is_none() {
+            self.weight.begin(weight)?;
+        }
         self.compressor.as_mut().map_or(Ok(()), |c| c.weigh(weight, scale))
     }
 
@@ -242,6 +226,10 @@ impl<R: Runtime> Buckets<R> {
 
     fn complete(&mut self) -> Result<()> {
         self.settle()?;
+        if self.sums.is_some() && self.options.unused == Unused::Error {
+            // Any chunk counts.
+            require_all(self.params.iter().map(|p| (&p.leaf, p.used)))?;
+        }
         // After the last bucket: how many were sent before depends on the rank.
         let used = self.params.iter().map(|p| p.used);
         let anywhere = match self.options.unused {
@@ -265,7 +253,7 @@ impl<R: Runtime> Buckets<R> {
     /// Sends what the sweep has left, and waits for all of it.
     fn settle(&mut self) -> Result<()> {
         let used = self.used();
-        if self.options.unused == Unused::Error {
+        if self.sums.is_none() && self.options.unused == Unused::Error {
             require_all(self.params.iter().map(|p| &p.leaf).zip(used.iter().copied()))?;
         }
         for (p, used) in self.params.iter_mut().zip(used) {
@@ -325,7 +313,10 @@ impl<R: Runtime> Buckets<R> {
             return self.compressor.as_mut().map_or(Ok(()), |c| c.send(k, comm, whole, &members));
         }
         self.plan[k].work = Some(match self.sums {
-            None => self.options.wire.all_reduce(&self.plan[k].comm, whole)?,
+            None => {
+                let (weight, n) = (&mut self.weight, self.comm.size() as f64);
+                self.options.wire.all_reduce(&self.plan[k].comm, whole, || weight.get(n))?
+            }
             Some(_) => {
                 let sent = canonical::gather(&self.plan[k].comm, &whole);
                 self.flat(k).restore(whole)?;
@@ -357,21 +348,13 @@ impl<R: Runtime> Buckets<R> {
                 let finite = is_finite(&grad);
                 flat.restore(grad)?;
                 if !finite? {
-                    let why = format!("its gradient is not finite on rank {}, in bucket {k}", self.comm.rank());
+                    let why = format!("its gradient is not finite on rank {}, in bucket {k}", self.comm.world_rank());
                     return Err(Error::state(p.leaf.name().to_string(), why));
                 }
             }
         }
         Ok(())
     }
-}
-
-fn is_finite<R: Runtime>(x: &TensorMut<R>) -> Result<bool> {
-    static ZEROS: LazyLock<Program> =
-        LazyLock::new(|| Program::new("zero_if_finite", |[x], []| [x.cast(DType::F32) * 0.0]));
-    let mut zeros = TensorMut::alloc(x.runtime(), *x.shape(), DType::F32)?;
-    compute(x.runtime(), &ZEROS, &[Input::Memory(x)], &[], &mut [&mut zeros])?;
-    Ok(zeros.freeze()?.sum(&[], false)?.item()?.is_finite())
 }
 
 impl<R: Runtime> BackwardHook<R> for Buckets<R> {

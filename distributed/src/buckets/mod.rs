@@ -1,13 +1,19 @@
 //! Gradient buckets: gradients are exchanged while the sweep goes on, a bucket at a time.
 
+mod bucket;
 mod canonical;
+mod finite;
 mod hook;
+mod options;
 mod plan;
 mod powersgd;
+mod weight;
 mod wire;
 
-pub use hook::{BucketOptions, Buckets};
+pub use hook::Buckets;
+pub use options::BucketOptions;
 pub use plan::{BucketLimits, BucketPlan, BucketSpec};
+pub(crate) use powersgd::Compressor;
 pub use powersgd::PowerSgd;
 pub use wire::Wire;
 

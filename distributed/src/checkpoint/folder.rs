@@ -1,8 +1,7 @@
 //! The folder checkpoints lie in.
 
 use std::{
-    fmt,
-    fs::{self, File},
+    fmt, fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -91,7 +90,7 @@ impl Folder {
             self.remove("remove what was left over", &path)?;
         }
         self.will("make a folder")?;
-        fs::create_dir_all(&path).map_err(|e| Error::io(&path, e))
+        create_all(&path).map(|_| ())
     }
 
     pub(super) fn unfinished(&self, step: u64) -> PathBuf {
@@ -166,7 +165,44 @@ impl fmt::Debug for Folder {
     }
 }
 
-/// Makes renames in a folder last through a loss of power.
+/// Makes a folder and its parents, so that they last through a loss of power; gives the folders in which something is new.
+fn create_all(path: &Path) -> Result<Vec<PathBuf>> {
+    let parent = |path: &Path| path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p }.into());
+    let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let changed: Vec<PathBuf> = path.ancestors().take_while(missing).filter_map(parent).collect();
+    fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+    changed.iter().try_for_each(|folder| sync(folder))?;
+    Ok(changed)
+}
+
+/// Makes renames in a folder last through a loss of power. Where folders cannot be opened there is nothing to do.
+#[cfg(unix)]
 fn sync(folder: &Path) -> Result<()> {
-    File::open(folder).and_then(|f| f.sync_all()).map_err(|e| Error::io(folder, e))
+    fs::File::open(folder).and_then(|f| f.sync_all()).map_err(|e| Error::io(folder, e))
+}
+
+#[cfg(not(unix))]
+fn sync(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_in_which_one_is_made_is_synced() {
+        let base = std::env::temp_dir().join(format!("weftgrad-create-all-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&base);
+        let all = ["a/b/step", "a/b", "a", ""].map(|p| base.join(p));
+        let created = create_all(&all[0]).unwrap();
+        let made = [base.join("a/b"), base.join("a"), base.clone(), std::env::temp_dir()];
+        assert_eq!(created, made);
+        assert!(all[0].is_dir());
+        assert_eq!(create_all(&base.join("a/b/other")).unwrap(), [base.join("a/b")]);
+        assert!(create_all(&all[0]).unwrap().is_empty());
+        fs::write(base.join("file"), "in the way").unwrap();
+        assert!(create_all(&base.join("file/x")).is_err());
+        fs::remove_dir_all(&base).unwrap();
+    }
 }

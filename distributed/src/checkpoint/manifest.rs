@@ -1,6 +1,10 @@
 //! What lies where in a checkpoint.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, HashSet},
+    hash::{DefaultHasher, Hasher},
+    path::Path,
+};
 
 use numcore::{DType, Error, Result, Shape};
 use serde_json::{Map, Value, json};
@@ -110,6 +114,13 @@ impl Manifest {
         json.to_string()
     }
 
+    /// The same for the same contents, in one build of the program: ranks compare it in place of the whole.
+    pub(super) fn digest(&self) -> [u8; 8] {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(self.to_json().as_bytes());
+        hasher.finish().to_le_bytes()
+    }
+
     pub(super) fn parse(path: &Path, text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::format(path.display().to_string(), why);
         let json: Value = serde_json::from_str(text).map_err(|e| wrong(&format!("not JSON: {e}")))?;
@@ -141,7 +152,19 @@ impl Manifest {
             manifest.notes.insert(name.clone(), v.into());
         }
         manifest.check_complete().map_err(|e| wrong(&e.to_string()))?;
+        manifest.check_files().map_err(|e| wrong(&e.to_string()))?;
         Ok(manifest)
+    }
+
+    /// An error if two regions are one tensor of a file: together they would be more than the file holds.
+    fn check_files(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        for (name, entry) in &self.entries {
+            if let Some(twice) = entry.regions.iter().find(|r| !seen.insert((r.rank, r.key.as_str()))) {
+                return Err(Error::state(&**name, format!("`{}` of rank {} is in two places", twice.key, twice.rank)));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -24,6 +24,11 @@ pub(crate) fn updates(name: &str) -> String {
     format!("updates/{name}")
 }
 
+/// Whether a number counts updates: optimizers keep such a count as an `i64`.
+pub(crate) fn is_count(name: &str) -> bool {
+    name == STEPS || name.starts_with("updates/")
+}
+
 /// What belongs to a parameter as what it is of it, up to the last `/`, and the parameter's name; none for all else.
 pub(crate) fn parted(name: &str) -> Option<(&str, &str)> {
     let kind = match name.split_once('/')? {

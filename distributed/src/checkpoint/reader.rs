@@ -1,15 +1,15 @@
 //! Loading, at any world size.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet, btree_map},
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
 
 use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::Entry, names, writer::file};
-use crate::comm::{Collectives, Comm, unanimous};
+use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, unanimous};
 
 impl Folder {
     /// Loads the last complete checkpoint, as [`load`](Folder::load) does; none if there is none.
@@ -24,7 +24,8 @@ impl Folder {
     }
 
     /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
-    /// shape or dtype, truncated or corrupted is found on every rank before anything is changed.
+    /// shape or dtype, truncated or corrupted is found on every rank before anything is changed: ranks share out the bytes there are, and
+    /// each checks its share; then each reads the elements it needs.
     pub fn load<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -33,25 +34,16 @@ impl Folder {
     ) -> Result<Manifest> {
         let opened = CheckpointReader::open(self.step(step));
         let mut reader = unanimous(comm, "load", opened)?;
-        comm.agree("the checkpoint's manifest", reader.manifest.to_json().as_bytes())?;
+        comm.agree("the checkpoint's manifest", &reader.manifest.digest())?;
         let numbers = state.numbers();
         let wanted = state.wanted().and_then(|wanted| {
-            reader.check_names(&wanted, &numbers)?;
-            wanted.iter().try_for_each(|w| reader.check(w))?;
-            reader.check_own(comm.rank(), comm.size())?;
+            reader.check_wanted(&wanted, &numbers)?;
             Ok(wanted)
         });
         let wanted = unanimous(comm, "load", wanted)?;
-        // Every name that is there must be wanted by someone.
-        let own = wanted.iter().map(|w| w.name.as_str()).collect::<Vec<_>>().join("\n");
-        let all = comm.exchange(own.as_bytes())?;
-        let known: BTreeSet<String> =
-            all.iter().flat_map(|b| String::from_utf8_lossy(b).lines().map(String::from).collect::<Vec<_>>()).collect();
-        let extra: Vec<&str> = reader.manifest.names().filter(|n| !names::is_own(n) && !known.contains(*n)).collect();
-        if !extra.is_empty() {
-            let error = Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it");
-            return Err(error.on_rank(comm.rank()));
-        }
+        reader.check_all_taken(comm, &wanted, &numbers)?;
+        let checked = reader.check_share(comm.rank(), comm.size());
+        unanimous(comm, "load", checked)?;
         let rt = comm.runtime().clone();
         let saved = reader.manifest.numbers.clone();
         let restored = state.restore(&mut |wanted| reader.read(&rt, wanted), &saved);
@@ -93,35 +85,61 @@ impl CheckpointReader {
         self.read(rt, &wanted)?.reshape(shape)
     }
 
-    fn check_names(&self, wanted: &[Wanted], numbers: &BTreeMap<String, u64>) -> Result<()> {
+    /// An error unless everything that a rank needs is there as it needs it.
+    fn check_wanted(&self, wanted: &[Wanted], numbers: &BTreeMap<String, u64>) -> Result<()> {
         let tensors = wanted.iter().map(|w| &w.name);
         let tensors = tensors.filter(|n| !names::is_own(n) && !self.manifest.entries.contains_key(*n));
         let numbers = numbers.keys().filter(|n| !names::is_own(n) && !self.manifest.numbers.contains_key(*n));
         let missing: BTreeSet<&str> = tensors.chain(numbers).map(String::as_str).collect();
-        if missing.is_empty() {
+        if !missing.is_empty() {
+            let names = missing.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(Error::state(names, format!("is missing in {}", self.folder.display())));
+        }
+        let no_count = |(name, n): &(&String, &u64)| names::is_count(name) && i64::try_from(**n).is_err();
+        if let Some((name, n)) = self.manifest.numbers.iter().find(no_count) {
+            return Err(Error::state(&**name, format!("is {n}, which is no count of updates")));
+        }
+        let known = |w: &Wanted| self.manifest.entries.get(&w.name).map_or(Ok(()), |entry| check_kind(w, entry));
+        wanted.iter().try_for_each(known)
+    }
+
+    /// An error unless some rank takes every tensor and every number that is no rank's own. Ranks meet once, with a flag for each name.
+    fn check_all_taken<R: Runtime>(
+        &self,
+        comm: &Comm<R>,
+        wanted: &[Wanted],
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let own: HashSet<&str> = wanted.iter().map(|w| &*w.name).chain(numbers.keys().map(|n| &**n)).collect();
+        let all = self.manifest.names().chain(self.manifest.numbers.keys().map(|n| &**n));
+        let all: Vec<&str> = all.filter(|name| !names::is_own(name)).collect();
+        let taken: Vec<bool> = all.iter().map(|name| own.contains(name)).collect();
+        let taken = Partial::new(Tensor::from_slice(comm.runtime(), [all.len()], &taken)?);
+        let taken = taken.combine(comm, ReduceOp::Sum)?.to_vec::<bool>()?;
+        let extra: Vec<&str> = all.iter().zip(taken).filter(|(_, taken)| !taken).map(|(name, _)| *name).collect();
+        if extra.is_empty() {
             return Ok(());
         }
-        let names = missing.into_iter().collect::<Vec<_>>().join(", ");
-        Err(Error::state(names, format!("is missing in {}", self.folder.display())))
+        let error = Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it");
+        Err(error.on_rank(comm.world_rank()))
     }
 
-    /// An error unless these elements can be read as they are wanted; looks at the bytes.
-    fn check(&mut self, wanted: &Wanted) -> Result<()> {
-        self.bytes(wanted).map(|_| ())
-    }
-
-    /// An error unless what is the own of every `n`-th rank can be read: they may share out what more ranks than these left.
-    fn check_own(&mut self, rank: usize, n: usize) -> Result<()> {
-        for k in (rank..self.manifest.ranks).step_by(n) {
-            let prefix = names::own(k, "");
-            let own = self.manifest.entries.iter().filter(|(name, _)| name.starts_with(&prefix));
-            let whole = |(name, e): (&String, &Entry)| Wanted {
-                name: name.clone(),
-                shape: e.shape,
-                dtype: e.dtype,
-                elements: 0..e.shape.numel(),
-            };
-            own.map(whole).collect::<Vec<_>>().iter().try_for_each(|w| self.check(w))?;
+    /// An error unless rank `rank`'s share of all bytes is what was saved: each of `n` ranks reads about as many, once, and together they
+    /// read all.
+    fn check_share(&mut self, rank: usize, n: usize) -> Result<()> {
+        let size = |entry: &Entry| entry.shape.numel() as u128 * entry.dtype.size() as u128;
+        let total = self.manifest.entries.values().map(size).sum::<u128>().max(1);
+        let (mut before, mut block) = (0, vec![0; BLOCK]);
+        for (name, entry) in &self.manifest.entries {
+            for region in &entry.regions {
+                let owner = before * n as u128 / total;
+                before += region.len as u128 * entry.dtype.size() as u128;
+                if owner.min(n as u128 - 1) == rank as u128 {
+                    let file = opened(&mut self.files, &self.folder, region.rank)?;
+                    check_slot(file, name, entry, region)?;
+                    check_bytes(file, name, entry, region, &mut block)?;
+                }
+            }
         }
         Ok(())
     }
@@ -131,6 +149,7 @@ impl CheckpointReader {
         Tensor::from_bytes(rt, Shape::new(&[wanted.elements.len()])?, wanted.dtype, &bytes)
     }
 
+    /// The wanted elements, and nothing else of the files. Memory is allocated only after the files were found to hold that much.
     fn bytes(&mut self, wanted: &Wanted) -> Result<Vec<u8>> {
         let Some(entry) = self.manifest.entries.get(&wanted.name) else {
             if names::is_own(&wanted.name) {
@@ -138,39 +157,93 @@ impl CheckpointReader {
             }
             return Err(Error::state(&*wanted.name, format!("is missing in {}", self.folder.display())));
         };
-        if (entry.shape, entry.dtype) != (wanted.shape, wanted.dtype) {
-            let why = format!("is {} {} here and {} {} there", wanted.dtype, wanted.shape, entry.dtype, entry.shape);
-            return Err(Error::state(&*wanted.name, why));
+        check_kind(wanted, entry)?;
+        let (name, size, want) = (&*wanted.name, wanted.dtype.size(), wanted.elements.clone());
+        let first = entry.regions.partition_point(|r| r.start + r.len <= want.start);
+        let regions = || entry.regions[first..].iter().take_while(|r| r.start < want.end);
+        for region in regions() {
+            check_slot(opened(&mut self.files, &self.folder, region.rank)?, name, entry, region)?;
         }
-        let (size, want) = (wanted.dtype.size(), wanted.elements.clone());
-        let mut bytes = Vec::with_capacity(want.len() * size);
-        for region in entry.regions.clone() {
-            let overlap = want.start.max(region.start)..want.end.min(region.start + region.len);
-            if overlap.start < overlap.end {
-                let all = self.region(&wanted.name, &region, size)?;
-                bytes.extend_from_slice(
-                    &all[(overlap.start - region.start) * size..(overlap.end - region.start) * size],
-                );
+        let (mut bytes, mut rest) = (zeros(want.len() * size)?, 0);
+        for region in regions() {
+            let (from, to) = (want.start.max(region.start), want.end.min(region.start + region.len));
+            let into = &mut bytes[rest..rest + (to - from) * size];
+            rest += into.len();
+            let file = opened(&mut self.files, &self.folder, region.rank)?;
+            file.read_range(&region.key, (from - region.start) * size, into)?;
+            if to - from == region.len && crc32fast::hash(into) != region.checksum {
+                return Err(corrupted(name, file));
             }
         }
         Ok(bytes)
     }
+}
 
-    fn region(&mut self, name: &str, region: &Region, size: usize) -> Result<Vec<u8>> {
-        let path = file(&self.folder, region.rank);
-        let reader = match self.files.entry(region.rank) {
-            std::collections::btree_map::Entry::Occupied(open) => open.into_mut(),
-            std::collections::btree_map::Entry::Vacant(place) => place.insert(safetensors::Reader::open(&path)?),
-        };
-        let bytes = reader.bytes(&region.key)?;
-        if bytes.len() != region.len * size {
-            let why =
-                format!("has {} bytes in {}, the manifest says {}", bytes.len(), path.display(), region.len * size);
-            return Err(Error::state(name, why));
-        }
-        if crc32fast::hash(&bytes) != region.checksum {
-            return Err(Error::state(name, format!("is corrupted in {}: its checksum differs", path.display())));
-        }
-        Ok(bytes)
+/// Bytes that are checked at a time.
+const BLOCK: usize = 1 << 20;
+
+fn opened<'a>(
+    files: &'a mut BTreeMap<usize, safetensors::Reader>,
+    folder: &Path,
+    rank: usize,
+) -> Result<&'a mut safetensors::Reader> {
+    Ok(match files.entry(rank) {
+        btree_map::Entry::Occupied(open) => open.into_mut(),
+        btree_map::Entry::Vacant(place) => place.insert(safetensors::Reader::open(file(folder, rank))?),
+    })
+}
+
+/// An error unless a tensor is of the shape and type that is wanted.
+fn check_kind(wanted: &Wanted, entry: &Entry) -> Result<()> {
+    if (entry.shape, entry.dtype) != (wanted.shape, wanted.dtype) {
+        let why = format!("is {} {} here and {} {} there", wanted.dtype, wanted.shape, entry.dtype, entry.shape);
+        return Err(Error::state(&*wanted.name, why));
     }
+    if wanted.elements.start > wanted.elements.end || wanted.elements.end > entry.shape.numel() {
+        let why = format!("has {} elements, {:?} are asked for", entry.shape.numel(), wanted.elements);
+        return Err(Error::state(&*wanted.name, why));
+    }
+    Ok(())
+}
+
+/// An error unless the file holds what the manifest says of a region; looks at the file's header alone.
+fn check_slot(file: &safetensors::Reader, name: &str, entry: &Entry, region: &Region) -> Result<()> {
+    let (dtype, shape) = file.tensor(&region.key)?;
+    if (dtype, shape.numel()) == (entry.dtype, region.len) {
+        return Ok(());
+    }
+    let (path, numel) = (file.path().display(), shape.numel());
+    let why = format!("is {numel} elements of {dtype} in {path}, the manifest says {} of {}", region.len, entry.dtype);
+    Err(Error::state(name, why))
+}
+
+/// An error unless the bytes of a region are those that were saved; reads them through `block`.
+fn check_bytes(
+    file: &mut safetensors::Reader,
+    name: &str,
+    entry: &Entry,
+    region: &Region,
+    block: &mut [u8],
+) -> Result<()> {
+    let (mut hasher, mut at, len) = (crc32fast::Hasher::new(), 0, region.len * entry.dtype.size());
+    while at < len {
+        let part = block.len().min(len - at);
+        file.read_range(&region.key, at, &mut block[..part])?;
+        hasher.update(&block[..part]);
+        at += part;
+    }
+    if hasher.finalize() == region.checksum { Ok(()) } else { Err(corrupted(name, file)) }
+}
+
+fn corrupted(name: &str, file: &safetensors::Reader) -> Error {
+    Error::state(name, format!("is corrupted in {}: its checksum differs", file.path().display()))
+}
+
+/// Memory of the host, or an error where there is not enough.
+fn zeros(len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let none = |_| Error::argument("load", format!("the host has no memory for {len} bytes"));
+    bytes.try_reserve_exact(len).map_err(none)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
 }

@@ -6,7 +6,7 @@ use numcore::{DType, Error, Result, Runtime, Shape, safetensors};
 use serde_json::{Value, json};
 
 use super::{Checkpointed, Folder, Manifest, Part, Region, folder::MANIFEST};
-use crate::comm::{Collectives, Comm, Communicator, unanimous};
+use crate::comm::{Comm, Communicator, gathered, unanimous};
 
 impl Folder {
     /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
@@ -27,8 +27,8 @@ impl Folder {
             write(&at, comm.rank(), &parts, &state.numbers())
         });
         let own = unanimous(comm, "save", written)?;
-        let all = comm.exchange(own.as_bytes())?;
-        let published = if first { self.finish(step, &all, notes) } else { Ok(()) };
+        let tables = gathered(comm, 0, own.as_bytes())?;
+        let published = tables.map_or(Ok(()), |tables| self.finish(step, &tables, notes));
         unanimous(comm, "save", published)
     }
 
@@ -52,12 +52,18 @@ fn write<R: Runtime>(at: &Path, rank: usize, parts: &[Part<R>], numbers: &BTreeM
     let mut table = Vec::with_capacity(parts.len());
     for part in parts {
         let key = format!("{}#{}", part.name, part.start);
-        let checksum = crc32fast::hash(&part.row.to_bytes()?);
         let (dtype, len) = (part.row.dtype(), part.row.numel());
-        table.push(json!([part.name, part.shape.dims(), dtype.to_string(), key, part.start, len, checksum]));
+        table.push(json!([part.name, part.shape.dims(), dtype.to_string(), key, part.start, len]));
         tensors.push((key, dtype, Shape::new(&[len])?));
     }
-    safetensors::save_with(file(at, rank), &tensors, &BTreeMap::new(), |i| parts[i].row.to_bytes())?;
+    let mut checksums = vec![0; parts.len()];
+    safetensors::save_with(file(at, rank), &tensors, &BTreeMap::new(), |i| {
+        let bytes = parts[i].row.to_bytes()?;
+        checksums[i] = crc32fast::hash(&bytes);
+        Ok(bytes)
+    })?;
+    let lines = table.iter_mut().filter_map(Value::as_array_mut);
+    lines.zip(checksums).for_each(|(line, checksum)| line.push(json!(checksum)));
     let numbers: serde_json::Map<String, Value> = numbers.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
     Ok(json!([table, numbers]).to_string())
 }

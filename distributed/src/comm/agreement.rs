@@ -1,8 +1,10 @@
 //! What one rank finds wrong is an error on all; what it answers, all know.
 
-use numcore::{ErrorKind, Result, Runtime};
+use std::panic::Location;
 
-use super::{Collectives, Comm, Communicator};
+use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut};
+
+use super::{Collectives, Comm, Communicator, Work, collectives::Make};
 
 /// This rank's own outcome, if every rank's is good; otherwise its own error, or one that names the first rank that has one. Blocks.
 #[track_caller]
@@ -11,23 +13,49 @@ pub(crate) fn unanimous<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Re
     let all = comm.exchange(told.as_bytes())?;
     let failed = all.iter().position(|cause| !cause.is_empty());
     match (own, failed) {
-        (Err(error), _) => Err(error.on_rank(comm.rank())),
-        (Ok(_), Some(peer)) => {
-            let cause = String::from_utf8_lossy(&all[peer]).into_owned();
-            Err(numcore::Error::from(ErrorKind::Peer { op, peer, cause }).on_rank(comm.rank()))
+        (Err(error), _) => Err(error.on_rank(comm.world_rank())),
+        (Ok(_), Some(failed)) => {
+            let (peer, cause) = (comm.members()[failed], String::from_utf8_lossy(&all[failed]).into_owned());
+            Err(Error::from(ErrorKind::Peer { op, peer, cause }).on_rank(comm.world_rank()))
         }
         (Ok(value), None) => Ok(value),
     }
 }
 
+/// The bytes of every rank, by rank, on rank `root`; none on the others. Blocks.
+#[track_caller]
+pub(crate) fn gathered<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+    let rt = comm.runtime();
+    let lengths = comm.exchange_equal_at(own.len().to_le_bytes(), Location::caller())?;
+    if comm.rank() != root {
+        comm.send(&Tensor::from_slice(rt, [own.len()], own)?, root)?.wait()?;
+        return Ok(None);
+    }
+    let receive = |(from, &length): (usize, &[u8; size_of::<usize>()])| {
+        let arrives = TensorMut::alloc(rt, Shape::new(&[usize::from_le_bytes(length)])?, DType::U8)?;
+        if from == root { Ok(None) } else { comm.recv(arrives, from).map(Some) }
+    };
+    let works = lengths.iter().enumerate().map(receive).collect::<Result<Vec<_>>>()?;
+    let taken = |work: Option<Work<TensorMut<R>>>| work.map_or(Ok(own.to_vec()), |w| w.wait()?.freeze()?.to_vec());
+    works.into_iter().map(taken).collect::<Result<_>>().map(Some)
+}
+
 /// Every rank's answer to a question of yes or no. Blocks.
 #[track_caller]
 pub(crate) fn answers<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<Vec<bool>> {
-    Ok(comm.exchange(&[own.into()])?.iter().map(|answer| answer == &[1]).collect())
+    Ok(comm.exchange_equal_at([own.into()], Location::caller())?.iter().map(|answer| answer == &[1]).collect())
 }
 
 /// The outcome of this rank's part of something that others take part in: where it fails, they are told, so that nobody waits for this rank
 /// until the time is up.
 pub(crate) fn told<R: Runtime, T>(comm: &Comm<R>, own: Result<T>) -> Result<T> {
-    own.inspect_err(|error| comm.abort(&error.to_string())).map_err(|error| error.on_rank(comm.rank()))
+    own.inspect_err(|error| abort_with(comm, error)).map_err(|error| error.on_rank(comm.world_rank()))
+}
+
+/// Aborts with an error of this rank, or of another if it says so: the rank named to all is the one where the failure began.
+pub(crate) fn abort_with<R: Runtime>(comm: &Comm<R>, error: &Error) {
+    match error.kind() {
+        ErrorKind::Peer { peer, cause, .. } => comm.abort_for(*peer, cause),
+        _ => comm.abort(&error.to_string()),
+    }
 }

@@ -188,6 +188,19 @@ impl Fingerprint {
         (a.what, a.dtype, a.in_place, &a.parts, &a.of) == (b.what, b.dtype, b.in_place, &b.parts, &b.of)
             && (places == Places::Any || a.at == b.at)
     }
+
+    /// The same call with roots and peers by their ranks in the world, as messages give them.
+    pub(super) fn in_world(&self, members: &[usize]) -> Fingerprint {
+        let seat = |rank: usize| members.get(rank).copied().unwrap_or(rank);
+        let what = match self.what {
+            Collective::Reduce { op, root } => Collective::Reduce { op, root: seat(root) },
+            Collective::Broadcast { root } => Collective::Broadcast { root: seat(root) },
+            Collective::Send { to } => Collective::Send { to: seat(to) },
+            Collective::Recv { from } => Collective::Recv { from: seat(from) },
+            what => what,
+        };
+        Fingerprint { what, ..self.clone() }
+    }
 }
 
 /// From where in the program calls that meet may come.

@@ -140,12 +140,14 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     #[track_caller]
     fn agree(&self, what: &str, bytes: &[u8]) -> Result<()> {
         let all = self.exchange(bytes)?;
-        let others: Vec<String> = (0..all.len()).filter(|&r| all[r] != all[0]).map(|r| r.to_string()).collect();
+        let members = self.members();
+        let others: Vec<String> =
+            (0..all.len()).filter(|&r| all[r] != all[0]).map(|r| members[r].to_string()).collect();
         if others.is_empty() {
             return Ok(());
         }
-        let why = format!("{what} of rank 0 is not that of rank {}", others.join(", "));
-        Err(numcore::ErrorKind::Mismatch { op: "agree", why }.into())
+        let why = format!("{what} of rank {} is not that of rank {}", members[0], others.join(", "));
+        Err(Error::from(numcore::ErrorKind::Mismatch { op: "agree", why }).on_rank(self.world_rank()))
     }
 
     /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
@@ -163,10 +165,12 @@ pub(super) trait Make<R: Runtime>: Communicator<R> {
     fn call(&self, what: Collective, dtype: DType, numel: usize, at: &'static Location<'static>) -> Result<Call<R>> {
         let (rank, size) = (self.rank(), self.size());
         if let Some(r) = what.root().or(what.peer()).filter(|&r| r >= size) {
-            return Err(Error::argument(what.name(), format!("there is no rank {r} among {size}")).on_rank(rank));
+            return Err(
+                Error::argument(what.name(), format!("there is no rank {r} among {size}")).on_rank(self.world_rank())
+            );
         }
         if what.peer() == Some(rank) {
-            return Err(Error::argument(what.name(), "a rank cannot be its own peer").on_rank(rank));
+            return Err(Error::argument(what.name(), "a rank cannot be its own peer").on_rank(self.world_rank()));
         }
         if let Some(op) = what.reduce_op() {
             check_reduction(what.name(), op, dtype)?;
@@ -248,11 +252,30 @@ pub(super) trait Make<R: Runtime>: Communicator<R> {
         let out = TensorMut::alloc(rt, Shape::new(&[n])?, DType::I64)?;
         let lengths = self.gather(&length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
         let lengths: Vec<usize> = lengths.into_iter().map(|l| l as usize).collect();
+        if lengths.iter().all(|&l| l == 0) {
+            return Ok(vec![Vec::new(); n]);
+        }
         let own = Tensor::from_slice(rt, [bytes.len()], bytes)?;
         let out = TensorMut::alloc(rt, Shape::new(&[lengths.iter().sum()])?, DType::U8)?;
         let all = self.gather(&own, &lengths, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
         let mut rest = &all[..];
         Ok(lengths.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
+    }
+
+    /// As [`exchange`](Collectives::exchange) where every rank gives as many bytes: ranks meet once, and the host waits for the device once.
+    fn exchange_equal_at<const K: usize>(
+        &self,
+        bytes: [u8; K],
+        at: &'static Location<'static>,
+    ) -> Result<Vec<[u8; K]>> {
+        let (rt, n) = (self.runtime(), self.size());
+        if n == 1 {
+            return Ok(vec![bytes]);
+        }
+        let own = Tensor::from_slice(rt, [K], &bytes)?;
+        let out = TensorMut::alloc(rt, Shape::new(&[n * K])?, DType::U8)?;
+        let all = self.gather(&own, &vec![K; n], out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
+        Ok(all.as_chunks::<K>().0.to_vec())
     }
 }
 

@@ -71,7 +71,7 @@ impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
             }
             Fault::Skip if self.size() > 1 => Ok(Work::ready(call.into_memory().1)),
             Fault::Skip | Fault::Error => {
-                Err(Error::argument(call.what().name(), "an error on purpose").on_rank(self.rank()))
+                Err(Error::argument(call.what().name(), "an error on purpose").on_rank(self.world_rank()))
             }
             Fault::Panic => panic!("a panic on purpose, in {}", call.what().name()),
         }

@@ -25,14 +25,14 @@ mod threads;
 mod volume;
 mod work;
 
-pub(crate) use agreement::{answers, told, unanimous};
+pub(crate) use agreement::{abort_with, answers, gathered, told, unanimous};
 pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};
 pub use counting::{CountingCommunicator, Traffic};
 pub use faults::{Fault, FaultyCommunicator};
 pub(crate) use memory::memory;
-pub(crate) use named::Named;
+pub(crate) use named::{Label, Named};
 pub use noop::NoOpCommunicator;
 pub use partial::Partial;
 pub use ranks::Ranks;

@@ -23,11 +23,37 @@ impl<R: Runtime> Communicator<R> for Named<R> {
     of_inner!();
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
-        self.inner.start(Call { of: Some(self.name.clone()), ..call })
+        // The innermost name says most.
+        self.inner.start(Call { of: Some(call.of.clone().unwrap_or_else(|| self.name.clone())), ..call })
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         self.inner.split_at(color, key, at)
+    }
+}
+
+/// What tells the calls of one of several trainers on the same ranks apart from the others': its number, from the second on.
+#[derive(Clone, Debug)]
+pub(crate) struct Label(Option<Arc<str>>);
+
+impl Label {
+    /// Of the next trainer over these ranks. All ranks make theirs in one order.
+    pub(crate) fn next<R: Runtime>(comm: &Comm<R>) -> Self {
+        let number = comm.next_number();
+        Label((number > 0).then(|| format!("trainer {number}").into()))
+    }
+
+    /// A communicator for all of its calls.
+    pub(crate) fn over<R: Runtime>(&self, comm: &Comm<R>) -> Comm<R> {
+        self.0.as_ref().map_or_else(|| comm.clone(), |own| Named::over(comm, own))
+    }
+
+    /// A communicator for its calls that are of something.
+    pub(crate) fn named<R: Runtime>(&self, comm: &Comm<R>, of: &str) -> Comm<R> {
+        match &self.0 {
+            Some(own) => Named::over(comm, &format!("{of} of {own}")),
+            None => Named::over(comm, of),
+        }
     }
 }
 

@@ -1,6 +1,13 @@
 //! A world of one.
 
-use std::{panic::Location, sync::Arc, time::Duration};
+use std::{
+    panic::Location,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use numcore::{Error, Result, Runtime, TensorMut, ops::Op};
 
@@ -11,12 +18,13 @@ use super::{Call, Collective, Comm, Communicator, Work};
 #[derive(Clone, Debug)]
 pub struct NoOpCommunicator<R: Runtime> {
     rt: R,
+    numbers: Arc<AtomicU64>,
 }
 
 impl<R: Runtime> NoOpCommunicator<R> {
     /// A world of one on this runtime.
     pub fn new(rt: &R) -> Self {
-        NoOpCommunicator { rt: rt.clone() }
+        NoOpCommunicator { rt: rt.clone(), numbers: Arc::default() }
     }
 }
 
@@ -29,12 +37,20 @@ impl<R: Runtime> Communicator<R> for NoOpCommunicator<R> {
         1
     }
 
+    fn members(&self) -> &[usize] {
+        &[0]
+    }
+
     fn runtime(&self) -> &R {
         &self.rt
     }
 
     fn timeout(&self) -> Duration {
         Duration::MAX
+    }
+
+    fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {

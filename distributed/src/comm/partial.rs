@@ -1,8 +1,10 @@
 //! Values of which a rank has only its part.
 
+use std::panic::Location;
+
 use numcore::{Result, Runtime, Tensor};
 
-use super::{Collectives, Communicator, ReduceOp, memory};
+use super::{Collectives, Communicator, ReduceOp, collectives::Make, memory};
 
 /// What only this rank contributes: the square of a norm over its shard, the loss of its tokens. It cannot be read before it is
 /// combined with the other ranks' parts, so no rank decides by its own part alone.
@@ -38,19 +40,16 @@ impl Partial<f64> {
     /// The combination of all ranks' parts, as a number on the host.
     #[track_caller]
     pub fn combine_on<R: Runtime, C: Communicator<R> + ?Sized>(self, comm: &C, op: ReduceOp) -> Result<f64> {
-        let own: Vec<f64> = comm.exchange(&self.0.to_le_bytes())?.iter().filter_map(|b| number(b)).collect();
+        let all = comm.exchange_equal_at(self.0.to_le_bytes(), Location::caller())?;
+        let own: Vec<f64> = all.into_iter().map(f64::from_le_bytes).collect();
         let first = own.first().copied().unwrap_or(0.0);
         let rest = own.iter().skip(1).copied();
         Ok(match op {
             ReduceOp::Sum => rest.fold(first, |a, b| a + b),
             ReduceOp::Avg => rest.fold(first, |a, b| a + b) / own.len() as f64,
             ReduceOp::Prod => rest.fold(first, |a, b| a * b),
-            ReduceOp::Min => rest.fold(first, f64::min),
-            ReduceOp::Max => rest.fold(first, f64::max),
+            ReduceOp::Min => rest.fold(first, |a, b| if b < a || b.is_nan() { b } else { a }),
+            ReduceOp::Max => rest.fold(first, |a, b| if b > a || b.is_nan() { b } else { a }),
         })
     }
-}
-
-fn number(bytes: &[u8]) -> Option<f64> {
-    bytes.try_into().ok().map(f64::from_le_bytes)
 }

@@ -8,7 +8,7 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::{Comm, Places, ThreadCommunicator};
+use super::{Comm, Places, ThreadCommunicator, abort_with};
 use crate::sync;
 
 /// A world of threads in the making.
@@ -76,7 +76,7 @@ fn guarded<R: Runtime, T>(rank: usize, comm: Comm<R>, program: &impl Fn(Comm<R>)
     match catch_unwind(AssertUnwindSafe(|| program(comm.clone()))) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => {
-            comm.abort(&error.to_string());
+            abort_with(&comm, &error);
             Err(error)
         }
         Err(panic) => {

@@ -1,22 +1,25 @@
 //! The flight recorder: what every rank called last, for the messages of errors.
 
-use std::{collections::VecDeque, fmt::Write};
+use std::{collections::VecDeque, fmt::Write, sync::Arc};
 
 use super::Fingerprint;
 
 /// Calls kept of each rank.
 const KEPT: usize = 4;
 
-/// The last calls of the ranks of a world, in whatever group: group, number there, call.
+/// The last calls of the ranks of a world.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(Vec<VecDeque<(usize, u64, Fingerprint)>>);
+pub(super) struct Recorder(Vec<VecDeque<Noted>>);
+
+/// A call: its number in its group, and the world ranks of that group.
+type Noted = (Arc<[usize]>, u64, Fingerprint);
 
 impl Recorder {
     pub(super) fn new(ranks: usize) -> Self {
         Recorder(vec![VecDeque::with_capacity(KEPT); ranks])
     }
 
-    pub(super) fn note(&mut self, rank: usize, group: usize, number: u64, call: Fingerprint) {
+    pub(super) fn note(&mut self, rank: usize, group: Arc<[usize]>, number: u64, call: Fingerprint) {
         let calls = &mut self.0[rank];
         if calls.len() == KEPT {
             calls.pop_front();
@@ -28,9 +31,13 @@ impl Recorder {
     pub(super) fn lines(&self) -> String {
         let mut text = String::from("last calls:");
         for (rank, calls) in self.0.iter().enumerate() {
-            let told = |(group, n, call): &(usize, u64, Fingerprint)| match group {
-                0 => format!("#{n} {call}"),
-                group => format!("#{n} of group {group} {call}"),
+            let told = |(group, n, call): &Noted| {
+                let call = call.in_world(group);
+                if group.iter().copied().eq(0..self.0.len()) {
+                    format!("#{n} {call}")
+                } else {
+                    format!("#{n} of ranks {group:?} {call}")
+                }
             };
             let calls: Vec<String> = calls.iter().rev().map(told).collect();
             // Writing to a String cannot fail.

@@ -76,7 +76,7 @@ impl<R: Runtime> SlowCommunicator<R> {
     pub fn new(inner: Comm<R>, link: Link) -> Result<Self> {
         if link.bandwidth.is_nan() || link.bandwidth <= 0.0 {
             let why = format!("a bandwidth of {} bytes/s carries nothing; give one above 0", link.bandwidth);
-            return Err(Error::argument("SlowCommunicator", why).on_rank(inner.rank()));
+            return Err(Error::argument("SlowCommunicator", why).on_rank(inner.world_rank()));
         }
         Ok(SlowCommunicator { inner, link, lanes: Arc::default() })
     }
@@ -90,7 +90,7 @@ impl<R: Runtime> SlowCommunicator<R> {
             let (bytes, limit) = (volume.sent.max(volume.received), self.timeout());
             let why = format!("{bytes} bytes and those before them take longer than {limit:?} over {:?}", self.link);
             self.inner.abort(&why);
-            Error::argument(call.what().name(), why).on_rank(self.rank())
+            Error::argument(call.what().name(), why).on_rank(self.world_rank())
         })
     }
 }

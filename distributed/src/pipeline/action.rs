@@ -1,6 +1,7 @@
 //! What a rank can be told to do.
 //!
-//! The vocabulary, and its text (see [`Action`]'s `Display` and `FromStr`), is that of `torch.distributed.pipelining`.
+//! The vocabulary, and its text (see [`Action`]'s `Display` and `FromStr`), is that of `torch.distributed.pipelining` but for its three words
+//! that wait for something asynchronous.
 
 /// One entry of a rank's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

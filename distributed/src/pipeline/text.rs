@@ -1,6 +1,7 @@
 //! Actions as text: `2F0`, `1SEND_F3`, `2UNSHARD`, `(0F1;1B0)OVERLAP_F_B`.
 //!
-//! Stage, word, micro-batch; units have no micro-batch. This is the notation `torch.distributed.pipelining` reads and writes.
+//! Stage, word, micro-batch; units have no micro-batch. This is the notation of `torch.distributed.pipelining`, which has three words more:
+//! `WAIT_SEND_F`, `WAIT_SEND_B` and `WAIT_REDUCE_GRAD`, the ends of what runs here without an action of its own (see [`csv`](super::csv)).
 
 use std::{fmt, str::FromStr};
 
@@ -128,6 +129,30 @@ fn overlap(text: &str) -> Option<Action> {
     }
 }
 
+/// What torch's three further words begin with: the end of an asynchronous send or reduction.
+const WAIT: &str = "WAIT_";
+
+/// The action whose end a cell of torch's waits for, if it is such a cell: `1WAIT_SEND_F3` waits for `1SEND_F3`.
+pub(super) fn waited_for(text: &str) -> Option<Action> {
+    let (stage, rest) = number(text.trim())?;
+    let action = single(&format!("{stage}{}", rest.strip_prefix(WAIT)?))?;
+    is_asynchronous(&action).then_some(action)
+}
+
+/// The cell in which torch waits for an action: none for those that are over when they return.
+pub(super) fn wait_for(action: &Action) -> Option<String> {
+    let text = action.to_string();
+    let (stage, word) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    is_asynchronous(action).then(|| format!("{stage}{WAIT}{word}"))
+}
+
+fn is_asynchronous(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Message(Message { end: End::Send, .. }) | Action::Unit(Unit { op: UnitOp::ReduceGrad, .. })
+    )
+}
+
 /// A decimal number and what follows it.
 fn number(text: &str) -> Option<(usize, &str)> {
     let (digits, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -157,6 +182,23 @@ mod tests {
         assert_eq!(action.computes().count(), 2);
         assert_eq!(action.to_string(), "(0F1;1B0)OVERLAP_F_B");
         assert_eq!(" ( 0F1 ; 1B0 )OVERLAP_F_B ".parse::<Action>().unwrap(), action);
+    }
+
+    #[test]
+    fn waits_read_back() {
+        for text in ["1SEND_F3", "12SEND_B0", "0REDUCE_GRAD"] {
+            let action: Action = text.parse().unwrap();
+            let wait = wait_for(&action).unwrap();
+            assert_eq!(waited_for(&format!(" {wait} ")), Some(action));
+            assert!(wait.parse::<Action>().is_err(), "a wait is no action");
+        }
+        assert_eq!(wait_for(&"1SEND_F3".parse().unwrap()).unwrap(), "1WAIT_SEND_F3");
+        for text in ["1F3", "1RECV_F3", "1UNSHARD", "(0F1;1B0)OVERLAP_F_B"] {
+            assert_eq!(wait_for(&text.parse().unwrap()), None);
+        }
+        for text in ["1WAIT_F3", "1WAIT_RECV_F3", "1WAIT_SEND_F", "WAIT_SEND_F3", "1WAIT_REDUCE_GRAD0", "1WAIT_", ""] {
+            assert_eq!(waited_for(text), None, "{text}");
+        }
     }
 
     #[test]

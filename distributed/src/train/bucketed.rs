@@ -1,17 +1,20 @@
 //! Data-parallel training: every rank has the whole model, and gradients are summed while the sweep goes on.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
-use numcore::{Result, Runtime, Tensor, TensorMut};
-use optim::{Norm, Optimizer, all_finite, grad_norm};
+use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
+use optim::{Optimizer, all_finite};
 
-use super::{Strategy, Summed, Trainer, TrainingConfig};
+use super::{BufferSync, Strategy, Summed, Trainer, TrainingConfig, norm};
 use crate::{
-    buckets::{BucketOptions, Buckets, Unused},
+    buckets::{BucketOptions, Buckets, Compressor, Unused},
     checkpoint::names::Buffers,
-    comm::{Collectives, Comm},
+    comm::{Collectives, Comm, Label},
     ddp::Ddp,
 };
 
@@ -22,18 +25,20 @@ use crate::{
 pub type BucketedTrainer<R> = Trainer<R, DataParallel<R>>;
 
 impl<R: Runtime> BucketedTrainer<R> {
-    /// Trains with AdamW as `config` says.
+    /// Trains with AdamW as `config` says. Parameters that are frozen now have neither gradients nor state, and nothing of them is sent; they
+    /// cannot be trained later without another trainer.
     pub fn new(
         comm: &Comm<R>,
         model: &(impl Module<R> + ?Sized),
         config: TrainingConfig,
         options: BucketOptions,
     ) -> Result<Self> {
-        let optimizer = config.adamw(leaves(model))?;
+        let optimizer = config.adamw(leaves(model).into_iter().filter(|leaf| leaf.requires_grad()).collect())?;
         Self::with(comm, model, optimizer, config, options)
     }
 
-    /// Trains with any optimizer of the model's parameters; `config`'s learning rate and decay are not looked at.
+    /// Trains with any optimizer of the model's parameters; `config`'s learning rate and decay are not looked at. Frozen parameters are best
+    /// left out of it: those in it have memory for gradients and state, and are sent as zeros.
     pub fn with(
         comm: &Comm<R>,
         model: &(impl Module<R> + ?Sized),
@@ -52,6 +57,9 @@ pub struct DataParallel<R: Runtime> {
     pub(super) buckets: Buckets<R>,
     options: BucketOptions,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
+    /// Parameters that were frozen from the start, which the optimizer does not have.
+    frozen: Vec<Arc<Leaf<R>>>,
+    label: Label,
     pub(super) buffers: Buffers<R>,
     /// How many steps were begun, until buckets were rebuilt.
     begun: u8,
@@ -65,16 +73,26 @@ impl<R: Runtime> DataParallel<R> {
         mut optimizer: Box<dyn Optimizer<R>>,
         options: BucketOptions,
     ) -> Result<Self> {
+        let label = Label::next(comm);
+        let comm = &label.over(comm);
         let ddp = Ddp::new(comm, model)?;
-        comm.agree("the optimizer and its buckets", format!("{options:?} {:?}", optimizer.lrs()).as_bytes())?;
+        comm.agree(
+            "the optimizer and its buckets",
+            format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes(),
+        )?;
         ddp.sync_params()?;
         ddp.sync_buffers()?;
         let leaves = leaves(model);
+        let optimized: HashSet<usize> = optimizer.params().iter().flat_map(|p| p.leaves()).map(Leaf::id).collect();
+        require_own(&*optimizer, &leaves)?;
+        let frozen = leaves.iter().filter(|l| !l.requires_grad() && !optimized.contains(&l.id())).cloned().collect();
         // Gradients usually become final from the last layer to the first.
         let order: HashMap<usize, usize> = leaves.iter().rev().enumerate().map(|(k, l)| (l.id(), k)).collect();
-        let buckets = Buckets::new(comm, &mut *optimizer, &|l| place(&order, l), options.clone())?;
+        let key = |l: &Arc<Leaf<R>>| place(&order, l);
+        let mut buckets = Buckets::labelled(comm, label.clone(), &mut *optimizer, &key, options.clone())?;
+        buckets.compressor_mut().into_iter().for_each(Compressor::undo_failed_steps);
         let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
-        Ok(DataParallel { comm, optimizer, buckets, options, leaves, buffers, begun: 0 })
+        Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, label, buffers, begun: 0 })
     }
 
     /// The optimizer.
@@ -111,7 +129,8 @@ impl<R: Runtime> DataParallel<R> {
             (l.id(), by_name.get(&*l.name()).copied().unwrap_or(by_name.len() + rest))
         };
         let keys: HashMap<usize, usize> = self.leaves.iter().rev().enumerate().map(key).collect();
-        let rebuilt = Buckets::new(&self.comm, &mut *self.optimizer, &|l| place(&keys, l), self.options.clone())?;
+        let (label, key) = (self.label.clone(), |l: &Arc<Leaf<R>>| place(&keys, l));
+        let rebuilt = Buckets::labelled(&self.comm, label, &mut *self.optimizer, &key, self.options.clone())?;
         let old = std::mem::replace(&mut self.buckets, rebuilt);
         self.buckets.inherit(old);
         Ok(())
@@ -124,6 +143,10 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     }
 
     fn prepare(&mut self) -> Result<()> {
+        if let Some(leaf) = self.frozen.iter().find(|leaf| leaf.requires_grad()) {
+            let why = "was frozen when the trainer was made; make another one to train it";
+            return Err(Error::state(leaf.name().to_string(), why));
+        }
         self.rebuild()?;
         self.buckets.zero();
         Ok(())
@@ -141,15 +164,20 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.buckets.finish()
     }
 
+    fn sync_buffers(&self, how: BufferSync) -> Result<()> {
+        self.buffers.sync(&self.comm, how)
+    }
+
     fn may_idle(&self) -> bool {
         self.options.unused == Unused::Allow
     }
 }
 
 impl<R: Runtime> Summed<R> for DataParallel<R> {
-    // Ranks see the same sums, so they come to the same norm and decision without asking.
+    // Ranks see the same sums, so they come to the same norm and decision without asking. Squares are added up for each parameter by
+    // itself, then in the model's order: buckets, and when they are rebuilt, do not change a bit.
     fn norm(&self) -> Result<Tensor<R>> {
-        grad_norm(self.buckets.gradients(), Norm::L2)
+        self.squares(&|_| true)?.sqrt()
     }
 
     fn is_finite(&self) -> Result<bool> {
@@ -161,6 +189,10 @@ impl<R: Runtime> Summed<R> for DataParallel<R> {
         self.optimizer.step(self.buckets.gradients())?;
         self.buckets.keep();
         Ok(())
+    }
+
+    fn is_canonical(&self) -> bool {
+        self.options.canonical
     }
 
     fn learning_rate(&self) -> f64 {
@@ -175,6 +207,27 @@ impl<R: Runtime> BackwardHook<R> for DataParallel<R> {
 
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
         self.buckets.on_leaf_grad_ready(leaf, grad)
+    }
+}
+
+impl<R: Runtime> DataParallel<R> {
+    /// The sum of the squares of the gradients of the parameters that count.
+    pub(super) fn squares(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
+        let (mut squares, gradients) = (Vec::new(), self.buckets.gradients());
+        for leaf in self.leaves.iter().filter(|leaf| counts(leaf)) {
+            squares.extend(gradients.get(leaf)?.map(|gradient| norm::squares(&gradient)).transpose()?);
+        }
+        norm::total(self.comm.runtime(), &squares)
+    }
+}
+
+/// An error if an optimizer has a parameter that is not the model's: it would not be made equal on all ranks.
+fn require_own<R: Runtime>(optimizer: &dyn Optimizer<R>, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+    let own: HashSet<usize> = leaves.iter().map(Leaf::id).collect();
+    let params = optimizer.params();
+    match params.iter().flat_map(|p| p.leaves()).find(|leaf| !own.contains(&leaf.id())) {
+        Some(leaf) => Err(Error::state(leaf.name().to_string(), "is in the optimizer, but not in the model")),
+        None => Ok(()),
     }
 }
 

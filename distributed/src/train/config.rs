@@ -6,6 +6,8 @@ use autograd::Leaf;
 use numcore::{Error, Result, Runtime};
 use optim::{AdamW, AdamWConfig, LossScaler, Optimizer, ParamGroups, split_decay};
 
+use super::BufferSync;
+
 /// What every trainer's step does, and the optimizer it makes if it is given none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingConfig {
@@ -19,13 +21,16 @@ pub struct TrainingConfig {
     pub max_norm: Option<f64>,
     /// Dynamic loss scaling, for `f16`: all ranks skip a step together.
     pub loss_scaling: Option<LossScaler>,
+    /// What becomes of buffers, running statistics for one, which every rank changes by itself.
+    pub buffers: BufferSync,
 }
 
 impl Default for TrainingConfig {
-    /// AdamW at 1e-3 with decay 0.01, one micro-batch, neither clipping nor scaling.
+    /// AdamW at 1e-3 with decay 0.01, one micro-batch, neither clipping nor scaling, buffers that are each rank's own.
     fn default() -> Self {
         let (learning_rate, weight_decay) = (1e-3, 1e-2);
-        TrainingConfig { learning_rate, weight_decay, accumulation: 1, max_norm: None, loss_scaling: None }
+        let (accumulation, max_norm, loss_scaling, buffers) = (1, None, None, BufferSync::default());
+        TrainingConfig { learning_rate, weight_decay, accumulation, max_norm, loss_scaling, buffers }
     }
 }
 

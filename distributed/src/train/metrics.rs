@@ -18,7 +18,10 @@ impl<R: Runtime> TrainingMetrics<R> {
         self.loss.item()
     }
 
-    /// The norm of all gradients before clipping, where there is clipping; waits for the device.
+    /// The norm of all gradients before clipping, where there is clipping; waits for the device. Squares are added up for each parameter by
+    /// itself, then in the model's order: it depends on the gradients alone, not on buckets. Where gradients are sharded, each piece of a
+    /// parameter is added up by itself: on one rank that is the same, to the bit; on more, the last bits depend on where the number of
+    /// ranks and the units cut parameters.
     pub fn grad_norm(&self) -> Result<Option<f64>> {
         self.grad_norm.as_ref().map(Tensor::item).transpose()
     }

@@ -1,9 +1,11 @@
 //! Trainers: one training step, on however many ranks.
 
 mod bucketed;
+mod buffers;
 mod config;
 mod loss;
 mod metrics;
+pub(crate) mod norm;
 mod saved;
 mod simple;
 mod stage;
@@ -13,6 +15,7 @@ mod trainer;
 
 pub(crate) use bucketed::leaves;
 pub use bucketed::{BucketedTrainer, DataParallel};
+pub use buffers::BufferSync;
 pub use config::TrainingConfig;
 pub use loss::Loss;
 pub use metrics::TrainingMetrics;

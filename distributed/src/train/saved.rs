@@ -1,6 +1,6 @@
 //! Checkpoints of trainers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use autograd::{RandomState, random_state, set_random_state};
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
@@ -35,7 +35,7 @@ impl Updates {
             numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
             numbers.insert("scaler/good".into(), scaler.good_steps());
         }
-        let RandomState { seed, drawn } = random_state();
+        let RandomState { seed, drawn, .. } = random_state();
         numbers.insert(names::own(rank, "seed"), seed);
         numbers.insert(names::own(rank, "drawn"), drawn);
         numbers
@@ -49,8 +49,10 @@ impl Updates {
         {
             scaler.resume(f64::from_bits(factor), good)?;
         }
-        if let (Some(seed), Some(drawn)) = (number(&names::own(rank, "seed")), number(&names::own(rank, "drawn"))) {
-            set_random_state(RandomState { seed, drawn });
+        // The stream is that of the rank it is now. A rank that was not there before goes on from where the first one was.
+        let random = |rank| Some((number(&names::own(rank, "seed"))?, number(&names::own(rank, "drawn"))?));
+        if let Some((seed, drawn)) = random(rank).or_else(|| random(0)) {
+            set_random_state(RandomState { seed, drawn, ..random_state() });
         }
         Ok(())
     }
@@ -95,12 +97,22 @@ enum Entry<'a> {
     Setting,
 }
 
+/// Optimizers that are combined begin their names with their number. A parameter belongs to one of them, so checkpoints leave it out: they
+/// do not depend on how optimizers are combined.
 fn entry(name: &str) -> Entry<'_> {
     match name.split_once('.') {
+        Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => entry(rest),
         Some(("step", parameter)) => Entry::Updates { parameter },
         Some(("group", _)) => Entry::Setting,
         Some((state, parameter)) => Entry::State { state, parameter },
         None => Entry::Steps,
+    }
+}
+
+impl<R: Runtime> DataParallel<R> {
+    /// Frozen parameters: whether their optimizer has state for them is not the checkpoint's affair.
+    fn frozen_names(&self) -> BTreeSet<String> {
+        self.leaves.iter().filter(|l| !l.requires_grad()).map(|l| l.name().to_string()).collect()
     }
 }
 
@@ -111,8 +123,11 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         for leaf in &self.leaves {
             all.push(Part::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
         }
+        let frozen = self.frozen_names();
         for (name, value) in self.optimizer.state_dict()? {
-            if let Entry::State { state, parameter } = entry(&name) {
+            if let Entry::State { state, parameter } = entry(&name)
+                && !frozen.contains(parameter)
+            {
                 all.push(Part::whole(names::state(state, parameter), &value)?);
             }
         }
@@ -134,10 +149,12 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
-        let mut numbers = BTreeMap::new();
+        let (mut numbers, frozen) = (BTreeMap::new(), self.frozen_names());
         // A state that cannot be read is reported by `parts`.
         for (name, value) in self.optimizer.state_dict().unwrap_or_default() {
-            if let Entry::Updates { parameter } = entry(&name) {
+            if let Entry::Updates { parameter } = entry(&name)
+                && !frozen.contains(parameter)
+            {
                 numbers.insert(names::updates(parameter), value.item().unwrap_or(0.0) as u64);
             }
         }
@@ -155,8 +172,11 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
             elements: 0..spec.shape.numel(),
         };
         wanted.extend(self.leaves.iter().map(|l| whole(names::parameter(&l.name()), l.spec())));
+        let frozen = self.frozen_names();
         for (name, value) in self.optimizer.state_dict()? {
-            if let Entry::State { state, parameter } = entry(&name) {
+            if let Entry::State { state, parameter } = entry(&name)
+                && !frozen.contains(parameter)
+            {
                 wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
             }
         }
@@ -185,9 +205,10 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         }
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0) as i64;
         let rt = self.comm.runtime();
-        let mut state = Vec::new();
+        let (mut state, frozen) = (Vec::new(), self.frozen_names());
         for (name, old) in self.optimizer.state_dict()? {
             let value = match entry(&name) {
+                Entry::State { parameter, .. } | Entry::Updates { parameter } if frozen.contains(parameter) => old,
                 Entry::State { state, parameter } => take(names::state(state, parameter))?,
                 Entry::Updates { parameter } => Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?,
                 Entry::Steps => Tensor::from_slice(rt, [], &[number(names::STEPS)])?,

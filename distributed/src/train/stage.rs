@@ -1,18 +1,11 @@
 //! What strategies are asked beside where a model is cut into stages, each trained by a strategy of its own.
 
-use std::{
-    ops::Range,
-    sync::{Arc, LazyLock},
-};
+use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{Apply, PointwiseOps, Reduce, ReduceOps, ScalarList, ViewOps},
-    pointwise::Program,
-};
+use numcore::{Error, Result, Runtime, Tensor, TensorMut};
 
-use super::{DataParallel, Strategy, summed::wide};
+use super::{DataParallel, Strategy};
 use crate::checkpoint::Checkpointed;
 
 /// A strategy that can train one stage of a pipeline over the ranks that have this stage. What concerns several stages, norms and tied
@@ -70,16 +63,7 @@ impl<R: Runtime> LentSum<R> {
 /// Every rank keeps all of it.
 impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
     fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        let wide = wide(self.comm.runtime());
-        let mut sum = Tensor::zeros(self.comm.runtime(), [1], wide)?;
-        for (params, flat) in self.optimizer.params().iter().zip(self.buckets().gradients().flats()) {
-            let leaves = params.leaves();
-            for run in runs(leaves.len(), |i| flat.is_written(i) && counts(&leaves[i])) {
-                let at = flat.layout().span(run);
-                sum = sum.add(&squares(&flat.whole()?.narrow(0, at.start, at.len())?)?.to_dtype(wide)?)?;
-            }
-        }
-        sum.sum(&[], false)
+        self.squares(counts)
     }
 
     fn lend_sum(&mut self, leaf: &Arc<Leaf<R>>) -> Result<LentSum<R>> {
@@ -109,28 +93,7 @@ impl<R: Runtime> DataParallel<R> {
     }
 }
 
-/// `Σ x²` of a row, of one element, in `f32` for halves: they are widened as they are read.
-fn squares<R: Runtime>(row: &Tensor<R>) -> Result<Tensor<R>> {
-    static OWN: LazyLock<Program> = LazyLock::new(|| Program::new("squares", |[x], []| [x * x]));
-    static WIDENED: LazyLock<Program> =
-        LazyLock::new(|| Program::new("squares", |[x], []| [x.cast(DType::F32) * x.cast(DType::F32)]));
-    let program = if row.dtype().is_half() { &WIDENED } else { &OWN };
-    Tensor::apply1(Reduce::sum_of(LazyLock::force(program).clone(), ScalarList::new(), Shape::new(&[1])?), &[row])
-}
-
 /// The error of a parameter that is not a strategy's.
 pub(crate) fn not_of<R: Runtime>(leaf: &Leaf<R>) -> Error {
     Error::state(leaf.name().to_string(), "is tied, but no parameter of its stage's optimizer")
-}
-
-/// The longest runs of numbers below `count` for which `which` holds.
-fn runs(count: usize, which: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for i in (0..count).filter(|&i| which(i)) {
-        match runs.last_mut() {
-            Some(run) if run.end == i => run.end = i + 1,
-            _ => runs.push(i..i + 1),
-        }
-    }
-    runs
 }

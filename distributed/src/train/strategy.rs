@@ -3,7 +3,7 @@
 use autograd::BackwardHook;
 use numcore::{Result, Runtime};
 
-use super::Summed;
+use super::{BufferSync, Summed};
 use crate::comm::Comm;
 
 /// A way of spreading training over ranks: where gradients go while the sweep goes on, and how parameters are updated. The step
@@ -21,8 +21,18 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Summed<R> {
         let _ = (weight, scale);
         Ok(())
     }
+    /// After a sweep. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all the same. A pipeline, whose
+    /// passes follow one another in any order, calls [`begin`](Strategy::begin) alone.
+    fn end(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// After the last sweep: every gradient is the sum over all ranks and micro-batches, as far as this rank keeps it.
     fn finish(&mut self) -> Result<()>;
+    /// After the update, on every rank: makes the ranks' buffers equal, if they are to be.
+    fn sync_buffers(&self, how: BufferSync) -> Result<()> {
+        let _ = how;
+        Ok(())
+    }
     /// Whether a rank may take part in a step without examples.
     fn may_idle(&self) -> bool;
 }

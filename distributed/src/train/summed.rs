@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Error, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{PointwiseOps, ReduceOps, ViewOps, cat},
     pointwise::Program,
 };
@@ -14,7 +14,8 @@ use crate::comm::{Collectives, Comm, ReduceOp, memory};
 
 /// The gradients of a step after its last sweep, wherever they are kept, and the parameters they are of.
 pub trait Summed<R: Runtime> {
-    /// The L2 norm of all gradients together, of all ranks' parts: a scalar on the device.
+    /// The L2 norm of all gradients together, of all ranks' parts: a scalar on the device. It does not depend on buckets or units that
+    /// gradients lie in, as far as these do not cut parameters.
     fn norm(&self) -> Result<Tensor<R>>;
     /// Whether all gradients are finite, on all ranks; waits for the device.
     fn is_finite(&self) -> Result<bool>;
@@ -22,6 +23,11 @@ pub trait Summed<R: Runtime> {
     fn update(&mut self, scale: &Tensor<R>) -> Result<()>;
     /// The learning rate of the next update (of the first group).
     fn learning_rate(&self) -> f64;
+    /// Whether sums must be those of one rank, to the bit: micro-batch `k` of rank `r` of `n` is chunk `k·n + r`, and chunks are added up in
+    /// order.
+    fn is_canonical(&self) -> bool {
+        false
+    }
 }
 
 /// What a trainer does after the last sweep of a step, and what it remembers from step to step.
@@ -52,7 +58,10 @@ impl Updates {
         comm: &Comm<R>,
         losses: &[Loss<R>],
     ) -> Result<TrainingMetrics<R>> {
-        let totals = totals(comm, losses)?;
+        let totals = match gradients.is_canonical() {
+            true => totals_in_order(comm, losses, self.config.accumulation)?,
+            false => totals(comm, losses)?,
+        };
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
         // Who has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
@@ -87,12 +96,30 @@ pub(crate) fn wide<R: Runtime>(rt: &R) -> DType {
 
 /// Sum and weight of all losses of all ranks, on the device.
 fn totals<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>]) -> Result<Tensor<R>> {
-    let dtype = wide(comm.runtime());
-    let sums = losses.iter().map(|l| l.sum.value()?.to_dtype(dtype)?.reshape([1])).collect::<Result<Vec<_>>>()?;
-    let sum = match sums.is_empty() {
-        true => Tensor::zeros(comm.runtime(), [1], dtype)?,
-        false => cat(&sums.iter().collect::<Vec<_>>(), 0)?.sum(&[], true)?,
-    };
-    let weight = Tensor::full(comm.runtime(), [1], dtype, losses.iter().map(|l| l.weight).sum::<f64>())?;
-    comm.all_reduce(memory(&cat(&[&sum, &weight], 0)?)?, ReduceOp::Sum)?.wait()?.freeze()
+    let own = rows(comm.runtime(), losses, losses.len().max(1))?.sum(&[1], false)?;
+    comm.all_reduce(memory(&own)?, ReduceOp::Sum)?.wait()?.freeze()
+}
+
+/// The same, added up in the order of chunks.
+fn totals_in_order<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>], micro_batches: usize) -> Result<Tensor<R>> {
+    let (n, own) = (comm.size(), rows(comm.runtime(), losses, micro_batches)?);
+    let all = TensorMut::alloc(comm.runtime(), Shape::new(&[2 * n * micro_batches])?, own.dtype())?;
+    let all = comm.all_gather(&own, all)?.wait()?.freeze()?.reshape([n, 2, micro_batches])?;
+    all.permute(&[1, 2, 0])?.reshape([2, micro_batches * n])?.contiguous()?.sum(&[1], false)
+}
+
+/// Sums and weights of this rank's losses: `[2, count]`, those that are missing 0.
+fn rows<R: Runtime>(rt: &R, losses: &[Loss<R>], count: usize) -> Result<Tensor<R>> {
+    let dtype = wide(rt);
+    let mut sums = losses.iter().map(|l| l.sum.value()?.to_dtype(dtype)?.reshape([1])).collect::<Result<Vec<_>>>()?;
+    if sums.len() < count {
+        sums.push(Tensor::zeros(rt, [count - sums.len()], dtype)?);
+    }
+    let mut weights: Vec<f64> = losses.iter().map(|l| l.weight).collect();
+    weights.resize(count, 0.0);
+    sums.push(match dtype {
+        DType::F64 => Tensor::from_slice(rt, [count], &weights)?,
+        _ => Tensor::from_slice(rt, [count], &weights.into_iter().map(|w| w as f32).collect::<Vec<_>>())?,
+    });
+    cat(&sums.iter().collect::<Vec<_>>(), 0)?.reshape([2, count])
 }

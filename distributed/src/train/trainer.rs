@@ -33,9 +33,11 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
 
     /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
     /// micro-batches.
-    pub fn step(&mut self, micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
-        let done = self.accumulate(micro_batch).and_then(|losses| self.update(&losses));
-        told(self.strategy.comm(), done)
+    ///
+    /// An error on one rank is an error on all, and ends the communicator. On one rank nothing has changed then: the next step is what it
+    /// would have been.
+    pub fn step(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
+        self.step_of(|k| micro_batch(k).map(Some))
     }
 
     /// Takes part in a step of the others when this rank has no examples left.
@@ -45,10 +47,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
                        allow unused parameters (`Unused::Allow`)";
             return told(self.strategy.comm(), Err(Error::argument("Trainer::idle", why)));
         }
-        let scale = self.updates.scaler.as_ref().map(LossScaler::factor);
-        let begun = self.strategy.prepare().and_then(|()| self.strategy.begin(true));
-        let done = begun.and_then(|()| self.strategy.weigh(0.0, scale)).and_then(|()| self.update(&[]));
-        told(self.strategy.comm(), done)
+        self.step_of(|_| Ok(None))
     }
 
     /// Whether any rank has examples left; this one has if `own`. Blocks.
@@ -56,12 +55,16 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
         Ok(answers(self.strategy.comm(), own)?.contains(&true))
     }
 
-    /// Steps through this rank's batches, one micro-batch a step, until every rank has run out of its own. A rank that has run out takes
-    /// part without examples; where that cannot be (each parameter needs a gradient) it computes its last batch again, which then
-    /// weighs nothing.
+    /// Steps through this rank's batches until every rank has run out of its own. A step takes
+    /// [`accumulation`](TrainingConfig::accumulation) of them, one for each micro-batch; the last step of a rank takes what is left. The mean
+    /// of a step is over the batches that all ranks took. In the micro-batches for which it has none a rank takes part without examples;
+    /// where that cannot be (each parameter needs a gradient) it computes its last batch again, which then weighs nothing.
+    ///
+    /// `see` is given the metrics of every step.
     ///
     /// # Errors
     /// On every rank, before the first step, if there a rank has no batch at all while others have some: it has nothing to compute again.
+    /// On every rank as well what `loss` or `see` returns on one.
     pub fn run<B>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
@@ -70,19 +73,19 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     ) -> Result<()> {
         let (mut batches, mut last) = (batches.into_iter().peekable(), None);
         self.require_batches(batches.peek().is_some())?;
+        let (runs, may_idle) = (self.updates.config.accumulation, self.strategy.may_idle());
         loop {
-            let batch = batches.next();
-            if !self.any_left(batch.is_some())? {
+            let mut own: Vec<B> = batches.by_ref().take(runs).collect();
+            if !self.any_left(!own.is_empty())? {
                 return Ok(());
             }
-            let left = batch.is_some();
-            last = batch.or(last);
-            let metrics = match &last {
-                Some(batch) if left => self.step(|_| loss(batch)),
-                Some(batch) if !self.strategy.may_idle() => self.step(|_| weightless(loss(batch)?)),
-                _ => self.idle(),
-            };
-            see(metrics?)?;
+            let metrics = self.step_of(|k| match (own.get(k), own.last().or(last.as_ref())) {
+                (Some(batch), _) => loss(batch).map(Some),
+                (None, Some(batch)) if !may_idle => weightless(loss(batch)?).map(Some),
+                _ => Ok(None),
+            })?;
+            last = own.pop().or(last);
+            told(self.strategy.comm(), see(metrics))?;
         }
     }
 
@@ -99,7 +102,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
              (`Unused::Allow`)",
             without.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
         );
-        Err(Error::argument("Trainer::run", why).on_rank(self.strategy.comm().rank()))
+        Err(Error::argument("Trainer::run", why).on_rank(self.strategy.comm().world_rank()))
     }
 
     /// Updates so far.
@@ -122,21 +125,31 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
         self.updates.scaler.as_mut()
     }
 
-    fn accumulate(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<Vec<Loss<R>>> {
+    /// A step of micro-batches, for some of which this rank may have nothing.
+    fn step_of(&mut self, micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<TrainingMetrics<R>> {
+        let done = self.accumulate(micro_batch).and_then(|losses| self.update(&losses));
+        told(self.strategy.comm(), done)
+    }
+
+    /// The same calls whether there is something to sweep or not: other ranks may sweep.
+    fn accumulate(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<Vec<Loss<R>>> {
         self.strategy.prepare()?;
         let runs = self.updates.config.accumulation;
-        let mut losses = Vec::with_capacity(runs);
+        let mut losses: Vec<Loss<R>> = Vec::with_capacity(runs);
         for k in 0..runs {
             let loss = micro_batch(k)?;
             let last = k + 1 == runs;
             self.strategy.begin(last)?;
             if last {
-                let weight = losses.iter().map(|l: &Loss<R>| l.weight).sum::<f64>() + loss.weight;
+                let weight = losses.iter().chain(&loss).map(|loss| loss.weight).sum();
                 self.strategy.weigh(weight, self.updates.scaler.as_ref().map(LossScaler::factor))?;
             }
-            let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
-            backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut self.strategy)?;
-            losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });
+            if let Some(loss) = loss {
+                let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
+                backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut self.strategy)?;
+                losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });
+            }
+            self.strategy.end()?;
         }
         Ok(losses)
     }
@@ -144,6 +157,8 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
         self.strategy.finish()?;
         let comm = self.strategy.comm().clone();
-        self.updates.apply(&mut self.strategy, &comm, losses)
+        let metrics = self.updates.apply(&mut self.strategy, &comm, losses)?;
+        self.strategy.sync_buffers(self.updates.config.buffers)?;
+        Ok(metrics)
     }
 }

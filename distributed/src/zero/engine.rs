@@ -5,9 +5,13 @@ use std::{collections::HashMap, sync::Arc};
 use autograd::{Leaf, LeafGrad};
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 
-use super::{ZeroOptions, unit::Unit};
+use super::{
+    ZeroOptions,
+    order::{Reads, Sends},
+    unit::Unit,
+};
 use crate::{
-    comm::Comm,
+    comm::{Collectives, Comm, Communicator},
     unused::{Unused, require_all, used_anywhere},
 };
 
@@ -17,14 +21,19 @@ pub(super) struct Engine<R: Runtime> {
     options: ZeroOptions,
     /// Unit and place of a leaf, by its identity.
     place: HashMap<usize, (usize, usize)>,
-    /// Units in the order in which the last forward read them first.
-    order: Vec<usize>,
-    seen: Vec<usize>,
-    backward: bool,
+    /// Units of one name: parameters of a layer that differ in dtype, or in being trained. They are read together, so they are gathered,
+    /// held and released together.
+    sets: Vec<Vec<usize>>,
+    /// The set of each unit.
+    set_of: Vec<usize>,
+    reads: Reads,
+    sends: Sends,
+    /// Whether units are sent in the order in which they became complete on rank 0.
+    learned: bool,
     /// How many scopes want all gathered values kept.
-    pins: usize,
-    /// The next unit, from the last, whose gradients are sent.
-    next: usize,
+    scopes: usize,
+    /// How many parts of a step do; a step that failed may have left some.
+    holds: usize,
     last: bool,
 }
 
@@ -34,16 +43,29 @@ impl<R: Runtime> Engine<R> {
             unit.leaves.iter().enumerate().map(move |(i, l)| (l.id(), (u, i))).collect::<Vec<_>>()
         };
         let place = units.iter().enumerate().flat_map(leaves).collect();
+        let (mut sets, mut set_of): (Vec<Vec<usize>>, Vec<usize>) = (Vec::new(), Vec::new());
+        for (u, unit) in units.iter().enumerate() {
+            let set = sets.iter().position(|set| units[set[0]].name == unit.name).unwrap_or(sets.len());
+            if set == sets.len() {
+                sets.push(Vec::new());
+            }
+            sets[set].push(u);
+            set_of.push(set);
+        }
+        // Gradients usually become final from the last layer to the first.
+        let sends = Sends::new((0..units.len()).rev().filter(|&u| units[u].own.is_some()).collect());
         Engine {
             comm: comm.clone(),
             units,
             options,
             place,
-            order: Vec::new(),
-            seen: Vec::new(),
-            backward: false,
-            pins: 0,
-            next: 0,
+            sets,
+            set_of,
+            reads: Reads::default(),
+            sends,
+            learned: false,
+            scopes: 0,
+            holds: 0,
             last: true,
         }
     }
@@ -58,6 +80,10 @@ impl<R: Runtime> Engine<R> {
         self.units[unit].name.is_empty()
     }
 
+    fn is_pinned(&self) -> bool {
+        self.scopes + self.holds > 0
+    }
+
     /// A leaf's value, its unit gathered; none if it is nobody's.
     pub(super) fn value(&mut self, leaf: &Leaf<R>) -> Option<Result<Tensor<R>>> {
         let id = std::ptr::from_ref(leaf) as usize;
@@ -67,30 +93,35 @@ impl<R: Runtime> Engine<R> {
         Some(fetched.and_then(|()| leaf.value()))
     }
 
-    /// A unit is about to be read: gathers it, lets others go, and sends for the one that will be read next.
+    /// A unit is about to be read: gathers it with those of its name, lets others go, and sends for what will be read next.
     pub(super) fn need(&mut self, unit: usize) -> Result<()> {
-        if !self.backward && !self.seen.contains(&unit) {
-            self.seen.push(unit);
-        }
-        let next = self.following(unit);
+        let set = self.set_of[unit];
+        self.reads.note(set);
+        let next = self.reads.following(set);
         if self.units[unit].is_present() {
             // The unit that the forward left: the one before it is sent for while this one's gradients are computed.
-            return if self.backward && !self.is_root(unit) { self.send_for(next) } else { Ok(()) };
+            return if self.reads.backward && !self.is_root(unit) { self.send_for(next) } else { Ok(()) };
         }
         for other in 0..self.units.len() {
-            if other != unit && Some(other) != next && !self.is_root(other) && self.pins == 0 {
+            let others = self.set_of[other];
+            if others != set && Some(others) != next && !self.is_root(other) && !self.is_pinned() {
                 self.units[other].release()?;
             }
         }
+        self.sets[set].iter().try_for_each(|&u| self.units[u].prefetch())?;
         self.units[unit].fetch()?;
         self.send_for(next)
     }
 
-    /// Sends for values, unless gradients are on their way: beside those, the unit that is read and its own gradients, values of
-    /// another would be a fourth unit in whole.
+    /// Sends for the values of a set, unless gradients are on their way: beside those, the unit that is read and its own gradients, values
+    /// of another would be a fourth unit. A forward waits for the last sums of the sweep before it, which a pipeline has not ended.
     fn send_for(&mut self, next: Option<usize>) -> Result<()> {
+        if !self.reads.backward {
+            self.collect_all()?;
+        }
         let sending = (0..self.units.len()).any(|u| !self.is_root(u) && self.units[u].is_sending());
-        next.filter(|_| !sending).map_or(Ok(()), |next| self.units[next].prefetch())
+        let Some(next) = next.filter(|_| !sending) else { return Ok(()) };
+        self.sets[next].iter().try_for_each(|&u| self.units[u].prefetch())
     }
 
     /// A gradient of this unit is about to be written. Up to the middle of a unit, sums of the one before travel; from there on, the
@@ -98,11 +129,14 @@ impl<R: Runtime> Engine<R> {
     fn half_way(&mut self, unit: usize) -> Result<()> {
         let (stage, ready) = (self.options.stage, self.units[unit].ready.iter().filter(|&&ready| ready).count());
         let first_half = 2 * ready + 1 < self.units[unit].leaves.len();
-        if first_half || !self.backward || self.is_root(unit) || !stage.shards_gradients() {
+        if first_half || !self.reads.backward || self.is_root(unit) || !stage.shards_gradients() {
             return Ok(());
         }
         self.collect_all()?;
-        if stage.shards_parameters() { self.send_for(self.following(unit)) } else { Ok(()) }
+        match stage.shards_parameters() {
+            true => self.send_for(self.reads.following(self.set_of[unit])),
+            false => Ok(()),
+        }
     }
 
     /// A leaf is about to be read.
@@ -113,16 +147,17 @@ impl<R: Runtime> Engine<R> {
         }
     }
 
-    /// The unit that was read after this one, or, in backward, before it.
-    fn following(&self, unit: usize) -> Option<usize> {
-        let at = self.order.iter().position(|&u| u == unit)?;
-        let next = if self.backward { at.checked_sub(1) } else { Some(at + 1) };
-        next.and_then(|at| self.order.get(at).copied())
-    }
-
     pub(super) fn begin_step(&mut self) -> Result<()> {
         self.units.iter_mut().for_each(Unit::forget);
-        (self.backward, self.next) = (false, 0);
+        self.reads.begin_step();
+        self.sends.end();
+        self.holds = 0;
+        // What an evaluation, or a step that failed, has left gathered would be read unseen: the order of reads would lack it.
+        self.release_all()?;
+        if self.options.stage.shards_parameters() {
+            // Values that someone put into leaves are sharded before they are read.
+            self.units.iter_mut().try_for_each(Unit::adopt)?;
+        }
         if self.reads_differ() { self.hold() } else { Ok(()) }
     }
 
@@ -133,20 +168,22 @@ impl<R: Runtime> Engine<R> {
     }
 
     pub(super) fn begin_sweep(&mut self, last: bool) -> Result<()> {
-        // What the sweep before did not come to: how many units that are depends on the rank, how many are sent must not.
-        self.send_rest()?;
+        self.end_sweep()?;
         self.collect_all()?;
-        (self.backward, self.next, self.last) = (true, self.units.len(), last);
-        if !self.seen.is_empty() {
-            self.order = std::mem::take(&mut self.seen);
-        }
-        for unit in &mut self.units {
-            unit.sent = false;
-            for (ready, leaf) in unit.ready.iter_mut().zip(&unit.leaves) {
-                *ready = !leaf.requires_grad();
-            }
-        }
+        self.reads.begin_sweep();
+        self.sends.begin_sweep();
+        self.last = last;
+        self.units.iter_mut().for_each(Unit::begin_sweep);
         Ok(())
+    }
+
+    /// After a sweep: sends what it did not come to. How many units that are depends on the rank, how many are sent must not.
+    pub(super) fn end_sweep(&mut self) -> Result<()> {
+        self.send_rest()?;
+        // What is read from here on is a forward.
+        self.reads.backward = false;
+        // Values are not sent for while sums travel.
+        if self.options.stage.shards_parameters() { self.collect_all() } else { Ok(()) }
     }
 
     pub(super) fn slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
@@ -168,30 +205,33 @@ impl<R: Runtime> Engine<R> {
         };
         self.units[unit].settle(i, slot)?;
         self.units[unit].ready[i] = true;
-        // The units before this one are not complete yet; those that follow it are sent first, on every rank.
-        while self.next > 0 && self.units[self.next - 1].ready.iter().all(|&r| r) {
-            self.send(self.next - 1)?;
+        if self.units[unit].is_complete() {
+            self.sends.note(unit);
         }
-        // What is read from here on is the forward of another micro-batch.
-        self.backward &= self.next > 0;
+        // Units are sent in one order on every rank: one that is complete waits for those before it.
+        while let Some(next) = self.sends.next().filter(|&next| self.units[next].is_complete()) {
+            self.send(next)?;
+        }
+        // Without an `end_sweep`, which a pipeline does not call: what is read after the last unit is a forward.
+        self.reads.backward &= self.sends.next().is_some();
         Ok(())
     }
 
     fn send(&mut self, unit: usize) -> Result<()> {
-        self.next = unit;
+        self.sends.advance();
         if self.last || self.options.stage.shards_gradients() {
             self.collect_all()?;
             self.units[unit].send()?;
         }
-        if !self.is_root(unit) && self.pins == 0 {
+        if !self.is_root(unit) && !self.is_pinned() {
             self.units[unit].release()?;
         }
         Ok(())
     }
 
     fn send_rest(&mut self) -> Result<()> {
-        while self.next > 0 {
-            self.send(self.next - 1)?;
+        while let Some(next) = self.sends.next() {
+            self.send(next)?;
         }
         Ok(())
     }
@@ -205,13 +245,26 @@ impl<R: Runtime> Engine<R> {
         if self.options.unused == Unused::Error {
             self.require_all()?;
         }
-        self.send_rest()?;
+        self.end_sweep()?;
         self.collect_all()?;
         if self.options.unused == Unused::Allow {
             self.agree_on_used()?;
         }
-        self.backward = false;
-        if self.reads_differ() { self.unpin() } else { self.release_all() }
+        self.learn()?;
+        if self.reads_differ() { self.unhold() } else { self.release_all() }
+    }
+
+    /// After the first step: units are sent in the order in which they became complete on rank 0 from now on. Until they are sent, whole
+    /// gradients of all that are complete take memory.
+    fn learn(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.learned, true) || self.units.len() < 2 {
+            return Ok(());
+        }
+        let own = if self.comm.rank() == 0 { self.sends.seen() } else { Vec::new() };
+        let seen = self.comm.exchange(&own)?.swap_remove(0);
+        self.sends.follow(&seen);
+        self.sends.end();
+        Ok(())
     }
 
     fn require_all(&self) -> Result<()> {
@@ -226,28 +279,40 @@ impl<R: Runtime> Engine<R> {
         Ok(())
     }
 
+    /// Updates all units, or none.
     pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
+        if let Err(error) = self.units.iter_mut().try_for_each(Unit::claim) {
+            self.units.iter_mut().try_for_each(Unit::unclaim)?;
+            return Err(error);
+        }
         self.units.iter_mut().try_for_each(|unit| unit.update(lrs, scale))
     }
 
-    /// Sends for everything, to be kept until [`unpin`](Engine::unpin); it is waited for when it is read.
+    /// Sends for everything, to be kept for a part of a step, until [`unhold`](Engine::unhold); it is waited for when it is read.
     pub(super) fn hold(&mut self) -> Result<()> {
-        self.pins += 1;
+        self.holds += 1;
         self.units.iter_mut().try_for_each(Unit::prefetch)
+    }
+
+    /// Ends [`hold`](Engine::hold).
+    pub(super) fn unhold(&mut self) -> Result<()> {
+        self.holds = self.holds.saturating_sub(1);
+        self.release_all()
     }
 
     /// Gathers everything, to be kept until [`unpin`](Engine::unpin).
     pub(super) fn pin(&mut self) -> Result<()> {
-        self.pins += 1;
+        self.scopes += 1;
         self.units.iter_mut().try_for_each(Unit::fetch)
     }
 
+    /// Ends [`pin`](Engine::pin).
     pub(super) fn unpin(&mut self) -> Result<()> {
-        self.pins = self.pins.saturating_sub(1);
+        self.scopes = self.scopes.saturating_sub(1);
         self.release_all()
     }
 
     fn release_all(&mut self) -> Result<()> {
-        self.units.iter_mut().filter(|_| self.pins == 0).try_for_each(Unit::release)
+        if self.is_pinned() { Ok(()) } else { self.units.iter_mut().try_for_each(Unit::release) }
     }
 }

@@ -10,16 +10,23 @@
 //! read and the next; in backward one, its gradients and, in the first half of its leaves, the gradients before it on their way, in the
 //! second, the values of the one after.
 //!
-//! **Invariant**: units are reduced in one order on all ranks, and gathered in the order in which the model reads them.
+//! Values that someone puts into parameters afterwards (a state dict, [`Param::set`](nn::Param::set)) are the parameters' from then on, as
+//! they are in data parallelism; every rank must be given the same ones.
+//!
+//! **Invariant**: units are reduced in one order on all ranks, which is that in which their gradients became final on rank 0 in the first
+//! step, and gathered in the order in which the model reads them.
 
 mod engine;
+mod gradients;
 mod layout;
 mod options;
+mod order;
 mod residency;
 mod saved;
 mod sharded;
 mod staged;
 mod unit;
+mod values;
 
 pub use layout::{Piece, UnitLayout};
 pub use optim::StatePlace;

@@ -7,7 +7,7 @@ use optim::StatePlace;
 
 use crate::{
     buckets::Unused,
-    comm::{Comm, Communicator, Named},
+    comm::{Comm, Communicator, Label},
 };
 
 /// What is sharded.
@@ -112,14 +112,24 @@ pub(super) struct ShardGroups<R: Runtime> {
     pub(super) shard: Comm<R>,
     /// Those that hold the same shard, if there are several replicas.
     pub(super) replicas: Option<Comm<R>>,
+    /// What tells this trainer's calls apart from those of others on the same ranks.
+    pub(super) label: Label,
 }
 
 impl<R: Runtime> ShardGroups<R> {
-    /// The same, for the gathers and sums of a unit.
-    pub(super) fn of(&self, unit: &str) -> Self {
-        let of = if unit.is_empty() { "the root unit".into() } else { format!("unit `{unit}`") };
-        let named = |comm| Named::over(comm, &of);
-        ShardGroups { all: self.all.clone(), shard: named(&self.shard), replicas: self.replicas.as_ref().map(named) }
+    /// These ranks, for one more trainer of theirs.
+    pub(super) fn new(all: &Comm<R>, shard: &Comm<R>, replicas: Option<&Comm<R>>) -> Self {
+        let label = Label::next(all);
+        let [all, shard] = [all, shard].map(|comm| label.over(comm));
+        ShardGroups { all, shard, replicas: replicas.map(|comm| label.over(comm)), label }
+    }
+
+    /// The same, for the gathers and sums of a unit, with a note on it.
+    pub(super) fn of(&self, unit: &str, note: &str) -> Self {
+        let of = if unit.is_empty() { format!("the root unit{note}") } else { format!("unit `{unit}`{note}") };
+        let named = |comm| self.label.named(comm, &of);
+        let (all, label) = (self.all.clone(), self.label.clone());
+        ShardGroups { all, shard: named(&self.shard), replicas: self.replicas.as_ref().map(named), label }
     }
 
     /// Whether this rank is of the replica that saves.

@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use numcore::{Error, Flat, Result, Runtime, Tensor, ops::Op, ops::ViewOps};
+use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
-use super::{
-    sharded::Sharded,
-    unit::{Own, Unit},
-};
+use super::{gradients::Own, sharded::Sharded, unit::Unit, values::overwrite};
 use crate::checkpoint::{Checkpointed, Part, Wanted, names};
 
 /// Reads the elements that are wanted.
@@ -55,7 +52,7 @@ impl<R: Runtime> Unit<R> {
             let (name, shape, start) = (leaf.name(), leaf.spec().shape, piece.elements.start);
             let values = self.values.whole()?.narrow(0, at + layout.range(k).offset(), piece.elements.len())?;
             parts.push(Part { name: names::parameter(&name), shape, start, row: values.into() });
-            if let Some(own) = &self.own {
+            if let Some(own) = self.own_of(piece.parameter) {
                 for (s, (state, _)) in own.optimizer.state().into_iter().enumerate() {
                     parts.push(Part { name: names::state(state, &name), shape, start, row: own.optimizer.row(s, k)? });
                 }
@@ -64,11 +61,17 @@ impl<R: Runtime> Unit<R> {
         Ok(parts)
     }
 
+    /// What optimizes parameter `i`, if it is not frozen: frozen parameters have no state in checkpoints.
+    fn own_of(&self, i: usize) -> Option<&Own<R>> {
+        self.own.as_ref().filter(|_| self.leaves[i].requires_grad())
+    }
+
     fn updates(&self) -> Vec<(String, u64)> {
         let steps = |own: &Own<R>| {
-            let steps = own.optimizer.steps().iter();
+            let trained = |(k, _): &(usize, &u64)| self.leaves[self.pieces[*k].parameter].requires_grad();
+            let steps = own.optimizer.steps().iter().enumerate().filter(trained);
             let name = |(k, n): (usize, &u64)| (names::updates(&self.leaves[self.pieces[k].parameter].name()), *n);
-            steps.enumerate().map(name).collect::<Vec<_>>()
+            steps.map(name).collect::<Vec<_>>()
         };
         self.own.as_ref().map_or_else(Vec::new, steps)
     }
@@ -91,7 +94,7 @@ impl<R: Runtime> Unit<R> {
             if self.is_sharded() {
                 wanted.push(of(names::parameter(&name), i, dtype, elements.clone()));
             }
-            for (state, dtype) in self.own.iter().flat_map(|own| own.optimizer.state()) {
+            for (state, dtype) in self.own_of(i).iter().flat_map(|own| own.optimizer.state()) {
                 wanted.push(of(names::state(state, &name), i, dtype, elements.clone()));
             }
         }
@@ -105,14 +108,15 @@ impl<R: Runtime> Unit<R> {
             || wanted.next().map_or_else(|| Err(Error::state("a checkpoint", "wants too little")), &mut *read);
         self.take_values()?;
         if !self.is_sharded() {
-            (0..self.leaves.len()).try_for_each(|i| fill(&mut self.values, i, &next()?))?;
+            (0..self.leaves.len()).try_for_each(|i| overwrite(&mut self.values, i, &next()?))?;
         }
         let sharded = self.is_sharded();
         for k in 0..self.pieces.len() {
             if sharded {
-                fill(&mut self.values, k, &next()?)?;
+                overwrite(&mut self.values, k, &next()?)?;
             }
-            if let Some(own) = &mut self.own {
+            let trained = self.leaves[self.pieces[k].parameter].requires_grad();
+            if let Some(own) = self.own.as_mut().filter(|_| trained) {
                 (0..own.optimizer.state().len()).try_for_each(|s| own.optimizer.set_row(s, k, &next()?))?;
                 let name = names::updates(&self.leaves[self.pieces[k].parameter].name());
                 own.optimizer.steps_mut()[k] = numbers.get(&name).copied().unwrap_or(0);
@@ -120,14 +124,4 @@ impl<R: Runtime> Unit<R> {
         }
         self.values_changed()
     }
-}
-
-/// Replaces range `k`.
-fn fill<R: Runtime>(flat: &mut Flat<R>, k: usize, row: &Tensor<R>) -> Result<()> {
-    let mut range = flat.lend(k)?;
-    range.reset();
-    let value = row.reshape(*range.shape())?;
-    let done = range.accumulate(&Op::identity(), &[&value]);
-    flat.restore(range)?;
-    done
 }

@@ -1,12 +1,15 @@
 //! The strategy of sharded training.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
 use numcore::{
     DType, Result, Runtime, Tensor, TensorMut,
-    ops::{PointwiseOps, ReduceOps},
+    ops::{PointwiseOps, ViewOps},
 };
 use optim::Shards;
 use parking_lot::Mutex;
@@ -18,10 +21,14 @@ use crate::{
     comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
     ddp::{Ddp, described},
     plan::{Axis, Mesh},
-    train::{Strategy, Summed, Trainer, TrainingConfig},
+    train::{BufferSync, Strategy, Summed, Trainer, TrainingConfig, norm},
 };
 
 /// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say.
+///
+/// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to outlive the trainer is saved
+/// as a checkpoint, or copied within [`gather_full_params`](Sharded::gather_full_params). Parameters that are frozen when it is made cannot
+/// be trained later without another one.
 pub type ZeroTrainer<R> = Trainer<R, Sharded<R>>;
 
 impl<R: Runtime> ZeroTrainer<R> {
@@ -56,6 +63,8 @@ pub struct Sharded<R: Runtime> {
     pub(super) engine: Arc<Mutex<Engine<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) steps: u64,
+    /// Where a parameter comes in the model, by its identity.
+    order: HashMap<usize, usize>,
 }
 
 impl<R: Runtime> Sharded<R> {
@@ -76,8 +85,7 @@ impl<R: Runtime> Sharded<R> {
         optimizer: Arc<dyn Shards<R>>,
         options: ZeroOptions,
     ) -> Result<Self> {
-        let groups = ShardGroups { all: comm.clone(), shard: comm.clone(), replicas: None };
-        Self::over(groups, stage, optimizer, options)
+        Self::over(ShardGroups::new(comm, comm, None), stage, optimizer, options)
     }
 
     /// As [`new`](Sharded::new) with replicas: sharded along the mesh's shard axis, replicated along its data axis. Gathers stay within a
@@ -98,9 +106,8 @@ impl<R: Runtime> Sharded<R> {
         optimizer: Arc<dyn Shards<R>>,
         options: ZeroOptions,
     ) -> Result<Self> {
-        let replicas = (mesh.plan().size(Axis::Data) > 1).then(|| mesh.axis(Axis::Data).clone());
-        let groups = ShardGroups { all: mesh.batch().clone(), shard: mesh.axis(Axis::Shard).clone(), replicas };
-        Self::over(groups, stage, optimizer, options)
+        let replicas = (mesh.plan().size(Axis::Data) > 1).then(|| mesh.axis(Axis::Data));
+        Self::over(ShardGroups::new(mesh.batch(), mesh.axis(Axis::Shard), replicas), stage, optimizer, options)
     }
 
     fn over(
@@ -114,16 +121,19 @@ impl<R: Runtime> Sharded<R> {
         let named: Vec<(String, Arc<Leaf<R>>)> =
             model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
-        let rules = format!("{:?} {:?} {units:?} {:?}", options.stage, options.unused, optimizer.lrs(0));
+        let members: Vec<usize> = named.iter().map(|(name, l)| optimizer.group(name, &l.spec())).collect();
+        let (stage, unused, label) = (options.stage, options.unused, &groups.label);
+        let rules = format!("{stage:?} {unused:?} {units:?} {label:?} {} {members:?}", optimizer.describe());
         comm.agree("how the model is sharded", (rules + &described(&named, &[])).as_bytes())?;
         ddp.sync_buffers()?;
+        let order = named.iter().enumerate().rev().map(|(k, (_, leaf))| (leaf.id(), k)).collect();
         let units = build(&groups, named, units, &*optimizer, &options)?;
         let engine = Arc::new(Mutex::new(Engine::new(comm, units, options.clone())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(Gathered(Arc::downgrade(&engine))));
         }
         let buffers = Buffers(model.named_buffers());
-        Ok(Sharded { groups, options, optimizer, engine, buffers, steps: 0 })
+        Ok(Sharded { groups, options, optimizer, engine, buffers, steps: 0, order })
     }
 
     /// All parameters on every rank, for evaluation and export: they are gathered now, and let go when the scope ends.
@@ -192,8 +202,16 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.engine.lock().begin_sweep(last)
     }
 
+    fn end(&mut self) -> Result<()> {
+        self.engine.lock().end_sweep()
+    }
+
     fn finish(&mut self) -> Result<()> {
         self.engine.lock().finish()
+    }
+
+    fn sync_buffers(&self, how: BufferSync) -> Result<()> {
+        self.buffers.sync(&self.groups.all, how)
     }
 
     fn may_idle(&self) -> bool {
@@ -203,12 +221,18 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 
 impl<R: Runtime> Summed<R> for Sharded<R> {
     fn norm(&self) -> Result<Tensor<R>> {
-        self.partial(PointwiseOps::square, |_| true)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
+        self.squares(&|_| true)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
     }
 
     fn is_finite(&self) -> Result<bool> {
-        let zeros = self.partial(|x| x.mul(0.0), |_| true)?;
-        Ok(zeros.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
+        let engine = self.engine.lock();
+        let mut zeros = Vec::new();
+        for unit in &engine.units {
+            zeros.extend(unit.gradient()?.map(|row| norm::zero_if_finite(&row)).transpose()?);
+        }
+        drop(engine);
+        let own = Partial::new(norm::total(self.groups.all.runtime(), &zeros)?);
+        Ok(own.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
@@ -223,22 +247,37 @@ impl<R: Runtime> Summed<R> for Sharded<R> {
 }
 
 impl<R: Runtime> Sharded<R> {
-    /// The sum of `of` over this rank's gradients of the units that count, computed in `f32` (`f64` for those of `f64`): a part.
-    pub(super) fn partial(
-        &self,
-        of: impl Fn(&Tensor<R>) -> Result<Tensor<R>>,
-        counts: impl Fn(&Unit<R>) -> bool,
-    ) -> Result<Partial<Tensor<R>>> {
+    /// The sum of the squares of this rank's gradients of the parameters that count: a part. Squares are added up for each piece of a
+    /// parameter by itself, then in the model's order in the widest type: on one rank this is what data parallelism computes, to the bit;
+    /// on more, where a parameter is cut decides over the last bits.
+    pub(super) fn squares(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Partial<Tensor<R>>> {
         let engine = self.engine.lock();
-        let wide = engine.units.iter().any(|u| u.layout.full().dtype() == DType::F64);
-        let wide = if wide { DType::F64 } else { DType::F32 };
-        let mut sum = Tensor::zeros(self.groups.all.runtime(), [], wide)?;
-        for unit in engine.units.iter().filter(|unit| counts(unit)) {
-            if let Some(gradient) = unit.gradient()? {
-                sum = sum.add(&of(&gradient.to_dtype(wide)?)?.sum(&[], false)?)?;
+        let mut pieces: Vec<(Option<&usize>, Tensor<R>)> = Vec::new();
+        for unit in &engine.units {
+            let Some(row) = unit.gradient()? else { continue };
+            let layout = unit.layout.shard_layout(unit.rank())?;
+            for (k, piece) in unit.pieces.iter().enumerate() {
+                let leaf = &unit.leaves[piece.parameter];
+                if unit.used[piece.parameter] && counts(leaf) {
+                    let own = row.narrow(0, layout.range(k).offset(), piece.elements.len())?;
+                    pieces.push((self.order.get(&leaf.id()), norm::squares(&own)?));
+                }
             }
         }
-        Ok(Partial::new(sum))
+        pieces.sort_by_key(|(place, _)| *place);
+        let squares: Vec<Tensor<R>> = pieces.into_iter().map(|(_, square)| square).collect();
+        Ok(Partial::new(norm::total(self.groups.all.runtime(), &squares)?))
+    }
+}
+
+/// Stages 1 and 2 leave the model as a whole: what is on its way arrives. Where parameters are sharded, nobody could gather them alone:
+/// their values are gone with the trainer.
+impl<R: Runtime> Drop for Sharded<R> {
+    fn drop(&mut self) {
+        if !self.options.stage.shards_parameters() && !std::thread::panicking() {
+            // An error here is that of a world that has failed, and was reported by the call that failed.
+            self.engine.lock().units.iter_mut().for_each(|unit| drop(unit.arrive()));
+        }
     }
 }
 

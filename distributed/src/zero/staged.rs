@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{Result, Runtime, Tensor, ops::PointwiseOps};
+use numcore::{Result, Runtime, Tensor};
 
 use super::Sharded;
 use crate::{
@@ -14,8 +14,7 @@ use crate::{
 /// Every rank keeps its shard. A tied parameter must be a unit of its own: only then is it cut alike in all stages.
 impl<R: Runtime> StageStrategy<R> for Sharded<R> {
     fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        let part = self.partial(PointwiseOps::square, |unit| unit.leaves.iter().all(counts))?;
-        part.combine(&self.groups.shard, ReduceOp::Sum)
+        self.squares(counts)?.combine(&self.groups.shard, ReduceOp::Sum)
     }
 
     fn lend_sum(&mut self, leaf: &Arc<Leaf<R>>) -> Result<LentSum<R>> {
@@ -35,6 +34,6 @@ impl<R: Runtime> StageStrategy<R> for Sharded<R> {
     }
 
     fn reshard(&mut self) -> Result<()> {
-        self.engine.lock().unpin()
+        self.engine.lock().unhold()
     }
 }

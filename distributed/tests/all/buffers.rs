@@ -22,13 +22,13 @@ use numcore::{
 use runtime_cpu::Cpu;
 
 /// Values of all buffers in `f64`: means, variances, and how many batches there were.
-fn buffers(model: &(impl Module<Cpu> + ?Sized)) -> Result<Vec<f64>> {
+pub fn buffers(model: &(impl Module<Cpu> + ?Sized)) -> Result<Vec<f64>> {
     let value = |(_, buffer): (String, nn::Buffer<Cpu>)| buffer.value().to_dtype(DType::F64)?.to_vec::<f64>();
     Ok(model.named_buffers().into_iter().map(value).collect::<Result<Vec<_>>>()?.concat())
 }
 
 /// A model with statistics of its batches, which begin a little higher on each rank.
-fn model(rt: &Cpu, rank: usize) -> Result<Sequential<Cpu>> {
+pub fn model(rt: &Cpu, rank: usize) -> Result<Sequential<Cpu>> {
     let init = Init::new(rt, rank as u64).dtype(DType::F64);
     let norm = BatchNorm::new(&init, 7)?;
     for statistics in [&norm.running_mean, &norm.running_var] {
@@ -42,17 +42,17 @@ fn first() -> Vec<f64> {
     [vec![0.5; 7], vec![1.5; 7], vec![0.0]].concat()
 }
 
-fn batch(rt: &Cpu, step: usize) -> Result<[Tensor<Cpu>; 2]> {
+pub fn batch(rt: &Cpu, step: usize) -> Result<[Tensor<Cpu>; 2]> {
     let all = |width, seed| Tensor::normal(rt, [EXAMPLES - 1, width], DType::F64, 1.0, 2.0, seed + step as u64);
     Ok([all(5, 10)?, all(3, 50)?])
 }
 
-fn squares(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> {
+pub fn squares(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> {
     Loss::sum(mse(&outputs[0], &targets[0], Reduction::Sum)?, targets[0].dims()[0] as f64)
 }
 
 /// The loss of `count` examples from `start`.
-fn loss(model: &Sequential<Cpu>, rt: &Cpu, step: usize, start: usize, count: usize) -> Result<Loss<Cpu>> {
+pub fn loss(model: &Sequential<Cpu>, rt: &Cpu, step: usize, start: usize, count: usize) -> Result<Loss<Cpu>> {
     let [x, y] = batch(rt, step)?;
     let part = |t: Tensor<Cpu>| t.narrow(0, start, count).map(Var::new);
     squares(&[model.forward(&part(x)?)?], &[part(y)?])

@@ -91,6 +91,13 @@ impl Any {
         }
     }
 
+    pub fn idle(&mut self) -> Result<TrainingMetrics<Cpu>> {
+        match self {
+            Any::Buckets(t) => t.idle(),
+            Any::Zero(t) => t.idle(),
+        }
+    }
+
     /// Until all ranks are done; `see` is told every loss.
     pub fn run<B>(
         &mut self,

@@ -263,6 +263,19 @@ fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
     }
 }
 
+#[test]
+fn a_gradient_of_f64_may_be_larger_than_an_f32() {
+    everywhere(2, |comm| {
+        let options = BucketOptions { check_finite: true, ..small() };
+        let model = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 1, 1)?;
+        let plain = TrainingConfig { max_norm: None, ..config() };
+        let mut trainer = BucketedTrainer::new(&comm, &model, plain, options)?;
+        let x = Var::new(Tensor::full(comm.runtime(), [1, 1], DType::F64, 1e39)?);
+        trainer.step(|_| Ok(Loss::mean(model.forward(&x)?.sum(&[], false)?)))?;
+        Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+    });
+}
+
 fn loss_sum(model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Var<Cpu>> {
     let x = Var::new(Tensor::normal(comm.runtime(), [4, 5], DType::F32, 0.0, 1.0, 1)?);
     model.forward(&x)?.square()?.sum(&[], false)

@@ -1,6 +1,6 @@
 //! Checkpoints of staged models: exact resumption, and any other cut, number of replicas and strategy.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use crate::{
     checkpoint_common::{self, Any, Scratch},
@@ -8,7 +8,7 @@ use crate::{
     pipeline_common::{ROWS, WIDTH},
     pipeline_staged::*,
 };
-use autograd::Var;
+use autograd::{Leaf, Var};
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator},
@@ -24,7 +24,7 @@ use numcore::{
     DType, Result, Tensor,
     ops::{IndexOps, ViewOps},
 };
-use optim::{AdamW, AdamWConfig, LossScaler, Optimizer, ParamGroups};
+use optim::{AdamW, AdamWConfig, Combined, LossScaler, Muon, MuonConfig, Optimizer, ParamGroups};
 use runtime_cpu::Cpu;
 
 /// Layers of the model, and micro-batches of a step over all replicas.
@@ -232,6 +232,54 @@ fn a_tied_parameter_is_saved_once_under_its_first_name() {
                 let off = difference(&got, &want);
                 assert!(off <= 1e-11, "{how:?} to {at:?}, {other:?}: {off:e}");
             }
+        }
+    }
+}
+
+/// Muon for the matrices between the tables, AdamW for all else: of a stage there may be only one of them.
+fn muon_and_adamw(leaves: Vec<Arc<Leaf<Cpu>>>) -> Result<Box<dyn Optimizer<Cpu>>> {
+    let matrix = |l: &Arc<Leaf<Cpu>>| l.spec().shape.rank() == 2 && l.name().contains("blocks");
+    let (matrices, others): (Vec<_>, Vec<_>) = leaves.into_iter().partition(matrix);
+    let mut all: Vec<Box<dyn Optimizer<Cpu>>> = Vec::new();
+    if !others.is_empty() {
+        all.push(Box::new(AdamW::over(AdamWConfig { lr: 1e-2, ..Default::default() }, others)?));
+    }
+    if !matrices.is_empty() {
+        all.push(Box::new(Muon::over(MuonConfig { lr: 1e-2, ..Default::default() }, matrices)?));
+    }
+    Ok(Box::new(Combined::new(all)?))
+}
+
+#[test]
+fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
+    let run = |at: Cut, going: &Going| {
+        let ranks = everywhere(at.ranks(), |comm| {
+            let staged = Model::Gpt.staged(&comm, &at.checked(How::Replicas), LAYERS);
+            let trainer = PipelineTrainer::with(&comm, staged, |_, leaves| muon_and_adamw(leaves), config())?;
+            going.train(&comm, Model::Gpt, trainer, |_| Ok(()))
+        });
+        joined(ranks.unwrap_or_else(|e| panic!("{at:?}, {going:?}: {e}")))
+    };
+    for from in [CUTS[0], CUTS[1], CUTS[3]] {
+        let scratch = Scratch::new("staged-combined");
+        let folder = &scratch.folder();
+        run(from, &Going { folder, steps: 0..2, save: true });
+        let reader = CheckpointReader::open(folder.step(2)).unwrap();
+        let names: Vec<&str> = reader.manifest().names().collect();
+        assert!(names.contains(&"state/exp_avg/wte.weight"), "{names:?}");
+        assert!(names.iter().any(|name| name.starts_with("state/momentum_buffer/")), "{names:?}");
+        assert_eq!(
+            names.iter().filter(|name| name.starts_with("state/exp_avg/wte") || name.ends_with("head.weight")).count(),
+            1
+        );
+        let want = after(2, run(from, &Going { folder, steps: 0..4, save: false }));
+        for to in CUTS {
+            let got = run(to, &Going { folder, steps: 2..4, save: false });
+            let off = difference(&got, &want);
+            assert!(
+                if (to.0, to.1, to.3) == (from.0, from.1, from.3) { got == want } else { off <= 1e-9 },
+                "{from:?} to {to:?}: {off:e}"
+            );
         }
     }
 }

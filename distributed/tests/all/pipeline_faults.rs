@@ -22,7 +22,7 @@ use runtime_cpu::Cpu;
 
 /// What is done to micro-batch `at` of a stage.
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
+pub enum Trouble {
     Error,
     Panic,
     Shape,
@@ -33,11 +33,11 @@ enum Trouble {
 }
 
 /// A stage to which something happens in one of its forwards.
-struct Troubled {
-    inner: Box<dyn Stage<Cpu>>,
-    trouble: Trouble,
-    at: u64,
-    calls: std::sync::atomic::AtomicU64,
+pub struct Troubled {
+    pub inner: Box<dyn Stage<Cpu>>,
+    pub trouble: Trouble,
+    pub at: u64,
+    pub calls: std::sync::atomic::AtomicU64,
 }
 
 impl Module<Cpu> for Troubled {
@@ -64,7 +64,7 @@ impl Stage<Cpu> for Troubled {
     }
 }
 
-fn hooks(pipeline: &Pipeline<Cpu>) -> BTreeMap<usize, Gradients<Cpu>> {
+pub fn hooks(pipeline: &Pipeline<Cpu>) -> BTreeMap<usize, Gradients<Cpu>> {
     pipeline.stages().keys().map(|&stage| (stage, Gradients::new())).collect()
 }
 
@@ -79,7 +79,7 @@ fn errors<T: Send>(p: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) ->
     outcomes.into_iter().enumerate().map(error).collect()
 }
 
-fn batch(comm: &Comm<Cpu>, m: usize) -> Result<MicroBatches<Cpu>> {
+pub fn batch(comm: &Comm<Cpu>, m: usize) -> Result<MicroBatches<Cpu>> {
     MicroBatches::split(&[rows(comm.runtime(), 1, m)], &[rows(comm.runtime(), 2, m)], m)
 }
 

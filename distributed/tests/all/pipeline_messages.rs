@@ -112,12 +112,20 @@ impl Communicator<Cpu> for Rendezvous {
         self.0.size()
     }
 
+    fn members(&self) -> &[usize] {
+        self.0.members()
+    }
+
     fn runtime(&self) -> &Cpu {
         self.0.runtime()
     }
 
     fn timeout(&self) -> Duration {
         self.0.timeout()
+    }
+
+    fn next_number(&self) -> u64 {
+        self.0.next_number()
     }
 
     fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {

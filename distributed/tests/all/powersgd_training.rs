@@ -125,7 +125,7 @@ fn resumed(comm: &Comm<Cpu>, folder: &Folder, from: usize, to: usize, save: bool
         for (_, p) in model.named_parameters() {
             all.extend(trainer.strategy().buckets().error(&p.leaf())?.map_or(Ok(vec![]), |e| e.to_f64s())?);
         }
-        Result::Ok(all)
+        Ok::<_, numcore::Error>(all)
     };
     let loaded = errors(&trainer)?;
     for step in from..to {

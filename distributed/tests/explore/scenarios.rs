@@ -160,6 +160,44 @@ fn a_rank_that_leaves_is_not_waited_for() {
 }
 
 #[test]
+fn groups_end_while_what_they_started_is_in_flight() {
+    explore(
+        3,
+        Time::Stands,
+        |comm| {
+            let mut works = Vec::new();
+            for k in 0..2 {
+                // Rank 0 stays out of the first group.
+                let group = comm.split((k > 0 || comm.rank() > 0).then_some(7), comm.size() - comm.rank())?;
+                let Some(group) = group else { continue };
+                works.push((group.all_reduce(memory(&group, SHARED)?, ReduceOp::Sum)?, total(&group)));
+            }
+            works.into_iter().try_for_each(|(work, sum)| arrives(work, sum))
+        },
+        all_well,
+    );
+}
+
+#[test]
+fn a_rank_that_fails_beside_its_group_is_named_by_its_world_rank() {
+    explore(
+        3,
+        Time::Stands,
+        |comm| {
+            let group = comm.split((comm.rank() > 0).then_some(0), 0)?;
+            match comm.rank() {
+                2 => Err(Error::argument("test", "on purpose")),
+                1 => group.map_or(Ok(()), |group| group.barrier()),
+                _ => comm.barrier(),
+            }
+        },
+        |outcomes| {
+            every_error(outcomes, |kind| matches!(kind, ErrorKind::Argument { .. } | ErrorKind::Peer { peer: 2, .. }));
+        },
+    );
+}
+
+#[test]
 fn an_abort_ends_a_round_for_all_or_for_none() {
     explore(
         3,

@@ -10,7 +10,7 @@ static MISHLIKE: LazyLock<Program> =
     LazyLock::new(|| Program::new("mishlike", |[x], [beta]| [x * (x.softplus() * beta).tanh()]));
 
 fn main() -> Result<()> {
-    let rt = weftgrad_examples::device()?;
+    let rt = weftgrad_examples::options::device("Define a pointwise op, and differentiate it twice")?;
     println!("The program:\n{}\n", *MISHLIKE);
     if let Some(derivative) = MISHLIKE.derivative(0) {
         println!("Its gradient, taken symbolically (reads inputs {:?}):\n{}\n", derivative.inputs, derivative.program);
@@ -18,21 +18,14 @@ fn main() -> Result<()> {
 
     let x = Var::leaf("x", Tensor::arange(&rt, -2.0, 1.0, 5, DType::F64)?)?;
     let y = x.apply_program(&MISHLIKE, &[], &[0.8.into()])?;
-    let gradients = y.sum(&[], false)?.backward()?;
-    println!("y = {y}");
-    if let Some(g) = gradients.of(&x) {
-        println!("dy/dx = {g}");
-    }
-
-    // The gradient is an expression again: it can be differentiated once more.
-    let slope = weftgrad::grad(&[&y], &[&x], true);
-    if let Ok(slope) = slope
-        && let [Some(slope)] = slope.as_slice()
-    {
-        println!(
-            "d²y/dx² = {}",
-            weftgrad::grad(&[slope], &[&x], false)?[0].as_ref().map_or(String::new(), |c| c.to_string())
-        );
-    }
+    // A gradient is an expression again: it can be differentiated once more.
+    let slope = derivative(&y, &x)?;
+    println!("y = {y}\ndy/dx = {slope}\nd²y/dx² = {}", derivative(&slope, &x)?);
     Ok(())
+}
+
+/// The derivative of each element of `y` with respect to the element of `x` it was made of.
+fn derivative<R: Runtime>(y: &Var<R>, x: &Var<R>) -> Result<Var<R>> {
+    let gradient = weftgrad::grad(&[y], &[x], true)?.remove(0);
+    gradient.ok_or_else(|| weftgrad::Error::argument("derivative", "y does not depend on x"))
 }

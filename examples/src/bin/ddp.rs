@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use weftgrad::{
-    AnyRuntime, Device,
+    AnyRuntime,
     distributed::{
         comm::{Comm, Communicator, Ranks},
         sampler::shard_batches,
@@ -18,37 +18,35 @@ use weftgrad::{
 };
 use weftgrad_examples::{
     Outcome,
+    options::{self, OnRanks, positive},
     text::{Batch, Corpus, Part},
 };
 
-/// Train a small GPT data-parallel and compare it with one rank.
+/// Train a small GPT data-parallel and compare its first 500 losses with those of one rank.
 #[derive(Debug, Parser)]
 #[command(name = "ddp", version)]
 struct Options {
     /// Ranks.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value = "4", value_parser = positive)]
     ranks: usize,
     /// Steps.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value = "20", value_parser = positive)]
     steps: usize,
     /// Sequences in a step, of all ranks together.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value = "8", value_parser = positive)]
     batch: usize,
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
-    #[arg(long, default_value_t)]
-    device: Device,
+    #[command(flatten)]
+    on: OnRanks,
 }
 
 const CONTEXT: usize = 32;
+/// Steps whose losses are compared. Sums over ranks are rounded in another order than one rank's, and training
+/// amplifies any difference: measured, it grows from 1e-7 of the loss to 1e-6 after 500 steps (1e-4 with three sequences
+/// a step) and to 1e-2 after 5000.
+const CHECKED: usize = 500;
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("ddp: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    options::main(run)
 }
 
 fn run(options: &Options) -> Outcome<()> {
@@ -56,14 +54,17 @@ fn run(options: &Options) -> Outcome<()> {
     let tokens = corpus.part(Part::Train, CONTEXT)?;
     let train = |ranks: usize| {
         let rank = |comm: Comm<AnyRuntime>| losses(&comm, options, corpus.vocabulary.len(), tokens);
-        Ranks::new(ranks).run(|_| options.device.open_with(Some(1)), rank)
+        Ranks::new(ranks).run(|_| options.on.open(), rank)
     };
     let (one, many) = (train(1)?.remove(0), train(options.ranks)?.remove(0));
     println!("step   1 rank     {} ranks    difference", options.ranks);
     for (step, (a, b)) in one.iter().zip(&many).enumerate() {
         println!("{step:4}   {a:.6}   {b:.6}   {:.1e}", (a - b).abs());
     }
-    match one.iter().zip(&many).all(|(a, b)| (a - b).abs() < 1e-3 * a.abs()) {
+    if options.steps > CHECKED {
+        println!("only the first {CHECKED} steps are checked: a difference of rounding grows from step to step");
+    }
+    match one.iter().zip(&many).take(CHECKED).all(|(a, b)| (a - b).abs() < 1e-3 * a.abs()) {
         true => Ok(()),
         false => Err("the losses differ by more than rounding".into()),
     }

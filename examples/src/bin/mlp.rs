@@ -52,7 +52,7 @@ fn accuracy(model: &Mlp<AnyRuntime>, x: &Var<AnyRuntime>, y: &Var<AnyRuntime>) -
 }
 
 fn main() -> Result<()> {
-    let rt = weftgrad_examples::device()?;
+    let rt = weftgrad_examples::options::device("Learn which of two spirals a point belongs to")?;
     let (x, y) = spirals(&rt, 1000, 1)?;
     let model = Mlp::new(&nn::Init::new(&rt, 0), 64)?;
     println!("{}", model.summary());

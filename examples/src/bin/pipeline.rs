@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use weftgrad::{
-    AnyRuntime, Device,
+    AnyRuntime,
     distributed::{
         comm::{Comm, NoOpCommunicator, Ranks},
         pipeline::{
@@ -23,6 +23,7 @@ use weftgrad::{
 };
 use weftgrad_examples::{
     Outcome,
+    options::{self, OnRanks, positive},
     text::{Batch, Corpus, Part},
 };
 
@@ -31,10 +32,10 @@ use weftgrad_examples::{
 #[command(name = "pipeline", version)]
 struct Options {
     /// Ranks of the pipeline, a thread each.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value = "2", value_parser = positive)]
     ranks: usize,
     /// Replicas of the pipeline, each with its own part of a step's text.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value = "1", value_parser = positive)]
     replicas: usize,
     /// What is sharded over the replicas: 0 nothing, 1 state, 2 gradients, 3 parameters too.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
@@ -43,17 +44,16 @@ struct Options {
     #[arg(long, default_value = "1F1B")]
     schedule: Kind,
     /// Micro-batches in a step.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value = "4", value_parser = positive)]
     micro_batches: usize,
     /// Steps to train.
-    #[arg(long, default_value_t = 60)]
-    steps: u32,
+    #[arg(long, default_value = "60", value_parser = positive)]
+    steps: usize,
     /// Folder of the timeline's picture and trace.
     #[arg(long, default_value = "pipeline-out", value_name = "DIR")]
     out: PathBuf,
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
-    #[arg(long, default_value_t)]
-    device: Device,
+    #[command(flatten)]
+    on: OnRanks,
 }
 
 /// Sequences in a micro-batch, and characters in a sequence.
@@ -61,13 +61,7 @@ const ROWS: usize = 4;
 const CONTEXT: usize = 32;
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("pipeline: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    options::main(run)
 }
 
 fn run(options: &Options) -> Outcome<()> {
@@ -78,7 +72,7 @@ fn run(options: &Options) -> Outcome<()> {
     }
     let corpus = Corpus::read(None)?;
     let (vocabulary, text) = (corpus.vocabulary.len(), corpus.part(Part::Train, CONTEXT)?);
-    let open = || options.device.open_with(Some(1));
+    let open = || options.on.open();
     let rank = |comm: Comm<AnyRuntime>| train(comm, &checked, options, vocabulary, text);
     // Transfers need somebody to meet: a single rank has all stages, and does without.
     let timeline = match options.ranks * options.replicas {
@@ -134,7 +128,7 @@ fn steps<S: StageStrategy<AnyRuntime>>(
     for step in 0..options.steps {
         let batch = |_| {
             let seed = 7 + replica as u64;
-            let Batch { x, y } = Batch::random(comm.runtime(), text, micros * ROWS, CONTEXT, seed, step.into())?;
+            let Batch { x, y } = Batch::random(comm.runtime(), text, micros * ROWS, CONTEXT, seed, step as u64)?;
             MicroBatches::split(&[x.value()?], &[y.value()?], micros)
         };
         let metrics = trainer.step(batch)?;

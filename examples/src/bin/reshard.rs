@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use weftgrad::{
-    AnyRuntime, Device,
+    AnyRuntime,
     distributed::{
         checkpoint::Folder,
         comm::{Comm, Communicator, Ranks},
@@ -17,24 +17,26 @@ use weftgrad::{
     nn::{Init, Linear},
     prelude::*,
 };
-use weftgrad_examples::Outcome;
+use weftgrad_examples::{
+    Outcome,
+    options::{self, OnRanks, positive},
+};
 
 /// Save on some ranks, load on others.
 #[derive(Debug, Parser)]
 #[command(name = "reshard", version)]
 struct Options {
     /// Ranks that save, with everything sharded.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value = "4", value_parser = positive)]
     from: usize,
     /// Ranks that load, each with the whole model.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value = "2", value_parser = positive)]
     to: usize,
     /// Folder of the checkpoints.
     #[arg(long, default_value = "reshard-out", value_name = "DIR")]
     out: std::path::PathBuf,
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
-    #[arg(long, default_value_t)]
-    device: Device,
+    #[command(flatten)]
+    on: OnRanks,
 }
 
 type Model = Vec<Linear<AnyRuntime>>;
@@ -44,20 +46,14 @@ const STEPS: usize = 5;
 const EXAMPLES: usize = 12;
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("reshard: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    options::main(run)
 }
 
 fn run(options: &Options) -> Outcome<()> {
     let folder = Folder::new(&options.out);
-    let cpu = |_| options.device.open_with(Some(1));
-    let through = Ranks::new(options.from).run(cpu, |comm| sharded(&comm, &folder))?.remove(0);
-    let resumed = Ranks::new(options.to).run(cpu, |comm| whole(&comm, &folder))?.remove(0);
+    let open = |_| options.on.open();
+    let through = Ranks::new(options.from).run(open, |comm| sharded(&comm, &folder))?.remove(0);
+    let resumed = Ranks::new(options.to).run(open, |comm| whole(&comm, &folder))?.remove(0);
     println!("step   {} ranks, sharded   {} ranks, resumed", options.from, options.to);
     for (k, (a, b)) in through.iter().zip(&resumed).enumerate() {
         println!("{:4}   {a:<17.8}   {b:<.8}", STEPS + k);

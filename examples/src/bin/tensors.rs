@@ -4,7 +4,7 @@
 use weftgrad::prelude::*;
 
 fn main() -> Result<()> {
-    let rt = weftgrad_examples::device()?;
+    let rt = weftgrad_examples::options::device("Make tensors, compute, take a gradient")?;
     let x = Tensor::arange(&rt, 0.0, 0.5, 6, DType::F32)?.reshape([2, 3])?;
     let w = Tensor::from_slice(&rt, [3, 2], &[1f32, -1.0, 0.5, 2.0, 0.0, 1.0])?;
     println!("x = {x}\n\nx · w = {}\n\nsoftmax = {}\n", x.matmul(&w)?, x.matmul(&w)?.softmax(-1)?);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use weftgrad::{
-    AnyRuntime, Device, Use,
+    AnyRuntime, Use,
     distributed::{
         comm::{Comm, Communicator, Ranks},
         train::{BucketedTrainer, Loss, Strategy, Trainer, TrainingConfig},
@@ -14,24 +14,26 @@ use weftgrad::{
     nn::{Gpt, GptConfig, Init},
     prelude::*,
 };
-use weftgrad_examples::Outcome;
+use weftgrad_examples::{
+    Outcome,
+    options::{self, OnRanks, positive},
+};
 
 /// Measure the memory of sharded training.
 #[derive(Debug, Parser)]
 #[command(name = "zero", version)]
 struct Options {
     /// Ranks.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value = "4", value_parser = positive)]
     ranks: usize,
-    /// Channels of the model.
-    #[arg(long, default_value_t = 128)]
+    /// Channels of the model; a multiple of its 4 heads.
+    #[arg(long, default_value = "128", value_parser = positive)]
     width: usize,
     /// Blocks of the model.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value = "4", value_parser = positive)]
     layers: usize,
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N.
-    #[arg(long, default_value_t)]
-    device: Device,
+    #[command(flatten)]
+    on: OnRanks,
 }
 
 /// Bytes on a rank after a step, by what they are for, and the most there were within it.
@@ -43,13 +45,7 @@ struct Measured {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("zero: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    options::main(run)
 }
 
 fn run(options: &Options) -> Outcome<()> {
@@ -59,7 +55,7 @@ fn run(options: &Options) -> Outcome<()> {
     );
     for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
         let rank = |comm: Comm<AnyRuntime>| measure(&comm, options, stage);
-        let m = Ranks::new(options.ranks).run(|_| options.device.open_with(Some(1)), rank)?.remove(0);
+        let m = Ranks::new(options.ranks).run(|_| options.on.open(), rank)?.remove(0);
         let name = stage.map_or_else(|| "ddp".into(), |s| format!("stage {}", s.number()));
         let [p, g, o] = m.live;
         let each = (p + g + o) as f64 / m.parameters as f64;

@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{Result, Runtime, fused::NnOps, ops::PointwiseOps};
 
-use crate::{Forward, Module};
+use crate::{Forward, Init, Initializer, Module, Param};
 
 macro_rules! activations {
     (
@@ -66,6 +66,10 @@ activations! {
         Hardswish hardswish;
         /// `min(max(x + 3, 0), 6) / 6`.
         Hardsigmoid hardsigmoid;
+        /// `min(max(x, 0), 6)`.
+        Relu6 relu6;
+        /// `x − tanh(x)`.
+        Tanhshrink tanhshrink;
     }
     with {
         /// `x` where positive, `slope · x` elsewhere.
@@ -78,6 +82,26 @@ activations! {
             /// 1 by convention.
             alpha: f64
         ) elu;
+        /// `x` where positive, `alpha · (e^(x/alpha) − 1)` elsewhere (Barron 2017).
+        Celu(
+            /// 1 by convention.
+            alpha: f64
+        ) celu;
+        /// `x` moved towards 0 by `lambda`, 0 in between.
+        Softshrink(
+            /// 0.5 by convention.
+            lambda: f64
+        ) softshrink;
+        /// `x` where its magnitude is above `lambda`, 0 elsewhere.
+        Hardshrink(
+            /// 0.5 by convention.
+            lambda: f64
+        ) hardshrink;
+        /// `a · sigmoid(b)` of both halves along an axis (Dauphin et al. 2017).
+        Glu(
+            /// Which.
+            axis: isize
+        ) glu;
         /// `eˣ / Σ eˣ` along an axis.
         Softmax(
             /// Which.
@@ -88,5 +112,25 @@ activations! {
             /// Which.
             axis: isize
         ) log_softmax;
+    }
+}
+
+/// `x` where positive, `weight · x` elsewhere (He et al. 2015), of `[N, C, ..]`.
+#[derive(Debug, Module)]
+pub struct PRelu<R: Runtime> {
+    /// `[C]`, or `[1]` for all channels.
+    pub weight: Param<R>,
+}
+
+impl<R: Runtime> PRelu<R> {
+    /// One weight of 0.25 for each of `count` channels, or a count of 1 for all.
+    pub fn new(init: &Init<R>, count: usize) -> Result<Self> {
+        Ok(PRelu { weight: init.param([count], Initializer::Constant(0.25))? })
+    }
+}
+
+impl<R: Runtime> Forward<R> for PRelu<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.prelu(&self.weight.var())
     }
 }

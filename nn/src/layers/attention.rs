@@ -2,8 +2,8 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Tensor,
-    fused::NnOps,
+    DType, Error, Result, Runtime, Within,
+    fused::{NnOps, SdpaOptions},
     ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
 };
 
@@ -14,15 +14,32 @@ use crate::{Forward, Init, Initializer, Module, Param};
 pub struct AttentionOptions<'a, R: Runtime> {
     /// Queries see no key that comes later.
     pub causal: bool,
-    /// Added to the scores; broadcasts to `[B, H, T, S]`.
+    /// Broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
     pub mask: Option<&'a Var<R>>,
-    /// `[B, S]`, `bool`: keys that no query sees. A query that sees no key at all gets NaN.
+    /// `[B, S]`, `bool`: keys that no query sees. A query that sees no key at all gets zeros (PyTorch: NaN).
     pub key_padding: Option<&'a Var<R>>,
+    /// `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
+    pub window: (Option<usize>, Option<usize>),
+    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`, for `causal` and `window`: queries after a cache
+    /// of keys.
+    pub lower_right: bool,
+    /// What scores are multiplied with; `1/√D` of a head's width `D` if not given.
+    pub scale: Option<f64>,
+    /// `c`: scaled scores become `c · tanh(score / c)` before the mask.
+    pub softcap: Option<f64>,
 }
 
 impl<R: Runtime> Default for AttentionOptions<'_, R> {
     fn default() -> Self {
-        AttentionOptions { causal: false, mask: None, key_padding: None }
+        AttentionOptions {
+            causal: false,
+            mask: None,
+            key_padding: None,
+            window: (None, None),
+            lower_right: false,
+            scale: None,
+            softcap: None,
+        }
     }
 }
 
@@ -81,9 +98,12 @@ impl<R: Runtime> MultiHeadAttention<R> {
     }
 
     fn combine(&self, q: Var<R>, k: Var<R>, v: Var<R>, options: AttentionOptions<'_, R>) -> Result<Var<R>> {
-        let mask = options.additive_mask(&q)?;
+        let mask = options.joint_mask()?;
+        let AttentionOptions { causal, window, lower_right, scale, softcap, .. } = options;
+        let options = SdpaOptions { mask: mask.as_ref(), causal, window, lower_right, scale, softcap };
         let [q, k, v] = [q, k, v].map(|x| split_heads(&x, self.heads));
-        self.out_proj.forward(&merge_heads(&q?.attention(&k?, &v?, mask.as_ref(), options.causal, None)?)?)
+        let found = merge_heads(&q?.attention_with(&k?, &v?, options)?)?;
+        self.out_proj.forward(&found).within("out_proj")
     }
 }
 
@@ -95,18 +115,16 @@ impl<R: Runtime> Forward<R> for MultiHeadAttention<R> {
 }
 
 impl<R: Runtime> AttentionOptions<'_, R> {
-    /// Both masks as one that is added, of the dtype of `like`.
-    fn additive_mask(&self, like: &Var<R>) -> Result<Option<Var<R>>> {
+    /// Both masks as one.
+    fn joint_mask(&self) -> Result<Option<Var<R>>> {
         let Some(padding) = self.key_padding else {
             return Ok(self.mask.cloned());
         };
         let hidden = padding.unsqueeze(1)?.unsqueeze(1)?;
         match self.mask {
+            Some(mask) if mask.dtype() == DType::Bool => mask.logical_and(&hidden.logical_not()?).map(Some),
             Some(mask) => mask.masked_fill(&hidden, f64::NEG_INFINITY).map(Some),
-            None => {
-                let zero = Var::new(Tensor::zeros(like.runtime(), [1], like.dtype())?);
-                zero.masked_fill(&hidden, f64::NEG_INFINITY).map(Some)
-            }
+            None => hidden.logical_not().map(Some),
         }
     }
 }

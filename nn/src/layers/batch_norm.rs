@@ -59,7 +59,9 @@ impl<R: Runtime> BatchNorm<R> {
         })
     }
 
-    fn track(&self, mean: &Var<R>, variance: &Var<R>) -> Result<()> {
+    /// Moves the running statistics towards a batch's, by the momentum, and counts the batch: its mean and its unbiased variance, `[C]` each,
+    /// of the buffers' dtype.
+    pub fn track(&self, mean: &Var<R>, variance: &Var<R>) -> Result<()> {
         static TOWARDS: LazyLock<Program> =
             LazyLock::new(|| Program::new("towards", |[old, new], [by]| [old + by * (new - old)]));
         let towards = |buffer: &Buffer<R>, new: &Var<R>| {

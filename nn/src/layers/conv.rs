@@ -1,12 +1,13 @@
-//! Convolutions.
+//! Convolutions over one, two and three axes.
 
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime,
-    fused::{ConvOptions, NnOps},
+    fused::ConvOptions,
+    ops::{ConvNd, ConvOps, ConvPadding, PadMode},
 };
 
-use super::{optional, without_bias};
+use super::optional;
 use crate::{Forward, Init, Initializer, Module, Param};
 
 /// Geometry of a [`Conv1d`].
@@ -28,51 +29,60 @@ impl Default for Conv1dOptions {
     }
 }
 
-/// Convolution of `x: [N, C, L]`, giving `[N, O, M]`.
-#[derive(Debug, Module)]
-pub struct Conv1d<R: Runtime> {
-    /// `[O, C/G, K]`.
-    pub weight: Param<R>,
-    /// `[O]`.
-    pub bias: Option<Param<R>>,
-    #[module(skip)]
-    options: Conv1dOptions,
-}
-
-/// Convolution of `x: [N, C, H, W]`, giving `[N, O, P, Q]`.
-#[derive(Debug, Module)]
-pub struct Conv2d<R: Runtime> {
-    /// `[O, C/G, R, S]`.
-    pub weight: Param<R>,
-    /// `[O]`.
-    pub bias: Option<Param<R>>,
-    #[module(skip)]
-    options: ConvOptions,
-}
-
-/// Transposed convolution of `x: [N, C, P, Q]`, giving `[N, O, H, W]`: the adjoint of a [`Conv2d`] from `O` channels to `C`.
-#[derive(Debug, Module)]
-pub struct ConvTranspose2d<R: Runtime> {
-    /// `[C, O/G, R, S]`.
-    pub weight: Param<R>,
-    /// `[O]`.
-    pub bias: Option<Param<R>>,
-    #[module(skip)]
-    options: ConvOptions,
-    output_padding: [usize; 2],
-}
-
-without_bias!(Conv1d, Conv2d, ConvTranspose2d);
-
-impl<R: Runtime> Conv1d<R> {
-    /// Weight and bias uniform in `±1/√(C/G · K)`.
-    pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: usize, options: Conv1dOptions) -> Result<Self> {
-        let (weight, bias) = parameters(init, [inputs, outputs], options.groups, &[kernel], Side::Outputs)?;
-        Ok(Conv1d { weight, bias, options })
+impl From<Conv1dOptions> for ConvNd<1> {
+    fn from(o: Conv1dOptions) -> Self {
+        let padding = ConvPadding::Symmetric([o.padding]);
+        ConvNd { stride: [o.stride], padding, dilation: [o.dilation], groups: o.groups, ..Default::default() }
     }
 }
 
-impl<R: Runtime> Conv2d<R> {
+/// Convolution over `N` axes of `x: [B, C, ..]`, giving `[B, O, ..]`.
+#[derive(Debug, Module)]
+pub struct Conv<R: Runtime, const N: usize> {
+    /// `[O, C/G, K1 .. KN]`.
+    pub weight: Param<R>,
+    /// `[O]`.
+    pub bias: Option<Param<R>>,
+    #[module(skip)]
+    options: ConvNd<N>,
+}
+
+/// Convolution of `x: [N, C, L]`, giving `[N, O, M]`.
+pub type Conv1d<R> = Conv<R, 1>;
+/// Convolution of `x: [N, C, H, W]`, giving `[N, O, P, Q]`.
+pub type Conv2d<R> = Conv<R, 2>;
+/// Convolution of `x: [N, C, D, H, W]`, giving `[N, O, M, P, Q]`.
+pub type Conv3d<R> = Conv<R, 3>;
+
+/// Transposed convolution over `N` axes of `x: [B, C, ..]`, giving `[B, O, ..]`: the adjoint of a [`Conv`] from `O`
+/// channels to `C`.
+#[derive(Debug, Module)]
+pub struct ConvTranspose<R: Runtime, const N: usize> {
+    /// `[C, O/G, K1 .. KN]`.
+    pub weight: Param<R>,
+    /// `[O]`.
+    pub bias: Option<Param<R>>,
+    #[module(skip)]
+    options: ConvNd<N>,
+    #[module(skip)]
+    output_padding: [usize; N],
+}
+
+/// Transposed convolution of `x: [N, C, M]`, giving `[N, O, L]`.
+pub type ConvTranspose1d<R> = ConvTranspose<R, 1>;
+/// Transposed convolution of `x: [N, C, P, Q]`, giving `[N, O, H, W]`.
+pub type ConvTranspose2d<R> = ConvTranspose<R, 2>;
+/// Transposed convolution of `x: [N, C, M, P, Q]`, giving `[N, O, D, H, W]`.
+pub type ConvTranspose3d<R> = ConvTranspose<R, 3>;
+
+impl<R: Runtime> Conv<R, 1> {
+    /// Weight and bias uniform in `±1/√(C/G · K)`.
+    pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: usize, options: Conv1dOptions) -> Result<Self> {
+        Self::build(init, [inputs, outputs], [kernel], options.into())
+    }
+}
+
+impl<R: Runtime> Conv<R, 2> {
     /// Weight and bias uniform in `±1/√(C/G · R · S)`.
     pub fn new(
         init: &Init<R>,
@@ -81,12 +91,51 @@ impl<R: Runtime> Conv2d<R> {
         kernel: [usize; 2],
         options: ConvOptions,
     ) -> Result<Self> {
-        let (weight, bias) = parameters(init, [inputs, outputs], options.groups, &kernel, Side::Outputs)?;
-        Ok(Conv2d { weight, bias, options })
+        Self::build(init, [inputs, outputs], kernel, options.into())
     }
 }
 
-impl<R: Runtime> ConvTranspose2d<R> {
+impl<R: Runtime> Conv<R, 3> {
+    /// Weight and bias uniform in `±1/√(C/G · D · R · S)`.
+    pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 3], options: ConvNd<3>) -> Result<Self> {
+        Self::build(init, [inputs, outputs], kernel, options)
+    }
+}
+
+impl<R: Runtime, const N: usize> Conv<R, N> {
+    fn build(init: &Init<R>, channels: [usize; 2], kernel: [usize; N], options: ConvNd<N>) -> Result<Self> {
+        let (weight, bias) = parameters(init, channels, options.groups, &kernel, Side::Outputs)?;
+        Ok(Conv { weight, bias, options })
+    }
+
+    /// The same without a bias.
+    pub fn without_bias(mut self) -> Self {
+        self.bias = None;
+        self
+    }
+
+    /// The same with other padding: different sides, or as much as keeps the sizes.
+    pub fn with_padding(mut self, padding: ConvPadding<N>) -> Self {
+        self.options.padding = padding;
+        self
+    }
+
+    /// The same, padded with the input's own elements: PyTorch's `padding_mode`.
+    #[doc(alias = "padding_mode")]
+    pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
+        self.options.mode = mode;
+        self
+    }
+}
+
+impl<R: Runtime> ConvTranspose<R, 1> {
+    /// Weight and bias uniform in `±1/√(O/G · K)`.
+    pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: usize, options: Conv1dOptions) -> Result<Self> {
+        Self::build(init, [inputs, outputs], [kernel], options.into())
+    }
+}
+
+impl<R: Runtime> ConvTranspose<R, 2> {
     /// Weight and bias uniform in `±1/√(O/G · R · S)`.
     pub fn new(
         init: &Init<R>,
@@ -95,17 +144,36 @@ impl<R: Runtime> ConvTranspose2d<R> {
         kernel: [usize; 2],
         options: ConvOptions,
     ) -> Result<Self> {
-        let (weight, bias) = parameters(init, [inputs, outputs], options.groups, &kernel, Side::Inputs)?;
-        Ok(ConvTranspose2d { weight, bias, options, output_padding: [0; 2] })
+        Self::build(init, [inputs, outputs], kernel, options.into())
+    }
+}
+
+impl<R: Runtime> ConvTranspose<R, 3> {
+    /// Weight and bias uniform in `±1/√(O/G · D · R · S)`.
+    pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 3], options: ConvNd<3>) -> Result<Self> {
+        Self::build(init, [inputs, outputs], kernel, options)
+    }
+}
+
+impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
+    fn build(init: &Init<R>, channels: [usize; 2], kernel: [usize; N], options: ConvNd<N>) -> Result<Self> {
+        let (weight, bias) = parameters(init, channels, options.groups, &kernel, Side::Inputs)?;
+        Ok(ConvTranspose { weight, bias, options, output_padding: [0; N] })
     }
 
-    /// Lengthens the result, whose size a stride leaves open; less than the stride.
-    pub fn with_output_padding(mut self, output_padding: [usize; 2]) -> Result<Self> {
+    /// The same without a bias.
+    pub fn without_bias(mut self) -> Self {
+        self.bias = None;
+        self
+    }
+
+    /// Lengthens the result, whose size a stride leaves open; less than the stride, or than the dilation.
+    pub fn with_output_padding(mut self, output_padding: [usize; N]) -> Result<Self> {
         let stride = self.options.stride;
-        if (0..2).any(|i| output_padding[i] >= stride[i].max(self.options.dilation[i])) {
+        if (0..N).any(|i| output_padding[i] >= stride[i].max(self.options.dilation[i])) {
             let why =
                 format!("output padding {output_padding:?} must be less than the stride {stride:?} (or the dilation)");
-            return Err(Error::argument("conv_transpose2d", why));
+            return Err(Error::argument("conv_transpose", why));
         }
         self.output_padding = output_padding;
         Ok(self)
@@ -136,21 +204,15 @@ fn parameters<R: Runtime>(
     Ok((init.weight(shape, how)?, Some(init.bias([outputs], how)?)))
 }
 
-impl<R: Runtime> Forward<R> for Conv1d<R> {
+impl<R: Runtime, const N: usize> Forward<R> for Conv<R, N> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        let Conv1dOptions { stride, padding, dilation, groups } = self.options;
-        x.conv1d(&self.weight.var(), optional(&self.bias).as_ref(), stride, padding, dilation, groups)
+        x.conv(&self.weight.var(), optional(&self.bias).as_ref(), &self.options)
     }
 }
 
-impl<R: Runtime> Forward<R> for Conv2d<R> {
+impl<R: Runtime, const N: usize> Forward<R> for ConvTranspose<R, N> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.conv2d(&self.weight.var(), optional(&self.bias).as_ref(), self.options)
-    }
-}
-
-impl<R: Runtime> Forward<R> for ConvTranspose2d<R> {
-    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.conv_transpose2d(&self.weight.var(), optional(&self.bias).as_ref(), self.options, self.output_padding)
+        let bias = optional(&self.bias);
+        x.conv_transpose(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding)
     }
 }

@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Within,
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
 };
 
@@ -93,22 +93,22 @@ impl<R: Runtime> Gpt<R> {
         }
         // Positions are rows 0 .. T: a view of the table, not a gather.
         let positions = self.wpe.weight.var().narrow(0, 0, t)?;
-        self.dropout.forward(&self.wte.weight.var().embedding(tokens)?.add(&positions)?)
+        self.dropout.forward(&self.wte.weight.var().embedding(tokens).within("wte")?.add(&positions)?)
     }
 
     /// The logits of what the last block gives.
     pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
-        let x = self.lnf.forward(x)?;
+        let x = self.lnf.forward(x).within("lnf")?;
         match &self.head {
-            Some(head) => head.forward(&x),
-            None => x.linear(&self.wte.weight.var(), None),
+            Some(head) => head.forward(&x).within("head"),
+            None => x.linear(&self.wte.weight.var(), None).within("wte"),
         }
     }
 }
 
 impl<R: Runtime> Forward<R> for Gpt<R> {
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
-        let x = self.blocks.iter().try_fold(self.embed(tokens)?, |x, block| block.forward(&x))?;
-        self.logits(&x)
+        let block = |x: Var<R>, (i, block): (usize, &Block<R>)| block.forward(&x).within(format_args!("blocks.{i}"));
+        self.logits(&self.blocks.iter().enumerate().try_fold(self.embed(tokens)?, block)?)
     }
 }

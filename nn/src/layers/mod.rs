@@ -7,6 +7,7 @@ mod conv;
 mod dropout;
 mod embedding;
 mod gpt;
+mod image;
 mod linear;
 mod norm;
 mod pool;
@@ -18,19 +19,32 @@ mod transformer;
 pub use activation::*;
 pub use attention::{AttentionOptions, MultiHeadAttention};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d};
-pub use conv::{Conv1d, Conv1dOptions, Conv2d, ConvTranspose2d};
+pub use conv::{
+    Conv, Conv1d, Conv1dOptions, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
+};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use gpt::{Gpt, GptConfig};
+pub use image::{Fold, Pad, PixelShuffle, PixelUnshuffle, Unfold, Upsample};
 pub use linear::Linear;
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
-pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
-pub use recurrent::{Cell, Gru, GruCell, Lstm, LstmCell, Recurrent, RecurrentConfig, RecurrentOutput, Rnn, RnnCell};
+pub use pool::{
+    AdaptiveAvgPool, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AdaptiveMaxPool, AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d, AdaptiveMaxPool3d, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d, LpPool, MaxPool, MaxPool1d,
+    MaxPool2d, MaxPool3d,
+};
+pub use recurrent::{
+    Cell, Gru, GruCell, GruResetFirst, GruResetFirstCell, Lstm, LstmCell, Recurrence, Recurrent, RecurrentConfig,
+    RecurrentOutput, Rnn, RnnCell,
+};
 pub use sequential::Sequential;
 pub use shape::{Flatten, Identity};
 pub use transformer::{Block, BlockConfig, CausalSelfAttention};
 
-pub use numcore::fused::ConvOptions;
+pub use numcore::{
+    fused::ConvOptions,
+    ops::{ConvNd, ConvPadding, Interpolate, Interpolation, PadMode, PoolOptions},
+};
 
 use autograd::Var;
 use numcore::Runtime;

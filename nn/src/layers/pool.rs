@@ -1,43 +1,64 @@
-//! Pools of `x: [N, C, H, W]`.
+//! Pools over the last axes of `x: [N, C, ..]`.
 
 use autograd::Var;
-use numcore::{Result, Runtime, fused::NnOps};
+use numcore::{
+    Result, Runtime,
+    ops::{PoolOps, PoolOptions},
+};
 
 use crate::{Forward, Module};
 
 macro_rules! window_pools {
-    ($($(#[$doc:meta])* $name:ident $method:ident;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident $method:ident $one:ident $two:ident $three:ident;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Module)]
-        pub struct $name {
-            /// Sizes of a window.
-            pub kernel: [usize; 2],
-            /// From one window to the next.
-            pub stride: [usize; 2],
-            /// How far windows reach over the edge; at most half the kernel.
-            pub padding: [usize; 2],
+        pub struct $name<const N: usize> {
+            /// Its geometry.
+            #[module(skip)]
+            pub options: PoolOptions<N>,
         }
 
-        impl $name {
-            /// Square windows side by side.
+        #[doc = concat!("[`", stringify!($name), "`] of signals, `[N, C, L]`.")]
+        pub type $one = $name<1>;
+        #[doc = concat!("[`", stringify!($name), "`] of images, `[N, C, H, W]`.")]
+        pub type $two = $name<2>;
+        #[doc = concat!("[`", stringify!($name), "`] of volumes, `[N, C, D, H, W]`.")]
+        pub type $three = $name<3>;
+
+        impl<const N: usize> $name<N> {
+            /// Windows of `kernel` elements along each axis, side by side.
             pub fn new(kernel: usize) -> Self {
-                $name { kernel: [kernel; 2], stride: [kernel; 2], padding: [0; 2] }
+                $name { options: PoolOptions::new([kernel; N]) }
             }
 
             /// The same with another stride.
-            pub fn with_stride(self, stride: [usize; 2]) -> Self {
-                $name { stride, ..self }
+            pub fn with_stride(mut self, stride: [usize; N]) -> Self {
+                self.options.stride = stride;
+                self
             }
 
-            /// The same with padding.
-            pub fn with_padding(self, padding: [usize; 2]) -> Self {
-                $name { padding, ..self }
+            /// The same with padding: at most half the kernel.
+            pub fn with_padding(mut self, padding: [usize; N]) -> Self {
+                self.options.padding = padding;
+                self
+            }
+
+            /// The same with `dilation` elements from one element of a window to the next.
+            pub fn with_dilation(mut self, dilation: [usize; N]) -> Self {
+                self.options.dilation = dilation;
+                self
+            }
+
+            /// The same with a window for elements left over at the end.
+            pub fn with_ceil_mode(mut self) -> Self {
+                self.options.ceil_mode = true;
+                self
             }
         }
 
-        impl<R: Runtime> Forward<R> for $name {
+        impl<R: Runtime, const N: usize> Forward<R> for $name<N> {
             fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-                x.$method(self.kernel, self.stride, self.padding)
+                x.$method(&self.options)
             }
         }
     )*};
@@ -45,20 +66,65 @@ macro_rules! window_pools {
 
 window_pools! {
     /// The largest of each window.
-    MaxPool2d max_pool2d;
-    /// The mean of each window, the padding counted.
-    AvgPool2d avg_pool2d;
+    MaxPool max_pool MaxPool1d MaxPool2d MaxPool3d;
+    /// The mean of each window, the padding counted unless
+    /// [`without_padding_counted`](AvgPool::without_padding_counted).
+    AvgPool avg_pool AvgPool1d AvgPool2d AvgPool3d;
 }
 
-/// Means over regions as equal as they come, giving `[N, C, size[0], size[1]]` whatever the input's size.
-#[derive(Clone, Copy, Debug, PartialEq, Module)]
-pub struct AdaptiveAvgPool2d {
-    /// Sizes of the output.
-    pub size: [usize; 2],
-}
-
-impl<R: Runtime> Forward<R> for AdaptiveAvgPool2d {
-    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.adaptive_avg_pool2d(self.size)
+impl<const N: usize> AvgPool<N> {
+    /// The same, where elements of the padding do not count in the divisor.
+    #[doc(alias = "count_include_pad")]
+    pub fn without_padding_counted(mut self) -> Self {
+        self.options.count_include_pad = false;
+        self
     }
+}
+
+/// `(Σ |x|^p)^(1/p)` of each window.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+pub struct LpPool<const N: usize> {
+    /// The power, positive.
+    pub p: f64,
+    /// Its geometry.
+    #[module(skip)]
+    pub options: PoolOptions<N>,
+}
+
+impl<R: Runtime, const N: usize> Forward<R> for LpPool<N> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.lp_pool(self.p, &self.options)
+    }
+}
+
+macro_rules! adaptive_pools {
+    ($($(#[$doc:meta])* $name:ident $method:ident $one:ident $two:ident $three:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Module)]
+        pub struct $name<const N: usize> {
+            /// Sizes of the output.
+            #[module(skip)]
+            pub size: [usize; N],
+        }
+
+        #[doc = concat!("[`", stringify!($name), "`] of signals, `[N, C, L]`.")]
+        pub type $one = $name<1>;
+        #[doc = concat!("[`", stringify!($name), "`] of images, `[N, C, H, W]`.")]
+        pub type $two = $name<2>;
+        #[doc = concat!("[`", stringify!($name), "`] of volumes, `[N, C, D, H, W]`.")]
+        pub type $three = $name<3>;
+
+        impl<R: Runtime, const N: usize> Forward<R> for $name<N> {
+            fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+                x.$method(self.size)
+            }
+        }
+    )*};
+}
+
+adaptive_pools! {
+    /// Means over regions as equal as they come, giving `[N, C, size]` whatever the input's size.
+    AdaptiveAvgPool adaptive_avg_pool AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d;
+    /// The largest of regions as equal as they come, giving `[N, C, size]` whatever the input's size.
+    AdaptiveMaxPool adaptive_max_pool AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d;
 }

@@ -1,6 +1,7 @@
 //! Recurrent layers, batch first.
 //!
-//! The inputs of all steps are multiplied at once; a step multiplies the state alone, and one pointwise program does the rest.
+//! The inputs of all steps are multiplied at once; a step multiplies the state alone, and one pointwise program does
+//! the rest.
 
 use std::{marker::PhantomData, sync::LazyLock};
 
@@ -20,8 +21,31 @@ pub trait Cell: Send + Sync + 'static {
     const GATES: usize;
     /// Values carried from step to step; the first is the output.
     const STATES: usize;
-    /// The next state `[B, H]` of each, from the gates' parts of the input and of the state, `[B, GATES · H]`, and the state.
-    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>>;
+    /// The next state `[B, H]` of each, from the gates' part of the input, `[B, GATES · H]`, the weights of the
+    /// state, and the state.
+    fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>>;
+}
+
+/// The weights that a cell multiplies its state with.
+pub struct Recurrence<R: Runtime> {
+    /// `[GATES · H, H]`.
+    weight: Var<R>,
+    /// `[GATES · H]`.
+    bias: Option<Var<R>>,
+}
+
+impl<R: Runtime> Recurrence<R> {
+    /// `U h + b` of every gate, `[B, GATES · H]`, for `h: [B, H]`.
+    pub fn product(&self, h: &Var<R>) -> Result<Var<R>> {
+        h.linear(&self.weight, self.bias.as_ref())
+    }
+
+    /// `U h + b` of these gates alone, `[B, len · H]`.
+    pub fn product_of(&self, gates: std::ops::Range<usize>, h: &Var<R>) -> Result<Var<R>> {
+        let width = h.spec().shape[1];
+        let rows = |x: &Var<R>| x.narrow(0, gates.start * width, gates.len() * width);
+        h.linear(&rows(&self.weight)?, self.bias.as_ref().map(rows).transpose()?.as_ref())
+    }
 }
 
 /// `h' = tanh(W x + U h)` (Elman 1990).
@@ -32,9 +56,15 @@ pub struct RnnCell;
 #[derive(Debug)]
 pub struct LstmCell;
 
-/// Gated recurrent unit (Cho et al. 2014); gates r, z, n.
+/// Gated recurrent unit (Cho et al. 2014) as PyTorch and cuDNN have it: `n = tanh(W x + r ∘ (U h + b))`; gates r, z, n.
 #[derive(Debug)]
 pub struct GruCell;
+
+/// Gated recurrent unit as first described, where the reset gate comes before the product:
+/// `n = tanh(W x + U (r ∘ h) + b)`; gates r, z, n. ONNX's `GRU` with `linear_before_reset = 0`, Keras' with
+/// `reset_after=False`.
+#[derive(Debug)]
+pub struct GruResetFirstCell;
 
 /// A plain recurrent layer.
 pub type Rnn<R> = Recurrent<R, RnnCell>;
@@ -42,14 +72,16 @@ pub type Rnn<R> = Recurrent<R, RnnCell>;
 pub type Lstm<R> = Recurrent<R, LstmCell>;
 /// Gated recurrent units.
 pub type Gru<R> = Recurrent<R, GruCell>;
+/// Gated recurrent units whose reset gate comes before the product.
+pub type GruResetFirst<R> = Recurrent<R, GruResetFirstCell>;
 
 impl Cell for RnnCell {
     const GATES: usize = 1;
     const STATES: usize = 1;
 
-    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, _: &[Var<R>]) -> Result<Vec<Var<R>>> {
+    fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
         static STEP: LazyLock<Program> = LazyLock::new(|| Program::new("rnn", |[x, u], []| [(x + u).tanh()]));
-        Ok(vec![input.apply_program(&STEP, &[recurrent], &[])?])
+        Ok(vec![input.apply_program(&STEP, &[&weights.product(&state[0])?], &[])?])
     }
 }
 
@@ -57,14 +89,14 @@ impl Cell for LstmCell {
     const GATES: usize = 4;
     const STATES: usize = 2;
 
-    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
+    fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
         static STEP: LazyLock<Program> = LazyLock::new(|| {
             Program::new("lstm", |[i, f, g, o, c], []| {
                 let c = f.sigmoid() * c + i.sigmoid() * g.tanh();
                 [o.sigmoid() * c.tanh(), c]
             })
         });
-        let gates = input.add(recurrent)?.chunk(1, Self::GATES)?;
+        let gates = input.add(&weights.product(&state[0])?)?.chunk(1, Self::GATES)?;
         let [i, rest @ ..] = &gates[..] else { return Ok(Vec::new()) };
         let others: Vec<&Var<R>> = rest.iter().chain(&state[1..]).collect();
         Ok(i.apply_program_all(&STEP, &others, &[])?.into_vec())
@@ -75,7 +107,7 @@ impl Cell for GruCell {
     const GATES: usize = 3;
     const STATES: usize = 1;
 
-    fn step<R: Runtime>(input: &Var<R>, recurrent: &Var<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
+    fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
         static STEP: LazyLock<Program> = LazyLock::new(|| {
             Program::new("gru", |[xr, xz, xn, ur, uz, un, h], []| {
                 let (r, z) = ((xr + ur).sigmoid(), (xz + uz).sigmoid());
@@ -83,9 +115,30 @@ impl Cell for GruCell {
                 [n + z * (h - n)]
             })
         });
-        let (x, u) = (input.chunk(1, Self::GATES)?, recurrent.chunk(1, Self::GATES)?);
+        let (x, u) = (input.chunk(1, Self::GATES)?, weights.product(&state[0])?.chunk(1, Self::GATES)?);
         let others: Vec<&Var<R>> = x[1..].iter().chain(&u).chain(state).collect();
         Ok(vec![x[0].apply_program(&STEP, &others, &[])?])
+    }
+}
+
+impl Cell for GruResetFirstCell {
+    const GATES: usize = 3;
+    const STATES: usize = 1;
+
+    fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        static RESET: LazyLock<Program> =
+            LazyLock::new(|| Program::new("gru", |[xr, ur, h], []| [(xr + ur).sigmoid() * h]));
+        static STEP: LazyLock<Program> = LazyLock::new(|| {
+            Program::new("gru", |[xz, xn, uz, un, h], []| {
+                let (z, n) = ((xz + uz).sigmoid(), (xn + un).tanh());
+                [n + z * (h - n)]
+            })
+        });
+        let [h] = state else { return Ok(Vec::new()) };
+        let (x, u) = (input.chunk(1, Self::GATES)?, weights.product_of(0..2, h)?.chunk(1, 2)?);
+        let reset = x[0].apply_program(&RESET, &[&u[0], h], &[])?;
+        let new = weights.product_of(2..3, &reset)?;
+        Ok(vec![x[1].apply_program(&STEP, &[&x[2], &u[1], &new, h], &[])?])
     }
 }
 
@@ -100,6 +153,8 @@ pub struct RecurrentConfig {
     pub layers: usize,
     /// Whether each layer also reads backwards; its output is then both, side by side.
     pub bidirectional: bool,
+    /// Whether layers read backwards alone; not together with `bidirectional`.
+    pub reverse: bool,
     /// Dropout between layers.
     pub dropout: f64,
     /// Whether there are biases.
@@ -109,7 +164,7 @@ pub struct RecurrentConfig {
 impl RecurrentConfig {
     /// One layer with biases, reading forwards.
     pub fn new(inputs: usize, hidden: usize) -> Self {
-        RecurrentConfig { inputs, hidden, layers: 1, bidirectional: false, dropout: 0.0, bias: true }
+        RecurrentConfig { inputs, hidden, layers: 1, bidirectional: false, reverse: false, dropout: 0.0, bias: true }
     }
 }
 
@@ -144,9 +199,12 @@ struct Pass<R: Runtime> {
 impl<R: Runtime, C: Cell> Recurrent<R, C> {
     /// Every parameter uniform in `±1/√hidden`.
     pub fn new(init: &Init<R>, config: RecurrentConfig) -> Result<Self> {
+        if config.reverse && config.bidirectional {
+            return Err(Error::argument("recurrent", "`bidirectional` reads backwards too; leave `reverse` out"));
+        }
         let directions = config.directions();
-        let passes =
-            (0..config.layers * directions).map(|n| Pass::new::<C>(init, &config, n / directions, n % directions == 1));
+        let reverse = |n: usize| config.reverse || n % directions == 1;
+        let passes = (0..config.layers * directions).map(|n| Pass::new::<C>(init, &config, n / directions, reverse(n)));
         let passes = passes.collect::<Result<Vec<_>>>()?;
         if passes.is_empty() {
             return Err(Error::argument("recurrent", "needs at least one layer"));
@@ -229,13 +287,12 @@ impl<R: Runtime> Pass<R> {
     /// Every step's h, `[B, T, H]`, and the last state.
     fn run<C: Cell>(&self, x: &Var<R>, mut state: Vec<Var<R>>) -> Result<(Var<R>, Vec<Var<R>>)> {
         let inputs = x.linear(&self.weight_ih.var(), optional(&self.bias_ih).as_ref())?;
-        let (weight, bias) = (self.weight_hh.var(), optional(&self.bias_hh));
+        let weights = Recurrence { weight: self.weight_hh.var(), bias: optional(&self.bias_hh) };
         let steps = x.spec().shape[1];
         let mut outputs = Vec::with_capacity(steps);
         for i in 0..steps {
             let t = if self.reverse { steps - 1 - i } else { i };
-            let recurrent = state[0].linear(&weight, bias.as_ref())?;
-            state = C::step(&inputs.select(1, t)?, &recurrent, &state)?;
+            state = C::step(&inputs.select(1, t)?, &weights, &state)?;
             outputs.push(state[0].clone());
         }
         if self.reverse {

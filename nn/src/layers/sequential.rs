@@ -1,7 +1,7 @@
 //! Layers one after another.
 
 use autograd::Var;
-use numcore::{Result, Runtime};
+use numcore::{Result, Runtime, Within};
 
 use crate::{Forward, Module};
 
@@ -63,6 +63,6 @@ impl<R: Runtime> FromIterator<Box<dyn Forward<R>>> for Sequential<R> {
 
 impl<R: Runtime> Forward<R> for Sequential<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x))
+        self.layers.iter().enumerate().try_fold(x.clone(), |x, (i, layer)| layer.forward(&x).within(i))
     }
 }

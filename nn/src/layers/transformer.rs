@@ -2,7 +2,7 @@
 
 use autograd::{Var, recomputed};
 use numcore::{
-    Result, Runtime,
+    Result, Runtime, Within,
     fused::NnOps,
     ops::{PointwiseOps, ViewOps},
 };
@@ -43,7 +43,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
 impl<R: Runtime> CausalSelfAttention<R> {
     /// What the heads found, `[B, T, C]`, not yet projected.
     fn found(&self, x: &Var<R>) -> Result<Var<R>> {
-        let parts = self.qkv.forward(x)?.chunk(-1, 3)?;
+        let parts = self.qkv.forward(x).within("qkv")?.chunk(-1, 3)?;
         let [q, k, v] = three(parts)?.map(|x| split_heads(&x, self.heads));
         let found = q?.attention(&k?, &v?, None, true, None)?;
         recomputed(&[&found], |x| merge_heads(&x[0]))
@@ -52,7 +52,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
 
 impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        self.proj.forward(&self.found(x)?)
+        self.proj.forward(&self.found(x)?).within("proj")
     }
 }
 
@@ -119,9 +119,10 @@ impl<R: Runtime> Block<R> {
 
 impl<R: Runtime> Forward<R> for Block<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        let x = self.plus(x, &self.attention.proj, &self.attention.found(&self.ln1.recomputed(x)?)?)?;
-        let widened = self.fc1.forward(&self.ln2.recomputed(&x)?)?;
+        let found = self.attention.found(&self.ln1.recomputed(x).within("ln1")?)?;
+        let x = self.plus(x, &self.attention.proj, &found).within("proj")?;
+        let widened = self.fc1.forward(&self.ln2.recomputed(&x).within("ln2")?).within("fc1")?;
         let active = recomputed(&[&widened], |x| x[0].gelu())?;
-        self.plus(&x, &self.fc2, &active)
+        self.plus(&x, &self.fc2, &active).within("fc2")
     }
 }

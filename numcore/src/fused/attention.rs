@@ -1,17 +1,17 @@
 //! Scaled dot-product attention (Vaswani et al. 2017), blockwise where a runtime has a kernel (Dao 2023).
 
-use std::sync::LazyLock;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Fused, Softmax};
+use super::{Fused, Softmax, as_forward};
 use crate::{
-    DType, Error, Result, Shape,
+    DType, Error, Result, Shape, Tensor,
     ops::{Apply, Backprop, Bits, Matmul, MatmulOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps},
     pointwise::Program,
 };
 
-/// `softmax(q·kᵀ·scale + mask) · v`.
+/// `softmax(q·kᵀ·scale + mask) · v`, scores optionally bounded by a soft cap before the mask.
 ///
 /// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys), and, if
 /// `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores' logsumexp `[B, H, T]`.
@@ -24,12 +24,75 @@ use crate::{
 /// a view are merged by a view.
 #[derive(Clone, Debug)]
 pub struct Attention {
-    /// Query `t` sees keys `0 ..= t` alone.
+    /// A query sees no key after its own position: `right` of 0.
     pub causal: bool,
+    /// How many keys before and after its own position a query sees (sliding-window attention, Beltagy et al. 2020);
+    /// all if not given.
+    pub window: [Option<usize>; 2],
+    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`: queries after a cache of keys.
+    pub lower_right: bool,
     /// What scores are multiplied with, `1/√D` usually.
     pub scale: f64,
+    /// `c`: scaled scores become `c · tanh(score / c)` (Gemma 2, 2024) before the mask.
+    pub softcap: Option<f64>,
     /// Whether a mask is given.
     pub masked: bool,
+}
+
+impl Attention {
+    /// Scores multiplied with `scale`; no mask, and every query sees every key.
+    pub fn new(scale: f64) -> Self {
+        Attention { causal: false, window: [None, None], lower_right: false, scale, softcap: None, masked: false }
+    }
+
+    /// Whether there is nothing but a causal triangle from the first query and key, a scale and a mask: what every
+    /// kernel knows.
+    pub fn is_plain(&self) -> bool {
+        self.window == [None, None] && !self.lower_right && self.softcap.is_none()
+    }
+
+    /// Where query 0 of `queries` stands among `keys`.
+    pub fn offset(&self, queries: usize, keys: usize) -> isize {
+        if self.lower_right { keys as isize - queries as isize } else { 0 }
+    }
+
+    /// How many keys after its own position a query sees.
+    pub fn right(&self) -> Option<usize> {
+        if self.causal { Some(0) } else { self.window[1] }
+    }
+}
+
+/// Options of [`NnOps::attention_with`](super::NnOps::attention_with).
+#[derive(Debug)]
+pub struct SdpaOptions<'a, T> {
+    /// Broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
+    pub mask: Option<&'a T>,
+    /// A query sees no key after its own position.
+    pub causal: bool,
+    /// `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
+    pub window: (Option<usize>, Option<usize>),
+    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`, for `causal` and `window`: queries after a cache
+    /// of keys.
+    pub lower_right: bool,
+    /// What scores are multiplied with; `1/√D` if not given.
+    pub scale: Option<f64>,
+    /// `c`: scaled scores become `c · tanh(score / c)` before the mask.
+    pub softcap: Option<f64>,
+}
+
+impl<T> Default for SdpaOptions<'_, T> {
+    fn default() -> Self {
+        SdpaOptions { mask: None, causal: false, window: (None, None), lower_right: false, scale: None, softcap: None }
+    }
+}
+
+/// A `bool` mask as one that is added to scores of `like`'s dtype.
+pub(super) fn additive<T: Apply>(like: &T, mask: &T) -> Result<T> {
+    if mask.spec().dtype != DType::Bool {
+        return Ok(mask.clone());
+    }
+    let zero = T::constant(Tensor::zeros(like.runtime(), [], like.spec().dtype)?);
+    zero.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY)
 }
 
 /// Sizes of a call: batch, query heads, key heads, queries, keys.
@@ -57,25 +120,40 @@ impl Sizes {
 }
 
 impl Attention {
-    /// Scores `[B, H, T, S]`, scaled and masked.
-    fn scores<T: Apply>(&self, q: &T, k: &T, mask: Option<&T>) -> Result<T> {
-        static CAUSAL: LazyLock<Program> = LazyLock::new(|| {
-            Program::build("causal", 1, 2, |b, x, s| {
+    /// Scores `[B, H, T, S]`, scaled, capped and masked, and the slope of the cap if there is one.
+    fn scores<T: Apply>(&self, q: &T, k: &T, mask: Option<&T>) -> Result<(T, Option<T>)> {
+        // In every matrix of T rows and S columns, what lies more than `left` before or `right` after the diagonal,
+        // which starts at `offset`.
+        static BAND: LazyLock<Program> = LazyLock::new(|| {
+            Program::build("band", 1, 5, |b, x, s| {
                 let at = b.index().cast(DType::I64);
                 let (row, column) = ((at / s[1]) % s[0], at % s[1]);
-                vec![column.le(row).select(x[0], b.c(f64::NEG_INFINITY))]
+                let ahead = column - row - s[2];
+                vec![(ahead.le(s[4]) & ahead.ge(-s[3])).select(x[0], b.c(f64::NEG_INFINITY))]
             })
         });
+        static SLOPE: LazyLock<Program> = LazyLock::new(|| Program::new("softcap", |[t], []| [1.0 - t * t]));
         let sizes = Sizes::of(q.spec().shape, k.spec().shape);
         let raw = T::apply1(Matmul, &[&sizes.grouped(q)?, &k.t()?])?;
         let mut scores = sizes.ungrouped(&raw)?.mul(self.scale)?;
+        let mut slope = None;
+        if let Some(cap) = self.softcap {
+            let tanh = scores.div(cap)?.tanh()?;
+            slope = Some(tanh.apply_program(&SLOPE, &[], &[])?);
+            scores = tanh.mul(cap)?;
+        }
         if let Some(mask) = mask {
             scores = scores.add(mask)?;
         }
-        if self.causal {
-            scores = scores.apply_program(&CAUSAL, &[], &[(sizes.t as i64).into(), (sizes.s as i64).into()])?;
+        let reach = [self.window[0], self.right()];
+        if reach != [None, None] {
+            let (t, s) = (sizes.t as i64, sizes.s as i64);
+            let [left, right] = reach.map(|n| n.map_or(t + s, |n| n.min(sizes.t + sizes.s) as i64));
+            let offset = self.offset(sizes.t, sizes.s) as i64;
+            scores =
+                scores.apply_program(&BAND, &[], &[t.into(), s.into(), offset.into(), left.into(), right.into()])?;
         }
-        Ok(scores)
+        Ok((scores, slope))
     }
 
     fn probabilities<T: Apply>(&self, scores: &T) -> Result<T> {
@@ -88,6 +166,11 @@ impl Fused for Attention {
         "attention"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = 3 + usize::from(self.masked);
+        n..=n
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let shapes: SmallVec<[Shape; 4]> = ins.iter().map(|s| s.shape).collect();
         let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
@@ -97,6 +180,9 @@ impl Fused for Attention {
                 &dtypes,
                 "queries, keys, values and mask must have one floating dtype",
             ));
+        }
+        if self.softcap.is_some_and(|c| !(c > 0.0 && c.is_finite())) {
+            return Err(Error::argument("attention", "a soft cap must be a number above 0"));
         }
         let (q, k, v) = (shapes[0], shapes[1], shapes[2]);
         let fits = [q, k, v].iter().all(|s| s.rank() == 4)
@@ -120,7 +206,7 @@ impl Fused for Attention {
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let sizes = Sizes::of(ins[0].spec().shape, ins[1].spec().shape);
-        let scores = self.scores(ins[0], ins[1], ins.get(3).copied())?;
+        let (scores, _) = self.scores(ins[0], ins[1], ins.get(3).copied())?;
         let p = self.probabilities(&scores)?;
         let o = sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(&p)?, ins[2]])?)?;
         let lse = scores.detach().logsumexp(&[-1], false)?.to_dtype(ins[0].spec().dtype.compute())?;
@@ -159,18 +245,33 @@ impl Fused for AttentionGrad {
         "attention_grad"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = 6 + usize::from(self.0.masked);
+        n..=n
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let outs = self.0.infer(&ins[3..])?;
+        as_forward(
+            self.name(),
+            [("the gradient", &ins[0], &outs[0]), ("the output", &ins[1], &outs[0]), ("lse", &ins[2], &outs[1])],
+        )?;
         Ok(smallvec![ins[3], ins[4], ins[5]])
     }
 
-    /// With `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk = dSᵀ·q·scale`.
+    /// With `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk = dSᵀ·q·scale`;
+    /// `dS` times the slope of a soft cap.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let (g, q, k, v) = (ins[0], ins[3], ins[4], ins[5]);
         let sizes = Sizes::of(q.spec().shape, k.spec().shape);
-        let p = self.0.probabilities(&self.0.scores(q, k, ins.get(6).copied())?)?;
+        let (scores, slope) = self.0.scores(q, k, ins.get(6).copied())?;
+        let p = self.0.probabilities(&scores)?;
         let g = sizes.grouped(g)?;
         let dp = sizes.ungrouped(&T::apply1(Matmul, &[&g, &v.t()?])?)?;
-        let ds = p.mul(&dp.sub(&p.mul(&dp)?.sum(&[-1], true)?)?)?.mul(self.0.scale)?;
+        let mut ds = p.mul(&dp.sub(&p.mul(&dp)?.sum(&[-1], true)?)?)?.mul(self.0.scale)?;
+        if let Some(slope) = &slope {
+            ds = ds.mul(slope)?;
+        }
         let (p, ds) = (sizes.grouped(&p)?, sizes.grouped(&ds)?);
         let dq = sizes.ungrouped(&T::apply1(Matmul, &[&ds, k])?)?;
         let dk = ds.t()?.matmul(&sizes.grouped(q)?)?;

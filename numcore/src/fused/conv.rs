@@ -1,9 +1,11 @@
 //! Two-dimensional convolution. It is linear in both operands, and its two adjoints are convolutions again: the three kinds
 //! are one operation, closed under differentiation. A bias is added where the product is stored, as [`Linear`](super::Linear)'s.
 
+use std::ops::RangeInclusive;
+
 use smallvec::{SmallVec, smallvec};
 
-use super::Fused;
+use super::{ConvOptions, Fused};
 use crate::{
     Error, Result, Shape,
     ops::{Apply, Backprop, Bits, JoinOps, Matmul, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps},
@@ -45,7 +47,8 @@ impl Conv {
     }
 
     fn output(&self, axis: usize, size: usize, kernel: usize) -> Option<usize> {
-        crate::layout::windows(size + 2 * self.padding[axis], kernel, self.stride[axis], self.dilation[axis])
+        let size = crate::layout::padded(size, self.padding[axis])?;
+        crate::layout::windows(size, kernel, self.stride[axis], self.dilation[axis])
     }
 
     /// `[N, G, C/G · R · S, P · Q]`: every window of the padded input as a column.
@@ -107,6 +110,21 @@ impl Conv {
         }
     }
 
+    /// Whether the input's channels and the kernel's size fit a convolution.
+    fn channels(&self, x: Shape, w: Shape) -> Result<()> {
+        let why = if w[2] == 0 || w[3] == 0 {
+            format!("a kernel of size {} by {}", w[2], w[3])
+        } else if Some(x[1]) != w[1].checked_mul(self.groups) {
+            let groups = if self.groups == 1 { String::new() } else { format!(" for each of {} groups", self.groups) };
+            format!("{} input channels, the weight has {}{groups}", x[1], w[1])
+        } else if !w[0].is_multiple_of(self.groups) {
+            format!("{} output channels do not divide into {} groups", w[0], self.groups)
+        } else {
+            return Ok(());
+        };
+        Err(Error::shape(self.name(), &[x, w], why))
+    }
+
     /// The shapes `[x, w, y]` of the whole relation, from the two operands given.
     fn relation(&self, a: Shape, b: Shape) -> Result<[Shape; 3]> {
         let relation = match self.kind {
@@ -114,11 +132,14 @@ impl Conv {
                 let [p, q] = self.sizes(a, b)?;
                 [a, b, Shape::from([a[0], b[0], p, q])]
             }
-            ConvKind::Input([h, w]) => [Shape::from([a[0], b[1] * self.groups, h, w]), b, a],
+            ConvKind::Input([h, w]) => [Shape::from([a[0], b[1].saturating_mul(self.groups), h, w]), b, a],
             ConvKind::Weight([r, s]) => [a, Shape::from([b[1], a[1] / self.groups, r, s]), b],
         };
         let [x, w, y] = relation;
-        let channels = x[1] == w[1] * self.groups && w[0].is_multiple_of(self.groups) && y[1] == w[0] && x[0] == y[0];
+        let channels = Some(x[1]) == w[1].checked_mul(self.groups)
+            && w[0].is_multiple_of(self.groups)
+            && y[1] == w[0]
+            && x[0] == y[0];
         if channels && self.sizes(x, w).is_ok_and(|s| s == [y[2], y[3]]) {
             return Ok(relation);
         }
@@ -139,6 +160,11 @@ impl Fused for Conv {
         }
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = 2 + usize::from(self.bias);
+        n..=n
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let (a, b) = (ins[0], ins[1]);
         if !a.dtype.is_float() || ins.iter().any(|s| s.dtype != a.dtype) {
@@ -148,6 +174,9 @@ impl Fused for Conv {
         if a.shape.rank() != 4 || b.shape.rank() != 4 || self.groups == 0 || self.stride.contains(&0) {
             let why = "needs operands with four axes, and strides and groups of at least 1";
             return Err(Error::shape(self.name(), &[a.shape, b.shape], why));
+        }
+        if self.kind == ConvKind::Forward {
+            self.channels(a.shape, b.shape)?;
         }
         let [x, w, y] = self.relation(a.shape, b.shape)?;
         let shape = match self.kind {
@@ -191,7 +220,7 @@ impl Fused for Conv {
             cx.give_sum_to(2, &g)?;
         }
         let size = |s: Shape| [s[2], s[3]];
-        let (a, b) = (cx.input_spec(0).shape, cx.input_spec(1).shape);
+        let (a, b) = (cx.input_spec(0)?.shape, cx.input_spec(1)?.shape);
         let kinds: SmallVec<[ConvKind; 2]> = match self.kind {
             ConvKind::Forward => smallvec![ConvKind::Input(size(a)), ConvKind::Weight(size(b))],
             ConvKind::Input(_) => smallvec![ConvKind::Forward, ConvKind::Weight(size(b))],
@@ -208,5 +237,37 @@ impl Fused for Conv {
             cx.give(i, self.with(kinds[i]).into(), &ins)?;
         }
         Ok(())
+    }
+}
+
+/// Height and width of a transposed convolution of `x: [N, O, P, Q]` with `w: [O, C/G, R, S]`, and how many strides of
+/// output padding there are on each axis.
+pub(super) fn transposed(
+    x: Shape,
+    w: Shape,
+    options: ConvOptions,
+    output_padding: [usize; 2],
+) -> Result<([usize; 2], [usize; 2])> {
+    let ConvOptions { stride, padding, dilation, groups } = options;
+    let bad = |why: String| Err(Error::shape("conv_transpose2d", &[x, w], why));
+    if stride.contains(&0) || groups == 0 {
+        return bad("strides and groups must be at least 1".into());
+    }
+    if x[1] != w[0] {
+        return bad(format!("{} input channels, the weight has {}", x[1], w[0]));
+    }
+    if (0..2).any(|i| output_padding[i] >= stride[i].max(dilation[i])) {
+        let limits = format!("the stride {stride:?} or the dilation {dilation:?}");
+        return bad(format!("the output padding {output_padding:?} must be less than {limits}"));
+    }
+    let size = |i: usize| {
+        let reach = x[2 + i].checked_sub(1)?.checked_mul(stride[i])?;
+        let kernel = w[2 + i].checked_sub(1)?.checked_mul(dilation[i])?.checked_add(1)?;
+        let whole = reach.checked_add(kernel)?.checked_add(output_padding[i])?;
+        whole.checked_sub(padding[i].checked_mul(2)?)
+    };
+    match (size(0), size(1)) {
+        (Some(h), Some(w)) => Ok(([h, w], [0, 1].map(|i| output_padding[i] / stride[i]))),
+        _ => bad("the padding leaves nothing of the output".into()),
     }
 }

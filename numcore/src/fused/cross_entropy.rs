@@ -1,17 +1,23 @@
 //! Cross-entropy of each row with integer classes: log-softmax and negative log-likelihood in one pass, so that the
 //! `[N, C]` probabilities are never stored.
 
+use std::ops::RangeInclusive;
+
 use smallvec::smallvec;
 
-use super::Fused;
+use super::{Fused, NnOps, as_forward};
 use crate::{
     DType, Error, Result, Tensor,
-    ops::{Apply, Backprop, Bits, IndexOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps},
+    ops::{Apply, Backprop, Bits, IndexOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps, finite_top},
 };
 
-/// Per row, `w_y · (lse − x_y) · (1 − ε) + ε/C · Σ_c w_c · (lse − x_c)`; 0 where the class is `ignore_index`.
+/// Per row, `w_y · (lse − x_y) · (1 − ε) + ε/C · Σ_c w_c · (lse − x_c)` with `lse = ln Σ_c eˣᶜ`; 0 where the class is
+/// `ignore_index`.
 ///
-/// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]` and `lse: [N]` (`f32` for halves).
+/// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]`, and of each row
+/// its largest logit `top` (0 where that is infinite) and `ln Σ_c exp(x_c − top)`, both `[N]` (`f32` for halves). Their
+/// sum is `lse`; apart they keep the loss and its gradient independent of an offset of the row's logits, which the sum
+/// would round to the spacing of `top`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// The class that does not count.
@@ -52,6 +58,11 @@ impl Fused for CrossEntropy {
         "cross_entropy"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = 2 + usize::from(self.weighted);
+        n..=n
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let (x, y) = (ins[0], ins[1]);
         if !x.dtype.is_float() || y.dtype != DType::I64 {
@@ -65,45 +76,49 @@ impl Fused for CrossEntropy {
             return Err(Error::shape("cross_entropy", &[x.shape, ins[2].shape], why));
         }
         let row = |dtype| Spec { shape: y.shape, dtype };
-        Ok(smallvec![row(x.dtype), row(x.dtype.compute())])
+        Ok(smallvec![row(x.dtype), row(x.dtype.compute()), row(x.dtype.compute())])
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let (x, weight) = (ins[0], ins.get(2).copied());
         let rows = self.rows(ins[1], weight)?;
-        let lse = x.logsumexp(&[-1], false)?;
-        let picked = x.gather(1, &rows.safe.unsqueeze(1)?)?.squeeze(1)?;
-        let mut loss = lse.sub(&picked)?;
+        let (shape, row) = (x.spec().shape, ins[1].spec().shape);
+        let top = finite_top(x, shape.with(1, 1))?;
+        let shifted = x.sub(&top)?;
+        let log_sum = shifted.exp()?.sum(&[-1], false)?.log()?;
+        let picked = shifted.gather(1, &rows.safe.unsqueeze(1)?)?.squeeze(1)?;
+        let mut loss = log_sum.sub(&picked)?;
         if let Some(w) = &rows.weight_of_target {
             loss = loss.mul(w)?;
         }
         if self.label_smoothing != 0.0 {
-            let weighted = weight.map_or(Ok(x.clone()), |w| x.mul(w))?;
-            let spread = lse.mul(&self.joint(x, weight)?)?.sub(&weighted.sum(&[-1], false)?)?;
-            let share = self.label_smoothing / x.spec().shape[1] as f64;
+            let weighted = weight.map_or(Ok(shifted.clone()), |w| shifted.mul(w))?;
+            let spread = log_sum.mul(&self.joint(x, weight)?)?.sub(&weighted.sum(&[-1], false)?)?;
+            let share = self.label_smoothing / shape[1] as f64;
             loss = loss.mul(1.0 - self.label_smoothing)?.add(&spread.mul(share)?)?;
         }
-        Ok(smallvec![loss.where_cond(&rows.valid, 0.0)?, lse])
+        Ok(smallvec![loss.where_cond(&rows.valid, 0.0)?, top.reshape(row)?, log_sum])
     }
 
     fn saves(&self, wants: Bits) -> Option<Saves> {
         let inputs = Bits::of(if self.weighted { &[0, 1, 2] } else { &[0, 1] });
-        (!wants.has(2)).then_some(Saves { inputs, outputs: Bits::of(&[1]) })
+        (!wants.has(2)).then_some(Saves { inputs, outputs: Bits::of(&[1, 2]) })
     }
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
-        let (x, y, lse) = (cx.input(0)?, cx.input(1)?, cx.output(1)?);
+        let (x, y, top, log_sum) = (cx.input(0)?, cx.input(1)?, cx.output(1)?, cx.output(2)?);
         let op = CrossEntropyGrad(self.clone());
         if self.weighted {
             let w = cx.input(2)?;
-            return cx.give(0, op.into(), &[&x, &y, &lse, &g, &w]);
+            return cx.give(0, op.into(), &[&x, &y, &top, &log_sum, &g, &w]);
         }
-        cx.give(0, op.into(), &[&x, &y, &lse, &g])
+        cx.give(0, op.into(), &[&x, &y, &top, &log_sum, &g])
     }
 }
 
-/// The gradient of [`CrossEntropy`]; inputs `x`, `target`, `lse`, the upstream gradient `[N]` and, if weighted, `w`.
+/// The gradient of [`CrossEntropy`]; inputs `x`, `target`, `top`, `ln Σ exp(x − top)`, the upstream gradient `[N]` and,
+/// if weighted, `w`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropyGrad(
     /// The forward's options.
@@ -115,14 +130,23 @@ impl Fused for CrossEntropyGrad {
         "cross_entropy_grad"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = 5 + usize::from(self.0.weighted);
+        n..=n
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let forward: Specs = ins[..2].iter().chain(&ins[5..]).copied().collect();
+        let outs = self.0.infer(&forward)?;
+        let statistics = [("the largest logit", &ins[2], &outs[1]), ("the log-sum", &ins[3], &outs[2])];
+        as_forward(self.name(), statistics.into_iter().chain([("the gradient", &ins[4], &outs[0])]))?;
         Ok(smallvec![ins[0]])
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let (op, x, g, weight) = (&self.0, ins[0], ins[3], ins.get(4).copied());
+        let (op, x, g, weight) = (&self.0, ins[0], ins[4], ins.get(5).copied());
         let rows = op.rows(ins[1], weight)?;
-        let p = x.sub(&x.logsumexp(&[-1], true)?)?.exp()?;
+        let p = x.log_softmax(-1)?.exp()?;
         let classes = x.spec().shape[1];
         let hot = rows.safe.one_hot(classes)?.to_dtype(x.spec().dtype)?;
         let mut d = p.sub(&hot)?;

@@ -1,5 +1,7 @@
 //! A product with what is added to it: the affine layer, and a residual beside it.
 
+use std::ops::RangeInclusive;
+
 use smallvec::smallvec;
 
 use super::Fused;
@@ -29,6 +31,11 @@ impl Linear {
 impl Fused for Linear {
     fn name(&self) -> &'static str {
         "linear"
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = 2 + usize::from(self.bias) + usize::from(self.residual);
+        n..=n
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {

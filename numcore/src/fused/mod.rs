@@ -7,23 +7,31 @@ mod conv;
 mod cross_entropy;
 mod linear;
 mod norm;
+mod options;
 mod pool;
+mod rope;
+mod scatter;
 mod softmax;
 mod vocabulary;
 
-pub use attention::{Attention, AttentionGrad};
+pub use attention::{Attention, AttentionGrad, SdpaOptions};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
 pub use linear::Linear;
 pub use norm::{Norm, NormGrad, NormKind};
+pub use options::{ConvOptions, CrossEntropyOptions, Reduction};
 pub use pool::{MaxPool, MaxPoolGrad};
+pub use rope::RopeOptions;
+pub use scatter::ScatterExtreme;
 pub use softmax::{Softmax, SoftmaxGrad};
-pub use vocabulary::{ConvOptions, CrossEntropyOptions, NnOps, Reduction};
+pub use vocabulary::NnOps;
+
+use std::ops::RangeInclusive;
 
 use smallvec::SmallVec;
 
 use crate::{
-    Accumulate, Layout, Out, Result, Runtime, Shape, Support, Tensor, TensorMut, Use,
+    Accumulate, Error, Layout, Out, Result, Runtime, Shape, Support, Tensor, TensorMut, Use,
     ops::{Apply, Backprop, Bits, Op, Outs, PointwiseOps, Rule, Saves, Spec, Specs, copy_into},
 };
 
@@ -31,7 +39,9 @@ use crate::{
 pub trait Fused {
     /// Its name in messages and profiles.
     fn name(&self) -> &'static str;
-    /// The outputs' shapes and dtypes.
+    /// How many inputs it takes.
+    fn arity(&self) -> RangeInclusive<usize>;
+    /// The outputs' shapes and dtypes, or the error a caller reads.
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
     /// The same outputs from primitives.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>>;
@@ -84,6 +94,7 @@ macro_rules! fused {
 
         impl Rule for FusedOp {
             fn name(&self) -> &'static str { match self { $(FusedOp::$variant(op) => Fused::name(op),)* } }
+            fn arity(&self) -> RangeInclusive<usize> { match self { $(FusedOp::$variant(op) => Fused::arity(op),)* } }
             fn infer(&self, ins: &[Spec]) -> Result<Specs> { match self { $(FusedOp::$variant(op) => Fused::infer(op, ins),)* } }
             fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
                 if self.run_kernel(ins, outs)? == Support::Done {
@@ -127,6 +138,23 @@ fused! {
     MaxPool,
     /// Its gradient.
     MaxPoolGrad,
+    /// The largest or smallest of the values scattered to each place.
+    ScatterExtreme,
+}
+
+/// An error of `op` unless each of `given`, which a forward pass made or will make, is what `due` says.
+fn as_forward<'a>(op: &'static str, pairs: impl IntoIterator<Item = (&'static str, &'a Spec, &'a Spec)>) -> Result<()> {
+    for (what, given, due) in pairs {
+        if given.dtype != due.dtype {
+            let why = format!("{what} is {}, and {} in the forward pass", given.dtype, due.dtype);
+            return Err(Error::dtype(op, &[given.dtype, due.dtype], why));
+        }
+        if given.shape != due.shape {
+            let why = format!("{what} is {}, and {} in the forward pass", given.shape, due.shape);
+            return Err(Error::shape(op, &[given.shape, due.shape], why));
+        }
+    }
+    Ok(())
 }
 
 impl FusedOp {

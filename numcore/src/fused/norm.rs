@@ -1,13 +1,15 @@
 //! Layer norm and RMS norm over the last axis.
 
-use std::sync::LazyLock;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use smallvec::{SmallVec, smallvec};
 
-use super::Fused;
+use super::{Fused, as_forward};
 use crate::{
     Error, Result, Shape,
-    ops::{Apply, Backprop, Bits, Outs, PointwiseOps, Reduce, ReduceOps, Saves, ScalarList, Spec, Specs, ViewOps},
+    ops::{
+        Apply, Backprop, Bits, Outs, PointwiseOps, Reduce, ReduceOps, Saves, ScalarList, Spec, Specs, ViewOps, moments,
+    },
     pointwise::Program,
 };
 
@@ -37,21 +39,21 @@ pub struct Norm {
 }
 
 static SQUARES: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], [s]| [x * x * s]));
-static CENTERED: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x, m], [s]| [(x - m) * (x - m) * s]));
 static RSTD: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[v], [eps]| [(v + eps).rsqrt()]));
 
 impl Norm {
     /// `(mean, rstd)` of each row, `[.., 1]`.
     fn statistics<T: Apply>(&self, x: &T) -> Result<(Option<T>, T)> {
         let rows = rows(x.spec().shape);
-        let scale: ScalarList = smallvec![(1.0 / last(x.spec().shape) as f64).into()];
         let (mean, variance) = match self.kind {
             NormKind::Layer => {
-                let mean = x.mean(&[-1], true)?;
-                let v = T::apply1(Reduce::sum_of(CENTERED.clone(), scale, rows), &[x, &mean])?;
-                (Some(mean), v)
+                let (mean, variance) = moments(x, &[-1], 0)?;
+                (Some(mean), variance)
             }
-            NormKind::Rms => (None, T::apply1(Reduce::sum_of(SQUARES.clone(), scale, rows), &[x])?),
+            NormKind::Rms => {
+                let scale: ScalarList = smallvec![(1.0 / last(x.spec().shape) as f64).into()];
+                (None, T::apply1(Reduce::sum_of(SQUARES.clone(), scale, rows), &[x])?)
+            }
         };
         Ok((mean, variance.apply_program(&RSTD, &[], &[self.eps.into()])?))
     }
@@ -70,6 +72,11 @@ impl Fused for Norm {
             NormKind::Layer => "layer_norm",
             NormKind::Rms => "rms_norm",
         }
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = 1 + usize::from(self.weight) + usize::from(self.bias);
+        n..=n
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -131,7 +138,12 @@ pub struct NormGrad(
 impl NormGrad {
     /// Position of the weight among the inputs.
     pub fn weight_at(&self) -> Option<usize> {
-        self.0.weight.then_some(if self.0.kind == NormKind::Layer { 4 } else { 3 })
+        self.0.weight.then_some(self.rows_end())
+    }
+
+    /// How many inputs come before the weight: `x`, the gradient and the rows' statistics.
+    fn rows_end(&self) -> usize {
+        if self.0.kind == NormKind::Layer { 4 } else { 3 }
     }
 }
 
@@ -143,8 +155,17 @@ impl Fused for NormGrad {
         }
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        let n = self.weight_at().map_or(self.rows_end(), |i| i + 1);
+        n..=n
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let x = ins[0];
+        let forward: Specs = std::iter::once(x).chain(self.weight_at().map(|i| ins[i])).collect();
+        let outs = Norm { weight: self.0.weight, bias: false, ..self.0.clone() }.infer(&forward)?;
+        let statistics = (2..self.rows_end()).map(|i| ("a row's statistic", &ins[i], &outs[1]));
+        as_forward(self.name(), std::iter::once(("the gradient", &ins[1], &x)).chain(statistics))?;
         let parameter = Spec { shape: Shape::new(&[last(x.shape)])?, dtype: x.dtype };
         let count = usize::from(self.0.weight) + usize::from(self.0.bias);
         Ok(std::iter::once(x).chain(std::iter::repeat_n(parameter, count)).collect())

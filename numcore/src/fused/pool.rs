@@ -1,8 +1,10 @@
 //! Max pooling over windows of an image.
 
+use std::ops::RangeInclusive;
+
 use smallvec::smallvec;
 
-use super::Fused;
+use super::{Fused, as_forward};
 use crate::{
     Error, Result, Shape, Tensor, layout,
     ops::{Apply, Backprop, Bits, IndexOps, JoinOps, Outs, ReduceOps, Saves, Spec, Specs, ViewOps},
@@ -21,22 +23,23 @@ pub struct MaxPool {
 
 impl MaxPool {
     /// The windows, `[N, C, P, Q, R · S]`, with `outside` beyond the edges.
-    pub(super) fn windows<T: Apply>(&self, x: &T, outside: f64) -> Result<T> {
+    fn windows<T: Apply>(&self, x: &T, outside: f64) -> Result<T> {
         let [ph, pw] = self.padding;
         let padded = x.pad(&[(0, 0), (0, 0), (ph, ph), (pw, pw)], outside)?;
         padded.unfold(2, self.kernel[0], self.stride[0], 1)?.unfold(3, self.kernel[1], self.stride[1], 1)?.flatten(4, 5)
     }
 
     /// `[N, C, P, Q]` of an image, or what is wrong.
-    pub(super) fn output(&self, op: &'static str, x: Shape) -> Result<Shape> {
+    fn output(&self, op: &'static str, x: Shape) -> Result<Shape> {
         if x.rank() != 4 {
             return Err(Error::shape(op, &[x], "needs four axes, [N, C, H, W]"));
         }
-        if (0..2).any(|i| self.padding[i] * 2 > self.kernel[i]) {
+        if (0..2).any(|i| self.padding[i] > self.kernel[i] / 2) {
             let why = format!("padding {:?} must be at most half the kernel {:?}", self.padding, self.kernel);
             return Err(Error::shape(op, &[x], why));
         }
-        let along = |i: usize| layout::windows(x[i + 2] + 2 * self.padding[i], self.kernel[i], self.stride[i], 1);
+        let along =
+            |i: usize| layout::windows(layout::padded(x[i + 2], self.padding[i])?, self.kernel[i], self.stride[i], 1);
         match (along(0), along(1)) {
             (Some(p), Some(q)) => Ok(x.with(2, p).with(3, q)),
             _ => {
@@ -51,6 +54,10 @@ impl MaxPool {
 impl Fused for MaxPool {
     fn name(&self) -> &'static str {
         "max_pool2d"
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -85,7 +92,13 @@ impl Fused for MaxPoolGrad {
         "max_pool2d_grad"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let outs = self.0.infer(&ins[..1])?;
+        as_forward(self.name(), [("the gradient", &ins[1], &outs[0])])?;
         Ok(smallvec![ins[0]])
     }
 

@@ -1,10 +1,10 @@
 //! Softmax over the last axis, and its logarithm.
 
-use std::sync::LazyLock;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use smallvec::smallvec;
 
-use super::Fused;
+use super::{Fused, as_forward};
 use crate::{
     Error, Result, Shape,
     ops::{Apply, Backprop, Bits, Outs, PointwiseOps, Reduce, ReduceOps, Saves, ScalarList, Spec, Specs, finite_top},
@@ -21,6 +21,10 @@ pub struct Softmax {
 impl Fused for Softmax {
     fn name(&self) -> &'static str {
         if self.log { "log_softmax" } else { "softmax" }
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -70,8 +74,14 @@ impl Fused for SoftmaxGrad {
         if self.log { "log_softmax_grad" } else { "softmax_grad" }
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        Ok(smallvec![ins[0]])
+        let outs = Softmax { log: self.log }.infer(&ins[..1])?;
+        as_forward(self.name(), [("the gradient", &ins[1], &outs[0])])?;
+        Ok(outs)
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {

@@ -4,63 +4,23 @@ use std::sync::LazyLock;
 
 use smallvec::SmallVec;
 
-use super::{Attention, Conv, ConvKind, CrossEntropy, MaxPool, Norm, NormKind, Softmax};
+use super::{
+    Attention, Conv, ConvKind, ConvOptions, CrossEntropy, CrossEntropyOptions, MaxPool, Norm, NormKind, Reduction,
+    RopeOptions, SdpaOptions, Softmax, attention, conv::transposed, rope,
+};
 use crate::{
     DType, Error, Result, Scalar, Shape, Tensor,
-    ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{
+        Apply, IndexOps, JoinOps, PointwiseOps, PoolOptions, ReduceOps, ViewOps,
+        composed::{extreme_pool, mean_pool},
+        moments,
+    },
     pointwise::Program,
 };
 
-/// How a loss of each row becomes one number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reduction {
-    /// The mean (weighted, where the loss has weights).
-    #[default]
-    Mean,
-    /// The sum.
-    Sum,
-    /// Not at all.
-    None,
-}
-
-/// Options of [`NnOps::cross_entropy`].
-#[derive(Clone, Copy, Debug)]
-pub struct CrossEntropyOptions {
-    /// Rows of this class do not count; −100 by convention.
-    pub ignore_index: i64,
-    /// How much of the target is spread over all classes.
-    pub label_smoothing: f64,
-    /// How rows become one number.
-    pub reduction: Reduction,
-}
-
-impl Default for CrossEntropyOptions {
-    fn default() -> Self {
-        CrossEntropyOptions { ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
-    }
-}
-
-/// Geometry of a convolution.
-#[derive(Clone, Copy, Debug)]
-pub struct ConvOptions {
-    /// From one output to the next, per axis.
-    pub stride: [usize; 2],
-    /// Zeros around the input, per axis.
-    pub padding: [usize; 2],
-    /// From one weight to the next, per axis.
-    pub dilation: [usize; 2],
-    /// Groups of channels that do not mix.
-    pub groups: usize,
-}
-
-impl Default for ConvOptions {
-    fn default() -> Self {
-        ConvOptions { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
-    }
-}
-
 impl ConvOptions {
     /// `a` and `b`, as the kind takes them, with `bias: [C]`, `C` the output's channels.
+    #[track_caller]
     fn apply<T: Apply>(&self, kind: ConvKind, a: &T, b: &T, bias: Option<&T>) -> Result<T> {
         let ConvOptions { stride, padding, dilation, groups } = *self;
         let bias = bias.map(|b| per_channel(b, 4)).transpose()?;
@@ -77,16 +37,19 @@ impl ConvOptions {
 
 /// The methods of neural networks, for tensors and variables.
 pub trait NnOps: Apply {
-    /// `eˣ / Σ eˣ` along `axis`.
+    /// `eˣ / Σ eˣ` along `axis`; zeros where all elements are `−∞` (PyTorch: NaN).
+    #[track_caller]
     fn softmax(&self, axis: isize) -> Result<Self> {
         along_last(self, axis, |x| Self::apply1(Softmax { log: false }, &[x]))
     }
     /// The logarithm of [`softmax`](NnOps::softmax).
+    #[track_caller]
     fn log_softmax(&self, axis: isize) -> Result<Self> {
         along_last(self, axis, |x| Self::apply1(Softmax { log: true }, &[x]))
     }
     /// Cross-entropy of logits `self: [N, C]` with classes `target: [N]` (`i64`), optionally with `weight: [C]`.
     /// The mean is over the targets' weights, as PyTorch's.
+    #[track_caller]
     fn cross_entropy(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
         let CrossEntropyOptions { ignore_index, label_smoothing, reduction } = options;
         let op = CrossEntropy { ignore_index, label_smoothing, weighted: weight.is_some() };
@@ -112,14 +75,17 @@ pub trait NnOps: Apply {
         }
     }
     /// Layer norm over the last axis of `self: [.., C]`.
+    #[track_caller]
     fn layer_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
         norm(self, NormKind::Layer, weight, bias, eps)
     }
     /// RMS norm over the last axis of `self: [.., C]`.
+    #[track_caller]
     fn rms_norm(&self, weight: Option<&Self>, eps: f64) -> Result<Self> {
         norm(self, NormKind::Rms, weight, None, eps)
     }
     /// Group norm (Wu & He 2018) of `self: [N, C, ..]`, `C` cut into `groups`; `weight` and `bias` are `[C]`.
+    #[track_caller]
     fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
         let shape = self.spec().shape;
         if shape.rank() < 2 || groups == 0 || !shape[1].is_multiple_of(groups) {
@@ -129,17 +95,16 @@ pub trait NnOps: Apply {
                 format!("needs [N, C, ..] with C a multiple of {groups}"),
             ));
         }
-        let each = shape[1..].iter().product::<usize>() / groups;
-        let flat = self.reshape([shape[0] * groups, each])?;
+        channels_fit("group_norm", shape, &[weight, bias])?;
+        let flat = self.reshape([shape[0] * groups, shape[1..].iter().product::<usize>() / groups])?;
         affine(&norm(&flat, NormKind::Layer, None, None, eps)?.reshape(shape)?, weight, bias)
     }
     /// Batch norm (Ioffe & Szegedy 2015) of `self: [N, C, ..]` by the statistics of this batch; also returns its mean and
     /// unbiased variance, `[C]`, for running averages.
+    #[track_caller]
     fn batch_norm_train(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<(Self, Self, Self)> {
         let shape = self.spec().shape;
-        if shape.rank() < 2 {
-            return Err(Error::shape("batch_norm", &[shape], "needs [N, C, ..]"));
-        }
+        channels_fit("batch_norm", shape, &[weight, bias])?;
         let dtype = self.spec().dtype;
         if dtype.is_half() {
             let wide = |x: &Self| x.to_dtype(DType::F32);
@@ -148,14 +113,14 @@ pub trait NnOps: Apply {
             return Ok((y.to_dtype(dtype)?, mean.to_dtype(dtype)?, variance.to_dtype(dtype)?));
         }
         let axes: Vec<isize> = (0..shape.rank() as isize).filter(|&a| a != 1).collect();
-        let mean = self.mean(&axes, true)?;
-        let variance = self.var(&axes, 0, true)?;
+        let (mean, variance) = moments(self, &axes, 0)?;
         let count = shape.numel() / shape[1].max(1);
         let unbiased = variance.detach().mul(count as f64 / count.saturating_sub(1).max(1) as f64)?;
         let y = affine(&standardized(self, &mean, &variance, eps)?, weight, bias)?;
         Ok((y, mean.detach().reshape([shape[1]])?, unbiased.reshape([shape[1]])?))
     }
     /// Batch norm by given statistics `mean` and `variance`, `[C]`.
+    #[track_caller]
     fn batch_norm(
         &self,
         mean: &Self,
@@ -164,11 +129,16 @@ pub trait NnOps: Apply {
         bias: Option<&Self>,
         eps: f64,
     ) -> Result<Self> {
-        let rank = self.spec().shape.rank();
+        let shape = self.spec().shape;
+        channels_fit("batch_norm", shape, &[Some(mean), Some(variance), weight, bias])?;
+        let rank = shape.rank();
         affine(&standardized(self, &per_channel(mean, rank)?, &per_channel(variance, rank)?, eps)?, weight, bias)
     }
     /// Attention of queries `self: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, `K` dividing `H`, scores
-    /// scaled by `scale` (`1/√D` if not given), with an optional additive mask that broadcasts to `[B, H, T, S]`.
+    /// scaled by `scale` (`1/√D` if not given), with an optional mask that broadcasts to `[B, H, T, S]`: added to the
+    /// scores, or of `bool`, true where a query may attend. A query that may attend to nothing gives zeros (PyTorch:
+    /// NaN). [`attention_with`](NnOps::attention_with) has more options.
+    #[track_caller]
     fn attention(
         &self,
         key: &Self,
@@ -177,17 +147,32 @@ pub trait NnOps: Apply {
         causal: bool,
         scale: Option<f64>,
     ) -> Result<Self> {
+        self.attention_with(key, value, SdpaOptions { mask, causal, scale, ..SdpaOptions::default() })
+    }
+    /// [`attention`](NnOps::attention) with a sliding window, a soft cap, and queries that stand after a cache of keys.
+    #[doc(alias = "scaled_dot_product_attention")]
+    #[track_caller]
+    fn attention_with(&self, key: &Self, value: &Self, options: SdpaOptions<'_, Self>) -> Result<Self> {
         let depth = self.spec().shape.last().copied().unwrap_or(1);
-        let scale = scale.unwrap_or(1.0 / (depth as f64).sqrt());
-        let op = Attention { causal, scale, masked: mask.is_some() };
-        let ins: Vec<&Self> = [self, key, value].into_iter().chain(mask).collect();
+        let scale = options.scale.unwrap_or(1.0 / (depth as f64).sqrt());
+        let SdpaOptions { causal, lower_right, softcap, mask, window: (left, right), .. } = options;
+        let banded = causal || left.is_some() || right.is_some();
+        // Where both ends meet, it does not matter from which positions are counted.
+        let lower_right = lower_right && banded && key.spec().shape.dims().get(2) != self.spec().shape.dims().get(2);
+        let causal = causal || right == Some(0);
+        let window = [left, right.filter(|_| !causal)];
+        let op = Attention { causal, window, lower_right, scale, softcap, masked: mask.is_some() };
+        let mask = mask.map(|m| attention::additive(self, m)).transpose()?;
+        let ins: SmallVec<[&Self; 4]> = [self, key, value].into_iter().chain(&mask).collect();
         Ok(Self::apply(op.into(), &ins)?.remove(0))
     }
     /// Convolution of `self: [N, C, H, W]` with `weight: [O, C/G, R, S]` and `bias: [O]`.
+    #[track_caller]
     fn conv2d(&self, weight: &Self, bias: Option<&Self>, options: ConvOptions) -> Result<Self> {
         options.apply(ConvKind::Forward, self, weight, bias)
     }
     /// Convolution of `self: [N, C, L]` with `weight: [O, C/G, R]` and `bias: [O]`.
+    #[track_caller]
     fn conv1d(
         &self,
         weight: &Self,
@@ -202,7 +187,9 @@ pub trait NnOps: Apply {
         options.apply(ConvKind::Forward, &self.unsqueeze(2)?, &weight.unsqueeze(2)?, bias)?.squeeze(2)
     }
     /// Transposed convolution of `self: [N, O, P, Q]` with `weight: [O, C/G, R, S]` and `bias: [C]`: the adjoint of
-    /// [`conv2d`](NnOps::conv2d). `output_padding` lengthens the result, whose size a stride leaves open.
+    /// [`conv2d`](NnOps::conv2d). `output_padding` lengthens the result, whose size a stride leaves open; on each axis
+    /// it is less than the stride or less than the dilation.
+    #[track_caller]
     fn conv_transpose2d(
         &self,
         weight: &Self,
@@ -211,58 +198,89 @@ pub trait NnOps: Apply {
         output_padding: [usize; 2],
     ) -> Result<Self> {
         rank_is("conv_transpose2d", &[self, weight], 4)?;
-        let (x, w) = (self.spec().shape, weight.spec().shape);
-        let size = |i: usize| {
-            let reach = (x[2 + i].checked_sub(1)?) * options.stride[i];
-            let kernel = options.dilation[i] * w[2 + i].checked_sub(1)? + 1;
-            (reach + kernel + output_padding[i]).checked_sub(2 * options.padding[i])
-        };
-        let (Some(h), Some(width)) = (size(0), size(1)) else {
-            return Err(Error::shape("conv_transpose2d", &[x, w], "the padding leaves nothing of the output"));
-        };
-        options.apply(ConvKind::Input([h, width]), self, weight, bias)
+        let (size, rows) = transposed(self.spec().shape, weight.spec().shape, options, output_padding)?;
+        // A stride's worth of output padding is what a row of zeros after the input gives.
+        let pads = [(0, 0), (0, 0), (0, rows[0]), (0, rows[1])];
+        let longer = if rows == [0, 0] { self.clone() } else { self.pad(&pads, 0.0)? };
+        options.apply(ConvKind::Input(size), &longer, weight, bias)
     }
     /// Largest of each window of `self: [N, C, H, W]`; the first of equals gets the gradient.
+    #[track_caller]
     fn max_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
         Self::apply1(MaxPool { kernel, stride, padding }, &[self])
     }
-    /// Mean of each window of `self: [N, C, H, W]`, the padding counted.
+    /// Mean of each window of `self: [N, C, H, W]`, the padding counted. [`avg_pool`](crate::ops::PoolOps::avg_pool) has the other options.
+    #[track_caller]
     fn avg_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
-        let pool = MaxPool { kernel, stride, padding };
-        pool.output("avg_pool2d", self.spec().shape)?;
-        pool.windows(self, 0.0)?.mean(&[-1], false)
+        rank_is("avg_pool2d", &[self], 4)?;
+        mean_pool::mean("avg_pool2d", self, &PoolOptions { stride, padding, ..PoolOptions::new(kernel) })
     }
     /// Means of `self: [N, C, H, W]` over `size` regions as equal as they come: region `i` of `n` spans `⌊i·H/n⌋ .. ⌈(i+1)·H/n⌉`.
+    #[track_caller]
     fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Self> {
-        adaptive("adaptive_avg_pool2d", self, size, |x, axis| x.mean(&[axis], true))
+        rank_is("adaptive_avg_pool2d", &[self], 4)?;
+        mean_pool::adaptive("adaptive_avg_pool2d", self, size)
     }
-    /// Largest of each of `size` regions of `self: [N, C, H, W]`, cut as in [`adaptive_avg_pool2d`](NnOps::adaptive_avg_pool2d).
+    /// Largest of each of `size` regions of `self: [N, C, H, W]`, cut as in [`adaptive_avg_pool2d`](NnOps::adaptive_avg_pool2d); the first of
+    /// equals gets the gradient.
+    #[track_caller]
     fn adaptive_max_pool2d(&self, size: [usize; 2]) -> Result<Self> {
-        adaptive("adaptive_max_pool2d", self, size, |x, axis| x.amax(&[axis], true))
+        rank_is("adaptive_max_pool2d", &[self], 4)?;
+        Ok(extreme_pool::adaptive("adaptive_max_pool2d", self, size)?.0)
     }
     /// Rotary position embedding (Su et al. 2021) of `self: [.., T, D]`, position `t` counted from `start`; component `i` is
     /// paired with `i + D/2`.
+    #[track_caller]
     fn rope(&self, base: f64, start: usize) -> Result<Self> {
-        static TURN: LazyLock<Program> =
-            LazyLock::new(|| Program::new("rope", |[a, b, c, s], []| [a * c - b * s, b * c + a * s]));
+        rope::rope(self, &RopeOptions { base, start, ..RopeOptions::default() })
+    }
+    /// [`rope`](NnOps::rope) with positions of one's own, of some of the components, or of neighbours.
+    #[track_caller]
+    fn rope_with(&self, options: RopeOptions<'_, Self>) -> Result<Self> {
+        rope::rope(self, &options)
+    }
+    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to `[.., T,
+    /// R/2]`, of `self`'s dtype: the first `R` components turn, component `i` paired with `i + R/2`, or `2i` with `2i +
+    /// 1` if `interleaved`.
+    #[doc(alias = "apply_rotary_pos_emb")]
+    #[track_caller]
+    fn rotate(&self, cos: &Self, sin: &Self, interleaved: bool) -> Result<Self> {
+        rope::rotate(self, cos, sin, interleaved)
+    }
+    /// [`softmax`](NnOps::softmax) of `−self`.
+    #[track_caller]
+    fn softmin(&self, axis: isize) -> Result<Self> {
+        self.neg()?.softmax(axis)
+    }
+    /// `a · sigmoid(b)` of the two halves `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
+    #[track_caller]
+    fn glu(&self, axis: isize) -> Result<Self> {
+        static GLU: LazyLock<Program> = LazyLock::new(|| Program::new("glu", |[a, b], []| [a * b.sigmoid()]));
+        let halves = self.chunk(axis, 2)?;
+        halves[0].apply_program(&GLU, &[&halves[1]], &[])
+    }
+    /// `x` where positive, `weight · x` elsewhere (He et al. 2015), of `self: [N, C, ..]` with one weight for each
+    /// channel, or `[1]` for all.
+    #[track_caller]
+    fn prelu(&self, weight: &Self) -> Result<Self> {
+        static PRELU: LazyLock<Program> =
+            LazyLock::new(|| Program::new("prelu", |[x, w], []| [x.gt(0.0).select(x, x * w)]));
         let shape = self.spec().shape;
-        let rank = shape.rank();
-        if rank < 2 || !shape[rank - 1].is_multiple_of(2) {
-            return Err(Error::shape("rope", &[shape], "needs [.., T, D] with an even D"));
+        if weight.spec().shape.numel() == 1 {
+            return self.apply_program(&PRELU, &[&weight.reshape([1; 0])?], &[]);
         }
-        let (t, half) = (shape[rank - 2], shape[rank - 1] / 2);
-        let (cos, sin) = rope_tables(self, t, half, base, start)?;
-        let (a, b) = (self.narrow(-1, 0, half)?, self.narrow(-1, half, half)?);
-        let turned = a.apply_program_all(&TURN, &[&b, &cos, &sin], &[])?;
-        crate::ops::cat(&[&turned[0], &turned[1]], -1)
+        channels_fit("prelu", shape, &[Some(weight)])?;
+        self.apply_program(&PRELU, &[&per_channel(weight, shape.rank())?], &[])
     }
     /// `silu(self) · gate` (Shazeer 2020).
+    #[track_caller]
     fn swiglu(&self, gate: &Self) -> Result<Self> {
         static SWIGLU: LazyLock<Program> = LazyLock::new(|| Program::new("swiglu", |[a, b], []| [a.silu() * b]));
         self.apply_program(&SWIGLU, &[gate], &[])
     }
     /// Elements zeroed with probability `p`, the others scaled by `1/(1−p)`; the mask is drawn from Philox with this seed, so the
     /// gradient, and every runtime, draws it again.
+    #[track_caller]
     fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
         static DROPOUT: LazyLock<Program> = LazyLock::new(|| {
             Program::build("dropout", 1, 3, |b, x, s| {
@@ -276,10 +294,19 @@ pub trait NnOps: Apply {
         let scalars: [Scalar; 3] = [seed.into(), p.into(), (1.0 / (1.0 - p)).into()];
         self.apply_program(&DROPOUT, &[], &scalars)
     }
+    /// As [`dropout`](NnOps::dropout), with the mask of the elements that are kept, `bool` of `self`'s shape.
+    #[doc(alias = "native_dropout")]
+    #[track_caller]
+    fn dropout_with_mask(&self, p: f64, seed: u64) -> Result<(Self, Self)> {
+        let kept = self.dropout(p, seed)?;
+        let dropped = Tensor::bernoulli(self.runtime(), self.spec().shape, p, seed)?;
+        Ok((kept, Self::constant(dropped.logical_not()?)))
+    }
 }
 
 impl<T: Apply> NnOps for T {}
 
+#[track_caller]
 fn along_last<T: Apply>(x: &T, axis: isize, f: impl FnOnce(&T) -> Result<T>) -> Result<T> {
     let shape = x.spec().shape;
     let axis = shape.axis("softmax", axis)? as isize;
@@ -289,6 +316,7 @@ fn along_last<T: Apply>(x: &T, axis: isize, f: impl FnOnce(&T) -> Result<T>) -> 
     f(&x.transpose(axis, -1)?)?.transpose(axis, -1)
 }
 
+#[track_caller]
 fn norm<T: Apply>(x: &T, kind: NormKind, weight: Option<&T>, bias: Option<&T>, eps: f64) -> Result<T> {
     if weight.is_none() && bias.is_some() {
         return norm(x, kind, None, None, eps)?.add(bias.unwrap_or(x));
@@ -299,12 +327,26 @@ fn norm<T: Apply>(x: &T, kind: NormKind, weight: Option<&T>, bias: Option<&T>, e
 }
 
 /// `[C]` as `[C, 1, ..]`, to broadcast against `[N, C, ..]` with `rank` axes.
+#[track_caller]
 fn per_channel<T: Apply>(x: &T, rank: usize) -> Result<T> {
     let n = x.spec().shape.numel();
     let dims: Vec<usize> = std::iter::once(n).chain(std::iter::repeat_n(1, rank.saturating_sub(2))).collect();
     x.reshape(dims)
 }
 
+/// Parameters are one number for each channel of `[N, C, ..]`.
+#[track_caller]
+fn channels_fit<T: Apply>(op: &'static str, x: Shape, parameters: &[Option<&T>]) -> Result<()> {
+    if x.rank() < 2 {
+        return Err(Error::shape(op, &[x], "needs [N, C, ..]"));
+    }
+    match parameters.iter().flatten().map(|p| p.spec().shape).find(|p| p.numel() != x[1]) {
+        None => Ok(()),
+        Some(p) => Err(Error::shape(op, &[x, p], format!("{} channels, not {}", x[1], p.numel()))),
+    }
+}
+
+#[track_caller]
 fn affine<T: Apply>(x: &T, weight: Option<&T>, bias: Option<&T>) -> Result<T> {
     static BOTH: LazyLock<Program> = LazyLock::new(|| Program::new("affine", |[x, w, b], []| [x * w + b]));
     let rank = x.spec().shape.rank();
@@ -316,52 +358,18 @@ fn affine<T: Apply>(x: &T, weight: Option<&T>, bias: Option<&T>) -> Result<T> {
     }
 }
 
+#[track_caller]
 fn standardized<T: Apply>(x: &T, mean: &T, variance: &T, eps: f64) -> Result<T> {
     static STANDARD: LazyLock<Program> =
         LazyLock::new(|| Program::new("standardize", |[x, m, v], [eps]| [(x - m) * (v + eps).rsqrt()]));
     x.apply_program(&STANDARD, &[mean, variance], &[eps.into()])
 }
 
+#[track_caller]
 fn rank_is<T: Apply>(op: &'static str, xs: &[&T], rank: usize) -> Result<()> {
     let shapes: Vec<Shape> = xs.iter().map(|x| x.spec().shape).collect();
     if shapes.iter().all(|s| s.rank() == rank) {
         return Ok(());
     }
     Err(Error::shape(op, &shapes, format!("needs operands with {rank} axes")))
-}
-
-fn adaptive<T: Apply>(
-    op: &'static str,
-    x: &T,
-    size: [usize; 2],
-    combine: impl Fn(&T, isize) -> Result<T>,
-) -> Result<T> {
-    rank_is(op, &[x], 4)?;
-    let mut x = x.clone();
-    for (axis, n) in [(2isize, size[0]), (3, size[1])] {
-        let len = x.spec().shape[axis as usize];
-        if n == 0 || len == 0 {
-            return Err(Error::shape(op, &[x.spec().shape], "neither the input nor the output may be empty"));
-        }
-        let regions = (0..n)
-            .map(|i| {
-                let (from, to) = (i * len / n, ((i + 1) * len).div_ceil(n));
-                combine(&x.narrow(axis, from, to - from)?, axis)
-            })
-            .collect::<Result<Vec<T>>>()?;
-        x = crate::ops::cat(&regions.iter().collect::<Vec<_>>(), axis)?;
-    }
-    Ok(x)
-}
-
-/// Cosines and sines `[T, D/2]` of the angles `t · base^(−2i/D)`.
-fn rope_tables<T: Apply>(x: &T, t: usize, half: usize, base: f64, start: usize) -> Result<(T, T)> {
-    let angles: Vec<f64> = (0..t)
-        .flat_map(|t| (0..half).map(move |i| (start + t) as f64 * base.powf(-(i as f64) / half as f64)))
-        .collect();
-    let table = |f: fn(f64) -> f64| {
-        let mut values = angles.iter().map(|&a| f(a));
-        Tensor::from_f64_fn(x.runtime(), [t, half], x.spec().dtype, || values.next().unwrap_or(0.0)).map(T::constant)
-    };
-    Ok((table(f64::cos)?, table(f64::sin)?))
 }

@@ -40,6 +40,7 @@ struct Pair {
 }
 
 impl Pair {
+    #[track_caller]
     fn apply<T: Apply>(&self, a: &T, b: Rhs<'_, T>) -> Result<T> {
         match b {
             Rhs::Value(b) => T::apply1(Pointwise::new(&self.value, &[]), &[a, b]),
@@ -61,42 +62,48 @@ macro_rules! vocabulary {
     ) => {
         /// Elementwise methods of tensors and variables. Inputs broadcast (NumPy's rule) and must have one dtype.
         pub trait PointwiseOps: Apply {
-            $($(#[$ud])* fn $un(&self) -> Result<Self> {
+            $($(#[$ud])* #[track_caller] fn $un(&self) -> Result<Self> {
                 static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($un), |[$ux], []| [$ue]).lasting());
                 Self::apply1(Pointwise::new(&P, &[]), &[self])
             })*
-            $($(#[$bd])* fn $bn<'a>(&'a self, other: impl Into<Rhs<'a, Self>>) -> Result<Self> {
+            $($(#[$bd])* #[track_caller] fn $bn<'a>(&'a self, other: impl Into<Rhs<'a, Self>>) -> Result<Self> {
                 static P: LazyLock<Pair> = LazyLock::new(|| Pair {
                     value: Program::new(stringify!($bn), |[$ba, $bb], []| [$be]).lasting(),
                     number: Program::new(stringify!($bn), |[$ba], [$bb]| [$be]).lasting(),
                 });
                 P.apply(self, other.into())
             })*
-            $($(#[$nd])* fn $nn(&self, $($arg: f64),*) -> Result<Self> {
+            $($(#[$nd])* #[track_caller] fn $nn(&self, $($arg: f64),*) -> Result<Self> {
                 static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($nn), |[$nx], [$($arg),*]| [$ne]).lasting());
                 Self::apply1(Pointwise::new(&P, &[$($arg.into()),*]), &[self])
             })*
 
             /// `f(x)` for an expression of one's own, fused and differentiable. The program is built anew by each call: keep a
             /// [`Program`] and use [`apply_program`](PointwiseOps::apply_program) on a hot path.
+            #[track_caller]
             fn map(&self, f: impl for<'b> FnOnce(Expr<'b>) -> Expr<'b>) -> Result<Self> {
                 Self::apply1(Pointwise::new(&Program::new("map", |[x], []| [f(x)]), &[]), &[self])
             }
             /// `program` with `self` as its first input and `others` as the rest; its first output.
+            #[track_caller]
             fn apply_program(&self, program: &Program, others: &[&Self], scalars: &[Scalar]) -> Result<Self> {
                 Ok(self.apply_program_all(program, others, scalars)?.remove(0))
             }
             /// All outputs of `program`.
+            #[track_caller]
             fn apply_program_all(&self, program: &Program, others: &[&Self], scalars: &[Scalar]) -> Result<Outs<Self>> {
                 let ins: SmallVec<[&Self; 4]> = std::iter::once(self).chain(others.iter().copied()).collect();
                 super::check_inputs(program, ins.len(), scalars.len())?;
                 Self::apply(Pointwise::new(program, scalars).into(), &ins)
             }
-            /// The values as another element type. Half and `f32` round to nearest even; floats to integers truncate.
+            /// The values as another element type; PyTorch's `to`. Half and `f32` round to nearest even; floats to integers truncate.
+            #[track_caller]
             fn to_dtype(&self, dtype: DType) -> Result<Self> {
                 cast(self, dtype)
             }
             /// `self` where `condition` (`bool`) holds, `other` elsewhere.
+            #[doc(alias = "where")]
+            #[track_caller]
             fn where_cond<'a>(&'a self, condition: &'a Self, other: impl Into<Rhs<'a, Self>>) -> Result<Self> {
                 static V: LazyLock<Program> = LazyLock::new(|| Program::new("where", |[c, a, b], []| [c.select(a, b)]));
                 static N: LazyLock<Program> = LazyLock::new(|| Program::new("where", |[c, a], [b]| [c.select(a, b)]));
@@ -106,11 +113,13 @@ macro_rules! vocabulary {
                 }
             }
             /// `value` where `mask` (`bool`) holds, `self` elsewhere.
+            #[track_caller]
             fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self> {
                 static P: LazyLock<Program> = LazyLock::new(|| Program::new("masked_fill", |[x, m], [s]| [m.select(s, x)]));
                 Self::apply1(Pointwise::new(&P, &[number(value, self.spec().dtype)]), &[self, mask])
             }
             /// `self + weight · (end − self)`.
+            #[track_caller]
             fn lerp(&self, end: &Self, weight: &Self) -> Result<Self> {
                 static P: LazyLock<Program> = LazyLock::new(|| Program::new("lerp", |[a, b, w], []| [a + w * (b - a)]));
                 Self::apply1(Pointwise::new(&P, &[]), &[self, end, weight])
@@ -145,8 +154,9 @@ vocabulary! {
         /// `1 / √x`.
         rsqrt(x) = x.rsqrt();
         /// `1 / x`.
+        #[doc(alias = "reciprocal")]
         recip(x) = x.recip();
-        /// Sine of an angle in radians.
+        /// Sine of an angle in radians, for every number: an `f64` is reduced exactly on the processor.
         sin(x) = x.sin();
         /// Cosine of an angle in radians.
         cos(x) = x.cos();
@@ -164,8 +174,19 @@ vocabulary! {
         cosh(x) = x.cosh();
         /// Hyperbolic tangent.
         tanh(x) = x.tanh();
+        /// Inverse hyperbolic sine.
+        #[doc(alias = "arcsinh")]
+        asinh(x) = x.asinh();
+        /// Inverse hyperbolic cosine; NaN below 1.
+        #[doc(alias = "arccosh")]
+        acosh(x) = x.acosh();
+        /// Inverse hyperbolic tangent; NaN outside `[−1, 1]`.
+        #[doc(alias = "arctanh")]
+        atanh(x) = x.atanh();
         /// The error function.
         erf(x) = x.erf();
+        /// `1 − erf(x)`, accurate where it is small.
+        erfc(x) = x.erfc();
         /// Largest whole number not above `x`.
         floor(x) = x.floor();
         /// Smallest whole number not below `x`.
@@ -181,14 +202,16 @@ vocabulary! {
         /// `max(x, 0)`; the gradient at 0 is 0.
         relu(x) = x.relu();
         /// `x · sigmoid(x)` (Elfwing et al. 2018).
+        #[doc(alias = "swish")]
         silu(x) = x.silu();
         /// `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016).
         gelu(x) = x.gelu();
         /// The tanh approximation of [`gelu`](PointwiseOps::gelu).
         gelu_tanh(x) = x.gelu_tanh();
         /// `ln(sigmoid(x))`.
+        #[doc(alias = "logsigmoid")]
         log_sigmoid(x) = x.log_sigmoid();
-        /// `ln(1 + eˣ)`; the identity above 20.
+        /// `ln(1 + eˣ)`; the identity above 20. See [`softplus_with`](PointwiseOps::softplus_with).
         softplus(x) = x.softplus();
         /// `x / (1 + |x|)`.
         softsign(x) = x / (x.abs() + 1.0);
@@ -200,6 +223,16 @@ vocabulary! {
         hardsigmoid(x) = x.le(-3.0).select(0.0, x.ge(3.0).select(1.0, (x + 3.0) / 6.0));
         /// Self-normalising ELU (Klambauer et al. 2017).
         selu(x) = x.gt(0.0).select(x * 1.050_700_987_355_480_5, x.expm1() * (1.050_700_987_355_480_5 * 1.673_263_242_354_377_2));
+        /// `min(max(x, 0), 6)`; the gradient is 0 at 0 and 6, as PyTorch's.
+        relu6(x) = x.le(0.0).select(0.0, x.ge(6.0).select(6.0, x));
+        /// `x − tanh(x)`.
+        tanhshrink(x) = x - x.tanh();
+        /// Whether `x` (of a floating type) is NaN, as `bool`.
+        isnan(x) = x.abs().ne(x.abs());
+        /// Whether `x` (of a floating type) is an infinity, as `bool`.
+        isinf(x) = x.abs().eq(f64::INFINITY);
+        /// Whether `x` (of a floating type) is neither NaN nor an infinity, as `bool`.
+        isfinite(x) = x.abs().lt(f64::INFINITY);
         /// Not, of `bool`.
         logical_not(x) = !x;
     }
@@ -213,6 +246,7 @@ vocabulary! {
         /// `a / b`; integers truncate, and give 0 where `b` is 0.
         div(a, b) = a / b;
         /// Remainder with the sign of `b`.
+        #[doc(alias = "remainder")]
         rem(a, b) = a % b;
         /// `aᵇ`.
         pow(a, b) = a.pow(b);
@@ -235,11 +269,20 @@ vocabulary! {
         /// `a ≥ b` as `bool`.
         ge(a, b) = a.ge(b);
         /// And, of `bool` or the bits of integers.
+        #[doc(alias = "bitwise_and")]
         logical_and(a, b) = a & b;
         /// Or, of `bool` or the bits of integers.
+        #[doc(alias = "bitwise_or")]
         logical_or(a, b) = a | b;
         /// Exclusive or, of `bool` or the bits of integers.
+        #[doc(alias = "bitwise_xor")]
         logical_xor(a, b) = a ^ b;
+        /// Bits of integers moved to the left by `b` modulo the width.
+        #[doc(alias = "bitwise_left_shift")]
+        shl(a, b) = a << b;
+        /// Bits of integers moved to the right by `b` modulo the width; a signed number keeps its sign.
+        #[doc(alias = "bitwise_right_shift")]
+        shr(a, b) = a >> b;
     }
     numbers {
         /// `min(max(x, low), high)`; the gradient passes where `low ≤ x ≤ high`.
@@ -248,5 +291,30 @@ vocabulary! {
         leaky_relu(x; slope) = x.gt(0.0).select(x, x * slope);
         /// `x` where positive, `alpha · (eˣ − 1)` elsewhere (Clevert et al. 2016).
         elu(x; alpha) = x.gt(0.0).select(x, x.expm1() * alpha);
+        /// `x` where positive, `alpha · (e^(x/alpha) − 1)` elsewhere (Barron 2017): [`elu`](PointwiseOps::elu) with a
+        /// continuous slope.
+        celu(x; alpha) = x.gt(0.0).select(x, (x / alpha).expm1() * alpha);
+        /// [`selu`](PointwiseOps::selu) with parameters: `scale · x` where positive, `scale · alpha · (eˣ − 1)`
+        /// elsewhere.
+        selu_with(x; alpha, scale) = x.gt(0.0).select(x, x.expm1() * alpha) * scale;
+        /// `min(max(slope · x + offset, 0), 1)`, ONNX's hard sigmoid; the gradient is 0 at both ends. PyTorch's,
+        /// [`hardsigmoid`](PointwiseOps::hardsigmoid), has a slope of 1/6 and an offset of 1/2.
+        hardsigmoid_with(x; slope, offset) = {
+            let y = x * slope + offset;
+            y.le(0.0).select(0.0, y.ge(1.0).select(1.0, y))
+        };
+        /// `min(max(x, low), high)`; the gradient is 0 at both ends, as PyTorch's.
+        hardtanh(x; low, high) = x.le(low).select(low, x.ge(high).select(high, x));
+        /// `ln(1 + e^(beta · x)) / beta`; the identity where `beta · x` is above `threshold`.
+        softplus_with(x; beta, threshold) = {
+            let scaled = x * beta;
+            scaled.gt(threshold).select(x, scaled.exp().log1p() / beta)
+        };
+        /// `x` moved towards 0 by `lambda`, 0 in between.
+        softshrink(x; lambda) = x.gt(lambda).select(x - lambda, x.lt(-lambda).select(x + lambda, x * 0.0));
+        /// `x` where its magnitude is above `lambda`, 0 elsewhere.
+        hardshrink(x; lambda) = x.abs().le(lambda).select(0.0, x);
+        /// `x` where above `limit`, `value` elsewhere.
+        threshold(x; limit, value) = x.le(limit).select(value, x);
     }
 }

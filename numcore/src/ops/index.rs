@@ -1,7 +1,7 @@
 //! Elements picked and added by index: gathers and their adjoint. One pair of kernels serves embeddings, `index_select`,
 //! `index_add` and one-hot, because an index repeated along an axis is a stride of 0.
 
-use std::sync::LazyLock;
+use std::ops::RangeInclusive;
 
 use smallvec::smallvec;
 
@@ -9,7 +9,7 @@ use super::{
     Apply, Backprop, Bits, PointwiseOps, Rule, Saves, Spec, Specs, ViewOp, ViewOps, fill_zero,
     rule::{index, same_dtype},
 };
-use crate::{Accumulate, DType, Error, Out, Result, Runtime, Shape, Tensor, pointwise::Program};
+use crate::{Accumulate, DType, Error, Out, Result, Runtime, Shape, Tensor};
 
 /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along an axis; inputs `x`, `index`.
 #[derive(Clone, Debug)]
@@ -20,6 +20,10 @@ pub struct Gather {
 impl Rule for Gather {
     fn name(&self) -> &'static str {
         "gather"
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -41,7 +45,7 @@ impl Rule for Gather {
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let (g, index) = (cx.grad()?, cx.input(1)?);
-        let size = cx.input_spec(0).shape[self.axis];
+        let size = cx.input_spec(0)?.shape[self.axis];
         cx.give(0, ScatterAdd { axis: self.axis, size }.into(), &[&g, &index])
     }
 }
@@ -63,6 +67,10 @@ impl ScatterAdd {
 impl Rule for ScatterAdd {
     fn name(&self) -> &'static str {
         "scatter_add"
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -102,11 +110,13 @@ impl Rule for ScatterAdd {
 /// Picking and adding by index. Indices are `i64`; one out of range is an error.
 pub trait IndexOps: Apply {
     /// `out[.., i, ..] = self[.., index[.., i, ..], ..]` along `axis`; `index` has as many axes, and no larger sizes on the others.
+    #[track_caller]
     fn gather(&self, axis: isize, index: &Self) -> Result<Self> {
         let axis = self.spec().shape.axis("gather", axis)?;
         Self::apply1(Gather { axis }, &[&narrowed("gather", self, axis, index)?, index])
     }
     /// `self` with `src[.., i, ..]` added at `index[.., i, ..]` along `axis`.
+    #[track_caller]
     fn scatter_add(&self, axis: isize, index: &Self, src: &Self) -> Result<Self> {
         let shape = self.spec().shape;
         let axis = shape.axis("scatter_add", axis)?;
@@ -121,43 +131,47 @@ pub trait IndexOps: Apply {
         self.add(&sum)
     }
     /// The slices of `self` along `axis` named by `index: [N]`.
+    #[track_caller]
     fn index_select(&self, axis: isize, index: &Self) -> Result<Self> {
         let shape = self.spec().shape;
         let axis = shape.axis("index_select", axis)?;
         Self::apply1(Gather { axis }, &[self, &along("index_select", index, axis, shape)?])
     }
     /// `self` with slice `i` of `src` added to the slice along `axis` named by `index[i]`; `index: [N]`.
+    #[track_caller]
     fn index_add(&self, axis: isize, index: &Self, src: &Self) -> Result<Self> {
         let shape = self.spec().shape;
         let at = shape.axis("index_add", axis)?;
         self.scatter_add(axis, &along("index_add", index, at, shape)?, src)
     }
     /// Rows of the table `self: [V, D]` named by `index: [..]`, as `[.., D]`.
+    #[track_caller]
     fn embedding(&self, index: &Self) -> Result<Self> {
         let (table, ids) = (self.spec().shape, index.spec().shape);
         if table.rank() != 2 {
             return Err(Error::shape("embedding", &[table, ids], "the table must be [V, D]"));
         }
-        let rows = self.index_select(0, &index.reshape([ids.numel()])?)?;
+        let rows = self.index_select(0, &index.reshape([ids.numel()])?).map_err(|e| e.of_index("embedding", ids))?;
         rows.reshape([&ids[..], &[table[1]]].concat())
     }
-    /// `self` (`i64`, values below `classes`) as rows of zeros with one 1: `[..]` becomes `[.., classes]`, `i64`.
+    /// `self` (`i64`) as rows of zeros with one 1: `[..]` becomes `[.., classes]`, `i64`. A value outside `0..classes`
+    /// is an error, as an index out of range.
+    #[track_caller]
     fn one_hot(&self, classes: usize) -> Result<Self> {
-        static HOT: LazyLock<Program> = LazyLock::new(|| {
-            Program::build("one_hot", 1, 1, |b, x, s| {
-                vec![(b.index() % s[0]).eq(x[0]).select(b.int(1).cast_like(x[0]), b.int(0).cast_like(x[0]))]
-            })
-        });
         index("one_hot", self.spec())?;
         let shape = self.spec().shape;
-        let wide = shape.insert(shape.rank(), classes)?;
-        self.unsqueeze(-1)?.broadcast_to(wide)?.apply_program(&HOT, &[], &[(classes as i64).into()])
+        let places = self.unsqueeze(-1)?;
+        let one = Self::constant(Tensor::ones(self.runtime(), [], DType::I64)?);
+        let ones = one.broadcast_to(places.spec().shape)?;
+        let rows = ScatterAdd { axis: shape.rank(), size: classes };
+        Self::apply1(rows, &[&ones, &places]).map_err(|e| e.of_index("one_hot", shape))
     }
 }
 
 impl<T: Apply> IndexOps for T {}
 
 /// `x` cut to `index`'s sizes on every axis but `free`.
+#[track_caller]
 fn narrowed<T: Apply>(op: &'static str, x: &T, free: usize, index: &T) -> Result<T> {
     let (xs, is) = (x.spec().shape, index.spec().shape);
     let fits = xs.rank() == is.rank() && (0..xs.rank()).all(|i| i == free || is[i] <= xs[i]);
@@ -168,6 +182,7 @@ fn narrowed<T: Apply>(op: &'static str, x: &T, free: usize, index: &T) -> Result
 }
 
 /// `index: [N]` laid along `axis` of `shape`, repeated along the others.
+#[track_caller]
 fn along<T: Apply>(op: &'static str, index: &T, axis: usize, shape: Shape) -> Result<T> {
     let ids = index.spec();
     if ids.shape.rank() != 1 {

@@ -1,6 +1,6 @@
 //! Tensors put together, surrounded, and masked to a triangle.
 
-use std::sync::LazyLock;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use smallvec::{SmallVec, smallvec};
 
@@ -33,11 +33,17 @@ impl Rule for Cat {
         "cat"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=usize::MAX
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let dtype = same_dtype("cat", ins)?;
         let shapes: Vec<Shape> = ins.iter().map(|s| s.shape).collect();
-        let total = shapes.iter().map(|s| s.get(self.axis).copied().unwrap_or(0)).sum();
-        let agree = |s: &Shape| s.rank() == shapes[0].rank() && s.with(self.axis, 0) == shapes[0].with(self.axis, 0);
+        let total = shapes.iter().fold(0, |n: usize, s| n.saturating_add(s.get(self.axis).copied().unwrap_or(0)));
+        let agree = |s: &Shape| {
+            s.rank() > self.axis && s.rank() == shapes[0].rank() && s.with(self.axis, 0) == shapes[0].with(self.axis, 0)
+        };
         if !shapes.iter().all(agree) {
             return Err(Error::shape("cat", &shapes, format!("sizes may differ only along axis {}", self.axis)));
         }
@@ -65,7 +71,7 @@ impl Rule for Cat {
         let g = cx.grad()?;
         let mut start = 0;
         for i in 0..cx.inputs() {
-            let len = cx.input_spec(i).shape[self.axis];
+            let len = cx.input_spec(i)?.shape[self.axis];
             cx.give(i, ViewOp::Slice { axis: self.axis, start, len, step: 1 }.into(), &[&g])?;
             start += len;
         }
@@ -74,6 +80,7 @@ impl Rule for Cat {
 }
 
 /// `xs` one after another along an existing axis; the other sizes must agree.
+#[track_caller]
 pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     let first = xs.first().ok_or_else(|| Error::argument("cat", "needs at least one tensor"))?;
     let axis = first.spec().shape.axis("cat", axis)?;
@@ -86,6 +93,7 @@ pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
 }
 
 /// `xs`, all of one shape, along a new axis.
+#[track_caller]
 pub fn stack<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     let tall = xs.iter().map(|x| x.unsqueeze(axis)).collect::<Result<Vec<T>>>()?;
     let rank = tall.first().map_or(0, |t| t.spec().shape.rank()) as isize;
@@ -95,6 +103,7 @@ pub fn stack<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
 /// Padding and triangles.
 pub trait JoinOps: Apply {
     /// `value` around the tensor: `pads[i]` gives how many elements come before and after axis `i`.
+    #[track_caller]
     fn pad(&self, pads: &[(usize, usize)], value: f64) -> Result<Self> {
         let shape = self.spec().shape;
         if pads.len() != shape.rank() {
@@ -109,11 +118,13 @@ pub trait JoinOps: Apply {
         zeros.where_cond(&Self::constant(inside), value)
     }
     /// The lower triangle of the last two axes: column − row ≤ `k`; zero elsewhere.
+    #[track_caller]
     fn tril(&self, k: isize) -> Result<Self> {
         static TRIL: LazyLock<Program> = LazyLock::new(|| triangle("tril", false));
         triangular(self, &TRIL, k)
     }
     /// The upper triangle of the last two axes: column − row ≥ `k`; zero elsewhere.
+    #[track_caller]
     fn triu(&self, k: isize) -> Result<Self> {
         static TRIU: LazyLock<Program> = LazyLock::new(|| triangle("triu", true));
         triangular(self, &TRIU, k)
@@ -122,10 +133,11 @@ pub trait JoinOps: Apply {
 
 impl<T: Apply> JoinOps for T {}
 
+#[track_caller]
 fn pad_zeros<T: Apply>(x: &T, pads: &[(usize, usize)]) -> Result<T> {
     let mut x = x.clone();
     for (i, &(before, after)) in pads.iter().enumerate().filter(|(_, p)| **p != (0, 0)) {
-        let len = x.spec().shape[i] + before + after;
+        let len = x.spec().shape[i].saturating_add(before).saturating_add(after);
         x = x.embed(i as isize, len, before, 1)?;
     }
     Ok(x)
@@ -140,6 +152,7 @@ fn triangle(name: &'static str, upper: bool) -> Program {
     })
 }
 
+#[track_caller]
 fn triangular<T: Apply>(x: &T, program: &Program, k: isize) -> Result<T> {
     let shape = x.spec().shape;
     if shape.rank() < 2 {

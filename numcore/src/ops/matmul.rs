@@ -1,12 +1,14 @@
-//! Matrix products: batched, broadcast, with transposed operands as strides, and Einstein sums reduced to them.
+//! Matrix products: batched, broadcast, with transposed operands as strides.
+
+use std::ops::RangeInclusive;
 
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Apply, Backprop, Bits, Op, ReduceOps, Rule, Saves, Spec, Specs, ViewOps,
+    Apply, Backprop, Bits, Op, Rule, Saves, Spec, Specs, ViewOps,
     rule::{float, same_dtype},
 };
-use crate::{Error, MAX_RANK, Out, Result, Runtime, Shape, Tensor, fused::Linear};
+use crate::{Error, Out, Result, Runtime, Shape, Tensor, fused::Linear};
 
 /// `a: [B.., M, K]` times `b: [B.., K, N]`; batch axes broadcast.
 #[derive(Clone, Debug)]
@@ -26,6 +28,10 @@ impl Matmul {
 impl Rule for Matmul {
     fn name(&self) -> &'static str {
         "matmul"
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -80,6 +86,7 @@ pub(crate) fn saves(wants: Bits) -> Saves {
 }
 
 /// Gives the gradients of inputs 0 and 1 where that of their product is `g`.
+#[track_caller]
 pub(crate) fn gradient<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> {
     if cx.wants(0) {
         let bt = cx.input(1)?.t()?;
@@ -87,7 +94,7 @@ pub(crate) fn gradient<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> 
     }
     if cx.wants(1) {
         let a = cx.input(0)?;
-        let (a, g) = match rows(a.spec().shape, cx.input_spec(1).shape) {
+        let (a, g) = match rows(a.spec().shape, cx.input_spec(1)?.shape) {
             Some(rows) => (flat(&a, rows)?, flat(g, rows)?),
             None => (a, g.clone()),
         };
@@ -101,14 +108,16 @@ fn rows(a: Shape, b: Shape) -> Option<usize> {
     (b.rank() == 2 && a.rank() > 2).then(|| a[..a.rank() - 1].iter().product())
 }
 
+#[track_caller]
 fn flat<T: Apply>(x: &T, rows: usize) -> Result<T> {
     x.reshape([rows, x.spec().shape.last().copied().unwrap_or(1)])
 }
 
 /// The gradient of input `i` is `a · b`, summed over the batch axes along which that input was broadcast.
+#[track_caller]
 fn product_to<T: Apply>(cx: &mut dyn Backprop<T>, i: usize, a: &T, b: &T) -> Result<()> {
     let product = Matmul.infer(&[a.spec(), b.spec()])?[0].shape;
-    if product == cx.input_spec(i).shape {
+    if product == cx.input_spec(i)?.shape {
         return cx.give(i, Op::Matmul(Matmul), &[a, b]);
     }
     let product = T::apply1(Matmul, &[a, b])?;
@@ -119,6 +128,7 @@ fn product_to<T: Apply>(cx: &mut dyn Backprop<T>, i: usize, a: &T, b: &T) -> Res
 pub trait MatmulOps: Apply {
     /// Matrix product over the last two axes; leading axes are batches and broadcast. A one-dimensional side is a vector,
     /// whose axis disappears. `[.., M, K] · [K, N]` runs as one product of `[.. · M, K]`, copied first if strides cannot say that.
+    #[track_caller]
     fn matmul(&self, other: &Self) -> Result<Self> {
         let (a, b) = (self.spec().shape, other.spec().shape);
         match (a.rank(), b.rank()) {
@@ -129,14 +139,17 @@ pub trait MatmulOps: Apply {
         }
     }
     /// `x · wᵀ + b` with `x: [.., I]`, `w: [O, I]`, `b: [O]`.
+    #[track_caller]
     fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
         linear(self, weight, bias, None)
     }
     /// `x · wᵀ + b + r`: as [`linear`](MatmulOps::linear), onto a residual `r: [.., O]`.
+    #[track_caller]
     fn linear_onto(&self, weight: &Self, bias: Option<&Self>, residual: &Self) -> Result<Self> {
         linear(self, weight, bias, Some(residual))
     }
     /// Inner product of two vectors.
+    #[track_caller]
     fn dot(&self, other: &Self) -> Result<Self> {
         self.matmul(other)
     }
@@ -144,7 +157,18 @@ pub trait MatmulOps: Apply {
 
 impl<T: Apply> MatmulOps for T {}
 
+#[track_caller]
 fn linear<T: Apply>(x: &T, weight: &T, bias: Option<&T>, residual: Option<&T>) -> Result<T> {
+    let (xs, ws) = (x.spec().shape, weight.spec().shape);
+    if ws.rank() != 2 || xs.last() != ws.last() {
+        let ins: SmallVec<[&T; 4]> = [x, weight].into_iter().chain(bias).collect();
+        let shapes: SmallVec<[Shape; 4]> = ins.iter().map(|x| x.spec().shape).collect();
+        let why = match (xs.last(), &ws[..]) {
+            (Some(n), [_, inputs]) => format!("x has {n} features, the weight takes {inputs}"),
+            _ => "needs x [.., I] and a weight [O, I]".into(),
+        };
+        return Err(T::explained(Error::shape("linear", &shapes, why), &ins));
+    }
     let weight = weight.t()?;
     if bias.is_none() && residual.is_none() {
         return x.matmul(&weight);
@@ -156,104 +180,9 @@ fn linear<T: Apply>(x: &T, weight: &T, bias: Option<&T>, residual: Option<&T>) -
     linear_rows(x, &weight, bias, residual)
 }
 
+#[track_caller]
 fn linear_rows<T: Apply>(x: &T, weight: &T, bias: Option<&T>, residual: Option<&T>) -> Result<T> {
     let op = Linear { bias: bias.is_some(), residual: residual.is_some() };
     let ins: SmallVec<[&T; 4]> = [x, weight].into_iter().chain(bias).chain(residual).collect();
     T::apply1(op, &ins)
-}
-
-type Labels = SmallVec<[u8; MAX_RANK]>;
-
-/// Einstein's sum convention: `einsum("bhqd,bhkd->bhqk", &[&q, &k])`. Letters name axes; those absent on the right are summed.
-/// Operands are contracted from left to right, each pair as one batched product. A letter may occur once per operand.
-pub fn einsum<T: Apply>(equation: &str, ins: &[&T]) -> Result<T> {
-    let (operands, output) = parse(equation, ins)?;
-    let mut at = Labelled { labels: operands[0].clone(), value: ins[0].clone() };
-    for (i, x) in ins.iter().enumerate().skip(1) {
-        let later: Labels = operands[i + 1..].iter().flatten().chain(&output).copied().collect();
-        at = contract(at, Labelled { labels: operands[i].clone(), value: (*x).clone() }, &later)?;
-    }
-    at.keep(&output)?.arranged(&output)
-}
-
-struct Labelled<T> {
-    labels: Labels,
-    value: T,
-}
-
-impl<T: Apply> Labelled<T> {
-    fn sizes(&self, labels: &[u8]) -> Vec<usize> {
-        let shape = self.value.spec().shape;
-        labels.iter().filter_map(|l| self.labels.iter().position(|m| m == l)).map(|i| shape[i]).collect()
-    }
-
-    /// Sums away the labels that are not in `wanted`.
-    fn keep(self, wanted: &[u8]) -> Result<Self> {
-        let gone: Vec<isize> =
-            (0..self.labels.len()).filter(|&i| !wanted.contains(&self.labels[i])).map(|i| i as isize).collect();
-        if gone.is_empty() {
-            return Ok(self);
-        }
-        let labels = self.labels.iter().copied().filter(|l| wanted.contains(l)).collect();
-        Ok(Labelled { labels, value: self.value.sum(&gone, false)? })
-    }
-
-    fn arranged(self, order: &[u8]) -> Result<T> {
-        let axes: Vec<usize> = order.iter().filter_map(|l| self.labels.iter().position(|m| m == l)).collect();
-        if axes.iter().enumerate().all(|(i, &a)| i == a) { Ok(self.value) } else { self.value.permute_axes(&axes) }
-    }
-}
-
-fn contract<T: Apply>(a: Labelled<T>, b: Labelled<T>, later: &[u8]) -> Result<Labelled<T>> {
-    let wanted_a: Labels = later.iter().chain(&b.labels).copied().collect();
-    let wanted_b: Labels = later.iter().chain(&a.labels).copied().collect();
-    let (a, b) = (a.keep(&wanted_a)?, b.keep(&wanted_b)?);
-    let pick = |from: &Labels, f: &dyn Fn(&u8) -> bool| -> Labels { from.iter().copied().filter(|l| f(l)).collect() };
-    let batch = pick(&a.labels, &|l| b.labels.contains(l) && later.contains(l));
-    let inner = pick(&a.labels, &|l| b.labels.contains(l) && !later.contains(l));
-    let rows = pick(&a.labels, &|l| !b.labels.contains(l));
-    let columns = pick(&b.labels, &|l| !a.labels.contains(l));
-    let (nb, nm, nk, nn) = (a.sizes(&batch), a.sizes(&rows), a.sizes(&inner), b.sizes(&columns));
-    let flat = |v: &[usize]| v.iter().product::<usize>();
-    let left = a.arranged(&[&batch[..], &rows, &inner].concat())?.reshape([flat(&nb), flat(&nm), flat(&nk)])?;
-    let right = b.arranged(&[&batch[..], &inner, &columns].concat())?.reshape([flat(&nb), flat(&nk), flat(&nn)])?;
-    let value = T::apply1(Matmul, &[&left, &right])?.reshape([nb, nm, nn].concat())?;
-    Ok(Labelled { labels: [&batch[..], &rows, &columns].concat().into(), value })
-}
-
-fn parse<T: Apply>(equation: &str, ins: &[&T]) -> Result<(Vec<Labels>, Labels)> {
-    let bad = |why: String| Error::argument("einsum", format!("`{equation}`: {why}"));
-    let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
-    let (left, right) = text.split_once("->").ok_or_else(|| bad("write the result after `->`".into()))?;
-    let labels = |s: &str| -> Result<Labels> {
-        let l: Labels = s.bytes().collect();
-        if !l.iter().all(u8::is_ascii_alphabetic) {
-            return Err(bad("axes are named by letters".into()));
-        }
-        if (1..l.len()).any(|i| l[..i].contains(&l[i])) {
-            return Err(bad(format!("a letter occurs twice in `{s}`")));
-        }
-        Ok(l)
-    };
-    let operands = left.split(',').map(labels).collect::<Result<Vec<_>>>()?;
-    let output = labels(right)?;
-    if operands.len() != ins.len() || ins.is_empty() {
-        return Err(bad(format!("names {} operands, {} were given", operands.len(), ins.len())));
-    }
-    let mut sizes = [None; 256];
-    for (l, x) in operands.iter().zip(ins) {
-        let shape = x.spec().shape;
-        if l.len() != shape.rank() {
-            return Err(Error::shape("einsum", &[shape], format!("`{equation}` names {} axes for it", l.len())));
-        }
-        for (&letter, &n) in l.iter().zip(shape.iter()) {
-            if *sizes[letter as usize].get_or_insert(n) != n {
-                return Err(bad(format!("axis `{}` has two sizes", letter as char)));
-            }
-        }
-    }
-    match output.iter().find(|&&l| sizes[l as usize].is_none()) {
-        Some(&l) => Err(bad(format!("`{}` occurs in no operand", l as char))),
-        None => Ok((operands, output)),
-    }
 }

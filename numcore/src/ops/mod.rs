@@ -4,31 +4,38 @@
 //! Whatever can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has the whole
 //! vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are written once over it.
 
+pub(crate) mod composed;
+mod einsum;
 mod elementwise;
 mod index;
 mod joining;
 pub(crate) mod matmul;
 mod pointwise;
 mod reduce;
-mod rule;
+pub(crate) mod rule;
 mod scan;
 mod sort;
 mod split;
 mod view;
+mod views;
 
+pub(crate) use composed::Sorted;
+pub use composed::*;
+pub use einsum::einsum;
 pub use elementwise::{PointwiseOps, Rhs};
 pub use index::{Gather, IndexOps, ScatterAdd};
 pub use joining::{Cat, JoinOps, cat, stack};
-pub use matmul::{Matmul, MatmulOps, einsum};
+pub use matmul::{Matmul, MatmulOps};
 pub use pointwise::{Input, Pointwise, ScalarList, compute, update};
-pub(crate) use pointwise::{cast, copy_into, fill_zero};
-pub(crate) use reduce::finite_top;
+pub(crate) use pointwise::{cast, copy_into, fill_zero, launch, one_device};
 pub use reduce::{ArgReduce, Reduce, ReduceOps};
+pub(crate) use reduce::{finite_top, moments};
 pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, SpecList, Specs};
 pub use scan::{Scan, ScanOps};
 pub use sort::{Sort, SortOps};
 pub use split::Split;
-pub use view::{Embed, Fold, ViewOp, ViewOps};
+pub use view::{Embed, Fold, ViewOp, Windows};
+pub use views::ViewOps;
 
 use crate::{Out, Result, Runtime, Tensor, fused::FusedOp};
 
@@ -43,7 +50,13 @@ macro_rules! op {
 
         impl Rule for Op {
             fn name(&self) -> &'static str { match self { $(Op::$variant(r) => r.name(),)* } }
-            fn infer(&self, ins: &[Spec]) -> Result<Specs> { match self { $(Op::$variant(r) => r.infer(ins),)* } }
+            fn arity(&self) -> std::ops::RangeInclusive<usize> { match self { $(Op::$variant(r) => r.arity(),)* } }
+            fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+                self.check_count(ins.len())?;
+                let outs = match self { $(Op::$variant(r) => r.infer(ins),)* }?;
+                outs.iter().try_for_each(|out| out.shape.checked(self.name()).map(drop))?;
+                Ok(outs)
+            }
             fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
                 match self { $(Op::$variant(r) => r.run(ins, outs),)* }
             }
@@ -90,6 +103,21 @@ impl Op {
     /// The op that gives its input back.
     pub fn identity() -> Op {
         Pointwise::identity().into()
+    }
+
+    /// An error unless it takes `given` inputs.
+    pub(crate) fn check_count(&self, given: usize) -> Result<()> {
+        let takes = self.arity();
+        if takes.contains(&given) {
+            return Ok(());
+        }
+        let many = |n: usize| if n == usize::MAX { "more".to_string() } else { n.to_string() };
+        let count = if takes.start() == takes.end() {
+            format!("{}", takes.start())
+        } else {
+            format!("{} to {}", takes.start(), many(*takes.end()))
+        };
+        Err(crate::Error::argument(self.name(), format!("takes {count} operands, {given} were given")))
     }
 
     /// Whether it gives its one input back unchanged.

@@ -1,13 +1,13 @@
 //! Elementwise operations: every one is a [`Program`]; a model author adds one by writing its expression.
 
-use std::sync::LazyLock;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use smallvec::SmallVec;
 
 use super::{Apply, Backprop, Bits, Op, Outs, Reduce, Rule, Saves, Spec, Specs};
 use crate::{
-    Accumulate, DType, Error, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Use,
-    pointwise::Program,
+    Accumulate, DType, DeviceId, Error, ErrorKind, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor,
+    TensorMut, Use, pointwise::Program,
 };
 
 /// Run-time numbers of a program.
@@ -38,6 +38,10 @@ impl Pointwise {
 impl Rule for Pointwise {
     fn name(&self) -> &'static str {
         self.program.name()
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        self.program.inputs()..=self.program.inputs()
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -98,6 +102,7 @@ impl Pointwise {
 }
 
 /// Gradients through `program` for every wanted input, given the gradients of its outputs.
+#[track_caller]
 pub(super) fn chain<T: Apply>(
     program: &Program,
     scalars: &ScalarList,
@@ -113,7 +118,7 @@ pub(super) fn chain<T: Apply>(
             .map(|&k| if (k as usize) < n { cx.input(k as usize) } else { Ok(upstream[k as usize - n].clone()) })
             .collect::<Result<SmallVec<[T; 4]>>>()?;
         let refs: SmallVec<[&T; 4]> = ins.iter().collect();
-        let to = cx.input_spec(i).shape;
+        let to = cx.input_spec(i)?.shape;
         let shapes: SmallVec<[Shape; 4]> = refs.iter().map(|t| t.spec().shape).collect();
         let full = shapes.iter().all(|s| *s == to) || Shape::broadcast_all(program.name(), &shapes)? == to;
         let op = match full {
@@ -126,6 +131,7 @@ pub(super) fn chain<T: Apply>(
 }
 
 /// Gradients of a node's outputs, zeros (of one element, broadcast) where nothing used one.
+#[track_caller]
 pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> Result<SmallVec<[T; 2]>> {
     let given: SmallVec<[Option<T>; 2]> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
     if given.iter().all(Option::is_some) {
@@ -135,7 +141,7 @@ pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> R
     let fill = |(k, g): (usize, Option<T>)| match g {
         Some(g) => Ok(g),
         None => {
-            let Spec { shape, dtype } = cx.output_spec(k);
+            let Spec { shape, dtype } = cx.output_spec(k)?;
             let zero = Tensor::zeros(&rt, vec![1; shape.rank()], dtype)?;
             T::apply1(super::ViewOp::Broadcast(shape), &[&T::constant(zero)])
         }
@@ -162,6 +168,14 @@ impl<R: Runtime> Clone for Input<'_, R> {
 impl<R: Runtime> Copy for Input<'_, R> {}
 
 impl<'a, R: Runtime> Input<'a, R> {
+    fn runtime(&self) -> Option<&'a R> {
+        match self {
+            Input::Own(_) => None,
+            Input::Value(t) => Some(t.runtime()),
+            Input::Memory(t) => Some(t.runtime()),
+        }
+    }
+
     fn operand(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Operand<'a, R>> {
         let view = match self {
             Input::Own(k) => return Ok(Operand::Own(k)),
@@ -187,9 +201,43 @@ pub fn compute<R: Runtime>(
     if let Some(other) = outs.iter().find(|t| *t.shape() != shape) {
         return Err(Error::shape(program.name(), &[shape, *other.shape()], "outputs must have one shape"));
     }
+    let devices = ins.iter().filter_map(|i| i.runtime()).chain(outs.iter().map(|t| t.runtime())).map(R::device);
+    one_device(program.name(), std::iter::once(rt.device()).chain(devices))?;
     let mut outs: SmallVec<[Out<'_, R>; 4]> =
         outs.iter_mut().map(|t| Out { view: t.rewritten(), how: Accumulate::Overwrite }).collect();
-    rt.pointwise(program, &operands, scalars, &mut outs)
+    launch(rt, program, &operands, scalars, &mut outs)
+}
+
+/// Runs `program` on operands of the outputs' shape, if they are as many and of the types it takes and gives.
+pub(crate) fn launch<R: Runtime>(
+    rt: &R,
+    program: &Program,
+    ins: &[Operand<'_, R>],
+    scalars: &[Scalar],
+    outs: &mut [Out<'_, R>],
+) -> Result<()> {
+    let types: SmallVec<[Option<DType>; 4]> = outs.iter().map(|o| Some(o.view.dtype())).collect();
+    let typed = |i: &Operand<'_, R>| match i {
+        Operand::View(view) => Some(view.dtype()),
+        Operand::Own(k) => types.get(*k).copied().flatten(),
+    };
+    let inputs = ins.iter().map(typed).collect::<Option<SmallVec<[DType; 8]>>>();
+    let Some(inputs) = inputs.filter(|_| outs.len() == program.outputs().len()) else {
+        let why = format!("gives {} outputs, {} were given to write", program.outputs().len(), outs.len());
+        return Err(Error::argument(program.name(), why));
+    };
+    program.check_scalars(program.typed(&inputs, &types)?, scalars)?;
+    rt.pointwise(program, ins, scalars, outs)
+}
+
+/// An error of `op` unless all are one device.
+pub(crate) fn one_device(op: &'static str, devices: impl Iterator<Item = DeviceId> + Clone) -> Result<()> {
+    let mut rest = devices.clone();
+    let first = rest.next();
+    if rest.all(|d| Some(d) == first) {
+        return Ok(());
+    }
+    Err(ErrorKind::Device { op, devices: devices.collect() }.into())
 }
 
 /// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and gives the new ones. For optimizers.
@@ -215,6 +263,7 @@ pub(crate) fn fill_zero<R: Runtime>(rt: &R, out: Out<'_, R>) -> Result<()> {
     rt.pointwise(&ZERO, &[], &[Scalar::I64(0)], &mut [out])
 }
 
+#[track_caller]
 pub(crate) fn cast<T: Apply>(x: &T, dtype: DType) -> Result<T> {
     static CASTS: LazyLock<Vec<Program>> =
         LazyLock::new(|| DType::ALL.iter().map(|&d| Program::new("to_dtype", |[x], []| [x.cast(d)])).collect());

@@ -1,6 +1,6 @@
 //! Reductions: an elementwise program whose result is combined over axes, and positions of extremes.
 
-use std::sync::LazyLock;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use smallvec::{SmallVec, smallvec};
 
@@ -57,6 +57,10 @@ impl Rule for Reduce {
         }
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        self.program.inputs()..=self.program.inputs()
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let full = self.full(ins.iter().map(|s| s.shape))?;
         if self.to.broadcast(&full) != Some(full) {
@@ -97,8 +101,8 @@ impl Rule for Reduce {
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
-        let specs = (0..cx.inputs()).map(|i| cx.input_spec(i).shape);
-        let full = self.full(specs.collect::<Vec<_>>().into_iter())?;
+        let shapes = (0..cx.inputs()).map(|i| Ok(cx.input_spec(i)?.shape)).collect::<Result<Vec<_>>>()?;
+        let full = self.full(shapes.into_iter())?;
         match self.op {
             ReduceOp::Sum => chain(&self.program, &self.scalars, &[g.broadcast_to(full)?], cx),
             ReduceOp::Prod => {
@@ -116,6 +120,7 @@ impl Rule for Reduce {
 }
 
 /// For every element, the product of the others it is multiplied with: exact where some are 0.
+#[track_caller]
 fn products_of_others<T: Apply>(x: &T, to: Shape) -> Result<T> {
     let shape = x.spec().shape;
     let lead = shape.rank() - to.rank();
@@ -148,6 +153,10 @@ impl Rule for ArgReduce {
         }
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let x = ins[0];
         if x.shape[self.axis] == 0 {
@@ -172,6 +181,7 @@ impl Rule for ArgReduce {
 }
 
 /// The largest along the axes that `to` drops (0 where that is infinite), depending on nothing: what is subtracted before `exp`.
+#[track_caller]
 pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
     static FINITE: LazyLock<Program> =
         LazyLock::new(|| Program::new("finite", |[m], []| [m.abs().eq(f64::INFINITY).select(m.sign() * 0.0, m)]));
@@ -183,6 +193,7 @@ pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
 /// Reductions. `axes` may be negative; none means all. With `keepdim` the axes stay, of size 1.
 pub trait ReduceOps: Apply {
     /// Sum; `bool` and narrow integers are counted in `i64`.
+    #[track_caller]
     fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         match self.spec().dtype {
             DType::Bool | DType::U8 | DType::I32 | DType::U32 => {
@@ -192,18 +203,22 @@ pub trait ReduceOps: Apply {
         }
     }
     /// Product.
+    #[track_caller]
     fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         reduce(self, ReduceOp::Prod, axes, keepdim)
     }
-    /// Largest; ties share the gradient evenly.
+    /// Largest; ties share the gradient evenly. Of no elements there is none: an error, unless the result is empty too.
+    #[track_caller]
     fn amax(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         reduce(self, ReduceOp::Max, axes, keepdim)
     }
-    /// Smallest; ties share the gradient evenly.
+    /// Smallest; ties share the gradient evenly. Of no elements there is none: an error, unless the result is empty too.
+    #[track_caller]
     fn amin(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         reduce(self, ReduceOp::Min, axes, keepdim)
     }
     /// Arithmetic mean, of floats.
+    #[track_caller]
     fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SCALED: LazyLock<Program> = LazyLock::new(|| Program::new("mean", |[x], [s]| [x * s]));
         super::rule::float("mean", self.spec())?;
@@ -213,6 +228,7 @@ pub trait ReduceOps: Apply {
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
     /// `ln Σ eˣ`, without overflow.
+    #[track_caller]
     fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SHIFTED: LazyLock<Widened> = LazyLock::new(|| {
             Widened::new(|wide| Program::new("logsumexp", |[x, m], []| [(wide.of(x) - wide.of(m)).exp()]))
@@ -225,16 +241,19 @@ pub trait ReduceOps: Apply {
         drop_axes(sum.apply_program(&BACK, &[&top], &[])?, self.spec().shape, axes, keepdim)
     }
     /// Variance: mean squared distance from the mean, with `correction` subtracted from the count (1: unbiased).
+    #[track_caller]
     fn var(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
         let kept = variance(self, axes, correction)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
     /// Standard deviation, the root of [`var`](ReduceOps::var); the gradient where it is 0 is 0.
+    #[track_caller]
     fn std(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
         let kept = root(&variance(self, axes, correction)?)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
     /// Euclidean norm; the gradient where it is 0 is 0.
+    #[track_caller]
     fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SQUARE: LazyLock<Widened> =
             LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x], []| [wide.of(x) * wide.of(x)])));
@@ -243,18 +262,22 @@ pub trait ReduceOps: Apply {
         drop_axes(root(&squares)?.to_dtype(self.spec().dtype)?, self.spec().shape, axes, keepdim)
     }
     /// Whether any holds, of `bool`.
+    #[track_caller]
     fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("any", self, ReduceOp::Max, axes, keepdim)
     }
     /// Whether all hold, of `bool`.
+    #[track_caller]
     fn all(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("all", self, ReduceOp::Min, axes, keepdim)
     }
     /// Position of the first largest along `axis`, as `i64`.
+    #[track_caller]
     fn argmax(&self, axis: isize, keepdim: bool) -> Result<Self> {
         arg(self, ArgOp::Max, axis, keepdim)
     }
     /// Position of the first smallest along `axis`, as `i64`.
+    #[track_caller]
     fn argmin(&self, axis: isize, keepdim: bool) -> Result<Self> {
         arg(self, ArgOp::Min, axis, keepdim)
     }
@@ -286,9 +309,20 @@ impl Widened {
 }
 
 /// The variance over `axes`, which stay; `f32` of halves.
+#[track_caller]
 fn variance<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
+    Ok(moments(x, axes, correction)?.1)
+}
+
+/// Mean and variance over `axes`, which stay; `f32` of halves. What the rounded mean leaves on average is added to it:
+/// the mean of equal numbers is then exactly theirs and their variance 0, and a small variance around a large mean
+/// keeps its digits.
+#[track_caller]
+pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<(T, T)> {
     static SCALED: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], [s]| [wide.of(x) * s])));
+    static LEFT: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x, m], [s]| [(wide.of(x) - m) * s])));
     static SQUARES: LazyLock<Widened> = LazyLock::new(|| {
         Widened::new(|wide| Program::new("var", |[x, m], [s]| [(wide.of(x) - m) * (wide.of(x) - m) * s]))
     });
@@ -296,15 +330,21 @@ fn variance<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
     let (to, count) = target("var", x.spec().shape, axes)?;
     let per = |n: usize| -> ScalarList { smallvec![(1.0 / n as f64).into()] };
     let mean = T::apply1(SCALED.sum(x, per(count), to), &[x])?;
-    of_some(count, T::apply1(SQUARES.sum(x, per(count.saturating_sub(correction)), to), &[x, &mean])?)
+    // Exactly, it is 0 whatever `x` is: nothing flows through it.
+    let left = T::apply1(LEFT.sum(x, per(count), to), &[&x.detach(), &mean.detach()])?;
+    let mean = of_some(count, mean.add(&left)?)?;
+    let squares = T::apply1(SQUARES.sum(x, per(count.saturating_sub(correction)), to), &[x, &mean])?;
+    Ok((mean, of_some(count, squares)?))
 }
 
 /// A mean of `count` numbers: NaN of none.
+#[track_caller]
 fn of_some<T: Apply>(count: usize, mean: T) -> Result<T> {
     if count == 0 { mean.mul(f64::NAN) } else { Ok(mean) }
 }
 
 /// The square root, with a gradient of 0 at 0 in place of the infinite one: what a length of nothing has.
+#[track_caller]
 fn root<T: Apply>(x: &T) -> Result<T> {
     static ROOT: LazyLock<Program> = LazyLock::new(|| {
         Program::new("sqrt", |[x], []| {
@@ -321,6 +361,7 @@ fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usiz
     Ok((shape.reduced(set), set.iter().filter(|&i| i < shape.rank()).map(|i| shape[i]).product()))
 }
 
+#[track_caller]
 fn drop_axes<T: Apply>(kept: T, shape: Shape, axes: &[isize], keepdim: bool) -> Result<T> {
     if keepdim {
         return Ok(kept);
@@ -328,12 +369,14 @@ fn drop_axes<T: Apply>(kept: T, shape: Shape, axes: &[isize], keepdim: bool) -> 
     kept.reshape(shape.dropped(shape.axes("reduce", axes)?))
 }
 
+#[track_caller]
 fn reduce<T: Apply>(x: &T, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<T> {
     let rule = |to| Reduce::new(op, to);
     let (to, _) = target(rule(Shape::SCALAR).name(), x.spec().shape, axes)?;
     drop_axes(T::apply1(rule(to), &[x])?, x.spec().shape, axes, keepdim)
 }
 
+#[track_caller]
 fn truth<T: Apply>(name: &'static str, x: &T, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<T> {
     if x.spec().dtype != DType::Bool {
         return Err(Error::dtype(name, &[x.spec().dtype], "needs bool; compare first"));
@@ -346,6 +389,7 @@ fn truth<T: Apply>(name: &'static str, x: &T, op: ReduceOp, axes: &[isize], keep
     reduce(x, op, axes, keepdim)
 }
 
+#[track_caller]
 fn arg<T: Apply>(x: &T, op: ArgOp, axis: isize, keepdim: bool) -> Result<T> {
     let rule = ArgReduce { op, axis: 0 };
     let axis = x.spec().shape.axis(rule.name(), axis)?;

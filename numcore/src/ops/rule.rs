@@ -1,5 +1,7 @@
 //! What every op answers ([`Rule`]), what applies op calls ([`Apply`]), and what a gradient rule sees ([`Backprop`]).
 
+use std::ops::RangeInclusive;
+
 use smallvec::SmallVec;
 
 use super::Op;
@@ -101,7 +103,9 @@ impl Saves {
 pub trait Rule {
     /// Its name in messages and profiles.
     fn name(&self) -> &'static str;
-    /// The outputs' shapes and dtypes, or the error a caller reads.
+    /// How many inputs it takes.
+    fn arity(&self) -> RangeInclusive<usize>;
+    /// The outputs' shapes and dtypes, or the error a caller reads. [`Op`] has counted the inputs by then.
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
     /// Computes into `outs`, which have the inferred specs (one that adds may be a strided view).
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
@@ -124,10 +128,20 @@ pub trait Apply: Clone + Sized {
     fn constant(value: Tensor<Self::Runtime>) -> Self;
     /// The same value, depending on nothing.
     fn detach(&self) -> Self;
-    /// Applies `op`; at least one input, all on one device.
+    /// Applies `op`; at least one input, all on one device. An error says at which line it was called: methods over it
+    /// that hand their caller's line on are `#[track_caller]` too.
+    #[track_caller]
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>>;
 
+    /// An error that is found before an op is applied to `ins`, with what is known of them, as [`apply`](Apply::apply) adds it to its own.
+    #[track_caller]
+    fn explained(error: Error, ins: &[&Self]) -> Error {
+        let _ = ins;
+        error.at(std::panic::Location::caller())
+    }
+
     /// [`apply`](Apply::apply) of an op with one output.
+    #[track_caller]
     fn apply1(op: impl Into<Op>, ins: &[&Self]) -> Result<Self> {
         Ok(Self::apply(op.into(), ins)?.remove(0))
     }
@@ -138,9 +152,9 @@ pub trait Backprop<T: Apply> {
     /// Whether input `i` needs a gradient.
     fn wants(&self, i: usize) -> bool;
     /// Spec of input `i`.
-    fn input_spec(&self, i: usize) -> Spec;
+    fn input_spec(&self, i: usize) -> Result<Spec>;
     /// Spec of output `k`.
-    fn output_spec(&self, k: usize) -> Spec;
+    fn output_spec(&self, k: usize) -> Result<Spec>;
     /// How many inputs there are.
     fn inputs(&self) -> usize;
     /// The saved input `i`.
@@ -149,7 +163,8 @@ pub trait Backprop<T: Apply> {
     fn output(&mut self, k: usize) -> Result<T>;
     /// The gradient of the loss with respect to output `k`; `None` when nothing used that output.
     fn upstream(&mut self, k: usize) -> Result<Option<T>>;
-    /// The gradient of input `i` is what this call gives; ignored when it is not wanted.
+    /// The gradient of input `i` is what this call, which has one output, gives; ignored when it is not wanted. It has the input's shape and
+    /// dtype, and is given once. An input that is given none has no gradient.
     fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;
     /// The gradients of the first inputs are this call's outputs, in order; those that are not wanted are ignored.
     fn give_all(&mut self, op: Op, ins: &[&T]) -> Result<()>;
@@ -170,7 +185,7 @@ impl<T: Apply> dyn Backprop<T> + '_ {
 
     /// The gradient of input `i` is `value`, summed over the axes along which that input was broadcast.
     pub fn give_sum_to(&mut self, i: usize, value: &T) -> Result<()> {
-        let to = self.input_spec(i).shape;
+        let to = self.input_spec(i)?.shape;
         if value.spec().shape == to {
             return self.give_value(i, value);
         }

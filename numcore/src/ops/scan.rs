@@ -1,5 +1,7 @@
 //! Recurrences along an axis: running sums and products, and first-order linear recurrences, whose adjoint is one again.
 
+use std::ops::RangeInclusive;
+
 use smallvec::smallvec;
 
 use super::{
@@ -35,6 +37,7 @@ impl Scan {
 }
 
 /// Moved one place along the axis, away from the start (towards it when `reverse`), `fill` coming in.
+#[track_caller]
 fn shift<T: Apply>(x: &T, axis: usize, reverse: bool, fill: f64) -> Result<T> {
     let shape = x.spec().shape;
     let n = shape[axis];
@@ -54,6 +57,10 @@ impl Rule for Scan {
             ScanOp::Prod => "cumprod",
             ScanOp::Linear => "linear_scan",
         }
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        if self.op == ScanOp::Linear { 2..=2 } else { 1..=1 }
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
@@ -103,14 +110,17 @@ impl Rule for Scan {
 /// Recurrences along an axis.
 pub trait ScanOps: Apply {
     /// Running sum.
+    #[track_caller]
     fn cumsum(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Sum, axis)
     }
     /// Running product; its gradient is exact where elements are 0.
+    #[track_caller]
     fn cumprod(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Prod, axis)
     }
     /// `y[t] = a[t] · y[t−1] + self[t]`, `y[−1] = 0`, of floats: a state-space recurrence.
+    #[track_caller]
     fn linear_scan(&self, a: &Self, axis: isize) -> Result<Self> {
         float("linear_scan", self.spec())?;
         let axis = self.spec().shape.axis("linear_scan", axis)?;
@@ -120,6 +130,7 @@ pub trait ScanOps: Apply {
 
 impl<T: Apply> ScanOps for T {}
 
+#[track_caller]
 fn scan<T: Apply>(x: &T, op: ScanOp, axis: isize) -> Result<T> {
     let rule = Scan { op, axis: 0, reverse: false };
     if x.spec().dtype == crate::DType::Bool {

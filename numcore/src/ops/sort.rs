@@ -1,9 +1,11 @@
 //! Order along an axis: sorted values with their positions, and the largest `k`.
 
+use std::ops::RangeInclusive;
+
 use smallvec::smallvec;
 
 use super::{Apply, Backprop, Bits, IndexOps, Op, Rule, Saves, Spec, Specs, ViewOps};
-use crate::{DType, Error, Out, Result, Runtime, Tensor, TensorMut};
+use crate::{DType, Error, Out, Result, Runtime, Tensor};
 
 /// Stable sort along an axis; outputs values and positions (`i64`). NaN sorts as largest.
 #[derive(Clone, Debug)]
@@ -17,17 +19,20 @@ impl Rule for Sort {
         "sort"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         Ok(smallvec![ins[0], Spec { shape: ins[0].shape, dtype: DType::I64 }])
     }
 
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
         let (rt, x) = (ins[0].runtime(), ins[0]);
-        if let [values, index] = outs {
-            return rt.sort(x.view(), self.axis, self.descending, values.view.reborrow(), index.view.reborrow());
-        }
-        let mut index = TensorMut::alloc(rt, *x.shape(), DType::I64)?;
-        super::overwriting(rt, &mut outs[0], |out| rt.sort(x.view(), self.axis, self.descending, out, index.out().view))
+        let [values, index] = outs else { return Ok(()) };
+        super::overwriting(rt, values, |values| {
+            super::overwriting(rt, index, |index| rt.sort(x.view(), self.axis, self.descending, values, index))
+        })
     }
 
     fn saves(&self, _: Bits) -> Result<Saves> {
@@ -36,7 +41,7 @@ impl Rule for Sort {
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let (g, index) = (cx.grad()?, cx.output(1)?);
-        let size = cx.input_spec(0).shape[self.axis];
+        let size = cx.input_spec(0)?.shape[self.axis];
         cx.give(0, Op::ScatterAdd(super::ScatterAdd::new(self.axis, size)), &[&g, &index])
     }
 }
@@ -44,6 +49,7 @@ impl Rule for Sort {
 /// Order along an axis.
 pub trait SortOps: Apply {
     /// Sorted values and their positions (`i64`), stable; NaN sorts as largest.
+    #[track_caller]
     fn sort(&self, axis: isize, descending: bool) -> Result<(Self, Self)> {
         let axis = self.spec().shape.axis("sort", axis)?;
         let mut both = Self::apply(Sort { axis, descending }.into(), &[self])?;
@@ -51,19 +57,32 @@ pub trait SortOps: Apply {
         Ok((both.remove(0), index))
     }
     /// The `k` largest along `axis`, in descending order, and their positions.
+    #[track_caller]
     fn topk(&self, k: usize, axis: isize) -> Result<(Self, Self)> {
-        let shape = self.spec().shape;
-        if k > shape[shape.axis("topk", axis)?] {
-            return Err(Error::shape("topk", &[shape], format!("axis {axis} has fewer than {k} elements")));
-        }
-        let (_, index) = self.detach().sort(axis, true)?;
-        let index = index.narrow(axis, 0, k)?;
-        Ok((self.gather(axis, &index)?, index))
+        extremes("topk", self, k, axis, true)
+    }
+    /// The `k` smallest along `axis`, in ascending order, and their positions: PyTorch's `topk(largest=False)`.
+    #[doc(alias = "topk")]
+    #[track_caller]
+    fn topk_smallest(&self, k: usize, axis: isize) -> Result<(Self, Self)> {
+        extremes("topk_smallest", self, k, axis, false)
     }
     /// The positions that sort `self`.
+    #[track_caller]
     fn argsort(&self, axis: isize, descending: bool) -> Result<Self> {
         Ok(self.detach().sort(axis, descending)?.1)
     }
 }
 
 impl<T: Apply> SortOps for T {}
+
+/// The first `k` in order along `axis`, and their positions.
+#[track_caller]
+fn extremes<T: Apply>(op: &'static str, x: &T, k: usize, axis: isize, descending: bool) -> Result<(T, T)> {
+    let shape = x.spec().shape;
+    if k > shape[shape.axis(op, axis)?] {
+        return Err(Error::shape(op, &[shape], format!("axis {axis} has fewer than {k} elements")));
+    }
+    let index = x.detach().sort(axis, descending)?.1.narrow(axis, 0, k)?;
+    Ok((x.gather(axis, &index)?, index))
+}

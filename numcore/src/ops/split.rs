@@ -1,6 +1,8 @@
 //! Pieces of a tensor: views, whose gradients become the whole's in one go. (As slices, each on its own, they took a pass of zeros and one
 //! that adds for every piece.)
 
+use std::ops::RangeInclusive;
+
 use smallvec::SmallVec;
 
 use super::{Apply, Backprop, Bits, Cat, Rule, Saves, Spec, Specs, ViewOp, ViewOps, cat, copy_into};
@@ -30,6 +32,10 @@ impl Rule for Split {
         "split"
     }
 
+    fn arity(&self) -> RangeInclusive<usize> {
+        1..=1
+    }
+
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         self.views().map(|v| Ok(Spec { shape: v.shape(ins[0].shape)?, dtype: ins[0].dtype })).collect()
     }
@@ -49,7 +55,7 @@ impl Rule for Split {
         for (k, g) in given.iter().enumerate() {
             pieces.push(match g {
                 Some(g) => g.clone(),
-                None => nothing(like, cx.output_spec(k))?,
+                None => nothing(like, cx.output_spec(k)?)?,
             });
         }
         let pieces: SmallVec<[&T; 4]> = pieces.iter().collect();
@@ -61,6 +67,7 @@ impl Rule for Split {
 }
 
 /// The gradient of a piece that was not used.
+#[track_caller]
 fn nothing<T: Apply>(like: &T, Spec { shape, dtype }: Spec) -> Result<T> {
     let zero = Tensor::zeros(like.runtime(), Shape::SCALAR, dtype)?;
     Ok(T::constant(zero.broadcast_to(shape)?))

@@ -130,7 +130,8 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Neg => -u,
         Unary::Abs => u * x.sign(),
         Unary::Exp => u * y,
-        Unary::Expm1 => u * (y + 1.0),
+        // Not y + 1, which keeps no digits where eˣ is small beside 1.
+        Unary::Expm1 => u * x.exp(),
         Unary::Exp2 => u * y * LN_2,
         Unary::Log => u / x,
         Unary::Log1p => u / (x + 1.0),
@@ -148,6 +149,7 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Cosh => u * x.sinh(),
         Unary::Tanh => u * (1.0 - y * y),
         Unary::Erf => u * (-(x * x)).exp() * FRAC_2_SQRT_PI,
+        Unary::Erfc => u * (-(x * x)).exp() * -FRAC_2_SQRT_PI,
         Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc | Unary::Not => return None,
     })
 }
@@ -164,7 +166,9 @@ fn binary<'b>(op: Binary, a: Expr<'b>, b: Expr<'b>, y: Expr<'b>, u: Expr<'b>) ->
             [b.eq(0.0).select(0.0, u * (b * a.pow(b - 1.0))), (a.eq(0.0) & b.ge(0.0)).select(0.0, u * (y * a.log()))]
         }
         Binary::Atan2 => {
-            let scaled = u / (a * a + b * b);
+            // The origin has no angle; its gradient is 0, as PyTorch's.
+            let square = a * a + b * b;
+            let scaled = square.eq(0.0).select(0.0, u / square);
             [scaled * b, -(scaled * a)]
         }
         Binary::Max => [winner(a.lt(b), a, b, u), winner(b.lt(a), a, b, u)],

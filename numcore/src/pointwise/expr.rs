@@ -2,13 +2,16 @@
 
 use std::{
     cell::Cell,
-    f64::consts::{FRAC_1_SQRT_2, PI},
+    f64::consts::{FRAC_1_SQRT_2, LN_2, PI},
     marker::PhantomData,
     ops,
 };
 
 use super::{Binary, Builder, Id, Inst, Unary};
 use crate::DType;
+
+/// Beyond, `√(x² ± 1)` is `x` in every type.
+const FAR: f64 = 268_435_456.0;
 
 /// A value of a program in the making. Copy it freely; operators and methods add to the program.
 ///
@@ -104,6 +107,8 @@ unary! {
     tanh Tanh;
     /// The error function.
     erf Erf;
+    /// `1 − erf(x)`, accurate where it is small.
+    erfc Erfc;
     /// Largest whole number not above.
     floor Floor;
     /// Smallest whole number not below.
@@ -232,15 +237,41 @@ impl<'b> Expr<'b> {
         self * self.sigmoid()
     }
 
-    /// `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016).
+    /// `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016): `Φ(x) = erfc(−x/√2) / 2`, which keeps its digits
+    /// where it is small.
     pub fn gelu(self) -> Self {
-        self * 0.5 * ((self * FRAC_1_SQRT_2).erf() + 1.0)
+        self * 0.5 * (self * -FRAC_1_SQRT_2).erfc()
     }
 
-    /// The tanh approximation of `x · Φ(x)`.
+    /// The tanh approximation of `x · Φ(x)`. `(1 + tanh u) / 2` is `sigmoid(2u)`, which keeps its digits where it is
+    /// small.
     pub fn gelu_tanh(self) -> Self {
-        let inner = (self + self * self * self * 0.044_715) * (2.0 / PI).sqrt();
-        self * 0.5 * (inner.tanh() + 1.0)
+        let twice = (self + self * self * self * 0.044_715) * (2.0 * (2.0 / PI).sqrt());
+        self * twice.sigmoid()
+    }
+
+    /// Inverse hyperbolic sine: near 0 by [`atanh`](Expr::atanh)'s series of `x/√(1 + x²)`, beyond by the logarithm,
+    /// far out without squares.
+    pub fn asinh(self) -> Self {
+        let a = self.abs();
+        let ratio = self * (self * self + 1.0).rsqrt();
+        let near = (ratio * 2.0 / (1.0 - ratio)).log1p() * 0.5;
+        let far = a.gt(FAR).select(a.log() + LN_2, (a + (a * a + 1.0).sqrt()).log());
+        a.lt(0.5).select(near, self.sign() * far)
+    }
+
+    /// Inverse hyperbolic cosine; NaN below 1.
+    pub fn acosh(self) -> Self {
+        let t = self - 1.0;
+        self.gt(FAR).select(self.log() + LN_2, (t + (t * (self + 1.0)).sqrt()).log1p())
+    }
+
+    /// Inverse hyperbolic tangent; NaN outside `[−1, 1]`.
+    pub fn atanh(self) -> Self {
+        let of = |x: Self| (x * 2.0 / (1.0 - x)).log1p() * 0.5;
+        // Of a magnitude near 1, for which a negative argument would cancel.
+        let a = self.abs();
+        a.lt(0.5).select(of(self), self.sign() * of(a))
     }
 
     /// `ln(1 + eˣ)`; the identity above 20.

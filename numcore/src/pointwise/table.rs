@@ -133,6 +133,8 @@ ops! { Unary, Does1: "Ops of one operand.";
     Tanh "tanh" Float(libm::tanh) [["Math::tanh({0})"], ["tanh({0})"], ["wg_tanh({0})"]];
     /// The error function.
     Erf "erf" Float(libm::erf) [["Math::erf({0})"], ["erf({0})"], ["wg_erf({0})"]];
+    /// `1 − erf(x)`, accurate where it is small.
+    Erfc "erfc" Float(libm::erfc) [["Math::erfc({0})"], ["erfc({0})"], ["wg_erfc({0})"]];
     /// Largest whole number not above.
     Floor "floor" Float(f64::floor) [["{0}.floor()"], ["floor({0})"], ["floor({0})"]];
     /// Smallest whole number not below.

@@ -39,13 +39,15 @@ impl<R: Runtime> Tensor<R> {
         scalars: &[Scalar],
     ) -> Result<Self> {
         let mut out = TensorMut::alloc(rt, Shape::new(shape.as_ref())?, dtype)?;
-        rt.pointwise(program, &[], scalars, &mut [out.out()])?;
+        crate::ops::launch(rt, program, &[], scalars, &mut [out.out()])?;
         out.freeze()
     }
 
-    /// Every element `value`.
+    /// Every element `value`, which an integer type must be able to hold exactly.
     pub fn full(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, value: impl Into<Scalar>) -> Result<Self> {
-        Self::generate(rt, shape, dtype, &FILL, &[value.into()])
+        let value = value.into();
+        require_whole("full", dtype, &[value])?;
+        Self::generate(rt, shape, dtype, &FILL, &[value])
     }
 
     /// Every element 0.
@@ -58,9 +60,16 @@ impl<R: Runtime> Tensor<R> {
         Self::full(rt, shape, dtype, 1i64)
     }
 
-    /// `start, start + step, …`, `len` of them.
+    /// `start, start + step, …`, `len` of them; an integer type must be able to hold each exactly.
     pub fn arange(rt: &R, start: impl Into<Scalar>, step: impl Into<Scalar>, len: usize, dtype: DType) -> Result<Self> {
-        Self::generate(rt, [len], dtype, &RANGE, &[start.into(), step.into()])
+        let (start, step) = (start.into(), step.into());
+        require_whole("arange", dtype, &[start])?;
+        if len > 1 && dtype.is_int() {
+            let exact = |x| whole(x).ok_or_else(|| Error::argument("arange", format!("{} is no {dtype}", Shown(x))));
+            let last = exact(start)? + exact(step)?.saturating_mul(len as i128 - 1);
+            require_within("arange", dtype, last)?;
+        }
+        Self::generate(rt, [len], dtype, &RANGE, &[start, step])
     }
 
     /// `[n, n]` with ones on the diagonal.
@@ -77,6 +86,9 @@ impl<R: Runtime> Tensor<R> {
     /// Uniform in `[low, high)` from Philox with this seed: bit-equal on every runtime in `[0, 1)`; another range may differ in the last
     /// bit, where a device does not round a product and a sum together.
     pub fn uniform(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, low: f64, high: f64, seed: u64) -> Result<Self> {
+        if low.is_nan() || high.is_nan() || low > high {
+            return Err(Error::argument("uniform", format!("{low} is not at most {high}")));
+        }
         let program = if dtype == DType::F64 { &UNIFORM64 } else { &UNIFORM };
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         require_float("uniform", dtype)?;
@@ -95,6 +107,9 @@ impl<R: Runtime> Tensor<R> {
     /// Normal with this mean and standard deviation, drawn on the host with fixed arithmetic: bit-equal on every runtime.
     pub fn normal(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, mean: f64, std: f64, seed: u64) -> Result<Self> {
         require_float("normal", dtype)?;
+        if std.is_nan() || std < 0.0 {
+            return Err(Error::argument("normal", format!("a standard deviation of {std}")));
+        }
         let mut rng = Philox::new(seed, 0);
         Self::from_f64_fn(rt, shape, dtype, || mean + std * rng.normal())
     }
@@ -120,6 +135,49 @@ impl<R: Runtime> Tensor<R> {
         let order: Vec<i64> = Philox::new(seed, 0).permutation(n).into_iter().map(|i| i as i64).collect();
         Self::from_vec(rt, order)
     }
+}
+
+/// The number itself, if it is whole.
+fn whole(x: Scalar) -> Option<i128> {
+    match x {
+        Scalar::F64(x) => (x.fract() == 0.0 && x.abs() < 2f64.powi(100)).then_some(x as i128),
+        Scalar::I64(x) => Some(x.into()),
+        Scalar::U64(x) => Some(x.into()),
+    }
+}
+
+/// A number as it was written.
+struct Shown(Scalar);
+
+impl std::fmt::Display for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Scalar::F64(x) => x.fmt(f),
+            Scalar::I64(x) => x.fmt(f),
+            Scalar::U64(x) => x.fmt(f),
+        }
+    }
+}
+
+/// Integers hold whole numbers of their range alone; nothing is rounded or wraps around in silence.
+fn require_whole(op: &'static str, dtype: DType, values: &[Scalar]) -> Result<()> {
+    for &x in values.iter().filter(|_| dtype.is_int()) {
+        match whole(x) {
+            Some(x) => require_within(op, dtype, x)?,
+            None => return Err(Error::argument(op, format!("{} is no {dtype}", Shown(x)))),
+        }
+    }
+    Ok(())
+}
+
+fn require_within(op: &'static str, dtype: DType, x: i128) -> Result<()> {
+    let range: std::ops::RangeInclusive<i128> = match dtype {
+        DType::U8 => 0..=u8::MAX.into(),
+        DType::I32 => i32::MIN.into()..=i32::MAX.into(),
+        DType::U32 => 0..=u32::MAX.into(),
+        _ => i64::MIN.into()..=i64::MAX.into(),
+    };
+    if range.contains(&x) { Ok(()) } else { Err(Error::argument(op, format!("{x} is no {dtype}"))) }
 }
 
 fn require_float(op: &'static str, dtype: DType) -> Result<()> {

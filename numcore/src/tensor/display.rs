@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Tensor;
-use crate::{DType, Runtime};
+use crate::{DType, Result, Runtime};
 
 /// Longest axis printed in full; beyond it the first and last `EDGE` are shown.
 const FULL: usize = 10;
@@ -11,10 +11,9 @@ const EDGE: usize = 4;
 
 impl<R: Runtime> fmt::Display for Tensor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ok(values) = self.to_f64s() else {
+        let Ok(cells) = Cells::of(self, f.precision()) else {
             return write!(f, "<values not readable> {self:?}");
         };
-        let cells = Cells::new(&values, self.dtype(), f.precision());
         cells.write(f, self.dims(), 0, 1)?;
         write!(f, "\n[{} {} {}]", self.device(), self.dtype(), self.shape())
     }
@@ -32,10 +31,14 @@ struct Cells {
 }
 
 impl Cells {
-    fn new(values: &[f64], dtype: DType, precision: Option<usize>) -> Cells {
-        let text: Vec<String> = values.iter().map(|&v| cell(v, dtype, precision.unwrap_or(4))).collect();
+    fn of<R: Runtime>(x: &Tensor<R>, precision: Option<usize>) -> Result<Cells> {
+        let text: Vec<String> = match x.dtype() {
+            // An `f64` does not hold them all.
+            DType::I64 => x.to_vec::<i64>()?.iter().map(i64::to_string).collect(),
+            dtype => x.to_f64s()?.iter().map(|&v| cell(v, dtype, precision.unwrap_or(4))).collect(),
+        };
         let width = text.iter().map(String::len).max().unwrap_or(0);
-        Cells { text, width }
+        Ok(Cells { text, width })
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>, dims: &[usize], at: usize, depth: usize) -> fmt::Result {

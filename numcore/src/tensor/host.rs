@@ -1,7 +1,7 @@
 //! Between tensors and host memory.
 
 use super::{Tensor, TensorMut, wrong_element};
-use crate::{Element, Error, Result, Runtime, Shape};
+use crate::{DeviceId, DeviceKind, Element, Error, ErrorKind, Result, Runtime, Shape};
 
 impl<R: Runtime> Tensor<R> {
     /// A tensor of `shape` with the values of `data` in row-major order; the lengths must agree.
@@ -21,6 +21,7 @@ impl<R: Runtime> Tensor<R> {
 
     /// A tensor of stored bytes, row-major, in the host's byte order.
     pub fn from_bytes(rt: &R, shape: Shape, dtype: crate::DType, bytes: &[u8]) -> Result<Self> {
+        let shape = shape.checked("from_bytes")?;
         if bytes.len() != shape.numel() * dtype.size() {
             let why = format!("{} bytes of {dtype}, but {} were given", shape.numel() * dtype.size(), bytes.len());
             return Err(Error::shape("from_bytes", &[shape], why));
@@ -35,15 +36,19 @@ impl<R: Runtime> Tensor<R> {
         if self.dtype() != E::DTYPE {
             return Err(wrong_element("to_vec", self.dtype(), E::DTYPE));
         }
-        let mut out = vec![E::default(); self.shape().numel()];
-        E::fill(&mut out, &self.to_bytes()?);
+        let bytes = self.to_bytes()?;
+        let mut out = zeros(self.shape().numel(), self.live())?;
+        E::fill(&mut out, &bytes);
         Ok(out)
     }
 
     /// The values in row-major order, each as the nearest `f64`, whatever the element type.
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         fn convert<R: Runtime, E: Element>(t: &Tensor<R>) -> Result<Vec<f64>> {
-            Ok(t.to_vec::<E>()?.into_iter().map(E::to_f64).collect())
+            let values = t.to_vec::<E>()?;
+            let mut out = zeros(values.len(), t.live())?;
+            out.iter_mut().zip(values).for_each(|(to, x)| *to = x.to_f64());
+            Ok(out)
         }
         use crate::DType::*;
         match self.dtype() {
@@ -62,21 +67,92 @@ impl<R: Runtime> Tensor<R> {
     /// The stored bytes, row-major.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let dense = self.contiguous()?;
-        let mut out = vec![0; dense.shape().numel() * dense.dtype().size()];
+        let mut out = zeros(dense.shape().numel() * dense.dtype().size(), self.live())?;
         dense.runtime().download(dense.view(), &mut out)?;
         Ok(out)
     }
 
-    /// The only element, as `f64`: for losses and metrics.
+    /// The only element, as the nearest `f64`: for losses and metrics. [`item_as`](Tensor::item_as) gives an `i64`
+    /// exactly.
     pub fn item(&self) -> Result<f64> {
-        if self.shape().numel() != 1 {
-            return Err(Error::shape("item", &[*self.shape()], "only a tensor of one element has an item"));
-        }
+        self.one_element()?;
         Ok(self.to_f64s()?[0])
+    }
+
+    /// The only element as it is stored. `E` must be the tensor's element type: nothing is converted silently.
+    #[doc(alias = "to_scalar")]
+    pub fn item_as<E: Element>(&self) -> Result<E> {
+        self.one_element()?;
+        if self.dtype() != E::DTYPE {
+            return Err(wrong_element("item_as", self.dtype(), E::DTYPE));
+        }
+        Ok(self.to_vec::<E>()?[0])
+    }
+
+    fn one_element(&self) -> Result<()> {
+        match self.shape().numel() {
+            1 => Ok(()),
+            _ => Err(Error::shape("item", &[*self.shape()], "only a tensor of one element has an item")),
+        }
     }
 
     /// The same values on another runtime, through host memory when the devices differ.
     pub fn to_device<S: Runtime>(&self, rt: &S) -> Result<Tensor<S>> {
         Tensor::from_bytes(rt, *self.shape(), self.dtype(), &self.to_bytes()?)
+    }
+    /// Bytes in use in host memory, as far as its runtime knows.
+    fn live(&self) -> usize {
+        let on_host = self.device().kind == DeviceKind::Cpu;
+        if on_host { self.runtime().memory().total.live } else { 0 }
+    }
+}
+
+/// `len` zeros in host memory, of which `live` bytes are in use; an error, not an abort, where there is not enough.
+pub(crate) fn zeros<E: Default + Clone>(len: usize, live: usize) -> Result<Vec<E>> {
+    let mut out = Vec::new();
+    resize(&mut out, len, live)?;
+    Ok(out)
+}
+
+/// Resizes a vector in host memory, as [`zeros`] makes one.
+pub(crate) fn resize<E: Default + Clone>(out: &mut Vec<E>, len: usize, live: usize) -> Result<()> {
+    let device = DeviceId { kind: DeviceKind::Cpu, index: 0 };
+    let requested = len.saturating_mul(size_of::<E>());
+    let full = |_| ErrorKind::OutOfMemory { device, requested, live };
+    out.try_reserve_exact(len.saturating_sub(out.len())).map_err(full)?;
+    out.resize(len, E::default());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, NullRuntime, ops::ViewOps};
+
+    #[test]
+    fn values_that_host_memory_cannot_hold_are_an_error() {
+        // One element seen 2⁵⁰ times. The null runtime has memory for all of them.
+        let one = Tensor::ones(&NullRuntime::new(), [1], DType::F32).unwrap();
+        let huge = one.broadcast_to([1 << 50]).unwrap();
+        let requested_by = |e: Error| match e.kind() {
+            ErrorKind::OutOfMemory { requested, .. } => *requested,
+            _ => panic!("{e}"),
+        };
+        assert_eq!(requested_by(huge.to_bytes().unwrap_err()), 1 << 52);
+        assert_eq!(requested_by(huge.to_vec::<f32>().unwrap_err()), 1 << 52);
+        assert_eq!(requested_by(huge.to_f64s().unwrap_err()), 1 << 52);
+        assert!(huge.to_device(&NullRuntime::new()).is_err());
+        assert!(huge.to_string().contains("not readable"));
+    }
+
+    #[test]
+    fn a_length_past_the_address_space_is_an_error() {
+        assert!(zeros::<f64>(usize::MAX, 0).is_err());
+        let mut bytes = vec![1u8; 3];
+        assert!(resize(&mut bytes, usize::MAX / 2, 7).unwrap_err().to_string().contains("7 in use"));
+        resize(&mut bytes, 5, 0).unwrap();
+        assert_eq!(bytes, [1, 1, 1, 0, 0]);
+        resize(&mut bytes, 1, 0).unwrap();
+        assert_eq!(bytes, [1]);
     }
 }

@@ -1,19 +1,21 @@
 //! [`Tensor`]: an immutable value on a device. [`TensorMut`]: memory with one owner, which may be written.
 
+mod bits;
 mod create;
 mod display;
 mod host;
 mod mutable;
 mod pieces;
 
-use std::sync::Arc;
+use std::{panic::Location, sync::Arc};
 
+pub(crate) use host::{resize, zeros};
 pub(crate) use mutable::Lent;
 pub use mutable::TensorMut;
 
 use crate::{
     DType, DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Support, Use, View,
-    ops::{Apply, Op, Outs, Rule, Spec, ViewOp},
+    ops::{Apply, Op, Outs, Rule, Spec, ViewOp, one_device},
 };
 
 /// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory;
@@ -178,14 +180,15 @@ impl<R: Runtime> Apply for Tensor<R> {
     }
 
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
-        Self::compute(&op, ins)
+        let caller = Location::caller();
+        Self::compute(&op, ins).map_err(|error| error.at(caller))
     }
 }
 
 impl<R: Runtime> Tensor<R> {
     /// [`apply`](Apply::apply), for whoever keeps the op.
     pub fn compute(op: &Op, ins: &[&Self]) -> Result<Outs<Self>> {
-        same_device(op.name(), ins)?;
+        check_operands(op, ins)?;
         if let Op::View(view) = op {
             return Ok(smallvec::smallvec![ins[0].reindexed(view)?]);
         }
@@ -218,13 +221,13 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// Computes `op` into memory that `slot` gives for each of its outputs, which is overwritten or added to as it knows; what gets none is
-    /// made. Memory of an output has its shape and dtype, and no input shares it.
+    /// made. Memory that is not of an output's shape, dtype and device, or that an input shares, is an error.
     pub fn compute_into(
         op: &Op,
         ins: &[&Self],
         slot: impl FnMut(usize) -> Option<TensorMut<R>>,
     ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
-        same_device(op.name(), ins)?;
+        check_operands(op, ins)?;
         let mut outs = Self::make(op, ins, slot)?;
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
         op.run(ins, &mut to)?;
@@ -245,7 +248,10 @@ impl<R: Runtime> Tensor<R> {
             _ => Layout::contiguous(shape),
         };
         let specs = op.infer(&specs)?;
-        let mut given: smallvec::SmallVec<[_; 2]> = (0..specs.len()).map(&mut given).collect();
+        let mut given: smallvec::SmallVec<[Option<TensorMut<R>>; 2]> = (0..specs.len()).map(&mut given).collect();
+        for (spec, memory) in specs.iter().zip(&given) {
+            memory.as_ref().map_or(Ok(()), |m| check_memory(op, *spec, m.spec(), m, ins))?;
+        }
         if let Op::Fused(op) = op
             && given.iter().all(Option::is_none)
             && let Some(layouts) = op.layouts_beside(rt, &specs, ins)
@@ -257,12 +263,35 @@ impl<R: Runtime> Tensor<R> {
     }
 }
 
-fn same_device<R: Runtime>(op: &'static str, ins: &[&Tensor<R>]) -> Result<()> {
-    let first = ins[0].device();
-    if ins[1..].iter().all(|t| t.device() == first) {
-        return Ok(());
+/// As many operands as `op` takes, at least one, and all on one device.
+fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
+    op.check_count(ins.len())?;
+    if ins.is_empty() {
+        return Err(Error::argument(
+            op.name(),
+            "needs at least one operand to know its device; use `Tensor::generate`",
+        ));
     }
-    Err(ErrorKind::Device { op, devices: ins.iter().map(|t| t.device()).collect() }.into())
+    one_device(op.name(), ins.iter().map(|t| t.device()))
+}
+
+/// What kernels rely on, and cannot see, of memory that is not made for the call: an error unless `memory`, of which `seen` is written,
+/// is what an output of `op` must be, `due`, and none of `ins` shares it.
+fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R>, ins: &[&Tensor<R>]) -> Result<()> {
+    let name = op.name();
+    if seen.dtype != due.dtype {
+        return Err(Error::dtype(name, &[due.dtype, seen.dtype], "the result is the first, its memory the second"));
+    }
+    if seen.shape != due.shape {
+        return Err(Error::shape(name, &[due.shape, seen.shape], "the result is the first, its memory the second"));
+    }
+    one_device(name, ins.iter().map(|t| t.device()).chain([memory.runtime().device()]))?;
+    if ins.iter().any(|x| memory.is_of(x)) {
+        return Err(
+            ErrorKind::Shared { op: name, what: "an operand and the memory to write are parts of one".into() }.into()
+        );
+    }
+    Ok(())
 }
 
 /// The error of an operand whose type is not the one a host slice has.

@@ -2,8 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Tensor, pieces::Cut};
-use crate::{Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, Shape, Use, View, ViewMut, ops};
+use smallvec::SmallVec;
+
+use super::{Tensor, check_memory, check_operands, pieces::Cut};
+use crate::{
+    Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, Shape, Use, View, ViewMut,
+    ops::{self, Apply, Rule, Spec},
+};
 
 /// Owned memory, without a lifetime and not `Clone`: fresh, or a range that a [`Flat`](crate::Flat) lent.
 ///
@@ -35,7 +40,7 @@ impl<R: Runtime> TensorMut<R> {
 
     /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
     pub fn alloc_for(rt: &R, use_: Use, shape: Shape, dtype: DType) -> Result<Self> {
-        let buffer = rt.tagged(use_).alloc(shape.numel() * dtype.size())?;
+        let buffer = rt.tagged(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
     }
 
@@ -45,6 +50,7 @@ impl<R: Runtime> TensorMut<R> {
 
     /// Fresh memory for a dense layout that begins with it.
     pub(crate) fn alloc_at(rt: R, layout: Layout, dtype: DType) -> Result<Self> {
+        layout.shape().checked("alloc")?;
         let buffer = rt.alloc(layout.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt, buffer, layout, dtype)))
     }
@@ -98,9 +104,29 @@ impl<R: Runtime> TensorMut<R> {
         ops::fill_zero(self.runtime(), Out { view: self.window(), how: Accumulate::Overwrite })
     }
 
-    /// Writes what `op` computes: overwriting if it is the first writer, adding otherwise.
+    /// Writes what `op`, which has one output, computes: overwriting if it is the first writer, adding otherwise. A result of another
+    /// shape, dtype or device than this memory, and operands that share it, are errors.
     pub fn accumulate(&mut self, op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
-        ops::Rule::run(op, ins, &mut [self.out()])
+        self.check_result(op, ins, self.spec())?;
+        op.run(ins, &mut [self.out()])
+    }
+
+    /// Its shape and element type.
+    pub fn spec(&self) -> Spec {
+        Spec { shape: *self.shape(), dtype: self.dtype() }
+    }
+
+    /// An error unless `op` has one output, which fits the part `seen` of this memory.
+    fn check_result(&self, op: &ops::Op, ins: &[&Tensor<R>], seen: Spec) -> Result<()> {
+        check_operands(op, ins)?;
+        let specs: SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
+        match op.infer(&specs)?[..] {
+            [due] => check_memory(op, due, seen, self, ins),
+            ref outs => {
+                let why = format!("has {} outputs, and is given memory for one; use `compute_into`", outs.len());
+                Err(Error::argument(op.name(), why))
+            }
+        }
     }
 
     /// As [`accumulate`](TensorMut::accumulate), through a view of this memory (`views` as applied to its own shape).
@@ -118,12 +144,13 @@ impl<R: Runtime> TensorMut<R> {
                 )
             })?;
         }
+        self.check_result(op, ins, Spec { shape: *layout.shape(), dtype: self.dtype() })?;
         if layout.numel() != self.shape().numel() && !self.written {
             self.zero()?;
         }
         let mut out = self.out();
         out.view.layout = &layout;
-        ops::Rule::run(op, ins, &mut [out])
+        op.run(ins, &mut [out])
     }
 
     /// The value, which no one can write any more. Memory that a flat buffer lent goes back to it instead.

@@ -18,7 +18,8 @@ impl<R: Runtime> TensorMut<R> {
     pub fn split(self, lens: &[usize]) -> Result<Vec<TensorMut<R>>> {
         let layout = *self.memory.layout();
         let numel = layout.numel();
-        if !layout.is_contiguous() || lens.iter().sum::<usize>() != numel {
+        let total = lens.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
+        if !layout.is_contiguous() || total != Some(numel) {
             let why = format!("row-major memory of {numel} elements cannot be cut into {lens:?}");
             return Err(Error::shape("split", &[*self.shape()], why));
         }

@@ -10,6 +10,18 @@ pub use cyclic::{CyclicTriangular, OneCycle};
 pub use decay::{Constant, Exponential, Linear, MultiStep, Polynomial, Step};
 pub use warmup::{Cooldown, Then, Warmup, Wsd};
 
+use numcore::{Error, Result};
+
+/// An update by a rate that is no number would make all weights NaN.
+pub(crate) fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
+    match lrs.iter().position(|lr| !lr.is_finite()) {
+        None => Ok(()),
+        Some(k) => {
+            Err(Error::argument(op, format!("the learning rate of group {k} is {}; look at its schedule", lrs[k])))
+        }
+    }
+}
+
 /// A learning rate for each step.
 ///
 /// A function will do: `|base, step| base / (1.0 + step as f64)`.

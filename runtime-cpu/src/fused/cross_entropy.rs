@@ -1,4 +1,5 @@
-//! Cross-entropy: a row's logsumexp and loss in one pass, and its gradient straight from the logits.
+//! Cross-entropy: a row's largest logit, the logarithm of its sum of exponentials and its loss while it is in cache,
+//! and its gradient straight from the logits.
 
 use numcore::{Error, Result, Support, fused::CrossEntropy};
 
@@ -32,11 +33,11 @@ impl<'a, T: Float> Terms<'a, T> {
         self.weight.map_or(one::<T>(), |w| w[c])
     }
 
-    /// A row's gradient, of its logits, their logsumexp and the gradient of its loss.
-    fn gradient(&self, simd: Simd, target: usize, (x, lse, g): (&[T], T, T), d: &mut [T]) {
+    /// A row's gradient, of its logits, their statistics and the gradient of its loss.
+    fn gradient(&self, simd: Simd, target: usize, (x, stats, g): (&[T], Stats<T>, T), d: &mut [T]) {
         let own = self.of_class(target) * self.target;
         let scale = if self.smooth { own + self.spread * self.joint } else { own };
-        probabilities(simd, x, d, lse, scale * g);
+        probabilities(simd, x, d, stats, scale * g);
         if self.smooth {
             for (c, v) in d.iter_mut().enumerate() {
                 *v = *v - self.spread * self.of_class(c) * g;
@@ -46,9 +47,19 @@ impl<'a, T: Float> Terms<'a, T> {
     }
 }
 
+/// What a row's loss and its gradient read of all its logits.
+#[derive(Clone, Copy)]
+struct Stats<T> {
+    /// The largest, or 0 where that is infinite.
+    top: T,
+    /// `ln Σ exp(x − top)`.
+    log_sum: T,
+}
+
 pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let (x, loss, lse) = (call.input::<S>(0), call.output::<S>(0), call.output::<S::Lane>(1));
+    let (x, loss) = (call.input::<S>(0), call.output::<S>(0));
+    let (tops, log_sums) = (call.output::<S::Lane>(1), call.output::<S::Lane>(2));
     let targets = targets(call, op, classes)?;
     let mut room = None;
     let weight = op.weighted.then(|| call.parameter::<S>(2, classes, &mut room)).transpose()?;
@@ -58,18 +69,23 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<S
             // SAFETY: a row of contiguous logits.
             let x = unsafe { x.slice((row * classes) as isize, classes) };
             let x = lines::read(call.engine().simd, x, wide);
-            let (norm, total) = row_sums(call.engine().simd, x, terms.weight, terms.smooth);
+            let (stats, total) = row_sums(call.engine().simd, x, terms.weight, terms.smooth);
             let value = match targets[row] {
                 t if t == op.ignore_index => S::Lane::default(),
                 t => {
-                    let nll = (norm - x[t as usize]) * terms.of_class(t as usize);
-                    if terms.smooth { nll * terms.target + (norm * terms.joint - total) * terms.spread } else { nll }
+                    let nll = (stats.log_sum - (x[t as usize] - stats.top)) * terms.of_class(t as usize);
+                    if terms.smooth {
+                        nll * terms.target + (stats.log_sum * terms.joint - total) * terms.spread
+                    } else {
+                        nll
+                    }
                 }
             };
             // SAFETY: this row's places of the outputs, which are this task's alone.
             unsafe {
                 loss.set(row as isize, S::store(value));
-                lse.set(row as isize, norm);
+                tops.set(row as isize, stats.top);
+                log_sums.set(row as isize, stats.log_sum);
             }
         });
     });
@@ -78,21 +94,23 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<S
 
 pub(super) fn backward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let (x, lse, g, d) = (call.input::<S>(0), call.input::<S::Lane>(2), call.input::<S>(3), call.output::<S>(0));
+    let (x, g, d) = (call.input::<S>(0), call.input::<S>(4), call.output::<S>(0));
+    let (tops, log_sums) = (call.input::<S::Lane>(2), call.input::<S::Lane>(3));
     let targets = targets(call, op, classes)?;
     let mut room = None;
-    let weight = op.weighted.then(|| call.parameter::<S>(4, classes, &mut room)).transpose()?;
+    let weight = op.weighted.then(|| call.parameter::<S>(5, classes, &mut room)).transpose()?;
     let terms = Terms::new(op, weight, classes);
     call.engine().ranges(rows, grain(classes), |part| {
         lines::each::<S, 2>(part, classes, |row, [wide_x, wide_d]| {
             let (i, from, simd) = (row as isize, (row * classes) as isize, call.engine().simd);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
-            let (x, lse, g, d) =
-                unsafe { (x.slice(from, classes), lse.get(i), g.get(i).load(), d.slice_mut(from, classes)) };
+            let (x, g, d) = unsafe { (x.slice(from, classes), g.get(i).load(), d.slice_mut(from, classes)) };
+            // SAFETY: one number per row.
+            let stats = unsafe { Stats { top: tops.get(i), log_sum: log_sums.get(i) } };
             let x = lines::read(simd, x, wide_x);
             lines::write(simd, d, wide_d, |d| match targets[row] {
                 t if t == op.ignore_index => d.fill(S::Lane::default()),
-                t => terms.gradient(simd, t as usize, (x, lse, g), d),
+                t => terms.gradient(simd, t as usize, (x, stats, g), d),
             });
         });
     });
@@ -112,8 +130,8 @@ fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a
 }
 
 leveled! {
-    /// A row's logsumexp, and its (weighted) sum if that is asked for.
-    fn row_sums<T: (Float)>(x: &[T], weight: Option<&[T]>, total: bool) -> (T, T) {
+    /// A row's statistics, and the (weighted) sum of `x − top` if `total`.
+    fn row_sums<T: (Float)>(x: &[T], weight: Option<&[T]>, total: bool) -> (Stats<T>, T) {
         let largest = lanes::max(x);
         let top = finite(largest);
         let sum = if top == largest {
@@ -121,18 +139,17 @@ leveled! {
         } else {
             lanes::sum1(x, [], |v| Math::exp(v - top))
         };
-        let lse = Math::log(sum) + top;
         let total = match weight {
             _ if !total => T::default(),
-            Some(w) => lanes::sum2(x, w, [], |x, w| x * w),
-            None => lanes::sum(x),
+            Some(w) => lanes::sum2(x, w, [], |x, w| (x - top) * w),
+            None => lanes::sum1(x, [], |x| x - top),
         };
-        (lse, total)
+        (Stats { top, log_sum: Math::log(sum) }, total)
     }
 
-    fn probabilities<T: (Float)>(x: &[T], d: &mut [T], lse: T, scale: T) {
+    fn probabilities<T: (Float)>(x: &[T], d: &mut [T], stats: Stats<T>, scale: T) {
         for (o, &v) in d.iter_mut().zip(x) {
-            *o = Math::exp(v - lse) * scale;
+            *o = Math::exp((v - stats.top) - stats.log_sum) * scale;
         }
     }
 }

@@ -57,6 +57,24 @@ pub(super) fn fold<T: Float, const N: usize>(
     row_tree(lanes, combine)
 }
 
+/// Sums both parts of `f(x[i])`.
+#[inline(always)]
+pub(super) fn sums1<T: Float, const N: usize>(x: &[T], mut ahead: [Ahead<T>; N], f: impl Fn(T) -> (T, T)) -> (T, T) {
+    let (mut first, mut second) = ([T::default(); LANES], [T::default(); LANES]);
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut add = |l: usize, x: T| {
+        let (a, b) = f(x);
+        first[l] = first[l] + a;
+        second[l] = second[l] + b;
+    };
+    for c in chunks {
+        ahead.iter_mut().for_each(Ahead::chunk);
+        (0..LANES).for_each(|l| add(l, c[l]));
+    }
+    rest.iter().enumerate().for_each(|(l, &x)| add(l, x));
+    (row_tree(first, |a, b| a + b), row_tree(second, |a, b| a + b))
+}
+
 /// Sums both parts of `f(x[i], y[i], z[i])`.
 #[inline(always)]
 pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], mut ahead: Ahead<T>, f: impl Fn(T, T, T) -> (T, T)) -> (T, T) {

@@ -87,7 +87,8 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
 fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
     let statistic = match op {
         FusedOp::CrossEntropy(_) | FusedOp::CrossEntropyGrad(_) if i == 1 => return DType::I64,
-        FusedOp::CrossEntropyGrad(_) | FusedOp::AttentionGrad(_) => i == 2,
+        FusedOp::CrossEntropyGrad(_) => i == 2 || i == 3,
+        FusedOp::AttentionGrad(_) => i == 2,
         FusedOp::NormGrad(op) => i == 2 || i == 3 && op.weight_at() != Some(3),
         _ => false,
     };

@@ -97,9 +97,18 @@ leveled! {
         x: &[T], y: &mut [T], weight: Option<&[T]>, bias: Option<&[T]>, centered: bool, eps: T,
     ) -> (T, T) {
         let count = T::from_f64(x.len() as f64);
-        let mean = if centered { lanes::sum1(x, [Ahead::at(y)], |v| v) / count } else { T::default() };
-        let squares = lanes::sum1(x, [Ahead::of(x), Ahead::at(y)], |v| (v - mean) * (v - mean));
-        let rstd = one::<T>() / crate::math::Real::sqrt(squares / count + eps);
+        let ahead = [Ahead::of(x), Ahead::at(y)];
+        let (mean, variance) = if centered {
+            let first = lanes::sum1(x, [Ahead::at(y)], |v| v) / count;
+            // What the rounded mean leaves corrects both: a row of equal numbers gives exactly their value, and zeros.
+            let (left, squares) = lanes::sums1(x, ahead, |v| (v - first, (v - first) * (v - first)));
+            let left = left / count;
+            let variance = squares / count - left * left;
+            (first + left, if variance < T::default() { T::default() } else { variance })
+        } else {
+            (T::default(), lanes::sum1(x, ahead, |v| v * v) / count)
+        };
+        let rstd = one::<T>() / crate::math::Real::sqrt(variance + eps);
         match (weight, bias) {
             (Some(w), Some(b)) => for (((o, &v), &w), &b) in y.iter_mut().zip(x).zip(w).zip(b) {
                 *o = ((v - mean) * rstd) * w + b;

@@ -1,10 +1,14 @@
-//! The error function.
+//! The error function and its complement.
 //!
 //! `erf x = −expm1(−x·g(x))` with `g(x) = −log(erfc x)/x`, which is smooth: one polynomial serves from 0 to where `erf`
 //! is 1, and the exponential takes care of relative accuracy at both ends. A rational function of `x²` for `f32` took
 //! half the time, but erred by 5 ULP.
+//!
+//! `erfc x = exp(−x²)·s·p(1 − s)` for `x ≥ 0` with `s = 2c/(x + c)`: a polynomial `p` in a variable that takes all of
+//! the axis to a bounded interval (Shepherd & Laframboise 1981), and `x²` in two parts, since the exponential makes a
+//! relative error of an absolute one.
 
-use super::exp::{Exp, expm1_above_low};
+use super::exp::{Exp, exp_sum, expm1_above_low};
 use super::real::{one_by_one, polynomial};
 
 /// `g` of one type.
@@ -15,6 +19,12 @@ pub trait Erf: Exp {
     const SLOPE: (Self, Self);
     /// `(g(x) − g(0)) / x`.
     fn erf_curve(x: Self) -> Self;
+    /// Beyond, `erfc` is 0.
+    const ERFC_HIGH: Self;
+    /// `c`.
+    const ERFC_CENTER: Self;
+    /// `p(t)`.
+    fn erfc_curve(t: Self) -> Self;
 }
 
 impl Erf for f32 {
@@ -35,6 +45,29 @@ impl Erf for f32 {
                 -0.0006351029,
                 0.000118215066,
                 -9.313916e-6,
+            ],
+        )
+    }
+
+    const ERFC_HIGH: f32 = 10.1;
+    const ERFC_CENTER: f32 = 3.0;
+
+    // By interpolation at Chebyshev's points, made for this crate: 2^-27.6.
+    #[inline(always)]
+    fn erfc_curve(t: f32) -> f32 {
+        one_by_one(
+            t,
+            [
+                0.17900115,
+                -0.14723241,
+                0.0983714,
+                -0.05174444,
+                0.019921213,
+                -0.0044727405,
+                -0.00020281963,
+                0.0005129282,
+                -8.327932e-05,
+                -5.5671633e-05,
             ],
         )
     }
@@ -77,6 +110,43 @@ impl Erf for f64 {
             ],
         )
     }
+
+    const ERFC_HIGH: f64 = 27.4;
+    const ERFC_CENTER: f64 = 4.0;
+
+    // By interpolation at Chebyshev's points, made for this crate: 2^-59.6.
+    #[inline(always)]
+    fn erfc_curve(t: f64) -> f64 {
+        polynomial(
+            t,
+            [
+                0.13699945762506138,
+                -0.12206859113511025,
+                0.09665108778315466,
+                -0.06760672891415462,
+                0.04135644848474904,
+                -0.021751367154982507,
+                0.009547689363738456,
+                -0.003296256667703672,
+                0.0007640069558292855,
+                -3.511985668594466e-05,
+                -5.6881575701463524e-05,
+                2.2101594509353273e-05,
+                -4.544487891172309e-07,
+                -2.3575880796981633e-06,
+                5.869822506822348e-07,
+                1.7799307746990438e-07,
+                -1.0617927888168678e-07,
+                -9.449974672734875e-09,
+                1.6090372020622903e-08,
+                2.0436121771200587e-10,
+                -2.395183033398762e-09,
+                -1.1310389240110041e-10,
+                2.870461981345153e-10,
+                6.109645209929849e-11,
+            ],
+        )
+    }
 }
 
 #[inline(always)]
@@ -85,4 +155,15 @@ pub fn erf<T: Erf>(x: T) -> T {
     let a = if a > T::ERF_HIGH { T::ERF_HIGH } else { a };
     let rest = a * a.mul_add(T::erf_curve(a), T::SLOPE.1);
     expm1_above_low(-a.mul_add(T::SLOPE.0, rest)).copysign(x)
+}
+
+#[inline(always)]
+pub fn erfc<T: Erf>(x: T) -> T {
+    let a = x.abs();
+    let a = if a > T::ERFC_HIGH { T::ERFC_HIGH } else { a };
+    let s = (T::TWO * T::ERFC_CENTER) / (a + T::ERFC_CENTER);
+    let square = a * a;
+    let lost = a.mul_add(a, -square);
+    let y = exp_sum(-square, -lost) * (s * T::erfc_curve(T::ONE - s));
+    if x < T::ZERO { T::TWO - y } else { y }
 }

@@ -29,6 +29,7 @@ pub use exp::EXP2_SLOPE;
 pub use int::Int;
 pub use narrow::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use real::Real;
+pub use trig::TRIG_LIMIT;
 
 /// Element functions of a floating compute type; arithmetic and rounding come with [`Real`].
 ///
@@ -150,6 +151,11 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     #[inline(always)]
     fn erf(self) -> Self {
         erf::erf(self)
+    }
+    /// `1 − erf`, accurate where it is small.
+    #[inline(always)]
+    fn erfc(self) -> Self {
+        erf::erfc(self)
     }
     /// `self` to the power `y`, with C's special values: `pow(x, 0) = pow(1, y) = 1` also for NaN; a negative number has
     /// whole powers only.

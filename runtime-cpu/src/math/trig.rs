@@ -4,9 +4,10 @@
 //! sine and cosine of `r` are both computed, and the last two bits of `n` choose. The polynomials are minimax fits by
 //! Remez' exchange, made for this crate.
 //!
-//! `f32` is computed in `f64` and is accurate for every argument. `f64` is accurate up to [`TRIG_LIMIT`]; beyond, where
-//! neighbouring numbers are 2⁻⁷ apart and more, sine and cosine only stay within `[-1, 1]`, and from 32 times that limit
-//! on the angle is taken as 0: a full reduction would cost every argument several table look-ups.
+//! `f32` is computed in `f64` and is accurate for every argument. `f64` is accurate up to [`TRIG_LIMIT`]: a full
+//! reduction would cost every argument several table look-ups. Beyond, sine and cosine only stay within `[-1, 1]`, and
+//! from 32 times that limit on the angle is taken as 0; who may meet such arguments computes those again by the host
+//! reference, as the steps of programs do.
 
 use super::real::{Real, polynomial};
 

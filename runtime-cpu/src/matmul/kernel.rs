@@ -68,7 +68,7 @@ impl Shape {
     pub(super) fn of<T: Registers>(simd: Simd) -> Shape {
         let ((rows, registers), lanes) = match simd {
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 | Simd::Amx => (WIDE, T::Avx512::LANES),
+            Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => (WIDE, T::Avx512::LANES),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => (NARROW, T::Avx2::LANES),
             _ => (NARROW, T::Baseline::LANES),
@@ -107,7 +107,7 @@ pub(super) unsafe fn run<T: Registers>(simd: Simd, block: &Block<'_, T>, strips:
     unsafe {
         match simd {
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 | Simd::Amx => avx512(block, strips),
+            Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => avx512(block, strips),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => avx2(block, strips),
             _ => block.run::<T::Baseline, { NARROW.0 }, { NARROW.1 }>(strips),

@@ -2,8 +2,8 @@
 
 use numcore::{Accumulate, Layout, Result, Shape, View};
 
-use super::{dense, multiply};
-use crate::{Buffer, Cpu, operand::Operand};
+use super::multiply;
+use crate::{Buffer, Cpu, operand::Operand, pointwise::convert};
 
 /// `out = x · w + b + r` for `ins` of `x: [.., M, K]`, `w: [K, N]` and what is added (`[N]` or `[.., M, N]`); `out` is contiguous.
 pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<()> {
@@ -26,11 +26,14 @@ pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<(
     multiply(cpu, &x, &ins[1].into(), out, Accumulate::Overwrite, added)
 }
 
-/// The operand as a matrix: seen as one, or copied.
+/// The operand as a matrix: seen as one, or copied. A copy keeps axes along which the operand is repeated (strides of 0), and those
+/// may have no place in a matrix: then all of it is written out.
 fn flat(cpu: &Cpu, x: Operand, shape: Shape) -> Result<(Operand, Option<Buffer>)> {
     if let Some(layout) = x.layout.reshape(shape) {
         return Ok((Operand { layout, ..x }, None));
     }
-    let (copy, _) = dense(cpu, &x, x.dtype)?;
+    let whole = Layout::contiguous(*x.layout.shape());
+    let copy = cpu.scratch(x.bytes())?;
+    convert(&cpu.queue.engine, x, Operand::of(&copy, whole, x.dtype), Accumulate::Overwrite)?;
     Ok((Operand::of(&copy, Layout::contiguous(shape), x.dtype), Some(copy)))
 }

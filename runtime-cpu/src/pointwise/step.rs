@@ -38,7 +38,7 @@ macro_rules! step {
             }
             match simd {
                 #[cfg(target_arch = "x86_64")]
-                Simd::Avx512 | Simd::Amx => avx512::<$($T),*>,
+                Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => avx512::<$($T),*>,
                 #[cfg(target_arch = "x86_64")]
                 Simd::Avx2 => avx2::<$($T),*>,
                 _ => generic::<$($T),*>,
@@ -50,6 +50,14 @@ macro_rules! step {
 /// A function of one element.
 pub(super) trait Map1<A, D> {
     fn f(a: A) -> D;
+}
+
+/// A function whose vector form does not hold for every argument.
+pub(super) trait Patched: Map1<f64, f64> {
+    /// Whether `x` needs [`exact`](Patched::exact).
+    fn beyond(x: f64) -> bool;
+    /// The function by scalar code.
+    fn exact(x: f64) -> f64;
 }
 
 /// A function of two elements.
@@ -67,6 +75,18 @@ step! { map1 [A: (Copy), D: (Copy), F: (Map1<A, D>)] |d, a, _b, _c, n| {
     let (d, a) = unsafe { (out::<D>(d, n), operand::<A>(a, n)) };
     loop1::<A, D, F>(d, a)
 } }
+
+step! {
+    /// As [`map1`] of `f64`, then once more one by one where [`Patched::beyond`] holds.
+    patched [F: (Patched)] |d, a, _b, _c, n| {
+        // SAFETY: the caller's promise.
+        let (d, a) = unsafe { (out::<f64>(d, n), operand::<f64>(a, n)) };
+        loop1::<f64, f64, F>(d, a);
+        if a.iter().fold(false, |any, &x| any | F::beyond(x)) {
+            patch::<F>(d, a);
+        }
+    }
+}
 
 step! { map2 [A: (Copy), B: (Copy), D: (Copy), F: (Map2<A, B, D>)] |d, a, b, _c, n| {
     // SAFETY: the caller's promise.
@@ -130,6 +150,13 @@ fn loop1<A: Copy, D, F: Map1<A, D>>(d: &mut [D], a: &[A]) {
     }
 }
 
+#[cold]
+fn patch<F: Patched>(d: &mut [f64], a: &[f64]) {
+    for (d, &x) in d.iter_mut().zip(a).filter(|(_, x)| F::beyond(**x)) {
+        *d = F::exact(x);
+    }
+}
+
 #[inline(always)]
 fn loop2<A: Copy, B: Copy, D, F: Map2<A, B, D>>(d: &mut [D], a: &[A], b: &[B]) {
     for ((d, &a), &b) in d.iter_mut().zip(a).zip(b) {
@@ -149,6 +176,37 @@ fn fold_loop<A: Copy, D: Copy, F: Map2<D, A, D>>(d: &mut [D], a: &[A]) {
     for (d, &a) in d.iter_mut().zip(a) {
         *d = F::f(*d, a);
     }
+}
+
+/// Sine, cosine and tangent of `f64`: beyond [`math::TRIG_LIMIT`] by the host reference, whose
+/// reduction (Payne and Hanek 1983) holds for every number.
+pub(super) mod trig {
+    use numcore::pointwise::{Number, Unary};
+
+    use super::{Map1, Patched};
+    use crate::math::{Math, TRIG_LIMIT};
+
+    macro_rules! trig {
+        ($($name:ident $f:ident;)*) => {$(
+            pub(in crate::pointwise) struct $name;
+            impl Map1<f64, f64> for $name {
+                #[inline(always)]
+                fn f(x: f64) -> f64 {
+                    Math::$f(x)
+                }
+            }
+            impl Patched for $name {
+                #[inline(always)]
+                fn beyond(x: f64) -> bool {
+                    x.abs() > TRIG_LIMIT
+                }
+                fn exact(x: f64) -> f64 {
+                    Unary::$name.eval(Number::Float(x)).to_f64()
+                }
+            }
+        )*};
+    }
+    trig! { Sin sin; Cos cos; Tan tan; }
 }
 
 /// Reads and writes of half types, and addition into them.

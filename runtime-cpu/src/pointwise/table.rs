@@ -5,7 +5,7 @@ use numcore::{
     pointwise::{Binary, Unary},
 };
 
-use super::step::{Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, random};
+use super::step::{Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, patched, random, trig};
 use crate::{
     Simd,
     element::{Lane, by_lane},
@@ -46,7 +46,12 @@ macro_rules! rows {
 pub(super) fn unary(op: Unary, t: DType, simd: Simd) -> Option<StepFn> {
     match t {
         DType::F32 => unary_float::<f32>(op, simd),
-        DType::F64 => unary_float::<f64>(op, simd),
+        DType::F64 => match op {
+            Unary::Sin => Some(patched::<trig::Sin>(simd)),
+            Unary::Cos => Some(patched::<trig::Cos>(simd)),
+            Unary::Tan => Some(patched::<trig::Tan>(simd)),
+            _ => unary_float::<f64>(op, simd),
+        },
         DType::I32 => unary_int::<i32>(op, simd),
         DType::I64 => unary_int::<i64>(op, simd),
         DType::U32 => unary_int::<u32>(op, simd),
@@ -81,6 +86,7 @@ fn unary_float<T: Math + 'static>(op: Unary, simd: Simd) -> Option<StepFn> {
         Cosh => |x| Math::cosh(x);
         Tanh => |x| Math::tanh(x);
         Erf => |x| Math::erf(x);
+        Erfc => |x| Math::erfc(x);
         Floor => |x| x.floor();
         Ceil => |x| x.ceil();
         Round => |x| x.round_ties_even();

@@ -80,7 +80,8 @@ impl Plan {
         let (head_dim, dtype) = (qs[3], q.dtype);
         // The largest of the kernels' requests.
         let shared = if dtype.is_half() { 320 } else { 192 } * (head_dim * dtype.size() + 16);
-        let fits = HEAD_DIMS.contains(&head_dim)
+        let fits = op.is_plain()
+            && HEAD_DIMS.contains(&head_dim)
             && v.dims()[3] == head_dim
             && dtype != DType::F64
             && shared <= call.cuda.queue.engine.driver.about().shared

@@ -18,23 +18,24 @@ pub(super) fn forward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support>
     let smooth = ("SMOOTH", op.label_smoothing != 0.0);
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy", smooth, rows, &[x]);
     let launch = Launch::new(call.cuda, "cross_entropy", &kernel)?;
-    let launch = launch.arg(call.outs[0].address).arg(call.outs[1].address).arg(x).arg(target).arg(w);
+    let launch = call.outs.iter().fold(launch, |launch, out| launch.arg(out.address)).arg(x).arg(target).arg(w);
     finish(call, op, rows, launch)
 }
 
-/// From logits, classes, `lse`, the upstream gradient and class weights (if given).
+/// From logits, classes, the rows' statistics, the upstream gradient and class weights (if given).
 pub(super) fn backward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support> {
     let rows = Rows::of(&call.ins[0]);
-    let (x, target, lse, g) = (call.dense(0)?, call.dense(1)?, call.dense(2)?, call.dense(3)?);
-    let w = if op.weighted { call.dense(4)? } else { 0 };
+    let (x, target) = (call.dense(0)?, call.dense(1)?);
+    let (top, log_sum, g) = (call.dense(2)?, call.dense(3)?, call.dense(4)?);
+    let w = if op.weighted { call.dense(5)? } else { 0 };
     if call.outs[0].numel() == 0 {
         return Ok(Support::Done);
     }
     let d = call.outs[0].address;
     let smooth = ("SMOOTH", op.label_smoothing != 0.0);
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x]);
-    let launch =
-        Launch::new(call.cuda, "cross_entropy_grad", &kernel)?.arg(d).arg(x).arg(target).arg(lse).arg(g).arg(w);
+    let launch = Launch::new(call.cuda, "cross_entropy_grad", &kernel)?;
+    let launch = launch.arg(d).arg(x).arg(target).arg(top).arg(log_sum).arg(g).arg(w);
     finish(call, op, rows, launch)
 }
 

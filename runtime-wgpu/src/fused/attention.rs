@@ -46,6 +46,9 @@ fn words(depth: usize, value_depth: usize) -> [usize; 5] {
 }
 
 pub(super) fn forward(call: &Call<'_, '_>, op: &Attention) -> Result<Support> {
+    if !op.is_plain() {
+        return Ok(Support::Decompose);
+    }
     let (q, k, v) = (call.ins[0], call.ins[1], call.ins[2]);
     let &[b, h, t, d] = q.layout.dims() else { return Ok(Support::Decompose) };
     let (heads, keys, e) = (k.layout.dims()[1], k.layout.dims()[2], v.layout.dims()[3]);

@@ -36,21 +36,22 @@ pub(super) fn forward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support>
         let spread = if op.label_smoothing != 0.0 {
             format!(
                 "var joint = 0f;\nvar weighted = 0f;\n{}let joints = all_sum(local, joint);\nlet sums = all_sum(local, weighted);\n\
-                 value = value * target_share + (lse * joints - sums) * other_share;\n",
-                f.columns(all, &format!("joint += {w};\nweighted += {x} * {w};\n"))
+                 value = value * target_share + (shift * joints - sums) * other_share;\n",
+                f.columns(all, &format!("joint += {w};\nweighted += ({x} - top) * {w};\n"))
             )
         } else {
             String::new()
         };
         format!(
-            "{class}{}let lse = wg_log(total) + top;\nlet place = {} + row * width + which;\n\
-             var value = (lse - {}) * own;\n{spread}if (ignored) {{ value = 0f; }}\n\
-             if (local == 0u) {{\n{}{}}}\n",
+            "{class}{}let shift = wg_log(total);\nlet place = {} + row * width + which;\n\
+             var value = (shift - ({} - top)) * own;\n{spread}if (ignored) {{ value = 0f; }}\n\
+             if (local == 0u) {{\n{}{}{}}}\n",
             total(f, 0),
             f.base(0),
             f.load_at(0, "place"),
             f.store(loss, "value"),
-            f.store(loss + 1, "lse"),
+            f.store(loss + 1, "top"),
+            f.store(loss + 2, "shift"),
         )
     })?;
     Ok(Support::Done)
@@ -62,9 +63,10 @@ pub(super) fn backward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support
         (call.ins[0], Along::Both),
         (call.ins[1], Along::Rows),
         (call.ins[2], Along::Rows),
-        (call.ins[3], Along::Rows)
+        (call.ins[3], Along::Rows),
+        (call.ins[4], Along::Rows)
     ];
-    operands.extend(call.ins.get(4).map(|w| (*w, Along::Columns)));
+    operands.extend(call.ins.get(5).map(|w| (*w, Along::Columns)));
     let d = operands.len();
     operands.push((call.outs[0], Along::Both));
     let numbers = numbers(call, op, width);
@@ -80,28 +82,29 @@ pub(super) fn backward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support
         indexed: true,
     };
     launch.run(call.wgpu, |f| {
-        let class = class(f, 1, op.weighted.then_some(4));
-        let (x, w) = (f.load(0), if op.weighted { f.load(4) } else { "1f".into() });
+        let class = class(f, 1, op.weighted.then_some(5));
+        let (x, w) = (f.load(0), if op.weighted { f.load(5) } else { "1f".into() });
         let smooth = op.label_smoothing != 0.0;
         let joints = match (smooth, op.weighted) {
             (false, _) => "let joints = 0f;\n".into(),
             (true, false) => "let joints = f32(width);\n".to_owned(),
             (true, true) => {
-                let sum = f.columns(&[4], &format!("joint += {w};\n"));
+                let sum = f.columns(&[5], &format!("joint += {w};\n"));
                 format!("var joint = 0f;\n{sum}let joints = all_sum(local, joint);\n")
             }
         };
         let each = format!(
-            "var d = wg_exp({x} - lse) * (mine + other_share * joints);\n{}if (c == which) {{ d -= mine; }}\n\
+            "var d = wg_exp(({x} - top) - shift) * (mine + other_share * joints);\n{}if (c == which) {{ d -= mine; }}\n\
              d = select(d * g, 0f, ignored);\n{}",
             if smooth { format!("d -= other_share * {w};\n") } else { String::new() },
             f.store(d, "d"),
         );
-        let all: &[usize] = if op.weighted { &[0, 4, d] } else { &[0, d] };
+        let all: &[usize] = if op.weighted { &[0, 5, d] } else { &[0, d] };
         format!(
-            "{class}{joints}let lse = {};\nlet g = {};\nlet mine = own * target_share;\n{}",
+            "{class}{joints}let top = {};\nlet shift = {};\nlet g = {};\nlet mine = own * target_share;\n{}",
             f.load(2),
             f.load(3),
+            f.load(4),
             f.columns(all, &each)
         )
     })?;

@@ -38,19 +38,30 @@ pub(super) fn forward(call: &Call<'_, '_>, op: &Norm) -> Result<Support> {
         let (x, eps) = (f.load(0), read(&mut f.params));
         let mean = if layer {
             let sum = f.columns(&[0], &format!("part += {x};\n"));
-            format!("var part = 0f;\n{sum}let mean = all_sum(local, part) / f32(width);\n")
+            format!("var part = 0f;\n{sum}let first = all_sum(local, part) / f32(width);\nvar rest = 0f;\n")
         } else {
             "let mean = 0f;\n".into()
         };
-        let squares = f.columns(&[0], &format!("let v = {x} - mean;\nsquares += v * v;\n"));
+        let squares = if layer {
+            f.columns(&[0], &format!("let v = {x} - first;\nrest += v;\nsquares += v * v;\n"))
+        } else {
+            f.columns(&[0], &format!("let v = {x};\nsquares += v * v;\n"))
+        };
+        // What the rounded mean leaves corrects it and the variance: a row of equal numbers gives exactly zeros.
+        let variance = if layer {
+            "let left = all_sum(local, rest) / f32(width);\nlet mean = first + left;\n\
+             let spread = all_sum(local, squares) / f32(width) - left * left;\nlet variance = select(spread, 0f, spread < 0f);\n"
+        } else {
+            "let variance = all_sum(local, squares) / f32(width);\n"
+        };
         let weight = if op.weight { format!(" * {}", f.load(1)) } else { String::new() };
         let bias = if op.bias { format!(" + {}", f.load(2)) } else { String::new() };
         let all: SmallVec<[usize; 4]> = (0..=y).collect();
         let each = f.columns(&all, &format!("let y = ({x} - mean) * rstd{weight}{bias};\n{}", f.store(y, "y")));
         let store_mean = if layer { f.store(y + 2, "mean") } else { String::new() };
         format!(
-            "{mean}var squares = 0f;\n{squares}\
-             let rstd = 1f / wg_sqrt(all_sum(local, squares) / f32(width) + {eps});\n{each}\
+            "{mean}var squares = 0f;\n{squares}{variance}\
+             let rstd = 1f / wg_sqrt(variance + {eps});\n{each}\
              if (local == 0u) {{\n{}{store_mean}}}\n",
             f.store(y + 1, "rstd"),
         )

@@ -310,3 +310,15 @@ fn wg_erf(x: f32) -> f32 {
     let rest = a * (a * curve - 5.863538e-8f);
     return wg_copysign(wg_expm1(-(a * 1.1283792f + rest)), x);
 }
+
+// exp(−x²)·s·p(1 − s) with s = 6/(x + 3), as on the processor (Shepherd & Laframboise 1981).
+fn wg_erfc(x: f32) -> f32 {
+    if (wg_nan(x)) { return x; }
+    let a = min(abs(x), 10.1f);
+    let s = 6f / (a + 3f);
+    let t = 1f - s;
+    let curve = ((((((((-5.5671633e-05f * t - 8.327932e-05f) * t + 0.0005129282f) * t - 0.00020281963f) * t - 0.0044727405f) * t + 0.019921213f) * t - 0.05174444f) * t + 0.0983714f) * t - 0.14723241f) * t + 0.17900115f;
+    let square = wg_product(a, a);
+    let y = wg_exp(-square.x) * (1f - square.y) * (s * curve);
+    return select(y, 2f - y, x < 0f);
+}

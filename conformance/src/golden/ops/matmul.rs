@@ -7,17 +7,6 @@ use numcore::{
 
 use crate::golden::call::{OpFn, one};
 
-/// Without a right side, the letters that occur once, in their own order.
-fn explicit(equation: &str) -> String {
-    if equation.contains("->") {
-        return equation.into();
-    }
-    let mut letters: Vec<char> = equation.chars().filter(|c| c.is_ascii_alphabetic()).collect();
-    letters.sort_unstable();
-    let once = letters.iter().filter(|l| letters.iter().filter(|m| m == l).count() == 1);
-    format!("{equation}->{}", once.collect::<String>())
-}
-
 pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
     let row: OpFn<R> = match op {
         "matmul" | "mm" | "bmm" | "mv" | "dot" => |c| one(c.x(0)?.matmul(c.x(1)?)),
@@ -30,7 +19,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
             one(c.x(0)?.mul(c.attrs.f64("beta", 1.0)?)?.add(&product))
         },
         "linear" => |c| one(c.x(0)?.linear(c.x(1)?, c.maybe(2))),
-        "einsum" => |c| one(einsum(&explicit(c.attrs.str("equation", "")?), &c.all())),
+        "einsum" => |c| one(einsum(c.attrs.str("equation", "")?, &c.all())),
         _ => return None,
     };
     Some(row)

@@ -37,6 +37,7 @@ fn layer<R: Runtime, C: Cell>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
         hidden: c.x(at("weight_hh_l0"))?.dims().last().copied().unwrap_or(0),
         layers: names.iter().filter(|n| n.starts_with("weight_ih") && !n.ends_with("reverse")).count(),
         bidirectional: names.iter().any(|n| n.ends_with("reverse")),
+        reverse: false,
         dropout: 0.0,
         bias: names.iter().any(|n| n.starts_with("bias")),
     };

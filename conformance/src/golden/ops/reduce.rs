@@ -77,12 +77,9 @@ fn position<R: Runtime>(c: &Call<'_, R>, f: impl Fn(&Var<R>, isize, bool) -> Res
 
 fn topk<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (x, k, axis) = (c.x(0)?, c.attrs.need(&["k"])?, axis(c, -1)?);
-    if c.attrs.bool(&["largest"], true)? {
-        let (values, index) = x.topk(k, axis)?;
-        return Ok(vec![values, index]);
-    }
-    let (values, index) = x.sort(axis, false)?;
-    Ok(vec![values.narrow(axis, 0, k)?, index.narrow(axis, 0, k)?])
+    let largest = c.attrs.bool(&["largest"], true)?;
+    let (values, index) = if largest { x.topk(k, axis)? } else { x.topk_smallest(k, axis)? };
+    Ok(vec![values, index])
 }
 
 fn norm<R: Runtime>(x: &Var<R>, p: f64, axes: &[isize], keep: bool) -> Result<Var<R>> {

@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{
     Result, Runtime,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
+    fused::{CrossEntropyOptions, NnOps, Reduction, RopeOptions, SdpaOptions},
     ops::ViewOps,
 };
 
@@ -92,6 +92,21 @@ fn norms<R: Runtime>() -> Vec<OpCase<R>> {
             |x| x[0].batch_norm(&x[1], &x[2], Some(&x[3]), Some(&x[4]), 1e-5),
         ),
         case("rope", [centered(&[2, 3, 4])], |x| x[0].rope(100.0, 0)).once(),
+        case("rope of neighbours", [centered(&[2, 3, 4])], |x| {
+            x[0].rope_with(RopeOptions { base: 100.0, interleaved: true, start: 2, ..RopeOptions::default() })
+        })
+        .once(),
+        case("rope of a part", [centered(&[2, 1, 3, 6])], |x| {
+            x[0].rope_with(RopeOptions { base: 100.0, dim: Some(4), ..RopeOptions::default() })
+        })
+        .once(),
+        case("rope at positions", [centered(&[2, 2, 3, 4]), indices(&[2, 3], &[0, 4, 1, 2, 2, 3])], |x| {
+            x[0].rope_with(RopeOptions { positions: Some(&x[1]), ..RopeOptions::default() })
+        })
+        .once(),
+        case("rotate", [centered(&[2, 3, 4]), centered(&[3, 2]), centered(&[3, 2])], |x| {
+            x[0].rotate(&x[1], &x[2], false)
+        }),
         case("rope from a position", [centered(&[1, 2, 3, 6])], |x| x[0].rope(10_000.0, 5)).once(),
     ]
 }
@@ -126,6 +141,22 @@ fn attention<R: Runtime>() -> Vec<OpCase<R>> {
         }),
         case("attention with a mask that learns", with(qkv(1, 2, 2, [3, 3], 2), centered(&[2, 3, 3])), |x| {
             attend(x, Some(&x[3]), false)
+        }),
+        case("attention capped", qkv(1, 2, 1, [3, 4], 2), |x| {
+            x[0].attention_with(&x[1], &x[2], SdpaOptions { softcap: Some(0.6), ..SdpaOptions::default() })
+        }),
+        case("attention in a window", qkv(1, 2, 1, [5, 5], 2), |x| {
+            x[0].attention_with(&x[1], &x[2], SdpaOptions { window: (Some(1), Some(1)), ..SdpaOptions::default() })
+        }),
+        case("attention after a cache, in a window, capped", qkv(1, 2, 1, [3, 6], 2), |x| {
+            let window = (Some(2), None);
+            let softcap = Some(0.9);
+            let options = SdpaOptions { causal: true, window, lower_right: true, softcap, ..SdpaOptions::default() };
+            x[0].attention_with(&x[1], &x[2], options)
+        }),
+        case("attention of too many queries, from the end", qkv(1, 1, 1, [5, 3], 2), |x| {
+            let options = SdpaOptions { causal: true, lower_right: true, ..SdpaOptions::default() };
+            x[0].attention_with(&x[1], &x[2], options)
         }),
         case("attention scaled", qkv(1, 1, 1, [3, 3], 2), |x| x[0].attention(&x[1], &x[2], None, false, Some(2.0))),
         case(

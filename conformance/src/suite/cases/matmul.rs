@@ -38,8 +38,21 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("ijk,jl->li", &[2, 3, 2], &[3, 2], |x| einsum("ijk,jl->li", &[&x[0], &x[1]])),
         ("bi,bi->b", &[2, 3], &[2, 3], |x| einsum("bi,bi->b", &[&x[0], &x[1]])),
     ];
+    let forms: [Sum<'_, R>; 8] = [
+        ("implicit kj,ji", &[2, 3], &[3, 2], |x| einsum("kj,ji", &[&x[0], &x[1]])),
+        ("implicit i,i", &[3], &[3], |x| einsum("i,i", &[&x[0], &x[1]])),
+        ("ii,ij->j", &[3, 3], &[3, 2], |x| einsum("ii,ij->j", &[&x[0], &x[1]])),
+        ("iji,k->jik", &[2, 3, 2], &[2], |x| einsum("iji,k->jik", &[&x[0], &x[1]])),
+        ("...ij,...jk->...ik", &[2, 1, 2, 3], &[2, 3, 2], |x| einsum("...ij, ...jk -> ...ik", &[&x[0], &x[1]])),
+        ("implicit ...ij,j", &[2, 2, 3], &[3], |x| einsum("...ij,j", &[&x[0], &x[1]])),
+        ("i...,i...->...", &[3, 2], &[3, 1], |x| einsum("i...,i...->...", &[&x[0], &x[1]])),
+        ("...i,...i->i", &[2, 3], &[2, 3], |x| einsum("...i,...i->i", &[&x[0], &x[1]])),
+    ];
     cases.extend(
-        einsums.map(|(name, a, b, f)| case(&format!("einsum {name}"), [centered(a), centered(b)], f).slack(4.0)),
+        einsums
+            .into_iter()
+            .chain(forms)
+            .map(|(name, a, b, f)| case(&format!("einsum {name}"), [centered(a), centered(b)], f).slack(4.0)),
     );
     cases.extend([
         case("a transposed", [centered(&[4, 3]), centered(&[4, 2])], |x| x[0].t()?.matmul(&x[1])).slack(4.0),
@@ -77,6 +90,9 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
             einsum("ij,jk,kl->il", &[&x[0], &x[1], &x[2]])
         })
         .slack(8.0),
+        case("einsum of a diagonal", [centered(&[2, 3, 3])], |x| einsum("bii->bi", &[&x[0].square()?])).slack(4.0),
+        case("einsum of traces", [centered(&[2, 3, 3])], |x| einsum("...ii->...", &[&x[0].square()?])).slack(4.0),
+        case("einsum of one, implicit", [centered(&[2, 3])], |x| einsum("ba", &[&x[0].square()?])).slack(4.0),
         case("einsum of one", [centered(&[2, 3, 2])], |x| einsum("ijk->kj", &[&x[0].square()?])).slack(4.0),
     ]);
     cases

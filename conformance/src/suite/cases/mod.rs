@@ -1,5 +1,6 @@
 //! Op cases by family. Inputs avoid the places where a derivative jumps.
 
+mod composed;
 mod fused;
 mod index;
 mod matmul;
@@ -14,7 +15,15 @@ use super::case::OpCase;
 
 /// Every case of every family.
 pub(crate) fn all<R: Runtime>() -> Vec<OpCase<R>> {
-    let families: [fn() -> Vec<OpCase<R>>; 7] =
-        [pointwise::cases, reduce::cases, shape::cases, index::cases, matmul::cases, fused::cases, windows::cases];
+    let families: [fn() -> Vec<OpCase<R>>; 8] = [
+        pointwise::cases,
+        reduce::cases,
+        shape::cases,
+        index::cases,
+        matmul::cases,
+        fused::cases,
+        windows::cases,
+        composed::cases,
+    ];
     families.iter().flat_map(|f| f()).collect()
 }

@@ -10,7 +10,7 @@ use crate::suite::{
 pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
     let mut cases = Vec::new();
     // Defined everywhere; where they have kinks these lie at 0, ±3 or the given bounds.
-    let smooth: [(&str, CaseFn<R>); 38] = [
+    let smooth: [(&str, CaseFn<R>); 50] = [
         ("neg", |x| x[0].neg()),
         ("abs", |x| x[0].abs()),
         ("exp", |x| x[0].exp()),
@@ -39,6 +39,18 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("elu", |x| x[0].elu(0.7)),
         ("leaky_relu", |x| x[0].leaky_relu(0.1)),
         ("clamp", |x| x[0].clamp(-1.0, 2.0)),
+        ("erfc", |x| x[0].erfc()),
+        ("asinh", |x| x[0].asinh()),
+        ("relu6", |x| x[0].mul(2.0)?.relu6()),
+        ("tanhshrink", |x| x[0].tanhshrink()),
+        ("celu", |x| x[0].celu(1.7)),
+        ("selu_with", |x| x[0].selu_with(1.5, 0.8)),
+        ("hardsigmoid_with", |x| x[0].hardsigmoid_with(0.2, 0.55)),
+        ("hardtanh", |x| x[0].hardtanh(-1.0, 2.0)),
+        ("softplus_with", |x| x[0].softplus_with(1.5, 3.0)),
+        ("softshrink", |x| x[0].softshrink(0.5)),
+        ("hardshrink", |x| x[0].hardshrink(0.5)),
+        ("threshold", |x| x[0].threshold(1.0, -2.0)),
         ("add a number", |x| x[0].add(2.5)),
         ("sub a number", |x| x[0].sub(2.5)),
         ("mul by a number", |x| x[0].mul(-2.5)),
@@ -64,9 +76,10 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("pow 0", |x| x[0].pow(0.0)),
     ];
     cases.extend(positive.map(|(name, f)| case(name, [spread(&[2, 5], 0.3, 4.0)], f).slack(4.0)));
-    let bounded: [(&str, CaseFn<R>); 3] =
-        [("asin", |x| x[0].asin()), ("acos", |x| x[0].acos()), ("tan", |x| x[0].tan())];
+    let bounded: [(&str, CaseFn<R>); 4] =
+        [("asin", |x| x[0].asin()), ("acos", |x| x[0].acos()), ("tan", |x| x[0].tan()), ("atanh", |x| x[0].atanh())];
     cases.extend(bounded.map(|(name, f)| case(name, [spread(&[9], -0.9, 0.9)], f).slack(4.0)));
+    cases.push(case("acosh", [spread(&[9], 1.3, 6.0)], |x| x[0].acosh()).slack(4.0));
     cases.extend(two());
     cases
 }
@@ -101,6 +114,11 @@ fn two<R: Runtime>() -> Vec<OpCase<R>> {
         case("masked_fill", [centered(&[3, 4]), truth(&[3, 1])], |x| x[0].masked_fill(&x[1], -1.5)).once(),
         case("x + x", [centered(&[5])], |x| x[0].add(&x[0])).once(),
         case("x · x", [centered(&[5])], |x| x[0].mul(&x[0])),
+        case("prelu", [centered(&[2, 3, 2]), centered(&[3])], |x| x[0].prelu(&x[1])),
+        case("prelu of one weight", [centered(&[2, 3]), centered(&[1])], |x| x[0].prelu(&x[1])),
+        case("prelu of rank 0", [centered(&[]), centered(&[1])], |x| x[0].prelu(&x[1])),
+        case("glu", [centered(&[2, 4, 3])], |x| x[0].glu(1)),
+        case("softmin", [centered(&[2, 4])], |x| x[0].softmin(-1)).slack(8.0),
         case("swiglu", [centered(&[3, 5]), centered(&[3, 5])], |x| x[0].swiglu(&x[1])),
         case("dropout", [centered(&[4, 9])], |x| x[0].dropout(0.3, 77)).once(),
         case("a chain", [centered(&[2, 6]), real(&[6], 0.5, 1.5)], |x| {

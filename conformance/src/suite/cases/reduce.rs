@@ -57,7 +57,7 @@ fn reductions<R: Runtime>() -> Vec<OpCase<R>> {
 }
 
 fn extremes<R: Runtime>() -> Vec<OpCase<R>> {
-    let rows: [(&str, CaseFn<R>); 10] = [
+    let rows: [(&str, CaseFn<R>); 11] = [
         ("amax of all", |x| x[0].amax(&[], false)),
         ("amax 0", |x| x[0].amax(&[0], false)),
         ("amax 1, 2 kept", |x| x[0].amax(&[1, 2], true)),
@@ -67,6 +67,7 @@ fn extremes<R: Runtime>() -> Vec<OpCase<R>> {
         ("sort 2 descending", |x| Ok(x[0].sort(2, true)?.0)),
         ("topk 1", |x| Ok(x[0].topk(2, 1)?.0)),
         ("topk of all of them", |x| Ok(x[0].topk(4, -1)?.0)),
+        ("topk_smallest", |x| Ok(x[0].topk_smallest(2, 1)?.0)),
         ("median of three", |x| numcore::ops::ViewOps::select(&x[0].sort(1, false)?.0, 1, 1)),
     ];
     // Squared afterwards, so that there is a second derivative.

@@ -68,6 +68,11 @@ fn transposes<R: Runtime>() -> Vec<OpCase<R>> {
         case("conv_transpose2d stride", inputs(&[1, 1, 2, 2], &[1, 2, 3, 2], 2), |x| {
             transposed(x, ConvOptions { stride: [2, 2], ..PLAIN }, [0, 0])
         }),
+        case(
+            "conv_transpose2d with as much output padding as dilation allows",
+            inputs(&[1, 2, 3, 2], &[2, 1, 2, 2], 1),
+            |x| transposed(x, ConvOptions { stride: [1, 2], padding: [1, 0], dilation: [3, 3], groups: 1 }, [2, 2]),
+        ),
         case("conv_transpose2d with everything", inputs(&[1, 2, 2, 3], &[2, 1, 3, 2], 2), |x| {
             transposed(x, ConvOptions { stride: [2, 3], padding: [1, 0], dilation: [1, 2], groups: 2 }, [1, 2])
         }),

@@ -14,7 +14,7 @@ use numcore::{
 
 use super::{PowerSgd, matrix::Matrix};
 use crate::{
-    buckets::BucketOptions,
+    buckets::{BucketOptions, weight::TotalWeight},
     comm::{Collectives, Comm, ReduceOp, Work},
     unused::Unused,
 };
@@ -36,12 +36,13 @@ pub(crate) struct Compressor<R: Runtime> {
     /// Steps that were exchanged.
     pub(super) steps: u64,
     sent: BTreeMap<usize, Sent<R>>,
-    weight: Option<Work<TensorMut<R>>>,
-    total: Option<Tensor<R>>,
+    weight: TotalWeight<R>,
     /// Whether the step may be left out after it was exchanged.
     skippable: bool,
     /// Whether parameters may turn out to be used by no rank.
     unused: bool,
+    /// On one rank a step that failed is no end: what it has changed is undone.
+    alone: bool,
 }
 
 /// A bucket on its way.
@@ -66,30 +67,31 @@ impl<R: Runtime> Compressor<R> {
             matrices: HashMap::new(),
             steps: 0,
             sent: BTreeMap::new(),
-            weight: None,
-            total: None,
+            weight: TotalWeight::new(comm),
             skippable: false,
             unused: buckets.unused == Unused::Allow,
+            alone: false,
         })
+    }
+
+    /// From now on every step that is not [taken](Compressor::keep) is undone before the next, on one rank. On more, a step that failed ends the
+    /// communicator, and no memory is spent on it.
+    pub(crate) fn undo_failed_steps(&mut self) {
+        self.alone = self.comm.size() == 1;
     }
 
     /// Before a step. What the last one changed is undone if it was left out.
     pub(crate) fn zero(&mut self) {
         self.matrices.values_mut().for_each(Matrix::undo);
         self.sent.clear();
-        (self.weight, self.total, self.skippable) = (None, None, false);
+        self.weight.clear();
+        self.skippable = false;
     }
 
     /// What this rank's losses weigh, and the loss scale if there is one: begins the sum over ranks.
     pub(crate) fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
         self.skippable = scale.is_some();
-        let rt = self.comm.runtime();
-        let wide = rt.capabilities().compute.contains(&DType::F64);
-        let dtype = if wide { DType::F64 } else { DType::F32 };
-        let own = Tensor::full(rt, [1], dtype, weight * scale.unwrap_or(1.0))?;
-        let Ok(own) = own.try_mut() else { return Err(Error::argument("PowerSgd", "new memory has two holders")) };
-        self.weight = Some(self.comm.all_reduce(own, ReduceOp::Sum)?);
-        Ok(())
+        self.weight.begin(weight * scale.unwrap_or(1.0))
     }
 
     /// Sends bucket `k`, whose memory is a row, through `comm`; then goes on with the one before it.
@@ -143,7 +145,7 @@ impl<R: Runtime> Compressor<R> {
         for id in unused {
             self.matrices.get_mut(&id).into_iter().for_each(Matrix::undo);
         }
-        if !self.skippable {
+        if !self.skippable && !self.alone {
             self.matrices.values_mut().for_each(Matrix::keep);
         }
         self.steps += 1;
@@ -210,7 +212,7 @@ impl<R: Runtime> Compressor<R> {
         };
         let compressed = (0..ids.len()).filter_map(|i| Some((i, ids[i]?)));
         for ((i, id), p) in compressed.zip(&mut parts) {
-            let undoable = self.skippable || self.unused || !members[i].leaf.requires_grad();
+            let undoable = self.skippable || self.unused || self.alone || !members[i].leaf.requires_grad();
             known(&mut self.matrices, id)?.begin(&pieces[2 * i + 1], &weight, undoable, p)?;
         }
         comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
@@ -249,13 +251,7 @@ impl<R: Runtime> Compressor<R> {
 
     /// What the losses of all ranks weigh; 1 where nobody has said it.
     fn total(&mut self) -> Result<Tensor<R>> {
-        if let Some(weight) = self.weight.take() {
-            self.total = Some(weight.wait()?.freeze()?);
-        }
-        match &self.total {
-            Some(total) => Ok(total.clone()),
-            None => Tensor::full(self.comm.runtime(), [1], DType::F32, 1.0),
-        }
+        self.weight.get(1.0)
     }
 }
 

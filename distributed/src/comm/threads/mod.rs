@@ -11,24 +11,32 @@ mod round;
 mod task;
 mod world;
 
-use std::{fmt, panic::Location, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    panic::Location,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use numcore::{Error, ErrorKind, Result, Runtime, TensorMut};
+use numcore::{DeviceId, Error, ErrorKind, Result, Runtime, TensorMut};
 
 use super::{Call, Comm, Communicator, Pending, Places, Work, collectives::Make};
 use crate::sync::{self, Instant, mpsc};
 use round::{Job, Slot};
-use world::{Failure, Why, World};
+use world::{Failure, Name, Why, World};
 
 /// A rank among threads. Made by [`Ranks::run`](super::Ranks::run), or all at once by [`ThreadCommunicator::world`].
 pub struct ThreadCommunicator<R: Runtime> {
     world: Arc<World<R>>,
     group: usize,
     rank: usize,
-    size: usize,
-    /// Its rank in the world.
-    seat: usize,
+    /// World ranks of its group.
+    seats: Arc<[usize]>,
     rt: R,
+    numbers: AtomicU64,
 }
 
 impl<R: Runtime> ThreadCommunicator<R> {
@@ -43,19 +51,33 @@ impl<R: Runtime> ThreadCommunicator<R> {
         if runtimes.is_empty() {
             return Err(Error::argument("ThreadCommunicator", "a world needs at least one rank"));
         }
-        let (size, world) = (runtimes.len(), World::new(runtimes.len(), timeout, places));
-        let group = world.group(None, 0, size);
-        let member = |(rank, rt): (usize, R)| Ok(Arc::new(Self::join(&world, group, rank, size, rank, rt)?) as Comm<R>);
+        let devices: Vec<DeviceId> = runtimes.iter().map(Runtime::device).collect();
+        if let Some(rank) = devices.iter().position(|&device| device != devices[0]) {
+            let why = format!(
+                "rank 0 is on {}, rank {rank} on {}: ranks of one process read each other's memory in place, so all must be on one device",
+                devices[0], devices[rank]
+            );
+            return Err(Error::argument("ThreadCommunicator", why));
+        }
+        let (world, seats) = (World::new(runtimes.len(), timeout, places), (0..runtimes.len()).collect());
+        let member = |(rank, rt): (usize, R)| Ok(Arc::new(Self::join(&world, None, &seats, rank, rt)?) as Comm<R>);
         runtimes.into_iter().enumerate().map(member).collect()
     }
 
-    fn join(world: &Arc<World<R>>, group: usize, rank: usize, size: usize, seat: usize, rt: R) -> Result<Self> {
+    fn join(world: &Arc<World<R>>, name: Name, seats: &Arc<[usize]>, rank: usize, rt: R) -> Result<Self> {
         let (queue, tasks) = mpsc::channel();
-        let own = rt.fork()?;
-        sync::spawn(format!("comm-{group}-{rank}"), move || task::work(own, &tasks))
-            .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {rank}: {e}")))?;
-        world.enter(group, rank, seat, queue);
-        Ok(ThreadCommunicator { world: world.clone(), group, rank, size, seat, rt })
+        let (own, seat) = (rt.fork()?, seats[rank]);
+        sync::spawn(format!("comm-{seat}"), move || task::work(own, &tasks))
+            .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {seat}: {e}")))?;
+        let group = world.enter(name, seats, rank, queue);
+        Ok(ThreadCommunicator {
+            world: world.clone(),
+            group,
+            rank,
+            seats: seats.clone(),
+            rt,
+            numbers: AtomicU64::new(0),
+        })
     }
 }
 
@@ -65,7 +87,11 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn size(&self) -> usize {
-        self.size
+        self.seats.len()
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.seats
     }
 
     fn runtime(&self) -> &R {
@@ -76,18 +102,22 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
         self.world.timeout
     }
 
+    fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         let op = call.what().name();
         let slot = Slot::default();
         let job = Job { ready: self.rt.record()?, call, slot: slot.clone() };
-        let key = self.world.post(self.group, self.rank, job).map_err(|f| f.error(op, self.rank))?;
+        let key = self.world.post(self.group, self.rank, job).map_err(|f| f.error(op, self.world_rank()))?;
         let (world, rt) = (self.world.clone(), self.rt.clone());
         Ok(Work::pending(Ticket {
             world,
             rt,
             op,
             key,
-            rank: self.rank,
+            world_rank: self.world_rank(),
             group: self.group,
             since: Instant::now(),
             slot,
@@ -95,22 +125,31 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        let own = color.map_or(u64::MAX, |c| c as u64);
-        let words: Vec<u8> = [own, key as u64].into_iter().flat_map(u64::to_le_bytes).collect();
-        let all = self.exchange_at(&words, at)?;
+        // A rank that stays out gives nothing.
+        let own: Vec<u8> = color.iter().flat_map(|&color| [color, key]).flat_map(usize::to_le_bytes).collect();
+        let all = self.exchange_at(&own, at)?;
         let number = self.world.splits(self.group, self.rank);
         let Some(color) = color else { return Ok(None) };
-        let word = |b: &[u8], i: usize| b[8 * i..][..8].try_into().map_or(u64::MAX, u64::from_le_bytes);
-        let mut members: Vec<(u64, usize)> =
-            (0..all.len()).filter(|&r| word(&all[r], 0) == own).map(|r| (word(&all[r], 1), r)).collect();
-        members.sort_unstable();
-        let rank = members.iter().position(|&(_, r)| r == self.rank).unwrap_or(0);
-        let group = self.world.group(Some((self.group, number)), color, members.len());
-        Ok(Some(Arc::new(Self::join(&self.world, group, rank, members.len(), self.seat, self.rt.clone())?)))
+        let key = |rank: &usize| {
+            let (of, key) = all[*rank].split_first_chunk()?;
+            (usize::from_le_bytes(*of) == color).then_some(usize::from_le_bytes(key.try_into().ok()?))
+        };
+        let mut ranks: Vec<usize> = (0..all.len()).filter(|rank| key(rank).is_some()).collect();
+        ranks.sort_by_key(key);
+        let lost =
+            || Error::argument("split", "the exchange of colors lost this rank's own").on_rank(self.world_rank());
+        let rank = ranks.iter().position(|&rank| rank == self.rank).ok_or_else(lost)?;
+        let seats = ranks.into_iter().map(|rank| self.seats[rank]).collect();
+        let name = Some((self.group, number, color));
+        Ok(Some(Arc::new(Self::join(&self.world, name, &seats, rank, self.rt.clone())?)))
     }
 
     fn abort(&self, cause: &str) {
-        self.world.fail(Why::Peer { peer: self.rank, cause: cause.into() });
+        self.abort_for(self.world_rank(), cause);
+    }
+
+    fn abort_for(&self, world_rank: usize, cause: &str) {
+        self.world.fail(Why::Peer { peer: world_rank, cause: cause.into() });
     }
 }
 
@@ -122,7 +161,7 @@ impl<R: Runtime> Drop for ThreadCommunicator<R> {
 
 impl<R: Runtime> fmt::Debug for ThreadCommunicator<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ThreadCommunicator(rank {} of {})", self.rank, self.size)
+        write!(f, "ThreadCommunicator(rank {} of {})", self.rank, self.size())
     }
 }
 
@@ -133,7 +172,7 @@ struct Ticket<R: Runtime> {
     op: &'static str,
     group: usize,
     key: round::Key,
-    rank: usize,
+    world_rank: usize,
     since: Instant,
     slot: Slot<R>,
 }
@@ -141,7 +180,7 @@ struct Ticket<R: Runtime> {
 impl<R: Runtime> Pending<Option<TensorMut<R>>> for Ticket<R> {
     fn wait(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
         let done = self.world.wait(self.group, self.key, self.since, &self.slot);
-        let done = done.map_err(|f| f.error(self.op, self.rank))?;
+        let done = done.map_err(|f| f.error(self.op, self.world_rank))?;
         done.after.iter().try_for_each(|event| self.rt.wait(event))?;
         Ok(done.memory)
     }

@@ -81,6 +81,8 @@ pub(super) struct Finished<R: Runtime> {
 }
 
 pub(super) struct Round<R: Runtime> {
+    /// World ranks of the group.
+    seats: Arc<[usize]>,
     /// The ranks that take part, in order.
     members: Vec<usize>,
     arrived: Vec<Option<Job<R>>>,
@@ -92,14 +94,14 @@ pub(super) struct Round<R: Runtime> {
 }
 
 impl<R: Runtime> Round<R> {
-    pub(super) fn new(key: Key, ranks: usize) -> Self {
+    pub(super) fn new(key: Key, seats: Arc<[usize]>) -> Self {
         let members = match key {
-            Key::All(_) => (0..ranks).collect(),
+            Key::All(_) => (0..seats.len()).collect(),
             Key::Pair { from, to, .. } => vec![from, to],
         };
         let arrived = members.iter().map(|_| None).collect();
         let (slots, pieces, events) = (Vec::new(), Vec::new(), Vec::new());
-        Round { members, arrived, first: None, slots, pieces, shares: 0, events }
+        Round { seats, members, arrived, first: None, slots, pieces, shares: 0, events }
     }
 
     /// Notes a rank's call; what it cannot agree on with the first to arrive is a failure.
@@ -119,7 +121,10 @@ impl<R: Runtime> Round<R> {
             true => "; a call must be made from one place in the program on all ranks",
             false => "",
         };
-        let why = || format!("rank {other} called {first}, rank {rank} {own}{hint}");
+        let why = || {
+            let (first, own) = (self.called(*other, first), own.in_world(&self.seats));
+            format!("{first}, rank {} {own}{hint}", self.seats[rank])
+        };
         (!agrees).then(|| Why::Mismatch { why: why() })
     }
 
@@ -138,7 +143,11 @@ impl<R: Runtime> Round<R> {
 
     /// The first call, for messages.
     pub(super) fn described(&self) -> String {
-        self.first.as_ref().map_or_else(String::new, |(rank, call)| format!("rank {rank} called {call}"))
+        self.first.as_ref().map_or_else(String::new, |(rank, call)| self.called(*rank, call))
+    }
+
+    fn called(&self, rank: usize, call: &Fingerprint) -> String {
+        format!("rank {} called {}", self.seats[rank], call.in_world(&self.seats))
     }
 
     /// Cuts the work: for each worker its share. None if there is nothing to do.
@@ -205,7 +214,7 @@ impl<R: Runtime> Round<R> {
                 _ => continue,
             };
             if what == Collective::AllToAll {
-                check_pairs(plans, m)?;
+                check_pairs(plans, m, &self.seats)?;
             }
             let outs = all();
             shares.push((self.members[m], self.share(step, ins, &outs, after)));
@@ -288,13 +297,14 @@ fn parts<R: Runtime>(
 }
 
 /// What rank `m` expects of each rank must be what that rank sends it.
-fn check_pairs(plans: &[Plan], m: usize) -> Result<()> {
+fn check_pairs(plans: &[Plan], m: usize, seats: &[usize]) -> Result<()> {
     let differs = |&i: &usize| plans[i].send[m] != plans[m].recv[i];
     match (0..plans.len()).find(differs) {
         None => Ok(()),
         Some(i) => {
             let (sent, wanted) = (plans[i].send[m], plans[m].recv[i]);
-            let why = format!("rank {i} sends {sent} elements to rank {m}, which expects {wanted}");
+            let (from, to) = (seats[i], seats[m]);
+            let why = format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}");
             Err(numcore::Error::argument("all_to_all", why))
         }
     }

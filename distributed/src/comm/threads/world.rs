@@ -41,19 +41,25 @@ pub(super) struct World<R: Runtime> {
 struct State<R: Runtime> {
     failure: Option<Failure>,
     recorder: Recorder,
-    groups: Vec<Group<R>>,
-    /// Groups that were split off, by their origin and color.
-    names: BTreeMap<(Option<(usize, u64)>, usize), usize>,
+    /// Those with members that have not left, or with calls that are not done.
+    groups: BTreeMap<usize, Group<R>>,
+    /// How many groups there were so far.
+    made: usize,
+    /// Groups that not every member has found yet.
+    names: BTreeMap<Name, usize>,
 }
 
+/// A group that was split off: the group it was split off from, the number of that split, its color. None: the world.
+pub(super) type Name = Option<(usize, u64, usize)>;
+
 struct Group<R: Runtime> {
+    /// World ranks of its members.
+    seats: Arc<[usize]>,
     members: Vec<Member<R>>,
     rounds: BTreeMap<Key, Round<R>>,
 }
 
 struct Member<R: Runtime> {
-    /// Its rank in the world.
-    seat: usize,
     queue: Option<Sender<Task<R>>>,
     /// Calls of the whole group, splits, and transfers to and from each rank, so far.
     calls: u64,
@@ -66,30 +72,31 @@ struct Member<R: Runtime> {
 impl<R: Runtime> World<R> {
     pub(super) fn new(ranks: usize, timeout: Duration, places: Places) -> Arc<Self> {
         let recorder = Recorder::new(ranks);
-        let state = State { failure: None, recorder, groups: Vec::new(), names: BTreeMap::new() };
+        let state = State { failure: None, recorder, groups: BTreeMap::new(), made: 0, names: BTreeMap::new() };
         Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// The group of this origin and color; the first to ask makes it.
-    pub(super) fn group(&self, origin: Option<(usize, u64)>, color: usize, size: usize) -> usize {
+    /// The group of this name, which a rank enters; the first of its members makes it.
+    pub(super) fn enter(&self, name: Name, seats: &Arc<[usize]>, rank: usize, queue: Sender<Task<R>>) -> usize {
         let mut state = self.state.lock();
-        let next = state.groups.len();
-        let group = *state.names.entry((origin, color)).or_insert(next);
-        if group == next {
-            let members = (0..size).map(|_| Member::default()).collect();
-            state.groups.push(Group { members, rounds: BTreeMap::new() });
+        let State { groups, made, names, .. } = &mut *state;
+        let id = *names.entry(name).or_insert_with(|| {
+            *made += 1;
+            *made - 1
+        });
+        let group = groups.entry(id).or_insert_with(|| Group::new(seats.clone()));
+        group.members[rank].queue = Some(queue);
+        if group.members.iter().all(|m| m.queue.is_some()) {
+            names.remove(&name);
         }
-        group
-    }
-
-    pub(super) fn enter(&self, group: usize, rank: usize, seat: usize, queue: Sender<Task<R>>) {
-        let member = &mut self.state.lock().groups[group].members[rank];
-        (member.seat, member.queue) = (seat, Some(queue));
+        id
     }
 
     /// How many groups were split off this one before, as this rank counts.
     pub(super) fn splits(&self, group: usize, rank: usize) -> u64 {
-        let splits = &mut self.state.lock().groups[group].members[rank].splits;
+        let mut state = self.state.lock();
+        let Some(group) = state.groups.get_mut(&group) else { return 0 };
+        let splits = &mut group.members[rank].splits;
         *splits += 1;
         *splits - 1
     }
@@ -100,20 +107,21 @@ impl<R: Runtime> World<R> {
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
-        let own = &mut state.groups[group];
-        let (key, seat, ranks) = (own.number(rank, &job), own.members[rank].seat, own.members.len());
-        state.recorder.note(seat, group, key.number(), job.call.fingerprint());
-        let own = &mut state.groups[group];
-        let round = own.rounds.entry(key).or_insert_with(|| Round::new(key, ranks));
-        let problem = round.arrive(rank, job, self.places).or_else(|| own.deserted(key));
-        if let Some(why) = problem {
-            return Err(self.fail_with(&mut state, why));
+        self.arrive(&mut state, group, rank, job).map_err(|why| self.fail_with(&mut state, why))
+    }
+
+    fn arrive(self: &Arc<Self>, state: &mut State<R>, group: usize, rank: usize, job: Job<R>) -> Result<Key, Why> {
+        let Some(own) = state.groups.get_mut(&group) else {
+            return Err(Why::Mismatch { why: "a call in a group that all of its ranks have left".into() });
+        };
+        let key = own.number(rank, &job);
+        state.recorder.note(own.seats[rank], own.seats.clone(), key.number(), job.call.fingerprint());
+        let round = own.rounds.entry(key).or_insert_with(|| Round::new(key, own.seats.clone()));
+        if let Some(why) = round.arrive(rank, job, self.places).or_else(|| own.deserted(key)) {
+            return Err(why);
         }
-        let own = &mut state.groups[group];
-        if own.rounds[&key].is_complete()
-            && let Err(why) = self.hand_out(own, group, key)
-        {
-            return Err(self.fail_with(&mut state, why));
+        if own.rounds[&key].is_complete() {
+            self.hand_out(own, group, key)?;
         }
         Ok(key)
     }
@@ -129,7 +137,7 @@ impl<R: Runtime> World<R> {
             let task = Task { world: self.clone(), group, key, rank, share };
             let sent = own.members[rank].queue.as_ref().is_some_and(|q| q.send(task).is_ok());
             if !sent {
-                return Err(Why::Peer { peer: rank, cause: "its worker thread has ended".into() });
+                return Err(Why::Peer { peer: own.seats[rank], cause: "its worker thread has ended".into() });
             }
         }
         Ok(())
@@ -138,9 +146,10 @@ impl<R: Runtime> World<R> {
     /// A worker is done with its share of a round.
     pub(super) fn finish(&self, group: usize, key: Key, rank: usize, done: Result<Finished<R>, String>) {
         let mut state = self.state.lock();
-        let own = &mut state.groups[group];
+        // The world has failed meanwhile, and every member has left.
+        let Some(own) = state.groups.get_mut(&group) else { return };
         let settled = match (done, own.rounds.get_mut(&key)) {
-            (Err(cause), _) => Err(Why::Peer { peer: rank, cause }),
+            (Err(cause), _) => Err(Why::Peer { peer: own.seats[rank], cause }),
             (Ok(finished), Some(round)) => match round.give_back(finished) {
                 true => own.settle(key),
                 false => return,
@@ -150,6 +159,7 @@ impl<R: Runtime> World<R> {
         };
         match settled {
             Ok(()) => {
+                state.forget_if_over(group);
                 self.changed.notify_all();
             }
             Err(why) => {
@@ -169,12 +179,12 @@ impl<R: Runtime> World<R> {
             if let Some(failure) = &state.failure {
                 return Err(failure.clone());
             }
-            let missing = state.groups[group].missing(key);
+            let missing = state.missing(group, key);
             match deadline.filter(|_| !missing.is_empty()) {
                 None => self.changed.wait(&mut state),
                 Some(deadline) => {
                     if self.changed.wait_until(&mut state, deadline).timed_out() && Instant::now() >= deadline {
-                        let missing = state.groups[group].missing(key);
+                        let missing = state.missing(group, key);
                         if state.failure.is_none() && !missing.is_empty() {
                             let why = Why::Timeout { waited: since.elapsed(), missing };
                             return Err(self.fail_with(&mut state, why));
@@ -196,7 +206,8 @@ impl<R: Runtime> World<R> {
     /// The first failure is the one everybody sees. Memory of calls that nobody will finish goes back.
     fn fail_with(&self, state: &mut State<R>, why: Why) -> Failure {
         let first = state.failure.get_or_insert_with(|| Failure { why, calls: state.recorder.lines() }).clone();
-        state.groups.iter_mut().for_each(|g| g.rounds.clear());
+        state.groups.values_mut().for_each(|g| g.rounds.clear());
+        state.groups.retain(|_, g| !g.is_over());
         self.changed.notify_all();
         first
     }
@@ -204,11 +215,28 @@ impl<R: Runtime> World<R> {
     /// A rank's last handle is gone: who waits for it waits in vain.
     pub(super) fn leave(&self, group: usize, rank: usize) {
         let mut state = self.state.lock();
-        let own = &mut state.groups[group];
+        let Some(own) = state.groups.get_mut(&group) else { return };
         own.members[rank].left = true;
-        let keys: Vec<Key> = own.rounds.keys().copied().collect();
-        if let Some(why) = keys.into_iter().find_map(|key| own.deserted(key)) {
-            self.fail_with(&mut state, why);
+        match own.rounds.keys().find_map(|&key| own.deserted(key)) {
+            Some(why) => {
+                self.fail_with(&mut state, why);
+            }
+            None => state.forget_if_over(group),
+        }
+    }
+}
+
+impl<R: Runtime> State<R> {
+    /// World ranks that have not made a call yet which others wait in.
+    fn missing(&self, group: usize, key: Key) -> Vec<usize> {
+        let Some(group) = self.groups.get(&group) else { return Vec::new() };
+        group.missing(key).into_iter().map(|rank| group.seats[rank]).collect()
+    }
+
+    /// Removes a group that nobody is in any more: its workers end.
+    fn forget_if_over(&mut self, group: usize) {
+        if self.groups.get(&group).is_some_and(Group::is_over) {
+            self.groups.remove(&group);
         }
     }
 }
@@ -216,11 +244,21 @@ impl<R: Runtime> World<R> {
 impl<R: Runtime> Default for Member<R> {
     fn default() -> Self {
         let (sent, received) = (BTreeMap::new(), BTreeMap::new());
-        Member { seat: 0, queue: None, calls: 0, splits: 0, sent, received, left: false }
+        Member { queue: None, calls: 0, splits: 0, sent, received, left: false }
     }
 }
 
 impl<R: Runtime> Group<R> {
+    fn new(seats: Arc<[usize]>) -> Self {
+        let members = seats.iter().map(|_| Member::default()).collect();
+        Group { seats, members, rounds: BTreeMap::new() }
+    }
+
+    /// Whether every member has entered and left, and every call is done.
+    fn is_over(&self) -> bool {
+        self.rounds.is_empty() && self.members.iter().all(|m| m.left)
+    }
+
     /// The round of a rank's next call.
     fn number(&mut self, rank: usize, job: &Job<R>) -> Key {
         let member = &mut self.members[rank];
@@ -245,7 +283,7 @@ impl<R: Runtime> Group<R> {
     fn deserted(&self, key: Key) -> Option<Why> {
         let peer = self.missing(key).into_iter().find(|&r| self.members[r].left)?;
         let what = self.rounds.get(&key)?.described();
-        Some(Why::Peer { peer, cause: format!("it left while {what}") })
+        Some(Why::Peer { peer: self.seats[peer], cause: format!("it left while {what}") })
     }
 
     /// Gives every rank its memory back.

@@ -1,5 +1,7 @@
 //! ZB-H1 (Qi et al. 2023): 1F1B whose weight gradients wait, r of them on rank r, and fill the bubble at the end.
 //! Idle (p−1)(F+I−W) per rank; p live micro-batches on every rank (1F1B's p−r, and r that wait for their W).
+//! With fewer micro-batches than ranks (2 ≤ m < p) the first I is followed by its W at once (`I0 W0 I1 W1`), where torch's order is
+//! `I0 I1 W0 W1`: the same actions, and both are valid.
 
 use super::{Generator, ONE_STAGE, Row, Shape};
 

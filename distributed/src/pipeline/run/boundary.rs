@@ -61,8 +61,8 @@ impl Boundary {
             return Ok(());
         }
         let why = format!(
-            "stage {stage} made {made} of micro-batch {micro}, but {self} of the first one: all micro-batches of a pipeline have \
-             the same shapes and dtypes; pad the last, or leave it out"
+            "stage {stage} made {made} of micro-batch {micro}, but {self} of the first one: all micro-batches of a run have the same \
+             shapes and dtypes; pad the last, or leave it out. Those of another run may differ with `PipelineOptions::dynamic_shapes`"
         );
         Err(Error::argument("pipeline stage", why))
     }

@@ -44,7 +44,7 @@ impl<R: Runtime> Groups<R> {
     pub fn of(mesh: &Mesh<R>, ranks: usize) -> Result<Self> {
         if mesh.plan().size(Axis::Pipe) != ranks {
             let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
-            return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().rank()));
+            return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
         Ok(Groups { world, pipe, data })

@@ -166,9 +166,9 @@ impl<R: Runtime> Step<'_, R> {
 
     /// A pass draws the same random numbers in every schedule, on whichever rank: by run, stage and micro-batch.
     fn seed_random(&self, Compute { stage, micro, .. }: Compute) {
-        if let Some(RandomState { seed, drawn }) = self.job.random {
+        if let Some(start @ RandomState { drawn, .. }) = self.job.random {
             let pass = (stage * self.schedule().micro_batches() + micro) as u64;
-            set_random_state(RandomState { seed, drawn: drawn.wrapping_add(pass.wrapping_mul(DRAWS)) });
+            set_random_state(RandomState { drawn: drawn.wrapping_add(pass.wrapping_mul(DRAWS)), ..start });
         }
     }
 

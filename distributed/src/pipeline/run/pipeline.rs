@@ -7,7 +7,7 @@ use std::{
 
 use autograd::{RandomState, Var, random_state, set_random_state};
 use nn::ModuleExt;
-use numcore::{Error, Result, Runtime};
+use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
     MicroBatches, PipelineOutput, Stage, StageHooks, Staged,
@@ -15,7 +15,7 @@ use super::{
     step::{Job, Plan, Step},
 };
 use crate::{
-    comm::{Collectives, Comm, panic_message, unanimous},
+    comm::{Collectives, Comm, Communicator, abort_with, panic_message, unanimous},
     pipeline::{Action, Checked, Event, Limits, Lowering, Schedule, Timeline, check, lower},
     train::Loss,
 };
@@ -30,6 +30,10 @@ pub struct PipelineOptions {
     pub input_gradients: bool,
     /// Whether every action is measured: ranks begin each run together, and passes wait for the device.
     pub measured: bool,
+    /// Whether the shapes between stages may differ from run to run: other numbers of examples, other lengths of sequences. Ranks then agree
+    /// on them in every run, which costs a header for each boundary between ranks; otherwise they agree in the first run, and receive
+    /// buffers are posted ahead from the beginning of each later one.
+    pub dynamic_shapes: bool,
 }
 
 /// A model cut into stages that live on the ranks of a communicator, run as a checked schedule says.
@@ -39,8 +43,8 @@ pub struct PipelineOptions {
 /// nor, where a parameter is used once in its stage and the micro-batches' backwards come in the same order, a bit of the gradients. Random
 /// numbers (dropout) depend on run, stage and micro-batch alone, and start from where the rank's thread is in its stream.
 ///
-/// Values between stages have, for every micro-batch, the shapes and dtypes of the first; the ranks at both ends agree on them
-/// once. The communicator's timeout must be longer than a run: some memory is posted long before it is needed.
+/// Values between stages have, for every micro-batch, the shapes and dtypes of the first; the ranks at both ends agree on them in every
+/// evaluation, and once for all runs that train, or in each of them ([`PipelineOptions::dynamic_shapes`]). The communicator's timeout must be longer than a run: some memory is posted long before it is needed.
 ///
 /// A rank that fails or panics in a run ends it on every rank with an error that names it and the action it was at; the
 /// communicator is unusable then.
@@ -86,7 +90,7 @@ impl<R: Runtime> Pipeline<R> {
     }
 
     /// Forwards alone, nothing recorded: outputs, and losses if there is a loss, on the rank of the last stage. As many micro-batches
-    /// as the schedule has; their shapes are independent of those trained with. Layers that care whether the model trains must be
+    /// as the schedule has; their shapes are independent of those trained with and of other evaluations. Layers that care whether the model trains must be
     /// told ([`eval`](ModuleExt::eval)).
     ///
     /// # Errors
@@ -161,12 +165,20 @@ impl<R: Runtime> Pipeline<R> {
     ) -> Result<PipelineOutput<R>> {
         let comm = self.comm.clone();
         let told = |at: Option<Action>, error: Error| {
-            let at = at.map_or(String::new(), |action| format!("at {action}: "));
-            comm.abort(&format!("{at}{error}"));
-            error.on_rank(comm.rank())
+            match error.kind() {
+                ErrorKind::Peer { .. } => abort_with(&comm, &error),
+                _ => {
+                    let at = at.map_or(String::new(), |action| format!("at {action}: "));
+                    comm.abort(&format!("{at}{error}"));
+                }
+            }
+            error.on_rank(comm.world_rank())
         };
         let counted = self.count(&batch);
         let plan = if evaluate { &mut self.evaluation } else { &mut self.plan };
+        if evaluate || self.options.dynamic_shapes || plan.checked.is_forward_only() {
+            plan.forget_shapes();
+        }
         // Of forwards alone, ranks of early stages are done before those of late ones begin.
         match plan.checked.is_forward_only() {
             true => unanimous(&comm, "Pipeline::evaluate", counted)?,

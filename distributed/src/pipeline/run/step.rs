@@ -31,6 +31,12 @@ impl Plan {
         let stages = checked.schedule().stages();
         Plan { checked: Arc::new(checked), boundaries: vec![None; stages], announced: vec![false; stages] }
     }
+
+    /// The next run begins as the first: with headers that say what is to come.
+    pub(super) fn forget_shapes(&mut self) {
+        self.boundaries.fill(None);
+        self.announced.fill(false);
+    }
 }
 
 /// What a run is given.

@@ -120,7 +120,7 @@ fn for_stages<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> R
     if zero.unused == Unused::Allow {
         let why = "unused parameters cannot be allowed in a pipeline: only the ranks of a stage would know of them, and copies of a \
                    tied parameter would part; freeze them, or leave them out";
-        return Err(Error::argument("ZeroPipelineTrainer", why).on_rank(world.rank()));
+        return Err(Error::argument("ZeroPipelineTrainer", why).on_rank(world.world_rank()));
     }
     let (tied, units): (Vec<String>, _) = (ties.iter().flat_map(Tie::names).cloned().collect(), zero.units);
     let units = UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) });
@@ -214,6 +214,9 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
 
     fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
         self.stages.finish()?;
-        self.updates.apply(&mut self.stages, &self.groups.world, losses)
+        let metrics = self.updates.apply(&mut self.stages, &self.groups.world, losses)?;
+        let how = self.updates.config.buffers;
+        self.stages.parts.values().try_for_each(|part| part.sync_buffers(how))?;
+        Ok(metrics)
     }
 }

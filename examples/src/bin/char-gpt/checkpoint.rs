@@ -6,10 +6,10 @@ use std::{
 };
 
 use weftgrad::{AnyRuntime, nn::GptConfig, optim::Optimizer, prelude::*, safetensors};
-use weftgrad_examples::{Outcome, text::Corpus};
+use weftgrad_examples::{Outcome, budget::Budget, text::Corpus};
 
 use crate::{
-    options::{Options, Settings},
+    command::{Options, Settings},
     training::Training,
 };
 
@@ -41,6 +41,9 @@ fn notes(training: &Training<'_>, corpus: &Corpus) -> BTreeMap<String, String> {
     let Settings { model, batch, lr, dtype, seed } = &training.settings;
     let numbers = [
         ("step", training.step.to_string()),
+        ("steps", training.budget.total().unwrap_or(0).to_string()),
+        ("seconds", training.budget.time().unwrap_or(0.0).to_string()),
+        ("elapsed", training.elapsed.to_string()),
         ("context", model.context.to_string()),
         ("layers", model.layers.to_string()),
         ("heads", model.heads.to_string()),
@@ -74,7 +77,9 @@ impl Checkpoint {
     /// What the run is. Options that would make it another, or another text, are an error.
     pub fn settings(&self, options: &Options, corpus: &Corpus) -> Outcome<Settings> {
         if options.reshapes() {
-            return Err("--resume takes sizes and learning rate from the checkpoint; leave those options out".into());
+            return Err(
+                "--resume takes sizes, learning rate and time from the checkpoint; leave those options out".into()
+            );
         }
         if self.note::<String>("vocabulary")?.chars().ne(corpus.vocabulary.iter().copied()) {
             return Err(format!("{}: was trained on another text (its characters differ)", self.path.display()).into());
@@ -97,6 +102,16 @@ impl Checkpoint {
         })
     }
 
+    /// How long it trains: the steps asked for, or those that were chosen, or, if none were yet, the time that was
+    /// given.
+    pub fn budget(&self, options: &Options) -> Outcome<Budget> {
+        Ok(match (options.steps(), self.note::<u64>("steps")?) {
+            (Some(budget), _) => budget,
+            (None, 0) => Budget::seconds(self.note("seconds")?),
+            (None, chosen) => Budget::steps(chosen),
+        })
+    }
+
     /// Puts everything back where it was.
     pub fn restore(self, training: &mut Training<'_>) -> Outcome<()> {
         let under = |prefix: &str| -> Vec<(String, Tensor<AnyRuntime>)> {
@@ -106,6 +121,7 @@ impl Checkpoint {
         training.model.load_state_dict(under(MODEL), true)?;
         training.optimizer.load_state_dict(&under(OPTIMIZER))?;
         training.step = self.note("step")?;
+        training.elapsed = self.note("elapsed")?;
         training.losses = self.curve(CURVES[0])?;
         training.validation = self.curve(CURVES[1])?;
         println!("resumed at step {} from {}", training.step, self.path.display());

@@ -3,17 +3,17 @@
 use weftgrad::{prelude::*, rng::Philox};
 use weftgrad_examples::{Outcome, text::Corpus};
 
-use crate::training::Training;
+use crate::{command::Sampling, training::Training};
 
-/// `length` characters after a line break, each drawn from the model's softmax at this temperature.
-pub fn text(training: &Training<'_>, corpus: &Corpus, length: usize, temperature: f64) -> Outcome<String> {
+/// Characters after a line break, each drawn from the softmax of the model's likeliest ones.
+pub fn text(training: &Training<'_>, corpus: &Corpus, sampling: Sampling) -> Outcome<String> {
     let context = training.settings.model.context;
     let mut rng = Philox::new(training.settings.seed, 9);
     let mut tokens = vec![corpus.token('\n').unwrap_or(0)];
-    for _ in 0..length {
+    for _ in 0..sampling.length {
         let seen = &tokens[tokens.len().saturating_sub(context)..];
         let logits = no_grad(|| next(training, seen))?;
-        tokens.push(draw(&logits, temperature, rng.uniform()) as i64);
+        tokens.push(draw(&logits, sampling, rng.uniform()) as i64);
     }
     Ok(tokens[1..].iter().map(|&t| corpus.vocabulary[t as usize]).collect())
 }
@@ -25,19 +25,17 @@ fn next(training: &Training<'_>, seen: &[i64]) -> weftgrad::Result<Vec<f64>> {
     logits.select(0, 0)?.select(0, seen.len() - 1)?.value()?.to_f64s()
 }
 
-/// The class at which the running sum of probabilities passes `u`.
-fn draw(logits: &[f64], temperature: f64, u: f64) -> usize {
-    let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0);
-    if temperature <= 0.0 {
-        return best;
-    }
-    let weights: Vec<f64> = logits.iter().map(|l| ((l - logits[best]) / temperature).exp()).collect();
-    let mut left = u * weights.iter().sum::<f64>();
-    weights
-        .iter()
-        .position(|w| {
-            left -= w;
-            left < 0.0
-        })
-        .unwrap_or(best)
+/// The class, among the likeliest, at which the running sum of probabilities passes `u`.
+fn draw(logits: &[f64], sampling: Sampling, u: f64) -> usize {
+    let mut likeliest: Vec<usize> = (0..logits.len()).collect();
+    likeliest.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    likeliest.truncate(if sampling.temperature > 0.0 { sampling.top_k } else { 1 });
+    let best = likeliest[0];
+    let weight = |&class: &usize| ((logits[class] - logits[best]) / sampling.temperature).exp();
+    let mut left = u * likeliest.iter().map(weight).sum::<f64>();
+    let passed = likeliest.iter().copied().find(|class| {
+        left -= weight(class);
+        left < 0.0
+    });
+    passed.unwrap_or(best)
 }

@@ -1,19 +1,22 @@
 //! A run in progress: the model, its optimizer, and what was measured.
 
+use std::time::Instant;
+
 use weftgrad::{
     AnyRuntime,
     nn::Gpt,
-    optim::{AdamW, AdamWConfig, Constant, FlatGradients, Norm, Optimizer, Warmup, clip_grad_norm, split_decay},
+    optim::{AdamW, AdamWConfig, FlatGradients, Norm, Optimizer, clip_grad_norm, split_decay},
     prelude::*,
 };
 use weftgrad_examples::{
     Outcome,
+    budget::Budget,
     progress::Progress,
     stop::Stop,
     text::{Batch, Corpus, Part},
 };
 
-use crate::options::Settings;
+use crate::command::Settings;
 
 /// Batches that the validation loss is the mean of.
 const VALIDATION_BATCHES: usize = 20;
@@ -26,6 +29,8 @@ pub struct Training<'a> {
     pub rt: &'a AnyRuntime,
     /// What it is.
     pub settings: Settings,
+    /// How long it trains.
+    pub budget: Budget,
     /// The model.
     pub model: Gpt<AnyRuntime>,
     /// Its optimizer.
@@ -33,6 +38,8 @@ pub struct Training<'a> {
     gradients: FlatGradients<AnyRuntime>,
     /// Steps taken.
     pub step: u64,
+    /// Seconds they took.
+    pub elapsed: f64,
     /// `(step, training loss)`.
     pub losses: Vec<(f64, f64)>,
     /// `(step, validation loss)`.
@@ -43,7 +50,7 @@ pub struct Training<'a> {
 
 impl<'a> Training<'a> {
     /// A run at its beginning.
-    pub fn new(rt: &'a AnyRuntime, settings: Settings, corpus: &'a Corpus) -> Outcome<Self> {
+    pub fn new(rt: &'a AnyRuntime, settings: Settings, budget: Budget, corpus: &'a Corpus) -> Outcome<Self> {
         let model = Gpt::new(&weftgrad::nn::Init::new(rt, settings.seed), settings.model)?;
         model.to_dtype(settings.dtype)?;
         let (decayed, others) = split_decay(model.parameters().iter().map(|p| p.leaf()));
@@ -51,14 +58,16 @@ impl<'a> Training<'a> {
         let optimizer = AdamW::new(config)
             .group(decayed, |_| {})?
             .group(others, |c| c.weight_decay = 0.0)?
-            .scheduled(Warmup::rising(100).then(Constant));
+            .scheduled(budget.schedule());
         let context = settings.model.context;
         Ok(Training {
             gradients: optimizer.gradients()?,
             rt,
             model,
             optimizer,
+            budget,
             step: 0,
+            elapsed: 0.0,
             losses: Vec::new(),
             validation: Vec::new(),
             train: corpus.part(Part::Train, context)?,
@@ -84,18 +93,23 @@ impl<'a> Training<'a> {
         )
     }
 
-    /// Trains up to `steps` steps in all; false if it was stopped before.
-    pub fn run(&mut self, steps: u64, stop: &Stop) -> Outcome<bool> {
+    /// Trains to the end; false if it was stopped before.
+    pub fn run(&mut self, stop: &Stop) -> Outcome<bool> {
         let per_step = self.settings.batch * self.settings.model.context;
-        let progress = Progress::new(self.step, steps, per_step, "characters");
-        while self.step < steps && !stop.requested() {
+        let progress = Progress::new(self.step, per_step, "characters");
+        let (begun, before) = (Instant::now(), self.elapsed);
+        while !self.is_done() && !stop.requested() {
             let loss = self.one_step()?;
             if !loss.is_finite() {
                 return Err(format!("the loss is {loss} at step {}; a lower --lr may help", self.step).into());
             }
             self.step += 1;
             self.losses.push((self.step as f64, loss));
-            progress.step(self.step, loss);
+            self.elapsed = before + begun.elapsed().as_secs_f64();
+            progress.step(self.step, self.budget.estimate(self.step, self.elapsed), loss);
+            if let Some(total) = self.budget.choose(self.step, self.elapsed) {
+                progress.say(&format!("step {}: {total} steps fit; --steps {total} repeats this run", self.step));
+            }
             if self.step.is_multiple_of(VALIDATE_EVERY) {
                 let loss = self.validate()?;
                 self.validation.push((self.step as f64, loss));
@@ -103,7 +117,11 @@ impl<'a> Training<'a> {
             }
         }
         progress.finish();
-        Ok(self.step >= steps)
+        Ok(self.is_done())
+    }
+
+    fn is_done(&self) -> bool {
+        self.budget.total().is_some_and(|total| self.step >= total)
     }
 
     fn one_step(&mut self) -> weftgrad::Result<f64> {

@@ -11,15 +11,20 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use weftgrad::{
-    AnyRuntime, Device,
+    AnyRuntime,
     nn::{Conv2d, Init, Linear},
     optim::{AdamW, AdamWConfig, Optimizer},
     prelude::*,
     rng::Philox,
 };
-use weftgrad_examples::{progress::Progress, stop::Stop};
+use weftgrad_examples::{
+    Outcome,
+    options::{self, Interrupted, OnThreads, above_0, positive},
+    progress::Progress,
+    stop::Stop,
+};
 
-/// Train a convolutional network on handwritten digits.
+/// Train a convolutional network on handwritten digits. Ctrl-C ends it with status 130; nothing is saved.
 #[derive(Debug, Parser)]
 #[command(name = "mnist", version)]
 struct Options {
@@ -27,23 +32,19 @@ struct Options {
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// How many digits to draw, without `--data`.
-    #[arg(long, default_value_t = 4000, conflicts_with = "data")]
+    #[arg(long, default_value = "4000", value_parser = positive, conflicts_with = "data")]
     images: usize,
     /// Times through the training images.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value = "8", value_parser = positive)]
     epochs: usize,
     /// Images in a step.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value = "64", value_parser = positive)]
     batch: usize,
     /// Learning rate.
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, value_parser = above_0)]
     lr: f64,
-    /// Where to run: cpu, or, if built in, wgpu:N or cuda:N.
-    #[arg(long, default_value_t)]
-    device: Device,
-    /// Threads [default: all].
-    #[arg(long)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    on: OnThreads,
     /// Seed of weights and order.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -79,44 +80,44 @@ impl<R: Runtime> Forward<R> for Cnn<R> {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("mnist: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    options::main(run)
 }
 
-fn run(options: &Options) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let rt = options.device.open_with(options.threads.map(|n| n.max(1)))?;
+fn run(options: &Options) -> Outcome<()> {
+    let rt = options.on.open()?;
     let digits = match &options.data {
         Some(dir) => idx::Digits::read(dir)?,
         None => drawn::digits(options.images, options.seed),
     };
     let train = digits.len() * 4 / 5;
+    let per_epoch = train / options.batch;
+    if per_epoch == 0 {
+        let (batch, all) = (options.batch, digits.len());
+        return Err(
+            format!("--batch {batch} is more than the {train} images to train on (four fifths of {all})").into()
+        );
+    }
     let model = Cnn::new(&Init::new(&rt, options.seed))?;
     println!("{}\n{train} images to train on, {} to test", model.summary(), digits.len() - train);
     let config = AdamWConfig { lr: options.lr, ..Default::default() };
     let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
     let mut gradients = optimizer.gradients()?;
-    let (stop, per_epoch) = (Stop::on_ctrl_c(), train / options.batch.max(1));
-    let progress = Progress::new(0, (options.epochs * per_epoch) as u64, options.batch, "images");
-    let mut step = 0;
+    let (stop, progress) = (Stop::on_ctrl_c(), Progress::new(0, options.batch, "images"));
+    let (mut step, steps) = (0, (options.epochs * per_epoch) as u64);
     for epoch in 0..options.epochs {
         let order = Philox::new(options.seed, 1 + epoch as u32).permutation(train);
-        for at in order.chunks_exact(options.batch.max(1)) {
+        for at in order.chunks_exact(options.batch) {
+            if stop.requested() {
+                progress.finish();
+                return Err(Interrupted(format!("stopped at step {step} of {steps}; nothing was saved")).into());
+            }
             let (x, y) = digits.batch(&rt, at)?;
             let loss = model.forward(&x)?.cross_entropy(&y, None, Default::default())?;
             gradients.zero();
             backward_with_hooks(&loss, &mut gradients)?;
             optimizer.step(&gradients)?;
             step += 1;
-            progress.step(step, loss.item()?);
-            if stop.requested() {
-                progress.finish();
-                return Ok(());
-            }
+            progress.step(step, steps, loss.item()?);
         }
         progress.say(&format!("epoch {}: {:.2} % right", epoch + 1, test(&rt, &model, &digits, train)?));
     }

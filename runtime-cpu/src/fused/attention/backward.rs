@@ -195,13 +195,16 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
             aside::<S>(QUERIES * depth.max(value_depth)),
             aside::<S>(KEYS * depth),
             aside::<S>(KEYS * value_depth),
+            if p.softcap.is_some() { STEP * LINE } else { 0 },
         ],
     )?;
-    let [kt, vt, k, gp, qp, s, ds, dots, wide_keys, wide_g, wide_q, dk, dv] = scratch.parts();
+    let [kt, vt, k, gp, qp, s, ds, dots, wide_keys, wide_g, wide_q, dk, dv, slopes] = scratch.parts();
     // The first block writes what later ones add to, and what it does not see is zeroed. (Zeros everywhere before took 1.4 % of a decoder's
     // training step: gradients lie in no near cache.)
     let first = |keys: &Range<usize>| pieces(p.queries, QUERIES).find(|rows| p.seen(rows.end - 1, keys) > 0);
-    let blind = first(&mine).map_or(p.queries, |rows| rows.start);
+    // Where blocks in between are left out, everything is zeroed, and added to.
+    let banded = p.is_banded();
+    let blind = first(&mine).filter(|_| !banded).map_or(p.queries, |rows| rows.start);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
         // SAFETY: a gradient that is this task's alone, and these queries of the operands.
         unsafe {
@@ -209,7 +212,7 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
             dots_of(simd, p, h, [wide_g, wide_q], dots);
         }
     }
-    let mut add = Adds { dq: false, dk: false };
+    let mut add = Adds { dq: banded, dk: banded };
     for keys in parts(mine, KEYS) {
         let Some(any) = heads.first() else { break };
         let n = keys.len();
@@ -217,7 +220,7 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
         let (dk, dv) = (sums(dk_out, depth, &mut *dk), sums(dv_out, value_depth, &mut *dv));
         // SAFETY: these keys of the operands, and gradients of them that are this task's alone.
         let right = unsafe {
-            let written = first(&keys).map_or(0, |rows| p.seen(rows.end - 1, &keys));
+            let written = first(&keys).filter(|_| !banded).map_or(0, |rows| p.seen(rows.end - 1, &keys));
             zero(dk.part(written, 0), (n - written, depth));
             zero(dv.part(written, 0), (n - written, value_depth));
             let key = wide(simd, any.k.part(keys.start, 0), (n, depth), wide_keys);
@@ -225,9 +228,9 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
             let value = wide(simd, any.v.part(keys.start, 0), (n, value_depth), wide_keys);
             Right { dk, dv, kt, k, vt: Packed::new(simd, value.turned(), (value_depth, n), vt) }
         };
-        add.dk = false;
+        add.dk = banded;
         for (h, dots) in heads.iter().zip(dots.chunks(p.queries.max(1))) {
-            for rows in pieces(p.queries, QUERIES).filter(|rows| p.seen(rows.end - 1, &keys) > 0) {
+            for rows in pieces(p.queries, QUERIES).filter(|rows| p.meets(rows, &keys)) {
                 // SAFETY: these queries of the operands.
                 let left = unsafe {
                     let g = wide(simd, h.g.part(rows.start, 0), (rows.len(), value_depth), wide_g);
@@ -239,7 +242,7 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
                         packed_q: Packed::new(simd, q, (rows.len(), depth), qp),
                     }
                 };
-                block_of(call, p, h, (&rows, &keys), (&right, &left), ([s, ds], dots), add);
+                block_of(call, p, h, (&rows, &keys), (&right, &left), ([s, ds, slopes], dots), add);
                 add.dk = true;
             }
         }
@@ -285,17 +288,17 @@ fn block_of<S: Number>(
     h: &Head<'_, S>,
     (rows, keys): (&Range<usize>, &Range<usize>),
     (right, left): (&Right<'_, S::Lane>, &Sides<'_, S::Lane>),
-    ([s, ds], dots): ([&mut [S::Lane]; 2], &[S::Lane]),
+    ([s, ds, slopes], dots): ([&mut [S::Lane]; 3], &[S::Lane]),
     add: Adds,
 ) {
     let most = p.seen(rows.end - 1, keys);
-    for step in parts(rows.clone(), STEP) {
+    for step in parts(rows.clone(), STEP).filter(|step| p.seen(step.end - 1, keys) > 0) {
         let (n, first) = (p.seen(step.end - 1, keys), step.start - rows.start);
         let at = first * LINE..(step.end - rows.start) * LINE;
         let (s, ds) = (&mut s[at.clone()], &mut ds[at]);
         // SAFETY: these queries of the operands, and their gradients, which are this task's alone.
         unsafe {
-            p.scores::<S>(h.at, (&step, left.q.part(first, 0)), (keys, right.kt), s);
+            p.scores::<S>(h.at, (&step, left.q.part(first, 0)), (keys, right.kt), call.engine().simd, s, slopes);
             let upstream = Left::Strided(left.g.part(first, 0));
             right.vt.times((step.len(), 0..p.value_depth, n), upstream, block(ds), one(), false);
             score_grads(
@@ -304,15 +307,19 @@ fn block_of<S: Number>(
                 ds,
                 &h.lse[step.clone()],
                 &dots[step.clone()],
-                Seen { first: p.seen(step.start, keys), last: most },
+                Seen { last: most, ..p.seen_by(&step, keys) },
             );
+            if p.softcap.is_some() {
+                steepen(call.engine().simd, ds, slopes, p.seen_by(&step, keys), step.len());
+            }
             let (ds, dq) = (Left::Strided(read(block(ds))), h.dq.part(step.start, 0));
             right.k.times((step.len(), 0..n, p.depth), ds, dq, S::Lane::from_f64(p.scale), add.dq);
         }
     }
     for step in parts(keys.start..keys.start + most, STEP) {
         // Queries before this one see none of the step.
-        let from = if p.causal { step.start.saturating_sub(rows.start) } else { 0 };
+        let sees = |right| step.start as isize - p.offset - right as isize - rows.start as isize;
+        let from = p.reach[1].map_or(0, |right| sees(right).clamp(0, rows.len() as isize) as usize);
         let first = step.start - keys.start;
         let turned = |s: &mut [S::Lane]| Left::Turned(read(block(s)).part(from, first).turned());
         let sizes = |columns| (step.len(), from..rows.len(), columns);
@@ -344,6 +351,16 @@ leveled! {
             for (s, d) in s[..end].iter_mut().zip(&mut ds[..end]) {
                 *s = Math::exp2_flushed(*s - base) * unit;
                 *d = *s * (*d - dot);
+            }
+        }
+    }
+
+    /// Gradients of capped scores times the cap's slopes.
+    fn steepen<T: (Float)>(ds: &mut [T], slopes: &[T], seen: Seen, rows: usize) {
+        for i in 0..rows {
+            let here = seen.of(i);
+            for (d, &slope) in ds[i * LINE..][..here].iter_mut().zip(&slopes[i * LINE..][..here]) {
+                *d = *d * slope;
             }
         }
     }

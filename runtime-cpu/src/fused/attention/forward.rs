@@ -77,7 +77,7 @@ pub(super) fn queries<S: Number>(
     top.fill(S::Lane::from_f64(f64::NEG_INFINITY));
     sum.fill(S::Lane::default());
     o.fill(S::Lane::default());
-    for keys in pieces(p.visible(&rows), KEYS) {
+    for keys in pieces(p.visible(&rows), KEYS).filter(|keys| p.meets(&rows, keys)) {
         let n = keys.len();
         // SAFETY: these keys of the operands.
         let (k, v) = unsafe {
@@ -86,14 +86,14 @@ pub(super) fn queries<S: Number>(
             let v = wide(simd, h.v.part(keys.start, 0), (n, p.value_depth), wide_keys);
             (k, Packed::new(simd, v, (n, p.value_depth), values_packed))
         };
-        for step in parts(rows.clone(), STEP).filter(|step| p.seen(step.end - 1, &keys) > 0) {
+        for step in parts(rows.clone(), STEP).filter(|step| p.meets(step, &keys)) {
             // SAFETY: these queries of the operand.
             unsafe {
                 let q = wide(simd, h.q.part(step.start, 0), (step.len(), p.depth), wide_queries);
-                p.scores::<S>(h.at, (&step, q), (&keys, k), s);
+                p.scores::<S>(h.at, (&step, q), (&keys, k), simd, s, &mut []);
             }
             let at = step.start - rows.start..step.end - rows.start;
-            let seen = Seen { first: p.seen(step.start, &keys), last: p.seen(step.end - 1, &keys) };
+            let seen = p.seen_by(&step, &keys);
             let o = &mut o[at.start * p.value_depth..at.end * p.value_depth];
             weights(simd, s, o, &mut top[at.clone()], &mut sum[at], seen);
             let o = Matrix { at: o.as_mut_ptr(), row: p.value_depth as isize, column: 1 };

@@ -3,7 +3,8 @@
 //!
 //! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of log 2, so that
 //! weights are powers of two. Where the diagonal of a causal call passes through a block, only what is below it is computed, a step of
-//! rows at a time.
+//! rows at a time. Blocks that lie outside of a sliding window are left out; inside of a block what lies before it has
+//! scores of `−∞`.
 //!
 //! **Invariant**: tasks, and with them the order of every sum, are cut by the sizes of the call alone.
 
@@ -22,9 +23,10 @@ use super::{Call, Float, Number, lanes, lines};
 use crate::{
     Buffer, Cpu, Simd,
     element::Stored,
-    math::Real as _,
+    math::{Math, Real},
     matmul::{Left, Matrix, Packed},
     operand::{Base, Operand},
+    simd::leveled,
 };
 
 /// Keys of one block: sums of so many steps, and their packed keys and values still leave most of a second cache of 1 MiB.
@@ -66,8 +68,12 @@ struct Problem {
     keys: usize,
     depth: usize,
     value_depth: usize,
-    causal: bool,
+    /// Where query 0 stands among the keys.
+    offset: isize,
+    /// How many keys before and after its own position a query sees.
+    reach: [Option<usize>; 2],
     scale: f64,
+    softcap: Option<f64>,
     mask: Option<Operand>,
 }
 
@@ -83,15 +89,46 @@ impl Problem {
             keys: k[2],
             depth: q[3],
             value_depth: v[3],
-            causal: op.causal,
+            offset: op.offset(q[2], k[2]),
+            // More than all there are is all there are.
+            reach: [op.window[0], op.right()].map(|n| n.filter(|&n| n < q[2] + k[2])),
             scale: op.scale,
+            softcap: op.softcap,
             mask: mask.transpose()?,
         })
     }
 
-    /// How many of these keys a query sees.
+    /// Whether there is more to what a query sees than a triangle from the first query and key.
+    fn is_banded(&self) -> bool {
+        self.offset != 0 || self.reach[0].is_some() || self.reach[1].is_some_and(|n| n != 0)
+    }
+
+    /// How many of these keys lie before the end of what a query sees, if they go on in both directions.
+    fn before_end(&self, query: usize, keys: &Range<usize>) -> isize {
+        match self.reach[1] {
+            Some(right) => query as isize + self.offset + right as isize + 1 - keys.start as isize,
+            None => keys.len() as isize,
+        }
+    }
+
+    /// How many of these keys lie before the end of what a query sees.
     fn seen(&self, query: usize, keys: &Range<usize>) -> usize {
-        if self.causal { (query + 1).saturating_sub(keys.start).min(keys.len()) } else { keys.len() }
+        self.before_end(query, keys).clamp(0, keys.len() as isize) as usize
+    }
+
+    /// The same of consecutive queries.
+    fn seen_by(&self, rows: &Range<usize>, keys: &Range<usize>) -> Seen {
+        Seen { first: self.before_end(rows.start, keys), last: self.seen(rows.end - 1, keys) }
+    }
+
+    /// The first key a query sees.
+    fn start(&self, query: usize) -> usize {
+        self.reach[0].map_or(0, |left| (query as isize + self.offset - left as isize).max(0) as usize)
+    }
+
+    /// Whether any of these queries sees any of these keys.
+    fn meets(&self, rows: &Range<usize>, keys: &Range<usize>) -> bool {
+        self.seen(rows.end - 1, keys) > 0 && self.start(rows.start) < keys.end
     }
 
     /// The keys that any of these queries sees.
@@ -99,7 +136,8 @@ impl Problem {
         if rows.is_empty() { 0 } else { self.seen(rows.end - 1, &(0..self.keys)) }
     }
 
-    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2, [`LINE`] numbers to a row.
+    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2, [`LINE`]
+    /// numbers to a row; with a soft cap its slopes, in as many rows.
     ///
     /// # Safety
     /// These queries lie at `q`, and the block has these keys.
@@ -108,13 +146,34 @@ impl Problem {
         (b, h): (usize, usize),
         (rows, q): (&Range<usize>, Matrix<*const S::Lane>),
         (keys, k): (&Range<usize>, Packed<'_, S::Lane>),
+        simd: Simd,
         s: &mut [S::Lane],
+        slopes: &mut [S::Lane],
     ) {
         let n = self.seen(rows.end - 1, keys);
         let unit = if self.mask.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
-        let scale = S::Lane::from_f64(self.scale * unit);
+        let scale = S::Lane::from_f64(self.softcap.map_or(self.scale * unit, |cap| self.scale / cap));
         // SAFETY: the caller's promise; the scores are nobody else's.
         unsafe { k.times((rows.len(), 0..self.depth, n), Left::Strided(q), block(s), scale, false) };
+        if let Some(cap) = self.softcap {
+            cap_rows(simd, s, slopes, (rows.len(), n), S::Lane::from_f64(cap * unit));
+        }
+        self.add_mask::<S>((b, h), rows, keys, n, s);
+        for (row, s) in rows.clone().zip(s.chunks_exact_mut(LINE)) {
+            let hidden = self.start(row).saturating_sub(keys.start).min(n);
+            s[..hidden].fill(S::Lane::from_f64(f64::NEG_INFINITY));
+        }
+    }
+
+    /// Adds the mask, if there is one, to `n` scores of each of these rows, and makes their unit log 2.
+    fn add_mask<S: Number>(
+        &self,
+        (b, h): (usize, usize),
+        rows: &Range<usize>,
+        keys: &Range<usize>,
+        n: usize,
+        s: &mut [S::Lane],
+    ) {
         let Some(mask) = &self.mask else { return };
         let along = mask.layout.strides()[3];
         let values: Base<S> = mask.base();
@@ -198,10 +257,11 @@ unsafe fn settle<S: Number>(
     }
 }
 
-/// How many keys the first and the last query of a step see; from one to the next it is one more, or none.
+/// How many keys of a block the queries of a step see: the first, if the block went on in both directions, and the
+/// last; from one to the next it is one more, but none before the block and no more than the last.
 #[derive(Clone, Copy)]
 struct Seen {
-    first: usize,
+    first: isize,
     last: usize,
 }
 
@@ -209,7 +269,28 @@ impl Seen {
     /// How many keys the query that comes so many after the first sees.
     #[inline(always)]
     fn of(self, i: usize) -> usize {
-        (self.first + i).min(self.last)
+        (self.first + i as isize).clamp(0, self.last as isize) as usize
+    }
+}
+
+leveled! {
+    /// `cap · tanh` of `n` scores of each row, and its slope if there is room for it.
+    fn cap_rows<T: (Float)>(s: &mut [T], slopes: &mut [T], size: (usize, usize), cap: T) {
+        let (rows, n) = size;
+        for i in 0..rows {
+            let s = &mut s[i * LINE..][..n];
+            for x in s.iter_mut() {
+                *x = Math::tanh(*x);
+            }
+            if let Some(slopes) = slopes.get_mut(i * LINE..i * LINE + n) {
+                for (slope, &x) in slopes.iter_mut().zip(&*s) {
+                    *slope = super::one::<T>() - x * x;
+                }
+            }
+            for x in s.iter_mut() {
+                *x = *x * cap;
+            }
+        }
     }
 }
 

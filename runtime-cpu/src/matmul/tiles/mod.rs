@@ -26,8 +26,6 @@ mod store;
 mod tests;
 mod windows;
 
-use std::sync::LazyLock;
-
 use half::bf16;
 
 pub(crate) use amx::is_available;
@@ -76,21 +74,21 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// What there is beside `simd` for bf16.
+    /// What level `simd` has for products of bf16. (Processors with AMX run dot products at half the rate of products in `f32`: there
+    /// [`Simd::Avx512`], which widens, is faster than [`Simd::Avx512Bf16`].)
     pub(super) fn best(simd: Simd) -> Option<Level> {
-        static DOT: LazyLock<bool> = LazyLock::new(|| Level::Dot.is_available() && !amx::is_there());
         match simd {
             Simd::Amx => Some(Level::Amx),
-            // Processors with AMX run dot products at half the rate of products in `f32`: without AMX, widening is faster there.
-            Simd::Avx512 if *DOT => Some(Level::Dot),
+            Simd::Avx512Bf16 => Some(Level::Dot),
             _ => None,
         }
     }
 
+    #[cfg(test)]
     fn is_available(self) -> bool {
         match self {
             Level::Amx => Simd::Amx.is_available(),
-            Level::Dot => Simd::Avx512.is_available() && std::arch::is_x86_feature_detected!("avx512bf16"),
+            Level::Dot => Simd::Avx512Bf16.is_available(),
         }
     }
 }

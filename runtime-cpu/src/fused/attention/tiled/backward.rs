@@ -190,8 +190,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     }
 
     fn seen(&self, at: usize) -> Seen {
-        let rows = self.rows(at);
-        Seen { first: self.p.seen(rows.start, &self.keys), last: self.p.seen(rows.end - 1, &self.keys) }
+        self.p.seen_by(&self.rows(at), &self.keys)
     }
 
     fn scores(&self, s: Strip) -> Scores {

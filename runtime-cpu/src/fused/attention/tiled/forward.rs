@@ -64,7 +64,7 @@ unsafe fn by_tiles<T: Pieces<P>, const P: usize>(
         }
         let strip = |i: usize| rows.start + i * SIDE..rows.end.min(rows.start + (i + 1) * SIDE);
         let scores = |i: usize| {
-            let seen = Seen { first: p.seen(strip(i).start, &keys), last: p.seen(strip(i).end - 1, &keys) };
+            let seen = p.seen_by(&strip(i), &keys);
             Scores { tiles: s.wrapping_add(i % 2 * PANELS * 4), scale, seen }
         };
         let weighted = |i: usize| weighted.wrapping_add(i % 2 * PANELS * Tiles::<P>::STEP);

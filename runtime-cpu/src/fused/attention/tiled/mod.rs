@@ -42,7 +42,7 @@ pub(super) fn takes(call: &Call<'_>, op: &Attention, keys: &Operand) -> Option<D
     let dtype = call.outs[0].dtype;
     let [keys, depth] = [2, 3].map(|axis| keys.layout.dims()[axis]);
     let pays = dtype != DType::F32 || depth >= DEEP && depth * keys >= MANY;
-    (some && pays && !op.masked && call.engine().simd == Simd::Amx).then_some(dtype)
+    (some && pays && !op.masked && op.is_plain() && call.engine().simd == Simd::Amx).then_some(dtype)
 }
 
 /// Rows of an output that are asked for before they are written: they lie apart, and nothing foresees them.

@@ -1,0 +1,27 @@
+//! Calls with operands, memory, gradients, closures and numbers that do not fit. Each ends in an error or in the right result, never in a
+//! panic, and never reads or writes memory that is not its own: operands stand in the middle of NaN, memory between guards. Run under
+//! AddressSanitizer or Valgrind it also finds what no value shows.
+
+mod calls;
+mod draw;
+mod numbers;
+mod tape;
+
+use numcore::Runtime;
+
+use super::report::Section;
+use draw::Draw;
+
+/// How many calls of each kind. In half of the op calls one or two operands are changed, missing or too many.
+const CALLS: u64 = 1500;
+
+pub(crate) fn misuse<R: Runtime>(rt: &R) -> Section {
+    let mut section = Section::new("misuse");
+    for seed in 0..CALLS {
+        section.check(format!("op call {seed}"), || calls::op_call(rt, &mut Draw::new(seed, 0)));
+        section.check(format!("program {seed}"), || calls::program(rt, &mut Draw::new(seed, 1)));
+        section.check(format!("tape {seed}"), || tape::tape(rt, &mut Draw::new(seed, 2)));
+        section.check(format!("numbers {seed}"), || numbers::numbers(rt, &mut Draw::new(seed, 3)));
+    }
+    section
+}

@@ -1,0 +1,38 @@
+//! A bucket, and the parameters in it.
+
+use std::{ops::Range, sync::Arc};
+
+use autograd::Leaf;
+use numcore::{Runtime, TensorMut};
+
+use crate::comm::{Comm, Work};
+
+/// A parameter, and where its gradient is stored.
+pub(super) struct Slot<R: Runtime> {
+    pub(super) leaf: Arc<Leaf<R>>,
+    pub(super) buffer: usize,
+    pub(super) range: usize,
+    pub(super) bucket: usize,
+    pub(super) ready: bool,
+    /// Whether it has a gradient in this step.
+    pub(super) used: bool,
+}
+
+/// Neighbouring gradients that are sent together.
+pub(super) struct Bucket<R: Runtime> {
+    /// Its calls say which bucket they are of, and which of its parameters are frozen.
+    pub(super) comm: Comm<R>,
+    pub(super) frozen: Vec<usize>,
+    pub(super) buffer: usize,
+    pub(super) ranges: Range<usize>,
+    pub(super) members: Vec<usize>,
+    pub(super) waits_for: usize,
+    pub(super) work: Option<Work<TensorMut<R>>>,
+}
+
+/// What a bucket's calls are of. Which parameters are frozen is part of it: ranks that freeze different ones disagree, instead of updating
+/// different ones.
+pub(super) fn of_bucket<R: Runtime>(k: usize, frozen: &[usize], params: &[Slot<R>]) -> String {
+    let names: Vec<String> = frozen.iter().map(|&i| format!("`{}`", params[i].leaf.name())).collect();
+    if names.is_empty() { format!("bucket {k}") } else { format!("bucket {k} with {} frozen", names.join(", ")) }
+}

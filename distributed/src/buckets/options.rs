@@ -1,0 +1,23 @@
+//! How gradients are exchanged.
+
+use super::{BucketLimits, Unused, Wire};
+
+/// How gradients are exchanged.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct BucketOptions {
+    /// Sizes of the buckets; if there are none, [`BucketLimits::of`] all parameters.
+    pub limits: Option<BucketLimits>,
+    /// Parameters without a gradient.
+    pub unused: Unused,
+    /// What gradients are sent as.
+    pub wire: Wire,
+    /// Looks, before a bucket is sent, whether every gradient in it is finite; the error names rank, bucket and parameter. Waits for the
+    /// device at every bucket: to find out where a NaN comes from.
+    pub check_finite: bool,
+    /// Adds the gradients of micro-batches one after another, whatever the number of ranks: with a batch cut into `C` chunks, of which
+    /// rank `r` of `n` computes `r, n + r, 2n + r …` as its micro-batches, the result is the same to the bit at every `n` that
+    /// divides `C`; losses and what they weigh are added in the same order. Costs an exchange in every micro-batch, of `(n − 1)·Ψ`
+    /// bytes sent in place of `2·(n − 1)/n·Ψ`, a second buffer of gradients, and `n` times the memory of a bucket in flight.
+    /// Gradients travel as they are.
+    pub canonical: bool,
+}

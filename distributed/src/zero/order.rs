@@ -1,0 +1,114 @@
+//! In which order units are read, and in which their gradients are sent.
+
+/// The order in which a model reads sets of units, as the last forward had it: what is prefetched follows it.
+#[derive(Default)]
+pub(super) struct Reads {
+    order: Vec<usize>,
+    seen: Vec<usize>,
+    pub(super) backward: bool,
+}
+
+impl Reads {
+    /// A set is about to be read.
+    pub(super) fn note(&mut self, set: usize) {
+        if !self.backward && !self.seen.contains(&set) {
+            self.seen.push(set);
+        }
+    }
+
+    /// Before a step: what was read since the last sweep, in an evaluation, is no part of it.
+    pub(super) fn begin_step(&mut self) {
+        self.seen.clear();
+        self.backward = false;
+    }
+
+    /// Before a sweep, after the forward.
+    pub(super) fn begin_sweep(&mut self) {
+        self.backward = true;
+        if !self.seen.is_empty() {
+            self.order = std::mem::take(&mut self.seen);
+        }
+    }
+
+    /// The set that was read after this one, or, in backward, before it.
+    pub(super) fn following(&self, set: usize) -> Option<usize> {
+        let at = self.order.iter().position(|&other| other == set)?;
+        let next = if self.backward { at.checked_sub(1) } else { Some(at + 1) };
+        next.and_then(|at| self.order.get(at).copied())
+    }
+}
+
+/// The order in which units with gradients are sent: the same on every rank.
+pub(super) struct Sends {
+    order: Vec<usize>,
+    /// How many were sent in this sweep.
+    next: usize,
+    /// Units in the order in which they became complete in this sweep.
+    complete: Vec<usize>,
+}
+
+impl Sends {
+    /// In this order.
+    pub(super) fn new(order: Vec<usize>) -> Self {
+        Sends { next: order.len(), order, complete: Vec::new() }
+    }
+
+    pub(super) fn begin_sweep(&mut self) {
+        self.next = 0;
+        self.complete.clear();
+    }
+
+    /// Nothing is sent until a sweep begins.
+    pub(super) fn end(&mut self) {
+        self.next = self.order.len();
+    }
+
+    /// The next unit to be sent; none if all were.
+    pub(super) fn next(&self) -> Option<usize> {
+        self.order.get(self.next).copied()
+    }
+
+    /// The next unit was sent.
+    pub(super) fn advance(&mut self) {
+        self.next += 1;
+    }
+
+    /// A unit became complete.
+    pub(super) fn note(&mut self, unit: usize) {
+        if !self.complete.contains(&unit) {
+            self.complete.push(unit);
+        }
+    }
+
+    /// The order in which units became complete, as bytes that ranks exchange.
+    pub(super) fn seen(&self) -> Vec<u8> {
+        self.complete.iter().flat_map(|&unit| (unit as u64).to_le_bytes()).collect()
+    }
+
+    /// Sends units in the order that a rank has seen from now on; those it has not seen come last, as they were.
+    pub(super) fn follow(&mut self, seen: &[u8]) {
+        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or(u64::MAX) as usize;
+        let first: Vec<usize> = seen.chunks(8).map(word).filter(|unit| self.order.contains(unit)).collect();
+        let rest = self.order.iter().copied().filter(|unit| !first.contains(unit));
+        self.order = first.iter().copied().chain(rest).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_follow_what_was_seen() {
+        let mut sends = Sends::new(vec![3, 2, 0]);
+        sends.begin_sweep();
+        [2, 3, 2].into_iter().for_each(|unit| sends.note(unit));
+        let seen = sends.seen();
+        sends.follow(&seen);
+        assert_eq!(sends.order, [2, 3, 0]);
+        // A unit that is not sent, and a rank that has seen nothing.
+        sends.follow(&7u64.to_le_bytes());
+        sends.follow(&[]);
+        assert_eq!(sends.order, [2, 3, 0]);
+    }
+}

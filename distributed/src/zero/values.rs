@@ -1,0 +1,246 @@
+//! The values of a unit: kept by this rank, gathered, shown to the leaves, and taken over where someone else replaced them.
+
+use std::sync::Arc;
+
+use autograd::Leaf;
+use numcore::{
+    ErrorKind, Flat, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    ops::{Op, ViewOps},
+};
+
+use super::{Piece, unit::Unit};
+use crate::comm::{Collectives, Comm, Work, memory};
+
+/// Where all values of a unit are.
+pub(super) enum Whole<R: Runtime> {
+    /// On this rank, only its shard (or, where parameters are not sharded, values that are about to be replaced).
+    Absent,
+    /// On their way.
+    Arriving(Work<TensorMut<R>>),
+    /// In the leaves: what was put into each.
+    Present(Vec<Tensor<R>>),
+}
+
+impl<R: Runtime> Unit<R> {
+    pub(super) fn is_present(&self) -> bool {
+        matches!(self.whole, Whole::Present(_))
+    }
+
+    /// Makes the values that are kept readable: waits for those on their way, and takes over those that were replaced.
+    pub(super) fn settle_values(&mut self) -> Result<()> {
+        if !self.is_sharded() {
+            self.fetch()?;
+        }
+        self.adopt()
+    }
+
+    /// Takes the values out of the leaves, to write those that are kept.
+    pub(super) fn take_values(&mut self) -> Result<()> {
+        self.arrive()?;
+        self.adopt()?;
+        self.hide();
+        Ok(())
+    }
+
+    /// As [`take_values`](Unit::take_values) before an update: an error if someone else holds the memory.
+    pub(super) fn claim(&mut self) -> Result<()> {
+        if self.own.is_none() {
+            return Ok(());
+        }
+        self.take_values()?;
+        match self.values.lend_whole() {
+            Ok(memory) => self.values.restore(memory),
+            Err(_) => {
+                let what = format!("one of the parameters of the unit `{}`", self.name);
+                Err(ErrorKind::Shared { op: "step", what }.into())
+            }
+        }
+    }
+
+    /// Undoes [`claim`](Unit::claim), before anything was written.
+    pub(super) fn unclaim(&mut self) -> Result<()> {
+        let claimed = self.own.is_some() && !self.is_sharded() && matches!(self.whole, Whole::Absent);
+        if claimed { self.show(None) } else { Ok(()) }
+    }
+
+    /// The values that are kept were written, the same on every rank where all of them are kept.
+    pub(super) fn values_changed(&mut self) -> Result<()> {
+        self.leaves.iter().for_each(|leaf| leaf.touch());
+        if self.is_sharded() { Ok(()) } else { self.show(None) }
+    }
+
+    /// Starts to gather the values, unless they are here or on their way.
+    pub(super) fn prefetch(&mut self) -> Result<()> {
+        if !matches!(self.whole, Whole::Absent) {
+            return Ok(());
+        }
+        self.adopt()?;
+        self.whole = Whole::Arriving(match self.is_sharded() {
+            true => {
+                let (rt, full) = (self.values.runtime(), self.layout.full());
+                let out = TensorMut::alloc_for(rt, Use::Communication, Shape::new(&[full.numel()])?, full.dtype())?;
+                self.groups.shard.all_gather(&self.values.whole()?, out)?
+            }
+            false => self.groups.shard.all_gather_in_place(self.values.lend_whole()?)?,
+        });
+        Ok(())
+    }
+
+    /// Waits until the values are in the leaves.
+    pub(super) fn fetch(&mut self) -> Result<()> {
+        self.prefetch()?;
+        self.arrive()
+    }
+
+    /// Lets gathered values go. Those on their way are waited for first.
+    pub(super) fn release(&mut self) -> Result<()> {
+        if !self.is_sharded() {
+            return Ok(());
+        }
+        self.arrive()?;
+        self.adopt()?;
+        self.hide();
+        Ok(())
+    }
+
+    /// Takes over values that were put into leaves by someone else ([`Leaf::set`], a state dict): they are the parameters' from now on.
+    /// Every rank must have been given the same ones, since each keeps its part of its own.
+    pub(super) fn adopt(&mut self) -> Result<()> {
+        if self.replaced()?.is_empty() {
+            return Ok(());
+        }
+        // What is in flight is read from, or written to, the memory that the new values go to.
+        self.arrive()?;
+        let replaced = self.replaced()?;
+        if self.is_sharded() {
+            for (i, value) in replaced {
+                self.keep(i, &value)?;
+                match &mut self.whole {
+                    Whole::Present(shown) => shown[i] = value,
+                    _ => drop(self.leaves[i].take()),
+                }
+            }
+            return Ok(());
+        }
+        let present = self.is_present();
+        self.hide();
+        let kept = replaced.iter().try_for_each(|(i, value)| self.keep(*i, value));
+        if present {
+            self.show(None)?;
+        }
+        if kept.is_err() {
+            replaced.into_iter().try_for_each(|(i, value)| self.leaves[i].put(value))?;
+        }
+        kept
+    }
+
+    /// Values in leaves that this unit did not put there.
+    fn replaced(&self) -> Result<Vec<(usize, Tensor<R>)>> {
+        let mut replaced = Vec::new();
+        for (i, leaf) in self.leaves.iter().enumerate().filter(|(_, leaf)| leaf.is_resident()) {
+            let value = leaf.value()?;
+            let own = match &self.whole {
+                Whole::Present(shown) => shown[i].shares_memory_with(&value) && shown[i].layout() == value.layout(),
+                _ => false,
+            };
+            if !own {
+                replaced.push((i, value));
+            }
+        }
+        Ok(replaced)
+    }
+
+    /// Keeps what this rank has to of parameter `i`'s new value.
+    fn keep(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
+        if !self.is_sharded() {
+            overwrite(&mut self.values, i, value)?;
+        }
+        let row = value.contiguous()?.reshape([value.shape().numel()])?;
+        for (k, piece) in self.pieces.iter().enumerate().filter(|(_, piece)| piece.parameter == i) {
+            let part = row.narrow(0, piece.elements.start, piece.elements.len())?;
+            if self.stage.shards_parameters() {
+                overwrite(&mut self.values, k, &part)?;
+            }
+            if let Some(own) = &mut self.own {
+                own.optimizer.adopt(k, &part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for values on their way, and puts them into the leaves.
+    pub(super) fn arrive(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.whole, Whole::Absent) {
+            Whole::Arriving(work) => {
+                let memory = work.wait()?;
+                if self.is_sharded() {
+                    return self.show(Some(memory.freeze()?));
+                }
+                self.values.restore(memory)?;
+                self.show(None)
+            }
+            other => {
+                self.whole = other;
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes all values out of the leaves.
+    fn hide(&mut self) {
+        self.leaves.iter().for_each(|leaf| drop(leaf.take()));
+        self.whole = Whole::Absent;
+    }
+
+    /// Puts the values into the leaves, as views of one buffer. A value that someone else put there meanwhile stays: it is newer.
+    pub(super) fn show(&mut self, gathered: Option<Tensor<R>>) -> Result<()> {
+        let mut shown = Vec::with_capacity(self.leaves.len());
+        for (i, leaf) in self.leaves.iter().enumerate() {
+            let value = match &gathered {
+                None => self.values.tensor(i)?,
+                Some(whole) => {
+                    let range = self.layout.full().range(i);
+                    whole.narrow(0, range.offset(), range.numel())?.reshape(*range.shape())?
+                }
+            };
+            if !leaf.is_resident() {
+                leaf.put(value.clone())?;
+            }
+            shown.push(value);
+        }
+        self.whole = Whole::Present(shown);
+        Ok(())
+    }
+}
+
+/// Takes what is kept of rank 0's values, one parameter after another: no more than one of them is there beside what is kept.
+pub(super) fn fill<R: Runtime>(
+    all: &Comm<R>,
+    values: &mut Flat<R>,
+    leaves: &[Arc<Leaf<R>>],
+    pieces: &[Piece],
+    sharded: bool,
+) -> Result<()> {
+    for (i, leaf) in leaves.iter().enumerate() {
+        let value = all.broadcast(memory(&leaf.value()?)?, 0)?.wait()?.freeze()?;
+        if !sharded {
+            overwrite(values, i, &value)?;
+        }
+        for (k, piece) in pieces.iter().enumerate().filter(|(_, p)| sharded && p.parameter == i) {
+            let row = value.contiguous()?.reshape([value.shape().numel()])?;
+            overwrite(values, k, &row.narrow(0, piece.elements.start, piece.elements.len())?)?;
+        }
+        drop(leaf.take());
+    }
+    Ok(())
+}
+
+/// Replaces range `k`.
+pub(super) fn overwrite<R: Runtime>(flat: &mut Flat<R>, k: usize, value: &Tensor<R>) -> Result<()> {
+    let mut range = flat.lend(k)?;
+    range.reset();
+    let value = value.reshape(*range.shape());
+    let done = value.and_then(|value| range.accumulate(&Op::identity(), &[&value]));
+    flat.restore(range)?;
+    done
+}

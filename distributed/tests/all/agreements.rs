@@ -1,0 +1,211 @@
+//! What ranks must have in common when a trainer is made, and what they must not.
+
+use crate::checkpoint_common::{Any, HOWS, How, Scratch};
+use crate::common::{Mlp, Task, Trace, config, cpu, everywhere, own, weights};
+use autograd::{Var, manual_seed, no_grad, set_random_stream};
+use distributed::{
+    buckets::BucketOptions,
+    comm::{Communicator, Ranks},
+    train::{BucketedTrainer, Notes, TrainingConfig},
+    zero::{ZeroOptions, ZeroStage, ZeroTrainer},
+};
+use nn::{Dropout, Forward, Init, ModuleExt};
+use numcore::{DType, ErrorKind, Result, Tensor};
+use optim::{
+    AdamW, AdamWConfig, Combined, Constant, Cosine, FlatOptimizer, LionConfig, Optimizer, ParamGroups, Sgd, SgdConfig,
+};
+use runtime_cpu::Cpu;
+
+/// What is different about rank 1's optimizer.
+const DIFFERENT: [&str; 6] = ["decay", "betas", "rule", "groups", "schedule", "order"];
+
+fn optimizer(model: &Mlp<Cpu>, how: &str) -> Result<Box<dyn Optimizer<Cpu>>> {
+    let mut leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
+    let mut own = AdamWConfig { weight_decay: 0.0, ..Default::default() };
+    match how {
+        "decay" => own.weight_decay = 0.1,
+        "betas" => own.betas = [0.8, 0.999],
+        "rule" => return Ok(Box::new(FlatOptimizer::over(LionConfig { lr: own.lr, ..Default::default() }, leaves)?)),
+        "groups" => {
+            let rest = leaves.split_off(3);
+            return Ok(Box::new(AdamW::new(own).group(leaves, |_| {})?.group(rest, |_| {})?));
+        }
+        "schedule" => return Ok(Box::new(AdamW::over(own, leaves)?.scheduled(Cosine { t_max: 10, eta_min: 0.0 }))),
+        "order" => leaves.reverse(),
+        _ => {}
+    }
+    Ok(Box::new(AdamW::over(own, leaves)?.scheduled(Constant)))
+}
+
+fn shards(how: &str) -> ParamGroups<AdamWConfig> {
+    let mut own = AdamWConfig { weight_decay: 0.0, ..Default::default() };
+    match how {
+        "decay" => own.weight_decay = 0.1,
+        "betas" => own.betas = [0.8, 0.999],
+        _ => {}
+    }
+    let member = if how == "groups" { "a." } else { "b." };
+    let groups = ParamGroups::new(own).group(move |name, _| name.starts_with(member), |c| c.eps = 1e-7);
+    if how == "schedule" { groups.scheduled(Cosine { t_max: 10, eta_min: 0.0 }) } else { groups }
+}
+
+#[test]
+fn optimizers_must_be_the_same() {
+    for what in DIFFERENT {
+        for sharded in [false, true] {
+            if sharded && ["rule", "order"].contains(&what) {
+                continue;
+            }
+            let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+                let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+                let how = if comm.rank() == 1 { what } else { "" };
+                let config = TrainingConfig::default();
+                match sharded {
+                    true => ZeroTrainer::with(&comm, &model, shards(how), config, ZeroOptions::default()).map(|_| ()),
+                    false => {
+                        let (optimizer, options) = (optimizer(&model, how)?, BucketOptions::default());
+                        BucketedTrainer::with(&comm, &model, optimizer, config, options).map(|_| ())
+                    }
+                }
+            });
+            for outcome in outcomes.unwrap() {
+                let error = outcome.unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::Mismatch { .. }), "{what}, sharded: {sharded}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_optimizer_of_parameters_that_are_not_the_models_is_refused() {
+    let rt = Cpu::with_threads(1);
+    let comm = std::sync::Arc::new(distributed::comm::NoOpCommunicator::new(&rt)) as distributed::comm::Comm<Cpu>;
+    let [model, other] = [0, 1].map(|seed| Mlp::new(&Init::new(&rt, seed)).unwrap());
+    let optimizer = optimizer(&other, "").unwrap();
+    let made = BucketedTrainer::with(&comm, &model, optimizer, config(), BucketOptions::default());
+    let error = made.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("a.weight") && error.contains("not in the model"), "{error}");
+}
+
+/// The mask that this thread draws next.
+fn mask(rt: &Cpu) -> Result<Vec<f32>> {
+    let dropout = Dropout::new(0.5)?;
+    no_grad(|| dropout.forward(&Var::new(Tensor::ones(rt, [64], DType::F32)?)))?.value()?.to_vec()
+}
+
+#[test]
+fn ranks_draw_different_masks_from_one_seed() {
+    for how in HOWS {
+        let scratch = Scratch::new(&format!("masks-{how:?}"));
+        let folder = scratch.folder();
+        let run = |n: usize, load: bool| {
+            let masks = Ranks::new(n).run(cpu, |comm| {
+                manual_seed(5);
+                let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+                let mut trainer = Any::new(&comm, &model, how, config())?;
+                if load {
+                    trainer.load(&folder)?;
+                } else {
+                    mask(comm.runtime())?;
+                    trainer.step_with(|_| model.loss(comm.runtime(), 0, &own(&comm)))?;
+                    trainer.save_with(&folder, Notes::new())?;
+                }
+                mask(comm.runtime())
+            });
+            masks.unwrap()
+        };
+        let differ = |masks: &[Vec<f32>]| (0..masks.len()).all(|i| (0..i).all(|j| masks[i] != masks[j]));
+        let saved = run(2, false);
+        assert!(differ(&saved), "{how:?}");
+        // As many ranks go on as they were; of more, each has masks of its own.
+        assert_eq!(run(2, true), saved, "{how:?}");
+        let more = run(4, true);
+        assert!(differ(&more) && more[..2] == saved[..], "{how:?}");
+        assert_eq!(run(1, true), saved[..1], "{how:?}");
+    }
+}
+
+#[test]
+fn ranks_in_one_stream_draw_the_same_masks() {
+    let masks = Ranks::new(3).run(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let _trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        set_random_stream(0);
+        manual_seed(1);
+        mask(comm.runtime())
+    });
+    let masks = masks.unwrap();
+    assert!(masks.iter().all(|mask| *mask == masks[0]));
+}
+
+/// SGD with momentum for the last layer, AdamW for the rest.
+fn combined(model: &Mlp<Cpu>, lr: f64) -> Result<Box<dyn Optimizer<Cpu>>> {
+    let named = model.named_parameters();
+    let (last, rest): (Vec<_>, Vec<_>) = named.into_iter().partition(|(name, _)| name.starts_with("c."));
+    let leaves =
+        |of: Vec<(String, _)>| of.into_iter().map(|(_, p): (String, nn::Param<Cpu>)| p.leaf()).collect::<Vec<_>>();
+    let sgd = Sgd::over(SgdConfig { lr, momentum: 0.9, ..Default::default() }, leaves(last))?;
+    let adamw = AdamW::over(AdamWConfig { lr, ..Default::default() }, leaves(rest))?;
+    Ok(Box::new(Combined::new(vec![Box::new(adamw), Box::new(sgd)])?))
+}
+
+#[test]
+fn combined_optimizers_keep_the_programs_hyper_parameters() {
+    let scratch = Scratch::new("combined");
+    let folder = scratch.folder();
+    let run = |from: usize, to: usize, lr: f64| {
+        everywhere(2, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), from as u64).dtype(DType::F64))?;
+            let optimizer = combined(&model, lr)?;
+            let mut trainer = BucketedTrainer::with(&comm, &model, optimizer, config(), BucketOptions::default())?;
+            if from > 0 {
+                let manifest = trainer.load(&folder)?.expect("a checkpoint");
+                assert!(manifest.names().any(|name| name == "state/momentum_buffer/c.weight"));
+                assert!(!manifest.names().any(|name| name.contains("/0/") || name.contains("group")));
+                assert_eq!(trainer.strategy().optimizer().lrs(), [lr, lr]);
+            }
+            for step in from..to {
+                trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
+            }
+            if from == 0 && to == 2 {
+                trainer.save(&folder, &Notes::new())?;
+            }
+            Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+        })
+    };
+    run(0, 2, 1e-2);
+    // What follows is what would have followed, and another rate is the program's.
+    assert_eq!(run(2, 4, 1e-2), run(0, 4, 1e-2));
+    assert!(run(2, 4, 1e-3) != run(0, 4, 1e-2));
+}
+
+#[test]
+fn a_trainer_that_is_dropped_leaves_the_model_where_parameters_are_whole() {
+    for stage in [ZeroStage::State, ZeroStage::Gradients] {
+        everywhere(2, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, How::Zero(stage), config())?;
+            trainer.step(&model, &comm, 0)?;
+            drop(trainer);
+            Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+        });
+    }
+}
+
+#[test]
+fn a_graph_from_before_an_update_is_stale_after_it() {
+    for how in HOWS {
+        for n in [1, 2] {
+            let outcomes = Ranks::new(n).outcomes(cpu, |comm| {
+                let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+                let mut trainer = Any::new(&comm, &model, how, config())?;
+                let before = model.loss(comm.runtime(), 0, &own(&comm))?;
+                trainer.step(&model, &comm, 1)?;
+                let error = autograd::backward(before.total()).map(|_| ()).unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{how:?} on {n}: {error}");
+                Ok(())
+            });
+            outcomes.unwrap().into_iter().for_each(|outcome| outcome.unwrap());
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Buffers that are made equal after each step: whose they are, and that evaluation is the same on all ranks.
+
+use std::slice::from_ref;
+
+use crate::{
+    buffers::{batch, buffers, loss, model, squares},
+    checkpoint_common::{Any, HOWS},
+    common::{EXAMPLES, STEPS, config, cpu},
+    pipeline_common::{TIMEOUT, checked},
+};
+use autograd::{Var, no_grad};
+use distributed::{
+    comm::{Comm, Communicator, CountingCommunicator, Ranks},
+    pipeline::{Kind, MicroBatches, PipelineTrainer, Staged, split},
+    train::{BufferSync, TrainingConfig},
+};
+use nn::{BatchNorm, Forward, Init, ModuleExt};
+use numcore::{DType, Result, ops::ViewOps};
+use runtime_cpu::Cpu;
+
+const ROWS: usize = EXAMPLES - 1;
+
+/// Buffers after each step, and what a model in evaluation says in the end.
+type Seen = (Vec<Vec<f64>>, Vec<f64>);
+
+/// Trains `n` ranks, each on its own rows of a batch.
+fn trained(n: usize, how: crate::checkpoint_common::How, sync: BufferSync) -> Vec<Seen> {
+    let config = TrainingConfig { buffers: sync, ..config() };
+    let program = |comm: Comm<Cpu>| {
+        let model = model(comm.runtime(), comm.rank())?;
+        let mut trainer = Any::over(&comm, &model, how, config.clone())?;
+        let (mut after, rows) = (Vec::new(), ROWS / comm.size());
+        for step in 0..STEPS {
+            trainer.step_with(|_| loss(&model, comm.runtime(), step, comm.rank() * rows, rows))?;
+            after.push(buffers(&model)?);
+        }
+        let _scope = trainer.full()?;
+        model.eval();
+        let x = Var::new(batch(comm.runtime(), 99)?[0].clone());
+        let said = no_grad(|| model.forward(&x))?.value()?.to_vec::<f64>()?;
+        Ok((after, said))
+    };
+    Ranks::new(n).timeout(TIMEOUT).run(cpu, program).unwrap()
+}
+
+#[test]
+fn what_ranks_have_after_a_step_is_what_was_asked_for() {
+    for n in [2, 3, 4] {
+        for how in HOWS {
+            let own = trained(n, how, BufferSync::Own);
+            assert!(own[0].0[0] != own[1].0[0] && own[0].1 != own[1].1, "ranks saw other examples");
+            for sync in [BufferSync::Broadcast, BufferSync::Average] {
+                let seen = trained(n, how, sync);
+                assert!(seen.iter().all(|of| *of == seen[0]), "{how:?}, {sync:?} on {n} ranks: ranks differ");
+                // The first step is the same in each; gradients do not depend on running statistics.
+                let first: Vec<&Vec<f64>> = own.iter().map(|of| &of.0[0]).collect();
+                let due: Vec<f64> = match sync {
+                    BufferSync::Broadcast => first[0].clone(),
+                    _ => (0..first[0].len()).map(|k| first.iter().map(|of| of[k]).sum::<f64>() / n as f64).collect(),
+                };
+                let off = seen[0].0[0].iter().zip(&due).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+                assert!(off <= 1e-12, "{how:?}, {sync:?} on {n} ranks: {off:e}");
+            }
+            // Rank 0's are moved by rank 0's examples alone, in every step: as if it kept its own.
+            let broadcast = trained(n, how, BufferSync::Broadcast);
+            assert!(broadcast[0].0 == own[0].0, "{how:?} on {n} ranks");
+        }
+    }
+}
+
+#[test]
+fn an_average_of_means_is_the_mean_of_all_examples() {
+    // Of the first layer's inputs, which do not depend on weights: equal parts on each rank.
+    let run = |n: usize| {
+        let config = TrainingConfig { buffers: BufferSync::Average, learning_rate: 0.0, weight_decay: 0.0, ..config() };
+        let program = |comm: Comm<Cpu>| {
+            let model = BatchNorm::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 5)?;
+            let mut trainer = Any::over(&comm, &model, HOWS[0], config.clone())?;
+            let rows = ROWS / comm.size();
+            for step in 0..STEPS {
+                let x = batch(comm.runtime(), step)?[0].narrow(0, comm.rank() * rows, rows)?;
+                trainer.step_with(|_| {
+                    let x = Var::new(x.clone());
+                    squares(from_ref(&model.forward(&x)?), from_ref(&x))
+                })?;
+            }
+            model.running_mean.value().to_vec::<f64>()
+        };
+        Ranks::new(n).timeout(TIMEOUT).run(cpu, program).unwrap().swap_remove(0)
+    };
+    let one = run(1);
+    for n in [2, 3, 4] {
+        let off = run(n).iter().zip(&one).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 1e-12, "{n} ranks: {off:e}");
+    }
+}
+
+#[test]
+fn buffers_of_a_dtype_travel_together_and_only_on_request() {
+    for (sync, sums, broadcasts) in
+        [(BufferSync::Own, 0, 0), (BufferSync::Broadcast, 0, 2), (BufferSync::Average, 1, 1)]
+    {
+        let program = |comm: Comm<Cpu>| {
+            let counting = std::sync::Arc::new(CountingCommunicator::new(comm));
+            let comm: Comm<Cpu> = counting.clone();
+            let model = model(comm.runtime(), 0)?;
+            let mut of = [(0, 0), (0, 0)];
+            for (seen, sync) in of.iter_mut().zip([BufferSync::Own, sync]) {
+                let mut trainer = Any::over(&comm, &model, HOWS[0], TrainingConfig { buffers: sync, ..config() })?;
+                counting.reset();
+                trainer.step_with(|_| loss(&model, comm.runtime(), 0, 0, 4))?;
+                *seen = (counting.of("all_reduce").calls, counting.of("broadcast").calls);
+            }
+            Ok((of[1].0 - of[0].0, of[1].1 - of[0].1))
+        };
+        // Floating statistics, and a count.
+        assert_eq!(Ranks::new(2).run(cpu, program).unwrap(), [(sums, broadcasts); 2], "{sync:?}");
+    }
+}
+
+#[test]
+fn replicas_of_a_stage_have_equal_buffers_on_request() {
+    let checked = checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    for sync in [BufferSync::Own, BufferSync::Broadcast, BufferSync::Average] {
+        let program = |comm: Comm<Cpu>| {
+            let layers = model(comm.runtime(), 0)?.into_layers();
+            let model = Staged::on(comm.rank() % 2, checked.clone(), split(layers, &[2])?).loss(squares);
+            let config = TrainingConfig { buffers: sync, ..config() };
+            let mut trainer = PipelineTrainer::new(&comm, model, config)?;
+            for step in 0..STEPS {
+                let [x, y] = batch(comm.runtime(), 2 * step + comm.rank() / 2)?;
+                trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
+            }
+            trainer.pipeline().stages().values().map(|stage| buffers(&**stage)).collect::<Result<Vec<_>>>()
+        };
+        let seen = Ranks::new(4).timeout(TIMEOUT).run(cpu, program).unwrap();
+        assert!(!seen[0].concat().is_empty());
+        assert_eq!(seen[0] == seen[2], sync != BufferSync::Own, "{sync:?}");
+    }
+}

@@ -1,0 +1,71 @@
+//! What ranks tell each other when they save and load: nobody but rank 0 gets tables, and loading exchanges digests and flags.
+
+use std::{fs, sync::Arc};
+
+use crate::checkpoint_common::*;
+use crate::common::cpu;
+use distributed::comm::{Comm, Communicator, CountingCommunicator, Ranks};
+use nn::{Init, Linear, Sequential};
+use numcore::{DType, Result};
+use runtime_cpu::Cpu;
+
+/// Many small parameters: tables are long, values are few.
+fn model(rt: &Cpu, layers: usize) -> Result<Sequential<Cpu>> {
+    let init = Init::new(rt, 0).dtype(DType::F64);
+    (0..layers).try_fold(Sequential::new(), |model, _| Ok(model.push(Linear::new(&init, 2, 2)?)))
+}
+
+/// Bytes that each rank sends when `n` ranks save and when they load, and the length of the manifest.
+fn traffic(n: usize, layers: usize, how: How) -> (Vec<[u64; 2]>, u64) {
+    let scratch = Scratch::new(&format!("traffic-{n}-{layers}-{how:?}").replace(['(', ')'], "-"));
+    let folder = scratch.folder();
+    let sent = Ranks::new(n).run(cpu, |comm| {
+        let counting = Arc::new(CountingCommunicator::new(comm));
+        let comm: Comm<Cpu> = counting.clone();
+        let model = model(comm.runtime(), layers)?;
+        let mut trainer = Any::over(&comm, &model, how, crate::common::config())?;
+        counting.reset();
+        trainer.save(&folder)?;
+        let saving = counting.total().sent;
+        counting.reset();
+        trainer.load(&folder)?;
+        let loading = counting.total().sent;
+        Ok([saving, loading])
+    });
+    let length = fs::metadata(folder.step(0).join("manifest.json")).unwrap().len();
+    (sent.unwrap(), length)
+}
+
+#[test]
+fn tables_go_to_rank_0_alone() {
+    for n in [2, 3, 5, 8] {
+        for how in [How::Buckets, HOWS[2]] {
+            let (few, short) = traffic(n, 2, how);
+            let (many, long) = traffic(n, 40, how);
+            let sum = |all: &[[u64; 2]], k: usize| all.iter().map(|of| of[k]).sum::<u64>();
+            // Everything but the tables is the same for any model.
+            let grown = sum(&many, 0) - sum(&few, 0);
+            assert!(
+                grown <= (long - short) * 5 / 4,
+                "{n} ranks, {how:?}: tables of {grown} bytes, a manifest of {}",
+                long - short
+            );
+            assert!(many[0][0] <= few[0][0] + 64 * n as u64, "rank 0 sends nobody a table: {many:?}");
+        }
+    }
+}
+
+#[test]
+fn loading_exchanges_a_digest_and_a_flag_for_each_name() {
+    for n in [2, 3, 5, 8] {
+        let (few, _) = traffic(n, 2, How::Buckets);
+        let (many, long) = traffic(n, 40, How::Buckets);
+        for (few, many) in few.iter().zip(&many) {
+            // A weight and a bias a layer, each with two states and a count: an all-reduce of one byte for each name.
+            let names = 38 * 2 * 4;
+            let due = 2 * (n as u64 - 1) * names / n as u64;
+            assert!(many[1] - few[1] <= due + 2, "{n} ranks: {} bytes more for {names} names more", many[1] - few[1]);
+            assert!(many[1] < long, "{n} ranks: {} bytes, the manifest has {long}", many[1]);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Batch sizes and sequence lengths that differ from call to call.
+
+use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
+
+use crate::pipeline_common::*;
+use distributed::{
+    comm::{Comm, CountingCommunicator},
+    pipeline::{Checked, Kind, MicroBatches, Pipeline, PipelineOptions, Staged},
+};
+use nn::Forward;
+use numcore::{DType, Result, Tensor};
+use runtime_cpu::Cpu;
+
+/// `m` micro-batches of `rows` examples.
+fn data(rt: &Cpu, seed: u64, m: usize, rows: usize) -> Result<Tensor<Cpu>> {
+    Tensor::uniform(rt, [m * rows, WIDTH], DType::F32, -1.0, 1.0, seed)
+}
+
+fn batch(rt: &Cpu, seed: u64, m: usize, rows: usize) -> Result<MicroBatches<Cpu>> {
+    MicroBatches::split(from_ref(&data(rt, seed, m, rows)?), from_ref(&data(rt, seed + 50, m, rows)?), m)
+}
+
+/// Rows of a micro-batch, call after call.
+const ROWS_OF: [usize; 6] = [3, 1, 5, 5, 2, 3];
+
+fn each(test: impl Fn(Kind, &Checked, usize, usize, usize)) {
+    for (p, v, m) in [(2, 1, 4), (2, 2, 4), (3, 2, 6)] {
+        for (kind, checked) in kinds(p, v, m) {
+            test(kind, &checked, p, v, m);
+        }
+    }
+}
+
+/// What one rank computes of micro-batch `k` of `rows` examples.
+fn expected(rt: &Cpu, depth: usize, seed: u64, m: usize, rows: usize) -> Vec<f32> {
+    let (model, x) = (mlp(rt, depth), data(rt, seed, m, rows).unwrap());
+    let part = |k| {
+        let x = numcore::ops::ViewOps::narrow(&x, 0, k * rows, rows)?;
+        model.forward(&autograd::Var::new(x))?.value()?.to_vec::<f32>()
+    };
+    (0..m).map(part).collect::<Result<Vec<_>>>().unwrap().concat()
+}
+
+#[test]
+fn evaluations_differ_in_shape_from_each_other_and_from_training() {
+    each(|kind, checked, p, v, m| {
+        let last = checked.schedule().placement().rank_of(p * v - 1).unwrap();
+        let ranks = world(p, |comm| {
+            let rt = comm.runtime();
+            let mut pipeline = pipeline(&comm, checked, mlp_stages(rt, p * v, p * v))?;
+            let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
+            let mut seen = Vec::new();
+            for (k, rows) in ROWS_OF.into_iter().enumerate() {
+                let output = pipeline.evaluate(batch(rt, k as u64, m, rows)?)?;
+                let values = output.outputs().iter().map(|of| of[0].to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
+                seen.push(values.concat());
+                // Training keeps its own shapes in between.
+                if k % 2 == 1 {
+                    pipeline.run(batch(rt, 9, m, 2)?, &mut gradients)?;
+                }
+            }
+            Ok(seen)
+        });
+        let rt = cpu(0).unwrap();
+        for (k, rows) in ROWS_OF.into_iter().enumerate() {
+            assert!(ranks[last][k] == expected(&rt, p * v, k as u64, m, rows), "{kind} {p} {v} {m}, call {k}");
+        }
+    });
+}
+
+/// Sum and weight of each micro-batch's loss.
+type Losses = Vec<(f64, f64)>;
+
+/// Trains with batches of these rows; losses by step, and weights.
+fn trained(comm: &Comm<Cpu>, checked: &Checked, depth: usize, rows: &[usize]) -> Result<(Vec<Losses>, Numbers)> {
+    let rt = comm.runtime();
+    let options = PipelineOptions { dynamic_shapes: true, ..Default::default() };
+    let staged = Staged::on(comm.rank(), checked.clone(), mlp_stages(rt, depth, depth)).loss(squares).options(options);
+    let mut pipeline = Pipeline::new(comm, staged)?;
+    let (mut optimizers, mut gradients) = optimizers(&pipeline, 0.05)?;
+    let (m, mut losses) = (checked.schedule().micro_batches(), Vec::new());
+    for (step, &rows) in rows.iter().enumerate() {
+        gradients.values_mut().for_each(optim::FlatGradients::zero);
+        let output = pipeline.run(batch(rt, step as u64, m, rows)?, &mut gradients)?;
+        losses.push(pipeline.losses(&output)?);
+        for (stage, optimizer) in &mut optimizers {
+            optim::Optimizer::step(optimizer, &gradients[stage])?;
+        }
+    }
+    Ok((losses, weights(pipeline.stages().values())))
+}
+
+#[test]
+fn training_may_take_batches_of_other_shapes_from_run_to_run() {
+    each(|kind, checked, p, v, m| {
+        let ranks = world(p, |comm| trained(&comm, checked, p * v, &ROWS_OF));
+        let rt = cpu(0).unwrap();
+        let of = |step: usize, k: usize| {
+            let (rows, seed) = (ROWS_OF[step], step as u64);
+            let part =
+                |seed| numcore::ops::ViewOps::narrow(&data(&rt, seed, m, rows).unwrap(), 0, k * rows, rows).unwrap();
+            (part(seed), part(seed + 50))
+        };
+        let (losses, weights) = alone(&rt, &mlp(&rt, p * v), m, 0.05, ROWS_OF.len(), of, squares);
+        let mut seen = BTreeMap::new();
+        for (of_rank, weights) in ranks {
+            // Kinds whose backwards come in another order add in another order.
+            let near = |a: f64, b: f32| (a - f64::from(b)).abs() <= 1e-5 * f64::from(b).abs();
+            let same = of_rank.iter().zip(&losses).all(|(a, b)| a.iter().zip(b).all(|(a, b)| near(a.0, *b)));
+            assert!(same, "{kind} {p} {v} {m}: {of_rank:?}, alone {losses:?}");
+            seen.extend(weights);
+        }
+        assert!(seen.keys().eq(weights.keys()));
+        let pairs = seen.values().flatten().zip(weights.values().flatten());
+        let off = pairs.fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 1e-5, "{kind} {p} {v} {m}: {off:e}");
+    });
+}
+
+#[test]
+fn fixed_shapes_are_agreed_on_once_and_others_are_refused_with_what_to_do() {
+    let checked = checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+    let sent = world(2, |comm| {
+        let counting = Arc::new(CountingCommunicator::new(comm));
+        let comm: Comm<Cpu> = counting.clone();
+        let mut seen = Vec::new();
+        for dynamic_shapes in [false, true] {
+            let options = PipelineOptions { dynamic_shapes, ..Default::default() };
+            let stages = mlp_stages(comm.runtime(), 2, 2);
+            let staged = Staged::on(comm.rank(), checked.clone(), stages).loss(squares).options(options);
+            let mut pipeline = Pipeline::new(&comm, staged)?;
+            let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
+            for _ in 0..3 {
+                counting.reset();
+                pipeline.run(batch(comm.runtime(), 1, 4, 3)?, &mut gradients)?;
+                seen.push(counting.of("send").calls);
+            }
+        }
+        Ok(seen)
+    });
+    // Rank 0 sends four activations, and a header of two tensors where the ranks agree.
+    assert_eq!(sent, [[6, 4, 4, 6, 6, 6], [4, 4, 4, 4, 4, 4]]);
+    let outcomes = distributed::comm::Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let mut pipeline = pipeline(&comm, &checked, mlp_stages(comm.runtime(), 2, 2))?;
+        let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
+        pipeline.run(batch(comm.runtime(), 1, 4, 3)?, &mut gradients)?;
+        pipeline.run(batch(comm.runtime(), 1, 4, 2)?, &mut gradients).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("f32 [2, 12]") && text.contains("dynamic_shapes"), "{text}");
+    }
+}

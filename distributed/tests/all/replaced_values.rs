@@ -1,0 +1,149 @@
+//! Values that are put into parameters after a trainer was made are those it trains from, whatever the strategy.
+
+use crate::checkpoint_common::{Any, HOWS, How, Scratch};
+use crate::common::{Mlp, Task, Trace, config, cpu, difference, everywhere, weights};
+use distributed::{
+    comm::{Comm, Communicator, Ranks},
+    train::{SimpleTrainer, TrainingConfig},
+    zero::ZeroStage,
+};
+use nn::{Init, ModuleExt};
+use numcore::{DType, Result};
+use runtime_cpu::Cpu;
+
+/// What is put into the model, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Put {
+    /// Every parameter, by a state dict.
+    All,
+    /// One parameter of a unit of two.
+    Weight,
+    /// The other one.
+    Bias,
+}
+
+const PUTS: [Put; 3] = [Put::All, Put::Weight, Put::Bias];
+
+fn put(model: &Mlp<Cpu>, rt: &Cpu, what: Put) -> Result<()> {
+    let other = Mlp::new(&Init::new(rt, 9).dtype(model.a.weight.dtype()))?;
+    match (what, &model.b.bias, &other.a.bias) {
+        (Put::All, ..) => model.load_state_dict(other.state_dict()?, true).map(|_| ()),
+        (Put::Weight, ..) => model.b.weight.set(numcore::ops::PointwiseOps::mul(&model.b.weight.value()?, 0.5)?),
+        (Put::Bias, Some(own), _) => own.set(numcore::ops::PointwiseOps::add(&own.value()?, 0.25)?),
+        (Put::Bias, ..) => panic!("the layer has a bias"),
+    }
+}
+
+/// Every rank computes the same examples: at any number of ranks the mean gradient is that of one.
+const SEEN: [usize; 3] = [0, 1, 2];
+
+fn alone(dtype: DType, what: Put, before: usize) -> Trace {
+    let rt = Cpu::with_threads(1);
+    let model = Mlp::new(&Init::new(&rt, 0).dtype(dtype)).unwrap();
+    let mut trainer = SimpleTrainer::new(&rt, &model, config()).unwrap();
+    let mut trace = Trace::default();
+    for step in 0..before + 2 {
+        if step == before {
+            put(&model, &rt, what).unwrap();
+            trace.weights.push(weights(&model).unwrap());
+        }
+        trace.losses.push(trainer.step(|_| model.loss(&rt, step, &SEEN)).unwrap().loss().unwrap());
+    }
+    trace.weights.push(weights(&model).unwrap());
+    trace
+}
+
+fn many(comm: &Comm<Cpu>, how: How, dtype: DType, what: Put, before: usize, scoped: bool) -> Result<Trace> {
+    let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
+    let mut trainer = Any::new(comm, &model, how, config())?;
+    let mut trace = Trace::default();
+    for step in 0..before + 2 {
+        if step == before {
+            let scope = if scoped { trainer.full()? } else { None };
+            put(&model, comm.runtime(), what)?;
+            drop(scope);
+            trace.weights.push(trainer.weights(&model)?);
+        }
+        trace.losses.push(trainer.step_with(|_| model.loss(comm.runtime(), step, &SEEN))?.loss()?);
+    }
+    trace.weights.push(trainer.weights(&model)?);
+    Ok(trace)
+}
+
+#[test]
+fn training_goes_on_from_them_under_every_strategy() {
+    for (dtype, bound) in [(DType::F64, 1e-11), (DType::BF16, 2e-2)] {
+        for (what, before) in PUTS.into_iter().flat_map(|what| [(what, 0), (what, 2)]) {
+            let one = alone(dtype, what, before);
+            for n in [1, 2, 3] {
+                for (how, scoped) in HOWS.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+                    let got = everywhere(n, |comm| many(&comm, how, dtype, what, before, scoped));
+                    let off = difference(&got, &one);
+                    assert!(
+                        off <= bound,
+                        "{how:?} {dtype} on {n}, {what:?} after {before} steps, in a scope: {scoped}: {off:e}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_put_there_while_the_next_is_on_its_way_wins() {
+    // After an update of stages 1 and 2 gathers are in flight; one parameter is replaced before any was read.
+    for how in HOWS {
+        everywhere(3, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            trainer.step_with(|_| model.loss(comm.runtime(), 0, &SEEN))?;
+            let value = Mlp::new(&Init::new(comm.runtime(), 5).dtype(DType::F64))?.c.weight.value()?;
+            model.c.weight.set(value.clone())?;
+            // Reads the bias of the same unit, whose gather is still in flight.
+            autograd::no_grad(|| model.loss(comm.runtime(), 0, &SEEN))?;
+            let _scope = trainer.full()?;
+            assert_eq!(model.c.weight.value()?.to_vec::<f64>()?, value.to_vec::<f64>()?, "{how:?}");
+            Ok(Trace::default())
+        });
+    }
+}
+
+#[test]
+fn checkpoints_have_them() {
+    for how in HOWS {
+        let scratch = Scratch::new(&format!("replaced-{how:?}"));
+        let folder = scratch.folder();
+        let saved = everywhere(2, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            trainer.step_with(|_| model.loss(comm.runtime(), 0, &SEEN))?;
+            put(&model, comm.runtime(), Put::Weight)?;
+            trainer.save(&folder)?;
+            Ok(Trace { weights: vec![trainer.weights(&model)?], ..Default::default() })
+        });
+        let loaded = everywhere(2, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 7))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            // What is loaded wins over what was put there before.
+            put(&model, comm.runtime(), Put::All)?;
+            trainer.load(&folder)?;
+            Ok(Trace { weights: vec![trainer.weights(&model)?], ..Default::default() })
+        });
+        assert_eq!(saved, loaded, "{how:?}");
+    }
+}
+
+#[test]
+fn no_rank_keeps_them_whole_where_parameters_are_sharded() {
+    Ranks::new(2)
+        .run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Parameters), TrainingConfig::default())?;
+            put(&model, comm.runtime(), Put::All)?;
+            trainer.step_with(|_| model.loss(comm.runtime(), 0, &SEEN))?;
+            let here = model.named_parameters();
+            assert!(here.iter().all(|(_, p)| !p.leaf().is_resident()));
+            Ok(())
+        })
+        .unwrap();
+}

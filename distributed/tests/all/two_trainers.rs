@@ -1,0 +1,56 @@
+//! Two trainers over the same ranks: equal shapes do not make their gradients one another's.
+
+use crate::checkpoint_common::{Any, HOWS};
+use crate::common::{Mlp, Task, config, cpu, weights};
+use distributed::{
+    buckets::{BucketOptions, PowerSgd, Unused, Wire},
+    comm::{Comm, Communicator, Ranks},
+    train::BucketedTrainer,
+};
+use nn::Init;
+use numcore::Result;
+use runtime_cpu::Cpu;
+
+/// Steps of both, in the order of this rank, after `before` steps in one order.
+fn both(comm: &Comm<Cpu>, make: impl Fn(&Mlp<Cpu>) -> Result<Any>, before: usize, swap: bool) -> Result<Vec<f64>> {
+    let models = [Mlp::new(&Init::new(comm.runtime(), 1))?, Mlp::new(&Init::new(comm.runtime(), 2))?];
+    let mut trainers = [make(&models[0])?, make(&models[1])?];
+    let mut one = |k: usize, step: usize| trainers[k].step(&models[k], comm, step).map(|_| ());
+    for step in 0..before {
+        (0..2).try_for_each(|k| one(k, step))?;
+    }
+    let order = if swap && comm.rank() == 1 { [1, 0] } else { [0, 1] };
+    order.iter().try_for_each(|&k| one(k, before))?;
+    let _scopes = [trainers[0].full()?, trainers[1].full()?];
+    Ok([weights(&models[0])?, weights(&models[1])?].concat())
+}
+
+type Make = Box<dyn Fn(&Comm<Cpu>, &Mlp<Cpu>) -> Result<Any> + Sync>;
+
+#[test]
+fn ranks_that_step_them_in_different_orders_disagree() {
+    let kinds: Vec<Make> = HOWS
+        .into_iter()
+        .flat_map(|how| [(how, Unused::Error), (how, Unused::Allow)])
+        .map(|(how, unused)| {
+            Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| Any::unused(comm, model, how, config(), unused)) as _
+        })
+        .chain([Wire::F16, Wire::PowerSgd(PowerSgd::default())].map(|wire| {
+            Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| {
+                let options = BucketOptions { wire, ..Default::default() };
+                Ok(Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config(), options)?)))
+            }) as _
+        }))
+        .collect();
+    for (kind, make) in kinds.iter().enumerate() {
+        for before in [0, 1, 2] {
+            let run = |swap| Ranks::new(2).outcomes(cpu, |comm| both(&comm, |m| make(&comm, m), before, swap)).unwrap();
+            let same: Vec<_> = run(false).into_iter().map(|o| o.unwrap()).collect();
+            assert_eq!(same[0], same[1], "kind {kind}");
+            for outcome in run(true) {
+                let error = outcome.unwrap_err().to_string();
+                assert!(error.contains("ranks disagree") && error.contains("trainer 1"), "kind {kind}: {error}");
+            }
+        }
+    }
+}

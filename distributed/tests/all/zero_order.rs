@@ -1,0 +1,239 @@
+//! ZeRO: in which order units are gathered and sent.
+
+use std::sync::{Arc, Mutex};
+
+use crate::common::cpu;
+use crate::zero::options;
+use crate::zero_memory::layers;
+use autograd::Var;
+use distributed::{
+    comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
+    train::{Loss, Strategy, Summed, TrainingConfig},
+    zero::{Sharded, UnitOf, ZeroStage, ZeroTrainer},
+};
+use nn::{Forward, Init, Linear, Module, ModuleExt};
+use numcore::{
+    DType, Result, Runtime, Tensor, TensorMut, Use,
+    ops::{Apply, PointwiseOps, ReduceOps},
+};
+use optim::{AdamWConfig, ParamGroups};
+use runtime_cpu::Cpu;
+
+const LAYERS: u64 = 5;
+
+#[test]
+fn frozen_and_trained_parameters_of_a_layer_travel_once() {
+    let counts = Ranks::new(2).run(cpu, |comm| {
+        let counted = Arc::new(CountingCommunicator::new(comm.clone()));
+        let (rt, comm) = (comm.runtime(), counted.clone() as Comm<Cpu>);
+        // As adapters are: two frozen matrices, each followed by a trained one.
+        let model = (0..LAYERS).map(|_| layers(rt, 4, DType::F32)).collect::<Result<Vec<_>>>()?;
+        model.freeze_where(|name| name.contains(".0.") || name.contains(".2."));
+        let config = TrainingConfig::default();
+        let units = UnitOf::new(|name| name.split('.').next().unwrap_or_default().into());
+        let mut trainer = ZeroTrainer::new(&comm, &model, config, options(ZeroStage::Parameters, units))?;
+        let mut counts = Vec::new();
+        for _ in 0..3 {
+            counted.reset();
+            let mut forward = 0;
+            trainer.step(|_| {
+                let x = Var::new(Tensor::normal(rt, [4, 128], DType::F32, 0.0, 1.0, 1)?);
+                let y = model.iter().flatten().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
+                let loss = Loss::mean(y.square()?.sum(&[], false)?);
+                forward = counted.of("all_gather").calls;
+                Ok(loss)
+            })?;
+            counts.push([forward, counted.of("all_gather").calls, counted.of("reduce_scatter").calls]);
+        }
+        Ok(counts)
+    });
+    for counts in counts.unwrap() {
+        // Two units a layer: all in forward, and in backward all but those of the last layer, which stay. In the first step nothing is known
+        // of the order, and ranks agree on one at its end.
+        assert_eq!(counts[0][0], 2 * LAYERS);
+        assert_eq!(counts[1..], [[2 * LAYERS, 2 * LAYERS + 2 * (LAYERS - 1), LAYERS]; 2]);
+    }
+}
+
+/// Declared in another order than it is computed in: the root, which is read first, comes last.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct BlocksFirst<R: Runtime> {
+    blocks: Vec<Linear<R>>,
+    inwards: Linear<R>,
+    outwards: Linear<R>,
+}
+
+const BLOCKS: usize = 6;
+const BLOCK: usize = 128 * 128 * 4;
+const ROOT: usize = 2 * 64 * 128 * 4;
+
+#[test]
+fn units_are_sent_in_the_order_in_which_they_become_ready() {
+    for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+        for n in [1, 2, 3] {
+            let peaks = Ranks::new(n).run(cpu, |comm| {
+                let rt = comm.runtime();
+                let init = Init::new(rt, 0);
+                let linear = |width, height| Linear::new(&init, width, height).map(Linear::without_bias);
+                let (blocks, inwards, outwards) = (layers(rt, BLOCKS, DType::F32)?, linear(64, 128)?, linear(128, 64)?);
+                let model = BlocksFirst { blocks, inwards, outwards };
+                let adamw = ParamGroups::new(AdamWConfig::default());
+                let mut sharded = Sharded::new(&comm, &model, adamw, options(stage, UnitOf::layers()))?;
+                let mut peaks = Vec::new();
+                for _ in 0..3 {
+                    sharded.prepare()?;
+                    let x = Var::new(Tensor::normal(rt, [4, 64], DType::F32, 0.0, 1.0, 1)?);
+                    let x = model.inwards.forward(&x)?;
+                    let y = model.blocks.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
+                    let loss = model.outwards.forward(&y)?.square()?.sum(&[], false)?;
+                    rt.reset_peak();
+                    sharded.begin(true)?;
+                    autograd::backward_with_hooks(&loss, &mut sharded)?;
+                    sharded.end()?;
+                    sharded.finish()?;
+                    peaks.push(rt.memory().of(Use::Communication).peak);
+                    sharded.update(&Tensor::ones(rt, [], DType::F32)?)?;
+                }
+                Ok(peaks)
+            });
+            let padding = 5 * 256 * n;
+            for peaks in peaks.unwrap() {
+                assert!(peaks[1..].iter().all(|peak| *peak <= 3 * BLOCK + 2 * ROOT + padding), "{n}: {peaks:?}");
+            }
+        }
+    }
+}
+
+/// Notes what is gathered, by unit.
+#[derive(Debug)]
+struct Gathers {
+    inner: NoOpCommunicator<Cpu>,
+    units: Mutex<Vec<String>>,
+}
+
+impl Gathers {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.units.lock().unwrap())
+    }
+}
+
+impl Communicator<Cpu> for Gathers {
+    fn rank(&self) -> usize {
+        0
+    }
+    fn size(&self) -> usize {
+        1
+    }
+    fn runtime(&self) -> &Cpu {
+        self.inner.runtime()
+    }
+    fn timeout(&self) -> std::time::Duration {
+        self.inner.timeout()
+    }
+    fn members(&self) -> &[usize] {
+        self.inner.members()
+    }
+    fn next_number(&self) -> u64 {
+        self.inner.next_number()
+    }
+    fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {
+        if call.what().name() == "all_gather" {
+            let of = call.fingerprint().of.map_or(String::new(), |of| of.to_string());
+            self.units.lock().unwrap().push(of);
+        }
+        self.inner.start(call)
+    }
+    fn split_at(
+        &self,
+        color: Option<usize>,
+        key: usize,
+        at: &'static std::panic::Location<'static>,
+    ) -> Result<Option<Comm<Cpu>>> {
+        self.inner.split_at(color, key, at)
+    }
+    fn abort(&self, _: &str) {}
+}
+
+/// What a forward of four layers gathers after a sweep, in a second step, and when it has computed each layer. `skip`: that sweep did not
+/// reach the first layer.
+fn second_forward(skip: bool, ended: bool) -> Vec<String> {
+    let rt = Cpu::with_threads(1);
+    let gathers = Arc::new(Gathers { inner: NoOpCommunicator::new(&rt), units: Mutex::default() });
+    let comm = gathers.clone() as Comm<Cpu>;
+    let model = layers(&rt, 4, DType::F32).unwrap();
+    let adamw = ParamGroups::new(AdamWConfig::default());
+    let options = options(ZeroStage::Parameters, UnitOf::layers());
+    let mut sharded = Sharded::new(&comm, &model, adamw, options).unwrap();
+    let x = Tensor::normal(&rt, [4, 128], DType::F32, 0.0, 1.0, 1).unwrap();
+    let forward = |skip: bool| {
+        let mut y = Var::new(x.clone());
+        for (k, layer) in model.iter().enumerate() {
+            y = layer.forward(&y).unwrap().tanh().unwrap();
+            gathers.units.lock().unwrap().push(format!("layer {k}"));
+            if skip && k == 0 {
+                y = y.detach();
+            }
+        }
+        y.square().unwrap().sum(&[], false).unwrap()
+    };
+    let mut second = Vec::new();
+    for _ in 0..2 {
+        sharded.prepare().unwrap();
+        for k in 0..2 {
+            gathers.take();
+            let loss = forward(skip && k == 0);
+            second = gathers.take();
+            sharded.begin(k == 1).unwrap();
+            autograd::backward_with_hooks(&loss, &mut sharded).unwrap();
+            if ended {
+                sharded.end().unwrap();
+            }
+        }
+        sharded.finish().unwrap();
+        sharded.update(&Tensor::ones(&rt, [], DType::F32).unwrap()).unwrap();
+    }
+    second
+}
+
+#[test]
+fn the_forward_after_a_sweep_prefetches_forwards() {
+    // Every unit is sent for before the layer before it is computed.
+    let all = ["unit `0`", "unit `1`", "layer 0", "unit `2`", "layer 1", "unit `3`", "layer 2", "layer 3"];
+    // A pipeline does not say when a sweep has ended; a sweep that left a unit out can only be told.
+    for (skip, ended) in [(false, false), (false, true), (true, true)] {
+        assert_eq!(second_forward(skip, ended), all, "left out: {skip}, told: {ended}");
+    }
+}
+
+#[test]
+fn what_an_evaluation_reads_is_not_the_order_of_the_next_step() {
+    let rt = Cpu::with_threads(1);
+    let gathers = Arc::new(Gathers { inner: NoOpCommunicator::new(&rt), units: Mutex::default() });
+    let comm = gathers.clone() as Comm<Cpu>;
+    let model = layers(&rt, 4, DType::F32).unwrap();
+    let options = options(ZeroStage::Parameters, UnitOf::layers());
+    let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options).unwrap();
+    let x = Tensor::normal(&rt, [4, 128], DType::F32, 0.0, 1.0, 1).unwrap();
+    let forward = |order: [usize; 4]| -> Result<Loss<Cpu>> {
+        let y = order.iter().try_fold(Var::new(x.clone()), |y, &k| model[k].forward(&y)?.tanh())?;
+        Ok(Loss::mean(y.square()?.sum(&[], false)?))
+    };
+    for _ in 0..2 {
+        trainer.step(|_| forward([0, 1, 2, 3])).unwrap();
+        autograd::no_grad(|| forward([2, 0, 3, 1])).unwrap();
+    }
+    gathers.take();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        trainer
+            .step(|_| {
+                let loss = forward([0, 1, 2, 3]);
+                seen = gathers.take();
+                loss
+            })
+            .unwrap();
+        gathers.take();
+        assert_eq!(seen, (0..4).map(|k| format!("unit `{k}`")).collect::<Vec<_>>());
+    }
+}

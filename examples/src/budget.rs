@@ -1,0 +1,145 @@
+//! How long a run trains: a number of steps, or the number that fits into a time.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use weftgrad::optim::{Cooldown, Schedule, Wsd};
+
+/// Steps over which the learning rate rises.
+const WARMUP: u64 = 40;
+/// The part of a run, in tenths, in which the rate stays at its height. It falls to [`END`] in the rest.
+const STABLE: u64 = 7;
+/// The factor of the learning rate at the end.
+const END: f64 = 0.05;
+
+/// How many steps a run has. Given seconds, it is chosen while the run goes on: the learning rate rises and stays,
+/// which needs no number; once seven tenths of the time are gone, the steps taken are seven tenths of the run. So it is
+/// measured over most of the run, whatever else the machine does, and the same number given at the beginning trains the
+/// same model.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    seconds: f64,
+    /// 0 until it is known. Shared with the schedule.
+    total: Arc<AtomicU64>,
+}
+
+impl Budget {
+    /// A run of this many steps.
+    pub fn steps(total: u64) -> Budget {
+        Budget { seconds: 0.0, total: Arc::new(total.into()) }
+    }
+
+    /// A run of as many steps as fit into this time.
+    pub fn seconds(seconds: f64) -> Budget {
+        Budget { seconds, total: Arc::default() }
+    }
+
+    /// The time, for a run that has not chosen its number of steps.
+    pub fn time(&self) -> Option<f64> {
+        self.total().is_none().then_some(self.seconds)
+    }
+
+    /// The number of steps, once it is known.
+    pub fn total(&self) -> Option<u64> {
+        Some(self.total.load(Ordering::Relaxed)).filter(|&n| n > 0)
+    }
+
+    /// The number of steps; before it is known, what it would be if the rest went as fast as these `step` steps in
+    /// `elapsed` seconds.
+    pub fn estimate(&self, step: u64, elapsed: f64) -> u64 {
+        let fits = || (step as f64 * self.seconds / elapsed.max(1e-9)) as u64;
+        self.total().unwrap_or_else(|| fits().max(step + 1))
+    }
+
+    /// Chooses the number of steps if it is time to, after `step` of them in `elapsed` seconds: the number, when it is
+    /// chosen.
+    pub fn choose(&self, step: u64, elapsed: f64) -> Option<u64> {
+        let due = self.total().is_none() && step > 0 && elapsed >= self.seconds * STABLE as f64 / 10.0;
+        // The smallest total of which `step` is seven tenths, rounded down as in `schedule`.
+        let total = due.then(|| (10 * step).div_ceil(STABLE))?;
+        self.total.store(total, Ordering::Relaxed);
+        Some(total)
+    }
+
+    /// The learning rate: a rise, a plateau, and a fall over the last three tenths.
+    pub fn schedule(&self) -> impl Schedule + use<> {
+        let total = self.total.clone();
+        move |base: f64, step: u64| {
+            let total = total.load(Ordering::Relaxed);
+            let falls_at = if total == 0 { u64::MAX } else { total * STABLE / 10 };
+            let decay = total.saturating_sub(falls_at).max(1);
+            let stable = falls_at.saturating_sub(WARMUP);
+            Wsd { warmup: WARMUP, stable, decay, end: END, cooldown: Cooldown::Linear }.lr(base, step)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rates of a run whose step `i` ends at `ends[i]` seconds, and how many steps it had.
+    fn run(seconds: f64, ends: impl Fn(u64) -> f64) -> (Vec<f64>, u64) {
+        let budget = Budget::seconds(seconds);
+        let (schedule, mut rates) = (budget.schedule(), Vec::new());
+        while budget.total().is_none_or(|n| (rates.len() as u64) < n) {
+            rates.push(schedule.lr(1.0, rates.len() as u64));
+            let step = rates.len() as u64;
+            budget.choose(step, ends(step));
+        }
+        let total = budget.total().unwrap();
+        (rates, total)
+    }
+
+    #[test]
+    fn steps_fill_the_time() {
+        for per_step in [0.001, 0.03, 0.5, 3.0] {
+            let (_, total) = run(40.0, |step| step as f64 * per_step);
+            let takes = total as f64 * per_step;
+            assert!((takes - 40.0).abs() <= 2.0 * per_step + 1e-9, "{total} steps of {per_step} s");
+        }
+        // A first step longer than all of the time.
+        assert_eq!(run(40.0, |step| step as f64 * 100.0).1, 2);
+    }
+
+    #[test]
+    fn the_chosen_number_given_at_the_start_has_the_same_rates() {
+        for per_step in [0.02, 0.11, 0.4, 1.7, 90.0] {
+            let (rates, total) = run(40.0, |step| step as f64 * per_step);
+            let schedule = Budget::steps(total).schedule();
+            assert_eq!(rates, (0..total).map(|step| schedule.lr(1.0, step)).collect::<Vec<_>>(), "{total} steps");
+        }
+    }
+
+    #[test]
+    fn the_rate_rises_stays_and_falls() {
+        let schedule = Budget::steps(400).schedule();
+        let rate = |step| schedule.lr(1.0, step);
+        assert_eq!(rate(0), 1.0 / 41.0);
+        assert_eq!((rate(40), rate(280)), (1.0, 1.0));
+        assert!((rate(340) - (1.0 + END) / 2.0).abs() < 1e-12);
+        assert!((rate(400) - END).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_machine_that_slows_to_half_ends_soon_after_the_time() {
+        for slow_from in [0.0, 5.0, 14.0, 27.9, 28.1] {
+            let ends = |step: u64| {
+                let quick = step as f64 * 0.02;
+                quick + (quick - slow_from).max(0.0)
+            };
+            let (_, total) = run(40.0, ends);
+            assert!(ends(total) <= 1.3 * 40.0 + 0.2, "{total} steps end at {} s", ends(total));
+        }
+    }
+
+    #[test]
+    fn an_estimate_is_never_behind() {
+        let budget = Budget::seconds(10.0);
+        assert_eq!(budget.estimate(5, 1.0), 50);
+        assert_eq!(budget.estimate(5, 60.0), 6);
+        assert_eq!(Budget::steps(7).estimate(3, 1.0), 7);
+    }
+}

@@ -1,0 +1,105 @@
+//! Layers without parameters that move, pad and resize images.
+
+use autograd::Var;
+use numcore::{
+    Error, Result, Runtime,
+    ops::{Apply, ColumnOps, Interpolate, InterpolateOps, PadMode, PadOps, PoolOptions, Resize},
+};
+
+use crate::{Forward, Module};
+
+/// Resizes the last axes of `x: [N, C, ..]` by factors: PyTorch's `Upsample(scale_factor=..)`.
+#[derive(Clone, Debug, PartialEq, Module)]
+pub struct Upsample {
+    /// One for each axis after the second.
+    pub factors: Vec<f64>,
+    /// How new elements are made.
+    #[module(skip)]
+    pub options: Interpolate,
+}
+
+impl<R: Runtime> Forward<R> for Upsample {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.interpolate(Resize::Scale(&self.factors), self.options)
+    }
+}
+
+/// `[.., C·r², H, W]` as `[.., C, H·r, W·r]`.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+pub struct PixelShuffle {
+    /// `r`.
+    pub factor: usize,
+}
+
+impl<R: Runtime> Forward<R> for PixelShuffle {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.pixel_shuffle(self.factor)
+    }
+}
+
+/// `[.., C, H·r, W·r]` as `[.., C·r², H, W]`.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+pub struct PixelUnshuffle {
+    /// `r`.
+    pub factor: usize,
+}
+
+impl<R: Runtime> Forward<R> for PixelUnshuffle {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.pixel_unshuffle(self.factor)
+    }
+}
+
+/// Elements around the last axes: PyTorch's `ConstantPad2d`, `ReflectionPad2d`, `ReplicationPad2d`, `CircularPad2d`
+/// and those of one and three axes.
+#[derive(Clone, Debug, PartialEq, Module)]
+pub struct Pad {
+    /// How many come before and after each of the last axes, outermost first; negative counts remove.
+    #[module(skip)]
+    pub pads: Vec<(isize, isize)>,
+    /// Which.
+    #[module(skip)]
+    pub mode: PadMode,
+}
+
+impl<R: Runtime> Forward<R> for Pad {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let shape = x.spec().shape;
+        let Some(lead) = shape.rank().checked_sub(self.pads.len()) else {
+            let why = format!("pads the last {} axes", self.pads.len());
+            return Err(Error::shape("pad", &[shape], why));
+        };
+        x.pad_with(&[&vec![(0, 0); lead][..], &self.pads].concat(), self.mode)
+    }
+}
+
+/// Windows of `x: [B, C, ..]` as columns, `[B, C · K, P]`.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+pub struct Unfold<const N: usize> {
+    /// Kernel, stride, padding and dilation; the rest does not count.
+    #[module(skip)]
+    pub options: PoolOptions<N>,
+}
+
+impl<R: Runtime, const N: usize> Forward<R> for Unfold<N> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.im2col(&self.options)
+    }
+}
+
+/// Columns `[B, C · K, P]` added up where their windows overlap, `[B, C, size]`.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+pub struct Fold<const N: usize> {
+    /// Sizes of the output.
+    #[module(skip)]
+    pub size: [usize; N],
+    /// Kernel, stride, padding and dilation; the rest does not count.
+    #[module(skip)]
+    pub options: PoolOptions<N>,
+}
+
+impl<R: Runtime, const N: usize> Forward<R> for Fold<N> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.col2im(self.size, &self.options)
+    }
+}

@@ -1,0 +1,139 @@
+//! Errors say where: the part of the model, and the parameters among the operands.
+
+use autograd::{Var, checkpoint};
+use nn::{Block, BlockConfig, Embedding, Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt, Relu, Sequential};
+use numcore::{
+    DType, ErrorKind, NullRuntime, Result, Tensor, Within,
+    ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
+};
+
+type Rt = NullRuntime;
+
+fn init() -> Init<Rt> {
+    Init::new(&NullRuntime::new(), 0)
+}
+
+fn input(shape: impl AsRef<[usize]>) -> Var<Rt> {
+    Var::new(Tensor::ones(&NullRuntime::new(), shape, DType::F32).unwrap())
+}
+
+fn message<T>(result: Result<T>) -> String {
+    result.map(|_| ()).unwrap_err().to_string()
+}
+
+#[derive(Module)]
+struct Mlp<R: nn::Runtime> {
+    fc1: Linear<R>,
+    fc2: Linear<R>,
+}
+
+fn mlp() -> Mlp<Rt> {
+    let model = Mlp { fc1: Linear::new(&init(), 3, 4).unwrap(), fc2: Linear::new(&init(), 4, 2).unwrap() };
+    model.parameters();
+    model
+}
+
+#[test]
+fn an_op_names_the_parameters_among_its_operands() {
+    let model = mlp();
+    assert_eq!(
+        message(model.fc1.forward(&input([2, 5]))),
+        "linear: shapes [2, 5], [4, 3], [4]: x has 5 features, the weight takes 3 \
+         (`fc1.weight` is f32 [4, 3]; `fc1.bias` is f32 [4])"
+    );
+    let wrong_dtype = Var::new(Tensor::ones(&NullRuntime::new(), [2, 4], DType::F64).unwrap());
+    let error = message(model.fc2.forward(&wrong_dtype));
+    assert!(error.contains("`fc2.weight` is f32 [2, 4]"), "{error}");
+    // Nothing is known of operands that are no parameters.
+    let error = message(input([2, 3]).matmul(&input([5, 3])));
+    assert!(!error.contains('`') && error.starts_with("matmul: "), "{error}");
+}
+
+#[test]
+fn a_parameter_used_through_a_view_is_named() {
+    let weight = mlp().fc1.weight.var();
+    let error = message(input([2, 2]).matmul(&weight.transpose(0, 1).unwrap().narrow(1, 0, 2).unwrap()));
+    assert!(error.contains("(`fc1.weight` is f32 [4, 3], seen as [3, 2])"), "{error}");
+    // A view that fails itself names what it would be a view of.
+    assert!(message(weight.narrow(0, 3, 2)).contains("(`fc1.weight` is f32 [4, 3])"));
+    assert!(message(weight.add(&input([5]))).contains("(`fc1.weight` is f32 [4, 3])"));
+}
+
+#[test]
+fn frozen_parameters_are_named_too_and_without_gradients() {
+    let model = mlp();
+    model.fc1.weight.set_requires_grad(false);
+    let failing = || model.fc1.forward(&input([2, 5]));
+    assert!(message(failing()).contains("`fc1.weight`"));
+    assert!(message(autograd::no_grad(failing)).contains("`fc1.weight`"));
+}
+
+#[test]
+fn containers_say_in_which_of_their_parts() {
+    let linear = |i, o| Linear::new(&init(), i, o).unwrap();
+    let inner = Sequential::new().push(Relu).push(linear(8, 3));
+    let model = Sequential::new().push(linear(5, 8)).push(inner).push(linear(4, 4));
+    let error = model.forward(&input([2, 5])).unwrap_err();
+    assert_eq!(error.path(), "2");
+    let error = model.forward(&input([2, 5])).within("encoder").unwrap_err();
+    assert_eq!(error.path(), "encoder.2");
+    let inner = Sequential::new().push(Relu).push(linear(7, 3));
+    let error = Sequential::new().push(linear(5, 8)).push(inner).forward(&input([2, 5])).unwrap_err();
+    assert_eq!(error.path(), "1.1");
+    assert!(error.to_string().starts_with("in `1.1`: linear: "), "{error}");
+}
+
+#[test]
+fn a_gpt_names_the_block() {
+    let config = GptConfig { vocab: 7, context: 8, layers: 3, heads: 2, width: 8, ..GptConfig::default() };
+    let mut model = Gpt::new(&init(), config).unwrap();
+    model.blocks[1].fc1 = Linear::new(&init(), 9, 32).unwrap();
+    model.parameters();
+    let tokens = Var::new(Tensor::zeros(&NullRuntime::new(), [1, 4], DType::I64).unwrap());
+    let error = model.forward(&tokens).unwrap_err();
+    assert_eq!(error.path(), "blocks.1.fc1");
+    assert!(error.to_string().contains("`blocks.1.fc1.weight` is f32 [32, 9]"), "{error}");
+    let error = model.forward(&tokens.to_dtype(DType::F32).unwrap()).unwrap_err();
+    assert_eq!(error.path(), "wte");
+}
+
+#[test]
+fn an_error_within_a_checkpoint_keeps_what_it_says() {
+    let config = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0 };
+    let block = Block::new(&init(), config).unwrap();
+    block.parameters();
+    let error = checkpoint(&[&input([1, 3, 6])], move |x| Ok(vec![block.forward(&x[0]).within("block")?]));
+    let error = error.map(|_| ()).unwrap_err();
+    assert_eq!(error.path(), "block.ln1");
+    assert!(matches!(error.kind(), ErrorKind::Shape { .. }));
+    assert!(error.to_string().contains("`ln1.weight` is f32 [8]"), "{error}");
+}
+
+#[test]
+fn an_index_that_is_out_of_range_names_the_table() {
+    use runtime_cpu::Cpu;
+    let cpu = Cpu::with_threads(1);
+    let table = Embedding::new(&Init::new(&cpu, 0), 5, 2).unwrap();
+    table.parameters();
+    let tokens = Var::new(Tensor::from_slice(&cpu, [1, 2], &[1i64, 9]).unwrap());
+    let error = message(table.forward(&tokens));
+    assert!(error.contains("`weight` is f32 [5, 2]"), "{error}");
+}
+
+/// The line of the call that ran [`Apply::apply1`] is in the error, and a function between that hands its caller's line
+/// on is left out.
+#[test]
+fn an_error_says_at_which_line_the_op_was_applied() {
+    #[track_caller]
+    fn negated<T: Apply>(x: &T, y: &T) -> Result<T> {
+        T::apply1(numcore::ops::Matmul, &[x, y])
+    }
+    let line = line!() + 1;
+    let error = negated(&input([2, 3]), &input([5, 3])).unwrap_err();
+    assert_eq!(error.location().map(|at| (at.file(), at.line())), Some((file!(), line)));
+    assert!(error.to_string().ends_with(&format!(", at {}:{line}:17", file!())), "{error}");
+    let tensor = || input([2, 3]).value().unwrap();
+    let line = line!() + 1;
+    let error = negated(&tensor(), &tensor()).unwrap_err();
+    assert_eq!(error.location().map(|at| at.line()), Some(line));
+}

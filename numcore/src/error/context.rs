@@ -1,0 +1,132 @@
+//! Where an error happened: in which part of a model, with which parameters, at which line.
+
+use std::{fmt, panic::Location};
+
+use super::{Error, Result};
+
+/// What is added to an error on its way up.
+#[derive(Default)]
+pub(super) struct Context {
+    /// The part of the model, its parents before it, joined by dots.
+    path: String,
+    /// What is known of the operands.
+    operands: String,
+    at: Option<&'static Location<'static>>,
+}
+
+impl Context {
+    pub(super) fn fmt_before(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.path.is_empty() { Ok(()) } else { write!(f, "in `{}`: ", self.path) }
+    }
+
+    pub(super) fn fmt_after(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.operands.is_empty() {
+            write!(f, " ({})", self.operands)?;
+        }
+        self.at.map_or(Ok(()), |at| write!(f, ", at {at}"))
+    }
+}
+
+impl Error {
+    /// The same error, saying in which part of a model it happened. A part of a part is joined by a dot: an error
+    /// within `attention` that passes through its parent `blocks.3` is in `blocks.3.attention`. An empty part adds
+    /// nothing.
+    pub fn within(mut self, part: impl fmt::Display) -> Self {
+        let (mut path, inner) = (part.to_string(), std::mem::take(&mut self.0.context.path));
+        if !path.is_empty() && !inner.is_empty() {
+            path.push('.');
+        }
+        path.push_str(&inner);
+        self.0.context.path = path;
+        self
+    }
+
+    /// The part of the model it happened in; empty where none was given.
+    pub fn path(&self) -> &str {
+        &self.0.context.path
+    }
+
+    /// The same error, saying what is known of the operands, unless that was said before.
+    pub fn with_operands(mut self, known: impl FnOnce() -> String) -> Self {
+        if self.0.context.operands.is_empty() {
+            self.0.context.operands = known();
+        }
+        self
+    }
+
+    /// The same error, saying at which line the call was made, unless that was said before. Lines of the workspace's
+    /// own libraries are left out: they tell a caller nothing.
+    pub fn at(mut self, place: &'static Location<'static>) -> Self {
+        if !is_own(place.file()) {
+            self.0.context.at.get_or_insert(place);
+        }
+        self
+    }
+
+    /// The line of the call, where it is known.
+    pub fn location(&self) -> Option<&'static Location<'static>> {
+        self.0.context.at
+    }
+}
+
+/// Whether a file is a source of the workspace's own libraries.
+fn is_own(file: &str) -> bool {
+    // The folder of the workspace, as the compiler was given it; empty within the workspace.
+    let root = &file!()[..file!().len() - "numcore/src/error/context.rs".len()];
+    let mut parts = file.strip_prefix(root).unwrap_or("").split(['/', '\\']);
+    matches!(parts.next(), Some("numcore" | "autograd" | "nn" | "optim" | "distributed")) && parts.next() == Some("src")
+}
+
+/// What a module that knows the names of its parts adds to their errors.
+///
+/// ```
+/// use numcore::{Error, Result, Within};
+/// fn attention() -> Result<()> {
+///     Err(Error::argument("softmax", "there is no axis 5"))
+/// }
+/// fn block() -> Result<()> {
+///     attention().within("attention")
+/// }
+/// let error = block().within(format_args!("blocks.{}", 3)).unwrap_err();
+/// assert_eq!(error.to_string(), "in `blocks.3.attention`: softmax: there is no axis 5");
+/// ```
+pub trait Within: Sized {
+    /// The same result; an error says that it happened in this part ([`Error::within`]). The name is written only then.
+    fn within(self, part: impl fmt::Display) -> Self;
+}
+
+impl<T> Within for Result<T> {
+    fn within(self, part: impl fmt::Display) -> Self {
+        self.map_err(|error| error.within(part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_joined_by_dots() {
+        let error = Error::argument("op", "why").within(0).within("").within("encoder").on_rank(1);
+        assert_eq!(error.path(), "encoder.0");
+        assert_eq!(error.to_string(), "rank 1: in `encoder.0`: op: why");
+    }
+
+    #[test]
+    fn what_is_known_first_of_operands_stays() {
+        let error = Error::argument("op", "why").with_operands(String::new);
+        assert_eq!(error.to_string(), "op: why");
+        let error = error.with_operands(|| "`a` is f32 [2]".into()).with_operands(|| "`b` is f32 [2]".into());
+        assert_eq!(error.to_string(), "op: why (`a` is f32 [2])");
+    }
+
+    #[test]
+    fn own_lines_are_left_out_and_others_shown() {
+        let error = Error::argument("op", "why").at(Location::caller());
+        assert!(error.location().is_none(), "{error}");
+        for (file, own) in [("nn/src/layers/linear.rs", true), ("nn/tests/layers.rs", false), ("src/main.rs", false)] {
+            let root = &file!()[..file!().len() - "numcore/src/error/context.rs".len()];
+            assert_eq!(is_own(&format!("{root}{file}")), own, "{file}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The largest or smallest of the values that are scattered to each place.
+
+use std::ops::RangeInclusive;
+
+use smallvec::smallvec;
+
+use super::Fused;
+use crate::{
+    Error, Result, Tensor,
+    ops::{
+        Apply, Backprop, Bits, IndexOps, Outs, PointwiseOps, Saves, Sorted, Spec, Specs,
+        rule::{self, same_dtype},
+    },
+};
+
+/// `x` with `src[.., i, ..]` combined into `x[.., index[.., i, ..], ..]` along an axis by maximum or minimum; inputs
+/// `x`, `index` (`i64`) and `src`, which has the index's shape. Equals share the gradient evenly, as
+/// [`amax`](crate::ops::ReduceOps::amax) shares it.
+#[derive(Clone, Debug)]
+pub struct ScatterExtreme {
+    /// Along which axis places are named.
+    pub axis: usize,
+    /// Whether the largest stays, or the smallest.
+    pub largest: bool,
+    /// Whether what is in a place takes part where an element names it.
+    pub include_self: bool,
+}
+
+impl Fused for ScatterExtreme {
+    fn name(&self) -> &'static str {
+        if self.largest { "scatter_amax" } else { "scatter_amin" }
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        3..=3
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        same_dtype(self.name(), &[ins[0], ins[2]])?;
+        rule::index(self.name(), ins[1])?;
+        let (x, index, src) = (ins[0].shape, ins[1].shape, ins[2].shape);
+        if self.axis >= x.rank()
+            || index != src
+            || x.rank() != src.rank()
+            || x.with(self.axis, 0) != src.with(self.axis, 0)
+        {
+            let why = format!("sizes may differ only along axis {}, index and source must have one shape", self.axis);
+            return Err(Error::shape(self.name(), &[x, index, src], why));
+        }
+        Ok(smallvec![ins[0]])
+    }
+
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        let (x, index, src) = (ins[0], ins[1], ins[2]);
+        if index.spec().shape.numel() == 0 {
+            return Ok(smallvec![x.clone()]);
+        }
+        let combine = |a: &T, b: &T| if self.largest { a.maximum(b) } else { a.minimum(b) };
+        let sorted = Sorted::new(index, self.axis)?;
+        let winners = sorted.winners(x.spec().shape[self.axis])?;
+        let top = winners.pick(self.axis, &sorted.back(&sorted.combined(src, combine)?)?)?;
+        let top = if self.include_self { combine(&top, x)? } else { top };
+        Ok(smallvec![top.where_cond(&winners.hit()?, x)?])
+    }
+
+    fn saves(&self, _: Bits) -> Option<Saves> {
+        Some(Saves { inputs: Bits::of(&[0, 1, 2]), outputs: Bits::of(&[0]) })
+    }
+
+    fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        let (g, y, axis) = (cx.grad()?, cx.output(0)?, self.axis as isize);
+        let (x, index, src) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+        let dtype = x.spec().dtype;
+        let one = |hit: T| hit.to_dtype(dtype).map(|h| h.detach());
+        let from_src = one(src.eq(&y.gather(axis, &index)?)?)?;
+        let none = T::constant(Tensor::zeros(x.runtime(), x.spec().shape, dtype)?);
+        let named = none.scatter_add(axis, &index, &from_src)?;
+        // A place that no element names keeps its value.
+        let from_x = if self.include_self { one(x.eq(&y)?)? } else { one(named.eq(0.0)?)? };
+        let share = g.div(&named.add(&from_x)?)?;
+        if cx.wants(0) {
+            cx.give_value(0, &share.mul(&from_x)?)?;
+        }
+        if cx.wants(2) {
+            cx.give_value(2, &share.gather(axis, &index)?.mul(&from_src)?)?;
+        }
+        Ok(())
+    }
+}

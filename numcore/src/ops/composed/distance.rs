@@ -1,0 +1,77 @@
+//! Distances of points.
+
+use std::sync::LazyLock;
+
+use super::widened;
+use crate::{
+    Error, Result, Shape,
+    ops::{Apply, PointwiseOps, Reduce, ReduceOps, ScalarList, ViewOps, rule},
+    pointwise::Program,
+};
+
+/// Distances.
+pub trait DistanceOps: Apply {
+    /// The `p`-norms of the differences of every row of `self: [B.., N, D]` from every row of `other: [B.., M, D]`,
+    /// `[B.., N, M]`; batch axes broadcast. `p` is 0 (how many coordinates differ), positive, or infinite (the
+    /// largest difference). Of floats.
+    ///
+    /// Differences are taken, not expanded into products, so near points keep their digits; nothing of the size
+    /// `N · M · D` is stored but for infinite `p`. The gradient where two points are one is 0.
+    #[doc(alias = "pairwise_distance")]
+    #[track_caller]
+    fn cdist(&self, other: &Self, p: f64) -> Result<Self> {
+        const OP: &str = "cdist";
+        rule::same_dtype(OP, &[self.spec(), other.spec()])?;
+        rule::float(OP, self.spec())?;
+        let (a, b) = (self.spec().shape, other.spec().shape);
+        if a.rank() < 2 || b.rank() < 2 || a.last() != b.last() || a.rank().max(b.rank()) >= crate::MAX_RANK {
+            let why = "needs [B.., N, D] and [B.., M, D], with fewer than eight axes";
+            return Err(Error::shape(OP, &[a, b], why));
+        }
+        if p.is_nan() || p < 0.0 {
+            return Err(Error::argument(OP, format!("p = {p} is no norm; 0, positive and infinite ones are")));
+        }
+        let dtype = self.spec().dtype;
+        widened(self, |x| distances(&x.unsqueeze(-2)?, &other.to_dtype(dtype.compute())?.unsqueeze(-3)?, p))
+    }
+}
+
+impl<T: Apply> DistanceOps for T {}
+
+/// Norms of differences along the last axis, which broadcast.
+#[track_caller]
+fn distances<T: Apply>(a: &T, b: &T, p: f64) -> Result<T> {
+    static DIFFER: LazyLock<Program> =
+        LazyLock::new(|| Program::new("cdist", |[a, b], []| [a.ne(b).select(1.0, 0.0).cast_like(a)]));
+    static ONE: LazyLock<Program> = LazyLock::new(|| Program::new("cdist", |[a, b], []| [(a - b).abs()]));
+    static TWO: LazyLock<Program> = LazyLock::new(|| Program::new("cdist", |[a, b], []| [(a - b) * (a - b)]));
+    static POWER: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("cdist", |[a, b], [p]| {
+            let d = (a - b).abs();
+            let zero = d.eq(0.0);
+            [zero.select(d, zero.select(1.0, d).pow(p))]
+        })
+    });
+    static ROOT: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("cdist", |[s], [q]| {
+            let zero = s.eq(0.0);
+            [zero.select(s, zero.select(1.0, s).pow(q))]
+        })
+    });
+    let full = Shape::broadcast_all("cdist", &[a.spec().shape, b.spec().shape])?;
+    let to = full.with(full.rank() - 1, 1);
+    let sum = |program: &Program, scalars: ScalarList| {
+        T::apply1(Reduce::sum_of(program.clone(), scalars, to), &[a, b])?.squeeze(-1)
+    };
+    match p {
+        0.0 => sum(&DIFFER, ScalarList::new()),
+        1.0 => sum(&ONE, ScalarList::new()),
+        2.0 => sum(&TWO, ScalarList::new())?.apply_program(&ROOT, &[], &[0.5.into()]),
+        f64::INFINITY if full.numel() == 0 => a.sub(b)?.sum(&[-1], false),
+        f64::INFINITY => a.sub(b)?.abs()?.amax(&[-1], false),
+        p => {
+            let powers = sum(&POWER, ScalarList::from_slice(&[p.into()]))?;
+            powers.apply_program(&ROOT, &[], &[(1.0 / p).into()])
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Discrete Fourier transforms of any length. A complex number is a pair of floats, real part first, along a last
+//! axis of size 2.
+
+mod spectrum;
+mod transform;
+
+pub use spectrum::{Stft, Window};
+use transform::dft;
+
+use super::{constant, widened};
+use crate::{
+    Error, Result,
+    ops::{Apply, JoinOps, PadMode, PointwiseOps, ViewOps, cat, rule},
+};
+
+/// Which direction of a transform is divided by the number of elements `n`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FftNorm {
+    /// The inverse, by `n`.
+    #[default]
+    Backward,
+    /// Both, by `√n`.
+    Ortho,
+    /// The forward one, by `n`.
+    Forward,
+}
+
+impl FftNorm {
+    fn factor(self, n: usize, inverse: bool) -> f64 {
+        match (self, inverse) {
+            (FftNorm::Backward, true) | (FftNorm::Forward, false) => 1.0 / n as f64,
+            (FftNorm::Ortho, _) => 1.0 / (n as f64).sqrt(),
+            _ => 1.0,
+        }
+    }
+}
+
+/// Fourier transforms, of floats; halves are computed in `f32`. Axes do not count the pairs' own: `axis` −1 of
+/// `[.., N, 2]` is the one of size `N`. `n` cuts the input or adds zeros at its end first.
+///
+/// A length is cut into factors of at most 64, each of which is a matrix product (Cooley & Tukey 1965); prime factors
+/// above 128 become convolutions (Bluestein 1970). So the work for one transform is `O(n log n)`. Twiddle factors are
+/// computed in `f64` on the host by each call, in `O(n)`.
+pub trait FftOps: Apply {
+    /// `X[k] = Σ_t x[t] · e^(−2πi·t·k/n)` along `axis` of complex `self: [.., N, .., 2]`.
+    fn fft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
+        complex("fft", self, n, axis, norm, false)
+    }
+    /// The inverse of [`fft`](FftOps::fft): the exponent's sign is `+`.
+    fn ifft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
+        complex("ifft", self, n, axis, norm, true)
+    }
+    /// [`fft`](FftOps::fft) along `axis` of real `self: [.., N, ..]`, the first `⌊n/2⌋ + 1` elements, which say all:
+    /// `[.., n/2 + 1, .., 2]`.
+    fn rfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
+        rule::float("rfft", self.spec())?;
+        let at = self.spec().shape.axis("rfft", axis)? as isize;
+        let pairs = self.unsqueeze(-1)?.embed(-1, 2, 0, 1)?;
+        let n = n.unwrap_or(self.spec().shape[at as usize]);
+        complex("rfft", &pairs, Some(n), at, norm, false)?.narrow(at, 0, n / 2 + 1)
+    }
+    /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from `self: [.., M, .., 2]`, of which `⌊n/2⌋ + 1`
+    /// elements count; `n` is `2·(M − 1)` if not given. Imaginary parts of the first, and of the last of an even `n`,
+    /// are not read.
+    fn irfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
+        const OP: &str = "irfft";
+        let at = complex_axis(OP, self, axis)?;
+        let n = n.unwrap_or(2 * self.spec().shape[at].saturating_sub(1));
+        let axis = at as isize;
+        let half = resized(self, at, n / 2 + 1)?;
+        let mirrored = half.narrow(axis, 1, n.div_ceil(2).saturating_sub(1))?.flip(&[axis])?;
+        let conjugate = mirrored.mul(&constant(self, [2], self.spec().dtype, &[1.0, -1.0])?)?;
+        let whole = cat(&[&half, &conjugate], axis)?;
+        complex(OP, &whole, Some(n), axis, norm, true)?.select(-1, 0)
+    }
+    /// [`fft`](FftOps::fft) along each of `axes`; all of them if none is named.
+    #[doc(alias = "fft2")]
+    fn fftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
+        all(self, "fftn", axes)?.into_iter().try_fold(self.clone(), |x, a| x.fft(None, a, norm))
+    }
+    /// [`ifft`](FftOps::ifft) along each of `axes`; all of them if none is named.
+    #[doc(alias = "ifft2")]
+    fn ifftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
+        all(self, "ifftn", axes)?.into_iter().try_fold(self.clone(), |x, a| x.ifft(None, a, norm))
+    }
+    /// [`rfft`](FftOps::rfft) along the last of `axes` of real `self`, [`fft`](FftOps::fft) along the others.
+    #[doc(alias = "rfft2")]
+    fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
+        let shape = self.spec().shape;
+        let (last, others) = axes.split_last().ok_or_else(|| Error::argument("rfftn", "needs at least one axis"))?;
+        // Names in the real tensor, which the pairs' axis would shift if they counted from the end of all axes.
+        let others = others.iter().map(|&a| shape.axis("rfftn", a)).collect::<Result<Vec<_>>>()?;
+        let first = self.rfft(None, shape.axis("rfftn", *last)? as isize, norm)?;
+        others.into_iter().try_fold(first, |x, a| x.fft(None, a as isize, norm))
+    }
+    /// The inverse of [`rfftn`](FftOps::rfftn): real, `n` elements along the last of `axes`.
+    #[doc(alias = "irfft2")]
+    fn irfftn(&self, n: Option<usize>, axes: &[isize], norm: FftNorm) -> Result<Self> {
+        let (last, others) = axes.split_last().ok_or_else(|| Error::argument("irfftn", "needs at least one axis"))?;
+        let whole = others.iter().try_fold(self.clone(), |x, &a| x.ifft(None, a, norm))?;
+        whole.irfft(n, *last, norm)
+    }
+    /// Elements rolled by `⌊N/2⌋` along `axes` (of real or complex tensors alike: every axis counts), so that
+    /// frequency 0 is in the middle.
+    fn fftshift(&self, axes: &[isize]) -> Result<Self> {
+        shifted(self, axes, |n| (n / 2) as isize)
+    }
+    /// The inverse of [`fftshift`](FftOps::fftshift).
+    fn ifftshift(&self, axes: &[isize]) -> Result<Self> {
+        shifted(self, axes, |n| -((n / 2) as isize))
+    }
+    /// Short-time transforms of real `self: [.., L]`: windows of `options.size` elements every `options.hop`, times
+    /// `window: [W]` (in the middle of the others' zeros if it is shorter; ones if there is none), each transformed:
+    /// `[.., F, T, 2]`, `F` of `options.size / 2 + 1` with `onesided`.
+    fn stft(&self, window: Option<&Self>, options: Stft) -> Result<Self> {
+        options.forward(self, window)
+    }
+    /// The inverse of [`stft`](FftOps::stft), by the least squares of Griffin & Lim (1984): windows are transformed
+    /// back, weighted, added where they overlap, and divided by the sum of the squared weights there (where that is
+    /// above 1e-11). `[.., length]`, or what the windows reach (without what `center` put around the signal).
+    fn istft(&self, window: Option<&Self>, options: Stft, length: Option<usize>) -> Result<Self> {
+        options.backward(self, window, length)
+    }
+}
+
+impl<T: Apply> FftOps for T {}
+
+fn shifted<T: Apply>(x: &T, axes: &[isize], by: impl Fn(usize) -> isize) -> Result<T> {
+    axes.iter().try_fold(x.clone(), |x, &a| {
+        let at = x.spec().shape.axis("fftshift", a)?;
+        x.roll(at as isize, by(x.spec().shape[at]))
+    })
+}
+
+/// The position of an axis of pairs, which is not the pairs' own.
+fn complex_axis<T: Apply>(op: &'static str, x: &T, axis: isize) -> Result<usize> {
+    rule::float(op, x.spec())?;
+    let shape = x.spec().shape;
+    if shape.rank() < 2 || shape.last() != Some(&2) {
+        return Err(Error::shape(op, &[shape], "needs complex numbers, [.., N, 2], real part first"));
+    }
+    shape.remove(shape.rank() - 1).axis(op, axis)
+}
+
+fn all<T: Apply>(x: &T, op: &'static str, axes: &[isize]) -> Result<Vec<isize>> {
+    if !axes.is_empty() {
+        return axes.iter().map(|&a| complex_axis(op, x, a).map(|a| a as isize)).collect();
+    }
+    complex_axis(op, x, 0)?;
+    Ok((0..x.spec().shape.rank() as isize - 1).collect())
+}
+
+/// `x` cut, or continued with zeros, to `n` along an axis.
+fn resized<T: Apply>(x: &T, axis: usize, n: usize) -> Result<T> {
+    let len = x.spec().shape[axis];
+    match n.cmp(&len) {
+        std::cmp::Ordering::Less => x.narrow(axis as isize, 0, n),
+        std::cmp::Ordering::Equal => Ok(x.clone()),
+        std::cmp::Ordering::Greater => x.embed(axis as isize, n, 0, 1),
+    }
+}
+
+fn complex<T: Apply>(
+    op: &'static str,
+    x: &T,
+    n: Option<usize>,
+    axis: isize,
+    norm: FftNorm,
+    inverse: bool,
+) -> Result<T> {
+    let at = complex_axis(op, x, axis)?;
+    let n = n.unwrap_or(x.spec().shape[at]);
+    if n == 0 {
+        return Err(Error::shape(op, &[x.spec().shape], "a transform of no elements does not exist"));
+    }
+    let x = resized(x, at, n)?;
+    widened(&x, |x| {
+        let last = x.spec().shape.rank() as isize - 2;
+        let moved = x.transpose(at as isize, last)?;
+        let shape = moved.spec().shape;
+        let rows = moved.reshape([shape.numel() / (2 * n), n, 2])?;
+        let scale = norm.factor(n, inverse);
+        let y = dft(&rows, inverse)?;
+        let y = if scale == 1.0 { y } else { y.mul(scale)? };
+        y.reshape(shape)?.transpose(at as isize, last)
+    })
+}

@@ -1,0 +1,253 @@
+//! Images and volumes read at given places. The formulas are PyTorch's (`aten/src/ATen/native/GridSampler.h`).
+
+use std::sync::LazyLock;
+
+use super::{Interpolation, constant};
+use crate::{
+    DType, Error, Result, Scalar, Shape,
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps, rule},
+    pointwise::{Expr, Program},
+};
+
+/// What values are read outside of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutsideGrid {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// The nearest element of the border.
+    Border,
+    /// The image mirrored at its border, repeatedly.
+    Reflection,
+}
+
+/// How [`GridSampleOps::grid_sample`] reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GridSample {
+    /// [`Interpolation::Nearest`] (ties to even), [`Interpolation::Linear`], or, of images, [`Interpolation::Cubic`].
+    pub mode: Interpolation,
+    /// What is read outside.
+    pub outside: OutsideGrid,
+    /// Whether −1 and 1 are the centers of the first and the last element, instead of the outer edges.
+    pub align_corners: bool,
+}
+
+/// Sampling.
+pub trait GridSampleOps: Apply {
+    /// `self: [N, C, H, W]` read at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`; or `[N, C, D, H, W]` at
+    /// `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`. A place is `(x, y)` or `(x, y, z)`: the last axis of the image
+    /// first, from −1 to 1. Both of one floating dtype; gradients flow to both, but none to the grid with
+    /// [`Interpolation::Nearest`]. A place that is NaN gives NaN.
+    ///
+    /// Errors: other ranks, batches that differ, an empty image, a mode that is not listed with [`GridSample::mode`].
+    #[track_caller]
+    fn grid_sample(&self, grid: &Self, options: GridSample) -> Result<Self> {
+        const OP: &str = "grid_sample";
+        let dtype = rule::same_dtype(OP, &[self.spec(), grid.spec()])?;
+        rule::float(OP, self.spec())?;
+        options.check(self.spec().shape, grid.spec().shape)?;
+        let wide = |x: &Self| x.to_dtype(dtype.compute());
+        options.sample(&wide(self)?, &wide(grid)?)?.to_dtype(dtype)
+    }
+    /// Places of `size` elements moved by `self: [N, 2, 3]` (`[N, 3, 4]`), for
+    /// [`grid_sample`](GridSampleOps::grid_sample): `size` is `[P, Q]` and the result `[N, P, Q, 2]` (`[O, P, Q]` and
+    /// `[N, O, P, Q, 3]`). Of floats.
+    #[track_caller]
+    fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Self> {
+        const OP: &str = "affine_grid";
+        rule::float(OP, self.spec())?;
+        let (shape, d) = (self.spec().shape, size.len());
+        if !matches!(d, 2 | 3) || shape.rank() != 3 || shape[1..] != [d, d + 1] {
+            let why = format!("{d} sizes; needs [N, 2, 3] with two or [N, 3, 4] with three");
+            return Err(Error::shape(OP, &[shape], why));
+        }
+        let places: usize = size.iter().product();
+        let at = |axis: usize, p: usize| {
+            let inner: usize = size[axis + 1..].iter().product();
+            place(p / inner % size[axis], size[axis], align_corners)
+        };
+        let homogeneous = |p: usize| (0..d).rev().map(move |axis| at(axis, p)).chain([1.0]);
+        let base: Vec<f64> = (0..places).flat_map(homogeneous).collect();
+        let base = constant(self, [places, d + 1], self.spec().dtype, &base)?;
+        base.matmul(&self.t()?)?.reshape([&[shape[0]][..], size, &[d]].concat())
+    }
+}
+
+impl<T: Apply> GridSampleOps for T {}
+
+/// The coordinate of element `i` of `n`, from −1 to 1.
+fn place(i: usize, n: usize, align_corners: bool) -> f64 {
+    match align_corners {
+        true if n > 1 => 2.0 * i as f64 / (n - 1) as f64 - 1.0,
+        true => 0.0,
+        false => (2.0 * i as f64 + 1.0) / n as f64 - 1.0,
+    }
+}
+
+/// An element that a place reads along one axis, `[N, P]`: its position, and its weight.
+struct Tap<T> {
+    at: T,
+    weight: T,
+}
+
+impl GridSample {
+    fn check(&self, x: Shape, grid: Shape) -> Result<()> {
+        let d = x.rank().saturating_sub(2);
+        let fits = matches!(d, 2 | 3) && grid.rank() == d + 2 && grid[0] == x[0] && grid[d + 1] == d;
+        if !fits || x[2..].contains(&0) {
+            let why = "needs [N, C, H, W] and [N, P, Q, 2], or [N, C, D, H, W] and [N, O, P, Q, 3], and an image that is not empty";
+            return Err(Error::shape("grid_sample", &[x, grid], why));
+        }
+        match self.mode {
+            Interpolation::Nearest | Interpolation::Linear => Ok(()),
+            Interpolation::Cubic if d == 2 => Ok(()),
+            mode => {
+                let why = format!("{mode:?} of {d} axes; nearest and linear are known, and cubic of two");
+                Err(Error::argument("grid_sample", why))
+            }
+        }
+    }
+
+    fn sample<T: Apply>(&self, x: &T, grid: &T) -> Result<T> {
+        let (shape, to) = (x.spec().shape, grid.spec().shape);
+        let (n, c, sizes) = (shape[0], shape[1], &shape[2..]);
+        let places = to[1..to.rank() - 1].iter().product();
+        let grid = grid.reshape([n, places, sizes.len()])?;
+        let pixels = x.reshape([n, c, sizes.iter().product()])?;
+        // Every combination of what the axes read.
+        let mut reads: Vec<Tap<T>> = Vec::new();
+        for (axis, &size) in sizes.iter().enumerate() {
+            let taps = self.taps(&grid.select(-1, sizes.len() - 1 - axis)?, size)?;
+            reads = match reads.is_empty() {
+                true => taps,
+                false => (reads.iter().flat_map(|a| taps.iter().map(move |b| (a, b))))
+                    .map(|(a, b)| Ok(Tap { at: a.at.mul(size as f64)?.add(&b.at)?, weight: a.weight.mul(&b.weight)? }))
+                    .collect::<Result<_>>()?,
+            };
+        }
+        let mut sum: Option<T> = None;
+        for tap in &reads {
+            let at = tap.at.unsqueeze(1)?.broadcast_to([n, c, places])?;
+            let read = pixels.gather(-1, &at)?.mul(&tap.weight.unsqueeze(1)?)?;
+            sum = Some(match sum {
+                Some(sum) => sum.add(&read)?,
+                None => read,
+            });
+        }
+        let sum = sum.ok_or_else(|| Error::argument("grid_sample", "an image without axes"))?;
+        sum.reshape([&[n, c], &to[1..to.rank() - 1]].concat())
+    }
+
+    /// What places `at: [N, P]` read along an axis of `size` elements.
+    fn taps<T: Apply>(&self, at: &T, size: usize) -> Result<Vec<Tap<T>>> {
+        static PLACE: LazyLock<Program> =
+            LazyLock::new(|| Program::new("grid_sample", |[x], [a, b]| [(x + 1.0) * a + b]));
+        static NEAREST: LazyLock<Program> = LazyLock::new(|| Program::new("grid_sample", |[x], []| [x.round()]));
+        let (a, b) = if self.align_corners { ((size - 1) as f64 / 2.0, 0.0) } else { (size as f64 / 2.0, -0.5) };
+        let at = at.apply_program(&PLACE, &[], &[a.into(), b.into()])?;
+        match self.mode {
+            Interpolation::Cubic => {
+                let whole = at.detach().floor()?;
+                (-1..=2)
+                    .map(|k| {
+                        Ok(Tap {
+                            weight: self.masked(
+                                &at.apply_program(&CUBIC[(k + 1) as usize], &[], &[])?,
+                                &whole.add(k as f64)?,
+                                size,
+                            )?,
+                            at: self.position(&self.inside(&whole.add(k as f64)?, size)?, size)?,
+                        })
+                    })
+                    .collect()
+            }
+            Interpolation::Linear => {
+                static WEIGHT: LazyLock<[Program; 2]> = LazyLock::new(|| {
+                    [false, true].map(|next| {
+                        Program::new("grid_sample", |[x], []| {
+                            let part = x - x.floor();
+                            [if next { part } else { part * -1.0 + 1.0 }]
+                        })
+                    })
+                });
+                let at = self.inside(&at, size)?;
+                let whole = at.detach().floor()?;
+                let tap = |k: usize| {
+                    let place = whole.add(k as f64)?;
+                    let weight = self.masked(&at.apply_program(&WEIGHT[k], &[], &[])?, &place, size)?;
+                    Ok(Tap { at: self.position(&place, size)?, weight })
+                };
+                (0..2).map(tap).collect()
+            }
+            _ => {
+                let place = self.inside(&at.detach(), size)?.apply_program(&NEAREST, &[], &[])?;
+                let weight = self.masked(&place.mul(0.0)?.add(1.0)?, &place, size)?;
+                Ok(vec![Tap { at: self.position(&place, size)?, weight }])
+            }
+        }
+    }
+
+    /// Places brought into the image, as what is outside of it says. The gradient beyond the border is 0, as PyTorch's.
+    fn inside<T: Apply>(&self, at: &T, size: usize) -> Result<T> {
+        static BORDER: LazyLock<Program> =
+            LazyLock::new(|| Program::new("grid_sample", |[x], [last]| [border(x, last)]));
+        static REFLECT: LazyLock<Program> = LazyLock::new(|| {
+            Program::new("grid_sample", |[x], [low, span, last]| {
+                let away = (x - low).abs();
+                let turns = (away / span).floor();
+                let rest = away - turns * span;
+                let even = (turns - (turns * 0.5).floor() * 2.0).eq(0.0);
+                [border(even.select(rest, span - rest) + low, last)]
+            })
+        });
+        let last = (size - 1) as f64;
+        let (low, span) = if self.align_corners { (0.0, last) } else { (-0.5, size as f64) };
+        match self.outside {
+            OutsideGrid::Zeros => Ok(at.clone()),
+            OutsideGrid::Reflection if span > 0.0 => {
+                at.apply_program(&REFLECT, &[], &[low.into(), span.into(), last.into()])
+            }
+            _ => at.apply_program(&BORDER, &[], &[last.into()]),
+        }
+    }
+
+    /// The position of a whole place, one that is outside moved to the border.
+    fn position<T: Apply>(&self, place: &T, size: usize) -> Result<T> {
+        static POSITION: LazyLock<Program> = LazyLock::new(|| {
+            Program::new("grid_sample", |[x], [last]| {
+                [x.lt(0.0).select(0.0, x.gt(last).select(last, x)).cast(DType::I64)]
+            })
+        });
+        place.detach().apply_program(&POSITION, &[], &[Scalar::F64((size - 1) as f64)])
+    }
+
+    /// A weight, 0 where its place is outside of an image among zeros.
+    fn masked<T: Apply>(&self, weight: &T, place: &T, size: usize) -> Result<T> {
+        static MASKED: LazyLock<Program> =
+            LazyLock::new(|| Program::new("grid_sample", |[w, x], [last]| [(x.lt(0.0) | x.gt(last)).select(0.0, w)]));
+        match self.outside {
+            OutsideGrid::Zeros => weight.apply_program(&MASKED, &[&place.detach()], &[((size - 1) as f64).into()]),
+            _ => Ok(weight.clone()),
+        }
+    }
+}
+
+fn border<'b>(x: Expr<'b>, last: Expr<'b>) -> Expr<'b> {
+    let low = x.le(0.0).select(0.0, x);
+    low.ge(last).select(last, low)
+}
+
+/// The weights of the four neighbours by the distance of a place from the second (Keys 1981, `a = −0.75`).
+static CUBIC: LazyLock<[Program; 4]> = LazyLock::new(|| {
+    const A: f64 = -0.75;
+    fn near(x: Expr<'_>) -> Expr<'_> {
+        (x * (A + 2.0) - (A + 3.0)) * x * x + 1.0
+    }
+    fn far(x: Expr<'_>) -> Expr<'_> {
+        ((x * A - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A
+    }
+    fn program(of: fn(Expr<'_>) -> Expr<'_>) -> Program {
+        Program::new("grid_sample", |[x], []| [of(x - x.floor())])
+    }
+    [program(|t| far(t + 1.0)), program(near), program(|t| near(t * -1.0 + 1.0)), program(|t| far(t * -1.0 + 2.0))]
+});

@@ -1,0 +1,223 @@
+//! Resizing of signals, images and volumes: each mode is a linear map along one axis after the other. The positions
+//! and weights are PyTorch's (`aten/src/ATen/native/UpSample.h`), in `f64`. And pixels moved between channels and
+//! places.
+
+use super::{taps::Taps, widened};
+use crate::{
+    Error, Result, Shape,
+    ops::{Apply, ViewOps, rule::float},
+};
+
+/// What new elements are made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interpolation {
+    /// The element at `⌊i · scale⌋`: PyTorch's `nearest`, whose rounding is that of OpenCV's `INTER_NEAREST`.
+    #[default]
+    Nearest,
+    /// The element whose center is nearest, `⌊(i + ½) · scale⌋`: PyTorch's `nearest-exact`.
+    NearestExact,
+    /// The two neighbours along each axis, by their distance: PyTorch's `linear`, `bilinear` and `trilinear`.
+    Linear,
+    /// The four neighbours along each axis, by a cubic (Keys 1981, `a = −0.75`; `−0.5` with `antialias`): PyTorch's
+    /// `bicubic`.
+    Cubic,
+    /// The mean of the elements of a region: as [`adaptive_avg_pool`](super::PoolOps::adaptive_avg_pool).
+    Area,
+}
+
+/// How [`InterpolateOps::interpolate`] makes new elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interpolate {
+    /// What of.
+    pub mode: Interpolation,
+    /// Whether the centers of the first and last elements stay where they are, instead of the outer edges. Linear and
+    /// cubic alone.
+    pub align_corners: bool,
+    /// Whether an axis that shrinks is filtered first, by a wider kernel. Linear and cubic alone.
+    pub antialias: bool,
+}
+
+impl Interpolate {
+    /// A mode, edges aligned, without a filter.
+    pub fn new(mode: Interpolation) -> Self {
+        Interpolate { mode, ..Default::default() }
+    }
+}
+
+/// The new sizes of the axes after the first two.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Resize<'a> {
+    /// These.
+    Size(&'a [usize]),
+    /// `⌊L · factor⌋`. As PyTorch's `scale_factor`, the factor itself places the new elements, not the ratio of the
+    /// sizes.
+    Scale(&'a [f64]),
+}
+
+/// Resizing.
+pub trait InterpolateOps: Apply {
+    /// `self: [N, C, L1 .. LK]` of floats, `K` of at least 1, with new sizes of the last `K` axes.
+    ///
+    /// Errors: not as many sizes as axes after the second, an empty input or output, a factor that is not positive,
+    /// `align_corners` or `antialias` with a mode that has none.
+    #[doc(alias = "upsample")]
+    #[doc(alias = "resize")]
+    #[track_caller]
+    fn interpolate(&self, to: Resize<'_>, options: Interpolate) -> Result<Self> {
+        const OP: &str = "interpolate";
+        float(OP, self.spec())?;
+        let axes = options.axes(self.spec().shape, to)?;
+        widened(self, |x| {
+            axes.iter().enumerate().try_fold(x.clone(), |x, (i, axis)| {
+                let same = axis.from == axis.to && axis.scale == 1.0;
+                if same { Ok(x) } else { Taps::new(&axis.rows(options)).apply(OP, &x, i + 2) }
+            })
+        })
+    }
+    /// `self: [.., C·r², H, W]` as `[.., C, H·r, W·r]`: every `r²` channels become a square of `r × r` pixels (Shi et
+    /// al. 2016).
+    #[track_caller]
+    fn pixel_shuffle(&self, r: usize) -> Result<Self> {
+        let shape = self.spec().shape;
+        let Some([.., c, h, w]) = shape.get(..) else { return Err(no_image("pixel_shuffle", shape)) };
+        let (lead, c, h, w) = (shape.rank() - 3, *c, *h, *w);
+        if r == 0 || r.checked_mul(r).is_none_or(|square| !c.is_multiple_of(square)) {
+            return Err(Error::shape("pixel_shuffle", &[shape], format!("{c} channels are no multiple of {r}²")));
+        }
+        let apart = self.reshape([shape[..lead].iter().product(), c / (r * r), r, r, h, w])?;
+        let image = apart.permute(&[0, 1, 4, 2, 5, 3])?;
+        image.reshape([&shape[..lead], &[c / (r * r), h * r, w * r]].concat())
+    }
+    /// `self: [.., C, H·r, W·r]` as `[.., C·r², H, W]`: the inverse of
+    /// [`pixel_shuffle`](InterpolateOps::pixel_shuffle).
+    #[track_caller]
+    fn pixel_unshuffle(&self, r: usize) -> Result<Self> {
+        let shape = self.spec().shape;
+        let Some([.., c, h, w]) = shape.get(..) else { return Err(no_image("pixel_unshuffle", shape)) };
+        let (lead, c, h, w) = (shape.rank() - 3, *c, *h, *w);
+        if r == 0 || !h.is_multiple_of(r) || !w.is_multiple_of(r) {
+            return Err(Error::shape("pixel_unshuffle", &[shape], format!("{h} × {w} pixels are no multiples of {r}")));
+        }
+        let apart = self.reshape([shape[..lead].iter().product(), c, h / r, r, w / r, r])?;
+        let channels = apart.permute(&[0, 1, 3, 5, 2, 4])?;
+        channels.reshape([&shape[..lead], &[c * r * r, h / r, w / r]].concat())
+    }
+}
+
+impl<T: Apply> InterpolateOps for T {}
+
+fn no_image(op: &'static str, shape: Shape) -> Error {
+    Error::shape(op, &[shape], "needs [.., C, H, W]")
+}
+
+/// One axis, before and after.
+struct Axis {
+    from: usize,
+    to: usize,
+    /// From one new element to the next, in old ones, where edges are aligned.
+    scale: f64,
+}
+
+impl Interpolate {
+    fn axes(&self, x: Shape, to: Resize<'_>) -> Result<Vec<Axis>> {
+        const OP: &str = "interpolate";
+        let smooth = matches!(self.mode, Interpolation::Linear | Interpolation::Cubic);
+        if !smooth && (self.align_corners || self.antialias) {
+            let why = format!("{:?} has neither `align_corners` nor `antialias`; linear and cubic have", self.mode);
+            return Err(Error::argument(OP, why));
+        }
+        let given = match to {
+            Resize::Size(sizes) => sizes.len(),
+            Resize::Scale(factors) => factors.len(),
+        };
+        if x.rank() < 3 || given != x.rank() - 2 {
+            let why = format!("{given} new sizes; needs [N, C, ..] and one for each axis after the second");
+            return Err(Error::shape(OP, &[x], why));
+        }
+        let axis = |i: usize| {
+            let from = x[i + 2];
+            let (to, scale) = match to {
+                Resize::Size(sizes) => (sizes[i], from as f64 / sizes[i] as f64),
+                Resize::Scale(factors) => ((from as f64 * factors[i]) as usize, 1.0 / factors[i]),
+            };
+            if from == 0 || to == 0 || !(scale > 0.0 && scale.is_finite()) {
+                return Err(Error::shape(OP, &[x], format!("axis {} of size {from} cannot become {to}", i + 2)));
+            }
+            Ok(Axis { from, to, scale })
+        };
+        (0..given).map(axis).collect()
+    }
+}
+
+impl Axis {
+    /// What every new element is made of.
+    fn rows(&self, options: Interpolate) -> Vec<Vec<(usize, f64)>> {
+        (0..self.to).map(|i| self.row(i, options)).collect()
+    }
+
+    fn row(&self, i: usize, options: Interpolate) -> Vec<(usize, f64)> {
+        let last = self.from - 1;
+        match options.mode {
+            Interpolation::Nearest => vec![(((i as f64 * self.scale) as usize).min(last), 1.0)],
+            Interpolation::NearestExact => vec![((((i as f64 + 0.5) * self.scale) as usize).min(last), 1.0)],
+            Interpolation::Area => {
+                let (from, to) = (i * self.from / self.to, ((i + 1) * self.from).div_ceil(self.to));
+                (from..to).map(|k| (k, 1.0 / (to - from) as f64)).collect()
+            }
+            Interpolation::Linear if options.antialias => self.filtered(i, options, 1.0, |x| (1.0 - x.abs()).max(0.0)),
+            Interpolation::Cubic if options.antialias => self.filtered(i, options, 2.0, |x| cubic(x, -0.5)),
+            Interpolation::Linear => {
+                let at = self.place(i, options).max(0.0);
+                let first = (at as usize).min(last);
+                let part = (at - first as f64).clamp(0.0, 1.0);
+                vec![(first, 1.0 - part), ((first + 1).min(last), part)]
+            }
+            Interpolation::Cubic => {
+                let at = self.place(i, options);
+                let first = at.floor();
+                let near =
+                    |k: i64| ((first as i64 + k).clamp(0, last as i64) as usize, cubic(at - first - k as f64, -0.75));
+                (-1..=2).map(near).collect()
+            }
+        }
+    }
+
+    /// From one new element to the next, in old ones.
+    fn step(&self, options: Interpolate) -> f64 {
+        match options.align_corners {
+            true if self.to > 1 => (self.from - 1) as f64 / (self.to - 1) as f64,
+            true => 0.0,
+            false => self.scale,
+        }
+    }
+
+    /// The coordinate of new element `i` among the old ones.
+    fn place(&self, i: usize, options: Interpolate) -> f64 {
+        let step = self.step(options);
+        if options.align_corners { step * i as f64 } else { step * (i as f64 + 0.5) - 0.5 }
+    }
+
+    /// All elements under a kernel that is as wide as the step, at least as wide as between neighbours.
+    fn filtered(&self, i: usize, options: Interpolate, support: f64, kernel: impl Fn(f64) -> f64) -> Vec<(usize, f64)> {
+        let step = self.step(options);
+        let width = step.max(1.0);
+        let (center, reach) = (step * (i as f64 + 0.5), support * width);
+        let from = ((center - reach + 0.5) as i64).max(0) as usize;
+        let to = ((center + reach + 0.5) as i64).min(self.from as i64) as usize;
+        let weight = |k: usize| kernel((k as f64 - center + 0.5) / width);
+        let total: f64 = (from..to).map(weight).sum();
+        (from..to).map(|k| (k, weight(k) / total)).collect()
+    }
+}
+
+/// The convolution kernel of Keys (1981).
+fn cubic(x: f64, a: f64) -> f64 {
+    let x = x.abs();
+    if x <= 1.0 {
+        ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        (((x - 5.0) * x + 8.0) * x - 4.0) * a
+    } else {
+        0.0
+    }
+}

@@ -1,0 +1,83 @@
+//! Sums, means and power means of windows, one axis at a time.
+
+use std::sync::LazyLock;
+
+use super::{
+    taps::{Taps, scaled_along},
+    widened,
+    windows::{Axis, PoolOptions, regions},
+};
+use crate::{
+    Error, Result,
+    ops::{Apply, JoinOps, PointwiseOps, ReduceOps, ViewOps, rule::float},
+    pointwise::Program,
+};
+
+/// The sum of each window along the last `N` axes.
+fn sums<const N: usize, T: Apply>(x: &T, axes: &[Axis; N]) -> Result<T> {
+    let rank = x.spec().shape.rank();
+    let mut x = x.clone();
+    for (i, a) in axes.iter().enumerate() {
+        let axis = rank - N + i;
+        if (a.before, a.after) != (0, 0) {
+            let mut pads = vec![(0, 0); rank];
+            pads[axis] = (a.before, a.after);
+            x = x.pad(&pads, 0.0)?;
+        }
+        x = x.unfold(axis as isize, a.kernel, a.step, a.dilation)?.sum(&[-1], false)?;
+    }
+    Ok(x)
+}
+
+pub(crate) fn mean<const N: usize, T: Apply>(op: &'static str, x: &T, options: &PoolOptions<N>) -> Result<T> {
+    float(op, x.spec())?;
+    let axes = options.axes(op, x.spec().shape)?;
+    let rank = x.spec().shape.rank();
+    widened(x, |x| {
+        let sums = sums(x, &axes)?;
+        if let Some(divisor) = options.divisor {
+            return sums.div(divisor);
+        }
+        // How many elements a window has is the product of how many it has along each axis.
+        axes.iter().enumerate().try_fold(sums, |sums, (i, a)| {
+            let which = usize::from(options.count_include_pad);
+            scaled_along(&sums, rank - N + i, &a.counts().map(|c| 1.0 / c[which] as f64).collect::<Vec<_>>())
+        })
+    })
+}
+
+pub(super) fn power<const N: usize, T: Apply>(x: &T, p: f64, options: &PoolOptions<N>) -> Result<T> {
+    static POWER: LazyLock<Program> = LazyLock::new(|| Program::new("lp_pool", |[x], [p]| [x.abs().pow(p)]));
+    static ROOT: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("lp_pool", |[s], [q]| {
+            let zero = s.eq(0.0);
+            [zero.select(s, zero.select(1.0, s).pow(q))]
+        })
+    });
+    float("lp_pool", x.spec())?;
+    if !(p > 0.0 && p.is_finite()) {
+        return Err(Error::argument("lp_pool", format!("the power {p} must be positive and finite")));
+    }
+    let axes = options.axes("lp_pool", x.spec().shape)?;
+    widened(x, |x| {
+        let powers = x.apply_program(&POWER, &[], &[p.into()])?;
+        sums(&powers, &axes)?.apply_program(&ROOT, &[], &[(1.0 / p).into()])
+    })
+}
+
+pub(crate) fn adaptive<const N: usize, T: Apply>(op: &'static str, x: &T, size: [usize; N]) -> Result<T> {
+    float(op, x.spec())?;
+    let regions = regions(op, x.spec().shape, size)?;
+    let rank = x.spec().shape.rank();
+    widened(x, |x| {
+        regions.iter().enumerate().try_fold(x.clone(), |x, (i, of_axis)| {
+            let len = x.spec().shape[rank - N + i];
+            if len.is_multiple_of(size[i]) {
+                let each = len / size[i];
+                return x.unfold((rank - N + i) as isize, each, each, 1)?.mean(&[-1], false);
+            }
+            let row = |&(from, to): &(usize, usize)| (from..to).map(|k| (k, 1.0 / (to - from) as f64)).collect();
+            Taps::new(&of_axis.iter().map(row).collect::<Vec<_>>()).apply(op, &x, rank - N + i)
+        })
+    })
+}

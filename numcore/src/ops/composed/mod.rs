@@ -1,0 +1,81 @@
+//! Operations above the primitive vocabulary: each is a composition of views, gathers, products, reductions and
+//! pointwise programs, written once over [`Apply`]. So it works on tensors and on variables of the tape, is
+//! differentiable to any order, and runs on every runtime. Shapes are given with letters; every method names
+//! PyTorch's name as an alias.
+//!
+//! Where an output's shape depends on values, those are a tensor's, which is read while the caller waits for the device:
+//! `nonzero`, `unique` and `bincount` are methods of tensors alone, and masks that select are tensors.
+
+mod columns;
+mod conv;
+mod diagonal;
+mod distance;
+pub(crate) mod extreme_pool;
+mod fft;
+mod grid_sample;
+mod interpolate;
+pub(crate) mod mean_pool;
+mod padding;
+mod repeat;
+mod scatter;
+mod search;
+mod select;
+mod suppression;
+mod taps;
+mod unique;
+mod windows;
+
+pub use columns::ColumnOps;
+pub use conv::{ConvNd, ConvOps, ConvPadding};
+pub use diagonal::DiagonalOps;
+pub use distance::DistanceOps;
+pub use fft::{FftNorm, FftOps, Stft, Window};
+pub use grid_sample::{GridSample, GridSampleOps, OutsideGrid};
+pub use interpolate::{Interpolate, InterpolateOps, Interpolation, Resize};
+pub use padding::{PadMode, PadOps};
+pub use repeat::{RepeatOps, meshgrid};
+pub(crate) use scatter::Sorted;
+pub use scatter::{ScatterOps, ScatterReduction};
+pub use search::SearchOps;
+pub use select::SelectOps;
+pub use suppression::non_max_suppression;
+pub use unique::Unique;
+pub use windows::{PoolOps, PoolOptions};
+
+use super::{Apply, PointwiseOps};
+use crate::{DType, Result, Shape, Tensor};
+
+/// `f` of `x` computed in `f32` where `x` is of a half type, the result rounded once.
+#[track_caller]
+fn widened<T: Apply>(x: &T, f: impl FnOnce(&T) -> Result<T>) -> Result<T> {
+    let dtype = x.spec().dtype;
+    if !dtype.is_half() {
+        return f(x);
+    }
+    f(&x.to_dtype(dtype.compute())?)?.to_dtype(dtype)
+}
+
+/// Numbers from the host as a value of `dtype` that depends on nothing.
+#[track_caller]
+fn constant<T: Apply>(like: &T, shape: impl AsRef<[usize]>, dtype: DType, values: &[f64]) -> Result<T> {
+    let mut values = values.iter().copied();
+    Tensor::from_f64_fn(like.runtime(), shape, dtype, || values.next().unwrap_or(0.0)).map(T::constant)
+}
+
+/// Positions from the host, `i64`.
+#[track_caller]
+fn positions<T: Apply>(like: &T, shape: impl AsRef<[usize]>, values: &[i64]) -> Result<T> {
+    Tensor::from_slice(like.runtime(), shape, values).map(T::constant)
+}
+
+/// Zeros (or `false`) that take no memory: one element, repeated.
+#[track_caller]
+fn zeros<T: Apply>(like: &T, shape: Shape, dtype: DType) -> Result<T> {
+    use super::ViewOps;
+    Ok(T::constant(Tensor::zeros(like.runtime(), Shape::SCALAR, dtype)?.broadcast_to(shape)?))
+}
+
+/// `shape` with `size` along one axis and 1 along the others: how a row of numbers meets the axis of a tensor.
+fn along(rank: usize, axis: usize, size: usize) -> Vec<usize> {
+    (0..rank).map(|i| if i == axis { size } else { 1 }).collect()
+}

@@ -1,0 +1,118 @@
+//! Padding by constants and by the tensor's own elements.
+
+use crate::{
+    Error, Result, Shape,
+    ops::{Apply, JoinOps, ViewOps, cat},
+};
+
+/// What comes around a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PadMode {
+    /// This number.
+    Constant(f64),
+    /// The elements mirrored at the first and the last, which are not repeated: `[a, b, c]` becomes
+    /// `c b | a b c | b a`.
+    Reflect,
+    /// The first and the last element repeated: `a a | a b c | c c`.
+    Replicate,
+    /// The elements of the other end: `b c | a b c | a b`.
+    Circular,
+}
+
+impl PadMode {
+    /// Whether zeros come around the tensor.
+    pub fn is_zero(self) -> bool {
+        self == PadMode::Constant(0.0)
+    }
+
+    /// The most elements that can come on either side of an axis of `size`.
+    fn most(self, size: usize) -> usize {
+        match self {
+            PadMode::Constant(_) => usize::MAX,
+            PadMode::Reflect => size.saturating_sub(1),
+            PadMode::Replicate if size == 0 => 0,
+            PadMode::Replicate => usize::MAX,
+            PadMode::Circular => size,
+        }
+    }
+}
+
+/// Padding by modes.
+pub trait PadOps: Apply {
+    /// `self` with `pads[i] = (before, after)` elements around axis `i`, one pair for each axis. A negative count
+    /// removes elements from that end; all removals come before anything is added. Any dtype.
+    ///
+    /// Errors: fewer or more pairs than axes; removing more than there is; [`PadMode::Reflect`] of as many elements
+    /// as the axis has or more, [`PadMode::Circular`] of more than it has, [`PadMode::Replicate`] of an empty axis.
+    #[doc(alias = "pad")]
+    #[doc(alias = "ReflectionPad2d")]
+    #[doc(alias = "ReplicationPad2d")]
+    #[doc(alias = "CircularPad2d")]
+    #[track_caller]
+    fn pad_with(&self, pads: &[(isize, isize)], mode: PadMode) -> Result<Self> {
+        let shape = self.spec().shape;
+        if pads.len() != shape.rank() {
+            let why = format!("{} pairs of padding for {} axes", pads.len(), shape.rank());
+            return Err(Error::shape("pad", &[shape], why));
+        }
+        let mut x = self.clone();
+        for (axis, &(before, after)) in pads.iter().enumerate().filter(|(_, p)| p.0 < 0 || p.1 < 0) {
+            x = cropped(&x, axis, before.min(0).unsigned_abs(), after.min(0).unsigned_abs())?;
+        }
+        let grown: Vec<(usize, usize)> = pads.iter().map(|p| (p.0.max(0) as usize, p.1.max(0) as usize)).collect();
+        if let PadMode::Constant(value) = mode {
+            return if grown.iter().all(|p| *p == (0, 0)) { Ok(x) } else { x.pad(&grown, value) };
+        }
+        for (axis, &(before, after)) in grown.iter().enumerate().filter(|(_, p)| **p != (0, 0)) {
+            x = surrounded(&x, axis, before, after, mode)?;
+        }
+        Ok(x)
+    }
+}
+
+impl<T: Apply> PadOps for T {}
+
+#[track_caller]
+fn cropped<T: Apply>(x: &T, axis: usize, before: usize, after: usize) -> Result<T> {
+    let shape = x.spec().shape;
+    match shape[axis].checked_sub(before).and_then(|n| n.checked_sub(after)) {
+        Some(len) => x.narrow(axis as isize, before, len),
+        None => {
+            let why = format!("{before} and {after} elements cannot be removed from axis {axis}");
+            Err(Error::shape("pad", &[shape], why))
+        }
+    }
+}
+
+/// `x` between elements of its own.
+#[track_caller]
+fn surrounded<T: Apply>(x: &T, axis: usize, before: usize, after: usize, mode: PadMode) -> Result<T> {
+    let shape = x.spec().shape;
+    let (n, most) = (shape[axis], mode.most(shape[axis]));
+    if before.max(after) > most {
+        let why = format!("{mode:?} padding of {before} and {after} around axis {axis}; at most {most} elements fit");
+        return Err(Error::shape("pad", &[shape], why));
+    }
+    let at = axis as isize;
+    let repeated = |i: usize, len: usize| {
+        let wide: Shape = shape.with(axis, len);
+        x.narrow(at, i, 1)?.broadcast_to(wide)
+    };
+    let piece = |len: usize, side: Side| match (mode, side) {
+        (PadMode::Reflect, Side::Before) => x.narrow(at, 1, len)?.flip(&[at]),
+        (PadMode::Reflect, Side::After) => x.narrow(at, n - 1 - len, len)?.flip(&[at]),
+        (PadMode::Circular, Side::Before) => x.narrow(at, n - len, len),
+        (PadMode::Circular, Side::After) => x.narrow(at, 0, len),
+        (_, Side::Before) => repeated(0, len),
+        (_, Side::After) => repeated(n - 1, len),
+    };
+    let first = (before > 0).then(|| piece(before, Side::Before)).transpose()?;
+    let last = (after > 0).then(|| piece(after, Side::After)).transpose()?;
+    cat(&first.iter().chain([x]).chain(&last).collect::<Vec<_>>(), at)
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Before,
+    After,
+}

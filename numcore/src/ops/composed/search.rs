@@ -1,0 +1,78 @@
+//! Places in sorted sequences.
+
+use std::sync::LazyLock;
+
+use super::zeros;
+use crate::{
+    DType, Error, Result,
+    ops::{Apply, IndexOps, PointwiseOps, ViewOps, rule},
+    pointwise::Program,
+};
+
+/// Searching. Results are `i64` and have no gradient.
+pub trait SearchOps: Apply {
+    /// Where `values` belong in the ascending sequences along the last axis of `self`: how many of a sequence's
+    /// elements are smaller, or, with `right`, not larger. `self: [M]` serves values of any shape; `self: [B.., M]`
+    /// needs `values: [B.., N]`. NaN counts as largest. One dtype; `⌈log₂(M + 1)⌉` steps over all values at once.
+    #[track_caller]
+    fn searchsorted(&self, values: &Self, right: bool) -> Result<Self> {
+        const OP: &str = "searchsorted";
+        let (shape, wanted) = (self.spec().shape, values.spec().shape);
+        rule::same_dtype(OP, &[self.spec(), values.spec()])?;
+        let Some((&len, lead)) = shape.split_last() else {
+            return Err(Error::shape(OP, &[shape, wanted], "a scalar is no sequence"));
+        };
+        if !lead.is_empty() && wanted.split_last().is_none_or(|(_, l)| l != lead) {
+            let why = "the sequences must be [M], or agree with the values on every axis but the last";
+            return Err(Error::shape(OP, &[shape, wanted], why));
+        }
+        let rows: usize = lead.iter().product();
+        let each = if lead.is_empty() { wanted.numel() } else { wanted[wanted.rank() - 1] };
+        let sequences = self.detach().reshape([rows, len])?;
+        let found = search(&sequences, &values.detach().reshape([rows, each])?, right)?;
+        found.reshape(wanted)
+    }
+    /// Which of the intervals between ascending `boundaries: [M]` the elements of `self` lie in: `i` where
+    /// `boundaries[i − 1] < x ≤ boundaries[i]`, or, with `right`, `boundaries[i − 1] ≤ x < boundaries[i]`.
+    #[doc(alias = "digitize")]
+    #[track_caller]
+    fn bucketize(&self, boundaries: &Self, right: bool) -> Result<Self> {
+        let shape = boundaries.spec().shape;
+        if shape.rank() != 1 {
+            return Err(Error::shape("bucketize", &[self.spec().shape, shape], "the boundaries must have one axis"));
+        }
+        boundaries.searchsorted(self, right)
+    }
+}
+
+impl<T: Apply> SearchOps for T {}
+
+/// Binary search of `values: [B, N]` in `sequences: [B, M]`, every step a gather for all of them.
+#[track_caller]
+fn search<T: Apply>(sequences: &T, values: &T, right: bool) -> Result<T> {
+    static STEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
+        [false, true].map(|right| {
+            Program::build("searchsorted", 4, 1, |_, x, s| {
+                let (found, probed, element, value) = (x[0], x[1], x[2], x[3]);
+                // Written so that a value that is NaN goes past everything.
+                let before = if right { !value.lt(element) } else { !value.le(element) };
+                vec![(before & probed.le(s[0])).select(probed, found)]
+            })
+        })
+    });
+    let len = sequences.spec().shape[1];
+    let mut found = T::constant(crate::Tensor::zeros(values.runtime(), values.spec().shape, DType::I64)?);
+    if len == 0 || values.spec().shape.numel() == 0 {
+        return Ok(found);
+    }
+    let end = zeros(values, [1].into(), DType::I64)?.add((len - 1) as f64)?;
+    let mut step = (len + 1).next_power_of_two() / 2;
+    while step > 0 {
+        // So many elements lie before, if the last of them does.
+        let probed = found.add(step as f64)?;
+        let element = sequences.gather(1, &probed.sub(1.0)?.minimum(&end)?)?;
+        found = found.apply_program(&STEP[usize::from(right)], &[&probed, &element, values], &[(len as i64).into()])?;
+        step /= 2;
+    }
+    Ok(found)
+}

@@ -1,0 +1,135 @@
+//! Elements picked by several coordinates, by flat positions, and by truth values.
+
+use std::sync::LazyLock;
+
+use super::positions;
+use crate::{
+    DType, Error, Result, Runtime, Shape, Tensor,
+    ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ScanOps, ViewOps, rule},
+    pointwise::Program,
+};
+
+/// Picking by coordinates and masks. Indices are `i64`; one out of range is an error.
+pub trait SelectOps: Apply {
+    /// `self: [B.., D1 .. DK, R..]` at `index: [B.., J.., K]` as `[B.., J.., R..]`: the last axis of the index names
+    /// a place along the `K` axes after the first `batch` ones, which both share. Negative coordinates count from the
+    /// end. ONNX's `GatherND`.
+    #[doc(alias = "index")]
+    #[track_caller]
+    fn gather_nd(&self, index: &Self, batch: usize) -> Result<Self> {
+        const OP: &str = "gather_nd";
+        let (shape, ids) = (self.spec().shape, index.spec().shape);
+        rule::index(OP, index.spec())?;
+        let depth = ids.last().copied().unwrap_or(0);
+        let fits = ids.rank() > batch && shape.rank() >= batch + depth && shape[..batch] == ids[..batch];
+        if !fits {
+            let why = format!("the index must be [B.., J.., K], K axes after the first {batch}, which agree");
+            return Err(Error::shape(OP, &[shape, ids], why));
+        }
+        let count = |sizes: &[usize]| sizes.iter().product::<usize>();
+        let (outer, named) = (count(&shape[..batch]), &shape[batch..batch + depth]);
+        let rest = &shape[batch + depth..];
+        let flat = flat_positions(index, named)?.reshape([outer, count(&ids[batch..ids.rank() - 1])])?;
+        let rows = self.reshape([outer * count(named), count(rest)])?;
+        // Rows of later batches come after those of earlier ones; what is out of range must stay so.
+        let starts: Vec<i64> = (0..outer).map(|b| (b * count(named)) as i64).collect();
+        let flat = flat
+            .lt(0.0)?
+            .to_dtype(DType::I64)?
+            .mul(-(shape.numel() as f64) - 1.0)?
+            .add(&flat.add(&positions(self, [outer, 1], &starts)?)?)?;
+        let picked = rows.index_select(0, &flat.reshape([flat.spec().shape.numel()])?)?;
+        picked.reshape([&ids[..ids.rank() - 1], rest].concat())
+    }
+    /// The elements at flat, row-major positions: `out` has the index's shape.
+    #[track_caller]
+    fn take(&self, index: &Self) -> Result<Self> {
+        let (shape, ids) = (self.spec().shape, index.spec().shape);
+        let flat = self.reshape([shape.numel()])?.index_select(0, &index.reshape([ids.numel()])?)?;
+        flat.reshape(ids)
+    }
+    /// The elements where `mask` (`bool`, which broadcasts to `self`'s shape, as `self` to the mask's) holds, in
+    /// row-major order, `[M]`.
+    ///
+    /// `M` depends on the mask's values: this waits for the device, and the mask is a tensor; `self` may be a variable.
+    #[track_caller]
+    fn masked_select(&self, mask: &Tensor<Self::Runtime>) -> Result<Self> {
+        let (a, b) = (self.spec().shape, *mask.shape());
+        let Some(shape) = a.broadcast(&b) else {
+            return Err(Error::shape("masked_select", &[a, b], "cannot be broadcast together"));
+        };
+        let places = places(&mask.broadcast_to(shape)?, "masked_select")?;
+        self.broadcast_to(shape)?.reshape([shape.numel()])?.index_select(0, &Self::constant(places))
+    }
+    /// The slices along `axis` where `mask: [L]` (`bool`) holds, `[.., M, ..]`. A mask that is shorter than the axis
+    /// drops the rest, as ONNX's `Compress`. Waits for the device.
+    #[track_caller]
+    fn compress(&self, mask: &Tensor<Self::Runtime>, axis: isize) -> Result<Self> {
+        let shape = self.spec().shape;
+        let at = shape.axis("compress", axis)?;
+        if mask.shape().rank() != 1 || mask.dims()[0] > shape[at] {
+            let why = format!("the mask must have one axis, no longer than axis {axis}");
+            return Err(Error::shape("compress", &[shape, *mask.shape()], why));
+        }
+        self.index_select(axis, &Self::constant(places(mask, "compress")?))
+    }
+}
+
+impl<T: Apply> SelectOps for T {}
+
+impl<R: Runtime> Tensor<R> {
+    /// The coordinates of the elements that are not 0 (`false`), in row-major order, `[M, rank]`, `i64`. Waits for
+    /// the device, because `M` depends on the values; no gradient.
+    pub fn nonzero(&self) -> Result<Self> {
+        let truth = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0.0)? };
+        let flat = places(&truth, "nonzero")?;
+        let shape = *self.shape();
+        let mut inner = 1;
+        let mut coordinates = Vec::new();
+        for &size in shape.iter().rev() {
+            coordinates.push(flat.div(inner as f64)?.rem(size as f64)?);
+            inner *= size.max(1);
+        }
+        coordinates.reverse();
+        match coordinates.is_empty() {
+            true => Tensor::zeros(self.runtime(), [flat.dims()[0], 0], DType::I64),
+            false => crate::ops::stack(&coordinates.iter().collect::<Vec<_>>(), 1),
+        }
+    }
+}
+
+/// The flat, row-major positions where `mask` holds, `[M]`: its running count says which place each of them goes to.
+fn places<R: Runtime>(mask: &Tensor<R>, op: &'static str) -> Result<Tensor<R>> {
+    if mask.dtype() != DType::Bool {
+        return Err(Error::dtype(op, &[mask.dtype()], "the mask must be bool; compare first"));
+    }
+    let n = mask.shape().numel();
+    let mask = mask.reshape([n])?;
+    let held = mask.sum(&[], false)?.item()? as usize;
+    if held == 0 {
+        return Tensor::zeros(mask.runtime(), [0], DType::I64);
+    }
+    // The others all go to one place behind.
+    let beyond = Tensor::full(mask.runtime(), [1], DType::I64, held)?;
+    let to = mask.to_dtype(DType::I64)?.cumsum(0)?.sub(1.0)?.where_cond(&mask, &beyond)?;
+    let from = Tensor::arange(mask.runtime(), 0i64, 1i64, n, DType::I64)?;
+    Tensor::zeros(mask.runtime(), [held + 1], DType::I64)?.scatter_add(0, &to, &from)?.narrow(0, 0, held)
+}
+
+/// Coordinates `[.., K]` in axes of these sizes as one position, −1 where one of them is out of range.
+#[track_caller]
+pub(super) fn flat_positions<T: Apply>(index: &T, sizes: &[usize]) -> Result<T> {
+    static STEP: LazyLock<Program> = LazyLock::new(|| {
+        Program::build("gather_nd", 2, 1, |b, x, s| {
+            let (before, own) = (x[0], x[1]);
+            let at = own.lt(b.int(0)).select(own + s[0], own);
+            let good = b.int(0).cast_like(before).le(before) & b.int(0).cast_like(at).le(at) & at.lt(s[0]);
+            vec![good.select(before * s[0] + at, b.int(-1).cast_like(at))]
+        })
+    });
+    let shape = index.spec().shape;
+    let places: Shape = shape.remove(shape.rank() - 1);
+    let start = super::zeros(index, places, DType::I64)?;
+    (0..sizes.len())
+        .try_fold(start, |flat, k| flat.apply_program(&STEP, &[&index.select(-1, k)?], &[(sizes[k] as i64).into()]))
+}

@@ -1,0 +1,107 @@
+//! Distinct values, and how often numbers occur: shapes depend on values, so these are of tensors alone and wait for
+//! the device.
+
+use super::SelectOps;
+use crate::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{IndexOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps, cat},
+};
+
+/// The distinct values of a tensor.
+pub struct Unique<R: Runtime> {
+    /// In ascending order, `[M]`; or slices in lexicographic order, `[.., M, ..]`. Each NaN is distinct.
+    pub values: Tensor<R>,
+    /// For every element (slice) which of them it is: the tensor's shape (or `[L]`), `i64`.
+    pub inverse: Tensor<R>,
+    /// How often each occurs, `[M]`, `i64`.
+    pub counts: Tensor<R>,
+    /// Where each occurs first: a flat, row-major position (or that of a slice), `[M]`, `i64`.
+    pub first: Tensor<R>,
+}
+
+impl<R: Runtime> Tensor<R> {
+    /// The distinct elements, in ascending order. Any dtype.
+    pub fn unique(&self) -> Result<Unique<R>> {
+        let shape = *self.shape();
+        let rows = self.reshape([shape.numel(), 1])?;
+        let unique = distinct(&rows)?;
+        let count = unique.counts.dims()[0];
+        Ok(Unique { values: unique.values.reshape([count])?, inverse: unique.inverse.reshape(shape)?, ..unique })
+    }
+
+    /// The distinct slices along `axis`, in lexicographic order; `self: [.., L, ..]`. One stable sort for each
+    /// element of a slice.
+    #[doc(alias = "unique_dim")]
+    pub fn unique_along(&self, axis: isize) -> Result<Unique<R>> {
+        let shape = *self.shape();
+        let at = shape.axis("unique", axis)?;
+        let first = self.transpose(0, at as isize)?;
+        let rows = first.reshape([shape[at], shape.numel() / shape[at].max(1)])?;
+        let unique = distinct(&rows)?;
+        let count = unique.counts.dims()[0];
+        let values = unique.values.reshape(first.shape().with(0, count))?.transpose(0, at as isize)?;
+        Ok(Unique { values, ..unique })
+    }
+
+    /// How often each of `0 .. max(M, minlength)` occurs among the elements of `self` (integers, none negative), `M`
+    /// one more than the largest; or the sum of the `weights` (of `self`'s shape) at its places. `i64`, or the
+    /// weights' dtype.
+    pub fn bincount(&self, weights: Option<&Self>, minlength: usize) -> Result<Self> {
+        const OP: &str = "bincount";
+        if !self.dtype().is_int() {
+            return Err(Error::dtype(OP, &[self.dtype()], "counts integers; cast with `to_dtype`"));
+        }
+        if let Some(w) = weights.filter(|w| w.shape() != self.shape()) {
+            return Err(Error::shape(OP, &[*self.shape(), *w.shape()], "values and weights must have one shape"));
+        }
+        let n = self.shape().numel();
+        let index = self.reshape([n])?.to_dtype(DType::I64)?;
+        let mut length = minlength;
+        if n > 0 {
+            let lowest = index.amin(&[], false)?.item()?;
+            if lowest < 0.0 {
+                return Err(Error::argument(OP, format!("{lowest} is among the values; only 0 and above are counted")));
+            }
+            length = length.max(index.amax(&[], false)?.item()? as usize + 1);
+        }
+        let ones = || Tensor::ones(self.runtime(), [1], DType::I64)?.broadcast_to([n]);
+        let src = weights.map_or_else(ones, |w| w.reshape([n]))?;
+        Tensor::zeros(self.runtime(), [length], src.dtype())?.scatter_add(0, &index, &src)
+    }
+}
+
+/// The distinct rows of `x: [L, K]`, in lexicographic order.
+fn distinct<R: Runtime>(x: &Tensor<R>) -> Result<Unique<R>> {
+    let rt = x.runtime();
+    let (n, width) = (x.dims()[0], x.dims()[1]);
+    let count = |n| Tensor::arange(rt, 0i64, 1i64, n, DType::I64);
+    if n == 0 {
+        let none = || Tensor::zeros(rt, [0], DType::I64);
+        return Ok(Unique { values: x.clone(), inverse: none()?, counts: none()?, first: none()? });
+    }
+    // By the last column first: later sorts are stable.
+    let mut order = count(n)?;
+    for column in (0..width).rev() {
+        let keys = x.select(1, column)?.index_select(0, &order)?;
+        order = order.index_select(0, &keys.argsort(0, false)?)?;
+    }
+    let sorted = x.index_select(0, &order)?;
+    let first = Tensor::full(rt, [1], DType::Bool, true)?;
+    let starts = if width == 0 {
+        cat(&[&first, &Tensor::full(rt, [n - 1], DType::Bool, false)?], 0)?
+    } else {
+        let differs = sorted.narrow(0, 1, n - 1)?.ne(&sorted.narrow(0, 0, n - 1)?)?;
+        let differs = if n == 1 { differs.reshape([0])? } else { differs.any(&[1], false)? };
+        cat(&[&first, &differs], 0)?
+    };
+    let group = starts.to_dtype(DType::I64)?.cumsum(0)?.sub(1.0)?;
+    let inverse = Tensor::zeros(rt, [n], DType::I64)?.scatter_add(0, &order, &group)?;
+    let firsts = count(n)?.masked_select(&starts)?;
+    let ends = cat(&[&firsts.narrow(0, 1, firsts.dims()[0] - 1)?, &Tensor::full(rt, [1], DType::I64, n)?], 0)?;
+    Ok(Unique {
+        values: sorted.index_select(0, &firsts)?,
+        inverse,
+        counts: ends.sub(&firsts)?,
+        first: order.index_select(0, &firsts)?,
+    })
+}

@@ -1,0 +1,199 @@
+//! Pooling over windows of one, two or three axes: its geometry, and the methods.
+
+use super::{extreme_pool, mean_pool};
+use crate::{Error, Result, Shape, layout, ops::Apply};
+
+/// Geometry of a pool over the last `N` axes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoolOptions<const N: usize> {
+    /// Elements of a window, per axis.
+    pub kernel: [usize; N],
+    /// From one window to the next, per axis.
+    pub stride: [usize; N],
+    /// How far windows reach over both edges, per axis; at most half the kernel.
+    pub padding: [usize; N],
+    /// From one element of a window to the next, per axis.
+    pub dilation: [usize; N],
+    /// Whether elements left over at the end get a window of their own, which then reaches over the edge. A window
+    /// that would start beyond the input and the padding before its end is left out, as in PyTorch.
+    pub ceil_mode: bool,
+    /// Means only: whether elements of the padding count in the divisor. What `ceil_mode` adds beyond the padding
+    /// never counts.
+    pub count_include_pad: bool,
+    /// Means only: what sums are divided by, in place of the number of elements.
+    pub divisor: Option<f64>,
+}
+
+impl<const N: usize> PoolOptions<N> {
+    /// Windows side by side, without padding, as in PyTorch: the stride is the kernel.
+    pub fn new(kernel: [usize; N]) -> Self {
+        PoolOptions {
+            kernel,
+            stride: kernel,
+            padding: [0; N],
+            dilation: [1; N],
+            ceil_mode: false,
+            count_include_pad: true,
+            divisor: None,
+        }
+    }
+
+    /// The axes of `x: [.., L1 .. LN]`, or what is wrong.
+    pub(super) fn axes(&self, op: &'static str, x: Shape) -> Result<[Axis; N]> {
+        let spatial = spatial::<N>(op, x)?;
+        let mut axes = [Axis::default(); N];
+        for (i, axis) in axes.iter_mut().enumerate() {
+            if self.padding[i] > self.kernel[i] / 2 {
+                let why = format!("padding {:?} must be at most half the kernel {:?}", self.padding, self.kernel);
+                return Err(Error::shape(op, &[x], why));
+            }
+            *axis = self.axis(i, spatial[i]).ok_or_else(|| {
+                let why = format!(
+                    "windows of {:?} (stride {:?}, padding {:?}, dilation {:?}) do not fit",
+                    self.kernel, self.stride, self.padding, self.dilation
+                );
+                Error::shape(op, &[x], why)
+            })?;
+        }
+        Ok(axes)
+    }
+
+    fn axis(&self, i: usize, size: usize) -> Option<Axis> {
+        let (kernel, step, dilation, before) = (self.kernel[i], self.stride[i], self.dilation[i], self.padding[i]);
+        let padded = size.checked_add(before.checked_mul(2)?)?;
+        let mut count = layout::windows(padded, kernel, step, dilation)?;
+        let reach = (kernel - 1) * dilation + 1;
+        if self.ceil_mode && !(padded - reach).is_multiple_of(step) && count * step < size + before {
+            count += 1;
+        }
+        let after = ((count - 1) * step + reach).saturating_sub(size + before);
+        let axis = Axis { size, before, after, count, kernel, step, dilation };
+        // Dilated windows may miss the input: what would be the largest of nothing?
+        axis.counts().all(|[inside, _]| inside > 0).then_some(axis)
+    }
+}
+
+/// Windows along one axis.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Axis {
+    pub(super) size: usize,
+    /// Elements outside of the input that windows reach at its start and at its end.
+    pub(super) before: usize,
+    pub(super) after: usize,
+    /// How many windows.
+    pub(super) count: usize,
+    pub(super) kernel: usize,
+    pub(super) step: usize,
+    pub(super) dilation: usize,
+}
+
+impl Axis {
+    /// How many elements of each window are in the input, and how many in the input or its padding of `before` on
+    /// both sides.
+    pub(super) fn counts(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
+        (0..self.count).map(|w| {
+            let at = (0..self.kernel).map(|k| w * self.step + k * self.dilation);
+            let inside = |i: &usize| (self.before..self.before + self.size).contains(i);
+            [at.clone().filter(inside).count(), at.filter(|&i| i < self.size + 2 * self.before).count()]
+        })
+    }
+}
+
+/// The last `N` sizes of `x`.
+pub(super) fn spatial<const N: usize>(op: &'static str, x: Shape) -> Result<[usize; N]> {
+    let from = x.rank().checked_sub(N).filter(|_| (1..=3).contains(&N));
+    from.and_then(|from| x[from..].try_into().ok())
+        .ok_or_else(|| Error::shape(op, &[x], format!("needs at least {N} axes, and pools over one, two or three")))
+}
+
+/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, whatever axes come before; `P1 .. PN` are
+/// the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with `ceil_mode`).
+///
+/// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input, regions
+/// of an empty input, a dtype that is not the method's.
+pub trait PoolOps: Apply {
+    /// Largest of each window, `[.., P1 .. PN]`; NaN counts as largest, what is outside of the input never wins, and
+    /// the first of equals gets the gradient. Any dtype but `bool`.
+    #[doc(alias = "max_pool1d")]
+    #[doc(alias = "max_pool3d")]
+    #[doc(alias = "MaxPool3d")]
+    #[track_caller]
+    fn max_pool<const N: usize>(&self, options: &PoolOptions<N>) -> Result<Self> {
+        extreme_pool::largest(self, options)
+    }
+    /// As [`max_pool`](PoolOps::max_pool), with the position of each in its own `L1 × .. × LN` elements, row-major
+    /// (`i64`).
+    #[doc(alias = "return_indices")]
+    #[track_caller]
+    fn max_pool_with_indices<const N: usize>(&self, options: &PoolOptions<N>) -> Result<(Self, Self)> {
+        extreme_pool::with_positions(
+            "max_pool",
+            self,
+            &extreme_pool::Cut::Sliding(options.axes("max_pool", self.spec().shape)?),
+        )
+    }
+    /// `self: [.., P1 .. PN]` put back at `positions`, as [`max_pool_with_indices`](PoolOps::max_pool_with_indices)
+    /// gives them, in zeros `[.., size]`. Where several windows name one place the last one's value stays.
+    #[doc(alias = "MaxUnpool2d")]
+    #[track_caller]
+    fn max_unpool<const N: usize>(&self, positions: &Self, size: [usize; N]) -> Result<Self> {
+        extreme_pool::put_back(self, positions, size)
+    }
+    /// Mean of each window, `[.., P1 .. PN]`, of floats.
+    #[doc(alias = "avg_pool1d")]
+    #[doc(alias = "avg_pool3d")]
+    #[doc(alias = "AvgPool3d")]
+    #[track_caller]
+    fn avg_pool<const N: usize>(&self, options: &PoolOptions<N>) -> Result<Self> {
+        mean_pool::mean("avg_pool", self, options)
+    }
+    /// `(Σ |x|^p)^(1/p)` of each window, `[.., P1 .. PN]`, of floats; padding counts as 0, and the gradient where the
+    /// sum is 0 is 0.
+    #[doc(alias = "lp_pool2d")]
+    #[doc(alias = "LPPool2d")]
+    #[track_caller]
+    fn lp_pool<const N: usize>(&self, p: f64, options: &PoolOptions<N>) -> Result<Self> {
+        mean_pool::power(self, p, options)
+    }
+    /// Means over `size` regions as equal as they come, `[.., size]`: region `i` of `n` spans
+    /// `⌊i·L/n⌋ .. ⌈(i+1)·L/n⌉`. Of floats.
+    #[doc(alias = "adaptive_avg_pool1d")]
+    #[doc(alias = "adaptive_avg_pool3d")]
+    #[track_caller]
+    fn adaptive_avg_pool<const N: usize>(&self, size: [usize; N]) -> Result<Self> {
+        mean_pool::adaptive("adaptive_avg_pool", self, size)
+    }
+    /// Largest of each of the regions of [`adaptive_avg_pool`](PoolOps::adaptive_avg_pool), `[.., size]`; the first
+    /// of equals gets the gradient.
+    #[doc(alias = "adaptive_max_pool1d")]
+    #[doc(alias = "adaptive_max_pool3d")]
+    #[track_caller]
+    fn adaptive_max_pool<const N: usize>(&self, size: [usize; N]) -> Result<Self> {
+        Ok(self.adaptive_max_pool_with_indices(size)?.0)
+    }
+    /// As [`adaptive_max_pool`](PoolOps::adaptive_max_pool), with the position of each in its own `L1 × .. × LN`
+    /// elements (`i64`).
+    #[track_caller]
+    fn adaptive_max_pool_with_indices<const N: usize>(&self, size: [usize; N]) -> Result<(Self, Self)> {
+        extreme_pool::adaptive("adaptive_max_pool", self, size)
+    }
+}
+
+impl<T: Apply> PoolOps for T {}
+
+/// The first element and the one after the last of each region of each axis.
+pub(super) fn regions<const N: usize>(
+    op: &'static str,
+    x: Shape,
+    size: [usize; N],
+) -> Result<[Vec<(usize, usize)>; N]> {
+    let spatial = spatial::<N>(op, x)?;
+    if spatial.contains(&0) || size.contains(&0) {
+        return Err(Error::shape(op, &[x], format!("neither the input nor the output {size:?} may be empty")));
+    }
+    let cut = |i: usize| {
+        let (len, n) = (spatial[i], size[i]);
+        (0..n).map(|r| (r * len / n, ((r + 1) * len).div_ceil(n))).collect()
+    };
+    Ok(std::array::from_fn(cut))
+}

@@ -1,0 +1,95 @@
+//! Files that are written whole or not at all: beside the one they replace, and renamed to it at the end.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::{Error, Result};
+
+/// As many symbolic links are followed one after another: Linux's own limit.
+const MAX_LINKS: usize = 40;
+
+/// A file that takes another's place once it is complete and on disk, and otherwise leaves nothing behind.
+pub(super) struct Replacement {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    done: bool,
+}
+
+impl Replacement {
+    pub(super) fn new(path: &Path) -> Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let path = replaceable(path)?;
+        let Some(name) = path.file_name() else {
+            return Err(Error::argument("save", format!("`{}` does not name a file", path.display())));
+        };
+        let unique = format!(".{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(unique);
+        let temporary = path.with_file_name(hidden);
+        let file = File::create_new(&temporary).map_err(|e| Error::io(&temporary, e))?;
+        Ok(Replacement { file, temporary, path, done: false })
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| Error::io(&self.temporary, e))
+    }
+
+    pub(super) fn commit(mut self) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::io(&self.temporary, e))?;
+        fs::rename(&self.temporary, &self.path).map_err(|e| Error::io(&self.path, e))?;
+        self.done = true;
+        sync_folder(&self.path)
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if !self.done {
+            // Nothing more can be done about a temporary file that cannot be removed.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// The file that is replaced when `path` is written: itself, or what it points to as a symbolic link, whether or not
+/// that exists.
+fn replaceable(path: &Path) -> Result<PathBuf> {
+    let mut path = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        let what = match fs::symlink_metadata(&path) {
+            Ok(what) => what,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(path),
+            Err(e) => return Err(Error::io(path, e)),
+        };
+        if what.is_symlink() {
+            let target = fs::read_link(&path).map_err(|e| Error::io(&path, e))?;
+            // An absolute target takes the whole path's place.
+            path.pop();
+            path.push(target);
+        } else if what.is_file() {
+            return Ok(path);
+        } else {
+            let why = format!("`{}` is not a regular file; nothing else is overwritten", path.display());
+            return Err(Error::argument("save", why));
+        }
+    }
+    Err(Error::argument("save", format!("`{}` is a symbolic link in a chain of more than {MAX_LINKS}", path.display())))
+}
+
+/// A rename is on disk once its folder is.
+#[cfg(unix)]
+fn sync_folder(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder).and_then(|f| f.sync_all()).map_err(|e| Error::io(folder, e))
+}
+
+#[cfg(not(unix))]
+fn sync_folder(_: &Path) -> Result<()> {
+    Ok(())
+}

@@ -1,0 +1,24 @@
+//! The bits of elements, read as another type.
+
+use std::sync::Arc;
+
+use super::{Inner, Memory, Tensor};
+use crate::{DType, Error, Result, Runtime};
+
+impl<R: Runtime> Tensor<R> {
+    /// The same bits as elements of another type of the same size: `f32` and `u32`, `bf16` and `f16` … A view, which
+    /// copies nothing and has no gradient. Bytes cannot be seen as `bool`, of which only 0 and 1 are values.
+    #[doc(alias = "view")]
+    #[doc(alias = "bitcast")]
+    pub fn bit_cast(&self, dtype: DType) -> Result<Self> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        if dtype.size() != self.dtype().size() || dtype == DType::Bool {
+            let why = "needs types of one size, and not `bool` as the result, of which only 0 and 1 are values";
+            return Err(Error::dtype("bit_cast", &[self.dtype(), dtype], why));
+        }
+        let memory = Memory::Of(self.owner().clone());
+        Ok(Tensor(Arc::new(Inner { rt: self.runtime().clone(), memory, layout: *self.layout(), dtype })))
+    }
+}
