@@ -22,6 +22,7 @@ mod arg;
 mod element;
 mod fused;
 mod index;
+mod machine;
 mod math;
 mod matmul;
 mod memory;

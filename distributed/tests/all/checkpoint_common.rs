@@ -19,8 +19,11 @@ use runtime_cpu::Cpu;
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
+    /// A folder that no other call gets: tests run side by side, and two may ask with one name.
     pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}", std::process::id()));
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}-{call}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Scratch(path)
     }

@@ -81,6 +81,14 @@ impl Fused for Norm {
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let x = ins[0];
+        if self.bias && !(self.weight && self.kind == NormKind::Layer) {
+            let shapes: Vec<Shape> = ins.iter().map(|s| s.shape).collect();
+            return Err(Error::shape(
+                self.name(),
+                &shapes,
+                "a bias needs a layer norm with a weight; add it afterwards",
+            ));
+        }
         if !x.dtype.is_float() || ins.iter().any(|s| s.dtype != x.dtype) {
             let dtypes: Vec<_> = ins.iter().map(|s| s.dtype).collect();
             return Err(Error::dtype(self.name(), &dtypes, "input, weight and bias must have one floating dtype"));
@@ -163,11 +171,11 @@ impl Fused for NormGrad {
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
         let x = ins[0];
         let forward: Specs = std::iter::once(x).chain(self.weight_at().map(|i| ins[i])).collect();
-        let outs = Norm { weight: self.0.weight, bias: false, ..self.0.clone() }.infer(&forward)?;
+        let outs = Norm { bias: false, ..self.0.clone() }.infer(&forward)?;
         let statistics = (2..self.rows_end()).map(|i| ("a row's statistic", &ins[i], &outs[1]));
         as_forward(self.name(), std::iter::once(("the gradient", &ins[1], &x)).chain(statistics))?;
         let parameter = Spec { shape: Shape::new(&[last(x.shape)])?, dtype: x.dtype };
-        let count = usize::from(self.0.weight) + usize::from(self.0.bias);
+        let count = usize::from(self.0.weight) + usize::from(self.0.weight && self.0.bias);
         Ok(std::iter::once(x).chain(std::iter::repeat_n(parameter, count)).collect())
     }
 

@@ -14,13 +14,11 @@ use super::{
     pack::pack,
     register::Registers,
 };
-use crate::Simd;
+use crate::{Simd, machine::Machine};
 
 /// Steps of a sum between two visits to the output. (With 256 the output of long sums is read and written twice as often; 512 was up to 5 %
 /// faster from 1024 steps on.)
 pub(super) const DEPTH: usize = 512;
-/// Bytes of packed columns: what is left of a second cache of 1 MiB beside rows and output.
-const PACKED: usize = 768 << 10;
 
 /// A cache line, to which packed memory is aligned: a register's load that spans two costs twice.
 #[derive(Clone, Copy)]
@@ -74,7 +72,9 @@ pub(crate) unsafe fn product_of<T: Registers>(
 ) {
     let shape = Shape::of::<T>(simd);
     let panel = shape.registers * shape.lanes;
-    let most = PACKED / size_of::<T>() / DEPTH / panel * panel;
+    // Packed columns fill the second-level cache but for a quarter, which rows and output pass through.
+    let packed = Machine::get().l2 / 4 * 3;
+    let most = packed / size_of::<T>() / DEPTH / panel * panel;
     // Blocks of equal size: rows that are read for a few columns alone are not worth their way.
     let columns = n.div_ceil(n.div_ceil(most).max(1)).next_multiple_of(panel).min(n.next_multiple_of(shape.lanes));
     PACKS.with_borrow_mut(|[packed, strips]| {

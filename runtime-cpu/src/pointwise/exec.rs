@@ -50,7 +50,7 @@ impl Common<'_> {
             return unsafe { self.stream(engine, operands[0].0, operands[1].0, n * size) };
         }
         let streamed = self.streamed(operands, n);
-        let block = if streamed.is_empty() { block(self.kernel, 0) } else { stream::BLOCK };
+        let block = if streamed.is_empty() { block(self.kernel, 0) } else { stream::block() };
         let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
         let inputs = self.kernel.slots.inputs as usize;
         let part = |from: usize, to: usize| {
@@ -62,7 +62,7 @@ impl Common<'_> {
                         blocks.slots[first + i] = blocks.staged(n as u16);
                     }
                     if !streamed.is_empty() {
-                        stream::ask_for(&blocks.slots[first..], &operands[..inputs]);
+                        stream::prefetch_next(&blocks.slots[first..], &operands[..inputs]);
                     }
                     let n = block.min(to - at);
                     // SAFETY: the caller's promise; tasks share no element.
@@ -120,10 +120,22 @@ enum Mode {
 
 impl<'a> Launch<'a> {
     /// Cuts `plan` into tiles that suit the kernel; a kernel that keeps its value gets whole rows or pieces of one.
-    pub(crate) fn new(common: Common<'a>, mut plan: Plan) -> Self {
+    pub(crate) fn new(common: Common<'a>, plan: Plan) -> Self {
+        let most = block(common.kernel, 0);
+        Launch::in_tiles(common, plan, most)
+    }
+
+    /// As [`new`](Launch::new), in tiles of up to `most` elements where they are read in place and no step computes.
+    pub(crate) fn reading(common: Common<'a>, plan: Plan, most: usize) -> Self {
+        let computes = !common.kernel.steps.is_empty();
+        let most = if computes { block(common.kernel, 0) } else { most };
+        Launch::in_tiles(common, plan, most)
+    }
+
+    fn in_tiles(common: Common<'a>, mut plan: Plan, most: usize) -> Self {
         let kernel = common.kernel;
         let cut = if kernel.keeps { Plan::cut_lines } else { Plan::cut };
-        cut(&mut plan, block(kernel, 0));
+        cut(&mut plan, most);
         let bytes: usize = plan.operands.iter().filter(|o| !plan.flat(o)).map(|o| o.size.max(4)).sum();
         if bytes > 0 {
             cut(&mut plan, block(kernel, bytes));

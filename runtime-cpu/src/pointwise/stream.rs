@@ -3,16 +3,15 @@
 //! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12 are needed.
 //! Blocks are computed in the first cache and sent on from there, so that no kernel needs to know.
 
-use crate::{Simd, operand::Base, simd::prefetch};
+use crate::{
+    Simd,
+    machine::{Machine, Streams},
+    operand::Base,
+    simd::prefetch,
+};
 
 /// Bytes of an output from which on it is streamed.
 const LARGE: usize = 32 << 20;
-/// Elements of a block that is streamed: so few that reads and writes share the way to memory. With 4096 they took turns,
-/// and a sum 1.1, an exponential 1.7 times as long.
-pub(super) const BLOCK: usize = 256;
-/// Bytes from what is computed to what is asked for. By itself the processor looks less far ahead while stores pass the caches: without,
-/// a sum took 1.15 times as long, and twice as far ahead or more 1.05.
-const AHEAD: usize = 512;
 /// A cache line.
 const LINE: usize = 64;
 /// Bytes the processor looks ahead in: it does not ask for the next page before it is touched.
@@ -25,6 +24,12 @@ pub(super) const SIDE_BY_SIDE: usize = PAGES * PAGE;
 /// Whether an output of so many bytes is streamed.
 pub(super) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
+}
+
+/// Elements of a block that is streamed: so few that reads and writes alternate often. With 4096 they took turns, and a sum 1.1, an exponential
+/// 1.7 times as long.
+pub(super) fn block() -> usize {
+    Machine::get().streams.block
 }
 
 /// Copies `bytes` bytes; whole lines of `to` are written without being read.
@@ -48,10 +53,12 @@ pub(super) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8, bytes: usize
     }
 }
 
-/// Asks for what comes a little after a block's inputs: their addresses, and where and how large they are.
-pub(super) fn ask_for(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
+/// Prefetches what comes a little after a block's inputs: their addresses, and where and how large they are. While stores pass the caches the
+/// processor's own prefetcher looks less far ahead.
+pub(super) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
+    let Streams { block, ahead, .. } = Machine::get().streams;
     for (slot, (_, size)) in slots.iter().zip(operands) {
-        prefetch(slot.wrapping_add(AHEAD), BLOCK * size);
+        prefetch(slot.wrapping_add(ahead), block * size);
     }
 }
 

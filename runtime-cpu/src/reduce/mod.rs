@@ -26,6 +26,8 @@ use combine::{Combine, Max, Min, Pairwise, Prod, Sum, combine, fold_rows, rows_o
 /// Tiles of a chunk, at least; and chunks of a group, at most.
 const TILES: usize = 16;
 const CHUNKS: usize = 64;
+/// Elements of a tile that is read in place: each begins with a wait for memory. (With 4096, sums of a million numbers took 1.4 times as long.)
+const READ_IN_PLACE: usize = 8192;
 /// Tiles added to one accumulator before it is added to the next.
 const RUN: usize = 32;
 /// Simple steps on one element, per task at least.
@@ -67,7 +69,9 @@ pub(crate) fn reduce(
     let operands = ins.iter().map(|v| Operand::from(*v)).chain([spread]);
     let mut plan = Plan::of(pointwise::moving(&kernel, full, operands));
     let columns = arrange(&mut plan, full, ins, reduced);
-    let launch = Launch::new(kernel.with(map, scalars, engine.simd), plan);
+    let common = kernel.with(map, scalars, engine.simd);
+    // Columns that are kept have an accumulator for each element of a tile, which stays in the first-level cache.
+    let launch = if columns.kept { Launch::new(common, plan) } else { Launch::reading(common, plan, READ_IN_PLACE) };
     let job = Job::new(&launch, columns, ins.len(), op, add, engine.simd);
     by_dtype!(to.dtype, T => job.run::<T>(engine, kernel.weight));
     Ok(())

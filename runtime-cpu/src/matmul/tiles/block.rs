@@ -15,23 +15,24 @@ use super::{
     plan::{At, Plan},
     store::{self, Line, Store},
 };
-use crate::matmul::{Epilogue, Matrix};
+use crate::{
+    machine::Machine,
+    matmul::{Epilogue, Matrix},
+};
 
-/// Bytes of packed columns: most of a second cache of 2 MiB; less where sums wait there, too (1.00 to 1.1 times as fast).
-const PACKED: usize = 5 << 18;
-const PACKED_WAITING: usize = 1 << 20;
 /// Tiles of a block's sums.
 pub(super) const SUMS: usize = 4;
 /// Steps of columns packed at once, where rows are read in place: longer sums wait in memory, in full precision, for the next part.
 const DEEP: usize = 4096;
 /// The same, where rows are packed, too, in parts of one length: both, and the sums that wait, stay in the second cache. (With 4096 weight gradients,
 /// whose rows must be transposed, took 1.1 to 1.6 times as long, with 512 sums of 1152 to 2048 steps 1.05 to 1.2 times; with 256, shorter ones, which
-/// then wait, 1.1 times.) Sums of pieces begin anew with each part, which keeps long ones as precise as those of [`product`]: of 10 000
+/// then wait, 1.1 times. Dot products, without pieces, are 1.04 times as fast with 512.) Sums of pieces begin anew with each part, which keeps long ones as precise as those of [`product`]: of 10 000
 /// positive numbers five times.
 ///
 /// [`product`]: super::super::product
 const DEEP_PACKED: usize = 384;
-const _: () = assert!(DEEP_PACKED / STEP <= SHALLOW);
+const DEEP_PACKED_DOT: usize = 512;
+const _: () = assert!(DEEP_PACKED_DOT / STEP <= SHALLOW);
 /// Rows whose sums wait at once: 10 MiB beside the columns that fit.
 const WAITING: usize = 2048;
 /// Tiles of a strip that stay in the first cache while columns pass. (Pieces are too many for it. In parts that do stay, products took 0.99 to 1.1 times
@@ -91,13 +92,16 @@ pub(super) unsafe fn product_of<T: Pieces<P>, const P: usize>(
 }
 
 /// Of so many steps, those of a part.
-pub(super) fn part_of(k: usize) -> usize {
-    k.div_ceil(k.div_ceil(DEEP_PACKED).max(1)).next_multiple_of(STEP)
+pub(super) fn part_of(level: Level, k: usize) -> usize {
+    let most = if level == Level::Amx { DEEP_PACKED } else { DEEP_PACKED_DOT };
+    k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(STEP)
 }
 
 /// Panels that are packed at once, of a sum of so many steps in parts of so many.
 pub(super) fn panels_at_once<const P: usize>(k: usize, deep: usize) -> usize {
-    let bytes = if k > deep { PACKED_WAITING } else { PACKED };
+    // Most of the second-level cache; less of it where sums wait there, too (1.00 to 1.1 times as fast).
+    let l2 = Machine::get().l2;
+    let bytes = if k > deep { l2 / 2 } else { l2 / 8 * 5 };
     (bytes / size_of::<Tile>() / (2 * P) / k.min(deep).div_ceil(STEP).max(1)).max(1)
 }
 
@@ -213,7 +217,7 @@ impl<T: Pieces<P>, A: Left<T, P>, B: Right<T, P>, const P: usize> Block<T, A, B,
 
     /// Steps that are packed at once, of so many.
     fn deep(&self) -> usize {
-        if self.a.in_place(self.k).is_some() { DEEP } else { part_of(self.k).max(STEP) }
+        if self.a.in_place(self.k).is_some() { DEEP } else { part_of(self.level, self.k).max(STEP) }
     }
 
     /// A strip of rows against all columns that are packed.

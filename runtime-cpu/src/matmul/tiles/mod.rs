@@ -156,7 +156,8 @@ fn run<T: Pieces<P>, const P: usize>(
 fn cut<const P: usize>(p: &Product, threads: usize, [strip, across, panel]: [f64; 3]) -> Cut {
     let turned = block::is_turned(p.out);
     let strip = if if turned { p.b[0] } else { p.a[1] } == 1 { strip } else { across };
-    let at_once = block::panels_at_once::<P>(p.k, block::part_of(p.k));
+    // Of pieces, which AMX alone multiplies.
+    let at_once = block::panels_at_once::<P>(p.k, block::part_of(Level::Amx, p.k));
     Cut::cheapest(p, threads, (GRAIN, LATE), [pack::PAIR; 2], |[rows, columns]| {
         let [strips, panels] = if turned { [columns, rows] } else { [rows, columns] }.map(|n| n.div_ceil(pack::PAIR));
         // Strips are kept, or read in place; those of pieces are packed for each block of panels.
