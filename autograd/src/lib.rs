@@ -19,6 +19,7 @@ mod hook;
 mod leaf;
 mod mode;
 mod node;
+mod operators;
 mod recompute;
 mod slots;
 mod step;

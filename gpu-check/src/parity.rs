@@ -45,7 +45,7 @@ impl<R: Runtime> Setup<R> {
     /// The loss, and the gradients of all parameters that have one.
     pub fn step(&self) -> Result<(Tensor<R>, Named<R>)> {
         let logits = self.model.forward(&self.x)?.reshape([4 * 48, 96])?;
-        let loss = logits.cross_entropy(&self.y, None, Default::default())?;
+        let loss = logits.cross_entropy(&self.y)?;
         let gradients = loss.backward()?;
         let leaves = self.model.parameters().into_iter().map(|p| p.leaf());
         let named = leaves.filter_map(|leaf| gradients.get(&leaf).map(|g| (leaf.name().to_string(), g.clone())));

@@ -100,20 +100,21 @@ fn same_shape<T: Apply>(op: &'static str, input: &T, target: &T) -> Result<Shape
     Ok(x)
 }
 
-/// Cross-entropy of logits `[.., C]` with classes `[..]` (`i64`), the mean over the rows that count.
+/// Cross-entropy of logits `[.., C]` with classes `[..]` (`i64`), the mean over the rows that count: [`NnOps::cross_entropy`].
+#[track_caller]
 pub fn cross_entropy<T: Apply>(logits: &T, target: &T) -> Result<T> {
-    cross_entropy_with(logits, target, None, CrossEntropyOptions::default())
+    logits.cross_entropy(target)
 }
 
-/// [`cross_entropy`] with `weight: [C]` of each class, and options. Classes are on the last axis, also of more than two.
+/// [`cross_entropy`] with `weight: [C]` of each class, and options: [`NnOps::cross_entropy_with`].
+#[track_caller]
 pub fn cross_entropy_with<T: Apply>(
     logits: &T,
     target: &T,
     weight: Option<&T>,
     options: CrossEntropyOptions,
 ) -> Result<T> {
-    let rows = Rows::of("cross_entropy", logits, target)?;
-    rows.restore(rows.input.cross_entropy(&rows.target, weight, options)?, options.reduction)
+    logits.cross_entropy_with(target, weight, options)
 }
 
 /// Options of [`nll`].

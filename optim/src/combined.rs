@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use autograd::{Gradients, Leaf};
+use autograd::Leaf;
 use numcore::{Error, Flat, Result, Runtime, Tensor};
 
-use crate::{FlatGradients, FlatParams, Optimizer, Schedule};
+use crate::{FlatParams, Optimizer, OwnGradients, Schedule};
 
 /// Optimizers of disjoint parameters that step together, with one set of gradients.
 pub struct Combined<R: Runtime> {
     all: Vec<Box<dyn Optimizer<R>>>,
-    scratch: Option<FlatGradients<R>>,
+    own: OwnGradients<R>,
 }
 
 impl<R: Runtime> Combined<R> {
@@ -22,7 +22,7 @@ impl<R: Runtime> Combined<R> {
                 return Err(Error::argument("Combined", format!("two optimizers have parameter `{}`", leaf.name())));
             }
         }
-        Ok(Combined { all, scratch: None })
+        Ok(Combined { all, own: OwnGradients::default() })
     }
 
     /// The optimizers.
@@ -52,7 +52,7 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         if counts.iter().sum::<usize>() != grads.len() {
             return Err(Error::argument(
                 "Combined",
-                "the gradients are not those of its optimizers; make them with `gradients()`",
+                "the gradients are not those of its optimizers; make them with `alloc_gradients()`",
             ));
         }
         self.check_sole()?;
@@ -65,14 +65,8 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         Ok(())
     }
 
-    fn step_with(&mut self, gradients: &Gradients<R>) -> Result<()> {
-        let mut scratch = match self.scratch.take() {
-            Some(scratch) => scratch,
-            None => self.gradients()?,
-        };
-        let done = scratch.copy_from(gradients).and_then(|()| self.step(&scratch));
-        self.scratch = Some(scratch);
-        done
+    fn own_gradients(&mut self) -> &mut OwnGradients<R> {
+        &mut self.own
     }
 
     fn steps(&self) -> u64 {
@@ -122,6 +116,7 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
     }
 
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
+        self.own = OwnGradients::default();
         self.all.iter_mut().try_for_each(|o| o.reorder(key))
     }
 

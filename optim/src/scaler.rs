@@ -9,11 +9,10 @@ use crate::{FlatGradients, Optimizer, all_finite, state::Reader};
 /// the step is left out and the factor shrinks.
 ///
 /// ```text
-/// scaler.scale(&loss)?.backward into gradients     // micro-batches add
-/// scaler.unscale(&mut gradients)?;                 // only if something looks at them before the step, such as clipping
-/// clip_grad_norm(&mut gradients, 1.0, Norm::L2)?;
-/// scaler.step(&mut optimizer, &mut gradients)?;    // false: it overflowed, and nothing was updated
-/// gradients.zero();
+/// optimizer.backward(&scaler.scale(&loss)?)?;              // micro-batches add
+/// scaler.unscale(optimizer.gradients()?)?;                 // only if something looks at them before the step, such as clipping
+/// clip_grad_norm(optimizer.gradients()?, 1.0, Norm::L2)?;
+/// scaler.step(&mut optimizer)?;                            // false: it overflowed, and nothing was updated
 /// ```
 ///
 /// Micikevicius et al., *Mixed Precision Training*, 2018.
@@ -80,8 +79,23 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// Steps if all gradients are finite, and adapts the factor. Says whether it stepped.
-    pub fn step<R: Runtime>(
+    /// Takes a step from the optimizer's own gradients if all are finite, drops them otherwise, and adapts the factor. Says whether it stepped.
+    pub fn step<R: Runtime>(&mut self, optimizer: &mut (impl Optimizer<R> + ?Sized)) -> Result<bool> {
+        if self.finite.is_none() {
+            self.unscale(optimizer.gradients()?)?;
+        }
+        let finite = self.finite.take() == Some(true);
+        if finite {
+            optimizer.step()?
+        } else {
+            optimizer.zero_grad()
+        }
+        self.adapt(finite);
+        Ok(finite)
+    }
+
+    /// As [`step`](LossScaler::step), from gradients that were made by hand.
+    pub fn step_from<R: Runtime>(
         &mut self,
         optimizer: &mut (impl Optimizer<R> + ?Sized),
         gradients: &mut FlatGradients<R>,
@@ -91,7 +105,7 @@ impl LossScaler {
         }
         let finite = self.finite.take() == Some(true);
         if finite {
-            optimizer.step(gradients)?;
+            optimizer.step_from(gradients)?;
         }
         self.adapt(finite);
         Ok(finite)

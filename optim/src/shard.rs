@@ -10,7 +10,7 @@ use numcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, optimizer::SAMPLED, place::States,
+    Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, flat_optimizer::SAMPLED, place::States,
     runs::next_run, state::MASTER,
 };
 

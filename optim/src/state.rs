@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
-use crate::{FlatOptimizer, Optimizer, Rule, optimizer::Part, params::overwrite};
+use crate::{FlatOptimizer, Optimizer, Rule, flat_optimizer::Part, params::overwrite};
 
 /// Master copies of half parameters.
 pub(crate) const MASTER: &str = "master";

@@ -17,23 +17,23 @@ const SHAPES: [&[usize]; 4] = [&[5, 3], &[70], &[], &[2, 3, 4]];
 fn one_launch_per_group_and_no_memory() {
     let rt = NullRuntime::new();
     let params = leaves(&rt, &SHAPES, DType::F32);
-    let mut adamw = AdamW::new(AdamWConfig::default())
+    let mut adamw = AdamW::in_groups(AdamWConfig::default())
         .group(&params[..2], |_| {})
         .unwrap()
         .group(&params[2..], |c| c.weight_decay = 0.0)
         .unwrap()
         .scheduled(Cosine { t_max: 100, eta_min: 0.0 });
-    let mut gradients = adamw.gradients().unwrap();
+    let mut gradients = adamw.alloc_gradients().unwrap();
     fill(&mut gradients, &params, 0);
     for _ in 0..5 {
         let (launches, allocations) = (rt.launches(), rt.memory().allocations);
-        adamw.step(&gradients).unwrap();
+        adamw.step_from(&gradients).unwrap();
         assert_eq!(rt.launches() - launches, 2);
         assert_eq!(rt.memory().allocations, allocations);
     }
     let total = clip_grad_norm(&mut gradients, 1.0, Norm::L2).unwrap();
     let launches = rt.launches();
-    adamw.step(&gradients).unwrap();
+    adamw.step_from(&gradients).unwrap();
     assert_eq!(rt.launches() - launches, 2, "clipping is part of the update");
     assert!(total.dims().is_empty());
 }
@@ -43,7 +43,7 @@ fn memory_is_booked_where_it_belongs() {
     let cpu = Cpu::new();
     let params = leaves(&cpu, &[&[100, 10], &[1000]], DType::F32);
     let optimizer = Adam::over(AdamConfig::default(), &params).unwrap();
-    let gradients = optimizer.gradients().unwrap();
+    let gradients = optimizer.alloc_gradients().unwrap();
     let live = |u: Use| cpu.memory().of(u).live;
     let one = live(Use::Parameters);
     assert!(one >= 8000 && live(Use::Gradients) == one && live(Use::Optimizer) == 2 * one);
@@ -59,7 +59,7 @@ fn groups_follow_their_own_numbers() {
     let together = leaves(&cpu, &SHAPES, DType::F32);
     let apart = leaves(&cpu, &SHAPES, DType::F32);
     let config = AdamWConfig { lr: 0.02, ..Default::default() };
-    let mut one = AdamW::new(config.clone())
+    let mut one = AdamW::in_groups(config.clone())
         .group(&together[..2], |c| c.weight_decay = 0.3)
         .unwrap()
         .group(&together[2..], |c| c.lr *= 0.5)
@@ -74,11 +74,11 @@ fn groups_follow_their_own_numbers() {
             config.lr *= 0.5
         }
         let mut alone = AdamW::over(config, [leaf]).unwrap();
-        let mut gradients = alone.gradients().unwrap();
+        let mut gradients = alone.alloc_gradients().unwrap();
         for k in 0..4 {
             fill(&mut gradients, &[], k);
             gradients.set(leaf, &tensor(&cpu, &leaf.spec().shape, DType::F32, 1000 * k + i)).unwrap();
-            alone.step(&gradients).unwrap();
+            alone.step_from(&gradients).unwrap();
         }
     }
     assert_eq!(numbers(&together), numbers(&apart), "neighbours in a buffer do not matter");
@@ -89,11 +89,11 @@ fn parameters_without_gradient_are_left_alone() {
     let cpu = Cpu::new();
     let params = leaves(&cpu, &SHAPES, DType::F32);
     let mut adam = AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, &params).unwrap();
-    let mut gradients = adam.gradients().unwrap();
+    let mut gradients = adam.alloc_gradients().unwrap();
     fill(&mut gradients, &params[1..2], 0);
     gradients.set(&params[3], &tensor(&cpu, SHAPES[3], DType::F32, 9)).unwrap();
     let (before, versions) = (numbers(&params), versions(&params));
-    adam.step(&gradients).unwrap();
+    adam.step_from(&gradients).unwrap();
     let after = numbers(&params);
     assert!(before[0] == after[0] && before[1] != after[1] && before[2] == after[2] && before[3] != after[3]);
     assert_eq!(common_versions(&params, &versions), [false, true, false, true]);
@@ -101,16 +101,16 @@ fn parameters_without_gradient_are_left_alone() {
     assert!(matches!(missing.kind(), ErrorKind::MissingGradient { names } if *names == ["p0", "p2"]));
 
     // Each has its own count of updates: its first one is corrected as a first one, whenever it comes.
-    let mut all = adam.gradients().unwrap();
+    let mut all = adam.alloc_gradients().unwrap();
     fill(&mut all, &params, 7);
-    adam.step(&all).unwrap();
+    adam.step_from(&all).unwrap();
     let alone = leaves(&cpu, &SHAPES[..2], DType::F32);
     let mut apart = alone.iter().map(|l| AdamW::over(AdamWConfig { lr: 0.1, ..Default::default() }, [l]).unwrap());
     let (mut late, mut both) = (apart.next().unwrap(), apart.next().unwrap());
     let step = |optimizer: &mut AdamW<Cpu>, i: usize, k: usize| {
-        let mut gradients = optimizer.gradients().unwrap();
+        let mut gradients = optimizer.alloc_gradients().unwrap();
         gradients.set(&alone[i], &tensor(&cpu, SHAPES[i], DType::F32, k)).unwrap();
-        optimizer.step(&gradients).unwrap();
+        optimizer.step_from(&gradients).unwrap();
     };
     step(&mut late, 0, 7000);
     step(&mut both, 1, 0);
@@ -130,19 +130,19 @@ fn common_versions<R: Runtime>(params: &[Arc<Leaf<R>>], before: &[u64]) -> Vec<b
 fn a_shared_value_stops_the_step_and_changes_nothing() {
     let cpu = Cpu::new();
     let params = leaves(&cpu, &SHAPES, DType::F32);
-    let mut sgd = Sgd::new(SgdConfig { momentum: 0.9, ..Default::default() })
+    let mut sgd = Sgd::in_groups(SgdConfig { momentum: 0.9, ..Default::default() })
         .group(&params[..2], |_| {})
         .unwrap()
         .group(&params[2..3], |_| {})
         .unwrap();
     train(&mut sgd, &params[..3], 0..2);
-    let mut gradients = sgd.gradients().unwrap();
+    let mut gradients = sgd.alloc_gradients().unwrap();
     fill(&mut gradients, &params[..3], 2);
     let (before, old) = (numbers(&params), versions(&params));
     let state = common::bytes(&sgd.state_dict().unwrap());
 
     let held = params[2].value().unwrap();
-    let error = sgd.step(&gradients).unwrap_err();
+    let error = sgd.step_from(&gradients).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Shared { what, .. } if what == "parameter `p2`"), "{error}");
     assert_eq!((numbers(&params), versions(&params)), (before, old));
     assert_eq!(common::bytes(&sgd.state_dict().unwrap()), state);
@@ -150,10 +150,10 @@ fn a_shared_value_stops_the_step_and_changes_nothing() {
     drop(held);
 
     let states = sgd.state_dict().unwrap();
-    let error = sgd.step(&gradients).unwrap_err().to_string();
+    let error = sgd.step_from(&gradients).unwrap_err().to_string();
     assert!(error.contains("state tensor") && error.contains("p0"), "{error}");
     drop(states);
-    sgd.step(&gradients).unwrap();
+    sgd.step_from(&gradients).unwrap();
     assert_eq!(sgd.steps(), 3);
 }
 
@@ -190,7 +190,7 @@ fn half_parameters_follow_their_master_copies() {
         let config = AdamWConfig { lr: 1e-3, ..Default::default() };
         let mut half = AdamW::over(config.clone(), &halves).unwrap();
         let mut full = AdamW::over(config, &params).unwrap();
-        let (mut of_half, mut of_full) = (half.gradients().unwrap(), full.gradients().unwrap());
+        let (mut of_half, mut of_full) = (half.alloc_gradients().unwrap(), full.alloc_gradients().unwrap());
         for k in 0..20 {
             fill(&mut of_half, &halves, k);
             of_full.zero();
@@ -198,8 +198,8 @@ fn half_parameters_follow_their_master_copies() {
                 let grad = of_half.get(h).unwrap().unwrap().to_dtype(DType::F32).unwrap();
                 of_full.set(p, &grad).unwrap();
             }
-            half.step(&of_half).unwrap();
-            full.step(&of_full).unwrap();
+            half.step_from(&of_half).unwrap();
+            full.step_from(&of_full).unwrap();
         }
         let state = half.state_dict().unwrap();
         for (h, p) in halves.iter().zip(&params) {
@@ -223,11 +223,11 @@ fn mixed_dtypes_and_f64_have_a_buffer_each() {
         adam.params().iter().map(|p| p.layout().dtype()).collect::<Vec<_>>(),
         [DType::F64, DType::BF16, DType::F32]
     );
-    let mut gradients = adam.gradients().unwrap();
+    let mut gradients = adam.alloc_gradients().unwrap();
     fill(&mut gradients, &params, 0);
     clip_grad_norm(&mut gradients, 1e-3, Norm::L2).unwrap();
     let before = numbers(&params);
-    adam.step(&gradients).unwrap();
+    adam.step_from(&gradients).unwrap();
     let after = numbers(&params);
     // Adam's first step is the step size, whatever the gradient's size.
     let grads: Vec<f64> = common::values(15, 0);
@@ -259,7 +259,7 @@ fn what_cannot_be_optimized_is_refused_by_name() {
     assert!(text(Sgd::over(SgdConfig::default(), [absent]).map(drop)).contains("`gone`"));
     let other = Sgd::over(SgdConfig::default(), leaves(&cpu, &[&[7]], DType::F32)).unwrap();
     let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
-    assert!(text(sgd.step(&other.gradients().unwrap())).contains("laid out"));
+    assert!(text(sgd.step_from(&other.alloc_gradients().unwrap())).contains("laid out"));
 }
 
 #[test]
@@ -267,11 +267,11 @@ fn rates_and_options_change_between_steps() {
     let cpu = Cpu::new();
     let params = leaves(&cpu, &[&[4]], DType::F32);
     let mut sgd = Sgd::over(SgdConfig { lr: 1.0, ..Default::default() }, &params).unwrap();
-    let mut gradients = sgd.gradients().unwrap();
+    let mut gradients = sgd.alloc_gradients().unwrap();
     fill(&mut gradients, &params, 0);
     let moved = |sgd: &mut Sgd<Cpu>| {
         let before = numbers(&params)[0].clone();
-        sgd.step(&gradients).unwrap();
+        sgd.step_from(&gradients).unwrap();
         let grad = common::values(4, 0);
         (before[1] - numbers(&params)[0][1]) / grad[1]
     };
@@ -297,7 +297,7 @@ fn combined_optimizers_step_as_one() {
     let mut both = Combined::new(vec![Box::new(muon([&a[0], &a[2]])), Box::new(adam(&a[1]))]).unwrap();
     train(&mut both, &a, 0..3);
     let (mut m, mut w) = (muon([&b[0], &b[2]]), adam(&b[1]));
-    let (mut of_m, mut of_w) = (m.gradients().unwrap(), w.gradients().unwrap());
+    let (mut of_m, mut of_w) = (m.alloc_gradients().unwrap(), w.alloc_gradients().unwrap());
     for k in 0..3 {
         of_m.zero();
         of_w.zero();
@@ -305,8 +305,8 @@ fn combined_optimizers_step_as_one() {
             let grad = tensor(&cpu, shapes[i], DType::F32, 1000 * k + i);
             if i == 1 { of_w.set(leaf, &grad).unwrap() } else { of_m.set(leaf, &grad).unwrap() }
         }
-        m.step(&of_m).unwrap();
-        w.step(&of_w).unwrap();
+        m.step_from(&of_m).unwrap();
+        w.step_from(&of_w).unwrap();
     }
     assert_eq!(numbers(&a), numbers(&b));
     let twice = Combined::<Cpu>::new(vec![Box::new(adam(&b[1])), Box::new(adam(&b[1]))]);
@@ -314,12 +314,12 @@ fn combined_optimizers_step_as_one() {
 
     let held = a[1].value().unwrap();
     let before = numbers(&a);
-    let mut gradients = both.gradients().unwrap();
+    let mut gradients = both.alloc_gradients().unwrap();
     fill(&mut gradients, &a, 9);
-    assert!(both.step(&gradients).is_err());
+    assert!(both.step_from(&gradients).is_err());
     assert_eq!(numbers(&a), before, "the first is not updated when the second cannot be");
     drop(held);
-    both.step(&gradients).unwrap();
+    both.step_from(&gradients).unwrap();
 
     let mut plain = Gradients::new();
     a.iter().zip(&b).for_each(|(l, g)| plain.set(l, g.value().unwrap()).unwrap());

@@ -29,7 +29,7 @@ fn norm(x: &[f64], which: Norm) -> f64 {
 fn setup(dtype: DType) -> (Params<Cpu>, Sgd<Cpu>, FlatGradients<Cpu>) {
     let params = leaves(&Cpu::new(), &SHAPES, dtype);
     let sgd = Sgd::over(SgdConfig { lr: 1.0, ..Default::default() }, &params).unwrap();
-    let gradients = sgd.gradients().unwrap();
+    let gradients = sgd.alloc_gradients().unwrap();
     (params, sgd, gradients)
 }
 
@@ -66,7 +66,7 @@ fn stale_ranges_do_not_count() {
     let want = norm(&values(70, 5), Norm::L2);
     close(&[clip_grad_norm(&mut flat, 1.0, Norm::L2).unwrap().item().unwrap()], &[want], 1e-6, "norm");
     let before = numbers(&params);
-    sgd.step(&flat).unwrap();
+    sgd.step_from(&flat).unwrap();
     let moved: Vec<f64> = before[1].iter().zip(&numbers(&params)[1]).map(|(b, a)| b - a).collect();
     close(&moved, &values(70, 5).iter().map(|g| g / (want + 1e-6)).collect::<Vec<_>>(), 1e-5, "step");
     flat.zero();
@@ -99,15 +99,15 @@ fn every_rule_takes_the_factor() {
         let (a, b) = (leaves(&Cpu::new(), &[&[5, 3], &[4, 4]], dtype), leaves(&Cpu::new(), &[&[5, 3], &[4, 4]], dtype));
         let mut waiting = FlatOptimizer::over(config.clone(), &a).unwrap();
         let mut applied = FlatOptimizer::over(config, &b).unwrap();
-        let (mut with, mut without) = (waiting.gradients().unwrap(), applied.gradients().unwrap());
+        let (mut with, mut without) = (waiting.alloc_gradients().unwrap(), applied.alloc_gradients().unwrap());
         for k in 0..3 {
             fill(&mut with, &a, k);
             fill(&mut without, &b, k);
             with.multiply(0.25).unwrap();
             without.multiply(0.25).unwrap();
             without.apply_scale().unwrap();
-            waiting.step(&with).unwrap();
-            applied.step(&without).unwrap();
+            waiting.step_from(&with).unwrap();
+            applied.step_from(&without).unwrap();
         }
         // A power of two: rounding the gradient first changes nothing.
         assert_eq!(numbers(&a), numbers(&b), "{}", C::NAME);
@@ -127,7 +127,7 @@ fn loss_scaling_skips_and_adapts() {
     let cpu = Cpu::new();
     let params = leaves(&cpu, &SHAPES, DType::F16);
     let mut sgd = Sgd::over(SgdConfig { lr: 0.1, ..Default::default() }, &params).unwrap();
-    let mut gradients = sgd.gradients().unwrap();
+    let mut gradients = sgd.alloc_gradients().unwrap();
     let fresh = || {
         let mut scaler = LossScaler::starting_at(8.0).unwrap();
         scaler.interval = 2;
@@ -149,7 +149,7 @@ fn loss_scaling_skips_and_adapts() {
     let before = numbers(&params);
     for bad in [f64::INFINITY, f64::NAN, f64::NEG_INFINITY] {
         scaled(&mut gradients, bad);
-        assert!(!scaler.step(&mut sgd, &mut gradients).unwrap());
+        assert!(!scaler.step_from(&mut sgd, &mut gradients).unwrap());
     }
     assert_eq!((numbers(&params), sgd.steps(), scaler.factor()), (before.clone(), 0, 1.0));
 
@@ -157,13 +157,13 @@ fn loss_scaling_skips_and_adapts() {
     scaled(&mut gradients, 0.0);
     assert!(scaler.unscale(&mut gradients).unwrap());
     assert!(scaler.unscale(&mut gradients).is_err(), "once is enough");
-    assert!(scaler.step(&mut sgd, &mut gradients).unwrap());
+    assert!(scaler.step_from(&mut sgd, &mut gradients).unwrap());
     let want: Vec<f64> = before[2].iter().zip(values(4, 2)).map(|(b, g)| b - 0.1 * g).collect();
     close(&numbers(&params)[2][1..], &want[1..], 2e-3, "the factor is divided out");
     assert_eq!((scaler.factor(), scaler.good_steps()), (8.0, 1));
     let saved = scaler.state_dict(&cpu).unwrap();
     scaled(&mut gradients, 0.0);
-    assert!(scaler.step(&mut sgd, &mut gradients).unwrap());
+    assert!(scaler.step_from(&mut sgd, &mut gradients).unwrap());
     assert_eq!((scaler.factor(), scaler.good_steps()), (16.0, 0));
     scaler.load_state_dict(&saved).unwrap();
     assert_eq!((scaler.factor(), scaler.good_steps()), (8.0, 1));
@@ -206,9 +206,9 @@ fn averages_follow_the_weights() {
         assert_eq!(numbers(&params), own, "and out");
 
         ema.swap_in().unwrap();
-        let mut gradients = adam.gradients().unwrap();
+        let mut gradients = adam.alloc_gradients().unwrap();
         fill(&mut gradients, &params, 9);
-        let error = adam.step(&gradients).unwrap_err();
+        let error = adam.step_from(&gradients).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Shared { .. }), "{error}");
         assert!(ema.update(&mut adam).is_err() && ema.swap_in().is_err());
         ema.swap_out().unwrap();

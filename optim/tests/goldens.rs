@@ -52,13 +52,13 @@ fn check<C: Rule>(case: &Value) {
         (0..n).map(|i| Leaf::new(&format!("p{i}"), golden[&format!("{id}/init{i}")].clone()).unwrap()).collect();
     let params: Vec<_> = all.iter().filter(|l| C::default().refuses(&l.spec()).is_none()).cloned().collect();
     let mut optimizer = FlatOptimizer::over(config::<C>(&case["attrs"]), &params).unwrap();
-    let mut gradients = optimizer.gradients().unwrap();
+    let mut gradients = optimizer.alloc_gradients().unwrap();
     for step in 0..case["steps"].as_u64().unwrap() {
         gradients.zero();
         for (i, leaf) in all.iter().enumerate().filter(|(_, l)| params.iter().any(|p| p.id() == l.id())) {
             gradients.set(leaf, &golden[&format!("{id}/grad{step}.{i}")]).unwrap();
         }
-        optimizer.step(&gradients).unwrap();
+        optimizer.step_from(&gradients).unwrap();
         if case["after"].as_array().unwrap().contains(&Value::from(step + 1)) {
             for (i, got) in numbers(&all).iter().enumerate() {
                 let want = golden[&format!("{id}/after{}.{i}", step + 1)].to_f64s().unwrap();

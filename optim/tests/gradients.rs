@@ -21,9 +21,9 @@ fn a_pending_backward_is_stale_after_a_step() {
     let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
     let w = params[0].var();
     let loss = w.matmul(&w).unwrap().sum(&[], false).unwrap();
-    let mut gradients = sgd.gradients().unwrap();
+    let mut gradients = sgd.alloc_gradients().unwrap();
     fill(&mut gradients, &params, 0);
-    sgd.step(&gradients).unwrap();
+    sgd.step_from(&gradients).unwrap();
     gradients.zero();
     let error = backward_with_hooks(&loss, &mut gradients).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{error}");
@@ -43,7 +43,7 @@ fn sweeps_land_in_the_buffers_and_add() {
         y.square().unwrap().sum(&[], false).unwrap()
     };
     let plain: Gradients<Cpu> = loss().backward().unwrap();
-    let mut flat = sgd.gradients().unwrap();
+    let mut flat = sgd.alloc_gradients().unwrap();
     backward_with_hooks(&loss(), &mut flat).unwrap();
     let of = |g: &FlatGradients<Cpu>, i: usize| g.get(&params[i]).unwrap().unwrap().to_f64s().unwrap();
     for i in 0..2 {
@@ -69,13 +69,13 @@ fn slots_that_a_failed_sweep_lost_come_back() {
     let cpu = Cpu::new();
     let params = leaves(&cpu, &SHAPES, DType::F32);
     let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
-    let mut gradients = sgd.gradients().unwrap();
+    let mut gradients = sgd.alloc_gradients().unwrap();
     fill(&mut gradients, &params[..1], 0);
     drop(gradients.grad_slot(&params[1]).unwrap().unwrap());
-    assert!(matches!(sgd.step(&gradients).unwrap_err().kind(), ErrorKind::Lent { .. }));
+    assert!(matches!(sgd.step_from(&gradients).unwrap_err().kind(), ErrorKind::Lent { .. }));
     assert!(params.iter().all(|l| l.is_resident()));
     fill(&mut gradients, &params, 0);
-    sgd.step(&gradients).unwrap();
+    sgd.step_from(&gradients).unwrap();
 }
 
 #[test]
@@ -87,14 +87,14 @@ fn plain_gradients_give_the_same_step() {
     let mut with_plain = AdamW::over(config, &b).unwrap();
     let used = [0, 1, 3];
     for k in 0..3 {
-        let mut flat = with_flat.gradients().unwrap();
+        let mut flat = with_flat.alloc_gradients().unwrap();
         let mut plain = Gradients::new();
         for i in used {
             let grad = tensor(&cpu, SHAPES[i], DType::F32, 1000 * k + i);
             flat.set(&a[i], &grad).unwrap();
             plain.set(&b[i], grad).unwrap();
         }
-        with_flat.step(&flat).unwrap();
+        with_flat.step_from(&flat).unwrap();
         with_plain.step_with(&plain).unwrap();
     }
     assert_eq!(numbers(&a), numbers(&b));
@@ -119,7 +119,7 @@ fn what_comes_without_a_slot_is_added_after_a_pending_factor() {
     let params = leaves(&cpu, &[&[1]], DType::F32);
     let sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
     let with = |slots: bool| {
-        let mut gradients = sgd.gradients().unwrap();
+        let mut gradients = sgd.alloc_gradients().unwrap();
         for k in 0..2 {
             let loss = params[0].var().mul(10.0).unwrap().sum(&[], false).unwrap();
             match slots {

@@ -14,7 +14,7 @@ const SHAPES: [&[usize]; 3] = [&[5, 3], &[7, 4], &[2, 2]];
 
 /// Any optimizer over all parameters, half the groups with other numbers.
 fn build<C: Rule, R: Runtime>(config: C, params: &[Arc<Leaf<R>>]) -> FlatOptimizer<R, C> {
-    let split = FlatOptimizer::new(config).group(&params[..2], |_| {}).unwrap();
+    let split = FlatOptimizer::in_groups(config).group(&params[..2], |_| {}).unwrap();
     let slower = |c: &mut C| c.set_lr(c.lr() * 0.5);
     split.group(&params[2..], slower).unwrap().scheduled(Cosine { t_max: 10, eta_min: 0.0 })
 }
@@ -180,8 +180,8 @@ fn goes_through_a_file() {
 
 #[test]
 fn nothing_to_save_is_nothing() {
-    let mut empty = Sgd::<NullRuntime>::new(SgdConfig::default());
+    let mut empty = Sgd::<NullRuntime>::in_groups(SgdConfig::default());
     assert!(empty.state_dict().unwrap().is_empty());
     empty.load_state_dict(&[]).unwrap();
-    empty.step(&empty.gradients().unwrap()).unwrap();
+    empty.step_from(&empty.alloc_gradients().unwrap()).unwrap();
 }

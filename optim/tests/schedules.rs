@@ -121,7 +121,8 @@ fn a_rate_that_is_no_number_is_an_error() {
     let rt = runtime_cpu::Cpu::with_threads(1);
     let leaf = Leaf::new("w", Tensor::ones(&rt, [2], DType::F32).unwrap()).unwrap();
     let broken = |base: f64, step: u64| if step == 1 { f64::NAN } else { base };
-    let mut sgd = Sgd::new(SgdConfig::default()).group(std::slice::from_ref(&leaf), |_| {}).unwrap().scheduled(broken);
+    let mut sgd =
+        Sgd::in_groups(SgdConfig::default()).group(std::slice::from_ref(&leaf), |_| {}).unwrap().scheduled(broken);
     let ones = || {
         let x = leaf.var();
         numcore::ops::ReduceOps::sum(&x, &[], false).unwrap().backward().unwrap()

@@ -46,7 +46,7 @@ fn step<R: Runtime>(rt: &R) -> Result<Step> {
     let ids = Var::new(Tensor::from_slice(rt, [2, 33], &ids)?);
     let logits = model.forward(&ids.narrow(1, 0, 32)?)?;
     let targets = ids.narrow(1, 1, 32)?.reshape([64])?;
-    let loss = logits.reshape([64, 61])?.cross_entropy(&targets, None, Default::default())?;
+    let loss = logits.reshape([64, 61])?.cross_entropy(&targets)?;
     let gradients = backward(&loss)?;
     let named = model.named_parameters().into_iter().map(|(name, p)| {
         let g = gradients.of(&p.var()).map_or_else(|| Ok(Vec::new()), |g| g.to_f64s())?;

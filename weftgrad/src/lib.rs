@@ -25,19 +25,16 @@
 //! let y = x.square()?.sum(&[1], true)?.sqrt()?;
 //! let (x, y) = (Var::new(x), Var::new(y));
 //!
-//! // Parameters move into one flat buffer; their gradients into another, laid out alike.
+//! // Parameters move into one flat buffer; their gradients into another with the same layout.
 //! let init = nn::Init::new(&cpu, 0);
 //! let model = Mlp { hidden: nn::Linear::new(&init, 2, 32)?, out: nn::Linear::new(&init, 32, 1)? };
-//! let config = AdamWConfig { lr: 1e-2, ..Default::default() };
-//! let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
-//! let mut gradients = optimizer.gradients()?;
+//! let mut optimizer = AdamW::new(&model, AdamWConfig { lr: 1e-2, ..Default::default() })?;
 //!
 //! let mut last = f64::INFINITY;
 //! for _ in 0..200 {
 //!     let loss = nn::loss::mse(&model.forward(&x)?, &y, Default::default())?;
-//!     gradients.zero();
-//!     backward_with_hooks(&loss, &mut gradients)?;
-//!     optimizer.step(&gradients)?;
+//!     optimizer.backward(&loss)?;
+//!     optimizer.step()?;
 //!     last = loss.item()?;
 //! }
 //! assert!(last < 5e-3, "{last}");

@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use weftgrad::{
-    optim::{AdamW, AdamWConfig, FlatGradients, Norm, Optimizer, clip_grad_norm},
+    optim::{AdamW, AdamWConfig, Norm, Optimizer, clip_grad_norm},
     prelude::*,
 };
 
@@ -38,7 +38,6 @@ struct Run {
     cpu: Cpu,
     model: Net<Cpu>,
     optimizer: AdamW<Cpu>,
-    gradients: FlatGradients<Cpu>,
     x: Var<Cpu>,
     y: Var<Cpu>,
 }
@@ -48,20 +47,17 @@ impl Run {
         let cpu = Cpu::with_threads(threads);
         weftgrad::manual_seed(3);
         let model = Net::new(&nn::Init::new(&cpu, 1))?;
-        let optimizer =
-            AdamW::over(AdamWConfig { lr: 1e-2, ..Default::default() }, model.parameters().iter().map(|p| p.leaf()))?;
-        let gradients = optimizer.gradients()?;
+        let optimizer = AdamW::new(&model, AdamWConfig { lr: 1e-2, ..Default::default() })?;
         let x = Var::new(Tensor::normal(&cpu, [33, 1, 8, 8], DType::F32, 0.0, 1.0, 2)?);
         let y = Var::new(Tensor::from_vec(&cpu, (0..33).map(|i| i % 5).collect::<Vec<i64>>())?);
-        Ok(Run { cpu, model, optimizer, gradients, x, y })
+        Ok(Run { cpu, model, optimizer, x, y })
     }
 
     fn step(&mut self) -> Result<f64> {
-        let loss = self.model.forward(&self.x)?.cross_entropy(&self.y, None, Default::default())?;
-        self.gradients.zero();
-        backward_with_hooks(&loss, &mut self.gradients)?;
-        clip_grad_norm(&mut self.gradients, 1.0, Norm::L2)?;
-        self.optimizer.step(&self.gradients)?;
+        let loss = self.model.forward(&self.x)?.cross_entropy(&self.y)?;
+        self.optimizer.backward(&loss)?;
+        clip_grad_norm(self.optimizer.gradients()?, 1.0, Norm::L2)?;
+        self.optimizer.step()?;
         loss.item()
     }
 

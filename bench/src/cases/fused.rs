@@ -52,7 +52,7 @@ pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case
     let back = name.ends_with("fb");
     let x = if back { Var::leaf("x", logits)? } else { Var::new(logits) };
     Ok(Case::new(move || {
-        let loss = x.cross_entropy(&target, None, Default::default())?;
+        let loss = x.cross_entropy(&target)?;
         if back { loss_backward(&loss) } else { Ok(()) }
     }))
 }

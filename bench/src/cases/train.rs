@@ -6,7 +6,7 @@ use weftgrad::{
     DType, Leaf, NnOps, Result, Runtime, Tensor, Var,
     nn::{Conv2d, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Relu, Sequential},
     ops::{Apply, PointwiseOps, ViewOps},
-    optim::{AdamW, AdamWConfig, FlatGradients, Optimizer},
+    optim::{AdamW, AdamWConfig, Optimizer},
     prelude::Module,
 };
 
@@ -14,10 +14,8 @@ use super::{Case, data};
 
 const LR: f64 = 3e-4;
 
-fn optimizer<R: Runtime>(lr: f64, leaves: Vec<std::sync::Arc<Leaf<R>>>) -> Result<(AdamW<R>, FlatGradients<R>)> {
-    let optimizer = AdamW::over(AdamWConfig { lr, weight_decay: 1e-2, ..Default::default() }, leaves)?;
-    let gradients = optimizer.gradients()?;
-    Ok((optimizer, gradients))
+fn config(lr: f64) -> AdamWConfig {
+    AdamWConfig { lr, weight_decay: 1e-2, ..Default::default() }
 }
 
 /// A case of whole training steps, warmed up by three of them.
@@ -26,14 +24,13 @@ fn steps<R: Runtime, M: Module<R> + 'static>(
     long: bool,
     loss: impl Fn(&M) -> Result<Var<R>> + 'static,
 ) -> Result<Case> {
-    let (mut optimizer, mut gradients) = optimizer(LR, model.parameters().iter().map(|p| p.leaf()).collect())?;
+    let mut optimizer = AdamW::new(&model, config(LR))?;
     let last = Rc::new(std::cell::Cell::new(None));
     let seen = last.clone();
     let mut run = move || {
         let loss = loss(&model)?;
-        gradients.zero();
-        weftgrad::backward_with_hooks(&loss, &mut gradients)?;
-        optimizer.step(&gradients)?;
+        optimizer.backward(&loss)?;
+        optimizer.step()?;
         seen.set(Some(loss.item()?));
         Ok(())
     };
@@ -46,14 +43,15 @@ pub fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let dtype = if name == "adamwbf16" { DType::BF16 } else { DType::F32 };
     let leaf = |i: u64| Leaf::new(&format!("p{i}"), data::normal(rt, &[each], dtype, i)?);
     let leaves = (0..16).map(leaf).collect::<Result<Vec<_>>>()?;
-    let (mut optimizer, mut gradients) = optimizer(1e-3, leaves.clone())?;
+    let mut optimizer = AdamW::over(config(1e-3), leaves.clone())?;
+    let mut gradients = optimizer.alloc_gradients()?;
     let mut given = weftgrad::Gradients::new();
     for leaf in &leaves {
         given.set(leaf, data::normal(rt, &[each], dtype, 99)?.mul(1e-3)?)?;
     }
     gradients.copy_from(&given)?;
     drop((given, leaves));
-    Ok(Case::new(move || optimizer.step(&gradients)))
+    Ok(Case::new(move || optimizer.step_from(&gradients)))
 }
 
 pub fn mlp<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
@@ -66,7 +64,7 @@ pub fn mlp<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
         .push(Linear::new(&init, 512, 10)?);
     let x = Var::new(data::normal(rt, &[128, 784], DType::F32, 1)?);
     let y = Var::new(data::classes(rt, &[128], 10, 2)?);
-    steps(model, false, move |m| m.forward(&x)?.cross_entropy(&y, None, Default::default()))
+    steps(model, false, move |m| m.forward(&x)?.cross_entropy(&y))
 }
 
 /// conv 3×3 (32) – conv 3×3 (64) – max-pool 2 – 128 – 10.
@@ -91,7 +89,7 @@ pub fn cnn<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
     steps(model, false, move |m| {
         let h = m.c2.forward(&m.c1.forward(&x)?.relu()?)?.relu()?.max_pool2d([2, 2], [2, 2], [0, 0])?;
         let logits = m.f2.forward(&m.f1.forward(&h.flatten(1, -1)?)?.relu()?)?;
-        logits.cross_entropy(&y, None, Default::default())
+        logits.cross_entropy(&y)
     })
 }
 
@@ -114,7 +112,7 @@ fn language_model<R: Runtime>(rt: &R, config: GptConfig, batch: usize, dtype: DT
     steps(model, true, move |m| {
         let logits = m.forward(&x)?.reshape([rows, vocab])?;
         let logits = logits.to_dtype(logits.spec().dtype.compute())?;
-        logits.cross_entropy(&y, None, Default::default())
+        logits.cross_entropy(&y)
     })
 }
 

@@ -85,7 +85,7 @@ pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
     let leaf = |i: usize| Leaf::new(&format!("p{i}"), case.tensor(&format!("init{i}"))?.on(rt)?);
     let leaves = (0..params).map(leaf).collect::<Result<Vec<_>>>()?;
     let mut optimizer = optimizer(&case.op, &case.attrs, &leaves)?;
-    let mut gradients = optimizer.gradients()?;
+    let mut gradients = optimizer.alloc_gradients()?;
     let after = case.numbers("after");
     let mut found = Vec::new();
     for step in 0..case.count("steps")? {
@@ -94,7 +94,7 @@ pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
         for (i, leaf) in leaves.iter().enumerate().filter(|(_, l)| owned.iter().any(|o| Arc::ptr_eq(o, l))) {
             gradients.set(leaf, &case.tensor(&format!("grad{step}.{i}"))?.on(rt)?)?;
         }
-        optimizer.step(&gradients)?;
+        optimizer.step_from(&gradients)?;
         if after.contains(&(step as f64 + 1.0)) {
             for (i, leaf) in leaves.iter().enumerate() {
                 let name = format!("after{}.{i}", step + 1);

@@ -13,7 +13,7 @@ pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
     model.load_state_dict(init.collect::<Result<_>>()?, true)?;
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
     let mut optimizer = optimizer(case.attrs.str("optimizer", "sgd")?, &case.attrs, &leaves)?;
-    let mut gradients = optimizer.gradients()?;
+    let mut gradients = optimizer.alloc_gradients()?;
     let (clip, mut run) = (case.number("clip"), Record::default());
     for step in 0..case.count("steps")? {
         gradients.zero();
@@ -27,7 +27,7 @@ pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
         if step == 0 {
             run.first = named(&model, |p| gradient(&gradients, &p.leaf()))?;
         }
-        optimizer.step(&gradients)?;
+        optimizer.step_from(&gradients)?;
     }
     run.last = named(&model, |p| p.value()?.to_f64s())?;
     run.compare(case)

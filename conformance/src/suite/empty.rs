@@ -81,7 +81,7 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         row("log_softmax over nothing", &[0, 3], 0.0, |x, _| x.log_softmax(0)),
         row("layer_norm", &[0, 3], 0.0, |x, _| x.layer_norm(Some(&ones(x, &[3])?), None, 1e-5)),
         row("cross_entropy of no rows", &[], 0.0, |x, i| {
-            x.cross_entropy(
+            x.cross_entropy_with(
                 i,
                 None,
                 numcore::fused::CrossEntropyOptions { reduction: numcore::fused::Reduction::Sum, ..Default::default() },

@@ -59,7 +59,7 @@ fn shifted_logits<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         let target = Var::new(Tensor::from_slice(rt, [1], &[1i64])?);
         let options =
             CrossEntropyOptions { label_smoothing: smoothing, reduction: Reduction::Sum, ..Default::default() };
-        let loss = x.cross_entropy(&target, weighted.then_some(&w), options)?;
+        let loss = x.cross_entropy_with(&target, weighted.then_some(&w), options)?;
         let mut all = loss.value()?.to_f64s()?;
         if let [Some(g)] = &grad(&[&loss], &[&x], false)?[..] {
             all.extend(g.value()?.to_f64s()?);

@@ -99,8 +99,8 @@ impl<R: Runtime> Buckets<R> {
             buckets.push(Bucket { comm, frozen, buffer, ranges, members, waits_for: 0, work: None });
         }
         let place = params.iter().enumerate().map(|(i, p)| (p.leaf.id(), i)).collect();
-        let gradients = optimizer.gradients()?;
-        let sums = options.canonical.then(|| optimizer.gradients()).transpose()?;
+        let gradients = optimizer.alloc_gradients()?;
+        let sums = options.canonical.then(|| optimizer.alloc_gradients()).transpose()?;
         let (comm, plan, weight) = (comm.clone(), buckets, TotalWeight::new(comm));
         Ok(Buckets {
             comm,

@@ -186,7 +186,7 @@ impl<R: Runtime> Summed<R> for DataParallel<R> {
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
         self.buckets.gradients_mut().multiply_by(scale.clone())?;
-        self.optimizer.step(self.buckets.gradients())?;
+        self.optimizer.step_from(self.buckets.gradients())?;
         self.buckets.keep();
         Ok(())
     }

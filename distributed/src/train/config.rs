@@ -54,7 +54,7 @@ impl TrainingConfig {
     /// AdamW with decay for matrices.
     pub(crate) fn adamw<R: Runtime>(&self, leaves: Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>> {
         let (decayed, others) = split_decay(leaves);
-        let mut optimizer = AdamW::new(AdamWConfig { lr: self.learning_rate, ..Default::default() });
+        let mut optimizer = AdamW::in_groups(AdamWConfig { lr: self.learning_rate, ..Default::default() });
         for (leaves, decay) in [(decayed, self.weight_decay), (others, 0.0)] {
             if !leaves.is_empty() {
                 optimizer = optimizer.group(leaves, |c| c.weight_decay = decay)?;

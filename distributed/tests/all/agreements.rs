@@ -28,7 +28,7 @@ fn optimizer(model: &Mlp<Cpu>, how: &str) -> Result<Box<dyn Optimizer<Cpu>>> {
         "rule" => return Ok(Box::new(FlatOptimizer::over(LionConfig { lr: own.lr, ..Default::default() }, leaves)?)),
         "groups" => {
             let rest = leaves.split_off(3);
-            return Ok(Box::new(AdamW::new(own).group(leaves, |_| {})?.group(rest, |_| {})?));
+            return Ok(Box::new(AdamW::in_groups(own).group(leaves, |_| {})?.group(rest, |_| {})?));
         }
         "schedule" => return Ok(Box::new(AdamW::over(own, leaves)?.scheduled(Cosine { t_max: 10, eta_min: 0.0 }))),
         "order" => leaves.reverse(),

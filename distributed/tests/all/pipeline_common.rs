@@ -99,9 +99,9 @@ pub fn optimizers(pipeline: &Pipeline<Cpu>, lr: f64) -> Result<(Optimizers, Grad
     let (mut optimizers, mut gradients) = (BTreeMap::new(), BTreeMap::new());
     for (&stage, module) in pipeline.stages() {
         let leaves: Vec<_> = module.parameters().iter().map(|p| p.leaf()).collect();
-        let optimizer = Sgd::new(SgdConfig { lr, momentum: 0.5, ..Default::default() });
+        let optimizer = Sgd::in_groups(SgdConfig { lr, momentum: 0.5, ..Default::default() });
         let optimizer = if leaves.is_empty() { optimizer } else { optimizer.group(leaves, |_| {})? };
-        gradients.insert(stage, optimizer.gradients()?);
+        gradients.insert(stage, optimizer.alloc_gradients()?);
         optimizers.insert(stage, optimizer);
     }
     Ok((optimizers, gradients))
@@ -125,7 +125,7 @@ pub fn alone(
 ) -> (Vec<Vec<f32>>, BTreeMap<String, Vec<f32>>) {
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
     let mut optimizer = Sgd::over(SgdConfig { lr, momentum: 0.5, ..Default::default() }, leaves).unwrap();
-    let mut gradients = optimizer.gradients().unwrap();
+    let mut gradients = optimizer.alloc_gradients().unwrap();
     let _ = rt;
     let mut losses = Vec::new();
     for step in 0..steps {

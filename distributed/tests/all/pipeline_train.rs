@@ -117,7 +117,7 @@ fn config(accumulation: usize, max_norm: Option<f64>) -> TrainingConfig {
 }
 
 fn sgd(leaves: Vec<Arc<Leaf<Cpu>>>) -> Result<Box<dyn Optimizer<Cpu>>> {
-    let sgd = Sgd::new(SgdConfig { lr: LR, momentum: 0.5, ..Default::default() });
+    let sgd = Sgd::in_groups(SgdConfig { lr: LR, momentum: 0.5, ..Default::default() });
     Ok(Box::new(if leaves.is_empty() { sgd } else { sgd.group(leaves, |_| {})? }))
 }
 

@@ -32,7 +32,7 @@ where
     let rt = Cpu::with_threads(1);
     let model = Mlp::new(&Init::new(&rt, 0).dtype(dtype)).unwrap();
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
-    let optimizer = FlatOptimizer::new(rule.clone()).group(leaves, |_| {}).unwrap();
+    let optimizer = FlatOptimizer::in_groups(rule.clone()).group(leaves, |_| {}).unwrap();
     let alone: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&rt));
     let mut trainer =
         BucketedTrainer::with(&alone, &model, Box::new(optimizer), config(), BucketOptions::default()).unwrap();

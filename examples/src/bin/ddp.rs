@@ -87,7 +87,7 @@ fn losses(comm: &Comm<AnyRuntime>, options: &Options, vocab: usize, tokens: &[i6
             let logits = model.forward(&batch.x)?.flatten(0, 1)?;
             let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
             // A sum and its weight: ranks with fewer tokens count for less.
-            Loss::sum(logits.cross_entropy(&batch.y, None, sum)?, (starts.len() * CONTEXT) as f64)
+            Loss::sum(logits.cross_entropy_with(&batch.y, None, sum)?, (starts.len() * CONTEXT) as f64)
         })?;
         losses.push(metrics.loss()?);
     }

@@ -57,13 +57,11 @@ fn main() -> Result<()> {
     let model = Mlp::new(&nn::Init::new(&rt, 0), 64)?;
     println!("{}", model.summary());
     let config = AdamWConfig { lr: 5e-3, ..Default::default() };
-    let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
-    let mut gradients = optimizer.gradients()?;
+    let mut optimizer = AdamW::new(&model, config)?;
     for step in 0..=300 {
-        let loss = model.forward(&x)?.cross_entropy(&y, None, Default::default())?;
-        gradients.zero();
-        backward_with_hooks(&loss, &mut gradients)?;
-        optimizer.step(&gradients)?;
+        let loss = model.forward(&x)?.cross_entropy(&y)?;
+        optimizer.backward(&loss)?;
+        optimizer.step()?;
         if step % 50 == 0 {
             println!("step {step:3}: loss {:.4}", loss.item()?);
         }

@@ -80,7 +80,7 @@ fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: Option<ZeroStage>)
     let tokens = Var::new(Tensor::arange(rt, 0i64, 1i64, 16, DType::I64)?.reshape([1, 16])?);
     let loss = |_| {
         let logits = model.forward(&tokens)?.flatten(0, 1)?;
-        Ok(Loss::mean(logits.cross_entropy(&tokens.flatten(0, 1)?, None, Default::default())?))
+        Ok(Loss::mean(logits.cross_entropy(&tokens.flatten(0, 1)?)?))
     };
     let training = TrainingConfig::default();
     match stage {

@@ -69,7 +69,7 @@ impl Fused for CrossEntropy {
             return Err(Error::dtype("cross_entropy", &[x.dtype, y.dtype], "needs floating logits and i64 classes"));
         }
         if x.shape.rank() != 2 || y.shape.dims() != [x.shape[0]] {
-            return Err(Error::shape("cross_entropy", &[x.shape, y.shape], "needs logits [N, C] and classes [N]"));
+            return Err(Error::shape("cross_entropy", &[x.shape, y.shape], "needs logits [.., C] and classes [..]"));
         }
         if ins.get(2).is_some_and(|w| w.shape.dims() != [x.shape[1]] || w.dtype != x.dtype) {
             let why = format!("class weights must be [{}] of {}", x.shape[1], x.dtype);

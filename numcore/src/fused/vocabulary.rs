@@ -47,10 +47,28 @@ pub trait NnOps: Apply {
     fn log_softmax(&self, axis: isize) -> Result<Self> {
         along_last(self, axis, |x| Self::apply1(Softmax { log: true }, &[x]))
     }
-    /// Cross-entropy of logits `self: [N, C]` with classes `target: [N]` (`i64`), optionally with `weight: [C]`.
-    /// The mean is over the targets' weights, as PyTorch's.
+    /// Cross-entropy of logits `self: [.., C]` with classes `target: [..]` (`i64`): the mean over the targets that are not −100, a scalar.
+    ///
+    /// `ln Σ eˣ − x[target]` for each row, without overflow. Classes are on the last axis, where PyTorch has them on the second.
     #[track_caller]
-    fn cross_entropy(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
+    fn cross_entropy(&self, target: &Self) -> Result<Self> {
+        self.cross_entropy_with(target, None, CrossEntropyOptions::default())
+    }
+    /// [`cross_entropy`](NnOps::cross_entropy) with a `weight: [C]` for each class, and options. The mean is over the targets' weights, as
+    /// PyTorch's; with [`Reduction::None`] the result has the target's shape.
+    #[track_caller]
+    fn cross_entropy_with(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
+        let (x, y) = (self.spec().shape, target.spec().shape);
+        if x.rank() != 2 {
+            let (rows, [c]) = x.split_last_chunk().map_or((&[][..], [0]), |(rows, last)| (rows, *last));
+            if x.rank() == 0 || y[..] != *rows {
+                let error = Error::shape("cross_entropy", &[x, y], "needs logits [.., C] and classes [..]");
+                return Err(Self::explained(error, &[self, target]));
+            }
+            let (logits, classes) = (self.reshape([y.numel(), c])?, target.reshape([y.numel()])?);
+            let loss = logits.cross_entropy_with(&classes, weight, options)?;
+            return if options.reduction == Reduction::None { loss.reshape(y) } else { Ok(loss) };
+        }
         let CrossEntropyOptions { ignore_index, label_smoothing, reduction } = options;
         let op = CrossEntropy { ignore_index, label_smoothing, weighted: weight.is_some() };
         let ins: Vec<&Self> = [self, target].into_iter().chain(weight).collect();

@@ -285,6 +285,10 @@ vocabulary! {
         shr(a, b) = a >> b;
     }
     numbers {
+        /// `value − x`, as `value - &x` is written.
+        rsub(x; value) = value - x;
+        /// `value / x`, as `value / &x` is written.
+        rdiv(x; value) = value / x;
         /// `min(max(x, low), high)`; the gradient passes where `low ≤ x ≤ high`.
         clamp(x; low, high) = x.clamp(low, high);
         /// `x` where positive, `slope · x` elsewhere.

@@ -10,6 +10,7 @@ mod elementwise;
 mod index;
 mod joining;
 pub(crate) mod matmul;
+mod operators;
 mod pointwise;
 mod reduce;
 pub(crate) mod rule;

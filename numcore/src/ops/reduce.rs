@@ -202,6 +202,16 @@ pub trait ReduceOps: Apply {
             _ => reduce(self, ReduceOp::Sum, axes, keepdim),
         }
     }
+    /// The sum of all elements, a scalar; dtypes as of [`sum`](ReduceOps::sum).
+    #[track_caller]
+    fn sum_all(&self) -> Result<Self> {
+        self.sum(&[], false)
+    }
+    /// The mean of all elements of a floating tensor, a scalar.
+    #[track_caller]
+    fn mean_all(&self) -> Result<Self> {
+        self.mean(&[], false)
+    }
     /// Product.
     #[track_caller]
     fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Self> {

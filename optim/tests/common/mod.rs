@@ -63,10 +63,10 @@ pub fn copies<R: Runtime>(state: Vec<(String, Tensor<R>)>) -> Vec<(String, Tenso
 
 /// `n` steps with gradients that depend on the step alone.
 pub fn train<R: Runtime>(optimizer: &mut dyn Optimizer<R>, params: &[Arc<Leaf<R>>], steps: std::ops::Range<usize>) {
-    let mut gradients = optimizer.gradients().unwrap();
+    let mut gradients = optimizer.alloc_gradients().unwrap();
     for k in steps {
         fill(&mut gradients, params, k);
-        optimizer.step(&gradients).unwrap();
+        optimizer.step_from(&gradients).unwrap();
     }
 }
 

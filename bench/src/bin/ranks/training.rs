@@ -135,7 +135,7 @@ fn steps<S: Strategy<Cpu>>(
     let text = Tensor::from_slice(rt, [own, BATCH[1] + 1], &text)?;
     let x = Var::new(text.narrow(1, 0, BATCH[1])?.contiguous()?);
     let y = Var::new(text.narrow(1, 1, BATCH[1])?.reshape([own * BATCH[1]])?);
-    let loss = |_| Ok(Loss::mean(model.forward(&x)?.flatten(0, 1)?.cross_entropy(&y, None, Default::default())?));
+    let loss = |_| Ok(Loss::mean(model.forward(&x)?.flatten(0, 1)?.cross_entropy(&y)?));
     for _ in 0..WARM_UP {
         trainer.step(loss)?.loss()?;
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use weftgrad::{
     AnyRuntime,
     nn::Gpt,
-    optim::{AdamW, AdamWConfig, FlatGradients, Norm, Optimizer, clip_grad_norm, split_decay},
+    optim::{AdamW, AdamWConfig, Norm, Optimizer, clip_grad_norm, split_decay},
     prelude::*,
 };
 use weftgrad_examples::{
@@ -35,7 +35,6 @@ pub struct Training<'a> {
     pub model: Gpt<AnyRuntime>,
     /// Its optimizer.
     pub optimizer: AdamW<AnyRuntime>,
-    gradients: FlatGradients<AnyRuntime>,
     /// Steps taken.
     pub step: u64,
     /// Seconds they took.
@@ -55,13 +54,12 @@ impl<'a> Training<'a> {
         model.to_dtype(settings.dtype)?;
         let (decayed, others) = split_decay(model.parameters().iter().map(|p| p.leaf()));
         let config = AdamWConfig { lr: settings.lr, betas: [0.9, 0.99], weight_decay: 0.1, ..Default::default() };
-        let optimizer = AdamW::new(config)
+        let optimizer = AdamW::in_groups(config)
             .group(decayed, |_| {})?
             .group(others, |c| c.weight_decay = 0.0)?
             .scheduled(budget.schedule());
         let context = settings.model.context;
         Ok(Training {
-            gradients: optimizer.gradients()?,
             rt,
             model,
             optimizer,
@@ -128,10 +126,9 @@ impl<'a> Training<'a> {
         let Settings { batch, model, seed, .. } = self.settings;
         let batch = Batch::random(self.rt, self.train, batch, model.context, seed, self.step)?;
         let loss = self.loss(&batch)?;
-        self.gradients.zero();
-        backward_with_hooks(&loss, &mut self.gradients)?;
-        clip_grad_norm(&mut self.gradients, 1.0, Norm::L2)?;
-        self.optimizer.step(&self.gradients)?;
+        self.optimizer.backward(&loss)?;
+        clip_grad_norm(self.optimizer.gradients()?, 1.0, Norm::L2)?;
+        self.optimizer.step()?;
         loss.item()
     }
 
@@ -139,7 +136,7 @@ impl<'a> Training<'a> {
         let logits = self.model.forward(&batch.x)?;
         let vocab = self.settings.model.vocab;
         let rows = logits.reshape([logits.spec().shape.numel() / vocab, vocab])?;
-        rows.to_dtype(rows.dtype().compute())?.cross_entropy(&batch.y, None, Default::default())
+        rows.to_dtype(rows.dtype().compute())?.cross_entropy(&batch.y)
     }
 
     /// The mean loss over batches spread evenly over the text that is not trained on.

@@ -100,8 +100,7 @@ fn run(options: &Options) -> Outcome<()> {
     let model = Cnn::new(&Init::new(&rt, options.seed))?;
     println!("{}\n{train} images to train on, {} to test", model.summary(), digits.len() - train);
     let config = AdamWConfig { lr: options.lr, ..Default::default() };
-    let mut optimizer = AdamW::over(config, model.parameters().iter().map(|p| p.leaf()))?;
-    let mut gradients = optimizer.gradients()?;
+    let mut optimizer = AdamW::new(&model, config)?;
     let (stop, progress) = (Stop::on_ctrl_c(), Progress::new(0, options.batch, "images"));
     let (mut step, steps) = (0, (options.epochs * per_epoch) as u64);
     for epoch in 0..options.epochs {
@@ -112,10 +111,9 @@ fn run(options: &Options) -> Outcome<()> {
                 return Err(Interrupted(format!("stopped at step {step} of {steps}; nothing was saved")).into());
             }
             let (x, y) = digits.batch(&rt, at)?;
-            let loss = model.forward(&x)?.cross_entropy(&y, None, Default::default())?;
-            gradients.zero();
-            backward_with_hooks(&loss, &mut gradients)?;
-            optimizer.step(&gradients)?;
+            let loss = model.forward(&x)?.cross_entropy(&y)?;
+            optimizer.backward(&loss)?;
+            optimizer.step()?;
             step += 1;
             progress.step(step, steps, loss.item()?);
         }

@@ -1,0 +1,5 @@
+//! `+ − · /` for variables: `(&a + &b)?`.
+
+use crate::Var;
+
+numcore::operators!(Var);

@@ -1,0 +1,70 @@
+//! The gradients an optimizer keeps for its parameters: `backward` writes them, `step` reads them.
+
+use numcore::{Error, Result, Runtime};
+
+use crate::FlatGradients;
+
+/// An optimizer's own gradients, allocated when they are first needed.
+///
+/// They stay readable after a step, until the next backward pass overwrites them.
+pub struct OwnGradients<R: Runtime> {
+    buffers: Option<FlatGradients<R>>,
+    /// Whether a step can be taken from them.
+    ready: bool,
+}
+
+impl<R: Runtime> Default for OwnGradients<R> {
+    fn default() -> Self {
+        OwnGradients { buffers: None, ready: false }
+    }
+}
+
+impl<R: Runtime> OwnGradients<R> {
+    /// The buffers, if a backward pass has needed them.
+    pub fn get(&self) -> Option<&FlatGradients<R>> {
+        self.buffers.as_ref()
+    }
+
+    /// The buffers, to clip or replace what a backward pass wrote; made by `alloc` the first time.
+    pub(crate) fn get_mut(
+        &mut self,
+        alloc: impl FnOnce() -> Result<FlatGradients<R>>,
+    ) -> Result<&mut FlatGradients<R>> {
+        Ok(match &mut self.buffers {
+            Some(buffers) => buffers,
+            none => none.insert(alloc()?),
+        })
+    }
+
+    /// The next backward pass overwrites.
+    pub(crate) fn zero(&mut self) {
+        self.ready = false;
+    }
+
+    /// Runs `write` on buffers that hold what was accumulated since the last step, made by `alloc` the first time. If it fails, nothing is left
+    /// of any of them, because a backward pass that was cut short has written some.
+    pub(crate) fn accumulate(
+        &mut self,
+        alloc: impl FnOnce() -> Result<FlatGradients<R>>,
+        write: impl FnOnce(&mut FlatGradients<R>) -> Result<()>,
+    ) -> Result<()> {
+        let ready = self.ready;
+        let buffers = self.get_mut(alloc)?;
+        if !ready {
+            buffers.zero();
+        }
+        let done = write(buffers).inspect_err(|_| buffers.zero());
+        self.ready = done.is_ok();
+        done
+    }
+
+    /// Takes a step from the gradients; they are spent if it succeeds.
+    pub(crate) fn spend(&mut self, step: impl FnOnce(&FlatGradients<R>) -> Result<()>) -> Result<()> {
+        let buffers = self.buffers.as_ref().filter(|_| self.ready);
+        let buffers = buffers
+            .ok_or_else(|| Error::state("step", "there are no gradients since the last step; call `backward` first"))?;
+        step(buffers)?;
+        self.ready = false;
+        Ok(())
+    }
+}
