@@ -138,7 +138,7 @@ pub fn alone(
             autograd::backward_with_hooks(loss.total(), &mut gradients).unwrap();
         }
         losses.push(of_step);
-        optimizer.step(&gradients).unwrap();
+        optimizer.step_from(&gradients).unwrap();
     }
     let weights = model.state_dict().unwrap().into_iter().map(|(n, v)| (n, v.to_vec::<f32>().unwrap())).collect();
     (losses, weights)

@@ -49,7 +49,7 @@ fn piped(checked: &Checked, depth: usize) -> (Vec<Vec<f32>>, Weights) {
             losses.push(pipeline.losses(&output)?.into_iter().map(|(sum, _)| sum as f32).collect::<Vec<_>>());
             for (stage, optimizer) in &mut optimizers {
                 gradients[stage].require_all()?;
-                optimizer.step(&gradients[stage])?;
+                optimizer.step_from(&gradients[stage])?;
             }
         }
         Ok((losses, weights(pipeline.stages().values())))
