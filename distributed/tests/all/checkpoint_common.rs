@@ -1,7 +1,11 @@
 //! What the tests of checkpoints share: a folder, and every way to train.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use crate::common::{Task, config, own, weights};
 use distributed::{
@@ -19,8 +23,11 @@ use runtime_cpu::Cpu;
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
+    /// A folder that no other call gets: tests run side by side, and two may ask with one name.
     pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}", std::process::id()));
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}-{call}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Scratch(path)
     }
