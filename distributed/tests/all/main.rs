@@ -10,6 +10,7 @@ mod by_hand;
 mod canonical_order;
 mod checkpoint_common;
 mod checkpoint_faults;
+mod checkpoint_held;
 mod checkpoint_kills;
 mod checkpoint_manifests;
 mod checkpoint_traffic;

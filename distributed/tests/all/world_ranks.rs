@@ -264,6 +264,9 @@ impl Checkpointed<Cpu> for Nothing {
     fn wanted(&self) -> Result<Vec<Wanted>> {
         Ok(Vec::new())
     }
+    fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
+        Ok(())
+    }
     fn restore(&mut self, _: &mut dyn FnMut(&Wanted) -> Result<Tensor<Cpu>>, _: &BTreeMap<String, u64>) -> Result<()> {
         Ok(())
     }
