@@ -277,6 +277,13 @@ impl<R: Runtime> Engine<R> {
         Ok(())
     }
 
+    /// An error if an update by these rates could not begin.
+    pub(super) fn check_update(&mut self, lrs: &[f64]) -> Result<()> {
+        let claimed = self.units.iter_mut().try_for_each(|unit| unit.claim(lrs));
+        let shown = self.units.iter_mut().try_for_each(Unit::unclaim);
+        claimed.and(shown)
+    }
+
     /// Updates all units, or none if one cannot be updated. Only what fails while it is computed leaves those before it updated.
     pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
         let claimed = self.units.iter_mut().try_for_each(|unit| unit.claim(lrs));

@@ -32,6 +32,7 @@ mod pipeline_evaluation;
 mod pipeline_faults;
 mod pipeline_formulas;
 mod pipeline_golden;
+mod pipeline_held;
 mod pipeline_hooks;
 mod pipeline_lowering;
 mod pipeline_masks;
