@@ -142,7 +142,7 @@ fn a_rate_that_is_no_number_stops_optimizers_that_step_together() {
     let rt = runtime_cpu::Cpu::with_threads(1);
     let leaf = |name: &str| Leaf::new(name, Tensor::ones(&rt, [2], DType::F32).unwrap()).unwrap();
     let leaves = [leaf("v"), leaf("w")];
-    let sgd = |k: usize| Sgd::new(SgdConfig::default()).group(std::slice::from_ref(&leaves[k]), |_| {}).unwrap();
+    let sgd = |k: usize| Sgd::over(SgdConfig::default(), std::slice::from_ref(&leaves[k])).unwrap();
     let broken = |base: f64, step: u64| if step == 1 { f64::NAN } else { base };
     let both: Vec<Box<dyn Optimizer<_>>> = vec![Box::new(sgd(0)), Box::new(sgd(1).scheduled(broken))];
     let mut both = Combined::new(both).unwrap();

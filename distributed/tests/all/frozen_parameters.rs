@@ -15,7 +15,7 @@ use numcore::{
     DType, Result, Runtime, Tensor, Use,
     ops::{PointwiseOps, ReduceOps},
 };
-use optim::{AdamW, AdamWConfig, split_decay};
+use optim::{AdamW, AdamWConfig};
 use runtime_cpu::Cpu;
 
 #[test]
@@ -116,11 +116,8 @@ fn an_optimizer_of_frozen_parameters_goes_on_from_a_checkpoint() {
                 let model = Mlp::new(&Init::new(comm.runtime(), steps.start as u64).dtype(dtype))?;
                 freeze(&model, steps.start);
                 let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
-                let (decayed, others) = split_decay(leaves);
-                let adamw = AdamWConfig { lr: 1e-2, ..Default::default() };
-                let optimizer = AdamW::new(adamw)
-                    .group(decayed, |c| c.weight_decay = 0.1)?
-                    .group(others, |c| c.weight_decay = 0.0)?;
+                let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
+                let optimizer = AdamW::over(adamw, leaves)?;
                 let options = BucketOptions::default();
                 let mut trainer = BucketedTrainer::with(&comm, &model, Box::new(optimizer), config(), options)?;
                 assert_eq!(trainer.load(&folder)?.is_some(), steps.start > 0);
