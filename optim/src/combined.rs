@@ -55,6 +55,7 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
                 "the gradients are not those of its optimizers; make them with `alloc_gradients()`",
             ));
         }
+        crate::schedule::require_rates("Combined", &self.lrs())?;
         self.check_sole()?;
         let mut rest = grads;
         for (optimizer, n) in self.all.iter_mut().zip(counts) {

@@ -76,7 +76,7 @@ pub use rule::{Now, Rule, State};
 pub use scaler::LossScaler;
 pub use schedule::{
     Constant, Cooldown, Cosine, CosineRestarts, CyclicTriangular, Exponential, Linear, MultiStep, OneCycle, Polynomial,
-    Schedule, Step, Then, Warmup, WarmupCosine, Wsd,
+    Schedule, Step, Then, Warmup, WarmupCosine, Wsd, require_rates,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use shard::{ParamGroups, ShardOptimizer, Shards};

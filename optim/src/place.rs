@@ -1,9 +1,11 @@
 //! Where optimizer state lies between updates.
 
 use numcore::{
-    DType, Error, Flat, FlatLayout, Result, Runtime, Shape, Tensor, Use,
+    DType, Error, Flat, FlatLayout, Result, Runtime, Shape, Tensor, TensorMut, Use,
     ops::{Op, ViewOps},
 };
+
+use crate::params::require_sole;
 
 /// Where a sharded optimizer keeps its state, master copies included, between updates. Values are the same to the bit either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -122,7 +124,27 @@ impl<R: Runtime> States<R> {
         Ok(())
     }
 
-    /// Runs `f` over all buffers on the device. What it leaves is kept if it succeeds.
+    /// Whether nobody else holds a buffer: those in host memory are nobody else's.
+    pub(crate) fn is_sole(&mut self) -> bool {
+        self.buffers.iter_mut().all(|(_, buffer)| match buffer {
+            Buffer::Device(flat) => require_sole(flat).is_ok(),
+            Buffer::Host(..) => true,
+        })
+    }
+
+    /// An error unless the device has memory for all buffers at once. What is asked for goes back: an update soon asks for it again.
+    pub(crate) fn require_memory(&self) -> Result<()> {
+        let rt = self.rt.tagged(Use::Optimizer);
+        let memory = |(_, buffer): &(&str, Buffer<R>)| match buffer {
+            Buffer::Device(_) => None,
+            Buffer::Host(layout, _) => {
+                Some(Shape::new(&[layout.numel()]).and_then(|shape| TensorMut::alloc(&rt, shape, layout.dtype())))
+            }
+        };
+        self.buffers.iter().filter_map(memory).collect::<Result<Vec<_>>>().map(|_| ())
+    }
+
+    /// Runs `f` over all buffers on the device. What it leaves is kept, whatever comes of it.
     pub(crate) fn update(&mut self, f: impl FnOnce(&mut [&mut Flat<R>]) -> Result<()>) -> Result<()> {
         let rt = &self.rt;
         let bring = |(_, buffer): &(&str, Buffer<R>)| match buffer {
@@ -135,10 +157,10 @@ impl<R: Runtime> States<R> {
             Buffer::Host(..) => None,
         });
         // All are in one place, so their order stays.
-        f(&mut own.chain(&mut brought).collect::<Vec<_>>())?;
-        let back = brought.into_iter().map(|flat| self.put(flat)).collect::<Result<Vec<_>>>()?;
-        self.buffers.iter_mut().zip(back).for_each(|((_, buffer), new)| *buffer = new);
-        Ok(())
+        let done = f(&mut own.chain(&mut brought).collect::<Vec<_>>());
+        let back = brought.into_iter().map(|flat| self.put(flat)).collect::<Result<Vec<_>>>();
+        let back = back.map(|all| self.buffers.iter_mut().zip(all).for_each(|((_, buffer), new)| *buffer = new));
+        done.and(back)
     }
 
     fn put(&self, flat: Flat<R>) -> Result<Buffer<R>> {

@@ -3,15 +3,15 @@
 use std::{ops::Range, sync::Arc};
 
 use numcore::{
-    DType, Error, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut, Use,
+    DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut, Use,
     ops::{Input, PointwiseOps, Spec, ViewOps, compute, update},
     pointwise::Program,
 };
 use smallvec::SmallVec;
 
 use crate::{
-    Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, flat_optimizer::SAMPLED, place::States,
-    runs::next_run, state::MASTER,
+    Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, flat_optimizer::SAMPLED, memory::lending,
+    params::one_of, place::States, runs::next_run, schedule::require_rates, state::MASTER,
 };
 
 /// Hyper-parameters by group: what [`FlatOptimizer`](crate::FlatOptimizer) is told group by group, for parameters that are known by
@@ -84,8 +84,14 @@ pub trait Shards<R: Runtime>: Send + Sync {
 
 /// The optimizer of one shard.
 pub trait ShardOptimizer<R: Runtime>: Send {
+    /// An error if an [`update`](ShardOptimizer::update) by these rates could not begin: because one is no number, someone holds a state
+    /// tensor, or there is no memory to bring the state to the device. Nothing is changed.
+    fn check(&mut self, lrs: &[f64]) -> Result<()>;
+    /// An error if state could not be written, because someone holds it.
+    fn check_sole(&mut self) -> Result<()>;
     /// Updates `values`, a row that begins with the shard's pieces, in place, from gradients laid out alike and multiplied by a scalar;
-    /// gives the memory back. Pieces that are not `used` are left alone.
+    /// gives the memory back. Pieces that are not `used` are left alone. On an error the memory is dropped, and every piece of state is as
+    /// it was before or after its update.
     fn update(
         &mut self,
         lrs: &[f64],
@@ -203,18 +209,44 @@ impl<E: Elementwise> Rules<E> {
         }
         let (config, programs) = &self.configs[self.groups[run.start]];
         let grad = grads.narrow(0, at.start, at.len())?;
-        let mut lent = states.iter_mut().map(|f| f.lend_span(run.clone())).collect::<Result<Vec<_>>>()?;
-        let mut outs: SmallVec<[&mut TensorMut<R>; 5]> = SmallVec::new();
-        outs.push(value);
-        outs.extend(lent.iter_mut());
-        let done = update(programs.get(true), &[&grad, scale], &config.scalars(now), &mut outs);
-        drop(outs);
-        states.iter_mut().zip(lent).try_for_each(|(flat, part)| flat.restore(part))?;
-        done
+        let span = |flat: &mut Flat<R>| flat.lend_span(run.clone());
+        lending(states, span, |lent| {
+            let mut outs: SmallVec<[&mut TensorMut<R>; 5]> = SmallVec::new();
+            outs.push(value);
+            outs.extend(lent.iter_mut().map(|part| &mut **part));
+            update(programs.get(true), &[&grad, scale], &config.scalars(now), &mut outs)
+        })
+    }
+
+    /// An error unless there is a rate for every group, and each is a number.
+    fn check_rates(&self, lrs: &[f64]) -> Result<()> {
+        if lrs.len() != self.configs.len() {
+            let why = format!("{} learning rates for {} groups", lrs.len(), self.configs.len());
+            return Err(Error::argument(E::NAME, why));
+        }
+        require_rates(E::NAME, lrs)
+    }
+
+    /// Which parameters someone holds something of.
+    fn one_of(&self, what: &str) -> String {
+        one_of(what, (0..self.groups.len()).map(|k| self.layout.name(k).to_string()))
     }
 }
 
 impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
+    fn check(&mut self, lrs: &[f64]) -> Result<()> {
+        self.rules.check_rates(lrs)?;
+        self.check_sole()?;
+        self.states.require_memory()
+    }
+
+    fn check_sole(&mut self) -> Result<()> {
+        if self.states.is_sole() {
+            return Ok(());
+        }
+        Err(ErrorKind::Shared { op: E::NAME, what: self.rules.one_of("state tensor") }.into())
+    }
+
     fn update(
         &mut self,
         lrs: &[f64],
@@ -223,6 +255,7 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
     ) -> Result<TensorMut<R>> {
+        self.rules.check_rates(lrs)?;
         let Shard { rules, states, steps } = self;
         let mut runs: Vec<Range<usize>> = Vec::new();
         while let Some(run) =

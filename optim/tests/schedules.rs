@@ -133,3 +133,28 @@ fn a_rate_that_is_no_number_is_an_error() {
     assert!(error.contains("learning rate of group 0 is NaN"), "{error}");
     assert_eq!(leaf.value().unwrap().to_vec::<f32>().unwrap(), before);
 }
+
+/// Nor is a step of several optimizers taken by those before the one that has no rate.
+#[test]
+fn a_rate_that_is_no_number_stops_optimizers_that_step_together() {
+    use autograd::Leaf;
+    use numcore::{DType, Tensor};
+    use optim::{Combined, Optimizer, Sgd, SgdConfig};
+    let rt = runtime_cpu::Cpu::with_threads(1);
+    let leaf = |name: &str| Leaf::new(name, Tensor::ones(&rt, [2], DType::F32).unwrap()).unwrap();
+    let leaves = [leaf("v"), leaf("w")];
+    let sgd = |k: usize| Sgd::over(SgdConfig::default(), std::slice::from_ref(&leaves[k])).unwrap();
+    let broken = |base: f64, step: u64| if step == 1 { f64::NAN } else { base };
+    let both: Vec<Box<dyn Optimizer<_>>> = vec![Box::new(sgd(0)), Box::new(sgd(1).scheduled(broken))];
+    let mut both = Combined::new(both).unwrap();
+    let ones = || {
+        let sum = numcore::ops::PointwiseOps::add(&leaves[0].var(), &leaves[1].var()).unwrap();
+        numcore::ops::ReduceOps::sum(&sum, &[], false).unwrap().backward().unwrap()
+    };
+    both.step_with(&ones()).unwrap();
+    let values = || leaves.each_ref().map(|leaf| leaf.value().unwrap().to_vec::<f32>().unwrap());
+    let (before, steps) = (values(), both.steps());
+    let error = both.step_with(&ones()).unwrap_err().to_string();
+    assert_eq!((values(), both.steps()), (before, steps));
+    assert!(error.contains("learning rate of group 1 is NaN"), "{error}");
+}

@@ -8,7 +8,8 @@
 //! counts as long as the new one is not in its place: that rename is the moment at which a save is done. Whatever happens before and after
 //! it, the checkpoint that was completed last is there and is the one that loads.
 //!
-//! **Invariant**: what one rank finds wrong, all ranks report; nothing is changed before everything that will be read was checked.
+//! **Invariant**: what one rank finds wrong, all ranks report; nothing is changed before everything that will be read, and what it goes to,
+//! was checked. If a rank still fails after that, the communicator ends: ranks have different states then.
 
 mod folder;
 mod manifest;
@@ -55,6 +56,9 @@ pub trait Checkpointed<R: Runtime> {
     fn numbers(&self) -> BTreeMap<String, u64>;
     /// Which elements this rank needs.
     fn wanted(&self) -> Result<Vec<Wanted>>;
+    /// An error if [`restore`](Checkpointed::restore) could not take everything over, as far as this can be known before it is read: because
+    /// someone holds memory that is to be written, or a number is out of range. Nothing is changed.
+    fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()>;
     /// Takes everything over; `read` gives the elements of [`wanted`](Checkpointed::wanted) as rows.
     fn restore(
         &mut self,

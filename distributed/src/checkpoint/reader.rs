@@ -9,7 +9,7 @@ use std::{
 use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
 
 use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::Entry, names, writer::file};
-use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, unanimous};
+use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, told, unanimous};
 
 impl Folder {
     /// Loads the last complete checkpoint, as [`load`](Folder::load) does; none if there is none.
@@ -25,7 +25,8 @@ impl Folder {
 
     /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
     /// shape or dtype, truncated or corrupted is found on every rank before anything is changed: ranks share out the bytes there are, and
-    /// each checks its share; then each reads the elements it needs.
+    /// each checks its share; then each reads the elements it needs. So is who holds memory that is to be written. What fails after that, as
+    /// a file that is changed meanwhile, ends the communicator: ranks then have different states.
     pub fn load<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -42,12 +43,13 @@ impl Folder {
         });
         let wanted = unanimous(comm, "load", wanted)?;
         reader.check_all_taken(comm, &wanted, &numbers)?;
-        let checked = reader.check_share(comm.rank(), comm.size());
+        let saved = reader.manifest.numbers.clone();
+        let checked = reader.check_share(comm.rank(), comm.size()).and_then(|()| state.check_restore(&saved));
         unanimous(comm, "load", checked)?;
         let rt = comm.runtime().clone();
-        let saved = reader.manifest.numbers.clone();
-        let restored = state.restore(&mut |wanted| reader.read(&rt, wanted), &saved);
-        unanimous(comm, "load", restored)?;
+        told(comm, state.restore(&mut |wanted| reader.read(&rt, wanted), &saved))?;
+        // Nobody trains on before all have everything.
+        comm.barrier()?;
         Ok(reader.manifest)
     }
 }
@@ -153,7 +155,7 @@ impl CheckpointReader {
     fn bytes(&mut self, wanted: &Wanted) -> Result<Vec<u8>> {
         let Some(entry) = self.manifest.entries.get(&wanted.name) else {
             if names::is_own(&wanted.name) {
-                return Ok(vec![0; wanted.elements.len() * wanted.dtype.size()]);
+                return zeros(wanted.elements.len() * wanted.dtype.size());
             }
             return Err(Error::state(&*wanted.name, format!("is missing in {}", self.folder.display())));
         };

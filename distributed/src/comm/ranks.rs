@@ -8,7 +8,7 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::{Comm, Places, ThreadCommunicator, abort_with};
+use super::{Comm, Places, ThreadCommunicator, abort_with, threads::LEFT};
 use crate::sync;
 
 /// A world of threads in the making.
@@ -60,14 +60,15 @@ impl Ranks {
     ) -> Result<Vec<Result<T>>> {
         let runtimes = (0..self.size).map(runtime).collect::<Result<Vec<R>>>()?;
         let comms = ThreadCommunicator::members(runtimes, self.timeout, self.places)?;
-        Ok(sync::scope(|scope| {
+        let outcomes = sync::scope(|scope| {
             let start = |(rank, comm)| {
                 let program = &program;
                 sync::spawn_in(scope, format!("rank-{rank}"), move || guarded(rank, comm, program))
             };
             let threads: Vec<_> = comms.into_iter().enumerate().map(start).collect();
-            threads.into_iter().enumerate().map(|(rank, thread)| outcome(rank, thread)).collect()
-        }))
+            threads.into_iter().enumerate().map(|(rank, thread)| outcome(rank, thread)).collect::<Vec<_>>()
+        });
+        Ok(with_causes(outcomes))
     }
 }
 
@@ -94,6 +95,20 @@ fn outcome<T>(rank: usize, thread: std::io::Result<sync::ScopedJoinHandle<'_, Re
         Ok(Err(panic)) => Err(failed(panic_message(&*panic))),
         Err(e) => Err(failed(format!("no thread: {e}"))),
     }
+}
+
+/// A rank that fails drops its groups before the world hears why: who met it missing there is told the error.
+fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
+    let own = |outcome: &Result<T>| outcome.as_ref().err().filter(|error| is_own(error)).map(Error::to_string);
+    let causes: Vec<Option<String>> = outcomes.iter().map(own).collect();
+    let with_cause = |error: Error| match (error.kind(), error.rank()) {
+        (ErrorKind::Peer { op, peer, cause }, Some(rank)) if rank != *peer && cause.starts_with(LEFT) => {
+            let Some(Some(why)) = causes.get(*peer) else { return error };
+            Error::from(ErrorKind::Peer { op, peer: *peer, cause: format!("{why}; {cause}") }).on_rank(rank)
+        }
+        _ => error,
+    };
+    outcomes.into_iter().map(|outcome| outcome.map_err(with_cause)).collect()
 }
 
 /// Whether a rank failed by itself, not because another did.

@@ -8,7 +8,7 @@ use std::{
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
-use optim::{Optimizer, all_finite};
+use optim::{Optimizer, all_finite, require_rates};
 
 use super::{BufferSync, Strategy, Summed, Trainer, TrainingConfig, norm};
 use crate::{
@@ -182,6 +182,11 @@ impl<R: Runtime> Summed<R> for DataParallel<R> {
 
     fn is_finite(&self) -> Result<bool> {
         all_finite(self.buckets.gradients())
+    }
+
+    fn check_update(&mut self) -> Result<()> {
+        require_rates("a training step", &self.optimizer.lrs())?;
+        self.optimizer.check_sole()
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {

@@ -1,9 +1,13 @@
 //! Checkpoints of trainers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use autograd::{RandomState, random_state, set_random_state};
+use autograd::{Leaf, RandomState, random_state, set_random_state};
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
+use optim::{FlatParams, LossScaler};
 
 use super::{DataParallel, Strategy, Trainer, Updates};
 use crate::{
@@ -41,14 +45,26 @@ impl Updates {
         numbers
     }
 
-    pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, rank: usize) -> Result<()> {
-        let number = |name: &str| numbers.get(name).copied();
-        self.steps = number("trainer/steps").unwrap_or(0);
-        if let (Some(scaler), Some(factor), Some(good)) =
-            (&mut self.scaler, number("scaler/factor"), number("scaler/good"))
+    /// An error if [`restore`](Updates::restore) would refuse these numbers.
+    pub(crate) fn check_restore(&self, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        self.resumed(numbers).map(|_| ())
+    }
+
+    /// The scaler as it goes on from these numbers.
+    fn resumed(&self, numbers: &BTreeMap<String, u64>) -> Result<Option<LossScaler>> {
+        let mut scaler = self.scaler.clone();
+        if let (Some(scaler), Some(&factor), Some(&good)) =
+            (&mut scaler, numbers.get("scaler/factor"), numbers.get("scaler/good"))
         {
             scaler.resume(f64::from_bits(factor), good)?;
         }
+        Ok(scaler)
+    }
+
+    pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, rank: usize) -> Result<()> {
+        self.scaler = self.resumed(numbers)?;
+        let number = |name: &str| numbers.get(name).copied();
+        self.steps = number("trainer/steps").unwrap_or(0);
         // The stream is that of the rank it is now. A rank that was not there before goes on from where the first one was.
         let random = |rank| Some((number(&names::own(rank, "seed"))?, number(&names::own(rank, "drawn"))?));
         if let Some((seed, drawn)) = random(rank).or_else(|| random(0)) {
@@ -71,6 +87,11 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
         self.strategy.wanted()
+    }
+
+    fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        self.strategy.check_restore(numbers)?;
+        self.updates.check_restore(numbers)
     }
 
     fn restore(
@@ -110,9 +131,16 @@ fn entry(name: &str) -> Entry<'_> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// Frozen parameters: whether their optimizer has state for them is not the checkpoint's affair.
-    fn frozen_names(&self) -> BTreeSet<String> {
-        self.leaves.iter().filter(|l| !l.requires_grad()).map(|l| l.name().to_string()).collect()
+    /// Parameters of which there is something in checkpoints: those without elements would be in no part of a sharded one.
+    fn saved(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
+        self.leaves.iter().filter(|l| l.spec().shape.numel() > 0)
+    }
+
+    /// Parameters of which no more than the value is in checkpoints: whether their optimizer has state for those that are frozen is not the
+    /// checkpoint's affair, and those without elements are not in it at all.
+    fn without_state(&self) -> BTreeSet<String> {
+        let without = |l: &&Arc<Leaf<R>>| !l.requires_grad() || l.spec().shape.numel() == 0;
+        self.leaves.iter().filter(without).map(|l| l.name().to_string()).collect()
     }
 }
 
@@ -120,13 +148,13 @@ impl<R: Runtime> DataParallel<R> {
 impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     fn parts(&self) -> Result<Vec<Part<R>>> {
         let mut all = Vec::new();
-        for leaf in &self.leaves {
+        for leaf in self.saved() {
             all.push(Part::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
         }
-        let frozen = self.frozen_names();
+        let without = self.without_state();
         for (name, value) in self.optimizer.state_dict()? {
             if let Entry::State { state, parameter } = entry(&name)
-                && !frozen.contains(parameter)
+                && !without.contains(parameter)
             {
                 all.push(Part::whole(names::state(state, parameter), &value)?);
             }
@@ -149,11 +177,11 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
-        let (mut numbers, frozen) = (BTreeMap::new(), self.frozen_names());
+        let (mut numbers, without) = (BTreeMap::new(), self.without_state());
         // A state that cannot be read is reported by `parts`.
         for (name, value) in self.optimizer.state_dict().unwrap_or_default() {
             if let Entry::Updates { parameter } = entry(&name)
-                && !frozen.contains(parameter)
+                && !without.contains(parameter)
             {
                 numbers.insert(names::updates(parameter), value.item().unwrap_or(0.0) as u64);
             }
@@ -171,11 +199,11 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
             dtype: spec.dtype,
             elements: 0..spec.shape.numel(),
         };
-        wanted.extend(self.leaves.iter().map(|l| whole(names::parameter(&l.name()), l.spec())));
-        let frozen = self.frozen_names();
+        wanted.extend(self.saved().map(|l| whole(names::parameter(&l.name()), l.spec())));
+        let without = self.without_state();
         for (name, value) in self.optimizer.state_dict()? {
             if let Entry::State { state, parameter } = entry(&name)
-                && !frozen.contains(parameter)
+                && !without.contains(parameter)
             {
                 wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
             }
@@ -186,36 +214,71 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         Ok(wanted)
     }
 
+    fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
+        self.optimizer.check_sole()
+    }
+
+    /// Nothing is changed before everything was read and the optimizer would take its state.
     fn restore(
         &mut self,
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
-        self.buffers.restore(read)?;
-        if let Some(compressor) = self.buckets.compressor_mut() {
-            compressor.restore(&self.leaves, read, numbers)?;
-        }
         let mut values: BTreeMap<String, Tensor<R>> = BTreeMap::new();
         for wanted in self.wanted()? {
             values.insert(wanted.name.clone(), read(&wanted)?.reshape(wanted.shape)?);
         }
         let mut take = |name: String| values.remove(&name).ok_or_else(|| Error::state(name, "was not read"));
-        for leaf in &self.leaves {
-            leaf.set(take(names::parameter(&leaf.name()))?)?;
+        let mut state = self.state_from(&mut take, numbers)?;
+        let parameters = self.saved().map(|leaf| Ok((leaf.clone(), take(names::parameter(&leaf.name()))?)));
+        let parameters = parameters.collect::<Result<Vec<_>>>()?;
+        self.optimizer.check_state_dict(&state)?;
+        self.optimizer.check_sole()?;
+        if let Some(compressor) = self.buckets.compressor_mut() {
+            compressor.restore(&self.leaves, read, numbers)?;
         }
+        self.buffers.restore(&mut |wanted| take(wanted.name.clone()))?;
+        parameters.into_iter().try_for_each(|(leaf, value)| leaf.set(value))?;
+        self.follow(&mut state)?;
+        self.optimizer.load_state_dict(&state)
+    }
+}
+
+impl<R: Runtime> DataParallel<R> {
+    /// A state of the optimizer: what is its own, and what `take` and `numbers` have.
+    fn state_from(
+        &self,
+        take: &mut dyn FnMut(String) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<Vec<(String, Tensor<R>)>> {
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0) as i64;
-        let rt = self.comm.runtime();
-        let (mut state, frozen) = (Vec::new(), self.frozen_names());
+        let (rt, without, mut state) = (self.comm.runtime(), self.without_state(), Vec::new());
         for (name, old) in self.optimizer.state_dict()? {
             let value = match entry(&name) {
-                Entry::State { parameter, .. } | Entry::Updates { parameter } if frozen.contains(parameter) => old,
+                // Not the optimizer's own memory: it cannot write what someone else holds.
+                Entry::State { parameter, .. } if without.contains(parameter) => old.copy()?,
                 Entry::State { state, parameter } => take(names::state(state, parameter))?,
+                Entry::Updates { parameter } if without.contains(parameter) => old,
                 Entry::Updates { parameter } => Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?,
                 Entry::Steps => Tensor::from_slice(rt, [], &[number(names::STEPS)])?,
                 Entry::Setting => old,
             };
             state.push((name, value));
         }
-        self.optimizer.load_state_dict(&state)
+        Ok(state)
+    }
+
+    /// Where a checkpoint has no state of parameters, their own as it is once their new values are there: master copies follow those.
+    fn follow(&mut self, state: &mut [(String, Tensor<R>)]) -> Result<()> {
+        let without = self.without_state();
+        self.optimizer.params_mut().into_iter().try_for_each(FlatParams::adopt)?;
+        for ((name, value), (_, own)) in state.iter_mut().zip(self.optimizer.state_dict()?) {
+            if let Entry::State { parameter, .. } = entry(name)
+                && without.contains(parameter)
+            {
+                *value = own.copy()?;
+            }
+        }
+        Ok(())
     }
 }

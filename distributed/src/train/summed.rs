@@ -19,6 +19,9 @@ pub trait Summed<R: Runtime> {
     fn norm(&self) -> Result<Tensor<R>>;
     /// Whether all gradients are finite, on all ranks; waits for the device.
     fn is_finite(&self) -> Result<bool>;
+    /// An error if [`update`](Summed::update) could not begin: someone holds memory it writes, or a learning rate is no number. Nothing is
+    /// changed.
+    fn check_update(&mut self) -> Result<()>;
     /// Updates the parameters from the gradients times a scalar on the device.
     fn update(&mut self, scale: &Tensor<R>) -> Result<()>;
     /// The learning rate of the next update (of the first group).

@@ -88,9 +88,7 @@ impl<R: Runtime> Engine<R> {
     pub(super) fn value(&mut self, leaf: &Leaf<R>) -> Option<Result<Tensor<R>>> {
         let id = std::ptr::from_ref(leaf) as usize;
         let &(unit, i) = self.place.get(&id)?;
-        let fetched = self.need(unit);
-        let leaf = self.units[unit].leaves[i].clone();
-        Some(fetched.and_then(|()| leaf.value()))
+        Some(self.need(unit).and_then(|()| self.units[unit].value(i)))
     }
 
     /// A unit is about to be read: gathers it with those of its name, lets others go, and sends for what will be read next.
@@ -279,13 +277,22 @@ impl<R: Runtime> Engine<R> {
         Ok(())
     }
 
-    /// Updates all units, or none.
+    /// An error if an update by these rates could not begin.
+    pub(super) fn check_update(&mut self, lrs: &[f64]) -> Result<()> {
+        let claimed = self.units.iter_mut().try_for_each(|unit| unit.claim(lrs));
+        let shown = self.units.iter_mut().try_for_each(Unit::unclaim);
+        claimed.and(shown)
+    }
+
+    /// Updates all units, or none if one cannot be updated. Only what fails while it is computed leaves those before it updated.
     pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
-        if let Err(error) = self.units.iter_mut().try_for_each(Unit::claim) {
-            self.units.iter_mut().try_for_each(Unit::unclaim)?;
-            return Err(error);
+        let claimed = self.units.iter_mut().try_for_each(|unit| unit.claim(lrs));
+        let updated = claimed.and_then(|()| self.units.iter_mut().try_for_each(|unit| unit.update(lrs, scale)));
+        if updated.is_err() {
+            // What cannot be shown is an error when it is next read; the one to report is the first.
+            self.units.iter_mut().for_each(|unit| drop(unit.unclaim()));
         }
-        self.units.iter_mut().try_for_each(|unit| unit.update(lrs, scale))
+        updated
     }
 
     /// Sends for everything, to be kept for a part of a step, until [`unhold`](Engine::unhold); it is waited for when it is read.

@@ -146,12 +146,23 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// Updates this rank's shard, which was [claimed](Unit::claim). Values elsewhere are stale then: they are gathered before they are
-    /// next read.
+    /// next read. On an error the values are kept, each as it was before or after its update; [`unclaim`](Unit::unclaim) shows them.
     pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
-        let grads = self.gradient()?;
         if self.own.is_none() {
             return Ok(());
         }
+        let updated = self.update_shard(lrs, scale);
+        if updated.is_err() {
+            // Who was lent the values is gone.
+            self.values.reclaim();
+        }
+        self.leaves.iter().for_each(|leaf| leaf.touch());
+        updated?;
+        if self.is_sharded() { Ok(()) } else { self.prefetch() }
+    }
+
+    fn update_shard(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
+        let grads = self.gradient()?;
         let (start, n) = (self.own_start(), self.layout.shard());
         let whole = self.values.lend_whole()?;
         let numel = whole.shape().numel();
@@ -162,9 +173,7 @@ impl<R: Runtime> Unit<R> {
             let updated = own.optimizer.update(lrs, shard, &grads, scale, &|k| used[pieces[k].parameter])?;
             parts.insert(1, updated);
         }
-        self.values.restore(TensorMut::join(parts)?)?;
-        self.leaves.iter().for_each(|leaf| leaf.touch());
-        if self.is_sharded() { Ok(()) } else { self.prefetch() }
+        self.values.restore(TensorMut::join(parts)?)
     }
 }
 

@@ -35,6 +35,10 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         Ok(self.buffers.wanted().into_iter().chain(engine.units.iter().flat_map(Unit::wanted)).collect())
     }
 
+    fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
+        self.engine.lock().units.iter_mut().try_for_each(|unit| unit.check_sole("load"))
+    }
+
     fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         self.buffers.restore(read)?;
         self.engine.lock().units.iter_mut().try_for_each(|unit| unit.restore(read, numbers))?;
@@ -76,6 +80,11 @@ impl<R: Runtime> Unit<R> {
         self.own.as_ref().map_or_else(Vec::new, steps)
     }
 
+    /// Parameters of which there is something in checkpoints: those without elements are in nobody's shard.
+    fn saved(&self) -> impl Iterator<Item = usize> {
+        (0..self.leaves.len()).filter(|&i| self.leaves[i].spec().shape.numel() > 0)
+    }
+
     /// Parameters whole where they are kept whole, state by pieces.
     fn wanted(&self) -> Vec<Wanted> {
         let of = |name, i: usize, dtype, elements| Wanted { name, shape: self.leaves[i].spec().shape, dtype, elements };
@@ -86,7 +95,7 @@ impl<R: Runtime> Unit<R> {
         };
         let mut wanted: Vec<Wanted> = match self.is_sharded() {
             true => Vec::new(),
-            false => (0..self.leaves.len()).map(whole).collect(),
+            false => self.saved().map(whole).collect(),
         };
         for piece in &self.pieces {
             let (i, elements) = (piece.parameter, piece.elements.clone());
@@ -103,25 +112,37 @@ impl<R: Runtime> Unit<R> {
 
     fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         let wanted = self.wanted();
+        self.take_values()?;
+        let taken = self.take_over(&wanted, read, numbers);
+        // They are in the leaves again whatever came of it.
+        taken.and(self.values_changed())
+    }
+
+    fn take_over(&mut self, wanted: &[Wanted], read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         let mut wanted = wanted.iter();
         let mut next =
             || wanted.next().map_or_else(|| Err(Error::state("a checkpoint", "wants too little")), &mut *read);
-        self.take_values()?;
         if !self.is_sharded() {
-            (0..self.leaves.len()).try_for_each(|i| overwrite(&mut self.values, i, &next()?))?;
+            let saved: Vec<usize> = self.saved().collect();
+            saved.into_iter().try_for_each(|i| overwrite(&mut self.values, i, &next()?))?;
         }
-        let sharded = self.is_sharded();
+        let (sharded, start, layout) = (self.is_sharded(), self.own_start(), self.layout.shard_layout(self.rank())?);
         for k in 0..self.pieces.len() {
             if sharded {
                 overwrite(&mut self.values, k, &next()?)?;
             }
-            let trained = self.leaves[self.pieces[k].parameter].requires_grad();
-            if let Some(own) = self.own.as_mut().filter(|_| trained) {
+            let piece = &self.pieces[k];
+            let leaf = &self.leaves[piece.parameter];
+            let Some(own) = &mut self.own else { continue };
+            if leaf.requires_grad() {
                 (0..own.optimizer.state().len()).try_for_each(|s| own.optimizer.set_row(s, k, &next()?))?;
-                let name = names::updates(&self.leaves[self.pieces[k].parameter].name());
-                own.optimizer.steps_mut()[k] = numbers.get(&name).copied().unwrap_or(0);
+                own.optimizer.steps_mut()[k] = numbers.get(&names::updates(&leaf.name())).copied().unwrap_or(0);
+            } else {
+                // There is no state of it in checkpoints; its master copy follows the value.
+                let at = start + layout.range(k).offset();
+                own.optimizer.adopt(k, &self.values.whole()?.narrow(0, at, piece.elements.len())?)?;
             }
         }
-        self.values_changed()
+        Ok(())
     }
 }

@@ -235,6 +235,10 @@ impl<R: Runtime> Summed<R> for Sharded<R> {
         Ok(own.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
     }
 
+    fn check_update(&mut self) -> Result<()> {
+        self.engine.lock().check_update(&self.rates())
+    }
+
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
         self.engine.lock().update(&self.rates(), scale)?;
         self.steps += 1;

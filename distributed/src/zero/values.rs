@@ -42,25 +42,55 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// As [`take_values`](Unit::take_values) before an update: an error if someone else holds the memory.
-    pub(super) fn claim(&mut self) -> Result<()> {
+    /// As [`take_values`](Unit::take_values) before an update by these rates: an error if it could not begin, because someone else holds
+    /// the memory of values or state, for one.
+    pub(super) fn claim(&mut self, lrs: &[f64]) -> Result<()> {
         if self.own.is_none() {
             return Ok(());
         }
         self.take_values()?;
+        self.require_sole("step")?;
+        self.own.as_mut().map_or(Ok(()), |own| own.optimizer.check(lrs))
+    }
+
+    /// After [`claim`](Unit::claim), where the unit was not updated: the values are in the leaves again.
+    pub(super) fn unclaim(&mut self) -> Result<()> {
+        let claimed = !self.is_sharded() && matches!(self.whole, Whole::Absent);
+        if claimed { self.show(None) } else { Ok(()) }
+    }
+
+    /// An error if values or state could not be written, because someone else holds the memory.
+    pub(super) fn check_sole(&mut self, op: &'static str) -> Result<()> {
+        self.arrive()?;
+        self.adopt()?;
+        if !self.is_sharded() {
+            self.hide();
+        }
+        let sole = self.require_sole(op);
+        let sole = sole.and_then(|()| self.own.as_mut().map_or(Ok(()), |own| own.optimizer.check_sole()));
+        sole.and(self.unclaim())
+    }
+
+    /// An error if someone else holds the memory of the values that are kept.
+    fn require_sole(&mut self, op: &'static str) -> Result<()> {
         match self.values.lend_whole() {
             Ok(memory) => self.values.restore(memory),
             Err(_) => {
                 let what = format!("one of the parameters of the unit `{}`", self.name);
-                Err(ErrorKind::Shared { op: "step", what }.into())
+                Err(ErrorKind::Shared { op, what }.into())
             }
         }
     }
 
-    /// Undoes [`claim`](Unit::claim), before anything was written.
-    pub(super) fn unclaim(&mut self) -> Result<()> {
-        let claimed = self.own.is_some() && !self.is_sharded() && matches!(self.whole, Whole::Absent);
-        if claimed { self.show(None) } else { Ok(()) }
+    /// Leaf `i`'s value, of a unit that is here. Where someone took it out of the leaf, the one that was put there: the leaf would ask for it
+    /// here again.
+    pub(super) fn value(&self, i: usize) -> Result<Tensor<R>> {
+        let leaf = &self.leaves[i];
+        match &self.whole {
+            Whole::Present(shown) if !leaf.is_resident() => Ok(shown[i].clone()),
+            Whole::Present(_) => leaf.value(),
+            _ => Err(ErrorKind::NotResident { name: leaf.name().to_string() }.into()),
+        }
     }
 
     /// The values that are kept were written, the same on every rank where all of them are kept.

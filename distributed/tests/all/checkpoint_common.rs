@@ -1,7 +1,11 @@
 //! What the tests of checkpoints share: a folder, and every way to train.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use crate::common::{Task, config, own, weights};
 use distributed::{

@@ -11,7 +11,7 @@ use std::{
 use crate::checkpoint_common::*;
 use crate::common::{Mlp, Task, config, cpu};
 use distributed::{
-    checkpoint::Folder,
+    checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator, Ranks},
     train::Notes,
     zero::ZeroStage,
@@ -159,5 +159,50 @@ fn what_a_run_went_back_from_is_not_the_last_one() {
         let done = at >= 7;
         assert_eq!(folder.latest().unwrap(), Some(if done { 2 } else { 1 }), "{at}");
         assert_eq!(loaded(&folder).0, "new", "{at}");
+    }
+}
+
+/// A save that replaced step 1 ended before the old one was removed. What is removed later takes both away, wherever it ends.
+#[test]
+fn what_was_replaced_does_not_come_back() {
+    // The old one's manifest and folder, the new one's manifest and folder.
+    for at in 0..5 {
+        let scratch = Scratch::new("came-back");
+        let folder = scratch.folder();
+        let ended = folder.clone().watched(|change| match change {
+            "remove the old one" => Err(Error::argument("save", "ended")),
+            _ => Ok(()),
+        });
+        let saved = Ranks::new(1).outcomes(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            trainer.step(&model, &comm, 0)?;
+            trainer.save_with(&folder, notes("old"))?;
+            trainer.save_with(&ended, notes("new"))
+        });
+        assert!(saved.unwrap().swap_remove(0).is_err());
+        let later = Ranks::new(1).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            assert_eq!(trainer.load(&folder)?.map(|m| m.notes()["said"].clone()), Some("new".into()));
+            trainer.step(&model, &comm, 1)?;
+            trainer.save_with(&folder, notes("later"))
+        });
+        later.unwrap();
+        let made = AtomicUsize::new(0);
+        let stopping = folder.clone().watched(move |change| match made.fetch_add(1, Ordering::SeqCst) == at {
+            true => Err(Error::argument("prune", format!("ended before: {change}"))),
+            false => Ok(()),
+        });
+        assert_eq!(stopping.prune(1).is_err(), at < 4, "{at}");
+        // What there still is of step 1 is the new one.
+        let steps = folder.steps().unwrap();
+        assert_eq!(steps, if at < 3 { vec![1, 2] } else { vec![2] }, "{at}");
+        if steps.contains(&1) {
+            let reader = CheckpointReader::open(folder.step(1)).unwrap();
+            assert_eq!(reader.manifest().notes()["said"], "new", "{at}");
+        }
+        folder.prune(1).unwrap();
+        assert_eq!((folder.steps().unwrap(), folder.latest().unwrap()), (vec![2], Some(2)), "{at}");
     }
 }

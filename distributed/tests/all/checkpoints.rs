@@ -2,16 +2,20 @@
 
 use crate::checkpoint_common::*;
 use crate::common::{Mlp, Task, config, cpu, own, single, weights};
+use autograd::Var;
 use distributed::{
     checkpoint::CheckpointReader,
     comm::{Communicator, Ranks},
     plan::{Axis, Mesh, ParallelPlan},
     sampler::DistributedSampler,
-    train::{Notes, SimpleTrainer, TrainingConfig},
+    train::{Loss, Notes, SimpleTrainer, TrainingConfig},
     zero::{Sharded, ZeroOptions, ZeroStage, ZeroTrainer},
 };
-use nn::{Gpt, Init};
-use numcore::DType;
+use nn::{Forward, Gpt, Init, Linear, Module};
+use numcore::{
+    DType, Result, Runtime,
+    ops::{PointwiseOps, ReduceOps},
+};
 use optim::{AdamWConfig, LossScaler, ParamGroups};
 use runtime_cpu::Cpu;
 
@@ -52,6 +56,53 @@ fn any_strategy_goes_on_from_any_other_at_any_size() {
                     let expected = [&one.losses[2..4], &one.weights[3][..]].concat();
                     let off = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                     assert!(off < 1e-11, "{from:?} on {saved} to {to:?} on {loaded}: {off:e}");
+                }
+            }
+        }
+    }
+}
+
+/// With parameters that have no elements: in a unit of their own, and between others.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Hollow<R: Runtime> {
+    mlp: Mlp<R>,
+    none: Linear<R>,
+    between: Vec<Linear<R>>,
+}
+
+impl Task for Hollow<Cpu> {
+    const NAME: &'static str = "hollow";
+
+    fn new(init: &Init<Cpu>) -> Result<Self> {
+        let between = vec![Linear::new(init, 5, 2)?, Linear::new(init, 5, 0)?, Linear::new(init, 5, 3)?];
+        Ok(Hollow { mlp: Mlp::new(init)?, none: Linear::new(init, 5, 0)?, between })
+    }
+
+    fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
+        let (x, _) = self.mlp.batch(rt, step, examples)?;
+        let sum = |linear: &Linear<Cpu>| -> Result<Var<Cpu>> { linear.forward(&x)?.square()?.sum(&[], false) };
+        let all = self.between.iter().chain([&self.none]).map(sum);
+        let loss = self.mlp.loss(rt, step, examples)?;
+        let total = all.into_iter().try_fold(loss.total().clone(), |total, sum| total.add(&sum?))?;
+        Loss::sum(total, loss.weight())
+    }
+}
+
+#[test]
+fn parameters_without_elements_pass_between_strategies() {
+    let one = single::<Hollow<Cpu>>(DType::F64, config()).unwrap();
+    for from in HOWS {
+        for n in [1, 2, 3] {
+            let scratch = Scratch::new("hollow");
+            let folder = scratch.folder();
+            Ranks::new(n).run(cpu, |c| run::<Hollow<Cpu>>(&c, from, DType::F64, &folder, 0, 2, true)).unwrap();
+            for to in HOWS {
+                let all = Ranks::new(2).run(cpu, |c| run::<Hollow<Cpu>>(&c, to, DType::F64, &folder, 2, 4, false));
+                for got in all.unwrap_or_else(|e| panic!("{from:?} on {n} to {to:?}: {e}")) {
+                    let expected = [&one.losses[2..4], &one.weights[3][..]].concat();
+                    let off = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                    assert!(off < 1e-11, "{from:?} on {n} to {to:?}: {off:e}");
                 }
             }
         }

@@ -6,6 +6,7 @@ use crate::common::{Mlp, Task, Trace, config, weights};
 use autograd::Var;
 use distributed::{
     buckets::{BucketLimits, BucketOptions, PowerSgd, Unused, Wire},
+    checkpoint::Checkpointed,
     comm::{Comm, NoOpCommunicator},
     train::{BucketedTrainer, Loss, Strategy, Summed, Trainer, TrainingConfig},
     zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
@@ -29,11 +30,14 @@ enum Fault {
     Sweep,
     /// The losses weigh nothing: found after all sweeps.
     Weightless,
+    /// Someone holds a state tensor when it is to be updated.
+    HeldState,
     /// Someone holds a parameter's value when it is to be updated.
     Held,
 }
 
-const FAULTS: [Fault; 5] = [Fault::First, Fault::Second, Fault::Sweep, Fault::Weightless, Fault::Held];
+const FAULTS: [Fault; 6] =
+    [Fault::First, Fault::Second, Fault::Sweep, Fault::Weightless, Fault::HeldState, Fault::Held];
 const BATCH: [usize; 4] = [0, 1, 2, 3];
 
 /// Its gradient cannot be computed.
@@ -67,7 +71,7 @@ fn micro(model: &Mlp<Cpu>, rt: &Cpu, k: usize, fault: Option<Fault>) -> Result<L
 }
 
 /// One step that fails, if it is to, then two good ones.
-fn train<S: Strategy<Cpu> + Summed<Cpu>>(
+fn train<S: Strategy<Cpu> + Summed<Cpu> + Checkpointed<Cpu>>(
     model: &Mlp<Cpu>,
     rt: &Cpu,
     mut trainer: Trainer<Cpu, S>,
@@ -76,6 +80,9 @@ fn train<S: Strategy<Cpu> + Summed<Cpu>>(
     if fault.is_some() {
         // Not the first parameter: those before it must not have been updated either.
         let _held = if fault == Some(Fault::Held) { Some(model.c.weight.value()?) } else { None };
+        let mut states = if fault == Some(Fault::HeldState) { trainer.strategy().parts()? } else { Vec::new() };
+        states.retain(|part| part.name == "state/exp_avg/c.weight");
+        assert_eq!(states.len(), usize::from(fault == Some(Fault::HeldState)));
         assert!(trainer.step(|k| micro(model, rt, k, fault)).is_err(), "{fault:?}: an error");
     }
     let mut trace = Trace::default();
@@ -141,9 +148,14 @@ fn with_shards() {
             (Unused::Allow, StatePlace::Device),
             (Unused::Error, StatePlace::Host),
         ] {
-            // A value that was gathered for a reader is not the one that is updated.
-            let faults = if stage.shards_parameters() { &FAULTS[..4] } else { &FAULTS };
-            compare(&format!("stage {} {unused:?} {state:?}", stage.number()), faults, |model, rt, comm, fault| {
+            // A value that was gathered for a reader is not the one that is updated, nor is a copy of state in host memory.
+            let harmless = |fault: &Fault| match fault {
+                Fault::Held => stage.shards_parameters(),
+                Fault::HeldState => state == StatePlace::Host,
+                _ => false,
+            };
+            let faults: Vec<Fault> = FAULTS.into_iter().filter(|fault| !harmless(fault)).collect();
+            compare(&format!("stage {} {unused:?} {state:?}", stage.number()), &faults, |model, rt, comm, fault| {
                 let options = ZeroOptions { stage, units: UnitOf::children(), unused, state };
                 train(model, rt, ZeroTrainer::new(&comm, model, two(false)?, options)?, fault)
             });

@@ -8,13 +8,14 @@ use autograd::Var;
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{BucketedTrainer, Loss, SimpleTrainer, TrainingConfig},
+    train::{BucketedTrainer, Loss, Notes, SimpleTrainer, TrainingConfig},
 };
 use nn::{Forward, Init, Linear, ModuleExt};
 use numcore::{
-    DType, Runtime, Tensor, Use,
+    DType, Result, Runtime, Tensor, Use,
     ops::{PointwiseOps, ReduceOps},
 };
+use optim::{AdamW, AdamWConfig};
 use runtime_cpu::Cpu;
 
 #[test]
@@ -62,17 +63,27 @@ fn alone() -> Vec<f64> {
     weights(&model).unwrap()
 }
 
+/// Whether a trainer that loads was made when parameters were frozen already, or still trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Made {
+    Frozen,
+    Trained,
+}
+
 #[test]
 fn checkpoints_pass_between_strategies() {
     let one = Trace { weights: vec![alone()], ..Default::default() };
     for from in HOWS {
         let scratch = Scratch::new(&format!("frozen-{from:?}"));
         let folder = scratch.folder();
-        let run = |how: How, n: usize, steps: std::ops::Range<usize>| {
+        let run = |how: How, n: usize, steps: std::ops::Range<usize>, made: Made| {
             everywhere(n, |comm| {
                 let model = Mlp::new(&Init::new(comm.runtime(), steps.start as u64).dtype(DType::F64))?;
-                freeze(&model, steps.start);
+                if made == Made::Frozen {
+                    freeze(&model, steps.start);
+                }
                 let mut trainer = Any::new(&comm, &model, how, config())?;
+                freeze(&model, steps.start);
                 assert_eq!(trainer.load(&folder)?.is_some(), steps.start > 0);
                 for step in steps.clone() {
                     freeze(&model, step);
@@ -84,11 +95,77 @@ fn checkpoints_pass_between_strategies() {
                 Ok(Trace { weights: vec![trainer.weights(&model)?], ..Default::default() })
             })
         };
-        run(from, 2, 0..2);
+        run(from, 2, 0..2, Made::Frozen);
         for (to, n) in HOWS.into_iter().flat_map(|to| [(to, 1), (to, 2), (to, 3)]) {
-            let off = difference(&run(to, n, 2..4), &one);
-            assert!(off <= 1e-11, "{from:?} to {to:?} on {n}: {off:e}");
+            for made in [Made::Frozen, Made::Trained] {
+                let off = difference(&run(to, n, 2..4, made), &one);
+                assert!(off <= 1e-11, "{from:?} to {to:?} on {n}, {made:?}: {off:e}");
+            }
         }
+    }
+}
+
+/// An optimizer that has the frozen parameters too, of types without and with master copies.
+#[test]
+fn an_optimizer_of_frozen_parameters_goes_on_from_a_checkpoint() {
+    for dtype in [DType::F64, DType::BF16] {
+        let scratch = Scratch::new("frozen-with");
+        let folder = scratch.folder();
+        let run = |n: usize, steps: std::ops::Range<usize>| {
+            everywhere(n, |comm| {
+                let model = Mlp::new(&Init::new(comm.runtime(), steps.start as u64).dtype(dtype))?;
+                freeze(&model, steps.start);
+                let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
+                let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
+                let optimizer = AdamW::over(adamw, leaves)?;
+                let options = BucketOptions::default();
+                let mut trainer = BucketedTrainer::with(&comm, &model, Box::new(optimizer), config(), options)?;
+                assert_eq!(trainer.load(&folder)?.is_some(), steps.start > 0);
+                for step in steps.clone() {
+                    freeze(&model, step);
+                    trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
+                }
+                if steps.end == 2 {
+                    trainer.save(&folder, &Notes::new())?;
+                }
+                Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+            })
+        };
+        let whole = run(2, 0..4);
+        run(2, 0..2);
+        assert!(run(2, 2..4) == whole, "{dtype}");
+    }
+}
+
+/// Master copies follow values that were loaded while a parameter was frozen: what trains it later goes on from those.
+#[test]
+fn one_that_was_frozen_when_it_was_loaded_can_be_trained_later() {
+    for (how, n) in HOWS.into_iter().flat_map(|how| [(how, 1), (how, 2)]) {
+        let scratch = Scratch::new("unfrozen");
+        let folder = scratch.folder();
+        let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+        everywhere(n, |comm| {
+            let made = |seed: u64| -> Result<(Mlp<Cpu>, Any)> {
+                let model = Mlp::new(&Init::new(comm.runtime(), seed).dtype(DType::BF16))?;
+                let trainer = Any::new(&comm, &model, how, config())?;
+                freeze(&model, 0);
+                Ok((model, trainer))
+            };
+            let (model, trainer) = made(0)?;
+            trainer.save(&folder)?;
+            let saved = trainer.weights(&model)?;
+            let (model, mut trainer) = made(7)?;
+            let before = trainer.weights(&model)?;
+            trainer.load(&folder)?;
+            assert_eq!(trainer.weights(&model)?, saved);
+            model.unfreeze_where(|_| true);
+            trainer.step(&model, &comm, 0)?;
+            let trained = trainer.weights(&model)?;
+            // AdamW moves a weight by about its rate.
+            let off = largest(&trained, &saved);
+            assert!(largest(&before, &saved) > 0.3 && off < 0.03, "{how:?} on {n}: {off}");
+            Ok(Trace::default())
+        });
     }
 }
 

@@ -108,6 +108,46 @@ fn a_value_put_there_while_the_next_is_on_its_way_wins() {
     }
 }
 
+/// What a program takes out of a leaf, its trainer still has.
+#[test]
+fn a_value_that_was_taken_out_can_be_read_and_trained() {
+    for how in HOWS {
+        let (tell, told) = std::sync::mpsc::channel();
+        let program = move || {
+            let done = Ranks::new(2).run(cpu, |comm| {
+                let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+                let mut trainer = Any::new(&comm, &model, how, config())?;
+                trainer.step_with(|_| model.loss(comm.runtime(), 0, &SEEN))?;
+                let scope = trainer.full()?;
+                let leaf = model.c.weight.leaf();
+                let seen = leaf.value()?.to_vec::<f64>()?;
+                let taken = leaf.take().filter(|_| how == How::Buckets);
+                // Buckets have no other place that a value could come from.
+                if how == How::Buckets {
+                    assert!(leaf.value().is_err());
+                    leaf.put(taken.expect("it was there"))?;
+                }
+                assert_eq!(leaf.value()?.to_vec::<f64>()?, seen, "{how:?}");
+                drop(scope);
+                trainer.step_with(|_| model.loss(comm.runtime(), 1, &SEEN))?;
+                trainer.weights(&model)
+            });
+            // The receiver is gone once the time is up.
+            let _ = tell.send(done);
+        };
+        std::thread::spawn(program);
+        let done = told.recv_timeout(std::time::Duration::from_secs(60));
+        let ranks = done.unwrap_or_else(|e| panic!("{how:?}: {e}")).unwrap();
+        let through = everywhere(2, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            (0..2).try_for_each(|step| trainer.step_with(|_| model.loss(comm.runtime(), step, &SEEN)).map(|_| ()))?;
+            Ok(Trace { weights: vec![trainer.weights(&model)?], ..Default::default() })
+        });
+        assert!(ranks.iter().all(|rank| *rank == through.weights[0]), "{how:?}");
+    }
+}
+
 #[test]
 fn checkpoints_have_them() {
     for how in HOWS {

@@ -264,6 +264,9 @@ impl Checkpointed<Cpu> for Nothing {
     fn wanted(&self) -> Result<Vec<Wanted>> {
         Ok(Vec::new())
     }
+    fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
+        Ok(())
+    }
     fn restore(&mut self, _: &mut dyn FnMut(&Wanted) -> Result<Tensor<Cpu>>, _: &BTreeMap<String, u64>) -> Result<()> {
         Ok(())
     }
@@ -289,4 +292,21 @@ fn what_a_group_finds_is_told_outside_of_it_with_the_rank_where_it_began() {
     assert!(errors.iter().all(|e| e.to_string().matches("the disk is full").count() == 1), "{errors:?}");
     let error = Ranks::new(4).timeout(TIMEOUT).run(cpu, program).unwrap_err();
     assert!(error.rank() == Some(3) && error.to_string().contains("the disk is full"), "{error}");
+}
+
+/// The group goes before the world hears of the error, so those who wait in it meet a rank that has left: they are told why it has.
+#[test]
+fn a_rank_that_leaves_a_group_by_an_error_is_named_with_it() {
+    let program = |comm: Comm<Cpu>| -> Result<()> {
+        let group = group(&comm, 0, comm.rank())?;
+        if comm.rank() == 2 {
+            return Err(Error::argument("test", "no more of it"));
+        }
+        group.barrier()
+    };
+    let outcomes = Ranks::new(3).timeout(TIMEOUT).outcomes(cpu, program).unwrap();
+    let errors: Vec<Error> = outcomes.into_iter().map(|o| o.err().unwrap()).collect();
+    assert!(errors.iter().all(|e| e.to_string().matches("no more of it").count() == 1), "{errors:?}");
+    let others = errors[..2].iter().map(Error::to_string);
+    assert!(others.into_iter().all(|e| e.contains("rank 2 failed") && e.contains("last calls:")), "{errors:?}");
 }

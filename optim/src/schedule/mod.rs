@@ -12,8 +12,8 @@ pub use warmup::{Cooldown, Then, Warmup, Wsd};
 
 use numcore::{Error, Result};
 
-/// An update by a rate that is no number would make all weights NaN.
-pub(crate) fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
+/// An error if a group's learning rate is no number: an update by it would make all weights NaN.
+pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
     match lrs.iter().position(|lr| !lr.is_finite()) {
         None => Ok(()),
         Some(k) => {

@@ -57,14 +57,28 @@ impl<R: Runtime> Compressor<R> {
         Ok(all)
     }
 
+    /// On an error, everything is as it was.
     pub(crate) fn restore(
         &mut self,
         leaves: &[Arc<Leaf<R>>],
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
+        let before = (std::mem::take(&mut self.matrices), self.steps);
+        let taken = self.take_over(leaves, read, numbers);
+        if taken.is_err() {
+            (self.matrices, self.steps) = before;
+        }
+        taken
+    }
+
+    fn take_over(
+        &mut self,
+        leaves: &[Arc<Leaf<R>>],
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
         let steps = |rank| numbers.get(&names::own(rank, STEPS)).copied();
-        self.matrices.clear();
         self.steps = steps(0).unwrap_or(0);
         let saved = (0..).take_while(|&r| steps(r).is_some()).count();
         for leaf in leaves {

@@ -26,6 +26,7 @@ use numcore::{DeviceId, Error, ErrorKind, Result, Runtime, TensorMut};
 use super::{Call, Comm, Communicator, Pending, Places, Work, collectives::Make};
 use crate::sync::{self, Instant, mpsc};
 use round::{Job, Slot};
+pub(super) use world::LEFT;
 use world::{Failure, Name, Why, World};
 
 /// A rank among threads. Made by [`Ranks::run`](super::Ranks::run), or all at once by [`ThreadCommunicator::world`].

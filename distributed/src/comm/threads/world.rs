@@ -13,6 +13,9 @@ use crate::{
     sync::{Condvar, Instant, Mutex, mpsc::Sender},
 };
 
+/// How the cause begins of what others meet where a rank has left.
+pub(in crate::comm) const LEFT: &str = "it left";
+
 /// Why nobody can go on.
 #[derive(Clone, Debug)]
 pub(super) enum Why {
@@ -283,7 +286,7 @@ impl<R: Runtime> Group<R> {
     fn deserted(&self, key: Key) -> Option<Why> {
         let peer = self.missing(key).into_iter().find(|&r| self.members[r].left)?;
         let what = self.rounds.get(&key)?.described();
-        Some(Why::Peer { peer: self.seats[peer], cause: format!("it left while {what}") })
+        Some(Why::Peer { peer: self.seats[peer], cause: format!("{LEFT} while {what}") })
     }
 
     /// Gives every rank its memory back.

@@ -54,6 +54,11 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for StagedTrainer<R, S> {
         Ok(wanted)
     }
 
+    fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        self.stages.parts.values_mut().try_for_each(|strategy| strategy.check_restore(numbers))?;
+        self.updates.check_restore(numbers)
+    }
+
     fn restore(
         &mut self,
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,

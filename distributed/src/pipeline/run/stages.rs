@@ -105,7 +105,15 @@ impl<R: Runtime, S: StageStrategy<R>> Summed<R> for Stages<R, S> {
         Ok(!answers(&self.pipe, own)?.contains(&false))
     }
 
+    fn check_update(&mut self) -> Result<()> {
+        self.parts.values_mut().try_for_each(S::check_update)
+    }
+
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
+        if self.parts.len() > 1 {
+            // All of them, before the first is updated.
+            self.check_update()?;
+        }
         self.parts.values_mut().try_for_each(|part| part.update(scale))
     }
 
