@@ -98,6 +98,15 @@ impl Problem {
         })
     }
 
+    /// The magnitude above which a query's logsumexp does not tell its weights to three digits, if a mask moved it there.
+    fn most<T: Float>(&self) -> T {
+        T::from_f64(match (&self.mask, size_of::<T>()) {
+            (None, _) => f64::INFINITY,
+            (Some(_), 4) => 2f64.powi(13),
+            (Some(_), _) => 2f64.powi(42),
+        })
+    }
+
     /// Whether there is more to what a query sees than a triangle from the first query and key.
     fn is_banded(&self) -> bool {
         self.offset != 0 || self.reach[0].is_some() || self.reach[1].is_some_and(|n| n != 0)
@@ -175,16 +184,24 @@ impl Problem {
         s: &mut [S::Lane],
     ) {
         let Some(mask) = &self.mask else { return };
-        let along = mask.layout.strides()[3];
+        let (along, lowest) = (mask.layout.strides()[3], lowest::<S::Lane>());
         let values: Base<S> = mask.base();
         for (row, s) in rows.clone().zip(s.chunks_exact_mut(LINE)) {
             let first = offset(&mask.layout, [b, h, row, keys.start]);
             for (j, x) in s[..n].iter_mut().enumerate() {
                 // SAFETY: a position of the mask, which was broadcast to the scores.
-                *x = (*x + unsafe { values.get(first + j as isize * along) }.load()) * S::Lane::LOG2E;
+                let score = *x + unsafe { values.get(first + j as isize * along) }.load();
+                let log = score * S::Lane::LOG2E;
+                // The lowest number hides a key as `−∞` does only where there are others: it must stay a number.
+                *x = if score >= lowest && log < lowest { lowest } else { log };
             }
         }
     }
+}
+
+/// The lowest finite number.
+fn lowest<T: Float>() -> T {
+    T::from_f64(if size_of::<T>() == 4 { f32::MIN.into() } else { f64::MIN })
 }
 
 fn offset(layout: &Layout, at: [usize; 4]) -> isize {
