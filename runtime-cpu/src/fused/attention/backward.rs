@@ -63,7 +63,7 @@ pub(super) fn tasks<S: Number>(
     }
     let p = Problem::new(op, [q, k, v], call.ins.get(6))?;
     // Tasks write what their query heads give to keys: without any there is nobody to write zeros.
-    if p.group == 0 || loses_weights::<S>(call, &p) {
+    if p.group == 0 || lost::loses_weights::<S>(call, &p) {
         return Ok(Support::Decompose);
     }
     let key_heads = k.layout.dims()[1];
@@ -95,27 +95,6 @@ pub(super) fn tasks<S: Number>(
     })?;
     shares.add_up(call, &p);
     Ok(Support::Done)
-}
-
-/// Whether there is a query whose weights its logsumexp does not tell, and whose gradient is not zeros: where a mask moves all scores of a
-/// query far away (every key is padding), the sum of their weights is lost beside it.
-fn loses_weights<S: Number>(call: &Call<'_>, p: &Problem) -> bool {
-    let (g, most) = (&call.ins[0], p.most::<S::Lane>());
-    if p.mask.is_none() {
-        return false;
-    }
-    let head_loses = |i: usize| {
-        let g = read(head::<S>(g, i / p.heads, i % p.heads));
-        // SAFETY: this head's logsumexps and rows of the upstream gradient.
-        let (lse, row) = unsafe {
-            let row = move |at| std::slice::from_raw_parts(g.part(at, 0).at, p.value_depth);
-            (call.input::<S::Lane>(2).slice((i * p.queries) as isize, p.queries), row)
-        };
-        let lost = |&lse: &S::Lane| (lse > most || lse < -most) && lse != S::Lane::from_f64(f64::NEG_INFINITY);
-        let moves = |at: usize| row(at).iter().any(|g| g.load() != S::Lane::default());
-        lse.iter().enumerate().any(|(at, lse)| lost(lse) && moves(at))
-    };
-    (0..call.ins[3].layout.dims()[0] * p.heads).any(head_loses)
 }
 
 impl<S: Number> Shares<S> {

@@ -10,6 +10,7 @@
 
 mod backward;
 mod forward;
+mod lost;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
 
@@ -95,15 +96,6 @@ impl Problem {
             scale: op.scale,
             softcap: op.softcap,
             mask: mask.transpose()?,
-        })
-    }
-
-    /// The magnitude above which a query's logsumexp does not tell its weights to three digits, if a mask moved it there.
-    fn most<T: Float>(&self) -> T {
-        T::from_f64(match (&self.mask, size_of::<T>()) {
-            (None, _) => f64::INFINITY,
-            (Some(_), 4) => 2f64.powi(13),
-            (Some(_), _) => 2f64.powi(42),
         })
     }
 
