@@ -1,6 +1,7 @@
 //! Errors a caller can cause: every one names the operation and what it was given.
 
 mod context;
+mod renamed;
 
 use std::{fmt, io, path::PathBuf};
 
@@ -226,23 +227,6 @@ impl Error {
     /// A [`ErrorKind::Argument`].
     pub fn argument(op: &'static str, why: impl Into<String>) -> Self {
         ErrorKind::Argument { op, why: why.into() }.into()
-    }
-
-    /// An [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: theirs are the same ones in
-    /// row-major order, each repeated.
-    pub(crate) fn of_index(mut self, op: &'static str, of: Shape) -> Self {
-        if let ErrorKind::Index { op: to, position, of: inner, .. } = &mut self.0.kind {
-            let place = position.iter().zip(inner.iter()).fold(0, |n, (i, size)| n * size + i);
-            let mut rest = place / (inner.numel() / of.numel().max(1)).max(1);
-            *to = op;
-            *position = of;
-            for axis in (0..of.rank()).rev() {
-                *position = position.with(axis, rest % of[axis].max(1));
-                rest /= of[axis].max(1);
-            }
-            *inner = of;
-        }
-        self
     }
 
     /// A [`ErrorKind::State`].

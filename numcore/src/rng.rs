@@ -102,13 +102,18 @@ impl Philox {
         }
     }
 
-    /// A random order of `0..n` (Fisher–Yates).
+    /// A random order of `0..n`.
     pub fn permutation(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
-        for i in (1..n).rev() {
+        self.shuffle(&mut order);
+        order
+    }
+
+    /// A random order of these (Fisher–Yates).
+    pub fn shuffle<X>(&mut self, order: &mut [X]) {
+        for i in (1..order.len()).rev() {
             order.swap(i, self.below(i as u64 + 1) as usize);
         }
-        order
     }
 }
 

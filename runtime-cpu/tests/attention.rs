@@ -208,6 +208,66 @@ fn infinities_come_out_as_at_other_levels() {
     }
 }
 
+/// Queries whose every key a mask moves far away see all of them alike, and give gradients, as in the decomposition: the lowest number is
+/// no `−∞`, also in units of log 2, and far away a logsumexp tells nothing of weights.
+#[test]
+fn masks_of_the_lowest_number() {
+    let cpu = Cpu::with_threads(2);
+    let wide = |x: &T, to| x.to_dtype(to).unwrap();
+    for (dtype, computed, lowest, most) in [
+        (DType::F32, DType::F32, f64::from(f32::MIN), 2e-5),
+        (DType::F64, DType::F64, f64::MIN, 1e-11),
+        (DType::BF16, DType::F32, half::bf16::MIN.to_f64(), 8e-3),
+        (DType::F16, DType::F32, half::f16::MIN.to_f64(), 1e-3),
+    ] {
+        // So far that scores beside it are nothing.
+        let far = match dtype {
+            DType::F16 => lowest,
+            DType::F64 => -1e18,
+            _ => -1e9,
+        };
+        for sizes @ [_, _, _, t, s, ..] in [[1, 2, 1, 6, 7, 4, 3], [1, 1, 1, 30, 300, 16, 16]] {
+            for unused in [false, true] {
+                let mut known = ins(&cpu, dtype, sizes, false);
+                let value = |i: usize, j: usize| match i {
+                    1 => lowest,
+                    2 => far,
+                    3 if j < s / 2 => lowest,
+                    4 => f64::NEG_INFINITY,
+                    5 if j > 0 => lowest,
+                    _ => 0.0,
+                };
+                let values: Vec<f64> = (0..t * s).map(|i| value(i / s, i % s)).collect();
+                known.mask = store(&cpu, dtype, &[t, s], &values).0;
+                if unused {
+                    // Nobody reads what far queries find: the kernel's own gradients.
+                    let read: Vec<f64> = (0..t).map(|i| if i == 1 || i == 2 { 0.0 } else { 1.0 }).collect();
+                    known.g = known.g.mul(&store(&cpu, dtype, &[t, 1], &read).0).unwrap();
+                }
+                let op = Attention { masked: true, ..Attention::new(0.3) };
+                let [q, k, v, g, mask] =
+                    [&known.q, &known.k, &known.v, &known.g, &known.mask].map(|x| wide(x, computed));
+                let exact = Ins { q, k, v, g, mask };
+                let want = all(&exact, &op, |op, ins| op.decompose(ins).unwrap().into_iter().collect());
+                for (i, (got, want)) in all(&known, &op, kernel).iter().zip(&want).enumerate() {
+                    let (got, want) = (got.to_f64s().unwrap(), want.to_f64s().unwrap());
+                    let what = format!("output {i} of {dtype} {sizes:?}, unused {unused}");
+                    if i == 1 {
+                        // The lowest bf16 is not the lowest `f32`, which a logsumexp becomes.
+                        let near = |g: f64, w: f64| g == w || (g - w).abs() <= 1e-2 * w.abs().max(1.0);
+                        assert!(got.iter().zip(&want).all(|(&g, &w)| near(g, w)), "{what}: {got:?}, expected {want:?}");
+                        continue;
+                    }
+                    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+                    let off = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w));
+                    let size = norm(&mut want.iter().copied());
+                    assert!(off <= most * size, "{what}: off by {off}, of {size}: {got:?}, expected {want:?}");
+                }
+            }
+        }
+    }
+}
+
 /// Halves are stored, not computed in: what is lost is the rounding of outputs and, in bf16, of weights and of gradients of scores.
 #[test]
 fn halves_as_in_full_precision() {

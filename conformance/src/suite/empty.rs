@@ -3,9 +3,9 @@
 use autograd::{Var, backward};
 use numcore::{
     DType, Result, Runtime, Tensor,
-    fused::{ConvOptions, NnOps},
+    fused::{Attention, AttentionGrad, ConvOptions, NnOps},
     ops::{
-        ConvNd, ConvOps, DiagonalOps, DistanceOps, FftOps, GridSampleOps, IndexOps, Interpolate, InterpolateOps,
+        Apply, ConvNd, ConvOps, DiagonalOps, DistanceOps, FftOps, GridSampleOps, IndexOps, Interpolate, InterpolateOps,
         Interpolation, JoinOps, MatmulOps, PadMode, PadOps, PointwiseOps, PoolOps, PoolOptions, ReduceOps, RepeatOps,
         Resize, ScanOps, ScatterOps, ScatterReduction, SelectOps, SortOps, ViewOps, cat, stack,
     },
@@ -147,7 +147,40 @@ pub(crate) fn empty<R: Runtime>(rt: &R) -> Section {
     for row in rows::<R>() {
         section.check(row.name, || check(rt, &row));
     }
+    section.check("gradients of keys without queries", || keys_without_queries(rt));
     section
+}
+
+/// Keys and values that no query head reads have gradients all the same: zeros, over what was in their place, or added to it.
+fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
+    let k = Var::leaf("k", Tensor::ones(rt, [1, 1, 5, 4], DType::F32)?)?;
+    let v = Var::leaf("v", Tensor::ones(rt, [1, 1, 5, 4], DType::F32)?)?;
+    let q = Var::leaf("q", Tensor::zeros(rt, [1, 0, 3, 4], DType::F32)?)?;
+    let zero = |x: &[f64]| x.len() == 20 && x.iter().all(|&x| x == 0.0);
+    let mut verdict = Verdict::PASSED;
+    for round in 0..3 {
+        // What is freed here lies in memory that the gradients may get.
+        drop(Tensor::full(rt, [1, 1, 5, 4], DType::F32, 7.0)?.to_bytes()?);
+        let sum = q.attention(&k, &v, None, false, None)?.sum(&[], false)?;
+        // Used twice: the second gradient is added to the first.
+        let loss = if round == 0 { sum } else { sum.add(&q.attention(&k, &v, None, true, None)?.sum(&[], false)?)? };
+        let gradients = backward(&loss)?;
+        for leaf in [&k, &v] {
+            let g = gradients.of(leaf).map(|g| g.to_f64s()).transpose()?;
+            verdict = verdict.and(Verdict::when(g.as_ref().is_some_and(|g| zero(g)), || {
+                format!("the gradient of {:?} in round {round} is {g:?}", leaf.dims())
+            }));
+        }
+    }
+    let mut ins = vec![q.value()?.clone(), q.value()?.clone(), Tensor::zeros(rt, [1, 0, 3], DType::F32)?];
+    ins.extend([q.value()?.clone(), k.value()?.clone(), v.value()?.clone()]);
+    let refs: Vec<&Tensor<R>> = ins.iter().collect();
+    let outs = Tensor::apply(AttentionGrad(Attention::new(1.0)).into(), &refs)?;
+    for (i, out) in outs.iter().enumerate().skip(1) {
+        let values = out.to_f64s()?;
+        verdict = verdict.and(Verdict::when(zero(&values), || format!("output {i} is {values:?}")));
+    }
+    Ok(verdict)
 }
 
 /// The value, and that a sweep gives the empty input an empty gradient.

@@ -2,10 +2,11 @@
 
 use numcore::{
     DType, Result,
+    fused::NnOps,
     ops::{
         ColumnOps, ConvNd, ConvOps, ConvPadding, DiagonalOps, DistanceOps, FftNorm, FftOps, GridSample, GridSampleOps,
         Interpolate, InterpolateOps, Interpolation, PadMode, PadOps, PointwiseOps, PoolOps, PoolOptions, RepeatOps,
-        Resize, ScatterOps, ScatterReduction, SearchOps, SelectOps, meshgrid,
+        Resize, ScatterOps, ScatterReduction, SearchOps, SelectOps, ViewOps, Window, meshgrid,
     },
 };
 
@@ -107,6 +108,89 @@ fn sizes_without_end() {
     refused(volume.conv(&w, None, &far), &["memory"]);
     let far = ConvNd::<3> { dilation: [usize::MAX, 1, 1], stride: [huge, 1, 1], ..Default::default() };
     refused(volume.conv_transpose(&w, None, &far, [0; 3]), &["conv_transpose"]);
+}
+
+/// So are lists that the host would make on the way.
+#[test]
+fn lists_without_end() {
+    let signal = zeros(&[1, 1, 4]);
+    for mode in [Interpolation::Nearest, Interpolation::Linear, Interpolation::Area] {
+        for size in [1 << 60, 1 << 40, usize::MAX] {
+            refused(signal.interpolate(Resize::Size(&[size]), Interpolate::new(mode)), &["memory"]);
+        }
+        refused(signal.interpolate(Resize::Scale(&[1e18]), Interpolate::new(mode)), &["memory"]);
+        refused(signal.interpolate(Resize::Scale(&[1e300]), Interpolate::new(mode)), &["memory"]);
+    }
+    let image = zeros(&[1, 1, 4, 4]);
+    let bilinear = Interpolate::new(Interpolation::Linear);
+    refused(image.interpolate(Resize::Size(&[1 << 40, 1 << 40]), bilinear), &["memory"]);
+    for size in [1 << 60, 1 << 40] {
+        refused(signal.adaptive_avg_pool([size]), &["memory"]);
+        refused(signal.adaptive_max_pool([size]), &["memory"]);
+        refused(signal.repeat_interleave_each(&[size], 0), &["memory"]);
+        refused(T::window(&cpu(), Window::Hann, size, true, DType::F32), &["memory"]);
+        refused(T::normal(&cpu(), [size], DType::F32, 0.0, 1.0, 1), &["memory"]);
+        refused(T::normal(&cpu(), [size], DType::F64, 0.0, 1.0, 1), &["memory"]);
+        refused(T::permutation(&cpu(), size, 1), &["memory"]);
+    }
+    refused(zeros(&[2]).repeat_interleave_each(&[usize::MAX, 2], 0), &["memory"]);
+    let theta = zeros(&[1, 2, 3]);
+    refused(theta.affine_grid(&[1 << 20, 1 << 20], true), &["memory"]);
+    refused(theta.affine_grid(&[1 << 40, 1 << 40], false), &["memory"]);
+    holds(&zeros(&[2, 2, 3]).affine_grid(&[0, 3], true).unwrap(), &[2, 0, 3, 2], &[]);
+}
+
+/// A size of 0 beside them does not make their product one.
+#[test]
+fn products_without_end() {
+    let far = 1 << 40;
+    refused(zeros(&[1, 4, 4]).col2im([far, far], &PoolOptions::new([2, 2])), &["col2im"]);
+    refused(zeros(&[1, 4, 0]).col2im([far, far], &PoolOptions::new([2, 2])), &["col2im"]);
+    refused(zeros(&[1, 4, 4]).col2im([4, 4], &PoolOptions::new([far, far])), &["col2im"]);
+    refused(
+        zeros(&[1, 4, 4]).col2im([4, 4], &PoolOptions { padding: [usize::MAX; 2], ..PoolOptions::new([2, 2]) }),
+        &["col2im"],
+    );
+    refused(zeros(&[3, 0]).repeat(&[usize::MAX, 1]), &["memory"]);
+    refused(zeros(&[0, far]).repeat_interleave(1 << 58, 1), &["memory"]);
+    refused(zeros(&[1, 0, far, 1]).pixel_shuffle(1 << 31), &["memory"]);
+    refused(zeros(&[1, far, 0, 0]).pixel_unshuffle(1 << 31), &["memory"]);
+    let tall = zeros(&[1, 1]).broadcast_to([far, 1]).unwrap();
+    refused(zeros(&[far, 0]).kron(&tall), &["memory"]);
+}
+
+/// Many times more than there is to take differences of.
+#[test]
+fn differences_without_end() {
+    holds(&row(&[1.0, 3.0, 7.0]).diff(usize::MAX, 0).unwrap(), &[0], &[]);
+}
+
+/// An error shows what the caller gave, not what it became inside.
+#[test]
+fn errors_are_in_the_callers_terms() {
+    let (x, w) = (zeros(&[1, 2, 4]), zeros(&[2, 3, 3]));
+    refused(x.conv(&w, None, &ConvNd::<1>::default()), &["conv", "shapes [1, 2, 4], [2, 3, 3]: 2 input channels"]);
+    refused(x.conv1d(&w, None, 1, 0, 1, 1), &["conv1d", "shapes [1, 2, 4], [2, 3, 3]: 2 input channels"]);
+    refused(x.conv1d(&zeros(&[2, 2, 9]), None, 1, 0, 1, 1), &["conv1d", "shapes [1, 2, 4], [2, 2, 9]"]);
+    refused(x.conv_transpose(&zeros(&[3, 1, 2]), None, &ConvNd::<1>::default(), [0]), &["[1, 2, 4], [3, 1, 2]"]);
+    let x = zeros(&[2, 3]);
+    let at = ints(&[2, 2], &[0, 1, 1, 3]);
+    refused(x.gather_nd(&at, 0), &["gather_nd", "[1", "[2, 2]", "0..3"]);
+    refused(x.scatter_nd(&at, &row(&[1.0, 2.0]).to_dtype(DType::F32).unwrap()), &["scatter_nd", "[2, 2]", "0..3"]);
+    let far = ints(&[1, 2], &[0, 3]);
+    refused(x.scatter(1, &far, &x), &["scatter:", "index 3 at position [0, 1] of the index [1, 2] is not in 0..3"]);
+    for how in [ScatterReduction::Prod, ScatterReduction::Amax, ScatterReduction::Mean, ScatterReduction::Sum] {
+        refused(x.scatter_reduce(1, &far, &x, how, true), &["scatter_reduce:", "is not in 0..3"]);
+        refused(x.scatter_reduce(1, &far, &x, how, false), &["scatter_reduce:", "is not in 0..3"]);
+    }
+    refused(
+        x.index_copy(1, &ints(&[1], &[5]), &zeros(&[2, 1])),
+        &["index_copy:", "index 5 at position [0] of the index [1] is not in 0..3"],
+    );
+    refused(
+        x.index_fill(1, &ints(&[1], &[5]), 1.0),
+        &["index_fill:", "index 5 at position [0] of the index [1] is not in 0..3"],
+    );
 }
 
 #[test]

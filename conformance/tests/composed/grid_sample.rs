@@ -1,6 +1,7 @@
 //! Sampling against PyTorch's formulas in loops over pixels.
 
-use numcore::ops::{GridSample, GridSampleOps, Interpolation::*, OutsideGrid, OutsideGrid::*, ViewOps};
+use autograd::Var;
+use numcore::ops::{GridSample, GridSampleOps, Interpolation::*, OutsideGrid, OutsideGrid::*, ReduceOps, ViewOps};
 
 use crate::common::*;
 
@@ -133,4 +134,30 @@ fn affine_grids() {
     let moved = row(&[0.0, 1.0, 0.5, 1.0, 0.0, 0.0]).reshape([1, 2, 3]).unwrap();
     let grid = moved.affine_grid(&[2, 2], true).unwrap();
     holds(&grid, &[1, 2, 2, 2], &[-0.5, -1.0, -0.5, 1.0, 1.5, -1.0, 1.5, 1.0]);
+}
+
+/// What lies outside among zeros is 0, whatever the border pixel is; so are the gradients.
+#[test]
+fn zeros_beside_infinities() {
+    for strange in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+        let image = [1.0, 2.0, strange, 3.0, 4.0, strange];
+        for mode in [Nearest, Linear, Cubic] {
+            let x = Var::leaf("x", row(&image).reshape([1, 1, 2, 3]).unwrap()).unwrap();
+            // Far beyond the strange column, above it, and at the first pixel.
+            let places = row(&[9.0, 0.0, 1.0, -9.0, -1.0, -1.0]).reshape([1, 1, 3, 2]).unwrap();
+            let grid = Var::leaf("grid", places).unwrap();
+            let y = x.grid_sample(&grid, GridSample { mode, outside: Zeros, align_corners: true }).unwrap();
+            let got = y.value().unwrap().to_f64s().unwrap();
+            assert_eq!(got[..2], [0.0, 0.0], "{mode:?} {strange}");
+            let g = y.narrow(3, 0, 2).unwrap().sum(&[], false).unwrap().backward().unwrap();
+            assert!(g.of(&x).is_none_or(|g| g.to_f64s().unwrap().iter().all(|&g| g == 0.0)), "{mode:?} {strange}");
+            let of_grid = g.of(&grid).map(|g| g.to_f64s().unwrap());
+            assert!(of_grid.is_none_or(|g| g[..4] == [0.0; 4]), "{mode:?} {strange}");
+        }
+    }
+    // A place that is NaN gives NaN still.
+    let x = row(&[1.0, 2.0, 3.0, 4.0]).reshape([1, 1, 2, 2]).unwrap();
+    let nowhere = row(&[f64::NAN, 0.0]).reshape([1, 1, 1, 2]).unwrap();
+    let y = x.grid_sample(&nowhere, GridSample { mode: Linear, ..Default::default() }).unwrap();
+    assert!(y.to_f64s().unwrap()[0].is_nan());
 }

@@ -88,6 +88,22 @@ fn every_mode_is_its_formula() {
             want.is(&format!("{mode:?} {corners} {size:?}"), &got, 1e-13);
         }
     }
+    // Sizes whose ratio, as a number of `f64`, is a little less than it is.
+    for (mode, n, m) in [
+        (Nearest, 30, 22),
+        (Nearest, 26, 46),
+        (Nearest, 2, 98),
+        (NearestExact, 30, 11),
+        (Nearest, 49, 7),
+        (NearestExact, 147, 49),
+    ] {
+        let line: Vec<f64> = (0..n).map(f64::from).collect();
+        let want: Vec<f64> =
+            (0..m).map(|i| f64::from(if mode == Nearest { i * n / m } else { (2 * i + 1) * n / (2 * m) })).collect();
+        let x = row(&line).reshape([1, 1, n as usize]).unwrap();
+        let got = to(&x, Resize::Size(&[m as usize]), mode, false);
+        assert_eq!(got.to_f64s().unwrap(), want, "{mode:?} {n} to {m}");
+    }
     // A volume, and an area as the adaptive mean it is.
     let x = Array::random(&[1, 2, 3, 4, 2], 4).tensor();
     let same = to(&x, Resize::Size(&[2, 5, 1]), Area, false);
@@ -131,6 +147,9 @@ fn a_factor_is_used_as_given() {
     let y = to(&x, Resize::Scale(&[0.5]), Linear, false);
     holds(&y, &[1, 1, 2], &[0.5, 2.5]);
     holds(&to(&x, Resize::Size(&[2]), Linear, false), &[1, 1, 2], &[0.75, 3.25]);
+    // Every element 49 times, though 1 / 49 times 49 is less than 1.
+    let each: Vec<f64> = (0..5 * 49).map(|i| f64::from(i / 49)).collect();
+    holds(&to(&x, Resize::Scale(&[49.0]), Nearest, false), &[1, 1, 5 * 49], &each);
 }
 
 #[test]

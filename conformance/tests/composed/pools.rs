@@ -10,8 +10,8 @@ use crate::common::*;
 
 /// Number of windows, by PyTorch's `pooling_output_shape`.
 fn count(size: usize, k: usize, s: usize, p: usize, d: usize, ceil: bool) -> usize {
-    let free = size + 2 * p - d * (k - 1) - 1;
-    let mut n = if ceil { free.div_ceil(s) } else { free / s } + 1;
+    let free = (size + 2 * p) as isize - (d * (k - 1) + 1) as isize + if ceil { s as isize - 1 } else { 0 };
+    let mut n = (free.div_euclid(s as isize) + 1) as usize;
     if ceil && (n - 1) * s >= size + p {
         n -= 1;
     }
@@ -171,4 +171,50 @@ fn maxima_put_back() {
     let (y, at) = x.max_pool_with_indices(&PoolOptions::new([2])).unwrap();
     holds(&y.max_unpool(&at, [8]).unwrap(), &[1, 1, 8], &[0.0, 2.0, 0.0, 4.0, 0.0, 6.0, 0.0, 8.0]);
     holds(&y.max_unpool(&at, [9]).unwrap(), &[1, 1, 9], &[0.0, 2.0, 0.0, 4.0, 0.0, 6.0, 0.0, 8.0, 0.0]);
+}
+
+/// PyTorch's rule for the number of windows holds where a window is larger than the input, too.
+#[test]
+fn one_window_that_is_larger_than_the_input() {
+    let x = row(&[-3.0]).reshape([1, 1, 1]).unwrap();
+    let o = PoolOptions { ceil_mode: true, ..PoolOptions::new([2]) };
+    holds(&x.max_pool(&o).unwrap(), &[1, 1, 1], &[-3.0]);
+    holds(&x.max_pool_with_indices(&o).unwrap().1, &[1, 1, 1], &[0.0]);
+    holds(&x.avg_pool(&o).unwrap(), &[1, 1, 1], &[-3.0]);
+    holds(&x.lp_pool(2.0, &o).unwrap(), &[1, 1, 1], &[3.0]);
+    check([3], PoolOptions { stride: [2], ceil_mode: true, ..PoolOptions::new([4]) });
+    check([1, 5], PoolOptions { stride: [3, 2], ceil_mode: true, ..PoolOptions::new([3, 6]) });
+    check([2], PoolOptions { stride: [3], padding: [1], dilation: [2], ceil_mode: true, ..PoolOptions::new([3]) });
+    refused(
+        x.max_pool(&PoolOptions { stride: [2], ceil_mode: true, ..PoolOptions::new([4]) }),
+        &["max_pool", "do not fit"],
+    );
+}
+
+/// Roots of sums are flat at 0 on one side alone: there the gradient is 0 by definition, for every power.
+#[test]
+fn power_means_of_zeros_have_a_gradient() {
+    for p in [0.5, 1.0, 1.5, 2.0, 3.0] {
+        let x = Var::leaf("x", row(&[0.0, 4.0, 0.0, 0.0]).reshape([1, 1, 4]).unwrap()).unwrap();
+        let y = x.lp_pool(p, &PoolOptions::new([2])).unwrap();
+        holds(&y.value().unwrap(), &[1, 1, 2], &[4.0, 0.0]);
+        let g = y.sum(&[], false).unwrap().backward().unwrap();
+        holds(g.of(&x).unwrap(), &[1, 1, 4], &[0.0, 1.0, 0.0, 0.0]);
+    }
+}
+
+/// What a window reads is found in time that does not depend on how much of it lies outside.
+#[test]
+fn windows_that_are_almost_all_padding() {
+    let x = row(&[1.0, 5.0, 2.0, -1.0, 0.0]).reshape([1, 1, 5]).unwrap();
+    let far = PoolOptions { padding: [1 << 39], ..PoolOptions::new([1 << 40]) };
+    holds(&x.max_pool(&far).unwrap(), &[1, 1, 1], &[5.0]);
+    let planes = PoolOptions { padding: [1 << 39; 2], ..PoolOptions::new([1 << 40; 2]) };
+    holds(&x.max_pool(&planes).unwrap(), &[1, 1, 1], &[5.0]);
+    refused(x.avg_pool(&far), &["memory"]);
+    refused(x.max_pool_with_indices(&far), &["memory"]);
+    let apart = PoolOptions { padding: [1 << 39], dilation: [2], stride: [1], ..PoolOptions::new([1 << 40]) };
+    refused(x.max_pool(&apart), &["do not fit"]);
+    let endless = PoolOptions { padding: [1 << 60], ..PoolOptions::new([1 << 61]) };
+    refused(x.avg_pool(&endless), &["memory"]);
 }

@@ -171,6 +171,33 @@ fn by_coordinates() {
     assert_eq!(run(Prod), [1.0, 2.0, 15.0, 4800.0, 150.0, 240.0, 7.0, 8.0]);
     assert_eq!(run(Amin), [1.0, 2.0, 0.5, 4.0, 5.0, 6.0, 7.0, 8.0]);
     let bad = grid.scatter_nd(&ints(&[1, 2], &[0, 2]), &row(&[1.0, 2.0]).reshape([1, 2]).unwrap());
-    refused(bad.and_then(|t| t.to_f64s()), &["is not in 0..4"]);
+    refused(
+        bad.and_then(|t| t.to_f64s()),
+        &["scatter_nd", "index 2 at position [0, 1] of the index [1, 2] is not in 0..2"],
+    );
     refused(grid.scatter_nd(&at, &x), &["scatter_nd", "[2, 2, 2]", "[3, 2]", "[8]"]);
+}
+
+/// NaN that no element names keeps its gradient; where it is named, all NaN of a place share.
+#[test]
+fn nan_keeps_its_gradient() {
+    let nan = f64::NAN;
+    for how in [Amax, Amin] {
+        for (own, x, index, src, of_x, of_src) in [
+            (true, [nan, 1.0], vec![1], vec![1.0], [1.0, 0.5], vec![0.5]),
+            (false, [nan, 1.0], vec![1], vec![2.0], [1.0, 0.0], vec![1.0]),
+            (true, [nan, 1.0], vec![0, 0], vec![2.0, 3.0], [1.0, 1.0], vec![0.0, 0.0]),
+            (true, [nan, 1.0], vec![0, 0], vec![nan, 3.0], [0.5, 1.0], vec![0.5, 0.0]),
+            (false, [1.0, 1.0], vec![0, 0, 1], vec![nan, 3.0, 2.0], [0.0, 0.0], vec![1.0, 0.0, 1.0]),
+        ] {
+            let name = format!("{how:?} {own} {x:?} {index:?} {src:?}");
+            let n = src.len();
+            let x = Var::leaf("x", row(&x)).unwrap();
+            let src = Var::leaf("src", row(&src)).unwrap();
+            let y = x.scatter_reduce(0, &Var::new(ints(&[n], &index)), &src, how, own).unwrap();
+            let g = y.sum(&[], false).unwrap().backward().unwrap();
+            Array { shape: vec![2], v: of_x.to_vec() }.is(&name, g.of(&x).unwrap(), 1e-12);
+            Array { shape: vec![n], v: of_src }.is(&name, g.of(&src).unwrap(), 1e-12);
+        }
+    }
 }

@@ -107,6 +107,28 @@ fn searching() {
     assert_eq!(i64s(&ints(&[3], &[1, 5, 9]).searchsorted(&ints(&[2], &[5, 6]), false).unwrap()), [1, 2]);
 }
 
+/// NaN is the largest number of a sequence, as it is of the values.
+#[test]
+fn searching_among_nan() {
+    let nan = f64::NAN;
+    for m in 0..5 {
+        for at_end in 0..4 {
+            let finite = (0..m).map(f64::from);
+            let sequence: Vec<f64> = finite.chain(std::iter::repeat_n(nan, at_end)).collect();
+            let wanted = [-1.0, 0.0, 0.5, 1.0, 3.0, 4.0, f64::INFINITY, nan];
+            let below = |a: f64, b: f64| a < b || b.is_nan() && !a.is_nan();
+            for right in [false, true] {
+                let count =
+                    |v: f64| sequence.iter().filter(|&&s| if right { !below(v, s) } else { below(s, v) }).count();
+                let want: Vec<i64> = wanted.iter().map(|&v| count(v) as i64).collect();
+                let got = row(&sequence).searchsorted(&row(&wanted), right).unwrap();
+                assert_eq!(i64s(&got), want, "{sequence:?} {right}");
+                assert_eq!(i64s(&row(&wanted).bucketize(&row(&sequence), right).unwrap()), want);
+            }
+        }
+    }
+}
+
 #[test]
 fn smallest_elements() {
     let (values, at) = row(&[3.0, f64::NAN, -1.0, 2.0, -1.0]).topk_smallest(3, 0).unwrap();

@@ -1,6 +1,6 @@
 //! The largest or smallest of the values that are scattered to each place.
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 use smallvec::smallvec;
 
@@ -11,6 +11,7 @@ use crate::{
         Apply, Backprop, Bits, IndexOps, Outs, PointwiseOps, Saves, Sorted, Spec, Specs,
         rule::{self, same_dtype},
     },
+    pointwise::Program,
 };
 
 /// `x` with `src[.., i, ..]` combined into `x[.., index[.., i, ..], ..]` along an axis by maximum or minimum; inputs
@@ -71,12 +72,16 @@ impl Fused for ScatterExtreme {
         let (g, y, axis) = (cx.grad()?, cx.output(0)?, self.axis as isize);
         let (x, index, src) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
         let dtype = x.spec().dtype;
+        // NaN wins, and is equal to itself here: a place that it ends in has the gradient of those it comes from.
+        static SAME: LazyLock<Program> =
+            LazyLock::new(|| Program::new("scatter_extreme", |[a, b], []| [a.eq(b) | (a.ne(a) & b.ne(b))]));
         let one = |hit: T| hit.to_dtype(dtype).map(|h| h.detach());
-        let from_src = one(src.eq(&y.gather(axis, &index)?)?)?;
+        let same = |a: &T, b: &T| one(a.apply_program(&SAME, &[b], &[])?);
+        let from_src = same(&src, &y.gather(axis, &index)?)?;
         let none = T::constant(Tensor::zeros(x.runtime(), x.spec().shape, dtype)?);
         let named = none.scatter_add(axis, &index, &from_src)?;
         // A place that no element names keeps its value.
-        let from_x = if self.include_self { one(x.eq(&y)?)? } else { one(named.eq(0.0)?)? };
+        let from_x = if self.include_self { same(&x, &y)? } else { one(named.eq(0.0)?)? };
         let share = g.div(&named.add(&from_x)?)?;
         if cx.wants(0) {
             cx.give_value(0, &share.mul(&from_x)?)?;

@@ -202,7 +202,8 @@ pub trait NnOps: Apply {
     ) -> Result<Self> {
         rank_is("conv1d", &[self, weight], 3)?;
         let options = ConvOptions::flat(stride, padding, dilation, groups);
-        options.apply(ConvKind::Forward, &self.unsqueeze(2)?, &weight.unsqueeze(2)?, bias)?.squeeze(2)
+        let y = options.apply(ConvKind::Forward, &self.unsqueeze(2)?, &weight.unsqueeze(2)?, bias);
+        y.map_err(|e| e.of_line("conv1d"))?.squeeze(2)
     }
     /// Transposed convolution of `self: [N, O, P, Q]` with `weight: [O, C/G, R, S]` and `bias: [C]`: the adjoint of
     /// [`conv2d`](NnOps::conv2d). `output_padding` lengthens the result, whose size a stride leaves open; on each axis

@@ -124,17 +124,31 @@ impl<R: Runtime> Tensor<R> {
         let shape = Shape::new(shape.as_ref())?;
         let n = shape.numel();
         if dtype == DType::F64 {
-            return Self::from_slice(rt, shape, &(0..n).map(|_| next()).collect::<Vec<_>>());
+            let mut values = room("from_f64_fn", n)?;
+            values.extend((0..n).map(|_| next()));
+            return Self::from_slice(rt, shape, &values);
         }
-        let narrow: Vec<f32> = (0..n).map(|_| next() as f32).collect();
+        let mut narrow = room("from_f64_fn", n)?;
+        narrow.extend((0..n).map(|_| next() as f32));
         crate::ops::cast(&Self::from_slice(rt, shape, &narrow)?, dtype)
     }
 
     /// A random order of `0..n` as `i64`, drawn on the host: the same on every runtime.
     pub fn permutation(rt: &R, n: usize, seed: u64) -> Result<Self> {
-        let order: Vec<i64> = Philox::new(seed, 0).permutation(n).into_iter().map(|i| i as i64).collect();
+        Shape::new(&[n])?;
+        let mut order: Vec<i64> = room("permutation", n)?;
+        order.extend(0..n as i64);
+        Philox::new(seed, 0).shuffle(&mut order);
         Self::from_vec(rt, order)
     }
+}
+
+/// An empty list of the host with room for `n`, or an error: what a caller's sizes ask for, memory may not have.
+pub(crate) fn room<X>(op: &'static str, n: usize) -> Result<Vec<X>> {
+    let mut list = Vec::new();
+    let had = list.try_reserve_exact(n);
+    had.map_err(|_| Error::argument(op, format!("{n} numbers are more than the host's memory can hold")))?;
+    Ok(list)
 }
 
 /// The number itself, if it is whole.

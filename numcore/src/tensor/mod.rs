@@ -7,6 +7,8 @@ mod host;
 mod mutable;
 mod pieces;
 
+pub(crate) use create::room;
+
 use std::{panic::Location, sync::Arc};
 
 pub(crate) use host::{resize, zeros};

@@ -51,6 +51,14 @@ impl Channel {
         before..end.min(self.kernel[axis])
     }
 
+    /// The places of the kernel along the last axis that lie in the image for some window.
+    #[inline(always)]
+    fn anywhere_inside(&self) -> Range<usize> {
+        let last = self.pooled[1].saturating_sub(1);
+        let end = (self.size[1] + self.padding[1]).min(self.kernel[1]);
+        self.inside(1, last).start.min(end)..end
+    }
+
     /// The windows along the last axis for which place `s` of the kernel lies in the image.
     #[inline(always)]
     fn windows(&self, s: usize) -> Range<usize> {
@@ -104,7 +112,7 @@ leveled! {
             row.fill(<T as Lane>::LOWEST);
             for r in c.inside(0, p) {
                 let line = &x[(p * c.stride[0] + r - c.padding[0]) * c.size[1]..][..c.size[1]];
-                for s in 0..c.kernel[1] {
+                for s in c.anywhere_inside() {
                     let windows = c.windows(s);
                     if windows.is_empty() {
                         continue;

@@ -163,7 +163,8 @@ pub(super) fn forward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
 /// From the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask (if given).
 pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     let [q, k, v] = [call.ins[3], call.ins[4], call.ins[5]];
-    if k.dims()[2] == 0 {
+    // No query heads: a key head's share of them would be none, which the kernels divide by.
+    if k.dims()[2] == 0 || q.dims()[1] == 0 {
         return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[6]);

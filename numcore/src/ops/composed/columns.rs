@@ -39,13 +39,13 @@ pub trait ColumnOps: Apply {
     #[track_caller]
     fn col2im<const N: usize>(&self, size: [usize; N], options: &PoolOptions<N>) -> Result<Self> {
         let shape = self.spec().shape;
-        let each: usize = options.kernel.iter().product();
+        let each = Shape::new(&options.kernel).map_err(|e| e.of_op("col2im"))?.numel();
         if shape.rank() != 3 || each == 0 || !shape[1].is_multiple_of(each) {
             let why = format!("needs [B, C · {each}, P]: columns of windows of {:?}", options.kernel);
             return Err(Error::shape("col2im", &[shape], why));
         }
         let counts = options.columns("col2im", shape, size)?;
-        if counts.iter().product::<usize>() != shape[2] {
+        if Shape::new(&counts).map_err(|e| e.of_op("col2im"))?.numel() != shape[2] {
             let why = format!("an image of {size:?} has {counts:?} windows, there are {} columns", shape[2]);
             return Err(Error::shape("col2im", &[shape], why));
         }

@@ -73,7 +73,10 @@ pub trait ConvOps: Apply {
         let padding = if zeros { sides.map(|s| s.0) } else { [0; N] };
         let plane = Plane::new(options, padding);
         match N {
-            1 => padded.unsqueeze(2)?.conv2d(&weight.unsqueeze(2)?, bias, plane.last)?.squeeze(2),
+            1 => {
+                let y = padded.unsqueeze(2)?.conv2d(&weight.unsqueeze(2)?, bias, plane.last);
+                y.map_err(|e| e.of_line("conv"))?.squeeze(2)
+            }
             2 => padded.conv2d(weight, bias, plane.last),
             _ => plane.forward(&padded, weight, bias),
         }
@@ -107,7 +110,8 @@ pub trait ConvOps: Apply {
         match N {
             1 => {
                 let (x, w) = (self.unsqueeze(2)?, weight.unsqueeze(2)?);
-                x.conv_transpose2d(&w, bias, plane.last, [0, last(1)])?.squeeze(2)
+                let y = x.conv_transpose2d(&w, bias, plane.last, [0, last(1)]);
+                y.map_err(|e| e.of_line(OP))?.squeeze(2)
             }
             2 => self.conv_transpose2d(weight, bias, plane.last, [last(2), last(1)]),
             _ => plane.adjoint(self, weight, bias, [last(3), last(2), last(1)]),

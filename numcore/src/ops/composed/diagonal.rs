@@ -67,7 +67,8 @@ pub trait DiagonalOps: Apply {
             s.padded(rank).iter().flat_map(|&n| if own_first { [n, 1] } else { [1, n] }).collect()
         };
         let product = self.reshape(apart(a, true))?.mul(&other.reshape(apart(b, false))?)?;
-        let sizes: Vec<usize> = a.padded(rank).iter().zip(b.padded(rank).iter()).map(|(x, y)| x * y).collect();
+        let sizes: Vec<usize> =
+            a.padded(rank).iter().zip(b.padded(rank).iter()).map(|(x, y)| x.saturating_mul(*y)).collect();
         product.reshape(sizes)
     }
     /// The vector product of vectors of three elements along `axis`; the other axes broadcast.

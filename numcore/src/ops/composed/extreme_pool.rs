@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::{
-    positions,
+    positions, room,
     windows::{Axis, PoolOptions, regions, spatial},
 };
 use crate::{
@@ -73,8 +73,8 @@ impl<const N: usize> Cut<N> {
 #[track_caller]
 fn apart<T: Apply>(x: &T, axis: isize, regions: &[(usize, usize)]) -> Result<T> {
     let most = regions.iter().map(|r| r.1 - r.0).max().unwrap_or(1);
-    let at: Vec<i64> =
-        regions.iter().flat_map(|&(from, to)| (0..most).map(move |k| (from + k).min(to - 1) as i64)).collect();
+    let mut at: Vec<i64> = room("adaptive_max_pool", regions.len().saturating_mul(most))?;
+    at.extend(regions.iter().flat_map(|&(from, to)| (0..most).map(move |k| (from + k).min(to - 1) as i64)));
     x.index_select(axis, &positions(x, [at.len()], &at)?)?.unfold(axis, most, most, 1)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::{Interpolation, constant};
+use super::{Interpolation, constant, room};
 use crate::{
     DType, Error, Result, Scalar, Shape,
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps, rule},
@@ -61,13 +61,15 @@ pub trait GridSampleOps: Apply {
             let why = format!("{d} sizes; needs [N, 2, 3] with two or [N, 3, 4] with three");
             return Err(Error::shape(OP, &[shape], why));
         }
-        let places: usize = size.iter().product();
+        Shape::new(&[&[shape[0]][..], size, &[d + 1]].concat()).map_err(|e| e.of_op(OP))?;
+        let places = Shape::new(size)?.numel();
         let at = |axis: usize, p: usize| {
             let inner: usize = size[axis + 1..].iter().product();
             place(p / inner % size[axis], size[axis], align_corners)
         };
         let homogeneous = |p: usize| (0..d).rev().map(move |axis| at(axis, p)).chain([1.0]);
-        let base: Vec<f64> = (0..places).flat_map(homogeneous).collect();
+        let mut base: Vec<f64> = room(OP, places.saturating_mul(d + 1))?;
+        base.extend((0..places).flat_map(homogeneous));
         let base = constant(self, [places, d + 1], self.spec().dtype, &base)?;
         base.matmul(&self.t()?)?.reshape([&[shape[0]][..], size, &[d]].concat())
     }
@@ -84,10 +86,37 @@ fn place(i: usize, n: usize, align_corners: bool) -> f64 {
     }
 }
 
-/// An element that a place reads along one axis, `[N, P]`: its position, and its weight.
+/// An element that a place reads along one axis, `[N, P]`: its position, its weight, and whether it lies outside of an image
+/// among zeros. There the position is one on the border, the weight 0, and what is read counts as 0, which a product with
+/// an infinite pixel would not be.
 struct Tap<T> {
     at: T,
     weight: T,
+    outside: Option<T>,
+}
+
+impl<T: Apply> Tap<T> {
+    /// What a tap on one axis and one on the next, of `size` elements, read together.
+    fn and(&self, next: &Tap<T>, size: usize) -> Result<Tap<T>> {
+        let outside = match (&self.outside, &next.outside) {
+            (Some(a), Some(b)) => Some(a.logical_or(b)?),
+            (a, b) => a.as_ref().or(b.as_ref()).cloned(),
+        };
+        let at = self.at.mul(size as f64)?.add(&next.at)?;
+        Ok(Tap { at, weight: self.weight.mul(&next.weight)?, outside })
+    }
+
+    /// The pixels `[N, C, P]` of this tap, times its weight.
+    fn read(&self, pixels: &T, places: Shape) -> Result<T> {
+        static WEIGHTED: LazyLock<Program> =
+            LazyLock::new(|| Program::new("grid_sample", |[x, w, outside], []| [outside.select(0.0, x) * w]));
+        let read = pixels.gather(-1, &self.at.unsqueeze(1)?.broadcast_to(places)?)?;
+        let weight = self.weight.unsqueeze(1)?;
+        match &self.outside {
+            Some(outside) => read.apply_program(&WEIGHTED, &[&weight, &outside.unsqueeze(1)?], &[]),
+            None => read.mul(&weight),
+        }
+    }
 }
 
 impl GridSample {
@@ -121,14 +150,13 @@ impl GridSample {
             reads = match reads.is_empty() {
                 true => taps,
                 false => (reads.iter().flat_map(|a| taps.iter().map(move |b| (a, b))))
-                    .map(|(a, b)| Ok(Tap { at: a.at.mul(size as f64)?.add(&b.at)?, weight: a.weight.mul(&b.weight)? }))
+                    .map(|(a, b)| a.and(b, size))
                     .collect::<Result<_>>()?,
             };
         }
         let mut sum: Option<T> = None;
         for tap in &reads {
-            let at = tap.at.unsqueeze(1)?.broadcast_to([n, c, places])?;
-            let read = pixels.gather(-1, &at)?.mul(&tap.weight.unsqueeze(1)?)?;
+            let read = tap.read(&pixels, [n, c, places].into())?;
             sum = Some(match sum {
                 Some(sum) => sum.add(&read)?,
                 None => read,
@@ -148,18 +176,12 @@ impl GridSample {
         match self.mode {
             Interpolation::Cubic => {
                 let whole = at.detach().floor()?;
-                (-1..=2)
-                    .map(|k| {
-                        Ok(Tap {
-                            weight: self.masked(
-                                &at.apply_program(&CUBIC[(k + 1) as usize], &[], &[])?,
-                                &whole.add(k as f64)?,
-                                size,
-                            )?,
-                            at: self.position(&self.inside(&whole.add(k as f64)?, size)?, size)?,
-                        })
-                    })
-                    .collect()
+                let tap = |(k, weight): (usize, &Program)| {
+                    let place = whole.add(k as f64 - 1.0)?;
+                    let weight = at.apply_program(weight, &[], &[])?;
+                    self.tap(&weight, &place, &self.inside(&place, size)?, size)
+                };
+                CUBIC.iter().enumerate().map(tap).collect()
             }
             Interpolation::Linear => {
                 static WEIGHT: LazyLock<[Program; 2]> = LazyLock::new(|| {
@@ -174,15 +196,13 @@ impl GridSample {
                 let whole = at.detach().floor()?;
                 let tap = |k: usize| {
                     let place = whole.add(k as f64)?;
-                    let weight = self.masked(&at.apply_program(&WEIGHT[k], &[], &[])?, &place, size)?;
-                    Ok(Tap { at: self.position(&place, size)?, weight })
+                    self.tap(&at.apply_program(&WEIGHT[k], &[], &[])?, &place, &place, size)
                 };
                 (0..2).map(tap).collect()
             }
             _ => {
                 let place = self.inside(&at.detach(), size)?.apply_program(&NEAREST, &[], &[])?;
-                let weight = self.masked(&place.mul(0.0)?.add(1.0)?, &place, size)?;
-                Ok(vec![Tap { at: self.position(&place, size)?, weight }])
+                Ok(vec![self.tap(&place.mul(0.0)?.add(1.0)?, &place, &place, size)?])
             }
         }
     }
@@ -221,13 +241,17 @@ impl GridSample {
         place.detach().apply_program(&POSITION, &[], &[Scalar::F64((size - 1) as f64)])
     }
 
-    /// A weight, 0 where its place is outside of an image among zeros.
-    fn masked<T: Apply>(&self, weight: &T, place: &T, size: usize) -> Result<T> {
-        static MASKED: LazyLock<Program> =
-            LazyLock::new(|| Program::new("grid_sample", |[w, x], [last]| [(x.lt(0.0) | x.gt(last)).select(0.0, w)]));
+    /// A tap with a weight at a whole place, read where `inside` says.
+    fn tap<T: Apply>(&self, weight: &T, place: &T, inside: &T, size: usize) -> Result<Tap<T>> {
+        static OUTSIDE: LazyLock<Program> =
+            LazyLock::new(|| Program::new("grid_sample", |[x], [last]| [x.lt(0.0) | x.gt(last)]));
+        let at = self.position(inside, size)?;
         match self.outside {
-            OutsideGrid::Zeros => weight.apply_program(&MASKED, &[&place.detach()], &[((size - 1) as f64).into()]),
-            _ => Ok(weight.clone()),
+            OutsideGrid::Zeros => {
+                let outside = place.detach().apply_program(&OUTSIDE, &[], &[((size - 1) as f64).into()])?;
+                Ok(Tap { at, weight: weight.masked_fill(&outside, 0.0)?, outside: Some(outside) })
+            }
+            _ => Ok(Tap { at, weight: weight.clone(), outside: None }),
         }
     }
 }

@@ -2,7 +2,10 @@
 //! and weights are PyTorch's (`aten/src/ATen/native/UpSample.h`), in `f64`. And pixels moved between channels and
 //! places.
 
-use super::{taps::Taps, widened};
+use super::{
+    taps::{Taps, cell},
+    widened,
+};
 use crate::{
     Error, Result, Shape,
     ops::{Apply, ViewOps, rule::float},
@@ -11,10 +14,11 @@ use crate::{
 /// What new elements are made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interpolation {
-    /// The element at `⌊i · scale⌋`: PyTorch's `nearest`, whose rounding is that of OpenCV's `INTER_NEAREST`.
+    /// The element at `⌊i · L / M⌋`, of `L` elements to `M` new ones, or `⌊i / factor⌋`: PyTorch's `nearest`, whose
+    /// rounding is that of OpenCV's `INTER_NEAREST`, of the exact quotient.
     #[default]
     Nearest,
-    /// The element whose center is nearest, `⌊(i + ½) · scale⌋`: PyTorch's `nearest-exact`.
+    /// The element whose center is nearest, `⌊(i + ½) · L / M⌋` or `⌊(i + ½) / factor⌋`: PyTorch's `nearest-exact`.
     NearestExact,
     /// The two neighbours along each axis, by their distance: PyTorch's `linear`, `bilinear` and `trilinear`.
     Linear,
@@ -58,8 +62,8 @@ pub enum Resize<'a> {
 pub trait InterpolateOps: Apply {
     /// `self: [N, C, L1 .. LK]` of floats, `K` of at least 1, with new sizes of the last `K` axes.
     ///
-    /// Errors: not as many sizes as axes after the second, an empty input or output, a factor that is not positive,
-    /// `align_corners` or `antialias` with a mode that has none.
+    /// Errors: not as many sizes as axes after the second, an empty input or output, more elements than memory can
+    /// hold, a factor that is not positive, `align_corners` or `antialias` with a mode that has none.
     #[doc(alias = "upsample")]
     #[doc(alias = "resize")]
     #[track_caller]
@@ -70,7 +74,8 @@ pub trait InterpolateOps: Apply {
         widened(self, |x| {
             axes.iter().enumerate().try_fold(x.clone(), |x, (i, axis)| {
                 let same = axis.from == axis.to && axis.scale == 1.0;
-                if same { Ok(x) } else { Taps::new(&axis.rows(options)).apply(OP, &x, i + 2) }
+                let taps = || Taps::new(OP, axis.to, |i| axis.row(i, options));
+                if same { Ok(x) } else { taps()?.apply(OP, &x, i + 2) }
             })
         })
     }
@@ -86,7 +91,7 @@ pub trait InterpolateOps: Apply {
         }
         let apart = self.reshape([shape[..lead].iter().product(), c / (r * r), r, r, h, w])?;
         let image = apart.permute(&[0, 1, 4, 2, 5, 3])?;
-        image.reshape([&shape[..lead], &[c / (r * r), h * r, w * r]].concat())
+        image.reshape([&shape[..lead], &[c / (r * r), h.saturating_mul(r), w.saturating_mul(r)]].concat())
     }
     /// `self: [.., C, H·r, W·r]` as `[.., C·r², H, W]`: the inverse of
     /// [`pixel_shuffle`](InterpolateOps::pixel_shuffle).
@@ -100,7 +105,8 @@ pub trait InterpolateOps: Apply {
         }
         let apart = self.reshape([shape[..lead].iter().product(), c, h / r, r, w / r, r])?;
         let channels = apart.permute(&[0, 1, 3, 5, 2, 4])?;
-        channels.reshape([&shape[..lead], &[c * r * r, h / r, w / r]].concat())
+        let c = c.saturating_mul(r).saturating_mul(r);
+        channels.reshape([&shape[..lead], &[c, h / r, w / r]].concat())
     }
 }
 
@@ -116,6 +122,8 @@ struct Axis {
     to: usize,
     /// From one new element to the next, in old ones, where edges are aligned.
     scale: f64,
+    /// How many new elements come for an old one, if that was given and not the new size.
+    factor: Option<f64>,
 }
 
 impl Interpolate {
@@ -136,32 +144,41 @@ impl Interpolate {
         }
         let axis = |i: usize| {
             let from = x[i + 2];
-            let (to, scale) = match to {
-                Resize::Size(sizes) => (sizes[i], from as f64 / sizes[i] as f64),
-                Resize::Scale(factors) => ((from as f64 * factors[i]) as usize, 1.0 / factors[i]),
+            let (to, scale, factor) = match to {
+                Resize::Size(sizes) => (sizes[i], from as f64 / sizes[i] as f64, None),
+                Resize::Scale(factors) => ((from as f64 * factors[i]) as usize, 1.0 / factors[i], Some(factors[i])),
             };
             if from == 0 || to == 0 || !(scale > 0.0 && scale.is_finite()) {
                 return Err(Error::shape(OP, &[x], format!("axis {} of size {from} cannot become {to}", i + 2)));
             }
-            Ok(Axis { from, to, scale })
+            Ok(Axis { from, to, scale, factor })
         };
-        (0..given).map(axis).collect()
+        let axes: Vec<Axis> = (0..given).map(axis).collect::<Result<_>>()?;
+        axes.iter().enumerate().fold(x, |x, (i, a)| x.with(i + 2, a.to)).checked(OP)?;
+        Ok(axes)
     }
 }
 
 impl Axis {
-    /// What every new element is made of.
-    fn rows(&self, options: Interpolate) -> Vec<Vec<(usize, f64)>> {
-        (0..self.to).map(|i| self.row(i, options)).collect()
+    /// The old element that the place `part` of the way through new element `i` lies in; `part` is 0 or ½. Numbers whose
+    /// quotient is whole must not end below it, so nothing is rounded before the division.
+    fn under(&self, i: usize, part: f64) -> usize {
+        let at = match self.factor {
+            Some(factor) => ((i as f64 + part) / factor) as usize,
+            None if part == 0.0 => cell(i, self.from, self.to).0,
+            None => ((2 * i as u128 + 1) * self.from as u128 / (2 * self.to as u128)) as usize,
+        };
+        at.min(self.from - 1)
     }
 
+    /// What a new element is made of.
     fn row(&self, i: usize, options: Interpolate) -> Vec<(usize, f64)> {
         let last = self.from - 1;
         match options.mode {
-            Interpolation::Nearest => vec![(((i as f64 * self.scale) as usize).min(last), 1.0)],
-            Interpolation::NearestExact => vec![((((i as f64 + 0.5) * self.scale) as usize).min(last), 1.0)],
+            Interpolation::Nearest => vec![(self.under(i, 0.0), 1.0)],
+            Interpolation::NearestExact => vec![(self.under(i, 0.5), 1.0)],
             Interpolation::Area => {
-                let (from, to) = (i * self.from / self.to, ((i + 1) * self.from).div_ceil(self.to));
+                let (from, to) = cell(i, self.from, self.to);
                 (from..to).map(|k| (k, 1.0 / (to - from) as f64)).collect()
             }
             Interpolation::Linear if options.antialias => self.filtered(i, options, 1.0, |x| (1.0 - x.abs()).max(0.0)),

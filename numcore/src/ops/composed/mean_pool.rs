@@ -47,7 +47,14 @@ pub(crate) fn mean<const N: usize, T: Apply>(op: &'static str, x: &T, options: &
 }
 
 pub(super) fn power<const N: usize, T: Apply>(x: &T, p: f64, options: &PoolOptions<N>) -> Result<T> {
-    static POWER: LazyLock<Program> = LazyLock::new(|| Program::new("lp_pool", |[x], [p]| [x.abs().pow(p)]));
+    // The slope of a power below 1 is infinite at 0, and infinity times the sign there no number.
+    static POWER: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("lp_pool", |[x], [p]| {
+            let d = x.abs();
+            let zero = d.eq(0.0);
+            [zero.select(d, zero.select(1.0, d).pow(p))]
+        })
+    });
     static ROOT: LazyLock<Program> = LazyLock::new(|| {
         Program::new("lp_pool", |[s], [q]| {
             let zero = s.eq(0.0);
@@ -76,8 +83,11 @@ pub(crate) fn adaptive<const N: usize, T: Apply>(op: &'static str, x: &T, size: 
                 let each = len / size[i];
                 return x.unfold((rank - N + i) as isize, each, each, 1)?.mean(&[-1], false);
             }
-            let row = |&(from, to): &(usize, usize)| (from..to).map(|k| (k, 1.0 / (to - from) as f64)).collect();
-            Taps::new(&of_axis.iter().map(row).collect::<Vec<_>>()).apply(op, &x, rank - N + i)
+            let row = |r: usize| {
+                let (from, to) = of_axis[r];
+                (from..to).map(|k| (k, 1.0 / (to - from) as f64)).collect()
+            };
+            Taps::new(op, of_axis.len(), row)?.apply(op, &x, rank - N + i)
         })
     })
 }

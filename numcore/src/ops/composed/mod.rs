@@ -43,7 +43,7 @@ pub use unique::Unique;
 pub use windows::{PoolOps, PoolOptions};
 
 use super::{Apply, PointwiseOps};
-use crate::{DType, Result, Shape, Tensor};
+use crate::{DType, Result, Shape, Tensor, tensor::room};
 
 /// `f` of `x` computed in `f32` where `x` is of a half type, the result rounded once.
 #[track_caller]

@@ -1,6 +1,6 @@
 //! Tensors repeated, turned, and laid out along the axes of a grid.
 
-use super::positions;
+use super::{positions, room};
 use crate::{
     Error, Result, Shape,
     ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps},
@@ -21,7 +21,7 @@ pub trait RepeatOps: Apply {
             let now = x.spec().shape;
             let (outer, inner) = (now[..axis].iter().product(), now[axis..].iter().product());
             let wide = x.reshape([outer, 1, inner])?.broadcast_to([outer, count, inner])?;
-            x = wide.reshape(now.with(axis, now[axis] * count))?;
+            x = wide.reshape(now.with(axis, now[axis].saturating_mul(count)))?;
         }
         Ok(x)
     }
@@ -32,7 +32,7 @@ pub trait RepeatOps: Apply {
         let at = shape.axis("repeat_interleave", axis)?;
         let (outer, inner) = (shape[..=at].iter().product(), shape[at + 1..].iter().product());
         let wide = self.reshape([outer, 1, inner])?.broadcast_to([outer, count, inner])?;
-        wide.reshape(shape.with(at, shape[at] * count))
+        wide.reshape(shape.with(at, shape[at].saturating_mul(count)))
     }
     /// Element `i` along `axis` `counts[i]` times in a row.
     #[track_caller]
@@ -43,7 +43,10 @@ pub trait RepeatOps: Apply {
             let why = format!("{} counts for axis {axis} of size {}", counts.len(), shape[at]);
             return Err(Error::shape("repeat_interleave", &[shape], why));
         }
-        let index: Vec<i64> = counts.iter().enumerate().flat_map(|(i, &c)| std::iter::repeat_n(i as i64, c)).collect();
+        let total = counts.iter().fold(0, |n: usize, &c| n.saturating_add(c));
+        shape.with(at, total).checked("repeat_interleave")?;
+        let mut index: Vec<i64> = room("repeat_interleave", total)?;
+        index.extend(counts.iter().enumerate().flat_map(|(i, &c)| std::iter::repeat_n(i as i64, c)));
         self.index_select(axis, &positions(self, [index.len()], &index)?)
     }
     /// Turned by `times · 90°` in the plane of two axes, from the first towards the second.
@@ -65,7 +68,8 @@ pub trait RepeatOps: Apply {
     #[track_caller]
     fn diff(&self, times: usize, axis: isize) -> Result<Self> {
         let axis = self.spec().shape.axis("diff", axis)?;
-        (0..times).try_fold(self.clone(), |x, _| {
+        // As often as there are elements leaves none.
+        (0..times.min(self.spec().shape[axis])).try_fold(self.clone(), |x, _| {
             let n = x.spec().shape[axis].saturating_sub(1);
             let first = usize::from(x.spec().shape[axis] > 0);
             x.narrow(axis as isize, first, n)?.sub(&x.narrow(axis as isize, 0, n)?)

@@ -40,7 +40,7 @@ pub trait ScatterOps: Apply {
     #[track_caller]
     fn scatter(&self, axis: isize, index: &Self, src: &Self) -> Result<Self> {
         let at = Region::new("scatter", self, axis, index, src)?;
-        let Some(winner) = at.winners()? else { return Ok(self.clone()) };
+        let Some(winner) = at.winners().map_err(|e| at.found("scatter", e))? else { return Ok(self.clone()) };
         at.merged(&winner.pick(at.axis, &at.src)?, &winner.hit()?)
     }
     /// `self` with `value` at `index` along `axis`; a whole number for integers.
@@ -50,7 +50,7 @@ pub trait ScatterOps: Apply {
         let whole = !dtype.is_float() && value.fract() == 0.0;
         let number = if whole { Scalar::I64(value as i64) } else { Scalar::F64(value) };
         let one = Self::constant(Tensor::full(self.runtime(), Shape::SCALAR, dtype, number)?);
-        self.scatter(axis, index, &one.broadcast_to(index.spec().shape)?)
+        self.scatter(axis, index, &one.broadcast_to(index.spec().shape)?).map_err(|e| e.of_op("scatter_value"))
     }
     /// `self` with `src[.., i, ..]` combined into `self[.., index[.., i, ..], ..]` along `axis`; what `self` has at a
     /// place that is named takes part with `include_self` only. Places that are not named keep their value. Sums add
@@ -77,7 +77,7 @@ pub trait ScatterOps: Apply {
         if at.index.spec().shape.numel() == 0 {
             return Ok(self.clone());
         }
-        at.reduced(reduction, include_self)
+        at.reduced(reduction, include_self).map_err(|e| at.found("scatter_reduce", e))
     }
     /// `self: [D1 .. DK, R..]` with `src: [J.., R..]` at the places that the last axis of `index: [J.., K]` names
     /// along the first `K` axes; the last of equal places stays. Negative coordinates count from the end. ONNX's
@@ -86,7 +86,10 @@ pub trait ScatterOps: Apply {
     #[track_caller]
     fn scatter_nd(&self, index: &Self, src: &Self) -> Result<Self> {
         let [rows, at, values] = rows_named("scatter_nd", self, index, src)?;
-        rows.scatter(0, &at, &values)?.reshape(self.spec().shape)
+        let named = rows.scatter(0, &at, &values);
+        named
+            .map_err(|e| super::select::coordinate("scatter_nd", index, &self.spec().shape, e))?
+            .reshape(self.spec().shape)
     }
     /// As [`scatter_nd`](ScatterOps::scatter_nd), values combined as by [`scatter_reduce`](ScatterOps::scatter_reduce).
     #[track_caller]
@@ -98,7 +101,10 @@ pub trait ScatterOps: Apply {
         include_self: bool,
     ) -> Result<Self> {
         let [rows, at, values] = rows_named("scatter_nd", self, index, src)?;
-        rows.scatter_reduce(0, &at, &values, reduction, include_self)?.reshape(self.spec().shape)
+        let named = rows.scatter_reduce(0, &at, &values, reduction, include_self);
+        named
+            .map_err(|e| super::select::coordinate("scatter_nd", index, &self.spec().shape, e))?
+            .reshape(self.spec().shape)
     }
     /// `self` with slice `i` of `src` in place of the slice along `axis` named by `index[i]`; `index: [N]`, and the
     /// last of equals stays.
@@ -112,7 +118,8 @@ pub trait ScatterOps: Apply {
             return Err(Error::shape("index_copy", &[shape, ids, src.spec().shape], why));
         }
         let thin = super::along(shape.rank(), at, ids.numel());
-        self.scatter(axis, &index.reshape(thin)?.broadcast_to(shape.with(at, ids.numel()))?, src)
+        let whole = index.reshape(thin)?.broadcast_to(shape.with(at, ids.numel()))?;
+        self.scatter(axis, &whole, src).map_err(|e| e.of_axis("index_copy", at))
     }
     /// `self` with `value` in the slices along `axis` named by `index: [N]`.
     #[doc(alias = "index_fill_")]
@@ -124,7 +131,8 @@ pub trait ScatterOps: Apply {
             return Err(Error::shape("index_fill", &[shape, ids], "the index must have one axis"));
         }
         let thin = super::along(shape.rank(), at, ids.numel());
-        self.scatter_value(axis, &index.reshape(thin)?.broadcast_to(shape.with(at, ids.numel()))?, value)
+        let whole = index.reshape(thin)?.broadcast_to(shape.with(at, ids.numel()))?;
+        self.scatter_value(axis, &whole, value).map_err(|e| e.of_axis("index_fill", at))
     }
 }
 
@@ -183,6 +191,19 @@ impl<'a, T: Apply> Region<'a, T> {
             0 => Ok(None),
             _ => Sorted::new(&self.index, self.axis)?.winners(self.part.spec().shape[self.axis]).map(Some),
         }
+    }
+
+    /// An error of `op`. An index that names no place was found in another order: it is looked for again in the given one.
+    fn found(&self, op: &'static str, e: Error) -> Error {
+        let again = || {
+            zeros(self.whole, self.part.spec().shape, DType::I64)?.scatter_add(
+                self.axis as isize,
+                &self.index,
+                &self.index,
+            )
+        };
+        let e = if e.is_index() { again().err().filter(Error::is_index).unwrap_or(e) } else { e };
+        if e.is_index() { e.of_op(op) } else { e }
     }
 
     /// The whole with `values` where `hit`, both of the part's shape.

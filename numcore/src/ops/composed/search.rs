@@ -54,8 +54,10 @@ fn search<T: Apply>(sequences: &T, values: &T, right: bool) -> Result<T> {
         [false, true].map(|right| {
             Program::build("searchsorted", 4, 1, |_, x, s| {
                 let (found, probed, element, value) = (x[0], x[1], x[2], x[3]);
-                // Written so that a value that is NaN goes past everything.
-                let before = if right { !value.lt(element) } else { !value.le(element) };
+                // NaN is larger than every number, and no larger than NaN.
+                let (low, high) = if right { (value, element) } else { (element, value) };
+                let below = low.lt(high) | (high.ne(high) & low.eq(low));
+                let before = if right { !below } else { below };
                 vec![(before & probed.le(s[0])).select(probed, found)]
             })
         })

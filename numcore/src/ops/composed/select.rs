@@ -38,15 +38,16 @@ pub trait SelectOps: Apply {
             .to_dtype(DType::I64)?
             .mul(-(shape.numel() as f64) - 1.0)?
             .add(&flat.add(&positions(self, [outer, 1], &starts)?)?)?;
-        let picked = rows.index_select(0, &flat.reshape([flat.spec().shape.numel()])?)?;
+        let picked = rows.index_select(0, &flat.reshape([flat.spec().shape.numel()])?);
+        let picked = picked.map_err(|e| coordinate(OP, index, named, e))?;
         picked.reshape([&ids[..ids.rank() - 1], rest].concat())
     }
     /// The elements at flat, row-major positions: `out` has the index's shape.
     #[track_caller]
     fn take(&self, index: &Self) -> Result<Self> {
         let (shape, ids) = (self.spec().shape, index.spec().shape);
-        let flat = self.reshape([shape.numel()])?.index_select(0, &index.reshape([ids.numel()])?)?;
-        flat.reshape(ids)
+        let flat = self.reshape([shape.numel()])?.index_select(0, &index.reshape([ids.numel()])?);
+        flat.map_err(|e| e.of_index("take", ids))?.reshape(ids)
     }
     /// The elements where `mask` (`bool`, which broadcasts to `self`'s shape, as `self` to the mask's) holds, in
     /// row-major order, `[M]`.
@@ -132,4 +133,26 @@ pub(super) fn flat_positions<T: Apply>(index: &T, sizes: &[usize]) -> Result<T> 
     let start = super::zeros(index, places, DType::I64)?;
     (0..sizes.len())
         .try_fold(start, |flat, k| flat.apply_program(&STEP, &[&index.select(-1, k)?], &[(sizes[k] as i64).into()]))
+}
+
+/// An error of `op`: of an index `[.., K]` that names no place along axes of these sizes, the first coordinate that is out of
+/// range. (Which one is looked for only now: a position that is none says no more.)
+#[track_caller]
+pub(super) fn coordinate<T: Apply>(op: &'static str, index: &T, sizes: &[usize], e: Error) -> Error {
+    static AT: LazyLock<Program> = LazyLock::new(|| {
+        Program::build("gather_nd", 1, 1, |b, x, s| vec![x[0].lt(b.int(0)).select(x[0] + s[0], x[0])])
+    });
+    if !e.is_index() {
+        return e.of_op(op);
+    }
+    let ids = index.spec().shape;
+    let depth = ids.last().copied().unwrap_or(0).min(sizes.len());
+    let looked_up = |k: usize| -> Result<T> {
+        let at = index.detach().select(-1, k)?.apply_program(&AT, &[], &[(sizes[k] as i64).into()])?;
+        let along = super::zeros(index, [sizes[k]].into(), DType::I64)?;
+        along.index_select(0, &at.reshape([at.spec().shape.numel()])?)
+    };
+    let found =
+        (0..depth).find_map(|k| looked_up(k).err().filter(Error::is_index).map(|e| e.of_coordinate(op, ids, k)));
+    found.unwrap_or_else(|| e.of_op(op))
 }

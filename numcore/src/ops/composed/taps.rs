@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::{along, constant, positions};
+use super::{along, constant, positions, room};
 use crate::{
     Error, Result, Shape,
     ops::{Apply, IndexOps, Reduce, ScalarList, ViewOps},
@@ -18,11 +18,15 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// From each output's first inputs, with their weights; padded to one length by inputs of weight 0.
-    pub(super) fn new(rows: &[Vec<(usize, f64)>]) -> Self {
-        let most = rows.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        let mut taps = Taps { index: Vec::new(), weight: Vec::new(), outputs: rows.len() };
-        for row in rows {
+    /// From the inputs of each of `outputs`, with their weights; padded to one length by inputs of weight 0. The caller has
+    /// checked that memory could hold so many outputs.
+    pub(super) fn new(op: &'static str, outputs: usize, row: impl Fn(usize) -> Vec<(usize, f64)>) -> Result<Self> {
+        // There is room for one input each before anything is computed of all of them.
+        drop((room::<i64>(op, outputs)?, room::<f64>(op, outputs)?));
+        let most = (0..outputs).map(|i| row(i).len()).max().unwrap_or(0).max(1);
+        let total = outputs.saturating_mul(most);
+        let mut taps = Taps { index: room(op, total)?, weight: room(op, total)?, outputs };
+        for row in (0..outputs).map(row) {
             let last = row.last().map_or(0, |t| t.0);
             for k in 0..most {
                 let (at, weight) = row.get(k).copied().unwrap_or((last, 0.0));
@@ -30,7 +34,7 @@ impl Taps {
                 taps.weight.push(weight);
             }
         }
-        taps
+        Ok(taps)
     }
 
     /// Applies the map along `axis` of `x`, a float.
@@ -52,6 +56,13 @@ impl Taps {
         let sum = Reduce::sum_of(WEIGHTED.clone(), ScalarList::new(), Shape::from([outer, self.outputs, 1, inner]));
         T::apply1(sum, &[&apart, &weight])?.reshape(shape.with(axis, self.outputs))
     }
+}
+
+/// Where part `i` of `n` equal parts of `len` elements begins and ends: the first element that lies in it, in part at least,
+/// and the one after the last.
+pub(super) fn cell(i: usize, len: usize, n: usize) -> (usize, usize) {
+    let (i, len, n) = (i as u128, len as u128, n as u128);
+    ((i * len / n) as usize, ((i + 1) * len).div_ceil(n) as usize)
 }
 
 /// `x` times numbers of the host, one for each place along `axis`.

@@ -1,6 +1,6 @@
 //! Pooling over windows of one, two or three axes: its geometry, and the methods.
 
-use super::{extreme_pool, mean_pool};
+use super::{extreme_pool, mean_pool, room, taps::cell};
 use crate::{Error, Result, Shape, layout, ops::Apply};
 
 /// Geometry of a pool over the last `N` axes.
@@ -61,12 +61,16 @@ impl<const N: usize> PoolOptions<N> {
     fn axis(&self, i: usize, size: usize) -> Option<Axis> {
         let (kernel, step, dilation, before) = (self.kernel[i], self.stride[i], self.dilation[i], self.padding[i]);
         let padded = size.checked_add(before.checked_mul(2)?)?;
-        let mut count = layout::windows(padded, kernel, step, dilation)?;
+        let count = if self.ceil_mode {
+            // A window may reach up to a step less one beyond the padding, the first one too.
+            let more = padded.saturating_add(step.checked_sub(1)?);
+            let count = layout::windows(more, kernel, step, dilation)?;
+            if (count - 1) * step >= size + before { count - 1 } else { count }
+        } else {
+            layout::windows(padded, kernel, step, dilation)?
+        };
         let reach = (kernel - 1) * dilation + 1;
-        if self.ceil_mode && !(padded - reach).is_multiple_of(step) && count * step < size + before {
-            count += 1;
-        }
-        let after = ((count - 1) * step + reach).saturating_sub(size + before);
+        let after = (count.checked_sub(1)? * step + reach).saturating_sub(size + before);
         let axis = Axis { size, before, after, count, kernel, step, dilation };
         // Dilated windows may miss the input: what would be the largest of nothing?
         axis.counts().all(|[inside, _]| inside > 0).then_some(axis)
@@ -92,9 +96,10 @@ impl Axis {
     /// both sides.
     pub(super) fn counts(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
         (0..self.count).map(|w| {
-            let at = (0..self.kernel).map(|k| w * self.step + k * self.dilation);
-            let inside = |i: &usize| (self.before..self.before + self.size).contains(i);
-            [at.clone().filter(inside).count(), at.filter(|&i| i < self.size + 2 * self.before).count()]
+            // How many elements of the window lie before a place.
+            let ahead = |end: usize| end.saturating_sub(w * self.step).div_ceil(self.dilation).min(self.kernel);
+            let end = self.before + self.size;
+            [ahead(end) - ahead(self.before), ahead(end + self.before)]
         })
     }
 }
@@ -147,8 +152,8 @@ pub trait PoolOps: Apply {
     fn avg_pool<const N: usize>(&self, options: &PoolOptions<N>) -> Result<Self> {
         mean_pool::mean("avg_pool", self, options)
     }
-    /// `(Σ |x|^p)^(1/p)` of each window, `[.., P1 .. PN]`, of floats; padding counts as 0, and the gradient where the
-    /// sum is 0 is 0.
+    /// `(Σ |x|^p)^(1/p)` of each window, `[.., P1 .. PN]`, of floats; padding counts as 0, and the gradient where an
+    /// element or the sum is 0 is 0.
     #[doc(alias = "lp_pool2d")]
     #[doc(alias = "LPPool2d")]
     #[track_caller]
@@ -191,9 +196,11 @@ pub(super) fn regions<const N: usize>(
     if spatial.contains(&0) || size.contains(&0) {
         return Err(Error::shape(op, &[x], format!("neither the input nor the output {size:?} may be empty")));
     }
-    let cut = |i: usize| {
-        let (len, n) = (spatial[i], size[i]);
-        (0..n).map(|r| (r * len / n, ((r + 1) * len).div_ceil(n))).collect()
-    };
-    Ok(std::array::from_fn(cut))
+    Shape::new(&[&x[..x.rank() - N], &size].concat())?;
+    let mut regions = [const { Vec::new() }; N];
+    for (i, regions) in regions.iter_mut().enumerate() {
+        *regions = room(op, size[i])?;
+        regions.extend((0..size[i]).map(|r| cell(r, spatial[i], size[i])));
+    }
+    Ok(regions)
 }

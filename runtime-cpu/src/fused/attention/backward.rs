@@ -62,6 +62,10 @@ pub(super) fn tasks<S: Number>(
         return Ok(Support::Decompose);
     }
     let p = Problem::new(op, [q, k, v], call.ins.get(6))?;
+    // Tasks write what their query heads give to keys: without any there is nobody to write zeros.
+    if p.group == 0 || lost::loses_weights::<S>(call, &p) {
+        return Ok(Support::Decompose);
+    }
     let key_heads = k.layout.dims()[1];
     let owners = q.layout.dims()[0] * key_heads;
     let size = share(p.keys, (owners, TASKS), 2 * KEYS);
@@ -308,6 +312,7 @@ fn block_of<S: Number>(
                 &h.lse[step.clone()],
                 &dots[step.clone()],
                 Seen { last: most, ..p.seen_by(&step, keys) },
+                p.most(),
             );
             if p.softcap.is_some() {
                 steepen(call.engine().simd, ds, slopes, p.seen_by(&step, keys), step.len());
@@ -335,7 +340,7 @@ fn block_of<S: Number>(
 leveled! {
     /// Scores become weights, gradients of weights become gradients of scores before they are scaled; both are 0 where a query sees
     /// no key. `seen` goes up to the most that a query of the block sees.
-    fn score_grads<T: (Float)>(s: &mut [T], ds: &mut [T], lse: &[T], dots: &[T], seen: Seen) {
+    fn score_grads<T: (Float)>(s: &mut [T], ds: &mut [T], lse: &[T], dots: &[T], seen: Seen, far: T) {
         for (i, (&lse, &dot)) in lse.iter().zip(dots).enumerate() {
             let (here, most) = (seen.of(i), seen.last);
             let end = here.next_multiple_of(lanes::LANES);
@@ -345,8 +350,8 @@ leveled! {
                 s[end.min(most)..most].fill(T::default());
                 ds[here..end.max(most)].fill(T::default());
             }
-            // A query that saw nothing has no finite logsumexp, and no weight.
-            let none = lse == T::from_f64(f64::NEG_INFINITY);
+            // A query that saw nothing has no finite logsumexp, and no weight; where the weights are lost, so is the upstream gradient 0.
+            let none = lse == T::from_f64(f64::NEG_INFINITY) || lse < -far || lse > far;
             let (unit, base) = if none { (T::default(), T::default()) } else { (one(), lse * T::LOG2E) };
             for (s, d) in s[..end].iter_mut().zip(&mut ds[..end]) {
                 *s = Math::exp2_flushed(*s - base) * unit;

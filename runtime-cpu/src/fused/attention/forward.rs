@@ -143,9 +143,10 @@ leveled! {
     fn finish<S: (Number)>(
         o: &[S::Lane], out: Matrix<*mut S>, lse: &mut [S::Lane], top: &[S::Lane], sum: &[S::Lane],
     ) {
-        let (zero, width) = (S::Lane::default(), o.len() / top.len());
+        let (zero, width, low) = (S::Lane::default(), o.len() / top.len(), lowest::<S::Lane>());
         for (i, (&top, &sum)) in top.iter().zip(sum).enumerate() {
-            lse[i] = finite(top) * S::Lane::LN2 + Math::log(sum);
+            // Scores that were the lowest number before their unit changed are it still.
+            lse[i] = if top == low { low } else { finite(top) * S::Lane::LN2 + Math::log(sum) };
             let inverse = if sum == zero { zero } else { one::<S::Lane>() / sum };
             // SAFETY: a row of the output.
             let to = unsafe { std::slice::from_raw_parts_mut(out.part(i, 0).at, width) };

@@ -10,6 +10,7 @@
 
 mod backward;
 mod forward;
+mod lost;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
 
@@ -175,16 +176,24 @@ impl Problem {
         s: &mut [S::Lane],
     ) {
         let Some(mask) = &self.mask else { return };
-        let along = mask.layout.strides()[3];
+        let (along, lowest) = (mask.layout.strides()[3], lowest::<S::Lane>());
         let values: Base<S> = mask.base();
         for (row, s) in rows.clone().zip(s.chunks_exact_mut(LINE)) {
             let first = offset(&mask.layout, [b, h, row, keys.start]);
             for (j, x) in s[..n].iter_mut().enumerate() {
                 // SAFETY: a position of the mask, which was broadcast to the scores.
-                *x = (*x + unsafe { values.get(first + j as isize * along) }.load()) * S::Lane::LOG2E;
+                let score = *x + unsafe { values.get(first + j as isize * along) }.load();
+                let log = score * S::Lane::LOG2E;
+                // The lowest number hides a key as `−∞` does only where there are others: it must stay a number.
+                *x = if score >= lowest && log < lowest { lowest } else { log };
             }
         }
     }
+}
+
+/// The lowest finite number.
+fn lowest<T: Float>() -> T {
+    T::from_f64(if size_of::<T>() == 4 { f32::MIN.into() } else { f64::MIN })
 }
 
 fn offset(layout: &Layout, at: [usize; 4]) -> isize {

@@ -1,0 +1,76 @@
+//! Errors of what an operation is made of, said in the terms of the operation itself.
+
+use super::{Error, ErrorKind};
+use crate::Shape;
+
+impl Error {
+    /// The same error as one of `op`, where it names an operation and what that was given.
+    pub(crate) fn of_op(mut self, name: &'static str) -> Self {
+        match &mut self.0.kind {
+            ErrorKind::Shape { op, .. }
+            | ErrorKind::DType { op, .. }
+            | ErrorKind::Argument { op, .. }
+            | ErrorKind::Index { op, .. } => *op = name,
+            _ => {}
+        }
+        self
+    }
+
+    /// The same error as one of `op`, which put an axis of size 1 before the third of operands `[B, C, L]`: without it.
+    pub(crate) fn of_line(mut self, name: &'static str) -> Self {
+        if let ErrorKind::Shape { shapes, .. } = &mut self.0.kind {
+            shapes.iter_mut().filter(|s| s.rank() == 4 && s[2] == 1).for_each(|s| *s = s.remove(2));
+        }
+        self.of_op(name)
+    }
+
+    /// An [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: theirs are the same ones in
+    /// row-major order, each repeated.
+    pub(crate) fn of_index(mut self, op: &'static str, of: Shape) -> Self {
+        if let ErrorKind::Index { op: to, position, of: inner, .. } = &mut self.0.kind {
+            let place = position.iter().zip(inner.iter()).fold(0, |n, (i, size)| n * size + i);
+            (*to, *position) = (op, unravel(place / (inner.numel() / of.numel().max(1)).max(1), of));
+            *inner = of;
+        }
+        self
+    }
+
+    /// An [`ErrorKind::Index`] in terms of `op`, whose index `[N]` was laid along `axis`.
+    pub(crate) fn of_axis(mut self, op: &'static str, axis: usize) -> Self {
+        if let ErrorKind::Index { op: to, position, of, .. } = &mut self.0.kind {
+            *to = op;
+            (*position, *of) = ([position[axis]].into(), [of[axis]].into());
+        }
+        self
+    }
+
+    /// An [`ErrorKind::Index`] of coordinate `k`, counted from the end where it is negative, in terms of `op`, whose index
+    /// `of: [.., K]` has these coordinates in row-major order.
+    pub(crate) fn of_coordinate(mut self, op: &'static str, of: Shape, k: usize) -> Self {
+        if let ErrorKind::Index { op: to, index, position, of: inner, size } = &mut self.0.kind {
+            *to = op;
+            if *index < 0 {
+                *index = index.saturating_sub(*size as i64);
+            }
+            let depth = of.last().copied().unwrap_or(1);
+            *position = unravel(position.iter().product::<usize>() * depth + k, of);
+            *inner = of;
+        }
+        self
+    }
+
+    /// Whether an index names no place.
+    pub(crate) fn is_index(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Index { .. })
+    }
+}
+
+/// The position of an element that has so many before it.
+fn unravel(mut place: usize, of: Shape) -> Shape {
+    let mut position = of;
+    for axis in (0..of.rank()).rev() {
+        position = position.with(axis, place % of[axis].max(1));
+        place /= of[axis].max(1);
+    }
+    position
+}

@@ -1,0 +1,38 @@
+//! Queries whose weights cannot be told from a score and their logsumexp: a mask moved all scores so far away that the logarithm of the sum
+//! of the weights is lost beside them. (Every key is padding, and the mask is finite.)
+
+use numcore::Element as _;
+
+use super::*;
+
+impl Problem {
+    /// The magnitude above which a query's logsumexp does not tell its weights to three digits, if a mask moved it there.
+    pub(super) fn most<T: Float>(&self) -> T {
+        T::from_f64(match (&self.mask, size_of::<T>()) {
+            (None, _) => f64::INFINITY,
+            (Some(_), 4) => 2f64.powi(13),
+            (Some(_), _) => 2f64.powi(42),
+        })
+    }
+}
+
+/// Whether there is a query whose weights its logsumexp does not tell, and whose gradient is not zeros: where a mask moves all scores of a
+/// query far away (every key is padding), the sum of their weights is lost beside it.
+pub(super) fn loses_weights<S: Number>(call: &Call<'_>, p: &Problem) -> bool {
+    let (g, most) = (&call.ins[0], p.most::<S::Lane>());
+    if p.mask.is_none() {
+        return false;
+    }
+    let head_loses = |i: usize| {
+        let g = read(head::<S>(g, i / p.heads, i % p.heads));
+        // SAFETY: this head's logsumexps and rows of the upstream gradient.
+        let (lse, row) = unsafe {
+            let row = move |at| std::slice::from_raw_parts(g.part(at, 0).at, p.value_depth);
+            (call.input::<S::Lane>(2).slice((i * p.queries) as isize, p.queries), row)
+        };
+        let lost = |&lse: &S::Lane| (lse > most || lse < -most) && lse != S::Lane::from_f64(f64::NEG_INFINITY);
+        let moves = |at: usize| row(at).iter().any(|g| g.load() != S::Lane::default());
+        lse.iter().enumerate().any(|(at, lse)| lost(lse) && moves(at))
+    };
+    (0..call.ins[3].layout.dims()[0] * p.heads).any(head_loses)
+}
