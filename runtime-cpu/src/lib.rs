@@ -21,10 +21,10 @@
 mod arg;
 mod element;
 mod fused;
+mod gemm;
 mod index;
 mod machine;
 mod math;
-mod matmul;
 mod memory;
 mod operand;
 mod pointwise;

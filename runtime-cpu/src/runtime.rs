@@ -7,7 +7,7 @@ use numcore::{
     Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Buffer, Cpu, arg, fused, index, matmul, operand, pointwise, reduce, scan, sort};
+use crate::{Buffer, Cpu, arg, fused, gemm, index, operand, pointwise, reduce, scan, sort};
 
 impl Runtime for Cpu {
     type Buffer = Buffer;
@@ -101,7 +101,7 @@ impl Runtime for Cpu {
     }
 
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
-        matmul::matmul(self, a, b, out)
+        gemm::matmul(self, a, b, out)
     }
 
     fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {

@@ -55,7 +55,7 @@ impl Simd {
             Simd::Avx2 => avx2(),
             Simd::Avx512 => avx512(),
             Simd::Avx512Bf16 => avx512() && has!("avx512bf16"),
-            Simd::Amx => Simd::Avx512Bf16.is_supported() && crate::matmul::has_tiles(),
+            Simd::Amx => Simd::Avx512Bf16.is_supported() && crate::gemm::has_amx(),
         }
     }
 

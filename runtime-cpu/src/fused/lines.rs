@@ -9,7 +9,7 @@ use super::Number;
 use crate::{
     Simd,
     element::Stored,
-    matmul::{Line, room},
+    gemm::{CacheLine, workspace},
     simd::leveled,
 };
 
@@ -18,7 +18,7 @@ const BLOCK: usize = 4096;
 
 thread_local! {
     /// Rows aside; kept, so that a call allocates nothing.
-    static ASIDE: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    static ASIDE: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `f` with blocks of these rows, and with room for `N` such blocks that are computed aside; none is needed for floats.
@@ -28,9 +28,9 @@ pub(super) fn blocks<S: Number, const N: usize>(
     mut f: impl FnMut(Range<usize>, [&mut [S::Lane]; N]),
 ) {
     let most = if S::WIDE { rows.len() } else { (BLOCK / width.max(1)).clamp(1, rows.len().max(1)) };
-    let size = if S::WIDE { 0 } else { (most * width).next_multiple_of(size_of::<Line>()) };
+    let size = if S::WIDE { 0 } else { (most * width).next_multiple_of(size_of::<CacheLine>()) };
     ASIDE.with_borrow_mut(|aside| {
-        let aside = room::<S::Lane>(aside, N * size);
+        let aside = workspace::<S::Lane>(aside, N * size);
         for from in rows.clone().step_by(most.max(1)) {
             let mut rest = &mut *aside;
             f(from..rows.end.min(from + most), std::array::from_fn(|_| rest.split_off_mut(..size).unwrap_or_default()));

@@ -21,14 +21,14 @@ use smallvec::SmallVec;
 use crate::{
     Buffer, Cpu, Engine,
     element::{Lane, Stored},
+    gemm::{Vectors, linear},
     math::Math,
-    matmul::{Registers, linear},
     operand::{Base, Operand},
     pointwise,
 };
 
 /// A type rows are computed in.
-pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> + Registers {}
+pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> + Vectors {}
 impl Float for f32 {}
 impl Float for f64 {}
 

@@ -23,8 +23,8 @@ use super::{Call, Float, Number, lanes, lines};
 use crate::{
     Buffer, Cpu, Simd,
     element::Stored,
+    gemm::{AOperand, Matrix, PackedB},
     math::{Math, Real},
-    matmul::{Left, Matrix, Packed},
     operand::{Base, Operand},
     simd::leveled,
 };
@@ -145,7 +145,7 @@ impl Problem {
         &self,
         (b, h): (usize, usize),
         (rows, q): (&Range<usize>, Matrix<*const S::Lane>),
-        (keys, k): (&Range<usize>, Packed<'_, S::Lane>),
+        (keys, k): (&Range<usize>, PackedB<'_, S::Lane>),
         simd: Simd,
         s: &mut [S::Lane],
         slopes: &mut [S::Lane],
@@ -154,7 +154,7 @@ impl Problem {
         let unit = if self.mask.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
         let scale = S::Lane::from_f64(self.softcap.map_or(self.scale * unit, |cap| self.scale / cap));
         // SAFETY: the caller's promise; the scores are nobody else's.
-        unsafe { k.times((rows.len(), 0..self.depth, n), Left::Strided(q), block(s), scale, false) };
+        unsafe { k.gemm((rows.len(), 0..self.depth, n), AOperand::Strided(q), block(s), scale, false) };
         if let Some(cap) = self.softcap {
             cap_rows(simd, s, slopes, (rows.len(), n), S::Lane::from_f64(cap * unit));
         }
@@ -222,7 +222,7 @@ unsafe fn wide<S: Number>(
     }
     for (i, to) in aside.chunks_exact_mut(width.max(1)).take(rows).enumerate() {
         // SAFETY: the caller's promise.
-        lines::widen(simd, unsafe { std::slice::from_raw_parts(m.part(i, 0).at, width) }, to);
+        lines::widen(simd, unsafe { std::slice::from_raw_parts(m.offset(i, 0).at, width) }, to);
     }
     Matrix { at: aside.as_ptr(), row: width as isize, column: 1 }
 }
@@ -251,8 +251,8 @@ unsafe fn settle<S: Number>(
     for i in 0..rows {
         // SAFETY: the caller's promise.
         unsafe {
-            let from = std::slice::from_raw_parts(sums.part(i, 0).at.cast_const(), width);
-            lines::round(simd, from, std::slice::from_raw_parts_mut(out.part(i, 0).at, width));
+            let from = std::slice::from_raw_parts(sums.offset(i, 0).at.cast_const(), width);
+            lines::round(simd, from, std::slice::from_raw_parts_mut(out.offset(i, 0).at, width));
         }
     }
 }
