@@ -11,7 +11,7 @@ use crate::{
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
     pointwise::convert,
-    simd::leveled,
+    simd::multiversion,
     walk::{Axis, Walk},
 };
 
@@ -195,7 +195,7 @@ fn add_run<W: Stored<Lane = T::Lane>, T: Stored>(simd: Simd, to: &mut [W], from:
     }
 }
 
-leveled! {
+multiversion! {
     fn add_slices<W: (Stored<Lane = <T as Stored>::Lane>), T: (Stored)>(to: &mut [W], from: &[T]) {
         for (t, f) in to.iter_mut().zip(from) {
             *t = W::store(t.load().add(f.load()));

@@ -18,7 +18,7 @@
 //! # Ok::<(), numcore::Error>(())
 //! ```
 
-mod arg;
+mod arg_reduce;
 mod element;
 mod fused;
 mod gemm;

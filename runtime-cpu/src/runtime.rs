@@ -7,7 +7,7 @@ use numcore::{
     Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Buffer, Cpu, arg, fused, gemm, index, operand, pointwise, reduce, scan, sort};
+use crate::{Buffer, Cpu, arg_reduce, fused, gemm, index, operand, pointwise, reduce, scan, sort};
 
 impl Runtime for Cpu {
     type Buffer = Buffer;
@@ -96,7 +96,7 @@ impl Runtime for Cpu {
     }
 
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
-        arg::arg_reduce(self, op, x, axis, out);
+        arg_reduce::arg_reduce(self, op, x, axis, out);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::{
     Cpu, Engine,
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
-    simd::leveled,
+    simd::multiversion,
     walk::{Axis, Walk},
 };
 
@@ -53,7 +53,7 @@ fn lines<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], axis
     });
 }
 
-leveled! {
+multiversion! {
     fn advance<T: (Stored)>(op: ScanOp, bases: [Base<T>; 3], along: Axis<3>, group: Axis<3>) {
         match op {
             ScanOp::Sum => steps(bases, along, group, T::Lane::ZERO, |y, x, _| y.add(x)),

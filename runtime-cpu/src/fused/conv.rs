@@ -20,7 +20,7 @@ use crate::{
     Buffer,
     gemm::{CacheLine, ConvSize, ConvWeights, Epilogue, Im2col, Matrix, OVERREAD, gemm_im2col_lhs, workspace},
     operand::Base,
-    pointwise::turn,
+    simd::transpose,
 };
 
 /// Output channels of a group below which most of a tile would be empty.
@@ -281,7 +281,7 @@ impl Problem<'_, '_> {
                     }
                     let to = w.at((group * depth * rows + top) as isize);
                     let from = (sum.as_mut_ptr().cast(), bytes(depth));
-                    turn::<T>(engine.simd, (to.cast(), bytes(rows)), from, (depth, some));
+                    transpose::<T>(engine.simd, (to.cast(), bytes(rows)), from, (depth, some));
                 }
             }
         });

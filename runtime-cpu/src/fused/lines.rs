@@ -10,7 +10,7 @@ use crate::{
     Simd,
     element::Stored,
     gemm::{CacheLine, workspace},
-    simd::leveled,
+    simd::multiversion,
 };
 
 /// Numbers that are widened at once, about.
@@ -93,7 +93,7 @@ pub(super) fn update<S: Number, R>(
     write(simd, y, aside, f)
 }
 
-leveled! {
+multiversion! {
     /// Exact.
     pub(super) fn widen<S: (Stored)>(x: &[S], to: &mut [S::Lane]) {
         for (to, &x) in to.iter_mut().zip(x) {

@@ -12,7 +12,7 @@ use super::{
     pack_a::AOperand,
     vector::Vectors,
 };
-use crate::{Simd, simd::leveled};
+use crate::{Simd, simd::multiversion};
 
 /// Bytes that are packed at once: micro-panels that stay in L2 beside the image.
 const PACKED_BYTES: usize = 128 << 10;
@@ -99,7 +99,7 @@ pub(super) unsafe fn gemm_im2col<T: Vectors>(
     });
 }
 
-leveled! {
+multiversion! {
     /// Packs columns of an im2col view into micro-panels. Elements behind a panel's columns may have any value. The view must be valid, as
     /// [`gemm_im2col`] requires, and `to` has [`OVERREAD`] elements behind the panels.
     fn pack_im2col<T: (Vectors)>(blocking: Blocking, image: Im2col<'_, T>, to: &mut [T]) {

@@ -1,7 +1,7 @@
 //! Packs B into micro-panels, in the order in which the micro-kernel reads them: panel by panel, and row by row within a panel.
 
 use super::{macro_kernel::Blocking, matrix::Matrix, vector::Vectors};
-use crate::{Simd, pointwise::turn};
+use crate::{Simd, simd::transpose};
 
 /// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
@@ -36,7 +36,7 @@ pub(super) unsafe fn pack_b<T: Vectors>(
                 (b, true) if b.row == 1 => {
                     let row_bytes = (width * size_of::<T>()) as isize;
                     let from = (b.at.cast_mut().cast(), b.column * size_of::<T>() as isize);
-                    turn::<T>(simd, (to.as_mut_ptr().cast(), row_bytes), from, (kc, width));
+                    transpose::<T>(simd, (to.as_mut_ptr().cast(), row_bytes), from, (kc, width));
                 }
                 (b, _) => gather(b, width, columns, to),
             }

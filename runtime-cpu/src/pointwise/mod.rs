@@ -2,37 +2,17 @@
 //! ([`Launch`]). A step is a loop over a block that stays in the first cache; there is one per operation and type. A few hot
 //! programs are compiled ahead, as one step (`compiled`).
 
-mod cache;
-mod compiled;
-mod exec;
-mod form;
-mod hot;
-mod kernel;
-mod lower;
-mod plan;
+mod compile;
+mod execute;
 mod random;
-mod recent;
-mod registers;
-mod scratch;
-mod stage;
-mod step;
-mod stream;
-mod table;
-mod turn;
 
 use std::sync::LazyLock;
 
 use numcore::{Accumulate, DType, Layout, MAX_RANK, Operand, Out, Result, Scalar, Shape, pointwise::Program};
 use smallvec::SmallVec;
 
-pub(crate) use cache::Cache;
-pub(crate) use exec::Launch;
-pub(crate) use form::Form;
-pub(crate) use kernel::Kernel;
-pub(crate) use plan::{Moving, Place, Plan};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use turn::read_turned;
-pub(crate) use turn::turn;
+pub(crate) use compile::{Cache, Form, Kernel};
+pub(crate) use execute::{Launch, Moving, Place, Plan};
 
 use crate::{
     Buffer, Cpu, Engine,
@@ -54,7 +34,7 @@ pub(crate) fn run(
         return Ok(());
     }
     let engine = &*cpu.queue.engine;
-    recent::with_kernel(engine, program, ins, outs, |kernel| {
+    compile::with_kernel(engine, program, ins, outs, |kernel| {
         let common = kernel.with(program, scalars, engine.simd);
         // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else
         // sees them.

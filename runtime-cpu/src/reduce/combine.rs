@@ -6,7 +6,7 @@ use crate::{
     element::{Lane, Stored},
     machine::Machine,
     operand::Base,
-    simd::{leveled, prefetch},
+    simd::{multiversion, prefetch},
 };
 
 /// How two values become one, and what stands for none.
@@ -63,7 +63,7 @@ pub(super) fn scratch<T: Lane>(words: &mut Vec<u64>, n: usize) -> &mut [T] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), n) }
 }
 
-leveled! {
+multiversion! {
     /// All of a block.
     pub(super) fn run<T: (Lane), C: (Combine<T>)>(x: &[T]) -> T {
         line::<T, C>(x)

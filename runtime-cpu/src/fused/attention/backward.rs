@@ -14,7 +14,7 @@ use super::{
     super::{grain, one},
     *,
 };
-use crate::{math::Math, simd::leveled};
+use crate::{math::Math, simd::multiversion};
 
 /// Queries of one block: sums of so many steps for the gradients of keys and values.
 pub(super) const QUERIES: usize = 128;
@@ -333,7 +333,7 @@ fn block_of<S: Number>(
     }
 }
 
-leveled! {
+multiversion! {
     /// Scores become weights, gradients of weights become gradients of scores before they are scaled; both are 0 where a query sees
     /// no key. `seen` goes up to the most that a query of the block sees.
     fn score_grads<T: (Float)>(s: &mut [T], ds: &mut [T], lse: &[T], dots: &[T], seen: Seen) {

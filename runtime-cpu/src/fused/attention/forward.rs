@@ -7,7 +7,7 @@ use numcore::{Element as _, Result, Support, fused::Attention};
 use super::{super::one, super::softmax::finite, *};
 use crate::{
     math::{Math, Real as _},
-    simd::leveled,
+    simd::multiversion,
 };
 
 /// Queries of one task, at least: they share what is packed.
@@ -107,7 +107,7 @@ pub(super) fn queries<S: Number>(
     Ok(())
 }
 
-leveled! {
+multiversion! {
     /// Turns scores into weights relative to the largest score so far, and rescales what was gathered before.
     fn weights<T: (Float)>(s: &mut [T], o: &mut [T], top: &mut [T], sum: &mut [T], seen: Seen) {
         let width = o.len() / top.len();

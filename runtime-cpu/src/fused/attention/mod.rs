@@ -26,7 +26,7 @@ use crate::{
     gemm::{AOperand, Matrix, PackedB},
     math::{Math, Real},
     operand::{Base, Operand},
-    simd::leveled,
+    simd::multiversion,
 };
 
 /// Keys of one block: sums of so many steps, and their packed keys and values still leave most of a second cache of 1 MiB.
@@ -273,7 +273,7 @@ impl Seen {
     }
 }
 
-leveled! {
+multiversion! {
     /// `cap · tanh` of `n` scores of each row, and its slope if there is room for it.
     fn cap_rows<T: (Float)>(s: &mut [T], slopes: &mut [T], size: (usize, usize), cap: T) {
         let (rows, n) = size;

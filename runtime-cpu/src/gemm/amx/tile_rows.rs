@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{TILE_DIM, Tile, pack_tiles::PANEL, split::Split};
-use crate::pointwise::read_turned;
+use crate::simd::read_transposed;
 
 /// Packs 32 elements along `k` of one row of A, or of one column of B.
 ///
@@ -103,7 +103,7 @@ pub(super) unsafe fn store_pair<const TERMS: usize>(elements: [[__m512i; 2]; TER
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn transpose_tile(tile: *mut Tile) {
     // SAFETY: the caller guarantees the tile, which is 16 rows of 64 bytes.
-    unsafe { tile.cast::<[__m512i; TILE_DIM]>().write(read_turned(tile.cast(), size_of::<__m512i>() as isize)) };
+    unsafe { tile.cast::<[__m512i; TILE_DIM]>().write(read_transposed(tile.cast(), size_of::<__m512i>() as isize)) };
 }
 
 /// Prefetches a row of 32 elements into L2.

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     gemm::{Interleaved, Split, Tile, TileUnit},
-    pointwise::read_turned,
     simd::prefetch,
+    simd::read_transposed,
 };
 
 /// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
@@ -314,7 +314,7 @@ unsafe fn columns_out<T: Split<TERMS>, const TERMS: usize>(
         let mask = u32::from(u16::MAX >> (16 - j.len()));
         // SAFETY: the caller's promise.
         unsafe {
-            let lines = read_turned(sums.add(tile).cast(), size_of::<__m512i>() as isize);
+            let lines = read_transposed(sums.add(tile).cast(), size_of::<__m512i>() as isize);
             for (at, line) in i.zip(lines) {
                 prefetch(out.offset(at + AHEAD, j.start).at, j.len());
                 let x = _mm512_mul_ps(_mm512_castsi512_ps(line), _mm512_set1_ps(scale));

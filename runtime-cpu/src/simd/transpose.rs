@@ -10,7 +10,7 @@ const SQUARE: usize = 16;
 ///
 /// # Safety
 /// All elements lie in their operands, aligned; `from` is not written meanwhile, and nothing else sees `to`.
-pub(crate) unsafe fn turn<T: Copy>(
+pub(crate) unsafe fn transpose<T: Copy>(
     simd: Simd,
     (to, to_line): (*mut u8, isize),
     (from, from_line): (*mut u8, isize),
@@ -52,7 +52,7 @@ pub(crate) unsafe fn turn<T: Copy>(
 /// Reads lines whole, writes them element by element.
 ///
 /// # Safety
-/// As for [`turn`], for one square.
+/// As for [`transpose`], for one square.
 unsafe fn plain<T: Copy>(to: *mut T, to_line: isize, from: *const T, from_line: isize) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -72,31 +72,31 @@ unsafe fn plain<T: Copy>(to: *mut T, to_line: isize, from: *const T, from_line: 
 /// Sixteen lines of sixteen; the plain form takes twice as long.
 ///
 /// # Safety
-/// As for [`turn`], for one square, on a processor that has these.
+/// As for [`transpose`], for one square, on a processor that has these.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512(to: *mut u32, to_line: isize, from: *const u32, from_line: isize) {
     use std::arch::x86_64::*;
     // SAFETY: the caller's promise.
     unsafe {
-        for (r, line) in read_turned(from, from_line).into_iter().enumerate() {
+        for (r, line) in read_transposed(from, from_line).into_iter().enumerate() {
             _mm512_storeu_si512(to.wrapping_byte_offset(r as isize * to_line).cast(), line);
         }
     }
 }
 
 /// Sixteen lines of sixteen words, so many bytes apart, turned: quarters of lines are put together as they are read, which leaves squares of four to
-/// be turned. (Of whole lines all of 64 steps, not 32, are moves between lanes, for which the processor has one port.)
+/// be transposed. (Of whole lines all of 64 steps, not 32, are moves between lanes, for which the processor has one port.)
 ///
 /// # Safety
 /// They lie there; the processor has the instructions.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(crate) unsafe fn read_turned(from: *const u32, line: isize) -> [std::arch::x86_64::__m512i; SQUARE] {
+pub(crate) unsafe fn read_transposed(from: *const u32, line: isize) -> [std::arch::x86_64::__m512i; SQUARE] {
     use std::arch::x86_64::*;
-    let mut turned = [_mm512_setzero_si512(); SQUARE];
-    for (quarter, turned) in turned.chunks_exact_mut(4).enumerate() {
+    let mut transposed = [_mm512_setzero_si512(); SQUARE];
+    for (quarter, transposed) in transposed.chunks_exact_mut(4).enumerate() {
         let read = |row: usize| {
             let at = from.wrapping_byte_offset(row as isize * line).wrapping_add(4 * quarter);
             // SAFETY: the caller's promise.
@@ -111,10 +111,10 @@ pub(crate) unsafe fn read_turned(from: *const u32, line: isize) -> [std::arch::x
         let [a, b, c, d] = [fourth(0), fourth(1), fourth(2), fourth(3)];
         let [low, high] = [_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)];
         let [low2, high2] = [_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d)];
-        turned[0] = _mm512_unpacklo_epi64(low, low2);
-        turned[1] = _mm512_unpackhi_epi64(low, low2);
-        turned[2] = _mm512_unpacklo_epi64(high, high2);
-        turned[3] = _mm512_unpackhi_epi64(high, high2);
+        transposed[0] = _mm512_unpacklo_epi64(low, low2);
+        transposed[1] = _mm512_unpackhi_epi64(low, low2);
+        transposed[2] = _mm512_unpacklo_epi64(high, high2);
+        transposed[3] = _mm512_unpackhi_epi64(high, high2);
     }
-    turned
+    transposed
 }

@@ -4,13 +4,16 @@
 use smallvec::SmallVec;
 
 use super::{
-    kernel::{Bits, Kernel},
     plan::{Moving, Place, Plan, Tile},
     scratch::{Blocks, block, with_blocks},
     stage::{self, Side},
     stream,
 };
-use crate::{Engine, Simd, operand::Base};
+use crate::{
+    Engine, Simd,
+    operand::Base,
+    pointwise::compile::{Bits, Kernel},
+};
 
 /// Simple steps on one element, per task at least; and tasks at most.
 const GRAIN: usize = 1 << 15;

@@ -29,14 +29,14 @@ pub(crate) enum Output {
 
 impl Output {
     /// Its type.
-    pub(super) fn dtype(&self) -> DType {
+    pub(in crate::pointwise) fn dtype(&self) -> DType {
         match *self {
             Output::Overwrite(t) | Output::Add(t) | Output::Keep(t) => t,
         }
     }
 
     /// Tells outputs apart in a key.
-    pub(super) fn code(&self) -> u64 {
+    pub(in crate::pointwise) fn code(&self) -> u64 {
         match *self {
             Output::Overwrite(t) => t as u64,
             Output::Add(t) => 16 + t as u64,
@@ -56,7 +56,7 @@ impl Form {
         self.outputs.push(Output::Keep(dtype));
     }
 
-    pub(super) fn output(&mut self, how: Accumulate, dtype: DType) {
+    pub(in crate::pointwise) fn output(&mut self, how: Accumulate, dtype: DType) {
         self.outputs.push(match how {
             Accumulate::Overwrite => Output::Overwrite(dtype),
             Accumulate::Add => Output::Add(dtype),

@@ -1,12 +1,16 @@
 //! Moves tiles: between an operand with any strides and a block that holds it row by row, or straight from one operand to
 //! another.
 
-use super::{kernel::Bits, plan::Tile, turn::turn};
-use crate::{Simd, simd::leveled};
+use super::plan::Tile;
+use crate::{
+    Simd,
+    pointwise::compile::Bits,
+    simd::{multiversion, transpose},
+};
 
 /// One side of a move: the address of a tile's first element, and bytes to the next row and the next column.
 #[derive(Clone, Copy)]
-pub(super) struct Side {
+pub(in crate::pointwise) struct Side {
     pub at: *mut u8,
     pub row: isize,
     pub column: isize,
@@ -14,7 +18,7 @@ pub(super) struct Side {
 
 impl Side {
     /// A tile of `columns` elements of a size per row, without gaps.
-    pub(super) fn dense(at: *mut u8, size: usize, columns: usize) -> Side {
+    pub(in crate::pointwise) fn dense(at: *mut u8, size: usize, columns: usize) -> Side {
         Side { at, row: (columns * size) as isize, column: size as isize }
     }
 
@@ -34,7 +38,7 @@ impl Side {
 ///
 /// # Safety
 /// `to` holds `n` elements of its size, and 8 bytes at least, aligned; nothing else sees them.
-pub(super) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, n: usize) {
+pub(in crate::pointwise) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, n: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         match value.size {
@@ -49,7 +53,13 @@ pub(super) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, n: usize) {
 ///
 /// # Safety
 /// `to` holds a tile of `i64`, aligned; nothing else sees it.
-pub(super) unsafe fn positions(simd: Simd, to: *mut u8, start: i64, size: Tile, (row, column): (isize, isize)) {
+pub(in crate::pointwise) unsafe fn positions(
+    simd: Simd,
+    to: *mut u8,
+    start: i64,
+    size: Tile,
+    (row, column): (isize, isize),
+) {
     // SAFETY: the caller's promise.
     let block = unsafe { slice::<i64>(to, size.rows * size.columns) };
     for (r, line) in block.chunks_exact_mut(size.columns).enumerate() {
@@ -61,7 +71,7 @@ pub(super) unsafe fn positions(simd: Simd, to: *mut u8, start: i64, size: Tile, 
 ///
 /// # Safety
 /// The tile lies in `from`, which is not written meanwhile, and in `to`, which nothing else sees; both are aligned.
-pub(super) unsafe fn copy(simd: Simd, size: usize, to: Side, from: Side, tile: Tile) {
+pub(in crate::pointwise) unsafe fn copy(simd: Simd, size: usize, to: Side, from: Side, tile: Tile) {
     // SAFETY: the caller's promise.
     unsafe {
         match size {
@@ -85,10 +95,10 @@ unsafe fn copy_as<T: Copy>(simd: Simd, to: Side, from: Side, tile: Tile) {
             (_, t, _, 0) if t == size => (0..tile.rows)
                 .for_each(|r| fill(simd, slice::<T>(to.element::<u8>(r, 0), tile.columns), *from.element::<T>(r, 0))),
             (_, t, f, _) if t == size && f == size => {
-                turn::<T>(simd, (to.at, to.row), (from.at, from.column), (tile.rows, tile.columns));
+                transpose::<T>(simd, (to.at, to.row), (from.at, from.column), (tile.rows, tile.columns));
             }
             (t, _, _, f) if t == size && f == size => {
-                turn::<T>(simd, (to.at, to.column), (from.at, from.row), (tile.columns, tile.rows));
+                transpose::<T>(simd, (to.at, to.column), (from.at, from.row), (tile.columns, tile.rows));
             }
             _ if to.column.abs() <= to.row.abs() || tile.rows == 1 => each::<T>(to, from, tile.rows, tile.columns),
             _ => each::<T>(to.turned(), from.turned(), tile.columns, tile.rows),
@@ -115,7 +125,7 @@ unsafe fn slice<'a, T>(p: *mut u8, n: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(p.cast(), n) }
 }
 
-leveled! {
+multiversion! {
     fn fill<T: (Copy)>(to: &mut [T], value: T) {
         to.fill(value);
     }

@@ -8,39 +8,42 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use super::{compiled::Body, exec::Common, step::StepFn};
-use crate::Simd;
+use super::compiled::Body;
+use crate::{
+    Simd,
+    pointwise::execute::{Common, StepFn},
+};
 
 /// A program lowered for certain types: what runs on each block.
 pub(crate) struct Kernel {
-    pub(super) steps: Vec<Step>,
+    pub(in crate::pointwise) steps: Vec<Step>,
     /// What runs in place of the steps, if the program was compiled ahead.
-    pub(super) compiled: Option<(Simd, Body)>,
-    pub(super) immediates: Vec<Immediate>,
-    pub(super) slots: Slots,
+    pub(in crate::pointwise) compiled: Option<(Simd, Body)>,
+    pub(in crate::pointwise) immediates: Vec<Immediate>,
+    pub(in crate::pointwise) slots: Slots,
     /// Inputs that are old values of outputs: which.
-    pub(super) own: SmallVec<[Option<u16>; 8]>,
+    pub(in crate::pointwise) own: SmallVec<[Option<u16>; 8]>,
     /// Bit `i`: no step reads input `i`.
-    pub(super) unread: u64,
+    pub(in crate::pointwise) unread: u64,
     /// Bit `o`: the old value of output `o` is read.
-    pub(super) reads_outputs: u64,
+    pub(in crate::pointwise) reads_outputs: u64,
     /// Bytes of the widest element of a register or immediate.
-    pub(super) width: usize,
+    pub(in crate::pointwise) width: usize,
     /// Whether the position of an element counts.
     pub(crate) positional: bool,
     /// About how many simple steps one element costs.
     pub(crate) weight: usize,
     /// For a kernel that stores nothing: where its value is.
-    pub(super) value: u16,
-    pub(super) keeps: bool,
+    pub(in crate::pointwise) value: u16,
+    pub(in crate::pointwise) keeps: bool,
     /// A kernel that only copies its one input to its one output: bytes of an element.
-    pub(super) copies: Option<usize>,
-    pub(super) typed: Arc<Typed>,
+    pub(in crate::pointwise) copies: Option<usize>,
+    pub(in crate::pointwise) typed: Arc<Typed>,
 }
 
 /// One operation on a block; operands are numbers of slots.
 #[derive(Clone, Copy)]
-pub(super) struct Step {
+pub(in crate::pointwise) struct Step {
     pub f: StepFn,
     pub to: u16,
     pub args: [u16; 3],
@@ -48,7 +51,7 @@ pub(super) struct Step {
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Slot {
+pub(in crate::pointwise) enum Slot {
     /// Scratch memory.
     Register(u16),
     /// A value that is the same everywhere.
@@ -63,7 +66,7 @@ pub(super) enum Slot {
 
 /// How many slots of each kind there are; they are numbered in this order, positions last.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slots {
+pub(in crate::pointwise) struct Slots {
     pub registers: u16,
     pub immediates: u16,
     pub inputs: u16,
@@ -71,7 +74,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn number(&self, slot: Slot) -> u16 {
+    pub(in crate::pointwise) fn number(&self, slot: Slot) -> u16 {
         match slot {
             Slot::Register(i) => i,
             Slot::Immediate(i) => self.registers + i,
@@ -81,14 +84,14 @@ impl Slots {
         }
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::pointwise) fn count(&self) -> usize {
         self.number(Slot::Positions) as usize + 1
     }
 }
 
 /// A value that is the same everywhere, known at launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Immediate {
+pub(in crate::pointwise) enum Immediate {
     /// Value `of` of the program, in the compute form of `dtype`, repeated over a block.
     Value { of: u32, dtype: DType },
     /// A run-time number, as one `u64`.
@@ -106,7 +109,7 @@ pub(crate) struct Bits {
 
 impl Kernel {
     /// The same, by a compiled body: without registers, its numbers in the order they are printed in.
-    pub(super) fn compiled(self, program: &Program, simd: Simd, body: Body) -> Kernel {
+    pub(in crate::pointwise) fn compiled(self, program: &Program, simd: Simd, body: Body) -> Kernel {
         let number = |of| Immediate::Value { of, dtype: self.typed.dtypes[of as usize] };
         let immediates: Vec<Immediate> = program.launch_values().into_iter().map(number).collect();
         let slots = Slots { registers: 0, immediates: immediates.len() as u16, ..self.slots };

@@ -4,10 +4,8 @@ use std::cell::RefCell;
 
 use smallvec::SmallVec;
 
-use super::{
-    kernel::{Kernel, Slot},
-    stage,
-};
+use super::stage;
+use crate::pointwise::compile::{Kernel, Slot};
 
 /// Bytes of blocks that should stay in the first cache.
 const L1: usize = 16 << 10;
@@ -25,7 +23,7 @@ thread_local! {
 }
 
 /// Elements of a block of a kernel that stages operands of so many bytes per element.
-pub(super) fn block(kernel: &Kernel, staged: usize) -> usize {
+pub(in crate::pointwise) fn block(kernel: &Kernel, staged: usize) -> usize {
     let blocks = if kernel.compiled.is_some() { 0 } else { kernel.slots.registers + kernel.slots.immediates };
     let bytes = blocks as usize * kernel.width + staged;
     let (least, most) = BLOCK;
@@ -33,7 +31,7 @@ pub(super) fn block(kernel: &Kernel, staged: usize) -> usize {
 }
 
 /// Addresses of a kernel's slots, and of staged blocks.
-pub(super) struct Blocks {
+pub(in crate::pointwise) struct Blocks {
     pub slots: SmallVec<[*mut u8; 24]>,
     staged: *mut u8,
     stride: usize,
@@ -41,7 +39,7 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// The address of a staged block.
-    pub(super) fn staged(&self, n: u16) -> *mut u8 {
+    pub(in crate::pointwise) fn staged(&self, n: u16) -> *mut u8 {
         self.staged.wrapping_add(n as usize * self.stride)
     }
 
@@ -51,7 +49,7 @@ impl Blocks {
     /// The slots of inputs and outputs name `n` elements of their types, aligned; nothing else writes the former or sees the
     /// latter meanwhile.
     #[inline(always)]
-    pub(super) unsafe fn run(&self, kernel: &Kernel, n: usize) {
+    pub(in crate::pointwise) unsafe fn run(&self, kernel: &Kernel, n: usize) {
         if let Some((simd, body)) = kernel.compiled {
             // SAFETY: the caller's promise; immediates were filled.
             return unsafe { body(simd, &self.slots, n) };
@@ -65,7 +63,7 @@ impl Blocks {
 }
 
 /// Calls `body` with this thread's blocks, of `block` elements; immediates are filled.
-pub(super) fn with_blocks(
+pub(in crate::pointwise) fn with_blocks(
     launch: &super::exec::Common<'_>,
     block: usize,
     staged: usize,

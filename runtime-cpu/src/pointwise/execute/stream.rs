@@ -19,16 +19,16 @@ const PAGE: usize = 4096;
 /// Pages that are copied side by side, so that it looks ahead in several: a copy of 400 MB took 1.4 times as long one by one.
 const PAGES: usize = 4;
 /// Bytes of those pages.
-pub(super) const SIDE_BY_SIDE: usize = PAGES * PAGE;
+pub(in crate::pointwise) const SIDE_BY_SIDE: usize = PAGES * PAGE;
 
 /// Whether an output of so many bytes is streamed.
-pub(super) fn pays(bytes: usize) -> bool {
+pub(in crate::pointwise) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
 }
 
 /// Elements of a block that is streamed: so few that reads and writes alternate often. With 4096 they took turns, and a sum 1.1, an exponential
 /// 1.7 times as long.
-pub(super) fn block() -> usize {
+pub(in crate::pointwise) fn block() -> usize {
     Machine::get().streams.block
 }
 
@@ -36,7 +36,7 @@ pub(super) fn block() -> usize {
 ///
 /// # Safety
 /// Both sides hold so many bytes; nothing writes `from` or sees `to` meanwhile. Other threads see `to` after [`finish`].
-pub(super) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8, bytes: usize) {
+pub(in crate::pointwise) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let rest = head + lines * LINE;
@@ -55,7 +55,7 @@ pub(super) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8, bytes: usize
 
 /// Prefetches what comes a little after a block's inputs: their addresses, and where and how large they are. While stores pass the caches the
 /// processor's own prefetcher looks less far ahead.
-pub(super) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
+pub(in crate::pointwise) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
     let Streams { block, ahead, .. } = Machine::get().streams;
     for (slot, (_, size)) in slots.iter().zip(operands) {
         prefetch(slot.wrapping_add(ahead), block * size);
@@ -63,7 +63,7 @@ pub(super) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
 }
 
 /// What was streamed by this thread comes before what it writes from now on.
-pub(super) fn finish() {
+pub(in crate::pointwise) fn finish() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this kind has it.
     unsafe {

@@ -5,11 +5,11 @@ use numcore::{
     pointwise::{Binary, Unary},
 };
 
-use super::step::{Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, patched, random, trig};
 use crate::{
     Simd,
     element::{Lane, by_lane},
     math::{Int, Math},
+    pointwise::execute::{Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, patched, random, trig},
 };
 
 /// A step for an element function, written in place: `row!(simd, [T: Math] |x: T| -> T { … })`.
@@ -43,7 +43,7 @@ macro_rules! rows {
 }
 
 /// The step of a unary operation on (compute) type `t`, if it takes that.
-pub(super) fn unary(op: Unary, t: DType, simd: Simd) -> Option<StepFn> {
+pub(in crate::pointwise) fn unary(op: Unary, t: DType, simd: Simd) -> Option<StepFn> {
     match t {
         DType::F32 => unary_float::<f32>(op, simd),
         DType::F64 => match op {
@@ -103,7 +103,7 @@ fn unary_int<T: Int + 'static>(op: Unary, simd: Simd) -> Option<StepFn> {
 }
 
 /// The step of a binary operation on operands of (compute) type `t`, if it takes that.
-pub(super) fn binary(op: Binary, t: DType, simd: Simd) -> Option<StepFn> {
+pub(in crate::pointwise) fn binary(op: Binary, t: DType, simd: Simd) -> Option<StepFn> {
     if op.is_comparison() {
         return Some(by_lane!(t, T => comparison::<T>(op, simd)));
     }
@@ -164,7 +164,7 @@ fn binary_int<T: Int + 'static>(op: Binary, simd: Simd) -> Option<StepFn> {
 
 /// A product and a sum, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fused {
+pub(in crate::pointwise) enum Fused {
     /// `a·b + c`
     MulAdd,
     /// `a·b − c`
@@ -174,7 +174,7 @@ pub(super) enum Fused {
 }
 
 /// The step of a fused product, for floats.
-pub(super) fn fused(op: Fused, t: DType, simd: Simd) -> StepFn {
+pub(in crate::pointwise) fn fused(op: Fused, t: DType, simd: Simd) -> StepFn {
     if t == DType::F64 { fused_float::<f64>(op, simd) } else { fused_float::<f32>(op, simd) }
 }
 
@@ -187,7 +187,7 @@ fn fused_float<T: Math>(op: Fused, simd: Simd) -> StepFn {
 }
 
 /// `a` where the byte `c` is not 0, `b` elsewhere: a choice of bits, whatever they mean. Operands: `c`, `a`, `b`.
-pub(super) fn select(t: DType, simd: Simd) -> StepFn {
+pub(in crate::pointwise) fn select(t: DType, simd: Simd) -> StepFn {
     match t.size() {
         1 => choice::<u8>(simd),
         4 => choice::<u32>(simd),
@@ -200,7 +200,7 @@ fn choice<T: Copy>(simd: Simd) -> StepFn {
 }
 
 /// Elements of a size in bytes, as they are.
-pub(super) fn raw_copy(size: usize, simd: Simd) -> StepFn {
+pub(in crate::pointwise) fn raw_copy(size: usize, simd: Simd) -> StepFn {
     match size {
         1 => copy::<u8>(simd),
         2 => copy::<u16>(simd),
@@ -210,7 +210,7 @@ pub(super) fn raw_copy(size: usize, simd: Simd) -> StepFn {
 }
 
 /// From stored form to compute form; `None` when they are the same.
-pub(super) fn widen(t: DType, simd: Simd) -> Option<StepFn> {
+pub(in crate::pointwise) fn widen(t: DType, simd: Simd) -> Option<StepFn> {
     match t {
         DType::F16 => Some(map1::<u16, f32, narrow::Of<narrow::F16>>(simd)),
         DType::BF16 => Some(map1::<u16, f32, narrow::Of<narrow::Bf16>>(simd)),
@@ -219,7 +219,7 @@ pub(super) fn widen(t: DType, simd: Simd) -> Option<StepFn> {
 }
 
 /// From compute form to stored form.
-pub(super) fn store(t: DType, simd: Simd) -> StepFn {
+pub(in crate::pointwise) fn store(t: DType, simd: Simd) -> StepFn {
     match t {
         DType::F16 => map1::<f32, u16, narrow::Of<narrow::F16>>(simd),
         DType::BF16 => map1::<f32, u16, narrow::Of<narrow::Bf16>>(simd),
@@ -228,7 +228,7 @@ pub(super) fn store(t: DType, simd: Simd) -> StepFn {
 }
 
 /// A value in compute form added to what is stored. Of `bool`, or.
-pub(super) fn add_into(t: DType, simd: Simd) -> StepFn {
+pub(in crate::pointwise) fn add_into(t: DType, simd: Simd) -> StepFn {
     struct Either;
     impl Map2<u8, u8, u8> for Either {
         #[inline(always)]
@@ -253,14 +253,14 @@ pub(super) fn add_into(t: DType, simd: Simd) -> StepFn {
 }
 
 /// Random bits; see [`random`].
-pub(super) fn random_bits(simd: Simd) -> StepFn {
+pub(in crate::pointwise) fn random_bits(simd: Simd) -> StepFn {
     random(simd)
 }
 
 /// From one element type to another, in compute form: to a half, it is rounded to one. `None` when nothing changes.
 ///
 /// Floats to integers truncate and saturate, integers wrap, `bool` is whether a number is not 0.
-pub(super) fn cast(from: DType, to: DType, simd: Simd) -> Option<StepFn> {
+pub(in crate::pointwise) fn cast(from: DType, to: DType, simd: Simd) -> Option<StepFn> {
     if from == to || (from.is_half() && to == DType::F32) {
         return None;
     }

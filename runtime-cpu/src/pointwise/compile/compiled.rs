@@ -19,10 +19,10 @@ use crate::{Simd, simd::prefetch};
 ///
 /// # Safety
 /// The slots name `n` elements (of numbers: one `f32`) of the body's types, aligned; nothing else writes inputs or sees outputs meanwhile.
-pub(super) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n: usize);
+pub(in crate::pointwise) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n: usize);
 
 /// A program whose operands are stored as one type, or as that type and `f32`.
-pub(super) struct Compiled {
+pub(in crate::pointwise) struct Compiled {
     pub hash: u64,
     /// For every input: which output's old value it is, if one's.
     pub own: &'static [Option<u16>],
@@ -42,19 +42,19 @@ const AHEAD: usize = 2048;
 
 /// Asks for the elements that come after the next ones from `at` on.
 #[inline(always)]
-pub(super) fn ask_for<T>(at: *const T) {
+pub(in crate::pointwise) fn ask_for<T>(at: *const T) {
     prefetch(at.wrapping_byte_add(AHEAD), STEP);
 }
 
 /// `n` elements in steps, or at once: from where to where.
 #[inline(always)]
-pub(super) fn steps(n: usize, cut: bool) -> impl Iterator<Item = (usize, usize)> {
+pub(in crate::pointwise) fn steps(n: usize, cut: bool) -> impl Iterator<Item = (usize, usize)> {
     let step = if cut { STEP } else { n.max(1) };
     (0..n).step_by(step).map(move |at| (at, n.min(at + step)))
 }
 
 /// The compiled form of a program that meets its operands this way.
-pub(super) fn find(program: &Program, typed: &Typed, form: &Form) -> Option<Body> {
+pub(in crate::pointwise) fn find(program: &Program, typed: &Typed, form: &Form) -> Option<Body> {
     let compiled = hot::ALL.iter().find(|c| c.hash == program.hash() && *c.own == form.own[..])?;
     let stored = |name: &str, t| if name == "S" { t } else { DType::F32 };
     let mixed = compiled.outputs.iter().any(|name| *name != "S");
@@ -81,8 +81,8 @@ macro_rules! compiled {
         }
         $body:block
     )*) => {
-        pub(super) static ALL: &[$crate::pointwise::compiled::Compiled] = &[
-            $($crate::pointwise::compiled::Compiled {
+        pub(in crate::pointwise) static ALL: &[$crate::pointwise::compile::compiled::Compiled] = &[
+            $($crate::pointwise::compile::compiled::Compiled {
                 hash: $hash,
                 own: &[$($own),*],
                 inputs: &[$(stringify!($input_type)),*],
@@ -95,7 +95,7 @@ macro_rules! compiled {
             /// # Safety
             /// As [`Body`](super::compiled::Body) says.
             unsafe fn $name<S: $crate::element::Stored<Lane = f32>>(simd: $crate::Simd, slots: &[*mut u8], n: usize) {
-                $crate::simd::leveled! {
+                $crate::simd::multiversion! {
                     fn body<S: ($crate::element::Stored<Lane = f32>)>(
                         n: usize, $($number: f32,)* $($input: &[$read],)* $($to: &mut [$write],)*
                     ) {
@@ -103,10 +103,10 @@ macro_rules! compiled {
                         $(let $to = &mut $to[..n];)*
                         // Optimizers compute too little to be late: asking cost them 5 % where all is in cache.
                         const UPDATES: &[&str] = &[$(stringify!($old)),*];
-                        for (from, end) in $crate::pointwise::compiled::steps(n, UPDATES.is_empty()) {
+                        for (from, end) in $crate::pointwise::compile::compiled::steps(n, UPDATES.is_empty()) {
                             if UPDATES.is_empty() {
-                                $($crate::pointwise::compiled::ask_for(&$input[from]);)*
-                                $($crate::pointwise::compiled::ask_for(&$to[from]);)*
+                                $($crate::pointwise::compile::compiled::ask_for(&$input[from]);)*
+                                $($crate::pointwise::compile::compiled::ask_for(&$to[from]);)*
                             }
                             for i in from..end {
                                 $(let $input = $crate::element::Stored::load($input[i]);)*
@@ -132,7 +132,7 @@ macro_rules! compiled {
         )*
     };
 }
-pub(super) use compiled;
+pub(in crate::pointwise) use compiled;
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use crate::{
     Cpu, Engine,
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
-    simd::leveled,
+    simd::multiversion,
     walk::{Axis, Walk},
 };
 
@@ -47,7 +47,7 @@ fn lines<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, to: &O
     });
 }
 
-leveled! {
+multiversion! {
     /// The extreme of a line, then the first place where it stands: two passes of vectors beat one of scalars.
     fn along_line<T: (Stored)>(op: ArgOp, x: &[T]) -> usize {
         match op {

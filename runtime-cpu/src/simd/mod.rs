@@ -4,7 +4,13 @@
 //! The environment variable `WEFTGRAD_MAX_CPU_ISA` (`baseline`, `avx2`, `avx512`, `avx512bf16` or `amx`) caps the level for a whole process, as
 //! `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a processor has, and for tools that know fewer instructions.
 
+mod transpose;
+
 use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use transpose::read_transposed;
+pub(crate) use transpose::transpose;
 
 /// An instruction set the kernels were compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,10 +113,10 @@ pub(crate) fn prefetch<T>(at: *const T, count: usize) {
     let _ = (at, count);
 }
 
-/// A function compiled for every level: `leveled! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
+/// A function compiled for every level: `multiversion! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
 ///
 /// The body is one generic source; it and all it calls `#[inline(always)]` is compiled with each level's instructions.
-macro_rules! leveled {
+macro_rules! multiversion {
     ($(
         $(#[$m:meta])*
         $vis:vis fn $name:ident $(<$($T:ident: ($($B:tt)*)),*>)? ($($a:ident: $t:ty),* $(,)?) $(-> $r:ty)? $body:block
@@ -142,7 +148,7 @@ macro_rules! leveled {
         }
     )*};
 }
-pub(crate) use leveled;
+pub(crate) use multiversion;
 
 #[cfg(test)]
 mod tests {

@@ -2,27 +2,30 @@
 
 use smallvec::SmallVec;
 
-use super::{
-    kernel::{Slot, Slots, Step},
-    step::StepFn,
-};
+use super::kernel::{Slot, Slots, Step};
+use crate::pointwise::execute::StepFn;
 
 /// A place before registers are given out: a result of a step has a number of its own.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Place {
+pub(in crate::pointwise) enum Place {
     Result(u32),
     Slot(Slot),
 }
 
 /// A step between places.
-pub(super) struct Draft {
+pub(in crate::pointwise) struct Draft {
     pub f: StepFn,
     pub to: Place,
     pub args: SmallVec<[Place; 3]>,
 }
 
 /// The steps by numbers of slots, the slots with their registers, and the number of what is kept.
-pub(super) fn assign(steps: &[Draft], results: u32, kept: Place, slots: Slots) -> (Vec<Step>, Slots, u16) {
+pub(in crate::pointwise) fn assign(
+    steps: &[Draft],
+    results: u32,
+    kept: Place,
+    slots: Slots,
+) -> (Vec<Step>, Slots, u16) {
     let mut last = vec![0; results as usize];
     for (t, step) in steps.iter().enumerate() {
         step.args.iter().for_each(|a| mark(&mut last, *a, t));

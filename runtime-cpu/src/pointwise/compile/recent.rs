@@ -4,8 +4,8 @@ use std::{cell::RefCell, sync::Arc};
 
 use numcore::{Accumulate, Operand, Out, Result, pointwise::Program};
 
-use super::{Kernel, form};
-use crate::{Cpu, Engine, Simd};
+use super::Kernel;
+use crate::{Cpu, Engine, Simd, pointwise::form};
 
 /// How many are kept; each has one place.
 const PLACES: usize = 64;
@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// Calls `launch` with the kernel of `program` for these operands.
-pub(super) fn with_kernel<T>(
+pub(in crate::pointwise) fn with_kernel<T>(
     engine: &Engine,
     program: &Program,
     ins: &[Operand<'_, Cpu>],

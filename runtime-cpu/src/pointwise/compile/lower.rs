@@ -18,12 +18,11 @@ use super::{
     form::{Form, Output},
     kernel::{Immediate, Kernel, Slot, Slots},
     registers::{Draft, Place, assign},
-    step::StepFn,
     table::{self, Fused},
 };
-use crate::Simd;
+use crate::{Simd, pointwise::execute::StepFn};
 
-pub(super) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Simd) -> Result<Kernel> {
+pub(in crate::pointwise) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Simd) -> Result<Kernel> {
     let mut l = Lowering::new(program, typed, form, simd);
     for id in 0..program.insts().len() as u32 {
         l.instruction(id)?;

@@ -120,7 +120,7 @@ impl Plan {
     }
 
     /// Cuts tiles of at most `block` elements: a cache line high where an operand lies the other way, lines otherwise.
-    pub(super) fn cut(&mut self, block: usize) {
+    pub(in crate::pointwise) fn cut(&mut self, block: usize) {
         let (rows, columns) = (self.lines(), self.columns());
         let across = |o: &&Moving| {
             let (row, column) = self.strides(o);
@@ -136,7 +136,7 @@ impl Plan {
     }
 
     /// Cuts tiles of at most `block` elements: some whole rows, or a piece of one.
-    pub(super) fn cut_lines(&mut self, block: usize) {
+    pub(in crate::pointwise) fn cut_lines(&mut self, block: usize) {
         let (rows, columns) = (self.lines(), self.columns());
         self.tile = if columns > block / 2 {
             let pieces = columns.div_ceil(block);

@@ -2,7 +2,7 @@
 //!
 //! Operands of a step never overlap its destination (lowering sees to that), so the loop is free to be vectors.
 
-use super::random::random_bits;
+use crate::pointwise::random::random_bits;
 use crate::{Simd, element::Lane, math};
 
 /// `d[i] = f(a[i], b[i], c[i])` for `i` in `0..n`; what the operation does not take is ignored.
@@ -15,7 +15,7 @@ pub(crate) type StepFn = unsafe fn(d: *mut u8, a: *const u8, b: *const u8, c: *c
 macro_rules! step {
     ($(#[$m:meta])* $name:ident [$($T:ident: ($($B:tt)*)),*] |$d:ident, $a:ident, $b:ident, $c:ident, $n:ident| $body:expr) => {
         $(#[$m])*
-        pub(super) fn $name<$($T: $($B)*),*>(simd: Simd) -> StepFn {
+        pub(in crate::pointwise) fn $name<$($T: $($B)*),*>(simd: Simd) -> StepFn {
             /// # Safety
             /// As [`StepFn`] says.
             #[inline(always)]
@@ -48,12 +48,12 @@ macro_rules! step {
 }
 
 /// A function of one element.
-pub(super) trait Map1<A, D> {
+pub(in crate::pointwise) trait Map1<A, D> {
     fn f(a: A) -> D;
 }
 
 /// A function whose vector form does not hold for every argument.
-pub(super) trait Patched: Map1<f64, f64> {
+pub(in crate::pointwise) trait Patched: Map1<f64, f64> {
     /// Whether `x` needs [`exact`](Patched::exact).
     fn beyond(x: f64) -> bool;
     /// The function by scalar code.
@@ -61,12 +61,12 @@ pub(super) trait Patched: Map1<f64, f64> {
 }
 
 /// A function of two elements.
-pub(super) trait Map2<A, B, D> {
+pub(in crate::pointwise) trait Map2<A, B, D> {
     fn f(a: A, b: B) -> D;
 }
 
 /// A function of three elements.
-pub(super) trait Map3<A, B, C, D> {
+pub(in crate::pointwise) trait Map3<A, B, C, D> {
     fn f(a: A, b: B, c: C) -> D;
 }
 
@@ -180,7 +180,7 @@ fn fold_loop<A: Copy, D: Copy, F: Map2<D, A, D>>(d: &mut [D], a: &[A]) {
 
 /// Sine, cosine and tangent of `f64`: beyond [`math::TRIG_LIMIT`] by the host reference, whose
 /// reduction (Payne and Hanek 1983) holds for every number.
-pub(super) mod trig {
+pub(in crate::pointwise) mod trig {
     use numcore::pointwise::{Number, Unary};
 
     use super::{Map1, Patched};
@@ -210,7 +210,7 @@ pub(super) mod trig {
 }
 
 /// Reads and writes of half types, and addition into them.
-pub(super) mod narrow {
+pub(in crate::pointwise) mod narrow {
     use super::*;
 
     /// A half format.
@@ -266,7 +266,7 @@ pub(super) mod narrow {
 }
 
 /// `d + a`, for [`fold`].
-pub(super) struct Sum;
+pub(in crate::pointwise) struct Sum;
 impl<T: Lane> Map2<T, T, T> for Sum {
     #[inline(always)]
     fn f(d: T, a: T) -> T {
