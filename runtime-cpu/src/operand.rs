@@ -81,7 +81,7 @@ impl<T: Copy> Base<T> {
     }
 
     /// # Safety
-    /// The element lies in an output, and nothing else sees it meanwhile.
+    /// The element lies in an output, and no other thread accesses it meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn set(self, offset: isize, value: T) {
         // SAFETY: the caller's promise.
@@ -101,7 +101,7 @@ impl<T: Copy> Base<T> {
     /// `len` elements from `offset` on, for writing.
     ///
     /// # Safety
-    /// They lie in an output, and nothing else sees them while the slice lives.
+    /// They lie in an output, and no other thread accesses them while the slice lives.
     #[inline(always)]
     pub(crate) unsafe fn slice_mut<'a>(self, offset: isize, len: usize) -> &'a mut [T] {
         // SAFETY: the caller's promise.

@@ -60,7 +60,7 @@ impl Runtime for Cpu {
     fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()> {
         let to = operand::Operand::from(&out);
         debug_assert_eq!(from.len(), to.bytes());
-        // SAFETY: a contiguous output of exactly this size, which nothing else sees.
+        // SAFETY: a contiguous output of exactly this size, which no other thread accesses.
         unsafe { operand::Base::new(to.ptr()).slice_mut(0, to.bytes()) }.copy_from_slice(from);
         Ok(())
     }

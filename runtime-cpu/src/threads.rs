@@ -20,12 +20,12 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// How often a worker looks for work before it offers its processor to others: about 30 µs.
+/// How often a worker looks for work before it offers its CPU to others: about 30 µs.
 const SPINS: u32 = 1 << 10;
 /// How often it does so before it sleeps, some tenths of a millisecond: the launcher alone is seldom busy for longer. (Without, a step of
 /// a small network takes 1.13 times as long: workers are woken again and again.)
 const OFFERS: u32 = 1 << 10;
-/// How often the launcher looks whether workers are done before it offers its processor to them.
+/// How often the launcher looks whether workers are done before it offers its CPU to them.
 const PATIENCE: u32 = 1 << 12;
 
 /// In `Shared::gate`: a region is open for workers to join.

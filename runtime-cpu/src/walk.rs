@@ -1,4 +1,4 @@
-//! Walks over positions of several operands at once: axes that lie in one line for all of them are merged.
+//! Walks over positions of several operands at once: axes that lie contiguous for all of them are merged.
 
 use numcore::{Layout, MAX_RANK};
 use smallvec::SmallVec;

@@ -1,7 +1,7 @@
-//! Rows of halves as rows of what they are computed in: widened aside before they are read, rounded when they are stored. Rows of
+//! Rows of halves as rows of what they are computed in: upcast aside before they are read, rounded when they are stored. Rows of
 //! floats are read and written where they are.
 //!
-//! A few rows at a time, so that what lies aside stays in the first cache: casts of whole operands took an eighth of a training step.
+//! A few rows at a time, so that what lies aside stays in L1: casts of whole operands took an eighth of a training step.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -13,7 +13,7 @@ use crate::{
     simd::multiversion,
 };
 
-/// Numbers that are widened at once, about.
+/// Numbers that are upcast at once, about.
 const BLOCK: usize = 4096;
 
 thread_local! {
@@ -51,7 +51,7 @@ pub(super) fn each<S: Number, const N: usize>(
     });
 }
 
-/// Numbers as they are computed with: themselves, or widened into `aside`.
+/// Numbers as they are computed with: themselves, or upcast into `aside`.
 pub(super) fn read<'a, S: Number>(simd: Simd, x: &'a [S], aside: &'a mut [S::Lane]) -> &'a [S::Lane] {
     match S::lanes(x) {
         Some(x) => x,

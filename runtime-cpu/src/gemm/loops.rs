@@ -74,7 +74,7 @@ pub(crate) unsafe fn gemm_operand<T: Vectors>(
 ) {
     let blocking = Blocking::of::<T>(simd);
     let panel = blocking.nv * blocking.lanes;
-    // Packed B takes three quarters of the L2; rows of A and the output pass through the rest.
+    // Packed B takes three quarters of L2; rows of A and the output pass through the rest.
     let packed = Machine::get().l2 / 4 * 3;
     let most = packed / size_of::<T>() / KC / panel * panel;
     // Blocks of equal width: reading all rows for a narrow last block is not worth it.

@@ -1,5 +1,5 @@
 //! Pointwise programs: lowered once to steps ([`Kernel`]), cut into tiles for each launch ([`Plan`]), run tile by tile
-//! ([`Launch`]). A step is a loop over a block that stays in the first cache; there is one per operation and type. A few hot
+//! ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
 //! programs are compiled ahead, as one step (`compiled`).
 
 mod compile;

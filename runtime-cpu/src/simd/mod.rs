@@ -2,7 +2,7 @@
 //! compute the same bits, but for the matrix products that AMX takes over and those of bf16.
 //!
 //! The environment variable `WEFTGRAD_MAX_CPU_ISA` (`baseline`, `avx2`, `avx512`, `avx512bf16` or `amx`) caps the level for a whole process, as
-//! `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a processor has, and for tools that know fewer instructions.
+//! `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a CPU has, and for tools that know fewer instructions.
 
 mod transpose;
 
@@ -15,7 +15,7 @@ pub(crate) use transpose::transpose;
 /// An instruction set the kernels were compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Simd {
-    /// What every processor of the target has.
+    /// What every CPU of the target has.
     Baseline,
     /// AVX2 with fused multiply-add and F16C.
     Avx2,
@@ -33,12 +33,12 @@ impl Simd {
     /// All levels, narrowest first.
     pub const ALL: [Simd; 5] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Avx512Bf16, Simd::Amx];
 
-    /// The widest level of this processor that may be used.
+    /// The widest level of this CPU that may be used.
     pub fn best() -> Simd {
         Self::ALL.into_iter().rev().find(|s| s.is_available()).unwrap_or(Simd::Baseline)
     }
 
-    /// Whether this processor has it, and no cap forbids it.
+    /// Whether this CPU has it, and no cap forbids it.
     pub fn is_available(self) -> bool {
         self <= cap() && self.is_supported()
     }
@@ -48,7 +48,7 @@ impl Simd {
         Self::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// Whether this processor has it.
+    /// Whether this CPU has it.
     #[cfg(target_arch = "x86_64")]
     pub fn is_supported(self) -> bool {
         macro_rules! has {
@@ -65,7 +65,7 @@ impl Simd {
         }
     }
 
-    /// Whether this processor has it.
+    /// Whether this CPU has it.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_supported(self) -> bool {
         self == Simd::Baseline
@@ -106,7 +106,7 @@ pub(crate) fn prefetch<T>(at: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..(count * size_of::<T>()).div_ceil(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every processor of this kind has it, and it never faults, whatever lies there.
+        // SAFETY: every CPU of this kind has it, and it never faults, whatever lies there.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -137,7 +137,7 @@ macro_rules! multiversion {
             #[allow(clippy::too_many_arguments)]
             fn avx512 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
             match simd {
-                // SAFETY: a runtime is only built with a level that this processor has.
+                // SAFETY: a runtime is only built with a level that this CPU has.
                 #[cfg(target_arch = "x86_64")]
                 $crate::Simd::Avx2 => unsafe { avx2$(::<$($T),*>)?($($a),*) },
                 // SAFETY: as above.

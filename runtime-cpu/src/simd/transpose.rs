@@ -9,7 +9,7 @@ const SQUARE: usize = 16;
 /// bytes from one line to the next.
 ///
 /// # Safety
-/// All elements lie in their operands, aligned; `from` is not written meanwhile, and nothing else sees `to`.
+/// All elements lie in their operands, aligned; `from` is not written meanwhile, and no other thread accesses `to`.
 pub(crate) unsafe fn transpose<T: Copy>(
     simd: Simd,
     (to, to_line): (*mut u8, isize),
@@ -26,7 +26,7 @@ pub(crate) unsafe fn transpose<T: Copy>(
     for r in (0..whole(rows)).step_by(SQUARE) {
         for c in (0..whole(columns)).step_by(SQUARE) {
             let (to, from) = square(r, c);
-            // SAFETY: the caller's promise; the level is one this processor has.
+            // SAFETY: the caller's promise; the level is one this CPU has.
             unsafe {
                 match wide {
                     #[cfg(target_arch = "x86_64")]
@@ -72,7 +72,7 @@ unsafe fn plain<T: Copy>(to: *mut T, to_line: isize, from: *const T, from_line: 
 /// Sixteen lines of sixteen; the plain form takes twice as long.
 ///
 /// # Safety
-/// As for [`transpose`], for one square, on a processor that has these.
+/// As for [`transpose`], for one square, on a CPU that has these.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512(to: *mut u32, to_line: isize, from: *const u32, from_line: isize) {
@@ -86,10 +86,10 @@ unsafe fn avx512(to: *mut u32, to_line: isize, from: *const u32, from_line: isiz
 }
 
 /// Sixteen lines of sixteen words, so many bytes apart, turned: quarters of lines are put together as they are read, which leaves squares of four to
-/// be transposed. (Of whole lines all of 64 steps, not 32, are moves between lanes, for which the processor has one port.)
+/// be transposed. (Of whole lines all of 64 steps, not 32, are moves between lanes, for which the CPU has one port.)
 ///
 /// # Safety
-/// They lie there; the processor has the instructions.
+/// They lie there; the CPU supports the instructions.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f")]

@@ -144,7 +144,7 @@ unsafe fn row<'a, T>(m: Matrix<*const T>, i: usize, len: usize) -> &'a [T] {
 /// Zeros in these rows of `width` numbers.
 ///
 /// # Safety
-/// They are rows of a gradient, and nothing else sees them.
+/// They are rows of a gradient, and no other thread accesses them.
 unsafe fn zero<T: Float>(m: Matrix<*mut T>, (rows, width): (usize, usize)) {
     for i in 0..rows {
         // SAFETY: the caller's promise.

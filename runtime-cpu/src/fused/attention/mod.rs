@@ -29,12 +29,12 @@ use crate::{
     simd::multiversion,
 };
 
-/// Keys of one block: sums of so many steps, and their packed keys and values still leave most of a second cache of 1 MiB.
+/// Keys of one block: sums of so many steps, and their packed keys and values still leave most of an L2 of 1 MiB.
 const KEYS: usize = 256;
-/// From one row of a block of scores to the next: not a power of two, whose columns would share a few sets of the first cache. As many
+/// From one row of a block of scores to the next: not a power of two, whose columns would share a few sets of L1. As many
 /// numbers follow the last key as a strip has rows at most.
 const LINE: usize = KEYS + 16;
-/// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in the first cache.
+/// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in L1.
 const STEP: usize = 24;
 
 /// Outputs and logsumexps.
@@ -207,7 +207,7 @@ fn read<T>(m: Matrix<*mut T>) -> Matrix<*const T> {
     Matrix { at: m.at.cast_const(), row: m.row, column: m.column }
 }
 
-/// Rows of a matrix as they are computed with: where they are, or widened into `aside`.
+/// Rows of a matrix as they are computed with: where they are, or upcast into `aside`.
 ///
 /// # Safety
 /// The rows lie in their operand, which nothing writes meanwhile.
@@ -238,7 +238,7 @@ fn sums<S: Number>(out: Matrix<*mut S>, width: usize, aside: &mut [S::Lane]) -> 
 /// Rounds what was added up aside.
 ///
 /// # Safety
-/// These rows are the output's, and nothing else sees them meanwhile; the sums are those of [`sums`].
+/// These rows are the output's, and no other thread accesses them meanwhile; the sums are those of [`sums`].
 unsafe fn settle<S: Number>(
     simd: Simd,
     sums: Matrix<*mut S::Lane>,

@@ -18,7 +18,7 @@ use crate::{Simd, simd::prefetch};
 /// Computes `n` elements; slots are a kernel's: numbers, inputs, outputs.
 ///
 /// # Safety
-/// The slots name `n` elements (of numbers: one `f32`) of the body's types, aligned; nothing else writes inputs or sees outputs meanwhile.
+/// The slots name `n` elements (of numbers: one `f32`) of the body's types, aligned; no other thread writes inputs or accesses outputs meanwhile.
 pub(in crate::pointwise) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n: usize);
 
 /// A program whose operands are stored as one type, or as that type and `f32`.
@@ -36,7 +36,7 @@ pub(in crate::pointwise) struct Compiled {
 
 /// Elements that are computed between two times of asking for more.
 const STEP: usize = 64;
-/// Bytes from what is computed to what is asked for: the processor foresees what it needs next, but so many steps fill its window that it
+/// Bytes from what is computed to what is asked for: the CPU foresees what it needs next, but so many steps fill its window that it
 /// asks too late. (`gelu` of 16 M elements took 1.4 times as long without.)
 const AHEAD: usize = 2048;
 

@@ -1,4 +1,4 @@
-//! Which step runs an operation on which type: one row each. Halves are computed as `f32`, `bool` is a byte of 0 or 1.
+//! Which step runs an operation on which type: one row each. Half-precision elements are computed as `f32`, `bool` is a byte of 0 or 1.
 
 use numcore::{
     DType,

@@ -46,7 +46,7 @@ impl Common<'_> {
     /// Runs over `n` elements of operands that lie in one run each: their addresses and sizes, inputs first.
     ///
     /// # Safety
-    /// Operands hold `n` elements; nothing else writes inputs or sees outputs meanwhile. Positions do not count.
+    /// Operands hold `n` elements; no other thread writes inputs or accesses outputs meanwhile. Positions do not count.
     pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
         if let Some(size) = self.kernel.copies.filter(|size| stream::pays(n * size)) {
             // SAFETY: the caller's promise.
@@ -155,7 +155,7 @@ impl<'a> Launch<'a> {
     /// Runs every tile, over as many threads as are worth it.
     ///
     /// # Safety
-    /// Inputs and outputs lie in their buffers; nothing else writes the former or sees the latter meanwhile.
+    /// Inputs and outputs lie in their buffers; no other thread writes the former or accesses the latter meanwhile.
     pub(crate) unsafe fn run(&self, engine: &Engine) {
         let tiles = self.plan.tiles();
         let tasks = self.common.tasks(tiles * self.plan.tile.rows * self.plan.tile.columns);

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::stage;
 use crate::pointwise::compile::{Kernel, Slot};
 
-/// Bytes of blocks that should stay in the first cache.
+/// Bytes of blocks that should stay in L1.
 const L1: usize = 16 << 10;
 /// Elements of a block, at least and at most.
 const BLOCK: (usize, usize) = (256, 4096);

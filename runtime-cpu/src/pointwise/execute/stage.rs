@@ -37,7 +37,7 @@ impl Side {
 /// Fills a block of `n` elements with a value.
 ///
 /// # Safety
-/// `to` holds `n` elements of its size, and 8 bytes at least, aligned; nothing else sees them.
+/// `to` holds `n` elements of its size, and 8 bytes at least, aligned; no other thread accesses them.
 pub(in crate::pointwise) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, n: usize) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -52,7 +52,7 @@ pub(in crate::pointwise) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, 
 /// The positions of a tile whose first one is `start`, with strides in positions.
 ///
 /// # Safety
-/// `to` holds a tile of `i64`, aligned; nothing else sees it.
+/// `to` holds a tile of `i64`, aligned; no other thread accesses it.
 pub(in crate::pointwise) unsafe fn positions(
     simd: Simd,
     to: *mut u8,
@@ -70,7 +70,7 @@ pub(in crate::pointwise) unsafe fn positions(
 /// Moves a tile of elements of a size.
 ///
 /// # Safety
-/// The tile lies in `from`, which is not written meanwhile, and in `to`, which nothing else sees; both are aligned.
+/// The tile lies in `from`, which is not written meanwhile, and in `to`, which no other thread accesses; both are aligned.
 pub(in crate::pointwise) unsafe fn copy(simd: Simd, size: usize, to: Side, from: Side, tile: Tile) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -119,7 +119,7 @@ unsafe fn each<T: Copy>(to: Side, from: Side, rows: usize, columns: usize) {
 }
 
 /// # Safety
-/// `n` elements, aligned, which nothing else sees.
+/// `n` elements, aligned, which no other thread accesses.
 unsafe fn slice<'a, T>(p: *mut u8, n: usize) -> &'a mut [T] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(p.cast(), n) }

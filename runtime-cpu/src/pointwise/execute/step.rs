@@ -21,7 +21,7 @@ macro_rules! step {
             #[inline(always)]
             unsafe fn generic<$($T: $($B)*),*>($d: *mut u8, $a: *const u8, $b: *const u8, $c: *const u8, $n: usize) { $body }
             /// # Safety
-            /// As [`StepFn`] says, on a processor that has these.
+            /// As [`StepFn`] says, on a CPU that has these.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
             unsafe fn avx2<$($T: $($B)*),*>(d: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
@@ -29,7 +29,7 @@ macro_rules! step {
                 unsafe { generic::<$($T),*>(d, a, b, c, n) }
             }
             /// # Safety
-            /// As [`StepFn`] says, on a processor that has these.
+            /// As [`StepFn`] says, on a CPU that has these.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512vl,avx512bw,avx512dq")]
             unsafe fn avx512<$($T: $($B)*),*>(d: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {

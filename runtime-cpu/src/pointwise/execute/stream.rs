@@ -1,7 +1,7 @@
 //! Stores that go past the caches, for outputs too large to be found there again.
 //!
 //! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12 are needed.
-//! Blocks are computed in the first cache and sent on from there, so that no kernel needs to know.
+//! Blocks are computed in L1 and sent on from there, so that no kernel needs to know.
 
 use crate::{
     Simd,
@@ -14,7 +14,7 @@ use crate::{
 const LARGE: usize = 32 << 20;
 /// A cache line.
 const LINE: usize = 64;
-/// Bytes the processor looks ahead in: it does not ask for the next page before it is touched.
+/// Bytes the CPU looks ahead in: it does not ask for the next page before it is touched.
 const PAGE: usize = 4096;
 /// Pages that are copied side by side, so that it looks ahead in several: a copy of 400 MB took 1.4 times as long one by one.
 const PAGES: usize = 4;
@@ -40,7 +40,7 @@ pub(in crate::pointwise) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let rest = head + lines * LINE;
-    // SAFETY: the caller's promise; the level is one this processor has, and lines start at a multiple of their size.
+    // SAFETY: the caller's promise; the level is one this CPU has, and lines start at a multiple of their size.
     unsafe {
         // Most have no ends: a call to copy nothing is as long as eight lines take.
         if head > 0 {
@@ -54,7 +54,7 @@ pub(in crate::pointwise) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8
 }
 
 /// Prefetches what comes a little after a block's inputs: their addresses, and where and how large they are. While stores pass the caches the
-/// processor's own prefetcher looks less far ahead.
+/// CPU's own prefetcher looks less far ahead.
 pub(in crate::pointwise) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
     let Streams { block, ahead, .. } = Machine::get().streams;
     for (slot, (_, size)) in slots.iter().zip(operands) {
@@ -65,7 +65,7 @@ pub(in crate::pointwise) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u
 /// What was streamed by this thread comes before what it writes from now on.
 pub(in crate::pointwise) fn finish() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of this kind has it.
+    // SAFETY: every CPU of this kind has it.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
@@ -86,7 +86,7 @@ fn by_turns(lines: usize, mut copy: impl FnMut(usize)) {
 }
 
 /// # Safety
-/// As for [`copy`], for whole lines; `to` starts at one, and the processor has the level.
+/// As for [`copy`], for whole lines; `to` starts at one, and the CPU has the level.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_lines(simd: Simd, to: *mut u8, from: *const u8, lines: usize) {
     use std::arch::x86_64::*;

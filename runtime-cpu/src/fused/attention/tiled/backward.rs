@@ -20,7 +20,7 @@ use crate::{
     simd::read_transposed,
 };
 
-/// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
+/// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of an L2.
 pub(super) const STRIPS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
@@ -89,14 +89,14 @@ pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
         for (sums, out, width, scale) in
             [(&mut *dk, any.dk, p.depth, p.scale as f32), (&mut *dv, any.dv, p.value_depth, 1.0)]
         {
-            // SAFETY: these keys' gradients, which are this task's alone; the processor has the instructions.
+            // SAFETY: these keys' gradients, which are this task's alone; the CPU supports the instructions.
             unsafe { columns_out(tiles(sums), out.offset(keys.start, 0), (n, width), scale) };
         }
     }
     for (i, h) in heads.iter().enumerate() {
         for (strip, step) in pieces(p.queries, SIDE).enumerate() {
             let (sums, scale) = (dq.wrapping_add((i * strips + strip) * deep * 4), p.scale as f32);
-            // SAFETY: these queries' gradients, which are this task's alone; the processor has the instructions.
+            // SAFETY: these queries' gradients, which are this task's alone; the CPU supports the instructions.
             let _ = unsafe {
                 match h.rounded {
                     Some(out) => rows_out(sums, out.offset(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
@@ -300,7 +300,7 @@ impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
 /// Sums in columns, scaled and rounded into rows of the output.
 ///
 /// # Safety
-/// These are rows of the output, which nothing else sees; the processor has the instructions.
+/// These are rows of the output, which no other thread accesses; the CPU supports the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn columns_out<T: Split<TERMS>, const TERMS: usize>(
     sums: *const Tile,

@@ -25,7 +25,7 @@ pub(in super::super) fn queries<T: Split<TERMS>, const TERMS: usize>(
     lse: &mut [f32],
 ) -> Result<()> {
     let Some(amx) = TileUnit::<TERMS>::new(call.engine().simd) else { return forward::queries(call, p, h, rows, lse) };
-    // SAFETY: a processor that has tiles has the instructions.
+    // SAFETY: a CPU that has tiles has the instructions.
     let finite = unsafe { by_tiles(&amx, call, p, h, rows.clone(), lse)? };
     if TERMS == 1 || finite { Ok(()) } else { forward::queries(call, p, h, rows, lse) }
 }
@@ -33,7 +33,7 @@ pub(in super::super) fn queries<T: Split<TERMS>, const TERMS: usize>(
 /// The same; says whether all is finite.
 ///
 /// # Safety
-/// The processor has the instructions.
+/// The CPU has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn by_tiles<T: Split<TERMS>, const TERMS: usize>(
     amx: &TileUnit<TERMS>,
@@ -82,7 +82,7 @@ unsafe fn by_tiles<T: Split<TERMS>, const TERMS: usize>(
                 Weights::<TERMS>::new(scores(i), weighted(i), (sums(i), wide), (&mut top[at.clone()], &mut sum[at]))
             });
             let mut beside = Interleaved::new(work, parts * TileUnit::<TERMS>::SLOTS);
-            // SAFETY: these queries of the operand; the tiles are this task's, and the processor has the instructions.
+            // SAFETY: these queries of the operand; the tiles are this task's, and the CPU supports the instructions.
             unsafe {
                 if let Some(i) = ahead {
                     let (scores, step) = (scores(i), strip(i));
@@ -105,11 +105,11 @@ unsafe fn by_tiles<T: Split<TERMS>, const TERMS: usize>(
             }
         }
     }
-    // SAFETY: the processor has the instructions.
+    // SAFETY: the CPU supports the instructions.
     let mut all = unsafe { settle(top, sum, lse) };
     for (strip, step) in parts(0..rows.len(), SIDE).enumerate() {
         let out = h.o.offset(rows.start + step.start, 0);
-        // SAFETY: these queries' rows of the output, which are this task's alone; the processor has the instructions.
+        // SAFETY: these queries' rows of the output, which are this task's alone; the CPU supports the instructions.
         all &= unsafe { rows_out(o.add(strip * wide * 4), out, p.value_depth, &sum[step]) };
     }
     Ok(all)
@@ -118,7 +118,7 @@ unsafe fn by_tiles<T: Split<TERMS>, const TERMS: usize>(
 /// Logsumexps of the largest scores and the sums, which become their inverses; says whether all are finite.
 ///
 /// # Safety
-/// The processor has the instructions. (Without them each fused step of a logarithm is the call of a library.)
+/// The CPU has the instructions. (Without them each fused step of a logarithm is the call of a library.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn settle(top: &[f32], sum: &mut [f32], lse: &mut [f32]) -> bool {
     let mut all = true;

@@ -1,4 +1,4 @@
-//! The same by the processor's products of tiles, of bf16 and of `f32` in three pieces: scores and gradients of weights are sums in `f32`. Where
+//! The same by the CPU's products of tiles, of bf16 and of `f32` in three pieces: scores and gradients of weights are sums in `f32`. Where
 //! weights and gradients of scores are factors, they are rounded to bf16 (as in PyTorch) or cut in three pieces, like the operands. What is added
 //! up stays in `f32`. A row's weights are summed before they are rounded.
 //!
@@ -79,7 +79,7 @@ impl Scores {
     /// Half of a panel's scores of a query, scaled, `−∞` where the query sees no key.
     ///
     /// # Safety
-    /// There are tiles for them; the processor has the instructions.
+    /// There are tiles for them; the CPU supports the instructions.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn get(&self, i: usize, panel: usize, half: usize) -> __m512 {
@@ -112,7 +112,7 @@ fn exp2_flushed(x: __m512) -> __m512 {
 /// Rows of a strip's sums, scaled and rounded into the output: as many as there are factors. Says whether all are finite.
 ///
 /// # Safety
-/// These are rows of the output, which nothing else sees; the processor has the instructions.
+/// These are rows of the output, which no other thread accesses; the CPU supports the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn rows_out<T: Split<TERMS>, const TERMS: usize>(
     sums: *mut Tile,
