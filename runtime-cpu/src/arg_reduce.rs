@@ -10,53 +10,53 @@ use crate::{
     walk::{Axis, Walk},
 };
 
-/// Lines of one task.
-const LINES: usize = 64;
+/// Rows of one task.
+const ROWS: usize = 64;
 /// Elements of one task, at least.
 const GRAIN: usize = 1 << 14;
 
 pub(crate) fn arg_reduce(cpu: &Cpu, op: ArgOp, x: View<'_, Cpu>, axis: usize, out: ViewMut<'_, Cpu>) {
     let (x, to) = (Operand::from(x), Operand::from(&out));
     if to.layout.numel() != 0 {
-        by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, op, &x, axis, &to));
+        by_dtype!(x.dtype, T => reduce_rows::<T>(&cpu.queue.engine, op, &x, axis, &to));
     }
 }
 
-fn lines<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, to: &Operand) {
+fn reduce_rows<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, to: &Operand) {
     let along = Axis { size: x.layout.dims()[axis], strides: [x.layout.strides()[axis]] };
     let walk = Walk::new([&to.layout, &x.layout], |i| i == axis);
     let (from, at) = (x.base::<T>(), to.base::<i64>());
     if along.strides == [1] {
         return engine.ranges(walk.len(), (GRAIN / along.size).max(1), |part| {
             walk.each(part.start, part.end, |_, [o, i]| {
-                // SAFETY: a line of the input; the output element is this task's alone.
-                unsafe { at.set(o, along_line::<T>(engine.simd, op, from.slice(i, along.size)) as i64) };
+                // SAFETY: a row of the input; the output element is this task's alone.
+                unsafe { at.set(o, along_row::<T>(engine.simd, op, from.slice(i, along.size)) as i64) };
             });
         });
     }
     let (outer, inner) = walk.split_nearest(1);
-    let groups = inner.size.div_ceil(LINES);
-    engine.ranges(outer.len() * groups, (GRAIN / (along.size * LINES.min(inner.size))).max(1), |part| {
+    let groups = inner.size.div_ceil(ROWS);
+    engine.ranges(outer.len() * groups, (GRAIN / (along.size * ROWS.min(inner.size))).max(1), |part| {
         for task in part {
-            let (first, [o, i]) = (task % groups * LINES, outer.at(task / groups));
+            let (first, [o, i]) = (task % groups * ROWS, outer.at(task / groups));
             let first = first.min(inner.size);
-            let group = Axis { size: LINES.min(inner.size - first), strides: inner.strides };
+            let group = Axis { size: ROWS.min(inner.size - first), strides: inner.strides };
             let [so, si] = inner.strides.map(|s| s * first as isize);
-            across_lines::<T>(engine.simd, op, Base::new(at.at(o + so)), Base::new(from.at(i + si)), along, group);
+            across_rows::<T>(engine.simd, op, Base::new(at.at(o + so)), Base::new(from.at(i + si)), along, group);
         }
     });
 }
 
 multiversion! {
-    /// The extreme of a line, then the first place where it stands: two passes of vectors beat one of scalars.
-    fn along_line<T: (Stored)>(op: ArgOp, x: &[T]) -> usize {
+    /// The extreme of a row, then its first position: two passes of vectors beat one of scalars.
+    fn along_row<T: (Stored)>(op: ArgOp, x: &[T]) -> usize {
         match op {
-            ArgOp::Max => place(x, Lane::max),
-            ArgOp::Min => place(x, Lane::min),
+            ArgOp::Max => position(x, Lane::max),
+            ArgOp::Min => position(x, Lane::min),
         }
     }
 
-    fn across_lines<T: (Stored)>(op: ArgOp, to: Base<i64>, x: Base<T>, along: Axis<1>, group: Axis<2>) {
+    fn across_rows<T: (Stored)>(op: ArgOp, to: Base<i64>, x: Base<T>, along: Axis<1>, group: Axis<2>) {
         match op {
             ArgOp::Max => columns(to, x, along, group, Lane::max),
             ArgOp::Min => columns(to, x, along, group, Lane::min),
@@ -65,7 +65,7 @@ multiversion! {
 }
 
 #[inline(always)]
-fn place<T: Stored>(x: &[T], pick: impl Fn(T::Lane, T::Lane) -> T::Lane) -> usize {
+fn position<T: Stored>(x: &[T], pick: impl Fn(T::Lane, T::Lane) -> T::Lane) -> usize {
     const LANES: usize = 32;
     let mut best = [x[0].load(); LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -88,8 +88,8 @@ fn columns<T: Stored>(
     pick: impl Fn(T::Lane, T::Lane) -> T::Lane,
 ) {
     let [so, si] = group.strides;
-    let mut best = [T::Lane::ZERO; LINES];
-    let mut at = [0i64; LINES];
+    let mut best = [T::Lane::ZERO; ROWS];
+    let mut at = [0i64; ROWS];
     for t in 0..along.size as isize {
         for c in 0..group.size {
             // SAFETY: positions of the input.

@@ -2,23 +2,23 @@
 
 use std::sync::OnceLock;
 
-/// A CPU's caches, in bytes for one core, and how it is best fed.
+/// A CPU's caches, and its prefetch distances.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Machine {
-    /// The L2.
+    /// Bytes of L2 for one core.
     pub l2: usize,
     /// Software prefetch and non-temporal stores.
     pub streams: Streams,
 }
 
-/// How memory is read ahead and written past the caches. Where the distances come from is said in `record/`.
+/// How far memory is prefetched, and how it is written by non-temporal stores. `record/` has the measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Streams {
-    /// Elements that are computed before they are stored past the caches.
+    /// Elements that are computed before they are stored by non-temporal stores.
     pub block: usize,
-    /// Bytes from what is computed to what is prefetched, where outputs are stored past the caches.
+    /// The prefetch distance in bytes, where outputs are written by non-temporal stores.
     pub ahead: usize,
-    /// The same where a sum is read, or 0: the CPU's own prefetcher then is faster alone.
+    /// The prefetch distance of sums in bytes, or 0 where the hardware prefetcher is faster alone.
     pub sum_ahead: usize,
 }
 

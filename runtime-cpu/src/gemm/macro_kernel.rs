@@ -107,7 +107,6 @@ impl Blocking {
 /// No other thread accesses `out` during the call.
 pub(super) unsafe fn run<T: Vectors>(simd: Simd, kernel: &MacroKernel<'_, T>, packed_a: &mut [T]) {
     // SAFETY: the caller guarantees valid operands; a runtime is only built with a `Simd` that this CPU supports.
-    // SAFETY: the caller's promise; a runtime is only built with a level that this CPU has.
     unsafe {
         match simd {
             #[cfg(target_arch = "x86_64")]

@@ -49,7 +49,7 @@ pub(crate) fn run(
     })
 }
 
-/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or adds into them.
 pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Operand, how: Accumulate) -> Result<()> {
     static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("convert", |[x], []| [x]));
     let shape = *to.layout.shape();
@@ -61,7 +61,7 @@ pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Oper
     form.output(how, to.dtype);
     let kernel = engine.kernels.get(&SAME, &form, engine.simd)?;
     let plan = Plan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
-    // SAFETY: the caller hands on views, or memory of its own.
+    // SAFETY: callers pass views, which lie in their buffers, or memory of their own.
     unsafe { Launch::new(kernel.with(&SAME, &[], engine.simd), plan).run(engine) };
     Ok(())
 }
@@ -82,7 +82,7 @@ fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
 /// Addresses and element sizes of operands.
 type Bases = SmallVec<[(Base<u8>, usize); 8]>;
 
-/// Those of a launch go to `bases`, if each lies in one run: whether it does.
+/// Pushes the operands of a launch to `bases`, and says whether each is contiguous.
 fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> bool {
     let mut push = |buffer: &Buffer, layout: &Layout, dtype: DType| {
         let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());
@@ -96,7 +96,7 @@ fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> 
     inputs && outs.iter().all(|o| push(o.view.buffer(), o.view.layout(), o.view.dtype()))
 }
 
-/// Inputs, then outputs.
+/// The operands of a launch: inputs, then outputs.
 fn operands<'a>(ins: &'a [Operand<'_, Cpu>], outs: &'a [Out<'_, Cpu>]) -> impl Iterator<Item = operand::Operand> + 'a {
     let inputs = ins.iter().map(|operand| match operand {
         Operand::View(view) => operand::Operand::from(*view),

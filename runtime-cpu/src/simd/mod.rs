@@ -100,20 +100,20 @@ fn cap_named(name: &str) -> Simd {
     })
 }
 
-/// Asks for `count` elements at `at`, which will be used soon; where there is no memory nothing happens.
+/// Prefetches `count` elements from `at` on into L1. The address need not be valid.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..(count * size_of::<T>()).div_ceil(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every CPU of this kind has it, and it never faults, whatever lies there.
+        // SAFETY: every x86-64 CPU has the instruction, and a prefetch never faults, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (at, count);
 }
 
-/// A function compiled for every level: `multiversion! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
+/// A function compiled for every instruction set: `multiversion! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
 ///
 /// The body is one generic source; it and all it calls `#[inline(always)]` is compiled with each level's instructions.
 macro_rules! multiversion {
@@ -122,7 +122,7 @@ macro_rules! multiversion {
         $vis:vis fn $name:ident $(<$($T:ident: ($($B:tt)*)),*>)? ($($a:ident: $t:ty),* $(,)?) $(-> $r:ty)? $body:block
     )*) => {$(
         $(#[$m])*
-        // The level is one argument more than was written.
+        // `simd` is one argument more than was written.
         #[allow(clippy::too_many_arguments)]
         $vis fn $name $(<$($T: $($B)*),*>)? (simd: $crate::Simd, $($a: $t),*) $(-> $r)? {
             #[inline(always)]
@@ -137,10 +137,10 @@ macro_rules! multiversion {
             #[allow(clippy::too_many_arguments)]
             fn avx512 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
             match simd {
-                // SAFETY: a runtime is only built with a level that this CPU has.
+                // SAFETY: a runtime is only built with a `Simd` that this CPU supports.
                 #[cfg(target_arch = "x86_64")]
                 $crate::Simd::Avx2 => unsafe { avx2$(::<$($T),*>)?($($a),*) },
-                // SAFETY: as above.
+                // SAFETY: a runtime is only built with a `Simd` that this CPU supports.
                 #[cfg(target_arch = "x86_64")]
                 $crate::Simd::Avx512 | $crate::Simd::Avx512Bf16 | $crate::Simd::Amx => unsafe { avx512$(::<$($T),*>)?($($a),*) },
                 _ => generic$(::<$($T),*>)?($($a),*),

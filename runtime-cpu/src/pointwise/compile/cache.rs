@@ -1,4 +1,4 @@
-//! Kernels that were lowered before. What is found never changes a result, so the order of the table does not matter.
+//! The cache of lowered kernels. A hit never changes a result, so the order of the table does not matter.
 
 use std::{
     collections::HashMap,

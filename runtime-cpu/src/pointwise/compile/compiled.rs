@@ -1,5 +1,5 @@
-//! Programs that were printed as Rust and compiled ahead: one loop over the operands, where the interpreter takes a pass over a
-//! block per step, and computes or waits for memory by turns.
+//! Programs that were printed as Rust and compiled ahead of time: one loop over the operands. The interpreter makes a pass over a block for each
+//! step instead, and computes and waits for memory in turns.
 //!
 //! The interpreter remains the definition: the same functions and the same fused products, so the same bits. `hot.rs` is the list;
 //! `cargo xtask hot` writes it. On it is what ran at least 1.1 times as fast; programs of one step did not.
@@ -30,26 +30,26 @@ pub(in crate::pointwise) struct Compiled {
     pub inputs: &'static [&'static str],
     pub outputs: &'static [&'static str],
     pub f32: Body,
-    /// Widened, computed in `f32`, and rounded once.
+    /// Upcast, computed in `f32`, and rounded once.
     pub bf16: Body,
 }
 
-/// Elements that are computed between two times of asking for more.
-const STEP: usize = 64;
-/// Bytes from what is computed to what is asked for: the CPU foresees what it needs next, but so many steps fill its window that it
-/// asks too late. (`gelu` of 16 M elements took 1.4 times as long without.)
-const AHEAD: usize = 2048;
+/// Elements that are computed between two prefetches.
+const PREFETCHED: usize = 64;
+/// Bytes from what is computed to what is prefetched. The hardware prefetches too late, since a program's many instructions fill the CPU's
+/// reorder window. (`gelu` of 16 M elements took 1.4 times as long without.)
+const PREFETCH_DISTANCE: usize = 2048;
 
-/// Asks for the elements that come after the next ones from `at` on.
+/// Prefetches elements that will be computed some time after the ones at `at`.
 #[inline(always)]
-pub(in crate::pointwise) fn ask_for<T>(at: *const T) {
-    prefetch(at.wrapping_byte_add(AHEAD), STEP);
+pub(in crate::pointwise) fn prefetch_next<T>(at: *const T) {
+    prefetch(at.wrapping_byte_add(PREFETCH_DISTANCE), PREFETCHED);
 }
 
 /// `n` elements in steps, or at once: from where to where.
 #[inline(always)]
 pub(in crate::pointwise) fn steps(n: usize, cut: bool) -> impl Iterator<Item = (usize, usize)> {
-    let step = if cut { STEP } else { n.max(1) };
+    let step = if cut { PREFETCHED } else { n.max(1) };
     (0..n).step_by(step).map(move |at| (at, n.min(at + step)))
 }
 
@@ -101,12 +101,12 @@ macro_rules! compiled {
                     ) {
                         $(let $input = &$input[..n];)*
                         $(let $to = &mut $to[..n];)*
-                        // Optimizers compute too little to be late: asking cost them 5 % where all is in cache.
+                        // Optimizers compute too little to be late: prefetching cost them 5 % where all is in cache.
                         const UPDATES: &[&str] = &[$(stringify!($old)),*];
                         for (from, end) in $crate::pointwise::compile::compiled::steps(n, UPDATES.is_empty()) {
                             if UPDATES.is_empty() {
-                                $($crate::pointwise::compile::compiled::ask_for(&$input[from]);)*
-                                $($crate::pointwise::compile::compiled::ask_for(&$to[from]);)*
+                                $($crate::pointwise::compile::compiled::prefetch_next(&$input[from]);)*
+                                $($crate::pointwise::compile::compiled::prefetch_next(&$to[from]);)*
                             }
                             for i in from..end {
                                 $(let $input = $crate::element::Stored::load($input[i]);)*
@@ -118,7 +118,7 @@ macro_rules! compiled {
                         }
                     }
                 }
-                // SAFETY: the caller's promise; an input that is an output's old value is read through that output alone.
+                // SAFETY: the caller guarantees `n` elements in each slot; an input that is an output's old value is read through that output alone.
                 unsafe {
                     body::<S>(
                         simd,

@@ -17,7 +17,7 @@ use super::{
     compiled,
     form::{Form, Output},
     kernel::{Immediate, Kernel, Slot, Slots},
-    registers::{Draft, Place, assign},
+    registers::{Draft, Location, assign},
     table::{self, Fused},
 };
 use crate::{Simd, pointwise::execute::StepFn};
@@ -43,7 +43,7 @@ struct Lowering<'a> {
     /// How often each value is used, as an operand or an output.
     uses: Vec<u32>,
     uniform: Vec<bool>,
-    places: Vec<Option<Place>>,
+    places: Vec<Option<Location>>,
     steps: Vec<Draft>,
     immediates: Vec<Immediate>,
     results: u32,
@@ -96,7 +96,7 @@ impl<'a> Lowering<'a> {
                 let args =
                     [Slot::Positions, self.immediate(Immediate::Seed(seed)), self.immediate(Immediate::Stream(stream))];
                 self.weight += 15;
-                self.emit(id, table::random_bits(self.simd), &args.map(Place::Slot));
+                self.emit(id, table::random_bits(self.simd), &args.map(Location::Slot));
             }
             Inst::Unary(op, a) => {
                 let f = table::unary(op, t.compute(), self.simd).ok_or_else(|| self.refused(op.name(), t))?;
@@ -111,7 +111,7 @@ impl<'a> Lowering<'a> {
                 self.emit(id, table::select(t.compute(), self.simd), &args);
             }
             Inst::CastLike(a, _) if self.uniform(a) => {
-                self.places[id as usize] = Some(Place::Slot(self.immediate(Immediate::Value { of: a, dtype: t })));
+                self.places[id as usize] = Some(Location::Slot(self.immediate(Immediate::Value { of: a, dtype: t })));
             }
             Inst::Cast(_, a) | Inst::CastLike(a, _) => match table::cast(self.dtype(a), t, self.simd) {
                 Some(f) => {
@@ -180,28 +180,28 @@ impl<'a> Lowering<'a> {
     }
 
     /// Where value `id` can be read in compute form.
-    fn place(&mut self, id: u32) -> Place {
+    fn place(&mut self, id: u32) -> Location {
         if let Some(place) = self.places[id as usize] {
             return place;
         }
         let t = self.dtype(id);
         let place = match self.program.insts()[id as usize] {
-            _ if self.uniform(id) => Place::Slot(self.immediate(Immediate::Value { of: id, dtype: t })),
+            _ if self.uniform(id) => Location::Slot(self.immediate(Immediate::Value { of: id, dtype: t })),
             Inst::Input(k) => self.converted(Slot::Input(k), table::widen(t, self.simd), DType::F32),
             Inst::Index => {
                 self.positional = true;
                 self.converted(Slot::Positions, table::cast(DType::I64, t.compute(), self.simd), t)
             }
             // Every other instruction was emitted when it was passed.
-            _ => Place::Slot(Slot::Positions),
+            _ => Location::Slot(Slot::Positions),
         };
         self.places[id as usize] = Some(place);
         place
     }
 
-    fn converted(&mut self, from: Slot, f: Option<StepFn>, t: DType) -> Place {
-        let Some(f) = f else { return Place::Slot(from) };
-        self.result(f, t, &[Place::Slot(from)])
+    fn converted(&mut self, from: Slot, f: Option<StepFn>, t: DType) -> Location {
+        let Some(f) = f else { return Location::Slot(from) };
+        self.result(f, t, &[Location::Slot(from)])
     }
 
     fn immediate(&mut self, value: Immediate) -> Slot {
@@ -216,29 +216,29 @@ impl<'a> Lowering<'a> {
         Slot::Immediate(at as u16)
     }
 
-    fn emit(&mut self, id: u32, f: StepFn, args: &[Place]) {
+    fn emit(&mut self, id: u32, f: StepFn, args: &[Location]) {
         let place = self.result(f, self.dtype(id), args);
         self.places[id as usize] = Some(place);
     }
 
-    fn result(&mut self, f: StepFn, t: DType, args: &[Place]) -> Place {
+    fn result(&mut self, f: StepFn, t: DType, args: &[Location]) -> Location {
         self.width = self.width.max(t.compute().size());
         self.results += 1;
-        let to = Place::Result(self.results - 1);
+        let to = Location::Result(self.results - 1);
         self.step(f, to, args);
         to
     }
 
-    fn step(&mut self, f: StepFn, to: Place, args: &[Place]) {
+    fn step(&mut self, f: StepFn, to: Location, args: &[Location]) {
         self.weight += 1;
         self.steps.push(Draft { f, to, args: args.into() });
     }
 
     /// Stores every output; the place of one that is kept.
-    fn outputs(&mut self) -> Place {
+    fn outputs(&mut self) -> Location {
         let ids: SmallVec<[u32; 4]> = self.program.outputs().into();
-        let mut stores: SmallVec<[(u16, StepFn, Place); 4]> = SmallVec::new();
-        let mut kept = Place::Slot(Slot::Positions);
+        let mut stores: SmallVec<[(u16, StepFn, Location); 4]> = SmallVec::new();
+        let mut kept = Location::Slot(Slot::Positions);
         for (o, (&id, &output)) in ids.iter().zip(&self.form.outputs).enumerate() {
             let o = o as u16;
             match output {
@@ -246,7 +246,7 @@ impl<'a> Lowering<'a> {
                 Output::Overwrite(t) => match self.verbatim(id, t) {
                     Some(k) if self.form.own[k as usize] == Some(o) => {}
                     Some(k) => {
-                        let from = self.aside(Place::Slot(Slot::Input(k)), t, o, false);
+                        let from = self.aside(Location::Slot(Slot::Input(k)), t, o, false);
                         stores.push((o, table::raw_copy(t.size(), self.simd), from));
                     }
                     None => {
@@ -264,7 +264,7 @@ impl<'a> Lowering<'a> {
         }
         for i in 0..stores.len() {
             let (o, f, from) = stores[i];
-            let to = Place::Slot(Slot::Output(o));
+            let to = Location::Slot(Slot::Output(o));
             if self.redirected(o, from) {
                 stores[i + 1..].iter_mut().filter(|s| s.2 == from).for_each(|s| s.2 = to);
             } else {
@@ -283,9 +283,9 @@ impl<'a> Lowering<'a> {
     }
 
     /// The old value of an output that a store would overwrite before it is read, moved aside.
-    fn aside(&mut self, from: Place, t: DType, o: u16, add: bool) -> Place {
+    fn aside(&mut self, from: Location, t: DType, o: u16, add: bool) -> Location {
         match from {
-            Place::Slot(Slot::Input(k)) if self.form.own[k as usize].is_some_and(|own| own != o || add) => {
+            Location::Slot(Slot::Input(k)) if self.form.own[k as usize].is_some_and(|own| own != o || add) => {
                 self.result(table::raw_copy(t.size(), self.simd), t, &[from])
             }
             _ => from,
@@ -293,20 +293,20 @@ impl<'a> Lowering<'a> {
     }
 
     /// Lets the step that computes `from` write output `o` itself, if it may.
-    fn redirected(&mut self, o: u16, from: Place) -> bool {
+    fn redirected(&mut self, o: u16, from: Location) -> bool {
         let plain = matches!(self.form.outputs[o as usize], Output::Overwrite(t) if !t.is_half());
         let Some(at) = self.steps.iter().position(|s| s.to == from) else { return false };
-        let own = |p: &Place| matches!(p, Place::Slot(Slot::Input(k)) if self.form.own[*k as usize] == Some(o));
-        if !plain || !matches!(from, Place::Result(_)) || self.steps[at..].iter().any(|s| s.args.iter().any(own)) {
+        let own = |p: &Location| matches!(p, Location::Slot(Slot::Input(k)) if self.form.own[*k as usize] == Some(o));
+        if !plain || !matches!(from, Location::Result(_)) || self.steps[at..].iter().any(|s| s.args.iter().any(own)) {
             return false;
         }
-        let to = Place::Slot(Slot::Output(o));
+        let to = Location::Slot(Slot::Output(o));
         self.steps[at].to = to;
         self.steps[at..].iter_mut().flat_map(|s| &mut s.args).filter(|p| **p == from).for_each(|p| *p = to);
         true
     }
 
-    fn finish(self, kept: Place) -> Kernel {
+    fn finish(self, kept: Location) -> Kernel {
         let counts = Slots {
             registers: 0,
             immediates: self.immediates.len() as u16,
@@ -339,9 +339,9 @@ impl<'a> Lowering<'a> {
         (self.form.inputs[..] == [t] && self.form.own[0].is_none()).then_some(t.size())
     }
 
-    fn unread(&self, value: Place) -> u64 {
+    fn unread(&self, value: Location) -> u64 {
         let read = self.steps.iter().flat_map(|s| &s.args).chain([&value]).filter_map(|p| match p {
-            Place::Slot(Slot::Input(k)) => Some(1u64 << k),
+            Location::Slot(Slot::Input(k)) => Some(1u64 << k),
             _ => None,
         });
         !read.fold(0, |a, b| a | b)

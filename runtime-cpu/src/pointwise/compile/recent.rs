@@ -1,4 +1,5 @@
-//! The kernels that a thread launched last: found without a lock or a count, which take as long as a launch over a few elements.
+//! A thread-local cache of the kernels launched last. It takes no lock and counts no reference, which take as long as a launch over a few
+//! elements.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -7,9 +8,9 @@ use numcore::{Accumulate, Operand, Out, Result, pointwise::Program};
 use super::Kernel;
 use crate::{Cpu, Engine, Simd, pointwise::form};
 
-/// How many are kept; each has one place.
-const PLACES: usize = 64;
-/// Most operands of a launch that is kept: so many fit a word.
+/// Slots of the cache, which is direct-mapped.
+const SLOTS: usize = 64;
+/// The most operands of a launch that is cached: the types of so many fit a word.
 const OPERANDS: usize = 10;
 
 struct Entry {
@@ -21,7 +22,7 @@ struct Entry {
 }
 
 thread_local! {
-    static RECENT: RefCell<[Option<Entry>; PLACES]> = const { RefCell::new([const { None }; PLACES]) };
+    static RECENT: RefCell<[Option<Entry>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) };
 }
 
 /// Calls `launch` with the kernel of `program` for these operands.
@@ -35,17 +36,17 @@ pub(in crate::pointwise) fn with_kernel<T>(
     let find = || engine.kernels.get(program, &form(ins, outs), engine.simd);
     let Some(code) = code(ins, outs) else { return Ok(launch(&*find()?)) };
     let (address, simd) = (program.ptr_id(), engine.simd);
-    let place = (address >> 4 ^ code as usize).wrapping_mul(0x9e37_79b9) >> 8 & (PLACES - 1);
+    let slot = (address >> 4 ^ code as usize).wrapping_mul(0x9e37_79b9) >> 8 & (SLOTS - 1);
     RECENT.with(|recent| {
         if let Ok(recent) = recent.try_borrow()
-            && let Some(entry) = &recent[place]
+            && let Some(entry) = &recent[slot]
             && (entry.program.ptr_id(), entry.code, entry.simd) == (address, code, simd)
         {
             return Ok(launch(&entry.kernel));
         }
         let kernel = find()?;
         if let Ok(mut recent) = recent.try_borrow_mut() {
-            recent[place] = Some(Entry { program: program.clone(), simd, code, kernel: kernel.clone() });
+            recent[slot] = Some(Entry { program: program.clone(), simd, code, kernel: kernel.clone() });
         }
         Ok(launch(&kernel))
     })

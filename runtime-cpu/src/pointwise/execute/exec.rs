@@ -1,5 +1,5 @@
-//! Runs a kernel: over one run of memory, or over the tiles of a plan, where what does not lie in one run is brought into
-//! blocks and staged outputs are spread out again.
+//! Runs a kernel: over contiguous operands, or over the tiles of a plan. There, operands that are not contiguous in a tile are gathered into
+//! blocks, and outputs are scattered from them.
 
 use smallvec::SmallVec;
 
@@ -19,7 +19,7 @@ use crate::{
 const GRAIN: usize = 1 << 15;
 const TASKS: usize = 128;
 
-/// What every way to run a kernel needs.
+/// A kernel with the immediates of a launch.
 pub(crate) struct Common<'a> {
     pub kernel: &'a Kernel,
     pub values: SmallVec<[Bits; 8]>,
@@ -32,8 +32,8 @@ impl Common<'_> {
         (elements * self.kernel.weight / GRAIN).clamp(1, TASKS)
     }
 
-    /// Operands that are computed in blocks and streamed: large outputs of one step, whose old values nobody reads. More
-    /// steps compute for about as long as they wait: streamed, `gelu` and its gradient together took as long or longer.
+    /// The operands that are computed in blocks and written by non-temporal stores: large outputs of one step, whose old values are not
+    /// read. (More steps compute for about as long as they wait for memory: `gelu` and its gradient together took as long or longer.)
     fn streamed(&self, operands: &[(Base<u8>, usize)], n: usize) -> SmallVec<[usize; 4]> {
         let (inputs, outputs) = (self.kernel.slots.inputs as usize, self.kernel.slots.outputs as usize);
         if self.kernel.steps.len() != 1 || self.kernel.compiled.is_some() || self.kernel.copies.is_some() {
@@ -43,13 +43,13 @@ impl Common<'_> {
         (0..outputs).filter(|&o| !read(o) && stream::pays(n * operands[inputs + o].1)).map(|o| inputs + o).collect()
     }
 
-    /// Runs over `n` elements of operands that lie in one run each: their addresses and sizes, inputs first.
+    /// Runs over `n` elements of contiguous operands: their addresses and element sizes, inputs first.
     ///
     /// # Safety
     /// Operands hold `n` elements; no other thread writes inputs or accesses outputs meanwhile. Positions do not count.
     pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
         if let Some(size) = self.kernel.copies.filter(|size| stream::pays(n * size)) {
-            // SAFETY: the caller's promise.
+            // SAFETY: a kernel that copies has one input and one output, of `n` elements each, which the caller guarantees.
             return unsafe { self.stream(engine, operands[0].0, operands[1].0, n * size) };
         }
         let streamed = self.streamed(operands, n);
@@ -68,12 +68,12 @@ impl Common<'_> {
                         stream::prefetch_next(&blocks.slots[first..], &operands[..inputs]);
                     }
                     let n = block.min(to - at);
-                    // SAFETY: the caller's promise; tasks share no element.
+                    // SAFETY: elements `at..at + n` of every operand, which the caller guarantees; tasks share no element.
                     unsafe { blocks.run(self.kernel, n) };
                     for &i in &streamed {
                         let (base, size) = operands[i];
                         let to = base.at((at * size) as isize);
-                        // SAFETY: as above; the block was computed just now.
+                        // SAFETY: elements `at..at + n` of this output; the block was computed just now.
                         unsafe { stream::copy(self.simd, to, blocks.slots[first + i], n * size) };
                     }
                 }
@@ -88,14 +88,14 @@ impl Common<'_> {
         }
     }
 
-    /// Copies `bytes` bytes past the caches.
+    /// Copies `bytes` bytes by non-temporal stores.
     ///
     /// # Safety
-    /// As for [`run_dense`](Common::run_dense).
+    /// Both operands hold `bytes` bytes; no other thread writes `from` or accesses `to` meanwhile.
     unsafe fn stream(&self, engine: &Engine, from: Base<u8>, to: Base<u8>, bytes: usize) {
-        engine.ranges(bytes, bytes.div_ceil(TASKS).next_multiple_of(stream::SIDE_BY_SIDE), |p| {
+        engine.ranges(bytes, bytes.div_ceil(TASKS).next_multiple_of(stream::CHUNK), |p| {
             let at = p.start as isize;
-            // SAFETY: the caller's promise; tasks share no byte.
+            // SAFETY: a part of the `bytes` bytes that the caller guarantees; tasks share no byte.
             unsafe { stream::copy(self.simd, to.at(at), from.at(at), p.len()) };
             stream::finish();
         });
@@ -115,9 +115,9 @@ pub(crate) struct Launch<'a> {
 enum Mode {
     /// Nothing reads it.
     Absent,
-    /// A tile is one run of memory.
+    /// A tile is contiguous in memory.
     Direct,
-    /// A tile is brought into block `n` of the staged ones, or sent from there.
+    /// A tile is gathered into staged block `n`, or scattered from there.
     Staged(u16),
 }
 
@@ -137,9 +137,9 @@ impl<'a> Launch<'a> {
 
     fn in_tiles(common: Common<'a>, mut plan: Plan, most: usize) -> Self {
         let kernel = common.kernel;
-        let cut = if kernel.keeps { Plan::cut_lines } else { Plan::cut };
+        let cut = if kernel.keeps { Plan::cut_rows } else { Plan::cut };
         cut(&mut plan, most);
-        let bytes: usize = plan.operands.iter().filter(|o| !plan.flat(o)).map(|o| o.size.max(4)).sum();
+        let bytes: usize = plan.operands.iter().filter(|o| !plan.is_contiguous(o)).map(|o| o.size.max(4)).sum();
         if bytes > 0 {
             cut(&mut plan, block(kernel, bytes));
         }
@@ -160,7 +160,7 @@ impl<'a> Launch<'a> {
         let tiles = self.plan.tiles();
         let tasks = self.common.tasks(tiles * self.plan.tile.rows * self.plan.tile.columns);
         engine.ranges(tiles, tiles.div_ceil(tasks), |part| {
-            // SAFETY: the caller's promise; tasks share no tile.
+            // SAFETY: the caller guarantees the operands; tasks share no tile.
             unsafe {
                 match self.common.kernel.copies {
                     Some(size) => part.for_each(|tile| self.copy(size, tile)),
@@ -173,11 +173,11 @@ impl<'a> Launch<'a> {
     /// Moves one tile of a kernel that only copies, without a block between.
     ///
     /// # Safety
-    /// As for [`run`](Launch::run).
+    /// The operands hold the tile; no other thread writes the input or accesses the output's tile meanwhile.
     unsafe fn copy(&self, size: usize, tile: usize) {
         let place = self.plan.place(tile);
         let [from, to] = [0, 1].map(|i| self.side(&self.plan.operands[i], &place));
-        // SAFETY: the caller's promise.
+        // SAFETY: the tile is within both operands, which the caller guarantees.
         unsafe { stage::copy(self.common.simd, size, to, from, place.size) };
     }
 
@@ -189,30 +189,30 @@ impl<'a> Launch<'a> {
     /// Runs some tiles on this thread and shows each with the address of the kernel's value.
     ///
     /// # Safety
-    /// As for [`run`](Launch::run).
+    /// As for [`run`](Launch::run), for the elements of these tiles.
     pub(crate) unsafe fn tiles(&self, tiles: impl Iterator<Item = usize>, mut each: impl FnMut(&Place, *const u8)) {
         let Tile { rows, columns } = self.plan.tile;
         with_blocks(&self.common, rows * columns, self.staged, |blocks| {
-            // For every operand, the tile its staged block holds: brought once while it stays the same.
+            // For every operand, the tile that its staged block holds: a tile that stays the same is gathered once.
             let mut held = SmallVec::from_elem((std::ptr::null_mut(), Tile { rows: 0, columns: 0 }), self.modes.len());
             for tile in tiles {
                 let place = self.plan.place(tile);
-                // SAFETY: the caller's promise; a block holds a tile.
+                // SAFETY: the caller guarantees the operands in this tile; every block holds a tile.
                 unsafe {
-                    self.bring(blocks, &mut held, &place);
+                    self.gather(blocks, &mut held, &place);
                     blocks.run(self.common.kernel, place.size.rows * place.size.columns);
-                    self.send(blocks, &place);
+                    self.scatter(blocks, &place);
                 }
                 each(&place, blocks.slots[self.common.kernel.value as usize]);
             }
         });
     }
 
-    /// Points the slots of all operands at the elements of a tile, staging those that do not lie in one run.
+    /// Points the slots of all operands at the elements of a tile, and gathers those that are not contiguous.
     ///
     /// # Safety
-    /// The tile lies in every operand.
-    unsafe fn bring(&self, blocks: &mut Blocks, held: &mut Held, place: &Place) {
+    /// Every operand holds the tile.
+    unsafe fn gather(&self, blocks: &mut Blocks, held: &mut Held, place: &Place) {
         let kernel = self.common.kernel;
         let first = (kernel.slots.registers + kernel.slots.immediates) as usize;
         let inputs = kernel.slots.inputs as usize;
@@ -223,7 +223,7 @@ impl<'a> Launch<'a> {
                 Mode::Direct => from.at,
                 Mode::Staged(n) => {
                     let block = blocks.staged(n);
-                    // SAFETY: the caller's promise; the block is this thread's.
+                    // SAFETY: the caller guarantees that operand `i` holds the tile; the block is this thread's.
                     unsafe { self.stage(i, from, block, place.size, &mut held[i]) };
                     block
                 }
@@ -236,10 +236,10 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Brings a tile of operand `i` into a block, unless it is there or will only be written.
+    /// Gathers a tile of operand `i` into a block, unless it is there already or will only be written.
     ///
     /// # Safety
-    /// As for [`bring`](Launch::bring).
+    /// Operand `i` holds the tile, and `block` is this thread's and holds a tile.
     unsafe fn stage(&self, i: usize, from: Side, block: *mut u8, size: Tile, held: &mut (*mut u8, Tile)) {
         let (kernel, operand) = (self.common.kernel, &self.plan.operands[i]);
         let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
@@ -255,21 +255,21 @@ impl<'a> Launch<'a> {
         }
         *held = (from.at, size);
         let to = Side::dense(block, operand.size, size.columns);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that operand and block hold the tile.
         unsafe { stage::copy(self.common.simd, operand.size, to, from, size) };
     }
 
-    /// Spreads staged outputs out.
+    /// Scatters staged outputs.
     ///
     /// # Safety
-    /// As for [`bring`](Launch::bring).
-    unsafe fn send(&self, blocks: &Blocks, place: &Place) {
+    /// Every output holds the tile, and no other thread accesses it.
+    unsafe fn scatter(&self, blocks: &Blocks, place: &Place) {
         let slots = self.common.kernel.slots;
         for i in slots.inputs as usize..(slots.inputs + slots.outputs) as usize {
             if let Mode::Staged(n) = self.modes[i] {
                 let operand = &self.plan.operands[i];
                 let from = Side::dense(blocks.staged(n), operand.size, place.size.columns);
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees that the output holds the tile; the block was computed.
                 unsafe { stage::copy(self.common.simd, operand.size, self.side(operand, place), from, place.size) };
             }
         }
@@ -286,7 +286,7 @@ fn mode(kernel: &Kernel, plan: &Plan, i: usize, staged: &mut u16) -> Mode {
     if unread || (kernel.keeps && i >= inputs && !positions) {
         return Mode::Absent;
     }
-    if !positions && plan.flat(&plan.operands[i]) {
+    if !positions && plan.is_contiguous(&plan.operands[i]) {
         return Mode::Direct;
     }
     *staged += 1;

@@ -3,7 +3,7 @@
 use numcore::{MAX_RANK, Shape};
 use smallvec::SmallVec;
 
-/// Bytes of a column of a tile where an operand lies the other way: a whole cache line; the row is long, for writing.
+/// Bytes of a column of a tile where an operand is column-major: a whole cache line. Rows stay long, for writing.
 const LINE: usize = 64;
 /// Columns per tile are a multiple of this, if there are several tiles: whole vectors.
 const LANES: usize = 16;
@@ -17,9 +17,9 @@ pub(crate) struct Moving {
     pub strides: [isize; MAX_RANK],
 }
 
-// SAFETY: an address alone; whoever reads or writes through it says why that is sound.
+// SAFETY: it holds an address alone; kernels that read or write through it state why that is sound.
 unsafe impl Send for Moving {}
-// SAFETY: as above.
+// SAFETY: it holds an address alone; kernels that read or write through it state why that is sound.
 unsafe impl Sync for Moving {}
 
 /// Nested loops over the positions of a launch, and how they are cut into tiles.
@@ -54,7 +54,7 @@ impl Plan {
         Plan { sizes: SmallVec::new(), operands, tile: Tile { rows: 1, columns: 1 } }
     }
 
-    /// All positions of `shape`, in row-major order, with neighbouring axes merged where every operand allows it.
+    /// All positions of `shape`, in row-major order, with adjacent axes merged where every operand allows it.
     pub(crate) fn rows(shape: &Shape, operands: SmallVec<[Moving; 6]>) -> Plan {
         let order: SmallVec<[usize; MAX_RANK]> = (0..shape.rank()).collect();
         let mut plan = Plan::of(operands);
@@ -62,7 +62,7 @@ impl Plan {
         plan
     }
 
-    /// Takes the axes of `shape` in `order`; neighbours of one kind are merged where every operand allows it. Gives the kinds
+    /// Takes the axes of `shape` in `order`; adjacent ones of one kind are merged where every operand allows it. Gives the kinds
     /// of the axes that remain.
     pub(crate) fn arrange<K: PartialEq>(
         &mut self,
@@ -101,7 +101,7 @@ impl Plan {
         }
     }
 
-    pub(crate) fn lines(&self) -> usize {
+    pub(crate) fn rows_len(&self) -> usize {
         self.sizes[self.sizes.len() - 2]
     }
 
@@ -119,9 +119,9 @@ impl Plan {
         (operand.strides[n - 2], operand.strides[n - 1])
     }
 
-    /// Cuts tiles of at most `block` elements: a cache line high where an operand lies the other way, lines otherwise.
+    /// Cuts tiles of at most `block` elements: a cache line high where an operand is column-major, whole rows otherwise.
     pub(in crate::pointwise) fn cut(&mut self, block: usize) {
-        let (rows, columns) = (self.lines(), self.columns());
+        let (rows, columns) = (self.rows_len(), self.columns());
         let across = |o: &&Moving| {
             let (row, column) = self.strides(o);
             row.unsigned_abs() == o.size && column.unsigned_abs() > o.size
@@ -131,13 +131,13 @@ impl Plan {
                 let rows = rows.min(line).min(block / LANES);
                 self.tile = Tile { rows, columns: columns.min(block / rows / LANES * LANES) };
             }
-            _ => self.cut_lines(block),
+            _ => self.cut_rows(block),
         }
     }
 
     /// Cuts tiles of at most `block` elements: some whole rows, or a piece of one.
-    pub(in crate::pointwise) fn cut_lines(&mut self, block: usize) {
-        let (rows, columns) = (self.lines(), self.columns());
+    pub(in crate::pointwise) fn cut_rows(&mut self, block: usize) {
+        let (rows, columns) = (self.rows_len(), self.columns());
         self.tile = if columns > block / 2 {
             let pieces = columns.div_ceil(block);
             Tile { rows: 1, columns: columns.div_ceil(pieces).next_multiple_of(LANES).min(columns) }
@@ -146,8 +146,8 @@ impl Plan {
         };
     }
 
-    /// Whether a whole tile of an operand is one run of memory.
-    pub(crate) fn flat(&self, operand: &Moving) -> bool {
+    /// Whether a whole tile of an operand is contiguous.
+    pub(crate) fn is_contiguous(&self, operand: &Moving) -> bool {
         let (row, column) = self.strides(operand);
         let whole = self.tile.columns == self.columns() && row == column * self.columns() as isize;
         column == operand.size as isize && (self.tile.rows == 1 || whole)
@@ -155,7 +155,7 @@ impl Plan {
 
     /// Tiles down and across.
     fn grid(&self) -> (usize, usize) {
-        (self.lines().div_ceil(self.tile.rows), self.columns().div_ceil(self.tile.columns))
+        (self.rows_len().div_ceil(self.tile.rows), self.columns().div_ceil(self.tile.columns))
     }
 
     pub(crate) fn tiles(&self) -> usize {
@@ -168,7 +168,7 @@ impl Plan {
         let (rest, column) = if across == 1 { (tile, 0) } else { (tile / across, tile % across * self.tile.columns) };
         let (outer, row) = if down == 1 { (rest, 0) } else { (rest / down, rest % down * self.tile.rows) };
         let size = Tile {
-            rows: self.tile.rows.min(self.lines() - row),
+            rows: self.tile.rows.min(self.rows_len() - row),
             columns: self.tile.columns.min(self.columns() - column),
         };
         Place { outer, row, column, size }

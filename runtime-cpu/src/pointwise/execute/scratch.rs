@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::stage;
 use crate::pointwise::compile::{Kernel, Slot};
 
-/// Bytes of blocks that should stay in L1.
+/// Bytes of L1 that blocks may take.
 const L1: usize = 16 << 10;
 /// Elements of a block, at least and at most.
 const BLOCK: (usize, usize) = (256, 4096);
@@ -18,11 +18,11 @@ const BLOCK: (usize, usize) = (256, 4096);
 struct Line([u8; 64]);
 
 thread_local! {
-    /// Kept, so that a launch allocates nothing.
+    /// They stay allocated, so that a launch allocates nothing.
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Elements of a block of a kernel that stages operands of so many bytes per element.
+/// Elements of a block, for a kernel that stages operands of `staged` bytes per element.
 pub(in crate::pointwise) fn block(kernel: &Kernel, staged: usize) -> usize {
     let blocks = if kernel.compiled.is_some() { 0 } else { kernel.slots.registers + kernel.slots.immediates };
     let bytes = blocks as usize * kernel.width + staged;
@@ -43,7 +43,7 @@ impl Blocks {
         self.staged.wrapping_add(n as usize * self.stride)
     }
 
-    /// Takes every step on `n` elements.
+    /// Runs every step on `n` elements.
     ///
     /// # Safety
     /// The slots of inputs and outputs name `n` elements of their types, aligned; nothing else writes the former or sees the
@@ -51,12 +51,12 @@ impl Blocks {
     #[inline(always)]
     pub(in crate::pointwise) unsafe fn run(&self, kernel: &Kernel, n: usize) {
         if let Some((simd, body)) = kernel.compiled {
-            // SAFETY: the caller's promise; immediates were filled.
+            // SAFETY: the caller guarantees the slots of operands; `with_blocks` filled the immediates.
             return unsafe { body(simd, &self.slots, n) };
         }
         for step in &kernel.steps {
             let [a, b, c] = step.args.map(|s| self.slots[s as usize].cast_const());
-            // SAFETY: the caller's promise; lowering gave every step operands of its types, and no destination that it reads.
+            // SAFETY: the caller guarantees the slots of operands; lowering gave every step operands of its types, and no destination that it reads.
             unsafe { (step.f)(self.slots[step.to as usize], a, b, c, n) };
         }
     }
@@ -78,7 +78,7 @@ pub(in crate::pointwise) fn with_blocks(
         return body(&mut blocks);
     }
     LINES.with_borrow_mut(|lines| {
-        // One line more, so that blocks do not compete for the same sets of the cache.
+        // One line more, so that blocks do not map to the same sets of L1.
         let stride = (block * kernel.width.max(if staged > 0 { 8 } else { 1 })).next_multiple_of(64) + 64;
         let need = (own + staged) * stride / 64;
         if lines.len() < need {

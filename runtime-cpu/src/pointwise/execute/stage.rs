@@ -1,5 +1,5 @@
-//! Moves tiles: between an operand with any strides and a block that holds it row by row, or straight from one operand to
-//! another.
+//! Copies tiles: gathers one from an operand of any strides into a contiguous block, scatters it back, or copies it straight from one operand
+//! to another.
 
 use super::plan::Tile;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     simd::{multiversion, transpose},
 };
 
-/// One side of a move: the address of a tile's first element, and bytes to the next row and the next column.
+/// One side of a copy: the address of a tile's first element, and bytes to the next row and the next column.
 #[derive(Clone, Copy)]
 pub(in crate::pointwise) struct Side {
     pub at: *mut u8,
@@ -22,8 +22,8 @@ impl Side {
         Side { at, row: (columns * size) as isize, column: size as isize }
     }
 
-    /// The same elements, rows taken for columns.
-    fn turned(self) -> Side {
+    /// The transposed tile.
+    fn transposed(self) -> Side {
         Side { at: self.at, row: self.column, column: self.row }
     }
 
@@ -39,7 +39,7 @@ impl Side {
 /// # Safety
 /// `to` holds `n` elements of its size, and 8 bytes at least, aligned; no other thread accesses them.
 pub(in crate::pointwise) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, n: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `n` elements of the value's size.
     unsafe {
         match value.size {
             1 => fill(simd, slice::<u8>(to, n), value.bytes[0]),
@@ -60,19 +60,19 @@ pub(in crate::pointwise) unsafe fn positions(
     size: Tile,
     (row, column): (isize, isize),
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a tile of `i64`.
     let block = unsafe { slice::<i64>(to, size.rows * size.columns) };
     for (r, line) in block.chunks_exact_mut(size.columns).enumerate() {
         count(simd, line, start + (r as isize * row) as i64, column as i64);
     }
 }
 
-/// Moves a tile of elements of a size.
+/// Copies a tile of elements of `size` bytes.
 ///
 /// # Safety
-/// The tile lies in `from`, which is not written meanwhile, and in `to`, which no other thread accesses; both are aligned.
+/// Both sides hold the tile and are aligned. Nothing writes `from` meanwhile, and no other thread accesses `to`.
 pub(in crate::pointwise) unsafe fn copy(simd: Simd, size: usize, to: Side, from: Side, tile: Tile) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that both sides hold the tile.
     unsafe {
         match size {
             1 => copy_as::<u8>(simd, to, from, tile),
@@ -84,10 +84,10 @@ pub(in crate::pointwise) unsafe fn copy(simd: Simd, size: usize, to: Side, from:
 }
 
 /// # Safety
-/// As for [`copy`].
+/// As for [`copy`]: both sides hold the tile, with elements of type `T`.
 unsafe fn copy_as<T: Copy>(simd: Simd, to: Side, from: Side, tile: Tile) {
     let size = size_of::<T>() as isize;
-    // SAFETY: the caller's promise, in all arms: addresses are of elements of the tile.
+    // SAFETY: in all arms addresses are those of elements of the tile, which the caller guarantees on both sides.
     unsafe {
         match (to.row, to.column, from.row, from.column) {
             (_, t, _, f) if t == size && f == size => (0..tile.rows)
@@ -101,27 +101,27 @@ unsafe fn copy_as<T: Copy>(simd: Simd, to: Side, from: Side, tile: Tile) {
                 transpose::<T>(simd, (to.at, to.column), (from.at, from.row), (tile.columns, tile.rows));
             }
             _ if to.column.abs() <= to.row.abs() || tile.rows == 1 => each::<T>(to, from, tile.rows, tile.columns),
-            _ => each::<T>(to.turned(), from.turned(), tile.columns, tile.rows),
+            _ => each::<T>(to.transposed(), from.transposed(), tile.columns, tile.rows),
         }
     }
 }
 
 /// # Safety
-/// As for [`copy`].
+/// As for [`copy`]: both sides hold `[rows, columns]` elements.
 #[inline(always)]
 unsafe fn each<T: Copy>(to: Side, from: Side, rows: usize, columns: usize) {
     for r in 0..rows {
         for c in 0..columns {
-            // SAFETY: the caller's promise.
+            // SAFETY: row `r` and column `c` are within the tile, which the caller guarantees.
             unsafe { *to.element::<T>(r, c) = *from.element::<T>(r, c) };
         }
     }
 }
 
 /// # Safety
-/// `n` elements, aligned, which no other thread accesses.
+/// `p` is valid for `n` elements, aligned, which no other thread accesses.
 unsafe fn slice<'a, T>(p: *mut u8, n: usize) -> &'a mut [T] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `n` elements.
     unsafe { std::slice::from_raw_parts_mut(p.cast(), n) }
 }
 

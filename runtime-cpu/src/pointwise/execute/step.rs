@@ -17,23 +17,23 @@ macro_rules! step {
         $(#[$m])*
         pub(in crate::pointwise) fn $name<$($T: $($B)*),*>(simd: Simd) -> StepFn {
             /// # Safety
-            /// As [`StepFn`] says.
+            /// [`StepFn`] states what callers guarantee.
             #[inline(always)]
             unsafe fn generic<$($T: $($B)*),*>($d: *mut u8, $a: *const u8, $b: *const u8, $c: *const u8, $n: usize) { $body }
             /// # Safety
-            /// As [`StepFn`] says, on a CPU that has these.
+            /// [`StepFn`] states what callers guarantee; the CPU supports these instructions.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
             unsafe fn avx2<$($T: $($B)*),*>(d: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
-                // SAFETY: the caller's promise.
+                // SAFETY: `StepFn` states what the caller guarantees.
                 unsafe { generic::<$($T),*>(d, a, b, c, n) }
             }
             /// # Safety
-            /// As [`StepFn`] says, on a CPU that has these.
+            /// [`StepFn`] states what callers guarantee; the CPU supports these instructions.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512vl,avx512bw,avx512dq")]
             unsafe fn avx512<$($T: $($B)*),*>(d: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
-                // SAFETY: the caller's promise.
+                // SAFETY: `StepFn` states what the caller guarantees.
                 unsafe { generic::<$($T),*>(d, a, b, c, n) }
             }
             match simd {
@@ -71,7 +71,7 @@ pub(in crate::pointwise) trait Map3<A, B, C, D> {
 }
 
 step! { map1 [A: (Copy), D: (Copy), F: (Map1<A, D>)] |d, a, _b, _c, n| {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
     let (d, a) = unsafe { (out::<D>(d, n), operand::<A>(a, n)) };
     loop1::<A, D, F>(d, a)
 } }
@@ -79,7 +79,7 @@ step! { map1 [A: (Copy), D: (Copy), F: (Map1<A, D>)] |d, a, _b, _c, n| {
 step! {
     /// As [`map1`] of `f64`, then once more one by one where [`Patched::beyond`] holds.
     patched [F: (Patched)] |d, a, _b, _c, n| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
         let (d, a) = unsafe { (out::<f64>(d, n), operand::<f64>(a, n)) };
         loop1::<f64, f64, F>(d, a);
         if a.iter().fold(false, |any, &x| any | F::beyond(x)) {
@@ -89,13 +89,13 @@ step! {
 }
 
 step! { map2 [A: (Copy), B: (Copy), D: (Copy), F: (Map2<A, B, D>)] |d, a, b, _c, n| {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
     let (d, a, b) = unsafe { (out::<D>(d, n), operand::<A>(a, n), operand::<B>(b, n)) };
     loop2::<A, B, D, F>(d, a, b)
 } }
 
 step! { map3 [A: (Copy), B: (Copy), C: (Copy), D: (Copy), F: (Map3<A, B, C, D>)] |d, a, b, c, n| {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
     let (d, a, b, c) = unsafe { (out::<D>(d, n), operand::<A>(a, n), operand::<B>(b, n), operand::<C>(c, n)) };
     loop3::<A, B, C, D, F>(d, a, b, c)
 } }
@@ -103,7 +103,7 @@ step! { map3 [A: (Copy), B: (Copy), C: (Copy), D: (Copy), F: (Map3<A, B, C, D>)]
 step! {
     /// `d[i] = f(d[i], a[i])`.
     fold [A: (Copy), D: (Copy), F: (Map2<D, A, D>)] |d, a, _b, _c, n| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
         let (d, a) = unsafe { (out::<D>(d, n), operand::<A>(a, n)) };
         fold_loop::<A, D, F>(d, a)
     }
@@ -112,7 +112,7 @@ step! {
 step! {
     /// The elements as they are.
     copy [T: (Copy)] |d, a, _b, _c, n| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
         unsafe { std::ptr::copy_nonoverlapping(a, d, n * size_of::<T>()) }
     }
 }
@@ -121,25 +121,25 @@ step! {
     /// Random bits (`u32`) for positions `a`, a seed at `b` and a stream at `c` (`u64` each): word `i % 4` of Philox at
     /// counter `i / 4`.
     random [] |d, a, b, c, n| {
-        // SAFETY: the caller's promise; `b` and `c` hold one element.
+        // SAFETY: the caller guarantees `n` elements of `d` and `a`, and one of `b` and `c`.
         let (d, a, seed, stream) = unsafe { (out::<u32>(d, n), operand::<i64>(a, n), *b.cast::<u64>(), *c.cast::<u64>()) };
         random_bits(d, a, seed, stream as u32)
     }
 }
 
 /// # Safety
-/// `n` aligned elements.
+/// `p` is valid for reads of `n` aligned elements.
 #[inline(always)]
 unsafe fn operand<'a, T>(p: *const u8, n: usize) -> &'a [T] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `n` aligned elements.
     unsafe { std::slice::from_raw_parts(p.cast(), n) }
 }
 
 /// # Safety
-/// `n` aligned elements which nothing else refers to.
+/// `p` is valid for writes of `n` aligned elements, to which nothing else refers.
 #[inline(always)]
 unsafe fn out<'a, T>(p: *mut u8, n: usize) -> &'a mut [T] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `n` aligned elements.
     unsafe { std::slice::from_raw_parts_mut(p.cast(), n) }
 }
 

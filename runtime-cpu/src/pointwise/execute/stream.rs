@@ -1,7 +1,7 @@
-//! Stores that go past the caches, for outputs too large to be found there again.
+//! Non-temporal stores, which bypass the caches, for outputs too large to be found there again.
 //!
 //! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12 are needed.
-//! Blocks are computed in L1 and sent on from there, so that no kernel needs to know.
+//! Blocks are computed in L1 and copied from there, so kernels need not know.
 
 use crate::{
     Simd,
@@ -10,24 +10,24 @@ use crate::{
     simd::prefetch,
 };
 
-/// Bytes of an output from which on it is streamed.
+/// Outputs of at least this many bytes are streamed.
 const LARGE: usize = 32 << 20;
 /// A cache line.
 const LINE: usize = 64;
-/// Bytes the CPU looks ahead in: it does not ask for the next page before it is touched.
+/// Bytes of a page: the hardware prefetcher does not cross into the next page before it is touched.
 const PAGE: usize = 4096;
-/// Pages that are copied side by side, so that it looks ahead in several: a copy of 400 MB took 1.4 times as long one by one.
+/// Pages that are copied in turns, so that several are prefetched at once: page by page a copy of 400 MB took 1.4 times as long.
 const PAGES: usize = 4;
-/// Bytes of those pages.
-pub(in crate::pointwise) const SIDE_BY_SIDE: usize = PAGES * PAGE;
+/// Bytes of the pages that are copied in turns.
+pub(in crate::pointwise) const CHUNK: usize = PAGES * PAGE;
 
-/// Whether an output of so many bytes is streamed.
+/// Whether an output of `bytes` bytes is streamed.
 pub(in crate::pointwise) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
 }
 
-/// Elements of a block that is streamed: so few that reads and writes alternate often. With 4096 they took turns, and a sum 1.1, an exponential
-/// 1.7 times as long.
+/// Elements of a block that is streamed: few, so that reads and writes alternate often. (With 4096 they took turns: a sum took 1.1 times as
+/// long, an exponential 1.7 times.)
 pub(in crate::pointwise) fn block() -> usize {
     Machine::get().streams.block
 }
@@ -35,14 +35,15 @@ pub(in crate::pointwise) fn block() -> usize {
 /// Copies `bytes` bytes; whole lines of `to` are written without being read.
 ///
 /// # Safety
-/// Both sides hold so many bytes; nothing writes `from` or sees `to` meanwhile. Other threads see `to` after [`finish`].
+/// Both sides hold `bytes` bytes. Nothing writes `from` meanwhile, and no other thread accesses `to` before [`finish`].
 pub(in crate::pointwise) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let rest = head + lines * LINE;
-    // SAFETY: the caller's promise; the level is one this CPU has, and lines start at a multiple of their size.
+    // SAFETY: head, lines and rest are together the `bytes` bytes that the caller guarantees. A runtime is only built with a `Simd` that this CPU
+    // supports, and lines are aligned.
     unsafe {
-        // Most have no ends: a call to copy nothing is as long as eight lines take.
+        // Most copies have neither head nor rest, and a call that copies nothing takes as long as eight lines.
         if head > 0 {
             to.copy_from_nonoverlapping(from, head);
         }
@@ -53,8 +54,7 @@ pub(in crate::pointwise) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8
     }
 }
 
-/// Prefetches what comes a little after a block's inputs: their addresses, and where and how large they are. While stores pass the caches the
-/// CPU's own prefetcher looks less far ahead.
+/// Prefetches what follows a block of each input. While stores bypass the caches, the hardware prefetcher looks less far ahead.
 pub(in crate::pointwise) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
     let Streams { block, ahead, .. } = Machine::get().streams;
     for (slot, (_, size)) in slots.iter().zip(operands) {
@@ -62,19 +62,19 @@ pub(in crate::pointwise) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u
     }
 }
 
-/// What was streamed by this thread comes before what it writes from now on.
+/// Orders this thread's non-temporal stores before its later stores.
 pub(in crate::pointwise) fn finish() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every CPU of this kind has it.
+    // SAFETY: every x86-64 CPU has the instruction.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-/// Calls `copy` with every line once: those of some pages by turns, the rest one after another.
+/// Calls `copy` with every line once: the lines of several pages in turns, the rest in order.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn by_turns(lines: usize, mut copy: impl FnMut(usize)) {
+fn interleaved(lines: usize, mut copy: impl FnMut(usize)) {
     const PAGE_LINES: usize = PAGE / LINE;
     let whole = lines - lines % (PAGES * PAGE_LINES);
     for from in (0..whole).step_by(PAGES * PAGE_LINES) {
@@ -86,25 +86,25 @@ fn by_turns(lines: usize, mut copy: impl FnMut(usize)) {
 }
 
 /// # Safety
-/// As for [`copy`], for whole lines; `to` starts at one, and the CPU has the level.
+/// Both sides hold `lines` cache lines, `to` is aligned to one, and the CPU supports `simd`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_lines(simd: Simd, to: *mut u8, from: *const u8, lines: usize) {
     use std::arch::x86_64::*;
     /// # Safety
-    /// As for [`copy_lines`].
+    /// As for [`copy_lines`], on a CPU with AVX-512.
     #[target_feature(enable = "avx512f")]
     unsafe fn wide(to: *mut u8, from: *const u8, lines: usize) {
-        by_turns(lines, |i| {
-            // SAFETY: the caller's promise.
+        interleaved(lines, |i| {
+            // SAFETY: line `i < lines` of both sides, which the caller guarantees.
             unsafe { _mm512_stream_si512(to.add(i * LINE).cast(), _mm512_loadu_si512(from.add(i * LINE).cast())) };
         });
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: lines below `lines` of both sides, which the caller guarantees.
     unsafe {
         if simd >= Simd::Avx512 {
             return wide(to, from, lines);
         }
-        by_turns(lines, |i| {
+        interleaved(lines, |i| {
             for at in (i * LINE..(i + 1) * LINE).step_by(16) {
                 _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast()));
             }
@@ -113,10 +113,10 @@ unsafe fn copy_lines(simd: Simd, to: *mut u8, from: *const u8, lines: usize) {
 }
 
 /// # Safety
-/// As for [`copy`].
+/// Both sides hold `lines` cache lines.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_lines(_: Simd, to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `lines` cache lines on both sides.
     unsafe { to.copy_from_nonoverlapping(from, lines * LINE) };
 }
 
