@@ -1,5 +1,5 @@
 //! Gather and its adjoint. Every index is checked before the first element moves. An index that repeats along inner axes
-//! (an embedding's row) moves whole runs.
+//! (an embedding's row) moves contiguous runs.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::{
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
     pointwise::convert,
-    simd::leveled,
+    simd::multiversion,
     walk::{Axis, Walk},
 };
 
@@ -32,7 +32,7 @@ pub(crate) fn gather(cpu: &Cpu, x: View<'_, Cpu>, axis: usize, index: View<'_, C
     Ok(())
 }
 
-/// Halves add up in `f32` and are rounded once.
+/// Adds `src` at the indices. Half-precision elements are accumulated in `f32` and rounded once.
 pub(crate) fn scatter_add(
     cpu: &Cpu,
     src: View<'_, Cpu>,
@@ -53,20 +53,20 @@ pub(crate) fn scatter_add(
     }
     let dense = Layout::contiguous(*to.layout.shape());
     let memory = cpu.scratch(dense.numel() * size_of::<f32>())?;
-    let sums = Operand::of(&memory, dense, DType::F32);
+    let acc = Operand::of(&memory, dense, DType::F32);
     let moves = Moves::new(src.layout.strides(), dense.strides(), &index, axis);
-    convert(engine, to, sums, Accumulate::Overwrite)?;
+    convert(engine, to, acc, Accumulate::Overwrite)?;
     match src.dtype {
-        DType::F16 => moves.scatter::<half::f16, f32>(engine, src.base(), sums.base(), index.base()),
-        _ => moves.scatter::<half::bf16, f32>(engine, src.base(), sums.base(), index.base()),
+        DType::F16 => moves.scatter::<half::f16, f32>(engine, src.base(), acc.base(), index.base()),
+        _ => moves.scatter::<half::bf16, f32>(engine, src.base(), acc.base(), index.base()),
     }
-    convert(engine, sums, to, Accumulate::Overwrite)
+    convert(engine, acc, to, Accumulate::Overwrite)
 }
 
-/// Every index lies in `0..size`, or an error that names the first that does not.
+/// Checks that every index is in `0..size`. The error names the first that is not.
 fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
     let base = index.base::<i64>();
-    // A repeated index is looked at once.
+    // A broadcast index is checked once.
     let distinct = index.layout.dims().iter().zip(index.layout.strides()).filter(|(_, s)| **s != 0);
     let walk = Walk::of(distinct.map(|(&size, &stride)| Axis { size, strides: [stride] }));
     let mut wrong = None;
@@ -82,7 +82,7 @@ fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
     Err(ErrorKind::Index { op, index: i, position, of: *index.layout.shape(), size }.into())
 }
 
-/// The first position of a layout that lies `offset` elements from its first element.
+/// The first position of a layout that is `offset` elements from its first element.
 fn position(layout: &Layout, offset: isize) -> Shape {
     let all = Walk::of(layout.dims().iter().zip(layout.strides()).map(|(&size, &s)| Axis { size, strides: [s] }));
     let mut n = 0;
@@ -102,7 +102,7 @@ fn position(layout: &Layout, offset: isize) -> Shape {
 struct Moves {
     /// Strides of near, far and index along the axis; far's is per unit of the index's value.
     axis: Axis<3>,
-    /// The other axes before it, after it, and at the end a run of neighbours that share an index.
+    /// The other axes before it, after it, and at the end a run of adjacent elements that share an index.
     before: Axes,
     after: Walk<3>,
     run: usize,
@@ -195,7 +195,7 @@ fn add_run<W: Stored<Lane = T::Lane>, T: Stored>(simd: Simd, to: &mut [W], from:
     }
 }
 
-leveled! {
+multiversion! {
     fn add_slices<W: (Stored<Lane = <T as Stored>::Lane>), T: (Stored)>(to: &mut [W], from: &[T]) {
         for (t, f) in to.iter_mut().zip(from) {
             *t = W::store(t.load().add(f.load()));

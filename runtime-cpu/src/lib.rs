@@ -1,11 +1,11 @@
-//! The processor as a runtime: [`Cpu`].
+//! The CPU as a runtime: [`Cpu`].
 //!
 //! Work is done when a method returns: a queue is its memory pool alone, events are nothing, forks share the worker threads.
-//! Pointwise programs run in an interpreter over blocks that stay in the first cache (`pointwise`); reductions map through it
+//! Pointwise programs run in an interpreter over blocks that stay in L1 (`pointwise`); reductions map through it
 //! (`reduce`); matrix products are tiles of a packed kernel (`matmul`).
 //!
 //! **Invariant**: results do not depend on the number of threads, nor on the instruction set, but for the last bits of products where the
-//! processor has instructions for bf16: those of bf16, and with AMX those of `f32` (`matmul::tiles`). Wherever the order of additions
+//! CPU has instructions for bf16: those of bf16, and with AMX those of `f32` (`matmul::tiles`). Wherever the order of additions
 //! matters, tasks are cut by the sizes of the problem alone.
 //!
 //! ```
@@ -18,13 +18,13 @@
 //! # Ok::<(), numcore::Error>(())
 //! ```
 
-mod arg;
+mod arg_reduce;
 mod element;
 mod fused;
+mod gemm;
 mod index;
 mod machine;
 mod math;
-mod matmul;
 mod memory;
 mod operand;
 mod pointwise;
@@ -46,7 +46,7 @@ pub use simd::Simd;
 use memory::Memory;
 use threads::Threads;
 
-/// The processor. A cheap handle; clones share one queue: its memory pool and account.
+/// The CPU. A cheap handle; clones share one queue: its memory pool and account.
 #[derive(Clone)]
 pub struct Cpu {
     pub(crate) queue: Arc<Queue>,
@@ -129,8 +129,8 @@ impl Builder {
         self
     }
 
-    /// The instruction set: for tests and measurements, and for the same bits on processors with AMX and without ([`Simd::Avx512`] or less, which
-    /// costs `f32` products two fifths of their speed). A level the processor lacks becomes the widest it has.
+    /// The instruction set: for tests and measurements, and for the same bits on CPUs with AMX and without ([`Simd::Avx512`] or less, which
+    /// costs `f32` products two fifths of their speed). A level the CPU lacks becomes the widest it has.
     pub fn simd(mut self, simd: Simd) -> Self {
         self.simd = if simd.is_available() { simd } else { Simd::best() };
         self
@@ -159,7 +159,7 @@ impl Engine {
     }
 }
 
-/// The processor's name as the system gives it.
+/// The CPU's name as the system gives it.
 fn model() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = info.lines().find(|l| l.starts_with("model name"));

@@ -1,29 +1,29 @@
-//! What the processor reports about itself: caches, from which block sizes follow, and its maker, from which prefetch distances do.
+//! What the CPU reports about itself: caches, from which block sizes follow, and its maker, from which prefetch distances do.
 
 use std::sync::OnceLock;
 
-/// A processor's caches, in bytes for one core, and how it is best fed.
+/// A CPU's caches, and its prefetch distances.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Machine {
-    /// The second-level cache.
+    /// Bytes of L2 for one core.
     pub l2: usize,
     /// Software prefetch and non-temporal stores.
     pub streams: Streams,
 }
 
-/// How memory is read ahead and written past the caches. Where the distances come from is said in `record/`.
+/// How far memory is prefetched, and how it is written by non-temporal stores. `record/` has the measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Streams {
-    /// Elements that are computed before they are stored past the caches.
+    /// Elements that are computed before they are stored by non-temporal stores.
     pub block: usize,
-    /// Bytes from what is computed to what is prefetched, where outputs are stored past the caches.
+    /// The prefetch distance in bytes, where outputs are written by non-temporal stores.
     pub ahead: usize,
-    /// The same where a sum is read, or 0: the processor's own prefetcher then is faster alone.
+    /// The prefetch distance of sums in bytes, or 0 where the hardware prefetcher is faster alone.
     pub sum_ahead: usize,
 }
 
 impl Machine {
-    /// Intel's processors, and those that were never measured.
+    /// Intel's CPUs, and those that were never measured.
     const DEFAULT: Machine = Machine { l2: 1 << 20, streams: Streams { block: 256, ahead: 512, sum_ahead: 2048 } };
     /// AMD's, measured on Zen 4.
     const AMD: Streams = Streams { block: 128, ahead: 1024, sum_ahead: 0 };
@@ -51,7 +51,7 @@ impl Machine {
 mod cpuid {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
 
-    /// Whether the processor is AMD's or of its design.
+    /// Whether the CPU is AMD's or of its design.
     pub fn is_amd() -> bool {
         let id = __cpuid(0);
         let vendor = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes);

@@ -1,5 +1,5 @@
-//! Memory: one pool per queue. Freed blocks are kept by size class and handed out again, so a training step in its steady
-//! state asks the system for nothing.
+//! Memory: one pool per queue. Freed blocks are kept by size class and reused, so a training step in its steady state requests nothing from the
+//! system.
 
 use std::{
     alloc::{self, Layout},
@@ -11,9 +11,9 @@ use std::{
 use numcore::{DeviceId, DeviceKind, ErrorKind, MemoryStats, Pool, Result, Use};
 use parking_lot::Mutex;
 
-/// Every block starts at a multiple of this: what SIMD, and other runtimes' binding offsets, want.
+/// Every block is aligned to this, which suits SIMD and other runtimes' binding offsets.
 const ALIGN: usize = 256;
-/// Blocks from this size on start at a multiple of it, and ask for pages of that size.
+/// Blocks from this size on are aligned to it, and request huge pages.
 const HUGE: usize = 2 << 20;
 
 /// A queue's memory: free blocks and the account.
@@ -41,7 +41,7 @@ pub struct Buffer {
 // SAFETY: a `Buffer` gives out a raw pointer only inside this crate; kernels write through it under the contract of
 // `numcore::Runtime` (an output is seen by nothing else meanwhile), and read otherwise.
 unsafe impl Sync for Buffer {}
-// SAFETY: as above; a block is not tied to the thread that allocated it.
+// SAFETY: kernels access the memory under the contract of `numcore::Runtime`; a block is not tied to the thread that allocated it.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
@@ -140,7 +140,7 @@ impl Block {
             // SAFETY: the size of a class is not zero.
             return NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).map(|start| Block { start, class });
         }
-        // SAFETY: as above. Not `alloc_zeroed`, which would touch every page before it can be made a huge one.
+        // SAFETY: the size of a class is not zero. Not `alloc_zeroed`, which would touch every page before it can be made a huge one.
         let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
         want_huge_pages(start, layout.size());
         // SAFETY: the block is `size` bytes long.
@@ -156,9 +156,9 @@ impl Block {
     }
 }
 
-/// Fewer page faults and fewer misses of the address cache; a system without huge pages ignores it.
+/// Requests huge pages, for fewer page faults and fewer TLB misses. A system without huge pages ignores it.
 ///
-/// Pages the allocator had in use before are given back first, because small ones stay small.
+/// Pages that the allocator had in use before are returned first, since small pages stay small.
 #[cfg(target_os = "linux")]
 fn want_huge_pages(start: NonNull<u8>, bytes: usize) {
     let at = start.as_ptr().cast();

@@ -4,7 +4,7 @@ use numcore::{DType, Layout, View, ViewMut};
 
 use crate::{Buffer, Cpu, element::Stored};
 
-/// A view whose buffer is known to be in memory: the address of the buffer, and where in it the elements lie.
+/// A view whose buffer is known to be in memory: the address of the buffer, and the layout of the elements in it.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     pub start: *mut u8,
@@ -12,9 +12,9 @@ pub(crate) struct Operand {
     pub dtype: DType,
 }
 
-// SAFETY: an address with its shape; whoever reads or writes through it says why that is sound.
+// SAFETY: it holds an address with a shape; kernels that read or write through it state why that is sound.
 unsafe impl Send for Operand {}
-// SAFETY: as above.
+// SAFETY: it holds an address alone; kernels that read or write through it state why that is sound.
 unsafe impl Sync for Operand {}
 
 impl From<View<'_, Cpu>> for Operand {
@@ -30,7 +30,7 @@ impl From<&ViewMut<'_, Cpu>> for Operand {
 }
 
 impl Operand {
-    /// Memory of a kernel's own.
+    /// An operand in memory of a kernel's own.
     pub(crate) fn of(buffer: &Buffer, layout: Layout, dtype: DType) -> Self {
         Operand { start: buffer.ptr(), layout, dtype }
     }
@@ -56,9 +56,9 @@ impl Operand {
 #[derive(Clone, Copy)]
 pub(crate) struct Base<T>(*mut T);
 
-// SAFETY: an address alone; whoever reads or writes through it says why that is sound.
+// SAFETY: it holds an address alone; kernels that read or write through it state why that is sound.
 unsafe impl<T: Send> Send for Base<T> {}
-// SAFETY: as above.
+// SAFETY: it holds an address alone; kernels that read or write through it state why that is sound.
 unsafe impl<T: Sync> Sync for Base<T> {}
 
 impl<T: Copy> Base<T> {
@@ -72,39 +72,43 @@ impl<T: Copy> Base<T> {
         self.0.wrapping_offset(offset)
     }
 
+    /// The element at `offset`.
+    ///
     /// # Safety
-    /// The element lies in the operand, and nothing writes it meanwhile.
+    /// The operand is valid for reads at `offset`, and nothing writes the element meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn get(self, offset: isize) -> T {
-        // SAFETY: the caller's promise; views are aligned to their element type.
+        // SAFETY: the caller guarantees a valid element; views are aligned to their element type.
         unsafe { *self.at(offset) }
     }
 
+    /// Writes the element at `offset`.
+    ///
     /// # Safety
-    /// The element lies in an output, and nothing else sees it meanwhile.
+    /// The output is valid for writes at `offset`, and no other thread accesses the element meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn set(self, offset: isize, value: T) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees a valid element that no other thread accesses.
         unsafe { *self.at(offset) = value }
     }
 
     /// `len` elements from `offset` on.
     ///
     /// # Safety
-    /// They lie in the operand, and nothing writes them while the slice lives.
+    /// The operand is valid for reads of these elements, and nothing writes them while the slice lives.
     #[inline(always)]
     pub(crate) unsafe fn slice<'a>(self, offset: isize, len: usize) -> &'a [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees `len` elements from `offset` on, for as long as the slice lives.
         unsafe { std::slice::from_raw_parts(self.at(offset), len) }
     }
 
     /// `len` elements from `offset` on, for writing.
     ///
     /// # Safety
-    /// They lie in an output, and nothing else sees them while the slice lives.
+    /// The output is valid for writes of these elements, and no other thread accesses them while the slice lives.
     #[inline(always)]
     pub(crate) unsafe fn slice_mut<'a>(self, offset: isize, len: usize) -> &'a mut [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees `len` elements from `offset` on, for as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.at(offset), len) }
     }
 }

@@ -7,7 +7,7 @@ use numcore::{
     Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Buffer, Cpu, arg, fused, index, matmul, operand, pointwise, reduce, scan, sort};
+use crate::{Buffer, Cpu, arg_reduce, fused, gemm, index, operand, pointwise, reduce, scan, sort};
 
 impl Runtime for Cpu {
     type Buffer = Buffer;
@@ -60,7 +60,7 @@ impl Runtime for Cpu {
     fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()> {
         let to = operand::Operand::from(&out);
         debug_assert_eq!(from.len(), to.bytes());
-        // SAFETY: a contiguous output of exactly this size, which nothing else sees.
+        // SAFETY: a contiguous output of exactly this size, which no other thread accesses.
         unsafe { operand::Base::new(to.ptr()).slice_mut(0, to.bytes()) }.copy_from_slice(from);
         Ok(())
     }
@@ -96,12 +96,12 @@ impl Runtime for Cpu {
     }
 
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
-        arg::arg_reduce(self, op, x, axis, out);
+        arg_reduce::arg_reduce(self, op, x, axis, out);
         Ok(())
     }
 
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
-        matmul::matmul(self, a, b, out)
+        gemm::matmul(self, a, b, out)
     }
 
     fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {

@@ -1,5 +1,5 @@
-//! Recurrences along an axis. Lines are independent: a task advances a group of neighbouring lines together, so that an
-//! outer axis is read in memory order. The running value is kept in the compute type and rounded only where it is stored.
+//! Recurrences along an axis. Rows along it are independent: a task advances a group of adjacent rows together, so that an outer axis
+//! is read in memory order. The running value is kept in the compute type and rounded only where it is stored.
 
 use numcore::{ScanOp, View, ViewMut};
 
@@ -7,12 +7,12 @@ use crate::{
     Cpu, Engine,
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
-    simd::leveled,
+    simd::multiversion,
     walk::{Axis, Walk},
 };
 
-/// Lines of one task.
-const LINES: usize = 64;
+/// Rows of one task.
+const ROWS: usize = 64;
 /// Elements of one task, at least.
 const GRAIN: usize = 1 << 14;
 
@@ -28,11 +28,11 @@ pub(crate) fn scan(
     let (x, to) = (Operand::from(x), Operand::from(&out));
     let a = a.map_or(x, Operand::from);
     if x.layout.numel() != 0 {
-        by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, op, [&to, &x, &a], axis, reverse));
+        by_dtype!(x.dtype, T => scan_rows::<T>(&cpu.queue.engine, op, [&to, &x, &a], axis, reverse));
     }
 }
 
-fn lines<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], axis: usize, reverse: bool) {
+fn scan_rows<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], axis: usize, reverse: bool) {
     let layouts = [&to.layout, &x.layout, &a.layout];
     let (outer, inner) = Walk::new(layouts, |i| i == axis).split_nearest(0);
     let mut along = Axis { size: x.layout.dims()[axis], strides: layouts.map(|l| l.strides()[axis]) };
@@ -41,41 +41,41 @@ fn lines<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], axis
         start = along.strides.map(|s| s * (along.size as isize - 1));
         along.strides = along.strides.map(|s| -s);
     }
-    let groups = inner.size.div_ceil(LINES);
+    let groups = inner.size.div_ceil(ROWS);
     let bases = [to.base::<T>(), x.base::<T>(), a.base::<T>()];
-    engine.ranges(outer.len() * groups, (GRAIN / (along.size * LINES.min(inner.size))).max(1), |part| {
+    engine.ranges(outer.len() * groups, (GRAIN / (along.size * ROWS.min(inner.size))).max(1), |part| {
         for task in part {
-            let (first, at) = (task % groups * LINES, outer.at(task / groups));
-            let group = Axis { size: LINES.min(inner.size - first), strides: inner.strides };
+            let (first, at) = (task % groups * ROWS, outer.at(task / groups));
+            let group = Axis { size: ROWS.min(inner.size - first), strides: inner.strides };
             let at = [0, 1, 2].map(|k| bases[k].at(start[k] + at[k] + first as isize * inner.strides[k]));
             advance::<T>(engine.simd, op, at.map(Base::new), along, group);
         }
     });
 }
 
-leveled! {
+multiversion! {
     fn advance<T: (Stored)>(op: ScanOp, bases: [Base<T>; 3], along: Axis<3>, group: Axis<3>) {
         match op {
-            ScanOp::Sum => steps(bases, along, group, T::Lane::ZERO, |y, x, _| y.add(x)),
-            ScanOp::Prod => steps(bases, along, group, T::Lane::ONE, |y, x, _| y.mul(x)),
-            ScanOp::Linear => steps(bases, along, group, T::Lane::ZERO, |y, x, a| a.mul_add(y, x)),
+            ScanOp::Sum => advance_rows(bases, along, group, T::Lane::ZERO, |y, x, _| y.add(x)),
+            ScanOp::Prod => advance_rows(bases, along, group, T::Lane::ONE, |y, x, _| y.mul(x)),
+            ScanOp::Linear => advance_rows(bases, along, group, T::Lane::ZERO, |y, x, a| a.mul_add(y, x)),
         }
     }
 }
 
 #[inline(always)]
-fn steps<T: Stored>(
+fn advance_rows<T: Stored>(
     [to, x, a]: [Base<T>; 3],
     along: Axis<3>,
     group: Axis<3>,
     first: T::Lane,
     f: impl Fn(T::Lane, T::Lane, T::Lane) -> T::Lane,
 ) {
-    let mut y = [first; LINES];
+    let mut y = [first; ROWS];
     let dense = group.strides == [1; 3];
     for t in 0..along.size as isize {
         let [to, x, a] = [(to, 0), (x, 1), (a, 2)].map(|(base, k)| Base::new(base.at(t * along.strides[k])));
-        // SAFETY: positions of the views; the lines are this task's alone.
+        // SAFETY: positions of the views, which lie in their buffers; these rows of the output are this task's alone.
         unsafe {
             if dense {
                 let (xs, a) = (x.slice(0, group.size), a.slice(0, group.size));

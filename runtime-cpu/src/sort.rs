@@ -15,8 +15,8 @@ use crate::{
 const GRAIN: usize = 1 << 11;
 
 thread_local! {
-    /// Keys and positions of the line at hand; kept, so that sorting again allocates nothing.
-    static LINE: RefCell<Vec<(u64, i64)>> = const { RefCell::new(Vec::new()) };
+    /// Keys and positions of one row along the axis. They stay allocated, so that sorting allocates nothing.
+    static ROW: RefCell<Vec<(u64, i64)>> = const { RefCell::new(Vec::new()) };
 }
 
 pub(crate) fn sort(
@@ -29,11 +29,18 @@ pub(crate) fn sort(
 ) {
     let (x, values, index) = (Operand::from(x), Operand::from(&values), Operand::from(&index));
     if x.layout.numel() != 0 {
-        by_dtype!(x.dtype, T => lines::<T>(&cpu.queue.engine, &x, axis, descending, &values, &index));
+        by_dtype!(x.dtype, T => sort_rows::<T>(&cpu.queue.engine, &x, axis, descending, &values, &index));
     }
 }
 
-fn lines<T: Stored>(engine: &Engine, x: &Operand, axis: usize, descending: bool, values: &Operand, index: &Operand) {
+fn sort_rows<T: Stored>(
+    engine: &Engine,
+    x: &Operand,
+    axis: usize,
+    descending: bool,
+    values: &Operand,
+    index: &Operand,
+) {
     let layouts = [&x.layout, &values.layout, &index.layout];
     let walk = Walk::new(layouts, |i| i == axis);
     let strides = layouts.map(|l| l.strides()[axis]);
@@ -42,13 +49,13 @@ fn lines<T: Stored>(engine: &Engine, x: &Operand, axis: usize, descending: bool,
     engine.ranges(walk.len(), (GRAIN / size).max(1), |part| {
         walk.each(part.start, part.end, |_, [x, v, i]| {
             let (from, to, at) = (Base::new(from.at(x)), Base::new(to.at(v)), Base::new(at.at(i)));
-            LINE.with_borrow_mut(|line| one_line::<T>(line, size, descending, strides, from, to, at));
+            ROW.with_borrow_mut(|row| sort_row::<T>(row, size, descending, strides, from, to, at));
         });
     });
 }
 
-fn one_line<T: Stored>(
-    line: &mut Vec<(u64, i64)>,
+fn sort_row<T: Stored>(
+    row: &mut Vec<(u64, i64)>,
     size: usize,
     descending: bool,
     [sx, sv, si]: [isize; 3],
@@ -58,13 +65,13 @@ fn one_line<T: Stored>(
 ) {
     // Descending is ascending by the complement, so that equal values keep their order.
     let flip = if descending { u64::MAX } else { 0 };
-    line.clear();
+    row.clear();
     // SAFETY: positions of the input along the axis.
-    line.extend((0..size as isize).map(|i| unsafe { (from.get(i * sx).load().key() ^ flip, i as i64) }));
-    line.sort_unstable();
-    for (k, &(_, i)) in line.iter().enumerate() {
+    row.extend((0..size as isize).map(|i| unsafe { (from.get(i * sx).load().key() ^ flip, i as i64) }));
+    row.sort_unstable();
+    for (k, &(_, i)) in row.iter().enumerate() {
         let k = k as isize;
-        // SAFETY: positions along the axis; the line of the outputs is this task's alone.
+        // SAFETY: positions along the axis; this row of the outputs is this task's alone.
         unsafe {
             to.set(k * sv, from.get(i as isize * sx));
             at.set(k * si, i);

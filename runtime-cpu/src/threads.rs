@@ -1,12 +1,16 @@
 //! Worker threads that share one kernel at a time with the thread that launched it.
 //!
-//! A pool of our own, because a launch must cost about a microsecond: workers spin and then yield for a moment before they sleep, the
-//! launching thread takes its part of the work, and never waits for a worker that has not begun (waking a sleeping thread
-//! takes 13–23 µs; a general pool makes the launcher sleep and be woken, too). A region that finds the workers busy,
-//! because it is nested or another queue's, runs on its own thread: results never depend on who computes them.
+//! A launch must cost about a microsecond, so this is no general pool. Workers spin and then yield for a moment before they sleep. The
+//! launching thread takes its part of the work and never waits for a worker that has not begun. (Waking a sleeping thread takes 13–23 µs; a
+//! general pool makes the launcher sleep and be woken, too.)
 //!
-//! Each thread begins with a share of neighbouring tasks, the same in every region, and then helps others: kernels cut rows alike, so
-//! what a thread wrote it mostly reads itself. (With one counter for all, a decoder's training step took 1.02 times as long.)
+//! A region that finds the workers busy, because it is nested or another queue's, runs on its own thread. Results never depend on which
+//! thread computes them.
+//!
+//! Each thread begins with a share of adjacent tasks, the same in every region, and then helps others. Kernels partition rows alike, so a
+//! thread mostly reads what it wrote itself. (With one counter for all threads, a decoder's training step took 1.02 times as long.)
+//!
+//! `threads.md` beside this file describes the protocol: its states, its invariants, and why the memory orderings suffice.
 
 use std::{
     any::Any,
@@ -20,18 +24,19 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// How often a worker looks for work before it offers its processor to others: about 30 µs.
-const SPINS: u32 = 1 << 10;
-/// How often it does so before it sleeps, some tenths of a millisecond: the launcher alone is seldom busy for longer. (Without, a step of
-/// a small network takes 1.13 times as long: workers are woken again and again.)
-const OFFERS: u32 = 1 << 10;
-/// How often the launcher looks whether workers are done before it offers its processor to them.
-const PATIENCE: u32 = 1 << 12;
+/// How often a worker polls the gate in a spin loop before it yields its CPU: about 30 µs.
+const SPIN_POLLS: u32 = 1 << 10;
+/// How often it then polls, with a yield each time, before it sleeps: some tenths of a millisecond, since the launcher alone is seldom busy
+/// for longer. (Without, a step of a small network takes 1.13 times as long, because workers are woken again and again.)
+const YIELD_POLLS: u32 = 1 << 10;
+/// How often the launcher polls whether workers are done before it yields its CPU to them.
+const LAUNCHER_SPIN_POLLS: u32 = 1 << 12;
 
-/// In `Shared::gate`: a region is open for workers to join.
+/// The flag in `Shared::gate`: a region is open for workers to join.
 const OPEN: u64 = 1 << 16;
-/// In `Shared::gate`: above the flag, the number of the region; below it, how many workers are inside.
+/// One region in `Shared::gate`: its number is above the flag.
 const REGION: u64 = 1 << 17;
+/// The bits of `Shared::gate` below the flag: how many workers are inside the region.
 const INSIDE: u64 = OPEN - 1;
 
 /// A fixed number of threads, the launching one included.
@@ -41,23 +46,26 @@ pub(crate) struct Threads {
 }
 
 struct Shared {
+    /// The number of the last region, whether it is open, and how many workers are inside.
     gate: AtomicU64,
+    /// Whether some thread launches a region.
     busy: AtomicBool,
     job: Mutex<Option<Job>>,
     shares: Vec<Share>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    asleep: AtomicUsize,
-    bed: Mutex<()>,
-    alarm: Condvar,
+    /// Workers that sleep, or are about to.
+    sleepers: AtomicUsize,
+    sleep_lock: Mutex<()>,
+    wakeup: Condvar,
     stop: AtomicBool,
 }
 
-/// The next task of a thread's share of a region; a cache line of its own.
+/// The next task of one thread's share of a region. Each has a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Share(AtomicUsize);
 
-/// A region's work, seen from threads whose types do not know its lifetime.
+/// A region's work, with the lifetime of its body erased.
 #[derive(Clone, Copy)]
 struct Job {
     body: *const (dyn Fn(usize) + Sync),
@@ -66,13 +74,13 @@ struct Job {
 }
 
 impl Job {
-    /// The first task of a share, or the end of the one before.
+    /// The first task of a share, which is the end of the share before.
     fn first(self, share: usize) -> usize {
         share * self.tasks / self.shares
     }
 }
 
-// SAFETY: the body is `Sync`; it outlives the region (see `Threads::run`).
+// SAFETY: the body is `Sync`, and `Threads::run` keeps it alive until the region is closed and empty.
 unsafe impl Send for Job {}
 
 impl Threads {
@@ -83,9 +91,9 @@ impl Threads {
             job: Mutex::new(None),
             shares: (0..count.clamp(1, INSIDE as usize)).map(|_| Share::default()).collect(),
             panic: Mutex::new(None),
-            asleep: AtomicUsize::new(0),
-            bed: Mutex::new(()),
-            alarm: Condvar::new(),
+            sleepers: AtomicUsize::new(0),
+            sleep_lock: Mutex::new(()),
+            wakeup: Condvar::new(),
             stop: AtomicBool::new(false),
         });
         let start = |i: usize| {
@@ -104,8 +112,8 @@ impl Threads {
 
     /// Calls `body(0)` … `body(tasks - 1)`, each once, on any of the threads; returns when all are done.
     pub(crate) fn run(&self, tasks: usize, body: impl Fn(usize) + Sync) {
-        let alone = self.workers.is_empty() || tasks < 2;
-        if alone || self.shared.busy.swap(true, Acquire) {
+        let inline = self.workers.is_empty() || tasks < 2;
+        if inline || self.shared.busy.swap(true, Acquire) {
             return (0..tasks).for_each(body);
         }
         let erased: *const (dyn Fn(usize) + Sync + '_) = &body;
@@ -140,7 +148,7 @@ impl<'a> Region<'a> {
         *shared.panic.lock() = None;
         (0..job.shares).for_each(|i| shared.shares[i].0.store(job.first(i), Relaxed));
         shared.gate.fetch_add(REGION + OPEN, SeqCst);
-        if shared.asleep.load(SeqCst) > 0 {
+        if shared.sleepers.load(SeqCst) > 0 {
             shared.wake();
         }
         Region(shared)
@@ -150,10 +158,10 @@ impl<'a> Region<'a> {
 impl Drop for Region<'_> {
     fn drop(&mut self) {
         self.0.gate.fetch_sub(OPEN, AcqRel);
-        let mut looks = 0;
+        let mut polls = 0;
         while self.0.gate.load(Acquire) & INSIDE != 0 {
-            looks += 1;
-            if looks < PATIENCE { std::hint::spin_loop() } else { std::thread::yield_now() }
+            polls += 1;
+            if polls < LAUNCHER_SPIN_POLLS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         self.0.busy.store(false, Release);
     }
@@ -180,21 +188,21 @@ impl Shared {
             (gate & OPEN != 0 && gate / REGION != done).then_some(gate / REGION)
         };
         loop {
-            for looks in 0..SPINS + OFFERS {
+            for polls in 0..SPIN_POLLS + YIELD_POLLS {
                 if let Some(region) = open() {
                     return Some(region);
                 }
-                if looks < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+                if polls < SPIN_POLLS { std::hint::spin_loop() } else { std::thread::yield_now() }
             }
             if self.stop.load(SeqCst) {
                 return None;
             }
-            let mut bed = self.bed.lock();
-            self.asleep.fetch_add(1, SeqCst);
+            let mut sleep_lock = self.sleep_lock.lock();
+            self.sleepers.fetch_add(1, SeqCst);
             if open().is_none() && !self.stop.load(SeqCst) {
-                self.alarm.wait(&mut bed);
+                self.wakeup.wait(&mut sleep_lock);
             }
-            self.asleep.fetch_sub(1, SeqCst);
+            self.sleepers.fetch_sub(1, SeqCst);
         }
     }
 
@@ -205,7 +213,7 @@ impl Shared {
         *self.job.lock()
     }
 
-    /// Takes the tasks of this thread's share, then what is left of others'.
+    /// Runs the tasks of this thread's share, then those that remain of others'.
     fn take_part(&self, me: usize, job: Job) {
         for share in (0..job.shares).map(|i| (me + i) % job.shares) {
             let (next, end) = (&self.shares[share].0, job.first(share + 1));
@@ -220,8 +228,8 @@ impl Shared {
     }
 
     fn wake(&self) {
-        drop(self.bed.lock());
-        self.alarm.notify_all();
+        drop(self.sleep_lock.lock());
+        self.wakeup.notify_all();
     }
 }
 

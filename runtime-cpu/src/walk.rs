@@ -1,4 +1,4 @@
-//! Walks over positions of several operands at once: axes that lie in one line for all of them are merged.
+//! Walks over positions of several operands at once. Adjacent axes are merged where every operand's strides allow it.
 
 use numcore::{Layout, MAX_RANK};
 use smallvec::SmallVec;
@@ -58,7 +58,7 @@ impl<const K: usize> Walk<K> {
         }
     }
 
-    /// Takes off the axis along which operand `k` moves least, so that neighbours are visited together.
+    /// Takes off the axis along which operand `k` moves least, so that adjacent elements are visited together.
     pub(crate) fn split_nearest(mut self, k: usize) -> (Self, Axis<K>) {
         let nearest = (0..self.0.len()).min_by_key(|&i| (self.0[i].strides[k].unsigned_abs(), self.0.len() - i));
         let inner = nearest.map_or(Axis { size: 1, strides: [1; K] }, |i| self.0.remove(i));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_what_lies_in_one_line() {
+    fn merges_contiguous_axes() {
         let dense = Layout::contiguous(Shape::from([2, 3, 4]));
         let row = Layout::contiguous(Shape::from([4])).broadcast_to(Shape::from([2, 3, 4])).unwrap();
         assert_eq!(Walk::new([&dense, &dense], |_| false).0.len(), 1);

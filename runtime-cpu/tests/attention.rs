@@ -268,7 +268,7 @@ fn masks_of_the_lowest_number() {
     }
 }
 
-/// Halves are stored, not computed in: what is lost is the rounding of outputs and, in bf16, of weights and of gradients of scores.
+/// Half-precision elements are stored, not computed in: what is lost is the rounding of outputs and, in bf16, of weights and of gradients of scores.
 #[test]
 fn halves_as_in_full_precision() {
     let wide = |x: &T| x.to_dtype(DType::F64).unwrap();

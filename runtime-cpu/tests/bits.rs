@@ -1,4 +1,4 @@
-//! The same bits at every number of threads and for every instruction set; products of bf16, for which processors have instructions of
+//! The same bits at every number of threads and for every instruction set; products of bf16, for which CPUs have instructions of
 //! their own, at every number of threads.
 
 mod common;

@@ -1,4 +1,4 @@
-//! Which instruction sets this processor has: what `cargo xtask test isa` runs the suites with, one after another.
+//! Which instruction sets this CPU has: what `cargo xtask test isa` runs the suites with, one after another.
 
 use runtime_cpu::{Cpu, Simd};
 

@@ -40,7 +40,7 @@ usage: cargo xtask COMMAND
   test --all [--install]    the same with the long stages, which are for hand
   tidy                      check the sources against the project's own rules
   goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
-  hot                       print the processor's hot programs as Rust (runtime-cpu/src/pointwise/hot.rs)
+  hot                       print the processor's hot programs as Rust (runtime-cpu/src/pointwise/compile/hot.rs)
   help                      this page
 
 stages of test:{stages}"

@@ -18,9 +18,9 @@ use numcore::{
 use super::{Call, Float, grain};
 use crate::{
     Buffer,
-    matmul::{BEHIND, Epilogue, Filters, Line, Matrix, Unfolded, room, windows_times},
+    gemm::{CacheLine, ConvSize, ConvWeights, Epilogue, Im2col, Matrix, OVERREAD, gemm_im2col_lhs, workspace},
     operand::Base,
-    pointwise::turn,
+    simd::transpose,
 };
 
 /// Output channels of a group below which most of a tile would be empty.
@@ -169,7 +169,7 @@ struct Windows<'a, T> {
 
 thread_local! {
     /// One image in its frame; kept, so that a product allocates nothing.
-    static IMAGE: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    static IMAGE: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Problem<'_, '_> {
@@ -250,12 +250,12 @@ impl Problem<'_, '_> {
                 for image in part * each..self.x.count.min((part + 1) * each) {
                     let at = x.at(images.start(image, group)).cast_const();
                     let (plane, places) = (images.plane(), kernel.len());
-                    let windows = Unfolded { at, plane, places, steps: &rows, columns: &steps };
+                    let windows = Im2col { at, plane, taps: places, rows: &rows, columns: &steps };
                     let at = y.at(self.y.start(image, group)).cast_const();
                     let b = Matrix { at, row: 1, column: self.y.plane() as isize };
                     let add = image > part * each;
                     // SAFETY: every window lies in its framed image, and this sum is this task's alone.
-                    unsafe { windows_times(simd, self.y.depth, out, windows, b, Epilogue::adding(add)) };
+                    unsafe { gemm_im2col_lhs(simd, self.y.depth, out, windows, b, Epilogue::accumulate(add)) };
                 }
             }
         });
@@ -281,7 +281,7 @@ impl Problem<'_, '_> {
                     }
                     let to = w.at((group * depth * rows + top) as isize);
                     let from = (sum.as_mut_ptr().cast(), bytes(depth));
-                    turn::<T>(engine.simd, (to.cast(), bytes(rows)), from, (depth, some));
+                    transpose::<T>(engine.simd, (to.cast(), bytes(rows)), from, (depth, some));
                 }
             }
         });
@@ -292,8 +292,8 @@ impl Problem<'_, '_> {
         let (engine, groups) = (self.call.engine(), self.op.groups);
         let plane = windows.frame.planes() * windows.frame.around(windows.images).plane();
         let kernel = self.kernel[0] * self.kernel[1];
-        let sizes = [groups, out.depth, windows.images.depth, kernel];
-        let filters = Filters::new(self.call.cpu, weights, sizes, windows.columns)?;
+        let size = ConvSize { groups, out_channels: out.depth, channels: windows.images.depth, taps: kernel };
+        let filters = ConvWeights::new(self.call.cpu, weights, size, windows.columns)?;
         let to = self.call.output::<T>(0);
         let bias = self.op.bias.then(|| self.call.input::<T>(2));
         let each = out.count * groups;
@@ -314,12 +314,12 @@ impl Problem<'_, '_> {
                     column: 1,
                 };
                 let bias = bias.map(|b| Matrix { at: b.at(channel as isize).cast_const(), row: 1, column: 0 });
-                let epilogue = Epilogue { plus: [bias, None], ..Epilogue::adding(false) };
+                let epilogue = Epilogue { addends: [bias, None], ..Epilogue::accumulate(false) };
                 let product = |at: *const T| {
                     let columns = &windows.columns[places];
-                    let windows = Unfolded { at, plane, places: kernel, steps: windows.steps, columns };
+                    let windows = Im2col { at, plane, taps: kernel, rows: windows.steps, columns };
                     // SAFETY: every window lies in its framed image, and these places of the output are this task's alone.
-                    unsafe { filters.times(engine.simd, group, maps, windows, epilogue) };
+                    unsafe { filters.gemm(engine.simd, group, maps, windows, epilogue) };
                 };
                 if let Some(x) = &shared {
                     product(x.at.at(x.images.start(image, group)));
@@ -328,13 +328,13 @@ impl Problem<'_, '_> {
                 let images = windows.images;
                 let (start, numbers) = (images.start(image, group), images.depth * images.plane());
                 let behind = images.count * images.channels * images.plane() - start as usize - numbers;
-                if windows.frame.is_none() && behind >= BEHIND {
+                if windows.frame.is_none() && behind >= OVERREAD {
                     product(windows.of.at(start));
                     continue;
                 }
                 IMAGE.with_borrow_mut(|memory| {
                     let framed = windows.frame.around(images);
-                    let to = room(memory, framed.depth * framed.plane() + BEHIND);
+                    let to = workspace(memory, framed.depth * framed.plane() + OVERREAD);
                     // SAFETY: the channels of this group in one image of the operand.
                     windows.frame.draw(images, unsafe { windows.of.slice(start, numbers) }, to);
                     product(to.as_ptr());
@@ -348,7 +348,7 @@ impl Problem<'_, '_> {
     fn framed<T: Float>(&self, at: Base<T>, images: Images, frame: Frame) -> Result<Framed<T>> {
         let framed = frame.around(images);
         let (channels, each) = (images.count * images.channels, frame.planes() * framed.plane());
-        let memory = self.call.cpu.scratch((channels * each + BEHIND) * size_of::<T>())?;
+        let memory = self.call.cpu.scratch((channels * each + OVERREAD) * size_of::<T>())?;
         let to = Base::<T>::new(memory.ptr().cast());
         self.call.engine().ranges(channels, (1 << 14) / each + 1, |part| {
             let (start, count) = (part.start, part.len());
@@ -362,7 +362,7 @@ impl Problem<'_, '_> {
             frame.draw(images, from, to);
         });
         // SAFETY: the end of the memory.
-        unsafe { to.slice_mut((channels * each) as isize, BEHIND) }.fill(T::default());
+        unsafe { to.slice_mut((channels * each) as isize, OVERREAD) }.fill(T::default());
         Ok(Framed { at: to, images: framed, _memory: memory })
     }
 }

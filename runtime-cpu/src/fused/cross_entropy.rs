@@ -4,7 +4,7 @@
 use numcore::{Error, Result, Support, fused::CrossEntropy};
 
 use super::{Call, Float, Number, grain, lanes, lines, one, softmax::finite};
-use crate::{Simd, math::Math, simd::leveled};
+use crate::{Simd, math::Math, simd::multiversion};
 
 /// The part of the options that does not depend on the row.
 struct Terms<'a, T> {
@@ -129,7 +129,7 @@ fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a
     }
 }
 
-leveled! {
+multiversion! {
     /// A row's statistics, and the (weighted) sum of `x − top` if `total`.
     fn row_sums<T: (Float)>(x: &[T], weight: Option<&[T]>, total: bool) -> (Stats<T>, T) {
         let largest = lanes::max(x);

@@ -8,7 +8,7 @@ use crate::simd::prefetch;
 /// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
 pub(super) const LANES: usize = 64;
 
-/// Asks for memory that will be needed, a line for each line that is worked on: by itself the processor looks ahead to the end of a
+/// Asks for memory that will be needed, a line for each line that is worked on: by itself the CPU looks ahead to the end of a
 /// page, where many rows end, and hardly where it only writes.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<T>(*const T);

@@ -1,7 +1,7 @@
-//! Rows of halves as rows of what they are computed in: widened aside before they are read, rounded when they are stored. Rows of
+//! Rows of halves as rows of what they are computed in: upcast aside before they are read, rounded when they are stored. Rows of
 //! floats are read and written where they are.
 //!
-//! A few rows at a time, so that what lies aside stays in the first cache: casts of whole operands took an eighth of a training step.
+//! A few rows at a time, so that what lies aside stays in L1: casts of whole operands took an eighth of a training step.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -9,16 +9,16 @@ use super::Number;
 use crate::{
     Simd,
     element::Stored,
-    matmul::{Line, room},
-    simd::leveled,
+    gemm::{CacheLine, workspace},
+    simd::multiversion,
 };
 
-/// Numbers that are widened at once, about.
+/// Numbers that are upcast at once, about.
 const BLOCK: usize = 4096;
 
 thread_local! {
     /// Rows aside; kept, so that a call allocates nothing.
-    static ASIDE: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    static ASIDE: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `f` with blocks of these rows, and with room for `N` such blocks that are computed aside; none is needed for floats.
@@ -28,9 +28,9 @@ pub(super) fn blocks<S: Number, const N: usize>(
     mut f: impl FnMut(Range<usize>, [&mut [S::Lane]; N]),
 ) {
     let most = if S::WIDE { rows.len() } else { (BLOCK / width.max(1)).clamp(1, rows.len().max(1)) };
-    let size = if S::WIDE { 0 } else { (most * width).next_multiple_of(size_of::<Line>()) };
+    let size = if S::WIDE { 0 } else { (most * width).next_multiple_of(size_of::<CacheLine>()) };
     ASIDE.with_borrow_mut(|aside| {
-        let aside = room::<S::Lane>(aside, N * size);
+        let aside = workspace::<S::Lane>(aside, N * size);
         for from in rows.clone().step_by(most.max(1)) {
             let mut rest = &mut *aside;
             f(from..rows.end.min(from + most), std::array::from_fn(|_| rest.split_off_mut(..size).unwrap_or_default()));
@@ -51,7 +51,7 @@ pub(super) fn each<S: Number, const N: usize>(
     });
 }
 
-/// Numbers as they are computed with: themselves, or widened into `aside`.
+/// Numbers as they are computed with: themselves, or upcast into `aside`.
 pub(super) fn read<'a, S: Number>(simd: Simd, x: &'a [S], aside: &'a mut [S::Lane]) -> &'a [S::Lane] {
     match S::lanes(x) {
         Some(x) => x,
@@ -93,7 +93,7 @@ pub(super) fn update<S: Number, R>(
     write(simd, y, aside, f)
 }
 
-leveled! {
+multiversion! {
     /// Exact.
     pub(super) fn widen<S: (Stored)>(x: &[S], to: &mut [S::Lane]) {
         for (to, &x) in to.iter_mut().zip(x) {

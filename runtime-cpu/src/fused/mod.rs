@@ -1,7 +1,7 @@
-//! Kernels of fused operations, for floating numbers in rows that lie in one line (operands that do not are copied first, but not
+//! Kernels of fused operations, for floating numbers in rows that lie contiguous (operands that do not are copied first, but not
 //! attention's); everything else is decomposed, convolution and pooling of halves with it.
 //!
-//! Rows of halves are computed in `f32`: widened aside, a few at a time, and rounded once where they are stored ([`lines`]). Each kernel
+//! Rows of halves are computed in `f32`: upcast aside, a few at a time, and rounded once where they are stored ([`lines`]). Each kernel
 //! reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every primitive. Tasks are
 //! groups of rows cut by the sizes alone.
 
@@ -21,14 +21,14 @@ use smallvec::SmallVec;
 use crate::{
     Buffer, Cpu, Engine,
     element::{Lane, Stored},
+    gemm::{Vectors, linear},
     math::Math,
-    matmul::{Registers, linear},
     operand::{Base, Operand},
     pointwise,
 };
 
 /// A type rows are computed in.
-pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> + Registers {}
+pub(crate) trait Float: Math + numcore::Element + Lane + Stored<Lane = Self> + Vectors {}
 impl Float for f32 {}
 impl Float for f64 {}
 
@@ -135,7 +135,7 @@ impl Call<'_> {
         self.outs[k].base()
     }
 
-    /// Parameters `[width]`, as they are computed with; `room` is for widened ones.
+    /// Parameters `[width]`, as they are computed with; `room` is for upcast ones.
     fn parameter<'a, S: Number>(
         &'a self,
         i: usize,

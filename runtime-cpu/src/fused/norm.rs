@@ -10,7 +10,7 @@ use super::{
     lanes::{self, Ahead, LANES},
     lines, one,
 };
-use crate::{operand::Base, simd::leveled};
+use crate::{operand::Base, simd::multiversion};
 
 /// Into how many groups rows are cut for the parameters' gradients; each group has partial sums of its own.
 const GROUPS: usize = 32;
@@ -91,7 +91,7 @@ struct Gradients<'a, T> {
     db: &'a mut [T],
 }
 
-leveled! {
+multiversion! {
     /// Normalizes a row; returns its mean (0 for RMS) and reciprocal deviation.
     fn norm_row<T: (Float)>(
         x: &[T], y: &mut [T], weight: Option<&[T]>, bias: Option<&[T]>, centered: bool, eps: T,

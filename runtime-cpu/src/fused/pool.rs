@@ -9,7 +9,7 @@ use numcore::{
 };
 
 use super::{Call, Float, grain};
-use crate::{element::Lane, simd::leveled};
+use crate::{element::Lane, simd::multiversion};
 
 /// Numbers of a line that are taken side by side.
 const SOME: usize = 16;
@@ -99,7 +99,7 @@ fn each(call: &Call<'_>, channel: Channel, body: impl Fn(usize, usize, usize) + 
     call.engine().ranges(dims[0] * dims[1], grain(from), |part| part.for_each(|i| body(i, from, to)));
 }
 
-leveled! {
+multiversion! {
     fn largest<T: (Float)>(x: &[T], y: &mut [T], c: Channel) {
         for (p, row) in y.chunks_exact_mut(c.pooled[1].max(1)).enumerate() {
             if c.halves() {

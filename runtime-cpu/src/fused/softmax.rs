@@ -7,7 +7,7 @@ use super::{
     lanes::{self, Ahead},
     lines, one,
 };
-use crate::{math::Math, simd::leveled};
+use crate::{math::Math, simd::multiversion};
 
 pub(super) fn forward<S: Number>(call: &Call<'_>, log: bool) -> Support {
     let (rows, width) = call.rows(0);
@@ -39,7 +39,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
     Support::Done
 }
 
-leveled! {
+multiversion! {
     fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
             let largest = lanes::max(x);

@@ -309,7 +309,7 @@ mod instruction_sets {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512dq")
         {
-            // SAFETY: the features were just found; all processors with these have F, AVX2, FMA, F16C and BMI.
+            // SAFETY: the features were just found; all CPUs with these have F, AVX2, FMA, F16C and BMI.
             unsafe { avx512(&x, &y, &mut out) };
             agree("AVX-512", &out);
         }

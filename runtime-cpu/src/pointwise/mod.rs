@@ -1,38 +1,18 @@
 //! Pointwise programs: lowered once to steps ([`Kernel`]), cut into tiles for each launch ([`Plan`]), run tile by tile
-//! ([`Launch`]). A step is a loop over a block that stays in the first cache; there is one per operation and type. A few hot
+//! ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
 //! programs are compiled ahead, as one step (`compiled`).
 
-mod cache;
-mod compiled;
-mod exec;
-mod form;
-mod hot;
-mod kernel;
-mod lower;
-mod plan;
+mod compile;
+mod execute;
 mod random;
-mod recent;
-mod registers;
-mod scratch;
-mod stage;
-mod step;
-mod stream;
-mod table;
-mod turn;
 
 use std::sync::LazyLock;
 
 use numcore::{Accumulate, DType, Layout, MAX_RANK, Operand, Out, Result, Scalar, Shape, pointwise::Program};
 use smallvec::SmallVec;
 
-pub(crate) use cache::Cache;
-pub(crate) use exec::Launch;
-pub(crate) use form::Form;
-pub(crate) use kernel::Kernel;
-pub(crate) use plan::{Moving, Place, Plan};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use turn::read_turned;
-pub(crate) use turn::turn;
+pub(crate) use compile::{Cache, Form, Kernel};
+pub(crate) use execute::{Launch, Moving, Place, Plan};
 
 use crate::{
     Buffer, Cpu, Engine,
@@ -54,7 +34,7 @@ pub(crate) fn run(
         return Ok(());
     }
     let engine = &*cpu.queue.engine;
-    recent::with_kernel(engine, program, ins, outs, |kernel| {
+    compile::with_kernel(engine, program, ins, outs, |kernel| {
         let common = kernel.with(program, scalars, engine.simd);
         // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else
         // sees them.
@@ -69,7 +49,7 @@ pub(crate) fn run(
     })
 }
 
-/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or adds into them.
 pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Operand, how: Accumulate) -> Result<()> {
     static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("convert", |[x], []| [x]));
     let shape = *to.layout.shape();
@@ -81,7 +61,7 @@ pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Oper
     form.output(how, to.dtype);
     let kernel = engine.kernels.get(&SAME, &form, engine.simd)?;
     let plan = Plan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
-    // SAFETY: the caller hands on views, or memory of its own.
+    // SAFETY: callers pass views, which lie in their buffers, or memory of their own.
     unsafe { Launch::new(kernel.with(&SAME, &[], engine.simd), plan).run(engine) };
     Ok(())
 }
@@ -102,7 +82,7 @@ fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
 /// Addresses and element sizes of operands.
 type Bases = SmallVec<[(Base<u8>, usize); 8]>;
 
-/// Those of a launch go to `bases`, if each lies in one run: whether it does.
+/// Pushes the operands of a launch to `bases`, and says whether each is contiguous.
 fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> bool {
     let mut push = |buffer: &Buffer, layout: &Layout, dtype: DType| {
         let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());
@@ -116,7 +96,7 @@ fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> 
     inputs && outs.iter().all(|o| push(o.view.buffer(), o.view.layout(), o.view.dtype()))
 }
 
-/// Inputs, then outputs.
+/// The operands of a launch: inputs, then outputs.
 fn operands<'a>(ins: &'a [Operand<'_, Cpu>], outs: &'a [Out<'_, Cpu>]) -> impl Iterator<Item = operand::Operand> + 'a {
     let inputs = ins.iter().map(|operand| match operand {
         Operand::View(view) => operand::Operand::from(*view),

@@ -7,7 +7,7 @@ use crate::{Cpu, pointwise::Plan};
 
 type Axes = SmallVec<[usize; MAX_RANK]>;
 
-/// What the nearest axis is, and how many positions of reduced axes lie outside a tile.
+/// Whether the innermost axis is kept, and how many positions of reduced axes are outside a tile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     pub kept: bool,
@@ -17,7 +17,7 @@ pub(super) struct Columns {
     pub rows_reduced: bool,
 }
 
-/// Orders the axes: kept ones, reduced ones, and at the end, if the nearest is kept, that one with what merges into it.
+/// Orders the axes: kept ones, reduced ones, and at the end, if the innermost is kept, that one with what merges into it.
 pub(super) fn arrange(
     plan: &mut Plan,
     full: &Shape,
@@ -55,7 +55,7 @@ fn order(
     }
 }
 
-/// Axes of more than one element from far to near, as an operand that repeats none has them; in order if there is none.
+/// Axes of more than one element by descending stride of an operand that broadcasts none of them; in order if there is no such operand.
 fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> Axes {
     let mut axes: Axes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
     let strides = |x: &View<'_, Cpu>, i: usize| x.layout().strides()[i].unsigned_abs();

@@ -1,4 +1,4 @@
-//! How values become one: over a line, over rows, pairwise over a sequence.
+//! Combines values into one: over a row, over rows, pairwise over a sequence.
 
 use smallvec::SmallVec;
 
@@ -6,13 +6,13 @@ use crate::{
     element::{Lane, Stored},
     machine::Machine,
     operand::Base,
-    simd::{leveled, prefetch},
+    simd::{multiversion, prefetch},
 };
 
-/// How two values become one, and what stands for none.
+/// A reduction operator: its identity, and how it combines two values.
 pub(super) trait Combine<T: Lane>: 'static {
     const FIRST: T;
-    fn two(a: T, b: T) -> T;
+    fn combine(a: T, b: T) -> T;
 }
 
 macro_rules! combine {
@@ -21,7 +21,7 @@ macro_rules! combine {
         impl<T: Lane> Combine<T> for $name {
             const FIRST: T = T::$first;
             #[inline(always)]
-            fn two(a: T, b: T) -> T {
+            fn combine(a: T, b: T) -> T {
                 a.$two(b)
             }
         }
@@ -45,40 +45,40 @@ impl<T: Lane> Pairwise<T> {
     pub(super) fn push<C: Combine<T>>(&mut self, mut value: T) {
         let full = self.count.trailing_ones();
         for _ in 0..full {
-            value = C::two(self.levels.pop().unwrap_or(C::FIRST), value);
+            value = C::combine(self.levels.pop().unwrap_or(C::FIRST), value);
         }
         self.levels.push(value);
         self.count += 1;
     }
 
     pub(super) fn finish<C: Combine<T>>(self) -> T {
-        self.levels.into_iter().rev().reduce(|near, far| C::two(far, near)).unwrap_or(C::FIRST)
+        self.levels.into_iter().rev().reduce(|near, far| C::combine(far, near)).unwrap_or(C::FIRST)
     }
 }
 
-/// `n` values to work with.
+/// The first `n` values of a workspace, which grows as needed.
 pub(super) fn scratch<T: Lane>(words: &mut Vec<u64>, n: usize) -> &mut [T] {
     words.resize(words.len().max(n), 0);
-    // SAFETY: lanes are numbers of at most 8 bytes: any bits are one, and the words outlive the slice.
+    // SAFETY: a lane has at most 8 bytes, every bit pattern is one, and the words outlive the slice.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), n) }
 }
 
-leveled! {
-    /// All of a block.
+multiversion! {
+    /// Combines all elements of a block.
     pub(super) fn run<T: (Lane), C: (Combine<T>)>(x: &[T]) -> T {
-        line::<T, C>(x)
+        row_value::<T, C>(x)
     }
 
-    /// Each row of a block.
+    /// Combines each row of a block.
     pub(super) fn rows_of<T: (Lane), C: (Combine<T>)>(x: &[T], columns: usize, to: &mut [T]) {
         for (to, row) in to.iter_mut().zip(x.chunks_exact(columns)) {
-            *to = line::<T, C>(row);
+            *to = row_value::<T, C>(row);
         }
     }
 
     pub(super) fn combine<T: (Lane), C: (Combine<T>)>(to: &mut [T], x: &[T]) {
         for (to, x) in to.iter_mut().zip(x) {
-            *to = C::two(*to, *x);
+            *to = C::combine(*to, *x);
         }
     }
 
@@ -89,7 +89,7 @@ leveled! {
             let half = rows.div_ceil(2);
             let (to, from) = x[..rows * columns].split_at_mut(half * columns);
             for (to, x) in to.iter_mut().zip(from) {
-                *to = C::two(*to, *x);
+                *to = C::combine(*to, *x);
             }
             rows = half;
         }
@@ -105,36 +105,36 @@ leveled! {
         }
         for (i, &x) in values.iter().enumerate() {
             let i = i as isize * stride;
-            // SAFETY: as above.
+            // SAFETY: elements of the output that are this task's alone.
             unsafe { to.set(i, S::store(if add { to.get(i).load().add(x) } else { x })) };
         }
     }
 }
 
-/// In as many lanes as hide the latency of an addition, then pairwise.
+/// Combines a row in as many lanes as hide the latency of an addition, then the lanes pairwise.
 #[inline(always)]
-fn line<T: Lane, C: Combine<T>>(x: &[T]) -> T {
+fn row_value<T: Lane, C: Combine<T>>(x: &[T]) -> T {
     const LANES: usize = 64;
     let mut lanes = [C::FIRST; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
-    let ahead = Machine::get().streams.sum_ahead;
+    let distance = Machine::get().streams.sum_ahead;
     for chunk in chunks {
-        if ahead > 0 {
-            prefetch(chunk.as_ptr().wrapping_byte_add(ahead), LANES);
+        if distance > 0 {
+            prefetch(chunk.as_ptr().wrapping_byte_add(distance), LANES);
         }
-        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = C::two(*lane, *x));
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = C::combine(*lane, *x));
     }
     if chunks.is_empty() && rest.len() <= 8 {
-        return rest.iter().copied().reduce(C::two).unwrap_or(C::FIRST);
+        return rest.iter().copied().reduce(C::combine).unwrap_or(C::FIRST);
     }
     for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane = C::two(*lane, *x);
+        *lane = C::combine(*lane, *x);
     }
     let mut n = LANES;
     while n > 1 {
         n /= 2;
         for i in 0..n {
-            lanes[i] = C::two(lanes[i], lanes[i + n]);
+            lanes[i] = C::combine(lanes[i], lanes[i + n]);
         }
     }
     lanes[0]

@@ -1,6 +1,6 @@
 //! Reductions: tiles of the map are combined as they come out of the interpreter.
 //!
-//! A group of tiles gives one value per row (the nearest axis is reduced) or per column (it is kept). A group is cut into
+//! A group of tiles gives one value per row (the innermost axis is reduced) or per column (it is kept). A group is cut into
 //! chunks, by the sizes alone, that threads share; within a chunk and among chunks values are combined pairwise, so that
 //! rounding errors grow with the logarithm of the count.
 
@@ -26,7 +26,7 @@ use combine::{Combine, Max, Min, Pairwise, Prod, Sum, combine, fold_rows, rows_o
 /// Tiles of a chunk, at least; and chunks of a group, at most.
 const TILES: usize = 16;
 const CHUNKS: usize = 64;
-/// Elements of a tile that is read in place: each begins with a wait for memory. (With 4096, sums of a million numbers took 1.4 times as long.)
+/// Elements of a tile that is read in place: each begins with a wait for memory. (With 4096, sums of a million elements took 1.4 times as long.)
 const READ_IN_PLACE: usize = 8192;
 /// Tiles added to one accumulator before it is added to the next.
 const RUN: usize = 32;
@@ -34,8 +34,8 @@ const RUN: usize = 32;
 const GRAIN: usize = 1 << 15;
 
 thread_local! {
-    /// Accumulators of this thread, kept between launches.
-    static SUMS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// Accumulators of this thread. They stay allocated between launches.
+    static ACCUMULATORS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     /// Values of chunks, on the launching thread.
     static PARTIAL: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
@@ -70,7 +70,7 @@ pub(crate) fn reduce(
     let mut plan = Plan::of(pointwise::moving(&kernel, full, operands));
     let columns = arrange(&mut plan, full, ins, reduced);
     let common = kernel.with(map, scalars, engine.simd);
-    // Columns that are kept have an accumulator for each element of a tile, which stays in the first-level cache.
+    // Columns that are kept have an accumulator for each element of a tile, which stays in L1.
     let launch = if columns.kept { Launch::new(common, plan) } else { Launch::reading(common, plan, READ_IN_PLACE) };
     let job = Job::new(&launch, columns, ins.len(), op, add, engine.simd);
     by_dtype!(to.dtype, T => job.run::<T>(engine, kernel.weight));
@@ -111,7 +111,7 @@ impl<'a> Job<'a> {
     fn new(launch: &'a Launch<'a>, columns: Columns, output: usize, op: ReduceOp, add: bool, simd: Simd) -> Self {
         let plan = launch.plan();
         let across = plan.columns().div_ceil(plan.tile.columns);
-        let down = plan.lines().div_ceil(plan.tile.rows);
+        let down = plan.rows_len().div_ceil(plan.tile.rows);
         let tiles = match columns {
             Columns { kept: true, outer, .. } => outer * down,
             Columns { rows_reduced: true, outer, .. } => outer * down * across,
@@ -187,23 +187,23 @@ impl<'a> Job<'a> {
     fn chunk<T: Lane, C: Combine<T>>(&self, group: usize, chunk: usize, done: impl FnMut(&pointwise::Place, &[T])) {
         let from = chunk * self.per_chunk;
         let tiles = (from..self.tiles.min(from + self.per_chunk)).map(|t| self.tile(group, t));
-        SUMS.with_borrow_mut(|sums| match self.columns.kept {
-            true => self.by_column::<T, C>(tiles, sums, done),
-            false => self.by_row::<T, C>(tiles, sums, done),
+        ACCUMULATORS.with_borrow_mut(|acc| match self.columns.kept {
+            true => self.by_column::<T, C>(tiles, acc, done),
+            false => self.by_row::<T, C>(tiles, acc, done),
         });
     }
 
     fn by_row<T: Lane, C: Combine<T>>(
         &self,
         tiles: impl Iterator<Item = usize>,
-        sums: &mut Vec<u64>,
+        acc: &mut Vec<u64>,
         mut done: impl FnMut(&pointwise::Place, &[T]),
     ) {
         let rows = self.width();
-        let values = scratch::<T>(sums, rows);
+        let values = scratch::<T>(acc, rows);
         let mut pairs = Pairwise::<T>::default();
         let mut at = None;
-        // SAFETY: the contract of `numcore::Runtime`; a kept value is a block of its compute type.
+        // SAFETY: `numcore::Runtime` guarantees that views lie in their buffers; a kept value is a block of its compute type.
         unsafe {
             self.launch.tiles(tiles, |place, value| {
                 at.get_or_insert(*place);
@@ -226,16 +226,16 @@ impl<'a> Job<'a> {
     fn by_column<T: Lane, C: Combine<T>>(
         &self,
         tiles: impl Iterator<Item = usize>,
-        sums: &mut Vec<u64>,
+        acc: &mut Vec<u64>,
         mut done: impl FnMut(&pointwise::Place, &[T]),
     ) {
         let tile = self.launch.plan().tile;
         let size = tile.rows * tile.columns;
-        let (near, far) = scratch::<T>(sums, 2 * size).split_at_mut(size);
+        let (near, far) = scratch::<T>(acc, 2 * size).split_at_mut(size);
         near.fill(C::FIRST);
         far.fill(C::FIRST);
         let (mut count, mut at) = (0, None);
-        // SAFETY: as in `by_row`.
+        // SAFETY: `numcore::Runtime` guarantees that views lie in their buffers; a kept value is a block of its compute type.
         unsafe {
             self.launch.tiles(tiles, |place, value| {
                 at.get_or_insert(*place);

@@ -14,7 +14,7 @@ use super::{
     super::{grain, one},
     *,
 };
-use crate::{math::Math, simd::leveled};
+use crate::{math::Math, simd::multiversion};
 
 /// Queries of one block: sums of so many steps for the gradients of keys and values.
 pub(super) const QUERIES: usize = 128;
@@ -117,7 +117,7 @@ impl<S: Number> Shares<S> {
         call.engine().ranges(rows, grain(p.depth), |part| {
             lines::each::<S, 1>(part, p.depth, |row, [wide]| {
                 let (i, at) = (row / p.queries, row % p.queries);
-                let out = head::<S>(&call.outs[0], i / p.heads, i % p.heads).part(at, 0);
+                let out = head::<S>(&call.outs[0], i / p.heads, i % p.heads).offset(at, 0);
                 // SAFETY: a row of the output, which is this task's alone, and of the shares' memory.
                 let (to, from) = unsafe {
                     let part = |i| self.memory.slice((i * self.numbers + row * p.depth) as isize, p.depth);
@@ -142,17 +142,17 @@ impl<S: Number> Shares<S> {
 /// The row has them, and nothing writes them meanwhile.
 unsafe fn row<'a, T>(m: Matrix<*const T>, i: usize, len: usize) -> &'a [T] {
     // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(m.part(i, 0).at, len) }
+    unsafe { std::slice::from_raw_parts(m.offset(i, 0).at, len) }
 }
 
 /// Zeros in these rows of `width` numbers.
 ///
 /// # Safety
-/// They are rows of a gradient, and nothing else sees them.
+/// They are rows of a gradient, and no other thread accesses them.
 unsafe fn zero<T: Float>(m: Matrix<*mut T>, (rows, width): (usize, usize)) {
     for i in 0..rows {
         // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(m.part(i, 0).at, width) }.fill(T::default());
+        unsafe { std::slice::from_raw_parts_mut(m.offset(i, 0).at, width) }.fill(T::default());
     }
 }
 
@@ -171,8 +171,8 @@ pub(super) unsafe fn dots_of<S: Number>(
         let size = (rows.len(), p.value_depth);
         // SAFETY: the caller's promise.
         unsafe {
-            let g = wide(simd, h.g.part(rows.start, 0), size, wide_g);
-            let o = wide(simd, h.o.part(rows.start, 0), size, wide_o);
+            let g = wide(simd, h.g.offset(rows.start, 0), size, wide_g);
+            let o = wide(simd, h.o.offset(rows.start, 0), size, wide_o);
             dot_rows(simd, g, o, p.value_depth, &mut dots[rows]);
         }
     }
@@ -182,7 +182,7 @@ pub(super) unsafe fn dots_of<S: Number>(
 pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>], mine: Range<usize>) -> Result<()> {
     let simd = call.engine().simd;
     let (depth, value_depth) = (p.depth, p.value_depth);
-    let packed = Packed::<S::Lane>::room;
+    let packed = PackedB::<S::Lane>::len;
     let mut scratch = Scratch::<S::Lane, _>::new(
         call.cpu,
         [
@@ -220,30 +220,31 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
     for keys in parts(mine, KEYS) {
         let Some(any) = heads.first() else { break };
         let n = keys.len();
-        let [dk_out, dv_out] = [any.dk, any.dv].map(|m| m.part(keys.start, 0));
+        let [dk_out, dv_out] = [any.dk, any.dv].map(|m| m.offset(keys.start, 0));
         let (dk, dv) = (sums(dk_out, depth, &mut *dk), sums(dv_out, value_depth, &mut *dv));
         // SAFETY: these keys of the operands, and gradients of them that are this task's alone.
         let right = unsafe {
             let written = first(&keys).filter(|_| !banded).map_or(0, |rows| p.seen(rows.end - 1, &keys));
-            zero(dk.part(written, 0), (n - written, depth));
-            zero(dv.part(written, 0), (n - written, value_depth));
-            let key = wide(simd, any.k.part(keys.start, 0), (n, depth), wide_keys);
-            let (kt, k) = (Packed::new(simd, key.turned(), (depth, n), kt), Packed::new(simd, key, (n, depth), k));
-            let value = wide(simd, any.v.part(keys.start, 0), (n, value_depth), wide_keys);
-            Right { dk, dv, kt, k, vt: Packed::new(simd, value.turned(), (value_depth, n), vt) }
+            zero(dk.offset(written, 0), (n - written, depth));
+            zero(dv.offset(written, 0), (n - written, value_depth));
+            let key = wide(simd, any.k.offset(keys.start, 0), (n, depth), wide_keys);
+            let (kt, k) =
+                (PackedB::new(simd, key.transposed(), (depth, n), kt), PackedB::new(simd, key, (n, depth), k));
+            let value = wide(simd, any.v.offset(keys.start, 0), (n, value_depth), wide_keys);
+            Right { dk, dv, kt, k, vt: PackedB::new(simd, value.transposed(), (value_depth, n), vt) }
         };
         add.dk = banded;
         for (h, dots) in heads.iter().zip(dots.chunks(p.queries.max(1))) {
             for rows in pieces(p.queries, QUERIES).filter(|rows| p.meets(rows, &keys)) {
                 // SAFETY: these queries of the operands.
                 let left = unsafe {
-                    let g = wide(simd, h.g.part(rows.start, 0), (rows.len(), value_depth), wide_g);
-                    let q = wide(simd, h.q.part(rows.start, 0), (rows.len(), depth), wide_q);
+                    let g = wide(simd, h.g.offset(rows.start, 0), (rows.len(), value_depth), wide_g);
+                    let q = wide(simd, h.q.offset(rows.start, 0), (rows.len(), depth), wide_q);
                     Sides {
                         g,
                         q,
-                        packed_g: Packed::new(simd, g, (rows.len(), value_depth), gp),
-                        packed_q: Packed::new(simd, q, (rows.len(), depth), qp),
+                        packed_g: PackedB::new(simd, g, (rows.len(), value_depth), gp),
+                        packed_q: PackedB::new(simd, q, (rows.len(), depth), qp),
                     }
                 };
                 block_of(call, p, h, (&rows, &keys), (&right, &left), ([s, ds, slopes], dots), add);
@@ -264,17 +265,17 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
 struct Right<'a, T> {
     dk: Matrix<*mut T>,
     dv: Matrix<*mut T>,
-    kt: Packed<'a, T>,
-    vt: Packed<'a, T>,
-    k: Packed<'a, T>,
+    kt: PackedB<'a, T>,
+    vt: PackedB<'a, T>,
+    k: PackedB<'a, T>,
 }
 
 /// A block's upstream gradients and queries: in rows, for products with keys and values, and packed, for sums over queries.
 struct Sides<'a, T> {
     g: Matrix<*const T>,
     q: Matrix<*const T>,
-    packed_g: Packed<'a, T>,
-    packed_q: Packed<'a, T>,
+    packed_g: PackedB<'a, T>,
+    packed_q: PackedB<'a, T>,
 }
 
 /// Whether a block adds to gradients that are there, or writes them.
@@ -302,9 +303,9 @@ fn block_of<S: Number>(
         let (s, ds) = (&mut s[at.clone()], &mut ds[at]);
         // SAFETY: these queries of the operands, and their gradients, which are this task's alone.
         unsafe {
-            p.scores::<S>(h.at, (&step, left.q.part(first, 0)), (keys, right.kt), call.engine().simd, s, slopes);
-            let upstream = Left::Strided(left.g.part(first, 0));
-            right.vt.times((step.len(), 0..p.value_depth, n), upstream, block(ds), one(), false);
+            p.scores::<S>(h.at, (&step, left.q.offset(first, 0)), (keys, right.kt), call.engine().simd, s, slopes);
+            let upstream = AOperand::Strided(left.g.offset(first, 0));
+            right.vt.gemm((step.len(), 0..p.value_depth, n), upstream, block(ds), one(), false);
             score_grads(
                 call.engine().simd,
                 s,
@@ -317,8 +318,8 @@ fn block_of<S: Number>(
             if p.softcap.is_some() {
                 steepen(call.engine().simd, ds, slopes, p.seen_by(&step, keys), step.len());
             }
-            let (ds, dq) = (Left::Strided(read(block(ds))), h.dq.part(step.start, 0));
-            right.k.times((step.len(), 0..n, p.depth), ds, dq, S::Lane::from_f64(p.scale), add.dq);
+            let (ds, dq) = (AOperand::Strided(read(block(ds))), h.dq.offset(step.start, 0));
+            right.k.gemm((step.len(), 0..n, p.depth), ds, dq, S::Lane::from_f64(p.scale), add.dq);
         }
     }
     for step in parts(keys.start..keys.start + most, STEP) {
@@ -326,18 +327,18 @@ fn block_of<S: Number>(
         let sees = |right| step.start as isize - p.offset - right as isize - rows.start as isize;
         let from = p.reach[1].map_or(0, |right| sees(right).clamp(0, rows.len() as isize) as usize);
         let first = step.start - keys.start;
-        let turned = |s: &mut [S::Lane]| Left::Turned(read(block(s)).part(from, first).turned());
+        let transposed = |s: &mut [S::Lane]| AOperand::Transposed(read(block(s)).offset(from, first).transposed());
         let sizes = |columns| (step.len(), from..rows.len(), columns);
         let scale = S::Lane::from_f64(p.scale);
         // SAFETY: gradients of keys that are this task's alone.
         unsafe {
-            left.packed_g.times(sizes(p.value_depth), turned(s), right.dv.part(first, 0), one(), add.dk);
-            left.packed_q.times(sizes(p.depth), turned(ds), right.dk.part(first, 0), scale, add.dk);
+            left.packed_g.gemm(sizes(p.value_depth), transposed(s), right.dv.offset(first, 0), one(), add.dk);
+            left.packed_q.gemm(sizes(p.depth), transposed(ds), right.dk.offset(first, 0), scale, add.dk);
         }
     }
 }
 
-leveled! {
+multiversion! {
     /// Scores become weights, gradients of weights become gradients of scores before they are scaled; both are 0 where a query sees
     /// no key. `seen` goes up to the most that a query of the block sees.
     fn score_grads<T: (Float)>(s: &mut [T], ds: &mut [T], lse: &[T], dots: &[T], seen: Seen, far: T) {

@@ -7,7 +7,7 @@ use numcore::{Element as _, Result, Support, fused::Attention};
 use super::{super::one, super::softmax::finite, *};
 use crate::{
     math::{Math, Real as _},
-    simd::leveled,
+    simd::multiversion,
 };
 
 /// Queries of one task, at least: they share what is packed.
@@ -61,8 +61,8 @@ pub(super) fn queries<S: Number>(
     let mut scratch = Scratch::<S::Lane, _>::new(
         call.cpu,
         [
-            Packed::<S::Lane>::room(p.depth, KEYS),
-            Packed::<S::Lane>::room(KEYS, p.value_depth),
+            PackedB::<S::Lane>::len(p.depth, KEYS),
+            PackedB::<S::Lane>::len(KEYS, p.value_depth),
             STEP * LINE,
             rows.len() * p.value_depth,
             rows.len(),
@@ -81,15 +81,15 @@ pub(super) fn queries<S: Number>(
         let n = keys.len();
         // SAFETY: these keys of the operands.
         let (k, v) = unsafe {
-            let k = wide(simd, h.k.part(keys.start, 0), (n, p.depth), wide_keys);
-            let k = Packed::new(simd, k.turned(), (p.depth, n), keys_packed);
-            let v = wide(simd, h.v.part(keys.start, 0), (n, p.value_depth), wide_keys);
-            (k, Packed::new(simd, v, (n, p.value_depth), values_packed))
+            let k = wide(simd, h.k.offset(keys.start, 0), (n, p.depth), wide_keys);
+            let k = PackedB::new(simd, k.transposed(), (p.depth, n), keys_packed);
+            let v = wide(simd, h.v.offset(keys.start, 0), (n, p.value_depth), wide_keys);
+            (k, PackedB::new(simd, v, (n, p.value_depth), values_packed))
         };
         for step in parts(rows.clone(), STEP).filter(|step| p.meets(step, &keys)) {
             // SAFETY: these queries of the operand.
             unsafe {
-                let q = wide(simd, h.q.part(step.start, 0), (step.len(), p.depth), wide_queries);
+                let q = wide(simd, h.q.offset(step.start, 0), (step.len(), p.depth), wide_queries);
                 p.scores::<S>(h.at, (&step, q), (&keys, k), simd, s, &mut []);
             }
             let at = step.start - rows.start..step.end - rows.start;
@@ -99,15 +99,15 @@ pub(super) fn queries<S: Number>(
             let o = Matrix { at: o.as_mut_ptr(), row: p.value_depth as isize, column: 1 };
             // SAFETY: weights of these queries, and their rows of the output.
             unsafe {
-                v.times((step.len(), 0..seen.last, p.value_depth), Left::Strided(read(block(s))), o, one(), true)
+                v.gemm((step.len(), 0..seen.last, p.value_depth), AOperand::Strided(read(block(s))), o, one(), true)
             };
         }
     }
-    finish(simd, o, h.o.part(rows.start, 0), lse, top, sum);
+    finish(simd, o, h.o.offset(rows.start, 0), lse, top, sum);
     Ok(())
 }
 
-leveled! {
+multiversion! {
     /// Turns scores into weights relative to the largest score so far, and rescales what was gathered before.
     fn weights<T: (Float)>(s: &mut [T], o: &mut [T], top: &mut [T], sum: &mut [T], seen: Seen) {
         let width = o.len() / top.len();
@@ -149,7 +149,7 @@ leveled! {
             lse[i] = if top == low { low } else { finite(top) * S::Lane::LN2 + Math::log(sum) };
             let inverse = if sum == zero { zero } else { one::<S::Lane>() / sum };
             // SAFETY: a row of the output.
-            let to = unsafe { std::slice::from_raw_parts_mut(out.part(i, 0).at, width) };
+            let to = unsafe { std::slice::from_raw_parts_mut(out.offset(i, 0).at, width) };
             for (to, &x) in to.iter_mut().zip(&o[i * width..]) {
                 *to = S::store(x * inverse);
             }

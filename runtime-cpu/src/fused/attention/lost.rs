@@ -27,7 +27,7 @@ pub(super) fn loses_weights<S: Number>(call: &Call<'_>, p: &Problem) -> bool {
         let g = read(head::<S>(g, i / p.heads, i % p.heads));
         // SAFETY: this head's logsumexps and rows of the upstream gradient.
         let (lse, row) = unsafe {
-            let row = move |at| std::slice::from_raw_parts(g.part(at, 0).at, p.value_depth);
+            let row = move |at| std::slice::from_raw_parts(g.offset(at, 0).at, p.value_depth);
             (call.input::<S::Lane>(2).slice((i * p.queries) as isize, p.queries), row)
         };
         let lost = |&lse: &S::Lane| (lse > most || lse < -most) && lse != S::Lane::from_f64(f64::NEG_INFINITY);

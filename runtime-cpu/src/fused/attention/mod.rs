@@ -24,18 +24,18 @@ use super::{Call, Float, Number, lanes, lines};
 use crate::{
     Buffer, Cpu, Simd,
     element::Stored,
+    gemm::{AOperand, Matrix, PackedB},
     math::{Math, Real},
-    matmul::{Left, Matrix, Packed},
     operand::{Base, Operand},
-    simd::leveled,
+    simd::multiversion,
 };
 
-/// Keys of one block: sums of so many steps, and their packed keys and values still leave most of a second cache of 1 MiB.
+/// Keys of one block: sums of so many steps, and their packed keys and values still leave most of an L2 of 1 MiB.
 const KEYS: usize = 256;
-/// From one row of a block of scores to the next: not a power of two, whose columns would share a few sets of the first cache. As many
+/// From one row of a block of scores to the next: not a power of two, whose columns would share a few sets of L1. As many
 /// numbers follow the last key as a strip has rows at most.
 const LINE: usize = KEYS + 16;
-/// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in the first cache.
+/// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in L1.
 const STEP: usize = 24;
 
 /// Outputs and logsumexps.
@@ -146,7 +146,7 @@ impl Problem {
         &self,
         (b, h): (usize, usize),
         (rows, q): (&Range<usize>, Matrix<*const S::Lane>),
-        (keys, k): (&Range<usize>, Packed<'_, S::Lane>),
+        (keys, k): (&Range<usize>, PackedB<'_, S::Lane>),
         simd: Simd,
         s: &mut [S::Lane],
         slopes: &mut [S::Lane],
@@ -155,7 +155,7 @@ impl Problem {
         let unit = if self.mask.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
         let scale = S::Lane::from_f64(self.softcap.map_or(self.scale * unit, |cap| self.scale / cap));
         // SAFETY: the caller's promise; the scores are nobody else's.
-        unsafe { k.times((rows.len(), 0..self.depth, n), Left::Strided(q), block(s), scale, false) };
+        unsafe { k.gemm((rows.len(), 0..self.depth, n), AOperand::Strided(q), block(s), scale, false) };
         if let Some(cap) = self.softcap {
             cap_rows(simd, s, slopes, (rows.len(), n), S::Lane::from_f64(cap * unit));
         }
@@ -216,7 +216,7 @@ fn read<T>(m: Matrix<*mut T>) -> Matrix<*const T> {
     Matrix { at: m.at.cast_const(), row: m.row, column: m.column }
 }
 
-/// Rows of a matrix as they are computed with: where they are, or widened into `aside`.
+/// Rows of a matrix as they are computed with: where they are, or upcast into `aside`.
 ///
 /// # Safety
 /// The rows lie in their operand, which nothing writes meanwhile.
@@ -231,7 +231,7 @@ unsafe fn wide<S: Number>(
     }
     for (i, to) in aside.chunks_exact_mut(width.max(1)).take(rows).enumerate() {
         // SAFETY: the caller's promise.
-        lines::widen(simd, unsafe { std::slice::from_raw_parts(m.part(i, 0).at, width) }, to);
+        lines::widen(simd, unsafe { std::slice::from_raw_parts(m.offset(i, 0).at, width) }, to);
     }
     Matrix { at: aside.as_ptr(), row: width as isize, column: 1 }
 }
@@ -247,7 +247,7 @@ fn sums<S: Number>(out: Matrix<*mut S>, width: usize, aside: &mut [S::Lane]) -> 
 /// Rounds what was added up aside.
 ///
 /// # Safety
-/// These rows are the output's, and nothing else sees them meanwhile; the sums are those of [`sums`].
+/// These rows are the output's, and no other thread accesses them meanwhile; the sums are those of [`sums`].
 unsafe fn settle<S: Number>(
     simd: Simd,
     sums: Matrix<*mut S::Lane>,
@@ -260,8 +260,8 @@ unsafe fn settle<S: Number>(
     for i in 0..rows {
         // SAFETY: the caller's promise.
         unsafe {
-            let from = std::slice::from_raw_parts(sums.part(i, 0).at.cast_const(), width);
-            lines::round(simd, from, std::slice::from_raw_parts_mut(out.part(i, 0).at, width));
+            let from = std::slice::from_raw_parts(sums.offset(i, 0).at.cast_const(), width);
+            lines::round(simd, from, std::slice::from_raw_parts_mut(out.offset(i, 0).at, width));
         }
     }
 }
@@ -282,7 +282,7 @@ impl Seen {
     }
 }
 
-leveled! {
+multiversion! {
     /// `cap · tanh` of `n` scores of each row, and its slope if there is room for it.
     fn cap_rows<T: (Float)>(s: &mut [T], slopes: &mut [T], size: (usize, usize), cap: T) {
         let (rows, n) = size;

@@ -15,22 +15,22 @@ use super::{
     tiles,
 };
 use crate::{
-    matmul::{Beside, Pieces, Tile, Tiles},
-    pointwise::read_turned,
+    gemm::{Interleaved, Split, Tile, TileUnit},
     simd::prefetch,
+    simd::read_transposed,
 };
 
-/// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of a second cache.
+/// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of an L2.
 pub(super) const STRIPS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
-pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
+pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
     call: &Call<'_>,
     p: &Problem,
     heads: &[Head<'_, T>],
     mine: Range<usize>,
 ) -> Result<()> {
-    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return Ok(()) };
+    let Some(amx) = TileUnit::<TERMS>::new(call.engine().simd) else { return Ok(()) };
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
     let strips = p.queries.div_ceil(SIDE);
     let operands = [
@@ -46,10 +46,10 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
     ];
     let blocks = [2 * PANELS, 2 * PANELS, deep * PANELS, wide * PANELS, p.group * strips * deep];
     let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
-    let operands = operands.into_iter().map(|steps| room(steps * Tiles::<P>::STEP));
+    let operands = operands.into_iter().map(|steps| room(steps * TileUnit::<TERMS>::PANEL_TILES));
     let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
     let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
-    let [kt, vt, k, q, g, turned, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
+    let [kt, vt, k, q, g, transposed, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
         scratch.parts();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
@@ -71,7 +71,7 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
             sizes: [deep, wide],
             right: [&mut *kt, &mut *vt, &mut *k].map(tiles),
             left: [&mut *q, &mut *g].map(tiles),
-            turned: tiles(turned),
+            transposed: tiles(transposed),
             sums: [&mut *s, &mut *ds].map(tiles),
             ds_left: tiles(ds_left),
             columns: [&mut *weights, &mut *ds_right].map(tiles),
@@ -80,27 +80,27 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
         };
         // SAFETY: these keys of the operands, and tiles of this task's.
         unsafe {
-            let [key, value] = [any.k, any.v].map(|m| m.part(keys.start, 0));
-            amx.right(key.turned(), (p.depth, n), block.right[0]);
-            amx.right(value.turned(), (p.value_depth, n), block.right[1]);
-            amx.right(key, (n, p.depth), block.right[2]);
+            let [key, value] = [any.k, any.v].map(|m| m.offset(keys.start, 0));
+            amx.pack_b(key.transposed(), (p.depth, n), block.right[0]);
+            amx.pack_b(value.transposed(), (p.value_depth, n), block.right[1]);
+            amx.pack_b(key, (n, p.depth), block.right[2]);
             block.run();
         }
         for (sums, out, width, scale) in
             [(&mut *dk, any.dk, p.depth, p.scale as f32), (&mut *dv, any.dv, p.value_depth, 1.0)]
         {
-            // SAFETY: these keys' gradients, which are this task's alone; the processor has the instructions.
-            unsafe { columns_out(tiles(sums), out.part(keys.start, 0), (n, width), scale) };
+            // SAFETY: these keys' gradients, which are this task's alone; the CPU supports the instructions.
+            unsafe { columns_out(tiles(sums), out.offset(keys.start, 0), (n, width), scale) };
         }
     }
     for (i, h) in heads.iter().enumerate() {
         for (strip, step) in pieces(p.queries, SIDE).enumerate() {
             let (sums, scale) = (dq.wrapping_add((i * strips + strip) * deep * 4), p.scale as f32);
-            // SAFETY: these queries' gradients, which are this task's alone; the processor has the instructions.
+            // SAFETY: these queries' gradients, which are this task's alone; the CPU supports the instructions.
             let _ = unsafe {
                 match h.rounded {
-                    Some(out) => rows_out(sums, out.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
-                    None => rows_out(sums, h.dq.part(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
+                    Some(out) => rows_out(sums, out.offset(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
+                    None => rows_out(sums, h.dq.offset(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
                 }
             };
         }
@@ -109,8 +109,8 @@ pub(in super::super) fn keys<T: Pieces<P>, const P: usize>(
 }
 
 /// A block of keys, with tiles of its operands, and those in which strips of queries are computed.
-struct Block<'a, T: Stored, const P: usize> {
-    amx: &'a Tiles<P>,
+struct Block<'a, T: Stored, const TERMS: usize> {
+    amx: &'a TileUnit<TERMS>,
     p: &'a Problem,
     heads: &'a [Head<'a, T>],
     dots: &'a [f32],
@@ -122,7 +122,7 @@ struct Block<'a, T: Stored, const P: usize> {
     /// A strip of queries and of upstream gradients.
     left: [*mut Tile; 2],
     /// Columns of upstream gradients or queries of a few strips.
-    turned: *mut Tile,
+    transposed: *mut Tile,
     /// Scores and gradients of weights, of two strips.
     sums: [*mut Tile; 2],
     /// Gradients of scores in rows, of two strips.
@@ -148,7 +148,7 @@ struct Strip {
     half: usize,
 }
 
-impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
+impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
     /// While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its queries and,
     /// with others, to the keys.
     ///
@@ -174,7 +174,7 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
             let added =
                 full.map_or(0, |s| self.added(s).map(|(_, from)| s.slot + 1 - from).sum::<usize>() * (deep + wide));
             let work = here.map(|s| self.score_grads(s));
-            let mut beside = Beside::new(work, (steps.iter().sum::<usize>() + added) * Tiles::<P>::PARTS);
+            let mut beside = Interleaved::new(work, (steps.iter().sum::<usize>() + added) * TileUnit::<TERMS>::SLOTS);
             // SAFETY: the caller's promise; strips that follow each other have tiles of their own.
             unsafe {
                 ahead.into_iter().for_each(|s| self.add_scores(s, &mut beside));
@@ -203,12 +203,12 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     }
 
     fn ds_left(&self, s: Strip) -> *mut Tile {
-        self.ds_left.wrapping_add(s.place * PANELS * Tiles::<P>::STEP)
+        self.ds_left.wrapping_add(s.place * PANELS * TileUnit::<TERMS>::PANEL_TILES)
     }
 
-    fn score_grads(&self, s: Strip) -> ScoreGrads<'_, P> {
+    fn score_grads(&self, s: Strip) -> ScoreGrads<'_, TERMS> {
         let rows = self.rows(s.at);
-        let slot = (s.half * PANELS * STRIPS + s.slot) * Tiles::<P>::STEP;
+        let slot = (s.half * PANELS * STRIPS + s.slot) * TileUnit::<TERMS>::PANEL_TILES;
         ScoreGrads {
             scores: self.scores(s),
             grads: self.grads(s),
@@ -227,17 +227,17 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     /// # Safety
     /// As for [`run`](Block::run).
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn add_scores(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+    unsafe fn add_scores(&self, s: Strip, beside: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
         let factors = [(h.q, self.p.depth, scores.tiles.cast_mut()), (h.g, self.p.value_depth, self.grads(s))];
         for (((x, width, sums), left), right) in factors.into_iter().zip(self.left).zip(self.right) {
             let steps = width.div_ceil(SIDE);
             // SAFETY: the caller's promise.
             unsafe {
-                self.amx.left(x.part(rows.start, 0), (rows.len(), width), left);
+                self.amx.pack_a(x.offset(rows.start, 0), (rows.len(), width), left);
                 for panel in 0..scores.panels() {
-                    let right = right.add(panel * steps * Tiles::<P>::STEP);
-                    self.amx.multiply((left, right), sums.add(panel * 4), steps, false, || beside.go_on());
+                    let right = right.add(panel * steps * TileUnit::<TERMS>::PANEL_TILES);
+                    self.amx.multiply((left, right), sums.add(panel * 4), steps, false, || beside.tick());
                 }
             }
         }
@@ -248,15 +248,15 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     /// # Safety
     /// As for [`run`](Block::run).
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn add_queries(&self, s: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+    unsafe fn add_queries(&self, s: Strip, beside: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let deep = self.sizes[0];
         for panel in 0..deep {
             // SAFETY: the caller's promise.
             unsafe {
-                let k = self.right[2].add(panel * self.keys.len().div_ceil(SIDE) * Tiles::<P>::STEP);
+                let k = self.right[2].add(panel * self.keys.len().div_ceil(SIDE) * TileUnit::<TERMS>::PANEL_TILES);
                 let strip = s.head * self.p.queries.div_ceil(SIDE) + s.at;
                 let (sums, steps) = (self.dq.add((strip * deep + panel) * 4), self.scores(s).panels());
-                self.amx.multiply((self.ds_left(s), k), sums, steps, true, || beside.go_on());
+                self.amx.multiply((self.ds_left(s), k), sums, steps, true, || beside.tick());
             }
         }
     }
@@ -275,21 +275,21 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
     /// # Safety
     /// As for [`run`](Block::run).
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn add_keys(&self, last: Strip, beside: &mut Beside<ScoreGrads<'_, P>>) {
+    unsafe fn add_keys(&self, last: Strip, beside: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let h = &self.heads[last.head];
         let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
-        let step = Tiles::<P>::STEP;
+        let step = TileUnit::<TERMS>::PANEL_TILES;
         let factors = [(h.g, self.p.value_depth), (h.q, self.p.depth)];
         for ((x, width), (right, sums)) in factors.into_iter().zip(self.columns.into_iter().zip(self.dk)) {
             for (strip, part) in pieces(width, SIDE).enumerate() {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let left = self.turned;
-                    self.amx.left(x.part(rows.start, part.start).turned(), (part.len(), rows.len()), left);
+                    let left = self.transposed;
+                    self.amx.pack_a(x.offset(rows.start, part.start).transposed(), (part.len(), rows.len()), left);
                     for (panel, from) in self.added(last) {
                         let right = right.add(((last.half * PANELS + panel) * STRIPS + from) * step);
                         let (sums, steps) = (sums.add((strip * PANELS + panel) * 4), last.slot + 1 - from);
-                        self.amx.multiply((left.add(from * step), right), sums, steps, true, || beside.go_on());
+                        self.amx.multiply((left.add(from * step), right), sums, steps, true, || beside.tick());
                     }
                 }
             }
@@ -300,9 +300,9 @@ impl<T: Pieces<P>, const P: usize> Block<'_, T, P> {
 /// Sums in columns, scaled and rounded into rows of the output.
 ///
 /// # Safety
-/// These are rows of the output, which nothing else sees; the processor has the instructions.
+/// These are rows of the output, which no other thread accesses; the CPU supports the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn columns_out<T: Pieces<P>, const P: usize>(
+unsafe fn columns_out<T: Split<TERMS>, const TERMS: usize>(
     sums: *const Tile,
     out: Matrix<*mut T>,
     (rows, columns): (usize, usize),
@@ -314,11 +314,11 @@ unsafe fn columns_out<T: Pieces<P>, const P: usize>(
         let mask = u32::from(u16::MAX >> (16 - j.len()));
         // SAFETY: the caller's promise.
         unsafe {
-            let lines = read_turned(sums.add(tile).cast(), size_of::<__m512i>() as isize);
+            let lines = read_transposed(sums.add(tile).cast(), size_of::<__m512i>() as isize);
             for (at, line) in i.zip(lines) {
-                prefetch(out.part(at + AHEAD, j.start).at, j.len());
+                prefetch(out.offset(at + AHEAD, j.start).at, j.len());
                 let x = _mm512_mul_ps(_mm512_castsi512_ps(line), _mm512_set1_ps(scale));
-                T::write(out.part(at, j.start).at, mask, [x, _mm512_setzero_ps()]);
+                T::store_f32(out.offset(at, j.start).at, mask, [x, _mm512_setzero_ps()]);
             }
         }
     }

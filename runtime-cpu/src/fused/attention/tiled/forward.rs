@@ -10,33 +10,33 @@ use super::{
 };
 use crate::{
     fused::softmax::finite,
+    gemm::{BackgroundTask, Interleaved, Split, Tile, TileUnit, split_row},
     math::Math,
-    matmul::{Beside, Pieces, Tile, Tiles, Work, row},
 };
 
 /// These queries against all keys they see, a strip of queries and a block of keys at a time.
 ///
 /// A number that is not finite has a piece that is NaN: what is not finite then is computed anew without pieces.
-pub(in super::super) fn queries<T: Pieces<P>, const P: usize>(
+pub(in super::super) fn queries<T: Split<TERMS>, const TERMS: usize>(
     call: &Call<'_>,
     p: &Problem,
     h: &Head<T>,
     rows: Range<usize>,
     lse: &mut [f32],
 ) -> Result<()> {
-    let Some(amx) = Tiles::<P>::of(call.engine().simd) else { return forward::queries(call, p, h, rows, lse) };
-    // SAFETY: a processor that has tiles has the instructions.
+    let Some(amx) = TileUnit::<TERMS>::new(call.engine().simd) else { return forward::queries(call, p, h, rows, lse) };
+    // SAFETY: a CPU that has tiles has the instructions.
     let finite = unsafe { by_tiles(&amx, call, p, h, rows.clone(), lse)? };
-    if P == 1 || finite { Ok(()) } else { forward::queries(call, p, h, rows, lse) }
+    if TERMS == 1 || finite { Ok(()) } else { forward::queries(call, p, h, rows, lse) }
 }
 
 /// The same; says whether all is finite.
 ///
 /// # Safety
-/// The processor has the instructions.
+/// The CPU has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn by_tiles<T: Pieces<P>, const P: usize>(
-    amx: &Tiles<P>,
+unsafe fn by_tiles<T: Split<TERMS>, const TERMS: usize>(
+    amx: &TileUnit<TERMS>,
     call: &Call<'_>,
     p: &Problem,
     h: &Head<T>,
@@ -45,7 +45,8 @@ unsafe fn by_tiles<T: Pieces<P>, const P: usize>(
 ) -> Result<bool> {
     let strips = rows.len().div_ceil(SIDE);
     let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
-    let operands = [PANELS * deep, wide * PANELS, deep, 2 * PANELS].map(|steps| room(steps * Tiles::<P>::STEP));
+    let operands =
+        [PANELS * deep, wide * PANELS, deep, 2 * PANELS].map(|steps| room(steps * TileUnit::<TERMS>::PANEL_TILES));
     let ([a, b, c, d], [e, f]) = (operands, [2 * PANELS * 4, strips * wide * 4].map(room));
     let mut scratch = Scratch::<f32, _>::new(call.cpu, [a, b, c, d, e, f, rows.len(), rows.len()])?;
     let [k, v, q, weighted, s, o, top, sum] = scratch.parts();
@@ -59,15 +60,15 @@ unsafe fn by_tiles<T: Pieces<P>, const P: usize>(
         let steps = keys.len().div_ceil(SIDE);
         // SAFETY: these keys of the operands; there is room for a block.
         unsafe {
-            amx.right(h.k.part(keys.start, 0).turned(), (p.depth, keys.len()), k);
-            amx.right(h.v.part(keys.start, 0), (keys.len(), p.value_depth), v);
+            amx.pack_b(h.k.offset(keys.start, 0).transposed(), (p.depth, keys.len()), k);
+            amx.pack_b(h.v.offset(keys.start, 0), (keys.len(), p.value_depth), v);
         }
         let strip = |i: usize| rows.start + i * SIDE..rows.end.min(rows.start + (i + 1) * SIDE);
         let scores = |i: usize| {
             let seen = p.seen_by(&strip(i), &keys);
             Scores { tiles: s.wrapping_add(i % 2 * PANELS * 4), scale, seen }
         };
-        let weighted = |i: usize| weighted.wrapping_add(i % 2 * PANELS * Tiles::<P>::STEP);
+        let weighted = |i: usize| weighted.wrapping_add(i % 2 * PANELS * TileUnit::<TERMS>::PANEL_TILES);
         let sums = |i: usize| o.wrapping_add(i * wide * 4);
         let first = (0..strips).find(|&i| p.seen(strip(i).end - 1, &keys) > 0).unwrap_or(strips);
         // While a strip's scores become weights, those of the strip after it are added up, and the outputs of the strip before it.
@@ -78,34 +79,37 @@ unsafe fn by_tiles<T: Pieces<P>, const P: usize>(
                 ahead.map_or(0, |i| scores(i).panels() * deep) + behind.map_or(0, |i| scores(i).panels() * wide);
             let work = here.map(|i| {
                 let at = strip(i).start - rows.start..strip(i).end - rows.start;
-                Weights::<P>::new(scores(i), weighted(i), (sums(i), wide), (&mut top[at.clone()], &mut sum[at]))
+                Weights::<TERMS>::new(scores(i), weighted(i), (sums(i), wide), (&mut top[at.clone()], &mut sum[at]))
             });
-            let mut beside = Beside::new(work, parts * Tiles::<P>::PARTS);
-            // SAFETY: these queries of the operand; the tiles are this task's, and the processor has the instructions.
+            let mut beside = Interleaved::new(work, parts * TileUnit::<TERMS>::SLOTS);
+            // SAFETY: these queries of the operand; the tiles are this task's, and the CPU supports the instructions.
             unsafe {
                 if let Some(i) = ahead {
                     let (scores, step) = (scores(i), strip(i));
-                    amx.left(h.q.part(step.start, 0), (step.len(), p.depth), q);
+                    amx.pack_a(h.q.offset(step.start, 0), (step.len(), p.depth), q);
                     for panel in 0..scores.panels() {
-                        let (k, to) = (k.add(panel * deep * Tiles::<P>::STEP), scores.tiles.cast_mut().add(panel * 4));
-                        amx.multiply((q, k), to, deep, false, || beside.go_on());
+                        let (k, to) = (
+                            k.add(panel * deep * TileUnit::<TERMS>::PANEL_TILES),
+                            scores.tiles.cast_mut().add(panel * 4),
+                        );
+                        amx.multiply((q, k), to, deep, false, || beside.tick());
                     }
                 }
                 if let Some(i) = behind {
                     for panel in 0..wide {
-                        let (v, to) = (v.add(panel * steps * Tiles::<P>::STEP), sums(i).add(panel * 4));
-                        amx.multiply((weighted(i), v), to, scores(i).panels(), true, || beside.go_on());
+                        let (v, to) = (v.add(panel * steps * TileUnit::<TERMS>::PANEL_TILES), sums(i).add(panel * 4));
+                        amx.multiply((weighted(i), v), to, scores(i).panels(), true, || beside.tick());
                     }
                 }
                 beside.finish();
             }
         }
     }
-    // SAFETY: the processor has the instructions.
+    // SAFETY: the CPU supports the instructions.
     let mut all = unsafe { settle(top, sum, lse) };
     for (strip, step) in parts(0..rows.len(), SIDE).enumerate() {
-        let out = h.o.part(rows.start + step.start, 0);
-        // SAFETY: these queries' rows of the output, which are this task's alone; the processor has the instructions.
+        let out = h.o.offset(rows.start + step.start, 0);
+        // SAFETY: these queries' rows of the output, which are this task's alone; the CPU supports the instructions.
         all &= unsafe { rows_out(o.add(strip * wide * 4), out, p.value_depth, &sum[step]) };
     }
     Ok(all)
@@ -114,7 +118,7 @@ unsafe fn by_tiles<T: Pieces<P>, const P: usize>(
 /// Logsumexps of the largest scores and the sums, which become their inverses; says whether all are finite.
 ///
 /// # Safety
-/// The processor has the instructions. (Without them each fused step of a logarithm is the call of a library.)
+/// The CPU has the instructions. (Without them each fused step of a logarithm is the call of a library.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn settle(top: &[f32], sum: &mut [f32], lse: &mut [f32]) -> bool {
     let mut all = true;
@@ -128,7 +132,7 @@ unsafe fn settle(top: &[f32], sum: &mut [f32], lse: &mut [f32]) -> bool {
 
 /// Turns scores into weights relative to the largest score so far, in the left operand's tiles, and rescales what was gathered before: of
 /// each query first the largest score, then a panel's weights after the other's.
-struct Weights<'a, const P: usize> {
+struct Weights<'a, const TERMS: usize> {
     scores: Scores,
     to: *mut Tile,
     /// Sums of so many panels.
@@ -141,7 +145,7 @@ struct Weights<'a, const P: usize> {
     gathered: [__m512; 2],
 }
 
-impl<'a, const P: usize> Weights<'a, P> {
+impl<'a, const TERMS: usize> Weights<'a, TERMS> {
     fn new(
         scores: Scores,
         to: *mut Tile,
@@ -154,7 +158,7 @@ impl<'a, const P: usize> Weights<'a, P> {
     }
 
     /// # Safety
-    /// As for [`Work::advance`].
+    /// As for [`BackgroundTask::advance`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn rescale(&mut self) {
@@ -184,13 +188,13 @@ impl<'a, const P: usize> Weights<'a, P> {
     }
 }
 
-impl<const P: usize> Work for Weights<'_, P> {
-    fn left(&self) -> usize {
+impl<const TERMS: usize> BackgroundTask for Weights<'_, TERMS> {
+    fn remaining(&self) -> usize {
         (self.top.len() - self.row) * (1 + self.scores.panels()) - self.done
     }
 
     /// # Safety
-    /// As for [`Work::advance`].
+    /// As for [`BackgroundTask::advance`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn advance(&mut self) {
         let i = self.row;
@@ -207,8 +211,8 @@ impl<const P: usize> Work for Weights<'_, P> {
             let [low, high] = [self.scores.get(i, panel, 0), self.scores.get(i, panel, 1)];
             let x = [exp2_flushed(_mm512_sub_ps(low, base)), exp2_flushed(_mm512_sub_ps(high, base))];
             self.gathered = [_mm512_add_ps(self.gathered[0], x[0]), _mm512_add_ps(self.gathered[1], x[1])];
-            let to = self.to.add(panel * Tiles::<P>::STEP + i / 16).cast::<__m512i>().add(i % 16);
-            for (piece, x) in row::<P>(x).into_iter().enumerate() {
+            let to = self.to.add(panel * TileUnit::<TERMS>::PANEL_TILES + i / 16).cast::<__m512i>().add(i % 16);
+            for (piece, x) in split_row::<TERMS>(x).into_iter().enumerate() {
                 *to.add(piece * SIDE) = x;
             }
         }

@@ -1,9 +1,9 @@
-//! The same by the processor's products of tiles, of bf16 and of `f32` in three pieces: scores and gradients of weights are sums in `f32`. Where
+//! The same by the CPU's products of tiles, of bf16 and of `f32` in three pieces: scores and gradients of weights are sums in `f32`. Where
 //! weights and gradients of scores are factors, they are rounded to bf16 (as in PyTorch) or cut in three pieces, like the operands. What is added
 //! up stays in `f32`. A row's weights are summed before they are rounded.
 //!
 //! Sums leave the registers as tiles, and what is computed of them goes into the tiles of the next product: no matrix of weights is ever
-//! laid out in rows. Strips of queries follow each other as on a belt, so that one's products are computed beside another's weights ([`Beside`](crate::matmul::Beside)).
+//! laid out in rows. Strips of queries follow each other as on a belt, so that one's products are computed beside another's weights ([`Interleaved`](crate::gemm::Interleaved)).
 //!
 //! An `f32` that is not finite, or rounds to infinity as a bf16, has a piece that is NaN. Outputs that are not finite are computed anew without
 //! pieces; a gradient of what is not finite may be NaN where it would be infinite without.
@@ -18,8 +18,8 @@ use numcore::{DType, fused::Attention};
 
 use super::{Call, KEYS, Operand, Seen, Simd};
 use crate::{
+    gemm::{Matrix, Split, Tile, TileUnit, not_finite},
     math::{EXP2_SLOPE, Real as _},
-    matmul::{Matrix, Pieces, Tile, Tiles, not_finite},
     simd::prefetch,
 };
 
@@ -27,7 +27,7 @@ pub(super) use backward::keys;
 pub(super) use forward::queries;
 
 /// Rows of a strip, columns of a panel, steps of a tile.
-const SIDE: usize = Tiles::<1>::SIDE;
+const SIDE: usize = TileUnit::<1>::PANEL;
 /// Panels of keys in a block.
 const PANELS: usize = KEYS / SIDE;
 
@@ -79,7 +79,7 @@ impl Scores {
     /// Half of a panel's scores of a query, scaled, `−∞` where the query sees no key.
     ///
     /// # Safety
-    /// There are tiles for them; the processor has the instructions.
+    /// There are tiles for them; the CPU supports the instructions.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn get(&self, i: usize, panel: usize, half: usize) -> __m512 {
@@ -112,9 +112,9 @@ fn exp2_flushed(x: __m512) -> __m512 {
 /// Rows of a strip's sums, scaled and rounded into the output: as many as there are factors. Says whether all are finite.
 ///
 /// # Safety
-/// These are rows of the output, which nothing else sees; the processor has the instructions.
+/// These are rows of the output, which no other thread accesses; the CPU supports the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn rows_out<T: Pieces<P>, const P: usize>(
+unsafe fn rows_out<T: Split<TERMS>, const TERMS: usize>(
     sums: *mut Tile,
     out: Matrix<*mut T>,
     columns: usize,
@@ -122,7 +122,7 @@ unsafe fn rows_out<T: Pieces<P>, const P: usize>(
 ) -> bool {
     let mut strange = 0;
     for (i, &factor) in factors.iter().enumerate() {
-        prefetch(out.part(i + AHEAD, 0).at, columns);
+        prefetch(out.offset(i + AHEAD, 0).at, columns);
         for j in (0..columns).step_by(SIDE) {
             let mask = u32::MAX >> (SIDE - SIDE.min(columns - j));
             // SAFETY: the caller's promise.
@@ -133,7 +133,7 @@ unsafe fn rows_out<T: Pieces<P>, const P: usize>(
                 });
                 let [low, high] = x.map(|x| u32::from(not_finite(x)));
                 strange |= (low | high << 16) & mask;
-                T::write(out.part(i, j).at, mask, x);
+                T::store_f32(out.offset(i, j).at, mask, x);
             }
         }
     }

@@ -3,11 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::{SIDE, Scores, backward::STRIPS, exp2_flushed, line};
-use crate::matmul::{Tile, Tiles, Work, pairs, rows_of};
+use crate::gemm::{BackgroundTask, Tile, TileUnit, split_pairs, unpair_rows};
 
 /// Scores and gradients of weights become weights and gradients of scores before they are scaled: both in the right operand's tiles, of two
 /// queries side by side, the gradients in the left one's too. They are 0 where a query sees no key, and where there is no query.
-pub(super) struct ScoreGrads<'a, const P: usize> {
+pub(super) struct ScoreGrads<'a, const TERMS: usize> {
     pub scores: Scores,
     pub grads: *mut Tile,
     pub right: [*mut Tile; 2],
@@ -17,14 +17,14 @@ pub(super) struct ScoreGrads<'a, const P: usize> {
     /// Halves of panels of pairs of queries.
     pub done: usize,
     /// The gradients of a panel's first half.
-    pub first: [__m512i; P],
+    pub first: [__m512i; TERMS],
 }
 
-impl<const P: usize> ScoreGrads<'_, P> {
+impl<const TERMS: usize> ScoreGrads<'_, TERMS> {
     /// Half of a panel's weights of a query and gradients of its scores.
     ///
     /// # Safety
-    /// As for [`Work::advance`].
+    /// As for [`BackgroundTask::advance`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn get(&self, i: usize, panel: usize, half: usize) -> [__m512; 2] {
@@ -43,13 +43,13 @@ impl<const P: usize> ScoreGrads<'_, P> {
     }
 }
 
-impl<const P: usize> Work for ScoreGrads<'_, P> {
-    fn left(&self) -> usize {
+impl<const TERMS: usize> BackgroundTask for ScoreGrads<'_, TERMS> {
+    fn remaining(&self) -> usize {
         SIDE * self.scores.panels() - self.done
     }
 
     /// # Safety
-    /// As for [`Work::advance`].
+    /// As for [`BackgroundTask::advance`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn advance(&mut self) {
         let (half, panel) = (self.done % 2, self.done / 2 % self.scores.panels());
@@ -57,10 +57,10 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
         self.done += 1;
         // SAFETY: the caller's promise; there are tiles for a panel that is seen.
         unsafe {
-            let queries = Tiles::<P>::pair(pair);
+            let queries = TileUnit::<TERMS>::k_pair(pair);
             let [low, high] = queries.map(|i| self.get(i, panel, half));
-            let (weights, grads) = (pairs::<P>([low[0], high[0]]), pairs::<P>([low[1], high[1]]));
-            let at = panel * STRIPS * Tiles::<P>::STEP + half;
+            let (weights, grads) = (split_pairs::<TERMS>([low[0], high[0]]), split_pairs::<TERMS>([low[1], high[1]]));
+            let at = panel * STRIPS * TileUnit::<TERMS>::PANEL_TILES + half;
             for (pieces, to) in [(weights, self.right[0].add(at)), (grads, self.right[1].add(at))] {
                 for (piece, x) in pieces.into_iter().enumerate() {
                     *to.add(2 * piece).cast::<__m512i>().add(pair) = x;
@@ -70,9 +70,9 @@ impl<const P: usize> Work for ScoreGrads<'_, P> {
                 self.first = grads;
                 return;
             }
-            let to = self.left.add(panel * Tiles::<P>::STEP).cast::<__m512i>();
+            let to = self.left.add(panel * TileUnit::<TERMS>::PANEL_TILES).cast::<__m512i>();
             for (piece, (&first, second)) in self.first.iter().zip(grads).enumerate() {
-                for (row, line) in queries.into_iter().zip(rows_of::<P>([first, second])) {
+                for (row, line) in queries.into_iter().zip(unpair_rows::<TERMS>([first, second])) {
                     *to.add(piece * SIDE + row) = line;
                 }
             }

@@ -1,0 +1,117 @@
+//! GEMM on one thread: the loops around the macro-kernel, after Goto and van de Geijn, *Anatomy of high-performance matrix
+//! multiplication* (2008).
+//!
+//! **Invariant**: a sum is cut into blocks of [`KC`] products, counted from its beginning, whatever the sizes, strides and instruction
+//! set. Within a block products are added in order, each fused with its addition. So an element of the output has the same bits however
+//! the output is partitioned.
+
+use std::cell::RefCell;
+
+use super::{
+    epilogue::Epilogue,
+    macro_kernel::{self, BMicroPanels, Blocking, MacroKernel},
+    matrix::{GemmSize, Matrix},
+    pack_a::AOperand,
+    pack_b::pack_b,
+    vector::Vectors,
+};
+use crate::{Simd, machine::Machine};
+
+/// Products of a sum between two visits to the output: the depth of packed panels. (With 256 the output of long sums is read and written
+/// twice as often; 512 was up to 5 % faster where k is 1024 or more.)
+pub(super) const KC: usize = 512;
+
+/// A cache line. Packed memory is aligned to it, since a vector load that spans two lines costs twice.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct CacheLine {
+    _words: [u64; 8],
+}
+
+thread_local! {
+    /// Packed B and packed A. It stays allocated, so that a GEMM allocates nothing.
+    static WORKSPACE: RefCell<[Vec<CacheLine>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
+
+/// `out = alpha · a · b` and what the epilogue adds, for `a: [m, k]`, `b: [k, n]`.
+///
+/// # Safety
+/// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other thread accesses it
+/// during the call.
+pub(crate) unsafe fn gemm<T: Vectors>(
+    simd: Simd,
+    size: GemmSize,
+    out: Matrix<*mut T>,
+    a: Matrix<*const T>,
+    b: Matrix<*const T>,
+    alpha: T,
+    epilogue: Epilogue<T>,
+) {
+    // Vectors are stored along rows of the output. Fewer columns than a vector has lanes would leave most of a B micro-panel empty.
+    if out.column != 1 && out.row == 1 || size.n < Blocking::of::<T>(simd).lanes && size.n < size.m {
+        // SAFETY: the transposed matrices are the same memory, which the caller guarantees to be valid and unshared.
+        return unsafe {
+            let left = AOperand::Strided(b.transposed());
+            gemm_operand(simd, size.transposed(), out.transposed(), left, a.transposed(), alpha, epilogue.transposed())
+        };
+    }
+    // SAFETY: the caller guarantees valid operands and an output of its own.
+    unsafe { gemm_operand(simd, size, out, AOperand::Strided(a), b, alpha, epilogue) }
+}
+
+/// As [`gemm`], for any A operand, and without exchanging A and B.
+///
+/// # Safety
+/// As for [`gemm`]: valid operands, and an output that overlaps none and that no other thread accesses.
+pub(crate) unsafe fn gemm_operand<T: Vectors>(
+    simd: Simd,
+    GemmSize { m, k, n }: GemmSize,
+    out: Matrix<*mut T>,
+    a: AOperand<'_, T>,
+    b: Matrix<*const T>,
+    alpha: T,
+    epilogue: Epilogue<T>,
+) {
+    let blocking = Blocking::of::<T>(simd);
+    let panel = blocking.nv * blocking.lanes;
+    // Packed B takes three quarters of L2; rows of A and the output pass through the rest.
+    let packed = Machine::get().l2 / 4 * 3;
+    let most = packed / size_of::<T>() / KC / panel * panel;
+    // Blocks of equal width: reading all rows for a narrow last block is not worth it.
+    let nc = n.div_ceil(n.div_ceil(most).max(1)).next_multiple_of(panel).min(n.next_multiple_of(blocking.lanes));
+    WORKSPACE.with_borrow_mut(|[packed_b, packed_a]| {
+        let packed_b = workspace::<T>(packed_b, nc * k.min(KC));
+        let packed_a = workspace::<T>(packed_a, blocking.packed_a_len(k.min(KC)));
+        for j in (0..n).step_by(nc) {
+            // With k = 0 the output is still written.
+            for from in (0..k.max(1)).step_by(KC) {
+                let (kc, nc) = (KC.min(k - from), nc.min(n - j));
+                let kernel = MacroKernel {
+                    m,
+                    kc,
+                    n: nc,
+                    a: a.offset(0, from),
+                    b: BMicroPanels { at: packed_b.as_ptr(), kc, from: 0 },
+                    out: out.offset(0, j),
+                    alpha,
+                    epilogue: epilogue.offset(0, j).for_k_block(from == 0, from + kc == k),
+                };
+                // SAFETY: the caller guarantees valid operands and an output of its own; `packed_b` is packed by the line before the kernel.
+                unsafe {
+                    pack_b(simd, blocking, b.offset(from, j), (kc, nc), packed_b);
+                    macro_kernel::run(simd, &kernel, packed_a);
+                }
+            }
+        }
+    });
+}
+
+/// The first `elements` elements of `memory`, which grows as needed.
+pub(crate) fn workspace<T: Vectors>(memory: &mut Vec<CacheLine>, elements: usize) -> &mut [T] {
+    let count = (elements * size_of::<T>()).div_ceil(size_of::<CacheLine>());
+    if memory.len() < count {
+        memory.resize(count, CacheLine { _words: [0; 8] });
+    }
+    // SAFETY: `memory` has `elements * size_of::<T>()` initialised bytes, aligned to a cache line; every bit pattern is a `T`.
+    unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), elements) }
+}

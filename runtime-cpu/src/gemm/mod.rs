@@ -1,0 +1,214 @@
+//! GEMM: matrix products, partitioned into tiles of the output that threads compute independently.
+//!
+//! `README.md` beside this file draws the loop nest and says which panel lives in which cache.
+//!
+//! The order of every sum depends on `k` alone, so the output has the same bits however it is partitioned. Half-precision operands are
+//! accumulated in `f32` and rounded once: bf16 by AMX or AVX-512 BF16 ([`amx`]), all others after an upcast to `f32`.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod conv_weights;
+mod epilogue;
+mod im2col;
+mod linear;
+mod loops;
+mod macro_kernel;
+mod matrix;
+mod pack_a;
+mod pack_b;
+mod packed_b;
+mod partition;
+mod vector;
+
+use numcore::{Accumulate, DType, Layout, Out, Result, View};
+use smallvec::SmallVec;
+
+use crate::{
+    Buffer, Cpu, Engine,
+    element::Stored,
+    operand::{Base, Operand},
+    pointwise::convert,
+    walk::Walk,
+};
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::{
+    BackgroundTask, Interleaved, Split, Tile, TileUnit, is_available as has_amx, not_finite, split_pairs, split_row,
+    unpair_rows,
+};
+pub(crate) use conv_weights::{ConvSize, ConvWeights, gemm_im2col_lhs};
+pub(crate) use epilogue::Epilogue;
+pub(crate) use im2col::{Im2col, OVERREAD};
+pub(crate) use linear::linear;
+pub(crate) use loops::{CacheLine, gemm, gemm_operand, workspace};
+pub(crate) use matrix::{GemmSize, Matrix};
+pub(crate) use pack_a::AOperand;
+pub(crate) use packed_b::PackedB;
+use partition::Partition;
+pub(crate) use vector::Vectors;
+
+/// Multiply-adds of one task, about. A smaller task costs more to hand to another thread than it takes.
+const GRAIN: usize = 1 << 21;
+
+/// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`.
+pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_, Cpu>) -> Result<()> {
+    gemm_into(cpu, &a.into(), &b.into(), Operand::from(&out.view), out.how, [None; 2])
+}
+
+/// `out = a · b` plus the matrices in `addends`, which have the shape of `out` and require a batch of one.
+fn gemm_into(
+    cpu: &Cpu,
+    a: &Operand,
+    b: &Operand,
+    out: Operand,
+    how: Accumulate,
+    addends: [Option<Operand>; 2],
+) -> Result<()> {
+    if out.layout.numel() == 0 {
+        return Ok(());
+    }
+    let problem = Gemm::new(&a.layout, &b.layout, &out.layout);
+    let engine = &*cpu.queue.engine;
+    #[cfg(target_arch = "x86_64")]
+    match (out.dtype, amx::Bf16Isa::best(engine.simd)) {
+        (DType::BF16, Some(isa)) => {
+            amx::run_bf16(&problem, engine, isa, [out.base(), a.base(), b.base()], epilogue(how, addends));
+            return Ok(());
+        }
+        (DType::F32, _) if amx::takes(&problem, engine.simd) => {
+            amx::run_f32(&problem, engine, [out.base(), a.base(), b.base()], epilogue(how, addends));
+            return Ok(());
+        }
+        _ => {}
+    }
+    if out.dtype.is_half() {
+        return upcast_gemm(cpu, a, b, out, how, addends);
+    }
+    match out.dtype {
+        DType::F64 => problem.run::<f64>(engine, out.base(), a.base(), b.base(), epilogue(how, addends)),
+        _ => problem.run::<f32>(engine, out.base(), a.base(), b.base(), epilogue(how, addends)),
+    }
+    Ok(())
+}
+
+fn epilogue<T: Stored>(how: Accumulate, addends: [Option<Operand>; 2]) -> Epilogue<T> {
+    let addends = addends.map(|x| x.map(|x| matrix(x.base::<T>().at(0).cast_const(), last_two(&x.layout))));
+    Epilogue { addends, ..Epilogue::accumulate(how == Accumulate::Add) }
+}
+
+/// Row stride and column stride of one matrix.
+type Strides = [isize; 2];
+
+/// A batched GEMM: sizes and strides of `out = a · b`.
+struct Gemm {
+    batch: Walk<3>,
+    m: usize,
+    k: usize,
+    n: usize,
+    a: Strides,
+    b: Strides,
+    out: Strides,
+}
+
+/// One tile of one output matrix.
+struct Task {
+    /// Offsets of `out`, `a` and `b` in the batch.
+    batch: [isize; 3],
+    size: GemmSize,
+    /// The tile's first row and column.
+    row: usize,
+    column: usize,
+}
+
+impl Gemm {
+    fn new(a: &Layout, b: &Layout, out: &Layout) -> Gemm {
+        let rank = out.rank();
+        Gemm {
+            batch: Walk::new([out, a, b], |i| i + 2 >= rank),
+            m: out.dims()[rank - 2],
+            k: a.dims()[rank - 1],
+            n: out.dims()[rank - 1],
+            a: last_two(a),
+            b: last_two(b),
+            out: last_two(out),
+        }
+    }
+
+    fn run<T: Stored + Vectors>(&self, engine: &Engine, out: Base<T>, a: Base<T>, b: Base<T>, epilogue: Epilogue<T>) {
+        if self.k == 0 && epilogue.only_accumulates() {
+            return;
+        }
+        self.for_each_task(engine, Partition::new(self, engine.threads.count()), GRAIN, |task| {
+            let Task { batch: [o, i, j], size, row, column } = task;
+            let out = matrix(out.at(o), self.out).offset(row, column);
+            let a = matrix(a.at(i).cast_const(), self.a).offset(row, 0);
+            let b = matrix(b.at(j).cast_const(), self.b).offset(0, column);
+            let epilogue = epilogue.offset(row, column);
+            // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs lie in their operands,
+            // because shape inference has checked the shapes.
+            unsafe { gemm(engine.simd, size, out, a, b, T::ONE, epilogue) };
+        });
+    }
+
+    /// Calls `body` for every tile of every matrix of the batch, on any thread.
+    fn for_each_task(&self, engine: &Engine, partition: Partition, grain: usize, body: impl Fn(Task) + Sync) {
+        let tiles = partition.tiles();
+        let grain = if tiles > 1 { 1 } else { (grain / (self.m * self.n * self.k).max(1)).max(1) };
+        engine.ranges(self.batch.len() * tiles, grain, |part| {
+            for task in part {
+                let (rows, columns) = partition.tile(task % tiles, self.m, self.n);
+                let size = GemmSize { m: rows.len(), k: self.k, n: columns.len() };
+                body(Task { batch: self.batch.at(task / tiles), size, row: rows.start, column: columns.start });
+            }
+        });
+    }
+}
+
+fn matrix<P>(at: P, [row, column]: Strides) -> Matrix<P> {
+    Matrix { at, row, column }
+}
+
+fn last_two(l: &Layout) -> Strides {
+    [l.strides()[l.rank() - 2], l.strides()[l.rank() - 1]]
+}
+
+/// A half-precision GEMM without instructions for it: operands are upcast to `f32`, the output is rounded once.
+fn upcast_gemm(
+    cpu: &Cpu,
+    a: &Operand,
+    b: &Operand,
+    out: Operand,
+    how: Accumulate,
+    addends: [Option<Operand>; 2],
+) -> Result<()> {
+    let engine = &*cpu.queue.engine;
+    let mut copies: SmallVec<[Buffer; 4]> = SmallVec::new();
+    let mut upcast = |x: &Operand| -> Result<Operand> {
+        let (memory, layout) = dense(cpu, x, DType::F32)?;
+        let copy = Operand::of(&memory, layout, DType::F32);
+        copies.push(memory);
+        Ok(copy)
+    };
+    let (a, b) = (upcast(a)?, upcast(b)?);
+    let [first, second] = addends.map(|x| x.map(|x| upcast(&x)).transpose());
+    let addends = [first?, second?];
+    let contiguous = Layout::contiguous(*out.layout.shape());
+    let memory = cpu.scratch(contiguous.numel() * size_of::<f32>())?;
+    let unrounded = Operand::of(&memory, contiguous, DType::F32);
+    gemm_into(cpu, &a, &b, unrounded, Accumulate::Overwrite, addends)?;
+    convert(engine, unrounded, out, how)
+}
+
+/// A row-major copy of `x` as `dtype`. Axes that `x` broadcasts (stride 0) stay broadcast and take no memory.
+fn dense(cpu: &Cpu, x: &Operand, dtype: DType) -> Result<(Buffer, Layout)> {
+    let shape = *x.layout.shape();
+    let mut once = x.layout;
+    for (i, _) in x.layout.strides().iter().enumerate().filter(|(_, s)| **s == 0) {
+        once = once.slice(i, 0, shape[i].min(1), 1)?;
+    }
+    let dense = Layout::contiguous(*once.shape());
+    let memory = cpu.scratch(dense.numel() * dtype.size())?;
+    let from = Operand { layout: once, ..*x };
+    convert(&cpu.queue.engine, from, Operand::of(&memory, dense, dtype), Accumulate::Overwrite)?;
+    Ok((memory, dense.broadcast_to(shape)?))
+}

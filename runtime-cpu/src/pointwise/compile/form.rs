@@ -1,0 +1,65 @@
+//! How a program meets its operands: with the program itself, all that a kernel depends on.
+
+use numcore::{Accumulate, DType};
+use smallvec::SmallVec;
+
+/// How a program meets its operands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Form {
+    /// Stored types of the inputs.
+    pub inputs: SmallVec<[DType; 8]>,
+    /// Inputs that are old values of outputs: which.
+    pub own: SmallVec<[Option<u16>; 8]>,
+    /// What becomes of the outputs.
+    pub outputs: SmallVec<[Output; 4]>,
+    /// Values may be stored as another type than they have.
+    pub converts: bool,
+}
+
+/// What becomes of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Output {
+    /// Stored as this type.
+    Overwrite(DType),
+    /// Added to what is stored as this type.
+    Add(DType),
+    /// Of this type, left where it was computed, in compute form.
+    Keep(DType),
+}
+
+impl Output {
+    /// Its type.
+    pub(in crate::pointwise) fn dtype(&self) -> DType {
+        match *self {
+            Output::Overwrite(t) | Output::Add(t) | Output::Keep(t) => t,
+        }
+    }
+
+    /// Tells outputs apart in a key.
+    pub(in crate::pointwise) fn code(&self) -> u64 {
+        match *self {
+            Output::Overwrite(t) => t as u64,
+            Output::Add(t) => 16 + t as u64,
+            Output::Keep(t) => 32 + t as u64,
+        }
+    }
+}
+
+impl Form {
+    pub(crate) fn input(&mut self, dtype: DType, own: Option<u16>) {
+        self.inputs.push(dtype);
+        self.own.push(own);
+    }
+
+    /// One output that is kept for the caller.
+    pub(crate) fn keep(&mut self, dtype: DType) {
+        self.outputs.push(Output::Keep(dtype));
+    }
+
+    pub(in crate::pointwise) fn output(&mut self, how: Accumulate, dtype: DType) {
+        self.outputs.push(match how {
+            Accumulate::Overwrite => Output::Overwrite(dtype),
+            Accumulate::Add => Output::Add(dtype),
+        });
+    }
+}

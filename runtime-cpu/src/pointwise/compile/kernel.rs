@@ -1,0 +1,171 @@
+//! What a program becomes: steps over blocks that are named by slots.
+
+use std::sync::Arc;
+
+use numcore::{
+    DType, Scalar,
+    pointwise::{Number, Program, Typed},
+};
+use smallvec::SmallVec;
+
+use super::compiled::Body;
+use crate::{
+    Simd,
+    pointwise::execute::{Common, StepFn},
+};
+
+/// A program lowered for certain types: what runs on each block.
+pub(crate) struct Kernel {
+    pub(in crate::pointwise) steps: Vec<Step>,
+    /// What runs in place of the steps, if the program was compiled ahead.
+    pub(in crate::pointwise) compiled: Option<(Simd, Body)>,
+    pub(in crate::pointwise) immediates: Vec<Immediate>,
+    pub(in crate::pointwise) slots: Slots,
+    /// Inputs that are old values of outputs: which.
+    pub(in crate::pointwise) own: SmallVec<[Option<u16>; 8]>,
+    /// Bit `i`: no step reads input `i`.
+    pub(in crate::pointwise) unread: u64,
+    /// Bit `o`: the old value of output `o` is read.
+    pub(in crate::pointwise) reads_outputs: u64,
+    /// Bytes of the widest element of a register or immediate.
+    pub(in crate::pointwise) width: usize,
+    /// Whether the position of an element counts.
+    pub(crate) positional: bool,
+    /// About how many simple steps one element costs.
+    pub(crate) weight: usize,
+    /// For a kernel that stores nothing: where its value is.
+    pub(in crate::pointwise) value: u16,
+    pub(in crate::pointwise) keeps: bool,
+    /// A kernel that only copies its one input to its one output: bytes of an element.
+    pub(in crate::pointwise) copies: Option<usize>,
+    pub(in crate::pointwise) typed: Arc<Typed>,
+}
+
+/// One operation on a block; operands are numbers of slots.
+#[derive(Clone, Copy)]
+pub(in crate::pointwise) struct Step {
+    pub f: StepFn,
+    pub to: u16,
+    pub args: [u16; 3],
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::pointwise) enum Slot {
+    /// Scratch memory.
+    Register(u16),
+    /// A value that is the same everywhere.
+    Immediate(u16),
+    /// An input, as stored.
+    Input(u16),
+    /// An output, as stored.
+    Output(u16),
+    /// Positions in the whole shape (`i64`).
+    Positions,
+}
+
+/// How many slots of each kind there are; they are numbered in this order, positions last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::pointwise) struct Slots {
+    pub registers: u16,
+    pub immediates: u16,
+    pub inputs: u16,
+    pub outputs: u16,
+}
+
+impl Slots {
+    pub(in crate::pointwise) fn number(&self, slot: Slot) -> u16 {
+        match slot {
+            Slot::Register(i) => i,
+            Slot::Immediate(i) => self.registers + i,
+            Slot::Input(i) => self.registers + self.immediates + i,
+            Slot::Output(i) => self.registers + self.immediates + self.inputs + i,
+            Slot::Positions => self.registers + self.immediates + self.inputs + self.outputs,
+        }
+    }
+
+    pub(in crate::pointwise) fn count(&self) -> usize {
+        self.number(Slot::Positions) as usize + 1
+    }
+}
+
+/// A value that is the same everywhere, known at launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::pointwise) enum Immediate {
+    /// Value `of` of the program, in the compute form of `dtype`, repeated over a block.
+    Value { of: u32, dtype: DType },
+    /// A run-time number, as one `u64`.
+    Seed(u16),
+    /// A constant, as one `u64`.
+    Stream(u32),
+}
+
+/// An immediate's bytes, and how many of them one element has.
+#[derive(Clone, Copy)]
+pub(crate) struct Bits {
+    pub bytes: [u8; 8],
+    pub size: usize,
+}
+
+impl Kernel {
+    /// The same, by a compiled body: without registers, its numbers in the order they are printed in.
+    pub(in crate::pointwise) fn compiled(self, program: &Program, simd: Simd, body: Body) -> Kernel {
+        let number = |of| Immediate::Value { of, dtype: self.typed.dtypes[of as usize] };
+        let immediates: Vec<Immediate> = program.launch_values().into_iter().map(number).collect();
+        let slots = Slots { registers: 0, immediates: immediates.len() as u16, ..self.slots };
+        let value = slots.number(Slot::Positions);
+        Kernel { compiled: Some((simd, body)), immediates, slots, value, ..self }
+    }
+
+    /// This kernel with the immediates of a launch.
+    #[inline]
+    pub(crate) fn with(&self, program: &Program, scalars: &[Scalar], simd: Simd) -> Common<'_> {
+        Common { kernel: self, values: self.values(program, scalars), simd }
+    }
+
+    #[inline]
+    fn values(&self, program: &Program, scalars: &[Scalar]) -> SmallVec<[Bits; 8]> {
+        if self.immediates.is_empty() {
+            return SmallVec::new();
+        }
+        let numbers = program.eval_uniform(&self.typed, scalars);
+        let bits = |i: &Immediate| match *i {
+            Immediate::Value { of, dtype } => encode(numbers[of as usize].unwrap_or(Number::Int(0)), dtype),
+            Immediate::Seed(i) => word(scalars[i as usize].to_i64() as u64),
+            Immediate::Stream(stream) => word(u64::from(stream)),
+        };
+        self.immediates.iter().map(bits).collect()
+    }
+}
+
+fn word(x: u64) -> Bits {
+    Bits { bytes: x.to_ne_bytes(), size: 8 }
+}
+
+/// A number in the compute form of a type: reals to integers saturate, integers wrap, as the cast of an element does.
+fn encode(x: Number, dtype: DType) -> Bits {
+    macro_rules! int {
+        ($t:ty) => {
+            pad(match x {
+                Number::Float(x) => x as $t,
+                x => x.to_i64() as $t,
+            }
+            .to_ne_bytes())
+        };
+    }
+    match dtype {
+        DType::F64 => pad(x.to_f64().to_ne_bytes()),
+        DType::I32 => int!(i32),
+        DType::I64 => int!(i64),
+        DType::U32 => int!(u32),
+        DType::U8 => int!(u8),
+        DType::Bool => pad([u8::from(x.to_f64() != 0.0)]),
+        DType::F32 | DType::F16 | DType::BF16 => pad((x.to_f64() as f32).to_ne_bytes()),
+    }
+}
+
+fn pad<const N: usize>(from: [u8; N]) -> Bits {
+    let mut bytes = [0; 8];
+    bytes[..N].copy_from_slice(&from);
+    Bits { bytes, size: N }
+}

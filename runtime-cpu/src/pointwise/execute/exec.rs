@@ -1,0 +1,294 @@
+//! Runs a kernel: over contiguous operands, or over the tiles of a plan. There, operands that are not contiguous in a tile are gathered into
+//! blocks, and outputs are scattered from them.
+
+use smallvec::SmallVec;
+
+use super::{
+    plan::{Moving, Place, Plan, Tile},
+    scratch::{Blocks, block, with_blocks},
+    stage::{self, Side},
+    stream,
+};
+use crate::{
+    Engine, Simd,
+    operand::Base,
+    pointwise::compile::{Bits, Kernel},
+};
+
+/// Simple steps on one element, per task at least; and tasks at most.
+const GRAIN: usize = 1 << 15;
+const TASKS: usize = 128;
+
+/// A kernel with the immediates of a launch.
+pub(crate) struct Common<'a> {
+    pub kernel: &'a Kernel,
+    pub values: SmallVec<[Bits; 8]>,
+    pub simd: Simd,
+}
+
+impl Common<'_> {
+    /// How many tasks are worth it.
+    fn tasks(&self, elements: usize) -> usize {
+        (elements * self.kernel.weight / GRAIN).clamp(1, TASKS)
+    }
+
+    /// The operands that are computed in blocks and written by non-temporal stores: large outputs of one step, whose old values are not
+    /// read. (More steps compute for about as long as they wait for memory: `gelu` and its gradient together took as long or longer.)
+    fn streamed(&self, operands: &[(Base<u8>, usize)], n: usize) -> SmallVec<[usize; 4]> {
+        let (inputs, outputs) = (self.kernel.slots.inputs as usize, self.kernel.slots.outputs as usize);
+        if self.kernel.steps.len() != 1 || self.kernel.compiled.is_some() || self.kernel.copies.is_some() {
+            return SmallVec::new();
+        }
+        let read = |o: usize| self.kernel.reads_outputs >> o & 1 == 1;
+        (0..outputs).filter(|&o| !read(o) && stream::pays(n * operands[inputs + o].1)).map(|o| inputs + o).collect()
+    }
+
+    /// Runs over `n` elements of contiguous operands: their addresses and element sizes, inputs first.
+    ///
+    /// # Safety
+    /// Operands hold `n` elements; no other thread writes inputs or accesses outputs meanwhile. Positions do not count.
+    pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
+        if let Some(size) = self.kernel.copies.filter(|size| stream::pays(n * size)) {
+            // SAFETY: a kernel that copies has one input and one output, of `n` elements each, which the caller guarantees.
+            return unsafe { self.stream(engine, operands[0].0, operands[1].0, n * size) };
+        }
+        let streamed = self.streamed(operands, n);
+        let block = if streamed.is_empty() { block(self.kernel, 0) } else { stream::block() };
+        let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
+        let inputs = self.kernel.slots.inputs as usize;
+        let part = |from: usize, to: usize| {
+            with_blocks(self, block.min(to - from), streamed.len(), |blocks| {
+                for at in (from..to).step_by(block) {
+                    let slots = blocks.slots[first..].iter_mut();
+                    slots.zip(operands).for_each(|(slot, (base, size))| *slot = base.at((at * size) as isize));
+                    for (n, &i) in streamed.iter().enumerate() {
+                        blocks.slots[first + i] = blocks.staged(n as u16);
+                    }
+                    if !streamed.is_empty() {
+                        stream::prefetch_next(&blocks.slots[first..], &operands[..inputs]);
+                    }
+                    let n = block.min(to - at);
+                    // SAFETY: elements `at..at + n` of every operand, which the caller guarantees; tasks share no element.
+                    unsafe { blocks.run(self.kernel, n) };
+                    for &i in &streamed {
+                        let (base, size) = operands[i];
+                        let to = base.at((at * size) as isize);
+                        // SAFETY: elements `at..at + n` of this output; the block was computed just now.
+                        unsafe { stream::copy(self.simd, to, blocks.slots[first + i], n * size) };
+                    }
+                }
+            });
+            if !streamed.is_empty() {
+                stream::finish();
+            }
+        };
+        match self.tasks(n) {
+            1 => part(0, n),
+            tasks => engine.ranges(n, n.div_ceil(tasks).next_multiple_of(block), |p| part(p.start, p.end)),
+        }
+    }
+
+    /// Copies `bytes` bytes by non-temporal stores.
+    ///
+    /// # Safety
+    /// Both operands hold `bytes` bytes; no other thread writes `from` or accesses `to` meanwhile.
+    unsafe fn stream(&self, engine: &Engine, from: Base<u8>, to: Base<u8>, bytes: usize) {
+        engine.ranges(bytes, bytes.div_ceil(TASKS).next_multiple_of(stream::CHUNK), |p| {
+            let at = p.start as isize;
+            // SAFETY: a part of the `bytes` bytes that the caller guarantees; tasks share no byte.
+            unsafe { stream::copy(self.simd, to.at(at), from.at(at), p.len()) };
+            stream::finish();
+        });
+    }
+}
+
+/// A kernel about to run over tiles: operands of the plan are its inputs, its outputs, and positions if it wants them.
+pub(crate) struct Launch<'a> {
+    common: Common<'a>,
+    plan: Plan,
+    /// How each operand of the plan becomes a block.
+    modes: SmallVec<[Mode; 6]>,
+    staged: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mode {
+    /// Nothing reads it.
+    Absent,
+    /// A tile is contiguous in memory.
+    Direct,
+    /// A tile is gathered into staged block `n`, or scattered from there.
+    Staged(u16),
+}
+
+impl<'a> Launch<'a> {
+    /// Cuts `plan` into tiles that suit the kernel; a kernel that keeps its value gets whole rows or pieces of one.
+    pub(crate) fn new(common: Common<'a>, plan: Plan) -> Self {
+        let most = block(common.kernel, 0);
+        Launch::in_tiles(common, plan, most)
+    }
+
+    /// As [`new`](Launch::new), in tiles of up to `most` elements where they are read in place and no step computes.
+    pub(crate) fn reading(common: Common<'a>, plan: Plan, most: usize) -> Self {
+        let computes = !common.kernel.steps.is_empty();
+        let most = if computes { block(common.kernel, 0) } else { most };
+        Launch::in_tiles(common, plan, most)
+    }
+
+    fn in_tiles(common: Common<'a>, mut plan: Plan, most: usize) -> Self {
+        let kernel = common.kernel;
+        let cut = if kernel.keeps { Plan::cut_rows } else { Plan::cut };
+        cut(&mut plan, most);
+        let bytes: usize = plan.operands.iter().filter(|o| !plan.is_contiguous(o)).map(|o| o.size.max(4)).sum();
+        if bytes > 0 {
+            cut(&mut plan, block(kernel, bytes));
+        }
+        let mut staged = 0;
+        let modes = (0..plan.operands.len()).map(|i| mode(kernel, &plan, i, &mut staged)).collect();
+        Launch { common, plan, modes, staged: staged as usize }
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Runs every tile, over as many threads as are worth it.
+    ///
+    /// # Safety
+    /// Inputs and outputs lie in their buffers; no other thread writes the former or accesses the latter meanwhile.
+    pub(crate) unsafe fn run(&self, engine: &Engine) {
+        let tiles = self.plan.tiles();
+        let tasks = self.common.tasks(tiles * self.plan.tile.rows * self.plan.tile.columns);
+        engine.ranges(tiles, tiles.div_ceil(tasks), |part| {
+            // SAFETY: the caller guarantees the operands; tasks share no tile.
+            unsafe {
+                match self.common.kernel.copies {
+                    Some(size) => part.for_each(|tile| self.copy(size, tile)),
+                    None => self.tiles(part, |_, _| {}),
+                }
+            }
+        });
+    }
+
+    /// Moves one tile of a kernel that only copies, without a block between.
+    ///
+    /// # Safety
+    /// The operands hold the tile; no other thread writes the input or accesses the output's tile meanwhile.
+    unsafe fn copy(&self, size: usize, tile: usize) {
+        let place = self.plan.place(tile);
+        let [from, to] = [0, 1].map(|i| self.side(&self.plan.operands[i], &place));
+        // SAFETY: the tile is within both operands, which the caller guarantees.
+        unsafe { stage::copy(self.common.simd, size, to, from, place.size) };
+    }
+
+    fn side(&self, operand: &Moving, place: &Place) -> Side {
+        let (row, column) = self.plan.strides(operand);
+        Side { at: self.plan.address(operand, place), row, column }
+    }
+
+    /// Runs some tiles on this thread and shows each with the address of the kernel's value.
+    ///
+    /// # Safety
+    /// As for [`run`](Launch::run), for the elements of these tiles.
+    pub(crate) unsafe fn tiles(&self, tiles: impl Iterator<Item = usize>, mut each: impl FnMut(&Place, *const u8)) {
+        let Tile { rows, columns } = self.plan.tile;
+        with_blocks(&self.common, rows * columns, self.staged, |blocks| {
+            // For every operand, the tile that its staged block holds: a tile that stays the same is gathered once.
+            let mut held = SmallVec::from_elem((std::ptr::null_mut(), Tile { rows: 0, columns: 0 }), self.modes.len());
+            for tile in tiles {
+                let place = self.plan.place(tile);
+                // SAFETY: the caller guarantees the operands in this tile; every block holds a tile.
+                unsafe {
+                    self.gather(blocks, &mut held, &place);
+                    blocks.run(self.common.kernel, place.size.rows * place.size.columns);
+                    self.scatter(blocks, &place);
+                }
+                each(&place, blocks.slots[self.common.kernel.value as usize]);
+            }
+        });
+    }
+
+    /// Points the slots of all operands at the elements of a tile, and gathers those that are not contiguous.
+    ///
+    /// # Safety
+    /// Every operand holds the tile.
+    unsafe fn gather(&self, blocks: &mut Blocks, held: &mut Held, place: &Place) {
+        let kernel = self.common.kernel;
+        let first = (kernel.slots.registers + kernel.slots.immediates) as usize;
+        let inputs = kernel.slots.inputs as usize;
+        for (i, mode) in self.modes.iter().enumerate() {
+            let from = self.side(&self.plan.operands[i], place);
+            blocks.slots[first + i] = match *mode {
+                Mode::Absent => continue,
+                Mode::Direct => from.at,
+                Mode::Staged(n) => {
+                    let block = blocks.staged(n);
+                    // SAFETY: the caller guarantees that operand `i` holds the tile; the block is this thread's.
+                    unsafe { self.stage(i, from, block, place.size, &mut held[i]) };
+                    block
+                }
+            };
+        }
+        for (i, own) in kernel.own.iter().enumerate() {
+            if let Some(o) = own {
+                blocks.slots[first + i] = blocks.slots[first + inputs + *o as usize];
+            }
+        }
+    }
+
+    /// Gathers a tile of operand `i` into a block, unless it is there already or will only be written.
+    ///
+    /// # Safety
+    /// Operand `i` holds the tile, and `block` is this thread's and holds a tile.
+    unsafe fn stage(&self, i: usize, from: Side, block: *mut u8, size: Tile, held: &mut (*mut u8, Tile)) {
+        let (kernel, operand) = (self.common.kernel, &self.plan.operands[i]);
+        let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
+        if i == inputs + outputs {
+            // SAFETY: a block holds a tile of positions.
+            return unsafe {
+                stage::positions(self.common.simd, block, from.at.addr() as i64, size, (from.row, from.column))
+            };
+        }
+        let still = i < inputs && (from.row == 0 || size.rows == 1) && *held == (from.at, size);
+        if still || (i >= inputs && kernel.reads_outputs >> (i - inputs) & 1 == 0) {
+            return;
+        }
+        *held = (from.at, size);
+        let to = Side::dense(block, operand.size, size.columns);
+        // SAFETY: the caller guarantees that operand and block hold the tile.
+        unsafe { stage::copy(self.common.simd, operand.size, to, from, size) };
+    }
+
+    /// Scatters staged outputs.
+    ///
+    /// # Safety
+    /// Every output holds the tile, and no other thread accesses it.
+    unsafe fn scatter(&self, blocks: &Blocks, place: &Place) {
+        let slots = self.common.kernel.slots;
+        for i in slots.inputs as usize..(slots.inputs + slots.outputs) as usize {
+            if let Mode::Staged(n) = self.modes[i] {
+                let operand = &self.plan.operands[i];
+                let from = Side::dense(blocks.staged(n), operand.size, place.size.columns);
+                // SAFETY: the caller guarantees that the output holds the tile; the block was computed.
+                unsafe { stage::copy(self.common.simd, operand.size, self.side(operand, place), from, place.size) };
+            }
+        }
+    }
+}
+
+type Held = SmallVec<[(*mut u8, Tile); 6]>;
+
+/// How operand `i` becomes a block; `staged` counts those that are staged.
+fn mode(kernel: &Kernel, plan: &Plan, i: usize, staged: &mut u16) -> Mode {
+    let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
+    let positions = i == inputs + outputs;
+    let unread = i < inputs && (kernel.own[i].is_some() || kernel.unread >> i & 1 == 1);
+    if unread || (kernel.keeps && i >= inputs && !positions) {
+        return Mode::Absent;
+    }
+    if !positions && plan.is_contiguous(&plan.operands[i]) {
+        return Mode::Direct;
+    }
+    *staged += 1;
+    Mode::Staged(*staged - 1)
+}

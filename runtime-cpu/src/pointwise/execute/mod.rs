@@ -1,0 +1,15 @@
+//! Executes kernels: a [`Plan`] cuts a launch into tiles, and a [`Launch`] runs the kernel's steps over each tile.
+
+mod exec;
+mod plan;
+mod scratch;
+mod stage;
+mod step;
+mod stream;
+
+pub(in crate::pointwise) use exec::Common;
+pub(crate) use exec::Launch;
+pub(crate) use plan::{Moving, Place, Plan};
+pub(in crate::pointwise) use step::{
+    Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, patched, random, trig,
+};

@@ -1,0 +1,169 @@
+//! Instruction sets. Every kernel is one generic source, compiled for each level and chosen once at run time; all levels
+//! compute the same bits, but for the matrix products that AMX takes over and those of bf16.
+//!
+//! The environment variable `WEFTGRAD_MAX_CPU_ISA` (`baseline`, `avx2`, `avx512`, `avx512bf16` or `amx`) caps the level for a whole process, as
+//! `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a CPU has, and for tools that know fewer instructions.
+
+mod transpose;
+
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use transpose::read_transposed;
+pub(crate) use transpose::transpose;
+
+/// An instruction set the kernels were compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Simd {
+    /// What every CPU of the target has.
+    Baseline,
+    /// AVX2 with fused multiply-add and F16C.
+    Avx2,
+    /// AVX-512 F, VL, BW and DQ.
+    Avx512,
+    /// AVX-512 with BF16 dot products for matrix products of bf16, which have last bits of their own.
+    Avx512Bf16,
+    /// AVX-512 with BF16, and AMX for products of bf16 and of `f32`: those of `f32` as six products of three bf16 each, as precise as
+    /// in `f32`, with other last bits than at the other levels. (Numbers below 2⁻¹²⁶ count as zero in them, and so do the last bits of numbers
+    /// below 2⁻¹⁰².)
+    Amx,
+}
+
+impl Simd {
+    /// All levels, narrowest first.
+    pub const ALL: [Simd; 5] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Avx512Bf16, Simd::Amx];
+
+    /// The widest level of this CPU that may be used.
+    pub fn best() -> Simd {
+        Self::ALL.into_iter().rev().find(|s| s.is_available()).unwrap_or(Simd::Baseline)
+    }
+
+    /// Whether this CPU has it, and no cap forbids it.
+    pub fn is_available(self) -> bool {
+        self <= cap() && self.is_supported()
+    }
+
+    /// The level of this name.
+    pub fn named(name: &str) -> Option<Simd> {
+        Self::ALL.into_iter().find(|level| level.name() == name)
+    }
+
+    /// Whether this CPU has it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_supported(self) -> bool {
+        macro_rules! has {
+            ($($f:tt)*) => { true $(&& std::arch::is_x86_feature_detected!($f))* };
+        }
+        let avx2 = || has!("avx2" "fma" "f16c" "bmi1" "bmi2");
+        let avx512 = || avx2() && has!("avx512f" "avx512vl" "avx512bw" "avx512dq");
+        match self {
+            Simd::Baseline => true,
+            Simd::Avx2 => avx2(),
+            Simd::Avx512 => avx512(),
+            Simd::Avx512Bf16 => avx512() && has!("avx512bf16"),
+            Simd::Amx => Simd::Avx512Bf16.is_supported() && crate::gemm::has_amx(),
+        }
+    }
+
+    /// Whether this CPU has it.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_supported(self) -> bool {
+        self == Simd::Baseline
+    }
+
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Simd::Baseline => "baseline",
+            Simd::Avx2 => "avx2",
+            Simd::Avx512 => "avx512",
+            Simd::Avx512Bf16 => "avx512bf16",
+            Simd::Amx => "amx",
+        }
+    }
+}
+
+/// The widest level that may be used, read from the environment once.
+fn cap() -> Simd {
+    static CAP: OnceLock<Simd> = OnceLock::new();
+    *CAP.get_or_init(|| std::env::var(CAP_VARIABLE).map_or(Simd::Amx, |name| cap_named(&name)))
+}
+
+const CAP_VARIABLE: &str = "WEFTGRAD_MAX_CPU_ISA";
+
+/// A name that is no level caps nothing, and says so: a process that asked for less must not be taken for one that got it.
+fn cap_named(name: &str) -> Simd {
+    Simd::named(name).unwrap_or_else(|| {
+        let names = Simd::ALL.map(Simd::name).join(", ");
+        eprintln!("{CAP_VARIABLE}: `{name}` is no instruction set of weftgrad ({names}); the widest is used");
+        Simd::Amx
+    })
+}
+
+/// Prefetches `count` elements from `at` on into L1. The address need not be valid.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..(count * size_of::<T>()).div_ceil(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 CPU has the instruction, and a prefetch never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, count);
+}
+
+/// A function compiled for every instruction set: `multiversion! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
+///
+/// The body is one generic source; it and all it calls `#[inline(always)]` is compiled with each level's instructions.
+macro_rules! multiversion {
+    ($(
+        $(#[$m:meta])*
+        $vis:vis fn $name:ident $(<$($T:ident: ($($B:tt)*)),*>)? ($($a:ident: $t:ty),* $(,)?) $(-> $r:ty)? $body:block
+    )*) => {$(
+        $(#[$m])*
+        // `simd` is one argument more than was written.
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name $(<$($T: $($B)*),*>)? (simd: $crate::Simd, $($a: $t),*) $(-> $r)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn generic $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512vl,avx512bw,avx512dq")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512 $(<$($T: $($B)*),*>)? ($($a: $t),*) $(-> $r)? { generic$(::<$($T),*>)?($($a),*) }
+            match simd {
+                // SAFETY: a runtime is only built with a `Simd` that this CPU supports.
+                #[cfg(target_arch = "x86_64")]
+                $crate::Simd::Avx2 => unsafe { avx2$(::<$($T),*>)?($($a),*) },
+                // SAFETY: a runtime is only built with a `Simd` that this CPU supports.
+                #[cfg(target_arch = "x86_64")]
+                $crate::Simd::Avx512 | $crate::Simd::Avx512Bf16 | $crate::Simd::Amx => unsafe { avx512$(::<$($T),*>)?($($a),*) },
+                _ => generic$(::<$($T),*>)?($($a),*),
+            }
+        }
+    )*};
+}
+pub(crate) use multiversion;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_found_by_name() {
+        assert!(Simd::ALL.into_iter().all(|level| Simd::named(level.name()) == Some(level)));
+        assert_eq!((Simd::named("AVX2"), cap_named("avx2"), cap_named("axv2")), (None, Simd::Avx2, Simd::Amx));
+    }
+
+    #[test]
+    fn each_level_has_what_the_ones_before_it_have() {
+        let supported = Simd::ALL.map(Simd::is_supported);
+        assert!(supported.is_sorted_by(|a, b| a >= b), "{supported:?}");
+        assert!(Simd::best().is_supported() && Simd::best() <= cap());
+    }
+}
