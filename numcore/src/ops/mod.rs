@@ -4,6 +4,7 @@
 //! Whatever can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has the whole
 //! vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are written once over it.
 
+mod arg_reduce;
 pub(crate) mod composed;
 mod einsum;
 mod elementwise;
@@ -20,6 +21,7 @@ mod split;
 mod view;
 mod views;
 
+pub use arg_reduce::ArgReduce;
 pub(crate) use composed::Sorted;
 pub use composed::*;
 pub use einsum::einsum;
@@ -29,7 +31,7 @@ pub use joining::{Cat, JoinOps, cat, stack};
 pub use matmul::{Matmul, MatmulOps};
 pub use pointwise::{Input, Pointwise, ScalarList, compute, update};
 pub(crate) use pointwise::{cast, copy_into, fill_zero, launch, one_device};
-pub use reduce::{ArgReduce, Reduce, ReduceOps};
+pub use reduce::{Reduce, ReduceOps};
 pub(crate) use reduce::{finite_top, moments};
 pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, SpecList, Specs};
 pub use scan::{Scan, ScanOps};

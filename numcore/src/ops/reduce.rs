@@ -1,4 +1,4 @@
-//! Reductions: an elementwise program whose result is combined over axes, and positions of extremes.
+//! Reductions: an elementwise program whose result is combined over axes.
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -6,11 +6,11 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{
     Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
+    arg_reduce::arg,
     pointwise::{chain, rooms},
-    rule::no_gradient,
 };
 use crate::{
-    ArgOp, AxisSet, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor,
+    ArgOp, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor,
     pointwise::{Expr, Program},
 };
 
@@ -136,48 +136,6 @@ fn products_of_others<T: Apply>(x: &T, to: Shape) -> Result<T> {
     let mut back = vec![0; order.len()];
     order.iter().enumerate().for_each(|(i, &a)| back[a] = i);
     before.mul(&after)?.reshape(moved.spec().shape)?.permute_axes(&back)
-}
-
-/// Position of an extreme along an axis, as `i64`; that axis keeps size 1.
-#[derive(Clone, Debug)]
-pub struct ArgReduce {
-    op: ArgOp,
-    axis: usize,
-}
-
-impl Rule for ArgReduce {
-    fn name(&self) -> &'static str {
-        match self.op {
-            ArgOp::Max => "argmax",
-            ArgOp::Min => "argmin",
-        }
-    }
-
-    fn arity(&self) -> RangeInclusive<usize> {
-        1..=1
-    }
-
-    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let x = ins[0];
-        if x.shape[self.axis] == 0 {
-            return Err(Error::shape(self.name(), &[x.shape], format!("axis {} has no elements", self.axis)));
-        }
-        Ok(smallvec![Spec { shape: x.shape.with(self.axis, 1), dtype: DType::I64 }])
-    }
-
-    fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
-        super::overwriting(ins[0].runtime(), &mut outs[0], |out| {
-            ins[0].runtime().arg_reduce(self.op, ins[0].view(), self.axis, out)
-        })
-    }
-
-    fn saves(&self, _: Bits) -> Result<Saves> {
-        Ok(Saves::NONE)
-    }
-
-    fn gradient<T: Apply>(&self, _: &mut dyn Backprop<T>) -> Result<()> {
-        Err(no_gradient(self.name(), "positions are whole numbers"))
-    }
 }
 
 /// The largest along the axes that `to` drops (0 where that is infinite), depending on nothing: what is subtracted before `exp`.
@@ -397,12 +355,4 @@ fn truth<T: Apply>(name: &'static str, x: &T, op: ReduceOp, axes: &[isize], keep
         return drop_axes(T::constant(none), x.spec().shape, axes, keepdim);
     }
     reduce(x, op, axes, keepdim)
-}
-
-#[track_caller]
-fn arg<T: Apply>(x: &T, op: ArgOp, axis: isize, keepdim: bool) -> Result<T> {
-    let rule = ArgReduce { op, axis: 0 };
-    let axis = x.spec().shape.axis(rule.name(), axis)?;
-    let kept = T::apply1(ArgReduce { axis, ..rule }, &[x])?;
-    if keepdim { Ok(kept) } else { kept.reshape(x.spec().shape.dropped(AxisSet::one(axis))) }
 }

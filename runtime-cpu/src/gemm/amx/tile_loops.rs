@@ -30,9 +30,7 @@ const KC_IN_PLACE: usize = 4096;
 ///
 /// (With 4096, weight gradients, whose A must be transposed, took 1.1 to 1.6 times as long. With 512, sums of 1152 to 2048 products took 1.05
 /// to 1.2 times as long; with 256, shorter ones, which then have partial sums, 1.1 times.) Partial sums of split `f32` begin at zero
-/// with each block, which keeps long sums as precise as those of [`gemm`]: of 10 000 positive numbers five times.
-///
-/// [`gemm`]: super::super::gemm
+/// with each block, which keeps long sums as precise as the SIMD path's: of 10 000 positive numbers five times.
 const KC_PACKED_A: usize = 384;
 /// The same for dot products, which are 1.04 times as fast with 512.
 const KC_PACKED_A_DOT: usize = 512;
@@ -65,13 +63,11 @@ pub(super) unsafe fn gemm<T: Split<TERMS>, const TERMS: usize>(
 ) {
     // SAFETY: the caller guarantees valid operands and an output of its own; transposed matrices are the same memory.
     unsafe {
-        match is_transposed([out.row, out.column]) {
-            true => {
-                let (a, b, epilogue) = (a.transposed(), b.transposed(), epilogue.transposed());
-                gemm_operands(isa, size.transposed(), out.transposed(), b, a, epilogue)
-            }
-            false => gemm_operands(isa, size, out, a, b, epilogue),
+        if is_transposed([out.row, out.column]) {
+            let (a, b, epilogue) = (a.transposed(), b.transposed(), epilogue.transposed());
+            return gemm_operands(isa, size.transposed(), out.transposed(), b, a, epilogue);
         }
+        gemm_operands(isa, size, out, a, b, epilogue)
     }
 }
 
@@ -108,8 +104,7 @@ pub(super) fn kc_of(isa: Bf16Isa, k: usize) -> usize {
 /// B micro-panels that are packed at once, for blocks of depth `kc` of sums of `k` products.
 pub(super) fn panels_per_block<const TERMS: usize>(k: usize, kc: usize) -> usize {
     // Most of L2; less of it where partial sums wait there, too (1.00 to 1.1 times as fast).
-    let l2 = Machine::get().l2;
-    let bytes = if k > kc { l2 / 2 } else { l2 / 8 * 5 };
+    let bytes = Machine::get().l2 / 8 * if k > kc { 4 } else { 5 };
     (bytes / size_of::<Tile>() / (2 * TERMS) / k.min(kc).div_ceil(TILE_K).max(1)).max(1)
 }
 
