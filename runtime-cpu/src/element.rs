@@ -4,21 +4,21 @@ use half::{bf16, f16};
 
 use crate::math;
 
-/// A number as it lies in memory.
+/// An element as it is stored in memory.
 pub(crate) trait Stored: Copy + Send + Sync + 'static {
-    /// What it is computed in.
+    /// The type it is computed in.
     type Lane: Lane;
-    /// Whether it is stored as it is computed in.
-    const WIDE: bool;
+    /// Whether it is stored in the type it is computed in.
+    const IS_LANE: bool;
     fn load(self) -> Self::Lane;
     fn store(x: Self::Lane) -> Self;
-    /// Numbers that are stored as they are computed in.
+    /// The elements as lanes, if they are stored in the type they are computed in.
     fn lanes(x: &[Self]) -> Option<&[Self::Lane]>;
-    /// The same, for writing.
+    /// The elements as lanes for writing, if they are stored in the type they are computed in.
     fn lanes_mut(x: &mut [Self]) -> Option<&mut [Self::Lane]>;
 }
 
-/// A number arithmetic happens in. Integers wrap; the larger and the smaller of two let NaN win.
+/// A type of arithmetic. Integers wrap; the larger and the smaller of two let NaN win.
 pub(crate) trait Lane: Copy + PartialEq + Default + Send + Sync + 'static {
     const ZERO: Self;
     const ONE: Self;
@@ -125,7 +125,7 @@ macro_rules! same {
     ($($t:ty),*) => {$(
         impl Stored for $t {
             type Lane = $t;
-            const WIDE: bool = true;
+            const IS_LANE: bool = true;
             #[inline(always)]
             fn load(self) -> $t {
                 self
@@ -149,7 +149,7 @@ macro_rules! narrow {
     ($($t:ty, $widen:ident, $round:ident;)*) => {$(
         impl Stored for $t {
             type Lane = f32;
-            const WIDE: bool = false;
+            const IS_LANE: bool = false;
             #[inline(always)]
             fn load(self) -> f32 {
                 math::$widen(self.to_bits())

@@ -1,12 +1,12 @@
-//! Convolution as products one of whose operands is the image itself: a number of "all windows as a matrix" lies at a place of the window
-//! plus a place in it. So windows are read where they lie or packed a few panels at a time, and never all written to memory (im2col wrote and read
-//! each input `R · S` times).
+//! Convolution as implicit GEMM: one operand is an im2col view of the image. The address of an element is the offset of a kernel tap plus the
+//! offset of an output position. So the view is read in place or packed a few micro-panels at a time, and never written to memory as a whole
+//! (explicit im2col wrote and read each input `R · S` times).
 //!
-//! | kind | rows | steps of the sum | columns |
+//! | kind | m | k | n |
 //! |---|---|---|---|
-//! | forward | channels of `y` | channels and places of the kernel | places of `y` |
-//! | adjoint in `x`, stride 1 | channels of `x` | channels of `y` and places of the kernel, turned by half a turn | places of `x` |
-//! | adjoint in `w` | channels and places of the kernel | places of `y` | channels of `y` |
+//! | forward | channels of `y` | channels of `x` times kernel taps | positions of `y` |
+//! | adjoint in `x`, stride 1 | channels of `x` | channels of `y` times taps of the kernel rotated by 180° | positions of `x` |
+//! | adjoint in `w` | channels of `x` times kernel taps | positions of `y` | channels of `y` |
 
 use std::cell::RefCell;
 
@@ -23,16 +23,17 @@ use crate::{
     simd::transpose,
 };
 
-/// Output channels of a group below which most of a tile would be empty.
-const FEW: usize = 4;
-/// Places of a task are multiples of this: of a panel where it is widest.
-const PLACES: usize = 48;
-/// Groups of images whose weight gradients are summed apart, then in order. A number of its own, so that bits depend on sizes alone.
-const PARTS: usize = 8;
-/// Rows of a weight gradient that are added up at once.
+/// The fewest output channels of a group: with fewer most of a micro-tile would be empty.
+const MIN_CHANNELS: usize = 4;
+/// Output positions of a task are a multiple of this, the widest B micro-panel.
+const POSITIONS: usize = 48;
+/// Groups of images that have partial sums of the weight gradients, which are then added in order. The number is fixed, so that bits depend on sizes
+/// alone.
+const GROUPS_OF_IMAGES: usize = 8;
+/// Rows of a weight gradient that are reduced at once.
 const ROWS: usize = 64;
 
-/// `[N, channels, height, width]`, of which a group has `depth` channels.
+/// Images `[N, channels, height, width]`, of which a group has `depth` channels.
 #[derive(Clone, Copy)]
 struct Images {
     count: usize,
@@ -46,24 +47,24 @@ impl Images {
         Images { count: dims[0], channels: dims[1], depth: dims[1] / groups, size: [dims[2], dims[3]] }
     }
 
-    /// Numbers of one channel.
+    /// Elements of one channel.
     fn plane(&self) -> usize {
         self.size[0] * self.size[1]
     }
 
-    /// Where the channels of one group of one image begin.
+    /// The offset of the first channel of one group of one image.
     fn start(&self, image: usize, group: usize) -> isize {
         ((image * self.channels + group * self.depth) * self.plane()) as isize
     }
 }
 
-/// Places on a grid: `outer · outer_step + inner · inner_step` for all of `size`, row by row.
+/// Offsets on a grid: `i · step[0] + j · step[1]` for all `i, j` of `size`, row by row.
 fn grid(size: [usize; 2], step: [usize; 2]) -> impl Iterator<Item = usize> {
     (0..size[0]).flat_map(move |i| (0..size[1]).map(move |j| i * step[0] + j * step[1]))
 }
 
-/// The same places in every channel.
-fn in_channels(channels: usize, plane: usize, places: &[usize]) -> Vec<usize> {
+/// The offsets `places`, repeated in every channel.
+fn per_channel(channels: usize, plane: usize, places: &[usize]) -> Vec<usize> {
     (0..channels).flat_map(|c| places.iter().map(move |p| c * plane + p)).collect()
 }
 
@@ -78,7 +79,7 @@ pub(super) fn run<T: Float>(call: &Call<'_>, op: &Conv) -> Result<Support> {
     let channels = if let ConvKind::Input(_) = op.kind { problem.x.depth } else { problem.y.depth };
     let empty = call.ins.iter().chain(&call.outs).any(|o| o.layout.numel() == 0);
     let skips = op.stride != [1, 1] && matches!(op.kind, ConvKind::Input(_));
-    if channels < FEW || empty || skips {
+    if channels < MIN_CHANNELS || empty || skips {
         return Ok(Support::Decompose);
     }
     match op.kind {
@@ -97,20 +98,20 @@ struct Problem<'p, 'a> {
     kernel: [usize; 2],
 }
 
-/// How images are laid out for windows: zeros around them, at least as many behind as before, and a plane of its own for each place within
-/// a stride. So windows side by side begin at neighbours, whatever the stride.
+/// How images are padded: zeros around them, at least as many after as before, and for strides above 1 a plane for each phase of the stride. So
+/// adjacent output positions read adjacent elements, whatever the stride.
 #[derive(Clone, Copy)]
-struct Frame {
+struct Padding {
     before: [usize; 2],
-    behind: [usize; 2],
+    after: [usize; 2],
     stride: [usize; 2],
 }
 
-impl Frame {
-    const NONE: Frame = Frame { before: [0, 0], behind: [0, 0], stride: [1, 1] };
+impl Padding {
+    const NONE: Padding = Padding { before: [0, 0], after: [0, 0], stride: [1, 1] };
 
     fn is_none(&self) -> bool {
-        self.before == [0, 0] && self.behind == [0, 0] && self.stride == [1, 1]
+        self.before == [0, 0] && self.after == [0, 0] && self.stride == [1, 1]
     }
 
     /// Planes of a channel.
@@ -118,29 +119,29 @@ impl Frame {
         self.stride[0] * self.stride[1]
     }
 
-    /// Images of those planes.
-    fn around(&self, images: Images) -> Images {
+    /// The sizes of the padded images.
+    fn padded(&self, images: Images) -> Images {
         let size = [0, 1]
-            .map(|i| (self.before[i] + images.size[i] + self.behind[i].max(self.before[i])).div_ceil(self.stride[i]));
+            .map(|i| (self.before[i] + images.size[i] + self.after[i].max(self.before[i])).div_ceil(self.stride[i]));
         Images { size, channels: images.channels * self.planes(), depth: images.depth * self.planes(), ..images }
     }
 
-    /// Where in a channel a place of the framed image lies.
-    fn place(&self, framed: Images, [h, w]: [usize; 2]) -> usize {
+    /// The offset of a position of the padded image within its channel.
+    fn place(&self, padded: Images, [h, w]: [usize; 2]) -> usize {
         let [down, across] = self.stride;
         let plane = h % down * across + w % across;
-        plane * framed.plane() + h / down * framed.size[1] + w / across
+        plane * padded.plane() + h / down * padded.size[1] + w / across
     }
 
-    /// Channels in their frames.
-    fn draw<T: Float>(&self, images: Images, from: &[T], to: &mut [T]) {
-        let framed = self.around(images);
+    /// Copies channels into their padded planes.
+    fn pad_into<T: Float>(&self, images: Images, from: &[T], to: &mut [T]) {
+        let padded = self.padded(images);
         let across = self.stride[1];
-        for (from, to) in from.chunks_exact(images.plane()).zip(to.chunks_exact_mut(self.planes() * framed.plane())) {
+        for (from, to) in from.chunks_exact(images.plane()).zip(to.chunks_exact_mut(self.planes() * padded.plane())) {
             to.fill(T::default());
             for (h, row) in from.chunks_exact(images.size[1]).enumerate() {
                 for first in 0..across.min(row.len()) {
-                    let to = &mut to[self.place(framed, [h + self.before[0], first + self.before[1]])..];
+                    let to = &mut to[self.place(padded, [h + self.before[0], first + self.before[1]])..];
                     match across {
                         1 => to[..row.len()].copy_from_slice(row),
                         _ => to.iter_mut().zip(row[first..].iter().step_by(across)).for_each(|(to, x)| *to = *x),
@@ -151,64 +152,64 @@ impl Frame {
     }
 }
 
-/// Images in their frames, in memory of their own.
-struct Framed<T> {
+/// Padded images in memory of their own.
+struct PaddedImages<T> {
     at: Base<T>,
     images: Images,
     _memory: Buffer,
 }
 
-/// All windows of framed images: where they begin, and where in one its numbers lie.
-struct Windows<'a, T> {
+/// Im2col views of padded images: the offsets of output positions, and of channels times taps.
+struct ImageView<'a, T> {
     of: Base<T>,
     images: Images,
-    frame: Frame,
+    padding: Padding,
     columns: &'a [usize],
-    steps: &'a [usize],
+    rows: &'a [usize],
 }
 
 thread_local! {
-    /// One image in its frame; kept, so that a product allocates nothing.
+    /// One padded image. It stays allocated, so that a GEMM allocates nothing.
     static IMAGE: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Problem<'_, '_> {
     fn forward<T: Float>(&self) -> Result<()> {
-        let frame = Frame { before: self.op.padding, behind: [0, 0], stride: self.op.stride };
-        let x = frame.around(self.x);
+        let padding = Padding { before: self.op.padding, after: [0, 0], stride: self.op.stride };
+        let x = padding.padded(self.x);
         let columns: Vec<usize> = grid(self.y.size, [x.size[1], 1]).collect();
         let kernel: Vec<usize> = (0..self.kernel[0])
             .flat_map(|r| (0..self.kernel[1]).map(move |s| [r * self.op.dilation[0], s * self.op.dilation[1]]))
-            .map(|place| frame.place(x, place))
+            .map(|place| padding.place(x, place))
             .collect();
-        let steps = in_channels(self.x.depth, frame.planes() * x.plane(), &kernel);
-        let windows = Windows { of: self.call.input(0), images: self.x, frame, columns: &columns, steps: &steps };
-        self.maps::<T>(windows, self.call.input(1), self.y)
+        let rows = per_channel(self.x.depth, padding.planes() * x.plane(), &kernel);
+        let view = ImageView { of: self.call.input(0), images: self.x, padding, columns: &columns, rows: &rows };
+        self.implicit_gemm::<T>(view, self.call.input(1), self.y)
     }
 
-    /// With stride 1 the adjoint is a convolution of `y` with the kernel turned by half a turn.
+    /// With stride 1 the adjoint is a convolution of `y` with the kernel rotated by 180°.
     fn input<T: Float>(&self) -> Result<()> {
-        let (padding, dilation) = (self.op.padding, self.op.dilation);
+        let (pad, dilation) = (self.op.padding, self.op.dilation);
         let reach = [0, 1].map(|i| (self.kernel[i] - 1) * dilation[i]);
-        let before = [0, 1].map(|i| reach[i].saturating_sub(padding[i]));
-        let after = [0, 1].map(|i| (self.x.size[i] + padding[i]).saturating_sub(self.y.size[i]));
-        let frame = Frame { before, behind: after, stride: [1, 1] };
-        let y = frame.around(self.y);
+        let before = [0, 1].map(|i| reach[i].saturating_sub(pad[i]));
+        let after = [0, 1].map(|i| (self.x.size[i] + pad[i]).saturating_sub(self.y.size[i]));
+        let padding = Padding { before, after, stride: [1, 1] };
+        let y = padding.padded(self.y);
         let line = y.size[1];
         let columns: Vec<usize> = grid(self.x.size, [line, 1]).collect();
         // Row `h` of `x` met row `h + padding − r · dilation` of `y`.
-        let origin = [0, 1].map(|i| before[i] + padding[i]);
+        let origin = [0, 1].map(|i| before[i] + pad[i]);
         let kernel: Vec<usize> = (0..self.kernel[0])
             .flat_map(|r| (0..self.kernel[1]).map(move |s| (r, s)))
             .map(|(r, s)| (origin[0] - r * dilation[0]) * line + origin[1] - s * dilation[1])
             .collect();
-        let steps = in_channels(y.depth, y.plane(), &kernel);
+        let rows = per_channel(y.depth, y.plane(), &kernel);
         let by_channel = self.weights_by_channel::<T>(kernel.len())?;
-        let windows = Windows { of: self.call.input(0), images: self.y, frame, columns: &columns, steps: &steps };
-        self.maps::<T>(windows, Base::new(by_channel.ptr().cast()), self.x)
+        let view = ImageView { of: self.call.input(0), images: self.y, padding, columns: &columns, rows: &rows };
+        self.implicit_gemm::<T>(view, Base::new(by_channel.ptr().cast()), self.x)
     }
 
-    /// `[G, C/G, O/G, R · S]` from `[O, C/G, R · S]`: what a channel of `x` meets, in a line.
+    /// `[G, C/G, O/G, R · S]` from `[O, C/G, R · S]`: the weights of each channel of `x`, contiguous.
     fn weights_by_channel<T: Float>(&self, places: usize) -> Result<Buffer> {
         let (outer, channels) = (self.y.depth, self.x.depth);
         let memory = self.call.cpu.scratch(self.y.channels * channels * places * size_of::<T>())?;
@@ -217,7 +218,7 @@ impl Problem<'_, '_> {
             for (line, o) in lines.flat_map(|line| (0..outer).map(move |o| (line, o))) {
                 let (group, c) = (line / channels, line % channels);
                 let at = ((group * outer + o) * channels + c) * places;
-                // SAFETY: all within the weights, and a line of the memory just taken, which is this task's alone.
+                // SAFETY: both are within the weights' sizes; the elements of the memory just taken are this task's alone.
                 unsafe {
                     let from = from.slice(at as isize, places);
                     to.slice_mut(((line * outer + o) * places) as isize, places).copy_from_slice(from);
@@ -228,43 +229,45 @@ impl Problem<'_, '_> {
     }
 
     fn weight<T: Float>(&self) -> Result<()> {
-        let frame = Frame { before: self.op.padding, ..Frame::NONE };
-        let framed = if frame.is_none() { None } else { Some(self.framed::<T>(self.call.input(0), self.x, frame)?) };
-        let (x, images) = framed.as_ref().map_or((self.call.input(0), self.x), |f| (f.at, f.images));
+        let padding = Padding { before: self.op.padding, ..Padding::NONE };
+        let padded =
+            if padding.is_none() { None } else { Some(self.padded::<T>(self.call.input(0), self.x, padding)?) };
+        let (x, images) = padded.as_ref().map_or((self.call.input(0), self.x), |f| (f.at, f.images));
         let line = images.size[1];
         let [stride, dilation] = [self.op.stride, self.op.dilation];
         let kernel: Vec<usize> = grid(self.kernel, [dilation[0] * line, dilation[1]]).collect();
-        let rows = in_channels(images.depth, images.plane(), &kernel);
-        let steps: Vec<usize> = grid(self.y.size, [stride[0] * line, stride[1]]).collect();
+        let rows = per_channel(images.depth, images.plane(), &kernel);
+        let columns: Vec<usize> = grid(self.y.size, [stride[0] * line, stride[1]]).collect();
         let (y, w) = (self.call.input::<T>(1), self.call.output::<T>(0));
-        let parts = self.x.count.min(PARTS);
+        let parts = self.x.count.min(GROUPS_OF_IMAGES);
         let each = self.x.count.div_ceil(parts);
-        let one_sum = rows.len() * self.y.depth;
-        let memory = self.call.cpu.scratch(parts * self.op.groups * one_sum * size_of::<T>())?;
-        let sums = Base::<T>::new(memory.ptr().cast());
+        let partial_len = rows.len() * self.y.depth;
+        let memory = self.call.cpu.scratch(parts * self.op.groups * partial_len * size_of::<T>())?;
+        let partials = Base::<T>::new(memory.ptr().cast());
         let simd = self.call.engine().simd;
         self.call.engine().ranges(parts * self.op.groups, 1, |tasks| {
             for task in tasks {
                 let (part, group) = (task / self.op.groups, task % self.op.groups);
-                let out = Matrix { at: sums.at((task * one_sum) as isize), row: self.y.depth as isize, column: 1 };
+                let out =
+                    Matrix { at: partials.at((task * partial_len) as isize), row: self.y.depth as isize, column: 1 };
                 for image in part * each..self.x.count.min((part + 1) * each) {
                     let at = x.at(images.start(image, group)).cast_const();
                     let (plane, places) = (images.plane(), kernel.len());
-                    let windows = Im2col { at, plane, taps: places, rows: &rows, columns: &steps };
+                    let view = Im2col { at, plane, taps: places, rows: &rows, columns: &columns };
                     let at = y.at(self.y.start(image, group)).cast_const();
                     let b = Matrix { at, row: 1, column: self.y.plane() as isize };
                     let add = image > part * each;
-                    // SAFETY: every window lies in its framed image, and this sum is this task's alone.
-                    unsafe { gemm_im2col_lhs(simd, self.y.depth, out, windows, b, Epilogue::accumulate(add)) };
+                    // SAFETY: the view is within the padded image, and this partial sum is this task's alone.
+                    unsafe { gemm_im2col_lhs(simd, self.y.depth, out, view, b, Epilogue::accumulate(add)) };
                 }
             }
         });
-        self.add_up(sums, w, [rows.len(), self.x.count.div_ceil(each)]);
+        self.reduce_partials(partials, w, [rows.len(), self.x.count.div_ceil(each)]);
         Ok(())
     }
 
-    /// Parts of every group's sum, `[rows, O/G]` each, added up in order, and turned.
-    fn add_up<T: Float>(&self, sums: Base<T>, w: Base<T>, [rows, parts]: [usize; 2]) {
+    /// Adds the partial sums of every group, `[rows, O/G]` each, in order, and transposes the result.
+    fn reduce_partials<T: Float>(&self, partials: Base<T>, w: Base<T>, [rows, parts]: [usize; 2]) {
         let (engine, groups, depth) = (self.call.engine(), self.op.groups, self.y.depth);
         let blocks = rows.div_ceil(ROWS);
         let bytes = |n: usize| (n * size_of::<T>()) as isize;
@@ -275,9 +278,11 @@ impl Problem<'_, '_> {
                 let at = |part: usize| (((part * groups + group) * rows + top) * depth) as isize;
                 // SAFETY: rows of the sums and columns of the output that are this task's alone.
                 unsafe {
-                    let sum = sums.slice_mut(at(0), some * depth);
+                    let sum = partials.slice_mut(at(0), some * depth);
                     for part in 1..parts {
-                        sum.iter_mut().zip(sums.slice(at(part), some * depth)).for_each(|(sum, x)| *sum = *sum + *x);
+                        sum.iter_mut()
+                            .zip(partials.slice(at(part), some * depth))
+                            .for_each(|(sum, x)| *sum = *sum + *x);
                     }
                     let to = w.at((group * depth * rows + top) as isize);
                     let from = (sum.as_mut_ptr().cast(), bytes(depth));
@@ -287,82 +292,82 @@ impl Problem<'_, '_> {
         });
     }
 
-    /// One product of weights, a line for each channel of `out`, and windows for each image, group and part of the output's places.
-    fn maps<T: Float>(&self, windows: Windows<'_, T>, weights: Base<T>, out: Images) -> Result<()> {
+    /// One GEMM of weights, a row for each channel of `out`, and the view, for each image, group and range of output positions.
+    fn implicit_gemm<T: Float>(&self, view: ImageView<'_, T>, weights: Base<T>, out: Images) -> Result<()> {
         let (engine, groups) = (self.call.engine(), self.op.groups);
-        let plane = windows.frame.planes() * windows.frame.around(windows.images).plane();
+        let plane = view.padding.planes() * view.padding.padded(view.images).plane();
         let kernel = self.kernel[0] * self.kernel[1];
-        let size = ConvSize { groups, out_channels: out.depth, channels: windows.images.depth, taps: kernel };
-        let filters = ConvWeights::new(self.call.cpu, weights, size, windows.columns)?;
+        let size = ConvSize { groups, out_channels: out.depth, channels: view.images.depth, taps: kernel };
+        let conv_weights = ConvWeights::new(self.call.cpu, weights, size, view.columns)?;
         let to = self.call.output::<T>(0);
         let bias = self.op.bias.then(|| self.call.input::<T>(2));
         let each = out.count * groups;
         let cuts = (4 * engine.threads.count()).div_ceil(each);
-        let places = out.plane().div_ceil(cuts).next_multiple_of(PLACES);
+        let places = out.plane().div_ceil(cuts).next_multiple_of(POSITIONS);
         let parts = out.plane().div_ceil(places);
-        // Where a task has an image of its own it draws the frame while the image is in cache; parts of one share it.
-        let shared = if parts == 1 { None } else { Some(self.framed(windows.of, windows.images, windows.frame)?) };
+        // A task that has an image of its own pads it while it is in cache; tasks of one image share the padded one.
+        let shared = if parts == 1 { None } else { Some(self.padded(view.of, view.images, view.padding)?) };
         engine.ranges(each * parts, 1, |tasks| {
             for task in tasks {
                 let (map, part) = (task / parts, task % parts);
                 let (image, group) = (map / groups, map % groups);
                 let places = part * places..out.plane().min((part + 1) * places);
                 let channel = group * out.depth;
-                let maps = Matrix {
+                let out = Matrix {
                     at: to.at(out.start(image, group) + places.start as isize),
                     row: out.plane() as isize,
                     column: 1,
                 };
                 let bias = bias.map(|b| Matrix { at: b.at(channel as isize).cast_const(), row: 1, column: 0 });
                 let epilogue = Epilogue { addends: [bias, None], ..Epilogue::accumulate(false) };
-                let product = |at: *const T| {
-                    let columns = &windows.columns[places];
-                    let windows = Im2col { at, plane, taps: kernel, rows: windows.steps, columns };
-                    // SAFETY: every window lies in its framed image, and these places of the output are this task's alone.
-                    unsafe { filters.gemm(engine.simd, group, maps, windows, epilogue) };
+                let gemm = |at: *const T| {
+                    let columns = &view.columns[places];
+                    let view = Im2col { at, plane, taps: kernel, rows: view.rows, columns };
+                    // SAFETY: the view is within the padded image, and these output positions are this task's alone.
+                    unsafe { conv_weights.gemm(engine.simd, group, out, view, epilogue) };
                 };
                 if let Some(x) = &shared {
-                    product(x.at.at(x.images.start(image, group)));
+                    gemm(x.at.at(x.images.start(image, group)));
                     continue;
                 }
-                let images = windows.images;
-                let (start, numbers) = (images.start(image, group), images.depth * images.plane());
-                let behind = images.count * images.channels * images.plane() - start as usize - numbers;
-                if windows.frame.is_none() && behind >= OVERREAD {
-                    product(windows.of.at(start));
+                let images = view.images;
+                let (start, elements) = (images.start(image, group), images.depth * images.plane());
+                let after = images.count * images.channels * images.plane() - start as usize - elements;
+                if view.padding.is_none() && after >= OVERREAD {
+                    gemm(view.of.at(start));
                     continue;
                 }
                 IMAGE.with_borrow_mut(|memory| {
-                    let framed = windows.frame.around(images);
-                    let to = workspace(memory, framed.depth * framed.plane() + OVERREAD);
+                    let padded = view.padding.padded(images);
+                    let to = workspace(memory, padded.depth * padded.plane() + OVERREAD);
                     // SAFETY: the channels of this group in one image of the operand.
-                    windows.frame.draw(images, unsafe { windows.of.slice(start, numbers) }, to);
-                    product(to.as_ptr());
+                    view.padding.pad_into(images, unsafe { view.of.slice(start, elements) }, to);
+                    gemm(to.as_ptr());
                 });
             }
         });
         Ok(())
     }
 
-    /// All images in their frames.
-    fn framed<T: Float>(&self, at: Base<T>, images: Images, frame: Frame) -> Result<Framed<T>> {
-        let framed = frame.around(images);
-        let (channels, each) = (images.count * images.channels, frame.planes() * framed.plane());
+    /// Pads all images.
+    fn padded<T: Float>(&self, at: Base<T>, images: Images, padding: Padding) -> Result<PaddedImages<T>> {
+        let padded = padding.padded(images);
+        let (channels, each) = (images.count * images.channels, padding.planes() * padded.plane());
         let memory = self.call.cpu.scratch((channels * each + OVERREAD) * size_of::<T>())?;
         let to = Base::<T>::new(memory.ptr().cast());
         self.call.engine().ranges(channels, (1 << 14) / each + 1, |part| {
             let (start, count) = (part.start, part.len());
-            // SAFETY: channels of the operand, and those of the memory, which are this task's alone.
+            // SAFETY: channels of the operand, and of the memory, which are this task's alone.
             let (from, to) = unsafe {
                 (
                     at.slice((start * images.plane()) as isize, count * images.plane()),
                     to.slice_mut((start * each) as isize, count * each),
                 )
             };
-            frame.draw(images, from, to);
+            padding.pad_into(images, from, to);
         });
         // SAFETY: the end of the memory.
         unsafe { to.slice_mut((channels * each) as isize, OVERREAD) }.fill(T::default());
-        Ok(Framed { at: to, images: framed, _memory: memory })
+        Ok(PaddedImages { at: to, images: padded, _memory: memory })
     }
 }

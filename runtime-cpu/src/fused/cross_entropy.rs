@@ -3,7 +3,7 @@
 
 use numcore::{Error, Result, Support, fused::CrossEntropy};
 
-use super::{Call, Float, Number, grain, lanes, lines, one, softmax::finite};
+use super::{Call, Float, Number, grain, half_rows, one, row_reduce, softmax::finite};
 use crate::{Simd, math::Math, simd::multiversion};
 
 /// The part of the options that does not depend on the row.
@@ -22,7 +22,7 @@ impl<'a, T: Float> Terms<'a, T> {
     fn new(op: &CrossEntropy, weight: Option<&'a [T]>, classes: usize) -> Self {
         Terms {
             weight,
-            joint: weight.map_or(T::from_f64(classes as f64), lanes::sum),
+            joint: weight.map_or(T::from_f64(classes as f64), row_reduce::sum),
             target: T::from_f64(1.0 - op.label_smoothing),
             spread: T::from_f64(op.label_smoothing / classes as f64),
             smooth: op.label_smoothing != 0.0,
@@ -61,14 +61,14 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<S
     let (x, loss) = (call.input::<S>(0), call.output::<S>(0));
     let (tops, log_sums) = (call.output::<S::Lane>(1), call.output::<S::Lane>(2));
     let targets = targets(call, op, classes)?;
-    let mut room = None;
-    let weight = op.weighted.then(|| call.parameter::<S>(2, classes, &mut room)).transpose()?;
+    let mut buffer = None;
+    let weight = op.weighted.then(|| call.parameter::<S>(2, classes, &mut buffer)).transpose()?;
     let terms = Terms::new(op, weight, classes);
     call.engine().ranges(rows, grain(classes), |part| {
-        lines::each::<S, 1>(part, classes, |row, [wide]| {
+        half_rows::each::<S, 1>(part, classes, |row, [x_buffer]| {
             // SAFETY: a row of contiguous logits.
             let x = unsafe { x.slice((row * classes) as isize, classes) };
-            let x = lines::read(call.engine().simd, x, wide);
+            let x = half_rows::read(call.engine().simd, x, x_buffer);
             let (stats, total) = row_sums(call.engine().simd, x, terms.weight, terms.smooth);
             let value = match targets[row] {
                 t if t == op.ignore_index => S::Lane::default(),
@@ -81,7 +81,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<S
                     }
                 }
             };
-            // SAFETY: this row's places of the outputs, which are this task's alone.
+            // SAFETY: this row's elements of the outputs, which are this task's alone.
             unsafe {
                 loss.set(row as isize, S::store(value));
                 tops.set(row as isize, stats.top);
@@ -97,18 +97,18 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<
     let (x, g, d) = (call.input::<S>(0), call.input::<S>(4), call.output::<S>(0));
     let (tops, log_sums) = (call.input::<S::Lane>(2), call.input::<S::Lane>(3));
     let targets = targets(call, op, classes)?;
-    let mut room = None;
-    let weight = op.weighted.then(|| call.parameter::<S>(5, classes, &mut room)).transpose()?;
+    let mut buffer = None;
+    let weight = op.weighted.then(|| call.parameter::<S>(5, classes, &mut buffer)).transpose()?;
     let terms = Terms::new(op, weight, classes);
     call.engine().ranges(rows, grain(classes), |part| {
-        lines::each::<S, 2>(part, classes, |row, [wide_x, wide_d]| {
+        half_rows::each::<S, 2>(part, classes, |row, [x_buffer, d_buffer]| {
             let (i, from, simd) = (row as isize, (row * classes) as isize, call.engine().simd);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
             let (x, g, d) = unsafe { (x.slice(from, classes), g.get(i).load(), d.slice_mut(from, classes)) };
-            // SAFETY: one number per row.
+            // SAFETY: one statistic for each row.
             let stats = unsafe { Stats { top: tops.get(i), log_sum: log_sums.get(i) } };
-            let x = lines::read(simd, x, wide_x);
-            lines::write(simd, d, wide_d, |d| match targets[row] {
+            let x = half_rows::read(simd, x, x_buffer);
+            half_rows::write(simd, d, d_buffer, |d| match targets[row] {
                 t if t == op.ignore_index => d.fill(S::Lane::default()),
                 t => terms.gradient(simd, t as usize, (x, stats, g), d),
             });
@@ -132,17 +132,17 @@ fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a
 multiversion! {
     /// A row's statistics, and the (weighted) sum of `x − top` if `total`.
     fn row_sums<T: (Float)>(x: &[T], weight: Option<&[T]>, total: bool) -> (Stats<T>, T) {
-        let largest = lanes::max(x);
+        let largest = row_reduce::max(x);
         let top = finite(largest);
         let sum = if top == largest {
-            lanes::sum1(x, [], |v| Math::exp_negative(v - top))
+            row_reduce::sum1(x, [], |v| Math::exp_negative(v - top))
         } else {
-            lanes::sum1(x, [], |v| Math::exp(v - top))
+            row_reduce::sum1(x, [], |v| Math::exp(v - top))
         };
         let total = match weight {
             _ if !total => T::default(),
-            Some(w) => lanes::sum2(x, w, [], |x, w| (x - top) * w),
-            None => lanes::sum1(x, [], |x| x - top),
+            Some(w) => row_reduce::sum2(x, w, [], |x, w| (x - top) * w),
+            None => row_reduce::sum1(x, [], |x| x - top),
         };
         (Stats { top, log_sum: Math::log(sum) }, total)
     }

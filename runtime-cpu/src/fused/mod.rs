@@ -1,17 +1,17 @@
-//! Kernels of fused operations, for floating numbers in rows that lie contiguous (operands that do not are copied first, but not
-//! attention's); everything else is decomposed, convolution and pooling of halves with it.
+//! Kernels of fused operations, for floating-point elements in contiguous rows. Operands that are not contiguous are copied first, except
+//! attention's. Everything else is decomposed, and so are convolution and pooling of half-precision elements.
 //!
-//! Rows of halves are computed in `f32`: upcast aside, a few at a time, and rounded once where they are stored ([`lines`]). Each kernel
-//! reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every primitive. Tasks are
-//! groups of rows cut by the sizes alone.
+//! Half-precision rows are computed in `f32`: they are upcast a few at a time, and rounded once where they are stored ([`half_rows`]). Each kernel
+//! reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every primitive. The partition of
+//! rows into tasks depends on the sizes alone.
 
 mod attention;
 mod conv;
 mod cross_entropy;
-mod lanes;
-mod lines;
+mod half_rows;
 mod norm;
 mod pool;
+mod row_reduce;
 mod softmax;
 
 use half::{bf16, f16};
@@ -42,7 +42,7 @@ fn one<T: Float>() -> T {
     <T as crate::math::Real>::ONE
 }
 
-/// Whether the kernel takes operands and outputs whose rows lie anywhere.
+/// Whether the kernel takes operands and outputs of any strides between rows.
 pub(crate) fn is_strided(op: &FusedOp) -> bool {
     matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_))
 }
@@ -63,7 +63,7 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
         return linear(cpu, ins, Operand::from(&outs[0].view)).map(|()| Support::Done);
     }
     let mut copies = SmallVec::new();
-    let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { in_one_run(cpu, (*v).into(), &mut copies) };
+    let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { contiguous(cpu, (*v).into(), &mut copies) };
     let call = Call {
         cpu,
         ins: ins.iter().map(operand).collect::<Result<_>>()?,
@@ -83,7 +83,7 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     }
 }
 
-/// The type of input `i` of a call on numbers of type `dtype`: classes are integers, and statistics are stored as they are computed in.
+/// The type of input `i` of a call on elements of type `dtype`. Classes are integers, and statistics are stored in the type they are computed in.
 fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
     let statistic = match op {
         FusedOp::CrossEntropy(_) | FusedOp::CrossEntropyGrad(_) if i == 1 => return DType::I64,
@@ -116,9 +116,9 @@ impl Call<'_> {
             FusedOp::NormGrad(op) => norm::backward::<S>(self, op),
             FusedOp::CrossEntropy(op) => cross_entropy::forward::<S>(self, op),
             FusedOp::CrossEntropyGrad(op) => cross_entropy::backward::<S>(self, &op.0),
-            FusedOp::Conv(op) if S::WIDE => conv::run::<S::Lane>(self, op),
-            FusedOp::MaxPool(op) if S::WIDE => Ok(pool::forward::<S::Lane>(self, op)),
-            FusedOp::MaxPoolGrad(op) if S::WIDE => Ok(pool::backward::<S::Lane>(self, op)),
+            FusedOp::Conv(op) if S::IS_LANE => conv::run::<S::Lane>(self, op),
+            FusedOp::MaxPool(op) if S::IS_LANE => Ok(pool::forward::<S::Lane>(self, op)),
+            FusedOp::MaxPoolGrad(op) if S::IS_LANE => Ok(pool::backward::<S::Lane>(self, op)),
             _ => Ok(Support::Decompose),
         }
     }
@@ -135,20 +135,21 @@ impl Call<'_> {
         self.outs[k].base()
     }
 
-    /// Parameters `[width]`, as they are computed with; `room` is for upcast ones.
+    /// Parameters `[width]` in the type they are computed in; `buffer` is for upcast ones.
     fn parameter<'a, S: Number>(
         &'a self,
         i: usize,
         width: usize,
-        room: &'a mut Option<Buffer>,
+        buffer: &'a mut Option<Buffer>,
     ) -> Result<&'a [S::Lane]> {
-        let x = if S::WIDE {
+        let x = if S::IS_LANE {
             self.ins[i]
         } else {
-            let room = room.insert(self.cpu.scratch(width * size_of::<S::Lane>())?);
-            let wide = Operand::of(room, Layout::contiguous(*self.ins[i].layout.shape()), self.ins[i].dtype.compute());
-            pointwise::convert(self.engine(), self.ins[i], wide, Accumulate::Overwrite)?;
-            wide
+            let buffer = buffer.insert(self.cpu.scratch(width * size_of::<S::Lane>())?);
+            let upcast =
+                Operand::of(buffer, Layout::contiguous(*self.ins[i].layout.shape()), self.ins[i].dtype.compute());
+            pointwise::convert(self.engine(), self.ins[i], upcast, Accumulate::Overwrite)?;
+            upcast
         };
         // SAFETY: contiguous parameters of this length, or their copy.
         Ok(unsafe { x.base().slice(0, width) })
@@ -162,9 +163,9 @@ impl Call<'_> {
     }
 }
 
-/// The operand, or a copy of it: one pass, where the decomposition takes ten. The gradient of a mean is such an operand: one
-/// number, repeated.
-fn in_one_run(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[Buffer; 2]>) -> Result<Operand> {
+/// The operand, or a contiguous copy of it: one pass, where the decomposition takes ten. The gradient of a mean is such an operand: one broadcast
+/// element.
+fn contiguous(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[Buffer; 2]>) -> Result<Operand> {
     if x.layout.is_contiguous() {
         return Ok(x);
     }
@@ -176,7 +177,7 @@ fn in_one_run(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[Buffer; 2]>) -> Resu
     Ok(to)
 }
 
-/// Whether elements along the last axis are neighbours.
+/// Whether the last axis has unit stride.
 fn is_row_wise(x: &Operand) -> bool {
     x.layout.strides().last().is_none_or(|&s| s == 1) || x.layout.dims().last() == Some(&1)
 }

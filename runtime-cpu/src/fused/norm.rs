@@ -6,32 +6,32 @@ use numcore::{
 };
 
 use super::{
-    Call, Float, Number, grain,
-    lanes::{self, Ahead, LANES},
-    lines, one,
+    Call, Float, Number, grain, half_rows, one,
+    row_reduce::{self, LANES, Prefetch},
 };
 use crate::{operand::Base, simd::multiversion};
 
-/// Into how many groups rows are cut for the parameters' gradients; each group has partial sums of its own.
+/// Groups of rows for the parameters' gradients. Each group has partial sums of its own.
 const GROUPS: usize = 32;
 
 pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Norm) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let (x, y, rstd) = (call.input::<S>(0), call.output::<S>(0), call.output::<S::Lane>(1));
     let mean = (op.kind == NormKind::Layer).then(|| call.output::<S::Lane>(2));
-    let mut rooms = [None, None];
-    let [for_weight, for_bias] = &mut rooms;
+    let mut buffers = [None, None];
+    let [for_weight, for_bias] = &mut buffers;
     let weight = op.weight.then(|| call.parameter::<S>(1, width, for_weight)).transpose()?;
     let bias = op.bias.then(|| call.parameter::<S>(2, width, for_bias)).transpose()?;
     let (eps, simd) = (S::Lane::from_f64(op.eps), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {
-        lines::each::<S, 2>(part, width, |row, [wide_x, wide_y]| {
+        half_rows::each::<S, 2>(part, width, |row, [x_buffer, y_buffer]| {
             let (i, from) = (row as isize, (row * width) as isize);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
             let (x, y) = unsafe { (x.slice(from, width), y.slice_mut(from, width)) };
-            let x = lines::read(simd, x, wide_x);
-            let (m, r) = lines::write(simd, y, wide_y, |y| norm_row(simd, x, y, weight, bias, mean.is_some(), eps));
-            // SAFETY: this row's places of the outputs.
+            let x = half_rows::read(simd, x, x_buffer);
+            let (m, r) =
+                half_rows::write(simd, y, y_buffer, |y| norm_row(simd, x, y, weight, bias, mean.is_some(), eps));
+            // SAFETY: this row's elements of the outputs.
             unsafe {
                 rstd.set(i, r);
                 if let Some(mean) = mean {
@@ -47,8 +47,8 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Supp
     let (rows, width) = call.rows(0);
     let (x, g, rstd, d) = (call.input::<S>(0), call.input::<S>(1), call.input::<S::Lane>(2), call.output::<S>(0));
     let mean = (op.0.kind == NormKind::Layer).then(|| call.input::<S::Lane>(3));
-    let mut room = None;
-    let weight = op.weight_at().map(|i| call.parameter::<S>(i, width, &mut room)).transpose()?;
+    let mut buffer = None;
+    let weight = op.weight_at().map(|i| call.parameter::<S>(i, width, &mut buffer)).transpose()?;
     let group = rows.div_ceil(GROUPS).max(1);
     let groups = rows.div_ceil(group);
     let partial = call.cpu.scratch(groups * 2 * width * size_of::<S::Lane>())?;
@@ -59,14 +59,14 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Supp
         let sums = unsafe { partial.slice_mut(at, 2 * width) };
         sums.fill(S::Lane::default());
         let (dw, db) = sums.split_at_mut(width);
-        lines::each::<S, 3>(part, width, |row, [wide_x, wide_g, wide_d]| {
+        half_rows::each::<S, 3>(part, width, |row, [x_buffer, g_buffer, d_buffer]| {
             let (i, from) = (row as isize, (row * width) as isize);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
             let (x, g, d) = unsafe { (x.slice(from, width), g.slice(from, width), d.slice_mut(from, width)) };
-            let (x, g) = (lines::read(simd, x, wide_x), lines::read(simd, g, wide_g));
-            // SAFETY: one number per row.
+            let (x, g) = (half_rows::read(simd, x, x_buffer), half_rows::read(simd, g, g_buffer));
+            // SAFETY: one statistic for each row.
             let (r, m) = unsafe { (rstd.get(i), mean.map_or(S::Lane::default(), |m| m.get(i))) };
-            lines::update(simd, d, wide_d, added, |d| {
+            half_rows::update(simd, d, d_buffer, added, |d| {
                 grad_row(simd, x, g, weight, Gradients { d, added, dw, db }, (m, r, mean.is_some()));
             });
         });
@@ -76,14 +76,14 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Supp
         let (out, groups) =
             unsafe { (call.output::<S>(1 + k).slice_mut(0, width), partial.slice(0, groups * 2 * width)) };
         let added = call.added[1 + k];
-        lines::each::<S, 1>(0..1, width, |_, [wide]| {
-            lines::update(simd, out, wide, added, |out| sum_groups(simd, groups, k, out, added));
+        half_rows::each::<S, 1>(0..1, width, |_, [x_buffer]| {
+            half_rows::update(simd, out, x_buffer, added, |out| sum_groups(simd, groups, k, out, added));
         });
     }
     Ok(Support::Done)
 }
 
-/// Where a row's gradient goes, on top of what is there if it is added, and where its group adds up the parameters'.
+/// Where a row's gradient is stored, or added if `added`, and where its group accumulates those of the parameters.
 struct Gradients<'a, T> {
     d: &'a mut [T],
     added: bool,
@@ -97,16 +97,16 @@ multiversion! {
         x: &[T], y: &mut [T], weight: Option<&[T]>, bias: Option<&[T]>, centered: bool, eps: T,
     ) -> (T, T) {
         let count = T::from_f64(x.len() as f64);
-        let ahead = [Ahead::of(x), Ahead::at(y)];
+        let prefetches = [Prefetch::behind(x), Prefetch::row(y)];
         let (mean, variance) = if centered {
-            let first = lanes::sum1(x, [Ahead::at(y)], |v| v) / count;
-            // What the rounded mean leaves corrects both: a row of equal numbers gives exactly their value, and zeros.
-            let (left, squares) = lanes::sums1(x, ahead, |v| (v - first, (v - first) * (v - first)));
+            let first = row_reduce::sum1(x, [Prefetch::row(y)], |v| v) / count;
+            // The remainder of the rounded mean corrects both: a row of equal elements gives exactly their value, and zeros.
+            let (left, squares) = row_reduce::sums1(x, prefetches, |v| (v - first, (v - first) * (v - first)));
             let left = left / count;
             let variance = squares / count - left * left;
             (first + left, if variance < T::default() { T::default() } else { variance })
         } else {
-            (T::default(), lanes::sum1(x, ahead, |v| v * v) / count)
+            (T::default(), row_reduce::sum1(x, prefetches, |v| v * v) / count)
         };
         let rstd = one::<T>() / crate::math::Real::sqrt(variance + eps);
         match (weight, bias) {
@@ -132,7 +132,7 @@ multiversion! {
         // Without a weight, the gradient stands for its own product with it.
         let of = |g: T, w: T| if weight.is_some() { g * w } else { g };
         let w = weight.unwrap_or(g);
-        let (along, level) = lanes::sums3(x, g, w, Ahead::at(to.d), |x, g, w| (of(g, w) * (x - mean), of(g, w)));
+        let (along, level) = row_reduce::sums3(x, g, w, Prefetch::row(to.d), |x, g, w| (of(g, w) * (x - mean), of(g, w)));
         let (along, level) = (along * rstd / count, if centered { level / count } else { T::default() });
         let Gradients { d, added, dw, db } = to;
         let each = |x: T, g: T, w: T| {
@@ -140,12 +140,12 @@ multiversion! {
             ((of(g, w) - level - hat * along) * rstd, g * hat, g)
         };
         if added {
-            lanes::each(x, g, w, d, dw, db, |x, g, w, d, dw, db| {
+            row_reduce::each(x, g, w, d, dw, db, |x, g, w, d, dw, db| {
                 let (v, vw, vb) = each(x, g, w);
                 (*d, *dw, *db) = (*d + v, *dw + vw, *db + vb);
             });
         } else {
-            lanes::each(x, g, w, d, dw, db, |x, g, w, d, dw, db| {
+            row_reduce::each(x, g, w, d, dw, db, |x, g, w, d, dw, db| {
                 let (v, vw, vb) = each(x, g, w);
                 (*d, *dw, *db) = (v, *dw + vw, *db + vb);
             });

@@ -1,5 +1,5 @@
-//! Max pooling and its gradient, a channel of an image at a time. Windows are read where they are; what lies outside is cut off their
-//! ranges, so the inner loops ask nothing.
+//! Max pooling and its gradient, a channel of an image at a time. Windows are read in place. Their ranges are clipped to the image, so the inner
+//! loops have no conditions.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use numcore::{
 use super::{Call, Float, grain};
 use crate::{element::Lane, simd::multiversion};
 
-/// Numbers of a line that are taken side by side.
+/// Elements of a row that are computed together.
 const SOME: usize = 16;
 
 /// Sizes of a channel, and of its pooled form.
@@ -36,13 +36,13 @@ impl Channel {
         self.kernel == [2, 2] && self.stride == [2, 2] && self.padding == [0, 0]
     }
 
-    /// Two lines of the image, of whole windows: those of row `p` of the windows.
+    /// The two image rows of row `p` of the windows, as far as windows are whole.
     #[inline(always)]
     fn lines(&self, p: usize) -> [Range<usize>; 2] {
         [2 * p, 2 * p + 1].map(|i| i * self.size[1]..i * self.size[1] + 2 * self.pooled[1])
     }
 
-    /// The places of the kernel along an axis that, for window `i`, lie in the image.
+    /// The kernel taps along an axis that are inside the image, for window `i`.
     #[inline(always)]
     fn inside(&self, axis: usize, i: usize) -> Range<usize> {
         let from = i * self.stride[axis];
@@ -59,7 +59,7 @@ impl Channel {
         self.inside(1, last).start.min(end)..end
     }
 
-    /// The windows along the last axis for which place `s` of the kernel lies in the image.
+    /// The windows along the last axis for which kernel tap `s` is inside the image.
     #[inline(always)]
     fn windows(&self, s: usize) -> Range<usize> {
         let first = self.padding[1].saturating_sub(s).div_ceil(self.stride[1]);
@@ -85,14 +85,14 @@ pub(super) fn backward<T: Float>(call: &Call<'_>, op: &MaxPoolGrad) -> Support {
     let (x, g, d) = (call.input::<T>(0), call.input::<T>(1), call.output::<T>(0));
     each(call, channel, |i, from, to| {
         let (at, pooled) = ((i * from) as isize, (i * to) as isize);
-        // SAFETY: as in `forward`.
+        // SAFETY: a channel of contiguous operands; that of the output is this task's alone.
         let (x, g, d) = unsafe { (x.slice(at, from), g.slice(pooled, to), d.slice_mut(at, from)) };
         to_largest(call.engine().simd, x, g, d, channel);
     });
     Support::Done
 }
 
-/// Calls `body` with every channel's number, and the numbers in it and in its pooled form.
+/// Calls `body` with every channel's index, and its sizes before and after pooling.
 fn each(call: &Call<'_>, channel: Channel, body: impl Fn(usize, usize, usize) + Sync) {
     let dims = call.ins[0].layout.dims();
     let (from, to) = (channel.size.iter().product(), channel.pooled.iter().product());
@@ -119,7 +119,7 @@ multiversion! {
                     }
                     let first = windows.start * c.stride[1] + s - c.padding[1];
                     let row = &mut row[windows];
-                    // Two neighbours at a time is how images are halved, and what the compiler turns into shuffles.
+                    // Pairs of adjacent elements are the common case, which the compiler turns into shuffles.
                     if c.stride[1] == 2 {
                         for (y, x) in row.iter_mut().zip(line[first..].chunks(2)) {
                             *y = Lane::max(*y, x[0]);
@@ -160,8 +160,8 @@ multiversion! {
     }
 }
 
-/// [`to_largest`] where windows tile the image. It asks nothing of a number (which of four is the largest nobody predicts: a jump a
-/// number took 40 cycles a window) and writes each once.
+/// [`to_largest`] where windows tile the image. It has no branches (which of four is the largest is unpredictable: a branch per
+/// element took 40 cycles a window) and writes each element once.
 #[inline(always)]
 fn to_largest_of_four<T: Float>(x: &[T], g: &[T], d: &mut [T], c: Channel) {
     // Beyond the last whole window.
@@ -178,7 +178,7 @@ fn to_largest_of_four<T: Float>(x: &[T], g: &[T], d: &mut [T], c: Channel) {
             continue;
         }
         for at in (0..a.len()).step_by(SOME) {
-            // The last ones end with the line.
+            // The last ones end with the row.
             let at = at.min(a.len() - SOME);
             let part = at..at + SOME;
             let numbers = |x: &[T]| -> [T; SOME] { std::array::from_fn(|i| x[i]) };
@@ -191,10 +191,10 @@ fn to_largest_of_four<T: Float>(x: &[T], g: &[T], d: &mut [T], c: Channel) {
     }
 }
 
-/// The gradient of the windows of a short line, from its two lines and their upstream gradients.
+/// The gradient of the windows of a short row, from its two image rows and the upstream gradients.
 #[inline(always)]
 fn of_few<T: Float>(a: &[T], b: &[T], g: &[T], to_a: &mut [T], to_b: &mut [T]) {
-    // Pairs, not slices: to call `memcpy` for so few took longer than all else.
+    // Pairs, not slices: a call of `memcpy` for so few elements took longer than all else.
     let mut lines = [[T::default(); SOME]; 3];
     for (i, ((a, b), g)) in a.chunks_exact(2).zip(b.chunks_exact(2)).zip(g).enumerate() {
         for (line, pair) in lines.iter_mut().zip([[a[0], a[1]], [b[0], b[1]], [*g; 2]]) {
@@ -207,8 +207,8 @@ fn of_few<T: Float>(a: &[T], b: &[T], g: &[T], to_a: &mut [T], to_b: &mut [T]) {
     }
 }
 
-/// The gradient of some windows side by side, from their two lines and the upstream gradient of each number's window. Lanes are numbers as
-/// they lie, each beside its neighbour's: to part the windows' columns and join them again took as long as all else.
+/// The gradient of some adjacent windows, from their two image rows and the upstream gradient of each element's window. Lanes hold elements in
+/// memory order: separating the windows' columns and interleaving them again took as long as all else.
 #[inline(always)]
 fn of_some<T: Float>(a: [T; SOME], b: [T; SOME], g: [T; SOME]) -> [[T; SOME]; 2] {
     let zero = T::default();
@@ -219,7 +219,7 @@ fn of_some<T: Float>(a: [T; SOME], b: [T; SOME], g: [T; SOME]) -> [[T; SOME]; 2]
         let largest = Lane::max(Lane::max(a[i], beside_a[i]), Lane::max(b[i], beside_b[i]));
         let is = |x: T| (x == largest) | Lane::is_nan(x);
         let [here, beside, below, across] = [is(a[i]), is(beside_a[i]), is(b[i]), is(beside_b[i])];
-        // A sum, as where windows overlap: of a zero's sign nothing is left.
+        // A sum, as for overlapping windows, so that the sign of a zero is lost alike.
         let g = zero + g[i];
         // The first of a window's largest.
         let first = i % 2 == 0;

@@ -3,9 +3,8 @@
 use numcore::Support;
 
 use super::{
-    Call, Float, Number, grain,
-    lanes::{self, Ahead},
-    lines, one,
+    Call, Float, Number, grain, half_rows, one,
+    row_reduce::{self, Prefetch},
 };
 use crate::{math::Math, simd::multiversion};
 
@@ -13,12 +12,12 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, log: bool) -> Support {
     let (rows, width) = call.rows(0);
     let (x, y, simd) = (call.input::<S>(0), call.output::<S>(0), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {
-        lines::blocks::<S, 2>(part, width, |rows, [wide_x, wide_y]| {
+        half_rows::blocks::<S, 2>(part, width, |rows, [x_buffer, y_buffer]| {
             let (from, len) = ((rows.start * width) as isize, rows.len() * width);
             // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
             let (x, y) = unsafe { (x.slice(from, len), y.slice_mut(from, len)) };
-            let x = lines::read(simd, x, wide_x);
-            lines::write(simd, y, wide_y, |y| softmax_rows(simd, x, y, width, log));
+            let x = half_rows::read(simd, x, x_buffer);
+            half_rows::write(simd, y, y_buffer, |y| softmax_rows(simd, x, y, width, log));
         });
     });
     Support::Done
@@ -28,12 +27,12 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
     let (rows, width) = call.rows(0);
     let (y, g, d, simd) = (call.input::<S>(0), call.input::<S>(1), call.output::<S>(0), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {
-        lines::blocks::<S, 3>(part, width, |rows, [wide_y, wide_g, wide_d]| {
+        half_rows::blocks::<S, 3>(part, width, |rows, [y_buffer, g_buffer, d_buffer]| {
             let (from, len) = ((rows.start * width) as isize, rows.len() * width);
             // SAFETY: these rows of contiguous operands; the output rows are this task's alone.
             let (y, g, d) = unsafe { (y.slice(from, len), g.slice(from, len), d.slice_mut(from, len)) };
-            let (y, g) = (lines::read(simd, y, wide_y), lines::read(simd, g, wide_g));
-            lines::write(simd, d, wide_d, |d| grad_rows(simd, y, g, d, width, log));
+            let (y, g) = (half_rows::read(simd, y, y_buffer), half_rows::read(simd, g, g_buffer));
+            half_rows::write(simd, d, d_buffer, |d| grad_rows(simd, y, g, d, width, log));
         });
     });
     Support::Done
@@ -42,13 +41,13 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
 multiversion! {
     fn softmax_rows<T: (Float)>(x: &[T], y: &mut [T], width: usize, log: bool) {
         for (x, y) in x.chunks_exact(width.max(1)).zip(y.chunks_exact_mut(width.max(1))) {
-            let largest = lanes::max(x);
-            let (top, ahead) = (finite(largest), Ahead::of(x));
+            let largest = row_reduce::max(x);
+            let (top, prefetches) = (finite(largest), Prefetch::behind(x));
             // A difference is positive only where the largest is infinite.
             let sum = if top == largest {
-                lanes::map_sum(x, y, ahead, |v| Math::exp_negative(v - top))
+                row_reduce::map_sum(x, y, prefetches, |v| Math::exp_negative(v - top))
             } else {
-                lanes::map_sum(x, y, ahead, |v| Math::exp(v - top))
+                row_reduce::map_sum(x, y, prefetches, |v| Math::exp(v - top))
             };
             if log {
                 let lse = Math::log(sum);
@@ -69,11 +68,11 @@ multiversion! {
         let rows = y.chunks_exact(width.max(1)).zip(g.chunks_exact(width.max(1)));
         for ((y, g), d) in rows.zip(d.chunks_exact_mut(width.max(1))) {
             if log {
-                let sum = lanes::sum1(g, [Ahead::at(d)], |g| g);
-                lanes::map2(y, g, d, |y, g| g - Math::exp(y) * sum);
+                let sum = row_reduce::sum1(g, [Prefetch::row(d)], |g| g);
+                row_reduce::map2(y, g, d, |y, g| g - Math::exp(y) * sum);
             } else {
-                let dot = lanes::sum2(y, g, [Ahead::at(d)], |y, g| y * g);
-                lanes::map2(y, g, d, |y, g| y * (g - dot));
+                let dot = row_reduce::sum2(y, g, [Prefetch::row(d)], |y, g| y * g);
+                row_reduce::map2(y, g, d, |y, g| y * (g - dot));
             }
         }
     }

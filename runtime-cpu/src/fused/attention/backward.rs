@@ -1,8 +1,8 @@
-//! Gradients, in the same blocks: weights are computed again from the scores and their logsumexp.
+//! Gradients, in the same blocks: weights are recomputed from the scores and their logsumexp.
 //!
-//! A task owns keys: a key head's, or a part of them where there are few heads. It adds up their gradients over all queries and over
-//! all heads that share them, and the queries' gradients over its keys. Tasks that share queries have a gradient each, and those are
-//! added up last, in the order of the keys. (A second pass over queries instead would compute the scores and two products again.)
+//! A task owns keys: a key head's, or a part of them where there are few heads. It accumulates their gradients over all queries and over all
+//! heads that share them, and the queries' gradients over its keys. Tasks that share queries have partial gradients, which are added last,
+//! in the order of the keys. (A second pass over queries instead would recompute the scores and two GEMMs.)
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{math::Math, simd::multiversion};
 
-/// Queries of one block: sums of so many steps for the gradients of keys and values.
+/// Queries of one block: the depth `k` of the GEMMs for gradients of keys and values.
 pub(super) const QUERIES: usize = 128;
 /// Tasks of a call that has fewer key heads, about: as many gradients of its queries there may be.
 const TASKS: usize = 16;
@@ -30,27 +30,27 @@ pub(super) struct Head<'a, S: Stored> {
     pub q: Matrix<*const S>,
     pub k: Matrix<*const S>,
     pub v: Matrix<*const S>,
-    /// Where the queries' gradients are added up.
+    /// Where the queries' gradients are accumulated.
     pub dq: Matrix<*mut S::Lane>,
-    /// Or where the task stores them, if it adds them up by itself.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tasks by tiles alone do so"))]
+    /// Or where the task stores them, if it alone accumulates them.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the AMX path alone does so"))]
     pub rounded: Option<Matrix<*mut S>>,
     pub dk: Matrix<*mut S>,
     pub dv: Matrix<*mut S>,
 }
 
-/// Where gradients of queries are added up: by the first share of the keys in the output, if it is stored as it is computed with, by
-/// others in memory of their own, `[shares, heads, queries, depth]`.
+/// Where gradients of queries are accumulated. The first share of the keys uses the output, if that is stored in the type of computation; others
+/// use memory of their own, `[shares, heads, queries, depth]`.
 struct Shares<S: Stored> {
     count: usize,
     /// How many have memory of their own.
-    apart: usize,
-    numbers: usize,
+    separate: usize,
+    elements: usize,
     memory: Base<S::Lane>,
 }
 
-/// Cuts a call into key heads and shares of their keys; `keys` computes one, and stores gradients of queries whose keys are all its own if
-/// it `rounds`.
+/// Partitions a call into key heads and shares of their keys. `keys` computes one; if it `rounds`, it also stores gradients of queries whose keys
+/// are all its own.
 pub(super) fn tasks<S: Number>(
     call: &Call<'_>,
     op: &Attention,
@@ -68,12 +68,12 @@ pub(super) fn tasks<S: Number>(
     }
     let key_heads = k.layout.dims()[1];
     let owners = q.layout.dims()[0] * key_heads;
-    let size = share(p.keys, (owners, TASKS), 2 * KEYS);
+    let size = chunk_len(p.keys, (owners, TASKS), 2 * KEYS);
     let count = p.keys.div_ceil(size).max(1);
-    let numbers = owners * p.group * p.queries * p.depth;
-    let apart = count - usize::from(S::WIDE || rounds && count == 1);
-    let memory = call.cpu.scratch(apart * numbers * size_of::<S::Lane>())?;
-    let shares = Shares::<S> { count, apart, numbers, memory: Base::new(memory.ptr().cast()) };
+    let elements = owners * p.group * p.queries * p.depth;
+    let separate = count - usize::from(S::IS_LANE || rounds && count == 1);
+    let memory = call.cpu.scratch(separate * elements * size_of::<S::Lane>())?;
+    let shares = Shares::<S> { count, separate, elements, memory: Base::new(memory.ptr().cast()) };
     run(call, owners * count, |task| {
         // The first keys of a head are seen by most queries: they go first.
         let (owner, share) = (task / count, task % count);
@@ -83,8 +83,8 @@ pub(super) fn tasks<S: Number>(
         let heads = (kv * p.group..(kv + 1) * p.group).map(|h| {
             let first = (b * p.heads + h) * p.queries;
             let out = head(&call.outs[0], b, h);
-            let rounded = (shares.apart == 0).then_some(out);
-            let dq = shares.sums(share, out, first * p.depth, p.depth);
+            let rounded = (shares.separate == 0).then_some(out);
+            let dq = shares.accumulators(share, out, first * p.depth, p.depth);
             let [g, o, q] = [g, o, q].map(|x| read(head(x, b, h)));
             let [k, v] = [k, v].map(|x| read(head(x, b, kv)));
             // SAFETY: the logsumexps of this head.
@@ -93,40 +93,40 @@ pub(super) fn tasks<S: Number>(
         });
         keys(call, &p, &heads.collect::<SmallVec<[_; 4]>>(), mine)
     })?;
-    shares.add_up(call, &p);
+    shares.reduce(call, &p);
     Ok(Support::Done)
 }
 
 impl<S: Number> Shares<S> {
-    /// Where a share adds up gradients, those of a head's queries, whose output is `out` and who come so many numbers after the first.
-    fn sums(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
-        match share.checked_sub(self.count - self.apart) {
+    /// The accumulators of a share, for a head's queries, whose output is `out` and whose first element is number `first`.
+    fn accumulators(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
+        match share.checked_sub(self.count - self.separate) {
             Some(i) => {
-                Matrix { at: self.memory.at((i * self.numbers + first) as isize), row: depth as isize, column: 1 }
+                Matrix { at: self.memory.at((i * self.elements + first) as isize), row: depth as isize, column: 1 }
             }
             None => Matrix { at: out.at.cast(), row: out.row, column: 1 },
         }
     }
 
-    /// Adds what the other shares gave to what the first one gave, and rounds it.
-    fn add_up(&self, call: &Call<'_>, p: &Problem) {
-        if self.apart == 0 {
+    /// Adds the partial gradients of all shares in order, and rounds the result.
+    fn reduce(&self, call: &Call<'_>, p: &Problem) {
+        if self.separate == 0 {
             return;
         }
-        let rows = self.numbers / p.depth.max(1);
+        let rows = self.elements / p.depth.max(1);
         call.engine().ranges(rows, grain(p.depth), |part| {
-            lines::each::<S, 1>(part, p.depth, |row, [wide]| {
+            half_rows::each::<S, 1>(part, p.depth, |row, [staging]| {
                 let (i, at) = (row / p.queries, row % p.queries);
                 let out = head::<S>(&call.outs[0], i / p.heads, i % p.heads).offset(at, 0);
                 // SAFETY: a row of the output, which is this task's alone, and of the shares' memory.
                 let (to, from) = unsafe {
-                    let part = |i| self.memory.slice((i * self.numbers + row * p.depth) as isize, p.depth);
-                    (std::slice::from_raw_parts_mut(out.at, p.depth), (0..self.apart).map(part))
+                    let part = |i| self.memory.slice((i * self.elements + row * p.depth) as isize, p.depth);
+                    (std::slice::from_raw_parts_mut(out.at, p.depth), (0..self.separate).map(part))
                 };
-                lines::write(call.engine().simd, to, wide, |to| {
+                half_rows::write(call.engine().simd, to, staging, |to| {
                     for (i, from) in from.enumerate() {
                         match i {
-                            0 if !S::WIDE => to.copy_from_slice(from),
+                            0 if !S::IS_LANE => to.copy_from_slice(from),
                             _ => to.iter_mut().zip(from).for_each(|(t, &f)| *t = *t + f),
                         }
                     }
@@ -136,27 +136,27 @@ impl<S: Number> Shares<S> {
     }
 }
 
-/// `len` numbers of a row.
+/// The first `len` elements of row `i`.
 ///
 /// # Safety
-/// The row has them, and nothing writes them meanwhile.
+/// `m` is valid for them, and nothing writes them meanwhile.
 unsafe fn row<'a, T>(m: Matrix<*const T>, i: usize, len: usize) -> &'a [T] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `len` elements of row `i`.
     unsafe { std::slice::from_raw_parts(m.offset(i, 0).at, len) }
 }
 
-/// Zeros in these rows of `width` numbers.
+/// Zeroes `rows` rows of `width` elements.
 ///
 /// # Safety
-/// They are rows of a gradient, and no other thread accesses them.
+/// `m` is valid for writes of these rows, which no other thread accesses.
 unsafe fn zero<T: Float>(m: Matrix<*mut T>, (rows, width): (usize, usize)) {
     for i in 0..rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: row `i` of those that the caller guarantees.
         unsafe { std::slice::from_raw_parts_mut(m.offset(i, 0).at, width) }.fill(T::default());
     }
 }
 
-/// The products of each query's upstream gradient with its output.
+/// The dot products of each query's upstream gradient with its output.
 ///
 /// # Safety
 /// The head's matrices have all queries.
@@ -164,15 +164,15 @@ pub(super) unsafe fn dots_of<S: Number>(
     simd: Simd,
     p: &Problem,
     h: &Head<'_, S>,
-    [wide_g, wide_o]: [&mut [S::Lane]; 2],
+    [g_staging, o_staging]: [&mut [S::Lane]; 2],
     dots: &mut [S::Lane],
 ) {
-    for rows in pieces(p.queries, QUERIES) {
+    for rows in chunks(p.queries, QUERIES) {
         let size = (rows.len(), p.value_depth);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the head's matrices have all queries.
         unsafe {
-            let g = wide(simd, h.g.offset(rows.start, 0), size, wide_g);
-            let o = wide(simd, h.o.offset(rows.start, 0), size, wide_o);
+            let g = upcast(simd, h.g.offset(rows.start, 0), size, g_staging);
+            let o = upcast(simd, h.o.offset(rows.start, 0), size, o_staging);
             dot_rows(simd, g, o, p.value_depth, &mut dots[rows]);
         }
     }
@@ -191,77 +191,77 @@ pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>
             packed(KEYS, depth),
             packed(QUERIES, value_depth),
             packed(QUERIES, depth),
-            QUERIES * LINE,
-            QUERIES * LINE,
+            QUERIES * SCORE_STRIDE,
+            QUERIES * SCORE_STRIDE,
             p.group * p.queries,
-            aside::<S>(KEYS * depth.max(value_depth)),
-            aside::<S>(QUERIES * value_depth),
-            aside::<S>(QUERIES * depth.max(value_depth)),
-            aside::<S>(KEYS * depth),
-            aside::<S>(KEYS * value_depth),
-            if p.softcap.is_some() { STEP * LINE } else { 0 },
+            staging::<S>(KEYS * depth.max(value_depth)),
+            staging::<S>(QUERIES * value_depth),
+            staging::<S>(QUERIES * depth.max(value_depth)),
+            staging::<S>(KEYS * depth),
+            staging::<S>(KEYS * value_depth),
+            if p.softcap.is_some() { ROWS * SCORE_STRIDE } else { 0 },
         ],
     )?;
-    let [kt, vt, k, gp, qp, s, ds, dots, wide_keys, wide_g, wide_q, dk, dv, slopes] = scratch.parts();
+    let [kt, vt, k, gp, qp, s, ds, dots, keys_staging, g_staging, q_staging, dk, dv, slopes] = scratch.buffers();
     // The first block writes what later ones add to, and what it does not see is zeroed. (Zeros everywhere before took 1.4 % of a decoder's
-    // training step: gradients lie in no near cache.)
-    let first = |keys: &Range<usize>| pieces(p.queries, QUERIES).find(|rows| p.seen(rows.end - 1, keys) > 0);
+    // training step: gradients are in neither L1 nor L2.)
+    let first = |keys: &Range<usize>| chunks(p.queries, QUERIES).find(|rows| p.seen(rows.end - 1, keys) > 0);
     // Where blocks in between are left out, everything is zeroed, and added to.
     let banded = p.is_banded();
-    let blind = first(&mine).filter(|_| !banded).map_or(p.queries, |rows| rows.start);
+    let unseen = first(&mine).filter(|_| !banded).map_or(p.queries, |rows| rows.start);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
         // SAFETY: a gradient that is this task's alone, and these queries of the operands.
         unsafe {
-            zero(h.dq, (blind, depth));
-            dots_of(simd, p, h, [wide_g, wide_q], dots);
+            zero(h.dq, (unseen, depth));
+            dots_of(simd, p, h, [g_staging, q_staging], dots);
         }
     }
     let mut add = Adds { dq: banded, dk: banded };
-    for keys in parts(mine, KEYS) {
+    for keys in chunks_of(mine, KEYS) {
         let Some(any) = heads.first() else { break };
         let n = keys.len();
         let [dk_out, dv_out] = [any.dk, any.dv].map(|m| m.offset(keys.start, 0));
-        let (dk, dv) = (sums(dk_out, depth, &mut *dk), sums(dv_out, value_depth, &mut *dv));
+        let (dk, dv) = (accumulators(dk_out, depth, &mut *dk), accumulators(dv_out, value_depth, &mut *dv));
         // SAFETY: these keys of the operands, and gradients of them that are this task's alone.
         let right = unsafe {
             let written = first(&keys).filter(|_| !banded).map_or(0, |rows| p.seen(rows.end - 1, &keys));
             zero(dk.offset(written, 0), (n - written, depth));
             zero(dv.offset(written, 0), (n - written, value_depth));
-            let key = wide(simd, any.k.offset(keys.start, 0), (n, depth), wide_keys);
+            let key = upcast(simd, any.k.offset(keys.start, 0), (n, depth), keys_staging);
             let (kt, k) =
                 (PackedB::new(simd, key.transposed(), (depth, n), kt), PackedB::new(simd, key, (n, depth), k));
-            let value = wide(simd, any.v.offset(keys.start, 0), (n, value_depth), wide_keys);
+            let value = upcast(simd, any.v.offset(keys.start, 0), (n, value_depth), keys_staging);
             Right { dk, dv, kt, k, vt: PackedB::new(simd, value.transposed(), (value_depth, n), vt) }
         };
         add.dk = banded;
         for (h, dots) in heads.iter().zip(dots.chunks(p.queries.max(1))) {
-            for rows in pieces(p.queries, QUERIES).filter(|rows| p.meets(rows, &keys)) {
+            for rows in chunks(p.queries, QUERIES).filter(|rows| p.meets(rows, &keys)) {
                 // SAFETY: these queries of the operands.
                 let left = unsafe {
-                    let g = wide(simd, h.g.offset(rows.start, 0), (rows.len(), value_depth), wide_g);
-                    let q = wide(simd, h.q.offset(rows.start, 0), (rows.len(), depth), wide_q);
-                    Sides {
+                    let g = upcast(simd, h.g.offset(rows.start, 0), (rows.len(), value_depth), g_staging);
+                    let q = upcast(simd, h.q.offset(rows.start, 0), (rows.len(), depth), q_staging);
+                    Left {
                         g,
                         q,
                         packed_g: PackedB::new(simd, g, (rows.len(), value_depth), gp),
                         packed_q: PackedB::new(simd, q, (rows.len(), depth), qp),
                     }
                 };
-                block_of(call, p, h, (&rows, &keys), (&right, &left), ([s, ds, slopes], dots), add);
+                block_grads(call, p, h, (&rows, &keys), (&right, &left), ([s, ds, slopes], dots), add);
                 add.dk = true;
             }
         }
         add.dq = true;
         // SAFETY: these keys' gradients, which are this task's alone.
         unsafe {
-            settle(simd, dk, dk_out, (n, depth));
-            settle(simd, dv, dv_out, (n, value_depth));
+            store_rounded(simd, dk, dk_out, (n, depth));
+            store_rounded(simd, dv, dv_out, (n, value_depth));
         }
     }
     Ok(())
 }
 
-/// Keys and values, packed, and where their gradients are added up.
+/// Keys and values, packed, and where their gradients are accumulated.
 struct Right<'a, T> {
     dk: Matrix<*mut T>,
     dv: Matrix<*mut T>,
@@ -270,15 +270,15 @@ struct Right<'a, T> {
     k: PackedB<'a, T>,
 }
 
-/// A block's upstream gradients and queries: in rows, for products with keys and values, and packed, for sums over queries.
-struct Sides<'a, T> {
+/// A block's upstream gradients and queries: as A operands against keys and values, and packed as B operands for sums over queries.
+struct Left<'a, T> {
     g: Matrix<*const T>,
     q: Matrix<*const T>,
     packed_g: PackedB<'a, T>,
     packed_q: PackedB<'a, T>,
 }
 
-/// Whether a block adds to gradients that are there, or writes them.
+/// Whether a block adds to the gradients' old values, or overwrites them.
 #[derive(Clone, Copy)]
 struct Adds {
     dq: bool,
@@ -286,20 +286,20 @@ struct Adds {
     dk: bool,
 }
 
-/// What one block of queries and keys gives to the gradients.
-fn block_of<S: Number>(
+/// Computes what one block of queries and keys contributes to the gradients.
+fn block_grads<S: Number>(
     call: &Call<'_>,
     p: &Problem,
     h: &Head<'_, S>,
     (rows, keys): (&Range<usize>, &Range<usize>),
-    (right, left): (&Right<'_, S::Lane>, &Sides<'_, S::Lane>),
+    (right, left): (&Right<'_, S::Lane>, &Left<'_, S::Lane>),
     ([s, ds, slopes], dots): ([&mut [S::Lane]; 3], &[S::Lane]),
     add: Adds,
 ) {
     let most = p.seen(rows.end - 1, keys);
-    for step in parts(rows.clone(), STEP).filter(|step| p.seen(step.end - 1, keys) > 0) {
+    for step in chunks_of(rows.clone(), ROWS).filter(|step| p.seen(step.end - 1, keys) > 0) {
         let (n, first) = (p.seen(step.end - 1, keys), step.start - rows.start);
-        let at = first * LINE..(step.end - rows.start) * LINE;
+        let at = first * SCORE_STRIDE..(step.end - rows.start) * SCORE_STRIDE;
         let (s, ds) = (&mut s[at.clone()], &mut ds[at]);
         // SAFETY: these queries of the operands, and their gradients, which are this task's alone.
         unsafe {
@@ -316,13 +316,13 @@ fn block_of<S: Number>(
                 p.most(),
             );
             if p.softcap.is_some() {
-                steepen(call.engine().simd, ds, slopes, p.seen_by(&step, keys), step.len());
+                scale_by_slopes(call.engine().simd, ds, slopes, p.seen_by(&step, keys), step.len());
             }
             let (ds, dq) = (AOperand::Strided(read(block(ds))), h.dq.offset(step.start, 0));
             right.k.gemm((step.len(), 0..n, p.depth), ds, dq, S::Lane::from_f64(p.scale), add.dq);
         }
     }
-    for step in parts(keys.start..keys.start + most, STEP) {
+    for step in chunks_of(keys.start..keys.start + most, ROWS) {
         // Queries before this one see none of the step.
         let sees = |right| step.start as isize - p.offset - right as isize - rows.start as isize;
         let from = p.reach[1].map_or(0, |right| sees(right).clamp(0, rows.len() as isize) as usize);
@@ -339,13 +339,13 @@ fn block_of<S: Number>(
 }
 
 multiversion! {
-    /// Scores become weights, gradients of weights become gradients of scores before they are scaled; both are 0 where a query sees
+    /// Turns scores into weights, and gradients of weights into unscaled gradients of scores; both are 0 where a query sees
     /// no key. `seen` goes up to the most that a query of the block sees.
     fn score_grads<T: (Float)>(s: &mut [T], ds: &mut [T], lse: &[T], dots: &[T], seen: Seen, far: T) {
         for (i, (&lse, &dot)) in lse.iter().zip(dots).enumerate() {
             let (here, most) = (seen.of(i), seen.last);
-            let end = here.next_multiple_of(lanes::LANES);
-            let (s, ds) = (&mut s[i * LINE..][..KEYS], &mut ds[i * LINE..][..KEYS]);
+            let end = here.next_multiple_of(row_reduce::LANES);
+            let (s, ds) = (&mut s[i * SCORE_STRIDE..][..KEYS], &mut ds[i * SCORE_STRIDE..][..KEYS]);
             if here < end.max(most) {
                 s[here..end].fill(T::from_f64(f64::NEG_INFINITY));
                 s[end.min(most)..most].fill(T::default());
@@ -361,22 +361,22 @@ multiversion! {
         }
     }
 
-    /// Gradients of capped scores times the cap's slopes.
-    fn steepen<T: (Float)>(ds: &mut [T], slopes: &[T], seen: Seen, rows: usize) {
+    /// Multiplies gradients of capped scores by the cap's slopes.
+    fn scale_by_slopes<T: (Float)>(ds: &mut [T], slopes: &[T], seen: Seen, rows: usize) {
         for i in 0..rows {
             let here = seen.of(i);
-            for (d, &slope) in ds[i * LINE..][..here].iter_mut().zip(&slopes[i * LINE..][..here]) {
+            for (d, &slope) in ds[i * SCORE_STRIDE..][..here].iter_mut().zip(&slopes[i * SCORE_STRIDE..][..here]) {
                 *d = *d * slope;
             }
         }
     }
 
-    /// The products of each query's upstream gradient with its output.
+    /// The dot products of each query's upstream gradient with its output.
     fn dot_rows<T: (Float)>(g: Matrix<*const T>, o: Matrix<*const T>, width: usize, dots: &mut [T]) {
         for (i, dot) in dots.iter_mut().enumerate() {
             // SAFETY: rows of operands that `numcore` checked, one for each query.
             let (g, o) = unsafe { (row(g, i, width), row(o, i, width)) };
-            *dot = lanes::sum2(g, o, [lanes::Ahead::of(g), lanes::Ahead::of(o)], |g, o| g * o);
+            *dot = row_reduce::sum2(g, o, [row_reduce::Prefetch::behind(g), row_reduce::Prefetch::behind(o)], |g, o| g * o);
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Head<S> {
     pub o: Matrix<*mut S>,
 }
 
-/// Cuts a call into heads and groups of their queries; `queries` computes one, and its logsumexps.
+/// Partitions a call into heads and groups of their queries; `queries` computes one, and its logsumexps.
 pub(super) fn tasks<S: Number>(
     call: &Call<'_>,
     op: &Attention,
@@ -33,7 +33,7 @@ pub(super) fn tasks<S: Number>(
     let [q, k, v] = [0, 1, 2].map(|i| &call.ins[i]);
     let p = Problem::new(op, [q, k, v], call.ins.get(3))?;
     let heads = q.layout.dims()[0] * p.heads;
-    let size = share(p.queries, (heads, TASKS), QUERIES);
+    let size = chunk_len(p.queries, (heads, TASKS), QUERIES);
     let groups = p.queries.div_ceil(size);
     run(call, heads * groups, |task| {
         // The last queries of a head see most keys: they go first.
@@ -49,7 +49,8 @@ pub(super) fn tasks<S: Number>(
     Ok(Support::Done)
 }
 
-/// These queries against all keys they see. What they find is gathered aside: outputs may lie far apart, and halves are rounded once.
+/// Computes these queries against all keys they see. Outputs are accumulated in scratch memory, since their rows may be far apart, and half-precision
+/// ones are rounded once.
 pub(super) fn queries<S: Number>(
     call: &Call<'_>,
     p: &Problem,
@@ -63,33 +64,33 @@ pub(super) fn queries<S: Number>(
         [
             PackedB::<S::Lane>::len(p.depth, KEYS),
             PackedB::<S::Lane>::len(KEYS, p.value_depth),
-            STEP * LINE,
+            ROWS * SCORE_STRIDE,
             rows.len() * p.value_depth,
             rows.len(),
             rows.len(),
-            aside::<S>(KEYS * p.depth.max(p.value_depth)),
-            aside::<S>(STEP * p.depth),
+            staging::<S>(KEYS * p.depth.max(p.value_depth)),
+            staging::<S>(ROWS * p.depth),
         ],
     )?;
-    let [keys_packed, values_packed, s, o, top, sum, wide_keys, wide_queries] = scratch.parts();
+    let [keys_packed, values_packed, s, o, top, sum, keys_staging, queries_staging] = scratch.buffers();
     let [top, sum] = [top, sum].map(|x| &mut x[..rows.len()]);
     let o = &mut o[..rows.len() * p.value_depth];
     top.fill(S::Lane::from_f64(f64::NEG_INFINITY));
     sum.fill(S::Lane::default());
     o.fill(S::Lane::default());
-    for keys in pieces(p.visible(&rows), KEYS).filter(|keys| p.meets(&rows, keys)) {
+    for keys in chunks(p.visible(&rows), KEYS).filter(|keys| p.meets(&rows, keys)) {
         let n = keys.len();
         // SAFETY: these keys of the operands.
         let (k, v) = unsafe {
-            let k = wide(simd, h.k.offset(keys.start, 0), (n, p.depth), wide_keys);
+            let k = upcast(simd, h.k.offset(keys.start, 0), (n, p.depth), keys_staging);
             let k = PackedB::new(simd, k.transposed(), (p.depth, n), keys_packed);
-            let v = wide(simd, h.v.offset(keys.start, 0), (n, p.value_depth), wide_keys);
+            let v = upcast(simd, h.v.offset(keys.start, 0), (n, p.value_depth), keys_staging);
             (k, PackedB::new(simd, v, (n, p.value_depth), values_packed))
         };
-        for step in parts(rows.clone(), STEP).filter(|step| p.meets(step, &keys)) {
+        for step in chunks_of(rows.clone(), ROWS).filter(|step| p.meets(step, &keys)) {
             // SAFETY: these queries of the operand.
             unsafe {
-                let q = wide(simd, h.q.offset(step.start, 0), (step.len(), p.depth), wide_queries);
+                let q = upcast(simd, h.q.offset(step.start, 0), (step.len(), p.depth), queries_staging);
                 p.scores::<S>(h.at, (&step, q), (&keys, k), simd, s, &mut []);
             }
             let at = step.start - rows.start..step.end - rows.start;
@@ -108,23 +109,23 @@ pub(super) fn queries<S: Number>(
 }
 
 multiversion! {
-    /// Turns scores into weights relative to the largest score so far, and rescales what was gathered before.
+    /// Turns scores into weights relative to the largest score so far, and rescales the outputs so far.
     fn weights<T: (Float)>(s: &mut [T], o: &mut [T], top: &mut [T], sum: &mut [T], seen: Seen) {
         let width = o.len() / top.len();
-        let mut before = [T::default(); STEP];
-        // Rows do not depend on each other: their largest scores are found side by side, and so are their weights.
+        let mut before = [T::default(); ROWS];
+        // Rows are independent: first all largest scores are found, then all weights.
         for (i, top) in top.iter_mut().enumerate() {
             let here = seen.of(i);
-            let row = &mut s[i * LINE..][..here.next_multiple_of(lanes::LANES)];
+            let row = &mut s[i * SCORE_STRIDE..][..here.next_multiple_of(row_reduce::LANES)];
             row[here..].fill(T::from_f64(f64::NEG_INFINITY));
             before[i] = *top;
-            *top = lanes::greatest(*top, row);
+            *top = row_reduce::greatest(*top, row);
         }
         for (i, (&top, sum)) in top.iter().zip(sum).enumerate() {
-            let row = &mut s[i * LINE..][..KEYS];
-            let end = seen.of(i).next_multiple_of(lanes::LANES);
+            let row = &mut s[i * SCORE_STRIDE..][..KEYS];
+            let end = seen.of(i).next_multiple_of(row_reduce::LANES);
             let base = finite(top);
-            let gathered = lanes::update_sum(&mut row[..end], |x| Math::exp2_flushed(x - base));
+            let row_sum = row_reduce::update_sum(&mut row[..end], |x| Math::exp2_flushed(x - base));
             if end < seen.last {
                 row[end..seen.last].fill(T::default());
             }
@@ -135,7 +136,7 @@ multiversion! {
                 }
                 *sum = *sum * factor;
             }
-            *sum = *sum + gathered;
+            *sum = *sum + row_sum;
         }
     }
 

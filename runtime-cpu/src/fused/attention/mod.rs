@@ -1,12 +1,13 @@
 //! Attention in blocks of queries and keys with an online softmax (Dao, *FlashAttention-2*, 2023): scores exist one block at a time,
 //! so memory is linear in the sequence length.
 //!
-//! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of log 2, so that
-//! weights are powers of two. Where the diagonal of a causal call passes through a block, only what is below it is computed, a step of
-//! rows at a time. Blocks that lie outside of a sliding window are left out; inside of a block what lies before it has
-//! scores of `−∞`.
+//! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of log 2, so that weights
+//! are powers of two.
 //!
-//! **Invariant**: tasks, and with them the order of every sum, are cut by the sizes of the call alone.
+//! Where the diagonal of a causal call passes through a block, only what is below it is computed, a few rows at a time. Blocks outside of a
+//! sliding window are skipped; inside a block keys before the window have scores of `−∞`.
+//!
+//! **Invariant**: the partition into tasks, and with it the order of every sum, depends on the sizes of the call alone.
 
 mod backward;
 mod forward;
@@ -20,7 +21,7 @@ use std::ops::Range;
 use numcore::DType;
 use numcore::{Element as _, Layout, Result, Support, fused::Attention};
 
-use super::{Call, Float, Number, lanes, lines};
+use super::{Call, Float, Number, half_rows, row_reduce};
 use crate::{
     Buffer, Cpu, Simd,
     element::Stored,
@@ -30,13 +31,13 @@ use crate::{
     simd::multiversion,
 };
 
-/// Keys of one block: sums of so many steps, and their packed keys and values still leave most of an L2 of 1 MiB.
+/// Keys of one block: the depth `k` of the GEMM with values. The packed keys and values leave most of an L2 of 1 MiB.
 const KEYS: usize = 256;
-/// From one row of a block of scores to the next: not a power of two, whose columns would share a few sets of L1. As many
-/// numbers follow the last key as a strip has rows at most.
-const LINE: usize = KEYS + 16;
-/// Queries, or keys, that are computed at once: whole strips at every level, whose scores stay in L1.
-const STEP: usize = 24;
+/// The row stride of a block of scores. It is no power of two, whose columns would map to a few sets of L1. As many elements follow the last key as
+/// an A micro-panel has rows at most.
+const SCORE_STRIDE: usize = KEYS + 16;
+/// Queries, or keys, that are computed at once: whole A micro-panels for every instruction set, whose scores stay in L1.
+const ROWS: usize = 24;
 
 /// Outputs and logsumexps.
 pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
@@ -137,11 +138,11 @@ impl Problem {
         if rows.is_empty() { 0 } else { self.seen(rows.end - 1, &(0..self.keys)) }
     }
 
-    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2, [`LINE`]
-    /// numbers to a row; with a soft cap its slopes, in as many rows.
+    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2 and in rows of [`SCORE_STRIDE`] elements;
+    /// with a soft cap also its slopes, in as many rows.
     ///
     /// # Safety
-    /// These queries lie at `q`, and the block has these keys.
+    /// `q` is valid for these queries, and `k` has these keys.
     unsafe fn scores<S: Number>(
         &self,
         (b, h): (usize, usize),
@@ -154,13 +155,13 @@ impl Problem {
         let n = self.seen(rows.end - 1, keys);
         let unit = if self.mask.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
         let scale = S::Lane::from_f64(self.softcap.map_or(self.scale * unit, |cap| self.scale / cap));
-        // SAFETY: the caller's promise; the scores are nobody else's.
+        // SAFETY: the caller guarantees the queries and keys; `s` is a mutable slice with a row for each query.
         unsafe { k.gemm((rows.len(), 0..self.depth, n), AOperand::Strided(q), block(s), scale, false) };
         if let Some(cap) = self.softcap {
             cap_rows(simd, s, slopes, (rows.len(), n), S::Lane::from_f64(cap * unit));
         }
         self.add_mask::<S>((b, h), rows, keys, n, s);
-        for (row, s) in rows.clone().zip(s.chunks_exact_mut(LINE)) {
+        for (row, s) in rows.clone().zip(s.chunks_exact_mut(SCORE_STRIDE)) {
             let hidden = self.start(row).saturating_sub(keys.start).min(n);
             s[..hidden].fill(S::Lane::from_f64(f64::NEG_INFINITY));
         }
@@ -178,7 +179,7 @@ impl Problem {
         let Some(mask) = &self.mask else { return };
         let (along, lowest) = (mask.layout.strides()[3], lowest::<S::Lane>());
         let values: Base<S> = mask.base();
-        for (row, s) in rows.clone().zip(s.chunks_exact_mut(LINE)) {
+        for (row, s) in rows.clone().zip(s.chunks_exact_mut(SCORE_STRIDE)) {
             let first = offset(&mask.layout, [b, h, row, keys.start]);
             for (j, x) in s[..n].iter_mut().enumerate() {
                 // SAFETY: a position of the mask, which was broadcast to the scores.
@@ -202,7 +203,7 @@ fn offset(layout: &Layout, at: [usize; 4]) -> isize {
 
 /// A block of scores as a matrix.
 fn block<T>(s: &mut [T]) -> Matrix<*mut T> {
-    Matrix { at: s.as_mut_ptr(), row: LINE as isize, column: 1 }
+    Matrix { at: s.as_mut_ptr(), row: SCORE_STRIDE as isize, column: 1 }
 }
 
 /// The matrix of batch `b` and head `h` of an operand `[B, H, T, D]`.
@@ -211,57 +212,57 @@ fn head<S: Stored>(x: &Operand, b: usize, h: usize) -> Matrix<*mut S> {
     Matrix { at: x.base::<S>().at(b as isize * s[0] + h as isize * s[1]), row: s[2], column: 1 }
 }
 
-/// The same, to be read.
+/// The same matrix, for reading.
 fn read<T>(m: Matrix<*mut T>) -> Matrix<*const T> {
     Matrix { at: m.at.cast_const(), row: m.row, column: m.column }
 }
 
-/// Rows of a matrix as they are computed with: where they are, or upcast into `aside`.
+/// Rows of a matrix in the type they are computed in: in place, or upcast into `staging`.
 ///
 /// # Safety
-/// The rows lie in their operand, which nothing writes meanwhile.
-unsafe fn wide<S: Number>(
+/// `m` is valid for reads of these rows, which nothing writes meanwhile.
+unsafe fn upcast<S: Number>(
     simd: Simd,
     m: Matrix<*const S>,
     (rows, width): (usize, usize),
-    aside: &mut [S::Lane],
+    staging: &mut [S::Lane],
 ) -> Matrix<*const S::Lane> {
-    if S::WIDE {
+    if S::IS_LANE {
         return Matrix { at: m.at.cast(), row: m.row, column: 1 };
     }
-    for (i, to) in aside.chunks_exact_mut(width.max(1)).take(rows).enumerate() {
-        // SAFETY: the caller's promise.
-        lines::widen(simd, unsafe { std::slice::from_raw_parts(m.offset(i, 0).at, width) }, to);
+    for (i, to) in staging.chunks_exact_mut(width.max(1)).take(rows).enumerate() {
+        // SAFETY: row `i` of those that the caller guarantees.
+        half_rows::upcast(simd, unsafe { std::slice::from_raw_parts(m.offset(i, 0).at, width) }, to);
     }
-    Matrix { at: aside.as_ptr(), row: width as isize, column: 1 }
+    Matrix { at: staging.as_ptr(), row: width as isize, column: 1 }
 }
 
-/// Where numbers of an output are added up: in it, or in `aside`, from where [`settle`] brings them.
-fn sums<S: Number>(out: Matrix<*mut S>, width: usize, aside: &mut [S::Lane]) -> Matrix<*mut S::Lane> {
-    if S::WIDE {
+/// Where an output is accumulated: in place, or in `staging`, from which [`store_rounded`] stores it.
+fn accumulators<S: Number>(out: Matrix<*mut S>, width: usize, staging: &mut [S::Lane]) -> Matrix<*mut S::Lane> {
+    if S::IS_LANE {
         return Matrix { at: out.at.cast(), row: out.row, column: 1 };
     }
-    Matrix { at: aside.as_mut_ptr(), row: width as isize, column: 1 }
+    Matrix { at: staging.as_mut_ptr(), row: width as isize, column: 1 }
 }
 
-/// Rounds what was added up aside.
+/// Rounds what was accumulated in staging memory into the output.
 ///
 /// # Safety
-/// These rows are the output's, and no other thread accesses them meanwhile; the sums are those of [`sums`].
-unsafe fn settle<S: Number>(
+/// `out` is valid for writes of these rows, which no other thread accesses; `acc` comes from [`accumulators`].
+unsafe fn store_rounded<S: Number>(
     simd: Simd,
-    sums: Matrix<*mut S::Lane>,
+    acc: Matrix<*mut S::Lane>,
     out: Matrix<*mut S>,
     (rows, width): (usize, usize),
 ) {
-    if S::WIDE {
+    if S::IS_LANE {
         return;
     }
     for i in 0..rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: row `i` of the output and of the staging memory, which the caller guarantees.
         unsafe {
-            let from = std::slice::from_raw_parts(sums.offset(i, 0).at.cast_const(), width);
-            lines::round(simd, from, std::slice::from_raw_parts_mut(out.offset(i, 0).at, width));
+            let from = std::slice::from_raw_parts(acc.offset(i, 0).at.cast_const(), width);
+            half_rows::round(simd, from, std::slice::from_raw_parts_mut(out.offset(i, 0).at, width));
         }
     }
 }
@@ -283,15 +284,15 @@ impl Seen {
 }
 
 multiversion! {
-    /// `cap · tanh` of `n` scores of each row, and its slope if there is room for it.
+    /// `cap · tanh` of `n` scores of each row, and its slopes if `slopes` is not empty.
     fn cap_rows<T: (Float)>(s: &mut [T], slopes: &mut [T], size: (usize, usize), cap: T) {
         let (rows, n) = size;
         for i in 0..rows {
-            let s = &mut s[i * LINE..][..n];
+            let s = &mut s[i * SCORE_STRIDE..][..n];
             for x in s.iter_mut() {
                 *x = Math::tanh(*x);
             }
-            if let Some(slopes) = slopes.get_mut(i * LINE..i * LINE + n) {
+            if let Some(slopes) = slopes.get_mut(i * SCORE_STRIDE..i * SCORE_STRIDE + n) {
                 for (slope, &x) in slopes.iter_mut().zip(&*s) {
                     *slope = super::one::<T>() - x * x;
                 }
@@ -303,27 +304,27 @@ multiversion! {
     }
 }
 
-/// Consecutive pieces of `0..len`, of `size` each.
-fn pieces(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
-    parts(0..len, size)
+/// Consecutive chunks of `0..len`, of `size` each.
+fn chunks(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    chunks_of(0..len, size)
 }
 
-/// Consecutive pieces of a range.
-fn parts(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+/// Consecutive chunks of a range.
+fn chunks_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(size).map(move |from| from..range.end.min(from + size))
 }
 
-/// How many of `len` positions of a head a task takes, if a call of so many heads is to have about so many tasks: a multiple of `least`.
-fn share(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize {
+/// How many of `len` positions of a head one task takes, for a call of `heads` heads and about `tasks` tasks: a multiple of `least`.
+fn chunk_len(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize {
     len.div_ceil(tasks.div_ceil(heads.max(1))).next_multiple_of(least).max(least)
 }
 
-/// Numbers to compute aside: none where they are stored as they are computed with.
-const fn aside<S: Number>(numbers: usize) -> usize {
-    if S::WIDE { 0 } else { numbers }
+/// Elements of staging memory: none where elements are stored in the type they are computed in.
+const fn staging<S: Number>(elements: usize) -> usize {
+    if S::IS_LANE { 0 } else { elements }
 }
 
-/// Memory of one task, in parts that begin at cache lines.
+/// Scratch memory of one task, in buffers that begin at cache lines.
 struct Scratch<T, const N: usize> {
     memory: Buffer,
     sizes: [usize; N],
@@ -337,12 +338,12 @@ impl<T: Float, const N: usize> Scratch<T, N> {
         Ok(Scratch { memory, sizes, _of: std::marker::PhantomData })
     }
 
-    fn parts(&mut self) -> [&mut [T]; N] {
+    fn buffers(&mut self) -> [&mut [T]; N] {
         let base = Base::<T>::new(self.memory.ptr().cast());
         let mut from = 0;
         self.sizes.map(|size| {
             from += size;
-            // SAFETY: parts of this memory that do not overlap; it is initialised, and borrowed as long as they live.
+            // SAFETY: the buffers do not overlap; the memory is initialised, and borrowed as long as they live.
             unsafe { base.slice_mut((from - size) as isize, size) }
         })
     }

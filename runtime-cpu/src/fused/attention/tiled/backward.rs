@@ -1,5 +1,5 @@
-//! Gradients, in the same blocks. Those of keys and values are made in columns, `dkᵀ = qᵀ·dS` and `dvᵀ = gᵀ·P`: so weights go into a right
-//! operand's tiles, where two queries lie side by side, and not into turned ones.
+//! Gradients, in the same blocks. Those of keys and values are computed transposed, `dkᵀ = qᵀ·dS` and `dvᵀ = gᵀ·P`. So weights go into the tiles
+//! of a B operand, which pair two queries, and need no transposition.
 
 use std::{arch::x86_64::*, ops::Range};
 
@@ -10,9 +10,9 @@ use super::{
         backward::{Head, QUERIES, dots_of},
         *,
     },
-    AHEAD, PANELS, SIDE, Scores, room, rows_out,
+    KEY_PANELS, PANEL, PREFETCH_ROWS, Scores,
     score_grads::ScoreGrads,
-    tiles,
+    store_rows, tiles, tiles_len,
 };
 use crate::{
     gemm::{Interleaved, Split, Tile, TileUnit},
@@ -20,8 +20,8 @@ use crate::{
     simd::read_transposed,
 };
 
-/// Strips of queries that are added up at once for their keys: two blocks of them, in three pieces, still leave most of an L2.
-pub(super) const STRIPS: usize = 2;
+/// Micro-panels of queries that contribute to gradients of keys at once: two blocks of them, of three terms, still leave most of L2.
+pub(super) const QUERY_PANELS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
 pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
@@ -31,33 +31,39 @@ pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
     mine: Range<usize>,
 ) -> Result<()> {
     let Some(amx) = TileUnit::<TERMS>::new(call.engine().simd) else { return Ok(()) };
-    let [deep, wide] = [p.depth, p.value_depth].map(|n| n.div_ceil(SIDE));
-    let strips = p.queries.div_ceil(SIDE);
+    let [depth_panels, value_panels] = [p.depth, p.value_depth].map(|n| n.div_ceil(PANEL));
+    let query_panels = p.queries.div_ceil(PANEL);
     let operands = [
-        PANELS * deep,
-        PANELS * wide,
-        deep * PANELS,
-        deep,
-        wide,
-        STRIPS,
-        2 * PANELS,
-        2 * PANELS * STRIPS,
-        2 * PANELS * STRIPS,
+        KEY_PANELS * depth_panels,
+        KEY_PANELS * value_panels,
+        depth_panels * KEY_PANELS,
+        depth_panels,
+        value_panels,
+        QUERY_PANELS,
+        2 * KEY_PANELS,
+        2 * KEY_PANELS * QUERY_PANELS,
+        2 * KEY_PANELS * QUERY_PANELS,
     ];
-    let blocks = [2 * PANELS, 2 * PANELS, deep * PANELS, wide * PANELS, p.group * strips * deep];
-    let others = [p.group * p.queries, aside::<T>(QUERIES * p.value_depth), aside::<T>(QUERIES * p.value_depth)];
-    let operands = operands.into_iter().map(|steps| room(steps * TileUnit::<TERMS>::PANEL_TILES));
-    let mut sizes = operands.chain(blocks.map(|n| room(n * 4))).chain(others);
+    let blocks = [
+        2 * KEY_PANELS,
+        2 * KEY_PANELS,
+        depth_panels * KEY_PANELS,
+        value_panels * KEY_PANELS,
+        p.group * query_panels * depth_panels,
+    ];
+    let others = [p.group * p.queries, staging::<T>(QUERIES * p.value_depth), staging::<T>(QUERIES * p.value_depth)];
+    let operands = operands.into_iter().map(|k_tiles| tiles_len(k_tiles * TileUnit::<TERMS>::PANEL_TILES));
+    let mut sizes = operands.chain(blocks.map(|n| tiles_len(n * 4))).chain(others);
     let mut scratch = Scratch::<f32, 17>::new(call.cpu, std::array::from_fn(|_| sizes.next().unwrap_or(0)))?;
-    let [kt, vt, k, q, g, transposed, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, wide_g, wide_o] =
-        scratch.parts();
+    let [kt, vt, k, q, g, transposed, ds_left, weights, ds_right, s, ds, dk, dv, dq, dots, g_staging, o_staging] =
+        scratch.buffers();
     dq.fill(0.0);
     for (h, dots) in heads.iter().zip(dots.chunks_mut(p.queries.max(1))) {
-        // SAFETY: these queries of the operands.
-        unsafe { dots_of(call.engine().simd, p, h, [wide_g, wide_o], dots) };
+        // SAFETY: the head's matrices have all queries.
+        unsafe { dots_of(call.engine().simd, p, h, [g_staging, o_staging], dots) };
     }
     let dq = tiles(dq);
-    for keys in parts(mine, KEYS) {
+    for keys in chunks_of(mine, KEYS) {
         let Some(any) = heads.first() else { break };
         let n = keys.len();
         dk.fill(0.0);
@@ -68,17 +74,17 @@ pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
             heads,
             dots,
             keys: keys.clone(),
-            sizes: [deep, wide],
+            sizes: [depth_panels, value_panels],
             right: [&mut *kt, &mut *vt, &mut *k].map(tiles),
             left: [&mut *q, &mut *g].map(tiles),
             transposed: tiles(transposed),
-            sums: [&mut *s, &mut *ds].map(tiles),
+            acc: [&mut *s, &mut *ds].map(tiles),
             ds_left: tiles(ds_left),
             columns: [&mut *weights, &mut *ds_right].map(tiles),
             dq,
             dk: [&mut *dv, &mut *dk].map(tiles),
         };
-        // SAFETY: these keys of the operands, and tiles of this task's.
+        // SAFETY: the operands have these keys; the tiles are this task's scratch.
         unsafe {
             let [key, value] = [any.k, any.v].map(|m| m.offset(keys.start, 0));
             amx.pack_b(key.transposed(), (p.depth, n), block.right[0]);
@@ -86,21 +92,21 @@ pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
             amx.pack_b(key, (n, p.depth), block.right[2]);
             block.run();
         }
-        for (sums, out, width, scale) in
+        for (acc, out, width, scale) in
             [(&mut *dk, any.dk, p.depth, p.scale as f32), (&mut *dv, any.dv, p.value_depth, 1.0)]
         {
             // SAFETY: these keys' gradients, which are this task's alone; the CPU supports the instructions.
-            unsafe { columns_out(tiles(sums), out.offset(keys.start, 0), (n, width), scale) };
+            unsafe { store_columns(tiles(acc), out.offset(keys.start, 0), (n, width), scale) };
         }
     }
     for (i, h) in heads.iter().enumerate() {
-        for (strip, step) in pieces(p.queries, SIDE).enumerate() {
-            let (sums, scale) = (dq.wrapping_add((i * strips + strip) * deep * 4), p.scale as f32);
+        for (query_panel, step) in chunks(p.queries, PANEL).enumerate() {
+            let (acc, scale) = (dq.wrapping_add((i * query_panels + query_panel) * depth_panels * 4), p.scale as f32);
             // SAFETY: these queries' gradients, which are this task's alone; the CPU supports the instructions.
             let _ = unsafe {
                 match h.rounded {
-                    Some(out) => rows_out(sums, out.offset(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
-                    None => rows_out(sums, h.dq.offset(step.start, 0), p.depth, &[scale; SIDE][..step.len()]),
+                    Some(out) => store_rows(acc, out.offset(step.start, 0), p.depth, &[scale; PANEL][..step.len()]),
+                    None => store_rows(acc, h.dq.offset(step.start, 0), p.depth, &[scale; PANEL][..step.len()]),
                 }
             };
         }
@@ -108,107 +114,109 @@ pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
     Ok(())
 }
 
-/// A block of keys, with tiles of its operands, and those in which strips of queries are computed.
+/// A block of keys: tiles of its operands, and those in which micro-panels of queries are computed.
 struct Block<'a, T: Stored, const TERMS: usize> {
     amx: &'a TileUnit<TERMS>,
     p: &'a Problem,
     heads: &'a [Head<'a, T>],
     dots: &'a [f32],
     keys: Range<usize>,
-    /// Panels of the depth, and of values.
+    /// Micro-panels of the depth, and of the value depth.
     sizes: [usize; 2],
-    /// Keys and values in columns, keys in rows.
+    /// B operands: keys and values transposed, and keys.
     right: [*mut Tile; 3],
-    /// A strip of queries and of upstream gradients.
+    /// A micro-panels of queries and of upstream gradients.
     left: [*mut Tile; 2],
-    /// Columns of upstream gradients or queries of a few strips.
+    /// Upstream gradients or queries of a few micro-panels, transposed.
     transposed: *mut Tile,
-    /// Scores and gradients of weights, of two strips.
-    sums: [*mut Tile; 2],
-    /// Gradients of scores in rows, of two strips.
+    /// Accumulators of scores and of gradients of weights, for two micro-panels.
+    acc: [*mut Tile; 2],
+    /// A operands: gradients of scores of two micro-panels.
     ds_left: *mut Tile,
-    /// Weights and gradients of scores, twice a few strips of them.
+    /// B operands: weights and gradients of scores, for two times a few micro-panels.
     columns: [*mut Tile; 2],
     dq: *mut Tile,
     /// Gradients of values and of keys.
     dk: [*mut Tile; 2],
 }
 
-/// A strip of queries that see any of the keys.
+/// A micro-panel of queries that see any of the keys.
 #[derive(Clone, Copy)]
-struct Strip {
+struct QueryPanel {
     head: usize,
-    /// Among the head's strips.
+    /// Its index among the head's micro-panels.
     at: usize,
-    /// Which of two places its sums have.
+    /// Which of the two accumulators it has.
     place: usize,
-    /// Among those that are added up at once.
+    /// Its index among the micro-panels that contribute at once.
     slot: usize,
-    /// Which of two places those have.
+    /// Which of two buffers those have.
     half: usize,
 }
 
 impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
-    /// While a strip's scores become gradients, those of the strip after it are added up, and what the one before gives to its queries and,
-    /// with others, to the keys.
+    /// Software pipelining over micro-panels of queries. While the scores of one become gradients, AMX computes the scores of the next, and what
+    /// the one before contributes to gradients of queries and, with others, of keys.
     ///
     /// # Safety
     /// The matrices have these keys and all queries; the tiles are nobody else's.
     unsafe fn run(&self) {
-        let strips = self.p.queries.div_ceil(SIDE);
-        let first = (0..strips).find(|&at| self.seen(at).last > 0).unwrap_or(strips);
-        let each = strips - first;
+        let query_panels = self.p.queries.div_ceil(PANEL);
+        let first = (0..query_panels).find(|&at| self.seen(at).last > 0).unwrap_or(query_panels);
+        let each = query_panels - first;
         let all = self.heads.len() * each;
-        let strip = |turn: usize| {
+        let panel_of = |turn: usize| {
             let (head, i) = (turn / each, turn % each);
-            let half = head * each.div_ceil(STRIPS) + i / STRIPS;
-            Strip { head, at: first + i, place: turn % 2, slot: i % STRIPS, half: half % 2 }
+            let half = head * each.div_ceil(QUERY_PANELS) + i / QUERY_PANELS;
+            QueryPanel { head, at: first + i, place: turn % 2, slot: i % QUERY_PANELS, half: half % 2 }
         };
         for turn in 0..all + 2 {
-            let before = |turns: usize| turn.checked_sub(turns).filter(|&t| t < all).map(strip);
+            let before = |turns: usize| turn.checked_sub(turns).filter(|&t| t < all).map(panel_of);
             let [ahead, here, behind] = [0, 1, 2].map(before);
-            let full = behind.filter(|s| s.slot + 1 == STRIPS || s.at + 1 == strips);
-            let [deep, wide] = self.sizes;
-            let steps =
-                [(ahead, deep + wide), (behind, deep)].map(|(s, n)| s.map_or(0, |s| self.scores(s).panels() * n));
-            let added =
-                full.map_or(0, |s| self.added(s).map(|(_, from)| s.slot + 1 - from).sum::<usize>() * (deep + wide));
-            let work = here.map(|s| self.score_grads(s));
-            let mut beside = Interleaved::new(work, (steps.iter().sum::<usize>() + added) * TileUnit::<TERMS>::SLOTS);
-            // SAFETY: the caller's promise; strips that follow each other have tiles of their own.
+            let full = behind.filter(|s| s.slot + 1 == QUERY_PANELS || s.at + 1 == query_panels);
+            let [depth_panels, value_panels] = self.sizes;
+            let k_tiles = [(ahead, depth_panels + value_panels), (behind, depth_panels)]
+                .map(|(s, n)| s.map_or(0, |s| self.scores(s).panels() * n));
+            let added = full.map_or(0, |s| {
+                self.added(s).map(|(_, from)| s.slot + 1 - from).sum::<usize>() * (depth_panels + value_panels)
+            });
+            let task = here.map(|s| self.score_grads(s));
+            let mut background =
+                Interleaved::new(task, (k_tiles.iter().sum::<usize>() + added) * TileUnit::<TERMS>::SLOTS);
+            // SAFETY: the caller guarantees keys and queries; consecutive micro-panels have tiles of their own.
             unsafe {
-                ahead.into_iter().for_each(|s| self.add_scores(s, &mut beside));
-                behind.into_iter().for_each(|s| self.add_queries(s, &mut beside));
-                full.into_iter().for_each(|s| self.add_keys(s, &mut beside));
-                beside.finish();
+                ahead.into_iter().for_each(|s| self.add_scores(s, &mut background));
+                behind.into_iter().for_each(|s| self.add_queries(s, &mut background));
+                full.into_iter().for_each(|s| self.add_keys(s, &mut background));
+                background.finish();
             }
         }
     }
 
     fn rows(&self, at: usize) -> Range<usize> {
-        at * SIDE..self.p.queries.min((at + 1) * SIDE)
+        at * PANEL..self.p.queries.min((at + 1) * PANEL)
     }
 
     fn seen(&self, at: usize) -> Seen {
         self.p.seen_by(&self.rows(at), &self.keys)
     }
 
-    fn scores(&self, s: Strip) -> Scores {
+    fn scores(&self, s: QueryPanel) -> Scores {
         let scale = (self.p.scale * std::f64::consts::LOG2_E) as f32;
-        Scores { tiles: self.sums[0].wrapping_add(s.place * PANELS * 4), scale, seen: self.seen(s.at) }
+        Scores { tiles: self.acc[0].wrapping_add(s.place * KEY_PANELS * 4), scale, seen: self.seen(s.at) }
     }
 
-    fn grads(&self, s: Strip) -> *mut Tile {
-        self.sums[1].wrapping_add(s.place * PANELS * 4)
+    fn grads(&self, s: QueryPanel) -> *mut Tile {
+        self.acc[1].wrapping_add(s.place * KEY_PANELS * 4)
     }
 
-    fn ds_left(&self, s: Strip) -> *mut Tile {
-        self.ds_left.wrapping_add(s.place * PANELS * TileUnit::<TERMS>::PANEL_TILES)
+    fn ds_left(&self, s: QueryPanel) -> *mut Tile {
+        self.ds_left.wrapping_add(s.place * KEY_PANELS * TileUnit::<TERMS>::PANEL_TILES)
     }
 
-    fn score_grads(&self, s: Strip) -> ScoreGrads<'_, TERMS> {
+    fn score_grads(&self, s: QueryPanel) -> ScoreGrads<'_, TERMS> {
         let rows = self.rows(s.at);
-        let slot = (s.half * PANELS * STRIPS + s.slot) * TileUnit::<TERMS>::PANEL_TILES;
+        let slot = (s.half * KEY_PANELS * QUERY_PANELS + s.slot) * TileUnit::<TERMS>::PANEL_TILES;
         ScoreGrads {
             scores: self.scores(s),
             grads: self.grads(s),
@@ -222,74 +230,74 @@ impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
         }
     }
 
-    /// Scores and gradients of weights.
+    /// Computes scores and gradients of weights.
     ///
     /// # Safety
-    /// As for [`run`](Block::run).
+    /// As for [`run`](Block::run), on a CPU with AMX.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn add_scores(&self, s: Strip, beside: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
+    unsafe fn add_scores(&self, s: QueryPanel, background: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
         let factors = [(h.q, self.p.depth, scores.tiles.cast_mut()), (h.g, self.p.value_depth, self.grads(s))];
-        for (((x, width, sums), left), right) in factors.into_iter().zip(self.left).zip(self.right) {
-            let steps = width.div_ceil(SIDE);
-            // SAFETY: the caller's promise.
+        for (((x, width, acc), left), right) in factors.into_iter().zip(self.left).zip(self.right) {
+            let k_tiles = width.div_ceil(PANEL);
+            // SAFETY: the caller guarantees these queries, and tiles of this task's alone.
             unsafe {
                 self.amx.pack_a(x.offset(rows.start, 0), (rows.len(), width), left);
                 for panel in 0..scores.panels() {
-                    let right = right.add(panel * steps * TileUnit::<TERMS>::PANEL_TILES);
-                    self.amx.multiply((left, right), sums.add(panel * 4), steps, false, || beside.tick());
+                    let right = right.add(panel * k_tiles * TileUnit::<TERMS>::PANEL_TILES);
+                    self.amx.multiply((left, right), acc.add(panel * 4), k_tiles, false, || background.tick());
                 }
             }
         }
     }
 
-    /// What a strip adds to gradients of its queries.
+    /// Adds what a micro-panel contributes to gradients of its queries.
     ///
     /// # Safety
-    /// As for [`run`](Block::run).
+    /// As for [`run`](Block::run), on a CPU with AMX.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn add_queries(&self, s: Strip, beside: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
-        let deep = self.sizes[0];
-        for panel in 0..deep {
-            // SAFETY: the caller's promise.
+    unsafe fn add_queries(&self, s: QueryPanel, background: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
+        let depth_panels = self.sizes[0];
+        for panel in 0..depth_panels {
+            // SAFETY: the caller guarantees tiles of this task's alone, which hold these micro-panels.
             unsafe {
-                let k = self.right[2].add(panel * self.keys.len().div_ceil(SIDE) * TileUnit::<TERMS>::PANEL_TILES);
-                let strip = s.head * self.p.queries.div_ceil(SIDE) + s.at;
-                let (sums, steps) = (self.dq.add((strip * deep + panel) * 4), self.scores(s).panels());
-                self.amx.multiply((self.ds_left(s), k), sums, steps, true, || beside.tick());
+                let k = self.right[2].add(panel * self.keys.len().div_ceil(PANEL) * TileUnit::<TERMS>::PANEL_TILES);
+                let query_panel = s.head * self.p.queries.div_ceil(PANEL) + s.at;
+                let (acc, k_tiles) = (self.dq.add((query_panel * depth_panels + panel) * 4), self.scores(s).panels());
+                self.amx.multiply((self.ds_left(s), k), acc, k_tiles, true, || background.tick());
             }
         }
     }
 
-    /// Panels that the last strip of a few sees, and the first of those strips that sees any of a panel's keys.
-    fn added(&self, last: Strip) -> impl Iterator<Item = (usize, usize)> {
+    /// The micro-panels of keys that the last of a few micro-panels of queries sees; with each the first of those that sees any of its keys.
+    fn added(&self, last: QueryPanel) -> impl Iterator<Item = (usize, usize)> {
         let first = last.at - last.slot;
         (0..self.scores(last).panels()).map(move |panel| {
-            let sees = |&slot: &usize| self.seen(first + slot).last > panel * SIDE;
+            let sees = |&slot: &usize| self.seen(first + slot).last > panel * PANEL;
             (panel, (0..last.slot).find(sees).unwrap_or(last.slot))
         })
     }
 
-    /// What a few strips add to gradients of values and keys.
+    /// Adds what a few micro-panels contribute to gradients of values and keys.
     ///
     /// # Safety
-    /// As for [`run`](Block::run).
+    /// As for [`run`](Block::run), on a CPU with AMX.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn add_keys(&self, last: Strip, beside: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
+    unsafe fn add_keys(&self, last: QueryPanel, background: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let h = &self.heads[last.head];
         let rows = self.rows(last.at - last.slot).start..self.rows(last.at).end;
         let step = TileUnit::<TERMS>::PANEL_TILES;
         let factors = [(h.g, self.p.value_depth), (h.q, self.p.depth)];
-        for ((x, width), (right, sums)) in factors.into_iter().zip(self.columns.into_iter().zip(self.dk)) {
-            for (strip, part) in pieces(width, SIDE).enumerate() {
-                // SAFETY: the caller's promise.
+        for ((x, width), (right, acc)) in factors.into_iter().zip(self.columns.into_iter().zip(self.dk)) {
+            for (depth_panel, part) in chunks(width, PANEL).enumerate() {
+                // SAFETY: the caller guarantees these queries, and tiles of this task's alone.
                 unsafe {
                     let left = self.transposed;
                     self.amx.pack_a(x.offset(rows.start, part.start).transposed(), (part.len(), rows.len()), left);
                     for (panel, from) in self.added(last) {
-                        let right = right.add(((last.half * PANELS + panel) * STRIPS + from) * step);
-                        let (sums, steps) = (sums.add((strip * PANELS + panel) * 4), last.slot + 1 - from);
-                        self.amx.multiply((left.add(from * step), right), sums, steps, true, || beside.tick());
+                        let right = right.add(((last.half * KEY_PANELS + panel) * QUERY_PANELS + from) * step);
+                        let (acc, k_tiles) = (acc.add((depth_panel * KEY_PANELS + panel) * 4), last.slot + 1 - from);
+                        self.amx.multiply((left.add(from * step), right), acc, k_tiles, true, || background.tick());
                     }
                 }
             }
@@ -297,27 +305,27 @@ impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
     }
 }
 
-/// Sums in columns, scaled and rounded into rows of the output.
+/// Transposes accumulators, scales them and rounds them into rows of the output.
 ///
 /// # Safety
-/// These are rows of the output, which no other thread accesses; the CPU supports the instructions.
+/// `out` is valid for `[rows, columns]` elements, which no other thread accesses, and `acc` for their tiles. The CPU supports AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn columns_out<T: Split<TERMS>, const TERMS: usize>(
-    sums: *const Tile,
+unsafe fn store_columns<T: Split<TERMS>, const TERMS: usize>(
+    acc: *const Tile,
     out: Matrix<*mut T>,
     (rows, columns): (usize, usize),
     scale: f32,
 ) {
-    for (i, j) in pieces(rows, 16).flat_map(|i| pieces(columns, 16).map(move |j| (i.clone(), j))) {
-        let panel = (j.start / SIDE * PANELS + i.start / SIDE) * 4;
+    for (i, j) in chunks(rows, 16).flat_map(|i| chunks(columns, 16).map(move |j| (i.clone(), j))) {
+        let panel = (j.start / PANEL * KEY_PANELS + i.start / PANEL) * 4;
         let tile = panel + j.start / 16 % 2 * 2 + i.start / 16 % 2;
         let mask = u32::from(u16::MAX >> (16 - j.len()));
-        // SAFETY: the caller's promise.
+        // SAFETY: rows `i` and columns `j` of the output, and their tile, which the caller guarantees.
         unsafe {
-            let lines = read_transposed(sums.add(tile).cast(), size_of::<__m512i>() as isize);
-            for (at, line) in i.zip(lines) {
-                prefetch(out.offset(at + AHEAD, j.start).at, j.len());
-                let x = _mm512_mul_ps(_mm512_castsi512_ps(line), _mm512_set1_ps(scale));
+            let rows = read_transposed(acc.add(tile).cast(), size_of::<__m512i>() as isize);
+            for (at, row) in i.zip(rows) {
+                prefetch(out.offset(at + PREFETCH_ROWS, j.start).at, j.len());
+                let x = _mm512_mul_ps(_mm512_castsi512_ps(row), _mm512_set1_ps(scale));
                 T::store_f32(out.offset(at, j.start).at, mask, [x, _mm512_setzero_ps()]);
             }
         }

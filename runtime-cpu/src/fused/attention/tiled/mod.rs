@@ -1,12 +1,14 @@
-//! The same by the CPU's products of tiles, of bf16 and of `f32` in three pieces: scores and gradients of weights are sums in `f32`. Where
-//! weights and gradients of scores are factors, they are rounded to bf16 (as in PyTorch) or cut in three pieces, like the operands. What is added
-//! up stays in `f32`. A row's weights are summed before they are rounded.
+//! Attention by AMX, for bf16 and for split `f32`. Scores and gradients of weights are accumulated in `f32`.
 //!
-//! Sums leave the registers as tiles, and what is computed of them goes into the tiles of the next product: no matrix of weights is ever
-//! laid out in rows. Strips of queries follow each other as on a belt, so that one's products are computed beside another's weights ([`Interleaved`](crate::gemm::Interleaved)).
+//! Where weights and gradients of scores are operands, they are rounded to bf16 (as in PyTorch) or split into three terms, like the other
+//! operands. Accumulators stay in `f32`. A row's weights are summed before they are rounded.
 //!
-//! An `f32` that is not finite, or rounds to infinity as a bf16, has a piece that is NaN. Outputs that are not finite are computed anew without
-//! pieces; a gradient of what is not finite may be NaN where it would be infinite without.
+//! Accumulators leave the tile registers as tiles, and what is computed of them goes straight into the tiles of the next GEMM: no matrix of
+//! weights is ever stored in rows. Micro-panels of queries pass through a software pipeline, so that one's multiplications are interleaved with
+//! another's weights ([`Interleaved`](crate::gemm::Interleaved)).
+//!
+//! An `f32` that is not finite, or rounds to infinity as a bf16, has a term that is NaN. Outputs that are not finite are recomputed without
+//! splitting; a gradient of such an element may be NaN where it would be infinite without.
 
 mod backward;
 mod forward;
@@ -26,43 +28,43 @@ use crate::{
 pub(super) use backward::keys;
 pub(super) use forward::queries;
 
-/// Rows of a strip, columns of a panel, steps of a tile.
-const SIDE: usize = TileUnit::<1>::PANEL;
-/// Panels of keys in a block.
-const PANELS: usize = KEYS / SIDE;
+/// Rows of an A micro-panel, columns of a B micro-panel, and the depth of a tile.
+const PANEL: usize = TileUnit::<1>::PANEL;
+/// Micro-panels of keys in a block.
+const KEY_PANELS: usize = KEYS / PANEL;
 
-/// Depths, and depths times keys, from which on tiles of `f32` in pieces are faster: with less, tiles are mostly empty, or cutting takes longer than
-/// products. (Forward and backward, 64 keys of depth 16: 0.58 times as fast, 128 of 32: 0.93, 256 of 32: 1.03, 256 of 64: 1.18.)
-const DEEP: usize = SIDE;
-const MANY: usize = 256 * DEEP;
+/// The smallest depth, and depth times keys, at which AMX is faster with split `f32`. With less, tiles are mostly empty, or splitting takes longer
+/// than multiplying. (Forward and backward, 64 keys of depth 16: 0.58 times as fast, 128 of 32: 0.93, 256 of 32: 1.03, 256 of 64: 1.18.)
+const MIN_DEPTH: usize = PANEL;
+const MIN_DEPTH_KEYS: usize = 256 * MIN_DEPTH;
 
-/// The dtype, if a call with such keys is computed so. That depends on sizes alone.
+/// The dtype, if AMX computes a call with such keys. That depends on sizes alone.
 pub(super) fn takes(call: &Call<'_>, op: &Attention, keys: &Operand) -> Option<DType> {
     let some = call.ins.iter().all(|x| x.layout.numel() > 0);
     let dtype = call.outs[0].dtype;
     let [keys, depth] = [2, 3].map(|axis| keys.layout.dims()[axis]);
-    let pays = dtype != DType::F32 || depth >= DEEP && depth * keys >= MANY;
+    let pays = dtype != DType::F32 || depth >= MIN_DEPTH && depth * keys >= MIN_DEPTH_KEYS;
     (some && pays && !op.masked && op.is_plain() && call.engine().simd == Simd::Amx).then_some(dtype)
 }
 
-/// Rows of an output that are asked for before they are written: they lie apart, and nothing foresees them.
-const AHEAD: usize = 16;
+/// Rows between prefetching a row of an output and writing it. They are far apart, and hardware prefetchers do not foresee them.
+const PREFETCH_ROWS: usize = 16;
 
-/// Numbers of so many tiles.
-const fn room(tiles: usize) -> usize {
+/// The number of `f32` in `tiles` tiles.
+const fn tiles_len(tiles: usize) -> usize {
     tiles * size_of::<Tile>() / size_of::<f32>()
 }
 
-fn tiles(room: &mut [f32]) -> *mut Tile {
-    room.as_mut_ptr().cast()
+fn tiles(memory: &mut [f32]) -> *mut Tile {
+    memory.as_mut_ptr().cast()
 }
 
-/// Half of a row of a panel's sums: 16 numbers.
-fn line(sums: *mut Tile, row: usize, half: usize) -> *mut f32 {
-    sums.wrapping_add(row / 16 * 2 + half).cast::<f32>().wrapping_add(row % 16 * 16)
+/// Half of a row of a micro-panel's accumulators: 16 elements.
+fn acc_row(acc: *mut Tile, row: usize, half: usize) -> *mut f32 {
+    acc.wrapping_add(row / 16 * 2 + half).cast::<f32>().wrapping_add(row % 16 * 16)
 }
 
-/// Scores of a strip, in tiles.
+/// Accumulators of a micro-panel of queries' scores, in tiles.
 #[derive(Clone, Copy)]
 struct Scores {
     tiles: *const Tile,
@@ -71,28 +73,28 @@ struct Scores {
 }
 
 impl Scores {
-    /// Panels of keys that any of its queries sees.
+    /// Micro-panels of keys that any of its queries sees.
     fn panels(&self) -> usize {
-        self.seen.last.div_ceil(SIDE)
+        self.seen.last.div_ceil(PANEL)
     }
 
-    /// Half of a panel's scores of a query, scaled, `−∞` where the query sees no key.
+    /// A query's scores against half a micro-panel of keys, scaled, and `−∞` where the query does not see the key.
     ///
     /// # Safety
-    /// There are tiles for them; the CPU supports the instructions.
+    /// `tiles` is valid for this micro-panel. The CPU supports AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn get(&self, i: usize, panel: usize, half: usize) -> __m512 {
-        let left = self.seen.of(i).saturating_sub(SIDE * panel + 16 * half).min(16);
+        let left = self.seen.of(i).saturating_sub(PANEL * panel + 16 * half).min(16);
         let hidden = !((0xffff_u32 >> (16 - left)) as u16);
-        // SAFETY: the caller's promise.
-        let x = unsafe { _mm512_load_ps(line(self.tiles.add(panel * 4).cast_mut(), i, half)) };
+        // SAFETY: the caller guarantees the tiles of this micro-panel.
+        let x = unsafe { _mm512_load_ps(acc_row(self.tiles.add(panel * 4).cast_mut(), i, half)) };
         let x = _mm512_mul_ps(x, _mm512_set1_ps(self.scale));
         _mm512_mask_mov_ps(x, hidden, _mm512_set1_ps(f32::NEG_INFINITY))
     }
 }
 
-/// `Math::exp2_flushed`, the same bits. (The compiler makes registers of half the size of loops over numbers.)
+/// `Math::exp2_flushed`, the same bits. (From loops over elements the compiler makes vectors of half the size.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 fn exp2_flushed(x: __m512) -> __m512 {
@@ -109,33 +111,34 @@ fn exp2_flushed(x: __m512) -> __m512 {
     _mm512_maskz_mul_ps(low, y, power)
 }
 
-/// Rows of a strip's sums, scaled and rounded into the output: as many as there are factors. Says whether all are finite.
+/// Scales rows of a micro-panel's accumulators and rounds them into the output, as many as there are factors. Returns whether all are finite.
 ///
 /// # Safety
-/// These are rows of the output, which no other thread accesses; the CPU supports the instructions.
+/// `out` is valid for `factors.len()` rows of `columns` elements, which no other thread accesses, and `acc` for their tiles. The CPU supports
+/// AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn rows_out<T: Split<TERMS>, const TERMS: usize>(
-    sums: *mut Tile,
+unsafe fn store_rows<T: Split<TERMS>, const TERMS: usize>(
+    acc: *mut Tile,
     out: Matrix<*mut T>,
     columns: usize,
     factors: &[f32],
 ) -> bool {
-    let mut strange = 0;
+    let mut not_finite_mask = 0;
     for (i, &factor) in factors.iter().enumerate() {
-        prefetch(out.offset(i + AHEAD, 0).at, columns);
-        for j in (0..columns).step_by(SIDE) {
-            let mask = u32::MAX >> (SIDE - SIDE.min(columns - j));
-            // SAFETY: the caller's promise.
+        prefetch(out.offset(i + PREFETCH_ROWS, 0).at, columns);
+        for j in (0..columns).step_by(PANEL) {
+            let mask = u32::MAX >> (PANEL - PANEL.min(columns - j));
+            // SAFETY: row `i` and the masked columns from `j` on, which the caller guarantees.
             unsafe {
                 let x = [0, 1].map(|half| {
-                    let x = _mm512_load_ps(line(sums.add(j / SIDE * 4), i, half));
+                    let x = _mm512_load_ps(acc_row(acc.add(j / PANEL * 4), i, half));
                     _mm512_mul_ps(x, _mm512_set1_ps(factor))
                 });
                 let [low, high] = x.map(|x| u32::from(not_finite(x)));
-                strange |= (low | high << 16) & mask;
+                not_finite_mask |= (low | high << 16) & mask;
                 T::store_f32(out.offset(i, j).at, mask, x);
             }
         }
     }
-    strange == 0
+    not_finite_mask == 0
 }

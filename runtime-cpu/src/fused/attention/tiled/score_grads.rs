@@ -1,12 +1,12 @@
-//! Gradients of scores, of a strip of queries and a block of keys.
+//! Gradients of scores, of a micro-panel of queries and a block of keys.
 
 use std::arch::x86_64::*;
 
-use super::{SIDE, Scores, backward::STRIPS, exp2_flushed, line};
+use super::{PANEL, Scores, acc_row, backward::QUERY_PANELS, exp2_flushed};
 use crate::gemm::{BackgroundTask, Tile, TileUnit, split_pairs, unpair_rows};
 
-/// Scores and gradients of weights become weights and gradients of scores before they are scaled: both in the right operand's tiles, of two
-/// queries side by side, the gradients in the left one's too. They are 0 where a query sees no key, and where there is no query.
+/// The task that turns scores and gradients of weights into weights and unscaled gradients of scores. Both go into tiles of a B operand, which
+/// pair two queries, and the gradients into tiles of an A operand, too. They are 0 where a query does not see a key, and where there is no query.
 pub(super) struct ScoreGrads<'a, const TERMS: usize> {
     pub scores: Scores,
     pub grads: *mut Tile,
@@ -14,14 +14,14 @@ pub(super) struct ScoreGrads<'a, const TERMS: usize> {
     pub left: *mut Tile,
     pub lse: &'a [f32],
     pub dots: &'a [f32],
-    /// Halves of panels of pairs of queries.
+    /// Steps that are done: halves of micro-panels of keys, for pairs of queries.
     pub done: usize,
-    /// The gradients of a panel's first half.
+    /// The gradients of a micro-panel's first half.
     pub first: [__m512i; TERMS],
 }
 
 impl<const TERMS: usize> ScoreGrads<'_, TERMS> {
-    /// Half of a panel's weights of a query and gradients of its scores.
+    /// A query's weights for half a micro-panel of keys, and the gradients of its scores.
     ///
     /// # Safety
     /// As for [`BackgroundTask::advance`].
@@ -33,11 +33,11 @@ impl<const TERMS: usize> ScoreGrads<'_, TERMS> {
         let Some((&lse, &dot)) = known.filter(|(lse, _)| **lse != f32::NEG_INFINITY) else {
             return [_mm512_setzero_ps(); 2];
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the tiles hold every micro-panel that is seen; the caller guarantees the instructions.
         let (s, g) =
-            unsafe { (self.scores.get(i, panel, half), _mm512_load_ps(line(self.grads.add(panel * 4), i, half))) };
+            unsafe { (self.scores.get(i, panel, half), _mm512_load_ps(acc_row(self.grads.add(panel * 4), i, half))) };
         let p = exp2_flushed(_mm512_sub_ps(s, _mm512_set1_ps(lse * std::f32::consts::LOG2_E)));
-        // What is hidden is 0, whatever its gradient.
+        // A hidden key has weight and gradient 0, whatever the gradient of its weight.
         let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(p, _mm512_setzero_ps());
         [p, _mm512_maskz_mul_ps(there, p, _mm512_sub_ps(g, _mm512_set1_ps(dot)))]
     }
@@ -45,7 +45,7 @@ impl<const TERMS: usize> ScoreGrads<'_, TERMS> {
 
 impl<const TERMS: usize> BackgroundTask for ScoreGrads<'_, TERMS> {
     fn remaining(&self) -> usize {
-        SIDE * self.scores.panels() - self.done
+        PANEL * self.scores.panels() - self.done
     }
 
     /// # Safety
@@ -55,15 +55,15 @@ impl<const TERMS: usize> BackgroundTask for ScoreGrads<'_, TERMS> {
         let (half, panel) = (self.done % 2, self.done / 2 % self.scores.panels());
         let pair = self.done / 2 / self.scores.panels();
         self.done += 1;
-        // SAFETY: the caller's promise; there are tiles for a panel that is seen.
+        // SAFETY: there are tiles for every micro-panel that is seen; the caller guarantees the instructions.
         unsafe {
             let queries = TileUnit::<TERMS>::k_pair(pair);
             let [low, high] = queries.map(|i| self.get(i, panel, half));
             let (weights, grads) = (split_pairs::<TERMS>([low[0], high[0]]), split_pairs::<TERMS>([low[1], high[1]]));
-            let at = panel * STRIPS * TileUnit::<TERMS>::PANEL_TILES + half;
-            for (pieces, to) in [(weights, self.right[0].add(at)), (grads, self.right[1].add(at))] {
-                for (piece, x) in pieces.into_iter().enumerate() {
-                    *to.add(2 * piece).cast::<__m512i>().add(pair) = x;
+            let at = panel * QUERY_PANELS * TileUnit::<TERMS>::PANEL_TILES + half;
+            for (terms, to) in [(weights, self.right[0].add(at)), (grads, self.right[1].add(at))] {
+                for (term, x) in terms.into_iter().enumerate() {
+                    *to.add(2 * term).cast::<__m512i>().add(pair) = x;
                 }
             }
             if half == 0 {
@@ -71,9 +71,9 @@ impl<const TERMS: usize> BackgroundTask for ScoreGrads<'_, TERMS> {
                 return;
             }
             let to = self.left.add(panel * TileUnit::<TERMS>::PANEL_TILES).cast::<__m512i>();
-            for (piece, (&first, second)) in self.first.iter().zip(grads).enumerate() {
-                for (row, line) in queries.into_iter().zip(unpair_rows::<TERMS>([first, second])) {
-                    *to.add(piece * SIDE + row) = line;
+            for (term, (&first, second)) in self.first.iter().zip(grads).enumerate() {
+                for (row, elements) in queries.into_iter().zip(unpair_rows::<TERMS>([first, second])) {
+                    *to.add(term * PANEL + row) = elements;
                 }
             }
         }

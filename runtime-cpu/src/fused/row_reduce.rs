@@ -1,4 +1,4 @@
-//! Sums and extremes of a row in a fixed order: element `i` goes to lane `i % LANES`, lanes are combined as a tree.
+//! Reductions of a row in a fixed order: element `i` is accumulated in lane `i % LANES`, and lanes are combined as a tree.
 
 use std::hint::black_box;
 
@@ -8,25 +8,25 @@ use crate::simd::prefetch;
 /// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
 pub(super) const LANES: usize = 64;
 
-/// Asks for memory that will be needed, a line for each line that is worked on: by itself the CPU looks ahead to the end of a
-/// page, where many rows end, and hardly where it only writes.
+/// A stream of software prefetches, one cache line for each that is computed. The hardware prefetcher stops at the end of a page, where many rows
+/// end, and hardly works for memory that is only written.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead<T>(*const T);
+pub(super) struct Prefetch<T>(*const T);
 
-impl<T> Ahead<T> {
-    /// What lies behind `row`.
+impl<T> Prefetch<T> {
+    /// Prefetches what follows `row` in memory.
     #[inline(always)]
-    pub(super) fn of(row: &[T]) -> Self {
-        Ahead(row.as_ptr_range().end)
+    pub(super) fn behind(row: &[T]) -> Self {
+        Prefetch(row.as_ptr_range().end)
     }
 
-    /// `row` itself, which is read or written next.
+    /// Prefetches `row` itself, which is read or written next.
     #[inline(always)]
-    pub(super) fn at(row: &[T]) -> Self {
-        Ahead(row.as_ptr())
+    pub(super) fn row(row: &[T]) -> Self {
+        Prefetch(row.as_ptr())
     }
 
-    /// One chunk of lanes more.
+    /// Prefetches one chunk of lanes more.
     #[inline(always)]
     fn chunk(&mut self) {
         prefetch(self.0, LANES);
@@ -39,14 +39,14 @@ impl<T> Ahead<T> {
 pub(super) fn fold<T: Float, const N: usize>(
     x: &[T],
     start: T,
-    mut ahead: [Ahead<T>; N],
+    mut prefetches: [Prefetch<T>; N],
     f: impl Fn(T) -> T,
     combine: impl Fn(T, T) -> T,
 ) -> T {
     let mut lanes = [start; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for c in chunks {
-        ahead.iter_mut().for_each(Ahead::chunk);
+        prefetches.iter_mut().for_each(Prefetch::chunk);
         for l in 0..LANES {
             lanes[l] = combine(lanes[l], f(c[l]));
         }
@@ -59,7 +59,11 @@ pub(super) fn fold<T: Float, const N: usize>(
 
 /// Sums both parts of `f(x[i])`.
 #[inline(always)]
-pub(super) fn sums1<T: Float, const N: usize>(x: &[T], mut ahead: [Ahead<T>; N], f: impl Fn(T) -> (T, T)) -> (T, T) {
+pub(super) fn sums1<T: Float, const N: usize>(
+    x: &[T],
+    mut prefetches: [Prefetch<T>; N],
+    f: impl Fn(T) -> (T, T),
+) -> (T, T) {
     let (mut first, mut second) = ([T::default(); LANES], [T::default(); LANES]);
     let (chunks, rest) = x.as_chunks::<LANES>();
     let mut add = |l: usize, x: T| {
@@ -68,7 +72,7 @@ pub(super) fn sums1<T: Float, const N: usize>(x: &[T], mut ahead: [Ahead<T>; N],
         second[l] = second[l] + b;
     };
     for c in chunks {
-        ahead.iter_mut().for_each(Ahead::chunk);
+        prefetches.iter_mut().for_each(Prefetch::chunk);
         (0..LANES).for_each(|l| add(l, c[l]));
     }
     rest.iter().enumerate().for_each(|(l, &x)| add(l, x));
@@ -77,7 +81,13 @@ pub(super) fn sums1<T: Float, const N: usize>(x: &[T], mut ahead: [Ahead<T>; N],
 
 /// Sums both parts of `f(x[i], y[i], z[i])`.
 #[inline(always)]
-pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], mut ahead: Ahead<T>, f: impl Fn(T, T, T) -> (T, T)) -> (T, T) {
+pub(super) fn sums3<T: Float>(
+    x: &[T],
+    y: &[T],
+    z: &[T],
+    mut prefetches: Prefetch<T>,
+    f: impl Fn(T, T, T) -> (T, T),
+) -> (T, T) {
     let (mut first, mut second) = ([T::default(); LANES], [T::default(); LANES]);
     let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
     let mut add = |l: usize, x: T, y: T, z: T| {
@@ -86,7 +96,7 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], mut ahead: Ahead<T>, f:
         second[l] = second[l] + b;
     };
     for ((x, y), z) in cx.iter().zip(cy).zip(cz) {
-        ahead.chunk();
+        prefetches.chunk();
         (0..LANES).for_each(|l| add(l, x[l], y[l], z[l]));
     }
     for (l, ((&x, &y), &z)) in rx.iter().zip(ry).zip(rz).enumerate() {
@@ -97,12 +107,17 @@ pub(super) fn sums3<T: Float>(x: &[T], y: &[T], z: &[T], mut ahead: Ahead<T>, f:
 
 /// Sums `f(x[i], y[i])`.
 #[inline(always)]
-pub(super) fn sum2<T: Float, const N: usize>(x: &[T], y: &[T], mut ahead: [Ahead<T>; N], f: impl Fn(T, T) -> T) -> T {
+pub(super) fn sum2<T: Float, const N: usize>(
+    x: &[T],
+    y: &[T],
+    mut prefetches: [Prefetch<T>; N],
+    f: impl Fn(T, T) -> T,
+) -> T {
     let mut lanes = [T::default(); LANES];
     let (cx, cy) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     let (rx, ry) = (cx.remainder(), cy.remainder());
     for (a, b) in cx.zip(cy) {
-        ahead.iter_mut().for_each(Ahead::chunk);
+        prefetches.iter_mut().for_each(Prefetch::chunk);
         for l in 0..LANES {
             lanes[l] = lanes[l] + f(a[l], b[l]);
         }
@@ -115,11 +130,11 @@ pub(super) fn sum2<T: Float, const N: usize>(x: &[T], y: &[T], mut ahead: [Ahead
 
 /// Writes `y[i] = f(x[i])` and sums it.
 #[inline(always)]
-pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], mut ahead: Ahead<T>, f: impl Fn(T) -> T) -> T {
+pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], mut prefetches: Prefetch<T>, f: impl Fn(T) -> T) -> T {
     let mut lanes = [T::default(); LANES];
     let ((cx, rx), (cy, ry)) = (x.as_chunks::<LANES>(), y.as_chunks_mut::<LANES>());
     for (x, y) in cx.iter().zip(cy) {
-        ahead.chunk();
+        prefetches.chunk();
         for l in 0..LANES {
             y[l] = f(x[l]);
             lanes[l] = lanes[l] + y[l];
@@ -134,8 +149,8 @@ pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], mut ahead: Ahead<T>, f: im
 
 /// Sums `f(x[i])`.
 #[inline(always)]
-pub(super) fn sum1<T: Float, const N: usize>(x: &[T], ahead: [Ahead<T>; N], f: impl Fn(T) -> T) -> T {
-    fold(x, T::default(), ahead, f, |a, b| a + b)
+pub(super) fn sum1<T: Float, const N: usize>(x: &[T], prefetches: [Prefetch<T>; N], f: impl Fn(T) -> T) -> T {
+    fold(x, T::default(), prefetches, f, |a, b| a + b)
 }
 
 /// Calls `f` with every element of three rows, of which the first two have others behind them, and of three that are written.
@@ -152,9 +167,9 @@ pub(super) fn each<T: Float>(
     let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks::<LANES>());
     let ((ca, ra), (cb, rb), (cc, rc)) =
         (a.as_chunks_mut::<LANES>(), b.as_chunks_mut::<LANES>(), c.as_chunks_mut::<LANES>());
-    let mut ahead = [Ahead::of(x), Ahead::of(y)];
+    let mut prefetches = [Prefetch::behind(x), Prefetch::behind(y)];
     for (((((x, y), z), a), b), c) in cx.iter().zip(cy).zip(cz).zip(ca).zip(cb).zip(cc) {
-        ahead.iter_mut().for_each(Ahead::chunk);
+        prefetches.iter_mut().for_each(Prefetch::chunk);
         (0..LANES).for_each(|l| f(x[l], y[l], z[l], &mut a[l], &mut b[l], &mut c[l]));
     }
     for (((((&x, &y), &z), a), b), c) in rx.iter().zip(ry).zip(rz).zip(ra).zip(rb).zip(rc) {
@@ -165,10 +180,10 @@ pub(super) fn each<T: Float>(
 /// Writes `z[i] = f(x[i], y[i])`, of rows that have others behind them.
 #[inline(always)]
 pub(super) fn map2<T: Float>(x: &[T], y: &[T], z: &mut [T], f: impl Fn(T, T) -> T) {
-    let mut ahead = [Ahead::of(x), Ahead::of(y)];
+    let mut prefetches = [Prefetch::behind(x), Prefetch::behind(y)];
     let ((cx, rx), (cy, ry), (cz, rz)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>(), z.as_chunks_mut::<LANES>());
     for ((x, y), z) in cx.iter().zip(cy).zip(cz) {
-        ahead.iter_mut().for_each(Ahead::chunk);
+        prefetches.iter_mut().for_each(Prefetch::chunk);
         (0..LANES).for_each(|l| z[l] = f(x[l], y[l]));
     }
     for ((&x, &y), z) in rx.iter().zip(ry).zip(rz) {
