@@ -198,7 +198,8 @@ fn execute(stage: &Stage) -> Result<(), String> {
 
 pub fn tests_args<'a>(targets: &[&'a str]) -> Vec<&'a str> {
     let excluded = UNTESTED.iter().flat_map(|package| ["--exclude", package]);
-    ["test", "--workspace"].into_iter().chain(targets.iter().copied()).chain(excluded).collect()
+    // Not fast: one failure must not hide those of the programs after it.
+    ["test", "--workspace", "--no-fail-fast"].into_iter().chain(targets.iter().copied()).chain(excluded).collect()
 }
 
 impl Step {

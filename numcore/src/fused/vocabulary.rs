@@ -59,12 +59,12 @@ pub trait NnOps: Apply {
     #[track_caller]
     fn cross_entropy_with(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
         let (x, y) = (self.spec().shape, target.spec().shape);
+        let (rows, [c]) = x.split_last_chunk().map_or((&[][..], [0]), |(rows, last)| (rows, *last));
+        if x.rank() == 0 || y[..] != *rows {
+            let error = Error::shape("cross_entropy", &[x, y], "needs logits [.., C] and classes [..]");
+            return Err(Self::explained(error, &[self, target]));
+        }
         if x.rank() != 2 {
-            let (rows, [c]) = x.split_last_chunk().map_or((&[][..], [0]), |(rows, last)| (rows, *last));
-            if x.rank() == 0 || y[..] != *rows {
-                let error = Error::shape("cross_entropy", &[x, y], "needs logits [.., C] and classes [..]");
-                return Err(Self::explained(error, &[self, target]));
-            }
             let (logits, classes) = (self.reshape([y.numel(), c])?, target.reshape([y.numel()])?);
             let loss = logits.cross_entropy_with(&classes, weight, options)?;
             return if options.reduction == Reduction::None { loss.reshape(y) } else { Ok(loss) };
