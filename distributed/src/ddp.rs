@@ -7,7 +7,7 @@ use nn::{Buffer, Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
 use crate::{
-    comm::{Collectives, Comm, ReduceOp, memory, told},
+    comm::{Collectives, Comm, ReduceOp, abort_on_err, memory},
     unused::used_anywhere,
 };
 
@@ -59,7 +59,7 @@ impl<R: Runtime> Ddp<R> {
     /// On every rank, if `counts` are not the same on all, have not a number for each rank, or add up to 0.
     pub fn weighted_all_reduce_gradients(&self, gradients: &mut Gradients<R>, counts: &[u64]) -> Result<()> {
         let total = self.total(counts)?;
-        told(&self.comm, self.reduce(gradients, counts[self.comm.rank()] as f64 / total as f64))
+        abort_on_err(&self.comm, self.reduce(gradients, counts[self.comm.rank()] as f64 / total as f64))
     }
 
     /// What all ranks contributed. Every rank sees the counts of all, so that an error is one on every rank, and nobody waits for another.

@@ -8,7 +8,7 @@ use numcore::{Runtime, TensorMut};
 use crate::comm::{Comm, Work};
 
 /// A parameter, and where its gradient is stored.
-pub(super) struct Slot<R: Runtime> {
+pub(super) struct BucketParam<R: Runtime> {
     pub(super) leaf: Arc<Leaf<R>>,
     pub(super) buffer: usize,
     pub(super) range: usize,
@@ -32,7 +32,7 @@ pub(super) struct Bucket<R: Runtime> {
 
 /// What a bucket's calls are of. Which parameters are frozen is part of it: ranks that freeze different ones disagree, instead of updating
 /// different ones.
-pub(super) fn of_bucket<R: Runtime>(k: usize, frozen: &[usize], params: &[Slot<R>]) -> String {
+pub(super) fn of_bucket<R: Runtime>(k: usize, frozen: &[usize], params: &[BucketParam<R>]) -> String {
     let names: Vec<String> = frozen.iter().map(|&i| format!("`{}`", params[i].leaf.name())).collect();
     if names.is_empty() { format!("bucket {k}") } else { format!("bucket {k} with {} frozen", names.join(", ")) }
 }

@@ -7,15 +7,15 @@ use numcore::{Error, Flat, Result, Runtime, Tensor, TensorMut};
 use optim::{FlatGradients, Optimizer};
 
 use super::{
-    BucketLimits, BucketOptions, BucketPlan, BucketSpec, Wire,
-    bucket::{Bucket, Slot, of_bucket},
+    BucketLimits, BucketOptions, BucketPlan, BucketSpec, GradCompression,
+    bucket::{Bucket, BucketParam, of_bucket},
     canonical,
     finite::is_finite,
-    powersgd::{Compressor, Member},
+    powersgd::{BucketMember, Compressor},
     weight::TotalWeight,
 };
 use crate::{
-    comm::{Comm, Communicator, Label, told},
+    comm::{Comm, Communicator, Label, abort_on_err},
     unused::{Unused, require_all, used_anywhere},
 };
 
@@ -34,7 +34,7 @@ pub struct Buckets<R: Runtime> {
     compressor: Option<Compressor<R>>,
     /// What the step weighs, where means are sent.
     weight: TotalWeight<R>,
-    params: Vec<Slot<R>>,
+    params: Vec<BucketParam<R>>,
     place: HashMap<usize, usize>,
     plan: Vec<Bucket<R>>,
     next: usize,
@@ -64,14 +64,14 @@ impl<R: Runtime> Buckets<R> {
         key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
         options: BucketOptions,
     ) -> Result<Self> {
-        let compressor = match options.wire {
-            Wire::PowerSgd(power) => Some(Compressor::new(comm, power, &options)?),
+        let compressor = match options.compression {
+            GradCompression::PowerSgd(power) => Some(Compressor::new(comm, power, &options)?),
             _ => None,
         };
         optimizer.reorder(key)?;
         let mut params = Vec::new();
         for (buffer, flat) in optimizer.params().into_iter().enumerate() {
-            let slot = |(range, leaf): (usize, &Arc<Leaf<R>>)| Slot {
+            let slot = |(range, leaf): (usize, &Arc<Leaf<R>>)| BucketParam {
                 leaf: leaf.clone(),
                 buffer,
                 range,
@@ -82,7 +82,7 @@ impl<R: Runtime> Buckets<R> {
             params.extend(flat.leaves().iter().enumerate().map(slot));
         }
         params.sort_by_key(|p| key(&p.leaf));
-        let spec = |p: &Slot<R>| {
+        let spec = |p: &BucketParam<R>| {
             let spec = p.leaf.spec();
             BucketSpec { numel: spec.shape.numel(), dtype: spec.dtype, buffer: p.buffer }
         };
@@ -165,8 +165,8 @@ impl<R: Runtime> Buckets<R> {
     /// Before a sweep: `sync` tells whether its gradients are to be exchanged, or only added up. In canonical order they always are.
     pub fn begin(&mut self, sync: bool) -> Result<()> {
         if self.sums.is_some() && std::mem::replace(&mut self.begun, true) {
-            let settled = self.settle();
-            told(&self.comm, settled)?;
+            let settled = self.flush();
+            abort_on_err(&self.comm, settled)?;
             self.gradients.zero();
         }
         (self.sync, self.next) = (sync || self.sums.is_some(), 0);
@@ -188,11 +188,11 @@ impl<R: Runtime> Buckets<R> {
 
     /// Before the last sweep: what this rank's losses of the step weigh, and the loss scale if there is one. What is sent compressed, or as
     /// `f16`, are means: what one step could not send counts for no more and no less in the next, and no sum leaves the range.
-    pub fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        if self.options.wire.sends_means() && self.sums.is_none() {
+    pub fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        if self.options.compression.sends_means() && self.sums.is_none() {
             self.weight.begin(weight)?;
         }
-        self.compressor.as_mut().map_or(Ok(()), |c| c.weigh(weight, scale))
+        self.compressor.as_mut().map_or(Ok(()), |c| c.set_loss_weight(weight, scale))
     }
 
     /// After the update: the step was taken. Without it, a step with a loss scale is forgotten by the next [`zero`](Buckets::zero).
@@ -221,11 +221,11 @@ impl<R: Runtime> Buckets<R> {
     /// After the last sweep: sends what is left, and waits until every gradient is the sum over all ranks.
     pub fn finish(&mut self) -> Result<()> {
         let completed = self.complete();
-        told(&self.comm, completed)
+        abort_on_err(&self.comm, completed)
     }
 
     fn complete(&mut self) -> Result<()> {
-        self.settle()?;
+        self.flush()?;
         if self.sums.is_some() && self.options.unused == Unused::Error {
             // Any chunk counts.
             require_all(self.params.iter().map(|p| (&p.leaf, p.used)))?;
@@ -251,7 +251,7 @@ impl<R: Runtime> Buckets<R> {
     }
 
     /// Sends what the sweep has left, and waits for all of it.
-    fn settle(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         let used = self.used();
         if self.sums.is_none() && self.options.unused == Unused::Error {
             require_all(self.params.iter().map(|p| &p.leaf).zip(used.iter().copied()))?;
@@ -286,7 +286,7 @@ impl<R: Runtime> Buckets<R> {
 
     /// Which parameters have a gradient on this rank. A frozen one has none, though its range was zeroed to be sent.
     fn used(&self) -> Vec<bool> {
-        let written = |p: &Slot<R>| self.gradients.flats()[p.buffer].is_written(p.range);
+        let written = |p: &BucketParam<R>| self.gradients.flats()[p.buffer].is_written(p.range);
         self.params.iter().map(|p| p.leaf.requires_grad() && written(p)).collect()
     }
 
@@ -315,7 +315,7 @@ impl<R: Runtime> Buckets<R> {
         self.plan[k].work = Some(match self.sums {
             None => {
                 let (weight, n) = (&mut self.weight, self.comm.size() as f64);
-                self.options.wire.all_reduce(&self.plan[k].comm, whole, || weight.get(n))?
+                self.options.compression.all_reduce(&self.plan[k].comm, whole, || weight.get(n))?
             }
             Some(_) => {
                 let sent = canonical::gather(&self.plan[k].comm, &whole);
@@ -327,13 +327,13 @@ impl<R: Runtime> Buckets<R> {
     }
 
     /// The parameters of bucket `k` where they lie in its row.
-    fn members(&self, k: usize) -> Vec<Member<R>> {
+    fn members(&self, k: usize) -> Vec<BucketMember<R>> {
         let Bucket { buffer, ranges, members, .. } = &self.plan[k];
         let layout = self.gradients.flats()[*buffer].layout();
         let start = layout.span(ranges.clone()).start;
         let member = |&i: &usize| {
             let (place, leaf) = (layout.range(self.params[i].range), self.params[i].leaf.clone());
-            Member { leaf, at: place.offset() - start..place.offset() - start + place.numel() }
+            BucketMember { leaf, at: place.offset() - start..place.offset() - start + place.numel() }
         };
         members.iter().map(member).collect()
     }

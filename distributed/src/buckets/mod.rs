@@ -2,19 +2,19 @@
 
 mod bucket;
 mod canonical;
+mod compression;
 mod finite;
 mod hook;
 mod options;
 mod plan;
 mod powersgd;
 mod weight;
-mod wire;
 
+pub use compression::GradCompression;
 pub use hook::Buckets;
 pub use options::BucketOptions;
 pub use plan::{BucketLimits, BucketPlan, BucketSpec};
 pub(crate) use powersgd::Compressor;
 pub use powersgd::PowerSgd;
-pub use wire::Wire;
 
 pub use crate::unused::Unused;

@@ -1,6 +1,6 @@
 //! How gradients are exchanged.
 
-use super::{BucketLimits, Unused, Wire};
+use super::{BucketLimits, GradCompression, Unused};
 
 /// How gradients are exchanged.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -10,7 +10,7 @@ pub struct BucketOptions {
     /// Parameters without a gradient.
     pub unused: Unused,
     /// What gradients are sent as.
-    pub wire: Wire,
+    pub compression: GradCompression,
     /// Looks, before a bucket is sent, whether every gradient in it is finite; the error names rank, bucket and parameter. Waits for the
     /// device at every bucket: to find out where a NaN comes from.
     pub check_finite: bool,

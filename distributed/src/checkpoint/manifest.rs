@@ -31,7 +31,7 @@ pub struct Region {
 
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub(super) shape: Shape,
     pub(super) dtype: DType,
     pub(super) regions: Vec<Region>,
@@ -41,7 +41,7 @@ pub(super) struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Manifest {
     pub(super) ranks: usize,
-    pub(super) entries: BTreeMap<String, Entry>,
+    pub(super) entries: BTreeMap<String, TensorEntry>,
     pub(super) numbers: BTreeMap<String, u64>,
     pub(super) notes: BTreeMap<String, String>,
 }
@@ -69,7 +69,7 @@ impl Manifest {
 
     /// Adds regions of one rank; the same tensor must be described alike by all.
     pub(super) fn add(&mut self, name: &str, shape: Shape, dtype: DType, region: Region) -> Result<()> {
-        let fresh = || Entry { shape, dtype, regions: Vec::new() };
+        let fresh = || TensorEntry { shape, dtype, regions: Vec::new() };
         let entry = self.entries.entry(name.into()).or_insert_with(fresh);
         if (entry.shape, entry.dtype) != (shape, dtype) {
             let why = format!("ranks disagree: {} {} and {dtype} {shape}", entry.dtype, entry.shape);
@@ -99,7 +99,7 @@ impl Manifest {
     }
 
     pub(super) fn to_json(&self) -> String {
-        let entry = |(name, e): (&String, &Entry)| {
+        let entry = |(name, e): (&String, &TensorEntry)| {
             let regions: Vec<Value> =
                 e.regions.iter().map(|r| json!([r.rank, r.key, r.start, r.len, r.checksum])).collect();
             (name.clone(), json!({ "dtype": e.dtype.to_string(), "shape": e.shape.dims(), "regions": regions }))
@@ -173,7 +173,7 @@ fn checksum(rest: &Value) -> Value {
     json!(crc32fast::hash(rest.to_string().as_bytes()))
 }
 
-fn entry(e: &Value, ranks: usize) -> Option<Entry> {
+fn entry(e: &Value, ranks: usize) -> Option<TensorEntry> {
     let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
     let shape = e["shape"].as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?;
     let dtype = DType::ALL.into_iter().find(|d| Some(d.to_string().as_str()) == e["dtype"].as_str())?;
@@ -184,5 +184,5 @@ fn entry(e: &Value, ranks: usize) -> Option<Entry> {
         Some(Region { rank, key, start, len, checksum: u32::try_from(r[4].as_u64()?).ok()? })
     };
     let regions = e["regions"].as_array()?.iter().map(region).collect::<Option<Vec<_>>>()?;
-    Some(Entry { shape: Shape::new(&shape).ok()?, dtype, regions })
+    Some(TensorEntry { shape: Shape::new(&shape).ok()?, dtype, regions })
 }

@@ -27,7 +27,7 @@ pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
 
 /// Elements of a named tensor that this rank saves.
-pub struct Part<R: Runtime> {
+pub struct CheckpointPart<R: Runtime> {
     /// The tensor's logical name, the same at every world size.
     pub name: String,
     /// Its whole shape.
@@ -38,19 +38,19 @@ pub struct Part<R: Runtime> {
     pub row: Row<R>,
 }
 
-impl<R: Runtime> Part<R> {
+impl<R: Runtime> CheckpointPart<R> {
     /// A whole tensor.
     pub fn whole(name: String, value: &Tensor<R>) -> Result<Self> {
         use numcore::ops::ViewOps;
         let row = value.contiguous()?.reshape([value.shape().numel()])?.into();
-        Ok(Part { name, shape: *value.shape(), start: 0, row })
+        Ok(CheckpointPart { name, shape: *value.shape(), start: 0, row })
     }
 }
 
 /// What a strategy saves and takes back.
 pub trait Checkpointed<R: Runtime> {
     /// The parts this rank saves; together the ranks save everything, once.
-    fn parts(&self) -> Result<Vec<Part<R>>>;
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>>;
     /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/`, of tensors too, are one rank's own:
     /// they need not be there when another number of ranks loads, where such a tensor reads as zeros.
     fn numbers(&self) -> BTreeMap<String, u64>;

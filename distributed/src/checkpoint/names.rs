@@ -3,7 +3,7 @@
 use nn::Buffer;
 use numcore::{Result, Runtime, Tensor, ops::ViewOps};
 
-use super::{Part, Wanted};
+use super::{CheckpointPart, Wanted};
 use crate::comm::{Comm, Communicator};
 
 /// Updates so far.
@@ -57,9 +57,9 @@ impl<R: Runtime> Buffers<R> {
         format!("buffer/{name}")
     }
 
-    pub(crate) fn parts(&self, comm: &Comm<R>) -> Result<Vec<Part<R>>> {
+    pub(crate) fn parts(&self, comm: &Comm<R>) -> Result<Vec<CheckpointPart<R>>> {
         let own = if comm.rank() == 0 { &self.0[..] } else { &[] };
-        own.iter().map(|(name, buffer)| Part::whole(Self::name(name), &buffer.value())).collect()
+        own.iter().map(|(name, buffer)| CheckpointPart::whole(Self::name(name), &buffer.value())).collect()
     }
 
     pub(crate) fn wanted(&self) -> Vec<Wanted> {

@@ -8,8 +8,10 @@ use std::{
 
 use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
 
-use super::{Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::Entry, names, writer::file};
-use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, told, unanimous};
+use super::{
+    Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::TensorEntry, names, writer::file,
+};
+use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, abort_on_err, all_ok};
 
 impl Folder {
     /// Loads the last complete checkpoint, as [`load`](Folder::load) does; none if there is none.
@@ -18,7 +20,7 @@ impl Folder {
         comm: &Comm<R>,
         state: &mut (impl Checkpointed<R> + ?Sized),
     ) -> Result<Option<Manifest>> {
-        let latest = unanimous(comm, "load", self.latest())?;
+        let latest = all_ok(comm, "load", self.latest())?;
         comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
         latest.map(|step| self.load(comm, step, state)).transpose()
     }
@@ -34,20 +36,20 @@ impl Folder {
         state: &mut (impl Checkpointed<R> + ?Sized),
     ) -> Result<Manifest> {
         let opened = CheckpointReader::open(self.step(step));
-        let mut reader = unanimous(comm, "load", opened)?;
+        let mut reader = all_ok(comm, "load", opened)?;
         comm.agree("the checkpoint's manifest", &reader.manifest.digest())?;
         let numbers = state.numbers();
         let wanted = state.wanted().and_then(|wanted| {
             reader.check_wanted(&wanted, &numbers)?;
             Ok(wanted)
         });
-        let wanted = unanimous(comm, "load", wanted)?;
+        let wanted = all_ok(comm, "load", wanted)?;
         reader.check_all_taken(comm, &wanted, &numbers)?;
         let saved = reader.manifest.numbers.clone();
         let checked = reader.check_share(comm.rank(), comm.size()).and_then(|()| state.check_restore(&saved));
-        unanimous(comm, "load", checked)?;
+        all_ok(comm, "load", checked)?;
         let rt = comm.runtime().clone();
-        told(comm, state.restore(&mut |wanted| reader.read(&rt, wanted), &saved))?;
+        abort_on_err(comm, state.restore(&mut |wanted| reader.read(&rt, wanted), &saved))?;
         // Nobody trains on before all have everything.
         comm.barrier()?;
         Ok(reader.manifest)
@@ -129,7 +131,7 @@ impl CheckpointReader {
     /// An error unless rank `rank`'s share of all bytes is what was saved: each of `n` ranks reads about as many, once, and together they
     /// read all.
     fn check_share(&mut self, rank: usize, n: usize) -> Result<()> {
-        let size = |entry: &Entry| entry.shape.numel() as u128 * entry.dtype.size() as u128;
+        let size = |entry: &TensorEntry| entry.shape.numel() as u128 * entry.dtype.size() as u128;
         let total = self.manifest.entries.values().map(size).sum::<u128>().max(1);
         let (mut before, mut block) = (0, vec![0; BLOCK]);
         for (name, entry) in &self.manifest.entries {
@@ -196,7 +198,7 @@ fn opened<'a>(
 }
 
 /// An error unless a tensor is of the shape and type that is wanted.
-fn check_kind(wanted: &Wanted, entry: &Entry) -> Result<()> {
+fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
     if (entry.shape, entry.dtype) != (wanted.shape, wanted.dtype) {
         let why = format!("is {} {} here and {} {} there", wanted.dtype, wanted.shape, entry.dtype, entry.shape);
         return Err(Error::state(&*wanted.name, why));
@@ -209,7 +211,7 @@ fn check_kind(wanted: &Wanted, entry: &Entry) -> Result<()> {
 }
 
 /// An error unless the file holds what the manifest says of a region; looks at the file's header alone.
-fn check_slot(file: &safetensors::Reader, name: &str, entry: &Entry, region: &Region) -> Result<()> {
+fn check_slot(file: &safetensors::Reader, name: &str, entry: &TensorEntry, region: &Region) -> Result<()> {
     let (dtype, shape) = file.tensor(&region.key)?;
     if (dtype, shape.numel()) == (entry.dtype, region.len) {
         return Ok(());
@@ -223,7 +225,7 @@ fn check_slot(file: &safetensors::Reader, name: &str, entry: &Entry, region: &Re
 fn check_bytes(
     file: &mut safetensors::Reader,
     name: &str,
-    entry: &Entry,
+    entry: &TensorEntry,
     region: &Region,
     block: &mut [u8],
 ) -> Result<()> {

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, path::Path};
 use numcore::{DType, Error, Result, Runtime, Shape, safetensors};
 use serde_json::{Value, json};
 
-use super::{Checkpointed, Folder, Manifest, Part, Region, folder::MANIFEST};
-use crate::comm::{Comm, Communicator, gathered, unanimous};
+use super::{CheckpointPart, Checkpointed, Folder, Manifest, Region, folder::MANIFEST};
+use crate::comm::{Comm, Communicator, all_ok, gather_bytes};
 
 impl Folder {
     /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
@@ -20,16 +20,16 @@ impl Folder {
     ) -> Result<()> {
         let first = comm.rank() == 0;
         let begun = if first { self.begin(step) } else { Ok(()) };
-        unanimous(comm, "save", begun)?;
+        all_ok(comm, "save", begun)?;
         let at = self.unfinished(step);
         let written = state.parts().and_then(|parts| {
             self.will("write a rank's file")?;
             write(&at, comm.rank(), &parts, &state.numbers())
         });
-        let own = unanimous(comm, "save", written)?;
-        let tables = gathered(comm, 0, own.as_bytes())?;
+        let own = all_ok(comm, "save", written)?;
+        let tables = gather_bytes(comm, 0, own.as_bytes())?;
         let published = tables.map_or(Ok(()), |tables| self.finish(step, &tables, notes));
-        unanimous(comm, "save", published)
+        all_ok(comm, "save", published)
     }
 
     /// Joins the tables of all ranks and writes them, the last thing in the folder; then that is what there is.
@@ -47,7 +47,12 @@ pub(super) fn file(folder: &Path, rank: usize) -> std::path::PathBuf {
 }
 
 /// Writes a rank's file; gives its table of contents as text.
-fn write<R: Runtime>(at: &Path, rank: usize, parts: &[Part<R>], numbers: &BTreeMap<String, u64>) -> Result<String> {
+fn write<R: Runtime>(
+    at: &Path,
+    rank: usize,
+    parts: &[CheckpointPart<R>],
+    numbers: &BTreeMap<String, u64>,
+) -> Result<String> {
     let mut tensors = Vec::with_capacity(parts.len());
     let mut table = Vec::with_capacity(parts.len());
     for part in parts {

@@ -4,11 +4,11 @@ use std::panic::Location;
 
 use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut};
 
-use super::{Collectives, Comm, Communicator, Work, collectives::Make};
+use super::{Collectives, Comm, Communicator, Work, collectives::MakeCall};
 
 /// This rank's own outcome, if every rank's is good; otherwise its own error, or one that names the first rank that has one. Blocks.
 #[track_caller]
-pub(crate) fn unanimous<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
+pub(crate) fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
     let told = own.as_ref().err().map_or(String::new(), |error| error.to_string());
     let all = comm.exchange(told.as_bytes())?;
     let failed = all.iter().position(|cause| !cause.is_empty());
@@ -24,7 +24,7 @@ pub(crate) fn unanimous<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Re
 
 /// The bytes of every rank, by rank, on rank `root`; none on the others. Blocks.
 #[track_caller]
-pub(crate) fn gathered<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+pub(crate) fn gather_bytes<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
     let rt = comm.runtime();
     let lengths = comm.exchange_equal_at(own.len().to_le_bytes(), Location::caller())?;
     if comm.rank() != root {
@@ -42,13 +42,13 @@ pub(crate) fn gathered<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> R
 
 /// Every rank's answer to a question of yes or no. Blocks.
 #[track_caller]
-pub(crate) fn answers<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<Vec<bool>> {
+pub(crate) fn all_gather_bool<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<Vec<bool>> {
     Ok(comm.exchange_equal_at([own.into()], Location::caller())?.iter().map(|answer| answer == &[1]).collect())
 }
 
 /// The outcome of this rank's part of something that others take part in: where it fails, they are told, so that nobody waits for this rank
 /// until the time is up.
-pub(crate) fn told<R: Runtime, T>(comm: &Comm<R>, own: Result<T>) -> Result<T> {
+pub(crate) fn abort_on_err<R: Runtime, T>(comm: &Comm<R>, own: Result<T>) -> Result<T> {
     own.inspect_err(|error| abort_with(comm, error)).map_err(|error| error.on_rank(comm.world_rank()))
 }
 

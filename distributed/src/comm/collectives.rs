@@ -160,7 +160,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
 impl<R: Runtime, C: Communicator<R> + ?Sized> Collectives<R> for C {}
 
 /// How the methods above make their calls; checks are here.
-pub(super) trait Make<R: Runtime>: Communicator<R> {
+pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
     /// A call without memory.
     fn call(&self, what: Collective, dtype: DType, numel: usize, at: &'static Location<'static>) -> Result<Call<R>> {
         let (rank, size) = (self.rank(), self.size());
@@ -279,7 +279,7 @@ pub(super) trait Make<R: Runtime>: Communicator<R> {
     }
 }
 
-impl<R: Runtime, C: Communicator<R> + ?Sized> Make<R> for C {}
+impl<R: Runtime, C: Communicator<R> + ?Sized> MakeCall<R> for C {}
 
 /// The values as one dense row: strided ones are copied, never sent as they lie.
 fn row<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {

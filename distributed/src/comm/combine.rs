@@ -16,11 +16,11 @@ const AT_ONCE: usize = 8;
 /// Runs the programs of collectives on a queue, and keeps them.
 pub(super) struct Combiner<R: Runtime> {
     rt: R,
-    programs: BTreeMap<Key, Program>,
+    programs: BTreeMap<ProgramKey, Program>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct ProgramKey {
     op: Option<u8>,
     dtype: u8,
     ins: usize,
@@ -41,7 +41,7 @@ impl<R: Runtime> Combiner<R> {
     /// `from` into every one of `outs`.
     pub(super) fn copy(&mut self, from: Input<'_, R>, outs: &mut [&mut TensorMut<R>]) -> Result<()> {
         for outs in outs.chunks_mut(AT_ONCE) {
-            let key = Key { op: None, dtype: 0, ins: 1, outs: outs.len(), form: (false, false, 1) };
+            let key = ProgramKey { op: None, dtype: 0, ins: 1, outs: outs.len(), form: (false, false, 1) };
             let program = self
                 .programs
                 .entry(key)
@@ -91,7 +91,7 @@ impl<R: Runtime> Combiner<R> {
         outs: &mut [&mut TensorMut<R>],
         form: (bool, bool, usize),
     ) -> Result<()> {
-        let key = Key { op: Some(op as u8), dtype: dtype as u8, ins: ins.len(), outs: outs.len(), form };
+        let key = ProgramKey { op: Some(op as u8), dtype: dtype as u8, ins: ins.len(), outs: outs.len(), form };
         let program = self.programs.entry(key).or_insert_with(|| program(op, dtype, key));
         compute(&self.rt, program, ins, &[], outs)
     }
@@ -110,7 +110,7 @@ fn wide(dtype: DType) -> DType {
     if dtype.is_half() { DType::F32 } else { dtype }
 }
 
-fn program(op: ReduceOp, dtype: DType, key: Key) -> Program {
+fn program(op: ReduceOp, dtype: DType, key: ProgramKey) -> Program {
     let (started, unfinished, divisor) = key.form;
     Program::build("combine", key.ins, 0, |_, x, _| {
         let narrow = |i: usize| dtype.is_half() && !(started && i == 0);

@@ -41,8 +41,8 @@ impl Add for Traffic {
 }
 
 /// A kind of collective ([`Collective::name`](super::Collective::name)), and what the calls are of.
-type Key = (&'static str, Option<Arc<str>>);
-type Counts = Arc<Mutex<BTreeMap<Key, Traffic>>>;
+type CountKey = (&'static str, Option<Arc<str>>);
+type Counts = Arc<Mutex<BTreeMap<CountKey, Traffic>>>;
 
 /// Counts what any communicator, and all that are split from it, exchanges.
 pub struct CountingCommunicator<R: Runtime> {
@@ -82,7 +82,7 @@ impl<R: Runtime> CountingCommunicator<R> {
         self.counts.lock().clear();
     }
 
-    fn summed<K: Ord>(&self, by: impl Fn(&Key) -> K) -> BTreeMap<K, Traffic> {
+    fn summed<K: Ord>(&self, by: impl Fn(&CountKey) -> K) -> BTreeMap<K, Traffic> {
         let mut sums = BTreeMap::new();
         for (key, traffic) in &*self.counts.lock() {
             let sum: &mut Traffic = sums.entry(by(key)).or_default();
@@ -115,7 +115,7 @@ impl<R: Runtime> std::fmt::Debug for CountingCommunicator<R> {
     }
 }
 
-fn add(counts: &Counts, key: &Key, more: Traffic) {
+fn add(counts: &Counts, key: &CountKey, more: Traffic) {
     let mut counts = counts.lock();
     let count = counts.entry(key.clone()).or_default();
     *count = *count + more;
@@ -123,7 +123,7 @@ fn add(counts: &Counts, key: &Key, more: Traffic) {
 
 struct Timed<T> {
     work: Work<T>,
-    key: Key,
+    key: CountKey,
     counts: Counts,
 }
 

@@ -25,7 +25,7 @@ mod threads;
 mod volume;
 mod work;
 
-pub(crate) use agreement::{abort_with, answers, gathered, told, unanimous};
+pub(crate) use agreement::{abort_on_err, abort_with, all_gather_bool, all_ok, gather_bytes};
 pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};

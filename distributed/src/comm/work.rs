@@ -12,9 +12,9 @@ pub trait Pending<T>: Send {
 
 /// A collective in flight; [`wait`](Work::wait) gives its memory back.
 #[must_use = "the memory is in flight until `wait`, and an error would go unseen"]
-pub struct Work<T>(State<T>);
+pub struct Work<T>(WorkState<T>);
 
-enum State<T> {
+enum WorkState<T> {
     Ready(T),
     Pending(Box<dyn Pending<T>>),
 }
@@ -22,28 +22,28 @@ enum State<T> {
 impl<T> Work<T> {
     /// One that is done.
     pub fn ready(value: T) -> Self {
-        Work(State::Ready(value))
+        Work(WorkState::Ready(value))
     }
 
     /// One that an engine is still working on.
     pub fn pending(pending: impl Pending<T> + 'static) -> Self {
-        Work(State::Pending(Box::new(pending)))
+        Work(WorkState::Pending(Box::new(pending)))
     }
 
     /// Waits for the result: the caller's queue is ordered after it, and the host blocks only where it must. An error if a rank
     /// failed, disagreed, or did not arrive before the deadline; whatever memory was lent stays lent then.
     pub fn wait(self) -> Result<T> {
         match self.0 {
-            State::Ready(value) => Ok(value),
-            State::Pending(pending) => pending.wait(),
+            WorkState::Ready(value) => Ok(value),
+            WorkState::Pending(pending) => pending.wait(),
         }
     }
 
     /// Whether [`wait`](Work::wait) would return at once.
     pub fn is_done(&self) -> bool {
         match &self.0 {
-            State::Ready(_) => true,
-            State::Pending(pending) => pending.is_done(),
+            WorkState::Ready(_) => true,
+            WorkState::Pending(pending) => pending.is_done(),
         }
     }
 
@@ -53,7 +53,7 @@ impl<T> Work<T> {
         T: Send + 'static,
         U: 'static,
     {
-        Work(State::Pending(Box::new(Map { work: self, f })))
+        Work(WorkState::Pending(Box::new(Map { work: self, f })))
     }
 }
 

@@ -13,7 +13,7 @@ pub enum Action {
     /// One end of a transfer between neighbouring stages on different ranks.
     Message(Message),
     /// Something done to a stage's parameters or gradients as a whole.
-    Unit(Unit),
+    Unit(UnitAction),
 }
 
 /// A pass of one micro-batch through one stage.
@@ -73,7 +73,7 @@ pub enum End {
 
 /// An action on a whole stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Unit {
+pub struct UnitAction {
     /// The stage.
     pub stage: usize,
     /// What is done.
@@ -182,8 +182,8 @@ impl From<Message> for Action {
     }
 }
 
-impl From<Unit> for Action {
-    fn from(unit: Unit) -> Self {
+impl From<UnitAction> for Action {
+    fn from(unit: UnitAction) -> Self {
         Action::Unit(unit)
     }
 }

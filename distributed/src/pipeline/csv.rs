@@ -11,8 +11,8 @@ use numcore::{Error, Result};
 
 use super::action::{Action, Direction};
 use super::costs::Costs;
-use super::placement::Placement;
-use super::play::{Sends, play};
+use super::placement::StagePlacement;
+use super::replay::{SendMode, replay};
 use super::schedule::Schedule;
 use super::text;
 
@@ -49,7 +49,7 @@ impl Schedule {
     /// one step; a schedule that cannot end is written without idle cells.
     pub fn to_csv(&self) -> String {
         let comm = u64::from(self.is_lowered());
-        let steps = play(self, &Costs::steps().with_comm(comm), Sends::Synchronous).ok();
+        let steps = replay(self, &Costs::steps().with_comm(comm), SendMode::Synchronous).ok();
         let mut text = String::new();
         for (rank, row) in self.rows().iter().enumerate() {
             let mut column = 0;
@@ -64,13 +64,13 @@ impl Schedule {
     }
 }
 
-struct Cell {
+struct CsvCell {
     row: usize,
     column: usize,
     action: Action,
 }
 
-fn parse_row(row: usize, line: &str) -> Result<Vec<Cell>> {
+fn parse_row(row: usize, line: &str) -> Result<Vec<CsvCell>> {
     let (mut cells, mut pending) = (Vec::new(), HashSet::new());
     for (column, cell) in line.split(',').enumerate().filter(|(_, cell)| !cell.trim().is_empty()) {
         if let Some(action) = text::waited_for(cell) {
@@ -81,7 +81,7 @@ fn parse_row(row: usize, line: &str) -> Result<Vec<Cell>> {
         }
         let action = cell.parse().map_err(|error| at(row, column, format!("{error}")))?;
         pending.insert(action);
-        cells.push(Cell { row, column, action });
+        cells.push(CsvCell { row, column, action });
     }
     Ok(cells)
 }
@@ -113,8 +113,8 @@ fn at(row: usize, column: usize, why: String) -> Error {
     Error::format(WHAT, format!("row {}, column {}: {why}", row + 1, column + 1))
 }
 
-fn infer_placement(rows: &[Vec<Cell>]) -> Result<Placement> {
-    let mut seen: Vec<(usize, &Cell)> =
+fn infer_placement(rows: &[Vec<CsvCell>]) -> Result<StagePlacement> {
+    let mut seen: Vec<(usize, &CsvCell)> =
         rows.iter().flatten().flat_map(|cell| cell.action.stages().map(move |stage| (stage, cell))).collect();
     seen.sort_by_key(|(stage, _)| *stage);
     let mut rank_of: Vec<usize> = Vec::new();
@@ -129,5 +129,5 @@ fn infer_placement(rows: &[Vec<Cell>]) -> Result<Placement> {
             Some(_) => {}
         }
     }
-    Placement::new(rank_of)
+    StagePlacement::new(rank_of)
 }

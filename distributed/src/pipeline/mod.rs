@@ -2,7 +2,7 @@
 //!
 //! A [`Schedule`] is one list of [`Action`]s per rank. It goes through
 //!
-//! 1. [`Kind::generate`]: who computes what in which order (or [`Schedule::from_csv`]: somebody else's order);
+//! 1. [`ScheduleKind::generate`]: who computes what in which order (or [`Schedule::from_csv`]: somebody else's order);
 //! 2. [`lower`]: adds messages between ranks, parameter gathers and gradient reductions;
 //! 3. [`check`]: plays all ranks jointly with synchronous sends; only it makes a [`Checked`];
 //! 4. [`simulate`]: times, idle time, live activations; [`Timeline`] draws them.
@@ -14,28 +14,28 @@ mod action;
 mod check;
 mod costs;
 mod csv;
+mod deadlock;
 mod generate;
 mod lower;
 mod placement;
-mod play;
+mod replay;
 mod run;
 mod schedule;
 mod simulate;
-mod stuck;
 mod text;
 mod timeline;
 
-pub use action::{Action, Compute, Direction, End, Message, Pass, Unit, UnitOp};
+pub use action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
 pub use check::{Checked, Limits, check};
 pub use costs::{Costs, StageCosts};
-pub use generate::Kind;
+pub use generate::ScheduleKind;
 pub use lower::{Lowering, lower};
-pub use placement::Placement;
-pub use play::{Sends, Span};
+pub use placement::StagePlacement;
+pub use replay::{SendMode, Span};
 pub use run::{
-    GptStage, Groups, Layers, LossFn, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, PipelineTrainer, Stage,
-    StageHooks, Staged, StagedTrainer, Tie, ZeroPipelineTrainer, balanced, split,
+    GptStage, Layers, LossFn, MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOptions, PipelineOutput,
+    PipelineTrainer, Stage, StageHooks, StagedTrainer, Tie, ZeroPipelineTrainer, balanced, split,
 };
 pub use schedule::Schedule;
 pub use simulate::{RankReport, Simulation, simulate};
-pub use timeline::{Event, Timeline};
+pub use timeline::{Timeline, TimelineEvent};

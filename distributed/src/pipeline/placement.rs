@@ -4,12 +4,12 @@ use numcore::{Error, Result};
 
 /// The rank of every stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct StagePlacement {
     ranks: usize,
     rank_of: Vec<usize>,
 }
 
-impl Placement {
+impl StagePlacement {
     /// Stage `s` lives on rank `rank_of[s]`.
     ///
     /// # Errors
@@ -22,18 +22,18 @@ impl Placement {
             (_, Some(rank)) => {
                 Err(Error::argument("pipeline placement", format!("rank {rank} of {ranks} has no stage")))
             }
-            _ => Ok(Placement { ranks, rank_of }),
+            _ => Ok(StagePlacement { ranks, rank_of }),
         }
     }
 
     /// Stage `s` on rank `s % ranks`: a loop round the ranks, `stages_per_rank` times.
     pub(super) fn looped(ranks: usize, stages_per_rank: usize) -> Self {
-        Placement { ranks, rank_of: (0..ranks * stages_per_rank).map(|stage| stage % ranks).collect() }
+        StagePlacement { ranks, rank_of: (0..ranks * stages_per_rank).map(|stage| stage % ranks).collect() }
     }
 
     /// Two stages per rank, down and up again: rank `r` has stages `r` and `2·ranks − 1 − r`. First and last stage share rank 0.
     pub(super) fn folded(ranks: usize) -> Self {
-        Placement { ranks, rank_of: (0..ranks).chain((0..ranks).rev()).collect() }
+        StagePlacement { ranks, rank_of: (0..ranks).chain((0..ranks).rev()).collect() }
     }
 
     /// How many ranks.
@@ -68,15 +68,15 @@ mod tests {
 
     #[test]
     fn loop_and_fold() {
-        assert_eq!(Placement::looped(2, 2), Placement::new(vec![0, 1, 0, 1]).unwrap());
-        assert_eq!(Placement::folded(3), Placement::new(vec![0, 1, 2, 2, 1, 0]).unwrap());
-        assert_eq!(Placement::folded(3).stages_on(1).collect::<Vec<_>>(), [1, 4]);
-        assert!(Placement::folded(3).together(2, 3));
+        assert_eq!(StagePlacement::looped(2, 2), StagePlacement::new(vec![0, 1, 0, 1]).unwrap());
+        assert_eq!(StagePlacement::folded(3), StagePlacement::new(vec![0, 1, 2, 2, 1, 0]).unwrap());
+        assert_eq!(StagePlacement::folded(3).stages_on(1).collect::<Vec<_>>(), [1, 4]);
+        assert!(StagePlacement::folded(3).together(2, 3));
     }
 
     #[test]
     fn every_rank_has_a_stage() {
-        assert!(Placement::new(vec![0, 2]).unwrap_err().to_string().contains("rank 1 of 3 has no stage"));
-        assert!(Placement::new(vec![]).is_err());
+        assert!(StagePlacement::new(vec![0, 2]).unwrap_err().to_string().contains("rank 1 of 3 has no stage"));
+        assert!(StagePlacement::new(vec![]).is_err());
     }
 }

@@ -3,14 +3,14 @@
 use numcore::{Error, Result};
 
 use super::action::{Action, Compute, Message, Pass};
-use super::placement::Placement;
+use super::placement::StagePlacement;
 
 /// What every rank does, in its order. Whether it can run is another question: see [`check`](super::check()).
 ///
 /// Holds: every action stands on the rank of its stage and names a stage and a micro-batch there is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    placement: Placement,
+    placement: StagePlacement,
     micros: usize,
     rows: Vec<Vec<Action>>,
 }
@@ -21,7 +21,7 @@ impl Schedule {
     /// # Errors
     /// When there is not one row per rank, or an action stands on another rank than its stage, or names a stage or
     /// micro-batch there is not, or there are more micro-batches than actions.
-    pub fn new(placement: Placement, micro_batches: usize, rows: Vec<Vec<Action>>) -> Result<Self> {
+    pub fn new(placement: StagePlacement, micro_batches: usize, rows: Vec<Vec<Action>>) -> Result<Self> {
         let schedule = Schedule { placement, micros: micro_batches, rows };
         if schedule.rows.len() != schedule.placement.ranks() {
             let (rows, ranks) = (schedule.rows.len(), schedule.placement.ranks());
@@ -54,7 +54,7 @@ impl Schedule {
     }
 
     /// Which stage lives where.
-    pub fn placement(&self) -> &Placement {
+    pub fn placement(&self) -> &StagePlacement {
         &self.placement
     }
 
@@ -92,11 +92,15 @@ impl Schedule {
     }
 
     /// Where a pass gets what it reads from.
-    pub(super) fn input(&self, compute: Compute) -> Input {
+    pub(super) fn input(&self, compute: Compute) -> PassInput {
         let Some((recv, send)) = compute.recv(self.stages()).and_then(|recv| Some((recv, recv.peer()?))) else {
-            return Input::Nothing;
+            return PassInput::Nothing;
         };
-        if self.placement.together(recv.stage, send.stage) { Input::Here(send.stage) } else { Input::Received(recv) }
+        if self.placement.together(recv.stage, send.stage) {
+            PassInput::Here(send.stage)
+        } else {
+            PassInput::Received(recv)
+        }
     }
 
     /// The message that takes what a pass makes to another rank, if it goes to one.
@@ -108,7 +112,7 @@ impl Schedule {
 }
 
 /// Where a pass gets what it reads from.
-pub(super) enum Input {
+pub(super) enum PassInput {
     /// From the batch or the loss, or (W) from its own I.
     Nothing,
     /// From a pass of this stage on the same rank.

@@ -4,9 +4,9 @@ use numcore::Result;
 
 use super::action::{Action, End};
 use super::costs::Costs;
-use super::play::{Sends, Span, play};
+use super::deadlock::deadlock_error;
+use super::replay::{SendMode, Span, replay};
 use super::schedule::Schedule;
-use super::stuck::stuck_error;
 
 /// A schedule with the times at which everything happens.
 #[derive(Clone, Debug)]
@@ -38,8 +38,8 @@ pub struct RankReport {
 ///
 /// # Errors
 /// When it cannot end: names every rank that is stuck, where, and what it waits for.
-pub fn simulate<'a>(schedule: &'a Schedule, costs: &Costs, sends: Sends) -> Result<Simulation<'a>> {
-    let spans = play(schedule, costs, sends).map_err(|stuck| stuck_error("pipeline simulation", &stuck))?;
+pub fn simulate<'a>(schedule: &'a Schedule, costs: &Costs, sends: SendMode) -> Result<Simulation<'a>> {
+    let spans = replay(schedule, costs, sends).map_err(|stuck| deadlock_error("pipeline simulation", &stuck))?;
     Ok(Simulation { schedule, spans, costs: costs.clone() })
 }
 

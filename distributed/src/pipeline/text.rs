@@ -7,37 +7,37 @@ use std::{fmt, str::FromStr};
 
 use numcore::{Error, Result};
 
-use super::action::{Action, Compute, Direction, End, Message, Pass, Unit, UnitOp};
+use super::action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
 
 /// The words between stage and micro-batch.
-const WORDS: [(&str, Word); 11] = [
-    ("F", Word::Pass(Pass::F)),
-    ("B", Word::Pass(Pass::B)),
-    ("I", Word::Pass(Pass::I)),
-    ("W", Word::Pass(Pass::W)),
-    ("SEND_F", Word::Message(End::Send, Direction::Forward)),
-    ("RECV_F", Word::Message(End::Recv, Direction::Forward)),
-    ("SEND_B", Word::Message(End::Send, Direction::Backward)),
-    ("RECV_B", Word::Message(End::Recv, Direction::Backward)),
-    ("UNSHARD", Word::Unit(UnitOp::Unshard)),
-    ("RESHARD", Word::Unit(UnitOp::Reshard)),
-    ("REDUCE_GRAD", Word::Unit(UnitOp::ReduceGrad)),
+const WORDS: [(&str, ActionWord); 11] = [
+    ("F", ActionWord::Pass(Pass::F)),
+    ("B", ActionWord::Pass(Pass::B)),
+    ("I", ActionWord::Pass(Pass::I)),
+    ("W", ActionWord::Pass(Pass::W)),
+    ("SEND_F", ActionWord::Message(End::Send, Direction::Forward)),
+    ("RECV_F", ActionWord::Message(End::Recv, Direction::Forward)),
+    ("SEND_B", ActionWord::Message(End::Send, Direction::Backward)),
+    ("RECV_B", ActionWord::Message(End::Recv, Direction::Backward)),
+    ("UNSHARD", ActionWord::Unit(UnitOp::Unshard)),
+    ("RESHARD", ActionWord::Unit(UnitOp::Reshard)),
+    ("REDUCE_GRAD", ActionWord::Unit(UnitOp::ReduceGrad)),
 ];
 const OVERLAP: &str = "OVERLAP_F_B";
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Word {
+enum ActionWord {
     Pass(Pass),
     Message(End, Direction),
     Unit(UnitOp),
 }
 
-impl Word {
-    fn of(action: &Action) -> Option<Word> {
+impl ActionWord {
+    fn of(action: &Action) -> Option<ActionWord> {
         Some(match action {
-            Action::Compute(compute) => Word::Pass(compute.pass),
-            Action::Message(message) => Word::Message(message.end, message.direction),
-            Action::Unit(unit) => Word::Unit(unit.op),
+            Action::Compute(compute) => ActionWord::Pass(compute.pass),
+            Action::Message(message) => ActionWord::Message(message.end, message.direction),
+            Action::Unit(unit) => ActionWord::Unit(unit.op),
             Action::Overlap(..) => return None,
         })
     }
@@ -49,10 +49,10 @@ impl Word {
     /// `None` when a micro-batch is there that should not be, or the other way round.
     fn action(self, stage: usize, micro: Option<usize>) -> Option<Action> {
         Some(match self {
-            Word::Pass(pass) => Compute { stage, pass, micro: micro? }.into(),
-            Word::Message(end, direction) => Message { stage, direction, end, micro: micro? }.into(),
-            Word::Unit(op) if micro.is_none() => Unit { stage, op }.into(),
-            Word::Unit(_) => return None,
+            ActionWord::Pass(pass) => Compute { stage, pass, micro: micro? }.into(),
+            ActionWord::Message(end, direction) => Message { stage, direction, end, micro: micro? }.into(),
+            ActionWord::Unit(op) if micro.is_none() => UnitAction { stage, op }.into(),
+            ActionWord::Unit(_) => return None,
         })
     }
 }
@@ -65,7 +65,7 @@ impl fmt::Display for Action {
         for stage in self.stages() {
             write!(f, "{stage}")?;
         }
-        f.write_str(Word::of(self).map_or("", Word::text))?;
+        f.write_str(ActionWord::of(self).map_or("", ActionWord::text))?;
         for micro in self.micros() {
             write!(f, "{micro}")?;
         }
@@ -85,7 +85,7 @@ impl fmt::Display for Message {
     }
 }
 
-impl fmt::Display for Unit {
+impl fmt::Display for UnitAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Action::from(*self).fmt(f)
     }
@@ -149,7 +149,7 @@ pub(super) fn wait_for(action: &Action) -> Option<String> {
 fn is_asynchronous(action: &Action) -> bool {
     matches!(
         action,
-        Action::Message(Message { end: End::Send, .. }) | Action::Unit(Unit { op: UnitOp::ReduceGrad, .. })
+        Action::Message(Message { end: End::Send, .. }) | Action::Unit(UnitAction { op: UnitOp::ReduceGrad, .. })
     )
 }
 
@@ -167,10 +167,10 @@ mod tests {
     fn every_word_reads_back() {
         for (stage, micro) in [(0, 0), (2, 11), (130, 7)] {
             for (text, word) in WORDS {
-                let unit = matches!(word, Word::Unit(_));
+                let unit = matches!(word, ActionWord::Unit(_));
                 let written = if unit { format!("{stage}{text}") } else { format!("{stage}{text}{micro}") };
                 let action: Action = written.parse().unwrap();
-                assert_eq!(Word::of(&action), Some(word));
+                assert_eq!(ActionWord::of(&action), Some(word));
                 assert_eq!(action.to_string(), written);
             }
         }

@@ -9,12 +9,12 @@ use super::simulate::Simulation;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
     /// One list per rank.
-    pub ranks: Vec<Vec<Event>>,
+    pub ranks: Vec<Vec<TimelineEvent>>,
 }
 
 /// An action and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct TimelineEvent {
     /// What happened.
     pub action: Action,
     /// When it began, in ticks.
@@ -28,7 +28,7 @@ impl From<&Simulation<'_>> for Timeline {
         let rows = simulation.schedule().rows().iter().zip(simulation.spans());
         let ranks = rows.map(|(row, spans)| {
             let events = row.iter().zip(spans);
-            events.map(|(&action, span)| Event { action, start: span.start, end: span.end }).collect()
+            events.map(|(&action, span)| TimelineEvent { action, start: span.start, end: span.end }).collect()
         });
         Timeline { ranks: ranks.collect() }
     }
@@ -80,7 +80,7 @@ impl Timeline {
     }
 }
 
-impl Event {
+impl TimelineEvent {
     fn to_rect(self, y: f64, scale: f64, stages: &[usize]) -> String {
         let (x, width) = (LEFT + self.start as f64 * scale, (self.end - self.start) as f64 * scale);
         let chunk = self.action.stages().next().and_then(|stage| stages.iter().position(|&other| other == stage));

@@ -10,7 +10,7 @@ use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 use optim::{Optimizer, all_finite, require_rates};
 
-use super::{BufferSync, Strategy, Summed, Trainer, TrainingConfig, norm};
+use super::{BufferSync, ReducedGradients, Strategy, Trainer, TrainingConfig, norm};
 use crate::{
     buckets::{BucketOptions, Buckets, Compressor, Unused},
     checkpoint::names::Buffers,
@@ -156,8 +156,8 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.buckets.begin(last)
     }
 
-    fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        self.buckets.weigh(weight, scale)
+    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        self.buckets.set_loss_weight(weight, scale)
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -173,7 +173,7 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     }
 }
 
-impl<R: Runtime> Summed<R> for DataParallel<R> {
+impl<R: Runtime> ReducedGradients<R> for DataParallel<R> {
     // Ranks see the same sums, so they come to the same norm and decision without asking. Squares are added up for each parameter by
     // itself, then in the model's order: buckets, and when they are rebuilt, do not change a bit.
     fn norm(&self) -> Result<Tensor<R>> {

@@ -8,7 +8,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use super::summed::wide;
+use super::reduced_gradients::wide;
 
 /// `Σ x²` of one parameter's gradient, or of a piece of it: one element, in `f32` for halves, which are widened as they are read.
 pub(crate) fn squares<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {

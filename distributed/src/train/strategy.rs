@@ -3,12 +3,12 @@
 use autograd::BackwardHook;
 use numcore::{Result, Runtime};
 
-use super::{BufferSync, Summed};
+use super::{BufferSync, ReducedGradients};
 use crate::comm::Comm;
 
 /// A way of spreading training over ranks: where gradients go while the sweep goes on, and how parameters are updated. The step
 /// itself is [`Trainer`](super::Trainer)'s.
-pub trait Strategy<R: Runtime>: BackwardHook<R> + Summed<R> {
+pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     /// The ranks.
     fn comm(&self) -> &Comm<R>;
     /// Before a step: forgets the last one's gradients.
@@ -17,7 +17,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Summed<R> {
     fn begin(&mut self, last: bool) -> Result<()>;
     /// Before the last sweep, after [`begin`](Strategy::begin): what this rank's losses of the step weigh, and the loss scale if there is one,
     /// for those who send anything but sums.
-    fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
         let _ = (weight, scale);
         Ok(())
     }

@@ -8,7 +8,7 @@ use numcore::{
 use optim::LossScaler;
 
 use super::{Loss, Strategy, TrainingConfig, TrainingMetrics, Updates};
-use crate::comm::{Collectives, answers, told};
+use crate::comm::{Collectives, abort_on_err, all_gather_bool};
 
 /// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
 /// the result is that of one rank with all examples of all ranks.
@@ -45,14 +45,14 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
         if !self.strategy.may_idle() {
             let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or \
                        allow unused parameters (`Unused::Allow`)";
-            return told(self.strategy.comm(), Err(Error::argument("Trainer::idle", why)));
+            return abort_on_err(self.strategy.comm(), Err(Error::argument("Trainer::idle", why)));
         }
         self.step_of(|_| Ok(None))
     }
 
     /// Whether any rank has examples left; this one has if `own`. Blocks.
     pub fn any_left(&self, own: bool) -> Result<bool> {
-        Ok(answers(self.strategy.comm(), own)?.contains(&true))
+        Ok(all_gather_bool(self.strategy.comm(), own)?.contains(&true))
     }
 
     /// Steps through this rank's batches until every rank has run out of its own. A step takes
@@ -85,13 +85,13 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
                 _ => Ok(None),
             })?;
             last = own.pop().or(last);
-            told(self.strategy.comm(), see(metrics))?;
+            abort_on_err(self.strategy.comm(), see(metrics))?;
         }
     }
 
     /// An error on every rank if one can never sweep, and must.
     fn require_batches(&self, own: bool) -> Result<()> {
-        let have = answers(self.strategy.comm(), own)?;
+        let have = all_gather_bool(self.strategy.comm(), own)?;
         let without: Vec<usize> = (0..have.len()).filter(|&rank| !have[rank]).collect();
         if self.strategy.may_idle() || without.is_empty() || without.len() == have.len() {
             return Ok(());
@@ -128,7 +128,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
     /// A step of micro-batches, for some of which this rank may have nothing.
     fn step_of(&mut self, micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<TrainingMetrics<R>> {
         let done = self.accumulate(micro_batch).and_then(|losses| self.update(&losses));
-        told(self.strategy.comm(), done)
+        abort_on_err(self.strategy.comm(), done)
     }
 
     /// The same calls whether there is something to sweep or not: other ranks may sweep.
@@ -142,7 +142,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
             self.strategy.begin(last)?;
             if last {
                 let weight = losses.iter().chain(&loss).map(|loss| loss.weight).sum();
-                self.strategy.weigh(weight, self.updates.scaler.as_ref().map(LossScaler::factor))?;
+                self.strategy.set_loss_weight(weight, self.updates.scaler.as_ref().map(LossScaler::factor))?;
             }
             if let Some(loss) = loss {
                 let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;

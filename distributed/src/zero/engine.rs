@@ -7,7 +7,7 @@ use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 
 use super::{
     ZeroOptions,
-    order::{Reads, Sends},
+    order::{ReadOrder, SendOrder},
     unit::Unit,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     unused::{Unused, require_all, used_anywhere},
 };
 
-pub(super) struct Engine<R: Runtime> {
+pub(super) struct ZeroEngine<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) units: Vec<Unit<R>>,
     options: ZeroOptions,
@@ -26,8 +26,8 @@ pub(super) struct Engine<R: Runtime> {
     sets: Vec<Vec<usize>>,
     /// The set of each unit.
     set_of: Vec<usize>,
-    reads: Reads,
-    sends: Sends,
+    reads: ReadOrder,
+    sends: SendOrder,
     /// Whether units are sent in the order in which they became complete on rank 0.
     learned: bool,
     /// How many scopes want all gathered values kept.
@@ -37,7 +37,7 @@ pub(super) struct Engine<R: Runtime> {
     last: bool,
 }
 
-impl<R: Runtime> Engine<R> {
+impl<R: Runtime> ZeroEngine<R> {
     pub(super) fn new(comm: &Comm<R>, units: Vec<Unit<R>>, options: ZeroOptions) -> Self {
         let leaves = |(u, unit): (usize, &Unit<R>)| {
             unit.leaves.iter().enumerate().map(move |(i, l)| (l.id(), (u, i))).collect::<Vec<_>>()
@@ -53,15 +53,15 @@ impl<R: Runtime> Engine<R> {
             set_of.push(set);
         }
         // Gradients usually become final from the last layer to the first.
-        let sends = Sends::new((0..units.len()).rev().filter(|&u| units[u].own.is_some()).collect());
-        Engine {
+        let sends = SendOrder::new((0..units.len()).rev().filter(|&u| units[u].own.is_some()).collect());
+        ZeroEngine {
             comm: comm.clone(),
             units,
             options,
             place,
             sets,
             set_of,
-            reads: Reads::default(),
+            reads: ReadOrder::default(),
             sends,
             learned: false,
             scopes: 0,
@@ -88,17 +88,17 @@ impl<R: Runtime> Engine<R> {
     pub(super) fn value(&mut self, leaf: &Leaf<R>) -> Option<Result<Tensor<R>>> {
         let id = std::ptr::from_ref(leaf) as usize;
         let &(unit, i) = self.place.get(&id)?;
-        Some(self.need(unit).and_then(|()| self.units[unit].value(i)))
+        Some(self.acquire(unit).and_then(|()| self.units[unit].value(i)))
     }
 
     /// A unit is about to be read: gathers it with those of its name, lets others go, and sends for what will be read next.
-    pub(super) fn need(&mut self, unit: usize) -> Result<()> {
+    pub(super) fn acquire(&mut self, unit: usize) -> Result<()> {
         let set = self.set_of[unit];
         self.reads.note(set);
         let next = self.reads.following(set);
         if self.units[unit].is_present() {
             // The unit that the forward left: the one before it is sent for while this one's gradients are computed.
-            return if self.reads.backward && !self.is_root(unit) { self.send_for(next) } else { Ok(()) };
+            return if self.reads.backward && !self.is_root(unit) { self.prefetch_set(next) } else { Ok(()) };
         }
         for other in 0..self.units.len() {
             let others = self.set_of[other];
@@ -108,12 +108,12 @@ impl<R: Runtime> Engine<R> {
         }
         self.sets[set].iter().try_for_each(|&u| self.units[u].prefetch())?;
         self.units[unit].fetch()?;
-        self.send_for(next)
+        self.prefetch_set(next)
     }
 
     /// Sends for the values of a set, unless gradients are on their way: beside those, the unit that is read and its own gradients, values
     /// of another would be a fourth unit. A forward waits for the last sums of the sweep before it, which a pipeline has not ended.
-    fn send_for(&mut self, next: Option<usize>) -> Result<()> {
+    fn prefetch_set(&mut self, next: Option<usize>) -> Result<()> {
         if !self.reads.backward {
             self.collect_all()?;
         }
@@ -124,7 +124,7 @@ impl<R: Runtime> Engine<R> {
 
     /// A gradient of this unit is about to be written. Up to the middle of a unit, sums of the one before travel; from there on, the
     /// values of the one after.
-    fn half_way(&mut self, unit: usize) -> Result<()> {
+    fn on_backward_progress(&mut self, unit: usize) -> Result<()> {
         let (stage, ready) = (self.options.stage, self.units[unit].ready.iter().filter(|&&ready| ready).count());
         let first_half = 2 * ready + 1 < self.units[unit].leaves.len();
         if first_half || !self.reads.backward || self.is_root(unit) || !stage.shards_gradients() {
@@ -132,15 +132,15 @@ impl<R: Runtime> Engine<R> {
         }
         self.collect_all()?;
         match stage.shards_parameters() {
-            true => self.send_for(self.reads.following(self.set_of[unit])),
+            true => self.prefetch_set(self.reads.following(self.set_of[unit])),
             false => Ok(()),
         }
     }
 
     /// A leaf is about to be read.
-    pub(super) fn needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+    pub(super) fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
         match self.place.get(&leaf.id()) {
-            Some(&(unit, _)) => self.need(unit),
+            Some(&(unit, _)) => self.acquire(unit),
             None => Ok(()),
         }
     }
@@ -156,7 +156,7 @@ impl<R: Runtime> Engine<R> {
             // Values that someone put into leaves are sharded before they are read.
             self.units.iter_mut().try_for_each(Unit::adopt)?;
         }
-        if self.reads_differ() { self.hold() } else { Ok(()) }
+        if self.reads_differ() { self.prefetch_all() } else { Ok(()) }
     }
 
     /// Whether ranks may read other units than each other. Then none can be gathered when it is read: gathers of different units
@@ -186,7 +186,7 @@ impl<R: Runtime> Engine<R> {
 
     pub(super) fn slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let Some(&(unit, i)) = self.place.get(&leaf.id()) else { return Ok(None) };
-        self.half_way(unit)?;
+        self.on_backward_progress(unit)?;
         self.units[unit].slot(i).map(Some)
     }
 
@@ -195,13 +195,13 @@ impl<R: Runtime> Engine<R> {
         let slot = match grad {
             LeafGrad::Slot(slot) => slot,
             LeafGrad::Own(own) => {
-                self.half_way(unit)?;
+                self.on_backward_progress(unit)?;
                 let mut slot = self.units[unit].slot(i)?;
                 slot.accumulate(&Op::identity(), &[&own])?;
                 slot
             }
         };
-        self.units[unit].settle(i, slot)?;
+        self.units[unit].mark_ready(i, slot)?;
         self.units[unit].ready[i] = true;
         if self.units[unit].is_complete() {
             self.sends.note(unit);
@@ -249,7 +249,7 @@ impl<R: Runtime> Engine<R> {
             self.agree_on_used()?;
         }
         self.learn()?;
-        if self.reads_differ() { self.unhold() } else { self.release_all() }
+        if self.reads_differ() { self.release_prefetched() } else { self.release_all() }
     }
 
     /// After the first step: units are sent in the order in which they became complete on rank 0 from now on. Until they are sent, whole
@@ -295,26 +295,26 @@ impl<R: Runtime> Engine<R> {
         updated
     }
 
-    /// Sends for everything, to be kept for a part of a step, until [`unhold`](Engine::unhold); it is waited for when it is read.
-    pub(super) fn hold(&mut self) -> Result<()> {
+    /// Sends for everything, to be kept for a part of a step, until [`release_prefetched`](ZeroEngine::release_prefetched); it is waited for when it is read.
+    pub(super) fn prefetch_all(&mut self) -> Result<()> {
         self.holds += 1;
         self.units.iter_mut().try_for_each(Unit::prefetch)
     }
 
-    /// Ends [`hold`](Engine::hold).
-    pub(super) fn unhold(&mut self) -> Result<()> {
+    /// Ends [`prefetch_all`](ZeroEngine::prefetch_all).
+    pub(super) fn release_prefetched(&mut self) -> Result<()> {
         self.holds = self.holds.saturating_sub(1);
         self.release_all()
     }
 
-    /// Gathers everything, to be kept until [`unpin`](Engine::unpin).
-    pub(super) fn pin(&mut self) -> Result<()> {
+    /// Gathers everything, to be kept until [`release_gathered`](ZeroEngine::release_gathered).
+    pub(super) fn gather_all(&mut self) -> Result<()> {
         self.scopes += 1;
         self.units.iter_mut().try_for_each(Unit::fetch)
     }
 
-    /// Ends [`pin`](Engine::pin).
-    pub(super) fn unpin(&mut self) -> Result<()> {
+    /// Ends [`gather_all`](ZeroEngine::gather_all).
+    pub(super) fn release_gathered(&mut self) -> Result<()> {
         self.scopes = self.scopes.saturating_sub(1);
         self.release_all()
     }

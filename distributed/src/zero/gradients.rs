@@ -12,11 +12,11 @@ use optim::ShardOptimizer;
 use super::{UnitLayout, unit::Unit};
 use crate::{
     comm::{Collectives, Communicator, ReduceOp},
-    train::LentSum,
+    train::GradLoan,
 };
 
 /// What a rank keeps to update its shard.
-pub(super) struct Own<R: Runtime> {
+pub(super) struct ShardState<R: Runtime> {
     pub(super) optimizer: Box<dyn ShardOptimizer<R>>,
     /// Summed gradients: of the shard, or of everything where gradients are not sharded.
     pub(super) grads: Flat<R>,
@@ -63,7 +63,7 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// Takes the gradient back; it is part of the step from now on.
-    pub(super) fn settle(&mut self, i: usize, slot: TensorMut<R>) -> Result<()> {
+    pub(super) fn mark_ready(&mut self, i: usize, slot: TensorMut<R>) -> Result<()> {
         self.used[i] |= slot.is_written();
         match (&mut self.whole_grads, &mut self.own) {
             (Some(flat), _) => flat.restore(slot),
@@ -126,14 +126,14 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// Takes out this rank's summed gradients.
-    pub(super) fn lend_sum(&mut self) -> Result<LentSum<R>> {
+    pub(super) fn lend_grad(&mut self) -> Result<GradLoan<R>> {
         let rank = self.rank();
         let Some(own) = &mut self.own else { return Err(lost()) };
         lend_shard(&self.layout, rank, own.grads.lend_whole()?)
     }
 
     /// Takes them back.
-    pub(super) fn restore_sum(&mut self, sum: LentSum<R>) -> Result<()> {
+    pub(super) fn restore_grad(&mut self, sum: GradLoan<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Err(lost()) };
         own.grads.restore(TensorMut::join(sum.into_pieces())?)
     }
@@ -178,10 +178,10 @@ impl<R: Runtime> Unit<R> {
 }
 
 /// The shard of `rank` in memory of a shard alone, or of a whole unit.
-fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>) -> Result<LentSum<R>> {
+fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>) -> Result<GradLoan<R>> {
     let (n, numel) = (layout.shard(), memory.shape().numel());
     let start = if numel == n { 0 } else { layout.span(rank).start };
-    Ok(LentSum::new(memory.split(&[start, n, numel - start - n])?, 1))
+    Ok(GradLoan::new(memory.split(&[start, n, numel - start - n])?, 1))
 }
 
 fn lost() -> Error {

@@ -16,15 +16,15 @@
 //! **Invariant**: units are reduced in one order on all ranks, which is that in which their gradients became final on rank 0 in the first
 //! step, and gathered in the order in which the model reads them.
 
+mod checkpoint;
 mod engine;
 mod gradients;
 mod layout;
 mod options;
 mod order;
 mod residency;
-mod saved;
 mod sharded;
-mod staged;
+mod stage_strategy;
 mod unit;
 mod values;
 

@@ -2,13 +2,13 @@
 
 /// The order in which a model reads sets of units, as the last forward had it: what is prefetched follows it.
 #[derive(Default)]
-pub(super) struct Reads {
+pub(super) struct ReadOrder {
     order: Vec<usize>,
     seen: Vec<usize>,
     pub(super) backward: bool,
 }
 
-impl Reads {
+impl ReadOrder {
     /// A set is about to be read.
     pub(super) fn note(&mut self, set: usize) {
         if !self.backward && !self.seen.contains(&set) {
@@ -39,7 +39,7 @@ impl Reads {
 }
 
 /// The order in which units with gradients are sent: the same on every rank.
-pub(super) struct Sends {
+pub(super) struct SendOrder {
     order: Vec<usize>,
     /// How many were sent in this sweep.
     next: usize,
@@ -47,10 +47,10 @@ pub(super) struct Sends {
     complete: Vec<usize>,
 }
 
-impl Sends {
+impl SendOrder {
     /// In this order.
     pub(super) fn new(order: Vec<usize>) -> Self {
-        Sends { next: order.len(), order, complete: Vec::new() }
+        SendOrder { next: order.len(), order, complete: Vec::new() }
     }
 
     pub(super) fn begin_sweep(&mut self) {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn units_follow_what_was_seen() {
-        let mut sends = Sends::new(vec![3, 2, 0]);
+        let mut sends = SendOrder::new(vec![3, 2, 0]);
         sends.begin_sweep();
         [2, 3, 2].into_iter().for_each(|unit| sends.note(unit));
         let seen = sends.seen();

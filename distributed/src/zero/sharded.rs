@@ -14,14 +14,14 @@ use numcore::{
 use optim::Shards;
 use parking_lot::Mutex;
 
-use super::{ZeroOptions, engine::Engine, options::ShardGroups, residency::Gathered, unit::Unit};
+use super::{ZeroOptions, engine::ZeroEngine, options::ShardGroups, residency::ZeroResidency, unit::Unit};
 use crate::{
     buckets::Unused,
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
     ddp::{Ddp, described},
     plan::{Axis, Mesh},
-    train::{BufferSync, Strategy, Summed, Trainer, TrainingConfig, norm},
+    train::{BufferSync, ReducedGradients, Strategy, Trainer, TrainingConfig, norm},
 };
 
 /// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say.
@@ -60,7 +60,7 @@ pub struct Sharded<R: Runtime> {
     pub(super) groups: ShardGroups<R>,
     options: ZeroOptions,
     optimizer: Arc<dyn Shards<R>>,
-    pub(super) engine: Arc<Mutex<Engine<R>>>,
+    pub(super) engine: Arc<Mutex<ZeroEngine<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) steps: u64,
     /// Where a parameter comes in the model, by its identity.
@@ -128,9 +128,9 @@ impl<R: Runtime> Sharded<R> {
         ddp.sync_buffers()?;
         let order = named.iter().enumerate().rev().map(|(k, (_, leaf))| (leaf.id(), k)).collect();
         let units = build(&groups, named, units, &*optimizer, &options)?;
-        let engine = Arc::new(Mutex::new(Engine::new(comm, units, options.clone())));
+        let engine = Arc::new(Mutex::new(ZeroEngine::new(comm, units, options.clone())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
-            leaf.set_residency(Arc::new(Gathered(Arc::downgrade(&engine))));
+            leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }
         let buffers = Buffers(model.named_buffers());
         Ok(Sharded { groups, options, optimizer, engine, buffers, steps: 0, order })
@@ -139,7 +139,7 @@ impl<R: Runtime> Sharded<R> {
     /// All parameters on every rank, for evaluation and export: they are gathered now, and let go when the scope ends.
     #[must_use = "parameters are let go when this is dropped"]
     pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
-        self.engine.lock().pin()?;
+        self.engine.lock().gather_all()?;
         Ok(FullParameters(self.engine.clone()))
     }
 
@@ -155,12 +155,12 @@ impl<R: Runtime> Sharded<R> {
 }
 
 /// While it lives, all parameters are on every rank.
-pub struct FullParameters<R: Runtime>(Arc<Mutex<Engine<R>>>);
+pub struct FullParameters<R: Runtime>(Arc<Mutex<ZeroEngine<R>>>);
 
 impl<R: Runtime> Drop for FullParameters<R> {
     fn drop(&mut self) {
         // What could fail here is waiting for a gather that was started; the next use reports it.
-        let _ = self.0.lock().unpin();
+        let _ = self.0.lock().release_gathered();
     }
 }
 
@@ -219,7 +219,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 }
 
-impl<R: Runtime> Summed<R> for Sharded<R> {
+impl<R: Runtime> ReducedGradients<R> for Sharded<R> {
     fn norm(&self) -> Result<Tensor<R>> {
         self.squares(&|_| true)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
     }
@@ -280,14 +280,14 @@ impl<R: Runtime> Drop for Sharded<R> {
     fn drop(&mut self) {
         if !self.options.stage.shards_parameters() && !std::thread::panicking() {
             // An error here is that of a world that has failed, and was reported by the call that failed.
-            self.engine.lock().units.iter_mut().for_each(|unit| drop(unit.arrive()));
+            self.engine.lock().units.iter_mut().for_each(|unit| drop(unit.wait_gathered()));
         }
     }
 }
 
 impl<R: Runtime> BackwardHook<R> for Sharded<R> {
     fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
-        self.engine.lock().needed(leaf)
+        self.engine.lock().on_leaf_needed(leaf)
     }
 
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {

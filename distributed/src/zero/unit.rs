@@ -8,9 +8,9 @@ use optim::{Shards, StatePlace};
 
 use super::{
     Piece, UnitLayout, ZeroStage,
-    gradients::Own,
+    gradients::ShardState,
     options::ShardGroups,
-    values::{Whole, fill},
+    values::{GatheredValues, fill},
 };
 use crate::comm::{Communicator, Work};
 
@@ -20,7 +20,7 @@ pub(super) struct Unit<R: Runtime> {
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
     pub(super) layout: UnitLayout,
     /// Parameters this rank updates pieces of, and the optimizer of those; none if all are frozen.
-    pub(super) own: Option<Own<R>>,
+    pub(super) own: Option<ShardState<R>>,
     pub(super) pieces: Vec<Piece>,
     pub(super) stage: ZeroStage,
     /// The ranks; their calls have the unit's name.
@@ -31,7 +31,7 @@ pub(super) struct Unit<R: Runtime> {
     frozen: Vec<usize>,
     /// All values, or, where parameters are sharded, this rank's.
     pub(super) values: Flat<R>,
-    pub(super) whole: Whole<R>,
+    pub(super) whole: GatheredValues<R>,
     pub(super) whole_grads: Option<Flat<R>>,
     pub(super) sum: Option<Work<TensorMut<R>>>,
     /// Leaves whose gradient is final in this sweep.
@@ -67,7 +67,7 @@ impl<R: Runtime> Unit<R> {
                 let values = values.whole()?.narrow(0, start, shard.numel())?;
                 let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
                 let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
-                Some(Own { optimizer, grads: Flat::zeros_for(&rt, Use::Gradients, grads)?, summed: false })
+                Some(ShardState { optimizer, grads: Flat::zeros_for(&rt, Use::Gradients, grads)?, summed: false })
             }
         };
         let n = leaves.len();
@@ -82,7 +82,7 @@ impl<R: Runtime> Unit<R> {
             unnamed: unnamed.clone(),
             frozen: Vec::new(),
             values,
-            whole: Whole::Absent,
+            whole: GatheredValues::Absent,
             whole_grads: None,
             sum: None,
             ready: vec![false; n],

@@ -12,7 +12,7 @@ use super::{Piece, unit::Unit};
 use crate::comm::{Collectives, Comm, Work, memory};
 
 /// Where all values of a unit are.
-pub(super) enum Whole<R: Runtime> {
+pub(super) enum GatheredValues<R: Runtime> {
     /// On this rank, only its shard (or, where parameters are not sharded, values that are about to be replaced).
     Absent,
     /// On their way.
@@ -23,11 +23,11 @@ pub(super) enum Whole<R: Runtime> {
 
 impl<R: Runtime> Unit<R> {
     pub(super) fn is_present(&self) -> bool {
-        matches!(self.whole, Whole::Present(_))
+        matches!(self.whole, GatheredValues::Present(_))
     }
 
     /// Makes the values that are kept readable: waits for those on their way, and takes over those that were replaced.
-    pub(super) fn settle_values(&mut self) -> Result<()> {
+    pub(super) fn ready_values(&mut self) -> Result<()> {
         if !self.is_sharded() {
             self.fetch()?;
         }
@@ -36,7 +36,7 @@ impl<R: Runtime> Unit<R> {
 
     /// Takes the values out of the leaves, to write those that are kept.
     pub(super) fn take_values(&mut self) -> Result<()> {
-        self.arrive()?;
+        self.wait_gathered()?;
         self.adopt()?;
         self.hide();
         Ok(())
@@ -55,13 +55,13 @@ impl<R: Runtime> Unit<R> {
 
     /// After [`claim`](Unit::claim), where the unit was not updated: the values are in the leaves again.
     pub(super) fn unclaim(&mut self) -> Result<()> {
-        let claimed = !self.is_sharded() && matches!(self.whole, Whole::Absent);
+        let claimed = !self.is_sharded() && matches!(self.whole, GatheredValues::Absent);
         if claimed { self.show(None) } else { Ok(()) }
     }
 
     /// An error if values or state could not be written, because someone else holds the memory.
     pub(super) fn check_sole(&mut self, op: &'static str) -> Result<()> {
-        self.arrive()?;
+        self.wait_gathered()?;
         self.adopt()?;
         if !self.is_sharded() {
             self.hide();
@@ -87,8 +87,8 @@ impl<R: Runtime> Unit<R> {
     pub(super) fn value(&self, i: usize) -> Result<Tensor<R>> {
         let leaf = &self.leaves[i];
         match &self.whole {
-            Whole::Present(shown) if !leaf.is_resident() => Ok(shown[i].clone()),
-            Whole::Present(_) => leaf.value(),
+            GatheredValues::Present(shown) if !leaf.is_resident() => Ok(shown[i].clone()),
+            GatheredValues::Present(_) => leaf.value(),
             _ => Err(ErrorKind::NotResident { name: leaf.name().to_string() }.into()),
         }
     }
@@ -101,11 +101,11 @@ impl<R: Runtime> Unit<R> {
 
     /// Starts to gather the values, unless they are here or on their way.
     pub(super) fn prefetch(&mut self) -> Result<()> {
-        if !matches!(self.whole, Whole::Absent) {
+        if !matches!(self.whole, GatheredValues::Absent) {
             return Ok(());
         }
         self.adopt()?;
-        self.whole = Whole::Arriving(match self.is_sharded() {
+        self.whole = GatheredValues::Arriving(match self.is_sharded() {
             true => {
                 let (rt, full) = (self.values.runtime(), self.layout.full());
                 let out = TensorMut::alloc_for(rt, Use::Communication, Shape::new(&[full.numel()])?, full.dtype())?;
@@ -119,7 +119,7 @@ impl<R: Runtime> Unit<R> {
     /// Waits until the values are in the leaves.
     pub(super) fn fetch(&mut self) -> Result<()> {
         self.prefetch()?;
-        self.arrive()
+        self.wait_gathered()
     }
 
     /// Lets gathered values go. Those on their way are waited for first.
@@ -127,7 +127,7 @@ impl<R: Runtime> Unit<R> {
         if !self.is_sharded() {
             return Ok(());
         }
-        self.arrive()?;
+        self.wait_gathered()?;
         self.adopt()?;
         self.hide();
         Ok(())
@@ -140,13 +140,13 @@ impl<R: Runtime> Unit<R> {
             return Ok(());
         }
         // What is in flight is read from, or written to, the memory that the new values go to.
-        self.arrive()?;
+        self.wait_gathered()?;
         let replaced = self.replaced()?;
         if self.is_sharded() {
             for (i, value) in replaced {
                 self.keep(i, &value)?;
                 match &mut self.whole {
-                    Whole::Present(shown) => shown[i] = value,
+                    GatheredValues::Present(shown) => shown[i] = value,
                     _ => drop(self.leaves[i].take()),
                 }
             }
@@ -170,7 +170,9 @@ impl<R: Runtime> Unit<R> {
         for (i, leaf) in self.leaves.iter().enumerate().filter(|(_, leaf)| leaf.is_resident()) {
             let value = leaf.value()?;
             let own = match &self.whole {
-                Whole::Present(shown) => shown[i].shares_memory_with(&value) && shown[i].layout() == value.layout(),
+                GatheredValues::Present(shown) => {
+                    shown[i].shares_memory_with(&value) && shown[i].layout() == value.layout()
+                }
                 _ => false,
             };
             if !own {
@@ -199,9 +201,9 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// Waits for values on their way, and puts them into the leaves.
-    pub(super) fn arrive(&mut self) -> Result<()> {
-        match std::mem::replace(&mut self.whole, Whole::Absent) {
-            Whole::Arriving(work) => {
+    pub(super) fn wait_gathered(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.whole, GatheredValues::Absent) {
+            GatheredValues::Arriving(work) => {
                 let memory = work.wait()?;
                 if self.is_sharded() {
                     return self.show(Some(memory.freeze()?));
@@ -219,7 +221,7 @@ impl<R: Runtime> Unit<R> {
     /// Takes all values out of the leaves.
     fn hide(&mut self) {
         self.leaves.iter().for_each(|leaf| drop(leaf.take()));
-        self.whole = Whole::Absent;
+        self.whole = GatheredValues::Absent;
     }
 
     /// Puts the values into the leaves, as views of one buffer. A value that someone else put there meanwhile stays: it is newer.
@@ -238,7 +240,7 @@ impl<R: Runtime> Unit<R> {
             }
             shown.push(value);
         }
-        self.whole = Whole::Present(shown);
+        self.whole = GatheredValues::Present(shown);
         Ok(())
     }
 }

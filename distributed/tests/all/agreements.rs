@@ -6,7 +6,7 @@ use autograd::{Var, manual_seed, no_grad, set_random_stream};
 use distributed::{
     buckets::BucketOptions,
     comm::{Communicator, Ranks},
-    train::{BucketedTrainer, Notes, TrainingConfig},
+    train::{BucketedTrainer, CheckpointNotes, TrainingConfig},
     zero::{ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Dropout, Forward, Init, ModuleExt};
@@ -108,7 +108,7 @@ fn ranks_draw_different_masks_from_one_seed() {
                 } else {
                     mask(comm.runtime())?;
                     trainer.step_with(|_| model.loss(comm.runtime(), 0, &own(&comm)))?;
-                    trainer.save_with(&folder, Notes::new())?;
+                    trainer.save_with(&folder, CheckpointNotes::new())?;
                 }
                 mask(comm.runtime())
             });
@@ -168,7 +168,7 @@ fn combined_optimizers_keep_the_programs_hyper_parameters() {
                 trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
             }
             if from == 0 && to == 2 {
-                trainer.save(&folder, &Notes::new())?;
+                trainer.save(&folder, &CheckpointNotes::new())?;
             }
             Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
         })

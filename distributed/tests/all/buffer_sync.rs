@@ -11,7 +11,7 @@ use crate::{
 use autograd::{Var, no_grad};
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    pipeline::{Kind, MicroBatches, PipelineTrainer, Staged, split},
+    pipeline::{MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, split},
     train::{BufferSync, TrainingConfig},
 };
 use nn::{BatchNorm, Forward, Init, ModuleExt};
@@ -120,11 +120,11 @@ fn buffers_of_a_dtype_travel_together_and_only_on_request() {
 
 #[test]
 fn replicas_of_a_stage_have_equal_buffers_on_request() {
-    let checked = checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    let checked = checked(ScheduleKind::OneFOneB, 2, 1, 2).unwrap();
     for sync in [BufferSync::Own, BufferSync::Broadcast, BufferSync::Average] {
         let program = |comm: Comm<Cpu>| {
             let layers = model(comm.runtime(), 0)?.into_layers();
-            let model = Staged::on(comm.rank() % 2, checked.clone(), split(layers, &[2])?).loss(squares);
+            let model = PipelineModel::on(comm.rank() % 2, checked.clone(), split(layers, &[2])?).loss(squares);
             let config = TrainingConfig { buffers: sync, ..config() };
             let mut trainer = PipelineTrainer::new(&comm, model, config)?;
             for step in 0..STEPS {

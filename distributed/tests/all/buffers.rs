@@ -11,8 +11,10 @@ use crate::{
 use autograd::Var;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    pipeline::{Checked, Kind, MicroBatches, PipelineTrainer, Staged, StagedTrainer, ZeroPipelineTrainer, split},
-    train::{Loss, Notes, SimpleTrainer, StageStrategy, TrainingConfig},
+    pipeline::{
+        Checked, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, StagedTrainer, ZeroPipelineTrainer, split,
+    },
+    train::{CheckpointNotes, Loss, SimpleTrainer, StageStrategy, TrainingConfig},
 };
 use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
 use numcore::{
@@ -138,7 +140,7 @@ fn staged<S: StageStrategy<Cpu>>(
         let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 4))?;
         told.extend([Some(metrics.loss()?), metrics.grad_norm()?].into_iter().flatten());
     }
-    trainer.save(folder, &Notes::new())?;
+    trainer.save(folder, &CheckpointNotes::new())?;
     let after: Vec<Vec<f64>> = Result::from_iter::<Vec<_>>(here(&trainer))?;
     Ok((told, after.concat()))
 }
@@ -147,12 +149,14 @@ fn staged<S: StageStrategy<Cpu>>(
 fn a_stage_of_a_pipeline_has_its_own() {
     let (one, of_one) = alone(4);
     let told: Vec<f64> = one.losses.iter().zip(&one.norms).flat_map(|(l, n)| [*l, *n]).collect();
-    for (how, kind) in [(pipeline_staged::HOWS[0], Kind::OneFOneB), (pipeline_staged::HOWS[3], Kind::ZbH1)] {
+    for (how, kind) in
+        [(pipeline_staged::HOWS[0], ScheduleKind::OneFOneB), (pipeline_staged::HOWS[3], ScheduleKind::ZbH1)]
+    {
         let (checked, scratch): (Checked, _) = (how.checked(kind, 2, 1, 4).unwrap(), Scratch::new("buffers-staged"));
         let folder = scratch.folder();
         let ranks = Ranks::new(4).timeout(TIMEOUT).run(cpu, |comm| {
             let layers = model(comm.runtime(), comm.rank() / 2)?.into_layers();
-            let model = Staged::on(comm.rank(), checked.clone(), split(layers, &[2])?).loss(squares);
+            let model = PipelineModel::on(comm.rank(), checked.clone(), split(layers, &[2])?).loss(squares);
             match how.zero() {
                 None => staged(&comm, PipelineTrainer::new(&comm, model, config())?, &folder),
                 Some(zero) => staged(&comm, ZeroPipelineTrainer::new(&comm, model, config(), zero)?, &folder),

@@ -12,7 +12,7 @@ use distributed::{
     buckets::{BucketOptions, Unused},
     checkpoint::Folder,
     comm::{Comm, Communicator},
-    train::{BucketedTrainer, Loss, Notes, TrainingConfig, TrainingMetrics},
+    train::{BucketedTrainer, CheckpointNotes, Loss, TrainingConfig, TrainingMetrics},
     zero::{FullParameters, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Init, Module};
@@ -120,10 +120,10 @@ impl Any {
     }
 
     pub fn save(&self, folder: &Folder) -> Result<()> {
-        self.save_with(folder, Notes::from([("made by".into(), "a test".into())]))
+        self.save_with(folder, CheckpointNotes::from([("made by".into(), "a test".into())]))
     }
 
-    pub fn save_with(&self, folder: &Folder, notes: Notes) -> Result<()> {
+    pub fn save_with(&self, folder: &Folder, notes: CheckpointNotes) -> Result<()> {
         match self {
             Any::Buckets(t) => t.save(folder, &notes),
             Any::Zero(t) => t.save(folder, &notes),

@@ -9,9 +9,9 @@ use crate::checkpoint_common::{Any, HOWS, How, Scratch};
 use crate::common::{EXAMPLES, Mlp, Task, config, cpu, weights};
 use distributed::{
     buckets::BucketOptions,
-    checkpoint::{Checkpointed, Folder, Part, Wanted},
+    checkpoint::{CheckpointPart, Checkpointed, Folder, Wanted},
     comm::{Collectives, Comm, Communicator, Ranks},
-    train::{BucketedTrainer, Notes, SimpleTrainer, TrainingConfig},
+    train::{BucketedTrainer, CheckpointNotes, SimpleTrainer, TrainingConfig},
     zero::ZeroStage,
 };
 use nn::Init;
@@ -27,7 +27,7 @@ enum Held {
 }
 
 /// What it got hold of, to be dropped later.
-type Holder = (Option<Tensor<Cpu>>, Vec<Part<Cpu>>);
+type Holder = (Option<Tensor<Cpu>>, Vec<CheckpointPart<Cpu>>);
 
 fn hold(model: &Mlp<Cpu>, trainer: &Any, what: Held) -> Result<Holder> {
     if what == Held::Value {
@@ -38,7 +38,7 @@ fn hold(model: &Mlp<Cpu>, trainer: &Any, what: Held) -> Result<Holder> {
         Any::Buckets(t) => t.strategy().parts()?,
         Any::Zero(t) => t.strategy().parts()?,
     };
-    let states: Vec<Part<Cpu>> = parts.into_iter().filter(|part| part.name.starts_with("state/")).collect();
+    let states: Vec<CheckpointPart<Cpu>> = parts.into_iter().filter(|part| part.name.starts_with("state/")).collect();
     assert!(!states.is_empty());
     Ok((None, states))
 }
@@ -98,7 +98,7 @@ fn a_scale_that_is_no_number_is_found_before_anything_changes() {
     (growing.growth, growing.interval) = (f64::INFINITY, 1);
     let (model, mut trainer) = with(growing, 0);
     trainer.step(|_| model.loss(&rt, 0, &all)).unwrap();
-    trainer.inner().save(&folder, &Notes::new()).unwrap();
+    trainer.inner().save(&folder, &CheckpointNotes::new()).unwrap();
     let (model, mut trainer) = with(LossScaler::starting_at(64.0).unwrap(), 1);
     let before = weights(&model).unwrap();
     let error = trainer.inner().load(&folder).unwrap_err().to_string();
@@ -111,7 +111,7 @@ fn a_scale_that_is_no_number_is_found_before_anything_changes() {
 struct Breaks<'a>(&'a mut BucketedTrainer<Cpu>, bool);
 
 impl Checkpointed<Cpu> for Breaks<'_> {
-    fn parts(&self) -> Result<Vec<Part<Cpu>>> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<Cpu>>> {
         self.0.parts()
     }
     fn numbers(&self) -> BTreeMap<String, u64> {

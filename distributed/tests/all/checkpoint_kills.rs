@@ -13,7 +13,7 @@ use crate::common::{Mlp, Task, config, cpu};
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator, Ranks},
-    train::Notes,
+    train::CheckpointNotes,
     zero::ZeroStage,
 };
 use nn::Init;
@@ -47,8 +47,8 @@ const CHANGES: [(&str, &str); 22] = [
     ("remove a manifest", "second"),
 ];
 
-fn notes(said: &str) -> Notes {
-    Notes::from([("said".into(), said.into())])
+fn notes(said: &str) -> CheckpointNotes {
+    CheckpointNotes::from([("said".into(), said.into())])
 }
 
 /// The saves of the table.

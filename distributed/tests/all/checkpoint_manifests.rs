@@ -5,7 +5,7 @@ use std::{fs, panic::AssertUnwindSafe, path::Path};
 use crate::checkpoint_common::*;
 use crate::common::{Mlp, Task, config, cpu, weights};
 use distributed::{
-    buckets::{BucketOptions, PowerSgd, Wire},
+    buckets::{BucketOptions, GradCompression, PowerSgd},
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Ranks},
     train::BucketedTrainer,
@@ -181,7 +181,7 @@ fn numbers_that_nobody_takes_are_refused_as_tensors_are() {
 /// A trainer that compresses, which keeps errors of each rank's own.
 fn compressing(comm: &Comm<Cpu>, model: &Mlp<Cpu>) -> Result<BucketedTrainer<Cpu>> {
     let options = PowerSgd { start_iter: 2, ..Default::default() };
-    let options = BucketOptions { wire: Wire::PowerSgd(options), ..Default::default() };
+    let options = BucketOptions { compression: GradCompression::PowerSgd(options), ..Default::default() };
     BucketedTrainer::new(comm, model, config(), options)
 }
 

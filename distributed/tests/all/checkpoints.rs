@@ -8,7 +8,7 @@ use distributed::{
     comm::{Communicator, Ranks},
     plan::{Axis, Mesh, ParallelPlan},
     sampler::DistributedSampler,
-    train::{Loss, Notes, SimpleTrainer, TrainingConfig},
+    train::{CheckpointNotes, Loss, SimpleTrainer, TrainingConfig},
     zero::{Sharded, ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Forward, Gpt, Init, Linear, Module};
@@ -128,7 +128,7 @@ fn replicas_of_shards_go_on_at_any_shape() {
                     trainer.step(|_| model.loss(rt, step, &own(&comm)))?;
                 }
                 if save {
-                    trainer.save(&folder, &Notes::new())?;
+                    trainer.save(&folder, &CheckpointNotes::new())?;
                 }
                 let _scope = trainer.strategy().gather_full_params()?;
                 weights(&model)
@@ -176,7 +176,7 @@ fn scaler_and_counts_go_on() {
     for step in 0..3 {
         first.step(|_| model.loss(&rt, step, &all)).unwrap();
     }
-    first.inner().save(&folder, &Notes::new()).unwrap();
+    first.inner().save(&folder, &CheckpointNotes::new()).unwrap();
     let mut second = SimpleTrainer::new(&rt, &Mlp::new(&Init::new(&rt, 1)).unwrap(), scaled).unwrap();
     second.inner().load(&folder).unwrap().unwrap();
     assert_eq!(second.global_step(), 3);
@@ -204,7 +204,7 @@ fn other_ranks_read_what_was_left_of_the_epoch() {
                 trainer.step_with(|_| model.loss(comm.runtime(), 0, &batch))?;
                 read.extend(batch);
             }
-            trainer.save_with(&folder, Notes::from([("sampler".into(), sampler.progress())]))?;
+            trainer.save_with(&folder, CheckpointNotes::from([("sampler".into(), sampler.progress())]))?;
             Ok(read)
         });
         ranks.unwrap().concat()

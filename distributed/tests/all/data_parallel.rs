@@ -8,7 +8,7 @@ use crate::common::{
 use crate::zero_memory::{layers, loss as layers_loss};
 use autograd::{Var, backward};
 use distributed::{
-    buckets::{BucketLimits, BucketOptions, Wire},
+    buckets::{BucketLimits, BucketOptions, GradCompression},
     comm::{Call, Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
     ddp::Ddp,
     train::{BucketedTrainer, Loss, TrainingConfig},
@@ -133,8 +133,8 @@ fn accumulated_micro_batches_are_one_batch() {
 #[test]
 fn gradients_may_travel_as_halves() {
     let plain = TrainingConfig { max_norm: None, ..config() };
-    for (wire, digits) in [(Wire::Bf16, 2e-2), (Wire::F16, 3e-3)] {
-        let options = BucketOptions { wire, ..small() };
+    for (compression, digits) in [(GradCompression::Bf16, 2e-2), (GradCompression::F16, 3e-3)] {
+        let options = BucketOptions { compression, ..small() };
         let gradient = |comm: &Comm<Cpu>, options: BucketOptions| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let mut trainer = BucketedTrainer::new(comm, &model, plain.clone(), options)?;
@@ -152,7 +152,7 @@ fn gradients_may_travel_as_halves() {
         for (narrow, exact) in got {
             let most = exact.iter().fold(0.0f64, |m, g| m.max(g.abs()));
             assert!(!exact.is_empty() && narrow != exact);
-            assert!(narrow.iter().zip(&exact).all(|(a, b)| (a - b).abs() <= digits * most), "{wire:?}");
+            assert!(narrow.iter().zip(&exact).all(|(a, b)| (a - b).abs() <= digits * most), "{compression:?}");
         }
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::common::{Mlp, Task, Trace, config, weights};
 use autograd::Var;
 use distributed::{
-    buckets::{BucketLimits, BucketOptions, PowerSgd, Unused, Wire},
+    buckets::{BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
     checkpoint::Checkpointed,
     comm::{Comm, NoOpCommunicator},
-    train::{BucketedTrainer, Loss, Strategy, Summed, Trainer, TrainingConfig},
+    train::{BucketedTrainer, Loss, ReducedGradients, Strategy, Trainer, TrainingConfig},
     zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Init, ModuleExt};
@@ -71,7 +71,7 @@ fn micro(model: &Mlp<Cpu>, rt: &Cpu, k: usize, fault: Option<Fault>) -> Result<L
 }
 
 /// One step that fails, if it is to, then two good ones.
-fn train<S: Strategy<Cpu> + Summed<Cpu> + Checkpointed<Cpu>>(
+fn train<S: Strategy<Cpu> + ReducedGradients<Cpu> + Checkpointed<Cpu>>(
     model: &Mlp<Cpu>,
     rt: &Cpu,
     mut trainer: Trainer<Cpu, S>,
@@ -122,11 +122,11 @@ fn with_buckets() {
             ("plain", BucketOptions::default()),
             ("small", BucketOptions { limits: limits.clone(), ..Default::default() }),
             ("canonical", BucketOptions { canonical: true, limits: limits.clone(), ..Default::default() }),
-            ("f16", BucketOptions { wire: Wire::F16, limits: limits.clone(), ..Default::default() }),
+            ("f16", BucketOptions { compression: GradCompression::F16, limits: limits.clone(), ..Default::default() }),
             (
                 "powersgd",
                 BucketOptions {
-                    wire: Wire::PowerSgd(PowerSgd { min_rate: 0.0, ..Default::default() }),
+                    compression: GradCompression::PowerSgd(PowerSgd { min_rate: 0.0, ..Default::default() }),
                     limits: limits.clone(),
                     ..Default::default()
                 },

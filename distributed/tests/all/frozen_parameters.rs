@@ -8,7 +8,7 @@ use autograd::Var;
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{BucketedTrainer, Loss, Notes, SimpleTrainer, TrainingConfig},
+    train::{BucketedTrainer, CheckpointNotes, Loss, SimpleTrainer, TrainingConfig},
 };
 use nn::{Forward, Init, Linear, ModuleExt};
 use numcore::{
@@ -126,7 +126,7 @@ fn an_optimizer_of_frozen_parameters_goes_on_from_a_checkpoint() {
                     trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
                 }
                 if steps.end == 2 {
-                    trainer.save(&folder, &Notes::new())?;
+                    trainer.save(&folder, &CheckpointNotes::new())?;
                 }
                 Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
             })

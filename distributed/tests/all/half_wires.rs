@@ -3,7 +3,7 @@
 use crate::common::{Trace, cpu, difference, everywhere, weights};
 use autograd::Var;
 use distributed::{
-    buckets::{BucketOptions, Wire},
+    buckets::{BucketOptions, GradCompression},
     comm::{Comm, Communicator},
     train::{BucketedTrainer, Loss, TrainingConfig},
 };
@@ -19,13 +19,13 @@ fn loss(model: &Linear<Cpu>, rt: &Cpu, examples: usize) -> Result<Loss<Cpu>> {
 }
 
 /// Two steps of micro-batches of so many examples, the second of a few only.
-fn train(comm: &Comm<Cpu>, wire: Wire, micro: [usize; 2], scaled: bool) -> Result<Trace> {
+fn train(comm: &Comm<Cpu>, compression: GradCompression, micro: [usize; 2], scaled: bool) -> Result<Trace> {
     let model = Linear::new(&Init::new(comm.runtime(), 0), 1, 1)?.without_bias();
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
     let sgd = Sgd::over(SgdConfig { lr: 1e-6, ..Default::default() }, leaves)?;
     let loss_scaling = scaled.then(|| LossScaler::starting_at(16.0)).transpose()?;
     let config = TrainingConfig { accumulation: 2, loss_scaling, ..Default::default() };
-    let options = BucketOptions { wire, ..Default::default() };
+    let options = BucketOptions { compression, ..Default::default() };
     let mut trainer = BucketedTrainer::with(comm, &model, Box::new(sgd), config, options)?;
     let mut trace = Trace::default();
     for step in 0..2 {
@@ -42,13 +42,16 @@ fn sums_may_be_out_of_the_range_of_a_half() {
     for n in [2, 3] {
         // The gradient's sum is 409600 and more, the mean 100. The weight of every micro-batch counts.
         for (micro, scaled) in [([4096, 4096], false), ([4096, 1], false), ([1, 4096], false), ([4096, 4096], true)] {
-            let with = |wire| everywhere(n, |comm| train(&comm, wire, micro, scaled));
-            let exact = with(Wire::Own);
-            for wire in [Wire::F16, Wire::Bf16] {
-                let got = with(wire);
-                assert!(got.weights.iter().flatten().all(|w| w.is_finite()), "{wire:?} on {n}, {micro:?}: {got:?}");
+            let with = |compression| everywhere(n, |comm| train(&comm, compression, micro, scaled));
+            let exact = with(GradCompression::Own);
+            for compression in [GradCompression::F16, GradCompression::Bf16] {
+                let got = with(compression);
+                assert!(
+                    got.weights.iter().flatten().all(|w| w.is_finite()),
+                    "{compression:?} on {n}, {micro:?}: {got:?}"
+                );
                 let off = difference(&got, &exact);
-                assert!(off <= 1e-5, "{wire:?} on {n}, {micro:?}: {off:e}");
+                assert!(off <= 1e-5, "{compression:?} on {n}, {micro:?}: {off:e}");
             }
         }
     }
@@ -56,15 +59,15 @@ fn sums_may_be_out_of_the_range_of_a_half() {
 
 #[test]
 fn ranks_that_run_out_weigh_nothing() {
-    for wire in [Wire::F16, Wire::Bf16, Wire::Own] {
+    for compression in [GradCompression::F16, GradCompression::Bf16, GradCompression::Own] {
         let traces = distributed::comm::Ranks::new(3).run(cpu, |comm| {
             let model = Linear::new(&Init::new(comm.runtime(), 0), 1, 1)?.without_bias();
-            let options = BucketOptions { wire, ..Default::default() };
+            let options = BucketOptions { compression, ..Default::default() };
             let mut trainer = BucketedTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
             trainer.run(0..=comm.rank(), |_| loss(&model, comm.runtime(), 4096), |_| Ok(()))?;
             weights(&model)
         });
         let traces = traces.unwrap();
-        assert!(traces.iter().all(|w| *w == traces[0] && w[0].is_finite()), "{wire:?}: {traces:?}");
+        assert!(traces.iter().all(|w| *w == traces[0] && w[0].is_finite()), "{compression:?}: {traces:?}");
     }
 }

@@ -13,10 +13,11 @@ use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator},
     pipeline::{
-        Checked, GptStage, Kind, MicroBatches, PipelineTrainer, Staged, StagedTrainer, Tie, ZeroPipelineTrainer, split,
+        Checked, GptStage, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, StagedTrainer, Tie,
+        ZeroPipelineTrainer, split,
     },
     sampler::DistributedSampler,
-    train::{Notes, StageStrategy, TrainingConfig},
+    train::{CheckpointNotes, StageStrategy, TrainingConfig},
     zero::ZeroStage,
 };
 use nn::{GptConfig, Init, Linear, ModuleExt};
@@ -33,15 +34,15 @@ const MICROS: usize = 8;
 
 /// A cut of the model: schedule, ranks, stages on each, replicas.
 #[derive(Clone, Copy, Debug)]
-struct Cut(Kind, usize, usize, usize);
+struct Cut(ScheduleKind, usize, usize, usize);
 
 const CUTS: [Cut; 5] = [
-    Cut(Kind::OneFOneB, 2, 1, 2),
-    Cut(Kind::ZbH1, 4, 1, 1),
-    Cut(Kind::GPipe, 1, 1, 4),
+    Cut(ScheduleKind::OneFOneB, 2, 1, 2),
+    Cut(ScheduleKind::ZbH1, 4, 1, 1),
+    Cut(ScheduleKind::GPipe, 1, 1, 4),
     // The first and the last stage, with both copies of the table, on one rank.
-    Cut(Kind::Zbv, 2, 2, 2),
-    Cut(Kind::LoopedBfs, 2, 2, 1),
+    Cut(ScheduleKind::Zbv, 2, 2, 2),
+    Cut(ScheduleKind::LoopedBfs, 2, 2, 1),
 ];
 
 impl Cut {
@@ -77,14 +78,14 @@ impl Going<'_> {
         }
         let told = steps(comm, model, &mut trainer, self.steps.clone(), scope)?;
         if self.save {
-            trainer.save(self.folder, &Notes::new())?;
+            trainer.save(self.folder, &CheckpointNotes::new())?;
         }
         Ok(told)
     }
 }
 
 /// Of a staged model.
-fn staged(comm: &Comm<Cpu>, model: Model, staged: Staged<Cpu>, how: How, going: &Going) -> Result<Told> {
+fn staged(comm: &Comm<Cpu>, model: Model, staged: PipelineModel<Cpu>, how: How, going: &Going) -> Result<Told> {
     match how.zero() {
         None => {
             let trainer = PipelineTrainer::new(comm, staged, config())?;
@@ -193,12 +194,12 @@ fn a_whole_model_goes_on_from_a_pipeline_and_back() {
 }
 
 /// Four layers of which the weights of the first and the last are one, under two names.
-fn ringed(comm: &Comm<Cpu>, checked: &Checked, seed: u64) -> Result<Staged<Cpu>> {
+fn ringed(comm: &Comm<Cpu>, checked: &Checked, seed: u64) -> Result<PipelineModel<Cpu>> {
     let init = Init::new(comm.runtime(), seed).dtype(DType::F64);
     let linear = |_| Linear::new(&init, WIDTH, WIDTH).map(|layer| Box::new(layer) as _);
     let layers = (0..4).map(linear).collect::<Result<Vec<_>>>()?;
     let cuts: &[usize] = if checked.schedule().stages() == 2 { &[2] } else { &[1, 2, 3] };
-    let staged = Staged::on(comm.rank(), checked.clone(), split(layers, cuts)?);
+    let staged = PipelineModel::on(comm.rank(), checked.clone(), split(layers, cuts)?);
     Ok(staged.loss(|y, t| Model::Mlp.loss(&y[0], &t[0])).ties(vec![Tie::new(["0.weight", "3.weight"])]))
 }
 
@@ -289,10 +290,10 @@ const EXAMPLES: usize = 60;
 
 /// Training with everything that has a state of its own: dropout, a schedule, a loss scale that grows, a sampler.
 fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
-    let checked = how.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    let checked = how.checked(ScheduleKind::OneFOneB, 2, 1, 2).unwrap();
     let gpt = GptConfig { dropout: 0.3, ..GPT };
     let cut = GptStage::cut(&Init::new(comm.runtime(), 5), gpt, 2)?;
-    let staged = Staged::on(comm.rank(), checked, cut).loss(|y, t| Model::Gpt.loss(&y[0], &t[0]));
+    let staged = PipelineModel::on(comm.rank(), checked, cut).loss(|y, t| Model::Gpt.loss(&y[0], &t[0]));
     let staged = staged.ties(GptStage::<Cpu>::ties(&gpt));
     let mut scaler = LossScaler::starting_at(64.0)?;
     scaler.interval = 2;
@@ -334,7 +335,7 @@ fn sampled<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, going: &Going, mut trainer: 
         told.norms.extend([metrics.learning_rate(), trainer.scaler().map_or(0.0, |scaler| scaler.factor())]);
     }
     if going.save {
-        trainer.save(going.folder, &Notes::from([("sampler".into(), sampler.progress())]))?;
+        trainer.save(going.folder, &CheckpointNotes::from([("sampler".into(), sampler.progress())]))?;
     }
     Ok(told)
 }

@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, time::Duration};
 use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, Kind, Limits, Lowering, Pipeline, Stage, Staged, balanced, check, lower, split},
+    pipeline::{
+        Checked, Limits, Lowering, Pipeline, PipelineModel, ScheduleKind, Stage, balanced, check, lower, split,
+    },
     train::Loss,
 };
 use nn::{Forward, Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
@@ -22,8 +24,8 @@ pub fn cpu(_: usize) -> Result<Cpu> {
 }
 
 /// Every kind at these sizes, where its preconditions hold; where they do not it says so by name.
-pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checked)> {
-    Kind::ALL.iter().filter_map(move |&kind| {
+pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (ScheduleKind, Checked)> {
+    ScheduleKind::ALL.iter().filter_map(move |&kind| {
         let made = checked(kind, p, v, m);
         let refused = || kind.generate(p, v, m).unwrap_err().to_string();
         assert!(made.is_some() || refused().contains(&format!("{kind} needs ")), "{}", refused());
@@ -32,20 +34,20 @@ pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checke
 }
 
 /// As [`kinds`], but those that take any number of stages per rank with two alone: with one they are schedules of other names.
-pub fn kinds_once(p: usize, v: usize, m: usize) -> impl Iterator<Item = (Kind, Checked)> {
+pub fn kinds_once(p: usize, v: usize, m: usize) -> impl Iterator<Item = (ScheduleKind, Checked)> {
     kinds(p, v, m).filter(move |(kind, _)| v > 1 || kind.generate(p, 2, m).is_err())
 }
 
 /// Whether every kind ran at every number of ranks.
-pub fn require_every_kind(ran: &[(Kind, usize)]) {
-    for &kind in Kind::ALL {
+pub fn require_every_kind(ran: &[(ScheduleKind, usize)]) {
+    for &kind in ScheduleKind::ALL {
         for p in crate::common::WORLDS {
             assert!(ran.contains(&(kind, p)), "{kind} did not run on {p} ranks");
         }
     }
 }
 
-pub fn checked(kind: Kind, p: usize, v: usize, m: usize) -> Option<Checked> {
+pub fn checked(kind: ScheduleKind, p: usize, v: usize, m: usize) -> Option<Checked> {
     let schedule = kind.generate(p, v, m).ok()?;
     Some(check(lower(&schedule, &Lowering::default()).unwrap(), Limits::default()).unwrap())
 }
@@ -85,7 +87,7 @@ pub fn squares(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> 
 }
 
 pub fn pipeline(comm: &Comm<Cpu>, checked: &Checked, stages: Vec<Box<dyn Stage<Cpu>>>) -> Result<Pipeline<Cpu>> {
-    Pipeline::new(comm, Staged::on(comm.rank(), checked.clone(), stages).loss(squares))
+    Pipeline::new(comm, PipelineModel::on(comm.rank(), checked.clone(), stages).loss(squares))
 }
 
 /// Values by name.

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, slice::from_ref};
 use crate::pipeline_common::*;
 use autograd::{Gradients, Var};
 use distributed::pipeline::{
-    Costs, Kind, Limits, Lowering, MicroBatches, Pipeline, Schedule, Sends, Staged, check, lower, simulate,
+    Costs, Limits, Lowering, MicroBatches, Pipeline, PipelineModel, Schedule, ScheduleKind, SendMode, check, lower,
+    simulate,
 };
 use nn::Forward;
 use numcore::{Result, Runtime, ops::ViewOps};
@@ -51,17 +52,17 @@ fn evaluation_is_the_model_and_records_nothing() {
 
 #[test]
 fn a_schedule_of_forwards_alone_needs_no_loss() {
-    let placement = Kind::Zbv.generate(2, 2, 3).unwrap().placement().clone();
+    let placement = ScheduleKind::Zbv.generate(2, 2, 3).unwrap().placement().clone();
     let schedule = Schedule::forward_only(&placement, 3).unwrap();
     let lowered = lower(&schedule, &Lowering { sharded: true, ..Default::default() }).unwrap();
     let limits = Limits { live: Some(1), ..Default::default() };
     let checked = check(lowered, limits).unwrap();
     assert!(checked.is_forward_only());
-    let simulated = simulate(checked.schedule(), &Costs::default(), Sends::Synchronous).unwrap();
+    let simulated = simulate(checked.schedule(), &Costs::default(), SendMode::Synchronous).unwrap();
     assert!(simulated.ranks().iter().all(|rank| rank.peak_live == 1));
     let ranks = world(2, |comm| {
         let stages = mlp_stages(comm.runtime(), 4, 4);
-        let mut pipeline = Pipeline::new(&comm, Staged::on(comm.rank(), checked.clone(), stages))?;
+        let mut pipeline = Pipeline::new(&comm, PipelineModel::on(comm.rank(), checked.clone(), stages))?;
         let x = rows(comm.runtime(), 4, 3);
         let batch = MicroBatches { targets: Vec::new(), ..MicroBatches::split(&[x], &[], 3)? };
         let output = pipeline.run(batch, &mut BTreeMap::<usize, Gradients<Cpu>>::new())?;

@@ -12,8 +12,8 @@ use autograd::{BackwardHook, Gradients, Var};
 use distributed::{
     comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks},
     pipeline::{
-        Checked, Compute, Kind, Layers, MicroBatches, Pipeline, PipelineOptions, PipelineOutput, Stage, StageHooks,
-        Staged,
+        Checked, Compute, Layers, MicroBatches, Pipeline, PipelineModel, PipelineOptions, PipelineOutput, ScheduleKind,
+        Stage, StageHooks,
     },
 };
 use nn::{Init, Linear, Module, Visitor};
@@ -100,8 +100,12 @@ fn troubled(checked: &Checked, stage: usize, trouble: Trouble, at: u64) -> Vec<E
 }
 
 /// The schedules faults are tried on.
-const SCHEDULES: [(Kind, usize, usize, usize); 4] =
-    [(Kind::OneFOneB, 3, 1, 4), (Kind::ZbH1, 3, 1, 4), (Kind::Interleaved, 2, 2, 4), (Kind::DualPipeV, 2, 2, 4)];
+const SCHEDULES: [(ScheduleKind, usize, usize, usize); 4] = [
+    (ScheduleKind::OneFOneB, 3, 1, 4),
+    (ScheduleKind::ZbH1, 3, 1, 4),
+    (ScheduleKind::Interleaved, 2, 2, 4),
+    (ScheduleKind::DualPipeV, 2, 2, 4),
+];
 
 fn each(mut try_on: impl FnMut(&Checked, usize)) {
     for (kind, p, v, m) in SCHEDULES {
@@ -237,7 +241,7 @@ fn wrong_numbers_of_micro_batches_are_named_on_every_rank() {
 
 #[test]
 fn only_the_ranks_at_the_ends_look_at_data() {
-    let checked = checked(Kind::OneFOneB, 3, 1, 4).unwrap();
+    let checked = checked(ScheduleKind::OneFOneB, 3, 1, 4).unwrap();
     world(3, |comm| {
         let mut pipeline = pipeline(&comm, &checked, mlp_stages(comm.runtime(), 3, 3))?;
         let MicroBatches { inputs, targets } = batch(&comm, 4)?;
@@ -261,23 +265,23 @@ fn built(p: usize, told: &str, build: impl Fn(&Comm<Cpu>) -> Result<Pipeline<Cpu
 
 #[test]
 fn what_does_not_fit_the_schedule_is_named_on_every_rank() {
-    let three = checked(Kind::OneFOneB, 3, 1, 4).unwrap();
-    let gpipe = checked(Kind::GPipe, 3, 1, 4).unwrap();
+    let three = checked(ScheduleKind::OneFOneB, 3, 1, 4).unwrap();
+    let gpipe = checked(ScheduleKind::GPipe, 3, 1, 4).unwrap();
     let (three, gpipe) = (&three, &gpipe);
     let without_loss = |comm: &Comm<Cpu>, checked: &Checked, rank: usize| {
-        Staged::on(rank, checked.clone(), mlp_stages(comm.runtime(), 3, 3))
+        PipelineModel::on(rank, checked.clone(), mlp_stages(comm.runtime(), 3, 3))
     };
     let on = |comm: &Comm<Cpu>, checked: &Checked, rank: usize| without_loss(comm, checked, rank).loss(squares);
     built(2, "the schedule is for 3 ranks, there are 2", |comm| Pipeline::new(comm, on(comm, three, comm.rank())));
     built(4, "the schedule is for 3 ranks, there are 4", |comm| {
-        Pipeline::new(comm, Staged::new(three.clone(), Vec::new()).loss(squares))
+        Pipeline::new(comm, PipelineModel::new(three.clone(), Vec::new()).loss(squares))
     });
     built(3, "stages [1] live on rank 1, it was given [2]", |comm| {
         let rank = if comm.rank() == 1 { 2 } else { comm.rank() };
         Pipeline::new(comm, on(comm, three, rank))
     });
     built(3, "stages [0] live on rank 0, it was given []", |comm| match comm.rank() {
-        0 => Pipeline::new(comm, Staged::new(three.clone(), Vec::new()).loss(squares)),
+        0 => Pipeline::new(comm, PipelineModel::new(three.clone(), Vec::new()).loss(squares)),
         rank => Pipeline::new(comm, on(comm, three, rank)),
     });
     built(3, "the rank of the last stage, 2, has no loss", |comm| match comm.rank() {
@@ -292,21 +296,21 @@ fn what_does_not_fit_the_schedule_is_named_on_every_rank() {
         let options = PipelineOptions { input_gradients: comm.rank() == 1, ..Default::default() };
         Pipeline::new(comm, on(comm, three, comm.rank()).options(options))
     });
-    let fold = checked(Kind::Zbv, 2, 2, 3).unwrap();
+    let fold = checked(ScheduleKind::Zbv, 2, 2, 3).unwrap();
     built(2, "stages 0 and 3 share a parameter, `0.weight` and `3.weight`", |comm| {
         let shared: Arc<Linear<Cpu>> = Arc::new(Linear::new(&Init::new(comm.runtime(), 1), WIDTH, WIDTH)?);
         let mut all = mlp_stages(comm.runtime(), 4, 4);
         all[0] = Box::new(Layers::new(0, vec![Box::new(shared.clone())]));
         all[3] = Box::new(Layers::new(3, vec![Box::new(shared)]));
-        Pipeline::new(comm, Staged::on(comm.rank(), fold.clone(), all).loss(squares))
+        Pipeline::new(comm, PipelineModel::on(comm.rank(), fold.clone(), all).loss(squares))
     });
 }
 
 #[test]
 fn a_loss_of_many_elements_is_refused() {
-    let checked = checked(Kind::ZbH1, 2, 1, 2).unwrap();
+    let checked = checked(ScheduleKind::ZbH1, 2, 1, 2).unwrap();
     for error in errors(2, |comm| {
-        let stages = Staged::on(comm.rank(), checked.clone(), mlp_stages(comm.runtime(), 2, 2));
+        let stages = PipelineModel::on(comm.rank(), checked.clone(), mlp_stages(comm.runtime(), 2, 2));
         let mut pipeline = Pipeline::new(&comm, stages.loss(|y, _| distributed::train::Loss::sum(y[0].clone(), 1.0)))?;
         let mut hooks = hooks(&pipeline);
         pipeline.run(batch(&comm, 2)?, &mut hooks)

@@ -1,6 +1,6 @@
 //! Idle time and live activations against the published formulas, exactly: times are whole ticks.
 
-use distributed::pipeline::{Action, Costs, Kind, RankReport, Schedule, Sends, simulate};
+use distributed::pipeline::{Action, Costs, RankReport, Schedule, ScheduleKind, SendMode, simulate};
 
 /// (v, m, p).
 const GRID: [(usize, usize, usize); 8] =
@@ -9,9 +9,9 @@ const GRID: [(usize, usize, usize); 8] =
 /// (F, I, W): equal, and 1, 1.2, 0.6.
 const COSTS: [(u64, u64, u64); 2] = [(10, 10, 10), (10, 12, 6)];
 
-fn ranks(kind: Kind, (v, m, p): (usize, usize, usize), costs: &Costs) -> Vec<RankReport> {
+fn ranks(kind: ScheduleKind, (v, m, p): (usize, usize, usize), costs: &Costs) -> Vec<RankReport> {
     let schedule = kind.generate(p, v, m).unwrap();
-    simulate(&schedule, costs, Sends::Overlapped).unwrap().ranks()
+    simulate(&schedule, costs, SendMode::Overlapped).unwrap().ranks()
 }
 
 fn expect(name: &str, size: (usize, usize, usize), costs: &Costs, got: Vec<u64>, formula: u64) {
@@ -36,7 +36,7 @@ fn gpipe() {
     for size @ (_, m, p) in sizes(1) {
         for (f, i, w) in COSTS {
             let costs = Costs::uniform(f, i, w);
-            let reports = ranks(Kind::GPipe, size, &costs);
+            let reports = ranks(ScheduleKind::GPipe, size, &costs);
             expect("GPipe", size, &costs, idle(&reports), (p as u64 - 1) * (f + i + w));
             assert!(peaks(&reports).iter().all(|&peak| peak == m));
         }
@@ -48,7 +48,7 @@ fn one_f_one_b() {
     for size @ (_, m, p) in sizes(1) {
         for (f, i, w) in COSTS {
             let costs = Costs::uniform(f, i, w);
-            let reports = ranks(Kind::OneFOneB, size, &costs);
+            let reports = ranks(ScheduleKind::OneFOneB, size, &costs);
             expect("1F1B", size, &costs, idle(&reports), (p as u64 - 1) * (f + i + w));
             assert_eq!(peaks(&reports), (0..p).map(|r| (p - r).min(m)).collect::<Vec<_>>());
         }
@@ -58,9 +58,9 @@ fn one_f_one_b() {
 #[test]
 fn fewer_micro_batches_than_ranks() {
     let costs = Costs::default();
-    for kind in [Kind::GPipe, Kind::OneFOneB] {
+    for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
         let schedule = kind.generate(4, 1, 1).unwrap();
-        let simulation = simulate(&schedule, &costs, Sends::Overlapped).unwrap();
+        let simulation = simulate(&schedule, &costs, SendMode::Overlapped).unwrap();
         for report in simulation.ranks() {
             assert_eq!(4 * report.idle, 3 * simulation.makespan(), "{kind}: idle fraction .75");
         }
@@ -73,7 +73,7 @@ fn interleaved() {
         for (f, i, w) in COSTS {
             // A stage takes f, i, w; a rank's whole passes take v times that.
             let costs = Costs::uniform(f, i, w);
-            let reports = ranks(Kind::Interleaved, size, &costs);
+            let reports = ranks(ScheduleKind::Interleaved, size, &costs);
             expect("Interleaved1F1B", size, &costs, idle(&reports), (p as u64 - 1) * (f + i + w));
             let g = m / (m / p).max(1);
             let peak = |r: usize| ((v - 1) * g + 2 * (p - 1 - r) + 1).min(v * m);
@@ -87,7 +87,7 @@ fn looped_bfs() {
     for size @ (v, m, p) in GRID.into_iter().filter(|&(_, m, p)| m >= p) {
         for (f, i, w) in COSTS {
             let costs = Costs::uniform(f, i, w);
-            let reports = ranks(Kind::LoopedBfs, size, &costs);
+            let reports = ranks(ScheduleKind::LoopedBfs, size, &costs);
             expect("LoopedBFS", size, &costs, idle(&reports), (p as u64 - 1) * (f + i + w));
             assert!(peaks(&reports).iter().all(|&peak| peak == v * m));
         }
@@ -97,9 +97,14 @@ fn looped_bfs() {
 #[test]
 fn fractions() {
     for (v, m, p) in GRID.into_iter().filter(|&(_, m, p)| m >= p) {
-        for (kind, v) in [(Kind::GPipe, 1), (Kind::OneFOneB, 1), (Kind::Interleaved, v), (Kind::LoopedBfs, v)] {
+        for (kind, v) in [
+            (ScheduleKind::GPipe, 1),
+            (ScheduleKind::OneFOneB, 1),
+            (ScheduleKind::Interleaved, v),
+            (ScheduleKind::LoopedBfs, v),
+        ] {
             let schedule = kind.generate(p, v, m).unwrap();
-            let simulation = simulate(&schedule, &Costs::default(), Sends::Overlapped).unwrap();
+            let simulation = simulate(&schedule, &Costs::default(), SendMode::Overlapped).unwrap();
             for report in simulation.ranks() {
                 // idle / makespan = (p−1) / (vm + p−1)
                 assert_eq!(report.idle * (v * m + p - 1) as u64, simulation.makespan() * (p as u64 - 1), "{kind}");
@@ -113,7 +118,7 @@ fn zb_h1() {
     for size @ (_, _, p) in sizes(1).filter(|&(_, m, p)| m >= p) {
         for (f, i, w) in COSTS {
             let costs = Costs::uniform(f, i, w);
-            let reports = ranks(Kind::ZbH1, size, &costs);
+            let reports = ranks(ScheduleKind::ZbH1, size, &costs);
             expect("ZB-H1", size, &costs, idle(&reports), (p as u64 - 1) * (f + i - w));
             assert_eq!(peaks(&reports), vec![p; p]);
         }
@@ -125,7 +130,7 @@ fn zb_h2() {
     for size @ (_, _, p) in sizes(1).filter(|&(_, m, p)| m >= 2 * p - 1) {
         for (f, i, w) in COSTS {
             let costs = Costs::uniform(f, i, w);
-            let reports = ranks(Kind::ZbH2, size, &costs);
+            let reports = ranks(ScheduleKind::ZbH2, size, &costs);
             let span = reports.iter().map(|report| report.gaps).max().unwrap();
             assert_eq!(span, (p as u64 - 1) * (f + i - 2 * w), "ZB-H2 (v, m, p) = {size:?}, {costs:?}");
             assert_eq!(peaks(&reports), vec![2 * p - 1; p]);
@@ -136,7 +141,7 @@ fn zb_h2() {
 #[test]
 fn zbv() {
     for size @ (_, _, p) in sizes(2).filter(|&(_, m, p)| m >= 2 * p - 1) {
-        let reports = ranks(Kind::Zbv, size, &Costs::default());
+        let reports = ranks(ScheduleKind::Zbv, size, &Costs::default());
         assert!(reports.iter().all(|report| report.gaps == 0), "ZBV (v, m, p) = {size:?}: {reports:?}");
         assert_eq!(peaks(&reports), vec![2 * p; p]);
     }
@@ -147,11 +152,11 @@ fn zbv() {
 #[test]
 fn dualpipe_v() {
     for size @ (v, m, p) in sizes(2).filter(|&(_, m, p)| m >= 2 * p) {
-        let pairs = overlapped(&Kind::DualPipeV.generate(p, v, m).unwrap());
+        let pairs = overlapped(&ScheduleKind::DualPipeV.generate(p, v, m).unwrap());
         for w in [0, 5, 10] {
             for saves in [0, 3, 7, 10] {
                 let costs = Costs { overlap_saves: saves, ..Costs::uniform(10, 10, w) };
-                let reports = ranks(Kind::DualPipeV, size, &costs);
+                let reports = ranks(ScheduleKind::DualPipeV, size, &costs);
                 let (pair, b) = (20 + w - saves, 10 + w);
                 let formula = (p as u64 - 1) * (pair + b - 3 * w);
                 // A rank that overlaps fewer pairs than the last one works, rather than idles, that much longer.

@@ -1,32 +1,32 @@
 //! Small schedules as files: what the generators and the lowering make, written out. A change of either shows here, readably.
 
-use distributed::pipeline::{Kind, Limits, Lowering, Schedule, check, lower};
+use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind, check, lower};
 
-const GOLDEN: [(Kind, (usize, usize, usize), &str); 8] = [
-    (Kind::GPipe, (1, 4, 4), include_str!("schedules/gpipe_p4_m4.csv")),
-    (Kind::OneFOneB, (1, 6, 4), include_str!("schedules/1f1b_p4_m6.csv")),
-    (Kind::Interleaved, (2, 4, 2), include_str!("schedules/interleaved_p2_v2_m4.csv")),
-    (Kind::LoopedBfs, (2, 4, 2), include_str!("schedules/looped_bfs_p2_v2_m4.csv")),
-    (Kind::ZbH1, (1, 8, 4), include_str!("schedules/zb_h1_p4_m8.csv")),
-    (Kind::ZbH2, (1, 8, 4), include_str!("schedules/zb_h2_p4_m8.csv")),
-    (Kind::Zbv, (2, 7, 4), include_str!("schedules/zbv_p4_m7.csv")),
-    (Kind::DualPipeV, (2, 10, 4), include_str!("schedules/dualpipe_v_p4_m10.csv")),
+const GOLDEN: [(ScheduleKind, (usize, usize, usize), &str); 8] = [
+    (ScheduleKind::GPipe, (1, 4, 4), include_str!("schedules/gpipe_p4_m4.csv")),
+    (ScheduleKind::OneFOneB, (1, 6, 4), include_str!("schedules/1f1b_p4_m6.csv")),
+    (ScheduleKind::Interleaved, (2, 4, 2), include_str!("schedules/interleaved_p2_v2_m4.csv")),
+    (ScheduleKind::LoopedBfs, (2, 4, 2), include_str!("schedules/looped_bfs_p2_v2_m4.csv")),
+    (ScheduleKind::ZbH1, (1, 8, 4), include_str!("schedules/zb_h1_p4_m8.csv")),
+    (ScheduleKind::ZbH2, (1, 8, 4), include_str!("schedules/zb_h2_p4_m8.csv")),
+    (ScheduleKind::Zbv, (2, 7, 4), include_str!("schedules/zbv_p4_m7.csv")),
+    (ScheduleKind::DualPipeV, (2, 10, 4), include_str!("schedules/dualpipe_v_p4_m10.csv")),
 ];
 
 /// Lowered, parameters sharded.
-const LOWERED: [(Kind, (usize, usize, usize), &str); 3] = [
-    (Kind::OneFOneB, (1, 3, 2), include_str!("schedules/1f1b_p2_m3_lowered.csv")),
-    (Kind::LoopedBfs, (3, 2, 2), include_str!("schedules/looped_bfs_p2_v3_m2_lowered.csv")),
-    (Kind::DualPipeV, (2, 4, 2), include_str!("schedules/dualpipe_v_p2_m4_lowered.csv")),
+const LOWERED: [(ScheduleKind, (usize, usize, usize), &str); 3] = [
+    (ScheduleKind::OneFOneB, (1, 3, 2), include_str!("schedules/1f1b_p2_m3_lowered.csv")),
+    (ScheduleKind::LoopedBfs, (3, 2, 2), include_str!("schedules/looped_bfs_p2_v3_m2_lowered.csv")),
+    (ScheduleKind::DualPipeV, (2, 4, 2), include_str!("schedules/dualpipe_v_p2_m4_lowered.csv")),
 ];
 
-fn made(kind: Kind, (v, m, p): (usize, usize, usize), lowered: bool) -> Schedule {
+fn made(kind: ScheduleKind, (v, m, p): (usize, usize, usize), lowered: bool) -> Schedule {
     let schedule = kind.generate(p, v, m).unwrap();
     let lowering = Lowering { sharded: true, ..Lowering::default() };
     if lowered { lower(&schedule, &lowering).unwrap() } else { schedule }
 }
 
-fn all() -> impl Iterator<Item = (Kind, Schedule, &'static str)> {
+fn all() -> impl Iterator<Item = (ScheduleKind, Schedule, &'static str)> {
     let plain = GOLDEN.map(|(kind, size, golden)| (kind, made(kind, size, false), golden));
     plain.into_iter().chain(LOWERED.map(|(kind, size, golden)| (kind, made(kind, size, true), golden)))
 }

@@ -4,7 +4,7 @@ use crate::common::config;
 use crate::pipeline_staged::{HOWS, How, Model, Told, everywhere, steps};
 use distributed::{
     comm::{Comm, Communicator},
-    pipeline::{Checked, Kind, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
+    pipeline::{Checked, PipelineTrainer, ScheduleKind, StagedTrainer, ZeroPipelineTrainer},
     train::StageStrategy,
 };
 use numcore::Result;
@@ -49,7 +49,7 @@ fn with(how: How, checked: &Checked, held: bool) -> Result<Vec<Told>> {
 #[test]
 fn no_stage_is_updated() {
     for how in HOWS {
-        let checked = how.checked(Kind::Interleaved, 1, 2, 2).expect("a schedule");
+        let checked = how.checked(ScheduleKind::Interleaved, 1, 2, 2).expect("a schedule");
         let fresh = with(how, &checked, false).unwrap();
         let after = with(how, &checked, true).unwrap_or_else(|e| panic!("{how:?}: {e}"));
         assert!(after == fresh, "{how:?}: a step that failed left a trace");

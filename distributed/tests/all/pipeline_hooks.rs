@@ -8,8 +8,8 @@ use distributed::{
     buckets::{BucketOptions, Buckets},
     comm::{Collectives, Comm, ReduceOp},
     pipeline::{
-        Action, Compute, Groups, Kind, Limits, Lowering, MicroBatches, Pipeline, Stage, StageHooks, UnitOp, check,
-        lower,
+        Action, Compute, Limits, Lowering, MicroBatches, Pipeline, PipelineGroups, ScheduleKind, Stage, StageHooks,
+        UnitOp, check, lower,
     },
 };
 use nn::ModuleExt;
@@ -49,7 +49,7 @@ impl StageHooks<Cpu> for Gathering {
 
 #[test]
 fn units_are_called_in_the_order_of_the_row() {
-    for (kind, p, v) in [(Kind::LoopedBfs, 2, 3), (Kind::DualPipeV, 2, 2), (Kind::ZbH1, 3, 1)] {
+    for (kind, p, v) in [(ScheduleKind::LoopedBfs, 2, 3), (ScheduleKind::DualPipeV, 2, 2), (ScheduleKind::ZbH1, 3, 1)] {
         let schedule = kind.generate(p, v, 6).unwrap();
         let lowered = lower(&schedule, &Lowering { sharded: true, ..Default::default() }).unwrap();
         let checked = check(lowered, Limits::default()).unwrap();
@@ -99,7 +99,7 @@ fn summed<'a>(pipeline: &Pipeline<Cpu>, mut of: impl FnMut(usize) -> &'a FlatGra
 
 #[test]
 fn buckets_and_plain_sums_give_the_same_over_replicas() {
-    for kind in [Kind::OneFOneB, Kind::ZbH1, Kind::GPipe] {
+    for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::GPipe] {
         let checked = checked(kind, 2, 1, 4).unwrap();
         let batch = |comm: &Comm<Cpu>| {
             let replica = comm.rank() / 2;
@@ -108,7 +108,7 @@ fn buckets_and_plain_sums_give_the_same_over_replicas() {
             MicroBatches::split(&[own(&x)?], &[own(&y)?], 4)
         };
         let plain = world(4, |comm| {
-            let groups = Groups::new(&comm, 2)?;
+            let groups = PipelineGroups::new(&comm, 2)?;
             let mut pipeline = pipeline(&groups.pipe, &checked, mlp_stages(comm.runtime(), 2, 2))?;
             let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
             pipeline.run(batch(&comm)?, &mut gradients)?;
@@ -119,7 +119,7 @@ fn buckets_and_plain_sums_give_the_same_over_replicas() {
             summed(&pipeline, |stage| &gradients[&stage])
         });
         let bucketed = world(4, |comm| {
-            let groups = Groups::new(&comm, 2)?;
+            let groups = PipelineGroups::new(&comm, 2)?;
             let mut pipeline = pipeline(&groups.pipe, &checked, mlp_stages(comm.runtime(), 2, 2))?;
             let (mut hooks, mut kept) = (BTreeMap::new(), Vec::new());
             for (&stage, module) in pipeline.stages() {

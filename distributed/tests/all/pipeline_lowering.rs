@@ -1,7 +1,8 @@
 //! Lowering: how many messages, that nobody waits for them, gathers and reductions where they belong.
 
 use distributed::pipeline::{
-    Action, Checked, Costs, End, Kind, Limits, Lowering, Schedule, Sends, Span, Unit, UnitOp, check, lower, simulate,
+    Action, Checked, Costs, End, Limits, Lowering, Schedule, ScheduleKind, SendMode, Span, UnitAction, UnitOp, check,
+    lower, simulate,
 };
 
 /// (v, m, p), and some small and odd ones.
@@ -25,8 +26,8 @@ const SIZES: [(usize, usize, usize); 16] = [
 ];
 
 /// Every schedule at every size it can do.
-fn all() -> impl Iterator<Item = (Kind, (usize, usize, usize), Schedule)> {
-    let pairs = Kind::ALL.iter().flat_map(|&kind| SIZES.map(|size| (kind, size)));
+fn all() -> impl Iterator<Item = (ScheduleKind, (usize, usize, usize), Schedule)> {
+    let pairs = ScheduleKind::ALL.iter().flat_map(|&kind| SIZES.map(|size| (kind, size)));
     pairs.filter_map(|(kind, size @ (v, m, p))| Some((kind, size, kind.generate(p, v, m).ok()?)))
 }
 
@@ -42,7 +43,7 @@ fn sends(schedule: &Schedule) -> usize {
 
 #[test]
 fn every_schedule_is_made_and_checked_somewhere() {
-    for &kind in Kind::ALL {
+    for &kind in ScheduleKind::ALL {
         assert!(all().filter(|(other, _, _)| *other == kind).count() >= 4, "{kind}");
     }
 }
@@ -51,7 +52,7 @@ fn every_schedule_is_made_and_checked_somewhere() {
 fn messages_per_step() {
     for (kind, (v, m, p), schedule) in all() {
         let want = match kind {
-            Kind::Zbv | Kind::DualPipeV => 2 * m * (2 * p - 2),
+            ScheduleKind::Zbv | ScheduleKind::DualPipeV => 2 * m * (2 * p - 2),
             _ if p == 1 => 0,
             _ => 2 * m * (v * p - 1),
         };
@@ -75,7 +76,8 @@ fn no_pass_waits_for_sends_that_travel_by_themselves() {
     for costs in costs() {
         for (kind, size, schedule) in all() {
             let lowered = lower(&schedule, &Lowering { costs: costs.clone(), sharded: true }).unwrap();
-            let on_time = passes(&lowered, &costs, Sends::Overlapped) == passes(&schedule, &costs, Sends::Overlapped);
+            let on_time =
+                passes(&lowered, &costs, SendMode::Overlapped) == passes(&schedule, &costs, SendMode::Overlapped);
             assert!(on_time, "{kind} {size:?} {costs:?}");
         }
     }
@@ -84,17 +86,22 @@ fn no_pass_waits_for_sends_that_travel_by_themselves() {
 /// Synchronous sends with F = I = W: the same, except where a stage's forward meets its neighbour's backward half way.
 #[test]
 fn no_pass_waits_for_synchronous_sends() {
-    let meets = [(Kind::Interleaved, (2, 4, 2)), (Kind::Interleaved, (4, 10, 5)), (Kind::Interleaved, (4, 128, 64))];
+    let meets = [
+        (ScheduleKind::Interleaved, (2, 4, 2)),
+        (ScheduleKind::Interleaved, (4, 10, 5)),
+        (ScheduleKind::Interleaved, (4, 128, 64)),
+    ];
     let costs = Costs::default();
     for (kind, size, schedule) in all() {
         let lowered = lower(&schedule, &Lowering::default()).unwrap();
-        let on_time = passes(&lowered, &costs, Sends::Synchronous) == passes(&schedule, &costs, Sends::Overlapped);
+        let on_time =
+            passes(&lowered, &costs, SendMode::Synchronous) == passes(&schedule, &costs, SendMode::Overlapped);
         assert_eq!(on_time, !meets.contains(&(kind, size)), "{kind} {size:?}");
     }
 }
 
 /// When every pass happens.
-fn passes(schedule: &Schedule, costs: &Costs, sends: Sends) -> Vec<Vec<Span>> {
+fn passes(schedule: &Schedule, costs: &Costs, sends: SendMode) -> Vec<Vec<Span>> {
     let simulation = simulate(schedule, costs, sends).unwrap();
     let rows = schedule.rows().iter().zip(simulation.spans());
     let only = |(row, spans): (&Vec<Action>, &Vec<Span>)| -> Vec<Span> {
@@ -110,7 +117,7 @@ fn synchronous_sends_stay_close_with_unequal_costs() {
         for (kind, size, schedule) in all() {
             let schedule = lower(&schedule, &Lowering { costs: costs.clone(), sharded: false }).unwrap();
             let time = |sends| simulate(&schedule, &costs, sends).unwrap().makespan();
-            let (free, held) = (time(Sends::Overlapped), time(Sends::Synchronous));
+            let (free, held) = (time(SendMode::Overlapped), time(SendMode::Synchronous));
             assert!(4 * held <= 5 * free, "{kind} {size:?} {costs:?}: {held} instead of {free}");
         }
     }
@@ -122,7 +129,7 @@ fn gathers() {
     for (kind, (v, m, p), schedule) in all() {
         let schedule = lower(&schedule, &Lowering { sharded: true, ..Lowering::default() }).unwrap();
         let unshards = schedule.rows().iter().map(|row| units(row, UnitOp::Unshard).len());
-        if kind == Kind::LoopedBfs {
+        if kind == ScheduleKind::LoopedBfs {
             // Each stage once on the way forward; on the way back all but the last two, which are still there.
             assert!(unshards.clone().all(|n| n == v + v.saturating_sub(2)), "{v} {m} {p}");
         }
@@ -132,7 +139,7 @@ fn gathers() {
         let checked = check(schedule, Limits { gathered: Some(2), ..Limits::default() }).unwrap();
         assert!(checked.is_sharded());
     }
-    let plain = lowered(&Kind::GPipe.generate(2, 1, 2).unwrap(), false);
+    let plain = lowered(&ScheduleKind::GPipe.generate(2, 1, 2).unwrap(), false);
     assert!(!plain.is_sharded());
     assert!(plain.schedule().rows().iter().all(|row| units(row, UnitOp::Unshard).is_empty()));
 }
@@ -154,7 +161,7 @@ fn reductions() {
     }
 }
 
-fn units(row: &[Action], op: UnitOp) -> Vec<(usize, Unit)> {
+fn units(row: &[Action], op: UnitOp) -> Vec<(usize, UnitAction)> {
     let unit = |(at, action): (usize, &Action)| match action {
         Action::Unit(unit) if unit.op == op => Some((at, *unit)),
         _ => None,
@@ -164,7 +171,7 @@ fn units(row: &[Action], op: UnitOp) -> Vec<(usize, Unit)> {
 
 #[test]
 fn what_cannot_be_lowered() {
-    let schedule = Kind::GPipe.generate(2, 1, 2).unwrap();
+    let schedule = ScheduleKind::GPipe.generate(2, 1, 2).unwrap();
     let again = lower(&lower(&schedule, &Lowering::default()).unwrap(), &Lowering::default()).unwrap_err();
     assert!(again.to_string().contains("has messages or units already"), "{again}");
     let free = lower(&schedule, &Lowering { costs: Costs::uniform(1, 1, 0), sharded: false });

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, slice::from_ref};
 
 use crate::pipeline_common::*;
-use distributed::pipeline::{Kind, MicroBatches, Stage, split};
+use distributed::pipeline::{MicroBatches, ScheduleKind, Stage, split};
 use nn::{Dropout, Forward};
 use numcore::{DType, Result, Tensor};
 use runtime_cpu::Cpu;
@@ -11,7 +11,9 @@ use runtime_cpu::Cpu;
 #[test]
 fn every_stage_and_micro_batch_draws_its_own_dropout_mask() {
     const SIZE: usize = 512;
-    for (kind, p, v, m) in [(Kind::OneFOneB, 2, 1, 4), (Kind::Interleaved, 2, 2, 4), (Kind::Zbv, 2, 2, 4)] {
+    for (kind, p, v, m) in
+        [(ScheduleKind::OneFOneB, 2, 1, 4), (ScheduleKind::Interleaved, 2, 2, 4), (ScheduleKind::Zbv, 2, 2, 4)]
+    {
         let checked = checked(kind, p, v, m).unwrap();
         let stages = p * v;
         let outputs = world(p, |comm| {

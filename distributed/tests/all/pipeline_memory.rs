@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 use crate::pipeline_staged::*;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Traffic},
-    pipeline::{Checked, Kind, MicroBatches, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
+    pipeline::{Checked, MicroBatches, PipelineTrainer, ScheduleKind, StagedTrainer, ZeroPipelineTrainer},
     train::{StageStrategy, TrainingConfig},
     zero::ZeroStage,
 };
@@ -33,7 +33,7 @@ fn memory_is_that_of_the_table_for_a_stage() {
         How::Zero(ZeroStage::Gradients) => 4.0 + 12.0 / n,
         How::Zero(ZeroStage::Parameters) | How::Gathered => 16.0 / n,
     };
-    for (p, v, kind) in [(2, 1, Kind::OneFOneB), (2, 2, Kind::Zbv), (3, 1, Kind::ZbH1)] {
+    for (p, v, kind) in [(2, 1, ScheduleKind::OneFOneB), (2, 2, ScheduleKind::Zbv), (3, 1, ScheduleKind::ZbH1)] {
         for n in [1, 2, 3, 4] {
             for how in HOWS {
                 let checked = how.checked(kind, p, v, 2 * p).unwrap();
@@ -85,7 +85,12 @@ fn counted(how: How, checked: &Checked, n: usize) -> Vec<BTreeMap<&'static str, 
 #[test]
 fn traffic_over_the_replicas_is_that_of_the_formulas() {
     let layer = 128 * 128 * 4;
-    for (p, v, kind) in [(2, 1, Kind::OneFOneB), (2, 1, Kind::ZbH1), (2, 3, Kind::LoopedBfs), (2, 2, Kind::Zbv)] {
+    for (p, v, kind) in [
+        (2, 1, ScheduleKind::OneFOneB),
+        (2, 1, ScheduleKind::ZbH1),
+        (2, 3, ScheduleKind::LoopedBfs),
+        (2, 2, ScheduleKind::Zbv),
+    ] {
         let m = 2 * p as u64;
         for n in [2, 4] {
             for how in HOWS {

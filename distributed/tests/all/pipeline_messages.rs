@@ -13,7 +13,7 @@ use crate::pipeline_common::*;
 use autograd::Var;
 use distributed::{
     comm::{Call, Collective, Comm, Communicator, CountingCommunicator, Work},
-    pipeline::{Kind, MicroBatches, Pipeline, Stage},
+    pipeline::{MicroBatches, Pipeline, ScheduleKind, Stage},
 };
 use nn::{Module, Visitor};
 use numcore::{Result, TensorMut};
@@ -32,7 +32,7 @@ fn a_step_has_as_many_messages_as_the_formulas_say() {
         for (kind, checked) in kinds(p, v, m) {
             // Boundaries between stages on different ranks: the fold of a V is none.
             let crossings = match kind {
-                Kind::Zbv | Kind::DualPipeV => 2 * p - 2,
+                ScheduleKind::Zbv | ScheduleKind::DualPipeV => 2 * p - 2,
                 _ => v * p - 1,
             };
             let counts = world(p, |comm| {
@@ -82,7 +82,7 @@ impl Stage<Cpu> for Watching {
 
 #[test]
 fn receives_are_posted_before_their_turn() {
-    let checked = checked(Kind::GPipe, 2, 1, 4).unwrap();
+    let checked = checked(ScheduleKind::GPipe, 2, 1, 4).unwrap();
     let seen = world(2, |comm| {
         let counting = Arc::new(CountingCommunicator::new(comm));
         let (comm, seen): (Comm<Cpu>, _) = (counting.clone(), Arc::new(AtomicU64::new(0)));

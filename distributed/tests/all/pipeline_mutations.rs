@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use distributed::pipeline::{
-    Action, Compute, Direction, End, Kind, Limits, Lowering, Message, Pass, Schedule, UnitOp, check, lower,
+    Action, Compute, Direction, End, Limits, Lowering, Message, Pass, Schedule, ScheduleKind, UnitOp, check, lower,
 };
 
 /// (v, m, p).
@@ -12,9 +12,9 @@ const SIZES: [(usize, usize, usize); 8] =
 
 /// Every schedule at every size it can do, and evaluations on a loop and on a fold, lowered with and without sharded parameters.
 fn all() -> impl Iterator<Item = (String, Schedule)> {
-    let pairs = Kind::ALL.iter().flat_map(|&kind| SIZES.map(|size| (kind, size)));
+    let pairs = ScheduleKind::ALL.iter().flat_map(|&kind| SIZES.map(|size| (kind, size)));
     let made = pairs.filter_map(|(kind, (v, m, p))| Some((kind.to_string(), (v, m, p), kind.generate(p, v, m).ok()?)));
-    let forwards = [(Kind::Interleaved, (2, 4, 2)), (Kind::Zbv, (2, 6, 3))].map(|(kind, (v, m, p))| {
+    let forwards = [(ScheduleKind::Interleaved, (2, 4, 2)), (ScheduleKind::Zbv, (2, 6, 3))].map(|(kind, (v, m, p))| {
         let placement = kind.generate(p, v, m).unwrap().placement().clone();
         (format!("forwards of {kind}"), (v, m, p), Schedule::forward_only(&placement, m).unwrap())
     });
@@ -55,7 +55,7 @@ fn every_schedule_passes_as_it_is() {
     for (name, schedule) in all() {
         assert!(check(schedule, Limits::default()).is_ok(), "{name}");
     }
-    for &kind in Kind::ALL {
+    for &kind in ScheduleKind::ALL {
         assert!(all().filter(|(name, _)| name.starts_with(&format!("{kind} "))).count() >= 4, "{kind}");
     }
 }

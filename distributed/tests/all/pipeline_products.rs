@@ -16,7 +16,7 @@ use distributed::{
     buckets::Unused,
     comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks},
     pipeline::{
-        Checked, Kind, MicroBatches, PipelineOptions, PipelineTrainer, Stage, Staged, StagedTrainer,
+        Checked, MicroBatches, PipelineModel, PipelineOptions, PipelineTrainer, ScheduleKind, Stage, StagedTrainer,
         ZeroPipelineTrainer,
     },
     plan::{Axis, Mesh, ParallelPlan},
@@ -54,15 +54,21 @@ fn trained(
 }
 
 /// Trains this product by these strategies and schedules; gives the kind and ranks of each run.
-fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]) -> Vec<(Kind, usize)> {
+fn product(
+    model: Model,
+    p: usize,
+    replicas: usize,
+    kinds: &[ScheduleKind],
+    hows: &[How],
+) -> Vec<(ScheduleKind, usize)> {
     let mut ran = Vec::new();
     for v in [1, 2] {
         let m = 2 * p;
         let want = reference(model, p * v, m * replicas, STEPS);
         for &how in hows {
             // What takes any number of stages per rank, with two: with one it is a schedule of another name.
-            let once = |kind: Kind| v == 2 || kind.generate(p, 2, m).is_err();
-            let checked = |&kind: &Kind| Some((kind, how.checked(kind, p, v, m).filter(|_| once(kind))?));
+            let once = |kind: ScheduleKind| v == 2 || kind.generate(p, 2, m).is_err();
+            let checked = |&kind: &ScheduleKind| Some((kind, how.checked(kind, p, v, m).filter(|_| once(kind))?));
             for (kind, checked) in kinds.iter().filter_map(checked) {
                 let what = format!("{model:?}, {kind}, pipe {p} x {replicas} replicas, {v} stages each, {how:?}");
                 let ranks = everywhere(p * replicas, |comm| trained(&comm, model, p * v, &checked, how, &config()));
@@ -76,7 +82,8 @@ fn product(model: Model, p: usize, replicas: usize, kinds: &[Kind], hows: &[How]
 }
 
 /// A plain one, one with I and W apart, one with stages in turn, one folded.
-const SOME: [Kind; 4] = [Kind::OneFOneB, Kind::ZbH1, Kind::Interleaved, Kind::Zbv];
+const SOME: [ScheduleKind; 4] =
+    [ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::Interleaved, ScheduleKind::Zbv];
 
 #[test]
 fn an_mlp_trains_as_on_one_rank() {
@@ -94,7 +101,7 @@ fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
 fn every_schedule_with_sharded_stages_trains_as_one_rank() {
     for (model, how) in [(Model::Mlp, How::Zero(ZeroStage::Parameters)), (Model::Gpt, How::Gathered)] {
         // From 4 ranks on alone, for time; with replicas, 4 are above.
-        let ran = WORLDS.map(|p| product(model, p, if p < 4 { 2 } else { 1 }, Kind::ALL, &[how]));
+        let ran = WORLDS.map(|p| product(model, p, if p < 4 { 2 } else { 1 }, ScheduleKind::ALL, &[how]));
         require_every_kind(&ran.concat());
     }
 }
@@ -102,7 +109,7 @@ fn every_schedule_with_sharded_stages_trains_as_one_rank() {
 #[test]
 fn replicas_alone() {
     for n in WORLDS {
-        let replicas = product(Model::Gpt, 1, n, &[Kind::GPipe, Kind::LoopedBfs], &HOWS);
+        let replicas = product(Model::Gpt, 1, n, &[ScheduleKind::GPipe, ScheduleKind::LoopedBfs], &HOWS);
         assert_eq!(replicas.len(), 2 * HOWS.len());
     }
 }
@@ -120,7 +127,7 @@ fn mesh(world: &Comm<Cpu>, p: usize, shards: usize) -> Result<Mesh<Cpu>> {
 #[test]
 fn replicas_of_shards_train_as_on_one_rank() {
     for (p, pipelines, shards) in [(2, 4, 2), (2, 2, 1), (2, 2, 2), (1, 4, 2)] {
-        for (kind, v) in [(Kind::ZbH1, 1), (Kind::Zbv, 2), (Kind::Interleaved, 2)] {
+        for (kind, v) in [(ScheduleKind::ZbH1, 1), (ScheduleKind::Zbv, 2), (ScheduleKind::Interleaved, 2)] {
             let want = reference(Model::Gpt, p * v, 2 * p * pipelines, STEPS);
             for how in &HOWS[1..] {
                 let Some(checked) = how.checked(kind, p, v, 2 * p) else { continue };
@@ -141,7 +148,7 @@ fn replicas_of_shards_train_as_on_one_rank() {
 
 #[test]
 fn a_mesh_with_another_pipe_axis_is_refused() {
-    let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    let checked = How::Replicas.checked(ScheduleKind::OneFOneB, 2, 1, 2).unwrap();
     let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
         let mesh = Mesh::new(&comm, ParallelPlan::new(2, [(Axis::Shard, 2)])?)?;
         let staged = Model::Gpt.staged(&comm, &checked, 2);
@@ -156,7 +163,7 @@ fn a_mesh_with_another_pipe_axis_is_refused() {
 
 #[test]
 fn unused_parameters_cannot_be_allowed() {
-    let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 2).unwrap();
+    let checked = How::Replicas.checked(ScheduleKind::OneFOneB, 2, 1, 2).unwrap();
     let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
         let staged = Model::Gpt.staged(&comm, &checked, 2);
         let zero = ZeroOptions { unused: Unused::Allow, ..Default::default() };
@@ -176,7 +183,7 @@ fn strategies_that_add_in_one_order_do_not_differ_by_a_bit() {
         &[How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters), How::Gathered],
     ];
     for model in [Model::Mlp, Model::Gpt, Model::Half] {
-        for (kind, p, v, n) in [(Kind::OneFOneB, 2, 1, 3), (Kind::Zbv, 2, 2, 2)] {
+        for (kind, p, v, n) in [(ScheduleKind::OneFOneB, 2, 1, 3), (ScheduleKind::Zbv, 2, 2, 2)] {
             let told = groups.map(|hows| {
                 let mut told = hows.iter().map(|&how| {
                     let checked = how.checked(kind, p, v, 4).unwrap();
@@ -194,7 +201,7 @@ fn strategies_that_add_in_one_order_do_not_differ_by_a_bit() {
 
 #[test]
 fn several_runs_of_a_step_are_one_batch() {
-    for (kind, p, v, n) in [(Kind::ZbH1, 2, 1, 2), (Kind::Zbv, 2, 2, 3)] {
+    for (kind, p, v, n) in [(ScheduleKind::ZbH1, 2, 1, 2), (ScheduleKind::Zbv, 2, 2, 3)] {
         let want = reference(Model::Gpt, p * v, 2 * 4 * n, STEPS);
         for how in HOWS {
             let checked = how.checked(kind, p, v, 4).unwrap();
@@ -209,7 +216,7 @@ fn several_runs_of_a_step_are_one_batch() {
 #[test]
 fn replicas_with_different_schedules_are_refused() {
     let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
-        let kind = if comm.rank() < 2 { Kind::OneFOneB } else { Kind::GPipe };
+        let kind = if comm.rank() < 2 { ScheduleKind::OneFOneB } else { ScheduleKind::GPipe };
         let checked = How::Replicas.checked(kind, 2, 1, 4).unwrap();
         let staged = Model::Mlp.staged(&comm, &checked, 2);
         PipelineTrainer::new(&comm, staged, config()).map(|_| ())
@@ -228,7 +235,7 @@ struct Seen {
 }
 
 /// A step, an evaluation, a step with the gradients of the inputs.
-fn looked_at(comm: &Comm<Cpu>, staged: Staged<Cpu>, how: How, evaluate: bool) -> Result<Seen> {
+fn looked_at(comm: &Comm<Cpu>, staged: PipelineModel<Cpu>, how: How, evaluate: bool) -> Result<Seen> {
     match how.zero() {
         None => seen(comm, PipelineTrainer::new(comm, staged, config())?, evaluate),
         Some(zero) => seen(comm, ZeroPipelineTrainer::new(comm, staged, config(), zero)?, evaluate),
@@ -259,7 +266,7 @@ fn seen<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: StagedTrainer<Cpu,
 #[test]
 fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
     let (p, replicas) = (2, 2);
-    for (kind, v, m) in [(Kind::OneFOneB, 1, 4), (Kind::Zbv, 2, 4)] {
+    for (kind, v, m) in [(ScheduleKind::OneFOneB, 1, 4), (ScheduleKind::Zbv, 2, 4)] {
         // One rank: a step, then the losses of a batch, and the gradients of the inputs of another one.
         let rt = cpu(0).unwrap();
         let whole = Model::Mlp.whole(&rt, p * v);
@@ -321,13 +328,14 @@ impl Stage<Cpu> for Superfluous {
 #[test]
 fn a_parameter_without_gradient_is_named_on_every_rank() {
     for how in HOWS {
-        let checked = how.checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+        let checked = how.checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
         let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
             let (mut stages, _) = Model::Mlp.stages(&comm, &checked, 2);
             let layer = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 3, 3)?;
             let last = stages.remove(1);
             stages.push(Box::new(Superfluous(last, layer)));
-            let staged = Staged::on(comm.rank(), checked.clone(), stages).loss(|y, t| Model::Mlp.loss(&y[0], &t[0]));
+            let staged =
+                PipelineModel::on(comm.rank(), checked.clone(), stages).loss(|y, t| Model::Mlp.loss(&y[0], &t[0]));
             looked_at(&comm, staged, how, false)
         });
         for outcome in outcomes.unwrap() {
@@ -340,9 +348,9 @@ fn a_parameter_without_gradient_is_named_on_every_rank() {
 #[test]
 fn seeded_faults_of_the_communicator_never_hang() {
     for (how, kind, v) in [
-        (How::Replicas, Kind::ZbH1, 1),
-        (How::Zero(ZeroStage::Parameters), Kind::OneFOneB, 1),
-        (How::Gathered, Kind::Zbv, 2),
+        (How::Replicas, ScheduleKind::ZbH1, 1),
+        (How::Zero(ZeroStage::Parameters), ScheduleKind::OneFOneB, 1),
+        (How::Gathered, ScheduleKind::Zbv, 2),
     ] {
         let checked = how.checked(kind, 2, v, 4).unwrap();
         for seed in 0..20 {

@@ -1,10 +1,10 @@
 //! What is refused, and that the refusal says why.
 
 use distributed::pipeline::{
-    Action, Costs, Kind, Limits, Lowering, Placement, Schedule, Sends, check, lower, simulate,
+    Action, Costs, Limits, Lowering, Schedule, ScheduleKind, SendMode, StagePlacement, check, lower, simulate,
 };
 
-fn expect_refused(kind: Kind, (v, m, p): (usize, usize, usize), need: &str) {
+fn expect_refused(kind: ScheduleKind, (v, m, p): (usize, usize, usize), need: &str) {
     let error = kind.generate(p, v, m).unwrap_err().to_string();
     let numbers = format!("got p = {p} ranks, v = {v} stages per rank, m = {m} micro-batches");
     assert!(error.contains(&format!("{kind} needs {need}; {numbers}")), "{error}");
@@ -12,19 +12,19 @@ fn expect_refused(kind: Kind, (v, m, p): (usize, usize, usize), need: &str) {
 
 #[test]
 fn sizes_a_schedule_cannot_do() {
-    expect_refused(Kind::Interleaved, (2, 11, 4), "m % max(1, ⌊m/p⌋) = 0");
-    expect_refused(Kind::Interleaved, (2, 3, 4), "m ≥ p");
-    for kind in [Kind::GPipe, Kind::OneFOneB, Kind::ZbH1, Kind::ZbH2] {
+    expect_refused(ScheduleKind::Interleaved, (2, 11, 4), "m % max(1, ⌊m/p⌋) = 0");
+    expect_refused(ScheduleKind::Interleaved, (2, 3, 4), "m ≥ p");
+    for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::ZbH2] {
         expect_refused(kind, (2, 8, 4), "v = 1");
     }
-    for kind in [Kind::Zbv, Kind::DualPipeV] {
+    for kind in [ScheduleKind::Zbv, ScheduleKind::DualPipeV] {
         expect_refused(kind, (1, 8, 4), "v = 2");
         expect_refused(kind, (3, 8, 4), "v = 2");
     }
-    expect_refused(Kind::ZbH2, (1, 6, 4), "m ≥ 2p − 1");
-    expect_refused(Kind::Zbv, (2, 6, 4), "m ≥ 2p − 1");
-    expect_refused(Kind::DualPipeV, (2, 7, 4), "m ≥ 2p");
-    for &kind in Kind::ALL {
+    expect_refused(ScheduleKind::ZbH2, (1, 6, 4), "m ≥ 2p − 1");
+    expect_refused(ScheduleKind::Zbv, (2, 6, 4), "m ≥ 2p − 1");
+    expect_refused(ScheduleKind::DualPipeV, (2, 7, 4), "m ≥ 2p");
+    for &kind in ScheduleKind::ALL {
         for size in [(0, 4, 2), (1, 0, 2), (1, 4, 0)] {
             expect_refused(kind, size, "p ≥ 1, v ≥ 1 and m ≥ 1");
         }
@@ -36,7 +36,7 @@ fn sizes_a_schedule_cannot_do() {
 fn actions_that_cannot_stand_where_they_do() {
     let refused = |rows: &[&[&str]], why: &str| {
         let rows = rows.iter().map(|row| row.iter().map(|text| text.parse().unwrap()).collect()).collect();
-        let error = Schedule::new(Placement::new(vec![0, 1]).unwrap(), 2, rows).unwrap_err().to_string();
+        let error = Schedule::new(StagePlacement::new(vec![0, 1]).unwrap(), 2, rows).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     };
     refused(&[&["0F0"], &["1F0", "0F1"]], "rank 1: pipeline schedule: position 1, 0F1: stage 0 lives on rank 0");
@@ -59,11 +59,11 @@ fn sends_that_only_a_buffer_saves() {
 1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1REDUCE_GRAD
 ";
     let schedule = Schedule::from_csv(csv).unwrap();
-    assert!(simulate(&schedule, &Costs::default(), Sends::Overlapped).is_ok());
+    assert!(simulate(&schedule, &Costs::default(), SendMode::Overlapped).is_ok());
     let stuck = "deadlock: rank 0 at position 3, 0SEND_F1, waits for 1RECV_F1 of rank 1, which stands at 1SEND_B0; \
                  rank 1 at position 3, 1SEND_B0, waits for 0RECV_B0 of rank 0, which stands at 0SEND_F1";
     expect_rejected(csv, stuck);
-    let error = simulate(&schedule, &Costs::default(), Sends::Synchronous).unwrap_err().to_string();
+    let error = simulate(&schedule, &Costs::default(), SendMode::Synchronous).unwrap_err().to_string();
     assert!(error.contains(stuck), "{error}");
 }
 
@@ -100,25 +100,26 @@ fn faults_of_one_rank() {
 
 #[test]
 fn memory_limits() {
-    let lowered = |kind: Kind| lower(&kind.generate(4, 1, 8).unwrap(), &Lowering::default()).unwrap();
+    let lowered = |kind: ScheduleKind| lower(&kind.generate(4, 1, 8).unwrap(), &Lowering::default()).unwrap();
     let limits = Limits { live: Some(4), gathered: None };
-    assert!(check(lowered(Kind::OneFOneB), limits).is_ok());
-    assert!(check(lowered(Kind::ZbH1), limits).is_ok());
-    let error = check(lowered(Kind::ZbH2), limits).unwrap_err().to_string();
+    assert!(check(lowered(ScheduleKind::OneFOneB), limits).is_ok());
+    assert!(check(lowered(ScheduleKind::ZbH1), limits).is_ok());
+    let error = check(lowered(ScheduleKind::ZbH2), limits).unwrap_err().to_string();
     assert!(
         error.starts_with("rank 0: pipeline check: position ")
             && error.contains("0F4: 5 live micro-batches, the limit is 4"),
         "{error}"
     );
     let bfs =
-        lower(&Kind::LoopedBfs.generate(2, 3, 2).unwrap(), &Lowering { sharded: true, ..Lowering::default() }).unwrap();
+        lower(&ScheduleKind::LoopedBfs.generate(2, 3, 2).unwrap(), &Lowering { sharded: true, ..Lowering::default() })
+            .unwrap();
     let error = check(bfs, Limits { live: None, gathered: Some(1) }).unwrap_err().to_string();
     assert!(error.contains("position 1, 2UNSHARD: 2 gathered stages, the limit is 1"), "{error}");
 }
 
 #[test]
 fn a_checked_schedule_gives_its_rows() {
-    let lowered = lower(&Kind::GPipe.generate(2, 1, 1).unwrap(), &Lowering::default()).unwrap();
+    let lowered = lower(&ScheduleKind::GPipe.generate(2, 1, 1).unwrap(), &Lowering::default()).unwrap();
     let checked = check(lowered, Limits::default()).unwrap();
     let texts: Vec<String> = checked.row(1).iter().map(Action::to_string).collect();
     assert_eq!(texts, ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1REDUCE_GRAD"]);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 use crate::pipeline_common::*;
 use distributed::{
     comm::{Comm, CountingCommunicator},
-    pipeline::{Checked, Kind, MicroBatches, Pipeline, PipelineOptions, Staged},
+    pipeline::{Checked, MicroBatches, Pipeline, PipelineModel, PipelineOptions, ScheduleKind},
 };
 use nn::Forward;
 use numcore::{DType, Result, Tensor};
@@ -23,7 +23,7 @@ fn batch(rt: &Cpu, seed: u64, m: usize, rows: usize) -> Result<MicroBatches<Cpu>
 /// Rows of a micro-batch, call after call.
 const ROWS_OF: [usize; 6] = [3, 1, 5, 5, 2, 3];
 
-fn each(test: impl Fn(Kind, &Checked, usize, usize, usize)) {
+fn each(test: impl Fn(ScheduleKind, &Checked, usize, usize, usize)) {
     for (p, v, m) in [(2, 1, 4), (2, 2, 4), (3, 2, 6)] {
         for (kind, checked) in kinds(p, v, m) {
             test(kind, &checked, p, v, m);
@@ -75,7 +75,8 @@ type Losses = Vec<(f64, f64)>;
 fn trained(comm: &Comm<Cpu>, checked: &Checked, depth: usize, rows: &[usize]) -> Result<(Vec<Losses>, Numbers)> {
     let rt = comm.runtime();
     let options = PipelineOptions { dynamic_shapes: true, ..Default::default() };
-    let staged = Staged::on(comm.rank(), checked.clone(), mlp_stages(rt, depth, depth)).loss(squares).options(options);
+    let staged =
+        PipelineModel::on(comm.rank(), checked.clone(), mlp_stages(rt, depth, depth)).loss(squares).options(options);
     let mut pipeline = Pipeline::new(comm, staged)?;
     let (mut optimizers, mut gradients) = optimizers(&pipeline, 0.05)?;
     let (m, mut losses) = (checked.schedule().micro_batches(), Vec::new());
@@ -119,7 +120,7 @@ fn training_may_take_batches_of_other_shapes_from_run_to_run() {
 
 #[test]
 fn fixed_shapes_are_agreed_on_once_and_others_are_refused_with_what_to_do() {
-    let checked = checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+    let checked = checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
     let sent = world(2, |comm| {
         let counting = Arc::new(CountingCommunicator::new(comm));
         let comm: Comm<Cpu> = counting.clone();
@@ -127,7 +128,7 @@ fn fixed_shapes_are_agreed_on_once_and_others_are_refused_with_what_to_do() {
         for dynamic_shapes in [false, true] {
             let options = PipelineOptions { dynamic_shapes, ..Default::default() };
             let stages = mlp_stages(comm.runtime(), 2, 2);
-            let staged = Staged::on(comm.rank(), checked.clone(), stages).loss(squares).options(options);
+            let staged = PipelineModel::on(comm.rank(), checked.clone(), stages).loss(squares).options(options);
             let mut pipeline = Pipeline::new(&comm, staged)?;
             let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
             for _ in 0..3 {

@@ -12,8 +12,8 @@ use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
     pipeline::{
-        Checked, GptStage, Kind, Limits, Lowering, MicroBatches, Stage, Staged, StagedTrainer, Tie, balanced, check,
-        lower, split,
+        Checked, GptStage, Limits, Lowering, MicroBatches, PipelineModel, ScheduleKind, Stage, StagedTrainer, Tie,
+        balanced, check, lower, split,
     },
     train::{Loss, SimpleTrainer, StageStrategy},
     zero::{UnitOf, ZeroOptions, ZeroStage},
@@ -49,7 +49,7 @@ pub const HOWS: [How; 5] = [
 ];
 
 impl How {
-    pub fn checked(self, kind: Kind, p: usize, v: usize, m: usize) -> Option<Checked> {
+    pub fn checked(self, kind: ScheduleKind, p: usize, v: usize, m: usize) -> Option<Checked> {
         let schedule = kind.generate(p, v, m).ok()?;
         let lowering = Lowering { sharded: self == How::Gathered, ..Lowering::default() };
         Some(check(lower(&schedule, &lowering).unwrap(), Limits::default()).unwrap())
@@ -87,9 +87,9 @@ impl Model {
     }
 
     /// This rank's stages of `layers` layers in all.
-    pub fn staged(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> Staged<Cpu> {
+    pub fn staged(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> PipelineModel<Cpu> {
         let (stages, ties) = self.stages(comm, checked, layers);
-        Staged::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(&y[0], &t[0])).ties(ties)
+        PipelineModel::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(&y[0], &t[0])).ties(ties)
     }
 
     /// All stages of `layers` layers, and what they share. Replicas start from other values than the first, whose count.
@@ -265,13 +265,13 @@ pub fn difference(got: &Told, want: &Told) -> f64 {
 }
 
 /// Two layers of equal size a stage, so that formulas need no allowance for padding.
-pub fn layers(comm: &Comm<Cpu>, checked: &Checked) -> Result<Staged<Cpu>> {
+pub fn layers(comm: &Comm<Cpu>, checked: &Checked) -> Result<PipelineModel<Cpu>> {
     let init = Init::new(comm.runtime(), 0);
     let count = checked.schedule().stages();
     let linear = |_| Linear::new(&init, 128, 128).map(Linear::without_bias);
     let layers = (0..2 * count).map(linear).collect::<Result<Vec<_>>>()?.into_iter();
     let layers: Vec<Box<dyn Forward<Cpu>>> = layers.map(|layer| Box::new(layer) as _).collect();
     let cuts: Vec<usize> = (1..count).map(|k| 2 * k).collect();
-    let staged = Staged::on(comm.rank(), checked.clone(), split(layers, &cuts)?);
+    let staged = PipelineModel::on(comm.rank(), checked.clone(), split(layers, &cuts)?);
     Ok(staged.loss(|y, t| Ok(Loss::mean(mse(&y[0], &t[0], Reduction::Mean)?))))
 }

@@ -5,7 +5,8 @@ use std::{cell::Cell, collections::BTreeMap, sync::Arc};
 use crate::pipeline_common::*;
 use autograd::{Function, Var, apply_function, checkpoint};
 use distributed::pipeline::{
-    Checked, Costs, Kind, Layers, MicroBatches, Pipeline, PipelineOptions, Sends, Stage, Staged, simulate,
+    Checked, Costs, Layers, MicroBatches, Pipeline, PipelineModel, PipelineOptions, ScheduleKind, SendMode, Stage,
+    simulate,
 };
 use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt, Param, Tanh, Visitor};
 use numcore::{
@@ -69,7 +70,7 @@ impl Stage<Cpu> for Again {
 
 #[test]
 fn checkpointed_stages_have_the_same_gradients() {
-    for (kind, p, v) in [(Kind::OneFOneB, 3, 1), (Kind::ZbH1, 3, 1), (Kind::Zbv, 2, 2)] {
+    for (kind, p, v) in [(ScheduleKind::OneFOneB, 3, 1), (ScheduleKind::ZbH1, 3, 1), (ScheduleKind::Zbv, 2, 2)] {
         let checked = checked(kind, p, v, 6).unwrap();
         let gradients = |again: bool| {
             let ranks = world(p, |comm| {
@@ -162,7 +163,7 @@ impl Stage<Cpu> for Scaled {
 fn activations_live_as_long_as_a_simulation_says() {
     for (p, v, m) in [(1, 1, 4), (2, 1, 6), (2, 2, 6), (3, 1, 9), (4, 1, 8), (4, 2, 8)] {
         for (kind, checked) in kinds(p, v, m) {
-            let simulated = simulate(checked.schedule(), &Costs::default(), Sends::Overlapped).unwrap();
+            let simulated = simulate(checked.schedule(), &Costs::default(), SendMode::Overlapped).unwrap();
             let want: Vec<usize> = simulated.ranks().iter().map(|rank| rank.peak_live).collect();
             let got = world(p, |comm| {
                 LIVE.set((0, 0));
@@ -184,10 +185,10 @@ fn activations_live_as_long_as_a_simulation_says() {
 
 #[test]
 fn a_measured_run_is_a_timeline() {
-    let checked = checked(Kind::DualPipeV, 2, 2, 4).unwrap();
+    let checked = checked(ScheduleKind::DualPipeV, 2, 2, 4).unwrap();
     let timelines = world(2, |comm| {
         let options = PipelineOptions { measured: true, ..Default::default() };
-        let stages = Staged::on(comm.rank(), checked.clone(), mlp_stages(comm.runtime(), 4, 4)).loss(squares);
+        let stages = PipelineModel::on(comm.rank(), checked.clone(), mlp_stages(comm.runtime(), 4, 4)).loss(squares);
         let mut pipeline = Pipeline::new(&comm, stages.options(options))?;
         let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
         let batch = MicroBatches::split(&[rows(comm.runtime(), 1, 4)], &[rows(comm.runtime(), 2, 4)], 4)?;

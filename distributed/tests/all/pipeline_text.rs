@@ -1,11 +1,11 @@
 //! Schedules as CSV: everything written reads back; everything else is refused with its place.
 
-use distributed::pipeline::{Kind, Limits, Lowering, Schedule, check, lower};
+use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind, check, lower};
 
 #[test]
 fn every_schedule_reads_back() {
     let mut read = 0;
-    for &kind in Kind::ALL {
+    for &kind in ScheduleKind::ALL {
         for (v, m, p) in (1..4).flat_map(|v| (1..9).flat_map(move |m| (1..5).map(move |p| (v, m, p)))) {
             let Ok(schedule) = kind.generate(p, v, m) else { continue };
             let lowered = lower(&schedule, &Lowering { sharded: m % 2 == 0, ..Lowering::default() }).unwrap();
@@ -84,7 +84,7 @@ fn torch_accepts(row: &str) {
 #[test]
 fn every_schedule_is_written_as_torch_reads_it() {
     let mut written = 0;
-    for &kind in Kind::ALL {
+    for &kind in ScheduleKind::ALL {
         for (v, m, p) in (1..4).flat_map(|v| (1..9).flat_map(move |m| (1..5).map(move |p| (v, m, p)))) {
             let Ok(schedule) = kind.generate(p, v, m) else { continue };
             assert_eq!(schedule.to_torch_csv(), schedule.to_csv(), "of passes alone there is one format");

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use distributed::pipeline::{
-    Action, Checked, Compute, Direction, End, Kind, Limits, Lowering, Message, Pass, UnitOp, check, lower,
+    Action, Checked, Compute, Direction, End, Limits, Lowering, Message, Pass, ScheduleKind, UnitOp, check, lower,
 };
 
 fn weight(stage: usize) -> u64 {
@@ -147,7 +147,7 @@ fn run(checked: Checked) -> Vec<(usize, u64)> {
 #[test]
 fn gradients_are_those_of_one_rank() {
     let mut runs = 0;
-    for &kind in Kind::ALL {
+    for &kind in ScheduleKind::ALL {
         for (v, m, p) in [
             (1, 1, 1),
             (1, 1, 4),

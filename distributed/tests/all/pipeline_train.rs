@@ -16,7 +16,7 @@ use autograd::{Leaf, Var};
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, GptStage, Kind, MicroBatches, PipelineTrainer, Stage, Staged, Tie},
+    pipeline::{Checked, GptStage, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, Stage, Tie},
     train::{BucketedTrainer, Loss, TrainingConfig},
 };
 use nn::{
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    fn staged(self, comm: &Comm<Cpu>, checked: &Checked) -> Staged<Cpu> {
+    fn staged(self, comm: &Comm<Cpu>, checked: &Checked) -> PipelineModel<Cpu> {
         let (rt, count) = (comm.runtime(), checked.schedule().stages());
         let (stages, ties): (Vec<Box<dyn Stage<Cpu>>>, _) = match self {
             Model::Mlp => (mlp_stages(rt, count, count), Vec::new()),
@@ -69,7 +69,7 @@ impl Model {
                 (cut.into_iter().map(|stage| Box::new(stage) as _).collect(), GptStage::<Cpu>::ties(&GPT))
             }
         };
-        Staged::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(y, t)).ties(ties)
+        PipelineModel::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(y, t)).ties(ties)
     }
 
     /// All examples of a step.
@@ -212,7 +212,7 @@ fn every_schedule_trains_as_one_rank_with_the_joined_batch() {
                 let used = close(&what, &got, &want, model.terms(p * v, m), largest);
                 assert!(used < 0.2, "{what}: {used} of a bound that is meant to have room");
                 // LoopedBFS adds micro-batches up from the last to the first; all others go the other way.
-                if kind != Kind::LoopedBfs {
+                if kind != ScheduleKind::LoopedBfs {
                     let first = first.get_or_insert_with(|| got.clone());
                     assert!(got.weights == first.weights, "{what}: not bit for bit the other schedules'");
                 }
@@ -224,22 +224,22 @@ fn every_schedule_trains_as_one_rank_with_the_joined_batch() {
 }
 
 /// One schedule of these sizes.
-fn of(kind: Kind, p: usize, v: usize, m: usize) -> Checked {
+fn of(kind: ScheduleKind, p: usize, v: usize, m: usize) -> Checked {
     checked(kind, p, v, m).unwrap()
 }
 
 #[test]
 fn replicas_and_accumulated_runs_train_as_one_rank() {
     let cases = [
-        (Kind::OneFOneB, 2, 1, 2, 2, 1),
-        (Kind::ZbH1, 2, 1, 2, 2, 2),
-        (Kind::Interleaved, 2, 2, 2, 2, 1),
-        (Kind::DualPipeV, 2, 2, 4, 2, 1),
-        (Kind::Zbv, 2, 2, 3, 3, 1),
-        (Kind::GPipe, 4, 1, 2, 2, 1),
-        (Kind::OneFOneB, 1, 1, 2, 4, 1),
-        (Kind::OneFOneB, 1, 1, 2, 1, 3),
-        (Kind::LoopedBfs, 2, 2, 2, 1, 2),
+        (ScheduleKind::OneFOneB, 2, 1, 2, 2, 1),
+        (ScheduleKind::ZbH1, 2, 1, 2, 2, 2),
+        (ScheduleKind::Interleaved, 2, 2, 2, 2, 1),
+        (ScheduleKind::DualPipeV, 2, 2, 4, 2, 1),
+        (ScheduleKind::Zbv, 2, 2, 3, 3, 1),
+        (ScheduleKind::GPipe, 4, 1, 2, 2, 1),
+        (ScheduleKind::OneFOneB, 1, 1, 2, 4, 1),
+        (ScheduleKind::OneFOneB, 1, 1, 2, 1, 3),
+        (ScheduleKind::LoopedBfs, 2, 2, 2, 1, 2),
     ];
     for (kind, p, v, m, replicas, runs) in cases {
         for model in [Model::Mlp, Model::Gpt] {
@@ -259,7 +259,8 @@ fn clipping_is_by_the_norm_of_all_gradients() {
         let max = free.norms.iter().copied().fold(f64::MAX, f64::min) / 3.0;
         let want = reference(model, 4, 4, Some(max));
         assert!(want.weights != free.weights);
-        for (kind, p, v, replicas) in [(Kind::OneFOneB, 4, 1, 1), (Kind::DualPipeV, 2, 2, 1), (Kind::OneFOneB, 1, 1, 1)]
+        for (kind, p, v, replicas) in
+            [(ScheduleKind::OneFOneB, 4, 1, 1), (ScheduleKind::DualPipeV, 2, 2, 1), (ScheduleKind::OneFOneB, 1, 1, 1)]
         {
             let checked = of(kind, p, v, 4);
             let got = piped(model, &checked, replicas, 1, Some(max));
@@ -267,7 +268,7 @@ fn clipping_is_by_the_norm_of_all_gradients() {
             let want = if stages == 4 { want.clone() } else { reference(model, stages, 4, Some(max)) };
             close(&format!("{model:?}, {kind}"), &got, &want, model.terms(4, 4), max);
         }
-        let halves = piped(model, &of(Kind::ZbH1, 2, 1, 2), 2, 1, Some(max));
+        let halves = piped(model, &of(ScheduleKind::ZbH1, 2, 1, 2), 2, 1, Some(max));
         let want = reference(model, 2, 4, Some(max));
         close(&format!("{model:?}, replicas"), &halves, &want, model.terms(2, 4), max);
     }
@@ -275,7 +276,7 @@ fn clipping_is_by_the_norm_of_all_gradients() {
 
 #[test]
 fn a_step_that_overflows_is_left_out_by_all() {
-    let checked = of(Kind::ZbH1, 3, 1, 3);
+    let checked = of(ScheduleKind::ZbH1, 3, 1, 3);
     let ranks = world(3, |comm| {
         let staged = Model::Mlp.staged(&comm, &checked);
         let scaler = LossScaler::starting_at(1e30)?;
@@ -299,7 +300,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
 
 #[test]
 fn a_loss_scale_that_fits_changes_nothing() {
-    let checked = of(Kind::OneFOneB, 2, 1, 2);
+    let checked = of(ScheduleKind::OneFOneB, 2, 1, 2);
     let train = |scale: Option<f64>| {
         world(2, |comm| {
             let staged = Model::Gpt.staged(&comm, &checked);
@@ -323,10 +324,10 @@ fn ties_that_cannot_be_are_refused_on_every_rank() {
         ("twice in one stage", &["0.weight", "2.weight", "4.weight"], "two copies"),
     ];
     for (what, names, told) in cases {
-        let checked = of(Kind::OneFOneB, 2, 1, 2);
+        let checked = of(ScheduleKind::OneFOneB, 2, 1, 2);
         let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
             let stages = mlp_stages(comm.runtime(), 3, 2);
-            let staged = Staged::on(comm.rank(), checked.clone(), stages).loss(squares);
+            let staged = PipelineModel::on(comm.rank(), checked.clone(), stages).loss(squares);
             let staged = staged.ties(vec![Tie::new(names.iter().copied())]);
             PipelineTrainer::new(&comm, staged, TrainingConfig::default()).map(|_| ())
         });
@@ -339,9 +340,10 @@ fn ties_that_cannot_be_are_refused_on_every_rank() {
 
 #[test]
 fn a_world_that_is_no_number_of_pipelines_is_refused_on_every_rank() {
-    let checked = of(Kind::OneFOneB, 2, 1, 2);
+    let checked = of(ScheduleKind::OneFOneB, 2, 1, 2);
     let outcomes = Ranks::new(3).timeout(TIMEOUT).outcomes(cpu, |comm| {
-        PipelineTrainer::new(&comm, Staged::new(checked.clone(), Vec::new()), TrainingConfig::default()).map(|_| ())
+        PipelineTrainer::new(&comm, PipelineModel::new(checked.clone(), Vec::new()), TrainingConfig::default())
+            .map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();

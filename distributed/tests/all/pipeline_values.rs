@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::pipeline_common::*;
 use autograd::{Gradients, Var};
 use distributed::{
-    pipeline::{Checked, MicroBatches, Pipeline, PipelineOptions, Stage, Staged},
+    pipeline::{Checked, MicroBatches, Pipeline, PipelineModel, PipelineOptions, Stage},
     train::Loss,
 };
 use nn::{Embedding, Forward, Init, Linear, Module, ModuleExt, Param};
@@ -120,7 +120,7 @@ fn several_values_of_several_types_and_the_inputs_gradients() {
             let (losses, want, features) = parts_alone(5, &order(&checked));
             let ranks = world(p, |comm| {
                 let options = PipelineOptions { input_gradients: true, ..Default::default() };
-                let parts = Staged::on(comm.rank(), checked.clone(), Part::all(comm.runtime())).loss(part_loss);
+                let parts = PipelineModel::on(comm.rank(), checked.clone(), Part::all(comm.runtime())).loss(part_loss);
                 let mut pipeline = Pipeline::new(&comm, parts.options(options))?;
                 let mut hooks: BTreeMap<usize, Gradients<Cpu>> =
                     pipeline.stages().keys().map(|&stage| (stage, Gradients::new())).collect();

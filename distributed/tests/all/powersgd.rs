@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::{Mlp, Task, Trace, WORLDS, config, cpu, everywhere, own, weights};
 use autograd::Var;
 use distributed::{
-    buckets::{BucketLimits, BucketOptions, PowerSgd, Unused, Wire},
+    buckets::{BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     train::{BucketedTrainer, Loss, TrainingConfig},
 };
@@ -20,7 +20,7 @@ use runtime_cpu::Cpu;
 
 pub fn compressed(power: PowerSgd) -> BucketOptions {
     let limits = Some(BucketLimits { first: 100, others: 300 });
-    BucketOptions { limits, wire: Wire::PowerSgd(power), ..Default::default() }
+    BucketOptions { limits, compression: GradCompression::PowerSgd(power), ..Default::default() }
 }
 
 pub fn plain() -> TrainingConfig {

@@ -8,7 +8,7 @@ use distributed::{
     buckets::{BucketLimits, BucketOptions, PowerSgd, Unused},
     checkpoint::Folder,
     comm::{Comm, Communicator, Ranks},
-    train::{BucketedTrainer, Notes, TrainingConfig},
+    train::{BucketedTrainer, CheckpointNotes, TrainingConfig},
 };
 use nn::{Gpt, Init, ModuleExt};
 use numcore::{DType, Result, Runtime, Use};
@@ -133,7 +133,7 @@ fn resumed(comm: &Comm<Cpu>, folder: &Folder, from: usize, to: usize, save: bool
     }
     let left = if from == to { loaded } else { errors(&trainer)? };
     if save {
-        trainer.save(folder, &Notes::new())?;
+        trainer.save(folder, &CheckpointNotes::new())?;
     }
     Ok((weights(&model)?, left))
 }
@@ -183,7 +183,7 @@ fn compression_may_begin_and_end_at_a_checkpoint() {
             for step in from..to {
                 trainer.step(|_| model.loss(comm.runtime(), step % STEPS, &own(&comm)))?;
             }
-            trainer.save(&folder, &Notes::new())?;
+            trainer.save(&folder, &CheckpointNotes::new())?;
             weights(&model)
         });
         let all = all.unwrap();

@@ -9,7 +9,7 @@ use crate::common::{Mlp, STEPS, Task, Trace, config, cpu, own, weights};
 use crate::data_parallel::small;
 use crate::zero::options;
 use distributed::{
-    buckets::{BucketOptions, PowerSgd, Wire},
+    buckets::{BucketOptions, GradCompression, PowerSgd},
     comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator, Traffic},
     train::{BucketedTrainer, Strategy, Trainer, TrainingConfig},
     zero::{UnitOf, ZeroStage, ZeroTrainer},
@@ -146,7 +146,10 @@ fn counted<T: Send>(program: impl Fn(&Comm<Cpu>, &Mlp<Cpu>) -> Result<T> + Sync)
 
 #[test]
 fn buckets_are_counted_by_name() {
-    let power = BucketOptions { wire: Wire::PowerSgd(PowerSgd { min_rate: 0.0, ..Default::default() }), ..small() };
+    let power = BucketOptions {
+        compression: GradCompression::PowerSgd(PowerSgd { min_rate: 0.0, ..Default::default() }),
+        ..small()
+    };
     let canonical = BucketOptions { canonical: true, ..small() };
     for options in [small(), power, canonical] {
         let ranks = counted(|comm, model| {

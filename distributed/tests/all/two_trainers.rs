@@ -3,7 +3,7 @@
 use crate::checkpoint_common::{Any, HOWS};
 use crate::common::{Mlp, Task, config, cpu, weights};
 use distributed::{
-    buckets::{BucketOptions, PowerSgd, Unused, Wire},
+    buckets::{BucketOptions, GradCompression, PowerSgd, Unused},
     comm::{Comm, Communicator, Ranks},
     train::BucketedTrainer,
 };
@@ -35,9 +35,9 @@ fn ranks_that_step_them_in_different_orders_disagree() {
         .map(|(how, unused)| {
             Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| Any::unused(comm, model, how, config(), unused)) as _
         })
-        .chain([Wire::F16, Wire::PowerSgd(PowerSgd::default())].map(|wire| {
+        .chain([GradCompression::F16, GradCompression::PowerSgd(PowerSgd::default())].map(|compression| {
             Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| {
-                let options = BucketOptions { wire, ..Default::default() };
+                let options = BucketOptions { compression, ..Default::default() };
                 Ok(Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config(), options)?)))
             }) as _
         }))

@@ -8,9 +8,9 @@ use crate::{
     pipeline_faults::{Trouble, Troubled, batch, hooks},
 };
 use distributed::{
-    checkpoint::{Checkpointed, Part, Wanted},
+    checkpoint::{CheckpointPart, Checkpointed, Wanted},
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
-    pipeline::{Groups, Kind},
+    pipeline::{PipelineGroups, ScheduleKind},
     plan::{Axis, Mesh, ParallelPlan},
 };
 use numcore::{DType, Error, ErrorKind, Result, Tensor, TensorMut};
@@ -33,7 +33,7 @@ const SPLITS: [Split; 4] = [
         let half = group(comm, comm.rank() / (comm.size() / 2), 0)?;
         group(&half, half.rank() % 2, half.size() - half.rank())
     },
-    |comm| Ok(Groups::new(comm, 2)?.pipe),
+    |comm| Ok(PipelineGroups::new(comm, 2)?.pipe),
 ];
 
 /// Every rank's error, in worlds of 4 and 8 ranks split in every way; rank `n - 2` is at fault.
@@ -213,7 +213,7 @@ fn disagreements_name_ranks_of_the_world() {
             let refused = group.broadcast(TensorMut::zeros(group.runtime(), [1].into(), DType::F32)?, 2).unwrap_err();
             assert_eq!(refused.rank(), Some(comm.rank()));
             let mesh = Mesh::new(&comm, ParallelPlan::new(4, [(Axis::Data, 2), (Axis::Pipe, 2)])?)?;
-            Groups::of(&mesh, 4).map(|_| ())
+            PipelineGroups::of(&mesh, 4).map(|_| ())
         })
         .unwrap()
     {
@@ -223,12 +223,12 @@ fn disagreements_name_ranks_of_the_world() {
 
 #[test]
 fn a_stage_that_fails_in_one_replica_is_named_on_all_ranks_of_all_replicas() {
-    let checked = checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+    let checked = checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
     for (n, trouble, at) in [(4, Trouble::Error, 2), (8, Trouble::Panic, 0), (6, Trouble::Shape, 1)] {
         for stage in [0, 1] {
             let own = n - 2 + stage;
             let program = |comm: Comm<Cpu>| {
-                let groups = Groups::new(&comm, 2)?;
+                let groups = PipelineGroups::new(&comm, 2)?;
                 let mut stages = mlp_stages(comm.runtime(), 2, 2);
                 if comm.rank() == own {
                     let inner = stages.remove(stage);
@@ -255,7 +255,7 @@ fn a_stage_that_fails_in_one_replica_is_named_on_all_ranks_of_all_replicas() {
 struct Nothing;
 
 impl Checkpointed<Cpu> for Nothing {
-    fn parts(&self) -> Result<Vec<Part<Cpu>>> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<Cpu>>> {
         Ok(Vec::new())
     }
     fn numbers(&self) -> BTreeMap<String, u64> {

@@ -6,7 +6,7 @@ use crate::common::{WORLDS, cpu, weights};
 use crate::zero::options;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{Loss, SimpleTrainer, Strategy, Summed, TrainingConfig},
+    train::{Loss, ReducedGradients, SimpleTrainer, Strategy, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroStage, ZeroTrainer},
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};

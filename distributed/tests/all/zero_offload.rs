@@ -8,8 +8,8 @@ use crate::{
 };
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    pipeline::{Kind, ZeroPipelineTrainer},
-    train::{Notes, TrainingConfig},
+    pipeline::{ScheduleKind, ZeroPipelineTrainer},
+    train::{CheckpointNotes, TrainingConfig},
     zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Gpt, Init};
@@ -84,7 +84,7 @@ fn the_device_holds_one_units_state_and_none_between_steps() {
                     trainer.step(|_| loss(&model, rt, dtype))?;
                     let stepped = state();
                     rt.reset_peak();
-                    trainer.save(&folder, &Notes::new())?;
+                    trainer.save(&folder, &CheckpointNotes::new())?;
                     Ok([made, stepped, state()])
                 });
                 let unit = bytes * 128 * 128 / n;
@@ -110,7 +110,7 @@ fn checkpoints_go_either_way() {
             trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
         }
         if to < STEPS {
-            trainer.save(folder, &Notes::new())?;
+            trainer.save(folder, &CheckpointNotes::new())?;
         }
         let _scope = trainer.strategy().gather_full_params()?;
         weights(&model)
@@ -132,7 +132,7 @@ fn checkpoints_go_either_way() {
 
 #[test]
 fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
-    let checked = How::Replicas.checked(Kind::OneFOneB, 2, 1, 4).unwrap();
+    let checked = How::Replicas.checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
     for stage in ZeroStage::ALL {
         let with = |state| {
             let ranks = staged::everywhere(4, |comm| {

@@ -8,7 +8,7 @@ use crate::zero_memory::layers;
 use autograd::Var;
 use distributed::{
     comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
-    train::{Loss, Strategy, Summed, TrainingConfig},
+    train::{Loss, ReducedGradients, Strategy, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroStage, ZeroTrainer},
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};

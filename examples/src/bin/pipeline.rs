@@ -9,8 +9,8 @@ use weftgrad::{
     distributed::{
         comm::{Comm, NoOpCommunicator, Ranks},
         pipeline::{
-            Checked, GptStage, Kind, Limits, Lowering, MicroBatches, PipelineOptions, PipelineTrainer, Staged,
-            StagedTrainer, Timeline, ZeroPipelineTrainer, check, lower,
+            Checked, GptStage, Limits, Lowering, MicroBatches, PipelineModel, PipelineOptions, PipelineTrainer,
+            ScheduleKind, StagedTrainer, Timeline, ZeroPipelineTrainer, check, lower,
         },
         train::{Loss, StageStrategy, TrainingConfig},
         zero::{ZeroOptions, ZeroStage},
@@ -42,7 +42,7 @@ struct Options {
     zero: u8,
     /// GPipe, 1F1B, Interleaved1F1B, LoopedBFS, ZB-H1, ZB-H2, ZBV or DualPipeV.
     #[arg(long, default_value = "1F1B")]
-    schedule: Kind,
+    schedule: ScheduleKind,
     /// Micro-batches in a step.
     #[arg(long, default_value = "4", value_parser = positive)]
     micro_batches: usize,
@@ -89,8 +89,8 @@ fn run(options: &Options) -> Outcome<()> {
 
 fn schedule(options: &Options) -> Result<Checked> {
     let stages_per_rank = match options.schedule {
-        Kind::GPipe | Kind::OneFOneB | Kind::ZbH1 | Kind::ZbH2 => 1,
-        Kind::Interleaved | Kind::LoopedBfs | Kind::Zbv | Kind::DualPipeV => 2,
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 | ScheduleKind::ZbH2 => 1,
+        ScheduleKind::Interleaved | ScheduleKind::LoopedBfs | ScheduleKind::Zbv | ScheduleKind::DualPipeV => 2,
     };
     let passes = options.schedule.generate(options.ranks, stages_per_rank, options.micro_batches)?;
     let lowering = Lowering { sharded: options.zero == 3, ..Lowering::default() };
@@ -103,7 +103,7 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
         GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
     // Every rank makes the whole model from the same seed and keeps its stages.
     let stages = GptStage::cut(&Init::new(comm.runtime(), 1), config, checked.schedule().stages())?;
-    let model = Staged::on(comm.rank(), checked.clone(), stages)
+    let model = PipelineModel::on(comm.rank(), checked.clone(), stages)
         .loss(loss)
         .ties(GptStage::<AnyRuntime>::ties(&config))
         .options(PipelineOptions { measured: true, ..Default::default() });

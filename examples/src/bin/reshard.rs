@@ -10,7 +10,7 @@ use weftgrad::{
         checkpoint::Folder,
         comm::{Comm, Communicator, Ranks},
         sampler::shard_batches,
-        train::{BucketedTrainer, Loss, Notes, TrainingConfig},
+        train::{BucketedTrainer, CheckpointNotes, Loss, TrainingConfig},
         zero::{ZeroOptions, ZeroTrainer},
     },
     fused::Reduction,
@@ -86,7 +86,7 @@ fn sharded(comm: &Comm<AnyRuntime>, folder: &Folder) -> Result<Vec<f64>> {
     for step in 0..STEPS {
         trainer.step(|_| loss(comm, &model, step))?;
     }
-    trainer.save(folder, &Notes::from([("example".into(), "reshard".into())]))?;
+    trainer.save(folder, &CheckpointNotes::from([("example".into(), "reshard".into())]))?;
     (STEPS..2 * STEPS).map(|step| trainer.step(|_| loss(comm, &model, step))?.loss()).collect()
 }
 

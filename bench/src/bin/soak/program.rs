@@ -2,9 +2,9 @@
 
 use weftgrad::{
     distributed::{
-        buckets::{PowerSgd, Wire},
+        buckets::{GradCompression, PowerSgd},
         comm::Fault,
-        pipeline::{Checked, Kind, Limits, Lowering, check, lower},
+        pipeline::{Checked, Limits, Lowering, ScheduleKind, check, lower},
         zero::{StatePlace, ZeroStage},
     },
     rng::Philox,
@@ -16,13 +16,13 @@ use crate::task::Task;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
     /// Every rank has the model.
-    Buckets { first: usize, others: usize, wire: Wire },
+    Buckets { first: usize, others: usize, compression: GradCompression },
     /// Sharded.
     Zero { stage: ZeroStage, whole: bool, state: StatePlace },
     /// So many replicas of shards.
     Hybrid { replicas: usize, stage: ZeroStage },
     /// In stages on `p` ranks, each with replicas or sharded on the ranks that are left.
-    Pipeline { kind: Kind, p: usize, v: usize, micros: usize, zero: Option<ZeroStage> },
+    Pipeline { kind: ScheduleKind, p: usize, v: usize, micros: usize, zero: Option<ZeroStage> },
 }
 
 /// What is run.
@@ -61,8 +61,9 @@ impl How {
         match pick(8) {
             k @ 0..2 => {
                 let compressed = PowerSgd { rank: 1 + pick(2), start_iter: pick(2) as u64, ..Default::default() };
-                let wire = [Wire::Own, [Wire::Bf16, Wire::PowerSgd(compressed)][pick(2)]][k];
-                How::Buckets { first: 1 + pick(2000), others: 1 + pick(5000), wire }
+                let compression =
+                    [GradCompression::Own, [GradCompression::Bf16, GradCompression::PowerSgd(compressed)][pick(2)]][k];
+                How::Buckets { first: 1 + pick(2000), others: 1 + pick(5000), compression }
             }
             2..4 => {
                 let state = [StatePlace::Device, StatePlace::Host][pick(2)];
@@ -72,7 +73,8 @@ impl How {
             k => {
                 let (p, zero) = (divisor(ranks, pick), (k > 5).then(|| ZeroStage::ALL[pick(3)]));
                 loop {
-                    let (kind, v, micros) = (Kind::ALL[pick(Kind::ALL.len())], 1 + pick(2), p * (1 + pick(2)));
+                    let (kind, v, micros) =
+                        (ScheduleKind::ALL[pick(ScheduleKind::ALL.len())], 1 + pick(2), p * (1 + pick(2)));
                     if kind.generate(p, v, micros).is_ok() {
                         return How::Pipeline { kind, p, v, micros, zero };
                     }
@@ -82,7 +84,7 @@ impl How {
     }
 
     /// The schedule of a pipeline.
-    pub fn checked(kind: Kind, p: usize, v: usize, micros: usize) -> weftgrad::Result<Checked> {
+    pub fn checked(kind: ScheduleKind, p: usize, v: usize, micros: usize) -> weftgrad::Result<Checked> {
         check(lower(&kind.generate(p, v, micros)?, &Lowering::default())?, Limits::default())
     }
 }
@@ -118,7 +120,11 @@ impl Program {
     /// How far its weights may be from those of one rank: rounding in `f64`, grown by a handful of steps of AdamW; or, where gradients are
     /// compressed, what two runs of AdamW can be apart after so many steps.
     pub fn bound(&self) -> f64 {
-        if matches!(self.how, How::Buckets { wire: Wire::Bf16 | Wire::PowerSgd(_), .. }) { 0.5 } else { 1e-9 }
+        if matches!(self.how, How::Buckets { compression: GradCompression::Bf16 | GradCompression::PowerSgd(_), .. }) {
+            0.5
+        } else {
+            1e-9
+        }
     }
 
     /// Which copy of the model a rank has, or has a part of.
@@ -129,7 +135,7 @@ impl Program {
     /// The same on one rank.
     pub fn alone(&self) -> Self {
         Program {
-            how: How::Buckets { first: 1000, others: 1000, wire: Wire::Own },
+            how: How::Buckets { first: 1000, others: 1000, compression: GradCompression::Own },
             ranks: 1,
             fault: None,
             ..self.clone()

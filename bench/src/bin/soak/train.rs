@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use weftgrad::{
-    distributed::{checkpoint::Folder, comm::Comm, train::Notes},
+    distributed::{checkpoint::Folder, comm::Comm, train::CheckpointNotes},
     prelude::*,
 };
 
@@ -39,7 +39,7 @@ impl Run {
 
     /// Saves a checkpoint after so many steps.
     pub fn save(&mut self, folder: &Folder, steps: usize) -> Result<()> {
-        folder.save(&self.comm, steps as u64, self.trainer.state(), &Notes::new())
+        folder.save(&self.comm, steps as u64, self.trainer.state(), &CheckpointNotes::new())
     }
 
     /// Goes on from the last one.

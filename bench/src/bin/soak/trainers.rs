@@ -5,7 +5,7 @@ use weftgrad::{
         buckets::{BucketLimits, BucketOptions},
         checkpoint::Checkpointed,
         comm::{Comm, Communicator},
-        pipeline::{MicroBatches, PipelineTrainer, Staged, StagedTrainer, ZeroPipelineTrainer},
+        pipeline::{MicroBatches, PipelineModel, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
         plan::{Axis, Mesh, ParallelPlan},
         sampler::shard_batches,
         train::{BucketedTrainer, DataParallel, StageStrategy, Strategy, Trainer, TrainingConfig, TrainingMetrics},
@@ -37,9 +37,9 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
     let zero = |stage| ZeroOptions { stage, ..Default::default() };
     let whole = || program.task.whole(rt, seed);
     Ok(match program.how {
-        How::Buckets { first, others, wire } => {
+        How::Buckets { first, others, compression } => {
             let (model, limits) = (whole()?, Some(BucketLimits { first, others }));
-            let options = BucketOptions { limits, wire, ..Default::default() };
+            let options = BucketOptions { limits, compression, ..Default::default() };
             Box::new(Whole { trainer: BucketedTrainer::new(comm, &model, config, options)?, model })
         }
         How::Zero { stage, whole: one, state } => {
@@ -57,7 +57,8 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
             let checked = How::checked(kind, p, v, micros)?;
             let (stages, ties) = program.task.stages(rt, seed, checked.schedule().stages())?;
             let task = program.task.clone();
-            let model = Staged::on(comm.rank(), checked, stages).loss(move |y, t| task.loss(&y[0], &t[0])).ties(ties);
+            let model =
+                PipelineModel::on(comm.rank(), checked, stages).loss(move |y, t| task.loss(&y[0], &t[0])).ties(ties);
             match sharded {
                 None => Box::new(PipelineTrainer::new(comm, model, config)?),
                 Some(stage) => Box::new(ZeroPipelineTrainer::new(comm, model, config, zero(stage))?),

@@ -12,7 +12,7 @@ use numcore::{
     ops::{Input, Op, Pointwise, ViewOps, compute},
 };
 
-use super::{PowerSgd, matrix::Matrix};
+use super::{PowerSgd, matrix::LowRankGrad};
 use crate::{
     buckets::{BucketOptions, weight::TotalWeight},
     comm::{Collectives, Comm, ReduceOp, Work},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// A parameter in a bucket.
-pub(crate) struct Member<R: Runtime> {
+pub(crate) struct BucketMember<R: Runtime> {
     pub(crate) leaf: Arc<Leaf<R>>,
     /// Its elements in the bucket's row.
     pub(crate) at: Range<usize>,
@@ -32,10 +32,10 @@ pub(crate) struct Compressor<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) options: PowerSgd,
     /// By parameter, made when it is first sent compressed.
-    pub(super) matrices: HashMap<usize, Matrix<R>>,
+    pub(super) matrices: HashMap<usize, LowRankGrad<R>>,
     /// Steps that were exchanged.
     pub(super) steps: u64,
-    sent: BTreeMap<usize, Sent<R>>,
+    sent: BTreeMap<usize, InFlightBucket<R>>,
     weight: TotalWeight<R>,
     /// Whether the step may be left out after it was exchanged.
     skippable: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Compressor<R: Runtime> {
 }
 
 /// A bucket on its way.
-struct Sent<R: Runtime> {
+struct InFlightBucket<R: Runtime> {
     comm: Comm<R>,
     /// Its row in pieces, gaps included; parameters are the odd ones.
     pieces: Vec<TensorMut<R>>,
@@ -82,20 +82,26 @@ impl<R: Runtime> Compressor<R> {
 
     /// Before a step. What the last one changed is undone if it was left out.
     pub(crate) fn zero(&mut self) {
-        self.matrices.values_mut().for_each(Matrix::undo);
+        self.matrices.values_mut().for_each(LowRankGrad::undo);
         self.sent.clear();
         self.weight.clear();
         self.skippable = false;
     }
 
     /// What this rank's losses weigh, and the loss scale if there is one: begins the sum over ranks.
-    pub(crate) fn weigh(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+    pub(crate) fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
         self.skippable = scale.is_some();
         self.weight.begin(weight * scale.unwrap_or(1.0))
     }
 
     /// Sends bucket `k`, whose memory is a row, through `comm`; then goes on with the one before it.
-    pub(crate) fn send(&mut self, k: usize, comm: Comm<R>, row: TensorMut<R>, members: &[Member<R>]) -> Result<()> {
+    pub(crate) fn send(
+        &mut self,
+        k: usize,
+        comm: Comm<R>,
+        row: TensorMut<R>,
+        members: &[BucketMember<R>],
+    ) -> Result<()> {
         let (mut lens, mut end) = (Vec::new(), 0);
         for member in members {
             lens.extend([member.at.start - end, member.at.len()]);
@@ -106,7 +112,7 @@ impl<R: Runtime> Compressor<R> {
         let ids = members.iter().map(|m| self.compressed(&m.leaf)).collect::<Result<Vec<_>>>()?;
         let plain = self.send_plain(&comm, &pieces, &ids)?;
         let p = self.send_p(&comm, &pieces, members, &ids)?;
-        self.sent.insert(k, Sent { comm, pieces, ids, plain, p, q: None, bases: Vec::new() });
+        self.sent.insert(k, InFlightBucket { comm, pieces, ids, plain, p, q: None, bases: Vec::new() });
         k.checked_sub(1).map_or(Ok(()), |before| self.turn(before))
     }
 
@@ -143,17 +149,17 @@ impl<R: Runtime> Compressor<R> {
     /// After the last bucket: those that no rank used (by id) have sent nothing.
     pub(crate) fn complete(&mut self, unused: impl Iterator<Item = usize>) {
         for id in unused {
-            self.matrices.get_mut(&id).into_iter().for_each(Matrix::undo);
+            self.matrices.get_mut(&id).into_iter().for_each(LowRankGrad::undo);
         }
         if !self.skippable && !self.alone {
-            self.matrices.values_mut().for_each(Matrix::keep);
+            self.matrices.values_mut().for_each(LowRankGrad::keep);
         }
         self.steps += 1;
     }
 
     /// The step was taken.
     pub(crate) fn keep(&mut self) {
-        self.matrices.values_mut().for_each(Matrix::keep);
+        self.matrices.values_mut().for_each(LowRankGrad::keep);
     }
 
     /// What is left of a parameter's gradient after the last step that was taken.
@@ -171,12 +177,12 @@ impl<R: Runtime> Compressor<R> {
     }
 
     /// The state of a parameter that is compressed.
-    pub(super) fn matrix(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<&mut Matrix<R>>> {
+    pub(super) fn matrix(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<&mut LowRankGrad<R>>> {
         let spec = leaf.spec();
         let Some(sizes) = self.options.of(&spec.shape) else { return Ok(None) };
         if !self.matrices.contains_key(&leaf.id()) {
             let seed = self.options.seed.wrapping_add(u64::from(crc32fast::hash(leaf.name().as_bytes())));
-            self.matrices.insert(leaf.id(), Matrix::new(self.comm.runtime(), sizes, spec.dtype, seed)?);
+            self.matrices.insert(leaf.id(), LowRankGrad::new(self.comm.runtime(), sizes, spec.dtype, seed)?);
         }
         Ok(self.matrices.get_mut(&leaf.id()))
     }
@@ -204,7 +210,7 @@ impl<R: Runtime> Compressor<R> {
         &mut self,
         comm: &Comm<R>,
         pieces: &[TensorMut<R>],
-        members: &[Member<R>],
+        members: &[BucketMember<R>],
         ids: &[Option<usize>],
     ) -> Result<Option<Work<TensorMut<R>>>> {
         let Some((mut parts, weight)) = self.cut(ids, |m| m.sizes().0)?.zip(Some(self.total()?)) else {
@@ -238,8 +244,8 @@ impl<R: Runtime> Compressor<R> {
     }
 
     /// A row with a part for each compressed parameter; none if there is none.
-    fn cut(&self, ids: &[Option<usize>], len: impl Fn(&Matrix<R>) -> usize) -> Result<Option<Vec<TensorMut<R>>>> {
-        let matrices: Vec<&Matrix<R>> = ids.iter().flatten().filter_map(|id| self.matrices.get(id)).collect();
+    fn cut(&self, ids: &[Option<usize>], len: impl Fn(&LowRankGrad<R>) -> usize) -> Result<Option<Vec<TensorMut<R>>>> {
+        let matrices: Vec<&LowRankGrad<R>> = ids.iter().flatten().filter_map(|id| self.matrices.get(id)).collect();
         let Some(first) = matrices.first() else { return Ok(None) };
         let lens: Vec<usize> = matrices.iter().map(|m| len(m)).collect();
         self.row(lens.iter().sum(), first.dtype())?.split(&lens).map(Some)
@@ -255,6 +261,6 @@ impl<R: Runtime> Compressor<R> {
     }
 }
 
-fn known<R: Runtime>(matrices: &mut HashMap<usize, Matrix<R>>, id: usize) -> Result<&mut Matrix<R>> {
+fn known<R: Runtime>(matrices: &mut HashMap<usize, LowRankGrad<R>>, id: usize) -> Result<&mut LowRankGrad<R>> {
     matrices.get_mut(&id).ok_or_else(|| Error::argument("PowerSgd", "a parameter was sent that nobody knows"))
 }

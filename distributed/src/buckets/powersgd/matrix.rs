@@ -28,7 +28,7 @@ pub(super) fn working(dtype: DType) -> DType {
 }
 
 /// The state of a compressed parameter `[m, n]` at rank `r`.
-pub(super) struct Matrix<R: Runtime> {
+pub(super) struct LowRankGrad<R: Runtime> {
     m: usize,
     n: usize,
     rank: usize,
@@ -41,13 +41,13 @@ pub(super) struct Matrix<R: Runtime> {
     before: Option<(Tensor<R>, Tensor<R>)>,
 }
 
-impl<R: Runtime> Matrix<R> {
+impl<R: Runtime> LowRankGrad<R> {
     /// Of gradients of type `dtype`, with no error yet.
     pub(super) fn new(rt: &R, (m, n, rank): (usize, usize, usize), dtype: DType, seed: u64) -> Result<Self> {
         let mut error = TensorMut::alloc_for(rt, Use::Gradients, Shape::new(&[m * n])?, working(dtype))?;
         error.zero()?;
         let q = Tensor::zeros(rt, [n, rank], working(dtype))?;
-        Ok(Matrix { m, n, rank, seed, error: Some(error.freeze()?), q, before: None })
+        Ok(LowRankGrad { m, n, rank, seed, error: Some(error.freeze()?), q, before: None })
     }
 
     /// The dtype of error, `P` and `Q`.

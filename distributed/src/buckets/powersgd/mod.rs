@@ -10,16 +10,16 @@
 //! **Invariant**: what was sent, and all ranks' errors after the step, together are the gradients and the errors before it. A step that
 //! is left out, and a parameter that no rank used, leave errors as they were.
 
+mod checkpoint;
 mod compressor;
 mod matrix;
 mod orthonormal;
-mod saved;
 
 use numcore::{Error, Result, Shape};
 
-pub(crate) use compressor::{Compressor, Member};
+pub(crate) use compressor::{BucketMember, Compressor};
 
-/// Low-rank compression of gradients with error feedback; see [`Wire::PowerSgd`](super::Wire::PowerSgd).
+/// Low-rank compression of gradients with error feedback; see [`GradCompression::PowerSgd`](super::GradCompression::PowerSgd).
 ///
 /// Costs an error of the size of the gradient (`f32`, or `f64` for `f64`) and three thin products for each matrix. A parameter of one
 /// axis or none travels as it is; one of more axes is a matrix of its first axis and all others together.

@@ -23,11 +23,11 @@ use std::{
 
 use numcore::{DeviceId, Error, ErrorKind, Result, Runtime, TensorMut};
 
-use super::{Call, Comm, Communicator, Pending, Places, Work, collectives::Make};
+use super::{Call, Comm, Communicator, Pending, Places, Work, collectives::MakeCall};
 use crate::sync::{self, Instant, mpsc};
-use round::{Job, Slot};
+use round::{RankCall, ResultSlot};
 pub(super) use world::LEFT;
-use world::{Failure, Name, Why, World};
+use world::{Name, Why, World, WorldFailure};
 
 /// A rank among threads. Made by [`Ranks::run`](super::Ranks::run), or all at once by [`ThreadCommunicator::world`].
 pub struct ThreadCommunicator<R: Runtime> {
@@ -109,11 +109,11 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         let op = call.what().name();
-        let slot = Slot::default();
-        let job = Job { ready: self.rt.record()?, call, slot: slot.clone() };
+        let slot = ResultSlot::default();
+        let job = RankCall { ready: self.rt.record()?, call, slot: slot.clone() };
         let key = self.world.post(self.group, self.rank, job).map_err(|f| f.error(op, self.world_rank()))?;
         let (world, rt) = (self.world.clone(), self.rt.clone());
-        Ok(Work::pending(Ticket {
+        Ok(Work::pending(PostedCall {
             world,
             rt,
             op,
@@ -167,18 +167,18 @@ impl<R: Runtime> fmt::Debug for ThreadCommunicator<R> {
 }
 
 /// A call that was posted.
-struct Ticket<R: Runtime> {
+struct PostedCall<R: Runtime> {
     world: Arc<World<R>>,
     rt: R,
     op: &'static str,
     group: usize,
-    key: round::Key,
+    key: round::RoundKey,
     world_rank: usize,
     since: Instant,
-    slot: Slot<R>,
+    slot: ResultSlot<R>,
 }
 
-impl<R: Runtime> Pending<Option<TensorMut<R>>> for Ticket<R> {
+impl<R: Runtime> Pending<Option<TensorMut<R>>> for PostedCall<R> {
     fn wait(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
         let done = self.world.wait(self.group, self.key, self.since, &self.slot);
         let done = done.map_err(|f| f.error(self.op, self.world_rank))?;
@@ -191,7 +191,7 @@ impl<R: Runtime> Pending<Option<TensorMut<R>>> for Ticket<R> {
     }
 }
 
-impl Failure {
+impl WorldFailure {
     fn error(self, op: &'static str, rank: usize) -> Error {
         let calls = self.calls;
         let kind = match self.why {

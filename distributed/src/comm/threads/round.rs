@@ -15,21 +15,21 @@ const SMALL: usize = 1 << 16;
 
 /// Which round: the group's calls have one count, those between two ranks another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Key {
+pub(super) enum RoundKey {
     All(u64),
     Pair { from: usize, to: usize, number: u64 },
 }
 
-impl Key {
+impl RoundKey {
     pub(super) fn number(self) -> u64 {
         match self {
-            Key::All(number) | Key::Pair { number, .. } => number,
+            RoundKey::All(number) | RoundKey::Pair { number, .. } => number,
         }
     }
 }
 
 /// Where a rank finds its result.
-pub(super) type Slot<R> = Arc<Mutex<Option<Done<R>>>>;
+pub(super) type ResultSlot<R> = Arc<Mutex<Option<Done<R>>>>;
 
 /// A rank's result: its memory, and what its queue must be ordered after.
 pub(super) struct Done<R: Runtime> {
@@ -38,15 +38,15 @@ pub(super) struct Done<R: Runtime> {
 }
 
 /// A rank's call.
-pub(super) struct Job<R: Runtime> {
+pub(super) struct RankCall<R: Runtime> {
     pub(super) call: Call<R>,
     pub(super) ready: R::Event,
-    pub(super) slot: Slot<R>,
+    pub(super) slot: ResultSlot<R>,
 }
 
 /// What one worker does with the memory of a share.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
+pub(super) enum RoundStep {
     /// Every output becomes the combination of all outputs.
     ReduceAll(ReduceOp),
     /// Output `k` becomes it.
@@ -60,15 +60,15 @@ pub(super) enum Step {
 }
 
 /// A worker's part of a round.
-pub(super) struct Share<R: Runtime> {
-    pub(super) step: Step,
+pub(super) struct WorkerShare<R: Runtime> {
+    pub(super) step: RoundStep,
     pub(super) ins: Vec<Tensor<R>>,
-    pub(super) outs: Vec<Piece<R>>,
+    pub(super) outs: Vec<MemoryPiece<R>>,
     pub(super) after: Arc<Vec<R::Event>>,
 }
 
 /// A piece of a rank's memory: piece `at` of member `of`.
-pub(super) struct Piece<R: Runtime> {
+pub(super) struct MemoryPiece<R: Runtime> {
     of: usize,
     at: usize,
     pub(super) memory: TensorMut<R>,
@@ -76,7 +76,7 @@ pub(super) struct Piece<R: Runtime> {
 
 /// Pieces coming back, and the point in the worker's queue after which they are filled.
 pub(super) struct Finished<R: Runtime> {
-    pub(super) outs: Vec<Piece<R>>,
+    pub(super) outs: Vec<MemoryPiece<R>>,
     pub(super) event: R::Event,
 }
 
@@ -85,19 +85,19 @@ pub(super) struct Round<R: Runtime> {
     seats: Arc<[usize]>,
     /// The ranks that take part, in order.
     members: Vec<usize>,
-    arrived: Vec<Option<Job<R>>>,
+    arrived: Vec<Option<RankCall<R>>>,
     first: Option<(usize, Fingerprint)>,
-    slots: Vec<Slot<R>>,
+    slots: Vec<ResultSlot<R>>,
     pieces: Vec<Vec<Option<TensorMut<R>>>>,
     shares: usize,
     events: Vec<R::Event>,
 }
 
 impl<R: Runtime> Round<R> {
-    pub(super) fn new(key: Key, seats: Arc<[usize]>) -> Self {
+    pub(super) fn new(key: RoundKey, seats: Arc<[usize]>) -> Self {
         let members = match key {
-            Key::All(_) => (0..seats.len()).collect(),
-            Key::Pair { from, to, .. } => vec![from, to],
+            RoundKey::All(_) => (0..seats.len()).collect(),
+            RoundKey::Pair { from, to, .. } => vec![from, to],
         };
         let arrived = members.iter().map(|_| None).collect();
         let (slots, pieces, events) = (Vec::new(), Vec::new(), Vec::new());
@@ -105,7 +105,7 @@ impl<R: Runtime> Round<R> {
     }
 
     /// Notes a rank's call; what it cannot agree on with the first to arrive is a failure.
-    pub(super) fn arrive(&mut self, rank: usize, job: Job<R>, places: Places) -> Option<Why> {
+    pub(super) fn arrive(&mut self, rank: usize, job: RankCall<R>, places: Places) -> Option<Why> {
         let own = job.call.fingerprint();
         let at = self.members.iter().position(|&r| r == rank)?;
         self.arrived[at] = Some(job);
@@ -133,7 +133,7 @@ impl<R: Runtime> Round<R> {
     }
 
     pub(super) fn missing(&self) -> Vec<usize> {
-        let absent = |(job, &rank): (&Option<Job<R>>, &usize)| job.is_none().then_some(rank);
+        let absent = |(job, &rank): (&Option<RankCall<R>>, &usize)| job.is_none().then_some(rank);
         if self.slots.is_empty() {
             self.arrived.iter().zip(&self.members).filter_map(absent).collect()
         } else {
@@ -151,9 +151,9 @@ impl<R: Runtime> Round<R> {
     }
 
     /// Cuts the work: for each worker its share. None if there is nothing to do.
-    pub(super) fn shares(&mut self) -> Result<Vec<(usize, Share<R>)>> {
-        let jobs: Vec<Job<R>> = self.arrived.iter_mut().filter_map(Option::take).collect();
-        let calls: Vec<Plan> = jobs.iter().map(|j| Plan::of(&j.call)).collect();
+    pub(super) fn shares(&mut self) -> Result<Vec<(usize, WorkerShare<R>)>> {
+        let jobs: Vec<RankCall<R>> = self.arrived.iter_mut().filter_map(Option::take).collect();
+        let calls: Vec<CallLengths> = jobs.iter().map(|j| CallLengths::of(&j.call)).collect();
         let what = self.first.as_ref().map_or(Collective::Barrier, |(_, f)| f.what);
         let mut after = Vec::with_capacity(jobs.len());
         let mut memory = Vec::with_capacity(jobs.len());
@@ -178,9 +178,9 @@ impl<R: Runtime> Round<R> {
         &mut self,
         what: Collective,
         inputs: &[Option<Tensor<R>>],
-        plans: &[Plan],
+        plans: &[CallLengths],
         after: &Arc<Vec<R::Event>>,
-    ) -> Result<Vec<(usize, Share<R>)>> {
+    ) -> Result<Vec<(usize, WorkerShare<R>)>> {
         let (n, mut shares) = (self.members.len(), Vec::new());
         let given = inputs.iter().all(Option::is_some) && !inputs.is_empty();
         if n == 1 && !given {
@@ -191,14 +191,14 @@ impl<R: Runtime> Round<R> {
         for k in 0..pieces {
             let column: Vec<(usize, usize)> = (0..n).filter(|&m| k < self.pieces[m].len()).map(|m| (m, k)).collect();
             let (step, ins, outs) = match what {
-                Collective::AllReduce(op) => (Step::ReduceAll(op), vec![], column),
-                Collective::Reduce { op, root } => (Step::ReduceInto(op, root), vec![], column),
-                Collective::Broadcast { root } => (Step::Spread(root), vec![], column),
+                Collective::AllReduce(op) => (RoundStep::ReduceAll(op), vec![], column),
+                Collective::Reduce { op, root } => (RoundStep::ReduceInto(op, root), vec![], column),
+                Collective::Broadcast { root } => (RoundStep::Spread(root), vec![], column),
                 Collective::AllGather if given => {
-                    (Step::Copy, inputs.get(k).into_iter().flatten().cloned().collect(), column)
+                    (RoundStep::Copy, inputs.get(k).into_iter().flatten().cloned().collect(), column)
                 }
-                Collective::AllGather => (Step::Spread(k), vec![], column),
-                Collective::ReduceScatter(op) if !given => (Step::ReduceInto(op, k), vec![], column),
+                Collective::AllGather => (RoundStep::Spread(k), vec![], column),
+                Collective::ReduceScatter(op) if !given => (RoundStep::ReduceInto(op, k), vec![], column),
                 _ => continue,
             };
             shares.push((self.members[k], self.share(step, ins, &outs, after)));
@@ -206,10 +206,12 @@ impl<R: Runtime> Round<R> {
         for (m, plan) in plans.iter().enumerate() {
             let all = || (0..self.pieces[m].len()).map(|k| (m, k)).collect::<Vec<_>>();
             let (step, ins) = match what {
-                Collective::ReduceScatter(op) if given => (Step::ReduceInputs(op), parts(inputs, |_| plan.span(m))?),
-                Collective::AllToAll => (Step::Copy, parts(inputs, |i| plans[i].span(m))?),
+                Collective::ReduceScatter(op) if given => {
+                    (RoundStep::ReduceInputs(op), parts(inputs, |_| plan.span(m))?)
+                }
+                Collective::AllToAll => (RoundStep::Copy, parts(inputs, |i| plans[i].span(m))?),
                 Collective::Send { .. } | Collective::Recv { .. } if !self.pieces[m].is_empty() => {
-                    (Step::Copy, inputs.iter().flatten().cloned().collect())
+                    (RoundStep::Copy, inputs.iter().flatten().cloned().collect())
                 }
                 _ => continue,
             };
@@ -224,13 +226,14 @@ impl<R: Runtime> Round<R> {
 
     fn share(
         &mut self,
-        step: Step,
+        step: RoundStep,
         ins: Vec<Tensor<R>>,
         outs: &[(usize, usize)],
         after: &Arc<Vec<R::Event>>,
-    ) -> Share<R> {
-        let taken = outs.iter().filter_map(|&(of, at)| Some(Piece { of, at, memory: self.pieces[of][at].take()? }));
-        Share { step, ins, outs: taken.collect(), after: after.clone() }
+    ) -> WorkerShare<R> {
+        let taken =
+            outs.iter().filter_map(|&(of, at)| Some(MemoryPiece { of, at, memory: self.pieces[of][at].take()? }));
+        WorkerShare { step, ins, outs: taken.collect(), after: after.clone() }
     }
 
     /// Takes pieces back from a worker; true if they were the last.
@@ -244,7 +247,7 @@ impl<R: Runtime> Round<R> {
     }
 
     /// Puts every rank's memory together again, in its slot.
-    pub(super) fn settle(self) -> Result<()> {
+    pub(super) fn complete(self) -> Result<()> {
         let after = Arc::new(self.events);
         for (slot, pieces) in self.slots.into_iter().zip(self.pieces) {
             let memory = (!pieces.is_empty()).then(|| TensorMut::join(pieces.into_iter().flatten().collect()));
@@ -255,15 +258,15 @@ impl<R: Runtime> Round<R> {
 }
 
 /// The lengths in a call, kept after its memory was taken out.
-struct Plan {
+struct CallLengths {
     send: Arc<[usize]>,
     recv: Arc<[usize]>,
     bytes: usize,
 }
 
-impl Plan {
-    fn of<R: Runtime>(call: &Call<R>) -> Plan {
-        Plan { send: call.send.clone(), recv: call.recv.clone(), bytes: call.dtype().size() }
+impl CallLengths {
+    fn of<R: Runtime>(call: &Call<R>) -> CallLengths {
+        CallLengths { send: call.send.clone(), recv: call.recv.clone(), bytes: call.dtype().size() }
     }
 
     /// How the output is cut.
@@ -297,7 +300,7 @@ fn parts<R: Runtime>(
 }
 
 /// What rank `m` expects of each rank must be what that rank sends it.
-fn check_pairs(plans: &[Plan], m: usize, seats: &[usize]) -> Result<()> {
+fn check_pairs(plans: &[CallLengths], m: usize, seats: &[usize]) -> Result<()> {
     let differs = |&i: &usize| plans[i].send[m] != plans[m].recv[i];
     match (0..plans.len()).find(differs) {
         None => Ok(()),

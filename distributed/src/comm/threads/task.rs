@@ -8,7 +8,7 @@ use std::{
 use numcore::{Result, Runtime, TensorMut, ops::Input};
 
 use super::{
-    round::{Finished, Key, Share, Step},
+    round::{Finished, RoundKey, RoundStep, WorkerShare},
     world::World,
 };
 use crate::{
@@ -17,18 +17,18 @@ use crate::{
 };
 
 /// A share, and where its results go.
-pub(super) struct Task<R: Runtime> {
+pub(super) struct WorkerTask<R: Runtime> {
     pub(super) world: Arc<World<R>>,
     pub(super) group: usize,
-    pub(super) key: Key,
+    pub(super) key: RoundKey,
     pub(super) rank: usize,
-    pub(super) share: Share<R>,
+    pub(super) share: WorkerShare<R>,
 }
 
 /// Runs tasks until nobody can send any more.
-pub(super) fn work<R: Runtime>(rt: R, tasks: &Receiver<Task<R>>) {
+pub(super) fn work<R: Runtime>(rt: R, tasks: &Receiver<WorkerTask<R>>) {
     let mut combiner = Combiner::new(rt);
-    for Task { world, group, key, rank, share } in tasks {
+    for WorkerTask { world, group, key, rank, share } in tasks {
         let done = catch_unwind(AssertUnwindSafe(|| run(&mut combiner, share)));
         let done = match done {
             Ok(done) => done.map_err(|e| e.to_string()),
@@ -38,28 +38,28 @@ pub(super) fn work<R: Runtime>(rt: R, tasks: &Receiver<Task<R>>) {
     }
 }
 
-fn run<R: Runtime>(combiner: &mut Combiner<R>, mut share: Share<R>) -> Result<Finished<R>> {
+fn run<R: Runtime>(combiner: &mut Combiner<R>, mut share: WorkerShare<R>) -> Result<Finished<R>> {
     share.after.iter().try_for_each(|event| combiner.runtime().wait(event))?;
     let mut outs: Vec<&mut TensorMut<R>> = share.outs.iter_mut().map(|piece| &mut piece.memory).collect();
     let ins: Vec<Input<'_, R>> = share.ins.iter().map(Input::Value).collect();
     match share.step {
-        Step::ReduceAll(op) => {
+        RoundStep::ReduceAll(op) => {
             let own: Vec<Input<'_, R>> = (0..outs.len()).map(Input::Own).collect();
             combiner.reduce(op, &own, &mut outs)?;
         }
-        Step::ReduceInto(op, k) => {
+        RoundStep::ReduceInto(op, k) => {
             let (mut into, others) = apart(outs, k);
             let mut ins: Vec<Input<'_, R>> = others.iter().map(|t| Input::Memory(t)).collect();
             ins.insert(k, Input::Own(0));
             combiner.reduce(op, &ins, &mut into)?;
         }
-        Step::ReduceInputs(op) => combiner.reduce(op, &ins, &mut outs)?,
-        Step::Spread(k) => {
+        RoundStep::ReduceInputs(op) => combiner.reduce(op, &ins, &mut outs)?,
+        RoundStep::Spread(k) => {
             let (from, mut others) = apart(outs, k);
             from.iter().try_for_each(|from| combiner.copy(Input::Memory(from), &mut others))?;
         }
-        Step::Copy if ins.len() == 1 => combiner.copy(ins[0], &mut outs)?,
-        Step::Copy => ins.iter().zip(&mut outs).try_for_each(|(from, to)| combiner.copy(*from, &mut [to]))?,
+        RoundStep::Copy if ins.len() == 1 => combiner.copy(ins[0], &mut outs)?,
+        RoundStep::Copy => ins.iter().zip(&mut outs).try_for_each(|(from, to)| combiner.copy(*from, &mut [to]))?,
     }
     Ok(Finished { event: combiner.runtime().record()?, outs: share.outs })
 }

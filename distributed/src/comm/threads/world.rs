@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use numcore::Runtime;
 
 use super::{
-    round::{Done, Finished, Job, Key, Round, Slot},
-    task::Task,
+    round::{Done, Finished, RankCall, ResultSlot, Round, RoundKey},
+    task::WorkerTask,
 };
 use crate::{
     comm::{Collective, Places, recorder::Recorder},
@@ -29,7 +29,7 @@ pub(super) enum Why {
 
 /// Why, and what every rank had called last.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(super) struct WorldFailure {
     pub(super) why: Why,
     pub(super) calls: String,
 }
@@ -37,15 +37,15 @@ pub(super) struct Failure {
 pub(super) struct World<R: Runtime> {
     pub(super) timeout: Duration,
     places: Places,
-    state: Mutex<State<R>>,
+    state: Mutex<WorldState<R>>,
     changed: Condvar,
 }
 
-struct State<R: Runtime> {
-    failure: Option<Failure>,
+struct WorldState<R: Runtime> {
+    failure: Option<WorldFailure>,
     recorder: Recorder,
     /// Those with members that have not left, or with calls that are not done.
-    groups: BTreeMap<usize, Group<R>>,
+    groups: BTreeMap<usize, RankGroup<R>>,
     /// How many groups there were so far.
     made: usize,
     /// Groups that not every member has found yet.
@@ -55,15 +55,15 @@ struct State<R: Runtime> {
 /// A group that was split off: the group it was split off from, the number of that split, its color. None: the world.
 pub(super) type Name = Option<(usize, u64, usize)>;
 
-struct Group<R: Runtime> {
+struct RankGroup<R: Runtime> {
     /// World ranks of its members.
     seats: Arc<[usize]>,
-    members: Vec<Member<R>>,
-    rounds: BTreeMap<Key, Round<R>>,
+    members: Vec<RankState<R>>,
+    rounds: BTreeMap<RoundKey, Round<R>>,
 }
 
-struct Member<R: Runtime> {
-    queue: Option<Sender<Task<R>>>,
+struct RankState<R: Runtime> {
+    queue: Option<Sender<WorkerTask<R>>>,
     /// Calls of the whole group, splits, and transfers to and from each rank, so far.
     calls: u64,
     splits: u64,
@@ -75,19 +75,19 @@ struct Member<R: Runtime> {
 impl<R: Runtime> World<R> {
     pub(super) fn new(ranks: usize, timeout: Duration, places: Places) -> Arc<Self> {
         let recorder = Recorder::new(ranks);
-        let state = State { failure: None, recorder, groups: BTreeMap::new(), made: 0, names: BTreeMap::new() };
+        let state = WorldState { failure: None, recorder, groups: BTreeMap::new(), made: 0, names: BTreeMap::new() };
         Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// The group of this name, which a rank enters; the first of its members makes it.
-    pub(super) fn enter(&self, name: Name, seats: &Arc<[usize]>, rank: usize, queue: Sender<Task<R>>) -> usize {
+    pub(super) fn enter(&self, name: Name, seats: &Arc<[usize]>, rank: usize, queue: Sender<WorkerTask<R>>) -> usize {
         let mut state = self.state.lock();
-        let State { groups, made, names, .. } = &mut *state;
+        let WorldState { groups, made, names, .. } = &mut *state;
         let id = *names.entry(name).or_insert_with(|| {
             *made += 1;
             *made - 1
         });
-        let group = groups.entry(id).or_insert_with(|| Group::new(seats.clone()));
+        let group = groups.entry(id).or_insert_with(|| RankGroup::new(seats.clone()));
         group.members[rank].queue = Some(queue);
         if group.members.iter().all(|m| m.queue.is_some()) {
             names.remove(&name);
@@ -105,7 +105,12 @@ impl<R: Runtime> World<R> {
     }
 
     /// A rank makes a call. The last to arrive hands the work out.
-    pub(super) fn post(self: &Arc<Self>, group: usize, rank: usize, job: Job<R>) -> Result<Key, Failure> {
+    pub(super) fn post(
+        self: &Arc<Self>,
+        group: usize,
+        rank: usize,
+        job: RankCall<R>,
+    ) -> Result<RoundKey, WorldFailure> {
         let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
@@ -113,7 +118,13 @@ impl<R: Runtime> World<R> {
         self.arrive(&mut state, group, rank, job).map_err(|why| self.fail_with(&mut state, why))
     }
 
-    fn arrive(self: &Arc<Self>, state: &mut State<R>, group: usize, rank: usize, job: Job<R>) -> Result<Key, Why> {
+    fn arrive(
+        self: &Arc<Self>,
+        state: &mut WorldState<R>,
+        group: usize,
+        rank: usize,
+        job: RankCall<R>,
+    ) -> Result<RoundKey, Why> {
         let Some(own) = state.groups.get_mut(&group) else {
             return Err(Why::Mismatch { why: "a call in a group that all of its ranks have left".into() });
         };
@@ -129,15 +140,15 @@ impl<R: Runtime> World<R> {
         Ok(key)
     }
 
-    fn hand_out(self: &Arc<Self>, own: &mut Group<R>, group: usize, key: Key) -> Result<(), Why> {
+    fn hand_out(self: &Arc<Self>, own: &mut RankGroup<R>, group: usize, key: RoundKey) -> Result<(), Why> {
         let Some(round) = own.rounds.get_mut(&key) else { return Ok(()) };
         let shares = round.shares().map_err(|e| Why::Mismatch { why: e.to_string() })?;
         if shares.is_empty() {
-            own.settle(key)?;
+            own.complete(key)?;
             self.changed.notify_all();
         }
         for (rank, share) in shares {
-            let task = Task { world: self.clone(), group, key, rank, share };
+            let task = WorkerTask { world: self.clone(), group, key, rank, share };
             let sent = own.members[rank].queue.as_ref().is_some_and(|q| q.send(task).is_ok());
             if !sent {
                 return Err(Why::Peer { peer: own.seats[rank], cause: "its worker thread has ended".into() });
@@ -147,14 +158,14 @@ impl<R: Runtime> World<R> {
     }
 
     /// A worker is done with its share of a round.
-    pub(super) fn finish(&self, group: usize, key: Key, rank: usize, done: Result<Finished<R>, String>) {
+    pub(super) fn finish(&self, group: usize, key: RoundKey, rank: usize, done: Result<Finished<R>, String>) {
         let mut state = self.state.lock();
         // The world has failed meanwhile, and every member has left.
         let Some(own) = state.groups.get_mut(&group) else { return };
         let settled = match (done, own.rounds.get_mut(&key)) {
             (Err(cause), _) => Err(Why::Peer { peer: own.seats[rank], cause }),
             (Ok(finished), Some(round)) => match round.give_back(finished) {
-                true => own.settle(key),
+                true => own.complete(key),
                 false => return,
             },
             // The world has failed meanwhile: the memory goes back to its pool.
@@ -172,7 +183,13 @@ impl<R: Runtime> World<R> {
     }
 
     /// Blocks until the slot is filled, the world has failed, or the time is up.
-    pub(super) fn wait(&self, group: usize, key: Key, since: Instant, slot: &Slot<R>) -> Result<Done<R>, Failure> {
+    pub(super) fn wait(
+        &self,
+        group: usize,
+        key: RoundKey,
+        since: Instant,
+        slot: &ResultSlot<R>,
+    ) -> Result<Done<R>, WorldFailure> {
         let deadline = since.checked_add(self.timeout);
         let mut state = self.state.lock();
         loop {
@@ -198,7 +215,7 @@ impl<R: Runtime> World<R> {
         }
     }
 
-    pub(super) fn is_over(&self, slot: &Slot<R>) -> bool {
+    pub(super) fn is_over(&self, slot: &ResultSlot<R>) -> bool {
         slot.lock().is_some() || self.state.lock().failure.is_some()
     }
 
@@ -207,8 +224,8 @@ impl<R: Runtime> World<R> {
     }
 
     /// The first failure is the one everybody sees. Memory of calls that nobody will finish goes back.
-    fn fail_with(&self, state: &mut State<R>, why: Why) -> Failure {
-        let first = state.failure.get_or_insert_with(|| Failure { why, calls: state.recorder.lines() }).clone();
+    fn fail_with(&self, state: &mut WorldState<R>, why: Why) -> WorldFailure {
+        let first = state.failure.get_or_insert_with(|| WorldFailure { why, calls: state.recorder.lines() }).clone();
         state.groups.values_mut().for_each(|g| g.rounds.clear());
         state.groups.retain(|_, g| !g.is_over());
         self.changed.notify_all();
@@ -229,32 +246,32 @@ impl<R: Runtime> World<R> {
     }
 }
 
-impl<R: Runtime> State<R> {
+impl<R: Runtime> WorldState<R> {
     /// World ranks that have not made a call yet which others wait in.
-    fn missing(&self, group: usize, key: Key) -> Vec<usize> {
+    fn missing(&self, group: usize, key: RoundKey) -> Vec<usize> {
         let Some(group) = self.groups.get(&group) else { return Vec::new() };
         group.missing(key).into_iter().map(|rank| group.seats[rank]).collect()
     }
 
     /// Removes a group that nobody is in any more: its workers end.
     fn forget_if_over(&mut self, group: usize) {
-        if self.groups.get(&group).is_some_and(Group::is_over) {
+        if self.groups.get(&group).is_some_and(RankGroup::is_over) {
             self.groups.remove(&group);
         }
     }
 }
 
-impl<R: Runtime> Default for Member<R> {
+impl<R: Runtime> Default for RankState<R> {
     fn default() -> Self {
         let (sent, received) = (BTreeMap::new(), BTreeMap::new());
-        Member { queue: None, calls: 0, splits: 0, sent, received, left: false }
+        RankState { queue: None, calls: 0, splits: 0, sent, received, left: false }
     }
 }
 
-impl<R: Runtime> Group<R> {
+impl<R: Runtime> RankGroup<R> {
     fn new(seats: Arc<[usize]>) -> Self {
-        let members = seats.iter().map(|_| Member::default()).collect();
-        Group { seats, members, rounds: BTreeMap::new() }
+        let members = seats.iter().map(|_| RankState::default()).collect();
+        RankGroup { seats, members, rounds: BTreeMap::new() }
     }
 
     /// Whether every member has entered and left, and every call is done.
@@ -263,35 +280,37 @@ impl<R: Runtime> Group<R> {
     }
 
     /// The round of a rank's next call.
-    fn number(&mut self, rank: usize, job: &Job<R>) -> Key {
+    fn number(&mut self, rank: usize, job: &RankCall<R>) -> RoundKey {
         let member = &mut self.members[rank];
         let next = |count: &mut u64| {
             *count += 1;
             *count - 1
         };
         match job.call.what() {
-            Collective::Send { to } => Key::Pair { from: rank, to, number: next(member.sent.entry(to).or_default()) },
-            Collective::Recv { from } => {
-                Key::Pair { from, to: rank, number: next(member.received.entry(from).or_default()) }
+            Collective::Send { to } => {
+                RoundKey::Pair { from: rank, to, number: next(member.sent.entry(to).or_default()) }
             }
-            _ => Key::All(next(&mut member.calls)),
+            Collective::Recv { from } => {
+                RoundKey::Pair { from, to: rank, number: next(member.received.entry(from).or_default()) }
+            }
+            _ => RoundKey::All(next(&mut member.calls)),
         }
     }
 
-    fn missing(&self, key: Key) -> Vec<usize> {
+    fn missing(&self, key: RoundKey) -> Vec<usize> {
         self.rounds.get(&key).map_or_else(Vec::new, Round::missing)
     }
 
     /// Whether a rank that has left is missing in a round.
-    fn deserted(&self, key: Key) -> Option<Why> {
+    fn deserted(&self, key: RoundKey) -> Option<Why> {
         let peer = self.missing(key).into_iter().find(|&r| self.members[r].left)?;
         let what = self.rounds.get(&key)?.described();
         Some(Why::Peer { peer: self.seats[peer], cause: format!("{LEFT} while {what}") })
     }
 
     /// Gives every rank its memory back.
-    fn settle(&mut self, key: Key) -> Result<(), Why> {
+    fn complete(&mut self, key: RoundKey) -> Result<(), Why> {
         let Some(round) = self.rounds.remove(&key) else { return Ok(()) };
-        round.settle().map_err(|e| Why::Mismatch { why: e.to_string() })
+        round.complete().map_err(|e| Why::Mismatch { why: e.to_string() })
     }
 }

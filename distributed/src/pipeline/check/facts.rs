@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::pipeline::action::{Action, Compute, Direction, End, Message, Pass, Unit, UnitOp};
-use crate::pipeline::schedule::{Input, Schedule};
+use crate::pipeline::action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
+use crate::pipeline::schedule::{PassInput, Schedule};
 
 /// Something that is true from some position of a row on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,7 +25,7 @@ impl fmt::Display for Fact {
             Fact::Made(Direction::Backward, stage, micro) => write!(f, "{stage}B{micro} (or {stage}I{micro})"),
             Fact::Weights(stage, micro) => write!(f, "{stage}B{micro} (or {stage}W{micro})"),
             Fact::Passed(message) => message.fmt(f),
-            Fact::Reduced(stage) => Unit { stage, op: UnitOp::ReduceGrad }.fmt(f),
+            Fact::Reduced(stage) => UnitAction { stage, op: UnitOp::ReduceGrad }.fmt(f),
         }
     }
 }
@@ -36,7 +36,7 @@ pub(super) fn needs(schedule: &Schedule, action: Action) -> Vec<Fact> {
         Action::Message(Message { stage, direction, end: End::Send, micro }) => {
             vec![Fact::Made(direction, stage, micro)]
         }
-        Action::Unit(Unit { stage, op: UnitOp::ReduceGrad }) => {
+        Action::Unit(UnitAction { stage, op: UnitOp::ReduceGrad }) => {
             (0..schedule.micro_batches()).map(|micro| Fact::Weights(stage, micro)).collect()
         }
         _ => action.computes().flat_map(|compute| pass_needs(schedule, compute)).collect(),
@@ -51,9 +51,9 @@ fn pass_needs(schedule: &Schedule, compute: Compute) -> impl Iterator<Item = Fac
         Pass::W => Some(Fact::Made(Direction::Backward, stage, micro)),
     };
     let input = match schedule.input(compute) {
-        Input::Nothing => None,
-        Input::Here(from) => pass.makes().map(|direction| Fact::Made(direction, from, micro)),
-        Input::Received(recv) => Some(Fact::Passed(recv)),
+        PassInput::Nothing => None,
+        PassInput::Here(from) => pass.makes().map(|direction| Fact::Made(direction, from, micro)),
+        PassInput::Received(recv) => Some(Fact::Passed(recv)),
     };
     own.into_iter().chain(input)
 }
@@ -62,7 +62,7 @@ fn pass_needs(schedule: &Schedule, compute: Compute) -> impl Iterator<Item = Fac
 pub(super) fn makes(action: Action) -> Vec<Fact> {
     match action {
         Action::Message(message) => vec![Fact::Passed(message)],
-        Action::Unit(Unit { stage, op: UnitOp::ReduceGrad }) => vec![Fact::Reduced(stage)],
+        Action::Unit(UnitAction { stage, op: UnitOp::ReduceGrad }) => vec![Fact::Reduced(stage)],
         _ => action.computes().flat_map(pass_makes).collect(),
     }
 }

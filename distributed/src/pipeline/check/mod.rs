@@ -10,11 +10,11 @@ mod row;
 
 use numcore::Result;
 
-use super::action::{Action, Unit, UnitOp};
+use super::action::{Action, UnitAction, UnitOp};
 use super::costs::Costs;
-use super::play::{Sends, play};
+use super::deadlock::deadlock_error;
+use super::replay::{SendMode, replay};
 use super::schedule::Schedule;
-use super::stuck::stuck_error;
 
 const OP: &str = "pipeline check";
 
@@ -56,12 +56,12 @@ pub struct Limits {
 /// # Errors
 /// Name the rank, the position in its row, the action, and what it needs or waits for.
 pub fn check(schedule: Schedule, limits: Limits) -> Result<Checked> {
-    let is_shard = |action| matches!(action, Action::Unit(Unit { op: UnitOp::Unshard | UnitOp::Reshard, .. }));
+    let is_shard = |action| matches!(action, Action::Unit(UnitAction { op: UnitOp::Unshard | UnitOp::Reshard, .. }));
     let sharded = schedule.actions().any(|(_, _, action)| is_shard(action));
     for rank in 0..schedule.rows().len() {
         row::check(&schedule, rank, sharded, limits)?;
     }
-    play(&schedule, &Costs::uniform(0, 0, 0), Sends::Synchronous).map_err(|stuck| stuck_error(OP, &stuck))?;
+    replay(&schedule, &Costs::uniform(0, 0, 0), SendMode::Synchronous).map_err(|stuck| deadlock_error(OP, &stuck))?;
     Ok(Checked { schedule, sharded })
 }
 

@@ -14,7 +14,7 @@ pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Lim
     let row = &schedule.rows()[rank];
     let forward_only = schedule.is_forward_only();
     let mut walk =
-        Walk { schedule, sharded, forward_only, limits, known: HashMap::new(), gathered: Vec::new(), live: 0 };
+        RowChecker { schedule, sharded, forward_only, limits, known: HashMap::new(), gathered: Vec::new(), live: 0 };
     for (position, &action) in row.iter().enumerate() {
         if let Err(why) = walk.step(position, action) {
             return Err(Error::argument(OP, format!("position {position}, {action}: {why}")).on_rank(rank));
@@ -26,7 +26,7 @@ pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Lim
     }
 }
 
-struct Walk<'a> {
+struct RowChecker<'a> {
     schedule: &'a Schedule,
     sharded: bool,
     forward_only: bool,
@@ -37,10 +37,10 @@ struct Walk<'a> {
     live: usize,
 }
 
-type Step = std::result::Result<(), String>;
+type CheckResult = std::result::Result<(), String>;
 
-impl Walk<'_> {
-    fn step(&mut self, position: usize, action: Action) -> Step {
+impl RowChecker<'_> {
+    fn step(&mut self, position: usize, action: Action) -> CheckResult {
         self.wanted(action)?;
         let lacking = needs(self.schedule, action).into_iter().find(|fact| !self.known.contains_key(fact));
         if let Some(fact) = lacking {
@@ -56,7 +56,7 @@ impl Walk<'_> {
     }
 
     /// Messages only where neighbours live apart.
-    fn wanted(&self, action: Action) -> Step {
+    fn wanted(&self, action: Action) -> CheckResult {
         let Action::Message(message) = action else { return Ok(()) };
         let apart = |peer: &Message| {
             let placement = self.schedule.placement();
@@ -68,7 +68,7 @@ impl Walk<'_> {
         }
     }
 
-    fn hold(&mut self, action: Action) -> Step {
+    fn hold(&mut self, action: Action) -> CheckResult {
         let count = |of: fn(Compute) -> bool| action.computes().filter(|&compute| of(compute)).count();
         self.live += count(|compute| compute.pass == Pass::F);
         within("live micro-batches", self.live, self.limits.live)?;
@@ -77,7 +77,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn gather(&mut self, action: Action) -> Step {
+    fn gather(&mut self, action: Action) -> CheckResult {
         let at = |stage| self.gathered.iter().position(|&gathered| gathered == stage);
         if let Action::Unit(unit) = action {
             match (unit.op, at(unit.stage)) {
@@ -109,7 +109,7 @@ fn no_unshard(stage: usize) -> String {
     format!("waits for {stage}UNSHARD, which is not before it")
 }
 
-fn within(what: &str, have: usize, limit: Option<usize>) -> Step {
+fn within(what: &str, have: usize, limit: Option<usize>) -> CheckResult {
     match limit {
         Some(limit) if have > limit => Err(format!("{have} {what}, the limit is {limit}")),
         _ => Ok(()),

@@ -1,14 +1,14 @@
 //! DualPipeV (DeepSeek's DualPipe cut in half by Sea AI Lab, 2025): on a fold, forwards of one stage run overlapped with
 //! backwards of the other. Idle (p−1)(F&B + B − 3W), where F&B is an overlapped pair, for F = I ≥ W; 2p+1 live chunks on every rank.
 
-use super::{Generator, Need, Row, Shape, Size, TWO_STAGES};
+use super::{Generator, Need, RowBuilder, Size, StageLayout, TWO_STAGES};
 
 const FILLED: Need = ("m ≥ 2p", |size| size.m >= 2 * size.p);
 
-pub(super) const GENERATOR: Generator = Generator { shape: Shape::Fold, needs: &[TWO_STAGES, FILLED], row };
+pub(super) const GENERATOR: Generator = Generator { shape: StageLayout::Fold, needs: &[TWO_STAGES, FILLED], row };
 
 /// Chunk 0 is the stage on the way down, chunk 1 the one on the way up.
-fn row(Size { p, m, .. }: Size, r: usize, row: Row) -> Row {
+fn row(Size { p, m, .. }: Size, r: usize, row: RowBuilder) -> RowBuilder {
     let below = p - r - 1;
     let row = row.repeat(2 * below, |row| row.f(0)).repeat(r + 1, |row| row.f(0).f(1));
     let row = row.repeat(below, |row| row.i(1).w().f(1));
@@ -21,7 +21,7 @@ fn row(Size { p, m, .. }: Size, r: usize, row: Row) -> Row {
 }
 
 /// The last rank, where the fold is, has nothing to overlap its first pair with: both halves would wait for the longer.
-fn steady(pairs: usize, at_the_fold: bool, row: Row) -> Row {
+fn steady(pairs: usize, at_the_fold: bool, row: RowBuilder) -> RowBuilder {
     let row = if at_the_fold { row.f(0).b(1) } else { row.overlap(0, 1) }.overlap(1, 0);
     row.repeat(pairs - 1, |row| row.overlap(0, 1).overlap(1, 0))
 }

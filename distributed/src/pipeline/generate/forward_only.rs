@@ -3,7 +3,7 @@
 use numcore::{Error, Result};
 
 use crate::pipeline::action::{Compute, Pass};
-use crate::pipeline::placement::Placement;
+use crate::pipeline::placement::StagePlacement;
 use crate::pipeline::schedule::Schedule;
 
 impl Schedule {
@@ -11,7 +11,7 @@ impl Schedule {
     ///
     /// # Errors
     /// When there is no micro-batch, or more than lists are made for.
-    pub fn forward_only(placement: &Placement, micro_batches: usize) -> Result<Self> {
+    pub fn forward_only(placement: &StagePlacement, micro_batches: usize) -> Result<Self> {
         let passes = placement.stages().checked_mul(micro_batches).filter(|passes| (1..=1 << 26).contains(passes));
         if passes.is_none() {
             let why = format!(

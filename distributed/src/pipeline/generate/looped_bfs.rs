@@ -2,14 +2,14 @@
 //! back. A ZeRO-3 stage is gathered once for its forwards and once for its backwards.
 //! Idle (p−1)(F+B)/v per rank, where F and B are a rank's whole passes; vm live chunks.
 
-use super::{Generator, Row, Shape, Size};
+use super::{Generator, RowBuilder, Size, StageLayout};
 use crate::pipeline::action::Pass;
 
-pub(super) const GENERATOR: Generator = Generator { shape: Shape::Loop, needs: &[], row };
+pub(super) const GENERATOR: Generator = Generator { shape: StageLayout::Loop, needs: &[], row };
 
 /// Backwards start with the micro-batch that went forward last, as `torch.distributed.pipelining` has it.
-fn row(Size { v, m, .. }: Size, _: usize, row: Row) -> Row {
-    let each = |pass: Pass| move |row: Row, (chunk, micro): (usize, usize)| row.pass(chunk, pass, micro);
+fn row(Size { v, m, .. }: Size, _: usize, row: RowBuilder) -> RowBuilder {
+    let each = |pass: Pass| move |row: RowBuilder, (chunk, micro): (usize, usize)| row.pass(chunk, pass, micro);
     let grid = || (0..v).flat_map(|chunk| (0..m).map(move |micro| (chunk, micro)));
     let row = grid().fold(row, each(Pass::F));
     grid().rev().fold(row, each(Pass::B))

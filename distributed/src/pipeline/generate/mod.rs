@@ -17,27 +17,27 @@ use std::{fmt, str::FromStr};
 
 use numcore::{Error, Result};
 
-use super::placement::Placement;
+use super::placement::StagePlacement;
 use super::schedule::Schedule;
-use row::Row;
+use row::RowBuilder;
 
 /// A schedule: its name in text (and others it goes by), where its stages live, what it asks for, and its generator.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal $(| $alias:literal)*, $generator:path;)*) => {
         /// The schedules there are generators for.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Kind { $($(#[$doc])* $kind,)* }
+        pub enum ScheduleKind { $($(#[$doc])* $kind,)* }
 
-        impl Kind {
+        impl ScheduleKind {
             /// All of them.
-            pub const ALL: &[Kind] = &[$(Kind::$kind),*];
+            pub const ALL: &[ScheduleKind] = &[$(ScheduleKind::$kind),*];
 
             fn names(self) -> &'static [&'static str] {
-                match self { $(Kind::$kind => &[$name $(, $alias)*],)* }
+                match self { $(ScheduleKind::$kind => &[$name $(, $alias)*],)* }
             }
 
             fn generator(self) -> &'static Generator {
-                match self { $(Kind::$kind => &$generator,)* }
+                match self { $(ScheduleKind::$kind => &$generator,)* }
             }
         }
     };
@@ -62,7 +62,7 @@ kinds! {
     DualPipeV = "DualPipeV", dualpipe_v::GENERATOR;
 }
 
-impl Kind {
+impl ScheduleKind {
     /// The passes of every rank: `p` ranks, `v` stages per rank, `m` micro-batches.
     ///
     /// # Errors
@@ -74,28 +74,28 @@ impl Kind {
             return Err(Error::argument("pipeline schedule", why));
         }
         let placement = match generator.shape {
-            Shape::Loop => Placement::looped(p, v),
-            Shape::Fold => Placement::folded(p),
+            StageLayout::Loop => StagePlacement::looped(p, v),
+            StageLayout::Fold => StagePlacement::folded(p),
         };
-        let rows = (0..p).map(|r| (generator.row)(size, r, Row::new(placement.stages_on(r).collect())).finish());
+        let rows = (0..p).map(|r| (generator.row)(size, r, RowBuilder::new(placement.stages_on(r).collect())).finish());
         Schedule::new(placement.clone(), m, rows.collect())
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.names()[0])
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for ScheduleKind {
     type Err = Error;
 
     /// Reads a name, whatever its case.
-    fn from_str(text: &str) -> Result<Kind> {
-        let named = |kind: &&Kind| kind.names().iter().any(|name| name.eq_ignore_ascii_case(text));
-        Kind::ALL.iter().find(named).copied().ok_or_else(|| {
-            let names: Vec<String> = Kind::ALL.iter().map(Kind::to_string).collect();
+    fn from_str(text: &str) -> Result<ScheduleKind> {
+        let named = |kind: &&ScheduleKind| kind.names().iter().any(|name| name.eq_ignore_ascii_case(text));
+        ScheduleKind::ALL.iter().find(named).copied().ok_or_else(|| {
+            let names: Vec<String> = ScheduleKind::ALL.iter().map(ScheduleKind::to_string).collect();
             Error::argument("pipeline schedule", format!("unknown schedule `{text}`; there are {}", names.join(", ")))
         })
     }
@@ -103,14 +103,14 @@ impl FromStr for Kind {
 
 /// How a schedule is made.
 struct Generator {
-    shape: Shape,
+    shape: StageLayout,
     needs: &'static [Need],
     /// The passes of rank `r`, appended to its empty row.
-    row: fn(Size, usize, Row) -> Row,
+    row: fn(Size, usize, RowBuilder) -> RowBuilder,
 }
 
 /// Where stages live.
-enum Shape {
+enum StageLayout {
     Loop,
     Fold,
 }
@@ -139,12 +139,12 @@ mod tests {
 
     #[test]
     fn names_read_back() {
-        for &kind in Kind::ALL {
+        for &kind in ScheduleKind::ALL {
             for name in kind.names() {
-                assert_eq!(name.to_lowercase().parse::<Kind>().unwrap(), kind);
+                assert_eq!(name.to_lowercase().parse::<ScheduleKind>().unwrap(), kind);
             }
-            assert_eq!(kind.to_string().parse::<Kind>().unwrap(), kind);
+            assert_eq!(kind.to_string().parse::<ScheduleKind>().unwrap(), kind);
         }
-        assert!("2F2B".parse::<Kind>().unwrap_err().to_string().contains("GPipe, 1F1B,"));
+        assert!("2F2B".parse::<ScheduleKind>().unwrap_err().to_string().contains("GPipe, 1F1B,"));
     }
 }

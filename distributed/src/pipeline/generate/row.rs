@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::pipeline::action::{Action, Compute, Pass};
 
 /// The list of one rank. A `chunk` is one of the rank's stages, by position.
-pub(super) struct Row {
+pub(super) struct RowBuilder {
     stages: Vec<usize>,
     /// The next micro-batch, per chunk: forward, backward.
     next: Vec<[usize; 2]>,
@@ -14,9 +14,9 @@ pub(super) struct Row {
     actions: Vec<Action>,
 }
 
-impl Row {
+impl RowBuilder {
     pub fn new(stages: Vec<usize>) -> Self {
-        Row { next: vec![[0, 0]; stages.len()], stages, deferred: VecDeque::new(), actions: Vec::new() }
+        RowBuilder { next: vec![[0, 0]; stages.len()], stages, deferred: VecDeque::new(), actions: Vec::new() }
     }
 
     /// How many forwards a chunk has had.
@@ -85,7 +85,7 @@ impl Row {
     /// Everything, all deferred weight gradients at the end.
     pub fn finish(self) -> Vec<Action> {
         let left = self.deferred();
-        self.repeat(left, Row::w).actions
+        self.repeat(left, RowBuilder::w).actions
     }
 
     fn take(&mut self, chunk: usize, pass: Pass) -> Compute {

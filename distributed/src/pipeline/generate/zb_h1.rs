@@ -3,16 +3,16 @@
 //! With fewer micro-batches than ranks (2 ≤ m < p) the first I is followed by its W at once (`I0 W0 I1 W1`), where torch's order is
 //! `I0 I1 W0 W1`: the same actions, and both are valid.
 
-use super::{Generator, ONE_STAGE, Row, Shape};
+use super::{Generator, ONE_STAGE, RowBuilder, StageLayout};
 
 pub(super) const GENERATOR: Generator =
-    Generator { shape: Shape::Loop, needs: &[ONE_STAGE], row: |size, r, row| split(size.m, size.p - r, r, row) };
+    Generator { shape: StageLayout::Loop, needs: &[ONE_STAGE], row: |size, r, row| split(size.m, size.p - r, r, row) };
 
 /// `ahead` forwards; then I and F in turn, with a W whenever more than `waiting` have been put off; once the forwards are
 /// done, I and W in turn. ZB-H2 is the same with other numbers.
-pub(super) fn split(m: usize, ahead: usize, waiting: usize, row: Row) -> Row {
+pub(super) fn split(m: usize, ahead: usize, waiting: usize, row: RowBuilder) -> RowBuilder {
     let ahead = ahead.min(m);
-    let pay = move |row: Row| if row.deferred() > waiting { row.w() } else { row };
+    let pay = move |row: RowBuilder| if row.deferred() > waiting { row.w() } else { row };
     let row = row.repeat(ahead, |row| row.f(0)).repeat(m - ahead, |row| pay(row.i(0)).f(0));
     row.repeat(ahead, |row| row.i(0).w())
 }

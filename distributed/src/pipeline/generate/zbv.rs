@@ -1,14 +1,14 @@
 //! ZBV (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"): zero bubble on a fold. The loss is on rank 0, so
 //! a rank's two stages balance each other's wait. No gaps when F = I = W; 2p live chunks on every rank.
 
-use super::{Generator, Need, Row, Shape, Size, TWO_STAGES};
+use super::{Generator, Need, RowBuilder, Size, StageLayout, TWO_STAGES};
 
 const FILLED: Need = ("m ≥ 2p − 1", |size| size.m >= 2 * size.p - 1);
 
-pub(super) const GENERATOR: Generator = Generator { shape: Shape::Fold, needs: &[TWO_STAGES, FILLED], row };
+pub(super) const GENERATOR: Generator = Generator { shape: StageLayout::Fold, needs: &[TWO_STAGES, FILLED], row };
 
 /// Chunk 0 is the stage on the way down, chunk 1 the one on the way up.
-fn row(Size { p, m, .. }: Size, r: usize, row: Row) -> Row {
+fn row(Size { p, m, .. }: Size, r: usize, row: RowBuilder) -> RowBuilder {
     let below = p - r;
     let row = row.repeat(2 * below - 1, |row| row.f(0)).repeat(r, |row| row.f(1).f(0));
     let row = row.repeat(below, |row| row.f(1).i(1).w_of(1));

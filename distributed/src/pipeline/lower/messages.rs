@@ -17,9 +17,9 @@ use numcore::{Error, Result};
 
 use crate::pipeline::action::{Action, Direction, Message};
 use crate::pipeline::costs::Costs;
-use crate::pipeline::play::{Sends, Span, play};
-use crate::pipeline::schedule::{Input, Schedule};
-use crate::pipeline::stuck::stuck_error;
+use crate::pipeline::deadlock::deadlock_error;
+use crate::pipeline::replay::{SendMode, Span, replay};
+use crate::pipeline::schedule::{PassInput, Schedule};
 
 /// A message, its moment, and the ranks at its ends.
 struct Transfer {
@@ -42,7 +42,8 @@ impl Transfer {
 
 /// The rows with their messages.
 pub(super) fn add(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<Action>>> {
-    let spans = play(schedule, costs, Sends::Overlapped).map_err(|stuck| stuck_error("pipeline lowering", &stuck))?;
+    let spans =
+        replay(schedule, costs, SendMode::Overlapped).map_err(|stuck| deadlock_error("pipeline lowering", &stuck))?;
     if spans.iter().flatten().any(|span| span.end == u64::MAX) {
         return Err(Error::argument("pipeline lowering", "the expected costs add up to more ticks than 64 bits hold"));
     }
@@ -76,7 +77,7 @@ fn transfers(schedule: &Schedule, costs: &Costs, spans: &[Vec<Span>]) -> Vec<Tra
     for (to, position, action) in schedule.actions() {
         let needed = spans[to][position].start;
         for compute in action.computes() {
-            let Input::Received(recv) = schedule.input(compute) else { continue };
+            let PassInput::Received(recv) = schedule.input(compute) else { continue };
             let Some(send) = recv.peer() else { continue };
             let Some(from) = schedule.placement().rank_of(send.stage) else { continue };
             let ready = made[send.direction as usize][send.stage * schedule.micro_batches() + send.micro];

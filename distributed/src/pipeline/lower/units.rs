@@ -4,7 +4,7 @@
 //! at most two stages (three during an overlap) are in memory. They stand behind the sends that follow the pass before: other
 //! ranks wait for those, and for a gather nobody does.
 
-use crate::pipeline::action::{Action, End, Unit, UnitOp};
+use crate::pipeline::action::{Action, End, UnitAction, UnitOp};
 
 /// The row with its units.
 pub(super) fn add(row: &[Action], sharded: bool) -> Vec<Action> {
@@ -29,7 +29,7 @@ pub(super) fn add(row: &[Action], sharded: bool) -> Vec<Action> {
 fn after(action: Action, rest: &[Action], gathered: &mut Vec<usize>, sharded: bool) -> Vec<Action> {
     let done = action.computes().filter(|c| c.pass.makes_weight_gradient()).map(|c| c.stage);
     let done = done.filter(|&stage| !passes(rest).flatten().any(|other| other == stage));
-    let mut units: Vec<Action> = done.map(|stage| Unit { stage, op: UnitOp::ReduceGrad }.into()).collect();
+    let mut units: Vec<Action> = done.map(|stage| UnitAction { stage, op: UnitOp::ReduceGrad }.into()).collect();
     if sharded {
         units.extend(exchange(gathered, &ahead(rest)));
     }
@@ -55,7 +55,7 @@ fn ahead(rest: &[Action]) -> Vec<usize> {
 fn exchange(gathered: &mut Vec<usize>, wanted: &[usize]) -> Vec<Action> {
     let free = gathered.iter().filter(|stage| !wanted.contains(stage)).map(|&stage| (stage, UnitOp::Reshard));
     let fetch = wanted.iter().filter(|stage| !gathered.contains(stage)).map(|&stage| (stage, UnitOp::Unshard));
-    let units = free.chain(fetch).map(|(stage, op)| Unit { stage, op }.into()).collect();
+    let units = free.chain(fetch).map(|(stage, op)| UnitAction { stage, op }.into()).collect();
     *gathered = wanted.to_vec();
     units
 }

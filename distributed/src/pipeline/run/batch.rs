@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
-use crate::{pipeline::Event, train::Loss};
+use crate::{pipeline::TimelineEvent, train::Loss};
 
 /// A step's micro-batches. Only the rank of the first stage looks at inputs and only that of the last stage at targets: elsewhere
 /// they may be left empty, or be there because every rank reads the same data.
@@ -48,7 +48,7 @@ pub struct PipelineOutput<R: Runtime> {
     pub(super) outputs: Vec<Vec<Tensor<R>>>,
     pub(super) input_gradients: Vec<Vec<Tensor<R>>>,
     pub(super) peak_live: usize,
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<TimelineEvent>,
 }
 
 impl<R: Runtime> PipelineOutput<R> {

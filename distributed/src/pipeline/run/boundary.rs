@@ -7,10 +7,10 @@ use numcore::{DType, Error, Result, Runtime, Shape, ops::Apply, ops::Spec};
 
 /// The values a stage makes for the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Boundary(Vec<Part>);
+pub(super) struct Boundary(Vec<BoundaryValue>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
+struct BoundaryValue {
     spec: Spec,
     /// Whether its gradient is sent back.
     grad: bool,
@@ -18,7 +18,7 @@ struct Part {
 
 impl Boundary {
     pub(super) fn of<R: Runtime>(values: &[Var<R>]) -> Self {
-        Boundary(values.iter().map(|value| Part { spec: value.spec(), grad: value.requires_grad() }).collect())
+        Boundary(values.iter().map(|value| BoundaryValue { spec: value.spec(), grad: value.requires_grad() }).collect())
     }
 
     /// Every value.
@@ -37,7 +37,7 @@ impl Boundary {
 
     /// For the header: per value its dtype, whether its gradient is sent back, its rank and sizes.
     pub(super) fn to_words(&self) -> Vec<i64> {
-        let words = |part: &Part| {
+        let words = |part: &BoundaryValue| {
             let Spec { shape, dtype } = part.spec;
             let head = [dtype as i64, part.grad.into(), shape.rank() as i64];
             head.into_iter().chain(shape.iter().map(|&d| d as i64)).collect::<Vec<_>>()
@@ -68,12 +68,12 @@ impl Boundary {
     }
 }
 
-fn part(dtype: i64, words: &mut impl Iterator<Item = i64>) -> Option<Part> {
+fn part(dtype: i64, words: &mut impl Iterator<Item = i64>) -> Option<BoundaryValue> {
     let dtype = DType::ALL.into_iter().find(|d| *d as i64 == dtype)?;
     let (grad, rank) = (words.next()? != 0, usize::try_from(words.next()?).ok()?);
     let dims = words.take(rank).map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?;
     let shape = Shape::new(&dims).ok().filter(|_| dims.len() == rank)?;
-    Some(Part { spec: Spec { shape, dtype }, grad })
+    Some(BoundaryValue { spec: Spec { shape, dtype }, grad })
 }
 
 impl fmt::Display for Boundary {
@@ -96,7 +96,10 @@ mod tests {
 
     #[test]
     fn headers_read_back() {
-        let part = |dims: &[usize], dtype, grad| Part { spec: Spec { shape: Shape::new(dims).unwrap(), dtype }, grad };
+        let part = |dims: &[usize], dtype, grad| BoundaryValue {
+            spec: Spec { shape: Shape::new(dims).unwrap(), dtype },
+            grad,
+        };
         let boundary = Boundary(vec![
             part(&[2, 3], DType::F32, true),
             part(&[], DType::Bool, false),

@@ -12,19 +12,19 @@ use super::{Stage, Tie};
 /// A part of a [`Gpt`]: tokens `[B, T]` (`i64`) into the first, `[B, T, C]` between stages, logits `[B, T, V]` out of the last. Names
 /// of parameters are those of the whole model.
 pub struct GptStage<R: Runtime> {
-    embed: Option<Embed<R>>,
+    embed: Option<EmbedStage<R>>,
     first: usize,
     blocks: Vec<Block<R>>,
-    head: Option<Head<R>>,
+    head: Option<HeadStage<R>>,
 }
 
-struct Embed<R: Runtime> {
+struct EmbedStage<R: Runtime> {
     wte: Embedding<R>,
     wpe: Embedding<R>,
     dropout: Dropout,
 }
 
-struct Head<R: Runtime> {
+struct HeadStage<R: Runtime> {
     lnf: LayerNorm<R>,
     logits: Logits<R>,
 }
@@ -53,8 +53,8 @@ impl<R: Runtime> GptStage<R> {
                 GptStage { embed: None, first, blocks: blocks.by_ref().take(end - first).collect(), head: None }
             })
             .collect();
-        cut[0].embed = Some(Embed { wte, wpe, dropout: Dropout::new(config.dropout)? });
-        cut[stages - 1].head = Some(Head { lnf, logits });
+        cut[0].embed = Some(EmbedStage { wte, wpe, dropout: Dropout::new(config.dropout)? });
+        cut[stages - 1].head = Some(HeadStage { lnf, logits });
         Ok(cut)
     }
 
@@ -64,7 +64,7 @@ impl<R: Runtime> GptStage<R> {
     }
 }
 
-impl<R: Runtime> Embed<R> {
+impl<R: Runtime> EmbedStage<R> {
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
         let shape = tokens.spec().shape;
         let &[_, t] = &shape[..] else {
@@ -75,7 +75,7 @@ impl<R: Runtime> Embed<R> {
     }
 }
 
-impl<R: Runtime> Head<R> {
+impl<R: Runtime> HeadStage<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.lnf.forward(x)?;
         match &self.logits {
@@ -99,7 +99,7 @@ impl<R: Runtime> Stage<R> for GptStage<R> {
 impl<R: Runtime> Module<R> for GptStage<R> {
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
         visitor.enter(name);
-        if let Some(Embed { wte, wpe, dropout }) = &self.embed {
+        if let Some(EmbedStage { wte, wpe, dropout }) = &self.embed {
             wte.visit("wte", visitor);
             wpe.visit("wpe", visitor);
             Module::<R>::visit(dropout, "dropout", visitor);
@@ -107,7 +107,7 @@ impl<R: Runtime> Module<R> for GptStage<R> {
         visitor.enter("blocks");
         self.blocks.iter().enumerate().for_each(|(k, block)| block.visit(&(self.first + k).to_string(), visitor));
         visitor.leave();
-        if let Some(Head { lnf, logits }) = &self.head {
+        if let Some(HeadStage { lnf, logits }) = &self.head {
             lnf.visit("lnf", visitor);
             match logits {
                 Logits::Own(head) => head.visit("head", visitor),

@@ -3,12 +3,12 @@
 use numcore::{Error, Result, Runtime};
 
 use crate::{
-    comm::{Collectives, Comm, Communicator, unanimous},
+    comm::{Collectives, Comm, Communicator, all_ok},
     plan::{Axis, Mesh},
 };
 
 /// The groups a rank is in.
-pub struct Groups<R: Runtime> {
+pub struct PipelineGroups<R: Runtime> {
     /// All ranks.
     pub world: Comm<R>,
     /// The ranks of this rank's replica of the pipeline.
@@ -17,7 +17,7 @@ pub struct Groups<R: Runtime> {
     pub data: Comm<R>,
 }
 
-impl<R: Runtime> Groups<R> {
+impl<R: Runtime> PipelineGroups<R> {
     /// Replicas of a pipeline of `ranks` ranks: rank `r` of the world is rank `r % ranks` of replica `r / ranks`. Blocks.
     ///
     /// # Errors
@@ -30,11 +30,11 @@ impl<R: Runtime> Groups<R> {
             let why = format!("the schedule is for {ranks} ranks: {size} ranks are no whole number of such pipelines");
             Err(Error::argument("pipeline groups", why))
         };
-        unanimous(world, "pipeline groups", fits)?;
+        all_ok(world, "pipeline groups", fits)?;
         let no_group = || Error::argument("pipeline groups", "the communicator gave no group");
         let pipe = world.split(Some(rank / ranks), rank % ranks)?.ok_or_else(no_group)?;
         let data = world.split(Some(rank % ranks), rank / ranks)?.ok_or_else(no_group)?;
-        Ok(Groups { world: world.clone(), pipe, data })
+        Ok(PipelineGroups { world: world.clone(), pipe, data })
     }
 
     /// Those of a mesh along whose pipe axis there are `ranks` ranks.
@@ -47,7 +47,7 @@ impl<R: Runtime> Groups<R> {
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
-        Ok(Groups { world, pipe, data })
+        Ok(PipelineGroups { world, pipe, data })
     }
 }
 
@@ -69,10 +69,10 @@ impl<R: Runtime> Over<'_, R> {
     }
 
     /// The groups for a pipeline of so many ranks. Blocks.
-    pub(super) fn groups(&self, ranks: usize) -> Result<Groups<R>> {
+    pub(super) fn groups(&self, ranks: usize) -> Result<PipelineGroups<R>> {
         match self {
-            Over::World(world) => Groups::new(world, ranks),
-            Over::Mesh(mesh) => Groups::of(mesh, ranks),
+            Over::World(world) => PipelineGroups::new(world, ranks),
+            Over::Mesh(mesh) => PipelineGroups::of(mesh, ranks),
         }
     }
 }

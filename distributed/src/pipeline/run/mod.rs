@@ -8,30 +8,30 @@
 
 mod batch;
 mod boundary;
+mod checkpoint;
+mod executor;
 mod gpt;
 mod groups;
 mod hooks;
+mod local_stages;
+mod model;
 mod passes;
 mod pipeline;
-mod saved;
 #[cfg(test)]
 mod sending;
 mod split;
 mod stage;
-mod staged;
-mod stages;
-mod step;
 mod tie;
 mod trainer;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
 pub use gpt::GptStage;
-pub use groups::Groups;
+pub use groups::PipelineGroups;
 pub use hooks::StageHooks;
+pub use model::PipelineModel;
 pub use pipeline::{LossFn, Pipeline, PipelineOptions};
 pub use split::{balanced, split};
 pub use stage::{Layers, Stage};
-pub use staged::Staged;
 pub use tie::Tie;
 pub use trainer::{PipelineTrainer, StagedTrainer, ZeroPipelineTrainer};

@@ -5,8 +5,8 @@ use numcore::{Error, Result, Runtime, Tensor, ops::Apply};
 
 use super::{
     boundary::Boundary,
+    executor::{Live, ScheduleRun},
     hooks::InputHook,
-    step::{Live, Step},
 };
 use crate::{
     pipeline::{Compute, Direction, Pass},
@@ -16,7 +16,7 @@ use crate::{
 /// Random numbers a pass can draw before it meets those of the next: dropout takes one per layer.
 const DRAWS: u64 = 1 << 20;
 
-impl<R: Runtime> Step<'_, R> {
+impl<R: Runtime> ScheduleRun<'_, R> {
     pub(super) fn forward(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let inputs = self.inputs(stage, micro)?;

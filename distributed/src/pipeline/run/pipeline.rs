@@ -10,13 +10,13 @@ use nn::ModuleExt;
 use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
-    MicroBatches, PipelineOutput, Stage, StageHooks, Staged,
+    MicroBatches, PipelineModel, PipelineOutput, Stage, StageHooks,
+    executor::{RunInputs, RunPlan, ScheduleRun},
     hooks::NoHooks,
-    step::{Job, Plan, Step},
 };
 use crate::{
-    comm::{Collectives, Comm, Communicator, abort_with, panic_message, unanimous},
-    pipeline::{Action, Checked, Event, Limits, Lowering, Schedule, Timeline, check, lower},
+    comm::{Collectives, Comm, Communicator, abort_with, all_ok, panic_message},
+    pipeline::{Action, Checked, Limits, Lowering, Schedule, Timeline, TimelineEvent, check, lower},
     train::Loss,
 };
 
@@ -52,8 +52,8 @@ pub struct Pipeline<R: Runtime> {
     comm: Comm<R>,
     stages: BTreeMap<usize, Box<dyn Stage<R>>>,
     loss: Option<Box<LossFn<R>>>,
-    plan: Plan,
-    evaluation: Plan,
+    plan: RunPlan,
+    evaluation: RunPlan,
     options: PipelineOptions,
     seed: f64,
 }
@@ -64,13 +64,13 @@ impl<R: Runtime> Pipeline<R> {
     /// # Errors
     /// On every rank, when on any of them the schedule is for another number of ranks, a stage is missing, or another rank's, two
     /// stages share a parameter, or the loss is missing; and when ranks differ in schedule or options.
-    pub fn new(comm: &Comm<R>, model: Staged<R>) -> Result<Self> {
-        unanimous(comm, "Pipeline::new", fit(comm, &model))?;
+    pub fn new(comm: &Comm<R>, model: PipelineModel<R>) -> Result<Self> {
+        all_ok(comm, "Pipeline::new", fit(comm, &model))?;
         comm.agree("the pipeline's schedule", &fingerprint(&model))?;
-        let Staged { checked, stages, loss, options, .. } = model;
+        let PipelineModel { checked, stages, loss, options, .. } = model;
         let evaluation = if checked.is_forward_only() { checked.clone() } else { evaluation(&checked)? };
         let (comm, stages) = (comm.clone(), stages.into_iter().collect());
-        let (plan, evaluation) = (Plan::new(checked), Plan::new(evaluation));
+        let (plan, evaluation) = (RunPlan::new(checked), RunPlan::new(evaluation));
         Ok(Pipeline { comm, stages, loss, plan, evaluation, options, seed: 1.0 })
     }
 
@@ -82,9 +82,9 @@ impl<R: Runtime> Pipeline<R> {
     /// or a shape or dtype between stages changes.
     pub fn run(&mut self, batch: MicroBatches<R>, hooks: &mut dyn StageHooks<R>) -> Result<PipelineOutput<R>> {
         let start = random_state();
-        let output = self.told(batch, hooks, false);
+        let output = self.run_or_abort(batch, hooks, false);
         let schedule = self.plan.checked.schedule();
-        let draws = Step::<R>::draws(schedule.stages(), schedule.micro_batches());
+        let draws = ScheduleRun::<R>::draws(schedule.stages(), schedule.micro_batches());
         set_random_state(RandomState { drawn: start.drawn.wrapping_add(draws), ..start });
         output
     }
@@ -106,7 +106,7 @@ impl<R: Runtime> Pipeline<R> {
         hooks: &mut dyn StageHooks<R>,
     ) -> Result<PipelineOutput<R>> {
         let start = random_state();
-        let output = self.told(batch, hooks, true);
+        let output = self.run_or_abort(batch, hooks, true);
         set_random_state(start);
         output
     }
@@ -114,7 +114,7 @@ impl<R: Runtime> Pipeline<R> {
     /// Sum and weight of each micro-batch's loss, on every rank: those of the rank of the last stage. Blocks.
     pub fn losses(&self, output: &PipelineOutput<R>) -> Result<Vec<(f64, f64)>> {
         let own = output.losses().iter().map(|loss| Ok((loss.sum.item()?, loss.weight))).collect::<Result<Vec<_>>>();
-        let own = unanimous(&self.comm, "Pipeline::losses", own)?;
+        let own = all_ok(&self.comm, "Pipeline::losses", own)?;
         let bytes: Vec<u8> = own.iter().flat_map(|&(sum, weight)| [sum, weight]).flat_map(f64::to_le_bytes).collect();
         let all = self.comm.exchange(&bytes)?;
         let last = self.rank_of(self.schedule().stages() - 1);
@@ -125,7 +125,7 @@ impl<R: Runtime> Pipeline<R> {
     /// When every rank did what in a [measured](PipelineOptions::measured) run: in nanoseconds from a moment at which all had begun.
     /// Blocks.
     pub fn timeline(&self, output: &PipelineOutput<R>) -> Result<Timeline> {
-        let line = |Event { action, start, end }: &Event| format!("{action} {start} {end}\n");
+        let line = |TimelineEvent { action, start, end }: &TimelineEvent| format!("{action} {start} {end}\n");
         let own: String = output.events.iter().map(line).collect();
         let all = self.comm.exchange(own.as_bytes())?;
         let events = |text: &Vec<u8>| String::from_utf8_lossy(text).lines().map(event).collect::<Result<Vec<_>>>();
@@ -157,14 +157,14 @@ impl<R: Runtime> Pipeline<R> {
     }
 
     /// A run. Whatever ends it early reaches the others, with the action it happened at.
-    fn told(
+    fn run_or_abort(
         &mut self,
         batch: MicroBatches<R>,
         hooks: &mut dyn StageHooks<R>,
         evaluate: bool,
     ) -> Result<PipelineOutput<R>> {
         let comm = self.comm.clone();
-        let told = |at: Option<Action>, error: Error| {
+        let abort_at = |at: Option<Action>, error: Error| {
             match error.kind() {
                 ErrorKind::Peer { .. } => abort_with(&comm, &error),
                 _ => {
@@ -181,16 +181,16 @@ impl<R: Runtime> Pipeline<R> {
         }
         // Of forwards alone, ranks of early stages are done before those of late ones begin.
         match plan.checked.is_forward_only() {
-            true => unanimous(&comm, "Pipeline::evaluate", counted)?,
-            false => counted.map_err(|error| told(None, error))?,
+            true => all_ok(&comm, "Pipeline::evaluate", counted)?,
+            false => counted.map_err(|error| abort_at(None, error))?,
         }
         let (stages, loss, options) = (&self.stages, self.loss.as_deref_mut(), self.options);
         let (seed, random) = (self.seed, Some(random_state()));
-        let job = Job { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, random };
-        let mut step = Step::new(job).map_err(|error| told(None, error))?;
+        let job = RunInputs { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, random };
+        let mut step = ScheduleRun::new(job).map_err(|error| abort_at(None, error))?;
         match catch_unwind(AssertUnwindSafe(|| step.run())) {
             Ok(Ok(())) => Ok(step.into_output()),
-            Ok(Err(error)) => Err(told(step.at, error)),
+            Ok(Err(error)) => Err(abort_at(step.at, error)),
             Err(panic) => {
                 let at = step.at.map_or(String::new(), |action| format!("at {action}: "));
                 comm.abort(&format!("{at}{}", panic_message(&*panic)));
@@ -217,7 +217,7 @@ impl<R: Runtime> Pipeline<R> {
 }
 
 /// Whether this rank has what the schedule wants of it.
-fn fit<R: Runtime>(comm: &Comm<R>, Staged { checked, stages, loss, .. }: &Staged<R>) -> Result<()> {
+fn fit<R: Runtime>(comm: &Comm<R>, PipelineModel { checked, stages, loss, .. }: &PipelineModel<R>) -> Result<()> {
     let refuse = |why: String| Err(Error::argument("Pipeline::new", why));
     let (placement, rank) = (checked.schedule().placement(), comm.rank());
     if placement.ranks() != comm.size() {
@@ -256,7 +256,7 @@ fn evaluation(checked: &Checked) -> Result<Checked> {
 }
 
 /// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them. FNV-1a.
-pub(super) fn fingerprint<R: Runtime>(Staged { checked, options, .. }: &Staged<R>) -> [u8; 8] {
+pub(super) fn fingerprint<R: Runtime>(PipelineModel { checked, options, .. }: &PipelineModel<R>) -> [u8; 8] {
     let schedule = checked.schedule();
     let hash = |hash: u64, text: String| {
         text.bytes().chain([0]).fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
@@ -267,12 +267,12 @@ pub(super) fn fingerprint<R: Runtime>(Staged { checked, options, .. }: &Staged<R
 }
 
 /// A line of a rank's timeline.
-fn event(line: &str) -> Result<Event> {
+fn event(line: &str) -> Result<TimelineEvent> {
     let mut words = line.rsplitn(3, ' ');
     let (end, start, action) = (words.next(), words.next(), words.next());
     let number = |word: Option<&str>| word.and_then(|word| word.parse().ok());
     match (action.map(str::parse::<Action>), number(start), number(end)) {
-        (Some(action), Some(start), Some(end)) => Ok(Event { action: action?, start, end }),
+        (Some(action), Some(start), Some(end)) => Ok(TimelineEvent { action: action?, start, end }),
         _ => Err(Error::format("a measured action", format!("cannot read `{line}`"))),
     }
 }

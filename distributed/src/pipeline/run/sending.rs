@@ -8,11 +8,13 @@ use numcore::{DType, Result, Tensor};
 use optim::{Sgd, SgdConfig};
 use runtime_cpu::Cpu;
 
-use super::{Groups, MicroBatches, Pipeline, Stage, StageHooks, Staged, split, stages::Stages};
+use super::{
+    MicroBatches, Pipeline, PipelineGroups, PipelineModel, Stage, StageHooks, local_stages::LocalStages, split,
+};
 use crate::{
     buckets::{BucketLimits, BucketOptions},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    pipeline::{Checked, Compute, Kind, Limits, Lowering, Pass, check, lower},
+    pipeline::{Checked, Compute, Limits, Lowering, Pass, ScheduleKind, check, lower},
     train::{DataParallel, Loss, StageStrategy, TrainingConfig, leaves},
     zero::{Sharded, ZeroOptions, ZeroStage},
 };
@@ -35,7 +37,7 @@ type Sent = Vec<(Asked, u64)>;
 
 /// Strategies, and how many of their sums had been started when they were asked for something.
 struct Watched<S> {
-    stages: Stages<Cpu, S>,
+    stages: LocalStages<Cpu, S>,
     replicas: Arc<CountingCommunicator<Cpu>>,
     asked: Vec<(Asked, u64)>,
 }
@@ -79,7 +81,7 @@ fn two_runs<S: StageStrategy<Cpu>>(
     strategy: impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<S> + Sync,
 ) -> Vec<[Sent; 2]> {
     let program = |comm: Comm<Cpu>| {
-        let groups = Groups::new(&comm, 2)?;
+        let groups = PipelineGroups::new(&comm, 2)?;
         let replicas = Arc::new(CountingCommunicator::new(groups.data));
         let (rt, init) = (comm.runtime(), Init::new(comm.runtime(), 3));
         let count = checked.schedule().stages();
@@ -87,14 +89,14 @@ fn two_runs<S: StageStrategy<Cpu>>(
         let layers = (0..2 * count).map(linear).collect::<Result<Vec<_>>>()?.into_iter();
         let layers = layers.fold(Sequential::new(), |model, layer| model.push(layer).push(Tanh)).into_layers();
         let cuts: Vec<usize> = (1..count).map(|stage| 4 * stage).collect();
-        let model = Staged::on(comm.rank(), checked.clone(), split(layers, &cuts)?)
+        let model = PipelineModel::on(comm.rank(), checked.clone(), split(layers, &cuts)?)
             .loss(|y, target| Ok(Loss::mean(mse(&y[0], &target[0], Reduction::Mean)?)));
         let mut pipeline = Pipeline::new(&groups.pipe, model)?;
         let mut parts = BTreeMap::new();
         for (&number, stage) in pipeline.stages() {
             parts.insert(number, strategy(&**stage, &(replicas.clone() as Comm<Cpu>))?);
         }
-        let stages = Stages::new(&groups.pipe, parts, Vec::new(), 0.0);
+        let stages = LocalStages::new(&groups.pipe, parts, Vec::new(), 0.0);
         let mut watched = Watched { stages, replicas, asked: Vec::new() };
         watched.stages.prepare()?;
         let mut run = |last: bool| -> Result<Sent> {
@@ -113,14 +115,14 @@ fn two_runs<S: StageStrategy<Cpu>>(
     Ranks::new(4).run(|_| Ok(Cpu::with_threads(1)), program).unwrap()
 }
 
-fn each_kind(test: impl Fn(Kind, &Checked)) {
+fn each_kind(test: impl Fn(ScheduleKind, &Checked)) {
     for (kind, v) in [
-        (Kind::GPipe, 1),
-        (Kind::OneFOneB, 1),
-        (Kind::ZbH1, 1),
-        (Kind::Interleaved, 2),
-        (Kind::Zbv, 2),
-        (Kind::DualPipeV, 2),
+        (ScheduleKind::GPipe, 1),
+        (ScheduleKind::OneFOneB, 1),
+        (ScheduleKind::ZbH1, 1),
+        (ScheduleKind::Interleaved, 2),
+        (ScheduleKind::Zbv, 2),
+        (ScheduleKind::DualPipeV, 2),
     ] {
         let lowered = lower(&kind.generate(2, v, MICROS).unwrap(), &Lowering::default()).unwrap();
         test(kind, &check(lowered, Limits::default()).unwrap());
@@ -128,7 +130,7 @@ fn each_kind(test: impl Fn(Kind, &Checked)) {
 }
 
 /// All of a stage's sums are started in the last sweep of the step that makes weight gradients; REDUCE_GRAD is what comes next.
-fn in_the_last_sweep(kind: Kind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
+fn in_the_last_sweep(kind: ScheduleKind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
     for (rank, [first, second]) in ranks.into_iter().enumerate() {
         assert!(first.iter().all(|(_, sent)| *sent == 0), "{kind}, rank {rank}, before the last run: {first:?}");
         let mut stages = Vec::new();

@@ -16,7 +16,7 @@ use numcore::{
 use super::Stage;
 use crate::{
     comm::{Collectives, Comm, ReduceOp, Work, memory},
-    train::{LentSum, StageStrategy, not_of},
+    train::{GradLoan, StageStrategy, not_of},
 };
 
 /// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the sum of the copies'
@@ -40,7 +40,7 @@ pub(super) struct Tied<R: Runtime> {
     /// The ranks of this replica with a copy.
     comm: Comm<R>,
     /// By stage.
-    pub(super) copies: Vec<Copy<R>>,
+    pub(super) copies: Vec<TiedCopy<R>>,
     /// The earliest stage with a copy, on any rank: it is the one that counts where each parameter counts once.
     pub(super) first: usize,
     /// The name there, which is the parameter's in checkpoints.
@@ -48,10 +48,10 @@ pub(super) struct Tied<R: Runtime> {
 }
 
 /// A copy: its stage and leaf.
-type Copy<R> = (usize, Arc<Leaf<R>>);
+type TiedCopy<R> = (usize, Arc<Leaf<R>>);
 
 /// What ranks tell each other of a copy.
-struct Line {
+struct CopyRecord {
     rank: usize,
     tie: usize,
     stage: usize,
@@ -62,7 +62,7 @@ struct Line {
 
 /// A tie's gradients while they are summed: lent by the copies' strategies, the first one's in flight.
 pub(super) struct Summing<R: Runtime> {
-    lent: Vec<LentSum<R>>,
+    lent: Vec<GradLoan<R>>,
     others: Vec<TensorMut<R>>,
     work: Work<TensorMut<R>>,
 }
@@ -74,7 +74,7 @@ impl<R: Runtime> Tied<R> {
         let table = exchanged(pipe, &own)?;
         let mut tied = Vec::new();
         for (k, copies) in own.into_iter().enumerate() {
-            let lines: Vec<&Line> = table.iter().filter(|line| line.tie == k).collect();
+            let lines: Vec<&CopyRecord> = table.iter().filter(|line| line.tie == k).collect();
             check(&ties[k], &lines)?;
             let Some(comm) = pipe.split((!copies.is_empty()).then_some(k), pipe.rank())? else { continue };
             let Some(first) = lines.iter().min_by_key(|line| line.stage) else { continue };
@@ -98,9 +98,9 @@ impl<R: Runtime> Tied<R> {
     pub(super) fn start<S: StageStrategy<R>>(&self, parts: &mut BTreeMap<usize, S>) -> Result<Option<Summing<R>>> {
         static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[x, y], []| [x + y]));
         let trained = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad());
-        let lend = |(stage, leaf): &Copy<R>| part(parts, *stage, leaf)?.lend_sum(leaf);
+        let lend = |(stage, leaf): &TiedCopy<R>| part(parts, *stage, leaf)?.lend_grad(leaf);
         let mut lent = trained.map(lend).collect::<Result<Vec<_>>>()?;
-        let mut taken = lent.iter_mut().map(LentSum::take);
+        let mut taken = lent.iter_mut().map(GradLoan::take);
         let Some(mut sum) = taken.next() else { return Ok(None) };
         let others: Vec<_> = taken.collect();
         let rt = sum.runtime().clone();
@@ -127,7 +127,7 @@ impl<R: Runtime> Tied<R> {
         let sums = std::iter::once(sum).chain(others);
         for (((stage, leaf), mut lent), sum) in self.copies.iter().zip(lent).zip(sums) {
             lent.give(sum);
-            part(parts, *stage, leaf)?.restore_sum(leaf, lent)?;
+            part(parts, *stage, leaf)?.restore_grad(leaf, lent)?;
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ fn part<'a, R: Runtime, S>(parts: &'a mut BTreeMap<usize, S>, stage: usize, leaf
 }
 
 /// A tie's copies among these stages.
-fn copies<R: Runtime>(tie: &Tie, stages: &BTreeMap<usize, Box<dyn Stage<R>>>) -> Vec<Copy<R>> {
+fn copies<R: Runtime>(tie: &Tie, stages: &BTreeMap<usize, Box<dyn Stage<R>>>) -> Vec<TiedCopy<R>> {
     let of = |stage: usize, module: &dyn Stage<R>| {
         let named = module.named_parameters().into_iter().filter(|(name, _)| tie.0.contains(name));
         named.map(|(_, parameter)| (stage, parameter.leaf())).collect::<Vec<_>>()
@@ -148,8 +148,8 @@ fn copies<R: Runtime>(tie: &Tie, stages: &BTreeMap<usize, Box<dyn Stage<R>>>) ->
 }
 
 /// Every rank's copies.
-fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<Copy<R>>]) -> Result<Vec<Line>> {
-    let line = |tie: usize, (stage, leaf): &Copy<R>| {
+fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<TiedCopy<R>>]) -> Result<Vec<CopyRecord>> {
+    let line = |tie: usize, (stage, leaf): &TiedCopy<R>| {
         let (spec, trained) = (leaf.spec(), if leaf.requires_grad() { "trained" } else { "frozen" });
         format!("{tie}\t{stage}\t{}\t{} {} {trained}\n", leaf.name(), spec.dtype, spec.shape)
     };
@@ -161,14 +161,14 @@ fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<Copy<R>>]) -> Result<Vec<Lin
     Ok(table)
 }
 
-fn parsed(rank: usize, line: &str) -> Option<Line> {
+fn parsed(rank: usize, line: &str) -> Option<CopyRecord> {
     let mut words = line.splitn(4, '\t');
     let (tie, stage) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    Some(Line { rank, tie, stage, name: words.next()?.into(), what: words.next()?.into() })
+    Some(CopyRecord { rank, tie, stage, name: words.next()?.into(), what: words.next()?.into() })
 }
 
 /// Every rank sees the same lines, so all of them find the same fault.
-fn check(tie: &Tie, lines: &[&Line]) -> Result<()> {
+fn check(tie: &Tie, lines: &[&CopyRecord]) -> Result<()> {
     let refuse = |why: String| Err(Error::argument("pipeline tie", format!("{:?}: {why}", tie.0)));
     let Some(first) = lines.first() else {
         return refuse("no stage has a parameter of this name".into());

@@ -7,12 +7,12 @@ use numcore::{Error, Result, Runtime};
 use optim::{LossScaler, Optimizer, Shards};
 
 use super::{
-    Groups, MicroBatches, Pipeline, PipelineOutput, Stage, Staged, Tie, groups::Over, pipeline::fingerprint,
-    stages::Stages, tie::Tied,
+    MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOutput, Stage, Tie, groups::Over,
+    local_stages::LocalStages, pipeline::fingerprint, tie::Tied,
 };
 use crate::{
     buckets::{BucketOptions, Unused},
-    comm::{Collectives, Comm, Communicator, told},
+    comm::{Collectives, Comm, Communicator, abort_on_err},
     plan::Mesh,
     train::{DataParallel, Loss, StageStrategy, TrainingConfig, TrainingMetrics, Updates, leaves},
     zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
@@ -24,9 +24,9 @@ use crate::{
 /// Parameters and buffers are those of the first replica from the start. [`TrainingConfig::accumulation`] counts runs of the pipeline in
 /// a step, each of as many micro-batches as the schedule has.
 pub struct StagedTrainer<R: Runtime, S> {
-    pub(super) groups: Groups<R>,
+    pub(super) groups: PipelineGroups<R>,
     pipeline: Pipeline<R>,
-    pub(super) stages: Stages<R, S>,
+    pub(super) stages: LocalStages<R, S>,
     pub(super) updates: Updates,
     last: Option<PipelineOutput<R>>,
 }
@@ -44,8 +44,8 @@ pub type PipelineTrainer<R> = StagedTrainer<R, DataParallel<R>>;
 pub type ZeroPipelineTrainer<R> = StagedTrainer<R, Sharded<R>>;
 
 impl<R: Runtime> PipelineTrainer<R> {
-    /// Trains with AdamW as `config` says. The world is one or more replicas of the schedule's ranks: see [`Groups`]. Blocks.
-    pub fn new(world: &Comm<R>, model: Staged<R>, config: TrainingConfig) -> Result<Self> {
+    /// Trains with AdamW as `config` says. The world is one or more replicas of the schedule's ranks: see [`PipelineGroups`]. Blocks.
+    pub fn new(world: &Comm<R>, model: PipelineModel<R>, config: TrainingConfig) -> Result<Self> {
         let adamw = config.clone();
         Self::with(world, model, |_, leaves| adamw.adamw(leaves), config)
     }
@@ -54,7 +54,7 @@ impl<R: Runtime> PipelineTrainer<R> {
     /// rate and decay are not looked at.
     pub fn with(
         world: &Comm<R>,
-        model: Staged<R>,
+        model: PipelineModel<R>,
         mut optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
         config: TrainingConfig,
     ) -> Result<Self> {
@@ -66,11 +66,11 @@ impl<R: Runtime> PipelineTrainer<R> {
 
 impl<R: Runtime> ZeroPipelineTrainer<R> {
     /// Trains with AdamW as `config` says, with weight decay for matrices alone. The world is one or more replicas of the schedule's
-    /// ranks: see [`Groups`]. Blocks.
+    /// ranks: see [`PipelineGroups`]. Blocks.
     ///
     /// # Errors
     /// On every rank, as [`PipelineTrainer::new`], and when `zero` allows unused parameters.
-    pub fn new(world: &Comm<R>, model: Staged<R>, config: TrainingConfig, zero: ZeroOptions) -> Result<Self> {
+    pub fn new(world: &Comm<R>, model: PipelineModel<R>, config: TrainingConfig, zero: ZeroOptions) -> Result<Self> {
         Self::with(world, model, config.adamw_groups(), config, zero)
     }
 
@@ -80,7 +80,7 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     /// As [`new`](ZeroPipelineTrainer::new).
     pub fn with(
         world: &Comm<R>,
-        model: Staged<R>,
+        model: PipelineModel<R>,
         optimizer: impl Shards<R> + 'static,
         config: TrainingConfig,
         zero: ZeroOptions,
@@ -98,7 +98,7 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     /// As [`new`](ZeroPipelineTrainer::new), and when the schedule is not for as many ranks as the pipe axis has.
     pub fn hybrid(
         mesh: &Mesh<R>,
-        model: Staged<R>,
+        model: PipelineModel<R>,
         optimizer: impl Shards<R> + 'static,
         config: TrainingConfig,
         zero: ZeroOptions,
@@ -130,7 +130,7 @@ fn for_stages<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> R
 impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
     fn build(
         over: Over<R>,
-        model: Staged<R>,
+        model: PipelineModel<R>,
         config: TrainingConfig,
         mut strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
     ) -> Result<Self> {
@@ -149,17 +149,17 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
             for (&number, stage) in pipeline.stages() {
                 parts.insert(number, strategy(number, &**stage, &groups.data)?);
             }
-            let stages = Stages::new(&groups.pipe, parts, ties, config.learning_rate);
+            let stages = LocalStages::new(&groups.pipe, parts, ties, config.learning_rate);
             Ok(StagedTrainer { groups, pipeline, stages, updates: Updates::new(config), last: None })
         };
-        told(world, build())
+        abort_on_err(world, build())
     }
 
     /// One step: `batch(k)` gives this replica's micro-batches of the `k`-th run. The update is that of one rank with all micro-batches
     /// of all replicas.
     pub fn step(&mut self, batch: impl FnMut(usize) -> Result<MicroBatches<R>>) -> Result<TrainingMetrics<R>> {
         let done = self.accumulate(batch).and_then(|losses| self.update(&losses));
-        told(&self.groups.world, done)
+        abort_on_err(&self.groups.world, done)
     }
 
     /// Forwards alone: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are sharded, replicas

@@ -10,7 +10,7 @@ use numcore::{DType, Result, Runtime, Shape, Tensor, TensorMut, Use, ops::Spec};
 use super::boundary::Boundary;
 use crate::{
     comm::{Collectives, Comm, Work},
-    pipeline::{Action, Direction, End, Message, Placement},
+    pipeline::{Action, Direction, End, Message, StagePlacement},
 };
 
 /// How many messages of each rank may have memory here before it is their turn. One hides a transfer behind the pass before; more
@@ -24,11 +24,11 @@ pub(super) type Boundaries = [Option<Boundary>];
 pub(super) struct Transfers<R: Runtime> {
     comm: Comm<R>,
     sends: VecDeque<Work<()>>,
-    lines: BTreeMap<usize, Line<R>>,
+    lines: BTreeMap<usize, ReceiveQueue<R>>,
 }
 
 /// What comes from one rank.
-struct Line<R: Runtime> {
+struct ReceiveQueue<R: Runtime> {
     from: usize,
     order: Vec<Message>,
     posted: usize,
@@ -36,12 +36,12 @@ struct Line<R: Runtime> {
 }
 
 impl<R: Runtime> Transfers<R> {
-    pub(super) fn new(comm: &Comm<R>, row: &[Action], placement: &Placement) -> Self {
-        let mut lines: BTreeMap<usize, Line<R>> = BTreeMap::new();
+    pub(super) fn new(comm: &Comm<R>, row: &[Action], placement: &StagePlacement) -> Self {
+        let mut lines: BTreeMap<usize, ReceiveQueue<R>> = BTreeMap::new();
         for action in row {
             let Action::Message(message @ Message { end: End::Recv, .. }) = *action else { continue };
             let Some(from) = message.peer().and_then(|peer| placement.rank_of(peer.stage)) else { continue };
-            let line = || Line { from, order: Vec::new(), posted: 0, arriving: VecDeque::new() };
+            let line = || ReceiveQueue { from, order: Vec::new(), posted: 0, arriving: VecDeque::new() };
             lines.entry(from).or_insert_with(line).order.push(message);
         }
         Transfers { comm: comm.clone(), sends: VecDeque::new(), lines }
@@ -101,7 +101,7 @@ impl<R: Runtime> Transfers<R> {
     }
 }
 
-impl<R: Runtime> Line<R> {
+impl<R: Runtime> ReceiveQueue<R> {
     /// Posts messages up to number `end`, or to the first of which nothing is known.
     fn post_ahead(&mut self, comm: &Comm<R>, end: usize, known: &Boundaries) -> Result<()> {
         while self.posted < end.min(self.order.len()) {

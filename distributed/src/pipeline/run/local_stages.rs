@@ -10,16 +10,16 @@ use numcore::{
 
 use super::{StageHooks, tie::Tied};
 use crate::{
-    comm::{Collectives, Comm, Communicator, ReduceOp, answers, memory},
+    comm::{Collectives, Comm, Communicator, ReduceOp, all_gather_bool, memory},
     pipeline::{Compute, Pass},
-    train::{StageStrategy, Summed, wide},
+    train::{ReducedGradients, StageStrategy, wide},
 };
 
 /// A strategy for each stage of this rank: the [`StageHooks`] of training.
 ///
 /// Strategies sum over the replicas of their stage, during its last sweep or, where gradients are sharded, during each: REDUCE_GRAD finds
 /// the sums on their way. Tied parameters are summed over their copies after that, in the order of ranks.
-pub(super) struct Stages<R: Runtime, S> {
+pub(super) struct LocalStages<R: Runtime, S> {
     pipe: Comm<R>,
     pub(super) parts: BTreeMap<usize, S>,
     pub(super) ties: Vec<Tied<R>>,
@@ -29,9 +29,9 @@ pub(super) struct Stages<R: Runtime, S> {
     rate: f64,
 }
 
-impl<R: Runtime, S: StageStrategy<R>> Stages<R, S> {
+impl<R: Runtime, S: StageStrategy<R>> LocalStages<R, S> {
     pub(super) fn new(pipe: &Comm<R>, parts: BTreeMap<usize, S>, ties: Vec<Tied<R>>, rate: f64) -> Self {
-        Stages { pipe: pipe.clone(), parts, ties, sync: true, rate }
+        LocalStages { pipe: pipe.clone(), parts, ties, sync: true, rate }
     }
 
     /// Before a step: forgets the last one's gradients.
@@ -66,7 +66,7 @@ impl<R: Runtime, S: StageStrategy<R>> Stages<R, S> {
     }
 }
 
-impl<R: Runtime, S: StageStrategy<R>> StageHooks<R> for Stages<R, S> {
+impl<R: Runtime, S: StageStrategy<R>> StageHooks<R> for LocalStages<R, S> {
     fn gradients(&mut self, Compute { stage, pass, .. }: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>> {
         let last = last && self.sync;
         let part = self.part(stage)?;
@@ -86,7 +86,7 @@ impl<R: Runtime, S: StageStrategy<R>> StageHooks<R> for Stages<R, S> {
     }
 }
 
-impl<R: Runtime, S: StageStrategy<R>> Summed<R> for Stages<R, S> {
+impl<R: Runtime, S: StageStrategy<R>> ReducedGradients<R> for LocalStages<R, S> {
     fn norm(&self) -> Result<Tensor<R>> {
         let wide = wide(self.pipe.runtime());
         let mut sum = Tensor::zeros(self.pipe.runtime(), [1], wide)?;
@@ -102,7 +102,7 @@ impl<R: Runtime, S: StageStrategy<R>> Summed<R> for Stages<R, S> {
         for part in self.parts.values() {
             own &= part.is_finite()?;
         }
-        Ok(!answers(&self.pipe, own)?.contains(&false))
+        Ok(!all_gather_bool(&self.pipe, own)?.contains(&false))
     }
 
     fn check_update(&mut self) -> Result<()> {

@@ -15,9 +15,9 @@ pub trait StageStrategy<R: Runtime>: Strategy<R> + Checkpointed<R> {
     fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>>;
     /// Takes out what this rank keeps of a trained parameter's summed gradient, to be added to that of its copies in other stages;
     /// equal ranks of the stages keep equal elements.
-    fn lend_sum(&mut self, leaf: &Arc<Leaf<R>>) -> Result<LentSum<R>>;
+    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>>;
     /// Takes it back.
-    fn restore_sum(&mut self, leaf: &Arc<Leaf<R>>, sum: LentSum<R>) -> Result<()>;
+    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()>;
     /// The learning rate of the next update (of the first group); none if there are no parameters.
     fn rate(&self) -> Option<f64>;
 
@@ -33,15 +33,15 @@ pub trait StageStrategy<R: Runtime>: Strategy<R> + Checkpointed<R> {
 }
 
 /// Memory of summed gradients, of which one piece is lent. [`DataParallel`] and [`Sharded`](crate::zero::Sharded) make it.
-pub struct LentSum<R: Runtime> {
+pub struct GradLoan<R: Runtime> {
     pieces: Vec<TensorMut<R>>,
     own: usize,
 }
 
-impl<R: Runtime> LentSum<R> {
+impl<R: Runtime> GradLoan<R> {
     /// Lends piece `own` of memory that was split.
     pub(crate) fn new(pieces: Vec<TensorMut<R>>, own: usize) -> Self {
-        LentSum { pieces, own }
+        GradLoan { pieces, own }
     }
 
     /// The piece.
@@ -66,13 +66,13 @@ impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
         self.squares(counts)
     }
 
-    fn lend_sum(&mut self, leaf: &Arc<Leaf<R>>) -> Result<LentSum<R>> {
+    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
         let (buffer, range) = self.place(leaf)?;
         let slot = self.buckets_mut().gradients_mut().flats_mut()[buffer].lend(range)?;
-        Ok(LentSum::new(vec![slot], 0))
+        Ok(GradLoan::new(vec![slot], 0))
     }
 
-    fn restore_sum(&mut self, leaf: &Arc<Leaf<R>>, sum: LentSum<R>) -> Result<()> {
+    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
         let (buffer, _) = self.place(leaf)?;
         let flat = &mut self.buckets_mut().gradients_mut().flats_mut()[buffer];
         sum.into_pieces().into_iter().try_for_each(|slot| flat.restore(slot))

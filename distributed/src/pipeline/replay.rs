@@ -6,11 +6,11 @@
 
 use super::action::{Action, Compute, Direction, End, Message, Pass};
 use super::costs::Costs;
-use super::schedule::{Input, Schedule};
+use super::schedule::{PassInput, Schedule};
 
 /// How a message occupies the ranks at its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sends {
+pub enum SendMode {
     /// It travels by itself: neither end waits, only the pass that reads it.
     Overlapped,
     /// Rendezvous: both ends wait for each other, and for the transfer.
@@ -28,7 +28,7 @@ pub struct Span {
 
 /// A rank that cannot go on.
 #[derive(Clone, Debug)]
-pub(super) struct Stuck {
+pub(super) struct BlockedRank {
     pub rank: usize,
     pub position: usize,
     pub action: Action,
@@ -40,37 +40,37 @@ pub(super) struct Stuck {
 /// When each action of each rank happens, or every rank that cannot go on.
 ///
 /// A schedule without messages is played as if each result were sent when it is there.
-pub(super) fn play(schedule: &Schedule, costs: &Costs, sends: Sends) -> Result<Vec<Vec<Span>>, Vec<Stuck>> {
-    let mut player = Player::new(schedule, costs, sends);
+pub(super) fn replay(schedule: &Schedule, costs: &Costs, sends: SendMode) -> Result<Vec<Vec<Span>>, Vec<BlockedRank>> {
+    let mut player = Replay::new(schedule, costs, sends);
     while player.round() {}
     let stuck = player.stuck();
     if stuck.is_empty() { Ok(player.spans) } else { Err(stuck) }
 }
 
-struct Player<'a> {
+struct Replay<'a> {
     schedule: &'a Schedule,
     costs: &'a Costs,
-    sends: Sends,
+    sends: SendMode,
     /// Results go to other ranks without messages.
     implicit: bool,
     /// Per rank, what has happened; its length is the position in the list.
     spans: Vec<Vec<Span>>,
     /// When a stage's output, and its input's gradient, was made.
-    made: [Table; 2],
+    made: [TimeTable; 2],
     /// When a message arrived at a stage.
-    arrived: [Table; 2],
+    arrived: [TimeTable; 2],
 }
 
 /// A time per stage and micro-batch.
-struct Table {
+struct TimeTable {
     micros: usize,
     times: Vec<Option<u64>>,
 }
 
-impl Table {
+impl TimeTable {
     fn new(schedule: &Schedule) -> Self {
         let micros = schedule.micro_batches();
-        Table { micros, times: vec![None; schedule.stages() * micros] }
+        TimeTable { micros, times: vec![None; schedule.stages() * micros] }
     }
 
     fn get(&self, stage: usize, micro: usize) -> Option<u64> {
@@ -82,10 +82,10 @@ impl Table {
     }
 }
 
-impl<'a> Player<'a> {
-    fn new(schedule: &'a Schedule, costs: &'a Costs, sends: Sends) -> Self {
-        let table = || Table::new(schedule);
-        Player {
+impl<'a> Replay<'a> {
+    fn new(schedule: &'a Schedule, costs: &'a Costs, sends: SendMode) -> Self {
+        let table = || TimeTable::new(schedule);
+        Replay {
             schedule,
             costs,
             sends,
@@ -118,7 +118,7 @@ impl<'a> Player<'a> {
     fn advance(&mut self, rank: usize) -> bool {
         match self.head(rank) {
             None => false,
-            Some(Action::Message(message)) if self.sends == Sends::Synchronous => self.meet(rank, message),
+            Some(Action::Message(message)) if self.sends == SendMode::Synchronous => self.meet(rank, message),
             Some(Action::Message(message)) => self.post(rank, message),
             Some(action) => self.run(rank, action),
         }
@@ -147,9 +147,9 @@ impl<'a> Player<'a> {
             Pass::W => self.made[Direction::Backward as usize].get(stage, micro)?,
         };
         let input = match self.schedule.input(compute) {
-            Input::Nothing => 0,
-            Input::Here(from) => self.made[pass.makes()? as usize].get(from, micro)?,
-            Input::Received(recv) => self.arrived[recv.direction as usize].get(stage, micro)?,
+            PassInput::Nothing => 0,
+            PassInput::Here(from) => self.made[pass.makes()? as usize].get(from, micro)?,
+            PassInput::Received(recv) => self.arrived[recv.direction as usize].get(stage, micro)?,
         };
         Some(own.max(input))
     }
@@ -206,10 +206,10 @@ impl<'a> Player<'a> {
         Some((peer, self.schedule.placement().rank_of(peer.stage)?))
     }
 
-    fn stuck(&self) -> Vec<Stuck> {
+    fn stuck(&self) -> Vec<BlockedRank> {
         let heads = (0..self.spans.len()).filter_map(|rank| Some((rank, self.head(rank)?)));
         heads
-            .map(|(rank, action)| Stuck {
+            .map(|(rank, action)| BlockedRank {
                 rank,
                 position: self.spans[rank].len(),
                 action,
@@ -231,7 +231,7 @@ impl<'a> Player<'a> {
 
     fn waits_on(&self, action: Action) -> Option<usize> {
         let received = |compute| match self.schedule.input(compute) {
-            Input::Received(recv) => self.partner(recv),
+            PassInput::Received(recv) => self.partner(recv),
             _ => None,
         };
         let (_, rank) = match action {
@@ -250,9 +250,9 @@ impl<'a> Player<'a> {
             Pass::W => self.lacks(Direction::Backward, stage, micro),
         };
         own.or_else(|| match self.schedule.input(compute) {
-            Input::Nothing => None,
-            Input::Here(from) => self.lacks(pass.makes()?, from, micro),
-            Input::Received(recv) => {
+            PassInput::Nothing => None,
+            PassInput::Here(from) => self.lacks(pass.makes()?, from, micro),
+            PassInput::Received(recv) => {
                 self.arrived[recv.direction as usize].get(stage, micro).is_none().then(|| recv.to_string())
             }
         })

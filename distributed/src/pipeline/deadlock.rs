@@ -2,11 +2,11 @@
 
 use numcore::Error;
 
-use super::play::Stuck;
+use super::replay::BlockedRank;
 
 /// Tells the ranks that wait for each other in a circle, or else the one that waits for what will never be.
-pub(super) fn stuck_error(op: &'static str, stuck: &[Stuck]) -> Error {
-    let told: Vec<String> = circle(stuck)
+pub(super) fn deadlock_error(op: &'static str, stuck: &[BlockedRank]) -> Error {
+    let told: Vec<String> = wait_cycle(stuck)
         .iter()
         .map(|s| format!("rank {} at position {}, {}, waits for {}", s.rank, s.position, s.action, s.waits))
         .collect();
@@ -14,9 +14,9 @@ pub(super) fn stuck_error(op: &'static str, stuck: &[Stuck]) -> Error {
 }
 
 /// Going from each rank to the one it waits for ends in a circle, or with a rank that waits for nobody.
-fn circle(stuck: &[Stuck]) -> Vec<&Stuck> {
-    let next = |s: &Stuck| stuck.iter().find(|other| Some(other.rank) == s.on);
-    let mut walk: Vec<&Stuck> = stuck.first().into_iter().collect();
+fn wait_cycle(stuck: &[BlockedRank]) -> Vec<&BlockedRank> {
+    let next = |s: &BlockedRank| stuck.iter().find(|other| Some(other.rank) == s.on);
+    let mut walk: Vec<&BlockedRank> = stuck.first().into_iter().collect();
     while let Some(follower) = walk.last().and_then(|last| next(last)) {
         if let Some(start) = walk.iter().position(|seen| seen.rank == follower.rank) {
             return walk.split_off(start);

@@ -13,13 +13,13 @@ use super::{Loss, TrainingConfig, TrainingMetrics};
 use crate::comm::{Collectives, Comm, ReduceOp, memory};
 
 /// The gradients of a step after its last sweep, wherever they are kept, and the parameters they are of.
-pub trait Summed<R: Runtime> {
+pub trait ReducedGradients<R: Runtime> {
     /// The L2 norm of all gradients together, of all ranks' parts: a scalar on the device. It does not depend on buckets or units that
     /// gradients lie in, as far as these do not cut parameters.
     fn norm(&self) -> Result<Tensor<R>>;
     /// Whether all gradients are finite, on all ranks; waits for the device.
     fn is_finite(&self) -> Result<bool>;
-    /// An error if [`update`](Summed::update) could not begin: someone holds memory it writes, or a learning rate is no number. Nothing is
+    /// An error if [`update`](ReducedGradients::update) could not begin: someone holds memory it writes, or a learning rate is no number. Nothing is
     /// changed.
     fn check_update(&mut self) -> Result<()>;
     /// Updates the parameters from the gradients times a scalar on the device.
@@ -57,7 +57,7 @@ impl Updates {
     /// Mean, clipping, update. `losses` are this rank's, of those of all ranks of `comm`; all of them come to the same decisions.
     pub(crate) fn apply<R: Runtime>(
         &mut self,
-        gradients: &mut dyn Summed<R>,
+        gradients: &mut dyn ReducedGradients<R>,
         comm: &Comm<R>,
         losses: &[Loss<R>],
     ) -> Result<TrainingMetrics<R>> {

@@ -10,7 +10,7 @@ use numcore::{DType, Result, Runtime, Shape, Tensor, ops::PointwiseOps};
 
 use super::{Compressor, matrix::working};
 use crate::{
-    checkpoint::{Part, Wanted, names},
+    checkpoint::{CheckpointPart, Wanted, names},
     comm::Communicator,
 };
 
@@ -28,14 +28,14 @@ fn basis(name: &str) -> String {
 
 impl<R: Runtime> Compressor<R> {
     /// This rank's errors, and on the first rank every `Q`.
-    pub(crate) fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Part<R>>> {
+    pub(crate) fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
         let (rank, mut parts) = (self.comm.rank(), Vec::new());
         for leaf in leaves {
             let Some(matrix) = self.matrices.get(&leaf.id()) else { continue };
             let (left, q) = matrix.taken()?;
-            parts.push(Part::whole(error(rank, &leaf.name()), &left)?);
+            parts.push(CheckpointPart::whole(error(rank, &leaf.name()), &left)?);
             if rank == 0 {
-                parts.push(Part::whole(basis(&leaf.name()), &q)?);
+                parts.push(CheckpointPart::whole(basis(&leaf.name()), &q)?);
             }
         }
         Ok(parts)

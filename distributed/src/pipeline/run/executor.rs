@@ -11,14 +11,14 @@ use super::{
 use crate::{
     comm::{Collectives, Comm},
     pipeline::{
-        Action, Checked, Compute, Direction, End, Event, Message, Pass, Unit, UnitOp,
-        schedule::{Input, Schedule},
+        Action, Checked, Compute, Direction, End, Message, Pass, TimelineEvent, UnitAction, UnitOp,
+        schedule::{PassInput, Schedule},
     },
     train::Loss,
 };
 
 /// A schedule with what its runs have found out.
-pub(super) struct Plan {
+pub(super) struct RunPlan {
     pub(super) checked: Arc<Checked>,
     /// Entry `s` is what stage `s` makes for stage `s + 1`, as far as this rank knows.
     pub(super) boundaries: Vec<Option<Boundary>>,
@@ -26,10 +26,10 @@ pub(super) struct Plan {
     pub(super) announced: Vec<bool>,
 }
 
-impl Plan {
+impl RunPlan {
     pub(super) fn new(checked: Checked) -> Self {
         let stages = checked.schedule().stages();
-        Plan { checked: Arc::new(checked), boundaries: vec![None; stages], announced: vec![false; stages] }
+        RunPlan { checked: Arc::new(checked), boundaries: vec![None; stages], announced: vec![false; stages] }
     }
 
     /// The next run begins as the first: with headers that say what is to come.
@@ -40,9 +40,9 @@ impl Plan {
 }
 
 /// What a run is given.
-pub(super) struct Job<'a, R: Runtime> {
+pub(super) struct RunInputs<'a, R: Runtime> {
     pub(super) comm: Comm<R>,
-    pub(super) plan: &'a mut Plan,
+    pub(super) plan: &'a mut RunPlan,
     pub(super) stages: &'a BTreeMap<usize, Box<dyn Stage<R>>>,
     pub(super) loss: Option<&'a mut LossFn<R>>,
     pub(super) hooks: &'a mut dyn StageHooks<R>,
@@ -63,15 +63,15 @@ pub(super) enum Live<R: Runtime> {
 }
 
 /// What travels to a stage, or waits there: its inputs, or its outputs' gradients, of a micro-batch.
-pub(super) type Place = (Direction, usize, usize);
+pub(super) type MessageSlot = (Direction, usize, usize);
 
 /// A run in progress.
-pub(super) struct Step<'a, R: Runtime> {
-    pub(super) job: Job<'a, R>,
+pub(super) struct ScheduleRun<'a, R: Runtime> {
+    pub(super) job: RunInputs<'a, R>,
     pub(super) checked: Arc<Checked>,
     transfers: Transfers<R>,
     /// What the stages here will read.
-    pub(super) inbox: BTreeMap<Place, Vec<Tensor<R>>>,
+    pub(super) inbox: BTreeMap<MessageSlot, Vec<Tensor<R>>>,
     /// What they made for stages elsewhere.
     outbox: BTreeMap<Message, Vec<Tensor<R>>>,
     pub(super) live: BTreeMap<(usize, usize), Live<R>>,
@@ -84,21 +84,21 @@ pub(super) struct Step<'a, R: Runtime> {
     peak_live: usize,
     /// What it is doing.
     pub(super) at: Option<Action>,
-    clock: Option<Clock>,
+    clock: Option<ActionClock>,
 }
 
-impl<'a, R: Runtime> Step<'a, R> {
-    pub(super) fn new(job: Job<'a, R>) -> Result<Self> {
+impl<'a, R: Runtime> ScheduleRun<'a, R> {
+    pub(super) fn new(job: RunInputs<'a, R>) -> Result<Self> {
         let checked = job.plan.checked.clone();
         let row = checked.row(job.comm.rank());
         let transfers = Transfers::new(&job.comm, row, checked.schedule().placement());
-        let clock = job.options.measured.then(|| Clock::start(&job.comm)).transpose()?;
+        let clock = job.options.measured.then(|| ActionClock::start(&job.comm)).transpose()?;
         let weights = row.iter().flat_map(Action::computes).filter(|compute| compute.pass.makes_weight_gradient());
         let last = weights.map(|compute| (compute.stage, compute)).collect();
         let (losses, outputs, input_gradients) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (inbox, outbox, live) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (peak_live, at) = (0, None);
-        Ok(Step {
+        Ok(ScheduleRun {
             job,
             checked,
             transfers,
@@ -123,7 +123,7 @@ impl<'a, R: Runtime> Step<'a, R> {
             for compute in action.computes() {
                 self.fetch(compute)?;
             }
-            let start = self.clock.as_ref().map_or(0, Clock::now);
+            let start = self.clock.as_ref().map_or(0, ActionClock::now);
             self.act(action)?;
             if let Some(clock) = &mut self.clock {
                 clock.note(action, start, self.job.comm.runtime())?;
@@ -152,7 +152,7 @@ impl<'a, R: Runtime> Step<'a, R> {
                 self.pass(backward)
             }
             Action::Message(message) => self.message(message),
-            Action::Unit(Unit { stage, op }) => match op {
+            Action::Unit(UnitAction { stage, op }) => match op {
                 UnitOp::Unshard => self.job.hooks.unshard(stage),
                 UnitOp::Reshard => self.job.hooks.reshard(stage),
                 UnitOp::ReduceGrad => self.job.hooks.reduce_grad(stage),
@@ -174,7 +174,7 @@ impl<'a, R: Runtime> Step<'a, R> {
 
     /// Waits for what a pass reads.
     fn fetch(&mut self, compute: Compute) -> Result<()> {
-        let Input::Received(recv) = self.schedule().input(compute) else { return Ok(()) };
+        let PassInput::Received(recv) = self.schedule().input(compute) else { return Ok(()) };
         if let Some(from) = self.other(recv) {
             let arrived = self.transfers.take(recv, from)?;
             self.inbox.insert((recv.direction, recv.stage, recv.micro), arrived);
@@ -195,7 +195,7 @@ impl<'a, R: Runtime> Step<'a, R> {
     }
 
     fn announce(&mut self, stage: usize, to: usize) -> Result<()> {
-        let Plan { boundaries, announced, .. } = &mut *self.job.plan;
+        let RunPlan { boundaries, announced, .. } = &mut *self.job.plan;
         match &boundaries[stage] {
             Some(boundary) if !std::mem::replace(&mut announced[stage], true) => {
                 self.transfers.send_header(boundary, to)
@@ -225,15 +225,15 @@ impl<'a, R: Runtime> Step<'a, R> {
 }
 
 /// Measures actions, from a moment that all ranks have in common.
-struct Clock {
+struct ActionClock {
     origin: Instant,
-    events: Vec<Event>,
+    events: Vec<TimelineEvent>,
 }
 
-impl Clock {
+impl ActionClock {
     fn start<R: Runtime>(comm: &Comm<R>) -> Result<Self> {
         comm.barrier()?;
-        Ok(Clock { origin: Instant::now(), events: Vec::new() })
+        Ok(ActionClock { origin: Instant::now(), events: Vec::new() })
     }
 
     /// Nanoseconds so far.
@@ -246,7 +246,7 @@ impl Clock {
         if action.is_compute() {
             rt.synchronize()?;
         }
-        self.events.push(Event { action, start, end: self.now() });
+        self.events.push(TimelineEvent { action, start, end: self.now() });
         Ok(())
     }
 }

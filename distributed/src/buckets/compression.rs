@@ -13,7 +13,7 @@ use crate::comm::{Collectives, Comm, ReduceOp, Work};
 
 /// What gradients are sent as. They are summed in `f32` either way.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
-pub enum Wire {
+pub enum GradCompression {
     /// As they are.
     #[default]
     Own,
@@ -41,10 +41,10 @@ static SUM: LazyLock<Program> = LazyLock::new(|| {
     Program::new("widen_sum", |[mean, own, weight], []| [mean.cast_like(own) * weight.cast_like(own)])
 });
 
-impl Wire {
+impl GradCompression {
     /// Whether it needs to know what the losses of a step weigh.
     pub(super) fn sends_means(self) -> bool {
-        self == Wire::F16
+        self == GradCompression::F16
     }
 
     /// Sums `x` over all ranks in place. `weight` is what the losses of all ranks weigh, one element.
@@ -55,9 +55,9 @@ impl Wire {
         weight: impl FnOnce() -> Result<Tensor<R>>,
     ) -> Result<Work<TensorMut<R>>> {
         let dtype = match self {
-            Wire::Own | Wire::PowerSgd(_) => x.dtype(),
-            Wire::Bf16 => DType::BF16,
-            Wire::F16 => DType::F16,
+            GradCompression::Own | GradCompression::PowerSgd(_) => x.dtype(),
+            GradCompression::Bf16 => DType::BF16,
+            GradCompression::F16 => DType::F16,
         };
         if dtype.size() >= x.dtype().size() {
             return comm.all_reduce(x, ReduceOp::Sum);

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use numcore::{Result, Runtime, Tensor};
 
-use super::{StagedTrainer, stages::Stages};
+use super::{StagedTrainer, local_stages::LocalStages};
 use crate::{
-    checkpoint::{Checkpointed, Folder, Manifest, Part, Wanted, names},
+    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
     comm::Communicator,
-    train::{Notes, StageStrategy},
+    train::{CheckpointNotes, StageStrategy},
 };
 
 impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
     /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
-    pub fn save(&self, folder: &Folder, notes: &Notes) -> Result<()> {
+    pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(&self.groups.world, self.global_step(), self, notes)
     }
 
@@ -27,7 +27,7 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
 }
 
 impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for StagedTrainer<R, S> {
-    fn parts(&self) -> Result<Vec<Part<R>>> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut parts = Vec::new();
         for (&stage, strategy) in &self.stages.parts {
             let aliases = Aliases::new(&self.stages, stage);
@@ -86,7 +86,7 @@ struct Alias {
 }
 
 impl Aliases {
-    fn new<R: Runtime, S>(stages: &Stages<R, S>, stage: usize) -> Self {
+    fn new<R: Runtime, S>(stages: &LocalStages<R, S>, stage: usize) -> Self {
         let copies = stages.ties.iter().filter(|tied| tied.first != stage).flat_map(|tied| {
             let here = tied.copies.iter().filter(|(at, _)| *at == stage);
             here.map(|(_, leaf)| Alias { copy: leaf.name().to_string(), name: tied.name.clone() })

@@ -12,16 +12,16 @@ use crate::{pipeline::Checked, train::Loss};
 /// Schedule, ties and options must be the same on every rank.
 ///
 /// ```
-/// use distributed::pipeline::{Kind, Limits, Lowering, MicroBatches, PipelineTrainer, Staged, check, lower, split};
+/// use distributed::pipeline::{ScheduleKind, Limits, Lowering, MicroBatches, PipelineTrainer, PipelineModel, check, lower, split};
 /// use distributed::{comm::{Collectives, Comm, NoOpCommunicator}, train::{Loss, TrainingConfig}};
 /// use nn::{Init, Linear, Sequential, Tanh};
 /// use numcore::{DType, NullRuntime, Tensor};
 /// # fn main() -> numcore::Result<()> {
 /// let comm: Comm<NullRuntime> = std::sync::Arc::new(NoOpCommunicator::new(&NullRuntime::new()));
-/// let checked = check(lower(&Kind::Interleaved.generate(1, 2, 4)?, &Lowering::default())?, Limits::default())?;
+/// let checked = check(lower(&ScheduleKind::Interleaved.generate(1, 2, 4)?, &Lowering::default())?, Limits::default())?;
 /// let init = Init::new(comm.runtime(), 0);
 /// let layers = Sequential::new().push(Linear::new(&init, 4, 8)?).push(Tanh).push(Linear::new(&init, 8, 1)?).into_layers();
-/// let model = Staged::on(comm.rank(), checked, split(layers, &[2])?)
+/// let model = PipelineModel::on(comm.rank(), checked, split(layers, &[2])?)
 ///     .loss(|y, target| Ok(Loss::mean(nn::loss::mse(&y[0], &target[0], Default::default())?)));
 /// let mut trainer = PipelineTrainer::new(&comm, model, TrainingConfig::default())?;
 /// let x = Tensor::zeros(comm.runtime(), [8, 4], DType::F32)?;
@@ -31,7 +31,7 @@ use crate::{pipeline::Checked, train::Loss};
 /// # Ok(())
 /// # }
 /// ```
-pub struct Staged<R: Runtime> {
+pub struct PipelineModel<R: Runtime> {
     pub(super) checked: Checked,
     pub(super) stages: Vec<(usize, Box<dyn Stage<R>>)>,
     pub(super) loss: Option<Box<LossFn<R>>>,
@@ -39,14 +39,14 @@ pub struct Staged<R: Runtime> {
     pub(super) options: PipelineOptions,
 }
 
-impl<R: Runtime> Staged<R> {
+impl<R: Runtime> PipelineModel<R> {
     /// A rank that has made its own stages alone: with their numbers.
     pub fn new(checked: Checked, stages: Vec<(usize, Box<dyn Stage<R>>)>) -> Self {
-        Staged { checked, stages, loss: None, ties: Vec::new(), options: PipelineOptions::default() }
+        PipelineModel { checked, stages, loss: None, ties: Vec::new(), options: PipelineOptions::default() }
     }
 
     /// Keeps, of all stages of the model in order, those that live on a rank. Ranks count on from one replica of the pipeline to the next, as in
-    /// [`Groups::new`](super::Groups::new); on a mesh it is the rank along the pipe axis.
+    /// [`PipelineGroups::new`](super::PipelineGroups::new); on a mesh it is the rank along the pipe axis.
     pub fn on<S: Stage<R> + 'static>(rank: usize, checked: Checked, all: impl IntoIterator<Item = S>) -> Self {
         let placement = checked.schedule().placement();
         let here = Some(rank % placement.ranks());
@@ -58,16 +58,16 @@ impl<R: Runtime> Staged<R> {
     /// A micro-batch's loss: of what the last stage made, and the micro-batch's targets. Looked at on the rank of the last stage alone; there
     /// only a schedule of forwards can do without.
     pub fn loss(self, loss: impl FnMut(&[Var<R>], &[Var<R>]) -> Result<Loss<R>> + Send + 'static) -> Self {
-        Staged { loss: Some(Box::new(loss)), ..self }
+        PipelineModel { loss: Some(Box::new(loss)), ..self }
     }
 
     /// Parameters of which several stages have a copy. It takes a trainer to keep copies equal: a pipeline alone does not look at them.
     pub fn ties(self, ties: Vec<Tie>) -> Self {
-        Staged { ties, ..self }
+        PipelineModel { ties, ..self }
     }
 
     /// How runs go.
     pub fn options(self, options: PipelineOptions) -> Self {
-        Staged { options, ..self }
+        PipelineModel { options, ..self }
     }
 }

@@ -11,16 +11,16 @@ use optim::{FlatParams, LossScaler};
 
 use super::{DataParallel, Strategy, Trainer, Updates};
 use crate::{
-    checkpoint::{Checkpointed, Folder, Manifest, Part, Wanted, names},
+    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
     comm::Communicator,
 };
 
 /// Notes of the caller: how far [samplers](crate::sampler::DistributedSampler::progress) have come, a description.
-pub type Notes = BTreeMap<String, String>;
+pub type CheckpointNotes = BTreeMap<String, String>;
 
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Trainer<R, S> {
     /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
-    pub fn save(&self, folder: &Folder, notes: &Notes) -> Result<()> {
+    pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(self.strategy.comm(), self.global_step(), self, notes)
     }
 
@@ -75,7 +75,7 @@ impl Updates {
 }
 
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R, S> {
-    fn parts(&self) -> Result<Vec<Part<R>>> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         self.strategy.parts()
     }
 
@@ -105,7 +105,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for Trainer<R
 }
 
 /// How a state dict of an optimizer names what belongs to a parameter, and what does not.
-enum Entry<'a> {
+enum StateDictEntry<'a> {
     State {
         state: &'a str,
         parameter: &'a str,
@@ -120,13 +120,13 @@ enum Entry<'a> {
 
 /// Optimizers that are combined begin their names with their number. A parameter belongs to one of them, so checkpoints leave it out: they
 /// do not depend on how optimizers are combined.
-fn entry(name: &str) -> Entry<'_> {
+fn entry(name: &str) -> StateDictEntry<'_> {
     match name.split_once('.') {
         Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => entry(rest),
-        Some(("step", parameter)) => Entry::Updates { parameter },
-        Some(("group", _)) => Entry::Setting,
-        Some((state, parameter)) => Entry::State { state, parameter },
-        None => Entry::Steps,
+        Some(("step", parameter)) => StateDictEntry::Updates { parameter },
+        Some(("group", _)) => StateDictEntry::Setting,
+        Some((state, parameter)) => StateDictEntry::State { state, parameter },
+        None => StateDictEntry::Steps,
     }
 }
 
@@ -146,17 +146,17 @@ impl<R: Runtime> DataParallel<R> {
 
 /// Every rank has everything; each saves its share.
 impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
-    fn parts(&self) -> Result<Vec<Part<R>>> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut all = Vec::new();
         for leaf in self.saved() {
-            all.push(Part::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
+            all.push(CheckpointPart::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
         }
         let without = self.without_state();
         for (name, value) in self.optimizer.state_dict()? {
-            if let Entry::State { state, parameter } = entry(&name)
+            if let StateDictEntry::State { state, parameter } = entry(&name)
                 && !without.contains(parameter)
             {
-                all.push(Part::whole(names::state(state, parameter), &value)?);
+                all.push(CheckpointPart::whole(names::state(state, parameter), &value)?);
             }
         }
         let (n, rank) = (self.comm.size(), self.comm.rank());
@@ -180,7 +180,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         let (mut numbers, without) = (BTreeMap::new(), self.without_state());
         // A state that cannot be read is reported by `parts`.
         for (name, value) in self.optimizer.state_dict().unwrap_or_default() {
-            if let Entry::Updates { parameter } = entry(&name)
+            if let StateDictEntry::Updates { parameter } = entry(&name)
                 && !without.contains(parameter)
             {
                 numbers.insert(names::updates(parameter), value.item().unwrap_or(0.0) as u64);
@@ -202,7 +202,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         wanted.extend(self.saved().map(|l| whole(names::parameter(&l.name()), l.spec())));
         let without = self.without_state();
         for (name, value) in self.optimizer.state_dict()? {
-            if let Entry::State { state, parameter } = entry(&name)
+            if let StateDictEntry::State { state, parameter } = entry(&name)
                 && !without.contains(parameter)
             {
                 wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
@@ -256,12 +256,14 @@ impl<R: Runtime> DataParallel<R> {
         for (name, old) in self.optimizer.state_dict()? {
             let value = match entry(&name) {
                 // Not the optimizer's own memory: it cannot write what someone else holds.
-                Entry::State { parameter, .. } if without.contains(parameter) => old.copy()?,
-                Entry::State { state, parameter } => take(names::state(state, parameter))?,
-                Entry::Updates { parameter } if without.contains(parameter) => old,
-                Entry::Updates { parameter } => Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?,
-                Entry::Steps => Tensor::from_slice(rt, [], &[number(names::STEPS)])?,
-                Entry::Setting => old,
+                StateDictEntry::State { parameter, .. } if without.contains(parameter) => old.copy()?,
+                StateDictEntry::State { state, parameter } => take(names::state(state, parameter))?,
+                StateDictEntry::Updates { parameter } if without.contains(parameter) => old,
+                StateDictEntry::Updates { parameter } => {
+                    Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?
+                }
+                StateDictEntry::Steps => Tensor::from_slice(rt, [], &[number(names::STEPS)])?,
+                StateDictEntry::Setting => old,
             };
             state.push((name, value));
         }
@@ -273,7 +275,7 @@ impl<R: Runtime> DataParallel<R> {
         let without = self.without_state();
         self.optimizer.params_mut().into_iter().try_for_each(FlatParams::adopt)?;
         for ((name, value), (_, own)) in state.iter_mut().zip(self.optimizer.state_dict()?) {
-            if let Entry::State { parameter, .. } = entry(name)
+            if let StateDictEntry::State { parameter, .. } = entry(name)
                 && without.contains(parameter)
             {
                 *value = own.copy()?;

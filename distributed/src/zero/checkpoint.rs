@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
-use super::{gradients::Own, sharded::Sharded, unit::Unit, values::overwrite};
-use crate::checkpoint::{Checkpointed, Part, Wanted, names};
+use super::{gradients::ShardState, sharded::Sharded, unit::Unit, values::overwrite};
+use crate::checkpoint::{CheckpointPart, Checkpointed, Wanted, names};
 
 /// Reads the elements that are wanted.
 type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
 
 impl<R: Runtime> Checkpointed<R> for Sharded<R> {
-    fn parts(&self) -> Result<Vec<Part<R>>> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut engine = self.engine.lock();
         let mut parts = self.buffers.parts(&self.groups.all)?;
         for unit in &mut engine.units {
-            unit.settle_values()?;
+            unit.ready_values()?;
             if self.groups.saves() {
                 parts.extend(unit.parts()?);
             }
@@ -48,17 +48,22 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 }
 
 impl<R: Runtime> Unit<R> {
-    fn parts(&self) -> Result<Vec<Part<R>>> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
         let mut parts = Vec::new();
         for (k, piece) in self.pieces.iter().enumerate() {
             let leaf = &self.leaves[piece.parameter];
             let (name, shape, start) = (leaf.name(), leaf.spec().shape, piece.elements.start);
             let values = self.values.whole()?.narrow(0, at + layout.range(k).offset(), piece.elements.len())?;
-            parts.push(Part { name: names::parameter(&name), shape, start, row: values.into() });
+            parts.push(CheckpointPart { name: names::parameter(&name), shape, start, row: values.into() });
             if let Some(own) = self.own_of(piece.parameter) {
                 for (s, (state, _)) in own.optimizer.state().into_iter().enumerate() {
-                    parts.push(Part { name: names::state(state, &name), shape, start, row: own.optimizer.row(s, k)? });
+                    parts.push(CheckpointPart {
+                        name: names::state(state, &name),
+                        shape,
+                        start,
+                        row: own.optimizer.row(s, k)?,
+                    });
                 }
             }
         }
@@ -66,12 +71,12 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// What optimizes parameter `i`, if it is not frozen: frozen parameters have no state in checkpoints.
-    fn own_of(&self, i: usize) -> Option<&Own<R>> {
+    fn own_of(&self, i: usize) -> Option<&ShardState<R>> {
         self.own.as_ref().filter(|_| self.leaves[i].requires_grad())
     }
 
     fn updates(&self) -> Vec<(String, u64)> {
-        let steps = |own: &Own<R>| {
+        let steps = |own: &ShardState<R>| {
             let trained = |(k, _): &(usize, &u64)| self.leaves[self.pieces[*k].parameter].requires_grad();
             let steps = own.optimizer.steps().iter().enumerate().filter(trained);
             let name = |(k, n): (usize, &u64)| (names::updates(&self.leaves[self.pieces[k].parameter].name()), *n);

@@ -8,7 +8,7 @@ use numcore::{Result, Runtime, Tensor};
 use super::Sharded;
 use crate::{
     comm::ReduceOp,
-    train::{LentSum, StageStrategy, not_of},
+    train::{GradLoan, StageStrategy, not_of},
 };
 
 /// Every rank keeps its shard. A tied parameter must be a unit of its own: only then is it cut alike in all stages.
@@ -17,12 +17,12 @@ impl<R: Runtime> StageStrategy<R> for Sharded<R> {
         self.squares(counts)?.combine(&self.groups.shard, ReduceOp::Sum)
     }
 
-    fn lend_sum(&mut self, leaf: &Arc<Leaf<R>>) -> Result<LentSum<R>> {
-        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.lend_sum())
+    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
+        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.lend_grad())
     }
 
-    fn restore_sum(&mut self, leaf: &Arc<Leaf<R>>, sum: LentSum<R>) -> Result<()> {
-        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.restore_sum(sum))
+    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
+        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.restore_grad(sum))
     }
 
     fn rate(&self) -> Option<f64> {
@@ -30,10 +30,10 @@ impl<R: Runtime> StageStrategy<R> for Sharded<R> {
     }
 
     fn unshard(&mut self) -> Result<()> {
-        self.engine.lock().hold()
+        self.engine.lock().prefetch_all()
     }
 
     fn reshard(&mut self) -> Result<()> {
-        self.engine.lock().unhold()
+        self.engine.lock().release_prefetched()
     }
 }
