@@ -6,7 +6,7 @@ use crate::{
     BackwardHook, Deferred, Gradients, LeafGrad, Var,
     mode::with_grad,
     no_grad,
-    sweep::{Options, Sweep},
+    sweep::{Sweep, SweepOptions},
 };
 
 /// The gradients of `loss`, which must have one element, with respect to every leaf it depends on.
@@ -36,12 +36,12 @@ pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: b
 #[must_use = "a backward does nothing until it is run"]
 pub struct Backward<R: Runtime> {
     roots: Vec<(Var<R>, Var<R>)>,
-    options: Options,
+    options: SweepOptions,
 }
 
 impl<R: Runtime> Backward<R> {
     fn new() -> Self {
-        Backward { roots: Vec::new(), options: Options::default() }
+        Backward { roots: Vec::new(), options: SweepOptions::default() }
     }
 
     /// From a loss of one element.

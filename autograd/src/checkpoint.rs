@@ -10,9 +10,9 @@ use numcore::{
 use crate::{
     Backward, BackwardHook, Leaf, LeafGrad, LeafView, RandomState, Var, is_grad_enabled,
     mode::{at_random_state, reading, with_grad},
-    node::{Call, Edge},
+    node::{Edge, NodeCall},
     random_state,
-    step::Step,
+    step::NodeStep,
 };
 
 /// A part of the forward pass that is run again in backward. Its function depends on its inputs, the leaves it reads, and random
@@ -46,12 +46,12 @@ pub fn checkpoint<R: Runtime>(
     if all.iter().all(|v| v.edge.is_none()) {
         return Ok(outs);
     }
-    let call = Call::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), random });
+    let call = NodeCall::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), random });
     Ok(Var::recorded(call, &all.iter().collect::<Vec<_>>(), tensors)?.into_vec())
 }
 
 impl<R: Runtime> Segment<R> {
-    pub(crate) fn backward(&self, step: &mut Step<'_, R>) -> Result<()> {
+    pub(crate) fn backward(&self, step: &mut NodeStep<'_, R>) -> Result<()> {
         // A sweep that records runs with gradients enabled; every other without.
         if is_grad_enabled() {
             let why = "a checkpointed segment cannot be differentiated twice; run it without `checkpoint`".into();
@@ -68,13 +68,13 @@ impl<R: Runtime> Segment<R> {
                 Some(b) => b.seed(out, &g)?,
             });
         }
-        let mut inner = Inner { inputs: &inputs, step };
+        let mut inner = SegmentHook { inputs: &inputs, step };
         backward.map_or(Ok(()), |b| b.run(&mut inner))
     }
 }
 
 /// An error unless the second run of a segment gave what the first had given.
-fn check_outputs<R: Runtime>(step: &Step<'_, R>, outs: &[Var<R>]) -> Result<()> {
+fn check_outputs<R: Runtime>(step: &NodeStep<'_, R>, outs: &[Var<R>]) -> Result<()> {
     let first = (0..step.upstream.len()).map(|k| step.output_spec(k)).collect::<Result<Vec<_>>>()?;
     let again: Vec<Spec> = outs.iter().map(|v| v.spec()).collect();
     if first == again {
@@ -90,24 +90,24 @@ fn check_outputs<R: Runtime>(step: &Step<'_, R>, outs: &[Var<R>]) -> Result<()> 
 }
 
 /// Input `i` as a leaf of the inner graph.
-fn fresh<R: Runtime>(step: &mut Step<'_, R>, i: usize) -> Result<Var<R>> {
+fn fresh<R: Runtime>(step: &mut NodeStep<'_, R>, i: usize) -> Result<Var<R>> {
     let value = step.input(i)?.value()?;
     if step.wants(i) { Var::leaf("checkpoint input", value) } else { Ok(Var::new(value)) }
 }
 
 /// The hook of the inner sweep: gradients of inputs go to the outer node's inputs, those of parameters into the outer slots.
-struct Inner<'a, 's, R: Runtime> {
+struct SegmentHook<'a, 's, R: Runtime> {
     inputs: &'a [Var<R>],
-    step: &'a mut Step<'s, R>,
+    step: &'a mut NodeStep<'s, R>,
 }
 
-impl<R: Runtime> Inner<'_, '_, R> {
+impl<R: Runtime> SegmentHook<'_, '_, R> {
     fn input(&self, leaf: &Arc<Leaf<R>>) -> Option<usize> {
         self.inputs.iter().position(|v| v.as_leaf().is_some_and(|l| Arc::ptr_eq(l, leaf)))
     }
 }
 
-impl<R: Runtime> BackwardHook<R> for Inner<'_, '_, R> {
+impl<R: Runtime> BackwardHook<R> for SegmentHook<'_, '_, R> {
     fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
         self.step.hook.on_leaf_needed(leaf)
     }
@@ -128,7 +128,7 @@ impl<R: Runtime> BackwardHook<R> for Inner<'_, '_, R> {
     }
 }
 
-impl<R: Runtime> Step<'_, R> {
+impl<R: Runtime> NodeStep<'_, R> {
     /// Gives the gradient of a leaf the segment read, by the edge its node has to it.
     fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: &Var<R>) -> Result<()> {
         let is = |e: &Option<Edge<R>>| matches!(e, Some(Edge::Leaf(v)) if Arc::ptr_eq(LeafView::leaf(v), leaf));

@@ -7,7 +7,7 @@ use numcore::{
     ops::{Backprop, Bits, Outs, Saves},
 };
 
-use crate::{Var, is_grad_enabled, node::Call};
+use crate::{Var, is_grad_enabled, node::NodeCall};
 
 /// An operation with a hand-written gradient.
 pub trait Function<R: Runtime>: Send + Sync {
@@ -33,5 +33,5 @@ pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>
         }
         return Ok(outs.into_iter().map(Var::new).collect());
     }
-    Var::recorded(Call::Function(function), ins, outs.into_iter().collect())
+    Var::recorded(NodeCall::Function(function), ins, outs.into_iter().collect())
 }

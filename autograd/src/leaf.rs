@@ -26,12 +26,12 @@ pub struct Leaf<R: Runtime> {
     rt: R,
     spec: Spec,
     name: RwLock<Arc<str>>,
-    state: RwLock<State<R>>,
+    state: RwLock<LeafValue<R>>,
     requires_grad: AtomicBool,
     residency: RwLock<Option<Arc<dyn Residency<R>>>>,
 }
 
-struct State<R: Runtime> {
+struct LeafValue<R: Runtime> {
     value: Option<Tensor<R>>,
     version: u64,
 }
@@ -45,7 +45,7 @@ impl<R: Runtime> Leaf<R> {
             spec: value.spec(),
             name: RwLock::new(name.into()),
             requires_grad: AtomicBool::new(value.dtype().is_float()),
-            state: RwLock::new(State { value: Some(value), version: 0 }),
+            state: RwLock::new(LeafValue { value: Some(value), version: 0 }),
             residency: RwLock::default(),
         }))
     }
@@ -57,7 +57,7 @@ impl<R: Runtime> Leaf<R> {
             spec,
             name: RwLock::new(name.into()),
             requires_grad: AtomicBool::new(spec.dtype.is_float()),
-            state: RwLock::new(State { value: None, version: 0 }),
+            state: RwLock::new(LeafValue { value: None, version: 0 }),
             residency: RwLock::new(Some(residency)),
         })
     }

@@ -20,7 +20,7 @@ mod leaf;
 mod mode;
 mod node;
 mod operators;
-mod recompute;
+mod rematerialize;
 mod slots;
 mod step;
 mod sweep;
@@ -36,5 +36,5 @@ pub use leaf::{Leaf, LeafView, Residency};
 pub use mode::{
     RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state, set_random_stream,
 };
-pub use recompute::recomputed;
+pub use rematerialize::recomputed;
 pub use var::Var;

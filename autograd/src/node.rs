@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::{
     BackwardHook, Function, LeafView,
     checkpoint::Segment,
-    recompute::{Recipe, Remade},
+    rematerialize::{RematRecipe, Rematerialized},
 };
 
 /// Where a variable comes from.
@@ -33,88 +33,88 @@ impl<R: Runtime> Clone for Edge<R> {
 }
 
 /// A value, or a reference to a leaf's: saved values of leaves are read when they are needed, not kept.
-pub(crate) enum Value<R: Runtime> {
+pub(crate) enum TapeValue<R: Runtime> {
     Own(Tensor<R>),
     Leaf(Arc<LeafView<R>>),
     /// Who saves it saves its recipe.
-    Remade(Arc<Remade<R>>),
+    Rematerialized(Arc<Rematerialized<R>>),
 }
 
-impl<R: Runtime> Clone for Value<R> {
+impl<R: Runtime> Clone for TapeValue<R> {
     fn clone(&self) -> Self {
         match self {
-            Value::Own(t) => Value::Own(t.clone()),
-            Value::Leaf(v) => Value::Leaf(v.clone()),
-            Value::Remade(r) => Value::Remade(r.clone()),
+            TapeValue::Own(t) => TapeValue::Own(t.clone()),
+            TapeValue::Leaf(v) => TapeValue::Leaf(v.clone()),
+            TapeValue::Rematerialized(r) => TapeValue::Rematerialized(r.clone()),
         }
     }
 }
 
-impl<R: Runtime> Value<R> {
+impl<R: Runtime> TapeValue<R> {
     pub(crate) fn get(&self) -> Result<Tensor<R>> {
         match self {
-            Value::Own(t) => Ok(t.clone()),
-            Value::Leaf(v) => v.value(),
-            Value::Remade(r) => Ok(r.value.clone()),
+            TapeValue::Own(t) => Ok(t.clone()),
+            TapeValue::Leaf(v) => v.value(),
+            TapeValue::Rematerialized(r) => Ok(r.value.clone()),
         }
     }
 
     /// The same without a clone where there is a value; `room` is for one that is fetched.
     pub(crate) fn read<'a>(&'a self, room: &'a mut Option<Tensor<R>>) -> Result<&'a Tensor<R>> {
         match self {
-            Value::Own(t) => Ok(t),
-            Value::Leaf(v) => Ok(room.insert(v.value()?)),
-            Value::Remade(r) => Ok(&r.value),
+            TapeValue::Own(t) => Ok(t),
+            TapeValue::Leaf(v) => Ok(room.insert(v.value()?)),
+            TapeValue::Rematerialized(r) => Ok(&r.value),
         }
     }
 
     /// Appends its spec.
     pub(crate) fn list(&self, specs: &mut SpecList) {
         match self {
-            Value::Own(t) => specs.push(t.shape(), t.dtype()),
-            Value::Leaf(v) => specs.push(v.shape(), v.leaf().spec().dtype),
-            Value::Remade(r) => specs.push(r.value.shape(), r.value.dtype()),
+            TapeValue::Own(t) => specs.push(t.shape(), t.dtype()),
+            TapeValue::Leaf(v) => specs.push(v.shape(), v.leaf().spec().dtype),
+            TapeValue::Rematerialized(r) => specs.push(r.value.shape(), r.value.dtype()),
         }
     }
 
     pub(crate) fn spec(&self) -> Spec {
         use numcore::ops::Apply;
         match self {
-            Value::Own(t) => t.spec(),
-            Value::Leaf(v) => v.spec(),
-            Value::Remade(r) => r.value.spec(),
+            TapeValue::Own(t) => t.spec(),
+            TapeValue::Leaf(v) => v.spec(),
+            TapeValue::Rematerialized(r) => r.value.spec(),
         }
     }
 }
 
 /// What a node computed.
-pub(crate) enum Call<R: Runtime> {
+pub(crate) enum NodeCall<R: Runtime> {
     Op(Op),
     Function(Arc<dyn Function<R>>),
     Segment(Segment<R>),
 }
 
-impl<R: Runtime> Call<R> {
+impl<R: Runtime> NodeCall<R> {
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Call::Op(op) => op.name(),
-            Call::Function(f) => f.name(),
-            Call::Segment(_) => "checkpoint",
+            NodeCall::Op(op) => op.name(),
+            NodeCall::Function(f) => f.name(),
+            NodeCall::Segment(_) => "checkpoint",
         }
     }
 
     pub(crate) fn saves(&self, wants: Bits) -> Result<Saves> {
         match self {
-            Call::Op(op) => op.saves(wants),
-            Call::Function(f) => Ok(f.saves()),
-            Call::Segment(_) => Ok(Saves { inputs: Bits::ALL, outputs: Bits::NONE }),
+            NodeCall::Op(op) => op.saves(wants),
+            NodeCall::Function(f) => Ok(f.saves()),
+            NodeCall::Segment(_) => Ok(Saves { inputs: Bits::ALL, outputs: Bits::NONE }),
         }
     }
 }
 
 pub(crate) struct Node<R: Runtime> {
     pub(crate) number: u64,
-    pub(crate) call: Call<R>,
+    pub(crate) call: NodeCall<R>,
     pub(crate) edges: SmallVec<[Option<Edge<R>>; 2]>,
     /// Of inputs, one for each edge, then of outputs.
     pub(crate) specs: SpecList,
@@ -137,7 +137,7 @@ pub(crate) enum SavedInput<R: Runtime> {
     Own(Tensor<R>),
     /// A leaf, and its version.
     Leaf(Arc<LeafView<R>>, u64),
-    Recipe(Arc<Recipe<R>>),
+    RematRecipe(Arc<RematRecipe<R>>),
 }
 
 impl<R: Runtime> Clone for SavedInput<R> {
@@ -145,17 +145,17 @@ impl<R: Runtime> Clone for SavedInput<R> {
         match self {
             SavedInput::Own(t) => SavedInput::Own(t.clone()),
             SavedInput::Leaf(v, version) => SavedInput::Leaf(v.clone(), *version),
-            SavedInput::Recipe(r) => SavedInput::Recipe(r.clone()),
+            SavedInput::RematRecipe(r) => SavedInput::RematRecipe(r.clone()),
         }
     }
 }
 
 impl<R: Runtime> SavedInput<R> {
     /// The value as it was; a leaf that is needed is announced.
-    pub(crate) fn fetch(&self, hook: &mut dyn BackwardHook<R>) -> Result<Value<R>> {
+    pub(crate) fn fetch(&self, hook: &mut dyn BackwardHook<R>) -> Result<TapeValue<R>> {
         Ok(match self {
-            SavedInput::Own(t) => Value::Own(t.clone()),
-            SavedInput::Recipe(recipe) => Value::Own(recipe.run(hook)?),
+            SavedInput::Own(t) => TapeValue::Own(t.clone()),
+            SavedInput::RematRecipe(recipe) => TapeValue::Own(recipe.run(hook)?),
             SavedInput::Leaf(view, saved) => {
                 let leaf = view.leaf();
                 if leaf.version() != *saved {
@@ -163,7 +163,7 @@ impl<R: Runtime> SavedInput<R> {
                     return Err(ErrorKind::Stale { name, saved: *saved, now }.into());
                 }
                 hook.on_leaf_needed(leaf)?;
-                Value::Leaf(view.clone())
+                TapeValue::Leaf(view.clone())
             }
         })
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use numcore::{Result, Runtime, TensorMut, Use};
+use numcore::{MemoryCategory, Result, Runtime, TensorMut};
 use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Leaf, Var,
-    node::{Edge, Node, Value},
+    node::{Edge, Node, TapeValue},
     sweep::{Sweep, id, target},
 };
 
@@ -42,7 +42,7 @@ impl<R: Runtime> Sweep<R> {
         match edge {
             Edge::Leaf(view) => {
                 self.leaf_state(view.leaf())?.grad = Some(memory);
-                self.settle(view.leaf(), hook)
+                self.finish_edge(view.leaf(), hook)
             }
             Edge::Node(node, k) => {
                 let sum = Var::new(memory.freeze()?);
@@ -65,7 +65,11 @@ impl<R: Runtime> Sweep<R> {
                 leaf.check_spec(slot.spec(), slot.runtime().device(), "its gradient slot")?;
                 Ok(slot)
             }
-            None => TensorMut::alloc(&leaf.runtime().tagged(Use::Gradients), leaf.spec().shape, leaf.spec().dtype),
+            None => TensorMut::alloc(
+                &leaf.runtime().with_category(MemoryCategory::Gradients),
+                leaf.spec().shape,
+                leaf.spec().dtype,
+            ),
         }
     }
 
@@ -73,7 +77,7 @@ impl<R: Runtime> Sweep<R> {
     fn sole(&mut self, node: &Arc<Node<R>>, k: usize) -> Option<TensorMut<R>> {
         let sum = &mut self.grads.get_mut(&id(node))?[k];
         match sum.take()? {
-            Var { value: Value::Own(value), edge: None } => match value.try_mut() {
+            Var { value: TapeValue::Own(value), edge: None } => match value.try_mut() {
                 Ok(memory) => return Some(memory),
                 Err(shared) => *sum = Some(Var::new(shared)),
             },

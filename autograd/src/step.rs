@@ -10,23 +10,23 @@ use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Leaf, Var,
-    node::{Call, Edge, Node, Saved, Value},
-    sweep::{Pending, Sweep, unknown},
+    node::{Edge, Node, NodeCall, Saved, TapeValue},
+    sweep::{PendingGrads, Sweep, unknown},
     var::with_values,
 };
 
 /// What a gradient rule sees of its node during a sweep.
-pub(crate) struct Step<'a, R: Runtime> {
+pub(crate) struct NodeStep<'a, R: Runtime> {
     pub(crate) sweep: &'a mut Sweep<R>,
     pub(crate) hook: &'a mut dyn BackwardHook<R>,
     pub(crate) node: &'a Arc<Node<R>>,
     pub(crate) saved: Saved<R>,
-    pub(crate) upstream: Pending<R>,
+    pub(crate) upstream: PendingGrads<R>,
     /// Whether the gradient of each input was given.
     pub(crate) given: &'a mut [bool],
 }
 
-impl<R: Runtime> Step<'_, R> {
+impl<R: Runtime> NodeStep<'_, R> {
     /// Lends the slot of a leaf this node reads to a sweep inside it.
     pub(crate) fn lend_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let Some(state) = self.sweep.leaves.get_mut(&leaf.id()) else { return Ok(None) };
@@ -59,7 +59,7 @@ impl<R: Runtime> Step<'_, R> {
             let why = format!("its gradient rule gave two gradients for input {i}; add them, and give the sum");
             return Err(Error::argument(name, why));
         }
-        if !matches!(self.node.call, Call::Function(_)) {
+        if !matches!(self.node.call, NodeCall::Function(_)) {
             return Ok(());
         }
         let (given, due) = (spec()?, self.node.input_spec(i));
@@ -83,7 +83,7 @@ impl<R: Runtime> Step<'_, R> {
     }
 }
 
-impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
+impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
     fn wants(&self, i: usize) -> bool {
         self.node.edges.get(i).is_some_and(Option::is_some)
     }
@@ -114,7 +114,7 @@ impl<R: Runtime> Backprop<Var<R>> for Step<'_, R> {
         self.output_spec(k)?;
         let Some(value) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
         let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k as u32));
-        Ok(Var { edge: edge.filter(|_| value.dtype().is_float()), value: Value::Own(value) })
+        Ok(Var { edge: edge.filter(|_| value.dtype().is_float()), value: TapeValue::Own(value) })
     }
 
     fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {

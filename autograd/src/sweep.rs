@@ -15,16 +15,16 @@ use smallvec::SmallVec;
 use crate::{
     BackwardHook, Leaf, LeafGrad, LeafView, Var,
     address::ByAddress,
-    node::{Call, Edge, Node, Saved, Value},
-    step::Step,
+    node::{Edge, Node, NodeCall, Saved, TapeValue},
+    step::NodeStep,
     var::with_values,
 };
 
 /// Gradients of a node's outputs, as far as they are known.
-pub(crate) type Pending<R> = SmallVec<[Option<Var<R>>; 1]>;
+pub(crate) type PendingGrads<R> = SmallVec<[Option<Var<R>>; 1]>;
 
 /// An op call kept for later, with where its result goes.
-pub(crate) struct Kept<R: Runtime> {
+pub(crate) struct KeptCall<R: Runtime> {
     pub(crate) to: Edge<R>,
     pub(crate) op: Op,
     pub(crate) ins: SmallVec<[Var<R>; 4]>,
@@ -41,23 +41,23 @@ pub(crate) struct LeafState<R: Runtime> {
 
 /// How a sweep goes.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Options {
+pub(crate) struct SweepOptions {
     pub(crate) retain_graph: bool,
     pub(crate) create_graph: bool,
 }
 
 /// A sweep's state; also what a deferred part continues from.
 pub(crate) struct Sweep<R: Runtime> {
-    pub(crate) options: Options,
+    pub(crate) options: SweepOptions,
     /// Ascending numbers: the last one is next. (A heap looks at ten nodes for each it gives.)
     nodes: Vec<Arc<Node<R>>>,
-    pub(crate) grads: ByAddress<Pending<R>>,
+    pub(crate) grads: ByAddress<PendingGrads<R>>,
     pub(crate) leaves: ByAddress<LeafState<R>>,
     /// Nodes and leaves that lead to the inputs asked for; other op calls are kept.
     pub(crate) only: Option<ByAddress<()>>,
     /// Nodes whose gradients are asked for themselves.
     wanted: HashMap<(usize, u32), Option<Var<R>>>,
-    pub(crate) kept: Vec<Kept<R>>,
+    pub(crate) kept: Vec<KeptCall<R>>,
     /// Nodes that run with the kept calls.
     later: Vec<Arc<Node<R>>>,
 }
@@ -76,7 +76,7 @@ pub(crate) fn target<R: Runtime>(edge: &Edge<R>) -> usize {
 
 impl<R: Runtime> Sweep<R> {
     /// Prepares a sweep from roots with their gradients: finds the graph below and counts the edges to every leaf.
-    pub(crate) fn new(roots: &[(Var<R>, Var<R>)], options: Options) -> Self {
+    pub(crate) fn new(roots: &[(Var<R>, Var<R>)], options: SweepOptions) -> Self {
         let mut sweep = Sweep {
             options,
             nodes: Vec::new(),
@@ -173,7 +173,7 @@ impl<R: Runtime> Sweep<R> {
         self.only = None;
         self.nodes.append(&mut self.later);
         self.sort();
-        for Kept { to, op, ins } in std::mem::take(&mut self.kept) {
+        for KeptCall { to, op, ins } in std::mem::take(&mut self.kept) {
             self.deliver(&to, op, &ins.iter().collect::<SmallVec<[&Var<R>; 4]>>(), hook)?;
         }
         self.run(hook)
@@ -199,18 +199,18 @@ impl<R: Runtime> Sweep<R> {
                 }
             }
             let saved = self.saved(node)?;
-            let mut step = Step { sweep: self, hook, node, saved, upstream, given: &mut given };
+            let mut step = NodeStep { sweep: self, hook, node, saved, upstream, given: &mut given };
             match &node.call {
-                Call::Op(op) => op.gradient(&mut step)?,
-                Call::Function(f) => f.clone().backward(&mut step)?,
-                Call::Segment(s) => s.backward(&mut step)?,
+                NodeCall::Op(op) => op.gradient(&mut step)?,
+                NodeCall::Function(f) => f.clone().backward(&mut step)?,
+                NodeCall::Segment(s) => s.backward(&mut step)?,
             }
         }
         for (i, edge) in node.edges.iter().enumerate() {
             if let Some(Edge::Leaf(view)) = edge
                 && !given[i]
             {
-                self.settle(view.leaf(), hook)?;
+                self.finish_edge(view.leaf(), hook)?;
             }
         }
         Ok(())
@@ -231,13 +231,13 @@ impl<R: Runtime> Sweep<R> {
         hook: &mut dyn BackwardHook<R>,
     ) -> Result<()> {
         if self.only.as_ref().is_some_and(|o| !o.contains_key(&target(to))) {
-            self.kept.push(Kept { to: to.clone(), op, ins: ins.iter().map(|v| (*v).clone()).collect() });
+            self.kept.push(KeptCall { to: to.clone(), op, ins: ins.iter().map(|v| (*v).clone()).collect() });
             return Ok(());
         }
         match to {
             Edge::Leaf(view) => {
                 self.add_to_leaf(view, op, ins, hook)?;
-                self.settle(view.leaf(), hook)
+                self.finish_edge(view.leaf(), hook)
             }
             Edge::Node(node, k) => self.add_to_node(node, *k as usize, op, ins),
         }
@@ -253,7 +253,7 @@ impl<R: Runtime> Sweep<R> {
     }
 
     /// The gradients of a node's outputs, as far as they are known.
-    pub(crate) fn pending(&mut self, node: &Arc<Node<R>>) -> &mut Pending<R> {
+    pub(crate) fn pending(&mut self, node: &Arc<Node<R>>) -> &mut PendingGrads<R> {
         let none = || (0..node.outputs).map(|_| None).collect();
         self.grads.entry(id(node)).or_insert_with(none)
     }
@@ -289,7 +289,7 @@ impl<R: Runtime> Sweep<R> {
     }
 
     /// One edge to the leaf is done; after the last one its gradient is final, and the hook is told.
-    pub(crate) fn settle(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+    pub(crate) fn finish_edge(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let state = self.leaf_state(leaf)?;
         state.open -= 1;
         if state.open > 0 {
@@ -313,7 +313,7 @@ fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     use numcore::ops::PointwiseOps;
     let tracked = sum.edge.is_some() || ins.iter().any(|v| v.edge.is_some());
     let own = match sum.value {
-        Value::Own(t) if !tracked => t,
+        TapeValue::Own(t) if !tracked => t,
         value => return Var { value, edge: sum.edge }.add(&run(op, ins)?),
     };
     match own.try_mut() {

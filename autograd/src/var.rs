@@ -12,12 +12,12 @@ use smallvec::SmallVec;
 use crate::{
     Gradients, Leaf, LeafView,
     mode::{is_grad_enabled, note_read},
-    node::{Call, Edge, Node, Saved, SavedInput, Value, next_number},
+    node::{Edge, Node, NodeCall, Saved, SavedInput, TapeValue, next_number},
 };
 
 /// A value of a computation. If it needs gradients it holds the graph that made it; dropping the last variable frees it.
 pub struct Var<R: Runtime> {
-    pub(crate) value: Value<R>,
+    pub(crate) value: TapeValue<R>,
     pub(crate) edge: Option<Edge<R>>,
 }
 
@@ -30,7 +30,7 @@ impl<R: Runtime> Clone for Var<R> {
 impl<R: Runtime> Var<R> {
     /// A value no gradient flows to.
     pub fn new(value: Tensor<R>) -> Self {
-        Var { value: Value::Own(value), edge: None }
+        Var { value: TapeValue::Own(value), edge: None }
     }
 
     /// A value whose gradient is wanted, under this name; of a floating type.
@@ -44,7 +44,7 @@ impl<R: Runtime> Var<R> {
 
     pub(crate) fn of_leaf(view: Arc<LeafView<R>>) -> Self {
         let edge = view.leaf().requires_grad().then(|| Edge::Leaf(view.clone()));
-        Var { value: Value::Leaf(view), edge }
+        Var { value: TapeValue::Leaf(view), edge }
     }
 
     /// The value.
@@ -75,7 +75,7 @@ impl<R: Runtime> Var<R> {
     /// The leaf it is, if it is one (views of leaves are not).
     pub fn as_leaf(&self) -> Option<&Arc<Leaf<R>>> {
         match &self.value {
-            Value::Leaf(view) if view.is_whole() => Some(view.leaf()),
+            TapeValue::Leaf(view) if view.is_whole() => Some(view.leaf()),
             _ => None,
         }
     }
@@ -86,7 +86,7 @@ impl<R: Runtime> Var<R> {
     }
 
     /// Records a call that already ran; its outputs with floating types depend on the inputs.
-    pub(crate) fn recorded(call: Call<R>, ins: &[&Var<R>], outs: Outs<Tensor<R>>) -> Result<Outs<Var<R>>> {
+    pub(crate) fn recorded(call: NodeCall<R>, ins: &[&Var<R>], outs: Outs<Tensor<R>>) -> Result<Outs<Var<R>>> {
         // Segments and functions may have more inputs than fit, and do not ask.
         let tracked = ins.iter().take(Bits::MAX).enumerate().filter(|(_, v)| v.edge.is_some());
         let wants = tracked.fold(0, |b, (i, _)| b | 1 << i);
@@ -104,7 +104,7 @@ impl<R: Runtime> Var<R> {
             Arc::new(Node { number, call, edges, specs, outputs: outs.len() as u32, saved: Mutex::new(Some(saved)) });
         let var = |(k, t): (usize, Tensor<R>)| {
             let edge = t.dtype().is_float().then(|| Edge::Node(node.clone(), k as u32));
-            Var { value: Value::Own(t), edge }
+            Var { value: TapeValue::Own(t), edge }
         };
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
@@ -113,7 +113,7 @@ impl<R: Runtime> Var<R> {
     fn leaf_seen(&self, leaf: &Arc<LeafView<R>>, view: &ViewOp) -> Result<Option<Self>> {
         let Some(value) = leaf.then(view)? else { return Ok(None) };
         let edge = self.edge.as_ref().map(|_| Edge::Leaf(value.clone()));
-        Ok(Some(Var { value: Value::Leaf(value), edge }))
+        Ok(Some(Var { value: TapeValue::Leaf(value), edge }))
     }
 
     fn tracked(op: &Op, ins: &[&Self]) -> Result<Bits> {
@@ -149,7 +149,7 @@ fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
             | NoGradient { .. }
     );
     let known = |v: &&Var<R>| {
-        let Value::Leaf(view) = &v.value else { return None };
+        let TapeValue::Leaf(view) = &v.value else { return None };
         let Spec { shape, dtype } = view.leaf().spec();
         let seen = if view.is_whole() { String::new() } else { format!(", seen as {}", view.shape()) };
         Some(format!("`{}` is {dtype} {shape}{seen}", view.leaf().name()))
@@ -158,11 +158,11 @@ fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
     if of_operands { error.with_operands(names) } else { error }
 }
 
-pub(crate) fn saved_input<R: Runtime>(value: &Value<R>) -> SavedInput<R> {
+pub(crate) fn saved_input<R: Runtime>(value: &TapeValue<R>) -> SavedInput<R> {
     match value {
-        Value::Own(t) => SavedInput::Own(t.clone()),
-        Value::Leaf(view) => SavedInput::Leaf(view.clone(), view.leaf().version()),
-        Value::Remade(remade) => SavedInput::Recipe(remade.recipe.clone()),
+        TapeValue::Own(t) => SavedInput::Own(t.clone()),
+        TapeValue::Leaf(view) => SavedInput::Leaf(view.clone(), view.leaf().version()),
+        TapeValue::Rematerialized(rematerialized) => SavedInput::RematRecipe(rematerialized.recipe.clone()),
     }
 }
 
@@ -182,9 +182,9 @@ impl<R: Runtime> Apply for Var<R> {
 
     fn runtime(&self) -> &R {
         match &self.value {
-            Value::Own(t) => t.runtime(),
-            Value::Leaf(v) => v.leaf().runtime(),
-            Value::Remade(r) => r.value.runtime(),
+            TapeValue::Own(t) => t.runtime(),
+            TapeValue::Leaf(v) => v.leaf().runtime(),
+            TapeValue::Rematerialized(r) => r.value.runtime(),
         }
     }
 
@@ -212,7 +212,7 @@ impl<R: Runtime> Apply for Var<R> {
 
 impl<R: Runtime> Var<R> {
     fn applied(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
-        if let Value::Leaf(leaf) = &ins[0].value {
+        if let TapeValue::Leaf(leaf) = &ins[0].value {
             let seen = match &op {
                 Op::View(view) => ins[0].leaf_seen(leaf, view)?.map(|seen| smallvec::smallvec![seen]),
                 Op::Split(split) => split.views().map(|view| ins[0].leaf_seen(leaf, &view)).collect::<Result<_>>()?,
@@ -231,13 +231,15 @@ impl<R: Runtime> Var<R> {
         if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {
             return Ok(outs.into_iter().map(Var::new).collect());
         }
-        let remade: Outs<Value<R>> = match (&op, &ins[0].value) {
-            (Op::View(view), Value::Remade(x)) => smallvec::smallvec![x.seen(view, &outs[0])],
-            (Op::Split(split), Value::Remade(x)) => split.views().zip(&outs).map(|(v, out)| x.seen(&v, out)).collect(),
+        let rematerialized: Outs<TapeValue<R>> = match (&op, &ins[0].value) {
+            (Op::View(view), TapeValue::Rematerialized(x)) => smallvec::smallvec![x.seen(view, &outs[0])],
+            (Op::Split(split), TapeValue::Rematerialized(x)) => {
+                split.views().zip(&outs).map(|(v, out)| x.seen(&v, out)).collect()
+            }
             _ => Outs::new(),
         };
-        let mut outs = Var::recorded(Call::Op(op), ins, outs)?;
-        outs.iter_mut().zip(remade).for_each(|(out, seen)| out.value = seen);
+        let mut outs = Var::recorded(NodeCall::Op(op), ins, outs)?;
+        outs.iter_mut().zip(rematerialized).for_each(|(out, seen)| out.value = seen);
         Ok(outs)
     }
 }

@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, Write},
 };
 
-use weftgrad::{Cpu, MemoryStats, Runtime, Use};
+use weftgrad::{Cpu, MemoryCategory, MemoryStats, Runtime};
 
 use weftgrad_bench::{
     cases::{Case, build},
@@ -51,9 +51,10 @@ fn account_kib(account: &MemoryStats, what: &str) -> Option<f64> {
     match what {
         "total" => Some(kib(account.total.peak)),
         "reserved" => Some(kib(account.reserved)),
-        _ => {
-            Use::ALL.into_iter().find(|u| format!("{u:?}").eq_ignore_ascii_case(what)).map(|u| kib(account.of(u).peak))
-        }
+        _ => MemoryCategory::ALL
+            .into_iter()
+            .find(|u| format!("{u:?}").eq_ignore_ascii_case(what))
+            .map(|u| kib(account.of(u).peak)),
     }
 }
 

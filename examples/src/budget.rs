@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use weftgrad::optim::{Cooldown, Schedule, Wsd};
+use weftgrad::optim::{Cooldown, LrSchedule, Wsd};
 
 /// Steps over which the learning rate rises.
 const WARMUP: u64 = 40;
@@ -64,7 +64,7 @@ impl Budget {
     }
 
     /// The learning rate: a rise, a plateau, and a fall over the last three tenths.
-    pub fn schedule(&self) -> impl Schedule + use<> {
+    pub fn schedule(&self) -> impl LrSchedule + use<> {
         let total = self.total.clone();
         move |base: f64, step: u64| {
             let total = total.load(Ordering::Relaxed);

@@ -88,4 +88,4 @@ pub use nn_derive::Module;
 pub use numcore::Runtime;
 pub use param::{Buffer, Mode, Param};
 pub use state::LoadReport;
-pub use walk::{Entry, walk};
+pub use walk::{ModuleEntry, walk};

@@ -135,7 +135,7 @@ impl Default for NllOptions {
 /// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`, optionally with `weight: [C]` of each
 /// class; the mean is over the targets' weights, as PyTorch's.
 pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOptions) -> Result<T> {
-    let rows = Rows::of("nll", input, target)?;
+    let rows = FlatRows::of("nll", input, target)?;
     let counts = rows.target.ne(options.ignore_index as f64)?;
     let zero = T::constant(Tensor::zeros(input.runtime(), [1], DType::I64)?);
     let class = rows.target.where_cond(&counts, &zero)?;
@@ -155,20 +155,20 @@ pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOpti
 }
 
 /// Input `[.., C]` and target `[..]` as `[N, C]` and `[N]`.
-struct Rows<T> {
+struct FlatRows<T> {
     input: T,
     target: T,
     lead: Shape,
 }
 
-impl<T: Apply> Rows<T> {
+impl<T: Apply> FlatRows<T> {
     fn of(op: &'static str, input: &T, target: &T) -> Result<Self> {
         let (x, y) = (input.spec().shape, target.spec().shape);
         let Some((&classes, lead)) = x.split_last().filter(|(_, lead)| **lead == y[..]) else {
             return Err(Error::shape(op, &[x, y], "needs [.., C] and classes [..] with the same leading axes"));
         };
         let n: usize = lead.iter().product();
-        Ok(Rows { input: input.reshape([n, classes])?, target: target.reshape([n])?, lead: y })
+        Ok(FlatRows { input: input.reshape([n, classes])?, target: target.reshape([n])?, lead: y })
     }
 
     /// Losses that were not reduced, in the target's shape.

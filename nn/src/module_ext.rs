@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::Path};
 use numcore::{DType, Result, Runtime, Tensor, safetensors::Notes};
 
 use crate::{
-    Buffer, Entry, LoadReport, Module, Param,
-    state::{self, State},
+    Buffer, LoadReport, Module, ModuleEntry, Param,
+    state::{self, ModelState},
     summary, walk,
 };
 
@@ -28,7 +28,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
         walk(self, |name, entry| match entry {
-            Entry::Parameter(p) if seen.insert(p.id()) => named.push((name.to_string(), p.clone())),
+            ModuleEntry::Parameter(p) if seen.insert(p.id()) => named.push((name.to_string(), p.clone())),
             _ => {}
         });
         named.iter().for_each(|(name, p)| p.leaf().rename(name));
@@ -45,7 +45,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
         walk(self, |name, entry| match entry {
-            Entry::Buffer(b) if seen.insert(b.id()) => named.push((name.to_string(), b.clone())),
+            ModuleEntry::Buffer(b) if seen.insert(b.id()) => named.push((name.to_string(), b.clone())),
             _ => {}
         });
         named
@@ -54,7 +54,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// Says whether it trains: dropout drops and batch norm learns its statistics only then.
     fn set_training(&self, yes: bool) {
         walk(self, |_, entry| {
-            if let Entry::Mode(mode) = entry {
+            if let ModuleEntry::Mode(mode) = entry {
                 mode.set_training(yes);
             }
         });
@@ -116,7 +116,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
 
     /// The values of its parameters and buffers by full name, in its own order. A shared one comes once, under its first name.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
-        State::of(self).values()
+        ModelState::of(self).values()
     }
 
     /// Takes values for its parameters and buffers.
@@ -125,7 +125,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// what was missing and what was not expected. Shapes, dtypes and devices must agree either way. One error lists everything
     /// that is wrong, and nothing is changed unless everything fits. A value that is shared with its giver is copied.
     fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
-        State::of(self).load(values, strict)
+        ModelState::of(self).load(values, strict)
     }
 
     /// Writes its state to a safetensors file, which replaces the one at `path` only once it is complete.
@@ -135,7 +135,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
 
     /// Takes its state from a safetensors file, as [`load_state_dict`](ModuleExt::load_state_dict).
     fn load_safetensors(&self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
-        state::load_file(&State::of(self), path.as_ref(), strict)
+        state::load_file(&ModelState::of(self), path.as_ref(), strict)
     }
 }
 
@@ -150,7 +150,7 @@ pub fn under(prefix: &str) -> impl Fn(&str) -> bool {
 
 fn set_requires_grad<R: Runtime>(module: &(impl Module<R> + ?Sized), which: impl Fn(&str) -> bool, yes: bool) {
     walk(module, |name, entry| match entry {
-        Entry::Parameter(p) if which(name) => p.set_requires_grad(yes),
+        ModuleEntry::Parameter(p) if which(name) => p.set_requires_grad(yes),
         _ => {}
     });
 }

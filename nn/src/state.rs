@@ -6,12 +6,12 @@ use std::{
 };
 
 use numcore::{
-    Error, Result, Runtime, Tensor, TensorMut, Use,
+    Error, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Apply, Op, Spec},
     safetensors,
 };
 
-use crate::{Buffer, Entry, Module, Param, walk};
+use crate::{Buffer, Module, ModuleEntry, Param, walk};
 
 /// What a load that is not strict left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,44 +23,44 @@ pub struct LoadReport {
 }
 
 /// A model's parameters and buffers, each once, under every name it goes by.
-pub(crate) struct State<R: Runtime>(Vec<Named<R>>);
+pub(crate) struct ModelState<R: Runtime>(Vec<NamedSlot<R>>);
 
-struct Named<R: Runtime> {
+struct NamedSlot<R: Runtime> {
     names: Vec<String>,
-    slot: Slot<R>,
+    slot: StateSlot<R>,
 }
 
-enum Slot<R: Runtime> {
+enum StateSlot<R: Runtime> {
     Parameter(Param<R>),
     Buffer(Buffer<R>),
 }
 
-impl<R: Runtime> Slot<R> {
+impl<R: Runtime> StateSlot<R> {
     fn value(&self) -> Result<Tensor<R>> {
         match self {
-            Slot::Parameter(p) => p.value(),
-            Slot::Buffer(b) => Ok(b.value()),
+            StateSlot::Parameter(p) => p.value(),
+            StateSlot::Buffer(b) => Ok(b.value()),
         }
     }
 
     fn set(&self, value: Tensor<R>) -> Result<()> {
         match self {
-            Slot::Parameter(p) => p.set(value),
-            Slot::Buffer(b) => b.set(value),
+            StateSlot::Parameter(p) => p.set(value),
+            StateSlot::Buffer(b) => b.set(value),
         }
     }
 
     fn spec(&self) -> Spec {
         match self {
-            Slot::Parameter(p) => p.spec(),
-            Slot::Buffer(b) => b.spec(),
+            StateSlot::Parameter(p) => p.spec(),
+            StateSlot::Buffer(b) => b.spec(),
         }
     }
 
     fn runtime(&self) -> R {
         match self {
-            Slot::Parameter(p) => p.leaf().runtime().clone(),
-            Slot::Buffer(b) => b.value().runtime().clone(),
+            StateSlot::Parameter(p) => p.leaf().runtime().clone(),
+            StateSlot::Buffer(b) => b.value().runtime().clone(),
         }
     }
 
@@ -75,23 +75,23 @@ impl<R: Runtime> Slot<R> {
     }
 }
 
-impl<R: Runtime> State<R> {
+impl<R: Runtime> ModelState<R> {
     pub(crate) fn of(module: &(impl Module<R> + ?Sized)) -> Self {
         let mut by_id = HashMap::new();
-        let mut entries: Vec<Named<R>> = Vec::new();
+        let mut entries: Vec<NamedSlot<R>> = Vec::new();
         walk(module, |name, entry| {
             let (id, slot) = match entry {
-                Entry::Parameter(p) => (p.id(), Slot::Parameter(p.clone())),
-                Entry::Buffer(b) => (b.id(), Slot::Buffer(b.clone())),
-                Entry::Mode(_) => return,
+                ModuleEntry::Parameter(p) => (p.id(), StateSlot::Parameter(p.clone())),
+                ModuleEntry::Buffer(b) => (b.id(), StateSlot::Buffer(b.clone())),
+                ModuleEntry::Mode(_) => return,
             };
             let at = *by_id.entry(id).or_insert(entries.len());
             if at == entries.len() {
-                entries.push(Named { names: Vec::new(), slot });
+                entries.push(NamedSlot { names: Vec::new(), slot });
             }
             entries[at].names.push(name.to_string());
         });
-        State(entries)
+        ModelState(entries)
     }
 
     pub(crate) fn values(&self) -> Result<Vec<(String, Tensor<R>)>> {
@@ -100,14 +100,14 @@ impl<R: Runtime> State<R> {
 
     pub(crate) fn load(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
         let mut given: HashMap<String, Tensor<R>> = HashMap::new();
-        let mut wrong = Wrong::default();
+        let mut wrong = StateMismatch::default();
         for (name, value) in values {
             if given.insert(name.clone(), value).is_some() {
                 wrong.mismatching.push(format!("{name} is given twice"));
             }
         }
         let mut fits = Vec::new();
-        for Named { names, slot } in &self.0 {
+        for NamedSlot { names, slot } in &self.0 {
             // A file may hold a shared parameter once or under every name.
             let mut found: Vec<Tensor<R>> = names.iter().filter_map(|n| given.remove(n)).collect();
             let Some(value) = (!found.is_empty()).then(|| found.remove(0)) else {
@@ -129,16 +129,16 @@ impl<R: Runtime> State<R> {
 }
 
 /// Takes a state from a file, by way of the memory its parameters are booked under.
-pub(crate) fn load_file<R: Runtime>(state: &State<R>, path: &Path, strict: bool) -> Result<LoadReport> {
+pub(crate) fn load_file<R: Runtime>(state: &ModelState<R>, path: &Path, strict: bool) -> Result<LoadReport> {
     let Some(first) = state.0.first() else {
         return state.load(Vec::new(), strict);
     };
-    let rt = first.slot.runtime().tagged(Use::Parameters);
+    let rt = first.slot.runtime().with_category(MemoryCategory::Parameters);
     state.load(safetensors::load(path, &rt)?, strict)
 }
 
 /// The value in memory no one else holds, so that it can be updated in place.
-fn owned<R: Runtime>(value: Tensor<R>, slot: &Slot<R>) -> Result<Tensor<R>> {
+fn owned<R: Runtime>(value: Tensor<R>, slot: &StateSlot<R>) -> Result<Tensor<R>> {
     match value.try_mut() {
         Ok(memory) => memory.freeze(),
         Err(shared) => {
@@ -151,12 +151,12 @@ fn owned<R: Runtime>(value: Tensor<R>, slot: &Slot<R>) -> Result<Tensor<R>> {
 
 /// All that does not fit.
 #[derive(Default)]
-struct Wrong {
+struct StateMismatch {
     report: LoadReport,
     mismatching: Vec<String>,
 }
 
-impl Wrong {
+impl StateMismatch {
     fn check(self, strict: bool) -> Result<LoadReport> {
         let LoadReport { missing, unexpected } = &self.report;
         let (missing, unexpected) = if strict { (&missing[..], &unexpected[..]) } else { (&[][..], &[][..]) };

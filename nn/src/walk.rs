@@ -5,7 +5,7 @@ use numcore::Runtime;
 use crate::{Buffer, Mode, Module, Param, Visitor};
 
 /// A part of a model that holds something.
-pub enum Entry<'a, R: Runtime> {
+pub enum ModuleEntry<'a, R: Runtime> {
     /// A parameter.
     Parameter(&'a Param<R>),
     /// A buffer.
@@ -15,17 +15,17 @@ pub enum Entry<'a, R: Runtime> {
 }
 
 /// Shows every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared one is shown wherever it occurs.
-pub fn walk<R: Runtime>(module: &(impl Module<R> + ?Sized), mut see: impl FnMut(&str, Entry<'_, R>)) {
-    module.visit("", &mut Walk { path: String::new(), parents: Vec::new(), see: &mut see });
+pub fn walk<R: Runtime>(module: &(impl Module<R> + ?Sized), mut see: impl FnMut(&str, ModuleEntry<'_, R>)) {
+    module.visit("", &mut WalkVisitor { path: String::new(), parents: Vec::new(), see: &mut see });
 }
 
-struct Walk<'f, R: Runtime> {
+struct WalkVisitor<'f, R: Runtime> {
     path: String,
     parents: Vec<usize>,
-    see: &'f mut dyn FnMut(&str, Entry<'_, R>),
+    see: &'f mut dyn FnMut(&str, ModuleEntry<'_, R>),
 }
 
-impl<R: Runtime> Walk<'_, R> {
+impl<R: Runtime> WalkVisitor<'_, R> {
     /// The path with `name` at its end, empty names vanishing.
     fn push(&mut self, name: &str) {
         self.parents.push(self.path.len());
@@ -39,14 +39,14 @@ impl<R: Runtime> Walk<'_, R> {
         self.path.truncate(self.parents.pop().unwrap_or(0));
     }
 
-    fn show(&mut self, name: &str, entry: Entry<'_, R>) {
+    fn show(&mut self, name: &str, entry: ModuleEntry<'_, R>) {
         self.push(name);
         (self.see)(&self.path, entry);
         self.pop();
     }
 }
 
-impl<R: Runtime> Visitor<R> for Walk<'_, R> {
+impl<R: Runtime> Visitor<R> for WalkVisitor<'_, R> {
     fn enter(&mut self, name: &str) {
         self.push(name);
     }
@@ -56,14 +56,14 @@ impl<R: Runtime> Visitor<R> for Walk<'_, R> {
     }
 
     fn parameter(&mut self, name: &str, parameter: &Param<R>) {
-        self.show(name, Entry::Parameter(parameter));
+        self.show(name, ModuleEntry::Parameter(parameter));
     }
 
     fn buffer(&mut self, name: &str, buffer: &Buffer<R>) {
-        self.show(name, Entry::Buffer(buffer));
+        self.show(name, ModuleEntry::Buffer(buffer));
     }
 
     fn mode(&mut self, mode: &Mode) {
-        self.show("", Entry::Mode(mode));
+        self.show("", ModuleEntry::Mode(mode));
     }
 }

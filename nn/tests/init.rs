@@ -4,7 +4,7 @@ mod common;
 
 use common::cpu;
 use nn::*;
-use numcore::{DType, NullRuntime, Runtime, Use};
+use numcore::{DType, MemoryCategory, NullRuntime, Runtime};
 
 const SHAPE: [usize; 4] = [64, 32, 3, 3];
 const FAN_IN: f64 = 288.0;
@@ -131,7 +131,7 @@ fn parameters_are_booked_as_such_and_have_the_dtype() {
     let rt = cpu();
     let layer = Linear::new(&Init::new(&rt, 0).dtype(DType::F16), 100, 100).unwrap();
     assert_eq!(layer.weight.dtype(), DType::F16);
-    assert!(rt.memory().of(Use::Parameters).live >= 2 * 100 * 101);
+    assert!(rt.memory().of(MemoryCategory::Parameters).live >= 2 * 100 * 101);
 }
 
 /// Shapes flow without a device: a model can be looked at before it is afforded.

@@ -198,7 +198,7 @@ fn a_tied_head_is_the_token_table() {
 /// Reading in two pieces, the state handed on, is reading at once; also with several layers.
 #[test]
 fn a_recurrent_layer_resumes_from_its_state() {
-    fn check<C: Cell>(init: &Init<Cpu>) {
+    fn check<C: RecurrentCell>(init: &Init<Cpu>) {
         let config = RecurrentConfig { layers: 2, ..RecurrentConfig::new(3, 4) };
         let layer = Recurrent::<Cpu, C>::new(init, config).unwrap();
         let x = uniform(&[2, 6, 3], 9);

@@ -113,9 +113,9 @@ fn every_part_is_shown_where_it_occurs() {
     let mut seen = Vec::new();
     walk(&model(0), |name, entry| {
         seen.push(match entry {
-            Entry::Parameter(_) => name.to_string(),
-            Entry::Buffer(_) => format!("buffer {name}"),
-            Entry::Mode(_) => format!("mode {name}"),
+            ModuleEntry::Parameter(_) => name.to_string(),
+            ModuleEntry::Buffer(_) => format!("buffer {name}"),
+            ModuleEntry::Mode(_) => format!("mode {name}"),
         });
     });
     assert!(seen.iter().any(|s| s == "mode blocks.1.dropout") && seen.iter().any(|s| s == "mode blocks.0.norm"));

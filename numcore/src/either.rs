@@ -5,8 +5,8 @@
 use smallvec::SmallVec;
 
 use crate::{
-    ArgOp, Capabilities, DeviceId, ErrorKind, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp,
-    Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+    ArgOp, Capabilities, DeviceId, ErrorKind, MemoryCategory, MemoryStats, Out, ProgramOperand, ReduceKind, Result,
+    Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
 /// One of two runtimes; every call goes to the one it is.
@@ -38,12 +38,12 @@ type Pick<A, B, S> =
     fn(&EitherBuffer<<A as Runtime>::Buffer, <B as Runtime>::Buffer>) -> Option<&<S as Runtime>::Buffer>;
 
 /// Turns operands of `Either<A, B>` into operands of the side `S` that it is.
-struct Side<'r, A: Runtime, B: Runtime, S: Runtime> {
+struct EitherSide<'r, A: Runtime, B: Runtime, S: Runtime> {
     rt: &'r S,
     pick: Pick<A, B, S>,
 }
 
-impl<A: Runtime, B: Runtime, S: Runtime> Side<'_, A, B, S> {
+impl<A: Runtime, B: Runtime, S: Runtime> EitherSide<'_, A, B, S> {
     fn buffer<'a>(&self, buffer: &'a EitherBuffer<A::Buffer, B::Buffer>) -> Result<&'a S::Buffer> {
         let devices = || vec![self.rt.device()];
         (self.pick)(buffer).ok_or_else(|| ErrorKind::Device { op: "dispatch", devices: devices() }.into())
@@ -69,11 +69,11 @@ impl<A: Runtime, B: Runtime, S: Runtime> Side<'_, A, B, S> {
         ins.iter().map(|v| self.view(*v)).collect()
     }
 
-    fn operands<'a>(&self, ins: &[Operand<'a, Either<A, B>>]) -> Result<SmallVec<[Operand<'a, S>; 8]>> {
+    fn operands<'a>(&self, ins: &[ProgramOperand<'a, Either<A, B>>]) -> Result<SmallVec<[ProgramOperand<'a, S>; 8]>> {
         ins.iter()
             .map(|o| match o {
-                Operand::View(v) => self.view(*v).map(Operand::View),
-                Operand::Own(k) => Ok(Operand::Own(*k)),
+                ProgramOperand::View(v) => self.view(*v).map(ProgramOperand::View),
+                ProgramOperand::Own(k) => Ok(ProgramOperand::Own(*k)),
             })
             .collect()
     }
@@ -98,11 +98,11 @@ macro_rules! on_side {
     ($self:ident, |$rt:ident, $side:ident| $body:expr) => {
         match $self {
             Either::A($rt) => {
-                let $side = Side::<A, B, A> { rt: $rt, pick: pick_a };
+                let $side = EitherSide::<A, B, A> { rt: $rt, pick: pick_a };
                 $body
             }
             Either::B($rt) => {
-                let $side = Side::<A, B, B> { rt: $rt, pick: pick_b };
+                let $side = EitherSide::<A, B, B> { rt: $rt, pick: pick_b };
                 $body
             }
         }
@@ -138,10 +138,10 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         })
     }
 
-    fn tagged(&self, use_: Use) -> Self {
+    fn with_category(&self, use_: MemoryCategory) -> Self {
         match self {
-            Either::A(rt) => Either::A(rt.tagged(use_)),
-            Either::B(rt) => Either::B(rt.tagged(use_)),
+            Either::A(rt) => Either::A(rt.with_category(use_)),
+            Either::B(rt) => Either::B(rt.with_category(use_)),
         }
     }
 
@@ -194,7 +194,7 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
     fn pointwise(
         &self,
         program: &Program,
-        ins: &[Operand<'_, Self>],
+        ins: &[ProgramOperand<'_, Self>],
         scalars: &[Scalar],
         outs: &mut [Out<'_, Self>],
     ) -> Result<()> {
@@ -207,7 +207,7 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         ins: &[View<'_, Self>],
         scalars: &[Scalar],
         full: &Shape,
-        op: ReduceOp,
+        op: ReduceKind,
         out: Out<'_, Self>,
     ) -> Result<()> {
         on_side!(self, |rt, side| rt.reduce(map, &side.views(ins)?, scalars, full, op, side.out(out)?))
@@ -267,12 +267,12 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         ))
     }
 
-    fn keeps_order(&self, op: &FusedOp) -> bool {
-        either!(self, |rt| rt.keeps_order(op))
+    fn supports_strided_outputs(&self, op: &FusedOp) -> bool {
+        either!(self, |rt| rt.supports_strided_outputs(op))
     }
 
-    fn adds(&self, op: &FusedOp) -> bool {
-        either!(self, |rt| rt.adds(op))
+    fn supports_accumulate(&self, op: &FusedOp) -> bool {
+        either!(self, |rt| rt.supports_accumulate(op))
     }
 
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {

@@ -18,9 +18,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// One word wide, so that `Result`s stay cheap; read it through [`Error::kind`]. `Debug` writes the same sentence as
 /// `Display`: it is what `fn main() -> Result<()>` and `unwrap` print.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorData>);
 
-struct Inner {
+struct ErrorData {
     kind: ErrorKind,
     rank: Option<usize>,
     context: Context,
@@ -247,7 +247,7 @@ impl Error {
 
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
-        Error(Box::new(Inner { kind, rank: None, context: Context::default() }))
+        Error(Box::new(ErrorData { kind, rank: None, context: Context::default() }))
     }
 }
 
@@ -319,7 +319,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Mismatch { op, why } => write!(f, "{op}: ranks disagree: {why}"),
             ErrorKind::Timeout { op, waited, missing, calls } => {
                 let waited = waited.as_secs_f64();
-                write!(f, "{op}: after {waited:.1} s there was no call from {}\n{calls}", Ranks(missing))
+                write!(f, "{op}: after {waited:.1} s there was no call from {}\n{calls}", RankList(missing))
             }
             ErrorKind::State { name, why } => write!(f, "`{name}`: {why}"),
             ErrorKind::Format { what, why } => write!(f, "{what}: {why}"),
@@ -339,9 +339,9 @@ impl<T: fmt::Display> fmt::Display for List<'_, T> {
     }
 }
 
-struct Ranks<'a>(&'a [usize]);
+struct RankList<'a>(&'a [usize]);
 
-impl fmt::Display for Ranks<'_> {
+impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank{} {}", if self.0.len() == 1 { "" } else { "s" }, List(self.0))
     }

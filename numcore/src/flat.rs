@@ -9,10 +9,10 @@ pub const ALIGN: usize = 256;
 
 /// Which named tensors lie where in one buffer of one dtype. Pure arithmetic; cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlatLayout(Arc<Inner>);
+pub struct FlatLayout(Arc<FlatLayoutData>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Inner {
+struct FlatLayoutData {
     dtype: DType,
     names: Vec<String>,
     ranges: Vec<Layout>,
@@ -29,18 +29,18 @@ impl FlatLayout {
             ranges.push(Layout::contiguous(shape).at(len));
             len += shape.numel().next_multiple_of(unit);
         }
-        FlatLayout(Arc::new(Inner { dtype, names, ranges, len }))
+        FlatLayout(Arc::new(FlatLayoutData { dtype, names, ranges, len }))
     }
 
     /// The same ranges, and at the end one more, `padding`, where it takes one to make the whole `numel` long.
     pub fn extended(&self, numel: usize) -> FlatLayout {
-        let Inner { dtype, names, ranges, len } = &*self.0;
+        let FlatLayoutData { dtype, names, ranges, len } = &*self.0;
         let (mut names, mut ranges) = (names.clone(), ranges.clone());
         if numel > *len {
             names.push("padding".into());
             ranges.push(Layout::contiguous(Shape::of(&[numel - len])).at(*len));
         }
-        FlatLayout(Arc::new(Inner { dtype: *dtype, names, ranges, len: numel.max(*len) }))
+        FlatLayout(Arc::new(FlatLayoutData { dtype: *dtype, names, ranges, len: numel.max(*len) }))
     }
 
     /// The element type of all ranges.
@@ -84,8 +84,13 @@ impl FlatLayout {
     pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
         let stays = |at: usize| (at * dtype.size()).is_multiple_of(ALIGN);
         if self.0.ranges.iter().all(|l| stays(l.offset())) && stays(self.0.len) {
-            let Inner { names, ranges, len, .. } = &*self.0;
-            return FlatLayout(Arc::new(Inner { dtype, names: names.clone(), ranges: ranges.clone(), len: *len }));
+            let FlatLayoutData { names, ranges, len, .. } = &*self.0;
+            return FlatLayout(Arc::new(FlatLayoutData {
+                dtype,
+                names: names.clone(),
+                ranges: ranges.clone(),
+                len: *len,
+            }));
         }
         let shapes = self.0.names.iter().cloned().zip(self.0.ranges.iter().map(|l| *l.shape()));
         FlatLayout::new(dtype, shapes)
@@ -120,15 +125,15 @@ impl<R: Runtime> Flat<R> {
     }
 
     /// A buffer of zeros booked under `use_`, whose tensors carry `rt` itself: what is computed from them is booked as `rt` says.
-    pub fn zeros_for(rt: &R, use_: crate::Use, layout: FlatLayout) -> Result<Self> {
-        Ok(Flat { rt: rt.clone(), ..Self::zeros(&rt.tagged(use_), layout)? })
+    pub fn zeros_for(rt: &R, use_: crate::MemoryCategory, layout: FlatLayout) -> Result<Self> {
+        Ok(Flat { rt: rt.clone(), ..Self::zeros(&rt.with_category(use_), layout)? })
     }
 
     /// A buffer of stored bytes of exactly its size, gaps included, as [`whole`](Flat::whole) has them; otherwise as
     /// [`zeros_for`](Flat::zeros_for).
-    pub fn from_bytes(rt: &R, use_: crate::Use, layout: FlatLayout, bytes: &[u8]) -> Result<Self> {
+    pub fn from_bytes(rt: &R, use_: crate::MemoryCategory, layout: FlatLayout, bytes: &[u8]) -> Result<Self> {
         let shape = Shape::new(&[layout.numel()])?;
-        let whole = Tensor::from_bytes(&rt.tagged(use_), shape, layout.dtype(), bytes)?;
+        let whole = Tensor::from_bytes(&rt.with_category(use_), shape, layout.dtype(), bytes)?;
         let state = vec![Range::default(); layout.len()];
         Ok(Flat { rt: rt.clone(), memory: whole, layout, state, lent: 0 })
     }
@@ -277,7 +282,7 @@ fn lent(op: &'static str, what: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{NullRuntime, Use};
+    use crate::{MemoryCategory, NullRuntime};
 
     fn layout(dtype: DType) -> FlatLayout {
         let shapes: [&[usize]; 4] = [&[3, 5], &[70], &[0], &[2]];
@@ -299,7 +304,7 @@ mod tests {
 
     #[test]
     fn spans_are_lent_once_and_keep_what_was_written() {
-        let mut flat = Flat::zeros_for(&NullRuntime::new(), Use::Gradients, layout(DType::F32)).unwrap();
+        let mut flat = Flat::zeros_for(&NullRuntime::new(), MemoryCategory::Gradients, layout(DType::F32)).unwrap();
         let mut range = flat.lend(1).unwrap();
         range.zero().unwrap();
         flat.restore(range).unwrap();
@@ -320,11 +325,11 @@ mod tests {
     fn bytes_become_a_buffer_that_can_be_lent() {
         let (rt, layout) = (NullRuntime::new(), layout(DType::F32));
         let bytes = vec![0; 4 * layout.numel()];
-        let mut flat = Flat::from_bytes(&rt, Use::Optimizer, layout.clone(), &bytes).unwrap();
+        let mut flat = Flat::from_bytes(&rt, MemoryCategory::Optimizer, layout.clone(), &bytes).unwrap();
         assert_eq!(rt.memory().total.live, bytes.len());
         assert!(!flat.is_written(0));
         flat.lend_whole().map(|w| flat.restore(w)).unwrap().unwrap();
-        assert!(Flat::from_bytes(&rt, Use::Optimizer, layout, &bytes[4..]).is_err());
+        assert!(Flat::from_bytes(&rt, MemoryCategory::Optimizer, layout, &bytes[4..]).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where a tensor's elements lie in its buffer: sizes, strides and an offset, in elements. Every view is a new layout over the same memory.
 
-mod beside;
+mod adjacent;
 
 use std::fmt;
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use crate::{
-    ArgOp, Bytes, Capabilities, DType, DeviceId, DeviceKind, MemoryStats, Operand, Out, ReduceOp, Result, Runtime,
-    Scalar, ScanOp, Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+    ArgOp, Bytes, Capabilities, DType, DeviceId, DeviceKind, MemoryCategory, MemoryStats, Out, ProgramOperand,
+    ReduceKind, Result, Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
 /// The runtime that computes nothing. Downloads give zeros; fused operations count as one launch.
@@ -19,15 +19,15 @@ use crate::{
 /// Queues keep vector clocks, so a test can ask whether one queue is ordered after what another has launched
 /// ([`NullRuntime::is_ordered_after`]), which no result of a computation on one processor would show.
 #[derive(Clone, Debug, Default)]
-pub struct NullRuntime(Arc<State>);
+pub struct NullRuntime(Arc<NullState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct NullState {
     /// The index of its device.
     index: u32,
     queue: QueueId,
     /// Launches of other queues that this one is ordered after.
-    clock: Mutex<Clock>,
+    clock: Mutex<QueueClock>,
     launches: AtomicU64,
     live: Arc<AtomicUsize>,
     peak: AtomicUsize,
@@ -35,7 +35,7 @@ struct State {
 }
 
 /// Launches of each queue.
-type Clock = BTreeMap<u64, u64>;
+type QueueClock = BTreeMap<u64, u64>;
 
 /// A number of its own for every queue.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Default for QueueId {
 
 /// A point in a queue: the launches, of this and of other queues, that come before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NullEvent(Clock);
+pub struct NullEvent(QueueClock);
 
 /// Memory that is only counted.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl NullRuntime {
 
     /// A queue on device `index`: tensors of different devices never meet.
     pub fn on_device(index: u32) -> Self {
-        NullRuntime(Arc::new(State { index, ..Default::default() }))
+        NullRuntime(Arc::new(NullState { index, ..Default::default() }))
     }
 
     /// Whether what this queue launches from now on is ordered after every launch before `event`: its own launches are, and those of
@@ -88,7 +88,7 @@ impl NullRuntime {
         event.0.iter().all(|(queue, launches)| own.get(queue).is_some_and(|known| known >= launches))
     }
 
-    fn clock(&self) -> Clock {
+    fn clock(&self) -> QueueClock {
         let mut clock = self.0.clock.lock().unwrap_or_else(PoisonError::into_inner).clone();
         clock.insert(self.0.queue.0, self.launches());
         clock
@@ -123,7 +123,7 @@ impl Runtime for NullRuntime {
         Ok(Self::on_device(self.0.index))
     }
 
-    fn tagged(&self, _: Use) -> Self {
+    fn with_category(&self, _: MemoryCategory) -> Self {
         self.clone()
     }
 
@@ -175,7 +175,13 @@ impl Runtime for NullRuntime {
         Ok(())
     }
 
-    fn pointwise(&self, _: &Program, _: &[Operand<'_, Self>], _: &[Scalar], _: &mut [Out<'_, Self>]) -> Result<()> {
+    fn pointwise(
+        &self,
+        _: &Program,
+        _: &[ProgramOperand<'_, Self>],
+        _: &[Scalar],
+        _: &mut [Out<'_, Self>],
+    ) -> Result<()> {
         self.launch()
     }
 
@@ -185,7 +191,7 @@ impl Runtime for NullRuntime {
         _: &[View<'_, Self>],
         _: &[Scalar],
         _: &Shape,
-        _: ReduceOp,
+        _: ReduceKind,
         _: Out<'_, Self>,
     ) -> Result<()> {
         self.launch()

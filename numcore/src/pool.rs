@@ -1,6 +1,6 @@
 //! What every runtime's memory has in common: free blocks kept by size class, and the account. Blocks are whatever a device gives.
 
-use crate::{MemoryStats, Use};
+use crate::{MemoryCategory, MemoryStats};
 
 /// Classes are multiples of this.
 const ALIGN: usize = 256;
@@ -81,7 +81,7 @@ impl<B> Pool<B> {
     }
 
     /// Books `bytes` that are handed out.
-    pub fn book(&mut self, bytes: usize, use_: Use) {
+    pub fn book(&mut self, bytes: usize, use_: MemoryCategory) {
         self.stats.allocations += 1;
         for account in [&mut self.stats.by_use[use_ as usize], &mut self.stats.total] {
             account.live += bytes;
@@ -90,7 +90,7 @@ impl<B> Pool<B> {
     }
 
     /// Books `bytes` that came back.
-    pub fn unbook(&mut self, bytes: usize, use_: Use) {
+    pub fn unbook(&mut self, bytes: usize, use_: MemoryCategory) {
         self.stats.by_use[use_ as usize].live -= bytes;
         self.stats.total.live -= bytes;
     }

@@ -2,7 +2,7 @@
 //!
 //! **Invariant**: only this crate builds [`View`] and [`ViewMut`]; they lie inside their buffer, an output never overlaps
 //! itself, another output or an input, and every operand of a call has the shape its method states. The kernels' `unsafe` relies on it.
-//! An output's buffer is no input's buffer, disjoint ranges included, except through [`Operand::Own`] (WebGPU refuses one buffer bound
+//! An output's buffer is no input's buffer, disjoint ranges included, except through [`ProgramOperand::Own`] (WebGPU refuses one buffer bound
 //! for reading and for writing); outputs may share one.
 
 use std::fmt::{self, Debug};
@@ -46,7 +46,7 @@ impl fmt::Display for DeviceId {
 /// What memory is for; accounts are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Use {
+pub enum MemoryCategory {
     /// Everything that is not one of the others: values of the forward and backward pass.
     Activations,
     /// Parameters.
@@ -59,9 +59,15 @@ pub enum Use {
     Communication,
 }
 
-impl Use {
+impl MemoryCategory {
     /// Every category.
-    pub const ALL: [Use; 5] = [Use::Activations, Use::Parameters, Use::Gradients, Use::Optimizer, Use::Communication];
+    pub const ALL: [MemoryCategory; 5] = [
+        MemoryCategory::Activations,
+        MemoryCategory::Parameters,
+        MemoryCategory::Gradients,
+        MemoryCategory::Optimizer,
+        MemoryCategory::Communication,
+    ];
 }
 
 /// Bytes of one category.
@@ -76,8 +82,8 @@ pub struct Bytes {
 /// A handle's account of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Live and peak bytes, in the order of [`Use::ALL`].
-    pub by_use: [Bytes; Use::ALL.len()],
+    /// Live and peak bytes, in the order of [`MemoryCategory::ALL`].
+    pub by_use: [Bytes; MemoryCategory::ALL.len()],
     /// Live bytes of all categories, and their joint peak.
     pub total: Bytes,
     /// Taken from the system: live and kept for reuse.
@@ -88,7 +94,7 @@ pub struct MemoryStats {
 
 impl MemoryStats {
     /// One category's bytes.
-    pub fn of(&self, use_: Use) -> Bytes {
+    pub fn of(&self, use_: MemoryCategory) -> Bytes {
         self.by_use[use_ as usize]
     }
 }
@@ -104,7 +110,7 @@ pub enum Accumulate {
 
 /// How values are combined by [`Runtime::reduce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
+pub enum ReduceKind {
     /// `Σ`; 0 for none.
     Sum,
     /// `Π`; 1 for none.
@@ -163,7 +169,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Another queue on the same device, with its own memory account.
     fn fork(&self) -> Result<Self>;
     /// The same queue, booking memory under another category.
-    fn tagged(&self, use_: Use) -> Self;
+    fn with_category(&self, use_: MemoryCategory) -> Self;
     /// A point after all work queued so far.
     fn record(&self) -> Result<Self::Event>;
     /// Orders later work of this queue after `event`.
@@ -190,7 +196,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     fn pointwise(
         &self,
         program: &Program,
-        ins: &[Operand<'_, Self>],
+        ins: &[ProgramOperand<'_, Self>],
         scalars: &[Scalar],
         outs: &mut [Out<'_, Self>],
     ) -> Result<()>;
@@ -202,7 +208,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         ins: &[View<'_, Self>],
         scalars: &[Scalar],
         full: &Shape,
-        op: ReduceOp,
+        op: ReduceKind,
         out: Out<'_, Self>,
     ) -> Result<()>;
     /// Position (`i64`) of an extreme along `axis`; `out` has size 1 there.
@@ -241,12 +247,12 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     ) -> Result<()>;
     /// Whether kernels of `op` take outputs whose axes lie in memory in another order, the last one innermost, perhaps with other outputs
     /// between their rows; others are given row-major outputs.
-    fn keeps_order(&self, op: &FusedOp) -> bool {
+    fn supports_strided_outputs(&self, op: &FusedOp) -> bool {
         let _ = op;
         false
     }
     /// Whether kernels of `op` can add to row-major outputs ([`Accumulate::Add`]); others are asked to overwrite all of theirs.
-    fn adds(&self, op: &FusedOp) -> bool {
+    fn supports_accumulate(&self, op: &FusedOp) -> bool {
         let _ = op;
         false
     }
@@ -327,7 +333,7 @@ impl<'a, R: Runtime> ViewMut<'a, R> {
 }
 
 /// An input of a pointwise program.
-pub enum Operand<'a, R: Runtime> {
+pub enum ProgramOperand<'a, R: Runtime> {
     /// A view.
     View(View<'a, R>),
     /// The old value of output `k`: work in place. Never a second view, which the borrow checker and WGSL both refuse.

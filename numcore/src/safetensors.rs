@@ -70,7 +70,7 @@ pub struct HostTensor<'a> {
 pub fn load<R: Runtime>(path: impl AsRef<Path>, rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
     let (mut file, header) = open(path.as_ref())?;
     let mut bytes = Vec::new();
-    let mut load = |slot: Slot| {
+    let mut load = |slot: TensorSlot| {
         crate::tensor::resize(&mut bytes, slot.range.len(), 0)?;
         file.read_exact(&mut bytes).map_err(|e| Error::io(path.as_ref(), e))?;
         let tensor = slot.checked(&header.what, &bytes)?.on(rt)?;
@@ -148,7 +148,7 @@ impl Reader {
         Ok(())
     }
 
-    fn slot(&self, name: &str) -> Result<&Slot> {
+    fn slot(&self, name: &str) -> Result<&TensorSlot> {
         let slot = self.places.get(name).and_then(|&place| self.header.slots.get(place));
         slot.ok_or_else(|| Error::state(name, format!("is not in {}", self.path.display())))
     }
@@ -211,10 +211,10 @@ impl HostTensor<'_> {
 struct Header {
     what: String,
     notes: Notes,
-    slots: Vec<Slot>,
+    slots: Vec<TensorSlot>,
 }
 
-struct Slot {
+struct TensorSlot {
     name: String,
     dtype: DType,
     shape: Shape,
@@ -244,22 +244,22 @@ impl Header {
             return Err(bad(format!("its tensors need {} bytes, {data} are there", header.data_len())));
         }
         let slots =
-            header.offset_keys().into_iter().map(|name| Slot::new(&header, name).map_err(|e| bad(e.to_string())));
+            header.offset_keys().into_iter().map(|name| TensorSlot::new(&header, name).map_err(|e| bad(e.to_string())));
         let slots = slots.collect::<Result<_>>()?;
         let notes = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
         Ok(Header { what, notes, slots })
     }
 }
 
-impl Slot {
-    fn new(header: &Metadata, name: String) -> Result<Slot> {
+impl TensorSlot {
+    fn new(header: &Metadata, name: String) -> Result<TensorSlot> {
         let Some(info) = header.info(&name) else { return Err(Error::state(name, "is not in the header")) };
         let Some(&(dtype, _)) = DTYPES.iter().find(|(_, d)| *d == info.dtype) else {
             return Err(Error::state(name, format!("has element type {}, which no tensor here can have", info.dtype)));
         };
         let shape = Shape::new(&info.shape).map_err(|e| Error::state(name.clone(), e.to_string()))?;
         let (from, to) = info.data_offsets;
-        Ok(Slot { name, dtype, shape, range: from..to })
+        Ok(TensorSlot { name, dtype, shape, range: from..to })
     }
 
     fn checked<'a>(&self, what: &str, bytes: &'a [u8]) -> Result<HostTensor<'a>> {

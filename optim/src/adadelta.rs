@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`Adadelta`].
@@ -26,11 +26,11 @@ config! {
 pub type Adadelta<R> = FlatOptimizer<R, AdadeltaConfig>;
 
 impl Elementwise for AdadeltaConfig {
-    fn states(&self) -> Vec<State> {
-        vec![State::zeros("square_avg"), State::zeros("acc_delta")]
+    fn states(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("square_avg"), StateSpec::zeros("acc_delta")]
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         form.maximizing(self.maximize).program("adadelta", |p, g, [v, u], [lr, keep, take, eps, decay]| {
             let g = g + p * decay;
             let v = v * keep + g * g * take;
@@ -40,7 +40,7 @@ impl Elementwise for AdadeltaConfig {
         })
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         scalars([now.lr, self.rho, 1.0 - self.rho, self.eps, self.weight_decay])
     }
 }

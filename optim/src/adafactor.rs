@@ -8,7 +8,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use crate::{FlatOptimizer, Memory, Now, Rule, State, norms::sum_of_squares};
+use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, norms::sum_of_squares};
 
 config! {
     /// Hyper-parameters of [`Adafactor`].
@@ -73,7 +73,7 @@ impl AdafactorConfig {
     }
 
     /// `u` of a matrix: its second moments are the product of row and column means.
-    fn of_matrix<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut Memory<'_, R>) -> Result<Tensor<R>> {
+    fn of_matrix<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut UpdateMemory<'_, R>) -> Result<Tensor<R>> {
         for (k, axis) in [(0, -1), (1, -2)] {
             let mean = g.square()?.mean(&[axis], true)?;
             memory.update_states(k..k + 1, None, &LERP, &[&mean], &[w.into()])?;
@@ -83,28 +83,32 @@ impl AdafactorConfig {
         g.apply_program(&OF_MATRIX, &[&row, &column, &row.mean(&[-2], true)?], &[eps1.into(), (eps1 * eps1).into()])
     }
 
-    fn of_vector<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut Memory<'_, R>) -> Result<Tensor<R>> {
+    fn of_vector<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut UpdateMemory<'_, R>) -> Result<Tensor<R>> {
         memory.update_states(2..3, None, &LERP_SQUARE, &[g], &[w.into()])?;
         g.apply_program(&OF_VECTOR, &[&memory.state(2)?], &[self.eps1(g.dtype()).powi(2).into()])
     }
 }
 
-impl Rule for AdafactorConfig {
+impl UpdateRule for AdafactorConfig {
     type Kernel = ();
 
     /// Means of a matrix' rows and columns; second moments of a vector.
-    fn tensors(&self) -> Vec<State> {
+    fn tensors(&self) -> Vec<StateSpec> {
         let vector: fn(&Shape) -> Shape = |s| if s.rank() < 2 { *s } else { NONE(s) };
         let rows: fn(&Shape) -> Shape = |s| without(s, 1);
         let columns: fn(&Shape) -> Shape = |s| without(s, 2);
-        vec![State::shaped("row_var", rows), State::shaped("col_var", columns), State::shaped("variance", vector)]
+        vec![
+            StateSpec::shaped("row_var", rows),
+            StateSpec::shaped("col_var", columns),
+            StateSpec::shaped("variance", vector),
+        ]
     }
 
     fn kernel(&self, _: Option<DType>) -> Result<()> {
         Ok(())
     }
 
-    fn update<R: Runtime>(&self, (): &(), now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
+    fn update<R: Runtime>(&self, (): &(), now: StepContext, memory: &mut UpdateMemory<'_, R>) -> Result<()> {
         let (n, t) = (memory.shape().numel(), now.step as f64);
         let w = t.powf(self.beta2_decay);
         let g = memory.gradient()?;

@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`Adagrad`].
@@ -28,11 +28,11 @@ config! {
 pub type Adagrad<R> = FlatOptimizer<R, AdagradConfig>;
 
 impl Elementwise for AdagradConfig {
-    fn states(&self) -> Vec<State> {
-        vec![State::filled("sum", self.initial_accumulator_value)]
+    fn states(&self) -> Vec<StateSpec> {
+        vec![StateSpec::filled("sum", self.initial_accumulator_value)]
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         form.maximizing(self.maximize).program("adagrad", |p, g, [sum], [lr, decay, eps]| {
             let g = g + p * decay;
             let sum = sum + g * g;
@@ -40,7 +40,7 @@ impl Elementwise for AdagradConfig {
         })
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         let lr = now.lr / (1.0 + (now.step - 1) as f64 * self.lr_decay);
         scalars([lr, self.weight_decay, self.eps])
     }

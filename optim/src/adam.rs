@@ -2,7 +2,7 @@
 
 use numcore::pointwise::{Expr, Program};
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`Adam`].
@@ -31,27 +31,27 @@ config! {
 pub type Adam<R> = FlatOptimizer<R, AdamConfig>;
 
 impl Elementwise for AdamConfig {
-    fn states(&self) -> Vec<State> {
+    fn states(&self) -> Vec<StateSpec> {
         moments(self.amsgrad)
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         program("adam", form.maximizing(self.maximize), Decay::Coupled, self.amsgrad)
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         numbers(self.betas, self.eps, self.weight_decay, now)
     }
 }
 
 /// What Adam and AdamW keep.
-pub(crate) fn moments(amsgrad: bool) -> Vec<State> {
+pub(crate) fn moments(amsgrad: bool) -> Vec<StateSpec> {
     let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
-    names[..2 + usize::from(amsgrad)].iter().map(|n| State::zeros(n)).collect()
+    names[..2 + usize::from(amsgrad)].iter().map(|n| StateSpec::zeros(n)).collect()
 }
 
 /// `decay`: what weight decay multiplies the parameter by.
-pub(crate) fn numbers([b1, b2]: [f64; 2], eps: f64, decay: f64, now: Now) -> Scalars {
+pub(crate) fn numbers([b1, b2]: [f64; 2], eps: f64, decay: f64, now: StepContext) -> Scalars {
     let t = now.step as f64;
     let (unbias1, unbias2) = (1.0 / (1.0 - b1.powf(t)), 1.0 / (1.0 - b2.powf(t)));
     scalars([1.0 - b1, b2, 1.0 - b2, eps, decay, unbias2.sqrt(), now.lr * unbias1])
@@ -64,7 +64,7 @@ pub(crate) enum Decay {
     Decoupled,
 }
 
-pub(crate) fn program(name: &'static str, form: Form, decay: Decay, amsgrad: bool) -> Program {
+pub(crate) fn program(name: &'static str, form: UpdateForm, decay: Decay, amsgrad: bool) -> Program {
     if amsgrad {
         return form.program(name, |p, g, [m, v, top], s| {
             let (p, [m, v, top]) = step([p, g, m, v], Some(top), s, decay);

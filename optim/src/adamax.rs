@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`Adamax`].
@@ -26,11 +26,11 @@ config! {
 pub type Adamax<R> = FlatOptimizer<R, AdamaxConfig>;
 
 impl Elementwise for AdamaxConfig {
-    fn states(&self) -> Vec<State> {
-        vec![State::zeros("exp_avg"), State::zeros("exp_inf")]
+    fn states(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("exp_avg"), StateSpec::zeros("exp_inf")]
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         form.maximizing(self.maximize).program("adamax", |p, g, [m, u], [take1, keep2, eps, decay, lr]| {
             let g = g + p * decay;
             let m = m + (g - m) * take1;
@@ -39,7 +39,7 @@ impl Elementwise for AdamaxConfig {
         })
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         let [b1, b2] = self.betas;
         let lr = now.lr / (1.0 - b1.powf(now.step as f64));
         scalars([1.0 - b1, b2, self.eps, self.weight_decay, lr])

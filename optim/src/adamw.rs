@@ -3,7 +3,7 @@
 use numcore::pointwise::Program;
 
 use crate::{
-    Elementwise, FlatOptimizer, Form, Now, Scalars, State,
+    Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm,
     adam::{Decay, moments, numbers, program},
 };
 
@@ -31,15 +31,15 @@ config! {
 pub type AdamW<R> = FlatOptimizer<R, AdamWConfig>;
 
 impl Elementwise for AdamWConfig {
-    fn states(&self) -> Vec<State> {
+    fn states(&self) -> Vec<StateSpec> {
         moments(self.amsgrad)
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         program("adamw", form.maximizing(self.maximize), Decay::Decoupled, self.amsgrad)
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         numbers(self.betas, self.eps, 1.0 - now.lr * self.weight_decay, now)
     }
 }

@@ -17,7 +17,7 @@ use crate::{
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Norm {
+pub enum NormOrder {
     /// The root of the sum of squares.
     L2,
     /// The largest magnitude.
@@ -46,7 +46,7 @@ static CLAMP: LazyLock<Program> = LazyLock::new(|| Program::new("clip_value", |[
 
 /// The norm of all gradients as if they were one vector: a scalar on the device, `f32` (`f64` if a gradient is).
 /// [`item`](Tensor::item) waits for it and gives it to the host.
-pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: Norm) -> Result<Tensor<R>> {
+pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -> Result<Tensor<R>> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));
     let Some(rt) = gradients.runtime() else { return Err(Error::argument("grad_norm", "there are no parameters")) };
@@ -54,13 +54,13 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: Norm) -> Res
         return Tensor::zeros(&rt, [], dtype);
     }
     let of = |x: &Tensor<R>| match norm {
-        Norm::L2 => sum_of_squares(x),
-        Norm::Inf => x.amax(&[], true)?.maximum(&x.amin(&[], true)?.neg()?),
+        NormOrder::L2 => sum_of_squares(x),
+        NormOrder::Inf => x.amax(&[], true)?.maximum(&x.amin(&[], true)?.neg()?),
     };
     let all = joined(&pieces, dtype, of)?;
     let total = match norm {
-        Norm::L2 => all.sum(&[], false)?.sqrt()?,
-        Norm::Inf => all.amax(&[], false)?,
+        NormOrder::L2 => all.sum(&[], false)?.sqrt()?,
+        NormOrder::Inf => all.amax(&[], false)?,
     };
     match gradients.pending() {
         Some(factor) => total.apply_program(&SCALED_NORM, &[factor], &[]),
@@ -72,7 +72,11 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: Norm) -> Res
 ///
 /// Of [`FlatGradients`] no memory is touched: the coefficient stays on the device, and the optimizer's launch applies it. A norm
 /// that is not finite makes all gradients NaN or 0, as PyTorch's does; look at it if that can happen.
-pub fn clip_grad_norm<R: Runtime>(gradients: &mut impl GradientSet<R>, max_norm: f64, norm: Norm) -> Result<Tensor<R>> {
+pub fn clip_grad_norm<R: Runtime>(
+    gradients: &mut impl GradientSet<R>,
+    max_norm: f64,
+    norm: NormOrder,
+) -> Result<Tensor<R>> {
     if max_norm.is_nan() || max_norm < 0.0 {
         return Err(Error::argument("clip_grad_norm", format!("the largest norm cannot be {max_norm}")));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{Error, Flat, Result, Runtime, Tensor};
 
-use crate::{FlatParams, Optimizer, OwnGradients, Schedule};
+use crate::{FlatParams, LrSchedule, Optimizer, OwnGradients};
 
 /// Optimizers of disjoint parameters that step together, with one set of gradients.
 pub struct Combined<R: Runtime> {
@@ -82,7 +82,7 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         self.all.iter_mut().try_for_each(|o| o.set_lr(lr))
     }
 
-    fn set_schedule(&mut self, schedule: Arc<dyn Schedule>) {
+    fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>) {
         self.all.iter_mut().for_each(|o| o.set_schedule(schedule.clone()));
     }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 /// What a hyper-parameter may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum HyperBound {
     /// Any number but NaN.
     Any,
     /// 0 or more.
@@ -20,44 +20,44 @@ pub enum Bound {
     Unit,
 }
 
-impl Bound {
+impl HyperBound {
     fn holds(self, x: f64) -> bool {
         match self {
-            Bound::Any => !x.is_nan(),
-            Bound::NonNegative => x >= 0.0,
-            Bound::Positive => x > 0.0,
-            Bound::NonPositive => x <= 0.0,
-            Bound::AtLeastOne => x >= 1.0,
-            Bound::Unit => (0.0..1.0).contains(&x),
+            HyperBound::Any => !x.is_nan(),
+            HyperBound::NonNegative => x >= 0.0,
+            HyperBound::Positive => x > 0.0,
+            HyperBound::NonPositive => x <= 0.0,
+            HyperBound::AtLeastOne => x >= 1.0,
+            HyperBound::Unit => (0.0..1.0).contains(&x),
         }
     }
 
     fn words(self) -> &'static str {
         match self {
-            Bound::Any => "a number",
-            Bound::NonNegative => "0 or more",
-            Bound::Positive => "more than 0",
-            Bound::NonPositive => "0 or less",
-            Bound::AtLeastOne => "1 or more",
-            Bound::Unit => "in [0, 1)",
+            HyperBound::Any => "a number",
+            HyperBound::NonNegative => "0 or more",
+            HyperBound::Positive => "more than 0",
+            HyperBound::NonPositive => "0 or less",
+            HyperBound::AtLeastOne => "1 or more",
+            HyperBound::Unit => "in [0, 1)",
         }
     }
 }
 
 /// The numbers a hyper-parameter is saved as.
-pub type Numbers = SmallVec<[f64; 3]>;
+pub type HyperNumbers = SmallVec<[f64; 3]>;
 
 /// A hyper-parameter's type: something made of numbers.
-pub trait Value {
+pub trait HyperValue {
     /// Its numbers.
-    fn numbers(&self) -> Numbers;
+    fn numbers(&self) -> HyperNumbers;
     /// Takes these numbers; false, and unchanged, when they are none of its values.
     fn assign(&mut self, numbers: &[f64]) -> bool;
 }
 
-impl Value for f64 {
-    fn numbers(&self) -> Numbers {
-        Numbers::from_slice(&[*self])
+impl HyperValue for f64 {
+    fn numbers(&self) -> HyperNumbers {
+        HyperNumbers::from_slice(&[*self])
     }
     fn assign(&mut self, numbers: &[f64]) -> bool {
         let [x] = numbers else { return false };
@@ -66,18 +66,18 @@ impl Value for f64 {
     }
 }
 
-impl<const N: usize> Value for [f64; N] {
-    fn numbers(&self) -> Numbers {
-        Numbers::from_slice(self)
+impl<const N: usize> HyperValue for [f64; N] {
+    fn numbers(&self) -> HyperNumbers {
+        HyperNumbers::from_slice(self)
     }
     fn assign(&mut self, numbers: &[f64]) -> bool {
         numbers.try_into().map(|n| *self = n).is_ok()
     }
 }
 
-impl Value for bool {
-    fn numbers(&self) -> Numbers {
-        Numbers::from_slice(&[f64::from(u8::from(*self))])
+impl HyperValue for bool {
+    fn numbers(&self) -> HyperNumbers {
+        HyperNumbers::from_slice(&[f64::from(u8::from(*self))])
     }
     fn assign(&mut self, numbers: &[f64]) -> bool {
         let ([0.0] | [1.0]) = numbers else { return false };
@@ -86,9 +86,9 @@ impl Value for bool {
     }
 }
 
-impl Value for u32 {
-    fn numbers(&self) -> Numbers {
-        Numbers::from_slice(&[f64::from(*self)])
+impl HyperValue for u32 {
+    fn numbers(&self) -> HyperNumbers {
+        HyperNumbers::from_slice(&[f64::from(*self)])
     }
     fn assign(&mut self, numbers: &[f64]) -> bool {
         let [x] = numbers else { return false };
@@ -99,8 +99,8 @@ impl Value for u32 {
 }
 
 /// Saved as the number itself, or as none.
-impl Value for Option<f64> {
-    fn numbers(&self) -> Numbers {
+impl HyperValue for Option<f64> {
+    fn numbers(&self) -> HyperNumbers {
         self.iter().copied().collect()
     }
     fn assign(&mut self, numbers: &[f64]) -> bool {
@@ -110,25 +110,25 @@ impl Value for Option<f64> {
 }
 
 /// One hyper-parameter of a [`Config`].
-pub struct Setting<'a> {
+pub struct HyperParam<'a> {
     /// Its name.
     pub name: &'static str,
     /// Its value.
-    pub value: &'a mut dyn Value,
+    pub value: &'a mut dyn HyperValue,
     /// What it may be.
-    pub bound: Bound,
+    pub bound: HyperBound,
 }
 
 /// The hyper-parameters of an optimizer. Write one with [`config!`](crate::config).
 pub trait Config: Clone + Default + Send + Sync + 'static {
     /// The optimizer's name, in messages.
     const NAME: &'static str;
-    /// The base learning rate, which a [`Schedule`](crate::Schedule) starts from.
+    /// The base learning rate, which a [`LrSchedule`](crate::LrSchedule) starts from.
     fn lr(&self) -> f64;
     /// Sets the base learning rate.
     fn set_lr(&mut self, lr: f64);
     /// All of them, in declaration order.
-    fn settings(&mut self) -> Vec<Setting<'_>>;
+    fn settings(&mut self) -> Vec<HyperParam<'_>>;
 
     /// Sets one by name: from a command line or a file.
     fn set(&mut self, name: &str, numbers: &[f64]) -> Result<()> {
@@ -146,7 +146,7 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
     /// An error that names the first one out of range.
     fn check(&self) -> Result<()> {
         let mut copy = self.clone();
-        for Setting { name, value, bound } in copy.settings() {
+        for HyperParam { name, value, bound } in copy.settings() {
             let numbers = value.numbers();
             if !numbers.iter().all(|&x| bound.holds(x)) {
                 let why = format!("`{name}` must be {}, it is {:?}", bound.words(), numbers.as_slice());
@@ -193,9 +193,9 @@ macro_rules! config {
             const NAME: &'static str = $title;
             fn lr(&self) -> f64 { self.lr }
             fn set_lr(&mut self, lr: f64) { self.lr = lr; }
-            fn settings(&mut self) -> Vec<$crate::Setting<'_>> {
-                vec![$($crate::Setting {
-                    name: stringify!($field), value: &mut self.$field, bound: $crate::Bound::$bound,
+            fn settings(&mut self) -> Vec<$crate::HyperParam<'_>> {
+                vec![$($crate::HyperParam {
+                    name: stringify!($field), value: &mut self.$field, bound: $crate::HyperBound::$bound,
                 },)*]
             }
         }

@@ -6,7 +6,7 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use crate::{Config, Memory, Now, Rule, State};
+use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule};
 
 /// Run-time numbers of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;
@@ -18,7 +18,7 @@ pub fn scalars<const N: usize>(numbers: [f64; N]) -> Scalars {
 
 /// Which buffers a program runs over. The formula is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
+pub struct UpdateForm {
     /// The parameters' type when it is one of two bytes: the update then acts on an `f32` master copy, and the same launch
     /// writes the rounded parameter.
     pub half: Option<DType>,
@@ -28,19 +28,19 @@ pub struct Form {
     pub maximize: bool,
 }
 
-impl Form {
+impl UpdateForm {
     /// Every one.
-    pub const ALL: [Form; 6] = {
-        const fn of(half: Option<DType>, scaled: bool) -> Form {
-            Form { half, scaled, maximize: false }
+    pub const ALL: [UpdateForm; 6] = {
+        const fn of(half: Option<DType>, scaled: bool) -> UpdateForm {
+            UpdateForm { half, scaled, maximize: false }
         }
         let (f16, bf16) = (Some(DType::F16), Some(DType::BF16));
         [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
     };
 
     /// The same, climbing or not.
-    pub fn maximizing(self, maximize: bool) -> Form {
-        Form { maximize, ..self }
+    pub fn maximizing(self, maximize: bool) -> UpdateForm {
+        UpdateForm { maximize, ..self }
     }
 
     /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time numbers, the new parameter
@@ -82,12 +82,12 @@ impl Form {
 )]
 pub trait Elementwise: Config {
     /// The tensors kept for each parameter, of its shape.
-    fn states(&self) -> Vec<State>;
-    /// The formula, by [`Form::program`].
-    fn program(&self, form: Form) -> Program;
+    fn states(&self) -> Vec<StateSpec>;
+    /// The formula, by [`UpdateForm::program`].
+    fn program(&self, form: UpdateForm) -> Program;
     /// Its run-time numbers, combined here in `f64` as far as they go: a program computes in the parameters' type, where `1 − β`
     /// would lose digits.
-    fn scalars(&self, now: Now) -> Scalars;
+    fn scalars(&self, now: StepContext) -> Scalars;
     /// An error for hyper-parameters that do not go together.
     fn consistent(&self) -> Result<()> {
         Ok(())
@@ -108,20 +108,20 @@ impl Programs {
     }
 }
 
-impl<E: Elementwise> Rule for E {
+impl<E: Elementwise> UpdateRule for E {
     type Kernel = Programs;
 
     const PER_PARAMETER: bool = false;
 
-    fn tensors(&self) -> Vec<State> {
+    fn tensors(&self) -> Vec<StateSpec> {
         self.states()
     }
 
     fn kernel(&self, half: Option<DType>) -> Result<Programs> {
-        let program = |scaled| self.program(Form { half, scaled, maximize: false });
+        let program = |scaled| self.program(UpdateForm { half, scaled, maximize: false });
         let programs = Programs { plain: program(false), scaled: program(true) };
         let states = programs.plain.outputs().len() - 1 - usize::from(half.is_some());
-        let numbers = self.scalars(Now { lr: 0.0, step: 1 }).len();
+        let numbers = self.scalars(StepContext { lr: 0.0, step: 1 }).len();
         if (states, programs.plain.scalars()) != (self.states().len(), numbers) {
             let why = format!(
                 "its program updates {states} states by {} numbers, it declares {} and {numbers}",
@@ -137,7 +137,7 @@ impl<E: Elementwise> Rule for E {
         self.consistent()
     }
 
-    fn update<R: Runtime>(&self, kernel: &Programs, now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
+    fn update<R: Runtime>(&self, kernel: &Programs, now: StepContext, memory: &mut UpdateMemory<'_, R>) -> Result<()> {
         memory.launch(kernel.get(memory.is_scaled()), &self.scalars(now))
     }
 }
@@ -147,7 +147,7 @@ impl<E: Elementwise> Rule for E {
 pub fn programs() -> Vec<Program> {
     fn of<E: Elementwise>() -> impl Iterator<Item = Program> {
         let rule = E::default();
-        Form::ALL.into_iter().map(move |form| rule.program(form))
+        UpdateForm::ALL.into_iter().map(move |form| rule.program(form))
     }
     use crate::*;
     let adam = of::<AdamConfig>().chain(of::<AdamWConfig>()).chain(of::<AdamaxConfig>());
@@ -155,6 +155,6 @@ pub fn programs() -> Vec<Program> {
     let others =
         of::<AdagradConfig>().chain(of::<RmsPropConfig>()).chain(of::<AdadeltaConfig>()).chain(of::<LionConfig>());
     let momentum = SgdConfig { momentum: 0.9, ..Default::default() };
-    let sgd = of::<SgdConfig>().chain(Form::ALL.into_iter().map(move |form| momentum.program(form)));
+    let sgd = of::<SgdConfig>().chain(UpdateForm::ALL.into_iter().map(move |form| momentum.program(form)));
     sgd.chain(adam).chain(others).collect()
 }

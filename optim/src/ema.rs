@@ -7,7 +7,7 @@ use std::{
 
 use autograd::Leaf;
 use numcore::{
-    Error, Flat, Result, Runtime, Tensor, Use,
+    Error, Flat, MemoryCategory, Result, Runtime, Tensor,
     ops::{Op, PointwiseOps, update},
     pointwise::Program,
 };
@@ -40,7 +40,7 @@ impl<R: Runtime> Ema<R> {
         let mut ema = Ema { decay, warmup: false, updates: 0, averages: vec![], leaves: vec![], own: None };
         for params in optimizer.params_mut() {
             let layout = params.layout().with_dtype(params.working());
-            let mut average = Flat::zeros_for(params.runtime(), Use::Optimizer, layout)?;
+            let mut average = Flat::zeros_for(params.runtime(), MemoryCategory::Optimizer, layout)?;
             let weights = params.weights()?;
             lending(&mut [&mut average], Flat::lend_whole, |outs| {
                 outs[0].reset();
@@ -100,7 +100,7 @@ impl<R: Runtime> Ema<R> {
         let mut moved = Vec::with_capacity(params.len());
         for params in params {
             let layout = params.layout().with_dtype(params.working());
-            let mut average = Flat::zeros_for(params.runtime(), Use::Optimizer, layout)?;
+            let mut average = Flat::zeros_for(params.runtime(), MemoryCategory::Optimizer, layout)?;
             for (i, (p, k)) in params.leaves().iter().enumerate().filter_map(|(i, l)| Some((i, *old.get(&l.id())?))) {
                 overwrite(&mut average, i, &self.averages[p].tensor(k)?)?;
             }
@@ -159,7 +159,7 @@ impl<R: Runtime> Ema<R> {
     /// Takes such a state over; an entry that is missing, unexpected or does not fit is an error, and nothing is changed then.
     pub fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         self.require_out("load_state_dict")?;
-        let mut reader = crate::state::Reader::new(state);
+        let mut reader = crate::state::StateReader::new(state);
         let mut values = Vec::new();
         for (p, (average, of)) in self.averages.iter().zip(&self.leaves).enumerate() {
             for (i, leaf) in of.iter().enumerate() {

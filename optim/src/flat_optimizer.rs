@@ -7,7 +7,7 @@ use nn::{Module, ModuleExt};
 use numcore::{DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor};
 
 use crate::{
-    FlatParams, Memory, Now, Optimizer, OwnGradients, Rule, Schedule,
+    FlatParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateMemory, UpdateRule,
     params::{one_of, overwrite, require_sole},
     runs::next_run,
 };
@@ -48,12 +48,12 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-pub struct FlatOptimizer<R: Runtime, C: Rule> {
+pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     defaults: C,
     pub(crate) groups: Vec<C>,
-    pub(crate) parts: Vec<Part<R, C>>,
+    pub(crate) parts: Vec<ParamPart<R, C>>,
     pub(crate) steps: u64,
-    schedule: Option<Arc<dyn Schedule>>,
+    schedule: Option<Arc<dyn LrSchedule>>,
     own: OwnGradients<R>,
 }
 
@@ -61,17 +61,17 @@ pub struct FlatOptimizer<R: Runtime, C: Rule> {
 pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 /// The parameters of one group and dtype.
-pub(crate) struct Part<R: Runtime, C: Rule> {
+pub(crate) struct ParamPart<R: Runtime, C: UpdateRule> {
     pub(crate) group: usize,
     pub(crate) params: FlatParams<R>,
-    /// In the order of [`Rule::tensors`].
+    /// In the order of [`UpdateRule::tensors`].
     pub(crate) states: Vec<Flat<R>>,
     /// Updates each parameter has had.
     pub(crate) steps: Vec<u64>,
     pub(crate) kernel: C::Kernel,
 }
 
-impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
+impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     /// An optimizer over the parameters of `model` that require gradients now, in one group.
     pub fn new(model: &(impl Module<R> + ?Sized), config: C) -> Result<Self> {
         let trained = model.parameters().into_iter().filter(|p| p.requires_grad());
@@ -101,7 +101,7 @@ impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
         self.require_new(&leaves)?;
         refuse(&config, &leaves)?;
         for leaves in by_dtype(leaves) {
-            self.parts.push(Part::new(self.groups.len(), &config, leaves)?);
+            self.parts.push(ParamPart::new(self.groups.len(), &config, leaves)?);
         }
         self.groups.push(config);
         self.own = OwnGradients::default();
@@ -114,7 +114,7 @@ impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
     }
 
     /// With a schedule.
-    pub fn scheduled(mut self, schedule: impl Schedule + 'static) -> Self {
+    pub fn scheduled(mut self, schedule: impl LrSchedule + 'static) -> Self {
         self.schedule = Some(Arc::new(schedule));
         self
     }
@@ -171,7 +171,7 @@ impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
     }
 
     fn require_layouts(&self, grads: &[Flat<R>]) -> Result<()> {
-        let fits = |(part, grads): (&Part<R, C>, &Flat<R>)| same_places(part.params.layout(), grads.layout());
+        let fits = |(part, grads): (&ParamPart<R, C>, &Flat<R>)| same_places(part.params.layout(), grads.layout());
         if self.parts.len() == grads.len() && self.parts.iter().zip(grads).all(fits) {
             return Ok(());
         }
@@ -197,7 +197,7 @@ fn same_places(a: &FlatLayout, b: &FlatLayout) -> bool {
     a == b || (a.numel() == b.numel() && ranges())
 }
 
-impl<R: Runtime, C: Rule> Optimizer<R> for FlatOptimizer<R, C> {
+impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
     fn params(&self) -> Vec<&FlatParams<R>> {
         self.parts.iter().map(|p| &p.params).collect()
     }
@@ -244,7 +244,7 @@ impl<R: Runtime, C: Rule> Optimizer<R> for FlatOptimizer<R, C> {
         Ok(())
     }
 
-    fn set_schedule(&mut self, schedule: Arc<dyn Schedule>) {
+    fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>) {
         self.schedule = Some(schedule);
     }
 
@@ -283,12 +283,12 @@ impl<R: Runtime, C: Rule> Optimizer<R> for FlatOptimizer<R, C> {
     }
 }
 
-impl<R: Runtime, C: Rule> Part<R, C> {
+impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
     fn new(group: usize, config: &C, leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
         let steps = vec![0; leaves.len()];
         let params = FlatParams::new(leaves)?;
         let states = config.tensors().iter().map(|s| params.state(s)).collect::<Result<_>>()?;
-        Ok(Part { group, kernel: config.kernel(params.half())?, states, steps, params })
+        Ok(ParamPart { group, kernel: config.kernel(params.half())?, states, steps, params })
     }
 
     fn reorder(&mut self, config: &C, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
@@ -328,10 +328,10 @@ impl<R: Runtime, C: Rule> Part<R, C> {
         let mut at = 0;
         while let Some(ranges) = self.next_run(at, grads) {
             at = ranges.end;
-            let now = Now { lr, step: self.steps[ranges.start] + 1 };
+            let now = StepContext { lr, step: self.steps[ranges.start] + 1 };
             let (params, states) = (&mut self.params, &mut self.states[..]);
             if !grads.layout().span(ranges.clone()).is_empty() {
-                let mut memory = Memory { params, states, grads, scale, ranges: ranges.clone() };
+                let mut memory = UpdateMemory { params, states, grads, scale, ranges: ranges.clone() };
                 config.update(&self.kernel, now, &mut memory)?;
             }
             self.steps[ranges].fill(now.step);
@@ -353,7 +353,7 @@ fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Leaf<R>>>> {
     parts.into_iter().map(|(_, part)| part).collect()
 }
 
-fn refuse<R: Runtime, C: Rule>(config: &C, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+fn refuse<R: Runtime, C: UpdateRule>(config: &C, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
     let why = |l: &Arc<Leaf<R>>| Some(format!("`{}` {}", l.name(), config.refuses(&l.spec())?));
     let refused: Vec<String> = leaves.iter().filter_map(why).collect();
     if refused.is_empty() { Ok(()) } else { Err(Error::argument(C::NAME, refused.join("; "))) }

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use autograd::{BackwardHook, Gradients, Leaf, LeafGrad};
 use numcore::{
-    Error, ErrorKind, Flat, Result, Runtime, Tensor, TensorMut, Use,
+    Error, ErrorKind, Flat, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Op, PointwiseOps, ViewOps, update},
 };
 
@@ -30,7 +30,7 @@ pub struct FlatGradients<R: Runtime> {
 impl<R: Runtime> FlatGradients<R> {
     /// None yet, for these parameters.
     pub fn new(params: &[&FlatParams<R>]) -> Result<Self> {
-        let flat = |p: &&FlatParams<R>| Flat::zeros_for(p.runtime(), Use::Gradients, p.layout().clone());
+        let flat = |p: &&FlatParams<R>| Flat::zeros_for(p.runtime(), MemoryCategory::Gradients, p.layout().clone());
         let leaves: Vec<Vec<_>> = params.iter().map(|p| p.leaves().to_vec()).collect();
         let places =
             leaves.iter().enumerate().flat_map(|(p, of)| of.iter().enumerate().map(move |(i, l)| (l.id(), (p, i))));

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use numcore::{DType, Result, Runtime, TensorMut, ops::PointwiseOps, pointwise::Program};
 
-use crate::{FlatOptimizer, Memory, Now, Rule, State, norms::sum_of_squares};
+use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, norms::sum_of_squares};
 
 config! {
     /// Hyper-parameters of [`Lamb`].
@@ -45,18 +45,18 @@ static STEP: LazyLock<Program> = LazyLock::new(|| {
     })
 });
 
-impl Rule for LambConfig {
+impl UpdateRule for LambConfig {
     type Kernel = ();
 
-    fn tensors(&self) -> Vec<State> {
-        vec![State::zeros("exp_avg"), State::zeros("exp_avg_sq")]
+    fn tensors(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("exp_avg"), StateSpec::zeros("exp_avg_sq")]
     }
 
     fn kernel(&self, _: Option<DType>) -> Result<()> {
         Ok(())
     }
 
-    fn update<R: Runtime>(&self, (): &(), now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
+    fn update<R: Runtime>(&self, (): &(), now: StepContext, memory: &mut UpdateMemory<'_, R>) -> Result<()> {
         let ([b1, b2], t) = (self.betas, now.step as f64);
         let g = memory.gradient()?;
         let g = if self.maximize { g.neg()? } else { g };

@@ -53,30 +53,30 @@ pub use adagrad::{Adagrad, AdagradConfig};
 pub use adam::{Adam, AdamConfig};
 pub use adamax::{Adamax, AdamaxConfig};
 pub use adamw::{AdamW, AdamWConfig};
-pub use clip::{GradientSet, Norm, all_finite, clip_grad_norm, clip_grad_value, grad_norm};
+pub use clip::{GradientSet, NormOrder, all_finite, clip_grad_norm, clip_grad_value, grad_norm};
 pub use combined::Combined;
-pub use config::{Bound, Config, Numbers, Setting, Value};
+pub use config::{Config, HyperBound, HyperNumbers, HyperParam, HyperValue};
 pub use decay::split_decay;
-pub use elementwise::{Elementwise, Form, Programs, Scalars, programs, scalars};
+pub use elementwise::{Elementwise, Programs, Scalars, UpdateForm, programs, scalars};
 pub use ema::Ema;
 pub use flat_optimizer::FlatOptimizer;
 pub use gradients::FlatGradients;
 pub use lamb::{Lamb, LambConfig};
 pub use lion::{Lion, LionConfig};
-pub use memory::Memory;
+pub use memory::UpdateMemory;
 pub use muon::{AdjustLr, Muon, MuonConfig};
 pub use nadam::{NAdam, NAdamConfig};
 pub use optimizer::Optimizer;
 pub use own::OwnGradients;
 pub use params::FlatParams;
-pub use place::{Row, StatePlace};
+pub use place::{StatePlace, StateRow};
 pub use radam::{RAdam, RAdamConfig};
 pub use rmsprop::{RmsProp, RmsPropConfig};
-pub use rule::{Now, Rule, State};
+pub use rule::{StateSpec, StepContext, UpdateRule};
 pub use scaler::LossScaler;
 pub use schedule::{
-    Constant, Cooldown, Cosine, CosineRestarts, CyclicTriangular, Exponential, Linear, MultiStep, OneCycle, Polynomial,
-    Schedule, Step, Then, Warmup, WarmupCosine, Wsd, require_rates,
+    ConstantLr, Cooldown, Cosine, CosineRestarts, CyclicTriangular, ExponentialLr, LinearLr, LrSchedule, MultiStepLr,
+    OneCycle, PolynomialLr, SequentialLr, StepLr, Warmup, WarmupCosine, Wsd, require_rates,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use shard::{ParamGroups, ShardOptimizer, Shards};

@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`Lion`].
@@ -24,18 +24,18 @@ config! {
 pub type Lion<R> = FlatOptimizer<R, LionConfig>;
 
 impl Elementwise for LionConfig {
-    fn states(&self) -> Vec<State> {
-        vec![State::zeros("exp_avg")]
+    fn states(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("exp_avg")]
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         form.maximizing(self.maximize).program("lion", |p, g, [m], [lr, keep1, take1, keep2, take2, shrink]| {
             let direction = (m * keep1 + g * take1).sign();
             (p * shrink - direction * lr, [m * keep2 + g * take2])
         })
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         let [b1, b2] = self.betas;
         scalars([now.lr, b1, 1.0 - b1, b2, 1.0 - b2, 1.0 - now.lr * self.weight_decay])
     }

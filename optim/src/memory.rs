@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::FlatParams;
 
 /// What an update reads and writes. Tensors read from it must be dropped before the same memory is written.
-pub struct Memory<'a, R: Runtime> {
+pub struct UpdateMemory<'a, R: Runtime> {
     pub(crate) params: &'a mut FlatParams<R>,
     pub(crate) states: &'a mut [Flat<R>],
     pub(crate) grads: &'a Flat<R>,
@@ -20,7 +20,7 @@ pub struct Memory<'a, R: Runtime> {
     pub(crate) ranges: Range<usize>,
 }
 
-impl<R: Runtime> Memory<'_, R> {
+impl<R: Runtime> UpdateMemory<'_, R> {
     /// Whether the gradient has a factor that still is to be applied.
     pub fn is_scaled(&self) -> bool {
         self.scale.is_some()
@@ -41,7 +41,7 @@ impl<R: Runtime> Memory<'_, R> {
         self.params.runtime().clone()
     }
 
-    /// Runs a program of [`Form::program`](crate::Form::program) over the whole run: one launch.
+    /// Runs a program of [`UpdateForm::program`](crate::UpdateForm::program) over the whole run: one launch.
     pub fn launch(&mut self, program: &Program, scalars: &[Scalar]) -> Result<()> {
         let at = self.grads.layout().span(self.ranges.clone());
         let grad = self.grads.whole()?.narrow(0, at.start, at.len())?;

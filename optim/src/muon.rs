@@ -8,7 +8,9 @@ use numcore::{
     pointwise::Program,
 };
 
-use crate::{FlatOptimizer, Memory, Now, Numbers, Rule, State, Value, norms::sum_of_squares};
+use crate::{
+    FlatOptimizer, HyperNumbers, HyperValue, StateSpec, StepContext, UpdateMemory, UpdateRule, norms::sum_of_squares,
+};
 
 /// How Muon's step size depends on a matrix of `a` rows and `b` columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,8 +36,8 @@ impl AdjustLr {
     }
 }
 
-impl Value for AdjustLr {
-    fn numbers(&self) -> Numbers {
+impl HyperValue for AdjustLr {
+    fn numbers(&self) -> HyperNumbers {
         f64::from(*self as u8).numbers()
     }
     fn assign(&mut self, numbers: &[f64]) -> bool {
@@ -128,11 +130,11 @@ impl MuonConfig {
     }
 }
 
-impl Rule for MuonConfig {
+impl UpdateRule for MuonConfig {
     type Kernel = ();
 
-    fn tensors(&self) -> Vec<State> {
-        vec![State::zeros("momentum_buffer")]
+    fn tensors(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("momentum_buffer")]
     }
 
     fn kernel(&self, _: Option<DType>) -> Result<()> {
@@ -145,7 +147,7 @@ impl Rule for MuonConfig {
             .then(|| format!("has shape {}; only matrices can be orthogonal, give it to another optimizer", spec.shape))
     }
 
-    fn update<R: Runtime>(&self, (): &(), now: Now, memory: &mut Memory<'_, R>) -> Result<()> {
+    fn update<R: Runtime>(&self, (): &(), now: StepContext, memory: &mut UpdateMemory<'_, R>) -> Result<()> {
         let shape = memory.shape();
         let g = memory.gradient()?;
         let mut u = TensorMut::alloc(&memory.runtime(), shape, memory.working())?;

@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`NAdam`].
@@ -51,11 +51,11 @@ impl NAdamConfig {
 }
 
 impl Elementwise for NAdamConfig {
-    fn states(&self) -> Vec<State> {
-        vec![State::zeros("exp_avg"), State::zeros("exp_avg_sq")]
+    fn states(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("exp_avg"), StateSpec::zeros("exp_avg_sq")]
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         let decoupled = self.decoupled_weight_decay;
         form.maximizing(self.maximize).program(
             "nadam",
@@ -69,7 +69,7 @@ impl Elementwise for NAdamConfig {
         )
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         let [b1, b2] = self.betas;
         let (mu, next) = (self.momentum(now.step), self.momentum(now.step + 1));
         let product = self.product(now.step);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::{Gradients, Leaf, Var, backward_with_hooks};
 use numcore::{Flat, Result, Runtime, Tensor};
 
-use crate::{FlatGradients, FlatParams, OwnGradients, Schedule};
+use crate::{FlatGradients, FlatParams, LrSchedule, OwnGradients};
 
 /// What every optimizer does, whatever its rule: for code that does not care which one it is.
 pub trait Optimizer<R: Runtime>: Send {
@@ -27,7 +27,7 @@ pub trait Optimizer<R: Runtime>: Send {
     /// Sets the base learning rate of all groups.
     fn set_lr(&mut self, lr: f64) -> Result<()>;
     /// From now on learning rates are this function of the step, starting from each group's base rate.
-    fn set_schedule(&mut self, schedule: Arc<dyn Schedule>);
+    fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>);
 
     /// Everything needed to resume exactly: `<state>.<parameter>`, `master.<parameter>` and `step.<parameter>`,
     /// `group.<k>.<hyper-parameter>` (`f64`) and `steps` (`i64`). The tensors are views: nothing can be updated until they are dropped.

@@ -4,12 +4,12 @@ use std::sync::{Arc, LazyLock};
 
 use autograd::Leaf;
 use numcore::{
-    DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Scalar, Tensor, Use,
+    DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Tensor,
     ops::{Op, Pointwise, update},
     pointwise::Program,
 };
 
-use crate::{State, memory::lending};
+use crate::{StateSpec, memory::lending};
 
 /// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are of two bytes.
 ///
@@ -28,11 +28,12 @@ impl<R: Runtime> FlatParams<R> {
     /// Moves the leaves' values, all of one floating dtype on one device, into a new buffer.
     pub fn new(leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
         let Some(first) = leaves.first() else { return Err(Error::argument("FlatParams", "no parameters")) };
-        let (rt, dtype) = (first.runtime().tagged(Use::Activations), first.spec().dtype);
+        let (rt, dtype) = (first.runtime().with_category(MemoryCategory::Activations), first.spec().dtype);
         leaves.iter().try_for_each(|l| fits(l, &rt, dtype))?;
         let layout = FlatLayout::new(dtype, leaves.iter().map(|l| (l.name().to_string(), l.spec().shape)));
-        let master = is_half(dtype).then(|| Flat::zeros_for(&rt, Use::Optimizer, layout.with_dtype(DType::F32)));
-        let values = Flat::zeros_for(&rt, Use::Parameters, layout)?;
+        let master =
+            is_half(dtype).then(|| Flat::zeros_for(&rt, MemoryCategory::Optimizer, layout.with_dtype(DType::F32)));
+        let values = Flat::zeros_for(&rt, MemoryCategory::Parameters, layout)?;
         let mut params = FlatParams { values, master: master.transpose()?, leaves };
         for i in 0..params.len() {
             params.fill(i, &params.leaves[i].value()?)?;
@@ -97,14 +98,14 @@ impl<R: Runtime> FlatParams<R> {
     }
 
     /// A tensor kept for each parameter, in the dtype of updates: in the same places when it has the parameters' shapes.
-    pub(crate) fn state(&self, state: &State) -> Result<Flat<R>> {
+    pub(crate) fn state(&self, state: &StateSpec) -> Result<Flat<R>> {
         static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("fill", |[_], [value]| [value]));
         let shapes = self.leaves.iter().map(|l| (state.shape)(&l.spec().shape));
         let layout = match shapes.clone().eq(self.leaves.iter().map(|l| l.spec().shape)) {
             true => self.layout().with_dtype(self.working()),
             false => FlatLayout::new(self.working(), self.leaves.iter().map(|l| l.name().to_string()).zip(shapes)),
         };
-        let mut flat = Flat::zeros_for(self.runtime(), Use::Optimizer, layout)?;
+        let mut flat = Flat::zeros_for(self.runtime(), MemoryCategory::Optimizer, layout)?;
         if state.init != 0.0 {
             let value = [Scalar::F64(state.init)];
             lending(&mut [&mut flat], Flat::lend_whole, |outs| update(&FILL, &[], &value, outs))?;

@@ -1,7 +1,7 @@
 //! Where optimizer state lies between updates.
 
 use numcore::{
-    DType, Error, Flat, FlatLayout, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Op, ViewOps},
 };
 
@@ -20,50 +20,50 @@ pub enum StatePlace {
 }
 
 /// Elements in a row: on the device, or in host memory.
-pub enum Row<R: Runtime> {
+pub enum StateRow<R: Runtime> {
     /// On the device.
     Device(Tensor<R>),
     /// Stored bytes of elements of a type.
     Host(DType, Vec<u8>),
 }
 
-impl<R: Runtime> Row<R> {
+impl<R: Runtime> StateRow<R> {
     /// The element type.
     pub fn dtype(&self) -> DType {
         match self {
-            Row::Device(row) => row.dtype(),
-            Row::Host(dtype, _) => *dtype,
+            StateRow::Device(row) => row.dtype(),
+            StateRow::Host(dtype, _) => *dtype,
         }
     }
 
     /// How many elements.
     pub fn numel(&self) -> usize {
         match self {
-            Row::Device(row) => row.shape().numel(),
-            Row::Host(dtype, bytes) => bytes.len() / dtype.size(),
+            StateRow::Device(row) => row.shape().numel(),
+            StateRow::Host(dtype, bytes) => bytes.len() / dtype.size(),
         }
     }
 
     /// The elements on the device.
     pub fn on(&self, rt: &R) -> Result<Tensor<R>> {
         match self {
-            Row::Device(row) => Ok(row.clone()),
-            Row::Host(dtype, bytes) => Tensor::from_bytes(rt, Shape::new(&[self.numel()])?, *dtype, bytes),
+            StateRow::Device(row) => Ok(row.clone()),
+            StateRow::Host(dtype, bytes) => Tensor::from_bytes(rt, Shape::new(&[self.numel()])?, *dtype, bytes),
         }
     }
 
     /// The stored bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         match self {
-            Row::Device(row) => row.to_bytes(),
-            Row::Host(_, bytes) => Ok(bytes.clone()),
+            StateRow::Device(row) => row.to_bytes(),
+            StateRow::Host(_, bytes) => Ok(bytes.clone()),
         }
     }
 }
 
-impl<R: Runtime> From<Tensor<R>> for Row<R> {
+impl<R: Runtime> From<Tensor<R>> for StateRow<R> {
     fn from(row: Tensor<R>) -> Self {
-        Row::Device(row)
+        StateRow::Device(row)
     }
 }
 
@@ -71,10 +71,10 @@ impl<R: Runtime> From<Tensor<R>> for Row<R> {
 pub(crate) struct States<R: Runtime> {
     rt: R,
     place: StatePlace,
-    buffers: Vec<(&'static str, Buffer<R>)>,
+    buffers: Vec<(&'static str, StateBuffer<R>)>,
 }
 
-enum Buffer<R: Runtime> {
+enum StateBuffer<R: Runtime> {
     Device(Flat<R>),
     /// With the gaps.
     Host(FlatLayout, Vec<u8>),
@@ -97,10 +97,10 @@ impl<R: Runtime> States<R> {
     }
 
     /// Range `i` of buffer `k`.
-    pub(crate) fn row(&self, k: usize, i: usize) -> Result<Row<R>> {
+    pub(crate) fn row(&self, k: usize, i: usize) -> Result<StateRow<R>> {
         match &self.buffers[k].1 {
-            Buffer::Device(flat) => flat.tensor(i).map(Row::Device),
-            Buffer::Host(layout, bytes) => Ok(Row::Host(layout.dtype(), bytes[span(layout, i)].to_vec())),
+            StateBuffer::Device(flat) => flat.tensor(i).map(StateRow::Device),
+            StateBuffer::Host(layout, bytes) => Ok(StateRow::Host(layout.dtype(), bytes[span(layout, i)].to_vec())),
         }
     }
 
@@ -112,8 +112,8 @@ impl<R: Runtime> States<R> {
             return Err(Error::state(*name, format!("is {dtype}, and was given {}", value.dtype())));
         }
         match buffer {
-            Buffer::Host(layout, bytes) => bytes[span(layout, i)].copy_from_slice(&value.to_bytes()?),
-            Buffer::Device(flat) => {
+            StateBuffer::Host(layout, bytes) => bytes[span(layout, i)].copy_from_slice(&value.to_bytes()?),
+            StateBuffer::Device(flat) => {
                 let mut range = flat.lend(i)?;
                 range.reset();
                 let done = range.accumulate(&Op::identity(), &[&value]);
@@ -127,17 +127,17 @@ impl<R: Runtime> States<R> {
     /// Whether nobody else holds a buffer: those in host memory are nobody else's.
     pub(crate) fn is_sole(&mut self) -> bool {
         self.buffers.iter_mut().all(|(_, buffer)| match buffer {
-            Buffer::Device(flat) => require_sole(flat).is_ok(),
-            Buffer::Host(..) => true,
+            StateBuffer::Device(flat) => require_sole(flat).is_ok(),
+            StateBuffer::Host(..) => true,
         })
     }
 
     /// An error unless the device has memory for all buffers at once. What is asked for goes back: an update soon asks for it again.
     pub(crate) fn require_memory(&self) -> Result<()> {
-        let rt = self.rt.tagged(Use::Optimizer);
-        let memory = |(_, buffer): &(&str, Buffer<R>)| match buffer {
-            Buffer::Device(_) => None,
-            Buffer::Host(layout, _) => {
+        let rt = self.rt.with_category(MemoryCategory::Optimizer);
+        let memory = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {
+            StateBuffer::Device(_) => None,
+            StateBuffer::Host(layout, _) => {
                 Some(Shape::new(&[layout.numel()]).and_then(|shape| TensorMut::alloc(&rt, shape, layout.dtype())))
             }
         };
@@ -147,14 +147,16 @@ impl<R: Runtime> States<R> {
     /// Runs `f` over all buffers on the device. What it leaves is kept, whatever comes of it.
     pub(crate) fn update(&mut self, f: impl FnOnce(&mut [&mut Flat<R>]) -> Result<()>) -> Result<()> {
         let rt = &self.rt;
-        let bring = |(_, buffer): &(&str, Buffer<R>)| match buffer {
-            Buffer::Device(_) => None,
-            Buffer::Host(layout, bytes) => Some(Flat::from_bytes(rt, Use::Optimizer, layout.clone(), bytes)),
+        let bring = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {
+            StateBuffer::Device(_) => None,
+            StateBuffer::Host(layout, bytes) => {
+                Some(Flat::from_bytes(rt, MemoryCategory::Optimizer, layout.clone(), bytes))
+            }
         };
         let mut brought = self.buffers.iter().filter_map(bring).collect::<Result<Vec<_>>>()?;
         let own = self.buffers.iter_mut().filter_map(|(_, buffer)| match buffer {
-            Buffer::Device(flat) => Some(flat),
-            Buffer::Host(..) => None,
+            StateBuffer::Device(flat) => Some(flat),
+            StateBuffer::Host(..) => None,
         });
         // All are in one place, so their order stays.
         let done = f(&mut own.chain(&mut brought).collect::<Vec<_>>());
@@ -163,19 +165,19 @@ impl<R: Runtime> States<R> {
         done.and(back)
     }
 
-    fn put(&self, flat: Flat<R>) -> Result<Buffer<R>> {
+    fn put(&self, flat: Flat<R>) -> Result<StateBuffer<R>> {
         match self.place {
-            StatePlace::Device => Ok(Buffer::Device(flat)),
-            StatePlace::Host => Ok(Buffer::Host(flat.layout().clone(), flat.whole()?.to_bytes()?)),
+            StatePlace::Device => Ok(StateBuffer::Device(flat)),
+            StatePlace::Host => Ok(StateBuffer::Host(flat.layout().clone(), flat.whole()?.to_bytes()?)),
         }
     }
 }
 
-impl<R: Runtime> Buffer<R> {
+impl<R: Runtime> StateBuffer<R> {
     fn layout(&self) -> &FlatLayout {
         match self {
-            Buffer::Device(flat) => flat.layout(),
-            Buffer::Host(layout, _) => layout,
+            StateBuffer::Device(flat) => flat.layout(),
+            StateBuffer::Host(layout, _) => layout,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use numcore::pointwise::Program;
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`RAdam`].
@@ -42,11 +42,11 @@ impl RAdamConfig {
 }
 
 impl Elementwise for RAdamConfig {
-    fn states(&self) -> Vec<State> {
-        vec![State::zeros("exp_avg"), State::zeros("exp_avg_sq")]
+    fn states(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("exp_avg"), StateSpec::zeros("exp_avg_sq")]
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         let decoupled = self.decoupled_weight_decay;
         form.maximizing(self.maximize).program(
             "radam",
@@ -60,7 +60,7 @@ impl Elementwise for RAdamConfig {
         )
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         let ([b1, b2], t) = (self.betas, now.step as f64);
         let r = self.rectification(now.step);
         let rectified = r.unwrap_or(1.0) * (1.0 - b2.powf(t)).sqrt();

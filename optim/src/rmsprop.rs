@@ -2,7 +2,7 @@
 
 use numcore::pointwise::{Expr, Program};
 
-use crate::{Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`RmsProp`].
@@ -31,13 +31,13 @@ config! {
 /// Neural Networks*, 2013.
 pub type RmsProp<R> = FlatOptimizer<R, RmsPropConfig>;
 
-type Numbers<'b> = [Expr<'b>; 6];
+type RmsNumbers<'b> = [Expr<'b>; 6];
 
 /// The direction before momentum, and the new running means.
 fn direction<'b>(
     [p, g, v]: [Expr<'b>; 3],
     mean: Option<Expr<'b>>,
-    [_, keep, take, eps, decay, _]: Numbers<'b>,
+    [_, keep, take, eps, decay, _]: RmsNumbers<'b>,
 ) -> (Expr<'b>, [Expr<'b>; 2]) {
     let g = g + p * decay;
     let v = v * keep + g * g * take;
@@ -47,12 +47,12 @@ fn direction<'b>(
 }
 
 impl Elementwise for RmsPropConfig {
-    fn states(&self) -> Vec<State> {
+    fn states(&self) -> Vec<StateSpec> {
         let kept = [("square_avg", true), ("momentum_buffer", self.momentum > 0.0), ("grad_avg", self.centered)];
-        kept.iter().filter(|(_, is)| *is).map(|(name, _)| State::zeros(name)).collect()
+        kept.iter().filter(|(_, is)| *is).map(|(name, _)| StateSpec::zeros(name)).collect()
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         let form = form.maximizing(self.maximize);
         match (self.momentum > 0.0, self.centered) {
             (false, false) => form.program("rmsprop", |p, g, [v], s| {
@@ -76,7 +76,7 @@ impl Elementwise for RmsPropConfig {
         }
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         scalars([now.lr, self.alpha, 1.0 - self.alpha, self.eps, self.weight_decay, self.momentum])
     }
 }

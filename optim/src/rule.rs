@@ -2,11 +2,11 @@
 
 use numcore::{DType, Result, Runtime, Shape, ops::Spec};
 
-use crate::{Config, Memory};
+use crate::{Config, UpdateMemory};
 
 /// When an update happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Now {
+pub struct StepContext {
     /// The learning rate in force.
     pub lr: f64,
     /// How many updates these parameters have had, this one included: from 1. Parameters without a gradient have fewer.
@@ -15,7 +15,7 @@ pub struct Now {
 
 /// A tensor kept for each parameter.
 #[derive(Clone, Copy, Debug)]
-pub struct State {
+pub struct StateSpec {
     /// Its name, as PyTorch's state dict writes it.
     pub name: &'static str,
     /// What it is filled with at first.
@@ -24,34 +24,34 @@ pub struct State {
     pub shape: fn(&Shape) -> Shape,
 }
 
-impl State {
+impl StateSpec {
     /// Of the parameter's shape, zeros at first.
-    pub fn zeros(name: &'static str) -> State {
-        State { name, init: 0.0, shape: |s| *s }
+    pub fn zeros(name: &'static str) -> StateSpec {
+        StateSpec { name, init: 0.0, shape: |s| *s }
     }
 
     /// Of the parameter's shape, filled with a number at first.
-    pub fn filled(name: &'static str, init: f64) -> State {
-        State { init, ..State::zeros(name) }
+    pub fn filled(name: &'static str, init: f64) -> StateSpec {
+        StateSpec { init, ..StateSpec::zeros(name) }
     }
 
     /// Zeros of another shape.
-    pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> State {
-        State { shape, ..State::zeros(name) }
+    pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
+        StateSpec { shape, ..StateSpec::zeros(name) }
     }
 }
 
 /// An optimizer's update. An elementwise one is an [`Elementwise`](crate::Elementwise), which has this for free; implement it
 /// directly for one that looks at a parameter as a whole (its norm, its matrix).
-pub trait Rule: Config {
+pub trait UpdateRule: Config {
     /// What is prepared once for each buffer: programs.
     type Kernel: Send + Sync;
 
-    /// Whether [`update`](Rule::update) is called for each parameter; otherwise for runs of neighbouring ones.
+    /// Whether [`update`](UpdateRule::update) is called for each parameter; otherwise for runs of neighbouring ones.
     const PER_PARAMETER: bool = true;
 
     /// The tensors kept for each parameter. State of half parameters is `f32`, of others the parameters' type.
-    fn tensors(&self) -> Vec<State>;
+    fn tensors(&self) -> Vec<StateSpec>;
 
     /// Prepares updates; `half` is the parameters' type when it is one of two bytes.
     fn kernel(&self, half: Option<DType>) -> Result<Self::Kernel>;
@@ -68,5 +68,10 @@ pub trait Rule: Config {
     }
 
     /// Updates parameters and their state in place.
-    fn update<R: Runtime>(&self, kernel: &Self::Kernel, now: Now, memory: &mut Memory<'_, R>) -> Result<()>;
+    fn update<R: Runtime>(
+        &self,
+        kernel: &Self::Kernel,
+        now: StepContext,
+        memory: &mut UpdateMemory<'_, R>,
+    ) -> Result<()>;
 }

@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{Error, Result, Runtime, Tensor, ops::PointwiseOps};
 
-use crate::{FlatGradients, Optimizer, all_finite, state::Reader};
+use crate::{FlatGradients, Optimizer, all_finite, state::StateReader};
 
 /// Multiplies the loss by a factor as large as the gradients bear. They are divided by it before the step; where one overflowed,
 /// the step is left out and the factor shrinks.
@@ -11,7 +11,7 @@ use crate::{FlatGradients, Optimizer, all_finite, state::Reader};
 /// ```text
 /// optimizer.backward(&scaler.scale(&loss)?)?;              // micro-batches add
 /// scaler.unscale(optimizer.gradients()?)?;                 // only if something looks at them before the step, such as clipping
-/// clip_grad_norm(optimizer.gradients()?, 1.0, Norm::L2)?;
+/// clip_grad_norm(optimizer.gradients()?, 1.0, NormOrder::L2)?;
 /// scaler.step(&mut optimizer)?;                            // false: it overflowed, and nothing was updated
 /// ```
 ///
@@ -131,7 +131,7 @@ impl LossScaler {
 
     /// Takes such a state over; nothing is changed if it does not fit.
     pub fn load_state_dict<R: Runtime>(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
-        let mut reader = Reader::new(state);
+        let mut reader = StateReader::new(state);
         let good = reader.count("good_steps");
         let factor = reader.numbers("loss_scale");
         reader.finish("LossScaler")?;

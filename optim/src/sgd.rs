@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result, pointwise::Program};
 
-use crate::{Config, Elementwise, FlatOptimizer, Form, Now, Scalars, State, scalars};
+use crate::{Config, Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
     /// Hyper-parameters of [`Sgd`].
@@ -30,11 +30,11 @@ config! {
 pub type Sgd<R> = FlatOptimizer<R, SgdConfig>;
 
 impl Elementwise for SgdConfig {
-    fn states(&self) -> Vec<State> {
-        if self.momentum == 0.0 { vec![] } else { vec![State::zeros("momentum_buffer")] }
+    fn states(&self) -> Vec<StateSpec> {
+        if self.momentum == 0.0 { vec![] } else { vec![StateSpec::zeros("momentum_buffer")] }
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         let (form, nesterov) = (form.maximizing(self.maximize), self.nesterov);
         if self.momentum == 0.0 {
             return form.program("sgd", |p, g, [], [lr, decay, _, _]| (p - (g + p * decay) * lr, []));
@@ -47,7 +47,7 @@ impl Elementwise for SgdConfig {
         })
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         let fresh = if now.step == 1 { 1.0 } else { 1.0 - self.dampening };
         scalars([now.lr, self.weight_decay, self.momentum, fresh])
     }

@@ -3,15 +3,16 @@
 use std::{ops::Range, sync::Arc};
 
 use numcore::{
-    DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor, TensorMut, Use,
+    DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Input, PointwiseOps, Spec, ViewOps, compute, update},
     pointwise::Program,
 };
 use smallvec::SmallVec;
 
 use crate::{
-    Elementwise, Now, Programs, Row, Rule, Schedule, State, StatePlace, flat_optimizer::SAMPLED, memory::lending,
-    params::one_of, place::States, runs::next_run, schedule::require_rates, state::MASTER,
+    Elementwise, LrSchedule, Programs, StatePlace, StateRow, StateSpec, StepContext, UpdateRule,
+    flat_optimizer::SAMPLED, memory::lending, params::one_of, place::States, runs::next_run, schedule::require_rates,
+    state::MASTER,
 };
 
 /// Hyper-parameters by group: what [`FlatOptimizer`](crate::FlatOptimizer) is told group by group, for parameters that are known by
@@ -25,7 +26,7 @@ use crate::{
 pub struct ParamGroups<E> {
     configs: Vec<E>,
     which: Vec<Select>,
-    schedule: Option<Arc<dyn Schedule>>,
+    schedule: Option<Arc<dyn LrSchedule>>,
 }
 
 type Select = Box<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
@@ -50,7 +51,7 @@ impl<E: Elementwise> ParamGroups<E> {
     }
 
     /// With a schedule.
-    pub fn scheduled(mut self, schedule: impl Schedule + 'static) -> Self {
+    pub fn scheduled(mut self, schedule: impl LrSchedule + 'static) -> Self {
         self.schedule = Some(Arc::new(schedule));
         self
     }
@@ -103,7 +104,7 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     /// Names and element types of what it keeps for each piece, the master copy included.
     fn state(&self) -> Vec<(&'static str, DType)>;
     /// State `k` of a piece.
-    fn row(&self, k: usize, piece: usize) -> Result<Row<R>>;
+    fn row(&self, k: usize, piece: usize) -> Result<StateRow<R>>;
     /// Replaces it by a value of the piece's shape.
     fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()>;
     /// A piece's value was replaced by someone else: the master copy of a half parameter follows, unless it already rounds to the value.
@@ -198,7 +199,7 @@ impl<E: Elementwise> Rules<E> {
     fn launch<R: Runtime>(
         &self,
         run: Range<usize>,
-        now: Now,
+        now: StepContext,
         value: &mut TensorMut<R>,
         states: &mut [&mut Flat<R>],
         [grads, scale]: [&Tensor<R>; 2],
@@ -277,7 +278,7 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         let mut parts = values.split(&lens)?;
         states.update(|states| {
             for (run, part) in runs.into_iter().zip(parts.iter_mut().skip(1).step_by(2)) {
-                let now = Now { lr: lrs[rules.groups[run.start]], step: steps[run.start] + 1 };
+                let now = StepContext { lr: lrs[rules.groups[run.start]], step: steps[run.start] + 1 };
                 rules.launch(run.clone(), now, part, states, [grads, scale])?;
                 steps[run].fill(now.step);
             }
@@ -290,7 +291,7 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         self.states.names()
     }
 
-    fn row(&self, k: usize, piece: usize) -> Result<Row<R>> {
+    fn row(&self, k: usize, piece: usize) -> Result<StateRow<R>> {
         self.states.row(k, piece)
     }
 
@@ -307,8 +308,8 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
     }
 }
 
-fn filled<R: Runtime>(rt: &R, layout: &FlatLayout, state: &State) -> Result<Flat<R>> {
-    let mut flat = Flat::zeros_for(rt, Use::Optimizer, layout.clone())?;
+fn filled<R: Runtime>(rt: &R, layout: &FlatLayout, state: &StateSpec) -> Result<Flat<R>> {
+    let mut flat = Flat::zeros_for(rt, MemoryCategory::Optimizer, layout.clone())?;
     if state.init != 0.0 {
         let fill = Program::new("fill", |[_], [value]| [value]);
         let mut whole = flat.lend_whole()?;
@@ -319,7 +320,7 @@ fn filled<R: Runtime>(rt: &R, layout: &FlatLayout, state: &State) -> Result<Flat
 }
 
 fn master<R: Runtime>(rt: &R, layout: &FlatLayout, values: &Tensor<R>) -> Result<Flat<R>> {
-    let mut flat = Flat::zeros_for(rt, Use::Optimizer, layout.clone())?;
+    let mut flat = Flat::zeros_for(rt, MemoryCategory::Optimizer, layout.clone())?;
     let mut whole = flat.lend_whole()?;
     let own = values.narrow(0, 0, layout.numel())?;
     let widen = Program::new("widen", |[x], []| [x.cast(DType::F32)]);

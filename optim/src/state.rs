@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
-use crate::{FlatOptimizer, Optimizer, Rule, flat_optimizer::Part, params::overwrite};
+use crate::{FlatOptimizer, Optimizer, UpdateRule, flat_optimizer::ParamPart, params::overwrite};
 
 /// Master copies of half parameters.
 pub(crate) const MASTER: &str = "master";
@@ -12,7 +12,7 @@ pub(crate) const MASTER: &str = "master";
 const STEPS: &str = "steps";
 
 /// A state that fits, not yet taken over.
-pub(crate) struct Checked<'a, R: Runtime, C: Rule> {
+pub(crate) struct ValidatedState<'a, R: Runtime, C: UpdateRule> {
     /// By part: what goes into which range of which buffer.
     tensors: Vec<Vec<(usize, usize, &'a Tensor<R>)>>,
     updates: Vec<Vec<u64>>,
@@ -20,7 +20,7 @@ pub(crate) struct Checked<'a, R: Runtime, C: Rule> {
     steps: u64,
 }
 
-impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
+impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     pub(crate) fn save(&self) -> Result<Vec<(String, Tensor<R>)>> {
         let mut entries = Vec::new();
         let Some(rt) = self.parts.first().map(|p| p.params.runtime().clone()) else { return Ok(entries) };
@@ -44,8 +44,8 @@ impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
     }
 
     /// Checks a state, changing nothing.
-    pub(crate) fn read<'a>(&self, state: &'a [(String, Tensor<R>)]) -> Result<Checked<'a, R, C>> {
-        let mut reader = Reader::new(state);
+    pub(crate) fn read<'a>(&self, state: &'a [(String, Tensor<R>)]) -> Result<ValidatedState<'a, R, C>> {
+        let mut reader = StateReader::new(state);
         let mut tensors = Vec::new();
         let mut updates = Vec::new();
         for part in &self.parts {
@@ -56,10 +56,10 @@ impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
         let configs = (0..self.groups.len()).filter_map(|k| self.read_config(k, &mut reader)).collect();
         let steps = if self.parts.is_empty() { 0 } else { reader.count(STEPS) };
         reader.finish(C::NAME)?;
-        Ok(Checked { tensors, updates, configs, steps })
+        Ok(ValidatedState { tensors, updates, configs, steps })
     }
 
-    fn read_config(&self, k: usize, reader: &mut Reader<'_, R>) -> Option<(C, Vec<C::Kernel>)> {
+    fn read_config(&self, k: usize, reader: &mut StateReader<'_, R>) -> Option<(C, Vec<C::Kernel>)> {
         if self.parts.is_empty() {
             return None;
         }
@@ -92,7 +92,7 @@ impl<R: Runtime, C: Rule> FlatOptimizer<R, C> {
     }
 }
 
-impl<R: Runtime, C: Rule> Part<R, C> {
+impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
     /// The buffers with state, by name: the rule's, then the master copies.
     fn flats(&self, config: &C) -> Vec<(&'static str, &Flat<R>)> {
         let states = config.tensors().into_iter().map(|s| s.name).zip(&self.states);
@@ -109,7 +109,7 @@ impl<R: Runtime, C: Rule> Part<R, C> {
         self.flats(config).into_iter().flat_map(of).collect()
     }
 
-    fn read<'a>(&self, config: &C, reader: &mut Reader<'a, R>) -> Vec<(usize, usize, &'a Tensor<R>)> {
+    fn read<'a>(&self, config: &C, reader: &mut StateReader<'a, R>) -> Vec<(usize, usize, &'a Tensor<R>)> {
         let flats = self.flats(config);
         let place = |flat: &Flat<R>| flats.iter().position(|(_, f)| std::ptr::eq(*f, flat));
         let entries = self.entries(config).into_iter();
@@ -126,18 +126,18 @@ fn setting_name(group: usize, name: &str) -> String {
 }
 
 /// Takes entries of a state by name and collects what is wrong with it.
-pub(crate) struct Reader<'a, R: Runtime> {
+pub(crate) struct StateReader<'a, R: Runtime> {
     entries: HashMap<&'a str, &'a Tensor<R>>,
     order: Vec<&'a str>,
     problems: Vec<String>,
 }
 
-impl<'a, R: Runtime> Reader<'a, R> {
+impl<'a, R: Runtime> StateReader<'a, R> {
     pub(crate) fn new(state: &'a [(String, Tensor<R>)]) -> Self {
         let order: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
         let entries: HashMap<_, _> = state.iter().map(|(name, t)| (name.as_str(), t)).collect();
         let twice = if entries.len() < order.len() { vec!["a name occurs twice".into()] } else { vec![] };
-        Reader { entries, order, problems: twice }
+        StateReader { entries, order, problems: twice }
     }
 
     fn problem(&mut self, why: String) {

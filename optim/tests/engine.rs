@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use autograd::{Gradients, Leaf};
 use common::{fill, leaves, numbers, tensor, train};
-use numcore::{DType, ErrorKind, NullRuntime, Runtime, Tensor, Use, ops::PointwiseOps};
+use numcore::{DType, ErrorKind, MemoryCategory, NullRuntime, Runtime, Tensor, ops::PointwiseOps};
 use optim::*;
 use runtime_cpu::Cpu;
 
@@ -31,7 +31,7 @@ fn one_launch_per_group_and_no_memory() {
         assert_eq!(rt.launches() - launches, 2);
         assert_eq!(rt.memory().allocations, allocations);
     }
-    let total = clip_grad_norm(&mut gradients, 1.0, Norm::L2).unwrap();
+    let total = clip_grad_norm(&mut gradients, 1.0, NormOrder::L2).unwrap();
     let launches = rt.launches();
     adamw.step_from(&gradients).unwrap();
     assert_eq!(rt.launches() - launches, 2, "clipping is part of the update");
@@ -44,12 +44,12 @@ fn memory_is_booked_where_it_belongs() {
     let params = leaves(&cpu, &[&[100, 10], &[1000]], DType::F32);
     let optimizer = Adam::over(AdamConfig::default(), &params).unwrap();
     let gradients = optimizer.alloc_gradients().unwrap();
-    let live = |u: Use| cpu.memory().of(u).live;
-    let one = live(Use::Parameters);
-    assert!(one >= 8000 && live(Use::Gradients) == one && live(Use::Optimizer) == 2 * one);
-    let before = live(Use::Parameters);
+    let live = |u: MemoryCategory| cpu.memory().of(u).live;
+    let one = live(MemoryCategory::Parameters);
+    assert!(one >= 8000 && live(MemoryCategory::Gradients) == one && live(MemoryCategory::Optimizer) == 2 * one);
+    let before = live(MemoryCategory::Parameters);
     let product = params[0].value().unwrap().square().unwrap();
-    assert_eq!(live(Use::Parameters), before, "what is computed from a parameter is no parameter");
+    assert_eq!(live(MemoryCategory::Parameters), before, "what is computed from a parameter is no parameter");
     drop((product, gradients));
 }
 
@@ -225,7 +225,7 @@ fn mixed_dtypes_and_f64_have_a_buffer_each() {
     );
     let mut gradients = adam.alloc_gradients().unwrap();
     fill(&mut gradients, &params, 0);
-    clip_grad_norm(&mut gradients, 1e-3, Norm::L2).unwrap();
+    clip_grad_norm(&mut gradients, 1e-3, NormOrder::L2).unwrap();
     let before = numbers(&params);
     adam.step_from(&gradients).unwrap();
     let after = numbers(&params);

@@ -19,10 +19,10 @@ fn row(gradients: &FlatGradients<Cpu>, params: &[Arc<Leaf<Cpu>>]) -> Vec<f64> {
     params.iter().flat_map(one).collect()
 }
 
-fn norm(x: &[f64], which: Norm) -> f64 {
+fn norm(x: &[f64], which: NormOrder) -> f64 {
     match which {
-        Norm::L2 => x.iter().map(|x| x * x).sum::<f64>().sqrt(),
-        Norm::Inf => x.iter().fold(0.0, |m, x| m.max(x.abs())),
+        NormOrder::L2 => x.iter().map(|x| x * x).sum::<f64>().sqrt(),
+        NormOrder::Inf => x.iter().fold(0.0, |m, x| m.max(x.abs())),
     }
 }
 
@@ -36,7 +36,7 @@ fn setup(dtype: DType) -> (Params<Cpu>, Sgd<Cpu>, FlatGradients<Cpu>) {
 #[test]
 fn clips_by_norm() {
     for dtype in [DType::F32, DType::F64, DType::BF16] {
-        for which in [Norm::L2, Norm::Inf] {
+        for which in [NormOrder::L2, NormOrder::Inf] {
             for max in [0.5, 1e3] {
                 let (params, _, mut flat) = setup(dtype);
                 fill(&mut flat, &params, 3);
@@ -63,14 +63,14 @@ fn stale_ranges_do_not_count() {
     flat.zero();
     let grad = tensor(&Cpu::new(), SHAPES[1], DType::F64, 5);
     flat.set(&params[1], &grad).unwrap();
-    let want = norm(&values(70, 5), Norm::L2);
-    close(&[clip_grad_norm(&mut flat, 1.0, Norm::L2).unwrap().item().unwrap()], &[want], 1e-6, "norm");
+    let want = norm(&values(70, 5), NormOrder::L2);
+    close(&[clip_grad_norm(&mut flat, 1.0, NormOrder::L2).unwrap().item().unwrap()], &[want], 1e-6, "norm");
     let before = numbers(&params);
     sgd.step_from(&flat).unwrap();
     let moved: Vec<f64> = before[1].iter().zip(&numbers(&params)[1]).map(|(b, a)| b - a).collect();
     close(&moved, &values(70, 5).iter().map(|g| g / (want + 1e-6)).collect::<Vec<_>>(), 1e-5, "step");
     flat.zero();
-    assert_eq!(grad_norm(&flat, Norm::L2).unwrap().item().unwrap(), 0.0);
+    assert_eq!(grad_norm(&flat, NormOrder::L2).unwrap().item().unwrap(), 0.0);
 }
 
 #[test]
@@ -79,8 +79,8 @@ fn plain_gradients_are_clipped_alike() {
     let mut plain = Gradients::new();
     fill(&mut flat, &params, 1);
     params.iter().for_each(|l| plain.set(l, flat.get(l).unwrap().unwrap().copy().unwrap()).unwrap());
-    let a = clip_grad_norm(&mut flat, 0.7, Norm::L2).unwrap().item().unwrap();
-    let b = clip_grad_norm(&mut plain, 0.7, Norm::L2).unwrap().item().unwrap();
+    let a = clip_grad_norm(&mut flat, 0.7, NormOrder::L2).unwrap().item().unwrap();
+    let b = clip_grad_norm(&mut plain, 0.7, NormOrder::L2).unwrap().item().unwrap();
     close(&[a], &[b], 1e-6, "norm");
     let of_plain =
         |p: &Gradients<Cpu>| params.iter().flat_map(|l| p.get(l).unwrap().to_f64s().unwrap()).collect::<Vec<_>>();
@@ -88,14 +88,14 @@ fn plain_gradients_are_clipped_alike() {
     clip_grad_value(&mut flat, 0.01).unwrap();
     clip_grad_value(&mut plain, 0.01).unwrap();
     close(&row(&flat, &params), &of_plain(&plain), 1e-6, "clamped");
-    assert_eq!(norm(&row(&flat, &params), Norm::Inf), f64::from(0.01f32));
-    assert!(clip_grad_norm(&mut flat, f64::NAN, Norm::L2).is_err() && clip_grad_value(&mut flat, -1.0).is_err());
-    assert!(clip_grad_norm(&mut Gradients::<Cpu>::new(), 1.0, Norm::L2).is_err());
+    assert_eq!(norm(&row(&flat, &params), NormOrder::Inf), f64::from(0.01f32));
+    assert!(clip_grad_norm(&mut flat, f64::NAN, NormOrder::L2).is_err() && clip_grad_value(&mut flat, -1.0).is_err());
+    assert!(clip_grad_norm(&mut Gradients::<Cpu>::new(), 1.0, NormOrder::L2).is_err());
 }
 
 #[test]
 fn every_rule_takes_the_factor() {
-    fn same<C: Rule>(config: C, dtype: DType) {
+    fn same<C: UpdateRule>(config: C, dtype: DType) {
         let (a, b) = (leaves(&Cpu::new(), &[&[5, 3], &[4, 4]], dtype), leaves(&Cpu::new(), &[&[5, 3], &[4, 4]], dtype));
         let mut waiting = FlatOptimizer::over(config.clone(), &a).unwrap();
         let mut applied = FlatOptimizer::over(config, &b).unwrap();
@@ -290,7 +290,7 @@ fn lamb_is_its_formula() {
                     m[j] / c1 / ((v[j] / c2).sqrt() + 1e-3) + 0.2 * p[j]
                 })
                 .collect();
-            let (of_p, of_r) = (norm(p, Norm::L2), norm(&r, Norm::L2));
+            let (of_p, of_r) = (norm(p, NormOrder::L2), norm(&r, NormOrder::L2));
             let ratio = if of_p > 0.0 && of_r > 0.0 { of_p / of_r } else { 1.0 };
             p.iter_mut().zip(&r).for_each(|(p, r)| *p -= 0.1 * ratio * r);
         }
@@ -305,6 +305,6 @@ fn programs_are_listed_once_each() {
     hashes.sort_unstable();
     hashes.dedup();
     assert_eq!(hashes.len(), all.len());
-    let scalars = AdamWConfig::default().scalars(Now { lr: 0.1, step: 3 }).len();
+    let scalars = AdamWConfig::default().scalars(StepContext { lr: 0.1, step: 3 }).len();
     assert!(all.iter().any(|p| p.name() == "adamw" && p.scalars() == scalars));
 }

@@ -43,7 +43,7 @@ fn config<C: Config>(attrs: &Value) -> C {
 }
 
 /// Runs a case, on the parameters the optimizer takes.
-fn check<C: Rule>(case: &Value) {
+fn check<C: UpdateRule>(case: &Value) {
     let cpu = Cpu::new();
     let golden = tensors("optim.safetensors", &cpu);
     let id = case["id"].as_str().unwrap();
@@ -84,7 +84,7 @@ fn as_pytorch() {
 }
 
 /// The options that the first test leaves out: every hyper-parameter of every optimizer takes part in one of the two.
-fn check_options<C: Rule>(case: &Value) {
+fn check_options<C: UpdateRule>(case: &Value) {
     let cpu = Cpu::new();
     let shapes: Vec<Vec<usize>> = case["shapes"].as_array().unwrap().iter().map(sizes).collect();
     let params = common::leaves(&cpu, &shapes.iter().map(|s| &s[..]).collect::<Vec<_>>(), numcore::DType::F32);

@@ -127,7 +127,7 @@ fn what_comes_without_a_slot_is_added_after_a_pending_factor() {
                 false => backward_with_hooks(&loss, &mut WithoutSlots(&mut gradients)).unwrap(),
             }
             if k == 0 {
-                clip_grad_norm(&mut gradients, 1.0, Norm::L2).unwrap();
+                clip_grad_norm(&mut gradients, 1.0, NormOrder::L2).unwrap();
             }
         }
         gradients.get(&params[0]).unwrap().unwrap().to_vec::<f32>().unwrap()[0]

@@ -4,7 +4,7 @@ use autograd::{Var, backward_with_hooks};
 use nn::{Forward, Init, Linear, ModuleExt, loss};
 use numcore::{DType, ErrorKind, Result, Tensor, ops::PointwiseOps};
 use optim::{
-    AdamW, AdamWConfig, Combined, LossScaler, Muon, MuonConfig, Norm, Optimizer, Sgd, SgdConfig, clip_grad_norm,
+    AdamW, AdamWConfig, Combined, LossScaler, Muon, MuonConfig, NormOrder, Optimizer, Sgd, SgdConfig, clip_grad_norm,
 };
 use runtime_cpu::Cpu;
 
@@ -46,8 +46,8 @@ fn steps_are_those_by_hand() {
             a.backward(&own.loss(2 * step + micro).unwrap()).unwrap();
             backward_with_hooks(&by_hand.loss(2 * step + micro).unwrap(), &mut gradients).unwrap();
         }
-        let norm = clip_grad_norm(a.gradients().unwrap(), 0.5, Norm::L2).unwrap().item().unwrap();
-        assert_eq!(norm, clip_grad_norm(&mut gradients, 0.5, Norm::L2).unwrap().item().unwrap());
+        let norm = clip_grad_norm(a.gradients().unwrap(), 0.5, NormOrder::L2).unwrap().item().unwrap();
+        assert_eq!(norm, clip_grad_norm(&mut gradients, 0.5, NormOrder::L2).unwrap().item().unwrap());
         a.step().unwrap();
         b.step_from(&gradients).unwrap();
         assert_eq!(own.values(), by_hand.values());

@@ -13,14 +13,14 @@ use runtime_cpu::Cpu;
 const SHAPES: [&[usize]; 3] = [&[5, 3], &[7, 4], &[2, 2]];
 
 /// Any optimizer over all parameters, half the groups with other numbers.
-fn build<C: Rule, R: Runtime>(config: C, params: &[Arc<Leaf<R>>]) -> FlatOptimizer<R, C> {
+fn build<C: UpdateRule, R: Runtime>(config: C, params: &[Arc<Leaf<R>>]) -> FlatOptimizer<R, C> {
     let split = FlatOptimizer::in_groups(config).group(&params[..2], |_| {}).unwrap();
     let slower = |c: &mut C| c.set_lr(c.lr() * 0.5);
     split.group(&params[2..], slower).unwrap().scheduled(Cosine { t_max: 10, eta_min: 0.0 })
 }
 
 /// Trains on, and from the saved state in new parameters: the same bits. `order`: whether the model is loaded first.
-fn resumes<C: Rule>(config: C, dtype: DType, model_first: bool) {
+fn resumes<C: UpdateRule>(config: C, dtype: DType, model_first: bool) {
     let cpu = Cpu::new();
     let params = leaves(&cpu, &SHAPES, dtype);
     let mut optimizer = build(config.clone(), &params);

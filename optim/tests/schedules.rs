@@ -5,20 +5,20 @@ mod common;
 use optim::*;
 use serde_json::Value;
 
-fn schedule(op: &str, attrs: &Value) -> Box<dyn Schedule> {
+fn schedule(op: &str, attrs: &Value) -> Box<dyn LrSchedule> {
     let f = |name: &str| attrs[name].as_f64().unwrap();
     let n = |name: &str| attrs[name].as_u64().unwrap();
     match op {
-        "step" => Box::new(Step { size: n("step_size"), gamma: f("gamma") }),
+        "step" => Box::new(StepLr { size: n("step_size"), gamma: f("gamma") }),
         "multistep" => {
             let milestones = attrs["milestones"].as_array().unwrap().iter().map(|m| m.as_u64().unwrap()).collect();
-            Box::new(MultiStep { milestones, gamma: f("gamma") })
+            Box::new(MultiStepLr { milestones, gamma: f("gamma") })
         }
-        "exponential" => Box::new(Exponential { gamma: f("gamma") }),
+        "exponential" => Box::new(ExponentialLr { gamma: f("gamma") }),
         "cosine" => Box::new(Cosine { t_max: n("t_max"), eta_min: f("eta_min") }),
         "cosine_restarts" => Box::new(CosineRestarts { t_0: n("t_0"), t_mult: n("t_mult"), eta_min: f("eta_min") }),
-        "linear" => Box::new(Linear { start: f("start"), end: f("end"), total: n("total") }),
-        "polynomial" => Box::new(Polynomial { total: n("total"), power: f("power") }),
+        "linear" => Box::new(LinearLr { start: f("start"), end: f("end"), total: n("total") }),
+        "polynomial" => Box::new(PolynomialLr { total: n("total"), power: f("power") }),
         "onecycle" => {
             let [div, final_div, pct_start] = [f("div"), f("final_div"), f("pct_start")];
             Box::new(OneCycle { max_lr: f("max_lr"), total: n("total"), pct_start, div, final_div })
@@ -47,7 +47,7 @@ fn as_pytorch() {
 }
 
 /// The largest jump between neighbouring steps.
-fn jump(s: &dyn Schedule, steps: u64) -> f64 {
+fn jump(s: &dyn LrSchedule, steps: u64) -> f64 {
     (1..steps).map(|t| (s.lr(1.0, t) - s.lr(1.0, t - 1)).abs()).fold(0.0, f64::max)
 }
 
@@ -86,13 +86,13 @@ fn onecycle_peaks_and_ends() {
 
 #[test]
 fn degenerate_lengths_are_no_trap() {
-    let all: [&dyn Schedule; 9] = [
-        &Step { size: 0, gamma: 0.5 },
+    let all: [&dyn LrSchedule; 9] = [
+        &StepLr { size: 0, gamma: 0.5 },
         &Cosine { t_max: 0, eta_min: 0.0 },
         &CosineRestarts { t_0: 0, t_mult: 0, eta_min: 0.0 },
         &CosineRestarts { t_0: 1, t_mult: u64::MAX, eta_min: 0.0 },
-        &Linear { start: 0.0, end: 1.0, total: 0 },
-        &Polynomial { total: 0, power: 2.0 },
+        &LinearLr { start: 0.0, end: 1.0, total: 0 },
+        &PolynomialLr { total: 0, power: 2.0 },
         &OneCycle::new(1.0, 1),
         &WarmupCosine { warmup: 5, total: 3, end: 0.0 },
         &Wsd { warmup: 0, stable: 0, decay: 0, end: 0.5, cooldown: Cooldown::Linear },

@@ -38,7 +38,7 @@ mod walk;
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use numcore::{Capabilities, DType, Result, Use};
+use numcore::{Capabilities, DType, MemoryCategory, Result};
 
 pub use memory::Buffer;
 pub use simd::Simd;
@@ -50,7 +50,7 @@ use threads::Threads;
 #[derive(Clone)]
 pub struct Cpu {
     pub(crate) queue: Arc<Queue>,
-    use_: Use,
+    use_: MemoryCategory,
 }
 
 /// What clones of a handle share.
@@ -94,7 +94,7 @@ impl Cpu {
     }
 
     fn on(engine: Arc<Engine>) -> Cpu {
-        Cpu { queue: Arc::new(Queue { memory: Memory::new(), engine }), use_: Use::Activations }
+        Cpu { queue: Arc::new(Queue { memory: Memory::new(), engine }), use_: MemoryCategory::Activations }
     }
 
     /// Memory of a kernel's own.

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use numcore::{DeviceId, DeviceKind, ErrorKind, MemoryStats, Pool, Result, Use};
+use numcore::{DeviceId, DeviceKind, ErrorKind, MemoryCategory, MemoryStats, Pool, Result};
 use parking_lot::Mutex;
 
 /// Every block is aligned to this, which suits SIMD and other runtimes' binding offsets.
@@ -34,7 +34,7 @@ unsafe impl Send for Block {}
 pub struct Buffer {
     block: Option<Block>,
     bytes: usize,
-    use_: Use,
+    use_: MemoryCategory,
     memory: Arc<Memory>,
 }
 
@@ -85,7 +85,7 @@ impl Memory {
     }
 
     /// `bytes` bytes, booked under `use_`. They are initialised, but arbitrary.
-    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: Use) -> Result<Buffer> {
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<Buffer> {
         let mut state = self.0.lock();
         let block = if bytes == 0 { None } else { Some(state.take(bytes)?) };
         state.0.book(bytes, use_);
@@ -189,7 +189,7 @@ mod tests {
     fn more_than_memory_is_an_error() {
         let memory = Memory::new();
         for bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            let e = memory.alloc(bytes, Use::Activations).unwrap_err();
+            let e = memory.alloc(bytes, MemoryCategory::Activations).unwrap_err();
             assert!(matches!(e.kind(), ErrorKind::OutOfMemory { requested, .. } if *requested == bytes));
         }
         assert_eq!(memory.stats(), MemoryStats::default());
@@ -198,16 +198,16 @@ mod tests {
     #[test]
     fn the_account_is_exact() {
         let memory = Memory::new();
-        let a = memory.alloc(1000, Use::Parameters).unwrap();
-        let b = memory.alloc(24, Use::Gradients).unwrap();
+        let a = memory.alloc(1000, MemoryCategory::Parameters).unwrap();
+        let b = memory.alloc(24, MemoryCategory::Gradients).unwrap();
         drop(a);
         let s = memory.stats();
         assert_eq!(
-            (s.total.live, s.total.peak, s.of(Use::Parameters).live, s.of(Use::Parameters).peak),
+            (s.total.live, s.total.peak, s.of(MemoryCategory::Parameters).live, s.of(MemoryCategory::Parameters).peak),
             (24, 1024, 0, 1000)
         );
         assert_eq!((s.reserved, s.allocations), (1024 + 256, 2));
-        let again = memory.alloc(900, Use::Activations).unwrap();
+        let again = memory.alloc(900, MemoryCategory::Activations).unwrap();
         assert_eq!(memory.stats().reserved, 1024 + 256, "the first block is used again");
         drop((b, again));
         memory.reset_peak();
@@ -218,7 +218,7 @@ mod tests {
     fn blocks_are_aligned() {
         let memory = Memory::new();
         for bytes in [0, 1, 300, 70_000, 5 << 20] {
-            let b = memory.alloc(bytes, Use::Activations).unwrap();
+            let b = memory.alloc(bytes, MemoryCategory::Activations).unwrap();
             assert!(b.ptr().addr().is_multiple_of(if bytes > HUGE { HUGE } else { ALIGN }));
         }
     }
@@ -230,10 +230,10 @@ mod tests {
             // SAFETY: the buffer has 256 bytes, which are initialised.
             unsafe { std::slice::from_raw_parts(b.ptr(), 256) }.to_vec()
         };
-        let a = memory.alloc(256, Use::Activations).unwrap();
+        let a = memory.alloc(256, MemoryCategory::Activations).unwrap();
         assert!(read(&a).iter().all(|&x| x == 0));
         drop(a);
-        let again = memory.alloc(256, Use::Activations).unwrap();
+        let again = memory.alloc(256, MemoryCategory::Activations).unwrap();
         assert!(!cfg!(debug_assertions) || read(&again).iter().all(|&x| x == 0xff));
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use numcore::{
-    ArgOp, Capabilities, DeviceId, DeviceKind, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp,
-    Shape, Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+    ArgOp, Capabilities, DeviceId, DeviceKind, MemoryCategory, MemoryStats, Out, ProgramOperand, ReduceKind, Result,
+    Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
 use crate::{Buffer, Cpu, arg_reduce, fused, gemm, index, operand, pointwise, reduce, scan, sort};
@@ -25,7 +25,7 @@ impl Runtime for Cpu {
         Ok(Cpu { use_: self.use_, ..Cpu::on(self.queue.engine.clone()) })
     }
 
-    fn tagged(&self, use_: Use) -> Self {
+    fn with_category(&self, use_: MemoryCategory) -> Self {
         Cpu { queue: Arc::clone(&self.queue), use_ }
     }
 
@@ -76,7 +76,7 @@ impl Runtime for Cpu {
     fn pointwise(
         &self,
         program: &Program,
-        ins: &[Operand<'_, Self>],
+        ins: &[ProgramOperand<'_, Self>],
         scalars: &[Scalar],
         outs: &mut [Out<'_, Self>],
     ) -> Result<()> {
@@ -89,7 +89,7 @@ impl Runtime for Cpu {
         ins: &[View<'_, Self>],
         scalars: &[Scalar],
         full: &Shape,
-        op: ReduceOp,
+        op: ReduceKind,
         out: Out<'_, Self>,
     ) -> Result<()> {
         reduce::reduce(self, map, ins, scalars, full, op, out)
@@ -143,11 +143,11 @@ impl Runtime for Cpu {
         Ok(())
     }
 
-    fn keeps_order(&self, op: &FusedOp) -> bool {
+    fn supports_strided_outputs(&self, op: &FusedOp) -> bool {
         fused::is_strided(op)
     }
 
-    fn adds(&self, op: &FusedOp) -> bool {
+    fn supports_accumulate(&self, op: &FusedOp) -> bool {
         fused::adds(op)
     }
 

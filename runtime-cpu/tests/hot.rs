@@ -10,7 +10,7 @@ use numcore::{
     ops::{Input, compute},
     pointwise::{Dialect, Expr, Program},
 };
-use optim::{AdamConfig, AdamWConfig, Elementwise, Form, LionConfig, SgdConfig};
+use optim::{AdamConfig, AdamWConfig, Elementwise, LionConfig, SgdConfig, UpdateForm};
 use runtime_cpu::Cpu;
 
 struct Row {
@@ -52,8 +52,8 @@ fn list() -> Vec<Row> {
         ("gelu_tanh", activation(|x| x.gelu_tanh())),
         ("swiglu", Program::new("swiglu", |[a, b], []| [a.silu() * b])),
     ];
-    let plain = Form { half: None, scaled: false, maximize: false };
-    let forms = [("", plain), ("_scaled", Form { scaled: true, ..plain })];
+    let plain = UpdateForm { half: None, scaled: false, maximize: false };
+    let forms = [("", plain), ("_scaled", UpdateForm { scaled: true, ..plain })];
     let mut rows: Vec<Row> = Vec::new();
     for (name, program) in functions {
         let gradients = (0..program.inputs()).filter_map(|i| Some((i, program.derivative(i)?.program.clone())));
@@ -81,8 +81,8 @@ fn list() -> Vec<Row> {
 }
 
 /// An update of `bf16` parameters with `f32` master copies: parameter and gradient are the halves.
-fn halves(name: String, form: Form, program: impl Fn(Form) -> Program) -> Row {
-    let [halves, printed] = [DType::BF16, DType::F32].map(|t| program(Form { half: Some(t), ..form }));
+fn halves(name: String, form: UpdateForm, program: impl Fn(UpdateForm) -> Program) -> Row {
+    let [halves, printed] = [DType::BF16, DType::F32].map(|t| program(UpdateForm { half: Some(t), ..form }));
     let owned = halves.outputs().len();
     Row { name, program: halves, owned, mixed: Some((printed, [vec![0, owned], vec![0]])) }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use numcore::{
-    DType, ErrorKind, Runtime, Tensor, TensorMut, Use,
+    DType, ErrorKind, MemoryCategory, Runtime, Tensor, TensorMut,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_cpu::Cpu;
@@ -28,16 +28,17 @@ fn live_and_peak_bytes_are_exact() {
 #[test]
 fn categories_belong_to_the_handle() {
     let cpu = Cpu::with_threads(1);
-    let parameters = cpu.tagged(Use::Parameters);
+    let parameters = cpu.with_category(MemoryCategory::Parameters);
     let w = Tensor::ones(&parameters, [64], DType::F32).unwrap();
-    let g = TensorMut::zeros(&cpu.tagged(Use::Gradients), [16].into(), DType::F64).unwrap();
+    let g = TensorMut::zeros(&cpu.with_category(MemoryCategory::Gradients), [16].into(), DType::F64).unwrap();
     let y = w.add(&w).unwrap();
     let stats = cpu.memory();
-    let by = [Use::Parameters, Use::Gradients, Use::Activations].map(|u| stats.of(u).live);
+    let by =
+        [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Activations].map(|u| stats.of(u).live);
     assert_eq!(by, [256, 128, 256], "what an op makes is an activation");
     assert_eq!(stats.total.live, 640);
     drop((y, g));
-    assert_eq!(parameters.memory().of(Use::Parameters).live, 256);
+    assert_eq!(parameters.memory().of(MemoryCategory::Parameters).live, 256);
     let fork = cpu.fork().unwrap();
     assert_eq!(fork.memory().total.live, 0, "a fork has an account of its own");
     let moved = w.to_device(&fork).unwrap();

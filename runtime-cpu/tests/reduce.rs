@@ -8,7 +8,7 @@ use numcore::{
     ops::{Op, PointwiseOps, Reduce, ReduceOps, ViewOps},
     pointwise::Program,
 };
-use numcore::{ReduceOp, Shape};
+use numcore::{ReduceKind, Shape};
 use runtime_cpu::Cpu;
 
 const SHAPES: [&[usize]; 9] =
@@ -178,15 +178,15 @@ fn nan_wins_and_none_gives_the_identity() {
         }
     }
     let none = Tensor::ones(&cpu, [0], DType::F32).unwrap();
-    let run = |op: ReduceOp| -> Result<f64, Error> {
+    let run = |op: ReduceKind| -> Result<f64, Error> {
         let rule = Op::from(Reduce::new(op, [1].into()));
         let mut out = TensorMut::alloc(&cpu, [1].into(), DType::F32)?;
         out.accumulate(&rule, &[&none])?;
         out.freeze()?.item()
     };
-    assert_eq!(run(ReduceOp::Sum).unwrap(), 0.0);
+    assert_eq!(run(ReduceKind::Sum).unwrap(), 0.0);
     // An extreme of nothing does not exist, in memory of one's own either.
-    assert!(run(ReduceOp::Max).is_err() && run(ReduceOp::Min).is_err());
+    assert!(run(ReduceKind::Max).is_err() && run(ReduceKind::Min).is_err());
 }
 
 #[test]

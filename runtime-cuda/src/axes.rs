@@ -17,7 +17,7 @@ pub(crate) const WIDE: usize = i32::MAX as usize - LANES;
 
 /// Nested loops, outermost first, over operands that move through memory together.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Axes {
+pub(crate) struct LoopAxes {
     pub sizes: SmallVec<[usize; MAX_RANK]>,
     /// One row per operand.
     pub steps: SmallVec<[Steps; 8]>,
@@ -25,7 +25,7 @@ pub(crate) struct Axes {
 
 /// How an operand moves along the innermost axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Inner {
+pub(crate) enum InnerStride {
     /// Neighbours lie side by side.
     Unit,
     /// One element for all.
@@ -36,24 +36,24 @@ pub(crate) enum Inner {
 
 /// Where an operand starts, and how large its elements are; `None` for what is no memory (positions).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct MemoryRef {
     pub address: u64,
     pub size: usize,
 }
 
-impl Axes {
+impl LoopAxes {
     /// The axes `order` of `dims`; those of size 1 are left out, neighbours are merged where every operand goes on without a jump.
-    pub(crate) fn of(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> Axes {
+    pub(crate) fn of(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> LoopAxes {
         Self::merged(dims, operands, order, usize::MAX)
     }
 
     /// The same with sizes that fit the written kernels' `int`, if those of `dims` do.
-    pub(crate) fn narrow(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> Axes {
+    pub(crate) fn narrow(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> LoopAxes {
         Self::merged(dims, operands, order, i32::MAX as usize)
     }
 
-    fn merged(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>, most: usize) -> Axes {
-        let mut axes = Axes { sizes: SmallVec::new(), steps: SmallVec::from_elem([0; MAX_RANK], operands.len()) };
+    fn merged(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>, most: usize) -> LoopAxes {
+        let mut axes = LoopAxes { sizes: SmallVec::new(), steps: SmallVec::from_elem([0; MAX_RANK], operands.len()) };
         for axis in order.into_iter().filter(|&a| dims[a] != 1) {
             let n = axes.sizes.len();
             let goes_on = |(to, from): (&Steps, &Steps)| to[n - 1] == from[axis] * dims[axis] as isize;
@@ -96,7 +96,7 @@ impl Axes {
 
     /// How many neighbours of the innermost axis a thread may move at once: a power of two, 1 where some operand refuses.
     /// With a single axis the last group may be cut short.
-    pub(crate) fn lanes(&self, places: &[Option<Place>]) -> usize {
+    pub(crate) fn lanes(&self, places: &[Option<MemoryRef>]) -> usize {
         let last = self.rank() - 1;
         let inner = |s: &Steps| s[last];
         if self.steps.iter().any(|s| !matches!(inner(s), 0 | 1)) {
@@ -106,7 +106,7 @@ impl Axes {
         let widest = moving().map(|(p, _)| p.size).max().unwrap_or(WIDEST);
         let mut lanes = (WIDEST / widest).clamp(1, LANES);
         let fits = |lanes: usize| {
-            let aligned = |(p, s): (Place, &Steps)| {
+            let aligned = |(p, s): (MemoryRef, &Steps)| {
                 let outer = s[..last].iter().zip(&self.sizes);
                 p.address.is_multiple_of((lanes * p.size) as u64)
                     && outer.filter(|(_, d)| **d > 1).all(|(s, _)| s.unsigned_abs().is_multiple_of(lanes))
@@ -120,11 +120,11 @@ impl Axes {
     }
 
     /// How an operand moves when `lanes` neighbours are moved at once.
-    pub(crate) fn inner(&self, operand: usize, lanes: usize) -> Inner {
+    pub(crate) fn inner(&self, operand: usize, lanes: usize) -> InnerStride {
         match self.steps[operand][self.rank() - 1] {
-            _ if lanes == 1 => Inner::Any,
-            0 => Inner::Splat,
-            _ => Inner::Unit,
+            _ if lanes == 1 => InnerStride::Any,
+            0 => InnerStride::Splat,
+            _ => InnerStride::Unit,
         }
     }
 
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn dense_operands_are_one_axis() {
         let l = dense(&[2, 1, 3, 4]);
-        let axes = Axes::of(&[2, 1, 3, 4], &[steps(&l), steps(&l)], 0..4);
+        let axes = LoopAxes::of(&[2, 1, 3, 4], &[steps(&l), steps(&l)], 0..4);
         assert_eq!((&axes.sizes[..], axes.steps[0][0]), (&[24usize][..], 1));
     }
 
@@ -185,9 +185,9 @@ mod tests {
     fn a_broadcast_row_keeps_two_axes_and_moves_four_at_once() {
         let x = dense(&[5, 8]);
         let b = dense(&[8]).broadcast_to(Shape::from([5, 8])).unwrap();
-        let axes = Axes::of(&[5, 8], &[steps(&x), steps(&b)], 0..2);
+        let axes = LoopAxes::of(&[5, 8], &[steps(&x), steps(&b)], 0..2);
         assert_eq!(&axes.sizes[..], [5, 8]);
-        let at = |address| Some(Place { address, size: 4 });
+        let at = |address| Some(MemoryRef { address, size: 4 });
         assert_eq!(axes.lanes(&[at(256), at(512)]), 4);
         assert_eq!(axes.lanes(&[at(256), at(516)]), 1);
         assert_eq!(axes.lanes(&[at(256), at(520)]), 2);
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn rows_that_do_not_divide_move_alone_but_one_run_has_a_tail() {
         let x = dense(&[5, 7]).slice(1, 0, 6, 1).unwrap();
-        let axes = Axes::of(&[5, 6], &[steps(&x)], 0..2);
-        let place = Some(Place { address: 0, size: 2 });
+        let axes = LoopAxes::of(&[5, 6], &[steps(&x)], 0..2);
+        let place = Some(MemoryRef { address: 0, size: 2 });
         assert_eq!(axes.lanes(&[place]), 1);
-        let run = Axes::of(&[7], &[steps(&dense(&[7]))], 0..1);
+        let run = LoopAxes::of(&[7], &[steps(&dense(&[7]))], 0..1);
         assert_eq!((run.lanes(&[place]), run.units(8)[0]), (8, 1));
     }
 
@@ -212,9 +212,9 @@ mod tests {
 
     #[test]
     fn large_views_are_wide() {
-        assert!(Axes::of(&[1 << 31], &[steps(&dense(&[1 << 31]))], 0..1).is_wide());
-        assert!(Axes::of(&[2, 2], &[[1 << 31, 1, 0, 0, 0, 0, 0, 0]], 0..2).is_wide());
-        assert!(!Axes::of(&[1 << 20], &[steps(&dense(&[1 << 20]))], 0..1).is_wide());
+        assert!(LoopAxes::of(&[1 << 31], &[steps(&dense(&[1 << 31]))], 0..1).is_wide());
+        assert!(LoopAxes::of(&[2, 2], &[[1 << 31, 1, 0, 0, 0, 0, 0, 0]], 0..2).is_wide());
+        assert!(!LoopAxes::of(&[1 << 20], &[steps(&dense(&[1 << 20]))], 0..1).is_wide());
     }
 
     #[test]

@@ -13,9 +13,9 @@ use numcore::{
 use parking_lot::Mutex;
 
 use crate::{
-    driver::{CudaDriver, Driver, Failure, Fallible, Function},
-    text::{Source, form::Body, pointwise, reduce},
-    written::Written,
+    codegen::{KernelSource, form::ElementBody, pointwise, reduce},
+    driver::{CudaDriver, Driver, DriverFailure, Fallible, KernelFunction},
+    handwritten::HandwrittenKernel,
 };
 
 /// One GPU.
@@ -23,31 +23,31 @@ pub(crate) struct Engine {
     pub driver: Arc<dyn Driver>,
     pub device: DeviceId,
     pub capabilities: Capabilities,
-    generated: Mutex<HashMap<Key, Arc<Generated>>>,
-    written: Mutex<HashMap<Written, Function>>,
+    generated: Mutex<HashMap<KernelKey, Arc<Generated>>>,
+    written: Mutex<HashMap<HandwrittenKernel, KernelFunction>>,
 }
 
 /// What a generated kernel is found by.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Key {
-    Pointwise(Program, pointwise::Form),
-    Reduce(Program, reduce::Form),
+pub(crate) enum KernelKey {
+    Pointwise(Program, pointwise::PointwiseSpec),
+    Reduce(Program, reduce::ReduceSpec),
 }
 
-impl Key {
-    fn source(&self, typed: &Typed) -> Result<(Source, Body)> {
+impl KernelKey {
+    fn source(&self, typed: &Typed) -> Result<(KernelSource, ElementBody)> {
         match self {
-            Key::Pointwise(program, form) => pointwise::source(program, typed, form),
-            Key::Reduce(map, form) => reduce::source(map, typed, form),
+            KernelKey::Pointwise(program, form) => pointwise::source(program, typed, form),
+            KernelKey::Reduce(map, form) => reduce::source(map, typed, form),
         }
     }
 }
 
 /// A kernel around a program, and what it takes besides operands.
 pub(crate) struct Generated {
-    pub function: Function,
+    pub function: KernelFunction,
     pub entry: String,
-    pub body: Body,
+    pub body: ElementBody,
 }
 
 /// GPUs in use. Weak: a device nobody uses is closed. Tensors of two handles of one GPU may meet, so they must share its context.
@@ -87,7 +87,7 @@ impl Engine {
     }
 
     /// The kernel of this key, its program typed so.
-    pub(crate) fn generated(&self, key: Key, typed: &Typed) -> Result<Arc<Generated>> {
+    pub(crate) fn generated(&self, key: KernelKey, typed: &Typed) -> Result<Arc<Generated>> {
         if let Some(kernel) = self.generated.lock().get(&key) {
             return Ok(kernel.clone());
         }
@@ -100,7 +100,7 @@ impl Engine {
     }
 
     /// A kernel written by hand.
-    pub(crate) fn written(&self, kernel: &Written, shared: u32) -> Result<Function> {
+    pub(crate) fn written(&self, kernel: &HandwrittenKernel, shared: u32) -> Result<KernelFunction> {
         if let Some(function) = self.written.lock().get(kernel) {
             return Ok(*function);
         }
@@ -109,12 +109,12 @@ impl Engine {
         Ok(function)
     }
 
-    fn load(&self, source: &Source, shared: u32) -> Result<Function> {
+    fn load(&self, source: &KernelSource, shared: u32) -> Result<KernelFunction> {
         self.driver.load(source, shared).map_err(|e| backend("compile", self.device, e))
     }
 }
 
 /// A driver's failure as an error that names the operation.
-pub(crate) fn backend(op: &'static str, device: DeviceId, failure: Failure) -> Error {
+pub(crate) fn backend(op: &'static str, device: DeviceId, failure: DriverFailure) -> Error {
     ErrorKind::Backend { op, device, message: failure.message }.into()
 }

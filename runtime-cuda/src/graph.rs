@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use numcore::Result;
 
-use crate::{Cuda, driver::Recording, memory::Held, queue::Queue};
+use crate::{Cuda, driver::Recording, memory::HeldBlocks, queue::Queue};
 
 /// Work that was captured once and is launched again and again, without the host's part of it. See [`Cuda::capture`].
 pub struct Graph {
     queue: Arc<Queue>,
     recording: Recording,
-    held: Arc<Held>,
+    held: Arc<HeldBlocks>,
 }
 
 impl Cuda {

@@ -4,11 +4,11 @@ use numcore::{DType, Out, Result, View, ViewMut};
 
 use crate::{
     Cuda,
-    axes::{Axes, Steps},
+    axes::{LoopAxes, Steps},
+    handwritten::{DefineValue, HandwrittenKernel, KernelLaunch, Strided, blocks, element},
     operand::Operand,
     pointwise::Target,
     scatter,
-    written::{Launch, Strided, Value, Written, blocks, element},
 };
 
 /// Indices a thread of a scatter may walk by itself; with lines enough to fill a device, more.
@@ -30,14 +30,14 @@ pub(crate) fn gather(
     }
     let (size, step) = (x.dims()[axis], x.layout.strides()[axis]);
     let steps = [out.to.steps(), without(x.steps(), axis), index.steps()];
-    let mut axes = Axes::narrow(out.to.dims(), &steps, 0..out.to.dims().len());
+    let mut axes = LoopAxes::narrow(out.to.dims(), &steps, 0..out.to.dims().len());
     let word = if out.add { out.to.dtype.size() } else { words(&axes, &[&out.to, &x], step) };
     let each = word / out.to.dtype.size();
     in_words(&mut axes, each);
     let t = if out.add { element(out.to.dtype) } else { bits(word) };
-    let kernel = Written::new("gather.cu", "gather", &[("T", t.into()), ("ACCUMULATE", out.add.into())]);
+    let kernel = HandwrittenKernel::new("gather.cu", "gather", &[("T", t.into()), ("ACCUMULATE", out.add.into())]);
     let count = axes.count();
-    let launch = Launch::new(cuda, "gather", &kernel)?
+    let launch = KernelLaunch::new(cuda, "gather", &kernel)?
         .arg(out.to.address)
         .arg(x.address)
         .arg(index.address)
@@ -73,11 +73,11 @@ pub(crate) fn scatter_add(
     }
     let steps = [&src, &out, &index].map(|o| without(o.steps(), axis));
     let order = (0..src.dims().len()).filter(|&a| a != axis);
-    let axes = Axes::narrow(src.dims(), &steps, order);
-    let defines = [("T", element(out.dtype).into()), ("K", Value::from("u32"))];
-    let kernel = Written::new("scatter_add.cu", "scatter_lines", &defines);
+    let axes = LoopAxes::narrow(src.dims(), &steps, order);
+    let defines = [("T", element(out.dtype).into()), ("K", DefineValue::from("u32"))];
+    let kernel = HandwrittenKernel::new("scatter_add.cu", "scatter_lines", &defines);
     let step = |o: &Operand| o.layout.strides()[axis] as i64;
-    let launch = Launch::new(cuda, "scatter_add", &kernel)?
+    let launch = KernelLaunch::new(cuda, "scatter_add", &kernel)?
         .arg(out.address)
         .arg(src.address)
         .arg(index.address)
@@ -103,7 +103,7 @@ pub(crate) fn without(mut steps: Steps, axis: usize) -> Steps {
 
 /// Bytes that can be moved at once: a run of neighbours that share an index, in words that every row begins at. `step` is the
 /// second operand's along the indexed axis.
-fn words(axes: &Axes, moved: &[&Operand; 2], step: isize) -> usize {
+fn words(axes: &LoopAxes, moved: &[&Operand; 2], step: isize) -> usize {
     let (last, size) = (axes.rank() - 1, moved[0].dtype.size());
     let inner = |i: usize| axes.steps[i][last];
     if inner(0) != 1 || inner(1) != 1 || inner(2) != 0 {
@@ -120,7 +120,7 @@ fn words(axes: &Axes, moved: &[&Operand; 2], step: isize) -> usize {
 }
 
 /// The axes with the first two operands counted in words of `each` elements.
-fn in_words(axes: &mut Axes, each: usize) {
+fn in_words(axes: &mut LoopAxes, each: usize) {
     let last = axes.rank() - 1;
     if each == 1 {
         return;
@@ -164,7 +164,7 @@ mod tests {
         let index = Layout::contiguous(Shape::from([5, 1])).broadcast_to(Shape::from([5, 12])).unwrap();
         let index = Operand { address: 0, layout: index, dtype: DType::I64 };
         let steps = [out.steps(), without(x.steps(), 0), index.steps()];
-        let mut axes = Axes::narrow(&[5, 12], &steps, 0..2);
+        let mut axes = LoopAxes::narrow(&[5, 12], &steps, 0..2);
         assert_eq!(words(&axes, &[&out, &x], 12), 16);
         assert_eq!(words(&axes, &[&out, &Operand { address: 520, ..x }], 12), 8);
         in_words(&mut axes, 4);

@@ -31,12 +31,14 @@
 
 mod args;
 mod axes;
+mod axis_ops;
+mod codegen;
 mod driver;
 mod engine;
 mod fused;
 mod graph;
+mod handwritten;
 mod index;
-mod lines;
 mod matmul;
 mod memory;
 mod operand;
@@ -48,18 +50,16 @@ mod runtime;
 mod scatter;
 mod sort;
 mod staging;
-mod text;
-mod written;
 
 use std::{fmt, sync::Arc};
 
-use numcore::{Result, Use};
+use numcore::{MemoryCategory, Result};
 
 #[cfg(feature = "emulate")]
 pub use driver::Order;
 pub use graph::Graph;
-pub use memory::Buffer;
-pub use queue::Event;
+pub use memory::CudaBuffer;
+pub use queue::CudaEvent;
 
 use engine::Engine;
 use queue::Queue;
@@ -72,7 +72,7 @@ const EMULATED: numcore::DeviceId = numcore::DeviceId { kind: numcore::DeviceKin
 #[derive(Clone)]
 pub struct Cuda {
     pub(crate) queue: Arc<Queue>,
-    use_: Use,
+    use_: MemoryCategory,
     tf32: bool,
 }
 
@@ -96,7 +96,7 @@ impl Cuda {
     pub fn compile_for(folder: impl AsRef<std::path::Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
         let listing = Arc::new(driver::Listing::new());
         work(&Self::apart(listing.clone())?);
-        let done = driver::Builder::new(folder.as_ref()).and_then(|b| b.compile_all(&listing.take()));
+        let done = driver::HostBuilder::new(folder.as_ref()).and_then(|b| b.compile_all(&listing.take()));
         done.map_err(|e| engine::backend("compile", EMULATED, e))
     }
 
@@ -122,11 +122,11 @@ impl Cuda {
     }
 
     fn on(engine: Arc<Engine>) -> Result<Cuda> {
-        Ok(Cuda { queue: Arc::new(Queue::new(engine)?), use_: Use::Activations, tf32: false })
+        Ok(Cuda { queue: Arc::new(Queue::new(engine)?), use_: MemoryCategory::Activations, tf32: false })
     }
 
     /// Memory of a kernel's own.
-    pub(crate) fn scratch(&self, bytes: usize) -> Result<Buffer> {
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<CudaBuffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }
 }

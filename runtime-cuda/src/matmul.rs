@@ -6,9 +6,9 @@ use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, View};
 
 use crate::{
     Cuda,
-    axes::{Axes, Steps},
-    driver::{Gemm, Side},
-    memory::Buffer,
+    axes::{LoopAxes, Steps},
+    driver::{Gemm, GemmOperand},
+    memory::CudaBuffer,
     operand::Operand,
     pointwise::{Target, convert, fill, to_dense},
 };
@@ -30,10 +30,10 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     if a.dims()[a.dims().len() - 1] == 0 {
         return if out.add { Ok(()) } else { fill(cuda, out.to, Scalar::I64(0), false) };
     }
-    let mut kept: Vec<Buffer> = Vec::new();
+    let mut kept: Vec<CudaBuffer> = Vec::new();
     let a = fitting(cuda, a, &mut kept)?;
     let b = fitting(cuda, b, &mut kept)?;
-    match Problem::new(&a, &b, &out) {
+    match BatchedGemm::new(&a, &b, &out) {
         Some(problem) => problem.run(cuda, out),
         None => {
             // The output lies in no order a library writes.
@@ -47,8 +47,8 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
 }
 
 /// The operand, or a copy of it that a library can read. Axes along which it repeats still do.
-fn fitting(cuda: &Cuda, x: Operand, kept: &mut Vec<Buffer>) -> Result<Operand> {
-    if Matrix::of(&x.layout).form().is_some() {
+fn fitting(cuda: &Cuda, x: Operand, kept: &mut Vec<CudaBuffer>) -> Result<Operand> {
+    if MatrixLayout::of(&x.layout).form().is_some() {
         return Ok(x);
     }
     let (shape, rank) = (*x.layout.shape(), x.layout.rank());
@@ -63,22 +63,22 @@ fn fitting(cuda: &Cuda, x: Operand, kept: &mut Vec<Buffer>) -> Result<Operand> {
 
 /// The last two axes of an operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Matrix {
+struct MatrixLayout {
     rows: usize,
     columns: usize,
     /// Elements between rows, and between columns.
     steps: [isize; 2],
 }
 
-impl Matrix {
-    fn of(layout: &Layout) -> Matrix {
+impl MatrixLayout {
+    fn of(layout: &Layout) -> MatrixLayout {
         let rank = layout.rank();
         let (dims, strides) = (layout.dims(), layout.strides());
-        Matrix { rows: dims[rank - 2], columns: dims[rank - 1], steps: [strides[rank - 2], strides[rank - 1]] }
+        MatrixLayout { rows: dims[rank - 2], columns: dims[rank - 1], steps: [strides[rank - 2], strides[rank - 1]] }
     }
 
-    fn transposed(self) -> Matrix {
-        Matrix { rows: self.columns, columns: self.rows, steps: [self.steps[1], self.steps[0]] }
+    fn transposed(self) -> MatrixLayout {
+        MatrixLayout { rows: self.columns, columns: self.rows, steps: [self.steps[1], self.steps[0]] }
     }
 
     /// Elements between rows, if those of a row are neighbours.
@@ -97,29 +97,29 @@ impl Matrix {
 
 /// A product as a library takes it, for every position of the batch axes that it cannot take.
 #[derive(Debug)]
-struct Problem {
+struct BatchedGemm {
     gemm: Gemm,
     /// Addresses of the left, right and result matrix, as the library counts them.
     at: [u64; 3],
     /// Axes to loop over: steps in bytes of those three.
-    loops: Axes,
+    loops: LoopAxes,
 }
 
-impl Problem {
+impl BatchedGemm {
     /// `None` where the output has no form; the operands have one.
-    fn new(a: &Operand, b: &Operand, out: &Target) -> Option<Problem> {
-        let to = Matrix::of(&out.to.layout);
+    fn new(a: &Operand, b: &Operand, out: &Target) -> Option<BatchedGemm> {
+        let to = MatrixLayout::of(&out.to.layout);
         if to.row_major().is_none() {
             // Columns are neighbours: the transposed product writes rows.
             to.transposed().row_major()?;
             let [a, b, to] = [a, b, &out.to].map(transposed);
-            return Problem::new(&b, &a, &Target { to, ..*out });
+            return BatchedGemm::new(&b, &a, &Target { to, ..*out });
         }
-        let (ma, mb) = (Matrix::of(&a.layout), Matrix::of(&b.layout));
+        let (ma, mb) = (MatrixLayout::of(&a.layout), MatrixLayout::of(&b.layout));
         let mut rows = ma.rows;
         let rank = out.to.layout.rank();
         let batch: Vec<usize> = (0..rank - 2).collect();
-        let mut axes = Axes::of(&out.to.dims()[..rank - 2], &[a.steps(), b.steps(), out.to.steps()], batch);
+        let mut axes = LoopAxes::of(&out.to.dims()[..rank - 2], &[a.steps(), b.steps(), out.to.steps()], batch);
         // Where the right operand repeats and the left goes on from batch to batch, all batches are rows of one product.
         let mut last = axes.rank() - 1;
         while rows_go_on(&axes, last, ma, to, rows) {
@@ -135,7 +135,7 @@ impl Problem {
         let longest = (0..axes.rank()).max_by_key(|&i| axes.sizes[i])?;
         let (count, steps) = (axes.sizes[longest], axes.steps.clone());
         axes.sizes[longest] = 1;
-        let side = |operand: &Operand, index: usize, (leading, other): (usize, bool)| Side {
+        let side = |operand: &Operand, index: usize, (leading, other): (usize, bool)| GemmOperand {
             leading,
             batch: steps[index][longest],
             transposed: other,
@@ -152,15 +152,15 @@ impl Problem {
             k: ma.columns,
             a: side(b, 1, mb.form()?),
             b: side(a, 0, ma.form()?),
-            d: side(&out.to, 2, (Matrix { rows, ..to }.row_major()?, false)),
+            d: side(&out.to, 2, (MatrixLayout { rows, ..to }.row_major()?, false)),
             batch: count,
             add: out.add,
             tf32: false,
         };
         let size = out.to.dtype.size() as isize;
         let order = [1, 0, 2].map(|i| steps[i].map(|s| s * size));
-        let loops = Axes { sizes: axes.sizes, steps: order.into_iter().collect() };
-        Some(Problem { gemm, at: [b.address, a.address, out.to.address], loops })
+        let loops = LoopAxes { sizes: axes.sizes, steps: order.into_iter().collect() };
+        Some(BatchedGemm { gemm, at: [b.address, a.address, out.to.address], loops })
     }
 
     fn run(mut self, cuda: &Cuda, out: Target) -> Result<()> {
@@ -185,9 +185,9 @@ impl Problem {
 }
 
 /// Whether batch axis `axis` of the left operand and the output continues their rows, and the right one repeats along it.
-fn rows_go_on(axes: &Axes, axis: usize, a: Matrix, out: Matrix, rows: usize) -> bool {
+fn rows_go_on(axes: &LoopAxes, axis: usize, a: MatrixLayout, out: MatrixLayout, rows: usize) -> bool {
     let [left, right, to] = [0, 1, 2].map(|i| axes.steps[i][axis]);
-    let lies = |m: Matrix, step: isize| m.steps[1] == 1 && (m.steps[0] * rows as isize == step);
+    let lies = |m: MatrixLayout, step: isize| m.steps[1] == 1 && (m.steps[0] * rows as isize == step);
     axes.sizes[axis] > 1 && right == 0 && a.rows > 1 && lies(a, left) && lies(out, to)
 }
 
@@ -199,7 +199,7 @@ fn transposed(x: &Operand) -> Operand {
 }
 
 /// The largest power of two up to 16 that divides the address of every matrix of an operand.
-fn aligned(x: &Operand, loops: &Axes, steps: &Steps) -> u32 {
+fn aligned(x: &Operand, loops: &LoopAxes, steps: &Steps) -> u32 {
     let looped = loops.sizes.iter().zip(&steps[..MAX_RANK]).filter(|(d, _)| **d > 1).map(|(_, s)| *s);
     let bytes = looped.fold(x.address | 16, |all, s| all | (s.unsigned_abs() * x.dtype.size()) as u64);
     1 << bytes.trailing_zeros()

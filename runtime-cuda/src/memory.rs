@@ -7,7 +7,7 @@
 
 use std::{fmt, sync::Arc};
 
-use numcore::{DeviceId, ErrorKind, MemoryStats, Pool, Result, Use};
+use numcore::{DeviceId, ErrorKind, MemoryCategory, MemoryStats, Pool, Result};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -24,21 +24,21 @@ pub(crate) struct Memory {
     driver: Arc<dyn Driver>,
     device: DeviceId,
     stream: Stream,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
-struct State {
+struct PoolState {
     pool: Pool<u64>,
     /// While work is captured: nothing may be asked of the driver, and what is freed belongs to the recording.
-    capture: Option<Arc<Held>>,
+    capture: Option<Arc<HeldBlocks>>,
 }
 
 /// Blocks that a recording writes to whenever it is launched: no one else may have them while it lives.
-pub(crate) struct Held(Mutex<Option<Vec<Block>>>);
+pub(crate) struct HeldBlocks(Mutex<Option<Vec<DeviceBlock>>>);
 
-impl Held {
+impl HeldBlocks {
     /// Keeps a block; gives it back once the recording is gone.
-    fn keep(&self, block: Block) -> Option<Block> {
+    fn keep(&self, block: DeviceBlock) -> Option<DeviceBlock> {
         match &mut *self.0.lock() {
             Some(blocks) => {
                 blocks.push(block);
@@ -49,7 +49,7 @@ impl Held {
     }
 
     /// A kept block of this class.
-    fn take(&self, class: usize) -> Option<Block> {
+    fn take(&self, class: usize) -> Option<DeviceBlock> {
         let mut blocks = self.0.lock();
         let blocks = blocks.as_mut()?;
         let at = blocks.iter().rposition(|b| b.class == class)?;
@@ -58,24 +58,24 @@ impl Held {
 }
 
 #[derive(Clone, Copy)]
-struct Block {
+struct DeviceBlock {
     address: u64,
     class: usize,
 }
 
 /// A piece of device memory; it returns to its queue's pool on drop.
-pub struct Buffer {
-    block: Option<Block>,
+pub struct CudaBuffer {
+    block: Option<DeviceBlock>,
     bytes: usize,
-    use_: Use,
+    use_: MemoryCategory,
     memory: Arc<Memory>,
     /// The recording during which it was allocated.
-    held: Option<Arc<Held>>,
+    held: Option<Arc<HeldBlocks>>,
     /// Other queues whose work has used it.
     others: Mutex<SmallVec<[Arc<Memory>; 1]>>,
 }
 
-impl Buffer {
+impl CudaBuffer {
     /// Where it starts on the device; never dereferenced on the host.
     pub(crate) fn address(&self) -> u64 {
         self.block.map_or(NOWHERE, |b| b.address)
@@ -93,13 +93,13 @@ impl Buffer {
     }
 }
 
-impl fmt::Debug for Buffer {
+impl fmt::Debug for CudaBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes)", self.bytes)
+        write!(f, "CudaBuffer({} bytes)", self.bytes)
     }
 }
 
-impl Drop for Buffer {
+impl Drop for CudaBuffer {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();
         state.pool.unbook(self.bytes, self.use_);
@@ -115,7 +115,7 @@ impl Drop for Buffer {
 
 impl Memory {
     pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId, stream: Stream) -> Arc<Memory> {
-        let state = State { pool: Pool::default(), capture: None };
+        let state = PoolState { pool: Pool::default(), capture: None };
         Arc::new(Memory { driver, device, stream, state: Mutex::new(state) })
     }
 
@@ -136,8 +136,8 @@ impl Memory {
     }
 
     /// From here on work is captured.
-    pub(crate) fn begin_capture(&self) -> Arc<Held> {
-        let held = Arc::new(Held(Mutex::new(Some(Vec::new()))));
+    pub(crate) fn begin_capture(&self) -> Arc<HeldBlocks> {
+        let held = Arc::new(HeldBlocks(Mutex::new(Some(Vec::new()))));
         self.state.lock().capture = Some(held.clone());
         held
     }
@@ -148,28 +148,28 @@ impl Memory {
     }
 
     /// The recording is gone: its blocks return, for later work of the queue it ran on.
-    pub(crate) fn release_held(&self, held: &Held) {
+    pub(crate) fn release_held(&self, held: &HeldBlocks) {
         let blocks = held.0.lock().take().unwrap_or_default();
         let mut state = self.state.lock();
         blocks.into_iter().for_each(|b| state.pool.put(b.class, b.address));
     }
 
     /// `bytes` bytes, booked under `use_`. Their contents are arbitrary.
-    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: Use) -> Result<Buffer> {
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<CudaBuffer> {
         let mut state = self.state.lock();
         let block = if bytes == 0 { None } else { Some(self.take(&mut state, bytes)?) };
         state.pool.book(bytes, use_);
         let held = state.capture.clone();
         drop(state);
-        Ok(Buffer { block, bytes, use_, memory: self.clone(), held, others: Mutex::default() })
+        Ok(CudaBuffer { block, bytes, use_, memory: self.clone(), held, others: Mutex::default() })
     }
 
-    fn take(&self, state: &mut State, bytes: usize) -> Result<Block> {
+    fn take(&self, state: &mut PoolState, bytes: usize) -> Result<DeviceBlock> {
         let class = Pool::<u64>::class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
         if let Some(held) = &state.capture {
             // Classes are tried in the pool's own order, so that a step finds what the same step found before it was captured.
             let pool = &mut state.pool;
-            let mut free = |class| Some(Block { address: pool.take_exactly(class)?, class });
+            let mut free = |class| Some(DeviceBlock { address: pool.take_exactly(class)?, class });
             let found = Pool::<u64>::near(class).find_map(|c| held.take(c).or_else(|| free(c)));
             let why = format!(
                 "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
@@ -177,7 +177,7 @@ impl Memory {
             return found.ok_or_else(|| ErrorKind::Unsupported { op: "capture", device: self.device, why }.into());
         }
         if let Some((class, address)) = state.pool.take(class) {
-            return Ok(Block { address, class });
+            return Ok(DeviceBlock { address, class });
         }
         let size = Pool::<u64>::size_of(class);
         let fresh = |memory: &Memory| memory.driver.alloc(size).map_err(|e| backend("alloc", memory.device, e));
@@ -188,7 +188,7 @@ impl Memory {
         }
         let address = address.ok_or_else(|| self.exhausted(state, bytes))?;
         state.pool.reserve(class);
-        Ok(Block { address, class })
+        Ok(DeviceBlock { address, class })
     }
 
     /// Lets later work of this queue begin after what is queued on another one.
@@ -206,7 +206,7 @@ impl Memory {
     }
 
     /// Gives every free block back to the driver, once nothing uses it any more.
-    fn release(&self, state: &mut State) {
+    fn release(&self, state: &mut PoolState) {
         // If the queue has failed, nothing of it runs any more.
         let _ = self.driver.synchronize(self.stream);
         for (_, address) in state.pool.drain() {
@@ -215,14 +215,14 @@ impl Memory {
         }
     }
 
-    fn exhausted(&self, state: &State, requested: usize) -> numcore::Error {
+    fn exhausted(&self, state: &PoolState, requested: usize) -> numcore::Error {
         ErrorKind::OutOfMemory { device: self.device, requested, live: state.pool.stats().total.live }.into()
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let mut state = std::mem::replace(self.state.get_mut(), State { pool: Pool::default(), capture: None });
+        let mut state = std::mem::replace(self.state.get_mut(), PoolState { pool: Pool::default(), capture: None });
         self.release(&mut state);
         self.driver.destroy_stream(self.stream);
     }

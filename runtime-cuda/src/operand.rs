@@ -4,8 +4,8 @@ use numcore::{DType, Layout, MAX_RANK, View, ViewMut};
 
 use crate::{
     Cuda,
-    axes::{Place, Steps},
-    memory::Buffer,
+    axes::{MemoryRef, Steps},
+    memory::CudaBuffer,
 };
 
 /// An operand of a kernel.
@@ -18,7 +18,7 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    pub(crate) fn of(buffer: &Buffer, layout: Layout, dtype: DType) -> Operand {
+    pub(crate) fn of(buffer: &CudaBuffer, layout: Layout, dtype: DType) -> Operand {
         Operand { address: buffer.address() + (layout.offset() * dtype.size()) as u64, layout, dtype }
     }
 
@@ -28,8 +28,8 @@ impl Operand {
         steps
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place { address: self.address, size: self.dtype.size() }
+    pub(crate) fn place(&self) -> MemoryRef {
+        MemoryRef { address: self.address, size: self.dtype.size() }
     }
 
     pub(crate) fn dims(&self) -> &[usize] {

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    Accumulate, DType, Layout, MAX_RANK, Operand as In, Out, Result, Scalar, Shape, View,
+    Accumulate, DType, Layout, MAX_RANK, Out, ProgramOperand as In, Result, Scalar, Shape, View,
     pointwise::{Program, Typed},
 };
 use smallvec::SmallVec;
@@ -11,16 +11,16 @@ use smallvec::SmallVec;
 use crate::{
     Cuda,
     args::{Args, LIMIT},
-    axes::{Axes, Place, Steps, by_steps},
-    driver::Grid,
-    engine::{Generated, Key},
-    memory::Buffer,
-    operand::Operand,
-    text::{
+    axes::{LoopAxes, MemoryRef, Steps, by_steps},
+    codegen::{
         THREADS,
-        form::{Input, Loops, Output, reads},
-        pointwise::Form,
+        form::{KernelInput, KernelOutput, Loops, reads},
+        pointwise::PointwiseSpec,
     },
+    driver::Grid,
+    engine::{Generated, KernelKey},
+    memory::CudaBuffer,
+    operand::Operand,
 };
 
 /// Blocks per processor at most: more only repeat the start of a block.
@@ -28,7 +28,7 @@ const BLOCKS: usize = 32;
 
 /// An input: its own memory, or the old value of an output.
 #[derive(Clone, Copy)]
-pub(crate) enum Source {
+pub(crate) enum InputSource {
     View(Operand),
     Own(usize),
 }
@@ -54,11 +54,11 @@ pub(crate) fn run(
     scalars: &[Scalar],
     outs: &mut [Out<'_, Cuda>],
 ) -> Result<()> {
-    let sources: SmallVec<[Source; 6]> = ins
+    let sources: SmallVec<[InputSource; 6]> = ins
         .iter()
         .map(|operand| match operand {
-            In::View(view) => Source::View(Operand::from(*view)),
-            In::Own(k) => Source::Own(*k),
+            In::View(view) => InputSource::View(Operand::from(*view)),
+            In::Own(k) => InputSource::Own(*k),
         })
         .collect();
     let targets: SmallVec<[Target; 2]> = outs.iter().map(Target::from).collect();
@@ -69,7 +69,7 @@ pub(crate) fn run(
 pub(crate) fn launch(
     cuda: &Cuda,
     program: &Program,
-    ins: &[Source],
+    ins: &[InputSource],
     scalars: &[Scalar],
     outs: &[Target],
 ) -> Result<()> {
@@ -77,9 +77,9 @@ pub(crate) fn launch(
     if first.to.numel() == 0 {
         return Ok(());
     }
-    let call = Call::new(program, ins, outs);
+    let call = PointwiseCall::new(program, ins, outs);
     let typed = program.resolve(&call.dtypes(), &call.asked())?;
-    let key = Key::Pointwise(program.clone(), call.form());
+    let key = KernelKey::Pointwise(program.clone(), call.form());
     let engine = &cuda.queue.engine;
     let kernel = engine.generated(key, &typed)?;
     let mut args = call.args(&kernel, &typed, scalars);
@@ -96,15 +96,15 @@ pub(crate) fn launch(
 }
 
 /// With so many strided operands that their geometry is more than a kernel can be given, those are made dense first.
-fn densely(cuda: &Cuda, program: &Program, ins: &[Source], scalars: &[Scalar], outs: &[Target]) -> Result<()> {
-    let mut kept: Vec<Buffer> = Vec::new();
-    let mut dense: SmallVec<[Source; 6]> = SmallVec::new();
+fn densely(cuda: &Cuda, program: &Program, ins: &[InputSource], scalars: &[Scalar], outs: &[Target]) -> Result<()> {
+    let mut kept: Vec<CudaBuffer> = Vec::new();
+    let mut dense: SmallVec<[InputSource; 6]> = SmallVec::new();
     for source in ins {
         dense.push(match source {
-            Source::View(x) if !x.layout.is_contiguous() => {
+            InputSource::View(x) if !x.layout.is_contiguous() => {
                 let (memory, copy) = to_dense(cuda, x, x.dtype)?;
                 kept.push(memory);
-                Source::View(copy)
+                InputSource::View(copy)
             }
             other => *other,
         });
@@ -117,7 +117,7 @@ fn densely(cuda: &Cuda, program: &Program, ins: &[Source], scalars: &[Scalar], o
 }
 
 /// A dense copy as `dtype`, and its memory.
-pub(crate) fn to_dense(cuda: &Cuda, x: &Operand, dtype: DType) -> Result<(Buffer, Operand)> {
+pub(crate) fn to_dense(cuda: &Cuda, x: &Operand, dtype: DType) -> Result<(CudaBuffer, Operand)> {
     let layout = Layout::contiguous(*x.layout.shape());
     let memory = cuda.scratch(layout.numel() * dtype.size())?;
     let copy = Operand::of(&memory, layout, dtype);
@@ -131,7 +131,7 @@ pub(crate) fn convert(cuda: &Cuda, from: &Operand, to: Operand, add: bool) -> Re
     static CASTS: LazyLock<Vec<Program>> =
         LazyLock::new(|| DType::ALL.iter().map(|&d| Program::new("convert", |[x], []| [x.cast(d)])).collect());
     let program = if from.dtype == to.dtype { &SAME } else { &CASTS[to.dtype as usize] };
-    launch(cuda, program, &[Source::View(*from)], &[], &[Target { to, add }])
+    launch(cuda, program, &[InputSource::View(*from)], &[], &[Target { to, add }])
 }
 
 /// The same value everywhere, or added everywhere.
@@ -141,33 +141,33 @@ pub(crate) fn fill(cuda: &Cuda, to: Operand, value: Scalar, add: bool) -> Result
 }
 
 /// A launch: its operands on common axes. Inputs come first, then outputs, then positions.
-struct Call<'a> {
+struct PointwiseCall<'a> {
     program: &'a Program,
-    ins: &'a [Source],
+    ins: &'a [InputSource],
     outs: &'a [Target],
-    axes: Axes,
+    axes: LoopAxes,
     lanes: usize,
 }
 
-impl<'a> Call<'a> {
-    fn new(program: &'a Program, ins: &'a [Source], outs: &'a [Target]) -> Call<'a> {
+impl<'a> PointwiseCall<'a> {
+    fn new(program: &'a Program, ins: &'a [InputSource], outs: &'a [Target]) -> PointwiseCall<'a> {
         let shape = *outs[0].to.layout.shape();
-        let operand = |source: &Source| match source {
-            Source::View(x) => *x,
-            Source::Own(k) => outs[*k].to,
+        let operand = |source: &InputSource| match source {
+            InputSource::View(x) => *x,
+            InputSource::Own(k) => outs[*k].to,
         };
         let operands = ins.iter().map(operand).chain(outs.iter().map(|o| o.to));
-        let (mut steps, mut places): (SmallVec<[Steps; 8]>, SmallVec<[Option<Place>; 8]>) =
+        let (mut steps, mut places): (SmallVec<[Steps; 8]>, SmallVec<[Option<MemoryRef>; 8]>) =
             operands.map(|o| (o.steps(), Some(o.place()))).unzip();
         steps.push(positions(&shape));
         places.push(None);
         let order = by_steps(shape.rank(), &outs[0].to.steps());
         // Positions that nobody reads must not keep axes apart.
         let used = if is_positional(program) { steps.len() } else { steps.len() - 1 };
-        let mut axes = Axes::of(shape.dims(), &steps[..used], order);
+        let mut axes = LoopAxes::of(shape.dims(), &steps[..used], order);
         axes.steps.resize(steps.len(), [0; MAX_RANK]);
         let lanes = axes.lanes(&places);
-        Call { program, ins, outs, axes, lanes }
+        PointwiseCall { program, ins, outs, axes, lanes }
     }
 
     fn loops(&self) -> Loops {
@@ -175,9 +175,9 @@ impl<'a> Call<'a> {
     }
 
     fn dtypes(&self) -> SmallVec<[DType; 8]> {
-        let dtype = |source: &Source| match source {
-            Source::View(x) => x.dtype,
-            Source::Own(k) => self.outs[*k].to.dtype,
+        let dtype = |source: &InputSource| match source {
+            InputSource::View(x) => x.dtype,
+            InputSource::Own(k) => self.outs[*k].to.dtype,
         };
         self.ins.iter().map(dtype).collect()
     }
@@ -186,18 +186,18 @@ impl<'a> Call<'a> {
         self.outs.iter().map(|o| Some(o.to.dtype)).collect()
     }
 
-    fn form(&self) -> Form {
+    fn form(&self) -> PointwiseSpec {
         let inner = |j: usize| self.axes.inner(j, self.lanes);
-        let input = |(j, (source, dtype)): (usize, (&Source, DType))| Input {
+        let input = |(j, (source, dtype)): (usize, (&InputSource, DType))| KernelInput {
             dtype,
             inner: inner(j),
-            own: if let Source::Own(k) = source { Some(*k as u16) } else { None },
+            own: if let InputSource::Own(k) = source { Some(*k as u16) } else { None },
         };
         let outputs = self.outs.iter().enumerate();
-        Form {
+        PointwiseSpec {
             ins: self.ins.iter().zip(self.dtypes()).enumerate().map(input).collect(),
             outs: outputs
-                .map(|(k, o)| Output { dtype: o.to.dtype, inner: inner(self.ins.len() + k), add: o.add })
+                .map(|(k, o)| KernelOutput { dtype: o.to.dtype, inner: inner(self.ins.len() + k), add: o.add })
                 .collect(),
             loops: self.loops(),
             lanes: self.lanes,
@@ -213,7 +213,7 @@ impl<'a> Call<'a> {
         args.count(self.axes.count(), wide);
         args.axes(&sizes, wide);
         for i in reads(self.program, self.ins.len()) {
-            if let Source::View(x) = &self.ins[i] {
+            if let InputSource::View(x) = &self.ins[i] {
                 args.push(x.address);
                 args.steps(&self.axes.unit_steps(i, self.lanes), wide);
             }
@@ -256,14 +256,18 @@ pub(crate) fn positions(shape: &Shape) -> Steps {
 }
 
 /// Inputs of a reduction that reduces nothing.
-pub(crate) fn views(ins: &[View<'_, Cuda>]) -> SmallVec<[Source; 6]> {
-    ins.iter().map(|v| Source::View(Operand::from(*v))).collect()
+pub(crate) fn views(ins: &[View<'_, Cuda>]) -> SmallVec<[InputSource; 6]> {
+    ins.iter().map(|v| InputSource::View(Operand::from(*v))).collect()
 }
 
 /// The kernel a launch would run.
 #[cfg(all(test, feature = "nvrtc-tests"))]
-pub(crate) fn source_of(program: &Program, ins: &[Source], outs: &[Target]) -> Result<crate::text::Source> {
-    let call = Call::new(program, ins, outs);
+pub(crate) fn source_of(
+    program: &Program,
+    ins: &[InputSource],
+    outs: &[Target],
+) -> Result<crate::codegen::InputSource> {
+    let call = PointwiseCall::new(program, ins, outs);
     let typed = program.resolve(&call.dtypes(), &call.asked())?;
-    Ok(crate::text::pointwise::source(program, &typed, &call.form())?.0)
+    Ok(crate::codegen::pointwise::source(program, &typed, &call.form())?.0)
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{
     args::Args,
-    driver::{Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Stream},
+    driver::{Driver, DriverFailure, Fallible, Gemm, Grid, KernelFunction, Mark, Stream},
     engine::{Engine, backend},
     memory::Memory,
     staging::Staging,
@@ -47,7 +47,7 @@ impl Queue {
         let stream = driver.stream().map_err(|e| backend("fork", engine.device, e))?;
         let memory = Memory::new(driver.clone(), engine.device, stream);
         // Not from the pool: it is no tensor's.
-        let flag = driver.alloc(FLAG_BYTES).and_then(|at| at.ok_or_else(|| Failure::new("out of memory")));
+        let flag = driver.alloc(FLAG_BYTES).and_then(|at| at.ok_or_else(|| DriverFailure::new("out of memory")));
         let flag = flag.map_err(|e| backend("fork", engine.device, e))?;
         // SAFETY: just allocated with this size.
         unsafe { driver.zero(stream, flag, FLAG_BYTES) }.map_err(|e| backend("fork", engine.device, e))?;
@@ -73,7 +73,7 @@ impl Queue {
     pub(crate) fn check(&self) -> Result<()> {
         match &*self.failed.lock() {
             None => Ok(()),
-            Some((op, message)) => Err(backend(op, self.engine.device, Failure::new(message.clone()))),
+            Some((op, message)) => Err(backend(op, self.engine.device, DriverFailure::new(message.clone()))),
         }
     }
 
@@ -93,7 +93,7 @@ impl Queue {
         &self,
         op: &'static str,
         entry: &str,
-        kernel: Function,
+        kernel: KernelFunction,
         grid: Grid,
         args: &mut Args,
     ) -> Result<()> {
@@ -105,7 +105,7 @@ impl Queue {
         }
         // SAFETY: the caller's promise.
         let done = unsafe { self.driver().launch(self.stream, kernel, grid, &mut args.pointers()) };
-        self.kept(op, done.map_err(|e| Failure::new(format!("kernel {entry}: {e}"))))
+        self.kept(op, done.map_err(|e| DriverFailure::new(format!("kernel {entry}: {e}"))))
     }
 
     /// A product by the library.
@@ -217,16 +217,16 @@ impl Drop for Queue {
 }
 
 /// A point in a queue.
-pub struct Event {
+pub struct CudaEvent {
     engine: Arc<Engine>,
     mark: Mark,
 }
 
-impl Event {
-    pub(crate) fn record(queue: &Queue) -> Result<Event> {
+impl CudaEvent {
+    pub(crate) fn record(queue: &Queue) -> Result<CudaEvent> {
         queue.check()?;
         let mark = queue.kept("record", queue.driver().mark())?;
-        let event = Event { engine: queue.engine.clone(), mark };
+        let event = CudaEvent { engine: queue.engine.clone(), mark };
         queue.kept("record", queue.driver().record(mark, queue.stream))?;
         Ok(event)
     }
@@ -240,7 +240,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         self.engine.driver.destroy_mark(self.mark);
     }

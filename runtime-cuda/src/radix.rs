@@ -4,8 +4,8 @@ use numcore::Result;
 
 use crate::{
     Cuda,
-    memory::Buffer,
-    written::{Launch, Value, Written},
+    handwritten::{DefineValue, HandwrittenKernel, KernelLaunch},
+    memory::CudaBuffer,
 };
 
 /// Pairs of a tile, as `radix.cu` has it.
@@ -19,8 +19,8 @@ const LINES: usize = 65_535;
 pub(crate) struct Pairs {
     /// Bytes of a key: 4 or 8.
     pub key: usize,
-    pub keys: [Buffer; 2],
-    pub places: [Buffer; 2],
+    pub keys: [CudaBuffer; 2],
+    pub places: [CudaBuffer; 2],
     pub lines: usize,
     pub n: usize,
 }
@@ -42,18 +42,18 @@ impl Pairs {
     pub(crate) fn sort(&mut self, cuda: &Cuda, op: &'static str, bits: usize) -> Result<()> {
         let tiles = self.n.div_ceil(TILE);
         let counts = cuda.scratch(self.lines.min(LINES) * DIGITS * tiles * 4)?;
-        let kernel = |entry| Written::new("radix.cu", entry, &[("K", Value::from(self.name()))]);
+        let kernel = |entry| HandwrittenKernel::new("radix.cu", entry, &[("K", DefineValue::from(self.name()))]);
         let (count, places, shift) = (kernel("radix_count"), kernel("radix_places"), kernel("radix_move"));
         for pass in 0..bits.div_ceil(BITS) {
             let low = (pass * BITS) as i32;
             for first in (0..self.lines).step_by(LINES) {
                 let lines = (self.lines - first).min(LINES);
-                let at = |buffer: &Buffer, size: usize| buffer.address() + (first * self.n * size) as u64;
+                let at = |buffer: &CudaBuffer, size: usize| buffer.address() + (first * self.n * size) as u64;
                 let [from, to] = [0, 1].map(|i| (at(&self.keys[i], self.key), at(&self.places[i], 4)));
                 let counting =
-                    Launch::new(cuda, op, &count)?.arg(counts.address()).arg(from.0).arg(self.n as i64).arg(low);
-                let placing = Launch::new(cuda, op, &places)?.arg(counts.address()).arg((DIGITS * tiles) as i64);
-                let moving = Launch::new(cuda, op, &shift)?
+                    KernelLaunch::new(cuda, op, &count)?.arg(counts.address()).arg(from.0).arg(self.n as i64).arg(low);
+                let placing = KernelLaunch::new(cuda, op, &places)?.arg(counts.address()).arg((DIGITS * tiles) as i64);
+                let moving = KernelLaunch::new(cuda, op, &shift)?
                     .arg(to.0)
                     .arg(to.1)
                     .arg(from.0)

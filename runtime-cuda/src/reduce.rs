@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Layout, MAX_RANK, Out, ReduceOp, Result, Scalar, Shape, View,
+    DType, Layout, MAX_RANK, Out, ReduceKind, Result, Scalar, Shape, View,
     pointwise::{Program, Typed},
 };
 use smallvec::SmallVec;
@@ -12,16 +12,16 @@ use smallvec::SmallVec;
 use crate::{
     Cuda,
     args::{Args, LIMIT},
-    axes::{Axes, Place, Steps, WIDE, by_steps},
+    axes::{LoopAxes, MemoryRef, Steps, WIDE, by_steps},
+    codegen::{
+        THREADS,
+        form::{KernelInput, Loops, reads},
+        reduce::{Near, ReduceSpec},
+    },
     driver::Grid,
-    engine::{Generated, Key},
+    engine::{Generated, KernelKey},
     operand::Operand,
     pointwise::{self, Target, is_positional, positions, values},
-    text::{
-        THREADS,
-        form::{Input, Loops, reads},
-        reduce::{Form, Near},
-    },
 };
 
 /// Blocks a launch should have before long sums are left whole.
@@ -39,7 +39,7 @@ pub(crate) fn reduce(
     ins: &[View<'_, Cuda>],
     scalars: &[Scalar],
     full: &Shape,
-    op: ReduceOp,
+    op: ReduceKind,
     out: Out<'_, Cuda>,
 ) -> Result<()> {
     let target = Target::from(&out);
@@ -55,12 +55,12 @@ pub(crate) fn reduce(
         return pointwise::fill(cuda, target.to, none(op, target.to.dtype), target.add);
     }
     let ins: SmallVec<[Operand; 6]> = ins.iter().map(|v| Operand::from(*v)).collect();
-    let call = Call::new(map, &ins, op, target, full.dims(), &reduced);
+    let call = ReduceCall::new(map, &ins, op, target, full.dims(), &reduced);
     call.run(cuda, scalars)
 }
 
 /// What a reduction of nothing gives.
-fn none(op: ReduceOp, dtype: DType) -> Scalar {
+fn none(op: ReduceKind, dtype: DType) -> Scalar {
     let lowest = match dtype {
         DType::I32 => Scalar::I64(i64::from(i32::MIN)),
         DType::I64 => Scalar::I64(i64::MIN),
@@ -76,30 +76,30 @@ fn none(op: ReduceOp, dtype: DType) -> Scalar {
         _ => Scalar::F64(f64::INFINITY),
     };
     match op {
-        ReduceOp::Sum => Scalar::I64(0),
-        ReduceOp::Prod => Scalar::I64(1),
-        ReduceOp::Max => lowest,
-        ReduceOp::Min => highest,
+        ReduceKind::Sum => Scalar::I64(0),
+        ReduceKind::Prod => Scalar::I64(1),
+        ReduceKind::Max => lowest,
+        ReduceKind::Min => highest,
     }
 }
 
 /// A reduction on addresses: its operands on the axes that are kept and on those that are not. Inputs come first, then the output,
 /// then positions.
-struct Call<'a> {
+struct ReduceCall<'a> {
     map: &'a Program,
     ins: &'a [Operand],
-    op: ReduceOp,
+    op: ReduceKind,
     target: Target,
     /// The type of the values that are combined; of partial values also how they are stored.
-    kept: Axes,
-    reduced: Axes,
-    cut: Cut,
+    kept: LoopAxes,
+    reduced: LoopAxes,
+    cut: ReducePartition,
     lanes: usize,
 }
 
 /// How threads are laid over results and elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Cut {
+struct ReducePartition {
     near: Near,
     block: (usize, usize),
     chunks: usize,
@@ -107,9 +107,9 @@ struct Cut {
     per: usize,
 }
 
-impl Cut {
+impl ReducePartition {
     /// For this many results, each of this many groups of elements.
-    fn of(near: Near, results: usize, units: usize) -> Cut {
+    fn of(near: Near, results: usize, units: usize) -> ReducePartition {
         let threads = THREADS as usize;
         let block = match near {
             Near::Reduced => {
@@ -124,19 +124,19 @@ impl Cut {
         let blocks = results.div_ceil(block.0);
         let chunks = ENOUGH.div_ceil(blocks).min(units / (block.1 * STEPS)).max(1);
         let per = units.div_ceil(chunks);
-        Cut { near, block, chunks: units.div_ceil(per), per }
+        ReducePartition { near, block, chunks: units.div_ceil(per), per }
     }
 }
 
-impl<'a> Call<'a> {
+impl<'a> ReduceCall<'a> {
     fn new(
         map: &'a Program,
         ins: &'a [Operand],
-        op: ReduceOp,
+        op: ReduceKind,
         target: Target,
         full: &[usize],
         reduced: &[usize],
-    ) -> Call<'a> {
+    ) -> ReduceCall<'a> {
         let shape = Shape::new(full).unwrap_or(*target.to.layout.shape());
         let mut steps: SmallVec<[Steps; 8]> = ins.iter().map(Operand::steps).collect();
         let reference = reference(&steps, &target.to, full);
@@ -158,15 +158,15 @@ impl<'a> Call<'a> {
                     used[0] = if positional { used[1] } else { [0; MAX_RANK] };
                 }
             }
-            let mut axes = Axes::of(full, &used, order.iter().copied().filter(|a| reduced.contains(a) != kept));
+            let mut axes = LoopAxes::of(full, &used, order.iter().copied().filter(|a| reduced.contains(a) != kept));
             axes.steps.resize(ins.len() + 2, [0; MAX_RANK]);
             axes
         };
         let (kept, reduced) = (along(true), along(false));
         let lanes = if near == Near::Reduced { lanes(ins, &kept, &reduced) } else { 1 };
         let units = reduced.units(lanes).iter().product();
-        let cut = Cut::of(near, kept.count(), units);
-        Call { map, ins, op, target, kept, reduced, cut, lanes }
+        let cut = ReducePartition::of(near, kept.count(), units);
+        ReduceCall { map, ins, op, target, kept, reduced, cut, lanes }
     }
 
     fn run(&self, cuda: &Cuda, scalars: &[Scalar]) -> Result<()> {
@@ -182,17 +182,17 @@ impl<'a> Call<'a> {
         let dims: SmallVec<[usize; MAX_RANK]> =
             std::iter::once(self.cut.chunks).chain(self.kept.sizes.clone()).collect();
         let partial = Operand { address: memory.address(), layout: Layout::contiguous(Shape::new(&dims)?), dtype: acc };
-        let mut to = Axes { steps: SmallVec::from_elem([0; MAX_RANK], 3), sizes: self.kept.sizes.clone() };
+        let mut to = LoopAxes { steps: SmallVec::from_elem([0; MAX_RANK], 3), sizes: self.kept.sizes.clone() };
         to.steps[0] = shifted(&partial.steps());
         to.steps[1] = self.kept.steps[self.ins.len()];
         let mut reduced =
-            Axes { steps: SmallVec::from_elem([0; MAX_RANK], 3), sizes: SmallVec::from_slice(&dims[..1]) };
+            LoopAxes { steps: SmallVec::from_elem([0; MAX_RANK], 3), sizes: SmallVec::from_slice(&dims[..1]) };
         reduced.steps[0][0] = results as isize;
         let near = if results == 1 { Near::Reduced } else { Near::Kept };
-        let mut cut = Cut::of(near, results, self.cut.chunks);
+        let mut cut = ReducePartition::of(near, results, self.cut.chunks);
         (cut.chunks, cut.per) = (1, self.cut.chunks);
         let ins = [partial];
-        Call { map: &SAME, ins: &ins, op: self.op, target: self.target, kept: to, reduced, cut, lanes: 1 }.launch(
+        ReduceCall { map: &SAME, ins: &ins, op: self.op, target: self.target, kept: to, reduced, cut, lanes: 1 }.launch(
             cuda,
             &[],
             self.target.to.address,
@@ -206,10 +206,13 @@ impl<'a> Call<'a> {
         self.kept.is_wide() || self.reduced.is_wide() || both.max().unwrap_or(0) >= WIDE
     }
 
-    fn form(&self, partial: bool) -> Form {
-        let input =
-            |(j, x): (usize, &Operand)| Input { dtype: x.dtype, inner: self.reduced.inner(j, self.lanes), own: None };
-        Form {
+    fn form(&self, partial: bool) -> ReduceSpec {
+        let input = |(j, x): (usize, &Operand)| KernelInput {
+            dtype: x.dtype,
+            inner: self.reduced.inner(j, self.lanes),
+            own: None,
+        };
+        ReduceSpec {
             ins: self.ins.iter().enumerate().map(input).collect(),
             op: self.op,
             out: self.target.to.dtype,
@@ -229,7 +232,7 @@ impl<'a> Call<'a> {
         // A half that is read back as what it was computed in is still that half's.
         let asked = if self.ins.len() == 1 && self.map.is_identity() { dtypes[0] } else { self.target.to.dtype };
         let typed = self.map.resolve(&dtypes, &[Some(asked)])?;
-        let key = Key::Reduce(self.map.clone(), self.form(partial));
+        let key = KernelKey::Reduce(self.map.clone(), self.form(partial));
         let kernel = cuda.queue.engine.generated(key, &typed)?;
         let mut args = self.args(&kernel, &typed, scalars, to);
         if args.size() > LIMIT {
@@ -288,8 +291,8 @@ fn reference(ins: &[Steps], out: &Operand, full: &[usize]) -> Steps {
 }
 
 /// How many neighbours a thread reads at once along the reduced axes: rows must begin where such groups may.
-fn lanes(ins: &[Operand], kept: &Axes, reduced: &Axes) -> usize {
-    let mut places: SmallVec<[Option<Place>; 8]> = ins.iter().map(|x| Some(x.place())).collect();
+fn lanes(ins: &[Operand], kept: &LoopAxes, reduced: &LoopAxes) -> usize {
+    let mut places: SmallVec<[Option<MemoryRef>; 8]> = ins.iter().map(|x| Some(x.place())).collect();
     places.resize(reduced.steps.len(), None);
     let mut lanes = reduced.lanes(&places);
     let begins = |lanes: usize| {
@@ -308,16 +311,16 @@ fn lanes(ins: &[Operand], kept: &Axes, reduced: &Axes) -> usize {
 pub(crate) fn sources_of(
     map: &Program,
     ins: &[Operand],
-    op: ReduceOp,
+    op: ReduceKind,
     target: Target,
     full: &[usize],
     reduced: &[usize],
-) -> Result<Vec<crate::text::Source>> {
-    let call = Call::new(map, ins, op, target, full, reduced);
+) -> Result<Vec<crate::codegen::KernelSource>> {
+    let call = ReduceCall::new(map, ins, op, target, full, reduced);
     let dtypes: Vec<DType> = ins.iter().map(|x| x.dtype).collect();
     let typed = map.resolve(&dtypes, &[Some(target.to.dtype)])?;
     let partial: &[bool] = if call.cut.chunks == 1 { &[false] } else { &[true] };
-    partial.iter().map(|&p| Ok(crate::text::reduce::source(map, &typed, &call.form(p))?.0)).collect()
+    partial.iter().map(|&p| Ok(crate::codegen::reduce::source(map, &typed, &call.form(p))?.0)).collect()
 }
 
 #[cfg(test)]
@@ -326,12 +329,12 @@ mod tests {
 
     #[test]
     fn long_sums_are_cut_and_short_ones_are_not() {
-        let whole = Cut::of(Near::Reduced, 1, 1 << 22);
+        let whole = ReducePartition::of(Near::Reduced, 1, 1 << 22);
         assert_eq!((whole.block, whole.chunks, whole.per), ((1, 256), 1024, 4096));
-        assert_eq!(Cut::of(Near::Reduced, 4096, 256).chunks, 1);
-        let short = Cut::of(Near::Reduced, 1 << 20, 3);
+        assert_eq!(ReducePartition::of(Near::Reduced, 4096, 256).chunks, 1);
+        let short = ReducePartition::of(Near::Reduced, 1 << 20, 3);
         assert_eq!((short.block, short.chunks), ((256, 1), 1));
-        let columns = Cut::of(Near::Kept, 768, 8192);
+        let columns = ReducePartition::of(Near::Kept, 768, 8192);
         assert_eq!((columns.block, columns.chunks), ((32, 8), 43));
         assert!(columns.per * columns.chunks >= 8192);
     }
@@ -341,7 +344,7 @@ mod tests {
         for near in [Near::Reduced, Near::Kept] {
             for results in [1, 2, 31, 33, 1000, 70_000] {
                 for units in [1, 2, 7, 255, 256, 257, 4097, 1 << 20] {
-                    let cut = Cut::of(near, results, units);
+                    let cut = ReducePartition::of(near, results, units);
                     assert!(cut.per * cut.chunks >= units && cut.per * (cut.chunks - 1) < units, "{cut:?}");
                     assert!(cut.block.0.is_power_of_two() && cut.block.1.is_power_of_two());
                     assert_eq!(cut.block.0 * cut.block.1, THREADS as usize);

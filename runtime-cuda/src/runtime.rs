@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use numcore::{
-    ArgOp, Capabilities, DeviceId, MemoryStats, Operand as In, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
-    Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+    ArgOp, Capabilities, DeviceId, MemoryCategory, MemoryStats, Out, ProgramOperand as In, ReduceKind, Result, Runtime,
+    Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Buffer, Cuda, Event, fused, index, lines, matmul, operand::Operand, pointwise, reduce, sort};
+use crate::{Cuda, CudaBuffer, CudaEvent, axis_ops, fused, index, matmul, operand::Operand, pointwise, reduce, sort};
 
 impl Cuda {
     /// Notes that this queue is about to use these, which may be memory of another's.
-    fn lend<'a>(&self, buffers: impl IntoIterator<Item = &'a Buffer>) {
+    fn lend<'a>(&self, buffers: impl IntoIterator<Item = &'a CudaBuffer>) {
         buffers.into_iter().for_each(|b| b.used_by(&self.queue.memory));
     }
 }
 
 impl Runtime for Cuda {
-    type Buffer = Buffer;
-    type Event = Event;
+    type Buffer = CudaBuffer;
+    type Event = CudaEvent;
 
     fn device(&self) -> DeviceId {
         self.queue.engine.device
@@ -33,15 +33,15 @@ impl Runtime for Cuda {
         Ok(Cuda { use_: self.use_, tf32: self.tf32, ..Cuda::on(self.queue.engine.clone())? })
     }
 
-    fn tagged(&self, use_: Use) -> Self {
+    fn with_category(&self, use_: MemoryCategory) -> Self {
         Cuda { queue: Arc::clone(&self.queue), use_, tf32: self.tf32 }
     }
 
-    fn record(&self) -> Result<Event> {
-        Event::record(&self.queue)
+    fn record(&self) -> Result<CudaEvent> {
+        CudaEvent::record(&self.queue)
     }
 
-    fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&self, event: &CudaEvent) -> Result<()> {
         event.wait(&self.queue)
     }
 
@@ -61,7 +61,7 @@ impl Runtime for Cuda {
         self.queue.memory.trim();
     }
 
-    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+    fn alloc(&self, bytes: usize) -> Result<CudaBuffer> {
         self.scratch(bytes)
     }
 
@@ -93,7 +93,7 @@ impl Runtime for Cuda {
         ins: &[View<'_, Self>],
         scalars: &[Scalar],
         full: &Shape,
-        op: ReduceOp,
+        op: ReduceKind,
         out: Out<'_, Self>,
     ) -> Result<()> {
         self.lend(ins.iter().map(|v| v.buffer()).chain([out.view.buffer()]));
@@ -102,7 +102,7 @@ impl Runtime for Cuda {
 
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
         self.lend([x.buffer(), out.buffer()]);
-        lines::arg_reduce(self, op, x, axis, out)
+        axis_ops::arg_reduce(self, op, x, axis, out)
     }
 
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
@@ -136,7 +136,7 @@ impl Runtime for Cuda {
         out: ViewMut<'_, Self>,
     ) -> Result<()> {
         self.lend([x.buffer(), out.buffer()].into_iter().chain(a.map(|a| a.buffer())));
-        lines::scan(self, op, x, a, axis, reverse, out)
+        axis_ops::scan(self, op, x, a, axis, reverse, out)
     }
 
     fn sort(

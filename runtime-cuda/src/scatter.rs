@@ -5,11 +5,11 @@ use numcore::{ErrorKind, Result};
 
 use crate::{
     Cuda,
-    axes::{Axes, Steps},
+    axes::{LoopAxes, Steps},
+    handwritten::{DefineValue, HandwrittenKernel, KernelLaunch, Strided, blocks, element},
     index::without,
     operand::Operand,
     radix::Pairs,
-    written::{Launch, Strided, Value, Written, blocks, element},
 };
 
 /// Columns of a block, and pairs.
@@ -32,11 +32,11 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
     // One number above every destination stands for "out of range".
     let bits = (usize::BITS - most.leading_zeros()) as usize;
     let mut pairs = Pairs::new(cuda, if bits <= 32 { 4 } else { 8 }, 1, count)?;
-    let defines = [("T", Value::from(element(out.dtype))), ("K", Value::from(pairs.name()))];
-    let kernel = |entry| Written::new("scatter_add.cu", entry, &defines);
+    let defines = [("T", DefineValue::from(element(out.dtype))), ("K", DefineValue::from(pairs.name()))];
+    let kernel = |entry| HandwrittenKernel::new("scatter_add.cu", entry, &defines);
     // Lines, then positions along the axis.
-    let walked = Axes::narrow(src.dims(), &[index.steps(), src.steps()], lines.iter().copied().chain([axis]));
-    let keys = Launch::new(cuda, "scatter_add", &kernel("scatter_keys"))?
+    let walked = LoopAxes::narrow(src.dims(), &[index.steps(), src.steps()], lines.iter().copied().chain([axis]));
+    let keys = KernelLaunch::new(cuda, "scatter_add", &kernel("scatter_keys"))?
         .arg(pairs.keys[0].address())
         .arg(pairs.places[0].address())
         .arg(index.address)
@@ -49,10 +49,10 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
     unsafe { keys.run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "scatter_add", bits)?;
     let to: Steps = without(out.steps(), axis);
-    let line = Axes::narrow(src.dims(), &[to], lines.iter().copied());
-    let column = Axes::narrow(src.dims(), &[src.steps(), to], columns.iter().copied());
+    let line = LoopAxes::narrow(src.dims(), &[to], lines.iter().copied());
+    let column = LoopAxes::narrow(src.dims(), &[src.steps(), to], columns.iter().copied());
     let width = column.count();
-    let segments = Launch::new(cuda, "scatter_add", &kernel("scatter_segments"))?
+    let segments = KernelLaunch::new(cuda, "scatter_add", &kernel("scatter_segments"))?
         .arg(out.address)
         .arg(src.address)
         .arg(pairs.keys[0].address())

@@ -4,11 +4,11 @@ use numcore::{DType, ErrorKind, Result, View, ViewMut};
 
 use crate::{
     Cuda,
-    axes::Axes,
+    axes::LoopAxes,
+    handwritten::{HandwrittenKernel, KernelLaunch, Strided, blocks},
     index::{ordered, without},
     operand::Operand,
     radix::Pairs,
-    written::{Launch, Strided, Written, blocks},
 };
 
 /// Longest line that is sorted in one block's shared memory.
@@ -42,15 +42,15 @@ pub(crate) fn sort(
         return Err(ErrorKind::Unsupported { op: "sort", device: cuda.queue.engine.device, why }.into());
     }
     let steps = [&values, &index, &x].map(|o| without(o.steps(), axis));
-    let axes = Axes::narrow(dims, &steps, (0..dims.len()).filter(|&a| a != axis));
+    let axes = LoopAxes::narrow(dims, &steps, (0..dims.len()).filter(|&a| a != axis));
     let lines = axes.count();
     let [values_at, index_at, x_at] = [0, 1, 2].map(|i| Strided::of(&axes, i));
     let [values_step, index_step, x_step] = [&values, &index, &x].map(|o| o.layout.strides()[axis] as i64);
-    let kernel = |entry| Written::new("sort.cu", entry, &[("T", ordered(x.dtype).into())]);
+    let kernel = |entry| HandwrittenKernel::new("sort.cu", entry, &[("T", ordered(x.dtype).into())]);
     let (bytes, bits) = key(x.dtype);
     if n <= SHORT {
         let width = n.next_power_of_two().max(2);
-        let launch = Launch::new(cuda, "sort", &kernel("sort_short").with_shared((bytes + 4) * width))?
+        let launch = KernelLaunch::new(cuda, "sort", &kernel("sort_short").with_shared((bytes + 4) * width))?
             .arg(values.address)
             .arg(index.address);
         let launch = launch.arg(x.address).arg(values_at).arg(index_at).arg(x_at).arg(n as i32).arg(width as i32);
@@ -61,12 +61,12 @@ pub(crate) fn sort(
     }
     let count = lines * n;
     let mut pairs = Pairs::new(cuda, bytes, lines, n)?;
-    let keys = Launch::new(cuda, "sort", &kernel("sort_keys"))?.arg(pairs.keys[0].address());
+    let keys = KernelLaunch::new(cuda, "sort", &kernel("sort_keys"))?.arg(pairs.keys[0].address());
     let keys = keys.arg(pairs.places[0].address()).arg(x.address).arg(x_at).arg(count as i64).arg(n as i64);
     // SAFETY: as above; pairs have room for `count`.
     unsafe { keys.arg(x_step).arg(i32::from(descending)).run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "sort", bits)?;
-    let moved = Launch::new(cuda, "sort", &kernel("sort_values"))?.arg(values.address).arg(index.address);
+    let moved = KernelLaunch::new(cuda, "sort", &kernel("sort_values"))?.arg(values.address).arg(index.address);
     let moved = moved.arg(x.address).arg(pairs.places[0].address()).arg(values_at).arg(index_at).arg(x_at);
     let moved = moved.arg(count as i64).arg(n as i64).arg(values_step).arg(index_step).arg(x_step);
     // SAFETY: as above.

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::{Driver, Failure, Fallible, Mark, Stream};
+use crate::driver::{Driver, DriverFailure, Fallible, Mark, Stream};
 
 /// Bytes of a piece.
 const PIECE: usize = 2 << 20;
@@ -21,11 +21,11 @@ pub(crate) struct Staging {
     copies: Stream,
     /// Recorded in the queue before a download.
     ready: Mark,
-    pieces: Vec<Piece>,
+    pieces: Vec<StagingBuffer>,
     next: usize,
 }
 
-struct Piece {
+struct StagingBuffer {
     memory: *mut u8,
     /// Passed when the bus is done with `memory`.
     travelled: Mark,
@@ -52,7 +52,7 @@ impl Staging {
                 // SAFETY: just allocated and not used.
                 unsafe { self.driver.free_host(memory) }
             })?;
-            self.pieces.push(Piece { memory, travelled, landing: None, used: false });
+            self.pieces.push(StagingBuffer { memory, travelled, landing: None, used: false });
             return Ok(self.pieces.len() - 1);
         }
         self.next = (self.next + 1) % PIECES;
@@ -70,7 +70,7 @@ impl Staging {
             return Ok((address, moved));
         }
         let moved = self.driver.mark()?;
-        let address = self.driver.alloc(PIECE).and_then(|a| a.ok_or_else(|| Failure::new("out of memory")));
+        let address = self.driver.alloc(PIECE).and_then(|a| a.ok_or_else(|| DriverFailure::new("out of memory")));
         let address = address.inspect_err(|_| self.driver.destroy_mark(moved))?;
         self.pieces[at].landing = Some((address, moved));
         Ok((address, moved))

@@ -5,7 +5,7 @@ use numcore::{Accumulate, DType};
 /// How an element is stored, and what a kernel computes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Form {
+pub(crate) enum StorageForm {
     F32,
     I32,
     U32,
@@ -22,47 +22,47 @@ pub(crate) enum Form {
     Bits16,
 }
 
-impl Form {
+impl StorageForm {
     /// For arithmetic; `f64` is two words that are only moved.
-    pub(crate) fn of(dtype: DType) -> Form {
+    pub(crate) fn of(dtype: DType) -> StorageForm {
         match dtype {
-            DType::F32 => Form::F32,
-            DType::I32 => Form::I32,
-            DType::U32 => Form::U32,
-            DType::U8 => Form::U8,
-            DType::Bool => Form::Bool,
-            DType::F16 => Form::F16,
-            DType::BF16 => Form::BF16,
-            DType::I64 | DType::F64 => Form::I64,
+            DType::F32 => StorageForm::F32,
+            DType::I32 => StorageForm::I32,
+            DType::U32 => StorageForm::U32,
+            DType::U8 => StorageForm::U8,
+            DType::Bool => StorageForm::Bool,
+            DType::F16 => StorageForm::F16,
+            DType::BF16 => StorageForm::BF16,
+            DType::I64 | DType::F64 => StorageForm::I64,
         }
     }
 
     /// For moving elements as they are: types of one size share kernels, and no bit changes.
-    pub(crate) fn bits(dtype: DType) -> Form {
+    pub(crate) fn bits(dtype: DType) -> StorageForm {
         match dtype.size() {
-            1 => Form::U8,
-            2 => Form::Bits16,
-            4 => Form::U32,
-            _ => Form::I64,
+            1 => StorageForm::U8,
+            2 => StorageForm::Bits16,
+            4 => StorageForm::U32,
+            _ => StorageForm::I64,
         }
     }
 
     /// The type in WGSL.
     pub(crate) fn ty(self) -> &'static str {
         match self {
-            Form::F32 | Form::F16 | Form::BF16 => "f32",
-            Form::I32 => "i32",
-            Form::U32 | Form::U8 | Form::Bits16 => "u32",
-            Form::Bool => "bool",
-            Form::I64 => "vec2<u32>",
+            StorageForm::F32 | StorageForm::F16 | StorageForm::BF16 => "f32",
+            StorageForm::I32 => "i32",
+            StorageForm::U32 | StorageForm::U8 | StorageForm::Bits16 => "u32",
+            StorageForm::Bool => "bool",
+            StorageForm::I64 => "vec2<u32>",
         }
     }
 
     /// Elements in a word; 1 for larger ones, too.
     pub(crate) fn per_word(self) -> u32 {
         match self {
-            Form::U8 | Form::Bool => 4,
-            Form::F16 | Form::BF16 | Form::Bits16 => 2,
+            StorageForm::U8 | StorageForm::Bool => 4,
+            StorageForm::F16 | StorageForm::BF16 | StorageForm::Bits16 => 2,
             _ => 1,
         }
     }
@@ -70,33 +70,33 @@ impl Form {
     /// A word as a value, given an expression of the element's own bits.
     pub(crate) fn decode(self, bits: &str) -> String {
         match self {
-            Form::F32 => format!("bitcast<f32>({bits})"),
-            Form::I32 => format!("bitcast<i32>({bits})"),
-            Form::Bool => format!("({bits} != 0u)"),
-            Form::F16 => format!("wg_widen_f16({bits})"),
-            Form::BF16 => format!("wg_widen_bf16({bits})"),
-            Form::U32 | Form::U8 | Form::Bits16 | Form::I64 => bits.into(),
+            StorageForm::F32 => format!("bitcast<f32>({bits})"),
+            StorageForm::I32 => format!("bitcast<i32>({bits})"),
+            StorageForm::Bool => format!("({bits} != 0u)"),
+            StorageForm::F16 => format!("wg_widen_f16({bits})"),
+            StorageForm::BF16 => format!("wg_widen_bf16({bits})"),
+            StorageForm::U32 | StorageForm::U8 | StorageForm::Bits16 | StorageForm::I64 => bits.into(),
         }
     }
 
     /// The element's bits.
     pub(crate) fn encode(self, value: &str) -> String {
         match self {
-            Form::F32 | Form::I32 => format!("bitcast<u32>({value})"),
-            Form::Bool => format!("select(0u, 1u, {value})"),
-            Form::F16 => format!("wg_narrow_f16({value})"),
-            Form::BF16 => format!("wg_narrow_bf16({value})"),
-            Form::U8 => format!("({value} & 0xffu)"),
-            Form::U32 | Form::Bits16 | Form::I64 => value.into(),
+            StorageForm::F32 | StorageForm::I32 => format!("bitcast<u32>({value})"),
+            StorageForm::Bool => format!("select(0u, 1u, {value})"),
+            StorageForm::F16 => format!("wg_narrow_f16({value})"),
+            StorageForm::BF16 => format!("wg_narrow_bf16({value})"),
+            StorageForm::U8 => format!("({value} & 0xffu)"),
+            StorageForm::U32 | StorageForm::Bits16 | StorageForm::I64 => value.into(),
         }
     }
 
     /// The sum, as [`Accumulate::Add`] means it.
     pub(crate) fn add(self, a: &str, b: &str) -> String {
         match self {
-            Form::Bool => format!("({a} || {b})"),
-            Form::I64 => format!("wg_add_i64({a}, {b})"),
-            Form::U8 => format!("(({a} + {b}) & 0xffu)"),
+            StorageForm::Bool => format!("({a} || {b})"),
+            StorageForm::I64 => format!("wg_add_i64({a}, {b})"),
+            StorageForm::U8 => format!("(({a} + {b}) & 0xffu)"),
             _ => format!("({a} + {b})"),
         }
     }
@@ -109,8 +109,8 @@ impl Form {
     /// A launch parameter of `words` words as a value.
     pub(crate) fn parameter(self, words: &[String]) -> String {
         match (self, words) {
-            (Form::I64, [low, high, ..]) => format!("vec2<u32>({low}, {high})"),
-            (Form::F16 | Form::BF16, [word, ..]) => Form::F32.decode(word),
+            (StorageForm::I64, [low, high, ..]) => format!("vec2<u32>({low}, {high})"),
+            (StorageForm::F16 | StorageForm::BF16, [word, ..]) => StorageForm::F32.decode(word),
             (_, [word, ..]) => self.decode(word),
             _ => String::new(),
         }
@@ -121,7 +121,7 @@ impl Form {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site {
     pub(crate) slot: usize,
-    pub(crate) form: Form,
+    pub(crate) form: StorageForm,
     /// Whether some operand of this window is written in parts of words, by several invocations.
     pub(crate) atomic: bool,
 }
@@ -144,7 +144,7 @@ impl Site {
     /// The element at an offset, which is read more than once: a name or a number.
     pub(crate) fn load(&self, at: &str) -> String {
         let bits = match self.form.per_word() {
-            1 if self.form == Form::I64 => {
+            1 if self.form == StorageForm::I64 => {
                 format!("vec2<u32>({}, {})", self.word(&format!("2u * {at}")), self.word(&format!("2u * {at} + 1u")))
             }
             1 => self.word(at),
@@ -158,7 +158,7 @@ impl Site {
     pub(crate) fn store(&self, at: &str, value: &str) -> String {
         let (slot, bits) = (self.slot, self.form.encode(value));
         let (shift, unit, mask) = match self.form.per_word() {
-            1 if self.form == Form::I64 => {
+            1 if self.form == StorageForm::I64 => {
                 let low = self.set_word(&format!("2u * {at}"), "pair.x");
                 let high = self.set_word(&format!("2u * {at} + 1u"), "pair.y");
                 return format!("{{ let pair = {bits};\n{low}{high}}}\n");

@@ -3,14 +3,14 @@
 use numcore::{DType, Layout, Result, View, ViewMut};
 use smallvec::SmallVec;
 
-use crate::{Buffer, Wgpu, device::Device};
+use crate::{Wgpu, WgpuBuffer, device::WgpuDevice};
 
 /// Windows begin at multiples of this: WebGPU's largest alignment of storage buffers.
 const ALIGN: u64 = 256;
 
 /// Elements of a buffer.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct OperandView<'a> {
     buffer: Option<&'a wgpu::Buffer>,
     pub(crate) layout: Layout,
     pub(crate) dtype: DType,
@@ -18,32 +18,32 @@ pub(crate) struct Place<'a> {
     span: (usize, usize),
 }
 
-impl<'a> Place<'a> {
+impl<'a> OperandView<'a> {
     /// Memory of a kernel's own.
-    pub(crate) fn of(buffer: &'a Buffer, layout: Layout, dtype: DType) -> Self {
-        Place { buffer: buffer.block(), layout, dtype, span: layout.span() }
+    pub(crate) fn of(buffer: &'a WgpuBuffer, layout: Layout, dtype: DType) -> Self {
+        OperandView { buffer: buffer.block(), layout, dtype, span: layout.span() }
     }
 
     /// The same elements, walked by another layout: a kernel moves along some axis by itself.
     pub(crate) fn seen(self, layout: Layout) -> Self {
-        Place { layout, ..self }
+        OperandView { layout, ..self }
     }
 }
 
-impl<'a> From<View<'a, Wgpu>> for Place<'a> {
+impl<'a> From<View<'a, Wgpu>> for OperandView<'a> {
     fn from(v: View<'a, Wgpu>) -> Self {
-        Place::of(v.buffer(), *v.layout(), v.dtype())
+        OperandView::of(v.buffer(), *v.layout(), v.dtype())
     }
 }
 
-impl<'a> From<&ViewMut<'a, Wgpu>> for Place<'a> {
+impl<'a> From<&ViewMut<'a, Wgpu>> for OperandView<'a> {
     fn from(v: &ViewMut<'a, Wgpu>) -> Self {
-        Place::of(v.buffer(), *v.layout(), v.dtype())
+        OperandView::of(v.buffer(), *v.layout(), v.dtype())
     }
 }
 
 /// A window on a buffer, in bytes.
-struct Bound<'a> {
+struct BufferWindow<'a> {
     buffer: &'a wgpu::Buffer,
     from: u64,
     to: u64,
@@ -51,22 +51,22 @@ struct Bound<'a> {
 
 /// What a kernel binds, in order.
 #[derive(Default)]
-pub(crate) struct Bindings<'a>(SmallVec<[Bound<'a>; 8]>);
+pub(crate) struct Bindings<'a>(SmallVec<[BufferWindow<'a>; 8]>);
 
 impl<'a> Bindings<'a> {
     /// Windows on the buffers of these operands, which have elements, and the number of each operand's window.
     pub(crate) fn of(
-        device: &Device,
+        device: &WgpuDevice,
         op: &'static str,
-        places: &[Place<'a>],
+        views: &[OperandView<'a>],
     ) -> Result<(Bindings<'a>, SmallVec<[usize; 8]>)> {
         let mut bindings = Bindings::default();
         let mut slots = SmallVec::new();
-        for place in places {
-            let size = place.dtype.size() as u64;
-            let (from, to) = place.span;
+        for view in views {
+            let size = view.dtype.size() as u64;
+            let (from, to) = view.span;
             // A view with elements lies in a buffer with bytes.
-            let Some(buffer) = place.buffer else {
+            let Some(buffer) = view.buffer else {
                 return Err(device.backend(op, "an operand without memory".into()));
             };
             slots.push(bindings.add(buffer, from as u64 * size, to as u64 * size));
@@ -86,11 +86,11 @@ impl<'a> Bindings<'a> {
             (bound.from, bound.to) = (bound.from.min(from), bound.to.max(to));
             return i;
         }
-        self.0.push(Bound { buffer, from, to });
+        self.0.push(BufferWindow { buffer, from, to });
         self.0.len() - 1
     }
 
-    fn check(&mut self, device: &Device, op: &'static str) -> Result<()> {
+    fn check(&mut self, device: &WgpuDevice, op: &'static str) -> Result<()> {
         let limits = &device.limits;
         // One more may be bound to report an index out of range.
         let most = limits.max_storage_buffers_per_shader_stage as usize - 1;
@@ -126,15 +126,15 @@ impl<'a> Bindings<'a> {
     }
 
     /// Where an operand's first element lies in its window, in units of its type.
-    pub(crate) fn base(&self, slot: usize, place: &Place<'_>) -> u32 {
-        let start = self.0[slot].from as usize / place.dtype.size();
+    pub(crate) fn base(&self, slot: usize, view: &OperandView<'_>) -> u32 {
+        let start = self.0[slot].from as usize / view.dtype.size();
         // The window ends below 2³² bytes.
-        (place.layout.offset() - start) as u32
+        (view.layout.offset() - start) as u32
     }
 
     /// What wgpu wants for it.
-    pub(crate) fn group(&self, device: &Device) -> wgpu::BindGroup {
-        let binding = |b: &Bound<'a>| wgpu::BufferBinding {
+    pub(crate) fn group(&self, device: &WgpuDevice) -> wgpu::BindGroup {
+        let binding = |b: &BufferWindow<'a>| wgpu::BufferBinding {
             buffer: b.buffer,
             offset: b.from,
             size: wgpu::BufferSize::new(b.to - b.from),

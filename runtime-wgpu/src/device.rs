@@ -16,7 +16,7 @@ const INSTALL: &str =
     "install a Vulkan driver (on Debian or Ubuntu, `apt-get install mesa-vulkan-drivers` gives a software one)";
 
 /// Devices in use, by index.
-static DEVICES: Mutex<BTreeMap<u32, Weak<Device>>> = Mutex::new(BTreeMap::new());
+static DEVICES: Mutex<BTreeMap<u32, Weak<WgpuDevice>>> = Mutex::new(BTreeMap::new());
 
 /// An adapter of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl fmt::Display for AdapterInfo {
 }
 
 /// What forks of a handle share.
-pub(crate) struct Device {
+pub(crate) struct WgpuDevice {
     pub(crate) id: DeviceId,
     pub(crate) wgpu: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -48,9 +48,9 @@ pub(crate) struct Device {
     failed: Arc<Mutex<Option<String>>>,
 }
 
-impl Device {
+impl WgpuDevice {
     /// Device `index`, opened if it is not in use.
-    pub(crate) fn open(index: u32) -> Result<Arc<Device>> {
+    pub(crate) fn open(index: u32) -> Result<Arc<WgpuDevice>> {
         let mut devices = DEVICES.lock();
         if let Some(device) = devices.get(&index).and_then(Weak::upgrade) {
             return Ok(device);
@@ -61,12 +61,12 @@ impl Device {
             let there = if count == 0 { "there is no adapter".into() } else { format!("there are {count} adapters") };
             refused(index, "open", format!("{there}, number {index} was asked for; {INSTALL}"))
         })?;
-        let device = Arc::new(Device::of(index, &adapter)?);
+        let device = Arc::new(WgpuDevice::of(index, &adapter)?);
         devices.insert(index, Arc::downgrade(&device));
         Ok(device)
     }
 
-    fn of(index: u32, adapter: &wgpu::Adapter) -> Result<Device> {
+    fn of(index: u32, adapter: &wgpu::Adapter) -> Result<WgpuDevice> {
         let limits = adapter.limits();
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("weftgrad"),
@@ -94,7 +94,7 @@ impl Device {
         };
         let pipelines = Pipelines::new(&wgpu);
         let id = DeviceId { kind: DeviceKind::Wgpu, index };
-        Ok(Device { id, wgpu, queue, limits, capabilities, pipelines, failed })
+        Ok(WgpuDevice { id, wgpu, queue, limits, capabilities, pipelines, failed })
     }
 
     /// The failure that stays, if there was one.
@@ -121,7 +121,7 @@ impl Device {
     }
 }
 
-impl fmt::Debug for Device {
+impl fmt::Debug for WgpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.id, self.capabilities.name)
     }
@@ -170,7 +170,7 @@ fn describe(adapter: &wgpu::Adapter) -> AdapterInfo {
 
 #[cfg(test)]
 mod tests {
-    use numcore::{DType, Runtime, Tensor, Use, ops::PointwiseOps};
+    use numcore::{DType, MemoryCategory, Runtime, Tensor, ops::PointwiseOps};
 
     use super::*;
     use crate::{Wgpu, queue::Queue};
@@ -178,8 +178,8 @@ mod tests {
     /// A device of its own: those of other tests live on.
     fn apart() -> Wgpu {
         let adapter = found().into_iter().next().expect("an adapter");
-        let device = Device::of(0, &adapter).expect("a device");
-        Wgpu { queue: Arc::new(Queue::new(Arc::new(device))), use_: Use::Activations }
+        let device = WgpuDevice::of(0, &adapter).expect("a device");
+        Wgpu { queue: Arc::new(Queue::new(Arc::new(device))), use_: MemoryCategory::Activations }
     }
 
     #[test]

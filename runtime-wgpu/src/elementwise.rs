@@ -7,27 +7,27 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{
     Wgpu,
-    access::{Form, Params, Site, header, offset, unravel},
-    bindings::{Bindings, Place},
-    pipelines::Key,
-    queue::Launch,
+    access::{Params, Site, StorageForm, header, offset, unravel},
+    bindings::{Bindings, OperandView},
+    pipelines::PipelineKey,
+    queue::Dispatch,
 };
 
 /// Invocations of a group.
 const GROUP: usize = 64;
 
 /// Sizes of a walk after neighbouring axes were merged.
-pub(crate) type Sizes = SmallVec<[usize; MAX_RANK]>;
+pub(crate) type LoopSizes = SmallVec<[usize; MAX_RANK]>;
 /// An operand's strides along them.
-pub(crate) type Strides = SmallVec<[isize; MAX_RANK]>;
+pub(crate) type LoopStrides = SmallVec<[isize; MAX_RANK]>;
 
 /// Axes of size 1 dropped, and neighbours merged that lie in one line for every operand.
 pub(crate) fn coalesce(
     axes: impl Iterator<Item = (usize, SmallVec<[isize; 8]>)>,
     operands: usize,
-) -> (Sizes, Vec<Strides>) {
-    let mut sizes = Sizes::new();
-    let mut strides: Vec<Strides> = vec![Strides::new(); operands];
+) -> (LoopSizes, Vec<LoopStrides>) {
+    let mut sizes = LoopSizes::new();
+    let mut strides: Vec<LoopStrides> = vec![LoopStrides::new(); operands];
     for (size, at) in axes.filter(|(size, _)| *size != 1) {
         let joins = !sizes.is_empty()
             && strides.iter().zip(&at).all(|(s, a)| s.last().is_some_and(|outer| *outer == a * size as isize));
@@ -48,7 +48,7 @@ pub(crate) fn coalesce(
 
 /// How an operand lies along a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
+enum StrideClass {
     /// One element for all.
     Same,
     /// One after the other.
@@ -57,19 +57,19 @@ enum Class {
     Strided,
 }
 
-struct Operand {
+struct WalkOperand {
     site: Site,
-    class: Class,
+    class: StrideClass,
     base: u32,
-    strides: Strides,
+    strides: LoopStrides,
 }
 
 /// A walk over a shape with operands: those read, then those written.
-pub(crate) struct Walk<'a> {
+pub(crate) struct ElementwiseKernel<'a> {
     bindings: Bindings<'a>,
-    sizes: Sizes,
+    sizes: LoopSizes,
     n: usize,
-    operands: SmallVec<[Operand; 8]>,
+    operands: SmallVec<[WalkOperand; 8]>,
     inputs: usize,
     /// Elements of one invocation: whole words of dense outputs whose elements are smaller.
     lanes: u32,
@@ -77,13 +77,13 @@ pub(crate) struct Walk<'a> {
 }
 
 /// What a kernel's body is told.
-pub(crate) struct Body<'w> {
-    walk: &'w [Operand],
+pub(crate) struct KernelBody<'w> {
+    walk: &'w [WalkOperand],
     inputs: usize,
     pub(crate) params: Params,
 }
 
-impl Body<'_> {
+impl KernelBody<'_> {
     /// The value of an operand that is read.
     pub(crate) fn load(&self, input: usize) -> String {
         self.walk[input].site.load(&format!("at{input}"))
@@ -100,7 +100,7 @@ impl Body<'_> {
     }
 
     /// How an operand's elements are stored.
-    pub(crate) fn form(&self, k: usize) -> Form {
+    pub(crate) fn form(&self, k: usize) -> StorageForm {
         self.walk[k].site.form
     }
 
@@ -115,26 +115,26 @@ impl Body<'_> {
     }
 }
 
-impl<'a> Walk<'a> {
+impl<'a> ElementwiseKernel<'a> {
     /// Over the operands' common shape, which has elements. Without outputs the body stores what it computes by itself.
     pub(crate) fn new(
         wgpu: &Wgpu,
         op: &'static str,
-        ins: &[(Place<'a>, Form)],
-        outs: &[(Place<'a>, Form)],
-    ) -> Result<Walk<'a>> {
-        let places: SmallVec<[Place<'a>; 8]> = ins.iter().chain(outs).map(|(p, _)| *p).collect();
-        let (bindings, slots) = Bindings::of(&wgpu.queue.device, op, &places)?;
-        let shape = *places[0].layout.shape();
-        let axes = (0..shape.rank()).map(|i| (shape[i], places.iter().map(|p| p.layout.strides()[i]).collect()));
-        let (sizes, strides) = coalesce(axes, places.len());
+        ins: &[(OperandView<'a>, StorageForm)],
+        outs: &[(OperandView<'a>, StorageForm)],
+    ) -> Result<ElementwiseKernel<'a>> {
+        let views: SmallVec<[OperandView<'a>; 8]> = ins.iter().chain(outs).map(|(p, _)| *p).collect();
+        let (bindings, slots) = Bindings::of(&wgpu.queue.device, op, &views)?;
+        let shape = *views[0].layout.shape();
+        let axes = (0..shape.rank()).map(|i| (shape[i], views.iter().map(|p| p.layout.strides()[i]).collect()));
+        let (sizes, strides) = coalesce(axes, views.len());
         let forms = ins.iter().chain(outs).map(|(_, f)| *f);
-        let mut operands: SmallVec<[Operand; 8]> = SmallVec::new();
-        for (((place, form), &slot), strides) in places.iter().zip(forms).zip(&slots).zip(strides) {
+        let mut operands: SmallVec<[WalkOperand; 8]> = SmallVec::new();
+        for (((view, form), &slot), strides) in views.iter().zip(forms).zip(&slots).zip(strides) {
             let site = Site { slot, form, atomic: false };
-            operands.push(Operand { site, class: class(&strides), base: bindings.base(slot, place), strides });
+            operands.push(WalkOperand { site, class: class(&strides), base: bindings.base(slot, view), strides });
         }
-        let mut walk = Walk {
+        let mut walk = ElementwiseKernel {
             n: sizes.iter().product(),
             atomic: smallvec![false; bindings.len()],
             bindings,
@@ -165,7 +165,7 @@ impl<'a> Walk<'a> {
 
     /// Decides which outputs are written in whole words.
     fn pack(&mut self) {
-        let packs = |o: &Operand| o.class == Class::Dense && o.base.is_multiple_of(o.site.form.per_word());
+        let packs = |o: &WalkOperand| o.class == StrideClass::Dense && o.base.is_multiple_of(o.site.form.per_word());
         let outs = &self.operands[self.inputs..];
         self.lanes = outs.iter().filter(|o| packs(o)).map(|o| o.site.form.per_word()).max().unwrap_or(1);
         for k in self.inputs..self.operands.len() {
@@ -181,7 +181,7 @@ impl<'a> Walk<'a> {
     fn packed(&self, k: usize) -> bool {
         let o = &self.operands[k];
         let per_word = o.site.form.per_word();
-        per_word > 1 && per_word == self.lanes && o.class == Class::Dense && o.base.is_multiple_of(per_word)
+        per_word > 1 && per_word == self.lanes && o.class == StrideClass::Dense && o.base.is_multiple_of(per_word)
     }
 
     /// Launch parameters: sizes, bases, strides, then the caller's.
@@ -190,7 +190,7 @@ impl<'a> Walk<'a> {
         params.extend(self.sizes.iter().map(|&d| d as u32));
         for o in &self.operands {
             params.push(o.base);
-            if o.class == Class::Strided {
+            if o.class == StrideClass::Strided {
                 params.extend(o.strides.iter().map(|&s| s as u32));
             }
         }
@@ -204,7 +204,7 @@ impl<'a> Walk<'a> {
         program: Option<&numcore::pointwise::Program>,
         how: &[Accumulate],
         more: &[u32],
-    ) -> Key {
+    ) -> PipelineKey {
         let mut details: SmallVec<[u32; 32]> =
             smallvec![self.sizes.len() as u32, self.lanes, self.bindings.len() as u32];
         for o in &self.operands {
@@ -215,7 +215,7 @@ impl<'a> Walk<'a> {
             details.push(u32::from(*how == Accumulate::Add) << 1 | u32::from(self.packed(self.inputs + k)));
         }
         details.extend_from_slice(more);
-        Key { kind, program: program.cloned(), details }
+        PipelineKey { kind, program: program.cloned(), details }
     }
 
     /// Runs a kernel: `body` writes statements that set `out0 …` for the element at `index`; `numbers` are its own parameters,
@@ -227,27 +227,27 @@ impl<'a> Walk<'a> {
         program: Option<&numcore::pointwise::Program>,
         how: &[Accumulate],
         (numbers, details): (&[u32], &[u32]),
-        body: impl FnOnce(&mut Body<'_>) -> Result<String>,
+        body: impl FnOnce(&mut KernelBody<'_>) -> Result<String>,
     ) -> Result<()> {
         let params = self.params(numbers);
         let key = self.key(kind, program, how, details);
         let groups = self.n.div_ceil(GROUP * self.lanes as usize);
-        let Walk { bindings, .. } = &self;
+        let ElementwiseKernel { bindings, .. } = &self;
         let count = bindings.len();
         let text = Text { sizes: self.sizes.len(), lanes: self.lanes, operands: &self.operands, inputs: self.inputs };
         let packed: SmallVec<[bool; 8]> = (self.inputs..self.operands.len()).map(|k| self.packed(k)).collect();
         let source = || text.source(&header(&self.atomic[..count], params.len()), how, &packed, body);
         // The text borrows the operands, the launch takes the bindings.
-        let launch = Launch { op, key, bindings: self.bindings, params: &params, groups };
+        let launch = Dispatch { op, key, bindings: self.bindings, params: &params, groups };
         wgpu.queue.launch(launch, source)
     }
 }
 
-fn class(strides: &[isize]) -> Class {
+fn class(strides: &[isize]) -> StrideClass {
     match strides {
-        _ if strides.iter().all(|&s| s == 0) => Class::Same,
-        [1] => Class::Dense,
-        _ => Class::Strided,
+        _ if strides.iter().all(|&s| s == 0) => StrideClass::Same,
+        [1] => StrideClass::Dense,
+        _ => StrideClass::Strided,
     }
 }
 
@@ -255,7 +255,7 @@ fn class(strides: &[isize]) -> Class {
 struct Text<'w> {
     sizes: usize,
     lanes: u32,
-    operands: &'w [Operand],
+    operands: &'w [WalkOperand],
     inputs: usize,
 }
 
@@ -265,24 +265,24 @@ impl Text<'_> {
         header: &str,
         how: &[Accumulate],
         packed: &[bool],
-        body: impl FnOnce(&mut Body<'_>) -> Result<String>,
+        body: impl FnOnce(&mut KernelBody<'_>) -> Result<String>,
     ) -> Result<String> {
         let mut params = Params::new();
         let n = params.next();
         let sizes = params.many(self.sizes);
-        let strided = self.operands.iter().any(|o| o.class == Class::Strided);
+        let strided = self.operands.iter().any(|o| o.class == StrideClass::Strided);
         let mut inside = if strided { unravel("c", "index", &sizes) } else { String::new() };
         for (k, o) in self.operands.iter().enumerate() {
             let base = params.next();
             let at = match o.class {
-                Class::Same => base.clone(),
-                Class::Dense => format!("{base} + index"),
-                Class::Strided => offset(&base, "c", &params.many(self.sizes)),
+                StrideClass::Same => base.clone(),
+                StrideClass::Dense => format!("{base} + index"),
+                StrideClass::Strided => offset(&base, "c", &params.many(self.sizes)),
             };
             // Writing to a String cannot fail, here and below.
             let _ = writeln!(inside, "let at{k} = {at};");
         }
-        let mut told = Body { walk: self.operands, inputs: self.inputs, params };
+        let mut told = KernelBody { walk: self.operands, inputs: self.inputs, params };
         let body = body(&mut told)?;
         for k in 0..how.len() {
             let _ = writeln!(inside, "var out{k}: {};", told.out_type(k));
@@ -336,7 +336,7 @@ impl Text<'_> {
         let mut params = Params::new();
         params.many(1 + self.sizes);
         for o in &self.operands[..k] {
-            params.many(if o.class == Class::Strided { 1 + self.sizes } else { 1 });
+            params.many(if o.class == StrideClass::Strided { 1 + self.sizes } else { 1 });
         }
         params.next()
     }

@@ -4,11 +4,11 @@ use numcore::{Accumulate, DType, Error, Layout, Out, Result, View, ViewMut};
 
 use crate::{
     Wgpu,
-    access::Form,
-    bindings::Place,
-    elementwise::{Body, Walk, still},
+    access::StorageForm,
+    bindings::OperandView,
+    elementwise::{ElementwiseKernel, KernelBody, still},
     pointwise::{STEPS, convert, no_f64},
-    queue::Ticket,
+    queue::IndexCheck,
 };
 
 /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`.
@@ -19,7 +19,7 @@ pub(crate) fn gather(
     index: View<'_, Wgpu>,
     out: Out<'_, Wgpu>,
 ) -> Result<()> {
-    let (x, index, to) = (Place::from(x), Place::from(index), Place::from(&out.view));
+    let (x, index, to) = (OperandView::from(x), OperandView::from(index), OperandView::from(&out.view));
     if to.layout.numel() == 0 {
         return Ok(());
     }
@@ -28,12 +28,12 @@ pub(crate) fn gather(
         return Err(no_f64(wgpu, "gather"));
     }
     let size = in_range("gather", &x, axis)?;
-    let form = if adds { Form::of(x.dtype) } else { Form::bits(x.dtype) };
+    let form = if adds { StorageForm::of(x.dtype) } else { StorageForm::bits(x.dtype) };
     // Along the axis the index says where x is read.
     let start = x.seen(still(&x.layout, axis, to.layout.dims()[axis])?);
-    let mut walk = Walk::new(wgpu, "gather", &[(index, Form::I64), (start, form)], &[(to, form)])?;
+    let mut walk = ElementwiseKernel::new(wgpu, "gather", &[(index, StorageForm::I64), (start, form)], &[(to, form)])?;
     let flag = walk.bind(&wgpu.queue.flag);
-    let ticket = wgpu.queue.ticket(Ticket { op: "gather", size });
+    let ticket = wgpu.queue.ticket(IndexCheck { op: "gather", size });
     let numbers = [size as u32, !ticket, x.layout.strides()[axis] as u32];
     walk.run(wgpu, ("gather", "gather"), None, &[out.how], (&numbers, &[]), |body| {
         let row = row(body, &body.load(0), flag);
@@ -51,7 +51,7 @@ pub(crate) fn scatter_add(
     index: View<'_, Wgpu>,
     out: ViewMut<'_, Wgpu>,
 ) -> Result<()> {
-    let (src, index, to) = (Place::from(src), Place::from(index), Place::from(&out));
+    let (src, index, to) = (OperandView::from(src), OperandView::from(index), OperandView::from(&out));
     if src.layout.numel() == 0 {
         return Ok(());
     }
@@ -64,34 +64,34 @@ pub(crate) fn scatter_add(
     }
     let dense = Layout::contiguous(*to.layout.shape());
     let memory = wgpu.scratch(dense.numel() * DType::F32.size())?;
-    let sums = Place::of(&memory, dense, DType::F32);
+    let sums = OperandView::of(&memory, dense, DType::F32);
     convert(wgpu, to, sums, Accumulate::Overwrite)?;
     add_rows(wgpu, src, axis, index, sums)?;
     convert(wgpu, sums, to, Accumulate::Overwrite)
 }
 
 /// In several launches where the axis is long, in order.
-fn add_rows(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Place<'_>) -> Result<()> {
+fn add_rows(wgpu: &Wgpu, src: OperandView<'_>, axis: usize, index: OperandView<'_>, to: OperandView<'_>) -> Result<()> {
     let length = index.layout.dims()[axis];
     for start in (0..length).step_by(STEPS) {
-        let part = |place: &Place<'_>| place.layout.slice(axis, start, STEPS.min(length - start), 1);
+        let part = |place: &OperandView<'_>| place.layout.slice(axis, start, STEPS.min(length - start), 1);
         add_some(wgpu, src.seen(part(&src)?), axis, index.seen(part(&index)?), to)?;
     }
     Ok(())
 }
 
-fn add_some(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Place<'_>) -> Result<()> {
+fn add_some(wgpu: &Wgpu, src: OperandView<'_>, axis: usize, index: OperandView<'_>, to: OperandView<'_>) -> Result<()> {
     let size = to.layout.dims()[axis];
     let places = [
-        (index.seen(still(&index.layout, axis, 1)?), Form::I64),
-        (src.seen(still(&src.layout, axis, 1)?), Form::of(src.dtype)),
-        (to.seen(still(&to.layout, axis, 1)?), Form::of(to.dtype)),
+        (index.seen(still(&index.layout, axis, 1)?), StorageForm::I64),
+        (src.seen(still(&src.layout, axis, 1)?), StorageForm::of(src.dtype)),
+        (to.seen(still(&to.layout, axis, 1)?), StorageForm::of(to.dtype)),
     ];
-    let mut walk = Walk::new(wgpu, "scatter_add", &places, &[])?;
+    let mut walk = ElementwiseKernel::new(wgpu, "scatter_add", &places, &[])?;
     walk.stores(2);
     let flag = walk.bind(&wgpu.queue.flag);
-    let ticket = wgpu.queue.ticket(Ticket { op: "scatter_add", size });
-    let step = |place: &Place<'_>| place.layout.strides()[axis] as u32;
+    let ticket = wgpu.queue.ticket(IndexCheck { op: "scatter_add", size });
+    let step = |place: &OperandView<'_>| place.layout.strides()[axis] as u32;
     let numbers = [size as u32, !ticket, index.layout.dims()[axis] as u32, step(&index), step(&src), step(&to)];
     walk.run(wgpu, ("scatter_add", "scatter_add"), None, &[], (&numbers, &[]), |body| {
         let row = row(body, &body.load_at(0, "k"), flag);
@@ -106,7 +106,7 @@ fn add_some(wgpu: &Wgpu, src: Place<'_>, axis: usize, index: Place<'_>, to: Plac
 }
 
 /// `row` from the two words of an index, and whether it is `known`: an unknown one is noted, and becomes 0.
-fn row(body: &mut Body<'_>, index: &str, flag: usize) -> String {
+fn row(body: &mut KernelBody<'_>, index: &str, flag: usize) -> String {
     let (size, ticket) = (body.params.next(), body.params.next());
     format!(
         "let place = {index};\nlet known = place.y == 0u && place.x < {size};\n\
@@ -115,7 +115,7 @@ fn row(body: &mut Body<'_>, index: &str, flag: usize) -> String {
 }
 
 /// The size of an indexed axis, which must have a position.
-fn in_range(op: &'static str, x: &Place<'_>, axis: usize) -> Result<usize> {
+fn in_range(op: &'static str, x: &OperandView<'_>, axis: usize) -> Result<usize> {
     match x.layout.dims()[axis] {
         0 => Err(Error::argument(op, "an index is not in 0..0")),
         size => Ok(size),

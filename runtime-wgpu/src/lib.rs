@@ -42,26 +42,26 @@ mod sort;
 
 use std::{fmt, sync::Arc};
 
-use numcore::{Result, Use};
+use numcore::{MemoryCategory, Result};
 
 pub use device::AdapterInfo;
-pub use memory::Buffer;
+pub use memory::WgpuBuffer;
 
-use device::Device;
+use device::WgpuDevice;
 use queue::Queue;
 
 /// A GPU. A cheap handle; clones share one queue: its memory pool and account.
 #[derive(Clone)]
 pub struct Wgpu {
     pub(crate) queue: Arc<Queue>,
-    use_: Use,
+    use_: MemoryCategory,
 }
 
 impl Wgpu {
     /// The adapter of this number in [`adapters`](Wgpu::adapters); handles of one number share one device. Where there is no such
     /// adapter, the error says what to install.
     pub fn new(index: u32) -> Result<Wgpu> {
-        Ok(Wgpu { queue: Arc::new(Queue::new(Device::open(index)?)), use_: Use::Activations })
+        Ok(Wgpu { queue: Arc::new(Queue::new(WgpuDevice::open(index)?)), use_: MemoryCategory::Activations })
     }
 
     /// The adapters of this machine, hardware before software.
@@ -70,7 +70,7 @@ impl Wgpu {
     }
 
     /// Memory of a kernel's own.
-    pub(crate) fn scratch(&self, bytes: usize) -> Result<Buffer> {
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<WgpuBuffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }
 }

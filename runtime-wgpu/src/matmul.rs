@@ -6,12 +6,12 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{
     Wgpu,
-    access::{Form, Params, Site, header, offset, unravel},
-    bindings::{Bindings, Place},
+    access::{Params, Site, StorageForm, header, offset, unravel},
+    bindings::{Bindings, OperandView},
     elementwise::coalesce,
-    pipelines::Key,
+    pipelines::PipelineKey,
     pointwise::{STEPS, convert, no_f64},
-    queue::Launch,
+    queue::Dispatch,
     reduce::fill,
 };
 
@@ -38,7 +38,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
             Accumulate::Overwrite => fill(wgpu, 0i64.into(), &mut [out]),
         };
     }
-    let (to, a, b) = (Place::from(&out.view), Place::from(a), Place::from(b));
+    let (to, a, b) = (OperandView::from(&out.view), OperandView::from(a), OperandView::from(b));
     if k <= STEPS {
         return product(wgpu, [to, a, b], out.how);
     }
@@ -46,10 +46,10 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     let half = to.dtype.is_half();
     let sums = Layout::contiguous(*to.layout.shape());
     let memory = if half { Some(wgpu.scratch(sums.numel() * DType::F32.size())?) } else { None };
-    let wide = memory.as_ref().map_or(to, |m| Place::of(m, sums, DType::F32));
+    let wide = memory.as_ref().map_or(to, |m| OperandView::of(m, sums, DType::F32));
     for start in (0..k).step_by(STEPS) {
         let len = STEPS.min(k - start);
-        let part = |x: Place<'_>, axis: usize| x.layout.slice(axis, start, len, 1);
+        let part = |x: OperandView<'_>, axis: usize| x.layout.slice(axis, start, len, 1);
         let how = if start > 0 {
             Accumulate::Add
         } else if half {
@@ -63,7 +63,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
 }
 
 /// The product of `places[1]` and `places[2]` into `places[0]`, in one launch.
-fn product(wgpu: &Wgpu, places: [Place<'_>; 3], how: Accumulate) -> Result<()> {
+fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result<()> {
     let rank = places[0].layout.rank();
     let (m, n) = (places[0].layout.dims()[rank - 2], places[0].layout.dims()[rank - 1]);
     let k = places[1].layout.dims()[rank - 1];
@@ -74,9 +74,12 @@ fn product(wgpu: &Wgpu, places: [Place<'_>; 3], how: Accumulate) -> Result<()> {
     });
     let (batch, strides) = coalesce(axes, 3);
     let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
-    atomic[slots[0]] = Form::of(places[0].dtype).per_word() > 1;
-    let sites: [Site; 3] =
-        std::array::from_fn(|i| Site { slot: slots[i], form: Form::of(places[i].dtype), atomic: atomic[slots[i]] });
+    atomic[slots[0]] = StorageForm::of(places[0].dtype).per_word() > 1;
+    let sites: [Site; 3] = std::array::from_fn(|i| Site {
+        slot: slots[i],
+        form: StorageForm::of(places[i].dtype),
+        atomic: atomic[slots[i]],
+    });
     // The larger the block, the more often what was read is used; a small side would leave a large one empty.
     let block = [m, n].map(|d| BLOCKS.into_iter().find(|b| b * SIDE <= d.next_power_of_two()).unwrap_or(1));
     let [tile_m, tile_n] = block.map(|b| b * SIDE);
@@ -90,7 +93,7 @@ fn product(wgpu: &Wgpu, places: [Place<'_>; 3], how: Accumulate) -> Result<()> {
         params.extend(strides[i].iter().map(|&s| s as u32));
         params.extend(place.layout.strides()[rank - 2..].iter().map(|&s| s as u32));
     }
-    let kernel = Kernel {
+    let kernel = MatmulKernel {
         batch: batch.len(),
         sites,
         block,
@@ -102,14 +105,14 @@ fn product(wgpu: &Wgpu, places: [Place<'_>; 3], how: Accumulate) -> Result<()> {
         smallvec![batch.len() as u32, bindings.len() as u32, u32::from(how == Accumulate::Add)];
     details.extend(block.iter().map(|&b| b as u32).chain(kernel.along.iter().map(|&a| u32::from(a))));
     details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | s.form as u32));
-    let key = Key { kind: "matmul", program: None, details };
+    let key = PipelineKey { kind: "matmul", program: None, details };
     let header = header(&atomic, params.len());
-    let launch = Launch { op: "matmul", key, bindings, params: &params, groups: tiles[0] * tiles[1] * count };
+    let launch = Dispatch { op: "matmul", key, bindings, params: &params, groups: tiles[0] * tiles[1] * count };
     wgpu.queue.launch(launch, || Ok(kernel.source(&header)))
 }
 
 /// What the text of a product depends on.
-struct Kernel {
+struct MatmulKernel {
     batch: usize,
     /// Of the output, the left and the right operand.
     sites: [Site; 3],
@@ -120,7 +123,7 @@ struct Kernel {
     along: [bool; 2],
 }
 
-impl Kernel {
+impl MatmulKernel {
     fn source(&self, header: &str) -> String {
         let mut params = Params::new();
         let [m, n, k, tiles_m, tiles_n, count] = std::array::from_fn(|_| params.next());
@@ -131,7 +134,7 @@ impl Kernel {
             starts += &format!("let {name} = {};\n", offset(&params.next(), "c", &params.many(self.batch)));
             steps.push(std::array::from_fn(|_| params.next()));
         }
-        let [left, right] = self.block.map(Edge);
+        let [left, right] = self.block.map(TileEdge);
         let (tm, tn, threads) = (left.tile(), right.tile(), SIDE * SIDE);
         let read_a = self.read("a", left, self.along[0], ["first_m", &m, &k], &steps[1]);
         let read_b = self.read("b", right, !self.along[1], ["first_n", &n, &k], &steps[2]);
@@ -181,7 +184,7 @@ impl Kernel {
     fn read(
         &self,
         name: &str,
-        edge: Edge,
+        edge: TileEdge,
         inner: bool,
         [first, most, depth]: [&str; 3],
         steps: &[String; 2],
@@ -210,9 +213,9 @@ impl Kernel {
 /// One side of the blocks: so many rows or columns for an invocation, in fours where there are that many, which are read at once.
 /// The fours of neighbouring invocations are neighbours.
 #[derive(Clone, Copy)]
-struct Edge(usize);
+struct TileEdge(usize);
 
-impl Edge {
+impl TileEdge {
     fn fours(self) -> bool {
         self.0 >= 4
     }

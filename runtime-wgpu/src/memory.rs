@@ -2,39 +2,39 @@
 
 use std::{fmt, sync::Arc};
 
-use numcore::{ErrorKind, MemoryStats, Pool, Result, Use};
+use numcore::{ErrorKind, MemoryCategory, MemoryStats, Pool, Result};
 use parking_lot::Mutex;
 
-use crate::device::Device;
+use crate::device::WgpuDevice;
 
 /// A queue's memory: free buffers and the account.
 pub(crate) struct Memory {
-    device: Arc<Device>,
+    device: Arc<WgpuDevice>,
     pool: Mutex<Pool<wgpu::Buffer>>,
 }
 
 /// A piece of memory; it returns to its queue's pool on drop.
-pub struct Buffer {
+pub struct WgpuBuffer {
     block: Option<(usize, wgpu::Buffer)>,
     bytes: usize,
-    use_: Use,
+    use_: MemoryCategory,
     memory: Arc<Memory>,
 }
 
-impl Buffer {
+impl WgpuBuffer {
     /// The device's buffer; none was taken for no bytes.
     pub(crate) fn block(&self) -> Option<&wgpu::Buffer> {
         self.block.as_ref().map(|(_, b)| b)
     }
 }
 
-impl fmt::Debug for Buffer {
+impl fmt::Debug for WgpuBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes)", self.bytes)
+        write!(f, "WgpuBuffer({} bytes)", self.bytes)
     }
 }
 
-impl Drop for Buffer {
+impl Drop for WgpuBuffer {
     fn drop(&mut self) {
         let mut pool = self.memory.pool.lock();
         pool.unbook(self.bytes, self.use_);
@@ -45,7 +45,7 @@ impl Drop for Buffer {
 }
 
 impl Memory {
-    pub(crate) fn new(device: Arc<Device>) -> Arc<Self> {
+    pub(crate) fn new(device: Arc<WgpuDevice>) -> Arc<Self> {
         Arc::new(Memory { device, pool: Mutex::default() })
     }
 
@@ -63,12 +63,12 @@ impl Memory {
     }
 
     /// `bytes` bytes, booked under `use_`; their contents are arbitrary.
-    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: Use) -> Result<Buffer> {
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<WgpuBuffer> {
         let mut pool = self.pool.lock();
         let block = if bytes == 0 { None } else { Some(self.take(&mut pool, bytes)?) };
         pool.book(bytes, use_);
         drop(pool);
-        Ok(Buffer { block, bytes, use_, memory: self.clone() })
+        Ok(WgpuBuffer { block, bytes, use_, memory: self.clone() })
     }
 
     fn take(&self, pool: &mut Pool<wgpu::Buffer>, bytes: usize) -> Result<(usize, wgpu::Buffer)> {

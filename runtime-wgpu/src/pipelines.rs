@@ -10,14 +10,14 @@ use numcore::{Result, pointwise::Program};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::{device::Device, prelude};
+use crate::{device::WgpuDevice, prelude};
 
 /// Most kernels kept; then the oldest goes.
 const MOST: usize = 4096;
 
 /// What a kernel is made from. Sizes, strides, offsets and numbers are launch parameters and no part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct PipelineKey {
     /// Which family.
     pub(crate) kind: &'static str,
     /// The program it runs.
@@ -32,13 +32,13 @@ pub(crate) struct Pipelines {
     pub(crate) params: wgpu::BindGroupLayout,
     /// How many storage buffers a kernel binds, and what wgpu wants for it.
     layouts: Mutex<Vec<Option<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>>>,
-    kept: Mutex<Kept>,
+    kept: Mutex<CachedPipeline>,
 }
 
 #[derive(Default)]
-struct Kept {
-    pipelines: HashMap<Key, Arc<wgpu::ComputePipeline>>,
-    age: VecDeque<Key>,
+struct CachedPipeline {
+    pipelines: HashMap<PipelineKey, Arc<wgpu::ComputePipeline>>,
+    age: VecDeque<PipelineKey>,
 }
 
 impl Pipelines {
@@ -57,9 +57,9 @@ impl Pipelines {
     /// The kernel of a key, compiled from `source` (bindings, functions and `main`) if it is new.
     pub(crate) fn get(
         &self,
-        device: &Device,
+        device: &WgpuDevice,
         op: &'static str,
-        key: Key,
+        key: PipelineKey,
         bindings: usize,
         source: impl FnOnce() -> Result<String>,
     ) -> Result<Arc<wgpu::ComputePipeline>> {
@@ -79,7 +79,13 @@ impl Pipelines {
         Ok(pipeline)
     }
 
-    fn compile(&self, device: &Device, op: &'static str, text: &str, bindings: usize) -> Result<wgpu::ComputePipeline> {
+    fn compile(
+        &self,
+        device: &WgpuDevice,
+        op: &'static str,
+        text: &str,
+        bindings: usize,
+    ) -> Result<wgpu::ComputePipeline> {
         let text = format!("{text}\n{}", prelude::needed(text));
         let scope = device.wgpu.push_error_scope(wgpu::ErrorFilter::Validation);
         let source = wgpu::ShaderSource::Wgsl(text.as_str().into());

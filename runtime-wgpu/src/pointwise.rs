@@ -3,16 +3,16 @@
 use std::fmt::Write;
 
 use numcore::{
-    Accumulate, DType, Operand, Out, Result, Scalar,
+    Accumulate, DType, Out, ProgramOperand, Result, Scalar,
     pointwise::{Inst, Number, Program, Typed},
 };
 use smallvec::SmallVec;
 
 use crate::{
     Wgpu,
-    access::{Form, Params},
-    bindings::Place,
-    elementwise::Walk,
+    access::{Params, StorageForm},
+    bindings::OperandView,
+    elementwise::ElementwiseKernel,
 };
 
 /// Most turns of a kernel's loops, with room for a few more: the software driver ends a kernel silently after 65 535 of them in all.
@@ -22,7 +22,7 @@ pub(crate) const STEPS: usize = 1 << 14;
 pub(crate) fn run(
     wgpu: &Wgpu,
     program: &Program,
-    ins: &[Operand<'_, Wgpu>],
+    ins: &[ProgramOperand<'_, Wgpu>],
     scalars: &[Scalar],
     outs: &mut [Out<'_, Wgpu>],
 ) -> Result<()> {
@@ -31,9 +31,9 @@ pub(crate) fn run(
         return Ok(());
     }
     let op = program.name();
-    let dtype = |operand: &Operand<'_, Wgpu>| match operand {
-        Operand::View(v) => v.dtype(),
-        Operand::Own(k) => outs[*k].view.dtype(),
+    let dtype = |operand: &ProgramOperand<'_, Wgpu>| match operand {
+        ProgramOperand::View(v) => v.dtype(),
+        ProgramOperand::Own(k) => outs[*k].view.dtype(),
     };
     let types: SmallVec<[DType; 8]> = ins.iter().map(dtype).collect();
     let asked: SmallVec<[Option<DType>; 4]> = outs.iter().map(|o| Some(o.view.dtype())).collect();
@@ -44,22 +44,22 @@ pub(crate) fn run(
     }
     // A copy moves bits: types of one size share its kernels, and NaNs keep their payload.
     let moves = program.is_identity() && how[..] == [Accumulate::Overwrite];
-    let form = if moves { Form::bits } else { Form::of };
-    let mut inputs: SmallVec<[(Place<'_>, Form); 8]> = SmallVec::new();
-    let mut names: SmallVec<[Source; 8]> = SmallVec::new();
+    let form = if moves { StorageForm::bits } else { StorageForm::of };
+    let mut inputs: SmallVec<[(OperandView<'_>, StorageForm); 8]> = SmallVec::new();
+    let mut names: SmallVec<[BoundInput; 8]> = SmallVec::new();
     for (i, operand) in ins.iter().enumerate() {
         match operand {
-            Operand::View(v) if reads(program, i) => {
-                names.push(Source::Input(i, inputs.len()));
-                inputs.push((Place::from(*v), form(v.dtype())));
+            ProgramOperand::View(v) if reads(program, i) => {
+                names.push(BoundInput::Input(i, inputs.len()));
+                inputs.push((OperandView::from(*v), form(v.dtype())));
             }
-            Operand::Own(k) => names.push(Source::Old(i, *k)),
-            Operand::View(_) => {}
+            ProgramOperand::Own(k) => names.push(BoundInput::Old(i, *k)),
+            ProgramOperand::View(_) => {}
         }
     }
-    let outputs: SmallVec<[(Place<'_>, Form); 4]> =
-        outs.iter().map(|o| (Place::from(&o.view), form(o.view.dtype()))).collect();
-    let walk = Walk::new(wgpu, op, &inputs, &outputs)?;
+    let outputs: SmallVec<[(OperandView<'_>, StorageForm); 4]> =
+        outs.iter().map(|o| (OperandView::from(&o.view), form(o.view.dtype()))).collect();
+    let walk = ElementwiseKernel::new(wgpu, op, &inputs, &outputs)?;
     let launch = LaunchValues::of(program, &typed, scalars)?;
     let program_key = (!moves).then_some(program);
     // Two types of 64 bits share a form, but not what can be done with them.
@@ -69,8 +69,8 @@ pub(crate) fn run(
         let mut text = String::new();
         for source in &names {
             let (i, value) = match *source {
-                Source::Input(i, k) => (i, body.load(k)),
-                Source::Old(i, k) => (i, body.old(k)),
+                BoundInput::Input(i, k) => (i, body.load(k)),
+                BoundInput::Old(i, k) => (i, body.old(k)),
             };
             // Writing to a String cannot fail.
             let _ = writeln!(text, "let in{i} = {value};");
@@ -83,22 +83,27 @@ pub(crate) fn run(
 }
 
 /// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
-pub(crate) fn convert(wgpu: &Wgpu, from: Place<'_>, to: Place<'_>, how: Accumulate) -> Result<()> {
-    let walk = Walk::new(wgpu, "convert", &[(from, Form::of(from.dtype))], &[(to, Form::of(to.dtype))])?;
+pub(crate) fn convert(wgpu: &Wgpu, from: OperandView<'_>, to: OperandView<'_>, how: Accumulate) -> Result<()> {
+    let walk = ElementwiseKernel::new(
+        wgpu,
+        "convert",
+        &[(from, StorageForm::of(from.dtype))],
+        &[(to, StorageForm::of(to.dtype))],
+    )?;
     walk.run(wgpu, ("convert", "convert"), None, &[how], (&[], &[]), |body| Ok(format!("out0 = {};\n", body.load(0))))
 }
 
 /// Where the value of an input comes from: a bound operand, or an output's old value.
-enum Source {
+enum BoundInput {
     Input(usize, usize),
     Old(usize, usize),
 }
 
-impl Source {
+impl BoundInput {
     fn key(&self) -> u32 {
         match *self {
-            Source::Input(i, k) => (i as u32) << 16 | k as u32,
-            Source::Old(i, k) => 1 << 31 | (i as u32) << 16 | k as u32,
+            BoundInput::Input(i, k) => (i as u32) << 16 | k as u32,
+            BoundInput::Old(i, k) => 1 << 31 | (i as u32) << 16 | k as u32,
         }
     }
 }
@@ -125,7 +130,7 @@ pub(crate) fn no_f64(wgpu: &Wgpu, op: &'static str) -> numcore::Error {
 
 /// Numbers that are the same for all elements: computed on the host, given to the kernel as words.
 pub(crate) struct LaunchValues {
-    forms: SmallVec<[Form; 8]>,
+    forms: SmallVec<[StorageForm; 8]>,
     /// Which scalars are keys of random bits.
     seeds: SmallVec<[u16; 2]>,
     pub(crate) words: SmallVec<[u32; 16]>,
@@ -140,7 +145,7 @@ impl LaunchValues {
             let dtype = typed.dtypes[id as usize];
             // Values of this list do not depend on elements: they are known.
             let value = values[id as usize].unwrap_or(Number::Int(0));
-            launch.forms.push(Form::of(dtype));
+            launch.forms.push(StorageForm::of(dtype));
             launch.push(value, dtype);
         }
         for inst in program.insts() {
@@ -168,7 +173,7 @@ impl LaunchValues {
     pub(crate) fn text(&self, params: &mut Params) -> String {
         let mut text = String::new();
         for (k, form) in self.forms.iter().enumerate() {
-            let words = params.many(if *form == Form::I64 { 2 } else { 1 });
+            let words = params.many(if *form == StorageForm::I64 { 2 } else { 1 });
             // Writing to a String cannot fail, here and below.
             let _ = writeln!(text, "let s{k}: {} = {};", form.ty(), form.parameter(&words));
         }

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use crate::{
     bindings::Bindings,
-    device::Device,
-    memory::{Buffer, Memory},
-    pipelines::Key,
+    device::WgpuDevice,
+    memory::{Memory, WgpuBuffer},
+    pipelines::PipelineKey,
 };
 
 /// Bytes of parameters and small uploads of a batch.
@@ -28,7 +28,7 @@ const SMALL: usize = 16 << 10;
 
 /// What clones of a handle share.
 pub(crate) struct Queue {
-    pub(crate) device: Arc<Device>,
+    pub(crate) device: Arc<WgpuDevice>,
     pub(crate) memory: Arc<Memory>,
     batch: Mutex<Batch>,
     /// One word: 0, or the complement of the ticket of the first launch that met an index out of range.
@@ -43,7 +43,7 @@ struct Batch {
     on_device: wgpu::Buffer,
     params: wgpu::BindGroup,
     /// Launches that may meet an index out of range, since the flag was looked at: their numbers, and what to say.
-    tickets: Vec<(u32, Ticket)>,
+    tickets: Vec<(u32, IndexCheck)>,
     next_ticket: u32,
     /// Staging buffers to read from, kept for the next download.
     staging: Vec<wgpu::Buffer>,
@@ -51,22 +51,22 @@ struct Batch {
 
 /// What an index out of range is reported with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct IndexCheck {
     pub(crate) op: &'static str,
     pub(crate) size: usize,
 }
 
 /// A kernel to run.
-pub(crate) struct Launch<'a, 'p> {
+pub(crate) struct Dispatch<'a, 'p> {
     pub(crate) op: &'static str,
-    pub(crate) key: Key,
+    pub(crate) key: PipelineKey,
     pub(crate) bindings: Bindings<'a>,
     pub(crate) params: &'p [u32],
     pub(crate) groups: usize,
 }
 
 impl Queue {
-    pub(crate) fn new(device: Arc<Device>) -> Queue {
+    pub(crate) fn new(device: Arc<WgpuDevice>) -> Queue {
         let make = |size: usize, usage| {
             let size = size as u64;
             device.wgpu.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
@@ -95,8 +95,8 @@ impl Queue {
     }
 
     /// Records a kernel; `source` is its text, if it is new.
-    pub(crate) fn launch(&self, launch: Launch<'_, '_>, source: impl FnOnce() -> Result<String>) -> Result<()> {
-        let Launch { op, key, bindings, params, groups } = launch;
+    pub(crate) fn launch(&self, launch: Dispatch<'_, '_>, source: impl FnOnce() -> Result<String>) -> Result<()> {
+        let Dispatch { op, key, bindings, params, groups } = launch;
         let device = &*self.device;
         device.check(op)?;
         if groups == 0 {
@@ -131,7 +131,7 @@ impl Queue {
     }
 
     /// A number for a launch that may meet an index out of range; the launch gives its complement to the flag.
-    pub(crate) fn ticket(&self, ticket: Ticket) -> u32 {
+    pub(crate) fn ticket(&self, ticket: IndexCheck) -> u32 {
         let mut batch = self.batch.lock();
         let number = batch.next_ticket;
         batch.next_ticket = number.wrapping_add(1);
@@ -140,7 +140,7 @@ impl Queue {
     }
 
     /// Copies bytes to a buffer from a multiple of 4 on; what they leave of the last word becomes 0.
-    pub(crate) fn upload(&self, from: &[u8], to: &Buffer, at: usize) -> Result<()> {
+    pub(crate) fn upload(&self, from: &[u8], to: &WgpuBuffer, at: usize) -> Result<()> {
         self.device.check("upload")?;
         let Some(to) = to.block() else { return Ok(()) };
         let mut batch = self.batch.lock();
@@ -183,7 +183,7 @@ impl Queue {
     }
 
     /// Copies bytes from a buffer; waits for them, and reports what failed.
-    pub(crate) fn download(&self, from: &Buffer, at: usize, to: &mut [u8]) -> Result<()> {
+    pub(crate) fn download(&self, from: &WgpuBuffer, at: usize, to: &mut [u8]) -> Result<()> {
         self.read("download", from.block().filter(|_| !to.is_empty()).map(|b| (b, at)), to)
     }
 
@@ -226,7 +226,7 @@ impl Queue {
             u32::from_ne_bytes([mapped[0], mapped[1], mapped[2], mapped[3]])
         };
         staging.unmap();
-        self.batch.lock().settle(flag, tickets, staging)
+        self.batch.lock().finish_batch(flag, tickets, staging)
     }
 }
 
@@ -240,19 +240,19 @@ impl Batch {
     }
 
     /// The encoder, for copies.
-    fn copies(&mut self, device: &Device) -> &mut wgpu::CommandEncoder {
+    fn copies(&mut self, device: &WgpuDevice) -> &mut wgpu::CommandEncoder {
         self.pass = None;
         self.encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()))
     }
 
     /// The pass, for kernels.
-    fn pass(&mut self, device: &Device) -> &mut wgpu::ComputePass<'static> {
+    fn pass(&mut self, device: &WgpuDevice) -> &mut wgpu::ComputePass<'static> {
         let Batch { encoder, pass, .. } = self;
         let encoder = encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()));
         pass.get_or_insert_with(|| encoder.begin_compute_pass(&Default::default()).forget_lifetime())
     }
 
-    fn submit(&mut self, device: &Device) -> Option<wgpu::SubmissionIndex> {
+    fn submit(&mut self, device: &WgpuDevice) -> Option<wgpu::SubmissionIndex> {
         self.pass = None;
         let encoder = self.encoder.take()?;
         if !self.arena.is_empty() {
@@ -264,7 +264,7 @@ impl Batch {
     }
 
     /// Memory to read `bytes` from.
-    fn staging(&mut self, device: &Device, bytes: usize) -> wgpu::Buffer {
+    fn staging(&mut self, device: &WgpuDevice, bytes: usize) -> wgpu::Buffer {
         let fits = |b: &wgpu::Buffer| b.size() >= bytes as u64;
         if let Some(i) = self.staging.iter().position(fits) {
             return self.staging.swap_remove(i);
@@ -275,7 +275,7 @@ impl Batch {
     }
 
     /// After the flag was read: tickets before `until` are settled.
-    fn settle(&mut self, flag: u32, until: u32, staging: wgpu::Buffer) -> Result<()> {
+    fn finish_batch(&mut self, flag: u32, until: u32, staging: wgpu::Buffer) -> Result<()> {
         // A large one is not kept: it is as much memory as what was read.
         if self.staging.len() < 4 && staging.size() <= 16 << 20 {
             self.staging.push(staging);
@@ -284,7 +284,7 @@ impl Batch {
         self.tickets.retain(|(number, _)| number.wrapping_sub(until) < u32::MAX / 2);
         match wrong {
             None => Ok(()),
-            Some(Ticket { op, size }) => Err(Error::argument(op, format!("an index is not in 0..{size}"))),
+            Some(IndexCheck { op, size }) => Err(Error::argument(op, format!("an index is not in 0..{size}"))),
         }
     }
 }

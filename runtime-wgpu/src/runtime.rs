@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use numcore::{
-    ArgOp, Capabilities, DeviceId, MemoryStats, Operand, Out, ReduceOp, Result, Runtime, Scalar, ScanOp, Shape,
-    Support, Use, View, ViewMut, fused::FusedOp, pointwise::Program,
+    ArgOp, Capabilities, DeviceId, MemoryCategory, MemoryStats, Out, ProgramOperand, ReduceKind, Result, Runtime,
+    Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Buffer, Wgpu, fused, index, matmul, pointwise, queue::Queue, reduce, scan, sort};
+use crate::{Wgpu, WgpuBuffer, fused, index, matmul, pointwise, queue::Queue, reduce, scan, sort};
 
 impl Runtime for Wgpu {
-    type Buffer = Buffer;
+    type Buffer = WgpuBuffer;
     /// What was queued before is submitted, and the device works in the order of submissions: there is nothing to wait for.
     type Event = ();
 
@@ -27,7 +27,7 @@ impl Runtime for Wgpu {
         Ok(Wgpu { queue: Arc::new(Queue::new(self.queue.device.clone())), use_: self.use_ })
     }
 
-    fn tagged(&self, use_: Use) -> Self {
+    fn with_category(&self, use_: MemoryCategory) -> Self {
         Wgpu { queue: Arc::clone(&self.queue), use_ }
     }
 
@@ -55,7 +55,7 @@ impl Runtime for Wgpu {
         self.queue.memory.trim();
     }
 
-    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+    fn alloc(&self, bytes: usize) -> Result<WgpuBuffer> {
         self.queue.device.check("alloc")?;
         self.queue.memory.alloc(bytes, self.use_)
     }
@@ -74,7 +74,7 @@ impl Runtime for Wgpu {
     fn pointwise(
         &self,
         program: &Program,
-        ins: &[Operand<'_, Self>],
+        ins: &[ProgramOperand<'_, Self>],
         scalars: &[Scalar],
         outs: &mut [Out<'_, Self>],
     ) -> Result<()> {
@@ -87,7 +87,7 @@ impl Runtime for Wgpu {
         ins: &[View<'_, Self>],
         scalars: &[Scalar],
         full: &Shape,
-        op: ReduceOp,
+        op: ReduceKind,
         out: Out<'_, Self>,
     ) -> Result<()> {
         reduce::reduce(self, map, ins, scalars, full, op, out)

@@ -6,10 +6,10 @@ use numcore::{DType, Layout, Result, ScanOp, Shape, View, ViewMut};
 use smallvec::SmallVec;
 
 use crate::{
-    Buffer, Wgpu,
-    access::Form,
-    bindings::Place,
-    elementwise::{Body, Walk},
+    Wgpu, WgpuBuffer,
+    access::StorageForm,
+    bindings::OperandView,
+    elementwise::{ElementwiseKernel, KernelBody},
     pointwise::no_f64,
 };
 
@@ -40,10 +40,10 @@ pub(crate) fn scan(
     let count = if block == length { 0 } else { out.layout().numel() / length * length.div_ceil(block) };
     let dtype = x.dtype().compute();
     // Nothing for short lines.
-    let begins: Buffer = wgpu.scratch(count * dtype.size())?;
-    let factors: Buffer = wgpu.scratch(if op == ScanOp::Linear { count * dtype.size() } else { 0 })?;
-    let mut scan = Scan { wgpu, name, op, length, block, blocks: SmallVec::new(), strides: SmallVec::new() };
-    for place in [Place::from(&out), x.into()].into_iter().chain(a.map(Place::from)) {
+    let begins: WgpuBuffer = wgpu.scratch(count * dtype.size())?;
+    let factors: WgpuBuffer = wgpu.scratch(if op == ScanOp::Linear { count * dtype.size() } else { 0 })?;
+    let mut scan = ScanKernel { wgpu, name, op, length, block, blocks: SmallVec::new(), strides: SmallVec::new() };
+    for place in [OperandView::from(&out), x.into()].into_iter().chain(a.map(OperandView::from)) {
         let along = if reverse { place.layout.flip(axis)? } else { place.layout };
         // Where every block begins, the blocks as the last axis.
         let starts = along.slice(axis, 0, length.div_ceil(block), block)?;
@@ -55,27 +55,27 @@ pub(crate) fn scan(
         return scan.walk(None);
     }
     let shape = *scan.blocks[0].layout.shape();
-    let place = |b| Place::of(b, Layout::contiguous(shape), dtype);
+    let place = |b| OperandView::of(b, Layout::contiguous(shape), dtype);
     let (begins, factors) = (place(&begins), (op == ScanOp::Linear).then(|| place(&factors)));
     scan.effects(begins, factors)?;
     scan.carry(begins, factors, shape)?;
     scan.walk(Some(begins))
 }
 
-struct Scan<'a> {
+struct ScanKernel<'a> {
     wgpu: &'a Wgpu,
     name: &'static str,
     op: ScanOp,
     length: usize,
     block: usize,
     /// The output, `x` and `a`, where their blocks begin.
-    blocks: SmallVec<[Place<'a>; 3]>,
+    blocks: SmallVec<[OperandView<'a>; 3]>,
     strides: SmallVec<[isize; 3]>,
 }
 
-impl<'a> Scan<'a> {
-    fn form(&self) -> Form {
-        Form::of(self.blocks[1].dtype)
+impl<'a> ScanKernel<'a> {
+    fn form(&self) -> StorageForm {
+        StorageForm::of(self.blocks[1].dtype)
     }
 
     fn details(&self) -> [u32; 2] {
@@ -94,21 +94,26 @@ impl<'a> Scan<'a> {
     fn first(&self) -> String {
         let number = if self.op == ScanOp::Prod { "1" } else { "0" };
         let form = self.form();
-        if form == Form::I64 { format!("vec2<u32>({number}u, 0u)") } else { format!("{}({number})", form.ty()) }
+        if form == StorageForm::I64 { format!("vec2<u32>({number}u, 0u)") } else { format!("{}({number})", form.ty()) }
     }
 
     /// The value after `y` and `x`, and for a linear recurrence `a`.
     fn next(&self, y: &str, x: &str, a: &str) -> String {
         match self.op {
             ScanOp::Sum => self.form().add(y, x),
-            ScanOp::Prod if self.form() == Form::I64 => format!("wg_mul_i64({y}, {x})"),
+            ScanOp::Prod if self.form() == StorageForm::I64 => format!("wg_mul_i64({y}, {x})"),
             ScanOp::Prod => format!("{y} * {x}"),
             ScanOp::Linear => format!("{a} * {y} + {x}"),
         }
     }
 
     /// A loop over a block's elements; `each` is what is done with `y` at each.
-    fn elements(&self, body: &mut Body<'_>, before: &str, each: impl Fn(&Body<'_>, &str) -> String) -> String {
+    fn elements(
+        &self,
+        body: &mut KernelBody<'_>,
+        before: &str,
+        each: impl Fn(&KernelBody<'_>, &str) -> String,
+    ) -> String {
         let [length, block, blocks] = std::array::from_fn(|_| body.params.next());
         let steps = body.params.many(self.strides.len());
         let places: String =
@@ -124,11 +129,12 @@ impl<'a> Scan<'a> {
     }
 
     /// Walks the blocks, each from its beginning.
-    fn walk(&self, begins: Option<Place<'a>>) -> Result<()> {
+    fn walk(&self, begins: Option<OperandView<'a>>) -> Result<()> {
         let form = self.form();
-        let mut operands: SmallVec<[(Place<'a>, Form); 4]> = self.blocks.iter().map(|b| (*b, form)).collect();
-        operands.extend(begins.map(|b| (b, Form::of(b.dtype))));
-        let mut walk = Walk::new(self.wgpu, self.name, &operands, &[])?;
+        let mut operands: SmallVec<[(OperandView<'a>, StorageForm); 4]> =
+            self.blocks.iter().map(|b| (*b, form)).collect();
+        operands.extend(begins.map(|b| (b, StorageForm::of(b.dtype))));
+        let mut walk = ElementwiseKernel::new(self.wgpu, self.name, &operands, &[])?;
         walk.stores(0);
         let kind = if begins.is_some() { "scan_blocks" } else { "scan" };
         walk.run(self.wgpu, (self.name, kind), None, &[], (&self.numbers(), &self.details()), |body| {
@@ -139,29 +145,29 @@ impl<'a> Scan<'a> {
     }
 
     /// Each block's result from nothing, and the product of its factors.
-    fn effects(&self, begins: Place<'a>, factors: Option<Place<'a>>) -> Result<()> {
+    fn effects(&self, begins: OperandView<'a>, factors: Option<OperandView<'a>>) -> Result<()> {
         let form = self.form();
-        let operands: SmallVec<[(Place<'a>, Form); 3]> = self.blocks.iter().map(|b| (*b, form)).collect();
-        let outs: SmallVec<[(Place<'a>, Form); 2]> =
-            [begins].into_iter().chain(factors).map(|p| (p, Form::of(p.dtype))).collect();
+        let operands: SmallVec<[(OperandView<'a>, StorageForm); 3]> = self.blocks.iter().map(|b| (*b, form)).collect();
+        let outs: SmallVec<[(OperandView<'a>, StorageForm); 2]> =
+            [begins].into_iter().chain(factors).map(|p| (p, StorageForm::of(p.dtype))).collect();
         let how = [numcore::Accumulate::Overwrite; 2];
-        let walk = Walk::new(self.wgpu, self.name, &operands, &outs)?;
+        let walk = ElementwiseKernel::new(self.wgpu, self.name, &operands, &outs)?;
         let kind = (self.name, "scan_effects");
         walk.run(self.wgpu, kind, None, &how[..outs.len()], (&self.numbers(), &self.details()), |body| {
             let start = format!("var y = {};\nvar f = 1f;\n", self.first());
             let linear = self.op == ScanOp::Linear;
-            let each = |_: &Body<'_>, _: &str| if linear { "f *= a;\n".to_owned() } else { String::new() };
+            let each = |_: &KernelBody<'_>, _: &str| if linear { "f *= a;\n".to_owned() } else { String::new() };
             let text = self.elements(body, &start, each);
             Ok(text + if linear { "out0 = y;\nout1 = f;\n" } else { "out0 = y;\n" })
         })
     }
 
     /// What each block begins with, in place of its effect.
-    fn carry(&self, begins: Place<'a>, factors: Option<Place<'a>>, shape: Shape) -> Result<()> {
-        let (last, form) = (shape.rank() - 1, Form::of(begins.dtype));
-        let line = |p: Place<'a>| Ok((p.seen(p.layout.slice(last, 0, 1, 1)?), form));
+    fn carry(&self, begins: OperandView<'a>, factors: Option<OperandView<'a>>, shape: Shape) -> Result<()> {
+        let (last, form) = (shape.rank() - 1, StorageForm::of(begins.dtype));
+        let line = |p: OperandView<'a>| Ok((p.seen(p.layout.slice(last, 0, 1, 1)?), form));
         let operands = [begins].into_iter().chain(factors).map(line).collect::<Result<SmallVec<[_; 2]>>>()?;
-        let mut walk = Walk::new(self.wgpu, self.name, &operands, &[])?;
+        let mut walk = ElementwiseKernel::new(self.wgpu, self.name, &operands, &[])?;
         walk.stores(0);
         let numbers = [shape[last] as u32];
         walk.run(self.wgpu, (self.name, "scan_carry"), None, &[], (&numbers, &self.details()), |body| {

@@ -5,13 +5,13 @@ use numcore::{Accumulate, DType, Layout, Result, Shape, View, ViewMut};
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    Buffer, Wgpu,
-    access::{Form, Params, header},
-    bindings::{Bindings, Place},
-    elementwise::Walk,
-    pipelines::Key,
+    Wgpu, WgpuBuffer,
+    access::{Params, StorageForm, header},
+    bindings::{Bindings, OperandView},
+    elementwise::ElementwiseKernel,
+    pipelines::PipelineKey,
     pointwise::no_f64,
-    queue::Launch,
+    queue::Dispatch,
 };
 
 /// Elements that a group sorts in workgroup memory.
@@ -38,21 +38,21 @@ pub(crate) fn sort(
     }
     let rank = x.layout().rank();
     let order: SmallVec<[usize; 8]> = (0..rank).filter(|&i| i != axis).chain([axis]).collect();
-    let last = |place: Place<'_>| place.layout.permute(&order);
-    let (x, values, index) = (Place::from(x), Place::from(&values), Place::from(&index));
+    let last = |place: OperandView<'_>| place.layout.permute(&order);
+    let (x, values, index) = (OperandView::from(x), OperandView::from(&values), OperandView::from(&index));
     let (x, values, index) = (x.seen(last(x)?), values.seen(last(values)?), index.seen(last(index)?));
-    let lines = Lines::new(wgpu, &x)?;
+    let lines = SortLines::new(wgpu, &x)?;
     lines.keys(wgpu, x, descending)?;
     lines.network(wgpu)?;
     lines.results(wgpu, x, values, index)
 }
 
 /// Keys and positions of lines that are padded to a power of two.
-struct Lines {
+struct SortLines {
     /// Keys of one word, or the high words of two.
-    high: Buffer,
-    low: Option<Buffer>,
-    position: Buffer,
+    high: WgpuBuffer,
+    low: Option<WgpuBuffer>,
+    position: WgpuBuffer,
     /// All elements of the padded lines, and those of one.
     total: usize,
     padded: usize,
@@ -60,29 +60,29 @@ struct Lines {
     real: Layout,
 }
 
-impl Lines {
-    fn new(wgpu: &Wgpu, x: &Place<'_>) -> Result<Lines> {
+impl SortLines {
+    fn new(wgpu: &Wgpu, x: &OperandView<'_>) -> Result<SortLines> {
         let (shape, last) = (*x.layout.shape(), x.layout.rank() - 1);
         let padded = shape[last].next_power_of_two();
         let whole = Layout::contiguous(shape.with(last, padded));
         let total = whole.numel();
         let low = if x.dtype.size() == 8 { Some(wgpu.scratch(total * 4)?) } else { None };
         let real = whole.slice(last, 0, shape[last], 1)?;
-        Ok(Lines { high: wgpu.scratch(total * 4)?, low, position: wgpu.scratch(total * 4)?, total, padded, real })
+        Ok(SortLines { high: wgpu.scratch(total * 4)?, low, position: wgpu.scratch(total * 4)?, total, padded, real })
     }
 
-    fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+    fn buffers(&self) -> impl Iterator<Item = &WgpuBuffer> {
         [&self.high, &self.position].into_iter().chain(&self.low)
     }
 
     /// Fills keys and positions; padding comes last.
-    fn keys(&self, wgpu: &Wgpu, x: Place<'_>, descending: bool) -> Result<()> {
+    fn keys(&self, wgpu: &Wgpu, x: OperandView<'_>, descending: bool) -> Result<()> {
         let all = Layout::contiguous(Shape::from([self.total]));
-        let place = |b, layout| (Place::of(b, layout, DType::U32), Form::U32);
-        let outs: SmallVec<[(Place<'_>, Form); 3]> = self.buffers().map(|b| place(b, all)).collect();
+        let place = |b, layout| (OperandView::of(b, layout, DType::U32), StorageForm::U32);
+        let outs: SmallVec<[(OperandView<'_>, StorageForm); 3]> = self.buffers().map(|b| place(b, all)).collect();
         let how: SmallVec<[Accumulate; 3]> = outs.iter().map(|_| OVERWRITE).collect();
         let numbers = [self.padded as u32 - 1];
-        Walk::new(wgpu, "sort", &[], &outs)?.run(
+        ElementwiseKernel::new(wgpu, "sort", &[], &outs)?.run(
             wgpu,
             ("sort", "sort_start"),
             None,
@@ -94,18 +94,18 @@ impl Lines {
             },
         )?;
         let keys = [&self.high].into_iter().chain(&self.low);
-        let outs: SmallVec<[(Place<'_>, Form); 2]> = keys.map(|b| place(b, self.real)).collect();
-        let form = Form::of(x.dtype);
+        let outs: SmallVec<[(OperandView<'_>, StorageForm); 2]> = keys.map(|b| place(b, self.real)).collect();
+        let form = StorageForm::of(x.dtype);
         let details = [u32::from(descending), x.dtype as u32];
-        let walk = Walk::new(wgpu, "sort", &[(x, form)], &outs)?;
+        let walk = ElementwiseKernel::new(wgpu, "sort", &[(x, form)], &outs)?;
         walk.run(wgpu, ("sort", "sort_keys"), None, &how[..outs.len()], (&[], &details), |body| {
             let flip = if descending { "~" } else { "" };
             let x = body.load(0);
             Ok(match form {
-                Form::I64 => format!("let x = {x};\nout0 = {flip}(x.y ^ 0x80000000u);\nout1 = {flip}x.x;\n"),
-                Form::I32 => format!("out0 = {flip}(bitcast<u32>({x}) ^ 0x80000000u);\n"),
-                Form::Bool => format!("out0 = {flip}select(0u, 1u, {x});\n"),
-                Form::F32 | Form::F16 | Form::BF16 => format!(
+                StorageForm::I64 => format!("let x = {x};\nout0 = {flip}(x.y ^ 0x80000000u);\nout1 = {flip}x.x;\n"),
+                StorageForm::I32 => format!("out0 = {flip}(bitcast<u32>({x}) ^ 0x80000000u);\n"),
+                StorageForm::Bool => format!("out0 = {flip}select(0u, 1u, {x});\n"),
+                StorageForm::F32 | StorageForm::F16 | StorageForm::BF16 => format!(
                     "let x = bitcast<u32>({x});\nlet a = x & 0x7fffffffu;\n\
                      var key = select(x | 0x80000000u, ~x, (x >> 31u) == 1u);\n\
                      if (a == 0u) {{ key = 0x80000000u; }}\nif (a > 0x7f800000u) {{ key = 0xffffffffu; }}\nout0 = {flip}key;\n"
@@ -136,29 +136,30 @@ impl Lines {
 
     fn step(&self, wgpu: &Wgpu, kind: &'static str, [from, to, _]: [usize; 3]) -> Result<()> {
         let all = Layout::contiguous(Shape::from([self.total]));
-        let places: SmallVec<[Place<'_>; 3]> = self.buffers().map(|b| Place::of(b, all, DType::U32)).collect();
+        let places: SmallVec<[OperandView<'_>; 3]> =
+            self.buffers().map(|b| OperandView::of(b, all, DType::U32)).collect();
         let (bindings, slots) = Bindings::of(&wgpu.queue.device, "sort", &places)?;
         let mut params: SmallVec<[u32; 16]> =
             smallvec![0, self.total as u32, self.padded as u32 - 1, from as u32, to as u32];
         params.extend(places.iter().zip(&slots).map(|(p, &s)| bindings.base(s, p)));
         let wide = self.low.is_some();
-        let key = Key { kind, program: None, details: smallvec![u32::from(wide), bindings.len() as u32] };
+        let key = PipelineKey { kind, program: None, details: smallvec![u32::from(wide), bindings.len() as u32] };
         let header = header(&[false; 3][..bindings.len()], params.len());
         let groups = (self.total / 2).max(1).div_ceil(GROUP);
-        let launch = Launch { op: "sort", key, bindings, params: &params, groups };
+        let launch = Dispatch { op: "sort", key, bindings, params: &params, groups };
         wgpu.queue.launch(launch, || {
             Ok(if kind == "sort_step" { step_source(&header, wide) } else { block_source(&header, wide) })
         })
     }
 
     /// Positions in their order, and the values there.
-    fn results(&self, wgpu: &Wgpu, x: Place<'_>, values: Place<'_>, index: Place<'_>) -> Result<()> {
+    fn results(&self, wgpu: &Wgpu, x: OperandView<'_>, values: OperandView<'_>, index: OperandView<'_>) -> Result<()> {
         let last = x.layout.rank() - 1;
         let start = x.seen(crate::elementwise::still(&x.layout, last, x.layout.dims()[last])?);
-        let from = Place::of(&self.position, self.real, DType::U32);
-        let form = Form::bits(x.dtype);
-        let outs = [(values, form), (index, Form::I64)];
-        let walk = Walk::new(wgpu, "sort", &[(from, Form::U32), (start, form)], &outs)?;
+        let from = OperandView::of(&self.position, self.real, DType::U32);
+        let form = StorageForm::bits(x.dtype);
+        let outs = [(values, form), (index, StorageForm::I64)];
+        let walk = ElementwiseKernel::new(wgpu, "sort", &[(from, StorageForm::U32), (start, form)], &outs)?;
         let numbers = [x.layout.strides()[last] as u32];
         walk.run(wgpu, ("sort", "sort_results"), None, &[OVERWRITE; 2], (&numbers, &[]), |body| {
             let (place, step) = (body.load(0), body.params.next());

@@ -69,8 +69,9 @@ pub use device::{AnyRuntime, Device};
 pub use distributed;
 pub use nn;
 pub use numcore::{
-    self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryStats, Result,
-    Runtime, Scalar, Shape, Tensor, TensorMut, Use, Within, fused, fused::NnOps, ops, pointwise, rng, safetensors,
+    self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,
+    MemoryStats, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Within, fused, fused::NnOps, ops, pointwise, rng,
+    safetensors,
 };
 pub use optim;
 #[cfg(feature = "cpu")]

@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use weftgrad::{
-    optim::{AdamW, AdamWConfig, Norm, Optimizer, clip_grad_norm},
+    optim::{AdamW, AdamWConfig, NormOrder, Optimizer, clip_grad_norm},
     prelude::*,
 };
 
@@ -56,7 +56,7 @@ impl Run {
     fn step(&mut self) -> Result<f64> {
         let loss = self.model.forward(&self.x)?.cross_entropy(&self.y)?;
         self.optimizer.backward(&loss)?;
-        clip_grad_norm(self.optimizer.gradients()?, 1.0, Norm::L2)?;
+        clip_grad_norm(self.optimizer.gradients()?, 1.0, NormOrder::L2)?;
         self.optimizer.step()?;
         loss.item()
     }

@@ -2,8 +2,8 @@
 
 use numcore::{Error, Result};
 use optim::{
-    Constant, Cosine, CosineRestarts, CyclicTriangular, Exponential, Linear, MultiStep, OneCycle, Polynomial, Schedule,
-    Step, Warmup,
+    ConstantLr, Cosine, CosineRestarts, CyclicTriangular, ExponentialLr, LinearLr, LrSchedule, MultiStepLr, OneCycle,
+    PolynomialLr, StepLr, Warmup,
 };
 
 use super::{Attrs, Case, Outcome, compare_values};
@@ -22,7 +22,7 @@ pub(super) fn run(case: &Case) -> Result<Outcome> {
 }
 
 /// Arguments that are left out have PyTorch's defaults.
-fn schedule(op: &str, a: &Attrs) -> Result<Box<dyn Schedule>> {
+fn schedule(op: &str, a: &Attrs) -> Result<Box<dyn LrSchedule>> {
     let steps = |names: &[&str], default: usize| a.usize(names, default).map(|n| n as u64);
     let total = |default: usize| steps(&["total", "total_iters"], default);
     let gamma = |default: f64| a.f64("gamma", default);
@@ -31,20 +31,20 @@ fn schedule(op: &str, a: &Attrs) -> Result<Box<dyn Schedule>> {
             let (factor, total) = (a.f64("factor", 1.0 / 3.0)?, total(5)?);
             Box::new(move |base: f64, step: u64| if step < total { base * factor } else { base })
         }
-        "none" => Box::new(Constant),
-        "step" => Box::new(Step { size: steps(&["step_size"], 1)?, gamma: gamma(0.1)? }),
+        "none" => Box::new(ConstantLr),
+        "step" => Box::new(StepLr { size: steps(&["step_size"], 1)?, gamma: gamma(0.1)? }),
         "multistep" => {
             let milestones = a.list(&["milestones"])?.iter().map(|&m| m as u64).collect();
-            Box::new(MultiStep { milestones, gamma: gamma(0.1)? })
+            Box::new(MultiStepLr { milestones, gamma: gamma(0.1)? })
         }
-        "exponential" => Box::new(Exponential { gamma: gamma(0.1)? }),
+        "exponential" => Box::new(ExponentialLr { gamma: gamma(0.1)? }),
         "cosine" => Box::new(Cosine { t_max: steps(&["t_max"], 1)?, eta_min: a.f64("eta_min", 0.0)? }),
         "cosine_restarts" => {
             let (t_0, t_mult) = (steps(&["t_0"], 1)?, steps(&["t_mult"], 1)?);
             Box::new(CosineRestarts { t_0, t_mult, eta_min: a.f64("eta_min", 0.0)? })
         }
-        "linear" => Box::new(Linear { start: a.f64("start", 1.0 / 3.0)?, end: a.f64("end", 1.0)?, total: total(5)? }),
-        "polynomial" => Box::new(Polynomial { total: total(5)?, power: a.f64("power", 1.0)? }),
+        "linear" => Box::new(LinearLr { start: a.f64("start", 1.0 / 3.0)?, end: a.f64("end", 1.0)?, total: total(5)? }),
+        "polynomial" => Box::new(PolynomialLr { total: total(5)?, power: a.f64("power", 1.0)? }),
         "onecycle" => Box::new(OneCycle {
             max_lr: a.f64("max_lr", 1.0)?,
             total: steps(&["total", "total_steps"], 1)?,

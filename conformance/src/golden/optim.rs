@@ -6,7 +6,7 @@ use autograd::Leaf;
 use numcore::{Error, Result, Runtime};
 use optim::{
     AdadeltaConfig, AdafactorConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, Config, FlatOptimizer,
-    LambConfig, LionConfig, MuonConfig, NAdamConfig, Optimizer, RAdamConfig, RmsPropConfig, Rule, SgdConfig,
+    LambConfig, LionConfig, MuonConfig, NAdamConfig, Optimizer, RAdamConfig, RmsPropConfig, SgdConfig, UpdateRule,
 };
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ pub(super) fn optimizer<R: Runtime>(
     build(attrs, leaves)
 }
 
-fn build<R: Runtime, C: Rule>(attrs: &Attrs, leaves: &[Arc<Leaf<R>>]) -> Result<Box<dyn Optimizer<R>>> {
+fn build<R: Runtime, C: UpdateRule>(attrs: &Attrs, leaves: &[Arc<Leaf<R>>]) -> Result<Box<dyn Optimizer<R>>> {
     let config: C = configured(attrs)?;
     let taken: Vec<&Arc<Leaf<R>>> = leaves.iter().filter(|l| config.refuses(&l.spec()).is_none()).collect();
     Ok(Box::new(FlatOptimizer::over(config, taken)?))

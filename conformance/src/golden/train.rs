@@ -3,7 +3,7 @@
 use autograd::{Var, backward_with_hooks};
 use nn::{Forward, ModuleExt, loss};
 use numcore::{Error, Result, Runtime, fused::Reduction};
-use optim::{FlatGradients, Norm, clip_grad_norm};
+use optim::{FlatGradients, NormOrder, clip_grad_norm};
 
 use super::{Case, HostValue, Mismatch, Outcome, compare_values, model::model, optim::optimizer};
 
@@ -22,7 +22,7 @@ pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
         run.losses.push(loss.item()?);
         backward_with_hooks(&loss, &mut gradients)?;
         if let Some(limit) = clip {
-            run.norms.push(clip_grad_norm(&mut gradients, limit, Norm::L2)?.item()?);
+            run.norms.push(clip_grad_norm(&mut gradients, limit, NormOrder::L2)?.item()?);
         }
         if step == 0 {
             run.first = named(&model, |p| gradient(&gradients, &p.leaf()))?;

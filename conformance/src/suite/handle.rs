@@ -1,7 +1,7 @@
 //! The runtime's handle: its account of memory, its forks, and its use from several threads.
 
 use numcore::{
-    DType, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{MatmulOps, PointwiseOps, ReduceOps},
 };
 
@@ -18,8 +18,9 @@ pub(crate) fn handle<R: Runtime>(rt: &R) -> Section {
     section.check("several threads at once", || threads(rt));
     section.check("an error leaves it usable", || after_an_error(rt));
     section.check("no elements take no memory", || nothing(rt));
-    section
-        .check("every use is one of all", || Ok(Verdict::when(rt.memory().by_use.len() == Use::ALL.len(), || "uses")));
+    section.check("every use is one of all", || {
+        Ok(Verdict::when(rt.memory().by_use.len() == MemoryCategory::ALL.len(), || "uses"))
+    });
     section
 }
 
@@ -46,12 +47,12 @@ fn booked<R: Runtime>(rt: &R) -> Result<Verdict> {
 
 fn by_use<R: Runtime>(rt: &R) -> Result<Verdict> {
     let mut verdict = Verdict::PASSED;
-    for use_ in Use::ALL {
-        let tagged = rt.tagged(use_);
+    for use_ in MemoryCategory::ALL {
+        let tagged = rt.with_category(use_);
         let before = rt.memory();
         let held = block(&tagged)?;
         let during = rt.memory();
-        for other in Use::ALL {
+        for other in MemoryCategory::ALL {
             let grown = during.of(other).live - before.of(other).live;
             let right = if other == use_ { grown >= BYTES } else { grown == 0 };
             verdict =

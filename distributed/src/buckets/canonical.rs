@@ -3,7 +3,7 @@
 use std::{array, ops::Range, sync::LazyLock};
 
 use numcore::{
-    DType, Flat, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    DType, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, ViewOps, compute},
     pointwise::{Expr, Program},
 };
@@ -16,7 +16,7 @@ const AT_ONCE: usize = 7;
 /// Sends a chunk's gradients: every rank gets those of all ranks, one after another.
 pub(super) fn gather<R: Runtime>(comm: &Comm<R>, own: &TensorMut<R>) -> Result<Work<TensorMut<R>>> {
     let (n, len, dtype) = (comm.size(), own.shape().numel(), own.dtype());
-    let all = TensorMut::alloc_for(own.runtime(), Use::Communication, Shape::new(&[n * len])?, dtype)?;
+    let all = TensorMut::alloc_for(own.runtime(), MemoryCategory::Communication, Shape::new(&[n * len])?, dtype)?;
     let mut parts = all.split(&vec![len; n])?;
     static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
     compute(own.runtime(), &COPY, &[Input::Memory(own)], &[], &mut [&mut parts[comm.rank()]])?;

@@ -20,7 +20,7 @@ mod writer;
 use std::{collections::BTreeMap, ops::Range};
 
 use numcore::{DType, Result, Runtime, Shape, Tensor};
-use optim::Row;
+use optim::StateRow;
 
 pub use folder::Folder;
 pub use manifest::{Manifest, Region};
@@ -35,7 +35,7 @@ pub struct CheckpointPart<R: Runtime> {
     /// The first element, in row-major order.
     pub start: usize,
     /// The elements from there on.
-    pub row: Row<R>,
+    pub row: StateRow<R>,
 }
 
 impl<R: Runtime> CheckpointPart<R> {

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    Error, Flat, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    Error, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, ViewOps, compute},
     pointwise::Program,
 };
@@ -56,8 +56,11 @@ impl<R: Runtime> Unit<R> {
             return own.grads.lend(i);
         }
         if self.whole_grads.is_none() {
-            self.whole_grads =
-                Some(Flat::zeros_for(self.values.runtime(), Use::Communication, self.layout.full().clone())?);
+            self.whole_grads = Some(Flat::zeros_for(
+                self.values.runtime(),
+                MemoryCategory::Communication,
+                self.layout.full().clone(),
+            )?);
         }
         self.whole_grads.as_mut().map_or_else(|| Err(lost()), |flat| flat.lend(i))
     }
@@ -94,7 +97,9 @@ impl<R: Runtime> Unit<R> {
                 let (n, dtype) = (self.layout.shard(), self.layout.full().dtype());
                 let out = match own.summed {
                     // The sums of an earlier micro-batch are there: these are added to them when they arrive.
-                    true => TensorMut::alloc_for(flat.runtime(), Use::Communication, Shape::new(&[n])?, dtype)?,
+                    true => {
+                        TensorMut::alloc_for(flat.runtime(), MemoryCategory::Communication, Shape::new(&[n])?, dtype)?
+                    }
                     false => own.grads.lend_whole()?,
                 };
                 self.groups.shard.reduce_scatter(&flat.whole()?, out, ReduceOp::Sum)?

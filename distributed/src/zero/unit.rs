@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{Flat, Result, Runtime, TensorMut, Use, ops::ViewOps};
+use numcore::{Flat, MemoryCategory, Result, Runtime, TensorMut, ops::ViewOps};
 use optim::{Shards, StatePlace};
 
 use super::{
@@ -51,13 +51,13 @@ impl<R: Runtime> Unit<R> {
     ) -> Result<Self> {
         let groups = unnamed.of(&name, "");
         let comm = &groups.shard;
-        let rt = comm.runtime().tagged(Use::Activations);
+        let rt = comm.runtime().with_category(MemoryCategory::Activations);
         let (dtype, rank) = (leaves[0].spec().dtype, comm.rank());
         let parameters = leaves.iter().map(|l| (l.name().to_string(), l.spec().shape));
         let layout = UnitLayout::new(dtype, parameters, comm.size());
         let (pieces, shard) = (layout.pieces(rank), layout.shard_layout(rank)?);
         let kept = if stage.shards_parameters() { shard.clone() } else { layout.full().clone() };
-        let mut values = Flat::zeros_for(&rt, Use::Parameters, kept)?;
+        let mut values = Flat::zeros_for(&rt, MemoryCategory::Parameters, kept)?;
         fill(&groups.all, &mut values, &leaves, &pieces, stage.shards_parameters())?;
         let own = match optimizer {
             None => None,
@@ -67,7 +67,11 @@ impl<R: Runtime> Unit<R> {
                 let values = values.whole()?.narrow(0, start, shard.numel())?;
                 let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
                 let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
-                Some(ShardState { optimizer, grads: Flat::zeros_for(&rt, Use::Gradients, grads)?, summed: false })
+                Some(ShardState {
+                    optimizer,
+                    grads: Flat::zeros_for(&rt, MemoryCategory::Gradients, grads)?,
+                    summed: false,
+                })
             }
         };
         let n = leaves.len();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use autograd::Leaf;
 use numcore::{
-    ErrorKind, Flat, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    ErrorKind, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Op, ViewOps},
 };
 
@@ -108,7 +108,12 @@ impl<R: Runtime> Unit<R> {
         self.whole = GatheredValues::Arriving(match self.is_sharded() {
             true => {
                 let (rt, full) = (self.values.runtime(), self.layout.full());
-                let out = TensorMut::alloc_for(rt, Use::Communication, Shape::new(&[full.numel()])?, full.dtype())?;
+                let out = TensorMut::alloc_for(
+                    rt,
+                    MemoryCategory::Communication,
+                    Shape::new(&[full.numel()])?,
+                    full.dtype(),
+                )?;
                 self.groups.shard.all_gather(&self.values.whole()?, out)?
             }
             false => self.groups.shard.all_gather_in_place(self.values.lend_whole()?)?,

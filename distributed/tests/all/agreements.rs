@@ -12,7 +12,7 @@ use distributed::{
 use nn::{Dropout, Forward, Init, ModuleExt};
 use numcore::{DType, ErrorKind, Result, Tensor};
 use optim::{
-    AdamW, AdamWConfig, Combined, Constant, Cosine, FlatOptimizer, LionConfig, Optimizer, ParamGroups, Sgd, SgdConfig,
+    AdamW, AdamWConfig, Combined, ConstantLr, Cosine, FlatOptimizer, LionConfig, Optimizer, ParamGroups, Sgd, SgdConfig,
 };
 use runtime_cpu::Cpu;
 
@@ -34,7 +34,7 @@ fn optimizer(model: &Mlp<Cpu>, how: &str) -> Result<Box<dyn Optimizer<Cpu>>> {
         "order" => leaves.reverse(),
         _ => {}
     }
-    Ok(Box::new(AdamW::over(own, leaves)?.scheduled(Constant)))
+    Ok(Box::new(AdamW::over(own, leaves)?.scheduled(ConstantLr)))
 }
 
 fn shards(how: &str) -> ParamGroups<AdamWConfig> {

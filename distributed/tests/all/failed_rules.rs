@@ -9,7 +9,7 @@ use distributed::{
 };
 use nn::Init;
 use numcore::{Result, pointwise::Program};
-use optim::{Elementwise, Form, Now, ParamGroups, Scalars, State, scalars};
+use optim::{Elementwise, ParamGroups, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 use runtime_cpu::Cpu;
 
 thread_local! {
@@ -26,18 +26,18 @@ optim::config! {
 }
 
 impl Elementwise for FickleConfig {
-    fn states(&self) -> Vec<State> {
-        vec![State::zeros("momentum"), State::zeros("slow")]
+    fn states(&self) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("momentum"), StateSpec::zeros("slow")]
     }
 
-    fn program(&self, form: Form) -> Program {
+    fn program(&self, form: UpdateForm) -> Program {
         form.program("fickle", |p, g, [m, slow], [lr, keep]| {
             let m = m * keep + g;
             (p - m * lr, [m, slow * keep + m])
         })
     }
 
-    fn scalars(&self, now: Now) -> Scalars {
+    fn scalars(&self, now: StepContext) -> Scalars {
         // An optimizer that is made asks how many there are, with a rate of 0.
         let fails = if now.lr == 0.0 { None } else { FAILS.get() };
         FAILS.set(fails.map_or(FAILS.get(), |left| left.checked_sub(1)));

@@ -12,7 +12,7 @@ use distributed::{
 };
 use nn::{Forward, Init, Linear, ModuleExt};
 use numcore::{
-    DType, Result, Runtime, Tensor, Use,
+    DType, MemoryCategory, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps},
 };
 use optim::{AdamW, AdamWConfig};
@@ -27,11 +27,11 @@ fn data_parallelism_spends_nothing_on_them() {
             let linear = |width, height| Linear::new(&init, width, height).map(Linear::without_bias);
             let model = vec![linear(64, 256)?, linear(256, 256)?, linear(256, 64)?];
             model.freeze_where(|name| name.starts_with("1."));
-            let before = [Use::Gradients, Use::Optimizer].map(|u| rt.memory().of(u).live);
+            let before = [MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|u| rt.memory().of(u).live);
             let (comm, config) = (counted.clone() as Comm<Cpu>, TrainingConfig::default());
             let mut trainer = BucketedTrainer::new(&comm, &model, config, BucketOptions::default())?;
             let trained = 2 * 64 * 256 * 4;
-            let after = [Use::Gradients, Use::Optimizer].map(|u| rt.memory().of(u).live);
+            let after = [MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|u| rt.memory().of(u).live);
             assert_eq!([after[0] - before[0], after[1] - before[1]], [trained, 2 * trained]);
             for _ in 0..2 {
                 counted.reset();

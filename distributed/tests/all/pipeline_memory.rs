@@ -9,7 +9,7 @@ use distributed::{
     train::{StageStrategy, TrainingConfig},
     zero::ZeroStage,
 };
-use numcore::{DType, Result, Runtime, Tensor, Use};
+use numcore::{DType, MemoryCategory, Result, Runtime, Tensor};
 use runtime_cpu::Cpu;
 
 /// Two steps, then bytes of parameters, gradients and state on this rank.
@@ -20,8 +20,11 @@ fn bytes<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: StagedTrainer<Cpu
         trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&x), m))?;
     }
     let memory = rt.memory();
-    assert_eq!(memory.of(Use::Communication).live, 0, "nothing stays gathered");
-    Ok([Use::Parameters, Use::Gradients, Use::Optimizer].map(|u| memory.of(u).live).into_iter().sum())
+    assert_eq!(memory.of(MemoryCategory::Communication).live, 0, "nothing stays gathered");
+    Ok([MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer]
+        .map(|u| memory.of(u).live)
+        .into_iter()
+        .sum())
 }
 
 #[test]

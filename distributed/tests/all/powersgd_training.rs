@@ -11,7 +11,7 @@ use distributed::{
     train::{BucketedTrainer, CheckpointNotes, TrainingConfig},
 };
 use nn::{Gpt, Init, ModuleExt};
-use numcore::{DType, Result, Runtime, Use};
+use numcore::{DType, MemoryCategory, Result, Runtime};
 use runtime_cpu::Cpu;
 
 fn train<M: Task>(
@@ -107,9 +107,9 @@ fn errors_are_booked_as_gradients() {
     let comm = std::sync::Arc::new(distributed::comm::NoOpCommunicator::new(&rt)) as Comm<Cpu>;
     let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
     let mut trainer = BucketedTrainer::new(&comm, &model, plain(), compressed(PowerSgd::default())).unwrap();
-    let before = rt.memory().of(Use::Gradients).live;
+    let before = rt.memory().of(MemoryCategory::Gradients).live;
     trainer.step(|_| model.loss(&rt, 0, &(0..EXAMPLES).collect::<Vec<_>>())).unwrap();
-    assert_eq!(rt.memory().of(Use::Gradients).live, before + 4 * (45 + 63 + 21));
+    assert_eq!(rt.memory().of(MemoryCategory::Gradients).live, before + 4 * (45 + 63 + 21));
 }
 
 /// Trains from step `from` to `to`; loads before if `from` is not 0, saves at the end if `save`. Gives the weights, and the errors.

@@ -11,7 +11,7 @@ use distributed::{
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};
 use numcore::{
-    DType, Result, Runtime, Tensor, Use,
+    DType, MemoryCategory, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps},
 };
 use optim::{AdamWConfig, ParamGroups};
@@ -49,7 +49,7 @@ fn memory_is_that_of_the_table() {
                         trainer.step(|_| loss(&model, rt, dtype))?;
                     }
                     let stats = rt.memory();
-                    Ok([Use::Parameters, Use::Gradients, Use::Optimizer]
+                    Ok([MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer]
                         .map(|u| stats.of(u).live)
                         .iter()
                         .sum::<usize>())
@@ -112,7 +112,13 @@ fn the_peaks_of_stage_3_are_those_of_the_formulas() {
             let peak = || {
                 let stats = rt.memory();
                 rt.reset_peak();
-                [Use::Communication, Use::Parameters, Use::Gradients, Use::Optimizer].map(|u| stats.of(u).peak)
+                [
+                    MemoryCategory::Communication,
+                    MemoryCategory::Parameters,
+                    MemoryCategory::Gradients,
+                    MemoryCategory::Optimizer,
+                ]
+                .map(|u| stats.of(u).peak)
             };
             let mut peaks = Vec::new();
             for _ in 0..2 {
@@ -203,7 +209,7 @@ fn parameters_are_only_there_while_they_are_needed() {
         // Evaluation needs no scope: values come as they are read.
         autograd::no_grad(|| loss(&model, comm.runtime(), DType::F32))?;
         trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
-        assert_eq!(comm.runtime().memory().of(Use::Communication).live, 0);
+        assert_eq!(comm.runtime().memory().of(MemoryCategory::Communication).live, 0);
         Ok(())
     };
     Ranks::new(3).run(cpu, program).unwrap();
@@ -230,7 +236,7 @@ fn frozen_parameters_have_no_state_and_stay() {
             for _ in 0..2 {
                 trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
             }
-            let optimizer = comm.runtime().memory().of(Use::Optimizer).live;
+            let optimizer = comm.runtime().memory().of(MemoryCategory::Optimizer).live;
             assert_eq!(optimizer, 2 * 2 * 128 * 128 * 4 / comm.size());
             let _scope = trainer.strategy().gather_full_params()?;
             let after = weights(&model)?;

@@ -13,7 +13,7 @@ use distributed::{
     zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
 };
 use nn::{Gpt, Init};
-use numcore::{DType, Result, Runtime, Use};
+use numcore::{DType, MemoryCategory, Result, Runtime};
 use optim::{AdagradConfig, ParamGroups};
 use runtime_cpu::Cpu;
 
@@ -78,7 +78,7 @@ fn the_device_holds_one_units_state_and_none_between_steps() {
                     let model = layers(rt, LAYERS, dtype)?;
                     let options = ZeroOptions { units: UnitOf::layers(), ..options(stage, StatePlace::Host) };
                     let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
-                    let state = || rt.memory().of(Use::Optimizer);
+                    let state = || rt.memory().of(MemoryCategory::Optimizer);
                     let made = state();
                     rt.reset_peak();
                     trainer.step(|_| loss(&model, rt, dtype))?;
@@ -139,7 +139,7 @@ fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
                 let (model, zero) = (Model::Gpt.staged(&comm, &checked, 2), options(stage, state));
                 let mut trainer = ZeroPipelineTrainer::new(&comm, model, config(), zero)?;
                 let told = staged::steps(&comm, Model::Gpt, &mut trainer, 0..2, |t| t.gather_full_params())?;
-                let left = comm.runtime().memory().of(Use::Optimizer).live;
+                let left = comm.runtime().memory().of(MemoryCategory::Optimizer).live;
                 assert_eq!(left == 0, state == StatePlace::Host);
                 Ok(told)
             });

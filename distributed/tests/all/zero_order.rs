@@ -13,7 +13,7 @@ use distributed::{
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};
 use numcore::{
-    DType, Result, Runtime, Tensor, TensorMut, Use,
+    DType, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Apply, PointwiseOps, ReduceOps},
 };
 use optim::{AdamWConfig, ParamGroups};
@@ -92,7 +92,7 @@ fn units_are_sent_in_the_order_in_which_they_become_ready() {
                     autograd::backward_with_hooks(&loss, &mut sharded)?;
                     sharded.end()?;
                     sharded.finish()?;
-                    peaks.push(rt.memory().of(Use::Communication).peak);
+                    peaks.push(rt.memory().of(MemoryCategory::Communication).peak);
                     sharded.update(&Tensor::ones(rt, [], DType::F32)?)?;
                 }
                 Ok(peaks)

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use weftgrad::{
-    AnyRuntime, Use,
+    AnyRuntime, MemoryCategory,
     distributed::{
         comm::{Comm, Communicator, Ranks},
         train::{BucketedTrainer, Loss, Strategy, Trainer, TrainingConfig},
@@ -103,6 +103,7 @@ fn measured<S: Strategy<AnyRuntime>>(
     comm.runtime().reset_peak();
     let loss = trainer.step(&loss)?.loss()?;
     let stats = comm.runtime().memory();
-    let live = [Use::Parameters, Use::Gradients, Use::Optimizer].map(|u| stats.of(u).live);
+    let live =
+        [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|u| stats.of(u).live);
     Ok(Measured { parameters: model.num_parameters().total, live, peak: stats.total.peak, loss })
 }

@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use autograd::{Leaf, Residency};
-use numcore::{DType, Result, Runtime, Scalar, Shape, Tensor, Use, ops::Spec, rng::philox4x32_10};
+use numcore::{DType, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor, ops::Spec, rng::philox4x32_10};
 
 use crate::{Buffer, Param};
 
@@ -46,7 +46,7 @@ impl<R: Runtime> Init<R> {
     /// Parameters of `f32` on `rt`, booked as such in its account of memory.
     pub fn new(rt: &R, seed: u64) -> Self {
         Init {
-            rt: rt.tagged(Use::Parameters),
+            rt: rt.with_category(MemoryCategory::Parameters),
             dtype: DType::F32,
             seed,
             made: Arc::default(),
@@ -110,7 +110,7 @@ impl<R: Runtime> Init<R> {
     /// The value of the next parameter.
     pub fn tensor(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Tensor<R>> {
         let seed = self.next_seed();
-        how.tensor(&self.rt, shape, self.dtype, seed)?.copy_for(Use::Parameters)
+        how.tensor(&self.rt, shape, self.dtype, seed)?.copy_for(MemoryCategory::Parameters)
     }
 
     /// A buffer filled with `value`.

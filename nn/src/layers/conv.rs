@@ -104,7 +104,7 @@ impl<R: Runtime> Conv<R, 3> {
 
 impl<R: Runtime, const N: usize> Conv<R, N> {
     fn build(init: &Init<R>, channels: [usize; 2], kernel: [usize; N], options: ConvNd<N>) -> Result<Self> {
-        let (weight, bias) = parameters(init, channels, options.groups, &kernel, Side::Outputs)?;
+        let (weight, bias) = parameters(init, channels, options.groups, &kernel, WeightAxis::Outputs)?;
         Ok(Conv { weight, bias, options })
     }
 
@@ -157,7 +157,7 @@ impl<R: Runtime> ConvTranspose<R, 3> {
 
 impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
     fn build(init: &Init<R>, channels: [usize; 2], kernel: [usize; N], options: ConvNd<N>) -> Result<Self> {
-        let (weight, bias) = parameters(init, channels, options.groups, &kernel, Side::Inputs)?;
+        let (weight, bias) = parameters(init, channels, options.groups, &kernel, WeightAxis::Inputs)?;
         Ok(ConvTranspose { weight, bias, options, output_padding: [0; N] })
     }
 
@@ -182,7 +182,7 @@ impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
 
 /// Which channels a weight's first axis counts.
 #[derive(Clone, Copy, PartialEq)]
-enum Side {
+enum WeightAxis {
     Outputs,
     Inputs,
 }
@@ -192,13 +192,13 @@ fn parameters<R: Runtime>(
     [inputs, outputs]: [usize; 2],
     groups: usize,
     kernel: &[usize],
-    first: Side,
+    first: WeightAxis,
 ) -> Result<(Param<R>, Option<Param<R>>)> {
     if groups == 0 || !inputs.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
         let why = format!("{groups} groups do not divide {inputs} input and {outputs} output channels");
         return Err(Error::argument("conv", why));
     }
-    let [first, second] = if first == Side::Outputs { [outputs, inputs] } else { [inputs, outputs] };
+    let [first, second] = if first == WeightAxis::Outputs { [outputs, inputs] } else { [inputs, outputs] };
     let shape = [&[first, second / groups], kernel].concat();
     let how = Initializer::by_fan(shape[1..].iter().product());
     Ok((init.weight(shape, how)?, Some(init.bias([outputs], how)?)))

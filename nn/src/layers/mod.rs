@@ -34,8 +34,8 @@ pub use pool::{
     MaxPool2d, MaxPool3d,
 };
 pub use recurrent::{
-    Cell, Gru, GruCell, GruResetFirst, GruResetFirstCell, Lstm, LstmCell, Recurrence, Recurrent, RecurrentConfig,
-    RecurrentOutput, Rnn, RnnCell,
+    Gru, GruCell, GruResetFirst, GruResetFirstCell, Lstm, LstmCell, Recurrence, Recurrent, RecurrentCell,
+    RecurrentConfig, RecurrentOutput, Rnn, RnnCell,
 };
 pub use sequential::Sequential;
 pub use shape::{Flatten, Identity};

@@ -16,7 +16,7 @@ use super::{Dropout, optional};
 use crate::{Forward, Init, Initializer, Module, Param, Visitor};
 
 /// What a recurrent layer does at each step.
-pub trait Cell: Send + Sync + 'static {
+pub trait RecurrentCell: Send + Sync + 'static {
     /// Gates: weights are `[GATES · H, ..]`.
     const GATES: usize;
     /// Values carried from step to step; the first is the output.
@@ -75,7 +75,7 @@ pub type Gru<R> = Recurrent<R, GruCell>;
 /// Gated recurrent units whose reset gate comes before the product.
 pub type GruResetFirst<R> = Recurrent<R, GruResetFirstCell>;
 
-impl Cell for RnnCell {
+impl RecurrentCell for RnnCell {
     const GATES: usize = 1;
     const STATES: usize = 1;
 
@@ -85,7 +85,7 @@ impl Cell for RnnCell {
     }
 }
 
-impl Cell for LstmCell {
+impl RecurrentCell for LstmCell {
     const GATES: usize = 4;
     const STATES: usize = 2;
 
@@ -103,7 +103,7 @@ impl Cell for LstmCell {
     }
 }
 
-impl Cell for GruCell {
+impl RecurrentCell for GruCell {
     const GATES: usize = 3;
     const STATES: usize = 1;
 
@@ -121,7 +121,7 @@ impl Cell for GruCell {
     }
 }
 
-impl Cell for GruResetFirstCell {
+impl RecurrentCell for GruResetFirstCell {
     const GATES: usize = 3;
     const STATES: usize = 1;
 
@@ -178,16 +178,16 @@ pub struct RecurrentOutput<R: Runtime> {
 
 /// Layers of recurrent cells over `x: [B, T, I]`. Parameters are named as PyTorch's: `weight_ih_l0`, `weight_hh_l0`,
 /// `bias_ih_l0`, `bias_hh_l0`, those that read backwards with `_reverse` at the end.
-pub struct Recurrent<R: Runtime, C: Cell> {
+pub struct Recurrent<R: Runtime, C: RecurrentCell> {
     /// By layer, then direction.
-    passes: Vec<Pass<R>>,
+    passes: Vec<RecurrentPass<R>>,
     dropout: Dropout,
     config: RecurrentConfig,
     cell: PhantomData<C>,
 }
 
 /// One direction of one layer.
-struct Pass<R: Runtime> {
+struct RecurrentPass<R: Runtime> {
     suffix: String,
     reverse: bool,
     weight_ih: Param<R>,
@@ -196,7 +196,7 @@ struct Pass<R: Runtime> {
     bias_hh: Option<Param<R>>,
 }
 
-impl<R: Runtime, C: Cell> Recurrent<R, C> {
+impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
     /// Every parameter uniform in `±1/√hidden`.
     pub fn new(init: &Init<R>, config: RecurrentConfig) -> Result<Self> {
         if config.reverse && config.bidirectional {
@@ -204,7 +204,8 @@ impl<R: Runtime, C: Cell> Recurrent<R, C> {
         }
         let directions = config.directions();
         let reverse = |n: usize| config.reverse || n % directions == 1;
-        let passes = (0..config.layers * directions).map(|n| Pass::new::<C>(init, &config, n / directions, reverse(n)));
+        let passes =
+            (0..config.layers * directions).map(|n| RecurrentPass::new::<C>(init, &config, n / directions, reverse(n)));
         let passes = passes.collect::<Result<Vec<_>>>()?;
         if passes.is_empty() {
             return Err(Error::argument("recurrent", "needs at least one layer"));
@@ -268,13 +269,13 @@ impl RecurrentConfig {
     }
 }
 
-impl<R: Runtime> Pass<R> {
-    fn new<C: Cell>(init: &Init<R>, config: &RecurrentConfig, layer: usize, reverse: bool) -> Result<Self> {
+impl<R: Runtime> RecurrentPass<R> {
+    fn new<C: RecurrentCell>(init: &Init<R>, config: &RecurrentConfig, layer: usize, reverse: bool) -> Result<Self> {
         let RecurrentConfig { inputs, hidden, bias, .. } = *config;
         let (rows, how) = (C::GATES * hidden, Initializer::by_fan(hidden));
         let columns = if layer == 0 { inputs } else { hidden * config.directions() };
         let optional_bias = || bias.then(|| init.bias([rows], how)).transpose();
-        Ok(Pass {
+        Ok(RecurrentPass {
             suffix: format!("_l{layer}{}", if reverse { "_reverse" } else { "" }),
             reverse,
             weight_ih: init.weight([rows, columns], how)?,
@@ -285,7 +286,7 @@ impl<R: Runtime> Pass<R> {
     }
 
     /// Every step's h, `[B, T, H]`, and the last state.
-    fn run<C: Cell>(&self, x: &Var<R>, mut state: Vec<Var<R>>) -> Result<(Var<R>, Vec<Var<R>>)> {
+    fn run<C: RecurrentCell>(&self, x: &Var<R>, mut state: Vec<Var<R>>) -> Result<(Var<R>, Vec<Var<R>>)> {
         let inputs = x.linear(&self.weight_ih.var(), optional(&self.bias_ih).as_ref())?;
         let weights = Recurrence { weight: self.weight_hh.var(), bias: optional(&self.bias_hh) };
         let steps = x.spec().shape[1];
@@ -306,7 +307,7 @@ fn refs<T>(values: &[T]) -> Vec<&T> {
     values.iter().collect()
 }
 
-impl<R: Runtime, C: Cell> Module<R> for Recurrent<R, C> {
+impl<R: Runtime, C: RecurrentCell> Module<R> for Recurrent<R, C> {
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
         visitor.enter(name);
         for pass in &self.passes {
@@ -322,7 +323,7 @@ impl<R: Runtime, C: Cell> Module<R> for Recurrent<R, C> {
 }
 
 /// Every step's output, from a state of zeros.
-impl<R: Runtime, C: Cell> Forward<R> for Recurrent<R, C> {
+impl<R: Runtime, C: RecurrentCell> Forward<R> for Recurrent<R, C> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         Ok(self.run(x, None)?.output)
     }

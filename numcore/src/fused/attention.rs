@@ -20,7 +20,7 @@ use crate::{
 /// Halves are computed in `f32`, but a kernel may round probabilities to their type, and in the gradient those of scores, where they are
 /// factors of a product; their sums stay in `f32`.
 ///
-/// The axes of `o` lie in memory in the order of `q`'s, where the runtime [keeps it](crate::Runtime::keeps_order): heads that were split by
+/// The axes of `o` lie in memory in the order of `q`'s, where the runtime [keeps it](crate::Runtime::supports_strided_outputs): heads that were split by
 /// a view are merged by a view.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -96,7 +96,7 @@ pub(super) fn additive<T: Apply>(like: &T, mask: &T) -> Result<T> {
 }
 
 /// Sizes of a call: batch, query heads, key heads, queries, keys.
-struct Sizes {
+struct HeadSizes {
     b: usize,
     h: usize,
     kv: usize,
@@ -104,9 +104,9 @@ struct Sizes {
     s: usize,
 }
 
-impl Sizes {
-    fn of(q: Shape, k: Shape) -> Sizes {
-        Sizes { b: q[0], h: q[1], kv: k[1], t: q[2], s: k[2] }
+impl HeadSizes {
+    fn of(q: Shape, k: Shape) -> HeadSizes {
+        HeadSizes { b: q[0], h: q[1], kv: k[1], t: q[2], s: k[2] }
     }
 
     /// `[B, H, T, X]` as `[B, K, H/K · T, X]`: heads that share keys lie under one another.
@@ -133,7 +133,7 @@ impl Attention {
             })
         });
         static SLOPE: LazyLock<Program> = LazyLock::new(|| Program::new("softcap", |[t], []| [1.0 - t * t]));
-        let sizes = Sizes::of(q.spec().shape, k.spec().shape);
+        let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
         let raw = T::apply1(Matmul, &[&sizes.grouped(q)?, &k.t()?])?;
         let mut scores = sizes.ungrouped(&raw)?.mul(self.scale)?;
         let mut slope = None;
@@ -205,7 +205,7 @@ impl Fused for Attention {
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let sizes = Sizes::of(ins[0].spec().shape, ins[1].spec().shape);
+        let sizes = HeadSizes::of(ins[0].spec().shape, ins[1].spec().shape);
         let (scores, _) = self.scores(ins[0], ins[1], ins.get(3).copied())?;
         let p = self.probabilities(&scores)?;
         let o = sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(&p)?, ins[2]])?)?;
@@ -213,7 +213,7 @@ impl Fused for Attention {
         Ok(smallvec![o, lse])
     }
 
-    fn ordered_as(&self, k: usize) -> Option<usize> {
+    fn output_order_of(&self, k: usize) -> Option<usize> {
         (k == 0).then_some(0)
     }
 
@@ -263,7 +263,7 @@ impl Fused for AttentionGrad {
     /// `dS` times the slope of a soft cap.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let (g, q, k, v) = (ins[0], ins[3], ins[4], ins[5]);
-        let sizes = Sizes::of(q.spec().shape, k.spec().shape);
+        let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
         let (scores, slope) = self.0.scores(q, k, ins.get(6).copied())?;
         let p = self.0.probabilities(&scores)?;
         let g = sizes.grouped(g)?;
@@ -279,7 +279,7 @@ impl Fused for AttentionGrad {
         Ok(smallvec![dq, dk, dv])
     }
 
-    fn ordered_as(&self, k: usize) -> Option<usize> {
+    fn output_order_of(&self, k: usize) -> Option<usize> {
         Some(3 + k)
     }
 

@@ -203,7 +203,7 @@ impl Fused for Conv {
         }])
     }
 
-    fn widens(&self) -> bool {
+    fn computes_in_f32(&self) -> bool {
         // A bias is added to the product in whatever type there may be a kernel for.
         !self.bias
     }

@@ -29,19 +29,19 @@ pub struct CrossEntropy {
 }
 
 /// What forward and gradient both need of the rows' targets.
-struct Rows<T> {
+struct TargetRows<T> {
     valid: T,
     safe: T,
     weight_of_target: Option<T>,
 }
 
 impl CrossEntropy {
-    fn rows<T: Apply>(&self, target: &T, weight: Option<&T>) -> Result<Rows<T>> {
+    fn rows<T: Apply>(&self, target: &T, weight: Option<&T>) -> Result<TargetRows<T>> {
         let valid = target.ne(self.ignore_index as f64)?;
         let zero = T::constant(Tensor::zeros(target.runtime(), [1], DType::I64)?);
         let safe = target.where_cond(&valid, &zero)?;
         let weight_of_target = weight.map(|w| w.index_select(0, &safe)).transpose()?;
-        Ok(Rows { valid, safe, weight_of_target })
+        Ok(TargetRows { valid, safe, weight_of_target })
     }
 
     /// `Σ_c w_c`: the classes' joint weight.

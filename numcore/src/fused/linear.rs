@@ -74,7 +74,7 @@ impl Fused for Linear {
         Ok(smallvec![ins[2..].iter().try_fold(product, |y, x| y.add(*x))?])
     }
 
-    fn widens(&self) -> bool {
+    fn computes_in_f32(&self) -> bool {
         // A product of halves adds up in full precision by itself, and the casts would be larger than what they save.
         false
     }

@@ -31,7 +31,7 @@ use std::ops::RangeInclusive;
 use smallvec::SmallVec;
 
 use crate::{
-    Accumulate, Error, Layout, Out, Result, Runtime, Shape, Support, Tensor, TensorMut, Use,
+    Accumulate, Error, Layout, MemoryCategory, Out, Result, Runtime, Shape, Support, Tensor, TensorMut,
     ops::{Apply, Backprop, Bits, Op, Outs, PointwiseOps, Rule, Saves, Spec, Specs, copy_into},
 };
 
@@ -46,12 +46,12 @@ pub trait Fused {
     /// The same outputs from primitives.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>>;
     /// The input in whose order the axes of output `k` should lie in memory: views of that input can then be undone without a copy.
-    fn ordered_as(&self, k: usize) -> Option<usize> {
+    fn output_order_of(&self, k: usize) -> Option<usize> {
         let _ = k;
         None
     }
     /// Whether the decomposition of halves is computed in `f32` from beginning to end, or each of its primitives rounds by itself.
-    fn widens(&self) -> bool {
+    fn computes_in_f32(&self) -> bool {
         true
     }
     /// What its gradient reads; `None`: it has no gradient of its own, and is recorded as its decomposition instead.
@@ -75,15 +75,15 @@ macro_rules! fused {
             /// The same outputs from primitives. Halves are stored, not computed in: where there are several steps, they are cast to `f32`
             /// for all of them.
             pub fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-                let widens = match self { $(FusedOp::$variant(op) => Fused::widens(op),)* };
-                if widens && ins.iter().any(|x| x.spec().dtype.is_half()) {
+                let computes_in_f32 = match self { $(FusedOp::$variant(op) => Fused::computes_in_f32(op),)* };
+                if computes_in_f32 && ins.iter().any(|x| x.spec().dtype.is_half()) {
                     return self.widened(ins);
                 }
                 match self { $(FusedOp::$variant(op) => op.decompose(ins),)* }
             }
 
-            fn ordered_as(&self, k: usize) -> Option<usize> {
-                match self { $(FusedOp::$variant(op) => Fused::ordered_as(op, k),)* }
+            fn output_order_of(&self, k: usize) -> Option<usize> {
+                match self { $(FusedOp::$variant(op) => Fused::output_order_of(op, k),)* }
             }
 
             /// Whether, for gradients of the inputs `wants`, the tape must record the decomposition in its place.
@@ -168,35 +168,35 @@ impl FusedOp {
 
     /// How output `k` lies in fresh memory.
     pub(crate) fn layout<R: Runtime>(&self, rt: &R, k: usize, shape: Shape, ins: &[&Tensor<R>]) -> Layout {
-        match self.ordered_as(k) {
-            Some(i) if rt.keeps_order(self) => ins[i].layout().dense_like(shape),
+        match self.output_order_of(k) {
+            Some(i) if rt.supports_strided_outputs(self) => ins[i].layout().dense_like(shape),
             _ => Layout::contiguous(shape),
         }
     }
 
     /// How several outputs lie in fresh memory that they share, if each is ordered as an input and those lie beside each other in one
     /// memory: a view makes one tensor of them.
-    pub(crate) fn layouts_beside<R: Runtime>(
+    pub(crate) fn adjacent_layouts<R: Runtime>(
         &self,
         rt: &R,
         outs: &[Spec],
         ins: &[&Tensor<R>],
     ) -> Option<SmallVec<[Layout; 4]>> {
-        let like = |k| self.ordered_as(k).map(|i| ins[i]);
+        let like = |k| self.output_order_of(k).map(|i| ins[i]);
         let like = (0..outs.len()).map(like).collect::<Option<SmallVec<[_; 4]>>>()?;
         let fits = |(x, out): (&&Tensor<R>, &Spec)| {
             x.spec() == *out && x.dtype() == like[0].dtype() && x.shares_memory_with(like[0])
         };
-        if like.len() < 2 || !like.iter().zip(outs).all(fits) || !rt.keeps_order(self) {
+        if like.len() < 2 || !like.iter().zip(outs).all(fits) || !rt.supports_strided_outputs(self) {
             return None;
         }
-        Layout::beside(&like.iter().map(|x| *x.layout()).collect::<SmallVec<[_; 4]>>())
+        Layout::adjacent(&like.iter().map(|x| *x.layout()).collect::<SmallVec<[_; 4]>>())
     }
 
     /// Asks the runtime for a kernel; what its kernels cannot write (they fill dense memory, and few add to it) is filled aside.
     fn run_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let rt = ins[0].runtime();
-        let adds = rt.adds(self);
+        let adds = rt.supports_accumulate(self);
         let fits = |o: &Out<'_, R>| o.view.layout().is_contiguous() && (adds || o.how == Accumulate::Overwrite);
         if outs.iter().all(fits) {
             return self.try_kernel(ins, outs);
@@ -204,7 +204,7 @@ impl FusedOp {
         let mut aside = (outs.iter().enumerate().filter(|(_, o)| !fits(o)))
             .map(|(k, o)| {
                 let layout = self.layout(rt, k, *o.view.layout().shape(), ins);
-                TensorMut::alloc_at(rt.tagged(Use::Activations), layout, o.view.dtype())
+                TensorMut::alloc_at(rt.with_category(MemoryCategory::Activations), layout, o.view.dtype())
             })
             .collect::<Result<SmallVec<[TensorMut<R>; 4]>>>()?;
         let mut rest = aside.iter_mut();

@@ -130,14 +130,14 @@ fn name(label: u8) -> String {
 }
 
 /// One side of a comma: the letters before and after `...`.
-struct Term {
+struct EinsumTerm {
     before: Labels,
     after: Labels,
     ellipsis: bool,
 }
 
-impl Term {
-    fn parse(equation: &str, text: &str) -> Result<Term> {
+impl EinsumTerm {
+    fn parse(equation: &str, text: &str) -> Result<EinsumTerm> {
         let letters = |s: &str| -> Result<Labels> {
             if s.bytes().all(|b| b.is_ascii_alphabetic()) {
                 return Ok(s.bytes().collect());
@@ -145,7 +145,7 @@ impl Term {
             Err(bad(equation, format!("`{text}` names axes by something other than letters and one `...`")))
         };
         let (before, after) = text.split_once("...").unwrap_or((text, ""));
-        Ok(Term { before: letters(before)?, after: letters(after)?, ellipsis: text.contains("...") })
+        Ok(EinsumTerm { before: letters(before)?, after: letters(after)?, ellipsis: text.contains("...") })
     }
 
     fn letters(&self) -> impl Iterator<Item = u8> {
@@ -164,7 +164,7 @@ impl Term {
 fn parse<T: Apply>(equation: &str, ins: &[&T]) -> Result<(Vec<Labels>, Labels)> {
     let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
     let (left, right) = text.split_once("->").map_or((&text[..], None), |(left, right)| (left, Some(right)));
-    let terms = left.split(',').map(|t| Term::parse(equation, t)).collect::<Result<Vec<_>>>()?;
+    let terms = left.split(',').map(|t| EinsumTerm::parse(equation, t)).collect::<Result<Vec<_>>>()?;
     if terms.len() != ins.len() {
         return Err(bad(equation, format!("names {} operands, {} were given", terms.len(), ins.len())));
     }
@@ -179,12 +179,12 @@ fn parse<T: Apply>(equation: &str, ins: &[&T]) -> Result<(Vec<Labels>, Labels)> 
         operands.push(term.labels(more));
     }
     let Some(right) = right else {
-        let all: Labels = terms.iter().flat_map(Term::letters).collect();
+        let all: Labels = terms.iter().flat_map(EinsumTerm::letters).collect();
         let mut once: Labels = all.iter().copied().filter(|l| all.iter().filter(|m| *m == l).count() == 1).collect();
         once.sort_unstable();
-        return Ok((operands, Term { before: Labels::new(), after: once, ellipsis: true }.labels(longest)));
+        return Ok((operands, EinsumTerm { before: Labels::new(), after: once, ellipsis: true }.labels(longest)));
     };
-    let right = Term::parse(equation, right)?;
+    let right = EinsumTerm::parse(equation, right)?;
     let output = right.labels(if right.ellipsis { longest } else { 0 });
     for (i, l) in output.iter().enumerate() {
         if output[..i].contains(l) {

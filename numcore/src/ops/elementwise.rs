@@ -34,12 +34,12 @@ impl<T: Apply> From<f64> for Rhs<'_, T> {
 }
 
 /// Programs of one op: with two inputs, and with a run-time number on the right.
-struct Pair {
+struct BinaryPrograms {
     value: Program,
     number: Program,
 }
 
-impl Pair {
+impl BinaryPrograms {
     #[track_caller]
     fn apply<T: Apply>(&self, a: &T, b: Rhs<'_, T>) -> Result<T> {
         match b {
@@ -63,18 +63,18 @@ macro_rules! vocabulary {
         /// Elementwise methods of tensors and variables. Inputs broadcast (NumPy's rule) and must have one dtype.
         pub trait PointwiseOps: Apply {
             $($(#[$ud])* #[track_caller] fn $un(&self) -> Result<Self> {
-                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($un), |[$ux], []| [$ue]).lasting());
+                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($un), |[$ux], []| [$ue]).leak());
                 Self::apply1(Pointwise::new(&P, &[]), &[self])
             })*
             $($(#[$bd])* #[track_caller] fn $bn<'a>(&'a self, other: impl Into<Rhs<'a, Self>>) -> Result<Self> {
-                static P: LazyLock<Pair> = LazyLock::new(|| Pair {
-                    value: Program::new(stringify!($bn), |[$ba, $bb], []| [$be]).lasting(),
-                    number: Program::new(stringify!($bn), |[$ba], [$bb]| [$be]).lasting(),
+                static P: LazyLock<BinaryPrograms> = LazyLock::new(|| BinaryPrograms {
+                    value: Program::new(stringify!($bn), |[$ba, $bb], []| [$be]).leak(),
+                    number: Program::new(stringify!($bn), |[$ba], [$bb]| [$be]).leak(),
                 });
                 P.apply(self, other.into())
             })*
             $($(#[$nd])* #[track_caller] fn $nn(&self, $($arg: f64),*) -> Result<Self> {
-                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($nn), |[$nx], [$($arg),*]| [$ne]).lasting());
+                static P: LazyLock<Program> = LazyLock::new(|| Program::new(stringify!($nn), |[$nx], [$($arg),*]| [$ne]).leak());
                 Self::apply1(Pointwise::new(&P, &[$($arg.into()),*]), &[self])
             })*
 

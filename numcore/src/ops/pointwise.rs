@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use super::{Apply, Backprop, Bits, Op, Outs, Reduce, Rule, Saves, Spec, Specs};
 use crate::{
-    Accumulate, DType, DeviceId, Error, ErrorKind, Layout, Operand, Out, Result, Runtime, Scalar, Shape, Tensor,
-    TensorMut, Use, pointwise::Program,
+    Accumulate, DType, DeviceId, Error, ErrorKind, Layout, MemoryCategory, Out, ProgramOperand, Result, Runtime,
+    Scalar, Shape, Tensor, TensorMut, pointwise::Program,
 };
 
 /// Run-time numbers of a program.
@@ -30,7 +30,7 @@ impl Pointwise {
 
     /// The program that gives its input back.
     pub fn identity() -> Self {
-        static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]).lasting());
+        static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]).leak());
         Pointwise::new(&IDENTITY, &[])
     }
 }
@@ -55,8 +55,8 @@ impl Rule for Pointwise {
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
         let shape = outs[0].view.layout().shape();
         let mut rooms = rooms(ins.len());
-        let operands = ins.iter().zip(&mut rooms).map(|(t, room)| t.view_at(shape, room).map(Operand::View));
-        let operands = operands.collect::<Result<SmallVec<[Operand<'_, R>; 4]>>>()?;
+        let operands = ins.iter().zip(&mut rooms).map(|(t, room)| t.view_at(shape, room).map(ProgramOperand::View));
+        let operands = operands.collect::<Result<SmallVec<[ProgramOperand<'_, R>; 4]>>>()?;
         ins[0].runtime().pointwise(&self.program, &operands, &self.scalars, outs)
     }
 
@@ -87,9 +87,14 @@ impl Pointwise {
         self.program.check_scalars(typed, &self.scalars)?;
         let mut values: SmallVec<[TensorMut<R>; 1]> = SmallVec::new();
         for &o in self.program.outputs() {
-            values.push(TensorMut::alloc_on(rt.tagged(Use::Activations), *shape, typed.dtypes[o as usize])?);
+            values.push(TensorMut::alloc_on(
+                rt.with_category(MemoryCategory::Activations),
+                *shape,
+                typed.dtypes[o as usize],
+            )?);
         }
-        let operands: SmallVec<[Operand<'_, R>; 4]> = ins.iter().map(|t| Operand::View(t.view())).collect();
+        let operands: SmallVec<[ProgramOperand<'_, R>; 4]> =
+            ins.iter().map(|t| ProgramOperand::View(t.view())).collect();
         let mut outs: SmallVec<[Out<'_, R>; 1]> = values.iter_mut().map(TensorMut::out).collect();
         rt.pointwise(&self.program, &operands, &self.scalars, &mut outs)?;
         drop(outs);
@@ -176,13 +181,13 @@ impl<'a, R: Runtime> Input<'a, R> {
         }
     }
 
-    fn operand(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Operand<'a, R>> {
+    fn operand(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<ProgramOperand<'a, R>> {
         let view = match self {
-            Input::Own(k) => return Ok(Operand::Own(k)),
+            Input::Own(k) => return Ok(ProgramOperand::Own(k)),
             Input::Value(t) => t.view(),
             Input::Memory(t) => t.view(),
         };
-        view.at_shape(shape, room).map(Operand::View)
+        view.at_shape(shape, room).map(ProgramOperand::View)
     }
 }
 
@@ -197,7 +202,7 @@ pub fn compute<R: Runtime>(
     let Some(shape) = outs.first().map(|t| *t.shape()) else { return Ok(()) };
     let mut rooms = rooms(ins.len());
     let operands = ins.iter().zip(&mut rooms).map(|(i, room)| i.operand(&shape, room));
-    let operands = operands.collect::<Result<SmallVec<[Operand<'_, R>; 8]>>>()?;
+    let operands = operands.collect::<Result<SmallVec<[ProgramOperand<'_, R>; 8]>>>()?;
     if let Some(other) = outs.iter().find(|t| *t.shape() != shape) {
         return Err(Error::shape(program.name(), &[shape, *other.shape()], "outputs must have one shape"));
     }
@@ -212,14 +217,14 @@ pub fn compute<R: Runtime>(
 pub(crate) fn launch<R: Runtime>(
     rt: &R,
     program: &Program,
-    ins: &[Operand<'_, R>],
+    ins: &[ProgramOperand<'_, R>],
     scalars: &[Scalar],
     outs: &mut [Out<'_, R>],
 ) -> Result<()> {
     let types: SmallVec<[Option<DType>; 4]> = outs.iter().map(|o| Some(o.view.dtype())).collect();
-    let typed = |i: &Operand<'_, R>| match i {
-        Operand::View(view) => Some(view.dtype()),
-        Operand::Own(k) => types.get(*k).copied().flatten(),
+    let typed = |i: &ProgramOperand<'_, R>| match i {
+        ProgramOperand::View(view) => Some(view.dtype()),
+        ProgramOperand::Own(k) => types.get(*k).copied().flatten(),
     };
     let inputs = ins.iter().map(typed).collect::<Option<SmallVec<[DType; 8]>>>();
     let Some(inputs) = inputs.filter(|_| outs.len() == program.outputs().len()) else {

@@ -10,7 +10,7 @@ use super::{
     pointwise::{chain, rooms},
 };
 use crate::{
-    ArgOp, DType, Error, Out, ReduceOp, Result, Runtime, Shape, Tensor,
+    ArgOp, DType, Error, Out, ReduceKind, Result, Runtime, Shape, Tensor,
     pointwise::{Expr, Program},
 };
 
@@ -21,24 +21,24 @@ use crate::{
 pub struct Reduce {
     program: Program,
     scalars: ScalarList,
-    op: ReduceOp,
+    op: ReduceKind,
     to: Shape,
 }
 
 impl Reduce {
     /// Combines the input itself. `to` must broadcast to the input's shape.
-    pub fn new(op: ReduceOp, to: Shape) -> Self {
+    pub fn new(op: ReduceKind, to: Shape) -> Self {
         Reduce { program: Pointwise::identity().program, scalars: ScalarList::new(), op, to }
     }
 
     /// The sum down to a shape that broadcasts to the input's: the adjoint of broadcasting.
     pub fn sum_to(to: Shape) -> Self {
-        Self::new(ReduceOp::Sum, to)
+        Self::new(ReduceKind::Sum, to)
     }
 
     /// The sum of a program's one output.
     pub fn sum_of(program: Program, scalars: ScalarList, to: Shape) -> Self {
-        Reduce { program, scalars, op: ReduceOp::Sum, to }
+        Reduce { program, scalars, op: ReduceKind::Sum, to }
     }
 
     fn full(&self, ins: impl Iterator<Item = Shape>) -> Result<Shape> {
@@ -50,10 +50,10 @@ impl Reduce {
 impl Rule for Reduce {
     fn name(&self) -> &'static str {
         match self.op {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Prod => "prod",
-            ReduceOp::Max => "amax",
-            ReduceOp::Min => "amin",
+            ReduceKind::Sum => "sum",
+            ReduceKind::Prod => "prod",
+            ReduceKind::Max => "amax",
+            ReduceKind::Min => "amin",
         }
     }
 
@@ -67,14 +67,14 @@ impl Rule for Reduce {
             return Err(Error::shape(self.name(), &[full, self.to], "the second does not broadcast to the first"));
         }
         let empty = full.numel() == 0 && self.to.numel() != 0;
-        if empty && matches!(self.op, ReduceOp::Max | ReduceOp::Min) {
+        if empty && matches!(self.op, ReduceKind::Max | ReduceKind::Min) {
             return Err(Error::shape(self.name(), &[full], "an extreme of no elements does not exist"));
         }
         let dtypes: SmallVec<[DType; 4]> = ins.iter().map(|s| s.dtype).collect();
         let typed = self.program.typed(&dtypes, &[])?;
         self.program.check_scalars(typed, &self.scalars)?;
         let dtype = typed.dtypes[self.program.outputs()[0] as usize];
-        if dtype == DType::Bool && matches!(self.op, ReduceOp::Sum | ReduceOp::Prod) {
+        if dtype == DType::Bool && matches!(self.op, ReduceKind::Sum | ReduceKind::Prod) {
             return Err(Error::dtype(self.name(), &[dtype], "truth values have no arithmetic; cast to i64 to count"));
         }
         Ok(smallvec![Spec { shape: self.to, dtype }])
@@ -93,9 +93,9 @@ impl Rule for Reduce {
 
     fn saves(&self, wants: Bits) -> Result<Saves> {
         match self.op {
-            ReduceOp::Sum => Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(wants),
-            ReduceOp::Prod => Ok(Saves::inputs(&[0])),
-            ReduceOp::Max | ReduceOp::Min => Ok(Saves { inputs: Bits(1), outputs: Bits(1) }),
+            ReduceKind::Sum => Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(wants),
+            ReduceKind::Prod => Ok(Saves::inputs(&[0])),
+            ReduceKind::Max | ReduceKind::Min => Ok(Saves { inputs: Bits(1), outputs: Bits(1) }),
         }
     }
 
@@ -104,12 +104,12 @@ impl Rule for Reduce {
         let shapes = (0..cx.inputs()).map(|i| Ok(cx.input_spec(i)?.shape)).collect::<Result<Vec<_>>>()?;
         let full = self.full(shapes.into_iter())?;
         match self.op {
-            ReduceOp::Sum => chain(&self.program, &self.scalars, &[g.broadcast_to(full)?], cx),
-            ReduceOp::Prod => {
+            ReduceKind::Sum => chain(&self.program, &self.scalars, &[g.broadcast_to(full)?], cx),
+            ReduceKind::Prod => {
                 let others = products_of_others(&cx.input(0)?, self.to)?;
                 cx.give_value(0, &others.mul(&g.broadcast_to(full)?)?)
             }
-            ReduceOp::Max | ReduceOp::Min => {
+            ReduceKind::Max | ReduceKind::Min => {
                 let (x, y) = (cx.input(0)?, cx.output(0)?);
                 let hit = x.eq(&y.broadcast_to(full)?)?.to_dtype(x.spec().dtype)?.detach();
                 let share = T::apply1(Reduce::sum_to(self.to), &[&hit])?;
@@ -144,7 +144,7 @@ pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
     static FINITE: LazyLock<Program> =
         LazyLock::new(|| Program::new("finite", |[m], []| [m.abs().eq(f64::INFINITY).select(m.sign() * 0.0, m)]));
     // Of nothing there is no largest, and any finite number serves.
-    let op = if x.spec().shape.numel() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+    let op = if x.spec().shape.numel() == 0 { ReduceKind::Sum } else { ReduceKind::Max };
     T::apply1(Reduce::new(op, to), &[&x.detach()])?.apply_program(&FINITE, &[], &[])
 }
 
@@ -155,9 +155,9 @@ pub trait ReduceOps: Apply {
     fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         match self.spec().dtype {
             DType::Bool | DType::U8 | DType::I32 | DType::U32 => {
-                reduce(&self.to_dtype(DType::I64)?, ReduceOp::Sum, axes, keepdim)
+                reduce(&self.to_dtype(DType::I64)?, ReduceKind::Sum, axes, keepdim)
             }
-            _ => reduce(self, ReduceOp::Sum, axes, keepdim),
+            _ => reduce(self, ReduceKind::Sum, axes, keepdim),
         }
     }
     /// The sum of all elements, a scalar; dtypes as of [`sum`](ReduceOps::sum).
@@ -173,17 +173,17 @@ pub trait ReduceOps: Apply {
     /// Product.
     #[track_caller]
     fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(self, ReduceOp::Prod, axes, keepdim)
+        reduce(self, ReduceKind::Prod, axes, keepdim)
     }
     /// Largest; ties share the gradient evenly. Of no elements there is none: an error, unless the result is empty too.
     #[track_caller]
     fn amax(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(self, ReduceOp::Max, axes, keepdim)
+        reduce(self, ReduceKind::Max, axes, keepdim)
     }
     /// Smallest; ties share the gradient evenly. Of no elements there is none: an error, unless the result is empty too.
     #[track_caller]
     fn amin(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(self, ReduceOp::Min, axes, keepdim)
+        reduce(self, ReduceKind::Min, axes, keepdim)
     }
     /// Arithmetic mean, of floats.
     #[track_caller]
@@ -232,12 +232,12 @@ pub trait ReduceOps: Apply {
     /// Whether any holds, of `bool`.
     #[track_caller]
     fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        truth("any", self, ReduceOp::Max, axes, keepdim)
+        truth("any", self, ReduceKind::Max, axes, keepdim)
     }
     /// Whether all hold, of `bool`.
     #[track_caller]
     fn all(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        truth("all", self, ReduceOp::Min, axes, keepdim)
+        truth("all", self, ReduceKind::Min, axes, keepdim)
     }
     /// Position of the first largest along `axis`, as `i64`.
     #[track_caller]
@@ -338,20 +338,20 @@ fn drop_axes<T: Apply>(kept: T, shape: Shape, axes: &[isize], keepdim: bool) -> 
 }
 
 #[track_caller]
-fn reduce<T: Apply>(x: &T, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<T> {
+fn reduce<T: Apply>(x: &T, op: ReduceKind, axes: &[isize], keepdim: bool) -> Result<T> {
     let rule = |to| Reduce::new(op, to);
     let (to, _) = target(rule(Shape::SCALAR).name(), x.spec().shape, axes)?;
     drop_axes(T::apply1(rule(to), &[x])?, x.spec().shape, axes, keepdim)
 }
 
 #[track_caller]
-fn truth<T: Apply>(name: &'static str, x: &T, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<T> {
+fn truth<T: Apply>(name: &'static str, x: &T, op: ReduceKind, axes: &[isize], keepdim: bool) -> Result<T> {
     if x.spec().dtype != DType::Bool {
         return Err(Error::dtype(name, &[x.spec().dtype], "needs bool; compare first"));
     }
     if x.spec().shape.numel() == 0 {
         let (to, _) = target(name, x.spec().shape, axes)?;
-        let none = Tensor::full(x.runtime(), to, DType::Bool, op == ReduceOp::Min)?;
+        let none = Tensor::full(x.runtime(), to, DType::Bool, op == ReduceKind::Min)?;
         return drop_axes(T::constant(none), x.spec().shape, axes, keepdim);
     }
     reduce(x, op, axes, keepdim)

@@ -2,21 +2,21 @@
 
 use std::{cell::RefCell, collections::HashMap};
 
-use super::{Binary, Class, Const, Expr, Id, Inst, Number, Program, Unary, types};
+use super::{Binary, Const, Expr, Id, Inst, Number, OpClass, Program, Unary, types};
 
 /// Collects the values of a program in the making.
 #[derive(Default)]
-pub struct Builder(RefCell<State>);
+pub struct ProgramBuilder(RefCell<BuilderState>);
 
 #[derive(Default)]
-struct State {
+struct BuilderState {
     insts: Vec<Inst>,
     /// Which of them no input types: made of numbers, scalars and positions alone.
     weak: Vec<bool>,
     known: HashMap<Inst, Id>,
 }
 
-impl Builder {
+impl ProgramBuilder {
     /// A real number.
     pub fn c(&self, value: f64) -> Expr<'_> {
         self.expr(self.push(Inst::Const(Const::Float(value.to_bits()))))
@@ -71,7 +71,7 @@ impl Builder {
         }
     }
 
-    /// As [`push`](Builder::push) without simplifying or sharing: what simplification is tested against.
+    /// As [`push`](ProgramBuilder::push) without simplifying or sharing: what simplification is tested against.
     #[cfg(test)]
     pub(super) fn push_plain(&self, inst: Inst) -> Id {
         self.0.borrow_mut().append(inst)
@@ -103,7 +103,7 @@ fn live(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     (kept, outputs.iter().map(|&o| number[o as usize]).collect())
 }
 
-impl State {
+impl BuilderState {
     fn share(&mut self, inst: Inst) -> Id {
         match self.known.get(&inst) {
             Some(&id) => id,
@@ -136,7 +136,7 @@ enum Simple {
     Times(Id, f64),
 }
 
-impl State {
+impl BuilderState {
     fn simplify(&self, inst: Inst) -> Simple {
         match inst {
             Inst::Unary(op, a) => self.unary(op, a),
@@ -248,10 +248,12 @@ fn constant(value: Number) -> Simple {
 fn fold(op: Binary, x: Number, y: Number) -> Option<Number> {
     let small = |v: i64| (0..128).contains(&v);
     match (x, y) {
-        (Number::Float(_), Number::Float(_)) if !matches!(op.class(), Class::Int | Class::Bits) => {
+        (Number::Float(_), Number::Float(_)) if !matches!(op.class(), OpClass::Int | OpClass::Bits) => {
             Some(op.eval(x, y, 64))
         }
-        (Number::Bool(_), Number::Bool(_)) if matches!(op.class(), Class::Bits | Class::Any) => Some(op.eval(x, y, 8)),
+        (Number::Bool(_), Number::Bool(_)) if matches!(op.class(), OpClass::Bits | OpClass::Any) => {
+            Some(op.eval(x, y, 8))
+        }
         (Number::Int(x), Number::Int(y)) => match op {
             Binary::Add => x.checked_add(y).map(Number::Int),
             Binary::Sub => x.checked_sub(y).map(Number::Int),

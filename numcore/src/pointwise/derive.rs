@@ -2,11 +2,11 @@
 
 use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
-use super::{Binary, Builder, Derivative, Expr, Id, Inst, Program, Unary};
+use super::{Binary, Derivative, Expr, Id, Inst, Program, ProgramBuilder, Unary};
 
 /// The gradient of input `wrt`, with only the inputs it reads; `None` where it is zero by structure.
 pub(super) fn derivative(program: &Program, wrt: usize) -> Option<Derivative> {
-    let builder = Builder::default();
+    let builder = ProgramBuilder::default();
     let gradient = gradients(program, &builder, &[wrt])[0]?;
     let whole = finish(program, &builder, &[gradient]);
     let inputs: Box<[u16]> = (0..whole.inputs() as u16).filter(|i| whole.insts().contains(&Inst::Input(*i))).collect();
@@ -15,14 +15,14 @@ pub(super) fn derivative(program: &Program, wrt: usize) -> Option<Derivative> {
 
 /// The gradients of inputs `wrt`, zeros where there is none.
 pub(super) fn differentiate(program: &Program, wrt: &[usize]) -> Program {
-    let b = Builder::default();
+    let b = ProgramBuilder::default();
     let zero = |i: usize| b.int(0).cast_like(b.input(i as u16));
     let found = gradients(program, &b, wrt).into_iter().zip(wrt);
     let gradients: Vec<Expr<'_>> = found.map(|(g, &i)| g.unwrap_or_else(|| zero(i))).collect();
     finish(program, &b, &gradients)
 }
 
-fn finish(program: &Program, b: &Builder, outputs: &[Expr<'_>]) -> Program {
+fn finish(program: &Program, b: &ProgramBuilder, outputs: &[Expr<'_>]) -> Program {
     b.finish(program.name(), program.inputs() + program.outputs().len(), program.scalars(), outputs)
 }
 
@@ -35,29 +35,29 @@ fn renumbered(program: &Program, kept: &[u16]) -> Program {
 }
 
 /// Reverse accumulation over the values that depend on inputs `wrt`.
-fn gradients<'b>(program: &Program, b: &'b Builder, wrt: &[usize]) -> Vec<Option<Expr<'b>>> {
+fn gradients<'b>(program: &Program, b: &'b ProgramBuilder, wrt: &[usize]) -> Vec<Option<Expr<'b>>> {
     let insts = program.insts();
     let mut forward: Vec<Id> = Vec::with_capacity(insts.len());
     for inst in insts {
         forward.push(b.push(inst.map(|a| forward[a as usize])));
     }
     let reaches = reaching(insts, wrt);
-    let mut terms: Vec<Option<Term<'b>>> = vec![None; insts.len()];
+    let mut terms: Vec<Option<GradTerm<'b>>> = vec![None; insts.len()];
     for (k, &o) in program.outputs().iter().enumerate() {
         let upstream = b.input((program.inputs() + k) as u16);
-        Term::add(&mut terms[o as usize], Term { when: None, value: upstream });
+        GradTerm::add(&mut terms[o as usize], GradTerm { when: None, value: upstream });
     }
     for i in (0..insts.len()).rev().filter(|&i| reaches[i]) {
         let Some(u) = terms[i] else { continue };
         let inst = insts[i].map(|a| forward[a as usize]);
         for (operand, term) in insts[i].operands().zip(back(b, inst, b.expr(forward[i]), u)) {
             if let Some(term) = term.filter(|_| reaches[operand as usize]) {
-                Term::add(&mut terms[operand as usize], term);
+                GradTerm::add(&mut terms[operand as usize], term);
             }
         }
     }
     let at = |w: usize| insts.iter().position(|inst| *inst == Inst::Input(w as u16));
-    wrt.iter().map(|&w| terms[at(w)?].map(Term::whole)).collect()
+    wrt.iter().map(|&w| terms[at(w)?].map(GradTerm::whole)).collect()
 }
 
 /// Which values depend on inputs `wrt`.
@@ -75,12 +75,12 @@ fn reaching(insts: &[Inst], wrt: &[usize]) -> Vec<bool> {
 /// Kept apart until two terms meet. So the arms of a choice become a choice again instead of a sum with zeros, and what the arm not
 /// taken overflows to is never multiplied by 0.
 #[derive(Clone, Copy)]
-struct Term<'b> {
+struct GradTerm<'b> {
     when: Option<(Expr<'b>, bool)>,
     value: Expr<'b>,
 }
 
-impl<'b> Term<'b> {
+impl<'b> GradTerm<'b> {
     fn whole(self) -> Expr<'b> {
         match self.when {
             None => self.value,
@@ -89,25 +89,25 @@ impl<'b> Term<'b> {
         }
     }
 
-    fn with(self, value: Expr<'b>) -> Option<Term<'b>> {
-        Some(Term { value, ..self })
+    fn with(self, value: Expr<'b>) -> Option<GradTerm<'b>> {
+        Some(GradTerm { value, ..self })
     }
 
-    fn add(sum: &mut Option<Term<'b>>, term: Term<'b>) {
+    fn add(sum: &mut Option<GradTerm<'b>>, term: GradTerm<'b>) {
         let Some(old) = sum.replace(term) else { return };
         *sum = match (old.when, term.when) {
             (Some((c, a)), Some((d, b))) if c.id() == d.id() && a == b => old.with(old.value + term.value),
             (Some((c, a)), Some((d, _))) if c.id() == d.id() => {
                 let (yes, no) = if a { (old.value, term.value) } else { (term.value, old.value) };
-                Some(Term { when: None, value: c.select(yes, no) })
+                Some(GradTerm { when: None, value: c.select(yes, no) })
             }
-            _ => Some(Term { when: None, value: old.whole() + term.whole() }),
+            _ => Some(GradTerm { when: None, value: old.whole() + term.whole() }),
         };
     }
 }
 
 /// What flows to each operand of `y = inst`, whose gradient is `u`.
-fn back<'b>(b: &'b Builder, inst: Inst, y: Expr<'b>, u: Term<'b>) -> [Option<Term<'b>>; 3] {
+fn back<'b>(b: &'b ProgramBuilder, inst: Inst, y: Expr<'b>, u: GradTerm<'b>) -> [Option<GradTerm<'b>>; 3] {
     match inst {
         Inst::Unary(op, x) => [unary(op, b.expr(x), y, u.value).and_then(|g| u.with(g)), None, None],
         Inst::Binary(op, l, r) => {
@@ -115,7 +115,7 @@ fn back<'b>(b: &'b Builder, inst: Inst, y: Expr<'b>, u: Term<'b>) -> [Option<Ter
             [l.and_then(|g| u.with(g)), r.and_then(|g| u.with(g)), None]
         }
         Inst::Select(c, ..) => {
-            let arm = |holds| Some(Term { when: Some((b.expr(c), holds)), value: u.whole() });
+            let arm = |holds| Some(GradTerm { when: Some((b.expr(c), holds)), value: u.whole() });
             [None, arm(true), arm(false)]
         }
         Inst::Cast(to, a) if to.is_float() => [u.with(u.value.cast_like(b.expr(a))), None, None],

@@ -9,7 +9,7 @@ use crate::{DType, Error, Result, Scalar, rng::philox4x32_10};
 pub type Values = SmallVec<[Option<Number>; 32]>;
 
 /// What differs from element to element.
-struct Element<'a> {
+struct EvalElement<'a> {
     inputs: &'a [Number],
     index: u64,
 }
@@ -20,7 +20,7 @@ impl Program {
     /// Slow and plain: runtimes are tested against it. Halves are computed in `f32` and rounded where they are cast or stored.
     pub fn eval(&self, typed: &Typed, inputs: &[Number], scalars: &[Scalar], index: u64) -> Vec<Number> {
         let mut values = self.eval_uniform(typed, scalars);
-        let element = Element { inputs, index };
+        let element = EvalElement { inputs, index };
         for id in 0..values.len() {
             let value = values[id].or_else(|| self.value(id, typed, &values, scalars, Some(&element)));
             values[id] = value.map(|v| v.computed_as(typed.dtypes[id]));
@@ -87,7 +87,7 @@ impl Program {
         typed: &Typed,
         values: &Values,
         scalars: &[Scalar],
-        at: Option<&Element<'_>>,
+        at: Option<&EvalElement<'_>>,
     ) -> Option<Number> {
         let dtype = typed.dtypes[id];
         let v = |a: u32| values[a as usize];

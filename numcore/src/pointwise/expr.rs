@@ -7,7 +7,7 @@ use std::{
     ops,
 };
 
-use super::{Binary, Builder, Id, Inst, Unary};
+use super::{Binary, Id, Inst, ProgramBuilder, Unary};
 use crate::DType;
 
 /// Beyond, `√(x² ± 1)` is `x` in every type.
@@ -18,7 +18,7 @@ const FAR: f64 = 268_435_456.0;
 /// Operands must have one type; numbers, scalars and positions take the type of what they meet.
 #[derive(Clone, Copy)]
 pub struct Expr<'b> {
-    builder: &'b Builder,
+    builder: &'b ProgramBuilder,
     id: Id,
     /// Keeps the lifetime exact, so that expressions of two programs cannot meet.
     brand: PhantomData<Cell<&'b ()>>,
@@ -27,25 +27,25 @@ pub struct Expr<'b> {
 /// What can stand for an expression: one, or a number.
 pub trait IntoExpr<'b> {
     /// The expression.
-    fn into_expr(self, builder: &'b Builder) -> Expr<'b>;
+    fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b>;
 }
 
 impl<'b> IntoExpr<'b> for Expr<'b> {
-    fn into_expr(self, _: &'b Builder) -> Expr<'b> {
+    fn into_expr(self, _: &'b ProgramBuilder) -> Expr<'b> {
         self
     }
 }
 
 /// A real number: meets floats.
 impl<'b> IntoExpr<'b> for f64 {
-    fn into_expr(self, builder: &'b Builder) -> Expr<'b> {
+    fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b> {
         builder.c(self)
     }
 }
 
 /// A whole number: meets floats and integers.
 impl<'b> IntoExpr<'b> for i64 {
-    fn into_expr(self, builder: &'b Builder) -> Expr<'b> {
+    fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b> {
         builder.int(self)
     }
 }
@@ -139,7 +139,7 @@ binary! {
 }
 
 impl<'b> Expr<'b> {
-    pub(super) fn new(builder: &'b Builder, id: Id) -> Self {
+    pub(super) fn new(builder: &'b ProgramBuilder, id: Id) -> Self {
         Expr { builder, id, brand: PhantomData }
     }
 

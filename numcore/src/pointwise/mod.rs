@@ -26,11 +26,11 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-pub use build::Builder;
+pub use build::ProgramBuilder;
 pub use eval::Values;
 pub use expr::{Expr, IntoExpr};
 pub use reference::Number;
-pub use table::{Binary, Class, Dialect, Unary};
+pub use table::{Binary, Dialect, OpClass, Unary};
 pub use types::Typed;
 
 use crate::{DType, Error, Result};
@@ -129,15 +129,15 @@ pub struct Program(Handle);
 
 #[derive(Clone)]
 enum Handle {
-    Counted(Arc<Inner>),
-    Lasting(&'static Inner),
+    Counted(Arc<ProgramData>),
+    Lasting(&'static ProgramData),
 }
 
 impl std::ops::Deref for Handle {
-    type Target = Inner;
+    type Target = ProgramData;
 
     #[inline]
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &ProgramData {
         match self {
             Handle::Counted(inner) => inner,
             Handle::Lasting(inner) => inner,
@@ -145,7 +145,7 @@ impl std::ops::Deref for Handle {
     }
 }
 
-struct Inner {
+struct ProgramData {
     name: &'static str,
     insts: Vec<Inst>,
     outputs: Vec<Id>,
@@ -153,7 +153,7 @@ struct Inner {
     scalars: usize,
     hash: u64,
     reads: u64,
-    typed: types::Cache,
+    typed: types::TypingCache,
     derivatives: Box<[OnceLock<Option<Derivative>>]>,
 }
 
@@ -175,7 +175,7 @@ impl Program {
         name: &'static str,
         body: impl for<'b> FnOnce([Expr<'b>; N], [Expr<'b>; S]) -> [Expr<'b>; O],
     ) -> Program {
-        let builder = Builder::default();
+        let builder = ProgramBuilder::default();
         let inputs = std::array::from_fn(|i| builder.input(i as u16));
         let scalars = std::array::from_fn(|i| builder.scalar(i as u16));
         let outputs = body(inputs, scalars);
@@ -187,9 +187,9 @@ impl Program {
         name: &'static str,
         inputs: usize,
         scalars: usize,
-        body: impl for<'b> FnOnce(&'b Builder, &[Expr<'b>], &[Expr<'b>]) -> Vec<Expr<'b>>,
+        body: impl for<'b> FnOnce(&'b ProgramBuilder, &[Expr<'b>], &[Expr<'b>]) -> Vec<Expr<'b>>,
     ) -> Program {
-        let builder = Builder::default();
+        let builder = ProgramBuilder::default();
         let ins: Vec<Expr<'_>> = (0..inputs).map(|i| builder.input(i as u16)).collect();
         let numbers: Vec<Expr<'_>> = (0..scalars).map(|i| builder.scalar(i as u16)).collect();
         let outputs = body(&builder, &ins, &numbers);
@@ -197,7 +197,7 @@ impl Program {
     }
 
     /// The same program, never freed, and so cloned without a count: for programs in statics, which are not dropped either.
-    pub fn lasting(self) -> Program {
+    pub fn leak(self) -> Program {
         let Handle::Counted(inner) = self.0 else { return self };
         Program(match Arc::try_unwrap(inner) {
             Ok(inner) => Handle::Lasting(Box::leak(Box::new(inner))),
@@ -256,7 +256,7 @@ impl Program {
         let find = || {
             let found = derive::derivative(self, wrt)?;
             let lasts = matches!(self.0, Handle::Lasting(_));
-            Some(if lasts { Derivative { program: found.program.lasting(), ..found } } else { found })
+            Some(if lasts { Derivative { program: found.program.leak(), ..found } } else { found })
         };
         self.0.derivatives.get(wrt)?.get_or_init(find).as_ref()
     }
@@ -269,7 +269,12 @@ impl Program {
 
     /// Writes this program's body into another that is being built. A count that does not fit is an error, and so is a scalar that
     /// keys random bits and is not itself a scalar of the other program.
-    pub fn inline<'b>(&self, b: &'b Builder, inputs: &[Expr<'b>], scalars: &[Expr<'b>]) -> Result<Vec<Expr<'b>>> {
+    pub fn inline<'b>(
+        &self,
+        b: &'b ProgramBuilder,
+        inputs: &[Expr<'b>],
+        scalars: &[Expr<'b>],
+    ) -> Result<Vec<Expr<'b>>> {
         if (inputs.len(), scalars.len()) != (self.inputs(), self.scalars()) {
             let why = format!("takes {} inputs and {} scalars", self.inputs(), self.scalars());
             return Err(Error::argument(
@@ -299,8 +304,8 @@ impl Program {
         // Writing to a hash cannot fail. The text, unlike derived hashing, does not depend on the width of a word.
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
-        let typed = types::Cache::default();
-        let inner = Inner { name, insts, outputs, inputs, scalars, hash: hash.0, reads, typed, derivatives };
+        let typed = types::TypingCache::default();
+        let inner = ProgramData { name, insts, outputs, inputs, scalars, hash: hash.0, reads, typed, derivatives };
         Program(Handle::Counted(Arc::new(inner)))
     }
 }

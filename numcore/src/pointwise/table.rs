@@ -9,7 +9,7 @@ use crate::DType;
 
 /// Which types an op takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum OpClass {
     /// Floats.
     Float,
     /// Floats and integers.
@@ -24,16 +24,16 @@ pub enum Class {
     Any,
 }
 
-impl Class {
+impl OpClass {
     /// Whether `dtype` is among them.
     pub const fn takes(self, dtype: DType) -> bool {
         match self {
-            Class::Float => dtype.is_float(),
-            Class::Number => dtype.is_float() || dtype.is_int(),
-            Class::Int => dtype.is_int(),
-            Class::Bits => dtype.is_int() || matches!(dtype, DType::Bool),
-            Class::Bool => matches!(dtype, DType::Bool),
-            Class::Any => true,
+            OpClass::Float => dtype.is_float(),
+            OpClass::Number => dtype.is_float() || dtype.is_int(),
+            OpClass::Int => dtype.is_int(),
+            OpClass::Bits => dtype.is_int() || matches!(dtype, DType::Bool),
+            OpClass::Bool => matches!(dtype, DType::Bool),
+            OpClass::Any => true,
         }
     }
 }
@@ -51,7 +51,7 @@ pub enum Dialect {
 
 /// How one dialect writes an op: on floats, on integers, on `bool`; the last entry stands for those not given.
 /// `{0}`, `{1}` are the operands, `{t}` their type in the dialect, `{u}` its unsigned counterpart, `{d}` its [`DType`]'s name.
-pub(super) type Cell = &'static [&'static str];
+pub(super) type DialectCell = &'static [&'static str];
 
 macro_rules! ops {
     ($Enum:ident, $Does:ident: $about:literal; $($(#[$doc:meta])* $op:ident $name:literal $class:ident($($does:tt)*) [$rust:expr, $cuda:expr, $wgsl:expr];)*) => {
@@ -69,7 +69,7 @@ macro_rules! ops {
             }
 
             /// What it takes.
-            pub const fn class(self) -> Class {
+            pub const fn class(self) -> OpClass {
                 match self { $($Enum::$op => ops!(@class $class),)* }
             }
 
@@ -77,15 +77,15 @@ macro_rules! ops {
                 match self { $($Enum::$op => $Does::$class($($does)*),)* }
             }
 
-            pub(super) const fn cell(self, dialect: Dialect) -> Cell {
-                let cells: [Cell; 3] = match self { $($Enum::$op => [&$rust, &$cuda, &$wgsl],)* };
+            pub(super) const fn cell(self, dialect: Dialect) -> DialectCell {
+                let cells: [DialectCell; 3] = match self { $($Enum::$op => [&$rust, &$cuda, &$wgsl],)* };
                 cells[dialect as usize]
             }
         }
     };
-    (@class Same) => { Class::Any };
-    (@class Order) => { Class::Number };
-    (@class $class:ident) => { Class::$class };
+    (@class Same) => { OpClass::Any };
+    (@class Order) => { OpClass::Number };
+    (@class $class:ident) => { OpClass::$class };
 }
 
 ops! { Unary, Does1: "Ops of one operand.";

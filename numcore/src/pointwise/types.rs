@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
-use super::{Class, Const, Id, Inst, Program};
+use super::{Const, Id, Inst, OpClass, Program};
 use crate::{DType, Error, Result};
 
 /// A program's types, for given inputs.
@@ -20,13 +20,13 @@ pub struct Typed {
 
 /// Typings found so far: a list that only grows, so that reading takes no lock.
 #[derive(Default)]
-pub(super) struct Cache(OnceLock<Box<Cached>>);
+pub(super) struct TypingCache(OnceLock<Box<Cached>>);
 
 struct Cached {
     inputs: SmallVec<[DType; 8]>,
     outputs: SmallVec<[Option<DType>; 4]>,
     typed: Arc<Typed>,
-    next: Cache,
+    next: TypingCache,
 }
 
 impl Program {
@@ -56,7 +56,7 @@ impl Program {
                 inputs: inputs.into(),
                 outputs: outputs.into(),
                 typed,
-                next: Cache::default(),
+                next: TypingCache::default(),
             }));
         }
     }
@@ -73,7 +73,7 @@ impl Set {
         Set(1 << d as u16)
     }
 
-    fn of(class: Class) -> Set {
+    fn of(class: OpClass) -> Set {
         DType::ALL.into_iter().filter(|d| class.takes(*d)).fold(Set(0), |s, d| Set(s.0 | Set::one(d).0))
     }
 
@@ -86,7 +86,8 @@ impl Set {
     }
 
     fn words(self) -> &'static str {
-        let classes = [(Class::Float, "a floating type"), (Class::Int, "an integer type"), (Class::Number, "a number")];
+        let classes =
+            [(OpClass::Float, "a floating type"), (OpClass::Int, "an integer type"), (OpClass::Number, "a number")];
         let class = classes.into_iter().find(|(class, _)| Set::of(*class) == self).map(|(_, words)| words);
         self.only().map(DType::name).or(class).unwrap_or("an integer type or bool")
     }
@@ -97,7 +98,7 @@ type Conflict = [Set; 2];
 type Met = std::result::Result<(), Conflict>;
 
 #[derive(Clone, Copy)]
-struct Group {
+struct TypeGroup {
     allowed: Set,
     /// Positions or whole numbers are among its values: `i64` is what they are by themselves.
     whole: bool,
@@ -105,15 +106,15 @@ struct Group {
 }
 
 /// Which values must have one type.
-struct Groups {
+struct TypeGroups {
     parent: Vec<Id>,
-    of: Vec<Group>,
+    of: Vec<TypeGroup>,
 }
 
-impl Groups {
-    fn new(values: usize) -> Groups {
-        let alone = Group { allowed: Set::ANY, whole: false, members: 1 };
-        Groups { parent: (0..values as Id).collect(), of: vec![alone; values] }
+impl TypeGroups {
+    fn new(values: usize) -> TypeGroups {
+        let alone = TypeGroup { allowed: Set::ANY, whole: false, members: 1 };
+        TypeGroups { parent: (0..values as Id).collect(), of: vec![alone; values] }
     }
 
     fn root(&mut self, mut i: Id) -> usize {
@@ -140,7 +141,7 @@ impl Groups {
         let (x, y) = (self.of[a], self.of[b]);
         self.parent[b] = a as Id;
         let allowed = Set(x.allowed.0 & y.allowed.0);
-        self.of[a] = Group { allowed, whole: x.whole || y.whole, members: x.members + y.members };
+        self.of[a] = TypeGroup { allowed, whole: x.whole || y.whole, members: x.members + y.members };
         if allowed == Set(0) { Err([x.allowed, y.allowed]) } else { Ok(()) }
     }
 
@@ -155,10 +156,10 @@ impl Groups {
         match inst {
             Inst::Input(k) => self.limit(i, inputs.map_or(Set::ANY, |types| Set::one(types[k as usize]))),
             Inst::Scalar(_) => Ok(()),
-            Inst::Const(Const::Float(_)) => self.limit(i, Set::of(Class::Float)),
+            Inst::Const(Const::Float(_)) => self.limit(i, Set::of(OpClass::Float)),
             Inst::Const(Const::Int(_)) => self.whole(i, Set::ANY),
             Inst::Const(Const::Bool(_)) => self.limit(i, Set::one(DType::Bool)),
-            Inst::Index => self.whole(i, Set::of(Class::Number)),
+            Inst::Index => self.whole(i, Set::of(OpClass::Number)),
             Inst::Random { .. } => self.limit(i, Set::one(DType::U32)),
             Inst::Unary(op, a) => self.limit(a, Set::of(op.class())).and_then(|()| self.unite(a, i)),
             Inst::Binary(op, a, b) => {
@@ -179,16 +180,16 @@ impl Groups {
     /// Lets what is cast to `d` have that type at once. Arithmetic on whole numbers stays whole: `7 / 2` is not to become 3.5.
     fn suggest(&mut self, i: Id, d: DType) {
         let root = self.root(i);
-        let Group { allowed, whole, members } = self.of[root];
+        let TypeGroup { allowed, whole, members } = self.of[root];
         if allowed.only().is_none() && allowed.has(d) && (members == 1 || !whole || d.is_int()) {
             self.of[root].allowed = Set::one(d);
         }
     }
 
     /// The type of a value, decided here if nothing typed reaches it.
-    fn settle(&mut self, i: Id) -> DType {
+    fn resolve_type(&mut self, i: Id) -> DType {
         let root = self.root(i);
-        let Group { allowed, whole, .. } = self.of[root];
+        let TypeGroup { allowed, whole, .. } = self.of[root];
         let first = if whole { [DType::I64, DType::F32] } else { [DType::F32, DType::I64] };
         // What neither fits has one type, `bool` or one that was given.
         let d = allowed.only().or(first.into_iter().find(|d| allowed.has(*d))).unwrap_or(DType::Bool);
@@ -200,7 +201,7 @@ impl Groups {
 fn infer(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Result<Typed> {
     check_counts(program, inputs, outputs)?;
     let insts = program.insts();
-    let mut groups = Groups::new(insts.len());
+    let mut groups = TypeGroups::new(insts.len());
     for (i, &inst) in insts.iter().enumerate() {
         groups.visit(i as Id, inst, Some(inputs)).map_err(|c| refused(program, inst, c))?;
     }
@@ -216,17 +217,17 @@ fn infer(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Resu
     }
     for inst in insts {
         if let Inst::CastLike(a, like) = *inst {
-            let d = groups.settle(like);
+            let d = groups.resolve_type(like);
             groups.suggest(a, d);
         }
     }
-    Ok(Typed { dtypes: (0..insts.len() as Id).map(|i| groups.settle(i)).collect() })
+    Ok(Typed { dtypes: (0..insts.len() as Id).map(|i| groups.resolve_type(i)).collect() })
 }
 
 /// Gives every group its own copy of the numbers, scalars and positions it reads.
 pub(super) fn split(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let (insts, outputs) = unshare(insts, outputs);
-    let mut groups = Groups::new(insts.len());
+    let mut groups = TypeGroups::new(insts.len());
     for (i, &inst) in insts.iter().enumerate() {
         // Types that cannot agree are reported by `resolve`; here only who meets whom counts.
         let _ = groups.visit(i as Id, inst, None);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Inner, Memory, Tensor};
+use super::{Tensor, TensorData, TensorMemory};
 use crate::{DType, Error, Result, Runtime};
 
 impl<R: Runtime> Tensor<R> {
@@ -18,7 +18,7 @@ impl<R: Runtime> Tensor<R> {
             let why = "needs types of one size, and not `bool` as the result, of which only 0 and 1 are values";
             return Err(Error::dtype("bit_cast", &[self.dtype(), dtype], why));
         }
-        let memory = Memory::Of(self.owner().clone());
-        Ok(Tensor(Arc::new(Inner { rt: self.runtime().clone(), memory, layout: *self.layout(), dtype })))
+        let memory = TensorMemory::Of(self.owner().clone());
+        Ok(Tensor(Arc::new(TensorData { rt: self.runtime().clone(), memory, layout: *self.layout(), dtype })))
     }
 }

@@ -16,7 +16,7 @@ pub(crate) use mutable::Lent;
 pub use mutable::TensorMut;
 
 use crate::{
-    DType, DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Support, Use, View,
+    DType, DeviceId, Error, ErrorKind, Layout, MemoryCategory, Result, Runtime, Shape, Support, View,
     ops::{Apply, Op, Outs, Rule, Spec, ViewOp, one_device},
 };
 
@@ -25,17 +25,17 @@ use crate::{
 ///
 /// One pointer wide, with the memory's handle in the same allocation: the tape copies tensors more often than anything else, and
 /// 176 bytes at a time took half of a small op.
-pub struct Tensor<R: Runtime>(Arc<Inner<R>>);
+pub struct Tensor<R: Runtime>(Arc<TensorData<R>>);
 
-struct Inner<R: Runtime> {
+struct TensorData<R: Runtime> {
     rt: R,
-    memory: Memory<R>,
+    memory: TensorMemory<R>,
     layout: Layout,
     dtype: DType,
 }
 
 /// Whose memory it is.
-enum Memory<R: Runtime> {
+enum TensorMemory<R: Runtime> {
     Own(R::Buffer),
     /// Another tensor's, which owns it.
     Of(Tensor<R>),
@@ -97,8 +97,8 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// The same values in memory of their own, booked under `use_`; so is what is made of it alone.
-    pub fn copy_for(&self, use_: Use) -> Result<Self> {
-        self.copy_on(&self.0.rt.tagged(use_))
+    pub fn copy_for(&self, use_: MemoryCategory) -> Result<Self> {
+        self.copy_on(&self.0.rt.with_category(use_))
     }
 
     fn copy_on(&self, rt: &R) -> Result<Self> {
@@ -115,33 +115,33 @@ impl<R: Runtime> Tensor<R> {
 
     /// Memory of its own.
     fn own(rt: R, buffer: R::Buffer, layout: Layout, dtype: DType) -> Self {
-        Tensor(Arc::new(Inner { rt, memory: Memory::Own(buffer), layout, dtype }))
+        Tensor(Arc::new(TensorData { rt, memory: TensorMemory::Own(buffer), layout, dtype }))
     }
 
     /// Other elements of the same memory, for `rt`.
     pub(crate) fn part(&self, rt: R, layout: Layout) -> Self {
-        Tensor(Arc::new(Inner { rt, memory: Memory::Of(self.owner().clone()), layout, dtype: self.dtype() }))
+        Tensor(Arc::new(TensorData { rt, memory: TensorMemory::Of(self.owner().clone()), layout, dtype: self.dtype() }))
     }
 
     /// Whether nothing else holds its memory.
     pub(crate) fn is_sole(&mut self) -> bool {
         Arc::get_mut(&mut self.0).is_some_and(|inner| match &mut inner.memory {
-            Memory::Own(_) => true,
-            Memory::Of(owner) => Arc::get_mut(&mut owner.0).is_some(),
+            TensorMemory::Own(_) => true,
+            TensorMemory::Of(owner) => Arc::get_mut(&mut owner.0).is_some(),
         })
     }
 
     fn owner(&self) -> &Self {
         match &self.0.memory {
-            Memory::Own(_) => self,
-            Memory::Of(owner) => owner,
+            TensorMemory::Own(_) => self,
+            TensorMemory::Of(owner) => owner,
         }
     }
 
     fn buffer(&self) -> &R::Buffer {
         match &self.0.memory {
-            Memory::Own(buffer) => buffer,
-            Memory::Of(owner) => owner.buffer(),
+            TensorMemory::Own(buffer) => buffer,
+            TensorMemory::Of(owner) => owner.buffer(),
         }
     }
 
@@ -244,7 +244,7 @@ impl<R: Runtime> Tensor<R> {
         mut given: impl FnMut(usize) -> Option<TensorMut<R>>,
     ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
         let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
-        let rt = &ins[0].0.rt.tagged(Use::Activations);
+        let rt = &ins[0].0.rt.with_category(MemoryCategory::Activations);
         let layout = |k: usize, shape| match op {
             Op::Fused(op) => op.layout(rt, k, shape, ins),
             _ => Layout::contiguous(shape),
@@ -256,7 +256,7 @@ impl<R: Runtime> Tensor<R> {
         }
         if let Op::Fused(op) = op
             && given.iter().all(Option::is_none)
-            && let Some(layouts) = op.layouts_beside(rt, &specs, ins)
+            && let Some(layouts) = op.adjacent_layouts(rt, &specs, ins)
         {
             return TensorMut::alloc_beside(rt.clone(), &layouts, specs[0].dtype);
         }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Tensor, check_memory, check_operands, pieces::Cut};
+use super::{Tensor, check_memory, check_operands, pieces::SplitMemory};
 use crate::{
-    Accumulate, DType, Error, ErrorKind, Layout, Out, Result, Runtime, Shape, Use, View, ViewMut,
+    Accumulate, DType, Error, ErrorKind, Layout, MemoryCategory, Out, Result, Runtime, Shape, View, ViewMut,
     ops::{self, Apply, Rule, Spec},
 };
 
@@ -29,7 +29,7 @@ pub(crate) enum Lent {
     /// Several of its ranges, with the gaps between them.
     Span { from: usize, to: usize },
     /// Piece `at` of memory that was [`split`](TensorMut::split).
-    Piece { cut: Arc<Cut>, at: usize },
+    Piece { cut: Arc<SplitMemory>, at: usize },
 }
 
 impl<R: Runtime> TensorMut<R> {
@@ -39,8 +39,8 @@ impl<R: Runtime> TensorMut<R> {
     }
 
     /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
-    pub fn alloc_for(rt: &R, use_: Use, shape: Shape, dtype: DType) -> Result<Self> {
-        let buffer = rt.tagged(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
+    pub fn alloc_for(rt: &R, use_: MemoryCategory, shape: Shape, dtype: DType) -> Result<Self> {
+        let buffer = rt.with_category(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
     }
 

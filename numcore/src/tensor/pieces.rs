@@ -7,7 +7,7 @@ use crate::{Error, ErrorKind, Layout, Result, Runtime, Shape};
 
 /// What pieces were cut from.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct SplitMemory {
     layout: Layout,
     lent: Option<Lent>,
     pieces: usize,
@@ -23,7 +23,7 @@ impl<R: Runtime> TensorMut<R> {
             let why = format!("row-major memory of {numel} elements cannot be cut into {lens:?}");
             return Err(Error::shape("split", &[*self.shape()], why));
         }
-        let cut = Arc::new(Cut { layout, lent: self.lent.clone(), pieces: lens.len() });
+        let cut = Arc::new(SplitMemory { layout, lent: self.lent.clone(), pieces: lens.len() });
         let mut start = layout.offset();
         let piece = |(at, &len): (usize, &usize)| {
             let layout = Layout::contiguous(Shape::new(&[len])?).at(start);

@@ -1,6 +1,6 @@
 //! Schedules along a cosine.
 
-use super::{Schedule, Warmup, cosine, progress};
+use super::{LrSchedule, Warmup, cosine, progress};
 
 /// `η + (base − η)(1 + cos(πt/T))/2`: falls to `η` in `T` steps, and rises again after (PyTorch's definition). To hold the end
 /// use [`WarmupCosine`].
@@ -14,7 +14,7 @@ pub struct Cosine {
     pub eta_min: f64,
 }
 
-impl Schedule for Cosine {
+impl LrSchedule for Cosine {
     fn lr(&self, base: f64, step: u64) -> f64 {
         cosine(base, self.eta_min, step as f64 / self.t_max.max(1) as f64)
     }
@@ -31,7 +31,7 @@ pub struct CosineRestarts {
     pub eta_min: f64,
 }
 
-impl Schedule for CosineRestarts {
+impl LrSchedule for CosineRestarts {
     fn lr(&self, base: f64, step: u64) -> f64 {
         let (mut at, mut length) = (step, self.t_0.max(1));
         if self.t_mult <= 1 {
@@ -57,7 +57,7 @@ pub struct WarmupCosine {
     pub end: f64,
 }
 
-impl Schedule for WarmupCosine {
+impl LrSchedule for WarmupCosine {
     fn lr(&self, base: f64, step: u64) -> f64 {
         let (total, end) = (self.total.saturating_sub(self.warmup), self.end);
         let fall = move |base: f64, step: u64| cosine(base, base * end, progress(step, total));

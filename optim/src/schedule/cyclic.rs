@@ -1,6 +1,6 @@
 //! Schedules that rise and fall between rates of their own; the base rate does not count.
 
-use super::{Schedule, cosine};
+use super::{LrSchedule, cosine};
 
 /// From `max/div` up to `max`, then down to `max/div/final_div`, both along cosines; stays there from step `total` on.
 ///
@@ -26,7 +26,7 @@ impl OneCycle {
     }
 }
 
-impl Schedule for OneCycle {
+impl LrSchedule for OneCycle {
     fn lr(&self, _: f64, step: u64) -> f64 {
         let first = self.max_lr / self.div;
         let (top, end) = (self.pct_start * self.total as f64 - 1.0, self.total as f64 - 1.0);
@@ -53,7 +53,7 @@ pub struct CyclicTriangular {
     pub down: u64,
 }
 
-impl Schedule for CyclicTriangular {
+impl LrSchedule for CyclicTriangular {
     fn lr(&self, _: f64, step: u64) -> f64 {
         let up = self.up.max(1);
         let down = if self.down == 0 { up } else { self.down };

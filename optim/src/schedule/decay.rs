@@ -1,12 +1,12 @@
 //! Schedules that fall (or rise) in one go.
 
-use super::{Schedule, progress};
+use super::{LrSchedule, progress};
 
 /// The base rate throughout.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Constant;
+pub struct ConstantLr;
 
-impl Schedule for Constant {
+impl LrSchedule for ConstantLr {
     fn lr(&self, base: f64, _: u64) -> f64 {
         base
     }
@@ -14,14 +14,14 @@ impl Schedule for Constant {
 
 /// `base · γ^⌊t/size⌋`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step {
+pub struct StepLr {
     /// Steps between two falls; 0 is taken as 1.
     pub size: u64,
     /// `γ`.
     pub gamma: f64,
 }
 
-impl Schedule for Step {
+impl LrSchedule for StepLr {
     fn lr(&self, base: f64, step: u64) -> f64 {
         base * self.gamma.powf((step / self.size.max(1)) as f64)
     }
@@ -29,14 +29,14 @@ impl Schedule for Step {
 
 /// `base · γᵏ` after `k` of the milestones.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MultiStep {
+pub struct MultiStepLr {
     /// The steps at which the rate falls, in any order; one named twice counts twice.
     pub milestones: Vec<u64>,
     /// `γ`.
     pub gamma: f64,
 }
 
-impl Schedule for MultiStep {
+impl LrSchedule for MultiStepLr {
     fn lr(&self, base: f64, step: u64) -> f64 {
         let passed = self.milestones.iter().filter(|&&m| m <= step).count();
         base * self.gamma.powf(passed as f64)
@@ -45,12 +45,12 @@ impl Schedule for MultiStep {
 
 /// `base · γᵗ`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Exponential {
+pub struct ExponentialLr {
     /// `γ`.
     pub gamma: f64,
 }
 
-impl Schedule for Exponential {
+impl LrSchedule for ExponentialLr {
     fn lr(&self, base: f64, step: u64) -> f64 {
         base * self.gamma.powf(step as f64)
     }
@@ -58,7 +58,7 @@ impl Schedule for Exponential {
 
 /// From `base · start` to `base · end` along a line, then the latter.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Linear {
+pub struct LinearLr {
     /// The factor at step 0.
     pub start: f64,
     /// The factor from step `total` on.
@@ -67,7 +67,7 @@ pub struct Linear {
     pub total: u64,
 }
 
-impl Schedule for Linear {
+impl LrSchedule for LinearLr {
     fn lr(&self, base: f64, step: u64) -> f64 {
         base * (self.start + (self.end - self.start) * progress(step, self.total))
     }
@@ -75,14 +75,14 @@ impl Schedule for Linear {
 
 /// `base · (1 − t/total)^power`, then 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Polynomial {
+pub struct PolynomialLr {
     /// When the rate reaches 0.
     pub total: u64,
     /// The power: 1 is a line.
     pub power: f64,
 }
 
-impl Schedule for Polynomial {
+impl LrSchedule for PolynomialLr {
     fn lr(&self, base: f64, step: u64) -> f64 {
         base * (1.0 - progress(step, self.total)).powf(self.power)
     }

@@ -7,8 +7,8 @@ mod warmup;
 
 pub use cosine::{Cosine, CosineRestarts, WarmupCosine};
 pub use cyclic::{CyclicTriangular, OneCycle};
-pub use decay::{Constant, Exponential, Linear, MultiStep, Polynomial, Step};
-pub use warmup::{Cooldown, Then, Warmup, Wsd};
+pub use decay::{ConstantLr, ExponentialLr, LinearLr, MultiStepLr, PolynomialLr, StepLr};
+pub use warmup::{Cooldown, SequentialLr, Warmup, Wsd};
 
 use numcore::{Error, Result};
 
@@ -25,7 +25,7 @@ pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
 /// A learning rate for each step.
 ///
 /// A function will do: `|base, step| base / (1.0 + step as f64)`.
-pub trait Schedule: Send + Sync {
+pub trait LrSchedule: Send + Sync {
     /// The rate in force at a step (from 0), for this base rate.
     fn lr(&self, base: f64, step: u64) -> f64;
 
@@ -35,7 +35,7 @@ pub trait Schedule: Send + Sync {
     }
 }
 
-impl<F: Fn(f64, u64) -> f64 + Send + Sync> Schedule for F {
+impl<F: Fn(f64, u64) -> f64 + Send + Sync> LrSchedule for F {
     fn lr(&self, base: f64, step: u64) -> f64 {
         self(base, step)
     }

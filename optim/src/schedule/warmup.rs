@@ -1,11 +1,11 @@
 //! Warm-up before another schedule, and warm-up, plateau, decay.
 
-use super::{Schedule, progress};
+use super::{LrSchedule, progress};
 
 /// A rise to the base rate along a line, before something else.
 ///
 /// ```
-/// use optim::{Cosine, Schedule, Warmup};
+/// use optim::{Cosine, LrSchedule, Warmup};
 /// let schedule = Warmup { steps: 10, start: 0.01 }.then(Cosine { t_max: 90, eta_min: 0.0 });
 /// assert_eq!(schedule.lr(1.0, 10), 1.0);
 /// ```
@@ -24,19 +24,19 @@ impl Warmup {
     }
 
     /// The rise, then `next` from its own step 0.
-    pub fn then<S: Schedule>(self, next: S) -> Then<S> {
-        Then { warmup: self, next }
+    pub fn then<S: LrSchedule>(self, next: S) -> SequentialLr<S> {
+        SequentialLr { warmup: self, next }
     }
 }
 
 /// A [`Warmup`] and what comes after.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Then<S> {
+pub struct SequentialLr<S> {
     warmup: Warmup,
     next: S,
 }
 
-impl<S: Schedule> Schedule for Then<S> {
+impl<S: LrSchedule> LrSchedule for SequentialLr<S> {
     fn lr(&self, base: f64, step: u64) -> f64 {
         let Warmup { steps, start } = self.warmup;
         match step < steps {
@@ -73,7 +73,7 @@ pub struct Wsd {
     pub cooldown: Cooldown,
 }
 
-impl Schedule for Wsd {
+impl LrSchedule for Wsd {
     fn lr(&self, base: f64, step: u64) -> f64 {
         let Wsd { stable, decay, end, cooldown, .. } = *self;
         let fall = move |base: f64, step: u64| {

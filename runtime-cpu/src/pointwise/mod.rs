@@ -8,7 +8,7 @@ mod random;
 
 use std::sync::LazyLock;
 
-use numcore::{Accumulate, DType, Layout, MAX_RANK, Operand, Out, Result, Scalar, Shape, pointwise::Program};
+use numcore::{Accumulate, DType, Layout, MAX_RANK, Out, ProgramOperand, Result, Scalar, Shape, pointwise::Program};
 use smallvec::SmallVec;
 
 pub(crate) use compile::{Cache, Form, Kernel};
@@ -23,7 +23,7 @@ use crate::{
 pub(crate) fn run(
     cpu: &Cpu,
     program: &Program,
-    ins: &[Operand<'_, Cpu>],
+    ins: &[ProgramOperand<'_, Cpu>],
     scalars: &[Scalar],
     outs: &mut [Out<'_, Cpu>],
 ) -> Result<()> {
@@ -67,12 +67,12 @@ pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Oper
 }
 
 /// Types of the operands, and what becomes of the outputs.
-fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
+fn form(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
     let mut form = Form::default();
     for operand in ins {
         match operand {
-            Operand::View(view) => form.input(view.dtype(), None),
-            Operand::Own(k) => form.input(outs[*k].view.dtype(), Some(*k as u16)),
+            ProgramOperand::View(view) => form.input(view.dtype(), None),
+            ProgramOperand::Own(k) => form.input(outs[*k].view.dtype(), Some(*k as u16)),
         }
     }
     outs.iter().for_each(|out| form.output(out.how, out.view.dtype()));
@@ -83,24 +83,27 @@ fn form(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
 type Bases = SmallVec<[(Base<u8>, usize); 8]>;
 
 /// Pushes the operands of a launch to `bases`, and says whether each is contiguous.
-fn dense(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> bool {
+fn dense(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> bool {
     let mut push = |buffer: &Buffer, layout: &Layout, dtype: DType| {
         let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());
         bases.push((Base::new(at), dtype.size()));
         layout.is_contiguous()
     };
     let inputs = ins.iter().all(|operand| match operand {
-        Operand::View(v) => push(v.buffer(), v.layout(), v.dtype()),
-        Operand::Own(k) => push(outs[*k].view.buffer(), outs[*k].view.layout(), outs[*k].view.dtype()),
+        ProgramOperand::View(v) => push(v.buffer(), v.layout(), v.dtype()),
+        ProgramOperand::Own(k) => push(outs[*k].view.buffer(), outs[*k].view.layout(), outs[*k].view.dtype()),
     });
     inputs && outs.iter().all(|o| push(o.view.buffer(), o.view.layout(), o.view.dtype()))
 }
 
 /// The operands of a launch: inputs, then outputs.
-fn operands<'a>(ins: &'a [Operand<'_, Cpu>], outs: &'a [Out<'_, Cpu>]) -> impl Iterator<Item = operand::Operand> + 'a {
+fn operands<'a>(
+    ins: &'a [ProgramOperand<'_, Cpu>],
+    outs: &'a [Out<'_, Cpu>],
+) -> impl Iterator<Item = operand::Operand> + 'a {
     let inputs = ins.iter().map(|operand| match operand {
-        Operand::View(view) => operand::Operand::from(*view),
-        Operand::Own(k) => (&outs[*k].view).into(),
+        ProgramOperand::View(view) => operand::Operand::from(*view),
+        ProgramOperand::Own(k) => (&outs[*k].view).into(),
     });
     inputs.chain(outs.iter().map(|out| (&out.view).into()))
 }

@@ -9,7 +9,7 @@ mod combine;
 
 use std::cell::RefCell;
 
-use numcore::{Accumulate, Operand as In, Out, ReduceOp, Result, Scalar, Shape, View, pointwise::Program};
+use numcore::{Accumulate, Out, ProgramOperand as In, ReduceKind, Result, Scalar, Shape, View, pointwise::Program};
 use smallvec::SmallVec;
 
 use crate::{
@@ -46,7 +46,7 @@ pub(crate) fn reduce(
     ins: &[View<'_, Cpu>],
     scalars: &[Scalar],
     full: &Shape,
-    op: ReduceOp,
+    op: ReduceKind,
     out: Out<'_, Cpu>,
 ) -> Result<()> {
     let to = Operand::from(&out.view);
@@ -78,12 +78,12 @@ pub(crate) fn reduce(
 }
 
 /// What a reduction over no elements gives.
-fn none<S: Stored>(op: ReduceOp, to: &Operand, add: bool) {
+fn none<S: Stored>(op: ReduceKind, to: &Operand, add: bool) {
     let first = match op {
-        ReduceOp::Sum => <Sum as Combine<S::Lane>>::FIRST,
-        ReduceOp::Prod => <Prod as Combine<S::Lane>>::FIRST,
-        ReduceOp::Max => <Max as Combine<S::Lane>>::FIRST,
-        ReduceOp::Min => <Min as Combine<S::Lane>>::FIRST,
+        ReduceKind::Sum => <Sum as Combine<S::Lane>>::FIRST,
+        ReduceKind::Prod => <Prod as Combine<S::Lane>>::FIRST,
+        ReduceKind::Max => <Max as Combine<S::Lane>>::FIRST,
+        ReduceKind::Min => <Min as Combine<S::Lane>>::FIRST,
     };
     let cells = Walk::new([&to.layout], |_| false);
     cells.each(0, cells.len(), |_, [at]| write(Simd::Baseline, Base::new(to.base::<S>().at(at)), 1, &[first], add));
@@ -93,7 +93,7 @@ fn none<S: Stored>(op: ReduceOp, to: &Operand, add: bool) {
 struct Job<'a> {
     launch: &'a Launch<'a>,
     columns: Columns,
-    op: ReduceOp,
+    op: ReduceKind,
     add: bool,
     simd: Simd,
     /// The output's number among the plan's operands.
@@ -108,7 +108,7 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(launch: &'a Launch<'a>, columns: Columns, output: usize, op: ReduceOp, add: bool, simd: Simd) -> Self {
+    fn new(launch: &'a Launch<'a>, columns: Columns, output: usize, op: ReduceKind, add: bool, simd: Simd) -> Self {
         let plan = launch.plan();
         let across = plan.columns().div_ceil(plan.tile.columns);
         let down = plan.rows_len().div_ceil(plan.tile.rows);
@@ -126,10 +126,10 @@ impl<'a> Job<'a> {
 
     fn run<S: Stored>(&self, engine: &Engine, weight: usize) {
         match self.op {
-            ReduceOp::Sum => self.with::<S, Sum>(engine, weight),
-            ReduceOp::Prod => self.with::<S, Prod>(engine, weight),
-            ReduceOp::Max => self.with::<S, Max>(engine, weight),
-            ReduceOp::Min => self.with::<S, Min>(engine, weight),
+            ReduceKind::Sum => self.with::<S, Sum>(engine, weight),
+            ReduceKind::Prod => self.with::<S, Prod>(engine, weight),
+            ReduceKind::Max => self.with::<S, Max>(engine, weight),
+            ReduceKind::Min => self.with::<S, Min>(engine, weight),
         }
     }
 

@@ -12,7 +12,7 @@ use cudarc::cublaslt::{
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{Failure, Fallible, Gemm, Side, Stream};
+use super::{DriverFailure, Fallible, Gemm, GemmOperand, Stream};
 
 /// Problems kept; beyond that they are described anew.
 const KEPT: usize = 4096;
@@ -20,11 +20,11 @@ const KEPT: usize = 4096;
 /// The library and the problems it has seen.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
-    problems: Mutex<HashMap<(Gemm, usize), Arc<Problem>>>,
+    problems: Mutex<HashMap<(Gemm, usize), Arc<CublasPlan>>>,
 }
 
-fn words(e: CublasError) -> Failure {
-    Failure::new(format!("cuBLASLt: {e}"))
+fn words(e: CublasError) -> DriverFailure {
+    DriverFailure::new(format!("cuBLASLt: {e}"))
 }
 
 impl Blas {
@@ -71,15 +71,15 @@ impl Blas {
                 stream.raw().cast(),
             )
         };
-        done.map_err(|e| Failure::new(format!("cuBLASLt: {e} for {gemm:?}")))
+        done.map_err(|e| DriverFailure::new(format!("cuBLASLt: {e} for {gemm:?}")))
     }
 
-    fn problem(&self, gemm: &Gemm, workspace: usize) -> Fallible<Arc<Problem>> {
+    fn problem(&self, gemm: &Gemm, workspace: usize) -> Fallible<Arc<CublasPlan>> {
         let mut problems = self.problems.lock();
         if let Some(problem) = problems.get(&(*gemm, workspace)) {
             return Ok(problem.clone());
         }
-        let problem = Arc::new(Problem::new(self.handle, gemm, workspace)?);
+        let problem = Arc::new(CublasPlan::new(self.handle, gemm, workspace)?);
         if problems.len() >= KEPT {
             problems.clear();
         }
@@ -96,7 +96,7 @@ impl Blas {
 }
 
 /// A product as the library wants it described.
-struct Problem {
+struct CublasPlan {
     product: sys::cublasLtMatmulDesc_t,
     a: sys::cublasLtMatrixLayout_t,
     b: sys::cublasLtMatrixLayout_t,
@@ -105,12 +105,12 @@ struct Problem {
 }
 
 // SAFETY: descriptions that are only read once they are made.
-unsafe impl Send for Problem {}
+unsafe impl Send for CublasPlan {}
 // SAFETY: as above.
-unsafe impl Sync for Problem {}
+unsafe impl Sync for CublasPlan {}
 
-impl Problem {
-    fn new(handle: sys::cublasLtHandle_t, gemm: &Gemm, workspace: usize) -> Fallible<Problem> {
+impl CublasPlan {
+    fn new(handle: sys::cublasLtHandle_t, gemm: &Gemm, workspace: usize) -> Fallible<CublasPlan> {
         let (compute, scale) = match gemm.dtype {
             DType::F64 => (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
             DType::F32 if gemm.tf32 => {
@@ -123,9 +123,9 @@ impl Problem {
         // Kept from here on, so that whatever fails below is freed by its drop.
         // SAFETY: an algorithm is plain bytes; this one is replaced before it is used.
         let algorithm = unsafe { std::mem::zeroed() };
-        let mut problem = Problem { product, a: null, b: null, d: null, algorithm };
+        let mut problem = CublasPlan { product, a: null, b: null, d: null, algorithm };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        let op = |side: &Side| if side.transposed { 1i32 } else { 0 };
+        let op = |side: &GemmOperand| if side.transposed { 1i32 } else { 0 };
         for (which, value) in [
             (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, op(&gemm.a)),
             (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, op(&gemm.b)),
@@ -134,7 +134,7 @@ impl Problem {
             // SAFETY: the description lives; the value is an operation's number, of its size.
             unsafe { result::set_matmul_desc_attribute(product, which, value.cast(), 4) }.map_err(words)?;
         }
-        let side = |side: &Side, rows: usize, columns: usize| {
+        let side = |side: &GemmOperand, rows: usize, columns: usize| {
             let (rows, columns) = if side.transposed { (columns, rows) } else { (rows, columns) };
             layout(gemm, side, rows, columns)
         };
@@ -171,11 +171,11 @@ impl Problem {
         let found = unsafe {
             result::get_matmul_algo_heuristic(handle, self.product, self.a, self.b, self.d, self.d, preference.0)
         };
-        found.map(|h| h.algo).map_err(|e| Failure::new(format!("cuBLASLt: {e}; no algorithm for {gemm:?}")))
+        found.map(|h| h.algo).map_err(|e| DriverFailure::new(format!("cuBLASLt: {e}; no algorithm for {gemm:?}")))
     }
 }
 
-impl Drop for Problem {
+impl Drop for CublasPlan {
     fn drop(&mut self) {
         // SAFETY: made in `new`; nothing uses them any more.
         unsafe {
@@ -198,7 +198,7 @@ impl Drop for Preference {
 }
 
 /// A matrix as it lies in memory.
-fn layout(gemm: &Gemm, side: &Side, rows: usize, columns: usize) -> Fallible<sys::cublasLtMatrixLayout_t> {
+fn layout(gemm: &Gemm, side: &GemmOperand, rows: usize, columns: usize) -> Fallible<sys::cublasLtMatrixLayout_t> {
     let dtype = match gemm.dtype {
         DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,

@@ -14,8 +14,8 @@ use std::{
 
 use cudarc::nvrtc::{result, sys};
 
-use super::{Failure, Fallible, libraries};
-use crate::text::Source;
+use super::{DriverFailure, Fallible, libraries};
+use crate::codegen::KernelSource;
 
 /// A compute capability: 90 is 9.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +40,7 @@ impl Compiler {
         // SAFETY: the library is there; both places are valid.
         unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
             .result()
-            .map_err(|e| Failure::new(format!("NVRTC: {e}")))?;
+            .map_err(|e| DriverFailure::new(format!("NVRTC: {e}")))?;
         Ok(Compiler { architecture, version: (major, minor), folder })
     }
 
@@ -52,7 +52,7 @@ impl Compiler {
     }
 
     /// Machine code (CUBIN).
-    pub(crate) fn compile(&self, source: &Source) -> Fallible<Vec<u8>> {
+    pub(crate) fn compile(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
         let file = self.folder.as_ref().map(|folder| folder.join(self.file_name(source)));
         if let Some(code) = file.as_deref().and_then(read) {
             return Ok(code);
@@ -66,7 +66,7 @@ impl Compiler {
     }
 
     /// Two kernels have one name only if text, architecture and compiler are the same.
-    fn file_name(&self, source: &Source) -> String {
+    fn file_name(&self, source: &KernelSource) -> String {
         let (a, b) = (Fnv::of(source.text.as_bytes(), 0), Fnv::of(source.text.as_bytes(), 1));
         let (major, minor) = self.version;
         format!("{a:016x}{b:016x}-sm{}-{major}.{minor}.cubin", self.architecture.0)
@@ -85,21 +85,21 @@ impl Compiler {
 
     /// The text of the virtual machine, to look into.
     #[cfg(all(test, feature = "nvrtc-tests"))]
-    pub(crate) fn ptx(&self, source: &Source) -> Fallible<String> {
-        let text = CString::new(source.text.as_str()).map_err(|e| Failure::new(e.to_string()))?;
-        let program = Program::new(&text, c"ptx").map_err(|e| Failure::new(e.to_string()))?;
+    pub(crate) fn ptx(&self, source: &KernelSource) -> Fallible<String> {
+        let text = CString::new(source.text.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
+        let program = NvrtcProgram::new(&text, c"ptx").map_err(|e| DriverFailure::new(e.to_string()))?;
         // SAFETY: the program was created and lives.
         let ptx =
             unsafe { result::compile_program(program.0, &self.options()).and_then(|()| result::get_ptx(program.0)) };
-        let bytes: Vec<u8> = ptx.map_err(|e| Failure::new(e.to_string()))?.iter().map(|&c| c as u8).collect();
+        let bytes: Vec<u8> = ptx.map_err(|e| DriverFailure::new(e.to_string()))?.iter().map(|&c| c as u8).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn translate(&self, source: &Source) -> Fallible<Vec<u8>> {
-        let named = |what: &str| Failure::new(format!("kernel {}: {what}", source.entry));
+    fn translate(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
+        let named = |what: &str| DriverFailure::new(format!("kernel {}: {what}", source.entry));
         let text = CString::new(source.text.as_str()).map_err(|_| named("its text holds a zero byte"))?;
         let name = CString::new(source.entry.as_str()).map_err(|_| named("its name holds a zero byte"))?;
-        let program = Program::new(&text, &name).map_err(|e| named(&e.to_string()))?;
+        let program = NvrtcProgram::new(&text, &name).map_err(|e| named(&e.to_string()))?;
         // SAFETY: the program was created and lives.
         let compiled = unsafe { result::compile_program(program.0, &self.options()) };
         compiled.map_err(|e| named(&format!("{e}\n{}", program.log())))?;
@@ -108,11 +108,11 @@ impl Compiler {
 }
 
 /// A program of NVRTC's, destroyed on drop. It may refer to its text, which outlives it in [`Compiler::translate`].
-struct Program(sys::nvrtcProgram);
+struct NvrtcProgram(sys::nvrtcProgram);
 
-impl Program {
-    fn new(text: &CStr, name: &CStr) -> Result<Program, result::NvrtcError> {
-        result::create_program(text, Some(name)).map(Program)
+impl NvrtcProgram {
+    fn new(text: &CStr, name: &CStr) -> Result<NvrtcProgram, result::NvrtcError> {
+        result::create_program(text, Some(name)).map(NvrtcProgram)
     }
 
     fn log(&self) -> String {
@@ -133,7 +133,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: it was created, and nothing destroys it before.
         let _ = unsafe { result::destroy_program(self.0) };
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn names_tell_texts_architectures_and_compilers_apart() {
-        let source = |text: &str| Source { text: text.into(), entry: "k".into() };
+        let source = |text: &str| KernelSource { text: text.into(), entry: "k".into() };
         let compiler = |arch, minor| Compiler { architecture: Architecture(arch), version: (13, minor), folder: None };
         let names = [
             compiler(80, 0).file_name(&source("a")),

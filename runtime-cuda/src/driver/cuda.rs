@@ -11,10 +11,10 @@ use cudarc::driver::{
 };
 
 use super::{
-    About, Architecture, Compiler, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Stream,
-    blas::Blas, libraries,
+    About, Architecture, Compiler, Driver, DriverFailure, Fallible, Gemm, Grid, KernelFunction, Mark, Recording,
+    Stream, blas::Blas, libraries,
 };
-use crate::text::Source;
+use crate::codegen::KernelSource;
 
 /// Shared memory a kernel may use without asking.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -33,8 +33,8 @@ unsafe impl Send for CudaDriver {}
 // SAFETY: as above; the driver locks what it shares.
 unsafe impl Sync for CudaDriver {}
 
-fn words(e: DriverError) -> Failure {
-    Failure::new(e.to_string())
+fn words(e: DriverError) -> DriverFailure {
+    DriverFailure::new(e.to_string())
 }
 
 impl CudaDriver {
@@ -44,7 +44,7 @@ impl CudaDriver {
         result::init().map_err(words)?;
         let count = result::device::get_count().map_err(words)?;
         let Some(ordinal) = i32::try_from(index).ok().filter(|i| *i < count) else {
-            return Err(Failure::new(format!("there is no GPU {index}; the driver sees {count}")));
+            return Err(DriverFailure::new(format!("there is no GPU {index}; the driver sees {count}")));
         };
         let device = result::device::get(ordinal).map_err(words)?;
         let name = result::device::get_name(device).map_err(words)?;
@@ -211,11 +211,11 @@ impl Driver for CudaDriver {
         unsafe { result::memset_d8_async(at, 0, bytes, stream.raw()) }.map_err(words)
     }
 
-    fn load(&self, source: &Source, shared: u32) -> Fallible<Function> {
+    fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction> {
         self.bind()?;
         let code = self.compiler.compile(source)?;
-        let named = |e: DriverError| Failure::new(format!("kernel {}: {e}", source.entry));
-        let entry = std::ffi::CString::new(source.entry.as_str()).map_err(|e| Failure::new(e.to_string()))?;
+        let named = |e: DriverError| DriverFailure::new(format!("kernel {}: {e}", source.entry));
+        let entry = std::ffi::CString::new(source.entry.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
         // SAFETY: machine code as the compiler gave it. Modules are never unloaded: kernels are kept for good, and the context
         // frees them.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(named)?;
@@ -226,10 +226,16 @@ impl Driver for CudaDriver {
             // SAFETY: the function lives in the module.
             unsafe { result::function::set_function_attribute(function, which, shared as i32) }.map_err(named)?;
         }
-        Ok(Function(function as usize as u64))
+        Ok(KernelFunction(function as usize as u64))
     }
 
-    unsafe fn launch(&self, stream: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: KernelFunction,
+        grid: Grid,
+        args: &mut [*mut c_void],
+    ) -> Fallible<()> {
         self.bind()?;
         let ([x, y, z], [tx, ty]) = (grid.blocks.map(|b| b as u32), grid.threads);
         let function = kernel.0 as usize as sys::CUfunction;
@@ -258,7 +264,7 @@ impl Driver for CudaDriver {
         // SAFETY: a stream of this driver that is being captured.
         let graph = unsafe { result::stream::end_capture(stream.raw()) }.map_err(words)?;
         if graph.is_null() {
-            return Err(Failure::new("the capture was invalidated"));
+            return Err(DriverFailure::new("the capture was invalidated"));
         }
         let mut recording = std::ptr::null_mut();
         // SAFETY: the graph was just made and is destroyed once it is instantiated.

@@ -2,7 +2,7 @@
 
 use cudarc::{cublaslt, driver, nvrtc};
 
-use super::{Failure, Fallible};
+use super::{DriverFailure, Fallible};
 
 /// A library, how its presence is asked, and what to do when it is missing.
 struct Library {
@@ -36,7 +36,7 @@ const OTHERS: [Library; 2] = [
 fn found(library: &Library) -> Fallible<()> {
     match (library.present)() {
         true => Ok(()),
-        false => Err(Failure::new(format!("{} was not found; {}", library.name, library.advice))),
+        false => Err(DriverFailure::new(format!("{} was not found; {}", library.name, library.advice))),
     }
 }
 

@@ -10,34 +10,34 @@ mod libraries;
 
 use std::{ffi::c_void, fmt};
 
-use crate::text::Source;
+use crate::codegen::KernelSource;
 
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
 pub use emulated::Order;
 #[cfg(feature = "emulate")]
-pub(crate) use emulated::{Builder, Emulated, Listing, Ordered};
+pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered};
 
 /// What a driver reports: its own words.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct DriverFailure {
     pub message: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for DriverFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl Failure {
-    pub(crate) fn new(message: impl Into<String>) -> Failure {
-        Failure { message: message.into() }
+impl DriverFailure {
+    pub(crate) fn new(message: impl Into<String>) -> DriverFailure {
+        DriverFailure { message: message.into() }
     }
 }
 
-pub(crate) type Fallible<T> = Result<T, Failure>;
+pub(crate) type Fallible<T> = Result<T, DriverFailure>;
 
 /// A queue of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) struct Mark(pub u64);
 
 /// A kernel that can be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Function(pub u64);
+pub(crate) struct KernelFunction(pub u64);
 
 /// Recorded work that can be launched again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +84,9 @@ pub(crate) struct Gemm {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    pub a: Side,
-    pub b: Side,
-    pub d: Side,
+    pub a: GemmOperand,
+    pub b: GemmOperand,
+    pub d: GemmOperand,
     pub batch: usize,
     /// Whether the product is added to what is there.
     pub add: bool,
@@ -96,7 +96,7 @@ pub(crate) struct Gemm {
 
 /// A matrix of a product: elements between columns, between batches, and whether it is read transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Side {
+pub(crate) struct GemmOperand {
     pub leading: usize,
     pub batch: isize,
     pub transposed: bool,
@@ -149,10 +149,16 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()>;
 
     /// Compiles and loads a kernel. `shared` is the most dynamic shared memory it will ask for.
-    fn load(&self, source: &Source, shared: u32) -> Fallible<Function>;
+    fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction>;
     /// # Safety
     /// `args` are what the kernel takes, and the memory they name is as its text requires.
-    unsafe fn launch(&self, stream: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()>;
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: KernelFunction,
+        grid: Grid,
+        args: &mut [*mut c_void],
+    ) -> Fallible<()>;
     /// # Safety
     /// Addresses of `a`, `b`, `d` and a workspace of this many bytes; matrices lie in their memory and `d` overlaps neither.
     unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()>;

@@ -3,11 +3,11 @@
 use bytemuck::{NoUninit, Zeroable};
 use numcore::{DType, Result, Support, fused::Attention};
 
-use super::Call;
+use super::FusedCall;
 use crate::{
+    handwritten::{DefineValue, HandwrittenKernel, KernelLaunch, element},
     operand::Operand,
     pointwise::to_dense,
-    written::{Launch, Value, Written, element},
 };
 
 /// Head dimensions with a kernel.
@@ -37,7 +37,7 @@ struct Mask {
 /// `struct Sizes`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct Sizes {
+struct AttentionSizes {
     batches: i32,
     heads: i32,
     group: i32,
@@ -46,7 +46,7 @@ struct Sizes {
 }
 
 // As `tile.cuh` asserts.
-const _: () = assert!(size_of::<Heads>() == 24 && size_of::<Mask>() == 32 && size_of::<Sizes>() == 20);
+const _: () = assert!(size_of::<Heads>() == 24 && size_of::<Mask>() == 32 && size_of::<AttentionSizes>() == 20);
 
 impl Heads {
     fn of(x: &Operand) -> Heads {
@@ -56,8 +56,8 @@ impl Heads {
 }
 
 /// Operands of one call as the kernels take them.
-struct Plan {
-    sizes: Sizes,
+struct AttentionPlan {
+    sizes: AttentionSizes,
     /// Address and strides.
     mask: (u64, Mask),
     head_dim: usize,
@@ -66,16 +66,16 @@ struct Plan {
     scale: f32,
 }
 
-impl Plan {
+impl AttentionPlan {
     /// `None` where there is no kernel.
     fn new(
-        call: &Call<'_>,
+        call: &FusedCall<'_>,
         op: &Attention,
         q: &Operand,
         k: &Operand,
         v: &Operand,
         mask: Option<&Operand>,
-    ) -> Option<Plan> {
+    ) -> Option<AttentionPlan> {
         let (qs, ks) = (q.dims(), k.dims());
         let (head_dim, dtype) = (qs[3], q.dtype);
         // The largest of the kernels' requests.
@@ -100,19 +100,19 @@ impl Plan {
             }
         };
         let [batches, heads, queries, keys] = [qs[0], qs[1], qs[2], ks[2]].map(|n| n as i32);
-        let sizes = Sizes { batches, heads, group: heads / ks[1].max(1) as i32, queries, keys };
-        Some(Plan { sizes, mask, head_dim, dtype, causal: op.causal, scale: op.scale as f32 })
+        let sizes = AttentionSizes { batches, heads, group: heads / ks[1].max(1) as i32, queries, keys };
+        Some(AttentionPlan { sizes, mask, head_dim, dtype, causal: op.causal, scale: op.scale as f32 })
     }
 
-    fn kernel(&self, file: &'static str, entry: &'static str, rows: [usize; 2]) -> Written {
-        let defines = [("T", Value::from(element(self.dtype))), ("HEAD_DIM", self.head_dim.into())];
+    fn kernel(&self, file: &'static str, entry: &'static str, rows: [usize; 2]) -> HandwrittenKernel {
+        let defines = [("T", DefineValue::from(element(self.dtype))), ("HEAD_DIM", self.head_dim.into())];
         let [half, full] = rows;
         let rows = if self.dtype.is_half() { half } else { full };
-        Written::new(file, entry, &defines).with_shared(rows * (self.head_dim * self.dtype.size() + 16))
+        HandwrittenKernel::new(file, entry, &defines).with_shared(rows * (self.head_dim * self.dtype.size() + 16))
     }
 
     /// What all kernels but one take at the end.
-    fn finish<'a>(&self, launch: Launch<'a>) -> Launch<'a> {
+    fn finish<'a>(&self, launch: KernelLaunch<'a>) -> KernelLaunch<'a> {
         launch.arg(self.mask.1).arg(self.sizes).arg(i32::from(self.causal)).arg(self.scale)
     }
 
@@ -122,7 +122,7 @@ impl Plan {
 }
 
 /// Rows of input `i` that begin at multiples of 16 bytes and whose elements are neighbours.
-fn aligned(call: &mut Call<'_>, i: usize) -> Result<Operand> {
+fn aligned(call: &mut FusedCall<'_>, i: usize) -> Result<Operand> {
     let x = call.ins[i];
     let strides = x.layout.strides();
     let whole = |s: isize| (s.unsigned_abs() * x.dtype.size()).is_multiple_of(16);
@@ -135,13 +135,13 @@ fn aligned(call: &mut Call<'_>, i: usize) -> Result<Operand> {
     Ok(call.ins[i])
 }
 
-pub(super) fn forward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
+pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Support> {
     let [q, k, v] = [call.ins[0], call.ins[1], call.ins[2]];
     if k.dims()[2] == 0 {
         return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[3]);
-    let Some(plan) = Plan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
+    let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
     let (o, lse) = (call.outs[0], call.outs[1]);
     if !o.address.is_multiple_of(16) {
         return Ok(Support::Decompose);
@@ -151,7 +151,7 @@ pub(super) fn forward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     }
     let [q, k, v] = [aligned(call, 0)?, aligned(call, 1)?, aligned(call, 2)?];
     let kernel = plan.kernel("attention.cu", "attention", [320, 192]);
-    let launch = Launch::new(call.cuda, "attention", &kernel)?.arg(o.address).arg(lse.address);
+    let launch = KernelLaunch::new(call.cuda, "attention", &kernel)?.arg(o.address).arg(lse.address);
     let launch = launch.arg(q.address).arg(k.address).arg(v.address).arg(plan.mask.0);
     let launch = launch.arg(Heads::of(&o)).arg(Heads::of(&q)).arg(Heads::of(&k)).arg(Heads::of(&v));
     let blocks = plan.blocks(plan.sizes.queries, plan.sizes.heads as usize);
@@ -161,14 +161,14 @@ pub(super) fn forward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
 }
 
 /// From the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask (if given).
-pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
+pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Support> {
     let [q, k, v] = [call.ins[3], call.ins[4], call.ins[5]];
     // No query heads: a key head's share of them would be none, which the kernels divide by.
     if k.dims()[2] == 0 || q.dims()[1] == 0 {
         return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[6]);
-    let Some(plan) = Plan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
+    let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
     if call.outs.iter().any(|d| !d.address.is_multiple_of(16)) {
         return Ok(Support::Decompose);
     }
@@ -179,7 +179,7 @@ pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     let dots = call.scratch(rows * size_of::<f32>())?;
     if rows > 0 {
         let kernel = plan.kernel("attention_grad.cu", "attention_dots", [0, 0]);
-        let launch = Launch::new(call.cuda, "attention_grad", &kernel)?.arg(dots).arg(g.address).arg(o.address);
+        let launch = KernelLaunch::new(call.cuda, "attention_grad", &kernel)?.arg(dots).arg(g.address).arg(o.address);
         let launch = launch.arg(Heads::of(&g)).arg(Heads::of(&o)).arg(plan.sizes);
         // SAFETY: as in `forward`.
         unsafe { launch.run([rows.div_ceil(4), 1, 1], [32, 4])? };
@@ -187,8 +187,8 @@ pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     let inputs = [g.address, q.address, k.address, v.address, plan.mask.0, lse, dots];
     if dk.numel() > 0 {
         let kernel = plan.kernel("attention_grad.cu", "attention_grad_keys", [256, 192]);
-        let launch = Launch::new(call.cuda, "attention_grad", &kernel)?.arg(dk.address).arg(dv.address);
-        let launch = inputs.into_iter().fold(launch, Launch::arg).arg(Heads::of(&dk)).arg(Heads::of(&dv));
+        let launch = KernelLaunch::new(call.cuda, "attention_grad", &kernel)?.arg(dk.address).arg(dv.address);
+        let launch = inputs.into_iter().fold(launch, KernelLaunch::arg).arg(Heads::of(&dk)).arg(Heads::of(&dv));
         let launch = launch.arg(Heads::of(&g)).arg(Heads::of(&q)).arg(Heads::of(&k)).arg(Heads::of(&v));
         let blocks = plan.blocks(plan.sizes.keys, k.dims()[1]);
         // SAFETY: as in `forward`.
@@ -196,9 +196,13 @@ pub(super) fn backward(call: &mut Call<'_>, op: &Attention) -> Result<Support> {
     }
     if dq.numel() > 0 {
         let kernel = plan.kernel("attention_grad.cu", "attention_grad_queries", [256, 192]);
-        let launch = Launch::new(call.cuda, "attention_grad", &kernel)?.arg(dq.address);
-        let launch =
-            inputs.into_iter().fold(launch, Launch::arg).arg(Heads::of(&dq)).arg(Heads::of(&g)).arg(Heads::of(&q));
+        let launch = KernelLaunch::new(call.cuda, "attention_grad", &kernel)?.arg(dq.address);
+        let launch = inputs
+            .into_iter()
+            .fold(launch, KernelLaunch::arg)
+            .arg(Heads::of(&dq))
+            .arg(Heads::of(&g))
+            .arg(Heads::of(&q));
         let launch = launch.arg(Heads::of(&k)).arg(Heads::of(&v));
         let blocks = plan.blocks(plan.sizes.queries, plan.sizes.heads as usize);
         // SAFETY: as in `forward`.

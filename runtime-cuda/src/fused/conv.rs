@@ -6,13 +6,13 @@ use numcore::{
     fused::{Conv, ConvKind},
 };
 
-use super::Call;
+use super::FusedCall;
 use crate::{
-    axes::Axes,
+    axes::LoopAxes,
+    handwritten::{DefineValue, HandwrittenKernel, KernelLaunch, Strided, blocks, element},
     matmul::product,
     operand::Operand,
     pointwise::Target,
-    written::{Launch, Strided, Value, Written, blocks, element},
 };
 
 /// Bytes of columns at a time, about: images are done in groups.
@@ -21,7 +21,7 @@ const COLUMNS: usize = 256 << 20;
 /// `struct Conv`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct Sizes {
+struct ConvSizes {
     batch: i32,
     channels: i32,
     input: [i32; 2],
@@ -33,17 +33,17 @@ struct Sizes {
 }
 
 // As `window.cuh` asserts.
-const _: () = assert!(size_of::<Sizes>() == 56);
+const _: () = assert!(size_of::<ConvSizes>() == 56);
 
 /// The relation `y = conv(x, w)`: shapes, and where the three lie.
-struct Plan<'a> {
+struct ConvPlan<'a> {
     op: &'a Conv,
     x: Operand,
     w: Operand,
     y: Operand,
 }
 
-pub(super) fn run(call: &mut Call<'_>, op: &Conv) -> Result<Support> {
+pub(super) fn run(call: &mut FusedCall<'_>, op: &Conv) -> Result<Support> {
     let (a, b, out) = (call.ins[0], call.ins[1], call.outs[0]);
     // What reads or writes nothing is rare, and the decomposition knows it; a bias is a pass of its own.
     if op.bias || [&a, &b, &out].iter().any(|o| o.numel() == 0 || o.numel() > i32::MAX as usize) {
@@ -53,9 +53,9 @@ pub(super) fn run(call: &mut Call<'_>, op: &Conv) -> Result<Support> {
     debug_assert_eq!(dense.len(), 2);
     let (a, b) = (call.ins[0], call.ins[1]);
     let plan = match op.kind {
-        ConvKind::Forward => Plan { op, x: a, w: b, y: out },
-        ConvKind::Input(_) => Plan { op, x: out, w: b, y: a },
-        ConvKind::Weight(_) => Plan { op, x: a, w: out, y: b },
+        ConvKind::Forward => ConvPlan { op, x: a, w: b, y: out },
+        ConvKind::Input(_) => ConvPlan { op, x: out, w: b, y: a },
+        ConvKind::Weight(_) => ConvPlan { op, x: a, w: out, y: b },
     };
     if plan.w.dims()[1] == 1 {
         return plan.depthwise(call);
@@ -73,7 +73,7 @@ pub(super) fn run(call: &mut Call<'_>, op: &Conv) -> Result<Support> {
     Ok(Support::Done)
 }
 
-impl Plan<'_> {
+impl ConvPlan<'_> {
     /// Rows of the columns of an image: `C · R · S`.
     fn rows(&self) -> usize {
         self.x.dims()[1] * self.w.dims()[2] * self.w.dims()[3]
@@ -91,18 +91,18 @@ impl Plan<'_> {
     }
 
     /// The relation for some of the images.
-    fn narrowed(&self, first: usize, count: usize) -> Result<Plan<'_>> {
+    fn narrowed(&self, first: usize, count: usize) -> Result<ConvPlan<'_>> {
         let part = |o: &Operand| -> Result<Operand> {
             let address = o.address + (first as isize * o.layout.strides()[0]) as u64 * o.dtype.size() as u64;
             Ok(Operand { address, layout: Layout::contiguous(o.layout.shape().with(0, count)), dtype: o.dtype })
         };
-        Ok(Plan { op: self.op, x: part(&self.x)?, w: self.w, y: part(&self.y)? })
+        Ok(ConvPlan { op: self.op, x: part(&self.x)?, w: self.w, y: part(&self.y)? })
     }
 
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> ConvSizes {
         let two = |n: [usize; 2]| n.map(|n| n as i32);
         let (x, w, y) = (self.x.dims(), self.w.dims(), self.y.dims());
-        Sizes {
+        ConvSizes {
             batch: x[0] as i32,
             channels: x[1] as i32,
             input: two([x[2], x[3]]),
@@ -114,17 +114,17 @@ impl Plan<'_> {
         }
     }
 
-    fn kernel(&self, file: &'static str, entry: &'static str) -> Written {
-        Written::new(file, entry, &[("T", Value::from(element(self.x.dtype)))])
+    fn kernel(&self, file: &'static str, entry: &'static str) -> HandwrittenKernel {
+        HandwrittenKernel::new(file, entry, &[("T", DefineValue::from(element(self.x.dtype)))])
     }
 
     /// Windows as columns: element `(n, row, pixel)` at `n · batch_step + row · row_step + pixel`.
-    fn unfold(&self, call: &Call<'_>, columns: u64, batch_step: usize, row_step: usize) -> Result<()> {
+    fn unfold(&self, call: &FusedCall<'_>, columns: u64, batch_step: usize, row_step: usize) -> Result<()> {
         let dims = self.x.dims();
         // The kernel knows the four axes: none may be merged.
-        let axes = Axes { sizes: dims.into(), steps: std::iter::once(self.x.steps()).collect() };
+        let axes = LoopAxes { sizes: dims.into(), steps: std::iter::once(self.x.steps()).collect() };
         let launch =
-            Launch::new(call.cuda, "conv", &self.kernel("conv.cu", "unfold"))?.arg(columns).arg(self.x.address);
+            KernelLaunch::new(call.cuda, "conv", &self.kernel("conv.cu", "unfold"))?.arg(columns).arg(self.x.address);
         let launch = launch.arg(Strided::of(&axes, 0)).arg(self.sizes()).arg(batch_step as i64).arg(row_step as i64);
         let count = dims[0] * self.rows() * self.pixels();
         // SAFETY: the contract of `numcore::Runtime`; the columns have room for these images.
@@ -146,24 +146,25 @@ impl Plan<'_> {
         Ok([w, columns, self.dense(self.y.address, &[n, groups, outputs / groups, self.pixels()])?])
     }
 
-    fn forward(&self, call: &Call<'_>, columns: u64) -> Result<()> {
+    fn forward(&self, call: &FusedCall<'_>, columns: u64) -> Result<()> {
         self.unfold(call, columns, self.rows() * self.pixels(), self.pixels())?;
         let [w, columns, y] = self.matrices(columns)?;
         product(call.cuda, w, columns, Target { to: y, add: false })
     }
 
-    fn input_adjoint(&self, call: &Call<'_>, columns: u64) -> Result<()> {
+    fn input_adjoint(&self, call: &FusedCall<'_>, columns: u64) -> Result<()> {
         let [w, to, y] = self.matrices(columns)?;
         let w = Operand { layout: w.layout.permute(&[0, 1, 3, 2])?, ..w };
         product(call.cuda, w, y, Target { to, add: false })?;
-        let launch = Launch::new(call.cuda, "conv", &self.kernel("conv.cu", "fold"))?.arg(self.x.address).arg(columns);
+        let launch =
+            KernelLaunch::new(call.cuda, "conv", &self.kernel("conv.cu", "fold"))?.arg(self.x.address).arg(columns);
         let launch = launch.arg(self.sizes()).arg((self.rows() * self.pixels()) as i64).arg(self.pixels() as i64);
         // SAFETY: as in `unfold`.
         unsafe { launch.run(blocks(call.cuda, self.x.numel()), [256, 1]) }
     }
 
     /// One product over all images: `[G, O/G, N · P · Q]` times `[G, N · P · Q, C/G · R · S]`.
-    fn weight_adjoint(&self, call: &mut Call<'_>, columns: u64, add: bool) -> Result<()> {
+    fn weight_adjoint(&self, call: &mut FusedCall<'_>, columns: u64, add: bool) -> Result<()> {
         let (n, groups, outputs, pixels) = (self.x.dims()[0], self.op.groups, self.w.dims()[0], self.pixels());
         self.unfold(call, columns, pixels, n * pixels)?;
         let by_image = self.dense(self.y.address, &[n, outputs, pixels])?;
@@ -178,13 +179,13 @@ impl Plan<'_> {
         product(call.cuda, y, columns, Target { to, add })
     }
 
-    fn depthwise(&self, call: &Call<'_>) -> Result<Support> {
+    fn depthwise(&self, call: &FusedCall<'_>) -> Result<Support> {
         let (entry, operands, out) = match self.op.kind {
             ConvKind::Forward => ("depthwise", [&self.y, &self.x, &self.w], self.y.numel()),
             ConvKind::Input(_) => ("depthwise_input", [&self.x, &self.y, &self.w], self.x.numel()),
             ConvKind::Weight(_) => ("depthwise_weight", [&self.w, &self.x, &self.y], self.w.numel()),
         };
-        let mut launch = Launch::new(call.cuda, "conv", &self.kernel("depthwise.cu", entry))?;
+        let mut launch = KernelLaunch::new(call.cuda, "conv", &self.kernel("depthwise.cu", entry))?;
         for operand in operands {
             launch = launch.arg(operand.address);
         }

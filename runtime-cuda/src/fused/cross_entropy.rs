@@ -2,11 +2,11 @@
 
 use numcore::{Result, Support, fused::CrossEntropy};
 
-use super::{Call, Rows};
-use crate::written::Launch;
+use super::{FusedCall, RowShape};
+use crate::handwritten::KernelLaunch;
 
-pub(super) fn forward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support> {
-    let rows = Rows::of(&call.ins[0]);
+pub(super) fn forward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
+    let rows = RowShape::of(&call.ins[0]);
     if rows.width == 0 {
         return Ok(Support::Decompose);
     }
@@ -17,14 +17,14 @@ pub(super) fn forward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support>
     }
     let smooth = ("SMOOTH", op.label_smoothing != 0.0);
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy", smooth, rows, &[x]);
-    let launch = Launch::new(call.cuda, "cross_entropy", &kernel)?;
+    let launch = KernelLaunch::new(call.cuda, "cross_entropy", &kernel)?;
     let launch = call.outs.iter().fold(launch, |launch, out| launch.arg(out.address)).arg(x).arg(target).arg(w);
     finish(call, op, rows, launch)
 }
 
 /// From logits, classes, the rows' statistics, the upstream gradient and class weights (if given).
-pub(super) fn backward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support> {
-    let rows = Rows::of(&call.ins[0]);
+pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
+    let rows = RowShape::of(&call.ins[0]);
     let (x, target) = (call.dense(0)?, call.dense(1)?);
     let (top, log_sum, g) = (call.dense(2)?, call.dense(3)?, call.dense(4)?);
     let w = if op.weighted { call.dense(5)? } else { 0 };
@@ -34,13 +34,13 @@ pub(super) fn backward(call: &mut Call<'_>, op: &CrossEntropy) -> Result<Support
     let d = call.outs[0].address;
     let smooth = ("SMOOTH", op.label_smoothing != 0.0);
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x]);
-    let launch = Launch::new(call.cuda, "cross_entropy_grad", &kernel)?;
+    let launch = KernelLaunch::new(call.cuda, "cross_entropy_grad", &kernel)?;
     let launch = launch.arg(d).arg(x).arg(target).arg(top).arg(log_sum).arg(g).arg(w);
     finish(call, op, rows, launch)
 }
 
 /// What both kernels take at the end.
-fn finish(call: &Call<'_>, op: &CrossEntropy, rows: Rows, launch: Launch<'_>) -> Result<Support> {
+fn finish(call: &FusedCall<'_>, op: &CrossEntropy, rows: RowShape, launch: KernelLaunch<'_>) -> Result<Support> {
     let launch = launch.arg(rows.rows as i64).arg(rows.width as i64).arg(op.ignore_index).arg(op.label_smoothing);
     let (blocks, threads) = rows.grid();
     // SAFETY: the contract of `numcore::Runtime`; rows are contiguous; a class is checked before it is followed.

@@ -12,10 +12,10 @@ use smallvec::SmallVec;
 
 use crate::{
     Cuda,
-    memory::Buffer,
+    handwritten::{DefineValue, HandwrittenKernel, element},
+    memory::CudaBuffer,
     operand::Operand,
     pointwise::to_dense,
-    written::{Value, Written, element},
 };
 
 /// Widest row of a warp; wider ones take a block.
@@ -27,7 +27,7 @@ const WARPS: usize = 4;
 
 /// Runs `op` if there is a kernel for it.
 pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut [Out<'_, Cuda>]) -> Result<Support> {
-    let mut call = Call {
+    let mut call = FusedCall {
         cuda,
         ins: ins.iter().map(|v| Operand::from(*v)).collect(),
         outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
@@ -51,24 +51,24 @@ pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut 
 }
 
 /// One call: its operands, and memory that lives until it is queued.
-struct Call<'a> {
+struct FusedCall<'a> {
     cuda: &'a Cuda,
     ins: SmallVec<[Operand; 8]>,
     outs: SmallVec<[Operand; 4]>,
-    kept: Vec<Buffer>,
+    kept: Vec<CudaBuffer>,
 }
 
 /// Rows along the last axis.
 #[derive(Clone, Copy)]
-struct Rows {
+struct RowShape {
     rows: usize,
     width: usize,
 }
 
-impl Rows {
-    fn of(x: &Operand) -> Rows {
+impl RowShape {
+    fn of(x: &Operand) -> RowShape {
         let dims = x.dims();
-        Rows { rows: dims[..dims.len() - 1].iter().product(), width: dims[dims.len() - 1] }
+        RowShape { rows: dims[..dims.len() - 1].iter().product(), width: dims[dims.len() - 1] }
     }
 
     /// Threads that share a row.
@@ -85,7 +85,7 @@ impl Rows {
     }
 }
 
-impl Call<'_> {
+impl FusedCall<'_> {
     /// The type of the first output.
     fn dtype(&self) -> DType {
         self.outs[0].dtype
@@ -115,16 +115,16 @@ impl Call<'_> {
         file: &'static str,
         entry: &'static str,
         variant: (&'static str, bool),
-        rows: Rows,
+        rows: RowShape,
         operands: &[u64],
-    ) -> Written {
+    ) -> HandwrittenKernel {
         let vector = operands.iter().all(|at| at.is_multiple_of(16));
         let defines = [
-            ("T", Value::from(element(self.dtype()))),
+            ("T", DefineValue::from(element(self.dtype()))),
             (variant.0, variant.1.into()),
             ("ROW_THREADS", rows.threads().into()),
             ("VECTOR", vector.into()),
         ];
-        Written::new(file, entry, &defines)
+        HandwrittenKernel::new(file, entry, &defines)
     }
 }

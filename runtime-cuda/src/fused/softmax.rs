@@ -5,28 +5,28 @@ use numcore::{
     fused::{Softmax, SoftmaxGrad},
 };
 
-use super::{Call, Rows};
-use crate::written::Launch;
+use super::{FusedCall, RowShape};
+use crate::handwritten::KernelLaunch;
 
-pub(super) fn forward(call: &mut Call<'_>, op: &Softmax) -> Result<Support> {
+pub(super) fn forward(call: &mut FusedCall<'_>, op: &Softmax) -> Result<Support> {
     let (x, y) = (call.dense(0)?, call.outs[0].address);
     rows(call, "softmax", op.log, &[y, x])
 }
 
 /// From the output and the upstream gradient.
-pub(super) fn backward(call: &mut Call<'_>, op: &SoftmaxGrad) -> Result<Support> {
+pub(super) fn backward(call: &mut FusedCall<'_>, op: &SoftmaxGrad) -> Result<Support> {
     let (y, g, d) = (call.dense(0)?, call.dense(1)?, call.outs[0].address);
     rows(call, "softmax_grad", op.log, &[d, y, g])
 }
 
 /// A kernel that takes the addresses of its operands, then rows and width.
-fn rows(call: &Call<'_>, entry: &'static str, log: bool, operands: &[u64]) -> Result<Support> {
-    let rows = Rows::of(&call.outs[0]);
+fn rows(call: &FusedCall<'_>, entry: &'static str, log: bool, operands: &[u64]) -> Result<Support> {
+    let rows = RowShape::of(&call.outs[0]);
     if call.outs[0].numel() == 0 {
         return Ok(Support::Done);
     }
     let kernel = call.kernel("softmax.cu", entry, ("LOG", log), rows, operands);
-    let mut launch = Launch::new(call.cuda, entry, &kernel)?;
+    let mut launch = KernelLaunch::new(call.cuda, entry, &kernel)?;
     for at in operands {
         launch = launch.arg(*at);
     }

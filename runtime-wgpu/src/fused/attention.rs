@@ -5,15 +5,15 @@ use numcore::{Result, Shape, Support, fused::Attention};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Call,
+    FusedCall,
     rows::{number, read},
 };
 use crate::{
-    access::{Form, Params, Site, header, offset},
-    bindings::{Bindings, Place},
-    pipelines::Key,
+    access::{Params, Site, StorageForm, header, offset},
+    bindings::{Bindings, OperandView},
+    pipelines::PipelineKey,
     pointwise::STEPS,
-    queue::Launch,
+    queue::Dispatch,
 };
 
 /// Queries of a group, and keys at a time.
@@ -23,7 +23,7 @@ const SHARE: usize = 4;
 const GROUP: usize = BLOCK * SHARE;
 
 /// Sizes of a call and how its operands are read.
-struct Kernel {
+struct AttentionKernel {
     depth: usize,
     value_depth: usize,
     causal: bool,
@@ -33,7 +33,7 @@ struct Kernel {
 }
 
 /// Whether there is room for the blocks, and the loops end in time.
-fn fits(call: &Call<'_, '_>, depth: usize, value_depth: usize, keys: usize) -> bool {
+fn fits(call: &FusedCall<'_, '_>, depth: usize, value_depth: usize, keys: usize) -> bool {
     let room = call.wgpu.queue.device.limits.max_compute_workgroup_storage_size as usize;
     let turns = keys.div_ceil(BLOCK) * (depth + (depth + value_depth) / SHARE + 2 * BLOCK);
     words(depth, value_depth).iter().sum::<usize>() * 4 <= room && turns <= 3 * STEPS && value_depth <= 256
@@ -45,7 +45,7 @@ fn words(depth: usize, value_depth: usize) -> [usize; 5] {
     [BLOCK * (depth + 1), BLOCK * (depth + 1), BLOCK * values, BLOCK * (BLOCK + 1), BLOCK * (BLOCK + 1)]
 }
 
-pub(super) fn forward(call: &Call<'_, '_>, op: &Attention) -> Result<Support> {
+pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Attention) -> Result<Support> {
     if !op.is_plain() {
         return Ok(Support::Decompose);
     }
@@ -55,43 +55,43 @@ pub(super) fn forward(call: &Call<'_, '_>, op: &Attention) -> Result<Support> {
     if !fits(call, d, e, keys) {
         return Ok(Support::Decompose);
     }
-    let mut places: SmallVec<[Place<'_>; 8]> = smallvec![q, k, v];
+    let mut views: SmallVec<[OperandView<'_>; 8]> = smallvec![q, k, v];
     if let Some(mask) = call.ins.get(3) {
-        places.push(mask.seen(mask.layout.broadcast_to(Shape::from([b, h, t, keys]))?));
+        views.push(mask.seen(mask.layout.broadcast_to(Shape::from([b, h, t, keys]))?));
     }
-    let outputs = places.len();
-    places.extend(call.outs.iter().copied());
-    let (bindings, slots) = Bindings::of(&call.wgpu.queue.device, "attention", &places)?;
+    let outputs = views.len();
+    views.extend(call.outs.iter().copied());
+    let (bindings, slots) = Bindings::of(&call.wgpu.queue.device, "attention", &views)?;
     let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
-    for k in outputs..places.len() {
-        atomic[slots[k]] |= Form::of(places[k].dtype).per_word() > 1;
+    for k in outputs..views.len() {
+        atomic[slots[k]] |= StorageForm::of(views[k].dtype).per_word() > 1;
     }
-    let site = |k: usize| Site { slot: slots[k], form: Form::of(places[k].dtype), atomic: atomic[slots[k]] };
-    let sites: SmallVec<[Site; 6]> = (0..places.len()).map(site).collect();
+    let site = |k: usize| Site { slot: slots[k], form: StorageForm::of(views[k].dtype), atomic: atomic[slots[k]] };
+    let sites: SmallVec<[Site; 6]> = (0..views.len()).map(site).collect();
     let tiles = t.div_ceil(BLOCK);
     let sizes = [0, t, keys, h, h / heads, tiles, b * h * tiles];
     let mut params: SmallVec<[u32; 64]> = sizes.iter().map(|&n| n as u32).collect();
     params.push(number(op.scale));
-    for (k, place) in places.iter().enumerate() {
-        params.push(bindings.base(slots[k], place));
+    for (k, view) in views.iter().enumerate() {
+        params.push(bindings.base(slots[k], view));
         if k < outputs {
-            params.extend(place.layout.strides().iter().map(|&s| s as u32));
+            params.extend(view.layout.strides().iter().map(|&s| s as u32));
         }
     }
-    let kernel = Kernel { depth: d, value_depth: e, causal: op.causal, sites, masked: op.masked };
+    let kernel = AttentionKernel { depth: d, value_depth: e, causal: op.causal, sites, masked: op.masked };
     let mut details: SmallVec<[u32; 32]> =
         smallvec![d as u32, e as u32, u32::from(op.causal), u32::from(op.masked), bindings.len() as u32];
     details.extend(kernel.sites.iter().map(|s| (s.slot as u32) << 8 | (s.form as u32) << 1 | u32::from(s.atomic)));
-    let key = Key { kind: "attention", program: None, details };
+    let key = PipelineKey { kind: "attention", program: None, details };
     let header = header(&atomic, params.len());
-    let launch = Launch { op: "attention", key, bindings, params: &params, groups: sizes[6] };
+    let launch = Dispatch { op: "attention", key, bindings, params: &params, groups: sizes[6] };
     call.wgpu.queue.launch(launch, || Ok(kernel.source(&header)))?;
     Ok(Support::Done)
 }
 
-impl Kernel {
+impl AttentionKernel {
     fn source(&self, header: &str) -> String {
-        let Kernel { depth, value_depth, .. } = *self;
+        let AttentionKernel { depth, value_depth, .. } = *self;
         let values = value_depth.next_multiple_of(SHARE);
         let mut params = Params::new();
         let [queries, keys, heads, sharing, tiles, count] = std::array::from_fn(|_| params.next());

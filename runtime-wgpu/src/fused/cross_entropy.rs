@@ -4,21 +4,21 @@ use numcore::{Result, Support, fused::CrossEntropy};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Call,
-    rows::{Along, Frame, Rows, number, read},
+    FusedCall,
+    rows::{Along, RowFrame, RowKernel, number, read},
     softmax::total,
 };
-use crate::{bindings::Place, queue::Ticket};
+use crate::{bindings::OperandView, queue::IndexCheck};
 
-pub(super) fn forward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support> {
+pub(super) fn forward(call: &FusedCall<'_, '_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, width) = call.rows(0);
-    let mut operands: SmallVec<[(Place<'_>, Along); 8]> =
+    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> =
         smallvec![(call.ins[0], Along::Both), (call.ins[1], Along::Rows)];
     operands.extend(call.ins.get(2).map(|w| (*w, Along::Columns)));
     let loss = operands.len();
     operands.extend(call.outs.iter().map(|p| (*p, Along::Rows)));
     let numbers = numbers(call, op, width);
-    let launch = Rows {
+    let launch = RowKernel {
         op: "cross_entropy",
         kind: "cross_entropy",
         operands: &operands,
@@ -57,9 +57,9 @@ pub(super) fn forward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support>
     Ok(Support::Done)
 }
 
-pub(super) fn backward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support> {
+pub(super) fn backward(call: &FusedCall<'_, '_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, width) = call.rows(0);
-    let mut operands: SmallVec<[(Place<'_>, Along); 8]> = smallvec![
+    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> = smallvec![
         (call.ins[0], Along::Both),
         (call.ins[1], Along::Rows),
         (call.ins[2], Along::Rows),
@@ -70,7 +70,7 @@ pub(super) fn backward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support
     let d = operands.len();
     operands.push((call.outs[0], Along::Both));
     let numbers = numbers(call, op, width);
-    let launch = Rows {
+    let launch = RowKernel {
         op: "cross_entropy_grad",
         kind: "cross_entropy_grad",
         operands: &operands,
@@ -112,15 +112,15 @@ pub(super) fn backward(call: &Call<'_, '_>, op: &CrossEntropy) -> Result<Support
 }
 
 /// The class that does not count, how the target is spread, the launch's ticket.
-fn numbers(call: &Call<'_, '_>, op: &CrossEntropy, width: usize) -> [u32; 5] {
-    let ticket = call.wgpu.queue.ticket(Ticket { op: "cross_entropy", size: width });
+fn numbers(call: &FusedCall<'_, '_>, op: &CrossEntropy, width: usize) -> [u32; 5] {
+    let ticket = call.wgpu.queue.ticket(IndexCheck { op: "cross_entropy", size: width });
     let ignored = op.ignore_index as u64;
     let (target, other) = (number(1.0 - op.label_smoothing), number(op.label_smoothing / width as f64));
     [ignored as u32, (ignored >> 32) as u32, target, other, !ticket]
 }
 
 /// `which` class the row has (0 where it is `ignored` or unknown), its weight `own`, and the shares.
-fn class(f: &mut Frame<'_>, target: usize, weight: Option<usize>) -> String {
+fn class(f: &mut RowFrame<'_>, target: usize, weight: Option<usize>) -> String {
     let (low, high) = (f.params.next(), f.params.next());
     let (share, other) = (read(&mut f.params), read(&mut f.params));
     let ticket = f.params.next();

@@ -9,16 +9,16 @@ mod softmax;
 use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
 use smallvec::SmallVec;
 
-use crate::{Wgpu, bindings::Place};
+use crate::{Wgpu, bindings::OperandView};
 
 /// One call: its operands.
-struct Call<'c, 'a> {
+struct FusedCall<'c, 'a> {
     wgpu: &'c Wgpu,
-    ins: SmallVec<[Place<'a>; 8]>,
-    outs: SmallVec<[Place<'a>; 4]>,
+    ins: SmallVec<[OperandView<'a>; 8]>,
+    outs: SmallVec<[OperandView<'a>; 4]>,
 }
 
-impl Call<'_, '_> {
+impl FusedCall<'_, '_> {
     /// Rows and their width, of an input whose rows are its last axis.
     fn rows(&self, i: usize) -> (usize, usize) {
         let dims = self.ins[i].layout.dims();
@@ -38,10 +38,10 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
     if !dense || empty || wide || ins[0].dtype() == DType::F64 {
         return Ok(Support::Decompose);
     }
-    let call = Call {
+    let call = FusedCall {
         wgpu,
-        ins: ins.iter().map(|v| Place::from(*v)).collect(),
-        outs: outs.iter().map(|o| Place::from(&o.view)).collect(),
+        ins: ins.iter().map(|v| OperandView::from(*v)).collect(),
+        outs: outs.iter().map(|o| OperandView::from(&o.view)).collect(),
     };
     match op {
         FusedOp::Softmax(op) => softmax::forward(&call, op.log),

@@ -3,27 +3,27 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    Accumulate, DType, Layout, ReduceOp, Result, Shape, Support,
+    Accumulate, DType, Layout, ReduceKind, Result, Shape, Support,
     fused::{Norm, NormGrad, NormKind},
     pointwise::Program,
 };
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Call,
-    rows::{Along, Rows, number, read},
+    FusedCall,
+    rows::{Along, RowKernel, number, read},
 };
-use crate::{bindings::Place, reduce};
+use crate::{bindings::OperandView, reduce};
 
-pub(super) fn forward(call: &Call<'_, '_>, op: &Norm) -> Result<Support> {
+pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Norm) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let layer = op.kind == NormKind::Layer;
-    let mut operands: SmallVec<[(Place<'_>, Along); 8]> = smallvec![(call.ins[0], Along::Both)];
+    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> = smallvec![(call.ins[0], Along::Both)];
     operands.extend(call.ins[1..].iter().map(|p| (*p, Along::Columns)));
     let y = operands.len();
     operands.push((call.outs[0], Along::Both));
     operands.extend(call.outs[1..].iter().map(|p| (*p, Along::Rows)));
-    let launch = Rows {
+    let launch = RowKernel {
         op: "norm",
         kind: "norm",
         operands: &operands,
@@ -70,17 +70,17 @@ pub(super) fn forward(call: &Call<'_, '_>, op: &Norm) -> Result<Support> {
 }
 
 /// Halves add up in `f32`. With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
-pub(super) fn backward(call: &Call<'_, '_>, op: &NormGrad) -> Result<Support> {
+pub(super) fn backward(call: &FusedCall<'_, '_>, op: &NormGrad) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let layer = op.0.kind == NormKind::Layer;
     let (mean, weight) = (layer.then_some(3), op.weight_at());
-    let mut operands: SmallVec<[(Place<'_>, Along); 8]> =
+    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> =
         smallvec![(call.ins[0], Along::Both), (call.ins[1], Along::Both), (call.ins[2], Along::Rows)];
     operands.extend(mean.map(|k| (call.ins[k], Along::Rows)));
     operands.extend(weight.map(|k| (call.ins[k], Along::Columns)));
     let d = operands.len();
     operands.push((call.outs[0], Along::Both));
-    let launch = Rows {
+    let launch = RowKernel {
         op: "norm_grad",
         kind: "norm_grad",
         operands: &operands,
@@ -111,26 +111,26 @@ pub(super) fn backward(call: &Call<'_, '_>, op: &NormGrad) -> Result<Support> {
     Ok(Support::Done)
 }
 
-fn parameters(call: &Call<'_, '_>, op: &NormGrad, rows: usize, width: usize) -> Result<()> {
+fn parameters(call: &FusedCall<'_, '_>, op: &NormGrad, rows: usize, width: usize) -> Result<()> {
     static SLOPE: LazyLock<Program> =
         LazyLock::new(|| Program::new("norm_grad", |[x, g, r, m], []| [g * ((x - m) * r)]));
     static SLOPE_RMS: LazyLock<Program> = LazyLock::new(|| Program::new("norm_grad", |[x, g, r], []| [g * (x * r)]));
     static SUM: LazyLock<Program> = LazyLock::new(|| Program::new("norm_grad", |[g], []| [g]));
     let full = Shape::from([rows, width]);
-    let seen = |p: Place<'_>, axes: [usize; 2]| -> Result<Layout> {
+    let seen = |p: OperandView<'_>, axes: [usize; 2]| -> Result<Layout> {
         Layout::contiguous(Shape::from(axes)).at(p.layout.offset()).broadcast_to(full)
     };
     let (x, g) = (call.ins[0], call.ins[1]);
     let (x, g) = (x.seen(seen(x, [rows, width])?), g.seen(seen(g, [rows, width])?));
     let to = |k: usize| call.outs[k].seen(Layout::contiguous(Shape::from([1, width])).at(call.outs[k].layout.offset()));
-    let sum = |program: &Program, ins: &[Place<'_>], k: usize| {
+    let sum = |program: &Program, ins: &[OperandView<'_>], k: usize| {
         reduce::places(
             call.wgpu,
             (program, &[DType::F32; 4][..ins.len()], DType::F32),
             ins,
             &[],
             &full,
-            ReduceOp::Sum,
+            ReduceKind::Sum,
             (to(k), Accumulate::Overwrite),
         )
     };

@@ -7,11 +7,11 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{
     Wgpu,
-    access::{Form, Params, Site, header},
-    bindings::{Bindings, Place},
-    pipelines::Key,
+    access::{Params, Site, StorageForm, header},
+    bindings::{Bindings, OperandView},
+    pipelines::PipelineKey,
     pointwise::STEPS,
-    queue::Launch,
+    queue::Dispatch,
 };
 
 /// Invocations of a group at most: WebGPU's smallest limit.
@@ -29,10 +29,10 @@ pub(super) enum Along {
 }
 
 /// A launch: what is read and written, by rows.
-pub(super) struct Rows<'a, 'p> {
+pub(super) struct RowKernel<'a, 'p> {
     pub(super) op: &'static str,
     pub(super) kind: &'static str,
-    pub(super) operands: &'p [(Place<'a>, Along)],
+    pub(super) operands: &'p [(OperandView<'a>, Along)],
     /// Operands from this one on are written.
     pub(super) outputs: usize,
     pub(super) rows: usize,
@@ -47,38 +47,38 @@ pub(super) struct Rows<'a, 'p> {
 /// Widest rows that a kernel's loops get through.
 pub(super) const WIDEST: usize = GROUP * STEPS / 8;
 
-impl Rows<'_, '_> {
+impl RowKernel<'_, '_> {
     /// Runs the kernel whose statements `body` writes, given `row` and `width`.
-    pub(super) fn run(self, wgpu: &Wgpu, body: impl FnOnce(&mut Frame<'_>) -> String) -> Result<()> {
-        let places: SmallVec<[Place<'_>; 8]> = self.operands.iter().map(|(p, _)| *p).collect();
-        let (mut bindings, slots) = Bindings::of(&wgpu.queue.device, self.op, &places)?;
+    pub(super) fn run(self, wgpu: &Wgpu, body: impl FnOnce(&mut RowFrame<'_>) -> String) -> Result<()> {
+        let views: SmallVec<[OperandView<'_>; 8]> = self.operands.iter().map(|(p, _)| *p).collect();
+        let (mut bindings, slots) = Bindings::of(&wgpu.queue.device, self.op, &views)?;
         let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
-        for k in self.outputs..places.len() {
-            atomic[slots[k]] |= Form::of(places[k].dtype).per_word() > 1;
+        for k in self.outputs..views.len() {
+            atomic[slots[k]] |= StorageForm::of(views[k].dtype).per_word() > 1;
         }
         let flag = self.indexed.then(|| bindings.add_whole(&wgpu.queue.flag));
         atomic.extend(flag.map(|_| true));
-        let site = |k: usize| Site { slot: slots[k], form: Form::of(places[k].dtype), atomic: atomic[slots[k]] };
-        let sites: SmallVec<[Site; 8]> = (0..places.len()).map(site).collect();
+        let site = |k: usize| Site { slot: slots[k], form: StorageForm::of(views[k].dtype), atomic: atomic[slots[k]] };
+        let sites: SmallVec<[Site; 8]> = (0..views.len()).map(site).collect();
         let threads = self.width.div_ceil(4).next_power_of_two().clamp(32, GROUP);
         let mut params: SmallVec<[u32; 32]> = smallvec![0, self.rows as u32, self.width as u32];
-        params.extend((0..places.len()).map(|k| bindings.base(slots[k], &places[k])));
+        params.extend((0..views.len()).map(|k| bindings.base(slots[k], &views[k])));
         params.extend_from_slice(self.numbers);
         let mut details: SmallVec<[u32; 32]> = smallvec![threads as u32, bindings.len() as u32];
         details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | (s.form as u32) << 1 | u32::from(s.atomic)));
         details.extend_from_slice(self.details);
-        let key = Key { kind: self.kind, program: None, details };
+        let key = PipelineKey { kind: self.kind, program: None, details };
         let header = header(&atomic, params.len());
-        let launch = Launch { op: self.op, key, bindings, params: &params, groups: self.rows };
+        let launch = Dispatch { op: self.op, key, bindings, params: &params, groups: self.rows };
         let operands = self.operands;
         wgpu.queue.launch(launch, || Ok(source(&header, threads, &sites, operands, flag.unwrap_or(0), body)))
     }
 }
 
 /// What a body is told.
-pub(super) struct Frame<'f> {
+pub(super) struct RowFrame<'f> {
     sites: &'f [Site],
-    operands: &'f [(Place<'f>, Along)],
+    operands: &'f [(OperandView<'f>, Along)],
     bases: Vec<String>,
     threads: usize,
     /// Where an unknown index is noted.
@@ -86,8 +86,8 @@ pub(super) struct Frame<'f> {
     pub(super) params: Params,
 }
 
-impl Frame<'_> {
-    /// The element of an operand at this row, or inside [`columns`](Frame::columns) at this row and column.
+impl RowFrame<'_> {
+    /// The element of an operand at this row, or inside [`columns`](RowFrame::columns) at this row and column.
     pub(super) fn load(&self, k: usize) -> String {
         self.sites[k].load(&format!("i{k}"))
     }
@@ -123,16 +123,16 @@ fn source(
     header: &str,
     threads: usize,
     sites: &[Site],
-    operands: &[(Place<'_>, Along)],
+    operands: &[(OperandView<'_>, Along)],
     flag: usize,
-    body: impl FnOnce(&mut Frame<'_>) -> String,
+    body: impl FnOnce(&mut RowFrame<'_>) -> String,
 ) -> String {
     let mut params = Params::new();
     let (rows, width) = (params.next(), params.next());
     let bases = params.many(sites.len());
     let each_row = operands.iter().enumerate().filter(|(_, (_, along))| *along == Along::Rows);
     let starts: String = each_row.map(|(k, _)| format!("let i{k} = {} + row;\n", bases[k])).collect();
-    let body = body(&mut Frame { sites, operands, bases, threads, flag, params });
+    let body = body(&mut RowFrame { sites, operands, bases, threads, flag, params });
     let together = |name: &str, merge: &str| {
         format!(
             "fn {name}(local: u32, x: f32) -> f32 {{\nworkgroupBarrier();\nshared_x[local] = x;\nworkgroupBarrier();\n\

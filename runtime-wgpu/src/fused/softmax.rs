@@ -3,15 +3,15 @@
 use numcore::{Result, Support};
 
 use super::{
-    Call,
-    rows::{Along, Frame, Rows},
+    FusedCall,
+    rows::{Along, RowFrame, RowKernel},
 };
 
-pub(super) fn forward(call: &Call<'_, '_>, log: bool) -> Result<Support> {
+pub(super) fn forward(call: &FusedCall<'_, '_>, log: bool) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let operands = [(call.ins[0], Along::Both), (call.outs[0], Along::Both)];
     let details = [u32::from(log)];
-    let launch = Rows {
+    let launch = RowKernel {
         op: "softmax",
         kind: "softmax",
         operands: &operands,
@@ -36,7 +36,7 @@ pub(super) fn forward(call: &Call<'_, '_>, log: bool) -> Result<Support> {
 }
 
 /// `top`, the largest of a row or 0 where that is infinite, and `total`, the sum of `exp(x − top)`.
-pub(super) fn total(f: &Frame<'_>, x: usize) -> String {
+pub(super) fn total(f: &RowFrame<'_>, x: usize) -> String {
     let value = f.load(x);
     format!(
         "var most = wg_bits(0xff800000u);\n{}let largest = all_max(local, most);\n\
@@ -47,11 +47,11 @@ pub(super) fn total(f: &Frame<'_>, x: usize) -> String {
     )
 }
 
-pub(super) fn backward(call: &Call<'_, '_>, log: bool) -> Result<Support> {
+pub(super) fn backward(call: &FusedCall<'_, '_>, log: bool) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let operands = [(call.ins[0], Along::Both), (call.ins[1], Along::Both), (call.outs[0], Along::Both)];
     let details = [u32::from(log)];
-    let launch = Rows {
+    let launch = RowKernel {
         op: "softmax_grad",
         kind: "softmax_grad",
         operands: &operands,

@@ -6,21 +6,22 @@ mod fold;
 use std::{fmt::Write, sync::LazyLock};
 
 use numcore::{
-    Accumulate, ArgOp, DType, Layout, Operand, Out, ReduceOp, Result, Scalar, Shape, View, ViewMut, pointwise::Program,
+    Accumulate, ArgOp, DType, Layout, Out, ProgramOperand, ReduceKind, Result, Scalar, Shape, View, ViewMut,
+    pointwise::Program,
 };
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
     Wgpu,
-    access::{Form, Params, Site, header, offset, unravel},
-    bindings::{Bindings, Place},
-    elementwise::{Sizes, Strides, coalesce},
-    pipelines::Key,
+    access::{Params, Site, StorageForm, header, offset, unravel},
+    bindings::{Bindings, OperandView},
+    elementwise::{LoopSizes, LoopStrides, coalesce},
+    pipelines::PipelineKey,
     pointwise::{self, LaunchValues, STEPS, no_f64, printed, reads},
-    queue::Launch,
+    queue::Dispatch,
 };
 
-use fold::{Fold, far_merge};
+use fold::{FoldOp, far_merge};
 
 /// Invocations of a group: WebGPU's smallest limit.
 const GROUP: usize = 256;
@@ -34,7 +35,7 @@ pub(crate) fn reduce(
     ins: &[View<'_, Wgpu>],
     scalars: &[Scalar],
     full: &Shape,
-    op: ReduceOp,
+    op: ReduceKind,
     out: Out<'_, Wgpu>,
 ) -> Result<()> {
     if out.view.layout().numel() == 0 {
@@ -43,9 +44,9 @@ pub(crate) fn reduce(
     if full.numel() == 0 {
         return nothing(wgpu, op, out);
     }
-    let all: SmallVec<[Place<'_>; 8]> = ins.iter().map(|v| Place::from(*v)).collect();
+    let all: SmallVec<[OperandView<'_>; 8]> = ins.iter().map(|v| OperandView::from(*v)).collect();
     let types: SmallVec<[DType; 8]> = ins.iter().map(|v| v.dtype()).collect();
-    let to = Place::from(&out.view);
+    let to = OperandView::from(&out.view);
     places(wgpu, (map, &types, to.dtype), &all, scalars, full, op, (to, out.how))
 }
 
@@ -53,11 +54,11 @@ pub(crate) fn reduce(
 pub(crate) fn places(
     wgpu: &Wgpu,
     (map, types, result): (&Program, &[DType], DType),
-    ins: &[Place<'_>],
+    ins: &[OperandView<'_>],
     scalars: &[Scalar],
     full: &Shape,
-    op: ReduceOp,
-    (to, how): (Place<'_>, Accumulate),
+    op: ReduceKind,
+    (to, how): (OperandView<'_>, Accumulate),
 ) -> Result<()> {
     let typed = map.resolve(types, &[Some(result)])?;
     if typed.dtypes.contains(&DType::F64) {
@@ -65,10 +66,10 @@ pub(crate) fn places(
     }
     let launch = LaunchValues::of(map, &typed, scalars)?;
     let used: SmallVec<[usize; 8]> = (0..ins.len()).filter(|&i| reads(map, i)).collect();
-    let places: SmallVec<[Place<'_>; 8]> = used.iter().map(|&i| ins[i]).collect();
+    let places: SmallVec<[OperandView<'_>; 8]> = used.iter().map(|&i| ins[i]).collect();
     let mut details: SmallVec<[u32; 16]> = used.iter().map(|&i| (i as u32) << 8 | types[i] as u32).collect();
     details.extend([op as u32, to.dtype as u32]);
-    let fold = Fold::of(op, Form::of(to.dtype));
+    let fold = FoldOp::of(op, StorageForm::of(to.dtype));
     let text = |params: &mut Params, loads: &[String]| {
         let mut text = launch.text(params);
         for (i, load) in used.iter().zip(loads) {
@@ -77,7 +78,7 @@ pub(crate) fn places(
         }
         Ok(text + &printed(map, &typed, wgpu)? + "b0 = out0;\n")
     };
-    let cut = Cut::new(full, &places, &to);
+    let cut = ReducePlan::new(full, &places, &to);
     let mapped = Mapped { op: map.name(), program: Some(map), details: &details, numbers: &launch.words };
     if cut.segments == 1 {
         return cut.run(wgpu, mapped, &places, to, how, &fold, text);
@@ -85,7 +86,7 @@ pub(crate) fn places(
     // Each segment's result, then those of an output together.
     let parts = Layout::contiguous(Shape::from([cut.outputs(), cut.segments]));
     let memory = wgpu.scratch(parts.numel() * to.dtype.compute().size())?;
-    let partial = Place::of(&memory, parts, to.dtype.compute());
+    let partial = OperandView::of(&memory, parts, to.dtype.compute());
     let last = cut.second();
     cut.into_parts().run(wgpu, mapped, &places, partial, Accumulate::Overwrite, &fold, text)?;
     let details = [op as u32, to.dtype as u32];
@@ -95,7 +96,7 @@ pub(crate) fn places(
 }
 
 /// What stands for the combination of no values.
-fn nothing(wgpu: &Wgpu, op: ReduceOp, out: Out<'_, Wgpu>) -> Result<()> {
+fn nothing(wgpu: &Wgpu, op: ReduceKind, out: Out<'_, Wgpu>) -> Result<()> {
     let dtype = out.view.dtype();
     let (low, high): (Scalar, Scalar) = match dtype {
         DType::I32 => (i32::MIN.into(), i32::MAX.into()),
@@ -105,10 +106,10 @@ fn nothing(wgpu: &Wgpu, op: ReduceOp, out: Out<'_, Wgpu>) -> Result<()> {
         _ => (f64::NEG_INFINITY.into(), f64::INFINITY.into()),
     };
     let value = match op {
-        ReduceOp::Sum => 0i64.into(),
-        ReduceOp::Prod => 1i64.into(),
-        ReduceOp::Max => low,
-        ReduceOp::Min => high,
+        ReduceKind::Sum => 0i64.into(),
+        ReduceKind::Prod => 1i64.into(),
+        ReduceKind::Max => low,
+        ReduceKind::Min => high,
     };
     fill(wgpu, value, &mut [out])
 }
@@ -116,7 +117,7 @@ fn nothing(wgpu: &Wgpu, op: ReduceOp, out: Out<'_, Wgpu>) -> Result<()> {
 /// Every element `value`.
 pub(crate) fn fill(wgpu: &Wgpu, value: Scalar, out: &mut [Out<'_, Wgpu>]) -> Result<()> {
     static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("full", |[], [s]| [s]));
-    pointwise::run(wgpu, &FILL, &[] as &[Operand<'_, Wgpu>], &[value], out)
+    pointwise::run(wgpu, &FILL, &[] as &[ProgramOperand<'_, Wgpu>], &[value], out)
 }
 
 /// Position of an extreme along `axis`.
@@ -128,9 +129,9 @@ pub(crate) fn arg_reduce(wgpu: &Wgpu, op: ArgOp, x: View<'_, Wgpu>, axis: usize,
     if x.dtype() == DType::F64 {
         return Err(no_f64(wgpu, name));
     }
-    let (x, to) = (Place::from(x), Place::from(&out));
+    let (x, to) = (OperandView::from(x), OperandView::from(&out));
     let full = *x.layout.shape();
-    let cut = Cut { segments: 1, ..Cut::new(&full, &[x], &to) }.sharing_enough();
+    let cut = ReducePlan { segments: 1, ..ReducePlan::new(&full, &[x], &to) }.sharing_enough();
     if full[axis] > GROUP * STEPS {
         let why =
             format!("an axis of {} elements; positions of extremes are found among {}", full[axis], GROUP * STEPS);
@@ -139,7 +140,7 @@ pub(crate) fn arg_reduce(wgpu: &Wgpu, op: ArgOp, x: View<'_, Wgpu>, axis: usize,
     let details = [op as u32, x.dtype as u32];
     let mapped = Mapped { op: name, program: None, details: &details, numbers: &[] };
     let text = |_: &mut Params, loads: &[String]| Ok(format!("b0 = {};\nb1 = r;\n", loads[0]));
-    cut.run(wgpu, mapped, &[x], to, Accumulate::Overwrite, &Fold::arg(op, Form::of(x.dtype)), text)
+    cut.run(wgpu, mapped, &[x], to, Accumulate::Overwrite, &FoldOp::arg(op, StorageForm::of(x.dtype)), text)
 }
 
 /// What computes the values, as far as a key and parameters go.
@@ -152,12 +153,12 @@ struct Mapped<'m> {
 
 /// How a reduction is cut: walks over what is kept and what goes, threads, segments.
 #[derive(Clone)]
-struct Cut {
-    outer: Sizes,
+struct ReducePlan {
+    outer: LoopSizes,
     /// Of the inputs, then of the output.
-    outer_strides: Vec<Strides>,
-    inner: Sizes,
-    inner_strides: Vec<Strides>,
+    outer_strides: Vec<LoopStrides>,
+    inner: LoopSizes,
+    inner_strides: Vec<LoopStrides>,
     /// Invocations that share an output; the others of a group are on neighbouring outputs.
     sharing: usize,
     segments: usize,
@@ -165,17 +166,17 @@ struct Cut {
     parts: bool,
 }
 
-impl Cut {
-    fn new(full: &Shape, ins: &[Place<'_>], out: &Place<'_>) -> Cut {
+impl ReducePlan {
+    fn new(full: &Shape, ins: &[OperandView<'_>], out: &OperandView<'_>) -> ReducePlan {
         let rank = full.rank();
         let goes = |i: usize| full[i] != 1 && out.layout.dims()[i] == 1;
-        let strides = |places: &[Place<'_>], i: usize| places.iter().map(|p| p.layout.strides()[i]).collect();
-        let all: SmallVec<[Place<'_>; 8]> = ins.iter().copied().chain([*out]).collect();
+        let strides = |places: &[OperandView<'_>], i: usize| places.iter().map(|p| p.layout.strides()[i]).collect();
+        let all: SmallVec<[OperandView<'_>; 8]> = ins.iter().copied().chain([*out]).collect();
         let (outer, outer_strides) =
             coalesce((0..rank).filter(|&i| !goes(i)).map(|i| (full[i], strides(&all, i))), all.len());
         let (inner, inner_strides) =
             coalesce((0..rank).filter(|&i| goes(i)).map(|i| (full[i], strides(ins, i))), ins.len());
-        let mut cut = Cut { outer, outer_strides, inner, inner_strides, sharing: 1, segments: 1, parts: false };
+        let mut cut = ReducePlan { outer, outer_strides, inner, inner_strides, sharing: 1, segments: 1, parts: false };
         cut.share();
         cut
     }
@@ -203,7 +204,7 @@ impl Cut {
     }
 
     /// As many invocations for an output as let each end in time.
-    fn sharing_enough(mut self) -> Cut {
+    fn sharing_enough(mut self) -> ReducePlan {
         if self.length() > self.sharing * STEPS {
             self.sharing = GROUP;
         }
@@ -211,9 +212,9 @@ impl Cut {
     }
 
     /// The segments' results: the same outputs, a contiguous run for each.
-    fn parts_strides(&self) -> Strides {
+    fn parts_strides(&self) -> LoopStrides {
         let mut step = self.segments as isize;
-        let mut strides: Strides = self
+        let mut strides: LoopStrides = self
             .outer
             .iter()
             .rev()
@@ -227,7 +228,7 @@ impl Cut {
         strides
     }
 
-    fn into_parts(mut self) -> Cut {
+    fn into_parts(mut self) -> ReducePlan {
         let strides = self.parts_strides();
         if let Some(last) = self.outer_strides.last_mut() {
             *last = strides;
@@ -237,9 +238,9 @@ impl Cut {
     }
 
     /// What combines the segments' results.
-    fn second(&self) -> Cut {
+    fn second(&self) -> ReducePlan {
         let to = self.outer_strides.last().cloned().unwrap_or_default();
-        let mut cut = Cut {
+        let mut cut = ReducePlan {
             outer: self.outer.clone(),
             outer_strides: vec![self.parts_strides(), to],
             inner: smallvec![self.segments],
@@ -258,17 +259,17 @@ impl Cut {
         self,
         wgpu: &Wgpu,
         mapped: Mapped<'_>,
-        ins: &[Place<'_>],
-        to: Place<'_>,
+        ins: &[OperandView<'_>],
+        to: OperandView<'_>,
         how: Accumulate,
-        fold: &Fold,
+        fold: &FoldOp,
         text: impl FnOnce(&mut Params, &[String]) -> Result<String>,
     ) -> Result<()> {
-        let places: SmallVec<[Place<'_>; 8]> = ins.iter().copied().chain([to]).collect();
+        let places: SmallVec<[OperandView<'_>; 8]> = ins.iter().copied().chain([to]).collect();
         let (bindings, slots) = Bindings::of(&wgpu.queue.device, mapped.op, &places)?;
         let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
-        atomic[slots[ins.len()]] = Form::of(to.dtype).per_word() > 1;
-        let site = |i: usize| Site { slot: slots[i], form: Form::of(places[i].dtype), atomic: atomic[slots[i]] };
+        atomic[slots[ins.len()]] = StorageForm::of(to.dtype).per_word() > 1;
+        let site = |i: usize| Site { slot: slots[i], form: StorageForm::of(places[i].dtype), atomic: atomic[slots[i]] };
         let sites: SmallVec<[Site; 8]> = (0..places.len()).map(site).collect();
         let (outputs, length) = (self.outputs(), self.length());
         let each = length.div_ceil(self.segments);
@@ -288,10 +289,10 @@ impl Cut {
         details.extend([u32::from(self.parts), u32::from(how == Accumulate::Add)]);
         details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | (s.form as u32) << 1 | u32::from(s.atomic)));
         details.extend_from_slice(mapped.details);
-        let key = Key { kind: fold.kind, program: mapped.program.cloned(), details };
+        let key = PipelineKey { kind: fold.kind, program: mapped.program.cloned(), details };
         let groups = outputs.div_ceil(GROUP / self.sharing) * self.segments;
         let header = header(&atomic, params.len());
-        let launch = Launch { op: mapped.op, key, bindings, params: &params, groups };
+        let launch = Dispatch { op: mapped.op, key, bindings, params: &params, groups };
         wgpu.queue.launch(launch, || self.source(&header, &sites, how, fold, text))
     }
 
@@ -300,7 +301,7 @@ impl Cut {
         header: &str,
         sites: &[Site],
         how: Accumulate,
-        fold: &Fold,
+        fold: &FoldOp,
         text: impl FnOnce(&mut Params, &[String]) -> Result<String>,
     ) -> Result<String> {
         let mut params = Params::new();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use weftgrad::{
-    Use,
+    MemoryCategory,
     distributed::{
         buckets::{BucketLimits, BucketOptions},
         comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, SlowCommunicator, Traffic},
@@ -153,6 +153,6 @@ fn steps<S: Strategy<Cpu>>(
     };
     let named = counted.by_name().into_iter();
     let parts = named.map(|(of, t)| (of.map_or("all else".into(), |of| of.to_string()), part(t))).collect();
-    let peak = rt.memory().total.peak - rt.memory().of(Use::Communication).live;
+    let peak = rt.memory().total.peak - rt.memory().of(MemoryCategory::Communication).live;
     Ok(Measured { step, exposed, peak, loss: last, parts })
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use weftgrad::{
-    Use,
+    MemoryCategory,
     distributed::{
         checkpoint::Folder,
         comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, NoOpCommunicator, Ranks},
@@ -116,7 +116,7 @@ fn resumed(program: &Program, folder: &Folder, alone: &End, saved: usize) -> Ver
 fn empty(rank: usize, rt: &Cpu) -> Verdict {
     let begun = Instant::now();
     loop {
-        let left: usize = Use::ALL.iter().map(|&u| rt.memory().of(u).live).sum();
+        let left: usize = MemoryCategory::ALL.iter().map(|&u| rt.memory().of(u).live).sum();
         match left {
             0 => return Ok(()),
             _ if begun.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(1)),

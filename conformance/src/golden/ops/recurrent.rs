@@ -1,7 +1,7 @@
 //! Recurrent layers: the case's parameters, put into a layer under PyTorch's names.
 
 use autograd::Var;
-use nn::{Cell, Entry, GruCell, Init, LstmCell, ModuleExt, Recurrent, RecurrentConfig, RnnCell, walk};
+use nn::{GruCell, Init, LstmCell, ModuleEntry, ModuleExt, Recurrent, RecurrentCell, RecurrentConfig, RnnCell, walk};
 use numcore::{Error, Result, Runtime, ops::Apply};
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ fn names<'a, R: Runtime>(c: &'a Call<'_, R>) -> Result<Vec<&'a str>> {
     list.flatten().ok_or_else(missing)
 }
 
-fn layer<R: Runtime, C: Cell>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
+fn layer<R: Runtime, C: RecurrentCell>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (x, names) = (c.x(0)?, names(c)?);
     c.attrs.only("batch_first", &true.into())?;
     // Shapes and names of the parameters say the rest.
@@ -45,7 +45,7 @@ fn layer<R: Runtime, C: Cell>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let values = names.iter().enumerate().map(|(i, n)| Ok(((*n).to_string(), c.x(i + 1)?.value()?)));
     layer.load_state_dict(values.collect::<Result<_>>()?, true)?;
     walk(&layer, |name, entry| {
-        if let Entry::Parameter(p) = entry {
+        if let ModuleEntry::Parameter(p) = entry {
             c.stands_in(at(name), p.var());
         }
     });

@@ -1,7 +1,7 @@
 //! Op calls and programs: computed, accumulated, and computed into memory.
 
 use numcore::{
-    DType, ErrorKind, ReduceOp, Result, Runtime, Shape, Tensor,
+    DType, ErrorKind, ReduceKind, Result, Runtime, Shape, Tensor,
     fused::{
         Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, Linear, MaxPool, MaxPoolGrad, Norm,
         NormGrad, NormKind, ScatterExtreme, Softmax, SoftmaxGrad,
@@ -131,7 +131,7 @@ fn call(draw: &mut Draw, dtype: DType) -> (Op, Vec<Spec>) {
         9 => (Pointwise::new(&add(), &[]).into(), vec![of(&[m, n]), if yes { of(&[n]) } else { of(&[m, 1]) }]),
         10 => {
             let to = if yes { Shape::from([1, n]) } else { Shape::from([n]) };
-            let op = if also { Reduce::sum_to(to) } else { Reduce::new(ReduceOp::Max, to) };
+            let op = if also { Reduce::sum_to(to) } else { Reduce::new(ReduceKind::Max, to) };
             (op.into(), vec![of(&[m, n])])
         }
         12 => {

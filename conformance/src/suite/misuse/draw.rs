@@ -1,7 +1,7 @@
 //! Random operands, and memory whose surroundings are known.
 
 use numcore::{
-    DType, Flat, FlatLayout, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    DType, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{PointwiseOps, Spec, ViewOps},
     rng::Philox,
 };
@@ -151,7 +151,7 @@ impl<R: Runtime> Guarded<R> {
         let ranges = [("before", guard()), ("memory", spec.shape), ("after", guard())];
         let layout = FlatLayout::new(spec.dtype, ranges.map(|(name, shape)| (name.to_string(), shape)));
         let bytes = vec![1; layout.numel() * spec.dtype.size()];
-        Ok(Guarded(Flat::from_bytes(rt, Use::Gradients, layout, &bytes)?))
+        Ok(Guarded(Flat::from_bytes(rt, MemoryCategory::Gradients, layout, &bytes)?))
     }
 
     /// The memory between the guards.

@@ -3,7 +3,7 @@
 use numcore::{
     DType, Element, Result, Runtime, Tensor,
     ops::PointwiseOps,
-    pointwise::{Builder, Expr, Number, Program},
+    pointwise::{Expr, Number, Program, ProgramBuilder},
 };
 use proptest::prelude::*;
 
@@ -53,7 +53,7 @@ fn trees(wide: bool) -> impl Strategy<Value = Tree> {
 }
 
 impl Tree {
-    fn write<'b>(&self, b: &'b Builder, x: &[Expr<'b>]) -> Expr<'b> {
+    fn write<'b>(&self, b: &'b ProgramBuilder, x: &[Expr<'b>]) -> Expr<'b> {
         match self {
             Tree::Input(i) => x[*i],
             Tree::Number(v) => b.int(*v).cast_like(x[0]),
@@ -72,7 +72,7 @@ impl Tree {
     }
 }
 
-fn two<'b>(b: &'b Builder, op: usize, l: Expr<'b>, r: Expr<'b>) -> Expr<'b> {
+fn two<'b>(b: &'b ProgramBuilder, op: usize, l: Expr<'b>, r: Expr<'b>) -> Expr<'b> {
     match op {
         0 => l + r,
         1 => l - r,

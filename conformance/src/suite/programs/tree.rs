@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use numcore::pointwise::{Builder, Expr, Program};
+use numcore::pointwise::{Expr, Program, ProgramBuilder};
 use proptest::prelude::*;
 
 /// An expression.
@@ -135,7 +135,7 @@ impl Tree {
         }
     }
 
-    fn write<'b>(&self, b: &'b Builder, x: &[Expr<'b>]) -> Expr<'b> {
+    fn write<'b>(&self, b: &'b ProgramBuilder, x: &[Expr<'b>]) -> Expr<'b> {
         match self {
             Tree::Input(i) => x[*i],
             Tree::Number(v) => b.c(*v),

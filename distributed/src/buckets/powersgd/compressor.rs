@@ -8,7 +8,7 @@ use std::{
 
 use autograd::Leaf;
 use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, Op, Pointwise, ViewOps, compute},
 };
 
@@ -252,7 +252,7 @@ impl<R: Runtime> Compressor<R> {
     }
 
     fn row(&self, numel: usize, dtype: DType) -> Result<TensorMut<R>> {
-        TensorMut::alloc_for(self.comm.runtime(), Use::Communication, Shape::new(&[numel])?, dtype)
+        TensorMut::alloc_for(self.comm.runtime(), MemoryCategory::Communication, Shape::new(&[numel])?, dtype)
     }
 
     /// What the losses of all ranks weigh; 1 where nobody has said it.

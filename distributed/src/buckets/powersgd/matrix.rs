@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor, TensorMut, Use,
+    DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, Matmul, MatmulOps, Op, PointwiseOps, ReduceOps, ViewOp, ViewOps, compute},
     pointwise::Program,
 };
@@ -44,7 +44,7 @@ pub(super) struct LowRankGrad<R: Runtime> {
 impl<R: Runtime> LowRankGrad<R> {
     /// Of gradients of type `dtype`, with no error yet.
     pub(super) fn new(rt: &R, (m, n, rank): (usize, usize, usize), dtype: DType, seed: u64) -> Result<Self> {
-        let mut error = TensorMut::alloc_for(rt, Use::Gradients, Shape::new(&[m * n])?, working(dtype))?;
+        let mut error = TensorMut::alloc_for(rt, MemoryCategory::Gradients, Shape::new(&[m * n])?, working(dtype))?;
         error.zero()?;
         let q = Tensor::zeros(rt, [n, rank], working(dtype))?;
         Ok(LowRankGrad { m, n, rank, seed, error: Some(error.freeze()?), q, before: None })
@@ -78,7 +78,7 @@ impl<R: Runtime> LowRankGrad<R> {
                 own
             }
             Err(kept) => {
-                let mut sum = TensorMut::alloc_for(&rt, Use::Gradients, *kept.shape(), kept.dtype())?;
+                let mut sum = TensorMut::alloc_for(&rt, MemoryCategory::Gradients, *kept.shape(), kept.dtype())?;
                 compute(&rt, &ABSORB, &[Input::Value(&kept), grad, weight], &[], &mut [&mut sum])?;
                 sum
             }
@@ -151,7 +151,7 @@ impl<R: Runtime> LowRankGrad<R> {
     /// Takes an error over, if there is one, and `Q`.
     pub(super) fn set(&mut self, error: Option<Tensor<R>>, q: &Tensor<R>) -> Result<()> {
         if let Some(error) = error {
-            self.error = Some(error.copy_for(Use::Gradients)?);
+            self.error = Some(error.copy_for(MemoryCategory::Gradients)?);
         }
         (self.q, self.before) = (q.reshape([self.n, self.rank])?, None);
         Ok(())

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use numcore::{DType, Result, Runtime, Shape, Tensor, TensorMut, Use, ops::Spec};
+use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Spec};
 
 use super::boundary::Boundary;
 use crate::{
@@ -130,7 +130,11 @@ fn receive<R: Runtime>(comm: &Comm<R>, Spec { shape, dtype }: Spec, from: usize)
 
 fn receive_header<R: Runtime>(comm: &Comm<R>, from: usize) -> Result<Boundary> {
     let words = |count: usize| -> Result<Vec<i64>> {
-        let memory = TensorMut::alloc(&comm.runtime().tagged(Use::Communication), Shape::new(&[count])?, DType::I64)?;
+        let memory = TensorMut::alloc(
+            &comm.runtime().with_category(MemoryCategory::Communication),
+            Shape::new(&[count])?,
+            DType::I64,
+        )?;
         comm.recv(memory, from)?.wait()?.freeze()?.to_vec::<i64>()
     };
     let count = words(1)?.first().copied().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use weftgrad::{
     AnyRuntime,
     nn::Gpt,
-    optim::{AdamW, AdamWConfig, Norm, Optimizer, clip_grad_norm, split_decay},
+    optim::{AdamW, AdamWConfig, NormOrder, Optimizer, clip_grad_norm, split_decay},
     prelude::*,
 };
 use weftgrad_examples::{
@@ -127,7 +127,7 @@ impl<'a> Training<'a> {
         let batch = Batch::random(self.rt, self.train, batch, model.context, seed, self.step)?;
         let loss = self.loss(&batch)?;
         self.optimizer.backward(&loss)?;
-        clip_grad_norm(self.optimizer.gradients()?, 1.0, Norm::L2)?;
+        clip_grad_norm(self.optimizer.gradients()?, 1.0, NormOrder::L2)?;
         self.optimizer.step()?;
         loss.item()
     }

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::{
     positions, room,
-    windows::{Axis, PoolOptions, regions, spatial},
+    windows::{PoolOptions, WindowAxis, regions, spatial},
 };
 use crate::{
     DType, Error, Result, Shape, Tensor,
@@ -14,35 +14,35 @@ use crate::{
 };
 
 /// How windows are cut out of the last `N` axes.
-pub(super) enum Cut<const N: usize> {
+pub(super) enum PoolWindows<const N: usize> {
     /// Of one size, at equal distances.
-    Sliding([Axis; N]),
+    Sliding([WindowAxis; N]),
     /// From one element to another.
     Regions([Vec<(usize, usize)>; N]),
 }
 
-impl<const N: usize> Cut<N> {
+impl<const N: usize> PoolWindows<N> {
     fn output(&self) -> [usize; N] {
         match self {
-            Cut::Sliding(axes) => axes.map(|a| a.count),
-            Cut::Regions(regions) => std::array::from_fn(|i| regions[i].len()),
+            PoolWindows::Sliding(axes) => axes.map(|a| a.count),
+            PoolWindows::Regions(regions) => std::array::from_fn(|i| regions[i].len()),
         }
     }
 
     /// The windows of `x: [B, L1 .. LN]` as `[B, P1 · .. · PN, K]`, `outside` where they reach over the edges.
     fn windows<T: Apply>(&self, x: &T, outside: f64) -> Result<T> {
         let mut x = match self {
-            Cut::Sliding(axes) => {
+            PoolWindows::Sliding(axes) => {
                 let pads: Vec<_> = std::iter::once((0, 0)).chain(axes.iter().map(|a| (a.before, a.after))).collect();
                 if pads.iter().all(|p| *p == (0, 0)) { x.clone() } else { x.pad(&pads, outside)? }
             }
-            Cut::Regions(_) => x.clone(),
+            PoolWindows::Regions(_) => x.clone(),
         };
         for i in 0..N {
             let axis = i as isize + 1;
             x = match self {
-                Cut::Sliding(axes) => x.unfold(axis, axes[i].kernel, axes[i].step, axes[i].dilation)?,
-                Cut::Regions(regions) => apart(&x, axis, &regions[i])?,
+                PoolWindows::Sliding(axes) => x.unfold(axis, axes[i].kernel, axes[i].step, axes[i].dilation)?,
+                PoolWindows::Regions(regions) => apart(&x, axis, &regions[i])?,
             };
         }
         let shape = x.spec().shape;
@@ -59,7 +59,7 @@ impl<const N: usize> Cut<N> {
             })
         });
         let windows = self.windows(x, outside)?;
-        if !matches!(self, Cut::Sliding(axes) if axes.iter().any(|a| (a.before, a.after) != (0, 0))) {
+        if !matches!(self, PoolWindows::Sliding(axes) if axes.iter().any(|a| (a.before, a.after) != (0, 0))) {
             return windows.argmax(-1, true);
         }
         let inside = Tensor::full(x.runtime(), x.spec().shape.with(0, 1), DType::Bool, true)?;
@@ -93,7 +93,7 @@ pub(super) fn largest<const N: usize, T: Apply>(x: &T, options: &PoolOptions<N>)
     let shape = x.spec().shape;
     let axes = options.axes("max_pool", shape)?;
     if N > 2 || options.ceil_mode || options.dilation != [1; N] || !x.spec().dtype.is_float() {
-        return Ok(with_positions("max_pool", x, &Cut::Sliding(axes))?.0);
+        return Ok(with_positions("max_pool", x, &PoolWindows::Sliding(axes))?.0);
     }
     let flat = |values: [usize; N], one: usize| if N == 2 { [values[0], values[1]] } else { [one, values[0]] };
     let lead = shape.rank() - N;
@@ -108,7 +108,11 @@ pub(super) fn largest<const N: usize, T: Apply>(x: &T, options: &PoolOptions<N>)
 }
 
 /// The largest of each window of the last `N` axes, and where it is.
-pub(super) fn with_positions<const N: usize, T: Apply>(op: &'static str, x: &T, cut: &Cut<N>) -> Result<(T, T)> {
+pub(super) fn with_positions<const N: usize, T: Apply>(
+    op: &'static str,
+    x: &T,
+    cut: &PoolWindows<N>,
+) -> Result<(T, T)> {
     let (shape, dtype) = (x.spec().shape, x.spec().dtype);
     if dtype == DType::Bool {
         return Err(Error::dtype(op, &[dtype], "truth values have no order; cast them to `u8` first"));
@@ -130,7 +134,7 @@ pub(super) fn with_positions<const N: usize, T: Apply>(op: &'static str, x: &T, 
 
 /// The largest of each of `size` regions of the last `N` axes, and where it is.
 pub(crate) fn adaptive<const N: usize, T: Apply>(op: &'static str, x: &T, size: [usize; N]) -> Result<(T, T)> {
-    with_positions(op, x, &Cut::Regions(regions(op, x.spec().shape, size)?))
+    with_positions(op, x, &PoolWindows::Regions(regions(op, x.spec().shape, size)?))
 }
 
 /// Zeros with values at positions of the last `N` axes.

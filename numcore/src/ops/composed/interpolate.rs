@@ -117,7 +117,7 @@ fn no_image(op: &'static str, shape: Shape) -> Error {
 }
 
 /// One axis, before and after.
-struct Axis {
+struct ResizeAxis {
     from: usize,
     to: usize,
     /// From one new element to the next, in old ones, where edges are aligned.
@@ -127,7 +127,7 @@ struct Axis {
 }
 
 impl Interpolate {
-    fn axes(&self, x: Shape, to: Resize<'_>) -> Result<Vec<Axis>> {
+    fn axes(&self, x: Shape, to: Resize<'_>) -> Result<Vec<ResizeAxis>> {
         const OP: &str = "interpolate";
         let smooth = matches!(self.mode, Interpolation::Linear | Interpolation::Cubic);
         if !smooth && (self.align_corners || self.antialias) {
@@ -151,15 +151,15 @@ impl Interpolate {
             if from == 0 || to == 0 || !(scale > 0.0 && scale.is_finite()) {
                 return Err(Error::shape(OP, &[x], format!("axis {} of size {from} cannot become {to}", i + 2)));
             }
-            Ok(Axis { from, to, scale, factor })
+            Ok(ResizeAxis { from, to, scale, factor })
         };
-        let axes: Vec<Axis> = (0..given).map(axis).collect::<Result<_>>()?;
+        let axes: Vec<ResizeAxis> = (0..given).map(axis).collect::<Result<_>>()?;
         axes.iter().enumerate().fold(x, |x, (i, a)| x.with(i + 2, a.to)).checked(OP)?;
         Ok(axes)
     }
 }
 
-impl Axis {
+impl ResizeAxis {
     /// The old element that the place `part` of the way through new element `i` lies in; `part` is 0 or ½. Numbers whose
     /// quotient is whole must not end below it, so nothing is rounded before the division.
     fn under(&self, i: usize, part: f64) -> usize {

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use super::{
     taps::{Taps, scaled_along},
     widened,
-    windows::{Axis, PoolOptions, regions},
+    windows::{PoolOptions, WindowAxis, regions},
 };
 use crate::{
     Error, Result,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The sum of each window along the last `N` axes.
-fn sums<const N: usize, T: Apply>(x: &T, axes: &[Axis; N]) -> Result<T> {
+fn sums<const N: usize, T: Apply>(x: &T, axes: &[WindowAxis; N]) -> Result<T> {
     let rank = x.spec().shape.rank();
     let mut x = x.clone();
     for (i, a) in axes.iter().enumerate() {

@@ -98,21 +98,21 @@ fn surrounded<T: Apply>(x: &T, axis: usize, before: usize, after: usize, mode: P
         let wide: Shape = shape.with(axis, len);
         x.narrow(at, i, 1)?.broadcast_to(wide)
     };
-    let piece = |len: usize, side: Side| match (mode, side) {
-        (PadMode::Reflect, Side::Before) => x.narrow(at, 1, len)?.flip(&[at]),
-        (PadMode::Reflect, Side::After) => x.narrow(at, n - 1 - len, len)?.flip(&[at]),
-        (PadMode::Circular, Side::Before) => x.narrow(at, n - len, len),
-        (PadMode::Circular, Side::After) => x.narrow(at, 0, len),
-        (_, Side::Before) => repeated(0, len),
-        (_, Side::After) => repeated(n - 1, len),
+    let piece = |len: usize, side: PadSide| match (mode, side) {
+        (PadMode::Reflect, PadSide::Before) => x.narrow(at, 1, len)?.flip(&[at]),
+        (PadMode::Reflect, PadSide::After) => x.narrow(at, n - 1 - len, len)?.flip(&[at]),
+        (PadMode::Circular, PadSide::Before) => x.narrow(at, n - len, len),
+        (PadMode::Circular, PadSide::After) => x.narrow(at, 0, len),
+        (_, PadSide::Before) => repeated(0, len),
+        (_, PadSide::After) => repeated(n - 1, len),
     };
-    let first = (before > 0).then(|| piece(before, Side::Before)).transpose()?;
-    let last = (after > 0).then(|| piece(after, Side::After)).transpose()?;
+    let first = (before > 0).then(|| piece(before, PadSide::Before)).transpose()?;
+    let last = (after > 0).then(|| piece(after, PadSide::After)).transpose()?;
     cat(&first.iter().chain([x]).chain(&last).collect::<Vec<_>>(), at)
 }
 
 #[derive(Clone, Copy)]
-enum Side {
+enum PadSide {
     Before,
     After,
 }

@@ -39,7 +39,7 @@ pub trait ScatterOps: Apply {
     #[doc(alias = "put_along_axis")]
     #[track_caller]
     fn scatter(&self, axis: isize, index: &Self, src: &Self) -> Result<Self> {
-        let at = Region::new("scatter", self, axis, index, src)?;
+        let at = ScatterRegion::new("scatter", self, axis, index, src)?;
         let Some(winner) = at.winners().map_err(|e| at.found("scatter", e))? else { return Ok(self.clone()) };
         at.merged(&winner.pick(at.axis, &at.src)?, &winner.hit()?)
     }
@@ -66,7 +66,7 @@ pub trait ScatterOps: Apply {
         reduction: ScatterReduction,
         include_self: bool,
     ) -> Result<Self> {
-        let at = Region::new("scatter_reduce", self, axis, index, src)?;
+        let at = ScatterRegion::new("scatter_reduce", self, axis, index, src)?;
         if self.spec().dtype == DType::Bool {
             return Err(Error::dtype(
                 "scatter_reduce",
@@ -155,7 +155,7 @@ fn rows_named<T: Apply>(op: &'static str, x: &T, index: &T, src: &T) -> Result<[
 }
 
 /// The part of a tensor that an index can name.
-struct Region<'a, T> {
+struct ScatterRegion<'a, T> {
     whole: &'a T,
     /// `whole` cut to the index's sizes on every axis but `axis`.
     part: T,
@@ -164,7 +164,7 @@ struct Region<'a, T> {
     axis: usize,
 }
 
-impl<'a, T: Apply> Region<'a, T> {
+impl<'a, T: Apply> ScatterRegion<'a, T> {
     fn new(op: &'static str, whole: &'a T, axis: isize, index: &T, src: &T) -> Result<Self> {
         let (shape, ids, from) = (whole.spec().shape, index.spec().shape, src.spec().shape);
         let axis = shape.axis(op, axis)?;
@@ -183,7 +183,7 @@ impl<'a, T: Apply> Region<'a, T> {
                 false => x.narrow(i as isize, 0, ids[i]),
             })
         };
-        Ok(Region { whole, part: cut(whole, Some(axis))?, index: index.clone(), src: cut(src, None)?, axis })
+        Ok(ScatterRegion { whole, part: cut(whole, Some(axis))?, index: index.clone(), src: cut(src, None)?, axis })
     }
 
     fn winners(&self) -> Result<Option<Winners<T>>> {

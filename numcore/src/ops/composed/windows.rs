@@ -39,9 +39,9 @@ impl<const N: usize> PoolOptions<N> {
     }
 
     /// The axes of `x: [.., L1 .. LN]`, or what is wrong.
-    pub(super) fn axes(&self, op: &'static str, x: Shape) -> Result<[Axis; N]> {
+    pub(super) fn axes(&self, op: &'static str, x: Shape) -> Result<[WindowAxis; N]> {
         let spatial = spatial::<N>(op, x)?;
-        let mut axes = [Axis::default(); N];
+        let mut axes = [WindowAxis::default(); N];
         for (i, axis) in axes.iter_mut().enumerate() {
             if self.padding[i] > self.kernel[i] / 2 {
                 let why = format!("padding {:?} must be at most half the kernel {:?}", self.padding, self.kernel);
@@ -58,7 +58,7 @@ impl<const N: usize> PoolOptions<N> {
         Ok(axes)
     }
 
-    fn axis(&self, i: usize, size: usize) -> Option<Axis> {
+    fn axis(&self, i: usize, size: usize) -> Option<WindowAxis> {
         let (kernel, step, dilation, before) = (self.kernel[i], self.stride[i], self.dilation[i], self.padding[i]);
         let padded = size.checked_add(before.checked_mul(2)?)?;
         let count = if self.ceil_mode {
@@ -71,7 +71,7 @@ impl<const N: usize> PoolOptions<N> {
         };
         let reach = (kernel - 1) * dilation + 1;
         let after = (count.checked_sub(1)? * step + reach).saturating_sub(size + before);
-        let axis = Axis { size, before, after, count, kernel, step, dilation };
+        let axis = WindowAxis { size, before, after, count, kernel, step, dilation };
         // Dilated windows may miss the input: what would be the largest of nothing?
         axis.counts().all(|[inside, _]| inside > 0).then_some(axis)
     }
@@ -79,7 +79,7 @@ impl<const N: usize> PoolOptions<N> {
 
 /// Windows along one axis.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Axis {
+pub(super) struct WindowAxis {
     pub(super) size: usize,
     /// Elements outside of the input that windows reach at its start and at its end.
     pub(super) before: usize,
@@ -91,7 +91,7 @@ pub(super) struct Axis {
     pub(super) dilation: usize,
 }
 
-impl Axis {
+impl WindowAxis {
     /// How many elements of each window are in the input, and how many in the input or its padding of `before` on
     /// both sides.
     pub(super) fn counts(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
@@ -134,7 +134,7 @@ pub trait PoolOps: Apply {
         extreme_pool::with_positions(
             "max_pool",
             self,
-            &extreme_pool::Cut::Sliding(options.axes("max_pool", self.spec().shape)?),
+            &extreme_pool::PoolWindows::Sliding(options.axes("max_pool", self.spec().shape)?),
         )
     }
     /// `self: [.., P1 .. PN]` put back at `positions`, as [`max_pool_with_indices`](PoolOps::max_pool_with_indices)

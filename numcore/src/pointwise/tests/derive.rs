@@ -193,7 +193,7 @@ proptest! {
         steps in prop::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 1..8),
         at in prop::array::uniform3(-1.5f64..1.5),
     ) {
-        let b = Builder::default();
+        let b = ProgramBuilder::default();
         let mut ids: Vec<u32> = (0..3).map(|i| b.input(i).id()).collect();
         for (kind, l, r) in steps {
             let pick = |k: u8| b.expr(ids[k as usize % ids.len()]);

@@ -4,7 +4,7 @@ mod simplify;
 mod types;
 mod values;
 
-use super::{Binary, Builder, Expr, Inst, Number, Program, Unary};
+use super::{Binary, Expr, Inst, Number, Program, ProgramBuilder, Unary};
 use crate::{DType, Scalar};
 
 /// How a test writes an expression of one input.
@@ -51,11 +51,11 @@ fn unary_program(op: Unary) -> Program {
 }
 
 fn binary_program(op: Binary) -> Program {
-    let b = Builder::default();
+    let b = ProgramBuilder::default();
     let y = b.push(Inst::Binary(op, b.input(0).id(), b.input(1).id()));
     b.finish(op.name(), 2, 0, &[b.expr(y)])
 }
 
-fn one(f: impl for<'b> FnOnce(&'b Builder, &[Expr<'b>], &[Expr<'b>]) -> Expr<'b>) -> Program {
+fn one(f: impl for<'b> FnOnce(&'b ProgramBuilder, &[Expr<'b>], &[Expr<'b>]) -> Expr<'b>) -> Program {
     Program::build("test", 1, 0, |b, x, s| vec![f(b, x, s)])
 }

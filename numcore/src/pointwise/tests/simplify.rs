@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::pointwise::{Class, Const};
+use crate::pointwise::{Const, OpClass};
 
 const FLOATS: [f64; 16] = [
     0.0,
@@ -94,7 +94,7 @@ fn constant(i: u8, whole: bool) -> Const {
 }
 
 fn unary(i: u8, whole: bool) -> Unary {
-    let fits = |op: &&Unary| if whole { op.class() == Class::Number } else { **op != Unary::Not };
+    let fits = |op: &&Unary| if whole { op.class() == OpClass::Number } else { **op != Unary::Not };
     let ops: Vec<&Unary> = Unary::ALL.iter().filter(fits).collect();
     *ops[i as usize % ops.len()]
 }
@@ -107,7 +107,7 @@ fn arithmetic(i: u8, whole: bool) -> Binary {
 
 /// Every value is an output, so that dead code cannot hide a difference.
 fn program(steps: &[Step], mode: Mode, plain: bool) -> Program {
-    let b = Builder::default();
+    let b = ProgramBuilder::default();
     let push = |inst| if plain { b.push_plain(inst) } else { b.push(inst) };
     let numbers = (0..2).map(|i| (push(Inst::Input(i)), true)).collect();
     let mut pool = Pool { numbers, truths: vec![push(Inst::Const(Const::Bool(true)))] };
@@ -223,7 +223,7 @@ fn equal_values_are_shared_and_dead_ones_dropped() {
 fn constants_fold() {
     let p = Program::new("folded", |[x], []| [x * (2.0 * x.cast_like(x).exp().pow(1.0)).pow(1.0)]);
     assert_eq!(p.to_string().matches("mul").count(), 2);
-    let b = Builder::default();
+    let b = ProgramBuilder::default();
     let folded = (b.c(2.0) * 3.0 + 0.5).sqrt().id();
     assert_eq!(b.inst(folded), Inst::Const(Const::Float(6.5f64.sqrt().to_bits())));
     assert_eq!(b.inst((b.int(7) * b.int(6)).id()), Inst::Const(Const::Int(42)));

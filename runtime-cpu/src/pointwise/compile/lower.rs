@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use numcore::{
     DType, Error, Result,
-    pointwise::{Binary, Class, Inst, Program, Typed},
+    pointwise::{Binary, Inst, OpClass, Program, Typed},
 };
 use smallvec::SmallVec;
 
@@ -100,7 +100,7 @@ impl<'a> Lowering<'a> {
             }
             Inst::Unary(op, a) => {
                 let f = table::unary(op, t.compute(), self.simd).ok_or_else(|| self.refused(op.name(), t))?;
-                self.weight += if op.class() == Class::Float { 7 } else { 0 };
+                self.weight += if op.class() == OpClass::Float { 7 } else { 0 };
                 let args = [self.place(a)];
                 self.emit(id, f, &args);
             }

@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-use numcore::{Accumulate, Operand, Out, Result, pointwise::Program};
+use numcore::{Accumulate, Out, ProgramOperand, Result, pointwise::Program};
 
 use super::Kernel;
 use crate::{Cpu, Engine, Simd, pointwise::form};
@@ -29,7 +29,7 @@ thread_local! {
 pub(in crate::pointwise) fn with_kernel<T>(
     engine: &Engine,
     program: &Program,
-    ins: &[Operand<'_, Cpu>],
+    ins: &[ProgramOperand<'_, Cpu>],
     outs: &[Out<'_, Cpu>],
     launch: impl FnOnce(&Kernel) -> T,
 ) -> Result<T> {
@@ -53,13 +53,13 @@ pub(in crate::pointwise) fn with_kernel<T>(
 }
 
 /// Types of the operands, and what becomes of the outputs, as one word; `None` where it does not fit.
-fn code(ins: &[Operand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<u64> {
+fn code(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<u64> {
     if ins.len() + outs.len() > OPERANDS {
         return None;
     }
     let mut code = 1;
     for operand in ins {
-        let Operand::View(view) = operand else { return None };
+        let ProgramOperand::View(view) = operand else { return None };
         code = code << 6 | view.dtype() as u64;
     }
     for out in outs {

@@ -17,10 +17,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::super::{Failure, Fallible};
+use super::super::{DriverFailure, Fallible};
 use crate::{
-    text::{PRELUDE, Source},
-    written::Written,
+    codegen::{KernelSource, PRELUDE},
+    handwritten::HandwrittenKernel,
 };
 
 const EMULATOR: &str = include_str!("../../../kernels/shim/emulator.h");
@@ -62,20 +62,20 @@ const FLAGS: [&str; 8] =
 const BATCH: usize = 32;
 
 /// A folder of compiled kernels.
-pub(crate) struct Builder {
+pub(crate) struct HostBuilder {
     folder: PathBuf,
     header: String,
 }
 
-impl Builder {
+impl HostBuilder {
     /// Makes the folder, and what all kernels include.
-    pub(crate) fn new(folder: &Path) -> Fallible<Builder> {
+    pub(crate) fn new(folder: &Path) -> Fallible<HostBuilder> {
         // Guards make the texts' own copies of it empty.
-        let common = Written::new("common.cuh", "", &[]).source().text;
+        let common = HandwrittenKernel::new("common.cuh", "", &[]).source().text;
         let header = format!("{EMULATOR}{MORE}{PRELUDE}{common}");
         // A folder per header: its precompiled form must be its own.
         let folder = folder.join(format!("{:016x}", hash(&header)));
-        let builder = Builder { folder, header };
+        let builder = HostBuilder { folder, header };
         builder.prepare().map_err(|e| builder.io(&e))??;
         Ok(builder)
     }
@@ -98,8 +98,8 @@ impl Builder {
     }
 
     /// The library that holds a kernel, compiled if it is new, and the name of the kernel's entry in it.
-    pub(crate) fn library(&self, source: &Source) -> Fallible<(PathBuf, String)> {
-        let kernel = Kernel::new(source);
+    pub(crate) fn library(&self, source: &KernelSource) -> Fallible<(PathBuf, String)> {
+        let kernel = HostKernel::new(source);
         let path = self.place(&kernel);
         if !path.is_file() {
             self.compile(std::slice::from_ref(&kernel))?;
@@ -108,12 +108,13 @@ impl Builder {
     }
 
     /// Compiles those that are new, in batches, by as many workers as there are processors.
-    pub(crate) fn compile_all(&self, sources: &[Source]) -> Fallible<()> {
-        let mut new: Vec<Kernel> = sources.iter().map(Kernel::new).filter(|k| !self.place(k).is_file()).collect();
+    pub(crate) fn compile_all(&self, sources: &[KernelSource]) -> Fallible<()> {
+        let mut new: Vec<HostKernel> =
+            sources.iter().map(HostKernel::new).filter(|k| !self.place(k).is_file()).collect();
         new.sort_by_key(|k| k.name);
         new.dedup_by_key(|k| k.name);
         let workers = thread::available_parallelism().map_or(1, |n| n.get());
-        let batches: Vec<&[Kernel]> = new.chunks(BATCH.min(new.len().div_ceil(workers)).max(1)).collect();
+        let batches: Vec<&[HostKernel]> = new.chunks(BATCH.min(new.len().div_ceil(workers)).max(1)).collect();
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
         let work = || {
             while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -128,7 +129,7 @@ impl Builder {
     }
 
     /// One library, named after what is in it, and a link to it by every kernel's name.
-    fn compile(&self, kernels: &[Kernel]) -> Fallible<()> {
+    fn compile(&self, kernels: &[HostKernel]) -> Fallible<()> {
         let mut text = String::from("#include \"weft.h\"\n");
         kernels.iter().for_each(|k| k.write(&mut text, &self.header));
         let (file, part) = (self.unique("cpp"), self.unique("part"));
@@ -139,13 +140,13 @@ impl Builder {
         moved.and_then(|()| kernels.iter().try_for_each(|k| self.link(k, &library))).map_err(|e| self.io(&e))
     }
 
-    fn link(&self, kernel: &Kernel, library: &Path) -> io::Result<()> {
+    fn link(&self, kernel: &HostKernel, library: &Path) -> io::Result<()> {
         let part = self.unique("part");
         symlink(library.file_name().unwrap_or_default(), &part)?;
         fs::rename(part, self.place(kernel))
     }
 
-    fn place(&self, kernel: &Kernel) -> PathBuf {
+    fn place(&self, kernel: &HostKernel) -> PathBuf {
         self.folder.join(format!("{:016x}.so", kernel.name))
     }
 
@@ -155,20 +156,20 @@ impl Builder {
         self.folder.join(format!("{}-{}.{extension}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    fn io(&self, e: &io::Error) -> Failure {
-        Failure::new(format!("{}: {e}", self.folder.display()))
+    fn io(&self, e: &io::Error) -> DriverFailure {
+        DriverFailure::new(format!("{}: {e}", self.folder.display()))
     }
 }
 
 /// A kernel by a name that tells its text and entry.
-struct Kernel<'a> {
+struct HostKernel<'a> {
     name: u64,
-    source: &'a Source,
+    source: &'a KernelSource,
 }
 
-impl<'a> Kernel<'a> {
-    fn new(source: &'a Source) -> Kernel<'a> {
-        Kernel { name: hash(&(&source.text, &source.entry)), source }
+impl<'a> HostKernel<'a> {
+    fn new(source: &'a KernelSource) -> HostKernel<'a> {
+        HostKernel { name: hash(&(&source.text, &source.entry)), source }
     }
 
     fn symbol(&self) -> String {
@@ -177,7 +178,7 @@ impl<'a> Kernel<'a> {
 
     /// Its text in a namespace. Macros know no namespaces, so those it defines end with it.
     fn write(&self, to: &mut String, header: &str) {
-        let Source { text, entry } = self.source;
+        let KernelSource { text, entry } = self.source;
         let own = text.strip_prefix(PRELUDE).unwrap_or(text).replace("extern \"C\" __global__", "static");
         let waits = ["__syncthreads", "_sync(", "mma_", "__shared__", "DYNAMIC_SHARED"];
         let plain = !waits.iter().any(|w| own.contains(w));
@@ -207,9 +208,10 @@ fn hash(what: &impl Hash) -> u64 {
 }
 
 fn run(command: &mut Command) -> Fallible<()> {
-    let output = command.output().map_err(|e| Failure::new(format!("g++ could not be started ({e}); install it")))?;
+    let output =
+        command.output().map_err(|e| DriverFailure::new(format!("g++ could not be started ({e}); install it")))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(Failure::new(format!("{command:?}\n{}", String::from_utf8_lossy(&output.stderr)))),
+        false => Err(DriverFailure::new(format!("{command:?}\n{}", String::from_utf8_lossy(&output.stderr)))),
     }
 }

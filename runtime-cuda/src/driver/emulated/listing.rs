@@ -8,15 +8,15 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, Driver, Fallible, Function, Gemm, Grid, Mark, Recording, Stream},
+    super::{About, Driver, Fallible, Gemm, Grid, KernelFunction, Mark, Recording, Stream},
     at_once,
 };
-use crate::text::Source;
+use crate::codegen::KernelSource;
 
 /// What work would launch. All it reads are zeros.
 pub(crate) struct Listing {
     about: About,
-    sources: Mutex<Vec<Source>>,
+    sources: Mutex<Vec<KernelSource>>,
     /// Memory of the host, kept until the end: a queue asks for a few pieces of it.
     host: Mutex<Vec<Box<[u8]>>>,
     next: AtomicU64,
@@ -34,7 +34,7 @@ impl Listing {
     }
 
     /// The kernels asked for so far.
-    pub(crate) fn take(&self) -> Vec<Source> {
+    pub(crate) fn take(&self) -> Vec<KernelSource> {
         std::mem::take(&mut self.sources.lock())
     }
 
@@ -90,13 +90,13 @@ impl Driver for Listing {
         Ok(())
     }
 
-    fn load(&self, source: &Source, _: u32) -> Fallible<Function> {
+    fn load(&self, source: &KernelSource, _: u32) -> Fallible<KernelFunction> {
         self.sources.lock().push(source.clone());
-        Ok(Function(self.number()))
+        Ok(KernelFunction(self.number()))
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn launch(&self, _: Stream, _: Function, _: Grid, _: &mut [*mut c_void]) -> Fallible<()> {
+    unsafe fn launch(&self, _: Stream, _: KernelFunction, _: Grid, _: &mut [*mut c_void]) -> Fallible<()> {
         Ok(())
     }
 

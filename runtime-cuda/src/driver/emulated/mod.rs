@@ -20,21 +20,21 @@ use libloading::Library;
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{About, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Side, Stream};
-use crate::text::Source;
+use super::{About, Driver, DriverFailure, Fallible, Gemm, GemmOperand, Grid, KernelFunction, Mark, Recording, Stream};
+use crate::codegen::KernelSource;
 
-pub(crate) use build::Builder;
+pub(crate) use build::HostBuilder;
 pub(crate) use listing::Listing;
 pub use ordered::Order;
 pub(crate) use ordered::Ordered;
 
 /// A kernel's entry: grid, threads, shared memory and order; arguments.
-type Entry = unsafe extern "C" fn(*const u32, *mut *mut c_void);
+type EntryFn = unsafe extern "C" fn(*const u32, *mut *mut c_void);
 
 /// The host, as a GPU.
 pub(crate) struct Emulated {
     about: About,
-    builder: Builder,
+    builder: HostBuilder,
     kernels: Mutex<Kernels>,
     next: AtomicU64,
     blocks: Mutex<HashMap<u64, Layout>>,
@@ -42,7 +42,7 @@ pub(crate) struct Emulated {
 
 #[derive(Default)]
 struct Kernels {
-    loaded: Vec<(Library, Entry)>,
+    loaded: Vec<(Library, EntryFn)>,
     launches: u32,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn about() -> About {
 impl Emulated {
     /// Compiled kernels are kept in `folder`.
     pub(crate) fn new(folder: &Path) -> Fallible<Emulated> {
-        let builder = Builder::new(folder)?;
+        let builder = HostBuilder::new(folder)?;
         let (kernels, blocks) = (Mutex::default(), Mutex::default());
         Ok(Emulated { about: about(), builder, kernels, next: AtomicU64::new(1), blocks })
     }
@@ -150,7 +150,7 @@ impl Driver for Emulated {
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
-        self.allocate(bytes).map(|at| at as *mut u8).ok_or_else(|| Failure::new("out of memory"))
+        self.allocate(bytes).map(|at| at as *mut u8).ok_or_else(|| DriverFailure::new("out of memory"))
     }
 
     // SAFETY: as above.
@@ -185,24 +185,24 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn load(&self, source: &Source, _: u32) -> Fallible<Function> {
+    fn load(&self, source: &KernelSource, _: u32) -> Fallible<KernelFunction> {
         let (path, symbol) = self.builder.library(source)?;
-        let words = |e: libloading::Error| Failure::new(format!("{}: {e}", path.display()));
+        let words = |e: libloading::Error| DriverFailure::new(format!("{}: {e}", path.display()));
         // SAFETY: the library was compiled above; loading it runs constructors of the emulator alone.
         let library = unsafe { Library::new(&path) }.map_err(words)?;
         // SAFETY: this is the entry's type.
-        let entry = *unsafe { library.get::<Entry>(symbol.as_bytes()) }.map_err(words)?;
+        let entry = *unsafe { library.get::<EntryFn>(symbol.as_bytes()) }.map_err(words)?;
         let mut kernels = self.kernels.lock();
         kernels.loaded.push((library, entry));
-        Ok(Function(kernels.loaded.len() as u64 - 1))
+        Ok(KernelFunction(kernels.loaded.len() as u64 - 1))
     }
 
     // SAFETY: the trait's conditions, which the entry relies on as a kernel does.
-    unsafe fn launch(&self, _: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
+    unsafe fn launch(&self, _: Stream, kernel: KernelFunction, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
         let [x, y, z] = grid.blocks.map(|b| b as u32);
         if grid.threads[0] * grid.threads[1] > 1024 || y > 65_535 || z > 65_535 || x * y * z == 0 || x > i32::MAX as u32
         {
-            return Err(Failure::new(format!("a launch beyond the device's limits: {grid:?}")));
+            return Err(DriverFailure::new(format!("a launch beyond the device's limits: {grid:?}")));
         }
         // One at a time: the emulator's state is global. Threads run in another order at every launch.
         let mut kernels = self.kernels.lock();
@@ -217,16 +217,16 @@ impl Driver for Emulated {
     // SAFETY: the trait's conditions.
     unsafe fn gemm(&self, _: Stream, gemm: &Gemm, at: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
-        let rows = |side: &Side, rows, columns| if side.transposed { columns } else { rows };
+        let rows = |side: &GemmOperand, rows, columns| if side.transposed { columns } else { rows };
         if a.leading < rows(a, gemm.m, gemm.k).max(1)
             || b.leading < rows(b, gemm.k, gemm.n).max(1)
             || gemm.d.leading < gemm.m
         {
-            return Err(Failure::new(format!("a leading dimension is too small: {gemm:?}")));
+            return Err(DriverFailure::new(format!("a leading dimension is too small: {gemm:?}")));
         }
         for (side, at) in [(a, at[0]), (b, at[1]), (&gemm.d, at[2])] {
             if !at.is_multiple_of(u64::from(side.aligned)) {
-                return Err(Failure::new(format!("an address is not aligned as stated: {gemm:?}")));
+                return Err(DriverFailure::new(format!("an address is not aligned as stated: {gemm:?}")));
             }
         }
         // SAFETY: the caller's promise.
@@ -246,7 +246,7 @@ impl Driver for Emulated {
 /// As for [`Driver::gemm`].
 unsafe fn product<T: Copy>(gemm: &Gemm, at: [u64; 3], load: impl Fn(&T) -> f64, store: impl Fn(f64) -> T) {
     let [a, b, d] = at.map(|address| address as *mut T);
-    let place = |side: &Side, batch: usize, row: usize, column: usize| {
+    let place = |side: &GemmOperand, batch: usize, row: usize, column: usize| {
         let (row, column) = if side.transposed { (column, row) } else { (row, column) };
         batch as isize * side.batch + (column * side.leading + row) as isize
     };

@@ -17,16 +17,16 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, Driver, Failure, Fallible, Function, Gemm, Grid, Mark, Recording, Stream},
+    super::{About, Driver, DriverFailure, Fallible, Gemm, Grid, KernelFunction, Mark, Recording, Stream},
     Emulated,
     parameters::parameters,
 };
-use crate::text::Source;
+use crate::codegen::KernelSource;
 
 /// What was seen of each stream: how many of its operations.
-type Clock = BTreeMap<u64, u64>;
+type VectorClock = BTreeMap<u64, u64>;
 
-fn join(clock: &mut Clock, other: &Clock) {
+fn join(clock: &mut VectorClock, other: &VectorClock) {
     for (stream, time) in other {
         let at = clock.entry(*stream).or_default();
         *at = (*at).max(*time);
@@ -41,7 +41,7 @@ struct Moment {
 }
 
 impl Moment {
-    fn seen_by(self, clock: &Clock) -> bool {
+    fn seen_by(self, clock: &VectorClock) -> bool {
         clock.get(&self.stream).is_some_and(|t| *t >= self.time)
     }
 }
@@ -53,7 +53,7 @@ pub(super) enum Access {
 }
 
 /// One allocation, of the device or of the host.
-struct Block {
+struct TrackedBlock {
     bytes: usize,
     written: Option<(Moment, &'static str)>,
     read: Vec<(Moment, &'static str)>,
@@ -67,11 +67,11 @@ struct Travelling {
 }
 
 #[derive(Default)]
-struct State {
-    streams: HashMap<u64, Clock>,
-    marks: HashMap<u64, Clock>,
-    host: Clock,
-    blocks: BTreeMap<u64, Block>,
+struct OrderState {
+    streams: HashMap<u64, VectorClock>,
+    marks: HashMap<u64, VectorClock>,
+    host: VectorClock,
+    blocks: BTreeMap<u64, TrackedBlock>,
     travelling: Vec<Travelling>,
     /// Of every kernel, what it does with each argument that is a pointer.
     kernels: HashMap<u64, Vec<Option<Access>>>,
@@ -84,7 +84,7 @@ struct State {
 
 /// What was found: how many operations were looked at, and a line for each access that nothing orders.
 #[derive(Clone)]
-pub struct Order(Arc<Mutex<State>>);
+pub struct Order(Arc<Mutex<OrderState>>);
 
 impl Order {
     /// Operations so far.
@@ -109,9 +109,9 @@ impl fmt::Debug for Order {
     }
 }
 
-impl State {
+impl OrderState {
     fn there(&self) -> Fallible<()> {
-        if self.gone { Err(Failure::new("the device is gone")) } else { Ok(()) }
+        if self.gone { Err(DriverFailure::new("the device is gone")) } else { Ok(()) }
     }
 
     /// The next operation of a stream.
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// The allocation that holds an address, which is none where memory of no bytes is said to be.
-    fn block(&mut self, address: u64) -> Option<(u64, &mut Block)> {
+    fn block(&mut self, address: u64) -> Option<(u64, &mut TrackedBlock)> {
         let (start, block) = self.blocks.range_mut(..=address).next_back()?;
         (address < *start + block.bytes as u64).then_some((*start, block))
     }
@@ -163,7 +163,7 @@ impl State {
     }
 
     /// The host has waited for what `clock` has seen: copies to the host arrive.
-    fn host_sees(&mut self, clock: &Clock) {
+    fn host_sees(&mut self, clock: &VectorClock) {
         join(&mut self.host, clock);
         let (arrived, travelling) =
             std::mem::take(&mut self.travelling).into_iter().partition(|t| t.moment.seen_by(&self.host));
@@ -180,9 +180,9 @@ impl State {
     }
 }
 
-impl Block {
+impl TrackedBlock {
     /// What an access would have to come after, and does not.
-    fn conflicts(&self, clock: &Clock, how: Access) -> Option<String> {
+    fn conflicts(&self, clock: &VectorClock, how: Access) -> Option<String> {
         let readers = if how == Access::Write { self.read.as_slice() } else { &[] };
         let before = self.written.iter().map(|w| (w, Access::Write)).chain(readers.iter().map(|r| (r, Access::Read)));
         let mut unseen = before.filter(|((moment, _), _)| !moment.seen_by(clock));
@@ -193,7 +193,7 @@ impl Block {
 /// See the module.
 pub(crate) struct Ordered {
     inner: Emulated,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<OrderState>>,
 }
 
 impl Ordered {
@@ -215,7 +215,7 @@ impl Ordered {
     }
 
     fn born(&self, address: u64, bytes: usize) {
-        self.state.lock().blocks.insert(address, Block { bytes, written: None, read: Vec::new() });
+        self.state.lock().blocks.insert(address, TrackedBlock { bytes, written: None, read: Vec::new() });
     }
 }
 
@@ -334,17 +334,23 @@ impl Driver for Ordered {
         unsafe { self.inner.zero(stream, at, bytes) }
     }
 
-    fn load(&self, source: &Source, shared: u32) -> Fallible<Function> {
+    fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction> {
         let function = self.inner.load(source, shared)?;
         self.state.lock().kernels.insert(function.0, parameters(source));
         Ok(function)
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn launch(&self, stream: Stream, kernel: Function, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: KernelFunction,
+        grid: Grid,
+        args: &mut [*mut c_void],
+    ) -> Fallible<()> {
         let parameters = self.state.lock().kernels.get(&kernel.0).cloned().unwrap_or_default();
         if parameters.len() != args.len() {
-            return Err(Failure::new(format!("{} arguments for {} parameters", args.len(), parameters.len())));
+            return Err(DriverFailure::new(format!("{} arguments for {} parameters", args.len(), parameters.len())));
         }
         let pointers = parameters.iter().zip(args.iter()).filter_map(|(how, arg)| how.map(|how| (*arg, how)));
         // SAFETY: the argument of a parameter that is a pointer is an address.

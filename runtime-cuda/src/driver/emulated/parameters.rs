@@ -1,10 +1,10 @@
 //! What kernels do with memory, read from their text.
 
 use super::ordered::Access;
-use crate::text::Source;
+use crate::codegen::KernelSource;
 
 /// What a kernel does with each of its arguments, by its text.
-pub(super) fn parameters(source: &Source) -> Vec<Option<Access>> {
+pub(super) fn parameters(source: &KernelSource) -> Vec<Option<Access>> {
     let name = format!("{}(", source.entry);
     let whole = |at: usize| !source.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
     let start = source.text.rmatch_indices(&name).map(|(at, _)| at).find(|at| whole(*at));

@@ -11,22 +11,22 @@ use crate::{
     BackwardHook, RandomState, Var, is_grad_enabled,
     mode::at_random_state,
     no_grad,
-    node::{SavedInput, Value},
+    node::{SavedInput, TapeValue},
     random_state,
     var::saved_input,
 };
 
-type Make<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
+type MakeValue<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
 
 /// A value while a forward pass uses it, and how it is made.
-pub(crate) struct Remade<R: Runtime> {
+pub(crate) struct Rematerialized<R: Runtime> {
     pub(crate) value: Tensor<R>,
-    pub(crate) recipe: Arc<Recipe<R>>,
+    pub(crate) recipe: Arc<RematRecipe<R>>,
 }
 
 /// How a value is made again.
-pub(crate) struct Recipe<R: Runtime> {
-    make: Arc<Make<R>>,
+pub(crate) struct RematRecipe<R: Runtime> {
+    make: Arc<MakeValue<R>>,
     inputs: Vec<SavedInput<R>>,
     random: RandomState,
     /// Of what `make` gave.
@@ -35,14 +35,14 @@ pub(crate) struct Recipe<R: Runtime> {
     views: Vec<ViewOp>,
 }
 
-impl<R: Runtime> Remade<R> {
+impl<R: Runtime> Rematerialized<R> {
     /// A view of the value, `value`.
-    pub(crate) fn seen(&self, view: &ViewOp, value: &Tensor<R>) -> Value<R> {
-        let Recipe { make, inputs, random, spec, views } = &*self.recipe;
+    pub(crate) fn seen(&self, view: &ViewOp, value: &Tensor<R>) -> TapeValue<R> {
+        let RematRecipe { make, inputs, random, spec, views } = &*self.recipe;
         let views = views.iter().chain([view]).cloned().collect();
         let recipe =
-            Arc::new(Recipe { make: make.clone(), inputs: inputs.clone(), random: *random, spec: *spec, views });
-        Value::Remade(Arc::new(Remade { value: value.clone(), recipe }))
+            Arc::new(RematRecipe { make: make.clone(), inputs: inputs.clone(), random: *random, spec: *spec, views });
+        TapeValue::Rematerialized(Arc::new(Rematerialized { value: value.clone(), recipe }))
     }
 }
 
@@ -76,11 +76,11 @@ pub fn recomputed<R: Runtime>(
     let value = out.value()?;
     let spec = value.spec();
     let inputs = inputs.iter().map(|v| saved_input(&v.value)).collect();
-    let recipe = Arc::new(Recipe { make: Arc::new(make), inputs, random, spec, views: Vec::new() });
-    Ok(Var { value: Value::Remade(Arc::new(Remade { value, recipe })), edge: out.edge })
+    let recipe = Arc::new(RematRecipe { make: Arc::new(make), inputs, random, spec, views: Vec::new() });
+    Ok(Var { value: TapeValue::Rematerialized(Arc::new(Rematerialized { value, recipe })), edge: out.edge })
 }
 
-impl<R: Runtime> Recipe<R> {
+impl<R: Runtime> RematRecipe<R> {
     /// The value, in a sweep: leaves it reads must be as they were, and are announced.
     pub(crate) fn run(&self, hook: &mut dyn BackwardHook<R>) -> Result<Tensor<R>> {
         let inputs = self.inputs.iter().map(|i| Ok(Var { value: i.fetch(hook)?, edge: None }));

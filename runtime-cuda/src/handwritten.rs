@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use crate::{
     Cuda,
     args::Args,
-    axes::Axes,
-    driver::{Function, Grid},
-    text::Source,
+    axes::LoopAxes,
+    codegen::KernelSource,
+    driver::{Grid, KernelFunction},
 };
 
 macro_rules! files {
@@ -42,67 +42,71 @@ files!(
 
 /// The value of a define.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Value {
+pub(crate) enum DefineValue {
     Name(&'static str),
     Number(usize),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for DefineValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Name(name) => f.write_str(name),
-            Value::Number(n) => write!(f, "{n}"),
+            DefineValue::Name(name) => f.write_str(name),
+            DefineValue::Number(n) => write!(f, "{n}"),
         }
     }
 }
 
-impl From<&'static str> for Value {
-    fn from(name: &'static str) -> Value {
-        Value::Name(name)
+impl From<&'static str> for DefineValue {
+    fn from(name: &'static str) -> DefineValue {
+        DefineValue::Name(name)
     }
 }
 
-impl From<usize> for Value {
-    fn from(n: usize) -> Value {
-        Value::Number(n)
+impl From<usize> for DefineValue {
+    fn from(n: usize) -> DefineValue {
+        DefineValue::Number(n)
     }
 }
 
-impl From<bool> for Value {
-    fn from(on: bool) -> Value {
-        Value::Number(usize::from(on))
+impl From<bool> for DefineValue {
+    fn from(on: bool) -> DefineValue {
+        DefineValue::Number(usize::from(on))
     }
 }
 
 /// A kernel: which file, which function, and the values of its defines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Written {
+pub(crate) struct HandwrittenKernel {
     file: &'static str,
     entry: &'static str,
-    defines: SmallVec<[(&'static str, Value); 4]>,
+    defines: SmallVec<[(&'static str, DefineValue); 4]>,
     /// Bytes of shared memory it is launched with.
     shared: u32,
 }
 
-impl Written {
-    pub(crate) fn new(file: &'static str, entry: &'static str, defines: &[(&'static str, Value)]) -> Written {
-        Written { file, entry, defines: defines.into(), shared: 0 }
+impl HandwrittenKernel {
+    pub(crate) fn new(
+        file: &'static str,
+        entry: &'static str,
+        defines: &[(&'static str, DefineValue)],
+    ) -> HandwrittenKernel {
+        HandwrittenKernel { file, entry, defines: defines.into(), shared: 0 }
     }
 
     /// The same with this much shared memory beyond what it declares.
-    pub(crate) fn with_shared(self, bytes: usize) -> Written {
-        Written { shared: bytes as u32, ..self }
+    pub(crate) fn with_shared(self, bytes: usize) -> HandwrittenKernel {
+        HandwrittenKernel { shared: bytes as u32, ..self }
     }
 
     /// Its text: defines, then the file with what it includes in place.
-    pub(crate) fn source(&self) -> Source {
+    pub(crate) fn source(&self) -> KernelSource {
         let mut text = String::new();
         for (name, value) in &self.defines {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "#define {name} {value}");
         }
         include(&mut text, self.file);
-        Source { text, entry: self.entry.into() }
+        KernelSource { text, entry: self.entry.into() }
     }
 }
 
@@ -149,7 +153,7 @@ const _: () = assert!(size_of::<Strided>() == 104);
 
 impl Strided {
     /// An operand on the axes of a launch.
-    pub(crate) fn of(axes: &Axes, operand: usize) -> Strided {
+    pub(crate) fn of(axes: &LoopAxes, operand: usize) -> Strided {
         let mut strided = Strided { rank: axes.rank() as i32, ..Strided::zeroed() };
         for (d, &size) in axes.sizes.iter().enumerate() {
             strided.size[d] = size as i32;
@@ -160,20 +164,20 @@ impl Strided {
 }
 
 /// A launch in the making.
-pub(crate) struct Launch<'a> {
+pub(crate) struct KernelLaunch<'a> {
     cuda: &'a Cuda,
     op: &'static str,
     entry: &'static str,
-    function: Function,
+    function: KernelFunction,
     shared: u32,
     args: Args,
 }
 
-impl<'a> Launch<'a> {
+impl<'a> KernelLaunch<'a> {
     /// Of a kernel that is compiled now if it is new.
-    pub(crate) fn new(cuda: &'a Cuda, op: &'static str, kernel: &Written) -> Result<Launch<'a>> {
+    pub(crate) fn new(cuda: &'a Cuda, op: &'static str, kernel: &HandwrittenKernel) -> Result<KernelLaunch<'a>> {
         let function = cuda.queue.engine.written(kernel, kernel.shared)?;
-        Ok(Launch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: Args::default() })
+        Ok(KernelLaunch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: Args::default() })
     }
 
     /// The next argument.

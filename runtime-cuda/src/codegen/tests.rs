@@ -3,17 +3,17 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Layout, ReduceOp, Shape,
-    pointwise::{Binary, Class, Expr, Program, Unary},
+    DType, Layout, ReduceKind, Shape,
+    pointwise::{Binary, Expr, OpClass, Program, Unary},
 };
 
-use super::Source;
+use super::KernelSource;
 use crate::{
     driver::{Architecture, Compiler},
+    handwritten::HandwrittenKernel,
     operand::Operand,
-    pointwise::{Source as In, Target, source_of},
+    pointwise::{InputSource as In, Target, source_of},
     reduce::sources_of,
-    written::Written,
 };
 
 /// Ampere, Hopper, Blackwell.
@@ -26,17 +26,17 @@ static COMPILERS: LazyLock<Vec<Compiler>> = LazyLock::new(|| {
 
 /// Compiles on one architecture, which the text chooses, or shows the text; on every one with the feature `nvrtc-all`. What a text
 /// asks of an architecture does not depend on the values of its defines, so a table's other rows cover the others.
-fn compile(source: &Source) {
+fn compile(source: &KernelSource) {
     let sum = source.text.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));
     let one = sum % COMPILERS.len();
     compile_by(if cfg!(feature = "nvrtc-all") { &COMPILERS } else { &COMPILERS[one..=one] }, source);
 }
 
-fn compile_everywhere(source: &Source) {
+fn compile_everywhere(source: &KernelSource) {
     compile_by(&COMPILERS, source);
 }
 
-fn compile_by(compilers: &[Compiler], source: &Source) {
+fn compile_by(compilers: &[Compiler], source: &KernelSource) {
     for compiler in compilers {
         if let Err(e) = compiler.compile(source) {
             let lines = source.text.lines().enumerate().map(|(i, l)| format!("{:4} {l}\n", i + 1));
@@ -114,7 +114,7 @@ fn positions_random_bits_numbers_and_choices() {
 #[test]
 fn a_float_is_never_computed_as_a_double() {
     let ops: Vec<Unary> =
-        Unary::ALL.iter().copied().filter(|op| op.class() != Class::Bool && *op != Unary::Tan).collect();
+        Unary::ALL.iter().copied().filter(|op| op.class() != OpClass::Bool && *op != Unary::Tan).collect();
     let program = Program::build("narrow", 1, 0, |_, x, _| ops.iter().map(|op| unary(*op, x[0])).collect());
     let source =
         source_of(&program, &[In::View(dense(&[64], DType::F32))], &vec![out(&[64], DType::F32); ops.len()]).unwrap();
@@ -159,7 +159,7 @@ fn every_kind_of_reduction() {
     let same = Program::new("sum", |[x], []| [x]);
     let product = Program::new("dot", |[x, y], [s]| [x * y * s]);
     let placed = Program::build("placed", 1, 0, |b, x, _| vec![x[0] * b.index().cast(DType::F32)]);
-    let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
+    let ops = [ReduceKind::Sum, ReduceKind::Prod, ReduceKind::Max, ReduceKind::Min];
     let shapes: [(&[usize], &[usize]); 6] = [
         (&[64, 512], &[1]),
         (&[64, 512], &[0]),
@@ -170,16 +170,16 @@ fn every_kind_of_reduction() {
     ];
     for (full, reduced) in shapes {
         let kept: Vec<usize> = (0..full.len()).map(|i| if reduced.contains(&i) { 1 } else { full[i] }).collect();
-        let all = |map: &Program, d: DType, op: ReduceOp, add: bool| {
+        let all = |map: &Program, d: DType, op: ReduceKind, add: bool| {
             let ins: Vec<Operand> = (0..map.inputs()).map(|_| dense(full, d)).collect();
             let to = Target { to: dense(&kept, d), add };
             sources_of(map, &ins, op, to, full, reduced).unwrap().iter().for_each(compile);
         };
         for d in [DType::F32, DType::BF16, DType::I64] {
-            ops.iter().for_each(|op| all(&same, d, *op, *op == ReduceOp::Sum));
+            ops.iter().for_each(|op| all(&same, d, *op, *op == ReduceKind::Sum));
         }
-        all(&product, DType::F32, ReduceOp::Sum, false);
-        all(&placed, DType::F32, ReduceOp::Sum, false);
+        all(&product, DType::F32, ReduceKind::Sum, false);
+        all(&placed, DType::F32, ReduceKind::Sum, false);
     }
     for d in DType::ALL {
         for op in ops {
@@ -238,8 +238,8 @@ fn written(wanted: impl Fn(&str) -> bool) {
             variants = variants.iter().flat_map(with).collect();
         }
         for (i, defines) in variants.into_iter().enumerate().filter(|_| wanted(file)) {
-            let text = defines + &Written::new(file, "", &[]).source().text;
-            let source = Source { text, entry: file.into() };
+            let text = defines + &HandwrittenKernel::new(file, "", &[]).source().text;
+            let source = KernelSource { text, entry: file.into() };
             if i == 0 { compile_everywhere(&source) } else { compile(&source) }
         }
     }
@@ -264,7 +264,7 @@ fn sixteen_bytes_move_at_once() {
         let x = dense(&[1000], d);
         let moved = source_of(&add, &[In::View(x), In::View(x)], &[out(&[1000], d)]).unwrap();
         let read =
-            sources_of(&sum, &[dense(&[64, 512], d)], ReduceOp::Sum, out(&[64, 1], d), &[64, 512], &[1]).unwrap();
+            sources_of(&sum, &[dense(&[64, 512], d)], ReduceKind::Sum, out(&[64, 1], d), &[64, 512], &[1]).unwrap();
         let [moved, read] = [&moved, &read[0]].map(|s| COMPILERS[0].ptx(s).unwrap());
         assert!(moved.contains(&format!("st.global.{word}")), "{d}");
         for ptx in [moved, read] {

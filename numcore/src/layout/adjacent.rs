@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 use super::Layout;
 
 /// Axes as pairs of stride and size, innermost first.
-type Axes = SmallVec<[(isize, usize); 8]>;
+type StrideAxes = SmallVec<[(isize, usize); 8]>;
 
 impl Layout {
     /// The layouts of these pieces of one memory in memory of their own that holds nothing else; `None` if they do not lie one after the
     /// other along an axis of something dense.
-    pub(crate) fn beside(pieces: &[Layout]) -> Option<SmallVec<[Layout; 4]>> {
-        let split: SmallVec<[(usize, Axes); 4]> = pieces.iter().map(Layout::runs).collect();
+    pub(crate) fn adjacent(pieces: &[Layout]) -> Option<SmallVec<[Layout; 4]>> {
+        let split: SmallVec<[(usize, StrideAxes); 4]> = pieces.iter().map(Layout::runs).collect();
         let (first, (_, outer)) = (pieces.first()?, split.first()?);
         let mut next = first.offset;
         for (piece, (run, axes)) in pieces.iter().zip(&split) {
@@ -42,9 +42,9 @@ impl Layout {
     }
 
     /// How many elements follow each other without a gap, and the axes outside of them.
-    fn runs(&self) -> (usize, Axes) {
+    fn runs(&self) -> (usize, StrideAxes) {
         let each = self.strides().iter().copied().zip(self.dims().iter().copied());
-        let mut axes: Axes = each.filter(|&(_, size)| size != 1).collect();
+        let mut axes: StrideAxes = each.filter(|&(_, size)| size != 1).collect();
         axes.sort_unstable();
         let (mut run, mut inner) = (1, 0);
         while inner < axes.len() && axes[inner].0 == run as isize {
@@ -77,7 +77,7 @@ mod tests {
                 heads(total, from - 4 * count, count)
             });
             let moved = all.map(|l| l.at(7));
-            let own = Layout::beside(&moved).unwrap();
+            let own = Layout::adjacent(&moved).unwrap();
             assert_eq!(own[..], all, "the same from the start of memory of their own");
             let flat = |l: &Layout, n| l.permute(&[0, 2, 1, 3]).unwrap().reshape(Shape::from([2, 5, 4 * n])).unwrap();
             let flat = [0, 1, 2].map(|i| flat(&own[i], counts[i]));
@@ -88,11 +88,11 @@ mod tests {
     #[test]
     fn others_do_not() {
         let [a, b, c] = [0, 12, 24].map(|from| heads(36, from, 3));
-        assert_eq!(Layout::beside(&[a, b]), None, "a part of the memory is nobody's");
-        assert_eq!(Layout::beside(&[a, c, b]), None, "another order");
-        assert_eq!(Layout::beside(&[a, b, b]), None, "one of them twice");
+        assert_eq!(Layout::adjacent(&[a, b]), None, "a part of the memory is nobody's");
+        assert_eq!(Layout::adjacent(&[a, c, b]), None, "another order");
+        assert_eq!(Layout::adjacent(&[a, b, b]), None, "one of them twice");
         let repeated = a.slice(3, 0, 1, 1).unwrap().broadcast_to(*a.shape()).unwrap();
-        assert_eq!(Layout::beside(&[repeated, b, c]), None);
+        assert_eq!(Layout::adjacent(&[repeated, b, c]), None);
         let flat = |l: Layout| l.permute(&[0, 2, 1, 3]).unwrap().reshape(Shape::from([2, 5, 12])).unwrap();
         assert_eq!(Layout::joined(&[flat(a), flat(c)], 2), None, "a gap");
         assert_eq!(Layout::joined(&[flat(a), flat(b)], 1), None, "another axis");

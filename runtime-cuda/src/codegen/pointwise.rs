@@ -9,41 +9,41 @@ use numcore::{
 use smallvec::SmallVec;
 
 use super::{
-    PRELUDE, Source, THREADS, computed, entry,
-    form::{Body, Input, Loops, Output, element, fetch, reads},
+    KernelSource, PRELUDE, THREADS, computed, entry,
+    form::{ElementBody, KernelInput, KernelOutput, Loops, element, fetch, reads},
     stored,
 };
 
 /// What a kernel is specialised for, beside its program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
-    pub ins: SmallVec<[Input; 6]>,
-    pub outs: SmallVec<[Output; 2]>,
+pub(crate) struct PointwiseSpec {
+    pub ins: SmallVec<[KernelInput; 6]>,
+    pub outs: SmallVec<[KernelOutput; 2]>,
     pub loops: Loops,
     pub lanes: usize,
 }
 
 /// The kernel, and what it is launched with: `(units, n, axes, inputs read: pointer [steps], outputs: pointer, steps, [position
 /// steps], values, keys)`. An input that is an output's old value has no parameters.
-pub(crate) fn source(program: &Program, typed: &Typed, form: &Form) -> Result<(Source, Body)> {
+pub(crate) fn source(program: &Program, typed: &Typed, form: &PointwiseSpec) -> Result<(KernelSource, ElementBody)> {
     let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
     let outputs: SmallVec<[DType; 4]> = form.outs.iter().map(|o| o.dtype).collect();
-    let body = Body::of(program, typed, &inputs, &outputs)?;
-    let kernel = Kernel { program, form, body: &body };
+    let body = ElementBody::of(program, typed, &inputs, &outputs)?;
+    let kernel = PointwiseText { program, form, body: &body };
     let name = entry("wg_pointwise", program.name());
     let text = kernel.text(&name);
-    Ok((Source { text, entry: name }, body))
+    Ok((KernelSource { text, entry: name }, body))
 }
 
-struct Kernel<'a> {
+struct PointwiseText<'a> {
     program: &'a Program,
-    form: &'a Form,
-    body: &'a Body,
+    form: &'a PointwiseSpec,
+    body: &'a ElementBody,
 }
 
-impl Kernel<'_> {
+impl PointwiseText<'_> {
     /// Inputs that are read through pointers of their own.
-    fn views(&self) -> impl Iterator<Item = (usize, Input)> + '_ {
+    fn views(&self) -> impl Iterator<Item = (usize, KernelInput)> + '_ {
         reads(self.program, self.form.ins.len()).map(|i| (i, self.form.ins[i])).filter(|(_, input)| input.own.is_none())
     }
 
@@ -53,7 +53,7 @@ impl Kernel<'_> {
     }
 
     fn text(&self, name: &str) -> String {
-        let Form { loops, lanes, outs, .. } = self.form;
+        let PointwiseSpec { loops, lanes, outs, .. } = self.form;
         let mut text = format!("{PRELUDE}{}{}", loops.types("x"), self.body.text);
         let count = loops.count();
         let _ = writeln!(
@@ -118,7 +118,7 @@ impl Kernel<'_> {
 
     /// The loop over neighbours.
     fn lanes(&self) -> String {
-        let Form { ins, outs, lanes, .. } = self.form;
+        let PointwiseSpec { ins, outs, lanes, .. } = self.form;
         let mut text = format!("#pragma unroll\nfor (int i = 0; i < {lanes}; i++) {{\n");
         for (k, out) in outs.iter().enumerate() {
             let _ = writeln!(text, "{} out{k};", computed(out.dtype));

@@ -19,7 +19,7 @@ pub(crate) const THREADS: u32 = 256;
 
 /// A kernel as text, and the function in it that is launched.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Source {
+pub(crate) struct KernelSource {
     pub text: String,
     pub entry: String,
 }

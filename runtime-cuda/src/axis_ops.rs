@@ -4,10 +4,10 @@ use numcore::{ArgOp, Result, ScanOp, View, ViewMut};
 
 use crate::{
     Cuda,
-    axes::Axes,
+    axes::LoopAxes,
+    handwritten::{HandwrittenKernel, KernelLaunch, Strided, blocks},
     index::{ordered, without},
     operand::Operand,
-    written::{Launch, Strided, Written, blocks},
 };
 
 /// Lines that fill a device with one thread each, and lengths that are not worth a block.
@@ -29,9 +29,9 @@ fn parts(lines: usize, n: usize) -> (usize, usize) {
 }
 
 /// All axes but one, over operands that stay where they are along it.
-fn lines_of(dims: &[usize], axis: usize, operands: &[&Operand]) -> Axes {
+fn lines_of(dims: &[usize], axis: usize, operands: &[&Operand]) -> LoopAxes {
     let steps: Vec<_> = operands.iter().map(|o| without(o.steps(), axis)).collect();
-    Axes::narrow(dims, &steps, (0..dims.len()).filter(|&a| a != axis))
+    LoopAxes::narrow(dims, &steps, (0..dims.len()).filter(|&a| a != axis))
 }
 
 /// Position (`i64`) of an extreme along `axis`.
@@ -43,18 +43,18 @@ pub(crate) fn arg_reduce(cuda: &Cuda, op: ArgOp, x: View<'_, Cuda>, axis: usize,
     let axes = lines_of(x.dims(), axis, &[&out, &x]);
     let (lines, n, step) = (axes.count(), x.dims()[axis], x.layout.strides()[axis]);
     let defines = [("T", ordered(x.dtype).into()), ("LARGEST", (op == ArgOp::Max).into())];
-    let kernel = |entry| Written::new("arg_reduce.cu", entry, &defines);
+    let kernel = |entry| HandwrittenKernel::new("arg_reduce.cu", entry, &defines);
     let (out_at, x_at) = (Strided::of(&axes, 0), Strided::of(&axes, 1));
     if n <= SHORT || (lines >= MANY && step.unsigned_abs() != 1) {
-        let launch = Launch::new(cuda, "arg_reduce", &kernel("arg_reduce_columns"))?;
+        let launch = KernelLaunch::new(cuda, "arg_reduce", &kernel("arg_reduce_columns"))?;
         let launch = launch.arg(out.address).arg(x.address).arg(out_at).arg(x_at);
         let launch = launch.arg(lines as i64).arg(n as i64).arg(step as i64);
         // SAFETY: the contract of `numcore::Runtime`.
         return unsafe { launch.run(blocks(cuda, lines), [256, 1]) };
     }
     let rows = kernel("arg_reduce_rows");
-    let launch = |to: u64, candidates: u64, n: usize, part: usize| -> Result<Launch<'_>> {
-        let launch = Launch::new(cuda, "arg_reduce", &rows)?.arg(to).arg(candidates).arg(x.address);
+    let launch = |to: u64, candidates: u64, n: usize, part: usize| -> Result<KernelLaunch<'_>> {
+        let launch = KernelLaunch::new(cuda, "arg_reduce", &rows)?.arg(to).arg(candidates).arg(x.address);
         Ok(launch.arg(out_at).arg(x_at).arg(n as i64).arg(step as i64).arg(part as i64))
     };
     let (count, part) = parts(lines, n);
@@ -103,19 +103,20 @@ pub(crate) fn scan(
         ScanOp::Linear => 2,
     };
     let defines = [("T", ordered(x.dtype).into()), ("OP", number.into())];
-    let kernel = |entry| Written::new("scan.cu", entry, &defines);
+    let kernel = |entry| HandwrittenKernel::new("scan.cu", entry, &defines);
     let [y_at, x_at, a_at] = [0, 1, 2].map(|i| Strided::of(&axes, i));
     let [(y, y_step), (x_first, x_step), (a_first, a_step)] = [&out, &x, &other].map(|o| along(o, axis, reverse));
     if n <= SHORT || lines >= MANY {
-        let launch = Launch::new(cuda, "scan", &kernel("scan_lines"))?.arg(y).arg(x_first).arg(a_first);
+        let launch = KernelLaunch::new(cuda, "scan", &kernel("scan_lines"))?.arg(y).arg(x_first).arg(a_first);
         let launch = launch.arg(y_at).arg(x_at).arg(a_at).arg(lines as i64).arg(n as i64);
         let launch = launch.arg(y_step).arg(x_step).arg(a_step);
         // SAFETY: the contract of `numcore::Runtime`; a line's steps lie in its operands.
         return unsafe { launch.run(blocks(cuda, lines), [256, 1]) };
     }
     let (count, part) = parts(lines, n);
-    let values = |starts: u64| -> Result<Launch<'_>> {
-        let launch = Launch::new(cuda, "scan", &kernel("scan_values"))?.arg(y).arg(x_first).arg(a_first).arg(starts);
+    let values = |starts: u64| -> Result<KernelLaunch<'_>> {
+        let launch =
+            KernelLaunch::new(cuda, "scan", &kernel("scan_values"))?.arg(y).arg(x_first).arg(a_first).arg(starts);
         let launch = launch.arg(y_at).arg(x_at).arg(a_at).arg(n as i64).arg(part as i64);
         Ok(launch.arg(y_step).arg(x_step).arg(a_step))
     };
@@ -125,9 +126,11 @@ pub(crate) fn scan(
     }
     let bytes = lines * count * x.dtype.compute().size();
     let [starts, a_parts, x_parts] = [cuda.scratch(bytes)?, cuda.scratch(bytes)?, cuda.scratch(bytes)?];
-    let composed = Launch::new(cuda, "scan", &kernel("scan_parts"))?.arg(a_parts.address()).arg(x_parts.address());
+    let composed =
+        KernelLaunch::new(cuda, "scan", &kernel("scan_parts"))?.arg(a_parts.address()).arg(x_parts.address());
     let composed = composed.arg(x_first).arg(a_first).arg(x_at).arg(a_at).arg(n as i64).arg(part as i64);
-    let starting = Launch::new(cuda, "scan", &kernel("scan_starts"))?.arg(starts.address()).arg(a_parts.address());
+    let starting =
+        KernelLaunch::new(cuda, "scan", &kernel("scan_starts"))?.arg(starts.address()).arg(a_parts.address());
     // SAFETY: as above; the scratch memory holds one value per part.
     unsafe {
         composed.arg(x_step).arg(a_step).run([lines, count, 1], [256, 1])?;

@@ -9,22 +9,22 @@ use numcore::{
 use smallvec::SmallVec;
 
 use super::{computed, stored};
-use crate::axes::Inner;
+use crate::axes::InnerStride;
 
 /// An input of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Input {
+pub(crate) struct KernelInput {
     pub dtype: DType,
-    pub inner: Inner,
+    pub inner: InnerStride,
     /// The old value of this output.
     pub own: Option<u16>,
 }
 
 /// An output of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Output {
+pub(crate) struct KernelOutput {
     pub dtype: DType,
-    pub inner: Inner,
+    pub inner: InnerStride,
     pub add: bool,
 }
 
@@ -82,7 +82,7 @@ impl Loops {
 }
 
 /// A program as a function of one element, and what it is called with.
-pub(crate) struct Body {
+pub(crate) struct ElementBody {
     /// The function `wg_body`.
     pub text: String,
     /// Types of the values that are the same for all elements, `s0 …`.
@@ -93,8 +93,8 @@ pub(crate) struct Body {
     pub positional: bool,
 }
 
-impl Body {
-    pub(crate) fn of(program: &Program, typed: &Typed, inputs: &[DType], outputs: &[DType]) -> Result<Body> {
+impl ElementBody {
+    pub(crate) fn of(program: &Program, typed: &Typed, inputs: &[DType], outputs: &[DType]) -> Result<ElementBody> {
         let printed = program.print(typed, Dialect::Cuda)?;
         let values = program.launch_values().iter().map(|&id| typed.dtypes[id as usize]).collect();
         let mut seeds: SmallVec<[u16; 2]> = SmallVec::new();
@@ -111,7 +111,7 @@ impl Body {
         }
         seeds.sort_unstable();
         seeds.dedup();
-        let mut body = Body { text: String::new(), values, seeds, positional };
+        let mut body = ElementBody { text: String::new(), values, seeds, positional };
         let mut parameters: Vec<String> = Vec::new();
         parameters.extend(reads(program, inputs.len()).map(|i| format!("const {} in{i}", computed(inputs[i]))));
         parameters.extend(body.value_parameters());
@@ -145,20 +145,20 @@ pub(crate) fn reads(program: &Program, inputs: usize) -> impl Iterator<Item = us
 }
 
 /// The statement that fetches an operand, as `a{j}`; its elements are then `element(j)`.
-pub(crate) fn fetch(j: usize, dtype: DType, inner: Inner, lanes: usize, pointer: &str, offset: &str) -> String {
+pub(crate) fn fetch(j: usize, dtype: DType, inner: InnerStride, lanes: usize, pointer: &str, offset: &str) -> String {
     let t = stored(dtype);
     match inner {
-        Inner::Unit => {
+        InnerStride::Unit => {
             format!("const wg_pack<{t}, {lanes}> a{j} = wg_read<{t}, {lanes}>({pointer} + {offset}, count);\n")
         }
-        Inner::Splat | Inner::Any => format!("const {t} a{j} = {pointer}[{offset}];\n"),
+        InnerStride::Splat | InnerStride::Any => format!("const {t} a{j} = {pointer}[{offset}];\n"),
     }
 }
 
 /// The element of lane `i` of a fetched operand, widened.
-pub(crate) fn element(j: usize, inner: Inner) -> String {
+pub(crate) fn element(j: usize, inner: InnerStride) -> String {
     match inner {
-        Inner::Unit => format!("wg_load(a{j}.at[i])"),
-        Inner::Splat | Inner::Any => format!("wg_load(a{j})"),
+        InnerStride::Unit => format!("wg_load(a{j}.at[i])"),
+        InnerStride::Splat | InnerStride::Any => format!("wg_load(a{j})"),
     }
 }

@@ -7,14 +7,14 @@
 use std::fmt::Write;
 
 use numcore::{
-    DType, ReduceOp, Result,
+    DType, ReduceKind, Result,
     pointwise::{Program, Typed},
 };
 use smallvec::SmallVec;
 
 use super::{
-    PRELUDE, Source, computed, entry,
-    form::{Body, Input, Loops, element, fetch, reads},
+    KernelSource, PRELUDE, computed, entry,
+    form::{ElementBody, KernelInput, Loops, element, fetch, reads},
     stored,
 };
 
@@ -29,9 +29,9 @@ pub(crate) enum Near {
 
 /// What a kernel is specialised for, beside its program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
-    pub ins: SmallVec<[Input; 6]>,
-    pub op: ReduceOp,
+pub(crate) struct ReduceSpec {
+    pub ins: SmallVec<[KernelInput; 6]>,
+    pub op: ReduceKind,
     pub out: DType,
     pub add: bool,
     /// Results are one chunk's: written in the type they are computed in, chunk by chunk.
@@ -46,21 +46,21 @@ pub(crate) struct Form {
 
 /// The kernel, and what it is launched with: `(kept, units, n, per chunk, kept axes, reduced axes, inputs read: pointer, kept steps,
 /// reduced steps, output: pointer, kept steps, [position: kept steps, reduced steps], values, keys)`.
-pub(crate) fn source(program: &Program, typed: &Typed, form: &Form) -> Result<(Source, Body)> {
+pub(crate) fn source(program: &Program, typed: &Typed, form: &ReduceSpec) -> Result<(KernelSource, ElementBody)> {
     let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
-    let body = Body::of(program, typed, &inputs, &[form.out])?;
+    let body = ElementBody::of(program, typed, &inputs, &[form.out])?;
     let name = entry("wg_reduce", program.name());
-    let text = Kernel { program, form, body: &body }.text(&name);
-    Ok((Source { text, entry: name }, body))
+    let text = ReduceText { program, form, body: &body }.text(&name);
+    Ok((KernelSource { text, entry: name }, body))
 }
 
-struct Kernel<'a> {
+struct ReduceText<'a> {
     program: &'a Program,
-    form: &'a Form,
-    body: &'a Body,
+    form: &'a ReduceSpec,
+    body: &'a ElementBody,
 }
 
-impl Kernel<'_> {
+impl ReduceText<'_> {
     fn inputs(&self) -> impl Iterator<Item = usize> + use<> {
         reads(self.program, self.form.ins.len())
     }
@@ -81,10 +81,10 @@ impl Kernel<'_> {
         let (acc, count) = (computed(f.out), f.reduced.count());
         let mut text = format!("{PRELUDE}{}{}{}", f.kept.types("k"), f.reduced.types("r"), self.body.text);
         let combine = match f.op {
-            ReduceOp::Sum => "wg_plus",
-            ReduceOp::Prod => "wg_times",
-            ReduceOp::Max => "wg_max",
-            ReduceOp::Min => "wg_min",
+            ReduceKind::Sum => "wg_plus",
+            ReduceKind::Prod => "wg_times",
+            ReduceKind::Max => "wg_max",
+            ReduceKind::Min => "wg_min",
         };
         let (results, along) = f.block;
         let threads = results * along;
@@ -211,7 +211,7 @@ if (place == 0 && m < kept) {{
 }
 
 /// What stands for no value.
-fn first(op: ReduceOp, dtype: DType) -> &'static str {
+fn first(op: ReduceKind, dtype: DType) -> &'static str {
     let extremes = match dtype.compute() {
         DType::F64 => ["-__longlong_as_double(0x7ff0000000000000ll)", "__longlong_as_double(0x7ff0000000000000ll)"],
         DType::I32 => ["(-2147483647 - 1)", "2147483647"],
@@ -222,9 +222,9 @@ fn first(op: ReduceOp, dtype: DType) -> &'static str {
         _ => ["-__int_as_float(0x7f800000)", "__int_as_float(0x7f800000)"],
     };
     match op {
-        ReduceOp::Sum => "0",
-        ReduceOp::Prod => "1",
-        ReduceOp::Max => extremes[0],
-        ReduceOp::Min => extremes[1],
+        ReduceKind::Sum => "0",
+        ReduceKind::Prod => "1",
+        ReduceKind::Max => extremes[0],
+        ReduceKind::Min => extremes[1],
     }
 }
