@@ -24,7 +24,7 @@ pub(crate) struct Rematerialized<R: Runtime> {
     pub(crate) recipe: Arc<RematRecipe<R>>,
 }
 
-/// How a value is made again.
+/// How a value is recomputed.
 pub(crate) struct RematRecipe<R: Runtime> {
     make: Arc<MakeValue<R>>,
     inputs: Vec<SavedInput<R>>,

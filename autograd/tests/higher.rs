@@ -61,7 +61,7 @@ fn several_outputs_add_up() {
     assert_eq!(values(first(&grad(&[&a, &b], &[&x], false).unwrap())), [12.0, 16.0]);
 }
 
-/// A penalty on the norm of a gradient: double backward into parameters, with the ordinary sweep.
+/// A penalty on the norm of a gradient: double backward into parameters, with the ordinary backward pass.
 #[test]
 fn a_gradient_penalty_reaches_the_weights() {
     let rt = cpu();

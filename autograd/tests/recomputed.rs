@@ -1,4 +1,4 @@
-//! Values that are made again in backward: the same gradients, less memory.
+//! Values that are recomputed in backward: the same gradients, less memory.
 
 mod common;
 

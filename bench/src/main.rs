@@ -8,7 +8,7 @@
 //! A case is a name and its sizes: `"gemm 1024 1024 1024"`, `gpt`, `"softmax 4096 1024"`; `list` prints all names. As a server it
 //! keeps each case's data between calls, so that a driver can alternate between frameworks; `rss` answers the peak resident
 //! KiB, `account USE` the peak KiB of a category (or `total`, `reserved`), `loss CASE` the last loss. A level is `baseline`, `avx2`,
-//! `avx512` or `amx`; a processor that lacks it takes the widest it has.
+//! `avx512` or `amx`; a CPU that lacks it takes the widest it has.
 #![forbid(unsafe_code)]
 
 mod serve;

@@ -1,4 +1,4 @@
-//! The suite on the processor.
+//! The suite on the CPU.
 
 use conformance::{Section, determinism, sections};
 use runtime_cpu::Cpu;

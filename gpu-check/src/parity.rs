@@ -1,4 +1,4 @@
-//! A small GPT on the device and on the processor: the loss, and every gradient.
+//! A small GPT on the device and on the CPU: the loss, and every gradient.
 
 use weftgrad::{
     Cpu, DType, Result, Runtime, Tensor, Var,

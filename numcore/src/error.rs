@@ -132,7 +132,7 @@ pub enum ErrorKind {
     },
     /// Backward through a graph whose saved values are gone.
     GraphFreed {
-        /// The operation at which the sweep stopped.
+        /// The operation at which the backward pass stopped.
         op: &'static str,
     },
     /// A gradient was asked of something that has none.

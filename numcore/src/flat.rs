@@ -80,7 +80,7 @@ impl FlatLayout {
     }
 
     /// The same ranges with elements of another type. One at least as wide keeps every place, counted in elements: one kernel
-    /// can run over both buffers (optimizer state of half parameters). A narrower one is laid out anew.
+    /// can run over both buffers (optimizer state of half parameters). A narrower one is copied to contiguous memory.
     pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
         let stays = |at: usize| (at * dtype.size()).is_multiple_of(ALIGN);
         if self.0.ranges.iter().all(|l| stays(l.offset())) && stays(self.0.len) {
@@ -206,7 +206,7 @@ impl<R: Runtime> Flat<R> {
         Ok(())
     }
 
-    /// Takes back what was lent to holders that are gone without restoring it (a sweep that failed). False while one is left.
+    /// Takes back what was lent to holders that are gone without restoring it (a backward pass that failed). False while one is left.
     pub fn reclaim(&mut self) -> bool {
         let sole = self.memory.is_sole();
         if sole {

@@ -17,7 +17,7 @@ use crate::{
 /// The runtime that computes nothing. Downloads give zeros; fused operations count as one launch.
 ///
 /// Queues keep vector clocks, so a test can ask whether one queue is ordered after what another has launched
-/// ([`NullRuntime::is_ordered_after`]), which no result of a computation on one processor would show.
+/// ([`NullRuntime::is_ordered_after`]), which no result of a computation on one CPU would show.
 #[derive(Clone, Debug, Default)]
 pub struct NullRuntime(Arc<NullState>);
 

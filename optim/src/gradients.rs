@@ -38,7 +38,7 @@ impl<R: Runtime> FlatGradients<R> {
         Ok(FlatGradients { flats: params.iter().map(flat).collect::<Result<_>>()?, leaves, place, scale: None })
     }
 
-    /// Forgets all gradients: the next sweep overwrites. Ranges that a failed sweep took along come back.
+    /// Forgets all gradients: the next backward pass overwrites. Ranges that a failed backward pass took along come back.
     pub fn zero(&mut self) {
         self.scale = None;
         for flat in &mut self.flats {

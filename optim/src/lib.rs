@@ -2,7 +2,7 @@
 //! one launch, in place, on every runtime. Adding one is a file like `lion.rs`: hyper-parameters, states, formula, numbers.
 //!
 //! The optimizer takes its parameters over: their values move into one buffer per group and dtype ([`FlatParams`]), each leaf being a
-//! view. Gradients land in buffers laid out alike ([`FlatGradients`], a hook for the backward sweep), state lies in others. Half
+//! view. Gradients land in buffers laid out alike ([`FlatGradients`], a hook for the backward backward pass), state lies in others. Half
 //! parameters keep an `f32` master copy, which the same launch rounds.
 //!
 //! Learning rates and all other numbers are given at launch: changing them compiles nothing. Clipping and loss scaling are a factor

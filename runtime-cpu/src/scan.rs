@@ -75,7 +75,7 @@ fn advance_rows<T: Stored>(
     let dense = group.strides == [1; 3];
     for t in 0..along.size as isize {
         let [to, x, a] = [(to, 0), (x, 1), (a, 2)].map(|(base, k)| Base::new(base.at(t * along.strides[k])));
-        // SAFETY: positions of the views, which lie in their buffers; these rows of the output are this task's alone.
+        // SAFETY: positions of the views, which are in their buffers; these rows of the output are this task's alone.
         unsafe {
             if dense {
                 let (xs, a) = (x.slice(0, group.size), a.slice(0, group.size));

@@ -1,4 +1,4 @@
-//! Sizes at which launches are cut another way, on the emulator, against the processor.
+//! Sizes at which launches are cut another way, on the emulator, against the CPU.
 #![cfg(feature = "emulate")]
 
 use std::{path::PathBuf, sync::LazyLock};

@@ -25,7 +25,7 @@ pub struct AdapterInfo {
     pub name: String,
     /// Through what it is driven: `vulkan`, `metal`, `dx12`.
     pub backend: String,
-    /// Whether it is a program on the processor.
+    /// Whether it is a program on the CPU.
     pub software: bool,
 }
 

@@ -5,7 +5,7 @@
 //! of 32 bits; smaller elements are written in whole words where they lie densely, by atomics elsewhere (`access`). Work is recorded
 //! and submitted in batches (`queue`); handles of one adapter share a device, so their tensors may meet (`device`).
 //!
-//! Halves are widened and rounded by integer arithmetic, exactly as on the processor, whatever the adapter has. `i64` is exact.
+//! Halves are widened and rounded by integer arithmetic, exactly as on the CPU, whatever the adapter has. `i64` is exact.
 //! `f64` is stored and moved, but not computed in: that is an error, never a silent change. An index out of range is an error of the
 //! next [`download`](numcore::Runtime::download) or [`synchronize`](numcore::Runtime::synchronize) of its queue, and of that one alone;
 //! a lost device or a refused kernel is an error of every call from then on.

@@ -33,7 +33,7 @@ pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtim
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Device {
-    /// The processor, with all threads, or as many as said.
+    /// The CPU, with all threads, or as many as said.
     #[default]
     Cpu,
     /// A GPU through WebGPU, by its number.
@@ -48,7 +48,7 @@ impl Device {
         self.open_with(None)
     }
 
-    /// As [`open`](Device::open), with so many threads on the processor.
+    /// As [`open`](Device::open), with so many threads on the CPU.
     pub fn open_with(self, threads: Option<usize>) -> Result<AnyRuntime> {
         match self {
             Device::Cpu => Ok(cpu(threads.map_or_else(runtime_cpu::Cpu::new, runtime_cpu::Cpu::with_threads))),

@@ -1,4 +1,4 @@
-//! The stage `isa`: suites whose results depend on kernels, at every instruction set that the processor has. The widest ran in the stage
+//! The stage `isa`: suites whose results depend on kernels, at every instruction set that the CPU has. The widest ran in the stage
 //! `test`; a test that passes at one level alone would be found on another machine only.
 
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ fn run_suite((program, filters): &(&str, &[&str]), level: &str) -> Result<(), St
     stages::run_cargo(&[&selection[..], &["--"], filters].concat(), &[(CAP, level)])
 }
 
-/// The levels as the runtime's own test prints them, narrowest first, and whether the processor has each.
+/// The levels as the runtime's own test prints them, narrowest first, and whether the CPU has each.
 fn levels() -> Result<Vec<(String, bool)>, String> {
     let args = [&stages::tests_args(&["--test", "isa"])[..], &["--", "--nocapture", "levels"]].concat();
     let output = Command::new("cargo").args(&args).current_dir(repo::root()).stderr(Stdio::inherit()).output();

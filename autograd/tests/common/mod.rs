@@ -7,7 +7,7 @@ use autograd::{BackwardHook, Gradients, Leaf, LeafGrad, Var};
 use numcore::{DType, Result, Runtime, Shape, Tensor};
 use runtime_cpu::Cpu;
 
-/// A processor of one thread: what is tested here is the tape.
+/// A CPU of one thread: what is tested here is the tape.
 pub fn cpu() -> Cpu {
     Cpu::with_threads(1)
 }

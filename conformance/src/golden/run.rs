@@ -134,7 +134,7 @@ impl<R: Runtime> Run<'_, R> {
         Ok(found)
     }
 
-    /// A sweep from every output that has an upstream gradient; `None` when there is none.
+    /// A backward pass from every output that has an upstream gradient; `None` when there is none.
     fn backward(&self, outs: &[Var<R>]) -> Result<Option<Gradients<R>>> {
         let mut backward: Option<Backward<R>> = None;
         for (k, out) in outs.iter().enumerate() {

@@ -11,7 +11,7 @@ use super::{
 /// An output with the gradients of a case's leaves, each in its own order.
 pub(crate) type Values = Vec<Vec<f64>>;
 
-/// The output of a case and, by an ordinary sweep with fixed upstream weights, its gradients.
+/// The output of a case and, by an ordinary backward pass with fixed upstream weights, its gradients.
 pub(crate) fn forward_backward<R: Runtime>(rt: &R, case: &OpCase<R>, tensors: &[Tensor<R>]) -> Result<Values> {
     let vars = case.vars(tensors)?;
     let mut gradients = Gradients::new();
@@ -23,7 +23,7 @@ pub(crate) fn forward_backward<R: Runtime>(rt: &R, case: &OpCase<R>, tensors: &[
     Ok(values)
 }
 
-/// Runs a case and sweeps back from its output, weighted.
+/// Runs a case and backward passes back from its output, weighted.
 pub(crate) fn sweep<R: Runtime>(
     rt: &R,
     case: &OpCase<R>,

@@ -183,7 +183,7 @@ fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// The value, and that a sweep gives the empty input an empty gradient.
+/// The value, and that a backward pass gives the empty input an empty gradient.
 fn check<R: Runtime>(rt: &R, row: &Row<R>) -> Result<Verdict> {
     let x = Var::leaf("x", Tensor::zeros(rt, [0, 3], DType::F32)?)?;
     let index = Var::new(Tensor::from_vec(rt, Vec::<i64>::new())?);

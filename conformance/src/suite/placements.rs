@@ -133,7 +133,7 @@ fn summed<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]
     Ok((values, scales))
 }
 
-/// Two sweeps into the same slots give exactly twice the gradient of one.
+/// Two backward passes into the same slots give exactly twice the gradient of one.
 pub(crate) fn slots<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("accumulation in slots");
     for case in cases::all::<R>() {

@@ -1,4 +1,4 @@
-//! Operations above the primitives, against plain loops in `f64` and PyTorch's documented values, on the processor.
+//! Operations above the primitives, against plain loops in `f64` and PyTorch's documented values, on the CPU.
 //! Gradients, views and narrow types of the same operations are in the suite.
 
 mod arrange;

@@ -39,7 +39,7 @@ pub struct Buckets<R: Runtime> {
     plan: Vec<Bucket<R>>,
     next: usize,
     sync: bool,
-    /// Whether a sweep of this step was begun.
+    /// Whether a backward pass of this step was begun.
     begun: bool,
     /// Parameters in the order in which their gradients became final.
     ready: Vec<usize>,
@@ -145,12 +145,12 @@ impl<R: Runtime> Buckets<R> {
         self.plan[k].members.iter().map(|&i| self.params[i].leaf.name().to_string()).collect()
     }
 
-    /// Parameters by name, in the order in which their gradients became final in the last sweep that was exchanged.
+    /// Parameters by name, in the order in which their gradients became final in the last backward pass that was exchanged.
     pub fn ready_order(&self) -> Vec<String> {
         self.ready.iter().map(|&i| self.params[i].leaf.name().to_string()).collect()
     }
 
-    /// Forgets all gradients: the next sweep overwrites them.
+    /// Forgets all gradients: the next backward pass overwrites them.
     pub fn zero(&mut self) {
         // What a step that failed has left in flight holds ranges of the gradients.
         self.plan.iter_mut().for_each(|bucket| bucket.work = None);
@@ -162,7 +162,7 @@ impl<R: Runtime> Buckets<R> {
         self.params.iter_mut().for_each(|p| p.used = false);
     }
 
-    /// Before a sweep: `sync` tells whether its gradients are to be exchanged, or only added up. In canonical order they always are.
+    /// Before a backward pass: `sync` tells whether its gradients are to be exchanged, or only added up. In canonical order they always are.
     pub fn begin(&mut self, sync: bool) -> Result<()> {
         if self.sums.is_some() && std::mem::replace(&mut self.begun, true) {
             let settled = self.flush();
@@ -186,7 +186,7 @@ impl<R: Runtime> Buckets<R> {
         Ok(())
     }
 
-    /// Before the last sweep: what this rank's losses of the step weigh, and the loss scale if there is one. What is sent compressed, or as
+    /// Before the last backward pass: what this rank's losses of the step weigh, and the loss scale if there is one. What is sent compressed, or as
     /// `f16`, are means: what one step could not send counts for no more and no less in the next, and no sum leaves the range.
     pub fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
         if self.options.compression.sends_means() && self.sums.is_none() {
@@ -218,7 +218,7 @@ impl<R: Runtime> Buckets<R> {
         self.compressor.as_mut()
     }
 
-    /// After the last sweep: sends what is left, and waits until every gradient is the sum over all ranks.
+    /// After the last backward pass: sends what is left, and waits until every gradient is the sum over all ranks.
     pub fn finish(&mut self) -> Result<()> {
         let completed = self.complete();
         abort_on_err(&self.comm, completed)
@@ -250,7 +250,7 @@ impl<R: Runtime> Buckets<R> {
         Ok(())
     }
 
-    /// Sends what the sweep has left, and waits for all of it.
+    /// Sends what the backward pass has left, and waits for all of it.
     fn flush(&mut self) -> Result<()> {
         let used = self.used();
         if self.sums.is_none() && self.options.unused == Unused::Error {

@@ -1,4 +1,4 @@
-//! Gradient buckets: gradients are exchanged while the sweep goes on, a bucket at a time.
+//! Gradient buckets: gradients are exchanged while the backward pass goes on, a bucket at a time.
 
 mod bucket;
 mod canonical;

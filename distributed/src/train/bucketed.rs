@@ -1,4 +1,4 @@
-//! Data-parallel training: every rank has the whole model, and gradients are summed while the sweep goes on.
+//! Data-parallel training: every rank has the whole model, and gradients are summed while the backward pass goes on.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,7 +18,7 @@ use crate::{
     ddp::Ddp,
 };
 
-/// Trains a model of which every rank has a copy. Gradients are sent bucket by bucket during the sweep.
+/// Trains a model of which every rank has a copy. Gradients are sent bucket by bucket during the backward pass.
 ///
 /// Parameters and buffers are those of rank 0 from the start. Before the second step buckets are rebuilt, once, in the order in which
 /// gradients became final on rank 0.

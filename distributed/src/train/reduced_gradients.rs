@@ -12,7 +12,7 @@ use optim::LossScaler;
 use super::{Loss, TrainingConfig, TrainingMetrics};
 use crate::comm::{Collectives, Comm, ReduceOp, memory};
 
-/// The gradients of a step after its last sweep, wherever they are kept, and the parameters they are of.
+/// The gradients of a step after its last backward pass, wherever they are kept, and the parameters they are of.
 pub trait ReducedGradients<R: Runtime> {
     /// The L2 norm of all gradients together, of all ranks' parts: a scalar on the device. It does not depend on buckets or units that
     /// gradients lie in, as far as these do not cut parameters.
@@ -33,7 +33,7 @@ pub trait ReducedGradients<R: Runtime> {
     }
 }
 
-/// What a trainer does after the last sweep of a step, and what it remembers from step to step.
+/// What a trainer does after the last backward pass of a step, and what it remembers from step to step.
 pub(crate) struct Updates {
     pub(crate) config: TrainingConfig,
     pub(crate) scaler: Option<LossScaler>,

@@ -21,7 +21,7 @@ pub trait StageStrategy<R: Runtime>: Strategy<R> + Checkpointed<R> {
     /// The learning rate of the next update (of the first group); none if there are no parameters.
     fn rate(&self) -> Option<f64>;
 
-    /// The stage is about to be used: what is sharded of its parameters can be sent for.
+    /// The stage is about to be used: what is sharded of its parameters can be prefetched.
     fn unshard(&mut self) -> Result<()> {
         Ok(())
     }

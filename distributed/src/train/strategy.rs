@@ -6,27 +6,27 @@ use numcore::{Result, Runtime};
 use super::{BufferSync, ReducedGradients};
 use crate::comm::Comm;
 
-/// A way of spreading training over ranks: where gradients go while the sweep goes on, and how parameters are updated. The step
+/// A way of spreading training over ranks: where gradients go while the backward pass goes on, and how parameters are updated. The step
 /// itself is [`Trainer`](super::Trainer)'s.
 pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     /// The ranks.
     fn comm(&self) -> &Comm<R>;
     /// Before a step: forgets the last one's gradients.
     fn prepare(&mut self) -> Result<()>;
-    /// Before a sweep; `last` tells whether it is the step's last.
+    /// Before a backward pass; `last` tells whether it is the step's last.
     fn begin(&mut self, last: bool) -> Result<()>;
-    /// Before the last sweep, after [`begin`](Strategy::begin): what this rank's losses of the step weigh, and the loss scale if there is one,
+    /// Before the last backward pass, after [`begin`](Strategy::begin): what this rank's losses of the step weigh, and the loss scale if there is one,
     /// for those who send anything but sums.
     fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
         let _ = (weight, scale);
         Ok(())
     }
-    /// After a sweep. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all the same. A pipeline, whose
+    /// After a backward pass. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all the same. A pipeline, whose
     /// passes follow one another in any order, calls [`begin`](Strategy::begin) alone.
     fn end(&mut self) -> Result<()> {
         Ok(())
     }
-    /// After the last sweep: every gradient is the sum over all ranks and micro-batches, as far as this rank keeps it.
+    /// After the last backward pass: every gradient is the sum over all ranks and micro-batches, as far as this rank keeps it.
     fn finish(&mut self) -> Result<()>;
     /// After the update, on every rank: makes the ranks' buffers equal, if they are to be.
     fn sync_buffers(&self, how: BufferSync) -> Result<()> {

@@ -18,7 +18,7 @@ pub struct Trainer<R: Runtime, S: Strategy<R>> {
     runtime: std::marker::PhantomData<R>,
 }
 
-/// The same sweep, adding nothing.
+/// The same backward pass, adding nothing.
 fn weightless<R: Runtime>(loss: Loss<R>) -> Result<Loss<R>> {
     Ok(Loss { sum: loss.sum.mul(0.0)?, weight: 0.0 })
 }

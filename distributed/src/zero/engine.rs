@@ -91,13 +91,13 @@ impl<R: Runtime> ZeroEngine<R> {
         Some(self.acquire(unit).and_then(|()| self.units[unit].value(i)))
     }
 
-    /// A unit is about to be read: gathers it with those of its name, lets others go, and sends for what will be read next.
+    /// A unit is about to be read: gathers it with those of its name, lets others go, and prefetches what will be read next.
     pub(super) fn acquire(&mut self, unit: usize) -> Result<()> {
         let set = self.set_of[unit];
         self.reads.note(set);
         let next = self.reads.following(set);
         if self.units[unit].is_present() {
-            // The unit that the forward left: the one before it is sent for while this one's gradients are computed.
+            // The unit that the forward left: the one before it is prefetched while this one's gradients are computed.
             return if self.reads.backward && !self.is_root(unit) { self.prefetch_set(next) } else { Ok(()) };
         }
         for other in 0..self.units.len() {
@@ -111,8 +111,8 @@ impl<R: Runtime> ZeroEngine<R> {
         self.prefetch_set(next)
     }
 
-    /// Sends for the values of a set, unless gradients are on their way: beside those, the unit that is read and its own gradients, values
-    /// of another would be a fourth unit. A forward waits for the last sums of the sweep before it, which a pipeline has not ended.
+    /// Prefetches the values of a set, unless gradients are in flight: beside those, the unit that is read and its own gradients, values
+    /// of another would be a fourth unit. A forward waits for the last sums of the backward pass before it, which a pipeline has not ended.
     fn prefetch_set(&mut self, next: Option<usize>) -> Result<()> {
         if !self.reads.backward {
             self.collect_all()?;
@@ -175,12 +175,12 @@ impl<R: Runtime> ZeroEngine<R> {
         Ok(())
     }
 
-    /// After a sweep: sends what it did not come to. How many units that are depends on the rank, how many are sent must not.
+    /// After a backward pass: sends what it did not come to. How many units that are depends on the rank, how many are sent must not.
     pub(super) fn end_sweep(&mut self) -> Result<()> {
         self.send_rest()?;
         // What is read from here on is a forward.
         self.reads.backward = false;
-        // Values are not sent for while sums travel.
+        // Values are not prefetched while sums travel.
         if self.options.stage.shards_parameters() { self.collect_all() } else { Ok(()) }
     }
 
@@ -238,7 +238,7 @@ impl<R: Runtime> ZeroEngine<R> {
         self.units.iter_mut().try_for_each(Unit::collect)
     }
 
-    /// After the last sweep.
+    /// After the last backward pass.
     pub(super) fn finish(&mut self) -> Result<()> {
         if self.options.unused == Unused::Error {
             self.require_all()?;
@@ -295,7 +295,7 @@ impl<R: Runtime> ZeroEngine<R> {
         updated
     }
 
-    /// Sends for everything, to be kept for a part of a step, until [`release_prefetched`](ZeroEngine::release_prefetched); it is waited for when it is read.
+    /// Prefetches everything, to be kept for a part of a step, until [`release_prefetched`](ZeroEngine::release_prefetched); it is waited for when it is read.
     pub(super) fn prefetch_all(&mut self) -> Result<()> {
         self.holds += 1;
         self.units.iter_mut().try_for_each(Unit::prefetch)

@@ -1,4 +1,4 @@
-//! The gradients of a unit: gathered during a sweep, summed over ranks, and what an update does with them.
+//! The gradients of a unit: gathered during a backward pass, summed over ranks, and what an update does with them.
 
 use std::sync::LazyLock;
 
@@ -20,22 +20,22 @@ pub(super) struct ShardState<R: Runtime> {
     pub(super) optimizer: Box<dyn ShardOptimizer<R>>,
     /// Summed gradients: of the shard, or of everything where gradients are not sharded.
     pub(super) grads: Flat<R>,
-    /// Whether a sweep of this step has left its sums there.
+    /// Whether a backward pass of this step has left its sums there.
     pub(super) summed: bool,
 }
 
 impl<R: Runtime> Unit<R> {
-    /// Whether gradients are on their way.
+    /// Whether gradients are in flight.
     pub(super) fn is_sending(&self) -> bool {
         self.sum.is_some()
     }
 
-    /// Whether every gradient of this sweep is final.
+    /// Whether every gradient of this backward pass is final.
     pub(super) fn is_complete(&self) -> bool {
         self.ready.iter().all(|&ready| ready)
     }
 
-    /// Forgets the last step's gradients, those on their way included: a step that failed left them.
+    /// Forgets the last step's gradients, those in flight included: a step that failed left them.
     pub(super) fn forget(&mut self) {
         self.used.fill(false);
         (self.whole_grads, self.sum) = (None, None);
@@ -75,7 +75,7 @@ impl<R: Runtime> Unit<R> {
         }
     }
 
-    /// Sends the gradients of this sweep; what no one wrote is zero.
+    /// Sends the gradients of this backward pass; what no one wrote is zero.
     pub(super) fn send(&mut self) -> Result<()> {
         if self.own.is_none() {
             return Ok(());

@@ -1,13 +1,13 @@
 //! ZeRO: parameters, gradients and optimizer state, each either on every rank or cut into equal shards.
 //!
 //! A unit (a layer) is a buffer of parameters that are gathered, reduced and updated together. There is one engine, and three questions to it:
-//! is the state sharded (stage 1), are gradients reduced to shards (stage 2), are parameters gathered before use and let go
+//! is the state sharded (stage 1), are gradients reduced to shards (stage 2), are parameters gathered before use and released
 //! afterwards (stage 3)? Cuts go through parameters; optimizers see rows and cannot tell a shard from the whole.
 //!
 //! Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2020; Zhao et al., *PyTorch FSDP*, 2023.
 //!
 //! Of what is sharded, beside the root and gradients of the root, at most three units are there in whole at once: in forward the one that is
-//! read and the next; in backward one, its gradients and, in the first half of its leaves, the gradients before it on their way, in the
+//! read and the next; in backward one, its gradients and, in the first half of its leaves, the gradients before it in flight, in the
 //! second, the values of the one after.
 //!
 //! Values that someone puts into parameters afterwards (a state dict, [`Param::set`](nn::Param::set)) are the parameters' from then on, as

@@ -48,7 +48,7 @@ pub struct UnitOf(Arc<dyn Fn(&str) -> String + Send + Sync>);
 
 impl UnitOf {
     /// The unit's name for a parameter's. Parameters of one name are a unit; the empty name is the root, which stays gathered from its
-    /// first use in a step to the end of its sweep.
+    /// first use in a step to the end of its backward pass.
     pub fn new(of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         UnitOf(Arc::new(of))
     }

@@ -16,13 +16,13 @@ impl ReadOrder {
         }
     }
 
-    /// Before a step: what was read since the last sweep, in an evaluation, is no part of it.
+    /// Before a step: what was read since the last backward pass, in an evaluation, is no part of it.
     pub(super) fn begin_step(&mut self) {
         self.seen.clear();
         self.backward = false;
     }
 
-    /// Before a sweep, after the forward.
+    /// Before a backward pass, after the forward.
     pub(super) fn begin_sweep(&mut self) {
         self.backward = true;
         if !self.seen.is_empty() {
@@ -41,9 +41,9 @@ impl ReadOrder {
 /// The order in which units with gradients are sent: the same on every rank.
 pub(super) struct SendOrder {
     order: Vec<usize>,
-    /// How many were sent in this sweep.
+    /// How many were sent in this backward pass.
     next: usize,
-    /// Units in the order in which they became complete in this sweep.
+    /// Units in the order in which they became complete in this backward pass.
     complete: Vec<usize>,
 }
 
@@ -58,7 +58,7 @@ impl SendOrder {
         self.complete.clear();
     }
 
-    /// Nothing is sent until a sweep begins.
+    /// Nothing is sent until a backward pass begins.
     pub(super) fn end(&mut self) {
         self.next = self.order.len();
     }

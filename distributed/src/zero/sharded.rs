@@ -136,7 +136,7 @@ impl<R: Runtime> Sharded<R> {
         Ok(Sharded { groups, options, optimizer, engine, buffers, steps: 0, order })
     }
 
-    /// All parameters on every rank, for evaluation and export: they are gathered now, and let go when the scope ends.
+    /// All parameters on every rank, for evaluation and export: they are gathered now, and released when the scope ends.
     #[must_use = "parameters are let go when this is dropped"]
     pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
         self.engine.lock().gather_all()?;
@@ -274,7 +274,7 @@ impl<R: Runtime> Sharded<R> {
     }
 }
 
-/// Stages 1 and 2 leave the model as a whole: what is on its way arrives. Where parameters are sharded, nobody could gather them alone:
+/// Stages 1 and 2 leave the model as a whole: what is in flight arrives. Where parameters are sharded, nobody could gather them alone:
 /// their values are gone with the trainer.
 impl<R: Runtime> Drop for Sharded<R> {
     fn drop(&mut self) {

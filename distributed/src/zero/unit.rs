@@ -34,7 +34,7 @@ pub(super) struct Unit<R: Runtime> {
     pub(super) whole: GatheredValues<R>,
     pub(super) whole_grads: Option<Flat<R>>,
     pub(super) sum: Option<Work<TensorMut<R>>>,
-    /// Leaves whose gradient is final in this sweep.
+    /// Leaves whose gradient is final in this backward pass.
     pub(super) ready: Vec<bool>,
     /// Leaves with a gradient in this step.
     pub(super) used: Vec<bool>,
@@ -117,7 +117,7 @@ impl<R: Runtime> Unit<R> {
         self.start(self.is_sharded())
     }
 
-    /// Before a sweep. Which parameters are frozen by now is part of the name of its calls: ranks that freeze different ones disagree,
+    /// Before a backward pass. Which parameters are frozen by now is part of the name of its calls: ranks that freeze different ones disagree,
     /// instead of updating different ones.
     pub(super) fn begin_sweep(&mut self) {
         for (ready, leaf) in self.ready.iter_mut().zip(&self.leaves) {

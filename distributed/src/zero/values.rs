@@ -15,7 +15,7 @@ use crate::comm::{Collectives, Comm, Work, memory};
 pub(super) enum GatheredValues<R: Runtime> {
     /// On this rank, only its shard (or, where parameters are not sharded, values that are about to be replaced).
     Absent,
-    /// On their way.
+    /// In flight.
     Arriving(Work<TensorMut<R>>),
     /// In the leaves: what was put into each.
     Present(Vec<Tensor<R>>),
@@ -26,7 +26,7 @@ impl<R: Runtime> Unit<R> {
         matches!(self.whole, GatheredValues::Present(_))
     }
 
-    /// Makes the values that are kept readable: waits for those on their way, and takes over those that were replaced.
+    /// Makes the values that are kept readable: waits for those in flight, and takes over those that were replaced.
     pub(super) fn ready_values(&mut self) -> Result<()> {
         if !self.is_sharded() {
             self.fetch()?;
@@ -99,7 +99,7 @@ impl<R: Runtime> Unit<R> {
         if self.is_sharded() { Ok(()) } else { self.show(None) }
     }
 
-    /// Starts to gather the values, unless they are here or on their way.
+    /// Starts to gather the values, unless they are here or in flight.
     pub(super) fn prefetch(&mut self) -> Result<()> {
         if !matches!(self.whole, GatheredValues::Absent) {
             return Ok(());
@@ -127,7 +127,7 @@ impl<R: Runtime> Unit<R> {
         self.wait_gathered()
     }
 
-    /// Lets gathered values go. Those on their way are waited for first.
+    /// Releases gathered values. Those in flight are waited for first.
     pub(super) fn release(&mut self) -> Result<()> {
         if !self.is_sharded() {
             return Ok(());
@@ -205,7 +205,7 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// Waits for values on their way, and puts them into the leaves.
+    /// Waits for values in flight, and puts them into the leaves.
     pub(super) fn wait_gathered(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.whole, GatheredValues::Absent) {
             GatheredValues::Arriving(work) => {

@@ -117,7 +117,7 @@ fn accumulated_micro_batches_are_one_batch() {
                 let own = own(&comm);
                 let micro = |k: usize| own.iter().copied().skip(k).step_by(3).collect::<Vec<_>>();
                 let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
-                // Only the last sweep communicates: a call for each bucket, and one for the loss.
+                // Only the last backward pass communicates: a call for each bucket, and one for the loss.
                 assert_eq!(counted.of("all_reduce").calls as usize, trainer.strategy().buckets().len() + 1);
                 trace.losses.push(metrics.loss()?);
                 trace.norms.extend(metrics.grad_norm()?);
@@ -300,7 +300,7 @@ fn buckets_leave_while_the_sweep_goes_on() {
         .unwrap();
     let calls: Vec<u64> =
         watched.take().0.iter().filter(|(name, _)| *name == "all_reduce").map(|(_, at)| *at).collect();
-    // One for each weight and bias, then one for the loss; spread over the whole sweep.
+    // One for each weight and bias, then one for the loss; spread over the whole backward pass.
     assert_eq!(calls.len(), 13);
     let sweep = calls[11] - forward;
     assert!(calls[0] - forward <= sweep / 6 && calls[5] - forward <= sweep * 7 / 12, "{forward} {calls:?}");

@@ -26,9 +26,9 @@ enum Fault {
     First,
     /// The second one cannot, after the first was swept.
     Second,
-    /// The sweep of the second one ends before the first layer.
+    /// The backward pass of the second one ends before the first layer.
     Sweep,
-    /// The losses weigh nothing: found after all sweeps.
+    /// The losses weigh nothing: found after all backward passes.
     Weightless,
     /// Someone holds a state tensor when it is to be updated.
     HeldState,

@@ -69,7 +69,7 @@ fn units_are_called_in_the_order_of_the_row() {
     }
 }
 
-/// Buckets as the hooks of stages: they are sent during a stage's last sweep.
+/// Buckets as the hooks of stages: they are sent during a stage's last backward pass.
 struct Bucketed(BTreeMap<usize, Buckets<Cpu>>);
 
 impl StageHooks<Cpu> for Bucketed {

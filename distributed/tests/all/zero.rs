@@ -251,7 +251,7 @@ fn replicas_of_sharded_models_train_as_one_rank() {
 
 #[test]
 fn layers_unused_in_some_micro_batches_of_some_ranks() {
-    // Rank 0 leaves the middle out of its second micro-batch, rank 1 of its first: after a sweep each has completed other units.
+    // Rank 0 leaves the middle out of its second micro-batch, rank 1 of its first: after a backward pass each has completed other units.
     let loss = |model: &[Linear<Cpu>], rank: usize, micro: usize| {
         let (rt, seed) = (model[0].weight.leaf().runtime().clone(), 10 + (2 * rank + micro) as u64);
         let x = autograd::Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, seed)?);

@@ -155,7 +155,7 @@ impl Communicator<Cpu> for Gathers {
     fn abort(&self, _: &str) {}
 }
 
-/// What a forward of four layers gathers after a sweep, in a second step, and when it has computed each layer. `skip`: that sweep did not
+/// What a forward of four layers gathers after a backward pass, in a second step, and when it has computed each layer. `skip`: that backward pass did not
 /// reach the first layer.
 fn second_forward(skip: bool, ended: bool) -> Vec<String> {
     let rt = Cpu::with_threads(1);
@@ -198,9 +198,9 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
 
 #[test]
 fn the_forward_after_a_sweep_prefetches_forwards() {
-    // Every unit is sent for before the layer before it is computed.
+    // Every unit is prefetched before the layer before it is computed.
     let all = ["unit `0`", "unit `1`", "layer 0", "unit `2`", "layer 1", "unit `3`", "layer 2", "layer 3"];
-    // A pipeline does not say when a sweep has ended; a sweep that left a unit out can only be told.
+    // A pipeline does not say when a backward pass has ended; a backward pass that left a unit out can only be told.
     for (skip, ended) in [(false, false), (false, true), (true, true)] {
         assert_eq!(second_forward(skip, ended), all, "left out: {skip}, told: {ended}");
     }

@@ -66,7 +66,7 @@ fn values_come_a_unit_ahead_and_gradients_leave_from_the_sweep() {
     let step = Step::of(ZeroStage::Parameters);
     let names: Vec<_> = step.calls.iter().map(|(name, _)| *name).collect();
     let (gather, scatter) = ("all_gather", "reduce_scatter");
-    // The last unit stays from forward to backward; the unit before is sent for in the second half of a unit.
+    // The last unit stays from forward to backward; the unit before is prefetched in the second half of a unit.
     let mut expected = vec![gather; LAYERS + 1];
     expected.extend([scatter, gather].repeat(LAYERS - 2));
     expected.extend([scatter, scatter, "all_reduce"]);

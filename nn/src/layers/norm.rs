@@ -47,7 +47,7 @@ impl<R: Runtime> LayerNorm<R> {
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
     }
 
-    /// The same as forward, made again in backward by what would keep it.
+    /// The same as forward, recomputed in backward by what would keep it.
     pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);
         let inputs: Vec<&Var<R>> = [x, &weight].into_iter().chain(&bias).collect();

@@ -70,7 +70,7 @@ pub struct BlockConfig {
 }
 
 /// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`. Norms, the activation and the
-/// order of heads are made again in backward ([`recomputed`]) by what would keep them.
+/// order of heads are recomputed in backward ([`recomputed`]) by what would keep them.
 #[derive(Debug, Module)]
 pub struct Block<R: Runtime> {
     /// Before attention.

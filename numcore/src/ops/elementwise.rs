@@ -156,7 +156,7 @@ vocabulary! {
         /// `1 / x`.
         #[doc(alias = "reciprocal")]
         recip(x) = x.recip();
-        /// Sine of an angle in radians, for every number: an `f64` is reduced exactly on the processor.
+        /// Sine of an angle in radians, for every number: an `f64` is reduced exactly on the CPU.
         sin(x) = x.sin();
         /// Cosine of an angle in radians.
         cos(x) = x.cos();

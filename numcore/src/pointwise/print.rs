@@ -65,7 +65,7 @@ impl Program {
     ///
     /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are the runtime's. Arithmetic in a type the
     /// dialect lacks is an error. Rust never rounds a product and a sum together by itself, as the other languages may: a product that
-    /// only a sum reads is printed with it, as the processor's own runtime computes it.
+    /// only a sum reads is printed with it, as the CPU's own runtime computes it.
     pub fn print(&self, typed: &Typed, dialect: Dialect) -> Result<String> {
         // Random numbers are to be the same everywhere. WebGPU does not say whether a product and a sum are rounded together, as the
         // processor does; so here they are, in software.

@@ -144,7 +144,7 @@ impl Gemm {
             let a = matrix(a.at(i).cast_const(), self.a).offset(row, 0);
             let b = matrix(b.at(j).cast_const(), self.b).offset(0, column);
             let epilogue = epilogue.offset(row, column);
-            // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs lie in their operands,
+            // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs are in their operands,
             // because shape inference has checked the shapes.
             unsafe { gemm(engine.simd, size, out, a, b, T::ONE, epilogue) };
         });

@@ -195,7 +195,7 @@ fn exponentials_of_negative_numbers() {
     }
 }
 
-/// Beyond the limit of the reduction, sine and cosine still lie on the circle's range and infinity has none.
+/// Beyond the limit of the reduction, sine and cosine still are on the circle's range and infinity has none.
 #[test]
 fn large_angles() {
     let mut random = Arguments(3);

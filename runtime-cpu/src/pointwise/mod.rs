@@ -36,7 +36,7 @@ pub(crate) fn run(
     let engine = &*cpu.queue.engine;
     compile::with_kernel(engine, program, ins, outs, |kernel| {
         let common = kernel.with(program, scalars, engine.simd);
-        // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, outputs overlap nothing and nothing else
+        // SAFETY: the contract of `numcore::Runtime`: views are in their buffers, outputs overlap nothing and nothing else
         // sees them.
         unsafe {
             let mut bases = Bases::new();
@@ -61,7 +61,7 @@ pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Oper
     form.output(how, to.dtype);
     let kernel = engine.kernels.get(&SAME, &form, engine.simd)?;
     let plan = Plan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
-    // SAFETY: callers pass views, which lie in their buffers, or memory of their own.
+    // SAFETY: callers pass views, which are in their buffers, or memory of their own.
     unsafe { Launch::new(kernel.with(&SAME, &[], engine.simd), plan).run(engine) };
     Ok(())
 }

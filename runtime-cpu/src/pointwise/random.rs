@@ -42,7 +42,7 @@ fn one_by_one(to: &mut [u32], positions: &[i64], seed: u64, stream: u32) {
     }
 }
 
-/// The words of sixteen counters in a row. Every word lies in the lower half of a 64-bit lane, where a product leaves it;
+/// The words of sixteen counters in a row. Every word is in the lower half of a 64-bit lane, where a product leaves it;
 /// what is in the upper half never counts.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "four arrays in step")]

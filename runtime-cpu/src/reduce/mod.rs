@@ -203,7 +203,7 @@ impl<'a> Job<'a> {
         let values = scratch::<T>(acc, rows);
         let mut pairs = Pairwise::<T>::default();
         let mut at = None;
-        // SAFETY: `numcore::Runtime` guarantees that views lie in their buffers; a kept value is a block of its compute type.
+        // SAFETY: `numcore::Runtime` guarantees that views are in their buffers; a kept value is a block of its compute type.
         unsafe {
             self.launch.tiles(tiles, |place, value| {
                 at.get_or_insert(*place);
@@ -235,7 +235,7 @@ impl<'a> Job<'a> {
         near.fill(C::FIRST);
         far.fill(C::FIRST);
         let (mut count, mut at) = (0, None);
-        // SAFETY: `numcore::Runtime` guarantees that views lie in their buffers; a kept value is a block of its compute type.
+        // SAFETY: `numcore::Runtime` guarantees that views are in their buffers; a kept value is a block of its compute type.
         unsafe {
             self.launch.tiles(tiles, |place, value| {
                 at.get_or_insert(*place);

@@ -24,7 +24,7 @@ pub enum Simd {
     /// AVX-512 with BF16 dot products for matrix products of bf16, which have last bits of their own.
     Avx512Bf16,
     /// AVX-512 with BF16, and AMX for products of bf16 and of `f32`: those of `f32` as six products of three bf16 each, as precise as
-    /// in `f32`, with other last bits than at the other levels. (Numbers below 2⁻¹²⁶ count as zero in them, and so do the last bits of numbers
+    /// in `f32`, with other last bits than at the other levels. (Elements below 2⁻¹²⁶ count as zero in them, and so do the last bits of elements
     /// below 2⁻¹⁰².)
     Amx,
 }

@@ -86,7 +86,7 @@ pub fn draw(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
         .collect()
 }
 
-/// Operands of `shape` that lie in memory in every way a view can.
+/// Operands of `shape` that are in memory in every way a view can.
 pub fn views(cpu: &Cpu, dtype: DType, shape: &[usize], seed: u64) -> Vec<Known> {
     views_of(cpu, dtype, shape, |n| draw(dtype, n, seed))
 }

@@ -1,7 +1,7 @@
 //! CUDA C to machine code of one architecture, by NVRTC, kept on disk.
 //!
 //! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square root,
-//! gradual underflow. `--fmad=true` stays, because the processor's programs contract `a·b + c` as well, and an optimizer or a norm
+//! gradual underflow. `--fmad=true` stays, because the CPU's programs contract `a·b + c` as well, and an optimizer or a norm
 //! loses a third of its instructions without it.
 
 use std::{

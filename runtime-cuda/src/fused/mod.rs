@@ -1,4 +1,4 @@
-//! Kernels of fused operations. Operands that do not lie as a kernel reads them are laid out anew; calls no kernel is for
+//! Kernels of fused operations. Operands that do not lie as a kernel reads them are copied to contiguous memory; calls no kernel is for
 //! are decomposed.
 
 mod attention;

@@ -69,7 +69,7 @@ pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Norm) -> Result<Support> {
     Ok(Support::Done)
 }
 
-/// Halves add up in `f32`. With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
+/// f16 and bf16 accumulate in `f32`. With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
 pub(super) fn backward(call: &FusedCall<'_, '_>, op: &NormGrad) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let layer = op.0.kind == NormKind::Layer;

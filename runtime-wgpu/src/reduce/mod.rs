@@ -328,7 +328,7 @@ impl ReducePlan {
             .enumerate()
             .map(|(i, (ty, _))| format!("var<workgroup> w{i}: array<{ty}, {GROUP}>;\n"))
             .collect();
-        // What is far apart is added up apart: a long sum in one variable would lose digits.
+        // What is far apart is accumulated apart: a long sum in one variable would lose digits.
         let declare = fold.declare("b");
         let mut body = format!(
             "{first}{far}var count = 0u;\n\

@@ -45,7 +45,7 @@ pub(crate) struct Compressor<R: Runtime> {
     alone: bool,
 }
 
-/// A bucket on its way.
+/// A bucket in flight.
 struct InFlightBucket<R: Runtime> {
     comm: Comm<R>,
     /// Its row in pieces, gaps included; parameters are the odd ones.

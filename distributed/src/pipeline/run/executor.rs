@@ -56,7 +56,7 @@ pub(super) struct RunInputs<'a, R: Runtime> {
 
 /// What a stage keeps of a micro-batch between its passes.
 pub(super) enum Live<R: Runtime> {
-    /// From F to B or I: what the sweep starts from, and what it is to reach.
+    /// From F to B or I: what the backward pass starts from, and what it is to reach.
     Forward { inputs: Vec<Var<R>>, roots: Vec<Var<R>> },
     /// From I to W; nothing where no gradient came by.
     Weights(Option<Box<Deferred<R>>>),

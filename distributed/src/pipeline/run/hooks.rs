@@ -13,12 +13,12 @@ use crate::pipeline::Compute;
 /// Equal ranks of several replicas get equal calls in equal order, so these may be collectives of such a group. A collective among the
 /// ranks of one pipeline must not be waited for here: its ranks come to it at different times, and some of them wait for this one.
 pub trait StageHooks<R: Runtime> {
-    /// The hook of a sweep through the stage: B, I, which makes no weight gradient, or W. `last`: no further weight gradient of the
+    /// The hook of a backward pass through the stage: B, I, which makes no weight gradient, or W. `last`: no further weight gradient of the
     /// stage comes after it in this run, so buckets may be sent.
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>>;
 
     /// All micro-batches' gradients of the stage are in: can be reduced over the data-parallel ranks, unless they were sent in the last
-    /// sweep already.
+    /// backward pass already.
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {
         let _ = stage;
         Ok(())
@@ -47,7 +47,7 @@ impl<R: Runtime, H: BackwardHook<R>> StageHooks<R> for BTreeMap<usize, H> {
     }
 }
 
-/// The hook of an evaluation: there is no sweep.
+/// The hook of an evaluation: there is no backward pass.
 pub(super) struct NoHooks;
 
 impl<R: Runtime> StageHooks<R> for NoHooks {

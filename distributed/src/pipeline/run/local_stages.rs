@@ -17,8 +17,8 @@ use crate::{
 
 /// A strategy for each stage of this rank: the [`StageHooks`] of training.
 ///
-/// Strategies sum over the replicas of their stage, during its last sweep or, where gradients are sharded, during each: REDUCE_GRAD finds
-/// the sums on their way. Tied parameters are summed over their copies after that, in the order of ranks.
+/// Strategies sum over the replicas of their stage, during its last backward pass or, where gradients are sharded, during each: REDUCE_GRAD finds
+/// the sums in flight. Tied parameters are summed over their copies after that, in the order of ranks.
 pub(super) struct LocalStages<R: Runtime, S> {
     pipe: Comm<R>,
     pub(super) parts: BTreeMap<usize, S>,
@@ -70,7 +70,7 @@ impl<R: Runtime, S: StageStrategy<R>> StageHooks<R> for LocalStages<R, S> {
     fn gradients(&mut self, Compute { stage, pass, .. }: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>> {
         let last = last && self.sync;
         let part = self.part(stage)?;
-        // I makes no weight gradient: it is no sweep to a strategy.
+        // I makes no weight gradient: it is no backward pass to a strategy.
         if pass != Pass::I {
             part.begin(last)?;
         }

@@ -1,4 +1,4 @@
-//! The passes of one stage and micro-batch. B is one sweep; I is the same sweep as far as it leads to the inputs, W the rest of it.
+//! The passes of one stage and micro-batch. B is one backward pass; I is the same backward pass as far as it leads to the inputs, W the rest of it.
 
 use autograd::{Backward, RandomState, Var, no_grad, set_random_state};
 use numcore::{Error, Result, Runtime, Tensor, ops::Apply};
@@ -131,7 +131,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         Ok(())
     }
 
-    /// A sweep from a stage's outputs with the gradients that came for them; from the loss with its own. `None` where nothing
+    /// A backward pass from a stage's outputs with the gradients that came for them; from the loss with its own. `None` where nothing
     /// needs a gradient.
     fn seeded(&mut self, stage: usize, micro: usize, roots: Vec<Var<R>>) -> Result<Option<Backward<R>>> {
         let roots: Vec<Var<R>> = roots.into_iter().filter(Var::requires_grad).collect();
@@ -153,7 +153,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         Ok(sweep)
     }
 
-    /// W: the rest of the sweep that I began.
+    /// W: the rest of the backward pass that I began.
     pub(super) fn weights(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let last = self.last.get(&stage) == Some(&compute);

@@ -1,4 +1,4 @@
-//! When strategies send the gradients of a stage: where its row says REDUCE_GRAD they are on their way, and not before its last sweep.
+//! When strategies send the gradients of a stage: where its row says REDUCE_GRAD they are in flight, and not before its last backward pass.
 
 use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 
@@ -25,7 +25,7 @@ const MICROS: usize = 4;
 /// What a run asks of a stage, in the order of the row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asked {
-    /// A sweep, and whether it is the stage's last of the run.
+    /// A backward pass, and whether it is the stage's last of the run.
     Sweep(Compute, bool),
     ReduceGrad(usize),
     /// The end of the run, and that of the step.
@@ -129,7 +129,7 @@ fn each_kind(test: impl Fn(ScheduleKind, &Checked)) {
     }
 }
 
-/// All of a stage's sums are started in the last sweep of the step that makes weight gradients; REDUCE_GRAD is what comes next.
+/// All of a stage's sums are started in the last backward pass of the step that makes weight gradients; REDUCE_GRAD is what comes next.
 fn in_the_last_sweep(kind: ScheduleKind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
     for (rank, [first, second]) in ranks.into_iter().enumerate() {
         assert!(first.iter().all(|(_, sent)| *sent == 0), "{kind}, rank {rank}, before the last run: {first:?}");

@@ -109,7 +109,7 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
         })
     }
 
-    /// All parameters of this rank's stages, for evaluation and export: they are gathered now, and let go when the scopes end.
+    /// All parameters of this rank's stages, for evaluation and export: they are gathered now, and released when the scopes end.
     pub fn gather_full_params(&self) -> Result<Vec<FullParameters<R>>> {
         self.stages.parts.values().map(Sharded::gather_full_params).collect()
     }

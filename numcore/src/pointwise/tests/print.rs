@@ -169,7 +169,7 @@ fn pairs_of_words() {
     );
 }
 
-/// What a driver may simplify away is hidden from it, and random numbers are the processor's to the last bit.
+/// What a driver may simplify away is hidden from it, and random numbers are the CPU's to the last bit.
 #[test]
 fn wgsl_keeps_what_counts() {
     let p = Program::new("kept", |[x], []| [x * 0.0, x - x]);

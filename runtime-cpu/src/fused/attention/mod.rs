@@ -105,7 +105,7 @@ impl Problem {
         self.offset != 0 || self.reach[0].is_some() || self.reach[1].is_some_and(|n| n != 0)
     }
 
-    /// How many of these keys lie before the end of what a query sees, if they go on in both directions.
+    /// How many of these keys are before the end of what a query sees, if they go on in both directions.
     fn before_end(&self, query: usize, keys: &Range<usize>) -> isize {
         match self.reach[1] {
             Some(right) => query as isize + self.offset + right as isize + 1 - keys.start as isize,
@@ -113,7 +113,7 @@ impl Problem {
         }
     }
 
-    /// How many of these keys lie before the end of what a query sees.
+    /// How many of these keys are before the end of what a query sees.
     fn seen(&self, query: usize, keys: &Range<usize>) -> usize {
         self.before_end(query, keys).clamp(0, keys.len() as isize) as usize
     }

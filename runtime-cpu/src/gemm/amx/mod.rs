@@ -2,7 +2,7 @@
 //! AVX-512 BF16.
 //!
 //! Both pack the operands into tiles ([`pack_tiles`]), accumulate in `f32`, and round an element of the output once, to nearest, ties to even.
-//! They treat subnormal numbers as zero. AMX adds 32 products before it adds them to the sum, and dot products add pairs; so the last
+//! They treat subnormal elements as zero. AMX adds 32 products before it adds them to the sum, and dot products add pairs; so the last
 //! bits differ between instruction sets.
 //!
 //! **Invariant**: those bits depend neither on the number of threads nor on the partition. Tiles begin at every 32nd product of a sum, and a
@@ -153,7 +153,7 @@ fn run<T: Split<TERMS>, const TERMS: usize>(
         let a = matrix(a.at(i).cast_const(), p.a).offset(row, 0);
         let b = matrix(b.at(j).cast_const(), p.b).offset(0, column);
         let epilogue = epilogue.offset(row, column);
-        // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs lie in their operands. The
+        // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs are in their operands. The
         // CPU supports `isa`, which comes from the engine's `Simd`.
         unsafe { tile_loops::gemm::<T, TERMS>(isa, size, out, a, b, epilogue) };
     });

@@ -1,6 +1,6 @@
 //! The loops of a GEMM in tiles, on one thread: B packed for L2, then A micro-panel after micro-panel against it.
 //!
-//! A is read in place where it lies as tiles want it. Otherwise an A micro-panel is packed while the one before it is multiplied. The
+//! A is read in place where it is stored as tiles want it. Otherwise an A micro-panel is packed while the one before it is multiplied. The
 //! accumulators of a micro-panel of B are rounded into the output while those of the next are computed. B is packed before its first
 //! multiplication: interleaved with the multiplications of the block before, packing it took as long.
 

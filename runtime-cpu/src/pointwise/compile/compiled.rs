@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{Simd, simd::prefetch};
 
-/// Computes `n` elements; slots are a kernel's: numbers, inputs, outputs.
+/// Computes `n` elements; slots are a kernel's: elements, inputs, outputs.
 ///
 /// # Safety
-/// The slots name `n` elements (of numbers: one `f32`) of the body's types, aligned; no other thread writes inputs or accesses outputs meanwhile.
+/// The slots name `n` elements (of elements: one `f32`) of the body's types, aligned; no other thread writes inputs or accesses outputs meanwhile.
 pub(in crate::pointwise) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n: usize);
 
 /// A program whose operands are stored as one type, or as that type and `f32`.

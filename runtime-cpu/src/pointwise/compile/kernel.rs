@@ -108,7 +108,7 @@ pub(crate) struct Bits {
 }
 
 impl Kernel {
-    /// The same, by a compiled body: without registers, its numbers in the order they are printed in.
+    /// The same, by a compiled body: without registers, its elements in the order they are printed in.
     pub(in crate::pointwise) fn compiled(self, program: &Program, simd: Simd, body: Body) -> Kernel {
         let number = |of| Immediate::Value { of, dtype: self.typed.dtypes[of as usize] };
         let immediates: Vec<Immediate> = program.launch_values().into_iter().map(number).collect();

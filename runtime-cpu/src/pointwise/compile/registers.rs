@@ -43,7 +43,7 @@ pub(in crate::pointwise) fn assign(
     (steps, slots, slots.number(registers.slot(kept)))
 }
 
-/// A step by the numbers of its slots; operands it does not take name its destination, which always exists.
+/// A step by the elements of its slots; operands it does not take name its destination, which always exists.
 fn numbered(f: StepFn, to: Slot, args: &[Slot], slots: &Slots) -> Step {
     let to = slots.number(to);
     let mut numbers = [to; 3];

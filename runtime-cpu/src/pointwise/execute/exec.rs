@@ -155,7 +155,7 @@ impl<'a> Launch<'a> {
     /// Runs every tile, over as many threads as are worth it.
     ///
     /// # Safety
-    /// Inputs and outputs lie in their buffers; no other thread writes the former or accesses the latter meanwhile.
+    /// Inputs and outputs are in their buffers; no other thread writes the former or accesses the latter meanwhile.
     pub(crate) unsafe fn run(&self, engine: &Engine) {
         let tiles = self.plan.tiles();
         let tasks = self.common.tasks(tiles * self.plan.tile.rows * self.plan.tile.columns);

@@ -107,7 +107,7 @@ impl HostBuilder {
         Ok((path, kernel.symbol()))
     }
 
-    /// Compiles those that are new, in batches, by as many workers as there are processors.
+    /// Compiles those that are new, in batches, by as many workers as there are CPUs.
     pub(crate) fn compile_all(&self, sources: &[KernelSource]) -> Fallible<()> {
         let mut new: Vec<HostKernel> =
             sources.iter().map(HostKernel::new).filter(|k| !self.place(k).is_file()).collect();
