@@ -7,7 +7,7 @@ use crate::{
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
     simd::multiversion,
-    walk::{Axis, Walk},
+    walk::{Walk, WalkAxis},
 };
 
 /// Rows of one task.
@@ -23,7 +23,7 @@ pub(crate) fn arg_reduce(cpu: &Cpu, op: ArgOp, x: View<'_, Cpu>, axis: usize, ou
 }
 
 fn reduce_rows<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, to: &Operand) {
-    let along = Axis { size: x.layout.dims()[axis], strides: [x.layout.strides()[axis]] };
+    let along = WalkAxis { size: x.layout.dims()[axis], strides: [x.layout.strides()[axis]] };
     let walk = Walk::new([&to.layout, &x.layout], |i| i == axis);
     let (from, at) = (x.base::<T>(), to.base::<i64>());
     if along.strides == [1] {
@@ -40,7 +40,7 @@ fn reduce_rows<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, 
         for task in part {
             let (first, [o, i]) = (task % groups * ROWS, outer.at(task / groups));
             let first = first.min(inner.size);
-            let group = Axis { size: ROWS.min(inner.size - first), strides: inner.strides };
+            let group = WalkAxis { size: ROWS.min(inner.size - first), strides: inner.strides };
             let [so, si] = inner.strides.map(|s| s * first as isize);
             across_rows::<T>(engine.simd, op, Base::new(at.at(o + so)), Base::new(from.at(i + si)), along, group);
         }
@@ -56,7 +56,7 @@ multiversion! {
         }
     }
 
-    fn across_rows<T: (Stored)>(op: ArgOp, to: Base<i64>, x: Base<T>, along: Axis<1>, group: Axis<2>) {
+    fn across_rows<T: (Stored)>(op: ArgOp, to: Base<i64>, x: Base<T>, along: WalkAxis<1>, group: WalkAxis<2>) {
         match op {
             ArgOp::Max => columns(to, x, along, group, Lane::max),
             ArgOp::Min => columns(to, x, along, group, Lane::min),
@@ -83,8 +83,8 @@ fn position<T: Stored>(x: &[T], pick: impl Fn(T::Lane, T::Lane) -> T::Lane) -> u
 fn columns<T: Stored>(
     to: Base<i64>,
     x: Base<T>,
-    along: Axis<1>,
-    group: Axis<2>,
+    along: WalkAxis<1>,
+    group: WalkAxis<2>,
     pick: impl Fn(T::Lane, T::Lane) -> T::Lane,
 ) {
     let [so, si] = group.strides;

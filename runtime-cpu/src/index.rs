@@ -12,7 +12,7 @@ use crate::{
     operand::{Base, Operand},
     pointwise::convert,
     simd::multiversion,
-    walk::{Axis, Walk},
+    walk::{Walk, WalkAxis},
 };
 
 /// Elements moved by one task.
@@ -68,7 +68,7 @@ fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
     let base = index.base::<i64>();
     // A broadcast index is checked once.
     let distinct = index.layout.dims().iter().zip(index.layout.strides()).filter(|(_, s)| **s != 0);
-    let walk = Walk::of(distinct.map(|(&size, &stride)| Axis { size, strides: [stride] }));
+    let walk = Walk::of(distinct.map(|(&size, &stride)| WalkAxis { size, strides: [stride] }));
     let mut wrong = None;
     walk.each(0, walk.len(), |_, [at]| {
         // SAFETY: a position of the view, which nothing writes.
@@ -84,7 +84,7 @@ fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
 
 /// The first position of a layout that is `offset` elements from its first element.
 fn position(layout: &Layout, offset: isize) -> Shape {
-    let all = Walk::of(layout.dims().iter().zip(layout.strides()).map(|(&size, &s)| Axis { size, strides: [s] }));
+    let all = Walk::of(layout.dims().iter().zip(layout.strides()).map(|(&size, &s)| WalkAxis { size, strides: [s] }));
     let mut n = 0;
     while all.at(n) != [offset] {
         n += 1;
@@ -101,19 +101,19 @@ fn position(layout: &Layout, offset: isize) -> Shape {
 /// How elements move between an indexed operand (`far`) and the one of the index's shape (`near`).
 struct Moves {
     /// Strides of near, far and index along the axis; far's is per unit of the index's value.
-    axis: Axis<3>,
+    axis: WalkAxis<3>,
     /// The other axes before it, after it, and at the end a run of adjacent elements that share an index.
     before: Axes,
     after: Walk<3>,
     run: usize,
 }
 
-type Axes = SmallVec<[Axis<3>; MAX_RANK]>;
+type Axes = SmallVec<[WalkAxis<3>; MAX_RANK]>;
 
 impl Moves {
     fn new(near: &[isize], far: &[isize], index: &Operand, axis: usize) -> Moves {
         let (dims, strides) = (index.layout.dims(), index.layout.strides());
-        let at = |i: usize| Axis { size: dims[i], strides: [near[i], far[i], strides[i]] };
+        let at = |i: usize| WalkAxis { size: dims[i], strides: [near[i], far[i], strides[i]] };
         let after = Walk::of((axis + 1..dims.len()).map(at));
         let (after, run) = after.split_inner(|a| a.strides == [1, 1, 0]);
         Moves { axis: at(axis), before: (0..axis).map(at).collect(), after, run: run.size }

@@ -40,7 +40,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use numcore::{Capabilities, DType, MemoryCategory, Result};
 
-pub use memory::Buffer;
+pub use memory::CpuBuffer;
 pub use simd::Simd;
 
 use memory::Memory;
@@ -98,7 +98,7 @@ impl Cpu {
     }
 
     /// Memory of a kernel's own.
-    pub(crate) fn scratch(&self, bytes: usize) -> Result<Buffer> {
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<CpuBuffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }
 }

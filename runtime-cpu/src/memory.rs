@@ -19,45 +19,45 @@ const HUGE: usize = 2 << 20;
 /// A queue's memory: free blocks and the account.
 pub(crate) struct Memory(Mutex<State>);
 
-struct State(Pool<Block>);
+struct State(Pool<HostBlock>);
 
 #[derive(Clone, Copy)]
-struct Block {
+struct HostBlock {
     start: NonNull<u8>,
     class: usize,
 }
 
 // SAFETY: a block is owned by whoever holds it: the free list or one buffer.
-unsafe impl Send for Block {}
+unsafe impl Send for HostBlock {}
 
 /// A piece of memory; it returns to its queue's pool on drop.
-pub struct Buffer {
-    block: Option<Block>,
+pub struct CpuBuffer {
+    block: Option<HostBlock>,
     bytes: usize,
     use_: MemoryCategory,
     memory: Arc<Memory>,
 }
 
-// SAFETY: a `Buffer` gives out a raw pointer only inside this crate; kernels write through it under the contract of
+// SAFETY: a `CpuBuffer` gives out a raw pointer only inside this crate; kernels write through it under the contract of
 // `numcore::Runtime` (an output is seen by nothing else meanwhile), and read otherwise.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for CpuBuffer {}
 // SAFETY: kernels access the memory under the contract of `numcore::Runtime`; a block is not tied to the thread that allocated it.
-unsafe impl Send for Buffer {}
+unsafe impl Send for CpuBuffer {}
 
-impl Buffer {
+impl CpuBuffer {
     /// The first byte. Writing is up to the contract of `numcore::Runtime`.
     pub(crate) fn ptr(&self) -> *mut u8 {
         self.block.map_or(std::ptr::without_provenance_mut(ALIGN), |b| b.start.as_ptr())
     }
 }
 
-impl fmt::Debug for Buffer {
+impl fmt::Debug for CpuBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes)", self.bytes)
+        write!(f, "CpuBuffer({} bytes)", self.bytes)
     }
 }
 
-impl Drop for Buffer {
+impl Drop for CpuBuffer {
     fn drop(&mut self) {
         let mut state = self.memory.0.lock();
         state.0.unbook(self.bytes, self.use_);
@@ -85,25 +85,25 @@ impl Memory {
     }
 
     /// `bytes` bytes, booked under `use_`. They are initialised, but arbitrary.
-    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<Buffer> {
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<CpuBuffer> {
         let mut state = self.0.lock();
         let block = if bytes == 0 { None } else { Some(state.take(bytes)?) };
         state.0.book(bytes, use_);
         drop(state);
-        Ok(Buffer { block, bytes, use_, memory: self.clone() })
+        Ok(CpuBuffer { block, bytes, use_, memory: self.clone() })
     }
 }
 
 impl State {
-    fn take(&mut self, bytes: usize) -> Result<Block> {
-        let class = Pool::<Block>::class_of(bytes).ok_or_else(|| self.exhausted(bytes))?;
+    fn take(&mut self, bytes: usize) -> Result<HostBlock> {
+        let class = Pool::<HostBlock>::class_of(bytes).ok_or_else(|| self.exhausted(bytes))?;
         if let Some((_, block)) = self.0.take(class) {
             poison(block, bytes);
             return Ok(block);
         }
-        let block = Block::new(class).or_else(|| {
+        let block = HostBlock::new(class).or_else(|| {
             self.release();
-            Block::new(class)
+            HostBlock::new(class)
         });
         let block = block.ok_or_else(|| self.exhausted(bytes))?;
         self.0.reserve(class);
@@ -127,25 +127,25 @@ impl Drop for State {
     }
 }
 
-impl Block {
+impl HostBlock {
     fn layout(class: usize) -> Option<Layout> {
-        let size = Pool::<Block>::size_of(class);
+        let size = Pool::<HostBlock>::size_of(class);
         Layout::from_size_align(size, if size >= HUGE { HUGE } else { ALIGN }).ok()
     }
 
     /// Fresh memory, all zeros: no kernel ever reads what was never written.
-    fn new(class: usize) -> Option<Block> {
+    fn new(class: usize) -> Option<HostBlock> {
         let layout = Self::layout(class)?;
         if layout.size() < HUGE {
             // SAFETY: the size of a class is not zero.
-            return NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).map(|start| Block { start, class });
+            return NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).map(|start| HostBlock { start, class });
         }
         // SAFETY: the size of a class is not zero. Not `alloc_zeroed`, which would touch every page before it can be made a huge one.
         let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
         want_huge_pages(start, layout.size());
         // SAFETY: the block is `size` bytes long.
         unsafe { start.write_bytes(0, layout.size()) };
-        Some(Block { start, class })
+        Some(HostBlock { start, class })
     }
 
     fn release(self) {
@@ -174,7 +174,7 @@ fn want_huge_pages(start: NonNull<u8>, bytes: usize) {
 fn want_huge_pages(_: NonNull<u8>, _: usize) {}
 
 /// In debug builds recycled memory holds NaNs, so that a read of stale values shows.
-fn poison(block: Block, bytes: usize) {
+fn poison(block: HostBlock, bytes: usize) {
     if cfg!(debug_assertions) {
         // SAFETY: the block has at least `bytes` bytes and nothing else refers to it.
         unsafe { block.start.write_bytes(0xff, bytes) };
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn fresh_memory_is_zero_and_recycled_memory_is_not_stale() {
         let memory = Memory::new();
-        let read = |b: &Buffer| {
+        let read = |b: &CpuBuffer| {
             // SAFETY: the buffer has 256 bytes, which are initialised.
             unsafe { std::slice::from_raw_parts(b.ptr(), 256) }.to_vec()
         };

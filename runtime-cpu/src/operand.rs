@@ -2,7 +2,7 @@
 
 use numcore::{DType, Layout, View, ViewMut};
 
-use crate::{Buffer, Cpu, element::Stored};
+use crate::{Cpu, CpuBuffer, element::Stored};
 
 /// A view whose buffer is known to be in memory: the address of the buffer, and the layout of the elements in it.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ impl From<&ViewMut<'_, Cpu>> for Operand {
 
 impl Operand {
     /// An operand in memory of a kernel's own.
-    pub(crate) fn of(buffer: &Buffer, layout: Layout, dtype: DType) -> Self {
+    pub(crate) fn of(buffer: &CpuBuffer, layout: Layout, dtype: DType) -> Self {
         Operand { start: buffer.ptr(), layout, dtype }
     }
 

@@ -7,10 +7,10 @@ use numcore::{
     Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Buffer, Cpu, arg_reduce, fused, gemm, index, operand, pointwise, reduce, scan, sort};
+use crate::{Cpu, CpuBuffer, arg_reduce, fused, gemm, index, operand, pointwise, reduce, scan, sort};
 
 impl Runtime for Cpu {
-    type Buffer = Buffer;
+    type Buffer = CpuBuffer;
     type Event = ();
 
     fn device(&self) -> DeviceId {
@@ -53,7 +53,7 @@ impl Runtime for Cpu {
         self.queue.memory.trim();
     }
 
-    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+    fn alloc(&self, bytes: usize) -> Result<CpuBuffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }
 

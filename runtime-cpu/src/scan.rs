@@ -8,7 +8,7 @@ use crate::{
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
     simd::multiversion,
-    walk::{Axis, Walk},
+    walk::{Walk, WalkAxis},
 };
 
 /// Rows of one task.
@@ -35,7 +35,7 @@ pub(crate) fn scan(
 fn scan_rows<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], axis: usize, reverse: bool) {
     let layouts = [&to.layout, &x.layout, &a.layout];
     let (outer, inner) = Walk::new(layouts, |i| i == axis).split_nearest(0);
-    let mut along = Axis { size: x.layout.dims()[axis], strides: layouts.map(|l| l.strides()[axis]) };
+    let mut along = WalkAxis { size: x.layout.dims()[axis], strides: layouts.map(|l| l.strides()[axis]) };
     let mut start = [0; 3];
     if reverse {
         start = along.strides.map(|s| s * (along.size as isize - 1));
@@ -46,7 +46,7 @@ fn scan_rows<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], 
     engine.ranges(outer.len() * groups, (GRAIN / (along.size * ROWS.min(inner.size))).max(1), |part| {
         for task in part {
             let (first, at) = (task % groups * ROWS, outer.at(task / groups));
-            let group = Axis { size: ROWS.min(inner.size - first), strides: inner.strides };
+            let group = WalkAxis { size: ROWS.min(inner.size - first), strides: inner.strides };
             let at = [0, 1, 2].map(|k| bases[k].at(start[k] + at[k] + first as isize * inner.strides[k]));
             advance::<T>(engine.simd, op, at.map(Base::new), along, group);
         }
@@ -54,7 +54,7 @@ fn scan_rows<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], 
 }
 
 multiversion! {
-    fn advance<T: (Stored)>(op: ScanOp, bases: [Base<T>; 3], along: Axis<3>, group: Axis<3>) {
+    fn advance<T: (Stored)>(op: ScanOp, bases: [Base<T>; 3], along: WalkAxis<3>, group: WalkAxis<3>) {
         match op {
             ScanOp::Sum => advance_rows(bases, along, group, T::Lane::ZERO, |y, x, _| y.add(x)),
             ScanOp::Prod => advance_rows(bases, along, group, T::Lane::ONE, |y, x, _| y.mul(x)),
@@ -66,8 +66,8 @@ multiversion! {
 #[inline(always)]
 fn advance_rows<T: Stored>(
     [to, x, a]: [Base<T>; 3],
-    along: Axis<3>,
-    group: Axis<3>,
+    along: WalkAxis<3>,
+    group: WalkAxis<3>,
     first: T::Lane,
     f: impl Fn(T::Lane, T::Lane, T::Lane) -> T::Lane,
 ) {

@@ -50,7 +50,7 @@ struct Shared {
     gate: AtomicU64,
     /// Whether some thread launches a region.
     busy: AtomicBool,
-    job: Mutex<Option<Job>>,
+    job: Mutex<Option<ParallelJob>>,
     shares: Vec<Share>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// Workers that sleep, or are about to.
@@ -67,13 +67,13 @@ struct Share(AtomicUsize);
 
 /// A region's work, with the lifetime of its body erased.
 #[derive(Clone, Copy)]
-struct Job {
+struct ParallelJob {
     body: *const (dyn Fn(usize) + Sync),
     tasks: usize,
     shares: usize,
 }
 
-impl Job {
+impl ParallelJob {
     /// The first task of a share, which is the end of the share before.
     fn first(self, share: usize) -> usize {
         share * self.tasks / self.shares
@@ -81,7 +81,7 @@ impl Job {
 }
 
 // SAFETY: the body is `Sync`, and `Threads::run` keeps it alive until the region is closed and empty.
-unsafe impl Send for Job {}
+unsafe impl Send for ParallelJob {}
 
 impl Threads {
     pub(crate) fn new(count: usize) -> Threads {
@@ -117,12 +117,12 @@ impl Threads {
             return (0..tasks).for_each(body);
         }
         let erased: *const (dyn Fn(usize) + Sync + '_) = &body;
-        // SAFETY: only the lifetime changes. The region is closed and empty before `body` is dropped: `Region` waits for
+        // SAFETY: only the lifetime changes. The region is closed and empty before `body` is dropped: `ParallelRegion` waits for
         // that also when a task panics.
         let body =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased) };
-        let job = Job { body, tasks, shares: self.count().min(tasks) };
-        let region = Region::open(&self.shared, job);
+        let job = ParallelJob { body, tasks, shares: self.count().min(tasks) };
+        let region = ParallelRegion::open(&self.shared, job);
         self.shared.take_part(0, job);
         drop(region);
         if let Some(panic) = self.shared.panic.lock().take() {
@@ -140,10 +140,10 @@ impl Drop for Threads {
 }
 
 /// An open region; closing it waits until no worker is inside.
-struct Region<'a>(&'a Shared);
+struct ParallelRegion<'a>(&'a Shared);
 
-impl<'a> Region<'a> {
-    fn open(shared: &'a Shared, job: Job) -> Self {
+impl<'a> ParallelRegion<'a> {
+    fn open(shared: &'a Shared, job: ParallelJob) -> Self {
         *shared.job.lock() = Some(job);
         *shared.panic.lock() = None;
         (0..job.shares).for_each(|i| shared.shares[i].0.store(job.first(i), Relaxed));
@@ -151,11 +151,11 @@ impl<'a> Region<'a> {
         if shared.sleepers.load(SeqCst) > 0 {
             shared.wake();
         }
-        Region(shared)
+        ParallelRegion(shared)
     }
 }
 
-impl Drop for Region<'_> {
+impl Drop for ParallelRegion<'_> {
     fn drop(&mut self) {
         self.0.gate.fetch_sub(OPEN, AcqRel);
         let mut polls = 0;
@@ -207,14 +207,14 @@ impl Shared {
     }
 
     /// Joins a region, if it is still open.
-    fn enter(&self, region: u64) -> Option<Job> {
+    fn enter(&self, region: u64) -> Option<ParallelJob> {
         let still = |gate: u64| (gate & OPEN != 0 && gate / REGION == region).then_some(gate + 1);
         self.gate.fetch_update(AcqRel, Acquire, still).ok()?;
         *self.job.lock()
     }
 
     /// Runs the tasks of this thread's share, then those that remain of others'.
-    fn take_part(&self, me: usize, job: Job) {
+    fn take_part(&self, me: usize, job: ParallelJob) {
         for share in (0..job.shares).map(|i| (me + i) % job.shares) {
             let (next, end) = (&self.shares[share].0, job.first(share + 1));
             while next.load(Relaxed) < end {

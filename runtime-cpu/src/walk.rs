@@ -5,30 +5,30 @@ use smallvec::SmallVec;
 
 /// One axis of a walk: its size, and the stride of each operand in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Axis<const K: usize> {
+pub(crate) struct WalkAxis<const K: usize> {
     pub size: usize,
     pub strides: [isize; K],
 }
 
 /// Axes to walk, outermost first.
 #[derive(Clone, Debug)]
-pub(crate) struct Walk<const K: usize>(SmallVec<[Axis<K>; MAX_RANK]>);
+pub(crate) struct Walk<const K: usize>(SmallVec<[WalkAxis<K>; MAX_RANK]>);
 
 impl<const K: usize> Walk<K> {
     /// All axes of operands of one shape, except those `skip` names.
     pub(crate) fn new(layouts: [&Layout; K], skip: impl Fn(usize) -> bool) -> Self {
         let dims = layouts[0].dims();
-        let axis = |i: usize| Axis { size: dims[i], strides: layouts.map(|l| l.strides()[i]) };
+        let axis = |i: usize| WalkAxis { size: dims[i], strides: layouts.map(|l| l.strides()[i]) };
         Self::of((0..dims.len()).filter(|&i| !skip(i)).map(axis))
     }
 
     /// These axes.
-    pub(crate) fn of(axes: impl IntoIterator<Item = Axis<K>>) -> Self {
-        let mut merged: SmallVec<[Axis<K>; MAX_RANK]> = SmallVec::new();
+    pub(crate) fn of(axes: impl IntoIterator<Item = WalkAxis<K>>) -> Self {
+        let mut merged: SmallVec<[WalkAxis<K>; MAX_RANK]> = SmallVec::new();
         for axis in axes.into_iter().filter(|a| a.size != 1) {
             match merged.last_mut() {
                 Some(last) if (0..K).all(|k| last.strides[k] == axis.strides[k] * axis.size as isize) => {
-                    *last = Axis { size: last.size * axis.size, strides: axis.strides };
+                    *last = WalkAxis { size: last.size * axis.size, strides: axis.strides };
                 }
                 _ => merged.push(axis),
             }
@@ -37,7 +37,7 @@ impl<const K: usize> Walk<K> {
     }
 
     /// The merged axes.
-    pub(crate) fn axes(&self) -> impl Iterator<Item = Axis<K>> {
+    pub(crate) fn axes(&self) -> impl Iterator<Item = WalkAxis<K>> {
         self.0.iter().copied()
     }
 
@@ -47,21 +47,21 @@ impl<const K: usize> Walk<K> {
     }
 
     /// Takes the innermost axis off, if `want` likes it; otherwise an axis of size 1.
-    pub(crate) fn split_inner(mut self, want: impl Fn(&Axis<K>) -> bool) -> (Self, Axis<K>) {
+    pub(crate) fn split_inner(mut self, want: impl Fn(&WalkAxis<K>) -> bool) -> (Self, WalkAxis<K>) {
         match self.0.last() {
             Some(last) if want(last) => {
                 let inner = *last;
                 self.0.pop();
                 (self, inner)
             }
-            _ => (self, Axis { size: 1, strides: [1; K] }),
+            _ => (self, WalkAxis { size: 1, strides: [1; K] }),
         }
     }
 
     /// Takes off the axis along which operand `k` moves least, so that adjacent elements are visited together.
-    pub(crate) fn split_nearest(mut self, k: usize) -> (Self, Axis<K>) {
+    pub(crate) fn split_nearest(mut self, k: usize) -> (Self, WalkAxis<K>) {
         let nearest = (0..self.0.len()).min_by_key(|&i| (self.0[i].strides[k].unsigned_abs(), self.0.len() - i));
-        let inner = nearest.map_or(Axis { size: 1, strides: [1; K] }, |i| self.0.remove(i));
+        let inner = nearest.map_or(WalkAxis { size: 1, strides: [1; K] }, |i| self.0.remove(i));
         (self, inner)
     }
 

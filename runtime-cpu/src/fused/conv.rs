@@ -15,9 +15,9 @@ use numcore::{
     fused::{Conv, ConvKind},
 };
 
-use super::{Call, Float, grain};
+use super::{Float, FusedCall, grain};
 use crate::{
-    Buffer,
+    CpuBuffer,
     gemm::{CacheLine, ConvSize, ConvWeights, Epilogue, Im2col, Matrix, OVERREAD, gemm_im2col_lhs, workspace},
     operand::Base,
     simd::transpose,
@@ -68,14 +68,15 @@ fn per_channel(channels: usize, plane: usize, places: &[usize]) -> Vec<usize> {
     (0..channels).flat_map(|c| places.iter().map(move |p| c * plane + p)).collect()
 }
 
-pub(super) fn run<T: Float>(call: &Call<'_>, op: &Conv) -> Result<Support> {
+pub(super) fn run<T: Float>(call: &FusedCall<'_>, op: &Conv) -> Result<Support> {
     let [x, w, y] = match op.kind {
         ConvKind::Forward => [&call.ins[0], &call.ins[1], &call.outs[0]],
         ConvKind::Input(_) => [&call.outs[0], &call.ins[1], &call.ins[0]],
         ConvKind::Weight(_) => [&call.ins[0], &call.outs[0], &call.ins[1]],
     }
     .map(|o| o.layout.dims());
-    let problem = Problem { call, op, x: Images::of(x, op.groups), y: Images::of(y, op.groups), kernel: [w[2], w[3]] };
+    let problem =
+        ConvProblem { call, op, x: Images::of(x, op.groups), y: Images::of(y, op.groups), kernel: [w[2], w[3]] };
     let channels = if let ConvKind::Input(_) = op.kind { problem.x.depth } else { problem.y.depth };
     let empty = call.ins.iter().chain(&call.outs).any(|o| o.layout.numel() == 0);
     let skips = op.stride != [1, 1] && matches!(op.kind, ConvKind::Input(_));
@@ -90,8 +91,8 @@ pub(super) fn run<T: Float>(call: &Call<'_>, op: &Conv) -> Result<Support> {
     Ok(Support::Done)
 }
 
-struct Problem<'p, 'a> {
-    call: &'p Call<'a>,
+struct ConvProblem<'p, 'a> {
+    call: &'p FusedCall<'a>,
     op: &'p Conv,
     x: Images,
     y: Images,
@@ -156,7 +157,7 @@ impl Padding {
 struct PaddedImages<T> {
     at: Base<T>,
     images: Images,
-    _memory: Buffer,
+    _memory: CpuBuffer,
 }
 
 /// Im2col views of padded images: the offsets of output positions, and of channels times taps.
@@ -173,7 +174,7 @@ thread_local! {
     static IMAGE: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Problem<'_, '_> {
+impl ConvProblem<'_, '_> {
     fn forward<T: Float>(&self) -> Result<()> {
         let padding = Padding { before: self.op.padding, after: [0, 0], stride: self.op.stride };
         let x = padding.padded(self.x);
@@ -210,7 +211,7 @@ impl Problem<'_, '_> {
     }
 
     /// `[G, C/G, O/G, R · S]` from `[O, C/G, R · S]`: the weights of each channel of `x`, contiguous.
-    fn weights_by_channel<T: Float>(&self, places: usize) -> Result<Buffer> {
+    fn weights_by_channel<T: Float>(&self, places: usize) -> Result<CpuBuffer> {
         let (outer, channels) = (self.y.depth, self.x.depth);
         let memory = self.call.cpu.scratch(self.y.channels * channels * places * size_of::<T>())?;
         let (from, to) = (self.call.input::<T>(1), Base::<T>::new(memory.ptr().cast()));

@@ -3,7 +3,7 @@
 
 use numcore::{Error, Result, Support, fused::CrossEntropy};
 
-use super::{Call, Float, Number, grain, half_rows, one, row_reduce, softmax::finite};
+use super::{Float, FusedCall, StoredFloat, grain, half_rows, one, row_reduce, softmax::finite};
 use crate::{Simd, math::Math, simd::multiversion};
 
 /// The part of the options that does not depend on the row.
@@ -56,7 +56,7 @@ struct Stats<T> {
     log_sum: T,
 }
 
-pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
+pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
     let (x, loss) = (call.input::<S>(0), call.output::<S>(0));
     let (tops, log_sums) = (call.output::<S::Lane>(1), call.output::<S::Lane>(2));
@@ -92,7 +92,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<S
     Ok(Support::Done)
 }
 
-pub(super) fn backward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<Support> {
+pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
     let (x, g, d) = (call.input::<S>(0), call.input::<S>(4), call.output::<S>(0));
     let (tops, log_sums) = (call.input::<S::Lane>(2), call.input::<S::Lane>(3));
@@ -117,7 +117,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &CrossEntropy) -> Result<
     Ok(Support::Done)
 }
 
-fn targets<'a>(call: &Call<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a [i64]> {
+fn targets<'a>(call: &FusedCall<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a [i64]> {
     // SAFETY: one class per row, contiguous.
     let targets = unsafe { call.input::<i64>(1).slice(0, call.ins[1].layout.numel()) };
     match targets.iter().position(|&t| t != op.ignore_index && !(0..classes as i64).contains(&t)) {

@@ -5,7 +5,7 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use super::Number;
+use super::StoredFloat;
 use crate::{
     Simd,
     element::Stored,
@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// Calls `f` with blocks of these rows, and with `N` staging buffers of a block's size. They are empty for `f32` and `f64`.
-pub(super) fn blocks<S: Number, const N: usize>(
+pub(super) fn blocks<S: StoredFloat, const N: usize>(
     rows: Range<usize>,
     width: usize,
     mut f: impl FnMut(Range<usize>, [&mut [S::Lane]; N]),
@@ -39,7 +39,7 @@ pub(super) fn blocks<S: Number, const N: usize>(
 }
 
 /// Calls `f` with each of these rows, and with `N` staging buffers of a row's size.
-pub(super) fn each<S: Number, const N: usize>(
+pub(super) fn each<S: StoredFloat, const N: usize>(
     rows: Range<usize>,
     width: usize,
     mut f: impl FnMut(usize, [&mut [S::Lane]; N]),
@@ -52,7 +52,7 @@ pub(super) fn each<S: Number, const N: usize>(
 }
 
 /// The elements in the type they are computed in: in place, or upcast into `staging`.
-pub(super) fn read<'a, S: Number>(simd: Simd, x: &'a [S], staging: &'a mut [S::Lane]) -> &'a [S::Lane] {
+pub(super) fn read<'a, S: StoredFloat>(simd: Simd, x: &'a [S], staging: &'a mut [S::Lane]) -> &'a [S::Lane] {
     match S::lanes(x) {
         Some(x) => x,
         None => {
@@ -64,7 +64,7 @@ pub(super) fn read<'a, S: Number>(simd: Simd, x: &'a [S], staging: &'a mut [S::L
 }
 
 /// Lets `f` write the elements of `y`: in place, or in `staging`, from which they are rounded.
-pub(super) fn write<S: Number, R>(
+pub(super) fn write<S: StoredFloat, R>(
     simd: Simd,
     y: &mut [S],
     staging: &mut [S::Lane],
@@ -80,7 +80,7 @@ pub(super) fn write<S: Number, R>(
 }
 
 /// As [`write`], but if `read`, `f` finds the old elements of `y`.
-pub(super) fn update<S: Number, R>(
+pub(super) fn update<S: StoredFloat, R>(
     simd: Simd,
     y: &mut [S],
     staging: &mut [S::Lane],

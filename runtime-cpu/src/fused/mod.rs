@@ -19,7 +19,7 @@ use numcore::{Accumulate, DType, Layout, Out, Result, Support, View, fused::Fuse
 use smallvec::SmallVec;
 
 use crate::{
-    Buffer, Cpu, Engine,
+    Cpu, CpuBuffer, Engine,
     element::{Lane, Stored},
     gemm::{Vectors, linear},
     math::Math,
@@ -33,8 +33,8 @@ impl Float for f32 {}
 impl Float for f64 {}
 
 /// A type rows are stored in.
-pub(crate) trait Number: Stored<Lane: Float> {}
-impl<S: Stored<Lane: Float>> Number for S {}
+pub(crate) trait StoredFloat: Stored<Lane: Float> {}
+impl<S: Stored<Lane: Float>> StoredFloat for S {}
 
 /// 1: both of a float's traits have a constant of that name.
 #[inline(always)]
@@ -64,7 +64,7 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     }
     let mut copies = SmallVec::new();
     let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { contiguous(cpu, (*v).into(), &mut copies) };
-    let call = Call {
+    let call = FusedCall {
         cpu,
         ins: ins.iter().map(operand).collect::<Result<_>>()?,
         outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
@@ -96,7 +96,7 @@ fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
 }
 
 /// One launch: its operands, as addresses.
-struct Call<'a> {
+struct FusedCall<'a> {
     cpu: &'a Cpu,
     ins: Vec<Operand>,
     outs: Vec<Operand>,
@@ -104,8 +104,8 @@ struct Call<'a> {
     added: SmallVec<[bool; 4]>,
 }
 
-impl Call<'_> {
-    fn run<S: Number>(&self, op: &FusedOp) -> Result<Support> {
+impl FusedCall<'_> {
+    fn run<S: StoredFloat>(&self, op: &FusedOp) -> Result<Support> {
         match op {
             FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<S>(self, op),
             FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention::backward::<S>(self, &op.0),
@@ -136,11 +136,11 @@ impl Call<'_> {
     }
 
     /// Parameters `[width]` in the type they are computed in; `buffer` is for upcast ones.
-    fn parameter<'a, S: Number>(
+    fn parameter<'a, S: StoredFloat>(
         &'a self,
         i: usize,
         width: usize,
-        buffer: &'a mut Option<Buffer>,
+        buffer: &'a mut Option<CpuBuffer>,
     ) -> Result<&'a [S::Lane]> {
         let x = if S::IS_LANE {
             self.ins[i]
@@ -165,7 +165,7 @@ impl Call<'_> {
 
 /// The operand, or a contiguous copy of it: one pass, where the decomposition takes ten. The gradient of a mean is such an operand: one broadcast
 /// element.
-fn contiguous(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[Buffer; 2]>) -> Result<Operand> {
+fn contiguous(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[CpuBuffer; 2]>) -> Result<Operand> {
     if x.layout.is_contiguous() {
         return Ok(x);
     }

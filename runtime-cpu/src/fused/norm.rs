@@ -6,7 +6,7 @@ use numcore::{
 };
 
 use super::{
-    Call, Float, Number, grain, half_rows, one,
+    Float, FusedCall, StoredFloat, grain, half_rows, one,
     row_reduce::{self, LANES, Prefetch},
 };
 use crate::{operand::Base, simd::multiversion};
@@ -14,7 +14,7 @@ use crate::{operand::Base, simd::multiversion};
 /// Groups of rows for the parameters' gradients. Each group has partial sums of its own.
 const GROUPS: usize = 32;
 
-pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Norm) -> Result<Support> {
+pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Norm) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let (x, y, rstd) = (call.input::<S>(0), call.output::<S>(0), call.output::<S::Lane>(1));
     let mean = (op.kind == NormKind::Layer).then(|| call.output::<S::Lane>(2));
@@ -43,7 +43,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Norm) -> Result<Support> 
     Ok(Support::Done)
 }
 
-pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Support> {
+pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &NormGrad) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let (x, g, rstd, d) = (call.input::<S>(0), call.input::<S>(1), call.input::<S::Lane>(2), call.output::<S>(0));
     let mean = (op.0.kind == NormKind::Layer).then(|| call.input::<S::Lane>(3));
@@ -67,7 +67,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Supp
             // SAFETY: one statistic for each row.
             let (r, m) = unsafe { (rstd.get(i), mean.map_or(S::Lane::default(), |m| m.get(i))) };
             half_rows::update(simd, d, d_buffer, added, |d| {
-                grad_row(simd, x, g, weight, Gradients { d, added, dw, db }, (m, r, mean.is_some()));
+                grad_row(simd, x, g, weight, RowGradients { d, added, dw, db }, (m, r, mean.is_some()));
             });
         });
     });
@@ -84,7 +84,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &NormGrad) -> Result<Supp
 }
 
 /// Where a row's gradient is stored, or added if `added`, and where its group accumulates those of the parameters.
-struct Gradients<'a, T> {
+struct RowGradients<'a, T> {
     d: &'a mut [T],
     added: bool,
     dw: &'a mut [T],
@@ -125,7 +125,7 @@ multiversion! {
 
     /// A row's gradient; `stats` are its mean, its reciprocal deviation, and whether the mean counts.
     fn grad_row<T: (Float)>(
-        x: &[T], g: &[T], weight: Option<&[T]>, to: Gradients<'_, T>, stats: (T, T, bool),
+        x: &[T], g: &[T], weight: Option<&[T]>, to: RowGradients<'_, T>, stats: (T, T, bool),
     ) {
         let (mean, rstd, centered) = stats;
         let count = T::from_f64(x.len() as f64);
@@ -134,7 +134,7 @@ multiversion! {
         let w = weight.unwrap_or(g);
         let (along, level) = row_reduce::sums3(x, g, w, Prefetch::row(to.d), |x, g, w| (of(g, w) * (x - mean), of(g, w)));
         let (along, level) = (along * rstd / count, if centered { level / count } else { T::default() });
-        let Gradients { d, added, dw, db } = to;
+        let RowGradients { d, added, dw, db } = to;
         let each = |x: T, g: T, w: T| {
             let hat = (x - mean) * rstd;
             ((of(g, w) - level - hat * along) * rstd, g * hat, g)

@@ -8,7 +8,7 @@ use numcore::{
     fused::{MaxPool, MaxPoolGrad},
 };
 
-use super::{Call, Float, grain};
+use super::{Float, FusedCall, grain};
 use crate::{element::Lane, simd::multiversion};
 
 /// Elements of a row that are computed together.
@@ -68,7 +68,7 @@ impl Channel {
     }
 }
 
-pub(super) fn forward<T: Float>(call: &Call<'_>, op: &MaxPool) -> Support {
+pub(super) fn forward<T: Float>(call: &FusedCall<'_>, op: &MaxPool) -> Support {
     let channel = Channel::new(op, call.ins[0].layout.dims(), call.outs[0].layout.dims());
     let (x, y) = (call.input::<T>(0), call.output::<T>(0));
     each(call, channel, |i, from, to| {
@@ -80,7 +80,7 @@ pub(super) fn forward<T: Float>(call: &Call<'_>, op: &MaxPool) -> Support {
 }
 
 /// From the input and the upstream gradient.
-pub(super) fn backward<T: Float>(call: &Call<'_>, op: &MaxPoolGrad) -> Support {
+pub(super) fn backward<T: Float>(call: &FusedCall<'_>, op: &MaxPoolGrad) -> Support {
     let channel = Channel::new(&op.0, call.ins[0].layout.dims(), call.ins[1].layout.dims());
     let (x, g, d) = (call.input::<T>(0), call.input::<T>(1), call.output::<T>(0));
     each(call, channel, |i, from, to| {
@@ -93,7 +93,7 @@ pub(super) fn backward<T: Float>(call: &Call<'_>, op: &MaxPoolGrad) -> Support {
 }
 
 /// Calls `body` with every channel's index, and its sizes before and after pooling.
-fn each(call: &Call<'_>, channel: Channel, body: impl Fn(usize, usize, usize) + Sync) {
+fn each(call: &FusedCall<'_>, channel: Channel, body: impl Fn(usize, usize, usize) + Sync) {
     let dims = call.ins[0].layout.dims();
     let (from, to) = (channel.size.iter().product(), channel.pooled.iter().product());
     call.engine().ranges(dims[0] * dims[1], grain(from), |part| part.for_each(|i| body(i, from, to)));

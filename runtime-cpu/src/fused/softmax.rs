@@ -3,12 +3,12 @@
 use numcore::Support;
 
 use super::{
-    Call, Float, Number, grain, half_rows, one,
+    Float, FusedCall, StoredFloat, grain, half_rows, one,
     row_reduce::{self, Prefetch},
 };
 use crate::{math::Math, simd::multiversion};
 
-pub(super) fn forward<S: Number>(call: &Call<'_>, log: bool) -> Support {
+pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, log: bool) -> Support {
     let (rows, width) = call.rows(0);
     let (x, y, simd) = (call.input::<S>(0), call.output::<S>(0), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {
@@ -23,7 +23,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, log: bool) -> Support {
     Support::Done
 }
 
-pub(super) fn backward<S: Number>(call: &Call<'_>, log: bool) -> Support {
+pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, log: bool) -> Support {
     let (rows, width) = call.rows(0);
     let (y, g, d, simd) = (call.input::<S>(0), call.input::<S>(1), call.output::<S>(0), call.engine().simd);
     call.engine().ranges(rows, grain(width), |part| {

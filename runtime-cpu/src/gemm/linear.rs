@@ -3,7 +3,7 @@
 use numcore::{Accumulate, Layout, Result, Shape, View};
 
 use super::gemm_into;
-use crate::{Buffer, Cpu, operand::Operand, pointwise::convert};
+use crate::{Cpu, CpuBuffer, operand::Operand, pointwise::convert};
 
 /// `out = x · w + b + r` for `ins` of `x: [.., M, K]`, `w: [K, N]` and addends (`[N]` or `[.., M, N]`); `out` is contiguous.
 pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<()> {
@@ -13,7 +13,7 @@ pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<(
     let whole = Shape::from([rows, columns]);
     let out = Operand { layout: Layout::contiguous(whole).at(out.layout.offset()), ..out };
     let (x, _copy) = flat(cpu, ins[0].into(), Shape::from([rows, inner]))?;
-    let mut copies: [Option<Buffer>; 2] = [None, None];
+    let mut copies: [Option<CpuBuffer>; 2] = [None, None];
     let mut added = [None, None];
     for ((v, copy), added) in ins[2..].iter().zip(&mut copies).zip(&mut added) {
         let v = Operand::from(*v);
@@ -28,7 +28,7 @@ pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<(
 
 /// The operand as a matrix: a view of it, or a copy. A first copy keeps axes that the operand broadcasts (stride 0); where a matrix cannot
 /// express those, all elements are written out.
-fn flat(cpu: &Cpu, x: Operand, shape: Shape) -> Result<(Operand, Option<Buffer>)> {
+fn flat(cpu: &Cpu, x: Operand, shape: Shape) -> Result<(Operand, Option<CpuBuffer>)> {
     if let Some(layout) = x.layout.reshape(shape) {
         return Ok((Operand { layout, ..x }, None));
     }

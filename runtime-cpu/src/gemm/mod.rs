@@ -24,7 +24,7 @@ use numcore::{Accumulate, DType, Layout, Out, Result, View};
 use smallvec::SmallVec;
 
 use crate::{
-    Buffer, Cpu, Engine,
+    Cpu, CpuBuffer, Engine,
     element::Stored,
     operand::{Base, Operand},
     pointwise::convert,
@@ -182,7 +182,7 @@ fn upcast_gemm(
     addends: [Option<Operand>; 2],
 ) -> Result<()> {
     let engine = &*cpu.queue.engine;
-    let mut copies: SmallVec<[Buffer; 4]> = SmallVec::new();
+    let mut copies: SmallVec<[CpuBuffer; 4]> = SmallVec::new();
     let mut upcast = |x: &Operand| -> Result<Operand> {
         let (memory, layout) = dense(cpu, x, DType::F32)?;
         let copy = Operand::of(&memory, layout, DType::F32);
@@ -200,7 +200,7 @@ fn upcast_gemm(
 }
 
 /// A row-major copy of `x` as `dtype`. Axes that `x` broadcasts (stride 0) stay broadcast and take no memory.
-fn dense(cpu: &Cpu, x: &Operand, dtype: DType) -> Result<(Buffer, Layout)> {
+fn dense(cpu: &Cpu, x: &Operand, dtype: DType) -> Result<(CpuBuffer, Layout)> {
     let shape = *x.layout.shape();
     let mut once = x.layout;
     for (i, _) in x.layout.strides().iter().enumerate().filter(|(_, s)| **s == 0) {

@@ -23,7 +23,7 @@ pub(super) struct Partition {
 }
 
 /// What [`Partition::cheapest`] may choose from.
-pub(super) struct Limits {
+pub(super) struct PartitionLimits {
     /// The fewest multiply-adds of a tile.
     pub grain: usize,
     /// The fraction of its last task by which a thread is late.
@@ -38,12 +38,17 @@ impl Partition {
         // One thread waits for nobody, and each column of tiles reads the rows again: 3 % of a GEMM of 1024³. (The bf16 path is faster
         // with smaller tiles.)
         let imbalance = if threads > 1 { IMBALANCE } else { 0.0 };
-        let limits = Limits { grain: GRAIN, imbalance, multiple: [ROW_MULTIPLE, COLUMN_MULTIPLE] };
+        let limits = PartitionLimits { grain: GRAIN, imbalance, multiple: [ROW_MULTIPLE, COLUMN_MULTIPLE] };
         Partition::cheapest(p, threads, limits, |tile| p.cost(tile))
     }
 
     /// The partition that takes least time if the largest tile takes `cost([rows, columns])`.
-    pub(super) fn cheapest(p: &Gemm, threads: usize, limits: Limits, cost: impl Fn([usize; 2]) -> f64) -> Partition {
+    pub(super) fn cheapest(
+        p: &Gemm,
+        threads: usize,
+        limits: PartitionLimits,
+        cost: impl Fn([usize; 2]) -> f64,
+    ) -> Partition {
         let batch = p.batch.len().max(1);
         let most = (p.m * p.n * p.k / limits.grain).clamp(1, (4 * threads).div_ceil(batch));
         let cost = |partition: &Partition| {

@@ -15,7 +15,7 @@ pub(crate) use compile::{Cache, Form, Kernel};
 pub(crate) use execute::{Launch, Moving, Place, Plan};
 
 use crate::{
-    Buffer, Cpu, Engine,
+    Cpu, CpuBuffer, Engine,
     operand::{self, Base},
 };
 
@@ -84,7 +84,7 @@ type Bases = SmallVec<[(Base<u8>, usize); 8]>;
 
 /// Pushes the operands of a launch to `bases`, and says whether each is contiguous.
 fn dense(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> bool {
-    let mut push = |buffer: &Buffer, layout: &Layout, dtype: DType| {
+    let mut push = |buffer: &CpuBuffer, layout: &Layout, dtype: DType| {
         let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());
         bases.push((Base::new(at), dtype.size()));
         layout.is_contiguous()

@@ -72,7 +72,7 @@ pub(crate) fn reduce(
     let common = kernel.with(map, scalars, engine.simd);
     // Columns that are kept have an accumulator for each element of a tile, which stays in L1.
     let launch = if columns.kept { Launch::new(common, plan) } else { Launch::reading(common, plan, READ_IN_PLACE) };
-    let job = Job::new(&launch, columns, ins.len(), op, add, engine.simd);
+    let job = ReduceJob::new(&launch, columns, ins.len(), op, add, engine.simd);
     by_dtype!(to.dtype, T => job.run::<T>(engine, kernel.weight));
     Ok(())
 }
@@ -90,7 +90,7 @@ fn none<S: Stored>(op: ReduceKind, to: &Operand, add: bool) {
 }
 
 /// Groups of tiles, and the chunks they are cut into.
-struct Job<'a> {
+struct ReduceJob<'a> {
     launch: &'a Launch<'a>,
     columns: Columns,
     op: ReduceKind,
@@ -107,7 +107,7 @@ struct Job<'a> {
     across: usize,
 }
 
-impl<'a> Job<'a> {
+impl<'a> ReduceJob<'a> {
     fn new(launch: &'a Launch<'a>, columns: Columns, output: usize, op: ReduceKind, add: bool, simd: Simd) -> Self {
         let plan = launch.plan();
         let across = plan.columns().div_ceil(plan.tile.columns);
@@ -121,7 +121,7 @@ impl<'a> Job<'a> {
         let per_chunk = tiles.div_ceil(chunks);
         let chunks = tiles.div_ceil(per_chunk);
         let groups = plan.tiles() / tiles;
-        Job { launch, columns, op, add, simd, output, groups, tiles, per_chunk, chunks, across }
+        ReduceJob { launch, columns, op, add, simd, output, groups, tiles, per_chunk, chunks, across }
     }
 
     fn run<S: Stored>(&self, engine: &Engine, weight: usize) {

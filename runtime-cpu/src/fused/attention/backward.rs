@@ -22,7 +22,7 @@ pub(super) const QUERIES: usize = 128;
 const TASKS: usize = 16;
 
 /// Matrices of one query head and its key head, and the head's logsumexps.
-pub(super) struct Head<'a, S: Stored> {
+pub(super) struct BackwardHead<'a, S: Stored> {
     pub at: (usize, usize),
     pub g: Matrix<*const S>,
     pub o: Matrix<*const S>,
@@ -51,17 +51,17 @@ struct Shares<S: Stored> {
 
 /// Partitions a call into key heads and shares of their keys. `keys` computes one; if it `rounds`, it also stores gradients of queries whose keys
 /// are all its own.
-pub(super) fn tasks<S: Number>(
-    call: &Call<'_>,
+pub(super) fn tasks<S: StoredFloat>(
+    call: &FusedCall<'_>,
     op: &Attention,
     rounds: bool,
-    keys: impl Fn(&Call<'_>, &Problem, &[Head<'_, S>], Range<usize>) -> Result<()> + Sync,
+    keys: impl Fn(&FusedCall<'_>, &AttentionProblem, &[BackwardHead<'_, S>], Range<usize>) -> Result<()> + Sync,
 ) -> Result<Support> {
     let [g, o, lse, q, k, v] = [0, 1, 2, 3, 4, 5].map(|i| &call.ins[i]);
     if !lse.layout.is_contiguous() {
         return Ok(Support::Decompose);
     }
-    let p = Problem::new(op, [q, k, v], call.ins.get(6))?;
+    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(6))?;
     // Tasks write what their query heads give to keys: without any there is nobody to write zeros.
     if p.group == 0 || lost::loses_weights::<S>(call, &p) {
         return Ok(Support::Decompose);
@@ -89,7 +89,7 @@ pub(super) fn tasks<S: Number>(
             let [k, v] = [k, v].map(|x| read(head(x, b, kv)));
             // SAFETY: the logsumexps of this head.
             let lse = unsafe { call.input::<S::Lane>(2).slice(first as isize, p.queries) };
-            Head { at: (b, h), g, o, lse, q, k, v, dq, rounded, dk, dv }
+            BackwardHead { at: (b, h), g, o, lse, q, k, v, dq, rounded, dk, dv }
         });
         keys(call, &p, &heads.collect::<SmallVec<[_; 4]>>(), mine)
     })?;
@@ -97,7 +97,7 @@ pub(super) fn tasks<S: Number>(
     Ok(Support::Done)
 }
 
-impl<S: Number> Shares<S> {
+impl<S: StoredFloat> Shares<S> {
     /// The accumulators of a share, for a head's queries, whose output is `out` and whose first element is number `first`.
     fn accumulators(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
         match share.checked_sub(self.count - self.separate) {
@@ -109,7 +109,7 @@ impl<S: Number> Shares<S> {
     }
 
     /// Adds the partial gradients of all shares in order, and rounds the result.
-    fn reduce(&self, call: &Call<'_>, p: &Problem) {
+    fn reduce(&self, call: &FusedCall<'_>, p: &AttentionProblem) {
         if self.separate == 0 {
             return;
         }
@@ -160,10 +160,10 @@ unsafe fn zero<T: Float>(m: Matrix<*mut T>, (rows, width): (usize, usize)) {
 ///
 /// # Safety
 /// The head's matrices have all queries.
-pub(super) unsafe fn dots_of<S: Number>(
+pub(super) unsafe fn dots_of<S: StoredFloat>(
     simd: Simd,
-    p: &Problem,
-    h: &Head<'_, S>,
+    p: &AttentionProblem,
+    h: &BackwardHead<'_, S>,
     [g_staging, o_staging]: [&mut [S::Lane]; 2],
     dots: &mut [S::Lane],
 ) {
@@ -179,7 +179,12 @@ pub(super) unsafe fn dots_of<S: Number>(
 }
 
 /// One task: these keys, and all heads that share them.
-pub(super) fn keys<S: Number>(call: &Call<'_>, p: &Problem, heads: &[Head<'_, S>], mine: Range<usize>) -> Result<()> {
+pub(super) fn keys<S: StoredFloat>(
+    call: &FusedCall<'_>,
+    p: &AttentionProblem,
+    heads: &[BackwardHead<'_, S>],
+    mine: Range<usize>,
+) -> Result<()> {
     let simd = call.engine().simd;
     let (depth, value_depth) = (p.depth, p.value_depth);
     let packed = PackedB::<S::Lane>::len;
@@ -287,10 +292,10 @@ struct Adds {
 }
 
 /// Computes what one block of queries and keys contributes to the gradients.
-fn block_grads<S: Number>(
-    call: &Call<'_>,
-    p: &Problem,
-    h: &Head<'_, S>,
+fn block_grads<S: StoredFloat>(
+    call: &FusedCall<'_>,
+    p: &AttentionProblem,
+    h: &BackwardHead<'_, S>,
     (rows, keys): (&Range<usize>, &Range<usize>),
     (right, left): (&Right<'_, S::Lane>, &Left<'_, S::Lane>),
     ([s, ds, slopes], dots): ([&mut [S::Lane]; 3], &[S::Lane]),

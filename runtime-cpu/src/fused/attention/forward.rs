@@ -16,7 +16,7 @@ const QUERIES: usize = 256;
 const TASKS: usize = 32;
 
 /// Matrices of one query head and its key head.
-pub(super) struct Head<S> {
+pub(super) struct ForwardHead<S> {
     pub at: (usize, usize),
     pub q: Matrix<*const S>,
     pub k: Matrix<*const S>,
@@ -25,13 +25,13 @@ pub(super) struct Head<S> {
 }
 
 /// Partitions a call into heads and groups of their queries; `queries` computes one, and its logsumexps.
-pub(super) fn tasks<S: Number>(
-    call: &Call<'_>,
+pub(super) fn tasks<S: StoredFloat>(
+    call: &FusedCall<'_>,
     op: &Attention,
-    queries: impl Fn(&Call<'_>, &Problem, &Head<S>, Range<usize>, &mut [S::Lane]) -> Result<()> + Sync,
+    queries: impl Fn(&FusedCall<'_>, &AttentionProblem, &ForwardHead<S>, Range<usize>, &mut [S::Lane]) -> Result<()> + Sync,
 ) -> Result<Support> {
     let [q, k, v] = [0, 1, 2].map(|i| &call.ins[i]);
-    let p = Problem::new(op, [q, k, v], call.ins.get(3))?;
+    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(3))?;
     let heads = q.layout.dims()[0] * p.heads;
     let size = chunk_len(p.queries, (heads, TASKS), QUERIES);
     let groups = p.queries.div_ceil(size);
@@ -40,7 +40,7 @@ pub(super) fn tasks<S: Number>(
         let (i, group) = (task / groups, groups - 1 - task % groups);
         let (b, h) = (i / p.heads, i % p.heads);
         let [q, k, v] = [head(q, b, h), head(k, b, h / p.group), head(v, b, h / p.group)].map(read);
-        let h = Head { at: (b, h), q, k, v, o: head::<S>(&call.outs[0], b, h) };
+        let h = ForwardHead { at: (b, h), q, k, v, o: head::<S>(&call.outs[0], b, h) };
         let rows = group * size..p.queries.min((group + 1) * size);
         // SAFETY: these queries' places of the output, which are this task's alone.
         let lse = unsafe { call.output::<S::Lane>(1).slice_mut((i * p.queries + rows.start) as isize, rows.len()) };
@@ -51,10 +51,10 @@ pub(super) fn tasks<S: Number>(
 
 /// Computes these queries against all keys they see. Outputs are accumulated in scratch memory, since their rows may be far apart, and half-precision
 /// ones are rounded once.
-pub(super) fn queries<S: Number>(
-    call: &Call<'_>,
-    p: &Problem,
-    h: &Head<S>,
+pub(super) fn queries<S: StoredFloat>(
+    call: &FusedCall<'_>,
+    p: &AttentionProblem,
+    h: &ForwardHead<S>,
     rows: Range<usize>,
     lse: &mut [S::Lane],
 ) -> Result<()> {
@@ -141,7 +141,7 @@ multiversion! {
     }
 
     /// Divides by the sums of the weights; `out` has the rows of these queries, which are this task's alone.
-    fn finish<S: (Number)>(
+    fn finish<S: (StoredFloat)>(
         o: &[S::Lane], out: Matrix<*mut S>, lse: &mut [S::Lane], top: &[S::Lane], sum: &[S::Lane],
     ) {
         let (zero, width, low) = (S::Lane::default(), o.len() / top.len(), lowest::<S::Lane>());

@@ -5,7 +5,7 @@ use numcore::Element as _;
 
 use super::*;
 
-impl Problem {
+impl AttentionProblem {
     /// The magnitude above which a query's logsumexp does not tell its weights to three digits, if a mask moved it there.
     pub(super) fn most<T: Float>(&self) -> T {
         T::from_f64(match (&self.mask, size_of::<T>()) {
@@ -18,7 +18,7 @@ impl Problem {
 
 /// Whether there is a query whose weights its logsumexp does not tell, and whose gradient is not zeros: where a mask moves all scores of a
 /// query far away (every key is padding), the sum of their weights is lost beside it.
-pub(super) fn loses_weights<S: Number>(call: &Call<'_>, p: &Problem) -> bool {
+pub(super) fn loses_weights<S: StoredFloat>(call: &FusedCall<'_>, p: &AttentionProblem) -> bool {
     let (g, most) = (&call.ins[0], p.most::<S::Lane>());
     if p.mask.is_none() {
         return false;

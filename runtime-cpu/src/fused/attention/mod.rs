@@ -21,9 +21,9 @@ use std::ops::Range;
 use numcore::DType;
 use numcore::{Element as _, Layout, Result, Support, fused::Attention};
 
-use super::{Call, Float, Number, half_rows, row_reduce};
+use super::{Float, FusedCall, StoredFloat, half_rows, row_reduce};
 use crate::{
-    Buffer, Cpu, Simd,
+    Cpu, CpuBuffer, Simd,
     element::Stored,
     gemm::{AOperand, Matrix, PackedB},
     math::{Math, Real},
@@ -40,7 +40,7 @@ const SCORE_STRIDE: usize = KEYS + 16;
 const ROWS: usize = 24;
 
 /// Outputs and logsumexps.
-pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
     match tiled::takes(call, op, &call.ins[1]) {
         Some(DType::BF16) => return forward::tasks(call, op, tiled::queries::<half::bf16, 1>),
@@ -51,7 +51,7 @@ pub(super) fn forward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Supp
 }
 
 /// Gradients of queries, keys and values.
-pub(super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Support> {
+pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
     match tiled::takes(call, op, &call.ins[4]) {
         Some(DType::BF16) => return backward::tasks(call, op, true, tiled::keys::<half::bf16, 1>),
@@ -62,7 +62,7 @@ pub(super) fn backward<S: Number>(call: &Call<'_>, op: &Attention) -> Result<Sup
 }
 
 /// Sizes and options of a call.
-struct Problem {
+struct AttentionProblem {
     heads: usize,
     /// Query heads that share one key head.
     group: usize,
@@ -79,12 +79,12 @@ struct Problem {
     mask: Option<Operand>,
 }
 
-impl Problem {
-    fn new(op: &Attention, [q, k, v]: [&Operand; 3], mask: Option<&Operand>) -> Result<Problem> {
+impl AttentionProblem {
+    fn new(op: &Attention, [q, k, v]: [&Operand; 3], mask: Option<&Operand>) -> Result<AttentionProblem> {
         let (q, k, v) = (q.layout.dims(), k.layout.dims(), v.layout.dims());
         let scores = numcore::Shape::new(&[q[0], q[1], q[2], k[2]])?;
         let mask = mask.map(|m| Ok::<_, numcore::Error>(Operand { layout: m.layout.broadcast_to(scores)?, ..*m }));
-        Ok(Problem {
+        Ok(AttentionProblem {
             heads: q[1],
             group: q[1] / k[1],
             queries: q[2],
@@ -143,7 +143,7 @@ impl Problem {
     ///
     /// # Safety
     /// `q` is valid for these queries, and `k` has these keys.
-    unsafe fn scores<S: Number>(
+    unsafe fn scores<S: StoredFloat>(
         &self,
         (b, h): (usize, usize),
         (rows, q): (&Range<usize>, Matrix<*const S::Lane>),
@@ -168,7 +168,7 @@ impl Problem {
     }
 
     /// Adds the mask, if there is one, to `n` scores of each of these rows, and makes their unit log 2.
-    fn add_mask<S: Number>(
+    fn add_mask<S: StoredFloat>(
         &self,
         (b, h): (usize, usize),
         rows: &Range<usize>,
@@ -221,7 +221,7 @@ fn read<T>(m: Matrix<*mut T>) -> Matrix<*const T> {
 ///
 /// # Safety
 /// `m` is valid for reads of these rows, which nothing writes meanwhile.
-unsafe fn upcast<S: Number>(
+unsafe fn upcast<S: StoredFloat>(
     simd: Simd,
     m: Matrix<*const S>,
     (rows, width): (usize, usize),
@@ -238,7 +238,7 @@ unsafe fn upcast<S: Number>(
 }
 
 /// Where an output is accumulated: in place, or in `staging`, from which [`store_rounded`] stores it.
-fn accumulators<S: Number>(out: Matrix<*mut S>, width: usize, staging: &mut [S::Lane]) -> Matrix<*mut S::Lane> {
+fn accumulators<S: StoredFloat>(out: Matrix<*mut S>, width: usize, staging: &mut [S::Lane]) -> Matrix<*mut S::Lane> {
     if S::IS_LANE {
         return Matrix { at: out.at.cast(), row: out.row, column: 1 };
     }
@@ -249,7 +249,7 @@ fn accumulators<S: Number>(out: Matrix<*mut S>, width: usize, staging: &mut [S::
 ///
 /// # Safety
 /// `out` is valid for writes of these rows, which no other thread accesses; `acc` comes from [`accumulators`].
-unsafe fn store_rounded<S: Number>(
+unsafe fn store_rounded<S: StoredFloat>(
     simd: Simd,
     acc: Matrix<*mut S::Lane>,
     out: Matrix<*mut S>,
@@ -320,13 +320,13 @@ fn chunk_len(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize 
 }
 
 /// Elements of staging memory: none where elements are stored in the type they are computed in.
-const fn staging<S: Number>(elements: usize) -> usize {
+const fn staging<S: StoredFloat>(elements: usize) -> usize {
     if S::IS_LANE { 0 } else { elements }
 }
 
 /// Scratch memory of one task, in buffers that begin at cache lines.
 struct Scratch<T, const N: usize> {
-    memory: Buffer,
+    memory: CpuBuffer,
     sizes: [usize; N],
     _of: std::marker::PhantomData<T>,
 }
@@ -350,7 +350,7 @@ impl<T: Float, const N: usize> Scratch<T, N> {
 }
 
 /// Runs tasks that may fail; any of their errors is the call's.
-fn run(call: &Call<'_>, tasks: usize, task: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+fn run(call: &FusedCall<'_>, tasks: usize, task: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     let failed = parking_lot::Mutex::new(None);
     call.engine().ranges(tasks, 1, |part| {
         for i in part {

@@ -39,7 +39,7 @@ pub(crate) use vnni::{split_pairs, split_row, unpair_rows};
 
 use super::{
     ConvSize, Epilogue, Gemm, GemmSize, Task, matrix,
-    partition::{IMBALANCE, Limits, Partition},
+    partition::{IMBALANCE, Partition, PartitionLimits},
 };
 use crate::{Engine, Simd, operand::Base};
 
@@ -165,7 +165,7 @@ fn partition<const TERMS: usize>(p: &Gemm, threads: usize, costs: PanelCosts) ->
     let a_cost = if if transposed { p.b[0] } else { p.a[1] } == 1 { costs.in_place } else { costs.transposed };
     // For split `f32`, which AMX alone multiplies.
     let at_once = tile_loops::panels_per_block::<TERMS>(p.k, tile_loops::kc_of(Bf16Isa::Amx, p.k));
-    let limits = Limits { grain: GRAIN, imbalance: IMBALANCE, multiple: [pack_tiles::PANEL; 2] };
+    let limits = PartitionLimits { grain: GRAIN, imbalance: IMBALANCE, multiple: [pack_tiles::PANEL; 2] };
     Partition::cheapest(p, threads, limits, |[rows, columns]| {
         let panels = |n: usize| n.div_ceil(pack_tiles::PANEL);
         let [a_panels, b_panels] = if transposed { [columns, rows] } else { [rows, columns] }.map(panels);

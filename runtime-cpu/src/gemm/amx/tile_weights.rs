@@ -20,7 +20,7 @@ use super::{
     tile_loops::ACC_TILES,
 };
 use crate::{
-    Buffer, Cpu,
+    Cpu, CpuBuffer,
     gemm::{Epilogue, Im2col, Matrix},
     operand::Base,
 };
@@ -43,7 +43,7 @@ thread_local! {
 pub(in super::super) struct TileWeights {
     out_channels: usize,
     k_tiles: usize,
-    memory: Buffer,
+    memory: CpuBuffer,
 }
 
 impl TileWeights {

@@ -21,12 +21,12 @@ const CAPACITY: usize = 2048;
 /// Kernels by program, types and form; the least recently used go first.
 #[derive(Default)]
 pub(crate) struct Cache {
-    kernels: RwLock<HashMap<u64, Entry, BuildHasherDefault<Ready>>>,
+    kernels: RwLock<HashMap<u64, CachedKernel, BuildHasherDefault<Ready>>>,
     /// Counts insertions: a coarse clock.
     clock: AtomicU64,
 }
 
-struct Entry {
+struct CachedKernel {
     program: Program,
     form: Form,
     kernel: Arc<Kernel>,
@@ -50,12 +50,17 @@ impl Cache {
         let kernel = Arc::new(lower(program, &typed, form, simd)?);
         self.keep(
             key,
-            Entry { program: program.clone(), form: form.clone(), kernel: kernel.clone(), used: AtomicU64::new(0) },
+            CachedKernel {
+                program: program.clone(),
+                form: form.clone(),
+                kernel: kernel.clone(),
+                used: AtomicU64::new(0),
+            },
         );
         Ok(kernel)
     }
 
-    fn keep(&self, key: u64, entry: Entry) {
+    fn keep(&self, key: u64, entry: CachedKernel) {
         entry.used.store(self.clock.fetch_add(1, Relaxed) + 1, Relaxed);
         let mut kernels = self.kernels.write();
         kernels.insert(key, entry);

@@ -102,7 +102,7 @@ pub(in crate::pointwise) enum Immediate {
 
 /// An immediate's bytes, and how many of them one element has.
 #[derive(Clone, Copy)]
-pub(crate) struct Bits {
+pub(crate) struct ImmediateBits {
     pub bytes: [u8; 8],
     pub size: usize,
 }
@@ -124,7 +124,7 @@ impl Kernel {
     }
 
     #[inline]
-    fn values(&self, program: &Program, scalars: &[Scalar]) -> SmallVec<[Bits; 8]> {
+    fn values(&self, program: &Program, scalars: &[Scalar]) -> SmallVec<[ImmediateBits; 8]> {
         if self.immediates.is_empty() {
             return SmallVec::new();
         }
@@ -138,12 +138,12 @@ impl Kernel {
     }
 }
 
-fn word(x: u64) -> Bits {
-    Bits { bytes: x.to_ne_bytes(), size: 8 }
+fn word(x: u64) -> ImmediateBits {
+    ImmediateBits { bytes: x.to_ne_bytes(), size: 8 }
 }
 
 /// A number in the compute form of a type: reals to integers saturate, integers wrap, as the cast of an element does.
-fn encode(x: Number, dtype: DType) -> Bits {
+fn encode(x: Number, dtype: DType) -> ImmediateBits {
     macro_rules! int {
         ($t:ty) => {
             pad(match x {
@@ -164,8 +164,8 @@ fn encode(x: Number, dtype: DType) -> Bits {
     }
 }
 
-fn pad<const N: usize>(from: [u8; N]) -> Bits {
+fn pad<const N: usize>(from: [u8; N]) -> ImmediateBits {
     let mut bytes = [0; 8];
     bytes[..N].copy_from_slice(&from);
-    Bits { bytes, size: N }
+    ImmediateBits { bytes, size: N }
 }

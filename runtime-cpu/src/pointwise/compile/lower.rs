@@ -18,12 +18,12 @@ use super::{
     form::{Form, Output},
     kernel::{Immediate, Kernel, Slot, Slots},
     registers::{Draft, Location, assign},
-    table::{self, Fused},
+    table::{self, FmaKind},
 };
 use crate::{Simd, pointwise::execute::StepFn};
 
 pub(in crate::pointwise) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Simd) -> Result<Kernel> {
-    let mut l = Lowering::new(program, typed, form, simd);
+    let mut l = ProgramLowering::new(program, typed, form, simd);
     for id in 0..program.insts().len() as u32 {
         l.instruction(id)?;
     }
@@ -35,7 +35,7 @@ pub(in crate::pointwise) fn lower(program: &Program, typed: &Arc<Typed>, form: &
     })
 }
 
-struct Lowering<'a> {
+struct ProgramLowering<'a> {
     program: &'a Program,
     typed: &'a Arc<Typed>,
     form: &'a Form,
@@ -52,13 +52,13 @@ struct Lowering<'a> {
     weight: usize,
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> ProgramLowering<'a> {
     fn new(program: &'a Program, typed: &'a Arc<Typed>, form: &'a Form, simd: Simd) -> Self {
         let n = program.insts().len();
         let mut uses = vec![0; n];
         let operands = program.insts().iter().flat_map(|i| operands(*i));
         operands.chain(program.outputs().iter().copied()).for_each(|v| uses[v as usize] += 1);
-        Lowering {
+        ProgramLowering {
             program,
             typed,
             form,
@@ -139,17 +139,17 @@ impl<'a> Lowering<'a> {
     }
 
     /// A sum of a product that nothing else uses, as one step.
-    fn fusable(&self, id: u32) -> Option<(Fused, [u32; 3])> {
+    fn fusable(&self, id: u32) -> Option<(FmaKind, [u32; 3])> {
         let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
         match op {
             Binary::Add => self
                 .product(a)
-                .map(|[x, y]| (Fused::MulAdd, [x, y, b]))
-                .or_else(|| self.product(b).map(|[x, y]| (Fused::MulAdd, [x, y, a]))),
+                .map(|[x, y]| (FmaKind::MulAdd, [x, y, b]))
+                .or_else(|| self.product(b).map(|[x, y]| (FmaKind::MulAdd, [x, y, a]))),
             Binary::Sub => self
                 .product(a)
-                .map(|[x, y]| (Fused::MulSub, [x, y, b]))
-                .or_else(|| self.product(b).map(|[x, y]| (Fused::NegMulAdd, [x, y, a]))),
+                .map(|[x, y]| (FmaKind::MulSub, [x, y, b]))
+                .or_else(|| self.product(b).map(|[x, y]| (FmaKind::NegMulAdd, [x, y, a]))),
             _ => None,
         }
     }

@@ -13,5 +13,5 @@ mod table;
 pub(crate) use cache::Cache;
 pub(crate) use form::Form;
 pub(crate) use kernel::Kernel;
-pub(in crate::pointwise) use kernel::{Bits, Slot};
+pub(in crate::pointwise) use kernel::{ImmediateBits, Slot};
 pub(in crate::pointwise) use recent::with_kernel;

@@ -13,7 +13,7 @@ const SLOTS: usize = 64;
 /// The most operands of a launch that is cached: the types of so many fit a word.
 const OPERANDS: usize = 10;
 
-struct Entry {
+struct RecentKernel {
     /// Kept alive, so that its address tells it apart.
     program: Program,
     simd: Simd,
@@ -22,7 +22,7 @@ struct Entry {
 }
 
 thread_local! {
-    static RECENT: RefCell<[Option<Entry>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) };
+    static RECENT: RefCell<[Option<RecentKernel>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) };
 }
 
 /// Calls `launch` with the kernel of `program` for these operands.
@@ -46,7 +46,7 @@ pub(in crate::pointwise) fn with_kernel<T>(
         }
         let kernel = find()?;
         if let Ok(mut recent) = recent.try_borrow_mut() {
-            recent[slot] = Some(Entry { program: program.clone(), simd, code, kernel: kernel.clone() });
+            recent[slot] = Some(RecentKernel { program: program.clone(), simd, code, kernel: kernel.clone() });
         }
         Ok(launch(&kernel))
     })

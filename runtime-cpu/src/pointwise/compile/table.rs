@@ -164,7 +164,7 @@ fn binary_int<T: Int + 'static>(op: Binary, simd: Simd) -> Option<StepFn> {
 
 /// A product and a sum, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pointwise) enum Fused {
+pub(in crate::pointwise) enum FmaKind {
     /// `a·b + c`
     MulAdd,
     /// `a·b − c`
@@ -174,15 +174,15 @@ pub(in crate::pointwise) enum Fused {
 }
 
 /// The step of a fused product, for floats.
-pub(in crate::pointwise) fn fused(op: Fused, t: DType, simd: Simd) -> StepFn {
+pub(in crate::pointwise) fn fused(op: FmaKind, t: DType, simd: Simd) -> StepFn {
     if t == DType::F64 { fused_float::<f64>(op, simd) } else { fused_float::<f32>(op, simd) }
 }
 
-fn fused_float<T: Math>(op: Fused, simd: Simd) -> StepFn {
+fn fused_float<T: Math>(op: FmaKind, simd: Simd) -> StepFn {
     match op {
-        Fused::MulAdd => row!(simd, [T: (Math)] |a: T, b: T, c: T| -> T { a.mul_add(b, c) }),
-        Fused::MulSub => row!(simd, [T: (Math)] |a: T, b: T, c: T| -> T { a.mul_add(b, -c) }),
-        Fused::NegMulAdd => row!(simd, [T: (Math)] |a: T, b: T, c: T| -> T { (-a).mul_add(b, c) }),
+        FmaKind::MulAdd => row!(simd, [T: (Math)] |a: T, b: T, c: T| -> T { a.mul_add(b, c) }),
+        FmaKind::MulSub => row!(simd, [T: (Math)] |a: T, b: T, c: T| -> T { a.mul_add(b, -c) }),
+        FmaKind::NegMulAdd => row!(simd, [T: (Math)] |a: T, b: T, c: T| -> T { (-a).mul_add(b, c) }),
     }
 }
 
@@ -229,8 +229,8 @@ pub(in crate::pointwise) fn store(t: DType, simd: Simd) -> StepFn {
 
 /// A value in compute form added to what is stored. Of `bool`, or.
 pub(in crate::pointwise) fn add_into(t: DType, simd: Simd) -> StepFn {
-    struct Either;
-    impl Map2<u8, u8, u8> for Either {
+    struct OrBool;
+    impl Map2<u8, u8, u8> for OrBool {
         #[inline(always)]
         fn f(d: u8, a: u8) -> u8 {
             d | a
@@ -242,7 +242,7 @@ pub(in crate::pointwise) fn add_into(t: DType, simd: Simd) -> StepFn {
     match t {
         DType::F16 => fold::<f32, u16, narrow::Of<narrow::F16>>(simd),
         DType::BF16 => fold::<f32, u16, narrow::Of<narrow::Bf16>>(simd),
-        DType::Bool => fold::<u8, u8, Either>(simd),
+        DType::Bool => fold::<u8, u8, OrBool>(simd),
         DType::F32 => sum::<f32>(simd),
         DType::F64 => sum::<f64>(simd),
         DType::I32 => sum::<i32>(simd),

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     Engine, Simd,
     operand::Base,
-    pointwise::compile::{Bits, Kernel},
+    pointwise::compile::{ImmediateBits, Kernel},
 };
 
 /// Simple steps on one element, per task at least; and tasks at most.
@@ -22,7 +22,7 @@ const TASKS: usize = 128;
 /// A kernel with the immediates of a launch.
 pub(crate) struct Common<'a> {
     pub kernel: &'a Kernel,
-    pub values: SmallVec<[Bits; 8]>,
+    pub values: SmallVec<[ImmediateBits; 8]>,
     pub simd: Simd,
 }
 
@@ -107,12 +107,12 @@ pub(crate) struct Launch<'a> {
     common: Common<'a>,
     plan: Plan,
     /// How each operand of the plan becomes a block.
-    modes: SmallVec<[Mode; 6]>,
+    modes: SmallVec<[OperandMode; 6]>,
     staged: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Mode {
+enum OperandMode {
     /// Nothing reads it.
     Absent,
     /// A tile is contiguous in memory.
@@ -219,9 +219,9 @@ impl<'a> Launch<'a> {
         for (i, mode) in self.modes.iter().enumerate() {
             let from = self.side(&self.plan.operands[i], place);
             blocks.slots[first + i] = match *mode {
-                Mode::Absent => continue,
-                Mode::Direct => from.at,
-                Mode::Staged(n) => {
+                OperandMode::Absent => continue,
+                OperandMode::Direct => from.at,
+                OperandMode::Staged(n) => {
                     let block = blocks.staged(n);
                     // SAFETY: the caller guarantees that operand `i` holds the tile; the block is this thread's.
                     unsafe { self.stage(i, from, block, place.size, &mut held[i]) };
@@ -266,7 +266,7 @@ impl<'a> Launch<'a> {
     unsafe fn scatter(&self, blocks: &Blocks, place: &Place) {
         let slots = self.common.kernel.slots;
         for i in slots.inputs as usize..(slots.inputs + slots.outputs) as usize {
-            if let Mode::Staged(n) = self.modes[i] {
+            if let OperandMode::Staged(n) = self.modes[i] {
                 let operand = &self.plan.operands[i];
                 let from = Side::dense(blocks.staged(n), operand.size, place.size.columns);
                 // SAFETY: the caller guarantees that the output holds the tile; the block was computed.
@@ -279,16 +279,16 @@ impl<'a> Launch<'a> {
 type Held = SmallVec<[(*mut u8, Tile); 6]>;
 
 /// How operand `i` becomes a block; `staged` counts those that are staged.
-fn mode(kernel: &Kernel, plan: &Plan, i: usize, staged: &mut u16) -> Mode {
+fn mode(kernel: &Kernel, plan: &Plan, i: usize, staged: &mut u16) -> OperandMode {
     let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
     let positions = i == inputs + outputs;
     let unread = i < inputs && (kernel.own[i].is_some() || kernel.unread >> i & 1 == 1);
     if unread || (kernel.keeps && i >= inputs && !positions) {
-        return Mode::Absent;
+        return OperandMode::Absent;
     }
     if !positions && plan.is_contiguous(&plan.operands[i]) {
-        return Mode::Direct;
+        return OperandMode::Direct;
     }
     *staged += 1;
-    Mode::Staged(*staged - 1)
+    OperandMode::Staged(*staged - 1)
 }

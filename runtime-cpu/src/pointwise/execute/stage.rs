@@ -4,7 +4,7 @@
 use super::plan::Tile;
 use crate::{
     Simd,
-    pointwise::compile::Bits,
+    pointwise::compile::ImmediateBits,
     simd::{multiversion, transpose},
 };
 
@@ -38,7 +38,7 @@ impl Side {
 ///
 /// # Safety
 /// `to` holds `n` elements of its size, and 8 bytes at least, aligned; no other thread accesses them.
-pub(in crate::pointwise) unsafe fn splat(simd: Simd, to: *mut u8, value: &Bits, n: usize) {
+pub(in crate::pointwise) unsafe fn splat(simd: Simd, to: *mut u8, value: &ImmediateBits, n: usize) {
     // SAFETY: the caller guarantees `n` elements of the value's size.
     unsafe {
         match value.size {

@@ -7,7 +7,7 @@ use numcore::Result;
 
 use super::{
     super::{
-        backward::{Head, QUERIES, dots_of},
+        backward::{BackwardHead, QUERIES, dots_of},
         *,
     },
     KEY_PANELS, PANEL, PREFETCH_ROWS, Scores,
@@ -25,9 +25,9 @@ pub(super) const QUERY_PANELS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
 pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
-    call: &Call<'_>,
-    p: &Problem,
-    heads: &[Head<'_, T>],
+    call: &FusedCall<'_>,
+    p: &AttentionProblem,
+    heads: &[BackwardHead<'_, T>],
     mine: Range<usize>,
 ) -> Result<()> {
     let Some(amx) = TileUnit::<TERMS>::new(call.engine().simd) else { return Ok(()) };
@@ -68,7 +68,7 @@ pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
         let n = keys.len();
         dk.fill(0.0);
         dv.fill(0.0);
-        let block = Block {
+        let block = KeyBlock {
             amx: &amx,
             p,
             heads,
@@ -115,10 +115,10 @@ pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
 }
 
 /// A block of keys: tiles of its operands, and those in which micro-panels of queries are computed.
-struct Block<'a, T: Stored, const TERMS: usize> {
+struct KeyBlock<'a, T: Stored, const TERMS: usize> {
     amx: &'a TileUnit<TERMS>,
-    p: &'a Problem,
-    heads: &'a [Head<'a, T>],
+    p: &'a AttentionProblem,
+    heads: &'a [BackwardHead<'a, T>],
     dots: &'a [f32],
     keys: Range<usize>,
     /// Micro-panels of the depth, and of the value depth.
@@ -154,7 +154,7 @@ struct QueryPanel {
     half: usize,
 }
 
-impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
+impl<T: Split<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
     /// Software pipelining over micro-panels of queries. While the scores of one become gradients, AMX computes the scores of the next, and what
     /// the one before contributes to gradients of queries and, with others, of keys.
     ///
@@ -233,7 +233,7 @@ impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
     /// Computes scores and gradients of weights.
     ///
     /// # Safety
-    /// As for [`run`](Block::run), on a CPU with AMX.
+    /// As for [`run`](KeyBlock::run), on a CPU with AMX.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn add_scores(&self, s: QueryPanel, background: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let (h, rows, scores) = (&self.heads[s.head], self.rows(s.at), self.scores(s));
@@ -254,7 +254,7 @@ impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
     /// Adds what a micro-panel contributes to gradients of its queries.
     ///
     /// # Safety
-    /// As for [`run`](Block::run), on a CPU with AMX.
+    /// As for [`run`](KeyBlock::run), on a CPU with AMX.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn add_queries(&self, s: QueryPanel, background: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let depth_panels = self.sizes[0];
@@ -281,7 +281,7 @@ impl<T: Split<TERMS>, const TERMS: usize> Block<'_, T, TERMS> {
     /// Adds what a few micro-panels contribute to gradients of values and keys.
     ///
     /// # Safety
-    /// As for [`run`](Block::run), on a CPU with AMX.
+    /// As for [`run`](KeyBlock::run), on a CPU with AMX.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
     unsafe fn add_keys(&self, last: QueryPanel, background: &mut Interleaved<ScoreGrads<'_, TERMS>>) {
         let h = &self.heads[last.head];

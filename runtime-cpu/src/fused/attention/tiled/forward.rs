@@ -5,7 +5,7 @@ use std::{arch::x86_64::*, ops::Range};
 use numcore::Result;
 
 use super::{
-    super::{forward::Head, *},
+    super::{forward::ForwardHead, *},
     KEY_PANELS, PANEL, Scores, acc_row, exp2_flushed, store_rows, tiles, tiles_len,
 };
 use crate::{
@@ -18,9 +18,9 @@ use crate::{
 ///
 /// Outputs that are not finite are recomputed by vectors, since an element that is not finite has a term that is NaN.
 pub(in super::super) fn queries<T: Split<TERMS>, const TERMS: usize>(
-    call: &Call<'_>,
-    p: &Problem,
-    h: &Head<T>,
+    call: &FusedCall<'_>,
+    p: &AttentionProblem,
+    h: &ForwardHead<T>,
     rows: Range<usize>,
     lse: &mut [f32],
 ) -> Result<()> {
@@ -37,9 +37,9 @@ pub(in super::super) fn queries<T: Split<TERMS>, const TERMS: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn forward_panels<T: Split<TERMS>, const TERMS: usize>(
     amx: &TileUnit<TERMS>,
-    call: &Call<'_>,
-    p: &Problem,
-    h: &Head<T>,
+    call: &FusedCall<'_>,
+    p: &AttentionProblem,
+    h: &ForwardHead<T>,
     rows: Range<usize>,
     lse: &mut [f32],
 ) -> Result<bool> {

@@ -18,7 +18,7 @@ use std::arch::x86_64::*;
 
 use numcore::{DType, fused::Attention};
 
-use super::{Call, KEYS, Operand, Seen, Simd};
+use super::{FusedCall, KEYS, Operand, Seen, Simd};
 use crate::{
     gemm::{Matrix, Split, Tile, TileUnit, not_finite},
     math::{EXP2_SLOPE, Real as _},
@@ -39,7 +39,7 @@ const MIN_DEPTH: usize = PANEL;
 const MIN_DEPTH_KEYS: usize = 256 * MIN_DEPTH;
 
 /// The dtype, if AMX computes a call with such keys. That depends on sizes alone.
-pub(super) fn takes(call: &Call<'_>, op: &Attention, keys: &Operand) -> Option<DType> {
+pub(super) fn takes(call: &FusedCall<'_>, op: &Attention, keys: &Operand) -> Option<DType> {
     let some = call.ins.iter().all(|x| x.layout.numel() > 0);
     let dtype = call.outs[0].dtype;
     let [keys, depth] = [2, 3].map(|axis| keys.layout.dims()[axis]);
