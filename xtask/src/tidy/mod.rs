@@ -8,6 +8,7 @@ mod ignore;
 mod links;
 mod manifest;
 mod markdown;
+mod names;
 mod recipes;
 mod rust;
 mod safety;
@@ -41,7 +42,7 @@ impl fmt::Display for Finding {
 }
 
 const RULES: &[fn(&Tree) -> Vec<Finding>] =
-    &[file_size::check, safety::check, words::check, dependencies::check, recipes::check, links::check];
+    &[file_size::check, safety::check, words::check, dependencies::check, recipes::check, links::check, names::check];
 
 /// Prints every finding; an error if there is one.
 pub fn run() -> Result<(), String> {
