@@ -91,9 +91,9 @@ pub mod prelude {
         DType, Result, Runtime, Shape, Tensor, Within,
         fused::NnOps,
         ops::{
-            Apply, ColumnOps, ConvOps, DiagonalOps, DistanceOps, FftOps, GridSampleOps, IndexOps, InterpolateOps,
-            JoinOps, MatmulOps, PadOps, PointwiseOps, PoolOps, ReduceOps, RepeatOps, ScanOps, ScatterOps, SearchOps,
-            SelectOps, SortOps, ViewOps,
+            Apply, ColumnOps, ConvOps, DiagonalOps, DistanceOps, Ellipsis, FftOps, GridSampleOps, IndexOps,
+            IndexingOps, InterpolateOps, JoinOps, MatmulOps, NewAxis, PadOps, PointwiseOps, PoolOps, ReduceOps,
+            RepeatOps, ScanOps, ScatterOps, SearchOps, SelectOps, SortOps, ViewOps,
         },
     };
     pub use optim;
