@@ -84,7 +84,8 @@ pub use runtime_wgpu::{self, Wgpu};
 /// What most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
     pub use autograd::{
-        Backward, BackwardHook, Gradients, Var, backward_with_hooks, checkpoint, manual_seed, no_grad, recomputed,
+        Backward, BackwardHook, Gradients, Var, autocast, backward_with_hooks, checkpoint, manual_seed, no_grad,
+        recomputed,
     };
     pub use nn::{self, Forward, ModuleExt, for_facade::Module};
     pub use numcore::{
