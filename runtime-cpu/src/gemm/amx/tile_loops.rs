@@ -30,7 +30,7 @@ const KC_IN_PLACE: usize = 4096;
 ///
 /// (With 4096, weight gradients, whose A must be transposed, took 1.1 to 1.6 times as long. With 512, sums of 1152 to
 /// 2048 products took 1.05 to 1.2 times as long; with 256, shorter ones, which then have partial sums, 1.1 times.)
-/// Split `f32` begins each block at zero, for the precision of the SIMD path (10 000 positive elements: 5 times better).
+/// Split `f32` begins each block at zero, for the precision of the SIMD path (10 000 positive elements: 5 times more).
 const KC_PACKED_A: usize = 384;
 /// KC for dot products, which are 1.04 times as fast with 512.
 const KC_PACKED_A_DOT: usize = 512;
