@@ -6,7 +6,7 @@ use numcore::{ErrorKind, Result, Runtime, Tensor, ops::PointwiseOps};
 
 use crate::{BackwardHook, Leaf, LeafGrad, Var};
 
-/// A gradient for each leaf that took part. Sweeping again into the same `Gradients` adds.
+/// The gradients of the leaves that took part in a loss. Another backward pass into the same `Gradients` accumulates.
 pub struct Gradients<R: Runtime> {
     by_leaf: HashMap<usize, usize>,
     entries: Vec<(Arc<Leaf<R>>, Tensor<R>)>,
@@ -19,7 +19,7 @@ impl<R: Runtime> Default for Gradients<R> {
 }
 
 impl<R: Runtime> Gradients<R> {
-    /// None yet.
+    /// An empty collection of gradients.
     pub fn new() -> Self {
         Self::default()
     }
@@ -34,7 +34,8 @@ impl<R: Runtime> Gradients<R> {
         self.get(var.as_leaf()?)
     }
 
-    /// Replaces a leaf's gradient: for clipping, or gradients made elsewhere. It must have the leaf's shape, dtype and device.
+    /// Replaces a leaf's gradient: for clipping, or gradients made elsewhere. It must have the leaf's shape, dtype and
+    /// device.
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
         leaf.check(&grad, "its gradient")?;
         self.put(leaf, grad);
@@ -61,7 +62,7 @@ impl<R: Runtime> Gradients<R> {
         self.entries.len()
     }
 
-    /// Whether none has.
+    /// Whether no leaf has a gradient.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What a backward sweep tells its caller, between kernels.
+//! Callbacks of a backward pass, called between kernels.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub enum LeafGrad<R: Runtime> {
     Own(Tensor<R>),
 }
 
-/// The callbacks of a backward sweep. An error ends the sweep.
+/// The callbacks of a backward pass. An error ends the pass.
 pub trait BackwardHook<R: Runtime> {
     /// A leaf's value is about to be read: a chance to prefetch.
     fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
@@ -22,7 +22,8 @@ pub trait BackwardHook<R: Runtime> {
         Ok(())
     }
 
-    /// Memory the leaf's gradient is to be accumulated in (a bucket's slot); `None`: the sweep allocates.
+    /// The memory in which the leaf's gradient is accumulated (a bucket's slot). With `None`, the backward pass
+    /// allocates it.
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let _ = leaf;
         Ok(None)

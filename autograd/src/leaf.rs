@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use crate::Var;
 
-/// Where the value of a leaf comes from when it is not in memory: asked the same way by forward, evaluation, recomputation
-/// and backward.
+/// Where the value of a leaf comes from when it is not in memory: used in the same way by forward, evaluation,
+/// recomputation and backward.
 pub trait Residency<R: Runtime>: Send + Sync {
     /// The value, fetched. It is not kept by the leaf.
     fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>>;
@@ -62,7 +62,7 @@ impl<R: Runtime> Leaf<R> {
         })
     }
 
-    /// Its name, as errors and state dicts write it.
+    /// The name of this leaf in errors and state dicts.
     pub fn name(&self) -> Arc<str> {
         self.name.read().clone()
     }
@@ -72,7 +72,7 @@ impl<R: Runtime> Leaf<R> {
         *self.name.write() = name.into();
     }
 
-    /// Its shape and dtype, whether or not the value is in memory.
+    /// The shape and dtype of this leaf, whether or not its value is in memory.
     pub fn spec(&self) -> Spec {
         self.spec
     }
@@ -87,7 +87,7 @@ impl<R: Runtime> Leaf<R> {
         self.requires_grad.load(Ordering::Relaxed)
     }
 
-    /// Freezes it, or lets gradients flow again.
+    /// Freezes this leaf (`false`), or lets gradients flow to it again (`true`).
     pub fn set_requires_grad(&self, yes: bool) {
         self.requires_grad.store(yes && self.spec.dtype.is_float(), Ordering::Relaxed);
     }
@@ -118,7 +118,8 @@ impl<R: Runtime> Leaf<R> {
         self.state.read().version
     }
 
-    /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale then.
+    /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale
+    /// then.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.put(value)?;
         self.touch();
@@ -130,7 +131,8 @@ impl<R: Runtime> Leaf<R> {
         self.state.write().version += 1;
     }
 
-    /// Puts a value back that [`take`](Leaf::take) took out, or a residency fetched: the same one, so nothing gets stale.
+    /// Puts a value back that [`take`](Leaf::take) took out, or a residency fetched: the same one, so nothing gets
+    /// stale.
     pub fn put(&self, value: Tensor<R>) -> Result<()> {
         self.check(&value, "the new value")?;
         self.state.write().value = Some(value.contiguous()?);
@@ -142,7 +144,7 @@ impl<R: Runtime> Leaf<R> {
         self.check_spec(value.spec(), value.device(), what)
     }
 
-    /// The same for memory of this shape, dtype and device.
+    /// Checks memory's shape and dtype (`got`) and device against those of this leaf.
     pub(crate) fn check_spec(&self, got: Spec, device: DeviceId, what: &str) -> Result<()> {
         let (is, home) = (self.spec, self.rt.device());
         if is != got {
@@ -170,7 +172,7 @@ impl<R: Runtime> Leaf<R> {
         Var::of_leaf(LeafView::whole(self))
     }
 
-    /// Its identity, for look-up only: order always comes from the model's names.
+    /// The identity of this leaf, for look-up only: order always comes from the model's names.
     pub fn id(self: &Arc<Self>) -> usize {
         Arc::as_ptr(self) as usize
     }
@@ -182,7 +184,8 @@ impl<R: Runtime> std::fmt::Debug for Leaf<R> {
     }
 }
 
-/// A leaf seen through views. It is no node of the tape: its gradient is written through the same view of the leaf's slot.
+/// A leaf seen through views. It is no node of the tape: its gradient is written through the same view of the leaf's
+/// slot.
 pub struct LeafView<R: Runtime> {
     leaf: Arc<Leaf<R>>,
     views: SmallVec<[ViewOp; 1]>,
@@ -195,7 +198,7 @@ impl<R: Runtime> LeafView<R> {
         Arc::new(LeafView { leaf: leaf.clone(), views: SmallVec::new(), layout })
     }
 
-    /// The leaf.
+    /// The leaf that this variable is.
     pub fn leaf(&self) -> &Arc<Leaf<R>> {
         &self.leaf
     }

@@ -1,5 +1,5 @@
-//! What a thread's forward pass depends on beside its inputs: whether it records, and where its random seeds come from.
-//! Thread-local, so ranks in threads never touch each other.
+//! The thread-local state of a forward pass: whether it records, and where its random seeds come from. Ranks in threads
+//! never share it.
 
 use std::{
     any::Any,
@@ -68,10 +68,10 @@ pub fn manual_seed(seed: u64) {
     RANDOM.set(RandomState { seed, drawn: 0, ..RANDOM.get() });
 }
 
-/// Goes to another stream of this thread's random seeds. Threads with one seed and different streams draw different dropout masks, those with
-/// one stream the same. A thread begins in stream 0; a data-parallel trainer puts its thread into the stream of its rank among the ranks
-/// that have different data. Ranks that must draw the same masks, because they compute the same values (tensor parallelism), are put
-/// into one stream after their trainer was made.
+/// Switches to another stream of this thread's random seeds. Threads with one seed and different streams draw different
+/// dropout masks, those with one stream the same. A thread begins in stream 0; a data-parallel trainer puts its thread
+/// into the stream of its rank among the ranks that have different data. Ranks that must draw the same masks, because
+/// they compute the same values (tensor parallelism), are put into one stream after their trainer was made.
 pub fn set_random_stream(stream: u32) {
     RANDOM.set(RandomState { stream, ..RANDOM.get() });
 }
@@ -81,7 +81,7 @@ pub fn random_state() -> RandomState {
     RANDOM.get()
 }
 
-/// Goes to a place in a stream of random seeds.
+/// Moves to a position in a stream of random seeds.
 pub fn set_random_state(state: RandomState) {
     RANDOM.set(state);
 }

@@ -15,7 +15,8 @@ use crate::{
     node::{Edge, Node, NodeCall, Saved, SavedInput, TapeValue, next_number},
 };
 
-/// A value of a computation. If it needs gradients it holds the graph that made it; dropping the last variable frees it.
+/// A value of a computation. If it needs gradients it holds the graph that made it; dropping the last variable frees
+/// it.
 pub struct Var<R: Runtime> {
     pub(crate) value: TapeValue<R>,
     pub(crate) edge: Option<Edge<R>>,
@@ -47,7 +48,7 @@ impl<R: Runtime> Var<R> {
         Var { value: TapeValue::Leaf(view), edge }
     }
 
-    /// The value.
+    /// The tensor of this variable; fetched where it is not in memory.
     pub fn value(&self) -> Result<Tensor<R>> {
         self.value.get()
     }
@@ -57,12 +58,12 @@ impl<R: Runtime> Var<R> {
         self.value()?.item()
     }
 
-    /// Its sizes.
+    /// The sizes of this variable.
     pub fn dims(&self) -> Vec<usize> {
         self.spec().shape.to_vec()
     }
 
-    /// Its element type.
+    /// The element type of this variable.
     pub fn dtype(&self) -> DType {
         self.spec().dtype
     }

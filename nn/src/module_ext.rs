@@ -10,20 +10,21 @@ use crate::{
     summary, walk,
 };
 
-/// How many numbers a model's parameters hold.
+/// The number of elements in a model's parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParameterCount {
-    /// Those that are trained.
+    /// Elements of the parameters that require gradients.
     pub trainable: usize,
-    /// All.
+    /// Elements of all parameters.
     pub total: usize,
 }
 
 /// What every model can do.
 pub trait ModuleExt<R: Runtime>: Module<R> {
-    /// Its parameters with their full names, in its own order. A shared one comes once, under its first name.
+    /// The parameters with their full names, in the model's order. A shared parameter is listed once, under its first
+    /// name.
     ///
-    /// Each parameter's leaf takes that name, which errors then show: ask the whole model, not a part of it.
+    /// Each parameter's leaf takes that name, which errors then show: call it on the whole model, not on a part.
     fn named_parameters(&self) -> Vec<(String, Param<R>)> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
@@ -35,12 +36,12 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         named
     }
 
-    /// Its parameters, in its own order, each once.
+    /// The parameters in the model's order, each once.
     fn parameters(&self) -> Vec<Param<R>> {
         self.named_parameters().into_iter().map(|(_, p)| p).collect()
     }
 
-    /// Its buffers with their full names, in its own order, each once.
+    /// The buffers with their full names, in the model's order, each once.
     fn named_buffers(&self) -> Vec<(String, Buffer<R>)> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
@@ -75,7 +76,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         self.freeze_where(|_| true);
     }
 
-    /// Gradients flow to its parameters again.
+    /// Unfreezes all parameters: they receive gradients again.
     fn unfreeze(&self) {
         self.unfreeze_where(|_| true);
     }
@@ -85,12 +86,12 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         set_requires_grad(self, which, false);
     }
 
-    /// Trains the parameters whose full name satisfies `which` again.
+    /// Unfreezes the parameters whose full name satisfies `which`.
     fn unfreeze_where(&self, which: impl Fn(&str) -> bool) {
         set_requires_grad(self, which, true);
     }
 
-    /// How many numbers its parameters hold.
+    /// The number of elements in the model's parameters.
     fn num_parameters(&self) -> ParameterCount {
         let mut count = ParameterCount::default();
         for p in self.parameters() {
@@ -101,12 +102,13 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         count
     }
 
-    /// A table of its parameters: name, shape, dtype, whether trained, how many numbers; and their sum.
+    /// A table of the parameters: name, shape, dtype, whether trained, the number of elements, and the totals.
     fn summary(&self) -> String {
         summary::table(&self.named_parameters())
     }
 
-    /// Casts its floating parameters and buffers. Parameters get other leaves: cast before optimizers and trainers are made.
+    /// Casts its floating parameters and buffers. Parameters get other leaves: cast before optimizers and trainers are
+    /// made.
     fn to_dtype(&self, dtype: DType) -> Result<()> {
         let mut parameters = self.parameters().into_iter().filter(|p| p.dtype().is_float());
         let mut buffers = self.named_buffers().into_iter().filter(|(_, b)| b.spec().dtype.is_float());
@@ -114,16 +116,18 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         buffers.try_for_each(|(_, b)| b.to_dtype(dtype))
     }
 
-    /// The values of its parameters and buffers by full name, in its own order. A shared one comes once, under its first name.
+    /// The values of its parameters and buffers by full name, in its own order. A shared one comes once, under its
+    /// first name.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         ModelState::of(self).values()
     }
 
-    /// Takes values for its parameters and buffers.
+    /// Loads values into the parameters and buffers.
     ///
-    /// With `strict`, every one must be given and no other; without it, those that are given are taken, and the report says
-    /// what was missing and what was not expected. Shapes, dtypes and devices must agree either way. One error lists everything
-    /// that is wrong, and nothing is changed unless everything fits. A value that is shared with its giver is copied.
+    /// With `strict`, the names must match exactly; without it, the values that are given are loaded, and the report
+    /// lists missing and unexpected names. Shapes, dtypes and devices must agree either way. One error lists all
+    /// mismatches, and nothing is changed unless everything fits. A value whose memory is shared with other tensors is
+    /// copied.
     fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
         ModelState::of(self).load(values, strict)
     }
@@ -141,7 +145,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
 
 impl<R: Runtime, M: Module<R> + ?Sized> ModuleExt<R> for M {}
 
-/// Whether a name is `prefix` or lies under it: `under("encoder")` takes `encoder.0.weight`, not `encoder2.weight`.
+/// Whether a name is `prefix` or is below it: `under("encoder")` accepts `encoder.0.weight`, not `encoder2.weight`.
 pub fn under(prefix: &str) -> impl Fn(&str) -> bool {
     move |name| {
         name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || prefix.is_empty())

@@ -1,4 +1,5 @@
-//! What modules are made of: parameters, which are learned; buffers, which are kept; modes, which say what the model is doing.
+//! The state of modules: parameters, which are learned; buffers, which are kept; modes, which switch between training
+//! and evaluation.
 
 use std::{
     fmt,
@@ -15,7 +16,8 @@ use numcore::{
 };
 use parking_lot::RwLock;
 
-/// A parameter: a leaf of every graph the model records. Clones are the same parameter, so two layers can share one.
+/// A parameter: a leaf of every graph that the model records. A clone is the same parameter, so two layers can share
+/// one.
 pub struct Param<R: Runtime>(Arc<RwLock<Arc<Leaf<R>>>>);
 
 impl<R: Runtime> Clone for Param<R> {
@@ -40,7 +42,7 @@ impl<R: Runtime> Param<R> {
         self.0.read().var()
     }
 
-    /// Its value; fetched where it is not in memory.
+    /// The value of this parameter; fetched where it is not in memory.
     pub fn value(&self) -> Result<Tensor<R>> {
         self.0.read().value()
     }
@@ -55,17 +57,17 @@ impl<R: Runtime> Param<R> {
         self.0.read().set(value)
     }
 
-    /// Its shape and dtype.
+    /// The shape and dtype of this parameter.
     pub fn spec(&self) -> Spec {
         self.0.read().spec()
     }
 
-    /// Its sizes.
+    /// The sizes of this parameter.
     pub fn shape(&self) -> Shape {
         self.spec().shape
     }
 
-    /// Its element type.
+    /// The element type of this parameter.
     pub fn dtype(&self) -> DType {
         self.spec().dtype
     }
@@ -75,13 +77,13 @@ impl<R: Runtime> Param<R> {
         self.0.read().requires_grad()
     }
 
-    /// Freezes it, or trains it again.
+    /// Freezes this parameter (`false`), or trains it again (`true`).
     pub fn set_requires_grad(&self, yes: bool) {
         self.0.read().set_requires_grad(yes);
     }
 
-    /// Casts its value. The parameter gets another leaf: graphs, optimizers and trainers that know the old one do not see it,
-    /// so cast before they are made.
+    /// Casts the value of this parameter. The parameter gets another leaf: graphs, optimizers and trainers that hold
+    /// the old leaf do not see it, so cast before they are created.
     pub fn to_dtype(&self, dtype: DType) -> Result<()> {
         let old = self.leaf();
         if old.spec().dtype == dtype {
@@ -98,7 +100,7 @@ impl<R: Runtime> Param<R> {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Its identity, for look-up only.
+    /// The identity of this parameter, for look-up only.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
@@ -110,7 +112,8 @@ impl<R: Runtime> fmt::Debug for Param<R> {
     }
 }
 
-/// A value that belongs to the model's state and is not learned by gradients: running statistics. Clones are the same buffer.
+/// A value that belongs to the model's state and is not learned by gradients: running statistics. A clone is the same
+/// buffer.
 pub struct Buffer<R: Runtime>(Arc<RwLock<Tensor<R>>>);
 
 impl<R: Runtime> Clone for Buffer<R> {
@@ -125,12 +128,12 @@ impl<R: Runtime> Buffer<R> {
         Buffer(Arc::new(RwLock::new(value)))
     }
 
-    /// Its value.
+    /// The value of this buffer.
     pub fn value(&self) -> Tensor<R> {
         self.0.read().clone()
     }
 
-    /// Its value as a variable that no gradient flows to.
+    /// The value of this buffer as a variable that receives no gradient.
     pub fn var(&self) -> Var<R> {
         Var::new(self.value())
     }
@@ -148,19 +151,19 @@ impl<R: Runtime> Buffer<R> {
         Ok(())
     }
 
-    /// Its shape and dtype.
+    /// The shape and dtype of this buffer.
     pub fn spec(&self) -> Spec {
         self.0.read().spec()
     }
 
-    /// Casts its value.
+    /// Casts the value of this buffer.
     pub fn to_dtype(&self, dtype: DType) -> Result<()> {
         let value = self.value().to_dtype(dtype)?;
         *self.0.write() = value;
         Ok(())
     }
 
-    /// Its identity, for look-up only.
+    /// The identity of this buffer, for look-up only.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }

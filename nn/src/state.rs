@@ -13,7 +13,7 @@ use numcore::{
 
 use crate::{Buffer, Module, ModuleEntry, Param, walk};
 
-/// What a load that is not strict left out.
+/// The names that a non-strict load left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
     /// Entries of the model that were not given, and keep their values.
@@ -22,7 +22,7 @@ pub struct LoadReport {
     pub unexpected: Vec<String>,
 }
 
-/// A model's parameters and buffers, each once, under every name it goes by.
+/// A model's parameters and buffers, each once, under all of its names.
 pub(crate) struct ModelState<R: Runtime>(Vec<NamedSlot<R>>);
 
 struct NamedSlot<R: Runtime> {

@@ -6,15 +6,16 @@ use crate::{Buffer, Mode, Module, Param, Visitor};
 
 /// A part of a model that holds something.
 pub enum ModuleEntry<'a, R: Runtime> {
-    /// A parameter.
+    /// A parameter of the model.
     Parameter(&'a Param<R>),
-    /// A buffer.
+    /// A buffer of the model.
     Buffer(&'a Buffer<R>),
-    /// A flag that says whether the model trains; its name is that of the module it belongs to.
+    /// A flag that switches between training and evaluation; its name is that of its module.
     Mode(&'a Mode),
 }
 
-/// Shows every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared one is shown wherever it occurs.
+/// Shows every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared one is shown wherever it
+/// occurs.
 pub fn walk<R: Runtime>(module: &(impl Module<R> + ?Sized), mut see: impl FnMut(&str, ModuleEntry<'_, R>)) {
     module.visit("", &mut WalkVisitor { path: String::new(), parents: Vec::new(), see: &mut see });
 }

@@ -1,4 +1,4 @@
-//! Element types: what a tensor stores, and how host values convert.
+//! Element types: what a tensor stores, and how host values are converted.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use half::{bf16, f16};
 pub enum DType {
     /// 32-bit IEEE float, the default.
     F32,
-    /// 64-bit IEEE float.
+    /// 64-bit IEEE floating point.
     F64,
     /// 16-bit IEEE float: stored, computed in `f32`.
     F16,
     /// bfloat16: stored, computed in `f32`.
     BF16,
-    /// 32-bit signed integer.
+    /// A 32-bit signed integer.
     I32,
     /// 64-bit signed integer: indices and labels.
     I64,
@@ -58,7 +58,7 @@ impl DType {
         matches!(self, DType::I32 | DType::I64 | DType::U32 | DType::U8)
     }
 
-    /// The type arithmetic happens in: `f32` for the halves, the type itself otherwise.
+    /// The dtype that arithmetic is done in: `f32` for f16 and bf16, the dtype itself otherwise.
     pub const fn compute(self) -> DType {
         if self.is_half() { DType::F32 } else { self }
     }
@@ -83,7 +83,7 @@ impl DType {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// Spacing of the type's numbers around 1; 0 for integers and `bool`.
+    /// The machine epsilon: the spacing of representable values around 1. It is 0 for integers and `bool`.
     pub const fn epsilon(self) -> f64 {
         match self {
             DType::F64 => f64::EPSILON,
@@ -162,12 +162,12 @@ impl Element for bool {
     }
 }
 
-/// A number given to a kernel at launch: a learning rate changes without a new kernel.
+/// A scalar given to a kernel at launch, so that a learning rate can change without a new kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
-    /// A real number, rounded to the type it meets.
+    /// A real scalar, rounded to the dtype of the operands it is combined with.
     F64(f64),
-    /// An integer.
+    /// An integer scalar, exact in integer programs.
     I64(i64),
     /// An unsigned integer: seeds, counters.
     U64(u64),

@@ -9,35 +9,35 @@ use crate::{
     Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-/// One of two runtimes; every call goes to the one it is.
+/// One of two runtimes; every call is forwarded to the variant that is present.
 #[derive(Clone, Debug)]
 pub enum Either<A, B> {
-    /// The first.
+    /// The first of the two runtimes.
     A(A),
-    /// The second.
+    /// The second of the two runtimes.
     B(B),
 }
 
 /// Memory of one of two runtimes.
 pub enum EitherBuffer<A, B> {
-    /// The first's.
+    /// A value of the first runtime.
     A(A),
-    /// The second's.
+    /// A value of the second runtime.
     B(B),
 }
 
 /// A point in a queue of one of two runtimes.
 pub enum EitherEvent<A, B> {
-    /// The first's.
+    /// A value of the first runtime.
     A(A),
-    /// The second's.
+    /// A value of the second runtime.
     B(B),
 }
 
 type Pick<A, B, S> =
     fn(&EitherBuffer<<A as Runtime>::Buffer, <B as Runtime>::Buffer>) -> Option<&<S as Runtime>::Buffer>;
 
-/// Turns operands of `Either<A, B>` into operands of the side `S` that it is.
+/// Turns operands of `Either<A, B>` into operands of `S`, the runtime that is present.
 struct EitherSide<'r, A: Runtime, B: Runtime, S: Runtime> {
     rt: &'r S,
     pick: Pick<A, B, S>,

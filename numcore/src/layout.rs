@@ -1,4 +1,5 @@
-//! Where a tensor's elements lie in its buffer: sizes, strides and an offset, in elements. Every view is a new layout over the same memory.
+//! Layouts: sizes, strides and an offset, in elements, that place a tensor in its buffer. Every view is a new layout
+//! over the same memory.
 
 mod adjacent;
 
@@ -28,7 +29,7 @@ impl Layout {
         Layout { shape, strides, offset: 0 }
     }
 
-    /// The sizes.
+    /// The sizes of all axes.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -38,22 +39,22 @@ impl Layout {
         self.shape.dims()
     }
 
-    /// Elements between neighbours along each axis.
+    /// The stride of each axis: the distance in elements between adjacent indices.
     pub fn strides(&self) -> &[isize] {
         &self.strides[..self.shape.rank()]
     }
 
-    /// Where the first element lies.
+    /// The offset of the first element in the buffer, in elements.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// How many dimensions.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.rank()
     }
 
-    /// How many elements.
+    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
@@ -76,8 +77,9 @@ impl Layout {
         true
     }
 
-    /// The dense layout of `shape`, of the same rank, whose axes lie in memory in the order of this one's; row-major where that is no order
-    /// (an axis that repeats or runs backwards) or the last axis would not be the innermost.
+    /// The dense layout of `shape`, of the same rank, whose axes have the memory order of this layout's axes. It is
+    /// row-major where this layout has no order (an axis that repeats or runs backwards) or the last axis would not be
+    /// the innermost.
     pub(crate) fn dense_like(&self, shape: Shape) -> Layout {
         let mut out = Layout::contiguous(shape);
         let mut order: smallvec::SmallVec<[usize; MAX_RANK]> = (0..self.rank()).filter(|&i| shape[i] != 1).collect();
@@ -106,7 +108,7 @@ impl Layout {
         (lo as usize, hi as usize + 1)
     }
 
-    /// Whether two of its elements share memory (a broadcast axis, or overlapping windows).
+    /// Whether two elements of this layout share memory (a broadcast axis, or overlapping windows).
     pub fn overlaps_itself(&self) -> bool {
         let mut axes: smallvec::SmallVec<[(usize, usize); MAX_RANK]> = self
             .dims()
@@ -141,7 +143,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// The same elements seen at `shape`: new axes in front, sizes of 1 repeated by stride 0.
+    /// This layout broadcast to `shape`: new axes in front, axes of size 1 repeated with stride 0.
     pub fn broadcast_to(&self, shape: Shape) -> Result<Layout> {
         let lead = shape.rank().checked_sub(self.rank());
         let fits = lead.is_some_and(|l| self.dims().iter().zip(&shape[l..]).all(|(&d, &t)| d == t || d == 1));
@@ -176,14 +178,14 @@ impl Layout {
         if len > 0 {
             out.offset = (out.offset as isize + start as isize * self.strides[axis]) as usize;
         }
-        // A step that nothing takes may be any number.
+        // The stride of an axis with a single element may be any value.
         if len > 1 {
             out.strides[axis] *= step as isize;
         }
         Ok(out)
     }
 
-    /// An axis backwards.
+    /// This layout with one axis reversed.
     pub fn flip(&self, axis: usize) -> Result<Layout> {
         let mut out = *self;
         let reach = self.size("flip", axis)?.saturating_sub(1) as isize * self.strides[axis];
@@ -219,7 +221,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// The same elements in row-major order at another shape, when strides can express it.
+    /// This layout at another shape, in row-major order, when strides can express it; `None` otherwise.
     pub fn reshape(&self, shape: Shape) -> Option<Layout> {
         if shape.numel() != self.numel() {
             return None;
@@ -245,7 +247,8 @@ impl Layout {
         Some(out)
     }
 
-    /// `(size, stride)` of its axes with neighbours that lie in one line merged, sizes of 1 dropped; outermost first.
+    /// The `(size, stride)` of the axes, outermost first: axes that are contiguous with each other are merged, sizes of
+    /// 1 dropped.
     fn merged(&self) -> smallvec::SmallVec<[(usize, isize); MAX_RANK]> {
         let mut runs: smallvec::SmallVec<[(usize, isize); MAX_RANK]> = Default::default();
         for (&d, &s) in self.dims().iter().zip(self.strides()) {

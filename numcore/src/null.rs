@@ -1,5 +1,5 @@
-//! A runtime that computes nothing: shapes and dtypes flow, launches are counted. For tests of what is launched when, and for
-//! checking a model's shapes without its memory.
+//! A runtime that computes nothing: shapes and dtypes flow, launches are counted. For tests of what is launched when,
+//! and for checking a model's shapes without its memory.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +37,7 @@ struct NullState {
 /// Launches of each queue.
 type QueueClock = BTreeMap<u64, u64>;
 
-/// A number of its own for every queue.
+/// A unique number for every queue.
 #[derive(Debug)]
 struct QueueId(u64);
 
@@ -81,8 +81,8 @@ impl NullRuntime {
         NullRuntime(Arc::new(NullState { index, ..Default::default() }))
     }
 
-    /// Whether what this queue launches from now on is ordered after every launch before `event`: its own launches are, and those of
-    /// other queues whose events it has waited for, directly or through a third queue.
+    /// Whether what this queue launches from now on is ordered after every launch before `event`: its own launches are,
+    /// and those of other queues whose events it has waited for, directly or through a third queue.
     pub fn is_ordered_after(&self, event: &NullEvent) -> bool {
         let own = self.clock();
         event.0.iter().all(|(queue, launches)| own.get(queue).is_some_and(|known| known >= launches))

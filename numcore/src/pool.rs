@@ -1,4 +1,5 @@
-//! What every runtime's memory has in common: free blocks kept by size class, and the account. Blocks are whatever a device gives.
+//! The pool that every runtime's memory uses: free blocks by size class, and the memory account. A block is of the
+//! runtime's own type.
 
 use crate::{MemoryCategory, MemoryStats};
 
@@ -10,7 +11,8 @@ const CLASSES: usize = STEPS * usize::BITS as usize;
 /// How many classes above its own a request may take a free block from.
 const SLACK: usize = 2;
 
-/// Free blocks by size class, and the account of what is out. A training step in its steady state asks the system for nothing.
+/// Free blocks by size class, and the account of blocks in use. A training step in its steady state makes no system
+/// allocation.
 #[derive(Debug)]
 pub struct Pool<B> {
     free: Vec<Vec<B>>,
@@ -95,12 +97,12 @@ impl<B> Pool<B> {
         self.stats.total.live -= bytes;
     }
 
-    /// The account.
+    /// The memory account of this pool.
     pub fn stats(&self) -> &MemoryStats {
         &self.stats
     }
 
-    /// Starts peaks anew from what is live.
+    /// Resets peak counters to the bytes that are live now.
     pub fn reset_peak(&mut self) {
         let stats = &mut self.stats;
         stats.by_use.iter_mut().chain([&mut stats.total]).for_each(|b| b.peak = b.live);

@@ -1,4 +1,5 @@
-//! Random numbers by counter (Philox4x32-10; Salmon et al. 2011): the same on every runtime, sharding and thread count.
+//! Counter-based random numbers (Philox4x32-10; Salmon et al. 2011), which do not depend on the runtime, sharding or
+//! thread count.
 
 /// Four random words for a counter under a key.
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
@@ -19,7 +20,7 @@ pub struct Philox {
     seed: u64,
     stream: u32,
     position: u64,
-    /// The words of the block that `position` lies in, once one was drawn.
+    /// The words of the block that contains `position`, once one was drawn.
     words: [u32; 4],
 }
 
@@ -43,7 +44,7 @@ impl Philox {
         self.position
     }
 
-    /// Goes to a place in the stream.
+    /// Moves to a position in the stream.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
         self.words = self.block();

@@ -1,8 +1,9 @@
-//! The safetensors format: named tensors in one file, read without trusting it.
+//! The safetensors format: named tensors in one file, whose contents are not trusted.
 //!
-//! A file is the header's length (8 bytes, little endian), a JSON header that gives every tensor's dtype, shape and range, and
-//! the ranges one after another without gaps. The crate `safetensors` knows the header; its own reader is not used, because a
-//! header whose ranges sum to more than `usize` holds makes it panic, and because it wants the whole file in memory.
+//! A file is the header's length (8 bytes, little endian), a JSON header that gives every tensor's dtype, shape and
+//! range, and the ranges one after another without gaps. The crate `safetensors` parses the header; its own reader is
+//! not used, because a header whose ranges sum to more than `usize` holds makes it panic, and because it wants the
+//! whole file in memory.
 
 mod replacement;
 
@@ -24,7 +25,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "files are little endian, 
 /// Notes that travel with the tensors, sorted by key.
 pub type Notes = BTreeMap<String, String>;
 
-/// Longest header that is believed, in bytes: what the format's own reader allows.
+/// The longest header that is accepted, in bytes: the limit of the format's reference reader.
 const MAX_HEADER: u64 = 100_000_000;
 
 const PREFIX: u64 = 8;
@@ -56,13 +57,13 @@ const _: () = {
 /// A tensor of a file in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostTensor<'a> {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// Its element type.
+    /// The element type of the tensor.
     pub dtype: DType,
-    /// Its sizes.
+    /// The sizes of the tensor.
     pub shape: Shape,
-    /// Its elements, row-major, at any alignment.
+    /// The elements of the tensor, row-major, at any alignment.
     pub bytes: &'a [u8],
 }
 
@@ -166,18 +167,18 @@ pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
     Ok(open(path.as_ref())?.1.notes)
 }
 
-/// Writes tensors and notes to a file, all or nothing: to a temporary file beside it, which takes its place once it is
-/// on disk. When anything fails, what was at `path` is still there. A symbolic link stays one: the file it points to is
-/// replaced. What is not a regular file (a folder, a device, a pipe, a socket) is an error.
+/// Writes tensors and notes to a file, all or nothing: to a temporary file in the same folder, which takes its place
+/// once it is on disk. When anything fails, what was at `path` is still there. A symbolic link stays one: the file it
+/// points to is replaced. A path that is not a regular file (a folder, a device, a pipe, a socket) is an error.
 ///
-/// Tensors are laid out by falling element size, then by name, so that readers which map the file find them aligned.
+/// Tensors are stored by descending element size, then by name, so that readers which map the file find them aligned.
 pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)], notes: &Notes) -> Result<()> {
     let entries = tensors.iter().map(|(name, t)| (name.clone(), t.dtype(), *t.shape()));
     save_with(path, &entries.collect::<Vec<_>>(), notes, |i| tensors[i].1.to_bytes())
 }
 
-/// As [`save`], of tensors that lie anywhere: their names, dtypes and shapes, and what gives the bytes of the `i`-th. One tensor at a time
-/// is asked for.
+/// Writes tensors from any source: their names, dtypes and shapes, and a function that returns the bytes of the `i`-th,
+/// called for one tensor at a time. The file is written as by [`save`].
 pub fn save_with(
     path: impl AsRef<Path>,
     tensors: &[(String, DType, Shape)],
@@ -207,7 +208,7 @@ impl HostTensor<'_> {
     }
 }
 
-/// What a header says, checked against the length of what follows it.
+/// The contents of a header, checked against the length of the data that follows it.
 struct Header {
     what: String,
     notes: Notes,
@@ -281,8 +282,8 @@ fn open(path: &Path) -> Result<(File, Header)> {
     Ok((file, header))
 }
 
-/// The header of a file to be written, padded so that data starts at a multiple of 8. Written here, not by the format's crate,
-/// which writes notes in the order of a hash map.
+/// The header of a file to be written, padded so that data starts at a multiple of 8. Written here, not by the format's
+/// crate, which writes notes in the order of a hash map.
 fn header_of<'a>(tensors: impl Iterator<Item = &'a (String, DType, Shape)>, notes: &Notes) -> Result<String> {
     let quoted = |s: &str| serde_json::Value::from(s).to_string();
     let mut fields = Vec::new();

@@ -30,8 +30,9 @@ impl Shape {
         Self::of(dims).checked("shape")
     }
 
-    /// Itself, or an error of `op` where memory cannot hold that many elements: the sizes of a shape may come from anywhere
-    /// (an array, two operands that are broadcast together), and what makes memory or a view of some asks here first.
+    /// Itself, or an error of `op` where memory cannot hold that many elements: the sizes of a shape may come from
+    /// anywhere (an array, two operands that are broadcast together), and what makes memory or a view of some asks here
+    /// first.
     pub(crate) fn checked(self, op: &'static str) -> Result<Shape> {
         let nonzero = self.dims().iter().filter(|&&d| d != 0);
         if nonzero.copied().try_fold(16usize, usize::checked_mul).is_none_or(|n| n > isize::MAX as usize) {
@@ -40,7 +41,7 @@ impl Shape {
         Ok(self)
     }
 
-    /// As [`Shape::new`] for sizes already known to be a shape's.
+    /// A shape of sizes that are already known to be valid; see [`Shape::new`].
     pub(crate) fn of(dims: &[usize]) -> Shape {
         let mut s = Shape::SCALAR;
         s.dims[..dims.len()].copy_from_slice(dims);
@@ -48,12 +49,12 @@ impl Shape {
         s
     }
 
-    /// The sizes.
+    /// The sizes of all axes.
     pub fn dims(&self) -> &[usize] {
         &self.dims[..self.rank as usize]
     }
 
-    /// How many dimensions.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.rank as usize
     }
@@ -135,7 +136,7 @@ impl Shape {
         })
     }
 
-    /// This shape with the given axes set to 1: what a reduction leaves.
+    /// This shape with the given axes set to 1: the shape of a reduction with `keepdim`.
     pub fn reduced(mut self, axes: AxisSet) -> Shape {
         (0..self.rank()).filter(|&i| axes.contains(i)).for_each(|i| self.dims[i] = 1);
         self
@@ -180,12 +181,12 @@ impl AxisSet {
         self.0 >> axis & 1 == 1
     }
 
-    /// Adds `axis`.
+    /// Adds `axis` to the set.
     pub fn insert(&mut self, axis: usize) {
         self.0 |= 1 << axis
     }
 
-    /// The positions, ascending.
+    /// The positions in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_RANK).filter(move |&i| self.contains(i))
     }

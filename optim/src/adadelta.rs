@@ -1,13 +1,13 @@
-//! Adadelta: steps in units of the parameter.
+//! Adadelta: updates in the units of the parameter.
 
 use numcore::pointwise::Program;
 
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Adadelta`].
+    /// Hyper-parameters of [`Adadelta`], with PyTorch's names where it has them.
     AdadeltaConfig = "Adadelta" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1.0, NonNegative;
         /// `ρ`: how much of the running means is kept.
         rho: f64 = 0.9, Unit;

@@ -1,13 +1,13 @@
-//! Adam and AMSGrad; the program that AdamW shares.
+//! Adam and AMSGrad, and the program shared with AdamW.
 
 use numcore::pointwise::{Expr, Program};
 
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Adam`].
+    /// Hyper-parameters of [`Adam`], with PyTorch's names where it has them.
     AdamConfig = "Adam" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
         /// `β₁`, `β₂`: how much of the running means is kept.
         betas: [f64; 2] = [0.9, 0.999], Unit;
@@ -24,10 +24,11 @@ config! {
 
 /// Adam. With `g ← g + λθ`:
 ///
-/// `m ← β₁m + (1 − β₁)g`, `v ← β₂v + (1 − β₂)g²`, `θ ← θ − γ/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε)`; AMSGrad takes the largest `v` so far.
+/// `m ← β₁m + (1 − β₁)g`, `v ← β₂v + (1 − β₂)g²`, `θ ← θ − γ/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε)`; AMSGrad takes the
+/// largest `v` so far.
 ///
-/// Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015. Reddi, Kale and Kumar, *On the Convergence of Adam and
-/// Beyond*, 2018.
+/// Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015. Reddi, Kale and Kumar, *On the Convergence of
+/// Adam and Beyond*, 2018.
 pub type Adam<R> = FlatOptimizer<R, AdamConfig>;
 
 impl Elementwise for AdamConfig {

@@ -5,9 +5,9 @@ use numcore::pointwise::Program;
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Adamax`].
+    /// Hyper-parameters of [`Adamax`], with PyTorch's names where it has them.
     AdamaxConfig = "Adamax" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 2e-3, NonNegative;
         /// `β₁`, `β₂`: how much of the running mean and of the norm is kept.
         betas: [f64; 2] = [0.9, 0.999], Unit;

@@ -8,9 +8,9 @@ use crate::{
 };
 
 config! {
-    /// Hyper-parameters of [`AdamW`].
+    /// Hyper-parameters of [`AdamW`], with PyTorch's names where it has them.
     AdamWConfig = "AdamW" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
         /// `β₁`, `β₂`: how much of the running means is kept.
         betas: [f64; 2] = [0.9, 0.999], Unit;

@@ -15,22 +15,22 @@ use crate::{
     runs::runs,
 };
 
-/// Which norm.
+/// The norm by which gradients are clipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormOrder {
     /// The root of the sum of squares.
     L2,
-    /// The largest magnitude.
+    /// The largest magnitude of any element.
     Inf,
 }
 
 /// Gradients that can be measured and scaled together.
 pub trait GradientSet<R: Runtime> {
-    /// All gradients as they are stored, in pieces.
+    /// All gradients as they are stored, as contiguous tensors.
     fn pieces(&self) -> Result<Vec<Tensor<R>>>;
     /// The runtime, if there are parameters at all.
     fn runtime(&self) -> Option<R>;
-    /// A scalar that the pieces still are to be multiplied by.
+    /// A scalar by which the tensors are still to be multiplied.
     fn pending(&self) -> Option<&Tensor<R>>;
     /// Multiplies all gradients by a scalar on the device.
     fn scale_by(&mut self, factor: Tensor<R>) -> Result<()>;
@@ -70,8 +70,8 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -
 
 /// Multiplies all gradients by `min(1, max_norm / (norm + 1e-6))`; returns the norm before, a scalar on the device.
 ///
-/// Of [`FlatGradients`] no memory is touched: the coefficient stays on the device, and the optimizer's launch applies it. A norm
-/// that is not finite makes all gradients NaN or 0, as PyTorch's does; look at it if that can happen.
+/// Of [`FlatGradients`] no memory is touched: the coefficient stays on the device, and the optimizer's launch applies
+/// it. A norm that is not finite makes all gradients NaN or 0, as PyTorch's does; look at it if that can happen.
 pub fn clip_grad_norm<R: Runtime>(
     gradients: &mut impl GradientSet<R>,
     max_norm: f64,
@@ -100,7 +100,7 @@ pub fn all_finite<R: Runtime>(gradients: &impl GradientSet<R>) -> Result<bool> {
     Ok(pieces.is_empty() || joined(&pieces, dtype, zero_if_finite)?.sum(&[], false)?.item()?.is_finite())
 }
 
-/// One number of each piece, in a row.
+/// One value of each tensor, concatenated.
 fn joined<R: Runtime>(
     pieces: &[Tensor<R>],
     dtype: DType,

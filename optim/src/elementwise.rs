@@ -8,10 +8,10 @@ use smallvec::SmallVec;
 
 use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule};
 
-/// Run-time numbers of an update.
+/// The run-time scalars of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;
 
-/// The numbers of an update, in the order its program takes them.
+/// The run-time scalars of an update, in the order its program takes them.
 pub fn scalars<const N: usize>(numbers: [f64; N]) -> Scalars {
     numbers.into_iter().map(Scalar::F64).collect()
 }
@@ -19,17 +19,17 @@ pub fn scalars<const N: usize>(numbers: [f64; N]) -> Scalars {
 /// Which buffers a program runs over. The formula is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateForm {
-    /// The parameters' type when it is one of two bytes: the update then acts on an `f32` master copy, and the same launch
-    /// writes the rounded parameter.
+    /// The parameters' type when it is one of two bytes: the update then acts on an `f32` master copy, and the same
+    /// launch writes the rounded parameter.
     pub half: Option<DType>,
     /// The gradient is multiplied by a factor that lives on the device (clipping, loss scaling).
     pub scaled: bool,
-    /// The gradient's sign is turned: the update climbs.
+    /// Whether the gradient is negated, so that the update ascends.
     pub maximize: bool,
 }
 
 impl UpdateForm {
-    /// Every one.
+    /// All six forms, in the order of declaration.
     pub const ALL: [UpdateForm; 6] = {
         const fn of(half: Option<DType>, scaled: bool) -> UpdateForm {
             UpdateForm { half, scaled, maximize: false }
@@ -38,15 +38,15 @@ impl UpdateForm {
         [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
     };
 
-    /// The same, climbing or not.
+    /// This form with or without the gradient negated.
     pub fn maximizing(self, maximize: bool) -> UpdateForm {
         UpdateForm { maximize, ..self }
     }
 
-    /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time numbers, the new parameter
-    /// and states.
+    /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time scalars, the new
+    /// parameter and states.
     ///
-    /// Outputs are `[parameter, states.., master?]`; inputs are those, then `[gradient, factor?]`.
+    /// Outputs are `[parameter, states.., master?]`; inputs are the outputs' old values, then `[gradient, factor?]`.
     pub fn program<const S: usize, const N: usize>(
         self,
         name: &'static str,
@@ -85,8 +85,8 @@ pub trait Elementwise: Config {
     fn states(&self) -> Vec<StateSpec>;
     /// The formula, by [`UpdateForm::program`].
     fn program(&self, form: UpdateForm) -> Program;
-    /// Its run-time numbers, combined here in `f64` as far as they go: a program computes in the parameters' type, where `1 − β`
-    /// would lose digits.
+    /// The run-time scalars of the update, combined on the host in `f64` where possible: a program computes in the
+    /// parameters' dtype, where `1 − β` would lose digits.
     fn scalars(&self, now: StepContext) -> Scalars;
     /// An error for hyper-parameters that do not go together.
     fn consistent(&self) -> Result<()> {
@@ -142,8 +142,8 @@ impl<E: Elementwise> UpdateRule for E {
     }
 }
 
-/// The programs of the elementwise optimizers with their default hyper-parameters, in every form: for runtimes that compile hot
-/// programs ahead of time.
+/// The programs of the elementwise optimizers with their default hyper-parameters, in every form: for runtimes that
+/// compile hot programs ahead of time.
 pub fn programs() -> Vec<Program> {
     fn of<E: Elementwise>() -> impl Iterator<Item = Program> {
         let rule = E::default();

@@ -17,8 +17,8 @@ use crate::{FlatParams, Optimizer, memory::lending, params::overwrite};
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
 
-/// The exponential moving average of an optimizer's parameters: `a ← δa + (1 − δ)θ`, one launch per buffer; of half parameters
-/// the average of their master copies, in `f32`.
+/// The exponential moving average of an optimizer's parameters: `a ← δa + (1 − δ)θ`, one launch per buffer; for
+/// half-precision parameters, the average of their `f32` master copies.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct Ema<R: Runtime> {
@@ -52,7 +52,8 @@ impl<R: Runtime> Ema<R> {
         Ok(ema)
     }
 
-    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are soon forgotten.
+    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are soon
+    /// forgotten.
     pub fn with_warmup(mut self) -> Self {
         self.warmup = true;
         self
@@ -110,8 +111,8 @@ impl<R: Runtime> Ema<R> {
         Ok(())
     }
 
-    /// Puts the averages into the parameters, without copying what has their dtype. Until [`swap_out`](Ema::swap_out) neither the
-    /// optimizer nor this can be updated.
+    /// Puts the averages into the parameters, without copying what has their dtype. Until [`swap_out`](Ema::swap_out)
+    /// neither the optimizer nor this can be updated.
     pub fn swap_in(&mut self) -> Result<()> {
         self.require_out("swap_in")?;
         let value = |(average, of): (&Flat<R>, &Vec<Arc<Leaf<R>>>)| {
@@ -156,7 +157,8 @@ impl<R: Runtime> Ema<R> {
         Ok(state)
     }
 
-    /// Takes such a state over; an entry that is missing, unexpected or does not fit is an error, and nothing is changed then.
+    /// Takes such a state over; an entry that is missing, unexpected or does not fit is an error, and nothing is
+    /// changed then.
     pub fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         self.require_out("load_state_dict")?;
         let mut reader = crate::state::StateReader::new(state);

@@ -15,8 +15,9 @@ use crate::{
     runs::runs,
 };
 
-/// The gradients of an optimizer's parameters, laid out as the parameters are: a [`BackwardHook`] whose slots are ranges of its
-/// buffers. Sweeping again adds (micro-batches); [`zero`](FlatGradients::zero) starts anew, without touching memory.
+/// The gradients of an optimizer's parameters, in the layout of the parameters: a [`BackwardHook`] whose slots are
+/// ranges of flat buffers. Further backward passes accumulate (micro-batches); after [`zero`](FlatGradients::zero),
+/// which touches no memory, the next one overwrites.
 ///
 /// Leaves the optimizer does not own take no part: their gradients are dropped.
 pub struct FlatGradients<R: Runtime> {
@@ -38,7 +39,8 @@ impl<R: Runtime> FlatGradients<R> {
         Ok(FlatGradients { flats: params.iter().map(flat).collect::<Result<_>>()?, leaves, place, scale: None })
     }
 
-    /// Forgets all gradients: the next backward pass overwrites. Ranges that a failed backward pass took along come back.
+    /// Forgets all gradients: the next backward pass overwrites. Ranges that a failed backward pass took along come
+    /// back.
     pub fn zero(&mut self) {
         self.scale = None;
         for flat in &mut self.flats {
@@ -62,8 +64,8 @@ impl<R: Runtime> FlatGradients<R> {
         self.scale.as_ref()
     }
 
-    /// A leaf's gradient; `None` if it took no part. Without a pending factor it is a view: nothing can be swept into these
-    /// gradients until it is dropped.
+    /// A leaf's gradient; `None` if it took no part. Without a pending factor it is a view: nothing can be swept into
+    /// these gradients until it is dropped.
     pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
         let Some(&(p, i)) = self.place.get(&leaf.id()).filter(|&&(p, i)| self.flats[p].is_written(i)) else {
             return Ok(None);
@@ -85,7 +87,7 @@ impl<R: Runtime> FlatGradients<R> {
         overwrite(&mut self.flats[p], i, grad)
     }
 
-    /// Takes over gradients from elsewhere, replacing what was there; those of other leaves are left out.
+    /// Copies gradients, replacing the old ones; gradients of leaves that the optimizer does not own are ignored.
     pub fn copy_from(&mut self, gradients: &Gradients<R>) -> Result<()> {
         self.zero();
         let own = gradients.iter().filter(|(leaf, _)| self.place.contains_key(&leaf.id())).collect::<Vec<_>>();
@@ -109,7 +111,7 @@ impl<R: Runtime> FlatGradients<R> {
         self.multiply_by(scale)
     }
 
-    /// As [`multiply`](FlatGradients::multiply) by a scalar that lives on the device.
+    /// Multiplies all gradients by a scalar on the device; see [`multiply`](FlatGradients::multiply).
     pub fn multiply_by(&mut self, factor: Tensor<R>) -> Result<()> {
         let factor = factor.reshape([])?;
         self.scale = Some(match &self.scale {

@@ -5,7 +5,7 @@ use numcore::pointwise::Program;
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Lion`].
+    /// Hyper-parameters of [`Lion`], with PyTorch's names where it has them.
     LionConfig = "Lion" {
         /// Step size `γ`: a third to a tenth of AdamW's.
         lr: f64 = 1e-4, NonNegative;

@@ -30,7 +30,7 @@ fn sum<R: Runtime>(x: &Tensor<R>, [own, widened]: [&Program; 2]) -> Result<Tenso
     Tensor::apply1(Reduce::sum_of(program.clone(), ScalarList::new(), to), &[x])
 }
 
-/// `Σx²`, of one element with `x`'s rank, in `f32` for half types.
+/// `Σx²` as one element with `x`'s rank, in `f32` for half-precision inputs.
 pub(crate) fn sum_of_squares<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
     sum(x, [&SQUARES, &WIDE_SQUARES])
 }

@@ -25,7 +25,7 @@ impl<R: Runtime> OwnGradients<R> {
         self.buffers.as_ref()
     }
 
-    /// The buffers, to clip or replace what a backward pass wrote; made by `alloc` the first time.
+    /// The gradient buffers, to clip or replace what a backward pass wrote; `alloc` creates them at the first call.
     pub(crate) fn get_mut(
         &mut self,
         alloc: impl FnOnce() -> Result<FlatGradients<R>>,
@@ -41,8 +41,9 @@ impl<R: Runtime> OwnGradients<R> {
         self.ready = false;
     }
 
-    /// Runs `write` on buffers that hold what was accumulated since the last step, made by `alloc` the first time. If it fails, nothing is left
-    /// of any of them, because a backward pass that was cut short has written some.
+    /// Runs `write` on buffers that hold what was accumulated since the last step, which `alloc` creates at the first
+    /// call. If `write` fails, all of them are discarded, because an interrupted backward pass has written some of
+    /// them.
     pub(crate) fn accumulate(
         &mut self,
         alloc: impl FnOnce() -> Result<FlatGradients<R>>,

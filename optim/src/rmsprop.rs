@@ -5,9 +5,9 @@ use numcore::pointwise::{Expr, Program};
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`RmsProp`].
+    /// Hyper-parameters of [`RmsProp`], with PyTorch's names where it has them.
     RmsPropConfig = "RMSprop" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-2, NonNegative;
         /// `α`: how much of the running means is kept.
         alpha: f64 = 0.99, NonNegative;
@@ -24,11 +24,11 @@ config! {
     }
 }
 
-/// RMSprop. With `g ← g + λθ`: `v ← αv + (1 − α)g²`; `d = g/(√v + ε)`, or centered with `a ← αa + (1 − α)g`, `d = g/(√(v − a²) + ε)`;
-/// `b ← μb + d`, `θ ← θ − γb`, without momentum `θ ← θ − γd`.
+/// RMSprop. With `g ← g + λθ`: `v ← αv + (1 − α)g²`; `d = g/(√v + ε)`, or centered with `a ← αa + (1 − α)g`, `d =
+/// g/(√(v − a²) + ε)`; `b ← μb + d`, `θ ← θ − γb`, without momentum `θ ← θ − γd`.
 ///
-/// Hinton, *Neural Networks for Machine Learning*, lecture 6a, 2012; centered: Graves, *Generating Sequences With Recurrent
-/// Neural Networks*, 2013.
+/// Hinton, *Neural Networks for Machine Learning*, lecture 6a, 2012; centered: Graves, *Generating Sequences With
+/// Recurrent Neural Networks*, 2013.
 pub type RmsProp<R> = FlatOptimizer<R, RmsPropConfig>;
 
 type RmsNumbers<'b> = [Expr<'b>; 6];

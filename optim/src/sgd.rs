@@ -5,9 +5,9 @@ use numcore::{Error, Result, pointwise::Program};
 use crate::{Config, Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Sgd`].
+    /// Hyper-parameters of [`Sgd`], with PyTorch's names where it has them.
     SgdConfig = "SGD" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
         /// `μ`: how much of the last direction is kept; 0 keeps nothing, and no buffer.
         momentum: f64 = 0.0, NonNegative;
@@ -24,7 +24,8 @@ config! {
 
 /// Stochastic gradient descent. With `g ← g + λθ`:
 ///
-/// `b ← μb + (1 − τ)g` (`b ← g` at first); `θ ← θ − γb`, or `θ ← θ − γ(g + μb)` with Nesterov's momentum; without momentum `θ ← θ − γg`.
+/// `b ← μb + (1 − τ)g` (`b ← g` at first); `θ ← θ − γb`, or `θ ← θ − γ(g + μb)` with Nesterov's momentum; without
+/// momentum `θ ← θ − γg`.
 ///
 /// Sutskever, Martens, Dahl and Hinton, *On the importance of initialization and momentum in deep learning*, 2013.
 pub type Sgd<R> = FlatOptimizer<R, SgdConfig>;

@@ -6,14 +6,14 @@ use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
 use crate::{FlatOptimizer, Optimizer, UpdateRule, flat_optimizer::ParamPart, params::overwrite};
 
-/// Master copies of half parameters.
+/// The name prefix of the master copies of half-precision parameters.
 pub(crate) const MASTER: &str = "master";
-/// Steps of the optimizer.
+/// The name of the optimizer's step count.
 const STEPS: &str = "steps";
 
 /// A state that fits, not yet taken over.
 pub(crate) struct ValidatedState<'a, R: Runtime, C: UpdateRule> {
-    /// By part: what goes into which range of which buffer.
+    /// By part: which tensor goes into which range of which buffer.
     tensors: Vec<Vec<(usize, usize, &'a Tensor<R>)>>,
     updates: Vec<Vec<u64>>,
     configs: Vec<(C, Vec<C::Kernel>)>,
@@ -125,7 +125,7 @@ fn setting_name(group: usize, name: &str) -> String {
     format!("group.{group}.{name}")
 }
 
-/// Takes entries of a state by name and collects what is wrong with it.
+/// Reads entries of a state dict by name and collects all errors.
 pub(crate) struct StateReader<'a, R: Runtime> {
     entries: HashMap<&'a str, &'a Tensor<R>>,
     order: Vec<&'a str>,

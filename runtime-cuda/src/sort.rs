@@ -63,7 +63,7 @@ pub(crate) fn sort(
     let mut pairs = Pairs::new(cuda, bytes, lines, n)?;
     let keys = KernelLaunch::new(cuda, "sort", &kernel("sort_keys"))?.arg(pairs.keys[0].address());
     let keys = keys.arg(pairs.places[0].address()).arg(x.address).arg(x_at).arg(count as i64).arg(n as i64);
-    // SAFETY: as above; pairs have room for `count`.
+    // SAFETY: as above; pairs have space for `count`.
     unsafe { keys.arg(x_step).arg(i32::from(descending)).run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "sort", bits)?;
     let moved = KernelLaunch::new(cuda, "sort", &kernel("sort_values"))?.arg(values.address).arg(index.address);

@@ -19,7 +19,7 @@ fn complaints(work: impl Fn(&Cuda) -> Result<()>) -> Vec<String> {
     let (cuda, order): (Cuda, Order) = Cuda::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
     work(&cuda).unwrap_or_else(|e| panic!("{e}"));
     assert!(order.operations() > 0);
-    // What is given back too early shows in the end.
+    // Memory that is freed too early shows at the end.
     drop(cuda);
     order.complaints()
 }
@@ -44,13 +44,13 @@ fn sections_of_the_suite() {
     }
 }
 
-/// Batches go up while steps are computed, losses come down, memory is handed round.
+/// Batches are uploaded while steps are computed, losses are downloaded, and memory is reused.
 #[test]
 fn training_steps() {
     ordered(|cuda| {
         let mut w = Tensor::uniform(cuda, [300, 40], DType::F32, -0.1, 0.1, 1)?;
         for step in 0..6 {
-            // More than a piece of the staging, and less.
+            // More than a chunk of the staging buffer, and less.
             let batch: Vec<f32> = (0..3000 * 300).map(|i| ((i * 7 + step) % 13) as f32 / 13.0).collect();
             let x = Var::new(Tensor::from_slice(cuda, [3000, 300], &batch)?);
             let y = Var::new(Tensor::from_slice(cuda, [40], &batch[..40])?);
@@ -68,7 +68,7 @@ fn training_steps() {
     });
 }
 
-/// As communication does: a fork works on what others own, between two events.
+/// The pattern of communication: a fork works on memory that another queue owns, between two events.
 #[test]
 fn a_fork_between_events() {
     ordered(|cuda| {

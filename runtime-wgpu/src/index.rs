@@ -42,8 +42,8 @@ pub(crate) fn gather(
     })
 }
 
-/// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`: an invocation walks the axis for every other position. f16 and bf16 accumulate
-/// in `f32` and are rounded once.
+/// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`: an invocation walks the axis for every other
+/// position. f16 and bf16 accumulate in `f32` and are rounded once.
 pub(crate) fn scatter_add(
     wgpu: &Wgpu,
     src: View<'_, Wgpu>,

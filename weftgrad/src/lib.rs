@@ -19,7 +19,7 @@
 //! }
 //!
 //! # fn main() -> Result<()> {
-//! // A tensor carries its device; so does everything made from it.
+//! // A tensor carries its device; so does every result computed from it.
 //! let cpu = Cpu::new();
 //! let x = Tensor::uniform(&cpu, [256, 2], DType::F32, -1.0, 1.0, 7)?;
 //! let y = x.square()?.sum(&[1], true)?.sqrt()?;
@@ -56,8 +56,8 @@
 //! incremental = true
 //! ```
 //!
-//! The rooms underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`], [`optim`],
-//! [`distributed`] (many ranks), and [`runtime_cpu`].
+//! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
+//! [`optim`], [`distributed`] (many ranks), and [`runtime_cpu`].
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]

@@ -10,15 +10,15 @@ use super::Attrs;
 /// A tensor of a file, in host memory.
 #[derive(Clone, Debug)]
 pub struct HostValue {
-    /// Its element type.
+    /// The element type of the value.
     pub dtype: DType,
-    /// Its sizes.
+    /// The sizes of the value.
     pub shape: Shape,
     bytes: Vec<u8>,
 }
 
 impl HostValue {
-    /// On a device.
+    /// The value as a tensor on a device.
     pub fn on<R: Runtime>(&self, rt: &R) -> Result<Tensor<R>> {
         Tensor::from_bytes(rt, self.shape, self.dtype, &self.bytes)
     }
@@ -45,16 +45,16 @@ impl HostValue {
     }
 }
 
-/// One case: what is computed, and the values PyTorch has for it.
+/// One case: an op, its inputs, and PyTorch's values.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Its name in reports.
+    /// The name of the case in reports.
     pub id: String,
     /// The file it comes from, without ending.
     pub group: String,
-    /// What it computes.
+    /// The op that the case computes.
     pub op: String,
-    /// How.
+    /// The attributes of the op.
     pub attrs: Attrs,
     json: Value,
     tensors: Arc<BTreeMap<String, HostValue>>,
@@ -83,19 +83,19 @@ impl Case {
         self.under("").map(|(_, t)| t.dtype)
     }
 
-    /// A count the case states beside its attributes.
+    /// A count that the case states apart from its attributes.
     pub fn count(&self, field: &str) -> Result<usize> {
         let found = self.json.get(field).and_then(Value::as_u64);
         found.map(|n| n as usize).ok_or_else(|| self.incomplete(field))
     }
 
-    /// A list of numbers the case states beside its attributes; empty when absent.
+    /// A list of reals that the case states apart from its attributes; empty when absent.
     pub fn numbers(&self, field: &str) -> Vec<f64> {
         let list = self.json.get(field).and_then(Value::as_array);
         list.map_or_else(Vec::new, |l| l.iter().map(|v| v.as_f64().unwrap_or(f64::NAN)).collect())
     }
 
-    /// A number the case states beside its attributes.
+    /// A real that the case states apart from its attributes.
     pub fn number(&self, field: &str) -> Option<f64> {
         self.json.get(field).and_then(Value::as_f64)
     }
@@ -110,8 +110,8 @@ impl Case {
     }
 }
 
-/// The cases of a folder's groups, all of them when none is named. A group that is named and not there is an error, as is a
-/// file that cannot be read.
+/// The cases of a folder's groups, all of them when none is named. A group that is named and not there is an error, as
+/// is a file that cannot be read.
 pub fn load(folder: impl AsRef<Path>, groups: &[String]) -> Result<Vec<Case>> {
     let folder = folder.as_ref();
     let there = groups_of(folder)?;

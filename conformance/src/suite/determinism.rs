@@ -1,4 +1,4 @@
-//! The same bits whatever the number of threads, and every time.
+//! Determinism: results have equal bits for every number of threads, and in every run.
 
 use autograd::{Var, backward};
 use numcore::{
@@ -14,7 +14,7 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// A computation large enough to be cut among threads, of `x: [N]` uniform numbers.
+/// A computation large enough to be partitioned among threads, of `x: [N]`, uniform random values.
 type Work<R> = (&'static str, fn(&Var<R>) -> Result<Var<R>>);
 
 const N: usize = 300_000;

@@ -38,7 +38,7 @@ pub fn run<R: Runtime>(rt: &R) -> Report {
     Report { sections: sections.collect() }
 }
 
-/// Runs one section.
+/// A function that runs one section.
 pub type RunSection<R> = fn(&R) -> Section;
 
 /// The sections by name, to run them one by one.

@@ -10,7 +10,7 @@ pub(crate) fn unflat(mut k: usize, dims: &[usize]) -> Vec<usize> {
     position
 }
 
-/// Which element lies at a place.
+/// The row-major index of a position.
 pub(crate) fn flat(position: &[usize], dims: &[usize]) -> usize {
     position.iter().zip(dims).fold(0, |k, (p, d)| k * d + p)
 }

@@ -1,4 +1,4 @@
-//! What a suite found.
+//! The findings of a suite.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::caught::caught;
 /// One part of a suite: how many checks ran, and what failed.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Its name.
+    /// The name of the section.
     pub name: &'static str,
     /// How many checks ran.
     pub checks: usize,
@@ -45,7 +45,7 @@ impl Section {
 pub struct Verdict(Option<String>);
 
 impl Verdict {
-    /// It holds.
+    /// The check holds.
     pub const PASSED: Verdict = Verdict(None);
 
     /// It does not, and why.
@@ -77,7 +77,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing failed.
+    /// Whether no check failed.
     pub fn passed(&self) -> bool {
         self.sections.iter().all(|s| s.failures.is_empty())
     }

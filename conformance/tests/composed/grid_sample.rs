@@ -136,7 +136,7 @@ fn affine_grids() {
     holds(&grid, &[1, 2, 2, 2], &[-0.5, -1.0, -0.5, 1.0, 1.5, -1.0, 1.5, 1.0]);
 }
 
-/// What lies outside among zeros is 0, whatever the border pixel is; so are the gradients.
+/// Values outside of a zero-padded image are 0 for every border pixel, and so are the gradients.
 #[test]
 fn zeros_beside_infinities() {
     for strange in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {

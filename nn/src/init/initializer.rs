@@ -7,24 +7,24 @@ use super::orthogonal::orthogonal;
 /// Which of a weight's two sides keeps its variance: `weight: [O, I, ..]` has fan-in `I · ..` and fan-out `O · ..`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fan {
-    /// The forward pass's.
+    /// The fan-in: it keeps the variance of the forward pass.
     In,
-    /// The backward pass's.
+    /// The fan-out: it keeps the variance of the backward pass.
     Out,
 }
 
-/// What follows a layer: its weights are drawn larger where it shrinks what it is given.
+/// The nonlinearity after a layer: weights get a larger gain where it shrinks the variance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Nonlinearity {
     /// Nothing, or the logistic function.
     Linear,
-    /// The hyperbolic tangent.
+    /// The hyperbolic tangent activation.
     Tanh,
-    /// The rectifier.
+    /// The rectified linear unit, ReLU.
     Relu,
     /// The leaky rectifier with this slope.
     LeakyRelu(f64),
-    /// The self-normalising unit.
+    /// The self-normalizing unit, SELU.
     Selu,
 }
 
@@ -41,68 +41,68 @@ impl Nonlinearity {
     }
 }
 
-/// How first values are drawn. The random ones need a floating dtype; those that know a fan need two axes or more.
+/// How initial values are drawn. Random initializers need a floating dtype; those that use a fan need two axes or more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initializer {
-    /// 0.
+    /// Every element is 0.
     Zeros,
-    /// 1.
+    /// Every element is 1.
     Ones,
-    /// This.
+    /// Every element is this value.
     Constant(f64),
     /// Uniform in `[low, high)`.
     Uniform {
-        /// Lower end.
+        /// The lower bound, inclusive.
         low: f64,
-        /// Upper end.
+        /// The upper bound, exclusive.
         high: f64,
     },
-    /// Normal.
+    /// A normal distribution, not truncated.
     Normal {
-        /// Mean.
+        /// The mean of the distribution.
         mean: f64,
-        /// Standard deviation.
+        /// The standard deviation of the distribution.
         std: f64,
     },
-    /// Normal, drawn again where it falls outside `[low, high]`.
+    /// A normal distribution truncated to `[low, high]`: values outside are drawn again.
     TruncNormal {
         /// Mean of the whole normal.
         mean: f64,
         /// Standard deviation of the whole normal.
         std: f64,
-        /// Lower end.
+        /// The lower bound of the truncation.
         low: f64,
-        /// Upper end.
+        /// The upper bound of the truncation.
         high: f64,
     },
     /// Uniform with variance `2 · gain² / (fan-in + fan-out)` (Glorot & Bengio 2010).
     XavierUniform {
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
     /// Normal of that variance.
     XavierNormal {
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
     /// Uniform with variance `gain² / fan` (He et al. 2015).
     KaimingUniform {
-        /// Which fan.
+        /// The fan that the variance is divided by.
         fan: Fan,
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
     /// Normal of that variance.
     KaimingNormal {
-        /// Which fan.
+        /// The fan that the variance is divided by.
         fan: Fan,
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
-    /// Orthogonal rows (or columns, if these are fewer) times `gain`, of the weight seen as `[O, I · ..]` (Saxe et al. 2013).
-    /// Made on the host: `O · I · min(O, I)` steps.
+    /// Orthonormal rows (or columns, if these are fewer) times `gain`, of the weight seen as `[O, I · ..]` (Saxe et al.
+    /// 2013). Computed on the host in `O · I · min(O, I)` operations.
     Orthogonal {
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the orthonormal matrix; see [`Nonlinearity::gain`].
         gain: f64,
     },
 }

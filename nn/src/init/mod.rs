@@ -29,8 +29,8 @@ impl<R: Runtime> Residency<R> for Drawn<R> {
     }
 }
 
-/// Makes a model's parameters. Each gets a seed of its own, in the order they are made: a model built twice from the same
-/// seed has the same values, on every runtime.
+/// Makes a model's parameters. Each gets a seed of its own, in the order they are made: a model built twice from the
+/// same seed has the same values, on every runtime.
 #[derive(Clone, Debug)]
 pub struct Init<R: Runtime> {
     rt: R,
@@ -62,15 +62,15 @@ impl<R: Runtime> Init<R> {
         self
     }
 
-    /// Draws values only when they are read, and keeps none: for models that no rank holds in whole, whose trainer takes each parameter's
-    /// part. They are the values they would be otherwise.
+    /// Draws values only when they are read, and keeps none: for models that no rank holds in whole, whose trainer
+    /// takes each parameter's part. They are the values they would be otherwise.
     pub fn lazily(mut self) -> Self {
         self.lazy = true;
         self
     }
 
-    /// Draws weights (of linear layers, convolutions, embeddings, recurrent layers) so, in place of each layer's own way. Who
-    /// says it first decides: whoever builds a model, over the model.
+    /// Initializes weights (of linear layers, convolutions, embeddings, recurrent layers) by `how`, in place of each
+    /// layer's default. The first call decides: the caller that builds a model overrides the model.
     pub fn weights(mut self, how: Initializer) -> Self {
         self.weights.get_or_insert(how);
         self
@@ -97,7 +97,7 @@ impl<R: Runtime> Init<R> {
         self.param(shape, self.biases.unwrap_or(default))
     }
 
-    /// A parameter drawn so, whatever was said of weights and biases.
+    /// A parameter initialized by `how`, regardless of the initializers set for weights and biases.
     pub fn param(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Param<R>> {
         if !self.lazy {
             return Param::new(self.tensor(shape, how)?);

@@ -40,7 +40,7 @@ macro_rules! activations {
 
 activations! {
     plain {
-        /// `max(x, 0)`.
+        /// The rectified linear unit, `max(x, 0)`.
         Relu relu;
         /// `x · Φ(x)` (Hendrycks & Gimpel 2016).
         Gelu gelu;
@@ -52,13 +52,13 @@ activations! {
         Mish mish;
         /// Self-normalising ELU (Klambauer et al. 2017).
         Selu selu;
-        /// Hyperbolic tangent.
+        /// The hyperbolic tangent, elementwise.
         Tanh tanh;
         /// `1 / (1 + e⁻ˣ)`.
         Sigmoid sigmoid;
-        /// `ln(sigmoid(x))`.
+        /// The logarithm of the sigmoid, `ln(sigmoid(x))`.
         LogSigmoid log_sigmoid;
-        /// `ln(1 + eˣ)`.
+        /// The softplus activation, `ln(1 + eˣ)`.
         Softplus softplus;
         /// `x / (1 + |x|)`.
         Softsign softsign;
@@ -66,50 +66,51 @@ activations! {
         Hardswish hardswish;
         /// `min(max(x + 3, 0), 6) / 6`.
         Hardsigmoid hardsigmoid;
-        /// `min(max(x, 0), 6)`.
+        /// The clipped ReLU, `min(max(x, 0), 6)`.
         Relu6 relu6;
-        /// `x − tanh(x)`.
+        /// The tanh-shrink activation, `x − tanh(x)`.
         Tanhshrink tanhshrink;
     }
     with {
         /// `x` where positive, `slope · x` elsewhere.
         LeakyRelu(
-            /// 0.01 by convention.
+            /// The slope for negative inputs; 0.01 by convention.
             slope: f64
         ) leaky_relu;
         /// `x` where positive, `alpha · (eˣ − 1)` elsewhere (Clevert et al. 2016).
         Elu(
-            /// 1 by convention.
+            /// The scale of negative outputs; 1 by convention.
             alpha: f64
         ) elu;
         /// `x` where positive, `alpha · (e^(x/alpha) − 1)` elsewhere (Barron 2017).
         Celu(
-            /// 1 by convention.
+            /// The scale of negative outputs; 1 by convention.
             alpha: f64
         ) celu;
         /// `x` moved towards 0 by `lambda`, 0 in between.
         Softshrink(
-            /// 0.5 by convention.
+            /// The threshold; 0.5 by convention.
             lambda: f64
         ) softshrink;
         /// `x` where its magnitude is above `lambda`, 0 elsewhere.
         Hardshrink(
-            /// 0.5 by convention.
+            /// The threshold; 0.5 by convention.
             lambda: f64
         ) hardshrink;
-        /// `a · sigmoid(b)` of both halves along an axis (Dauphin et al. 2017).
+        /// The gated linear unit `a · sigmoid(b)`, where `a` and `b` are the two parts of `x` along an axis (Dauphin et
+        /// al. 2017).
         Glu(
-            /// Which.
+            /// The axis that is split in two.
             axis: isize
         ) glu;
         /// `eˣ / Σ eˣ` along an axis.
         Softmax(
-            /// Which.
+            /// The axis that is normalized.
             axis: isize
         ) softmax;
         /// The logarithm of [`Softmax`].
         LogSoftmax(
-            /// Which.
+            /// The axis that is normalized.
             axis: isize
         ) log_softmax;
     }

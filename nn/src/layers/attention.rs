@@ -48,9 +48,9 @@ impl<R: Runtime> Default for AttentionOptions<'_, R> {
 pub struct MultiHeadAttention<R: Runtime> {
     /// The projections of queries, keys and values, one below the other: `[3C, C]`.
     pub in_proj_weight: Param<R>,
-    /// `[3C]`.
+    /// The bias of the input projections, `[3C]`.
     pub in_proj_bias: Option<Param<R>>,
-    /// The projection of what the heads found.
+    /// The output projection, applied to the concatenated heads.
     pub out_proj: Linear<R>,
     heads: usize,
 }
@@ -65,7 +65,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads })
     }
 
-    /// The same without biases.
+    /// This layer without biases.
     pub fn without_bias(self) -> Self {
         MultiHeadAttention { in_proj_bias: None, out_proj: self.out_proj.without_bias(), ..self }
     }
@@ -83,13 +83,13 @@ impl<R: Runtime> MultiHeadAttention<R> {
         self.combine(q, k, v, options)
     }
 
-    /// Attention of `x: [B, T, C]` over itself: one product makes queries, keys and values.
+    /// Self-attention of `x: [B, T, C]`: one matmul computes queries, keys and values.
     pub fn attend_self(&self, x: &Var<R>, options: AttentionOptions<'_, R>) -> Result<Var<R>> {
         let [q, k, v] = three(self.project(x, 0, 3)?.chunk(-1, 3)?)?;
         self.combine(q, k, v, options)
     }
 
-    /// Input projections `first ..` of `x`, `count` of them side by side.
+    /// Input projections `first ..` of `x`, `count` of them concatenated.
     fn project(&self, x: &Var<R>, first: usize, count: usize) -> Result<Var<R>> {
         let width = self.in_proj_weight.shape()[1];
         let part = |p: &Param<R>| p.var().narrow(0, first * width, count * width);
@@ -150,7 +150,7 @@ pub(super) fn merge_heads<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
     x.transpose(1, 2)?.flatten(2, 3)
 }
 
-/// Exactly three parts.
+/// Exactly three parts, or an error.
 pub(super) fn three<T>(parts: Vec<T>) -> Result<[T; 3]> {
     parts.try_into().map_err(|_| Error::argument("attention", "queries, keys and values are three"))
 }

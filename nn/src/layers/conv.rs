@@ -41,7 +41,7 @@ impl From<Conv1dOptions> for ConvNd<1> {
 pub struct Conv<R: Runtime, const N: usize> {
     /// `[O, C/G, K1 .. KN]`.
     pub weight: Param<R>,
-    /// `[O]`.
+    /// The bias of each output channel, `[O]`.
     pub bias: Option<Param<R>>,
     #[module(skip)]
     options: ConvNd<N>,
@@ -60,7 +60,7 @@ pub type Conv3d<R> = Conv<R, 3>;
 pub struct ConvTranspose<R: Runtime, const N: usize> {
     /// `[C, O/G, K1 .. KN]`.
     pub weight: Param<R>,
-    /// `[O]`.
+    /// The bias of each output channel, `[O]`.
     pub bias: Option<Param<R>>,
     #[module(skip)]
     options: ConvNd<N>,
@@ -108,19 +108,19 @@ impl<R: Runtime, const N: usize> Conv<R, N> {
         Ok(Conv { weight, bias, options })
     }
 
-    /// The same without a bias.
+    /// This layer without a bias.
     pub fn without_bias(mut self) -> Self {
         self.bias = None;
         self
     }
 
-    /// The same with other padding: different sides, or as much as keeps the sizes.
+    /// This layer with other padding: different on each side, or the amount that keeps the sizes.
     pub fn with_padding(mut self, padding: ConvPadding<N>) -> Self {
         self.options.padding = padding;
         self
     }
 
-    /// The same, padded with the input's own elements: PyTorch's `padding_mode`.
+    /// This layer padded with the input's own elements: PyTorch's `padding_mode`.
     #[doc(alias = "padding_mode")]
     pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
         self.options.mode = mode;
@@ -161,7 +161,7 @@ impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
         Ok(ConvTranspose { weight, bias, options, output_padding: [0; N] })
     }
 
-    /// The same without a bias.
+    /// This layer without a bias.
     pub fn without_bias(mut self) -> Self {
         self.bias = None;
         self

@@ -5,13 +5,14 @@ use numcore::{Error, Result, Runtime, fused::NnOps};
 
 use crate::{Forward, Mode, Module};
 
-/// Dropout (Srivastava et al. 2014): in training, elements become 0 with probability `p` and the others `1/(1−p)` times as large.
+/// Dropout (Srivastava et al. 2014): in training, elements become 0 with probability `p` and the others `1/(1−p)` times
+/// as large.
 ///
 /// Each call draws a seed from its thread's stream ([`autograd::manual_seed`]); the mask depends on that seed alone.
 #[derive(Debug, Module)]
 pub struct Dropout {
     p: f64,
-    /// Whether it trains.
+    /// Whether the layer is in training or in evaluation mode.
     pub mode: Mode,
 }
 

@@ -11,7 +11,7 @@ use crate::{Forward, Init, Initializer, Module, Param};
 /// Rows of a table named by indices `[..]` (`i64`), giving `[.., D]`.
 #[derive(Debug, Module)]
 pub struct Embedding<R: Runtime> {
-    /// `[V, D]`.
+    /// One row per token: `[V, D]`.
     pub weight: Param<R>,
     padding_idx: Option<usize>,
 }

@@ -27,7 +27,7 @@ impl<R: Runtime> Forward<R> for Upsample {
 /// `[.., C·r², H, W]` as `[.., C, H·r, W·r]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct PixelShuffle {
-    /// `r`.
+    /// The factor `r` per axis.
     pub factor: usize,
 }
 
@@ -40,7 +40,7 @@ impl<R: Runtime> Forward<R> for PixelShuffle {
 /// `[.., C, H·r, W·r]` as `[.., C·r², H, W]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct PixelUnshuffle {
-    /// `r`.
+    /// The factor `r` per axis.
     pub factor: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct Pad {
     /// How many come before and after each of the last axes, outermost first; negative counts remove.
     #[module(skip)]
     pub pads: Vec<(isize, isize)>,
-    /// Which.
+    /// How elements outside of the image are filled.
     #[module(skip)]
     pub mode: PadMode,
 }
@@ -87,7 +87,7 @@ impl<R: Runtime, const N: usize> Forward<R> for Unfold<N> {
     }
 }
 
-/// Columns `[B, C · K, P]` added up where their windows overlap, `[B, C, size]`.
+/// Columns `[B, C · K, P]` accumulated where their windows overlap, `[B, C, size]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct Fold<const N: usize> {
     /// Sizes of the output.

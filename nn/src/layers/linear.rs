@@ -9,9 +9,9 @@ use crate::{Forward, Init, Initializer, Module, Param};
 /// `x · Wᵀ + b` of `x: [.., I]`, giving `[.., O]`.
 #[derive(Debug, Module)]
 pub struct Linear<R: Runtime> {
-    /// `[O, I]`.
+    /// The weight matrix, `[O, I]`.
     pub weight: Param<R>,
-    /// `[O]`.
+    /// The bias vector, `[O]`, if the layer has one.
     pub bias: Option<Param<R>>,
 }
 
@@ -25,7 +25,7 @@ impl<R: Runtime> Linear<R> {
         Ok(Linear { weight, bias })
     }
 
-    /// `x · Wᵀ + b + residual`, in the product's own pass where the runtime can. `residual: [.., O]`.
+    /// `x · Wᵀ + b + residual`, added in the epilogue of the GEMM where the runtime can. `residual: [.., O]`.
     pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         x.linear_onto(&self.weight.var(), optional(&self.bias).as_ref(), residual)
     }

@@ -9,9 +9,9 @@ use crate::{Forward, Init, Initializer, Module, Param};
 /// Layer norm (Ba et al. 2016) over the last axis of `x: [.., C]`.
 #[derive(Debug, Module)]
 pub struct LayerNorm<R: Runtime> {
-    /// `[C]`.
+    /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// `[C]`.
+    /// The shift of each channel, `[C]`.
     pub bias: Option<Param<R>>,
     /// Added to the variance; 1e-5 unless set.
     pub eps: f64,
@@ -20,18 +20,18 @@ pub struct LayerNorm<R: Runtime> {
 /// RMS norm (Zhang & Sennrich 2019) over the last axis of `x: [.., C]`.
 #[derive(Debug, Module)]
 pub struct RmsNorm<R: Runtime> {
-    /// `[C]`.
+    /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// Added to the mean square; the spacing of `x`'s numbers around 1 unless set.
+    /// Added to the mean square; the machine epsilon of `x`'s dtype unless set.
     pub eps: Option<f64>,
 }
 
 /// Group norm (Wu & He 2018) of `x: [N, C, ..]`.
 #[derive(Debug, Module)]
 pub struct GroupNorm<R: Runtime> {
-    /// `[C]`.
+    /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// `[C]`.
+    /// The shift of each channel, `[C]`.
     pub bias: Option<Param<R>>,
     /// Added to the variance; 1e-5 unless set.
     pub eps: f64,
@@ -47,7 +47,7 @@ impl<R: Runtime> LayerNorm<R> {
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
     }
 
-    /// The same as forward, recomputed in backward by what would keep it.
+    /// The forward pass, recomputed in backward by the ops that would save its result.
     pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);
         let inputs: Vec<&Var<R>> = [x, &weight].into_iter().chain(&bias).collect();
@@ -56,7 +56,7 @@ impl<R: Runtime> LayerNorm<R> {
 }
 
 impl<R: Runtime> RmsNorm<R> {
-    /// Weight 1.
+    /// A norm with a weight of ones.
     pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
         Ok(RmsNorm { weight: init.param([width], Initializer::Ones)?, eps: None })
     }

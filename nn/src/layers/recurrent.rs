@@ -1,7 +1,7 @@
 //! Recurrent layers, batch first.
 //!
-//! The inputs of all steps are multiplied at once; a step multiplies the state alone, and one pointwise program does
-//! the rest.
+//! The inputs of all time steps are multiplied in one matmul. A time step multiplies only the state, followed by one
+//! pointwise program.
 
 use std::{marker::PhantomData, sync::LazyLock};
 
@@ -15,7 +15,7 @@ use numcore::{
 use super::{Dropout, optional};
 use crate::{Forward, Init, Initializer, Module, Param, Visitor};
 
-/// What a recurrent layer does at each step.
+/// The computation of a recurrent layer in one time step.
 pub trait RecurrentCell: Send + Sync + 'static {
     /// Gates: weights are `[GATES · H, ..]`.
     const GATES: usize;
@@ -30,7 +30,7 @@ pub trait RecurrentCell: Send + Sync + 'static {
 pub struct Recurrence<R: Runtime> {
     /// `[GATES · H, H]`.
     weight: Var<R>,
-    /// `[GATES · H]`.
+    /// The summed biases of all gates, `[GATES · H]`.
     bias: Option<Var<R>>,
 }
 
@@ -60,19 +60,18 @@ pub struct LstmCell;
 #[derive(Debug)]
 pub struct GruCell;
 
-/// Gated recurrent unit as first described, where the reset gate comes before the product:
-/// `n = tanh(W x + U (r ∘ h) + b)`; gates r, z, n. ONNX's `GRU` with `linear_before_reset = 0`, Keras' with
-/// `reset_after=False`.
+/// The gated recurrent unit as first described, where the reset gate is applied before the matmul: `n = tanh(W x + U (r
+/// ∘ h) + b)`; gates r, z, n. ONNX's `GRU` with `linear_before_reset = 0`, Keras' with `reset_after=False`.
 #[derive(Debug)]
 pub struct GruResetFirstCell;
 
 /// A plain recurrent layer.
 pub type Rnn<R> = Recurrent<R, RnnCell>;
-/// Long short-term memory.
+/// Long short-term memory layers, batch first.
 pub type Lstm<R> = Recurrent<R, LstmCell>;
-/// Gated recurrent units.
+/// Gated recurrent unit layers, batch first.
 pub type Gru<R> = Recurrent<R, GruCell>;
-/// Gated recurrent units whose reset gate comes before the product.
+/// Gated recurrent units whose reset gate is applied before the matmul.
 pub type GruResetFirst<R> = Recurrent<R, GruResetFirstCell>;
 
 impl RecurrentCell for RnnCell {
@@ -151,11 +150,11 @@ pub struct RecurrentConfig {
     pub hidden: usize,
     /// Layers one above the other.
     pub layers: usize,
-    /// Whether each layer also reads backwards; its output is then both, side by side.
+    /// Whether each layer also reads the sequence backwards; its output is then the concatenation of both directions.
     pub bidirectional: bool,
     /// Whether layers read backwards alone; not together with `bidirectional`.
     pub reverse: bool,
-    /// Dropout between layers.
+    /// The dropout probability between layers.
     pub dropout: f64,
     /// Whether there are biases.
     pub bias: bool,
@@ -168,7 +167,7 @@ impl RecurrentConfig {
     }
 }
 
-/// What a recurrent layer gives.
+/// The outputs of a recurrent layer.
 pub struct RecurrentOutput<R: Runtime> {
     /// The last layer's h at every step, `[B, T, H]` (`[B, T, 2H]` if bidirectional).
     pub output: Var<R>,

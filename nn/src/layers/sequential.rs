@@ -44,12 +44,12 @@ impl<R: Runtime> Sequential<R> {
         self.layers.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// Its layers, in order: a pipeline's stages are cut from these.
+    /// The layers in order, from which a pipeline's stages are made.
     pub fn into_layers(self) -> Vec<Box<dyn Forward<R>>> {
         self.layers
     }

@@ -20,7 +20,7 @@ impl<R: Runtime> Forward<R> for Identity {
 pub struct Flatten {
     /// The first axis merged.
     pub start: isize,
-    /// The last.
+    /// The last of the flattened axes.
     pub end: isize,
 }
 

@@ -24,11 +24,11 @@ pub enum NormKind {
 
 /// `(x − mean) · rstd · w + b` over the last axis, or `x · rstd · w` for RMS.
 ///
-/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm, `mean: [.., 1]`
-/// (both `f32` for halves).
+/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm,
+/// `mean: [.., 1]` (both `f32` for half-precision inputs).
 #[derive(Clone, Debug)]
 pub struct Norm {
-    /// Which statistics.
+    /// Which statistics normalize a row: mean and variance, or the root mean square.
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f64,
@@ -135,11 +135,11 @@ impl Fused for Norm {
     }
 }
 
-/// The gradients of [`Norm`]; inputs `x`, the upstream gradient, `rstd`, `mean` (layer norm), `w` (if given); outputs the
-/// gradients of `x`, `w`, `b`.
+/// The gradients of [`Norm`]; inputs `x`, the upstream gradient, `rstd`, `mean` (layer norm), `w` (if given); outputs
+/// the gradients of `x`, `w`, `b`.
 #[derive(Clone, Debug)]
 pub struct NormGrad(
-    /// The forward's options.
+    /// The options of the forward operation.
     pub Norm,
 );
 

@@ -1,25 +1,25 @@
 //! Options of the methods of neural networks.
 
-/// How a loss of each row becomes one number.
+/// How the losses of the rows are reduced to the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
     /// The mean (weighted, where the loss has weights).
     #[default]
     Mean,
-    /// The sum.
+    /// The sum over all rows.
     Sum,
-    /// Not at all.
+    /// No reduction: one loss per row.
     None,
 }
 
-/// Options of [`NnOps::cross_entropy`](super::NnOps::cross_entropy).
+/// Options of [`NnOps::cross_entropy`](super::NnOps::cross_entropy), with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyOptions {
     /// Rows of this class do not count; −100 by convention.
     pub ignore_index: i64,
     /// How much of the target is spread over all classes.
     pub label_smoothing: f64,
-    /// How rows become one number.
+    /// How the losses of the rows are reduced.
     pub reduction: Reduction,
 }
 

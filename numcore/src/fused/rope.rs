@@ -8,10 +8,10 @@ use crate::{
     pointwise::Program,
 };
 
-/// Options of [`NnOps::rope_with`](super::NnOps::rope_with).
+/// Options of [`NnOps::rope_with`](super::NnOps::rope_with), rotary position embedding.
 #[derive(Debug)]
 pub struct RopeOptions<'a, T> {
-    /// Pair `i` of `R/2` turns by `base^(−2i/R)` per position; 10 000 by convention.
+    /// Pair `i` of `R/2` is rotated by `base^(−2i/R)` radians per position; 10 000 by convention.
     pub base: f64,
     /// The position of the first row, where `positions` is not given.
     pub start: usize,
@@ -90,7 +90,7 @@ fn angles<T: Apply>(x: &T, positions: &T, half: usize, dtype: DType, frequency: 
     positions.to_dtype(dtype)?.reshape(sizes)?.mul(&frequencies)
 }
 
-/// Pairs of the first `R` components turned by angles whose cosines and sines broadcast to `[.., T, R/2]`.
+/// Rotates pairs of the first `R` components by angles whose cosines and sines broadcast to `[.., T, R/2]`.
 #[track_caller]
 pub(super) fn rotate<T: Apply>(x: &T, cos: &T, sin: &T, interleaved: bool) -> Result<T> {
     static TURN: LazyLock<Program> =

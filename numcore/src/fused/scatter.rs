@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// `x` with `src[.., i, ..]` combined into `x[.., index[.., i, ..], ..]` along an axis by maximum or minimum; inputs
-/// `x`, `index` (`i64`) and `src`, which has the index's shape. Equals share the gradient evenly, as
+/// `x`, `index` (`i64`) and `src`, which has the index's shape. Elements that tie share the gradient evenly, as
 /// [`amax`](crate::ops::ReduceOps::amax) shares it.
 #[derive(Clone, Debug)]
 pub struct ScatterExtreme {
@@ -23,7 +23,7 @@ pub struct ScatterExtreme {
     pub axis: usize,
     /// Whether the largest stays, or the smallest.
     pub largest: bool,
-    /// Whether what is in a place takes part where an element names it.
+    /// Whether the element of `x` at a named position takes part in the reduction there.
     pub include_self: bool,
 }
 

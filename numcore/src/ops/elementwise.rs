@@ -13,11 +13,11 @@ use crate::{
     pointwise::{Expr, Program},
 };
 
-/// The right side of a two-operand method: a value, or a number.
+/// The right side of a two-operand method: a value, or a host scalar.
 pub enum Rhs<'a, T> {
-    /// Another value, broadcast.
+    /// Another value, which is broadcast.
     Value(&'a T),
-    /// A number, taking the dtype of the left side.
+    /// A scalar, which takes the dtype of the left side.
     Number(f64),
 }
 
@@ -33,7 +33,7 @@ impl<T: Apply> From<f64> for Rhs<'_, T> {
     }
 }
 
-/// Programs of one op: with two inputs, and with a run-time number on the right.
+/// Programs of one op: with two inputs, and with a run-time scalar on the right.
 struct BinaryPrograms {
     value: Program,
     number: Program,
@@ -49,7 +49,7 @@ impl BinaryPrograms {
     }
 }
 
-/// A whole number meeting integers is an integer; anything else stays real (and is refused by integer programs).
+/// An integral scalar combined with integers becomes an integer; any other stays real (and integer programs refuse it).
 fn number(x: f64, dtype: DType) -> Scalar {
     if !dtype.is_float() && x.fract() == 0.0 { Scalar::I64(x as i64) } else { Scalar::F64(x) }
 }
@@ -78,8 +78,8 @@ macro_rules! vocabulary {
                 Self::apply1(Pointwise::new(&P, &[$($arg.into()),*]), &[self])
             })*
 
-            /// `f(x)` for an expression of one's own, fused and differentiable. The program is built anew by each call: keep a
-            /// [`Program`] and use [`apply_program`](PointwiseOps::apply_program) on a hot path.
+            /// `f(x)` for an expression of one's own, fused and differentiable. Every call builds the program again: on
+            /// a hot path, keep a [`Program`] and use [`apply_program`](PointwiseOps::apply_program) instead.
             #[track_caller]
             fn map(&self, f: impl for<'b> FnOnce(Expr<'b>) -> Expr<'b>) -> Result<Self> {
                 Self::apply1(Pointwise::new(&Program::new("map", |[x], []| [f(x)]), &[]), &[self])
@@ -96,7 +96,8 @@ macro_rules! vocabulary {
                 super::check_inputs(program, ins.len(), scalars.len())?;
                 Self::apply(Pointwise::new(program, scalars).into(), &ins)
             }
-            /// The values as another element type; PyTorch's `to`. Half and `f32` round to nearest even; floats to integers truncate.
+            /// The values converted to another dtype; PyTorch's `to`. Casts to f16, bf16 and `f32` round to nearest
+            /// even; floats to integers truncate.
             #[track_caller]
             fn to_dtype(&self, dtype: DType) -> Result<Self> {
                 cast(self, dtype)
@@ -131,50 +132,50 @@ macro_rules! vocabulary {
 
 vocabulary! {
     unary {
-        /// `−x`.
+        /// The negation `−x`, elementwise.
         neg(x) = -x;
         /// `|x|`; the gradient at 0 is 0.
         abs(x) = x.abs();
         /// −1, 0 or 1.
         sign(x) = x.sign();
-        /// `eˣ`.
+        /// The exponential `eˣ`, elementwise.
         exp(x) = x.exp();
         /// `eˣ − 1`, accurate near 0.
         expm1(x) = x.expm1();
-        /// `2ˣ`.
+        /// The power of two `2ˣ`, elementwise.
         exp2(x) = x.exp2();
-        /// Natural logarithm.
+        /// The natural logarithm `ln x`, elementwise.
         log(x) = x.log();
         /// `ln(1 + x)`, accurate near 0.
         log1p(x) = x.log1p();
         /// Logarithm to base 2.
         log2(x) = x.log2();
-        /// Square root.
+        /// The square root `√x`, elementwise.
         sqrt(x) = x.sqrt();
-        /// `1 / √x`.
+        /// The reciprocal square root `1/√x`, elementwise.
         rsqrt(x) = x.rsqrt();
-        /// `1 / x`.
+        /// The reciprocal `1/x`, elementwise.
         #[doc(alias = "reciprocal")]
         recip(x) = x.recip();
-        /// Sine of an angle in radians, for every number: an `f64` is reduced exactly on the CPU.
+        /// Sine of an angle in radians, at any magnitude: an `f64` is reduced exactly on the CPU.
         sin(x) = x.sin();
         /// Cosine of an angle in radians.
         cos(x) = x.cos();
         /// Tangent of an angle in radians.
         tan(x) = x.tan();
-        /// Inverse sine.
+        /// The inverse sine, in radians.
         asin(x) = x.asin();
-        /// Inverse cosine.
+        /// The inverse cosine, in radians.
         acos(x) = x.acos();
-        /// Inverse tangent.
+        /// The inverse tangent, in radians.
         atan(x) = x.atan();
-        /// Hyperbolic sine.
+        /// The hyperbolic sine, elementwise.
         sinh(x) = x.sinh();
-        /// Hyperbolic cosine.
+        /// The hyperbolic cosine, elementwise.
         cosh(x) = x.cosh();
-        /// Hyperbolic tangent.
+        /// The hyperbolic tangent, elementwise.
         tanh(x) = x.tanh();
-        /// Inverse hyperbolic sine.
+        /// The inverse hyperbolic sine, elementwise.
         #[doc(alias = "arcsinh")]
         asinh(x) = x.asinh();
         /// Inverse hyperbolic cosine; NaN below 1.
@@ -183,19 +184,19 @@ vocabulary! {
         /// Inverse hyperbolic tangent; NaN outside `[−1, 1]`.
         #[doc(alias = "arctanh")]
         atanh(x) = x.atanh();
-        /// The error function.
+        /// The Gauss error function `erf(x)`, elementwise.
         erf(x) = x.erf();
         /// `1 − erf(x)`, accurate where it is small.
         erfc(x) = x.erfc();
-        /// Largest whole number not above `x`.
+        /// The floor of `x`: the largest integer not above it.
         floor(x) = x.floor();
-        /// Smallest whole number not below `x`.
+        /// The ceiling of `x`: the smallest integer not below it.
         ceil(x) = x.ceil();
-        /// Nearest whole number, ties to even.
+        /// The nearest integer, ties to even.
         round(x) = x.round();
-        /// The whole part.
+        /// The integer part of `x`: rounding towards zero.
         trunc(x) = x.trunc();
-        /// `x²`.
+        /// The square `x²`, elementwise.
         square(x) = x * x;
         /// `1 / (1 + e⁻ˣ)`.
         sigmoid(x) = x.sigmoid();
@@ -208,7 +209,7 @@ vocabulary! {
         gelu(x) = x.gelu();
         /// The tanh approximation of [`gelu`](PointwiseOps::gelu).
         gelu_tanh(x) = x.gelu_tanh();
-        /// `ln(sigmoid(x))`.
+        /// The logarithm of the sigmoid, `ln(sigmoid(x))`, computed stably.
         #[doc(alias = "logsigmoid")]
         log_sigmoid(x) = x.log_sigmoid();
         /// `ln(1 + eˣ)`; the identity above 20. See [`softplus_with`](PointwiseOps::softplus_with).
@@ -225,7 +226,7 @@ vocabulary! {
         selu(x) = x.gt(0.0).select(x * 1.050_700_987_355_480_5, x.expm1() * (1.050_700_987_355_480_5 * 1.673_263_242_354_377_2));
         /// `min(max(x, 0), 6)`; the gradient is 0 at 0 and 6, as PyTorch's.
         relu6(x) = x.le(0.0).select(0.0, x.ge(6.0).select(6.0, x));
-        /// `x − tanh(x)`.
+        /// The tanh-shrink activation, `x − tanh(x)`.
         tanhshrink(x) = x - x.tanh();
         /// Whether `x` (of a floating type) is NaN, as `bool`.
         isnan(x) = x.abs().ne(x.abs());
@@ -233,28 +234,28 @@ vocabulary! {
         isinf(x) = x.abs().eq(f64::INFINITY);
         /// Whether `x` (of a floating type) is neither NaN nor an infinity, as `bool`.
         isfinite(x) = x.abs().lt(f64::INFINITY);
-        /// Not, of `bool`.
+        /// Logical negation of `bool` elements.
         logical_not(x) = !x;
     }
     binary {
-        /// `a + b`.
+        /// The sum `a + b`, elementwise.
         add(a, b) = a + b;
-        /// `a − b`.
+        /// The difference `a − b`, elementwise.
         sub(a, b) = a - b;
-        /// `a · b`.
+        /// The elementwise product `a · b`.
         mul(a, b) = a * b;
         /// `a / b`; integers truncate, and give 0 where `b` is 0.
         div(a, b) = a / b;
         /// Remainder with the sign of `b`.
         #[doc(alias = "remainder")]
         rem(a, b) = a % b;
-        /// `aᵇ`.
+        /// The power `aᵇ`, elementwise.
         pow(a, b) = a.pow(b);
         /// Angle of the point `(b, a)`.
         atan2(a, b) = a.atan2(b);
-        /// The larger; NaN wins; ties share the gradient.
+        /// The larger of two elements; NaN wins, and ties share the gradient.
         maximum(a, b) = a.max(b);
-        /// The smaller; NaN wins; ties share the gradient.
+        /// The smaller of two elements; NaN wins, and ties share the gradient.
         minimum(a, b) = a.min(b);
         /// `a == b` as `bool`.
         eq(a, b) = a.eq(b);
@@ -280,7 +281,7 @@ vocabulary! {
         /// Bits of integers moved to the left by `b` modulo the width.
         #[doc(alias = "bitwise_left_shift")]
         shl(a, b) = a << b;
-        /// Bits of integers moved to the right by `b` modulo the width; a signed number keeps its sign.
+        /// Right shift of integers by `b` modulo the width; the shift of a signed integer is arithmetic.
         #[doc(alias = "bitwise_right_shift")]
         shr(a, b) = a >> b;
     }

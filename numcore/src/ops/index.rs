@@ -1,5 +1,5 @@
-//! Elements picked and added by index: gathers and their adjoint. One pair of kernels serves embeddings, `index_select`,
-//! `index_add` and one-hot, because an index repeated along an axis is a stride of 0.
+//! Elements picked and added by index: gathers and their adjoint. One pair of kernels serves embeddings,
+//! `index_select`, `index_add` and one-hot, because an index repeated along an axis is a stride of 0.
 
 use std::ops::RangeInclusive;
 
@@ -109,7 +109,8 @@ impl Rule for ScatterAdd {
 
 /// Picking and adding by index. Indices are `i64`; one out of range is an error.
 pub trait IndexOps: Apply {
-    /// `out[.., i, ..] = self[.., index[.., i, ..], ..]` along `axis`; `index` has as many axes, and no larger sizes on the others.
+    /// `out[.., i, ..] = self[.., index[.., i, ..], ..]` along `axis`; `index` has as many axes, and no larger sizes on
+    /// the others.
     #[track_caller]
     fn gather(&self, axis: isize, index: &Self) -> Result<Self> {
         let axis = self.spec().shape.axis("gather", axis)?;
@@ -170,7 +171,7 @@ pub trait IndexOps: Apply {
 
 impl<T: Apply> IndexOps for T {}
 
-/// `x` cut to `index`'s sizes on every axis but `free`.
+/// `x` narrowed to `index`'s sizes on every axis but `free`.
 #[track_caller]
 fn narrowed<T: Apply>(op: &'static str, x: &T, free: usize, index: &T) -> Result<T> {
     let (xs, is) = (x.spec().shape, index.spec().shape);

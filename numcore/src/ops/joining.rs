@@ -13,12 +13,12 @@ use crate::{DType, Error, Layout, Out, Result, Runtime, Shape, Tensor, pointwise
 #[derive(Clone, Debug)]
 pub struct Cat {
     pub(super) axis: usize,
-    /// Whether the result may be a view of the inputs' memory, where they lie in it as in the result.
+    /// Whether the result may be a view of the inputs' memory, where their layout there is already that of the result.
     pub(super) seen: bool,
 }
 
 impl Cat {
-    /// The inputs as one view, if it may be one and they lie so.
+    /// The inputs as one view, if a view is allowed and their layouts form one.
     pub(crate) fn view<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Option<Tensor<R>> {
         if !self.seen || !ins.iter().all(|x| x.shares_memory_with(ins[0]) && x.dtype() == ins[0].dtype()) {
             return None;
@@ -88,7 +88,7 @@ pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
         let parts = xs.chunks(Bits::MAX).map(|c| cat(c, axis as isize)).collect::<Result<Vec<T>>>()?;
         return cat(&parts.iter().collect::<Vec<_>>(), axis as isize);
     }
-    // Never a view: what somebody puts together may be kept for long, while a piece's memory is to be written.
+    // Never a view: a caller's concatenation may be kept for long, while the memory of an input is to be written.
     T::apply1(Cat { axis, seen: false }, xs)
 }
 
@@ -100,7 +100,7 @@ pub fn stack<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     cat(&tall.iter().collect::<Vec<_>>(), if axis < 0 { axis + rank } else { axis })
 }
 
-/// Padding and triangles.
+/// Concatenation, stacking, padding and triangles.
 pub trait JoinOps: Apply {
     /// `value` around the tensor: `pads[i]` gives how many elements come before and after axis `i`.
     #[track_caller]

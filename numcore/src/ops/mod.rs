@@ -1,8 +1,9 @@
-//! Operations. **An op call is data**: an [`Op`] and its inputs. Each op carries all its rules in one file: what it makes of
-//! shapes and dtypes, how it runs on a runtime, what it keeps for backward, and its gradient.
+//! Operations. **An op call is data**: an [`Op`] and its inputs. Each op carries all its rules in one file: shape and
+//! dtype inference, how it runs on a runtime, what it saves for backward, and its gradient.
 //!
-//! Whatever can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has the whole
-//! vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are written once over it.
+//! Every type that can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has
+//! the whole vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are
+//! written once over it.
 
 mod arg_reduce;
 pub(crate) mod composed;
@@ -78,7 +79,7 @@ op! {
     Reduce(Reduce),
     /// Position of an extreme.
     ArgReduce(ArgReduce),
-    /// The same elements, seen another way.
+    /// A view: the elements of the input under another layout.
     View(ViewOp),
     /// The adjoint of a slice.
     Embed(Embed),
@@ -88,7 +89,7 @@ op! {
     Cat(Cat),
     /// One tensor as several.
     Split(Split),
-    /// Matrix product.
+    /// A matrix product, batched and broadcast.
     Matmul(Matmul),
     /// Elements picked by index.
     Gather(Gather),

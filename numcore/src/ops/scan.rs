@@ -1,4 +1,5 @@
-//! Recurrences along an axis: running sums and products, and first-order linear recurrences, whose adjoint is one again.
+//! Recurrences along an axis: cumulative sums and products, and first-order linear recurrences, whose adjoint is a
+//! recurrence too.
 
 use std::ops::RangeInclusive;
 
@@ -19,7 +20,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// For every element, the product of those before it (after it when `reverse`) along an axis; 1 for the first.
+    /// For every element, the product of the elements before it (after it if `reverse`) along an axis; 1 for the first.
     pub(super) fn exclusive_prod<T: Apply>(x: &T, axis: usize, reverse: bool) -> Result<T> {
         let y = T::apply1(Scan { op: ScanOp::Prod, axis, reverse }, &[x])?;
         shift(&y, axis, reverse, 1.0)
@@ -109,12 +110,12 @@ impl Rule for Scan {
 
 /// Recurrences along an axis.
 pub trait ScanOps: Apply {
-    /// Running sum.
+    /// The cumulative sum along `axis`.
     #[track_caller]
     fn cumsum(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Sum, axis)
     }
-    /// Running product; its gradient is exact where elements are 0.
+    /// The cumulative product along `axis`; its gradient is exact where elements are 0.
     #[track_caller]
     fn cumprod(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Prod, axis)

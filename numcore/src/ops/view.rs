@@ -14,20 +14,20 @@ pub enum ViewOp {
     Permute(SmallVec<[usize; MAX_RANK]>),
     /// Axes of size 1 repeated, new axes in front.
     Broadcast(Shape),
-    /// The same elements in row-major order at another shape (copies when strides cannot say it).
+    /// The elements in row-major order at another shape (copied when strides cannot express it).
     Reshape(Shape),
     /// Elements `start, start + step, …` along an axis.
     Slice {
-        /// Which axis.
+        /// The axis that is sliced.
         axis: usize,
-        /// The first element.
+        /// The index of the first element taken.
         start: usize,
-        /// How many.
+        /// The number of elements taken.
         len: usize,
         /// From one to the next.
         step: usize,
     },
-    /// Axes backwards.
+    /// The order of elements reversed along these axes.
     Flip(AxisSet),
     /// Sliding windows along an axis, appended as a last axis.
     Unfold(Windows),
@@ -36,7 +36,7 @@ pub enum ViewOp {
 /// Sliding windows along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Which axis.
+    /// The axis along which the slice was taken.
     pub axis: usize,
     /// Elements of a window.
     pub size: usize,
@@ -184,7 +184,7 @@ impl Rule for Embed {
     }
 }
 
-/// Windows (on the last axis) added up where they overlap: the adjoint of [`ViewOp::Unfold`].
+/// Windows (on the last axis) accumulated where they overlap: the adjoint of [`ViewOp::Unfold`].
 #[derive(Clone, Debug)]
 pub struct Fold {
     pub(super) windows: Windows,

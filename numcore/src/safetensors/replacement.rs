@@ -1,4 +1,5 @@
-//! Files that are written whole or not at all: beside the one they replace, and renamed to it at the end.
+//! Files that are written whole or not at all: a temporary file in the folder of the one they replace, renamed to it at
+//! the end.
 
 use std::{
     fs::{self, File},
@@ -9,7 +10,7 @@ use std::{
 
 use crate::{Error, Result};
 
-/// As many symbolic links are followed one after another: Linux's own limit.
+/// The largest number of symbolic links followed one after another: Linux's own limit.
 const MAX_LINKS: usize = 40;
 
 /// A file that takes another's place once it is complete and on disk, and otherwise leaves nothing behind.
@@ -57,8 +58,8 @@ impl Drop for Replacement {
     }
 }
 
-/// The file that is replaced when `path` is written: itself, or what it points to as a symbolic link, whether or not
-/// that exists.
+/// The file that is replaced when `path` is written: `path` itself, or the target of a symbolic link, even if the
+/// target does not exist.
 fn replaceable(path: &Path) -> Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {

@@ -14,7 +14,7 @@ impl<R: Runtime> Tensor<R> {
         Self::from_bytes(rt, shape, E::DTYPE, E::bytes(data))
     }
 
-    /// A one-dimensional tensor.
+    /// A one-dimensional tensor of the elements of `data`.
     pub fn from_vec<E: Element>(rt: &R, data: Vec<E>) -> Result<Self> {
         Self::from_slice(rt, [data.len()], &data)
     }
@@ -42,7 +42,7 @@ impl<R: Runtime> Tensor<R> {
         Ok(out)
     }
 
-    /// The values in row-major order, each as the nearest `f64`, whatever the element type.
+    /// The values in row-major order, each as the nearest `f64`, for every dtype.
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         fn convert<R: Runtime, E: Element>(t: &Tensor<R>) -> Result<Vec<f64>> {
             let values = t.to_vec::<E>()?;
@@ -96,18 +96,18 @@ impl<R: Runtime> Tensor<R> {
         }
     }
 
-    /// The same values on another runtime, through host memory when the devices differ.
+    /// A tensor of the same values on another runtime, copied through host memory when the devices differ.
     pub fn to_device<S: Runtime>(&self, rt: &S) -> Result<Tensor<S>> {
         Tensor::from_bytes(rt, *self.shape(), self.dtype(), &self.to_bytes()?)
     }
-    /// Bytes in use in host memory, as far as its runtime knows.
+    /// The bytes in use in host memory, as far as the tensor's runtime knows.
     fn live(&self) -> usize {
         let on_host = self.device().kind == DeviceKind::Cpu;
         if on_host { self.runtime().memory().total.live } else { 0 }
     }
 }
 
-/// `len` zeros in host memory, of which `live` bytes are in use; an error, not an abort, where there is not enough.
+/// `len` zeros in host memory, of which `live` bytes are in use. Too little memory is an error, not an abort.
 pub(crate) fn zeros<E: Default + Clone>(len: usize, live: usize) -> Result<Vec<E>> {
     let mut out = Vec::new();
     resize(&mut out, len, live)?;

@@ -20,11 +20,11 @@ use crate::{
     ops::{Apply, Op, Outs, Rule, Spec, ViewOp, one_device},
 };
 
-/// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory;
-/// views (transpose, slice, broadcast …) share it too.
+/// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory; views
+/// (transpose, slice, broadcast …) share it too.
 ///
-/// One pointer wide, with the memory's handle in the same allocation: the tape copies tensors more often than anything else, and
-/// 176 bytes at a time took half of a small op.
+/// One pointer wide, with the memory's handle in the same allocation: the tape copies tensors more often than anything
+/// else, and copies of 176 bytes took half the time of a small op.
 pub struct Tensor<R: Runtime>(Arc<TensorData<R>>);
 
 struct TensorData<R: Runtime> {
@@ -58,12 +58,12 @@ impl<R: Runtime> Tensor<R> {
         self.0.layout.dims()
     }
 
-    /// Its element type.
+    /// The element type of this tensor.
     pub fn dtype(&self) -> DType {
         self.0.dtype
     }
 
-    /// The device it lies on.
+    /// The device that holds this tensor's memory.
     pub fn device(&self) -> DeviceId {
         self.0.rt.device()
     }
@@ -73,7 +73,7 @@ impl<R: Runtime> Tensor<R> {
         &self.0.rt
     }
 
-    /// Where its elements lie in its memory.
+    /// The layout of this tensor's elements in its memory.
     pub fn layout(&self) -> &Layout {
         &self.0.layout
     }
@@ -91,12 +91,12 @@ impl<R: Runtime> Tensor<R> {
         self.copy()
     }
 
-    /// The same values in memory of their own.
+    /// A copy of the values in fresh memory.
     pub fn copy(&self) -> Result<Self> {
         self.copy_on(&self.0.rt)
     }
 
-    /// The same values in memory of their own, booked under `use_`; so is what is made of it alone.
+    /// A copy of the values in fresh memory booked under `use_`; so is what is computed from this copy alone.
     pub fn copy_for(&self, use_: MemoryCategory) -> Result<Self> {
         self.copy_on(&self.0.rt.with_category(use_))
     }
@@ -107,7 +107,8 @@ impl<R: Runtime> Tensor<R> {
         out.freeze()
     }
 
-    /// Takes the memory back for writing, if this is its only holder and it is one row-major piece; otherwise the tensor is returned.
+    /// Takes the memory back for writing, if this is its only holder and it is row-major and contiguous; otherwise the
+    /// tensor is returned.
     pub fn try_mut(mut self) -> std::result::Result<TensorMut<R>, Self> {
         let sole = self.0.layout.is_contiguous() && self.is_sole();
         if sole { Ok(TensorMut::written(self)) } else { Err(self) }
@@ -149,7 +150,8 @@ impl<R: Runtime> Tensor<R> {
         View { buffer: self.buffer(), layout: &self.0.layout, dtype: self.0.dtype }
     }
 
-    /// A window on its elements at `shape`, for kernels that take operands already broadcast; `room` is for its layout there.
+    /// A window on its elements at `shape`, for kernels that take operands already broadcast; `room` stores its layout
+    /// there.
     pub(crate) fn view_at<'a>(&'a self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<View<'a, R>> {
         self.view().at_shape(shape, room)
     }
@@ -188,7 +190,7 @@ impl<R: Runtime> Apply for Tensor<R> {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// [`apply`](Apply::apply), for whoever keeps the op.
+    /// Applies `op` as [`apply`](Apply::apply) does, for a caller that keeps the op.
     pub fn compute(op: &Op, ins: &[&Self]) -> Result<Outs<Self>> {
         check_operands(op, ins)?;
         if let Op::View(view) = op {
@@ -222,8 +224,9 @@ impl<R: Runtime> Tensor<R> {
         outs.into_iter().map(TensorMut::freeze).collect()
     }
 
-    /// Computes `op` into memory that `slot` gives for each of its outputs, which is overwritten or added to as it knows; what gets none is
-    /// made. Memory that is not of an output's shape, dtype and device, or that an input shares, is an error.
+    /// Computes `op` into the memory that `slot` gives for each of its outputs, which is overwritten or accumulated
+    /// into, as the memory's state says. Outputs without a slot are allocated. Memory that is not of an output's shape,
+    /// dtype and device, or that an input shares, is an error.
     pub fn compute_into(
         op: &Op,
         ins: &[&Self],
@@ -265,7 +268,7 @@ impl<R: Runtime> Tensor<R> {
     }
 }
 
-/// As many operands as `op` takes, at least one, and all on one device.
+/// Checks that there are as many operands as `op` takes, at least one, and all on one device.
 fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     op.check_count(ins.len())?;
     if ins.is_empty() {
@@ -277,8 +280,8 @@ fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     one_device(op.name(), ins.iter().map(|t| t.device()))
 }
 
-/// What kernels rely on, and cannot see, of memory that is not made for the call: an error unless `memory`, of which `seen` is written,
-/// is what an output of `op` must be, `due`, and none of `ins` shares it.
+/// Checks what kernels rely on, and cannot see, of memory that was not allocated for the call. It is an error unless
+/// `memory`, of which `seen` is written, is what an output of `op` must be, `due`, and none of `ins` shares it.
 fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R>, ins: &[&Tensor<R>]) -> Result<()> {
     let name = op.name();
     if seen.dtype != due.dtype {

@@ -12,23 +12,23 @@ use crate::{
 
 /// Owned memory, without a lifetime and not `Clone`: fresh, or a range that a [`Flat`](crate::Flat) lent.
 ///
-/// It knows whether it has been written: the first to [`accumulate`](TensorMut::accumulate) overwrites, later ones add, so
-/// that accumulating contributions needs no code anywhere else.
+/// It tracks whether it has been written: the first [`accumulate`](TensorMut::accumulate) overwrites, later ones add,
+/// so that callers need no code for accumulation.
 pub struct TensorMut<R: Runtime> {
-    /// The memory, which nobody reads as a value meanwhile.
+    /// The memory, which is not read as a value meanwhile.
     pub(super) memory: Tensor<R>,
     pub(super) written: bool,
     pub(super) lent: Option<Lent>,
 }
 
-/// What a [`TensorMut`] is a part of, and goes back to.
+/// The memory that a [`TensorMut`] is a part of, and returns to.
 #[derive(Clone, Debug)]
 pub(crate) enum Lent {
     /// A range of a flat buffer.
     Range(usize),
     /// Several of its ranges, with the gaps between them.
     Span { from: usize, to: usize },
-    /// Piece `at` of memory that was [`split`](TensorMut::split).
+    /// Part `at` of memory that was [`split`](TensorMut::split).
     Piece { cut: Arc<SplitMemory>, at: usize },
 }
 
@@ -38,7 +38,8 @@ impl<R: Runtime> TensorMut<R> {
         Self::alloc_at(rt.clone(), Layout::contiguous(shape), dtype)
     }
 
-    /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
+    /// Fresh memory booked under `use_`, whose value carries `rt` itself, so what is computed from it is booked as `rt`
+    /// says.
     pub fn alloc_for(rt: &R, use_: MemoryCategory, shape: Shape, dtype: DType) -> Result<Self> {
         let buffer = rt.with_category(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
@@ -73,27 +74,27 @@ impl<R: Runtime> TensorMut<R> {
         Ok(t)
     }
 
-    /// Its sizes.
+    /// The sizes of this memory.
     pub fn shape(&self) -> &Shape {
         self.memory.shape()
     }
 
-    /// Its element type.
+    /// The element type of this memory.
     pub fn dtype(&self) -> DType {
         self.memory.dtype()
     }
 
-    /// Its runtime.
+    /// The runtime that owns this memory.
     pub fn runtime(&self) -> &R {
         self.memory.runtime()
     }
 
-    /// Whether anything was written since it was made, lent or [`reset`](TensorMut::reset).
+    /// Whether anything was written since the memory was allocated, lent or [`reset`](TensorMut::reset).
     pub fn is_written(&self) -> bool {
         self.written
     }
 
-    /// Forgets what was written: the next writer overwrites.
+    /// Forgets what was written, so that the next writer overwrites.
     pub fn reset(&mut self) {
         self.written = false;
     }
@@ -104,14 +105,14 @@ impl<R: Runtime> TensorMut<R> {
         ops::fill_zero(self.runtime(), Out { view: self.window(), how: Accumulate::Overwrite })
     }
 
-    /// Writes what `op`, which has one output, computes: overwriting if it is the first writer, adding otherwise. A result of another
+    /// Writes the output of `op`, which must have one: the first writer overwrites, later ones add. A result of another
     /// shape, dtype or device than this memory, and operands that share it, are errors.
     pub fn accumulate(&mut self, op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         self.check_result(op, ins, self.spec())?;
         op.run(ins, &mut [self.out()])
     }
 
-    /// Its shape and element type.
+    /// The shape and the element type of this memory.
     pub fn spec(&self) -> Spec {
         Spec { shape: *self.shape(), dtype: self.dtype() }
     }
@@ -129,10 +130,11 @@ impl<R: Runtime> TensorMut<R> {
         }
     }
 
-    /// As [`accumulate`](TensorMut::accumulate), through a view of this memory (`views` as applied to its own shape).
+    /// Writes the output of `op` through a view of this memory (`views` as applied to the memory's shape); the first
+    /// writer overwrites, later ones add, as in [`accumulate`](TensorMut::accumulate).
     ///
-    /// When the view covers only a part and nothing was written yet, the rest is zeroed first. A view that strides cannot
-    /// express is an error.
+    /// When the view covers only a part and nothing was written yet, the rest is zeroed first. A view that strides
+    /// cannot express is an error.
     pub fn accumulate_view(&mut self, views: &[ops::ViewOp], op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         let mut layout = *self.memory.layout();
         for v in views {
@@ -153,7 +155,7 @@ impl<R: Runtime> TensorMut<R> {
         op.run(ins, &mut [out])
     }
 
-    /// The value, which no one can write any more. Memory that a flat buffer lent goes back to it instead.
+    /// Converts the memory to an immutable tensor. Memory that a flat buffer lent must go back to the buffer instead.
     pub fn freeze(self) -> Result<Tensor<R>> {
         if let Some(lent) = self.lent {
             let what = match lent {
@@ -200,7 +202,7 @@ impl<R: Runtime> TensorMut<R> {
         ViewMut { buffer, layout, dtype }
     }
 
-    /// As [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it.
+    /// A mutable window like [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it.
     pub(crate) fn rewritten(&mut self) -> ViewMut<'_, R> {
         self.written = true;
         self.view_mut()

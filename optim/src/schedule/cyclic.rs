@@ -7,9 +7,9 @@ use super::{LrSchedule, cosine};
 /// Smith and Topin, *Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates*, 2018.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OneCycle {
-    /// The highest rate.
+    /// The highest learning rate.
     pub max_lr: f64,
-    /// Steps of the whole.
+    /// The number of steps of the whole cycle.
     pub total: u64,
     /// Which part of them rises.
     pub pct_start: f64,
@@ -43,13 +43,13 @@ impl LrSchedule for OneCycle {
 /// Smith, *Cyclical Learning Rates for Training Neural Networks*, 2017.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CyclicTriangular {
-    /// The lowest rate.
+    /// The lowest learning rate.
     pub low: f64,
-    /// The highest rate.
+    /// The highest learning rate.
     pub high: f64,
-    /// Steps from the lowest to the highest; 0 is taken as 1.
+    /// The number of steps from the lowest to the highest rate; 0 is taken as 1.
     pub up: u64,
-    /// Steps back; 0 is taken as `up`.
+    /// The number of steps back to the lowest rate; 0 is taken as `up`.
     pub down: u64,
 }
 

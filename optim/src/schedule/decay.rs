@@ -12,12 +12,12 @@ impl LrSchedule for ConstantLr {
     }
 }
 
-/// `base · γ^⌊t/size⌋`.
+/// A step decay, `base · γ^⌊t/size⌋`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLr {
-    /// Steps between two falls; 0 is taken as 1.
+    /// The number of steps between two decays; 0 is taken as 1.
     pub size: u64,
-    /// `γ`.
+    /// The decay factor `γ`.
     pub gamma: f64,
 }
 
@@ -30,9 +30,9 @@ impl LrSchedule for StepLr {
 /// `base · γᵏ` after `k` of the milestones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiStepLr {
-    /// The steps at which the rate falls, in any order; one named twice counts twice.
+    /// The steps at which the rate decays, in any order; a step named twice counts twice.
     pub milestones: Vec<u64>,
-    /// `γ`.
+    /// The decay factor `γ`.
     pub gamma: f64,
 }
 
@@ -43,10 +43,10 @@ impl LrSchedule for MultiStepLr {
     }
 }
 
-/// `base · γᵗ`.
+/// An exponential decay, `base · γᵗ`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExponentialLr {
-    /// `γ`.
+    /// The decay factor `γ`.
     pub gamma: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Learning rates as pure functions of the step: nothing to save, and any step can be asked for.
+//! Learning rates as pure functions of the step: there is no state to save, and the rate of any step can be computed.
 
 mod cosine;
 mod cyclic;
@@ -12,7 +12,7 @@ pub use warmup::{Cooldown, SequentialLr, Warmup, Wsd};
 
 use numcore::{Error, Result};
 
-/// An error if a group's learning rate is no number: an update by it would make all weights NaN.
+/// Checks that every group's learning rate is finite: an update by NaN would make all weights NaN.
 pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
     match lrs.iter().position(|lr| !lr.is_finite()) {
         None => Ok(()),
@@ -29,7 +29,7 @@ pub trait LrSchedule: Send + Sync {
     /// The rate in force at a step (from 0), for this base rate.
     fn lr(&self, base: f64, step: u64) -> f64;
 
-    /// By what the base rate is multiplied at a step.
+    /// The multiplier of the base rate at a step.
     fn factor(&self, step: u64) -> f64 {
         self.lr(1.0, step)
     }
@@ -46,7 +46,7 @@ fn progress(step: u64, total: u64) -> f64 {
     if step >= total { 1.0 } else { step as f64 / total as f64 }
 }
 
-/// From `start` at 0 to `end` at 1, along half a cosine.
+/// From `start` at 0 to `end` at 1, along one falling or rising branch of a cosine.
 fn cosine(start: f64, end: f64, at: f64) -> f64 {
     end + (start - end) / 2.0 * (1.0 + (std::f64::consts::PI * at).cos())
 }

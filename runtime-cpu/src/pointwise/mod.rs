@@ -1,5 +1,5 @@
-//! Pointwise programs: lowered once to steps ([`Kernel`]), cut into tiles for each launch ([`Plan`]), run tile by tile
-//! ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
+//! Pointwise programs: lowered once to steps ([`Kernel`]), divided into tiles for each launch ([`Plan`]), run tile by
+//! tile ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
 //! programs are compiled ahead, as one step (`compiled`).
 
 mod compile;
@@ -36,8 +36,8 @@ pub(crate) fn run(
     let engine = &*cpu.queue.engine;
     compile::with_kernel(engine, program, ins, outs, |kernel| {
         let common = kernel.with(program, scalars, engine.simd);
-        // SAFETY: the contract of `numcore::Runtime`: views are in their buffers, outputs overlap nothing and nothing else
-        // sees them.
+        // SAFETY: the contract of `numcore::Runtime`: views are in their buffers, outputs overlap nothing and nothing
+        // else sees them.
         unsafe {
             let mut bases = Bases::new();
             if !kernel.positional && dense(ins, outs, &mut bases) {
@@ -49,7 +49,8 @@ pub(crate) fn run(
     })
 }
 
-/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or adds into them.
+/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or
+/// accumulates into them.
 pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Operand, how: Accumulate) -> Result<()> {
     static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("convert", |[x], []| [x]));
     let shape = *to.layout.shape();
@@ -108,7 +109,7 @@ fn operands<'a>(
     inputs.chain(outs.iter().map(|out| (&out.view).into()))
 }
 
-/// What a plan moves: operands and, for a kernel that wants them, the positions of elements.
+/// The operands of a plan, and the positions of elements for a kernel that uses them.
 pub(crate) fn moving(
     kernel: &Kernel,
     shape: &Shape,

@@ -17,7 +17,8 @@ pub(super) struct Columns {
     pub rows_reduced: bool,
 }
 
-/// Orders the axes: kept ones, reduced ones, and at the end, if the innermost is kept, that one with what merges into it.
+/// Orders the axes: kept ones, reduced ones, and at the end, if the innermost is kept, that one with what merges into
+/// it.
 pub(super) fn arrange(
     plan: &mut Plan,
     full: &Shape,
@@ -55,7 +56,8 @@ fn order(
     }
 }
 
-/// Axes of more than one element by descending stride of an operand that broadcasts none of them; in order if there is no such operand.
+/// Axes of more than one element by descending stride of an operand that broadcasts none of them; in order if no
+/// operand qualifies.
 fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> ReducedAxes {
     let mut axes: ReducedAxes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
     let strides = |x: &View<'_, Cpu>, i: usize| x.layout().strides()[i].unsigned_abs();

@@ -7,9 +7,9 @@ use super::tree::Tree;
 pub struct Entry {
     pub table: String,
     pub key: String,
-    /// As written, lines joined, comments gone.
+    /// The value as written, with lines joined and comments removed.
     pub value: String,
-    /// From 1.
+    /// The line number, from 1.
     pub line: usize,
 }
 

@@ -1,4 +1,5 @@
-//! Rule: `unsafe` lives in the rooms that need it, says why it is sound, and is forbidden by the compiler everywhere else.
+//! Rule: `unsafe` is used only in the crates that need it, says why it is sound, and is forbidden by the compiler
+//! everywhere else.
 
 use super::Finding;
 use super::manifest;

@@ -1,6 +1,6 @@
-//! Calls with operands, memory, gradients, closures and numbers that do not fit. Each ends in an error or in the right result, never in a
-//! panic, and never reads or writes memory that is not its own: operands stand in the middle of NaN, memory between guards. Run under
-//! AddressSanitizer or Valgrind it also finds what no value shows.
+//! Calls with operands, memory, gradients, closures and integers that do not fit. Each ends in an error or in the right
+//! result, never in a panic, and never reads or writes other memory: operands are surrounded by NaN, memory by guards.
+//! Run under AddressSanitizer or Valgrind, it also finds accesses that change no value.
 
 mod calls;
 mod draw;
@@ -12,7 +12,7 @@ use numcore::Runtime;
 use super::report::Section;
 use draw::Draw;
 
-/// How many calls of each kind. In half of the op calls one or two operands are changed, missing or too many.
+/// The number of calls of each kind. In half of the op calls one or two operands are changed, missing or added.
 const CALLS: u64 = 1500;
 
 pub(crate) fn misuse<R: Runtime>(rt: &R) -> Section {

@@ -11,11 +11,11 @@ use crate::{
 /// How much comes around the input of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConvPadding<const N: usize> {
-    /// As much before each axis as after it.
+    /// Equal padding before and after each axis.
     Symmetric([usize; N]),
-    /// So much before and after each axis.
+    /// Padding before and after each axis, given separately.
     Sides([(usize, usize); N]),
-    /// As much as keeps the sizes, for strides of 1; the odd element comes after. PyTorch's `padding="same"`.
+    /// The padding that keeps the sizes, for strides of 1; the odd element comes after. PyTorch's `padding="same"`.
     Same,
 }
 

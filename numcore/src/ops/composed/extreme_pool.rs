@@ -13,7 +13,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// How windows are cut out of the last `N` axes.
+/// How windows are taken from the last `N` axes.
 pub(super) enum PoolWindows<const N: usize> {
     /// Of one size, at equal distances.
     Sliding([WindowAxis; N]),
@@ -49,8 +49,8 @@ impl<const N: usize> PoolWindows<N> {
         x.reshape([shape[0], shape[1..=N].iter().product(), shape[N + 1..].iter().product()])
     }
 
-    /// Which element of each window of `x: [B, L1 .. LN]` is the first of the largest, `[B, P1 · .. · PN, 1]`. One of
-    /// the input's, where all of them are as low as what is outside.
+    /// The position of the first largest element of each window of `x: [B, L1 .. LN]`, `[B, P1 · .. · PN, 1]`. It is
+    /// always a position within the input, even where all elements are as low as the padding.
     fn first_of_largest<T: Apply>(&self, x: &T, outside: f64) -> Result<T> {
         static TOP: LazyLock<Program> = LazyLock::new(|| {
             Program::build("max_pool", 3, 0, |b, x, _| {
@@ -68,8 +68,8 @@ impl<const N: usize> PoolWindows<N> {
     }
 }
 
-/// Regions of `axis` side by side, `[.., regions, .., K]`; shorter ones end in their last element again, which
-/// changes no largest.
+/// The regions of `axis` as rows, `[.., regions, .., K]`; shorter regions repeat their last element, which changes no
+/// maximum.
 #[track_caller]
 fn apart<T: Apply>(x: &T, axis: isize, regions: &[(usize, usize)]) -> Result<T> {
     let most = regions.iter().map(|r| r.1 - r.0).max().unwrap_or(1);

@@ -12,7 +12,7 @@ use crate::{
 /// What values are read outside of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutsideGrid {
-    /// Zeros.
+    /// Zeros outside of the image.
     #[default]
     Zeros,
     /// The nearest element of the border.
@@ -21,18 +21,18 @@ pub enum OutsideGrid {
     Reflection,
 }
 
-/// How [`GridSampleOps::grid_sample`] reads.
+/// The options of [`GridSampleOps::grid_sample`]: interpolation, padding and alignment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GridSample {
     /// [`Interpolation::Nearest`] (ties to even), [`Interpolation::Linear`], or, of images, [`Interpolation::Cubic`].
     pub mode: Interpolation,
-    /// What is read outside.
+    /// The value read outside of the image.
     pub outside: OutsideGrid,
     /// Whether −1 and 1 are the centers of the first and the last element, instead of the outer edges.
     pub align_corners: bool,
 }
 
-/// Sampling.
+/// Sampling of images at given coordinates.
 pub trait GridSampleOps: Apply {
     /// `self: [N, C, H, W]` read at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`; or `[N, C, D, H, W]` at
     /// `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`. A place is `(x, y)` or `(x, y, z)`: the last axis of the image
@@ -86,9 +86,9 @@ fn place(i: usize, n: usize, align_corners: bool) -> f64 {
     }
 }
 
-/// An element that a place reads along one axis, `[N, P]`: its position, its weight, and whether it lies outside of an image
-/// among zeros. There the position is one on the border, the weight 0, and what is read counts as 0, which a product with
-/// an infinite pixel would not be.
+/// One element that a sample reads along one axis, `[N, P]`: its position, its weight, and whether it is outside of a
+/// zero-padded image. Outside, the position is one on the border, the weight 0, and the value read counts as 0, which a
+/// product with an infinite pixel would not be.
 struct Tap<T> {
     at: T,
     weight: T,
@@ -96,7 +96,7 @@ struct Tap<T> {
 }
 
 impl<T: Apply> Tap<T> {
-    /// What a tap on one axis and one on the next, of `size` elements, read together.
+    /// The tap that combines a tap on one axis with one on the next, which has `size` elements.
     fn and(&self, next: &Tap<T>, size: usize) -> Result<Tap<T>> {
         let outside = match (&self.outside, &next.outside) {
             (Some(a), Some(b)) => Some(a.logical_or(b)?),
@@ -143,7 +143,7 @@ impl GridSample {
         let places = to[1..to.rank() - 1].iter().product();
         let grid = grid.reshape([n, places, sizes.len()])?;
         let pixels = x.reshape([n, c, sizes.iter().product()])?;
-        // Every combination of what the axes read.
+        // Every combination of the taps of the axes.
         let mut reads: Vec<Tap<T>> = Vec::new();
         for (axis, &size) in sizes.iter().enumerate() {
             let taps = self.taps(&grid.select(-1, sizes.len() - 1 - axis)?, size)?;
@@ -207,7 +207,8 @@ impl GridSample {
         }
     }
 
-    /// Places brought into the image, as what is outside of it says. The gradient beyond the border is 0, as PyTorch's.
+    /// Coordinates mapped into the image, according to the padding mode. The gradient beyond the border is 0, as in
+    /// PyTorch.
     fn inside<T: Apply>(&self, at: &T, size: usize) -> Result<T> {
         static BORDER: LazyLock<Program> =
             LazyLock::new(|| Program::new("grid_sample", |[x], [last]| [border(x, last)]));
@@ -261,7 +262,7 @@ fn border<'b>(x: Expr<'b>, last: Expr<'b>) -> Expr<'b> {
     low.ge(last).select(last, low)
 }
 
-/// The weights of the four neighbours by the distance of a place from the second (Keys 1981, `a = −0.75`).
+/// The weights of the four nearest elements by the distance of a sample from the second (Keys 1981, `a = −0.75`).
 static CUBIC: LazyLock<[Program; 4]> = LazyLock::new(|| {
     const A: f64 = -0.75;
     fn near(x: Expr<'_>) -> Expr<'_> {

@@ -8,7 +8,7 @@ use crate::{
 /// What comes around a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
-    /// This number.
+    /// Every padded element is this value.
     Constant(f64),
     /// The elements mirrored at the first and the last, which are not repeated: `[a, b, c]` becomes
     /// `c b | a b c | b a`.
@@ -37,7 +37,7 @@ impl PadMode {
     }
 }
 
-/// Padding by modes.
+/// Padding with PyTorch's modes.
 pub trait PadOps: Apply {
     /// `self` with `pads[i] = (before, after)` elements around axis `i`, one pair for each axis. A negative count
     /// removes elements from that end; all removals come before anything is added. Any dtype.

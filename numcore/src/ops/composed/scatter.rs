@@ -1,9 +1,10 @@
-//! Values written to places named by an index: replaced, or combined with what is there and with one another.
+//! Scatters: values written to the positions that an index names. They replace the old value, or are combined with it
+//! and with one another.
 //!
-//! An index may name a place several times. Sorted by place (stably), the values for one place are neighbours: they
-//! are combined by doubling distances, and the last of each place's values is the result, which every place then
-//! picks. So results depend on the order of the values alone, never on threads, and need no kernel beyond sort,
-//! gather and scatter-add.
+//! An index may name a position several times. After a stable sort by position, the values for one position are
+//! adjacent: they are combined by a segmented scan of doubling distances, and the last value of each segment is the
+//! result. So results depend on the order of the values alone, never on threads, and need no kernel beyond sort, gather
+//! and scatter-add.
 
 use std::sync::LazyLock;
 
@@ -18,15 +19,15 @@ use crate::{
 /// How values that are scattered to one place become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterReduction {
-    /// Their sum.
+    /// The sum of the values.
     Sum,
-    /// Their product.
+    /// The product of the values.
     Prod,
-    /// Their mean, of floats.
+    /// The mean of the values; floating dtypes only.
     Mean,
-    /// The largest; NaN wins; equals share the gradient evenly.
+    /// The largest value. NaN wins, and values that tie share the gradient evenly.
     Amax,
-    /// The smallest; NaN wins; equals share the gradient evenly.
+    /// The smallest value. NaN wins, and values that tie share the gradient evenly.
     Amin,
 }
 
@@ -43,7 +44,7 @@ pub trait ScatterOps: Apply {
         let Some(winner) = at.winners().map_err(|e| at.found("scatter", e))? else { return Ok(self.clone()) };
         at.merged(&winner.pick(at.axis, &at.src)?, &winner.hit()?)
     }
-    /// `self` with `value` at `index` along `axis`; a whole number for integers.
+    /// `self` with `value` at `index` along `axis`; an integer value for integer dtypes.
     #[track_caller]
     fn scatter_value(&self, axis: isize, index: &Self, value: f64) -> Result<Self> {
         let dtype = self.spec().dtype;
@@ -52,9 +53,9 @@ pub trait ScatterOps: Apply {
         let one = Self::constant(Tensor::full(self.runtime(), Shape::SCALAR, dtype, number)?);
         self.scatter(axis, index, &one.broadcast_to(index.spec().shape)?).map_err(|e| e.of_op("scatter_value"))
     }
-    /// `self` with `src[.., i, ..]` combined into `self[.., index[.., i, ..], ..]` along `axis`; what `self` has at a
-    /// place that is named takes part with `include_self` only. Places that are not named keep their value. Sums add
-    /// in ascending order of `i`. Of numbers.
+    /// `self` with `src[.., i, ..]` combined into `self[.., index[.., i, ..], ..]` along `axis`; the value of `self` at
+    /// a named position takes part with `include_self` only. Positions that are not named keep their value. Sums
+    /// accumulate in ascending order of `i`. Any dtype but `bool`.
     #[doc(alias = "scatter_reduce_")]
     #[doc(alias = "index_reduce")]
     #[track_caller]
@@ -91,7 +92,8 @@ pub trait ScatterOps: Apply {
             .map_err(|e| super::select::coordinate("scatter_nd", index, &self.spec().shape, e))?
             .reshape(self.spec().shape)
     }
-    /// As [`scatter_nd`](ScatterOps::scatter_nd), values combined as by [`scatter_reduce`](ScatterOps::scatter_reduce).
+    /// Writes slices to the positions that `index` names, as [`scatter_nd`](ScatterOps::scatter_nd) does, with values
+    /// combined as by [`scatter_reduce`](ScatterOps::scatter_reduce).
     #[track_caller]
     fn scatter_nd_reduce(
         &self,
@@ -157,7 +159,7 @@ fn rows_named<T: Apply>(op: &'static str, x: &T, index: &T, src: &T) -> Result<[
 /// The part of a tensor that an index can name.
 struct ScatterRegion<'a, T> {
     whole: &'a T,
-    /// `whole` cut to the index's sizes on every axis but `axis`.
+    /// `whole` narrowed to the index's sizes on every axis but `axis`.
     part: T,
     index: T,
     src: T,
@@ -193,7 +195,8 @@ impl<'a, T: Apply> ScatterRegion<'a, T> {
         }
     }
 
-    /// An error of `op`. An index that names no place was found in another order: it is looked for again in the given one.
+    /// Renames an error to `op`. An index out of range was found in sorted order, so its position is looked up in the
+    /// caller's index.
     fn found(&self, op: &'static str, e: Error) -> Error {
         let again = || {
             zeros(self.whole, self.part.spec().shape, DType::I64)?.scatter_add(
@@ -300,7 +303,7 @@ impl<T: Apply> Sorted<T> {
         Ok(x)
     }
 
-    /// Sorted values in the order of the index again.
+    /// Restores the order of the index from sorted values.
     pub(crate) fn back(&self, sorted: &T) -> Result<T> {
         sorted.gather(self.axis, &self.order.argsort(self.axis, false)?)
     }

@@ -37,7 +37,7 @@ pub fn non_max_suppression<R: Runtime>(boxes: &Tensor<R>, scores: &Tensor<R>, th
     Tensor::from_vec(boxes.runtime(), kept.into_iter().map(|(i, _)| i).collect())
 }
 
-/// The area that two boxes share, over the area they cover together.
+/// The intersection over union of two boxes.
 fn overlap(a: &[f64; 4], b: &[f64; 4]) -> f64 {
     let area = |x: &[f64; 4]| (x[2] - x[0]) * (x[3] - x[1]);
     let side = |k: usize| (a[k + 2].min(b[k + 2]) - a[k].max(b[k])).max(0.0);

@@ -1,5 +1,5 @@
-//! Distinct values, and how often numbers occur: shapes depend on values, so these are of tensors alone and wait for
-//! the device.
+//! Distinct values, and how often integers occur. Output shapes depend on values, so these are methods of tensors only
+//! and wait for the device.
 
 use super::SelectOps;
 use crate::{

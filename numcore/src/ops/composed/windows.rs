@@ -10,7 +10,7 @@ pub struct PoolOptions<const N: usize> {
     pub kernel: [usize; N],
     /// From one window to the next, per axis.
     pub stride: [usize; N],
-    /// How far windows reach over both edges, per axis; at most half the kernel.
+    /// Padding at both edges of each axis; at most half the kernel.
     pub padding: [usize; N],
     /// From one element of a window to the next, per axis.
     pub dilation: [usize; N],
@@ -20,12 +20,12 @@ pub struct PoolOptions<const N: usize> {
     /// Means only: whether elements of the padding count in the divisor. What `ceil_mode` adds beyond the padding
     /// never counts.
     pub count_include_pad: bool,
-    /// Means only: what sums are divided by, in place of the number of elements.
+    /// For mean pooling only: the divisor of the sums, in place of the number of elements.
     pub divisor: Option<f64>,
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// Windows side by side, without padding, as in PyTorch: the stride is the kernel.
+    /// Windows that do not overlap, without padding, as in PyTorch: the stride equals the kernel.
     pub fn new(kernel: [usize; N]) -> Self {
         PoolOptions {
             kernel,
@@ -38,7 +38,7 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// The axes of `x: [.., L1 .. LN]`, or what is wrong.
+    /// The pooled axes of `x: [.., L1 .. LN]`, or an error that says what does not fit.
     pub(super) fn axes(&self, op: &'static str, x: Shape) -> Result<[WindowAxis; N]> {
         let spatial = spatial::<N>(op, x)?;
         let mut axes = [WindowAxis::default(); N];
@@ -84,7 +84,7 @@ pub(super) struct WindowAxis {
     /// Elements outside of the input that windows reach at its start and at its end.
     pub(super) before: usize,
     pub(super) after: usize,
-    /// How many windows.
+    /// The number of windows along the axis.
     pub(super) count: usize,
     pub(super) kernel: usize,
     pub(super) step: usize,
@@ -96,7 +96,7 @@ impl WindowAxis {
     /// both sides.
     pub(super) fn counts(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
         (0..self.count).map(|w| {
-            // How many elements of the window lie before a place.
+            // The number of elements of the window before this position.
             let ahead = |end: usize| end.saturating_sub(w * self.step).div_ceil(self.dilation).min(self.kernel);
             let end = self.before + self.size;
             [ahead(end) - ahead(self.before), ahead(end + self.before)]
@@ -111,14 +111,15 @@ pub(super) fn spatial<const N: usize>(op: &'static str, x: Shape) -> Result<[usi
         .ok_or_else(|| Error::shape(op, &[x], format!("needs at least {N} axes, and pools over one, two or three")))
 }
 
-/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, whatever axes come before; `P1 .. PN` are
-/// the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with `ceil_mode`).
+/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes; `P1 ..
+/// PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
+/// `ceil_mode`).
 ///
-/// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input, regions
-/// of an empty input, a dtype that is not the method's.
+/// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input,
+/// regions of an empty input, a dtype that the method does not take.
 pub trait PoolOps: Apply {
-    /// Largest of each window, `[.., P1 .. PN]`; NaN counts as largest, what is outside of the input never wins, and
-    /// the first of equals gets the gradient. Any dtype but `bool`.
+    /// The largest element of each window, `[.., P1 .. PN]`. NaN counts as largest, padding is never chosen, and the
+    /// first of equal elements gets the gradient. Any dtype but `bool`.
     #[doc(alias = "max_pool1d")]
     #[doc(alias = "max_pool3d")]
     #[doc(alias = "MaxPool3d")]
@@ -126,8 +127,8 @@ pub trait PoolOps: Apply {
     fn max_pool<const N: usize>(&self, options: &PoolOptions<N>) -> Result<Self> {
         extreme_pool::largest(self, options)
     }
-    /// As [`max_pool`](PoolOps::max_pool), with the position of each in its own `L1 × .. × LN` elements, row-major
-    /// (`i64`).
+    /// Max pooling that also returns the position of each maximum within its `L1 × .. × LN` elements, row-major
+    /// (`i64`); see [`max_pool`](PoolOps::max_pool).
     #[doc(alias = "return_indices")]
     #[track_caller]
     fn max_pool_with_indices<const N: usize>(&self, options: &PoolOptions<N>) -> Result<(Self, Self)> {
@@ -176,8 +177,8 @@ pub trait PoolOps: Apply {
     fn adaptive_max_pool<const N: usize>(&self, size: [usize; N]) -> Result<Self> {
         Ok(self.adaptive_max_pool_with_indices(size)?.0)
     }
-    /// As [`adaptive_max_pool`](PoolOps::adaptive_max_pool), with the position of each in its own `L1 × .. × LN`
-    /// elements (`i64`).
+    /// Adaptive max pooling that also returns the position of each maximum within its `L1 × .. × LN` elements (`i64`);
+    /// see [`adaptive_max_pool`](PoolOps::adaptive_max_pool).
     #[track_caller]
     fn adaptive_max_pool_with_indices<const N: usize>(&self, size: [usize; N]) -> Result<(Self, Self)> {
         extreme_pool::adaptive("adaptive_max_pool", self, size)

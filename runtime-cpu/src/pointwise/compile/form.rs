@@ -21,21 +21,21 @@ pub(crate) struct Form {
 pub(crate) enum Output {
     /// Stored as this type.
     Overwrite(DType),
-    /// Added to what is stored as this type.
+    /// Accumulated into elements stored as this dtype.
     Add(DType),
     /// Of this type, left where it was computed, in compute form.
     Keep(DType),
 }
 
 impl Output {
-    /// Its type.
+    /// The dtype of the operand.
     pub(in crate::pointwise) fn dtype(&self) -> DType {
         match *self {
             Output::Overwrite(t) | Output::Add(t) | Output::Keep(t) => t,
         }
     }
 
-    /// Tells outputs apart in a key.
+    /// A code that distinguishes outputs in a cache key.
     pub(in crate::pointwise) fn code(&self) -> u64 {
         match *self {
             Output::Overwrite(t) => t as u64,

@@ -1,4 +1,5 @@
-//! Executes kernels: a [`Plan`] cuts a launch into tiles, and a [`Launch`] runs the kernel's steps over each tile.
+//! Execution of kernels: a [`Plan`] divides a launch into tiles, and a [`Launch`] runs the kernel's steps over each
+//! tile.
 
 mod exec;
 mod plan;

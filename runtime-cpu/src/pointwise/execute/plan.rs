@@ -22,7 +22,7 @@ unsafe impl Send for Moving {}
 // SAFETY: it holds an address alone; kernels that read or write through it state why that is sound.
 unsafe impl Sync for Moving {}
 
-/// Nested loops over the positions of a launch, and how they are cut into tiles.
+/// Nested loops over the positions of a launch, and their division into tiles.
 #[derive(Clone)]
 pub(crate) struct Plan {
     /// Sizes of the axes, outermost first; at least two, the last two of which are rows and columns.
@@ -41,7 +41,7 @@ pub(crate) struct Tile {
 /// One tile: the offset of each operand is for the caller to take from `index`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// Number of the position of the outer axes.
+    /// The row-major position on the outer axes.
     pub outer: usize,
     pub row: usize,
     pub column: usize,
@@ -62,8 +62,8 @@ impl Plan {
         plan
     }
 
-    /// Takes the axes of `shape` in `order`; adjacent ones of one kind are merged where every operand allows it. Gives the kinds
-    /// of the axes that remain.
+    /// Takes the axes of `shape` in `order`; adjacent ones of one kind are merged where every operand allows it. Gives
+    /// the kinds of the axes that remain.
     pub(crate) fn arrange<K: PartialEq>(
         &mut self,
         shape: &Shape,
@@ -119,7 +119,8 @@ impl Plan {
         (operand.strides[n - 2], operand.strides[n - 1])
     }
 
-    /// Cuts tiles of at most `block` elements: a cache line high where an operand is column-major, whole rows otherwise.
+    /// Cuts tiles of at most `block` elements: a cache line high where an operand is column-major, whole rows
+    /// otherwise.
     pub(in crate::pointwise) fn cut(&mut self, block: usize) {
         let (rows, columns) = (self.rows_len(), self.columns());
         let across = |o: &&Moving| {
@@ -135,7 +136,7 @@ impl Plan {
         }
     }
 
-    /// Cuts tiles of at most `block` elements: some whole rows, or a piece of one.
+    /// Forms tiles of at most `block` elements: several whole rows, or a part of one.
     pub(in crate::pointwise) fn cut_rows(&mut self, block: usize) {
         let (rows, columns) = (self.rows_len(), self.columns());
         self.tile = if columns > block / 2 {

@@ -19,7 +19,7 @@ pub enum FftNorm {
     /// The inverse, by `n`.
     #[default]
     Backward,
-    /// Both, by `√n`.
+    /// Both directions are divided by `√n`.
     Ortho,
     /// The forward one, by `n`.
     Forward,
@@ -35,10 +35,10 @@ impl FftNorm {
     }
 }
 
-/// Fourier transforms, of floats; halves are computed in `f32`. Axes do not count the pairs' own: `axis` −1 of
-/// `[.., N, 2]` is the one of size `N`. `n` cuts the input or adds zeros at its end first.
+/// Fourier transforms, of floats; halves are computed in `f32`. Axis numbers do not count the last axis of pairs:
+/// `axis` −1 of `[.., N, 2]` is the axis of size `N`. `n` first truncates the input or pads it with zeros at its end.
 ///
-/// A length is cut into factors of at most 64, each of which is a matrix product (Cooley & Tukey 1965); prime factors
+/// A length is split into factors of at most 64, each of which is a matrix product (Cooley & Tukey 1965); prime factors
 /// above 128 become convolutions (Bluestein 1970). So the work for one transform is `O(n log n)`. Twiddle factors are
 /// computed in `f64` on the host by each call, in `O(n)`.
 pub trait FftOps: Apply {
@@ -110,8 +110,8 @@ pub trait FftOps: Apply {
         shifted(self, axes, |n| -((n / 2) as isize))
     }
     /// Short-time transforms of real `self: [.., L]`: windows of `options.size` elements every `options.hop`, times
-    /// `window: [W]` (in the middle of the others' zeros if it is shorter; ones if there is none), each transformed:
-    /// `[.., F, T, 2]`, `F` of `options.size / 2 + 1` with `onesided`.
+    /// `window: [W]` (centred between zeros if it is shorter; ones if it is `None`), each transformed: `[.., F, T, 2]`,
+    /// `F` of `options.size / 2 + 1` with `onesided`.
     fn stft(&self, window: Option<&Self>, options: Stft) -> Result<Self> {
         options.forward(self, window)
     }
@@ -150,7 +150,7 @@ fn all<T: Apply>(x: &T, op: &'static str, axes: &[isize]) -> Result<Vec<isize>> 
     Ok((0..x.spec().shape.rank() as isize - 1).collect())
 }
 
-/// `x` cut, or continued with zeros, to `n` along an axis.
+/// `x` truncated, or padded with zeros, to `n` along an axis.
 fn resized<T: Apply>(x: &T, axis: usize, n: usize) -> Result<T> {
     let len = x.spec().shape[axis];
     match n.cmp(&len) {

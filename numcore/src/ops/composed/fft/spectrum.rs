@@ -18,11 +18,11 @@ pub struct Stft {
     pub hop: usize,
     /// Whether transform `t` is about element `t · hop`: the signal is padded by `size / 2` on both sides.
     pub center: bool,
-    /// With what.
+    /// The padding mode at both ends of the signal.
     pub pad: PadMode,
     /// Whether results are divided by `√size`.
     pub normalized: bool,
-    /// Whether the redundant half of the frequencies is left out.
+    /// Whether only the non-redundant frequencies are returned.
     pub onesided: bool,
 }
 
@@ -123,13 +123,13 @@ fn divided<T: Apply>(sum: &T, weight: &T) -> Result<T> {
 /// Weights of a window, for [`Tensor::window`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Window {
-    /// `½ − ½·cos`.
+    /// The Hann window, `½ − ½·cos`.
     Hann,
-    /// `0.54 − 0.46·cos`.
+    /// The Hamming window, `0.54 − 0.46·cos`.
     Hamming,
     /// `0.42 − 0.5·cos + 0.08·cos(2·)`.
     Blackman,
-    /// A triangle.
+    /// The Bartlett window, a triangle.
     Bartlett,
     /// Bessel functions with this `β` (Kaiser 1980).
     Kaiser(f64),
@@ -164,8 +164,8 @@ fn bessel(x: f64) -> f64 {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// The weights of a window, `[n]`: one period of it with `periodic`, as spectra want it, or from its first to its
-    /// last weight, as filters do.
+    /// The weights of a window, `[n]`: one period of it with `periodic`, for spectral analysis, or symmetric, for
+    /// filter design.
     #[doc(alias = "hann_window")]
     #[doc(alias = "hamming_window")]
     #[doc(alias = "blackman_window")]

@@ -9,7 +9,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// Lengths up to this one are one matrix product.
+/// Lengths up to this one are computed as one matmul.
 const DIRECT: usize = 64;
 /// Prime lengths above this one are convolutions.
 const PRIME: usize = 128;
@@ -37,7 +37,7 @@ fn roots(n: usize, inverse: bool) -> Vec<(f64, f64)> {
     (0..n).map(root).collect()
 }
 
-/// As one product with the matrix of the transform, in which every number is its 2 × 2 real matrix.
+/// The transform as one matmul with the DFT matrix, in which every complex element is a 2 × 2 real matrix.
 fn product<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     let shape = x.spec().shape;
     let n = shape[1];
@@ -51,7 +51,7 @@ fn product<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     x.reshape([shape[0], 2 * n])?.matmul(&matrix)?.reshape(shape)
 }
 
-/// By transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` goes into `k = k₁ + radix·k₂`.
+/// By transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` contributes to `k = k₁ + radix·k₂`.
 fn stages<T: Apply>(x: &T, radix: usize, inverse: bool) -> Result<T> {
     let (batch, n) = (x.spec().shape[0], x.spec().shape[1]);
     let rest = n / radix;
@@ -64,7 +64,8 @@ fn stages<T: Apply>(x: &T, radix: usize, inverse: bool) -> Result<T> {
     dft(&rows, inverse)?.reshape([batch, radix, rest, 2])?.permute(&[0, 2, 1, 3])?.reshape([batch, n, 2])
 }
 
-/// As a convolution with a chirp, since `t·k = (t² + k² − (k − t)²) / 2`, of a length that is a power of two.
+/// The transform as a convolution with a chirp, since `t·k = (t² + k² − (k − t)²) / 2`, of a length that is a power of
+/// two.
 fn convolution<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     let n = x.spec().shape[1];
     let long = (2 * n - 1).next_power_of_two();
