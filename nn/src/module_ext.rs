@@ -1,6 +1,9 @@
 //! What can be done with any model: name, count, freeze, cast, save and load its parts.
 
-use std::{collections::HashSet, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
 use numcore::{DType, Result, Runtime, Tensor, safetensors::Notes};
 
@@ -107,13 +110,63 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         summary::table(&self.named_parameters())
     }
 
-    /// Casts its floating parameters and buffers. Parameters get other leaves: cast before optimizers and trainers are
-    /// made.
+    /// Casts the floating parameters and buffers of the model. Parameters get other leaves: cast before optimizers and
+    /// trainers are made.
     fn to_dtype(&self, dtype: DType) -> Result<()> {
-        let mut parameters = self.parameters().into_iter().filter(|p| p.dtype().is_float());
-        let mut buffers = self.named_buffers().into_iter().filter(|(_, b)| b.spec().dtype.is_float());
-        parameters.try_for_each(|p| p.to_dtype(dtype))?;
-        buffers.try_for_each(|(_, b)| b.to_dtype(dtype))
+        self.to_dtype_where(|_| true, dtype)
+    }
+
+    /// Casts the floating parameters and buffers whose full name satisfies `which`, so that parts of a model differ in dtype:
+    /// `model.to_dtype_where(under("encoder"), DType::BF16)`. Where such parts meet, cast the activations, or compute under
+    /// [`autocast`](autograd::autocast).
+    fn to_dtype_where(&self, which: impl Fn(&str) -> bool, dtype: DType) -> Result<()> {
+        for (_, p) in self.named_parameters().iter().filter(|(name, p)| which(name) && p.dtype().is_float()) {
+            p.to_dtype(dtype)?;
+        }
+        for (_, b) in self.named_buffers().iter().filter(|(name, b)| which(name) && b.spec().dtype.is_float()) {
+            b.to_dtype(dtype)?;
+        }
+        Ok(())
+    }
+
+    /// Takes parameters, buffers and what is trained from a model of the same structure on another device, or on this one: a model moves
+    /// between devices by making one there and copying into it. Values keep the dtypes of `other`.
+    ///
+    /// ```
+    /// # use nn::{Init, Linear, ModuleExt};
+    /// # use numcore::NullRuntime;
+    /// # fn main() -> numcore::Result<()> {
+    /// # let (cpu, gpu) = (NullRuntime::new(), NullRuntime::new());
+    /// let trained = Linear::new(&Init::new(&cpu, 0), 4, 2)?;
+    /// let deployed = Linear::new(&Init::new(&gpu, 0), 4, 2)?;
+    /// deployed.copy_from(&trained)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// One error lists every name or shape that differs; nothing is changed then.
+    #[doc(alias = "to_device")]
+    fn copy_from<S: Runtime>(&self, other: &(impl Module<S> + ?Sized)) -> Result<()> {
+        let theirs = other.state_dict()?;
+        let own = ModelState::of(self);
+        own.check_structure(&theirs)?;
+        let trained: HashMap<String, Param<S>> = other.named_parameters().into_iter().collect();
+        for (name, p) in self.named_parameters() {
+            if let Some(other) = trained.get(&name) {
+                p.to_dtype(other.dtype())?;
+                p.set_requires_grad(other.requires_grad());
+            }
+        }
+        let buffers: HashMap<String, Buffer<S>> = other.named_buffers().into_iter().collect();
+        for (name, b) in self.named_buffers() {
+            if let Some(other) = buffers.get(&name) {
+                b.to_dtype(other.spec().dtype)?;
+            }
+        }
+        let Some(rt) = own.runtime() else { return Ok(()) };
+        let moved = theirs.into_iter().map(|(name, value)| Ok((name, value.to_device(&rt)?)));
+        ModelState::of(self).load(moved.collect::<Result<_>>()?, true).map(drop)
     }
 
     /// The values of its parameters and buffers by full name, in its own order. A shared one comes once, under its

@@ -128,12 +128,41 @@ impl<R: Runtime> ModelState<R> {
     }
 }
 
+impl<R: Runtime> ModelState<R> {
+    /// An error unless `theirs` has the names and shapes of this model, and no others. Dtypes may differ.
+    pub(crate) fn check_structure<S: Runtime>(&self, theirs: &[(String, Tensor<S>)]) -> Result<()> {
+        let mut given: HashMap<&str, &Tensor<S>> = theirs.iter().map(|(name, value)| (&**name, value)).collect();
+        let mut wrong = StateMismatch::default();
+        for NamedSlot { names, slot } in &self.0 {
+            let found: Vec<_> = names.iter().filter_map(|name| given.remove(&**name)).collect();
+            match found.first() {
+                None => wrong.report.missing.push(names[0].clone()),
+                Some(value) if *value.shape() != slot.spec().shape => {
+                    wrong.mismatching.push(format!(
+                        "{} is {} here and {} there",
+                        names[0],
+                        slot.spec().shape,
+                        value.shape()
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        wrong.report.unexpected = given.into_keys().map(String::from).collect::<BTreeSet<_>>().into_iter().collect();
+        wrong.check(true).map(drop)
+    }
+
+    /// The runtime of the first parameter or buffer; `None` for a model that has none.
+    pub(crate) fn runtime(&self) -> Option<R> {
+        Some(self.0.first()?.slot.runtime().with_category(MemoryCategory::Parameters))
+    }
+}
+
 /// Takes a state from a file, by way of the memory its parameters are booked under.
 pub(crate) fn load_file<R: Runtime>(state: &ModelState<R>, path: &Path, strict: bool) -> Result<LoadReport> {
-    let Some(first) = state.0.first() else {
+    let Some(rt) = state.runtime() else {
         return state.load(Vec::new(), strict);
     };
-    let rt = first.slot.runtime().with_category(MemoryCategory::Parameters);
     state.load(safetensors::load(path, &rt)?, strict)
 }
 
