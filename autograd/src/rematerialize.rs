@@ -18,7 +18,7 @@ use crate::{
 
 type MakeValue<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
 
-/// A value while a forward pass uses it, and how it is made.
+/// A value during the forward pass, with its recipe.
 pub(crate) struct Rematerialized<R: Runtime> {
     pub(crate) value: Tensor<R>,
     pub(crate) recipe: Arc<RematRecipe<R>>,
@@ -29,7 +29,7 @@ pub(crate) struct RematRecipe<R: Runtime> {
     make: Arc<MakeValue<R>>,
     inputs: Vec<SavedInput<R>>,
     random: RandomState,
-    /// Of what `make` gave.
+    /// The spec of the output of `make`.
     spec: Spec,
     /// The views through which the recomputed value is read.
     views: Vec<ViewOp>,

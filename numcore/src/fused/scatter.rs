@@ -1,4 +1,4 @@
-//! The largest or smallest of the values that are scattered to each place.
+//! Scatters that keep the largest or smallest value at each position.
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -19,9 +19,9 @@ use crate::{
 /// [`amax`](crate::ops::ReduceOps::amax) shares it.
 #[derive(Clone, Debug)]
 pub struct ScatterExtreme {
-    /// Along which axis places are named.
+    /// The axis along which the index names positions.
     pub axis: usize,
-    /// Whether the largest stays, or the smallest.
+    /// Whether to keep the largest value, or the smallest.
     pub largest: bool,
     /// Whether the element of `x` at a named position takes part in the reduction there.
     pub include_self: bool,

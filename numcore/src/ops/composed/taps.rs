@@ -1,4 +1,4 @@
-//! Linear maps along one axis given by a few weights for each output: what interpolation and means of regions are.
+//! Linear maps along one axis, given by a few weights for each output: for interpolation and means of regions.
 
 use std::sync::LazyLock;
 
@@ -37,7 +37,7 @@ impl Taps {
         Ok(taps)
     }
 
-    /// Applies the map along `axis` of `x`, a float.
+    /// Applies the map along `axis` of `x`, of a floating dtype.
     pub(super) fn apply<T: Apply>(&self, op: &'static str, x: &T, axis: usize) -> Result<T> {
         static WEIGHTED: LazyLock<Program> = LazyLock::new(|| Program::new("taps", |[x, w], []| [x * w]));
         let shape = x.spec().shape;
