@@ -192,7 +192,7 @@ impl Mode {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets the mode.
+    /// Sets the mode of the module.
     pub fn set_training(&self, yes: bool) {
         self.0.store(yes, Ordering::Relaxed);
     }

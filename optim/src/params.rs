@@ -11,10 +11,10 @@ use numcore::{
 
 use crate::{StateSpec, memory::lending};
 
-/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are of two bytes.
+/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are f16 or bf16.
 ///
-/// A leaf whose value someone replaces afterwards (a checkpoint was loaded into the model) keeps working: the new value
-/// is copied into the buffer before the next update.
+/// A leaf whose value is replaced afterwards (a checkpoint was loaded into the model) keeps working: the new value is
+/// copied into the buffer before the next update.
 pub struct FlatParams<R: Runtime> {
     leaves: Vec<Arc<Leaf<R>>>,
     pub(crate) values: Flat<R>,

@@ -1,4 +1,4 @@
-//! Stable sorting of pairs (key, place) by four bits a pass.
+//! Stable sorting of pairs (key, position) by a radix sort of four bits per pass.
 
 use numcore::Result;
 

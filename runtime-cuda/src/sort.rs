@@ -1,4 +1,4 @@
-//! Launches of sorts: short lines within a block, long ones by digits.
+//! Launches of sorts: short rows within a block, long ones by radix sort.
 
 use numcore::{DType, ErrorKind, Result, View, ViewMut};
 

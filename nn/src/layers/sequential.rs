@@ -33,7 +33,7 @@ impl<R: Runtime> Sequential<R> {
         Self::default()
     }
 
-    /// Appends a layer.
+    /// Appends a layer at the end.
     pub fn push(mut self, layer: impl Forward<R> + 'static) -> Self {
         self.layers.push(Box::new(layer));
         self

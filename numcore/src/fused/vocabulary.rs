@@ -257,8 +257,7 @@ pub trait NnOps: Apply {
     fn rope(&self, base: f64, start: usize) -> Result<Self> {
         rope::rope(self, &RopeOptions { base, start, ..RopeOptions::default() })
     }
-    /// Rotary position embedding with explicit positions, over some of the components, or with interleaved pairs; see
-    /// [`rope`](NnOps::rope).
+    /// Rotary embedding with explicit positions, partial rotation, or interleaved pairs; see [`rope`](NnOps::rope).
     #[track_caller]
     fn rope_with(&self, options: RopeOptions<'_, Self>) -> Result<Self> {
         rope::rope(self, &options)
@@ -276,8 +275,7 @@ pub trait NnOps: Apply {
     fn softmin(&self, axis: isize) -> Result<Self> {
         self.neg()?.softmax(axis)
     }
-    /// The gated linear unit `a · sigmoid(b)`, where `a` and `b` are the two parts of `self` along `axis` (Dauphin et
-    /// al. 2017).
+    /// The gated linear unit `a · sigmoid(b)` of the two parts `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
     #[track_caller]
     fn glu(&self, axis: isize) -> Result<Self> {
         static GLU: LazyLock<Program> = LazyLock::new(|| Program::new("glu", |[a, b], []| [a * b.sigmoid()]));
@@ -319,8 +317,7 @@ pub trait NnOps: Apply {
         let scalars: [Scalar; 3] = [seed.into(), p.into(), (1.0 / (1.0 - p)).into()];
         self.apply_program(&DROPOUT, &[], &scalars)
     }
-    /// Dropout that also returns the mask of the elements that are kept, `bool` of `self`'s shape; see
-    /// [`dropout`](NnOps::dropout).
+    /// Dropout that also returns the mask of kept elements, `bool` of `self`'s shape; see [`dropout`](NnOps::dropout).
     #[doc(alias = "native_dropout")]
     #[track_caller]
     fn dropout_with_mask(&self, p: f64, seed: u64) -> Result<(Self, Self)> {

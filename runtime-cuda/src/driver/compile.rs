@@ -1,4 +1,4 @@
-//! CUDA C to machine code of one architecture, by NVRTC, kept on disk.
+//! Compiles CUDA C to machine code of one architecture, by NVRTC, and caches it on disk.
 //!
 //! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square
 //! root, gradual underflow. `--fmad=true` stays, because the CPU's programs contract `a·b + c` as well, and an

@@ -50,7 +50,7 @@ impl Pool {
         self.numbers[k as usize % self.numbers.len()]
     }
 
-    /// One of an input's type. What meets no input has a type of its own, which folding need not respect.
+    /// A value of an input's dtype. A value without inputs has a dtype that folding need not respect.
     fn typed(&self, k: u8) -> u32 {
         let typed: Vec<u32> = self.numbers.iter().filter(|(_, typed)| *typed).map(|(id, _)| *id).collect();
         typed[k as usize % typed.len()]

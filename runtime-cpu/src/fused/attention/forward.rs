@@ -1,4 +1,4 @@
-//! Outputs and logsumexps.
+//! Attention forward: outputs and logsumexps.
 
 use std::ops::Range;
 
