@@ -33,8 +33,8 @@ config! {
 /// Adafactor, as PyTorch has it. With `RMS(x) = ‖x‖/√n`, `ρₜ = min(ρ, 1/√t)`, `w = t^τ`:
 ///
 /// `α = max(ε₂, RMS(θ)) ρₜ`, `θ ← (1 − ρλ)θ`; for a matrix (the last two axes), `r ← r + w(mean(g²) of rows − r)`, `c`
-/// the same of columns, `v = rc / max(mean(r), ε₁)`; of a vector `v ← v + w(g² − v)`; `u = g/√max(v, ε₁²)`, `θ ← θ − α
-/// u / max(1, RMS(u)/d)`.
+/// the same of columns, `v = rc / max(mean(r), ε₁)`; of a vector `v ← v + w(g² − v)`; `u = g/√max(v, ε₁²)`,
+/// `θ ← θ − α u / max(1, RMS(u)/d)`.
 ///
 /// Shazeer and Stern, *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, 2018.
 pub type Adafactor<R> = FlatOptimizer<R, AdafactorConfig>;

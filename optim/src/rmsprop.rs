@@ -24,8 +24,8 @@ config! {
     }
 }
 
-/// RMSprop. With `g ← g + λθ`: `v ← αv + (1 − α)g²`; `d = g/(√v + ε)`, or centered with `a ← αa + (1 − α)g`, `d =
-/// g/(√(v − a²) + ε)`; `b ← μb + d`, `θ ← θ − γb`, without momentum `θ ← θ − γd`.
+/// RMSprop. With `g ← g + λθ`: `v ← αv + (1 − α)g²`; `d = g/(√v + ε)`, or centered with `a ← αa + (1 − α)g`,
+/// `d = g/(√(v − a²) + ε)`; `b ← μb + d`, `θ ← θ − γb`, without momentum `θ ← θ − γd`.
 ///
 /// Hinton, *Neural Networks for Machine Learning*, lecture 6a, 2012; centered: Graves, *Generating Sequences With
 /// Recurrent Neural Networks*, 2013.

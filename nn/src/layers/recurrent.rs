@@ -60,8 +60,9 @@ pub struct LstmCell;
 #[derive(Debug)]
 pub struct GruCell;
 
-/// The gated recurrent unit as first described, where the reset gate is applied before the matmul: `n = tanh(W x + U (r
-/// ∘ h) + b)`; gates r, z, n. ONNX's `GRU` with `linear_before_reset = 0`, Keras' with `reset_after=False`.
+/// The gated recurrent unit as first described, where the reset gate is applied before the matmul:
+/// `n = tanh(W x + U (r ∘ h) + b)`; gates r, z, n. ONNX's `GRU` with `linear_before_reset = 0`, Keras' with
+/// `reset_after=False`.
 #[derive(Debug)]
 pub struct GruResetFirstCell;
 

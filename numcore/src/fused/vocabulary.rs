@@ -237,8 +237,8 @@ pub trait NnOps: Apply {
         rank_is("avg_pool2d", &[self], 4)?;
         mean_pool::mean("avg_pool2d", self, &PoolOptions { stride, padding, ..PoolOptions::new(kernel) })
     }
-    /// Means of `self: [N, C, H, W]` over `size` regions of nearly equal size: region `i` of `n` spans `⌊i·H/n⌋ ..
-    /// ⌈(i+1)·H/n⌉`.
+    /// Means of `self: [N, C, H, W]` over `size` regions of nearly equal size: region `i` of `n` spans
+    /// `⌊i·H/n⌋ .. ⌈(i+1)·H/n⌉`.
     #[track_caller]
     fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Self> {
         rank_is("adaptive_avg_pool2d", &[self], 4)?;
@@ -262,9 +262,9 @@ pub trait NnOps: Apply {
     fn rope_with(&self, options: RopeOptions<'_, Self>) -> Result<Self> {
         rope::rope(self, &options)
     }
-    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to `[.., T,
-    /// R/2]`, of `self`'s dtype: the first `R` components are rotated, component `i` paired with `i + R/2`, or `2i`
-    /// with `2i + 1` if `interleaved`.
+    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to
+    /// `[.., T, R/2]`, of `self`'s dtype: the first `R` components are rotated, component `i` paired with `i + R/2`, or
+    /// `2i` with `2i + 1` if `interleaved`.
     #[doc(alias = "apply_rotary_pos_emb")]
     #[track_caller]
     fn rotate(&self, cos: &Self, sin: &Self, interleaved: bool) -> Result<Self> {

@@ -60,8 +60,8 @@ pub enum Inst {
     Const(Const),
     /// The element's row-major position in the output, in the dtype of the operands it is combined with.
     Index,
-    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter `(i / 4,
-    /// stream, 0)` under the key in scalar `seed`.
+    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter
+    /// `(i / 4, stream, 0)` under the key in scalar `seed`.
     Random {
         /// The index of the scalar that is the key.
         seed: u16,

@@ -30,8 +30,8 @@ pub trait ColumnOps: Apply {
         let each: usize = options.kernel.iter().product();
         x.permute(&order)?.reshape([shape[0], shape[1] * each, counts.iter().product()])
     }
-    /// `self: [B, C · K, P]`, the columns of [`im2col`](ColumnOps::im2col), accumulated where windows overlap into `[B,
-    /// C, size]`: its adjoint, not its inverse.
+    /// `self: [B, C · K, P]`, the columns of [`im2col`](ColumnOps::im2col), accumulated where windows overlap into
+    /// `[B, C, size]`: its adjoint, not its inverse.
     ///
     /// Errors: another rank, rows that are no multiple of `K`, not as many columns as there are windows.
     #[doc(alias = "fold")]

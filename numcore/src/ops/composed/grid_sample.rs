@@ -34,9 +34,9 @@ pub struct GridSample {
 
 /// Sampling of images at given coordinates.
 pub trait GridSampleOps: Apply {
-    /// Samples of `self: [N, C, H, W]` at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`; or `[N, C, D, H, W]` at `[N, O,
-    /// P, Q, 3]`, giving `[N, C, O, P, Q]`. A coordinate is `(x, y)` or `(x, y, z)`: the last axis of the image first,
-    /// from −1 to 1. Both of one floating dtype; gradients flow to both, but none to the grid with
+    /// Samples of `self: [N, C, H, W]` at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`; or `[N, C, D, H, W]` at
+    /// `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`. A coordinate is `(x, y)` or `(x, y, z)`: the last axis of the image
+    /// first, from −1 to 1. Both of one floating dtype; gradients flow to both, but none to the grid with
     /// [`Interpolation::Nearest`]. A place that is NaN gives NaN.
     ///
     /// Errors: other ranks, batches that differ, an empty image, a mode that is not listed with [`GridSample::mode`].

@@ -80,8 +80,8 @@ pub trait InterpolateOps: Apply {
             })
         })
     }
-    /// Pixel shuffle, from `self: [.., C·r², H, W]` to `[.., C, H·r, W·r]`: every `r²` channels become a square of `r ×
-    /// r` pixels (Shi et al. 2016).
+    /// Pixel shuffle, from `self: [.., C·r², H, W]` to `[.., C, H·r, W·r]`: every `r²` channels become a square of
+    /// `r × r` pixels (Shi et al. 2016).
     #[track_caller]
     fn pixel_shuffle(&self, r: usize) -> Result<Self> {
         let shape = self.spec().shape;

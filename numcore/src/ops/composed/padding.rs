@@ -10,8 +10,8 @@ use crate::{
 pub enum PadMode {
     /// Every padded element is this value.
     Constant(f64),
-    /// Padding with the elements mirrored at the first and the last, which are not repeated: `[a, b, c]` becomes `c b |
-    /// a b c | b a`.
+    /// Padding with the elements mirrored at the first and the last, which are not repeated: `[a, b, c]` becomes
+    /// `c b | a b c | b a`.
     Reflect,
     /// Padding with the first and the last element repeated: `a a | a b c | c c`.
     Replicate,

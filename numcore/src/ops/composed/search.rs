@@ -32,8 +32,8 @@ pub trait SearchOps: Apply {
         let found = search(&sequences, &values.detach().reshape([rows, each])?, right)?;
         found.reshape(wanted)
     }
-    /// The interval between ascending `boundaries: [M]` that contains each element of `self`: `i` where `boundaries[i −
-    /// 1] < x ≤ boundaries[i]`, or, with `right`, `boundaries[i − 1] ≤ x < boundaries[i]`.
+    /// The interval between ascending `boundaries: [M]` that contains each element of `self`: `i` where
+    /// `boundaries[i − 1] < x ≤ boundaries[i]`, or, with `right`, `boundaries[i − 1] ≤ x < boundaries[i]`.
     #[doc(alias = "digitize")]
     #[track_caller]
     fn bucketize(&self, boundaries: &Self, right: bool) -> Result<Self> {

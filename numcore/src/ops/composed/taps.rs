@@ -9,8 +9,8 @@ use crate::{
     pointwise::Program,
 };
 
-/// For each output along an axis, the indices of the inputs it is computed from, and their weights: `y[i] = Σ_k
-/// weight[i, k] · x[index[i, k]]`.
+/// For each output along an axis, the indices of the inputs it is computed from, and their weights:
+/// `y[i] = Σ_k weight[i, k] · x[index[i, k]]`.
 pub(super) struct Taps {
     index: Vec<i64>,
     weight: Vec<f64>,

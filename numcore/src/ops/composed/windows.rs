@@ -110,8 +110,8 @@ pub(super) fn spatial<const N: usize>(op: &'static str, x: Shape) -> Result<[usi
         .ok_or_else(|| Error::shape(op, &[x], format!("needs at least {N} axes, and pools over one, two or three")))
 }
 
-/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes; `P1 ..
-/// PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
+/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes;
+/// `P1 .. PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
 /// `ceil_mode`).
 ///
 /// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input,
