@@ -168,7 +168,7 @@ pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
 }
 
 /// Writes tensors and notes to a file, all or nothing: to a temporary file in the same folder, which takes its place
-/// once it is on disk. When anything fails, what was at `path` is still there. A symbolic link stays one: the file it
+/// once it is on disk. When anything fails, the old file at `path` is unchanged. A symbolic link is kept: the file it
 /// points to is replaced. A path that is not a regular file (a folder, a device, a pipe, a socket) is an error.
 ///
 /// Tensors are stored by descending element size, then by name, so that readers which map the file find them aligned.

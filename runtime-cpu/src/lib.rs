@@ -153,8 +153,8 @@ impl Builder {
 }
 
 impl Engine {
-    /// Cuts `0..len` into ranges of `grain` and calls `body` with each, on any thread. The cuts do not depend on how
-    /// many threads there are.
+    /// Divides `0..len` into ranges of `grain` and calls `body` with each, on any thread. The ranges do not depend on
+    /// the number of threads.
     pub(crate) fn ranges(&self, len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
         self.threads.run(len.div_ceil(grain), |i| body(i * grain..len.min((i + 1) * grain)));
     }

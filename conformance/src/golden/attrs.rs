@@ -18,7 +18,7 @@ impl Attrs {
         Attrs { values: value.as_object().cloned().unwrap_or_default(), read: RefCell::default() }
     }
 
-    /// The first of several names that is there and not null.
+    /// The first of several names that is present and not null.
     fn find(&self, names: &[&str]) -> Option<&Value> {
         self.read.borrow_mut().extend(names.iter().map(|n| (*n).to_string()));
         names.iter().find_map(|n| self.values.get(*n)).filter(|v| !v.is_null())

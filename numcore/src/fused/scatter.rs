@@ -80,7 +80,7 @@ impl Fused for ScatterExtreme {
         let from_src = same(&src, &y.gather(axis, &index)?)?;
         let none = T::constant(Tensor::zeros(x.runtime(), x.spec().shape, dtype)?);
         let named = none.scatter_add(axis, &index, &from_src)?;
-        // A place that no element names keeps its value.
+        // A position that no element names keeps its value.
         let from_x = if self.include_self { same(&x, &y)? } else { one(named.eq(0.0)?)? };
         let share = g.div(&named.add(&from_x)?)?;
         if cx.wants(0) {

@@ -78,8 +78,8 @@ macro_rules! vocabulary {
                 Self::apply1(Pointwise::new(&P, &[$($arg.into()),*]), &[self])
             })*
 
-            /// `f(x)` for an expression of one's own, fused and differentiable. Every call builds the program again: on
-            /// a hot path, keep a [`Program`] and use [`apply_program`](PointwiseOps::apply_program) instead.
+            /// `f(x)` for a custom expression, fused and differentiable. Every call builds the program again: on a hot
+            /// path, keep a [`Program`] and use [`apply_program`](PointwiseOps::apply_program) instead.
             #[track_caller]
             fn map(&self, f: impl for<'b> FnOnce(Expr<'b>) -> Expr<'b>) -> Result<Self> {
                 Self::apply1(Pointwise::new(&Program::new("map", |[x], []| [f(x)]), &[]), &[self])

@@ -70,7 +70,7 @@ fn replaceable(path: &Path) -> Result<PathBuf> {
         };
         if what.is_symlink() {
             let target = fs::read_link(&path).map_err(|e| Error::io(&path, e))?;
-            // An absolute target takes the whole path's place.
+            // An absolute target replaces the whole path.
             path.pop();
             path.push(target);
         } else if what.is_file() {

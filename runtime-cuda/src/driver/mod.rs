@@ -139,7 +139,7 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in).
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
-    /// Between two places of the device.
+    /// Copies between two ranges of device memory.
     ///
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in); the ranges do not overlap.

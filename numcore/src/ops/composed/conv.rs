@@ -161,7 +161,7 @@ struct Plane {
 
 impl Plane {
     fn new<const N: usize>(options: &ConvNd<N>, padding: [usize; N]) -> Plane {
-        // The axis `from_end` places before the end, or that of an axis of size 1.
+        // The axis at `from_end` before the end; where it does not exist, the value for an axis of size 1.
         let pick = |of: &[usize; N], from_end: usize, absent: usize| {
             N.checked_sub(from_end).and_then(|i| of.get(i)).copied().unwrap_or(absent)
         };

@@ -111,7 +111,7 @@ fn places<R: Runtime>(mask: &Tensor<R>, op: &'static str) -> Result<Tensor<R>> {
     if held == 0 {
         return Tensor::zeros(mask.runtime(), [0], DType::I64);
     }
-    // The others all go to one place behind.
+    // The elements that are not selected all go to one position past the end.
     let beyond = Tensor::full(mask.runtime(), [1], DType::I64, held)?;
     let to = mask.to_dtype(DType::I64)?.cumsum(0)?.sub(1.0)?.where_cond(&mask, &beyond)?;
     let from = Tensor::arange(mask.runtime(), 0i64, 1i64, n, DType::I64)?;

@@ -45,7 +45,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// How often each of `0 .. max(M, minlength)` occurs among the elements of `self` (integers, none negative), `M`
-    /// one more than the largest; or the sum of the `weights` (of `self`'s shape) at its places. `i64`, or the
+    /// one more than the largest; or the sum of the `weights` (of `self`'s shape) at these elements. `i64`, or the
     /// weights' dtype.
     pub fn bincount(&self, weights: Option<&Self>, minlength: usize) -> Result<Self> {
         const OP: &str = "bincount";

@@ -39,7 +39,7 @@ enum Mode {
     Narrow,
 }
 
-/// The values written so far: numeric ones, with whether an input decides their type, and truth values.
+/// The values written so far: numeric ones, with whether an input decides their dtype, and `bool` ones.
 struct Pool {
     numbers: Vec<(u32, bool)>,
     truths: Vec<u32>,
