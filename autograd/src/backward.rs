@@ -16,7 +16,7 @@ pub fn backward<R: Runtime>(loss: &Var<R>) -> Result<Gradients<R>> {
     Ok(gradients)
 }
 
-/// Sweeps back from `loss`, which must have one element, telling `hook` when each leaf's gradient is final.
+/// Runs backward from `loss`, which must have one element, and notifies `hook` when each leaf's gradient is final.
 pub fn backward_with_hooks<R: Runtime>(loss: &Var<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
     Backward::of(loss)?.run(hook)
 }
@@ -45,7 +45,7 @@ impl<R: Runtime> Backward<R> {
         Backward { roots: Vec::new(), options: SweepOptions::default() }
     }
 
-    /// From a loss of one element.
+    /// A backward pass from a loss of one element.
     pub fn of(loss: &Var<R>) -> Result<Self> {
         let spec = loss.spec();
         if spec.shape.numel() != 1 {
@@ -55,12 +55,12 @@ impl<R: Runtime> Backward<R> {
         Self::from(loss, &Var::new(Tensor::ones(loss.runtime(), spec.shape, spec.dtype)?))
     }
 
-    /// From any value, given the gradient of the loss with respect to it.
+    /// A backward pass from any value, given the gradient of the loss with respect to it.
     pub fn from(root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         Self::new().seed(root, gradient)
     }
 
-    /// From another root as well.
+    /// Adds another root with its gradient.
     pub fn seed(mut self, root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         if root.spec() != gradient.spec() {
             let (is, got) = (root.spec(), gradient.spec());
@@ -87,7 +87,7 @@ impl<R: Runtime> Backward<R> {
         no_grad(|| sweep.start(self.roots, hook))
     }
 
-    /// Runs only what leads to `inputs` (a pipeline stage's), and keeps every other op call: weight gradients for
+    /// Runs only the op calls that lead to `inputs` (a pipeline stage's), and defers all others: weight gradients for
     /// later.
     pub fn inputs_only(self, inputs: &[&Var<R>], hook: &mut dyn BackwardHook<R>) -> Result<Deferred<R>> {
         let mut sweep = Sweep::new(&self.roots, self.options);

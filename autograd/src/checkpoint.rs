@@ -132,7 +132,7 @@ impl<R: Runtime> BackwardHook<R> for SegmentHook<'_, '_, R> {
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Gives the gradient of a leaf the segment read, by the edge its node has to it.
+    /// Gives the gradient of a leaf that the segment read, by the edge from its node.
     fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: &Var<R>) -> Result<()> {
         let is = |e: &Option<Edge<R>>| matches!(e, Some(Edge::Leaf(v)) if Arc::ptr_eq(LeafView::leaf(v), leaf));
         let at = self.node.edges.iter().rposition(is);

@@ -1,11 +1,11 @@
-//! Weight gradients left for later: the W of a backward split into I and W.
+//! Deferred weight gradients: the W of a backward split into I and W.
 
 use numcore::{Result, Runtime};
 
 use crate::{BackwardHook, no_grad, sweep::Sweep};
 
-/// Op calls that [`Backward::inputs_only`](crate::Backward::inputs_only) kept. Running them fires the same hooks, in
-/// the same order of settlement, as an undivided backward would have.
+/// Op calls that [`Backward::inputs_only`](crate::Backward::inputs_only) deferred. Running them fires the same hooks,
+/// in the same order of settlement, as an undivided backward would have.
 #[must_use = "dropping it loses weight gradients"]
 pub struct Deferred<R: Runtime>(Sweep<R>);
 
@@ -14,7 +14,7 @@ impl<R: Runtime> Deferred<R> {
         Deferred(sweep)
     }
 
-    /// How many op calls wait.
+    /// The number of deferred op calls.
     pub fn len(&self) -> usize {
         self.0.kept.len()
     }

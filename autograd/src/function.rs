@@ -1,4 +1,5 @@
-//! Operations of one's own with a hand-written gradient, for what no pointwise program or composition expresses.
+//! User-defined operations with a hand-written gradient, for computations that no pointwise program or composition
+//! expresses.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ pub trait Function<R: Runtime>: Send + Sync {
     fn name(&self) -> &'static str;
     /// Computes the outputs of the function from its inputs.
     fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>>;
-    /// What [`backward`](Function::backward) reads; everything, unless said otherwise.
+    /// The inputs and outputs that [`backward`](Function::backward) reads; all of them by default.
     fn saves(&self) -> Saves {
         Saves { inputs: Bits::ALL, outputs: Bits::ALL }
     }

@@ -24,7 +24,7 @@ impl<R: Runtime> Gradients<R> {
         Self::default()
     }
 
-    /// A leaf's gradient; `None` if it took no part.
+    /// The gradient of a leaf; `None` if the leaf took no part.
     pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Option<&Tensor<R>> {
         self.by_leaf.get(&leaf.id()).map(|&i| &self.entries[i].1)
     }
@@ -34,8 +34,8 @@ impl<R: Runtime> Gradients<R> {
         self.get(var.as_leaf()?)
     }
 
-    /// Replaces a leaf's gradient: for clipping, or gradients made elsewhere. It must have the leaf's shape, dtype and
-    /// device.
+    /// Replaces a leaf's gradient: for clipping, or gradients computed elsewhere. It must have the leaf's shape, dtype
+    /// and device.
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
         leaf.check(&grad, "its gradient")?;
         self.put(leaf, grad);
@@ -52,12 +52,12 @@ impl<R: Runtime> Gradients<R> {
         }
     }
 
-    /// All, in the order they became final.
+    /// All gradients, in the order they became final.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<Leaf<R>>, &Tensor<R>)> {
         self.entries.iter().map(|(l, g)| (l, g))
     }
 
-    /// How many leaves have one.
+    /// The number of leaves with a gradient.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -67,7 +67,7 @@ impl<R: Runtime> Gradients<R> {
         self.entries.is_empty()
     }
 
-    /// An error that names every leaf of `leaves` that needs a gradient and has none.
+    /// Checks that every leaf of `leaves` that needs a gradient has one; the error names those without.
     pub fn require(&self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         let missing = leaves.iter().filter(|l| l.requires_grad() && self.get(l).is_none());
         let names: Vec<String> = missing.map(|l| l.name().to_string()).collect();

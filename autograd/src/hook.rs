@@ -8,9 +8,9 @@ use crate::Leaf;
 
 /// A leaf's finished gradient.
 pub enum LeafGrad<R: Runtime> {
-    /// The memory that [`BackwardHook::grad_slot`] gave, filled (or added to).
+    /// The memory that [`BackwardHook::grad_slot`] returned, overwritten or accumulated into.
     Slot(TensorMut<R>),
-    /// Memory of its own.
+    /// Memory that the backward pass allocated.
     Own(Tensor<R>),
 }
 

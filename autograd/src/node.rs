@@ -15,11 +15,11 @@ use crate::{
     rematerialize::{RematRecipe, Rematerialized},
 };
 
-/// Where a variable comes from.
+/// The origin of a variable.
 pub(crate) enum Edge<R: Runtime> {
     /// Output `k` of a node.
     Node(Arc<Node<R>>, u32),
-    /// A leaf, through views.
+    /// A leaf, seen through views.
     Leaf(Arc<LeafView<R>>),
 }
 
@@ -36,7 +36,7 @@ impl<R: Runtime> Clone for Edge<R> {
 pub(crate) enum TapeValue<R: Runtime> {
     Own(Tensor<R>),
     Leaf(Arc<LeafView<R>>),
-    /// Who saves it saves its recipe.
+    /// A rematerialized value, of which only the recipe is saved.
     Rematerialized(Arc<Rematerialized<R>>),
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Node<R: Runtime> {
     pub(crate) number: u64,
     pub(crate) call: NodeCall<R>,
     pub(crate) edges: SmallVec<[Option<Edge<R>>; 2]>,
-    /// Of inputs, one for each edge, then of outputs.
+    /// The specs of inputs, one for each edge, then of outputs.
     pub(crate) specs: SpecList,
     pub(crate) outputs: u32,
     /// The line of the program that made the call.
@@ -137,7 +137,7 @@ impl<R: Runtime> Node<R> {
 /// A saved input: the value itself, or what it can be obtained from.
 pub(crate) enum SavedInput<R: Runtime> {
     Own(Tensor<R>),
-    /// A leaf, and its version.
+    /// A leaf, and its version at that time.
     Leaf(Arc<LeafView<R>>, u64),
     RematRecipe(Arc<RematRecipe<R>>),
 }
@@ -153,7 +153,7 @@ impl<R: Runtime> Clone for SavedInput<R> {
 }
 
 impl<R: Runtime> SavedInput<R> {
-    /// The value as it was; a leaf that is needed is announced.
+    /// The saved value; the hook is notified of a leaf that is read.
     pub(crate) fn fetch(&self, hook: &mut dyn BackwardHook<R>) -> Result<TapeValue<R>> {
         Ok(match self {
             SavedInput::Own(t) => TapeValue::Own(t.clone()),

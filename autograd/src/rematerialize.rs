@@ -17,7 +17,7 @@ use crate::{
 
 type MakeValue<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
 
-/// A value while a forward pass uses it, and how it is made.
+/// A value during the forward pass, with its recipe.
 pub(crate) struct Rematerialized<R: Runtime> {
     pub(crate) value: Tensor<R>,
     pub(crate) recipe: Arc<RematRecipe<R>>,

@@ -53,7 +53,7 @@ impl<R: Runtime> Sweep<R> {
         }
     }
 
-    /// Takes the memory of a leaf's gradient: the hook's slot, or some of its own.
+    /// Takes the memory for a leaf's gradient: the hook's slot, or newly allocated memory.
     pub(crate) fn slot(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<TensorMut<R>> {
         let state = self.leaf_state(leaf)?;
         if let Some(slot) = state.grad.take() {
@@ -74,7 +74,7 @@ impl<R: Runtime> Sweep<R> {
         }
     }
 
-    /// Takes the gradient of a node's output that is there, if nothing else holds its memory.
+    /// Takes the gradient of a node's output, if it exists and has no other holder.
     fn sole(&mut self, node: &Arc<Node<R>>, k: usize) -> Option<TensorMut<R>> {
         let sum = &mut self.grads.get_mut(&id(node))?[k];
         match sum.take()? {

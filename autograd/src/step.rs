@@ -38,14 +38,14 @@ impl<R: Runtime> NodeStep<'_, R> {
         Ok(slot)
     }
 
-    /// Takes a slot back, written.
+    /// Returns a slot that was written.
     pub(crate) fn return_slot(&mut self, leaf: &Arc<Leaf<R>>, slot: TensorMut<R>) -> Result<()> {
         let state = self.sweep.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
         state.grad = Some(slot);
         Ok(())
     }
 
-    /// The error of a position that this node's call has not.
+    /// The error for a position that this node's call does not have.
     fn missing(&self, what: &str, i: usize, count: usize) -> Error {
         let why = format!("its gradient rule named {what} {i}; there are {count}");
         Error::argument(self.node.call.name(), why)
@@ -169,7 +169,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
     }
 }
 
-/// Shape and dtype of what `op`, which has one output, gives.
+/// The shape and dtype of the output of `op`, which has one.
 fn result<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Spec> {
     let specs: SmallVec<[Spec; 8]> = ins.iter().map(|v| v.spec()).collect();
     match op.infer(&specs)?[..] {

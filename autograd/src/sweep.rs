@@ -22,7 +22,7 @@ use crate::{
     var::with_values,
 };
 
-/// Gradients of a node's outputs, as far as they are known.
+/// The gradients of a node's outputs, where known.
 pub(crate) type PendingGrads<R> = SmallVec<[Option<Var<R>>; 1]>;
 
 /// A deferred op call, with the destination of its result.
@@ -61,7 +61,7 @@ pub(crate) struct Sweep<R: Runtime> {
     /// Nodes whose own gradients were requested.
     wanted: HashMap<(usize, u32), Option<Var<R>>>,
     pub(crate) kept: Vec<KeptCall<R>>,
-    /// Nodes that run with the kept calls.
+    /// Nodes that run with the deferred calls.
     later: Vec<Arc<Node<R>>>,
 }
 
@@ -163,7 +163,7 @@ impl<R: Runtime> Sweep<R> {
         }
     }
 
-    /// Gives the roots their gradients and runs every node.
+    /// Gives the roots their gradients and processes every node.
     pub(crate) fn start(&mut self, roots: Vec<(Var<R>, Var<R>)>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         in_backward(|| no_autocast(|| self.started(roots, hook)))
     }
@@ -265,7 +265,7 @@ impl<R: Runtime> Sweep<R> {
         Ok(())
     }
 
-    /// The gradients of a node's outputs, as far as they are known.
+    /// The gradients of a node's outputs, where known.
     pub(crate) fn pending(&mut self, node: &Arc<Node<R>>) -> &mut PendingGrads<R> {
         let none = || (0..node.outputs).map(|_| None).collect();
         self.grads.entry(id(node)).or_insert_with(none)
@@ -321,7 +321,8 @@ pub(crate) fn run<R: Runtime>(op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     Var::apply1(op, ins)
 }
 
-/// Adds what an op gives to a gradient: into its own memory when no one else holds it and nothing is recorded.
+/// Accumulates the output of an op into a gradient: in place when its memory has no other holder and nothing is
+/// recorded.
 fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     use numcore::ops::PointwiseOps;
     let tracked = sum.edge.is_some() || ins.iter().any(|v| v.edge.is_some());

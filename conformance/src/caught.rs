@@ -1,4 +1,4 @@
-//! Panics as failures: one wrong kernel must not hide what comes after it.
+//! Panics as failures: one wrong kernel must not hide later failures.
 
 use std::{
     fmt::Display,

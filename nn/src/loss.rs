@@ -32,7 +32,7 @@ elementwise! {
     mse(x, y) = (x - y).square();
     /// The absolute error `|x − y|`.
     l1(x, y) = (x - y).abs();
-    /// With `d = |x − y|`: `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964).
+    /// The Huber loss: with `d = |x − y|`, `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964).
     huber(x, y; delta) = {
         let d = (x - y).abs();
         d.le(delta).select(d * d * 0.5, (d - delta * 0.5) * delta)
@@ -54,7 +54,8 @@ pub fn kl_div_batchmean<T: Apply>(input: &T, target: &T) -> Result<T> {
     kl_div(input, target, Reduction::Sum)?.mul(1.0 / rows as f64)
 }
 
-/// With `d = |x − y|`: `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`] where `beta` is 0.
+/// The smooth L1 loss: with `d = |x − y|`, `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`]
+/// where `beta` is 0.
 pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Program> = LazyLock::new(|| {
         Program::new("smooth_l1", |[x, y], [scale, beta]| {
@@ -102,14 +103,14 @@ fn same_shape<T: Apply>(op: &'static str, input: &T, target: &T) -> Result<Shape
     Ok(x)
 }
 
-/// Cross-entropy of logits `[.., C]` with classes `[..]` (`i64`), the mean over the rows that count:
+/// The cross-entropy of logits `[.., C]` with classes `[..]` (`i64`), averaged over rows that are not ignored; see
 /// [`NnOps::cross_entropy`].
 #[track_caller]
 pub fn cross_entropy<T: Apply>(logits: &T, target: &T) -> Result<T> {
     logits.cross_entropy(target)
 }
 
-/// [`cross_entropy`] with `weight: [C]` of each class, and options: [`NnOps::cross_entropy_with`].
+/// The cross-entropy with `weight: [C]` of each class, and options; see [`NnOps::cross_entropy_with`].
 #[track_caller]
 pub fn cross_entropy_with<T: Apply>(
     logits: &T,
@@ -123,7 +124,7 @@ pub fn cross_entropy_with<T: Apply>(
 /// Options of [`nll`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct NllOptions {
-    /// Rows of this class do not count; −100 by convention.
+    /// The class whose rows do not contribute; −100 by convention.
     pub ignore_index: i64,
     /// How the losses of the rows are reduced.
     pub reduction: Reduction,
@@ -136,7 +137,7 @@ impl Default for NllOptions {
 }
 
 /// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`, optionally with `weight: [C]`
-/// of each class; the mean is over the targets' weights, as PyTorch's.
+/// of each class; the mean is over the targets' weights, as in PyTorch.
 pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOptions) -> Result<T> {
     let rows = FlatRows::of("nll", input, target)?;
     let counts = rows.target.ne(options.ignore_index as f64)?;

@@ -17,11 +17,12 @@ use crate::{Buffer, Mode, Param};
     note = "derive `Module` for it, or, if it is a field that holds no parameters, mark it `#[module(skip)]`"
 )]
 pub trait Module<R: Runtime>: Send + Sync {
-    /// Shows every part to `visitor`; `name` is this module's own among its parent's parts, empty for the whole model.
+    /// Visits every part with `visitor`; `name` is this module's own name among its parent's parts, empty for the whole
+    /// model.
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>);
 }
 
-/// A module that makes one value of one value.
+/// A module that maps one value to one value.
 #[diagnostic::on_unimplemented(message = "`{Self}` does not make one variable of another on `{R}`")]
 pub trait Forward<R: Runtime>: Module<R> {
     /// Applies the module to `x`.
@@ -44,7 +45,7 @@ pub trait Visitor<R: Runtime> {
     fn buffer(&mut self, name: &str, buffer: &Buffer<R>) {
         let _ = (name, buffer);
     }
-    /// A flag that says whether the model trains.
+    /// Called for each flag that switches between training and evaluation.
     fn mode(&mut self, mode: &Mode) {
         let _ = mode;
     }

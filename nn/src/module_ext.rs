@@ -1,4 +1,4 @@
-//! What can be done with any model: name, count, freeze, cast, save and load its parts.
+//! Operations on every model: name, count, freeze, cast, save and load its parts.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +22,7 @@ pub struct ParameterCount {
     pub total: usize,
 }
 
-/// What every model can do.
+/// Operations on every model.
 pub trait ModuleExt<R: Runtime>: Module<R> {
     /// The parameters with their full names, in the model's order. A shared parameter is listed once, under its first
     /// name.
@@ -55,7 +55,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         named
     }
 
-    /// Says whether it trains: dropout drops and batch norm learns its statistics only then.
+    /// Sets whether the model trains: only then does dropout drop and batch norm update its statistics.
     fn set_training(&self, yes: bool) {
         walk(self, |_, entry| {
             if let ModuleEntry::Mode(mode) = entry {
@@ -64,17 +64,17 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         });
     }
 
-    /// It trains from now on.
+    /// Switches to training mode.
     fn train(&self) {
         self.set_training(true);
     }
 
-    /// It is used, not trained, from now on.
+    /// Switches to evaluation mode.
     fn eval(&self) {
         self.set_training(false);
     }
 
-    /// No gradient flows to its parameters from now on.
+    /// Freezes all parameters: no gradient flows to them.
     fn freeze(&self) {
         self.freeze_where(|_| true);
     }
@@ -169,8 +169,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         ModelState::of(self).load(moved.collect::<Result<_>>()?, true).map(drop)
     }
 
-    /// The values of its parameters and buffers by full name, in its own order. A shared one comes once, under its
-    /// first name.
+    /// The values of the parameters and buffers by full name, in the model's order. A shared one is listed once, under
+    /// its first name.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         ModelState::of(self).values()
     }
@@ -185,12 +185,12 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         ModelState::of(self).load(values, strict)
     }
 
-    /// Writes its state to a safetensors file, which replaces the one at `path` only once it is complete.
+    /// Writes the model's state to a safetensors file, which replaces the one at `path` only once it is complete.
     fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<()> {
         numcore::safetensors::save(path, &self.state_dict()?, &Notes::new())
     }
 
-    /// Takes its state from a safetensors file, as [`load_state_dict`](ModuleExt::load_state_dict).
+    /// Loads the model's state from a safetensors file; see [`load_state_dict`](ModuleExt::load_state_dict).
     fn load_safetensors(&self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
         state::load_file(&ModelState::of(self), path.as_ref(), strict)
     }

@@ -27,12 +27,12 @@ impl<R: Runtime> Clone for Param<R> {
 }
 
 impl<R: Runtime> Param<R> {
-    /// A parameter with this value. It gets its name from the model it is part of.
+    /// A parameter with this value. The model it is part of gives it a name.
     pub fn new(value: Tensor<R>) -> Result<Self> {
         Ok(Param(Arc::new(RwLock::new(Leaf::new("parameter", value)?))))
     }
 
-    /// The parameter behind which this leaf is.
+    /// The parameter of a leaf.
     pub(crate) fn of(leaf: Arc<Leaf<R>>) -> Self {
         Param(Arc::new(RwLock::new(leaf)))
     }
@@ -47,12 +47,12 @@ impl<R: Runtime> Param<R> {
         self.0.read().value()
     }
 
-    /// The leaf behind it. [`to_dtype`](Param::to_dtype) puts another in its place.
+    /// The leaf of this parameter. [`to_dtype`](Param::to_dtype) replaces it.
     pub fn leaf(&self) -> Arc<Leaf<R>> {
         self.0.read().clone()
     }
 
-    /// Replaces its value by another of the same shape and dtype.
+    /// Replaces the value by another of the same shape and dtype.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.0.read().set(value)
     }
@@ -72,7 +72,7 @@ impl<R: Runtime> Param<R> {
         self.spec().dtype
     }
 
-    /// Whether it is trained.
+    /// Whether the parameter is trained.
     pub fn requires_grad(&self) -> bool {
         self.0.read().requires_grad()
     }
@@ -138,7 +138,7 @@ impl<R: Runtime> Buffer<R> {
         Var::new(self.value())
     }
 
-    /// Replaces its value by another of the same shape and dtype.
+    /// Replaces the value by another of the same shape and dtype.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         let (is, got) = (self.spec(), value.spec());
         if is != got {
@@ -176,7 +176,7 @@ impl<R: Runtime> fmt::Debug for Buffer<R> {
     }
 }
 
-/// Whether the model trains or is being used: what dropout and batch norm ask. It starts in training.
+/// The mode of a module, training or evaluation, which dropout and batch norm read. It starts in training.
 #[derive(Debug)]
 pub struct Mode(AtomicBool);
 
@@ -187,12 +187,12 @@ impl Default for Mode {
 }
 
 impl Mode {
-    /// Whether the model trains.
+    /// Whether the module is in training mode.
     pub fn is_training(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says whether it does.
+    /// Sets the mode of the module.
     pub fn set_training(&self, yes: bool) {
         self.0.store(yes, Ordering::Relaxed);
     }

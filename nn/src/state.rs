@@ -1,4 +1,4 @@
-//! A model's state by name: taken out, and put back all or nothing.
+//! A model's state by name: read, and loaded all or nothing.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,7 +18,7 @@ use crate::{Buffer, Module, ModuleEntry, Param, walk};
 pub struct LoadReport {
     /// Entries of the model that were not given, and keep their values.
     pub missing: Vec<String>,
-    /// Values that were given and have no place in the model.
+    /// Values that were given and have no entry in the model.
     pub unexpected: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl<R: Runtime> StateSlot<R> {
         }
     }
 
-    /// Why a value cannot take this place, if it cannot.
+    /// The reason why a value does not fit this entry, if it does not.
     fn mismatch(&self, value: &Tensor<R>) -> Option<String> {
         let (is, got) = (self.spec(), value.spec());
         if is != got {
@@ -166,7 +166,7 @@ pub(crate) fn load_file<R: Runtime>(state: &ModelState<R>, path: &Path, strict: 
     state.load(safetensors::load(path, &rt)?, strict)
 }
 
-/// The value in memory no one else holds, so that it can be updated in place.
+/// The value in memory without another holder, so that it can be updated in place.
 fn owned<R: Runtime>(value: Tensor<R>, slot: &StateSlot<R>) -> Result<Tensor<R>> {
     match value.try_mut() {
         Ok(memory) => memory.freeze(),
@@ -178,7 +178,7 @@ fn owned<R: Runtime>(value: Tensor<R>, slot: &StateSlot<R>) -> Result<Tensor<R>>
     }
 }
 
-/// All that does not fit.
+/// All mismatches of a state.
 #[derive(Default)]
 struct StateMismatch {
     report: LoadReport,

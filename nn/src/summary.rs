@@ -1,4 +1,4 @@
-//! A model at a glance.
+//! Model summaries.
 
 use numcore::Runtime;
 

@@ -5,15 +5,15 @@ use crate::DType;
 /// The capabilities of one device: dtypes, memory and parallelism.
 #[derive(Clone, Debug)]
 pub struct Capabilities {
-    /// The device in words, for tables and messages.
+    /// A description of the device, for tables and messages.
     pub name: String,
-    /// Types it can store.
+    /// Element types the device can store.
     pub storage: Vec<DType>,
     /// Element types the device computes in. Half-precision types that are only stored are computed in `f32`.
     pub compute: Vec<DType>,
     /// Worker threads or multiprocessors that share one kernel.
     pub parallelism: usize,
-    /// The most bytes one operand may span.
+    /// The largest size of one operand, in bytes.
     pub max_binding: usize,
 }
 

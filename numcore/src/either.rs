@@ -1,6 +1,5 @@
-//! Two runtimes as one: how a program chooses its device at run time. `Either<A, Either<B, C>>` nests further.
-//!
-//! It lives here because only this crate may rebuild views.
+//! Two runtimes as one type, so that a program can choose its device at run time. `Either<A, Either<B, C>>` nests
+//! further. The module is in this crate because only this crate may rebuild views.
 
 use smallvec::SmallVec;
 
@@ -93,7 +92,7 @@ fn pick_b<A, B>(buffer: &EitherBuffer<A, B>) -> Option<&B> {
     }
 }
 
-/// Runs an expression with `$rt` the runtime it is and `$side` the translation of its operands.
+/// Runs an expression with `$rt` bound to the runtime that is present and `$side` to the translation of its operands.
 macro_rules! on_side {
     ($self:ident, |$rt:ident, $side:ident| $body:expr) => {
         match $self {

@@ -10,7 +10,7 @@ pub use context::Within;
 
 use crate::{DType, DeviceId, Shape};
 
-/// The result of everything that can fail here, or of something with an error of its own.
+/// The result of every fallible function of the workspace; another error type may be given.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong. Where they are known, it adds the rank (if there are several), the part of the model, the
@@ -26,7 +26,7 @@ struct ErrorData {
     context: Context,
 }
 
-/// The taxonomy. There is deliberately no variant that is only a string.
+/// The kinds of errors. There is deliberately no variant that is only a string.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -55,20 +55,20 @@ pub enum ErrorKind {
         /// The rule it breaks and what to do.
         why: String,
     },
-    /// An index names no place.
+    /// An index is out of range.
     Index {
         /// The name of the operation that failed.
         op: &'static str,
         /// The index that is out of range.
         index: i64,
-        /// Where it stands in the tensor of indices.
+        /// The position of the index in the tensor of indices.
         position: Shape,
         /// The shape of the tensor that was indexed.
         of: Shape,
-        /// How many places there are.
+        /// The size of the indexed axis.
         size: usize,
     },
-    /// Tensors of different devices met.
+    /// The operands are on different devices.
     Device {
         /// The name of the operation that failed.
         op: &'static str,
@@ -84,13 +84,13 @@ pub enum ErrorKind {
         /// The capability that the device lacks.
         why: String,
     },
-    /// Memory could not be had.
+    /// A memory allocation failed.
     OutOfMemory {
         /// The device on which it failed.
         device: DeviceId,
         /// The size of the failed allocation, in bytes.
         requested: usize,
-        /// Bytes in use at that moment.
+        /// Bytes in use when the allocation failed.
         live: usize,
     },
     /// The device or its driver reported a failure.
@@ -102,18 +102,18 @@ pub enum ErrorKind {
         /// The driver's own words.
         message: String,
     },
-    /// A write needs memory that someone else still holds.
+    /// A write needs memory that has another holder.
     Shared {
         /// The name of the operation that failed.
         op: &'static str,
-        /// Whose memory: a parameter's name, a flat buffer's slot.
+        /// The memory: a parameter's name, or a range of a flat buffer.
         what: String,
     },
     /// A range of a flat buffer is already lent, was not lent, or belongs to another buffer.
     Lent {
         /// The name of the operation that failed.
         op: &'static str,
-        /// Which range, and its state.
+        /// The range, and its state.
         what: String,
     },
     /// A parameter's value is not in memory and nothing can fetch it.
@@ -121,7 +121,7 @@ pub enum ErrorKind {
         /// The name of the parameter.
         name: String,
     },
-    /// A value saved for backward was changed since.
+    /// A value saved for backward was changed before backward.
     Stale {
         /// The name of the parameter.
         name: String,
@@ -130,7 +130,7 @@ pub enum ErrorKind {
         /// The parameter's version at backward.
         now: u64,
     },
-    /// Backward through a graph whose saved values are gone.
+    /// Backward ran through a graph whose saved values were freed.
     GraphFreed {
         /// The operation at which the backward pass stopped.
         op: &'static str,
@@ -160,21 +160,21 @@ pub enum ErrorKind {
         op: &'static str,
         /// The rank that failed first.
         peer: usize,
-        /// Why, in its own words.
+        /// The error of that rank.
         cause: String,
     },
-    /// Ranks made different collective calls in one place of the sequence.
+    /// Ranks made different collective calls at one position of the sequence.
     Mismatch {
         /// The name of the operation that failed.
         op: &'static str,
-        /// Both calls, with the places they were made at.
+        /// Both calls, with their locations in the code.
         why: String,
     },
     /// A deadline passed before every rank had arrived.
     Timeout {
         /// The name of the operation that failed.
         op: &'static str,
-        /// How long was waited.
+        /// The time that was waited.
         waited: std::time::Duration,
         /// The ranks that had not arrived.
         missing: Vec<usize>,
@@ -195,7 +195,7 @@ pub enum ErrorKind {
         /// The rule it breaks.
         why: String,
     },
-    /// The operating system refused.
+    /// The operating system reported an error.
     Io {
         /// The path of the file.
         path: PathBuf,

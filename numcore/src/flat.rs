@@ -1,10 +1,11 @@
-//! Named ranges of one buffer: what optimizers, gradient buckets and shards work on.
+//! Flat buffers: named ranges of one buffer, on which optimizers, gradient buckets and shards work.
 
 use std::sync::Arc;
 
 use crate::{DType, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, TensorMut, tensor::Lent};
 
-/// Every range starts at a multiple of this many bytes: what WebGPU asks of binding offsets, and enough for any SIMD.
+/// Every range starts at a multiple of this many bytes: WebGPU's requirement on binding offsets, and enough for any
+/// SIMD.
 pub const ALIGN: usize = 256;
 
 /// The layout of named tensors in one buffer of one dtype. Pure arithmetic; cheap to clone.
@@ -20,7 +21,7 @@ struct FlatLayoutData {
 }
 
 impl FlatLayout {
-    /// Lays tensors one after another, each at a multiple of [`ALIGN`] bytes.
+    /// Places tensors one after another, each at a multiple of [`ALIGN`] bytes.
     pub fn new(dtype: DType, tensors: impl IntoIterator<Item = (String, Shape)>) -> FlatLayout {
         let unit = ALIGN / dtype.size();
         let (mut names, mut ranges, mut len) = (Vec::new(), Vec::new(), 0);
@@ -48,12 +49,12 @@ impl FlatLayout {
         self.0.dtype
     }
 
-    /// Elements of the whole, gaps included.
+    /// The number of elements of the buffer, gaps included.
     pub fn numel(&self) -> usize {
         self.0.len
     }
 
-    /// How many ranges there are.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.0.ranges.len()
     }
@@ -73,8 +74,7 @@ impl FlatLayout {
         &self.0.ranges[i]
     }
 
-    /// The elements that ranges `from..to` take up, gaps included: from the start of the first to the start of what
-    /// follows.
+    /// The elements of ranges `from..to`, gaps included: from the start of the first to the start of what follows.
     pub fn span(&self, ranges: std::ops::Range<usize>) -> std::ops::Range<usize> {
         let start = |i: usize| self.0.ranges.get(i).map_or(self.0.len, Layout::offset);
         start(ranges.start)..start(ranges.end)
@@ -132,8 +132,8 @@ impl<R: Runtime> Flat<R> {
         Ok(Flat { rt: rt.clone(), ..Self::zeros(&rt.with_category(use_), layout)? })
     }
 
-    /// A buffer of stored bytes of exactly its size, gaps included, as [`whole`](Flat::whole) has them; otherwise as
-    /// [`zeros_for`](Flat::zeros_for).
+    /// A buffer of stored bytes of exactly its size, gaps included, as [`whole`](Flat::whole) returns them, booked like
+    /// that of [`zeros_for`](Flat::zeros_for).
     pub fn from_bytes(rt: &R, use_: crate::MemoryCategory, layout: FlatLayout, bytes: &[u8]) -> Result<Self> {
         let shape = Shape::new(&[layout.numel()])?;
         let whole = Tensor::from_bytes(&rt.with_category(use_), shape, layout.dtype(), bytes)?;

@@ -16,7 +16,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Row-major, from the start of the buffer.
+    /// The row-major layout of `shape`, from the start of the buffer.
     #[inline]
     pub fn contiguous(shape: Shape) -> Layout {
         let mut strides = [0; MAX_RANK];
@@ -59,13 +59,13 @@ impl Layout {
         self.shape.numel()
     }
 
-    /// This layout, moved by `offset` elements.
+    /// This layout with its offset increased by `offset` elements.
     pub fn at(mut self, offset: usize) -> Layout {
         self.offset += offset;
         self
     }
 
-    /// Row-major without gaps (wherever it starts).
+    /// Whether the layout is row-major without gaps, at any offset.
     pub fn is_contiguous(&self) -> bool {
         let mut step = 1isize;
         for i in (0..self.rank()).rev() {
@@ -95,7 +95,7 @@ impl Layout {
         out
     }
 
-    /// The range of elements it touches, `[from, to)`; empty when it has none.
+    /// The range of elements that the layout covers, `[from, to)`; empty when it has none.
     pub fn span(&self) -> (usize, usize) {
         if self.numel() == 0 {
             return (self.offset, self.offset);
@@ -128,7 +128,7 @@ impl Layout {
         false
     }
 
-    /// Axes in another order: axis `i` of the result is axis `order[i]` of this.
+    /// The layout with axes in another order: axis `i` of the result is axis `order[i]` of this one.
     pub fn permute(&self, order: &[usize]) -> Result<Layout> {
         let mut out = *self;
         let mut seen = crate::AxisSet::default();
@@ -162,7 +162,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// Elements `start, start + step, …` along an axis, `len` of them.
+    /// The layout of elements `start, start + step, …` along an axis, `len` of them.
     pub fn slice(&self, axis: usize, start: usize, len: usize, step: usize) -> Result<Layout> {
         let size = self.size("slice", axis)?;
         let last = len.checked_sub(1).and_then(|l| l.checked_mul(step)).and_then(|l| l.checked_add(start));
@@ -196,7 +196,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// The size of an axis, which may not exist.
+    /// The size of an axis, or an error if the axis does not exist.
     fn size(&self, op: &'static str, axis: usize) -> Result<usize> {
         let missing = || Error::shape(op, &[self.shape], format!("axis {axis} of a tensor with {} axes", self.rank()));
         self.dims().get(axis).copied().ok_or_else(missing)
@@ -262,12 +262,12 @@ impl Layout {
     }
 }
 
-/// `len` elements with `padding` on both sides, if they can be counted.
+/// The length of `len` elements with `padding` on both sides, unless it overflows.
 pub(crate) fn padded(len: usize, padding: usize) -> Option<usize> {
     len.checked_add(padding.checked_mul(2)?)
 }
 
-/// How many windows of `size` (dilated) fit in `len` when they start every `step`; `None` when none does.
+/// The number of windows of `size` (dilated) in `len` elements when one starts every `step`; `None` when none fits.
 pub(crate) fn windows(len: usize, size: usize, step: usize, dilation: usize) -> Option<usize> {
     let reach = size.checked_sub(1)?.checked_mul(dilation)?;
     (step > 0 && dilation > 0).then_some(())?;

@@ -17,7 +17,7 @@ use crate::{
 /// The runtime that computes nothing. Downloads give zeros; fused operations count as one launch.
 ///
 /// Queues keep vector clocks, so a test can ask whether one queue is ordered after what another has launched
-/// ([`NullRuntime::is_ordered_after`]), which no result of a computation on one CPU would show.
+/// ([`NullRuntime::is_ordered_after`]), which no result computed on one CPU would show.
 #[derive(Clone, Debug, Default)]
 pub struct NullRuntime(Arc<NullState>);
 
@@ -66,17 +66,17 @@ impl Drop for NullBuffer {
 }
 
 impl NullRuntime {
-    /// A fresh one, with its counts at 0.
+    /// A new runtime with all counts at 0.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many kernels were launched so far.
+    /// The number of kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.0.launches.load(Ordering::Relaxed)
     }
 
-    /// A queue on device `index`: tensors of different devices never meet.
+    /// A queue on device `index`; tensors of different devices cannot be combined.
     pub fn on_device(index: u32) -> Self {
         NullRuntime(Arc::new(NullState { index, ..Default::default() }))
     }

@@ -10,10 +10,10 @@ use std::fmt::{self, Debug};
 
 use crate::{Capabilities, DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program};
 
-/// What kind of device a runtime drives.
+/// The kinds of devices that runtimes drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
-    /// Shapes only: computes nothing, counts launches.
+    /// No device: shapes only, and a count of launches.
     Null,
     /// The CPU of the host.
     Cpu,
@@ -23,7 +23,7 @@ pub enum DeviceKind {
     Wgpu,
 }
 
-/// Which device; tensors meet only on the same one.
+/// The identity of a device; only tensors of one device can be combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId {
     /// The kind of device.
@@ -44,11 +44,11 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// What memory is for; accounts are kept apart.
+/// Categories of memory use, each with its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum MemoryCategory {
-    /// Everything that is not one of the others: values of the forward and backward pass.
+    /// Activations, and all other values of the forward and backward pass.
     Activations,
     /// Parameters and buffers of models.
     Parameters,
@@ -71,25 +71,25 @@ impl MemoryCategory {
     ];
 }
 
-/// Bytes of one category.
+/// The bytes of one category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bytes {
-    /// Held by buffers that exist now.
+    /// Bytes held by buffers that exist now.
     pub live: usize,
-    /// The most that was live since the account began or was reset.
+    /// The most bytes that were live since the account began or was reset.
     pub peak: usize,
 }
 
-/// A handle's account of memory.
+/// The memory account of a handle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Live and peak bytes, in the order of [`MemoryCategory::ALL`].
     pub by_use: [Bytes; MemoryCategory::ALL.len()],
     /// Live bytes of all categories, and their joint peak.
     pub total: Bytes,
-    /// Taken from the system: live and kept for reuse.
+    /// Bytes allocated from the system: live, or kept for reuse.
     pub reserved: usize,
-    /// Buffers handed out so far.
+    /// The number of buffers allocated so far.
     pub allocations: u64,
 }
 
@@ -109,45 +109,45 @@ pub enum Accumulate {
     Add,
 }
 
-/// How values are combined by [`Runtime::reduce`].
+/// The reductions of [`Runtime::reduce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceKind {
-    /// `Σ`; 0 for none.
+    /// The sum; 0 over no elements.
     Sum,
-    /// `Π`; 1 for none.
+    /// The product; 1 over no elements.
     Prod,
-    /// Largest; NaN wins; the type's lowest for none.
+    /// The largest element; NaN wins. Over no elements, the dtype's lowest value.
     Max,
-    /// Smallest; NaN wins; the type's highest for none.
+    /// The smallest element; NaN wins. Over no elements, the dtype's highest value.
     Min,
 }
 
-/// Which extreme [`Runtime::arg_reduce`] looks for.
+/// The extreme that [`Runtime::arg_reduce`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArgOp {
-    /// Position of the first largest; NaN counts as largest.
+    /// The position of the first largest element; NaN counts as largest.
     Max,
-    /// Position of the first smallest; NaN counts as smallest.
+    /// The position of the first smallest element; NaN counts as smallest.
     Min,
 }
 
 /// A recurrence along an axis, for [`Runtime::scan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScanOp {
-    /// `y[t] = y[t-1] + x[t]`.
+    /// The cumulative sum, `y[t] = y[t-1] + x[t]`.
     Sum,
-    /// `y[t] = y[t-1] · x[t]`.
+    /// The cumulative product, `y[t] = y[t-1] · x[t]`.
     Prod,
-    /// `y[t] = a[t] · y[t-1] + x[t]`, `y[-1] = 0`; the second operand is `a`.
+    /// The linear recurrence `y[t] = a[t] · y[t-1] + x[t]`, `y[-1] = 0`; the second operand is `a`.
     Linear,
 }
 
 /// Whether a runtime ran a fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It has a kernel, which has filled the outputs.
+    /// The runtime has a kernel, which has filled the outputs.
     Done,
-    /// It has none for this call: run the decomposition.
+    /// The runtime has no kernel for this call: run the decomposition.
     Decompose,
 }
 
@@ -164,7 +164,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// A point in a queue.
     type Event: Send + Sync + 'static;
 
-    /// Which device this is.
+    /// The device of this queue.
     fn device(&self) -> DeviceId;
     /// The capabilities of the device.
     fn capabilities(&self) -> &Capabilities;
@@ -176,7 +176,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     fn record(&self) -> Result<Self::Event>;
     /// Orders later work of this queue after `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
-    /// Blocks until all queued work is done; reports what failed.
+    /// Blocks until all queued work is finished; reports its failures.
     fn synchronize(&self) -> Result<()>;
     /// The memory account of this handle.
     fn memory(&self) -> MemoryStats;
@@ -216,7 +216,8 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     ) -> Result<()>;
     /// Position (`i64`) of an extreme along `axis`; `out` has size 1 there.
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()>;
-    /// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`, any strides, one dtype.
+    /// The matrix product of `a: [B.., M, K]` and `b: [B.., K, N]` into `out: [B.., M, N]`, with any strides, of one
+    /// dtype.
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
     /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`; `index` (`i64`) has `out`'s shape, `x` agrees with
     /// it on the other axes. An index out of range is an error.
@@ -230,7 +231,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         index: View<'_, Self>,
         out: ViewMut<'_, Self>,
     ) -> Result<()>;
-    /// The recurrence `op` along `axis`, from the end when `reverse`. `a` is given for [`ScanOp::Linear`] alone.
+    /// The recurrence `op` along `axis`, from the end when `reverse`. `a` is given for [`ScanOp::Linear`] only.
     fn scan(
         &self,
         op: ScanOp,
@@ -289,7 +290,7 @@ impl<'a, R: Runtime> View<'a, R> {
         self.buffer
     }
 
-    /// Which elements of it, in units of `dtype`.
+    /// The layout of the window's elements in the buffer, in units of `dtype`.
     pub fn layout(&self) -> &'a Layout {
         self.layout
     }
@@ -308,7 +309,7 @@ impl<'a, R: Runtime> View<'a, R> {
     }
 }
 
-/// A window on a buffer that a kernel fills: nothing else sees that memory meanwhile.
+/// A writable window on a buffer: no other window overlaps it while it exists.
 pub struct ViewMut<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
     pub(crate) layout: &'a Layout,
@@ -321,7 +322,7 @@ impl<'a, R: Runtime> ViewMut<'a, R> {
         self.buffer
     }
 
-    /// Which elements of it, in units of `dtype`.
+    /// The layout of the window's elements in the buffer, in units of `dtype`.
     pub fn layout(&self) -> &'a Layout {
         self.layout
     }
@@ -341,11 +342,12 @@ impl<'a, R: Runtime> ViewMut<'a, R> {
 pub enum ProgramOperand<'a, R: Runtime> {
     /// A read-only window on an operand.
     View(View<'a, R>),
-    /// The old value of output `k`: work in place. Never a second view, which the borrow checker and WGSL both refuse.
+    /// The old value of output `k`, for work in place. There is never a second view of it, which the borrow checker and
+    /// WGSL both refuse.
     Own(usize),
 }
 
-/// An output, and whether its old value counts.
+/// An output, and whether it is overwritten or accumulated into.
 pub struct Out<'a, R: Runtime> {
     /// The memory to fill.
     pub view: ViewMut<'a, R>,

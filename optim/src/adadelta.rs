@@ -9,13 +9,13 @@ config! {
     AdadeltaConfig = "Adadelta" {
         /// The learning rate `γ`.
         lr: f64 = 1.0, NonNegative;
-        /// `ρ`: how much of the running means is kept.
+        /// `ρ`: the decay rate of the running means.
         rho: f64 = 0.9, Unit;
-        /// `ε`, under both roots.
+        /// `ε`, added under both square roots.
         eps: f64 = 1e-6, NonNegative;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -1,4 +1,4 @@
-//! Gradient clipping, on the device: nothing waits for the host.
+//! Gradient clipping on the device, without waiting for it.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,7 +18,7 @@ use crate::{
 /// The norm by which gradients are clipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormOrder {
-    /// The root of the sum of squares.
+    /// The square root of the sum of squares.
     L2,
     /// The largest magnitude of any element.
     Inf,
@@ -45,7 +45,7 @@ static SCALED_NORM: LazyLock<Program> =
 static CLAMP: LazyLock<Program> = LazyLock::new(|| Program::new("clip_value", |[x], [limit]| [x.clamp(-limit, limit)]));
 
 /// The norm of all gradients as if they were one vector: a scalar on the device, `f32` (`f64` if a gradient is).
-/// [`item`](Tensor::item) waits for it and gives it to the host.
+/// [`item`](Tensor::item) waits for it and returns it to the host.
 pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -> Result<Tensor<R>> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));
@@ -70,7 +70,7 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -
 
 /// Multiplies all gradients by `min(1, max_norm / (norm + 1e-6))`; returns the norm before, a scalar on the device.
 ///
-/// Of [`FlatGradients`] no memory is touched: the coefficient stays on the device, and the optimizer's launch applies
+/// For [`FlatGradients`], no memory is touched: the coefficient stays on the device, and the optimizer's launch applies
 /// it. A norm that is not finite makes all gradients NaN or 0, as PyTorch's does; look at it if that can happen.
 pub fn clip_grad_norm<R: Runtime>(
     gradients: &mut impl GradientSet<R>,
@@ -85,7 +85,7 @@ pub fn clip_grad_norm<R: Runtime>(
     Ok(total)
 }
 
-/// Brings every element of every gradient into `[−limit, limit]`; NaN stays.
+/// Clamps every element of every gradient to `[−limit, limit]`; NaN is kept.
 pub fn clip_grad_value<R: Runtime>(gradients: &mut impl GradientSet<R>, limit: f64) -> Result<()> {
     if limit.is_nan() || limit < 0.0 {
         return Err(Error::argument("clip_grad_value", format!("the limit cannot be {limit}")));
@@ -110,7 +110,7 @@ fn joined<R: Runtime>(
     if let [one] = &parts[..] { Ok(one.clone()) } else { cat(&parts.iter().collect::<Vec<_>>(), 0) }
 }
 
-/// What norms of gradients of these types are computed in.
+/// The dtype in which norms of gradients of these dtypes are computed.
 pub(crate) fn norm_dtype(mut dtypes: impl Iterator<Item = DType>) -> DType {
     wide(dtypes.find(|&d| d == DType::F64).unwrap_or(DType::F32))
 }

@@ -1,4 +1,4 @@
-//! Several optimizers as one: Muon for the matrices of a model, AdamW for the rest.
+//! Several optimizers as one: for example Muon for the matrices of a model, AdamW for the rest.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Combined<R: Runtime> {
 }
 
 impl<R: Runtime> Combined<R> {
-    /// These, in this order. A parameter that two of them have is an error.
+    /// Combines these optimizers, in this order. A parameter that belongs to two of them is an error.
     pub fn new(all: Vec<Box<dyn Optimizer<R>>>) -> Result<Self> {
         let mut seen = std::collections::HashSet::new();
         for leaf in all.iter().flat_map(|o| o.params()).flat_map(|p| p.leaves()) {

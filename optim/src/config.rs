@@ -121,16 +121,16 @@ pub struct HyperParam<'a> {
 
 /// The hyper-parameters of an optimizer. Write one with [`config!`](crate::config).
 pub trait Config: Clone + Default + Send + Sync + 'static {
-    /// The optimizer's name, in messages.
+    /// The name of the optimizer in messages.
     const NAME: &'static str;
     /// The base learning rate, which a [`LrSchedule`](crate::LrSchedule) starts from.
     fn lr(&self) -> f64;
     /// Sets the base learning rate.
     fn set_lr(&mut self, lr: f64);
-    /// All of them, in declaration order.
+    /// All hyper-parameters, in declaration order.
     fn settings(&mut self) -> Vec<HyperParam<'_>>;
 
-    /// Sets one by name: from a command line or a file.
+    /// Sets a hyper-parameter by name: from a command line or a file.
     fn set(&mut self, name: &str, numbers: &[f64]) -> Result<()> {
         let mut settings = self.settings();
         let Some(found) = settings.iter_mut().find(|s| s.name == name) else {
@@ -143,7 +143,7 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
         Err(Error::argument(Self::NAME, format!("`{name}` cannot be {numbers:?}")))
     }
 
-    /// An error that names the first one out of range.
+    /// Checks all hyper-parameters; the error names the first one out of range.
     fn check(&self) -> Result<()> {
         let mut copy = self.clone();
         for HyperParam { name, value, bound } in copy.settings() {
@@ -163,7 +163,8 @@ pub(crate) fn described(config: &impl Config) -> String {
     copy.settings().iter().map(|s| format!(" {} {:?}", s.name, s.value.numbers().as_slice())).collect()
 }
 
-/// Declares the hyper-parameters of an optimizer: a struct, its defaults, and what each may be. One is called `lr`.
+/// Declares the hyper-parameters of an optimizer: a struct, its defaults, and the range of each. One of them must be
+/// called `lr`.
 ///
 /// ```
 /// use optim::Config;

@@ -1,4 +1,4 @@
-//! The optimizer: groups of parameters in flat buffers, updated by one rule.
+//! The optimizer over groups of parameters in flat buffers, updated by one rule.
 
 use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
@@ -66,7 +66,7 @@ pub(crate) struct ParamPart<R: Runtime, C: UpdateRule> {
     pub(crate) params: FlatParams<R>,
     /// In the order of [`UpdateRule::tensors`].
     pub(crate) states: Vec<Flat<R>>,
-    /// Updates each parameter has had.
+    /// The number of updates that each parameter has had.
     pub(crate) steps: Vec<u64>,
     pub(crate) kernel: C::Kernel,
 }
@@ -84,10 +84,10 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         FlatOptimizer { defaults, groups: Vec::new(), parts: Vec::new(), steps: 0, schedule: None, own }
     }
 
-    /// With a group of parameters, whose hyper-parameters `set` may change.
+    /// Adds a group of parameters, whose hyper-parameters `set` may change.
     ///
-    /// The parameters' values move into one buffer per dtype, in this order. A parameter, or a name, that is there
-    /// already is an error, as are hyper-parameters out of range.
+    /// The parameters' values move into one buffer per dtype, in this order. A parameter, or a name, that the optimizer
+    /// already has is an error, as are hyper-parameters out of range.
     pub fn group<L: Borrow<Arc<Leaf<R>>>>(
         mut self,
         params: impl IntoIterator<Item = L>,
@@ -133,7 +133,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(())
     }
 
-    /// What `config` needs in each part of group `k`, or why it cannot be had.
+    /// The kernel data for `config` in each part of group `k`, or the error that prevents it.
     pub(crate) fn prepare(&self, k: usize, config: &C) -> Result<Vec<C::Kernel>> {
         config.check()?;
         config.validate()?;
@@ -179,7 +179,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Err(Error::argument(C::NAME, why))
     }
 
-    /// Takes all values out of their leaves, or none.
+    /// Takes the values out of all leaves, or out of none.
     fn claim(&mut self) -> Result<()> {
         for k in 0..self.parts.len() {
             if let Err(e) = self.parts[k].claim() {

@@ -1,4 +1,4 @@
-//! LAMB: Adam's direction, with a step size for each layer.
+//! LAMB: Adam's direction, with a trust ratio for each layer.
 
 use std::sync::LazyLock;
 
@@ -11,13 +11,13 @@ config! {
     LambConfig = "LAMB" {
         /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: how much of the running means is kept.
+        /// `β₁`, `β₂`: the decay rates of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
         /// `ε`, added to the root of the second moment.
         eps: f64 = 1e-6, NonNegative;
-        /// `λ`: what of the parameter is added to the direction.
+        /// The weight decay coefficient `λ`: `λθ` is added to the direction.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -52,7 +52,7 @@ config! {
     MuonConfig = "Muon" {
         /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `λ`: by which part of the step size parameters shrink.
+        /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size.
         weight_decay: f64 = 0.1, NonNegative;
         /// `μ`: how much of the momentum is kept.
         momentum: f64 = 0.95, NonNegative;

@@ -1,4 +1,4 @@
-//! Sums of squares and what follows from them, on the device.
+//! Sums of squares and norms, on the device.
 
 use std::sync::LazyLock;
 
@@ -19,7 +19,7 @@ static ZEROS: LazyLock<Program> = LazyLock::new(|| Program::new("zero_if_finite"
 static WIDE_ZEROS: LazyLock<Program> =
     LazyLock::new(|| Program::new("zero_if_finite", |[x], []| [x.cast(DType::F32) * 0.0]));
 
-/// What norms of this dtype are computed in: `f64` for itself, `f32` for all others.
+/// The dtype in which norms of a dtype are computed: `f64` for itself, `f32` for all others.
 pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { dtype } else { DType::F32 }
 }

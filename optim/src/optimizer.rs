@@ -1,4 +1,4 @@
-//! What every optimizer does.
+//! The interface of all optimizers.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ pub trait Optimizer<R: Runtime>: Send {
     /// The flat buffers of the parameters, to read their values.
     fn params_mut(&mut self) -> Vec<&mut FlatParams<R>>;
 
-    /// Updates the parameters from gradients laid out as they are, one buffer each, multiplied by the scalar `scale` if
-    /// given. Parameters without a gradient are left alone. If it cannot begin, nothing is changed.
+    /// Updates the parameters from gradients of the same layout, one buffer each, multiplied by the scalar `scale` if
+    /// given. Parameters without a gradient are not touched. If the update cannot begin, nothing is changed.
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()>;
     /// The gradients that [`backward`](Optimizer::backward) writes.
     fn own_gradients(&mut self) -> &mut OwnGradients<R>;
@@ -26,19 +26,20 @@ pub trait Optimizer<R: Runtime>: Send {
     fn lrs(&self) -> Vec<f64>;
     /// Sets the base learning rate of all groups.
     fn set_lr(&mut self, lr: f64) -> Result<()>;
-    /// From now on learning rates are this function of the step, starting from each group's base rate.
+    /// Sets the schedule: from now on learning rates are this function of the step, starting from each group's base
+    /// rate.
     fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>);
 
     /// Everything needed to resume exactly: `<state>.<parameter>`, `master.<parameter>` and `step.<parameter>`,
     /// `group.<k>.<hyper-parameter>` (`f64`) and `steps` (`i64`). The tensors are views: no update can run until they
     /// are dropped.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>>;
-    /// Takes such a state over. Names, shapes and dtypes must be exactly this optimizer's: an error lists all that are
-    /// missing, unexpected or do not fit, and nothing is changed then.
+    /// Loads a state that [`state_dict`](Optimizer::state_dict) returned. Names, shapes and dtypes must be exactly this
+    /// optimizer's: an error lists all entries that are missing, unexpected or do not fit, and nothing is changed.
     fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()>;
     /// An error if [`load_state_dict`](Optimizer::load_state_dict) would refuse this state.
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()>;
-    /// An error if an update could not begin, because someone holds a parameter's value or a state tensor.
+    /// An error if an update could not begin, because a parameter's value or a state tensor has another holder.
     fn check_sole(&mut self) -> Result<()>;
 
     /// The settings that must be equal on ranks that train together, as text: the rule, its hyper-parameters, the
@@ -72,7 +73,7 @@ pub trait Optimizer<R: Runtime>: Send {
         done
     }
 
-    /// The optimizer's own gradients, to look at, clip or replace them between [`backward`](Optimizer::backward) and
+    /// The optimizer's own gradients, to inspect, clip or replace them between [`backward`](Optimizer::backward) and
     /// [`step`](Optimizer::step). They can still be read after the step.
     fn gradients(&mut self) -> Result<&mut FlatGradients<R>> {
         let mut own = std::mem::take(self.own_gradients());
@@ -87,7 +88,7 @@ pub trait Optimizer<R: Runtime>: Send {
         self.own_gradients().zero();
     }
 
-    /// Other buffers for the gradients of its parameters, to run a backward pass into by hand.
+    /// Further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
     fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
         FlatGradients::new(&self.params())
     }

@@ -9,7 +9,7 @@ use crate::FlatGradients;
 /// They stay readable after a step, until the next backward pass overwrites them.
 pub struct OwnGradients<R: Runtime> {
     buffers: Option<FlatGradients<R>>,
-    /// Whether a step can be taken from them.
+    /// Whether a step can use the gradients.
     ready: bool,
 }
 
@@ -20,7 +20,7 @@ impl<R: Runtime> Default for OwnGradients<R> {
 }
 
 impl<R: Runtime> OwnGradients<R> {
-    /// The buffers, if a backward pass has needed them.
+    /// The buffers, if a backward pass has allocated them.
     pub fn get(&self) -> Option<&FlatGradients<R>> {
         self.buffers.as_ref()
     }
@@ -36,7 +36,7 @@ impl<R: Runtime> OwnGradients<R> {
         })
     }
 
-    /// The next backward pass overwrites.
+    /// Makes the next backward pass overwrite.
     pub(crate) fn zero(&mut self) {
         self.ready = false;
     }
@@ -59,7 +59,7 @@ impl<R: Runtime> OwnGradients<R> {
         done
     }
 
-    /// Takes a step from the gradients; they are spent if it succeeds.
+    /// Runs a step from the gradients, which are used up if it succeeds.
     pub(crate) fn spend(&mut self, step: impl FnOnce(&FlatGradients<R>) -> Result<()>) -> Result<()> {
         let buffers = self.buffers.as_ref().filter(|_| self.ready);
         let buffers = buffers

@@ -1,4 +1,4 @@
-//! Parameters in one buffer: an optimizer takes its leaves' values over, each leaf then being a view.
+//! Parameters in one buffer: an optimizer takes ownership of its leaves' values, and each leaf becomes a view.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,17 +11,17 @@ use numcore::{
 
 use crate::{StateSpec, memory::lending};
 
-/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are of two bytes.
+/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are f16 or bf16.
 ///
-/// A leaf whose value someone replaces afterwards (a checkpoint was loaded into the model) keeps working: the new value
-/// is copied into the buffer before the next update.
+/// A leaf whose value is replaced afterwards (a checkpoint was loaded into the model) keeps working: the new value is
+/// copied into the buffer before the next update.
 pub struct FlatParams<R: Runtime> {
     leaves: Vec<Arc<Leaf<R>>>,
     pub(crate) values: Flat<R>,
     pub(crate) master: Option<Flat<R>>,
 }
 
-/// Values of leaves that are no view of the buffer.
+/// Values of leaves that are not views of the buffer.
 type Replaced<R> = Vec<(usize, Tensor<R>)>;
 
 impl<R: Runtime> FlatParams<R> {
@@ -60,7 +60,7 @@ impl<R: Runtime> FlatParams<R> {
         &self.leaves
     }
 
-    /// How many there are.
+    /// The number of parameters.
     pub fn len(&self) -> usize {
         self.leaves.len()
     }
@@ -97,7 +97,7 @@ impl<R: Runtime> FlatParams<R> {
         self.master.as_ref().unwrap_or(&self.values).whole()
     }
 
-    /// A tensor kept for each parameter, in the dtype of updates: in the same places when it has the parameters'
+    /// A tensor kept for each parameter, in the dtype of updates: with equal offsets when it has the parameters'
     /// shapes.
     pub(crate) fn state(&self, state: &StateSpec) -> Result<Flat<R>> {
         static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("fill", |[_], [value]| [value]));
@@ -114,7 +114,7 @@ impl<R: Runtime> FlatParams<R> {
         Ok(flat)
     }
 
-    /// Copies values that were replaced since into the buffer. Leaves stay as they are if it fails.
+    /// Copies values that were replaced since into the buffer. If it fails, leaves keep their values.
     pub fn adopt(&mut self) -> Result<()> {
         let mut is_view = |(i, leaf): (usize, &Arc<Leaf<R>>)| leaf.value().is_ok_and(|v| is_range(&v, &self.values, i));
         if self.leaves.iter().enumerate().all(&mut is_view) {
@@ -124,7 +124,7 @@ impl<R: Runtime> FlatParams<R> {
         self.release(|_| false)
     }
 
-    /// Takes the values out of the leaves, so that the buffer can be written. On an error every leaf is as it was.
+    /// Takes the values out of the leaves, so that the buffer can be written. On an error every leaf is unchanged.
     pub(crate) fn claim(&mut self) -> Result<()> {
         if let Some(leaf) = self.leaves.iter().find(|l| !l.is_resident()) {
             return Err(ErrorKind::NotResident { name: leaf.name().to_string() }.into());
@@ -140,7 +140,7 @@ impl<R: Runtime> FlatParams<R> {
         })
     }
 
-    /// Gives the leaves their values back; those that `changed` get a new version.
+    /// Returns their values to the leaves; those that `changed` get a new version.
     pub(crate) fn release(&self, changed: impl Fn(usize) -> bool) -> Result<()> {
         self.leaves.iter().enumerate().try_for_each(|(i, leaf)| {
             let view = self.values.tensor(i)?;
@@ -178,7 +178,7 @@ impl<R: Runtime> FlatParams<R> {
 /// The half-precision dtypes, `f16` and `bf16`.
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
-/// A master value stays where it rounds to the parameter: loading parameters and master copies in any order is exact.
+/// A master value is kept where it rounds to the parameter: loading parameters and master copies in any order is exact.
 static KEEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
     HALVES.map(|half| {
         Program::new("keep_master", |[master, value], []| {
@@ -220,7 +220,7 @@ fn is_range<R: Runtime>(value: &Tensor<R>, flat: &Flat<R>, i: usize) -> bool {
     flat.tensor(i).is_ok_and(|own| own.shares_memory_with(value) && own.layout() == value.layout())
 }
 
-/// An error if someone else holds a buffer.
+/// Checks that a buffer has no other holder.
 pub(crate) fn require_sole<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
     let whole = flat.lend_whole()?;
     flat.restore(whole)

@@ -7,7 +7,7 @@ use numcore::{
 
 use crate::params::require_sole;
 
-/// Where a sharded optimizer keeps its state, master copies included, between updates. Values are the same to the bit
+/// The placement of a sharded optimizer's state, master copies included, between updates. Values are equal to the bit
 /// either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum StatePlace {
@@ -21,11 +21,11 @@ pub enum StatePlace {
     Host,
 }
 
-/// Elements in a row: on the device, or in host memory.
+/// One row of state: on the device, or in host memory.
 pub enum StateRow<R: Runtime> {
     /// The tensor on the device.
     Device(Tensor<R>),
-    /// Stored bytes of elements of a type.
+    /// The stored bytes of elements of a dtype.
     Host(DType, Vec<u8>),
 }
 
@@ -46,7 +46,7 @@ impl<R: Runtime> StateRow<R> {
         }
     }
 
-    /// The elements on the device.
+    /// The elements as a tensor on the device.
     pub fn on(&self, rt: &R) -> Result<Tensor<R>> {
         match self {
             StateRow::Device(row) => Ok(row.clone()),
@@ -69,7 +69,7 @@ impl<R: Runtime> From<Tensor<R>> for StateRow<R> {
     }
 }
 
-/// The buffers of a shard's state, in one place.
+/// The buffers of a shard's state, all in one placement.
 pub(crate) struct States<R: Runtime> {
     rt: R,
     place: StatePlace,
@@ -87,13 +87,13 @@ impl<R: Runtime> States<R> {
         States { rt: rt.clone(), place, buffers: Vec::new() }
     }
 
-    /// Takes a buffer over.
+    /// Adds a buffer, which it then owns.
     pub(crate) fn add(&mut self, name: &'static str, flat: Flat<R>) -> Result<()> {
         self.buffers.push((name, self.put(flat)?));
         Ok(())
     }
 
-    /// Names and element types.
+    /// Names and element types of the buffers.
     pub(crate) fn names(&self) -> Vec<(&'static str, DType)> {
         self.buffers.iter().map(|(name, buffer)| (*name, buffer.layout().dtype())).collect()
     }

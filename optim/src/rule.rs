@@ -4,12 +4,12 @@ use numcore::{DType, Result, Runtime, Shape, ops::Spec};
 
 use crate::{Config, UpdateMemory};
 
-/// When an update happens.
+/// The point in training at which an update happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepContext {
-    /// The learning rate in force.
+    /// The learning rate of this update.
     pub lr: f64,
-    /// How many updates these parameters have had, this one included: from 1. Parameters without a gradient have fewer.
+    /// The number of updates of these parameters, this one included: from 1. Parameters without a gradient have fewer.
     pub step: u64,
 }
 
@@ -25,7 +25,7 @@ pub struct StateSpec {
 }
 
 impl StateSpec {
-    /// Of the parameter's shape, zeros at first.
+    /// State of the parameter's shape, initialized to zeros.
     pub fn zeros(name: &'static str) -> StateSpec {
         StateSpec { name, init: 0.0, shape: |s| *s }
     }
@@ -35,7 +35,7 @@ impl StateSpec {
         StateSpec { init, ..StateSpec::zeros(name) }
     }
 
-    /// Zeros of another shape.
+    /// State of another shape, initialized to zeros.
     pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
         StateSpec { shape, ..StateSpec::zeros(name) }
     }
@@ -47,7 +47,8 @@ pub trait UpdateRule: Config {
     /// Precomputed data of one buffer: programs.
     type Kernel: Send + Sync;
 
-    /// Whether [`update`](UpdateRule::update) is called for each parameter; otherwise for runs of neighbouring ones.
+    /// Whether [`update`](UpdateRule::update) is called for each parameter; otherwise it is called for runs of adjacent
+    /// ones.
     const PER_PARAMETER: bool = true;
 
     /// The tensors kept for each parameter. State of half-precision parameters is `f32`, of others the parameters'
@@ -57,12 +58,12 @@ pub trait UpdateRule: Config {
     /// Prepares updates; `half` is the parameters' dtype when it is f16 or bf16.
     fn kernel(&self, half: Option<DType>) -> Result<Self::Kernel>;
 
-    /// An error for hyper-parameters that do not go together.
+    /// Checks hyper-parameters that constrain each other.
     fn validate(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Why a parameter of this shape and dtype cannot be updated by it; `None` if it can.
+    /// The reason why a parameter of this shape and dtype cannot be updated by the rule; `None` if it can.
     fn refuses(&self, spec: &Spec) -> Option<String> {
         let _ = spec;
         None

@@ -1,4 +1,4 @@
-//! Loss scaling: keeps gradients of `f16` models from vanishing.
+//! Loss scaling, which keeps gradients of `f16` models from underflowing.
 
 use autograd::Var;
 use numcore::{Error, Result, Runtime, Tensor, ops::PointwiseOps};
@@ -38,7 +38,7 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// The usual one, starting from another factor.
+    /// The default scaler, starting from another factor.
     pub fn starting_at(factor: f64) -> Result<Self> {
         if !(factor > 0.0 && factor.is_finite()) {
             return Err(Error::argument("LossScaler", format!("the factor must be positive, it is {factor}")));
@@ -53,7 +53,7 @@ impl LossScaler {
         Ok(())
     }
 
-    /// What losses are multiplied by now.
+    /// The factor by which losses are multiplied now.
     pub fn factor(&self) -> f64 {
         self.factor
     }
@@ -68,7 +68,7 @@ impl LossScaler {
         loss.mul(self.factor)
     }
 
-    /// Divides the gradients by the factor (when they are next read) and says whether all are finite; waits for the
+    /// Divides the gradients by the factor (when they are next read) and returns whether all are finite; waits for the
     /// device.
     pub fn unscale<R: Runtime>(&mut self, gradients: &mut FlatGradients<R>) -> Result<bool> {
         if self.finite.is_some() {
@@ -80,8 +80,8 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// Takes a step from the optimizer's own gradients if all are finite, drops them otherwise, and adapts the factor.
-    /// Says whether it stepped.
+    /// Updates the parameters from the optimizer's own gradients if all are finite, discards them otherwise, and adapts
+    /// the factor. Returns whether it updated.
     pub fn step<R: Runtime>(&mut self, optimizer: &mut (impl Optimizer<R> + ?Sized)) -> Result<bool> {
         if self.finite.is_none() {
             self.unscale(optimizer.gradients()?)?;
@@ -113,7 +113,7 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// Adapts the factor after a step that was good, or left out.
+    /// Adapts the factor after a step that was good, or skipped.
     pub fn adapt(&mut self, good: bool) {
         self.good = if good { self.good + 1 } else { 0 };
         if !good {
@@ -131,7 +131,7 @@ impl LossScaler {
         Ok(vec![("loss_scale".into(), factor), ("good_steps".into(), good)])
     }
 
-    /// Takes such a state over; nothing is changed if it does not fit.
+    /// Loads a state that [`state_dict`](LossScaler::state_dict) returned; nothing is changed if it does not fit.
     pub fn load_state_dict<R: Runtime>(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         let mut reader = StateReader::new(state);
         let good = reader.count("good_steps");

@@ -9,15 +9,15 @@ config! {
     SgdConfig = "SGD" {
         /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `μ`: how much of the last direction is kept; 0 keeps nothing, and no buffer.
+        /// The momentum `μ`; with 0 there is no momentum buffer.
         momentum: f64 = 0.0, NonNegative;
-        /// `τ`: how much less of the gradient the buffer takes from the second step on.
+        /// The dampening `τ`: from the second step on, the buffer takes `1 − τ` of the gradient.
         dampening: f64 = 0.0, Any;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Looks ahead along the buffer (Sutskever et al. 2013).
+        /// Whether to use Nesterov momentum (Sutskever et al. 2013).
         nesterov: bool = false, Any;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

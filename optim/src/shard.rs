@@ -32,12 +32,12 @@ pub struct ParamGroups<E> {
 type Select = Box<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
 
 impl<E: Elementwise> ParamGroups<E> {
-    /// All parameters in one group.
+    /// Hyper-parameters for all parameters in one group.
     pub fn new(defaults: E) -> Self {
         ParamGroups { configs: vec![defaults], which: Vec::new(), schedule: None }
     }
 
-    /// Another group, of the parameters `which` picks; the last that picks one has it.
+    /// Adds a group of the parameters for which `which` holds; a parameter is in the last such group.
     pub fn group(
         mut self,
         which: impl Fn(&str, &Spec) -> bool + Send + Sync + 'static,
@@ -57,7 +57,7 @@ impl<E: Elementwise> ParamGroups<E> {
     }
 }
 
-/// What makes optimizers of shards; its own type is the rule's affair.
+/// Builders of sharded optimizers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot update shards of parameters",
     label = "give `ParamGroups::new(...)` of an elementwise rule, `AdamWConfig` for one",
@@ -89,7 +89,7 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     /// An error if an [`update`](ShardOptimizer::update) by these rates could not begin: because one is not finite, a
     /// state tensor has another holder, or the device lacks memory for the state. Nothing is changed.
     fn check(&mut self, lrs: &[f64]) -> Result<()>;
-    /// An error if state could not be written, because someone holds it.
+    /// An error if state could not be written, because it has another holder.
     fn check_sole(&mut self) -> Result<()>;
     /// Updates `values`, a row that begins with the shard's fragments, in place, from gradients of the same layout,
     /// multiplied by a scalar; returns the memory. Fragments that are not `used` are not updated. On an error the
@@ -230,7 +230,7 @@ impl<E: Elementwise> Rules<E> {
         require_rates(E::NAME, lrs)
     }
 
-    /// Which parameters someone holds something of.
+    /// The parameters whose state or value has another holder.
     fn one_of(&self, what: &str) -> String {
         one_of(what, (0..self.groups.len()).map(|k| self.layout.name(k).to_string()))
     }

@@ -1,4 +1,4 @@
-//! Saving and resuming: an optimizer's state as named tensors, and the check that a state is this optimizer's.
+//! Saving and loading: an optimizer's state as named tensors, and the check that a state fits the optimizer.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ pub(crate) const MASTER: &str = "master";
 /// The name of the optimizer's step count.
 const STEPS: &str = "steps";
 
-/// A state that fits, not yet taken over.
+/// A state that was checked, and not yet loaded.
 pub(crate) struct ValidatedState<'a, R: Runtime, C: UpdateRule> {
     /// By part: which tensor goes into which range of which buffer.
     tensors: Vec<Vec<(usize, usize, &'a Tensor<R>)>>,
@@ -43,7 +43,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(entries)
     }
 
-    /// Checks a state, changing nothing.
+    /// Checks a state without changing anything.
     pub(crate) fn read<'a>(&self, state: &'a [(String, Tensor<R>)]) -> Result<ValidatedState<'a, R, C>> {
         let mut reader = StateReader::new(state);
         let mut tensors = Vec::new();

@@ -69,12 +69,12 @@ pub(crate) struct Engine {
 }
 
 impl Cpu {
-    /// With as many threads as the process may use at once, and the widest instruction set there is.
+    /// The CPU with as many threads as the process may use at once, and the highest instruction set it supports.
     pub fn new() -> Cpu {
         Self::builder().build()
     }
 
-    /// With `threads` threads, the calling one included.
+    /// The CPU with `threads` threads, the calling one included.
     pub fn with_threads(threads: usize) -> Cpu {
         Self::builder().threads(threads).build()
     }
@@ -89,7 +89,7 @@ impl Cpu {
         self.queue.engine.threads.count()
     }
 
-    /// The instruction set in use.
+    /// The instruction set that kernels are compiled for.
     pub fn simd(&self) -> Simd {
         self.queue.engine.simd
     }
@@ -116,7 +116,7 @@ impl fmt::Debug for Cpu {
     }
 }
 
-/// Choices for a [`Cpu`]: `Cpu::builder().threads(2).simd(Simd::Avx2).build()`.
+/// The options of a [`Cpu`]: `Cpu::builder().threads(2).simd(Simd::Avx2).build()`.
 #[derive(Clone, Debug)]
 pub struct Builder {
     threads: Option<usize>,
@@ -153,8 +153,8 @@ impl Builder {
 }
 
 impl Engine {
-    /// Cuts `0..len` into ranges of `grain` and calls `body` with each, on any thread. The cuts do not depend on how
-    /// many threads there are.
+    /// Divides `0..len` into ranges of `grain` and calls `body` with each, on any thread. The ranges do not depend on
+    /// the number of threads.
     pub(crate) fn ranges(&self, len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
         self.threads.run(len.div_ceil(grain), |i| body(i * grain..len.min((i + 1) * grain)));
     }

@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Cpu`]: each method hands over to the file of its family.
+//! [`Runtime`] for [`Cpu`]: each method calls the module of its family.
 
 use std::sync::Arc;
 

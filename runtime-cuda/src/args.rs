@@ -1,4 +1,4 @@
-//! A kernel's arguments: values one after another, each aligned as its type asks, and where each begins.
+//! Kernel arguments: values one after another, each aligned for its type, and the offset of each.
 
 use std::ffi::c_void;
 

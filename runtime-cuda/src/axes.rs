@@ -28,7 +28,7 @@ pub(crate) struct LoopAxes {
 pub(crate) enum InnerStride {
     /// Adjacent elements are contiguous.
     Unit,
-    /// One element for all.
+    /// One element for all threads.
     Splat,
     /// Elements are moved one by one.
     Any,

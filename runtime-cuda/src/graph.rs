@@ -59,7 +59,7 @@ impl Cuda {
 }
 
 impl Graph {
-    /// Queues all of it.
+    /// Queues the whole graph.
     pub fn launch(&self) -> Result<()> {
         self.queue.check()?;
         self.queue.refuse_while_capturing("launch")?;

@@ -1,4 +1,4 @@
-//! The kernels of the folder `kernels`: a file, the function in it, and the values of its defines make one.
+//! The kernels of the folder `kernels`: each is a file, an entry function in it, and the values of its defines.
 
 use std::fmt::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Launches of gather and of scatters with few indices a line; `scatter.rs` has the others.
+//! Launches of gather, and of scatters with few indices per row; `scatter.rs` has the others.
 
 use numcore::{DType, Out, Result, View, ViewMut};
 

@@ -114,7 +114,7 @@ impl Cuda {
         Ok((Self::apart(Arc::new(ordered))?, order))
     }
 
-    /// On a driver of its own.
+    /// An emulated GPU on the given driver.
     #[cfg(feature = "emulate")]
     fn apart(driver: Arc<dyn driver::Driver>) -> Result<Cuda> {
         Self::on(Arc::new(Engine::new(driver, EMULATED)))

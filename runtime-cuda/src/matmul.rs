@@ -1,7 +1,7 @@
-//! Matrix products as problems of a column-major library. A row-major product `a · b` is the column-major product `bᵀ ·
-//! aᵀ` of the same memory, so nothing is moved: transposed views become operation flags, strides leading dimensions,
-//! axes along which an operand repeats batches of stride 0. Only operands without such a form are copied to contiguous
-//! memory first.
+//! Matrix products as problems of a column-major library. A row-major product `a · b` is the column-major product
+//! `bᵀ · aᵀ` of the same memory, so nothing is moved: transposed views become operation flags, strides leading
+//! dimensions, axes along which an operand repeats batches of stride 0. Only operands without such a form are copied to
+//! contiguous memory first.
 
 use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, View};
 

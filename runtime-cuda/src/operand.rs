@@ -1,5 +1,4 @@
-//! Views as addresses: where kernels find operands. Everything unsafe about them rests on the contract of
-//! `numcore::Runtime`.
+//! Operands of kernels as addresses. The safety of everything here rests on the contract of `numcore::Runtime`.
 
 use numcore::{DType, Layout, MAX_RANK, View, ViewMut};
 

@@ -1,4 +1,4 @@
-//! One ordered queue of a GPU: its stream, its memory, the staging of copies, and its errors, which stay.
+//! One ordered queue of a GPU: its stream, its memory, the staging of copies, and its sticky errors.
 
 use std::sync::{
     Arc, OnceLock,

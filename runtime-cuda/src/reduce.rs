@@ -283,7 +283,7 @@ fn shifted(steps: &Steps) -> Steps {
     rest
 }
 
-/// The operand whose order in memory threads follow: the input with the most elements of its own.
+/// The operand whose memory order the threads follow: the input with the most distinct elements.
 fn reference(ins: &[Steps], out: &Operand, full: &[usize]) -> Steps {
     let own = |s: &Steps| -> usize { full.iter().zip(s).filter(|(_, s)| **s != 0).map(|(d, _)| *d).product() };
     let largest = ins.iter().rev().max_by_key(|s| own(s));

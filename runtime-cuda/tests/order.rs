@@ -13,7 +13,7 @@ use runtime_cuda::{Cuda, Order};
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
-/// Runs `work` on a handle of its own; gives what nothing orders.
+/// Runs `work` on a new handle; returns the unordered accesses.
 fn complaints(work: impl Fn(&Cuda) -> Result<()>) -> Vec<String> {
     Cuda::compile_for(&*FOLDER, |listing| drop(work(listing))).unwrap_or_else(|e| panic!("{e}"));
     let (cuda, order): (Cuda, Order) = Cuda::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));

@@ -1,4 +1,4 @@
-//! How elements are read from words and written to them: every buffer is an array of words of 32 bits.
+//! Access to elements in words: every buffer is an array of 32-bit words.
 
 use numcore::{Accumulate, DType};
 

@@ -26,7 +26,7 @@ pub struct AdapterInfo {
     pub name: String,
     /// The graphics API behind the adapter: `vulkan`, `metal`, `dx12`.
     pub backend: String,
-    /// Whether it is a program on the CPU.
+    /// Whether it is a software adapter, on the CPU.
     pub software: bool,
 }
 
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::{Wgpu, queue::Queue};
 
-    /// A device of its own: those of other tests live on.
+    /// A separate device: the devices of other tests stay alive.
     fn apart() -> Wgpu {
         let adapter = found().into_iter().next().expect("an adapter");
         let device = WgpuDevice::of(0, &adapter).expect("a device");

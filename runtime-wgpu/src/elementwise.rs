@@ -16,7 +16,7 @@ use crate::{
 /// Invocations of a group.
 const GROUP: usize = 64;
 
-/// Sizes of a walk after neighbouring axes were merged.
+/// Sizes of a walk after adjacent axes were merged.
 pub(crate) type LoopSizes = SmallVec<[usize; MAX_RANK]>;
 /// An operand's strides along them.
 pub(crate) type LoopStrides = SmallVec<[isize; MAX_RANK]>;
@@ -49,9 +49,9 @@ pub(crate) fn coalesce(
 /// The class of an operand's strides along a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StrideClass {
-    /// One element for all.
+    /// One element for all positions.
     Same,
-    /// One after the other.
+    /// Contiguous elements.
     Dense,
     /// Any other strides.
     Strided,

@@ -1,4 +1,5 @@
-//! Gather and its adjoint. An index out of range is noted in the queue's flag, and reported when that is next read.
+//! Gather and its adjoint. An index out of range is recorded in the queue's flag, and reported when the flag is next
+//! read.
 
 use numcore::{Accumulate, DType, Error, Layout, Out, Result, View, ViewMut};
 

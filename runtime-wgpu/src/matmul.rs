@@ -99,7 +99,7 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
         sites,
         block,
         how,
-        // Neighbouring invocations read neighbouring elements.
+        // Adjacent invocations read adjacent elements.
         along: [1, 2].map(|i| places[i].layout.strides()[rank - 1].abs() <= places[i].layout.strides()[rank - 2].abs()),
     };
     let mut details: SmallVec<[u32; 32]> =
@@ -192,7 +192,7 @@ impl MatmulKernel {
         steps: &[String; 2],
     ) -> String {
         let tile = edge.tile();
-        // Neighbouring invocations read neighbouring elements.
+        // Adjacent invocations read adjacent elements.
         let (term, lane) = if inner {
             (format!("e % {DEPTH}u"), format!("e / {DEPTH}u"))
         } else {

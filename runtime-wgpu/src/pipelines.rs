@@ -1,4 +1,4 @@
-//! Compiled kernels, kept by what they were made from.
+//! Compiled kernels, cached by their keys.
 
 use std::{
     collections::{HashMap, VecDeque},

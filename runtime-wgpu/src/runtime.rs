@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Wgpu`]: each method hands over to the file of its family.
+//! [`Runtime`] for [`Wgpu`]: each method calls the module of its family.
 
 use std::sync::Arc;
 

@@ -162,7 +162,7 @@ impl<'a> ScanKernel<'a> {
         })
     }
 
-    /// What each block begins with, in place of its effect.
+    /// The initial value of each block, in place of its effect.
     fn carry(&self, begins: OperandView<'a>, factors: Option<OperandView<'a>>, shape: Shape) -> Result<()> {
         let (last, form) = (shape.rank() - 1, StorageForm::of(begins.dtype));
         let line = |p: OperandView<'a>| Ok((p.seen(p.layout.slice(last, 0, 1, 1)?), form));

@@ -1,4 +1,4 @@
-//! Choosing the device when the program runs.
+//! Selection of the device at run time.
 
 use std::{fmt, str::FromStr};
 
@@ -21,7 +21,7 @@ pub type AnyRuntime = Either<runtime_cpu::Cpu, runtime_cuda::Cuda>;
 #[cfg(all(feature = "wgpu", feature = "cuda"))]
 pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtime_cuda::Cuda>>;
 
-/// A device by name, as command lines give it: `cpu`, `wgpu`, `wgpu:1`, `cuda:0`.
+/// A device by name, for command lines: `cpu`, `wgpu`, `wgpu:1`, `cuda:0`.
 ///
 /// ```
 /// use weftgrad::{Device, prelude::*};
@@ -34,7 +34,7 @@ pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtim
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Device {
-    /// The CPU, with all threads, or as many as said.
+    /// The CPU, with all threads, or the given number.
     #[default]
     Cpu,
     /// A GPU through WebGPU, by its index.

@@ -81,7 +81,7 @@ pub use runtime_cuda::{self, Cuda};
 #[cfg(feature = "wgpu")]
 pub use runtime_wgpu::{self, Wgpu};
 
-/// What most programs use: `use weftgrad::prelude::*`.
+/// The names that most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
     pub use autograd::{
         Backward, BackwardHook, Gradients, Var, autocast, backward_with_hooks, checkpoint, manual_seed, no_grad,

@@ -1,4 +1,4 @@
-//! Single kernels, into memory that is there already (`new`: into fresh memory).
+//! Single kernels, into existing memory (`new`: into fresh memory).
 
 use std::sync::LazyLock;
 

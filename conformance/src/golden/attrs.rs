@@ -1,4 +1,4 @@
-//! A case's attributes: read with PyTorch's defaults, and none may be left unread.
+//! A case's attributes, read with PyTorch's defaults; an attribute that is never read is an error.
 
 use std::{cell::RefCell, collections::BTreeSet};
 
@@ -13,12 +13,12 @@ pub struct Attrs {
 }
 
 impl Attrs {
-    /// The attributes of a JSON object; anything else has none.
+    /// The attributes of a JSON object; any other value has none.
     pub fn new(value: &Value) -> Attrs {
         Attrs { values: value.as_object().cloned().unwrap_or_default(), read: RefCell::default() }
     }
 
-    /// The first of several names that is there and not null.
+    /// The first of several names that is present and not null.
     fn find(&self, names: &[&str]) -> Option<&Value> {
         self.read.borrow_mut().extend(names.iter().map(|n| (*n).to_string()));
         names.iter().find_map(|n| self.values.get(*n)).filter(|v| !v.is_null())
@@ -46,22 +46,22 @@ impl Attrs {
         Ok(self.maybe_usize(names)?.unwrap_or(default))
     }
 
-    /// A count, if it is given.
+    /// The attribute as a count, if it is given.
     pub fn maybe_usize(&self, names: &[&str]) -> Result<Option<usize>> {
         self.typed(names, "a count", |v| v.as_u64().map(|n| n as usize))
     }
 
-    /// A count that must be given.
+    /// The attribute as a count; an error if it is missing.
     pub fn need(&self, names: &[&str]) -> Result<usize> {
         self.maybe_usize(names)?.ok_or_else(|| missing(names[0]))
     }
 
-    /// An axis, a shift or a diagonal.
+    /// The attribute as a signed integer: an axis, a shift or a diagonal.
     pub fn isize(&self, names: &[&str], default: isize) -> Result<isize> {
         Ok(self.maybe_isize(names)?.unwrap_or(default))
     }
 
-    /// An axis, if it is given.
+    /// The attribute as an axis, if it is given.
     pub fn maybe_isize(&self, names: &[&str]) -> Result<Option<isize>> {
         self.typed(names, "a whole number", |v| v.as_i64().map(|n| n as isize))
     }
@@ -106,7 +106,7 @@ impl Attrs {
         Ok(self.typed(&[name], "a text", Value::as_str)?.unwrap_or(default))
     }
 
-    /// Any value, as JSON.
+    /// The attribute as any JSON value.
     pub fn raw(&self, name: &str) -> Option<&Value> {
         self.find(&[name])
     }

@@ -29,7 +29,7 @@ impl<'a, R: Runtime> Call<'a, R> {
         self.maybe(i).ok_or_else(|| Error::argument("golden", format!("the op takes an input {i}")))
     }
 
-    /// Input `i`, if it is there.
+    /// Input `i`, if it exists.
     pub(super) fn maybe(&self, i: usize) -> Option<&'a Var<R>> {
         self.ins.get(i)
     }

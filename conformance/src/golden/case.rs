@@ -1,4 +1,4 @@
-//! Cases and their tensors, as the files of a folder hold them.
+//! Cases and their tensors, as stored in the files of a folder.
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
@@ -23,7 +23,7 @@ impl HostValue {
         Tensor::from_bytes(rt, self.shape, self.dtype, &self.bytes)
     }
 
-    /// Row-major, each as the nearest `f64`.
+    /// The elements, row-major, each as the nearest `f64`.
     pub fn to_f64s(&self) -> Vec<f64> {
         match self.dtype {
             DType::F32 => self.decoded::<f32>(),
@@ -50,7 +50,7 @@ impl HostValue {
 pub struct Case {
     /// The name of the case in reports.
     pub id: String,
-    /// The file it comes from, without ending.
+    /// The file that the case comes from, without extension.
     pub group: String,
     /// The op that the case computes.
     pub op: String,
@@ -61,24 +61,24 @@ pub struct Case {
 }
 
 impl Case {
-    /// A tensor of this case, by what follows its id.
+    /// A tensor of this case, by the rest of its name after the case's id.
     pub fn tensor(&self, name: &str) -> Result<&HostValue> {
         self.maybe(name).ok_or_else(|| Error::state(name, format!("is not among the tensors of {}", self.id)))
     }
 
-    /// A tensor of this case, if it is there.
+    /// A tensor of this case, if it exists.
     pub fn maybe(&self, name: &str) -> Option<&HostValue> {
         self.tensors.get(&format!("{}/{name}", self.id))
     }
 
-    /// All tensors of this case whose names begin with `prefix`, with what follows it, in order.
+    /// All tensors of this case whose names begin with `prefix`, with the rest of their names, in order.
     pub fn under(&self, prefix: &str) -> impl Iterator<Item = (&str, &HostValue)> {
         let start = format!("{}/{prefix}", self.id);
         let from = self.tensors.range(start.clone()..);
         from.map_while(move |(k, v)| Some((k.strip_prefix(&start)?, v)))
     }
 
-    /// The types of its tensors.
+    /// The element types of the case's tensors.
     pub fn dtypes(&self) -> impl Iterator<Item = DType> {
         self.under("").map(|(_, t)| t.dtype)
     }
@@ -110,8 +110,8 @@ impl Case {
     }
 }
 
-/// The cases of a folder's groups, all of them when none is named. A group that is named and not there is an error, as
-/// is a file that cannot be read.
+/// The cases of a folder's groups, all of them when none is named. A named group that does not exist is an error, as is
+/// a file that cannot be read.
 pub fn load(folder: impl AsRef<Path>, groups: &[String]) -> Result<Vec<Case>> {
     let folder = folder.as_ref();
     let there = groups_of(folder)?;

@@ -1,4 +1,4 @@
-//! Computed against expected values.
+//! Comparison of computed with expected values.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use numcore::{DType, Result, Runtime, Tensor};
 
 use super::HostValue;
 
-/// How a computed value differs from the expected one.
+/// The difference of a computed value from the expected one.
 #[derive(Clone, Debug)]
 pub struct Mismatch {
     what: String,
@@ -16,7 +16,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// Something that could not be compared at all.
+    /// A mismatch of values that could not be compared at all.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Mismatch { what: what.into(), why: why.into(), error: f64::INFINITY, tolerance: 0.0 }
     }

@@ -1,4 +1,4 @@
-//! The models of training runs, from what their cases say.
+//! The models of training runs, built from the descriptions in their cases.
 
 use nn::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Flatten, Forward, Gpt, GptConfig, Init, Linear, MaxPool2d, Sequential};
 use numcore::{Error, Result, Runtime, fused::ConvOptions};

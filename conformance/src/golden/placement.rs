@@ -14,9 +14,9 @@ pub enum Placement {
     Dense,
     /// The last two axes are exchanged in memory.
     Transposed,
-    /// Every second element of a longer last axis, not from the first.
+    /// Every second element of a longer last axis, with an offset.
     Strided,
-    /// Backwards along every axis.
+    /// Reversed along every axis.
     Flipped,
     /// A view of an intermediate, so that its gradient passes through the adjoints of views.
     Computed,

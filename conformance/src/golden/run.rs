@@ -13,7 +13,7 @@ use super::{
     compare, compare_at_scale,
 };
 
-/// How cases are run.
+/// The options of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// The memory layout of inputs and upstream gradients.
@@ -22,14 +22,14 @@ pub struct Options {
     pub dtype: Option<DType>,
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// Every value is within its tolerance.
     Passed,
-    /// What does not, or the error that ended it.
+    /// The values that differ, or the error that ended the case.
     Failed(Vec<String>),
-    /// Why it could not be run here.
+    /// The reason why the case cannot run here.
     Skipped(String),
 }
 

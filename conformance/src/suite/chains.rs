@@ -1,4 +1,4 @@
-//! Random chains of views: what they show, and where the gradients written through them land.
+//! Random chains of views: their values, and the gradients written through them.
 
 use autograd::{Gradients, Var};
 use numcore::{

@@ -1,4 +1,4 @@
-//! Nearness of two computations of the same thing.
+//! Comparison of two computations of one value.
 
 use autograd::{BackwardHook, Gradients, Var};
 use numcore::{DType, Result, Runtime, Tensor, ops::PointwiseOps};

@@ -63,7 +63,7 @@ fn works<R: Runtime>() -> Vec<Work<R>> {
     ]
 }
 
-/// Compares runtimes with one, two and three threads, which `make` makes, on every case and on larger work.
+/// Compares runtimes with one, two and three threads, which `make` creates, on every case and on larger work.
 pub fn determinism<R: Runtime>(make: impl Fn(usize) -> R) -> Section {
     let mut section = Section::new("determinism");
     let runtimes: Vec<R> = [1, 2, 3, 1].map(make).into();

@@ -1,4 +1,4 @@
-//! Tensors without elements: every family takes them, and gives what its formula says of nothing.
+//! Tensors without elements: every family accepts them, and returns what its formula gives for no elements.
 
 use autograd::{Var, backward};
 use numcore::{

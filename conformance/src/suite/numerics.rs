@@ -1,5 +1,5 @@
-//! Where digits are easily lost: offsets, tails, constants. Expected values are formulas in `f64` and identities that
-//! hold to the bit.
+//! Numerical accuracy: offsets, tails, constants. Expected values are formulas in `f64` and identities that hold to the
+//! bit.
 
 use autograd::{Var, grad};
 use numcore::{

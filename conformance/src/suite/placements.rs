@@ -79,7 +79,7 @@ pub(crate) fn repeated<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// The first place along the first or last axis.
+/// The first element along the first or last axis.
 fn once<T: Apply>(x: &T, last: bool) -> Result<T> {
     match x.spec().shape.rank() as isize {
         0 => Ok(x.clone()),

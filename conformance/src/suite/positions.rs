@@ -1,6 +1,6 @@
 //! Row-major positions of an array.
 
-/// The place of the `k`-th element.
+/// The multi-index of the `k`-th element.
 pub(crate) fn unflat(mut k: usize, dims: &[usize]) -> Vec<usize> {
     let mut position = vec![0; dims.len()];
     for i in (0..dims.len()).rev() {

@@ -12,7 +12,7 @@ pub(crate) struct Sample {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Gradients flow to it.
+    /// A real input that receives a gradient.
     Real,
     /// A real input without a gradient: a mask, an upstream gradient.
     Fixed,

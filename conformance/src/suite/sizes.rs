@@ -54,7 +54,7 @@ impl Host {
         (self.dims[..axis].iter().product(), self.dims[axis], self.dims[axis + 1..].iter().product())
     }
 
-    /// Each line along an axis becomes `f` of it, at the same place.
+    /// Applies `f` to each row along an axis.
     fn lines(&self, axis: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
         let (outer, len, inner) = self.around(axis);
         let results: Vec<Vec<f64>> = (0..outer * inner)

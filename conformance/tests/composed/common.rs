@@ -17,7 +17,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// What `f` gives at each place.
+    /// The values of `f` at each position.
     pub fn of(shape: &[usize], mut f: impl FnMut(&[usize]) -> f64) -> Array {
         let n: usize = shape.iter().product();
         let place = |mut k: usize| {

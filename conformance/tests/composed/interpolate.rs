@@ -140,7 +140,7 @@ fn shrinking_with_a_filter() {
     }
 }
 
-/// The factor places the new elements, not the ratio of the sizes, which differs where a size was rounded.
+/// The factor positions the new elements, not the ratio of the sizes, which differs where a size was rounded.
 #[test]
 fn a_factor_is_used_as_given() {
     let x = row(&[0.0, 1.0, 2.0, 3.0, 4.0]).reshape([1, 1, 5]).unwrap();

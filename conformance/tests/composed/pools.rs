@@ -134,8 +134,8 @@ fn regions_of_adaptive_pools() {
     check([4, 3, 5], [3, 2, 2]);
 }
 
-/// NaN wins; where everything is as low as what pads, the place is still one of the input's; equals give the first
-/// the gradient.
+/// NaN wins; where everything is as low as the padding, the position is still one of the input's; of equal elements the
+/// first gets the gradient.
 #[test]
 fn what_wins() {
     let o = PoolOptions { stride: [1], padding: [1], ..PoolOptions::new([3]) };

@@ -13,7 +13,7 @@ use numcore::{
 
 use crate::common::*;
 
-/// What ends at each place of `x: [R, N]`, from `index: [r, n]` and `src`, by definition.
+/// The result at each position of `x: [R, N]`, from `index: [r, n]` and `src`, by definition.
 fn reduced(x: &Array, index: &[Vec<usize>], src: &Array, how: Option<ScatterReduction>, own: bool) -> Array {
     let mut named: Vec<Vec<f64>> = vec![Vec::new(); x.v.len()];
     for (r, row) in index.iter().enumerate() {

@@ -28,7 +28,7 @@ fn orthonormalize(vectors: &mut [Vec<f64>]) {
     }
 }
 
-/// Takes the part along the unit vector `q` out of `v`.
+/// Removes the component along the unit vector `q` from `v`.
 fn remove(v: &mut [f64], q: &[f64]) {
     let along = dot(v, q);
     v.iter_mut().zip(q).for_each(|(x, y)| *x -= along * y);

@@ -9,7 +9,7 @@ use numcore::{
 use super::{Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
 use crate::{Forward, Init, Initializer, Module};
 
-/// Sizes of a [`Gpt`].
+/// The sizes and options of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GptConfig {
     /// The size of the vocabulary.
@@ -18,20 +18,20 @@ pub struct GptConfig {
     pub context: usize,
     /// The number of decoder blocks.
     pub layers: usize,
-    /// Heads; they divide `width`.
+    /// The number of heads, which divides `width`.
     pub heads: usize,
     /// The number of channels, C.
     pub width: usize,
     /// Whether linear layers have biases (the head never has one, norms always do).
     pub bias: bool,
-    /// Dropout after the embeddings and in every block.
+    /// The dropout probability after the embeddings and in every block.
     pub dropout: f64,
-    /// Whether the head is the token table itself.
+    /// Whether the head shares the weight of the token embedding.
     pub tied_head: bool,
 }
 
 impl Default for GptConfig {
-    /// A small model of bytes.
+    /// A small byte-level model.
     fn default() -> Self {
         GptConfig {
             vocab: 256,
@@ -49,7 +49,7 @@ impl Default for GptConfig {
 /// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019): tokens `[B, T]`
 /// (`i64`) to logits of each next token, `[B, T, V]`.
 ///
-/// Weights start normal with deviation 0.02 and biases 0, unless `init` says otherwise.
+/// Weights are initialized as normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
 #[derive(Debug, Module)]
 pub struct Gpt<R: Runtime> {
     /// The token embedding, `[V, C]`.
@@ -60,13 +60,13 @@ pub struct Gpt<R: Runtime> {
     pub blocks: Vec<Block<R>>,
     /// The norm before the logits.
     pub lnf: LayerNorm<R>,
-    /// To logits; absent where it is the token table.
+    /// The projection to logits; absent where it is the token embedding.
     pub head: Option<Linear<R>>,
     dropout: Dropout,
 }
 
 impl<R: Runtime> Gpt<R> {
-    /// A model of these sizes.
+    /// A model of the given sizes.
     pub fn new(init: &Init<R>, config: GptConfig) -> Result<Self> {
         let GptConfig { vocab, context, layers, heads, width, bias, dropout, tied_head } = config;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);

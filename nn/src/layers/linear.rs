@@ -1,4 +1,4 @@
-//! The affine layer.
+//! The affine layer, `x · Wᵀ + b`.
 
 use autograd::Var;
 use numcore::{Result, Runtime, ops::MatmulOps};
@@ -6,7 +6,7 @@ use numcore::{Result, Runtime, ops::MatmulOps};
 use super::{optional, without_bias};
 use crate::{Forward, Init, Initializer, Module, Param};
 
-/// `x · Wᵀ + b` of `x: [.., I]`, giving `[.., O]`.
+/// The affine layer `x · Wᵀ + b` of `x: [.., I]`, giving `[.., O]`.
 #[derive(Debug, Module)]
 pub struct Linear<R: Runtime> {
     /// The weight matrix, `[O, I]`.
@@ -18,7 +18,7 @@ pub struct Linear<R: Runtime> {
 without_bias!(Linear);
 
 impl<R: Runtime> Linear<R> {
-    /// Weight and bias uniform in `±1/√inputs`.
+    /// A layer with weight and bias uniform in `±1/√inputs`.
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize) -> Result<Self> {
         let weight = init.weight([outputs, inputs], Initializer::by_fan(inputs))?;
         let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);

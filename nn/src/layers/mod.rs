@@ -1,4 +1,4 @@
-//! Layers: one file each. Parameters have PyTorch's names, layouts and first values.
+//! Layers, one file each. Parameters have PyTorch's names, layouts and default initialization.
 
 mod activation;
 mod attention;

@@ -1,4 +1,4 @@
-//! Norms by the statistics of each sample.
+//! Norms over the statistics of each sample.
 
 use autograd::Var;
 use numcore::{Error, Result, Runtime, fused::NnOps};
@@ -13,7 +13,7 @@ pub struct LayerNorm<R: Runtime> {
     pub weight: Param<R>,
     /// The shift of each channel, `[C]`.
     pub bias: Option<Param<R>>,
-    /// Added to the variance; 1e-5 unless set.
+    /// The constant added to the variance; 1e-5 unless set.
     pub eps: f64,
 }
 
@@ -33,7 +33,7 @@ pub struct GroupNorm<R: Runtime> {
     pub weight: Param<R>,
     /// The shift of each channel, `[C]`.
     pub bias: Option<Param<R>>,
-    /// Added to the variance; 1e-5 unless set.
+    /// The constant added to the variance; 1e-5 unless set.
     pub eps: f64,
     groups: usize,
 }
@@ -41,7 +41,7 @@ pub struct GroupNorm<R: Runtime> {
 without_bias!(LayerNorm, GroupNorm);
 
 impl<R: Runtime> LayerNorm<R> {
-    /// Weight 1, bias 0.
+    /// A norm with weight 1 and bias 0.
     pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
         let (weight, bias) = (init.param([width], Initializer::Ones)?, Some(init.param([width], Initializer::Zeros)?));
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
@@ -63,7 +63,7 @@ impl<R: Runtime> RmsNorm<R> {
 }
 
 impl<R: Runtime> GroupNorm<R> {
-    /// Weight 1, bias 0; `groups` divides `channels`.
+    /// A norm with weight 1 and bias 0; `groups` divides `channels`.
     pub fn new(init: &Init<R>, groups: usize, channels: usize) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(Error::argument("group_norm", format!("{groups} groups do not divide {channels} channels")));

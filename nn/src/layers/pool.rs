@@ -1,4 +1,4 @@
-//! Pools over the last axes of `x: [N, C, ..]`.
+//! Pooling over the last axes of `x: [N, C, ..]`.
 
 use autograd::Var;
 use numcore::{
@@ -65,9 +65,9 @@ macro_rules! window_pools {
 }
 
 window_pools! {
-    /// The largest of each window.
+    /// Max pooling: the largest element of each window.
     MaxPool max_pool MaxPool1d MaxPool2d MaxPool3d;
-    /// The mean of each window, the padding counted unless
+    /// Mean pooling of each window, with the padding counted unless
     /// [`without_padding_counted`](AvgPool::without_padding_counted).
     AvgPool avg_pool AvgPool1d AvgPool2d AvgPool3d;
 }
@@ -81,7 +81,7 @@ impl<const N: usize> AvgPool<N> {
     }
 }
 
-/// `(Σ |x|^p)^(1/p)` of each window.
+/// Power-mean pooling, `(Σ |x|^p)^(1/p)` of each window.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct LpPool<const N: usize> {
     /// The exponent of the norm, positive.
@@ -102,7 +102,7 @@ macro_rules! adaptive_pools {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Module)]
         pub struct $name<const N: usize> {
-            /// Sizes of the output.
+            /// The sizes of the output.
             #[module(skip)]
             pub size: [usize; N],
         }

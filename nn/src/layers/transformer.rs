@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Forward, Init, Module};
 
-/// Attention of `x: [B, T, C]` over itself, no position seeing a later one.
+/// Causal self-attention of `x: [B, T, C]`: no position sees a later one.
 #[derive(Debug, Module)]
 pub struct CausalSelfAttention<R: Runtime> {
     /// Projection to queries, keys and values in one matmul: `[3C, C]`.
@@ -56,12 +56,12 @@ impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
     }
 }
 
-/// Sizes of a [`Block`].
+/// The sizes and options of a [`Block`].
 #[derive(Clone, Copy, Debug)]
 pub struct BlockConfig {
     /// The number of channels, C.
     pub width: usize,
-    /// Heads; they divide `width`.
+    /// The number of heads, which divides `width`.
     pub heads: usize,
     /// Whether linear layers have biases.
     pub bias: bool,
@@ -70,7 +70,7 @@ pub struct BlockConfig {
 }
 
 /// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`. Norms, the
-/// activation and the order of heads are recomputed in backward ([`recomputed`]) by what would keep them.
+/// activation and the merged heads are recomputed in backward ([`recomputed`]) by the ops that would save them.
 #[derive(Debug, Module)]
 pub struct Block<R: Runtime> {
     /// The norm before attention.
@@ -78,9 +78,9 @@ pub struct Block<R: Runtime> {
     /// Self-attention, whose parameters are named as the block's own.
     #[module(flatten)]
     pub attention: CausalSelfAttention<R>,
-    /// Before the linear layers.
+    /// The norm before the linear layers.
     pub ln2: LayerNorm<R>,
-    /// To four times the width.
+    /// The linear layer to four times the width.
     pub fc1: Linear<R>,
     /// The linear layer from `[.., 4C]` back to `[.., C]`.
     pub fc2: Linear<R>,
@@ -88,7 +88,7 @@ pub struct Block<R: Runtime> {
 }
 
 impl<R: Runtime> Block<R> {
-    /// A block of these sizes.
+    /// A block of the given sizes.
     pub fn new(init: &Init<R>, config: BlockConfig) -> Result<Self> {
         let BlockConfig { width, heads, bias, dropout } = config;
         let block = Block {

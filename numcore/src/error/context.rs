@@ -1,4 +1,4 @@
-//! Where an error happened: in which part of a model, with which parameters, at which line.
+//! The location of an error: the part of the model, the parameters, and the line of the call.
 
 use std::{fmt, panic::Location};
 
@@ -7,7 +7,7 @@ use super::{Error, Result};
 /// The context that callers add to an error as it propagates.
 #[derive(Default)]
 pub(super) struct Context {
-    /// The part of the model, its parents before it, joined by dots.
+    /// The part of the model, preceded by its parents, joined by dots.
     path: String,
     /// The named operands: parameters and what else is known of them.
     operands: String,
@@ -40,7 +40,7 @@ impl Error {
         self
     }
 
-    /// The part of the model it happened in; empty where none was given.
+    /// The part of the model in which it happened; empty where none was given.
     pub fn path(&self) -> &str {
         &self.0.context.path
     }

@@ -25,8 +25,8 @@ impl Error {
         self.of_op(name)
     }
 
-    /// An [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: theirs are the same ones in
-    /// row-major order, each repeated.
+    /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: each of them was repeated,
+    /// in row-major order.
     pub(crate) fn of_index(mut self, op: &'static str, of: Shape) -> Self {
         if let ErrorKind::Index { op: to, position, of: inner, .. } = &mut self.0.kind {
             let place = position.iter().zip(inner.iter()).fold(0, |n, (i, size)| n * size + i);
@@ -60,7 +60,7 @@ impl Error {
         self
     }
 
-    /// Whether an index names no place.
+    /// Whether this error reports an index out of range.
     pub(crate) fn is_index(&self) -> bool {
         matches!(self.kind(), ErrorKind::Index { .. })
     }

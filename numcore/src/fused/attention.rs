@@ -29,13 +29,13 @@ pub struct Attention {
     /// How many keys before and after its own position a query sees (sliding-window attention, Beltagy et al. 2020);
     /// all if not given.
     pub window: [Option<usize>; 2],
-    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`: queries after a cache of keys.
+    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`: for queries after a KV cache.
     pub lower_right: bool,
-    /// What scores are multiplied with, `1/√D` usually.
+    /// The factor of the scores, usually `1/√D`.
     pub scale: f64,
     /// `c`: scaled scores become `c · tanh(score / c)` (Gemma 2, 2024) before the mask.
     pub softcap: Option<f64>,
-    /// Whether a mask is given.
+    /// Whether an additive mask is given.
     pub masked: bool,
 }
 
@@ -51,12 +51,12 @@ impl Attention {
         self.window == [None, None] && !self.lower_right && self.softcap.is_none()
     }
 
-    /// Where query 0 of `queries` stands among `keys`.
+    /// The position of query 0 of `queries` among `keys`.
     pub fn offset(&self, queries: usize, keys: usize) -> isize {
         if self.lower_right { keys as isize - queries as isize } else { 0 }
     }
 
-    /// How many keys after its own position a query sees.
+    /// The number of keys after its own position that a query sees.
     pub fn right(&self) -> Option<usize> {
         if self.causal { Some(0) } else { self.window[1] }
     }
@@ -65,16 +65,16 @@ impl Attention {
 /// Options of [`NnOps::attention_with`](super::NnOps::attention_with), scaled dot-product attention.
 #[derive(Debug)]
 pub struct SdpaOptions<'a, T> {
-    /// Broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
+    /// A mask that broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
     pub mask: Option<&'a T>,
     /// A query sees no key after its own position.
     pub causal: bool,
     /// `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
     pub window: (Option<usize>, Option<usize>),
-    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`, for `causal` and `window`: queries after a cache
-    /// of keys.
+    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`: for queries
+    /// after a KV cache.
     pub lower_right: bool,
-    /// What scores are multiplied with; `1/√D` if not given.
+    /// The factor of the scores; `1/√D` if not given.
     pub scale: Option<f64>,
     /// `c`: scaled scores become `c · tanh(score / c)` before the mask.
     pub softcap: Option<f64>,

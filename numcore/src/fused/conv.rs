@@ -29,11 +29,11 @@ pub enum ConvKind {
 pub struct Conv {
     /// Which of the three convolutions this is: forward, or one of the two gradients.
     pub kind: ConvKind,
-    /// From one output to the next, per axis.
+    /// The stride between outputs, per axis.
     pub stride: [usize; 2],
-    /// Zeros around the input, per axis.
+    /// Zero padding at both edges of each axis of the input.
     pub padding: [usize; 2],
-    /// From one weight to the next, per axis.
+    /// The distance between elements of the kernel, per axis.
     pub dilation: [usize; 2],
     /// The number of channel groups; channels of different groups do not mix.
     pub groups: usize,

@@ -20,15 +20,15 @@ use crate::{
 /// logits, which the sum would round to the spacing of `top`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
-    /// The class that does not count.
+    /// The class whose rows do not contribute.
     pub ignore_index: i64,
-    /// `ε`: how much of the target is spread over all classes (Szegedy et al. 2016).
+    /// `ε`: the probability mass that is spread over all classes (Szegedy et al. 2016).
     pub label_smoothing: f64,
     /// Whether class weights are given.
     pub weighted: bool,
 }
 
-/// What forward and gradient both need of the rows' targets.
+/// Intermediates of the rows' targets that forward and gradient both need.
 struct TargetRows<T> {
     valid: T,
     safe: T,
@@ -44,7 +44,7 @@ impl CrossEntropy {
         Ok(TargetRows { valid, safe, weight_of_target })
     }
 
-    /// `Σ_c w_c`: the classes' joint weight.
+    /// `Σ_c w_c`: the sum of the class weights.
     fn joint<T: Apply>(&self, x: &T, weight: Option<&T>) -> Result<T> {
         match weight {
             Some(w) => w.sum(&[], false),

@@ -39,9 +39,9 @@ use crate::{
 pub trait Fused {
     /// The name of the operation in messages and profiles.
     fn name(&self) -> &'static str;
-    /// How many inputs it takes.
+    /// The number of inputs of the operation.
     fn arity(&self) -> RangeInclusive<usize>;
-    /// The outputs' shapes and dtypes, or the error a caller reads.
+    /// The outputs' shapes and dtypes, or the error that the caller gets.
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
     /// Computes the outputs from primitives: the reference for every kernel of the operation.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>>;
@@ -56,7 +56,8 @@ pub trait Fused {
     fn computes_in_f32(&self) -> bool {
         true
     }
-    /// What its gradient reads; `None`: it has no gradient of its own, and is recorded as its decomposition instead.
+    /// The inputs and outputs that its gradient reads. With `None` the operation has no gradient rule, and is recorded
+    /// as its decomposition.
     fn saves(&self, wants: Bits) -> Option<Saves>;
     /// The gradient rule of this operation.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
@@ -136,15 +137,15 @@ fused! {
     Conv,
     /// A matrix product with an optional bias and residual.
     Linear,
-    /// The largest of each window.
+    /// Max pooling over windows of an image.
     MaxPool,
     /// The gradient of max pooling.
     MaxPoolGrad,
-    /// The largest or smallest of the values scattered to each place.
+    /// The largest or smallest of the values scattered to each position.
     ScatterExtreme,
 }
 
-/// An error of `op` unless each of `given`, which a forward pass made or will make, is what `due` says.
+/// An error of `op` unless each of `given`, which a forward pass computed or will compute, has the spec `due`.
 fn as_forward<'a>(op: &'static str, pairs: impl IntoIterator<Item = (&'static str, &'a Spec, &'a Spec)>) -> Result<()> {
     for (what, given, due) in pairs {
         if given.dtype != due.dtype {
@@ -227,7 +228,7 @@ impl FusedOp {
         Ok(support)
     }
 
-    /// Asks the runtime for a kernel.
+    /// Runs the runtime's kernel for the op, if it has one.
     pub(crate) fn try_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let views: SmallVec<[_; 8]> = ins.iter().map(|t| t.view()).collect();
         ins[0].runtime().fused(self, &views, outs)

@@ -13,7 +13,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// Which statistics a [`Norm`] takes away.
+/// The statistics by which a [`Norm`] normalizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// Mean and variance (Ba et al. 2016).
@@ -30,7 +30,7 @@ pub enum NormKind {
 pub struct Norm {
     /// Which statistics normalize a row: mean and variance, or the root mean square.
     pub kind: NormKind,
-    /// Added to the variance.
+    /// The constant `ε`, added to the variance.
     pub eps: f64,
     /// Whether a weight is given.
     pub weight: bool,
@@ -149,7 +149,7 @@ impl NormGrad {
         self.0.weight.then_some(self.rows_end())
     }
 
-    /// How many inputs come before the weight: `x`, the gradient and the rows' statistics.
+    /// The number of inputs before the weight: `x`, the gradient and the rows' statistics.
     fn rows_end(&self) -> usize {
         if self.0.kind == NormKind::Layer { 4 } else { 3 }
     }

@@ -14,9 +14,9 @@ use crate::{
 /// chosen.
 #[derive(Clone, Debug)]
 pub struct MaxPool {
-    /// Size of a window, per axis.
+    /// The size of a window, per axis.
     pub kernel: [usize; 2],
-    /// From one window to the next, per axis.
+    /// The stride between windows, per axis.
     pub stride: [usize; 2],
     /// Padding at both edges of each axis; at most half the kernel.
     pub padding: [usize; 2],

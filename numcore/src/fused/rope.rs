@@ -15,10 +15,11 @@ pub struct RopeOptions<'a, T> {
     pub base: f64,
     /// The position of the first row, where `positions` is not given.
     pub start: usize,
-    /// Positions of one's own, `i64`: `[T]`, or `[B, T]` for `[B, .., T, D]`. Their angles are computed on the device,
-    /// in `f64` for `f64` and in `f32` otherwise, as Hugging Face's models compute them.
+    /// Explicit positions, `i64`: `[T]`, or `[B, T]` for `[B, .., T, D]`. Their angles are computed on the device, in
+    /// `f64` for `f64` and in `f32` otherwise, as Hugging Face's models compute them.
     pub positions: Option<&'a T>,
-    /// How many components turn, `R`, even; the rest stay (partial rotary embedding, GPT-NeoX). All if not given.
+    /// The number of rotated components, `R`, even; the others are copied (partial rotary embedding, GPT-NeoX). All if
+    /// not given.
     pub dim: Option<usize>,
     /// Component `2i` is paired with `2i + 1` (GPT-J) instead of `i` with `i + R/2` (Llama).
     pub interleaved: bool,

@@ -1,4 +1,4 @@
-//! The largest or smallest of the values that are scattered to each place.
+//! Scatters that keep the largest or smallest value at each position.
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -19,9 +19,9 @@ use crate::{
 /// [`amax`](crate::ops::ReduceOps::amax) shares it.
 #[derive(Clone, Debug)]
 pub struct ScatterExtreme {
-    /// Along which axis places are named.
+    /// The axis along which the index names positions.
     pub axis: usize,
-    /// Whether the largest stays, or the smallest.
+    /// Whether to keep the largest value, or the smallest.
     pub largest: bool,
     /// Whether the element of `x` at a named position takes part in the reduction there.
     pub include_self: bool,
@@ -80,7 +80,7 @@ impl Fused for ScatterExtreme {
         let from_src = same(&src, &y.gather(axis, &index)?)?;
         let none = T::constant(Tensor::zeros(x.runtime(), x.spec().shape, dtype)?);
         let named = none.scatter_add(axis, &index, &from_src)?;
-        // A place that no element names keeps its value.
+        // A position that no element names keeps its value.
         let from_x = if self.include_self { same(&x, &y)? } else { one(named.eq(0.0)?)? };
         let share = g.div(&named.add(&from_x)?)?;
         if cx.wants(0) {

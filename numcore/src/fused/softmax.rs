@@ -11,7 +11,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// `eˣ / Σ eˣ` over the last axis, or its logarithm. Input `x: [.., C]`. A row of `−∞` gives zeros.
+/// Softmax, `eˣ / Σ eˣ` over the last axis, or its logarithm. Input `x: [.., C]`. A row of `−∞` gives zeros.
 #[derive(Clone, Debug)]
 pub struct Softmax {
     /// Whether to compute the logarithm of the softmax instead.

@@ -35,14 +35,14 @@ impl ConvOptions {
     }
 }
 
-/// The methods of neural networks, for tensors and variables.
+/// Methods for neural networks, on tensors and variables.
 pub trait NnOps: Apply {
-    /// `eˣ / Σ eˣ` along `axis`; zeros where all elements are `−∞` (PyTorch: NaN).
+    /// Softmax, `eˣ / Σ eˣ` along `axis`; zeros where all elements are `−∞` (PyTorch: NaN).
     #[track_caller]
     fn softmax(&self, axis: isize) -> Result<Self> {
         along_last(self, axis, |x| Self::apply1(Softmax { log: false }, &[x]))
     }
-    /// The logarithm of [`softmax`](NnOps::softmax).
+    /// The logarithm of the softmax along `axis`, computed stably; see [`softmax`](NnOps::softmax).
     #[track_caller]
     fn log_softmax(&self, axis: isize) -> Result<Self> {
         along_last(self, axis, |x| Self::apply1(Softmax { log: true }, &[x]))
@@ -56,8 +56,8 @@ pub trait NnOps: Apply {
     fn cross_entropy(&self, target: &Self) -> Result<Self> {
         self.cross_entropy_with(target, None, CrossEntropyOptions::default())
     }
-    /// [`cross_entropy`](NnOps::cross_entropy) with a `weight: [C]` for each class, and options. The mean is over the
-    /// targets' weights, as PyTorch's; with [`Reduction::None`] the result has the target's shape.
+    /// Cross-entropy with a `weight: [C]` for each class, and options; see [`cross_entropy`](NnOps::cross_entropy). The
+    /// mean is over the targets' weights, as in PyTorch; with [`Reduction::None`] the result has the target's shape.
     #[track_caller]
     fn cross_entropy_with(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
         let (x, y) = (self.spec().shape, target.spec().shape);
@@ -169,7 +169,7 @@ pub trait NnOps: Apply {
     ) -> Result<Self> {
         self.attention_with(key, value, SdpaOptions { mask, causal, scale, ..SdpaOptions::default() })
     }
-    /// [`attention`](NnOps::attention) with a sliding window, a soft cap, and queries that stand after a cache of keys.
+    /// Attention with a sliding window, a soft cap, and queries after a KV cache; see [`attention`](NnOps::attention).
     #[doc(alias = "scaled_dot_product_attention")]
     #[track_caller]
     fn attention_with(&self, key: &Self, value: &Self, options: SdpaOptions<'_, Self>) -> Result<Self> {
@@ -225,20 +225,20 @@ pub trait NnOps: Apply {
         let longer = if rows == [0, 0] { self.clone() } else { self.pad(&pads, 0.0)? };
         options.apply(ConvKind::Input(size), &longer, weight, bias)
     }
-    /// Largest of each window of `self: [N, C, H, W]`; the first of equals gets the gradient.
+    /// The largest element of each window of `self: [N, C, H, W]`; the first of equal elements gets the gradient.
     #[track_caller]
     fn max_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
         Self::apply1(MaxPool { kernel, stride, padding }, &[self])
     }
-    /// Mean of each window of `self: [N, C, H, W]`, the padding counted. [`avg_pool`](crate::ops::PoolOps::avg_pool)
-    /// has the other options.
+    /// The mean of each window of `self: [N, C, H, W]`, with the padding counted.
+    /// [`avg_pool`](crate::ops::PoolOps::avg_pool) has the other options.
     #[track_caller]
     fn avg_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
         rank_is("avg_pool2d", &[self], 4)?;
         mean_pool::mean("avg_pool2d", self, &PoolOptions { stride, padding, ..PoolOptions::new(kernel) })
     }
-    /// Means of `self: [N, C, H, W]` over `size` regions as equal as they come: region `i` of `n` spans `⌊i·H/n⌋ ..
-    /// ⌈(i+1)·H/n⌉`.
+    /// Means of `self: [N, C, H, W]` over `size` regions of nearly equal size: region `i` of `n` spans
+    /// `⌊i·H/n⌋ .. ⌈(i+1)·H/n⌉`.
     #[track_caller]
     fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Self> {
         rank_is("adaptive_avg_pool2d", &[self], 4)?;
@@ -257,15 +257,14 @@ pub trait NnOps: Apply {
     fn rope(&self, base: f64, start: usize) -> Result<Self> {
         rope::rope(self, &RopeOptions { base, start, ..RopeOptions::default() })
     }
-    /// Rotary position embedding with explicit positions, over some of the components, or with interleaved pairs; see
-    /// [`rope`](NnOps::rope).
+    /// Rotary embedding with explicit positions, partial rotation, or interleaved pairs; see [`rope`](NnOps::rope).
     #[track_caller]
     fn rope_with(&self, options: RopeOptions<'_, Self>) -> Result<Self> {
         rope::rope(self, &options)
     }
-    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to `[.., T,
-    /// R/2]`, of `self`'s dtype: the first `R` components turn, component `i` paired with `i + R/2`, or `2i` with `2i +
-    /// 1` if `interleaved`.
+    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to
+    /// `[.., T, R/2]`, of `self`'s dtype: the first `R` components are rotated, component `i` paired with `i + R/2`, or
+    /// `2i` with `2i + 1` if `interleaved`.
     #[doc(alias = "apply_rotary_pos_emb")]
     #[track_caller]
     fn rotate(&self, cos: &Self, sin: &Self, interleaved: bool) -> Result<Self> {
@@ -276,15 +275,15 @@ pub trait NnOps: Apply {
     fn softmin(&self, axis: isize) -> Result<Self> {
         self.neg()?.softmax(axis)
     }
-    /// `a · sigmoid(b)` of the two halves `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
+    /// The gated linear unit `a · sigmoid(b)` of the two parts `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
     #[track_caller]
     fn glu(&self, axis: isize) -> Result<Self> {
         static GLU: LazyLock<Program> = LazyLock::new(|| Program::new("glu", |[a, b], []| [a * b.sigmoid()]));
         let halves = self.chunk(axis, 2)?;
         halves[0].apply_program(&GLU, &[&halves[1]], &[])
     }
-    /// `x` where positive, `weight · x` elsewhere (He et al. 2015), of `self: [N, C, ..]` with one weight for each
-    /// channel, or `[1]` for all.
+    /// The PReLU activation: `x` where positive, `weight · x` elsewhere (He et al. 2015), of `self: [N, C, ..]` with
+    /// one weight for each channel, or `[1]` for all.
     #[track_caller]
     fn prelu(&self, weight: &Self) -> Result<Self> {
         static PRELU: LazyLock<Program> =
@@ -296,7 +295,7 @@ pub trait NnOps: Apply {
         channels_fit("prelu", shape, &[Some(weight)])?;
         self.apply_program(&PRELU, &[&per_channel(weight, shape.rank())?], &[])
     }
-    /// `silu(self) · gate` (Shazeer 2020).
+    /// The SwiGLU activation, `silu(self) · gate` (Shazeer 2020).
     #[track_caller]
     fn swiglu(&self, gate: &Self) -> Result<Self> {
         static SWIGLU: LazyLock<Program> = LazyLock::new(|| Program::new("swiglu", |[a, b], []| [a.silu() * b]));
@@ -318,8 +317,7 @@ pub trait NnOps: Apply {
         let scalars: [Scalar; 3] = [seed.into(), p.into(), (1.0 / (1.0 - p)).into()];
         self.apply_program(&DROPOUT, &[], &scalars)
     }
-    /// Dropout that also returns the mask of the elements that are kept, `bool` of `self`'s shape; see
-    /// [`dropout`](NnOps::dropout).
+    /// Dropout that also returns the mask of kept elements, `bool` of `self`'s shape; see [`dropout`](NnOps::dropout).
     #[doc(alias = "native_dropout")]
     #[track_caller]
     fn dropout_with_mask(&self, p: f64, seed: u64) -> Result<(Self, Self)> {

@@ -41,7 +41,7 @@ impl Layout {
         Some(Layout { shape: first.shape.with(axis, len), ..*first })
     }
 
-    /// How many elements follow each other without a gap, and the axes outside of them.
+    /// The length of the contiguous runs of this layout, and the axes outside of them.
     fn runs(&self) -> (usize, StrideAxes) {
         let each = self.strides().iter().copied().zip(self.dims().iter().copied());
         let mut axes: StrideAxes = each.filter(|&(_, size)| size != 1).collect();

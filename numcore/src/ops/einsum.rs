@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{Apply, Matmul, ReduceOps, ViewOps};
 use crate::{Error, MAX_RANK, Result};
 
-/// Names of axes: letters, and [`ELLIPSIS`] for what `...` stands for.
+/// Labels of axes: letters, and [`ELLIPSIS`] for the axes that `...` stands for.
 type Labels = SmallVec<[u8; MAX_RANK]>;
 
 /// The label of the last axis that `...` stands for; earlier axes have the labels that follow.
@@ -54,7 +54,7 @@ impl<T: Apply> Labelled<T> {
         labels.iter().filter_map(|l| self.labels.iter().position(|m| m == l)).map(|i| shape[i]).collect()
     }
 
-    /// The diagonal of axes of one name, which become the last axis.
+    /// Takes the diagonal of axes of one label, which become the last axis.
     fn distinct(mut self) -> Result<Self> {
         let twice = |l: &Labels| (0..l.len()).find_map(|j| Some((l[..j].iter().position(|m| *m == l[j])?, j)));
         while let Some((i, j)) = twice(&self.labels) {
@@ -86,7 +86,7 @@ impl<T: Apply> Labelled<T> {
         Ok(())
     }
 
-    /// Sums away the labels that are not in `wanted`.
+    /// Sums over the labels that are not in `wanted`.
     fn keep(self, wanted: &[u8]) -> Result<Self> {
         let gone: Vec<isize> =
             (0..self.labels.len()).filter(|&i| !wanted.contains(&self.labels[i])).map(|i| i as isize).collect();
@@ -129,7 +129,7 @@ fn name(label: u8) -> String {
     if label < ELLIPSIS { char::from(label).into() } else { "...".into() }
 }
 
-/// One side of a comma: the letters before and after `...`.
+/// One operand in the equation: the letters before and after `...`.
 struct EinsumTerm {
     before: Labels,
     after: Labels,

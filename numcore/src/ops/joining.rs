@@ -1,4 +1,4 @@
-//! Tensors put together, surrounded, and masked to a triangle.
+//! Concatenation, stacking, padding and triangles.
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{DType, Error, Layout, Out, Result, Runtime, Shape, Tensor, pointwise::Program};
 
-/// Inputs one after another along an axis.
+/// Concatenation of the inputs along an axis.
 #[derive(Clone, Debug)]
 pub struct Cat {
     pub(super) axis: usize,
@@ -79,7 +79,7 @@ impl Rule for Cat {
     }
 }
 
-/// `xs` one after another along an existing axis; the other sizes must agree.
+/// Concatenates `xs` along an existing axis; the other sizes must agree.
 #[track_caller]
 pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     let first = xs.first().ok_or_else(|| Error::argument("cat", "needs at least one tensor"))?;
@@ -92,7 +92,7 @@ pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     T::apply1(Cat { axis, seen: false }, xs)
 }
 
-/// `xs`, all of one shape, along a new axis.
+/// Stacks `xs`, all of one shape, along a new axis.
 #[track_caller]
 pub fn stack<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     let tall = xs.iter().map(|x| x.unsqueeze(axis)).collect::<Result<Vec<T>>>()?;
@@ -102,7 +102,7 @@ pub fn stack<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
 
 /// Concatenation, stacking, padding and triangles.
 pub trait JoinOps: Apply {
-    /// `value` around the tensor: `pads[i]` gives how many elements come before and after axis `i`.
+    /// Pads with `value`: `pads[i]` gives the number of elements before and after axis `i`.
     #[track_caller]
     fn pad(&self, pads: &[(usize, usize)], value: f64) -> Result<Self> {
         let shape = self.spec().shape;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Error, Out, Result, Runtime, Shape, Tensor, fused::Linear};
 
-/// `a: [B.., M, K]` times `b: [B.., K, N]`; batch axes broadcast.
+/// The matrix product of `a: [B.., M, K]` and `b: [B.., K, N]`; batch axes broadcast.
 #[derive(Clone, Debug)]
 pub struct Matmul;
 
@@ -139,12 +139,12 @@ pub trait MatmulOps: Apply {
             _ => Self::apply1(Matmul, &[self, other]),
         }
     }
-    /// `x · wᵀ + b` with `x: [.., I]`, `w: [O, I]`, `b: [O]`.
+    /// The affine map `x · wᵀ + b` with `x: [.., I]`, `w: [O, I]`, `b: [O]`.
     #[track_caller]
     fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
         linear(self, weight, bias, None)
     }
-    /// `x · wᵀ + b + r`: as [`linear`](MatmulOps::linear), onto a residual `r: [.., O]`.
+    /// The affine map with a residual, `x · wᵀ + b + r` for `r: [.., O]`; see [`linear`](MatmulOps::linear).
     #[track_caller]
     fn linear_onto(&self, weight: &Self, bias: Option<&Self>, residual: &Self) -> Result<Self> {
         linear(self, weight, bias, Some(residual))

@@ -77,7 +77,7 @@ op! {
     Pointwise(Pointwise),
     /// An elementwise program whose result is combined over axes.
     Reduce(Reduce),
-    /// Position of an extreme.
+    /// The position of an extreme along an axis.
     ArgReduce(ArgReduce),
     /// A view: the elements of the input under another layout.
     View(ViewOp),
@@ -85,13 +85,13 @@ op! {
     Embed(Embed),
     /// The adjoint of sliding windows.
     Fold(Fold),
-    /// Several tensors joined along an axis.
+    /// The concatenation of several tensors along an axis.
     Cat(Cat),
-    /// One tensor as several.
+    /// The split of one tensor into several.
     Split(Split),
     /// A matrix product, batched and broadcast.
     Matmul(Matmul),
-    /// Elements picked by index.
+    /// A gather: elements picked by index.
     Gather(Gather),
     /// The adjoint of a gather.
     ScatterAdd(ScatterAdd),
@@ -99,17 +99,17 @@ op! {
     Scan(Scan),
     /// Sorted values and their positions.
     Sort(Sort),
-    /// An operation with a kernel of its own, or its decomposition.
+    /// A fused operation: a kernel of the runtime, or its decomposition.
     Fused(FusedOp),
 }
 
 impl Op {
-    /// The op that gives its input back.
+    /// The op that returns its input unchanged.
     pub fn identity() -> Op {
         Pointwise::identity().into()
     }
 
-    /// An error unless it takes `given` inputs.
+    /// An error unless the op takes `given` inputs.
     pub(crate) fn check_count(&self, given: usize) -> Result<()> {
         let takes = self.arity();
         if takes.contains(&given) {
@@ -124,7 +124,7 @@ impl Op {
         Err(crate::Error::argument(self.name(), format!("takes {count} operands, {given} were given")))
     }
 
-    /// Whether it gives its one input back unchanged.
+    /// Whether the op returns its one input unchanged.
     pub fn is_identity(&self) -> bool {
         matches!(self, Op::Pointwise(p) if p.program.is_identity())
     }
@@ -139,7 +139,7 @@ fn check_inputs(program: &crate::pointwise::Program, ins: usize, scalars: usize)
     Err(crate::Error::argument(program.name(), why))
 }
 
-/// Runs a kernel that can only overwrite: straight into `out`, or through fresh memory when `out` adds.
+/// Runs a kernel that can only overwrite: directly into `out`, or through fresh memory when `out` accumulates.
 fn overwriting<R: Runtime>(
     rt: &R,
     out: &mut Out<'_, R>,

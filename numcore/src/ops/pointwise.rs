@@ -28,7 +28,7 @@ impl Pointwise {
         Pointwise { program: program.clone(), scalars: scalars.into() }
     }
 
-    /// The program that gives its input back.
+    /// The program that returns its input unchanged.
     pub fn identity() -> Self {
         static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]).leak());
         Pointwise::new(&IDENTITY, &[])
@@ -136,7 +136,7 @@ pub(super) fn chain<T: Apply>(
     Ok(())
 }
 
-/// Gradients of a node's outputs, zeros (of one element, broadcast) where nothing used one.
+/// Gradients of a node's outputs; zeros (of one element, broadcast) for outputs that were not used.
 #[track_caller]
 pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> Result<SmallVec<[T; 2]>> {
     let given: SmallVec<[Option<T>; 2]> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
@@ -214,7 +214,7 @@ pub fn compute<R: Runtime>(
     launch(rt, program, &operands, scalars, &mut outs)
 }
 
-/// Runs `program` on operands of the outputs' shape, if they are as many and of the types it takes and gives.
+/// Runs `program` on operands of the outputs' shape, if their number and types are those it takes and returns.
 pub(crate) fn launch<R: Runtime>(
     rt: &R,
     program: &Program,
@@ -236,7 +236,7 @@ pub(crate) fn launch<R: Runtime>(
     rt.pointwise(program, ins, scalars, outs)
 }
 
-/// An error of `op` unless all are one device.
+/// An error of `op` unless all operands are on one device.
 pub(crate) fn one_device(op: &'static str, devices: impl Iterator<Item = DeviceId> + Clone) -> Result<()> {
     let mut rest = devices.clone();
     let first = rest.next();
@@ -246,7 +246,7 @@ pub(crate) fn one_device(op: &'static str, devices: impl Iterator<Item = DeviceI
     Err(ErrorKind::Device { op, devices: devices.collect() }.into())
 }
 
-/// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and gives the new ones. For
+/// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and returns the new values. For
 /// optimizers.
 pub fn update<R: Runtime>(
     program: &Program,

@@ -27,7 +27,7 @@ pub struct Reduce {
 }
 
 impl Reduce {
-    /// Combines the input itself. `to` must broadcast to the input's shape.
+    /// A reduction of the input itself. `to` must broadcast to the input's shape.
     pub fn new(op: ReduceKind, to: Shape) -> Self {
         Reduce { program: Pointwise::identity().program, scalars: ScalarList::new(), op, to }
     }
@@ -37,7 +37,7 @@ impl Reduce {
         Self::new(ReduceKind::Sum, to)
     }
 
-    /// The sum of a program's one output.
+    /// The sum of the single output of a program.
     pub fn sum_of(program: Program, scalars: ScalarList, to: Shape) -> Self {
         Reduce { program, scalars, op: ReduceKind::Sum, to }
     }
@@ -150,9 +150,9 @@ pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
     T::apply1(Reduce::new(op, to), &[&x.detach()])?.apply_program(&FINITE, &[], &[])
 }
 
-/// Reductions. `axes` may be negative; none means all. With `keepdim` the axes stay, of size 1.
+/// Reductions. Axes may be negative; an empty list means all axes. With `keepdim` reduced axes stay, with size 1.
 pub trait ReduceOps: Apply {
-    /// Sum; `bool` and narrow integers are counted in `i64`.
+    /// The sum over `axes`; `bool` and narrow integers are summed in `i64`.
     #[track_caller]
     fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         match self.spec().dtype {
@@ -162,7 +162,7 @@ pub trait ReduceOps: Apply {
             _ => reduce(self, ReduceKind::Sum, axes, keepdim),
         }
     }
-    /// The sum of all elements, a scalar; dtypes as of [`sum`](ReduceOps::sum).
+    /// The sum of all elements, a scalar; dtypes are those of [`sum`](ReduceOps::sum).
     #[track_caller]
     fn sum_all(&self) -> Result<Self> {
         self.sum(&[], false)
@@ -189,7 +189,7 @@ pub trait ReduceOps: Apply {
     fn amin(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         reduce(self, ReduceKind::Min, axes, keepdim)
     }
-    /// Arithmetic mean, of floats.
+    /// The arithmetic mean over `axes`; floating dtypes only.
     #[track_caller]
     fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SCALED: LazyLock<Program> = LazyLock::new(|| Program::new("mean", |[x], [s]| [x * s]));
@@ -199,7 +199,7 @@ pub trait ReduceOps: Apply {
         let kept = of_some(count, Self::apply1(Reduce::sum_of(SCALED.clone(), scale, to), &[self])?)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// `ln Σ eˣ`, without overflow.
+    /// The logarithm of the sum of exponentials, `ln Σ eˣ`, without overflow.
     #[track_caller]
     fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SHIFTED: LazyLock<Widened> = LazyLock::new(|| {
@@ -212,19 +212,20 @@ pub trait ReduceOps: Apply {
         let sum = Self::apply1(SHIFTED.sum(self, ScalarList::new(), to), &[self, &top])?;
         drop_axes(sum.apply_program(&BACK, &[&top], &[])?, self.spec().shape, axes, keepdim)
     }
-    /// Variance: mean squared distance from the mean, with `correction` subtracted from the count (1: unbiased).
+    /// The variance: the mean squared distance from the mean, with `correction` subtracted from the count (1:
+    /// unbiased).
     #[track_caller]
     fn var(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
         let kept = variance(self, axes, correction)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// Standard deviation, the root of [`var`](ReduceOps::var); the gradient where it is 0 is 0.
+    /// The standard deviation, the root of [`var`](ReduceOps::var); where it is 0, its gradient is 0.
     #[track_caller]
     fn std(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
         let kept = root(&variance(self, axes, correction)?)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// Euclidean norm; the gradient where it is 0 is 0.
+    /// The Euclidean norm; where it is 0, its gradient is 0.
     #[track_caller]
     fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SQUARE: LazyLock<Widened> =
@@ -233,22 +234,22 @@ pub trait ReduceOps: Apply {
         let squares = Self::apply1(SQUARE.sum(self, ScalarList::new(), to), &[self])?;
         drop_axes(root(&squares)?.to_dtype(self.spec().dtype)?, self.spec().shape, axes, keepdim)
     }
-    /// Whether any holds, of `bool`.
+    /// Whether any element over `axes` is true, for `bool`.
     #[track_caller]
     fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("any", self, ReduceKind::Max, axes, keepdim)
     }
-    /// Whether all hold, of `bool`.
+    /// Whether all elements over `axes` are true, for `bool`.
     #[track_caller]
     fn all(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("all", self, ReduceKind::Min, axes, keepdim)
     }
-    /// Position of the first largest along `axis`, as `i64`.
+    /// The position of the first largest element along `axis`, as `i64`.
     #[track_caller]
     fn argmax(&self, axis: isize, keepdim: bool) -> Result<Self> {
         arg(self, ArgOp::Max, axis, keepdim)
     }
-    /// Position of the first smallest along `axis`, as `i64`.
+    /// The position of the first smallest element along `axis`, as `i64`.
     #[track_caller]
     fn argmin(&self, axis: isize, keepdim: bool) -> Result<Self> {
         arg(self, ArgOp::Min, axis, keepdim)
@@ -327,7 +328,7 @@ fn root<T: Apply>(x: &T) -> Result<T> {
     x.apply_program(&ROOT, &[], &[])
 }
 
-/// The shape with `axes` of size 1, and how many elements each of its elements combines.
+/// The shape with `axes` of size 1, and the number of elements that each of its elements combines.
 fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {
     let set = shape.axes(op, axes)?;
     Ok((shape.reduced(set), set.iter().filter(|&i| i < shape.rank()).map(|i| shape[i]).product()))

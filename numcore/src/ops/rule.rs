@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::Op;
 use crate::{DType, Error, Out, Result, Runtime, Shape, Tensor};
 
-/// Shape and dtype of a value.
+/// The shape and dtype of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
     /// The sizes of the value.
@@ -56,7 +56,7 @@ pub type Outs<T> = SmallVec<[T; 1]>;
 pub struct Bits(pub u64);
 
 impl Bits {
-    /// How many positions fit: the most inputs an op can have on the tape.
+    /// The number of positions that fit: the most inputs an op can have on the tape.
     pub const MAX: usize = 64;
 
     /// The set of no positions.
@@ -70,18 +70,18 @@ impl Bits {
         Bits(positions.iter().fold(0, |b, p| b | 1 << p))
     }
 
-    /// Whether `i` is in it.
+    /// Whether position `i` is in the set.
     pub fn has(self, i: usize) -> bool {
         if i < Bits::MAX { self.0 >> i & 1 == 1 } else { self == Bits::ALL }
     }
 
-    /// The positions of both.
+    /// The union of two sets.
     pub fn union(self, other: Bits) -> Bits {
         Bits(self.0 | other.0)
     }
 }
 
-/// What an op's gradient will read: only this is kept until backward.
+/// The inputs and outputs that an op's gradient reads: only these are saved until backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saves {
     /// The inputs that the gradient reads.
@@ -100,24 +100,25 @@ impl Saves {
     }
 }
 
-/// All that is known of an op, in one place.
+/// All rules of an op, in one place.
 pub trait Rule {
     /// The name of the operation in messages and profiles.
     fn name(&self) -> &'static str;
-    /// How many inputs it takes.
+    /// The number of inputs of the op.
     fn arity(&self) -> RangeInclusive<usize>;
-    /// The outputs' shapes and dtypes, or the error a caller reads. [`Op`] has counted the inputs by then.
+    /// The outputs' shapes and dtypes, or the error that the caller gets. [`Op`] has checked the number of inputs
+    /// before.
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
-    /// Computes into `outs`, which have the inferred specs (one that adds may be a strided view).
+    /// Computes into `outs`, which have the inferred specs (an output that accumulates may be a strided view).
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
     /// The inputs and outputs that [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are
     /// needed.
     fn saves(&self, wants: Bits) -> Result<Saves>;
-    /// The gradient rule: gives one op call for each wanted input, or one for several, as its last step for them.
+    /// The gradient rule: gives one op call for each wanted input, or one for several of them.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
 }
 
-/// What can apply an op call: a tensor computes it, a variable of the tape also records it.
+/// Types that apply op calls: a tensor computes a call, a variable of the tape also records it.
 pub trait Apply: Clone + Sized {
     /// The runtime that computes the tensors underneath.
     type Runtime: Runtime;
@@ -126,12 +127,12 @@ pub trait Apply: Clone + Sized {
     fn runtime(&self) -> &Self::Runtime;
     /// The shape and the dtype of this value.
     fn spec(&self) -> Spec;
-    /// A value that does not depend on anything.
+    /// A value without a gradient history.
     fn constant(value: Tensor<Self::Runtime>) -> Self;
     /// This value without its gradient history.
     fn detach(&self) -> Self;
-    /// Applies `op`; at least one input, all on one device. An error says at which line it was called: methods over it
-    /// that hand their caller's line on are `#[track_caller]` too.
+    /// Applies `op`; at least one input, all on one device. An error carries the line of the call: methods over it are
+    /// `#[track_caller]` too.
     #[track_caller]
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>>;
 
@@ -143,7 +144,7 @@ pub trait Apply: Clone + Sized {
         error.at(std::panic::Location::caller())
     }
 
-    /// [`apply`](Apply::apply) of an op with one output.
+    /// Applies an op with one output; see [`apply`](Apply::apply).
     #[track_caller]
     fn apply1(op: impl Into<Op>, ins: &[&Self]) -> Result<Self> {
         Ok(Self::apply(op.into(), ins)?.remove(0))
@@ -154,22 +155,23 @@ pub trait Apply: Clone + Sized {
 pub trait Backprop<T: Apply> {
     /// Whether input `i` needs a gradient.
     fn wants(&self, i: usize) -> bool;
-    /// Spec of input `i`.
+    /// The spec of input `i`.
     fn input_spec(&self, i: usize) -> Result<Spec>;
-    /// Spec of output `k`.
+    /// The spec of output `k`.
     fn output_spec(&self, k: usize) -> Result<Spec>;
-    /// How many inputs there are.
+    /// The number of inputs of the op call.
     fn inputs(&self) -> usize;
     /// The saved input `i`.
     fn input(&mut self, i: usize) -> Result<T>;
     /// The saved output `k`.
     fn output(&mut self, k: usize) -> Result<T>;
-    /// The gradient of the loss with respect to output `k`; `None` when nothing used that output.
+    /// The gradient of the loss with respect to output `k`; `None` if the output was not used.
     fn upstream(&mut self, k: usize) -> Result<Option<T>>;
-    /// The gradient of input `i` is what this call, which has one output, gives; ignored when it is not wanted. It has
-    /// the input's shape and dtype, and is given once. An input that is given none has no gradient.
+    /// Gives the output of this call, which has one, as the gradient of input `i`; ignored when it is not wanted. It
+    /// has the input's shape and dtype, and is given once. An input without a given gradient has none.
     fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;
-    /// The gradients of the first inputs are this call's outputs, in order; those that are not wanted are ignored.
+    /// Gives the outputs of this call as the gradients of the first inputs, in order; those that are not wanted are
+    /// ignored.
     fn give_all(&mut self, op: Op, ins: &[&T]) -> Result<()>;
 }
 
@@ -181,12 +183,12 @@ impl<T: Apply> dyn Backprop<T> + '_ {
         })
     }
 
-    /// The gradient of input `i` is `value`.
+    /// Gives `value` as the gradient of input `i`.
     pub fn give_value(&mut self, i: usize, value: &T) -> Result<()> {
         self.give(i, Op::identity(), &[value])
     }
 
-    /// The gradient of input `i` is `value`, summed over the axes along which that input was broadcast.
+    /// Gives `value`, summed over the axes along which input `i` was broadcast, as the gradient of that input.
     pub fn give_sum_to(&mut self, i: usize, value: &T) -> Result<()> {
         let to = self.input_spec(i)?.shape;
         if value.spec().shape == to {
@@ -201,7 +203,7 @@ pub(crate) fn no_gradient(op: &'static str, why: &str) -> Error {
     crate::ErrorKind::NoGradient { op, why: why.into() }.into()
 }
 
-/// All inputs one dtype, or an error that lists them.
+/// Checks that all inputs have one dtype; the error lists them.
 pub(crate) fn same_dtype(op: &'static str, ins: &[Spec]) -> Result<DType> {
     let first = ins[0].dtype;
     if ins.iter().all(|s| s.dtype == first) {
@@ -211,7 +213,7 @@ pub(crate) fn same_dtype(op: &'static str, ins: &[Spec]) -> Result<DType> {
     Err(Error::dtype(op, &dtypes, "operands must have one dtype; nothing is promoted silently, cast with `to_dtype`"))
 }
 
-/// A floating input, or an error.
+/// Checks that an input has a floating dtype.
 pub(crate) fn float(op: &'static str, x: Spec) -> Result<DType> {
     if x.dtype.is_float() {
         return Ok(x.dtype);
@@ -219,7 +221,7 @@ pub(crate) fn float(op: &'static str, x: Spec) -> Result<DType> {
     Err(Error::dtype(op, &[x.dtype], "needs a floating dtype; cast with `to_dtype`"))
 }
 
-/// Index inputs are `i64`, or an error.
+/// Checks that an index input is `i64`.
 pub(crate) fn index(op: &'static str, x: Spec) -> Result<()> {
     if x.dtype == DType::I64 {
         return Ok(());

@@ -37,7 +37,7 @@ impl Scan {
     }
 }
 
-/// Moved one place along the axis, away from the start (towards it when `reverse`), `fill` coming in.
+/// `x` shifted by one position along the axis, away from the start (towards it when `reverse`), with `fill` shifted in.
 #[track_caller]
 fn shift<T: Apply>(x: &T, axis: usize, reverse: bool, fill: f64) -> Result<T> {
     let shape = x.spec().shape;
@@ -108,7 +108,7 @@ impl Rule for Scan {
     }
 }
 
-/// Recurrences along an axis.
+/// Cumulative operations along an axis.
 pub trait ScanOps: Apply {
     /// The cumulative sum along `axis`.
     #[track_caller]
@@ -120,7 +120,8 @@ pub trait ScanOps: Apply {
     fn cumprod(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Prod, axis)
     }
-    /// `y[t] = a[t] · y[t−1] + self[t]`, `y[−1] = 0`, of floats: a state-space recurrence.
+    /// The linear recurrence of state-space models, `y[t] = a[t] · y[t−1] + self[t]`, `y[−1] = 0`; floating dtypes
+    /// only.
     #[track_caller]
     fn linear_scan(&self, a: &Self, axis: isize) -> Result<Self> {
         float("linear_scan", self.spec())?;

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Apply, Backprop, Bits, Cat, Rule, Saves, Spec, Specs, ViewOp, ViewOps, cat, copy_into};
 use crate::{Out, Result, Runtime, Shape, Tensor};
 
-/// One tensor as several, one after another along an axis: one output for each size. The adjoint of [`Cat`].
+/// The split of one tensor along an axis into several: one output for each size. The adjoint of [`Cat`].
 #[derive(Clone, Debug)]
 pub struct Split {
     pub(super) axis: usize,

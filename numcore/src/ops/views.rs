@@ -1,4 +1,4 @@
-//! The methods that see a tensor's elements another way.
+//! The view methods of tensors and variables.
 
 use super::{Apply, Embed, Fold, Split, ViewOp, Windows};
 use crate::{Error, Result, Shape};
@@ -25,7 +25,7 @@ pub trait ViewOps: Apply {
         let dims: Vec<usize> = [&shape[..a], &[shape[a..=b].iter().product()], &shape[b + 1..]].concat();
         self.reshape(dims)
     }
-    /// Axes in another order.
+    /// Axes in another order; axis `i` of the result is axis `order[i]` of `self`.
     #[track_caller]
     fn permute(&self, order: &[isize]) -> Result<Self> {
         let shape = self.spec().shape;
@@ -45,12 +45,12 @@ pub trait ViewOps: Apply {
         order.swap(shape.axis("transpose", a)?, shape.axis("transpose", b)?);
         self.permute_axes(&order)
     }
-    /// The last two axes exchanged.
+    /// The transpose: the last two axes exchanged.
     #[track_caller]
     fn t(&self) -> Result<Self> {
         self.transpose(-2, -1)
     }
-    /// Repeated to `shape`: sizes of 1 stretch, new axes come in front.
+    /// A broadcast to `shape`: axes of size 1 are repeated, new axes come in front.
     #[track_caller]
     fn broadcast_to(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
@@ -70,7 +70,7 @@ pub trait ViewOps: Apply {
         let axis = self.spec().shape.axis("slice", axis)?;
         Self::apply1(ViewOp::Slice { axis, start, len, step }, &[self])
     }
-    /// One element along `axis`, which disappears.
+    /// One element along `axis`, which is removed.
     #[track_caller]
     fn select(&self, axis: isize, at: usize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -108,7 +108,7 @@ pub trait ViewOps: Apply {
         }
         if n == 0 { Ok(vec![self.clone(); parts]) } else { self.split(axis, n / parts) }
     }
-    /// Without an axis of size 1.
+    /// Removes an axis of size 1.
     #[track_caller]
     fn squeeze(&self, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -118,7 +118,7 @@ pub trait ViewOps: Apply {
         }
         self.reshape(shape.remove(axis))
     }
-    /// With a new axis of size 1 before `axis` (after the end: `axis == rank`, or −1).
+    /// Inserts a new axis of size 1 before `axis` (after the end: `axis == rank`, or −1).
     #[track_caller]
     fn unsqueeze(&self, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -155,7 +155,7 @@ pub trait ViewOps: Apply {
         let axis = shape.axis("embed", axis)?;
         Self::apply1(Embed { axis, start, step, shape: Shape::new(&shape.with(axis, len))? }, &[self])
     }
-    /// Moved by `shift` along `axis`, wrapping around.
+    /// Elements rolled by `shift` along `axis`, wrapping around.
     #[track_caller]
     fn roll(&self, axis: isize, shift: isize) -> Result<Self> {
         let n = self.spec().shape[self.spec().shape.axis("roll", axis)?];

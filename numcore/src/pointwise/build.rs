@@ -1,10 +1,11 @@
-//! Building: equal values are shared, constants folded, and only identities that are exact for NaN, ±0 and ±∞ are used.
+//! Building of programs: equal values are shared, constants folded, and only identities that are exact for NaN, ±0 and
+//! ±∞ are used.
 
 use std::{cell::RefCell, collections::HashMap};
 
 use super::{Binary, Const, Expr, Id, Inst, Number, OpClass, Program, Unary, types};
 
-/// Collects the values of a program in the making.
+/// Collects the values of a program that is being built.
 #[derive(Default)]
 pub struct ProgramBuilder(RefCell<BuilderState>);
 
@@ -85,7 +86,7 @@ impl ProgramBuilder {
     }
 }
 
-/// The values that outputs depend on, renumbered.
+/// The values that outputs depend on, with new ids.
 fn live(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let mut used = vec![false; insts.len()];
     outputs.iter().for_each(|&o| used[o as usize] = true);

@@ -1,4 +1,4 @@
-//! Symbolic differentiation: one row per op. No row makes a zero term, and values of the forward are shared.
+//! Symbolic differentiation: one row per op. No row creates a zero term, and values of the forward program are shared.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
@@ -106,7 +106,7 @@ impl<'b> GradTerm<'b> {
     }
 }
 
-/// What flows to each operand of `y = inst`, whose gradient is `u`.
+/// The gradient terms of each operand of `y = inst`, whose gradient is `u`.
 fn back<'b>(b: &'b ProgramBuilder, inst: Inst, y: Expr<'b>, u: GradTerm<'b>) -> [Option<GradTerm<'b>>; 3] {
     match inst {
         Inst::Unary(op, x) => [unary(op, b.expr(x), y, u.value).and_then(|g| u.with(g)), None, None],

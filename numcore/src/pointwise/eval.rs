@@ -1,4 +1,4 @@
-//! Running a program on the host: one element of it, or the part that is the same for all elements.
+//! Evaluation of programs on the host: one element, or the part that is the same for all elements.
 
 use smallvec::SmallVec;
 
@@ -8,7 +8,7 @@ use crate::{DType, Error, Result, Scalar, rng::philox4x32_10};
 /// Values by id, where known.
 pub type Values = SmallVec<[Option<Number>; 32]>;
 
-/// What differs from element to element.
+/// The values that differ from element to element.
 struct EvalElement<'a> {
     inputs: &'a [Number],
     index: u64,
@@ -59,7 +59,7 @@ impl Program {
         values
     }
 
-    /// Whether `scalars` are as many as the program takes, and none that it takes as an integer has a fraction.
+    /// Checks the number of `scalars`, and that none with a fraction is taken as an integer.
     pub fn check_scalars(&self, typed: &Typed, scalars: &[Scalar]) -> Result<()> {
         if scalars.len() != self.scalars() {
             let why = format!("takes {} scalars, {} were given", self.scalars(), scalars.len());

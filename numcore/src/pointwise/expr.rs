@@ -1,4 +1,4 @@
-//! Expressions: how a program is written.
+//! Expressions, in which programs are written.
 
 use std::{
     cell::Cell,
@@ -10,7 +10,7 @@ use std::{
 use super::{Binary, Id, Inst, ProgramBuilder, Unary};
 use crate::DType;
 
-/// Beyond, `√(x² ± 1)` is `x` in every type.
+/// Above this value, `√(x² ± 1)` equals `x` in every type.
 const FAR: f64 = 268_435_456.0;
 
 /// A value of a program that is being built. Copy it freely; operators and methods add to the program.
@@ -21,7 +21,7 @@ const FAR: f64 = 268_435_456.0;
 pub struct Expr<'b> {
     builder: &'b ProgramBuilder,
     id: Id,
-    /// Keeps the lifetime exact, so that expressions of two programs cannot meet.
+    /// Keeps the lifetime invariant, so that expressions of two programs cannot be combined.
     brand: PhantomData<Cell<&'b ()>>,
 }
 
@@ -68,7 +68,7 @@ macro_rules! binary {
 unary! {
     /// The absolute value `|x|`, elementwise.
     abs Abs;
-    /// −1, 0 or 1.
+    /// The sign of the operand: −1, 0 or 1.
     sign Sign;
     /// The exponential `eˣ`, elementwise.
     exp Exp;
@@ -80,7 +80,7 @@ unary! {
     log Log;
     /// The logarithm `ln(1 + x)`, accurate near 0.
     log1p Log1p;
-    /// Logarithm to base 2.
+    /// The logarithm to base 2.
     log2 Log2;
     /// The square root `√x`, elementwise.
     sqrt Sqrt;
@@ -108,7 +108,7 @@ unary! {
     tanh Tanh;
     /// The Gauss error function `erf(x)`, elementwise.
     erf Erf;
-    /// `1 − erf(x)`, accurate where it is small.
+    /// The complementary error function `1 − erf(x)`, accurate where it is small.
     erfc Erfc;
     /// The floor: the largest integer not above the operand.
     floor Floor;
@@ -123,7 +123,7 @@ unary! {
 binary! {
     /// The power `selfᵒᵗʰᵉʳ`, elementwise.
     pow Pow;
-    /// Angle of the point `(other, self)`.
+    /// The angle of the point `(other, self)`, in radians.
     atan2 Atan2;
     /// The larger of two elements; NaN wins, and ties share the gradient.
     max Max;
@@ -157,7 +157,7 @@ impl<'b> Expr<'b> {
         self.push(Inst::Unary(op, self.id))
     }
 
-    /// An op by its row in the table.
+    /// A binary op by its row in the table.
     pub fn binary(self, op: Binary, other: impl IntoExpr<'b>) -> Self {
         self.push(Inst::Binary(op, self.id, other.into_expr(self.builder).id))
     }
@@ -172,7 +172,7 @@ impl<'b> Expr<'b> {
         other.into_expr(self.builder).le(self)
     }
 
-    /// `a` where this (a truth value) holds, `b` elsewhere.
+    /// `a` where this `bool` holds, `b` elsewhere.
     pub fn select(self, a: impl IntoExpr<'b>, b: impl IntoExpr<'b>) -> Self {
         let (a, b) = (a.into_expr(self.builder), b.into_expr(self.builder));
         self.push(Inst::Select(self.id, a.id, b.id))
@@ -189,7 +189,7 @@ impl<'b> Expr<'b> {
         self.push(Inst::CastLike(self.id, like.id))
     }
 
-    /// `min(max(x, low), high)`; the gradient passes where `low ≤ x ≤ high`.
+    /// Clamps to `[low, high]`; the gradient passes where `low ≤ x ≤ high`.
     pub fn clamp(self, low: impl IntoExpr<'b>, high: impl IntoExpr<'b>) -> Self {
         let (low, high) = (low.into_expr(self.builder), high.into_expr(self.builder));
         let above = self.lt(low).select(low, self);
@@ -215,33 +215,33 @@ impl<'b> Expr<'b> {
         self * self
     }
 
-    /// `1 / (1 + e⁻ˣ)`.
+    /// The logistic function `1 / (1 + e⁻ˣ)`.
     ///
-    /// From `z = e^−|x|`, which cannot overflow: small results keep their digits, and so does the derivative, which has
-    /// no `0·∞`.
+    /// It is computed from `z = e^−|x|`, which cannot overflow: small results keep their digits, and so does the
+    /// derivative, which has no `0·∞`.
     pub fn sigmoid(self) -> Self {
         let (negative, z) = self.falling();
         negative.select(z, 1.0) / (z + 1.0)
     }
 
-    /// Whether `x` is negative, and `e^−|x|`. By a choice, since the gradient of `|x|` at 0 would be 0.
+    /// Whether `x` is negative, and `e^−|x|`. It uses `select`, since the gradient of `|x|` at 0 would be 0.
     fn falling(self) -> (Self, Self) {
         let negative = self.lt(0.0);
         (negative, negative.select(self, -self).exp())
     }
 
-    /// `max(x, 0)`; the gradient at 0 is 0, NaN stays.
+    /// The ReLU activation `max(x, 0)`; the gradient at 0 is 0, and NaN is kept.
     pub fn relu(self) -> Self {
         self.le(0.0).select(0.0, self)
     }
 
-    /// `x · sigmoid(x)` (Elfwing et al. 2018).
+    /// The SiLU activation `x · sigmoid(x)` (Elfwing et al. 2018).
     pub fn silu(self) -> Self {
         self * self.sigmoid()
     }
 
-    /// `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016): `Φ(x) = erfc(−x/√2) / 2`, which keeps its digits
-    /// where it is small.
+    /// The GELU activation `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016): `Φ(x) = erfc(−x/√2) / 2`, which
+    /// keeps its digits where it is small.
     pub fn gelu(self) -> Self {
         self * 0.5 * (self * -FRAC_1_SQRT_2).erfc()
     }
@@ -277,12 +277,12 @@ impl<'b> Expr<'b> {
         a.lt(0.5).select(of(self), self.sign() * of(a))
     }
 
-    /// `ln(1 + eˣ)`; the identity above 20.
+    /// The softplus activation `ln(1 + eˣ)`; the identity above 20.
     pub fn softplus(self) -> Self {
         self.softplus_with(1.0, 20.0)
     }
 
-    /// `ln(1 + e^(βx)) / β`; the identity where `βx` is above `threshold`.
+    /// The softplus activation `ln(1 + e^(βx)) / β`; the identity where `βx` is above `threshold`.
     pub fn softplus_with(self, beta: f64, threshold: f64) -> Self {
         let scaled = self * beta;
         scaled.gt(threshold).select(self, scaled.exp().log1p() / beta)

@@ -60,29 +60,29 @@ pub enum Inst {
     Const(Const),
     /// The element's row-major position in the output, in the dtype of the operands it is combined with.
     Index,
-    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter `(i / 4,
-    /// stream, 0)` under the key in scalar `seed`.
+    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter
+    /// `(i / 4, stream, 0)` under the key in scalar `seed`.
     Random {
-        /// Which scalar is the key.
+        /// The index of the scalar that is the key.
         seed: u16,
-        /// Independent streams under one key.
+        /// The index of the stream; streams under one key are independent.
         stream: u32,
     },
     /// An op of one operand.
     Unary(Unary, Id),
     /// An op of two operands.
     Binary(Binary, Id, Id),
-    /// The second where the first holds, the third elsewhere.
+    /// The second operand where the first holds, the third elsewhere.
     Select(Id, Id, Id),
     /// A cast to another dtype: floats to integers truncate and saturate, integers wrap, and `bool` is whether the
     /// value is not 0.
     Cast(DType, Id),
-    /// The first as the type of the second.
+    /// The first operand cast to the dtype of the second.
     CastLike(Id, Id),
 }
 
 impl Inst {
-    /// The values it reads, in order.
+    /// The operands of the instruction, in order.
     pub fn operands(self) -> impl Iterator<Item = Id> {
         let (ids, n) = match self {
             Inst::Unary(_, a) | Inst::Cast(_, a) => ([a, 0, 0], 1),
@@ -122,9 +122,9 @@ impl Inst {
     }
 }
 
-/// A pointwise program: values in order, each reading only earlier ones, with no value computed twice or for nothing.
+/// A pointwise program: values in order, each reading only earlier ones, with no value duplicated or unused.
 ///
-/// Cheap to clone. Equality and hash are by content; the name is for messages alone.
+/// Cheap to clone. Equality and hash are by content; the name is used in messages only.
 #[derive(Clone)]
 pub struct Program(Handle);
 
@@ -163,15 +163,15 @@ struct ProgramData {
 pub struct Derivative {
     /// The program; its inputs are only those it reads, its scalars those of the differentiated program.
     pub program: Program,
-    /// Which they are: the differentiated program's inputs, then the gradients of its outputs.
+    /// The inputs that the derivative reads: the differentiated program's inputs, then the gradients of its outputs.
     pub inputs: Box<[u16]>,
 }
 
 impl Program {
-    /// Most inputs a program can be resolved with.
+    /// The most inputs a program can be resolved with.
     pub const MAX_INPUTS: usize = 64;
 
-    /// The program a closure writes over `N` inputs and `S` scalars.
+    /// Builds the program that a closure writes over `N` inputs and `S` scalars.
     pub fn new<const N: usize, const S: usize, const O: usize>(
         name: &'static str,
         body: impl for<'b> FnOnce([Expr<'b>; N], [Expr<'b>; S]) -> [Expr<'b>; O],
@@ -218,12 +218,12 @@ impl Program {
         &self.0.insts
     }
 
-    /// Which values are its results.
+    /// The values that are the program's outputs.
     pub fn outputs(&self) -> &[Id] {
         &self.0.outputs
     }
 
-    /// How many inputs it takes.
+    /// The number of inputs the program takes.
     pub fn inputs(&self) -> usize {
         self.0.inputs
     }
@@ -233,7 +233,7 @@ impl Program {
         self.0.scalars
     }
 
-    /// A hash of its content, the same in every process and on every machine.
+    /// A hash of the program's content, equal in every process and on every machine.
     pub fn hash(&self) -> u64 {
         self.0.hash
     }
@@ -243,12 +243,12 @@ impl Program {
         std::ptr::from_ref(&*self.0) as usize
     }
 
-    /// Bit `i`: input `i` (of the first [`MAX_INPUTS`](Program::MAX_INPUTS)) is read.
+    /// The inputs that are read, as a bit mask of the first [`MAX_INPUTS`](Program::MAX_INPUTS).
     pub fn reads(&self) -> u64 {
         self.0.reads
     }
 
-    /// Whether it gives its one input back unchanged.
+    /// Whether the program returns its one input unchanged.
     pub fn is_identity(&self) -> bool {
         self.0.inputs == 1 && self.0.insts == [Inst::Input(0)] && self.0.outputs == [0]
     }

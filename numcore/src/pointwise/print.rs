@@ -28,7 +28,7 @@ impl fmt::Debug for Program {
     }
 }
 
-/// How a value without operands is written where it is read.
+/// The source of a value without operands, where it is read.
 fn leaf(inst: Inst) -> Option<String> {
     Some(match inst {
         Inst::Input(i) => format!("in{i}"),
@@ -265,7 +265,7 @@ impl Printer<'_> {
         Ok(if negative { format!("({text})") } else { text })
     }
 
-    /// Infinities and NaN, which have no literal.
+    /// The source of infinities and NaN, which have no literal.
     fn bits(&self, x: f64, dtype: DType) -> String {
         let narrow = (x as f32).to_bits();
         match (self.dialect, dtype) {

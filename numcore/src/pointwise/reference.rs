@@ -11,12 +11,12 @@ use half::{bf16, f16};
 
 use crate::{DType, Scalar};
 
-/// A value on the host.
+/// A scalar value on the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// Of a floating type.
+    /// A value of a floating dtype.
     Float(f64),
-    /// Of an integer type.
+    /// A value of an integer dtype.
     Int(i64),
     /// A value of dtype `bool`.
     Bool(bool),
@@ -99,7 +99,7 @@ impl From<Scalar> for Number {
     }
 }
 
-/// What an op of one operand does: to floats; to floats and integers; to `bool`.
+/// How an op of one operand is evaluated: on floats; on floats and integers; on `bool`.
 pub(super) enum Does1 {
     Float(fn(f64) -> f64),
     Number(fn(f64) -> f64, fn(i64) -> i64),
@@ -151,7 +151,7 @@ pub(super) fn min(a: f64, b: f64) -> f64 {
     if a < b || a.is_nan() { a } else { b }
 }
 
-/// By an exact `fmod`, so that the result is below `b` also where `a/b` is large.
+/// The remainder by an exact `fmod`, so that the result is below `b` even where `a/b` is large.
 pub(super) fn rem(a: f64, b: f64) -> f64 {
     let r = a % b;
     if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r }
@@ -162,7 +162,7 @@ pub(super) fn whole_rem(a: i64, b: i64) -> i64 {
     if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
 }
 
-/// By squaring, with wrapping.
+/// The power by repeated squaring, with wrapping.
 pub(super) fn power(a: i64, b: i64) -> i64 {
     match (a, b) {
         (1, _) => 1,

@@ -8,7 +8,7 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 use super::reference::{Does1, Does2, Number, max, min, power, rem, sign, whole_rem};
 use crate::DType;
 
-/// Which types an op takes.
+/// The class of dtypes that an op takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpClass {
     /// Floating dtypes only.
@@ -26,7 +26,7 @@ pub enum OpClass {
 }
 
 impl OpClass {
-    /// Whether `dtype` is among them.
+    /// Whether `dtype` is in the class.
     pub const fn takes(self, dtype: DType) -> bool {
         match self {
             OpClass::Float => dtype.is_float(),
@@ -50,7 +50,7 @@ pub enum Dialect {
     Wgsl,
 }
 
-/// How one dialect writes an op: on floats, on integers, on `bool`; the last entry stands for those not given. `{0}`,
+/// How one dialect writes an op: on floats, on integers, on `bool`; the last entry stands for missing ones. `{0}`,
 /// `{1}` are the operands, `{t}` their type in the dialect, `{u}` its unsigned counterpart, `{d}` its [`DType`]'s name.
 pub(super) type DialectCell = &'static [&'static str];
 
@@ -61,7 +61,7 @@ macro_rules! ops {
         pub enum $Enum { $($(#[$doc])* $op,)* }
 
         impl $Enum {
-            /// Every one, in declaration order.
+            /// All ops, in declaration order.
             pub const ALL: &'static [$Enum] = &[$($Enum::$op,)*];
 
             /// The name of the op in messages and printed programs.
@@ -94,7 +94,7 @@ ops! { Unary, Does1: "Ops of one operand.";
     Neg "neg" Number(|x| -x, i64::wrapping_neg) [["-{0}", "Int::neg({0})"], ["-{0}", "({t})(0 - ({u}){0})"], ["-{0}", "{t}(0) - {0}"]];
     /// The absolute value `|x|`, elementwise.
     Abs "abs" Number(f64::abs, i64::wrapping_abs) [["{0}.abs()", "Int::abs({0})"], ["fabs({0})", "wg_abs({0})"], ["abs({0})"]];
-    /// −1, 0 or 1; NaN stays.
+    /// The sign: −1, 0 or 1; NaN is kept.
     Sign "sign" Number(sign, i64::signum) [["Math::sign({0})", "Int::sign({0})"], ["wg_sign({0})"], ["wg_sign_{d}({0})"]];
     /// The exponential `eˣ`, elementwise.
     Exp "exp" Float(libm::exp) [["Math::exp({0})"], ["exp({0})"], ["wg_exp({0})"]];
@@ -106,7 +106,7 @@ ops! { Unary, Does1: "Ops of one operand.";
     Log "log" Float(libm::log) [["Math::log({0})"], ["log({0})"], ["wg_log({0})"]];
     /// The logarithm `ln(1 + x)`, accurate near 0.
     Log1p "log1p" Float(libm::log1p) [["Math::log1p({0})"], ["log1p({0})"], ["wg_log1p({0})"]];
-    /// Logarithm to base 2.
+    /// The logarithm to base 2.
     Log2 "log2" Float(libm::log2) [["Math::log2({0})"], ["log2({0})"], ["wg_log2({0})"]];
     /// The square root `√x`, elementwise.
     Sqrt "sqrt" Float(f64::sqrt) [["{0}.sqrt()"], ["sqrt({0})"], ["wg_sqrt({0})"]];
@@ -134,7 +134,7 @@ ops! { Unary, Does1: "Ops of one operand.";
     Tanh "tanh" Float(libm::tanh) [["Math::tanh({0})"], ["tanh({0})"], ["wg_tanh({0})"]];
     /// The Gauss error function `erf(x)`, elementwise.
     Erf "erf" Float(libm::erf) [["Math::erf({0})"], ["erf({0})"], ["wg_erf({0})"]];
-    /// `1 − erf(x)`, accurate where it is small.
+    /// The complementary error function `1 − erf(x)`, accurate where it is small.
     Erfc "erfc" Float(libm::erfc) [["Math::erfc({0})"], ["erfc({0})"], ["wg_erfc({0})"]];
     /// The floor: the largest integer not above the operand.
     Floor "floor" Float(f64::floor) [["{0}.floor()"], ["floor({0})"], ["floor({0})"]];
@@ -158,21 +158,21 @@ ops! { Binary, Does2: "Ops of two operands.";
     /// The elementwise product `a · b`.
     Mul "mul" Number(|a, b| a * b, i64::wrapping_mul)
         [["{0} * {1}", "Int::mul({0}, {1})"], ["{0} * {1}", "({t})(({u}){0} * ({u}){1})"], ["{0} * {1}"]];
-    /// `a / b`; of integers truncated, and 0 where `b` is 0.
+    /// The quotient `a / b`; integers truncate, and give 0 where `b` is 0.
     Div "div" Number(|a, b| a / b, |a, b| if b == 0 { 0 } else { a.wrapping_div(b) })
         [["{0} / {1}", "Int::div({0}, {1})"], ["{0} / {1}", "wg_div({0}, {1})"], ["{0} / {1}", "wg_div_{d}({0}, {1})"]];
-    /// Remainder with the sign of `b`; of integers 0 where `b` is 0.
+    /// The remainder with the sign of `b`; of integers, 0 where `b` is 0.
     Rem "rem" Number(rem, whole_rem)
         [["Math::rem({0}, {1})", "Int::rem({0}, {1})"], ["wg_rem({0}, {1})"], ["wg_rem_{d}({0}, {1})"]];
-    /// `aᵇ`; of integers to a negative power 0, except for 1 and −1.
+    /// The power `aᵇ`; an integer to a negative power is 0, except for 1 and −1.
     Pow "pow" Number(libm::pow, power)
         [["Math::pow({0}, {1})", "Int::pow({0}, {1})"], ["pow({0}, {1})", "wg_pow({0}, {1})"], ["wg_pow_{d}({0}, {1})"]];
-    /// Angle of the point `(b, a)`.
+    /// The angle of the point `(b, a)`, in radians.
     Atan2 "atan2" Float(libm::atan2) [["Math::atan2({0}, {1})"], ["atan2({0}, {1})"], ["wg_atan2({0}, {1})"]];
-    /// The larger; NaN wins.
+    /// The larger of two elements; NaN wins.
     Max "max" Number(max, i64::max)
         [["Math::max({0}, {1})", "Int::max({0}, {1})"], ["wg_max({0}, {1})"], ["wg_max({0}, {1})", "max({0}, {1})"]];
-    /// The smaller; NaN wins.
+    /// The smaller of two elements; NaN wins.
     Min "min" Number(min, i64::min)
         [["Math::min({0}, {1})", "Int::min({0}, {1})"], ["wg_min({0}, {1})"], ["wg_min({0}, {1})", "min({0}, {1})"]];
     /// Bitwise and of integers, logical and of `bool`.
@@ -181,7 +181,7 @@ ops! { Binary, Does2: "Ops of two operands.";
     Or "or" Bits(|a, b| a | b) [["{0} | {1}"], ["{0} | {1}"], ["{0} | {1}"]];
     /// Bitwise exclusive or of integers, logical exclusive or of `bool`.
     Xor "xor" Bits(|a, b| a ^ b) [["{0} ^ {1}"], ["{0} ^ {1}"], ["{0} ^ {1}", "{0} ^ {1}", "{0} != {1}"]];
-    /// Shifted left by `b` modulo the width.
+    /// A left shift by `b` modulo the width.
     Shl "shl" Int(|a, b, bits| a.wrapping_shl(b as u32 % bits))
         [["Int::shl({0}, {1})"], ["wg_shl({0}, {1})"], ["wg_shl_{d}({0}, {1})"]];
     /// A right shift by `b` modulo the width; arithmetic for signed integers.
@@ -203,9 +203,9 @@ impl Binary {
         matches!(self, Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le)
     }
 
-    /// Whether the operands can be exchanged without a change in any bit (but the payload of a NaN).
+    /// Whether the operands can be exchanged without a change in any bit (except the payload of a NaN).
     ///
-    /// Not so [`Max`](Binary::Max) and [`Min`](Binary::Min): of `0` and `−0` they give the second.
+    /// [`Max`](Binary::Max) and [`Min`](Binary::Min) do not commute: for `0` and `−0` they return the second.
     pub const fn commutes(self) -> bool {
         use Binary::*;
         matches!(self, Add | Mul | And | Or | Xor | Eq | Ne)

@@ -12,14 +12,14 @@ use smallvec::SmallVec;
 use super::{Const, Id, Inst, OpClass, Program};
 use crate::{DType, Error, Result};
 
-/// A program's types, for given inputs.
+/// The dtypes of a program's values, for given inputs.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Typed {
-    /// The type of each value.
+    /// The dtype of each value.
     pub dtypes: Vec<DType>,
 }
 
-/// Typings found so far: a list that only grows, so that reading takes no lock.
+/// A cache of typings: a list that only grows, so that reading takes no lock.
 #[derive(Default)]
 pub(super) struct TypingCache(OnceLock<Box<Cached>>);
 
@@ -65,7 +65,7 @@ impl Program {
     }
 }
 
-/// A set of element types.
+/// A set of dtypes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Set(u16);
 
@@ -96,7 +96,7 @@ impl Set {
     }
 }
 
-/// Whether sets have a type in common; if not, the two.
+/// The two sets, if they have no dtype in common.
 type Conflict = [Set; 2];
 type Met = std::result::Result<(), Conflict>;
 
@@ -108,7 +108,7 @@ struct TypeGroup {
     members: u32,
 }
 
-/// Which values must have one type.
+/// Groups of values that must have one dtype.
 struct TypeGroups {
     parent: Vec<Id>,
     of: Vec<TypeGroup>,
@@ -154,7 +154,7 @@ impl TypeGroups {
         self.limit(i, allowed)
     }
 
-    /// What value `i` asks of the types of its operands and of its own.
+    /// Applies the constraints of value `i` on its own dtype and on those of its operands.
     fn visit(&mut self, i: Id, inst: Inst, inputs: Option<&[DType]>) -> Met {
         match inst {
             Inst::Input(k) => self.limit(i, inputs.map_or(Set::ANY, |types| Set::one(types[k as usize]))),
@@ -190,7 +190,7 @@ impl TypeGroups {
         }
     }
 
-    /// The type of a value, decided here if nothing typed reaches it.
+    /// The dtype of a value, with a default if no typed value constrains it.
     fn resolve_type(&mut self, i: Id) -> DType {
         let root = self.root(i);
         let TypeGroup { allowed, whole, .. } = self.of[root];
@@ -253,7 +253,7 @@ pub(super) fn split(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     (kept, outputs.iter().map(|&o| number[o as usize]).collect())
 }
 
-/// A copy of each weakly typed leaf for each of its readers.
+/// Copies each weakly typed leaf for each of its readers.
 fn unshare(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let mut all: Vec<Inst> = Vec::with_capacity(2 * insts.len());
     let mut number: Vec<Id> = vec![0; insts.len()];

@@ -1,4 +1,4 @@
-//! The bits of elements, read as another type.
+//! Bit casts: the bits of elements, read as another dtype.
 
 use std::sync::Arc;
 

@@ -30,7 +30,7 @@ static BERNOULLI: LazyLock<Program> = LazyLock::new(|| {
 });
 
 impl<R: Runtime> Tensor<R> {
-    /// What `program`, which takes no inputs, gives at every position of `shape`.
+    /// The output of `program`, which takes no inputs, at every position of `shape`.
     pub fn generate(
         rt: &R,
         shape: impl AsRef<[usize]>,
@@ -43,7 +43,7 @@ impl<R: Runtime> Tensor<R> {
         out.freeze()
     }
 
-    /// Every element `value`, which an integer type must be able to hold exactly.
+    /// A tensor whose elements are all `value`, which an integer dtype must be able to hold exactly.
     pub fn full(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, value: impl Into<Scalar>) -> Result<Self> {
         let value = value.into();
         require_whole("full", dtype, &[value])?;
@@ -60,7 +60,7 @@ impl<R: Runtime> Tensor<R> {
         Self::full(rt, shape, dtype, 1i64)
     }
 
-    /// `start, start + step, …`, `len` of them; an integer type must be able to hold each exactly.
+    /// The sequence `start, start + step, …` of `len` elements; an integer dtype must be able to hold each exactly.
     pub fn arange(rt: &R, start: impl Into<Scalar>, step: impl Into<Scalar>, len: usize, dtype: DType) -> Result<Self> {
         let (start, step) = (start.into(), step.into());
         require_whole("arange", dtype, &[start])?;
@@ -72,7 +72,7 @@ impl<R: Runtime> Tensor<R> {
         Self::generate(rt, [len], dtype, &RANGE, &[start, step])
     }
 
-    /// `[n, n]` with ones on the diagonal.
+    /// The identity matrix, `[n, n]`.
     pub fn eye(rt: &R, n: usize, dtype: DType) -> Result<Self> {
         static EYE: LazyLock<Program> = LazyLock::new(|| {
             Program::build("eye", 0, 1, |b, _, s| {
@@ -96,7 +96,7 @@ impl<R: Runtime> Tensor<R> {
         crate::ops::cast(&t, dtype)
     }
 
-    /// True with probability `p`, from Philox with this seed: bit-equal on every runtime.
+    /// `true` with probability `p`, from Philox with this seed: bit-equal on every runtime.
     pub fn bernoulli(rt: &R, shape: impl AsRef<[usize]>, p: f64, seed: u64) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("probability {p} is not in [0, 1]")));
@@ -104,7 +104,7 @@ impl<R: Runtime> Tensor<R> {
         Self::generate(rt, shape, DType::Bool, &BERNOULLI, &[seed.into(), p.into()])
     }
 
-    /// Normal with this mean and standard deviation, drawn on the host with fixed arithmetic: bit-equal on every
+    /// Normal values with this mean and standard deviation, drawn on the host with fixed arithmetic: bit-equal on every
     /// runtime.
     pub fn normal(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, mean: f64, std: f64, seed: u64) -> Result<Self> {
         require_float("normal", dtype)?;
@@ -115,7 +115,7 @@ impl<R: Runtime> Tensor<R> {
         Self::from_f64_fn(rt, shape, dtype, || mean + std * rng.normal())
     }
 
-    /// Values a host closure gives, in row-major order.
+    /// A tensor of values that a host closure returns, in row-major order.
     pub fn from_f64_fn(
         rt: &R,
         shape: impl AsRef<[usize]>,
@@ -134,7 +134,7 @@ impl<R: Runtime> Tensor<R> {
         crate::ops::cast(&Self::from_slice(rt, shape, &narrow)?, dtype)
     }
 
-    /// A random order of `0..n` as `i64`, drawn on the host: the same on every runtime.
+    /// A random permutation of `0..n` as `i64`, drawn on the host: equal on every runtime.
     pub fn permutation(rt: &R, n: usize, seed: u64) -> Result<Self> {
         Shape::new(&[n])?;
         let mut order: Vec<i64> = room("permutation", n)?;

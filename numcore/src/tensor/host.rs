@@ -1,4 +1,4 @@
-//! Between tensors and host memory.
+//! Transfers between tensors and host memory.
 
 use super::{Tensor, TensorMut, wrong_element};
 use crate::{DeviceId, DeviceKind, Element, Error, ErrorKind, Result, Runtime, Shape};
@@ -72,14 +72,15 @@ impl<R: Runtime> Tensor<R> {
         Ok(out)
     }
 
-    /// The only element, as the nearest `f64`: for losses and metrics. [`item_as`](Tensor::item_as) gives an `i64`
-    /// exactly.
+    /// The element of a tensor with one element, as the nearest `f64`: for losses and metrics.
+    /// [`item_as`](Tensor::item_as) returns an `i64` exactly.
     pub fn item(&self) -> Result<f64> {
         self.one_element()?;
         Ok(self.to_f64s()?[0])
     }
 
-    /// The only element as it is stored. `E` must be the tensor's element type: nothing is converted silently.
+    /// The element of a tensor with one element, as it is stored. `E` must be the tensor's element type: nothing is
+    /// converted silently.
     #[doc(alias = "to_scalar")]
     pub fn item_as<E: Element>(&self) -> Result<E> {
         self.one_element()?;
@@ -114,7 +115,7 @@ pub(crate) fn zeros<E: Default + Clone>(len: usize, live: usize) -> Result<Vec<E
     Ok(out)
 }
 
-/// Resizes a vector in host memory, as [`zeros`] makes one.
+/// Resizes a vector in host memory, with the checks of [`zeros`].
 pub(crate) fn resize<E: Default + Clone>(out: &mut Vec<E>, len: usize, live: usize) -> Result<()> {
     let device = DeviceId { kind: DeviceKind::Cpu, index: 0 };
     let requested = len.saturating_mul(size_of::<E>());

@@ -34,10 +34,10 @@ struct TensorData<R: Runtime> {
     dtype: DType,
 }
 
-/// Whose memory it is.
+/// The owner of a tensor's memory.
 enum TensorMemory<R: Runtime> {
     Own(R::Buffer),
-    /// Another tensor's, which owns it.
+    /// Memory of another tensor, which owns it.
     Of(Tensor<R>),
 }
 
@@ -48,12 +48,12 @@ impl<R: Runtime> Clone for Tensor<R> {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// The sizes of its dimensions.
+    /// The sizes of the tensor's dimensions.
     pub fn shape(&self) -> &Shape {
         self.0.layout.shape()
     }
 
-    /// The sizes of its dimensions, as a slice.
+    /// The sizes of the tensor's dimensions, as a slice.
     pub fn dims(&self) -> &[usize] {
         self.0.layout.dims()
     }
@@ -68,7 +68,7 @@ impl<R: Runtime> Tensor<R> {
         self.0.rt.device()
     }
 
-    /// The runtime it was made with.
+    /// The runtime that the tensor was created with.
     pub fn runtime(&self) -> &R {
         &self.0.rt
     }
@@ -83,7 +83,7 @@ impl<R: Runtime> Tensor<R> {
         Arc::ptr_eq(&self.owner().0, &other.owner().0)
     }
 
-    /// A row-major tensor of the same values: itself when it already is one, a copy otherwise.
+    /// A row-major tensor of the same values: the tensor itself when it already is row-major, a copy otherwise.
     pub fn contiguous(&self) -> Result<Self> {
         if self.0.layout.is_contiguous() {
             return Ok(self.clone());
@@ -114,17 +114,17 @@ impl<R: Runtime> Tensor<R> {
         if sole { Ok(TensorMut::written(self)) } else { Err(self) }
     }
 
-    /// Memory of its own.
+    /// A tensor that owns its memory.
     fn own(rt: R, buffer: R::Buffer, layout: Layout, dtype: DType) -> Self {
         Tensor(Arc::new(TensorData { rt, memory: TensorMemory::Own(buffer), layout, dtype }))
     }
 
-    /// Other elements of the same memory, for `rt`.
+    /// Another range of elements of the same memory, for `rt`.
     pub(crate) fn part(&self, rt: R, layout: Layout) -> Self {
         Tensor(Arc::new(TensorData { rt, memory: TensorMemory::Of(self.owner().clone()), layout, dtype: self.dtype() }))
     }
 
-    /// Whether nothing else holds its memory.
+    /// Whether the memory has no other holder.
     pub(crate) fn is_sole(&mut self) -> bool {
         Arc::get_mut(&mut self.0).is_some_and(|inner| match &mut inner.memory {
             TensorMemory::Own(_) => true,
@@ -240,7 +240,7 @@ impl<R: Runtime> Tensor<R> {
         Ok(outs)
     }
 
-    /// Memory for the outputs of `op`: given, or fresh.
+    /// The memory for the outputs of `op`: given, or freshly allocated.
     fn make(
         op: &Op,
         ins: &[&Self],
@@ -299,7 +299,7 @@ fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R
     Ok(())
 }
 
-/// The error of an operand whose type is not the one a host slice has.
+/// The error for an operand whose dtype differs from that of a host slice.
 pub(crate) fn wrong_element(op: &'static str, is: DType, asked: DType) -> Error {
     Error::dtype(op, &[is], format!("the tensor is {is}, {asked} was asked for; cast it first with `to_dtype`"))
 }

@@ -1,4 +1,4 @@
-//! Memory with one owner: where kernels write.
+//! Memory with a single owner, to which kernels write.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct TensorMut<R: Runtime> {
 pub(crate) enum Lent {
     /// A range of a flat buffer.
     Range(usize),
-    /// Several of its ranges, with the gaps between them.
+    /// Several ranges of a flat buffer, with the gaps between them.
     Span { from: usize, to: usize },
     /// Part `at` of memory that was [`split`](TensorMut::split).
     Piece { cut: Arc<SplitMemory>, at: usize },
@@ -49,14 +49,14 @@ impl<R: Runtime> TensorMut<R> {
         Self::alloc_at(rt, Layout::contiguous(shape), dtype)
     }
 
-    /// Fresh memory for a dense layout that begins with it.
+    /// Fresh memory for a dense layout with offset 0.
     pub(crate) fn alloc_at(rt: R, layout: Layout, dtype: DType) -> Result<Self> {
         layout.shape().checked("alloc")?;
         let buffer = rt.alloc(layout.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt, buffer, layout, dtype)))
     }
 
-    /// Fresh memory for layouts that fill it together, none of which overlaps another.
+    /// Fresh memory for several layouts that cover it together without overlap.
     pub(super) fn alloc_beside<C: FromIterator<Self>>(rt: R, layouts: &[Layout], dtype: DType) -> Result<C> {
         let numel = layouts.iter().map(Layout::numel).sum();
         let whole = Self::alloc_on(rt, Shape::new(&[numel])?, dtype)?;
@@ -99,7 +99,7 @@ impl<R: Runtime> TensorMut<R> {
         self.written = false;
     }
 
-    /// Fills it with zeros.
+    /// Fills the memory with zeros.
     pub fn zero(&mut self) -> Result<()> {
         self.written = true;
         ops::fill_zero(self.runtime(), Out { view: self.window(), how: Accumulate::Overwrite })
@@ -175,7 +175,7 @@ impl<R: Runtime> TensorMut<R> {
         TensorMut { memory, written, lent: Some(lent) }
     }
 
-    /// Another part of the same memory.
+    /// Another range of the same memory.
     pub(super) fn part(&self, layout: Layout, lent: Option<Lent>) -> Self {
         TensorMut { memory: self.memory.part(self.runtime().clone(), layout), written: self.written, lent }
     }
@@ -184,7 +184,7 @@ impl<R: Runtime> TensorMut<R> {
         self.lent.as_ref()
     }
 
-    /// Whether it is a part of `memory`.
+    /// Whether this is a part of `memory`.
     pub(crate) fn is_of(&self, memory: &Tensor<R>) -> bool {
         self.memory.shares_memory_with(memory)
     }

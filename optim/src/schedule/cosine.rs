@@ -1,4 +1,4 @@
-//! Schedules along a cosine.
+//! Schedules along a cosine curve.
 
 use super::{LrSchedule, Warmup, cosine, progress};
 
@@ -10,7 +10,7 @@ use super::{LrSchedule, Warmup, cosine, progress};
 pub struct Cosine {
     /// `T`, the number of steps of the fall.
     pub t_max: u64,
-    /// `η`, an absolute rate.
+    /// The final rate `η`, an absolute value.
     pub eta_min: f64,
 }
 
@@ -23,11 +23,11 @@ impl LrSchedule for Cosine {
 /// [`Cosine`] with warm restarts: each period is `t_mult` times as long as the one before.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineRestarts {
-    /// The length of the first fall.
+    /// The number of steps of the first period.
     pub t_0: u64,
-    /// How much longer each is than the one before; 1 keeps the length.
+    /// The factor between the lengths of consecutive periods; 1 keeps the length.
     pub t_mult: u64,
-    /// The rate at the end of each, absolute.
+    /// The rate at the end of each period, an absolute value.
     pub eta_min: f64,
 }
 
@@ -51,9 +51,9 @@ impl LrSchedule for CosineRestarts {
 pub struct WarmupCosine {
     /// Steps of the warm-up: at step `t` of it the rate is `base (t + 1)/(warmup + 1)`, never 0.
     pub warmup: u64,
-    /// When the fall ends, the rise included.
+    /// The step at which the decay ends, counted from the start of the warm-up.
     pub total: u64,
-    /// The factor at the end.
+    /// The fraction of the base rate at the end.
     pub end: f64,
 }
 

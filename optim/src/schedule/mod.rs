@@ -24,9 +24,9 @@ pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
 
 /// A learning rate for each step.
 ///
-/// A function will do: `|base, step| base / (1.0 + step as f64)`.
+/// A function is a schedule, too: `|base, step| base / (1.0 + step as f64)`.
 pub trait LrSchedule: Send + Sync {
-    /// The rate in force at a step (from 0), for this base rate.
+    /// The rate at a step (from 0), for this base rate.
     fn lr(&self, base: f64, step: u64) -> f64;
 
     /// The multiplier of the base rate at a step.
@@ -41,7 +41,7 @@ impl<F: Fn(f64, u64) -> f64 + Send + Sync> LrSchedule for F {
     }
 }
 
-/// How far `step` is in `total`, in `[0, 1]`; the end when there is nothing to go through.
+/// The progress of `step` in `total`, in `[0, 1]`; 1 when `total` is 0.
 fn progress(step: u64, total: u64) -> f64 {
     if step >= total { 1.0 } else { step as f64 / total as f64 }
 }

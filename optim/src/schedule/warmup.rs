@@ -1,4 +1,4 @@
-//! Warm-up before another schedule, and warm-up, plateau, decay.
+//! Linear warm-up before another schedule; and warm-up, stable, decay.
 
 use super::{LrSchedule, progress};
 
@@ -23,13 +23,13 @@ impl Warmup {
         Warmup { steps, start: 1.0 / (steps as f64 + 1.0) }
     }
 
-    /// The rise, then `next` from its own step 0.
+    /// This warm-up, followed by `next` from its own step 0.
     pub fn then<S: LrSchedule>(self, next: S) -> SequentialLr<S> {
         SequentialLr { warmup: self, next }
     }
 }
 
-/// A [`Warmup`] and what comes after.
+/// A [`Warmup`] followed by another schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SequentialLr<S> {
     warmup: Warmup,
@@ -52,7 +52,7 @@ pub enum Cooldown {
     /// A decay along a straight line.
     #[default]
     Linear,
-    /// `1 − √t` (Hägele et al. 2024).
+    /// The decay `1 − √t` (Hägele et al. 2024).
     OneMinusSqrt,
 }
 
@@ -68,9 +68,9 @@ pub struct Wsd {
     pub stable: u64,
     /// The number of steps of the decay.
     pub decay: u64,
-    /// The factor at the end.
+    /// The fraction of the base rate at the end.
     pub end: f64,
-    /// The shape of the fall.
+    /// The shape of the decay.
     pub cooldown: Cooldown,
 }
 

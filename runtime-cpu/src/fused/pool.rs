@@ -51,7 +51,7 @@ impl Channel {
         before..end.min(self.kernel[axis])
     }
 
-    /// The places of the kernel along the last axis that are in the image for some window.
+    /// The kernel taps along the last axis that are in the image for some window.
     #[inline(always)]
     fn anywhere_inside(&self) -> Range<usize> {
         let last = self.pooled[1].saturating_sub(1);

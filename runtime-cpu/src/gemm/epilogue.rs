@@ -1,5 +1,5 @@
 //! The epilogue of a GEMM: the output's old value, a bias and a residual are added while the tile is in cache. (As
-//! passes of their own, bias and residual took 3 to 5 % of a decoder's training step.)
+//! separate passes, bias and residual took 3 to 5 % of a decoder's training step.)
 
 use super::{
     matrix::Matrix,

@@ -31,7 +31,7 @@ const MAX_PANEL: usize = 48;
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the AMX path alone looks at channels"))]
 pub(crate) struct Im2col<'a, T> {
     pub at: *const T,
-    /// Elements from a channel to the next.
+    /// Elements between channels.
     pub plane: usize,
     /// Taps of the kernel in one channel.
     pub taps: usize,

@@ -13,14 +13,14 @@ use std::sync::OnceLock;
 pub(crate) use transpose::read_transposed;
 pub(crate) use transpose::transpose;
 
-/// An instruction set the kernels were compiled for.
+/// An instruction set that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Simd {
-    /// What every CPU of the target has.
+    /// The baseline of the target, which every CPU of it has.
     Baseline,
     /// AVX2 with fused multiply-add and F16C.
     Avx2,
-    /// AVX-512 F, VL, BW and DQ.
+    /// AVX-512 with the extensions F, VL, BW and DQ.
     Avx512,
     /// AVX-512 with BF16 dot products for matrix products of bf16, whose last bits differ from other levels.
     Avx512Bf16,
@@ -35,22 +35,22 @@ impl Simd {
     /// All levels, narrowest first.
     pub const ALL: [Simd; 5] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Avx512Bf16, Simd::Amx];
 
-    /// The widest level of this CPU that may be used.
+    /// The highest level of this CPU that the cap allows.
     pub fn best() -> Simd {
         Self::ALL.into_iter().rev().find(|s| s.is_available()).unwrap_or(Simd::Baseline)
     }
 
-    /// Whether this CPU has it, and no cap forbids it.
+    /// Whether this CPU supports the level, and the cap allows it.
     pub fn is_available(self) -> bool {
         self <= cap() && self.is_supported()
     }
 
-    /// The level of this name.
+    /// The level with this name.
     pub fn named(name: &str) -> Option<Simd> {
         Self::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// Whether this CPU has it.
+    /// Whether this CPU supports the level.
     #[cfg(target_arch = "x86_64")]
     pub fn is_supported(self) -> bool {
         macro_rules! has {
@@ -67,13 +67,13 @@ impl Simd {
         }
     }
 
-    /// Whether this CPU has it.
+    /// Whether this CPU supports the level.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_supported(self) -> bool {
         self == Simd::Baseline
     }
 
-    /// The name in tables.
+    /// The name of the level in tables.
     pub fn name(self) -> &'static str {
         match self {
             Simd::Baseline => "baseline",

@@ -87,9 +87,9 @@ pub(crate) struct ElementBody {
     pub text: String,
     /// Types of the values that are the same for all elements, `s0 …`.
     pub values: SmallVec<[DType; 8]>,
-    /// Scalars that key random bits, `seed…`.
+    /// Scalars that are keys of random bits, `seed…`.
     pub seeds: SmallVec<[u16; 2]>,
-    /// Whether it reads the position.
+    /// Whether the program reads the position.
     pub positional: bool,
 }
 

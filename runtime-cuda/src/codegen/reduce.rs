@@ -1,9 +1,9 @@
 //! A reduction: the mapping program inlined, values combined per thread, then by a tree in shared memory, in a fixed
 //! order.
 //!
-//! A block holds `kept × along` threads. Where the nearest axis is reduced, neighbouring threads go along it (rows);
-//! where it is kept, neighbouring threads hold neighbouring results (columns). A second dimension of the grid cuts long
-//! sums into chunks, whose values a second launch combines.
+//! A block holds `kept × along` threads. Where the nearest axis is reduced, adjacent threads walk along it (rows);
+//! where it is kept, adjacent threads hold adjacent results (columns). A second dimension of the grid divides long sums
+//! into chunks, whose values a second launch combines.
 
 use std::fmt::Write;
 
@@ -35,7 +35,7 @@ pub(crate) struct ReduceSpec {
     pub op: ReduceKind,
     pub out: DType,
     pub add: bool,
-    /// Results are one chunk's: written in the type they are computed in, chunk by chunk.
+    /// Whether results are those of one chunk: written in the compute type, chunk by chunk.
     pub partial: bool,
     pub kept: Loops,
     pub reduced: Loops,

@@ -1,4 +1,4 @@
-//! Every op, cast, class of layout and kind of reduction becomes machine code, on every architecture of interest,
+//! Every op, cast, layout class and kind of reduction is compiled to machine code, for every architecture of interest,
 //! without a GPU.
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! CUDA C to machine code of one architecture, by NVRTC, kept on disk.
+//! Compiles CUDA C to machine code of one architecture, by NVRTC, and caches it on disk.
 //!
 //! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square
 //! root, gradual underflow. `--fmad=true` stays, because the CPU's programs contract `a·b + c` as well, and an
@@ -37,7 +37,7 @@ impl Compiler {
     pub(crate) fn new(architecture: Architecture, folder: Option<PathBuf>) -> Fallible<Compiler> {
         libraries::compiler()?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the library is there; both places are valid.
+        // SAFETY: the library is loaded; both pointers are valid.
         unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
             .result()
             .map_err(|e| DriverFailure::new(format!("NVRTC: {e}")))?;
@@ -124,7 +124,7 @@ impl NvrtcProgram {
 
     fn code(&self) -> Result<Vec<u8>, result::NvrtcError> {
         let mut size = 0usize;
-        // SAFETY: the program lives; the place is valid.
+        // SAFETY: the program is alive; the pointer is valid.
         unsafe { sys::nvrtcGetCUBINSize(self.0, &mut size) }.result()?;
         let mut code = vec![0u8; size];
         // SAFETY: the program lives; it writes exactly `size` bytes.

@@ -60,7 +60,7 @@ pub(crate) struct Recording(pub u64);
 pub(crate) struct Grid {
     /// The grid size; a queue checks it against the device's limits.
     pub blocks: [usize; 3],
-    /// Along the first two axes.
+    /// The block size along the first two axes.
     pub threads: [u32; 2],
     /// Bytes of dynamic shared memory beyond the kernel's static declarations.
     pub shared: u32,
@@ -139,7 +139,7 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in).
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
-    /// Between two places of the device.
+    /// Copies between two ranges of device memory.
     ///
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in); the ranges do not overlap.

@@ -23,9 +23,9 @@ const GROUP: usize = 256;
 pub(super) enum Along {
     /// An element for each row and column.
     Both,
-    /// One for each row.
+    /// One element for each row.
     Rows,
-    /// One for each column.
+    /// One element for each column.
     Columns,
 }
 

@@ -2,7 +2,7 @@
 
 use super::tree::Tree;
 
-/// One `key = value` line, with the table it stands in.
+/// One `key = value` line, with the table it belongs to.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
     pub table: String,

@@ -22,7 +22,7 @@ use std::fmt;
 use crate::repo;
 use tree::Tree;
 
-/// One place that breaks a rule.
+/// One line that breaks a rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     path: String,

@@ -24,7 +24,7 @@ pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 
     })
 }
 
-/// Whether `c` may stand in an identifier.
+/// Whether `c` may occur in an identifier.
 pub fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }

@@ -113,7 +113,8 @@ fn resumed(program: &Program, folder: &Folder, alone: &End, saved: usize) -> Ver
     same("weights after resuming", program, &weights, &alone.weights)
 }
 
-/// Nothing may be booked on a rank where everything was let go, however it ended; its engine may still be at it.
+/// No memory may be booked on a rank where everything was dropped, after any outcome; its communicator may still be
+/// busy.
 fn empty(rank: usize, rt: &Cpu) -> Verdict {
     let begun = Instant::now();
     loop {

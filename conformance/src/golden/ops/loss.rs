@@ -1,4 +1,4 @@
-//! Losses.
+//! Losses of the op tables.
 
 use autograd::Var;
 use nn::loss;

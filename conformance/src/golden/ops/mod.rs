@@ -1,4 +1,4 @@
-//! The tables: PyTorch's name of an op, and how it is computed here. One row per op, one file per family.
+//! The op tables: PyTorch's name of an op, and its computation here. One row per op, one file per family.
 
 mod loss;
 mod matmul;

@@ -1,4 +1,4 @@
-//! The ops of neural networks.
+//! Neural-network ops of the op tables.
 
 use autograd::Var;
 use numcore::{

@@ -1,4 +1,4 @@
-//! The tape with functions, closures, residencies and hooks that do not keep their promises.
+//! The tape with functions, closures, residencies and hooks that break their contracts.
 
 use std::sync::{
     Arc,

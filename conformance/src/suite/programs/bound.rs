@@ -1,4 +1,4 @@
-//! Values with a bound of the rounding errors that computing them in a narrower type may make.
+//! Values with a bound on the rounding errors of a computation in a narrower type.
 
 use super::tree::{One, Tree, Two};
 

@@ -1,4 +1,4 @@
-//! Programs of integers and truth values: every bit counts.
+//! Programs of integers and `bool`: every bit counts.
 
 use numcore::{
     DType, Element, Result, Runtime, Tensor,

@@ -44,7 +44,7 @@ pub trait DiagonalOps: Apply {
     fn trace(&self) -> Result<Self> {
         self.diagonal(0)?.sum(&[-1], false)
     }
-    /// `self: [N]` times `other: [M]`, every element with every other: `[N, M]`.
+    /// The outer product of `self: [N]` and `other: [M]`, `[N, M]`.
     #[doc(alias = "ger")]
     #[track_caller]
     fn outer(&self, other: &Self) -> Result<Self> {

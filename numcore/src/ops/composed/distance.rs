@@ -15,8 +15,8 @@ pub trait DistanceOps: Apply {
     /// `[B.., N, M]`; batch axes broadcast. `p` is 0 (how many coordinates differ), positive, or infinite (the largest
     /// difference). Floating dtypes only.
     ///
-    /// Differences are taken, not expanded into products, so near points keep their digits; nothing of the size `N · M
-    /// · D` is stored but for infinite `p`. The gradient where two points coincide is 0.
+    /// Differences are taken, not expanded into products, so near points keep their digits; nothing of the size
+    /// `N · M · D` is stored but for infinite `p`. The gradient where two points coincide is 0.
     #[doc(alias = "pairwise_distance")]
     #[track_caller]
     fn cdist(&self, other: &Self, p: f64) -> Result<Self> {

@@ -25,7 +25,7 @@ pub trait RepeatOps: Apply {
         }
         Ok(x)
     }
-    /// Every element along `axis` `count` times in a row: `[a, b]` becomes `[a, a, b, b]`.
+    /// Repeats every element along `axis` `count` times in a row: `[a, b]` becomes `[a, a, b, b]`.
     #[track_caller]
     fn repeat_interleave(&self, count: usize, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -34,7 +34,7 @@ pub trait RepeatOps: Apply {
         let wide = self.reshape([outer, 1, inner])?.broadcast_to([outer, count, inner])?;
         wide.reshape(shape.with(at, shape[at].saturating_mul(count)))
     }
-    /// Element `i` along `axis` `counts[i]` times in a row.
+    /// Repeats element `i` along `axis` `counts[i]` times in a row.
     #[track_caller]
     fn repeat_interleave_each(&self, counts: &[usize], axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -76,7 +76,8 @@ pub trait RepeatOps: Apply {
             x.narrow(axis as isize, first, n)?.sub(&x.narrow(axis as isize, 0, n)?)
         })
     }
-    /// The integral along `axis` of values at distances `step`, by the trapezoid rule; that axis disappears. Of floats.
+    /// The integral along `axis` of values at distances `step`, by the trapezoid rule; that axis is removed. Floating
+    /// dtypes only.
     #[doc(alias = "trapz")]
     #[track_caller]
     fn trapezoid(&self, step: f64, axis: isize) -> Result<Self> {
@@ -88,7 +89,7 @@ pub trait RepeatOps: Apply {
         let pairs = self.narrow(axis, first, n)?.add(&self.narrow(axis, 0, n)?)?;
         pairs.sum(&[at as isize], false)?.mul(step / 2.0)
     }
-    /// Moved by `shifts[i]` along `axes[i]`, wrapping around.
+    /// Elements rolled by `shifts[i]` along `axes[i]`, wrapping around.
     #[doc(alias = "roll")]
     #[track_caller]
     fn roll_axes(&self, shifts: &[isize], axes: &[isize]) -> Result<Self> {

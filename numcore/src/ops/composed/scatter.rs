@@ -16,7 +16,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// How values that are scattered to one place become one.
+/// The reduction of values that are scattered to one position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterReduction {
     /// The sum of the values.
@@ -31,11 +31,11 @@ pub enum ScatterReduction {
     Amin,
 }
 
-/// Writing by index. Indices are `i64`, with as many axes as `self` and no larger sizes on the axes other than
-/// `axis`; `src` has at least the index's sizes. One out of range is an error.
+/// Scatter operations. Indices are `i64`, with as many axes as `self` and no larger sizes on the axes other than
+/// `axis`; `src` has at least the index's sizes. An index out of range is an error.
 pub trait ScatterOps: Apply {
     /// `self` with `src[.., i, ..]` in place of `self[.., index[.., i, ..], ..]` along `axis`. Where several `i` name
-    /// one place the last stays, on every runtime (PyTorch leaves it open). Any dtype, one for both.
+    /// one position, the last is kept, on every runtime (PyTorch leaves it undefined). Any dtype, one for both.
     #[doc(alias = "scatter_")]
     #[doc(alias = "put_along_axis")]
     #[track_caller]
@@ -80,8 +80,8 @@ pub trait ScatterOps: Apply {
         }
         at.reduced(reduction, include_self).map_err(|e| at.found("scatter_reduce", e))
     }
-    /// `self: [D1 .. DK, R..]` with `src: [J.., R..]` at the places that the last axis of `index: [J.., K]` names
-    /// along the first `K` axes; the last of equal places stays. Negative coordinates count from the end. ONNX's
+    /// `self: [D1 .. DK, R..]` with `src: [J.., R..]` at the positions that the last axis of `index: [J.., K]` names
+    /// along the first `K` axes; the last of equal positions is kept. Negative coordinates count from the end. ONNX's
     /// `ScatterND`.
     #[doc(alias = "index_put")]
     #[track_caller]
@@ -109,7 +109,7 @@ pub trait ScatterOps: Apply {
             .reshape(self.spec().shape)
     }
     /// `self` with slice `i` of `src` in place of the slice along `axis` named by `index[i]`; `index: [N]`, and the
-    /// last of equals stays.
+    /// last of equal indices is kept.
     #[doc(alias = "index_copy_")]
     #[track_caller]
     fn index_copy(&self, axis: isize, index: &Self, src: &Self) -> Result<Self> {
@@ -156,7 +156,7 @@ fn rows_named<T: Apply>(op: &'static str, x: &T, index: &T, src: &T) -> Result<[
     Ok([x.reshape([count(&shape[..depth]), rest])?, flat.broadcast_to([named, rest])?, src.reshape([named, rest])?])
 }
 
-/// The part of a tensor that an index can name.
+/// The region of a tensor that an index can name.
 struct ScatterRegion<'a, T> {
     whole: &'a T,
     /// `whole` narrowed to the index's sizes on every axis but `axis`.
@@ -267,7 +267,7 @@ impl<'a, T: Apply> ScatterRegion<'a, T> {
 pub(crate) struct Sorted<T> {
     axis: isize,
     places: T,
-    /// Where each of them was.
+    /// The original position of each of them.
     order: T,
 }
 
@@ -282,14 +282,13 @@ impl<T: Apply> Sorted<T> {
         self.places.spec().shape[self.axis as usize]
     }
 
-    /// Whether the element `by` places before has the same place; of those that have such an element.
+    /// Whether the element `by` positions before has the same destination; for elements that have such an element.
     fn same(&self, by: usize) -> Result<T> {
         let n = self.len() - by;
         self.places.narrow(self.axis, by, n)?.eq(&self.places.narrow(self.axis, 0, n)?)
     }
 
-    /// Values in sorted order where each is combined with all before it that go to the same place (Hillis & Steele
-    /// 1986).
+    /// Values in sorted order, each combined with all earlier ones of the same destination (Hillis & Steele 1986).
     pub(crate) fn combined(&self, src: &T, combine: impl Fn(&T, &T) -> Result<T>) -> Result<T> {
         let n = self.len();
         let mut x = src.gather(self.axis, &self.order)?;
@@ -308,7 +307,7 @@ impl<T: Apply> Sorted<T> {
         sorted.gather(self.axis, &self.order.argsort(self.axis, false)?)
     }
 
-    /// For each of `size` places, which element of the index names it last.
+    /// For each of `size` destinations, the last element of the index that names it.
     pub(crate) fn winners(&self, size: usize) -> Result<Winners<T>> {
         static COUNTED: LazyLock<Program> = LazyLock::new(|| {
             Program::build("scatter", 2, 0, |b, x, _| vec![x[0].select(b.int(0).cast_like(x[1]), x[1] + b.int(1))])
@@ -323,16 +322,16 @@ impl<T: Apply> Sorted<T> {
     }
 }
 
-/// For each place 1 more than the position of the last element that names it, or 0.
+/// For each destination, 1 more than the position of the last element that names it, or 0.
 pub(crate) struct Winners<T>(T);
 
 impl<T: Apply> Winners<T> {
-    /// Whether an element names a place.
+    /// Whether an element names the destination.
     pub(crate) fn hit(&self) -> Result<T> {
         self.0.gt(0.0)
     }
 
-    /// The element of `src` that each place gets; the first where none names it.
+    /// The element of `src` for each destination; the first where no element names it.
     pub(crate) fn pick(&self, axis: usize, src: &T) -> Result<T> {
         src.gather(axis as isize, &self.0.sub(1.0)?.maximum(0.0)?)
     }

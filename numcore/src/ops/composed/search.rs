@@ -1,4 +1,4 @@
-//! Places in sorted sequences.
+//! Binary search in sorted sequences.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// Searching. Results are `i64` and have no gradient.
+/// Binary search. Results are `i64` and have no gradient.
 pub trait SearchOps: Apply {
     /// Where `values` belong in the ascending sequences along the last axis of `self`: how many of a sequence's
     /// elements are smaller, or, with `right`, not larger. `self: [M]` serves values of any shape; `self: [B.., M]`
@@ -32,8 +32,8 @@ pub trait SearchOps: Apply {
         let found = search(&sequences, &values.detach().reshape([rows, each])?, right)?;
         found.reshape(wanted)
     }
-    /// The interval between ascending `boundaries: [M]` that contains each element of `self`: `i` where `boundaries[i −
-    /// 1] < x ≤ boundaries[i]`, or, with `right`, `boundaries[i − 1] ≤ x < boundaries[i]`.
+    /// The interval between ascending `boundaries: [M]` that contains each element of `self`: `i` where
+    /// `boundaries[i − 1] < x ≤ boundaries[i]`, or, with `right`, `boundaries[i − 1] ≤ x < boundaries[i]`.
     #[doc(alias = "digitize")]
     #[track_caller]
     fn bucketize(&self, boundaries: &Self, right: bool) -> Result<Self> {
@@ -47,7 +47,7 @@ pub trait SearchOps: Apply {
 
 impl<T: Apply> SearchOps for T {}
 
-/// Binary search of `values: [B, N]` in `sequences: [B, M]`, every step a gather for all of them.
+/// Binary search of `values: [B, N]` in `sequences: [B, M]`; every iteration is one gather for all of them.
 #[track_caller]
 fn search<T: Apply>(sequences: &T, values: &T, right: bool) -> Result<T> {
     static STEP: LazyLock<[Program; 2]> = LazyLock::new(|| {

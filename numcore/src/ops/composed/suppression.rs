@@ -5,10 +5,10 @@ use crate::{
     ops::{Apply, SortOps, rule},
 };
 
-/// The boxes that stay when, from the highest score to the lowest, each that overlaps one that stays by more than
-/// `threshold` (the area of the intersection over that of the union) is dropped: their positions, by falling score,
-/// `[M]`, `i64`. Equal scores count in the boxes' order. `boxes: [N, 4]` are corners `(x1, y1, x2, y2)`,
-/// `scores: [N]`, of floats.
+/// Non-maximum suppression: from the highest score to the lowest, each box whose intersection over union with a kept
+/// box exceeds `threshold` is dropped. The result is the positions of the kept boxes by descending score, `[M]`, `i64`.
+/// Boxes with equal scores are taken in their order. `boxes: [N, 4]` are corners `(x1, y1, x2, y2)`, `scores: [N]`, of
+/// floats.
 ///
 /// Each decision depends on those before, so it is made on the host: this reads boxes and scores, and waits for the
 /// device.

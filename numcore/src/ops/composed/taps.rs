@@ -1,4 +1,4 @@
-//! Linear maps along one axis given by a few weights for each output: what interpolation and means of regions are.
+//! Linear maps along one axis, given by a few weights for each output: for interpolation and means of regions.
 
 use std::sync::LazyLock;
 
@@ -9,8 +9,8 @@ use crate::{
     pointwise::Program,
 };
 
-/// For each output along an axis, the indices of the inputs it is computed from, and their weights: `y[i] = Σ_k
-/// weight[i, k] · x[index[i, k]]`.
+/// For each output along an axis, the indices of the inputs it is computed from, and their weights:
+/// `y[i] = Σ_k weight[i, k] · x[index[i, k]]`.
 pub(super) struct Taps {
     index: Vec<i64>,
     weight: Vec<f64>,
@@ -37,7 +37,7 @@ impl Taps {
         Ok(taps)
     }
 
-    /// Applies the map along `axis` of `x`, a float.
+    /// Applies the map along `axis` of `x`, of a floating dtype.
     pub(super) fn apply<T: Apply>(&self, op: &'static str, x: &T, axis: usize) -> Result<T> {
         static WEIGHTED: LazyLock<Program> = LazyLock::new(|| Program::new("taps", |[x, w], []| [x * w]));
         let shape = x.spec().shape;

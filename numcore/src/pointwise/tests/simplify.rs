@@ -39,7 +39,7 @@ enum Mode {
     Narrow,
 }
 
-/// The values written so far: numeric ones, with whether an input decides their type, and truth values.
+/// The values written so far: numeric ones, with whether an input decides their dtype, and `bool` ones.
 struct Pool {
     numbers: Vec<(u32, bool)>,
     truths: Vec<u32>,
@@ -50,7 +50,7 @@ impl Pool {
         self.numbers[k as usize % self.numbers.len()]
     }
 
-    /// One of an input's type. What meets no input has a type of its own, which folding need not respect.
+    /// A value of an input's dtype. A value without inputs has a dtype that folding need not respect.
     fn typed(&self, k: u8) -> u32 {
         let typed: Vec<u32> = self.numbers.iter().filter(|(_, typed)| *typed).map(|(id, _)| *id).collect();
         typed[k as usize % typed.len()]

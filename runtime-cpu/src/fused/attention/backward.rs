@@ -31,9 +31,9 @@ pub(super) struct BackwardHead<'a, S: Stored> {
     pub q: Matrix<*const S>,
     pub k: Matrix<*const S>,
     pub v: Matrix<*const S>,
-    /// Where the queries' gradients are accumulated.
+    /// Accumulators of the queries' gradients.
     pub dq: Matrix<*mut S::Lane>,
-    /// Or where the task stores them, if it alone accumulates them.
+    /// The output of the queries' gradients, if this task alone accumulates them.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the AMX path alone does so"))]
     pub rounded: Option<Matrix<*mut S>>,
     pub dk: Matrix<*mut S>,

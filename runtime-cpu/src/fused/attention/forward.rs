@@ -1,4 +1,4 @@
-//! Outputs and logsumexps.
+//! Attention forward: outputs and logsumexps.
 
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ pub(super) fn tasks<S: StoredFloat>(
         let [q, k, v] = [head(q, b, h), head(k, b, h / p.group), head(v, b, h / p.group)].map(read);
         let h = ForwardHead { at: (b, h), q, k, v, o: head::<S>(&call.outs[0], b, h) };
         let rows = group * size..p.queries.min((group + 1) * size);
-        // SAFETY: these queries' places of the output, which are this task's alone.
+        // SAFETY: these queries' elements of the output, which no other task accesses.
         let lse = unsafe { call.output::<S::Lane>(1).slice_mut((i * p.queries + rows.start) as isize, rows.len()) };
         queries(call, &p, &h, rows, lse)
     })?;

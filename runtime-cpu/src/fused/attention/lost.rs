@@ -6,8 +6,8 @@ use numcore::Element as _;
 use super::*;
 
 impl AttentionProblem {
-    /// The magnitude above which a query's logsumexp does not tell its weights to three digits, if a mask moved it
-    /// there.
+    /// The score magnitude above which a query's logsumexp determines its weights to fewer than three digits, if a mask
+    /// shifted the scores there.
     pub(super) fn most<T: Float>(&self) -> T {
         T::from_f64(match (&self.mask, size_of::<T>()) {
             (None, _) => f64::INFINITY,

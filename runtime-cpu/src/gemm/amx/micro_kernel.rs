@@ -25,9 +25,9 @@ pub(super) trait TileSource: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct PanelTiles {
     pub at: *const bf16,
-    /// Bytes from a row of a tile to the next.
+    /// Bytes between rows of a tile.
     pub row_bytes: isize,
-    /// Bytes from a tile to the next along the depth.
+    /// Bytes between tiles along `k`.
     pub k_tile_bytes: isize,
 }
 

@@ -184,7 +184,7 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
     fn next(&mut self) {
         let [panels, k_tiles] = self.sizes();
         if self.by_row() {
-            // What remains of a row is less than a tile's depth, and is a run of its own, at the edge.
+            // The rest of a row, less than a tile's depth, is a separate run, at the edge.
             let done = matches!(self.run.kind, Kind::Edge) || self.kc.is_multiple_of(TILE_K);
             self.k_tile = if done { 0 } else { k_tiles - 1 };
             self.row += usize::from(done);

@@ -17,11 +17,11 @@ pub(super) const TERMS: usize = 3;
 /// interleaved.
 #[derive(Clone, Copy)]
 pub(super) struct SplitImage {
-    /// Where the first element of a channel would be.
+    /// The address of the first element of a channel.
     pub at: *const u16,
-    /// From a term to the next.
+    /// Elements between terms.
     pub plane: usize,
-    /// From a group of channels to the next.
+    /// Elements between groups of channels.
     pub group: usize,
 }
 

@@ -5,7 +5,7 @@ use half::bf16;
 use super::*;
 use crate::{element::Stored, gemm::Matrix};
 
-/// A matrix of any strides in memory of its own.
+/// A matrix of any strides in owned memory.
 struct Operand<T> {
     memory: Vec<T>,
     start: usize,

@@ -24,7 +24,7 @@ use crate::{
 
 /// Tiles of the accumulators of one A micro-panel against one B micro-panel.
 pub(super) const ACC_TILES: usize = 4;
-/// KC where A is read in place. The partial sums of longer ones wait in memory, in full precision.
+/// KC where A is read in place. The partial sums of longer ones are kept in memory, in full precision.
 const KC_IN_PLACE: usize = 4096;
 /// KC where A is packed, in blocks of equal depth: packed A, packed B and partial sums stay in L2.
 ///

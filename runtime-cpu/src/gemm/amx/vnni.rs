@@ -55,7 +55,7 @@ fn merge_halves(first: __m512i, second: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<OR_AND>(first, second, _mm512_set1_epi32(!LOW))
 }
 
-/// For each place in 16 pairs, the index of its element in a row of 32.
+/// For each position in 16 pairs, the index of its element in a row of 32.
 const INTERLEAVED: [u16; 32] = {
     let mut order = [0; 32];
     let mut i = 0;
@@ -66,7 +66,7 @@ const INTERLEAVED: [u16; 32] = {
     order
 };
 
-/// For each place in a row of 32, the index of its element in 16 pairs.
+/// For each position in a row of 32, the index of its element in 16 pairs.
 const DEINTERLEAVED: [u16; 32] = {
     let mut order = [0; 32];
     let mut i = 0;

@@ -26,7 +26,7 @@ pub(in crate::pointwise) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n:
 /// A program whose operands are stored as one type, or as that type and `f32`.
 pub(in crate::pointwise) struct Compiled {
     pub hash: u64,
-    /// For every input: which output's old value it is, if one's.
+    /// For every input, the output whose old value it is, if there is one.
     pub own: &'static [Option<u16>],
     /// Types of inputs and outputs: `S` is the one type.
     pub inputs: &'static [&'static str],

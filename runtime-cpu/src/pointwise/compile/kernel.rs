@@ -54,7 +54,7 @@ pub(in crate::pointwise) struct Step {
 pub(in crate::pointwise) enum Slot {
     /// A register in scratch memory.
     Register(u16),
-    /// A value that is the same everywhere.
+    /// A value that is the same for all elements.
     Immediate(u16),
     /// An input, as stored.
     Input(u16),

@@ -235,7 +235,7 @@ impl<'a> ProgramLowering<'a> {
         self.steps.push(Draft { f, to, args: args.into() });
     }
 
-    /// Stores every output; the place of one that is kept.
+    /// Stores every output; returns the location of one that is kept.
     fn outputs(&mut self) -> Location {
         let ids: SmallVec<[u32; 4]> = self.program.outputs().into();
         let mut stores: SmallVec<[(u16, StepFn, Location); 4]> = SmallVec::new();

@@ -240,7 +240,7 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Gathers a tile of operand `i` into a block, unless it is there already or will only be written.
+    /// Gathers a tile of operand `i` into a block, unless the block already holds it or it will only be written.
     ///
     /// # Safety
     /// Operand `i` holds the tile, and `block` is this thread's and holds a tile.

@@ -237,7 +237,7 @@ pub(in crate::pointwise) mod narrow {
     half!(F16 f16_to_f32 f32_to_f16);
     half!(Bf16 bf16_to_f32 f32_to_bf16);
 
-    /// Reading, writing, rounding in place, adding: by which trait it is.
+    /// Loads, stores, rounding in place, accumulation: selected by the trait.
     pub(in crate::pointwise) struct Of<H>(H);
     impl<H: Half> Map1<u16, f32> for Of<H> {
         #[inline(always)]

@@ -94,12 +94,12 @@ impl Order {
         self.0.lock().operations
     }
 
-    /// Accesses that nothing orders, since the last call.
+    /// Unordered accesses, since the last call.
     pub fn complaints(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().complaints)
     }
 
-    /// From now on every call fails, as it does when a device falls off its bus.
+    /// Makes every later call fail, as when a device is lost.
     pub fn unplug(&self) {
         self.0.lock().gone = true;
     }

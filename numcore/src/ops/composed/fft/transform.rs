@@ -1,4 +1,4 @@
-//! The transform itself, of rows of pairs, without a factor.
+//! The discrete Fourier transform of rows of pairs, without normalization.
 
 use std::{f64::consts::PI, sync::LazyLock};
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// Lengths up to this one are computed as one matmul.
 const DIRECT: usize = 64;
-/// Prime lengths above this one are convolutions.
+/// Prime lengths above this one are computed as convolutions.
 const PRIME: usize = 128;
 
 /// The discrete Fourier transform of each row of `x: [B, N, 2]`.
@@ -27,7 +27,7 @@ pub(super) fn dft<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     }
 }
 
-/// `e^(±2πi·k/n)` for all `k < n`.
+/// The roots of unity `e^(±2πi·k/n)` for all `k < n`.
 fn roots(n: usize, inverse: bool) -> Vec<(f64, f64)> {
     let turn = if inverse { 2.0 * PI } else { -2.0 * PI };
     let root = |k: usize| {
@@ -96,7 +96,8 @@ fn times<T: Apply>(x: &T, shape: &[usize], by: &[(f64, f64)]) -> Result<T> {
     multiply(x, &cos, &constant(x, [shape, &[2]].concat(), dtype, &sin)?)
 }
 
-/// `x · (cos + i·sin)`, `sin` given as the pair `(−sin, sin)`: the parts of `x` exchanged are a view.
+/// The complex product `x · (cos + i·sin)`, with `sin` given as the pair `(−sin, sin)`: exchanging the parts of `x` is
+/// a view.
 fn multiply<T: Apply>(x: &T, cos: &T, sin: &T) -> Result<T> {
     static MULTIPLY: LazyLock<Program> = LazyLock::new(|| Program::new("fft", |[x, y, c, s], []| [x * c + y * s]));
     x.apply_program(&MULTIPLY, &[&x.flip(&[-1])?, cos, sin], &[])

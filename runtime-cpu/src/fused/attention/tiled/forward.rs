@@ -1,4 +1,4 @@
-//! Outputs and logsumexps.
+//! Attention forward by AMX: outputs and logsumexps.
 
 use std::{arch::x86_64::*, ops::Range};
 
