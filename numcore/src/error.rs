@@ -195,6 +195,34 @@ pub enum ErrorKind {
         /// The system's own error.
         source: io::Error,
     },
+    /// A pipeline schedule that breaks a rule, or would never end.
+    Schedule {
+        /// What was done with it: generated, lowered, checked, simulated.
+        op: &'static str,
+        /// The rule it breaks, with rank, position and action where there are some.
+        why: String,
+    },
+    /// An option of a configuration is out of range, or does not go with the others.
+    Config {
+        /// What was configured.
+        op: &'static str,
+        /// The option.
+        field: &'static str,
+        /// The rule it breaks and what to do.
+        why: String,
+    },
+    /// A promise that the libraries make to themselves was broken: an error in them, worth a report.
+    Internal {
+        /// The operation.
+        op: &'static str,
+        /// What did not hold.
+        why: String,
+    },
+    /// An error of the caller's own, on its way through a closure that was given to a library.
+    Other {
+        /// The error as it was given.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 impl Error {
@@ -229,6 +257,33 @@ impl Error {
         ErrorKind::Argument { op, why: why.into() }.into()
     }
 
+    /// A [`ErrorKind::Schedule`].
+    pub fn schedule(op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Schedule { op, why: why.into() }.into()
+    }
+
+    /// A [`ErrorKind::Config`].
+    pub fn config(op: &'static str, field: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Config { op, field, why: why.into() }.into()
+    }
+
+    /// A [`ErrorKind::Internal`].
+    pub fn internal(op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Internal { op, why: why.into() }.into()
+    }
+
+    /// An error of the caller's own, so that it can pass through a closure that is given to a library. It comes out as the
+    /// [`source`](std::error::Error::source) of this one.
+    ///
+    /// ```
+    /// use std::error::Error as _;
+    /// let error = numcore::Error::other("no more batches".parse::<usize>().unwrap_err());
+    /// assert!(error.source().unwrap().is::<std::num::ParseIntError>());
+    /// ```
+    pub fn other(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        ErrorKind::Other { source: source.into() }.into()
+    }
+
     /// A [`ErrorKind::State`].
     pub fn state(name: impl Into<String>, why: impl Into<String>) -> Self {
         ErrorKind::State { name: name.into(), why: why.into() }.into()
@@ -251,10 +306,25 @@ impl From<ErrorKind> for Error {
     }
 }
 
+/// As [`Error::other`]: an error of the operating system without a path. [`Error::io`] says which file it was.
+impl From<io::Error> for Error {
+    fn from(source: io::Error) -> Self {
+        Error::other(source)
+    }
+}
+
+/// As [`Error::other`].
+impl From<Box<dyn std::error::Error + Send + Sync>> for Error {
+    fn from(source: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        ErrorKind::Other { source }.into()
+    }
+}
+
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self.kind() {
             ErrorKind::Io { source, .. } => Some(source),
+            ErrorKind::Other { source } => Some(&**source),
             _ => None,
         }
     }
@@ -282,7 +352,10 @@ impl fmt::Display for ErrorKind {
         match self {
             ErrorKind::Shape { op, shapes, why } => write!(f, "{op}: shapes {}: {why}", List(shapes)),
             ErrorKind::DType { op, dtypes, why } => write!(f, "{op}: dtypes {}: {why}", List(dtypes)),
-            ErrorKind::Argument { op, why } => write!(f, "{op}: {why}"),
+            ErrorKind::Argument { op, why }
+            | ErrorKind::Schedule { op, why }
+            | ErrorKind::Config { op, why, .. }
+            | ErrorKind::Internal { op, why } => write!(f, "{op}: {why}"),
             ErrorKind::Index { op, index, position, of, size } => {
                 write!(f, "{op}: index {index} at position {position} of the index {of} is not in 0..{size}")
             }
@@ -324,6 +397,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::State { name, why } => write!(f, "`{name}`: {why}"),
             ErrorKind::Format { what, why } => write!(f, "{what}: {why}"),
             ErrorKind::Io { path, source } => write!(f, "{}: {source}", path.display()),
+            ErrorKind::Other { source } => source.fmt(f),
         }
     }
 }
@@ -370,6 +444,18 @@ mod tests {
             Err("mine".into())
         }
         assert_eq!(own(), Err("mine".to_string()));
+    }
+
+    #[test]
+    fn an_error_of_ones_own_comes_out_as_it_went_in() {
+        fn reads() -> Result<()> {
+            Err(io::Error::from(io::ErrorKind::UnexpectedEof))?;
+            Ok(())
+        }
+        let error = reads().unwrap_err().on_rank(1);
+        assert_eq!(error.to_string(), "rank 1: unexpected end of file");
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.downcast_ref::<io::Error>().unwrap().kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub use placement::StagePlacement;
 pub use replay::{SendMode, Span};
 pub use run::{
     GptStage, Layers, LossFn, MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOptions, PipelineOutput,
-    PipelineTrainer, Stage, StageHooks, StagedTrainer, Tie, ZeroPipelineTrainer, balanced, split,
+    PipelineTrainer, Stage, StageHooks, PipelineTrainStep, Tie, ZeroPipelineTrainer, balanced, split,
 };
 pub use schedule::Schedule;
 pub use simulate::{RankReport, Simulation, simulate};

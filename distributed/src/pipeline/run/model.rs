@@ -7,7 +7,7 @@ use super::{LossFn, PipelineOptions, Stage, Tie};
 use crate::{pipeline::Checked, train::Loss};
 
 /// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what stages share. A
-/// [`Pipeline`](super::Pipeline) runs it, a [`StagedTrainer`](super::StagedTrainer) trains it.
+/// [`Pipeline`](super::Pipeline) runs it, a [`PipelineTrainStep`](super::PipelineTrainStep) trains it.
 ///
 /// Schedule, ties and options must be the same on every rank.
 ///
