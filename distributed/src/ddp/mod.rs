@@ -4,7 +4,7 @@ mod by_hand;
 mod checkpoint;
 mod data_parallel;
 
-pub(crate) use by_hand::described;
 pub use by_hand::Ddp;
+pub(crate) use by_hand::described;
 pub(crate) use data_parallel::leaves;
 pub use data_parallel::{BucketedTrainer, DataParallel, SimpleTrainer};

@@ -55,11 +55,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
 
     /// As [`new`](TrainStep::new) with somebody who looks at gradients.
     #[track_caller]
-    pub(super) fn observed(
-        strategy: S,
-        config: TrainingConfig,
-        observer: Option<GradientObserver<R>>,
-    ) -> Result<Self> {
+    pub(super) fn observed(strategy: S, config: TrainingConfig, observer: Option<GradientObserver<R>>) -> Result<Self> {
         config.check()?;
         strategy.comm().agree("the training configuration", format!("{config:?}").as_bytes())?;
         Ok(TrainStep { updates: Updates::new(config), strategy, observer })

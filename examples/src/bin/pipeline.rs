@@ -92,9 +92,9 @@ fn schedule(options: &Options) -> Result<Checked> {
         ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 | ScheduleKind::ZbH2 => 1,
         ScheduleKind::Interleaved | ScheduleKind::LoopedBfs | ScheduleKind::Zbv | ScheduleKind::DualPipeV => 2,
     };
-    let passes = options.schedule.generate(options.ranks, stages_per_rank, options.micro_batches)?;
+    let passes = options.schedule.generate(PipeShape { ranks: options.ranks, stages_per_rank, micro_batches: options.micro_batches })?;
     let lowering = Lowering { sharded: options.zero == 3, ..Lowering::default() };
-    check(lower(&passes, &lowering)?, Limits::default())
+    passes.lower(lowering.clone())?.check(Limits::default())
 }
 
 /// One rank's program: the same on all of them.

@@ -75,7 +75,7 @@ impl How {
                 loop {
                     let (kind, v, micros) =
                         (ScheduleKind::ALL[pick(ScheduleKind::ALL.len())], 1 + pick(2), p * (1 + pick(2)));
-                    if kind.generate(p, v, micros).is_ok() {
+                    if kind.generate(PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros }).is_ok() {
                         return How::Pipeline { kind, p, v, micros, zero };
                     }
                 }
@@ -85,7 +85,7 @@ impl How {
 
     /// The schedule of a pipeline.
     pub fn checked(kind: ScheduleKind, p: usize, v: usize, micros: usize) -> weftgrad::Result<Checked> {
-        check(lower(&kind.generate(p, v, micros)?, &Lowering::default())?, Limits::default())
+        kind.generate(PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros })?.lower(Lowering::default())?.check(Limits::default())
     }
 }
 

@@ -67,7 +67,7 @@ impl<R: Runtime, S: StageStrategy<R>> LocalStages<R, S> {
     }
 
     fn part(&mut self, stage: usize) -> Result<&mut S> {
-        let missing = || Error::argument("pipeline", format!("stage {stage} has no strategy"));
+        let missing = || Error::internal("pipeline", format!("stage {stage} has no strategy"));
         self.parts.get_mut(&stage).ok_or_else(missing)
     }
 }

@@ -34,4 +34,4 @@ pub use pipeline::{LossFn, Pipeline, PipelineOptions};
 pub use split::{balanced, split};
 pub use stage::{Layers, Stage};
 pub use tie::Tie;
-pub use train_step::{PipelineTrainer, PipelineTrainStep, ZeroPipelineTrainer};
+pub use train_step::{PipelineTrainStep, PipelineTrainer, ZeroPipelineTrainer};
