@@ -11,9 +11,9 @@ use numcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    AdamWConfig, Elementwise, FlatOptimizer, LrSchedule, Optimizer, Programs, StatePlace, StateRow, StateSpec, StepContext, UpdateRule,
-    flat_optimizer::SAMPLED, memory::lending, params::one_of, place::States, runs::next_run, schedule::require_rates,
-    state::MASTER,
+    AdamWConfig, Elementwise, FlatOptimizer, LrSchedule, Optimizer, Programs, StatePlace, StateRow, StateSpec,
+    StepContext, UpdateRule, flat_optimizer::SAMPLED, memory::lending, params::one_of, place::States, runs::next_run,
+    schedule::require_rates, state::MASTER,
 };
 
 /// Hyper-parameters by group: what [`FlatOptimizer`](crate::FlatOptimizer) is told group by group, for parameters that are known by

@@ -153,13 +153,17 @@ impl<R: Runtime, M, O> TrainStepBuilder<R, M, O> {
     }
 }
 
-impl<R: Runtime, M: Module<R> + ?Sized, O: IntoOptimizer<R>> TrainStepBuilder<R, &M, O> {
+impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O> {
     /// The step. Every rank calls it.
     ///
     /// # Errors
     /// On every rank, unless all have the same model, optimizer and options.
     #[track_caller]
-    pub fn build(self) -> Result<BucketedTrainer<R>> {
+    pub fn build(self) -> Result<BucketedTrainer<R>>
+    where
+        M: Module<R>,
+        O: IntoOptimizer<R>,
+    {
         let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
         let trained = model.parameters().into_iter().map(|p| p.leaf()).filter(|leaf| leaf.requires_grad());
         let mut optimizer = optimizer.into_optimizer(trained.collect())?;
@@ -170,39 +174,49 @@ impl<R: Runtime, M: Module<R> + ?Sized, O: IntoOptimizer<R>> TrainStepBuilder<R,
     }
 }
 
-impl<R: Runtime, M: Module<R> + ?Sized, O: Shards<R> + 'static> TrainStepBuilder<R, &M, O, ZeroOptions> {
+impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, ZeroOptions> {
     /// The step. Every rank calls it.
     ///
     /// # Errors
     /// On every rank, unless all have the same model, optimizer and options.
     #[track_caller]
-    pub fn build(self) -> Result<ZeroTrainer<R>> {
+    pub fn build(self) -> Result<ZeroTrainer<R>>
+    where
+        M: Module<R>,
+        O: Shards<R> + 'static,
+    {
         let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
         let strategy = Sharded::scheduled(&mesh, model, Arc::new(optimizer), parts.schedule, spread)?;
         TrainStep::observed(strategy, parts.config, parts.observer)
     }
 }
 
-impl<R: Runtime, O: IntoOptimizer<R> + Clone> TrainStepBuilder<R, PipelineModel<R>, O> {
+impl<R: Runtime, O> TrainStepBuilder<R, PipelineModel<R>, O> {
     /// The step of a pipeline: one or more replicas of it, as [`PipelineGroups`](crate::pipeline::PipelineGroups) has them. Every rank calls
     /// it.
     ///
     /// # Errors
     /// On every rank, unless the ranks are as many as the schedule's, or a multiple, and all have the same schedule, ties and options.
     #[track_caller]
-    pub fn build(self) -> Result<PipelineTrainer<R>> {
+    pub fn build(self) -> Result<PipelineTrainer<R>>
+    where
+        O: IntoOptimizer<R> + Clone,
+    {
         let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
         PipelineTrainer::replicated(&mesh, model, &optimizer, &spread, parts)
     }
 }
 
-impl<R: Runtime, O: Shards<R> + 'static> TrainStepBuilder<R, PipelineModel<R>, O, ZeroOptions> {
+impl<R: Runtime, O> TrainStepBuilder<R, PipelineModel<R>, O, ZeroOptions> {
     /// The step of a pipeline whose stages are sharded over their replicas. Every rank calls it.
     ///
     /// # Errors
     /// On every rank, as without `zero`, and when unused parameters are allowed.
     #[track_caller]
-    pub fn build(self) -> Result<ZeroPipelineTrainer<R>> {
+    pub fn build(self) -> Result<ZeroPipelineTrainer<R>>
+    where
+        O: Shards<R> + 'static,
+    {
         let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
         ZeroPipelineTrainer::sharded(&mesh, model, Arc::new(optimizer), spread, parts)
     }

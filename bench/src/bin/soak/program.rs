@@ -4,7 +4,7 @@ use weftgrad::{
     distributed::{
         buckets::{GradCompression, PowerSgd},
         comm::Fault,
-        pipeline::{Checked, Limits, Lowering, ScheduleKind, check, lower},
+        pipeline::{Checked, Limits, Lowering, PipeShape, ScheduleKind},
         zero::{StatePlace, ZeroStage},
     },
     rng::Philox,
@@ -85,7 +85,8 @@ impl How {
 
     /// The schedule of a pipeline.
     pub fn checked(kind: ScheduleKind, p: usize, v: usize, micros: usize) -> weftgrad::Result<Checked> {
-        kind.generate(PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros })?.lower(Lowering::default())?.check(Limits::default())
+        let shape = PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros };
+        kind.generate(shape)?.lower(Lowering::default())?.check(Limits::default())
     }
 }
 
