@@ -8,10 +8,11 @@ use numcore::{
 };
 
 use crate::{
-    Backward, BackwardHook, Leaf, LeafGrad, LeafView, RandomState, Var, is_grad_enabled,
-    mode::{at_random_state, reading, with_grad},
+    Backward, BackwardHook, Leaf, LeafGrad, LeafView, Var,
+    anomaly::in_forward,
+    is_grad_enabled,
+    mode::{ForwardContext, reading, with_grad},
     node::{Edge, NodeCall},
-    random_state,
     step::NodeStep,
 };
 
@@ -23,13 +24,14 @@ type SegmentFn<R> = dyn Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync;
 pub(crate) struct Segment<R: Runtime> {
     run: Arc<SegmentFn<R>>,
     inputs: usize,
-    random: RandomState,
+    context: ForwardContext,
 }
 
 /// Runs `segment` on `inputs` without keeping its intermediates; backward runs it again, with the same random seeds.
 ///
 /// The segment may read leaves (parameters) freely; any other value that needs gradients must be one of `inputs`. Its gradients
 /// cannot be differentiated again.
+#[track_caller]
 pub fn checkpoint<R: Runtime>(
     inputs: &[&Var<R>],
     segment: impl Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync + 'static,
@@ -38,7 +40,7 @@ pub fn checkpoint<R: Runtime>(
     if !is_grad_enabled() {
         return segment(&plain);
     }
-    let random = random_state();
+    let context = ForwardContext::here();
     let (outs, reads) = reading(|| segment(&plain))?;
     let leaves = reads.iter().map(|l| l.var());
     let all: Vec<Var<R>> = inputs.iter().map(|v| (*v).clone()).chain(leaves).collect();
@@ -46,7 +48,7 @@ pub fn checkpoint<R: Runtime>(
     if all.iter().all(|v| v.edge.is_none()) {
         return Ok(outs);
     }
-    let call = NodeCall::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), random });
+    let call = NodeCall::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), context });
     Ok(Var::recorded(call, &all.iter().collect::<Vec<_>>(), tensors)?.into_vec())
 }
 
@@ -58,7 +60,7 @@ impl<R: Runtime> Segment<R> {
             return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
         }
         let inputs = (0..self.inputs).map(|i| fresh(step, i)).collect::<Result<Vec<_>>>()?;
-        let outs = at_random_state(self.random, || with_grad(|| (self.run)(&inputs)))?;
+        let outs = self.context.run(|| in_forward(|| with_grad(|| (self.run)(&inputs))))?;
         check_outputs(step, &outs)?;
         let mut backward: Option<Backward<R>> = None;
         for (k, out) in outs.iter().enumerate().filter(|(_, o)| o.requires_grad()) {

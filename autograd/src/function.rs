@@ -24,6 +24,7 @@ pub trait Function<R: Runtime>: Send + Sync {
 }
 
 /// Applies a [`Function`].
+#[track_caller]
 pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>]) -> Result<Outs<Var<R>>> {
     let tensors = ins.iter().map(|v| v.value()).collect::<Result<Vec<_>>>()?;
     let outs = function.forward(&tensors)?;

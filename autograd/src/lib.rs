@@ -10,6 +10,8 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod anomaly;
+mod autocast;
 mod backward;
 mod checkpoint;
 mod deferred;
@@ -26,6 +28,8 @@ mod step;
 mod sweep;
 mod var;
 
+pub use anomaly::detect_anomaly;
+pub use autocast::{autocast, autocast_dtype, no_autocast};
 pub use backward::{Backward, backward, backward_with_hooks, grad};
 pub use checkpoint::checkpoint;
 pub use deferred::Deferred;

@@ -7,9 +7,13 @@ use std::{
     sync::Arc,
 };
 
-use numcore::{ErrorKind, Result, Runtime, rng::philox4x32_10};
+use numcore::{DType, ErrorKind, Result, Runtime, rng::philox4x32_10};
 
-use crate::{Leaf, node::Edge};
+use crate::{
+    Leaf,
+    autocast::{at_autocast, autocast_dtype},
+    node::Edge,
+};
 
 thread_local! {
     static GRAD: Cell<bool> = const { Cell::new(true) };
@@ -18,10 +22,10 @@ thread_local! {
 }
 
 /// Sets a thread-local for the length of a scope, also when it panics.
-struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
+pub(crate) struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
 
 impl<T: Copy + 'static> Restore<T> {
-    fn set(key: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
+    pub(crate) fn set(key: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
         Restore(key, key.replace(value))
     }
 }
@@ -91,10 +95,24 @@ pub fn next_seed() -> u64 {
     u64::from(a) | u64::from(b) << 32
 }
 
-/// Runs `f` from a place in the stream of random seeds, then goes back.
-pub(crate) fn at_random_state<T>(state: RandomState, f: impl FnOnce() -> T) -> T {
-    let _restore = Restore::set(&RANDOM, state);
-    f()
+/// What the values of a forward pass depend on beside its inputs, so that a part of it can be computed again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ForwardContext {
+    random: RandomState,
+    autocast: Option<DType>,
+}
+
+impl ForwardContext {
+    /// Where this thread is.
+    pub(crate) fn here() -> Self {
+        ForwardContext { random: random_state(), autocast: autocast_dtype() }
+    }
+
+    /// Runs `f` as it would have run there, then goes back.
+    pub(crate) fn run<T>(self, f: impl FnOnce() -> T) -> T {
+        let _restore = Restore::set(&RANDOM, self.random);
+        at_autocast(self.autocast, f)
+    }
 }
 
 /// Runs `f` without recording, and returns which leaves that need gradients it read, in order.

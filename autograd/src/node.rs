@@ -1,6 +1,6 @@
 //! Nodes of the tape: an op call, what it read, and what it keeps for backward.
 
-use std::{cell::Cell, sync::Arc};
+use std::{cell::Cell, panic::Location, sync::Arc};
 
 use numcore::{
     ErrorKind, Result, Runtime, Tensor,
@@ -119,6 +119,8 @@ pub(crate) struct Node<R: Runtime> {
     /// Of inputs, one for each edge, then of outputs.
     pub(crate) specs: SpecList,
     pub(crate) outputs: u32,
+    /// The line of the program that made the call.
+    pub(crate) at: &'static Location<'static>,
     pub(crate) saved: Mutex<Option<Saved<R>>>,
 }
 

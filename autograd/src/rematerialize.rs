@@ -8,11 +8,10 @@ use numcore::{
 };
 
 use crate::{
-    BackwardHook, RandomState, Var, is_grad_enabled,
-    mode::at_random_state,
+    BackwardHook, Var, is_grad_enabled,
+    mode::ForwardContext,
     no_grad,
     node::{SavedInput, TapeValue},
-    random_state,
     var::saved_input,
 };
 
@@ -28,7 +27,7 @@ pub(crate) struct Rematerialized<R: Runtime> {
 pub(crate) struct RematRecipe<R: Runtime> {
     make: Arc<MakeValue<R>>,
     inputs: Vec<SavedInput<R>>,
-    random: RandomState,
+    context: ForwardContext,
     /// Of what `make` gave.
     spec: Spec,
     /// Through which what was made is seen.
@@ -38,10 +37,10 @@ pub(crate) struct RematRecipe<R: Runtime> {
 impl<R: Runtime> Rematerialized<R> {
     /// A view of the value, `value`.
     pub(crate) fn seen(&self, view: &ViewOp, value: &Tensor<R>) -> TapeValue<R> {
-        let RematRecipe { make, inputs, random, spec, views } = &*self.recipe;
+        let RematRecipe { make, inputs, context, spec, views } = &*self.recipe;
         let views = views.iter().chain([view]).cloned().collect();
         let recipe =
-            Arc::new(RematRecipe { make: make.clone(), inputs: inputs.clone(), random: *random, spec: *spec, views });
+            Arc::new(RematRecipe { make: make.clone(), inputs: inputs.clone(), context: *context, spec: *spec, views });
         TapeValue::Rematerialized(Arc::new(Rematerialized { value: value.clone(), recipe }))
     }
 }
@@ -68,7 +67,7 @@ pub fn recomputed<R: Runtime>(
     inputs: &[&Var<R>],
     make: impl Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync + 'static,
 ) -> Result<Var<R>> {
-    let random = random_state();
+    let context = ForwardContext::here();
     let out = make(&inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>())?;
     if !is_grad_enabled() || out.edge.is_none() {
         return Ok(out);
@@ -76,7 +75,7 @@ pub fn recomputed<R: Runtime>(
     let value = out.value()?;
     let spec = value.spec();
     let inputs = inputs.iter().map(|v| saved_input(&v.value)).collect();
-    let recipe = Arc::new(RematRecipe { make: Arc::new(make), inputs, random, spec, views: Vec::new() });
+    let recipe = Arc::new(RematRecipe { make: Arc::new(make), inputs, context, spec, views: Vec::new() });
     Ok(Var { value: TapeValue::Rematerialized(Arc::new(Rematerialized { value, recipe })), edge: out.edge })
 }
 
@@ -85,7 +84,7 @@ impl<R: Runtime> RematRecipe<R> {
     pub(crate) fn run(&self, hook: &mut dyn BackwardHook<R>) -> Result<Tensor<R>> {
         let inputs = self.inputs.iter().map(|i| Ok(Var { value: i.fetch(hook)?, edge: None }));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
-        let value = at_random_state(self.random, || no_grad(|| (self.make)(&inputs)))?.value()?;
+        let value = self.context.run(|| no_grad(|| (self.make)(&inputs)))?.value()?;
         let (first, again) = (self.spec, value.spec());
         if first != again {
             let why = format!(

@@ -15,6 +15,8 @@ use smallvec::SmallVec;
 use crate::{
     BackwardHook, Leaf, LeafGrad, LeafView, Var,
     address::ByAddress,
+    anomaly::in_backward,
+    autocast::no_autocast,
     node::{Edge, Node, NodeCall, Saved, TapeValue},
     step::NodeStep,
     var::with_values,
@@ -161,6 +163,10 @@ impl<R: Runtime> Sweep<R> {
 
     /// Gives the roots their gradients and runs every node.
     pub(crate) fn start(&mut self, roots: Vec<(Var<R>, Var<R>)>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+        in_backward(|| no_autocast(|| self.started(roots, hook)))
+    }
+
+    fn started(&mut self, roots: Vec<(Var<R>, Var<R>)>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         for (root, grad) in roots {
             let Some(to) = root.edge else { continue };
             self.deliver(&to, Op::identity(), &[&grad], hook)?;
@@ -173,6 +179,10 @@ impl<R: Runtime> Sweep<R> {
         self.only = None;
         self.nodes.append(&mut self.later);
         self.sort();
+        in_backward(|| no_autocast(|| self.resumed(hook)))
+    }
+
+    fn resumed(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         for KeptCall { to, op, ins } in std::mem::take(&mut self.kept) {
             self.deliver(&to, op, &ins.iter().collect::<SmallVec<[&Var<R>; 4]>>(), hook)?;
         }
@@ -301,7 +311,7 @@ impl<R: Runtime> Sweep<R> {
     }
 }
 
-fn run<R: Runtime>(op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
+pub(crate) fn run<R: Runtime>(op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     if op.is_identity() {
         return Ok(ins[0].clone());
     }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
-    Gradients, Leaf, LeafView,
+    Gradients, Leaf, LeafView, anomaly, autocast,
     mode::{is_grad_enabled, note_read},
     node::{Edge, Node, NodeCall, Saved, SavedInput, TapeValue, next_number},
 };
@@ -86,6 +86,7 @@ impl<R: Runtime> Var<R> {
     }
 
     /// Records a call that already ran; its outputs with floating types depend on the inputs.
+    #[track_caller]
     pub(crate) fn recorded(call: NodeCall<R>, ins: &[&Var<R>], outs: Outs<Tensor<R>>) -> Result<Outs<Var<R>>> {
         // Segments and functions may have more inputs than fit, and do not ask.
         let tracked = ins.iter().take(Bits::MAX).enumerate().filter(|(_, v)| v.edge.is_some());
@@ -99,9 +100,16 @@ impl<R: Runtime> Var<R> {
             outputs: outs.iter().enumerate().map(|(k, t)| saves.outputs.has(k).then(|| t.clone())).collect(),
         };
         let edges: SmallVec<[Option<Edge<R>>; 2]> = ins.iter().map(|v| v.edge.clone()).collect();
-        let number = next_number(&edges);
-        let node =
-            Arc::new(Node { number, call, edges, specs, outputs: outs.len() as u32, saved: Mutex::new(Some(saved)) });
+        let (number, at) = (next_number(&edges), Location::caller());
+        let node = Arc::new(Node {
+            number,
+            call,
+            edges,
+            specs,
+            outputs: outs.len() as u32,
+            at,
+            saved: Mutex::new(Some(saved)),
+        });
         let var = |(k, t): (usize, Tensor<R>)| {
             let edge = t.dtype().is_float().then(|| Edge::Node(node.clone(), k as u32));
             Var { value: TapeValue::Own(t), edge }
@@ -202,7 +210,11 @@ impl<R: Runtime> Apply for Var<R> {
 
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
         let caller = Location::caller();
-        Self::applied(op, ins).map_err(|error| explained(error, ins).at(caller))
+        let outs = match autocast::operands(&op, ins)? {
+            None => Self::applied(op, ins),
+            Some(cast) => Self::applied(op, &cast.iter().collect::<SmallVec<[&Self; 4]>>()),
+        };
+        outs.map_err(|error| explained(error, ins).at(caller))
     }
 
     fn explained(error: Error, ins: &[&Self]) -> Error {
@@ -211,6 +223,7 @@ impl<R: Runtime> Apply for Var<R> {
 }
 
 impl<R: Runtime> Var<R> {
+    #[track_caller]
     fn applied(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
         if let TapeValue::Leaf(leaf) = &ins[0].value {
             let seen = match &op {
@@ -228,6 +241,9 @@ impl<R: Runtime> Var<R> {
             _ => {}
         }
         let outs = with_values(ins, |values| Tensor::compute(&op, values))?;
+        if anomaly::looks_at_values() {
+            anomaly::check_outputs(&op, ins, &outs)?;
+        }
         if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {
             return Ok(outs.into_iter().map(Var::new).collect());
         }

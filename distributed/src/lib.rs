@@ -1,18 +1,17 @@
-//! Many ranks, one training run: communicators, gradient buckets, ZeRO, pipeline schedules, sharded checkpoints.
+//! Many ranks, one training run: gradient buckets, ZeRO, pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
 
 pub mod buckets;
 pub mod checkpoint;
-pub mod comm;
 pub mod ddp;
 pub mod mesh;
 pub mod pipeline;
 pub mod plan;
 pub mod sampler;
-mod sync;
 mod sync_batch_norm;
 pub mod train;
 mod unused;
 pub mod zero;
 
+pub use ::comm;
 pub use sync_batch_norm::SyncBatchNorm;

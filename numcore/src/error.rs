@@ -135,6 +135,13 @@ pub enum ErrorKind {
         /// The operation at which the backward pass stopped.
         op: &'static str,
     },
+    /// A NaN began in an operation, while anomalies were looked for.
+    Anomaly {
+        /// The operation.
+        op: &'static str,
+        /// In which of its results, and after which parameters.
+        why: String,
+    },
     /// A gradient was asked of something that has none.
     NoGradient {
         /// The operation.
@@ -382,6 +389,7 @@ impl fmt::Display for ErrorKind {
                 f,
                 "backward: the values saved by `{op}` were freed by an earlier backward; use `retain_graph` on the first one"
             ),
+            ErrorKind::Anomaly { op, why } => write!(f, "{op}: {why}"),
             ErrorKind::NoGradient { op, why } => write!(f, "{op}: no gradient: {why}"),
             ErrorKind::MissingGradient { names } => {
                 write!(f, "no gradient reached: {}; freeze them or use them in the loss", names.join(", "))

@@ -7,7 +7,7 @@ use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, View};
 use crate::{
     Cuda,
     axes::{LoopAxes, Steps},
-    driver::{Gemm, GemmOperand},
+    driver::{CublasGemm, GemmOperand},
     memory::CudaBuffer,
     operand::Operand,
     pointwise::{Target, convert, fill, to_dense},
@@ -98,7 +98,7 @@ impl MatrixLayout {
 /// A product as a library takes it, for every position of the batch axes that it cannot take.
 #[derive(Debug)]
 struct BatchedGemm {
-    gemm: Gemm,
+    gemm: CublasGemm,
     /// Addresses of the left, right and result matrix, as the library counts them.
     at: [u64; 3],
     /// Axes to loop over: steps in bytes of those three.
@@ -145,7 +145,7 @@ impl BatchedGemm {
         if rows != ma.rows {
             ma.rows = rows;
         }
-        let gemm = Gemm {
+        let gemm = CublasGemm {
             dtype: out.to.dtype,
             m: mb.columns,
             n: rows,

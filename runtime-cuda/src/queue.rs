@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{
     args::Args,
-    driver::{Driver, DriverFailure, Fallible, Gemm, Grid, KernelFunction, Mark, Stream},
+    driver::{CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Stream},
     engine::{Engine, backend},
     memory::Memory,
     staging::Staging,
@@ -112,7 +112,7 @@ impl Queue {
     ///
     /// # Safety
     /// As for [`Driver::gemm`].
-    pub(crate) unsafe fn gemm(&self, gemm: &Gemm, at: [u64; 3]) -> Result<()> {
+    pub(crate) unsafe fn gemm(&self, gemm: &CublasGemm, at: [u64; 3]) -> Result<()> {
         self.check()?;
         let workspace = (self.workspace()?, WORKSPACE);
         // SAFETY: the caller's promise; the workspace is this queue's, which is ordered.

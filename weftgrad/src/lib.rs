@@ -84,16 +84,17 @@ pub use runtime_wgpu::{self, Wgpu};
 /// What most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
     pub use autograd::{
-        Backward, BackwardHook, Gradients, Var, backward_with_hooks, checkpoint, manual_seed, no_grad, recomputed,
+        Backward, BackwardHook, Gradients, Var, autocast, backward_with_hooks, checkpoint, manual_seed, no_grad,
+        recomputed,
     };
     pub use nn::{self, Forward, ModuleExt, for_facade::Module};
     pub use numcore::{
         DType, Result, Runtime, Shape, Tensor, Within,
         fused::NnOps,
         ops::{
-            Apply, ColumnOps, ConvOps, DiagonalOps, DistanceOps, FftOps, GridSampleOps, IndexOps, InterpolateOps,
-            JoinOps, MatmulOps, PadOps, PointwiseOps, PoolOps, ReduceOps, RepeatOps, ScanOps, ScatterOps, SearchOps,
-            SelectOps, SortOps, ViewOps,
+            Apply, ColumnOps, ConvOps, DiagonalOps, DistanceOps, Ellipsis, FftOps, GridSampleOps, IndexOps,
+            IndexingOps, InterpolateOps, JoinOps, MatmulOps, NewAxis, PadOps, PointwiseOps, PoolOps, ReduceOps,
+            RepeatOps, ScanOps, ScatterOps, SearchOps, SelectOps, SortOps, ViewOps,
         },
     };
     pub use optim;

@@ -78,7 +78,7 @@ pub trait NnOps: Apply {
             Reduction::Sum => losses.sum(&[], false),
             Reduction::Mean => {
                 // Counts and sums of losses leave the range and precision of halves.
-                let dtype = self.spec().dtype;
+                let dtype = losses.spec().dtype;
                 let valid = target.ne(ignore_index as f64)?;
                 let counts = match weight {
                     Some(w) => {

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{Cpu, pointwise::Plan};
 
-type Axes = SmallVec<[usize; MAX_RANK]>;
+type ReducedAxes = SmallVec<[usize; MAX_RANK]>;
 
 /// Whether the innermost axis is kept, and how many positions of reduced axes are outside a tile.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ fn order(
     reduced: &impl Fn(usize) -> bool,
 ) -> Columns {
     let pick = |want: bool| front.iter().filter(move |&&i| reduced(i) == want);
-    let order: Axes = pick(false).chain(pick(true)).chain(tail).copied().collect();
+    let order: ReducedAxes = pick(false).chain(pick(true)).chain(tail).copied().collect();
     let kinds = plan.arrange(full, &order, reduced);
     let missing = plan.sizes.len() - kinds.len();
     let is_reduced = |i: usize| i >= missing && kinds[i - missing];
@@ -56,8 +56,8 @@ fn order(
 }
 
 /// Axes of more than one element by descending stride of an operand that broadcasts none of them; in order if there is no such operand.
-fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> Axes {
-    let mut axes: Axes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
+fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> ReducedAxes {
+    let mut axes: ReducedAxes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
     let strides = |x: &View<'_, Cpu>, i: usize| x.layout().strides()[i].unsigned_abs();
     if let Some(main) = ins.iter().find(|x| axes.iter().all(|&i| strides(x, i) != 0)) {
         axes.sort_by_key(|&i| std::cmp::Reverse(strides(main, i)));

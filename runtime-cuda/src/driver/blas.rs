@@ -12,7 +12,7 @@ use cudarc::cublaslt::{
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{DriverFailure, Fallible, Gemm, GemmOperand, Stream};
+use super::{CublasGemm, DriverFailure, Fallible, GemmOperand, Stream};
 
 /// Problems kept; beyond that they are described anew.
 const KEPT: usize = 4096;
@@ -20,7 +20,7 @@ const KEPT: usize = 4096;
 /// The library and the problems it has seen.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
-    problems: Mutex<HashMap<(Gemm, usize), Arc<CublasPlan>>>,
+    problems: Mutex<HashMap<(CublasGemm, usize), Arc<CublasPlan>>>,
 }
 
 fn words(e: CublasError) -> DriverFailure {
@@ -38,7 +38,7 @@ impl Blas {
     pub(super) unsafe fn gemm(
         &self,
         stream: Stream,
-        gemm: &Gemm,
+        gemm: &CublasGemm,
         at: [u64; 3],
         (workspace, size): (u64, usize),
     ) -> Fallible<()> {
@@ -74,7 +74,7 @@ impl Blas {
         done.map_err(|e| DriverFailure::new(format!("cuBLASLt: {e} for {gemm:?}")))
     }
 
-    fn problem(&self, gemm: &Gemm, workspace: usize) -> Fallible<Arc<CublasPlan>> {
+    fn problem(&self, gemm: &CublasGemm, workspace: usize) -> Fallible<Arc<CublasPlan>> {
         let mut problems = self.problems.lock();
         if let Some(problem) = problems.get(&(*gemm, workspace)) {
             return Ok(problem.clone());
@@ -110,7 +110,7 @@ unsafe impl Send for CublasPlan {}
 unsafe impl Sync for CublasPlan {}
 
 impl CublasPlan {
-    fn new(handle: sys::cublasLtHandle_t, gemm: &Gemm, workspace: usize) -> Fallible<CublasPlan> {
+    fn new(handle: sys::cublasLtHandle_t, gemm: &CublasGemm, workspace: usize) -> Fallible<CublasPlan> {
         let (compute, scale) = match gemm.dtype {
             DType::F64 => (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
             DType::F32 if gemm.tf32 => {
@@ -148,7 +148,7 @@ impl CublasPlan {
     fn choose(
         &self,
         handle: sys::cublasLtHandle_t,
-        gemm: &Gemm,
+        gemm: &CublasGemm,
         workspace: usize,
     ) -> Fallible<sys::cublasLtMatmulAlgo_t> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
@@ -198,7 +198,7 @@ impl Drop for Preference {
 }
 
 /// A matrix as it lies in memory.
-fn layout(gemm: &Gemm, side: &GemmOperand, rows: usize, columns: usize) -> Fallible<sys::cublasLtMatrixLayout_t> {
+fn layout(gemm: &CublasGemm, side: &GemmOperand, rows: usize, columns: usize) -> Fallible<sys::cublasLtMatrixLayout_t> {
     let dtype = match gemm.dtype {
         DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,

@@ -11,7 +11,7 @@ use cudarc::driver::{
 };
 
 use super::{
-    About, Architecture, Compiler, Driver, DriverFailure, Fallible, Gemm, Grid, KernelFunction, Mark, Recording,
+    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording,
     Stream, blas::Blas, libraries,
 };
 use crate::codegen::KernelSource;
@@ -245,7 +245,7 @@ impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { self.blas.gemm(stream, gemm, at, workspace) }

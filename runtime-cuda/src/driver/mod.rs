@@ -79,7 +79,7 @@ pub(crate) struct About {
 
 /// A column-major product `D = op(A)·op(B) + β·D`, batch by batch. `m × n` is `D`'s size, `k` the inner one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Gemm {
+pub(crate) struct CublasGemm {
     pub dtype: numcore::DType,
     pub m: usize,
     pub n: usize,
@@ -161,7 +161,7 @@ pub(crate) trait Driver: Send + Sync {
     ) -> Fallible<()>;
     /// # Safety
     /// Addresses of `a`, `b`, `d` and a workspace of this many bytes; matrices lie in their memory and `d` overlaps neither.
-    unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()>;
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()>;
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()>;
     fn end_capture(&self, stream: Stream) -> Fallible<Recording>;

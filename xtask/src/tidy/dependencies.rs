@@ -12,10 +12,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nn-derive", &[]),
     ("autograd", &["numcore"]),
     ("runtime-*", &["numcore"]),
+    ("comm", &["numcore"]),
     ("nn", &["numcore", "autograd", "nn-derive"]),
     ("optim", &["numcore", "autograd", "nn"]),
-    ("distributed", &["numcore", "autograd", "nn", "optim"]),
-    ("train", &["numcore", "autograd", "nn", "optim", "distributed"]),
+    ("distributed", &["numcore", "autograd", "comm", "nn", "optim"]),
+    ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed"]),
     // The golden binary needs something to run on.
     ("conformance", &["numcore", "autograd", "nn", "optim", "runtime-*"]),
     ("weftgrad", &["*"]),

@@ -8,10 +8,12 @@ mod ignore;
 mod links;
 mod manifest;
 mod markdown;
+mod names;
 mod recipes;
 mod rust;
 mod safety;
 mod tree;
+mod vocabulary;
 mod words;
 
 use std::fmt;
@@ -40,8 +42,16 @@ impl fmt::Display for Finding {
     }
 }
 
-const RULES: &[fn(&Tree) -> Vec<Finding>] =
-    &[file_size::check, safety::check, words::check, dependencies::check, recipes::check, links::check];
+const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
+    file_size::check,
+    safety::check,
+    words::check,
+    dependencies::check,
+    recipes::check,
+    links::check,
+    names::check,
+    vocabulary::check,
+];
 
 /// Prints every finding; an error if there is one.
 pub fn run() -> Result<(), String> {

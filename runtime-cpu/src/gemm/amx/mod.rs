@@ -31,7 +31,7 @@ use half::bf16;
 
 pub(super) use im2col_tiles::gemm_im2col_lhs;
 pub(crate) use interleave::{BackgroundTask, Interleaved};
-pub(crate) use split::{Split, not_finite};
+pub(crate) use split::{SplitBf16, not_finite};
 pub(crate) use tile_config::is_available;
 pub(crate) use tile_unit::TileUnit;
 pub(super) use tile_weights::TileWeights;
@@ -136,7 +136,7 @@ struct PanelCosts {
     b: f64,
 }
 
-fn run<T: Split<TERMS>, const TERMS: usize>(
+fn run<T: SplitBf16<TERMS>, const TERMS: usize>(
     p: &Gemm,
     engine: &Engine,
     isa: Bf16Isa,

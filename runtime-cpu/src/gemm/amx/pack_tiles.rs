@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::{
     BackgroundTask, TILE_DIM, TILE_K, Tile,
-    split::Split,
+    split::SplitBf16,
     tile_rows::{load_row, pack_across_k, pack_along_k, store_pair, store_row, transpose_tile},
     vnni::k_pair,
 };
@@ -68,7 +68,7 @@ enum Kind {
 /// along `k` was as fast without.)
 const PREFETCH_DISTANCE: isize = 128;
 
-impl<T: Split<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
+impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
     /// From the first element of a pair along `k` to the second.
     const PAIR_DISTANCE: isize = k_pair(0, TERMS)[1] as isize;
 
@@ -284,7 +284,7 @@ impl<T: Split<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
     }
 }
 
-impl<T: Split<TERMS>, const TERMS: usize> BackgroundTask for TilePacker<T, TERMS> {
+impl<T: SplitBf16<TERMS>, const TERMS: usize> BackgroundTask for TilePacker<T, TERMS> {
     fn remaining(&self) -> usize {
         self.remaining
     }

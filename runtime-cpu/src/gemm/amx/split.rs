@@ -23,7 +23,7 @@ use super::{
 use crate::element::Stored;
 
 /// An element that is the sum of `TERMS` bf16.
-pub(crate) trait Split<const TERMS: usize>: Stored<Lane = f32> {
+pub(crate) trait SplitBf16<const TERMS: usize>: Stored<Lane = f32> {
     /// 32 elements in vector registers.
     type Row: Copy;
 
@@ -58,11 +58,11 @@ pub(crate) trait Split<const TERMS: usize>: Stored<Lane = f32> {
     unsafe fn store_f32(at: *mut Self, mask: u32, x: [__m512; 2]);
 }
 
-impl Split<1> for bf16 {
+impl SplitBf16<1> for bf16 {
     type Row = __m512i;
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn load_32(at: *const bf16, mask: u32) -> __m512i {
@@ -71,7 +71,7 @@ impl Split<1> for bf16 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn pack_row(row: __m512i) -> [__m512i; 1] {
@@ -79,7 +79,7 @@ impl Split<1> for bf16 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn pack_pair([low, high]: [__m512i; 2]) -> [[__m512i; 2]; 1] {
@@ -87,7 +87,7 @@ impl Split<1> for bf16 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn load_f32(at: *const bf16, mask: u32) -> [__m512; 2] {
@@ -96,7 +96,7 @@ impl Split<1> for bf16 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn store_f32(at: *mut bf16, mask: u32, x: [__m512; 2]) {
@@ -105,11 +105,11 @@ impl Split<1> for bf16 {
     }
 }
 
-impl Split<3> for f32 {
+impl SplitBf16<3> for f32 {
     type Row = [__m512; 2];
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn load_32(at: *const f32, mask: u32) -> [__m512; 2] {
@@ -118,7 +118,7 @@ impl Split<3> for f32 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn pack_row(row: [__m512; 2]) -> [__m512i; 3] {
@@ -126,7 +126,7 @@ impl Split<3> for f32 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn pack_pair([low, high]: [[__m512; 2]; 2]) -> [[__m512i; 2]; 3] {
@@ -135,7 +135,7 @@ impl Split<3> for f32 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn load_f32(at: *const f32, mask: u32) -> [__m512; 2] {
@@ -147,7 +147,7 @@ impl Split<3> for f32 {
     }
 
     /// # Safety
-    /// [`Split`] states what callers guarantee.
+    /// [`SplitBf16`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn store_f32(at: *mut f32, mask: u32, [low, high]: [__m512; 2]) {

@@ -4,7 +4,7 @@ use std::{arch::x86_64::*, ops::Range};
 
 use super::{
     TILE_DIM, TILE_K, Tile,
-    split::Split,
+    split::SplitBf16,
     tile_loops,
     vnni::{deinterleave, k_pair},
 };

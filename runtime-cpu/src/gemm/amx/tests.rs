@@ -13,7 +13,7 @@ struct Operand<T> {
 }
 
 /// Element types that are tested.
-trait TestElement<const TERMS: usize>: Split<TERMS> {
+trait TestElement<const TERMS: usize>: SplitBf16<TERMS> {
     const ISAS: &[Bf16Isa];
     /// The relative error of rounding a result.
     const ROUNDING: f64;

@@ -12,7 +12,7 @@ use super::{
     dot,
     micro_kernel::{self, PanelTiles, Streamed, multiply},
     pack_tiles::PANEL,
-    split::{self, Split},
+    split::{self, SplitBf16},
     store_tiles::{self, OutputStore, RowStore},
     tile_config::TileConfig,
     tile_operand::{TileA, TileB},
@@ -53,7 +53,7 @@ thread_local! {
 /// # Safety
 /// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other thread accesses it
 /// during the call. The CPU supports `isa`.
-pub(super) unsafe fn gemm<T: Split<TERMS>, const TERMS: usize>(
+pub(super) unsafe fn gemm<T: SplitBf16<TERMS>, const TERMS: usize>(
     isa: Bf16Isa,
     size: GemmSize,
     out: Matrix<*mut T>,
@@ -75,7 +75,7 @@ pub(super) unsafe fn gemm<T: Split<TERMS>, const TERMS: usize>(
 ///
 /// # Safety
 /// As for [`gemm`]: valid operands, an output that overlaps none and that no other thread accesses, and a CPU that supports `isa`.
-pub(super) unsafe fn gemm_operands<T: Split<TERMS>, const TERMS: usize>(
+pub(super) unsafe fn gemm_operands<T: SplitBf16<TERMS>, const TERMS: usize>(
     isa: Bf16Isa,
     GemmSize { m, k, n }: GemmSize,
     out: Matrix<*mut T>,
@@ -148,7 +148,7 @@ impl<S: BackgroundTask, A: BackgroundTask> Background<S, A> {
     }
 }
 
-impl<T: Split<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize> TileGemm<T, A, B, TERMS> {
+impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize> TileGemm<T, A, B, TERMS> {
     /// Tiles of a micro-panel along one tile's depth.
     const PANEL_TILES: usize = 2 * TERMS;
 
@@ -331,7 +331,7 @@ struct StoreAccumulators<'a, T, A, B, const TERMS: usize> {
     rows: usize,
 }
 
-impl<T: Split<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize> BackgroundTask
+impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize> BackgroundTask
     for StoreAccumulators<'_, T, A, B, TERMS>
 {
     fn remaining(&self) -> usize {
@@ -360,7 +360,7 @@ impl<T: Split<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize
     }
 }
 
-impl<T: Split<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize>
+impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize>
     StoreAccumulators<'_, T, A, B, TERMS>
 {
     /// Stores a row some of whose sums are not finite: those are recomputed in `f32`.

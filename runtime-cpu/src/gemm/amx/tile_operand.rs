@@ -1,13 +1,13 @@
 //! The operands of a GEMM in tiles: A may be read in place or packed, B is packed.
 
-use super::{BackgroundTask, TILE_K, Tile, micro_kernel::PanelTiles, pack_tiles::TilePacker, split::Split};
+use super::{BackgroundTask, TILE_K, Tile, micro_kernel::PanelTiles, pack_tiles::TilePacker, split::SplitBf16};
 use crate::gemm::Matrix;
 
 /// Rows that are a multiple of this many bytes apart map to the same sets of L1, which then cannot hold a micro-panel of them.
 const ALIASED: usize = 4096;
 
 /// An A operand.
-pub(super) trait TileA<T: Split<TERMS>, const TERMS: usize>: Copy {
+pub(super) trait TileA<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     /// The part from row `i` and column `k` on, both multiples of 32.
     fn offset(self, i: usize, k: usize) -> Self;
 
@@ -29,7 +29,7 @@ pub(super) trait TileA<T: Split<TERMS>, const TERMS: usize>: Copy {
 }
 
 /// A B operand.
-pub(super) trait TileB<T: Split<TERMS>, const TERMS: usize>: Copy {
+pub(super) trait TileB<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     /// The part from row `k` and column `j` on, both multiples of 32.
     fn offset(self, k: usize, j: usize) -> Self;
 
@@ -47,7 +47,7 @@ pub(super) trait TileB<T: Split<TERMS>, const TERMS: usize>: Copy {
     unsafe fn element(self, k: usize, j: usize) -> f32;
 }
 
-impl<T: Split<TERMS>, const TERMS: usize> TileA<T, TERMS> for Matrix<*const T> {
+impl<T: SplitBf16<TERMS>, const TERMS: usize> TileA<T, TERMS> for Matrix<*const T> {
     fn offset(self, i: usize, k: usize) -> Self {
         self.offset(i, k)
     }
@@ -71,7 +71,7 @@ impl<T: Split<TERMS>, const TERMS: usize> TileA<T, TERMS> for Matrix<*const T> {
     }
 }
 
-impl<T: Split<TERMS>, const TERMS: usize> TileB<T, TERMS> for Matrix<*const T> {
+impl<T: SplitBf16<TERMS>, const TERMS: usize> TileB<T, TERMS> for Matrix<*const T> {
     fn offset(self, k: usize, j: usize) -> Self {
         self.offset(k, j)
     }

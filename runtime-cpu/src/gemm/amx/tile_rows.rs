@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{TILE_DIM, Tile, pack_tiles::PANEL, split::Split};
+use super::{TILE_DIM, Tile, pack_tiles::PANEL, split::SplitBf16};
 use crate::simd::read_transposed;
 
 /// Packs 32 elements along `k` of one row of A, or of one column of B.
@@ -11,7 +11,7 @@ use crate::simd::read_transposed;
 /// `from` is valid for 32 elements, and `to` for the row in the tiles of every term. The CPU supports AVX-512 BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn pack_along_k<T: Split<TERMS>, const TERMS: usize>(
+pub(super) unsafe fn pack_along_k<T: SplitBf16<TERMS>, const TERMS: usize>(
     from: *const T,
     prefetch: isize,
     to: *mut __m512i,
@@ -28,7 +28,7 @@ pub(super) unsafe fn pack_along_k<T: Split<TERMS>, const TERMS: usize>(
 /// AVX-512 BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn pack_across_k<T: Split<TERMS>, const TERMS: usize>(
+pub(super) unsafe fn pack_across_k<T: SplitBf16<TERMS>, const TERMS: usize>(
     from: *const T,
     stride: isize,
     prefetch: isize,
@@ -46,7 +46,7 @@ pub(super) unsafe fn pack_across_k<T: Split<TERMS>, const TERMS: usize>(
 /// `at` is valid for `count` elements, `stride` apart. The CPU supports AVX-512 BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn load_row<T: Split<TERMS>, const TERMS: usize>(
+pub(super) unsafe fn load_row<T: SplitBf16<TERMS>, const TERMS: usize>(
     at: *const T,
     stride: isize,
     count: usize,

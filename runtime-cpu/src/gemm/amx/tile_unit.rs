@@ -8,7 +8,7 @@ use super::{
     BackgroundTask, Tile,
     micro_kernel::{self, PanelTiles, Streamed, multiply},
     pack_tiles::{self, TilePacker},
-    split::Split,
+    split::SplitBf16,
     tile_config::TileConfig,
     vnni::k_pair,
 };
@@ -40,7 +40,12 @@ impl<const TERMS: usize> TileUnit<TERMS> {
     ///
     /// # Safety
     /// `a` is valid for `[rows, k]` elements, and `to` for the tiles of a micro-panel.
-    pub(crate) unsafe fn pack_a<T: Split<TERMS>>(&self, a: Matrix<*const T>, (rows, k): (usize, usize), to: *mut Tile) {
+    pub(crate) unsafe fn pack_a<T: SplitBf16<TERMS>>(
+        &self,
+        a: Matrix<*const T>,
+        (rows, k): (usize, usize),
+        to: *mut Tile,
+    ) {
         // SAFETY: the caller guarantees `a` and `to`; `self` exists, so the CPU supports the instructions.
         unsafe { TilePacker::a(a, rows, k, to).finish() };
     }
@@ -49,7 +54,7 @@ impl<const TERMS: usize> TileUnit<TERMS> {
     ///
     /// # Safety
     /// `b` is valid for `[k, columns]` elements, and `to` for the tiles of their micro-panels.
-    pub(crate) unsafe fn pack_b<T: Split<TERMS>>(
+    pub(crate) unsafe fn pack_b<T: SplitBf16<TERMS>>(
         &self,
         b: Matrix<*const T>,
         (k, columns): (usize, usize),

@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, Driver, Fallible, Gemm, Grid, KernelFunction, Mark, Recording, Stream},
+    super::{About, CublasGemm, Driver, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
     at_once,
 };
 use crate::codegen::KernelSource;
@@ -101,7 +101,7 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn gemm(&self, _: Stream, _: &Gemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, _: Stream, _: &CublasGemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         Ok(())
     }
 }

@@ -20,7 +20,9 @@ use libloading::Library;
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{About, Driver, DriverFailure, Fallible, Gemm, GemmOperand, Grid, KernelFunction, Mark, Recording, Stream};
+use super::{
+    About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, Grid, KernelFunction, Mark, Recording, Stream,
+};
 use crate::codegen::KernelSource;
 
 pub(crate) use build::HostBuilder;
@@ -215,7 +217,7 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions.
-    unsafe fn gemm(&self, _: Stream, gemm: &Gemm, at: [u64; 3], _: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, _: Stream, gemm: &CublasGemm, at: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
         let rows = |side: &GemmOperand, rows, columns| if side.transposed { columns } else { rows };
         if a.leading < rows(a, gemm.m, gemm.k).max(1)
@@ -244,7 +246,7 @@ impl Driver for Emulated {
 
 /// # Safety
 /// As for [`Driver::gemm`].
-unsafe fn product<T: Copy>(gemm: &Gemm, at: [u64; 3], load: impl Fn(&T) -> f64, store: impl Fn(f64) -> T) {
+unsafe fn product<T: Copy>(gemm: &CublasGemm, at: [u64; 3], load: impl Fn(&T) -> f64, store: impl Fn(f64) -> T) {
     let [a, b, d] = at.map(|address| address as *mut T);
     let place = |side: &GemmOperand, batch: usize, row: usize, column: usize| {
         let (row, column) = if side.transposed { (column, row) } else { (row, column) };

@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, Driver, DriverFailure, Fallible, Gemm, Grid, KernelFunction, Mark, Recording, Stream},
+    super::{About, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
     Emulated,
     parameters::parameters,
 };
@@ -361,7 +361,7 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn gemm(&self, stream: Stream, gemm: &Gemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
         let [a, b, d] = at;
         let accesses = [(a, Access::Read), (b, Access::Read), (d, Access::Write), (workspace.0, Access::Write)];
         self.note("a product", stream, &accesses)?;

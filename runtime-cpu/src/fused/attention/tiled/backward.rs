@@ -15,7 +15,7 @@ use super::{
     store_rows, tiles, tiles_len,
 };
 use crate::{
-    gemm::{Interleaved, Split, Tile, TileUnit},
+    gemm::{Interleaved, SplitBf16, Tile, TileUnit},
     simd::prefetch,
     simd::read_transposed,
 };
@@ -24,7 +24,7 @@ use crate::{
 pub(super) const QUERY_PANELS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
-pub(in super::super) fn keys<T: Split<TERMS>, const TERMS: usize>(
+pub(in super::super) fn keys<T: SplitBf16<TERMS>, const TERMS: usize>(
     call: &FusedCall<'_>,
     p: &AttentionProblem,
     heads: &[BackwardHead<'_, T>],
@@ -154,7 +154,7 @@ struct QueryPanel {
     half: usize,
 }
 
-impl<T: Split<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
+impl<T: SplitBf16<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
     /// Software pipelining over micro-panels of queries. While the scores of one become gradients, AMX computes the scores of the next, and what
     /// the one before contributes to gradients of queries and, with others, of keys.
     ///
@@ -310,7 +310,7 @@ impl<T: Split<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
 /// # Safety
 /// `out` is valid for `[rows, columns]` elements, which no other thread accesses, and `acc` for their tiles. The CPU supports AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn store_columns<T: Split<TERMS>, const TERMS: usize>(
+unsafe fn store_columns<T: SplitBf16<TERMS>, const TERMS: usize>(
     acc: *const Tile,
     out: Matrix<*mut T>,
     (rows, columns): (usize, usize),

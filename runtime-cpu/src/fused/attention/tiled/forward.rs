@@ -10,14 +10,14 @@ use super::{
 };
 use crate::{
     fused::softmax::finite,
-    gemm::{BackgroundTask, Interleaved, Split, Tile, TileUnit, split_row},
+    gemm::{BackgroundTask, Interleaved, SplitBf16, Tile, TileUnit, split_row},
     math::Math,
 };
 
 /// Computes these queries against all keys they see, a micro-panel of queries and a block of keys at a time.
 ///
 /// Outputs that are not finite are recomputed by vectors, since an element that is not finite has a term that is NaN.
-pub(in super::super) fn queries<T: Split<TERMS>, const TERMS: usize>(
+pub(in super::super) fn queries<T: SplitBf16<TERMS>, const TERMS: usize>(
     call: &FusedCall<'_>,
     p: &AttentionProblem,
     h: &ForwardHead<T>,
@@ -35,7 +35,7 @@ pub(in super::super) fn queries<T: Split<TERMS>, const TERMS: usize>(
 /// # Safety
 /// The CPU has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn forward_panels<T: Split<TERMS>, const TERMS: usize>(
+unsafe fn forward_panels<T: SplitBf16<TERMS>, const TERMS: usize>(
     amx: &TileUnit<TERMS>,
     call: &FusedCall<'_>,
     p: &AttentionProblem,

@@ -20,7 +20,7 @@ use numcore::{DType, fused::Attention};
 
 use super::{FusedCall, KEYS, Operand, Seen, Simd};
 use crate::{
-    gemm::{Matrix, Split, Tile, TileUnit, not_finite},
+    gemm::{Matrix, SplitBf16, Tile, TileUnit, not_finite},
     math::{EXP2_SLOPE, Real as _},
     simd::prefetch,
 };
@@ -117,7 +117,7 @@ fn exp2_flushed(x: __m512) -> __m512 {
 /// `out` is valid for `factors.len()` rows of `columns` elements, which no other thread accesses, and `acc` for their tiles. The CPU supports
 /// AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn store_rows<T: Split<TERMS>, const TERMS: usize>(
+unsafe fn store_rows<T: SplitBf16<TERMS>, const TERMS: usize>(
     acc: *mut Tile,
     out: Matrix<*mut T>,
     columns: usize,

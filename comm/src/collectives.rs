@@ -12,7 +12,7 @@ use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_re
 /// the program, in the same order.
 ///
 /// ```
-/// use distributed::comm::{Collectives, Communicator, Ranks, ReduceOp};
+/// use comm::{Collectives, Communicator, Ranks, ReduceOp};
 /// use numcore::{DType, NullRuntime, Shape, TensorMut};
 /// # fn main() -> numcore::Result<()> {
 /// let sums = Ranks::new(4).run(|_| Ok(NullRuntime::new()), |comm| {

@@ -26,7 +26,7 @@ impl Link {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use distributed::comm::Link;
+    /// use comm::Link;
     /// let link = Link { latency: Duration::from_micros(50), bandwidth: 1.25e9 };
     /// assert_eq!(link.time(2, 1_250_000), Duration::from_micros(2 * 50 + 1000));
     /// ```
@@ -49,7 +49,7 @@ impl Link {
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
-/// use distributed::comm::{Collectives, Comm, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator};
+/// use comm::{Collectives, Comm, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator};
 /// use numcore::{DType, TensorMut};
 /// use runtime_cpu::Cpu;
 /// # fn main() -> numcore::Result<()> {
@@ -161,8 +161,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use super::super::ReduceOp;
     use super::*;
-    use crate::comm::ReduceOp;
 
     const SUM: Collective = Collective::AllReduce(ReduceOp::Sum);
     const LINK: Link = Link { latency: Duration::from_millis(1), bandwidth: 1e6 };

@@ -5,7 +5,7 @@
 //! run again with `shuttle::replay`.
 #![allow(missing_docs)]
 
-#[path = "../../src/comm/mod.rs"]
+#[path = "../../src/lib.rs"]
 #[allow(dead_code, unused_imports, unreachable_pub, reason = "only what threads meet through is explored")]
 mod comm;
 mod scenarios;

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use distributed::comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks, ReduceOp};
+use comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks, ReduceOp};
 use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut};
 use runtime_cpu::Cpu;
 

@@ -120,7 +120,7 @@ fn is_own(error: &Error) -> bool {
 }
 
 /// What a panic said.
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     text.map_or_else(|| "panicked".into(), |t| format!("panicked: {t}"))

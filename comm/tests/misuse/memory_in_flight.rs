@@ -1,6 +1,6 @@
 //! Memory that a collective works on is lent to it.
 
-use distributed::comm::{Collectives, Comm, ReduceOp};
+use comm::{Collectives, Comm, ReduceOp};
 use numcore::{NullRuntime, Result, TensorMut};
 
 fn overlap(comm: Comm<NullRuntime>, mut gradient: TensorMut<NullRuntime>) -> Result<()> {

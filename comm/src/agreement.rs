@@ -8,7 +8,7 @@ use super::{Collectives, Comm, Communicator, Work, collectives::MakeCall};
 
 /// This rank's own outcome, if every rank's is good; otherwise its own error, or one that names the first rank that has one. Blocks.
 #[track_caller]
-pub(crate) fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
+pub fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
     let told = own.as_ref().err().map_or(String::new(), |error| error.to_string());
     let all = comm.exchange(told.as_bytes())?;
     let failed = all.iter().position(|cause| !cause.is_empty());
@@ -24,7 +24,7 @@ pub(crate) fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Resul
 
 /// The bytes of every rank, by rank, on rank `root`; none on the others. Blocks.
 #[track_caller]
-pub(crate) fn gather_bytes<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+pub fn gather_bytes<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
     let rt = comm.runtime();
     let lengths = comm.exchange_equal_at(own.len().to_le_bytes(), Location::caller())?;
     if comm.rank() != root {
@@ -42,18 +42,18 @@ pub(crate) fn gather_bytes<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) 
 
 /// Every rank's answer to a question of yes or no. Blocks.
 #[track_caller]
-pub(crate) fn all_gather_bool<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<Vec<bool>> {
+pub fn all_gather_bool<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<Vec<bool>> {
     Ok(comm.exchange_equal_at([own.into()], Location::caller())?.iter().map(|answer| answer == &[1]).collect())
 }
 
 /// The outcome of this rank's part of something that others take part in: where it fails, they are told, so that nobody waits for this rank
 /// until the time is up.
-pub(crate) fn abort_on_err<R: Runtime, T>(comm: &Comm<R>, own: Result<T>) -> Result<T> {
+pub fn abort_on_err<R: Runtime, T>(comm: &Comm<R>, own: Result<T>) -> Result<T> {
     own.inspect_err(|error| abort_with(comm, error)).map_err(|error| error.on_rank(comm.world_rank()))
 }
 
 /// Aborts with an error of this rank, or of another if it says so: the rank named to all is the one where the failure began.
-pub(crate) fn abort_with<R: Runtime>(comm: &Comm<R>, error: &Error) {
+pub fn abort_with<R: Runtime>(comm: &Comm<R>, error: &Error) {
     match error.kind() {
         ErrorKind::Peer { peer, cause, .. } => comm.abort_for(*peer, cause),
         _ => comm.abort(&error.to_string()),

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use distributed::comm::{
-    Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Partial, Ranks, ReduceOp,
-};
+use comm::{Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Partial, Ranks, ReduceOp};
 use numcore::{
     DType, Result, Shape, Tensor, TensorMut,
     ops::{Op, PointwiseOps, ViewOps},
 };
 use runtime_cpu::Cpu;
 
-const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
+pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 
 pub fn cpu(_: usize) -> Result<Cpu> {
     Ok(Cpu::with_threads(1))
@@ -212,7 +210,7 @@ fn transfers_are_in_order_for_each_pair() {
         for _ in 0..5 {
             got.push(host(comm.recv(empty(&comm, 4, DType::F32)?, last)?.wait()?)?[3]);
         }
-        sends.into_iter().try_for_each(distributed::comm::Work::wait)?;
+        sends.into_iter().try_for_each(comm::Work::wait)?;
         Ok(got)
     };
     for (n, ranks) in worlds(ring) {

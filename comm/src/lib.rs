@@ -6,6 +6,7 @@
 //!
 //! **Invariant**: a collective ends on every rank, with a result or with an error, before its deadline has passed. After an error
 //! the communicator stays unusable, and says why.
+#![forbid(unsafe_code)]
 
 mod agreement;
 mod call;
@@ -21,22 +22,23 @@ mod partial;
 mod ranks;
 mod recorder;
 mod slow;
+mod sync;
 mod threads;
 mod volume;
 mod work;
 
-pub(crate) use agreement::{abort_on_err, abort_with, all_gather_bool, all_ok, gather_bytes};
+pub use agreement::{abort_on_err, abort_with, all_gather_bool, all_ok, gather_bytes};
 pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};
 pub use counting::{CountingCommunicator, Traffic};
 pub use faults::{Fault, FaultyCommunicator};
-pub(crate) use memory::memory;
-pub(crate) use named::{Label, Named};
+pub use memory::memory;
+pub use named::{Label, Named};
 pub use noop::NoOpCommunicator;
 pub use partial::Partial;
 pub use ranks::Ranks;
-pub(crate) use ranks::panic_message;
+pub use ranks::panic_message;
 pub use slow::{Link, SlowCommunicator};
 pub use threads::ThreadCommunicator;
 pub use work::{Pending, Work};

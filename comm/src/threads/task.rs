@@ -7,14 +7,12 @@ use std::{
 
 use numcore::{Result, Runtime, TensorMut, ops::Input};
 
+use super::super::{combine::Combiner, ranks::panic_message};
 use super::{
     round::{Finished, RoundKey, RoundStep, WorkerShare},
     world::World,
 };
-use crate::{
-    comm::{combine::Combiner, ranks::panic_message},
-    sync::mpsc::Receiver,
-};
+use crate::sync::mpsc::Receiver;
 
 /// A share, and where its results go.
 pub(super) struct WorkerTask<R: Runtime> {

@@ -1,7 +1,7 @@
 //! Every collective in every type, and of megabytes.
 
 use crate::collectives::*;
-use distributed::comm::{Collectives, Comm, Communicator, Ranks, ReduceOp, Work};
+use comm::{Collectives, Comm, Communicator, Ranks, ReduceOp, Work};
 use numcore::{
     DType, Result, Tensor, TensorMut,
     ops::{PointwiseOps, ReduceOps, ViewOps},

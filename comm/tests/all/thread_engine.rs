@@ -6,10 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{WORLDS, cpu};
-use distributed::comm::{
-    Collectives, Comm, Communicator, CountingCommunicator, Partial, Ranks, ReduceOp, ThreadCommunicator, Work,
-};
+use crate::collectives::{WORLDS, cpu};
+use comm::{Collectives, Comm, Communicator, CountingCommunicator, Partial, Ranks, ReduceOp, ThreadCommunicator, Work};
 use numcore::{
     DType, NullEvent, NullRuntime, Result, Runtime, Tensor, TensorMut,
     ops::{Op, PointwiseOps},

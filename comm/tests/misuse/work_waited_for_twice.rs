@@ -1,6 +1,6 @@
 //! Memory comes back once.
 
-use distributed::comm::{Collectives, Comm, ReduceOp};
+use comm::{Collectives, Comm, ReduceOp};
 use numcore::{NullRuntime, Result, TensorMut};
 
 fn twice(comm: Comm<NullRuntime>, gradient: TensorMut<NullRuntime>) -> Result<()> {

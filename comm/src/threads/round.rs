@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 
+use super::super::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts};
 use super::world::Why;
-use crate::{
-    comm::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts},
-    sync::Mutex,
-};
+use crate::sync::Mutex;
 
 /// Below this many bytes a collective is one worker's: waking the others takes longer.
 const SMALL: usize = 1 << 16;

@@ -4,17 +4,15 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numcore::Runtime;
 
+use super::super::{Collective, Places, recorder::Recorder};
 use super::{
     round::{Done, Finished, RankCall, ResultSlot, Round, RoundKey},
     task::WorkerTask,
 };
-use crate::{
-    comm::{Collective, Places, recorder::Recorder},
-    sync::{Condvar, Instant, Mutex, mpsc::Sender},
-};
+use crate::sync::{Condvar, Instant, Mutex, mpsc::Sender};
 
 /// How the cause begins of what others meet where a rank has left.
-pub(in crate::comm) const LEFT: &str = "it left";
+pub(in super::super) const LEFT: &str = "it left";
 
 /// Why nobody can go on.
 #[derive(Clone, Debug)]

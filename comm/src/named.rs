@@ -8,13 +8,14 @@ use super::{Call, Comm, Communicator, Work, communicator::of_inner};
 
 /// A communicator whose calls are all of something that has a name, a unit of parameters for one. Calls of different names do not
 /// meet, though they have the same place and size: ranks that come to things in different orders disagree, and do not mix them.
-pub(crate) struct Named<R: Runtime> {
+pub struct Named<R: Runtime> {
     inner: Comm<R>,
     name: Arc<str>,
 }
 
 impl<R: Runtime> Named<R> {
-    pub(crate) fn over(inner: &Comm<R>, name: &str) -> Comm<R> {
+    /// A communicator over `inner` whose calls are of `name`.
+    pub fn over(inner: &Comm<R>, name: &str) -> Comm<R> {
         Arc::new(Named { inner: inner.clone(), name: name.into() })
     }
 }
@@ -34,22 +35,22 @@ impl<R: Runtime> Communicator<R> for Named<R> {
 
 /// What tells the calls of one of several trainers on the same ranks apart from the others': its number, from the second on.
 #[derive(Clone, Debug)]
-pub(crate) struct Label(Option<Arc<str>>);
+pub struct Label(Option<Arc<str>>);
 
 impl Label {
     /// Of the next trainer over these ranks. All ranks make theirs in one order.
-    pub(crate) fn next<R: Runtime>(comm: &Comm<R>) -> Self {
+    pub fn next<R: Runtime>(comm: &Comm<R>) -> Self {
         let number = comm.next_number();
         Label((number > 0).then(|| format!("trainer {number}").into()))
     }
 
     /// A communicator for all of its calls.
-    pub(crate) fn over<R: Runtime>(&self, comm: &Comm<R>) -> Comm<R> {
+    pub fn over<R: Runtime>(&self, comm: &Comm<R>) -> Comm<R> {
         self.0.as_ref().map_or_else(|| comm.clone(), |own| Named::over(comm, own))
     }
 
     /// A communicator for its calls that are of something.
-    pub(crate) fn named<R: Runtime>(&self, comm: &Comm<R>, of: &str) -> Comm<R> {
+    pub fn named<R: Runtime>(&self, comm: &Comm<R>, of: &str) -> Comm<R> {
         match &self.0 {
             Some(own) => Named::over(comm, &format!("{of} of {own}")),
             None => Named::over(comm, of),

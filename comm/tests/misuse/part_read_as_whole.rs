@@ -1,6 +1,6 @@
 //! No rank decides by its own part alone.
 
-use distributed::comm::Partial;
+use comm::Partial;
 use numcore::{NullRuntime, Result, Tensor};
 
 fn clip(norm: Partial<Tensor<NullRuntime>>) -> Result<bool> {

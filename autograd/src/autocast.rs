@@ -1,0 +1,120 @@
+//! Automatic mixed precision: operations choose the dtype they run in, parameters keep theirs.
+
+use std::cell::Cell;
+
+use numcore::{
+    DType, Error, Result, Runtime,
+    fused::FusedOp,
+    ops::{Apply, Op, PointwiseOps},
+};
+use smallvec::SmallVec;
+
+use crate::{Var, mode::Restore};
+
+thread_local! {
+    static AUTOCAST: Cell<Option<DType>> = const { Cell::new(None) };
+}
+
+/// Runs `f` with automatic mixed precision on this thread: parameters stay `f32`, and variables are cast as each operation wants them.
+///
+/// | operations | run in |
+/// |---|---|
+/// | `matmul`, `linear`, convolutions, `attention` | `dtype`, which is `bf16` or `f16` |
+/// | softmax, losses, norms, sums and other reductions, scans | `f32` |
+/// | pointwise operations, `cat` and others with several operands | the widest type among their operands |
+///
+/// These are PyTorch's rules for `torch.autocast`. Casts are recorded, so gradients of `f32` parameters are `f32`. Tensors are not variables and are
+/// never cast. Backward runs outside of it, each operation in the types of its forward; [`checkpoint`](crate::checkpoint) and
+/// [`recomputed`](crate::recomputed) compute again as they did first. With `f16`, scale the loss (`optim::LossScaler`). A parameter that is used
+/// several times is cast each time.
+///
+/// ```
+/// # use autograd::{Var, autocast};
+/// # use numcore::{DType, NullRuntime, Tensor, fused::NnOps, ops::MatmulOps};
+/// # let rt = NullRuntime::new();
+/// let x = Var::new(Tensor::zeros(&rt, [4, 8], DType::F32)?);
+/// let w = Var::leaf("w", Tensor::zeros(&rt, [8, 8], DType::F32)?)?;
+/// let (h, p) = autocast(DType::BF16, || {
+///     let h = x.matmul(&w)?;
+///     let p = h.softmax(-1)?;
+///     Ok((h, p))
+/// })?;
+/// assert_eq!((h.dtype(), p.dtype()), (DType::BF16, DType::F32));
+/// # Ok::<(), numcore::Error>(())
+/// ```
+///
+/// # Errors
+/// `dtype` is not a type of half precision, or what `f` returns.
+#[doc(alias = "amp")]
+pub fn autocast<T>(dtype: DType, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    if !dtype.is_half() {
+        return Err(Error::dtype("autocast", &[dtype], "matrix products can be cast to `bf16` or `f16` only"));
+    }
+    let _restore = Restore::set(&AUTOCAST, Some(dtype));
+    f()
+}
+
+/// Runs `f` without automatic mixed precision: for a part of a model that needs the types it is given.
+pub fn no_autocast<T>(f: impl FnOnce() -> T) -> T {
+    let _restore = Restore::set(&AUTOCAST, None);
+    f()
+}
+
+/// The dtype of the innermost [`autocast`] this thread is in.
+pub fn autocast_dtype() -> Option<DType> {
+    AUTOCAST.get()
+}
+
+/// Runs `f` with the mixed precision of another place, or none.
+pub(crate) fn at_autocast<T>(dtype: Option<DType>, f: impl FnOnce() -> T) -> T {
+    let _restore = Restore::set(&AUTOCAST, dtype);
+    f()
+}
+
+/// What an operation is cast to.
+enum CastPolicy {
+    /// The dtype of half precision.
+    Half,
+    Full,
+    /// The widest floating type among the operands, so that they meet.
+    Widest,
+    /// The types it is given.
+    Given,
+}
+
+fn policy(op: &Op) -> CastPolicy {
+    match op {
+        Op::Matmul(_) | Op::Fused(FusedOp::Linear(_) | FusedOp::Attention(_) | FusedOp::Conv(_)) => CastPolicy::Half,
+        Op::Reduce(_) | Op::Scan(_) => CastPolicy::Full,
+        Op::Fused(FusedOp::Softmax(_) | FusedOp::CrossEntropy(_) | FusedOp::Norm(_)) => CastPolicy::Full,
+        Op::Pointwise(_) | Op::Cat(_) | Op::ScatterAdd(_) | Op::Fused(_) => CastPolicy::Widest,
+        _ => CastPolicy::Given,
+    }
+}
+
+/// The operands of `op` as mixed precision wants them; `None` where they are already.
+#[track_caller]
+pub(crate) fn operands<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Option<SmallVec<[Var<R>; 4]>>> {
+    let Some(half) = AUTOCAST.get() else { return Ok(None) };
+    let Some(to) = target(op, half, ins) else { return Ok(None) };
+    // Values in `f64` are asked for by whoever made them so, and stay.
+    let is_cast = |v: &Var<R>| v.dtype().is_float() && v.dtype() != to && v.dtype() != DType::F64;
+    if !ins.iter().any(|v| is_cast(v)) {
+        return Ok(None);
+    }
+    let cast = |v: &&Var<R>| if is_cast(v) { v.to_dtype(to) } else { Ok((*v).clone()) };
+    ins.iter().map(cast).collect::<Result<_>>().map(Some)
+}
+
+fn target<R: Runtime>(op: &Op, half: DType, ins: &[&Var<R>]) -> Option<DType> {
+    let floats = || ins.iter().map(|v| v.spec().dtype).filter(|dtype| dtype.is_float());
+    if floats().any(|dtype| dtype == DType::F64) {
+        return matches!(policy(op), CastPolicy::Widest).then_some(DType::F64);
+    }
+    match policy(op) {
+        CastPolicy::Half => Some(half),
+        CastPolicy::Full => Some(DType::F32),
+        CastPolicy::Widest => floats().reduce(|a, b| if a == b { a } else { DType::F32 }),
+        CastPolicy::Given => None,
+    }
+}
