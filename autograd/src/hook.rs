@@ -1,8 +1,12 @@
 //! Callbacks of a backward pass, called between kernels.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use numcore::{Result, Runtime, Tensor, TensorMut};
+use numcore::{
+    Result, Runtime, Tensor, TensorMut,
+    ops::{Input, compute},
+    pointwise::Program,
+};
 
 use crate::Leaf;
 
@@ -12,6 +16,21 @@ pub enum LeafGrad<R: Runtime> {
     Slot(TensorMut<R>),
     /// Memory that the backward pass allocated.
     Own(Tensor<R>),
+}
+
+impl<R: Runtime> LeafGrad<R> {
+    /// The gradient, to look at. What lies in a slot is copied, because the slot's memory goes back to whoever gave it: with what was there
+    /// before, where micro-batches add up.
+    pub fn value(&self) -> Result<Tensor<R>> {
+        let slot = match self {
+            LeafGrad::Own(own) => return Ok(own.clone()),
+            LeafGrad::Slot(slot) => slot,
+        };
+        static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
+        let mut copy = TensorMut::alloc(slot.runtime(), *slot.shape(), slot.dtype())?;
+        compute(slot.runtime(), &COPY, &[Input::Memory(slot)], &[], &mut [&mut copy])?;
+        copy.freeze()
+    }
 }
 
 /// The callbacks of a backward pass. An error ends the pass.

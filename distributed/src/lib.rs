@@ -4,6 +4,7 @@
 pub mod buckets;
 pub mod checkpoint;
 pub mod ddp;
+pub mod mesh;
 pub mod pipeline;
 pub mod plan;
 pub mod sampler;

@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use numcore::{Error, Result, Runtime};
-
-use crate::comm::{Collectives, Comm};
+use numcore::{Error, Result};
 
 /// An axis of the arrangement, from the outermost (least traffic, so it may cross machines) to the innermost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,7 +51,7 @@ impl ParallelPlan {
         for (axis, size) in axes {
             if size == 0 || std::mem::replace(&mut named[axis as usize], true) {
                 let why = format!("axis {} is {}", axis.name(), if size == 0 { "empty" } else { "given twice" });
-                return Err(Error::argument("ParallelPlan", why));
+                return Err(Error::config("ParallelPlan", "axes", why));
             }
             sizes[axis as usize] = size;
         }
@@ -62,9 +60,22 @@ impl ParallelPlan {
         if product != Some(world) {
             let product = product.map_or_else(|| "too many".into(), |p| p.to_string());
             let why = format!("{plan} = {product} ranks, the world has {world}");
-            return Err(Error::argument("ParallelPlan", why));
+            return Err(Error::config("ParallelPlan", "axes", why));
         }
         Ok(plan)
+    }
+
+    /// An arrangement of as many ranks as the product of all sizes.
+    pub fn of(axes: impl IntoIterator<Item = (Axis, usize)> + Clone) -> Result<Self> {
+        let world = axes.clone().into_iter().try_fold(1usize, |world, (_, size)| world.checked_mul(size));
+        ParallelPlan::new(world.unwrap_or(usize::MAX), axes)
+    }
+
+    /// All ranks along one axis.
+    pub(crate) fn along(axis: Axis, ranks: usize) -> Self {
+        let mut sizes = [1; Axis::ALL.len()];
+        sizes[axis as usize] = ranks;
+        ParallelPlan { sizes }
     }
 
     /// All ranks.
@@ -112,53 +123,6 @@ impl ParallelPlan {
 impl fmt::Display for ParallelPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&Axis::ALL.map(|a| format!("{} {}", a.name(), self.size(a))).join(" × "))
-    }
-}
-
-/// A plan with its communicators, seen from one rank.
-pub struct Mesh<R: Runtime> {
-    plan: ParallelPlan,
-    world: Comm<R>,
-    axes: Vec<Comm<R>>,
-    batch: Comm<R>,
-}
-
-impl<R: Runtime> Mesh<R> {
-    /// The groups of `plan`. Every rank of `world` calls this.
-    #[track_caller]
-    pub fn new(world: &Comm<R>, plan: ParallelPlan) -> Result<Self> {
-        if plan.world() != world.size() {
-            let why = format!("the plan is of {} ranks, the communicator has {}", plan.world(), world.size());
-            return Err(Error::argument("Mesh", why));
-        }
-        world.agree("the parallel plan", plan.to_string().as_bytes())?;
-        let group = |axes: &[Axis]| {
-            let group = world.split(Some(plan.color(axes, world.rank())), world.rank())?;
-            group.ok_or_else(|| Error::argument("Mesh", "the communicator gave no group"))
-        };
-        let axes = Axis::ALL.iter().map(|&a| group(&[a])).collect::<Result<_>>()?;
-        let batch = group(&[Axis::Data, Axis::Shard])?;
-        Ok(Mesh { plan, world: world.clone(), axes, batch })
-    }
-
-    /// The arrangement.
-    pub fn plan(&self) -> &ParallelPlan {
-        &self.plan
-    }
-
-    /// All ranks.
-    pub fn world(&self) -> &Comm<R> {
-        &self.world
-    }
-
-    /// The ranks along an axis.
-    pub fn axis(&self, axis: Axis) -> &Comm<R> {
-        &self.axes[axis as usize]
-    }
-
-    /// The ranks among which a batch is shared out: those along data and shard.
-    pub fn batch(&self) -> &Comm<R> {
-        &self.batch
     }
 }
 

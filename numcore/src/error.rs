@@ -1,6 +1,7 @@
 //! Errors a caller can cause: every one names the operation and what it was given.
 
 mod context;
+mod made;
 mod renamed;
 
 use std::{fmt, io, path::PathBuf};
@@ -202,6 +203,34 @@ pub enum ErrorKind {
         /// The system's own error.
         source: io::Error,
     },
+    /// A pipeline schedule that breaks a rule, or would never end.
+    Schedule {
+        /// What was done with it: generated, lowered, checked, simulated.
+        op: &'static str,
+        /// The rule it breaks, with rank, position and action where there are some.
+        why: String,
+    },
+    /// An option of a configuration is out of range, or does not go with the others.
+    Config {
+        /// What was configured.
+        op: &'static str,
+        /// The option.
+        field: &'static str,
+        /// The rule it breaks and what to do.
+        why: String,
+    },
+    /// A promise that the libraries make to themselves was broken: an error in them, worth a report.
+    Internal {
+        /// The operation.
+        op: &'static str,
+        /// What did not hold.
+        why: String,
+    },
+    /// An error of the caller's own, on its way through a closure that was given to a library.
+    Other {
+        /// The error as it was given.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 impl Error {
@@ -220,36 +249,6 @@ impl Error {
         self.0.rank = Some(rank);
         self
     }
-
-    /// An error of kind [`ErrorKind::Shape`], for operands whose shapes do not fit.
-    pub fn shape(op: &'static str, shapes: &[Shape], why: impl Into<String>) -> Self {
-        ErrorKind::Shape { op, shapes: shapes.to_vec(), why: why.into() }.into()
-    }
-
-    /// An error of kind [`ErrorKind::DType`], for operands whose dtypes do not fit.
-    pub fn dtype(op: &'static str, dtypes: &[DType], why: impl Into<String>) -> Self {
-        ErrorKind::DType { op, dtypes: dtypes.to_vec(), why: why.into() }.into()
-    }
-
-    /// An error of kind [`ErrorKind::Argument`], for an argument outside its range.
-    pub fn argument(op: &'static str, why: impl Into<String>) -> Self {
-        ErrorKind::Argument { op, why: why.into() }.into()
-    }
-
-    /// An error of kind [`ErrorKind::State`], for an entry of a state dict.
-    pub fn state(name: impl Into<String>, why: impl Into<String>) -> Self {
-        ErrorKind::State { name: name.into(), why: why.into() }.into()
-    }
-
-    /// An error of kind [`ErrorKind::Format`], for a malformed file or stream.
-    pub fn format(what: impl Into<String>, why: impl Into<String>) -> Self {
-        ErrorKind::Format { what: what.into(), why: why.into() }.into()
-    }
-
-    /// An error of kind [`ErrorKind::Io`], for a file that could not be read or written.
-    pub fn io(path: impl Into<PathBuf>, source: io::Error) -> Self {
-        ErrorKind::Io { path: path.into(), source }.into()
-    }
 }
 
 impl From<ErrorKind> for Error {
@@ -262,6 +261,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self.kind() {
             ErrorKind::Io { source, .. } => Some(source),
+            ErrorKind::Other { source } => Some(&**source),
             _ => None,
         }
     }
@@ -289,7 +289,10 @@ impl fmt::Display for ErrorKind {
         match self {
             ErrorKind::Shape { op, shapes, why } => write!(f, "{op}: shapes {}: {why}", List(shapes)),
             ErrorKind::DType { op, dtypes, why } => write!(f, "{op}: dtypes {}: {why}", List(dtypes)),
-            ErrorKind::Argument { op, why } => write!(f, "{op}: {why}"),
+            ErrorKind::Argument { op, why }
+            | ErrorKind::Schedule { op, why }
+            | ErrorKind::Config { op, why, .. }
+            | ErrorKind::Internal { op, why } => write!(f, "{op}: {why}"),
             ErrorKind::Index { op, index, position, of, size } => {
                 write!(f, "{op}: index {index} at position {position} of the index {of} is not in 0..{size}")
             }
@@ -332,6 +335,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::State { name, why } => write!(f, "`{name}`: {why}"),
             ErrorKind::Format { what, why } => write!(f, "{what}: {why}"),
             ErrorKind::Io { path, source } => write!(f, "{}: {source}", path.display()),
+            ErrorKind::Other { source } => source.fmt(f),
         }
     }
 }
@@ -378,6 +382,18 @@ mod tests {
             Err("mine".into())
         }
         assert_eq!(own(), Err("mine".to_string()));
+    }
+
+    #[test]
+    fn an_error_of_ones_own_comes_out_as_it_went_in() {
+        fn reads() -> Result<()> {
+            Err(io::Error::from(io::ErrorKind::UnexpectedEof))?;
+            Ok(())
+        }
+        let error = reads().unwrap_err().on_rank(1);
+        assert_eq!(error.to_string(), "rank 1: unexpected end of file");
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.downcast_ref::<io::Error>().unwrap().kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl UpdateForm {
 /// An optimizer whose update of an element depends only on that element of parameter, gradient and state.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an elementwise rule",
-    note = "a rule that looks at whole matrices or at norms (Muon, LAMB, Adafactor) needs whole parameters: sharded training cannot use it, `BucketedTrainer::with` can"
+    note = "a rule that looks at whole matrices or at norms (Muon, LAMB, Adafactor) needs whole parameters: a training step with `zero` cannot use it, one without can"
 )]
 pub trait Elementwise: Config {
     /// The tensors kept for each parameter, of its shape.

@@ -29,6 +29,7 @@ mod elementwise;
 mod ema;
 mod flat_optimizer;
 mod gradients;
+mod into_optimizer;
 mod lamb;
 mod lion;
 mod memory;
@@ -63,6 +64,7 @@ pub use elementwise::{Elementwise, Programs, Scalars, UpdateForm, programs, scal
 pub use ema::Ema;
 pub use flat_optimizer::FlatOptimizer;
 pub use gradients::FlatGradients;
+pub use into_optimizer::{IntoOptimizer, OptimizerFn};
 pub use lamb::{Lamb, LambConfig};
 pub use lion::{Lion, LionConfig};
 pub use memory::UpdateMemory;

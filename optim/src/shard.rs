@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use autograd::Leaf;
 use numcore::{
     DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Input, PointwiseOps, Spec, ViewOps, compute, update},
@@ -10,9 +11,9 @@ use numcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    Elementwise, LrSchedule, Programs, StatePlace, StateRow, StateSpec, StepContext, UpdateRule,
-    flat_optimizer::SAMPLED, memory::lending, params::one_of, place::States, runs::next_run, schedule::require_rates,
-    state::MASTER,
+    AdamWConfig, Elementwise, FlatOptimizer, LrSchedule, Optimizer, Programs, StatePlace, StateRow, StateSpec,
+    StepContext, UpdateRule, flat_optimizer::SAMPLED, memory::lending, params::one_of, place::States, runs::next_run,
+    schedule::require_rates, state::MASTER,
 };
 
 /// Hyper-parameters by group, as [`FlatOptimizer`](crate::FlatOptimizer) has them, for parameters that are known by
@@ -23,13 +24,14 @@ use crate::{
 /// let groups = ParamGroups::new(AdamWConfig { lr: 3e-4, weight_decay: 0.1, ..Default::default() })
 ///     .group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0);
 /// ```
+#[derive(Clone)]
 pub struct ParamGroups<E> {
     configs: Vec<E>,
     which: Vec<Select>,
     schedule: Option<Arc<dyn LrSchedule>>,
 }
 
-type Select = Box<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
+type Select = Arc<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
 
 impl<E: Elementwise> ParamGroups<E> {
     /// Hyper-parameters for all parameters in one group.
@@ -46,7 +48,7 @@ impl<E: Elementwise> ParamGroups<E> {
         let mut config = self.configs[0].clone();
         set(&mut config);
         self.configs.push(config);
-        self.which.push(Box::new(which));
+        self.which.push(Arc::new(which));
         self
     }
 
@@ -55,19 +57,55 @@ impl<E: Elementwise> ParamGroups<E> {
         self.schedule = Some(Arc::new(schedule));
         self
     }
+
+    /// An optimizer of these parameters, each in the group that picks it. Groups that pick none are left out,
+    /// but for one, which knows the learning rate.
+    pub(crate) fn optimizer<R: Runtime>(&self, leaves: Vec<Arc<Leaf<R>>>) -> Result<FlatOptimizer<R, E>> {
+        let mut groups = vec![Vec::new(); self.configs.len()];
+        for leaf in leaves {
+            groups[self.group_of(&leaf.name(), &leaf.spec())].push(leaf);
+        }
+        let mut optimizer = FlatOptimizer::in_groups(self.configs[0].clone());
+        let none = groups.iter().all(Vec::is_empty);
+        for (k, (config, leaves)) in self.configs.iter().zip(groups).enumerate() {
+            if leaves.is_empty() && !(none && k == 0) {
+                continue;
+            }
+            optimizer = optimizer.group(leaves, |own| *own = config.clone())?;
+        }
+        if let Some(schedule) = &self.schedule {
+            optimizer.set_schedule(schedule.clone());
+        }
+        Ok(optimizer)
+    }
+
+    fn group_of(&self, name: &str, spec: &Spec) -> usize {
+        self.which.iter().rposition(|which| which(name, spec)).map_or(0, |k| k + 1)
+    }
+}
+
+impl ParamGroups<AdamWConfig> {
+    /// Weight decay for matrices and more alone: none for biases and norms, as [`split_decay`](crate::split_decay) has it.
+    pub fn decay_matrices(config: AdamWConfig) -> Self {
+        ParamGroups::new(config).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
+    }
 }
 
 /// Builders of sharded optimizers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot update shards of parameters",
-    label = "give `ParamGroups::new(...)` of an elementwise rule, `AdamWConfig` for one",
-    note = "a cut goes through matrices: an optimizer that looks at whole ones or at norms (Muon, LAMB, Adafactor) trains with `BucketedTrainer::with`"
+    label = "give an elementwise rule, `AdamWConfig` for one, or `ParamGroups::new(...)` of it",
+    note = "a cut goes through matrices: an optimizer that looks at whole ones or at norms (Muon, LAMB, Adafactor) trains without `zero`"
 )]
 pub trait Shards<R: Runtime>: Send + Sync {
     /// The index of the group that a parameter belongs to.
     fn group(&self, name: &str, spec: &Spec) -> usize;
     /// The learning rate of each group at a step, from 0.
     fn lrs(&self, step: u64) -> Vec<f64>;
+    /// The learning rate of each group without a schedule: what a schedule that is given to a training step starts from.
+    fn base_lrs(&self) -> Vec<f64> {
+        self.lrs(0)
+    }
     /// The settings that must be equal on ranks that train together, as text, except which parameter is in which group:
     /// the rule, hyper-parameters and future learning rates. The default covers learning rates.
     fn describe(&self) -> String {
@@ -126,11 +164,15 @@ pub trait ShardOptimizer<R: Runtime>: Send {
 
 impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
     fn group(&self, name: &str, spec: &Spec) -> usize {
-        self.which.iter().rposition(|which| which(name, spec)).map_or(0, |k| k + 1)
+        self.group_of(name, spec)
     }
 
     fn lrs(&self, step: u64) -> Vec<f64> {
         self.configs.iter().map(|c| self.schedule.as_ref().map_or(c.lr(), |s| s.lr(c.lr(), step))).collect()
+    }
+
+    fn base_lrs(&self) -> Vec<f64> {
+        self.configs.iter().map(|c| c.lr()).collect()
     }
 
     fn describe(&self) -> String {
@@ -151,6 +193,31 @@ impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
             config.validate()?;
         }
         Ok(Box::new(Shard::new(&self.configs, layout, groups, values, place)?))
+    }
+}
+
+/// All parameters in one group.
+impl<R: Runtime, E: Elementwise> Shards<R> for E {
+    fn group(&self, _: &str, _: &Spec) -> usize {
+        0
+    }
+
+    fn lrs(&self, _: u64) -> Vec<f64> {
+        vec![self.lr()]
+    }
+
+    fn describe(&self) -> String {
+        Shards::<R>::describe(&ParamGroups::new(self.clone()))
+    }
+
+    fn shard(
+        &self,
+        layout: &FlatLayout,
+        groups: Vec<usize>,
+        values: &Tensor<R>,
+        place: StatePlace,
+    ) -> Result<Box<dyn ShardOptimizer<R>>> {
+        ParamGroups::new(self.clone()).shard(layout, groups, values, place)
     }
 }
 

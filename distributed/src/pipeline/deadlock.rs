@@ -10,7 +10,7 @@ pub(super) fn deadlock_error(op: &'static str, stuck: &[BlockedRank]) -> Error {
         .iter()
         .map(|s| format!("rank {} at position {}, {}, waits for {}", s.rank, s.position, s.action, s.waits))
         .collect();
-    Error::argument(op, format!("deadlock: {}", told.join("; ")))
+    Error::schedule(op, format!("deadlock: {}", told.join("; ")))
 }
 
 /// Going from each rank to the one it waits for ends in a circle, or with a rank that waits for nobody.

@@ -3,9 +3,19 @@
 //! A [`Schedule`] is one list of [`Action`]s per rank. It goes through
 //!
 //! 1. [`ScheduleKind::generate`]: who computes what in which order (or [`Schedule::from_csv`]: somebody else's order);
-//! 2. [`lower`]: adds messages between ranks, parameter gathers and gradient reductions;
-//! 3. [`check`]: plays all ranks jointly with synchronous sends; only it makes a [`Checked`];
-//! 4. [`simulate`]: times, idle time, live activations; [`Timeline`] draws them.
+//! 2. [`Schedule::lower`]: adds messages between ranks, parameter gathers and gradient reductions;
+//! 3. [`Schedule::check`]: plays all ranks jointly with synchronous sends; only it makes a [`Checked`];
+//! 4. [`Schedule::simulate`]: times, idle time, live activations; [`Timeline`] draws them.
+//!
+//! ```
+//! use distributed::pipeline::{Limits, Lowering, PipeShape, ScheduleKind};
+//! # fn main() -> numcore::Result<()> {
+//! let shape = PipeShape { ranks: 4, stages_per_rank: 1, micro_batches: 8 };
+//! let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
+//! assert_eq!(checked.schedule().stages(), 4);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! None of these touches a tensor: times are whole ticks, results are exact. What does is beyond `Checked`: a [`Pipeline`] of
 //! [`Stage`]s runs it.
@@ -26,16 +36,16 @@ mod text;
 mod timeline;
 
 pub use action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
-pub use check::{Checked, Limits, check};
+pub use check::{Checked, Limits};
 pub use costs::{Costs, StageCosts};
-pub use generate::ScheduleKind;
-pub use lower::{Lowering, lower};
+pub use generate::{PipeShape, ScheduleKind};
+pub use lower::Lowering;
 pub use placement::StagePlacement;
 pub use replay::{SendMode, Span};
 pub use run::{
     GptStage, Layers, LossFn, MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOptions, PipelineOutput,
-    PipelineTrainer, Stage, StageHooks, StagedTrainer, Tie, ZeroPipelineTrainer, balanced, split,
+    PipelineTrainStep, PipelineTrainer, Stage, StageHooks, Tie, ZeroPipelineTrainer, balanced, split,
 };
 pub use schedule::Schedule;
-pub use simulate::{RankReport, Simulation, simulate};
+pub use simulate::{RankReport, Simulation};
 pub use timeline::{Timeline, TimelineEvent};

@@ -18,9 +18,9 @@ impl StagePlacement {
         let ranks = rank_of.iter().max().map_or(0, |&last| last.saturating_add(1));
         let idle = (0..ranks).find(|rank| !rank_of.contains(rank));
         match (ranks, idle) {
-            (0, _) => Err(Error::argument("pipeline placement", "no stage at all")),
+            (0, _) => Err(Error::schedule("pipeline placement", "no stage at all")),
             (_, Some(rank)) => {
-                Err(Error::argument("pipeline placement", format!("rank {rank} of {ranks} has no stage")))
+                Err(Error::schedule("pipeline placement", format!("rank {rank} of {ranks} has no stage")))
             }
             _ => Ok(StagePlacement { ranks, rank_of }),
         }

@@ -5,7 +5,7 @@ use numcore::{Error, Result};
 use super::action::{Action, Compute, Message, Pass};
 use super::placement::StagePlacement;
 
-/// What every rank does, in its order. Whether it can run is another question: see [`check`](super::check()).
+/// What every rank does, in its order. Whether it can run is another question: see [`check`](Schedule::check).
 ///
 /// Holds: every action stands on the rank of its stage and names a stage and a micro-batch there is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,12 +25,12 @@ impl Schedule {
         let schedule = Schedule { placement, micros: micro_batches, rows };
         if schedule.rows.len() != schedule.placement.ranks() {
             let (rows, ranks) = (schedule.rows.len(), schedule.placement.ranks());
-            return Err(Error::argument("pipeline schedule", format!("{rows} rows for {ranks} ranks")));
+            return Err(Error::schedule("pipeline schedule", format!("{rows} rows for {ranks} ranks")));
         }
         for (rank, position, action) in schedule.actions() {
             if let Some(why) = schedule.misplaced(rank, action) {
                 return Err(
-                    Error::argument("pipeline schedule", format!("position {position}, {action}: {why}")).on_rank(rank)
+                    Error::schedule("pipeline schedule", format!("position {position}, {action}: {why}")).on_rank(rank)
                 );
             }
         }
@@ -38,7 +38,7 @@ impl Schedule {
         if micro_batches > actions {
             let why =
                 format!("{micro_batches} micro-batches, but only {actions} actions: each needs some on every stage");
-            return Err(Error::argument("pipeline schedule", why));
+            return Err(Error::schedule("pipeline schedule", why));
         }
         Ok(schedule)
     }
@@ -81,7 +81,7 @@ impl Schedule {
             .flat_map(|(rank, row)| row.iter().enumerate().map(move |(position, &action)| (rank, position, action)))
     }
 
-    /// Whether [`lower`](super::lower()) has been here: messages or units are present.
+    /// Whether [`lower`](Schedule::lower) has been here: messages or units are present.
     pub fn is_lowered(&self) -> bool {
         self.actions().any(|(_, _, action)| !action.is_compute())
     }

@@ -34,13 +34,15 @@ pub struct RankReport {
     pub sent: usize,
 }
 
-/// Plays a schedule (lowered or not) with these costs.
-///
-/// # Errors
-/// When it cannot end: names every rank that is stuck, where, and what it waits for.
-pub fn simulate<'a>(schedule: &'a Schedule, costs: &Costs, sends: SendMode) -> Result<Simulation<'a>> {
-    let spans = replay(schedule, costs, sends).map_err(|stuck| deadlock_error("pipeline simulation", &stuck))?;
-    Ok(Simulation { schedule, spans, costs: costs.clone() })
+impl Schedule {
+    /// Plays a schedule (lowered or not) with these costs.
+    ///
+    /// # Errors
+    /// When it cannot end: names every rank that is stuck, where, and what it waits for.
+    pub fn simulate(&self, costs: &Costs, sends: SendMode) -> Result<Simulation<'_>> {
+        let spans = replay(self, costs, sends).map_err(|stuck| deadlock_error("pipeline simulation", &stuck))?;
+        Ok(Simulation { schedule: self, spans, costs: costs.clone() })
+    }
 }
 
 impl Simulation<'_> {

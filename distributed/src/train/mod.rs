@@ -1,29 +1,37 @@
-//! Trainers: one training step, on however many ranks.
+//! Training steps: forward and backward passes of some micro-batches, and the update, on however many ranks.
+//!
+//! [`TrainStep::builder`] makes every kind of them.
 
-mod bucketed;
 mod buffers;
+mod builder;
 mod checkpoint;
 mod config;
 mod loss;
 mod metrics;
 pub(crate) mod norm;
+mod observer;
 mod reduced_gradients;
-mod simple;
 mod stage_strategy;
+mod step;
 mod strategy;
-mod trainer;
 
-pub(crate) use bucketed::leaves;
-pub use bucketed::{BucketedTrainer, DataParallel};
 pub use buffers::BufferSync;
+pub(crate) use builder::StepParts;
+pub use builder::{NoOptimizer, TrainStepBuilder};
 pub use checkpoint::CheckpointNotes;
 pub use config::TrainingConfig;
 pub use loss::Loss;
 pub use metrics::TrainingMetrics;
+pub(crate) use observer::{GradientObserver, observe};
 pub use reduced_gradients::ReducedGradients;
 pub(crate) use reduced_gradients::{Updates, wide};
-pub use simple::SimpleTrainer;
 pub(crate) use stage_strategy::not_of;
 pub use stage_strategy::{GradLoan, StageStrategy};
+pub use step::TrainStep;
 pub use strategy::Strategy;
-pub use trainer::Trainer;
+
+pub use crate::{
+    ddp::{BucketedTrainer, DataParallel, SimpleTrainer},
+    pipeline::{PipelineTrainer, ZeroPipelineTrainer},
+    zero::{ZeroStage1, ZeroStage2, ZeroStage3, ZeroTrainer},
+};

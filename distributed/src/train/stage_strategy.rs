@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{Error, Result, Runtime, Tensor, TensorMut};
 
-use super::{DataParallel, Strategy};
+use super::Strategy;
 use crate::checkpoint::Checkpointed;
 
 /// A strategy that can train one stage of a pipeline over the ranks that have this stage. What concerns several stages, norms and tied
@@ -32,7 +32,8 @@ pub trait StageStrategy<R: Runtime>: Strategy<R> + Checkpointed<R> {
     }
 }
 
-/// Memory of summed gradients, of which one piece is lent. [`DataParallel`] and [`Sharded`](crate::zero::Sharded) make it.
+/// Memory of summed gradients, of which one piece is lent. [`DataParallel`](crate::ddp::DataParallel) and [`Sharded`](crate::zero::Sharded)
+/// make it.
 pub struct GradLoan<R: Runtime> {
     pieces: Vec<TensorMut<R>>,
     own: usize,
@@ -57,39 +58,6 @@ impl<R: Runtime> GradLoan<R> {
     /// All pieces, in order.
     pub(crate) fn into_pieces(self) -> Vec<TensorMut<R>> {
         self.pieces
-    }
-}
-
-/// Every rank keeps all of it.
-impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
-    fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        self.squares(counts)
-    }
-
-    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
-        let (buffer, range) = self.place(leaf)?;
-        let slot = self.buckets_mut().gradients_mut().flats_mut()[buffer].lend(range)?;
-        Ok(GradLoan::new(vec![slot], 0))
-    }
-
-    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
-        let (buffer, _) = self.place(leaf)?;
-        let flat = &mut self.buckets_mut().gradients_mut().flats_mut()[buffer];
-        sum.into_pieces().into_iter().try_for_each(|slot| flat.restore(slot))
-    }
-
-    fn rate(&self) -> Option<f64> {
-        self.optimizer.lrs().first().copied()
-    }
-}
-
-impl<R: Runtime> DataParallel<R> {
-    /// Where a parameter has its gradient: buffer and range.
-    fn place(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
-        let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));
-        let params = self.optimizer.params();
-        let place = params.iter().enumerate().find_map(|(buffer, of)| Some((buffer, range(of.leaves())?)));
-        place.ok_or_else(|| not_of(leaf))
     }
 }
 

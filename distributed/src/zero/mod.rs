@@ -22,9 +22,11 @@ mod gradients;
 mod layout;
 mod options;
 mod order;
+mod rates;
 mod residency;
 mod sharded;
 mod stage_strategy;
+mod stages;
 mod unit;
 mod values;
 
@@ -32,3 +34,4 @@ pub use layout::{Piece, UnitLayout};
 pub use optim::StatePlace;
 pub use options::{UnitOf, ZeroOptions, ZeroStage};
 pub use sharded::{FullParameters, Sharded, ZeroTrainer};
+pub use stages::{ZeroStage1, ZeroStage2, ZeroStage3};

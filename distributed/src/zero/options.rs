@@ -8,6 +8,8 @@ use optim::StatePlace;
 use crate::{
     buckets::Unused,
     comm::{Comm, Communicator, Label},
+    mesh::Mesh,
+    plan::Axis,
 };
 
 /// What is sharded.
@@ -117,8 +119,17 @@ pub(super) struct ShardGroups<R: Runtime> {
 }
 
 impl<R: Runtime> ShardGroups<R> {
-    /// These ranks, for one more trainer of theirs.
-    pub(super) fn new(all: &Comm<R>, shard: &Comm<R>, replicas: Option<&Comm<R>>) -> Self {
+    /// The ranks of a mesh: shards along its shard axis and replicas along data, or, where it has no shard axis, shards along data.
+    pub(super) fn of_mesh(mesh: &Mesh<R>) -> Self {
+        match (mesh.plan().size(Axis::Shard), mesh.plan().size(Axis::Data)) {
+            (1, _) => Self::new(mesh.batch(), mesh.batch(), None),
+            (_, 1) => Self::new(mesh.batch(), mesh.axis(Axis::Shard), None),
+            _ => Self::new(mesh.batch(), mesh.axis(Axis::Shard), Some(mesh.axis(Axis::Data))),
+        }
+    }
+
+    /// These ranks, for one more training step of theirs.
+    fn new(all: &Comm<R>, shard: &Comm<R>, replicas: Option<&Comm<R>>) -> Self {
         let label = Label::next(all);
         let [all, shard] = [all, shard].map(|comm| label.over(comm));
         ShardGroups { all, shard, replicas: replicas.map(|comm| label.over(comm)), label }

@@ -11,55 +11,37 @@ use numcore::{
     DType, Result, Runtime, Tensor, TensorMut,
     ops::{PointwiseOps, ViewOps},
 };
-use optim::Shards;
+use optim::{LrSchedule, Shards};
 use parking_lot::Mutex;
 
-use super::{ZeroOptions, engine::ZeroEngine, options::ShardGroups, residency::ZeroResidency, unit::Unit};
+use super::{
+    ZeroOptions, engine::ZeroEngine, options::ShardGroups, rates::Rates, residency::ZeroResidency, unit::Unit,
+};
 use crate::{
     buckets::Unused,
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
     ddp::{Ddp, described},
-    plan::{Axis, Mesh},
-    train::{BufferSync, ReducedGradients, Strategy, Trainer, TrainingConfig, norm},
+    mesh::{AsMesh, Mesh},
+    train::{BufferSync, ReducedGradients, Strategy, TrainStep, norm},
 };
 
-/// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say.
+/// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say. [`TrainStep::builder`] makes it where
+/// [`zero`](crate::train::TrainStepBuilder::zero) is asked for, of any elementwise optimizer. One that looks at whole matrices or norms (Muon,
+/// LAMB, Adafactor) needs them in one place: it trains without.
 ///
-/// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to outlive the trainer is saved
+/// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to outlive the step is saved
 /// as a checkpoint, or copied within [`gather_full_params`](Sharded::gather_full_params). Parameters that are frozen when it is made cannot
 /// be trained later without another one.
-pub type ZeroTrainer<R> = Trainer<R, Sharded<R>>;
-
-impl<R: Runtime> ZeroTrainer<R> {
-    /// Trains with AdamW as `config` says, with weight decay for matrices alone.
-    pub fn new(
-        comm: &Comm<R>,
-        model: &(impl Module<R> + ?Sized),
-        config: TrainingConfig,
-        options: ZeroOptions,
-    ) -> Result<Self> {
-        Self::with(comm, model, config.adamw_groups(), config, options)
-    }
-
-    /// Trains with any elementwise optimizer; `config`'s learning rate and decay are not looked at. An optimizer that looks at whole
-    /// matrices or norms (Muon, LAMB, Adafactor) needs them in one place: use [`BucketedTrainer`](crate::train::BucketedTrainer).
-    pub fn with(
-        comm: &Comm<R>,
-        model: &(impl Module<R> + ?Sized),
-        optimizer: impl Shards<R> + 'static,
-        config: TrainingConfig,
-        options: ZeroOptions,
-    ) -> Result<Self> {
-        Trainer::over(Sharded::new(comm, model, optimizer, options)?, config)
-    }
-}
+#[doc(alias("FSDP"))]
+#[doc(alias("FullyShardedDataParallel"))]
+pub type ZeroTrainer<R> = TrainStep<R, Sharded<R>>;
 
 /// The strategy of [`ZeroTrainer`].
 pub struct Sharded<R: Runtime> {
     pub(super) groups: ShardGroups<R>,
     options: ZeroOptions,
-    optimizer: Arc<dyn Shards<R>>,
+    rates: Rates<R>,
     pub(super) engine: Arc<Mutex<ZeroEngine<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) steps: u64,
@@ -69,53 +51,31 @@ pub struct Sharded<R: Runtime> {
 
 impl<R: Runtime> Sharded<R> {
     /// Takes the parameters' values over, those of rank 0. An error unless all ranks have the same model and options.
+    ///
+    /// Parameters are cut along the mesh's shard axis, with replicas along its data axis: gathers stay within a replica; gradients are
+    /// reduced to shards within it, and those summed over the replicas. A mesh without a shard axis, such as a communicator, is sharded
+    /// along data.
+    #[track_caller]
     pub fn new(
-        comm: &Comm<R>,
+        mesh: &impl AsMesh<R>,
         model: &(impl Module<R> + ?Sized),
         optimizer: impl Shards<R> + 'static,
         options: ZeroOptions,
     ) -> Result<Self> {
-        Self::of_stage(comm, model, Arc::new(optimizer), options)
+        Self::scheduled(&mesh.as_mesh(), model, Arc::new(optimizer), None, options)
     }
 
-    /// As [`new`](Sharded::new) for one stage of a model of which all stages are optimized alike.
-    pub(crate) fn of_stage(
-        comm: &Comm<R>,
-        stage: &(impl Module<R> + ?Sized),
-        optimizer: Arc<dyn Shards<R>>,
-        options: ZeroOptions,
-    ) -> Result<Self> {
-        Self::over(ShardGroups::new(comm, comm, None), stage, optimizer, options)
-    }
-
-    /// As [`new`](Sharded::new) with replicas: sharded along the mesh's shard axis, replicated along its data axis. Gathers stay within a
-    /// replica; gradients are reduced to shards within it, and those summed over the replicas.
-    pub fn hybrid(
+    /// As [`new`](Sharded::new) with a schedule in place of the optimizer's own, which all stages of a model may share.
+    #[track_caller]
+    pub(crate) fn scheduled(
         mesh: &Mesh<R>,
         model: &(impl Module<R> + ?Sized),
-        optimizer: impl Shards<R> + 'static,
-        options: ZeroOptions,
-    ) -> Result<Self> {
-        Self::hybrid_of_stage(mesh, model, Arc::new(optimizer), options)
-    }
-
-    /// Both: one stage, on the ranks that differ along the mesh's shard and data axes alone.
-    pub(crate) fn hybrid_of_stage(
-        mesh: &Mesh<R>,
-        stage: &(impl Module<R> + ?Sized),
         optimizer: Arc<dyn Shards<R>>,
+        schedule: Option<Arc<dyn LrSchedule>>,
         options: ZeroOptions,
     ) -> Result<Self> {
-        let replicas = (mesh.plan().size(Axis::Data) > 1).then(|| mesh.axis(Axis::Data));
-        Self::over(ShardGroups::new(mesh.batch(), mesh.axis(Axis::Shard), replicas), stage, optimizer, options)
-    }
-
-    fn over(
-        groups: ShardGroups<R>,
-        model: &(impl Module<R> + ?Sized),
-        optimizer: Arc<dyn Shards<R>>,
-        options: ZeroOptions,
-    ) -> Result<Self> {
+        let groups = ShardGroups::of_mesh(mesh);
+        let rates = Rates { optimizer: optimizer.clone(), schedule };
         let comm = &groups.all;
         let ddp = Ddp::new(comm, model)?;
         let named: Vec<(String, Arc<Leaf<R>>)> =
@@ -123,7 +83,7 @@ impl<R: Runtime> Sharded<R> {
         let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
         let members: Vec<usize> = named.iter().map(|(name, l)| optimizer.group(name, &l.spec())).collect();
         let (stage, unused, label) = (options.stage, options.unused, &groups.label);
-        let rules = format!("{stage:?} {unused:?} {units:?} {label:?} {} {members:?}", optimizer.describe());
+        let rules = format!("{stage:?} {unused:?} {units:?} {label:?} {} {members:?}", rates.describe());
         comm.agree("how the model is sharded", (rules + &described(&named, &[])).as_bytes())?;
         ddp.sync_buffers()?;
         let order = named.iter().enumerate().rev().map(|(k, (_, leaf))| (leaf.id(), k)).collect();
@@ -133,7 +93,7 @@ impl<R: Runtime> Sharded<R> {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }
         let buffers = Buffers(model.named_buffers());
-        Ok(Sharded { groups, options, optimizer, engine, buffers, steps: 0, order })
+        Ok(Sharded { groups, options, rates, engine, buffers, steps: 0, order })
     }
 
     /// All parameters on every rank, for evaluation and export: they are gathered now, and released when the scope ends.
@@ -145,7 +105,7 @@ impl<R: Runtime> Sharded<R> {
 
     /// The learning rates of the next update, by group.
     pub(super) fn rates(&self) -> Vec<f64> {
-        self.optimizer.lrs(self.steps)
+        self.rates.at(self.steps)
     }
 
     /// Names of the units, in the order of the model; the root's is empty.

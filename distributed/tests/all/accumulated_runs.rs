@@ -1,5 +1,6 @@
 //! `Trainer::run` and `idle` where a step has several micro-batches: every batch counts once, and ranks may run out at any of them.
 
+use crate::common::{bucketed, simple};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::checkpoint_common::{Any, HOWS, How};
@@ -7,7 +8,7 @@ use crate::common::{Mlp, Task, Trace, config, cpu, difference, everywhere, weigh
 use distributed::{
     buckets::{BucketOptions, Unused},
     comm::{Collectives, Comm, Communicator, Ranks},
-    train::{BucketedTrainer, Loss, SimpleTrainer, TrainingConfig},
+    train::{Loss, TrainingConfig},
 };
 use nn::Init;
 use numcore::{DType, Error, Result, ops::PointwiseOps};
@@ -27,7 +28,7 @@ fn alone(n: usize) -> Trace {
     let rt = Cpu::with_threads(1);
     let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
     let config = TrainingConfig { accumulation: 2 * n, ..config() };
-    let mut trainer = SimpleTrainer::new(&rt, &model, config).unwrap();
+    let mut trainer = simple(&rt, &model, config).unwrap();
     let mut trace = Trace::default();
     for step in 0..batches(n - 1).div_ceil(2) {
         let micro = |k: usize| {
@@ -50,7 +51,7 @@ fn trainers() -> Vec<(How, Unused, bool)> {
 fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, (how, unused, canonical): (How, Unused, bool)) -> Result<Any> {
     if canonical {
         let options = BucketOptions { canonical, unused, ..Default::default() };
-        return Ok(Any::Buckets(Box::new(BucketedTrainer::new(comm, model, two(), options)?)));
+        return Ok(Any::Buckets(Box::new(bucketed(comm, model, two(), options)?)));
     }
     Any::unused(comm, model, how, two(), unused)
 }
@@ -101,7 +102,7 @@ fn a_rank_idles_through_a_whole_step() {
     let one = {
         let rt = Cpu::with_threads(1);
         let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
-        let mut trainer = SimpleTrainer::new(&rt, &model, two()).unwrap();
+        let mut trainer = simple(&rt, &model, two()).unwrap();
         (0..2).for_each(|_| _ = trainer.step(|k| model.loss(&rt, k, &[0, 1])).unwrap());
         Trace { weights: vec![weights(&model).unwrap()], ..Default::default() }
     };
@@ -129,7 +130,7 @@ fn a_rank_idles_through_a_whole_step() {
 fn an_error_of_the_observer_reaches_all_ranks() {
     let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), BucketOptions::default())?;
+        let mut trainer = bucketed(&comm, &model, config(), BucketOptions::default())?;
         let stop = |_| match comm.rank() {
             1 => Err(Error::argument("an observer", "stop here")),
             _ => Ok(()),

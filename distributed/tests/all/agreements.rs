@@ -6,8 +6,8 @@ use autograd::{Var, manual_seed, no_grad, set_random_stream};
 use distributed::{
     buckets::BucketOptions,
     comm::{Communicator, Ranks},
-    train::{BucketedTrainer, CheckpointNotes, TrainingConfig},
-    zero::{ZeroOptions, ZeroStage, ZeroTrainer},
+    train::{CheckpointNotes, TrainStep, TrainingConfig},
+    zero::{ZeroOptions, ZeroStage},
 };
 use nn::{Dropout, Forward, Init, ModuleExt};
 use numcore::{DType, ErrorKind, Result, Tensor};
@@ -61,10 +61,20 @@ fn optimizers_must_be_the_same() {
                 let how = if comm.rank() == 1 { what } else { "" };
                 let config = TrainingConfig::default();
                 match sharded {
-                    true => ZeroTrainer::with(&comm, &model, shards(how), config, ZeroOptions::default()).map(|_| ()),
+                    true => TrainStep::builder(&comm, &model)
+                        .optimizer(shards(how))
+                        .config(config)
+                        .zero(ZeroOptions::default())
+                        .build()
+                        .map(|_| ()),
                     false => {
                         let (optimizer, options) = (optimizer(&model, how)?, BucketOptions::default());
-                        BucketedTrainer::with(&comm, &model, optimizer, config, options).map(|_| ())
+                        TrainStep::builder(&comm, &model)
+                            .optimizer(optimizer)
+                            .config(config)
+                            .buckets(options)
+                            .build()
+                            .map(|_| ())
                     }
                 }
             });
@@ -82,7 +92,7 @@ fn an_optimizer_of_parameters_that_are_not_the_models_is_refused() {
     let comm = std::sync::Arc::new(distributed::comm::NoOpCommunicator::new(&rt)) as distributed::comm::Comm<Cpu>;
     let [model, other] = [0, 1].map(|seed| Mlp::new(&Init::new(&rt, seed)).unwrap());
     let optimizer = optimizer(&other, "").unwrap();
-    let made = BucketedTrainer::with(&comm, &model, optimizer, config(), BucketOptions::default());
+    let made = TrainStep::builder(&comm, &model).optimizer(optimizer).config(config()).build();
     let error = made.map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("a.weight") && error.contains("not in the model"), "{error}");
 }
@@ -157,7 +167,7 @@ fn combined_optimizers_keep_the_programs_hyper_parameters() {
         everywhere(2, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), from as u64).dtype(DType::F64))?;
             let optimizer = combined(&model, lr)?;
-            let mut trainer = BucketedTrainer::with(&comm, &model, optimizer, config(), BucketOptions::default())?;
+            let mut trainer = TrainStep::builder(&comm, &model).optimizer(optimizer).config(config()).build()?;
             if from > 0 {
                 let manifest = trainer.load(&folder)?.expect("a checkpoint");
                 assert!(manifest.names().any(|name| name == "state/momentum_buffer/c.weight"));

@@ -1,11 +1,12 @@
 //! Buckets are rebuilt once, before the second step, in the order in which gradients became final on rank 0.
 
 use crate::common::{Trace, config, difference, everywhere, weights};
+use crate::common::{bucketed, simple};
 use autograd::Var;
 use distributed::{
     buckets::{BucketLimits, BucketOptions},
     comm::Communicator,
-    train::{BucketedTrainer, Loss, SimpleTrainer, TrainingConfig},
+    train::{Loss, TrainingConfig},
 };
 use nn::{Forward, Init, Linear};
 use numcore::{
@@ -35,7 +36,7 @@ fn once_in_the_ready_order_of_rank_0() {
     let one = {
         let rt = Cpu::with_threads(1);
         let model = layers(&rt).unwrap();
-        let mut trainer = SimpleTrainer::new(&rt, &model, TrainingConfig { accumulation: 3, ..config() }).unwrap();
+        let mut trainer = simple(&rt, &model, TrainingConfig { accumulation: 3, ..config() }).unwrap();
         let step = |step| trainer.step(|rank| loss(&model, &rt, rank, step))?.loss();
         let losses = (0..4).map(step).collect::<Result<_>>().unwrap();
         Trace { losses, weights: vec![weights(&model).unwrap()], ..Default::default() }
@@ -43,7 +44,7 @@ fn once_in_the_ready_order_of_rank_0() {
     let many = everywhere(3, |comm| {
         let model = layers(comm.runtime())?;
         let options = BucketOptions { limits: Some(BucketLimits { first: 1, others: 1 }), ..Default::default() };
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
+        let mut trainer = bucketed(&comm, &model, config(), options)?;
         let mut trace = Trace::default();
         // As expected before anything ran; what rank 0 saw in its first step; in the third its order is another.
         let buckets = [["2.weight", "1.weight", "0.weight"], ["2.weight", "0.weight", "1.weight"]];

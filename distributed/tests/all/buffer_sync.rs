@@ -1,5 +1,6 @@
 //! Buffers that are made equal after each step: whose they are, and that evaluation is the same on all ranks.
 
+use crate::common::pipelined;
 use std::slice::from_ref;
 
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
 use autograd::{Var, no_grad};
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    pipeline::{MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, split},
+    pipeline::{MicroBatches, PipelineModel, ScheduleKind, split},
     train::{BufferSync, TrainingConfig},
 };
 use nn::{BatchNorm, Forward, Init, ModuleExt};
@@ -72,7 +73,7 @@ fn what_ranks_have_after_a_step_is_what_was_asked_for() {
 fn an_average_of_means_is_the_mean_of_all_examples() {
     // Of the first layer's inputs, which do not depend on weights: equal parts on each rank.
     let run = |n: usize| {
-        let config = TrainingConfig { buffers: BufferSync::Average, learning_rate: 0.0, weight_decay: 0.0, ..config() };
+        let config = TrainingConfig { buffers: BufferSync::Average, ..config() };
         let program = |comm: Comm<Cpu>| {
             let model = BatchNorm::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 5)?;
             let mut trainer = Any::over(&comm, &model, HOWS[0], config.clone())?;
@@ -126,7 +127,7 @@ fn replicas_of_a_stage_have_equal_buffers_on_request() {
             let layers = model(comm.runtime(), 0)?.into_layers();
             let model = PipelineModel::on(comm.rank() % 2, checked.clone(), split(layers, &[2])?).loss(squares);
             let config = TrainingConfig { buffers: sync, ..config() };
-            let mut trainer = PipelineTrainer::new(&comm, model, config)?;
+            let mut trainer = pipelined(&comm, model, config)?;
             for step in 0..STEPS {
                 let [x, y] = batch(comm.runtime(), 2 * step + comm.rank() / 2)?;
                 trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;

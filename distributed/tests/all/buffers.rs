@@ -1,5 +1,6 @@
 //! Models with buffers: every rank begins with those of rank 0, trains with them, and finds them in checkpoints.
 
+use crate::common::{pipelined, sharded_pipeline, simple};
 use std::slice::from_ref;
 
 use crate::{
@@ -11,10 +12,8 @@ use crate::{
 use autograd::Var;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    pipeline::{
-        Checked, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, StagedTrainer, ZeroPipelineTrainer, split,
-    },
-    train::{CheckpointNotes, Loss, SimpleTrainer, StageStrategy, TrainingConfig},
+    pipeline::{Checked, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, split},
+    train::{CheckpointNotes, Loss, StageStrategy, TrainingConfig},
 };
 use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
 use numcore::{
@@ -64,7 +63,7 @@ pub fn loss(model: &Sequential<Cpu>, rt: &Cpu, step: usize, start: usize, count:
 fn alone(parts: usize) -> (Trace, Vec<f64>) {
     let rt = Cpu::with_threads(1);
     let model = model(&rt, 0).unwrap();
-    let mut trainer = SimpleTrainer::new(&rt, &model, TrainingConfig { accumulation: parts, ..config() }).unwrap();
+    let mut trainer = simple(&rt, &model, TrainingConfig { accumulation: parts, ..config() }).unwrap();
     let (mut trace, count) = (Trace::default(), (EXAMPLES - 1) / parts);
     for step in 0..STEPS {
         let metrics = trainer.step(|k| loss(&model, &rt, step, k * count, count)).unwrap();
@@ -128,10 +127,11 @@ fn a_checkpoint_has_those_of_rank_0() {
 /// Trains a staged model whose replicas all see the whole batch, and saves it; losses, norms, and the buffers here.
 fn staged<S: StageStrategy<Cpu>>(
     comm: &Comm<Cpu>,
-    mut trainer: StagedTrainer<Cpu, S>,
+    mut trainer: PipelineTrainStep<Cpu, S>,
     folder: &distributed::checkpoint::Folder,
 ) -> Result<(Vec<f64>, Vec<f64>)> {
-    let here = |trainer: &StagedTrainer<Cpu, S>| trainer.pipeline().stages().values().map(|s| buffers(&**s)).collect();
+    let here =
+        |trainer: &PipelineTrainStep<Cpu, S>| trainer.pipeline().stages().values().map(|s| buffers(&**s)).collect();
     let before: Vec<Vec<f64>> = Result::from_iter::<Vec<_>>(here(&trainer))?;
     assert!(before.concat().is_empty() || before.concat() == first());
     let mut told = Vec::new();
@@ -158,8 +158,8 @@ fn a_stage_of_a_pipeline_has_its_own() {
             let layers = model(comm.runtime(), comm.rank() / 2)?.into_layers();
             let model = PipelineModel::on(comm.rank(), checked.clone(), split(layers, &[2])?).loss(squares);
             match how.zero() {
-                None => staged(&comm, PipelineTrainer::new(&comm, model, config())?, &folder),
-                Some(zero) => staged(&comm, ZeroPipelineTrainer::new(&comm, model, config(), zero)?, &folder),
+                None => staged(&comm, pipelined(&comm, model, config())?, &folder),
+                Some(zero) => staged(&comm, sharded_pipeline(&comm, model, config(), zero)?, &folder),
             }
         });
         for (rank, (got, here)) in ranks.unwrap().into_iter().enumerate() {

@@ -1,5 +1,6 @@
 //! Canonical order: which chunk is computed where changes no bit, whatever chunks weigh and whichever parameters they use.
 
+use crate::common::bucketed;
 use crate::common::{Mlp, STEPS, Task, Trace, config, everywhere, weights};
 use crate::data_parallel::small;
 use crate::data_parallel_unused::Branches;
@@ -7,7 +8,7 @@ use autograd::Var;
 use distributed::{
     buckets::{BucketOptions, Unused},
     comm::Communicator,
-    train::{BucketedTrainer, Loss, TrainingConfig},
+    train::{Loss, TrainingConfig},
 };
 use nn::{Forward, Init};
 use numcore::{
@@ -27,7 +28,7 @@ fn weights_of_any_kind_are_added_in_the_order_of_chunks() {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let options = BucketOptions { canonical: true, ..small() };
             let config = TrainingConfig { accumulation: CHUNKS / comm.size(), ..config() };
-            let mut trainer = BucketedTrainer::new(&comm, &model, config, options)?;
+            let mut trainer = bucketed(&comm, &model, config, options)?;
             let mut trace = Trace::default();
             for step in 0..STEPS {
                 let metrics = trainer.step(|k| {
@@ -56,7 +57,7 @@ fn branches(canonical: bool, unused: Unused) -> Trace {
         nn::ModuleExt::<Cpu>::freeze_where(&model, |name| unused == Unused::Error && name.starts_with("never"));
         let config = TrainingConfig { accumulation: 2, ..config() };
         let options = BucketOptions { canonical, unused, ..small() };
-        let mut trainer = BucketedTrainer::new(&comm, &model, config, options)?;
+        let mut trainer = bucketed(&comm, &model, config, options)?;
         let x = Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
         let mut trace = Trace::default();
         for _ in 0..3 {

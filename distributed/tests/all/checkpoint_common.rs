@@ -1,6 +1,7 @@
 //! What the tests of checkpoints share: a folder, and every way to train.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use crate::common::{bucketed, sharded};
 use std::{
     fs,
     path::PathBuf,
@@ -78,11 +79,11 @@ impl Any {
         Ok(match how {
             How::Buckets => {
                 let options = BucketOptions { unused, ..Default::default() };
-                Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config, options)?))
+                Any::Buckets(Box::new(bucketed(comm, model, config, options)?))
             }
             How::Zero(stage) => {
                 let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
-                Any::Zero(Box::new(ZeroTrainer::new(comm, model, config, options)?))
+                Any::Zero(Box::new(sharded(comm, model, config, options)?))
             }
         })
     }

@@ -1,5 +1,6 @@
 //! Checkpoints: whatever can happen to files, and to a program while it saves.
 
+use distributed::train::TrainStep;
 use std::{
     fs,
     path::Path,
@@ -12,7 +13,7 @@ use crate::common::{Mlp, Task, config, cpu, weights};
 use distributed::{
     checkpoint::Folder,
     comm::{Comm, Communicator, Ranks},
-    zero::{ZeroOptions, ZeroStage, ZeroTrainer},
+    zero::{ZeroOptions, ZeroStage},
 };
 use nn::{Gpt, Init};
 use numcore::{DType, Error, rng::Philox};
@@ -144,7 +145,8 @@ fn tensors_that_are_missing_unexpected_or_of_another_shape_are_named() {
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
         let sgd = optim::ParamGroups::new(optim::SgdConfig::default());
-        let mut trainer = ZeroTrainer::with(&comm, &model, sgd, config(), ZeroOptions::default())?;
+        let mut trainer =
+            TrainStep::builder(&comm, &model).optimizer(sgd).config(config()).zero(ZeroOptions::default()).build()?;
         trainer.load(&folder).map(|_| ())
     });
     for e in outcomes.unwrap() {

@@ -1,5 +1,6 @@
 //! Loading that cannot be: an error on every rank, before anything has changed on any, or nobody goes on.
 
+use crate::common::{bucketed, simple};
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -11,7 +12,7 @@ use distributed::{
     buckets::BucketOptions,
     checkpoint::{CheckpointPart, Checkpointed, Folder, Wanted},
     comm::{Collectives, Comm, Communicator, Ranks},
-    train::{BucketedTrainer, CheckpointNotes, SimpleTrainer, TrainingConfig},
+    train::{BucketedTrainer, CheckpointNotes, TrainingConfig},
     zero::ZeroStage,
 };
 use nn::Init;
@@ -91,17 +92,17 @@ fn a_scale_that_is_no_number_is_found_before_anything_changes() {
     let with = |scaler: LossScaler, seed: u64| {
         let model = Mlp::new(&Init::new(&rt, seed)).unwrap();
         let config = TrainingConfig { loss_scaling: Some(scaler), ..config() };
-        let trainer = SimpleTrainer::new(&rt, &model, config).unwrap();
+        let trainer = simple(&rt, &model, config).unwrap();
         (model, trainer)
     };
     let mut growing = LossScaler::starting_at(64.0).unwrap();
     (growing.growth, growing.interval) = (f64::INFINITY, 1);
     let (model, mut trainer) = with(growing, 0);
     trainer.step(|_| model.loss(&rt, 0, &all)).unwrap();
-    trainer.inner().save(&folder, &CheckpointNotes::new()).unwrap();
+    trainer.save(&folder, &CheckpointNotes::new()).unwrap();
     let (model, mut trainer) = with(LossScaler::starting_at(64.0).unwrap(), 1);
     let before = weights(&model).unwrap();
-    let error = trainer.inner().load(&folder).unwrap_err().to_string();
+    let error = trainer.load(&folder).unwrap_err().to_string();
     assert!(error.contains("the factor must be positive"), "{error}");
     assert!(weights(&model).unwrap() == before);
     assert_eq!(trainer.global_step(), 0);
@@ -141,7 +142,7 @@ fn what_fails_after_all_checks_ends_the_communicator() {
     let told = Ranks::new(2).outcomes(cpu, |comm| {
         saved(&comm, How::Buckets, &folder)?;
         let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), BucketOptions::default())?;
+        let mut trainer = bucketed(&comm, &model, config(), BucketOptions::default())?;
         let mut breaks = Breaks(&mut trainer, comm.rank() == 1);
         let error = folder.load(&comm, 1, &mut breaks).map(|_| ()).expect_err("rank 1 has not loaded");
         let step = trainer.step(|_| model.loss(comm.runtime(), 1, &[0])).map(|_| ()).expect_err("ranks differ");

@@ -1,5 +1,6 @@
 //! Manifests that were changed by someone who knows the format: whatever they say, loading ends with an error or with what they say.
 
+use crate::common::bucketed;
 use std::{fs, panic::AssertUnwindSafe, path::Path};
 
 use crate::checkpoint_common::*;
@@ -182,7 +183,7 @@ fn numbers_that_nobody_takes_are_refused_as_tensors_are() {
 fn compressing(comm: &Comm<Cpu>, model: &Mlp<Cpu>) -> Result<BucketedTrainer<Cpu>> {
     let options = PowerSgd { start_iter: 2, ..Default::default() };
     let options = BucketOptions { compression: GradCompression::PowerSgd(options), ..Default::default() };
-    BucketedTrainer::new(comm, model, config(), options)
+    bucketed(comm, model, config(), options)
 }
 
 #[test]

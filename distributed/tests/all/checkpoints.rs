@@ -1,15 +1,17 @@
 //! Checkpoints: exact resumption, any other number of ranks and any other strategy.
 
 use crate::checkpoint_common::*;
+use crate::common::simple;
 use crate::common::{Mlp, Task, config, cpu, own, single, weights};
 use autograd::Var;
 use distributed::{
     checkpoint::CheckpointReader,
     comm::{Communicator, Ranks},
-    plan::{Axis, Mesh, ParallelPlan},
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
     sampler::DistributedSampler,
-    train::{CheckpointNotes, Loss, SimpleTrainer, TrainingConfig},
-    zero::{Sharded, ZeroOptions, ZeroStage, ZeroTrainer},
+    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
+    zero::{ZeroOptions, ZeroStage},
 };
 use nn::{Forward, Gpt, Init, Linear, Module};
 use numcore::{
@@ -122,7 +124,8 @@ fn replicas_of_shards_go_on_at_any_shape() {
                 let mesh = Mesh::new(&comm, ParallelPlan::new(n, [(Axis::Data, data), (Axis::Shard, n / data)])?)?;
                 let optimizer = ParamGroups::new(AdamWConfig { lr: 1e-2, ..Default::default() });
                 let options = ZeroOptions { stage, ..Default::default() };
-                let mut trainer = ZeroTrainer::over(Sharded::hybrid(&mesh, &model, optimizer, options)?, config())?;
+                let mut trainer =
+                    TrainStep::builder(&mesh, &model).optimizer(optimizer).config(config()).zero(options).build()?;
                 assert_eq!(trainer.load(&folder)?.is_some(), from > 0);
                 for step in from..to {
                     trainer.step(|_| model.loss(rt, step, &own(&comm)))?;
@@ -172,16 +175,16 @@ fn scaler_and_counts_go_on() {
     let rt = Cpu::with_threads(1);
     let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
     let all: Vec<usize> = (0..5).collect();
-    let mut first = SimpleTrainer::new(&rt, &model, scaled.clone()).unwrap();
+    let mut first = simple(&rt, &model, scaled.clone()).unwrap();
     for step in 0..3 {
         first.step(|_| model.loss(&rt, step, &all)).unwrap();
     }
-    first.inner().save(&folder, &CheckpointNotes::new()).unwrap();
-    let mut second = SimpleTrainer::new(&rt, &Mlp::new(&Init::new(&rt, 1)).unwrap(), scaled).unwrap();
-    second.inner().load(&folder).unwrap().unwrap();
+    first.save(&folder, &CheckpointNotes::new()).unwrap();
+    let mut second = simple(&rt, &Mlp::new(&Init::new(&rt, 1)).unwrap(), scaled).unwrap();
+    second.load(&folder).unwrap().unwrap();
     assert_eq!(second.global_step(), 3);
-    assert_eq!(second.inner().scaler().cloned(), first.inner().scaler().cloned());
-    assert_eq!(second.inner().scaler().unwrap().factor(), 128.0);
+    assert_eq!(second.scaler().cloned(), first.scaler().cloned());
+    assert_eq!(second.scaler().unwrap().factor(), 128.0);
 }
 
 #[test]

@@ -3,9 +3,13 @@
 
 use autograd::Var;
 use distributed::{
-    comm::{Comm, Ranks},
+    buckets::BucketOptions,
+    comm::{Comm, NoOpCommunicator, Ranks},
+    mesh::AsMesh,
+    pipeline::{PipelineModel, PipelineTrainer, ZeroPipelineTrainer},
     sampler::shard_batches,
-    train::{Loss, SimpleTrainer, TrainingConfig},
+    train::{BucketedTrainer, Loss, SimpleTrainer, TrainStep, TrainingConfig},
+    zero::{ZeroOptions, ZeroTrainer},
 };
 use nn::{Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt};
 use numcore::{
@@ -13,6 +17,7 @@ use numcore::{
     fused::{CrossEntropyOptions, NnOps, Reduction},
     ops::{IndexOps, PointwiseOps, ViewOps},
 };
+use optim::{AdamWConfig, ParamGroups};
 use runtime_cpu::Cpu;
 
 pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
@@ -112,15 +117,59 @@ pub fn weights<M: Module<Cpu>>(model: &M) -> Result<Vec<f64>> {
     Ok(all)
 }
 
+/// The optimizer of every comparison.
+pub fn adamw() -> ParamGroups<AdamWConfig> {
+    ParamGroups::decay_matrices(AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() })
+}
+
 pub fn config() -> TrainingConfig {
-    TrainingConfig { learning_rate: 1e-2, weight_decay: 0.1, max_norm: Some(0.5), ..Default::default() }
+    TrainingConfig { max_norm: Some(0.5), ..Default::default() }
+}
+
+pub fn simple(rt: &Cpu, model: &impl Module<Cpu>, config: TrainingConfig) -> Result<SimpleTrainer<Cpu>> {
+    TrainStep::builder(&NoOpCommunicator::new(rt), model).optimizer(adamw()).config(config).build()
+}
+
+pub fn bucketed<R: Runtime>(
+    mesh: &impl AsMesh<R>,
+    model: &impl Module<R>,
+    config: TrainingConfig,
+    options: BucketOptions,
+) -> Result<BucketedTrainer<R>> {
+    TrainStep::builder(mesh, model).optimizer(adamw()).config(config).buckets(options).build()
+}
+
+pub fn sharded<R: Runtime>(
+    mesh: &impl AsMesh<R>,
+    model: &impl Module<R>,
+    config: TrainingConfig,
+    options: ZeroOptions,
+) -> Result<ZeroTrainer<R>> {
+    TrainStep::builder(mesh, model).optimizer(adamw()).config(config).zero(options).build()
+}
+
+pub fn pipelined(
+    mesh: &impl AsMesh<Cpu>,
+    model: PipelineModel<Cpu>,
+    config: TrainingConfig,
+) -> Result<PipelineTrainer<Cpu>> {
+    TrainStep::builder(mesh, model).optimizer(adamw()).config(config).build()
+}
+
+pub fn sharded_pipeline(
+    mesh: &impl AsMesh<Cpu>,
+    model: PipelineModel<Cpu>,
+    config: TrainingConfig,
+    options: ZeroOptions,
+) -> Result<ZeroPipelineTrainer<Cpu>> {
+    TrainStep::builder(mesh, model).optimizer(adamw()).config(config).zero(options).build()
 }
 
 /// Training on one rank with all examples.
 pub fn single<M: Task>(dtype: DType, config: TrainingConfig) -> Result<Trace> {
     let rt = Cpu::with_threads(1);
     let model = M::new(&Init::new(&rt, 0).dtype(dtype))?;
-    let mut trainer = SimpleTrainer::new(&rt, &model, config)?;
+    let mut trainer = simple(&rt, &model, config)?;
     let all: Vec<usize> = (0..EXAMPLES).collect();
     let mut trace = Trace::default();
     for step in 0..STEPS {

@@ -1,5 +1,6 @@
 //! Data parallelism: many ranks train as one does.
 
+use crate::common::bucketed;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{
@@ -11,7 +12,7 @@ use distributed::{
     buckets::{BucketLimits, BucketOptions, GradCompression},
     comm::{Call, Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
     ddp::Ddp,
-    train::{BucketedTrainer, Loss, TrainingConfig},
+    train::{Loss, TrainingConfig},
 };
 use nn::{Forward, Gpt, Init, Linear, ModuleExt};
 use numcore::{
@@ -27,7 +28,7 @@ pub fn small() -> BucketOptions {
 fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: BucketOptions) -> Result<Trace> {
     // Every rank starts from other weights: those of rank 0 count.
     let model = M::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
-    let mut trainer = BucketedTrainer::new(comm, &model, config, options)?;
+    let mut trainer = bucketed(comm, &model, config, options)?;
     let mut trace = Trace::default();
     for step in 0..STEPS {
         let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
@@ -84,7 +85,7 @@ fn every_gradient_is_sent_twice_but_for_the_own_part() {
             let options =
                 BucketOptions { limits: Some(BucketLimits { first: 1 << 16, others: 1 << 17 }), ..Default::default() };
             let comm = counted.clone() as Comm<Cpu>;
-            let mut trainer = BucketedTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+            let mut trainer = bucketed(&comm, &model, TrainingConfig::default(), options)?;
             let mut of_step = || {
                 counted.reset();
                 trainer.step(|_| layers_loss(&model, comm.runtime(), DType::F32))?;
@@ -110,7 +111,7 @@ fn accumulated_micro_batches_are_one_batch() {
         let many = everywhere(n, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
             let counted = Arc::new(CountingCommunicator::new(comm.clone()));
-            let mut trainer = BucketedTrainer::new(&(counted.clone() as Comm<Cpu>), &model, config.clone(), small())?;
+            let mut trainer = bucketed(&(counted.clone() as Comm<Cpu>), &model, config.clone(), small())?;
             let mut trace = Trace::default();
             for step in 0..STEPS {
                 counted.reset();
@@ -137,7 +138,7 @@ fn gradients_may_travel_as_halves() {
         let options = BucketOptions { compression, ..small() };
         let gradient = |comm: &Comm<Cpu>, options: BucketOptions| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let mut trainer = BucketedTrainer::new(comm, &model, plain.clone(), options)?;
+            let mut trainer = bucketed(comm, &model, plain.clone(), options)?;
             trainer.step(|_| model.loss(comm.runtime(), 0, &own(comm)))?;
             let leaf = model.a.weight.leaf();
             trainer
@@ -286,7 +287,7 @@ fn buckets_leave_while_the_sweep_goes_on() {
     let init = Init::new(&rt, 0);
     let layers: Vec<Linear<NullRuntime>> = (0..6).map(|_| Linear::new(&init, 16, 16).unwrap()).collect();
     let options = BucketOptions { limits: Some(BucketLimits { first: 1, others: 1 }), ..Default::default() };
-    let mut trainer = BucketedTrainer::new(&comm, &layers, TrainingConfig::default(), options).unwrap();
+    let mut trainer = bucketed(&comm, &layers, TrainingConfig::default(), options).unwrap();
     watched.take();
     let x = Var::new(Tensor::zeros(&rt, [4, 16], DType::F32).unwrap());
     let mut forward = 0;
@@ -316,7 +317,7 @@ fn in_canonical_order_the_number_of_ranks_does_not_change_a_bit() {
             let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
             let options = BucketOptions { canonical: true, ..small() };
             let config = TrainingConfig { accumulation: CHUNKS / comm.size(), ..config() };
-            let mut trainer = BucketedTrainer::new(&comm, &model, config, options)?;
+            let mut trainer = bucketed(&comm, &model, config, options)?;
             let mut trace = Trace::default();
             for step in 0..STEPS {
                 // Chunk c is one example; rank r computes r, n + r, 2n + r …
@@ -337,7 +338,7 @@ fn in_canonical_order_the_number_of_ranks_does_not_change_a_bit() {
     let chunks: Vec<usize> = (0..CHUNKS).collect();
     let joined = everywhere(1, |comm| {
         let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        let mut trainer = bucketed(&comm, &model, config(), small())?;
         let mut trace = Trace::default();
         for step in 0..STEPS {
             let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &chunks))?;

@@ -1,5 +1,6 @@
 //! Data parallelism where ranks differ: parameters that are unused or frozen, ranks that run out, gradients that overflow.
 
+use crate::common::{bucketed, simple};
 use std::sync::Arc;
 
 use crate::checkpoint_common::{Any, HOWS, How};
@@ -9,7 +10,7 @@ use autograd::Var;
 use distributed::{
     buckets::{BucketOptions, Unused},
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    train::{BucketedTrainer, Loss, SimpleTrainer, TrainingConfig},
+    train::{Loss, TrainingConfig},
     zero::ZeroStage,
 };
 use nn::{Forward, Init, Linear, Module};
@@ -49,7 +50,7 @@ pub fn branches_alone(steps: usize) -> Vec<f64> {
     let (model, comm) = (Branches::new(&rt).unwrap(), Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>);
     let config = TrainingConfig { accumulation: 3, ..config() };
     let options = BucketOptions { unused: Unused::Allow, ..small() };
-    let mut trainer = BucketedTrainer::new(&comm, &model, config, options).unwrap();
+    let mut trainer = bucketed(&comm, &model, config, options).unwrap();
     let x = Var::new(Tensor::normal(&rt, [2, 3], DType::F64, 0.0, 1.0, 9).unwrap());
     for _ in 0..steps {
         let micro = |k| {
@@ -66,7 +67,7 @@ fn an_unused_parameter_is_named_before_the_optimizer_runs() {
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let model = Branches::new(comm.runtime())?;
         let before = weights(&model)?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        let mut trainer = bucketed(&comm, &model, config(), small())?;
         let error = trainer.step(|_| model.loss(&comm)).err();
         assert_eq!(weights(&model)?, before);
         error.map_or(Ok(()), Err)
@@ -86,7 +87,7 @@ fn parameters_unused_here_or_everywhere_are_allowed_on_request() {
     let trace = everywhere(3, |comm| {
         let model = Branches::new(comm.runtime())?;
         let untouched = model.never.weight.value()?.to_vec::<f64>()?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options())?;
+        let mut trainer = bucketed(&comm, &model, config(), options())?;
         for _ in 0..3 {
             trainer.step(|_| model.loss(&comm))?;
         }
@@ -107,14 +108,14 @@ fn frozen_parameters_stay_and_are_not_waited_for() {
     let one = {
         let rt = Cpu::with_threads(1);
         let (model, all) = (frozen(&rt).unwrap(), (0..EXAMPLES).collect::<Vec<_>>());
-        let mut trainer = SimpleTrainer::new(&rt, &model, config()).unwrap();
+        let mut trainer = simple(&rt, &model, config()).unwrap();
         (0..3).for_each(|step| _ = trainer.step(|_| model.loss(&rt, step, &all)).unwrap());
         Trace { weights: vec![weights(&model).unwrap()], ..Default::default() }
     };
     let trace = everywhere(2, |comm| {
         let model = frozen(comm.runtime())?;
         let before = model.b.weight.value()?.to_vec::<f64>()?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), small())?;
+        let mut trainer = bucketed(&comm, &model, config(), small())?;
         for step in 0..3 {
             trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
         }
@@ -128,7 +129,7 @@ fn frozen_parameters_stay_and_are_not_waited_for() {
 fn those_left(n: usize) -> Trace {
     let rt = Cpu::with_threads(1);
     let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
-    let mut trainer = SimpleTrainer::new(&rt, &model, config()).unwrap();
+    let mut trainer = simple(&rt, &model, config()).unwrap();
     let mut trace = Trace::default();
     for step in 0..n {
         let left: Vec<usize> = (step..n).collect();
@@ -217,7 +218,7 @@ fn an_overflow_on_one_rank_skips_the_step_on_all() {
     let scaled = TrainingConfig { loss_scaling: Some(LossScaler::starting_at(1024.0).unwrap()), ..config() };
     everywhere(3, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, scaled.clone(), small())?;
+        let mut trainer = bucketed(&comm, &model, scaled.clone(), small())?;
         let mut trace = Trace::default();
         for step in 0..3 {
             let before = weights(&model)?;
@@ -240,7 +241,7 @@ fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
     let options = BucketOptions { check_finite: true, ..small() };
     let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = BucketedTrainer::new(&comm, &model, config(), options.clone())?;
+        let mut trainer = bucketed(&comm, &model, config(), options.clone())?;
         trainer.step(|_| {
             let mut loss = model.loss(comm.runtime(), 0, &own(&comm))?;
             if comm.rank() == 1 {
@@ -269,7 +270,7 @@ fn a_gradient_of_f64_may_be_larger_than_an_f32() {
         let options = BucketOptions { check_finite: true, ..small() };
         let model = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 1, 1)?;
         let plain = TrainingConfig { max_norm: None, ..config() };
-        let mut trainer = BucketedTrainer::new(&comm, &model, plain, options)?;
+        let mut trainer = bucketed(&comm, &model, plain, options)?;
         let x = Var::new(Tensor::full(comm.runtime(), [1, 1], DType::F64, 1e39)?);
         trainer.step(|_| Ok(Loss::mean(model.forward(&x)?.sum(&[], false)?)))?;
         Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })

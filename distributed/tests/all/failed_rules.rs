@@ -1,11 +1,12 @@
 //! ZeRO with a rule whose update cannot be computed: values and state stay where they can be read and updated.
 
+use distributed::train::TrainStep;
 use std::{cell::Cell, sync::Arc};
 
 use crate::common::{EXAMPLES, Mlp, Task, config, weights};
 use distributed::{
     comm::{Comm, NoOpCommunicator},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::Init;
 use numcore::{Result, pointwise::Program};
@@ -52,7 +53,7 @@ fn train(stage: ZeroStage, state: StatePlace, fails: Option<usize>) -> Result<Ve
     let comm = Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>;
     let options = ZeroOptions { stage, units: UnitOf::children(), state, ..Default::default() };
     let rule = ParamGroups::new(FickleConfig::default());
-    let mut trainer = ZeroTrainer::with(&comm, &model, rule, config(), options)?;
+    let mut trainer = TrainStep::builder(&comm, &model).optimizer(rule).config(config()).zero(options).build()?;
     let all: Vec<usize> = (0..EXAMPLES).collect();
     let mut trace = vec![weights(&model)?];
     if fails.is_some() {

@@ -1,5 +1,6 @@
 //! On one rank, where nobody else has to be told, a step that failed leaves no trace: the next one is a fresh trainer's first.
 
+use crate::common::{bucketed, sharded};
 use std::sync::Arc;
 
 use crate::common::{Mlp, Task, Trace, config, weights};
@@ -8,8 +9,8 @@ use distributed::{
     buckets::{BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
     checkpoint::Checkpointed,
     comm::{Comm, NoOpCommunicator},
-    train::{BucketedTrainer, Loss, ReducedGradients, Strategy, Trainer, TrainingConfig},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    train::{Loss, ReducedGradients, Strategy, TrainStep, TrainingConfig},
+    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Init, ModuleExt};
 use numcore::{
@@ -74,7 +75,7 @@ fn micro(model: &Mlp<Cpu>, rt: &Cpu, k: usize, fault: Option<Fault>) -> Result<L
 fn train<S: Strategy<Cpu> + ReducedGradients<Cpu> + Checkpointed<Cpu>>(
     model: &Mlp<Cpu>,
     rt: &Cpu,
-    mut trainer: Trainer<Cpu, S>,
+    mut trainer: TrainStep<Cpu, S>,
     fault: Option<Fault>,
 ) -> Result<Trace> {
     if fault.is_some() {
@@ -134,7 +135,7 @@ fn with_buckets() {
         ] {
             compare(&format!("{what} {unused:?} {scaled}"), &FAULTS, |model, rt, comm, fault| {
                 let options = BucketOptions { unused, ..own.clone() };
-                train(model, rt, BucketedTrainer::new(&comm, model, two(scaled)?, options)?, fault)
+                train(model, rt, bucketed(&comm, model, two(scaled)?, options)?, fault)
             });
         }
     }
@@ -157,7 +158,7 @@ fn with_shards() {
             let faults: Vec<Fault> = FAULTS.into_iter().filter(|fault| !harmless(fault)).collect();
             compare(&format!("stage {} {unused:?} {state:?}", stage.number()), &faults, |model, rt, comm, fault| {
                 let options = ZeroOptions { stage, units: UnitOf::children(), unused, state };
-                train(model, rt, ZeroTrainer::new(&comm, model, two(false)?, options)?, fault)
+                train(model, rt, sharded(&comm, model, two(false)?, options)?, fault)
             });
         }
     }
@@ -168,7 +169,7 @@ fn where_a_gradient_is_not_finite_and_its_bucket_has_left() {
     compare("check_finite", &FAULTS[..1], |model, rt, comm, fault| {
         let limits = Some(BucketLimits { first: 1, others: 1 });
         let options = BucketOptions { limits, check_finite: true, ..Default::default() };
-        let mut trainer = BucketedTrainer::new(&comm, model, two(false)?, options)?;
+        let mut trainer = bucketed(&comm, model, two(false)?, options)?;
         if fault.is_some() {
             // The last layer's buckets are sent; that of the first layer is found wrong.
             let spoiled = |k| {
@@ -190,7 +191,7 @@ fn no_parameter_stays_where_they_are_sharded() {
         let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
         let comm = Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>;
         let options = ZeroOptions { units: UnitOf::children(), unused, ..Default::default() };
-        let mut trainer = ZeroTrainer::new(&comm, &model, two(false).unwrap(), options).unwrap();
+        let mut trainer = sharded(&comm, &model, two(false).unwrap(), options).unwrap();
         assert!(trainer.step(|k| micro(&model, &rt, k, Some(Fault::Second))).is_err());
         trainer.step(|k| micro(&model, &rt, k, None)).unwrap();
         assert!(model.named_parameters().iter().all(|(_, p)| !p.leaf().is_resident()), "{unused:?}");

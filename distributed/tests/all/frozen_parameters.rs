@@ -1,5 +1,6 @@
 //! Frozen parameters: what they cost, checkpoints, and ranks that do not freeze the same ones.
 
+use crate::common::{bucketed, simple};
 use std::sync::Arc;
 
 use crate::checkpoint_common::{Any, HOWS, How, Scratch};
@@ -8,7 +9,7 @@ use autograd::Var;
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{BucketedTrainer, CheckpointNotes, Loss, SimpleTrainer, TrainingConfig},
+    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
 };
 use nn::{Forward, Init, Linear, ModuleExt};
 use numcore::{
@@ -29,7 +30,7 @@ fn data_parallelism_spends_nothing_on_them() {
             model.freeze_where(|name| name.starts_with("1."));
             let before = [MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|u| rt.memory().of(u).live);
             let (comm, config) = (counted.clone() as Comm<Cpu>, TrainingConfig::default());
-            let mut trainer = BucketedTrainer::new(&comm, &model, config, BucketOptions::default())?;
+            let mut trainer = bucketed(&comm, &model, config, BucketOptions::default())?;
             let trained = 2 * 64 * 256 * 4;
             let after = [MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|u| rt.memory().of(u).live);
             assert_eq!([after[0] - before[0], after[1] - before[1]], [trained, 2 * trained]);
@@ -55,7 +56,7 @@ fn alone() -> Vec<f64> {
     let rt = Cpu::with_threads(1);
     let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
     freeze(&model, 0);
-    let mut trainer = SimpleTrainer::new(&rt, &model, config()).unwrap();
+    let mut trainer = simple(&rt, &model, config()).unwrap();
     for step in 0..4 {
         freeze(&model, step);
         trainer.step(|_| model.loss(&rt, step, &(0..EXAMPLES).collect::<Vec<_>>())).unwrap();
@@ -119,7 +120,8 @@ fn an_optimizer_of_frozen_parameters_goes_on_from_a_checkpoint() {
                 let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
                 let optimizer = AdamW::over(adamw, leaves)?;
                 let options = BucketOptions::default();
-                let mut trainer = BucketedTrainer::with(&comm, &model, Box::new(optimizer), config(), options)?;
+                let mut trainer =
+                    TrainStep::builder(&comm, &model).optimizer(optimizer).config(config()).buckets(options).build()?;
                 assert_eq!(trainer.load(&folder)?.is_some(), steps.start > 0);
                 for step in steps.clone() {
                     freeze(&model, step);

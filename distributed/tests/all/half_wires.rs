@@ -1,11 +1,12 @@
 //! Gradients that travel as halves are means: sums over many examples may be far out of their range.
 
+use crate::common::bucketed;
 use crate::common::{Trace, cpu, difference, everywhere, weights};
 use autograd::Var;
 use distributed::{
     buckets::{BucketOptions, GradCompression},
     comm::{Comm, Communicator},
-    train::{BucketedTrainer, Loss, TrainingConfig},
+    train::{Loss, TrainStep, TrainingConfig},
 };
 use nn::{Forward, Init, Linear, ModuleExt};
 use numcore::{DType, Result, Tensor, ops::ReduceOps};
@@ -26,7 +27,7 @@ fn train(comm: &Comm<Cpu>, compression: GradCompression, micro: [usize; 2], scal
     let loss_scaling = scaled.then(|| LossScaler::starting_at(16.0)).transpose()?;
     let config = TrainingConfig { accumulation: 2, loss_scaling, ..Default::default() };
     let options = BucketOptions { compression, ..Default::default() };
-    let mut trainer = BucketedTrainer::with(comm, &model, Box::new(sgd), config, options)?;
+    let mut trainer = TrainStep::builder(comm, &model).optimizer(sgd).config(config).buckets(options).build()?;
     let mut trace = Trace::default();
     for step in 0..2 {
         let rows = |k: usize| (micro[k] >> (4 * step)).max(1);
@@ -63,7 +64,7 @@ fn ranks_that_run_out_weigh_nothing() {
         let traces = distributed::comm::Ranks::new(3).run(cpu, |comm| {
             let model = Linear::new(&Init::new(comm.runtime(), 0), 1, 1)?.without_bias();
             let options = BucketOptions { compression, ..Default::default() };
-            let mut trainer = BucketedTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+            let mut trainer = bucketed(&comm, &model, TrainingConfig::default(), options)?;
             trainer.run(0..=comm.rank(), |_| loss(&model, comm.runtime(), 4096), |_| Ok(()))?;
             weights(&model)
         });

@@ -20,6 +20,7 @@ mod data_parallel;
 mod data_parallel_unused;
 mod failed_rules;
 mod failed_steps;
+mod front_door;
 mod frozen_parameters;
 mod half_wires;
 mod no_rate;

@@ -1,5 +1,6 @@
 //! ZeRO with a schedule that gives no number: an error on every rank, and weights stay what they are.
 
+use distributed::train::TrainStep;
 use std::sync::Arc;
 
 use crate::common::{EXAMPLES, Mlp, Task, config, cpu, own, weights};
@@ -16,7 +17,7 @@ fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, options: ZeroOptions, rate: f64) 
     let broken = move |base: f64, step: u64| if step == 1 { rate } else { base };
     // Two groups: a rule with one of each.
     let groups = ParamGroups::new(AdamWConfig::default()).group(|name, _| name == "b.weight", |c| c.lr = 0.5);
-    ZeroTrainer::with(comm, model, groups.scheduled(broken), config(), options)
+    TrainStep::builder(comm, model).optimizer(groups.scheduled(broken)).config(config()).zero(options).build()
 }
 
 #[test]

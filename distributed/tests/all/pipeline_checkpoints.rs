@@ -1,5 +1,6 @@
 //! Checkpoints of staged models: exact resumption, and any other cut, number of replicas and strategy.
 
+use crate::common::{pipelined, sharded_pipeline};
 use std::{ops::Range, sync::Arc};
 
 use crate::{
@@ -12,12 +13,9 @@ use autograd::{Leaf, Var};
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator},
-    pipeline::{
-        Checked, GptStage, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, StagedTrainer, Tie,
-        ZeroPipelineTrainer, split,
-    },
+    pipeline::{Checked, GptStage, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Tie, split},
     sampler::DistributedSampler,
-    train::{CheckpointNotes, StageStrategy, TrainingConfig},
+    train::{CheckpointNotes, StageStrategy, TrainStep, TrainingConfig},
     zero::ZeroStage,
 };
 use nn::{GptConfig, Init, Linear, ModuleExt};
@@ -69,8 +67,8 @@ impl Going<'_> {
         &self,
         comm: &Comm<Cpu>,
         model: Model,
-        mut trainer: StagedTrainer<Cpu, S>,
-        scope: impl Fn(&StagedTrainer<Cpu, S>) -> Result<G>,
+        mut trainer: PipelineTrainStep<Cpu, S>,
+        scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
     ) -> Result<Told> {
         if self.steps.start > 0 {
             assert!(trainer.load(self.folder)?.is_some());
@@ -88,11 +86,11 @@ impl Going<'_> {
 fn staged(comm: &Comm<Cpu>, model: Model, staged: PipelineModel<Cpu>, how: How, going: &Going) -> Result<Told> {
     match how.zero() {
         None => {
-            let trainer = PipelineTrainer::new(comm, staged, config())?;
+            let trainer = pipelined(comm, staged, config())?;
             going.train(comm, model, trainer, |_| Ok(()))
         }
         Some(zero) => {
-            let trainer = ZeroPipelineTrainer::new(comm, staged, config(), zero)?;
+            let trainer = sharded_pipeline(comm, staged, config(), zero)?;
             going.train(comm, model, trainer, |t| t.gather_full_params())
         }
     }
@@ -256,7 +254,10 @@ fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
     let run = |at: Cut, going: &Going| {
         let ranks = everywhere(at.ranks(), |comm| {
             let staged = Model::Gpt.staged(&comm, &at.checked(How::Replicas), LAYERS);
-            let trainer = PipelineTrainer::with(&comm, staged, |_, leaves| muon_and_adamw(leaves), config())?;
+            let trainer = TrainStep::builder(&comm, staged)
+                .optimizer_with(|leaves| muon_and_adamw(leaves))
+                .config(config())
+                .build()?;
             going.train(&comm, Model::Gpt, trainer, |_| Ok(()))
         });
         joined(ranks.unwrap_or_else(|e| panic!("{at:?}, {going:?}: {e}")))
@@ -302,20 +303,24 @@ fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
     let adamw = AdamWConfig { lr: 1e-2, ..Default::default() };
     match how.zero() {
         None => {
-            let make = |_, leaves: Vec<_>| {
+            let make = |leaves: Vec<_>| {
                 Ok(Box::new(AdamW::over(adamw.clone(), &leaves)?.scheduled(falling)) as Box<dyn Optimizer<Cpu>>)
             };
-            sampled(comm, going, PipelineTrainer::with(comm, staged, make, config)?)
+            sampled(comm, going, TrainStep::builder(comm, staged).optimizer_with(make).config(config).build()?)
         }
         Some(zero) => {
             let adamw = ParamGroups::new(adamw).scheduled(falling);
-            sampled(comm, going, ZeroPipelineTrainer::with(comm, staged, adamw, config, zero)?)
+            sampled(comm, going, TrainStep::builder(comm, staged).optimizer(adamw).config(config).zero(zero).build()?)
         }
     }
 }
 
 /// Losses, and learning rates and loss scales in the place of norms.
-fn sampled<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, going: &Going, mut trainer: StagedTrainer<Cpu, S>) -> Result<Told> {
+fn sampled<S: StageStrategy<Cpu>>(
+    comm: &Comm<Cpu>,
+    going: &Going,
+    mut trainer: PipelineTrainStep<Cpu, S>,
+) -> Result<Told> {
     let (p, m) = (2, trainer.pipeline().schedule().micro_batches());
     let mut sampler = DistributedSampler::new(EXAMPLES, comm.rank() / p, comm.size() / p)?.seed(4);
     if going.steps.start > 0 {

@@ -6,9 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{
-        Checked, Limits, Lowering, Pipeline, PipelineModel, ScheduleKind, Stage, balanced, check, lower, split,
-    },
+    pipeline::{Checked, Limits, Lowering, PipeShape, Pipeline, PipelineModel, ScheduleKind, Stage, balanced, split},
     train::Loss,
 };
 use nn::{Forward, Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
@@ -19,6 +17,11 @@ use runtime_cpu::Cpu;
 /// Far more than any run takes: a hang becomes an error.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// `p` ranks, `v` stages per rank, `m` micro-batches.
+pub fn shape(p: usize, v: usize, m: usize) -> PipeShape {
+    PipeShape { ranks: p, stages_per_rank: v, micro_batches: m }
+}
+
 pub fn cpu(_: usize) -> Result<Cpu> {
     Ok(Cpu::with_threads(1))
 }
@@ -27,7 +30,7 @@ pub fn cpu(_: usize) -> Result<Cpu> {
 pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (ScheduleKind, Checked)> {
     ScheduleKind::ALL.iter().filter_map(move |&kind| {
         let made = checked(kind, p, v, m);
-        let refused = || kind.generate(p, v, m).unwrap_err().to_string();
+        let refused = || kind.generate(shape(p, v, m)).unwrap_err().to_string();
         assert!(made.is_some() || refused().contains(&format!("{kind} needs ")), "{}", refused());
         Some((kind, made?))
     })
@@ -35,7 +38,7 @@ pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (ScheduleKind
 
 /// As [`kinds`], but those that take any number of stages per rank with two alone: with one they are schedules of other names.
 pub fn kinds_once(p: usize, v: usize, m: usize) -> impl Iterator<Item = (ScheduleKind, Checked)> {
-    kinds(p, v, m).filter(move |(kind, _)| v > 1 || kind.generate(p, 2, m).is_err())
+    kinds(p, v, m).filter(move |(kind, _)| v > 1 || kind.generate(shape(p, 2, m)).is_err())
 }
 
 /// Whether every kind ran at every number of ranks.
@@ -48,8 +51,8 @@ pub fn require_every_kind(ran: &[(ScheduleKind, usize)]) {
 }
 
 pub fn checked(kind: ScheduleKind, p: usize, v: usize, m: usize) -> Option<Checked> {
-    let schedule = kind.generate(p, v, m).ok()?;
-    Some(check(lower(&schedule, &Lowering::default()).unwrap(), Limits::default()).unwrap())
+    let schedule = kind.generate(shape(p, v, m)).ok()?;
+    Some(schedule.lower(Lowering::default()).unwrap().check(Limits::default()).unwrap())
 }
 
 /// A world of one needs no threads.

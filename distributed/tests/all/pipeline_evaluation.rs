@@ -1,12 +1,12 @@
 //! Forwards alone: evaluation between runs, and schedules without backward.
 
+use crate::pipeline_common::shape;
 use std::{collections::BTreeMap, slice::from_ref};
 
 use crate::pipeline_common::*;
 use autograd::{Gradients, Var};
 use distributed::pipeline::{
-    Costs, Limits, Lowering, MicroBatches, Pipeline, PipelineModel, Schedule, ScheduleKind, SendMode, check, lower,
-    simulate,
+    Costs, Limits, Lowering, MicroBatches, Pipeline, PipelineModel, Schedule, ScheduleKind, SendMode,
 };
 use nn::Forward;
 use numcore::{Result, Runtime, ops::ViewOps};
@@ -52,13 +52,13 @@ fn evaluation_is_the_model_and_records_nothing() {
 
 #[test]
 fn a_schedule_of_forwards_alone_needs_no_loss() {
-    let placement = ScheduleKind::Zbv.generate(2, 2, 3).unwrap().placement().clone();
+    let placement = ScheduleKind::Zbv.generate(shape(2, 2, 3)).unwrap().placement().clone();
     let schedule = Schedule::forward_only(&placement, 3).unwrap();
-    let lowered = lower(&schedule, &Lowering { sharded: true, ..Default::default() }).unwrap();
+    let lowered = schedule.lower(Lowering { sharded: true, ..Default::default() }).unwrap();
     let limits = Limits { live: Some(1), ..Default::default() };
-    let checked = check(lowered, limits).unwrap();
+    let checked = lowered.check(limits).unwrap();
     assert!(checked.is_forward_only());
-    let simulated = simulate(checked.schedule(), &Costs::default(), SendMode::Synchronous).unwrap();
+    let simulated = checked.schedule().simulate(&Costs::default(), SendMode::Synchronous).unwrap();
     assert!(simulated.ranks().iter().all(|rank| rank.peak_live == 1));
     let ranks = world(2, |comm| {
         let stages = mlp_stages(comm.runtime(), 4, 4);

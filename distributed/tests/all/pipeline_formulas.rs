@@ -1,6 +1,7 @@
 //! Idle time and live activations against the published formulas, exactly: times are whole ticks.
 
-use distributed::pipeline::{Action, Costs, RankReport, Schedule, ScheduleKind, SendMode, simulate};
+use crate::pipeline_common::shape;
+use distributed::pipeline::{Action, Costs, RankReport, Schedule, ScheduleKind, SendMode};
 
 /// (v, m, p).
 const GRID: [(usize, usize, usize); 8] =
@@ -10,8 +11,8 @@ const GRID: [(usize, usize, usize); 8] =
 const COSTS: [(u64, u64, u64); 2] = [(10, 10, 10), (10, 12, 6)];
 
 fn ranks(kind: ScheduleKind, (v, m, p): (usize, usize, usize), costs: &Costs) -> Vec<RankReport> {
-    let schedule = kind.generate(p, v, m).unwrap();
-    simulate(&schedule, costs, SendMode::Overlapped).unwrap().ranks()
+    let schedule = kind.generate(shape(p, v, m)).unwrap();
+    schedule.simulate(costs, SendMode::Overlapped).unwrap().ranks()
 }
 
 fn expect(name: &str, size: (usize, usize, usize), costs: &Costs, got: Vec<u64>, formula: u64) {
@@ -59,8 +60,8 @@ fn one_f_one_b() {
 fn fewer_micro_batches_than_ranks() {
     let costs = Costs::default();
     for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
-        let schedule = kind.generate(4, 1, 1).unwrap();
-        let simulation = simulate(&schedule, &costs, SendMode::Overlapped).unwrap();
+        let schedule = kind.generate(shape(4, 1, 1)).unwrap();
+        let simulation = schedule.simulate(&costs, SendMode::Overlapped).unwrap();
         for report in simulation.ranks() {
             assert_eq!(4 * report.idle, 3 * simulation.makespan(), "{kind}: idle fraction .75");
         }
@@ -103,8 +104,8 @@ fn fractions() {
             (ScheduleKind::Interleaved, v),
             (ScheduleKind::LoopedBfs, v),
         ] {
-            let schedule = kind.generate(p, v, m).unwrap();
-            let simulation = simulate(&schedule, &Costs::default(), SendMode::Overlapped).unwrap();
+            let schedule = kind.generate(shape(p, v, m)).unwrap();
+            let simulation = schedule.simulate(&Costs::default(), SendMode::Overlapped).unwrap();
             for report in simulation.ranks() {
                 // idle / makespan = (p−1) / (vm + p−1)
                 assert_eq!(report.idle * (v * m + p - 1) as u64, simulation.makespan() * (p as u64 - 1), "{kind}");
@@ -152,7 +153,7 @@ fn zbv() {
 #[test]
 fn dualpipe_v() {
     for size @ (v, m, p) in sizes(2).filter(|&(_, m, p)| m >= 2 * p) {
-        let pairs = overlapped(&ScheduleKind::DualPipeV.generate(p, v, m).unwrap());
+        let pairs = overlapped(&ScheduleKind::DualPipeV.generate(shape(p, v, m)).unwrap());
         for w in [0, 5, 10] {
             for saves in [0, 3, 7, 10] {
                 let costs = Costs { overlap_saves: saves, ..Costs::uniform(10, 10, w) };

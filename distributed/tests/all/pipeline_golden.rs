@@ -1,6 +1,7 @@
 //! Small schedules as files: what the generators and the lowering make, written out. A change of either shows here, readably.
 
-use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind, check, lower};
+use crate::pipeline_common::shape;
+use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind};
 
 const GOLDEN: [(ScheduleKind, (usize, usize, usize), &str); 8] = [
     (ScheduleKind::GPipe, (1, 4, 4), include_str!("schedules/gpipe_p4_m4.csv")),
@@ -21,9 +22,9 @@ const LOWERED: [(ScheduleKind, (usize, usize, usize), &str); 3] = [
 ];
 
 fn made(kind: ScheduleKind, (v, m, p): (usize, usize, usize), lowered: bool) -> Schedule {
-    let schedule = kind.generate(p, v, m).unwrap();
+    let schedule = kind.generate(shape(p, v, m)).unwrap();
     let lowering = Lowering { sharded: true, ..Lowering::default() };
-    if lowered { lower(&schedule, &lowering).unwrap() } else { schedule }
+    if lowered { schedule.lower(lowering.clone()).unwrap() } else { schedule }
 }
 
 fn all() -> impl Iterator<Item = (ScheduleKind, Schedule, &'static str)> {
@@ -50,7 +51,7 @@ fn golden_schedules_read_back() {
 fn read_schedules_can_be_checked() {
     for (kind, schedule, golden) in all() {
         let read = Schedule::from_csv(golden).unwrap();
-        let lowered = if schedule.is_lowered() { read } else { lower(&read, &Lowering::default()).unwrap() };
-        assert!(check(lowered, Limits::default()).is_ok(), "{kind}");
+        let lowered = if schedule.is_lowered() { read } else { read.lower(Lowering::default()).unwrap() };
+        assert!(lowered.check(Limits::default()).is_ok(), "{kind}");
     }
 }

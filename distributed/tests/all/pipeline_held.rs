@@ -1,10 +1,11 @@
 //! A step of a pipeline that one of a rank's stages cannot take is taken by none of them.
 
 use crate::common::config;
+use crate::common::{pipelined, sharded_pipeline};
 use crate::pipeline_staged::{HOWS, How, Model, Told, everywhere, steps};
 use distributed::{
     comm::{Comm, Communicator},
-    pipeline::{Checked, PipelineTrainer, ScheduleKind, StagedTrainer, ZeroPipelineTrainer},
+    pipeline::{Checked, PipelineTrainStep, ScheduleKind},
     train::StageStrategy,
 };
 use numcore::Result;
@@ -13,9 +14,9 @@ use runtime_cpu::Cpu;
 /// Two steps; between them, if so, one while someone holds state of the last stage.
 fn run<S: StageStrategy<Cpu>, G>(
     comm: &Comm<Cpu>,
-    mut trainer: StagedTrainer<Cpu, S>,
+    mut trainer: PipelineTrainStep<Cpu, S>,
     held: bool,
-    scope: impl Fn(&StagedTrainer<Cpu, S>) -> Result<G>,
+    scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
 ) -> Result<Told> {
     let mut told = steps(comm, Model::Mlp, &mut trainer, 0..1, &scope)?;
     if held {
@@ -37,9 +38,9 @@ fn with(how: How, checked: &Checked, held: bool) -> Result<Vec<Told>> {
         let model = Model::Mlp.staged(&comm, checked, 4);
         assert_eq!(comm.size(), 1);
         match how.zero() {
-            None => run(&comm, PipelineTrainer::new(&comm, model, config())?, held, |_| Ok(())),
+            None => run(&comm, pipelined(&comm, model, config())?, held, |_| Ok(())),
             Some(zero) => {
-                let trainer = ZeroPipelineTrainer::new(&comm, model, config(), zero)?;
+                let trainer = sharded_pipeline(&comm, model, config(), zero)?;
                 run(&comm, trainer, held, |trainer| trainer.gather_full_params())
             }
         }

@@ -1,5 +1,6 @@
 //! What a run asks of its caller: gathers, frees and reductions of stages, in the order of the row.
 
+use crate::pipeline_common::shape;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::pipeline_common::*;
@@ -9,7 +10,7 @@ use distributed::{
     comm::{Collectives, Comm, ReduceOp},
     pipeline::{
         Action, Compute, Limits, Lowering, MicroBatches, Pipeline, PipelineGroups, ScheduleKind, Stage, StageHooks,
-        UnitOp, check, lower,
+        UnitOp,
     },
 };
 use nn::ModuleExt;
@@ -50,9 +51,9 @@ impl StageHooks<Cpu> for Gathering {
 #[test]
 fn units_are_called_in_the_order_of_the_row() {
     for (kind, p, v) in [(ScheduleKind::LoopedBfs, 2, 3), (ScheduleKind::DualPipeV, 2, 2), (ScheduleKind::ZbH1, 3, 1)] {
-        let schedule = kind.generate(p, v, 6).unwrap();
-        let lowered = lower(&schedule, &Lowering { sharded: true, ..Default::default() }).unwrap();
-        let checked = check(lowered, Limits::default()).unwrap();
+        let schedule = kind.generate(shape(p, v, 6)).unwrap();
+        let lowered = schedule.lower(Lowering { sharded: true, ..Default::default() }).unwrap();
+        let checked = lowered.check(Limits::default()).unwrap();
         world(p, |comm| {
             let mut pipeline = pipeline(&comm, &checked, mlp_stages(comm.runtime(), p * v, p * v))?;
             let (_, gradients) = optimizers(&pipeline, 0.0)?;

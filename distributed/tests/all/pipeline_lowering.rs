@@ -1,8 +1,8 @@
 //! Lowering: how many messages, that nobody waits for them, gathers and reductions where they belong.
 
+use crate::pipeline_common::shape;
 use distributed::pipeline::{
-    Action, Checked, Costs, End, Limits, Lowering, Schedule, ScheduleKind, SendMode, Span, UnitAction, UnitOp, check,
-    lower, simulate,
+    Action, Checked, Costs, End, Limits, Lowering, Schedule, ScheduleKind, SendMode, Span, UnitAction, UnitOp,
 };
 
 /// (v, m, p), and some small and odd ones.
@@ -28,12 +28,12 @@ const SIZES: [(usize, usize, usize); 16] = [
 /// Every schedule at every size it can do.
 fn all() -> impl Iterator<Item = (ScheduleKind, (usize, usize, usize), Schedule)> {
     let pairs = ScheduleKind::ALL.iter().flat_map(|&kind| SIZES.map(|size| (kind, size)));
-    pairs.filter_map(|(kind, size @ (v, m, p))| Some((kind, size, kind.generate(p, v, m).ok()?)))
+    pairs.filter_map(|(kind, size @ (v, m, p))| Some((kind, size, kind.generate(shape(p, v, m)).ok()?)))
 }
 
 fn lowered(schedule: &Schedule, sharded: bool) -> Checked {
     let lowering = Lowering { sharded, ..Lowering::default() };
-    check(lower(schedule, &lowering).unwrap(), Limits::default()).unwrap()
+    schedule.lower(lowering.clone()).unwrap().check(Limits::default()).unwrap()
 }
 
 fn sends(schedule: &Schedule) -> usize {
@@ -75,7 +75,7 @@ fn costs() -> [Costs; 5] {
 fn no_pass_waits_for_sends_that_travel_by_themselves() {
     for costs in costs() {
         for (kind, size, schedule) in all() {
-            let lowered = lower(&schedule, &Lowering { costs: costs.clone(), sharded: true }).unwrap();
+            let lowered = schedule.lower(Lowering { costs: costs.clone(), sharded: true }).unwrap();
             let on_time =
                 passes(&lowered, &costs, SendMode::Overlapped) == passes(&schedule, &costs, SendMode::Overlapped);
             assert!(on_time, "{kind} {size:?} {costs:?}");
@@ -93,7 +93,7 @@ fn no_pass_waits_for_synchronous_sends() {
     ];
     let costs = Costs::default();
     for (kind, size, schedule) in all() {
-        let lowered = lower(&schedule, &Lowering::default()).unwrap();
+        let lowered = schedule.lower(Lowering::default()).unwrap();
         let on_time =
             passes(&lowered, &costs, SendMode::Synchronous) == passes(&schedule, &costs, SendMode::Overlapped);
         assert_eq!(on_time, !meets.contains(&(kind, size)), "{kind} {size:?}");
@@ -102,7 +102,7 @@ fn no_pass_waits_for_synchronous_sends() {
 
 /// When every pass happens.
 fn passes(schedule: &Schedule, costs: &Costs, sends: SendMode) -> Vec<Vec<Span>> {
-    let simulation = simulate(schedule, costs, sends).unwrap();
+    let simulation = schedule.simulate(costs, sends).unwrap();
     let rows = schedule.rows().iter().zip(simulation.spans());
     let only = |(row, spans): (&Vec<Action>, &Vec<Span>)| -> Vec<Span> {
         row.iter().zip(spans).filter(|(action, _)| action.is_compute()).map(|(_, &span)| span).collect()
@@ -115,8 +115,8 @@ fn passes(schedule: &Schedule, costs: &Costs, sends: SendMode) -> Vec<Vec<Span>>
 fn synchronous_sends_stay_close_with_unequal_costs() {
     for costs in costs().into_iter().filter(|costs| costs.comm == 0) {
         for (kind, size, schedule) in all() {
-            let schedule = lower(&schedule, &Lowering { costs: costs.clone(), sharded: false }).unwrap();
-            let time = |sends| simulate(&schedule, &costs, sends).unwrap().makespan();
+            let schedule = schedule.lower(Lowering { costs: costs.clone(), sharded: false }).unwrap();
+            let time = |sends| schedule.simulate(&costs, sends).unwrap().makespan();
             let (free, held) = (time(SendMode::Overlapped), time(SendMode::Synchronous));
             assert!(4 * held <= 5 * free, "{kind} {size:?} {costs:?}: {held} instead of {free}");
         }
@@ -127,7 +127,7 @@ fn synchronous_sends_stay_close_with_unequal_costs() {
 #[test]
 fn gathers() {
     for (kind, (v, m, p), schedule) in all() {
-        let schedule = lower(&schedule, &Lowering { sharded: true, ..Lowering::default() }).unwrap();
+        let schedule = schedule.lower(Lowering { sharded: true, ..Lowering::default() }).unwrap();
         let unshards = schedule.rows().iter().map(|row| units(row, UnitOp::Unshard).len());
         if kind == ScheduleKind::LoopedBfs {
             // Each stage once on the way forward; on the way back all but the last two, which are still there.
@@ -136,10 +136,10 @@ fn gathers() {
         if v <= 2 {
             assert!(unshards.clone().all(|n| n == v), "{kind} {v} {m} {p}");
         }
-        let checked = check(schedule, Limits { gathered: Some(2), ..Limits::default() }).unwrap();
+        let checked = schedule.check(Limits { gathered: Some(2), ..Limits::default() }).unwrap();
         assert!(checked.is_sharded());
     }
-    let plain = lowered(&ScheduleKind::GPipe.generate(2, 1, 2).unwrap(), false);
+    let plain = lowered(&ScheduleKind::GPipe.generate(shape(2, 1, 2)).unwrap(), false);
     assert!(!plain.is_sharded());
     assert!(plain.schedule().rows().iter().all(|row| units(row, UnitOp::Unshard).is_empty()));
 }
@@ -171,22 +171,22 @@ fn units(row: &[Action], op: UnitOp) -> Vec<(usize, UnitAction)> {
 
 #[test]
 fn what_cannot_be_lowered() {
-    let schedule = ScheduleKind::GPipe.generate(2, 1, 2).unwrap();
-    let again = lower(&lower(&schedule, &Lowering::default()).unwrap(), &Lowering::default()).unwrap_err();
+    let schedule = ScheduleKind::GPipe.generate(shape(2, 1, 2)).unwrap();
+    let again = schedule.lower(Lowering::default()).unwrap().lower(Lowering::default()).unwrap_err();
     assert!(again.to_string().contains("has messages or units already"), "{again}");
-    let free = lower(&schedule, &Lowering { costs: Costs::uniform(1, 1, 0), sharded: false });
+    let free = schedule.lower(Lowering { costs: Costs::uniform(1, 1, 0), sharded: false });
     assert!(free.is_ok(), "no W in it");
-    let free = lower(&schedule, &Lowering { costs: Costs::uniform(0, 1, 1), sharded: false }).unwrap_err();
+    let free = schedule.lower(Lowering { costs: Costs::uniform(0, 1, 1), sharded: false }).unwrap_err();
     assert!(free.to_string().contains("at least one tick"), "{free}");
-    let huge = lower(&schedule, &Lowering { costs: Costs::uniform(u64::MAX, 1, 1), sharded: false }).unwrap_err();
+    let huge = schedule.lower(Lowering { costs: Costs::uniform(u64::MAX, 1, 1), sharded: false }).unwrap_err();
     assert!(huge.to_string().contains("64 bits"), "{huge}");
     let circle = Schedule::from_csv("1F0,0F0\n").unwrap();
-    let circle = lower(&circle, &Lowering::default()).unwrap_err().to_string();
+    let circle = circle.lower(Lowering::default()).unwrap_err().to_string();
     assert!(
         circle.contains("rank 0 at position 0, 1F0, waits for the output of stage 0 for micro-batch 0"),
         "{circle}"
     );
     let circle = Schedule::from_csv("0B0,0F0\n1F0,1B0\n").unwrap();
-    let circle = lower(&circle, &Lowering::default()).unwrap_err().to_string();
+    let circle = circle.lower(Lowering::default()).unwrap_err().to_string();
     assert!(circle.contains("rank 0 at position 0, 0B0, waits for the output of stage 0"), "{circle}");
 }

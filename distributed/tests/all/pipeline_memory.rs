@@ -1,11 +1,12 @@
 //! Pipelines times replicas: memory and traffic of a rank are those of its stages, by the formulas of the strategies.
 
+use crate::common::{pipelined, sharded_pipeline};
 use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 
 use crate::pipeline_staged::*;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Traffic},
-    pipeline::{Checked, MicroBatches, PipelineTrainer, ScheduleKind, StagedTrainer, ZeroPipelineTrainer},
+    pipeline::{Checked, MicroBatches, PipelineTrainStep, ScheduleKind},
     train::{StageStrategy, TrainingConfig},
     zero::ZeroStage,
 };
@@ -13,7 +14,7 @@ use numcore::{DType, MemoryCategory, Result, Runtime, Tensor};
 use runtime_cpu::Cpu;
 
 /// Two steps, then bytes of parameters, gradients and state on this rank.
-fn bytes<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: StagedTrainer<Cpu, S>) -> Result<usize> {
+fn bytes<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: PipelineTrainStep<Cpu, S>) -> Result<usize> {
     let (rt, m) = (comm.runtime(), trainer.pipeline().schedule().micro_batches());
     for _ in 0..2 {
         let x = Tensor::normal(rt, [m, 128], DType::F32, 0.0, 1.0, 1)?;
@@ -43,8 +44,8 @@ fn memory_is_that_of_the_table_for_a_stage() {
                 let measured = everywhere(p * n, |comm| {
                     let (staged, config) = (layers(&comm, &checked)?, TrainingConfig::default());
                     match how.zero() {
-                        None => bytes(&comm, PipelineTrainer::new(&comm, staged, config)?),
-                        Some(zero) => bytes(&comm, ZeroPipelineTrainer::new(&comm, staged, config, zero)?),
+                        None => bytes(&comm, pipelined(&comm, staged, config)?),
+                        Some(zero) => bytes(&comm, sharded_pipeline(&comm, staged, config, zero)?),
                     }
                 });
                 let expected = formula(how, n as f64) * (v * 2 * 128 * 128) as f64;
@@ -61,7 +62,7 @@ fn memory_is_that_of_the_table_for_a_stage() {
 fn counted(how: How, checked: &Checked, n: usize) -> Vec<BTreeMap<&'static str, Traffic>> {
     fn third<S: StageStrategy<Cpu>>(
         comm: &CountingCommunicator<Cpu>,
-        mut trainer: StagedTrainer<Cpu, S>,
+        mut trainer: PipelineTrainStep<Cpu, S>,
     ) -> Result<()> {
         let m = trainer.pipeline().schedule().micro_batches();
         for _ in 0..3 {
@@ -77,8 +78,8 @@ fn counted(how: How, checked: &Checked, n: usize) -> Vec<BTreeMap<&'static str, 
         let comm = counting.clone() as Comm<Cpu>;
         let (staged, config) = (layers(&comm, checked)?, TrainingConfig::default());
         match how.zero() {
-            None => third(&counting, PipelineTrainer::new(&comm, staged, config)?)?,
-            Some(zero) => third(&counting, ZeroPipelineTrainer::new(&comm, staged, config, zero)?)?,
+            None => third(&counting, pipelined(&comm, staged, config)?)?,
+            Some(zero) => third(&counting, sharded_pipeline(&comm, staged, config, zero)?)?,
         }
         Ok(counting.counts())
     });

@@ -1,9 +1,10 @@
 //! The checker against every single fault: each action of a lowered schedule removed, doubled, or swapped with its neighbour.
 
+use crate::pipeline_common::shape;
 use std::collections::BTreeMap;
 
 use distributed::pipeline::{
-    Action, Compute, Direction, End, Limits, Lowering, Message, Pass, Schedule, ScheduleKind, UnitOp, check, lower,
+    Action, Compute, Direction, End, Limits, Lowering, Message, Pass, Schedule, ScheduleKind, UnitOp,
 };
 
 /// (v, m, p).
@@ -13,14 +14,15 @@ const SIZES: [(usize, usize, usize); 8] =
 /// Every schedule at every size it can do, and evaluations on a loop and on a fold, lowered with and without sharded parameters.
 fn all() -> impl Iterator<Item = (String, Schedule)> {
     let pairs = ScheduleKind::ALL.iter().flat_map(|&kind| SIZES.map(|size| (kind, size)));
-    let made = pairs.filter_map(|(kind, (v, m, p))| Some((kind.to_string(), (v, m, p), kind.generate(p, v, m).ok()?)));
+    let made =
+        pairs.filter_map(|(kind, (v, m, p))| Some((kind.to_string(), (v, m, p), kind.generate(shape(p, v, m)).ok()?)));
     let forwards = [(ScheduleKind::Interleaved, (2, 4, 2)), (ScheduleKind::Zbv, (2, 6, 3))].map(|(kind, (v, m, p))| {
-        let placement = kind.generate(p, v, m).unwrap().placement().clone();
+        let placement = kind.generate(shape(p, v, m)).unwrap().placement().clone();
         (format!("forwards of {kind}"), (v, m, p), Schedule::forward_only(&placement, m).unwrap())
     });
     made.chain(forwards).flat_map(|(kind, size, schedule)| {
         [false, true].map(|sharded| {
-            let lowered = lower(&schedule, &Lowering { sharded, ..Lowering::default() }).unwrap();
+            let lowered = schedule.lower(Lowering { sharded, ..Lowering::default() }).unwrap();
             (format!("{kind} {size:?} sharded {sharded}"), lowered)
         })
     })
@@ -35,7 +37,7 @@ fn changed(schedule: &Schedule, rank: usize, change: impl FnOnce(&mut Vec<Action
 
 /// Rejected, with the rank and (a part of) one of the actions named.
 fn expect_rejected(what: &str, mutant: Schedule, rank: usize, actions: &[Action]) {
-    let Err(error) = check(mutant, Limits::default()) else { panic!("{what} was accepted") };
+    let Err(error) = mutant.check(Limits::default()) else { panic!("{what} was accepted") };
     let error = error.to_string();
     let parts = actions.iter().flat_map(|action| {
         let parts = action.computes().map(|compute| compute.to_string());
@@ -53,7 +55,7 @@ fn expect_rejected(what: &str, mutant: Schedule, rank: usize, actions: &[Action]
 #[test]
 fn every_schedule_passes_as_it_is() {
     for (name, schedule) in all() {
-        assert!(check(schedule, Limits::default()).is_ok(), "{name}");
+        assert!(schedule.check(Limits::default()).is_ok(), "{name}");
     }
     for &kind in ScheduleKind::ALL {
         assert!(all().filter(|(name, _)| name.starts_with(&format!("{kind} "))).count() >= 4, "{kind}");
@@ -98,7 +100,7 @@ fn swapped_with_its_neighbour() {
             let what = format!("{name}, rank {rank} with {action} and {next} swapped at {position}");
             let mutant = changed(&schedule, rank, |row| row.swap(position, position + 1));
             if !is_needed_by(&schedule, action, next) && has_an_order(&mutant) {
-                let verdict = check(mutant, Limits::default());
+                let verdict = mutant.check(Limits::default());
                 assert!(verdict.is_ok(), "{what} is harmless: {}", verdict.unwrap_err());
                 harmless += 1;
             } else {

@@ -4,6 +4,8 @@
 //! the root of a second moment, which may be a thousand times smaller than the largest gradient. 10⁻¹¹ of the largest value leaves room for
 //! that and for nothing else: a gradient that counts twice, or a norm of the wrong parts, is off by more than a tenth.
 
+use crate::common::{adamw, pipelined, sharded_pipeline, simple};
+use crate::pipeline_common::shape;
 use std::{sync::Arc, time::Duration};
 
 use crate::pipeline_staged::*;
@@ -15,12 +17,10 @@ use autograd::Var;
 use distributed::{
     buckets::Unused,
     comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks},
-    pipeline::{
-        Checked, MicroBatches, PipelineModel, PipelineOptions, PipelineTrainer, ScheduleKind, Stage, StagedTrainer,
-        ZeroPipelineTrainer,
-    },
-    plan::{Axis, Mesh, ParallelPlan},
-    train::{SimpleTrainer, StageStrategy, TrainingConfig},
+    mesh::Mesh,
+    pipeline::{Checked, MicroBatches, PipelineModel, PipelineOptions, PipelineTrainStep, ScheduleKind, Stage},
+    plan::{Axis, ParallelPlan},
+    train::{StageStrategy, TrainStep, TrainingConfig},
     zero::{ZeroOptions, ZeroStage},
 };
 use nn::{Forward, Init, Linear, Module, Visitor};
@@ -43,11 +43,11 @@ fn trained(
     let runs = config.accumulation;
     match how.zero() {
         None => {
-            let mut trainer = PipelineTrainer::new(comm, staged, config)?;
+            let mut trainer = pipelined(comm, staged, config)?;
             steps_of(runs, comm, model, &mut trainer, 0..STEPS, |_| Ok(()))
         }
         Some(zero) => {
-            let mut trainer = ZeroPipelineTrainer::new(comm, staged, config, zero)?;
+            let mut trainer = sharded_pipeline(comm, staged, config, zero)?;
             steps_of(runs, comm, model, &mut trainer, 0..STEPS, |t| t.gather_full_params())
         }
     }
@@ -67,7 +67,7 @@ fn product(
         let want = reference(model, p * v, m * replicas, STEPS);
         for &how in hows {
             // What takes any number of stages per rank, with two: with one it is a schedule of another name.
-            let once = |kind: ScheduleKind| v == 2 || kind.generate(p, 2, m).is_err();
+            let once = |kind: ScheduleKind| v == 2 || kind.generate(shape(p, 2, m)).is_err();
             let checked = |&kind: &ScheduleKind| Some((kind, how.checked(kind, p, v, m).filter(|_| once(kind))?));
             for (kind, checked) in kinds.iter().filter_map(checked) {
                 let what = format!("{model:?}, {kind}, pipe {p} x {replicas} replicas, {v} stages each, {how:?}");
@@ -135,7 +135,7 @@ fn replicas_of_shards_train_as_on_one_rank() {
                     let (mesh, staged) = (mesh(&comm, p, shards)?, Model::Gpt.staged(&comm, &checked, p * v));
                     let zero = how.zero().unwrap();
                     let mut trainer =
-                        ZeroPipelineTrainer::hybrid(&mesh, staged, config().adamw_groups(), config(), zero)?;
+                        TrainStep::builder(&mesh, staged).optimizer(adamw()).config(config()).zero(zero).build()?;
                     steps(&comm, Model::Gpt, &mut trainer, 0..STEPS, |t| t.gather_full_params())
                 });
                 let what = format!("{kind}, pipe {p} x {pipelines} pipelines, {shards} shards, {how:?}");
@@ -152,7 +152,11 @@ fn a_mesh_with_another_pipe_axis_is_refused() {
     let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
         let mesh = Mesh::new(&comm, ParallelPlan::new(2, [(Axis::Shard, 2)])?)?;
         let staged = Model::Gpt.staged(&comm, &checked, 2);
-        ZeroPipelineTrainer::hybrid(&mesh, staged, config().adamw_groups(), config(), ZeroOptions::default())
+        TrainStep::builder(&mesh, staged)
+            .optimizer(adamw())
+            .config(config())
+            .zero(ZeroOptions::default())
+            .build()
             .map(|_| ())
     });
     for outcome in outcomes.unwrap() {
@@ -167,7 +171,7 @@ fn unused_parameters_cannot_be_allowed() {
     let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
         let staged = Model::Gpt.staged(&comm, &checked, 2);
         let zero = ZeroOptions { unused: Unused::Allow, ..Default::default() };
-        ZeroPipelineTrainer::new(&comm, staged, config(), zero).map(|_| ())
+        sharded_pipeline(&comm, staged, config(), zero).map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
@@ -219,7 +223,7 @@ fn replicas_with_different_schedules_are_refused() {
         let kind = if comm.rank() < 2 { ScheduleKind::OneFOneB } else { ScheduleKind::GPipe };
         let checked = How::Replicas.checked(kind, 2, 1, 4).unwrap();
         let staged = Model::Mlp.staged(&comm, &checked, 2);
-        PipelineTrainer::new(&comm, staged, config()).map(|_| ())
+        pipelined(&comm, staged, config()).map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
@@ -237,12 +241,16 @@ struct Seen {
 /// A step, an evaluation, a step with the gradients of the inputs.
 fn looked_at(comm: &Comm<Cpu>, staged: PipelineModel<Cpu>, how: How, evaluate: bool) -> Result<Seen> {
     match how.zero() {
-        None => seen(comm, PipelineTrainer::new(comm, staged, config())?, evaluate),
-        Some(zero) => seen(comm, ZeroPipelineTrainer::new(comm, staged, config(), zero)?, evaluate),
+        None => seen(comm, pipelined(comm, staged, config())?, evaluate),
+        Some(zero) => seen(comm, sharded_pipeline(comm, staged, config(), zero)?, evaluate),
     }
 }
 
-fn seen<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: StagedTrainer<Cpu, S>, evaluate: bool) -> Result<Seen> {
+fn seen<S: StageStrategy<Cpu>>(
+    comm: &Comm<Cpu>,
+    mut trainer: PipelineTrainStep<Cpu, S>,
+    evaluate: bool,
+) -> Result<Seen> {
     let schedule = trainer.pipeline().schedule();
     let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());
     let part = |step: usize| {
@@ -270,7 +278,7 @@ fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
         // One rank: a step, then the losses of a batch, and the gradients of the inputs of another one.
         let rt = cpu(0).unwrap();
         let whole = Model::Mlp.whole(&rt, p * v);
-        let mut trainer = SimpleTrainer::new(&rt, &whole, config()).unwrap();
+        let mut trainer = simple(&rt, &whole, config()).unwrap();
         let batch = |step| Model::Mlp.batch(&rt, step, m * replicas).unwrap();
         let loss = |x: &Var<Cpu>, y: Tensor<Cpu>| Model::Mlp.loss(&whole.forward(x)?, &Var::new(y));
         trainer.step(|_| loss(&Var::new(batch(0).0), batch(0).1)).unwrap();

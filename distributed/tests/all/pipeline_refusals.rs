@@ -1,11 +1,10 @@
 //! What is refused, and that the refusal says why.
 
-use distributed::pipeline::{
-    Action, Costs, Limits, Lowering, Schedule, ScheduleKind, SendMode, StagePlacement, check, lower, simulate,
-};
+use crate::pipeline_common::shape;
+use distributed::pipeline::{Action, Costs, Limits, Lowering, Schedule, ScheduleKind, SendMode, StagePlacement};
 
 fn expect_refused(kind: ScheduleKind, (v, m, p): (usize, usize, usize), need: &str) {
-    let error = kind.generate(p, v, m).unwrap_err().to_string();
+    let error = kind.generate(shape(p, v, m)).unwrap_err().to_string();
     let numbers = format!("got p = {p} ranks, v = {v} stages per rank, m = {m} micro-batches");
     assert!(error.contains(&format!("{kind} needs {need}; {numbers}")), "{error}");
 }
@@ -47,7 +46,7 @@ fn actions_that_cannot_stand_where_they_do() {
 }
 
 fn expect_rejected(csv: &str, why: &str) {
-    let error = check(Schedule::from_csv(csv).unwrap(), Limits::default()).unwrap_err().to_string();
+    let error = Schedule::from_csv(csv).unwrap().check(Limits::default()).unwrap_err().to_string();
     assert!(error.contains(why), "{error}");
 }
 
@@ -59,11 +58,11 @@ fn sends_that_only_a_buffer_saves() {
 1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1REDUCE_GRAD
 ";
     let schedule = Schedule::from_csv(csv).unwrap();
-    assert!(simulate(&schedule, &Costs::default(), SendMode::Overlapped).is_ok());
+    assert!(schedule.simulate(&Costs::default(), SendMode::Overlapped).is_ok());
     let stuck = "deadlock: rank 0 at position 3, 0SEND_F1, waits for 1RECV_F1 of rank 1, which stands at 1SEND_B0; \
                  rank 1 at position 3, 1SEND_B0, waits for 0RECV_B0 of rank 0, which stands at 0SEND_F1";
     expect_rejected(csv, stuck);
-    let error = simulate(&schedule, &Costs::default(), SendMode::Synchronous).unwrap_err().to_string();
+    let error = schedule.simulate(&Costs::default(), SendMode::Synchronous).unwrap_err().to_string();
     assert!(error.contains(stuck), "{error}");
 }
 
@@ -100,27 +99,29 @@ fn faults_of_one_rank() {
 
 #[test]
 fn memory_limits() {
-    let lowered = |kind: ScheduleKind| lower(&kind.generate(4, 1, 8).unwrap(), &Lowering::default()).unwrap();
+    let lowered = |kind: ScheduleKind| kind.generate(shape(4, 1, 8)).unwrap().lower(Lowering::default()).unwrap();
     let limits = Limits { live: Some(4), gathered: None };
-    assert!(check(lowered(ScheduleKind::OneFOneB), limits).is_ok());
-    assert!(check(lowered(ScheduleKind::ZbH1), limits).is_ok());
-    let error = check(lowered(ScheduleKind::ZbH2), limits).unwrap_err().to_string();
+    assert!(lowered(ScheduleKind::OneFOneB).check(limits).is_ok());
+    assert!(lowered(ScheduleKind::ZbH1).check(limits).is_ok());
+    let error = lowered(ScheduleKind::ZbH2).check(limits).unwrap_err().to_string();
     assert!(
         error.starts_with("rank 0: pipeline check: position ")
             && error.contains("0F4: 5 live micro-batches, the limit is 4"),
         "{error}"
     );
-    let bfs =
-        lower(&ScheduleKind::LoopedBfs.generate(2, 3, 2).unwrap(), &Lowering { sharded: true, ..Lowering::default() })
-            .unwrap();
-    let error = check(bfs, Limits { live: None, gathered: Some(1) }).unwrap_err().to_string();
+    let bfs = ScheduleKind::LoopedBfs
+        .generate(shape(2, 3, 2))
+        .unwrap()
+        .lower(Lowering { sharded: true, ..Lowering::default() })
+        .unwrap();
+    let error = bfs.check(Limits { live: None, gathered: Some(1) }).unwrap_err().to_string();
     assert!(error.contains("position 1, 2UNSHARD: 2 gathered stages, the limit is 1"), "{error}");
 }
 
 #[test]
 fn a_checked_schedule_gives_its_rows() {
-    let lowered = lower(&ScheduleKind::GPipe.generate(2, 1, 1).unwrap(), &Lowering::default()).unwrap();
-    let checked = check(lowered, Limits::default()).unwrap();
+    let lowered = ScheduleKind::GPipe.generate(shape(2, 1, 1)).unwrap().lower(Lowering::default()).unwrap();
+    let checked = lowered.check(Limits::default()).unwrap();
     let texts: Vec<String> = checked.row(1).iter().map(Action::to_string).collect();
     assert_eq!(texts, ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1REDUCE_GRAD"]);
     assert!(checked.row(2).is_empty());

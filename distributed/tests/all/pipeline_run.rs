@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::pipeline_common::*;
-use distributed::pipeline::{Checked, Costs, MicroBatches, SendMode, simulate};
+use distributed::pipeline::{Checked, Costs, MicroBatches, SendMode};
 use numcore::{Tensor, ops::ViewOps};
 use optim::Optimizer;
 use runtime_cpu::Cpu;
@@ -35,7 +35,7 @@ fn batch(rt: &Cpu, step: usize, micros: usize) -> (Tensor<Cpu>, Tensor<Cpu>) {
 /// Losses per step and micro-batch, and all weights, of a pipeline.
 fn piped(checked: &Checked, depth: usize) -> (Vec<Vec<f32>>, Weights) {
     let (p, m) = (checked.schedule().placement().ranks(), checked.schedule().micro_batches());
-    let simulated = simulate(checked.schedule(), &Costs::default(), SendMode::Overlapped).unwrap();
+    let simulated = checked.schedule().simulate(&Costs::default(), SendMode::Overlapped).unwrap();
     let ranks = world(p, |comm| {
         let stages = mlp_stages(comm.runtime(), depth, checked.schedule().stages());
         let mut pipeline = pipeline(&comm, checked, stages)?;

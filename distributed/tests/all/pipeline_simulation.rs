@@ -1,7 +1,8 @@
 //! Times worked out by hand, and the pictures of them.
 
+use crate::pipeline_common::shape;
 use distributed::pipeline::{
-    Action, Compute, Costs, Lowering, Pass, ScheduleKind, SendMode, Span, StageCosts, Timeline, lower, simulate,
+    Action, Compute, Costs, Lowering, Pass, ScheduleKind, SendMode, Span, StageCosts, Timeline,
 };
 
 fn span(start: u64, end: u64) -> Span {
@@ -10,9 +11,9 @@ fn span(start: u64, end: u64) -> Span {
 
 #[test]
 fn messages_take_time_on_the_way() {
-    let schedule = ScheduleKind::GPipe.generate(2, 1, 2).unwrap();
+    let schedule = ScheduleKind::GPipe.generate(shape(2, 1, 2)).unwrap();
     let costs = Costs::uniform(10, 10, 10).with_comm(3);
-    let simulation = simulate(&schedule, &costs, SendMode::Overlapped).unwrap();
+    let simulation = schedule.simulate(&costs, SendMode::Overlapped).unwrap();
     assert_eq!(simulation.spans()[0], [span(0, 10), span(10, 20), span(56, 76), span(76, 96)]);
     assert_eq!(simulation.spans()[1], [span(13, 23), span(23, 33), span(33, 53), span(53, 73)]);
     assert_eq!(simulation.makespan(), 96);
@@ -23,8 +24,8 @@ fn messages_take_time_on_the_way() {
 
 #[test]
 fn synchronous_messages_hold_both_ranks() {
-    let lowered = lower(&ScheduleKind::GPipe.generate(2, 1, 1).unwrap(), &Lowering::default()).unwrap();
-    let simulation = simulate(&lowered, &Costs::uniform(10, 10, 10).with_comm(3), SendMode::Synchronous).unwrap();
+    let lowered = ScheduleKind::GPipe.generate(shape(2, 1, 1)).unwrap().lower(Lowering::default()).unwrap();
+    let simulation = lowered.simulate(&Costs::uniform(10, 10, 10).with_comm(3), SendMode::Synchronous).unwrap();
     // 0F0 0SEND_F0 0RECV_B0 0B0 0REDUCE_GRAD
     assert_eq!(simulation.spans()[0], [span(0, 10), span(10, 13), span(43, 46), span(46, 66), span(66, 66)]);
     // 1RECV_F0 1F0 1B0 1SEND_B0 1REDUCE_GRAD
@@ -38,8 +39,8 @@ fn synchronous_messages_hold_both_ranks() {
 #[test]
 fn stages_may_differ() {
     let costs = Costs::of([(3, 4, 2), (10, 12, 8), (1, 1, 1)].map(|(f, i, w)| StageCosts::new(f, i, w)).to_vec());
-    let schedule = ScheduleKind::OneFOneB.generate(4, 1, 12).unwrap();
-    let simulation = simulate(&schedule, &costs, SendMode::Overlapped).unwrap();
+    let schedule = ScheduleKind::OneFOneB.generate(shape(4, 1, 12)).unwrap();
+    let simulation = schedule.simulate(&costs, SendMode::Overlapped).unwrap();
     // Stages 2 and 3 both cost what the last entry says, so the round trip behind stage 1 (1+1+2+2) fits beside its own work.
     assert_eq!(simulation.makespan(), 12 * (10 + 20) + (3 + 6));
 }
@@ -51,8 +52,8 @@ fn activations_weigh_what_their_stage_holds() {
     let costs = Costs::of(bytes.map(|bytes| StageCosts::new(3, 2, 2).with_activations(bytes)).to_vec());
     let weigh = |stage: usize| bytes[stage.min(3)];
     let of = |kind: ScheduleKind, v| {
-        let schedule = kind.generate(3, v, 6).unwrap();
-        let simulation = simulate(&schedule, &costs, SendMode::Overlapped).unwrap();
+        let schedule = kind.generate(shape(3, v, 6)).unwrap();
+        let simulation = schedule.simulate(&costs, SendMode::Overlapped).unwrap();
         let by_the_clock = |rank: usize| {
             let row = schedule.rows()[rank].iter().zip(&simulation.spans()[rank]);
             let passes: Vec<_> = row.flat_map(|(action, span)| action.computes().map(move |c| (c, *span))).collect();
@@ -79,26 +80,26 @@ fn activations_weigh_what_their_stage_holds() {
 
 #[test]
 fn absurd_costs_do_not_overflow() {
-    let lowered = lower(&ScheduleKind::OneFOneB.generate(2, 1, 3).unwrap(), &Lowering::default()).unwrap();
+    let lowered = ScheduleKind::OneFOneB.generate(shape(2, 1, 3)).unwrap().lower(Lowering::default()).unwrap();
     let costs = Costs { overlap_saves: u64::MAX, ..Costs::uniform(u64::MAX, u64::MAX, u64::MAX) }.with_comm(u64::MAX);
     for sends in [SendMode::Overlapped, SendMode::Synchronous] {
-        assert_eq!(simulate(&lowered, &costs, sends).unwrap().makespan(), u64::MAX);
+        assert_eq!(lowered.simulate(&costs, sends).unwrap().makespan(), u64::MAX);
     }
 }
 
 #[test]
 fn units_occupy_their_rank_when_told_to() {
     let lowering = Lowering { sharded: true, ..Lowering::default() };
-    let lowered = lower(&ScheduleKind::GPipe.generate(1, 1, 1).unwrap(), &lowering).unwrap();
+    let lowered = ScheduleKind::GPipe.generate(shape(1, 1, 1)).unwrap().lower(lowering.clone()).unwrap();
     // UNSHARD F B REDUCE_GRAD RESHARD
-    let simulation = simulate(&lowered, &Costs { unit: 5, ..Costs::default() }, SendMode::Overlapped).unwrap();
+    let simulation = lowered.simulate(&Costs { unit: 5, ..Costs::default() }, SendMode::Overlapped).unwrap();
     assert_eq!(simulation.spans()[0], [span(0, 5), span(5, 6), span(6, 8), span(8, 13), span(13, 18)]);
 }
 
 #[test]
 fn a_picture_has_a_box_for_all_that_takes_time() {
-    let lowered = lower(&ScheduleKind::DualPipeV.generate(2, 2, 4).unwrap(), &Lowering::default()).unwrap();
-    let simulation = simulate(&lowered, &Costs::default(), SendMode::Overlapped).unwrap();
+    let lowered = ScheduleKind::DualPipeV.generate(shape(2, 2, 4)).unwrap().lower(Lowering::default()).unwrap();
+    let simulation = lowered.simulate(&Costs::default(), SendMode::Overlapped).unwrap();
     let svg = Timeline::from(&simulation).to_svg();
     let passes = lowered.actions().filter(|(_, _, action)| action.is_compute()).count();
     assert_eq!(svg.matches("<rect ").count(), passes);
@@ -113,8 +114,8 @@ fn a_picture_has_a_box_for_all_that_takes_time() {
 
 #[test]
 fn a_trace_has_every_event() {
-    let lowered = lower(&ScheduleKind::GPipe.generate(2, 1, 1).unwrap(), &Lowering::default()).unwrap();
-    let simulation = simulate(&lowered, &Costs::uniform(1500, 1, 0), SendMode::Overlapped).unwrap();
+    let lowered = ScheduleKind::GPipe.generate(shape(2, 1, 1)).unwrap().lower(Lowering::default()).unwrap();
+    let simulation = lowered.simulate(&Costs::uniform(1500, 1, 0), SendMode::Overlapped).unwrap();
     let timeline = Timeline::from(&simulation);
     assert_eq!(timeline.end(), simulation.makespan());
     let trace = timeline.to_chrome_trace();

@@ -1,6 +1,8 @@
 //! What the tests of staged trainers share: models that can be whole or in stages, every strategy, and what runs tell.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use crate::common::simple;
+use crate::pipeline_common::shape;
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
@@ -12,10 +14,10 @@ use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
     pipeline::{
-        Checked, GptStage, Limits, Lowering, MicroBatches, PipelineModel, ScheduleKind, Stage, StagedTrainer, Tie,
-        balanced, check, lower, split,
+        Checked, GptStage, Limits, Lowering, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Stage, Tie,
+        balanced, split,
     },
-    train::{Loss, SimpleTrainer, StageStrategy},
+    train::{Loss, StageStrategy},
     zero::{UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{
@@ -50,9 +52,9 @@ pub const HOWS: [How; 5] = [
 
 impl How {
     pub fn checked(self, kind: ScheduleKind, p: usize, v: usize, m: usize) -> Option<Checked> {
-        let schedule = kind.generate(p, v, m).ok()?;
+        let schedule = kind.generate(shape(p, v, m)).ok()?;
         let lowering = Lowering { sharded: self == How::Gathered, ..Lowering::default() };
-        Some(check(lower(&schedule, &lowering).unwrap(), Limits::default()).unwrap())
+        Some(schedule.lower(lowering.clone()).unwrap().check(Limits::default()).unwrap())
     }
 
     pub fn zero(self) -> Option<ZeroOptions> {
@@ -161,7 +163,7 @@ pub fn values(state: Vec<(String, Tensor<Cpu>)>) -> Result<Values> {
 pub fn reference(model: Model, layers: usize, micros: usize, steps: usize) -> Told {
     let rt = cpu(0).unwrap();
     let whole = model.whole(&rt, layers);
-    let mut trainer = SimpleTrainer::new(&rt, &whole, config()).unwrap();
+    let mut trainer = simple(&rt, &whole, config()).unwrap();
     let mut told = Told::default();
     for step in 0..steps {
         let (x, y) = model.batch(&rt, step, micros).unwrap();
@@ -178,9 +180,9 @@ pub fn reference(model: Model, layers: usize, micros: usize, steps: usize) -> To
 pub fn steps<S: StageStrategy<Cpu>, G>(
     comm: &Comm<Cpu>,
     model: Model,
-    trainer: &mut StagedTrainer<Cpu, S>,
+    trainer: &mut PipelineTrainStep<Cpu, S>,
     steps: std::ops::Range<usize>,
-    scope: impl Fn(&StagedTrainer<Cpu, S>) -> Result<G>,
+    scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
 ) -> Result<Told> {
     steps_of(1, comm, model, trainer, steps, scope)
 }
@@ -190,9 +192,9 @@ pub fn steps_of<S: StageStrategy<Cpu>, G>(
     runs: usize,
     comm: &Comm<Cpu>,
     model: Model,
-    trainer: &mut StagedTrainer<Cpu, S>,
+    trainer: &mut PipelineTrainStep<Cpu, S>,
     steps: std::ops::Range<usize>,
-    scope: impl Fn(&StagedTrainer<Cpu, S>) -> Result<G>,
+    scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
 ) -> Result<Told> {
     let schedule = trainer.pipeline().schedule();
     let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());

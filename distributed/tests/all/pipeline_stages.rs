@@ -6,7 +6,6 @@ use crate::pipeline_common::*;
 use autograd::{Function, Var, apply_function, checkpoint};
 use distributed::pipeline::{
     Checked, Costs, Layers, MicroBatches, Pipeline, PipelineModel, PipelineOptions, ScheduleKind, SendMode, Stage,
-    simulate,
 };
 use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt, Param, Tanh, Visitor};
 use numcore::{
@@ -163,7 +162,7 @@ impl Stage<Cpu> for Scaled {
 fn activations_live_as_long_as_a_simulation_says() {
     for (p, v, m) in [(1, 1, 4), (2, 1, 6), (2, 2, 6), (3, 1, 9), (4, 1, 8), (4, 2, 8)] {
         for (kind, checked) in kinds(p, v, m) {
-            let simulated = simulate(checked.schedule(), &Costs::default(), SendMode::Overlapped).unwrap();
+            let simulated = checked.schedule().simulate(&Costs::default(), SendMode::Overlapped).unwrap();
             let want: Vec<usize> = simulated.ranks().iter().map(|rank| rank.peak_live).collect();
             let got = world(p, |comm| {
                 LIVE.set((0, 0));

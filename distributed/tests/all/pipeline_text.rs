@@ -1,14 +1,15 @@
 //! Schedules as CSV: everything written reads back; everything else is refused with its place.
 
-use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind, check, lower};
+use crate::pipeline_common::shape;
+use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind};
 
 #[test]
 fn every_schedule_reads_back() {
     let mut read = 0;
     for &kind in ScheduleKind::ALL {
         for (v, m, p) in (1..4).flat_map(|v| (1..9).flat_map(move |m| (1..5).map(move |p| (v, m, p)))) {
-            let Ok(schedule) = kind.generate(p, v, m) else { continue };
-            let lowered = lower(&schedule, &Lowering { sharded: m % 2 == 0, ..Lowering::default() }).unwrap();
+            let Ok(schedule) = kind.generate(shape(p, v, m)) else { continue };
+            let lowered = schedule.lower(Lowering { sharded: m % 2 == 0, ..Lowering::default() }).unwrap();
             for schedule in [schedule, lowered] {
                 assert_eq!(Schedule::from_csv(&schedule.to_csv()).unwrap(), schedule, "{kind} {v} {m} {p}");
                 read += 1;
@@ -49,7 +50,7 @@ fn schedules_of_torch_are_read() {
         })
         .collect();
     assert_eq!(read, Schedule::from_csv(&without).unwrap());
-    check(read, Limits::default()).unwrap();
+    read.check(Limits::default()).unwrap();
     // Of passes alone, with a reduction at the end of each row.
     let gpipe = "0F0,0F1,,,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n,1F0,1F1,1B0,1B1,,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\n";
     assert!(Schedule::from_csv(gpipe).unwrap().actions().count() == 10);
@@ -86,9 +87,9 @@ fn every_schedule_is_written_as_torch_reads_it() {
     let mut written = 0;
     for &kind in ScheduleKind::ALL {
         for (v, m, p) in (1..4).flat_map(|v| (1..9).flat_map(move |m| (1..5).map(move |p| (v, m, p)))) {
-            let Ok(schedule) = kind.generate(p, v, m) else { continue };
+            let Ok(schedule) = kind.generate(shape(p, v, m)) else { continue };
             assert_eq!(schedule.to_torch_csv(), schedule.to_csv(), "of passes alone there is one format");
-            let lowered = lower(&schedule, &Lowering { sharded: m % 2 == 0, ..Lowering::default() }).unwrap();
+            let lowered = schedule.lower(Lowering { sharded: m % 2 == 0, ..Lowering::default() }).unwrap();
             let text = lowered.to_torch_csv();
             text.lines().for_each(torch_accepts);
             assert_eq!(Schedule::from_csv(&text).unwrap(), lowered, "{kind} {v} {m} {p}");

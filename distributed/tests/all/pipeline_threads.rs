@@ -2,6 +2,7 @@
 //!
 //! The model is a chain of scalars, y = w·x per stage, in wrapping integers: whole, so that sums do not depend on order.
 
+use crate::pipeline_common::shape;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
@@ -9,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use distributed::pipeline::{
-    Action, Checked, Compute, Direction, End, Limits, Lowering, Message, Pass, ScheduleKind, UnitOp, check, lower,
+    Action, Checked, Compute, Direction, End, Limits, Lowering, Message, Pass, ScheduleKind, UnitOp,
 };
 
 fn weight(stage: usize) -> u64 {
@@ -160,9 +161,9 @@ fn gradients_are_those_of_one_rank() {
             (3, 10, 4),
             (4, 10, 5),
         ] {
-            let Ok(schedule) = kind.generate(p, v, m) else { continue };
+            let Ok(schedule) = kind.generate(shape(p, v, m)) else { continue };
             let lowering = Lowering { sharded: m % 2 == 0, ..Lowering::default() };
-            let checked = check(lower(&schedule, &lowering).unwrap(), Limits::default()).unwrap();
+            let checked = schedule.lower(lowering.clone()).unwrap().check(Limits::default()).unwrap();
             let want: Vec<_> = (0..p * v).map(|stage| (stage, expected(p * v, m, stage))).collect();
             assert_eq!(run(checked), want, "{kind} {v} {m} {p}");
             runs += 1;

@@ -9,6 +9,7 @@
 //! get: the gradients of a step differ by 2·γ·G, G the norm of all of them. An update with rate η and momentum ½ differs by at most
 //! 2·η times the sum over the steps, and each update rounds the weight itself.
 
+use crate::common::pipelined;
 use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 
 use crate::pipeline_common::*;
@@ -16,8 +17,8 @@ use autograd::{Leaf, Var};
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, GptStage, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, Stage, Tie},
-    train::{BucketedTrainer, Loss, TrainingConfig},
+    pipeline::{Checked, GptStage, MicroBatches, PipelineModel, ScheduleKind, Stage, Tie},
+    train::{Loss, TrainStep, TrainingConfig},
 };
 use nn::{
     Forward, Gpt, GptConfig, Init, ModuleExt,
@@ -127,7 +128,12 @@ fn reference(model: Model, stages: usize, micros: usize, max_norm: Option<f64>) 
     let leaves = whole.parameters().iter().map(|p| p.leaf()).collect();
     let alone: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&rt));
     let (optimizer, options) = (sgd(leaves).unwrap(), BucketOptions::default());
-    let mut trainer = BucketedTrainer::with(&alone, &whole, optimizer, config(1, max_norm), options).unwrap();
+    let mut trainer = TrainStep::builder(&alone, &whole)
+        .optimizer(optimizer)
+        .config(config(1, max_norm))
+        .buckets(options)
+        .build()
+        .unwrap();
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
         let (x, y) = model.batch(&rt, step, micros);
@@ -146,7 +152,10 @@ fn piped(model: Model, checked: &Checked, replicas: usize, runs: usize, max_norm
     let m = checked.schedule().micro_batches();
     let ranks = world(p * replicas, |comm| {
         let staged = model.staged(&comm, checked);
-        let mut trainer = PipelineTrainer::with(&comm, staged, |_, leaves| sgd(leaves), config(runs, max_norm))?;
+        let mut trainer = TrainStep::builder(&comm, staged)
+            .optimizer_with(|leaves| sgd(leaves))
+            .config(config(runs, max_norm))
+            .build()?;
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
             let (x, y) = model.batch(comm.runtime(), step, m * runs * replicas);
@@ -281,7 +290,8 @@ fn a_step_that_overflows_is_left_out_by_all() {
         let staged = Model::Mlp.staged(&comm, &checked);
         let scaler = LossScaler::starting_at(1e30)?;
         let config = TrainingConfig { loss_scaling: Some(scaler), ..config(1, Some(1.0)) };
-        let mut trainer = PipelineTrainer::with(&comm, staged, |_, leaves| sgd(leaves), config)?;
+        let mut trainer =
+            TrainStep::builder(&comm, staged).optimizer_with(|leaves| sgd(leaves)).config(config).build()?;
         let before = weights(trainer.pipeline().stages().values());
         let (x, y) = Model::Mlp.batch(comm.runtime(), 0, 3);
         // 1e30 times a difference of 1e10 is beyond f32.
@@ -306,7 +316,8 @@ fn a_loss_scale_that_fits_changes_nothing() {
             let staged = Model::Gpt.staged(&comm, &checked);
             let loss_scaling = scale.map(LossScaler::starting_at).transpose()?;
             let config = TrainingConfig { loss_scaling, ..config(1, Some(0.5)) };
-            let mut trainer = PipelineTrainer::with(&comm, staged, |_, leaves| sgd(leaves), config)?;
+            let mut trainer =
+                TrainStep::builder(&comm, staged).optimizer_with(|leaves| sgd(leaves)).config(config).build()?;
             let (x, y) = Model::Gpt.batch(comm.runtime(), 0, 2);
             let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
             Ok((metrics.stepped(), metrics.grad_norm()?, weights(trainer.pipeline().stages().values())))
@@ -329,7 +340,7 @@ fn ties_that_cannot_be_are_refused_on_every_rank() {
             let stages = mlp_stages(comm.runtime(), 3, 2);
             let staged = PipelineModel::on(comm.rank(), checked.clone(), stages).loss(squares);
             let staged = staged.ties(vec![Tie::new(names.iter().copied())]);
-            PipelineTrainer::new(&comm, staged, TrainingConfig::default()).map(|_| ())
+            pipelined(&comm, staged, TrainingConfig::default()).map(|_| ())
         });
         for outcome in outcomes.unwrap() {
             let error = outcome.expect_err(what).to_string();
@@ -342,8 +353,7 @@ fn ties_that_cannot_be_are_refused_on_every_rank() {
 fn a_world_that_is_no_number_of_pipelines_is_refused_on_every_rank() {
     let checked = of(ScheduleKind::OneFOneB, 2, 1, 2);
     let outcomes = Ranks::new(3).timeout(TIMEOUT).outcomes(cpu, |comm| {
-        PipelineTrainer::new(&comm, PipelineModel::new(checked.clone(), Vec::new()), TrainingConfig::default())
-            .map(|_| ())
+        pipelined(&comm, PipelineModel::new(checked.clone(), Vec::new()), TrainingConfig::default()).map(|_| ())
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();

@@ -1,5 +1,6 @@
 //! PowerSGD against its formulas: what is sent, what is kept, what it weighs, and what a step that was left out leaves behind.
 
+use crate::common::bucketed;
 use std::sync::Arc;
 
 use crate::common::{Mlp, Task, Trace, WORLDS, config, cpu, everywhere, own, weights};
@@ -58,7 +59,7 @@ struct Run {
 impl Run {
     fn new(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: BucketOptions) -> Result<Self> {
         let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
-        let trainer = BucketedTrainer::new(comm, &model, config, options)?;
+        let trainer = bucketed(comm, &model, config, options)?;
         Ok(Run { comm: comm.clone(), model, trainer })
     }
 
@@ -333,6 +334,6 @@ fn options_that_make_no_sense_are_refused() {
     let rt = Cpu::with_threads(1);
     let comm = Arc::new(distributed::comm::NoOpCommunicator::new(&rt)) as Comm<Cpu>;
     let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
-    let fine = BucketedTrainer::new(&comm, &model, plain(), compressed(PowerSgd::default()));
+    let fine = bucketed(&comm, &model, plain(), compressed(PowerSgd::default()));
     assert!(fine.unwrap().step(|_| model.loss(&rt, 0, &own(&comm))).is_ok());
 }

@@ -1,5 +1,6 @@
 //! Training with PowerSGD: equal replicas at every world size, nearly the loss of training without, and exact resumption.
 
+use crate::common::bucketed;
 use crate::{
     common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, everywhere, own, weights},
     powersgd::{compressed, plain},
@@ -23,7 +24,7 @@ fn train<M: Task>(
 ) -> Result<Trace> {
     let model = M::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
     let micro = config.accumulation;
-    let mut trainer = BucketedTrainer::new(comm, &model, config, options)?;
+    let mut trainer = bucketed(comm, &model, config, options)?;
     let mut trace = Trace::default();
     for step in 0..steps {
         let own = own(comm);
@@ -54,7 +55,7 @@ fn ranks_that_run_out_take_part() {
         let trace = everywhere(n, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let options = BucketOptions { unused: Unused::Allow, ..compressed(PowerSgd::default()) };
-            let mut trainer = BucketedTrainer::new(&comm, &model, config(), options)?;
+            let mut trainer = bucketed(&comm, &model, config(), options)?;
             let mut trace = Trace::default();
             // Rank r has r + 1 batches of one example.
             let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
@@ -106,7 +107,7 @@ fn errors_are_booked_as_gradients() {
     let rt = Cpu::with_threads(1);
     let comm = std::sync::Arc::new(distributed::comm::NoOpCommunicator::new(&rt)) as Comm<Cpu>;
     let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
-    let mut trainer = BucketedTrainer::new(&comm, &model, plain(), compressed(PowerSgd::default())).unwrap();
+    let mut trainer = bucketed(&comm, &model, plain(), compressed(PowerSgd::default())).unwrap();
     let before = rt.memory().of(MemoryCategory::Gradients).live;
     trainer.step(|_| model.loss(&rt, 0, &(0..EXAMPLES).collect::<Vec<_>>())).unwrap();
     assert_eq!(rt.memory().of(MemoryCategory::Gradients).live, before + 4 * (45 + 63 + 21));
@@ -116,7 +117,7 @@ fn errors_are_booked_as_gradients() {
 fn resumed(comm: &Comm<Cpu>, folder: &Folder, from: usize, to: usize, save: bool) -> Result<(Vec<f64>, Vec<f64>)> {
     let model = Mlp::new(&Init::new(comm.runtime(), from as u64).dtype(DType::F64))?;
     let power = PowerSgd { rank: 1, start_iter: 1, ..Default::default() };
-    let mut trainer = BucketedTrainer::new(comm, &model, config(), compressed(power))?;
+    let mut trainer = bucketed(comm, &model, config(), compressed(power))?;
     if from > 0 {
         trainer.load(folder)?.expect("a checkpoint");
     }
@@ -178,7 +179,7 @@ fn compression_may_begin_and_end_at_a_checkpoint() {
     {
         let all = Ranks::new(2).run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let mut trainer = BucketedTrainer::new(&comm, &model, config(), options.clone())?;
+            let mut trainer = bucketed(&comm, &model, config(), options.clone())?;
             assert_eq!(trainer.load(&folder)?.is_some(), from > 0);
             for step in from..to {
                 trainer.step(|_| model.loss(comm.runtime(), step % STEPS, &own(&comm)))?;

@@ -1,10 +1,11 @@
 //! Values that are put into parameters after a trainer was made are those it trains from, whatever the strategy.
 
 use crate::checkpoint_common::{Any, HOWS, How, Scratch};
+use crate::common::simple;
 use crate::common::{Mlp, Task, Trace, config, cpu, difference, everywhere, weights};
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    train::{SimpleTrainer, TrainingConfig},
+    train::TrainingConfig,
     zero::ZeroStage,
 };
 use nn::{Init, ModuleExt};
@@ -40,7 +41,7 @@ const SEEN: [usize; 3] = [0, 1, 2];
 fn alone(dtype: DType, what: Put, before: usize) -> Trace {
     let rt = Cpu::with_threads(1);
     let model = Mlp::new(&Init::new(&rt, 0).dtype(dtype)).unwrap();
-    let mut trainer = SimpleTrainer::new(&rt, &model, config()).unwrap();
+    let mut trainer = simple(&rt, &model, config()).unwrap();
     let mut trace = Trace::default();
     for step in 0..before + 2 {
         if step == before {

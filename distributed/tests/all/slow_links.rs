@@ -1,5 +1,6 @@
 //! A slow network changes when values arrive, and nothing else; and who waits for what can be told by name.
 
+use crate::common::{bucketed, sharded};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -11,8 +12,8 @@ use crate::zero::options;
 use distributed::{
     buckets::{BucketOptions, GradCompression, PowerSgd},
     comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator, Traffic},
-    train::{BucketedTrainer, Strategy, Trainer, TrainingConfig},
-    zero::{UnitOf, ZeroStage, ZeroTrainer},
+    train::{Strategy, TrainStep, TrainingConfig},
+    zero::{UnitOf, ZeroStage},
 };
 use nn::Init;
 use numcore::{DType, Result, TensorMut};
@@ -29,7 +30,7 @@ fn zeros(comm: &Comm<Cpu>, numel: usize) -> Result<TensorMut<Cpu>> {
     TensorMut::zeros(comm.runtime(), [numel].into(), DType::F32)
 }
 
-fn train<S: Strategy<Cpu>>(trainer: &mut Trainer<Cpu, S>, model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Trace> {
+fn train<S: Strategy<Cpu>>(trainer: &mut TrainStep<Cpu, S>, model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Trace> {
     let mut trace = Trace::default();
     for step in 0..STEPS {
         let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
@@ -45,7 +46,7 @@ fn values_are_those_of_a_fast_network() {
         let ranks = Ranks::new(3).run(cpu, |comm| {
             let comm = link.map_or(Ok(comm.clone()), |l| slow(comm, l.latency, l.bandwidth))?;
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            train(&mut BucketedTrainer::new(&comm, &model, config(), small())?, &model, &comm)
+            train(&mut bucketed(&comm, &model, config(), small())?, &model, &comm)
         });
         ranks.unwrap()
     };
@@ -154,7 +155,7 @@ fn buckets_are_counted_by_name() {
     for options in [small(), power, canonical] {
         let ranks = counted(|comm, model| {
             let training = TrainingConfig { max_norm: None, ..config() };
-            let mut trainer = BucketedTrainer::new(comm, model, training, options.clone())?;
+            let mut trainer = bucketed(comm, model, training, options.clone())?;
             train(&mut trainer, model, comm)?;
             Ok(trainer.strategy().buckets().len())
         });
@@ -178,7 +179,7 @@ fn units_are_counted_by_name() {
     {
         for stage in ZeroStage::ALL {
             let ranks = counted(|comm, model| {
-                let mut trainer = ZeroTrainer::new(comm, model, config(), options(stage, units.clone()))?;
+                let mut trainer = sharded(comm, model, config(), options(stage, units.clone()))?;
                 for step in 0..STEPS {
                     trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
                 }

@@ -1,11 +1,12 @@
 //! Batch norm over all ranks: what one rank with all examples computes, forward, backward and running.
 
 use crate::common::{WORLDS, cpu};
+use crate::common::{bucketed, simple};
 use autograd::{Var, grad};
 use distributed::{
     SyncBatchNorm,
     comm::{Comm, Communicator, Ranks},
-    train::{BucketedTrainer, Loss, SimpleTrainer},
+    train::Loss,
 };
 use nn::{BatchNorm, Forward, Init, Linear, ModuleExt, Sequential, Tanh};
 use numcore::{
@@ -162,7 +163,7 @@ fn data_parallel_training_is_that_of_one_rank() {
     };
     let rt = cpu(0).unwrap();
     let alone = model(&rt, None).unwrap();
-    let mut trainer = SimpleTrainer::new(&rt, &alone, crate::common::config()).unwrap();
+    let mut trainer = simple(&rt, &alone, crate::common::config()).unwrap();
     for step in 0..4 {
         trainer.step(|_| loss(&alone, &rt, step, 0..EXAMPLES)).unwrap();
     }
@@ -172,7 +173,7 @@ fn data_parallel_training_is_that_of_one_rank() {
     for n in WORLDS {
         let ranks = Ranks::new(n).run(cpu, |comm| {
             let model = model(comm.runtime(), Some(&comm))?;
-            let mut trainer = BucketedTrainer::new(&comm, &model, crate::common::config(), Default::default())?;
+            let mut trainer = bucketed(&comm, &model, crate::common::config(), Default::default())?;
             for step in 0..4 {
                 trainer.step(|_| loss(&model, comm.runtime(), step, parts(n)[comm.rank()].clone()))?;
             }

@@ -1,11 +1,11 @@
 //! Two trainers over the same ranks: equal shapes do not make their gradients one another's.
 
 use crate::checkpoint_common::{Any, HOWS};
+use crate::common::bucketed;
 use crate::common::{Mlp, Task, config, cpu, weights};
 use distributed::{
     buckets::{BucketOptions, GradCompression, PowerSgd, Unused},
     comm::{Comm, Communicator, Ranks},
-    train::BucketedTrainer,
 };
 use nn::Init;
 use numcore::Result;
@@ -38,7 +38,7 @@ fn ranks_that_step_them_in_different_orders_disagree() {
         .chain([GradCompression::F16, GradCompression::PowerSgd(PowerSgd::default())].map(|compression| {
             Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| {
                 let options = BucketOptions { compression, ..Default::default() };
-                Ok(Any::Buckets(Box::new(BucketedTrainer::new(comm, model, config(), options)?)))
+                Ok(Any::Buckets(Box::new(bucketed(comm, model, config(), options)?)))
             }) as _
         }))
         .collect();

@@ -10,8 +10,9 @@ use crate::{
 use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted},
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
+    mesh::Mesh,
     pipeline::{PipelineGroups, ScheduleKind},
-    plan::{Axis, Mesh, ParallelPlan},
+    plan::{Axis, ParallelPlan},
 };
 use numcore::{DType, Error, ErrorKind, Result, Tensor, TensorMut};
 use runtime_cpu::Cpu;
@@ -213,7 +214,7 @@ fn disagreements_name_ranks_of_the_world() {
             let refused = group.broadcast(TensorMut::zeros(group.runtime(), [1].into(), DType::F32)?, 2).unwrap_err();
             assert_eq!(refused.rank(), Some(comm.rank()));
             let mesh = Mesh::new(&comm, ParallelPlan::new(4, [(Axis::Data, 2), (Axis::Pipe, 2)])?)?;
-            PipelineGroups::of(&mesh, 4).map(|_| ())
+            PipelineGroups::new(&mesh, 4).map(|_| ())
         })
         .unwrap()
     {

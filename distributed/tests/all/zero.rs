@@ -1,5 +1,6 @@
 //! ZeRO: sharded training is that of one rank.
 
+use crate::common::{sharded, simple};
 use std::sync::Arc;
 
 use crate::checkpoint_common::{Any, HOWS};
@@ -10,9 +11,10 @@ use crate::data_parallel_unused::{Branches, branches_alone};
 use distributed::{
     buckets::Unused,
     comm::{Collectives, Comm, Communicator, Ranks},
-    plan::{Axis, Mesh, ParallelPlan},
-    train::{Loss, SimpleTrainer, TrainingConfig},
-    zero::{Sharded, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+    train::{Loss, TrainStep, TrainingConfig},
+    zero::{UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Forward, Gpt, Init, Linear};
 use numcore::{
@@ -29,7 +31,7 @@ pub fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
 fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: ZeroOptions) -> Result<Trace> {
     let model = M::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
     let accumulation = config.accumulation;
-    let mut trainer = ZeroTrainer::new(comm, &model, config, options)?;
+    let mut trainer = sharded(comm, &model, config, options)?;
     let mut trace = Trace::default();
     let own = own(comm);
     for step in 0..STEPS {
@@ -99,7 +101,7 @@ fn checkpointed_activations_gather_again() {
     let one = {
         let rt = Cpu::with_threads(1);
         let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
-        let mut trainer = distributed::train::SimpleTrainer::new(&rt, &model, config()).unwrap();
+        let mut trainer = simple(&rt, &model, config()).unwrap();
         (0..3).map(|s| trainer.step(|_| model.loss(&rt, s, &[0, 1, 2])).unwrap().loss().unwrap()).collect::<Vec<_>>()
     };
     for how in HOWS {
@@ -134,7 +136,7 @@ fn parameters_unused_here_or_everywhere() {
                 let model = Branches::new(comm.runtime())?;
                 let before = weights(&model)?;
                 let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
-                let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
+                let mut trainer = sharded(&comm, &model, config(), options)?;
                 let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
                 for _ in 0..2 {
                     trainer.step(|_| {
@@ -174,7 +176,7 @@ fn ranks_that_run_out_and_overflows_are_agreed_on() {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow, ..Default::default() };
             let scaled = TrainingConfig { loss_scaling: Some(LossScaler::starting_at(8.0)?), ..config() };
-            let mut trainer = ZeroTrainer::new(&comm, &model, scaled, options)?;
+            let mut trainer = sharded(&comm, &model, scaled, options)?;
             let mut trace = Trace::default();
             let mut at = 0;
             let batches: Vec<usize> = (0..=comm.rank()).collect();
@@ -208,7 +210,7 @@ fn groups_have_their_own_numbers() {
             let before: Vec<Vec<f32>> =
                 [&model.a, &model.b].map(|l| l.weight.value()?.to_vec()).into_iter().collect::<Result<_>>()?;
             let options = options(stage, UnitOf::whole());
-            let mut trainer = ZeroTrainer::with(&comm, &model, sgd(), TrainingConfig::default(), options)?;
+            let mut trainer = TrainStep::builder(&comm, &model).optimizer(sgd()).zero(options).build()?;
             let all: Vec<usize> = (0..EXAMPLES).collect();
             trainer.step(|_| model.loss(comm.runtime(), 0, &all))?;
             let _scope = trainer.strategy().gather_full_params()?;
@@ -231,8 +233,8 @@ fn replicas_of_sharded_models_train_as_one_rank() {
                 let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(DType::F64))?;
                 let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
                 let groups = ParamGroups::new(adamw).group(|_, s| s.shape.rank() < 2, |c| c.weight_decay = 0.0);
-                let strategy = Sharded::hybrid(&mesh, &model, groups, options(stage, UnitOf::layers()))?;
-                let mut trainer = ZeroTrainer::over(strategy, config())?;
+                let step = TrainStep::builder(&mesh, &model).optimizer(groups).config(config());
+                let mut trainer = step.zero(options(stage, UnitOf::layers())).build()?;
                 let mut trace = Trace::default();
                 for step in 0..STEPS {
                     let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
@@ -265,7 +267,7 @@ fn layers_unused_in_some_micro_batches_of_some_ranks() {
     let one = {
         let rt = Cpu::with_threads(1);
         let model = model(&rt).unwrap();
-        let mut trainer = SimpleTrainer::new(&rt, &model, TrainingConfig { accumulation: 6, ..config() }).unwrap();
+        let mut trainer = simple(&rt, &model, TrainingConfig { accumulation: 6, ..config() }).unwrap();
         let losses = (0..3).map(|_| trainer.step(|k| loss(&model, k / 2, k % 2)).unwrap().loss().unwrap()).collect();
         Trace { losses, weights: vec![weights(&model).unwrap()], ..Default::default() }
     };
@@ -274,7 +276,7 @@ fn layers_unused_in_some_micro_batches_of_some_ranks() {
             let model = model(comm.runtime())?;
             let options = ZeroOptions { stage, units: UnitOf::children(), unused: Unused::Allow, ..Default::default() };
             let config = TrainingConfig { accumulation: 2, ..config() };
-            let mut trainer = ZeroTrainer::new(&comm, &model, config, options)?;
+            let mut trainer = sharded(&comm, &model, config, options)?;
             let step = |_| trainer.step(|k| loss(&model, comm.rank(), k))?.loss();
             let losses = (0..3).map(step).collect::<Result<_>>()?;
             let _scope = trainer.strategy().gather_full_params()?;
@@ -291,8 +293,7 @@ fn ranks_that_read_units_in_different_orders_disagree() {
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let layer = |seed| Linear::new(&Init::new(comm.runtime(), seed), 3, 3);
         let mut model = vec![layer(1)?, layer(2)?];
-        let mut trainer =
-            ZeroTrainer::new(&comm, &model, config(), options(ZeroStage::Parameters, UnitOf::children()))?;
+        let mut trainer = sharded(&comm, &model, config(), options(ZeroStage::Parameters, UnitOf::children()))?;
         if comm.rank() == 1 {
             model.reverse();
         }
@@ -312,7 +313,7 @@ fn an_unused_unit_is_named_where_parameters_are_sharded() {
         .outcomes(cpu, |comm| {
             let model = Branches::new(comm.runtime())?;
             let options = options(ZeroStage::Parameters, UnitOf::children());
-            let mut trainer = ZeroTrainer::new(&comm, &model, config(), options)?;
+            let mut trainer = sharded(&comm, &model, config(), options)?;
             let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
             let loss = |_| Ok(Loss::mean(model.left.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?));
             trainer.step(loss).map(|_| ())

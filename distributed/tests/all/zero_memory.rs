@@ -1,13 +1,14 @@
 //! ZeRO: memory and traffic are what the formulas say.
 
+use crate::common::{sharded, simple};
 use std::sync::Arc;
 
 use crate::common::{WORLDS, cpu, weights};
 use crate::zero::options;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{Loss, ReducedGradients, SimpleTrainer, Strategy, TrainingConfig},
-    zero::{Sharded, UnitOf, ZeroStage, ZeroTrainer},
+    train::{Loss, ReducedGradients, Strategy, TrainingConfig},
+    zero::{Sharded, UnitOf, ZeroStage},
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};
 use numcore::{
@@ -44,7 +45,7 @@ fn memory_is_that_of_the_table() {
                     let rt = comm.runtime();
                     let model = layers(rt, 4, dtype)?;
                     let mut trainer =
-                        ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
+                        sharded(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
                     for _ in 0..2 {
                         trainer.step(|_| loss(&model, rt, dtype))?;
                     }
@@ -158,7 +159,7 @@ fn traffic_is_that_of_the_formulas() {
                 let counted = Arc::new(CountingCommunicator::new(comm.clone()));
                 let (rt, model) = (comm.runtime(), Rooted::new(comm.runtime())?);
                 let (comm, config) = (counted.clone() as Comm<Cpu>, TrainingConfig::default());
-                let mut trainer = ZeroTrainer::new(&comm, &model, config, options(stage, UnitOf::layers()))?;
+                let mut trainer = sharded(&comm, &model, config, options(stage, UnitOf::layers()))?;
                 trainer.step(|_| model.loss(rt))?;
                 counted.reset();
                 let mut forward = Default::default();
@@ -194,7 +195,7 @@ fn parameters_are_only_there_while_they_are_needed() {
     let program = |comm: Comm<Cpu>| {
         let model = layers(comm.runtime(), 4, DType::F32)?;
         let options = options(ZeroStage::Parameters, UnitOf::layers());
-        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+        let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options)?;
         let here = || model.iter().filter(|l| l.weight.leaf().is_resident()).count();
         assert_eq!(here(), 0);
         trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
@@ -225,14 +226,13 @@ fn frozen_parameters_have_no_state_and_stay() {
     let rt = Cpu::with_threads(1);
     let alone = frozen(&rt).unwrap();
     let before = weights(&alone).unwrap();
-    let mut trainer = SimpleTrainer::new(&rt, &alone, TrainingConfig::default()).unwrap();
+    let mut trainer = simple(&rt, &alone, TrainingConfig::default()).unwrap();
     (0..2).for_each(|_| _ = trainer.step(|_| loss(&alone, &rt, DType::F32)).unwrap());
     let want = weights(&alone).unwrap();
     for stage in ZeroStage::ALL {
         let program = |comm: Comm<Cpu>| {
             let model = frozen(comm.runtime())?;
-            let mut trainer =
-                ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
+            let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options(stage, UnitOf::layers()))?;
             for _ in 0..2 {
                 trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
             }
@@ -261,7 +261,7 @@ fn no_rank_ever_holds_a_model_that_is_drawn_lazily() {
         let model = build(Init::new(rt, 3).lazily())?;
         assert_eq!(rt.memory().total.live, 0);
         let options = options(ZeroStage::Parameters, UnitOf::layers());
-        let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+        let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options)?;
         let built = rt.memory().total.peak;
         let scope = trainer.strategy().gather_full_params()?;
         let drawn = weights(&model)?;

@@ -1,5 +1,6 @@
 //! ZeRO with optimizer state in host memory: the same bits, no state on the device, and checkpoints that go either way.
 
+use crate::common::{sharded, sharded_pipeline};
 use crate::{
     checkpoint_common::Scratch,
     common::{Mlp, STEPS, Task, Trace, WORLDS, config, cpu, everywhere, own, weights},
@@ -8,9 +9,9 @@ use crate::{
 };
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    pipeline::{ScheduleKind, ZeroPipelineTrainer},
-    train::{CheckpointNotes, TrainingConfig},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    pipeline::ScheduleKind,
+    train::{CheckpointNotes, TrainStep, TrainingConfig},
+    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Gpt, Init};
 use numcore::{DType, MemoryCategory, Result, Runtime};
@@ -23,7 +24,7 @@ fn options(stage: ZeroStage, state: StatePlace) -> ZeroOptions {
 
 fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, options: ZeroOptions) -> Result<Trace> {
     let model = M::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
-    let mut trainer = ZeroTrainer::new(comm, &model, config(), options)?;
+    let mut trainer = sharded(comm, &model, config(), options)?;
     let mut trace = Trace::default();
     for step in 0..STEPS {
         let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
@@ -54,7 +55,8 @@ fn state_that_does_not_begin_at_zero_is_the_same() {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let rule = ParamGroups::new(AdagradConfig { initial_accumulator_value: 0.3, ..Default::default() });
             let options = options(ZeroStage::Parameters, state);
-            let mut trainer = ZeroTrainer::with(&comm, &model, rule, config(), options)?;
+            let mut trainer =
+                TrainStep::builder(&comm, &model).optimizer(rule).config(config()).zero(options).build()?;
             for step in 0..STEPS {
                 trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
             }
@@ -77,7 +79,7 @@ fn the_device_holds_one_units_state_and_none_between_steps() {
                     let rt = comm.runtime();
                     let model = layers(rt, LAYERS, dtype)?;
                     let options = ZeroOptions { units: UnitOf::layers(), ..options(stage, StatePlace::Host) };
-                    let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options)?;
+                    let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options)?;
                     let state = || rt.memory().of(MemoryCategory::Optimizer);
                     let made = state();
                     rt.reset_peak();
@@ -104,7 +106,7 @@ fn checkpoints_go_either_way() {
     use StatePlace::{Device, Host};
     let run = |comm: &Comm<Cpu>, state, folder: &distributed::checkpoint::Folder, from: usize, to: usize| {
         let model = Mlp::new(&Init::new(comm.runtime(), from as u64).dtype(DType::BF16))?;
-        let mut trainer = ZeroTrainer::new(comm, &model, config(), options(ZeroStage::Gradients, state))?;
+        let mut trainer = sharded(comm, &model, config(), options(ZeroStage::Gradients, state))?;
         assert_eq!(trainer.load(folder)?.is_some(), from > 0);
         for step in from..to {
             trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
@@ -137,7 +139,7 @@ fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
         let with = |state| {
             let ranks = staged::everywhere(4, |comm| {
                 let (model, zero) = (Model::Gpt.staged(&comm, &checked, 2), options(stage, state));
-                let mut trainer = ZeroPipelineTrainer::new(&comm, model, config(), zero)?;
+                let mut trainer = sharded_pipeline(&comm, model, config(), zero)?;
                 let told = staged::steps(&comm, Model::Gpt, &mut trainer, 0..2, |t| t.gather_full_params())?;
                 let left = comm.runtime().memory().of(MemoryCategory::Optimizer).live;
                 assert_eq!(left == 0, state == StatePlace::Host);

@@ -1,5 +1,6 @@
 //! ZeRO: in which order units are gathered and sent.
 
+use crate::common::sharded;
 use std::sync::{Arc, Mutex};
 
 use crate::common::cpu;
@@ -9,7 +10,7 @@ use autograd::Var;
 use distributed::{
     comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
     train::{Loss, ReducedGradients, Strategy, TrainingConfig},
-    zero::{Sharded, UnitOf, ZeroStage, ZeroTrainer},
+    zero::{Sharded, UnitOf, ZeroStage},
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};
 use numcore::{
@@ -31,7 +32,7 @@ fn frozen_and_trained_parameters_of_a_layer_travel_once() {
         model.freeze_where(|name| name.contains(".0.") || name.contains(".2."));
         let config = TrainingConfig::default();
         let units = UnitOf::new(|name| name.split('.').next().unwrap_or_default().into());
-        let mut trainer = ZeroTrainer::new(&comm, &model, config, options(ZeroStage::Parameters, units))?;
+        let mut trainer = sharded(&comm, &model, config, options(ZeroStage::Parameters, units))?;
         let mut counts = Vec::new();
         for _ in 0..3 {
             counted.reset();
@@ -213,7 +214,7 @@ fn what_an_evaluation_reads_is_not_the_order_of_the_next_step() {
     let comm = gathers.clone() as Comm<Cpu>;
     let model = layers(&rt, 4, DType::F32).unwrap();
     let options = options(ZeroStage::Parameters, UnitOf::layers());
-    let mut trainer = ZeroTrainer::new(&comm, &model, TrainingConfig::default(), options).unwrap();
+    let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options).unwrap();
     let x = Tensor::normal(&rt, [4, 128], DType::F32, 0.0, 1.0, 1).unwrap();
     let forward = |order: [usize; 4]| -> Result<Loss<Cpu>> {
         let y = order.iter().try_fold(Var::new(x.clone()), |y, &k| model[k].forward(&y)?.tanh())?;

@@ -1,5 +1,6 @@
 //! ZeRO: when calls leave and when they are waited for, by the kernels launched before, on a runtime that computes nothing.
 
+use crate::common::sharded;
 use std::sync::Arc;
 
 use crate::{data_parallel::Watched, zero::options};
@@ -7,7 +8,7 @@ use autograd::Var;
 use distributed::{
     comm::Comm,
     train::{Loss, TrainingConfig},
-    zero::{UnitOf, ZeroStage, ZeroTrainer},
+    zero::{UnitOf, ZeroStage},
 };
 use nn::{Forward, Init, Linear};
 use numcore::{
@@ -34,7 +35,7 @@ impl Step {
         let init = Init::new(&rt, 0);
         let layers: Vec<Linear<NullRuntime>> = (0..LAYERS).map(|_| Linear::new(&init, 16, 16).unwrap()).collect();
         let (comm, config) = (watched.clone() as Comm<NullRuntime>, TrainingConfig::default());
-        let mut trainer = ZeroTrainer::new(&comm, &layers, config, options(stage, UnitOf::layers())).unwrap();
+        let mut trainer = sharded(&comm, &layers, config, options(stage, UnitOf::layers())).unwrap();
         let x = Var::new(Tensor::zeros(&rt, [4, 16], DType::F32).unwrap());
         let (mut starts, mut before) = (Vec::new(), Vec::new());
         for _ in 0..2 {

@@ -7,10 +7,9 @@ use crate::{
     zero::options,
 };
 use distributed::{
-    buckets::BucketOptions,
     comm::{Comm, Communicator, NoOpCommunicator},
-    train::{BucketedTrainer, TrainingConfig},
-    zero::{UnitOf, ZeroStage, ZeroTrainer},
+    train::{TrainStep, TrainingConfig},
+    zero::{UnitOf, ZeroStage},
 };
 use nn::{Init, ModuleExt};
 use numcore::{DType, Result};
@@ -34,8 +33,7 @@ where
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
     let optimizer = FlatOptimizer::in_groups(rule.clone()).group(leaves, |_| {}).unwrap();
     let alone: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&rt));
-    let mut trainer =
-        BucketedTrainer::with(&alone, &model, Box::new(optimizer), config(), BucketOptions::default()).unwrap();
+    let mut trainer = TrainStep::builder(&alone, &model).optimizer(optimizer).config(config()).build().unwrap();
     let (all, mut trace): (Vec<usize>, _) = ((0..EXAMPLES).collect(), Trace::default());
     for step in 0..STEPS {
         let metrics = trainer.step(|_| model.loss(&rt, step, &all)).unwrap();
@@ -49,7 +47,7 @@ fn sharded<E: Elementwise>(n: usize, stage: ZeroStage, dtype: DType, rule: &E) -
     everywhere(n, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
         let (groups, options) = (ParamGroups::new(rule.clone()), options(stage, UnitOf::children()));
-        let mut trainer = ZeroTrainer::with(&comm, &model, groups, config(), options)?;
+        let mut trainer = TrainStep::builder(&comm, &model).optimizer(groups).config(config()).zero(options).build()?;
         let mut trace = Trace::default();
         for step in 0..STEPS {
             let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;

@@ -10,10 +10,11 @@ use weftgrad::{
     distributed::{
         comm::{Comm, Communicator, Ranks},
         sampler::shard_batches,
-        train::{BucketedTrainer, Loss, TrainingConfig},
+        train::{Loss, TrainStep},
     },
     fused::{CrossEntropyOptions, Reduction},
     nn::{Gpt, GptConfig, Init},
+    optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
 use weftgrad_examples::{
@@ -75,8 +76,8 @@ fn losses(comm: &Comm<AnyRuntime>, options: &Options, vocab: usize, tokens: &[i6
     let rt = comm.runtime();
     let config = GptConfig { vocab, context: CONTEXT, layers: 2, heads: 4, width: 64, ..Default::default() };
     let model = Gpt::new(&Init::new(rt, 1), config)?;
-    let training = TrainingConfig { learning_rate: 2e-3, max_norm: Some(1.0), ..Default::default() };
-    let mut trainer = BucketedTrainer::new(comm, &model, training, Default::default())?;
+    let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 2e-3, ..Default::default() });
+    let mut trainer = TrainStep::builder(comm, &model).optimizer(adamw).max_norm(1.0).build()?;
     let own = shard_batches(options.batch, comm.rank(), comm.size());
     let mut losses = Vec::new();
     for step in 0..options.steps {

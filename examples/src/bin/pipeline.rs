@@ -9,16 +9,17 @@ use weftgrad::{
     distributed::{
         comm::{Comm, NoOpCommunicator, Ranks},
         pipeline::{
-            Checked, GptStage, Limits, Lowering, MicroBatches, PipelineModel, PipelineOptions, PipelineTrainer,
-            ScheduleKind, StagedTrainer, Timeline, ZeroPipelineTrainer, check, lower,
+            Checked, GptStage, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineOptions,
+            PipelineTrainStep, ScheduleKind, Timeline,
         },
-        train::{Loss, StageStrategy, TrainingConfig},
-        zero::{ZeroOptions, ZeroStage},
+        train::{Loss, StageStrategy, TrainStep},
+        zero::ZeroStage,
     },
     nn::{
         GptConfig, Init,
         loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
     },
+    optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
 use weftgrad_examples::{
@@ -92,9 +93,9 @@ fn schedule(options: &Options) -> Result<Checked> {
         ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 | ScheduleKind::ZbH2 => 1,
         ScheduleKind::Interleaved | ScheduleKind::LoopedBfs | ScheduleKind::Zbv | ScheduleKind::DualPipeV => 2,
     };
-    let passes = options.schedule.generate(options.ranks, stages_per_rank, options.micro_batches)?;
+    let shape = PipeShape { ranks: options.ranks, stages_per_rank, micro_batches: options.micro_batches };
     let lowering = Lowering { sharded: options.zero == 3, ..Lowering::default() };
-    check(lower(&passes, &lowering)?, Limits::default())
+    options.schedule.generate(shape)?.lower(lowering)?.check(Limits::default())
 }
 
 /// One rank's program: the same on all of them.
@@ -107,19 +108,17 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
         .loss(loss)
         .ties(GptStage::<AnyRuntime>::ties(&config))
         .options(PipelineOptions { measured: true, ..Default::default() });
-    let training = TrainingConfig { learning_rate: 3e-3, max_norm: Some(1.0), ..Default::default() };
+    let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 3e-3, ..Default::default() });
+    let step = TrainStep::builder(&comm, model).optimizer(adamw).max_norm(1.0);
     match options.zero.checked_sub(1).map(|stage| ZeroStage::ALL[usize::from(stage)]) {
-        None => steps(PipelineTrainer::new(&comm, model, training)?, &comm, options, text),
-        Some(stage) => {
-            let zero = ZeroOptions { stage, ..Default::default() };
-            steps(ZeroPipelineTrainer::new(&comm, model, training, zero)?, &comm, options, text)
-        }
+        None => steps(step.build()?, &comm, options, text),
+        Some(stage) => steps(step.zero(stage).build()?, &comm, options, text),
     }
 }
 
 /// Trains, whatever is sharded; gives the timeline of the last step of this rank's replica.
 fn steps<S: StageStrategy<AnyRuntime>>(
-    mut trainer: StagedTrainer<AnyRuntime, S>,
+    mut trainer: PipelineTrainStep<AnyRuntime, S>,
     comm: &Comm<AnyRuntime>,
     options: &Options,
     text: &[i64],

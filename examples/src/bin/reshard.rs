@@ -10,11 +10,12 @@ use weftgrad::{
         checkpoint::Folder,
         comm::{Comm, Communicator, Ranks},
         sampler::shard_batches,
-        train::{BucketedTrainer, CheckpointNotes, Loss, TrainingConfig},
-        zero::{ZeroOptions, ZeroTrainer},
+        train::{CheckpointNotes, Loss, TrainStep},
+        zero::ZeroStage,
     },
     fused::Reduction,
     nn::{Init, Linear},
+    optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
 use weftgrad_examples::{
@@ -79,10 +80,14 @@ fn loss(comm: &Comm<AnyRuntime>, model: &Model, step: usize) -> Result<Loss<AnyR
     Loss::sum(nn::loss::mse(&out, &Var::new(y), Reduction::Sum)?, (3 * own.len()) as f64)
 }
 
+fn adamw() -> ParamGroups<AdamWConfig> {
+    ParamGroups::decay_matrices(AdamWConfig::default())
+}
+
 /// Trains, saves, and trains on: the losses after the save.
 fn sharded(comm: &Comm<AnyRuntime>, folder: &Folder) -> Result<Vec<f64>> {
     let model = model(comm, 1)?;
-    let mut trainer = ZeroTrainer::new(comm, &model, TrainingConfig::default(), ZeroOptions::default())?;
+    let mut trainer = TrainStep::builder(comm, &model).optimizer(adamw()).zero(ZeroStage::Parameters).build()?;
     for step in 0..STEPS {
         trainer.step(|_| loss(comm, &model, step))?;
     }
@@ -93,7 +98,7 @@ fn sharded(comm: &Comm<AnyRuntime>, folder: &Folder) -> Result<Vec<f64>> {
 /// Loads what the others saved, and trains on.
 fn whole(comm: &Comm<AnyRuntime>, folder: &Folder) -> Result<Vec<f64>> {
     let model = model(comm, 2)?;
-    let mut trainer = BucketedTrainer::new(comm, &model, TrainingConfig::default(), Default::default())?;
+    let mut trainer = TrainStep::builder(comm, &model).optimizer(adamw()).build()?;
     if let Some(manifest) = trainer.load(folder)? {
         assert_eq!(manifest.notes()["example"], "reshard");
     }

@@ -8,10 +8,11 @@ use weftgrad::{
     AnyRuntime, MemoryCategory,
     distributed::{
         comm::{Comm, Communicator, Ranks},
-        train::{BucketedTrainer, Loss, Strategy, Trainer, TrainingConfig},
-        zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+        train::{Loss, Strategy, TrainStep},
+        zero::ZeroStage,
     },
     nn::{Gpt, GptConfig, Init},
+    optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
 use weftgrad_examples::{
@@ -82,19 +83,16 @@ fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: Option<ZeroStage>)
         let logits = model.forward(&tokens)?.flatten(0, 1)?;
         Ok(Loss::mean(logits.cross_entropy(&tokens.flatten(0, 1)?)?))
     };
-    let training = TrainingConfig::default();
+    let step = TrainStep::builder(comm, &model).optimizer(ParamGroups::decay_matrices(AdamWConfig::default()));
     match stage {
-        None => measured(BucketedTrainer::new(comm, &model, training, Default::default())?, comm, &model, loss),
-        Some(stage) => {
-            let options = ZeroOptions { stage, units: UnitOf::layers(), ..Default::default() };
-            measured(ZeroTrainer::new(comm, &model, training, options)?, comm, &model, loss)
-        }
+        None => measured(step.build()?, comm, &model, loss),
+        Some(stage) => measured(step.zero(stage).build()?, comm, &model, loss),
     }
 }
 
 /// Two steps; what there is after the second, and the most there was in it.
 fn measured<S: Strategy<AnyRuntime>>(
-    mut trainer: Trainer<AnyRuntime, S>,
+    mut trainer: TrainStep<AnyRuntime, S>,
     comm: &Comm<AnyRuntime>,
     model: &Gpt<AnyRuntime>,
     loss: impl Fn(usize) -> Result<Loss<AnyRuntime>>,

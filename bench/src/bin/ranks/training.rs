@@ -11,10 +11,11 @@ use weftgrad::{
     distributed::{
         buckets::{BucketLimits, BucketOptions},
         comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, SlowCommunicator, Traffic},
-        train::{BucketedTrainer, Loss, Strategy, Trainer, TrainingConfig},
-        zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+        train::{Loss, Strategy, TrainStep},
+        zero::{UnitOf, ZeroOptions, ZeroStage},
     },
     nn::{Gpt, GptConfig, Init},
+    optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
 
@@ -106,16 +107,16 @@ fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
     let counted = Arc::new(CountingCommunicator::new(comm));
     let comm: Comm<Cpu> = counted.clone();
     let model = Gpt::new(&Init::new(comm.runtime(), 1), GptConfig::default())?;
-    let training = TrainingConfig::default();
+    let step = TrainStep::builder(&comm, &model).optimizer(ParamGroups::decay_matrices(AdamWConfig::default()));
     match &case.way {
         Way::Ddp(limits) => {
             let options = BucketOptions { limits: limits.clone(), ..Default::default() };
-            let mut trainer = BucketedTrainer::new(&comm, &model, training, options)?;
+            let mut trainer = step.buckets(options).build()?;
             steps(&mut trainer, &counted, link, &model, case)
         }
         Way::Zero(stage, units) => {
             let options = ZeroOptions { stage: *stage, units: units(), ..Default::default() };
-            let mut trainer = ZeroTrainer::new(&comm, &model, training, options)?;
+            let mut trainer = step.zero(options).build()?;
             steps(&mut trainer, &counted, link, &model, case)
         }
     }
@@ -123,7 +124,7 @@ fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
 
 /// Runs a few warm-up steps, then the timed ones.
 fn steps<S: Strategy<Cpu>>(
-    trainer: &mut Trainer<Cpu, S>,
+    trainer: &mut TrainStep<Cpu, S>,
     counted: &CountingCommunicator<Cpu>,
     link: Option<Link>,
     model: &Gpt<Cpu>,

@@ -4,7 +4,7 @@ use weftgrad::{
     distributed::{
         buckets::{GradCompression, PowerSgd},
         comm::Fault,
-        pipeline::{Checked, Limits, Lowering, ScheduleKind, check, lower},
+        pipeline::{Checked, Limits, Lowering, PipeShape, ScheduleKind},
         zero::{StatePlace, ZeroStage},
     },
     rng::Philox,
@@ -75,7 +75,7 @@ impl How {
                 loop {
                     let (kind, v, micros) =
                         (ScheduleKind::ALL[pick(ScheduleKind::ALL.len())], 1 + pick(2), p * (1 + pick(2)));
-                    if kind.generate(p, v, micros).is_ok() {
+                    if kind.generate(PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros }).is_ok() {
                         return How::Pipeline { kind, p, v, micros, zero };
                     }
                 }
@@ -85,7 +85,8 @@ impl How {
 
     /// The schedule of a pipeline.
     pub fn checked(kind: ScheduleKind, p: usize, v: usize, micros: usize) -> weftgrad::Result<Checked> {
-        check(lower(&kind.generate(p, v, micros)?, &Lowering::default())?, Limits::default())
+        let shape = PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros };
+        kind.generate(shape)?.lower(Lowering::default())?.check(Limits::default())
     }
 }
 

@@ -5,12 +5,14 @@ use weftgrad::{
         buckets::{BucketLimits, BucketOptions},
         checkpoint::Checkpointed,
         comm::{Comm, Communicator},
-        pipeline::{MicroBatches, PipelineModel, PipelineTrainer, StagedTrainer, ZeroPipelineTrainer},
-        plan::{Axis, Mesh, ParallelPlan},
+        mesh::Mesh,
+        pipeline::{MicroBatches, PipelineModel, PipelineTrainStep},
+        plan::{Axis, ParallelPlan},
         sampler::shard_batches,
-        train::{BucketedTrainer, DataParallel, StageStrategy, Strategy, Trainer, TrainingConfig, TrainingMetrics},
-        zero::{FullParameters, Sharded, UnitOf, ZeroOptions, ZeroTrainer},
+        train::{DataParallel, StageStrategy, Strategy, TrainStep, TrainingConfig, TrainingMetrics},
+        zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
     },
+    optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
 
@@ -34,24 +36,26 @@ pub trait Trains {
 /// The trainer of a program on this rank; values are drawn from `seed`, and then those of rank 0.
 pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn Trains>> {
     let (config, rt) = (config(program), comm.runtime());
-    let zero = |stage| ZeroOptions { stage, ..Default::default() };
+    let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() });
     let whole = || program.task.whole(rt, seed);
     Ok(match program.how {
         How::Buckets { first, others, compression } => {
             let (model, limits) = (whole()?, Some(BucketLimits { first, others }));
             let options = BucketOptions { limits, compression, ..Default::default() };
-            Box::new(Whole { trainer: BucketedTrainer::new(comm, &model, config, options)?, model })
+            let step = TrainStep::builder(comm, &model).optimizer(adamw).config(config).buckets(options);
+            Box::new(Whole { trainer: step.build()?, model })
         }
         How::Zero { stage, whole: one, state } => {
             let (model, units) = (whole()?, if one { UnitOf::whole() } else { UnitOf::layers() });
-            let options = ZeroOptions { units, state, ..zero(stage) };
-            Box::new(Whole { trainer: ZeroTrainer::new(comm, &model, config, options)?, model })
+            let options = ZeroOptions { units, state, ..stage.into() };
+            let step = TrainStep::builder(comm, &model).optimizer(adamw).config(config).zero(options);
+            Box::new(Whole { trainer: step.build()?, model })
         }
         How::Hybrid { replicas, stage } => {
             let (model, shards) = (whole()?, program.ranks / replicas);
             let plan = ParallelPlan::new(program.ranks, [(Axis::Data, replicas), (Axis::Shard, shards)])?;
-            let strategy = Sharded::hybrid(&Mesh::new(comm, plan)?, &model, config.adamw_groups(), zero(stage))?;
-            Box::new(Whole { trainer: Trainer::over(strategy, config)?, model })
+            let step = TrainStep::builder(&Mesh::new(comm, plan)?, &model).optimizer(adamw).config(config).zero(stage);
+            Box::new(Whole { trainer: step.build()?, model })
         }
         How::Pipeline { kind, p, v, micros, zero: sharded } => {
             let checked = How::checked(kind, p, v, micros)?;
@@ -59,22 +63,17 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
             let task = program.task.clone();
             let model =
                 PipelineModel::on(comm.rank(), checked, stages).loss(move |y, t| task.loss(&y[0], &t[0])).ties(ties);
+            let step = TrainStep::builder(comm, model).optimizer(adamw).config(config);
             match sharded {
-                None => Box::new(PipelineTrainer::new(comm, model, config)?),
-                Some(stage) => Box::new(ZeroPipelineTrainer::new(comm, model, config, zero(stage))?),
+                None => Box::new(step.build()?),
+                Some(stage) => Box::new(step.zero(stage).build()?),
             }
         }
     })
 }
 
 fn config(program: &Program) -> TrainingConfig {
-    TrainingConfig {
-        learning_rate: 1e-2,
-        weight_decay: 0.1,
-        accumulation: program.accumulation,
-        max_norm: program.max_norm,
-        ..Default::default()
-    }
+    TrainingConfig { accumulation: program.accumulation, max_norm: program.max_norm, ..Default::default() }
 }
 
 /// The access of a strategy to a model's parameters between steps.
@@ -97,7 +96,7 @@ impl Gathers for Sharded<Cpu> {
 
 /// The model is not the trainer's.
 struct Whole<S: Strategy<Cpu>> {
-    trainer: Trainer<Cpu, S>,
+    trainer: TrainStep<Cpu, S>,
     model: Box<dyn Forward<Cpu>>,
 }
 
@@ -125,7 +124,7 @@ impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
     }
 }
 
-impl<S: StageStrategy<Cpu> + Gathers> Trains for StagedTrainer<Cpu, S> {
+impl<S: StageStrategy<Cpu> + Gathers> Trains for PipelineTrainStep<Cpu, S> {
     fn train(&mut self, comm: &Comm<Cpu>, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
         let schedule = self.pipeline().schedule();
         let (p, m, runs) = (schedule.placement().ranks(), schedule.micro_batches(), program.accumulation);

@@ -98,7 +98,7 @@ impl<R: Runtime> LowRankGrad<R> {
         let error = self.error()?;
         self.error = None;
         let Ok(mut error) = error.try_mut() else {
-            return Err(Error::argument("PowerSgd", "someone holds the error of a parameter"));
+            return Err(Error::internal("PowerSgd", "someone holds the error of a parameter"));
         };
         product(&mut error, [self.m, self.n], &p, &minus)?;
         self.error = Some(error.freeze()?);
@@ -135,7 +135,7 @@ impl<R: Runtime> LowRankGrad<R> {
     pub(super) fn error(&self) -> Result<Tensor<R>> {
         self.error
             .clone()
-            .ok_or_else(|| Error::argument("PowerSgd", "the error of a parameter was lost in a step that failed"))
+            .ok_or_else(|| Error::internal("PowerSgd", "the error of a parameter was lost in a step that failed"))
     }
 
     /// `Q`.

@@ -18,7 +18,7 @@ use super::schedule::Schedule;
 
 const OP: &str = "pipeline check";
 
-/// A schedule that can be run. Only [`check`] makes one.
+/// A schedule that can be run. Only [`Schedule::check`] makes one.
 ///
 /// Whoever runs it gives each rank its [`row`](Checked::row) and does it in order. It may rely on this:
 ///
@@ -45,24 +45,27 @@ pub struct Limits {
     pub gathered: Option<usize>,
 }
 
-/// Checks a lowered schedule.
-///
-/// On each rank: every micro-batch goes once through F and then B, or I and then W, of every stage (through F alone if no rank
-/// has a backward pass: an evaluation, which reduces nothing); what a pass reads was made
-/// or received before, what it makes for another rank is sent once after it, and nothing else is sent or received; every stage's
-/// gradients are reduced once, after their last part; if any stage is ever gathered, every stage is while it is used and
-/// none is left gathered. Jointly: with synchronous sends, every rank ends.
-///
-/// # Errors
-/// Name the rank, the position in its row, the action, and what it needs or waits for.
-pub fn check(schedule: Schedule, limits: Limits) -> Result<Checked> {
-    let is_shard = |action| matches!(action, Action::Unit(UnitAction { op: UnitOp::Unshard | UnitOp::Reshard, .. }));
-    let sharded = schedule.actions().any(|(_, _, action)| is_shard(action));
-    for rank in 0..schedule.rows().len() {
-        row::check(&schedule, rank, sharded, limits)?;
+impl Schedule {
+    /// Checks a lowered schedule.
+    ///
+    /// On each rank: every micro-batch goes once through F and then B, or I and then W, of every stage (through F alone if no rank
+    /// has a backward pass: an evaluation, which reduces nothing); what a pass reads was made
+    /// or received before, what it makes for another rank is sent once after it, and nothing else is sent or received; every stage's
+    /// gradients are reduced once, after their last part; if any stage is ever gathered, every stage is while it is used and
+    /// none is left gathered. Jointly: with synchronous sends, every rank ends.
+    ///
+    /// # Errors
+    /// Name the rank, the position in its row, the action, and what it needs or waits for.
+    pub fn check(self, limits: Limits) -> Result<Checked> {
+        let is_shard =
+            |action| matches!(action, Action::Unit(UnitAction { op: UnitOp::Unshard | UnitOp::Reshard, .. }));
+        let sharded = self.actions().any(|(_, _, action)| is_shard(action));
+        for rank in 0..self.rows().len() {
+            row::check(&self, rank, sharded, limits)?;
+        }
+        replay(&self, &Costs::uniform(0, 0, 0), SendMode::Synchronous).map_err(|stuck| deadlock_error(OP, &stuck))?;
+        Ok(Checked { schedule: self, sharded })
     }
-    replay(&schedule, &Costs::uniform(0, 0, 0), SendMode::Synchronous).map_err(|stuck| deadlock_error(OP, &stuck))?;
-    Ok(Checked { schedule, sharded })
 }
 
 impl Checked {

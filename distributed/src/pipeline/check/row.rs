@@ -17,12 +17,12 @@ pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Lim
         RowChecker { schedule, sharded, forward_only, limits, known: HashMap::new(), gathered: Vec::new(), live: 0 };
     for (position, &action) in row.iter().enumerate() {
         if let Err(why) = walk.step(position, action) {
-            return Err(Error::argument(OP, format!("position {position}, {action}: {why}")).on_rank(rank));
+            return Err(Error::schedule(OP, format!("position {position}, {action}: {why}")).on_rank(rank));
         }
     }
     match walk.missing(rank) {
         None => Ok(()),
-        Some(what) => Err(Error::argument(OP, format!("position {}, the end: {what}", row.len())).on_rank(rank)),
+        Some(what) => Err(Error::schedule(OP, format!("position {}, the end: {what}", row.len())).on_rank(rank)),
     }
 }
 

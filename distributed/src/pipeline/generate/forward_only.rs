@@ -18,7 +18,7 @@ impl Schedule {
                 "forward only: {micro_batches} micro-batches of {} stages are not 1 … 2^26 passes",
                 placement.stages()
             );
-            return Err(Error::argument("pipeline schedule", why));
+            return Err(Error::schedule("pipeline schedule", why));
         }
         let forward = |(stage, micro)| Compute { stage, pass: Pass::F, micro }.into();
         let passes = |rank| {

@@ -45,33 +45,51 @@ macro_rules! kinds {
 
 kinds! {
     /// All forwards, then all backwards (Huang 2019).
+    #[doc(alias("ScheduleGPipe"))]
     GPipe = "GPipe", gpipe::GENERATOR;
     /// One forward, one backward: PipeDream-flush (Narayanan 2021).
+    #[doc(alias("Schedule1F1B"))]
     OneFOneB = "1F1B", one_f_one_b::GENERATOR;
     /// 1F1B over several stages per rank (Narayanan 2021).
+    #[doc(alias("ScheduleInterleaved1F1B"))]
     Interleaved = "Interleaved1F1B" | "Interleaved", interleaved::GENERATOR;
     /// Breadth first: every micro-batch through a stage before the rank's next stage (Lamy-Poirier 2023).
+    #[doc(alias("ScheduleLoopedBFS"))]
     LoopedBfs = "LoopedBFS", looped_bfs::GENERATOR;
     /// Zero bubble within the memory of 1F1B (Qi 2023).
     ZbH1 = "ZB-H1" | "ZBH1", zb_h1::GENERATOR;
     /// Zero bubble with twice that memory (Qi 2023).
     ZbH2 = "ZB-H2" | "ZBH2", zb_h2::GENERATOR;
     /// Zero bubble on a fold of two stages per rank (Qi 2024).
+    #[doc(alias("ScheduleZBVZeroBubble"))]
     Zbv = "ZBV" | "ZBVZeroBubble", zbv::GENERATOR;
     /// Overlapped forward and backward on a fold (DeepSeek and Sea AI Lab 2025).
+    #[doc(alias("ScheduleDualPipeV"))]
     DualPipeV = "DualPipeV", dualpipe_v::GENERATOR;
 }
 
+/// How many ranks, stages and micro-batches a schedule has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PipeShape {
+    /// Ranks of the pipeline: `p`.
+    pub ranks: usize,
+    /// Stages on each rank: `v`, 2 for schedules on a fold, 1 for those without interleaving.
+    pub stages_per_rank: usize,
+    /// Micro-batches in a run: `m`.
+    pub micro_batches: usize,
+}
+
 impl ScheduleKind {
-    /// The passes of every rank: `p` ranks, `v` stages per rank, `m` micro-batches.
+    /// The passes of every rank.
     ///
     /// # Errors
     /// Names the precondition that fails, with the numbers.
-    pub fn generate(self, p: usize, v: usize, m: usize) -> Result<Schedule> {
+    pub fn generate(self, shape: PipeShape) -> Result<Schedule> {
+        let PipeShape { ranks: p, stages_per_rank: v, micro_batches: m } = shape;
         let (generator, size) = (self.generator(), Size { p, v, m });
         if let Some((need, _)) = [POSITIVE, BOUNDED].iter().chain(generator.needs).find(|(_, holds)| !holds(size)) {
             let why = format!("{self} needs {need}; got p = {p} ranks, v = {v} stages per rank, m = {m} micro-batches");
-            return Err(Error::argument("pipeline schedule", why));
+            return Err(Error::schedule("pipeline schedule", why));
         }
         let placement = match generator.shape {
             StageLayout::Loop => StagePlacement::looped(p, v),
@@ -96,7 +114,7 @@ impl FromStr for ScheduleKind {
         let named = |kind: &&ScheduleKind| kind.names().iter().any(|name| name.eq_ignore_ascii_case(text));
         ScheduleKind::ALL.iter().find(named).copied().ok_or_else(|| {
             let names: Vec<String> = ScheduleKind::ALL.iter().map(ScheduleKind::to_string).collect();
-            Error::argument("pipeline schedule", format!("unknown schedule `{text}`; there are {}", names.join(", ")))
+            Error::schedule("pipeline schedule", format!("unknown schedule `{text}`; there are {}", names.join(", ")))
         })
     }
 }

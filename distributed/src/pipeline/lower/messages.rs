@@ -45,7 +45,7 @@ pub(super) fn add(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<Action>>
     let spans =
         replay(schedule, costs, SendMode::Overlapped).map_err(|stuck| deadlock_error("pipeline lowering", &stuck))?;
     if spans.iter().flatten().any(|span| span.end == u64::MAX) {
-        return Err(Error::argument("pipeline lowering", "the expected costs add up to more ticks than 64 bits hold"));
+        return Err(Error::schedule("pipeline lowering", "the expected costs add up to more ticks than 64 bits hold"));
     }
     let mut transfers = transfers(schedule, costs, &spans);
     transfers.sort_by_key(Transfer::key);

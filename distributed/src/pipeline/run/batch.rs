@@ -70,7 +70,7 @@ impl<R: Runtime> PipelineOutput<R> {
     }
 
     /// The most micro-batches, summed over this rank's stages, whose activations it held at once: what
-    /// [`simulate`](crate::pipeline::simulate()) says.
+    /// [`simulate`](crate::pipeline::Schedule::simulate) says.
     pub fn peak_live(&self) -> usize {
         self.peak_live
     }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use numcore::{Result, Runtime, Tensor};
 
-use super::{StagedTrainer, local_stages::LocalStages};
+use super::{PipelineTrainStep, local_stages::LocalStages};
 use crate::{
     checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
     comm::Communicator,
     train::{CheckpointNotes, StageStrategy},
 };
 
-impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
+impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
     /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(&self.groups.world, self.global_step(), self, notes)
@@ -26,7 +26,7 @@ impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
     }
 }
 
-impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for StagedTrainer<R, S> {
+impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut parts = Vec::new();
         for (&stage, strategy) in &self.stages.parts {

@@ -4,7 +4,8 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{
     comm::{Collectives, Comm, Communicator, all_ok},
-    plan::{Axis, Mesh},
+    mesh::{AsMesh, Mesh},
+    plan::Axis,
 };
 
 /// The groups a rank is in.
@@ -18,11 +19,19 @@ pub struct PipelineGroups<R: Runtime> {
 }
 
 impl<R: Runtime> PipelineGroups<R> {
-    /// Replicas of a pipeline of `ranks` ranks: rank `r` of the world is rank `r % ranks` of replica `r / ranks`. Blocks.
+    /// The groups of a pipeline of `ranks` ranks. On a mesh, stages are along its pipe axis, and replicas along data and shard. A communicator
+    /// is cut into replicas: its rank `r` is rank `r % ranks` of replica `r / ranks`. Blocks.
     ///
     /// # Errors
-    /// When the world cannot be cut into such pipelines.
-    pub fn new(world: &Comm<R>, ranks: usize) -> Result<Self> {
+    /// When the mesh has another number of ranks along its pipe axis, or the communicator cannot be cut into such pipelines.
+    #[track_caller]
+    pub fn new(mesh: &impl AsMesh<R>, ranks: usize) -> Result<Self> {
+        let mesh = mesh.as_mesh();
+        if mesh.is_communicator() { Self::of_world(mesh.world(), ranks) } else { Self::of_mesh(&mesh, ranks) }
+    }
+
+    #[track_caller]
+    fn of_world(world: &Comm<R>, ranks: usize) -> Result<Self> {
         let (rank, size) = (world.rank(), world.size());
         let fits = if ranks > 0 && size.is_multiple_of(ranks) {
             Ok(())
@@ -31,17 +40,13 @@ impl<R: Runtime> PipelineGroups<R> {
             Err(Error::argument("pipeline groups", why))
         };
         all_ok(world, "pipeline groups", fits)?;
-        let no_group = || Error::argument("pipeline groups", "the communicator gave no group");
+        let no_group = || Error::internal("pipeline groups", "the communicator gave no group");
         let pipe = world.split(Some(rank / ranks), rank % ranks)?.ok_or_else(no_group)?;
         let data = world.split(Some(rank % ranks), rank / ranks)?.ok_or_else(no_group)?;
         Ok(PipelineGroups { world: world.clone(), pipe, data })
     }
 
-    /// Those of a mesh along whose pipe axis there are `ranks` ranks.
-    ///
-    /// # Errors
-    /// When there are not so many.
-    pub fn of(mesh: &Mesh<R>, ranks: usize) -> Result<Self> {
+    fn of_mesh(mesh: &Mesh<R>, ranks: usize) -> Result<Self> {
         if mesh.plan().size(Axis::Pipe) != ranks {
             let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
@@ -49,30 +54,9 @@ impl<R: Runtime> PipelineGroups<R> {
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
         Ok(PipelineGroups { world, pipe, data })
     }
-}
 
-/// What replicas of a pipeline are spread over.
-pub(super) enum Over<'a, R: Runtime> {
-    /// A world, one pipeline after another.
-    World(&'a Comm<R>),
-    /// A mesh, along its pipe axis.
-    Mesh(&'a Mesh<R>),
-}
-
-impl<R: Runtime> Over<'_, R> {
-    /// All ranks.
-    pub(super) fn world(&self) -> &Comm<R> {
-        match self {
-            Over::World(world) => world,
-            Over::Mesh(mesh) => mesh.world(),
-        }
-    }
-
-    /// The groups for a pipeline of so many ranks. Blocks.
-    pub(super) fn groups(&self, ranks: usize) -> Result<PipelineGroups<R>> {
-        match self {
-            Over::World(world) => PipelineGroups::new(world, ranks),
-            Over::Mesh(mesh) => PipelineGroups::of(mesh, ranks),
-        }
+    /// The mesh of the replicas of one stage.
+    pub(super) fn stage_mesh(&self, mesh: &Mesh<R>) -> Mesh<R> {
+        if mesh.is_communicator() { Mesh::of(&self.data) } else { mesh.clone() }
     }
 }

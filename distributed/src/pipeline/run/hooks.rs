@@ -42,7 +42,7 @@ impl<R: Runtime, H: BackwardHook<R>> StageHooks<R> for BTreeMap<usize, H> {
     fn gradients(&mut self, Compute { stage, .. }: Compute, _: bool) -> Result<&mut dyn BackwardHook<R>> {
         match self.get_mut(&stage) {
             Some(hook) => Ok(hook),
-            None => Err(numcore::Error::argument("pipeline", format!("there is no hook for stage {stage}"))),
+            None => Err(numcore::Error::internal("pipeline", format!("there is no hook for stage {stage}"))),
         }
     }
 }
@@ -52,7 +52,7 @@ pub(super) struct NoHooks;
 
 impl<R: Runtime> StageHooks<R> for NoHooks {
     fn gradients(&mut self, Compute { stage, .. }: Compute, _: bool) -> Result<&mut dyn BackwardHook<R>> {
-        Err(numcore::Error::argument("pipeline evaluation", format!("stage {stage} has no gradients")))
+        Err(numcore::Error::internal("pipeline evaluation", format!("stage {stage} has no gradients")))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use autograd::{BackwardHook, Leaf};
+use autograd::{BackwardHook, Leaf, LeafGrad};
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, TensorMut,
     ops::{PointwiseOps, ViewOps},
 };
 
@@ -12,7 +12,7 @@ use super::{StageHooks, tie::Tied};
 use crate::{
     comm::{Collectives, Comm, Communicator, ReduceOp, all_gather_bool, memory},
     pipeline::{Compute, Pass},
-    train::{ReducedGradients, StageStrategy, wide},
+    train::{GradientObserver, ReducedGradients, StageStrategy, observe, wide},
 };
 
 /// A strategy for each stage of this rank: the [`StageHooks`] of training.
@@ -25,13 +25,19 @@ pub(super) struct LocalStages<R: Runtime, S> {
     pub(super) ties: Vec<Tied<R>>,
     /// Whether the run that goes on is the step's last.
     sync: bool,
-    /// Of a rank without parameters.
-    rate: f64,
+    /// The stage whose backward pass goes on.
+    current: usize,
+    observer: Option<GradientObserver<R>>,
 }
 
 impl<R: Runtime, S: StageStrategy<R>> LocalStages<R, S> {
-    pub(super) fn new(pipe: &Comm<R>, parts: BTreeMap<usize, S>, ties: Vec<Tied<R>>, rate: f64) -> Self {
-        LocalStages { pipe: pipe.clone(), parts, ties, sync: true, rate }
+    pub(super) fn new(
+        pipe: &Comm<R>,
+        parts: BTreeMap<usize, S>,
+        ties: Vec<Tied<R>>,
+        observer: Option<GradientObserver<R>>,
+    ) -> Self {
+        LocalStages { pipe: pipe.clone(), parts, ties, sync: true, current: 0, observer }
     }
 
     /// Before a step: forgets the last one's gradients.
@@ -61,7 +67,7 @@ impl<R: Runtime, S: StageStrategy<R>> LocalStages<R, S> {
     }
 
     fn part(&mut self, stage: usize) -> Result<&mut S> {
-        let missing = || Error::argument("pipeline", format!("stage {stage} has no strategy"));
+        let missing = || Error::internal("pipeline", format!("stage {stage} has no strategy"));
         self.parts.get_mut(&stage).ok_or_else(missing)
     }
 }
@@ -74,7 +80,8 @@ impl<R: Runtime, S: StageStrategy<R>> StageHooks<R> for LocalStages<R, S> {
         if pass != Pass::I {
             part.begin(last)?;
         }
-        Ok(part)
+        self.current = stage;
+        Ok(self)
     }
 
     fn unshard(&mut self, stage: usize) -> Result<()> {
@@ -83,6 +90,22 @@ impl<R: Runtime, S: StageStrategy<R>> StageHooks<R> for LocalStages<R, S> {
 
     fn reshard(&mut self, stage: usize) -> Result<()> {
         self.part(stage)?.reshard()
+    }
+}
+
+/// The hook of the stage whose backward pass goes on.
+impl<R: Runtime, S: StageStrategy<R>> BackwardHook<R> for LocalStages<R, S> {
+    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        self.part(self.current)?.on_leaf_needed(leaf)
+    }
+
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.part(self.current)?.grad_slot(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        observe(self.observer.as_mut(), leaf, &grad)?;
+        self.part(self.current)?.on_leaf_grad_ready(leaf, grad)
     }
 }
 
@@ -118,6 +141,6 @@ impl<R: Runtime, S: StageStrategy<R>> ReducedGradients<R> for LocalStages<R, S> 
     }
 
     fn learning_rate(&self) -> f64 {
-        self.parts.values().find_map(S::rate).unwrap_or(self.rate)
+        self.parts.values().find_map(S::rate).unwrap_or(0.0)
     }
 }

@@ -22,7 +22,7 @@ mod sending;
 mod split;
 mod stage;
 mod tie;
-mod trainer;
+mod train_step;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
@@ -34,4 +34,4 @@ pub use pipeline::{LossFn, Pipeline, PipelineOptions};
 pub use split::{balanced, split};
 pub use stage::{Layers, Stage};
 pub use tie::Tie;
-pub use trainer::{PipelineTrainer, StagedTrainer, ZeroPipelineTrainer};
+pub use train_step::{PipelineTrainStep, PipelineTrainer, ZeroPipelineTrainer};

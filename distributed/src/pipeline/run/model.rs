@@ -7,23 +7,24 @@ use super::{LossFn, PipelineOptions, Stage, Tie};
 use crate::{pipeline::Checked, train::Loss};
 
 /// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what stages share. A
-/// [`Pipeline`](super::Pipeline) runs it, a [`StagedTrainer`](super::StagedTrainer) trains it.
+/// [`Pipeline`](super::Pipeline) runs it, a [`PipelineTrainStep`](super::PipelineTrainStep) trains it.
 ///
 /// Schedule, ties and options must be the same on every rank.
 ///
 /// ```
-/// use distributed::pipeline::{ScheduleKind, Limits, Lowering, MicroBatches, PipelineTrainer, PipelineModel, check, lower, split};
-/// use distributed::{comm::{Collectives, Comm, NoOpCommunicator}, train::{Loss, TrainingConfig}};
+/// use distributed::pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, split};
+/// use distributed::{comm::{Collectives, Comm, NoOpCommunicator}, train::{Loss, TrainStep}};
 /// use nn::{Init, Linear, Sequential, Tanh};
 /// use numcore::{DType, NullRuntime, Tensor};
+/// use optim::AdamWConfig;
 /// # fn main() -> numcore::Result<()> {
 /// let comm: Comm<NullRuntime> = std::sync::Arc::new(NoOpCommunicator::new(&NullRuntime::new()));
-/// let checked = check(lower(&ScheduleKind::Interleaved.generate(1, 2, 4)?, &Lowering::default())?, Limits::default())?;
+/// let checked = ScheduleKind::Interleaved.generate(PipeShape { ranks: 1, stages_per_rank: 2, micro_batches: 4 })?.lower(Lowering::default())?.check(Limits::default())?;
 /// let init = Init::new(comm.runtime(), 0);
 /// let layers = Sequential::new().push(Linear::new(&init, 4, 8)?).push(Tanh).push(Linear::new(&init, 8, 1)?).into_layers();
 /// let model = PipelineModel::on(comm.rank(), checked, split(layers, &[2])?)
 ///     .loss(|y, target| Ok(Loss::mean(nn::loss::mse(&y[0], &target[0], Default::default())?)));
-/// let mut trainer = PipelineTrainer::new(&comm, model, TrainingConfig::default())?;
+/// let mut trainer = TrainStep::builder(&comm, model).optimizer(AdamWConfig::default()).build()?;
 /// let x = Tensor::zeros(comm.runtime(), [8, 4], DType::F32)?;
 /// let y = Tensor::zeros(comm.runtime(), [8, 1], DType::F32)?;
 /// let metrics = trainer.step(|_| MicroBatches::split(&[x.clone()], &[y.clone()], 4))?;

@@ -56,7 +56,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
     fn apply(&self, stage: usize, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
         match self.job.stages.get(&stage) {
             Some(stage) => stage.forward(inputs),
-            None => Err(Error::argument("pipeline", format!("stage {stage} is not here"))),
+            None => Err(Error::internal("pipeline", format!("stage {stage} is not here"))),
         }
     }
 
@@ -106,7 +106,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
     pub(super) fn backward(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, pass } = compute;
         let Some(Live::Forward { inputs, roots }) = self.live.remove(&(stage, micro)) else {
-            return Err(Error::argument("pipeline", format!("{compute} finds no forward pass")));
+            return Err(Error::internal("pipeline", format!("{compute} finds no forward pass")));
         };
         let sweep = self.seeded(stage, micro, roots)?;
         let last = self.last.get(&stage) == Some(&compute);

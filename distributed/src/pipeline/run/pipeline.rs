@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     comm::{Collectives, Comm, Communicator, abort_with, all_ok, panic_message},
-    pipeline::{Action, Checked, Limits, Lowering, Schedule, Timeline, TimelineEvent, check, lower},
+    pipeline::{Action, Checked, Limits, Lowering, Schedule, Timeline, TimelineEvent},
     train::Loss,
 };
 
@@ -252,7 +252,7 @@ fn fit<R: Runtime>(comm: &Comm<R>, PipelineModel { checked, stages, loss, .. }: 
 fn evaluation(checked: &Checked) -> Result<Checked> {
     let schedule = Schedule::forward_only(checked.schedule().placement(), checked.schedule().micro_batches())?;
     let lowering = Lowering { sharded: checked.is_sharded(), ..Lowering::default() };
-    check(lower(&schedule, &lowering)?, Limits::default())
+    schedule.lower(lowering.clone())?.check(Limits::default())
 }
 
 /// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them. FNV-1a.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 use autograd::BackwardHook;
 use nn::{Init, Linear, Sequential, Tanh, loss::Reduction, loss::mse};
 use numcore::{DType, Result, Tensor};
-use optim::{Sgd, SgdConfig};
+use optim::{AdamWConfig, Sgd, SgdConfig};
 use runtime_cpu::Cpu;
 
 use super::{
@@ -14,9 +14,10 @@ use super::{
 use crate::{
     buckets::{BucketLimits, BucketOptions},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    pipeline::{Checked, Compute, Limits, Lowering, Pass, ScheduleKind, check, lower},
-    train::{DataParallel, Loss, StageStrategy, TrainingConfig, leaves},
-    zero::{Sharded, ZeroOptions, ZeroStage},
+    ddp::{DataParallel, leaves},
+    pipeline::{Checked, Compute, Limits, Lowering, Pass, PipeShape, ScheduleKind},
+    train::{Loss, StageStrategy},
+    zero::{Sharded, ZeroStage},
 };
 
 const WIDTH: usize = 4;
@@ -96,7 +97,7 @@ fn two_runs<S: StageStrategy<Cpu>>(
         for (&number, stage) in pipeline.stages() {
             parts.insert(number, strategy(&**stage, &(replicas.clone() as Comm<Cpu>))?);
         }
-        let stages = LocalStages::new(&groups.pipe, parts, Vec::new(), 0.0);
+        let stages = LocalStages::new(&groups.pipe, parts, Vec::new(), None);
         let mut watched = Watched { stages, replicas, asked: Vec::new() };
         watched.stages.prepare()?;
         let mut run = |last: bool| -> Result<Sent> {
@@ -124,8 +125,12 @@ fn each_kind(test: impl Fn(ScheduleKind, &Checked)) {
         (ScheduleKind::Zbv, 2),
         (ScheduleKind::DualPipeV, 2),
     ] {
-        let lowered = lower(&kind.generate(2, v, MICROS).unwrap(), &Lowering::default()).unwrap();
-        test(kind, &check(lowered, Limits::default()).unwrap());
+        let lowered = kind
+            .generate(PipeShape { ranks: 2, stages_per_rank: v, micro_batches: MICROS })
+            .unwrap()
+            .lower(Lowering::default())
+            .unwrap();
+        test(kind, &lowered.check(Limits::default()).unwrap());
     }
 }
 
@@ -163,10 +168,7 @@ fn buckets_leave_in_the_sweep_before_reduce_grad() {
 }
 
 fn sharded(stage: ZeroStage) -> impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Sharded<Cpu>> + Sync {
-    move |module, replicas| {
-        let optimizer = Arc::new(TrainingConfig::default().adamw_groups());
-        Sharded::of_stage(replicas, module, optimizer, ZeroOptions { stage, ..Default::default() })
-    }
+    move |module, replicas| Sharded::new(replicas, module, AdamWConfig::default(), stage.into())
 }
 
 #[test]

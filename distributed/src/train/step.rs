@@ -7,28 +7,58 @@ use numcore::{
 };
 use optim::LossScaler;
 
-use super::{Loss, Strategy, TrainingConfig, TrainingMetrics, Updates};
+use super::{GradientObserver, Loss, Strategy, TrainingConfig, TrainingMetrics, Updates, observer::ObservedHook};
 use crate::comm::{Collectives, abort_on_err, all_gather_bool};
 
 /// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
 /// the result is that of one rank with all examples of all ranks.
-pub struct Trainer<R: Runtime, S: Strategy<R>> {
+///
+/// [`TrainStep::builder`] makes one: a [`SimpleTrainer`](super::SimpleTrainer) on one rank, a [`BucketedTrainer`](super::BucketedTrainer) on
+/// many, a [`ZeroTrainer`](super::ZeroTrainer) where state, gradients or parameters are sharded.
+///
+/// ```
+/// use distributed::{comm::NoOpCommunicator, train::{Loss, TrainStep}};
+/// use nn::{Forward, Init, Linear};
+/// use numcore::{DType, NullRuntime, Tensor};
+/// use optim::AdamWConfig;
+/// # fn main() -> numcore::Result<()> {
+/// let comm = NoOpCommunicator::new(&NullRuntime::new());
+/// # use distributed::comm::Communicator;
+/// # let rt = comm.runtime();
+/// let model = Linear::new(&Init::new(rt, 0), 4, 1)?;
+/// let optimizer = AdamWConfig { lr: 3e-4, ..Default::default() };
+/// let mut step = TrainStep::builder(&comm, &model).optimizer(optimizer).max_norm(1.0).build()?;
+/// # let x = autograd::Var::new(Tensor::zeros(rt, [8, 4], DType::F32)?);
+/// # let y = autograd::Var::new(Tensor::zeros(rt, [8, 1], DType::F32)?);
+/// let metrics = step.step(|_| Ok(Loss::mean(nn::loss::mse(&model.forward(&x)?, &y, Default::default())?)))?;
+/// assert_eq!(metrics.global_step(), 1);
+/// # Ok(())
+/// # }
+/// ```
+pub struct TrainStep<R: Runtime, S: Strategy<R>> {
     pub(super) updates: Updates,
     pub(super) strategy: S,
-    runtime: std::marker::PhantomData<R>,
+    observer: Option<GradientObserver<R>>,
 }
 
-/// The same backward pass, adding nothing.
+/// The backward pass of a loss, adding nothing.
 fn weightless<R: Runtime>(loss: Loss<R>) -> Result<Loss<R>> {
     Ok(Loss { sum: loss.sum.mul(0.0)?, weight: 0.0 })
 }
 
-impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
-    /// A trainer with this strategy; `config`'s learning rate and decay are not looked at.
-    pub fn over(strategy: S, config: TrainingConfig) -> Result<Self> {
+impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
+    /// A step with a strategy of one's own; [`TrainStep::builder`] makes those with the strategies there are.
+    #[track_caller]
+    pub fn new(strategy: S, config: TrainingConfig) -> Result<Self> {
+        Self::observed(strategy, config, None)
+    }
+
+    /// As [`new`](TrainStep::new) with somebody who looks at gradients.
+    #[track_caller]
+    pub(super) fn observed(strategy: S, config: TrainingConfig, observer: Option<GradientObserver<R>>) -> Result<Self> {
         config.check()?;
         strategy.comm().agree("the training configuration", format!("{config:?}").as_bytes())?;
-        Ok(Trainer { updates: Updates::new(config), strategy, runtime: std::marker::PhantomData })
+        Ok(TrainStep { updates: Updates::new(config), strategy, observer })
     }
 
     /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
@@ -45,7 +75,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
         if !self.strategy.may_idle() {
             let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or \
                        allow unused parameters (`Unused::Allow`)";
-            return abort_on_err(self.strategy.comm(), Err(Error::argument("Trainer::idle", why)));
+            return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::idle", why)));
         }
         self.step_of(|_| Ok(None))
     }
@@ -102,7 +132,7 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
              (`Unused::Allow`)",
             without.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
         );
-        Err(Error::argument("Trainer::run", why).on_rank(self.strategy.comm().world_rank()))
+        Err(Error::argument("TrainStep::run", why).on_rank(self.strategy.comm().world_rank()))
     }
 
     /// Updates so far.
@@ -146,7 +176,8 @@ impl<R: Runtime, S: Strategy<R>> Trainer<R, S> {
             }
             if let Some(loss) = loss {
                 let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
-                backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut self.strategy)?;
+                let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
+                backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook)?;
                 losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });
             }
             self.strategy.end()?;

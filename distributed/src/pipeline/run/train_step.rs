@@ -2,28 +2,30 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use autograd::Leaf;
 use numcore::{Error, Result, Runtime};
-use optim::{LossScaler, Optimizer, Shards};
+use optim::{IntoOptimizer, LossScaler, Shards};
 
 use super::{
-    MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOutput, Stage, Tie, groups::Over,
-    local_stages::LocalStages, pipeline::fingerprint, tie::Tied,
+    MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOutput, Stage, Tie, local_stages::LocalStages,
+    pipeline::fingerprint, tie::Tied,
 };
 use crate::{
     buckets::{BucketOptions, Unused},
     comm::{Collectives, Comm, Communicator, abort_on_err},
-    plan::Mesh,
-    train::{DataParallel, Loss, StageStrategy, TrainingConfig, TrainingMetrics, Updates, leaves},
+    ddp::{DataParallel, leaves},
+    mesh::Mesh,
+    train::{Loss, StageStrategy, StepParts, TrainingMetrics, Updates},
     zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
 };
 
-/// Trains a model cut into stages: micro-batches through the pipeline, each stage's gradients summed over its replicas by a strategy
-/// of its own, clipping by the norm of all gradients on all ranks.
+/// The training step of a model cut into stages: micro-batches through the pipeline, each stage's gradients summed over its replicas by a strategy
+/// of its own, clipping by the norm of all gradients on all ranks. [`TrainStep::builder`](crate::train::TrainStep::builder) makes it of a
+/// [`PipelineModel`]. It is a type beside [`TrainStep`](crate::train::TrainStep) because a step takes micro-batches where that one takes
+/// losses: the stages and the loss are the model's.
 ///
 /// Parameters and buffers are those of the first replica from the start. [`TrainingConfig::accumulation`] counts runs of the pipeline in
 /// a step, each of as many micro-batches as the schedule has.
-pub struct StagedTrainer<R: Runtime, S> {
+pub struct PipelineTrainStep<R: Runtime, S> {
     pub(super) groups: PipelineGroups<R>,
     pipeline: Pipeline<R>,
     pub(super) stages: LocalStages<R, S>,
@@ -31,81 +33,49 @@ pub struct StagedTrainer<R: Runtime, S> {
     last: Option<PipelineOutput<R>>,
 }
 
-/// A trainer whose replicas each have everything of their stages.
-pub type PipelineTrainer<R> = StagedTrainer<R, DataParallel<R>>;
+/// Trains a pipeline whose replicas each have everything of their stages.
+pub type PipelineTrainer<R> = PipelineTrainStep<R, DataParallel<R>>;
 
-/// A trainer that shards the state, gradients and parameters of every stage over its replicas, as far as [`ZeroOptions`] say.
+/// Trains a pipeline and shards the state, gradients and parameters of every stage over its replicas, as far as [`ZeroOptions`] say.
 ///
 /// - Stage 1 costs nothing: what is exchanged in a step is what [`PipelineTrainer`] exchanges.
 /// - Stage 2 reduces gradients to shards after every micro-batch, so it exchanges them as many times as there are micro-batches.
 /// - Stage 3 gathers parameters as a stage's layers read them, in every pass; with a schedule that was
 ///   [lowered for it](crate::pipeline::Lowering::sharded) once for all passes that follow one another, a pipeline stage at a time. Then it
 ///   pays where a rank has more stages than the two that are gathered at once.
-pub type ZeroPipelineTrainer<R> = StagedTrainer<R, Sharded<R>>;
+pub type ZeroPipelineTrainer<R> = PipelineTrainStep<R, Sharded<R>>;
 
 impl<R: Runtime> PipelineTrainer<R> {
-    /// Trains with AdamW as `config` says. The world is one or more replicas of the schedule's ranks: see [`PipelineGroups`]. Blocks.
-    pub fn new(world: &Comm<R>, model: PipelineModel<R>, config: TrainingConfig) -> Result<Self> {
-        let adamw = config.clone();
-        Self::with(world, model, |_, leaves| adamw.adamw(leaves), config)
-    }
-
-    /// Trains with any optimizer: `optimizer` makes one for a stage's parameters, of which there may be none. `config`'s learning
-    /// rate and decay are not looked at.
-    pub fn with(
-        world: &Comm<R>,
+    pub(crate) fn replicated(
+        mesh: &Mesh<R>,
         model: PipelineModel<R>,
-        mut optimizer: impl FnMut(usize, Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>,
-        config: TrainingConfig,
+        optimizer: &(impl IntoOptimizer<R> + Clone),
+        options: &BucketOptions,
+        parts: StepParts<R>,
     ) -> Result<Self> {
-        Self::build(Over::World(world), model, config, |number, stage, replicas| {
-            DataParallel::new(replicas, stage, optimizer(number, leaves(stage))?, BucketOptions::default())
+        let schedule = parts.schedule.clone();
+        Self::build(mesh, model, parts, |stage, mesh| {
+            let trained = leaves(stage).into_iter().filter(|leaf| leaf.requires_grad());
+            let mut optimizer = optimizer.clone().into_optimizer(trained.collect())?;
+            if let Some(schedule) = &schedule {
+                optimizer.set_schedule(schedule.clone());
+            }
+            DataParallel::new(mesh, stage, optimizer, options.clone())
         })
     }
 }
 
 impl<R: Runtime> ZeroPipelineTrainer<R> {
-    /// Trains with AdamW as `config` says, with weight decay for matrices alone. The world is one or more replicas of the schedule's
-    /// ranks: see [`PipelineGroups`]. Blocks.
-    ///
-    /// # Errors
-    /// On every rank, as [`PipelineTrainer::new`], and when `zero` allows unused parameters.
-    pub fn new(world: &Comm<R>, model: PipelineModel<R>, config: TrainingConfig, zero: ZeroOptions) -> Result<Self> {
-        Self::with(world, model, config.adamw_groups(), config, zero)
-    }
-
-    /// Trains with any elementwise optimizer, of all stages alike; `config`'s learning rate and decay are not looked at.
-    ///
-    /// # Errors
-    /// As [`new`](ZeroPipelineTrainer::new).
-    pub fn with(
-        world: &Comm<R>,
-        model: PipelineModel<R>,
-        optimizer: impl Shards<R> + 'static,
-        config: TrainingConfig,
-        zero: ZeroOptions,
-    ) -> Result<Self> {
-        let (optimizer, zero) = (Arc::new(optimizer), for_stages(world, &model.ties, zero)?);
-        Self::build(Over::World(world), model, config, |_, stage, replicas| {
-            Sharded::of_stage(replicas, stage, optimizer.clone(), zero.clone())
-        })
-    }
-
-    /// As [`with`](ZeroPipelineTrainer::with) on a mesh: stages along its pipe axis, each sharded along its shard axis and replicated along
-    /// its data axis. Batches are shared out among the ranks of both.
-    ///
-    /// # Errors
-    /// As [`new`](ZeroPipelineTrainer::new), and when the schedule is not for as many ranks as the pipe axis has.
-    pub fn hybrid(
+    pub(crate) fn sharded(
         mesh: &Mesh<R>,
         model: PipelineModel<R>,
-        optimizer: impl Shards<R> + 'static,
-        config: TrainingConfig,
+        optimizer: Arc<dyn Shards<R>>,
         zero: ZeroOptions,
+        parts: StepParts<R>,
     ) -> Result<Self> {
-        let (optimizer, zero) = (Arc::new(optimizer), for_stages(mesh.world(), &model.ties, zero)?);
-        Self::build(Over::Mesh(mesh), model, config, |_, stage, _| {
-            Sharded::hybrid_of_stage(mesh, stage, optimizer.clone(), zero.clone())
+        let (zero, schedule) = (for_stages(mesh.world(), &model.ties, zero)?, parts.schedule.clone());
+        Self::build(mesh, model, parts, |stage, mesh| {
+            Sharded::scheduled(mesh, stage, optimizer.clone(), schedule.clone(), zero.clone())
         })
     }
 
@@ -120,37 +90,37 @@ fn for_stages<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> R
     if zero.unused == Unused::Allow {
         let why = "unused parameters cannot be allowed in a pipeline: only the ranks of a stage would know of them, and copies of a \
                    tied parameter would part; freeze them, or leave them out";
-        return Err(Error::argument("ZeroPipelineTrainer", why).on_rank(world.world_rank()));
+        return Err(Error::config("ZeroPipelineTrainer", "unused", why).on_rank(world.world_rank()));
     }
     let (tied, units): (Vec<String>, _) = (ties.iter().flat_map(Tie::names).cloned().collect(), zero.units);
     let units = UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) });
     Ok(ZeroOptions { units, ..zero })
 }
 
-impl<R: Runtime, S: StageStrategy<R>> StagedTrainer<R, S> {
+impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
     fn build(
-        over: Over<R>,
+        mesh: &Mesh<R>,
         model: PipelineModel<R>,
-        config: TrainingConfig,
-        mut strategy: impl FnMut(usize, &dyn Stage<R>, &Comm<R>) -> Result<S>,
+        parts: StepParts<R>,
+        mut strategy: impl FnMut(&dyn Stage<R>, &Mesh<R>) -> Result<S>,
     ) -> Result<Self> {
-        let world = over.world();
+        let (world, StepParts { config, observer, .. }) = (mesh.world(), parts);
         let build = || {
             config.check()?;
             world.agree("the training configuration", format!("{config:?}").as_bytes())?;
             world.agree("the pipeline's schedule", &fingerprint(&model))?;
             world.agree("the list of tied parameters", format!("{:?}", model.ties).as_bytes())?;
-            let groups = over.groups(model.checked.schedule().placement().ranks())?;
-            let ties = model.ties.clone();
+            let groups = PipelineGroups::new(mesh, model.checked.schedule().placement().ranks())?;
+            let (ties, replicas) = (model.ties.clone(), groups.stage_mesh(mesh));
             let pipeline = Pipeline::new(&groups.pipe, model)?;
             // Before strategies take the values over, which are the first replica's then.
             let ties = Tied::all(&groups.pipe, &ties, pipeline.stages())?;
             let mut parts = BTreeMap::new();
             for (&number, stage) in pipeline.stages() {
-                parts.insert(number, strategy(number, &**stage, &groups.data)?);
+                parts.insert(number, strategy(&**stage, &replicas)?);
             }
-            let stages = LocalStages::new(&groups.pipe, parts, ties, config.learning_rate);
-            Ok(StagedTrainer { groups, pipeline, stages, updates: Updates::new(config), last: None })
+            let stages = LocalStages::new(&groups.pipe, parts, ties, observer);
+            Ok(PipelineTrainStep { groups, pipeline, stages, updates: Updates::new(config), last: None })
         };
         abort_on_err(world, build())
     }

@@ -10,45 +10,27 @@ use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 use optim::{Optimizer, all_finite, require_rates};
 
-use super::{BufferSync, ReducedGradients, Strategy, Trainer, TrainingConfig, norm};
+use super::Ddp;
 use crate::{
     buckets::{BucketOptions, Buckets, Compressor, Unused},
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Label},
-    ddp::Ddp,
+    mesh::AsMesh,
+    train::{BufferSync, GradLoan, ReducedGradients, StageStrategy, Strategy, TrainStep, norm, not_of},
 };
 
-/// Trains a model of which every rank has a copy. Gradients are sent bucket by bucket during the backward pass.
+/// Trains a model of which every rank has a copy: PyTorch's `DistributedDataParallel` with its optimizer. Gradients are sent bucket by bucket
+/// during the backward pass.
 ///
-/// Parameters and buffers are those of rank 0 from the start. Before the second step buckets are rebuilt, once, in the order in which
-/// gradients became final on rank 0.
-pub type BucketedTrainer<R> = Trainer<R, DataParallel<R>>;
+/// [`TrainStep::builder`] makes it where [`zero`](crate::train::TrainStepBuilder::zero) is not asked for. Parameters and buffers are those of
+/// rank 0 from the start. Before the second step buckets are rebuilt, once, in the order in which gradients became final on rank 0.
+/// Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is sent; they cannot be trained later
+/// without another one.
+#[doc(alias("DistributedDataParallel"))]
+pub type BucketedTrainer<R> = TrainStep<R, DataParallel<R>>;
 
-impl<R: Runtime> BucketedTrainer<R> {
-    /// Trains with AdamW as `config` says. Parameters that are frozen now have neither gradients nor state, and nothing of them is sent; they
-    /// cannot be trained later without another trainer.
-    pub fn new(
-        comm: &Comm<R>,
-        model: &(impl Module<R> + ?Sized),
-        config: TrainingConfig,
-        options: BucketOptions,
-    ) -> Result<Self> {
-        let optimizer = config.adamw(leaves(model).into_iter().filter(|leaf| leaf.requires_grad()).collect())?;
-        Self::with(comm, model, optimizer, config, options)
-    }
-
-    /// Trains with any optimizer of the model's parameters; `config`'s learning rate and decay are not looked at. Frozen parameters are best
-    /// left out of it: those in it have memory for gradients and state, and are sent as zeros.
-    pub fn with(
-        comm: &Comm<R>,
-        model: &(impl Module<R> + ?Sized),
-        optimizer: Box<dyn Optimizer<R>>,
-        config: TrainingConfig,
-        options: BucketOptions,
-    ) -> Result<Self> {
-        Trainer::over(DataParallel::new(comm, model, optimizer, options)?, config)
-    }
-}
+/// Trains a model on one rank: [`TrainStep::builder`] over a [`NoOpCommunicator`](crate::comm::NoOpCommunicator) makes it.
+pub type SimpleTrainer<R> = BucketedTrainer<R>;
 
 /// The strategy of [`BucketedTrainer`]: an optimizer, and its gradients in buckets.
 pub struct DataParallel<R: Runtime> {
@@ -66,15 +48,20 @@ pub struct DataParallel<R: Runtime> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// Gives every rank the parameters and buffers of rank 0. An error unless all ranks have the same model and options.
+    /// Gives every rank the parameters and buffers of rank 0. An error unless all ranks have the same model and options. On a mesh the
+    /// ranks are those that a batch is shared out among.
+    ///
+    /// Frozen parameters are best left out of the optimizer: those in it have memory for gradients and state, and are sent as zeros.
+    #[track_caller]
     pub fn new(
-        comm: &Comm<R>,
+        mesh: &impl AsMesh<R>,
         model: &(impl Module<R> + ?Sized),
         mut optimizer: Box<dyn Optimizer<R>>,
         options: BucketOptions,
     ) -> Result<Self> {
-        let label = Label::next(comm);
-        let comm = &label.over(comm);
+        let mesh = mesh.as_mesh();
+        let label = Label::next(mesh.batch());
+        let comm = &label.over(mesh.batch());
         let ddp = Ddp::new(comm, model)?;
         comm.agree(
             "the optimizer and its buckets",
@@ -223,6 +210,39 @@ impl<R: Runtime> DataParallel<R> {
             squares.extend(gradients.get(leaf)?.map(|gradient| norm::squares(&gradient)).transpose()?);
         }
         norm::total(self.comm.runtime(), &squares)
+    }
+}
+
+/// Every rank keeps all of it.
+impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
+    fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
+        self.squares(counts)
+    }
+
+    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
+        let (buffer, range) = self.place_of(leaf)?;
+        let slot = self.buckets_mut().gradients_mut().flats_mut()[buffer].lend(range)?;
+        Ok(GradLoan::new(vec![slot], 0))
+    }
+
+    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
+        let (buffer, _) = self.place_of(leaf)?;
+        let flat = &mut self.buckets_mut().gradients_mut().flats_mut()[buffer];
+        sum.into_pieces().into_iter().try_for_each(|slot| flat.restore(slot))
+    }
+
+    fn rate(&self) -> Option<f64> {
+        self.optimizer.lrs().first().copied()
+    }
+}
+
+impl<R: Runtime> DataParallel<R> {
+    /// Where a parameter has its gradient: buffer and range.
+    fn place_of(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
+        let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));
+        let params = self.optimizer.params();
+        let place = params.iter().enumerate().find_map(|(buffer, of)| Some((buffer, range(of.leaves())?)));
+        place.ok_or_else(|| not_of(leaf))
     }
 }
 

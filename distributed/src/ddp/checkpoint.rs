@@ -1,0 +1,197 @@
+//! Checkpoints of data parallelism: every rank has everything, and saves its share.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use autograd::Leaf;
+use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
+use optim::FlatParams;
+
+use super::DataParallel;
+use crate::{
+    checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
+    comm::Communicator,
+};
+
+/// How a state dict of an optimizer names what belongs to a parameter, and what does not.
+enum StateDictEntry<'a> {
+    State {
+        state: &'a str,
+        parameter: &'a str,
+    },
+    Updates {
+        parameter: &'a str,
+    },
+    Steps,
+    /// Hyper-parameters are the program's own.
+    Setting,
+}
+
+/// Optimizers that are combined begin their names with their number. A parameter belongs to one of them, so checkpoints leave it out: they
+/// do not depend on how optimizers are combined.
+fn entry(name: &str) -> StateDictEntry<'_> {
+    match name.split_once('.') {
+        Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => entry(rest),
+        Some(("step", parameter)) => StateDictEntry::Updates { parameter },
+        Some(("group", _)) => StateDictEntry::Setting,
+        Some((state, parameter)) => StateDictEntry::State { state, parameter },
+        None => StateDictEntry::Steps,
+    }
+}
+
+impl<R: Runtime> DataParallel<R> {
+    /// Parameters of which there is something in checkpoints: those without elements would be in no part of a sharded one.
+    fn saved(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
+        self.leaves.iter().filter(|l| l.spec().shape.numel() > 0)
+    }
+
+    /// Parameters of which no more than the value is in checkpoints: whether their optimizer has state for those that are frozen is not the
+    /// checkpoint's affair, and those without elements are not in it at all.
+    fn without_state(&self) -> BTreeSet<String> {
+        let without = |l: &&Arc<Leaf<R>>| !l.requires_grad() || l.spec().shape.numel() == 0;
+        self.leaves.iter().filter(without).map(|l| l.name().to_string()).collect()
+    }
+}
+
+/// Every rank has everything; each saves its share.
+impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let mut all = Vec::new();
+        for leaf in self.saved() {
+            all.push(CheckpointPart::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
+        }
+        let without = self.without_state();
+        for (name, value) in self.optimizer.state_dict()? {
+            if let StateDictEntry::State { state, parameter } = entry(&name)
+                && !without.contains(parameter)
+            {
+                all.push(CheckpointPart::whole(names::state(state, parameter), &value)?);
+            }
+        }
+        let (n, rank) = (self.comm.size(), self.comm.rank());
+        let mut bytes = vec![0; n];
+        let mut parts = self.buffers.parts(&self.comm)?;
+        if let Some(compressor) = self.buckets.compressor() {
+            parts.extend(compressor.parts(&self.leaves)?);
+        }
+        for part in all {
+            // To the rank with the least so far; the same choice on all.
+            let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
+            bytes[to] += part.row.numel() * part.row.dtype().size();
+            if to == rank {
+                parts.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        let (mut numbers, without) = (BTreeMap::new(), self.without_state());
+        // A state that cannot be read is reported by `parts`.
+        for (name, value) in self.optimizer.state_dict().unwrap_or_default() {
+            if let StateDictEntry::Updates { parameter } = entry(&name)
+                && !without.contains(parameter)
+            {
+                numbers.insert(names::updates(parameter), value.item().unwrap_or(0.0) as u64);
+            }
+        }
+        numbers.insert(names::STEPS.into(), self.optimizer.steps());
+        numbers.extend(self.buckets.compressor().iter().flat_map(|c| c.numbers()));
+        numbers
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let mut wanted = self.buffers.wanted();
+        let whole = |name, spec: numcore::ops::Spec| Wanted {
+            name,
+            shape: spec.shape,
+            dtype: spec.dtype,
+            elements: 0..spec.shape.numel(),
+        };
+        wanted.extend(self.saved().map(|l| whole(names::parameter(&l.name()), l.spec())));
+        let without = self.without_state();
+        for (name, value) in self.optimizer.state_dict()? {
+            if let StateDictEntry::State { state, parameter } = entry(&name)
+                && !without.contains(parameter)
+            {
+                wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
+            }
+        }
+        if let Some(compressor) = self.buckets.compressor() {
+            wanted.extend(compressor.wanted(&self.leaves)?);
+        }
+        Ok(wanted)
+    }
+
+    fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
+        self.optimizer.check_sole()
+    }
+
+    /// Nothing is changed before everything was read and the optimizer would take its state.
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let mut values: BTreeMap<String, Tensor<R>> = BTreeMap::new();
+        for wanted in self.wanted()? {
+            values.insert(wanted.name.clone(), read(&wanted)?.reshape(wanted.shape)?);
+        }
+        let mut take = |name: String| values.remove(&name).ok_or_else(|| Error::state(name, "was not read"));
+        let mut state = self.state_from(&mut take, numbers)?;
+        let parameters = self.saved().map(|leaf| Ok((leaf.clone(), take(names::parameter(&leaf.name()))?)));
+        let parameters = parameters.collect::<Result<Vec<_>>>()?;
+        self.optimizer.check_state_dict(&state)?;
+        self.optimizer.check_sole()?;
+        if let Some(compressor) = self.buckets.compressor_mut() {
+            compressor.restore(&self.leaves, read, numbers)?;
+        }
+        self.buffers.restore(&mut |wanted| take(wanted.name.clone()))?;
+        parameters.into_iter().try_for_each(|(leaf, value)| leaf.set(value))?;
+        self.follow(&mut state)?;
+        self.optimizer.load_state_dict(&state)
+    }
+}
+
+impl<R: Runtime> DataParallel<R> {
+    /// A state of the optimizer: what is its own, and what `take` and `numbers` have.
+    fn state_from(
+        &self,
+        take: &mut dyn FnMut(String) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<Vec<(String, Tensor<R>)>> {
+        let number = |name: &str| numbers.get(name).copied().unwrap_or(0) as i64;
+        let (rt, without, mut state) = (self.comm.runtime(), self.without_state(), Vec::new());
+        for (name, old) in self.optimizer.state_dict()? {
+            let value = match entry(&name) {
+                // Not the optimizer's own memory: it cannot write what someone else holds.
+                StateDictEntry::State { parameter, .. } if without.contains(parameter) => old.copy()?,
+                StateDictEntry::State { state, parameter } => take(names::state(state, parameter))?,
+                StateDictEntry::Updates { parameter } if without.contains(parameter) => old,
+                StateDictEntry::Updates { parameter } => {
+                    Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?
+                }
+                StateDictEntry::Steps => Tensor::from_slice(rt, [], &[number(names::STEPS)])?,
+                StateDictEntry::Setting => old,
+            };
+            state.push((name, value));
+        }
+        Ok(state)
+    }
+
+    /// Where a checkpoint has no state of parameters, their own as it is once their new values are there: master copies follow those.
+    fn follow(&mut self, state: &mut [(String, Tensor<R>)]) -> Result<()> {
+        let without = self.without_state();
+        self.optimizer.params_mut().into_iter().try_for_each(FlatParams::adopt)?;
+        for ((name, value), (_, own)) in state.iter_mut().zip(self.optimizer.state_dict()?) {
+            if let StateDictEntry::State { parameter, .. } = entry(name)
+                && without.contains(parameter)
+            {
+                *value = own.copy()?;
+            }
+        }
+        Ok(())
+    }
+}

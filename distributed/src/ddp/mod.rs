@@ -1,0 +1,10 @@
+//! Data parallelism: every rank has the whole model, and gradients are summed over ranks.
+
+mod by_hand;
+mod checkpoint;
+mod data_parallel;
+
+pub use by_hand::Ddp;
+pub(crate) use by_hand::described;
+pub(crate) use data_parallel::leaves;
+pub use data_parallel::{BucketedTrainer, DataParallel, SimpleTrainer};

@@ -1,0 +1,223 @@
+//! One builder for every kind of training step.
+
+use std::sync::Arc;
+
+use nn::{Module, ModuleExt};
+use numcore::{Result, Runtime, Tensor};
+use optim::{IntoOptimizer, LossScaler, LrSchedule, OptimizerFn, Shards};
+
+use super::{BufferSync, GradientObserver, TrainStep, TrainingConfig};
+use crate::{
+    buckets::BucketOptions,
+    ddp::{BucketedTrainer, DataParallel},
+    mesh::{AsMesh, Mesh},
+    pipeline::{PipelineModel, PipelineTrainer, ZeroPipelineTrainer},
+    zero::{Sharded, ZeroOptions, ZeroTrainer},
+};
+
+/// What a training step is made of: see [`TrainStep::builder`].
+///
+/// What [`build`](TrainStepBuilder::build) makes follows from the types of what it was given:
+///
+/// | model | without `zero` | with `zero` |
+/// |---|---|---|
+/// | `&model` | [`BucketedTrainer`] | [`ZeroTrainer`] |
+/// | [`PipelineModel`] | [`PipelineTrainer`] | [`ZeroPipelineTrainer`] |
+#[must_use = "`build` makes the step"]
+pub struct TrainStepBuilder<R: Runtime, M, O = NoOptimizer, Z = BucketOptions> {
+    mesh: Mesh<R>,
+    model: M,
+    optimizer: O,
+    /// How gradients are exchanged, or what is sharded.
+    spread: Z,
+    parts: StepParts<R>,
+}
+
+/// What a step of any kind has.
+pub(crate) struct StepParts<R: Runtime> {
+    pub(crate) config: TrainingConfig,
+    pub(crate) schedule: Option<Arc<dyn LrSchedule>>,
+    pub(crate) observer: Option<GradientObserver<R>>,
+}
+
+/// A builder that was given no optimizer yet.
+pub struct NoOptimizer;
+
+impl<R: Runtime> TrainStep<R, DataParallel<R>> {
+    /// What a training step is made of, beginning with the ranks and the model: a [`Mesh`], or a communicator, which is a mesh of one axis;
+    /// a model, or a [`PipelineModel`].
+    ///
+    /// ```
+    /// # use distributed::{comm::NoOpCommunicator, train::{BufferSync, TrainStep}, zero::ZeroStage};
+    /// # use nn::{Init, Linear};
+    /// # use numcore::NullRuntime;
+    /// # use optim::{AdamWConfig, WarmupCosine};
+    /// # fn main() -> numcore::Result<()> {
+    /// # let rt = NullRuntime::new();
+    /// # let (mesh, model) = (NoOpCommunicator::new(&rt), Linear::new(&Init::new(&rt, 0), 4, 1)?);
+    /// let step = TrainStep::builder(&mesh, &model)
+    ///     .optimizer(AdamWConfig { lr: 3e-4, ..Default::default() })
+    ///     .schedule(|base, step| base / (1.0 + step as f64))
+    ///     .zero(ZeroStage::Parameters)
+    ///     .accumulation(4)
+    ///     .max_norm(1.0)
+    ///     .on_gradient(|name, grad| {
+    ///         println!("{name}: {}", grad.shape());
+    ///         Ok(())
+    ///     })
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder<M>(mesh: &impl AsMesh<R>, model: M) -> TrainStepBuilder<R, M> {
+        let parts = StepParts { config: TrainingConfig::default(), schedule: None, observer: None };
+        let (mesh, spread) = (mesh.as_mesh(), BucketOptions::default());
+        TrainStepBuilder { mesh, model, optimizer: NoOptimizer, spread, parts }
+    }
+}
+
+impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
+    /// The optimizer: a configuration, which gets all parameters that are trained, [`ParamGroups`](optim::ParamGroups) of them, or, where
+    /// nothing is sharded and the model is whole, an optimizer that was made already.
+    pub fn optimizer<P>(self, optimizer: P) -> TrainStepBuilder<R, M, P, Z> {
+        let TrainStepBuilder { mesh, model, spread, parts, .. } = self;
+        TrainStepBuilder { mesh, model, optimizer, spread, parts }
+    }
+
+    /// A function that makes the optimizer of the parameters that are trained: of all, or, in a pipeline, of one stage's after another's.
+    pub fn optimizer_with<F>(self, make: F) -> TrainStepBuilder<R, M, OptimizerFn<F>, Z> {
+        self.optimizer(OptimizerFn(make))
+    }
+
+    /// A learning-rate schedule, in place of the optimizer's own.
+    pub fn schedule(mut self, schedule: impl LrSchedule + 'static) -> Self {
+        self.parts.schedule = Some(Arc::new(schedule));
+        self
+    }
+
+    /// Micro-batches in a step: see [`TrainingConfig::accumulation`].
+    pub fn accumulation(mut self, micro_batches: usize) -> Self {
+        self.parts.config.accumulation = micro_batches;
+        self
+    }
+
+    /// The largest norm of all gradients together: see [`TrainingConfig::max_norm`].
+    #[doc(alias("clip_grad_norm"))]
+    pub fn max_norm(mut self, norm: f64) -> Self {
+        self.parts.config.max_norm = Some(norm);
+        self
+    }
+
+    /// Dynamic loss scaling: see [`TrainingConfig::loss_scaling`].
+    #[doc(alias("GradScaler"))]
+    pub fn loss_scaling(mut self, scaler: LossScaler) -> Self {
+        self.parts.config.loss_scaling = Some(scaler);
+        self
+    }
+
+    /// What becomes of buffers that every rank changes by itself.
+    pub fn buffers(mut self, sync: BufferSync) -> Self {
+        self.parts.config.buffers = sync;
+        self
+    }
+
+    /// The whole configuration at once, in place of what was said of it before.
+    pub fn config(mut self, config: TrainingConfig) -> Self {
+        self.parts.config = config;
+        self
+    }
+
+    /// Looks at each parameter's gradient the moment it is final in a backward pass of this rank: before it is summed over ranks, with
+    /// what earlier micro-batches of the step have left in its memory, and times the loss scale if there is one. An error ends the step.
+    ///
+    /// Costs a copy of every gradient.
+    #[doc(alias("register_hook"))]
+    pub fn on_gradient(mut self, look: impl FnMut(&str, &Tensor<R>) -> Result<()> + Send + 'static) -> Self {
+        self.parts.observer = Some(Box::new(look));
+        self
+    }
+}
+
+impl<R: Runtime, M, O> TrainStepBuilder<R, M, O> {
+    /// How gradients are exchanged where every rank has the whole model.
+    pub fn buckets(self, options: BucketOptions) -> Self {
+        TrainStepBuilder { spread: options, ..self }
+    }
+
+    /// Shards state, gradients and parameters: a [`ZeroStage`](crate::zero::ZeroStage), or all [`ZeroOptions`]. They are cut along the
+    /// mesh's shard axis, with replicas along its data axis; a mesh without a shard axis, such as a communicator, is sharded along data.
+    #[doc(alias("FullyShardedDataParallel"))]
+    pub fn zero(self, options: impl Into<ZeroOptions>) -> TrainStepBuilder<R, M, O, ZeroOptions> {
+        let TrainStepBuilder { mesh, model, optimizer, parts, .. } = self;
+        TrainStepBuilder { mesh, model, optimizer, spread: options.into(), parts }
+    }
+}
+
+impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O> {
+    /// The step. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, unless all have the same model, optimizer and options.
+    #[track_caller]
+    pub fn build(self) -> Result<BucketedTrainer<R>>
+    where
+        M: Module<R>,
+        O: IntoOptimizer<R>,
+    {
+        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
+        let trained = model.parameters().into_iter().map(|p| p.leaf()).filter(|leaf| leaf.requires_grad());
+        let mut optimizer = optimizer.into_optimizer(trained.collect())?;
+        if let Some(schedule) = parts.schedule {
+            optimizer.set_schedule(schedule);
+        }
+        TrainStep::observed(DataParallel::new(&mesh, model, optimizer, spread)?, parts.config, parts.observer)
+    }
+}
+
+impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, ZeroOptions> {
+    /// The step. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, unless all have the same model, optimizer and options.
+    #[track_caller]
+    pub fn build(self) -> Result<ZeroTrainer<R>>
+    where
+        M: Module<R>,
+        O: Shards<R> + 'static,
+    {
+        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
+        let strategy = Sharded::scheduled(&mesh, model, Arc::new(optimizer), parts.schedule, spread)?;
+        TrainStep::observed(strategy, parts.config, parts.observer)
+    }
+}
+
+impl<R: Runtime, O> TrainStepBuilder<R, PipelineModel<R>, O> {
+    /// The step of a pipeline: one or more replicas of it, as [`PipelineGroups`](crate::pipeline::PipelineGroups) has them. Every rank calls
+    /// it.
+    ///
+    /// # Errors
+    /// On every rank, unless the ranks are as many as the schedule's, or a multiple, and all have the same schedule, ties and options.
+    #[track_caller]
+    pub fn build(self) -> Result<PipelineTrainer<R>>
+    where
+        O: IntoOptimizer<R> + Clone,
+    {
+        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
+        PipelineTrainer::replicated(&mesh, model, &optimizer, &spread, parts)
+    }
+}
+
+impl<R: Runtime, O> TrainStepBuilder<R, PipelineModel<R>, O, ZeroOptions> {
+    /// The step of a pipeline whose stages are sharded over their replicas. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, as without `zero`, and when unused parameters are allowed.
+    #[track_caller]
+    pub fn build(self) -> Result<ZeroPipelineTrainer<R>>
+    where
+        O: Shards<R> + 'static,
+    {
+        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
+        ZeroPipelineTrainer::sharded(&mesh, model, Arc::new(optimizer), spread, parts)
+    }
+}

@@ -1,0 +1,39 @@
+//! Looking at gradients while a step goes on.
+
+use std::sync::Arc;
+
+use autograd::{BackwardHook, Leaf, LeafGrad};
+use numcore::{Result, Runtime, Tensor, TensorMut};
+
+/// What looks at gradients: given a parameter's name and its gradient.
+pub(crate) type GradientObserver<R> = Box<dyn FnMut(&str, &Tensor<R>) -> Result<()> + Send>;
+
+/// A hook with somebody who looks at each gradient before the hook has it.
+pub(super) struct ObservedHook<'a, R: Runtime> {
+    pub(super) hook: &'a mut dyn BackwardHook<R>,
+    pub(super) observer: Option<&'a mut GradientObserver<R>>,
+}
+
+impl<R: Runtime> BackwardHook<R> for ObservedHook<'_, R> {
+    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        self.hook.on_leaf_needed(leaf)
+    }
+
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.hook.grad_slot(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        observe(self.observer.as_deref_mut(), leaf, &grad)?;
+        self.hook.on_leaf_grad_ready(leaf, grad)
+    }
+}
+
+/// Shows a gradient to whoever looks. What was shown must be dropped before the gradient goes on: its memory is written again.
+pub(crate) fn observe<R: Runtime>(
+    observer: Option<&mut GradientObserver<R>>,
+    leaf: &Leaf<R>,
+    grad: &LeafGrad<R>,
+) -> Result<()> {
+    observer.map_or(Ok(()), |look| look(&leaf.name(), &grad.value()?))
+}
