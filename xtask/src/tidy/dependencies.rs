@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nn-derive", &[]),
     ("autograd", &["numcore"]),
     ("runtime-*", &["numcore"]),
+    ("data", &["numcore"]),
     ("nn", &["numcore", "autograd", "nn-derive"]),
     ("optim", &["numcore", "autograd", "nn"]),
     ("distributed", &["numcore", "autograd", "nn", "optim"]),
