@@ -23,9 +23,12 @@
 mod array;
 mod collate;
 mod dataset;
+mod files;
 mod loader;
 pub mod order;
+pub mod pack;
 pub mod random;
+pub mod tokens;
 
 pub use array::Array;
 pub use collate::{Padded, Stack, ToDevice, pad};
