@@ -28,6 +28,8 @@ mod loader;
 pub mod order;
 pub mod pack;
 pub mod random;
+pub mod sources;
+pub mod stream;
 pub mod tokens;
 
 pub use array::Array;

@@ -4,4 +4,4 @@ mod positioned;
 mod records;
 
 pub(crate) use positioned::PositionedFile;
-pub(crate) use records::{Records, lines};
+pub(crate) use records::{Cutter, Records, lines};

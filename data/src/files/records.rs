@@ -33,6 +33,15 @@ impl Records {
         self.places.len()
     }
 
+    pub fn file(&self) -> &PositionedFile {
+        &self.file
+    }
+
+    /// The file, as errors name it.
+    pub fn name(&self) -> String {
+        self.file.path().display().to_string()
+    }
+
     /// The line a record begins at, from 1.
     pub fn line(&self, index: usize) -> u64 {
         self.places[index].2
