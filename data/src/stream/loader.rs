@@ -226,3 +226,9 @@ impl<B: Send + 'static> Iterator for StreamBatches<B> {
         Some(batch)
     }
 }
+
+impl<B> std::fmt::Debug for StreamBatches<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StreamBatches({})", self.state)
+    }
+}
