@@ -1,21 +1,22 @@
 //! Rows of Parquet files (feature `parquet`).
 
 use std::{
-    fs::File,
+    io::{self, BufReader, Read},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
+use bytes::Bytes;
 use numcore::{Error, Result};
 use parquet::{
     errors::ParquetError,
-    file::reader::{FileReader, SerializedFileReader},
+    file::reader::{ChunkReader, FileReader, Length, SerializedFileReader},
     record::{Field, Row},
     schema::types::Type,
 };
 use serde_json::{Map, Value};
 
-use crate::Dataset;
+use crate::{Dataset, files::PositionedFile};
 
 /// Decoded row groups that are kept.
 const KEPT: usize = 4;
@@ -24,7 +25,7 @@ const KEPT: usize = 4;
 /// that stays within a few groups for long ([`Stream::shuffle`](crate::stream::Stream::shuffle)); or turn the file into tokens first.
 pub struct Parquet {
     path: PathBuf,
-    reader: SerializedFileReader<File>,
+    reader: SerializedFileReader<Chunks>,
     /// The columns that are read; all of them where there is none.
     projection: Option<Type>,
     /// Where each row group ends.
@@ -51,9 +52,9 @@ impl Parquet {
     /// If it cannot be read, or is no Parquet file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let chunks = Chunks(Arc::new(PositionedFile::open(path)?));
         let reader =
-            SerializedFileReader::new(file).map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
+            SerializedFileReader::new(chunks).map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
         let rows = reader.metadata().row_groups().iter().map(|group| usize::try_from(group.num_rows()).ok());
         let add = |end: &mut usize, rows: Option<usize>| {
             *end = rows.and_then(|rows| end.checked_add(rows)).unwrap_or(usize::MAX);
@@ -188,5 +189,43 @@ fn value(field: &Field) -> Value {
         Field::Group(row) => object(row).into(),
         Field::ListInternal(list) => list.elements().iter().map(value).collect(),
         other => other.to_string().into(),
+    }
+}
+
+/// A file read at places: the crate's own reader of files has one position, which threads would move under one another.
+struct Chunks(Arc<PositionedFile>);
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = BufReader<FileFrom>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(BufReader::new(FileFrom { file: Arc::clone(&self.0), offset: start }))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let bytes = self.0.bytes(start, length as u64);
+        Ok(bytes.map_err(|e| ParquetError::General(e.to_string()))?.into())
+    }
+}
+
+/// A file from a place on.
+struct FileFrom {
+    file: Arc<PositionedFile>,
+    offset: u64,
+}
+
+impl Read for FileFrom {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.file.len().saturating_sub(self.offset);
+        let count = into.len().min(left.try_into().unwrap_or(usize::MAX));
+        self.file.read(self.offset, &mut into[..count]).map_err(io::Error::other)?;
+        self.offset += count as u64;
+        Ok(count)
     }
 }
