@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_random_split_is_one() {
-        let (a, b) = InMemory::new((0..50).collect::<Vec<i32>>()).random_split(20, 3).unwrap();
+        let [a, b] = InMemory::new((0..50).collect::<Vec<i32>>()).random_split(20, 3).unwrap();
         let (mut first, second) = (all(&a), all(&b));
         assert!((first.len(), second.len()) == (20, 30) && !first.is_sorted());
         first.extend(second);

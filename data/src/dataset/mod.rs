@@ -86,7 +86,7 @@ pub trait Dataset: Send + Sync {
     ///
     /// # Errors
     /// If there are fewer examples than `first`.
-    fn random_split(self, first: usize, seed: u64) -> Result<(Subset<Arc<Self>>, Subset<Arc<Self>>)>
+    fn random_split(self, first: usize, seed: u64) -> Result<[Subset<Arc<Self>>; 2]>
     where
         Self: Sized,
     {
@@ -98,7 +98,7 @@ pub trait Dataset: Send + Sync {
         let indices: Vec<usize> = (0..len as u64).map(|place| order.number(place) as usize).collect();
         let shared = Arc::new(self);
         let part = |indices: &[usize]| Subset::new(Arc::clone(&shared), indices.to_vec());
-        Ok((part(&indices[..first])?, part(&indices[first..])?))
+        Ok([part(&indices[..first])?, part(&indices[first..])?])
     }
 }
 
