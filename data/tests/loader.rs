@@ -249,6 +249,7 @@ fn numbers_that_make_no_sense_are_refused() {
         (loader().rank(2, 2), "no rank 2 among 2"),
         (loader().rank(0, 0), "no rank 0 among 0"),
         (loader().ahead(0), "0 batches ahead"),
+        (loader().batch(usize::MAX).last(Last::Pad), "are padded from 3"),
     ] {
         let error = loader.epoch(0).unwrap_err().to_string();
         assert!(error.contains(says) && loader.steps().is_err(), "{error}");
@@ -272,7 +273,7 @@ fn notes_of_another_order_are_refused() {
     }
 }
 
-/// An order that names examples the dataset has not.
+/// An order that names examples the dataset has not, and too few of them in the second epoch.
 struct Wrong;
 
 impl Order for Wrong {
@@ -280,8 +281,8 @@ impl Order for Wrong {
         4
     }
 
-    fn indices(&self, _: u64, positions: std::ops::Range<u64>) -> Vec<u64> {
-        positions.map(|p| p + 100).collect()
+    fn indices(&self, epoch: u64, positions: std::ops::Range<u64>) -> Vec<u64> {
+        positions.skip(epoch as usize).map(|p| p + 100).collect()
     }
 
     fn describe(&self) -> String {
@@ -293,6 +294,9 @@ impl Order for Wrong {
 fn an_order_of_other_examples_is_an_error_per_batch() {
     let read: Vec<_> = Loader::new(InMemory::new(vec![1, 2])).order(Wrong).epoch(0).unwrap().collect();
     assert!(read.len() == 4 && read.iter().all(|batch| batch.is_err()));
+    let error = Loader::new(InMemory::new(vec![1, 2])).order(Wrong).epoch(1).unwrap().next().unwrap().unwrap_err();
+    let says = "`wrong` gave 0 examples for 1 positions from epoch 1 position 0 on";
+    assert!(error.to_string().contains(says), "{error}");
 }
 
 #[test]

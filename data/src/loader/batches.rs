@@ -7,7 +7,11 @@ use std::{
 
 use numcore::Result;
 
-use super::{Make, Request, State, plan::Plan, workers::Workers};
+use super::{
+    Make, Request, State,
+    plan::{Plan, Rows},
+    workers::Workers,
+};
 
 /// A batch, and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,10 +93,11 @@ impl<B: Send + 'static> Batches<B> {
 
 fn made<B>(plan: &Plan, make: &Make<B>, k: u64, stop: &AtomicBool) -> Option<Result<Batch<B>>> {
     let at = plan.at(k)?;
-    let rows = plan.rows(at);
-    let made = make(&Request { rows: &rows, epoch: at.epoch, stop });
-    let (step, count, len, total) = (plan.step(at), rows.count, rows.indices.len(), rows.total);
-    Some(made.map(|data| Batch { data, epoch: at.epoch, step, count, rows: len, total }))
+    Some(plan.rows(at).and_then(|rows| {
+        let data = make(&Request { rows: &rows, epoch: at.epoch, stop })?;
+        let Rows { indices, count, total } = rows;
+        Ok(Batch { data, epoch: at.epoch, step: plan.step(at), count, rows: indices.len(), total })
+    }))
 }
 
 impl<B: Send + 'static> Iterator for Batches<B> {

@@ -23,6 +23,9 @@ use crate::{
     random::keyed,
 };
 
+/// Rows that padding may fill up to, whatever the number of examples: a batch that no memory holds is an error.
+const LARGEST_PADDED: u64 = 1 << 20;
+
 /// Makes the value of a batch out of the examples it reads.
 type Make<B> = Arc<dyn Fn(&Request<'_>) -> Result<B> + Send + Sync>;
 
@@ -258,6 +261,13 @@ impl<B: Send + 'static> Loader<B> {
         }
         if self.batch == 0 {
             return wrong("a batch of 0 examples ends no epoch; give `batch` at least 1".into());
+        }
+        if self.last == Last::Pad && self.batch > self.order.len().max(LARGEST_PADDED) {
+            return wrong(format!(
+                "batches of {} examples are padded from {} with nearly nothing else",
+                self.batch,
+                self.order.len()
+            ));
         }
         if self.ahead == 0 && self.workers > 0 {
             return wrong(

@@ -115,7 +115,10 @@ impl Plan {
     }
 
     /// This rank's rows of the step that begins at `at`.
-    pub fn rows(&self, at: State) -> Rows {
+    ///
+    /// # Errors
+    /// If the order gives another number of examples than it has positions.
+    pub fn rows(&self, at: State) -> Result<Rows> {
         let end = at.position.saturating_add(self.batch).min(self.order.len());
         let total = end - at.position;
         let rows = if self.last == Last::Pad { self.batch } else { total };
@@ -123,9 +126,14 @@ impl Plan {
         // Positions past the step's examples do not count.
         let count = (0..len).take_while(|i| first + i * stride < total).count();
         let all = self.order.indices(at.epoch, at.position..end);
+        if all.len() as u64 != total {
+            let why =
+                format!("`{}` gave {} examples for {total} positions from {at} on", self.order.describe(), all.len());
+            return Err(Error::argument("Order::indices", why));
+        }
         let mut indices: Vec<u64> = (0..count as u64).map(|i| all[(first + i * stride) as usize]).collect();
         indices.resize(len.max(1) as usize, all[0]);
-        Rows { indices, count, total: total as usize }
+        Ok(Rows { indices, count, total: total as usize })
     }
 
     /// This rank's of so many rows: the first, the distance to the next, and how many.
@@ -158,9 +166,9 @@ mod tests {
             for (ranks, len, batch) in [(1, 10, 4), (3, 17, 5), (5, 20, 8), (8, 13, 6), (4, 3, 9)] {
                 let one = plan(len, batch, Last::Keep, share, 0, 1).one_epoch();
                 for at in steps(&one) {
-                    let whole = one.rows(at).indices;
+                    let whole = one.rows(at).unwrap().indices;
                     let own: Vec<Rows> =
-                        (0..ranks).map(|r| plan(len, batch, Last::Keep, share, r, ranks).rows(at)).collect();
+                        (0..ranks).map(|r| plan(len, batch, Last::Keep, share, r, ranks).rows(at).unwrap()).collect();
                     let mut shared: Vec<u64> =
                         own.iter().flat_map(|rows| rows.indices[..rows.count].to_vec()).collect();
                     if share == Share::Interleaved {
@@ -181,7 +189,7 @@ mod tests {
         let rows = |last, rank| {
             let plan = plan(10, 4, last, Share::Contiguous, rank, 2).one_epoch();
             let rows: Vec<(usize, usize)> =
-                steps(&plan).into_iter().map(|at| plan.rows(at)).map(|r| (r.indices.len(), r.count)).collect();
+                steps(&plan).into_iter().map(|at| plan.rows(at).unwrap()).map(|r| (r.indices.len(), r.count)).collect();
             rows
         };
         assert_eq!(rows(Last::Keep, 1), [(2, 2), (2, 2), (1, 1)]);
@@ -190,7 +198,7 @@ mod tests {
         assert_eq!(rows(Last::Pad, 1), [(2, 2), (2, 2), (2, 0)]);
         // Rank 1 of 2 has no row of a step of one example.
         let plan = plan(1, 4, Last::Keep, Share::Contiguous, 1, 2);
-        assert_eq!(plan.rows(State::default()), Rows { indices: vec![0], count: 0, total: 1 });
+        assert_eq!(plan.rows(State::default()).unwrap(), Rows { indices: vec![0], count: 0, total: 1 });
     }
 
     #[test]
