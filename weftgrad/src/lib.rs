@@ -57,13 +57,14 @@
 //! ```
 //!
 //! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
-//! [`optim`], [`distributed`] (many ranks), and [`runtime_cpu`].
+//! [`optim`], [`data`] (datasets and loaders), [`distributed`] (many ranks), and [`runtime_cpu`].
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
 mod device;
 
 pub use autograd::{self, *};
+pub use data;
 #[cfg(feature = "cpu")]
 pub use device::{AnyRuntime, Device};
 pub use distributed;
@@ -105,3 +106,8 @@ pub mod prelude {
     #[cfg(feature = "wgpu")]
     pub use runtime_wgpu::Wgpu;
 }
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/data.md")]
+pub mod guide_to_data {}

@@ -89,6 +89,16 @@ const WGPU_STAGE: &[Step] = &[
     Step::Built("ddp", &["--device", "wgpu", "--ranks", "2", "--steps", "2"]),
 ];
 
+const DATA: &str = "weftgrad-data";
+
+/// Formats behind features, which no other stage compiles.
+#[rustfmt::skip]
+const FORMATS_STAGE: &[Step] = &[
+    Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", DATA, "--all-features", "--lib", "--tests"]),
+    Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
+];
+
 /// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
 /// compiler has it behind the switch that makes it take unstable options.
 #[rustfmt::skip]
@@ -123,6 +133,7 @@ pub static STAGES: &[Stage] = &[
     tests("test", "unit and integration tests", &["--lib", "--bins", "--tests"]),
     stage("isa", "the suites pass at every instruction set of this processor", Action::Isa),
     tests("doctest", "the documentation's examples run", &["--doc"]),
+    stage("formats", "images, Parquet files and tokenizers are read", Action::Steps(FORMATS_STAGE)),
     stage(
         "doc",
         "the documentation builds without a warning",

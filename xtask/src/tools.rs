@@ -27,7 +27,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "clippy",
-        stages: &["clippy"],
+        stages: &["clippy", "formats"],
         probe: &["cargo", "clippy", "--version"],
         install: &["rustup", "component", "add", "clippy"],
         advice: "`rustup component add clippy`, or your distribution's clippy package",
