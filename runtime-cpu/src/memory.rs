@@ -17,9 +17,9 @@ const ALIGN: usize = 256;
 const HUGE: usize = 2 << 20;
 
 /// A queue's memory: free blocks and the account.
-pub(crate) struct Memory(Mutex<State>);
+pub(crate) struct Memory(Mutex<FreeBlocks>);
 
-struct State(Pool<HostBlock>);
+struct FreeBlocks(Pool<HostBlock>);
 
 #[derive(Clone, Copy)]
 struct HostBlock {
@@ -70,7 +70,7 @@ impl Drop for CpuBuffer {
 
 impl Memory {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Memory(Mutex::new(State(Pool::default()))))
+        Arc::new(Memory(Mutex::new(FreeBlocks(Pool::default()))))
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
@@ -95,7 +95,7 @@ impl Memory {
     }
 }
 
-impl State {
+impl FreeBlocks {
     fn take(&mut self, bytes: usize) -> Result<HostBlock> {
         let class = Pool::<HostBlock>::class_of(bytes).ok_or_else(|| self.exhausted(bytes))?;
         if let Some((_, block)) = self.0.take(class) {
@@ -122,7 +122,7 @@ impl State {
     }
 }
 
-impl Drop for State {
+impl Drop for FreeBlocks {
     fn drop(&mut self) {
         self.release();
     }

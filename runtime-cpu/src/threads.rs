@@ -54,7 +54,7 @@ struct Shared {
     /// Whether some thread launches a region.
     busy: AtomicBool,
     job: Mutex<Option<ParallelJob>>,
-    shares: Vec<Share>,
+    shares: Vec<TaskShare>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// Workers that sleep, or are about to.
     sleepers: AtomicUsize,
@@ -66,7 +66,7 @@ struct Shared {
 /// The next task of one thread's chunk of a region. Each has a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Share(AtomicUsize);
+struct TaskShare(AtomicUsize);
 
 /// A region's work, with the lifetime of its body erased.
 #[derive(Clone, Copy)]
@@ -92,7 +92,7 @@ impl Threads {
             gate: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             job: Mutex::new(None),
-            shares: (0..count.clamp(1, INSIDE as usize)).map(|_| Share::default()).collect(),
+            shares: (0..count.clamp(1, INSIDE as usize)).map(|_| TaskShare::default()).collect(),
             panic: Mutex::new(None),
             sleepers: AtomicUsize::new(0),
             sleep_lock: Mutex::new(()),

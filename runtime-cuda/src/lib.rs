@@ -107,7 +107,7 @@ impl Cuda {
     /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector that reports memory accesses not ordered
     /// by streams and events.
     #[cfg(feature = "emulate")]
-    pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, Order)> {
+    pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, AccessOrder)> {
         let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| engine::backend("Cuda::new", EMULATED, e))?;
         let ordered = driver::Ordered::new(emulated);
         let order = ordered.order();

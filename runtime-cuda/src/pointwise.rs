@@ -267,7 +267,7 @@ pub(crate) fn source_of(
     program: &Program,
     ins: &[InputSource],
     outs: &[Target],
-) -> Result<crate::codegen::InputSource> {
+) -> Result<crate::codegen::KernelSource> {
     let call = PointwiseCall::new(program, ins, outs);
     let typed = program.resolve(&call.dtypes(), &call.asked())?;
     Ok(crate::codegen::pointwise::source(program, &typed, &call.form())?.0)

@@ -9,14 +9,14 @@ use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
 };
-use runtime_cuda::{Cuda, Order};
+use runtime_cuda::{AccessOrder, Cuda};
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
 /// Runs `work` on a new handle; returns the unordered accesses.
 fn complaints(work: impl Fn(&Cuda) -> Result<()>) -> Vec<String> {
     Cuda::compile_for(&*FOLDER, |listing| drop(work(listing))).unwrap_or_else(|e| panic!("{e}"));
-    let (cuda, order): (Cuda, Order) = Cuda::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
+    let (cuda, order): (Cuda, AccessOrder) = Cuda::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
     work(&cuda).unwrap_or_else(|e| panic!("{e}"));
     assert!(order.operations() > 0);
     // Memory that is freed too early shows at the end.

@@ -30,12 +30,12 @@ const SMALL: usize = 16 << 10;
 pub(crate) struct Queue {
     pub(crate) device: Arc<WgpuDevice>,
     pub(crate) memory: Arc<Memory>,
-    batch: Mutex<Batch>,
+    batch: Mutex<CommandBatch>,
     /// One word: 0, or the complement of the ticket of the first launch that met an index out of range.
     pub(crate) flag: wgpu::Buffer,
 }
 
-struct Batch {
+struct CommandBatch {
     encoder: Option<wgpu::CommandEncoder>,
     pass: Option<wgpu::ComputePass<'static>>,
     kernels: usize,
@@ -80,7 +80,7 @@ impl Queue {
             layout: &device.pipelines.params,
             entries: &[wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(window) }],
         });
-        let batch = Batch {
+        let batch = CommandBatch {
             encoder: None,
             pass: None,
             kernels: 0,
@@ -230,7 +230,7 @@ impl Queue {
     }
 }
 
-impl Batch {
+impl CommandBatch {
     /// Puts bytes into the arena; returns where.
     fn put(&mut self, bytes: impl Iterator<Item = u8>) -> usize {
         let at = self.arena.len();
@@ -247,7 +247,7 @@ impl Batch {
 
     /// The pass, for kernels.
     fn pass(&mut self, device: &WgpuDevice) -> &mut wgpu::ComputePass<'static> {
-        let Batch { encoder, pass, .. } = self;
+        let CommandBatch { encoder, pass, .. } = self;
         let encoder = encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()));
         pass.get_or_insert_with(|| encoder.begin_compute_pass(&Default::default()).forget_lifetime())
     }

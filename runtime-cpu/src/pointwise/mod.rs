@@ -1,4 +1,4 @@
-//! Pointwise programs: lowered once to steps ([`Kernel`]), divided into tiles for each launch ([`Plan`]), run tile by
+//! Pointwise programs: lowered once to steps ([`Kernel`]), divided into tiles for each launch ([`LoopPlan`]), run tile by
 //! tile ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
 //! programs are compiled ahead, as one step (`compiled`).
 
@@ -12,7 +12,7 @@ use numcore::{Accumulate, DType, Layout, MAX_RANK, Out, ProgramOperand, Result, 
 use smallvec::SmallVec;
 
 pub(crate) use compile::{Cache, Form, Kernel};
-pub(crate) use execute::{Launch, Moving, Place, Plan};
+pub(crate) use execute::{Launch, LoopPlan, Moving, Place};
 
 use crate::{
     Cpu, CpuBuffer, Engine,
@@ -43,7 +43,7 @@ pub(crate) fn run(
             if !kernel.positional && dense(ins, outs, &mut bases) {
                 return common.run_dense(engine, &bases, n);
             }
-            let plan = Plan::rows(shape, moving(kernel, shape, operands(ins, outs)));
+            let plan = LoopPlan::rows(shape, moving(kernel, shape, operands(ins, outs)));
             Launch::new(common, plan).run(engine);
         }
     })
@@ -61,7 +61,7 @@ pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Oper
     form.input(from.dtype, None);
     form.output(how, to.dtype);
     let kernel = engine.kernels.get(&SAME, &form, engine.simd)?;
-    let plan = Plan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
+    let plan = LoopPlan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
     // SAFETY: callers pass views, which are in their buffers, or memory of their own.
     unsafe { Launch::new(kernel.with(&SAME, &[], engine.simd), plan).run(engine) };
     Ok(())

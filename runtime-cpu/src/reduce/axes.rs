@@ -3,7 +3,7 @@
 use numcore::{MAX_RANK, Shape, View};
 use smallvec::SmallVec;
 
-use crate::{Cpu, pointwise::Plan};
+use crate::{Cpu, pointwise::LoopPlan};
 
 type ReducedAxes = SmallVec<[usize; MAX_RANK]>;
 
@@ -20,7 +20,7 @@ pub(super) struct Columns {
 /// Orders the axes: kept ones, reduced ones, and at the end, if the innermost is kept, that one with what merges into
 /// it.
 pub(super) fn arrange(
-    plan: &mut Plan,
+    plan: &mut LoopPlan,
     full: &Shape,
     ins: &[View<'_, Cpu>],
     reduced: impl Fn(usize) -> bool,
@@ -38,7 +38,7 @@ pub(super) fn arrange(
 
 /// Arranges kept and then reduced axes of `front`, and then `tail`.
 fn order(
-    plan: &mut Plan,
+    plan: &mut LoopPlan,
     full: &Shape,
     (front, tail): (&[usize], &[usize]),
     reduced: &impl Fn(usize) -> bool,

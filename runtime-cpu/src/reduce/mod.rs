@@ -16,7 +16,7 @@ use crate::{
     Cpu, Engine, Simd,
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
-    pointwise::{self, Form, Launch, Plan},
+    pointwise::{self, Form, Launch, LoopPlan},
     walk::Walk,
 };
 
@@ -68,7 +68,7 @@ pub(crate) fn reduce(
     let kernel = engine.kernels.get(map, &form, engine.simd)?;
     let spread = Operand { layout: to.layout.broadcast_to(*full)?, ..to };
     let operands = ins.iter().map(|v| Operand::from(*v)).chain([spread]);
-    let mut plan = Plan::of(pointwise::moving(&kernel, full, operands));
+    let mut plan = LoopPlan::of(pointwise::moving(&kernel, full, operands));
     let columns = arrange(&mut plan, full, ins, reduced);
     let common = kernel.with(map, scalars, engine.simd);
     // Columns that are kept have an accumulator for each element of a tile, which stays in L1.

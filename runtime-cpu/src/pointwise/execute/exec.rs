@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use super::{
-    plan::{Moving, Place, Plan, Tile},
+    plan::{LoopPlan, Moving, Place, Tile},
     scratch::{Blocks, block, with_blocks},
     stage::{self, Side},
     stream,
@@ -108,7 +108,7 @@ impl Common<'_> {
 /// A kernel about to run over tiles: operands of the plan are its inputs, its outputs, and positions if it uses them.
 pub(crate) struct Launch<'a> {
     common: Common<'a>,
-    plan: Plan,
+    plan: LoopPlan,
     /// How each operand of the plan becomes a block.
     modes: SmallVec<[OperandMode; 6]>,
     staged: usize,
@@ -126,22 +126,22 @@ enum OperandMode {
 
 impl<'a> Launch<'a> {
     /// Tiles `plan` to suit the kernel; a kernel that keeps its value gets whole rows, or parts of one.
-    pub(crate) fn new(common: Common<'a>, plan: Plan) -> Self {
+    pub(crate) fn new(common: Common<'a>, plan: LoopPlan) -> Self {
         let most = block(common.kernel, 0);
         Launch::in_tiles(common, plan, most)
     }
 
     /// A launch like [`new`](Launch::new), but with tiles of up to `most` elements where they are read in place and no
     /// step computes.
-    pub(crate) fn reading(common: Common<'a>, plan: Plan, most: usize) -> Self {
+    pub(crate) fn reading(common: Common<'a>, plan: LoopPlan, most: usize) -> Self {
         let computes = !common.kernel.steps.is_empty();
         let most = if computes { block(common.kernel, 0) } else { most };
         Launch::in_tiles(common, plan, most)
     }
 
-    fn in_tiles(common: Common<'a>, mut plan: Plan, most: usize) -> Self {
+    fn in_tiles(common: Common<'a>, mut plan: LoopPlan, most: usize) -> Self {
         let kernel = common.kernel;
-        let cut = if kernel.keeps { Plan::cut_rows } else { Plan::cut };
+        let cut = if kernel.keeps { LoopPlan::cut_rows } else { LoopPlan::cut };
         cut(&mut plan, most);
         let bytes: usize = plan.operands.iter().filter(|o| !plan.is_contiguous(o)).map(|o| o.size.max(4)).sum();
         if bytes > 0 {
@@ -152,7 +152,7 @@ impl<'a> Launch<'a> {
         Launch { common, plan, modes, staged: staged as usize }
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &LoopPlan {
         &self.plan
     }
 
@@ -283,7 +283,7 @@ impl<'a> Launch<'a> {
 type Held = SmallVec<[(*mut u8, Tile); 6]>;
 
 /// How operand `i` becomes a block; `staged` counts those that are staged.
-fn mode(kernel: &Kernel, plan: &Plan, i: usize, staged: &mut u16) -> OperandMode {
+fn mode(kernel: &Kernel, plan: &LoopPlan, i: usize, staged: &mut u16) -> OperandMode {
     let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
     let positions = i == inputs + outputs;
     let unread = i < inputs && (kernel.own[i].is_some() || kernel.unread >> i & 1 == 1);

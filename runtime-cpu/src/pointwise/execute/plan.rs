@@ -24,7 +24,7 @@ unsafe impl Sync for Moving {}
 
 /// Nested loops over the positions of a launch, and their division into tiles.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct LoopPlan {
     /// Sizes of the axes, outermost first; at least two, the last two of which are rows and columns.
     pub sizes: SmallVec<[usize; MAX_RANK]>,
     pub operands: SmallVec<[Moving; 6]>,
@@ -48,16 +48,16 @@ pub(crate) struct Place {
     pub size: Tile,
 }
 
-impl Plan {
-    /// No loops yet: [`arrange`](Plan::arrange) says which.
-    pub(crate) fn of(operands: SmallVec<[Moving; 6]>) -> Plan {
-        Plan { sizes: SmallVec::new(), operands, tile: Tile { rows: 1, columns: 1 } }
+impl LoopPlan {
+    /// No loops yet: [`arrange`](LoopPlan::arrange) says which.
+    pub(crate) fn of(operands: SmallVec<[Moving; 6]>) -> LoopPlan {
+        LoopPlan { sizes: SmallVec::new(), operands, tile: Tile { rows: 1, columns: 1 } }
     }
 
     /// All positions of `shape`, in row-major order, with adjacent axes merged where every operand allows it.
-    pub(crate) fn rows(shape: &Shape, operands: SmallVec<[Moving; 6]>) -> Plan {
+    pub(crate) fn rows(shape: &Shape, operands: SmallVec<[Moving; 6]>) -> LoopPlan {
         let order: SmallVec<[usize; MAX_RANK]> = (0..shape.rank()).collect();
-        let mut plan = Plan::of(operands);
+        let mut plan = LoopPlan::of(operands);
         plan.arrange(shape, &order, |_| ());
         plan
     }
