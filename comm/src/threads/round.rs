@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 
 use super::super::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts};
-use super::world::Why;
+use super::super::failure::Why;
 use crate::sync::Mutex;
 
 /// Below this many bytes a collective is one worker's: waking the others takes longer.
