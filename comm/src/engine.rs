@@ -7,6 +7,8 @@
 pub use super::{
     combine::{Combiner, cuts},
     failure::{Failure, LEFT, Why},
+    meeting::{disagreement, split_bytes, split_ranks},
+    portable::Portable,
     ranks::{guarded, is_own, panic_message, with_causes},
     recorder::Recorder,
     volume::Volume,

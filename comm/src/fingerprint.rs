@@ -9,18 +9,7 @@ use super::{
     wire::{Reader, Writer, malformed},
 };
 
-const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max];
-const DTYPES: [DType; 9] = [
-    DType::F32,
-    DType::F64,
-    DType::F16,
-    DType::BF16,
-    DType::I32,
-    DType::I64,
-    DType::U32,
-    DType::U8,
-    DType::Bool,
-];
+pub(super) const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max];
 
 impl Fingerprint {
     /// What another process reads with [`from_bytes`](Fingerprint::from_bytes).
@@ -40,7 +29,7 @@ impl Fingerprint {
         let (kind, rank, op, dtype) = (r.u8()?, r.usize()?, r.u8()?, r.u8()?);
         let op = OPS.into_iter().find(|o| *o as u8 == op).ok_or_else(|| malformed("a reduction"))?;
         let what = collective(kind, rank, op).ok_or_else(|| malformed("a collective"))?;
-        let dtype = DTYPES.into_iter().find(|d| *d as u8 == dtype).ok_or_else(|| malformed("an element type"))?;
+        let dtype = DType::ALL.into_iter().find(|d| *d as u8 == dtype).ok_or_else(|| malformed("an element type"))?;
         let (in_place, parts) = (r.u8()? != 0, r.list()?.into());
         let (named, of) = (r.u8()? != 0, r.text()?);
         let of = named.then(|| Arc::from(of));
@@ -94,8 +83,9 @@ mod tests {
 
     fn all() -> Vec<Fingerprint> {
         let at = Place { file: "a/b.rs".into(), line: 3, column: 9 };
-        let of = |what, dtype| Fingerprint { what, dtype, in_place: false, parts: [1, 2].into(), of: None, at: at.clone() };
-        let mut all: Vec<Fingerprint> = DTYPES.into_iter().map(|dtype| of(Collective::AllGather, dtype)).collect();
+        let of =
+            |what, dtype| Fingerprint { what, dtype, in_place: false, parts: [1, 2].into(), of: None, at: at.clone() };
+        let mut all: Vec<Fingerprint> = DType::ALL.into_iter().map(|dtype| of(Collective::AllGather, dtype)).collect();
         all.extend((0..9).filter(|&k| k != 3).map(|k| of(collective(k, 5, ReduceOp::Sum).unwrap(), DType::F32)));
         all.extend(OPS[1..].iter().map(|&op| of(Collective::AllReduce(op), DType::F32)));
         let first = all[0].clone();

@@ -161,8 +161,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::ReduceOp;
+    use super::*;
 
     const SUM: Collective = Collective::AllReduce(ReduceOp::Sum);
     const LINK: Link = Link { latency: Duration::from_millis(1), bandwidth: 1e6 };

@@ -109,7 +109,10 @@ impl<'a> Reader<'a> {
 
 /// The error of a message that is not what this program writes.
 pub(crate) fn malformed(what: &str) -> Error {
-    Error::argument("message", format!("a message of another rank is malformed where {what} should be: do all ranks run one program?"))
+    Error::argument(
+        "message",
+        format!("a message of another rank is malformed where {what} should be: do all ranks run one program?"),
+    )
 }
 
 #[cfg(test)]

@@ -23,8 +23,11 @@ use std::{
 
 use numcore::{DeviceId, Error, Result, Runtime, TensorMut};
 
-use super::failure::Why;
 use super::{Call, Comm, Communicator, Group, Guarantees, Pending, Places, Work};
+use super::{
+    failure::Why,
+    meeting::{split_bytes, split_ranks},
+};
 use crate::sync::{self, Instant, mpsc};
 use round::{RankCall, ResultSlot};
 use world::{Name, World};
@@ -125,17 +128,10 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        // A rank that stays out gives nothing.
-        let own: Vec<u8> = color.iter().flat_map(|&color| [color, key]).flat_map(usize::to_le_bytes).collect();
-        let all = self.exchange_bytes(&own, at)?;
+        let all = self.exchange_bytes(&split_bytes(color, key), at)?;
         let number = self.world.splits(self.group, self.rank);
         let Some(color) = color else { return Ok(None) };
-        let key = |rank: &usize| {
-            let (of, key) = all[*rank].split_first_chunk()?;
-            (usize::from_le_bytes(*of) == color).then_some(usize::from_le_bytes(key.try_into().ok()?))
-        };
-        let mut ranks: Vec<usize> = (0..all.len()).filter(|rank| key(rank).is_some()).collect();
-        ranks.sort_by_key(key);
+        let ranks = split_ranks(&all, color);
         let lost =
             || Error::argument("split", "the exchange of colors lost this rank's own").on_rank(self.world_rank());
         let rank = ranks.iter().position(|&rank| rank == self.rank).ok_or_else(lost)?;

@@ -86,12 +86,7 @@ impl<R: Runtime> World<R> {
     }
 
     /// A rank makes a call. The last to arrive hands the work out.
-    pub(super) fn post(
-        self: &Arc<Self>,
-        group: usize,
-        rank: usize,
-        job: RankCall<R>,
-    ) -> Result<RoundKey, Failure> {
+    pub(super) fn post(self: &Arc<Self>, group: usize, rank: usize, job: RankCall<R>) -> Result<RoundKey, Failure> {
         let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
