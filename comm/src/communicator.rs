@@ -100,6 +100,13 @@ macro_rules! of_inner {
             self.inner.poll()
         }
 
+        fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+            if !self.guarantees().exchanges_on_host || self.size() == 1 {
+                return super::collectives::MakeCall::exchange_by_gathers(self, own, at);
+            }
+            self.exchange_on_host(own, at)
+        }
+
         fn abort_for(&self, world_rank: usize, cause: &str) {
             self.inner.abort_for(world_rank, cause);
         }

@@ -36,6 +36,9 @@ pub struct Guarantees {
     /// Whether a transfer waits for nothing but its peer. Where it is false, calls of a rank run one after another in the order they were
     /// started, and those that must run together are started by [`start_all`](crate::Communicator::start_all).
     pub independent_transfers: bool,
+    /// Whether bytes are exchanged on the host. Elsewhere [`exchange_bytes`](crate::Communicator::exchange_bytes) is two gathers, which whatever
+    /// wraps the engine sees as calls.
+    pub exchanges_on_host: bool,
     /// When errors are known.
     pub errors: ErrorTiming,
 }
@@ -48,6 +51,7 @@ impl Guarantees {
         equal_on_all_ranks: true,
         nan_wins: true,
         independent_transfers: true,
+        exchanges_on_host: false,
         errors: ErrorTiming::AtWait,
     };
 }

@@ -80,6 +80,7 @@ impl<R: Runtime> MpiCommunicator<R> {
             (Key::Pair { .. }, Some(peer)) => vec![peer],
             _ => (0..n).filter(|&r| r != rank).collect::<Vec<_>>(),
         };
+        self.world.note(self.world_rank(), self.of.members(), key.number(), call.clone());
         let met = Met { tags: vec![(0, 0); n], payloads: vec![Vec::new(); n] };
         let now = Instant::now();
         let flight = Flight {
@@ -147,7 +148,7 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
     }
 
     fn guarantees(&self) -> Guarantees {
-        Guarantees::STRICT
+        Guarantees { exchanges_on_host: true, ..Guarantees::STRICT }
     }
 
     fn next_number(&self) -> u64 {

@@ -74,7 +74,6 @@ impl Flight {
     }
 
     fn compare(&mut self, from: usize, header: Header) -> Result<(), Why> {
-        self.world.note(self.members[from], &self.members, self.key.number(), header.call.clone());
         let (own, other) = ((self.rank, &self.call), (from, &header.call));
         let (first, second) = if from < self.rank { (other, own) } else { (own, other) };
         if let Some(why) = disagreement(&self.members, first, second, self.world.places) {

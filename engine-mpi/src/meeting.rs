@@ -1,6 +1,9 @@
 //! What others have said of calls, until this rank makes them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use comm::engine::Failure;
 
@@ -11,11 +14,27 @@ use crate::message::{GroupId, Header, Key};
 pub(crate) struct Inbox {
     headers: BTreeMap<GroupId, BTreeMap<(Key, usize), Header>>,
     left: BTreeMap<GroupId, BTreeSet<usize>>,
+    /// Members of the groups that this process is in.
+    members: BTreeMap<GroupId, Arc<[usize]>>,
     /// Failures of worlds that this process has not made yet.
     failures: BTreeMap<u64, Failure>,
 }
 
 impl Inbox {
+    /// This process is in the group from now on: what has arrived for it before, the first time.
+    pub(crate) fn enter(&mut self, group: &GroupId, members: &Arc<[usize]>) -> Vec<(usize, &Header)> {
+        if self.members.contains_key(group) {
+            return Vec::new();
+        }
+        self.members.insert(group.clone(), members.clone());
+        let early = self.headers.get(group).into_iter().flatten();
+        early.map(|((_, from), header)| (*from, header)).collect()
+    }
+
+    pub(crate) fn members(&self, group: &GroupId) -> Option<Arc<[usize]>> {
+        self.members.get(group).cloned()
+    }
+
     pub(crate) fn put(&mut self, from: usize, header: Header) {
         self.headers.entry(header.group.clone()).or_default().insert((header.key, from), header);
     }
@@ -36,6 +55,7 @@ impl Inbox {
     pub(crate) fn forget(&mut self, group: &GroupId) {
         self.headers.remove(group);
         self.left.remove(group);
+        self.members.remove(group);
     }
 
     pub(crate) fn failed(&mut self, world: u64, failure: Failure) {

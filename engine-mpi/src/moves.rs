@@ -277,6 +277,7 @@ impl<R: Runtime> Job for Moves<R> {
     fn finish(mut self: Box<Self>) -> Result<(), Failure> {
         let peer = self.of.members[self.of.rank];
         let done = self.result();
+        self.memory.input = None;
         let failed = |e: Error| Failure { why: Why::Peer { peer, cause: e.to_string() }, calls: String::new() };
         match done.map_err(failed) {
             Ok(done) => self.slot.fill(Ok(done)),
@@ -286,7 +287,10 @@ impl<R: Runtime> Job for Moves<R> {
     }
 
     fn fail(self: Box<Self>, failure: Failure) {
-        self.slot.fill(Err(failure));
+        let slot = self.slot.clone();
+        // Memory that nothing is under way with is back when the caller hears of it.
+        drop(self);
+        slot.fill(Err(failure));
     }
 }
 

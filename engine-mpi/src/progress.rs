@@ -147,7 +147,13 @@ impl Progress {
 
     fn hear(&mut self, event: Event) {
         match event {
-            Event::Message(from, Message::Call(header)) => self.inbox.put(from, header),
+            Event::Message(from, Message::Call(header)) => {
+                let known = self.inbox.members(&header.group);
+                if let (Some(world), Some(members)) = (self.worlds.get(&header.group[0]), known) {
+                    world.note(from, &members, header.key.number(), header.call.clone());
+                }
+                self.inbox.put(from, header);
+            }
             Event::Message(from, Message::Leave(group)) => self.inbox.leave(from, group),
             Event::Message(_, Message::Fail(number, failure)) => match self.worlds.get(&number).cloned() {
                 Some(world) => {
@@ -174,14 +180,23 @@ impl Progress {
         if let Some(&dead) = world.members.iter().find(|&&rank| self.dead[rank]) {
             world.fail(Why::Peer { peer: dead, cause: "its process has ended".into() });
         }
+        self.enter_group(&[world.number].into(), &world.members, &world);
         self.worlds.insert(world.number, world);
+    }
+
+    /// A group is known from now on; calls that others have made in it already are noted.
+    fn enter_group(&mut self, group: &GroupId, members: &Arc<[usize]>, world: &World) {
+        for (from, header) in self.inbox.enter(group, members) {
+            world.note(from, members, header.key.number(), header.call.clone());
+        }
     }
 
     fn start(&mut self, mut flight: Flight) {
         if let Some(failure) = flight.world.failure() {
             return flight.job.fail(failure);
         }
-        flight.world.note(flight.world_rank(), &flight.members, flight.key.number(), flight.call.clone());
+        let (world, group, members) = (flight.world.clone(), flight.group.clone(), flight.members.clone());
+        self.enter_group(&group, &members, &world);
         for &to in &flight.peers {
             let process = flight.members[to];
             let tag = self.take_tags(process, flight.job.tags());

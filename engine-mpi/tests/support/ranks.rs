@@ -9,7 +9,7 @@ use std::{
 use engine_mpi::{
     Mpi,
     comm::{
-        Comm, Communicator, Places, Ranks as Threads,
+        Collectives, Comm, Communicator, Places, Ranks as Threads,
         engine::{Portable, guarded, is_own, with_causes},
     },
 };
@@ -65,6 +65,8 @@ impl Ranks {
         let members: Vec<usize> = (0..self.size).collect();
         let rt = runtime(mpi.rank().min(self.size - 1))?;
         let world = mpi.world_with(&members, &rt, self.timeout, self.places)?;
+        // Deadlines are short: all begin together.
+        observer.barrier()?;
         let own = world.map(|comm| guarded(&comm, &program));
         let told = observer.exchange_bytes(&own.to_bytes(), std::panic::Location::caller())?;
         let outcomes = told[..self.size].iter().map(|bytes| Option::<Result<T>>::from_bytes(bytes));

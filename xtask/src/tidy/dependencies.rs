@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("autograd", &["numcore"]),
     ("runtime-*", &["numcore"]),
     ("comm", &["numcore"]),
+    ("engine-*", &["numcore", "comm"]),
     ("nn", &["numcore", "autograd", "nn-derive"]),
     ("optim", &["numcore", "autograd", "nn"]),
     ("distributed", &["numcore", "autograd", "comm", "nn", "optim"]),
