@@ -25,6 +25,11 @@ impl Ranks {
         Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
     }
 
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// How long a call may take before every rank gets an error.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -67,6 +67,8 @@ pub use autograd::{self, *};
 #[cfg(feature = "cpu")]
 pub use device::{AnyRuntime, Device};
 pub use distributed;
+#[cfg(feature = "mpi")]
+pub use engine_mpi as mpi;
 pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,
