@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{WORLDS, cpu, weights};
-use crate::zero::options;
+use crate::zero_stages::options;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     train::{Loss, ReducedGradients, SimpleTrainer, Strategy, TrainingConfig},

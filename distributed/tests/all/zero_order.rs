@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::common::cpu;
-use crate::zero::options;
+use crate::zero_stages::options;
 use crate::zero_memory::layers;
 use autograd::Var;
 use distributed::{

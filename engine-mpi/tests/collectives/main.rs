@@ -15,4 +15,5 @@ mod collectives_types;
 #[path = "../../../comm/tests/all/faults.rs"]
 mod faults;
 #[path = "../support/ranks.rs"]
+#[allow(dead_code, reason = "other suites use the rest")]
 pub mod ranks;

@@ -97,3 +97,8 @@ extern "C" fn finalize() {
     let Ok(Some(mpi)) = MPI.lock().map(|mut own| own.take()) else { return };
     mpi.finish();
 }
+
+/// Returns when all processes have come here.
+pub fn meet() {
+    all().1.barrier().expect("all processes run the same tests");
+}
