@@ -190,6 +190,14 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         on_side!(self, |rt, side| rt.download(side.view(x)?, to))
     }
 
+    fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
+        on_side!(self, |rt, side| rt.host_bytes(side.view(x).ok()?))
+    }
+
+    fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
+        on_side!(self, |rt, side| rt.host_bytes_mut(side.view_mut(out).ok()?))
+    }
+
     fn pointwise(
         &self,
         program: &Program,

@@ -195,6 +195,17 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Copies a contiguous view to host memory of exactly its size; blocks.
     fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()>;
 
+    /// The bytes of a contiguous view, where memory is the host's and a call is done when it returns; none elsewhere.
+    fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
+        let _ = x;
+        None
+    }
+    /// The bytes of a contiguous output, where [`host_bytes`](Runtime::host_bytes) gives those of a view.
+    fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
+        let _ = out;
+        None
+    }
+
     /// Runs `program` at every position of the outputs' common shape.
     fn pointwise(
         &self,

@@ -73,6 +73,18 @@ impl Runtime for Cpu {
         Ok(())
     }
 
+    fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
+        let from = operand::Operand::from(x);
+        // SAFETY: a contiguous view lies inside its buffer, whose memory is initialised and which nothing writes while the view's borrow lasts.
+        Some(unsafe { std::slice::from_raw_parts(from.ptr(), from.bytes()) })
+    }
+
+    fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
+        let to = operand::Operand::from(&out);
+        // SAFETY: a contiguous output lies inside its buffer, whose memory is initialised and which nothing else sees while its borrow lasts.
+        Some(unsafe { std::slice::from_raw_parts_mut(to.ptr(), to.bytes()) })
+    }
+
     fn pointwise(
         &self,
         program: &Program,

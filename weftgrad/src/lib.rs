@@ -68,6 +68,8 @@ pub use data;
 #[cfg(feature = "cpu")]
 pub use device::{AnyRuntime, Device};
 pub use distributed;
+#[cfg(feature = "mpi")]
+pub use engine_mpi as mpi;
 pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,

@@ -72,6 +72,12 @@ impl<R: Runtime> Tensor<R> {
         Ok(out)
     }
 
+    /// The stored bytes as they lie, of a contiguous tensor in host memory; none of others, whose bytes [`to_bytes`](Tensor::to_bytes)
+    /// copies.
+    pub fn host_bytes(&self) -> Option<&[u8]> {
+        self.layout().is_contiguous().then(|| self.runtime().host_bytes(self.view())).flatten()
+    }
+
     /// The element of a tensor with one element, as the nearest `f64`: for losses and metrics.
     /// [`item_as`](Tensor::item_as) returns an `i64` exactly.
     pub fn item(&self) -> Result<f64> {
@@ -105,6 +111,42 @@ impl<R: Runtime> Tensor<R> {
     fn live(&self) -> usize {
         let on_host = self.device().kind == DeviceKind::Cpu;
         if on_host { self.runtime().memory().total.live } else { 0 }
+    }
+}
+
+impl<R: Runtime> TensorMut<R> {
+    /// The bytes as they lie, where memory is the host's: what an engine between processes receives into. They count as written.
+    pub fn host_bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let rt = self.runtime().clone();
+        if !self.memory.layout().is_contiguous() {
+            return None;
+        }
+        rt.host_bytes_mut(self.rewritten())
+    }
+
+    /// A copy of the stored bytes of row-major memory, wherever it is; blocks.
+    pub fn copy_to_host(&self, to: &mut [u8]) -> Result<()> {
+        self.check_row("copy_to_host", to.len())?;
+        self.runtime().download(self.view(), to)
+    }
+
+    /// Fills row-major memory from stored bytes. It must begin its buffer, as fresh memory does.
+    pub fn copy_from_host(&mut self, from: &[u8]) -> Result<()> {
+        self.check_row("copy_from_host", from.len())?;
+        if self.memory.layout().offset() != 0 {
+            let why = "memory inside a buffer is not filled from the host: fill fresh memory, and copy it";
+            return Err(Error::argument("copy_from_host", why));
+        }
+        let rt = self.runtime().clone();
+        rt.upload(from, self.rewritten())
+    }
+
+    fn check_row(&self, op: &'static str, bytes: usize) -> Result<()> {
+        let (layout, due) = (self.memory.layout(), self.shape().numel() * self.dtype().size());
+        if layout.is_contiguous() && bytes == due {
+            return Ok(());
+        }
+        Err(Error::shape(op, &[*self.shape()], format!("row-major memory of {due} bytes, but {bytes} were given")))
     }
 }
 
