@@ -58,7 +58,7 @@ use std::{fmt, sync::Arc};
 use numcore::{MemoryCategory, Result};
 
 #[cfg(feature = "emulate")]
-pub use driver::Order;
+pub use driver::AccessOrder;
 pub use graph::Graph;
 pub use memory::CudaBuffer;
 pub use queue::CudaEvent;

@@ -15,7 +15,7 @@ use crate::codegen::KernelSource;
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
-pub use emulated::Order;
+pub use emulated::AccessOrder;
 #[cfg(feature = "emulate")]
 pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered};
 

@@ -29,7 +29,7 @@ use crate::codegen::KernelSource;
 
 pub(crate) use build::HostBuilder;
 pub(crate) use listing::Listing;
-pub use ordered::Order;
+pub use ordered::AccessOrder;
 pub(crate) use ordered::Ordered;
 
 /// A kernel's entry: grid, threads, shared memory and order; arguments.
