@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
-    driver::{Driver, StreamHandle},
+    driver::{Driver, Stream},
     engine::backend,
 };
 
@@ -23,7 +23,7 @@ const NOWHERE: u64 = numcore::ALIGN as u64;
 pub(crate) struct Memory {
     driver: Arc<dyn Driver>,
     device: DeviceId,
-    stream: StreamHandle,
+    stream: Stream,
     state: Mutex<PoolState>,
 }
 
@@ -114,7 +114,7 @@ impl Drop for CudaBuffer {
 }
 
 impl Memory {
-    pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId, stream: StreamHandle) -> Arc<Memory> {
+    pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId, stream: Stream) -> Arc<Memory> {
         let state = PoolState { pool: Pool::default(), capture: None };
         Arc::new(Memory { driver, device, stream, state: Mutex::new(state) })
     }

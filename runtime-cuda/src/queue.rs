@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{
     args::Args,
-    driver::{CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, StreamHandle},
+    driver::{CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Stream},
     engine::{Engine, backend},
     memory::Memory,
     staging::Staging,
@@ -19,7 +19,7 @@ use crate::{
 /// The state that clones of a handle share.
 pub(crate) struct Queue {
     pub engine: Arc<Engine>,
-    pub stream: StreamHandle,
+    pub stream: Stream,
     pub memory: Arc<Memory>,
     staging: Mutex<Staging>,
     /// A word that kernels set where an index is out of range, and whether one that may do so was launched.

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::{Driver, DriverFailure, Fallible, Mark, StreamHandle};
+use crate::driver::{Driver, DriverFailure, Fallible, Mark, Stream};
 
 /// Bytes of a chunk.
 const PIECE: usize = 2 << 20;
@@ -18,8 +18,8 @@ const PIECES: usize = 4;
 pub(crate) struct Staging {
     driver: Arc<dyn Driver>,
     /// The stream of the queue's kernels.
-    work: StreamHandle,
-    copies: StreamHandle,
+    work: Stream,
+    copies: Stream,
     /// Recorded in the queue before a download.
     ready: Mark,
     pieces: Vec<StagingBuffer>,
@@ -39,7 +39,7 @@ struct StagingBuffer {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    pub(crate) fn new(driver: Arc<dyn Driver>, work: StreamHandle) -> Fallible<Staging> {
+    pub(crate) fn new(driver: Arc<dyn Driver>, work: Stream) -> Fallible<Staging> {
         let copies = driver.stream()?;
         let ready = driver.mark().inspect_err(|_| driver.destroy_stream(copies))?;
         Ok(Staging { driver, work, copies, ready, pieces: Vec::new(), next: 0 })

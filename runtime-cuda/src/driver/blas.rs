@@ -12,7 +12,7 @@ use cudarc::cublaslt::{
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{CublasGemm, DriverFailure, Fallible, GemmOperand, StreamHandle};
+use super::{CublasGemm, DriverFailure, Fallible, GemmOperand, Stream};
 
 /// The number of problems that are cached; beyond it they are described again.
 const KEPT: usize = 4096;
@@ -37,7 +37,7 @@ impl Blas {
     /// As for [`Driver::gemm`](super::Driver::gemm); the context is current.
     pub(super) unsafe fn gemm(
         &self,
-        stream: StreamHandle,
+        stream: Stream,
         gemm: &CublasGemm,
         at: [u64; 3],
         (workspace, size): (u64, usize),

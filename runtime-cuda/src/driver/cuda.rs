@@ -12,7 +12,7 @@ use cudarc::driver::{
 
 use super::{
     About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording,
-    StreamHandle, blas::Blas, libraries,
+    Stream, blas::Blas, libraries,
 };
 use crate::codegen::KernelSource;
 
@@ -88,7 +88,7 @@ impl Drop for CudaDriver {
     }
 }
 
-impl StreamHandle {
+impl Stream {
     pub(super) fn raw(self) -> sys::CUstream {
         self.0 as usize as sys::CUstream
     }
@@ -135,21 +135,21 @@ impl Driver for CudaDriver {
         }
     }
 
-    fn stream(&self) -> Fallible<StreamHandle> {
+    fn stream(&self) -> Fallible<Stream> {
         self.bind()?;
         result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map(|s| StreamHandle(s as usize as u64))
+            .map(|s| Stream(s as usize as u64))
             .map_err(words)
     }
 
-    fn destroy_stream(&self, stream: StreamHandle) {
+    fn destroy_stream(&self, stream: Stream) {
         if self.bind().is_ok() {
             // SAFETY: it was created and is not used any more.
             let _ = unsafe { result::stream::destroy(stream.raw()) };
         }
     }
 
-    fn synchronize(&self, stream: StreamHandle) -> Fallible<()> {
+    fn synchronize(&self, stream: Stream) -> Fallible<()> {
         self.bind()?;
         // SAFETY: a stream of this driver.
         unsafe { result::stream::synchronize(stream.raw()) }.map_err(words)
@@ -168,13 +168,13 @@ impl Driver for CudaDriver {
         }
     }
 
-    fn record(&self, mark: Mark, stream: StreamHandle) -> Fallible<()> {
+    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
         self.bind()?;
         // SAFETY: handles of this driver.
         unsafe { result::event::record(mark.raw(), stream.raw()) }.map_err(words)
     }
 
-    fn wait(&self, stream: StreamHandle, mark: Mark) -> Fallible<()> {
+    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
         self.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: handles of this driver.
@@ -187,25 +187,25 @@ impl Driver for CudaDriver {
         unsafe { result::event::synchronize(mark.raw()) }.map_err(words)
     }
 
-    unsafe fn copy_in(&self, stream: StreamHandle, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw()) }.result().map_err(words)
     }
 
-    unsafe fn copy_out(&self, stream: StreamHandle, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw()) }.result().map_err(words)
     }
 
-    unsafe fn copy(&self, stream: StreamHandle, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw()) }.result().map_err(words)
     }
 
-    unsafe fn zero(&self, stream: StreamHandle, at: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { result::memset_d8_async(at, 0, bytes, stream.raw()) }.map_err(words)
@@ -231,7 +231,7 @@ impl Driver for CudaDriver {
 
     unsafe fn launch(
         &self,
-        stream: StreamHandle,
+        stream: Stream,
         kernel: KernelFunction,
         grid: Grid,
         args: &mut [*mut c_void],
@@ -245,19 +245,13 @@ impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn gemm(
-        &self,
-        stream: StreamHandle,
-        gemm: &CublasGemm,
-        at: [u64; 3],
-        workspace: (u64, usize),
-    ) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { self.blas.gemm(stream, gemm, at, workspace) }
     }
 
-    fn begin_capture(&self, stream: StreamHandle) -> Fallible<()> {
+    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
         self.bind()?;
         // Other threads may continue to use the driver: only this stream's work is captured.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -265,7 +259,7 @@ impl Driver for CudaDriver {
         unsafe { result::stream::begin_capture(stream.raw(), mode) }.map_err(words)
     }
 
-    fn end_capture(&self, stream: StreamHandle) -> Fallible<Recording> {
+    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
         self.bind()?;
         // SAFETY: a stream of this driver that is being captured.
         let graph = unsafe { result::stream::end_capture(stream.raw()) }.map_err(words)?;
@@ -283,7 +277,7 @@ impl Driver for CudaDriver {
         Ok(Recording(recording as usize as u64))
     }
 
-    fn replay(&self, recording: Recording, stream: StreamHandle) -> Fallible<()> {
+    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
         self.bind()?;
         // SAFETY: handles of this driver.
         unsafe { result::graph::launch(recording.0 as usize as sys::CUgraphExec, stream.raw()) }.map_err(words)

@@ -41,7 +41,7 @@ pub(crate) type Fallible<T> = Result<T, DriverFailure>;
 
 /// A queue of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StreamHandle(pub u64);
+pub(crate) struct Stream(pub u64);
 
 /// A point in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,30 +123,30 @@ pub(crate) trait Driver: Send + Sync {
     /// From [`alloc_host`](Driver::alloc_host), and no queued work uses it.
     unsafe fn free_host(&self, address: *mut u8);
 
-    fn stream(&self) -> Fallible<StreamHandle>;
-    fn destroy_stream(&self, stream: StreamHandle);
-    fn synchronize(&self, stream: StreamHandle) -> Fallible<()>;
+    fn stream(&self) -> Fallible<Stream>;
+    fn destroy_stream(&self, stream: Stream);
+    fn synchronize(&self, stream: Stream) -> Fallible<()>;
     fn mark(&self) -> Fallible<Mark>;
     fn destroy_mark(&self, mark: Mark);
-    fn record(&self, mark: Mark, stream: StreamHandle) -> Fallible<()>;
-    fn wait(&self, stream: StreamHandle, mark: Mark) -> Fallible<()>;
+    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()>;
+    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()>;
     /// Blocks the host until the mark is reached.
     fn await_mark(&self, mark: Mark) -> Fallible<()>;
 
     /// # Safety
     /// Both ranges are valid and stay so until the stream has passed.
-    unsafe fn copy_in(&self, stream: StreamHandle, to: u64, from: *const u8, bytes: usize) -> Fallible<()>;
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()>;
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in).
-    unsafe fn copy_out(&self, stream: StreamHandle, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
     /// Copies between two ranges of device memory.
     ///
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in); the ranges do not overlap.
-    unsafe fn copy(&self, stream: StreamHandle, to: u64, from: u64, bytes: usize) -> Fallible<()>;
+    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()>;
     /// # Safety
     /// The range is valid.
-    unsafe fn zero(&self, stream: StreamHandle, at: u64, bytes: usize) -> Fallible<()>;
+    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()>;
 
     /// Compiles and loads a kernel. `shared` is the most dynamic shared memory that a launch will use.
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction>;
@@ -154,7 +154,7 @@ pub(crate) trait Driver: Send + Sync {
     /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
     unsafe fn launch(
         &self,
-        stream: StreamHandle,
+        stream: Stream,
         kernel: KernelFunction,
         grid: Grid,
         args: &mut [*mut c_void],
@@ -162,16 +162,10 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// Addresses of `a`, `b`, `d` and a workspace of this many bytes; matrices are inside their memory and `d` overlaps
     /// neither of the others.
-    unsafe fn gemm(
-        &self,
-        stream: StreamHandle,
-        gemm: &CublasGemm,
-        at: [u64; 3],
-        workspace: (u64, usize),
-    ) -> Fallible<()>;
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()>;
 
-    fn begin_capture(&self, stream: StreamHandle) -> Fallible<()>;
-    fn end_capture(&self, stream: StreamHandle) -> Fallible<Recording>;
-    fn replay(&self, recording: Recording, stream: StreamHandle) -> Fallible<()>;
+    fn begin_capture(&self, stream: Stream) -> Fallible<()>;
+    fn end_capture(&self, stream: Stream) -> Fallible<Recording>;
+    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()>;
     fn destroy_recording(&self, recording: Recording);
 }

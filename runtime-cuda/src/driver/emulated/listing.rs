@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, CublasGemm, Driver, Fallible, Grid, KernelFunction, Mark, Recording, StreamHandle},
+    super::{About, CublasGemm, Driver, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
     at_once,
 };
 use crate::codegen::KernelSource;
@@ -69,24 +69,24 @@ impl Driver for Listing {
     at_once!();
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn copy_in(&self, _: StreamHandle, _: u64, _: *const u8, _: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, _: Stream, _: u64, _: *const u8, _: usize) -> Fallible<()> {
         Ok(())
     }
 
     // SAFETY: the trait's conditions.
-    unsafe fn copy_out(&self, _: StreamHandle, to: *mut u8, _: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, _: Stream, to: *mut u8, _: u64, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { to.write_bytes(0, bytes) };
         Ok(())
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn copy(&self, _: StreamHandle, _: u64, _: u64, _: usize) -> Fallible<()> {
+    unsafe fn copy(&self, _: Stream, _: u64, _: u64, _: usize) -> Fallible<()> {
         Ok(())
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn zero(&self, _: StreamHandle, _: u64, _: usize) -> Fallible<()> {
+    unsafe fn zero(&self, _: Stream, _: u64, _: usize) -> Fallible<()> {
         Ok(())
     }
 
@@ -96,12 +96,12 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn launch(&self, _: StreamHandle, _: KernelFunction, _: Grid, _: &mut [*mut c_void]) -> Fallible<()> {
+    unsafe fn launch(&self, _: Stream, _: KernelFunction, _: Grid, _: &mut [*mut c_void]) -> Fallible<()> {
         Ok(())
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn gemm(&self, _: StreamHandle, _: &CublasGemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, _: Stream, _: &CublasGemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         Ok(())
     }
 }

@@ -22,8 +22,7 @@ use numcore::DType;
 use parking_lot::Mutex;
 
 use super::{
-    About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, Grid, KernelFunction, Mark, Recording,
-    StreamHandle,
+    About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, Grid, KernelFunction, Mark, Recording, Stream,
 };
 use crate::codegen::KernelSource;
 
@@ -94,13 +93,13 @@ impl Emulated {
 /// There is nothing to replay.
 macro_rules! at_once {
     () => {
-        fn stream(&self) -> Fallible<StreamHandle> {
-            Ok(StreamHandle(self.number()))
+        fn stream(&self) -> Fallible<Stream> {
+            Ok(Stream(self.number()))
         }
 
-        fn destroy_stream(&self, _: StreamHandle) {}
+        fn destroy_stream(&self, _: Stream) {}
 
-        fn synchronize(&self, _: StreamHandle) -> Fallible<()> {
+        fn synchronize(&self, _: Stream) -> Fallible<()> {
             Ok(())
         }
 
@@ -110,11 +109,11 @@ macro_rules! at_once {
 
         fn destroy_mark(&self, _: Mark) {}
 
-        fn record(&self, _: Mark, _: StreamHandle) -> Fallible<()> {
+        fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
             Ok(())
         }
 
-        fn wait(&self, _: StreamHandle, _: Mark) -> Fallible<()> {
+        fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
             Ok(())
         }
 
@@ -122,15 +121,15 @@ macro_rules! at_once {
             Ok(())
         }
 
-        fn begin_capture(&self, _: StreamHandle) -> Fallible<()> {
+        fn begin_capture(&self, _: Stream) -> Fallible<()> {
             Ok(())
         }
 
-        fn end_capture(&self, _: StreamHandle) -> Fallible<Recording> {
+        fn end_capture(&self, _: Stream) -> Fallible<Recording> {
             Ok(Recording(self.number()))
         }
 
-        fn replay(&self, _: Recording, _: StreamHandle) -> Fallible<()> {
+        fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
             Ok(())
         }
 
@@ -165,25 +164,25 @@ impl Driver for Emulated {
     at_once!();
 
     // SAFETY: as above; on the host a copy is done at once.
-    unsafe fn copy_in(&self, _: StreamHandle, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
         Ok(())
     }
 
-    unsafe fn copy_out(&self, _: StreamHandle, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, _: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to, bytes) };
         Ok(())
     }
 
-    unsafe fn copy(&self, _: StreamHandle, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy(&self, _: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
-    unsafe fn zero(&self, _: StreamHandle, at: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn zero(&self, _: Stream, at: u64, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { (at as *mut u8).write_bytes(0, bytes) };
         Ok(())
@@ -202,13 +201,7 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions, which the entry relies on as a kernel does.
-    unsafe fn launch(
-        &self,
-        _: StreamHandle,
-        kernel: KernelFunction,
-        grid: Grid,
-        args: &mut [*mut c_void],
-    ) -> Fallible<()> {
+    unsafe fn launch(&self, _: Stream, kernel: KernelFunction, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
         let [x, y, z] = grid.blocks.map(|b| b as u32);
         if grid.threads[0] * grid.threads[1] > 1024 || y > 65_535 || z > 65_535 || x * y * z == 0 || x > i32::MAX as u32
         {
@@ -225,7 +218,7 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions.
-    unsafe fn gemm(&self, _: StreamHandle, gemm: &CublasGemm, at: [u64; 3], _: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, _: Stream, gemm: &CublasGemm, at: [u64; 3], _: (u64, usize)) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
         let rows = |side: &GemmOperand, rows, columns| if side.transposed { columns } else { rows };
         if a.leading < rows(a, gemm.m, gemm.k).max(1)

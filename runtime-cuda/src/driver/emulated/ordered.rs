@@ -19,7 +19,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, StreamHandle},
+    super::{About, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
     Emulated,
     parameters::parameters,
 };
@@ -117,7 +117,7 @@ impl OrderState {
     }
 
     /// The next operation of a stream.
-    fn step(&mut self, stream: StreamHandle) -> Moment {
+    fn step(&mut self, stream: Stream) -> Moment {
         self.operations += 1;
         let host = self.host.clone();
         let clock = self.streams.entry(stream.0).or_default();
@@ -209,7 +209,7 @@ impl Ordered {
     }
 
     /// Checks one operation of a stream and the memory it accesses.
-    fn note(&self, what: &'static str, stream: StreamHandle, accesses: &[(u64, Access)]) -> Fallible<Moment> {
+    fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Fallible<Moment> {
         let mut state = self.state.lock();
         state.there()?;
         let moment = state.step(stream);
@@ -250,15 +250,15 @@ impl Driver for Ordered {
         unsafe { self.inner.free_host(address) };
     }
 
-    fn stream(&self) -> Fallible<StreamHandle> {
+    fn stream(&self) -> Fallible<Stream> {
         self.inner.stream()
     }
 
-    fn destroy_stream(&self, stream: StreamHandle) {
+    fn destroy_stream(&self, stream: Stream) {
         self.inner.destroy_stream(stream);
     }
 
-    fn synchronize(&self, stream: StreamHandle) -> Fallible<()> {
+    fn synchronize(&self, stream: Stream) -> Fallible<()> {
         let mut state = self.state.lock();
         state.there()?;
         let clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
@@ -275,7 +275,7 @@ impl Driver for Ordered {
         self.inner.destroy_mark(mark);
     }
 
-    fn record(&self, mark: Mark, stream: StreamHandle) -> Fallible<()> {
+    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
         let mut state = self.state.lock();
         state.there()?;
         let mut clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
@@ -284,7 +284,7 @@ impl Driver for Ordered {
         self.inner.record(mark, stream)
     }
 
-    fn wait(&self, stream: StreamHandle, mark: Mark) -> Fallible<()> {
+    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
         let mut state = self.state.lock();
         state.there()?;
         // A mark that was never recorded is waited for by no one.
@@ -302,7 +302,7 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn copy_in(&self, stream: StreamHandle, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // The host has just written there.
         self.state.lock().host_takes("a piece is filled", from as u64);
         self.note("a copy from the host", stream, &[(from as u64, Access::Read), (to, Access::Write)])?;
@@ -311,7 +311,7 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn copy_out(&self, stream: StreamHandle, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         let moment = self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)])?;
         let mut copy = vec![0u8; bytes];
         // SAFETY: the caller guarantees `from` and `to`; the copy has this length. Until the host has waited, the
@@ -325,14 +325,14 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn copy(&self, stream: StreamHandle, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
         self.note("a copy", stream, &[(from, Access::Read), (to, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy(stream, to, from, bytes) }
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn zero(&self, stream: StreamHandle, at: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
         self.note("a filling with zeros", stream, &[(at, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.zero(stream, at, bytes) }
@@ -347,7 +347,7 @@ impl Driver for Ordered {
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn launch(
         &self,
-        stream: StreamHandle,
+        stream: Stream,
         kernel: KernelFunction,
         grid: Grid,
         args: &mut [*mut c_void],
@@ -365,13 +365,7 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn gemm(
-        &self,
-        stream: StreamHandle,
-        gemm: &CublasGemm,
-        at: [u64; 3],
-        workspace: (u64, usize),
-    ) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
         let [a, b, d] = at;
         let accesses = [(a, Access::Read), (b, Access::Read), (d, Access::Write), (workspace.0, Access::Write)];
         self.note("a product", stream, &accesses)?;
@@ -379,12 +373,12 @@ impl Driver for Ordered {
         unsafe { self.inner.gemm(stream, gemm, at, workspace) }
     }
 
-    fn begin_capture(&self, stream: StreamHandle) -> Fallible<()> {
+    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
         self.state.lock().captured = Some(Vec::new());
         self.inner.begin_capture(stream)
     }
 
-    fn end_capture(&self, stream: StreamHandle) -> Fallible<Recording> {
+    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
         let recording = self.inner.end_capture(stream)?;
         let mut state = self.state.lock();
         let accesses = state.captured.take().unwrap_or_default();
@@ -392,7 +386,7 @@ impl Driver for Ordered {
         Ok(recording)
     }
 
-    fn replay(&self, recording: Recording, stream: StreamHandle) -> Fallible<()> {
+    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
         let accesses = self.state.lock().recordings.get(&recording.0).cloned().unwrap_or_default();
         self.note("a captured step", stream, &accesses)?;
         self.inner.replay(recording, stream)
