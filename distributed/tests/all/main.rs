@@ -24,6 +24,7 @@ mod front_door;
 mod frozen_parameters;
 mod half_wires;
 mod no_rate;
+mod own_reducer;
 mod pipeline_checkpoints;
 mod pipeline_common;
 mod pipeline_evaluation;
