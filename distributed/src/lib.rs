@@ -1,6 +1,7 @@
 //! Many ranks, one training run: gradient buckets, ZeRO, pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
 
+mod agreement;
 pub mod buckets;
 pub mod checkpoint;
 pub mod ddp;

@@ -3,9 +3,10 @@
 use std::{ops::Range, sync::Arc};
 
 use autograd::Leaf;
-use numcore::{Runtime, TensorMut};
+use numcore::Runtime;
 
-use crate::comm::{Comm, Work};
+use super::BucketMember;
+use crate::comm::Comm;
 
 /// A parameter, and where its gradient is stored.
 pub(super) struct BucketParam<R: Runtime> {
@@ -25,9 +26,13 @@ pub(super) struct Bucket<R: Runtime> {
     pub(super) frozen: Vec<usize>,
     pub(super) buffer: usize,
     pub(super) ranges: Range<usize>,
-    pub(super) members: Vec<usize>,
+    /// Its parameters, by number.
+    pub(super) params: Vec<usize>,
+    /// Its parameters, where they are in its row.
+    pub(super) members: Vec<BucketMember<R>>,
     pub(super) waits_for: usize,
-    pub(super) work: Option<Work<TensorMut<R>>>,
+    /// Whether the reducer has its row.
+    pub(super) sent: bool,
 }
 
 /// What a bucket's calls are of. Which parameters are frozen is part of it: ranks that freeze different ones disagree, instead of updating

@@ -1,53 +1,91 @@
 //! Gradients added in one order, whatever the number of ranks.
 
-use std::{array, ops::Range, sync::LazyLock};
+use std::{array, collections::BTreeMap, sync::LazyLock};
 
 use numcore::{
-    DType, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
+    DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, ViewOps, compute},
     pointwise::{Expr, Program},
 };
 
-use crate::comm::{Collectives, Comm, Work};
+use super::{BucketReducer, FullBucket};
+use crate::comm::{Collectives, Comm, Communicator, Work};
 
 /// Operands of one launch.
 const AT_ONCE: usize = 7;
 
+/// Sums buckets in the order of chunks, so that the result does not depend on the number of ranks: every rank gathers the gradients of all,
+/// and adds them first rank first. See [`BucketOptions::canonical`](super::BucketOptions::canonical).
+pub struct Canonical<R: Runtime> {
+    /// By bucket.
+    sent: BTreeMap<usize, SentChunks<R>>,
+    /// The sums of the step so far, by bucket.
+    sums: BTreeMap<usize, TensorMut<R>>,
+}
+
+/// A bucket in flight.
+struct SentChunks<R: Runtime> {
+    row: TensorMut<R>,
+    ranks: usize,
+    gathered: Work<TensorMut<R>>,
+}
+
+impl<R: Runtime> Default for Canonical<R> {
+    fn default() -> Self {
+        Canonical { sent: BTreeMap::new(), sums: BTreeMap::new() }
+    }
+}
+
+impl<R: Runtime> BucketReducer<R> for Canonical<R> {
+    fn send(&mut self, bucket: FullBucket<'_, R>, row: TensorMut<R>) -> Result<()> {
+        let gathered = gather(bucket.comm, &row)?;
+        self.sent.insert(bucket.number, SentChunks { row, ranks: bucket.comm.size(), gathered });
+        Ok(())
+    }
+
+    fn wait(&mut self, number: usize) -> Result<TensorMut<R>> {
+        let not_sent = || Error::internal("Canonical", format!("bucket {number} was not sent"));
+        let SentChunks { mut row, ranks, gathered } = self.sent.remove(&number).ok_or_else(not_sent)?;
+        let (fits, gathered) = (|sum: &TensorMut<R>| sum.shape() == row.shape(), gathered.wait()?.freeze()?);
+        let mut sum = match self.sums.remove(&number).filter(fits) {
+            Some(sum) => sum,
+            None => TensorMut::alloc_for(row.runtime(), MemoryCategory::Gradients, *row.shape(), row.dtype())?,
+        };
+        add(&mut sum, &gathered, ranks)?;
+        compute(sum.runtime(), &COPY, &[Input::Memory(&sum)], &[], &mut [&mut row])?;
+        self.sums.insert(number, sum);
+        Ok(row)
+    }
+
+    fn reduces_every_pass(&self) -> bool {
+        true
+    }
+
+    fn begin_step(&mut self) {
+        self.sent.clear();
+        self.sums.values_mut().for_each(TensorMut::reset);
+    }
+}
+
+static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
+
 /// Sends a chunk's gradients: every rank gets those of all ranks, one after another.
-pub(super) fn gather<R: Runtime>(comm: &Comm<R>, own: &TensorMut<R>) -> Result<Work<TensorMut<R>>> {
+fn gather<R: Runtime>(comm: &Comm<R>, own: &TensorMut<R>) -> Result<Work<TensorMut<R>>> {
     let (n, len, dtype) = (comm.size(), own.shape().numel(), own.dtype());
     let all = TensorMut::alloc_for(own.runtime(), MemoryCategory::Communication, Shape::new(&[n * len])?, dtype)?;
     let mut parts = all.split(&vec![len; n])?;
-    static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
     compute(own.runtime(), &COPY, &[Input::Memory(own)], &[], &mut [&mut parts[comm.rank()]])?;
     comm.all_gather_in_place(TensorMut::join(parts)?)
 }
 
-/// Adds the chunks in `gathered` to `sums`, range by range, first rank first, rounding after each: so it does not matter how many came at
-/// once.
-pub(super) fn add<R: Runtime>(
-    sums: &mut Flat<R>,
-    ranges: Range<usize>,
-    gathered: &Tensor<R>,
-    ranks: usize,
-) -> Result<()> {
-    let span = sums.layout().span(ranges.clone());
-    for i in ranges {
-        let place = *sums.layout().range(i);
-        let chunk = |r: usize| {
-            let start = r * span.len() + place.offset() - span.start;
-            gathered.narrow(0, start, place.numel())?.reshape(*place.shape())
-        };
-        let chunks = (0..ranks).map(chunk).collect::<Result<Vec<_>>>()?;
-        for some in chunks.chunks(AT_ONCE) {
-            let (rt, before) = (sums.runtime().clone(), sums.is_written(i));
-            let mut sum = sums.lend(i)?;
-            let own = before.then_some(Input::Own(0));
-            let ins: Vec<Input<'_, R>> = own.into_iter().chain(some.iter().map(Input::Value)).collect();
-            let done = compute(&rt, fold(ins.len(), sum.dtype()), &ins, &[], &mut [&mut sum]);
-            sums.restore(sum)?;
-            done?;
-        }
+/// Adds the chunks in `gathered` to a row of sums, first rank first, rounding after each: so it does not matter how many came at once.
+fn add<R: Runtime>(sum: &mut TensorMut<R>, gathered: &Tensor<R>, ranks: usize) -> Result<()> {
+    let len = sum.shape().numel();
+    let chunks = (0..ranks).map(|rank| gathered.narrow(0, rank * len, len)).collect::<Result<Vec<_>>>()?;
+    for some in chunks.chunks(AT_ONCE) {
+        let own = sum.is_written().then_some(Input::Own(0));
+        let ins: Vec<Input<'_, R>> = own.into_iter().chain(some.iter().map(Input::Value)).collect();
+        compute(gathered.runtime(), fold(ins.len(), sum.dtype()), &ins, &[], &mut [sum])?;
     }
     Ok(())
 }

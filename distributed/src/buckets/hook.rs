@@ -1,18 +1,16 @@
 //! The hook that fills buckets and sends them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
-use numcore::{Error, Flat, Result, Runtime, Tensor, TensorMut};
+use numcore::{Error, Result, Runtime, Tensor, TensorMut};
 use optim::{FlatGradients, Optimizer};
 
 use super::{
-    BucketLimits, BucketOptions, BucketPlan, BucketSpec, GradCompression,
-    bucket::{Bucket, BucketParam, of_bucket},
-    canonical,
+    BucketOptions, BucketReducer, FullBucket,
     finite::is_finite,
-    powersgd::{BucketMember, Compressor},
-    weight::TotalWeight,
+    layout::BucketLayout,
+    reducer::{FailedSteps, reducer},
 };
 use crate::{
     comm::{Comm, Communicator, Label, abort_on_err},
@@ -28,15 +26,8 @@ pub struct Buckets<R: Runtime> {
     comm: Comm<R>,
     label: Label,
     options: BucketOptions,
-    gradients: FlatGradients<R>,
-    /// In canonical order: the sums, while `gradients` are those of a chunk.
-    sums: Option<FlatGradients<R>>,
-    compressor: Option<Compressor<R>>,
-    /// What the step weighs, where means are sent.
-    weight: TotalWeight<R>,
-    params: Vec<BucketParam<R>>,
-    place: HashMap<usize, usize>,
-    plan: Vec<Bucket<R>>,
+    reducer: Box<dyn BucketReducer<R>>,
+    layout: BucketLayout<R>,
     next: usize,
     sync: bool,
     /// Whether a backward pass of this step was begun.
@@ -53,169 +44,109 @@ impl<R: Runtime> Buckets<R> {
         key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
         options: BucketOptions,
     ) -> Result<Self> {
-        Self::labelled(comm, Label::next(comm), optimizer, key, options)
+        let reducer = reducer(comm, &options, FailedSteps::Stay)?;
+        Self::reduced_by(comm, Label::next(comm), optimizer, key, options, reducer)
     }
 
-    /// As [`new`](Buckets::new) for a trainer that has a label already.
-    pub(crate) fn labelled(
+    /// As [`new`](Buckets::new) for a training step that has a label and a reducer already.
+    pub(crate) fn reduced_by(
         comm: &Comm<R>,
         label: Label,
         optimizer: &mut dyn Optimizer<R>,
         key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
         options: BucketOptions,
+        reducer: Box<dyn BucketReducer<R>>,
     ) -> Result<Self> {
-        let compressor = match options.compression {
-            GradCompression::PowerSgd(power) => Some(Compressor::new(comm, power, &options)?),
-            _ => None,
-        };
-        optimizer.reorder(key)?;
-        let mut params = Vec::new();
-        for (buffer, flat) in optimizer.params().into_iter().enumerate() {
-            let slot = |(range, leaf): (usize, &Arc<Leaf<R>>)| BucketParam {
-                leaf: leaf.clone(),
-                buffer,
-                range,
-                bucket: 0,
-                ready: false,
-                used: false,
-            };
-            params.extend(flat.leaves().iter().enumerate().map(slot));
-        }
-        params.sort_by_key(|p| key(&p.leaf));
-        let spec = |p: &BucketParam<R>| {
-            let spec = p.leaf.spec();
-            BucketSpec { numel: spec.shape.numel(), dtype: spec.dtype, buffer: p.buffer }
-        };
-        let specs: Vec<BucketSpec> = params.iter().map(spec).collect();
-        let limits = options.limits.clone().unwrap_or_else(|| BucketLimits::of(&specs));
-        let plan = BucketPlan::new(&specs, &limits);
-        let mut buckets = Vec::new();
-        for (b, members) in plan.buckets().iter().enumerate() {
-            members.iter().for_each(|&i| params[i].bucket = b);
-            let (first, last) = (&params[members[0]], &params[members[members.len() - 1]]);
-            let ranges = first.range..last.range + 1;
-            let members = members.clone();
-            let (comm, buffer, frozen) = (label.named(comm, &format!("bucket {b}")), first.buffer, Vec::new());
-            buckets.push(Bucket { comm, frozen, buffer, ranges, members, waits_for: 0, work: None });
-        }
-        let place = params.iter().enumerate().map(|(i, p)| (p.leaf.id(), i)).collect();
-        let gradients = optimizer.alloc_gradients()?;
-        let sums = options.canonical.then(|| optimizer.alloc_gradients()).transpose()?;
-        let (comm, plan, weight) = (comm.clone(), buckets, TotalWeight::new(comm));
-        Ok(Buckets {
-            comm,
-            label,
-            options,
-            gradients,
-            sums,
-            compressor,
-            weight,
-            params,
-            place,
-            plan,
-            next: 0,
-            sync: true,
-            begun: false,
-            ready: Vec::new(),
-        })
+        let layout = BucketLayout::new(comm, &label, optimizer, key, &options)?;
+        let (comm, ready) = (comm.clone(), Vec::new());
+        Ok(Buckets { comm, label, options, reducer, layout, next: 0, sync: true, begun: false, ready })
+    }
+
+    /// Cuts buckets anew, between steps. The reducer keeps what it has from step to step.
+    pub(crate) fn rebuild(
+        &mut self,
+        optimizer: &mut dyn Optimizer<R>,
+        key: &dyn Fn(&Arc<Leaf<R>>) -> usize,
+    ) -> Result<()> {
+        self.layout = BucketLayout::new(&self.comm, &self.label, optimizer, key, &self.options)?;
+        Ok(())
     }
 
     /// The gradients. Between [`begin`](Buckets::begin) and [`finish`](Buckets::finish) parts of them are in flight.
     pub fn gradients(&self) -> &FlatGradients<R> {
-        self.sums.as_ref().unwrap_or(&self.gradients)
+        &self.layout.gradients
     }
 
     /// The gradients, to clip or scale them.
     pub fn gradients_mut(&mut self) -> &mut FlatGradients<R> {
-        self.sums.as_mut().unwrap_or(&mut self.gradients)
+        &mut self.layout.gradients
     }
 
     /// How many buckets there are.
     pub fn len(&self) -> usize {
-        self.plan.len()
+        self.layout.buckets.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.plan.is_empty()
+        self.layout.buckets.is_empty()
     }
 
     /// Names of the parameters in bucket `k`.
     pub fn names(&self, k: usize) -> Vec<String> {
-        self.plan[k].members.iter().map(|&i| self.params[i].leaf.name().to_string()).collect()
+        self.layout.buckets[k].members.iter().map(|member| member.leaf.name().to_string()).collect()
     }
 
     /// Parameters by name, in the order in which their gradients became final in the last backward pass that was exchanged.
     pub fn ready_order(&self) -> Vec<String> {
-        self.ready.iter().map(|&i| self.params[i].leaf.name().to_string()).collect()
+        self.ready.iter().map(|&i| self.layout.params[i].leaf.name().to_string()).collect()
     }
 
     /// Forgets all gradients: the next backward pass overwrites them.
     pub fn zero(&mut self) {
         // What a step that failed has left in flight holds ranges of the gradients.
-        self.plan.iter_mut().for_each(|bucket| bucket.work = None);
-        self.compressor.iter_mut().for_each(Compressor::zero);
-        self.weight.clear();
-        self.gradients.zero();
-        self.sums.iter_mut().for_each(FlatGradients::zero);
+        self.reducer.begin_step();
+        self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
+        self.layout.gradients.zero();
         self.begun = false;
-        self.params.iter_mut().for_each(|p| p.used = false);
+        self.layout.params.iter_mut().for_each(|p| p.used = false);
     }
 
     /// Before a backward pass: `sync` tells whether its gradients are to be exchanged, or only added up. In canonical order they always are.
     pub fn begin(&mut self, sync: bool) -> Result<()> {
-        if self.sums.is_some() && std::mem::replace(&mut self.begun, true) {
+        if self.reducer.reduces_every_pass() && std::mem::replace(&mut self.begun, true) {
             let settled = self.flush();
             abort_on_err(&self.comm, settled)?;
-            self.gradients.zero();
+            self.layout.gradients.zero();
         }
-        (self.sync, self.next) = (sync || self.sums.is_some(), 0);
+        (self.sync, self.next) = (sync || self.reducer.reduces_every_pass(), 0);
         self.ready.clear();
-        for p in &mut self.params {
-            p.ready = !p.leaf.requires_grad();
-        }
-        for (k, bucket) in self.plan.iter_mut().enumerate() {
-            bucket.work = None;
-            bucket.waits_for = bucket.members.iter().filter(|&&i| !self.params[i].ready).count();
-            let frozen = || bucket.members.iter().copied().filter(|&i| self.params[i].ready);
-            if !frozen().eq(bucket.frozen.iter().copied()) {
-                bucket.frozen = frozen().collect();
-                bucket.comm = self.label.named(&self.comm, &of_bucket(k, &bucket.frozen, &self.params));
-            }
-        }
+        self.layout.begin_pass(&self.comm, &self.label);
         Ok(())
     }
 
     /// Before the last backward pass: what this rank's losses of the step weigh, and the loss scale if there is one. What is sent compressed, or as
     /// `f16`, are means: what one step could not send counts for no more and no less in the next, and no sum leaves the range.
     pub fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        if self.options.compression.sends_means() && self.sums.is_none() {
-            self.weight.begin(weight)?;
-        }
-        self.compressor.as_mut().map_or(Ok(()), |c| c.set_loss_weight(weight, scale))
+        self.reducer.set_loss_weight(weight, scale)
     }
 
     /// After the update: the step was taken. Without it, a step with a loss scale is forgotten by the next [`zero`](Buckets::zero).
     pub fn keep(&mut self) {
-        self.compressor.iter_mut().for_each(Compressor::keep);
+        self.reducer.step_taken();
     }
 
     /// What of a parameter's mean gradient this rank could not send yet, where gradients are compressed with error feedback: a row.
     pub fn error(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
-        self.compressor.as_ref().map_or(Ok(None), |c| c.error(leaf))
+        self.reducer.residual(leaf)
     }
 
-    /// Takes over what `other`, buckets of the same parameters, keeps from step to step.
-    pub(crate) fn inherit(&mut self, other: Self) {
-        self.compressor = other.compressor;
+    pub(crate) fn reducer(&self) -> &dyn BucketReducer<R> {
+        &*self.reducer
     }
 
-    pub(crate) fn compressor(&self) -> Option<&Compressor<R>> {
-        self.compressor.as_ref()
-    }
-
-    pub(crate) fn compressor_mut(&mut self) -> Option<&mut Compressor<R>> {
-        self.compressor.as_mut()
+    pub(crate) fn reducer_mut(&mut self) -> &mut dyn BucketReducer<R> {
+        &mut *self.reducer
     }
 
     /// After the last backward pass: sends what is left, and waits until every gradient is the sum over all ranks.
@@ -226,122 +157,59 @@ impl<R: Runtime> Buckets<R> {
 
     fn complete(&mut self) -> Result<()> {
         self.flush()?;
-        if self.sums.is_some() && self.options.unused == Unused::Error {
-            // Any chunk counts.
-            require_all(self.params.iter().map(|p| (&p.leaf, p.used)))?;
+        if self.reducer.reduces_every_pass() && self.options.unused == Unused::Error {
+            // Any pass counts.
+            require_all(self.layout.params.iter().map(|p| (&p.leaf, p.used)))?;
         }
         // After the last bucket: how many were sent before depends on the rank.
-        let used = self.params.iter().map(|p| p.used);
+        let used = self.layout.params.iter().map(|p| p.used);
         let anywhere = match self.options.unused {
             Unused::Allow => used_anywhere(&self.comm, used)?,
             Unused::Error => used.collect(),
         };
-        for (i, _) in anywhere.iter().enumerate().filter(|(_, used)| !**used) {
-            let (buffer, range) = (self.params[i].buffer, self.params[i].range);
-            let flat = &mut self.gradients_mut().flats_mut()[buffer];
-            let mut slot = flat.lend(range)?;
-            slot.reset();
-            flat.restore(slot)?;
-        }
-        if let Some(compressor) = &mut self.compressor {
-            let unused = anywhere.iter().zip(&self.params).filter(|(used, _)| !**used);
-            compressor.complete(unused.map(|(_, p)| p.leaf.id()));
-        }
+        let unused: Vec<usize> = (0..anywhere.len()).filter(|&i| !anywhere[i]).collect();
+        unused.iter().try_for_each(|&i| self.layout.forget(i))?;
+        let unused: Vec<&Arc<Leaf<R>>> = unused.into_iter().map(|i| &self.layout.params[i].leaf).collect();
+        self.reducer.end_step(&unused);
         Ok(())
     }
 
     /// Sends what the backward pass has left, and waits for all of it.
     fn flush(&mut self) -> Result<()> {
-        let used = self.used();
-        if self.sums.is_none() && self.options.unused == Unused::Error {
-            require_all(self.params.iter().map(|p| &p.leaf).zip(used.iter().copied()))?;
+        let (used, every_pass) = (self.layout.used(), self.reducer.reduces_every_pass());
+        if !every_pass && self.options.unused == Unused::Error {
+            require_all(self.layout.params.iter().map(|p| &p.leaf).zip(used.iter().copied()))?;
         }
-        for (p, used) in self.params.iter_mut().zip(used) {
-            // In canonical order: in any chunk.
-            p.used = used || (self.sums.is_some() && p.used);
+        for (p, used) in self.layout.params.iter_mut().zip(used) {
+            p.used = used || (every_pass && p.used);
         }
-        while self.next < self.plan.len() {
+        while self.next < self.len() {
             self.send(self.next)?;
         }
-        for k in 0..self.plan.len() {
-            let arrived = match (self.plan[k].work.take(), &mut self.compressor) {
-                (Some(work), _) => work.wait()?,
-                (None, Some(compressor)) => compressor.finish(k)?,
-                (None, None) => continue,
-            };
-            let (buffer, ranges) = (self.plan[k].buffer, self.plan[k].ranges.clone());
-            match &mut self.sums {
-                None => self.flat(k).restore(arrived)?,
-                Some(sums) => {
-                    canonical::add(&mut sums.flats_mut()[buffer], ranges, &arrived.freeze()?, self.comm.size())?;
-                }
+        for k in 0..self.len() {
+            if std::mem::take(&mut self.layout.buckets[k].sent) {
+                let row = self.reducer.wait(k)?;
+                self.layout.flat(k).restore(row)?;
             }
         }
         Ok(())
-    }
-
-    fn flat(&mut self, bucket: usize) -> &mut Flat<R> {
-        &mut self.gradients.flats_mut()[self.plan[bucket].buffer]
-    }
-
-    /// Which parameters have a gradient on this rank. A frozen one has none, though its range was zeroed to be sent.
-    fn used(&self) -> Vec<bool> {
-        let written = |p: &BucketParam<R>| self.gradients.flats()[p.buffer].is_written(p.range);
-        self.params.iter().map(|p| p.leaf.requires_grad() && written(p)).collect()
     }
 
     fn send(&mut self, k: usize) -> Result<()> {
         if self.options.check_finite {
             self.require_finite(k)?;
         }
-        let unwritten: Vec<usize> = {
-            let ranges = self.plan[k].ranges.clone();
-            let flat = self.flat(k);
-            ranges.filter(|&i| !flat.is_written(i)).collect()
-        };
-        let ranges = self.plan[k].ranges.clone();
-        let flat = self.flat(k);
-        for i in unwritten {
-            let mut slot = flat.lend(i)?;
-            slot.zero()?;
-            flat.restore(slot)?;
-        }
-        let whole = flat.lend_span(ranges)?;
+        let row = self.layout.lend(k)?;
         self.next = k + 1;
-        if self.compressor.is_some() {
-            let (comm, members) = (self.plan[k].comm.clone(), self.members(k));
-            return self.compressor.as_mut().map_or(Ok(()), |c| c.send(k, comm, whole, &members));
-        }
-        self.plan[k].work = Some(match self.sums {
-            None => {
-                let (weight, n) = (&mut self.weight, self.comm.size() as f64);
-                self.options.compression.all_reduce(&self.plan[k].comm, whole, || weight.get(n))?
-            }
-            Some(_) => {
-                let sent = canonical::gather(&self.plan[k].comm, &whole);
-                self.flat(k).restore(whole)?;
-                sent?
-            }
-        });
-        Ok(())
-    }
-
-    /// The parameters of bucket `k` where they lie in its row.
-    fn members(&self, k: usize) -> Vec<BucketMember<R>> {
-        let Bucket { buffer, ranges, members, .. } = &self.plan[k];
-        let layout = self.gradients.flats()[*buffer].layout();
-        let start = layout.span(ranges.clone()).start;
-        let member = |&i: &usize| {
-            let (place, leaf) = (layout.range(self.params[i].range), self.params[i].leaf.clone());
-            BucketMember { leaf, at: place.offset() - start..place.offset() - start + place.numel() }
-        };
-        members.iter().map(member).collect()
+        let bucket = &mut self.layout.buckets[k];
+        bucket.sent = true;
+        self.reducer.send(FullBucket { number: k, comm: &bucket.comm, members: &bucket.members }, row)
     }
 
     fn require_finite(&mut self, k: usize) -> Result<()> {
-        for at in 0..self.plan[k].members.len() {
-            let p = &self.params[self.plan[k].members[at]];
-            let flat = &mut self.gradients.flats_mut()[p.buffer];
+        for at in 0..self.layout.buckets[k].params.len() {
+            let p = &self.layout.params[self.layout.buckets[k].params[at]];
+            let flat = &mut self.layout.gradients.flats_mut()[p.buffer];
             // A range that is lent can be read while its neighbours are in flight.
             if flat.is_written(p.range) {
                 let grad = flat.lend(p.range)?;
@@ -359,18 +227,17 @@ impl<R: Runtime> Buckets<R> {
 
 impl<R: Runtime> BackwardHook<R> for Buckets<R> {
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
-        self.gradients.grad_slot(leaf)
+        self.layout.gradients.grad_slot(leaf)
     }
 
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
-        self.gradients.on_leaf_grad_ready(leaf, grad)?;
-        let Some(&i) = self.place.get(&leaf.id()).filter(|_| self.sync) else { return Ok(()) };
-        if std::mem::replace(&mut self.params[i].ready, true) {
+        self.layout.gradients.on_leaf_grad_ready(leaf, grad)?;
+        let Some(i) = self.layout.number_of(leaf).filter(|_| self.sync) else { return Ok(()) };
+        if !self.layout.mark_ready(i) {
             return Ok(());
         }
         self.ready.push(i);
-        self.plan[self.params[i].bucket].waits_for -= 1;
-        while self.plan.get(self.next).is_some_and(|b| b.waits_for == 0) {
+        while self.layout.buckets.get(self.next).is_some_and(|b| b.waits_for == 0) {
             self.send(self.next)?;
         }
         Ok(())

@@ -7,6 +7,7 @@ use nn::{Buffer, Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
 use crate::{
+    agreement::agree_on_lines,
     comm::{Collectives, Comm, ReduceOp, abort_on_err, memory},
     unused::used_anywhere,
 };
@@ -27,7 +28,7 @@ impl<R: Runtime> Ddp<R> {
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let buffers = model.named_buffers();
-        comm.agree("the model", described(&parameters, &buffers).as_bytes())?;
+        agree_on_lines(comm, "the model", &described(&parameters, &buffers))?;
         set_random_stream(comm.rank() as u32);
         Ok(Ddp { comm: comm.clone(), parameters, buffers })
     }
@@ -104,6 +105,7 @@ impl<R: Runtime> Ddp<R> {
 pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffers: &[(String, Buffer<R>)]) -> String {
     let parameter = |(name, leaf): &(String, Arc<Leaf<R>>)| {
         let (spec, trained) = (leaf.spec(), leaf.requires_grad());
+        let trained = if trained { "trained" } else { "frozen" };
         format!("{name} {} {} {trained}\n", spec.dtype, spec.shape)
     };
     let buffer =

@@ -73,9 +73,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         let (n, rank) = (self.comm.size(), self.comm.rank());
         let mut bytes = vec![0; n];
         let mut parts = self.buffers.parts(&self.comm)?;
-        if let Some(compressor) = self.buckets.compressor() {
-            parts.extend(compressor.parts(&self.leaves)?);
-        }
+        parts.extend(self.buckets.reducer().parts(&self.leaves)?);
         for part in all {
             // To the rank with the least so far; the same choice on all.
             let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
@@ -98,7 +96,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
             }
         }
         numbers.insert(names::STEPS.into(), self.optimizer.steps());
-        numbers.extend(self.buckets.compressor().iter().flat_map(|c| c.numbers()));
+        numbers.extend(self.buckets.reducer().numbers());
         numbers
     }
 
@@ -119,9 +117,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
                 wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
             }
         }
-        if let Some(compressor) = self.buckets.compressor() {
-            wanted.extend(compressor.wanted(&self.leaves)?);
-        }
+        wanted.extend(self.buckets.reducer().wanted(&self.leaves)?);
         Ok(wanted)
     }
 
@@ -145,9 +141,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         let parameters = parameters.collect::<Result<Vec<_>>>()?;
         self.optimizer.check_state_dict(&state)?;
         self.optimizer.check_sole()?;
-        if let Some(compressor) = self.buckets.compressor_mut() {
-            compressor.restore(&self.leaves, read, numbers)?;
-        }
+        self.buckets.reducer_mut().restore(&self.leaves, read, numbers)?;
         self.buffers.restore(&mut |wanted| take(wanted.name.clone()))?;
         parameters.into_iter().try_for_each(|(leaf, value)| leaf.set(value))?;
         self.follow(&mut state)?;

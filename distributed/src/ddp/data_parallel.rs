@@ -12,7 +12,7 @@ use optim::{Optimizer, all_finite, require_rates};
 
 use super::Ddp;
 use crate::{
-    buckets::{BucketOptions, Buckets, Compressor, Unused},
+    buckets::{BucketOptions, BucketReducer, Buckets, FailedSteps, Unused, reducer},
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Label},
     mesh::AsMesh,
@@ -32,6 +32,9 @@ pub type BucketedTrainer<R> = TrainStep<R, DataParallel<R>>;
 /// Trains a model on one rank: [`TrainStep::builder`] over a [`NoOpCommunicator`](crate::comm::NoOpCommunicator) makes it.
 pub type SimpleTrainer<R> = BucketedTrainer<R>;
 
+/// Makes a reducer of buckets over some ranks.
+pub(crate) type MakeReducer<R> = Box<dyn FnOnce(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>>;
+
 /// The strategy of [`BucketedTrainer`]: an optimizer, and its gradients in buckets.
 pub struct DataParallel<R: Runtime> {
     pub(super) comm: Comm<R>,
@@ -41,7 +44,6 @@ pub struct DataParallel<R: Runtime> {
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
     /// Parameters that were frozen from the start, which the optimizer does not have.
     frozen: Vec<Arc<Leaf<R>>>,
-    label: Label,
     pub(super) buffers: Buffers<R>,
     /// How many steps were begun, until buckets were rebuilt.
     begun: u8,
@@ -56,8 +58,20 @@ impl<R: Runtime> DataParallel<R> {
     pub fn new(
         mesh: &impl AsMesh<R>,
         model: &(impl Module<R> + ?Sized),
+        optimizer: Box<dyn Optimizer<R>>,
+        options: BucketOptions,
+    ) -> Result<Self> {
+        Self::reduced_by(mesh, model, optimizer, options, None)
+    }
+
+    /// As [`new`](DataParallel::new) with a reducer of one's own.
+    #[track_caller]
+    pub(crate) fn reduced_by(
+        mesh: &impl AsMesh<R>,
+        model: &(impl Module<R> + ?Sized),
         mut optimizer: Box<dyn Optimizer<R>>,
         options: BucketOptions,
+        make: Option<MakeReducer<R>>,
     ) -> Result<Self> {
         let mesh = mesh.as_mesh();
         let label = Label::next(mesh.batch());
@@ -76,10 +90,13 @@ impl<R: Runtime> DataParallel<R> {
         // Gradients usually become final from the last layer to the first.
         let order: HashMap<usize, usize> = leaves.iter().rev().enumerate().map(|(k, l)| (l.id(), k)).collect();
         let key = |l: &Arc<Leaf<R>>| place(&order, l);
-        let mut buckets = Buckets::labelled(comm, label.clone(), &mut *optimizer, &key, options.clone())?;
-        buckets.compressor_mut().into_iter().for_each(Compressor::undo_failed_steps);
+        let reducer = match make {
+            Some(make) => make(comm)?,
+            None => reducer(comm, &options, FailedSteps::AreUndone)?,
+        };
+        let buckets = Buckets::reduced_by(comm, label, &mut *optimizer, &key, options.clone(), reducer)?;
         let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
-        Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, label, buffers, begun: 0 })
+        Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, buffers, begun: 0 })
     }
 
     /// The optimizer.
@@ -116,11 +133,7 @@ impl<R: Runtime> DataParallel<R> {
             (l.id(), by_name.get(&*l.name()).copied().unwrap_or(by_name.len() + rest))
         };
         let keys: HashMap<usize, usize> = self.leaves.iter().rev().enumerate().map(key).collect();
-        let (label, key) = (self.label.clone(), |l: &Arc<Leaf<R>>| place(&keys, l));
-        let rebuilt = Buckets::labelled(&self.comm, label, &mut *self.optimizer, &key, self.options.clone())?;
-        let old = std::mem::replace(&mut self.buckets, rebuilt);
-        self.buckets.inherit(old);
-        Ok(())
+        self.buckets.rebuild(&mut *self.optimizer, &|l| place(&keys, l))
     }
 }
 

@@ -6,5 +6,5 @@ mod data_parallel;
 
 pub use by_hand::Ddp;
 pub(crate) use by_hand::described;
-pub(crate) use data_parallel::leaves;
 pub use data_parallel::{BucketedTrainer, DataParallel, SimpleTrainer};
+pub(crate) use data_parallel::{MakeReducer, leaves};

@@ -8,8 +8,9 @@ use optim::{IntoOptimizer, LossScaler, LrSchedule, OptimizerFn, Shards};
 
 use super::{BufferSync, GradientObserver, TrainStep, TrainingConfig};
 use crate::{
-    buckets::BucketOptions,
-    ddp::{BucketedTrainer, DataParallel},
+    buckets::{BucketOptions, BucketReducer},
+    comm::Comm,
+    ddp::{BucketedTrainer, DataParallel, MakeReducer},
     mesh::{AsMesh, Mesh},
     pipeline::{PipelineModel, PipelineTrainer, ZeroPipelineTrainer},
     zero::{Sharded, ZeroOptions, ZeroTrainer},
@@ -38,6 +39,7 @@ pub(crate) struct StepParts<R: Runtime> {
     pub(crate) config: TrainingConfig,
     pub(crate) schedule: Option<Arc<dyn LrSchedule>>,
     pub(crate) observer: Option<GradientObserver<R>>,
+    reducer: Option<MakeReducer<R>>,
 }
 
 /// A builder that was given no optimizer yet.
@@ -70,7 +72,7 @@ impl<R: Runtime> TrainStep<R, DataParallel<R>> {
     /// # }
     /// ```
     pub fn builder<M>(mesh: &impl AsMesh<R>, model: M) -> TrainStepBuilder<R, M> {
-        let parts = StepParts { config: TrainingConfig::default(), schedule: None, observer: None };
+        let parts = StepParts { config: TrainingConfig::default(), schedule: None, observer: None, reducer: None };
         let (mesh, spread) = (mesh.as_mesh(), BucketOptions::default());
         TrainStepBuilder { mesh, model, optimizer: NoOptimizer, spread, parts }
     }
@@ -154,6 +156,16 @@ impl<R: Runtime, M, O> TrainStepBuilder<R, M, O> {
 }
 
 impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O> {
+    /// Sums buckets of gradients by a reducer of one's own, made over the ranks, in place of what [`BucketOptions`] ask for.
+    #[doc(alias("register_comm_hook"))]
+    pub fn reducer<B: BucketReducer<R> + 'static>(
+        mut self,
+        make: impl FnOnce(&Comm<R>) -> Result<B> + 'static,
+    ) -> Self {
+        self.parts.reducer = Some(Box::new(|comm| Ok(Box::new(make(comm)?))));
+        self
+    }
+
     /// The step. Every rank calls it.
     ///
     /// # Errors
@@ -170,7 +182,8 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O> {
         if let Some(schedule) = parts.schedule {
             optimizer.set_schedule(schedule);
         }
-        TrainStep::observed(DataParallel::new(&mesh, model, optimizer, spread)?, parts.config, parts.observer)
+        let strategy = DataParallel::reduced_by(&mesh, model, optimizer, spread, parts.reducer)?;
+        TrainStep::observed(strategy, parts.config, parts.observer)
     }
 }
 

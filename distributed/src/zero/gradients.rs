@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    Error, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
+    Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, ViewOps, compute},
     pointwise::Program,
 };
@@ -11,23 +11,55 @@ use optim::ShardOptimizer;
 
 use super::{UnitLayout, unit::Unit};
 use crate::{
-    comm::{Collectives, Communicator, ReduceOp},
+    comm::{Collectives, Communicator, ReduceOp, Work},
     train::GradLoan,
 };
 
 /// What a rank keeps to update its shard.
 pub(super) struct ShardState<R: Runtime> {
     pub(super) optimizer: Box<dyn ShardOptimizer<R>>,
-    /// Summed gradients: of the shard, or of everything where gradients are not sharded.
+    /// Gradients of the shard, or of everything where gradients are not sharded: those are written here, and summed in place.
     pub(super) grads: Flat<R>,
-    /// Whether a backward pass of this step has left its sums there.
-    pub(super) summed: bool,
+}
+
+/// Where the gradients of a unit are in a step.
+///
+/// | from | by | to |
+/// |---|---|---|
+/// | any | [`forget`](Unit::forget), before a step | `Clear` |
+/// | `Clear`, `Reduced` | [`slot`](Unit::slot), where gradients are sharded | `Filling` |
+/// | `Clear`, `Filling`, `Reduced` | [`send`](Unit::send) | `Reducing` |
+/// | `Reducing` | [`collect`](Unit::collect) | `Reduced` |
+pub(super) enum UnitGradients<R: Runtime> {
+    /// No backward pass of this step has left sums. Where gradients are not sharded, passes may have written their own.
+    Clear,
+    /// Whole gradients of the backward pass that goes on; `summed` if earlier passes of the step have left their sums in the shard.
+    Filling { whole: Flat<R>, summed: bool },
+    /// Sums over ranks are in flight; `summed` as for those they are of.
+    Reducing { sums: Work<TensorMut<R>>, summed: bool },
+    /// The shard has the sums of the step so far.
+    Reduced,
+}
+
+impl<R: Runtime> UnitGradients<R> {
+    /// Takes the whole gradients of the pass that goes on out, or those that `alloc` makes where it has written none, and whether there are
+    /// sums of earlier passes.
+    fn take(&mut self, alloc: impl FnOnce() -> Result<Flat<R>>) -> Result<(Flat<R>, bool)> {
+        match std::mem::replace(self, UnitGradients::Clear) {
+            UnitGradients::Filling { whole, summed } => Ok((whole, summed)),
+            UnitGradients::Clear => Ok((alloc()?, false)),
+            UnitGradients::Reduced => Ok((alloc()?, true)),
+            UnitGradients::Reducing { .. } => {
+                Err(Error::internal("ZeRO", "a gradient was written while the sums of the pass before were in flight"))
+            }
+        }
+    }
 }
 
 impl<R: Runtime> Unit<R> {
     /// Whether gradients are in flight.
     pub(super) fn is_sending(&self) -> bool {
-        self.sum.is_some()
+        matches!(self.gradients, UnitGradients::Reducing { .. })
     }
 
     /// Whether every gradient of this backward pass is final.
@@ -38,11 +70,10 @@ impl<R: Runtime> Unit<R> {
     /// Forgets the last step's gradients, those in flight included: a step that failed left them.
     pub(super) fn forget(&mut self) {
         self.used.fill(false);
-        (self.whole_grads, self.sum) = (None, None);
+        self.gradients = UnitGradients::Clear;
         if let Some(own) = &mut self.own {
             own.grads.reclaim();
             own.grads.reset();
-            own.summed = false;
         }
     }
 
@@ -55,79 +86,78 @@ impl<R: Runtime> Unit<R> {
         if !self.stage.shards_gradients() {
             return own.grads.lend(i);
         }
-        if self.whole_grads.is_none() {
-            self.whole_grads = Some(Flat::zeros_for(
-                self.values.runtime(),
-                MemoryCategory::Communication,
-                self.layout.full().clone(),
-            )?);
-        }
-        self.whole_grads.as_mut().map_or_else(|| Err(lost()), |flat| flat.lend(i))
+        let (rt, full) = (self.values.runtime(), self.layout.full());
+        let (mut whole, summed) = self.gradients.take(|| whole_gradients(rt, full))?;
+        let slot = whole.lend(i);
+        self.gradients = UnitGradients::Filling { whole, summed };
+        slot
     }
 
     /// Takes the gradient back; it is part of the step from now on.
     pub(super) fn mark_ready(&mut self, i: usize, slot: TensorMut<R>) -> Result<()> {
         self.used[i] |= slot.is_written();
-        match (&mut self.whole_grads, &mut self.own) {
-            (Some(flat), _) => flat.restore(slot),
-            (None, Some(own)) => own.grads.restore(slot),
-            (None, None) => Err(lost()),
+        match (&mut self.gradients, &mut self.own) {
+            (UnitGradients::Filling { whole, .. }, _) => whole.restore(slot),
+            (_, Some(own)) => own.grads.restore(slot),
+            (_, None) => Err(lost()),
         }
     }
 
     /// Sends the gradients of this backward pass; what no one wrote is zero.
     pub(super) fn send(&mut self) -> Result<()> {
-        if self.own.is_none() {
-            return Ok(());
-        }
-        if self.stage.shards_gradients() && self.whole_grads.is_none() {
-            let slot = self.slot(0)?;
-            self.whole_grads.as_mut().map_or(Ok(()), |flat| flat.restore(slot))?;
-        }
         let Some(own) = &mut self.own else { return Ok(()) };
-        let flat = self.whole_grads.as_mut().unwrap_or(&mut own.grads);
-        for i in (0..self.leaves.len()).filter(|&i| !flat.is_written(i)).collect::<Vec<_>>() {
-            let mut slot = flat.lend(i)?;
-            slot.zero()?;
-            flat.restore(slot)?;
-        }
-        self.sum = Some(match self.whole_grads.take() {
-            None => self.groups.shard.reduce_scatter_in_place(own.grads.lend_whole()?, ReduceOp::Sum)?,
-            Some(flat) => {
-                let (n, dtype) = (self.layout.shard(), self.layout.full().dtype());
-                let out = match own.summed {
-                    // The sums of an earlier micro-batch are there: these are added to them when they arrive.
+        let shard = &self.groups.shard;
+        let (sums, summed) = match self.stage.shards_gradients() {
+            false => {
+                zero_unwritten(&mut own.grads)?;
+                (shard.reduce_scatter_in_place(own.grads.lend_whole()?, ReduceOp::Sum)?, false)
+            }
+            true => {
+                let (rt, full) = (self.values.runtime(), self.layout.full());
+                let (mut whole, summed) = self.gradients.take(|| whole_gradients(rt, full))?;
+                zero_unwritten(&mut whole)?;
+                let out = match summed {
+                    // These sums are added to the earlier ones when they arrive.
                     true => {
-                        TensorMut::alloc_for(flat.runtime(), MemoryCategory::Communication, Shape::new(&[n])?, dtype)?
+                        let shape = Shape::new(&[self.layout.shard()])?;
+                        TensorMut::alloc_for(whole.runtime(), MemoryCategory::Communication, shape, full.dtype())?
                     }
                     false => own.grads.lend_whole()?,
                 };
-                self.groups.shard.reduce_scatter(&flat.whole()?, out, ReduceOp::Sum)?
+                (shard.reduce_scatter(&whole.whole()?, out, ReduceOp::Sum)?, summed)
             }
-        });
+        };
+        self.gradients = UnitGradients::Reducing { sums, summed };
         Ok(())
     }
 
     /// Waits until the sums of the last [`send`](Unit::send) are there.
     pub(super) fn collect(&mut self) -> Result<()> {
-        let (Some(work), Some(own)) = (self.sum.take(), &mut self.own) else { return Ok(()) };
-        let mut sums = work.wait()?;
+        if !self.is_sending() {
+            return Ok(());
+        }
+        let before = std::mem::replace(&mut self.gradients, UnitGradients::Clear);
+        let (UnitGradients::Reducing { sums, summed }, Some(own)) = (before, &mut self.own) else {
+            return Err(lost());
+        };
+        let mut sums = sums.wait()?;
         if let Some(replicas) = &self.groups.replicas {
             let mut lent = lend_shard(&self.layout, self.groups.shard.rank(), sums)?;
             let own = replicas.all_reduce(lent.take(), ReduceOp::Sum)?.wait()?;
             lent.give(own);
             sums = TensorMut::join(lent.into_pieces())?;
         }
-        if self.stage.shards_gradients() && own.summed {
-            let sums = sums.freeze()?;
-            let mut kept = own.grads.lend_whole()?;
+        if summed {
+            let (sums, mut kept) = (sums.freeze()?, own.grads.lend_whole()?);
             static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[a, b], []| [a + b]));
             let rt = kept.runtime().clone();
             compute(&rt, &ADD, &[Input::Own(0), Input::Value(&sums)], &[], &mut [&mut kept])?;
-            return own.grads.restore(kept);
+            own.grads.restore(kept)?;
+        } else {
+            own.grads.restore(sums)?;
         }
-        own.summed = true;
-        own.grads.restore(sums)
+        self.gradients = UnitGradients::Reduced;
+        Ok(())
     }
 
     /// Takes out this rank's summed gradients.
@@ -182,6 +212,23 @@ impl<R: Runtime> Unit<R> {
     }
 }
 
+/// Memory for all gradients of a unit.
+fn whole_gradients<R: Runtime>(rt: &R, full: &FlatLayout) -> Result<Flat<R>> {
+    Flat::zeros_for(rt, MemoryCategory::Communication, full.clone())
+}
+
+/// What nobody wrote is zero.
+fn zero_unwritten<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
+    for i in 0..flat.layout().len() {
+        if !flat.is_written(i) {
+            let mut slot = flat.lend(i)?;
+            slot.zero()?;
+            flat.restore(slot)?;
+        }
+    }
+    Ok(())
+}
+
 /// The shard of `rank` in memory of a shard alone, or of a whole unit.
 fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>) -> Result<GradLoan<R>> {
     let (n, numel) = (layout.shard(), memory.shape().numel());
@@ -190,5 +237,5 @@ fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>
 }
 
 fn lost() -> Error {
-    Error::argument("ZeRO", "a gradient came back that was not asked for")
+    Error::internal("ZeRO", "a gradient came back that was not asked for")
 }

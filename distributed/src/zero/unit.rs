@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{Flat, MemoryCategory, Result, Runtime, TensorMut, ops::ViewOps};
+use numcore::{Flat, MemoryCategory, Result, Runtime, ops::ViewOps};
 use optim::{Shards, StatePlace};
 
 use super::{
     Piece, UnitLayout, ZeroStage,
-    gradients::ShardState,
+    gradients::{ShardState, UnitGradients},
     options::ShardGroups,
     values::{GatheredValues, fill},
 };
-use crate::comm::{Communicator, Work};
+use crate::comm::Communicator;
 
 /// Parameters of one dtype that travel together.
 pub(super) struct Unit<R: Runtime> {
@@ -32,8 +32,7 @@ pub(super) struct Unit<R: Runtime> {
     /// All values, or, where parameters are sharded, this rank's.
     pub(super) values: Flat<R>,
     pub(super) whole: GatheredValues<R>,
-    pub(super) whole_grads: Option<Flat<R>>,
-    pub(super) sum: Option<Work<TensorMut<R>>>,
+    pub(super) gradients: UnitGradients<R>,
     /// Leaves whose gradient is final in this backward pass.
     pub(super) ready: Vec<bool>,
     /// Leaves with a gradient in this step.
@@ -67,11 +66,7 @@ impl<R: Runtime> Unit<R> {
                 let values = values.whole()?.narrow(0, start, shard.numel())?;
                 let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
                 let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
-                Some(ShardState {
-                    optimizer,
-                    grads: Flat::zeros_for(&rt, MemoryCategory::Gradients, grads)?,
-                    summed: false,
-                })
+                Some(ShardState { optimizer, grads: Flat::zeros_for(&rt, MemoryCategory::Gradients, grads)? })
             }
         };
         let n = leaves.len();
@@ -87,8 +82,7 @@ impl<R: Runtime> Unit<R> {
             frozen: Vec::new(),
             values,
             whole: GatheredValues::Absent,
-            whole_grads: None,
-            sum: None,
+            gradients: UnitGradients::Clear,
             ready: vec![false; n],
             used: vec![false; n],
         };

@@ -12,6 +12,13 @@ use super::{Piece, unit::Unit};
 use crate::comm::{Collectives, Comm, Work, memory};
 
 /// Where all values of a unit are.
+///
+/// | from | by | to |
+/// |---|---|---|
+/// | `Absent` | [`prefetch`](Unit::prefetch) | `Arriving` |
+/// | `Arriving` | [`wait_gathered`](Unit::wait_gathered) | `Present` |
+/// | `Absent` | [`show`](Unit::show), of values that this rank has | `Present` |
+/// | `Present` | [`hide`](Unit::hide), after a last use, or before the values are written | `Absent` |
 pub(super) enum GatheredValues<R: Runtime> {
     /// On this rank, only its shard (or, where parameters are not sharded, values that are about to be replaced).
     Absent,

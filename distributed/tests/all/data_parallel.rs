@@ -175,7 +175,7 @@ fn models_that_differ_are_refused() {
         });
         for outcome in outcomes.unwrap() {
             let text = outcome.unwrap_err().to_string();
-            assert!(text.contains("the model of rank 0 is not that of rank 2"), "{what}: {text}");
+            assert!(text.contains("the model of rank 0 is not that of rank 2: rank 0 has"), "{what}: {text}");
         }
     }
 }

@@ -25,6 +25,7 @@ mod frozen_parameters;
 mod half_wires;
 mod job;
 mod no_rate;
+mod own_reducer;
 mod pipeline_checkpoints;
 mod pipeline_common;
 mod pipeline_evaluation;

@@ -28,7 +28,7 @@ fn basis(name: &str) -> String {
 
 impl<R: Runtime> Compressor<R> {
     /// This rank's errors, and on the first rank every `Q`.
-    pub(crate) fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
+    pub(super) fn saved_parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
         let (rank, mut parts) = (self.comm.rank(), Vec::new());
         for leaf in leaves {
             let Some(matrix) = self.matrices.get(&leaf.id()) else { continue };
@@ -41,12 +41,12 @@ impl<R: Runtime> Compressor<R> {
         Ok(parts)
     }
 
-    pub(crate) fn numbers(&self) -> BTreeMap<String, u64> {
+    pub(super) fn saved_numbers(&self) -> BTreeMap<String, u64> {
         BTreeMap::from([(names::own(self.comm.rank(), STEPS), self.steps)])
     }
 
     /// This rank's errors and every `Q`, which must fit if they are there.
-    pub(crate) fn wanted(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Wanted>> {
+    pub(super) fn wanted_parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Wanted>> {
         let mut all = Vec::new();
         for leaf in leaves {
             let spec = leaf.spec();
@@ -58,7 +58,7 @@ impl<R: Runtime> Compressor<R> {
     }
 
     /// On an error, everything is as it was.
-    pub(crate) fn restore(
+    pub(super) fn resume(
         &mut self,
         leaves: &[Arc<Leaf<R>>],
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    ops::Range,
     sync::Arc,
 };
 
@@ -14,17 +13,11 @@ use numcore::{
 
 use super::{PowerSgd, matrix::LowRankGrad};
 use crate::{
-    buckets::{BucketOptions, weight::TotalWeight},
+    buckets::{BucketMember, BucketOptions, BucketReducer, FailedSteps, FullBucket, weight::TotalWeight},
+    checkpoint::{CheckpointPart, Wanted},
     comm::{Collectives, Comm, ReduceOp, Work},
     unused::Unused,
 };
-
-/// A parameter in a bucket.
-pub(crate) struct BucketMember<R: Runtime> {
-    pub(crate) leaf: Arc<Leaf<R>>,
-    /// Its elements in the bucket's row.
-    pub(crate) at: Range<usize>,
-}
 
 /// Sends buckets in two rounds: what travels as it is together with `P`, then `Q`. Knows parameters, not buckets, so that these may be cut
 /// anew.
@@ -59,7 +52,9 @@ struct InFlightBucket<R: Runtime> {
 }
 
 impl<R: Runtime> Compressor<R> {
-    pub(crate) fn new(comm: &Comm<R>, options: PowerSgd, buckets: &BucketOptions) -> Result<Self> {
+    /// With [`FailedSteps::AreUndone`], every step that is not taken is undone before the next, on one rank. On more, a step that failed ends the
+    /// communicator, and no memory is spent on it.
+    pub(crate) fn new(comm: &Comm<R>, options: PowerSgd, buckets: &BucketOptions, failed: FailedSteps) -> Result<Self> {
         options.check(buckets.canonical)?;
         Ok(Compressor {
             comm: comm.clone(),
@@ -70,101 +65,8 @@ impl<R: Runtime> Compressor<R> {
             weight: TotalWeight::new(comm),
             skippable: false,
             unused: buckets.unused == Unused::Allow,
-            alone: false,
+            alone: failed == FailedSteps::AreUndone && comm.size() == 1,
         })
-    }
-
-    /// From now on every step that is not [taken](Compressor::keep) is undone before the next, on one rank. On more, a step that failed ends the
-    /// communicator, and no memory is spent on it.
-    pub(crate) fn undo_failed_steps(&mut self) {
-        self.alone = self.comm.size() == 1;
-    }
-
-    /// Before a step. What the last one changed is undone if it was left out.
-    pub(crate) fn zero(&mut self) {
-        self.matrices.values_mut().for_each(LowRankGrad::undo);
-        self.sent.clear();
-        self.weight.clear();
-        self.skippable = false;
-    }
-
-    /// What this rank's losses weigh, and the loss scale if there is one: begins the sum over ranks.
-    pub(crate) fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        self.skippable = scale.is_some();
-        self.weight.begin(weight * scale.unwrap_or(1.0))
-    }
-
-    /// Sends bucket `k`, whose memory is a row, through `comm`; then goes on with the one before it.
-    pub(crate) fn send(
-        &mut self,
-        k: usize,
-        comm: Comm<R>,
-        row: TensorMut<R>,
-        members: &[BucketMember<R>],
-    ) -> Result<()> {
-        let (mut lens, mut end) = (Vec::new(), 0);
-        for member in members {
-            lens.extend([member.at.start - end, member.at.len()]);
-            end = member.at.end;
-        }
-        lens.push(row.shape().numel() - end);
-        let pieces = row.split(&lens)?;
-        let ids = members.iter().map(|m| self.compressed(&m.leaf)).collect::<Result<Vec<_>>>()?;
-        let plain = self.send_plain(&comm, &pieces, &ids)?;
-        let p = self.send_p(&comm, &pieces, members, &ids)?;
-        self.sent.insert(k, InFlightBucket { comm, pieces, ids, plain, p, q: None, bases: Vec::new() });
-        k.checked_sub(1).map_or(Ok(()), |before| self.turn(before))
-    }
-
-    /// Waits for bucket `k`; gives its memory back.
-    pub(crate) fn finish(&mut self, k: usize) -> Result<TensorMut<R>> {
-        // All that were sent: the same calls on every rank, whichever bucket is asked for first.
-        self.sent.keys().copied().collect::<Vec<_>>().into_iter().try_for_each(|k| self.turn(k))?;
-        let Some(mut sent) = self.sent.remove(&k) else {
-            return Err(Error::argument("PowerSgd", format!("bucket {k} was not sent")));
-        };
-        if let Some(plain) = sent.plain.take() {
-            let (plain, mut at) = (plain.wait()?.freeze()?, 0);
-            for i in (0..sent.ids.len()).filter(|&i| sent.ids[i].is_none()) {
-                let slot = &mut sent.pieces[2 * i + 1];
-                let own = plain.narrow(0, at, slot.shape().numel())?;
-                at += slot.shape().numel();
-                slot.reset();
-                slot.accumulate(&Op::identity(), &[&own])?;
-            }
-        }
-        if let Some(q) = sent.q.take() {
-            let (q, weight, mut at) = (q.wait()?.freeze()?, self.total()?, 0);
-            let compressed = sent.ids.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?)));
-            for ((i, id), p) in compressed.zip(&sent.bases) {
-                let matrix = known(&mut self.matrices, id)?;
-                let len = matrix.sizes().1;
-                matrix.end(p, &q.narrow(0, at, len)?, &weight, &mut sent.pieces[2 * i + 1])?;
-                at += len;
-            }
-        }
-        TensorMut::join(sent.pieces)
-    }
-
-    /// After the last bucket: those that no rank used (by id) have sent nothing.
-    pub(crate) fn complete(&mut self, unused: impl Iterator<Item = usize>) {
-        for id in unused {
-            self.matrices.get_mut(&id).into_iter().for_each(LowRankGrad::undo);
-        }
-        if !self.skippable && !self.alone {
-            self.matrices.values_mut().for_each(LowRankGrad::keep);
-        }
-        self.steps += 1;
-    }
-
-    /// The step was taken.
-    pub(crate) fn keep(&mut self) {
-        self.matrices.values_mut().for_each(LowRankGrad::keep);
-    }
-
-    /// What is left of a parameter's gradient after the last step that was taken.
-    pub(crate) fn error(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
-        self.matrices.get(&leaf.id()).map(|m| Ok(m.taken()?.0)).transpose()
     }
 
     /// The id of a parameter that is sent compressed in this step.
@@ -261,6 +163,116 @@ impl<R: Runtime> Compressor<R> {
     }
 }
 
+impl<R: Runtime> BucketReducer<R> for Compressor<R> {
+    /// Sends a bucket in two rounds, the second of which begins with the next bucket.
+    fn send(&mut self, bucket: FullBucket<'_, R>, row: TensorMut<R>) -> Result<()> {
+        let FullBucket { number, comm, members } = bucket;
+        let (mut lens, mut end) = (Vec::new(), 0);
+        for member in members {
+            lens.extend([member.at.start - end, member.at.len()]);
+            end = member.at.end;
+        }
+        lens.push(row.shape().numel() - end);
+        let pieces = row.split(&lens)?;
+        let ids = members.iter().map(|m| self.compressed(&m.leaf)).collect::<Result<Vec<_>>>()?;
+        let plain = self.send_plain(comm, &pieces, &ids)?;
+        let p = self.send_p(comm, &pieces, members, &ids)?;
+        let comm = comm.clone();
+        self.sent.insert(number, InFlightBucket { comm, pieces, ids, plain, p, q: None, bases: Vec::new() });
+        number.checked_sub(1).map_or(Ok(()), |before| self.turn(before))
+    }
+
+    fn wait(&mut self, number: usize) -> Result<TensorMut<R>> {
+        // All that were sent: the same calls on every rank, whichever bucket is asked for first.
+        self.sent.keys().copied().collect::<Vec<_>>().into_iter().try_for_each(|k| self.turn(k))?;
+        let Some(mut sent) = self.sent.remove(&number) else {
+            return Err(Error::internal("PowerSgd", format!("bucket {number} was not sent")));
+        };
+        sent.take_plain()?;
+        if let Some(q) = sent.q.take() {
+            let (q, weight, mut at) = (q.wait()?.freeze()?, self.total()?, 0);
+            let compressed = sent.ids.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?)));
+            for ((i, id), p) in compressed.zip(&sent.bases) {
+                let matrix = known(&mut self.matrices, id)?;
+                let len = matrix.sizes().1;
+                matrix.end(p, &q.narrow(0, at, len)?, &weight, &mut sent.pieces[2 * i + 1])?;
+                at += len;
+            }
+        }
+        TensorMut::join(sent.pieces)
+    }
+
+    /// What the last step changed is undone if it was left out.
+    fn begin_step(&mut self) {
+        self.matrices.values_mut().for_each(LowRankGrad::undo);
+        self.sent.clear();
+        self.weight.clear();
+        self.skippable = false;
+    }
+
+    /// Begins the sum of the weights over ranks.
+    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
+        self.skippable = scale.is_some();
+        self.weight.begin(weight * scale.unwrap_or(1.0))
+    }
+
+    /// Parameters that no rank used have sent nothing.
+    fn end_step(&mut self, unused: &[&Arc<Leaf<R>>]) {
+        for leaf in unused {
+            self.matrices.get_mut(&leaf.id()).into_iter().for_each(LowRankGrad::undo);
+        }
+        if !self.skippable && !self.alone {
+            self.matrices.values_mut().for_each(LowRankGrad::keep);
+        }
+        self.steps += 1;
+    }
+
+    fn step_taken(&mut self) {
+        self.matrices.values_mut().for_each(LowRankGrad::keep);
+    }
+
+    fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
+        self.matrices.get(&leaf.id()).map(|m| Ok(m.taken()?.0)).transpose()
+    }
+
+    fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
+        self.saved_parts(leaves)
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        self.saved_numbers()
+    }
+
+    fn wanted(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Wanted>> {
+        self.wanted_parts(leaves)
+    }
+
+    fn restore(
+        &mut self,
+        leaves: &[Arc<Leaf<R>>],
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        self.resume(leaves, read, numbers)
+    }
+}
+
+impl<R: Runtime> InFlightBucket<R> {
+    /// Waits for what travels as it is, and puts it into its slots.
+    fn take_plain(&mut self) -> Result<()> {
+        let Some(plain) = self.plain.take() else { return Ok(()) };
+        let (plain, mut at) = (plain.wait()?.freeze()?, 0);
+        for i in (0..self.ids.len()).filter(|&i| self.ids[i].is_none()) {
+            let slot = &mut self.pieces[2 * i + 1];
+            let own = plain.narrow(0, at, slot.shape().numel())?;
+            at += slot.shape().numel();
+            slot.reset();
+            slot.accumulate(&Op::identity(), &[&own])?;
+        }
+        Ok(())
+    }
+}
+
 fn known<R: Runtime>(matrices: &mut HashMap<usize, LowRankGrad<R>>, id: usize) -> Result<&mut LowRankGrad<R>> {
-    matrices.get_mut(&id).ok_or_else(|| Error::argument("PowerSgd", "a parameter was sent that nobody knows"))
+    matrices.get_mut(&id).ok_or_else(|| Error::internal("PowerSgd", "a parameter was sent that nobody knows"))
 }

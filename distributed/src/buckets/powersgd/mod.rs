@@ -17,7 +17,7 @@ mod orthonormal;
 
 use numcore::{Error, Result, Shape};
 
-pub(crate) use compressor::{BucketMember, Compressor};
+pub(crate) use compressor::Compressor;
 
 /// Low-rank compression of gradients with error feedback; see [`GradCompression::PowerSgd`](super::GradCompression::PowerSgd).
 ///
@@ -66,15 +66,16 @@ impl PowerSgd {
     }
 
     pub(super) fn check(&self, canonical: bool) -> Result<()> {
-        let wrong = |why: String| Err(Error::argument("PowerSgd", why));
+        let wrong = |field, why: String| Err(Error::config("PowerSgd", field, why));
         if self.rank == 0 {
-            return wrong("`rank` is 0; a matrix needs at least one column".into());
+            return wrong("rank", "`rank` is 0; a matrix needs at least one column".into());
         }
         if !(self.min_rate >= 0.0 && self.min_rate.is_finite()) {
-            return wrong(format!("`min_rate` cannot be {}", self.min_rate));
+            return wrong("min_rate", format!("`min_rate` cannot be {}", self.min_rate));
         }
         if canonical {
             return wrong(
+                "canonical",
                 "in canonical order gradients travel as they are; leave `canonical` or the compression out".into(),
             );
         }
