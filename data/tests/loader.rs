@@ -183,6 +183,15 @@ fn errors_of_later_steps_name_the_example() {
 }
 
 #[test]
+fn steps_by_example_come_before_the_number_changes() {
+    let doubled = || Loader::new(InMemory::new(vec![1, 2])).batch(2).collate(|all| Ok([all.clone(), all].concat()));
+    for loader in [doubled().map(Ok), doubled().augment(0, |x, _| Ok(x))] {
+        let error = loader.epoch(0).unwrap().next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("4 values where the batch has 2 examples"), "{error}");
+    }
+}
+
+#[test]
 fn a_panic_is_raised_where_its_batch_is_taken() {
     let panics = |x: i64| if x == 9 { panic!("nine") } else { Ok(x) };
     for workers in [0, 2] {
