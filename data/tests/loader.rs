@@ -203,6 +203,42 @@ fn a_panic_is_raised_where_its_batch_is_taken() {
     }
 }
 
+#[test]
+fn augmentation_is_keyed_by_seed_epoch_and_example() {
+    for epoch in 0..3 {
+        for batch in loader().epoch(epoch).unwrap() {
+            for (example, drawn) in batch.unwrap().data {
+                assert_eq!(drawn, data::random::keyed(3, epoch, example).next_u32());
+            }
+        }
+    }
+}
+
+/// Takes its time over every example.
+struct Slow(Arc<AtomicUsize>);
+
+impl Dataset for Slow {
+    type Example = ();
+
+    fn len(&self) -> usize {
+        10_000
+    }
+
+    fn get(&self, _index: usize) -> Result<()> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_batch_that_nobody_wants_is_not_finished() {
+    let read = Arc::new(AtomicUsize::new(0));
+    let loader = Loader::new(Slow(Arc::clone(&read))).batch(10_000);
+    drop(loader.epoch(0).unwrap());
+    assert!(read.load(Ordering::SeqCst) < 10_000);
+}
+
 /// Counts what is read, and itself.
 struct Counting {
     read: Arc<AtomicUsize>,
