@@ -303,7 +303,7 @@ mod tests {
     fn packages_without_tests_are_left_out() {
         assert_eq!(
             tests_args(&["--doc"]).join(" "),
-            "test --workspace --doc --exclude weftgrad-runtime-wgpu --exclude weftgrad-examples --exclude weftgrad-bench \
+            "test --workspace --no-fail-fast --doc --exclude weftgrad-runtime-wgpu --exclude weftgrad-examples --exclude weftgrad-bench \
              --exclude weftgrad-gpu-check"
         );
     }
