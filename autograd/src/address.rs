@@ -1,14 +1,15 @@
-//! Look-up by address: of nodes and leaves, while something holds them.
+//! Look-up of nodes and leaves by address, while they are alive.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
 };
 
-/// A map by address. Its order is never used.
+/// A map by address. Its iteration order is never used.
 pub(crate) type ByAddress<T> = HashMap<usize, T, BuildHasherDefault<Address>>;
 
-/// Spreads an address over a word: one product. The standard hash, which withstands keys chosen by others, takes 20 ns.
+/// A hasher for addresses: one multiplication spreads an address over a word. The standard hasher, which withstands
+/// keys chosen by an attacker, takes 20 ns.
 #[derive(Default)]
 pub(crate) struct Address(u64);
 

@@ -1,4 +1,4 @@
-//! Starting a sweep: from one loss or several roots, into gradients, a hook, or a graph of gradients.
+//! Entry points of the backward pass: from one loss or several roots, into gradients, a hook, or a graph of gradients.
 
 use numcore::{Error, ErrorKind, Result, Runtime, Tensor, ops::Apply};
 
@@ -16,13 +16,14 @@ pub fn backward<R: Runtime>(loss: &Var<R>) -> Result<Gradients<R>> {
     Ok(gradients)
 }
 
-/// Sweeps back from `loss`, which must have one element, telling `hook` when each leaf's gradient is final.
+/// Runs backward from `loss`, which must have one element, and notifies `hook` when each leaf's gradient is final.
 pub fn backward_with_hooks<R: Runtime>(loss: &Var<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
     Backward::of(loss)?.run(hook)
 }
 
-/// The gradients of the sum of `outputs`' elements with respect to `inputs`, which may be leaves or intermediates; `None` where an
-/// input plays no part. With `create_graph` the gradients can be differentiated again.
+/// The gradients of the sum of `outputs`' elements with respect to `inputs`, which may be leaves or intermediates;
+/// `None` for an input that the outputs do not depend on. With `create_graph` the gradients can be differentiated
+/// again.
 pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
     let mut backward = Backward::new();
     for out in outputs {
@@ -32,7 +33,7 @@ pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: b
     backward.retain_graph().grads(inputs, create_graph)
 }
 
-/// A sweep in the making: its roots, and what becomes of the graph.
+/// A backward pass that is being configured: its roots, and whether the graph is kept.
 #[must_use = "a backward does nothing until it is run"]
 pub struct Backward<R: Runtime> {
     roots: Vec<(Var<R>, Var<R>)>,
@@ -44,7 +45,7 @@ impl<R: Runtime> Backward<R> {
         Backward { roots: Vec::new(), options: SweepOptions::default() }
     }
 
-    /// From a loss of one element.
+    /// A backward pass from a loss of one element.
     pub fn of(loss: &Var<R>) -> Result<Self> {
         let spec = loss.spec();
         if spec.shape.numel() != 1 {
@@ -54,12 +55,12 @@ impl<R: Runtime> Backward<R> {
         Self::from(loss, &Var::new(Tensor::ones(loss.runtime(), spec.shape, spec.dtype)?))
     }
 
-    /// From any value, given the gradient of the loss with respect to it.
+    /// A backward pass from any value, given the gradient of the loss with respect to it.
     pub fn from(root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         Self::new().seed(root, gradient)
     }
 
-    /// From another root as well.
+    /// Adds another root with its gradient.
     pub fn seed(mut self, root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         if root.spec() != gradient.spec() {
             let (is, got) = (root.spec(), gradient.spec());
@@ -74,19 +75,20 @@ impl<R: Runtime> Backward<R> {
         Ok(self)
     }
 
-    /// Keeps what the graph saved, so that it can be swept again.
+    /// Keeps what the graph saved, so that another backward pass can use it.
     pub fn retain_graph(mut self) -> Self {
         self.options.retain_graph = true;
         self
     }
 
-    /// Runs the sweep.
+    /// Runs the backward pass and delivers gradients to `hook`.
     pub fn run(self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let mut sweep = Sweep::new(&self.roots, self.options);
         no_grad(|| sweep.start(self.roots, hook))
     }
 
-    /// Runs only what leads to `inputs` (a pipeline stage's), and keeps every other op call: weight gradients for later.
+    /// Runs only the op calls that lead to `inputs` (a pipeline stage's), and defers all others: weight gradients for
+    /// later.
     pub fn inputs_only(self, inputs: &[&Var<R>], hook: &mut dyn BackwardHook<R>) -> Result<Deferred<R>> {
         let mut sweep = Sweep::new(&self.roots, self.options);
         sweep.restrict(inputs);
@@ -94,7 +96,8 @@ impl<R: Runtime> Backward<R> {
         Ok(Deferred::new(sweep))
     }
 
-    /// The gradients with respect to `inputs` (leaves, not views of them, and intermediates) as variables; with `create_graph` they can be differentiated again.
+    /// The gradients with respect to `inputs` (leaves, not views of them, and intermediates) as variables; with
+    /// `create_graph` they can be differentiated again.
     pub fn grads(mut self, inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
         self.options.create_graph = true;
         self.options.retain_graph |= create_graph;
@@ -108,7 +111,7 @@ impl<R: Runtime> Backward<R> {
     }
 }
 
-/// The hook of a sweep whose results are variables.
+/// The hook of a backward pass whose results are variables.
 struct Ignore;
 
 impl<R: Runtime> BackwardHook<R> for Ignore {

@@ -1,4 +1,4 @@
-//! Activation checkpointing (Chen et al. 2016): a segment keeps its inputs alone and runs again when its gradient is due.
+//! Activation checkpointing (Chen et al. 2016): a segment saves only its inputs, and runs again in backward.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::{
     step::NodeStep,
 };
 
-/// A part of the forward pass that is run again in backward. Its function depends on its inputs, the leaves it reads, and random
-/// seeds alone.
+/// A part of the forward pass that is recomputed in backward. Its function depends only on its inputs, the leaves it
+/// reads, and random seeds.
 type SegmentFn<R> = dyn Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync;
 
-/// What a segment's node keeps: how to run it again. Inputs past `inputs` are the leaves its first run read.
+/// The node of a segment: what its second run needs. Inputs past `inputs` are the leaves that its first run read.
 pub(crate) struct Segment<R: Runtime> {
     run: Arc<SegmentFn<R>>,
     inputs: usize,
@@ -29,8 +29,8 @@ pub(crate) struct Segment<R: Runtime> {
 
 /// Runs `segment` on `inputs` without keeping its intermediates; backward runs it again, with the same random seeds.
 ///
-/// The segment may read leaves (parameters) freely; any other value that needs gradients must be one of `inputs`. Its gradients
-/// cannot be differentiated again.
+/// The segment may read leaves (parameters) freely; any other value that needs gradients must be one of `inputs`. Its
+/// gradients cannot be differentiated again.
 #[track_caller]
 pub fn checkpoint<R: Runtime>(
     inputs: &[&Var<R>],
@@ -54,7 +54,7 @@ pub fn checkpoint<R: Runtime>(
 
 impl<R: Runtime> Segment<R> {
     pub(crate) fn backward(&self, step: &mut NodeStep<'_, R>) -> Result<()> {
-        // A sweep that records runs with gradients enabled; every other without.
+        // A backward pass with `create_graph` runs the segment with gradients enabled; any other without.
         if is_grad_enabled() {
             let why = "a checkpointed segment cannot be differentiated twice; run it without `checkpoint`".into();
             return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
@@ -75,7 +75,7 @@ impl<R: Runtime> Segment<R> {
     }
 }
 
-/// An error unless the second run of a segment gave what the first had given.
+/// Checks that the second run of a segment gave the outputs of the first.
 fn check_outputs<R: Runtime>(step: &NodeStep<'_, R>, outs: &[Var<R>]) -> Result<()> {
     let first = (0..step.upstream.len()).map(|k| step.output_spec(k)).collect::<Result<Vec<_>>>()?;
     let again: Vec<Spec> = outs.iter().map(|v| v.spec()).collect();
@@ -97,7 +97,8 @@ fn fresh<R: Runtime>(step: &mut NodeStep<'_, R>, i: usize) -> Result<Var<R>> {
     if step.wants(i) { Var::leaf("checkpoint input", value) } else { Ok(Var::new(value)) }
 }
 
-/// The hook of the inner sweep: gradients of inputs go to the outer node's inputs, those of parameters into the outer slots.
+/// The hook of the inner backward pass: gradients of inputs go to the outer node's inputs, those of parameters into the
+/// outer slots.
 struct SegmentHook<'a, 's, R: Runtime> {
     inputs: &'a [Var<R>],
     step: &'a mut NodeStep<'s, R>,
@@ -131,7 +132,7 @@ impl<R: Runtime> BackwardHook<R> for SegmentHook<'_, '_, R> {
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Gives the gradient of a leaf the segment read, by the edge its node has to it.
+    /// Gives the gradient of a leaf that the segment read, by the edge from its node.
     fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: &Var<R>) -> Result<()> {
         let is = |e: &Option<Edge<R>>| matches!(e, Some(Edge::Leaf(v)) if Arc::ptr_eq(LeafView::leaf(v), leaf));
         let at = self.node.edges.iter().rposition(is);

@@ -1,11 +1,11 @@
-//! Weight gradients left for later: the W of a backward split into I and W.
+//! Deferred weight gradients: the W of a backward split into I and W.
 
 use numcore::{Result, Runtime};
 
 use crate::{BackwardHook, no_grad, sweep::Sweep};
 
-/// Op calls that [`Backward::inputs_only`](crate::Backward::inputs_only) kept. Running them fires the same hooks, in the same
-/// order of settlement, as an undivided backward would have.
+/// Op calls that [`Backward::inputs_only`](crate::Backward::inputs_only) deferred. Running them fires the same hooks,
+/// in the same order of settlement, as an undivided backward would have.
 #[must_use = "dropping it loses weight gradients"]
 pub struct Deferred<R: Runtime>(Sweep<R>);
 
@@ -14,17 +14,17 @@ impl<R: Runtime> Deferred<R> {
         Deferred(sweep)
     }
 
-    /// How many op calls wait.
+    /// The number of deferred op calls.
     pub fn len(&self) -> usize {
         self.0.kept.len()
     }
 
-    /// Whether none waits.
+    /// Whether there are no deferred op calls.
     pub fn is_empty(&self) -> bool {
         self.0.kept.is_empty()
     }
 
-    /// Runs them.
+    /// Runs the deferred op calls and delivers their gradients to `hook`.
     pub fn run(mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         no_grad(|| self.0.resume(hook))
     }

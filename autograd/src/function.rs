@@ -1,4 +1,5 @@
-//! Operations of one's own with a hand-written gradient, for what no pointwise program or composition expresses.
+//! User-defined operations with a hand-written gradient, for computations that no pointwise program or composition
+//! expresses.
 
 use std::sync::Arc;
 
@@ -11,19 +12,19 @@ use crate::{Var, is_grad_enabled, node::NodeCall};
 
 /// An operation with a hand-written gradient.
 pub trait Function<R: Runtime>: Send + Sync {
-    /// Its name in messages.
+    /// The name of the function in messages.
     fn name(&self) -> &'static str;
-    /// Computes the outputs.
+    /// Computes the outputs of the function from its inputs.
     fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>>;
-    /// What [`backward`](Function::backward) reads; everything, unless said otherwise.
+    /// The inputs and outputs that [`backward`](Function::backward) reads; all of them by default.
     fn saves(&self) -> Saves {
         Saves { inputs: Bits::ALL, outputs: Bits::ALL }
     }
-    /// Gives the gradient of each wanted input; written over variables, it can be differentiated again.
+    /// Gives the gradient of each wanted input. Because it is written over variables, it can be differentiated again.
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()>;
 }
 
-/// Applies a [`Function`].
+/// Applies a [`Function`] to `ins` and records it.
 #[track_caller]
 pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>]) -> Result<Outs<Var<R>>> {
     let tensors = ins.iter().map(|v| v.value()).collect::<Result<Vec<_>>>()?;

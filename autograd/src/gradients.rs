@@ -6,7 +6,7 @@ use numcore::{ErrorKind, Result, Runtime, Tensor, ops::PointwiseOps};
 
 use crate::{BackwardHook, Leaf, LeafGrad, Var};
 
-/// A gradient for each leaf that took part. Sweeping again into the same `Gradients` adds.
+/// The gradients of the leaves that took part in a loss. Another backward pass into the same `Gradients` accumulates.
 pub struct Gradients<R: Runtime> {
     by_leaf: HashMap<usize, usize>,
     entries: Vec<(Arc<Leaf<R>>, Tensor<R>)>,
@@ -19,12 +19,12 @@ impl<R: Runtime> Default for Gradients<R> {
 }
 
 impl<R: Runtime> Gradients<R> {
-    /// None yet.
+    /// An empty collection of gradients.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A leaf's gradient; `None` if it took no part.
+    /// The gradient of a leaf; `None` if the leaf took no part.
     pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Option<&Tensor<R>> {
         self.by_leaf.get(&leaf.id()).map(|&i| &self.entries[i].1)
     }
@@ -34,7 +34,8 @@ impl<R: Runtime> Gradients<R> {
         self.get(var.as_leaf()?)
     }
 
-    /// Replaces a leaf's gradient: for clipping, or gradients made elsewhere. It must have the leaf's shape, dtype and device.
+    /// Replaces a leaf's gradient: for clipping, or gradients computed elsewhere. It must have the leaf's shape, dtype
+    /// and device.
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
         leaf.check(&grad, "its gradient")?;
         self.put(leaf, grad);
@@ -51,22 +52,22 @@ impl<R: Runtime> Gradients<R> {
         }
     }
 
-    /// All, in the order they became final.
+    /// All gradients, in the order they became final.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<Leaf<R>>, &Tensor<R>)> {
         self.entries.iter().map(|(l, g)| (l, g))
     }
 
-    /// How many leaves have one.
+    /// The number of leaves with a gradient.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none has.
+    /// Whether no leaf has a gradient.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// An error that names every leaf of `leaves` that needs a gradient and has none.
+    /// Checks that every leaf of `leaves` that needs a gradient has one; the error names those without.
     pub fn require(&self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         let missing = leaves.iter().filter(|l| l.requires_grad() && self.get(l).is_none());
         let names: Vec<String> = missing.map(|l| l.name().to_string()).collect();

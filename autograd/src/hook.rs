@@ -1,4 +1,4 @@
-//! What a backward sweep tells its caller, between kernels.
+//! Callbacks of a backward pass, called between kernels.
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,9 +12,9 @@ use crate::Leaf;
 
 /// A leaf's finished gradient.
 pub enum LeafGrad<R: Runtime> {
-    /// The memory that [`BackwardHook::grad_slot`] gave, filled (or added to).
+    /// The memory that [`BackwardHook::grad_slot`] returned, overwritten or accumulated into.
     Slot(TensorMut<R>),
-    /// Memory of its own.
+    /// Memory that the backward pass allocated.
     Own(Tensor<R>),
 }
 
@@ -33,7 +33,7 @@ impl<R: Runtime> LeafGrad<R> {
     }
 }
 
-/// The callbacks of a backward sweep. An error ends the sweep.
+/// The callbacks of a backward pass. An error ends the pass.
 pub trait BackwardHook<R: Runtime> {
     /// A leaf's value is about to be read: a chance to prefetch.
     fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
@@ -41,7 +41,8 @@ pub trait BackwardHook<R: Runtime> {
         Ok(())
     }
 
-    /// Memory the leaf's gradient is to be accumulated in (a bucket's slot); `None`: the sweep allocates.
+    /// The memory in which the leaf's gradient is accumulated (a bucket's slot). With `None`, the backward pass
+    /// allocates it.
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let _ = leaf;
         Ok(None)

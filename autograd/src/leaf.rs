@@ -1,4 +1,4 @@
-//! Leaves: the named values a graph starts from, wherever they are kept.
+//! Leaves: the named values at which a graph starts, in memory or fetched on demand.
 
 use std::sync::{
     Arc,
@@ -14,14 +14,14 @@ use smallvec::SmallVec;
 
 use crate::Var;
 
-/// Where the value of a leaf comes from when it is not in memory: asked the same way by forward, evaluation, recomputation
-/// and backward.
+/// Where the value of a leaf comes from when it is not in memory: used in the same way by forward, evaluation,
+/// recomputation and backward.
 pub trait Residency<R: Runtime>: Send + Sync {
-    /// The value, fetched. It is not kept by the leaf.
+    /// Fetches the value. The leaf does not keep it.
     fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>>;
 }
 
-/// A value the graph starts from: a parameter, or an input whose gradient is wanted.
+/// A value at which the graph starts: a parameter, or an input whose gradient is wanted.
 pub struct Leaf<R: Runtime> {
     rt: R,
     spec: Spec,
@@ -50,7 +50,7 @@ impl<R: Runtime> Leaf<R> {
         }))
     }
 
-    /// A leaf whose value is nowhere yet: its residency makes it whenever it is read.
+    /// A leaf without a value in memory: its residency fetches it whenever it is read.
     pub fn absent(name: &str, rt: &R, spec: Spec, residency: Arc<dyn Residency<R>>) -> Arc<Self> {
         Arc::new(Leaf {
             rt: rt.clone(),
@@ -62,32 +62,32 @@ impl<R: Runtime> Leaf<R> {
         })
     }
 
-    /// Its name, as errors and state dicts write it.
+    /// The name of this leaf in errors and state dicts.
     pub fn name(&self) -> Arc<str> {
         self.name.read().clone()
     }
 
-    /// Gives it its full name in the model.
+    /// Sets the leaf's full name in the model.
     pub fn rename(&self, name: &str) {
         *self.name.write() = name.into();
     }
 
-    /// Its shape and dtype, whether or not the value is in memory.
+    /// The shape and dtype of this leaf, whether or not its value is in memory.
     pub fn spec(&self) -> Spec {
         self.spec
     }
 
-    /// The runtime its values live on.
+    /// The runtime of the leaf's values.
     pub fn runtime(&self) -> &R {
         &self.rt
     }
 
-    /// Whether gradients flow to it.
+    /// Whether gradients flow to this leaf.
     pub fn requires_grad(&self) -> bool {
         self.requires_grad.load(Ordering::Relaxed)
     }
 
-    /// Freezes it, or lets gradients flow again.
+    /// Freezes this leaf (`false`), or lets gradients flow to it again (`true`).
     pub fn set_requires_grad(&self, yes: bool) {
         self.requires_grad.store(yes && self.spec.dtype.is_float(), Ordering::Relaxed);
     }
@@ -113,24 +113,26 @@ impl<R: Runtime> Leaf<R> {
         self.state.read().value.is_some()
     }
 
-    /// How often the value was replaced.
+    /// The number of times the value was replaced.
     pub fn version(&self) -> u64 {
         self.state.read().version
     }
 
-    /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale then.
+    /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale
+    /// then.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.put(value)?;
         self.touch();
         Ok(())
     }
 
-    /// Says that the value has changed, wherever it is: values saved for a backward that is still to come are stale.
+    /// Records that the value has changed: values saved for a backward that is still to come become stale.
     pub fn touch(&self) {
         self.state.write().version += 1;
     }
 
-    /// Puts a value back that [`take`](Leaf::take) took out, or a residency fetched: the same one, so nothing gets stale.
+    /// Restores a value that [`take`](Leaf::take) took out, or that a residency fetched. The value is unchanged, so
+    /// nothing becomes stale.
     pub fn put(&self, value: Tensor<R>) -> Result<()> {
         self.check(&value, "the new value")?;
         self.state.write().value = Some(value.contiguous()?);
@@ -142,7 +144,7 @@ impl<R: Runtime> Leaf<R> {
         self.check_spec(value.spec(), value.device(), what)
     }
 
-    /// The same for memory of this shape, dtype and device.
+    /// Checks memory's shape and dtype (`got`) and device against those of this leaf.
     pub(crate) fn check_spec(&self, got: Spec, device: DeviceId, what: &str) -> Result<()> {
         let (is, home) = (self.spec, self.rt.device());
         if is != got {
@@ -160,7 +162,7 @@ impl<R: Runtime> Leaf<R> {
         self.state.write().value.take()
     }
 
-    /// Says where values come from from now on.
+    /// Sets where values are fetched from.
     pub fn set_residency(&self, residency: Arc<dyn Residency<R>>) {
         *self.residency.write() = Some(residency);
     }
@@ -170,7 +172,7 @@ impl<R: Runtime> Leaf<R> {
         Var::of_leaf(LeafView::whole(self))
     }
 
-    /// Its identity, for look-up only: order always comes from the model's names.
+    /// The identity of this leaf, for look-up only: order always comes from the model's names.
     pub fn id(self: &Arc<Self>) -> usize {
         Arc::as_ptr(self) as usize
     }
@@ -182,7 +184,8 @@ impl<R: Runtime> std::fmt::Debug for Leaf<R> {
     }
 }
 
-/// A leaf seen through views. It is no node of the tape: its gradient is written through the same view of the leaf's slot.
+/// A leaf seen through views. It is not a node of the tape: its gradient is written through the same view of the leaf's
+/// slot.
 pub struct LeafView<R: Runtime> {
     leaf: Arc<Leaf<R>>,
     views: SmallVec<[ViewOp; 1]>,
@@ -195,7 +198,7 @@ impl<R: Runtime> LeafView<R> {
         Arc::new(LeafView { leaf: leaf.clone(), views: SmallVec::new(), layout })
     }
 
-    /// The leaf.
+    /// The leaf that this variable is.
     pub fn leaf(&self) -> &Arc<Leaf<R>> {
         &self.leaf
     }
@@ -221,7 +224,7 @@ impl<R: Runtime> LeafView<R> {
         self.views.iter().try_fold(self.leaf.value()?, |t, v| Tensor::apply1(v.clone(), &[&t]))
     }
 
-    /// The view of this view, if strides can say it and no element is seen twice.
+    /// The view of this view, if strides can express it and no element is repeated.
     pub(crate) fn then(&self, view: &ViewOp) -> Result<Option<Arc<Self>>> {
         let Some(layout) = view.layout(&self.layout)?.filter(|l| !l.overlaps_itself()) else { return Ok(None) };
         let mut views = self.views.clone();

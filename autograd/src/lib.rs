@@ -1,12 +1,13 @@
-//! The tape. A [`Var`] is a tensor and, if it needs gradients, a node of the graph that made it. [`Backward`] sweeps that graph
-//! once, from the last node to the first, and tells a [`BackwardHook`] when each leaf's gradient is final.
+//! The tape. A [`Var`] is a tensor and, if it needs gradients, a node of the graph that made it. [`Backward`] walks
+//! that graph once, from the last node to the first, and notifies a [`BackwardHook`] when each leaf's gradient is
+//! final. One such backward pass is a *sweep*, the name of the engine in this crate.
 //!
-//! The graph belongs to the variables that hold it: there is no process-global state, and ranks in threads never touch each
-//! other. Every gradient rule lives with its op in `numcore`; this crate only decides what becomes of the op calls it gives: run
-//! into a slot, added to an intermediate, recorded (double backward), or kept for later ([`Deferred`]).
+//! The graph belongs to the variables that hold it: there is no process-global state, and ranks in threads never touch
+//! each other. Every gradient rule lives with its op in `numcore`; this crate only decides what happens to the op calls
+//! it gives: run into a slot, accumulated into an intermediate, recorded (double backward), or deferred ([`Deferred`]).
 //!
-//! **Invariant**: order comes from node numbers, which grow along every edge, and from the order leaves are met in; addresses
-//! are used for look-up alone.
+//! **Invariant**: order comes from node numbers, which grow along every edge, and from the order leaves are met in;
+//! addresses are used for look-up alone.
 #![forbid(unsafe_code)]
 
 mod address;

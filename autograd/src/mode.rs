@@ -1,5 +1,5 @@
-//! What a thread's forward pass depends on beside its inputs: whether it records, and where its random seeds come from.
-//! Thread-local, so ranks in threads never touch each other.
+//! The thread-local state of a forward pass: whether it records, and where its random seeds come from. Ranks in threads
+//! never share it.
 
 use std::{
     any::Any,
@@ -36,13 +36,13 @@ impl<T: Copy + 'static> Drop for Restore<T> {
     }
 }
 
-/// Runs `f` without recording: its results depend on nothing.
+/// Runs `f` without recording: its results have no gradient history.
 pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
     let _restore = Restore::set(&GRAD, false);
     f()
 }
 
-/// Whether this thread records.
+/// Whether this thread records operations.
 pub fn is_grad_enabled() -> bool {
     GRAD.get()
 }
@@ -52,36 +52,36 @@ pub(crate) fn with_grad<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Where this thread is in its random seeds: save it to resume exactly.
+/// The position of a thread in its random seeds: save it to resume exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RandomState {
-    /// What they are drawn from.
+    /// The seed that the stream is derived from.
     pub seed: u64,
-    /// How many were drawn.
+    /// The number of seeds drawn so far.
     pub drawn: u64,
-    /// Which of the independent streams of a seed they are.
+    /// The index among the independent streams of a seed.
     pub stream: u32,
 }
 
-/// Starts this thread's random seeds (dropout masks) from `seed`, in the stream it is in.
+/// Restarts this thread's random seeds (dropout masks) from `seed`, in its present stream.
 pub fn manual_seed(seed: u64) {
     RANDOM.set(RandomState { seed, drawn: 0, ..RANDOM.get() });
 }
 
-/// Goes to another stream of this thread's random seeds. Threads with one seed and different streams draw different dropout masks, those with
-/// one stream the same. A thread begins in stream 0; a data-parallel trainer puts its thread into the stream of its rank among the ranks
-/// that have different data. Ranks that must draw the same masks, because they compute the same values (tensor parallelism), are put
-/// into one stream after their trainer was made.
+/// Switches to another stream of this thread's random seeds. Threads with one seed and different streams draw different
+/// dropout masks, those with one stream the same. A thread begins in stream 0; a data-parallel trainer puts its thread
+/// into the stream of its rank among the ranks that have different data. Ranks that must draw the same masks, because
+/// they compute the same values (tensor parallelism), are put into one stream after their trainer was made.
 pub fn set_random_stream(stream: u32) {
     RANDOM.set(RandomState { stream, ..RANDOM.get() });
 }
 
-/// Where this thread is in its stream of random seeds.
+/// The position of this thread in its stream of random seeds.
 pub fn random_state() -> RandomState {
     RANDOM.get()
 }
 
-/// Goes to a place in a stream of random seeds.
+/// Moves to a position in a stream of random seeds.
 pub fn set_random_state(state: RandomState) {
     RANDOM.set(state);
 }
@@ -95,7 +95,7 @@ pub fn next_seed() -> u64 {
     u64::from(a) | u64::from(b) << 32
 }
 
-/// What the values of a forward pass depend on beside its inputs, so that a part of it can be computed again.
+/// What the values of a forward pass depend on beside its inputs, so that a part of it can be recomputed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardContext {
     random: RandomState,
@@ -115,7 +115,7 @@ impl ForwardContext {
     }
 }
 
-/// Runs `f` without recording, and returns which leaves that need gradients it read, in order.
+/// Runs `f` without recording, and returns the leaves it read that need gradients, in order.
 pub(crate) fn reading<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T, Vec<Arc<Leaf<R>>>)> {
     let outer = READS.replace(Some(Box::new(Vec::<Arc<Leaf<R>>>::new())));
     let result = no_grad(f);

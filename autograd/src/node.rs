@@ -1,4 +1,4 @@
-//! Nodes of the tape: an op call, what it read, and what it keeps for backward.
+//! Nodes of the tape: an op call, what it read, and what it saves for backward.
 
 use std::{cell::Cell, panic::Location, sync::Arc};
 
@@ -15,11 +15,11 @@ use crate::{
     rematerialize::{RematRecipe, Rematerialized},
 };
 
-/// Where a variable comes from.
+/// The origin of a variable.
 pub(crate) enum Edge<R: Runtime> {
     /// Output `k` of a node.
     Node(Arc<Node<R>>, u32),
-    /// A leaf, through views.
+    /// A leaf, seen through views.
     Leaf(Arc<LeafView<R>>),
 }
 
@@ -36,7 +36,7 @@ impl<R: Runtime> Clone for Edge<R> {
 pub(crate) enum TapeValue<R: Runtime> {
     Own(Tensor<R>),
     Leaf(Arc<LeafView<R>>),
-    /// Who saves it saves its recipe.
+    /// A rematerialized value, of which only the recipe is saved.
     Rematerialized(Arc<Rematerialized<R>>),
 }
 
@@ -59,7 +59,7 @@ impl<R: Runtime> TapeValue<R> {
         }
     }
 
-    /// The same without a clone where there is a value; `room` is for one that is fetched.
+    /// Reads a saved input without a clone where its value is in memory; `room` stores a value that is fetched.
     pub(crate) fn read<'a>(&'a self, room: &'a mut Option<Tensor<R>>) -> Result<&'a Tensor<R>> {
         match self {
             TapeValue::Own(t) => Ok(t),
@@ -68,7 +68,7 @@ impl<R: Runtime> TapeValue<R> {
         }
     }
 
-    /// Appends its spec.
+    /// Appends the spec of this input to a list.
     pub(crate) fn list(&self, specs: &mut SpecList) {
         match self {
             TapeValue::Own(t) => specs.push(t.shape(), t.dtype()),
@@ -87,7 +87,7 @@ impl<R: Runtime> TapeValue<R> {
     }
 }
 
-/// What a node computed.
+/// The operation that a node computed.
 pub(crate) enum NodeCall<R: Runtime> {
     Op(Op),
     Function(Arc<dyn Function<R>>),
@@ -116,7 +116,7 @@ pub(crate) struct Node<R: Runtime> {
     pub(crate) number: u64,
     pub(crate) call: NodeCall<R>,
     pub(crate) edges: SmallVec<[Option<Edge<R>>; 2]>,
-    /// Of inputs, one for each edge, then of outputs.
+    /// The specs of inputs, one for each edge, then of outputs.
     pub(crate) specs: SpecList,
     pub(crate) outputs: u32,
     /// The line of the program that made the call.
@@ -134,10 +134,10 @@ impl<R: Runtime> Node<R> {
     }
 }
 
-/// What is kept of an input.
+/// A saved input: the value itself, or what it can be obtained from.
 pub(crate) enum SavedInput<R: Runtime> {
     Own(Tensor<R>),
-    /// A leaf, and its version.
+    /// A leaf, and its version at that time.
     Leaf(Arc<LeafView<R>>, u64),
     RematRecipe(Arc<RematRecipe<R>>),
 }
@@ -153,7 +153,7 @@ impl<R: Runtime> Clone for SavedInput<R> {
 }
 
 impl<R: Runtime> SavedInput<R> {
-    /// The value as it was; a leaf that is needed is announced.
+    /// The saved value; the hook is notified of a leaf that is read.
     pub(crate) fn fetch(&self, hook: &mut dyn BackwardHook<R>) -> Result<TapeValue<R>> {
         Ok(match self {
             SavedInput::Own(t) => TapeValue::Own(t.clone()),
@@ -171,7 +171,7 @@ impl<R: Runtime> SavedInput<R> {
     }
 }
 
-/// What a node keeps for backward: only what its gradient reads.
+/// The values that a node saves for backward: only those that its gradient reads.
 pub(crate) struct Saved<R: Runtime> {
     pub(crate) inputs: SmallVec<[Option<SavedInput<R>>; 2]>,
     pub(crate) outputs: SmallVec<[Option<Tensor<R>>; 1]>,
@@ -199,7 +199,7 @@ impl<R: Runtime> Drop for Node<R> {
 
 thread_local! { static CLOCK: Cell<u64> = const { Cell::new(0) }; }
 
-/// A number above this thread's last and above those of all inputs: it grows along every edge, whatever thread made them.
+/// A number above this thread's last and above those of all inputs: it grows along every edge, in any mix of threads.
 pub(crate) fn next_number<R: Runtime>(edges: &[Option<Edge<R>>]) -> u64 {
     let of = |e: &Edge<R>| if let Edge::Node(n, _) = e { n.number } else { 0 };
     let below = edges.iter().flatten().map(of).max().unwrap_or(0);

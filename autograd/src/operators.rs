@@ -1,4 +1,4 @@
-//! `+ − · /` for variables: `(&a + &b)?`.
+//! The operators `+ − · /` for variables: `(&a + &b)?`.
 
 use crate::Var;
 

@@ -1,4 +1,4 @@
-//! Values that nobody keeps: what reads one in backward makes it again.
+//! Rematerialization: values that are not saved, but recomputed by the op calls that read them in backward.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
 
 type MakeValue<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
 
-/// A value while a forward pass uses it, and how it is made.
+/// A value during the forward pass, with its recipe.
 pub(crate) struct Rematerialized<R: Runtime> {
     pub(crate) value: Tensor<R>,
     pub(crate) recipe: Arc<RematRecipe<R>>,
@@ -30,7 +30,7 @@ pub(crate) struct RematRecipe<R: Runtime> {
     context: ForwardContext,
     /// Of what `make` gave.
     spec: Spec,
-    /// Through which what was made is seen.
+    /// The views through which the recomputed value is read.
     views: Vec<ViewOp>,
 }
 
@@ -45,12 +45,12 @@ impl<R: Runtime> Rematerialized<R> {
     }
 }
 
-/// What `make` gives for `inputs`. Ops that need this value for their gradients do not keep it, but make it again in backward, with the
-/// same random seeds. (Activation checkpointing of one value; unlike in [`checkpoint`](crate::checkpoint), what `make` computes is
-/// recorded as usual, and can be differentiated twice.)
+/// The value that `make` computes from `inputs`. Ops that need this value for their gradients do not save it, but
+/// recompute it in backward, with the same random seeds. (Activation checkpointing of one value; unlike in
+/// [`checkpoint`](crate::checkpoint), what `make` computes is recorded as usual, and can be differentiated twice.)
 ///
-/// It pays where the value is cheap and its inputs are kept anyway: an activation, whose gradient reads its input; a norm; a copy in another
-/// order. `make` depends on its inputs and random seeds alone.
+/// It pays off where the value is cheap and its inputs are saved anyway: an activation, whose gradient reads its input;
+/// a norm; a copy in another order. `make` must depend only on its inputs and on random seeds.
 ///
 /// ```
 /// # use autograd::{Var, recomputed};
@@ -59,7 +59,7 @@ impl<R: Runtime> Rematerialized<R> {
 /// # let (x, w) = (Tensor::zeros(&rt, [4, 8], DType::F32)?, Tensor::zeros(&rt, [8, 8], DType::F32)?);
 /// # let (x, w) = (Var::leaf("x", x)?, Var::leaf("w", w)?);
 /// let h = x.mul(2.0)?;
-/// // The product keeps `h`, which `gelu` keeps too, and not `gelu(h)`.
+/// // The matmul saves `h`, which `gelu` saves too, and not `gelu(h)`.
 /// let y = recomputed(&[&h], |h| h[0].gelu())?.matmul(&w)?;
 /// # Ok::<(), numcore::Error>(())
 /// ```
@@ -80,7 +80,8 @@ pub fn recomputed<R: Runtime>(
 }
 
 impl<R: Runtime> RematRecipe<R> {
-    /// The value, in a sweep: leaves it reads must be as they were, and are announced.
+    /// Recomputes the value in backward: leaves it reads must be unchanged since forward, and are announced to the
+    /// hook.
     pub(crate) fn run(&self, hook: &mut dyn BackwardHook<R>) -> Result<Tensor<R>> {
         let inputs = self.inputs.iter().map(|i| Ok(Var { value: i.fetch(hook)?, edge: None }));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;

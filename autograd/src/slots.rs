@@ -1,4 +1,4 @@
-//! Memory that gradients are gathered in, lent to an op call that gives several of them at once.
+//! Memory in which gradients are accumulated, lent to an op call that gives several of them at once.
 
 use std::sync::Arc;
 
@@ -12,8 +12,9 @@ use crate::{
 };
 
 impl<R: Runtime> Sweep<R> {
-    /// For each of these edges the memory its gradient is gathered in: a leaf's slot, or a node's gradient that no one else holds. None where
-    /// there is none yet, where the op call must be recorded or kept, and where an edge before leads to the same.
+    /// The memory in which the gradient of each edge is accumulated: a leaf's slot, or a node's gradient with no other
+    /// holder. It is `None` where no memory exists yet, where the op call must be recorded or deferred, and where an
+    /// earlier edge leads to the same memory.
     pub(crate) fn lend(
         &mut self,
         edges: &[Option<Edge<R>>],
@@ -52,7 +53,7 @@ impl<R: Runtime> Sweep<R> {
         }
     }
 
-    /// Takes the memory of a leaf's gradient: the hook's slot, or some of its own.
+    /// Takes the memory for a leaf's gradient: the hook's slot, or newly allocated memory.
     pub(crate) fn slot(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<TensorMut<R>> {
         let state = self.leaf_state(leaf)?;
         if let Some(slot) = state.grad.take() {
@@ -73,7 +74,7 @@ impl<R: Runtime> Sweep<R> {
         }
     }
 
-    /// Takes the gradient of a node's output that is there, if nothing else holds its memory.
+    /// Takes the gradient of a node's output, if it exists and has no other holder.
     fn sole(&mut self, node: &Arc<Node<R>>, k: usize) -> Option<TensorMut<R>> {
         let sum = &mut self.grads.get_mut(&id(node))?[k];
         match sum.take()? {

@@ -1,4 +1,4 @@
-//! One node's turn in a sweep: what its gradient rule reads, and where what it gives goes.
+//! One node of a backward pass: what its gradient rule reads, and where its results go.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     var::with_values,
 };
 
-/// What a gradient rule sees of its node during a sweep.
+/// The context of a node's gradient rule during a backward pass.
 pub(crate) struct NodeStep<'a, R: Runtime> {
     pub(crate) sweep: &'a mut Sweep<R>,
     pub(crate) hook: &'a mut dyn BackwardHook<R>,
@@ -27,7 +27,7 @@ pub(crate) struct NodeStep<'a, R: Runtime> {
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Lends the slot of a leaf this node reads to a sweep inside it.
+    /// Lends the slot of a leaf that this node reads to an inner backward pass.
     pub(crate) fn lend_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let Some(state) = self.sweep.leaves.get_mut(&leaf.id()) else { return Ok(None) };
         if let Some(slot) = state.grad.take() {
@@ -38,21 +38,22 @@ impl<R: Runtime> NodeStep<'_, R> {
         Ok(slot)
     }
 
-    /// Takes a slot back, written.
+    /// Returns a slot that was written.
     pub(crate) fn return_slot(&mut self, leaf: &Arc<Leaf<R>>, slot: TensorMut<R>) -> Result<()> {
         let state = self.sweep.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
         state.grad = Some(slot);
         Ok(())
     }
 
-    /// The error of a position that this node's call has not.
+    /// The error for a position that this node's call does not have.
     fn missing(&self, what: &str, i: usize, count: usize) -> Error {
         let why = format!("its gradient rule named {what} {i}; there are {count}");
         Error::argument(self.node.call.name(), why)
     }
 
-    /// What a gradient rule somebody wrote by hand gives for input `i` has that input's shape and dtype; what this crate's own rules give
-    /// is tested. Each input is given one gradient: a second would be lost, or added, by where the input comes from.
+    /// Checks a gradient that a user's [`Function`](crate::Function) gives for input `i`: it has that input's shape and
+    /// dtype. The rules of this workspace are tested instead. Each input gets one gradient: a second would be lost or
+    /// added, depending on where the input comes from.
     fn check_given(&self, i: usize, spec: impl FnOnce() -> Result<Spec>) -> Result<()> {
         let name = self.node.call.name();
         if self.given[i] {
@@ -168,7 +169,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
     }
 }
 
-/// Shape and dtype of what `op`, which has one output, gives.
+/// The shape and dtype of the output of `op`, which has one.
 fn result<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Spec> {
     let specs: SmallVec<[Spec; 8]> = ins.iter().map(|v| v.spec()).collect();
     match op.infer(&specs)?[..] {

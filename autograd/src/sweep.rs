@@ -1,8 +1,8 @@
 //! The engine: one pass over the graph, from the highest node number to the lowest.
 //!
-//! Three maps, all for look-up alone: gradients that wait for their node, what is known of each leaf, and (when weight gradients
-//! are deferred) which nodes lead to an input. A leaf's gradient is final when every edge to it is settled: its op call has run,
-//! or its node ended without giving one.
+//! Three maps, all for look-up alone: gradients that wait for their node, the state of each leaf, and (when weight
+//! gradients are deferred) which nodes lead to an input. A leaf's gradient is final when every edge to it is settled:
+//! its op call has run, or its node finished without giving one.
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
@@ -22,17 +22,17 @@ use crate::{
     var::with_values,
 };
 
-/// Gradients of a node's outputs, as far as they are known.
+/// The gradients of a node's outputs, where known.
 pub(crate) type PendingGrads<R> = SmallVec<[Option<Var<R>>; 1]>;
 
-/// An op call kept for later, with where its result goes.
+/// A deferred op call, with the destination of its result.
 pub(crate) struct KeptCall<R: Runtime> {
     pub(crate) to: Edge<R>,
     pub(crate) op: Op,
     pub(crate) ins: SmallVec<[Var<R>; 4]>,
 }
 
-/// What is known of a leaf during a sweep.
+/// The state of a leaf during a backward pass.
 pub(crate) struct LeafState<R: Runtime> {
     leaf: Arc<Leaf<R>>,
     open: usize,
@@ -41,26 +41,27 @@ pub(crate) struct LeafState<R: Runtime> {
     graph: Option<Var<R>>,
 }
 
-/// How a sweep goes.
+/// The options of a backward pass.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct SweepOptions {
     pub(crate) retain_graph: bool,
     pub(crate) create_graph: bool,
 }
 
-/// A sweep's state; also what a deferred part continues from.
+/// The state of a backward pass, from which deferred op calls continue as well.
 pub(crate) struct Sweep<R: Runtime> {
     pub(crate) options: SweepOptions,
-    /// Ascending numbers: the last one is next. (A heap looks at ten nodes for each it gives.)
+    /// Nodes in ascending order of their numbers: the last one is next. (A heap compares with ten nodes for each one
+    /// popped.)
     nodes: Vec<Arc<Node<R>>>,
     pub(crate) grads: ByAddress<PendingGrads<R>>,
     pub(crate) leaves: ByAddress<LeafState<R>>,
-    /// Nodes and leaves that lead to the inputs asked for; other op calls are kept.
+    /// Nodes and leaves that lead to the requested inputs; op calls for others are deferred.
     pub(crate) only: Option<ByAddress<()>>,
-    /// Nodes whose gradients are asked for themselves.
+    /// Nodes whose own gradients were requested.
     wanted: HashMap<(usize, u32), Option<Var<R>>>,
     pub(crate) kept: Vec<KeptCall<R>>,
-    /// Nodes that run with the kept calls.
+    /// Nodes that run with the deferred calls.
     later: Vec<Arc<Node<R>>>,
 }
 
@@ -77,7 +78,8 @@ pub(crate) fn target<R: Runtime>(edge: &Edge<R>) -> usize {
 }
 
 impl<R: Runtime> Sweep<R> {
-    /// Prepares a sweep from roots with their gradients: finds the graph below and counts the edges to every leaf.
+    /// Prepares a backward pass from roots with their gradients: finds the graph below and counts the edges to every
+    /// leaf.
     pub(crate) fn new(roots: &[(Var<R>, Var<R>)], options: SweepOptions) -> Self {
         let mut sweep = Sweep {
             options,
@@ -125,11 +127,11 @@ impl<R: Runtime> Sweep<R> {
         self.leaves.entry(leaf.id()).or_insert_with(fresh).open += 1;
     }
 
-    /// Restricts the sweep to what leads to `inputs`; everything else is kept.
+    /// Restricts the backward pass to what leads to `inputs`; all other op calls are deferred.
     pub(crate) fn restrict(&mut self, inputs: &[&Var<R>]) {
         let mut only: ByAddress<()> = ByAddress::default();
         only.extend(inputs.iter().filter_map(|v| v.edge.as_ref()).map(|e| (target(e), ())));
-        // Ascending numbers: inputs of a node are decided before the node is.
+        // Numbers ascend, so the inputs of a node are decided before the node is.
         for node in &self.nodes {
             if node.edges.iter().flatten().any(|e| only.contains_key(&target(e))) {
                 only.insert(id(node), ());
@@ -138,7 +140,7 @@ impl<R: Runtime> Sweep<R> {
         self.only = Some(only);
     }
 
-    /// Asks for the gradient of a leaf or an intermediate.
+    /// Requests the gradient of a leaf or an intermediate.
     pub(crate) fn want(&mut self, var: &Var<R>) -> Result<()> {
         match &var.edge {
             Some(Edge::Node(n, k)) => {
@@ -153,7 +155,7 @@ impl<R: Runtime> Sweep<R> {
         Ok(())
     }
 
-    /// The recorded gradient of `var` after a sweep that creates a graph.
+    /// The recorded gradient of `var` after a backward pass that creates a graph.
     pub(crate) fn result(&mut self, var: &Var<R>) -> Option<Var<R>> {
         match var.edge.as_ref()? {
             Edge::Node(n, k) => self.wanted.get(&(id(n), *k))?.clone(),
@@ -161,7 +163,7 @@ impl<R: Runtime> Sweep<R> {
         }
     }
 
-    /// Gives the roots their gradients and runs every node.
+    /// Gives the roots their gradients and processes every node.
     pub(crate) fn start(&mut self, roots: Vec<(Var<R>, Var<R>)>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         in_backward(|| no_autocast(|| self.started(roots, hook)))
     }
@@ -174,7 +176,7 @@ impl<R: Runtime> Sweep<R> {
         self.run(hook)
     }
 
-    /// Runs what was kept.
+    /// Runs the deferred op calls.
     pub(crate) fn resume(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         self.only = None;
         self.nodes.append(&mut self.later);
@@ -232,7 +234,8 @@ impl<R: Runtime> Sweep<R> {
         taken.ok_or_else(|| ErrorKind::GraphFreed { op: node.call.name() }.into())
     }
 
-    /// An op call's result goes to an edge: into a leaf's slot, to a node's gradient, or the call is kept.
+    /// Delivers the result of an op call to an edge: into a leaf's slot, into a node's gradient, or the call is
+    /// deferred.
     pub(crate) fn deliver(
         &mut self,
         to: &Edge<R>,
@@ -262,7 +265,7 @@ impl<R: Runtime> Sweep<R> {
         Ok(())
     }
 
-    /// The gradients of a node's outputs, as far as they are known.
+    /// The gradients of a node's outputs, where known.
     pub(crate) fn pending(&mut self, node: &Arc<Node<R>>) -> &mut PendingGrads<R> {
         let none = || (0..node.outputs).map(|_| None).collect();
         self.grads.entry(id(node)).or_insert_with(none)
@@ -298,7 +301,7 @@ impl<R: Runtime> Sweep<R> {
         Ok(())
     }
 
-    /// One edge to the leaf is done; after the last one its gradient is final, and the hook is told.
+    /// Counts one edge to the leaf as finished; after the last one its gradient is final, and the hook is notified.
     pub(crate) fn finish_edge(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let state = self.leaf_state(leaf)?;
         state.open -= 1;
@@ -318,7 +321,8 @@ pub(crate) fn run<R: Runtime>(op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     Var::apply1(op, ins)
 }
 
-/// Adds what an op gives to a gradient: into its own memory when no one else holds it and nothing is recorded.
+/// Accumulates the output of an op into a gradient: in place when its memory has no other holder and nothing is
+/// recorded.
 fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     use numcore::ops::PointwiseOps;
     let tracked = sum.edge.is_some() || ins.iter().any(|v| v.edge.is_some());

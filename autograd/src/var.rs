@@ -1,4 +1,4 @@
-//! [`Var`]: a tensor and, if it needs gradients, its place in the graph.
+//! [`Var`]: a tensor and, if it needs gradients, its position in the graph.
 
 use std::{fmt, panic::Location, sync::Arc};
 
@@ -15,7 +15,8 @@ use crate::{
     node::{Edge, Node, NodeCall, Saved, SavedInput, TapeValue, next_number},
 };
 
-/// A value of a computation. If it needs gradients it holds the graph that made it; dropping the last variable frees it.
+/// A value of a computation. If it needs gradients, it holds the graph that computed it; dropping the last variable
+/// frees the graph.
 pub struct Var<R: Runtime> {
     pub(crate) value: TapeValue<R>,
     pub(crate) edge: Option<Edge<R>>,
@@ -28,7 +29,7 @@ impl<R: Runtime> Clone for Var<R> {
 }
 
 impl<R: Runtime> Var<R> {
-    /// A value no gradient flows to.
+    /// A value to which no gradient flows.
     pub fn new(value: Tensor<R>) -> Self {
         Var { value: TapeValue::Own(value), edge: None }
     }
@@ -47,7 +48,7 @@ impl<R: Runtime> Var<R> {
         Var { value: TapeValue::Leaf(view), edge }
     }
 
-    /// The value.
+    /// The tensor of this variable; fetched where it is not in memory.
     pub fn value(&self) -> Result<Tensor<R>> {
         self.value.get()
     }
@@ -57,22 +58,22 @@ impl<R: Runtime> Var<R> {
         self.value()?.item()
     }
 
-    /// Its sizes.
+    /// The sizes of this variable.
     pub fn dims(&self) -> Vec<usize> {
         self.spec().shape.to_vec()
     }
 
-    /// Its element type.
+    /// The element type of this variable.
     pub fn dtype(&self) -> DType {
         self.spec().dtype
     }
 
-    /// Whether gradients flow through it.
+    /// Whether gradients flow through this variable.
     pub fn requires_grad(&self) -> bool {
         self.edge.is_some()
     }
 
-    /// The leaf it is, if it is one (views of leaves are not).
+    /// The leaf that this variable is, if it is one (views of leaves are not).
     pub fn as_leaf(&self) -> Option<&Arc<Leaf<R>>> {
         match &self.value {
             TapeValue::Leaf(view) if view.is_whole() => Some(view.leaf()),
@@ -117,7 +118,7 @@ impl<R: Runtime> Var<R> {
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
 
-    /// This leaf, or view of one, seen another way; `None` where strides cannot say it.
+    /// This leaf, or view of one, under another view; `None` where strides cannot express it.
     fn leaf_seen(&self, leaf: &Arc<LeafView<R>>, view: &ViewOp) -> Result<Option<Self>> {
         let Some(value) = leaf.then(view)? else { return Ok(None) };
         let edge = self.edge.as_ref().map(|_| Edge::Leaf(value.clone()));
@@ -142,7 +143,7 @@ impl<R: Runtime> Var<R> {
     }
 }
 
-/// An error of an op, naming the parameters among its operands: they say which of a model's layers it was.
+/// Adds the parameters among the operands to an error: they tell which of a model's layers failed.
 #[cold]
 fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
     use ErrorKind::{Argument, DType, Device, Index, NoGradient, Shape, Unsupported};
@@ -174,7 +175,7 @@ pub(crate) fn saved_input<R: Runtime>(value: &TapeValue<R>) -> SavedInput<R> {
     }
 }
 
-/// What `f` makes of the values of `vars`, which are cloned only where a leaf's residency fetches them.
+/// Applies `f` to the values of `vars`, which are cloned only where a leaf's residency fetches them.
 pub(crate) fn with_values<R: Runtime, T>(vars: &[&Var<R>], f: impl FnOnce(&[&Tensor<R>]) -> Result<T>) -> Result<T> {
     let mut rooms: SmallVec<[Option<Tensor<R>>; 4]> = SmallVec::new();
     rooms.resize_with(vars.len(), || None);

@@ -104,7 +104,7 @@ fn gradients_are_those_of_casts_by_hand() -> Result<()> {
         Ok(())
     };
     is(autocast(HALF, || model(&x, &w))?)?;
-    // Computed again in backward, outside of the scope, as they were in it.
+    // Recomputed in backward, outside of the scope, as they were in it.
     is(autocast(HALF, || Ok(checkpoint(&[&x, &w], |v| Ok(vec![model(&v[0], &v[1])?]))?.remove(0)))?)?;
     is(autocast(HALF, || recomputed(&[&x, &w], |v| v[0].matmul(&v[1]))?.softmax(-1)?.square()?.sum_all())?)?;
     // Backward in the scope runs as outside of it, kept weight gradients too.

@@ -1,4 +1,4 @@
-//! Segments that run again in backward: the same gradients, less memory.
+//! Checkpointed segments: the gradients of the plain model, in less memory.
 
 mod common;
 
@@ -253,7 +253,7 @@ fn deferred_weight_gradients_of_a_segment() {
     assert_eq!(fired, ["w", "x"]);
 }
 
-/// First gradients by `grad` need no second sweep: only asking for a graph of them is refused.
+/// First gradients by `grad` do not run a segment twice: only a graph of its gradients is refused.
 #[test]
 fn gradients_as_variables_go_through_segments_once() {
     let rt = cpu();

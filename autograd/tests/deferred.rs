@@ -74,8 +74,8 @@ fn deferred_parts_run_in_any_order_of_micro_batches() {
     assert_eq!(stage.gradients(&split), stage.gradients(&whole));
 }
 
-/// A pipeline stage's input is an intermediate only in name: it is received, and is a leaf of the stage's graph. But an
-/// intermediate may be asked for as well.
+/// A pipeline stage's input is an intermediate only in name: it is received, and is a leaf of the stage's graph. The
+/// gradient of an intermediate may be requested as well.
 #[test]
 fn an_intermediate_can_be_the_input() {
     let rt = cpu();

@@ -1,4 +1,4 @@
-//! The life of a graph: what it refuses, what it keeps, and when it lets go.
+//! The lifetime of a graph: what it refuses, what it saves, and when it frees memory.
 
 mod common;
 
@@ -101,7 +101,7 @@ fn a_frozen_leaf_gets_no_gradient() {
     let rt = cpu();
     let (w, x) = (leaf(&rt, "w", [2], &[1.0, 2.0]), leaf(&rt, "x", [2], &[3.0, 4.0]));
     of(&w).set_requires_grad(false);
-    // The variable is made anew from the leaf, as a parameter is in every forward pass.
+    // The variable is created again from the leaf, as a parameter's is in every forward pass.
     let y = of(&w).var().mul(&x).unwrap().sum(&[], false).unwrap();
     let gradients = backward(&y).unwrap();
     assert!(gradients.of(&w).is_none() && gradients.of(&x).is_some());
@@ -177,7 +177,7 @@ fn a_sweep_frees_what_the_graph_kept_even_while_the_loss_lives() {
     assert_eq!(rt.memory().total.live, before);
 }
 
-/// The peak of a sweep lies near what forward left: intermediates go as it passes.
+/// The peak of a backward pass stays near the memory after forward: intermediates are freed as the pass proceeds.
 #[test]
 fn intermediates_are_freed_as_the_sweep_passes() {
     let rt = NullRuntime::new();
@@ -197,7 +197,7 @@ fn nothing_is_kept_that_backward_does_not_read() {
     let rt = NullRuntime::new();
     let x = common::blank(&rt, "x", [1 << 10]);
     let before = rt.memory().total.live;
-    // Sums and scalings by a number keep nothing: only the newest value lives.
+    // Sums and multiplications by a scalar save nothing: only the newest value is alive.
     let y = (0..64).try_fold(x, |y, _| y.mul(3.0)?.add(1.0)).unwrap();
     assert!(rt.memory().total.live <= before + (4 << 10));
     drop(y);

@@ -96,7 +96,7 @@ fn gradients_of_leaves_read_through_views_have_the_leafs_shape() {
     assert_eq!(values(first(&gg)), [0.0, 16.0, 24.0, 0.0, 40.0, 48.0]);
 }
 
-/// What is asked for decides the shape: a view's gradient is not its leaf's.
+/// The requested variable decides the shape: the gradient of a view differs from its leaf's.
 #[test]
 fn the_gradient_of_a_view_of_a_leaf_is_never_of_another_shape() {
     let rt = cpu();
@@ -180,7 +180,7 @@ fn a_function_with_several_outputs_hears_which_were_used() {
     assert_eq!((grad_of(&gradients, &x), grad_of(&gradients, &y)), (vec![5.0], vec![3.0]));
 }
 
-/// Reads what it did not save, or gives nothing: errors, not wrong gradients.
+/// A function that reads what it did not save, or gives no gradient: errors, not wrong gradients.
 struct Careless {
     saves: Saves,
 }
@@ -213,8 +213,8 @@ fn a_rule_that_reads_what_it_did_not_save_is_told_so() {
 fn an_op_without_derivative_gives_no_gradient_or_says_so() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[1.5, 2.5]);
-    // Steps have the derivative 0 everywhere: no gradient arrives, and nothing is invented.
+    // Step functions have the derivative 0 everywhere: no gradient arrives, and none is made up.
     assert!(grad(&[&x.floor().unwrap()], &[&x], false).unwrap()[0].is_none());
-    // Positions are whole numbers: they are no variables that need gradients.
+    // Indices are integers, and integer variables cannot require gradients.
     assert!(!x.argmax(0, false).unwrap().requires_grad());
 }

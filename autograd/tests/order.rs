@@ -1,4 +1,4 @@
-//! When a leaf's gradient is final: once, right after its last consumer, whatever the order of operands.
+//! When a leaf's gradient is final: once, right after its last consumer, for every order of operands.
 
 mod common;
 
@@ -53,7 +53,7 @@ fn a_leaf_read_through_views_fires_once_and_counts_every_view() {
 fn long_chains_neither_recurse_forward_nor_backward_nor_when_dropped() {
     let rt = NullRuntime::new();
     let x = blank(&rt, "x", [1]);
-    // A small stack: what recurses 100 000 deep overflows it.
+    // A small stack: code that recurses 100 000 levels overflows it.
     let run = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
         let chain = |n: usize| (0..n).try_fold(x.clone(), |y, _| y.mul(&y)).unwrap();
         let y = chain(100_000);
@@ -66,7 +66,7 @@ fn long_chains_neither_recurse_forward_nor_backward_nor_when_dropped() {
     run.unwrap().join().unwrap();
 }
 
-/// Tells at how many launches each leaf became final.
+/// Records the number of launches after which each leaf became final.
 struct Launches {
     rt: NullRuntime,
     ready: Vec<(String, u64)>,
@@ -79,7 +79,7 @@ impl BackwardHook<NullRuntime> for Launches {
     }
 }
 
-/// Each leaf with the share of the sweep's launches that had run when it became final.
+/// Each leaf with the fraction of the launches of backward that had run when it became final.
 fn launches_at(build: impl Fn(&NullRuntime) -> Var<NullRuntime>) -> (Vec<(String, u64)>, u64) {
     let rt = NullRuntime::new();
     let y = build(&rt);

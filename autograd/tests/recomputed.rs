@@ -24,7 +24,7 @@ fn through<R: Runtime>(again: bool, inputs: &[&Var<R>], make: Make<R>) -> Var<R>
     make(&inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>()).unwrap()
 }
 
-/// Gradients of `[x, scale, w]` of a product whose left operand is a norm, a dropout mask over it and a reshape.
+/// Gradients of `[x, scale, w]` of a matmul whose left operand is a norm, a dropout mask over it and a reshape.
 fn gradients(again: bool) -> [Vec<f64>; 3] {
     let rt = cpu();
     manual_seed(5);
@@ -32,7 +32,7 @@ fn gradients(again: bool) -> [Vec<f64>; 3] {
     let w = leaf(&rt, "w", [4, 5], &numbers(20));
     let h = x.square().unwrap();
     let normed = through(again, &[&h, &scale], |x| x[0].layer_norm(Some(&x[1]), None, 1e-5)?.dropout(0.3, next_seed()));
-    // A product of three axes sees its left operand through a reshape.
+    // A matmul of three axes reads its left operand through a reshape.
     let y = normed.matmul(&w).unwrap().tanh().unwrap();
     let drawn = random_state();
     let gradients = backward(&y.square().unwrap().sum(&[], false).unwrap()).unwrap();

@@ -69,7 +69,7 @@ fn a_value_that_is_absent_in_forward_is_fetched_too() {
     let w = leaf(&rt, "w", [2], &[1.0, 2.0]);
     release(&w, &shelf);
     assert_eq!(w.mul(2.0).unwrap().value().unwrap().to_f64s().unwrap(), [2.0, 4.0]);
-    // Views of an absent leaf know their shape without a fetch.
+    // Views of an absent leaf have a shape without a fetch.
     let before = shelf.fetched.load(Ordering::Relaxed);
     assert_eq!(w.reshape([2, 1]).unwrap().dims(), [2, 1]);
     assert_eq!(shelf.fetched.load(Ordering::Relaxed), before);
@@ -98,7 +98,7 @@ fn a_value_put_back_is_not_stale_and_one_of_another_shape_is_refused() {
     assert_eq!(grad_of(&backward(&y).unwrap(), &w), [2.0, 4.0]);
 }
 
-/// The hook hears of a leaf before its value is read, in the order of the sweep, and of nothing that is not read.
+/// The hook is notified of a leaf before its value is read, in the order of backward, and of no leaf that is not read.
 #[test]
 fn leaves_are_announced_before_they_are_read() {
     let rt = cpu();

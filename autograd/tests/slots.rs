@@ -86,7 +86,7 @@ fn slots_add_up_over_micro_batches_and_start_anew_after_a_reset() {
     assert_eq!(bucket.ready, ["w"; 4]);
 }
 
-/// The first writer overwrites what a slot held before.
+/// The first writer overwrites the old content of a slot.
 #[test]
 fn nothing_old_is_left_in_a_slot() {
     let rt = cpu();
@@ -198,7 +198,7 @@ fn a_slot_of_the_wrong_shape_is_an_error_that_names_the_leaf() {
     assert!(error.to_string().contains("encoder.weight"), "{error}");
 }
 
-/// In the steady state a sweep over slots takes no memory for gradients of leaves.
+/// In the steady state a backward pass over slots allocates no memory for gradients of leaves.
 #[test]
 fn gradients_in_slots_are_not_allocated() {
     let rt = cpu();
@@ -216,7 +216,8 @@ fn rt_reset(rt: &Cpu) {
     numcore::Runtime::reset_peak(rt);
 }
 
-/// Pieces of an intermediate: their gradients become the whole's without zeros or sums, and a piece nobody used has none.
+/// Splits of an intermediate: their gradients become the whole's without zeros or sums, and an unused part has no
+/// gradient.
 #[test]
 fn pieces_give_the_gradient_of_the_whole_in_one_go() {
     let rt = cpu();
@@ -235,13 +236,13 @@ fn pieces_give_the_gradient_of_the_whole_in_one_go() {
         drop(autograd::backward(&loss).unwrap());
         null.launches() - before
     };
-    // The seed; gradients of three pieces; three copies into the gradient of `exp`, whose gradient is one more.
+    // The seed; gradients of three parts; three copies into the gradient of `exp`, whose gradient is one more.
     assert_eq!(launches(|x| x.sin()), 8);
-    // Pieces of one memory, the seed's number here, are put together without a copy.
+    // Parts of one memory, here slices of the seed, are concatenated without a copy.
     assert_eq!(launches(|x| Ok(x.clone())), 2);
 }
 
-/// A norm of `h` beside `h` itself, its parameters used twice: with the fused op, or by primitives.
+/// A norm of `h` added to `h` itself, its parameters used twice: with the fused op, or by primitives.
 fn normed(fused: bool, [x, w, b]: [&Var<Cpu>; 3]) -> Result<Var<Cpu>> {
     let norm = |h: &Var<Cpu>| -> Result<Var<Cpu>> {
         if fused {
@@ -256,7 +257,7 @@ fn normed(fused: bool, [x, w, b]: [&Var<Cpu>; 3]) -> Result<Var<Cpu>> {
     norm(&y)?.add(&y)
 }
 
-/// The outputs of one op call are gradients of several values: each goes where that gradient is gathered, over what is there already.
+/// The outputs of one op call are gradients of several values: each is accumulated into the memory of its own gradient.
 #[test]
 fn a_call_gives_several_gradients_where_they_are_gathered() {
     let rt = cpu();

@@ -79,7 +79,8 @@ fn one_leaf_in_the_graphs_of_several_threads() {
     assert_eq!(grads, (1..=4).map(|k| vec![50.0 * k as f64; 4]).collect::<Vec<_>>());
 }
 
-/// A graph made in one thread, continued in another, and swept in a third: numbers grow along every edge all the same.
+/// A graph built in one thread, continued in another, and used for backward in a third: numbers still grow along every
+/// edge.
 #[test]
 fn a_graph_may_move_between_threads() {
     let rt = cpu();

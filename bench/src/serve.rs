@@ -12,7 +12,7 @@ use weftgrad_bench::{
     timing,
 };
 
-/// Answers every line of stdin with `<nanoseconds per call> <amount>`; `nan 0` for what is unknown or failed.
+/// Answers every line of stdin with `<nanoseconds per call> <amount>`; `nan 0` for a case that is unknown or failed.
 pub fn serve(cpu: Cpu) -> io::Result<()> {
     let mut cases: HashMap<String, Case> = HashMap::new();
     let (stdin, mut stdout) = (io::stdin().lock(), io::stdout().lock());
@@ -45,7 +45,8 @@ fn time(cpu: &Cpu, cases: &mut HashMap<String, Case>, words: &[&str]) -> Option<
     timing::per_call(cases.get_mut(&key)?).inspect_err(|e| eprintln!("{key}: {e}")).ok()
 }
 
-/// The most that was live at once in a category of the runtime's account, of all together (`total`), or kept for reuse (`reserved`).
+/// The most that was live at once in a category of the runtime's account, of all together (`total`), or kept for reuse
+/// (`reserved`).
 fn account_kib(account: &MemoryStats, what: &str) -> Option<f64> {
     let kib = |bytes: usize| bytes as f64 / 1024.0;
     match what {

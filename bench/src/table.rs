@@ -1,4 +1,4 @@
-//! The table for people: every case, its median time, and a checked result where there is one.
+//! The table for human readers: every case, its median time, and a checked result where there is one.
 
 use weftgrad::{Cpu, Runtime};
 

@@ -4,6 +4,8 @@ use std::{fmt, panic::Location, sync::Arc};
 
 use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut};
 
+use super::Place;
+
 /// How the ranks' values are combined. The order of additions is that of the ranks; halves are combined in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
@@ -127,6 +129,11 @@ impl<R: Runtime> Call<R> {
         self.input.as_ref()
     }
 
+    /// What it is of, where calls for several things come from one place.
+    pub fn of(&self) -> Option<&Arc<str>> {
+        self.of.as_ref()
+    }
+
     /// Elements of the parts this rank contributes: one for each rank in [`Collective::ReduceScatter`] and
     /// [`Collective::AllToAll`], otherwise one in all.
     pub fn send_parts(&self) -> &[usize] {
@@ -158,7 +165,7 @@ impl<R: Runtime> Call<R> {
             in_place: self.input.is_none(),
             parts,
             of: self.of.clone(),
-            at: self.at,
+            at: self.at.into(),
         }
     }
 }
@@ -177,7 +184,7 @@ pub struct Fingerprint {
     /// What the call is of, where calls for several things come from one place.
     pub of: Option<Arc<str>>,
     /// The caller's place.
-    pub at: &'static Location<'static>,
+    pub at: Place,
 }
 
 impl Fingerprint {
@@ -189,8 +196,8 @@ impl Fingerprint {
             && (places == Places::Any || a.at == b.at)
     }
 
-    /// The same call with roots and peers by their ranks in the world, as messages give them.
-    pub(super) fn in_world(&self, members: &[usize]) -> Fingerprint {
+    /// The call with roots and peers by their ranks in the world, as messages give them.
+    pub fn in_world(&self, members: &[usize]) -> Fingerprint {
         let seat = |rank: usize| members.get(rank).copied().unwrap_or(rank);
         let what = match self.what {
             Collective::Reduce { op, root } => Collective::Reduce { op, root: seat(root) },
@@ -233,7 +240,7 @@ impl fmt::Display for Fingerprint {
         if let Some(of) = &self.of {
             write!(f, " of {of}")?;
         }
-        write!(f, " at {}:{}", self.at.file(), self.at.line())
+        write!(f, " at {}:{}", self.at.file, self.at.line)
     }
 }
 

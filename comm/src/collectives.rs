@@ -133,7 +133,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// The bytes of every rank, by rank. Blocks.
     #[track_caller]
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange_at(bytes, Location::caller())
+        self.exchange_bytes(bytes, Location::caller())
     }
 
     /// An error on every rank unless all give the same bytes; `what` says in the message what they mean. Blocks.
@@ -243,7 +243,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         Ok(self.start(call)?.map(given))
     }
 
-    fn exchange_at(&self, bytes: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+    fn exchange_by_gathers(&self, bytes: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
         let (rt, n) = (self.runtime(), self.size());
         if n == 1 {
             return Ok(vec![bytes.to_vec()]);

@@ -14,12 +14,13 @@ use super::ReduceOp;
 const AT_ONCE: usize = 8;
 
 /// Runs the programs of collectives on a queue, and keeps them.
-pub(super) struct Combiner<R: Runtime> {
+#[derive(Debug)]
+pub struct Combiner<R: Runtime> {
     rt: R,
     programs: BTreeMap<ProgramKey, Program>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct ProgramKey {
     op: Option<u8>,
     dtype: u8,
@@ -30,16 +31,18 @@ struct ProgramKey {
 }
 
 impl<R: Runtime> Combiner<R> {
-    pub(super) fn new(rt: R) -> Self {
+    /// On this queue.
+    pub fn new(rt: R) -> Self {
         Combiner { rt, programs: BTreeMap::new() }
     }
 
-    pub(super) fn runtime(&self) -> &R {
+    /// The queue.
+    pub fn runtime(&self) -> &R {
         &self.rt
     }
 
     /// `from` into every one of `outs`.
-    pub(super) fn copy(&mut self, from: Input<'_, R>, outs: &mut [&mut TensorMut<R>]) -> Result<()> {
+    pub fn copy(&mut self, from: Input<'_, R>, outs: &mut [&mut TensorMut<R>]) -> Result<()> {
         for outs in outs.chunks_mut(AT_ONCE) {
             let key = ProgramKey { op: None, dtype: 0, ins: 1, outs: outs.len(), form: (false, false, 1) };
             let program = self
@@ -52,7 +55,7 @@ impl<R: Runtime> Combiner<R> {
     }
 
     /// The combination of `ins`, first to last, into the first of `outs`, which may be read as [`Input::Own`]; then copied to the others.
-    pub(super) fn reduce(&mut self, op: ReduceOp, ins: &[Input<'_, R>], outs: &mut [&mut TensorMut<R>]) -> Result<()> {
+    pub fn reduce(&mut self, op: ReduceOp, ins: &[Input<'_, R>], outs: &mut [&mut TensorMut<R>]) -> Result<()> {
         let Some((dtype, shape)) = outs.first().map(|t| (t.dtype(), *t.shape())) else { return Ok(()) };
         if ins.len() <= AT_ONCE && outs.len() <= AT_ONCE {
             return self.launch(op, dtype, ins, outs, (false, false, ins.len()));
@@ -138,7 +141,7 @@ fn two<'b>(op: ReduceOp, dtype: DType, a: Expr<'b>, b: Expr<'b>) -> Expr<'b> {
 }
 
 /// `n` parts of a row of `numel` elements, as even as whole 64ths allow.
-pub(super) fn cuts(numel: usize, n: usize) -> Vec<usize> {
+pub fn cuts(numel: usize, n: usize) -> Vec<usize> {
     let each = numel.div_ceil(n).next_multiple_of(64);
     (0..n).map(|i| each.min(numel.saturating_sub(i * each))).collect()
 }

@@ -4,7 +4,7 @@ use std::{fmt::Debug, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Result, Runtime, TensorMut};
 
-use super::{Call, Work};
+use super::{Call, Group, Guarantees, Work, collectives::MakeCall};
 
 /// Any communicator, as those who use it hold it.
 pub type Comm<R> = Arc<dyn Communicator<R>>;
@@ -14,21 +14,30 @@ pub type Comm<R> = Arc<dyn Communicator<R>>;
 ///
 /// What is called is in [`Collectives`](super::Collectives).
 pub trait Communicator<R: Runtime>: Send + Sync + Debug {
+    /// The ranks, and which of them this is. Roots and peers of calls are ranks of the group; errors name world ranks.
+    fn group(&self) -> &Group;
     /// This rank, from 0.
-    fn rank(&self) -> usize;
+    fn rank(&self) -> usize {
+        self.group().rank()
+    }
     /// How many ranks there are.
-    fn size(&self) -> usize;
-    /// The world ranks of this group's ranks, in the group's order. Roots and peers of calls are ranks of the group; errors name world
-    /// ranks.
-    fn members(&self) -> &[usize];
+    fn size(&self) -> usize {
+        self.group().size()
+    }
+    /// The world ranks of this group's ranks, in the group's order.
+    fn members(&self) -> &[usize] {
+        self.group().members()
+    }
     /// This rank's rank in the world from which the group was split.
     fn world_rank(&self) -> usize {
-        self.members().get(self.rank()).copied().unwrap_or(self.rank())
+        self.group().world_rank()
     }
     /// The runtime of this rank. The engine itself works on a fork of it.
     fn runtime(&self) -> &R;
     /// How long a call may take, from its start to its result, before it is an error.
     fn timeout(&self) -> Duration;
+    /// What the engine promises beyond this contract.
+    fn guarantees(&self) -> Guarantees;
 
     /// How many times this was called before on this rank's communicator: numbers what all ranks make over it in one order, trainers for
     /// one, so that the calls of one are never taken for those of another. Whatever wraps an engine passes it on.
@@ -38,32 +47,37 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     /// other ranks'.
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>>;
 
+    /// Starts calls that run together: none of them waits for another. Engines whose transfers are independent start them one by one.
+    fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
+        calls.into_iter().map(|call| self.start(call)).collect()
+    }
+
+    /// The bytes of every rank, by rank; they may differ in length. Blocks.
+    fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        self.exchange_by_gathers(own, at)
+    }
+
     /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>>;
 
+    /// An error if the communicator has failed meanwhile, here or on another rank. Never blocks. Trainers call it once per step, right before
+    /// the update: the last place at which an error that came late still prevents it.
+    fn poll(&self) -> Result<()>;
+
     /// Ends every call of every rank of the world with an error that gives this cause and names this rank.
-    fn abort(&self, cause: &str);
+    fn abort(&self, cause: &str) {
+        self.abort_for(self.world_rank(), cause);
+    }
 
     /// As [`abort`](Communicator::abort), naming the rank where the failure began, which may be another than this one.
-    fn abort_for(&self, world_rank: usize, cause: &str) {
-        let _ = world_rank;
-        self.abort(cause);
-    }
+    fn abort_for(&self, world_rank: usize, cause: &str);
 }
 
 /// What a communicator over `self.inner` says as that one does.
 macro_rules! of_inner {
     () => {
-        fn rank(&self) -> usize {
-            self.inner.rank()
-        }
-
-        fn size(&self) -> usize {
-            self.inner.size()
-        }
-
-        fn members(&self) -> &[usize] {
-            self.inner.members()
+        fn group(&self) -> &super::Group {
+            self.inner.group()
         }
 
         fn runtime(&self) -> &R {
@@ -74,12 +88,23 @@ macro_rules! of_inner {
             self.inner.timeout()
         }
 
+        fn guarantees(&self) -> super::Guarantees {
+            self.inner.guarantees()
+        }
+
         fn next_number(&self) -> u64 {
             self.inner.next_number()
         }
 
-        fn abort(&self, cause: &str) {
-            self.inner.abort(cause);
+        fn poll(&self) -> Result<()> {
+            self.inner.poll()
+        }
+
+        fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+            if !self.guarantees().exchanges_on_host || self.size() == 1 {
+                return super::collectives::MakeCall::exchange_by_gathers(self, own, at);
+            }
+            self.exchange_on_host(own, at)
         }
 
         fn abort_for(&self, world_rank: usize, cause: &str) {
@@ -90,14 +115,8 @@ macro_rules! of_inner {
 pub(super) use of_inner;
 
 impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
-    fn rank(&self) -> usize {
-        (**self).rank()
-    }
-    fn size(&self) -> usize {
-        (**self).size()
-    }
-    fn members(&self) -> &[usize] {
-        (**self).members()
+    fn group(&self) -> &Group {
+        (**self).group()
     }
     fn runtime(&self) -> &R {
         (**self).runtime()
@@ -105,14 +124,26 @@ impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
     fn timeout(&self) -> Duration {
         (**self).timeout()
     }
+    fn guarantees(&self) -> Guarantees {
+        (**self).guarantees()
+    }
     fn next_number(&self) -> u64 {
         (**self).next_number()
     }
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         (**self).start(call)
     }
+    fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
+        (**self).start_all(calls)
+    }
+    fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        (**self).exchange_bytes(own, at)
+    }
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         (**self).split_at(color, key, at)
+    }
+    fn poll(&self) -> Result<()> {
+        (**self).poll()
     }
     fn abort(&self, cause: &str) {
         (**self).abort(cause);

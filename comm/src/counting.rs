@@ -92,6 +92,17 @@ impl<R: Runtime> CountingCommunicator<R> {
     }
 }
 
+impl<R: Runtime> CountingCommunicator<R> {
+    fn exchange_on_host(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        let begun = Instant::now();
+        let all = self.inner.exchange_bytes(own, at)?;
+        let payload = all.iter().map(Vec::len).sum::<usize>() as u64;
+        let sent = ((self.size() - 1) * own.len()) as u64;
+        add(&self.counts, &("all_gather", None), Traffic { calls: 1, payload, sent, exposed: begun.elapsed() });
+        Ok(all)
+    }
+}
+
 impl<R: Runtime> Communicator<R> for CountingCommunicator<R> {
     of_inner!();
 
@@ -134,6 +145,13 @@ where
     fn wait(self: Box<Self>) -> Result<T> {
         let begun = Instant::now();
         let result = self.work.wait();
+        add(&self.counts, &self.key, Traffic { exposed: begun.elapsed(), ..Default::default() });
+        result
+    }
+
+    fn done(self: Box<Self>) -> Result<T> {
+        let begun = Instant::now();
+        let result = self.work.done();
         add(&self.counts, &self.key, Traffic { exposed: begun.elapsed(), ..Default::default() });
         result
     }

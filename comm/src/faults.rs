@@ -57,23 +57,38 @@ impl<R: Runtime> FaultyCommunicator<R> {
     }
 }
 
-impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
-    of_inner!();
-
-    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+impl<R: Runtime> FaultyCommunicator<R> {
+    /// Counts a call, and does what befalls it: true if it is left out.
+    fn befall(&self, op: &'static str) -> Result<bool> {
         if self.calls.fetch_add(1, Ordering::Relaxed) != self.at {
-            return self.inner.start(call);
+            return Ok(false);
         }
         match self.fault {
             Fault::Delay(time) => {
                 std::thread::sleep(time);
-                self.inner.start(call)
+                Ok(false)
             }
-            Fault::Skip if self.size() > 1 => Ok(Work::ready(call.into_memory().1)),
-            Fault::Skip | Fault::Error => {
-                Err(Error::argument(call.what().name(), "an error on purpose").on_rank(self.world_rank()))
-            }
-            Fault::Panic => panic!("a panic on purpose, in {}", call.what().name()),
+            Fault::Skip if self.size() > 1 => Ok(true),
+            Fault::Skip | Fault::Error => Err(Error::argument(op, "an error on purpose").on_rank(self.world_rank())),
+            Fault::Panic => panic!("a panic on purpose, in {op}"),
+        }
+    }
+
+    fn exchange_on_host(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        match self.befall("all_gather")? {
+            true => Ok(vec![Vec::new(); self.size()]),
+            false => self.inner.exchange_bytes(own, at),
+        }
+    }
+}
+
+impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
+    of_inner!();
+
+    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+        match self.befall(call.what().name())? {
+            true => Ok(Work::ready(call.into_memory().1)),
+            false => self.inner.start(call),
         }
     }
 

@@ -20,6 +20,12 @@ impl<R: Runtime> Named<R> {
     }
 }
 
+impl<R: Runtime> Named<R> {
+    fn exchange_on_host(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        self.inner.exchange_bytes(own, at)
+    }
+}
+
 impl<R: Runtime> Communicator<R> for Named<R> {
     of_inner!();
 

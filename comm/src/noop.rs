@@ -11,34 +11,27 @@ use std::{
 
 use numcore::{Error, Result, Runtime, TensorMut, ops::Op};
 
-use super::{Call, Collective, Comm, Communicator, Work};
+use super::{Call, Collective, Comm, Communicator, Group, Guarantees, Work};
 
 /// The communicator of a single rank: collectives give back what they got, through the runtime; transfers are errors, for there is
 /// nobody to meet. Code for many ranks runs on it unchanged.
 #[derive(Clone, Debug)]
 pub struct NoOpCommunicator<R: Runtime> {
     rt: R,
+    group: Group,
     numbers: Arc<AtomicU64>,
 }
 
 impl<R: Runtime> NoOpCommunicator<R> {
     /// A world of one on this runtime.
     pub fn new(rt: &R) -> Self {
-        NoOpCommunicator { rt: rt.clone(), numbers: Arc::default() }
+        NoOpCommunicator { rt: rt.clone(), group: Group::world(0, 1), numbers: Arc::default() }
     }
 }
 
 impl<R: Runtime> Communicator<R> for NoOpCommunicator<R> {
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn size(&self) -> usize {
-        1
-    }
-
-    fn members(&self) -> &[usize] {
-        &[0]
+    fn group(&self) -> &Group {
+        &self.group
     }
 
     fn runtime(&self) -> &R {
@@ -47,6 +40,10 @@ impl<R: Runtime> Communicator<R> for NoOpCommunicator<R> {
 
     fn timeout(&self) -> Duration {
         Duration::MAX
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        Guarantees::STRICT
     }
 
     fn next_number(&self) -> u64 {
@@ -74,5 +71,9 @@ impl<R: Runtime> Communicator<R> for NoOpCommunicator<R> {
         Ok(color.map(|_| Arc::new(self.clone()) as Comm<R>))
     }
 
-    fn abort(&self, _: &str) {}
+    fn poll(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort_for(&self, _: usize, _: &str) {}
 }

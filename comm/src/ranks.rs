@@ -8,7 +8,7 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::{Comm, Places, ThreadCommunicator, abort_with, threads::LEFT};
+use super::{Comm, Places, ThreadCommunicator, abort_with, failure::LEFT};
 use crate::sync;
 
 /// A world of threads in the making.
@@ -23,6 +23,11 @@ impl Ranks {
     /// A world of `size` ranks; calls may take 60 seconds.
     pub fn new(size: usize) -> Self {
         Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
     }
 
     /// How long a call may take before every rank gets an error.
@@ -61,9 +66,9 @@ impl Ranks {
         let runtimes = (0..self.size).map(runtime).collect::<Result<Vec<R>>>()?;
         let comms = ThreadCommunicator::members(runtimes, self.timeout, self.places)?;
         let outcomes = sync::scope(|scope| {
-            let start = |(rank, comm)| {
+            let start = |(rank, comm): (usize, Comm<R>)| {
                 let program = &program;
-                sync::spawn_in(scope, format!("rank-{rank}"), move || guarded(rank, comm, program))
+                sync::spawn_in(scope, format!("rank-{rank}"), move || guarded(&comm, |comm| program(comm)))
             };
             let threads: Vec<_> = comms.into_iter().enumerate().map(start).collect();
             threads.into_iter().enumerate().map(|(rank, thread)| outcome(rank, thread)).collect::<Vec<_>>()
@@ -72,18 +77,19 @@ impl Ranks {
     }
 }
 
-/// A program on one rank: whatever ends it early reaches the others.
-fn guarded<R: Runtime, T>(rank: usize, comm: Comm<R>, program: &impl Fn(Comm<R>) -> Result<T>) -> Result<T> {
+/// Runs a program on this rank of a world: an error that ends it, or a panic, reaches the other ranks.
+pub fn guarded<R: Runtime, T>(comm: &Comm<R>, program: impl FnOnce(Comm<R>) -> Result<T>) -> Result<T> {
+    let peer = comm.world_rank();
     match catch_unwind(AssertUnwindSafe(|| program(comm.clone()))) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => {
-            abort_with(&comm, &error);
+            abort_with(comm, &error);
             Err(error)
         }
         Err(panic) => {
             let cause = panic_message(&*panic);
             comm.abort(&cause);
-            Err(Error::from(ErrorKind::Peer { op: "program", peer: rank, cause }).on_rank(rank))
+            Err(Error::from(ErrorKind::Peer { op: "program", peer, cause }).on_rank(peer))
         }
     }
 }
@@ -97,8 +103,9 @@ fn outcome<T>(rank: usize, thread: std::io::Result<sync::ScopedJoinHandle<'_, Re
     }
 }
 
-/// A rank that fails drops its groups before the world hears why: who met it missing there is told the error.
-fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
+/// What the ranks of a world return: a rank that fails drops its groups before the world hears why, and who met it missing there is told
+/// the error.
+pub fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
     let own = |outcome: &Result<T>| outcome.as_ref().err().filter(|error| is_own(error)).map(Error::to_string);
     let causes: Vec<Option<String>> = outcomes.iter().map(own).collect();
     let with_cause = |error: Error| match (error.kind(), error.rank()) {
@@ -112,7 +119,7 @@ fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
 }
 
 /// Whether a rank failed by itself, not because another did.
-fn is_own(error: &Error) -> bool {
+pub fn is_own(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::Peer { peer, .. } => error.rank() == Some(*peer),
         _ => true,

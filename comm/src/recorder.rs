@@ -9,17 +9,19 @@ const KEPT: usize = 4;
 
 /// The last calls of the ranks of a world.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(Vec<VecDeque<Noted>>);
+pub struct Recorder(Vec<VecDeque<Noted>>);
 
 /// A call: its number in its group, and the world ranks of that group.
 type Noted = (Arc<[usize]>, u64, Fingerprint);
 
 impl Recorder {
-    pub(super) fn new(ranks: usize) -> Self {
+    /// Of a world of so many ranks.
+    pub fn new(ranks: usize) -> Self {
         Recorder(vec![VecDeque::with_capacity(KEPT); ranks])
     }
 
-    pub(super) fn note(&mut self, rank: usize, group: Arc<[usize]>, number: u64, call: Fingerprint) {
+    /// Notes call `number` of world rank `rank` in the group of these world ranks.
+    pub fn note(&mut self, rank: usize, group: Arc<[usize]>, number: u64, call: Fingerprint) {
         let calls = &mut self.0[rank];
         if calls.len() == KEPT {
             calls.pop_front();
@@ -28,7 +30,7 @@ impl Recorder {
     }
 
     /// A line for each rank.
-    pub(super) fn lines(&self) -> String {
+    pub fn lines(&self) -> String {
         let mut text = String::from("last calls:");
         for (rank, calls) in self.0.iter().enumerate() {
             let told = |(group, n, call): &Noted| {

@@ -6,18 +6,18 @@ use super::{Call, Collective};
 
 /// Bytes of a call, as one rank sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Volume {
+pub struct Volume {
     /// Of the whole tensor: of what is combined, gathered or sent.
-    pub(super) payload: u64,
+    pub payload: u64,
     /// What this rank must send at least.
-    pub(super) sent: u64,
+    pub sent: u64,
     /// What it receives meanwhile.
-    pub(super) received: u64,
+    pub received: u64,
 }
 
 impl Volume {
     /// Of a call by `rank` of `n`, exchanged as in a ring.
-    pub(super) fn of<R: Runtime>(call: &Call<R>, rank: usize, n: usize) -> Self {
+    pub fn of<R: Runtime>(call: &Call<R>, rank: usize, n: usize) -> Self {
         let (send, recv): (usize, usize) = (call.send_parts().iter().sum(), call.recv_parts().iter().sum());
         let own = |parts: &[usize]| parts[rank];
         let one_way = |sends: bool| if sends { (send, 0) } else { (0, send) };

@@ -6,6 +6,10 @@ use numcore::{Error, Result};
 pub trait Pending<T>: Send {
     /// Blocks until the result can be used by the caller's queue.
     fn wait(self: Box<Self>) -> Result<T>;
+    /// Blocks until the result is there and no error can follow. As [`wait`](Pending::wait) for engines whose `wait` does both.
+    fn done(self: Box<Self>) -> Result<T> {
+        self.wait()
+    }
     /// Whether [`wait`](Pending::wait) would return at once.
     fn is_done(&self) -> bool;
 }
@@ -36,6 +40,15 @@ impl<T> Work<T> {
         match self.0 {
             WorkState::Ready(value) => Ok(value),
             WorkState::Pending(pending) => pending.wait(),
+        }
+    }
+
+    /// Waits on the host until the result is there: no error of this call can follow. [`wait`](Work::wait) only orders the caller's queue,
+    /// where the engine's [`guarantees`](crate::Communicator::guarantees) say that errors may come after it.
+    pub fn done(self) -> Result<T> {
+        match self.0 {
+            WorkState::Ready(value) => Ok(value),
+            WorkState::Pending(pending) => pending.done(),
         }
     }
 
@@ -78,12 +91,17 @@ where
         f(work.wait()?)
     }
 
+    fn done(self: Box<Self>) -> Result<U> {
+        let Map { work, f } = *self;
+        f(work.done()?)
+    }
+
     fn is_done(&self) -> bool {
         self.work.is_done()
     }
 }
 
 /// The memory a call was given, or an error if an engine lost it.
-pub(super) fn given<T>(memory: Option<T>) -> Result<T> {
+pub fn given<T>(memory: Option<T>) -> Result<T> {
     memory.ok_or_else(|| Error::argument("Work::wait", "the engine gave no memory back"))
 }

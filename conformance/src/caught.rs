@@ -1,13 +1,13 @@
-//! Panics as failures: one wrong kernel must not hide what comes after it.
+//! Panics as failures: one wrong kernel must not hide later failures.
 
 use std::{
     fmt::Display,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// What `f` returns, its error or its panic as text.
+/// The result of `f`; its error or its panic as text.
 pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    // A value that a panic left half done is dropped with `f`: nothing of it is seen afterwards.
+    // A value that a panic left half done is dropped with `f`, and no code sees it afterwards.
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(result) => result.map_err(|e| e.to_string()),
         Err(panic) => {

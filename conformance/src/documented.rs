@@ -1,11 +1,11 @@
-//! That the documentation's table of runtimes says what they say of themselves.
+//! Checks that the documentation's table of runtimes matches their capabilities.
 
 use numcore::{Capabilities, Runtime};
 
 /// Where the table is, as written.
 const PAGE: &str = include_str!("../../docs/runtimes.md");
 
-/// Panics if the table of `docs/runtimes.md` says anything else of this runtime's element types than its [`Capabilities`].
+/// Panics if the table of `docs/runtimes.md` and this runtime's [`Capabilities`] disagree on an element type.
 ///
 /// # Panics
 /// With the row that is wrong and what it should be.

@@ -1,11 +1,12 @@
-//! What every runtime must get right, and how it is found out.
+//! The conformance suite: the requirements on every runtime, and their tests.
 //!
-//! - [`golden`]: reference values from PyTorch, of any folder laid out like `goldens/`; also the program `golden`.
-//! - [`run`]: the suite a new runtime runs until it passes. Sections compare with PyTorch, with finite differences in `f64`, with
-//!   plain loops on the host, and with the decompositions of fused operations.
+//! - [`golden`]: reference values from PyTorch, from any folder with the structure of `goldens/`; also the program
+//!   `golden`.
+//! - [`run`]: the suite a new runtime runs until it passes. Sections compare with PyTorch, with finite differences in
+//!   `f64`, with plain loops on the host, and with the decompositions of fused operations.
 //!
 //! - [`section_tests!`]: the suite as a runtime's tests, one for each section.
-//! - [`documented`]: that the table of what runtimes can do is true of one.
+//! - [`documented`]: a check that the table of capabilities is true of a runtime.
 //!
 //! The whole suite at once:
 //!
@@ -15,7 +16,7 @@
 //! assert!(report.passed(), "{report}");
 //! ```
 //!
-//! **Invariant**: nothing here knows a runtime, except the program; a check never loosens for one.
+//! **Invariant**: nothing here depends on a runtime, except the program; no check is loosened for one.
 #![forbid(unsafe_code)]
 
 mod caught;

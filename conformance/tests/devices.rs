@@ -1,4 +1,5 @@
-//! Operands, memory, values and gradients of two devices that meet: always an error that names both, on every path to a kernel.
+//! Operands, memory, values and gradients of two devices that meet: always an error that names both, on every path to a
+//! kernel.
 
 use std::sync::Arc;
 

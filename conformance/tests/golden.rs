@@ -1,4 +1,4 @@
-//! The runner of reference values: it passes what is right, and finds what is not.
+//! The runner of reference values: it passes correct values, and reports wrong ones.
 
 use std::{
     fs,
@@ -60,7 +60,7 @@ fn failures(folder: &Path) -> Vec<String> {
     lines
 }
 
-/// What is printed when every case of these groups passes.
+/// The output when every case of these groups passes.
 fn all_passed(groups: &[&str]) -> String {
     let groups: Vec<String> = groups.iter().map(|g| g.to_string()).collect();
     format!("{} passed, 0 failed, 0 skipped", load(conformance::goldens(), &groups).unwrap().len())

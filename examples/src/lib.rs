@@ -7,6 +7,7 @@ pub mod options;
 pub mod plot;
 pub mod progress;
 pub mod prose;
+pub mod ranks;
 pub mod stop;
 pub mod text;
 

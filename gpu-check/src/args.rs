@@ -2,12 +2,12 @@
 
 use crate::plan::{PARTS, Part};
 
-/// What was asked for.
+/// The parsed command line.
 pub struct Args {
     pub device: String,
     pub out: String,
     pub quick: bool,
-    /// Only items whose name contains one of these; all if there is none.
+    /// Runs only items whose name contains one of these; all if the list is empty.
     pub only: Vec<String>,
     pub parts: Vec<&'static Part>,
     pub minutes: f64,

@@ -7,14 +7,14 @@ use crate::report::Found;
 
 const ROUNDS: usize = 5;
 
-/// What a second of a case is measured in.
+/// The unit of a case's throughput.
 #[derive(Clone, Copy)]
 enum Amount {
-    /// Floating-point operations.
+    /// Floating-point operations of a call.
     Operations(f64),
     /// Bytes of memory read and written.
     Bytes(f64),
-    /// Tokens.
+    /// Tokens of a call.
     Tokens(f64),
     None,
 }

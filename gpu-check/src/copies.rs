@@ -6,7 +6,7 @@ use weftgrad::{DType, Result, Runtime, Tensor, ops::MatmulOps, ops::PointwiseOps
 
 use crate::report::Found;
 
-/// Values go there and come back; what the device says of itself.
+/// Uploads and downloads values; reports the capabilities of the device.
 pub fn open<R: Runtime>(rt: &R) -> Result<Found> {
     let values: Vec<f32> = (0..100_000).map(|i| i as f32).collect();
     let x = Tensor::from_slice(rt, [values.len()], &values)?;
@@ -53,7 +53,7 @@ fn bandwidth<R: Runtime>(rt: &R, quick: bool) -> Result<Found> {
     Ok(found.with("kernel_and_item_us", item * 1e6))
 }
 
-/// Uploads while products are computed: how long each takes alone, and both.
+/// Uploads while GEMMs are computed: the time of each alone, and of both.
 fn overlap<R: Runtime>(rt: &R, quick: bool) -> Result<Found> {
     let (n, products) = if quick { (128, 2) } else { (8192, 20) };
     let dtype = if quick { DType::F32 } else { DType::BF16 };

@@ -15,7 +15,7 @@ pub fn run(rt: &Cuda) -> Result<Found> {
         let all = gradients.into_iter().map(|(_, g)| g);
         Ok(all.chain([loss]).collect())
     };
-    // Compiled, and the pool filled, as a capture asks for.
+    // Compiled, and with a filled pool, as a capture requires.
     (0..2).try_for_each(|_| step().map(drop))?;
     let want: Vec<Vec<f64>> = step()?.iter().map(|t| t.to_f64s()).collect::<Result<_>>()?;
     let (graph, results) = rt.capture(step)?;

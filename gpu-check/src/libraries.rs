@@ -1,4 +1,4 @@
-//! Finding CUDA's libraries: the dynamic linker reads its path once, so the program starts itself anew with a longer one.
+//! Finding CUDA's libraries: the dynamic linker reads its path once, so the program restarts itself with a longer one.
 
 use std::{
     env, fs,
@@ -10,12 +10,13 @@ use std::{
 const STARTED: &str = "WEFTGRAD_GPU_CHECK_STARTED";
 const GOLDENS: &str = "WEFTGRAD_GOLDENS";
 const PATH: &str = "LD_LIBRARY_PATH";
-/// What a folder must hold one of to be of use.
+/// A folder is useful if it contains one of these.
 const NAMES: [&str; 3] = ["libnvrtc.so", "libcublasLt.so", "libcuda.so.1"];
 /// Where the toolkit and, in containers, the driver usually are.
 const USUAL: [&str; 3] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/local/nvidia/lib64"];
 
-/// Runs this program with the libraries and PyTorch's values where it looks for them; `None` when it already does, else how that ended.
+/// Runs this program with the libraries and PyTorch's values where it looks for them; `None` when it already does, else
+/// how that ended.
 pub fn in_surroundings(goldens: impl FnOnce() -> Result<PathBuf, String>) -> Result<Option<u8>, String> {
     if env::var_os(STARTED).is_some() {
         return Ok(None);

@@ -5,14 +5,16 @@
 //!                    [--minutes M] [--jobs N] [--out FILE] [--list]
 //! ```
 //!
-//! Work is cut into parts, and parts into items (`--list` names them). Every item is a process of its own with a deadline, so a
-//! crash, a hang or a broken context costs one item. Checks run several at a time (`--jobs`), as compiling kernels is most of their work;
-//! what is timed runs alone. All of it ends within `--minutes` (9 by default); what was not begun by then is listed as not run.
-//! After every item a line is printed and everything so far is written as JSON to FILE (`gpu-check.json`). Ends with status 0 if all
-//! that was asked for ran and passed, 1 if not, 2 if it could not start.
+//! Work is divided into parts, and parts into items (`--list` names them). Every item is a separate process with a
+//! deadline, so a crash, a hang or a broken context costs one item. Checks run several at a time (`--jobs`), as
+//! compiling kernels is most of their work; timed items run alone. The run ends within `--minutes` (9 by default);
+//! items not begun by then are listed as not run. After every item a line is printed and everything so far is written
+//! as JSON to FILE (`gpu-check.json`). Exits with status 0 if all requested items ran and passed, 1 if not, 2 if it
+//! could not start.
 //!
-//! PyTorch's values and the script that times PyTorch are inside the program. The CUDA libraries are taken from the system, or from
-//! Python's packages (`pip install nvidia-cuda-nvrtc nvidia-cublas`), which are looked for by asking `python3`.
+//! PyTorch's values and the script that times PyTorch are inside the program. The CUDA libraries are taken from the
+//! system, or from Python's packages (`pip install nvidia-cuda-nvrtc nvidia-cublas`), which are located through
+//! `python3`.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -9,7 +9,7 @@ use weftgrad::{
 
 use crate::report::Found;
 
-/// How far values may lie apart, in units of a tensor's largest.
+/// The largest difference of values, relative to a tensor's largest.
 const TOLERANCE: f64 = 1e-4;
 
 /// Loss, and gradients by name.
@@ -20,7 +20,7 @@ pub fn run<R: Runtime>(rt: &R) -> Result<Found> {
     Ok(Found::checks(want.1.len() + 1, compare(&got, &want)))
 }
 
-/// Tensors by name.
+/// A list of tensors with their names.
 pub type Named<R> = Vec<(String, Tensor<R>)>;
 
 /// A model, and data for a step of it.

@@ -1,4 +1,4 @@
-//! What is run, in which order: parts, each of them items, each item a process of its own.
+//! The plan of a run, in order: parts, each of them items, each item a separate process.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::{args::Args, bench, copies, goldens, graph, parity, report::Found, su
 pub struct Part {
     pub name: &'static str,
     pub about: &'static str,
-    /// Whether its items may run beside each other: times would then mean nothing.
+    /// Whether its items may run in parallel, which makes times meaningless.
     pub beside: bool,
     /// The longest an item may take, in seconds.
     pub limit: u64,
-    /// Makes sense on a GPU alone; on other devices it runs when it is asked for.
+    /// Whether the part is meant for GPUs; on other devices it runs only on request.
     pub gpu_only: bool,
     items: fn(bool) -> Vec<String>,
 }
@@ -39,7 +39,7 @@ const fn times(name: &'static str, about: &'static str, limit: u64, items: fn(bo
     Part { name, about, beside: false, limit, gpu_only: false, items }
 }
 
-/// What tells most comes first, as time may end.
+/// The most informative parts come first, as time may run out.
 #[rustfmt::skip]
 pub const PARTS: &[Part] = &[
     Part { limit: 90, beside: false, ..checks("device", "it opens, holds values and gives them back", |_| words(&["open"])) },

@@ -1,5 +1,5 @@
-//! What was found: printed line by line, and the whole of it written anew after every item, so that nothing is lost with what ends
-//! this program.
+//! The findings: printed line by line, and written completely after every item, so that a crash of this program loses
+//! nothing.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -11,7 +11,7 @@ pub struct Found {
     pub checks: usize,
     /// A line for each check that failed.
     pub failures: Vec<String>,
-    /// Numbers by name; those of a time are milliseconds.
+    /// Measured values by name; times are in milliseconds.
     pub numbers: Vec<(String, Value)>,
 }
 
@@ -90,7 +90,7 @@ impl Report {
         self.entries.iter().all(|e| e.status == Status::Passed)
     }
 
-    /// Written beside its place and moved there: whoever reads it finds it whole.
+    /// Written to a temporary file in the folder and renamed, so that every reader finds it complete.
     fn write(&self) -> Result<(), String> {
         let items: Vec<Value> = self.entries.iter().map(Entry::json).collect();
         let all =
@@ -100,7 +100,7 @@ impl Report {
         done.map_err(|e| format!("{}: {e}", self.path))
     }
 
-    /// Our medians beside PyTorch's.
+    /// Our medians and PyTorch's.
     fn comparison(&self) -> Vec<Value> {
         let rows =
             self.entries.iter().filter(|e| e.part == "torch").filter_map(|e| e.found["numbers"]["cases"].as_array());
@@ -116,7 +116,7 @@ impl Report {
         ours.map(row).collect()
     }
 
-    /// What it comes to.
+    /// Prints the result of the run.
     pub fn summary(&self) {
         for row in self.comparison().iter().filter(|r| r["eager"].is_number()) {
             let ms = |name: &str| row[name].as_f64().map_or("-".to_string(), |t| format!("{t:.4}"));

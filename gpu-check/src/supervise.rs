@@ -23,7 +23,7 @@ use crate::{
 /// Seconds below which nothing is begun any more.
 const LEAST: Duration = Duration::from_secs(2);
 
-/// Every part in order; items of a part beside each other where it allows that.
+/// Runs every part in order; items of a part run in parallel where it allows that.
 pub fn run(args: &Args) -> Report {
     let end = Instant::now() + Duration::from_secs_f64(args.minutes * 60.0);
     let report = Mutex::new(Report::new(&args.device, &args.out));
@@ -68,7 +68,7 @@ fn one(part: &'static Part, item: &str, args: &Args, end: Instant) -> Entry {
     let found = files.found();
     match ended {
         Err(why) => entry(Status::Crashed, json!({ "failures": [why] })),
-        // What a time is of use for is kept of those that were not done.
+        // Partial findings of an item that ran out of time are kept.
         Ok(None) => entry(Status::TimedOut, with(found, format!("not done after {} s", limit.as_secs()), &files)),
         Ok(Some(status)) if !status.success() => entry(Status::Crashed, with(found, status.to_string(), &files)),
         Ok(Some(_)) if found.is_null() => entry(Status::Crashed, with(found, "it left nothing".into(), &files)),
@@ -79,7 +79,7 @@ fn one(part: &'static Part, item: &str, args: &Args, end: Instant) -> Entry {
     }
 }
 
-/// Its end, or `None` after the deadline, when it has been killed.
+/// Waits for the exit of a child; `None` after the deadline, when it has been killed.
 fn wait(mut child: Child, deadline: Instant) -> Result<Option<ExitStatus>, String> {
     loop {
         if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
@@ -135,7 +135,7 @@ impl Files {
         serde_json::from_str(&text).unwrap_or_default()
     }
 
-    /// The end of what it said.
+    /// The last lines of the child's output.
     fn last_words(&self) -> Vec<String> {
         let text = fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
         let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();

@@ -6,7 +6,7 @@ use syn::{Error, Fields, GenericArgument, Generics, Ident, LitStr, Member, Path,
 
 use crate::options;
 
-/// Types that hold no state, whatever their values.
+/// Types that hold no state.
 const PLAIN: [&str; 17] = [
     "bool", "char", "str", "String", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32",
     "u64", "usize",
@@ -38,7 +38,7 @@ impl Parts {
         Ok(Parts(parts))
     }
 
-    /// A struct that names no runtime can only hold what every runtime shares: modes.
+    /// A struct that names no runtime can only hold state that is independent of runtimes: modes.
     pub fn require_no_state(&self, ident: &Ident, generics: &Generics) -> Result<()> {
         let with_state = self.0.iter().find(|p| !is_mode(&p.ty)).map(|p| &p.member);
         let Some(member) = with_state else {

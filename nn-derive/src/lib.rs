@@ -1,6 +1,6 @@
 //! `#[derive(Module)]`: a model's parameters, buffers and parts, visited by the names of its fields.
 //!
-//! The macro is re-exported beside the trait; its options are documented there.
+//! The crate `nn` re-exports the macro together with the trait, and documents its options.
 #![forbid(unsafe_code)]
 
 mod fields;
@@ -19,7 +19,7 @@ pub fn module(input: TokenStream) -> TokenStream {
     expand(&input, parse_quote!(::nn)).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// The same for users of the facade, who have no crate `nn`: paths begin at `weftgrad::nn`.
+/// Derives `Module` for users of the facade, whose crates do not depend on `nn`: paths begin at `weftgrad::nn`.
 #[proc_macro_derive(FacadeModule, attributes(module))]
 pub fn facade_module(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

@@ -2,12 +2,12 @@
 
 use syn::{Attribute, LitStr, Path, Result};
 
-/// What is said of a field.
+/// The options of a field.
 #[derive(Default)]
 pub struct FieldOptions {
-    /// It holds nothing a model should know of.
+    /// The field is not part of the model's state.
     pub skip: bool,
-    /// It goes by another name; an empty one puts its parts among its parent's.
+    /// The name of the part; an empty name puts the field's parts among its parent's.
     pub rename: Option<LitStr>,
 }
 

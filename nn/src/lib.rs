@@ -1,8 +1,8 @@
-//! Neural networks: what a model is made of, and what can be done with one whatever it is made of.
+//! Neural networks: the parts that models are made of, and the operations on every model.
 //!
-//! A model is a struct whose fields are parameters, buffers and other modules. `#[derive(Module)]` makes them known by the names
-//! of its fields, which are PyTorch's for every layer here; [`ModuleExt`] then counts, freezes, saves and loads them. A model is
-//! written once, generic over `R: Runtime`:
+//! A model is a struct whose fields are parameters, buffers and other modules. `#[derive(Module)]` makes them known by
+//! the names of its fields, which are PyTorch's for every layer here; [`ModuleExt`] then counts, freezes, saves and
+//! loads them. A model is written once, generic over `R: Runtime`:
 //!
 //! ```
 //! use autograd::Var;
@@ -65,16 +65,17 @@ pub use init::{Fan, Init, Initializer, Nonlinearity};
 pub use layers::*;
 pub use module::{Forward, Module, Visitor};
 pub use module_ext::{ModuleExt, ParameterCount, under};
-/// Implements [`Module`](trait@Module) for a struct: each field is a part, by its name.
+/// Implements [`Module`](trait@Module) for a struct: each field is a part, named after the field.
 ///
-/// The struct has a type parameter bound by `Runtime`, unless it holds no state but [`Mode`]s. Fields of plain types (numbers,
-/// `bool`, `String`, and `Option`, `Vec`, `Box`, `Arc`, arrays or tuples of these) are left out. On a field:
+/// The struct has a type parameter bound by `Runtime`, unless it holds no state but [`Mode`]s. Fields of plain types
+/// (integers, floats, `bool`, `String`, and `Option`, `Vec`, `Box`, `Arc`, arrays or tuples of these) are left out. On
+/// a field:
 ///
 /// - `#[module(skip)]` leaves it out;
 /// - `#[module(rename = "name")]` gives it another name;
 /// - `#[module(flatten)]` puts its parts among the struct's own: `attention.proj` becomes `proj`.
 ///
-/// On the struct, `#[module(crate = "path")]` says where this crate is found when it is not `::nn`.
+/// On the struct, `#[module(crate = "path")]` gives the path of this crate when it is not `::nn`.
 ///
 /// ```compile_fail
 /// #[derive(nn::Module)]

@@ -1,7 +1,8 @@
 //! Losses: functions of tensors and variables alike, with PyTorch's definitions.
 //!
-//! An elementwise loss is one pointwise program, and its sum or mean the same program reduced: one launch forward, one backward.
-//! Input and target must have one shape; nothing is broadcast, because a loss of `[N, 1]` against `[N]` is a mistake.
+//! An elementwise loss is one pointwise program, and its sum or mean the same program reduced: one launch forward, one
+//! backward. Input and target must have one shape; nothing is broadcast, because a loss of `[N, 1]` against `[N]` is a
+//! mistake.
 
 use std::sync::LazyLock;
 
@@ -27,11 +28,11 @@ macro_rules! elementwise {
 }
 
 elementwise! {
-    /// `(x − y)²`.
+    /// The squared error `(x − y)²`.
     mse(x, y) = (x - y).square();
-    /// `|x − y|`.
+    /// The absolute error `|x − y|`.
     l1(x, y) = (x - y).abs();
-    /// With `d = |x − y|`: `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964).
+    /// The Huber loss: with `d = |x − y|`, `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964).
     huber(x, y; delta) = {
         let d = (x - y).abs();
         d.le(delta).select(d * d * 0.5, (d - delta * 0.5) * delta)
@@ -41,18 +42,20 @@ elementwise! {
     bce(x, y) = (y - 1.0) * bounded_log(1.0 - x) - y * bounded_log(x);
     /// Binary cross-entropy of logits: `(1 − y) · x − ln sigmoid(x)`, without overflow.
     bce_with_logits(x, y) = (1.0 - y) * x - x.log_sigmoid();
-    /// Kullback–Leibler divergence `y · (ln y − x)` of log-probabilities `x` from probabilities `y`, element by element; 0 where
-    /// `y` is 0. The mean over elements is PyTorch's, and no divergence: that is [`kl_div_batchmean`].
+    /// Kullback–Leibler divergence `y · (ln y − x)` of log-probabilities `x` from probabilities `y`, element by
+    /// element; 0 where `y` is 0. The mean over elements is PyTorch's, and no divergence: that is [`kl_div_batchmean`].
     kl_div(x, y) = y.gt(0.0).select(y * (y.gt(0.0).select(y, 1.0).log() - x), y * 0.0);
 }
 
-/// The mean over rows of the Kullback–Leibler divergence of log-probabilities `input: [N, ..]` from probabilities `target`.
+/// The mean over rows of the Kullback–Leibler divergence of log-probabilities `input: [N, ..]` from probabilities
+/// `target`.
 pub fn kl_div_batchmean<T: Apply>(input: &T, target: &T) -> Result<T> {
     let rows = input.spec().shape.first().copied().unwrap_or(1);
     kl_div(input, target, Reduction::Sum)?.mul(1.0 / rows as f64)
 }
 
-/// With `d = |x − y|`: `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`] where `beta` is 0.
+/// The smooth L1 loss: with `d = |x − y|`, `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`]
+/// where `beta` is 0.
 pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Program> = LazyLock::new(|| {
         Program::new("smooth_l1", |[x, y], [scale, beta]| {
@@ -100,13 +103,14 @@ fn same_shape<T: Apply>(op: &'static str, input: &T, target: &T) -> Result<Shape
     Ok(x)
 }
 
-/// Cross-entropy of logits `[.., C]` with classes `[..]` (`i64`), the mean over the rows that count: [`NnOps::cross_entropy`].
+/// The cross-entropy of logits `[.., C]` with classes `[..]` (`i64`), averaged over rows that are not ignored; see
+/// [`NnOps::cross_entropy`].
 #[track_caller]
 pub fn cross_entropy<T: Apply>(logits: &T, target: &T) -> Result<T> {
     logits.cross_entropy(target)
 }
 
-/// [`cross_entropy`] with `weight: [C]` of each class, and options: [`NnOps::cross_entropy_with`].
+/// The cross-entropy with `weight: [C]` of each class, and options; see [`NnOps::cross_entropy_with`].
 #[track_caller]
 pub fn cross_entropy_with<T: Apply>(
     logits: &T,
@@ -117,12 +121,12 @@ pub fn cross_entropy_with<T: Apply>(
     logits.cross_entropy_with(target, weight, options)
 }
 
-/// Options of [`nll`].
+/// Options of [`nll`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct NllOptions {
-    /// Rows of this class do not count; −100 by convention.
+    /// The class whose rows do not contribute; −100 by convention.
     pub ignore_index: i64,
-    /// How rows become one number.
+    /// How the losses of the rows are reduced.
     pub reduction: Reduction,
 }
 
@@ -132,8 +136,8 @@ impl Default for NllOptions {
     }
 }
 
-/// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`, optionally with `weight: [C]` of each
-/// class; the mean is over the targets' weights, as PyTorch's.
+/// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`, optionally with `weight: [C]`
+/// of each class; the mean is over the targets' weights, as in PyTorch.
 pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOptions) -> Result<T> {
     let rows = FlatRows::of("nll", input, target)?;
     let counts = rows.target.ne(options.ignore_index as f64)?;

@@ -1,4 +1,4 @@
-//! [`Module`]: the one trait of everything that holds state. It only shows its parts; what is done with them is a [`Visitor`]'s.
+//! [`Module`]: the one trait of every type that holds state. It only exposes its parts; a [`Visitor`] operates on them.
 
 use std::sync::Arc;
 
@@ -9,26 +9,27 @@ use crate::{Buffer, Mode, Param};
 
 /// Something that holds parameters, buffers or modes: a model, a layer, or one of those three.
 ///
-/// Derive it. By hand, call [`Visitor::enter`], `visit` of every part with its name, and [`Visitor::leave`], always in the same
-/// order: it is the order of the model's parameters.
+/// Derive it. By hand, call [`Visitor::enter`], `visit` of every part with its name, and [`Visitor::leave`], always in
+/// the same order: it is the order of the model's parameters.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no module on `{R}`",
     label = "holds nothing a model can visit",
     note = "derive `Module` for it, or, if it is a field that holds no parameters, mark it `#[module(skip)]`"
 )]
 pub trait Module<R: Runtime>: Send + Sync {
-    /// Shows every part to `visitor`; `name` is this module's own among its parent's parts, empty for the whole model.
+    /// Visits every part with `visitor`; `name` is this module's own name among its parent's parts, empty for the whole
+    /// model.
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>);
 }
 
-/// A module that makes one value of one value.
+/// A module that maps one value to one value.
 #[diagnostic::on_unimplemented(message = "`{Self}` does not make one variable of another on `{R}`")]
 pub trait Forward<R: Runtime>: Module<R> {
-    /// Applies it.
+    /// Applies the module to `x`.
     fn forward(&self, x: &Var<R>) -> Result<Var<R>>;
 }
 
-/// What is told of a module's parts.
+/// Callbacks for the parts of a module.
 pub trait Visitor<R: Runtime> {
     /// The parts that follow, up to the matching [`leave`](Visitor::leave), belong to the part `name`.
     fn enter(&mut self, name: &str) {
@@ -36,15 +37,15 @@ pub trait Visitor<R: Runtime> {
     }
     /// The part entered last is complete.
     fn leave(&mut self) {}
-    /// A parameter.
+    /// Called for each parameter.
     fn parameter(&mut self, name: &str, parameter: &Param<R>) {
         let _ = (name, parameter);
     }
-    /// A buffer.
+    /// Called for each buffer.
     fn buffer(&mut self, name: &str, buffer: &Buffer<R>) {
         let _ = (name, buffer);
     }
-    /// A flag that says whether the model trains.
+    /// Called for each flag that switches between training and evaluation.
     fn mode(&mut self, mode: &Mode) {
         let _ = mode;
     }

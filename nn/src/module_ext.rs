@@ -1,6 +1,9 @@
-//! What can be done with any model: name, count, freeze, cast, save and load its parts.
+//! Operations on every model: name, count, freeze, cast, save and load its parts.
 
-use std::{collections::HashSet, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
 use numcore::{DType, Result, Runtime, Tensor, safetensors::Notes};
 
@@ -10,20 +13,21 @@ use crate::{
     summary, walk,
 };
 
-/// How many numbers a model's parameters hold.
+/// The number of elements in a model's parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParameterCount {
-    /// Those that are trained.
+    /// Elements of the parameters that require gradients.
     pub trainable: usize,
-    /// All.
+    /// Elements of all parameters.
     pub total: usize,
 }
 
-/// What every model can do.
+/// Operations on every model.
 pub trait ModuleExt<R: Runtime>: Module<R> {
-    /// Its parameters with their full names, in its own order. A shared one comes once, under its first name.
+    /// The parameters with their full names, in the model's order. A shared parameter is listed once, under its first
+    /// name.
     ///
-    /// Each parameter's leaf takes that name, which errors then show: ask the whole model, not a part of it.
+    /// Each parameter's leaf takes that name, which errors then show: call it on the whole model, not on a part.
     fn named_parameters(&self) -> Vec<(String, Param<R>)> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
@@ -35,12 +39,12 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         named
     }
 
-    /// Its parameters, in its own order, each once.
+    /// The parameters in the model's order, each once.
     fn parameters(&self) -> Vec<Param<R>> {
         self.named_parameters().into_iter().map(|(_, p)| p).collect()
     }
 
-    /// Its buffers with their full names, in its own order, each once.
+    /// The buffers with their full names, in the model's order, each once.
     fn named_buffers(&self) -> Vec<(String, Buffer<R>)> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
@@ -51,7 +55,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         named
     }
 
-    /// Says whether it trains: dropout drops and batch norm learns its statistics only then.
+    /// Sets whether the model trains: only then does dropout drop and batch norm update its statistics.
     fn set_training(&self, yes: bool) {
         walk(self, |_, entry| {
             if let ModuleEntry::Mode(mode) = entry {
@@ -60,22 +64,22 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         });
     }
 
-    /// It trains from now on.
+    /// Switches to training mode.
     fn train(&self) {
         self.set_training(true);
     }
 
-    /// It is used, not trained, from now on.
+    /// Switches to evaluation mode.
     fn eval(&self) {
         self.set_training(false);
     }
 
-    /// No gradient flows to its parameters from now on.
+    /// Freezes all parameters: no gradient flows to them.
     fn freeze(&self) {
         self.freeze_where(|_| true);
     }
 
-    /// Gradients flow to its parameters again.
+    /// Unfreezes all parameters: they receive gradients again.
     fn unfreeze(&self) {
         self.unfreeze_where(|_| true);
     }
@@ -85,12 +89,12 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         set_requires_grad(self, which, false);
     }
 
-    /// Trains the parameters whose full name satisfies `which` again.
+    /// Unfreezes the parameters whose full name satisfies `which`.
     fn unfreeze_where(&self, which: impl Fn(&str) -> bool) {
         set_requires_grad(self, which, true);
     }
 
-    /// How many numbers its parameters hold.
+    /// The number of elements in the model's parameters.
     fn num_parameters(&self) -> ParameterCount {
         let mut count = ParameterCount::default();
         for p in self.parameters() {
@@ -101,39 +105,92 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         count
     }
 
-    /// A table of its parameters: name, shape, dtype, whether trained, how many numbers; and their sum.
+    /// A table of the parameters: name, shape, dtype, whether trained, the number of elements, and the totals.
     fn summary(&self) -> String {
         summary::table(&self.named_parameters())
     }
 
-    /// Casts its floating parameters and buffers. Parameters get other leaves: cast before optimizers and trainers are made.
+    /// Casts the floating parameters and buffers of the model. Parameters get other leaves: cast before optimizers and
+    /// trainers are made.
     fn to_dtype(&self, dtype: DType) -> Result<()> {
-        let mut parameters = self.parameters().into_iter().filter(|p| p.dtype().is_float());
-        let mut buffers = self.named_buffers().into_iter().filter(|(_, b)| b.spec().dtype.is_float());
-        parameters.try_for_each(|p| p.to_dtype(dtype))?;
-        buffers.try_for_each(|(_, b)| b.to_dtype(dtype))
+        self.to_dtype_where(|_| true, dtype)
     }
 
-    /// The values of its parameters and buffers by full name, in its own order. A shared one comes once, under its first name.
+    /// Casts the floating parameters and buffers whose full name satisfies `which`, so that parts of a model differ in dtype:
+    /// `model.to_dtype_where(under("encoder"), DType::BF16)`. Where such parts meet, cast the activations, or compute under
+    /// [`autocast`](autograd::autocast).
+    fn to_dtype_where(&self, which: impl Fn(&str) -> bool, dtype: DType) -> Result<()> {
+        for (_, p) in self.named_parameters().iter().filter(|(name, p)| which(name) && p.dtype().is_float()) {
+            p.to_dtype(dtype)?;
+        }
+        for (_, b) in self.named_buffers().iter().filter(|(name, b)| which(name) && b.spec().dtype.is_float()) {
+            b.to_dtype(dtype)?;
+        }
+        Ok(())
+    }
+
+    /// Takes parameters, buffers and what is trained from a model of the same structure on another device, or on this one: a model moves
+    /// between devices by making one there and copying into it. Values keep the dtypes of `other`.
+    ///
+    /// ```
+    /// # use nn::{Init, Linear, ModuleExt};
+    /// # use numcore::NullRuntime;
+    /// # fn main() -> numcore::Result<()> {
+    /// # let (cpu, gpu) = (NullRuntime::new(), NullRuntime::new());
+    /// let trained = Linear::new(&Init::new(&cpu, 0), 4, 2)?;
+    /// let deployed = Linear::new(&Init::new(&gpu, 0), 4, 2)?;
+    /// deployed.copy_from(&trained)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// One error lists every name or shape that differs; nothing is changed then.
+    #[doc(alias = "to_device")]
+    fn copy_from<S: Runtime>(&self, other: &(impl Module<S> + ?Sized)) -> Result<()> {
+        let theirs = other.state_dict()?;
+        let own = ModelState::of(self);
+        own.check_structure(&theirs)?;
+        let trained: HashMap<String, Param<S>> = other.named_parameters().into_iter().collect();
+        for (name, p) in self.named_parameters() {
+            if let Some(other) = trained.get(&name) {
+                p.to_dtype(other.dtype())?;
+                p.set_requires_grad(other.requires_grad());
+            }
+        }
+        let buffers: HashMap<String, Buffer<S>> = other.named_buffers().into_iter().collect();
+        for (name, b) in self.named_buffers() {
+            if let Some(other) = buffers.get(&name) {
+                b.to_dtype(other.spec().dtype)?;
+            }
+        }
+        let Some(rt) = own.runtime() else { return Ok(()) };
+        let moved = theirs.into_iter().map(|(name, value)| Ok((name, value.to_device(&rt)?)));
+        ModelState::of(self).load(moved.collect::<Result<_>>()?, true).map(drop)
+    }
+
+    /// The values of the parameters and buffers by full name, in the model's order. A shared one is listed once, under
+    /// its first name.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         ModelState::of(self).values()
     }
 
-    /// Takes values for its parameters and buffers.
+    /// Loads values into the parameters and buffers.
     ///
-    /// With `strict`, every one must be given and no other; without it, those that are given are taken, and the report says
-    /// what was missing and what was not expected. Shapes, dtypes and devices must agree either way. One error lists everything
-    /// that is wrong, and nothing is changed unless everything fits. A value that is shared with its giver is copied.
+    /// With `strict`, the names must match exactly; without it, the values that are given are loaded, and the report
+    /// lists missing and unexpected names. Shapes, dtypes and devices must agree either way. One error lists all
+    /// mismatches, and nothing is changed unless everything fits. A value whose memory is shared with other tensors is
+    /// copied.
     fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
         ModelState::of(self).load(values, strict)
     }
 
-    /// Writes its state to a safetensors file, which replaces the one at `path` only once it is complete.
+    /// Writes the model's state to a safetensors file, which replaces the one at `path` only once it is complete.
     fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<()> {
         numcore::safetensors::save(path, &self.state_dict()?, &Notes::new())
     }
 
-    /// Takes its state from a safetensors file, as [`load_state_dict`](ModuleExt::load_state_dict).
+    /// Loads the model's state from a safetensors file; see [`load_state_dict`](ModuleExt::load_state_dict).
     fn load_safetensors(&self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
         state::load_file(&ModelState::of(self), path.as_ref(), strict)
     }
@@ -141,7 +198,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
 
 impl<R: Runtime, M: Module<R> + ?Sized> ModuleExt<R> for M {}
 
-/// Whether a name is `prefix` or lies under it: `under("encoder")` takes `encoder.0.weight`, not `encoder2.weight`.
+/// Whether a name is `prefix` or is below it: `under("encoder")` accepts `encoder.0.weight`, not `encoder2.weight`.
 pub fn under(prefix: &str) -> impl Fn(&str) -> bool {
     move |name| {
         name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || prefix.is_empty())

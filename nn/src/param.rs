@@ -1,4 +1,5 @@
-//! What modules are made of: parameters, which are learned; buffers, which are kept; modes, which say what the model is doing.
+//! The state of modules: parameters, which are learned; buffers, which are kept; modes, which switch between training
+//! and evaluation.
 
 use std::{
     fmt,
@@ -15,7 +16,8 @@ use numcore::{
 };
 use parking_lot::RwLock;
 
-/// A parameter: a leaf of every graph the model records. Clones are the same parameter, so two layers can share one.
+/// A parameter: a leaf of every graph that the model records. A clone is the same parameter, so two layers can share
+/// one.
 pub struct Param<R: Runtime>(Arc<RwLock<Arc<Leaf<R>>>>);
 
 impl<R: Runtime> Clone for Param<R> {
@@ -25,12 +27,12 @@ impl<R: Runtime> Clone for Param<R> {
 }
 
 impl<R: Runtime> Param<R> {
-    /// A parameter with this value. It gets its name from the model it is part of.
+    /// A parameter with this value. The model it is part of gives it a name.
     pub fn new(value: Tensor<R>) -> Result<Self> {
         Ok(Param(Arc::new(RwLock::new(Leaf::new("parameter", value)?))))
     }
 
-    /// The parameter behind which this leaf is.
+    /// The parameter of a leaf.
     pub(crate) fn of(leaf: Arc<Leaf<R>>) -> Self {
         Param(Arc::new(RwLock::new(leaf)))
     }
@@ -40,48 +42,48 @@ impl<R: Runtime> Param<R> {
         self.0.read().var()
     }
 
-    /// Its value; fetched where it is not in memory.
+    /// The value of this parameter; fetched where it is not in memory.
     pub fn value(&self) -> Result<Tensor<R>> {
         self.0.read().value()
     }
 
-    /// The leaf behind it. [`to_dtype`](Param::to_dtype) puts another in its place.
+    /// The leaf of this parameter. [`to_dtype`](Param::to_dtype) replaces it.
     pub fn leaf(&self) -> Arc<Leaf<R>> {
         self.0.read().clone()
     }
 
-    /// Replaces its value by another of the same shape and dtype.
+    /// Replaces the value by another of the same shape and dtype.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.0.read().set(value)
     }
 
-    /// Its shape and dtype.
+    /// The shape and dtype of this parameter.
     pub fn spec(&self) -> Spec {
         self.0.read().spec()
     }
 
-    /// Its sizes.
+    /// The sizes of this parameter.
     pub fn shape(&self) -> Shape {
         self.spec().shape
     }
 
-    /// Its element type.
+    /// The element type of this parameter.
     pub fn dtype(&self) -> DType {
         self.spec().dtype
     }
 
-    /// Whether it is trained.
+    /// Whether the parameter is trained.
     pub fn requires_grad(&self) -> bool {
         self.0.read().requires_grad()
     }
 
-    /// Freezes it, or trains it again.
+    /// Freezes this parameter (`false`), or trains it again (`true`).
     pub fn set_requires_grad(&self, yes: bool) {
         self.0.read().set_requires_grad(yes);
     }
 
-    /// Casts its value. The parameter gets another leaf: graphs, optimizers and trainers that know the old one do not see it,
-    /// so cast before they are made.
+    /// Casts the value of this parameter. The parameter gets another leaf: graphs, optimizers and trainers that hold
+    /// the old leaf do not see it, so cast before they are created.
     pub fn to_dtype(&self, dtype: DType) -> Result<()> {
         let old = self.leaf();
         if old.spec().dtype == dtype {
@@ -98,7 +100,7 @@ impl<R: Runtime> Param<R> {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Its identity, for look-up only.
+    /// The identity of this parameter, for look-up only.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
@@ -110,7 +112,8 @@ impl<R: Runtime> fmt::Debug for Param<R> {
     }
 }
 
-/// A value that belongs to the model's state and is not learned by gradients: running statistics. Clones are the same buffer.
+/// A value that belongs to the model's state and is not learned by gradients: running statistics. A clone is the same
+/// buffer.
 pub struct Buffer<R: Runtime>(Arc<RwLock<Tensor<R>>>);
 
 impl<R: Runtime> Clone for Buffer<R> {
@@ -125,17 +128,17 @@ impl<R: Runtime> Buffer<R> {
         Buffer(Arc::new(RwLock::new(value)))
     }
 
-    /// Its value.
+    /// The value of this buffer.
     pub fn value(&self) -> Tensor<R> {
         self.0.read().clone()
     }
 
-    /// Its value as a variable that no gradient flows to.
+    /// The value of this buffer as a variable that receives no gradient.
     pub fn var(&self) -> Var<R> {
         Var::new(self.value())
     }
 
-    /// Replaces its value by another of the same shape and dtype.
+    /// Replaces the value by another of the same shape and dtype.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         let (is, got) = (self.spec(), value.spec());
         if is != got {
@@ -148,19 +151,19 @@ impl<R: Runtime> Buffer<R> {
         Ok(())
     }
 
-    /// Its shape and dtype.
+    /// The shape and dtype of this buffer.
     pub fn spec(&self) -> Spec {
         self.0.read().spec()
     }
 
-    /// Casts its value.
+    /// Casts the value of this buffer.
     pub fn to_dtype(&self, dtype: DType) -> Result<()> {
         let value = self.value().to_dtype(dtype)?;
         *self.0.write() = value;
         Ok(())
     }
 
-    /// Its identity, for look-up only.
+    /// The identity of this buffer, for look-up only.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
@@ -173,7 +176,7 @@ impl<R: Runtime> fmt::Debug for Buffer<R> {
     }
 }
 
-/// Whether the model trains or is being used: what dropout and batch norm ask. It starts in training.
+/// The mode of a module, training or evaluation, which dropout and batch norm read. It starts in training.
 #[derive(Debug)]
 pub struct Mode(AtomicBool);
 
@@ -184,12 +187,12 @@ impl Default for Mode {
 }
 
 impl Mode {
-    /// Whether the model trains.
+    /// Whether the module is in training mode.
     pub fn is_training(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says whether it does.
+    /// Sets the mode of the module.
     pub fn set_training(&self, yes: bool) {
         self.0.store(yes, Ordering::Relaxed);
     }

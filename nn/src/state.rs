@@ -1,4 +1,4 @@
-//! A model's state by name: taken out, and put back all or nothing.
+//! A model's state by name: read, and loaded all or nothing.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -13,16 +13,16 @@ use numcore::{
 
 use crate::{Buffer, Module, ModuleEntry, Param, walk};
 
-/// What a load that is not strict left out.
+/// The names that a non-strict load left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
     /// Entries of the model that were not given, and keep their values.
     pub missing: Vec<String>,
-    /// Values that were given and have no place in the model.
+    /// Values that were given and have no entry in the model.
     pub unexpected: Vec<String>,
 }
 
-/// A model's parameters and buffers, each once, under every name it goes by.
+/// A model's parameters and buffers, each once, under all of its names.
 pub(crate) struct ModelState<R: Runtime>(Vec<NamedSlot<R>>);
 
 struct NamedSlot<R: Runtime> {
@@ -64,7 +64,7 @@ impl<R: Runtime> StateSlot<R> {
         }
     }
 
-    /// Why a value cannot take this place, if it cannot.
+    /// The reason why a value does not fit this entry, if it does not.
     fn mismatch(&self, value: &Tensor<R>) -> Option<String> {
         let (is, got) = (self.spec(), value.spec());
         if is != got {
@@ -128,16 +128,45 @@ impl<R: Runtime> ModelState<R> {
     }
 }
 
+impl<R: Runtime> ModelState<R> {
+    /// An error unless `theirs` has the names and shapes of this model, and no others. Dtypes may differ.
+    pub(crate) fn check_structure<S: Runtime>(&self, theirs: &[(String, Tensor<S>)]) -> Result<()> {
+        let mut given: HashMap<&str, &Tensor<S>> = theirs.iter().map(|(name, value)| (&**name, value)).collect();
+        let mut wrong = StateMismatch::default();
+        for NamedSlot { names, slot } in &self.0 {
+            let found: Vec<_> = names.iter().filter_map(|name| given.remove(&**name)).collect();
+            match found.first() {
+                None => wrong.report.missing.push(names[0].clone()),
+                Some(value) if *value.shape() != slot.spec().shape => {
+                    wrong.mismatching.push(format!(
+                        "{} is {} here and {} there",
+                        names[0],
+                        slot.spec().shape,
+                        value.shape()
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        wrong.report.unexpected = given.into_keys().map(String::from).collect::<BTreeSet<_>>().into_iter().collect();
+        wrong.check(true).map(drop)
+    }
+
+    /// The runtime of the first parameter or buffer; `None` for a model that has none.
+    pub(crate) fn runtime(&self) -> Option<R> {
+        Some(self.0.first()?.slot.runtime().with_category(MemoryCategory::Parameters))
+    }
+}
+
 /// Takes a state from a file, by way of the memory its parameters are booked under.
 pub(crate) fn load_file<R: Runtime>(state: &ModelState<R>, path: &Path, strict: bool) -> Result<LoadReport> {
-    let Some(first) = state.0.first() else {
+    let Some(rt) = state.runtime() else {
         return state.load(Vec::new(), strict);
     };
-    let rt = first.slot.runtime().with_category(MemoryCategory::Parameters);
     state.load(safetensors::load(path, &rt)?, strict)
 }
 
-/// The value in memory no one else holds, so that it can be updated in place.
+/// The value in memory without another holder, so that it can be updated in place.
 fn owned<R: Runtime>(value: Tensor<R>, slot: &StateSlot<R>) -> Result<Tensor<R>> {
     match value.try_mut() {
         Ok(memory) => memory.freeze(),
@@ -149,7 +178,7 @@ fn owned<R: Runtime>(value: Tensor<R>, slot: &StateSlot<R>) -> Result<Tensor<R>>
     }
 }
 
-/// All that does not fit.
+/// All mismatches of a state.
 #[derive(Default)]
 struct StateMismatch {
     report: LoadReport,

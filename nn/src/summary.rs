@@ -1,4 +1,4 @@
-//! A model at a glance.
+//! Model summaries.
 
 use numcore::Runtime;
 
@@ -21,7 +21,7 @@ pub(crate) fn table<R: Runtime>(parameters: &[(String, Param<R>)]) -> String {
     format!("{}{} numbers, {} trained, {} bytes\n", aligned(&rows), grouped(total), grouped(trainable), grouped(bytes))
 }
 
-/// Columns as wide as their widest cell; the last, of numbers, is flush right.
+/// Columns as wide as their widest cell; the last, of counts, is right-aligned.
 fn aligned(rows: &[[String; 5]]) -> String {
     let width: [usize; 5] = std::array::from_fn(|c| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0));
     let line = |[name, shape, dtype, trained, numbers]: &[String; 5]| {

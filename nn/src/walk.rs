@@ -4,17 +4,18 @@ use numcore::Runtime;
 
 use crate::{Buffer, Mode, Module, Param, Visitor};
 
-/// A part of a model that holds something.
+/// An entry of a model that holds state.
 pub enum ModuleEntry<'a, R: Runtime> {
-    /// A parameter.
+    /// A parameter of the model.
     Parameter(&'a Param<R>),
-    /// A buffer.
+    /// A buffer of the model.
     Buffer(&'a Buffer<R>),
-    /// A flag that says whether the model trains; its name is that of the module it belongs to.
+    /// A flag that switches between training and evaluation; its name is that of its module.
     Mode(&'a Mode),
 }
 
-/// Shows every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared one is shown wherever it occurs.
+/// Calls back for every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared part is visited
+/// wherever it occurs.
 pub fn walk<R: Runtime>(module: &(impl Module<R> + ?Sized), mut see: impl FnMut(&str, ModuleEntry<'_, R>)) {
     module.visit("", &mut WalkVisitor { path: String::new(), parents: Vec::new(), see: &mut see });
 }
@@ -26,7 +27,7 @@ struct WalkVisitor<'f, R: Runtime> {
 }
 
 impl<R: Runtime> WalkVisitor<'_, R> {
-    /// The path with `name` at its end, empty names vanishing.
+    /// Appends `name` to the path; empty names are dropped.
     fn push(&mut self, name: &str) {
         self.parents.push(self.path.len());
         if !name.is_empty() && !self.path.is_empty() {

@@ -24,7 +24,7 @@ fn attend(options: AttentionOptions<'_, Cpu>) -> Vec<f64> {
     attention.attend(&x, &memory, &memory, options).unwrap().value().unwrap().to_f64s().unwrap()
 }
 
-/// The same by a `bool` mask.
+/// Attention with a `bool` mask.
 fn masked(sees: impl Fn(usize, usize) -> bool) -> Vec<f64> {
     let rt = Cpu::with_threads(1);
     let allowed: Vec<bool> = (0..T * S).map(|i| sees(i / S, i % S)).collect();

@@ -54,7 +54,7 @@ fn a_parameter_used_through_a_view_is_named() {
     let weight = mlp().fc1.weight.var();
     let error = message(input([2, 2]).matmul(&weight.transpose(0, 1).unwrap().narrow(1, 0, 2).unwrap()));
     assert!(error.contains("(`fc1.weight` is f32 [4, 3], seen as [3, 2])"), "{error}");
-    // A view that fails itself names what it would be a view of.
+    // An error in a view names the tensor that is viewed.
     assert!(message(weight.narrow(0, 3, 2)).contains("(`fc1.weight` is f32 [4, 3])"));
     assert!(message(weight.add(&input([5]))).contains("(`fc1.weight` is f32 [4, 3])"));
 }

@@ -8,7 +8,8 @@ use nn::*;
 use numcore::ops::ViewOps;
 use runtime_cpu::Cpu;
 
-/// Loads inputs `1..` of a case into the parameters of a layer, in their order, and checks its output and every gradient.
+/// Loads inputs `1..` of a case into the parameters of a layer, in their order, and checks its output and every
+/// gradient.
 fn check_layer(case: &Case, layer: &impl Forward<Cpu>) {
     let x = case.input(0);
     let parameters = layer.parameters();

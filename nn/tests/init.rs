@@ -42,7 +42,7 @@ fn formulas_of_variance() {
     uniform(Initializer::by_fan(288), (1.0 / (3.0 * FAN_IN)).sqrt());
 }
 
-/// The variance of a standard normal cut at ±2 is 1 − 2·2φ(2)/(2Φ(2) − 1) = 0.7737.
+/// The variance of a standard normal truncated to ±2 is 1 − 2·2φ(2)/(2Φ(2) − 1) = 0.7737.
 #[test]
 fn truncated_normal() {
     check(Initializer::TruncNormal { mean: 1.0, std: 0.5, low: 0.0, high: 2.0 }, 1.0, 0.5 * 0.773_741_3f64.sqrt(), 1.0);
@@ -134,7 +134,7 @@ fn parameters_are_booked_as_such_and_have_the_dtype() {
     assert!(rt.memory().of(MemoryCategory::Parameters).live >= 2 * 100 * 101);
 }
 
-/// Shapes flow without a device: a model can be looked at before it is afforded.
+/// Shapes flow without a device: a model can be inspected without memory for its parameters.
 #[test]
 fn a_model_without_memory() {
     let model = Gpt::new(&Init::new(&NullRuntime::new(), 0), GptConfig::default()).unwrap();

@@ -1,4 +1,4 @@
-//! What layers do beside computing: shapes, modes, statistics, masks, states, and the errors of wrong sizes.
+//! Properties of layers apart from values: shapes, modes, statistics, masks, states, and the errors of wrong sizes.
 
 mod common;
 
@@ -195,7 +195,7 @@ fn a_tied_head_is_the_token_table() {
     gradients.require(&gpt.parameters().iter().map(Param::leaf).collect::<Vec<_>>()).unwrap();
 }
 
-/// Reading in two pieces, the state handed on, is reading at once; also with several layers.
+/// Reading a sequence in two parts, with the state passed on, equals reading it at once; also with several layers.
 #[test]
 fn a_recurrent_layer_resumes_from_its_state() {
     fn check<C: RecurrentCell>(init: &Init<Cpu>) {
@@ -255,7 +255,7 @@ fn a_layer_that_reads_backwards() {
     assert!(message(Lstm::new(&init(), both)).contains("`reverse`"));
 }
 
-/// The backward half of a bidirectional layer is the forward half of the reversed sequence.
+/// The backward direction of a bidirectional layer is the forward direction on the reversed sequence.
 #[test]
 fn a_bidirectional_layer_reads_both_ways() {
     let config = RecurrentConfig { bidirectional: true, layers: 2, dropout: 0.5, ..RecurrentConfig::new(3, 4) };

@@ -46,7 +46,8 @@ fn values_and_slopes(f: impl Fn(&V, &V) -> Result<V>, x: &[f32], y: &[f32]) -> (
     (f64s(&losses), gradients.of(&x).unwrap().to_f64s().unwrap())
 }
 
-/// The slope of a logit is `sigmoid(x) − y` everywhere, also at the kink of the stable formula and where `exp` would overflow.
+/// The slope of a logit is `sigmoid(x) − y` everywhere, also at the kink of the stable formula and where `exp` would
+/// overflow.
 #[test]
 fn bce_with_logits_is_smooth_and_finite() {
     let (x, y) = ([0.0, 0.0, 200.0, -200.0, 200.0, -200.0], [0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
@@ -107,7 +108,7 @@ fn shapes_that_would_broadcast_are_refused() {
     assert!(loss::cross_entropy(&x, &x).unwrap_err().to_string().contains("[.., C]"));
 }
 
-/// A loss of a sequence model: classes on the last axis, whatever comes before.
+/// A loss of a sequence model: classes on the last axis, after any number of axes.
 #[test]
 fn cross_entropy_of_more_axes() {
     let rt = cpu();

@@ -1,4 +1,4 @@
-//! Names, state and modes of a model, and what the derive macro makes of a struct.
+//! Names, state and modes of a model, and what the derive macro generates for a struct.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The file format: what is written comes back, and nothing a file says is believed unchecked.
+//! The file format: what is written is read back, and no content of a file is trusted unchecked.
 
 mod common;
 
@@ -214,7 +214,7 @@ fn a_symbolic_link_stays_one_and_its_target_is_replaced() {
     let folder = scratch("links");
     let big = folder.join("big");
     std::fs::create_dir_all(&big).unwrap();
-    // Relative to the link's own folder, absolute, a link to a link, and a link to what is not there yet.
+    // Relative to the link's own folder, absolute, a link to a link, and a link to a file that does not exist yet.
     let links = [("relative", "big/relative.safetensors".into()), ("absolute", big.join("absolute.safetensors"))];
     for (name, target) in &links {
         std::fs::write(folder.join(target), b"old").unwrap();

@@ -1,24 +1,24 @@
-//! What a device can do, and the table in which devices are compared.
+//! Capabilities of a device, and the Markdown table that compares devices.
 
 use crate::DType;
 
-/// What a device can do.
+/// The capabilities of one device: dtypes, memory and parallelism.
 #[derive(Clone, Debug)]
 pub struct Capabilities {
-    /// The device in words, for tables and messages.
+    /// A description of the device, for tables and messages.
     pub name: String,
-    /// Types it can store.
+    /// Element types the device can store.
     pub storage: Vec<DType>,
-    /// Types it can compute in (halves compute in `f32` where they are only stored).
+    /// Element types the device computes in. Half-precision types that are only stored are computed in `f32`.
     pub compute: Vec<DType>,
-    /// Worker threads or processors that share one kernel.
+    /// Worker threads or multiprocessors that share one kernel.
     pub parallelism: usize,
-    /// The most bytes one operand may span.
+    /// The largest size of one operand, in bytes.
     pub max_binding: usize,
 }
 
 impl Capabilities {
-    /// Devices side by side, as a Markdown table: a column for each, under the name given here.
+    /// A Markdown table that compares devices: one column per device, headed by the name given here.
     ///
     /// ```
     /// use numcore::{Capabilities, NullRuntime, Runtime};
@@ -42,7 +42,7 @@ impl Capabilities {
         table
     }
 
-    /// What it does with a type, in words.
+    /// How the device supports `dtype`, in words.
     fn how(&self, dtype: DType) -> &'static str {
         match (self.storage.contains(&dtype), self.compute.contains(&dtype)) {
             (true, true) => "computed in",

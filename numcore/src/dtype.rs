@@ -1,22 +1,22 @@
-//! Element types: what a tensor stores, and how host values convert.
+//! Element types: what a tensor stores, and how host values are converted.
 
 use std::fmt;
 
 use half::{bf16, f16};
 
-/// The element type of a tensor. A run-time value: nothing is promoted silently, mixing two is an error.
+/// The element type of a tensor, a run-time value. Nothing is promoted silently: mixing two dtypes is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum DType {
-    /// 32-bit IEEE float, the default.
+    /// 32-bit IEEE floating point, the default.
     F32,
-    /// 64-bit IEEE float.
+    /// 64-bit IEEE floating point.
     F64,
-    /// 16-bit IEEE float: stored, computed in `f32`.
+    /// 16-bit IEEE floating point: stored as 16 bits, computed in `f32`.
     F16,
-    /// bfloat16: stored, computed in `f32`.
+    /// bfloat16: stored as 16 bits, computed in `f32`.
     BF16,
-    /// 32-bit signed integer.
+    /// A 32-bit signed integer.
     I32,
     /// 64-bit signed integer: indices and labels.
     I64,
@@ -24,7 +24,7 @@ pub enum DType {
     U32,
     /// 8-bit unsigned integer: bytes, images.
     U8,
-    /// Truth values, one byte each, 0 or 1.
+    /// Booleans, one byte each, 0 or 1.
     Bool,
 }
 
@@ -33,7 +33,7 @@ impl DType {
     pub const ALL: [DType; 9] =
         [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U32, DType::U8, DType::Bool];
 
-    /// Bytes of one element.
+    /// The size of one element, in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
@@ -48,7 +48,7 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
-    /// True for the 16-bit floats, which are stored narrow and computed in `f32`.
+    /// True for the 16-bit floats, which are stored in 16 bits and computed in `f32`.
     pub const fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)
     }
@@ -58,7 +58,7 @@ impl DType {
         matches!(self, DType::I32 | DType::I64 | DType::U32 | DType::U8)
     }
 
-    /// The type arithmetic happens in: `f32` for the halves, the type itself otherwise.
+    /// The dtype that arithmetic is done in: `f32` for f16 and bf16, the dtype itself otherwise.
     pub const fn compute(self) -> DType {
         if self.is_half() { DType::F32 } else { self }
     }
@@ -78,12 +78,12 @@ impl DType {
         }
     }
 
-    /// The element type of that [`name`](DType::name), if there is one.
+    /// The element type with this [`name`](DType::name), if there is one.
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// Spacing of the type's numbers around 1; 0 for integers and `bool`.
+    /// The machine epsilon: the spacing of representable values around 1. It is 0 for integers and `bool`.
     pub const fn epsilon(self) -> f64 {
         match self {
             DType::F64 => f64::EPSILON,
@@ -107,15 +107,15 @@ mod sealed {
 
 /// A Rust type that is the host form of one [`DType`].
 pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
-    /// The element type a tensor of these has.
+    /// The element type of a tensor of these values.
     const DTYPE: DType;
     /// The value as the nearest `f64`.
     fn to_f64(self) -> f64;
     /// The nearest value of this type (integers saturate, `bool` is `x != 0`).
     fn from_f64(x: f64) -> Self;
-    /// The bytes of a slice, as a runtime stores them.
+    /// The bytes of a slice, in the format that runtimes store.
     fn bytes(x: &[Self]) -> &[u8];
-    /// Fills `to` from bytes a runtime stored; the lengths in bytes must agree.
+    /// Fills `to` from bytes that a runtime stored; the lengths in bytes must agree.
     fn fill(to: &mut [Self], bytes: &[u8]);
 }
 
@@ -162,12 +162,12 @@ impl Element for bool {
     }
 }
 
-/// A number given to a kernel at launch: a learning rate changes without a new kernel.
+/// A scalar given to a kernel at launch, so that a learning rate can change without a new kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
-    /// A real number, rounded to the type it meets.
+    /// A real scalar, rounded to the dtype of the operands it is combined with.
     F64(f64),
-    /// An integer.
+    /// An integer scalar, exact in integer programs.
     I64(i64),
     /// An unsigned integer: seeds, counters.
     U64(u64),

@@ -1,6 +1,5 @@
-//! Two runtimes as one: how a program chooses its device at run time. `Either<A, Either<B, C>>` nests further.
-//!
-//! It lives here because only this crate may rebuild views.
+//! Two runtimes as one type, so that a program can choose its device at run time. `Either<A, Either<B, C>>` nests
+//! further. The module is in this crate because only this crate may rebuild views.
 
 use smallvec::SmallVec;
 
@@ -9,35 +8,35 @@ use crate::{
     Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-/// One of two runtimes; every call goes to the one it is.
+/// One of two runtimes; every call is forwarded to the variant that is present.
 #[derive(Clone, Debug)]
 pub enum Either<A, B> {
-    /// The first.
+    /// The first of the two runtimes.
     A(A),
-    /// The second.
+    /// The second of the two runtimes.
     B(B),
 }
 
 /// Memory of one of two runtimes.
 pub enum EitherBuffer<A, B> {
-    /// The first's.
+    /// A value of the first runtime.
     A(A),
-    /// The second's.
+    /// A value of the second runtime.
     B(B),
 }
 
 /// A point in a queue of one of two runtimes.
 pub enum EitherEvent<A, B> {
-    /// The first's.
+    /// A value of the first runtime.
     A(A),
-    /// The second's.
+    /// A value of the second runtime.
     B(B),
 }
 
 type Pick<A, B, S> =
     fn(&EitherBuffer<<A as Runtime>::Buffer, <B as Runtime>::Buffer>) -> Option<&<S as Runtime>::Buffer>;
 
-/// Turns operands of `Either<A, B>` into operands of the side `S` that it is.
+/// Turns operands of `Either<A, B>` into operands of `S`, the runtime that is present.
 struct EitherSide<'r, A: Runtime, B: Runtime, S: Runtime> {
     rt: &'r S,
     pick: Pick<A, B, S>,
@@ -93,7 +92,7 @@ fn pick_b<A, B>(buffer: &EitherBuffer<A, B>) -> Option<&B> {
     }
 }
 
-/// Runs an expression with `$rt` the runtime it is and `$side` the translation of its operands.
+/// Runs an expression with `$rt` bound to the runtime that is present and `$side` to the translation of its operands.
 macro_rules! on_side {
     ($self:ident, |$rt:ident, $side:ident| $body:expr) => {
         match $self {
@@ -189,6 +188,14 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
 
     fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()> {
         on_side!(self, |rt, side| rt.download(side.view(x)?, to))
+    }
+
+    fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
+        on_side!(self, |rt, side| rt.host_bytes(side.view(x).ok()?))
+    }
+
+    fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
+        on_side!(self, |rt, side| rt.host_bytes_mut(side.view_mut(out).ok()?))
     }
 
     fn pointwise(

@@ -11,14 +11,14 @@ pub use context::Within;
 
 use crate::{DType, DeviceId, Shape};
 
-/// The result of everything that can fail here, or of something with an error of its own.
+/// The result of every fallible function of the workspace; another error type may be given.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the rank it happened on when there is more than one, the part of the model, the parameters
-/// among the operands, and the line of the call, where they are known.
+/// What went wrong. Where they are known, it adds the rank (if there are several), the part of the model, the
+/// parameters among the operands, and the line of the call.
 ///
-/// One word wide, so that `Result`s stay cheap; read it through [`Error::kind`]. `Debug` writes the same sentence as
-/// `Display`: it is what `fn main() -> Result<()>` and `unwrap` print.
+/// One word wide, so that `Result`s stay cheap; read it through [`Error::kind`]. `Debug` writes what `Display` writes,
+/// since `fn main() -> Result<()>` and `unwrap` print it.
 pub struct Error(Box<ErrorData>);
 
 struct ErrorData {
@@ -27,13 +27,13 @@ struct ErrorData {
     context: Context,
 }
 
-/// The taxonomy. There is deliberately no variant that is only a string.
+/// The kinds of errors. There is deliberately no variant that is only a string.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Shapes that do not fit the operation.
     Shape {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
         /// The shapes it was given.
         shapes: Vec<Shape>,
@@ -42,7 +42,7 @@ pub enum ErrorKind {
     },
     /// Element types that do not fit the operation, or each other.
     DType {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
         /// The types it was given.
         dtypes: Vec<DType>,
@@ -51,87 +51,87 @@ pub enum ErrorKind {
     },
     /// An argument that is not a tensor is out of range.
     Argument {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
         /// The rule it breaks and what to do.
         why: String,
     },
-    /// An index names no place.
+    /// An index is out of range.
     Index {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// The index.
+        /// The index that is out of range.
         index: i64,
-        /// Where it stands in the tensor of indices.
+        /// The position of the index in the tensor of indices.
         position: Shape,
-        /// That tensor's shape.
+        /// The shape of the tensor that was indexed.
         of: Shape,
-        /// How many places there are.
+        /// The size of the indexed axis.
         size: usize,
     },
-    /// Tensors of different devices met.
+    /// The operands are on different devices.
     Device {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
         /// The devices, in operand order.
         devices: Vec<DeviceId>,
     },
     /// The device cannot do this; nothing was changed silently.
     Unsupported {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// The device.
+        /// The device on which it failed.
         device: DeviceId,
-        /// What it lacks.
+        /// The capability that the device lacks.
         why: String,
     },
-    /// Memory could not be had.
+    /// A memory allocation failed.
     OutOfMemory {
-        /// The device.
+        /// The device on which it failed.
         device: DeviceId,
-        /// Bytes asked for.
+        /// The size of the failed allocation, in bytes.
         requested: usize,
-        /// Bytes in use at that moment.
+        /// Bytes in use when the allocation failed.
         live: usize,
     },
     /// The device or its driver reported a failure.
     Backend {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// The device.
+        /// The device on which it failed.
         device: DeviceId,
         /// The driver's own words.
         message: String,
     },
-    /// A write needs memory that someone else still holds.
+    /// A write needs memory that has another holder.
     Shared {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// Whose memory: a parameter's name, a flat buffer's slot.
+        /// The memory: a parameter's name, or a range of a flat buffer.
         what: String,
     },
-    /// A range of a flat buffer is lent, or was not, or is another's.
+    /// A range of a flat buffer is already lent, was not lent, or belongs to another buffer.
     Lent {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// Which range, and its state.
+        /// The range, and its state.
         what: String,
     },
     /// A parameter's value is not in memory and nothing can fetch it.
     NotResident {
-        /// The parameter.
+        /// The name of the parameter.
         name: String,
     },
-    /// A value saved for backward was changed since.
+    /// A value saved for backward was changed before backward.
     Stale {
-        /// The parameter.
+        /// The name of the parameter.
         name: String,
-        /// Its version when it was saved.
+        /// The parameter's version when it was saved for backward.
         saved: u64,
-        /// Its version now.
+        /// The parameter's version at backward.
         now: u64,
     },
-    /// Backward through a graph whose saved values are gone.
+    /// Backward ran through a graph whose saved values were freed.
     GraphFreed {
         /// The operation at which the backward pass stopped.
         op: &'static str,
@@ -145,37 +145,37 @@ pub enum ErrorKind {
     },
     /// A gradient was asked of something that has none.
     NoGradient {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// Why there is none and what to do.
+        /// Why it has no gradient, and what to do.
         why: String,
     },
     /// Parameters that took no part in the loss.
     MissingGradient {
-        /// Their names, in the model's order.
+        /// The names of the unused parameters, in the model's order.
         names: Vec<String>,
     },
-    /// Another rank failed, so that nobody can go on; the communicator is unusable from now on.
+    /// Another rank failed, so that no rank can continue; the communicator is unusable from now on.
     Peer {
-        /// What was waited for.
+        /// The operation that this rank was waiting for.
         op: &'static str,
         /// The rank that failed first.
         peer: usize,
-        /// Why, in its own words.
+        /// The error of that rank.
         cause: String,
     },
-    /// Ranks made different collective calls in one place of the sequence.
+    /// Ranks made different collective calls at one position of the sequence.
     Mismatch {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// Both calls, with the places they were made at.
+        /// Both calls, with their locations in the code.
         why: String,
     },
     /// A deadline passed before every rank had arrived.
     Timeout {
-        /// The operation.
+        /// The name of the operation that failed.
         op: &'static str,
-        /// How long was waited.
+        /// The time that was waited.
         waited: std::time::Duration,
         /// The ranks that had not arrived.
         missing: Vec<usize>,
@@ -184,21 +184,21 @@ pub enum ErrorKind {
     },
     /// A named entry of a state dict or checkpoint does not fit.
     State {
-        /// The entry.
+        /// The name of the state entry.
         name: String,
-        /// What is wrong with it.
+        /// What is wrong with the entry.
         why: String,
     },
-    /// A file or stream is not what it should be.
+    /// A file or a stream is malformed.
     Format {
         /// The file, or what was being read.
         what: String,
         /// The rule it breaks.
         why: String,
     },
-    /// The operating system refused.
+    /// The operating system reported an error.
     Io {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The system's own error.
         source: io::Error,
@@ -234,7 +234,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// What went wrong.
+    /// The kind of the error, with what the failed operation was given.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
@@ -244,7 +244,7 @@ impl Error {
         self.0.rank
     }
 
-    /// The same error, saying on which rank it happened.
+    /// Adds the rank on which the error happened.
     pub fn on_rank(mut self, rank: usize) -> Self {
         self.0.rank = Some(rank);
         self

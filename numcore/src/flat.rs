@@ -1,13 +1,14 @@
-//! Named ranges of one buffer: what optimizers, gradient buckets and shards work on.
+//! Flat buffers: named ranges of one buffer, on which optimizers, gradient buckets and shards work.
 
 use std::sync::Arc;
 
 use crate::{DType, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, TensorMut, tensor::Lent};
 
-/// Every range starts at a multiple of this many bytes: what WebGPU asks of binding offsets, and enough for any SIMD.
+/// Every range starts at a multiple of this many bytes: WebGPU's requirement on binding offsets, and enough for any
+/// SIMD.
 pub const ALIGN: usize = 256;
 
-/// Which named tensors lie where in one buffer of one dtype. Pure arithmetic; cheap to clone.
+/// The layout of named tensors in one buffer of one dtype. Pure arithmetic; cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatLayout(Arc<FlatLayoutData>);
 
@@ -20,7 +21,7 @@ struct FlatLayoutData {
 }
 
 impl FlatLayout {
-    /// Lays tensors one after another, each at a multiple of [`ALIGN`] bytes.
+    /// Places tensors one after another, each at a multiple of [`ALIGN`] bytes.
     pub fn new(dtype: DType, tensors: impl IntoIterator<Item = (String, Shape)>) -> FlatLayout {
         let unit = ALIGN / dtype.size();
         let (mut names, mut ranges, mut len) = (Vec::new(), Vec::new(), 0);
@@ -32,7 +33,7 @@ impl FlatLayout {
         FlatLayout(Arc::new(FlatLayoutData { dtype, names, ranges, len }))
     }
 
-    /// The same ranges, and at the end one more, `padding`, where it takes one to make the whole `numel` long.
+    /// This layout with one more range at the end, `padding`, if it takes one to make the buffer `numel` elements long.
     pub fn extended(&self, numel: usize) -> FlatLayout {
         let FlatLayoutData { dtype, names, ranges, len } = &*self.0;
         let (mut names, mut ranges) = (names.clone(), ranges.clone());
@@ -48,17 +49,17 @@ impl FlatLayout {
         self.0.dtype
     }
 
-    /// Elements of the whole, gaps included.
+    /// The number of elements of the buffer, gaps included.
     pub fn numel(&self) -> usize {
         self.0.len
     }
 
-    /// How many ranges there are.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.0.ranges.len()
     }
 
-    /// Whether there is no range.
+    /// Whether the layout has no ranges.
     pub fn is_empty(&self) -> bool {
         self.0.ranges.is_empty()
     }
@@ -68,19 +69,20 @@ impl FlatLayout {
         &self.0.names[i]
     }
 
-    /// Where range `i` lies.
+    /// The layout of range `i` within the buffer.
     pub fn range(&self, i: usize) -> &Layout {
         &self.0.ranges[i]
     }
 
-    /// The elements that ranges `from..to` take up, gaps included: from the start of the first to the start of what follows.
+    /// The elements of ranges `from..to`, gaps included: from the start of the first to the start of what follows.
     pub fn span(&self, ranges: std::ops::Range<usize>) -> std::ops::Range<usize> {
         let start = |i: usize| self.0.ranges.get(i).map_or(self.0.len, Layout::offset);
         start(ranges.start)..start(ranges.end)
     }
 
-    /// The same ranges with elements of another type. One at least as wide keeps every place, counted in elements: one kernel
-    /// can run over both buffers (optimizer state of half parameters). A narrower one is copied to contiguous memory.
+    /// This layout for elements of another dtype. A dtype at least as wide keeps every offset, counted in elements, so
+    /// that one kernel can run over both buffers (`f32` optimizer state of half-precision parameters). A narrower dtype
+    /// may need other offsets.
     pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
         let stays = |at: usize| (at * dtype.size()).is_multiple_of(ALIGN);
         if self.0.ranges.iter().all(|l| stays(l.offset())) && stays(self.0.len) {
@@ -97,16 +99,16 @@ impl FlatLayout {
     }
 }
 
-/// One buffer cut into the ranges of a [`FlatLayout`]; the gaps are zero.
+/// One buffer partitioned into the ranges of a [`FlatLayout`]; the gaps are zero.
 ///
-/// A range is lent by value ([`lend`](Flat::lend)) to whoever fills it and comes back through [`restore`](Flat::restore);
-/// which ranges are lent, and which were written, is checked at run time.
+/// A range is lent by value ([`lend`](Flat::lend)) to the caller that fills it, and comes back through
+/// [`restore`](Flat::restore); which ranges are lent, and which were written, is checked at run time.
 pub struct Flat<R: Runtime> {
     rt: R,
     memory: Tensor<R>,
     layout: FlatLayout,
     state: Vec<Range>,
-    /// How many ranges are lent: asked for each tensor that is handed out, so it is counted.
+    /// The number of ranges that are lent, counted because every tensor that is handed out checks it.
     lent: usize,
 }
 
@@ -124,13 +126,14 @@ impl<R: Runtime> Flat<R> {
         Ok(Flat { rt: rt.clone(), memory: whole.freeze()?, layout, state, lent: 0 })
     }
 
-    /// A buffer of zeros booked under `use_`, whose tensors carry `rt` itself: what is computed from them is booked as `rt` says.
+    /// A buffer of zeros booked under `use_`. Tensors of it carry `rt` itself, so what is computed from them is booked
+    /// as `rt` says.
     pub fn zeros_for(rt: &R, use_: crate::MemoryCategory, layout: FlatLayout) -> Result<Self> {
         Ok(Flat { rt: rt.clone(), ..Self::zeros(&rt.with_category(use_), layout)? })
     }
 
-    /// A buffer of stored bytes of exactly its size, gaps included, as [`whole`](Flat::whole) has them; otherwise as
-    /// [`zeros_for`](Flat::zeros_for).
+    /// A buffer of stored bytes of exactly its size, gaps included, as [`whole`](Flat::whole) returns them, booked like
+    /// that of [`zeros_for`](Flat::zeros_for).
     pub fn from_bytes(rt: &R, use_: crate::MemoryCategory, layout: FlatLayout, bytes: &[u8]) -> Result<Self> {
         let shape = Shape::new(&[layout.numel()])?;
         let whole = Tensor::from_bytes(&rt.with_category(use_), shape, layout.dtype(), bytes)?;
@@ -138,17 +141,18 @@ impl<R: Runtime> Flat<R> {
         Ok(Flat { rt: rt.clone(), memory: whole, layout, state, lent: 0 })
     }
 
-    /// What lies where.
+    /// The layout of the ranges in this buffer.
     pub fn layout(&self) -> &FlatLayout {
         &self.layout
     }
 
-    /// The runtime.
+    /// The runtime that owns the buffer.
     pub fn runtime(&self) -> &R {
         &self.rt
     }
 
-    /// Lends range `i` for writing. While a [`Tensor`] shares the buffer this is an error, as is lending twice.
+    /// Lends range `i` for writing, by value. While a [`Tensor`] shares the buffer this is an error, as is lending
+    /// twice.
     pub fn lend(&mut self, i: usize) -> Result<TensorMut<R>> {
         self.check_range("lend", i)?;
         let what = || format!("range `{}`", self.layout.name(i));
@@ -163,12 +167,12 @@ impl<R: Runtime> Flat<R> {
         Ok(self.hand_out(*self.layout.range(i), self.state[i].written, Lent::Range(i)))
     }
 
-    /// Lends the whole buffer, gaps included, as one row: for collectives and optimizers.
+    /// Lends the whole buffer, gaps included, as one contiguous row: for collectives and optimizers.
     pub fn lend_whole(&mut self) -> Result<TensorMut<R>> {
         self.lend_span(0..self.layout.len())
     }
 
-    /// Lends ranges `from..to`, gaps included, as one row. Which of them were written stays as it is.
+    /// Lends ranges `from..to`, gaps included, as one contiguous row. The record of which of them were written is kept.
     pub fn lend_span(&mut self, ranges: std::ops::Range<usize>) -> Result<TensorMut<R>> {
         let std::ops::Range { start: from, end: to } = ranges.clone();
         if from > to || to > self.layout.len() {
@@ -189,7 +193,7 @@ impl<R: Runtime> Flat<R> {
         Ok(self.hand_out(row, true, Lent::Span { from, to }))
     }
 
-    /// Takes back what was lent, with whether it was written. Memory of another buffer is an error.
+    /// Takes back lent memory, and records whether it was written. Memory of another buffer is an error.
     pub fn restore(&mut self, part: TensorMut<R>) -> Result<()> {
         let own = part.is_of(&self.memory);
         match part.lent().filter(|_| own) {
@@ -206,7 +210,8 @@ impl<R: Runtime> Flat<R> {
         Ok(())
     }
 
-    /// Takes back what was lent to holders that are gone without restoring it (a backward pass that failed). False while one is left.
+    /// Takes back ranges whose holders were dropped without restoring them (a backward pass that failed). Returns false
+    /// while a holder remains.
     pub fn reclaim(&mut self) -> bool {
         let sole = self.memory.is_sole();
         if sole {
@@ -220,23 +225,23 @@ impl<R: Runtime> Flat<R> {
         self.state[i].written
     }
 
-    /// Whether range `i`, or the whole, is lent.
+    /// Whether range `i`, alone or with the whole buffer, is lent.
     pub fn is_lent(&self, i: usize) -> bool {
         self.state[i].lent
     }
 
-    /// Forgets what was written: the next writer of each range overwrites.
+    /// Forgets what was written, so that the next writer of each range overwrites it.
     pub fn reset(&mut self) {
         self.state.iter_mut().for_each(|s| s.written = false);
     }
 
-    /// The value of range `i`. Until it is dropped nothing can be lent.
+    /// The value of range `i`. No range can be lent until it is dropped.
     pub fn tensor(&self, i: usize) -> Result<Tensor<R>> {
         self.check_range("tensor", i)?;
         self.shared("tensor", *self.layout.range(i))
     }
 
-    /// The whole, gaps included, as one row. Until it is dropped nothing can be lent.
+    /// The whole buffer, gaps included, as one row. No range can be lent until it is dropped.
     pub fn whole(&self) -> Result<Tensor<R>> {
         self.shared("whole", Layout::contiguous(Shape::new(&[self.layout.numel()])?))
     }

@@ -1,4 +1,5 @@
-//! Where a tensor's elements lie in its buffer: sizes, strides and an offset, in elements. Every view is a new layout over the same memory.
+//! Layouts: sizes, strides and an offset, in elements, that place a tensor in its buffer. Every view is a new layout
+//! over the same memory.
 
 mod adjacent;
 
@@ -15,7 +16,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Row-major, from the start of the buffer.
+    /// The row-major layout of `shape`, from the start of the buffer.
     #[inline]
     pub fn contiguous(shape: Shape) -> Layout {
         let mut strides = [0; MAX_RANK];
@@ -28,7 +29,7 @@ impl Layout {
         Layout { shape, strides, offset: 0 }
     }
 
-    /// The sizes.
+    /// The sizes of all axes.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -38,33 +39,33 @@ impl Layout {
         self.shape.dims()
     }
 
-    /// Elements between neighbours along each axis.
+    /// The stride of each axis: the distance in elements between adjacent indices.
     pub fn strides(&self) -> &[isize] {
         &self.strides[..self.shape.rank()]
     }
 
-    /// Where the first element lies.
+    /// The offset of the first element in the buffer, in elements.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// How many dimensions.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.rank()
     }
 
-    /// How many elements.
+    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
 
-    /// This layout, moved by `offset` elements.
+    /// This layout with its offset increased by `offset` elements.
     pub fn at(mut self, offset: usize) -> Layout {
         self.offset += offset;
         self
     }
 
-    /// Row-major without gaps (wherever it starts).
+    /// Whether the layout is row-major without gaps, at any offset.
     pub fn is_contiguous(&self) -> bool {
         let mut step = 1isize;
         for i in (0..self.rank()).rev() {
@@ -76,8 +77,9 @@ impl Layout {
         true
     }
 
-    /// The dense layout of `shape`, of the same rank, whose axes lie in memory in the order of this one's; row-major where that is no order
-    /// (an axis that repeats or runs backwards) or the last axis would not be the innermost.
+    /// The dense layout of `shape`, of the same rank, whose axes have the memory order of this layout's axes. It is
+    /// row-major where this layout has no order (an axis that repeats or runs backwards) or the last axis would not be
+    /// the innermost.
     pub(crate) fn dense_like(&self, shape: Shape) -> Layout {
         let mut out = Layout::contiguous(shape);
         let mut order: smallvec::SmallVec<[usize; MAX_RANK]> = (0..self.rank()).filter(|&i| shape[i] != 1).collect();
@@ -93,7 +95,7 @@ impl Layout {
         out
     }
 
-    /// The range of elements it touches, `[from, to)`; empty when it has none.
+    /// The range of elements that the layout covers, `[from, to)`; empty when it has none.
     pub fn span(&self) -> (usize, usize) {
         if self.numel() == 0 {
             return (self.offset, self.offset);
@@ -106,7 +108,7 @@ impl Layout {
         (lo as usize, hi as usize + 1)
     }
 
-    /// Whether two of its elements share memory (a broadcast axis, or overlapping windows).
+    /// Whether two elements of this layout share memory (a broadcast axis, or overlapping windows).
     pub fn overlaps_itself(&self) -> bool {
         let mut axes: smallvec::SmallVec<[(usize, usize); MAX_RANK]> = self
             .dims()
@@ -126,7 +128,7 @@ impl Layout {
         false
     }
 
-    /// Axes in another order: axis `i` of the result is axis `order[i]` of this.
+    /// The layout with axes in another order: axis `i` of the result is axis `order[i]` of this one.
     pub fn permute(&self, order: &[usize]) -> Result<Layout> {
         let mut out = *self;
         let mut seen = crate::AxisSet::default();
@@ -141,7 +143,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// The same elements seen at `shape`: new axes in front, sizes of 1 repeated by stride 0.
+    /// This layout broadcast to `shape`: new axes in front, axes of size 1 repeated with stride 0.
     pub fn broadcast_to(&self, shape: Shape) -> Result<Layout> {
         let lead = shape.rank().checked_sub(self.rank());
         let fits = lead.is_some_and(|l| self.dims().iter().zip(&shape[l..]).all(|(&d, &t)| d == t || d == 1));
@@ -160,7 +162,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// Elements `start, start + step, …` along an axis, `len` of them.
+    /// The layout of elements `start, start + step, …` along an axis, `len` of them.
     pub fn slice(&self, axis: usize, start: usize, len: usize, step: usize) -> Result<Layout> {
         let size = self.size("slice", axis)?;
         let last = len.checked_sub(1).and_then(|l| l.checked_mul(step)).and_then(|l| l.checked_add(start));
@@ -176,14 +178,14 @@ impl Layout {
         if len > 0 {
             out.offset = (out.offset as isize + start as isize * self.strides[axis]) as usize;
         }
-        // A step that nothing takes may be any number.
+        // The stride of an axis with a single element may be any value.
         if len > 1 {
             out.strides[axis] *= step as isize;
         }
         Ok(out)
     }
 
-    /// An axis backwards.
+    /// This layout with one axis reversed.
     pub fn flip(&self, axis: usize) -> Result<Layout> {
         let mut out = *self;
         let reach = self.size("flip", axis)?.saturating_sub(1) as isize * self.strides[axis];
@@ -194,7 +196,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// The size of an axis, which may not exist.
+    /// The size of an axis, or an error if the axis does not exist.
     fn size(&self, op: &'static str, axis: usize) -> Result<usize> {
         let missing = || Error::shape(op, &[self.shape], format!("axis {axis} of a tensor with {} axes", self.rank()));
         self.dims().get(axis).copied().ok_or_else(missing)
@@ -219,7 +221,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// The same elements in row-major order at another shape, when strides can express it.
+    /// This layout at another shape, in row-major order, when strides can express it; `None` otherwise.
     pub fn reshape(&self, shape: Shape) -> Option<Layout> {
         if shape.numel() != self.numel() {
             return None;
@@ -245,7 +247,8 @@ impl Layout {
         Some(out)
     }
 
-    /// `(size, stride)` of its axes with neighbours that lie in one line merged, sizes of 1 dropped; outermost first.
+    /// The `(size, stride)` of the axes, outermost first: axes that are contiguous with each other are merged, sizes of
+    /// 1 dropped.
     fn merged(&self) -> smallvec::SmallVec<[(usize, isize); MAX_RANK]> {
         let mut runs: smallvec::SmallVec<[(usize, isize); MAX_RANK]> = Default::default();
         for (&d, &s) in self.dims().iter().zip(self.strides()) {
@@ -259,12 +262,12 @@ impl Layout {
     }
 }
 
-/// `len` elements with `padding` on both sides, if they can be counted.
+/// The length of `len` elements with `padding` on both sides, unless it overflows.
 pub(crate) fn padded(len: usize, padding: usize) -> Option<usize> {
     len.checked_add(padding.checked_mul(2)?)
 }
 
-/// How many windows of `size` (dilated) fit in `len` when they start every `step`; `None` when none does.
+/// The number of windows of `size` (dilated) in `len` elements when one starts every `step`; `None` when none fits.
 pub(crate) fn windows(len: usize, size: usize, step: usize, dilation: usize) -> Option<usize> {
     let reach = size.checked_sub(1)?.checked_mul(dilation)?;
     (step > 0 && dilation > 0).then_some(())?;

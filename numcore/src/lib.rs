@@ -1,7 +1,7 @@
-//! Tensors without a backend: element types, shapes, layouts, pointwise programs, the [`Runtime`] trait,
-//! and, for every operation, its rules (shape and dtype inference, how it runs, its gradient) in one place.
+//! Tensors without a backend: element types, shapes, layouts, pointwise programs, the [`Runtime`] trait, and, for every
+//! operation, its rules (shape and dtype inference, how it runs, its gradient) in one place.
 //!
-//! Nothing here knows a device. A [`Tensor`] carries its runtime; kernels see only views that this crate built.
+//! Nothing here depends on a device. A [`Tensor`] carries its runtime; kernels see only views that this crate built.
 #![forbid(unsafe_code)]
 
 mod capabilities;

@@ -1,5 +1,5 @@
-//! A runtime that computes nothing: shapes and dtypes flow, launches are counted. For tests of what is launched when, and for
-//! checking a model's shapes without its memory.
+//! A runtime that computes nothing: shapes and dtypes flow, launches are counted. For tests of what is launched when,
+//! and for checking a model's shapes without its memory.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use crate::{
 /// The runtime that computes nothing. Downloads give zeros; fused operations count as one launch.
 ///
 /// Queues keep vector clocks, so a test can ask whether one queue is ordered after what another has launched
-/// ([`NullRuntime::is_ordered_after`]), which no result of a computation on one CPU would show.
+/// ([`NullRuntime::is_ordered_after`]), which no result computed on one CPU would show.
 #[derive(Clone, Debug, Default)]
 pub struct NullRuntime(Arc<NullState>);
 
@@ -37,7 +37,7 @@ struct NullState {
 /// Launches of each queue.
 type QueueClock = BTreeMap<u64, u64>;
 
-/// A number of its own for every queue.
+/// A unique number for every queue.
 #[derive(Debug)]
 struct QueueId(u64);
 
@@ -66,23 +66,23 @@ impl Drop for NullBuffer {
 }
 
 impl NullRuntime {
-    /// A fresh one, with its counts at 0.
+    /// A new runtime with all counts at 0.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many kernels were launched so far.
+    /// The number of kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.0.launches.load(Ordering::Relaxed)
     }
 
-    /// A queue on device `index`: tensors of different devices never meet.
+    /// A queue on device `index`; tensors of different devices cannot be combined.
     pub fn on_device(index: u32) -> Self {
         NullRuntime(Arc::new(NullState { index, ..Default::default() }))
     }
 
-    /// Whether what this queue launches from now on is ordered after every launch before `event`: its own launches are, and those of
-    /// other queues whose events it has waited for, directly or through a third queue.
+    /// Whether what this queue launches from now on is ordered after every launch before `event`: its own launches are,
+    /// and those of other queues whose events it has waited for, directly or through a third queue.
     pub fn is_ordered_after(&self, event: &NullEvent) -> bool {
         let own = self.clock();
         event.0.iter().all(|(queue, launches)| own.get(queue).is_some_and(|known| known >= launches))

@@ -1,16 +1,18 @@
-//! What every runtime's memory has in common: free blocks kept by size class, and the account. Blocks are whatever a device gives.
+//! The pool that every runtime's memory uses: free blocks by size class, and the memory account. A block is of the
+//! runtime's own type.
 
 use crate::{MemoryCategory, MemoryStats};
 
-/// Classes are multiples of this.
+/// Block sizes are multiples of this, in bytes.
 const ALIGN: usize = 256;
-/// Size classes between one power of two and the next: at most an eighth of a block is waste.
+/// The number of size classes between consecutive powers of two: at most an eighth of a block is wasted.
 const STEPS: usize = 8;
 const CLASSES: usize = STEPS * usize::BITS as usize;
-/// How many classes above its own a request may take a free block from.
+/// The number of larger classes from which a request may take a free block.
 const SLACK: usize = 2;
 
-/// Free blocks by size class, and the account of what is out. A training step in its steady state asks the system for nothing.
+/// Free blocks by size class, and the account of blocks in use. A training step in its steady state makes no system
+/// allocation.
 #[derive(Debug)]
 pub struct Pool<B> {
     free: Vec<Vec<B>>,
@@ -24,7 +26,7 @@ impl<B> Default for Pool<B> {
 }
 
 impl<B> Pool<B> {
-    /// The smallest class that holds `bytes`; `None` beyond what an address can reach.
+    /// The smallest size class that holds `bytes`; `None` beyond the address space.
     pub fn class_of(bytes: usize) -> Option<usize> {
         let units = bytes.checked_add(ALIGN - 1)? / ALIGN;
         if units <= STEPS {
@@ -37,7 +39,7 @@ impl<B> Pool<B> {
         (Self::size_of(class) <= isize::MAX as usize).then_some(class)
     }
 
-    /// Bytes of a class's blocks.
+    /// The size of a class's blocks, in bytes.
     pub fn size_of(class: usize) -> usize {
         if class < STEPS {
             return (class + 1) * ALIGN;
@@ -47,17 +49,17 @@ impl<B> Pool<B> {
         units.saturating_mul(ALIGN)
     }
 
-    /// The classes whose blocks may serve a request of this one: it and a little above.
+    /// The classes whose blocks may serve a request of this class: its own and a few above.
     pub fn near(class: usize) -> std::ops::Range<usize> {
         class..(class + 1 + SLACK).min(CLASSES)
     }
 
-    /// A free block of one of these classes, with its own.
+    /// Takes a free block of one of the [`near`](Pool::near) classes, with its class.
     pub fn take(&mut self, class: usize) -> Option<(usize, B)> {
         Self::near(class).find_map(|c| self.take_exactly(c).map(|b| (c, b)))
     }
 
-    /// A free block of this very class.
+    /// Takes a free block of exactly this class.
     pub fn take_exactly(&mut self, class: usize) -> Option<B> {
         self.free[class].pop()
     }
@@ -67,12 +69,12 @@ impl<B> Pool<B> {
         self.free[class].push(block);
     }
 
-    /// Books a block of this class that was taken from the system.
+    /// Books a block of this class that was allocated from the system.
     pub fn reserve(&mut self, class: usize) {
         self.stats.reserved += Self::size_of(class);
     }
 
-    /// Every free block, to be given back to the system.
+    /// Removes all free blocks, to return them to the system.
     pub fn drain(&mut self) -> Vec<(usize, B)> {
         let lists = self.free.iter_mut().enumerate();
         let blocks: Vec<(usize, B)> = lists.flat_map(|(c, list)| list.drain(..).map(move |b| (c, b))).collect();
@@ -80,7 +82,7 @@ impl<B> Pool<B> {
         blocks
     }
 
-    /// Books `bytes` that are handed out.
+    /// Books `bytes` that are in use from now on.
     pub fn book(&mut self, bytes: usize, use_: MemoryCategory) {
         self.stats.allocations += 1;
         for account in [&mut self.stats.by_use[use_ as usize], &mut self.stats.total] {
@@ -89,18 +91,18 @@ impl<B> Pool<B> {
         }
     }
 
-    /// Books `bytes` that came back.
+    /// Books `bytes` that are no longer in use.
     pub fn unbook(&mut self, bytes: usize, use_: MemoryCategory) {
         self.stats.by_use[use_ as usize].live -= bytes;
         self.stats.total.live -= bytes;
     }
 
-    /// The account.
+    /// The memory account of this pool.
     pub fn stats(&self) -> &MemoryStats {
         &self.stats
     }
 
-    /// Starts peaks anew from what is live.
+    /// Resets peak counters to the bytes that are live now.
     pub fn reset_peak(&mut self) {
         let stats = &mut self.stats;
         stats.by_use.iter_mut().chain([&mut stats.total]).for_each(|b| b.peak = b.live);

@@ -1,4 +1,5 @@
-//! Random numbers by counter (Philox4x32-10; Salmon et al. 2011): the same on every runtime, sharding and thread count.
+//! Counter-based random numbers (Philox4x32-10; Salmon et al. 2011), which do not depend on the runtime, sharding or
+//! thread count.
 
 /// Four random words for a counter under a key.
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
@@ -13,17 +14,17 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// A generator on the host, over one stream of one seed. Its arithmetic is fixed: no platform's `libm` takes part.
+/// A generator on the host, over one stream of one seed. Its arithmetic is fixed: it uses no platform's `libm`.
 #[derive(Clone, Debug)]
 pub struct Philox {
     seed: u64,
     stream: u32,
     position: u64,
-    /// The words of the block that `position` lies in, once one was drawn.
+    /// The words of the block that contains `position`, once one was drawn.
     words: [u32; 4],
 }
 
-/// Two generators are equal when they will draw the same: the words kept from the last draw do not count.
+/// Two generators are equal when they will draw equal values: words cached from the last draw are ignored.
 impl PartialEq for Philox {
     fn eq(&self, other: &Self) -> bool {
         (self.seed, self.stream, self.position) == (other.seed, other.stream, other.position)
@@ -33,23 +34,23 @@ impl PartialEq for Philox {
 impl Eq for Philox {}
 
 impl Philox {
-    /// The start of a stream.
+    /// A generator at the start of a stream.
     pub fn new(seed: u64, stream: u32) -> Self {
         Philox { seed, stream, position: 0, words: [0; 4] }
     }
 
-    /// How many words were drawn: with seed and stream, its whole state.
+    /// The number of words drawn: together with seed and stream, the whole state.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Goes to a place in the stream.
+    /// Moves to a position in the stream.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
         self.words = self.block();
     }
 
-    /// The next 32 bits.
+    /// Draws the next 32 bits.
     pub fn next_u32(&mut self) -> u32 {
         let word = (self.position % 4) as usize;
         if word == 0 {
@@ -65,33 +66,33 @@ impl Philox {
         philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32])
     }
 
-    /// The next 64 bits.
+    /// Draws the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         u64::from(self.next_u32()) | u64::from(self.next_u32()) << 32
     }
 
-    /// Uniform in `[0, 1)`, 24 bits of one word: what runtimes draw in `f32`.
+    /// Draws a uniform value in `[0, 1)` from 24 bits of one word, as runtimes do for `f32`.
     pub fn uniform_f32(&mut self) -> f32 {
         (self.next_u32() >> 8) as f32 * 2f32.powi(-24)
     }
 
-    /// Uniform in `[0, 1)`, 53 bits.
+    /// Draws a uniform value in `[0, 1)` from 53 bits.
     pub fn uniform(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * 2f64.powi(-53)
     }
 
-    /// Standard normal (Box–Muller; two uniforms each, so that draws do not depend on one another).
+    /// Draws a standard normal value (Box–Muller; two uniforms each, so that draws do not depend on each other).
     pub fn normal(&mut self) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
         radius * libm::cos(std::f64::consts::TAU * self.uniform())
     }
 
-    /// True with probability `p`.
+    /// Draws `true` with probability `p`.
     pub fn bernoulli(&mut self, p: f64) -> bool {
         self.uniform() < p
     }
 
-    /// Uniform below `n` without bias (Lemire 2019); 0 where `n` is 0.
+    /// Draws a uniform integer below `n` without bias (Lemire 2019); 0 where `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         loop {
             let wide = u128::from(self.next_u64()) * u128::from(n);
@@ -102,14 +103,14 @@ impl Philox {
         }
     }
 
-    /// A random order of `0..n`.
+    /// Draws a random permutation of `0..n`.
     pub fn permutation(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
         self.shuffle(&mut order);
         order
     }
 
-    /// A random order of these (Fisher–Yates).
+    /// Shuffles a slice (Fisher–Yates).
     pub fn shuffle<X>(&mut self, order: &mut [X]) {
         for i in (1..order.len()).rev() {
             order.swap(i, self.below(i as u64 + 1) as usize);

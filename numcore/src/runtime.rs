@@ -1,33 +1,34 @@
-//! The contract between tensors and devices: one trait, a small method per operation family, and the views kernels are given.
+//! The contract between tensors and devices: one trait with a small method per operation family, and the views that
+//! kernels get.
 //!
-//! **Invariant**: only this crate builds [`View`] and [`ViewMut`]; they lie inside their buffer, an output never overlaps
-//! itself, another output or an input, and every operand of a call has the shape its method states. The kernels' `unsafe` relies on it.
-//! An output's buffer is no input's buffer, disjoint ranges included, except through [`ProgramOperand::Own`] (WebGPU refuses one buffer bound
-//! for reading and for writing); outputs may share one.
+//! **Invariant**: only this crate builds [`View`] and [`ViewMut`]; they are inside their buffer, an output never
+//! overlaps itself, another output or an input, and every operand of a call has the shape its method states. The
+//! kernels' `unsafe` relies on it. An output's buffer is no input's buffer, disjoint ranges included, except through
+//! [`ProgramOperand::Own`] (WebGPU refuses one buffer bound for reading and for writing); outputs may share one.
 
 use std::fmt::{self, Debug};
 
 use crate::{Capabilities, DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program};
 
-/// What kind of device a runtime drives.
+/// The kinds of devices that runtimes drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
-    /// Shapes only: computes nothing, counts launches.
+    /// No device: shapes only, and a count of launches.
     Null,
-    /// The host's processor.
+    /// The CPU of the host.
     Cpu,
-    /// An NVIDIA GPU.
+    /// An NVIDIA GPU, through CUDA.
     Cuda,
     /// Any GPU, through WebGPU.
     Wgpu,
 }
 
-/// Which device; tensors meet only on the same one.
+/// The identity of a device; only tensors of one device can be combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId {
     /// The kind of device.
     pub kind: DeviceKind,
-    /// Its number among devices of its kind.
+    /// The index among devices of this kind.
     pub index: u32,
 }
 
@@ -43,24 +44,24 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// What memory is for; accounts are kept apart.
+/// Categories of memory use, each with its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum MemoryCategory {
-    /// Everything that is not one of the others: values of the forward and backward pass.
+    /// Activations, and all other values of the forward and backward pass.
     Activations,
-    /// Parameters.
+    /// Parameters and buffers of models.
     Parameters,
-    /// Gradients of parameters.
+    /// Gradients of parameters, flat buffers included.
     Gradients,
-    /// Optimizer state.
+    /// State of optimizers, master copies included.
     Optimizer,
-    /// Buffers of collectives.
+    /// Buffers of collectives, such as flat buckets.
     Communication,
 }
 
 impl MemoryCategory {
-    /// Every category.
+    /// All categories, in declaration order.
     pub const ALL: [MemoryCategory; 5] = [
         MemoryCategory::Activations,
         MemoryCategory::Parameters,
@@ -70,36 +71,36 @@ impl MemoryCategory {
     ];
 }
 
-/// Bytes of one category.
+/// The bytes of one category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bytes {
-    /// Held by buffers that exist now.
+    /// Bytes held by buffers that exist now.
     pub live: usize,
-    /// The most that was live since the account began or was reset.
+    /// The most bytes that were live since the account began or was reset.
     pub peak: usize,
 }
 
-/// A handle's account of memory.
+/// The memory account of a handle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Live and peak bytes, in the order of [`MemoryCategory::ALL`].
     pub by_use: [Bytes; MemoryCategory::ALL.len()],
     /// Live bytes of all categories, and their joint peak.
     pub total: Bytes,
-    /// Taken from the system: live and kept for reuse.
+    /// Bytes allocated from the system: live, or kept for reuse.
     pub reserved: usize,
-    /// Buffers handed out so far.
+    /// The number of buffers allocated so far.
     pub allocations: u64,
 }
 
 impl MemoryStats {
-    /// One category's bytes.
+    /// The bytes booked under one category.
     pub fn of(&self, use_: MemoryCategory) -> Bytes {
         self.by_use[use_ as usize]
     }
 }
 
-/// Whether a kernel replaces what is in its output or adds to it.
+/// Whether a kernel overwrites its output or accumulates into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulate {
     /// The output's old value is never read.
@@ -108,53 +109,54 @@ pub enum Accumulate {
     Add,
 }
 
-/// How values are combined by [`Runtime::reduce`].
+/// The reductions of [`Runtime::reduce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceKind {
-    /// `Σ`; 0 for none.
+    /// The sum; 0 over no elements.
     Sum,
-    /// `Π`; 1 for none.
+    /// The product; 1 over no elements.
     Prod,
-    /// Largest; NaN wins; the type's lowest for none.
+    /// The largest element; NaN wins. Over no elements, the dtype's lowest value.
     Max,
-    /// Smallest; NaN wins; the type's highest for none.
+    /// The smallest element; NaN wins. Over no elements, the dtype's highest value.
     Min,
 }
 
-/// Which extreme [`Runtime::arg_reduce`] looks for.
+/// The extreme that [`Runtime::arg_reduce`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArgOp {
-    /// Position of the first largest; NaN counts as largest.
+    /// The position of the first largest element; NaN counts as largest.
     Max,
-    /// Position of the first smallest; NaN counts as smallest.
+    /// The position of the first smallest element; NaN counts as smallest.
     Min,
 }
 
 /// A recurrence along an axis, for [`Runtime::scan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScanOp {
-    /// `y[t] = y[t-1] + x[t]`.
+    /// The cumulative sum, `y[t] = y[t-1] + x[t]`.
     Sum,
-    /// `y[t] = y[t-1] · x[t]`.
+    /// The cumulative product, `y[t] = y[t-1] · x[t]`.
     Prod,
-    /// `y[t] = a[t] · y[t-1] + x[t]`, `y[-1] = 0`; the second operand is `a`.
+    /// The linear recurrence `y[t] = a[t] · y[t-1] + x[t]`, `y[-1] = 0`; the second operand is `a`.
     Linear,
 }
 
 /// Whether a runtime ran a fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It has a kernel, which has filled the outputs.
+    /// The runtime has a kernel, which has filled the outputs.
     Done,
-    /// It has none for this call: run the decomposition.
+    /// The runtime has no kernel for this call: run the decomposition.
     Decompose,
 }
 
 /// A device, one ordered queue on it, and its kernels. A cheap handle: clone freely.
 ///
 /// Methods may be asynchronous; errors surface at the latest in [`synchronize`](Runtime::synchronize) or
-/// [`download`](Runtime::download). An index out of range is reported once, and the queue goes on. After a failure of the device (memory,
-/// a kernel, the driver) what was queued since is lost, and the error stays: every later call on that queue reports it. Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
+/// [`download`](Runtime::download). An index out of range is reported once, and the queue continues. After a failure of
+/// the device (memory, a kernel, the driver) work that was queued since is lost, and the error is sticky: every later
+/// call on that queue reports it. Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
 /// Every operand of one call is on this device; `ins` are already broadcast to the call's full shape.
 pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Owned device memory. No public method writes it; it returns to its pool on drop.
@@ -162,35 +164,47 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// A point in a queue.
     type Event: Send + Sync + 'static;
 
-    /// Which device this is.
+    /// The device of this queue.
     fn device(&self) -> DeviceId;
-    /// What it can do.
+    /// The capabilities of the device.
     fn capabilities(&self) -> &Capabilities;
     /// Another queue on the same device, with its own memory account.
     fn fork(&self) -> Result<Self>;
-    /// The same queue, booking memory under another category.
+    /// A handle on this queue that books memory under another category.
     fn with_category(&self, use_: MemoryCategory) -> Self;
     /// A point after all work queued so far.
     fn record(&self) -> Result<Self::Event>;
     /// Orders later work of this queue after `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
-    /// Blocks until all queued work is done; reports what failed.
+    /// Blocks until all queued work is finished; reports its failures.
     fn synchronize(&self) -> Result<()>;
-    /// This handle's account.
+    /// The memory account of this handle.
     fn memory(&self) -> MemoryStats;
-    /// Starts peaks anew from what is live.
+    /// Resets peak counters to the bytes that are live now.
     fn reset_peak(&self);
 
-    /// Gives memory that is kept for reuse back to the system: after a model was built, when a step will want blocks of other sizes.
+    /// Returns memory that is kept for reuse to the system. Call it after building a model, when a step will need
+    /// blocks of other sizes.
     fn trim(&self) {}
 
     /// Memory of at least `bytes` bytes, aligned to 256. Its contents are arbitrary.
     fn alloc(&self, bytes: usize) -> Result<Self::Buffer>;
-    /// Fills a contiguous output from host memory of exactly its size. It starts at a multiple of 256 bytes, and nothing else lies in
-    /// the rest of its last 4 bytes.
+    /// Fills a contiguous output from host memory of exactly its size. The output starts at a multiple of 256 bytes,
+    /// and no other tensor uses the rest of its last 4 bytes.
     fn upload(&self, from: &[u8], out: ViewMut<'_, Self>) -> Result<()>;
     /// Copies a contiguous view to host memory of exactly its size; blocks.
     fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()>;
+
+    /// The bytes of a contiguous view, where memory is the host's and a call is done when it returns; none elsewhere.
+    fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
+        let _ = x;
+        None
+    }
+    /// The bytes of a contiguous output, where [`host_bytes`](Runtime::host_bytes) gives those of a view.
+    fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
+        let _ = out;
+        None
+    }
 
     /// Runs `program` at every position of the outputs' common shape.
     fn pointwise(
@@ -213,12 +227,14 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     ) -> Result<()>;
     /// Position (`i64`) of an extreme along `axis`; `out` has size 1 there.
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()>;
-    /// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`, any strides, one dtype.
+    /// The matrix product of `a: [B.., M, K]` and `b: [B.., K, N]` into `out: [B.., M, N]`, with any strides, of one
+    /// dtype.
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
-    /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`; `index` (`i64`) has `out`'s shape, `x` agrees with it
-    /// on the other axes. An index out of range is an error.
+    /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`; `index` (`i64`) has `out`'s shape, `x` agrees with
+    /// it on the other axes. An index out of range is an error.
     fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
-    /// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`; shapes as in `gather`.
+    /// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`; shapes as in
+    /// `gather`.
     fn scatter_add(
         &self,
         src: View<'_, Self>,
@@ -226,7 +242,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         index: View<'_, Self>,
         out: ViewMut<'_, Self>,
     ) -> Result<()>;
-    /// The recurrence `op` along `axis`, from the end when `reverse`. `a` is given for [`ScanOp::Linear`] alone.
+    /// The recurrence `op` along `axis`, from the end when `reverse`. `a` is given for [`ScanOp::Linear`] only.
     fn scan(
         &self,
         op: ScanOp,
@@ -245,13 +261,14 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         values: ViewMut<'_, Self>,
         index: ViewMut<'_, Self>,
     ) -> Result<()>;
-    /// Whether kernels of `op` take outputs whose axes lie in memory in another order, the last one innermost, perhaps with other outputs
-    /// between their rows; others are given row-major outputs.
+    /// Whether kernels of `op` can write outputs whose axes have another order in memory, the last axis innermost,
+    /// perhaps with other outputs between their rows. Other kernels get row-major outputs.
     fn supports_strided_outputs(&self, op: &FusedOp) -> bool {
         let _ = op;
         false
     }
-    /// Whether kernels of `op` can add to row-major outputs ([`Accumulate::Add`]); others are asked to overwrite all of theirs.
+    /// Whether kernels of `op` can add to row-major outputs ([`Accumulate::Add`]); other kernels get outputs to
+    /// overwrite.
     fn supports_accumulate(&self, op: &FusedOp) -> bool {
         let _ = op;
         false
@@ -279,22 +296,22 @@ impl<R: Runtime> Clone for View<'_, R> {
 impl<R: Runtime> Copy for View<'_, R> {}
 
 impl<'a, R: Runtime> View<'a, R> {
-    /// The memory.
+    /// The buffer that holds the elements of this window.
     pub fn buffer(&self) -> &'a R::Buffer {
         self.buffer
     }
 
-    /// Which elements of it, in units of `dtype`.
+    /// The layout of the window's elements in the buffer, in units of `dtype`.
     pub fn layout(&self) -> &'a Layout {
         self.layout
     }
 
-    /// The element type.
+    /// The element type of the window.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// This window broadcast to `shape`; `room` is for its layout there.
+    /// This window broadcast to `shape`; `room` stores its layout there.
     pub(crate) fn at_shape(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Self> {
         if self.layout.shape() == shape {
             return Ok(self);
@@ -303,7 +320,7 @@ impl<'a, R: Runtime> View<'a, R> {
     }
 }
 
-/// A window on a buffer that a kernel fills: nothing else sees that memory meanwhile.
+/// A writable window on a buffer: no other window overlaps it while it exists.
 pub struct ViewMut<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
     pub(crate) layout: &'a Layout,
@@ -311,22 +328,22 @@ pub struct ViewMut<'a, R: Runtime> {
 }
 
 impl<'a, R: Runtime> ViewMut<'a, R> {
-    /// The memory.
+    /// The buffer that holds the elements of this window.
     pub fn buffer(&self) -> &'a R::Buffer {
         self.buffer
     }
 
-    /// Which elements of it, in units of `dtype`.
+    /// The layout of the window's elements in the buffer, in units of `dtype`.
     pub fn layout(&self) -> &'a Layout {
         self.layout
     }
 
-    /// The element type.
+    /// The element type of the window.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The same window for a shorter time.
+    /// A reborrow of this window for a shorter lifetime.
     pub(crate) fn reborrow(&mut self) -> ViewMut<'_, R> {
         ViewMut { buffer: self.buffer, layout: self.layout, dtype: self.dtype }
     }
@@ -334,22 +351,23 @@ impl<'a, R: Runtime> ViewMut<'a, R> {
 
 /// An input of a pointwise program.
 pub enum ProgramOperand<'a, R: Runtime> {
-    /// A view.
+    /// A read-only window on an operand.
     View(View<'a, R>),
-    /// The old value of output `k`: work in place. Never a second view, which the borrow checker and WGSL both refuse.
+    /// The old value of output `k`, for work in place. There is never a second view of it, which the borrow checker and
+    /// WGSL both refuse.
     Own(usize),
 }
 
-/// An output, and whether its old value counts.
+/// An output, and whether it is overwritten or accumulated into.
 pub struct Out<'a, R: Runtime> {
     /// The memory to fill.
     pub view: ViewMut<'a, R>,
-    /// Replace or add.
+    /// Whether to overwrite or to accumulate.
     pub how: Accumulate,
 }
 
 impl<R: Runtime> Out<'_, R> {
-    /// The same output for a shorter time.
+    /// A reborrow of this output for a shorter lifetime.
     pub(crate) fn reborrow(&mut self) -> Out<'_, R> {
         Out { view: self.view.reborrow(), how: self.how }
     }

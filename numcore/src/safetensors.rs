@@ -1,8 +1,9 @@
-//! The safetensors format: named tensors in one file, read without trusting it.
+//! The safetensors format: named tensors in one file, whose contents are not trusted.
 //!
-//! A file is the header's length (8 bytes, little endian), a JSON header that gives every tensor's dtype, shape and range, and
-//! the ranges one after another without gaps. The crate `safetensors` knows the header; its own reader is not used, because a
-//! header whose ranges sum to more than `usize` holds makes it panic, and because it wants the whole file in memory.
+//! A file is the header's length (8 bytes, little endian), a JSON header that gives every tensor's dtype, shape and
+//! range, and the ranges one after another without gaps. The crate `safetensors` parses the header; its own reader is
+//! not used, because a header whose ranges sum to more than `usize` holds makes it panic, and because it wants the
+//! whole file in memory.
 
 mod replacement;
 
@@ -21,10 +22,10 @@ use replacement::Replacement;
 
 const _: () = assert!(cfg!(target_endian = "little"), "files are little endian, and so must be the host");
 
-/// Notes that travel with the tensors, sorted by key.
+/// Metadata of a file, sorted by key.
 pub type Notes = BTreeMap<String, String>;
 
-/// Longest header that is believed, in bytes: what the format's own reader allows.
+/// The longest header that is accepted, in bytes: the limit of the format's reference reader.
 const MAX_HEADER: u64 = 100_000_000;
 
 const PREFIX: u64 = 8;
@@ -32,7 +33,7 @@ const PREFIX: u64 = 8;
 /// The key under which a header keeps its notes.
 const NOTES: &str = "__metadata__";
 
-/// Element types by what files call them.
+/// Element types by their names in files.
 const DTYPES: [(DType, Dtype); DType::ALL.len()] = [
     (DType::F32, Dtype::F32),
     (DType::F64, Dtype::F64),
@@ -56,17 +57,17 @@ const _: () = {
 /// A tensor of a file in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostTensor<'a> {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// Its element type.
+    /// The element type of the tensor.
     pub dtype: DType,
-    /// Its sizes.
+    /// The sizes of the tensor.
     pub shape: Shape,
-    /// Its elements, row-major, at any alignment.
+    /// The elements of the tensor, row-major, at any alignment.
     pub bytes: &'a [u8],
 }
 
-/// Every tensor of a file onto `rt`, in the order of the file. One tensor at a time is in host memory.
+/// Loads every tensor of a file onto `rt`, in the order of the file. One tensor at a time is in host memory.
 pub fn load<R: Runtime>(path: impl AsRef<Path>, rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
     let (mut file, header) = open(path.as_ref())?;
     let mut bytes = Vec::new();
@@ -79,7 +80,7 @@ pub fn load<R: Runtime>(path: impl AsRef<Path>, rt: &R) -> Result<Vec<(String, T
     header.slots.into_iter().map(&mut load).collect()
 }
 
-/// [`load`] from bytes that are in memory already.
+/// Loads every tensor of a file that is in memory already; see [`load`].
 pub fn read<R: Runtime>(bytes: &[u8], rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
     read_host(bytes)?.into_iter().map(|t| Ok((t.name.clone(), t.on(rt)?))).collect()
 }
@@ -91,13 +92,13 @@ pub fn read_host(bytes: &[u8]) -> Result<Vec<HostTensor<'_>>> {
     header.slots.iter().map(|s| s.checked(&header.what, &rest[s.range.clone()])).collect()
 }
 
-/// A file whose tensors are read one at a time.
+/// An open file whose tensors are read one at a time.
 pub struct Reader {
     path: PathBuf,
     file: File,
     start: u64,
     header: Header,
-    /// Where each name is among the slots.
+    /// The slot of each name.
     places: HashMap<String, usize>,
 }
 
@@ -121,7 +122,7 @@ impl Reader {
         &self.path
     }
 
-    /// The dtype and shape of a tensor; an error if the file has none of this name.
+    /// The dtype and shape of a tensor; an error if the file has no tensor with this name.
     pub fn tensor(&self, name: &str) -> Result<(DType, &Shape)> {
         let slot = self.slot(name)?;
         Ok((slot.dtype, &slot.shape))
@@ -154,30 +155,30 @@ impl Reader {
     }
 }
 
-/// Writes a file, all or nothing, as [`save`] does.
+/// Writes a file, all or nothing, like [`save`].
 pub fn replace_file(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
     let mut file = Replacement::new(path.as_ref())?;
     file.write(bytes)?;
     file.commit()
 }
 
-/// The notes of a file; its tensors are not read.
+/// The metadata of a file; its tensors are not read.
 pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
     Ok(open(path.as_ref())?.1.notes)
 }
 
-/// Writes tensors and notes to a file, all or nothing: to a temporary file beside it, which takes its place once it is
-/// on disk. When anything fails, what was at `path` is still there. A symbolic link stays one: the file it points to is
-/// replaced. What is not a regular file (a folder, a device, a pipe, a socket) is an error.
+/// Writes tensors and notes to a file, all or nothing: to a temporary file in the same folder, which takes its place
+/// once it is on disk. When anything fails, the old file at `path` is unchanged. A symbolic link is kept: the file it
+/// points to is replaced. A path that is not a regular file (a folder, a device, a pipe, a socket) is an error.
 ///
-/// Tensors are laid out by falling element size, then by name, so that readers which map the file find them aligned.
+/// Tensors are stored by descending element size, then by name, so that readers which map the file find them aligned.
 pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)], notes: &Notes) -> Result<()> {
     let entries = tensors.iter().map(|(name, t)| (name.clone(), t.dtype(), *t.shape()));
     save_with(path, &entries.collect::<Vec<_>>(), notes, |i| tensors[i].1.to_bytes())
 }
 
-/// As [`save`], of tensors that lie anywhere: their names, dtypes and shapes, and what gives the bytes of the `i`-th. One tensor at a time
-/// is asked for.
+/// Writes tensors from any source: their names, dtypes and shapes, and a function that returns the bytes of the `i`-th,
+/// called for one tensor at a time. The file is written as by [`save`].
 pub fn save_with(
     path: impl AsRef<Path>,
     tensors: &[(String, DType, Shape)],
@@ -207,7 +208,7 @@ impl HostTensor<'_> {
     }
 }
 
-/// What a header says, checked against the length of what follows it.
+/// The contents of a header, checked against the length of the data that follows it.
 struct Header {
     what: String,
     notes: Notes,
@@ -222,7 +223,7 @@ struct TensorSlot {
 }
 
 impl Header {
-    /// Reads a header; `from` then stands at the first tensor. `len` is the length of everything.
+    /// Reads a header; after it, `from` is at the first tensor. `len` is the length of the whole file.
     fn read(what: String, from: &mut impl Read, len: u64) -> Result<Header> {
         let bad = |why: String| Error::format(what.as_str(), why);
         let Some(rest) = len.checked_sub(PREFIX) else {
@@ -281,8 +282,8 @@ fn open(path: &Path) -> Result<(File, Header)> {
     Ok((file, header))
 }
 
-/// The header of a file to be written, padded so that data starts at a multiple of 8. Written here, not by the format's crate,
-/// which writes notes in the order of a hash map.
+/// The header of a file to be written, padded so that data starts at a multiple of 8. It is not written by the format's
+/// crate, which writes metadata in the order of a hash map.
 fn header_of<'a>(tensors: impl Iterator<Item = &'a (String, DType, Shape)>, notes: &Notes) -> Result<String> {
     let quoted = |s: &str| serde_json::Value::from(s).to_string();
     let mut fields = Vec::new();

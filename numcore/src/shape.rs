@@ -1,11 +1,11 @@
-//! Sizes of a tensor's dimensions, kept inline: making and copying one costs no allocation.
+//! Shapes: the sizes of a tensor's dimensions, kept inline, so that creating and copying one allocates nothing.
 
 use std::{fmt, ops::Deref};
 
 use crate::{Error, Result};
 
-/// Most dimensions a tensor can have. Eight hold what convolution needs
-/// (`[N, G, C, OH, OW, KH, KW]`) and keep [`Shape`] a plain value.
+/// The most dimensions a tensor can have. Eight are enough for convolution (`[N, G, C, OH, OW, KH, KW]`) and keep
+/// [`Shape`] a plain value.
 pub const MAX_RANK: usize = 8;
 
 /// The sizes of a tensor's dimensions, outermost first.
@@ -19,7 +19,8 @@ impl Shape {
     /// The shape of a scalar: no dimensions, one element.
     pub const SCALAR: Shape = Shape { dims: [1; MAX_RANK], rank: 0 };
 
-    /// A shape of these sizes; more than [`MAX_RANK`] dimensions, or more elements than can be counted, are an error.
+    /// A shape with these sizes; more than [`MAX_RANK`] dimensions, or a number of elements that overflows, are an
+    /// error.
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_RANK {
             return Err(Error::argument(
@@ -30,8 +31,8 @@ impl Shape {
         Self::of(dims).checked("shape")
     }
 
-    /// Itself, or an error of `op` where memory cannot hold that many elements: the sizes of a shape may come from anywhere
-    /// (an array, two operands that are broadcast together), and what makes memory or a view of some asks here first.
+    /// The shape itself, or an error of `op` where memory cannot hold that many elements. Sizes may come from any
+    /// source (an array, two operands that are broadcast together), so every allocation and view is checked here first.
     pub(crate) fn checked(self, op: &'static str) -> Result<Shape> {
         let nonzero = self.dims().iter().filter(|&&d| d != 0);
         if nonzero.copied().try_fold(16usize, usize::checked_mul).is_none_or(|n| n > isize::MAX as usize) {
@@ -40,7 +41,7 @@ impl Shape {
         Ok(self)
     }
 
-    /// As [`Shape::new`] for sizes already known to be a shape's.
+    /// A shape of sizes that are already known to be valid; see [`Shape::new`].
     pub(crate) fn of(dims: &[usize]) -> Shape {
         let mut s = Shape::SCALAR;
         s.dims[..dims.len()].copy_from_slice(dims);
@@ -48,22 +49,22 @@ impl Shape {
         s
     }
 
-    /// The sizes.
+    /// The sizes of all axes.
     pub fn dims(&self) -> &[usize] {
         &self.dims[..self.rank as usize]
     }
 
-    /// How many dimensions.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.rank as usize
     }
 
-    /// How many elements; `usize::MAX` for more than can be counted.
+    /// The number of elements; `usize::MAX` if it overflows.
     pub fn numel(&self) -> usize {
         self.dims().iter().fold(1, |n: usize, &d| n.saturating_mul(d))
     }
 
-    /// The position `axis` means: negative ones count from the end.
+    /// The position of `axis`; negative axes count from the end.
     pub fn axis(&self, op: &'static str, axis: isize) -> Result<usize> {
         let rank = self.rank() as isize;
         let at = if axis < 0 { axis + rank } else { axis };
@@ -73,7 +74,7 @@ impl Shape {
         Err(Error::shape(op, &[*self], format!("axis {axis} of a tensor with {rank} dimensions")))
     }
 
-    /// [`Shape::axis`] for several; naming one twice is an error. No axes mean all of them.
+    /// The positions of several axes; naming one twice is an error. An empty list means all axes. See [`Shape::axis`].
     pub fn axes(&self, op: &'static str, axes: &[isize]) -> Result<AxisSet> {
         if axes.is_empty() {
             return Ok(AxisSet::all(self.rank()));
@@ -112,7 +113,7 @@ impl Shape {
         s
     }
 
-    /// The shape two broadcast to (NumPy's rule: aligned at the end, sizes equal or 1), if there is one.
+    /// The shape that two shapes broadcast to (NumPy's rule: aligned at the end, sizes equal or 1), if there is one.
     pub fn broadcast(&self, other: &Shape) -> Option<Shape> {
         let rank = self.rank().max(other.rank());
         let mut out = Shape { rank: rank as u8, ..Shape::SCALAR };
@@ -128,27 +129,27 @@ impl Shape {
         Some(out)
     }
 
-    /// The shape all broadcast to, or an error that lists them.
+    /// The shape that all shapes broadcast to, or an error that lists them.
     pub fn broadcast_all(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
         shapes.iter().try_fold(Shape::SCALAR, |acc, s| acc.broadcast(s)).ok_or_else(|| {
             Error::shape(op, shapes, "cannot be broadcast together (aligned at the end, sizes must be equal or 1)")
         })
     }
 
-    /// This shape with the given axes set to 1: what a reduction leaves.
+    /// This shape with the given axes set to 1: the shape of a reduction with `keepdim`.
     pub fn reduced(mut self, axes: AxisSet) -> Shape {
         (0..self.rank()).filter(|&i| axes.contains(i)).for_each(|i| self.dims[i] = 1);
         self
     }
 
-    /// This shape without the given axes.
+    /// This shape with the given axes removed.
     pub fn dropped(&self, axes: AxisSet) -> Shape {
         let kept: smallvec::SmallVec<[usize; MAX_RANK]> =
             (0..self.rank()).filter(|&i| !axes.contains(i)).map(|i| self.dims[i]).collect();
         Shape::of(&kept)
     }
 
-    /// This shape with axes of size 1 put in front, up to `rank` of them in all.
+    /// This shape with axes of size 1 put in front, up to `rank` in total.
     pub(crate) fn padded(&self, rank: usize) -> Shape {
         let mut s = Shape { rank: rank as u8, ..Shape::SCALAR };
         s.dims[rank - self.rank()..rank].copy_from_slice(self.dims());
@@ -165,27 +166,27 @@ impl Shape {
 pub struct AxisSet(u8);
 
 impl AxisSet {
-    /// The first `rank` axes.
+    /// The set of the first `rank` axes.
     pub fn all(rank: usize) -> Self {
         AxisSet(((1u16 << rank) - 1) as u8)
     }
 
-    /// The set of one.
+    /// The set of one axis.
     pub fn one(axis: usize) -> Self {
         AxisSet(1 << axis)
     }
 
-    /// Whether `axis` is in it.
+    /// Whether `axis` is in the set.
     pub fn contains(self, axis: usize) -> bool {
         self.0 >> axis & 1 == 1
     }
 
-    /// Adds `axis`.
+    /// Adds `axis` to the set.
     pub fn insert(&mut self, axis: usize) {
         self.0 |= 1 << axis
     }
 
-    /// The positions, ascending.
+    /// The positions in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_RANK).filter(move |&i| self.contains(i))
     }

@@ -1,21 +1,21 @@
-//! Adadelta: steps in units of the parameter.
+//! Adadelta: updates in the units of the parameter.
 
 use numcore::pointwise::Program;
 
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Adadelta`].
+    /// Hyper-parameters of [`Adadelta`], with PyTorch's names where it has them.
     AdadeltaConfig = "Adadelta" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1.0, NonNegative;
-        /// `ρ`: how much of the running means is kept.
+        /// `ρ`: the decay rate of the running means.
         rho: f64 = 0.9, Unit;
-        /// `ε`, under both roots.
+        /// `ε`, added under both square roots.
         eps: f64 = 1e-6, NonNegative;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -11,29 +11,30 @@ use numcore::{
 use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, norms::sum_of_squares};
 
 config! {
-    /// Hyper-parameters of [`Adafactor`].
+    /// Hyper-parameters of [`Adafactor`], with PyTorch's names where it has them.
     AdafactorConfig = "Adafactor" {
         /// The largest relative step size `ρ`.
         lr: f64 = 1e-2, NonNegative;
         /// `τ` in `β₂ₜ = 1 − t^τ`.
         beta2_decay: f64 = -0.8, NonPositive;
-        /// `ε₁`, what second moments are at least; none: the precision of the parameters' type.
+        /// `ε₁`, the lower bound of second moments; by default the machine epsilon of the parameters' dtype.
         eps1: Option<f64> = None, NonNegative;
-        /// `ε₂`, what a parameter's size is at least.
+        /// `ε₂`, the lower bound of a parameter's root mean square.
         eps2: f64 = 1e-3, NonNegative;
-        /// `d`: the root mean square of an update beyond which it is clipped.
+        /// `d`: the threshold of an update's root mean square, above which the update is clipped.
         d: f64 = 1.0, AtLeastOne;
-        /// `λ`: by which part of the step size parameters shrink.
+        /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
 
 /// Adafactor, as PyTorch has it. With `RMS(x) = ‖x‖/√n`, `ρₜ = min(ρ, 1/√t)`, `w = t^τ`:
 ///
-/// `α = max(ε₂, RMS(θ)) ρₜ`, `θ ← (1 − ρλ)θ`; of a matrix (the last two axes) `r ← r + w(mean(g²) of rows − r)`, `c` the same of columns,
-/// `v = rc / max(mean(r), ε₁)`; of a vector `v ← v + w(g² − v)`; `u = g/√max(v, ε₁²)`, `θ ← θ − α u / max(1, RMS(u)/d)`.
+/// `α = max(ε₂, RMS(θ)) ρₜ`, `θ ← (1 − ρλ)θ`; for a matrix (the last two axes), `r ← r + w(mean(g²) of rows − r)`, `c`
+/// the same of columns, `v = rc / max(mean(r), ε₁)`; of a vector `v ← v + w(g² − v)`; `u = g/√max(v, ε₁²)`,
+/// `θ ← θ − α u / max(1, RMS(u)/d)`.
 ///
 /// Shazeer and Stern, *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, 2018.
 pub type Adafactor<R> = FlatOptimizer<R, AdafactorConfig>;
@@ -72,7 +73,7 @@ impl AdafactorConfig {
         self.eps1.unwrap_or(precision)
     }
 
-    /// `u` of a matrix: its second moments are the product of row and column means.
+    /// The update `u` of a matrix: its second moments are the outer product of row and column means.
     fn of_matrix<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut UpdateMemory<'_, R>) -> Result<Tensor<R>> {
         for (k, axis) in [(0, -1), (1, -2)] {
             let mean = g.square()?.mean(&[axis], true)?;

@@ -1,23 +1,23 @@
-//! Adagrad: step sizes by the gradients seen so far.
+//! Adagrad: step sizes from the sum of squared gradients.
 
 use numcore::pointwise::Program;
 
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Adagrad`].
+    /// Hyper-parameters of [`Adagrad`], with PyTorch's names where it has them.
     AdagradConfig = "Adagrad" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-2, NonNegative;
-        /// `η`: how fast the step size falls by itself.
+        /// `η`: the decay of the step size.
         lr_decay: f64 = 0.0, NonNegative;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// What the sum of squares starts from.
+        /// The initial value of the accumulated squares.
         initial_accumulator_value: f64 = 0.0, NonNegative;
         /// `ε`, added to the root of the sum.
         eps: f64 = 1e-10, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -1,33 +1,34 @@
-//! Adam and AMSGrad; the program that AdamW shares.
+//! Adam and AMSGrad, and the program shared with AdamW.
 
 use numcore::pointwise::{Expr, Program};
 
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Adam`].
+    /// Hyper-parameters of [`Adam`], with PyTorch's names where it has them.
     AdamConfig = "Adam" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: how much of the running means is kept.
+        /// `β₁`, `β₂`: the decay rates of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
         /// `ε`, added to the root of the second moment.
         eps: f64 = 1e-8, NonNegative;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Divides by the largest second moment so far (Reddi et al. 2018).
+        /// Whether to divide by the largest second moment so far (AMSGrad, Reddi et al. 2018).
         amsgrad: bool = false, Any;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
 
 /// Adam. With `g ← g + λθ`:
 ///
-/// `m ← β₁m + (1 − β₁)g`, `v ← β₂v + (1 − β₂)g²`, `θ ← θ − γ/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε)`; AMSGrad takes the largest `v` so far.
+/// `m ← β₁m + (1 − β₁)g`, `v ← β₂v + (1 − β₂)g²`, `θ ← θ − γ/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε)`; AMSGrad takes the
+/// largest `v` so far.
 ///
-/// Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015. Reddi, Kale and Kumar, *On the Convergence of Adam and
-/// Beyond*, 2018.
+/// Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015. Reddi, Kale and Kumar, *On the Convergence of
+/// Adam and Beyond*, 2018.
 pub type Adam<R> = FlatOptimizer<R, AdamConfig>;
 
 impl Elementwise for AdamConfig {
@@ -44,13 +45,13 @@ impl Elementwise for AdamConfig {
     }
 }
 
-/// What Adam and AdamW keep.
+/// The state tensors of Adam and AdamW.
 pub(crate) fn moments(amsgrad: bool) -> Vec<StateSpec> {
     let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
     names[..2 + usize::from(amsgrad)].iter().map(|n| StateSpec::zeros(n)).collect()
 }
 
-/// `decay`: what weight decay multiplies the parameter by.
+/// The run-time scalars of Adam; `decay` is the factor of the parameter for weight decay.
 pub(crate) fn numbers([b1, b2]: [f64; 2], eps: f64, decay: f64, now: StepContext) -> Scalars {
     let t = now.step as f64;
     let (unbias1, unbias2) = (1.0 / (1.0 - b1.powf(t)), 1.0 / (1.0 - b2.powf(t)));

@@ -1,21 +1,21 @@
-//! Adamax: Adam by the infinity norm.
+//! Adamax: Adam with the infinity norm.
 
 use numcore::pointwise::Program;
 
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Adamax`].
+    /// Hyper-parameters of [`Adamax`], with PyTorch's names where it has them.
     AdamaxConfig = "Adamax" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 2e-3, NonNegative;
-        /// `β₁`, `β₂`: how much of the running mean and of the norm is kept.
+        /// `β₁`, `β₂`: the decay rates of the running mean and of the infinity norm.
         betas: [f64; 2] = [0.9, 0.999], Unit;
         /// `ε`, added to the gradient's magnitude.
         eps: f64 = 1e-8, NonNegative;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

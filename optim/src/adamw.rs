@@ -1,4 +1,4 @@
-//! AdamW: Adam with weight decay apart from the gradient.
+//! AdamW: Adam with decoupled weight decay.
 
 use numcore::pointwise::Program;
 
@@ -8,19 +8,19 @@ use crate::{
 };
 
 config! {
-    /// Hyper-parameters of [`AdamW`].
+    /// Hyper-parameters of [`AdamW`], with PyTorch's names where it has them.
     AdamWConfig = "AdamW" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: how much of the running means is kept.
+        /// `β₁`, `β₂`: the decay rates of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
         /// `ε`, added to the root of the second moment.
         eps: f64 = 1e-8, NonNegative;
-        /// `λ`: by which part of the step size parameters shrink.
+        /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size.
         weight_decay: f64 = 1e-2, NonNegative;
-        /// Divides by the largest second moment so far (Reddi et al. 2018).
+        /// Whether to divide by the largest second moment so far (AMSGrad, Reddi et al. 2018).
         amsgrad: bool = false, Any;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

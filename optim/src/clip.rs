@@ -1,4 +1,4 @@
-//! Gradient clipping, on the device: nothing waits for the host.
+//! Gradient clipping on the device, without waiting for it.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,22 +15,22 @@ use crate::{
     runs::runs,
 };
 
-/// Which norm.
+/// The norm by which gradients are clipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormOrder {
-    /// The root of the sum of squares.
+    /// The square root of the sum of squares.
     L2,
-    /// The largest magnitude.
+    /// The largest magnitude of any element.
     Inf,
 }
 
 /// Gradients that can be measured and scaled together.
 pub trait GradientSet<R: Runtime> {
-    /// All gradients as they are stored, in pieces.
+    /// All gradients as they are stored, as contiguous tensors.
     fn pieces(&self) -> Result<Vec<Tensor<R>>>;
     /// The runtime, if there are parameters at all.
     fn runtime(&self) -> Option<R>;
-    /// A scalar that the pieces still are to be multiplied by.
+    /// A scalar by which the tensors are still to be multiplied.
     fn pending(&self) -> Option<&Tensor<R>>;
     /// Multiplies all gradients by a scalar on the device.
     fn scale_by(&mut self, factor: Tensor<R>) -> Result<()>;
@@ -45,7 +45,7 @@ static SCALED_NORM: LazyLock<Program> =
 static CLAMP: LazyLock<Program> = LazyLock::new(|| Program::new("clip_value", |[x], [limit]| [x.clamp(-limit, limit)]));
 
 /// The norm of all gradients as if they were one vector: a scalar on the device, `f32` (`f64` if a gradient is).
-/// [`item`](Tensor::item) waits for it and gives it to the host.
+/// [`item`](Tensor::item) waits for it and returns it to the host.
 pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -> Result<Tensor<R>> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));
@@ -70,8 +70,8 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -
 
 /// Multiplies all gradients by `min(1, max_norm / (norm + 1e-6))`; returns the norm before, a scalar on the device.
 ///
-/// Of [`FlatGradients`] no memory is touched: the coefficient stays on the device, and the optimizer's launch applies it. A norm
-/// that is not finite makes all gradients NaN or 0, as PyTorch's does; look at it if that can happen.
+/// For [`FlatGradients`], no memory is touched: the coefficient stays on the device, and the optimizer's launch applies
+/// it. A norm that is not finite makes all gradients NaN or 0, as PyTorch's does; look at it if that can happen.
 pub fn clip_grad_norm<R: Runtime>(
     gradients: &mut impl GradientSet<R>,
     max_norm: f64,
@@ -85,7 +85,7 @@ pub fn clip_grad_norm<R: Runtime>(
     Ok(total)
 }
 
-/// Brings every element of every gradient into `[−limit, limit]`; NaN stays.
+/// Clamps every element of every gradient to `[−limit, limit]`; NaN is kept.
 pub fn clip_grad_value<R: Runtime>(gradients: &mut impl GradientSet<R>, limit: f64) -> Result<()> {
     if limit.is_nan() || limit < 0.0 {
         return Err(Error::argument("clip_grad_value", format!("the limit cannot be {limit}")));
@@ -100,7 +100,7 @@ pub fn all_finite<R: Runtime>(gradients: &impl GradientSet<R>) -> Result<bool> {
     Ok(pieces.is_empty() || joined(&pieces, dtype, zero_if_finite)?.sum(&[], false)?.item()?.is_finite())
 }
 
-/// One number of each piece, in a row.
+/// One value of each tensor, concatenated.
 fn joined<R: Runtime>(
     pieces: &[Tensor<R>],
     dtype: DType,
@@ -110,7 +110,7 @@ fn joined<R: Runtime>(
     if let [one] = &parts[..] { Ok(one.clone()) } else { cat(&parts.iter().collect::<Vec<_>>(), 0) }
 }
 
-/// What norms of gradients of these types are computed in.
+/// The dtype in which norms of gradients of these dtypes are computed.
 pub(crate) fn norm_dtype(mut dtypes: impl Iterator<Item = DType>) -> DType {
     wide(dtypes.find(|&d| d == DType::F64).unwrap_or(DType::F32))
 }

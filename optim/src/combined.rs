@@ -1,4 +1,4 @@
-//! Several optimizers as one: Muon for the matrices of a model, AdamW for the rest.
+//! Several optimizers as one: for example Muon for the matrices of a model, AdamW for the rest.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Combined<R: Runtime> {
 }
 
 impl<R: Runtime> Combined<R> {
-    /// These, in this order. A parameter that two of them have is an error.
+    /// Combines these optimizers, in this order. A parameter that belongs to two of them is an error.
     pub fn new(all: Vec<Box<dyn Optimizer<R>>>) -> Result<Self> {
         let mut seen = std::collections::HashSet::new();
         for leaf in all.iter().flat_map(|o| o.params()).flat_map(|p| p.leaves()) {
@@ -25,12 +25,12 @@ impl<R: Runtime> Combined<R> {
         Ok(Combined { all, own: OwnGradients::default() })
     }
 
-    /// The optimizers.
+    /// The combined optimizers, in order.
     pub fn optimizers(&self) -> &[Box<dyn Optimizer<R>>] {
         &self.all
     }
 
-    /// What optimizer `k` finds in a state whose names begin with its number.
+    /// The entries of optimizer `k` in a state dict whose names begin with the optimizer's index.
     fn own(state: &[(String, Tensor<R>)], k: usize) -> Vec<(String, Tensor<R>)> {
         let prefix = format!("{k}.");
         let entries = state.iter().filter_map(|(name, t)| Some((name.strip_prefix(&prefix)?.to_string(), t.clone())));
@@ -86,7 +86,7 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         self.all.iter_mut().for_each(|o| o.set_schedule(schedule.clone()));
     }
 
-    /// As of each optimizer, every name after its number: `0.momentum_buffer.weight`.
+    /// The entries of each optimizer, every name prefixed with the optimizer's index: `0.momentum_buffer.weight`.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         let mut state = Vec::new();
         for (k, optimizer) in self.all.iter().enumerate() {

@@ -1,22 +1,22 @@
-//! Hyper-parameters: plain structs with PyTorch's names and defaults, checked by one rule each, saved number by number.
+//! Hyper-parameters: plain structs with PyTorch's names and defaults, each validated by one rule and saved as scalars.
 
 use numcore::{Error, Result};
 use smallvec::SmallVec;
 
-/// What a hyper-parameter may be.
+/// The range that a hyper-parameter must be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HyperBound {
-    /// Any number but NaN.
+    /// Any value but NaN.
     Any,
-    /// 0 or more.
+    /// A value of 0 or more.
     NonNegative,
-    /// More than 0.
+    /// A value above 0.
     Positive,
-    /// 0 or less.
+    /// A value of 0 or less.
     NonPositive,
-    /// 1 or more.
+    /// A value of 1 or more.
     AtLeastOne,
-    /// In `[0, 1)`.
+    /// A value in `[0, 1)`.
     Unit,
 }
 
@@ -44,14 +44,14 @@ impl HyperBound {
     }
 }
 
-/// The numbers a hyper-parameter is saved as.
+/// The scalars that a hyper-parameter is saved as.
 pub type HyperNumbers = SmallVec<[f64; 3]>;
 
-/// A hyper-parameter's type: something made of numbers.
+/// The type of a hyper-parameter, which converts to and from scalars.
 pub trait HyperValue {
-    /// Its numbers.
+    /// The scalars that this value is saved as.
     fn numbers(&self) -> HyperNumbers;
-    /// Takes these numbers; false, and unchanged, when they are none of its values.
+    /// Sets the value from these scalars; returns false, and changes nothing, if they are not a valid value.
     fn assign(&mut self, numbers: &[f64]) -> bool;
 }
 
@@ -98,7 +98,7 @@ impl HyperValue for u32 {
     }
 }
 
-/// Saved as the number itself, or as none.
+/// Saved as one scalar, or as none for `None`.
 impl HyperValue for Option<f64> {
     fn numbers(&self) -> HyperNumbers {
         self.iter().copied().collect()
@@ -111,26 +111,26 @@ impl HyperValue for Option<f64> {
 
 /// One hyper-parameter of a [`Config`].
 pub struct HyperParam<'a> {
-    /// Its name.
+    /// The name of the hyper-parameter, as PyTorch's.
     pub name: &'static str,
-    /// Its value.
+    /// The value of the hyper-parameter.
     pub value: &'a mut dyn HyperValue,
-    /// What it may be.
+    /// The range that the value must be in.
     pub bound: HyperBound,
 }
 
 /// The hyper-parameters of an optimizer. Write one with [`config!`](crate::config).
 pub trait Config: Clone + Default + Send + Sync + 'static {
-    /// The optimizer's name, in messages.
+    /// The name of the optimizer in messages.
     const NAME: &'static str;
     /// The base learning rate, which a [`LrSchedule`](crate::LrSchedule) starts from.
     fn lr(&self) -> f64;
     /// Sets the base learning rate.
     fn set_lr(&mut self, lr: f64);
-    /// All of them, in declaration order.
+    /// All hyper-parameters, in declaration order.
     fn settings(&mut self) -> Vec<HyperParam<'_>>;
 
-    /// Sets one by name: from a command line or a file.
+    /// Sets a hyper-parameter by name: from a command line or a file.
     fn set(&mut self, name: &str, numbers: &[f64]) -> Result<()> {
         let mut settings = self.settings();
         let Some(found) = settings.iter_mut().find(|s| s.name == name) else {
@@ -143,7 +143,7 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
         Err(Error::argument(Self::NAME, format!("`{name}` cannot be {numbers:?}")))
     }
 
-    /// An error that names the first one out of range.
+    /// Checks all hyper-parameters; the error names the first one out of range.
     fn check(&self) -> Result<()> {
         let mut copy = self.clone();
         for HyperParam { name, value, bound } in copy.settings() {
@@ -157,13 +157,14 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
     }
 }
 
-/// All hyper-parameters as text, number by number.
+/// All hyper-parameters as text, scalar by scalar.
 pub(crate) fn described(config: &impl Config) -> String {
     let mut copy = config.clone();
     copy.settings().iter().map(|s| format!(" {} {:?}", s.name, s.value.numbers().as_slice())).collect()
 }
 
-/// Declares the hyper-parameters of an optimizer: a struct, its defaults, and what each may be. One is called `lr`.
+/// Declares the hyper-parameters of an optimizer: a struct, its defaults, and the range of each. One of them must be
+/// called `lr`.
 ///
 /// ```
 /// use optim::Config;

@@ -8,28 +8,28 @@ use smallvec::SmallVec;
 
 use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule};
 
-/// Run-time numbers of an update.
+/// The run-time scalars of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;
 
-/// The numbers of an update, in the order its program takes them.
+/// The run-time scalars of an update, in the order its program takes them.
 pub fn scalars<const N: usize>(numbers: [f64; N]) -> Scalars {
     numbers.into_iter().map(Scalar::F64).collect()
 }
 
-/// Which buffers a program runs over. The formula is the same.
+/// The operands of an update's program; the formula is the same for all forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateForm {
-    /// The parameters' type when it is one of two bytes: the update then acts on an `f32` master copy, and the same launch
+    /// The parameters' dtype when it is f16 or bf16: the update then acts on an `f32` master copy, and the same launch
     /// writes the rounded parameter.
     pub half: Option<DType>,
-    /// The gradient is multiplied by a factor that lives on the device (clipping, loss scaling).
+    /// Whether the gradient is multiplied by a factor on the device (clipping, loss scaling).
     pub scaled: bool,
-    /// The gradient's sign is turned: the update climbs.
+    /// Whether the gradient is negated, so that the update ascends.
     pub maximize: bool,
 }
 
 impl UpdateForm {
-    /// Every one.
+    /// All six forms, in the order of declaration.
     pub const ALL: [UpdateForm; 6] = {
         const fn of(half: Option<DType>, scaled: bool) -> UpdateForm {
             UpdateForm { half, scaled, maximize: false }
@@ -38,15 +38,15 @@ impl UpdateForm {
         [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
     };
 
-    /// The same, climbing or not.
+    /// This form with or without the gradient negated.
     pub fn maximizing(self, maximize: bool) -> UpdateForm {
         UpdateForm { maximize, ..self }
     }
 
-    /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time numbers, the new parameter
-    /// and states.
+    /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time scalars, the new
+    /// parameter and states.
     ///
-    /// Outputs are `[parameter, states.., master?]`; inputs are those, then `[gradient, factor?]`.
+    /// Outputs are `[parameter, states.., master?]`; inputs are the outputs' old values, then `[gradient, factor?]`.
     pub fn program<const S: usize, const N: usize>(
         self,
         name: &'static str,
@@ -75,7 +75,7 @@ impl UpdateForm {
     }
 }
 
-/// An optimizer whose update of an element reads that element of parameter, gradient and state alone.
+/// An optimizer whose update of an element depends only on that element of parameter, gradient and state.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an elementwise rule",
     note = "a rule that looks at whole matrices or at norms (Muon, LAMB, Adafactor) needs whole parameters: a training step with `zero` cannot use it, one without can"
@@ -83,18 +83,18 @@ impl UpdateForm {
 pub trait Elementwise: Config {
     /// The tensors kept for each parameter, of its shape.
     fn states(&self) -> Vec<StateSpec>;
-    /// The formula, by [`UpdateForm::program`].
+    /// The program of the formula, built by [`UpdateForm::program`].
     fn program(&self, form: UpdateForm) -> Program;
-    /// Its run-time numbers, combined here in `f64` as far as they go: a program computes in the parameters' type, where `1 − β`
-    /// would lose digits.
+    /// The run-time scalars of the update, combined on the host in `f64` where possible: a program computes in the
+    /// parameters' dtype, where `1 − β` would lose digits.
     fn scalars(&self, now: StepContext) -> Scalars;
-    /// An error for hyper-parameters that do not go together.
+    /// Checks hyper-parameters that constrain each other.
     fn consistent(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// The programs of an elementwise update: as it is, and with a factor on the gradient.
+/// The two programs of an elementwise update: without, and with a factor on the gradient.
 #[derive(Clone, Debug)]
 pub struct Programs {
     plain: Program,
@@ -102,7 +102,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The one for memory with or without a factor.
+    /// The program with or without a factor.
     pub fn get(&self, scaled: bool) -> &Program {
         if scaled { &self.scaled } else { &self.plain }
     }
@@ -142,8 +142,8 @@ impl<E: Elementwise> UpdateRule for E {
     }
 }
 
-/// The programs of the elementwise optimizers with their default hyper-parameters, in every form: for runtimes that compile hot
-/// programs ahead of time.
+/// The programs of the elementwise optimizers with their default hyper-parameters, in every form: for runtimes that
+/// compile programs ahead of time.
 pub fn programs() -> Vec<Program> {
     fn of<E: Elementwise>() -> impl Iterator<Item = Program> {
         let rule = E::default();

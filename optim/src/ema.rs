@@ -1,4 +1,4 @@
-//! A running average of the weights, to evaluate with.
+//! Exponential moving averages of the weights, for evaluation.
 
 use std::{
     collections::HashMap,
@@ -17,8 +17,8 @@ use crate::{FlatParams, Optimizer, memory::lending, params::overwrite};
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
 
-/// The exponential moving average of an optimizer's parameters: `a ← δa + (1 − δ)θ`, one launch per buffer; of half parameters
-/// the average of their master copies, in `f32`.
+/// The exponential moving average of an optimizer's parameters: `a ← δa + (1 − δ)θ`, one launch per buffer; for
+/// half-precision parameters, the average of their `f32` master copies.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct Ema<R: Runtime> {
@@ -52,7 +52,8 @@ impl<R: Runtime> Ema<R> {
         Ok(ema)
     }
 
-    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are soon forgotten.
+    /// Lets the decay increase from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are
+    /// soon forgotten.
     pub fn with_warmup(mut self) -> Self {
         self.warmup = true;
         self
@@ -64,12 +65,12 @@ impl<R: Runtime> Ema<R> {
         if self.warmup { self.decay.min((1.0 + t) / (10.0 + t)) } else { self.decay }
     }
 
-    /// How many updates there were.
+    /// The number of updates so far.
     pub fn updates(&self) -> u64 {
         self.updates
     }
 
-    /// Takes the parameters' present values in: after each step of the optimizer it was made for.
+    /// Updates the averages with the parameters' present values: call it after each step of the optimizer.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer<R>) -> Result<()> {
         self.require_out("update")?;
         let take = [(1.0 - self.decay()).into()];
@@ -83,7 +84,7 @@ impl<R: Runtime> Ema<R> {
         Ok(())
     }
 
-    /// Moves averages to where an optimizer that was [reordered](Optimizer::reorder) has their parameters now.
+    /// Moves the averages to the order of the parameters in an optimizer that was [reordered](Optimizer::reorder).
     fn follow(&mut self, params: &[&mut FlatParams<R>]) -> Result<()> {
         let stays = |(p, of): (&&mut FlatParams<R>, &Vec<Arc<Leaf<R>>>)| {
             p.len() == of.len() && p.leaves().iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b))
@@ -110,8 +111,8 @@ impl<R: Runtime> Ema<R> {
         Ok(())
     }
 
-    /// Puts the averages into the parameters, without copying what has their dtype. Until [`swap_out`](Ema::swap_out) neither the
-    /// optimizer nor this can be updated.
+    /// Makes the averages the parameters' values, without a copy where the dtypes agree. Until
+    /// [`swap_out`](Ema::swap_out) neither the optimizer nor this can be updated.
     pub fn swap_in(&mut self) -> Result<()> {
         self.require_out("swap_in")?;
         let value = |(average, of): (&Flat<R>, &Vec<Arc<Leaf<R>>>)| {
@@ -124,7 +125,7 @@ impl<R: Runtime> Ema<R> {
         self.put(values)
     }
 
-    /// Puts the parameters' own values back.
+    /// Restores the parameters' own values.
     pub fn swap_out(&mut self) -> Result<()> {
         match self.own.take() {
             Some(own) => self.put(own),
@@ -134,7 +135,7 @@ impl<R: Runtime> Ema<R> {
         }
     }
 
-    /// Runs `f` with the averages in the parameters.
+    /// Runs `f` while the averages are the parameters' values.
     pub fn averaged<T>(&mut self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         self.swap_in()?;
         let result = f();
@@ -156,7 +157,8 @@ impl<R: Runtime> Ema<R> {
         Ok(state)
     }
 
-    /// Takes such a state over; an entry that is missing, unexpected or does not fit is an error, and nothing is changed then.
+    /// Loads a state that [`state_dict`](Ema::state_dict) returned. An entry that is missing, unexpected or does not
+    /// fit is an error, and changes nothing.
     pub fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         self.require_out("load_state_dict")?;
         let mut reader = crate::state::StateReader::new(state);

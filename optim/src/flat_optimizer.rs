@@ -1,4 +1,4 @@
-//! The optimizer: groups of parameters in flat buffers, updated by one rule.
+//! The optimizer over groups of parameters in flat buffers, updated by one rule.
 
 use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
@@ -57,7 +57,7 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     own: OwnGradients<R>,
 }
 
-/// How many steps ahead schedules are compared.
+/// The steps ahead at which schedules are compared.
 pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 /// The parameters of one group and dtype.
@@ -66,7 +66,7 @@ pub(crate) struct ParamPart<R: Runtime, C: UpdateRule> {
     pub(crate) params: FlatParams<R>,
     /// In the order of [`UpdateRule::tensors`].
     pub(crate) states: Vec<Flat<R>>,
-    /// Updates each parameter has had.
+    /// The number of updates that each parameter has had.
     pub(crate) steps: Vec<u64>,
     pub(crate) kernel: C::Kernel,
 }
@@ -84,10 +84,10 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         FlatOptimizer { defaults, groups: Vec::new(), parts: Vec::new(), steps: 0, schedule: None, own }
     }
 
-    /// With a group of parameters, whose hyper-parameters `set` may change.
+    /// Adds a group of parameters, whose hyper-parameters `set` may change.
     ///
-    /// The parameters' values move into one buffer per dtype, in this order. A parameter, or a name, that is there already is
-    /// an error, as are hyper-parameters out of range.
+    /// The parameters' values move into one buffer per dtype, in this order. A parameter, or a name, that the optimizer
+    /// already has is an error, as are hyper-parameters out of range.
     pub fn group<L: Borrow<Arc<Leaf<R>>>>(
         mut self,
         params: impl IntoIterator<Item = L>,
@@ -113,7 +113,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Self::in_groups(config).group(params, |_| {})
     }
 
-    /// With a schedule.
+    /// Adds a learning-rate schedule to the optimizer.
     pub fn scheduled(mut self, schedule: impl LrSchedule + 'static) -> Self {
         self.schedule = Some(Arc::new(schedule));
         self
@@ -124,7 +124,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         &self.groups[k]
     }
 
-    /// Changes the hyper-parameters of group `k`. What is kept for each parameter must stay the same.
+    /// Changes the hyper-parameters of group `k`. The state kept for each parameter must not change.
     pub fn set_config(&mut self, k: usize, set: impl FnOnce(&mut C)) -> Result<()> {
         let mut config = self.groups[k].clone();
         set(&mut config);
@@ -133,7 +133,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(())
     }
 
-    /// What `config` needs in each part of group `k`, or why it cannot be had.
+    /// The kernel data for `config` in each part of group `k`, or the error that prevents it.
     pub(crate) fn prepare(&self, k: usize, config: &C) -> Result<Vec<C::Kernel>> {
         config.check()?;
         config.validate()?;
@@ -179,7 +179,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Err(Error::argument(C::NAME, why))
     }
 
-    /// Takes all values out of their leaves, or none.
+    /// Takes the values out of all leaves, or out of none.
     fn claim(&mut self) -> Result<()> {
         for k in 0..self.parts.len() {
             if let Err(e) = self.parts[k].claim() {
@@ -191,7 +191,8 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     }
 }
 
-/// Gradients may be wider than half parameters; a kernel only needs them in the same places.
+/// Whether two layouts have the same offsets. Gradients may be of a wider dtype than half-precision parameters; a
+/// kernel only needs equal offsets.
 fn same_places(a: &FlatLayout, b: &FlatLayout) -> bool {
     let ranges = || a.len() == b.len() && (0..a.len()).all(|i| a.range(i) == b.range(i));
     a == b || (a.numel() == b.numel() && ranges())
@@ -318,7 +319,8 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         Err(ErrorKind::Shared { op: C::NAME, what }.into())
     }
 
-    /// The next parameters that one call of the rule updates: neighbours with a gradient and as many updates so far.
+    /// The next parameters that one call of the rule updates: adjacent ones that have a gradient and an equal count of
+    /// updates.
     fn next_run(&self, from: usize, grads: &Flat<R>) -> Option<std::ops::Range<usize>> {
         let key = |i: usize| (self.steps[i], if C::PER_PARAMETER { i } else { 0 });
         next_run(self.params.len(), from, |i| grads.is_written(i).then(|| key(i)))

@@ -1,4 +1,4 @@
-//! Gradients that land where the optimizer reads them.
+//! Gradients in the flat buffers that the optimizer reads.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,20 +15,21 @@ use crate::{
     runs::runs,
 };
 
-/// The gradients of an optimizer's parameters, laid out as the parameters are: a [`BackwardHook`] whose slots are ranges of its
-/// buffers. Sweeping again adds (micro-batches); [`zero`](FlatGradients::zero) starts anew, without touching memory.
+/// The gradients of an optimizer's parameters, in the layout of the parameters: a [`BackwardHook`] whose slots are
+/// ranges of flat buffers. Further backward passes accumulate (micro-batches); after [`zero`](FlatGradients::zero),
+/// which touches no memory, the next one overwrites.
 ///
 /// Leaves the optimizer does not own take no part: their gradients are dropped.
 pub struct FlatGradients<R: Runtime> {
     flats: Vec<Flat<R>>,
     leaves: Vec<Vec<Arc<Leaf<R>>>>,
     place: HashMap<usize, (usize, usize)>,
-    /// A factor all gradients still are to be multiplied by: the optimizer's launch does it on the way.
+    /// A factor by which all gradients are still to be multiplied: the optimizer's launch applies it.
     scale: Option<Tensor<R>>,
 }
 
 impl<R: Runtime> FlatGradients<R> {
-    /// None yet, for these parameters.
+    /// Empty gradients for these parameters.
     pub fn new(params: &[&FlatParams<R>]) -> Result<Self> {
         let flat = |p: &&FlatParams<R>| Flat::zeros_for(p.runtime(), MemoryCategory::Gradients, p.layout().clone());
         let leaves: Vec<Vec<_>> = params.iter().map(|p| p.leaves().to_vec()).collect();
@@ -38,7 +39,8 @@ impl<R: Runtime> FlatGradients<R> {
         Ok(FlatGradients { flats: params.iter().map(flat).collect::<Result<_>>()?, leaves, place, scale: None })
     }
 
-    /// Forgets all gradients: the next backward pass overwrites. Ranges that a failed backward pass took along come back.
+    /// Discards all gradients, so that the next backward pass overwrites. Ranges lost in a failed backward pass are
+    /// recovered.
     pub fn zero(&mut self) {
         self.scale = None;
         for flat in &mut self.flats {
@@ -52,18 +54,18 @@ impl<R: Runtime> FlatGradients<R> {
         &self.flats
     }
 
-    /// The buffers, to send them; which ranges were written must stay true.
+    /// The buffers, for communication; the record of written ranges must stay correct.
     pub fn flats_mut(&mut self) -> &mut [Flat<R>] {
         &mut self.flats
     }
 
-    /// The factor all gradients still are to be multiplied by (a scalar), if there is one.
+    /// The factor by which all gradients are still to be multiplied (a scalar), if there is one.
     pub fn scale(&self) -> Option<&Tensor<R>> {
         self.scale.as_ref()
     }
 
-    /// A leaf's gradient; `None` if it took no part. Without a pending factor it is a view: nothing can be swept into these
-    /// gradients until it is dropped.
+    /// The gradient of a leaf; `None` if it took no part. Without a pending factor it is a view, and no backward pass
+    /// can write these gradients until it is dropped.
     pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
         let Some(&(p, i)) = self.place.get(&leaf.id()).filter(|&&(p, i)| self.flats[p].is_written(i)) else {
             return Ok(None);
@@ -75,7 +77,7 @@ impl<R: Runtime> FlatGradients<R> {
         }
     }
 
-    /// Replaces a leaf's gradient; an error if the leaf is not one of these.
+    /// Replaces the gradient of a leaf; an error if the optimizer does not own the leaf.
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: &Tensor<R>) -> Result<()> {
         self.apply_scale()?;
         let Some(&(p, i)) = self.place.get(&leaf.id()) else {
@@ -85,7 +87,7 @@ impl<R: Runtime> FlatGradients<R> {
         overwrite(&mut self.flats[p], i, grad)
     }
 
-    /// Takes over gradients from elsewhere, replacing what was there; those of other leaves are left out.
+    /// Copies gradients, replacing the old ones; gradients of leaves that the optimizer does not own are ignored.
     pub fn copy_from(&mut self, gradients: &Gradients<R>) -> Result<()> {
         self.zero();
         let own = gradients.iter().filter(|(leaf, _)| self.place.contains_key(&leaf.id())).collect::<Vec<_>>();
@@ -109,7 +111,7 @@ impl<R: Runtime> FlatGradients<R> {
         self.multiply_by(scale)
     }
 
-    /// As [`multiply`](FlatGradients::multiply) by a scalar that lives on the device.
+    /// Multiplies all gradients by a scalar on the device; see [`multiply`](FlatGradients::multiply).
     pub fn multiply_by(&mut self, factor: Tensor<R>) -> Result<()> {
         let factor = factor.reshape([])?;
         self.scale = Some(match &self.scale {
@@ -119,13 +121,13 @@ impl<R: Runtime> FlatGradients<R> {
         Ok(())
     }
 
-    /// Multiplies all gradients by the pending factor now: when more is to be added to them.
+    /// Multiplies all gradients by the pending factor now: before more is accumulated into them.
     pub fn apply_scale(&mut self) -> Result<()> {
         let Some(scale) = self.scale.take() else { return Ok(()) };
         self.in_place(|memory| update(&SCALE, &[&scale], &[], &mut [memory]))
     }
 
-    /// Runs `f` over all runs of gradients.
+    /// Runs `f` over all contiguous runs of gradients.
     pub(crate) fn in_place(&mut self, f: impl Fn(&mut TensorMut<R>) -> Result<()>) -> Result<()> {
         for flat in &mut self.flats {
             let written: Vec<bool> = (0..flat.layout().len()).map(|i| flat.is_written(i)).collect();

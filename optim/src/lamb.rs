@@ -1,4 +1,4 @@
-//! LAMB: Adam's direction, with a step size for each layer.
+//! LAMB: Adam's direction, with a trust ratio for each layer.
 
 use std::sync::LazyLock;
 
@@ -7,24 +7,25 @@ use numcore::{DType, Result, Runtime, TensorMut, ops::PointwiseOps, pointwise::P
 use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, norms::sum_of_squares};
 
 config! {
-    /// Hyper-parameters of [`Lamb`].
+    /// Hyper-parameters of [`Lamb`], with PyTorch's names where it has them.
     LambConfig = "LAMB" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: how much of the running means is kept.
+        /// `β₁`, `β₂`: the decay rates of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
         /// `ε`, added to the root of the second moment.
         eps: f64 = 1e-6, NonNegative;
-        /// `λ`: what of the parameter is added to the direction.
+        /// The weight decay coefficient `λ`: `λθ` is added to the direction.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
 
-/// LAMB. With Adam's `m` and `v`, of each parameter:
+/// LAMB. With Adam's `m` and `v`, for each parameter:
 ///
-/// `r = m/(1 − β₁ᵗ) / (√(v/(1 − β₂ᵗ)) + ε) + λθ`, `θ ← θ − γ φ r` with the trust ratio `φ = ‖θ‖/‖r‖` (1 where either is 0).
+/// `r = m/(1 − β₁ᵗ) / (√(v/(1 − β₂ᵗ)) + ε) + λθ`, `θ ← θ − γ φ r` with the trust ratio `φ = ‖θ‖/‖r‖` (1 where either is
+/// 0).
 ///
 /// You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*, 2020.
 pub type Lamb<R> = FlatOptimizer<R, LambConfig>;

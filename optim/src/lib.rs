@@ -1,12 +1,14 @@
-//! Optimizers. An elementwise one is a formula: a [pointwise program](numcore::pointwise) that runs over all parameters of a group in
-//! one launch, in place, on every runtime. Adding one is a file like `lion.rs`: hyper-parameters, states, formula, numbers.
+//! Optimizers. An elementwise optimizer is a formula: a [pointwise program](numcore::pointwise) that runs over all
+//! parameters of a group in one launch, in place, on every runtime. Adding one is a file like `lion.rs`:
+//! hyper-parameters, states, formula, scalars.
 //!
-//! The optimizer takes its parameters over: their values move into one buffer per group and dtype ([`FlatParams`]), each leaf being a
-//! view. Gradients land in buffers laid out alike ([`FlatGradients`], a hook for the backward backward pass), state lies in others. Half
-//! parameters keep an `f32` master copy, which the same launch rounds.
+//! The optimizer takes ownership of its parameters' memory: their values move into one buffer per group and dtype
+//! ([`FlatParams`]), each leaf being a view. Gradients are written to buffers of the same layout ([`FlatGradients`], a
+//! hook for the backward pass), and state is kept in further buffers. Half-precision parameters have an `f32` master
+//! copy, which the same launch updates and rounds.
 //!
-//! Learning rates and all other numbers are given at launch: changing them compiles nothing. Clipping and loss scaling are a factor
-//! on the device that the same launch applies.
+//! Learning rates and all other scalars are given at launch: changing them compiles nothing. Clipping and loss scaling
+//! are one factor on the device, which the same launch applies.
 //!
 //! **Invariant**: an update that cannot begin changes nothing; a parameter without a gradient is not touched.
 #![forbid(unsafe_code)]

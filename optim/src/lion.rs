@@ -5,7 +5,7 @@ use numcore::pointwise::Program;
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Lion`].
+    /// Hyper-parameters of [`Lion`], with PyTorch's names where it has them.
     LionConfig = "Lion" {
         /// Step size `γ`: a third to a tenth of AdamW's.
         lr: f64 = 1e-4, NonNegative;
@@ -13,7 +13,7 @@ config! {
         betas: [f64; 2] = [0.9, 0.99], Unit;
         /// `λ`: by which part of the step size parameters shrink; three to ten times AdamW's.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

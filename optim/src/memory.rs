@@ -36,7 +36,7 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         self.params.working()
     }
 
-    /// The runtime.
+    /// The runtime of the state and of the parameters.
     pub fn runtime(&self) -> R {
         self.params.runtime().clone()
     }
@@ -73,7 +73,8 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         self.states[k].tensor(self.ranges.start)
     }
 
-    /// Updates the parameter in place: `program` takes it first, then `ins`. A half parameter is rounded from its master copy.
+    /// Updates the parameter in place: `program` takes it first, then `ins`. A half-precision parameter is rounded from
+    /// its master copy.
     pub fn update_weight(&mut self, program: &Program, ins: &[&Tensor<R>], scalars: &[Scalar]) -> Result<()> {
         let i = self.ranges.start;
         let flat = self.params.master.as_mut().unwrap_or(&mut self.params.values);
@@ -81,8 +82,8 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         self.params.round(i)
     }
 
-    /// Updates states of the parameter in place: `program` takes and gives `states`, then `fresh` memory that it only gives,
-    /// then takes `ins`. All must have one shape.
+    /// Updates states of the parameter in place: `program` takes and gives `states`, then `fresh` memory that it only
+    /// gives, then takes `ins`. All must have one shape.
     pub fn update_states(
         &mut self,
         states: Range<usize>,
@@ -105,11 +106,11 @@ impl<R: Runtime> UpdateMemory<'_, R> {
     }
 }
 
-/// `x · factor`, the factor in whatever floating type it comes.
+/// `x · factor`, for a factor of any floating dtype.
 pub(crate) static SCALE: LazyLock<Program> =
     LazyLock::new(|| Program::new("scale", |[x, factor], []| [x * factor.cast_like(x)]));
 
-/// Lends memory of several buffers, runs `f` over it, and takes it back whatever came of it.
+/// Lends memory of several buffers, runs `f` over it, and takes it back even if `f` fails.
 pub(crate) fn lending<R: Runtime>(
     flats: &mut [&mut Flat<R>],
     lend: impl Fn(&mut Flat<R>) -> Result<TensorMut<R>>,

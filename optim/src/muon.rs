@@ -20,7 +20,7 @@ pub enum AdjustLr {
     Original,
     /// `0.2 √max(a, b)`: updates as large as AdamW's, so that its step size can be reused (Liu et al. 2025).
     MatchRmsAdamW,
-    /// `√(a/b)` (Bernstein 2025).
+    /// The factor `√(a/b)` (Bernstein 2025).
     SpectralUnclamped,
 }
 
@@ -48,11 +48,11 @@ impl HyperValue for AdjustLr {
 }
 
 config! {
-    /// Hyper-parameters of [`Muon`].
+    /// Hyper-parameters of [`Muon`], with PyTorch's names where it has them.
     MuonConfig = "Muon" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `λ`: by which part of the step size parameters shrink.
+        /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size.
         weight_decay: f64 = 0.1, NonNegative;
         /// `μ`: how much of the momentum is kept.
         momentum: f64 = 0.95, NonNegative;
@@ -60,25 +60,25 @@ config! {
         nesterov: bool = true, Any;
         /// `a`, `b`, `c` of the iteration.
         ns_coefficients: [f64; 3] = [3.4445, -4.7750, 2.0315], Any;
-        /// What the norm divided by at first is at least.
+        /// The lower bound of the norm that the update is first divided by.
         eps: f64 = 1e-7, NonNegative;
         /// How often the iteration is applied.
         ns_steps: u32 = 5, Any;
         /// How the step size depends on the matrix.
         adjust_lr: AdjustLr = AdjustLr::Original, Any;
-        /// Whether the iteration's products run on `bf16` tensors, as matrix units want them: an update then is rounded a little more.
-        /// Otherwise they are `f32` products of values rounded to `bf16` between iterations.
+        /// Whether the iteration's matmuls run on `bf16` tensors, as matrix units require: an update is then rounded a
+        /// little more. Otherwise they are `f32` matmuls of values rounded to `bf16` between iterations.
         bf16_products: bool = false, Any;
     }
 }
 
 /// Muon, for matrices; give other parameters to another optimizer, and both to [`Combined`](crate::Combined).
 ///
-/// `b ← μb + (1 − μ)g`; `u = μb + (1 − μ)g` with Nesterov's momentum, else `b`; `X = u/‖u‖`, then five times
-/// `A = XXᵀ`, `X ← aX + (bA + cA²)X`, which makes the singular values about 1; `θ ← (1 − γλ)θ − γ f X`, `f` by [`AdjustLr`].
+/// `b ← μb + (1 − μ)g`; `u = μb + (1 − μ)g` with Nesterov's momentum, else `b`; `X = u/‖u‖`, then five times `A = XXᵀ`,
+/// `X ← aX + (bA + cA²)X`, which makes the singular values about 1; `θ ← (1 − γλ)θ − γ f X`, `f` by [`AdjustLr`].
 ///
-/// Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024. Liu et al., *Muon is Scalable for LLM
-/// Training*, 2025.
+/// Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024. Liu et al., *Muon is Scalable for
+/// LLM Training*, 2025.
 pub type Muon<R> = FlatOptimizer<R, MuonConfig>;
 
 /// Inputs `[b, (u), g]`, outputs `[b, u]`.

@@ -1,4 +1,4 @@
-//! Sums of squares and what follows from them, on the device.
+//! Sums of squares and norms, on the device.
 
 use std::sync::LazyLock;
 
@@ -19,7 +19,7 @@ static ZEROS: LazyLock<Program> = LazyLock::new(|| Program::new("zero_if_finite"
 static WIDE_ZEROS: LazyLock<Program> =
     LazyLock::new(|| Program::new("zero_if_finite", |[x], []| [x.cast(DType::F32) * 0.0]));
 
-/// What norms of this dtype are computed in: `f64` for itself, `f32` for all others.
+/// The dtype in which norms of a dtype are computed: `f64` for itself, `f32` for all others.
 pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { dtype } else { DType::F32 }
 }
@@ -30,7 +30,7 @@ fn sum<R: Runtime>(x: &Tensor<R>, [own, widened]: [&Program; 2]) -> Result<Tenso
     Tensor::apply1(Reduce::sum_of(program.clone(), ScalarList::new(), to), &[x])
 }
 
-/// `Σx²`, of one element with `x`'s rank, in `f32` for half types.
+/// `Σx²` as one element with `x`'s rank, in `f32` for half-precision inputs.
 pub(crate) fn sum_of_squares<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
     sum(x, [&SQUARES, &WIDE_SQUARES])
 }

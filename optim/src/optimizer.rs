@@ -1,4 +1,4 @@
-//! What every optimizer does.
+//! The interface of all optimizers.
 
 use std::sync::Arc;
 
@@ -7,62 +7,64 @@ use numcore::{Flat, Result, Runtime, Tensor};
 
 use crate::{FlatGradients, FlatParams, LrSchedule, OwnGradients};
 
-/// What every optimizer does, whatever its rule: for code that does not care which one it is.
+/// The interface of every optimizer, for code that does not depend on the update rule.
 pub trait Optimizer<R: Runtime>: Send {
     /// The parameters, buffer by buffer, in the order they were given.
     fn params(&self) -> Vec<&FlatParams<R>>;
-    /// The same, to read their values.
+    /// The flat buffers of the parameters, to read their values.
     fn params_mut(&mut self) -> Vec<&mut FlatParams<R>>;
 
-    /// Updates the parameters from gradients laid out as they are, one buffer each, multiplied by the scalar `scale` if
-    /// given. Parameters without a gradient are left alone. If it cannot begin, nothing is changed.
+    /// Updates the parameters from gradients of the same layout, one buffer each, multiplied by the scalar `scale` if
+    /// given. Parameters without a gradient are not touched. If the update cannot begin, nothing is changed.
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()>;
     /// The gradients that [`backward`](Optimizer::backward) writes.
     fn own_gradients(&mut self) -> &mut OwnGradients<R>;
 
-    /// How many steps were taken.
+    /// The number of steps taken so far.
     fn steps(&self) -> u64;
     /// The learning rate of the next step, for each group.
     fn lrs(&self) -> Vec<f64>;
     /// Sets the base learning rate of all groups.
     fn set_lr(&mut self, lr: f64) -> Result<()>;
-    /// From now on learning rates are this function of the step, starting from each group's base rate.
+    /// Sets the schedule: from now on learning rates are this function of the step, starting from each group's base
+    /// rate.
     fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>);
 
     /// Everything needed to resume exactly: `<state>.<parameter>`, `master.<parameter>` and `step.<parameter>`,
-    /// `group.<k>.<hyper-parameter>` (`f64`) and `steps` (`i64`). The tensors are views: nothing can be updated until they are dropped.
+    /// `group.<k>.<hyper-parameter>` (`f64`) and `steps` (`i64`). The tensors are views: no update can run until they
+    /// are dropped.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>>;
-    /// Takes such a state over. Names, shapes and dtypes must be exactly this optimizer's: an error lists all that are missing,
-    /// unexpected or do not fit, and nothing is changed then.
+    /// Loads a state that [`state_dict`](Optimizer::state_dict) returned. Names, shapes and dtypes must be exactly this
+    /// optimizer's: an error lists all entries that are missing, unexpected or do not fit, and nothing is changed.
     fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()>;
     /// An error if [`load_state_dict`](Optimizer::load_state_dict) would refuse this state.
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()>;
-    /// An error if an update could not begin, because someone holds a parameter's value or a state tensor.
+    /// An error if an update could not begin, because a parameter's value or a state tensor has another holder.
     fn check_sole(&mut self) -> Result<()>;
 
-    /// What must be equal on ranks that train together, as text: the rule, its hyper-parameters, the parameters of each group, learning
-    /// rates to come. As far as it is known here: parameters and learning rates.
+    /// The settings that must be equal on ranks that train together, as text: the rule, its hyper-parameters, the
+    /// parameters of each group, and future learning rates. The default covers parameters and learning rates.
     fn describe(&self) -> String {
         let names = self.params().into_iter().flat_map(|p| p.leaves()).map(|l| format!(" {}", l.name()));
         format!("{:?}:{}", self.lrs(), names.collect::<String>())
     }
 
-    /// Moves the parameters of each buffer, with their state, into ascending order of `key`: gradients that become ready one after
-    /// another then lie one after another. Buffers of gradients made before do not fit any more.
+    /// Moves the parameters of each buffer, with their state, into ascending order of `key`: gradients that become
+    /// ready one after another are then adjacent in memory. Gradient buffers created before no longer fit.
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()>;
 
     /// Runs the backward pass of `loss`, which must have one element, into the optimizer's own gradients.
     ///
-    /// What was there since the last step is added to, so several micro-batches make one step. After an error nothing is left of any of them.
-    /// To see each gradient the moment it is final, or to write elsewhere, use [`backward_with_hooks`] and
-    /// [`step_from`](Optimizer::step_from).
+    /// Gradients accumulate since the last step, so several micro-batches make one step. After an error the gradients
+    /// of all of them are discarded. To observe each gradient when it becomes final, or to write to other memory, use
+    /// [`backward_with_hooks`] and [`step_from`](Optimizer::step_from).
     fn backward(&mut self, loss: &Var<R>) -> Result<()> {
         self.accumulate(&mut |gradients| backward_with_hooks(loss, gradients))
     }
 
-    /// Updates the parameters from the gradients that [`backward`](Optimizer::backward) wrote since the last step: one launch for each buffer
-    /// whose parameters all have one (elementwise rules). The next backward pass overwrites them. An error if there are none; if the update
-    /// fails they stay.
+    /// Updates the parameters from the gradients that [`backward`](Optimizer::backward) wrote since the last step: one
+    /// launch for each buffer whose parameters all have one (elementwise rules). The next backward pass overwrites the
+    /// gradients. A step without gradients is an error; if the update fails, the gradients are kept.
     #[doc(alias("zero_grad"))]
     fn step(&mut self) -> Result<()> {
         let mut own = std::mem::take(self.own_gradients());
@@ -71,7 +73,7 @@ pub trait Optimizer<R: Runtime>: Send {
         done
     }
 
-    /// The optimizer's own gradients, to look at, clip or replace them between [`backward`](Optimizer::backward) and
+    /// The optimizer's own gradients, to inspect, clip or replace them between [`backward`](Optimizer::backward) and
     /// [`step`](Optimizer::step). They can still be read after the step.
     fn gradients(&mut self) -> Result<&mut FlatGradients<R>> {
         let mut own = std::mem::take(self.own_gradients());
@@ -81,29 +83,30 @@ pub trait Optimizer<R: Runtime>: Send {
         self.own_gradients().get_mut(|| FlatGradients::new(&[]))
     }
 
-    /// Forgets what was accumulated since the last step. (A step does so by itself.)
+    /// Discards the gradients accumulated since the last step. (A step does so by itself.)
     fn zero_grad(&mut self) {
         self.own_gradients().zero();
     }
 
-    /// Other buffers for the gradients of its parameters, to run a backward pass into by hand.
+    /// Further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
     fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
         FlatGradients::new(&self.params())
     }
 
-    /// As [`step`](Optimizer::step), from gradients that were made by hand.
+    /// Updates the parameters like [`step`](Optimizer::step), from gradient buffers that the caller filled.
     fn step_from(&mut self, gradients: &FlatGradients<R>) -> Result<()> {
         self.update(gradients.flats(), gradients.scale())
     }
 
-    /// As [`step`](Optimizer::step), from gradients by leaf, which replace its own.
+    /// Updates the parameters like [`step`](Optimizer::step), from gradients by leaf, which replace the optimizer's
+    /// own.
     fn step_with(&mut self, gradients: &Gradients<R>) -> Result<()> {
         self.zero_grad();
         self.accumulate(&mut |own| own.copy_from(gradients))?;
         self.step()
     }
 
-    /// Writes into the own gradients, which hold what was accumulated since the last step.
+    /// Writes into the optimizer's own gradients, which hold what was accumulated since the last step.
     #[doc(hidden)]
     fn accumulate(&mut self, write: &mut dyn FnMut(&mut FlatGradients<R>) -> Result<()>) -> Result<()> {
         let mut own = std::mem::take(self.own_gradients());

@@ -9,7 +9,7 @@ use crate::FlatGradients;
 /// They stay readable after a step, until the next backward pass overwrites them.
 pub struct OwnGradients<R: Runtime> {
     buffers: Option<FlatGradients<R>>,
-    /// Whether a step can be taken from them.
+    /// Whether a step can use the gradients.
     ready: bool,
 }
 
@@ -20,12 +20,12 @@ impl<R: Runtime> Default for OwnGradients<R> {
 }
 
 impl<R: Runtime> OwnGradients<R> {
-    /// The buffers, if a backward pass has needed them.
+    /// The buffers, if a backward pass has allocated them.
     pub fn get(&self) -> Option<&FlatGradients<R>> {
         self.buffers.as_ref()
     }
 
-    /// The buffers, to clip or replace what a backward pass wrote; made by `alloc` the first time.
+    /// The gradient buffers, to clip or replace what a backward pass wrote; `alloc` creates them at the first call.
     pub(crate) fn get_mut(
         &mut self,
         alloc: impl FnOnce() -> Result<FlatGradients<R>>,
@@ -36,13 +36,14 @@ impl<R: Runtime> OwnGradients<R> {
         })
     }
 
-    /// The next backward pass overwrites.
+    /// Makes the next backward pass overwrite.
     pub(crate) fn zero(&mut self) {
         self.ready = false;
     }
 
-    /// Runs `write` on buffers that hold what was accumulated since the last step, made by `alloc` the first time. If it fails, nothing is left
-    /// of any of them, because a backward pass that was cut short has written some.
+    /// Runs `write` on buffers that hold what was accumulated since the last step, which `alloc` creates at the first
+    /// call. If `write` fails, all of them are discarded, because an interrupted backward pass has written some of
+    /// them.
     pub(crate) fn accumulate(
         &mut self,
         alloc: impl FnOnce() -> Result<FlatGradients<R>>,
@@ -58,7 +59,7 @@ impl<R: Runtime> OwnGradients<R> {
         done
     }
 
-    /// Takes a step from the gradients; they are spent if it succeeds.
+    /// Runs a step from the gradients, which are used up if it succeeds.
     pub(crate) fn spend(&mut self, step: impl FnOnce(&FlatGradients<R>) -> Result<()>) -> Result<()> {
         let buffers = self.buffers.as_ref().filter(|_| self.ready);
         let buffers = buffers

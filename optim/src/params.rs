@@ -1,4 +1,4 @@
-//! Parameters in one buffer: an optimizer takes its leaves' values over, each leaf then being a view.
+//! Parameters in one buffer: an optimizer takes ownership of its leaves' values, and each leaf becomes a view.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,9 +11,9 @@ use numcore::{
 
 use crate::{StateSpec, memory::lending};
 
-/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are of two bytes.
+/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are f16 or bf16.
 ///
-/// A leaf whose value someone replaces afterwards (a checkpoint was loaded into the model) keeps working: the new value is
+/// A leaf whose value is replaced afterwards (a checkpoint was loaded into the model) keeps working: the new value is
 /// copied into the buffer before the next update.
 pub struct FlatParams<R: Runtime> {
     leaves: Vec<Arc<Leaf<R>>>,
@@ -21,7 +21,7 @@ pub struct FlatParams<R: Runtime> {
     pub(crate) master: Option<Flat<R>>,
 }
 
-/// Values of leaves that are no view of the buffer.
+/// Values of leaves that are not views of the buffer.
 type Replaced<R> = Vec<(usize, Tensor<R>)>;
 
 impl<R: Runtime> FlatParams<R> {
@@ -41,12 +41,12 @@ impl<R: Runtime> FlatParams<R> {
         for i in 0..params.len() {
             params.leaves[i].put(params.values.tensor(i)?)?;
         }
-        // What held the values until now is of no size that a step asks for.
+        // The memory that held the values until now has no size that a step will request.
         rt.trim();
         Ok(params)
     }
 
-    /// The same parameters in another order, in memory of their own.
+    /// These parameters in another order, in fresh memory.
     pub(crate) fn permuted(&self, order: &[usize]) -> Result<Self> {
         let mut moved = Self::new(order.iter().map(|&i| self.leaves[i].clone()).collect())?;
         if let (Some(new), Some(old)) = (&mut moved.master, &self.master) {
@@ -60,44 +60,45 @@ impl<R: Runtime> FlatParams<R> {
         &self.leaves
     }
 
-    /// How many there are.
+    /// The number of parameters.
     pub fn len(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Whether there is none: never.
+    /// Whether there are no parameters: never.
     pub fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
 
-    /// What lies where.
+    /// The layout of the parameters in their buffer.
     pub fn layout(&self) -> &FlatLayout {
         self.values.layout()
     }
 
-    /// Their runtime.
+    /// The runtime of the parameters.
     pub fn runtime(&self) -> &R {
         self.values.runtime()
     }
 
-    /// Their dtype when it is one of two bytes.
+    /// The dtype of the parameters when it is f16 or bf16.
     pub fn half(&self) -> Option<DType> {
         Some(self.layout().dtype()).filter(|&d| is_half(d))
     }
 
-    /// The dtype updates are computed in: `f32` for half parameters, their own otherwise.
+    /// The dtype in which updates are computed: `f32` for half-precision parameters, the parameters' own otherwise.
     pub fn working(&self) -> DType {
         self.half().map_or(self.layout().dtype(), |_| DType::F32)
     }
 
-    /// All values as updates see them (the master copy of half parameters), gaps included, in one row. Until it is dropped
-    /// nothing can be updated.
+    /// All values as updates see them (the master copy of half-precision parameters), gaps included, in one row. No
+    /// update can run until it is dropped.
     pub fn weights(&mut self) -> Result<Tensor<R>> {
         self.adopt()?;
         self.master.as_ref().unwrap_or(&self.values).whole()
     }
 
-    /// A tensor kept for each parameter, in the dtype of updates: in the same places when it has the parameters' shapes.
+    /// A tensor kept for each parameter, in the dtype of updates: with equal offsets when it has the parameters'
+    /// shapes.
     pub(crate) fn state(&self, state: &StateSpec) -> Result<Flat<R>> {
         static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("fill", |[_], [value]| [value]));
         let shapes = self.leaves.iter().map(|l| (state.shape)(&l.spec().shape));
@@ -113,7 +114,7 @@ impl<R: Runtime> FlatParams<R> {
         Ok(flat)
     }
 
-    /// Copies values that were replaced since into the buffer. Leaves stay as they are if it fails.
+    /// Copies values that were replaced since into the buffer. If it fails, leaves keep their values.
     pub fn adopt(&mut self) -> Result<()> {
         let mut is_view = |(i, leaf): (usize, &Arc<Leaf<R>>)| leaf.value().is_ok_and(|v| is_range(&v, &self.values, i));
         if self.leaves.iter().enumerate().all(&mut is_view) {
@@ -123,7 +124,7 @@ impl<R: Runtime> FlatParams<R> {
         self.release(|_| false)
     }
 
-    /// Takes the values out of the leaves, so that the buffer can be written. On an error every leaf is as it was.
+    /// Takes the values out of the leaves, so that the buffer can be written. On an error every leaf is unchanged.
     pub(crate) fn claim(&mut self) -> Result<()> {
         if let Some(leaf) = self.leaves.iter().find(|l| !l.is_resident()) {
             return Err(ErrorKind::NotResident { name: leaf.name().to_string() }.into());
@@ -139,7 +140,7 @@ impl<R: Runtime> FlatParams<R> {
         })
     }
 
-    /// Gives the leaves their values back; those that `changed` get a new version.
+    /// Returns their values to the leaves; those that `changed` get a new version.
     pub(crate) fn release(&self, changed: impl Fn(usize) -> bool) -> Result<()> {
         self.leaves.iter().enumerate().try_for_each(|(i, leaf)| {
             let view = self.values.tensor(i)?;
@@ -147,7 +148,7 @@ impl<R: Runtime> FlatParams<R> {
         })
     }
 
-    /// An error if someone holds a value: which of them cannot be told, since all lie in one buffer.
+    /// Checks that no other holder of a value exists. An error cannot name the parameter, since all share one buffer.
     fn sole(&mut self) -> Result<()> {
         let shared = |what: String| Error::from(ErrorKind::Shared { op: "step", what });
         if require_sole(&mut self.values).is_err() {
@@ -174,10 +175,10 @@ impl<R: Runtime> FlatParams<R> {
     }
 }
 
-/// `f16`, `bf16`.
+/// The half-precision dtypes, `f16` and `bf16`.
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
-/// A master value stays where it rounds to the parameter: loading parameters and master copies in any order is exact.
+/// A master value is kept where it rounds to the parameter: loading parameters and master copies in any order is exact.
 static KEEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
     HALVES.map(|half| {
         Program::new("keep_master", |[master, value], []| {
@@ -186,7 +187,7 @@ static KEEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
     })
 });
 
-/// From a master copy and a parameter of type `half` that was replaced, the master copy.
+/// From a master copy and a parameter of dtype `half` that was replaced, the new master copy.
 pub(crate) fn keep(half: DType) -> &'static Program {
     &KEEP[usize::from(half == DType::BF16)]
 }
@@ -219,13 +220,13 @@ fn is_range<R: Runtime>(value: &Tensor<R>, flat: &Flat<R>, i: usize) -> bool {
     flat.tensor(i).is_ok_and(|own| own.shares_memory_with(value) && own.layout() == value.layout())
 }
 
-/// An error if someone else holds a buffer.
+/// Checks that a buffer has no other holder.
 pub(crate) fn require_sole<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
     let whole = flat.lend_whole()?;
     flat.restore(whole)
 }
 
-/// Replaces what is in range `i`; the value must have its shape and dtype.
+/// Replaces the content of range `i`; the value must have its shape and dtype.
 pub(crate) fn overwrite<R: Runtime>(flat: &mut Flat<R>, i: usize, value: &Tensor<R>) -> Result<()> {
     compute_into(flat, i, &Op::identity(), value)
 }

@@ -1,4 +1,4 @@
-//! Where optimizer state lies between updates.
+//! Placement of optimizer state between updates: on the device, or in host memory.
 
 use numcore::{
     DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
@@ -7,28 +7,30 @@ use numcore::{
 
 use crate::params::require_sole;
 
-/// Where a sharded optimizer keeps its state, master copies included, between updates. Values are the same to the bit either way.
+/// The placement of a sharded optimizer's state, master copies included, between updates. Values are equal to the bit
+/// either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum StatePlace {
-    /// On the device.
+    /// State stays on the device.
     #[default]
     Device,
-    /// In host memory: for an update the state of one shard at a time is brought to the device, and back after it. Costs two copies of the
-    /// whole state across the bus in every step, for which the host waits; in exchange the device holds no more state than the largest
-    /// shard's, and that only while it is updated. Where the device is the host's processor the copies buy nothing.
+    /// State is kept in host memory. For an update, the state of one shard at a time is copied to the device, and back
+    /// after it. Every step copies the whole state across the bus twice, while the host waits. In exchange, the device
+    /// holds at most the state of the largest shard, and only during its update. On a CPU device the copies bring
+    /// nothing.
     Host,
 }
 
-/// Elements in a row: on the device, or in host memory.
+/// One row of state: on the device, or in host memory.
 pub enum StateRow<R: Runtime> {
-    /// On the device.
+    /// The tensor on the device.
     Device(Tensor<R>),
-    /// Stored bytes of elements of a type.
+    /// The stored bytes of elements of a dtype.
     Host(DType, Vec<u8>),
 }
 
 impl<R: Runtime> StateRow<R> {
-    /// The element type.
+    /// The element type of the stored state.
     pub fn dtype(&self) -> DType {
         match self {
             StateRow::Device(row) => row.dtype(),
@@ -36,7 +38,7 @@ impl<R: Runtime> StateRow<R> {
         }
     }
 
-    /// How many elements.
+    /// The number of elements of the stored state.
     pub fn numel(&self) -> usize {
         match self {
             StateRow::Device(row) => row.shape().numel(),
@@ -44,7 +46,7 @@ impl<R: Runtime> StateRow<R> {
         }
     }
 
-    /// The elements on the device.
+    /// The elements as a tensor on the device.
     pub fn on(&self, rt: &R) -> Result<Tensor<R>> {
         match self {
             StateRow::Device(row) => Ok(row.clone()),
@@ -52,7 +54,7 @@ impl<R: Runtime> StateRow<R> {
         }
     }
 
-    /// The stored bytes.
+    /// The stored bytes, row-major.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         match self {
             StateRow::Device(row) => row.to_bytes(),
@@ -67,7 +69,7 @@ impl<R: Runtime> From<Tensor<R>> for StateRow<R> {
     }
 }
 
-/// The buffers of a shard's state, in one place.
+/// The buffers of a shard's state, all in one placement.
 pub(crate) struct States<R: Runtime> {
     rt: R,
     place: StatePlace,
@@ -76,7 +78,7 @@ pub(crate) struct States<R: Runtime> {
 
 enum StateBuffer<R: Runtime> {
     Device(Flat<R>),
-    /// With the gaps.
+    /// The bytes of the buffer in host memory, gaps included.
     Host(FlatLayout, Vec<u8>),
 }
 
@@ -85,13 +87,13 @@ impl<R: Runtime> States<R> {
         States { rt: rt.clone(), place, buffers: Vec::new() }
     }
 
-    /// Takes a buffer over.
+    /// Adds a buffer, which it then owns.
     pub(crate) fn add(&mut self, name: &'static str, flat: Flat<R>) -> Result<()> {
         self.buffers.push((name, self.put(flat)?));
         Ok(())
     }
 
-    /// Names and element types.
+    /// Names and element types of the buffers.
     pub(crate) fn names(&self) -> Vec<(&'static str, DType)> {
         self.buffers.iter().map(|(name, buffer)| (*name, buffer.layout().dtype())).collect()
     }
@@ -104,7 +106,7 @@ impl<R: Runtime> States<R> {
         }
     }
 
-    /// Replaces it.
+    /// Replaces entry `i` of buffer `k` by `value`.
     pub(crate) fn set(&mut self, k: usize, i: usize, value: &Tensor<R>) -> Result<()> {
         let (name, buffer) = &mut self.buffers[k];
         let (dtype, value) = (buffer.layout().dtype(), value.reshape(*buffer.layout().range(i).shape())?);
@@ -124,7 +126,7 @@ impl<R: Runtime> States<R> {
         Ok(())
     }
 
-    /// Whether nobody else holds a buffer: those in host memory are nobody else's.
+    /// Whether no buffer has another holder; buffers in host memory never have one.
     pub(crate) fn is_sole(&mut self) -> bool {
         self.buffers.iter_mut().all(|(_, buffer)| match buffer {
             StateBuffer::Device(flat) => require_sole(flat).is_ok(),
@@ -132,7 +134,8 @@ impl<R: Runtime> States<R> {
         })
     }
 
-    /// An error unless the device has memory for all buffers at once. What is asked for goes back: an update soon asks for it again.
+    /// Checks that the device has memory for all buffers at once. The memory is released again, since an update
+    /// allocates it soon after.
     pub(crate) fn require_memory(&self) -> Result<()> {
         let rt = self.rt.with_category(MemoryCategory::Optimizer);
         let memory = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {
@@ -144,7 +147,7 @@ impl<R: Runtime> States<R> {
         self.buffers.iter().filter_map(memory).collect::<Result<Vec<_>>>().map(|_| ())
     }
 
-    /// Runs `f` over all buffers on the device. What it leaves is kept, whatever comes of it.
+    /// Runs `f` over all buffers on the device. The state it leaves is kept, even if it fails.
     pub(crate) fn update(&mut self, f: impl FnOnce(&mut [&mut Flat<R>]) -> Result<()>) -> Result<()> {
         let rt = &self.rt;
         let bring = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {

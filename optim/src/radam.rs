@@ -5,19 +5,19 @@ use numcore::pointwise::Program;
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`RAdam`].
+    /// Hyper-parameters of [`RAdam`], with PyTorch's names where it has them.
     RAdamConfig = "RAdam" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: how much of the running means is kept.
+        /// `β₁`, `β₂`: the decay rates of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
         /// `ε`, added to the root of the second moment.
         eps: f64 = 1e-8, NonNegative;
-        /// `λ`: weight decay.
+        /// The weight decay coefficient `λ`.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
+        /// Whether weight decay shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
         decoupled_weight_decay: bool = false, Any;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

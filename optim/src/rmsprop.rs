@@ -1,34 +1,34 @@
-//! RMSprop: step sizes by a running mean of squares.
+//! RMSprop: step sizes from a running mean of squared gradients.
 
 use numcore::pointwise::{Expr, Program};
 
 use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`RmsProp`].
+    /// Hyper-parameters of [`RmsProp`], with PyTorch's names where it has them.
     RmsPropConfig = "RMSprop" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-2, NonNegative;
-        /// `α`: how much of the running means is kept.
+        /// `α`: the decay rate of the running means.
         alpha: f64 = 0.99, NonNegative;
         /// `ε`, added to the root of the mean.
         eps: f64 = 1e-8, NonNegative;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// `μ`: how much of the last direction is kept; 0 keeps nothing, and no buffer.
+        /// The momentum `μ`; with 0 there is no momentum buffer.
         momentum: f64 = 0.0, NonNegative;
-        /// Divides by the root of the variance instead of the mean of squares.
+        /// Whether to divide by the root of the variance instead of the mean of squares.
         centered: bool = false, Any;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
 
-/// RMSprop. With `g ← g + λθ`: `v ← αv + (1 − α)g²`; `d = g/(√v + ε)`, or centered with `a ← αa + (1 − α)g`, `d = g/(√(v − a²) + ε)`;
-/// `b ← μb + d`, `θ ← θ − γb`, without momentum `θ ← θ − γd`.
+/// RMSprop. With `g ← g + λθ`: `v ← αv + (1 − α)g²`; `d = g/(√v + ε)`, or centered with `a ← αa + (1 − α)g`,
+/// `d = g/(√(v − a²) + ε)`; `b ← μb + d`, `θ ← θ − γb`, without momentum `θ ← θ − γd`.
 ///
-/// Hinton, *Neural Networks for Machine Learning*, lecture 6a, 2012; centered: Graves, *Generating Sequences With Recurrent
-/// Neural Networks*, 2013.
+/// Hinton, *Neural Networks for Machine Learning*, lecture 6a, 2012; centered: Graves, *Generating Sequences With
+/// Recurrent Neural Networks*, 2013.
 pub type RmsProp<R> = FlatOptimizer<R, RmsPropConfig>;
 
 type RmsNumbers<'b> = [Expr<'b>; 6];

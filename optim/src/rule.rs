@@ -1,67 +1,69 @@
-//! What an optimizer is made of: hyper-parameters, the tensors it keeps for each parameter, and its update.
+//! The parts of an optimizer: hyper-parameters, the tensors it keeps for each parameter, and its update.
 
 use numcore::{DType, Result, Runtime, Shape, ops::Spec};
 
 use crate::{Config, UpdateMemory};
 
-/// When an update happens.
+/// The point in training at which an update happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepContext {
-    /// The learning rate in force.
+    /// The learning rate of this update.
     pub lr: f64,
-    /// How many updates these parameters have had, this one included: from 1. Parameters without a gradient have fewer.
+    /// The number of updates of these parameters, this one included: from 1. Parameters without a gradient have fewer.
     pub step: u64,
 }
 
 /// A tensor kept for each parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct StateSpec {
-    /// Its name, as PyTorch's state dict writes it.
+    /// The name of the state in state dicts, as PyTorch's.
     pub name: &'static str,
-    /// What it is filled with at first.
+    /// The initial value of every element.
     pub init: f64,
-    /// Its shape, for a parameter's; no elements where a parameter has none.
+    /// The shape of the state for a parameter's shape; no elements where a parameter has no such state.
     pub shape: fn(&Shape) -> Shape,
 }
 
 impl StateSpec {
-    /// Of the parameter's shape, zeros at first.
+    /// State of the parameter's shape, initialized to zeros.
     pub fn zeros(name: &'static str) -> StateSpec {
         StateSpec { name, init: 0.0, shape: |s| *s }
     }
 
-    /// Of the parameter's shape, filled with a number at first.
+    /// State of the parameter's shape, filled with an initial value.
     pub fn filled(name: &'static str, init: f64) -> StateSpec {
         StateSpec { init, ..StateSpec::zeros(name) }
     }
 
-    /// Zeros of another shape.
+    /// State of another shape, initialized to zeros.
     pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
         StateSpec { shape, ..StateSpec::zeros(name) }
     }
 }
 
-/// An optimizer's update. An elementwise one is an [`Elementwise`](crate::Elementwise), which has this for free; implement it
-/// directly for one that looks at a parameter as a whole (its norm, its matrix).
+/// An optimizer's update. Every [`Elementwise`](crate::Elementwise) rule implements it; implement it directly for a
+/// rule that depends on a whole parameter (a norm, a matrix).
 pub trait UpdateRule: Config {
-    /// What is prepared once for each buffer: programs.
+    /// Precomputed data of one buffer: programs.
     type Kernel: Send + Sync;
 
-    /// Whether [`update`](UpdateRule::update) is called for each parameter; otherwise for runs of neighbouring ones.
+    /// Whether [`update`](UpdateRule::update) is called for each parameter; otherwise it is called for runs of adjacent
+    /// ones.
     const PER_PARAMETER: bool = true;
 
-    /// The tensors kept for each parameter. State of half parameters is `f32`, of others the parameters' type.
+    /// The tensors kept for each parameter. State of half-precision parameters is `f32`, of others the parameters'
+    /// dtype.
     fn tensors(&self) -> Vec<StateSpec>;
 
-    /// Prepares updates; `half` is the parameters' type when it is one of two bytes.
+    /// Prepares updates; `half` is the parameters' dtype when it is f16 or bf16.
     fn kernel(&self, half: Option<DType>) -> Result<Self::Kernel>;
 
-    /// An error for hyper-parameters that do not go together.
+    /// Checks hyper-parameters that constrain each other.
     fn validate(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Why a parameter of this shape and dtype cannot be updated by it; `None` if it can.
+    /// The reason why a parameter of this shape and dtype cannot be updated by the rule; `None` if it can.
     fn refuses(&self, spec: &Spec) -> Option<String> {
         let _ = spec;
         None

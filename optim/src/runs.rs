@@ -1,8 +1,9 @@
-//! Neighbouring ranges of a flat buffer that one launch can take together.
+//! Runs of adjacent ranges of a flat buffer that one launch can process together.
 
 use std::ops::Range;
 
-/// The next run at or after `from`: as many of the `n` ranges as have one common key. Those without a key are skipped.
+/// The next run at or after `from`: the adjacent ranges, of `n`, that have one common key. Ranges without a key are
+/// skipped.
 pub(crate) fn next_run<K: PartialEq>(n: usize, from: usize, key: impl Fn(usize) -> Option<K>) -> Option<Range<usize>> {
     let start = (from..n).find(|&i| key(i).is_some())?;
     let first = key(start);

@@ -1,16 +1,16 @@
-//! Loss scaling: keeps gradients of `f16` models from vanishing.
+//! Loss scaling, which keeps gradients of `f16` models from underflowing.
 
 use autograd::Var;
 use numcore::{Error, Result, Runtime, Tensor, ops::PointwiseOps};
 
 use crate::{FlatGradients, Optimizer, all_finite, state::StateReader};
 
-/// Multiplies the loss by a factor as large as the gradients bear. They are divided by it before the step; where one overflowed,
-/// the step is left out and the factor shrinks.
+/// Dynamic loss scaling: multiplies the loss by the largest factor at which gradients do not overflow. Gradients are
+/// divided by the factor before the step; after an overflow the step is skipped and the factor shrinks.
 ///
 /// ```text
 /// optimizer.backward(&scaler.scale(&loss)?)?;              // micro-batches add
-/// scaler.unscale(optimizer.gradients()?)?;                 // only if something looks at them before the step, such as clipping
+/// scaler.unscale(optimizer.gradients()?)?;                 // only if gradients are read before the step, such as clipping
 /// clip_grad_norm(optimizer.gradients()?, 1.0, NormOrder::L2)?;
 /// scaler.step(&mut optimizer)?;                            // false: it overflowed, and nothing was updated
 /// ```
@@ -18,27 +18,27 @@ use crate::{FlatGradients, Optimizer, all_finite, state::StateReader};
 /// Micikevicius et al., *Mixed Precision Training*, 2018.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossScaler {
-    /// What [`factor`](LossScaler::factor) is multiplied by after enough good steps.
+    /// The factor's multiplier after [`interval`](Self::interval) good steps.
     pub growth: f64,
-    /// What it is multiplied by after an overflow.
+    /// The factor's multiplier after an overflow.
     pub backoff: f64,
-    /// How many good steps are enough.
+    /// The number of good steps after which the factor grows.
     pub interval: u64,
     factor: f64,
     good: u64,
-    /// Whether the gradients at hand are finite, once they were looked at.
+    /// Whether the present gradients are finite, once that was checked.
     finite: Option<bool>,
 }
 
 impl Default for LossScaler {
-    /// 2¹⁶, doubled after 2000 good steps, halved on overflow.
+    /// A factor of 2¹⁶, doubled after 2000 good steps and divided by 2 on overflow.
     fn default() -> Self {
         LossScaler { growth: 2.0, backoff: 0.5, interval: 2000, factor: 65536.0, good: 0, finite: None }
     }
 }
 
 impl LossScaler {
-    /// The usual one, starting from another factor.
+    /// The default scaler, starting from another factor.
     pub fn starting_at(factor: f64) -> Result<Self> {
         if !(factor > 0.0 && factor.is_finite()) {
             return Err(Error::argument("LossScaler", format!("the factor must be positive, it is {factor}")));
@@ -46,29 +46,30 @@ impl LossScaler {
         Ok(LossScaler { factor, ..Default::default() })
     }
 
-    /// Goes on with a factor, and the good steps since it changed.
+    /// Resumes with a factor, and the number of good steps since it changed.
     pub fn resume(&mut self, factor: f64, good: u64) -> Result<()> {
         let LossScaler { growth, backoff, interval, .. } = *self;
         *self = LossScaler { growth, backoff, interval, good, ..Self::starting_at(factor)? };
         Ok(())
     }
 
-    /// What losses are multiplied by now.
+    /// The factor by which losses are multiplied now.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// Good steps since the factor last changed.
+    /// The number of good steps since the factor last changed.
     pub fn good_steps(&self) -> u64 {
         self.good
     }
 
-    /// The loss to sweep from.
+    /// The scaled loss, from which to run backward.
     pub fn scale<R: Runtime>(&self, loss: &Var<R>) -> Result<Var<R>> {
         loss.mul(self.factor)
     }
 
-    /// Divides the gradients by the factor (when they are next read) and says whether all are finite; waits for the device.
+    /// Divides the gradients by the factor (when they are next read) and returns whether all are finite; waits for the
+    /// device.
     pub fn unscale<R: Runtime>(&mut self, gradients: &mut FlatGradients<R>) -> Result<bool> {
         if self.finite.is_some() {
             return Err(Error::argument("unscale", "these gradients were unscaled already; take the step first"));
@@ -79,7 +80,8 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// Takes a step from the optimizer's own gradients if all are finite, drops them otherwise, and adapts the factor. Says whether it stepped.
+    /// Updates the parameters from the optimizer's own gradients if all are finite, discards them otherwise, and adapts
+    /// the factor. Returns whether it updated.
     pub fn step<R: Runtime>(&mut self, optimizer: &mut (impl Optimizer<R> + ?Sized)) -> Result<bool> {
         if self.finite.is_none() {
             self.unscale(optimizer.gradients()?)?;
@@ -94,7 +96,7 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// As [`step`](LossScaler::step), from gradients that were made by hand.
+    /// Updates the parameters like [`step`](LossScaler::step), from gradient buffers that the caller filled.
     pub fn step_from<R: Runtime>(
         &mut self,
         optimizer: &mut (impl Optimizer<R> + ?Sized),
@@ -111,7 +113,7 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// Adapts the factor after a step that was good, or left out.
+    /// Adapts the factor after a step that was good, or skipped.
     pub fn adapt(&mut self, good: bool) {
         self.good = if good { self.good + 1 } else { 0 };
         if !good {
@@ -122,14 +124,14 @@ impl LossScaler {
         }
     }
 
-    /// What resuming needs: the factor and the good steps since it changed.
+    /// The state needed to resume: the factor and the number of good steps since it changed.
     pub fn state_dict<R: Runtime>(&self, rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
         let factor = Tensor::from_slice(rt, [], &[self.factor])?;
         let good = Tensor::from_slice(rt, [], &[self.good as i64])?;
         Ok(vec![("loss_scale".into(), factor), ("good_steps".into(), good)])
     }
 
-    /// Takes such a state over; nothing is changed if it does not fit.
+    /// Loads a state that [`state_dict`](LossScaler::state_dict) returned; nothing is changed if it does not fit.
     pub fn load_state_dict<R: Runtime>(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         let mut reader = StateReader::new(state);
         let good = reader.count("good_steps");

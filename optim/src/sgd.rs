@@ -5,26 +5,27 @@ use numcore::{Error, Result, pointwise::Program};
 use crate::{Config, Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
 config! {
-    /// Hyper-parameters of [`Sgd`].
+    /// Hyper-parameters of [`Sgd`], with PyTorch's names where it has them.
     SgdConfig = "SGD" {
-        /// Step size `γ`.
+        /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `μ`: how much of the last direction is kept; 0 keeps nothing, and no buffer.
+        /// The momentum `μ`; with 0 there is no momentum buffer.
         momentum: f64 = 0.0, NonNegative;
-        /// `τ`: how much less of the gradient the buffer takes from the second step on.
+        /// The dampening `τ`: from the second step on, the buffer takes `1 − τ` of the gradient.
         dampening: f64 = 0.0, Any;
-        /// `λ`: what of the parameter is added to the gradient.
+        /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Looks ahead along the buffer (Sutskever et al. 2013).
+        /// Whether to use Nesterov momentum (Sutskever et al. 2013).
         nesterov: bool = false, Any;
-        /// Climbs instead of descending.
+        /// Whether to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
 
 /// Stochastic gradient descent. With `g ← g + λθ`:
 ///
-/// `b ← μb + (1 − τ)g` (`b ← g` at first); `θ ← θ − γb`, or `θ ← θ − γ(g + μb)` with Nesterov's momentum; without momentum `θ ← θ − γg`.
+/// `b ← μb + (1 − τ)g` (`b ← g` at first); `θ ← θ − γb`, or `θ ← θ − γ(g + μb)` with Nesterov's momentum; without
+/// momentum `θ ← θ − γg`.
 ///
 /// Sutskever, Martens, Dahl and Hinton, *On the importance of initialization and momentum in deep learning*, 2013.
 pub type Sgd<R> = FlatOptimizer<R, SgdConfig>;

@@ -1,4 +1,4 @@
-//! Optimizers of shards: elementwise rules over pieces of parameters, whose memory is someone else's.
+//! Sharded optimizers: elementwise rules over fragments of parameters, whose memory the caller owns.
 
 use std::{ops::Range, sync::Arc};
 
@@ -16,8 +16,8 @@ use crate::{
     schedule::require_rates, state::MASTER,
 };
 
-/// Hyper-parameters by group: what [`FlatOptimizer`](crate::FlatOptimizer) is told group by group, for parameters that are known by
-/// name alone.
+/// Hyper-parameters by group, as [`FlatOptimizer`](crate::FlatOptimizer) has them, for parameters that are known by
+/// name only.
 ///
 /// ```
 /// use optim::{AdamWConfig, ParamGroups};
@@ -34,12 +34,12 @@ pub struct ParamGroups<E> {
 type Select = Arc<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
 
 impl<E: Elementwise> ParamGroups<E> {
-    /// All parameters in one group.
+    /// Hyper-parameters for all parameters in one group.
     pub fn new(defaults: E) -> Self {
         ParamGroups { configs: vec![defaults], which: Vec::new(), schedule: None }
     }
 
-    /// Another group, of the parameters `which` picks; the last that picks one has it.
+    /// Adds a group of the parameters for which `which` holds; a parameter is in the last such group.
     pub fn group(
         mut self,
         which: impl Fn(&str, &Spec) -> bool + Send + Sync + 'static,
@@ -52,7 +52,7 @@ impl<E: Elementwise> ParamGroups<E> {
         self
     }
 
-    /// With a schedule.
+    /// Adds a learning-rate schedule.
     pub fn scheduled(mut self, schedule: impl LrSchedule + 'static) -> Self {
         self.schedule = Some(Arc::new(schedule));
         self
@@ -91,14 +91,14 @@ impl ParamGroups<AdamWConfig> {
     }
 }
 
-/// What makes optimizers of shards; its own type is the rule's affair.
+/// Builders of sharded optimizers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot update shards of parameters",
     label = "give an elementwise rule, `AdamWConfig` for one, or `ParamGroups::new(...)` of it",
     note = "a cut goes through matrices: an optimizer that looks at whole ones or at norms (Muon, LAMB, Adafactor) trains without `zero`"
 )]
 pub trait Shards<R: Runtime>: Send + Sync {
-    /// The group a parameter belongs to.
+    /// The index of the group that a parameter belongs to.
     fn group(&self, name: &str, spec: &Spec) -> usize;
     /// The learning rate of each group at a step, from 0.
     fn lrs(&self, step: u64) -> Vec<f64>;
@@ -106,12 +106,13 @@ pub trait Shards<R: Runtime>: Send + Sync {
     fn base_lrs(&self) -> Vec<f64> {
         self.lrs(0)
     }
-    /// What must be equal on ranks that train together, as text, but for which parameter is of which group: the rule, hyper-parameters,
-    /// learning rates to come. As far as it is known here: learning rates.
+    /// The settings that must be equal on ranks that train together, as text, except which parameter is in which group:
+    /// the rule, hyper-parameters and future learning rates. The default covers learning rates.
     fn describe(&self) -> String {
         format!("{:?}", SAMPLED.map(|step| self.lrs(step)))
     }
-    /// An optimizer of pieces laid out so, each of a group. Half parameters keep an `f32` master copy, taken from `values` (a row).
+    /// An optimizer of fragments with the given layout, each of a group. Half-precision parameters have an `f32` master
+    /// copy, initialized from `values` (one row).
     fn shard(
         &self,
         layout: &FlatLayout,
@@ -123,14 +124,14 @@ pub trait Shards<R: Runtime>: Send + Sync {
 
 /// The optimizer of one shard.
 pub trait ShardOptimizer<R: Runtime>: Send {
-    /// An error if an [`update`](ShardOptimizer::update) by these rates could not begin: because one is no number, someone holds a state
-    /// tensor, or there is no memory to bring the state to the device. Nothing is changed.
+    /// An error if an [`update`](ShardOptimizer::update) by these rates could not begin: because one is not finite, a
+    /// state tensor has another holder, or the device lacks memory for the state. Nothing is changed.
     fn check(&mut self, lrs: &[f64]) -> Result<()>;
-    /// An error if state could not be written, because someone holds it.
+    /// An error if state could not be written, because it has another holder.
     fn check_sole(&mut self) -> Result<()>;
-    /// Updates `values`, a row that begins with the shard's pieces, in place, from gradients laid out alike and multiplied by a scalar;
-    /// gives the memory back. Pieces that are not `used` are left alone. On an error the memory is dropped, and every piece of state is as
-    /// it was before or after its update.
+    /// Updates `values`, a row that begins with the shard's fragments, in place, from gradients of the same layout,
+    /// multiplied by a scalar; returns the memory. Fragments that are not `used` are not updated. On an error the
+    /// memory is dropped, and the state of every fragment is that before or after its update.
     fn update(
         &mut self,
         lrs: &[f64],
@@ -139,24 +140,25 @@ pub trait ShardOptimizer<R: Runtime>: Send {
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
     ) -> Result<TensorMut<R>>;
-    /// Names and element types of what it keeps for each piece, the master copy included.
+    /// Names and element types of the state kept for each fragment, the master copy included.
     fn state(&self) -> Vec<(&'static str, DType)>;
-    /// State `k` of a piece.
+    /// State `k` of a fragment.
     fn row(&self, k: usize, piece: usize) -> Result<StateRow<R>>;
-    /// Replaces it by a value of the piece's shape.
+    /// Replaces state `k` of a fragment by a value of the fragment's shape.
     fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()>;
-    /// A piece's value was replaced by someone else: the master copy of a half parameter follows, unless it already rounds to the value.
+    /// Notes that the caller replaced the value of a fragment: the master copy of a half-precision parameter follows,
+    /// unless it already rounds to the value.
     fn adopt(&mut self, piece: usize, value: &Tensor<R>) -> Result<()> {
         let Some(k) = self.state().iter().position(|(name, _)| *name == MASTER) else { return Ok(()) };
         let own = self.row(k, piece)?.on(value.runtime())?;
         let kept = own.apply_program(crate::params::keep(value.dtype()), &[&value.reshape(*own.shape())?], &[])?;
-        // The state must have no other holder when it is written.
+        // State can only be written while it has no other holder.
         drop(own);
         self.set_row(k, piece, &kept)
     }
-    /// Updates that each piece has had.
+    /// The number of updates that each fragment has had.
     fn steps(&self) -> &[u64];
-    /// The same, to set them.
+    /// The number of updates that each fragment has had, to set them.
     fn steps_mut(&mut self) -> &mut [u64];
 }
 
@@ -225,7 +227,7 @@ struct Shard<R: Runtime, E> {
     steps: Vec<u64>,
 }
 
-/// What updates pieces, and where they lie.
+/// The rules that update fragments, and the layout of these.
 struct Rules<E> {
     configs: Vec<(E, Programs)>,
     groups: Vec<usize>,
@@ -262,7 +264,7 @@ impl<R: Runtime, E: Elementwise> Shard<R, E> {
 }
 
 impl<E: Elementwise> Rules<E> {
-    /// Updates a run of pieces of one group, all at their `step`-th update: one launch.
+    /// Updates adjacent fragments of one group, all at their `step`-th update, in one launch.
     fn launch<R: Runtime>(
         &self,
         run: Range<usize>,
@@ -286,7 +288,7 @@ impl<E: Elementwise> Rules<E> {
         })
     }
 
-    /// An error unless there is a rate for every group, and each is a number.
+    /// Checks that there is a rate for every group, and that each is finite.
     fn check_rates(&self, lrs: &[f64]) -> Result<()> {
         if lrs.len() != self.configs.len() {
             let why = format!("{} learning rates for {} groups", lrs.len(), self.configs.len());
@@ -295,7 +297,7 @@ impl<E: Elementwise> Rules<E> {
         require_rates(E::NAME, lrs)
     }
 
-    /// Which parameters someone holds something of.
+    /// The parameters whose state or value has another holder.
     fn one_of(&self, what: &str) -> String {
         one_of(what, (0..self.groups.len()).map(|k| self.layout.name(k).to_string()))
     }
@@ -334,7 +336,7 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         if runs.is_empty() {
             return Ok(values);
         }
-        // What lies between the runs, and they themselves, in turn.
+        // The gaps between the runs, and the runs themselves, alternating.
         let (mut lens, mut at) = (Vec::new(), 0);
         for run in &runs {
             let span = rules.layout.span(run.clone());

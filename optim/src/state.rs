@@ -1,4 +1,4 @@
-//! Saving and resuming: an optimizer's state as named tensors, and the check that a state is this optimizer's.
+//! Saving and loading: an optimizer's state as named tensors, and the check that a state fits the optimizer.
 
 use std::collections::HashMap;
 
@@ -6,14 +6,14 @@ use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
 use crate::{FlatOptimizer, Optimizer, UpdateRule, flat_optimizer::ParamPart, params::overwrite};
 
-/// Master copies of half parameters.
+/// The name prefix of the master copies of half-precision parameters.
 pub(crate) const MASTER: &str = "master";
-/// Steps of the optimizer.
+/// The name of the optimizer's step count.
 const STEPS: &str = "steps";
 
-/// A state that fits, not yet taken over.
+/// A state that was checked, and not yet loaded.
 pub(crate) struct ValidatedState<'a, R: Runtime, C: UpdateRule> {
-    /// By part: what goes into which range of which buffer.
+    /// By part: which tensor goes into which range of which buffer.
     tensors: Vec<Vec<(usize, usize, &'a Tensor<R>)>>,
     updates: Vec<Vec<u64>>,
     configs: Vec<(C, Vec<C::Kernel>)>,
@@ -43,7 +43,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(entries)
     }
 
-    /// Checks a state, changing nothing.
+    /// Checks a state without changing anything.
     pub(crate) fn read<'a>(&self, state: &'a [(String, Tensor<R>)]) -> Result<ValidatedState<'a, R, C>> {
         let mut reader = StateReader::new(state);
         let mut tensors = Vec::new();
@@ -125,7 +125,7 @@ fn setting_name(group: usize, name: &str) -> String {
     format!("group.{group}.{name}")
 }
 
-/// Takes entries of a state by name and collects what is wrong with it.
+/// Reads entries of a state dict by name and collects all errors.
 pub(crate) struct StateReader<'a, R: Runtime> {
     entries: HashMap<&'a str, &'a Tensor<R>>,
     order: Vec<&'a str>,

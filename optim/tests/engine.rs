@@ -229,7 +229,7 @@ fn mixed_dtypes_and_f64_have_a_buffer_each() {
     let before = numbers(&params);
     adam.step_from(&gradients).unwrap();
     let after = numbers(&params);
-    // Adam's first step is the step size, whatever the gradient's size.
+    // Adam's first update has the size of the learning rate, for gradients of any magnitude.
     let grads: Vec<f64> = common::values(15, 0);
     for (i, g) in grads.iter().enumerate().filter(|(_, g)| g.abs() > 1e-3) {
         assert!((before[0][i] - after[0][i] - 0.1 * g.signum()).abs() < 1e-4, "{i}");

@@ -13,7 +13,7 @@ use runtime_cpu::Cpu;
 
 const SHAPES: [&[usize]; 3] = [&[5, 3], &[70], &[2, 2]];
 
-/// All gradients in one row.
+/// All gradients concatenated into one row.
 fn row(gradients: &FlatGradients<Cpu>, params: &[Arc<Leaf<Cpu>>]) -> Vec<f64> {
     let one = |l: &Arc<Leaf<Cpu>>| gradients.get(l).unwrap().map_or(vec![], |g| g.to_f64s().unwrap());
     params.iter().flat_map(one).collect()

@@ -1,4 +1,5 @@
-//! Where gradients come from: backward passes into the optimizer's buffers, slots that were lost, gradients from elsewhere.
+//! Where gradients come from: backward passes into the optimizer's buffers, slots that were lost, gradients from
+//! elsewhere.
 #![allow(clippy::needless_range_loop)]
 
 mod common;

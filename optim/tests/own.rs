@@ -34,7 +34,8 @@ fn adamw(task: &Task) -> AdamW<Cpu> {
     AdamW::new(&task.model, AdamWConfig { lr: 0.1, ..Default::default() }).unwrap()
 }
 
-/// Micro-batches add up until the step, and the next backward pass begins anew: bit for bit what is done by hand.
+/// Micro-batches accumulate until the step, and the next backward pass overwrites: bit for bit what is computed by
+/// hand.
 #[test]
 fn steps_are_those_by_hand() {
     let (own, by_hand) = (Task::new(), Task::new());
@@ -71,7 +72,8 @@ fn a_step_needs_gradients_of_its_own() {
     assert!(refused(&mut optimizer).contains("call `backward` first"), "one step for each backward pass");
 }
 
-/// What was accumulated before it is gone too: a backward pass that ends early has added some gradients and not others.
+/// Gradients accumulated before it are discarded too: an interrupted backward pass has written some gradients and not
+/// others.
 #[test]
 fn a_failed_backward_pass_leaves_nothing() {
     let task = Task::new();

@@ -12,7 +12,7 @@ use runtime_cpu::Cpu;
 
 const SHAPES: [&[usize]; 3] = [&[5, 3], &[7, 4], &[2, 2]];
 
-/// Any optimizer over all parameters, half the groups with other numbers.
+/// Any optimizer over all parameters, with other hyper-parameters in every second group.
 fn build<C: UpdateRule, R: Runtime>(config: C, params: &[Arc<Leaf<R>>]) -> FlatOptimizer<R, C> {
     let split = FlatOptimizer::in_groups(config).group(&params[..2], |_| {}).unwrap();
     let slower = |c: &mut C| c.set_lr(c.lr() * 0.5);

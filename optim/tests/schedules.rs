@@ -46,7 +46,7 @@ fn as_pytorch() {
     }
 }
 
-/// The largest jump between neighbouring steps.
+/// The largest change between consecutive steps.
 fn jump(s: &dyn LrSchedule, steps: u64) -> f64 {
     (1..steps).map(|t| (s.lr(1.0, t) - s.lr(1.0, t - 1)).abs()).fold(0.0, f64::max)
 }

@@ -74,7 +74,7 @@ fn position<T: Stored>(x: &[T], pick: impl Fn(T::Lane, T::Lane) -> T::Lane) -> u
     }
     let best = best.into_iter().chain(rest.iter().map(|x| x.load())).reduce(pick).unwrap_or(T::Lane::ZERO);
     let same = |x: &T| x.load() == best || (best.is_nan() && x.load().is_nan());
-    // A whole chunk is looked at together, without branches; then the one that has it.
+    // A whole chunk is tested together, without branches, and then the element that was found.
     let before = chunks.iter().take_while(|chunk| !chunk.iter().fold(false, |any, x| any | same(x))).count() * LANES;
     before + x[before..].iter().position(same).unwrap_or(0)
 }
@@ -95,7 +95,7 @@ fn columns<T: Stored>(
             // SAFETY: positions of the input.
             let x = unsafe { x.get(t * along.strides[0] + c as isize * si) }.load();
             let new = pick(best[c], x);
-            // What was picked differs from the best so far exactly if it is a better one; NaN, once best, stays.
+            // An element differs from the best so far exactly if it is better; a NaN, once best, stays.
             let better = t == 0 || (new != best[c] && !best[c].is_nan());
             best[c] = if t == 0 { x } else { new };
             at[c] = if better { t as i64 } else { at[c] };

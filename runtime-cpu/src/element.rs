@@ -30,7 +30,7 @@ pub(crate) trait Lane: Copy + PartialEq + Default + Send + Sync + 'static {
     fn max(self, o: Self) -> Self;
     fn min(self, o: Self) -> Self;
     fn is_nan(self) -> bool;
-    /// Order as an unsigned number: equal numbers have equal keys, NaN the largest.
+    /// A key whose unsigned order is the order of the values: equal values have equal keys, NaN the largest.
     fn key(self) -> u64;
 }
 
@@ -180,7 +180,7 @@ macro_rules! by_dtype {
 }
 pub(crate) use by_dtype;
 
-/// As [`by_dtype`] for the type an element is computed in.
+/// Calls a generic function for a dtype, like [`by_dtype`], with the type that an element is computed in.
 macro_rules! by_lane {
     ($dtype:expr, $T:ident => $e:expr) => {
         by_lane!(@ $dtype, $T => $e; F32|F16|BF16 f32, F64 f64, I32 i32, I64 i64, U32 u32, U8|Bool u8)

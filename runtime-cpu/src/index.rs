@@ -1,5 +1,5 @@
-//! Gather and its adjoint. Every index is checked before the first element moves. An index that repeats along inner axes
-//! (an embedding's row) moves contiguous runs.
+//! Gather and its adjoint. Every index is checked before the first element moves. An index that repeats along inner
+//! axes (an embedding's row) moves contiguous runs.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub(crate) fn gather(cpu: &Cpu, x: View<'_, Cpu>, axis: usize, index: View<'_, C
     Ok(())
 }
 
-/// Adds `src` at the indices. Half-precision elements are accumulated in `f32` and rounded once.
+/// Accumulates `src` at the indices. Half-precision elements are accumulated in `f32` and rounded once.
 pub(crate) fn scatter_add(
     cpu: &Cpu,
     src: View<'_, Cpu>,
@@ -102,7 +102,7 @@ fn position(layout: &Layout, offset: isize) -> Shape {
 struct Moves {
     /// Strides of near, far and index along the axis; far's is per unit of the index's value.
     axis: WalkAxis<3>,
-    /// The other axes before it, after it, and at the end a run of adjacent elements that share an index.
+    /// The other axes before it, after it, and last a contiguous run of elements that share an index.
     before: Axes,
     after: Walk<3>,
     run: usize,
@@ -137,8 +137,8 @@ impl Moves {
         });
     }
 
-    /// `far[.., index[.., i, ..], ..] += near[.., i, ..]`, in ascending order of `i`. Tasks share no destination: each
-    /// walks the whole axis for columns of its own.
+    /// `far[.., index[.., i, ..], ..] += near[.., i, ..]`, in ascending order of `i`. No two tasks write one
+    /// destination: each walks the whole axis for its columns.
     fn scatter<T: Stored, W: Stored<Lane = T::Lane>>(
         &self,
         engine: &Engine,

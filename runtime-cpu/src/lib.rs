@@ -1,12 +1,13 @@
 //! The CPU as a runtime: [`Cpu`].
 //!
-//! Work is done when a method returns: a queue is its memory pool alone, events are nothing, forks share the worker threads.
-//! Pointwise programs run in an interpreter over blocks that stay in L1 (`pointwise`); reductions map through it
-//! (`reduce`); matrix products are tiles of a packed kernel (`matmul`).
+//! Execution is synchronous: work is finished when a method returns. A queue is only a memory pool, events are no-ops,
+//! and forks share the worker threads. Pointwise programs run in an interpreter over blocks that stay in L1
+//! (`pointwise`); reductions map through it (`reduce`); matrix products are a packed, tiled GEMM (`gemm`).
 //!
-//! **Invariant**: results do not depend on the number of threads, nor on the instruction set, but for the last bits of products where the
-//! CPU has instructions for bf16: those of bf16, and with AMX those of `f32` (`matmul::tiles`). Wherever the order of additions
-//! matters, tasks are cut by the sizes of the problem alone.
+//! **Invariant**: results do not depend on the number of threads, nor on the instruction set, except in the last bits
+//! of matrix products where the CPU has instructions for bf16: those of bf16, and with AMX those of `f32`
+//! (`gemm::amx`). Wherever the order of additions matters, the partition into tasks depends only on the sizes of the
+//! problem.
 //!
 //! ```
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -46,20 +47,20 @@ pub use simd::Simd;
 use memory::Memory;
 use threads::Threads;
 
-/// The CPU. A cheap handle; clones share one queue: its memory pool and account.
+/// The CPU runtime. A cheap handle; clones share one queue: its memory pool and account.
 #[derive(Clone)]
 pub struct Cpu {
     pub(crate) queue: Arc<Queue>,
     use_: MemoryCategory,
 }
 
-/// What clones of a handle share.
+/// The state that clones of a handle share.
 pub(crate) struct Queue {
     pub(crate) memory: Arc<Memory>,
     pub(crate) engine: Arc<Engine>,
 }
 
-/// What forks share, too.
+/// The state that forks share, too.
 pub(crate) struct Engine {
     pub(crate) threads: Threads,
     pub(crate) simd: Simd,
@@ -68,27 +69,27 @@ pub(crate) struct Engine {
 }
 
 impl Cpu {
-    /// With as many threads as the process may use at once, and the widest instruction set there is.
+    /// The CPU with as many threads as the process may use at once, and the highest instruction set it supports.
     pub fn new() -> Cpu {
         Self::builder().build()
     }
 
-    /// With `threads` threads, the calling one included.
+    /// The CPU with `threads` threads, the calling one included.
     pub fn with_threads(threads: usize) -> Cpu {
         Self::builder().threads(threads).build()
     }
 
-    /// To choose more.
+    /// A builder for a non-default number of threads or instruction set.
     pub fn builder() -> Builder {
         Builder { threads: None, simd: Simd::best() }
     }
 
-    /// How many threads share a kernel.
+    /// The number of threads that share a kernel.
     pub fn threads(&self) -> usize {
         self.queue.engine.threads.count()
     }
 
-    /// The instruction set in use.
+    /// The instruction set that kernels are compiled for.
     pub fn simd(&self) -> Simd {
         self.queue.engine.simd
     }
@@ -115,7 +116,7 @@ impl fmt::Debug for Cpu {
     }
 }
 
-/// Choices for a [`Cpu`]: `Cpu::builder().threads(2).simd(Simd::Avx2).build()`.
+/// The options of a [`Cpu`]: `Cpu::builder().threads(2).simd(Simd::Avx2).build()`.
 #[derive(Clone, Debug)]
 pub struct Builder {
     threads: Option<usize>,
@@ -123,20 +124,20 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// How many threads share a kernel, the calling one included; at least one.
+    /// Sets the number of threads that share a kernel, the calling one included; at least one.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// The instruction set: for tests and measurements, and for the same bits on CPUs with AMX and without ([`Simd::Avx512`] or less, which
-    /// costs `f32` products two fifths of their speed). A level the CPU lacks becomes the widest it has.
+    /// Sets the instruction set, for tests and measurements. [`Simd::Avx512`] or less gives equal bits on CPUs with AMX
+    /// and without, at 0.6 times the speed of `f32` GEMM. A level that the CPU lacks becomes the highest it has.
     pub fn simd(mut self, simd: Simd) -> Self {
         self.simd = if simd.is_available() { simd } else { Simd::best() };
         self
     }
 
-    /// The handle.
+    /// Builds the handle and its worker threads.
     pub fn build(self) -> Cpu {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = Threads::new(self.threads.unwrap_or_else(available).max(1));
@@ -152,8 +153,8 @@ impl Builder {
 }
 
 impl Engine {
-    /// Cuts `0..len` into ranges of `grain` and calls `body` with each, on any thread. The cuts do not depend on how many
-    /// threads there are.
+    /// Divides `0..len` into ranges of `grain` and calls `body` with each, on any thread. The ranges do not depend on
+    /// the number of threads.
     pub(crate) fn ranges(&self, len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
         self.threads.run(len.div_ceil(grain), |i| body(i * grain..len.min((i + 1) * grain)));
     }

@@ -1,4 +1,5 @@
-//! What the CPU reports about itself: caches, from which block sizes follow, and its maker, from which prefetch distances do.
+//! What the CPU reports about itself: caches, from which block sizes follow, and its maker, from which prefetch
+//! distances do.
 
 use std::sync::OnceLock;
 
@@ -28,7 +29,7 @@ impl Machine {
     /// AMD's, measured on Zen 4.
     const AMD: Streams = Streams { block: 128, ahead: 1024, sum_ahead: 0 };
 
-    /// This machine's.
+    /// The properties of this machine.
     pub fn get() -> &'static Machine {
         static MACHINE: OnceLock<Machine> = OnceLock::new();
         MACHINE.get_or_init(Machine::detect)
@@ -58,7 +59,8 @@ mod cpuid {
         [b"AuthenticAMD", b"HygonGenuine"].contains(&vendor.as_flattened().as_array().unwrap_or(&[0; 12]))
     }
 
-    /// Bytes of the data or unified cache of this level: Intel's leaf 4 and AMD's 0x8000_001D describe one cache in each subleaf, alike.
+    /// Bytes of the data or unified cache of this level: Intel's leaf 4 and AMD's 0x8000_001D describe one cache in
+    /// each subleaf, alike.
     pub fn cache(amd: bool, level: u32) -> Option<usize> {
         let (leaf, most) = if amd { (0x8000_001D, __cpuid(0x8000_0000).eax) } else { (4, __cpuid(0).eax) };
         let found = |i| {

@@ -1,5 +1,5 @@
-//! Memory: one pool per queue. Freed blocks are kept by size class and reused, so a training step in its steady state requests nothing from the
-//! system.
+//! Memory: one pool per queue. Freed blocks are kept by size class and reused, so a training step in its steady state
+//! requests nothing from the system.
 
 use std::{
     alloc::{self, Layout},
@@ -17,9 +17,9 @@ const ALIGN: usize = 256;
 const HUGE: usize = 2 << 20;
 
 /// A queue's memory: free blocks and the account.
-pub(crate) struct Memory(Mutex<State>);
+pub(crate) struct Memory(Mutex<FreeBlocks>);
 
-struct State(Pool<HostBlock>);
+struct FreeBlocks(Pool<HostBlock>);
 
 #[derive(Clone, Copy)]
 struct HostBlock {
@@ -27,10 +27,10 @@ struct HostBlock {
     class: usize,
 }
 
-// SAFETY: a block is owned by whoever holds it: the free list or one buffer.
+// SAFETY: a block has a single owner: the free list or one buffer.
 unsafe impl Send for HostBlock {}
 
-/// A piece of memory; it returns to its queue's pool on drop.
+/// A block of memory, which returns to its queue's pool on drop.
 pub struct CpuBuffer {
     block: Option<HostBlock>,
     bytes: usize,
@@ -41,7 +41,8 @@ pub struct CpuBuffer {
 // SAFETY: a `CpuBuffer` gives out a raw pointer only inside this crate; kernels write through it under the contract of
 // `numcore::Runtime` (an output is seen by nothing else meanwhile), and read otherwise.
 unsafe impl Sync for CpuBuffer {}
-// SAFETY: kernels access the memory under the contract of `numcore::Runtime`; a block is not tied to the thread that allocated it.
+// SAFETY: kernels access the memory under the contract of `numcore::Runtime`; a block is not tied to the thread that
+// allocated it.
 unsafe impl Send for CpuBuffer {}
 
 impl CpuBuffer {
@@ -69,7 +70,7 @@ impl Drop for CpuBuffer {
 
 impl Memory {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Memory(Mutex::new(State(Pool::default()))))
+        Arc::new(Memory(Mutex::new(FreeBlocks(Pool::default()))))
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
@@ -94,7 +95,7 @@ impl Memory {
     }
 }
 
-impl State {
+impl FreeBlocks {
     fn take(&mut self, bytes: usize) -> Result<HostBlock> {
         let class = Pool::<HostBlock>::class_of(bytes).ok_or_else(|| self.exhausted(bytes))?;
         if let Some((_, block)) = self.0.take(class) {
@@ -121,7 +122,7 @@ impl State {
     }
 }
 
-impl Drop for State {
+impl Drop for FreeBlocks {
     fn drop(&mut self) {
         self.release();
     }
@@ -133,14 +134,15 @@ impl HostBlock {
         Layout::from_size_align(size, if size >= HUGE { HUGE } else { ALIGN }).ok()
     }
 
-    /// Fresh memory, all zeros: no kernel ever reads what was never written.
+    /// Fresh memory, all zeros, so that no kernel ever reads uninitialized memory.
     fn new(class: usize) -> Option<HostBlock> {
         let layout = Self::layout(class)?;
         if layout.size() < HUGE {
             // SAFETY: the size of a class is not zero.
             return NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).map(|start| HostBlock { start, class });
         }
-        // SAFETY: the size of a class is not zero. Not `alloc_zeroed`, which would touch every page before it can be made a huge one.
+        // SAFETY: the size of a class is not zero. Not `alloc_zeroed`, which would touch every page before it can be
+        // made a huge one.
         let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
         want_huge_pages(start, layout.size());
         // SAFETY: the block is `size` bytes long.
@@ -162,8 +164,8 @@ impl HostBlock {
 #[cfg(target_os = "linux")]
 fn want_huge_pages(start: NonNull<u8>, bytes: usize) {
     let at = start.as_ptr().cast();
-    // SAFETY: whole pages (blocks of this size are multiples of an eighth of a huge one) that were just allocated: nobody has written
-    // there what will be read.
+    // SAFETY: whole pages (blocks of this size are multiples of an eighth of a huge one) that were just allocated: no
+    // data there is read later.
     unsafe {
         libc::madvise(at, bytes, libc::MADV_DONTNEED);
         libc::madvise(at, bytes, libc::MADV_HUGEPAGE);

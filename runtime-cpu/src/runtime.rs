@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Cpu`]: each method hands over to the file of its family.
+//! [`Runtime`] for [`Cpu`]: each method calls the module of its family.
 
 use std::sync::Arc;
 
@@ -71,6 +71,18 @@ impl Runtime for Cpu {
         // SAFETY: a contiguous view of exactly this size.
         to.copy_from_slice(unsafe { operand::Base::new(from.ptr()).slice(0, from.bytes()) });
         Ok(())
+    }
+
+    fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
+        let from = operand::Operand::from(x);
+        // SAFETY: a contiguous view lies inside its buffer, whose memory is initialised and which nothing writes while the view's borrow lasts.
+        Some(unsafe { std::slice::from_raw_parts(from.ptr(), from.bytes()) })
+    }
+
+    fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
+        let to = operand::Operand::from(&out);
+        // SAFETY: a contiguous output lies inside its buffer, whose memory is initialised and which nothing else sees while its borrow lasts.
+        Some(unsafe { std::slice::from_raw_parts_mut(to.ptr(), to.bytes()) })
     }
 
     fn pointwise(

@@ -1,5 +1,6 @@
-//! Recurrences along an axis. Rows along it are independent: a task advances a group of adjacent rows together, so that an outer axis
-//! is read in memory order. The running value is kept in the compute type and rounded only where it is stored.
+//! Recurrences along an axis. Rows along it are independent: a task advances a group of adjacent rows together, so that
+//! an outer axis is read in memory order. The running value is kept in the compute type and rounded only where it is
+//! stored.
 
 use numcore::{ScanOp, View, ViewMut};
 

@@ -1,4 +1,4 @@
-//! Stable sort along an axis: positions are sorted by a key whose order as an unsigned number is the order of the values.
+//! Stable sort along an axis: positions are sorted by a key whose unsigned order is the order of the values.
 
 use std::cell::RefCell;
 

@@ -1,16 +1,18 @@
 //! Worker threads that share one kernel at a time with the thread that launched it.
 //!
-//! A launch must cost about a microsecond, so this is no general pool. Workers spin and then yield for a moment before they sleep. The
-//! launching thread takes its part of the work and never waits for a worker that has not begun. (Waking a sleeping thread takes 13–23 µs; a
-//! general pool makes the launcher sleep and be woken, too.)
+//! A launch must cost about a microsecond, so this is no general pool. Workers spin and then yield for a moment before
+//! they sleep. The launching thread does its share of the work and never waits for a worker that has not begun. (Waking
+//! a sleeping thread takes 13–23 µs; a general pool makes the launcher sleep and be woken, too.)
 //!
-//! A region that finds the workers busy, because it is nested or another queue's, runs on its own thread. Results never depend on which
-//! thread computes them.
+//! A region that finds the workers busy, because it is nested or they serve another queue, runs on its own thread.
+//! Results never depend on which thread computes them.
 //!
-//! Each thread begins with a share of adjacent tasks, the same in every region, and then helps others. Kernels partition rows alike, so a
-//! thread mostly reads what it wrote itself. (With one counter for all threads, a decoder's training step took 1.02 times as long.)
+//! Each thread begins with a chunk of adjacent tasks, the same in every region, and then helps others. Kernels
+//! partition rows alike, so a thread mostly reads what it wrote itself. (With one counter for all threads, a decoder's
+//! training step took 1.02 times as long.)
 //!
-//! `threads.md` beside this file describes the protocol: its states, its invariants, and why the memory orderings suffice.
+//! `threads.md` in this folder describes the protocol: its states, its invariants, and why the memory orderings
+//! suffice.
 
 use std::{
     any::Any,
@@ -26,15 +28,16 @@ use parking_lot::{Condvar, Mutex};
 
 /// How often a worker polls the gate in a spin loop before it yields its CPU: about 30 µs.
 const SPIN_POLLS: u32 = 1 << 10;
-/// How often it then polls, with a yield each time, before it sleeps: some tenths of a millisecond, since the launcher alone is seldom busy
-/// for longer. (Without, a step of a small network takes 1.13 times as long, because workers are woken again and again.)
+/// The number of further polls, with a yield after each, before a worker sleeps: some tenths of a millisecond, since
+/// the launcher is seldom busy alone for longer. (Without, a step of a small network takes 1.13 times as long, because
+/// workers are woken again and again.)
 const YIELD_POLLS: u32 = 1 << 10;
 /// How often the launcher polls whether workers are done before it yields its CPU to them.
 const LAUNCHER_SPIN_POLLS: u32 = 1 << 12;
 
 /// The flag in `Shared::gate`: a region is open for workers to join.
 const OPEN: u64 = 1 << 16;
-/// One region in `Shared::gate`: its number is above the flag.
+/// The unit of the region counter in `Shared::gate`: the counter is stored above the flag.
 const REGION: u64 = 1 << 17;
 /// The bits of `Shared::gate` below the flag: how many workers are inside the region.
 const INSIDE: u64 = OPEN - 1;
@@ -46,12 +49,12 @@ pub(crate) struct Threads {
 }
 
 struct Shared {
-    /// The number of the last region, whether it is open, and how many workers are inside.
+    /// The counter of the last region, whether it is open, and the number of workers inside.
     gate: AtomicU64,
     /// Whether some thread launches a region.
     busy: AtomicBool,
     job: Mutex<Option<ParallelJob>>,
-    shares: Vec<Share>,
+    shares: Vec<TaskShare>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// Workers that sleep, or are about to.
     sleepers: AtomicUsize,
@@ -60,10 +63,10 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// The next task of one thread's share of a region. Each has a cache line of its own.
+/// The next task of one thread's chunk of a region. Each has a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Share(AtomicUsize);
+struct TaskShare(AtomicUsize);
 
 /// A region's work, with the lifetime of its body erased.
 #[derive(Clone, Copy)]
@@ -74,7 +77,7 @@ struct ParallelJob {
 }
 
 impl ParallelJob {
-    /// The first task of a share, which is the end of the share before.
+    /// The first task of a chunk, which is the end of the previous one.
     fn first(self, share: usize) -> usize {
         share * self.tasks / self.shares
     }
@@ -89,7 +92,7 @@ impl Threads {
             gate: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             job: Mutex::new(None),
-            shares: (0..count.clamp(1, INSIDE as usize)).map(|_| Share::default()).collect(),
+            shares: (0..count.clamp(1, INSIDE as usize)).map(|_| TaskShare::default()).collect(),
             panic: Mutex::new(None),
             sleepers: AtomicUsize::new(0),
             sleep_lock: Mutex::new(()),
@@ -105,7 +108,7 @@ impl Threads {
         Threads { shared, workers }
     }
 
-    /// How many threads share a region.
+    /// The number of threads that share a region.
     pub(crate) fn count(&self) -> usize {
         self.workers.len() + 1
     }
@@ -117,8 +120,8 @@ impl Threads {
             return (0..tasks).for_each(body);
         }
         let erased: *const (dyn Fn(usize) + Sync + '_) = &body;
-        // SAFETY: only the lifetime changes. The region is closed and empty before `body` is dropped: `ParallelRegion` waits for
-        // that also when a task panics.
+        // SAFETY: only the lifetime changes. The region is closed and empty before `body` is dropped: `ParallelRegion`
+        // waits for that also when a task panics.
         let body =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased) };
         let job = ParallelJob { body, tasks, shares: self.count().min(tasks) };
@@ -181,7 +184,7 @@ impl Shared {
         }
     }
 
-    /// The number of an open region other than `done`; `None` when the pool stops.
+    /// The counter of an open region other than `done`; `None` when the pool stops.
     fn next_region(&self, done: u64) -> Option<u64> {
         let open = || {
             let gate = self.gate.load(SeqCst);
@@ -213,14 +216,15 @@ impl Shared {
         *self.job.lock()
     }
 
-    /// Runs the tasks of this thread's share, then those that remain of others'.
+    /// Runs the tasks of this thread's chunk, then the remaining tasks of other threads' chunks.
     fn take_part(&self, me: usize, job: ParallelJob) {
         for share in (0..job.shares).map(|i| (me + i) % job.shares) {
             let (next, end) = (&self.shares[share].0, job.first(share + 1));
             while next.load(Relaxed) < end {
                 let task = next.fetch_add(1, Relaxed);
                 if task < end {
-                    // SAFETY: this thread is inside the region, which does not end before it has left, and the body lives as long.
+                    // SAFETY: this thread is inside the region, which does not end before it has left, and the body
+                    // lives as long.
                     unsafe { (*job.body)(task) };
                 }
             }

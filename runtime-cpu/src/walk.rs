@@ -22,7 +22,7 @@ impl<const K: usize> Walk<K> {
         Self::of((0..dims.len()).filter(|&i| !skip(i)).map(axis))
     }
 
-    /// These axes.
+    /// A walk over these axes, which are merged where possible.
     pub(crate) fn of(axes: impl IntoIterator<Item = WalkAxis<K>>) -> Self {
         let mut merged: SmallVec<[WalkAxis<K>; MAX_RANK]> = SmallVec::new();
         for axis in axes.into_iter().filter(|a| a.size != 1) {
@@ -36,7 +36,7 @@ impl<const K: usize> Walk<K> {
         Walk(merged)
     }
 
-    /// The merged axes.
+    /// The merged axes, outermost first.
     pub(crate) fn axes(&self) -> impl Iterator<Item = WalkAxis<K>> {
         self.0.iter().copied()
     }
@@ -46,7 +46,7 @@ impl<const K: usize> Walk<K> {
         self.0.iter().map(|a| a.size).product()
     }
 
-    /// Takes the innermost axis off, if `want` likes it; otherwise an axis of size 1.
+    /// Splits off the innermost axis if `want` accepts it; otherwise an axis of size 1.
     pub(crate) fn split_inner(mut self, want: impl Fn(&WalkAxis<K>) -> bool) -> (Self, WalkAxis<K>) {
         match self.0.last() {
             Some(last) if want(last) => {
@@ -76,7 +76,7 @@ impl<const K: usize> Walk<K> {
         offsets
     }
 
-    /// Calls `f` with the number and the offsets of positions `from..to`, in order.
+    /// Calls `f` with the index and the offsets of positions `from..to`, in order.
     #[inline(always)]
     pub(crate) fn each(&self, from: usize, to: usize, mut f: impl FnMut(usize, [isize; K])) {
         if from >= to {

@@ -1,4 +1,4 @@
-//! How often an op asks the host for memory: counted, so that it cannot grow unseen.
+//! The number of memory allocations of an op: counted, so that it cannot grow unnoticed.
 #![allow(missing_docs)]
 
 use std::{

@@ -1,5 +1,5 @@
-//! Attention where it is cut: blocks of keys, groups of queries, shares of keys. Against its decomposition, and the same bits
-//! however it is computed.
+//! Attention at the boundaries of its partition: blocks of keys, groups of queries, chunks of keys. Against its
+//! decomposition, and with equal bits for every thread count and level.
 
 mod common;
 
@@ -16,16 +16,16 @@ use runtime_cpu::{Cpu, Simd};
 type Sizes = [usize; 7];
 
 const SIZES: [Sizes; 8] = [
-    // One key head of several shares; three blocks of keys each.
+    // One key head with several chunks, of three blocks of keys each.
     [1, 1, 1, 1300, 1300, 8, 8],
     [1, 4, 2, 530, 530, 20, 20],
     [1, 1, 1, 257, 1100, 5, 3],
     [1, 2, 1, 1100, 257, 16, 70],
     [2, 24, 24, 65, 65, 4, 64],
     [1, 1, 1, 25, 300, 64, 1],
-    // Deep enough for `f32` by tiles: heads that share keys, several blocks and shares of them.
+    // Large enough for `f32` by AMX: heads that share keys, several blocks and chunks of them.
     [1, 4, 2, 530, 530, 36, 40],
-    // So many heads that a task has all queries of one: its steps lie across the ends of blocks of keys.
+    // Enough heads that a task has all queries of one: its micro-panels cross the ends of blocks of keys.
     [4, 8, 4, 300, 300, 3, 2],
 ];
 
@@ -179,7 +179,8 @@ fn tiles_are_as_precise_as_numbers_one_by_one() {
     }
 }
 
-/// Pieces of what is not finite, or rounds to infinity as a bf16, are NaN: what they spoil is computed anew.
+/// The split terms of an element that is not finite, or rounds to infinity as a bf16, are NaN: affected outputs are
+/// recomputed.
 #[test]
 fn infinities_come_out_as_at_other_levels() {
     let Some(cpus) = tiles_and_below() else { return };
@@ -208,8 +209,9 @@ fn infinities_come_out_as_at_other_levels() {
     }
 }
 
-/// Queries whose every key a mask moves far away see all of them alike, and give gradients, as in the decomposition: the lowest number is
-/// no `−∞`, also in units of log 2, and far away a logsumexp tells nothing of weights.
+/// Queries of which a finite mask hides every key attend to all of them equally, and have gradients, as in the
+/// decomposition. The lowest finite value is not `−∞`, also in units of log 2, and at such a shift a logsumexp does not
+/// determine the weights.
 #[test]
 fn masks_of_the_lowest_number() {
     let cpu = Cpu::with_threads(2);
@@ -220,7 +222,7 @@ fn masks_of_the_lowest_number() {
         (DType::BF16, DType::F32, half::bf16::MIN.to_f64(), 8e-3),
         (DType::F16, DType::F32, half::f16::MIN.to_f64(), 1e-3),
     ] {
-        // So far that scores beside it are nothing.
+        // A shift so large that scores are lost in rounding.
         let far = match dtype {
             DType::F16 => lowest,
             DType::F64 => -1e18,
@@ -240,7 +242,7 @@ fn masks_of_the_lowest_number() {
                 let values: Vec<f64> = (0..t * s).map(|i| value(i / s, i % s)).collect();
                 known.mask = store(&cpu, dtype, &[t, s], &values).0;
                 if unused {
-                    // Nobody reads what far queries find: the kernel's own gradients.
+                    // The outputs of these queries are not used, so the kernel's own gradients run.
                     let read: Vec<f64> = (0..t).map(|i| if i == 1 || i == 2 { 0.0 } else { 1.0 }).collect();
                     known.g = known.g.mul(&store(&cpu, dtype, &[t, 1], &read).0).unwrap();
                 }
@@ -268,7 +270,8 @@ fn masks_of_the_lowest_number() {
     }
 }
 
-/// Half-precision elements are stored, not computed in: what is lost is the rounding of outputs and, in bf16, of weights and of gradients of scores.
+/// Half-precision elements are upcast: the only losses are the rounding of outputs and, in bf16, of weights and of
+/// gradients of scores.
 #[test]
 fn halves_as_in_full_precision() {
     let wide = |x: &T| x.to_dtype(DType::F64).unwrap();
@@ -316,7 +319,7 @@ fn outputs_lie_as_what_they_are_outputs_for() {
     }
 }
 
-/// Queries, keys and values that one product made: their gradients are one tensor again without a copy.
+/// Queries, keys and values of one projection: their gradients form one tensor without a copy.
 #[test]
 fn gradients_of_parts_of_one_projection_lie_as_the_parts() {
     let cpu = Cpu::with_threads(1);

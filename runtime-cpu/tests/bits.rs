@@ -1,5 +1,5 @@
-//! The same bits at every number of threads and for every instruction set; products of bf16, for which CPUs have instructions of
-//! their own, at every number of threads.
+//! Results have the same bits at every number of threads and on every instruction set. Matrix products of bf16, for
+//! which CPUs have their own instructions, have the same bits at every number of threads.
 
 mod common;
 
@@ -95,7 +95,7 @@ fn products() {
         }),
     ];
     let all = runtimes();
-    // AMX and dot products of bf16 have last bits of their own.
+    // AMX and dot products of bf16 give other last bits.
     let of = |levels: &[Simd]| all.iter().filter(|cpu| levels.contains(&cpu.simd())).cloned().collect::<Vec<_>>();
     let widening = [Simd::Baseline, Simd::Avx2, Simd::Avx512];
     let groups = |dtype| match dtype {

@@ -123,7 +123,7 @@ fn gathers_may_be_added() {
     }
 }
 
-/// The gather op, caught on its way: a gradient rule is the only other place that makes one.
+/// The gather op, captured by a custom `Apply`: a gradient rule is the only other place that creates one.
 fn gather_op(axis: isize, x: &T, index: &T) -> Op {
     thread_local!(static SEEN: std::cell::RefCell<Option<Op>> = const { std::cell::RefCell::new(None) });
     #[derive(Clone)]
@@ -174,7 +174,7 @@ fn an_index_out_of_range_is_an_error_that_names_it() {
     assert!(empty.index_select(0, &Tensor::from_vec(&cpu, vec![0i64]).unwrap()).is_err());
 }
 
-/// Where an index out of range stands is said in terms of the tensor that was given, not of what it was laid out as.
+/// The position of an index out of range is reported in terms of the caller's tensor, not of its reshaped form.
 #[test]
 fn errors_of_embedding_and_one_hot_name_the_position_given() {
     let cpu = Cpu::with_threads(2);
@@ -196,7 +196,7 @@ fn errors_of_embedding_and_one_hot_name_the_position_given() {
     assert_eq!(ids.narrow(1, 0, 0).unwrap().one_hot(4).unwrap().dims(), [2, 0, 4]);
 }
 
-/// No integer goes through an `f64` on its way to be read.
+/// No integer is converted to `f64` when it is read.
 #[test]
 fn integers_are_shown_and_read_exactly() {
     let cpu = Cpu::with_threads(1);

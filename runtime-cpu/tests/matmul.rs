@@ -1,4 +1,5 @@
-//! Matrix products against host loops: sizes around the kernels' edges, every layout, batches, halves, accumulation.
+//! Matrix products against host loops: sizes around the kernels' edges, every layout, batches, half precision,
+//! accumulation.
 
 mod common;
 
@@ -118,8 +119,8 @@ fn sizes_of_zero() {
     }
 }
 
-/// `x: [.., K]`, `w: [O, K]`, bias and residual in every layout; `f32` and `f64` as the product and two sums one after the other, to the
-/// last bit, halves rounded once.
+/// `x: [.., K]`, `w: [O, K]`, bias and residual in every layout; `f32` and `f64` equal the matmul followed by two sums,
+/// to the last bit; half-precision results are rounded once.
 #[test]
 fn linear_is_the_product_and_the_sums() {
     let cpu = Cpu::with_threads(2);

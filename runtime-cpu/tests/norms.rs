@@ -1,4 +1,4 @@
-//! Gradients of norms: the same bits in every runtime, and added to what is there.
+//! Gradients of norms: equal bits in every runtime configuration, and accumulated into old values.
 
 mod common;
 
@@ -10,7 +10,8 @@ use numcore::{
 };
 use runtime_cpu::Cpu;
 
-/// What every call of a runtime gives for the same numbers: the gradients, and those added to old values.
+/// The results of every runtime configuration for equal inputs: the gradients, and the gradients accumulated into old
+/// values.
 fn gradients(cpu: &Cpu, norm: &Norm, dtype: DType, [rows, width]: [usize; 2]) -> (Vec<T>, Vec<T>, Vec<T>) {
     let make = |shape: &[usize], seed| store(cpu, dtype, shape, &draw(dtype, shape.iter().product(), seed)).0;
     let (x, g) = (make(&[rows, width], 1), make(&[rows, width], 2));
@@ -48,7 +49,7 @@ fn gradients_are_the_same_everywhere_and_can_be_added() {
             }
             for ((fresh, old), added) in fresh.iter().zip(&old).zip(&added) {
                 if dtype.is_half() {
-                    // Rounded once, where the gradient is not rounded by itself: off by half a step of it.
+                    // Rounded once, since the gradient is not rounded separately: off by half a ULP.
                     let step = if dtype == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
                     let [fresh, old, added] = [fresh, old, added].map(|t| t.to_f64s().unwrap());
                     let near =

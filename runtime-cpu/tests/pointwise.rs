@@ -1,4 +1,4 @@
-//! Pointwise programs against host loops: every operation and type, every way operands can lie, outputs of every kind.
+//! Pointwise programs against host loops: every operation and type, operands in every layout, outputs of every kind.
 
 mod common;
 
@@ -164,7 +164,7 @@ fn casts_between_all_types() {
         let (x, values) = store(&cpu, from, &[9], &[0.0, 1.0, -1.0, 2.5, 100.0, 255.0, 3.99, 1e4, -7.5]);
         for to in DType::ALL {
             let (_, expected) = store(&cpu, to, &[9], &values);
-            // Whole numbers wrap into narrower ones; a negative one has no saturated form to compare with.
+            // Integers wrap in narrower types; a negative one has no saturated form to compare with.
             let wraps = from.is_int() && to.is_int();
             let expected: Vec<f64> =
                 expected.iter().zip(&values).map(|(&e, &v)| if wraps { wrapped(v, to) } else { e }).collect();

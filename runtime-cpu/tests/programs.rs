@@ -1,6 +1,6 @@
 //! Random programs, run and compared exactly with their evaluation on the host, element by element.
 //!
-//! Values stay small whole numbers, so that every type computes them exactly and a fused product is no different.
+//! Values stay small integers, so that every type computes them exactly and an FMA gives no other result.
 
 mod common;
 
@@ -53,7 +53,7 @@ fn random_program(rng: &mut Philox, dtype: DType, inputs: usize, outputs: usize)
     })
 }
 
-/// A tensor of small whole numbers, laid out in some way.
+/// A tensor of small integers, in one of several layouts.
 fn operand(cpu: &Cpu, rng: &mut Philox, dtype: DType, shape: &[usize], dense: bool) -> Known {
     let seed = rng.next_u64();
     let small = |n: usize| {

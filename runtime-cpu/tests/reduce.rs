@@ -185,7 +185,7 @@ fn nan_wins_and_none_gives_the_identity() {
         out.freeze()?.item()
     };
     assert_eq!(run(ReduceKind::Sum).unwrap(), 0.0);
-    // An extreme of nothing does not exist, in memory of one's own either.
+    // A maximum or minimum of no elements does not exist; in given memory, it is an error as well.
     assert!(run(ReduceKind::Max).is_err() && run(ReduceKind::Min).is_err());
 }
 

@@ -1,4 +1,4 @@
-//! Softmax of rows that hold what is no number, or none but infinite ones.
+//! Softmax of rows with NaN, or with nothing but infinities.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn infinities() {
     assert!(softmax(row([-INF; 3], -INF)).iter().all(|&y| y == 0.0));
     let y = softmax(row([2.0, -INF, 2.0], -INF));
     assert_eq!((y[0], y[1], y[2], y[69]), (0.5, 0.0, 0.5, 0.0));
-    // Finite numbers are nothing beside an infinite one, but for those whose exponential is infinite, too.
+    // Finite values vanish next to an infinite one, except those whose exponential is infinite, too.
     let y = softmax(row([INF, 5.0, 1000.0], -1000.0));
     assert!(y[0].is_nan() && y[1] == 0.0 && y[2].is_nan() && y[3..].iter().all(|&y| y == 0.0));
 }

@@ -1,5 +1,6 @@
-//! Convolutions and pooling where they are cut: an image a task and parts of one, panels and lines that end in each other, sums of several
-//! parts, windows side by side and those left over. Against the decomposition, and the same bits whoever computes.
+//! Convolutions and pooling at the boundaries of their partition: one image per task and parts of one, micro-panels and
+//! rows that end within each other, split sums, adjacent windows and remainders. Against the decomposition, and with
+//! equal bits for every thread count and level.
 
 mod common;
 
@@ -15,7 +16,7 @@ use runtime_cpu::{Cpu, Simd};
 #[derive(Clone, Copy, Debug)]
 struct Geometry {
     images: usize,
-    /// In and out.
+    /// Input and output channels.
     channels: [usize; 2],
     size: [usize; 2],
     kernel: usize,
@@ -49,11 +50,12 @@ const GEOMETRIES: [Geometry; 17] = [
     // More than a part of a sum, and large weights.
     Geometry { channels: [72, 4], size: [5, 6], ..PLAIN },
     Geometry { images: 2, channels: [160, 140], size: [5, 5], ..PLAIN },
-    // Windows that are not neighbours.
+    // Windows that are not adjacent.
     Geometry { size: [11, 15], stride: [2, 1], dilation: [1, 3], padding: [0, 2], ..PLAIN },
     Geometry { size: [12, 14], stride: [3, 2], dilation: [2, 3], padding: [2, 1], ..PLAIN },
     Geometry { channels: [8, 8], size: [9, 60], stride: [1, 4], kernel: 2, groups: 2, ..PLAIN },
-    // Tiles: an image a task and parts of one, groups, channels without a partner, lines shorter than a tile's, places within strides.
+    // For AMX: one image per task and parts of one, groups, channels without a pair, rows shorter than a tile's,
+    // strided positions.
     Geometry { images: 9, channels: [32, 48], size: [9, 31], padding: [1, 2], ..PLAIN },
     Geometry { images: 1, channels: [31, 40], size: [23, 30], padding: [0, 0], ..PLAIN },
     Geometry { images: 2, channels: [64, 40], size: [20, 26], groups: 2, ..PLAIN },
@@ -99,7 +101,7 @@ fn convolutions(cpu: &Cpu, dtype: DType, geometry: Geometry, apply: impl Fn(Fuse
     calls.flat_map(|(kind, ins)| apply(FusedOp::Conv(Conv { bias: ins.len() > 2, ..op.with(kind) }), ins)).collect()
 }
 
-/// By primitives alone.
+/// The op computed by primitives alone.
 fn decomposed(op: FusedOp, ins: &[&T]) -> Vec<T> {
     match op {
         FusedOp::Conv(op) if op.bias => {
@@ -110,7 +112,7 @@ fn decomposed(op: FusedOp, ins: &[&T]) -> Vec<T> {
     }
 }
 
-/// Pooling by two and its gradient, of numbers many of which are equal and some no numbers.
+/// Pooling by two and its gradient, of inputs with many ties and some NaN.
 fn poolings(cpu: &Cpu, dtype: DType, [h, w]: [usize; 2], apply: impl Fn(FusedOp, &[&T]) -> Vec<T>) -> Vec<T> {
     let count = 2 * 3 * h * w;
     let values: Vec<f64> =
@@ -162,9 +164,9 @@ fn the_same_bits_whoever_computes() {
     }
 }
 
-/// The largest error beside `f64`, as a part of the largest number.
+/// The largest error against `f64`, relative to the largest value.
 fn errors(cpu: &Cpu, geometry: Geometry) -> Vec<f64> {
-    // The same numbers in both types.
+    // Equal inputs in both types.
     let exact = |op: FusedOp, ins: &[&T]| {
         let ins: Vec<T> = ins.iter().map(|x| x.to_dtype(DType::F64).unwrap()).collect();
         kernel(op, &ins.iter().collect::<Vec<_>>())
@@ -221,7 +223,8 @@ fn what_is_not_finite_reaches_its_windows_alone() {
             let want = want.to_f64s().unwrap();
             let size = want.iter().filter(|x| x.abs() < 1e30).fold(1.0, |m: f64, x| m.max(x.abs()));
             for (j, (got, want)) in got.to_f64s().unwrap().into_iter().zip(want).enumerate() {
-                // What overflows beside an infinite number is one or no number, by whether products are rounded apart.
+                // The sum of an overflow and an infinite element is infinite or NaN, depending on whether products are
+                // rounded separately.
                 let same = !got.is_finite() && !want.is_finite();
                 let room = 1e-5 * if want.abs() < 1e30 { size } else { want.abs() };
                 let close = (got - want).abs() <= room;

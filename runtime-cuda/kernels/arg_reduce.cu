@@ -30,7 +30,7 @@ DEVICE void warp_best(Best& best) {
     }
 }
 
-// One thread per line: where lines lie side by side in memory, or the axis is short. `x_at` has stride 0 along the axis.
+// One thread per line: where rows are interleaved in memory, or the axis is short. `x_at` has stride 0 along the axis.
 KERNEL void arg_reduce_columns(i64* out, const T* x, CONSTANT Strided out_at, CONSTANT Strided x_at, i64 lines, i64 size,
                                i64 step) {
     for (i64 line = global_thread(); line < lines; line += global_threads()) {

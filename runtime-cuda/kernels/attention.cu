@@ -13,7 +13,7 @@ typedef Share<WARP_STRIPS> Own;
 struct Online {
     float top[WARP_STRIPS][2], sum[WARP_STRIPS][2];
 
-    // Takes a row's new largest score; returns by what its earlier sums shrink.
+    // Takes a row's new largest score; returns the factor that rescales its earlier sums.
     DEVICE float raise(int m, int r, float next) {
         float base = finite_or_zero(next), factor = top[m][r] == next ? 1.0f : exp2f(top[m][r] - base);
         top[m][r] = next;
@@ -21,7 +21,7 @@ struct Online {
         return factor;
     }
 
-    // Turns scores into weights; returns by what earlier sums shrink.
+    // Turns scores into weights; returns the factor that rescales earlier sums.
     template <int N> DEVICE void weigh(float (&s)[WARP_STRIPS][N][4], float (&factor)[WARP_STRIPS][2]) {
         EACH (m, WARP_STRIPS)
             EACH (r, 2) {
@@ -48,7 +48,7 @@ DEVICE void shrink(float (&sums)[WARP_STRIPS][COLUMN_TILES][4], const float (&fa
 }
 
 // gridDim = [ceil(queries / 64) * heads * batches], blockDim = [128], shared memory (64 + 4 KEYS) * (HEAD_DIM * sizeof(T) + 16)
-// bytes. A block of four strips of queries walks the keys. `lse`: [B, H, T], contiguous. A query that sees nothing gives zeros and
+// bytes. A block of four query tiles walks the keys. `lse`: [B, H, T], contiguous. A query that sees no key gives zeros and
 // -inf.
 KERNEL void __launch_bounds__(THREADS)
     attention(T* o, float* lse, const T* q, const T* k, const T* v, const T* mask, CONSTANT Heads o_at, CONSTANT Heads q_at,

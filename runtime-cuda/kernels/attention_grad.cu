@@ -26,7 +26,7 @@ KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g
 // A weight from its score; a query that saw nothing has no finite logsumexp, and no weights.
 DEVICE float weight_of(float score, float lse) { return lse == -infinity(0.0f) ? 0.0f : exp2f(score - lse * LOG2_E); }
 
-// The gradients of keys and values: a block of four strips of keys walks the queries of all heads that share them.
+// The gradients of keys and values: a block of four key tiles walks the queries of all heads that share them.
 // gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) +
 // 16).
 KERNEL void __launch_bounds__(THREADS)
@@ -67,7 +67,7 @@ KERNEL void __launch_bounds__(THREADS)
         i64 queries = ((i64)batch * sizes.heads + head) * sizes.queries;
         const int N = BLOCK / KEY_STRIPS / 8;
         float p[KEY_STRIPS][N][4] = {}, d[KEY_STRIPS][N][4] = {};
-        // Rows are keys here and columns queries, so that the weights lie as the next product needs them.
+        // Rows are keys here and columns queries, so that the weights have the layout of the next matmul's operand.
         Tiles<T>::scores(p, k_tile + row * TILE_ROW, q_tile);
         Tiles<T>::scores(d, v_tile + row * TILE_ROW, g_tile);
         Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from + column);
@@ -98,7 +98,7 @@ KERNEL void __launch_bounds__(THREADS)
     store_rows(dv + batch * dv_at.batch + kv * dv_at.head, dv_at.row, first + row, sizes.keys, dv_sums, by_one);
 }
 
-// The gradient of queries: a block of four strips of queries walks the keys. gridDim = [ceil(queries / 64) * heads * batches],
+// The gradient of queries: a block of four query tiles walks the keys. gridDim = [ceil(queries / 64) * heads * batches],
 // blockDim and shared memory as above.
 KERNEL void __launch_bounds__(THREADS)
     attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,

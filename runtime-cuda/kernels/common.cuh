@@ -1,4 +1,4 @@
-// What every kernel shares: element types, strided walks, 16-byte packs, and reductions of a warp and of a block in a fixed order.
+// Shared by every kernel: element types, strided walks, 16-byte packs, and reductions of a warp and of a block in a fixed order.
 #ifndef WEFT_COMMON
 #define WEFT_COMMON
 #include "device.cuh"
@@ -20,7 +20,7 @@ struct alignas(16) v16 {
     u64 words[2];
 };
 
-// Where elements lie: sizes and strides in elements, last axis innermost, strides of any sign.
+// The layout of an operand: sizes and strides in elements, last axis innermost, strides of any sign.
 struct Strided {
     i64 stride[8];
     int size[8];
@@ -89,10 +89,10 @@ DEVICE double logarithm(double x) { return log(x); }
 DEVICE float square_root(float x) { return sqrtf(x); }
 DEVICE double square_root(double x) { return sqrt(x); }
 
-// What is subtracted before an exponential: the largest, or 0 where that is infinite (a row of -inf has no weight at all).
+// The value subtracted before an exponential: the largest, or 0 where it is infinite (a row of -inf has no weight at all).
 template <class C> DEVICE C finite_or_zero(C top) { return top == infinity(C()) || top == -infinity(C()) ? C(0) : top; }
 
-// An unsigned number whose order is the order of the values: equal values have equal keys, NaN the largest.
+// An unsigned integer whose order is the order of the values: equal values have equal keys, NaN the largest.
 DEVICE u32 sort_key(float x) {
     if (is_nan(x)) return ~0u;
     u32 bits = (u32)__float_as_int(x + 0.0f);
@@ -132,7 +132,7 @@ DEVICE i64 locate(i64 i, const Strided& a) {
 DEVICE i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE i64 global_threads() { return (i64)gridDim.x * blockDim.x; }
 
-// `N` neighbours, moved as one; 16 bytes of them where `VECTOR` is defined as 1.
+// `N` adjacent elements, moved as one; 16 bytes of them where `VECTOR` is defined as 1.
 template <class E, int N> struct alignas(sizeof(E) * N) Pack {
     E at[N];
 };
@@ -166,7 +166,7 @@ template <class E> struct Packing {
     }
 };
 
-// Halves by twos: one conversion, and words that stay together.
+// Half-precision elements in pairs: one conversion, and words that stay together.
 template <class E> struct HalfPacking {
     template <int N> static DEVICE void fill(Pack<E, N>& pack, const float (&from)[N]) {
         for (int i = 0; i + 1 < N; i += 2) ((u32*)pack.at)[i / 2] = pack2(from[i], from[i + 1], E());
@@ -186,20 +186,20 @@ template <int N, class E, class C> DEVICE void store_pack(E* to, const C (&from)
         *(W*)to = *(const W*)&pack;
 }
 
-// What of `N` neighbours belongs to a row: all but at its ends.
+// Which of `N` adjacent elements belong to a row: all, except at its ends.
 template <int N> struct Part {
     int first, end;
 
     DEVICE bool whole() const { return first == 0 && end == N; }
     DEVICE bool has(int k) const { return k >= first && k < end; }
 
-    // What does not belong becomes `none`. Operands are aligned as the row that is walked.
+    // Elements outside of the row become `none`. Operands are aligned as the row that is walked.
     template <class E, class C> DEVICE void load(C (&to)[N], const E* from, C none) const {
         if (whole()) return load_pack(to, from);
         for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
     }
 
-    // From wherever they lie: a row's parameters are aligned otherwise than the row.
+    // From any alignment: a row's parameters are aligned differently from the row.
     template <class E, class C> DEVICE void load_any(C (&to)[N], const E* from, C none) const {
         if (whole() && (u64)from % sizeof(Pack<E, N>) == 0) return load_pack(to, from);
         for (int k = 0; k < N; k++) to[k] = has(k) ? ::load(from[k]) : none;
@@ -309,7 +309,7 @@ template <int THREADS, class S> DEVICE S block_before(S x, S& total) {
     return lane == 0 ? before : S::then(before, own);
 }
 
-// Numbers that add up.
+// Sums.
 struct Count {
     u32 n;
     static DEVICE Count none() {

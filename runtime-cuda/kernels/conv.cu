@@ -1,4 +1,4 @@
-// What a two-dimensional convolution needs beside a matrix product: windows as columns, and their adjoint. Groups cut the channels
+// Two-dimensional convolution apart from its GEMM: windows as columns (im2col), and their adjoint. Groups divide the channels
 // alone, so they do not matter here.
 // Defines: T.
 #include "window.cuh"
@@ -7,7 +7,7 @@ typedef typename Compute<T>::type Value;
 
 // Columns hold (n, channel, r, s, p, q) at n * batch_step + ((channel * R + r) * S + s) * row_step + p * Q + q: with row_step = P Q
 // and batch_step = C R S P Q one matrix per image, with batch_step = P Q and row_step = N P Q one for all (the weights' gradient as
-// a single product). `x` has any strides, given as [N, C, H, W].
+// a single GEMM). `x` has any strides, given as [N, C, H, W].
 KERNEL void unfold(T* columns, const T* x, CONSTANT Strided x_at, CONSTANT Conv c, i64 batch_step, i64 row_step) {
     i64 pixels = (i64)c.out_height * c.out_width, rows = (i64)c.channels * c.kernel_height * c.kernel_width;
     i64 count = c.batch * rows * pixels;
@@ -24,7 +24,7 @@ KERNEL void unfold(T* columns, const T* x, CONSTANT Strided x_at, CONSTANT Conv 
     }
 }
 
-// The adjoint: every input element sums the places of the columns it was copied to, in the order of (r, s). `x` is contiguous.
+// The adjoint: every input element sums the column entries it was copied to, in the order of (r, s). `x` is contiguous.
 KERNEL void fold(T* x, const T* columns, CONSTANT Conv c, i64 batch_step, i64 row_step) {
     i64 count = (i64)c.batch * c.channels * c.height * c.width;
     for (i64 i = global_thread(); i < count; i += global_threads()) {

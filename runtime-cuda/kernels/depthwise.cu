@@ -1,4 +1,4 @@
-// Two-dimensional convolution with one input channel per group, directly: as a matrix product every group would be a single row.
+// Two-dimensional convolution with one input channel per group, directly: as a GEMM every group would be a single row.
 // y [N, C M, P, Q] from x [N, C, H, W] and w [C M, 1, R, S], all contiguous; M = `multiplier` outputs per channel.
 // Defines: T.
 #include "window.cuh"

@@ -1,4 +1,4 @@
-// Everything that is not plain C++: kernel linkage, conversions of halves, tensor cores, asynchronous copies.
+// Everything that is not plain C++: kernel linkage, conversions of f16 and bf16, tensor cores, asynchronous copies.
 // The emulator in `shim/` defines the same names for a CPU and takes this file's place, so nothing else may contain PTX.
 #ifndef WEFT_DEVICE
 #define WEFT_DEVICE
@@ -43,7 +43,7 @@ DEVICE bf16 to_bf16(float x) {
     return y;
 }
 
-// Two halves in one register, `low` in the lower bits.
+// Two half-precision elements in one register, `low` in the lower bits.
 DEVICE u32 pack2(float low, float high, f16) {
     u32 y;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
@@ -74,7 +74,7 @@ DEVICE void load_matrices(u32 (&r)[4], const void* row) {
                  : "memory");
 }
 
-// The same, each matrix transposed on the way.
+// Loads matrices like the function above, each transposed.
 DEVICE void load_matrices_transposed(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -1,13 +1,13 @@
 // Layer norm and RMS norm over the last axis of contiguous rows, and their gradients.
 // Defines: T, LAYER (1: layer norm, 0: RMS norm), ROW_THREADS and VECTOR as in softmax.cu.
-// Pointers of what is not given (mean, weight, bias) are null.
+// Pointers of absent operands (mean, weight, bias) are null.
 #include "common.cuh"
 
 typedef typename Compute<T>::type Value;
 typedef Row<ROW_THREADS> Group;
 
-// y = (x - mean) rstd w + b. Variance in a second pass over the row, which lies in cache: one pass cancels. What the
-// rounded mean leaves there corrects both, so that a row of equal numbers gives exactly zeros.
+// y = (x - mean) rstd w + b. Variance in a second pass over the row, which is in cache: one pass cancels. The residual of the
+// rounded mean corrects both, so that a row of equal elements gives exactly zeros.
 KERNEL void norm_rows(T* y, typename Compute<T>::type* rstd, typename Compute<T>::type* mean, const T* x, const T* w, const T* b,
                       i64 rows, i64 width, double eps) {
     i64 row = Group::index();
@@ -67,7 +67,7 @@ KERNEL void norm_grad_rows(T* d, const T* x, const T* g, const typename Compute<
     d += row * width;
     Value factor = rstd[row], level = LAYER ? mean[row] : Value(0);
     Value along = Value(0), offset = Value(0);
-    // h at `i`, and how far x lies from the mean.
+    // h at `i`, and the distance of x from the mean.
     auto read = [&](i64 i, Part<VEC> part, Value(&h)[VEC], Value(&in)[VEC]) {
         Value scale[VEC];
         part.load(in, x + i, Value(0));
@@ -99,7 +99,7 @@ KERNEL void norm_grad_rows(T* d, const T* x, const T* g, const typename Compute<
 #define COLUMN_ROWS 8
 
 // Sums of the weight's and bias' gradients over a group of rows: blockDim = [32, 8], gridDim = [ceil(width / 32), groups];
-// `dw`, `db` (null if not given): [groups, width]. Groups are cut by the sizes alone.
+// `dw`, `db` (null if not given): [groups, width]. Groups depend only on the sizes.
 KERNEL void norm_grad_columns(typename Compute<T>::type* dw, typename Compute<T>::type* db, const T* x, const T* g,
                               const typename Compute<T>::type* rstd, const typename Compute<T>::type* mean, i64 rows, i64 width,
                               i64 group) {

@@ -1,5 +1,5 @@
-// One pass of a stable radix sort of pairs (key, place) by four bits, lines [lines, n] at a time: count the digits of every tile,
-// turn the counts into places, move. Four bits a pass: the order within a tile then needs one small table and no atomics. Defines:
+// One pass of a stable radix sort of pairs (key, position) by four bits, lines [lines, n] at a time: count the digits per tile,
+// turn the counts into positions, move. Four bits a pass: the order in a tile then needs one small table and no atomics. Defines:
 // K (u32 or u64).
 #include "common.cuh"
 
@@ -60,7 +60,7 @@ KERNEL void radix_move(K* keys_to, u32* places_to, const K* keys, const u32* pla
     places += line * n;
     count_items(table, keys, first, n, shift);
     __syncthreads();
-    // The table in a row, digit by digit, becomes the sums of what precedes: 16 neighbouring entries a thread.
+    // The table in a row, digit by digit, becomes the sums of what precedes: 16 adjacent entries per thread.
     u16* flat = &table[0][0] + threadIdx.x * DIGITS;
     Count mine = {0}, total;
     for (int k = 0; k < DIGITS; k++) mine.n += flat[k];

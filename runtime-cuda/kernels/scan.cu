@@ -1,8 +1,8 @@
 // y[t] = f(y[t-1], x[t]) along an axis. The running value is of the compute type and is rounded only where it is stored.
 // Defines: T, OP (0: y + x, 1: y * x, 2: a y + x).
 //
-// A step is the function y -> a y + x; steps compose, so that parts of a line are scanned by themselves. The parts are cut by the
-// sizes alone. Reversed lines have their base at the last element and negative strides.
+// A step is the function y -> a y + x; steps compose, so that parts of a row are scanned separately. The parts depend only on the
+// sizes. Reversed rows have their base at the last element and negative strides.
 #include "common.cuh"
 
 typedef typename Compute<T>::type Value;
@@ -25,13 +25,13 @@ struct Step {
 #elif OP == 1
         Step s = {x, Value(0)};
 #else
-        // A NaN coefficient spoils the line from here on, also where it meets a zero.
+        // A NaN coefficient makes the row NaN from here on, also where it meets a zero.
         Step s = {a, is_nan(a) ? a : x};
 #endif
         return s;
     }
 
-    // What y becomes. The coefficients' product may overflow where the sequence itself does not: a zero stays a zero.
+    // The next y. The coefficients' product may overflow where the sequence itself does not: a zero stays a zero.
     DEVICE Value apply(Value y) const {
 #if OP == 0
         return plus(y, x);
@@ -55,7 +55,7 @@ struct Step {
 
 #define START Value(OP == 1)
 
-// One thread per line. `a` is read for OP 2 alone. The operands have stride 0 along the axis; their strides there are the steps.
+// One thread per line. `a` is read for OP 2 only. The operands have stride 0 along the axis; their strides there are the steps.
 KERNEL void scan_lines(T* y, const T* x, const T* a, CONSTANT Strided y_at, CONSTANT Strided x_at, CONSTANT Strided a_at, i64 lines,
                        i64 n, i64 y_step, i64 x_step, i64 a_step) {
     for (i64 line = global_thread(); line < lines; line += global_threads()) {

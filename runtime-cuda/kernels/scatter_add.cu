@@ -1,4 +1,4 @@
-// out[.., index[.., i, ..], ..] += src[.., i, ..], in ascending order of i. Halves add up in f32 and are rounded once.
+// out[.., index[.., i, ..], ..] += src[.., i, ..], in ascending order of i. f16 and bf16 are summed in f32 and rounded once.
 // Defines: T, K (u32 or u64: the type of a key).
 //
 // The axes other than the scattered one are `lines` where the index has a stride, and `columns` where it has none (an embedding's
@@ -40,7 +40,7 @@ KERNEL void scatter_segments(T* out, const T* src, const K* keys, const u32* pai
 }
 
 // For few indices, or lines enough to fill the device: one thread per line walks them all. `out` has stride 0 along the axis.
-// Halves are rounded at every addition here, so they take the way above.
+// Half-precision sums would be rounded at every addition here, so they use the kernels above.
 KERNEL void scatter_lines(T* out, const T* src, const i64* index, CONSTANT Strided src_at, CONSTANT Strided out_at,
                           CONSTANT Strided index_at, i64 lines, i64 n, i64 src_step, i64 index_step, i64 size, i64 step,
                           u32* flag) {

@@ -47,7 +47,7 @@ KERNEL void sort_short(T* values, i64* index, const T* x, CONSTANT Strided value
     }
 }
 
-// Keys and places [lines, n] of lines to be sorted by radix.cu.
+// Keys and positions [lines, n] of lines to be sorted by radix.cu.
 KERNEL void sort_keys(Key* keys, u32* places, const T* x, CONSTANT Strided x_at, i64 count, i64 n, i64 x_step, int descending) {
     for (i64 i = global_thread(); i < count; i += global_threads()) {
         i64 line = i / n, t = i - line * n;
@@ -56,7 +56,7 @@ KERNEL void sort_keys(Key* keys, u32* places, const T* x, CONSTANT Strided x_at,
     }
 }
 
-// Fills the outputs from the sorted places.
+// Fills the outputs from the sorted positions.
 KERNEL void sort_values(T* values, i64* index, const T* x, const u32* places, CONSTANT Strided values_at, CONSTANT Strided index_at,
                         CONSTANT Strided x_at, i64 count, i64 n, i64 values_step, i64 index_step, i64 x_step) {
     for (i64 i = global_thread(); i < count; i += global_threads()) {

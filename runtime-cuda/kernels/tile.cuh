@@ -1,12 +1,12 @@
 // Products of tiles in shared memory, for attention. Rows go by strips of 16, whose results are spread over a warp as those
-// of the tensor cores' m16n8k16 (device.cuh): `float c[M][N][4]` for M strips and N tiles of 8 columns. Halves are multiplied by
-// tensor cores with f32 sums; f32 by fused multiply-adds over the same strips, so that all else is written once. Defines: T,
+// of the tensor cores' m16n8k16 (device.cuh): `float c[M][N][4]` for M row tiles and N tiles of 8 columns. f16 and bf16 are multiplied by
+// tensor cores with f32 sums; f32 by fused multiply-adds over the same tiles, so that all other code is written once. Defines: T,
 // HEAD_DIM.
 #ifndef WEFT_TILE
 #define WEFT_TILE
 #include "common.cuh"
 
-// From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words lie in different banks.
+// From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words are in different banks.
 #define TILE_ROW (HEAD_DIM + 16 / (int)sizeof(T))
 #define COLUMN_TILES (HEAD_DIM / 8)
 #define WARPS 4
@@ -31,7 +31,7 @@ template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, in
     }
 }
 
-// Double buffering: while step i is in use, step i + 1 is on its way. What was copied before the call arrives with step 0.
+// Double buffering: while step i is in use, step i + 1 is in flight. Copies issued before the call arrive with step 0.
 template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, Use use) {
     if (steps > 0) fetch(0, 0);
     copy_async_commit();
@@ -46,7 +46,7 @@ template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, U
     copy_async_wait<0>();
 }
 
-// A block's four warps share its 64 rows and the columns of each step: a warp takes M strips of rows and one of M parts of the
+// A block's four warps share its 64 rows and the columns of each step: a warp takes M row tiles and one of M parts of the
 // columns. M = 1: four strips, all columns. M = 2: every row of the other operand that is read from shared memory serves two
 // strips, where the tensor cores would wait for it otherwise; the two parts' sums are added at the end.
 template <int M> struct Share {
@@ -56,7 +56,7 @@ template <int M> struct Share {
     // Whether this warp has the sums at the end.
     static DEVICE bool owns() { return threadIdx.x / WARP % M == 0; }
 
-    // The other part's number in the same place. All threads call this; `scratch` has a float for each.
+    // The other part's value at this position. All threads call this; `scratch` has a float for each.
     static DEVICE float other(float x, float* scratch) {
         if (M == 1) return x;
         __syncthreads();
@@ -103,7 +103,7 @@ template <class E> struct Tiles {
         }
     }
 
-    // c += p b: weights of M strips, as `scores` left them, of 8 K rows of `b`. They are rounded to halves.
+    // c += p b: weights of M row tiles, as `scores` left them, of 8 K rows of `b`. They are rounded to half precision.
     template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const E* b) {
         int lane = threadIdx.x % WARP;
         b += lane % 16 * TILE_ROW + lane / 16 * 8;
@@ -122,7 +122,7 @@ template <class E> struct Tiles {
         }
     }
 
-    // The head's dimension of element `e` of tile `n` of what `weighted` sums; elements 0, 1 and 2, 3 are neighbours.
+    // The head's dimension of element `e` of tile `n` of what `weighted` sums; elements 0, 1 and 2, 3 are adjacent.
     static DEVICE int dimension_of(int n, int e) { return column_of(n, e); }
 };
 
@@ -143,7 +143,7 @@ template <> struct Tiles<float> {
         }
     }
 
-    // Every lane needs its rows' weights, which lie in the four lanes of a row. Four neighbouring columns a lane, not two as the
+    // Every lane needs its rows' weights, which are in the four lanes of a row. Four adjacent columns per lane, not two as the
     // tensor cores have them: one 16-byte load for 8 M multiply-adds.
     template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const float* b) {
         b += lane_column() * 2;
@@ -164,7 +164,7 @@ template <> struct Tiles<float> {
     static DEVICE int dimension_of(int n, int e) { return n / 2 * 16 + lane_column() * 2 + n % 2 * 2 + e % 2; }
 };
 
-// Stores M strips' rows `first ..` below `count`, their upper and lower halves scaled.
+// Stores the rows of M tiles, `first ..` below `count`, their upper and lower halves scaled.
 template <int M> DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&c)[M][COLUMN_TILES][4],
                                         const float (&scale)[M][2]) {
     EACH (m, M)
@@ -176,7 +176,7 @@ template <int M> DEVICE void store_rows(T* to, i64 row_step, int first, int coun
             }
 }
 
-// ---- What forward and backward share.
+// ---- Shared by forward and backward.
 
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
@@ -195,7 +195,7 @@ struct Sizes {
 };
 static_assert(sizeof(Heads) == 24 && sizeof(Mask) == 32 && sizeof(Sizes) == 20, "the launcher packs these structures");
 
-// What a head's scores become: scaled, masked, and in units of ln 2, so that weights are powers of two.
+// The transformation of a head's scores: scaled, masked, and in units of ln 2, so that weights are powers of two.
 struct Scores {
     float scale;
     // The mask of this head, or null.

@@ -1,4 +1,4 @@
-//! A kernel's arguments: values one after another, each aligned as its type asks, and where each begins.
+//! Kernel arguments: values one after another, each aligned for its type, and the offset of each.
 
 use std::ffi::c_void;
 
@@ -37,7 +37,7 @@ impl Args {
         if wide { self.push(n as u64) } else { self.push(n as u32) }
     }
 
-    /// Sizes of axes, with the numbers that replace a division by them where 32 bits are enough.
+    /// Pushes sizes of axes, with the constants that replace a division by them where 32 bits suffice.
     pub(crate) fn axes(&mut self, sizes: &[usize], wide: bool) {
         if wide {
             let all: SmallVec<[u64; 8]> = sizes.iter().map(|&d| d as u64).collect();
@@ -49,7 +49,7 @@ impl Args {
         self.bytes(bytemuck::cast_slice(&all));
     }
 
-    /// Steps along axes.
+    /// Pushes strides of axes.
     pub(crate) fn steps(&mut self, steps: &[isize], wide: bool) {
         if wide {
             let all: SmallVec<[i64; 8]> = steps.iter().map(|&s| s as i64).collect();
@@ -78,7 +78,7 @@ impl Args {
         8 * self.words.len()
     }
 
-    /// Where each value lies, as a launch wants it. Valid until the next change.
+    /// The addresses of all values, as a launch takes them. Valid until the next change.
     pub(crate) fn pointers(&mut self) -> SmallVec<[*mut c_void; 32]> {
         let base = self.words.as_mut_ptr();
         self.starts.iter().map(|&at| base.wrapping_add(at as usize).cast()).collect()

@@ -1,18 +1,18 @@
-//! The loops of a launch: axes in an order of choice, merged where every operand allows it, and how many neighbours a thread moves
-//! at once. Arithmetic alone: nothing here knows a device.
+//! The loops of a launch: axes in a chosen order, merged where every operand allows it, and the number of adjacent
+//! elements that a thread moves at once. Pure arithmetic, without a device.
 
 use numcore::MAX_RANK;
 use smallvec::SmallVec;
 
-/// Elements between neighbours of one operand, along each axis.
+/// Elements between adjacent indices of one operand, along each axis.
 pub(crate) type Steps = [isize; MAX_RANK];
 
 /// Bytes of the widest load.
 const WIDEST: usize = 16;
-/// Most neighbours a thread moves at once.
+/// The most adjacent elements that a thread moves at once.
 const LANES: usize = 8;
 
-/// Offsets from here on take 64 bits; below, a group of neighbours more still fits 31.
+/// The first offset that takes 64 bits; below, an offset plus one group of lanes still fits 31.
 pub(crate) const WIDE: usize = i32::MAX as usize - LANES;
 
 /// Nested loops, outermost first, over operands that move through memory together.
@@ -26,15 +26,15 @@ pub(crate) struct LoopAxes {
 /// How an operand moves along the innermost axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum InnerStride {
-    /// Neighbours lie side by side.
+    /// Adjacent elements are contiguous.
     Unit,
-    /// One element for all.
+    /// One element for all threads.
     Splat,
-    /// Element by element.
+    /// Elements are moved one by one.
     Any,
 }
 
-/// Where an operand starts, and how large its elements are; `None` for what is no memory (positions).
+/// The address of an operand's first element, and its element size; `None` for operands without memory (positions).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryRef {
     pub address: u64,
@@ -42,12 +42,13 @@ pub(crate) struct MemoryRef {
 }
 
 impl LoopAxes {
-    /// The axes `order` of `dims`; those of size 1 are left out, neighbours are merged where every operand goes on without a jump.
+    /// The axes `order` of `dims`. Axes of size 1 are dropped, and adjacent axes are merged where every operand is
+    /// contiguous across them.
     pub(crate) fn of(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> LoopAxes {
         Self::merged(dims, operands, order, usize::MAX)
     }
 
-    /// The same with sizes that fit the written kernels' `int`, if those of `dims` do.
+    /// Axes like [`of`](Self::of), if the sizes of `dims` fit the `int` of hand-written kernels.
     pub(crate) fn narrow(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> LoopAxes {
         Self::merged(dims, operands, order, i32::MAX as usize)
     }
@@ -94,8 +95,8 @@ impl LoopAxes {
         self.steps.iter().map(reach)
     }
 
-    /// How many neighbours of the innermost axis a thread may move at once: a power of two, 1 where some operand refuses.
-    /// With a single axis the last group may be cut short.
+    /// The number of adjacent elements of the innermost axis that a thread may move at once: a power of two, 1 where an
+    /// operand does not allow it. With a single axis the last group may be shorter.
     pub(crate) fn lanes(&self, places: &[Option<MemoryRef>]) -> usize {
         let last = self.rank() - 1;
         let inner = |s: &Steps| s[last];
@@ -119,7 +120,7 @@ impl LoopAxes {
         lanes
     }
 
-    /// How an operand moves when `lanes` neighbours are moved at once.
+    /// How an operand is accessed when `lanes` adjacent elements are moved at once.
     pub(crate) fn inner(&self, operand: usize, lanes: usize) -> InnerStride {
         match self.steps[operand][self.rank() - 1] {
             _ if lanes == 1 => InnerStride::Any,
@@ -136,7 +137,7 @@ impl LoopAxes {
         sizes
     }
 
-    /// An operand's steps with the innermost axis in groups of `lanes`.
+    /// An operand's strides with the innermost axis in groups of `lanes`.
     pub(crate) fn unit_steps(&self, operand: usize, lanes: usize) -> SmallVec<[isize; MAX_RANK]> {
         let mut steps: SmallVec<[isize; MAX_RANK]> = self.steps[operand][..self.rank()].into();
         steps[self.rank() - 1] *= lanes as isize;
@@ -144,14 +145,15 @@ impl LoopAxes {
     }
 }
 
-/// Axes in the order of falling steps of `reference`, so that neighbouring threads touch neighbouring memory.
+/// Axes in descending order of the strides of `reference`, so that adjacent threads access adjacent memory.
 pub(crate) fn by_steps(rank: usize, reference: &Steps) -> SmallVec<[usize; MAX_RANK]> {
     let mut order: SmallVec<[usize; MAX_RANK]> = (0..rank).collect();
     order.sort_by_key(|&a| std::cmp::Reverse(reference[a].unsigned_abs()));
     order
 }
 
-/// `(magic, shift)` so that `(high(n · magic) + n) >> shift` is `n / d` for every `n < 2³¹`, in 32 bits (Granlund & Montgomery 1994).
+/// `(magic, shift)` so that `(high(n · magic) + n) >> shift` is `n / d` for every `n < 2³¹`, in 32 bits (Granlund &
+/// Montgomery 1994).
 pub(crate) fn magic(d: u32) -> (u32, u32) {
     let shift = u64::from(d).next_power_of_two().trailing_zeros();
     let magic = ((1u64 << 32) * ((1u64 << shift) - u64::from(d))) / u64::from(d) + 1;

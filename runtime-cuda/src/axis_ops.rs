@@ -1,4 +1,4 @@
-//! Launches that go along one axis: positions of extremes, and recurrences. How a line is cut depends on sizes alone.
+//! Launches along one axis: arg-reductions and recurrences. The partition of a row depends only on sizes.
 
 use numcore::{ArgOp, Result, ScanOp, View, ViewMut};
 
@@ -13,7 +13,7 @@ use crate::{
 /// Lines that fill a device with one thread each, and lengths that are not worth a block.
 const MANY: usize = 1 << 14;
 const SHORT: usize = 64;
-/// Lines of this length are cut when there are fewer of them than `FEW`.
+/// Rows of this length are partitioned when there are fewer of them than `FEW`.
 const LONG: usize = 1 << 14;
 const FEW: usize = 256;
 /// Most parts of a line.
@@ -70,7 +70,7 @@ pub(crate) fn arg_reduce(cuda: &Cuda, op: ArgOp, x: View<'_, Cuda>, axis: usize,
     }
 }
 
-/// An operand of a recurrence: where its first step lies, and how far it is to the next.
+/// The address and the stride of an operand of a recurrence along an axis.
 fn along(x: &Operand, axis: usize, reverse: bool) -> (u64, i64) {
     let (n, step) = (x.dims()[axis] as i64, x.layout.strides()[axis] as i64);
     match reverse {
@@ -110,7 +110,7 @@ pub(crate) fn scan(
         let launch = KernelLaunch::new(cuda, "scan", &kernel("scan_lines"))?.arg(y).arg(x_first).arg(a_first);
         let launch = launch.arg(y_at).arg(x_at).arg(a_at).arg(lines as i64).arg(n as i64);
         let launch = launch.arg(y_step).arg(x_step).arg(a_step);
-        // SAFETY: the contract of `numcore::Runtime`; a line's steps lie in its operands.
+        // SAFETY: the contract of `numcore::Runtime`; all elements of a row are inside of its operands.
         return unsafe { launch.run(blocks(cuda, lines), [256, 1]) };
     }
     let (count, part) = parts(lines, n);

@@ -1,4 +1,4 @@
-//! What all queues of one GPU share: its driver, the kernels compiled so far, and what it can do.
+//! The state that all queues of one GPU share: its driver, the kernels compiled so far, and its properties.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use crate::{
     handwritten::HandwrittenKernel,
 };
 
-/// One GPU.
+/// One GPU, shared by all of its queues.
 pub(crate) struct Engine {
     pub driver: Arc<dyn Driver>,
     pub device: DeviceId,
@@ -27,7 +27,7 @@ pub(crate) struct Engine {
     written: Mutex<HashMap<HandwrittenKernel, KernelFunction>>,
 }
 
-/// What a generated kernel is found by.
+/// The cache key of a generated kernel.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum KernelKey {
     Pointwise(Program, pointwise::PointwiseSpec),
@@ -43,14 +43,15 @@ impl KernelKey {
     }
 }
 
-/// A kernel around a program, and what it takes besides operands.
+/// A kernel around a program, and its parameters besides operands.
 pub(crate) struct Generated {
     pub function: KernelFunction,
     pub entry: String,
     pub body: ElementBody,
 }
 
-/// GPUs in use. Weak: a device nobody uses is closed. Tensors of two handles of one GPU may meet, so they must share its context.
+/// GPUs in use, by weak references, so that an unused device is closed. Tensors of two handles of one GPU may be used
+/// together, so the handles must share its context.
 static OPEN: Mutex<Vec<(u32, Weak<Engine>)>> = Mutex::new(Vec::new());
 
 impl Engine {
@@ -91,7 +92,8 @@ impl Engine {
         if let Some(kernel) = self.generated.lock().get(&key) {
             return Ok(kernel.clone());
         }
-        // Not under the lock: compiling takes a tenth of a second. Two threads may both compile; both results are right.
+        // Not under the lock: compiling takes a tenth of a second. Two threads may both compile; both results are
+        // right.
         let (source, body) = key.source(typed)?;
         let function = self.load(&source, 0)?;
         let kernel = Arc::new(Generated { function, entry: source.entry, body });

@@ -1,4 +1,4 @@
-//! Whole steps as one launch: a captured graph.
+//! Whole training steps as one launch: CUDA graphs.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use numcore::Result;
 
 use crate::{Cuda, driver::Recording, memory::HeldBlocks, queue::Queue};
 
-/// Work that was captured once and is launched again and again, without the host's part of it. See [`Cuda::capture`].
+/// Work that was captured once and can be launched repeatedly, without the host's part of it. See [`Cuda::capture`].
 pub struct Graph {
     queue: Arc<Queue>,
     recording: Recording,
@@ -14,17 +14,19 @@ pub struct Graph {
 }
 
 impl Cuda {
-    /// Captures what `step` queues on this handle, instead of running it; [`Graph::launch`] runs it. Also gives what `step` returned.
+    /// Captures the work that `step` queues on this handle, instead of running it; [`Graph::launch`] runs it. Also
+    /// returns the result of `step`.
     ///
     /// The rules, each of which is an error by name where it can be found:
     ///
-    /// - Run the step two or three times before: kernels must be compiled, and the pool must hold all the memory it asks for.
-    /// - Inside, nothing is read or written by the host: no `to_vec`, `item`, uploads or `synchronize`. Read the loss after a launch, from the
-    ///   tensor that `step` returned.
-    /// - Every launch works on the same memory: new data go into the tensors the step reads. Tensors that the step reads and did not
-    ///   make must outlive the graph.
-    /// - Run-time numbers are frozen: a learning rate, a step count, a seed. What changes belongs in a tensor.
-    /// - All of it is this queue's; other handles' work is not captured.
+    /// - Run the step two or three times before: kernels must be compiled, and the pool must hold all the memory it
+    ///   allocates.
+    /// - Inside, nothing is read or written by the host: no `to_vec`, `item`, uploads or `synchronize`. Read the loss
+    ///   after a launch, from the tensor that `step` returned.
+    /// - Every launch works on the same memory: new data go into the tensors the step reads. Tensors that the step
+    ///   reads and did not create must outlive the graph.
+    /// - Run-time scalars are frozen: a learning rate, a step count, a seed. A value that changes belongs in a tensor.
+    /// - All work is queued on this handle; work of other handles is not captured.
     ///
     /// Memory the step used stays with the graph until it is dropped.
     pub fn capture<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<(Graph, T)> {
@@ -57,7 +59,7 @@ impl Cuda {
 }
 
 impl Graph {
-    /// Queues all of it.
+    /// Queues the whole graph.
     pub fn launch(&self) -> Result<()> {
         self.queue.check()?;
         self.queue.refuse_while_capturing("launch")?;
@@ -67,7 +69,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // What is still running must not lose its graph.
+        // Running work must not lose its graph.
         let _ = self.queue.driver().synchronize(self.queue.stream);
         self.queue.driver().destroy_recording(self.recording);
         self.queue.memory.release_held(&self.held);

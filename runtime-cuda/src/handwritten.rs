@@ -1,4 +1,4 @@
-//! The kernels of the folder `kernels`: a file, the function in it, and the values of its defines make one.
+//! The kernels of the folder `kernels`: each is a file, an entry function in it, and the values of its defines.
 
 use std::fmt::{self, Write};
 
@@ -93,12 +93,12 @@ impl HandwrittenKernel {
         HandwrittenKernel { file, entry, defines: defines.into(), shared: 0 }
     }
 
-    /// The same with this much shared memory beyond what it declares.
+    /// This kernel with `bytes` of dynamic shared memory.
     pub(crate) fn with_shared(self, bytes: usize) -> HandwrittenKernel {
         HandwrittenKernel { shared: bytes as u32, ..self }
     }
 
-    /// Its text: defines, then the file with what it includes in place.
+    /// The source of this kernel: defines, then the file with its includes inlined.
     pub(crate) fn source(&self) -> KernelSource {
         let mut text = String::new();
         for (name, value) in &self.defines {
@@ -138,7 +138,7 @@ pub(crate) fn element(dtype: DType) -> &'static str {
     }
 }
 
-/// `struct Strided`: where elements lie.
+/// The kernels' `struct Strided`: the layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, NoUninit, Zeroable)]
 #[repr(C)]
 pub(crate) struct Strided {
@@ -180,16 +180,16 @@ impl<'a> KernelLaunch<'a> {
         Ok(KernelLaunch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: Args::default() })
     }
 
-    /// The next argument.
+    /// Appends an argument.
     pub(crate) fn arg<T: NoUninit>(mut self, value: T) -> Self {
         self.args.push(value);
         self
     }
 
-    /// Queues it.
+    /// Queues the kernel.
     ///
     /// # Safety
-    /// The arguments are those the kernel's text takes, and the memory they name is as it requires.
+    /// The arguments are the parameters of the kernel's source, and the memory they point to is as it requires.
     pub(crate) unsafe fn run(mut self, blocks: [usize; 3], threads: [u32; 2]) -> Result<()> {
         let grid = Grid { blocks, threads, shared: self.shared };
         // SAFETY: the caller's promise.

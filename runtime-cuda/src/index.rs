@@ -1,4 +1,4 @@
-//! Launches of gather and of scatters with few indices a line; `scatter.rs` has the others.
+//! Launches of gather, and of scatters with few indices per row; `scatter.rs` has the others.
 
 use numcore::{DType, Out, Result, View, ViewMut};
 
@@ -67,7 +67,7 @@ pub(crate) fn scatter_add(
     let n = src.dims()[axis];
     let lines = src.numel() / n;
     let few = n <= WALKED || (lines >= MANY_LINES && n <= WALKED_BY_MANY);
-    // Halves are rounded once only by the other way, except where there is only one addition to round.
+    // Half-precision sums are rounded once only by sorting, except where there is only one addition to round.
     if !few || (out.dtype.is_half() && n > 1) {
         return scatter::by_sorting(cuda, &src, axis, &index, &out);
     }
@@ -91,18 +91,18 @@ pub(crate) fn scatter_add(
         .arg(out.dims()[axis] as i64)
         .arg(step(&out))
         .arg(cuda.queue.flag());
-    // SAFETY: as above; no two lines share an output.
+    // SAFETY: as above; no two rows share an output.
     unsafe { launch.run(blocks(cuda, lines), [256, 1]) }
 }
 
-/// Steps that stay where they are along `axis`.
+/// The strides with 0 along `axis`.
 pub(crate) fn without(mut steps: Steps, axis: usize) -> Steps {
     steps[axis] = 0;
     steps
 }
 
-/// Bytes that can be moved at once: a run of neighbours that share an index, in words that every row begins at. `step` is the
-/// second operand's along the indexed axis.
+/// Bytes that can be moved at once: a contiguous run that shares an index, in words to which every row is aligned.
+/// `step` is the second operand's stride along the indexed axis.
 fn words(axes: &LoopAxes, moved: &[&Operand; 2], step: isize) -> usize {
     let (last, size) = (axes.rank() - 1, moved[0].dtype.size());
     let inner = |i: usize| axes.steps[i][last];
@@ -142,7 +142,7 @@ fn bits(size: usize) -> &'static str {
     }
 }
 
-/// The type `T` of what is only compared: truth values are bytes.
+/// The C type `T` for kernels that only compare: `bool` is a byte.
 pub(crate) fn ordered(dtype: DType) -> &'static str {
     if dtype == DType::Bool { "u8" } else { element(dtype) }
 }

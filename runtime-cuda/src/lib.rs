@@ -1,13 +1,14 @@
 //! NVIDIA GPUs as a runtime: [`Cuda`].
 //!
-//! Pointwise programs and reductions are printed as CUDA C around numcore's programs and compiled at run time (`text`); what no
-//! program describes is written by hand in the folder `kernels`; matrix products are cuBLASLt's. Every queue has a stream for work, one for
-//! copies and a pool of its own; work is queued and methods return at once.
+//! Pointwise programs and reductions are printed as CUDA C around numcore's programs and compiled at run time
+//! (`codegen`); other kernels are hand-written in the folder `kernels`; matrix products use cuBLASLt. Every queue has a
+//! stream for kernels, a stream for copies and a memory pool; work is queued and methods return at once.
 //!
-//! What is needed: NVIDIA's driver, NVRTC and cuBLASLt. They are opened at run time, so this crate builds without them;
+//! Requirements: NVIDIA's driver, NVRTC and cuBLASLt. They are loaded at run time, so this crate builds without them;
 //! [`Cuda::new`] says which is missing.
 //!
-//! **Invariant**: results depend on operands, types and strides alone: no atomics on floats, and no sum is cut by the size of the GPU.
+//! **Invariant**: results depend only on operands, types and strides: no atomics on floats, and no sum is partitioned
+//! by the size of the GPU.
 //!
 //! ```no_run
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -21,13 +22,14 @@
 //!
 //! # Kernels on disk
 //!
-//! Machine code is kept in `$XDG_CACHE_HOME/weftgrad/cuda` (or `~/.cache/weftgrad/cuda`) under names that tell text, architecture and
-//! compiler apart. Deleting the folder is always safe.
+//! Machine code is kept in `$XDG_CACHE_HOME/weftgrad/cuda` (or `~/.cache/weftgrad/cuda`) under names that identify
+//! source, architecture and compiler. Deleting the folder is always safe.
 //!
 //! # Errors
 //!
-//! Work is queued, so an error may be found later. A failure of the driver stays with its queue: every later call reports it. An index
-//! out of range is found when results are next read (`download`, `synchronize`), reported once, and the queue goes on.
+//! Work is queued, so an error may be reported later. A failure of the driver is sticky: every later call reports it.
+//! An index out of range is found when results are next read (`download`, `synchronize`), reported once, and the queue
+//! continues.
 
 mod args;
 mod axes;
@@ -56,7 +58,7 @@ use std::{fmt, sync::Arc};
 use numcore::{MemoryCategory, Result};
 
 #[cfg(feature = "emulate")]
-pub use driver::Order;
+pub use driver::AccessOrder;
 pub use graph::Graph;
 pub use memory::CudaBuffer;
 pub use queue::CudaEvent;
@@ -64,7 +66,7 @@ pub use queue::CudaEvent;
 use engine::Engine;
 use queue::Queue;
 
-/// No GPU has this number.
+/// A device index that no GPU has.
 #[cfg(feature = "emulate")]
 const EMULATED: numcore::DeviceId = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
 
@@ -77,21 +79,23 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// GPU number `index`, on a stream of its own. Handles of one GPU share its context, so their tensors may meet.
+    /// The GPU with index `index`, on a new stream. Handles of one GPU share its context, so their tensors may be used
+    /// together.
     ///
-    /// An error says what is missing: the driver, a library, the GPU.
+    /// An error names what is missing: the driver, a library, the GPU.
     pub fn new(index: u32) -> Result<Cuda> {
         Self::on(Engine::open(index)?)
     }
 
-    /// The same kernels on the host, compiled by g++ and kept in `folder`: slow, and exact enough to test everything but the hardware.
+    /// An emulated GPU: the kernels run on the host, compiled by g++ and cached in `folder`. It is slow, and exact
+    /// enough to test everything but the hardware.
     #[cfg(feature = "emulate")]
     pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
         Self::on(Engine::shared(EMULATED, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
     }
 
-    /// Compiles, for [`Cuda::emulated`] in the same `folder`, what `work` launches, many kernels at a time: an eighth of the time that they
-    /// take one by one. Nothing is computed meanwhile: `work` reads zeros, and what it finds wrong with them is of no interest.
+    /// Compiles, for [`Cuda::emulated`] in the same `folder`, what `work` launches, many kernels at a time: an eighth
+    /// of the time that they take one by one. Nothing is computed: `work` reads zeros, and its failures are ignored.
     #[cfg(feature = "emulate")]
     pub fn compile_for(folder: impl AsRef<std::path::Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
         let listing = Arc::new(driver::Listing::new());
@@ -100,22 +104,24 @@ impl Cuda {
         done.map_err(|e| engine::backend("compile", EMULATED, e))
     }
 
-    /// As [`Cuda::emulated`], apart from its tensors, and what says whether every access of memory is ordered by streams and events.
+    /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector that reports memory accesses not ordered
+    /// by streams and events.
     #[cfg(feature = "emulate")]
-    pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, Order)> {
+    pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, AccessOrder)> {
         let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| engine::backend("Cuda::new", EMULATED, e))?;
         let ordered = driver::Ordered::new(emulated);
         let order = ordered.order();
         Ok((Self::apart(Arc::new(ordered))?, order))
     }
 
-    /// On a driver of its own.
+    /// An emulated GPU on the given driver.
     #[cfg(feature = "emulate")]
     fn apart(driver: Arc<dyn driver::Driver>) -> Result<Cuda> {
         Self::on(Arc::new(Engine::new(driver, EMULATED)))
     }
 
-    /// The same queue, with `f32` products on tensor cores (TF32: 10 bits of fraction instead of 23). Off by default.
+    /// A handle on this queue with `f32` GEMM on tensor cores (TF32: 10 bits of fraction instead of 23). Off by
+    /// default.
     pub fn with_tf32(mut self, on: bool) -> Cuda {
         self.tf32 = on;
         self

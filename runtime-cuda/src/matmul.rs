@@ -1,6 +1,7 @@
-//! Matrix products as problems of a column-major library. A row-major product `a · b` is the column-major product `bᵀ · aᵀ` of the
-//! same memory, so nothing is moved: transposed views become operation flags, strides leading dimensions, axes along which an
-//! operand repeats batches of stride 0. Only what has no such form is copied to contiguous memory first.
+//! Matrix products as problems of a column-major library. A row-major product `a · b` is the column-major product
+//! `bᵀ · aᵀ` of the same memory, so nothing is moved: transposed views become operation flags, strides leading
+//! dimensions, axes along which an operand repeats batches of stride 0. Only operands without such a form are copied to
+//! contiguous memory first.
 
 use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, View};
 
@@ -18,7 +19,7 @@ pub(crate) fn matmul(cuda: &Cuda, a: View<'_, Cuda>, b: View<'_, Cuda>, out: Out
     product(cuda, a.into(), b.into(), Target::from(&out))
 }
 
-/// The same on addresses.
+/// Computes a matrix product of operands by address.
 pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Result<()> {
     if out.to.numel() == 0 {
         return Ok(());
@@ -36,7 +37,7 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     match BatchedGemm::new(&a, &b, &out) {
         Some(problem) => problem.run(cuda, out),
         None => {
-            // The output lies in no order a library writes.
+            // The output's layout is not one that cuBLASLt writes.
             let layout = Layout::contiguous(*out.to.layout.shape());
             let memory = cuda.scratch(layout.numel() * out.to.dtype.size())?;
             let dense = Operand::of(&memory, layout, out.to.dtype);
@@ -81,27 +82,27 @@ impl MatrixLayout {
         MatrixLayout { rows: self.columns, columns: self.rows, steps: [self.steps[1], self.steps[0]] }
     }
 
-    /// Elements between rows, if those of a row are neighbours.
+    /// Elements between rows, if rows are contiguous.
     fn row_major(self) -> Option<usize> {
         let neighbours = self.steps[1] == 1 || self.columns == 1;
         let leading = if self.rows == 1 { self.columns as isize } else { self.steps[0] };
         (neighbours && leading >= self.columns as isize).then_some(leading as usize)
     }
 
-    /// Elements between rows or columns, and whether it is columns whose elements are neighbours.
+    /// Elements between rows or columns, and whether the columns are the contiguous ones.
     fn form(self) -> Option<(usize, bool)> {
         let rows = self.row_major().map(|leading| (leading, false));
         rows.or_else(|| self.transposed().row_major().map(|leading| (leading, true)))
     }
 }
 
-/// A product as a library takes it, for every position of the batch axes that it cannot take.
+/// A GEMM as the library takes it, for every position of the batch axes that it cannot take.
 #[derive(Debug)]
 struct BatchedGemm {
     gemm: CublasGemm,
     /// Addresses of the left, right and result matrix, as the library counts them.
     at: [u64; 3],
-    /// Axes to loop over: steps in bytes of those three.
+    /// Axes to loop over: strides in bytes of the three matrices.
     loops: LoopAxes,
 }
 
@@ -110,7 +111,7 @@ impl BatchedGemm {
     fn new(a: &Operand, b: &Operand, out: &Target) -> Option<BatchedGemm> {
         let to = MatrixLayout::of(&out.to.layout);
         if to.row_major().is_none() {
-            // Columns are neighbours: the transposed product writes rows.
+            // Columns are contiguous: the transposed GEMM writes rows.
             to.transposed().row_major()?;
             let [a, b, to] = [a, b, &out.to].map(transposed);
             return BatchedGemm::new(&b, &a, &Target { to, ..*out });
@@ -120,7 +121,8 @@ impl BatchedGemm {
         let rank = out.to.layout.rank();
         let batch: Vec<usize> = (0..rank - 2).collect();
         let mut axes = LoopAxes::of(&out.to.dims()[..rank - 2], &[a.steps(), b.steps(), out.to.steps()], batch);
-        // Where the right operand repeats and the left goes on from batch to batch, all batches are rows of one product.
+        // Where the right operand repeats and the left is contiguous from batch to batch, all batches are rows of one
+        // GEMM.
         let mut last = axes.rank() - 1;
         while rows_go_on(&axes, last, ma, to, rows) {
             rows *= axes.sizes[last];
@@ -167,7 +169,8 @@ impl BatchedGemm {
         self.gemm.tf32 = cuda.tf32 && out.to.dtype == DType::F32;
         for position in 0..self.loops.count() {
             let at: [u64; 3] = std::array::from_fn(|i| self.at[i].wrapping_add_signed(self.offset(i, position)));
-            // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, and the output overlaps nothing.
+            // SAFETY: the contract of `numcore::Runtime`: views are inside their buffers, and the output overlaps
+            // nothing.
             unsafe { cuda.queue.gemm(&self.gemm, at)? };
         }
         Ok(())
@@ -184,7 +187,8 @@ impl BatchedGemm {
     }
 }
 
-/// Whether batch axis `axis` of the left operand and the output continues their rows, and the right one repeats along it.
+/// Whether batch axis `axis` of the left operand and the output continues their rows, and the right one repeats along
+/// it.
 fn rows_go_on(axes: &LoopAxes, axis: usize, a: MatrixLayout, out: MatrixLayout, rows: usize) -> bool {
     let [left, right, to] = [0, 1, 2].map(|i| axes.steps[i][axis]);
     let lies = |m: MatrixLayout, step: isize| m.steps[1] == 1 && (m.steps[0] * rows as isize == step);

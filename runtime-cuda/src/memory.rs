@@ -1,9 +1,9 @@
-//! Memory: one pool per queue. Freed blocks are kept by size class and handed out again, so a training step in its steady state
-//! asks the driver for nothing, and can be captured.
+//! Memory: one pool per queue. Freed blocks are kept by size class and reused, so a training step in its steady state
+//! allocates nothing from the driver, and can be captured.
 //!
-//! Blocks are stream-ordered: all work of a queue runs in order, so a block that was freed may be given to later work of the same
-//! queue at once, while earlier work still reads it. Where other queues have used it, its own waits for them first, by an event: it knows
-//! from the buffer which they were.
+//! Blocks are stream-ordered: all work of a queue runs in order, so a block that was freed may be given to later work
+//! of the same queue at once, while earlier work still reads it. Where other queues have used a block, its own queue
+//! waits for them first, by an event: the buffer records which they were.
 
 use std::{fmt, sync::Arc};
 
@@ -29,7 +29,7 @@ pub(crate) struct Memory {
 
 struct PoolState {
     pool: Pool<u64>,
-    /// While work is captured: nothing may be asked of the driver, and what is freed belongs to the recording.
+    /// While work is captured: no driver allocation is allowed, and freed blocks belong to the recording.
     capture: Option<Arc<HeldBlocks>>,
 }
 
@@ -63,7 +63,7 @@ struct DeviceBlock {
     class: usize,
 }
 
-/// A piece of device memory; it returns to its queue's pool on drop.
+/// A block of device memory, which returns to its queue's pool on drop.
 pub struct CudaBuffer {
     block: Option<DeviceBlock>,
     bytes: usize,
@@ -142,7 +142,7 @@ impl Memory {
         held
     }
 
-    /// Work is not captured any more; what was freed since stays with the recording.
+    /// Ends the capture; blocks freed since its begin stay with the recording.
     pub(crate) fn end_capture(&self) {
         self.state.lock().capture = None;
     }
@@ -167,7 +167,8 @@ impl Memory {
     fn take(&self, state: &mut PoolState, bytes: usize) -> Result<DeviceBlock> {
         let class = Pool::<u64>::class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
         if let Some(held) = &state.capture {
-            // Classes are tried in the pool's own order, so that a step finds what the same step found before it was captured.
+            // Size classes are tried in the pool's own order, so that a captured step gets the blocks of the uncaptured
+            // step before it.
             let pool = &mut state.pool;
             let mut free = |class| Some(DeviceBlock { address: pool.take_exactly(class)?, class });
             let found = Pool::<u64>::near(class).find_map(|c| held.take(c).or_else(|| free(c)));
@@ -191,7 +192,7 @@ impl Memory {
         Ok(DeviceBlock { address, class })
     }
 
-    /// Lets later work of this queue begin after what is queued on another one.
+    /// Makes later work of this queue wait for the work that is queued on another one.
     fn follow(&self, other: &Memory, capturing: bool) {
         let by_event = || {
             let mark = self.driver.mark()?;
@@ -199,7 +200,8 @@ impl Memory {
             self.driver.destroy_mark(mark);
             done
         };
-        // A captured stream can wait for nothing outside of its capture. If the device has failed, nothing runs any more.
+        // A captured stream can wait for nothing outside of its capture. If the device has failed, nothing runs any
+        // more.
         if capturing || by_event().is_err() {
             let _ = self.driver.synchronize(other.stream);
         }

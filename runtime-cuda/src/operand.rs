@@ -1,4 +1,4 @@
-//! Views as addresses: where kernels find operands. Everything unsafe about them rests on the contract of `numcore::Runtime`.
+//! Operands of kernels as addresses. The safety of everything here rests on the contract of `numcore::Runtime`.
 
 use numcore::{DType, Layout, MAX_RANK, View, ViewMut};
 
@@ -11,7 +11,7 @@ use crate::{
 /// An operand of a kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
-    /// Its first element.
+    /// The address of the first element.
     pub address: u64,
     pub layout: Layout,
     pub dtype: DType,

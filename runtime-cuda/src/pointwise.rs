@@ -23,7 +23,7 @@ use crate::{
     operand::Operand,
 };
 
-/// Blocks per processor at most: more only repeat the start of a block.
+/// The most blocks per multiprocessor: more only repeat the start of a block.
 const BLOCKS: usize = 32;
 
 /// An input: its own memory, or the old value of an output.
@@ -65,7 +65,7 @@ pub(crate) fn run(
     launch(cuda, program, &sources, scalars, &targets)
 }
 
-/// The same on addresses.
+/// Launches a program on operands by address.
 pub(crate) fn launch(
     cuda: &Cuda,
     program: &Program,
@@ -90,12 +90,12 @@ pub(crate) fn launch(
     let most = engine.capabilities.parallelism.max(1) * BLOCKS;
     let blocks = units.div_ceil(THREADS as usize).min(most);
     let grid = Grid { blocks: [blocks, 1, 1], threads: [THREADS, 1], shared: 0 };
-    // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, and outputs overlap nothing. The arguments are those
-    // the text was made for.
+    // SAFETY: the contract of `numcore::Runtime`: views are inside their buffers, and outputs overlap nothing. The
+    // arguments are those the source was generated for.
     unsafe { cuda.queue.launch(program.name(), &kernel.entry, kernel.function, grid, &mut args) }
 }
 
-/// With so many strided operands that their geometry is more than a kernel can be given, those are made dense first.
+/// Copies strided operands to dense memory first, when their geometry exceeds the size limit of kernel parameters.
 fn densely(cuda: &Cuda, program: &Program, ins: &[InputSource], scalars: &[Scalar], outs: &[Target]) -> Result<()> {
     let mut kept: Vec<CudaBuffer> = Vec::new();
     let mut dense: SmallVec<[InputSource; 6]> = SmallVec::new();
@@ -125,7 +125,8 @@ pub(crate) fn to_dense(cuda: &Cuda, x: &Operand, dtype: DType) -> Result<(CudaBu
     Ok((memory, copy))
 }
 
-/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or
+/// accumulates into them.
 pub(crate) fn convert(cuda: &Cuda, from: &Operand, to: Operand, add: bool) -> Result<()> {
     static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
     static CASTS: LazyLock<Vec<Program>> =
@@ -134,7 +135,7 @@ pub(crate) fn convert(cuda: &Cuda, from: &Operand, to: Operand, add: bool) -> Re
     launch(cuda, program, &[InputSource::View(*from)], &[], &[Target { to, add }])
 }
 
-/// The same value everywhere, or added everywhere.
+/// Stores one value everywhere, or adds it everywhere.
 pub(crate) fn fill(cuda: &Cuda, to: Operand, value: Scalar, add: bool) -> Result<()> {
     static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("fill", |[], [value]| [value]));
     launch(cuda, &FILL, &[], &[value], &[Target { to, add }])
@@ -162,7 +163,7 @@ impl<'a> PointwiseCall<'a> {
         steps.push(positions(&shape));
         places.push(None);
         let order = by_steps(shape.rank(), &outs[0].to.steps());
-        // Positions that nobody reads must not keep axes apart.
+        // Positions that are not read must not prevent merging axes.
         let used = if is_positional(program) { steps.len() } else { steps.len() - 1 };
         let mut axes = LoopAxes::of(shape.dims(), &steps[..used], order);
         axes.steps.resize(steps.len(), [0; MAX_RANK]);
@@ -248,7 +249,7 @@ pub(crate) fn is_positional(program: &Program) -> bool {
     program.insts().iter().any(|i| matches!(i, Inst::Index | Inst::Random { .. }))
 }
 
-/// Steps of row-major positions.
+/// The strides of row-major positions.
 pub(crate) fn positions(shape: &Shape) -> Steps {
     let mut steps = [0; MAX_RANK];
     steps.iter_mut().zip(Layout::contiguous(*shape).strides()).for_each(|(to, s)| *to = *s);
@@ -266,7 +267,7 @@ pub(crate) fn source_of(
     program: &Program,
     ins: &[InputSource],
     outs: &[Target],
-) -> Result<crate::codegen::InputSource> {
+) -> Result<crate::codegen::KernelSource> {
     let call = PointwiseCall::new(program, ins, outs);
     let typed = program.resolve(&call.dtypes(), &call.asked())?;
     Ok(crate::codegen::pointwise::source(program, &typed, &call.form())?.0)

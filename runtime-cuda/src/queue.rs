@@ -1,4 +1,4 @@
-//! One ordered queue of a GPU: its stream, its memory, the staging of copies, and its errors, which stay.
+//! One ordered queue of a GPU: its stream, its memory, the staging of copies, and its sticky errors.
 
 use std::sync::{
     Arc, OnceLock,
@@ -16,7 +16,7 @@ use crate::{
     staging::Staging,
 };
 
-/// What clones of a handle share.
+/// The state that clones of a handle share.
 pub(crate) struct Queue {
     pub engine: Arc<Engine>,
     pub stream: Stream,
@@ -27,11 +27,11 @@ pub(crate) struct Queue {
     flagged: AtomicBool,
     failed: Mutex<Option<(&'static str, String)>>,
     capturing: AtomicBool,
-    /// What products work in; one at a time, as the queue is ordered. Made at the first.
+    /// The workspace of GEMM, one at a time, since the queue is ordered. Allocated at first use.
     workspace: OnceLock<u64>,
 }
 
-/// Bytes a product may work in: what cuBLAS itself takes on Hopper.
+/// Bytes of the GEMM workspace: the size cuBLAS itself uses on Hopper.
 const WORKSPACE: usize = 32 << 20;
 
 /// Most blocks of a launch along each axis, of every GPU.
@@ -108,7 +108,7 @@ impl Queue {
         self.kept(op, done.map_err(|e| DriverFailure::new(format!("kernel {entry}: {e}"))))
     }
 
-    /// A product by the library.
+    /// A GEMM by cuBLASLt.
     ///
     /// # Safety
     /// As for [`Driver::gemm`].
@@ -135,7 +135,7 @@ impl Queue {
         Ok(*self.workspace.get().unwrap_or(&at))
     }
 
-    /// The word kernels report an index out of range in; it will be looked at.
+    /// The word in which kernels report an index out of range; it will be checked.
     pub(crate) fn flag(&self) -> u64 {
         self.flagged.store(true, Ordering::Release);
         self.flag
@@ -166,7 +166,7 @@ impl Queue {
         self.check_flag()
     }
 
-    /// An index that was out of range is reported once: the kernel that met it wrote nothing there, and the queue goes on.
+    /// Reports an index out of range once: the kernel that met it wrote nothing there, and the queue continues.
     fn check_flag(&self) -> Result<()> {
         if !self.flagged.swap(false, Ordering::AcqRel) {
             return Ok(());
@@ -197,7 +197,7 @@ impl Queue {
         Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into())
     }
 
-    /// Whether work is captured from here on; what it was before.
+    /// Sets whether work is captured from here on; returns the old setting.
     pub(crate) fn set_capturing(&self, on: bool) -> bool {
         self.capturing.swap(on, Ordering::AcqRel)
     }

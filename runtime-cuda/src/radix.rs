@@ -1,4 +1,4 @@
-//! Stable sorting of pairs (key, place) by four bits a pass.
+//! Stable sorting of pairs (key, position) by a radix sort of four bits per pass.
 
 use numcore::Result;
 
@@ -15,7 +15,7 @@ const BITS: usize = 4;
 /// Most lines of a launch.
 const LINES: usize = 65_535;
 
-/// Keys and places of `lines` lines of `n`, and memory as large to move them to.
+/// Keys and positions of `lines` rows of `n`, and memory of equal size to move them to.
 pub(crate) struct Pairs {
     /// Bytes of a key: 4 or 8.
     pub key: usize,

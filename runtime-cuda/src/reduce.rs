@@ -1,5 +1,5 @@
-//! Launches of reductions. How sums are cut depends on sizes, types and strides alone, never on the GPU, so results repeat
-//! to the bit everywhere.
+//! Launches of reductions. The partition of sums depends only on sizes, types and strides, never on the GPU, so results
+//! repeat to the bit everywhere.
 
 use std::sync::LazyLock;
 
@@ -26,9 +26,9 @@ use crate::{
 
 /// Blocks a launch should have before long sums are left whole.
 const ENOUGH: usize = 1024;
-/// Steps of one thread at least, before a sum is cut.
+/// The smallest number of steps of a thread before a sum is partitioned.
 const STEPS: usize = 8;
-/// Neighbouring results of a block, where threads hold neighbours.
+/// Adjacent results of a block, where adjacent threads hold adjacent results.
 const COLUMNS: usize = 32;
 /// Groups of elements for each thread of a row.
 const EACH: usize = 4;
@@ -59,7 +59,7 @@ pub(crate) fn reduce(
     call.run(cuda, scalars)
 }
 
-/// What a reduction of nothing gives.
+/// The result of a reduction over no elements.
 fn none(op: ReduceKind, dtype: DType) -> Scalar {
     let lowest = match dtype {
         DType::I32 => Scalar::I64(i64::from(i32::MIN)),
@@ -83,8 +83,8 @@ fn none(op: ReduceKind, dtype: DType) -> Scalar {
     }
 }
 
-/// A reduction on addresses: its operands on the axes that are kept and on those that are not. Inputs come first, then the output,
-/// then positions.
+/// A reduction on addresses: its operands on the axes that are kept and on those that are not. Inputs come first, then
+/// the output, then positions.
 struct ReduceCall<'a> {
     map: &'a Program,
     ins: &'a [Operand],
@@ -145,7 +145,7 @@ impl<'a> ReduceCall<'a> {
         let near = if nearest.is_none_or(|a| reduced.contains(a)) { Near::Reduced } else { Near::Kept };
         steps.push(target.to.steps());
         steps.push(positions(&shape));
-        // Positions that nobody reads must not keep axes apart, nor the output those that it does not have.
+        // Positions that are not read must not prevent merging axes, nor must the output on axes it lacks.
         let positional = is_positional(map);
         let along = |kept: bool| {
             let mut used = steps.clone();
@@ -229,7 +229,7 @@ impl<'a> ReduceCall<'a> {
     /// Writes results, or one chunk's values after another, to `to`.
     fn launch(&self, cuda: &Cuda, scalars: &[Scalar], to: u64, partial: bool) -> Result<()> {
         let dtypes: SmallVec<[DType; 8]> = self.ins.iter().map(|x| x.dtype).collect();
-        // A half that is read back as what it was computed in is still that half's.
+        // A half-precision value that is read back in its compute type is still that value.
         let asked = if self.ins.len() == 1 && self.map.is_identity() { dtypes[0] } else { self.target.to.dtype };
         let typed = self.map.resolve(&dtypes, &[Some(asked)])?;
         let key = KernelKey::Reduce(self.map.clone(), self.form(partial));
@@ -243,8 +243,8 @@ impl<'a> ReduceCall<'a> {
         let (results, along) = self.cut.block;
         let blocks = self.kept.count().div_ceil(results);
         let grid = Grid { blocks: [blocks, self.cut.chunks, 1], threads: [(results * along) as u32, 1], shared: 0 };
-        // SAFETY: the contract of `numcore::Runtime`: views lie in their buffers, and the output overlaps nothing. The arguments are
-        // those the text was made for.
+        // SAFETY: the contract of `numcore::Runtime`: views are inside their buffers, and the output overlaps nothing.
+        // The arguments are those the source was generated for.
         unsafe { cuda.queue.launch(self.map.name(), &kernel.entry, kernel.function, grid, &mut args) }
     }
 
@@ -276,21 +276,22 @@ impl<'a> ReduceCall<'a> {
     }
 }
 
-/// Steps without those of the first axis.
+/// The strides without that of the first axis.
 fn shifted(steps: &Steps) -> Steps {
     let mut rest = [0; MAX_RANK];
     rest[..MAX_RANK - 1].copy_from_slice(&steps[1..]);
     rest
 }
 
-/// The operand whose order in memory threads follow: the input with the most elements of its own.
+/// The operand whose memory order the threads follow: the input with the most distinct elements.
 fn reference(ins: &[Steps], out: &Operand, full: &[usize]) -> Steps {
     let own = |s: &Steps| -> usize { full.iter().zip(s).filter(|(_, s)| **s != 0).map(|(d, _)| *d).product() };
     let largest = ins.iter().rev().max_by_key(|s| own(s));
     largest.copied().unwrap_or_else(|| out.steps())
 }
 
-/// How many neighbours a thread reads at once along the reduced axes: rows must begin where such groups may.
+/// The number of adjacent elements that a thread reads at once along the reduced axes: rows must be aligned to such
+/// groups.
 fn lanes(ins: &[Operand], kept: &LoopAxes, reduced: &LoopAxes) -> usize {
     let mut places: SmallVec<[Option<MemoryRef>; 8]> = ins.iter().map(|x| Some(x.place())).collect();
     places.resize(reduced.steps.len(), None);

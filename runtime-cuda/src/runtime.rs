@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Cuda`]: each method hands over to the file of its family.
+//! [`Runtime`] for [`Cuda`]: each method calls the module of its family.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Scatters by sorting: pairs (destination, position) are sorted, stably, so that each destination finds its sources side by side,
-//! in ascending order of their positions. No atomics, and work in proportion to the pairs.
+//! Scatters by sorting: pairs (destination, position) are sorted, stably, so that the sources of each destination are
+//! adjacent, in ascending order of their positions. No atomics, and work in proportion to the pairs.
 
 use numcore::{ErrorKind, Result};
 
@@ -29,7 +29,7 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
         let why = format!("{count} indices are more than the {} that one scatter can sort; split it", u32::MAX);
         return Err(ErrorKind::Unsupported { op: "scatter_add", device: cuda.queue.engine.device, why }.into());
     }
-    // One number above every destination stands for "out of range".
+    // One value above every destination stands for "out of range".
     let bits = (usize::BITS - most.leading_zeros()) as usize;
     let mut pairs = Pairs::new(cuda, if bits <= 32 { 4 } else { 8 }, 1, count)?;
     let defines = [("T", DefineValue::from(element(out.dtype))), ("K", DefineValue::from(pairs.name()))];
@@ -45,7 +45,7 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
         .arg(n as i64)
         .arg(size as i64)
         .arg(cuda.queue.flag());
-    // SAFETY: the contract of `numcore::Runtime`; pairs have room for `count`.
+    // SAFETY: the contract of `numcore::Runtime`; pairs have space for `count`.
     unsafe { keys.run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "scatter_add", bits)?;
     let to: Steps = without(out.steps(), axis);

@@ -1,4 +1,4 @@
-//! Launches of sorts: short lines within a block, long ones by digits.
+//! Launches of sorts: short rows within a block, long ones by radix sort.
 
 use numcore::{DType, ErrorKind, Result, View, ViewMut};
 
@@ -56,14 +56,14 @@ pub(crate) fn sort(
         let launch = launch.arg(x.address).arg(values_at).arg(index_at).arg(x_at).arg(n as i32).arg(width as i32);
         let launch = launch.arg(values_step).arg(index_step).arg(x_step).arg(i32::from(descending));
         let threads = (width / 2).clamp(32, 512) as u32;
-        // SAFETY: the contract of `numcore::Runtime`; shared memory holds `width` keys and places.
+        // SAFETY: the contract of `numcore::Runtime`; shared memory holds `width` keys and positions.
         return unsafe { launch.run([lines, 1, 1], [threads, 1]) };
     }
     let count = lines * n;
     let mut pairs = Pairs::new(cuda, bytes, lines, n)?;
     let keys = KernelLaunch::new(cuda, "sort", &kernel("sort_keys"))?.arg(pairs.keys[0].address());
     let keys = keys.arg(pairs.places[0].address()).arg(x.address).arg(x_at).arg(count as i64).arg(n as i64);
-    // SAFETY: as above; pairs have room for `count`.
+    // SAFETY: as above; pairs have space for `count`.
     unsafe { keys.arg(x_step).arg(i32::from(descending)).run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "sort", bits)?;
     let moved = KernelLaunch::new(cuda, "sort", &kernel("sort_values"))?.arg(values.address).arg(index.address);

@@ -1,22 +1,23 @@
-//! Copies between host and device through page-locked memory, in pieces, on a stream of their own beside the queue's.
+//! Copies between host and device through page-locked memory, in chunks, on a separate stream.
 //!
-//! An upload lands in device memory of a piece's own, and the queue moves it from there to its place: the way over the bus then needs
-//! nothing the queue is still busy with, so a batch travels while the step before it is computed. (Copied straight to its place it would have
-//! to wait for all work queued so far, as that memory may have just been freed and still be read. Moving costs a fiftieth of
-//! the way over the bus.) Events order the two streams in both directions.
+//! An upload is copied to a landing buffer on the device, and the queue's stream moves it from there to its
+//! destination. The bus transfer then needs no memory that queued work still uses, so a batch is transferred while the
+//! step before it is computed. (Copied directly to its destination, it would have to wait for all work queued so far,
+//! as that memory may have just been freed and still be read. The move costs a fiftieth of the bus transfer.) Events
+//! order the two streams in both directions.
 
 use std::sync::Arc;
 
 use crate::driver::{Driver, DriverFailure, Fallible, Mark, Stream};
 
-/// Bytes of a piece.
+/// Bytes of a chunk.
 const PIECE: usize = 2 << 20;
 const PIECES: usize = 4;
 
 /// Page-locked memory of one queue, allocated at its first use, and the stream of its copies.
 pub(crate) struct Staging {
     driver: Arc<dyn Driver>,
-    /// The queue's stream.
+    /// The stream of the queue's kernels.
     work: Stream,
     copies: Stream,
     /// Recorded in the queue before a download.
@@ -34,7 +35,7 @@ struct StagingBuffer {
     used: bool,
 }
 
-// SAFETY: a piece is plain memory of the queue's own; nothing ties it to a thread.
+// SAFETY: a chunk is plain memory that the queue owns; nothing ties it to a thread.
 unsafe impl Send for Staging {}
 
 impl Staging {
@@ -44,7 +45,7 @@ impl Staging {
         Ok(Staging { driver, work, copies, ready, pieces: Vec::new(), next: 0 })
     }
 
-    /// The next piece, once the bus has done with it.
+    /// The next chunk, once its bus transfer is complete.
     fn piece(&mut self) -> Fallible<usize> {
         if self.pieces.len() < PIECES {
             let memory = self.driver.alloc_host(PIECE)?;
@@ -63,7 +64,7 @@ impl Staging {
         Ok(self.next)
     }
 
-    /// Where an upload through piece `at` lands, once the queue has moved the one before on.
+    /// The landing buffer of an upload through chunk `at`, once the queue has moved the previous one.
     fn landing(&mut self, at: usize) -> Fallible<(u64, Mark)> {
         if let Some((address, moved)) = self.pieces[at].landing {
             self.driver.wait(self.copies, moved)?;
@@ -76,18 +77,18 @@ impl Staging {
         Ok((address, moved))
     }
 
-    /// Queues a copy; `from` may change as soon as this returns.
+    /// Queues a copy to the device; `from` may change as soon as this returns.
     ///
     /// # Safety
-    /// `to` has room for `from`.
+    /// `to` has space for `from`.
     pub(crate) unsafe fn upload(&mut self, from: &[u8], to: u64) -> Fallible<()> {
         for (i, bytes) in from.chunks(PIECE).enumerate() {
             let at = self.piece()?;
             let (landing, moved) = self.landing(at)?;
             let (driver, piece) = (&self.driver, &mut self.pieces[at]);
-            // SAFETY: a piece is this long, and the bus is done with it.
+            // SAFETY: a chunk is this long, and its bus transfer is complete.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
-            // SAFETY: a landing is as long as a piece; the piece is not written before its mark is passed.
+            // SAFETY: a landing buffer is as long as a chunk; the chunk is not written before its mark is passed.
             unsafe { driver.copy_in(self.copies, landing, piece.memory, bytes.len())? };
             driver.record(piece.travelled, self.copies)?;
             piece.used = true;
@@ -99,7 +100,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Copies what the queue's work so far leaves there, and blocks until it is done.
+    /// Copies the result of the work queued so far to the host, and blocks until the copy is complete.
     ///
     /// # Safety
     /// `from` has as many bytes as `to`.
@@ -110,7 +111,7 @@ impl Staging {
         for (i, bytes) in to.chunks_mut(PIECE).enumerate() {
             let at = self.piece()?;
             let piece = &mut self.pieces[at];
-            // SAFETY: the caller's promise; a piece is this long.
+            // SAFETY: the caller guarantees `to`; a chunk is this long.
             unsafe { self.driver.copy_out(self.copies, piece.memory, from + (i * PIECE) as u64, bytes.len())? };
             self.driver.record(piece.travelled, self.copies)?;
             piece.used = true;
@@ -124,7 +125,7 @@ impl Staging {
     fn arrived(&self, at: usize, to: &mut [u8]) -> Fallible<()> {
         let piece = &self.pieces[at];
         self.driver.await_mark(piece.travelled)?;
-        // SAFETY: the device has filled this many bytes of the piece.
+        // SAFETY: the device has filled this many bytes of the chunk.
         unsafe { std::ptr::copy_nonoverlapping(piece.memory, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -137,7 +138,7 @@ impl Drop for Staging {
         for piece in self.pieces.drain(..) {
             if let Some((address, moved)) = piece.landing {
                 let _ = self.driver.await_mark(moved);
-                // SAFETY: allocated here; the queue has moved on what was there.
+                // SAFETY: allocated here; the queue has moved the old content.
                 unsafe { self.driver.free(address) };
                 self.driver.destroy_mark(moved);
             }

@@ -1,4 +1,4 @@
-//! Sizes at which launches are cut another way, on the emulator, against the CPU.
+//! Sizes at which the partition of launches changes, on the emulator, against the CPU.
 #![cfg(feature = "emulate")]
 
 use std::{path::PathBuf, sync::LazyLock};
@@ -15,7 +15,7 @@ static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
     Cuda::emulated(folder).unwrap_or_else(|e| panic!("{e}"))
 });
 
-/// The same on both; every value within `tolerance` of the largest.
+/// Asserts equal results on both; every value within `tolerance` of the largest.
 macro_rules! same {
     ($tolerance:expr, $f:expr) => {{
         let (got, want) = (values(&*CUDA, $f).unwrap(), values(&Cpu::new(), $f).unwrap());
@@ -146,7 +146,7 @@ fn a_captured_step_keeps_its_memory() {
     graph.launch().unwrap();
     assert_eq!(y.to_f64s().unwrap(), want);
     let reserved = cuda.memory().reserved;
-    // What the step used is not given to others while the graph lives.
+    // Memory that the step used is not reused while the graph is alive.
     let others: Vec<_> = (0..4).map(|_| x.add(1.0).unwrap()).collect();
     assert!(cuda.memory().reserved > reserved);
     drop((graph, y, others));
@@ -160,7 +160,8 @@ fn a_captured_step_keeps_its_memory() {
 fn a_captured_step_finds_the_blocks_it_found_before() {
     let cuda = CUDA.fork().unwrap();
     let [small, large] = [1000, 1100].map(|n| Tensor::uniform(&cuda, [n], DType::F32, -1.0, 1.0, 1).unwrap());
-    // What is freed would do for the next request, but a block of its own size is there too; the third needs the freed one.
+    // A freed block would serve the next request, but a block of the exact size is free too; the third request needs
+    // the freed one.
     let step = || {
         drop(large.mul(2.0)?);
         Ok((small.mul(2.0)?, large.mul(2.0)?))

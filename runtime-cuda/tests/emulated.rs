@@ -10,7 +10,8 @@ use runtime_cuda::Cuda;
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 static CUDA: LazyLock<Cuda> = LazyLock::new(|| Cuda::emulated(&*FOLDER).unwrap_or_else(|e| panic!("{e}")));
 
-/// Where values are wrong, as they are while kernels are listed, it looks for smaller programs that fail, and would list all of those.
+/// Where values are wrong, as they are while kernels are listed, it looks for smaller programs that fail, and would
+/// list all of those.
 const SHRINKS: &str = "programs";
 
 fn section(name: &str) {
@@ -18,7 +19,7 @@ fn section(name: &str) {
     if name != SHRINKS {
         Cuda::compile_for(&*FOLDER, |listing| drop(run(listing))).unwrap_or_else(|e| panic!("{e}"));
     }
-    // A queue of its own: an index out of range is told to whoever reads next.
+    // A new queue, since an index out of range is reported to the next reader.
     let section = run(&CUDA.fork().unwrap_or_else(|e| panic!("{e}")));
     assert!(section.checks > 0 && section.skipped.is_empty(), "{:?}", section.skipped);
     let lines = section.failures.join("\n  ");

@@ -1,10 +1,10 @@
-//! Without a GPU: errors that say what is missing, and no panic.
+//! Without a GPU: errors that name what is missing, and no panic.
 
 use runtime_cuda::Cuda;
 
 #[test]
 fn what_is_missing_is_named() {
-    // A number no machine has, so that this holds on machines with GPUs as well.
+    // An index that no machine has, so that this holds on machines with GPUs as well.
     let error = Cuda::new(4096).unwrap_err().to_string();
     let named =
         ["libcuda was not found", "libnvrtc was not found", "libcublasLt was not found", "no GPU 4096", "CUDA_ERROR"];

@@ -9,17 +9,17 @@ use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
 };
-use runtime_cuda::{Cuda, Order};
+use runtime_cuda::{AccessOrder, Cuda};
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
-/// Runs `work` on a handle of its own; gives what nothing orders.
+/// Runs `work` on a new handle; returns the unordered accesses.
 fn complaints(work: impl Fn(&Cuda) -> Result<()>) -> Vec<String> {
     Cuda::compile_for(&*FOLDER, |listing| drop(work(listing))).unwrap_or_else(|e| panic!("{e}"));
-    let (cuda, order): (Cuda, Order) = Cuda::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
+    let (cuda, order): (Cuda, AccessOrder) = Cuda::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
     work(&cuda).unwrap_or_else(|e| panic!("{e}"));
     assert!(order.operations() > 0);
-    // What is given back too early shows in the end.
+    // Memory that is freed too early shows at the end.
     drop(cuda);
     order.complaints()
 }
@@ -44,13 +44,13 @@ fn sections_of_the_suite() {
     }
 }
 
-/// Batches go up while steps are computed, losses come down, memory is handed round.
+/// Batches are uploaded while steps are computed, losses are downloaded, and memory is reused.
 #[test]
 fn training_steps() {
     ordered(|cuda| {
         let mut w = Tensor::uniform(cuda, [300, 40], DType::F32, -0.1, 0.1, 1)?;
         for step in 0..6 {
-            // More than a piece of the staging, and less.
+            // More than a chunk of the staging buffer, and less.
             let batch: Vec<f32> = (0..3000 * 300).map(|i| ((i * 7 + step) % 13) as f32 / 13.0).collect();
             let x = Var::new(Tensor::from_slice(cuda, [3000, 300], &batch)?);
             let y = Var::new(Tensor::from_slice(cuda, [40], &batch[..40])?);
@@ -68,7 +68,7 @@ fn training_steps() {
     });
 }
 
-/// As communication does: a fork works on what others own, between two events.
+/// The pattern of communication: a fork works on memory that another queue owns, between two events.
 #[test]
 fn a_fork_between_events() {
     ordered(|cuda| {

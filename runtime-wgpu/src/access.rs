@@ -1,8 +1,8 @@
-//! How elements are read from words and written to them: every buffer is an array of words of 32 bits.
+//! Access to elements in words: every buffer is an array of 32-bit words.
 
 use numcore::{Accumulate, DType};
 
-/// How an element is stored, and what a kernel computes with.
+/// How an element is stored, and the type that a kernel computes it in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum StorageForm {
@@ -13,12 +13,12 @@ pub(crate) enum StorageForm {
     U8,
     /// A byte of 0 or 1.
     Bool,
-    /// A half word, computed as `f32`.
+    /// Half a word, computed as `f32`.
     F16,
     BF16,
-    /// Two words.
+    /// Two words, a 64-bit integer.
     I64,
-    /// A half word, computed as those bits.
+    /// Half a word, moved as bits.
     Bits16,
 }
 
@@ -37,7 +37,7 @@ impl StorageForm {
         }
     }
 
-    /// For moving elements as they are: types of one size share kernels, and no bit changes.
+    /// The form that moves elements as they are: types of one size share kernels, and no bit changes.
     pub(crate) fn bits(dtype: DType) -> StorageForm {
         match dtype.size() {
             1 => StorageForm::U8,
@@ -79,7 +79,7 @@ impl StorageForm {
         }
     }
 
-    /// The element's bits.
+    /// The bits of an element, from its value.
     pub(crate) fn encode(self, value: &str) -> String {
         match self {
             StorageForm::F32 | StorageForm::I32 => format!("bitcast<u32>({value})"),
@@ -101,7 +101,7 @@ impl StorageForm {
         }
     }
 
-    /// What is stored for `new` where `old` was.
+    /// The value that is stored for `new` where `old` was.
     pub(crate) fn accumulate(self, how: Accumulate, old: &str, new: &str) -> String {
         if how == Accumulate::Add { self.add(old, new) } else { new.into() }
     }
@@ -141,7 +141,7 @@ impl Site {
         }
     }
 
-    /// The element at an offset, which is read more than once: a name or a number.
+    /// The element at an offset that is evaluated more than once: a name or a literal.
     pub(crate) fn load(&self, at: &str) -> String {
         let bits = match self.form.per_word() {
             1 if self.form == StorageForm::I64 => {
@@ -154,7 +154,8 @@ impl Site {
         self.form.decode(&bits)
     }
 
-    /// Statements that store a value. What is smaller than a word is written by atomics: only its own bits change.
+    /// Statements that store a value. Elements smaller than a word are written by atomics, so that no other bits
+    /// change.
     pub(crate) fn store(&self, at: &str, value: &str) -> String {
         let (slot, bits) = (self.slot, self.form.encode(value));
         let (shift, unit, mask) = match self.form.per_word() {

@@ -1,4 +1,4 @@
-//! The buffers a kernel binds: each once, whatever number of operands lie in it.
+//! The buffers that a kernel binds: each once, for any number of operands in it.
 
 use numcore::{DType, Layout, Result, View, ViewMut};
 use smallvec::SmallVec;
@@ -24,7 +24,7 @@ impl<'a> OperandView<'a> {
         OperandView { buffer: buffer.block(), layout, dtype, span: layout.span() }
     }
 
-    /// The same elements, walked by another layout: a kernel moves along some axis by itself.
+    /// This operand under another layout: a kernel walks some axis by itself.
     pub(crate) fn seen(self, layout: Layout) -> Self {
         OperandView { layout, ..self }
     }
@@ -49,12 +49,12 @@ struct BufferWindow<'a> {
     to: u64,
 }
 
-/// What a kernel binds, in order.
+/// The bindings of a kernel, in order.
 #[derive(Default)]
 pub(crate) struct Bindings<'a>(SmallVec<[BufferWindow<'a>; 8]>);
 
 impl<'a> Bindings<'a> {
-    /// Windows on the buffers of these operands, which have elements, and the number of each operand's window.
+    /// Windows on the buffers of these operands, which have elements, and the index of each operand's window.
     pub(crate) fn of(
         device: &WgpuDevice,
         op: &'static str,
@@ -65,7 +65,7 @@ impl<'a> Bindings<'a> {
         for view in views {
             let size = view.dtype.size() as u64;
             let (from, to) = view.span;
-            // A view with elements lies in a buffer with bytes.
+            // A view with elements is in a buffer with bytes.
             let Some(buffer) = view.buffer else {
                 return Err(device.backend(op, "an operand without memory".into()));
             };
@@ -125,14 +125,14 @@ impl<'a> Bindings<'a> {
         self.0.len()
     }
 
-    /// Where an operand's first element lies in its window, in units of its type.
+    /// The offset of an operand's first element in its window, in elements.
     pub(crate) fn base(&self, slot: usize, view: &OperandView<'_>) -> u32 {
         let start = self.0[slot].from as usize / view.dtype.size();
         // The window ends below 2³² bytes.
         (view.layout.offset() - start) as u32
     }
 
-    /// What wgpu wants for it.
+    /// The bind group for wgpu.
     pub(crate) fn group(&self, device: &WgpuDevice) -> wgpu::BindGroup {
         let binding = |b: &BufferWindow<'a>| wgpu::BufferBinding {
             buffer: b.buffer,

@@ -1,4 +1,5 @@
-//! Adapters and devices. Every handle of one index shares one device, because tensors with equal [`DeviceId`] may meet.
+//! Adapters and devices. Every handle of one index shares one device, because tensors with equal [`DeviceId`] may be
+//! used together.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::pipelines::Pipelines;
 
-/// What to do when there is no adapter.
+/// The advice in an error when there is no adapter.
 const INSTALL: &str =
     "install a Vulkan driver (on Debian or Ubuntu, `apt-get install mesa-vulkan-drivers` gives a software one)";
 
@@ -21,11 +22,11 @@ static DEVICES: Mutex<BTreeMap<u32, Weak<WgpuDevice>>> = Mutex::new(BTreeMap::ne
 /// An adapter of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterInfo {
-    /// Its name as the driver gives it.
+    /// The name of the adapter, as the driver reports it.
     pub name: String,
-    /// Through what it is driven: `vulkan`, `metal`, `dx12`.
+    /// The graphics API behind the adapter: `vulkan`, `metal`, `dx12`.
     pub backend: String,
-    /// Whether it is a program on the CPU.
+    /// Whether it is a software adapter, on the CPU.
     pub software: bool,
 }
 
@@ -36,7 +37,7 @@ impl fmt::Display for AdapterInfo {
     }
 }
 
-/// What forks of a handle share.
+/// The state that forks of a handle share.
 pub(crate) struct WgpuDevice {
     pub(crate) id: DeviceId,
     pub(crate) wgpu: wgpu::Device,
@@ -44,7 +45,7 @@ pub(crate) struct WgpuDevice {
     pub(crate) limits: wgpu::Limits,
     pub(crate) capabilities: Capabilities,
     pub(crate) pipelines: Pipelines,
-    /// The first failure that nobody asked for: it stays.
+    /// The first uncaptured failure, which is sticky.
     failed: Arc<Mutex<Option<String>>>,
 }
 
@@ -110,7 +111,7 @@ impl WgpuDevice {
         note(&self.failed, message);
     }
 
-    /// What the driver said, as an error.
+    /// A driver's message as an error.
     pub(crate) fn backend(&self, op: &'static str, message: String) -> Error {
         backend(self.id.index, op, message)
     }
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
     use crate::{Wgpu, queue::Queue};
 
-    /// A device of its own: those of other tests live on.
+    /// A separate device: the devices of other tests stay alive.
     fn apart() -> Wgpu {
         let adapter = found().into_iter().next().expect("an adapter");
         let device = WgpuDevice::of(0, &adapter).expect("a device");

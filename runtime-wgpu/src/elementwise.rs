@@ -16,12 +16,12 @@ use crate::{
 /// Invocations of a group.
 const GROUP: usize = 64;
 
-/// Sizes of a walk after neighbouring axes were merged.
+/// Sizes of a walk after adjacent axes were merged.
 pub(crate) type LoopSizes = SmallVec<[usize; MAX_RANK]>;
 /// An operand's strides along them.
 pub(crate) type LoopStrides = SmallVec<[isize; MAX_RANK]>;
 
-/// Axes of size 1 dropped, and neighbours merged that lie in one line for every operand.
+/// Drops axes of size 1, and merges adjacent axes that are contiguous in every operand.
 pub(crate) fn coalesce(
     axes: impl Iterator<Item = (usize, SmallVec<[isize; 8]>)>,
     operands: usize,
@@ -46,14 +46,14 @@ pub(crate) fn coalesce(
     (sizes, strides)
 }
 
-/// How an operand lies along a walk.
+/// The class of an operand's strides along a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StrideClass {
-    /// One element for all.
+    /// One element for all positions.
     Same,
-    /// One after the other.
+    /// Contiguous elements.
     Dense,
-    /// By strides.
+    /// Any other strides.
     Strided,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct ElementwiseKernel<'a> {
     atomic: SmallVec<[bool; 8]>,
 }
 
-/// What a kernel's body is told.
+/// The context that a kernel's body gets.
 pub(crate) struct KernelBody<'w> {
     walk: &'w [WalkOperand],
     inputs: usize,
@@ -116,7 +116,8 @@ impl KernelBody<'_> {
 }
 
 impl<'a> ElementwiseKernel<'a> {
-    /// Over the operands' common shape, which has elements. Without outputs the body stores what it computes by itself.
+    /// A kernel over the operands' common shape, which has elements. Without outputs, the body stores its results
+    /// itself.
     pub(crate) fn new(
         wgpu: &Wgpu,
         op: &'static str,
@@ -147,7 +148,7 @@ impl<'a> ElementwiseKernel<'a> {
         Ok(walk)
     }
 
-    /// Binds one more buffer, which is used through atomics; returns its number.
+    /// Binds one more buffer, which is used through atomics; returns its index.
     pub(crate) fn bind(&mut self, buffer: &'a wgpu::Buffer) -> usize {
         self.atomic.push(true);
         self.bindings.add_whole(buffer)
@@ -218,8 +219,8 @@ impl<'a> ElementwiseKernel<'a> {
         PipelineKey { kind, program: program.cloned(), details }
     }
 
-    /// Runs a kernel: `body` writes statements that set `out0 …` for the element at `index`; `numbers` are its own parameters,
-    /// `details` what else its text depends on.
+    /// Runs a kernel: `body` writes statements that set `out0 …` for the element at `index`; `numbers` are its own
+    /// parameters, `details` the rest that its source depends on.
     pub(crate) fn run(
         self,
         wgpu: &Wgpu,
@@ -237,7 +238,7 @@ impl<'a> ElementwiseKernel<'a> {
         let text = Text { sizes: self.sizes.len(), lanes: self.lanes, operands: &self.operands, inputs: self.inputs };
         let packed: SmallVec<[bool; 8]> = (self.inputs..self.operands.len()).map(|k| self.packed(k)).collect();
         let source = || text.source(&header(&self.atomic[..count], params.len()), how, &packed, body);
-        // The text borrows the operands, the launch takes the bindings.
+        // The source borrows the operands, the launch takes the bindings.
         let launch = Dispatch { op, key, bindings: self.bindings, params: &params, groups };
         wgpu.queue.launch(launch, source)
     }
@@ -251,7 +252,7 @@ fn class(strides: &[isize]) -> StrideClass {
     }
 }
 
-/// What the text of a kernel depends on.
+/// The inputs of a kernel's source.
 struct Text<'w> {
     sizes: usize,
     lanes: u32,

@@ -1,4 +1,5 @@
-//! Gather and its adjoint. An index out of range is noted in the queue's flag, and reported when that is next read.
+//! Gather and its adjoint. An index out of range is recorded in the queue's flag, and reported when the flag is next
+//! read.
 
 use numcore::{Accumulate, DType, Error, Layout, Out, Result, View, ViewMut};
 
@@ -42,8 +43,8 @@ pub(crate) fn gather(
     })
 }
 
-/// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`: an invocation walks the axis for every other position. f16 and bf16 accumulate
-/// in `f32` and are rounded once.
+/// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`: an invocation walks the axis for every other
+/// position. f16 and bf16 accumulate in `f32` and are rounded once.
 pub(crate) fn scatter_add(
     wgpu: &Wgpu,
     src: View<'_, Wgpu>,

@@ -1,17 +1,18 @@
 //! Any GPU as a runtime, through WebGPU: [`Wgpu`].
 //!
-//! Programs are printed as WGSL by `numcore` and compiled once per program, types and layout class; functions named `wg_…` are this
-//! crate's (`prelude`): WGSL's own are wrong in the fifth digit, and it has no integer of 64 bits. Every buffer is an array of words
-//! of 32 bits; smaller elements are written in whole words where they lie densely, by atomics elsewhere (`access`). Work is recorded
-//! and submitted in batches (`queue`); handles of one adapter share a device, so their tensors may meet (`device`).
+//! Programs are printed as WGSL by `numcore` and compiled once per program, types and layout class; functions named
+//! `wg_…` are defined in this crate (`prelude`), since WGSL's own are wrong in the fifth digit, and WGSL has no 64-bit
+//! integers. Every buffer is an array of words of 32 bits; smaller elements are written in whole words where they are
+//! contiguous, by atomics elsewhere (`access`). Work is recorded and submitted in batches (`queue`); handles of one
+//! adapter share a device, so their tensors may be used together (`device`).
 //!
-//! Halves are widened and rounded by integer arithmetic, exactly as on the CPU, whatever the adapter has. `i64` is exact.
-//! `f64` is stored and moved, but not computed in: that is an error, never a silent change. An index out of range is an error of the
-//! next [`download`](numcore::Runtime::download) or [`synchronize`](numcore::Runtime::synchronize) of its queue, and of that one alone;
-//! a lost device or a refused kernel is an error of every call from then on.
+//! f16 and bf16 are upcast and rounded by integer arithmetic, exactly as on the CPU, on every adapter. `i64` is exact.
+//! `f64` is stored and moved, but not computed in: that is an error, never a silent change. An index out of range is an
+//! error of the next [`download`](numcore::Runtime::download) or [`synchronize`](numcore::Runtime::synchronize) of its
+//! queue, and of no other queue; a lost device or a refused kernel is an error of every call from then on.
 //!
-//! **Invariant**: a kernel binds a buffer once, however many operands lie in it; sizes, strides, offsets and numbers are launch
-//! parameters and never part of a kernel's text; no result depends on the order in which invocations run.
+//! **Invariant**: a kernel binds a buffer once, for any number of operands in it; sizes, strides, offsets and scalars
+//! are launch parameters and never part of a kernel's source; no result depends on the order in which invocations run.
 //!
 //! ```no_run
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -50,7 +51,7 @@ pub use memory::WgpuBuffer;
 use device::WgpuDevice;
 use queue::Queue;
 
-/// A GPU. A cheap handle; clones share one queue: its memory pool and account.
+/// A GPU runtime. A cheap handle; clones share one queue: its memory pool and account.
 #[derive(Clone)]
 pub struct Wgpu {
     pub(crate) queue: Arc<Queue>,
@@ -58,8 +59,8 @@ pub struct Wgpu {
 }
 
 impl Wgpu {
-    /// The adapter of this number in [`adapters`](Wgpu::adapters); handles of one number share one device. Where there is no such
-    /// adapter, the error says what to install.
+    /// The adapter with this index in [`adapters`](Wgpu::adapters); handles of one index share one device. Without such
+    /// an adapter, the error says what to install.
     pub fn new(index: u32) -> Result<Wgpu> {
         Ok(Wgpu { queue: Arc::new(Queue::new(WgpuDevice::open(index)?)), use_: MemoryCategory::Activations })
     }

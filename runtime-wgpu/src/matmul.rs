@@ -1,5 +1,6 @@
-//! Matrix products: tiles of the output, each a group of invocations that keep a block of it in registers and read the operands
-//! through workgroup memory. No sum is split: the bits depend on nothing but the operands. Halves are widened where they are read.
+//! Matrix products: tiles of the output, each a workgroup whose invocations keep a block of it in registers and read
+//! the operands through workgroup memory. No sum is split: the bits depend on nothing but the operands. Half-precision
+//! operands are upcast where they are read.
 
 use numcore::{Accumulate, DType, Layout, Out, Result, View};
 use smallvec::{SmallVec, smallvec};
@@ -42,7 +43,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     if k <= STEPS {
         return product(wgpu, [to, a, b], out.how);
     }
-    // A long sum in several launches: of halves in `f32`, so that it is rounded once.
+    // A long half-precision sum in several launches is accumulated in `f32`, so that it is rounded once.
     let half = to.dtype.is_half();
     let sums = Layout::contiguous(*to.layout.shape());
     let memory = if half { Some(wgpu.scratch(sums.numel() * DType::F32.size())?) } else { None };
@@ -62,7 +63,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     if half { convert(wgpu, wide, to, out.how) } else { Ok(()) }
 }
 
-/// The product of `places[1]` and `places[2]` into `places[0]`, in one launch.
+/// The GEMM of `places[1]` and `places[2]` into `places[0]`, in one launch.
 fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result<()> {
     let rank = places[0].layout.rank();
     let (m, n) = (places[0].layout.dims()[rank - 2], places[0].layout.dims()[rank - 1]);
@@ -80,7 +81,7 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
         form: StorageForm::of(places[i].dtype),
         atomic: atomic[slots[i]],
     });
-    // The larger the block, the more often what was read is used; a small side would leave a large one empty.
+    // The larger the block, the more often a loaded element is used; a small side would leave a large block empty.
     let block = [m, n].map(|d| BLOCKS.into_iter().find(|b| b * SIDE <= d.next_power_of_two()).unwrap_or(1));
     let [tile_m, tile_n] = block.map(|b| b * SIDE);
     let tiles = [m.div_ceil(tile_m), n.div_ceil(tile_n)];
@@ -98,7 +99,7 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
         sites,
         block,
         how,
-        // Neighbouring invocations read neighbouring elements.
+        // Adjacent invocations read adjacent elements.
         along: [1, 2].map(|i| places[i].layout.strides()[rank - 1].abs() <= places[i].layout.strides()[rank - 2].abs()),
     };
     let mut details: SmallVec<[u32; 32]> =
@@ -111,7 +112,7 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
     wgpu.queue.launch(launch, || Ok(kernel.source(&header)))
 }
 
-/// What the text of a product depends on.
+/// The inputs of a GEMM kernel's source.
 struct MatmulKernel {
     batch: usize,
     /// Of the output, the left and the right operand.
@@ -180,7 +181,8 @@ impl MatmulKernel {
         )
     }
 
-    /// Fills the tile of an operand, the sums' terms first, with zeros beyond its edge. `inner` is whether the terms are its inner axis.
+    /// Fills the tile of an operand, the sums' terms first, with zeros beyond its edge. `inner` is whether the terms
+    /// are its inner axis.
     fn read(
         &self,
         name: &str,
@@ -190,7 +192,7 @@ impl MatmulKernel {
         steps: &[String; 2],
     ) -> String {
         let tile = edge.tile();
-        // Neighbouring invocations read neighbouring elements.
+        // Adjacent invocations read adjacent elements.
         let (term, lane) = if inner {
             (format!("e % {DEPTH}u"), format!("e / {DEPTH}u"))
         } else {
@@ -210,8 +212,8 @@ impl MatmulKernel {
     }
 }
 
-/// One side of the blocks: so many rows or columns for an invocation, in fours where there are that many, which are read at once.
-/// The fours of neighbouring invocations are neighbours.
+/// One side of the blocks: the number of rows or columns of an invocation, in vectors of four where there are that
+/// many. The vectors of adjacent invocations are adjacent.
 #[derive(Clone, Copy)]
 struct TileEdge(usize);
 
@@ -229,7 +231,8 @@ impl TileEdge {
         if self.fours() { "vec4<f32>" } else { "f32" }
     }
 
-    /// Elements of the array in workgroup memory for one term; one more than there are, so that terms do not fall into one bank.
+    /// Elements of the array in workgroup memory for one term; one more than there are, so that terms do not fall into
+    /// one bank.
     fn width(self) -> usize {
         1 + if self.fours() { self.tile() / 4 } else { self.tile() }
     }
@@ -239,12 +242,12 @@ impl TileEdge {
         if self.fours() { self.0 / 4 } else { self.0 }
     }
 
-    /// The number `i` of what was read as `name0`, `name1` …
+    /// Element `i` of the vectors `name0`, `name1` …
     fn part(self, name: &str, i: usize) -> String {
         if self.fours() { format!("{name}{}.{}", i / 4, ["x", "y", "z", "w"][i % 4]) } else { format!("{name}{i}") }
     }
 
-    /// Where in the tile number `i` of an invocation lies.
+    /// The position in the tile of element `i` of an invocation.
     fn place(self, lane: &str, i: usize) -> String {
         if self.fours() {
             format!("4u * {lane} + {}u", i / 4 * SIDE * 4 + i % 4)

@@ -13,7 +13,7 @@ pub(crate) struct Memory {
     pool: Mutex<Pool<wgpu::Buffer>>,
 }
 
-/// A piece of memory; it returns to its queue's pool on drop.
+/// A block of memory, which returns to its queue's pool on drop.
 pub struct WgpuBuffer {
     block: Option<(usize, wgpu::Buffer)>,
     bytes: usize,

@@ -1,4 +1,4 @@
-//! Compiled kernels, kept by what they were made from.
+//! Compiled kernels, cached by their keys.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,17 +12,17 @@ use smallvec::SmallVec;
 
 use crate::{device::WgpuDevice, prelude};
 
-/// Most kernels kept; then the oldest goes.
+/// The most kernels that are cached; beyond it the oldest is dropped.
 const MOST: usize = 4096;
 
-/// What a kernel is made from. Sizes, strides, offsets and numbers are launch parameters and no part of it.
+/// The cache key of a kernel. Sizes, strides, offsets and scalars are launch parameters and no part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PipelineKey {
-    /// Which family.
+    /// The family of the kernel.
     pub(crate) kind: &'static str,
     /// The program it runs.
     pub(crate) program: Option<Program>,
-    /// Types, ranks, how operands are bound and lie.
+    /// Types, ranks, bindings and layout classes.
     pub(crate) details: SmallVec<[u32; 32]>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct PipelineKey {
 pub(crate) struct Pipelines {
     /// Where parameters are bound.
     pub(crate) params: wgpu::BindGroupLayout,
-    /// How many storage buffers a kernel binds, and what wgpu wants for it.
+    /// The layouts for wgpu, by the number of storage buffers that a kernel binds.
     layouts: Mutex<Vec<Option<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>>>,
     kept: Mutex<CachedPipeline>,
 }

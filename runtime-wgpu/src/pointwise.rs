@@ -15,7 +15,8 @@ use crate::{
     elementwise::ElementwiseKernel,
 };
 
-/// Most turns of a kernel's loops, with room for a few more: the software driver ends a kernel silently after 65 535 of them in all.
+/// The most iterations of a kernel's loops, with a small margin: the software driver ends a kernel silently after 65
+/// 535 of them in total.
 pub(crate) const STEPS: usize = 1 << 14;
 
 /// Runs `program` at every position of the outputs' shape.
@@ -62,7 +63,7 @@ pub(crate) fn run(
     let walk = ElementwiseKernel::new(wgpu, op, &inputs, &outputs)?;
     let launch = LaunchValues::of(program, &typed, scalars)?;
     let program_key = (!moves).then_some(program);
-    // Two types of 64 bits share a form, but not what can be done with them.
+    // Two 64-bit types share a form, but not its operations.
     let all = types.iter().copied().chain(asked.iter().copied().flatten()).map(|d| d as u32);
     let details: SmallVec<[u32; 16]> = names.iter().map(|s| s.key()).chain(all.filter(|_| !moves)).collect();
     walk.run(wgpu, (op, "pointwise"), program_key, &how, (&launch.words, &details), |body| {
@@ -82,7 +83,8 @@ pub(crate) fn run(
     })
 }
 
-/// Stores elements as another type of the same compute type: widens halves, rounds to them, adds into them.
+/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or
+/// accumulates into them.
 pub(crate) fn convert(wgpu: &Wgpu, from: OperandView<'_>, to: OperandView<'_>, how: Accumulate) -> Result<()> {
     let walk = ElementwiseKernel::new(
         wgpu,
@@ -128,7 +130,7 @@ pub(crate) fn no_f64(wgpu: &Wgpu, op: &'static str) -> numcore::Error {
     wgpu.queue.device.unsupported(op, why.into())
 }
 
-/// Numbers that are the same for all elements: computed on the host, given to the kernel as words.
+/// Values that are the same for all elements: computed on the host, and passed to the kernel as words.
 pub(crate) struct LaunchValues {
     forms: SmallVec<[StorageForm; 8]>,
     /// Which scalars are keys of random bits.

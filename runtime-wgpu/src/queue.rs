@@ -1,7 +1,7 @@
 //! One ordered queue: work is recorded into one encoder and submitted in batches.
 //!
-//! Launch parameters of a batch, and small uploads, are gathered in an arena on the host that is written once before the batch is
-//! submitted; so uploads keep their place among earlier and later kernels.
+//! Launch parameters of a batch, and small uploads, are collected in an arena on the host that is written once before
+//! the batch is submitted; so uploads keep their order relative to earlier and later kernels.
 
 use std::sync::{Arc, mpsc};
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// Bytes of parameters and small uploads of a batch.
 const ARENA: usize = 256 << 10;
-/// Bytes of one launch's parameters at most: what is bound.
+/// The most bytes of one launch's parameters: the size of the binding.
 const WINDOW: usize = 8 << 10;
 /// Parameters begin at multiples of this: WebGPU's largest alignment of uniform buffers.
 const ALIGN: usize = 256;
@@ -26,23 +26,23 @@ const BATCH: usize = 64;
 /// Uploads up to this go through the arena, larger ones end the batch.
 const SMALL: usize = 16 << 10;
 
-/// What clones of a handle share.
+/// The state that clones of a handle share.
 pub(crate) struct Queue {
     pub(crate) device: Arc<WgpuDevice>,
     pub(crate) memory: Arc<Memory>,
-    batch: Mutex<Batch>,
+    batch: Mutex<CommandBatch>,
     /// One word: 0, or the complement of the ticket of the first launch that met an index out of range.
     pub(crate) flag: wgpu::Buffer,
 }
 
-struct Batch {
+struct CommandBatch {
     encoder: Option<wgpu::CommandEncoder>,
     pass: Option<wgpu::ComputePass<'static>>,
     kernels: usize,
     arena: Vec<u8>,
     on_device: wgpu::Buffer,
     params: wgpu::BindGroup,
-    /// Launches that may meet an index out of range, since the flag was looked at: their numbers, and what to say.
+    /// Launches that may meet an index out of range, since the flag was last checked: their tickets, and the errors.
     tickets: Vec<(u32, IndexCheck)>,
     next_ticket: u32,
     /// Staging buffers to read from, kept for the next download.
@@ -80,7 +80,7 @@ impl Queue {
             layout: &device.pipelines.params,
             entries: &[wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(window) }],
         });
-        let batch = Batch {
+        let batch = CommandBatch {
             encoder: None,
             pass: None,
             kernels: 0,
@@ -94,7 +94,7 @@ impl Queue {
         Queue { memory: Memory::new(device.clone()), device, batch: Mutex::new(batch), flag }
     }
 
-    /// Records a kernel; `source` is its text, if it is new.
+    /// Records a kernel; `source` generates its source, if the kernel is new.
     pub(crate) fn launch(&self, launch: Dispatch<'_, '_>, source: impl FnOnce() -> Result<String>) -> Result<()> {
         let Dispatch { op, key, bindings, params, groups } = launch;
         let device = &*self.device;
@@ -130,7 +130,7 @@ impl Queue {
         Ok(())
     }
 
-    /// A number for a launch that may meet an index out of range; the launch gives its complement to the flag.
+    /// A ticket for a launch that may meet an index out of range; the launch writes its complement to the flag.
     pub(crate) fn ticket(&self, ticket: IndexCheck) -> u32 {
         let mut batch = self.batch.lock();
         let number = batch.next_ticket;
@@ -145,7 +145,7 @@ impl Queue {
         let Some(to) = to.block() else { return Ok(()) };
         let mut batch = self.batch.lock();
         if from.len() > SMALL {
-            // What is written here comes before the next submission and after the last.
+            // Data written here is ordered after the last submission and before the next.
             batch.submit(&self.device);
             let whole = from.len() & !3;
             self.device.queue.write_buffer(to, at as u64, &from[..whole]);
@@ -171,7 +171,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Submits what was recorded.
+    /// Submits the recorded work.
     pub(crate) fn submit(&self) -> Result<()> {
         self.batch.lock().submit(&self.device);
         self.device.check("record")
@@ -191,7 +191,7 @@ impl Queue {
         self.device.check(op)?;
         let mut batch = self.batch.lock();
         let tickets = batch.next_ticket;
-        // The flag's word, then whole words around what is asked for.
+        // The flag's word, then whole words around the requested range.
         let (start, words) = from.map_or((0, 0), |(_, at)| (at & !3, (at + to.len()).next_multiple_of(4) - (at & !3)));
         let staging = batch.staging(&self.device, 4 + words);
         let encoder = batch.copies(&self.device);
@@ -204,7 +204,7 @@ impl Queue {
         drop(batch);
         let (tell, told) = mpsc::channel();
         staging.slice(..(4 + words) as u64).map_async(wgpu::MapMode::Read, move |mapped| {
-            // Nobody waits any more once this call has failed.
+            // No caller waits any more once this call has failed.
             let _ = tell.send(mapped);
         });
         let waited = self.device.wgpu.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
@@ -230,7 +230,7 @@ impl Queue {
     }
 }
 
-impl Batch {
+impl CommandBatch {
     /// Puts bytes into the arena; returns where.
     fn put(&mut self, bytes: impl Iterator<Item = u8>) -> usize {
         let at = self.arena.len();
@@ -247,7 +247,7 @@ impl Batch {
 
     /// The pass, for kernels.
     fn pass(&mut self, device: &WgpuDevice) -> &mut wgpu::ComputePass<'static> {
-        let Batch { encoder, pass, .. } = self;
+        let CommandBatch { encoder, pass, .. } = self;
         let encoder = encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()));
         pass.get_or_insert_with(|| encoder.begin_compute_pass(&Default::default()).forget_lifetime())
     }
@@ -276,7 +276,7 @@ impl Batch {
 
     /// After the flag was read: tickets before `until` are settled.
     fn finish_batch(&mut self, flag: u32, until: u32, staging: wgpu::Buffer) -> Result<()> {
-        // A large one is not kept: it is as much memory as what was read.
+        // A large buffer is not kept: it takes as much memory as the data that was read.
         if self.staging.len() < 4 && staging.size() <= 16 << 20 {
             self.staging.push(staging);
         }

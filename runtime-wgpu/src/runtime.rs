@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Wgpu`]: each method hands over to the file of its family.
+//! [`Runtime`] for [`Wgpu`]: each method calls the module of its family.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{Wgpu, WgpuBuffer, fused, index, matmul, pointwise, queue::Queue, red
 
 impl Runtime for Wgpu {
     type Buffer = WgpuBuffer;
-    /// What was queued before is submitted, and the device works in the order of submissions: there is nothing to wait for.
+    /// Work queued before is submitted, and the device executes submissions in order: there is nothing to wait for.
     type Event = ();
 
     fn device(&self) -> DeviceId {

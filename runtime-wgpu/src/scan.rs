@@ -1,6 +1,6 @@
-//! Recurrences along an axis. An invocation walks a line; a long line is cut into blocks: first each block's own effect is found, then
-//! what every block begins with, then the blocks are walked. The running value is kept in the compute type and rounded only where it is
-//! stored.
+//! Recurrences along an axis. An invocation walks a row; a long row is divided into blocks: first the effect of each
+//! block is computed, then the initial value of every block, then the blocks are walked. The running value is kept in
+//! the compute type and rounded only where it is stored.
 
 use numcore::{DType, Layout, Result, ScanOp, Shape, View, ViewMut};
 use smallvec::SmallVec;
@@ -90,7 +90,7 @@ impl<'a> ScanKernel<'a> {
         numbers
     }
 
-    /// What the recurrence begins with.
+    /// The initial value of the recurrence.
     fn first(&self) -> String {
         let number = if self.op == ScanOp::Prod { "1" } else { "0" };
         let form = self.form();
@@ -107,7 +107,7 @@ impl<'a> ScanKernel<'a> {
         }
     }
 
-    /// A loop over a block's elements; `each` is what is done with `y` at each.
+    /// A loop over a block's elements; `each` is applied to `y` at each.
     fn elements(
         &self,
         body: &mut KernelBody<'_>,
@@ -144,7 +144,7 @@ impl<'a> ScanKernel<'a> {
         })
     }
 
-    /// Each block's result from nothing, and the product of its factors.
+    /// Each block's result from a zero state, and the product of its factors.
     fn effects(&self, begins: OperandView<'a>, factors: Option<OperandView<'a>>) -> Result<()> {
         let form = self.form();
         let operands: SmallVec<[(OperandView<'a>, StorageForm); 3]> = self.blocks.iter().map(|b| (*b, form)).collect();
@@ -162,7 +162,7 @@ impl<'a> ScanKernel<'a> {
         })
     }
 
-    /// What each block begins with, in place of its effect.
+    /// The initial value of each block, in place of its effect.
     fn carry(&self, begins: OperandView<'a>, factors: Option<OperandView<'a>>, shape: Shape) -> Result<()> {
         let (last, form) = (shape.rank() - 1, StorageForm::of(begins.dtype));
         let line = |p: OperandView<'a>| Ok((p.seen(p.layout.slice(last, 0, 1, 1)?), form));
@@ -174,7 +174,7 @@ impl<'a> ScanKernel<'a> {
             let blocks = body.params.next();
             let effect = body.load_at(0, "p0");
             let factor = if operands.len() > 1 { body.load_at(1, "p1") } else { "1f".into() };
-            // A product of factors may be infinite where the value is still 0.
+            // A product of factors may be infinite where the state is still 0.
             let next = match self.op {
                 ScanOp::Linear => "select(f * y + e, e, y == 0f)".to_owned(),
                 _ => self.next("y", "e", ""),

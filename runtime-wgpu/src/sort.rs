@@ -1,5 +1,5 @@
-//! Stable sort along an axis: a bitonic network (Batcher 1968) over keys whose order as unsigned numbers is that of the values, with
-//! positions to break ties. Lines are padded to a power of two.
+//! Stable sort along an axis: a bitonic network (Batcher 1968) over keys whose unsigned order is that of the values,
+//! with positions to break ties. Lines are padded to a power of two.
 
 use numcore::{Accumulate, DType, Layout, Result, Shape, View, ViewMut};
 use smallvec::{SmallVec, smallvec};
@@ -171,7 +171,7 @@ impl SortLines {
     }
 }
 
-/// Declarations and parameters of both kernels: `total`, the mask of a line, two numbers, where the operands begin.
+/// Declarations and parameters of both kernels: `total`, the mask of a row, two integers, offsets of the operands.
 fn frame(header: &str, wide: bool, shared: &str, body: &str) -> String {
     let mut params = Params::new();
     let names = ["total", "mask", "size", "apart", "high", "position"].into_iter().chain(wide.then_some("low"));
@@ -210,7 +210,7 @@ fn step_source(header: &str, wide: bool) -> String {
     frame(header, wide, "", &body)
 }
 
-/// All steps of sizes from `size` to `apart` that stay within a block.
+/// All stages of sizes from `size` to `apart` that stay within a block.
 fn block_source(header: &str, wide: bool) -> String {
     let mut shared = format!("var<workgroup> k: array<u32, {BLOCK}>;\nvar<workgroup> p: array<u32, {BLOCK}>;\n");
     let (mut read, mut load, mut swap, mut write) = (

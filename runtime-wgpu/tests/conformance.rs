@@ -10,7 +10,7 @@ static DEVICE: LazyLock<Wgpu> = LazyLock::new(|| Wgpu::new(0).expect("an adapter
 
 fn section(name: &str) {
     let (_, run) = *sections::<Wgpu>().iter().find(|(n, _)| *n == name).expect("a section of this name");
-    // A queue of its own: an index out of range is reported to whoever reads next.
+    // A new queue, since an index out of range is reported to the next reader.
     check(run(&DEVICE.fork().expect("a queue")));
 }
 

@@ -1,4 +1,4 @@
-//! Devices, errors and memory: what the suite cannot know.
+//! Devices, errors and memory: properties that the suite cannot test.
 
 use numcore::{
     DType, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
@@ -56,7 +56,7 @@ fn limits_are_named() -> Result<()> {
     Ok(())
 }
 
-/// A buffer larger than a binding is bound by windows around what is used of it.
+/// A buffer larger than a binding is bound by windows around the parts in use.
 #[test]
 fn parts_of_a_large_buffer_are_used_through_windows() -> Result<()> {
     let gpu = gpu();

@@ -1,4 +1,4 @@
-//! The same computation on the CPU: equal random numbers to the last bit, and a training step that agrees.
+//! Parity with the CPU: equal random values to the last bit, and a training step that agrees.
 
 use autograd::{Var, backward};
 use nn::{Forward, Gpt, GptConfig, Init, ModuleExt};

@@ -1,4 +1,4 @@
-//! Choosing the device when the program runs.
+//! Selection of the device at run time.
 
 use std::{fmt, str::FromStr};
 
@@ -7,20 +7,21 @@ use numcore::{Error, Result};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use numcore::Either;
 
-/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+/// The runtime of this build, the CPU: a program written over `R: Runtime` runs on it as on any other.
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
 pub type AnyRuntime = runtime_cpu::Cpu;
-/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+/// One of the runtimes of this build, CPU or WebGPU: a program written over `R: Runtime` runs on it as on any other.
 #[cfg(all(feature = "wgpu", not(feature = "cuda")))]
 pub type AnyRuntime = Either<runtime_cpu::Cpu, runtime_wgpu::Wgpu>;
-/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+/// One of the runtimes of this build, CPU or CUDA: a program written over `R: Runtime` runs on it as on any other.
 #[cfg(all(feature = "cuda", not(feature = "wgpu")))]
 pub type AnyRuntime = Either<runtime_cpu::Cpu, runtime_cuda::Cuda>;
-/// Any of the runtimes this build has: a program written over `R: Runtime` runs on it like on any other.
+/// One of the runtimes of this build, CPU, WebGPU or CUDA: a program written over `R: Runtime` runs on it as on any
+/// other.
 #[cfg(all(feature = "wgpu", feature = "cuda"))]
 pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtime_cuda::Cuda>>;
 
-/// A device by name, as command lines give it: `cpu`, `wgpu`, `wgpu:1`, `cuda:0`.
+/// A device by name, for command lines: `cpu`, `wgpu`, `wgpu:1`, `cuda:0`.
 ///
 /// ```
 /// use weftgrad::{Device, prelude::*};
@@ -33,12 +34,12 @@ pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtim
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Device {
-    /// The CPU, with all threads, or as many as said.
+    /// The CPU, with all threads, or the given number.
     #[default]
     Cpu,
-    /// A GPU through WebGPU, by its number.
+    /// A GPU through WebGPU, by its index.
     Wgpu(u32),
-    /// An NVIDIA GPU, by its number.
+    /// An NVIDIA GPU, by its index.
     Cuda(u32),
 }
 
@@ -48,7 +49,7 @@ impl Device {
         self.open_with(None)
     }
 
-    /// As [`open`](Device::open), with so many threads on the CPU.
+    /// Opens the device like [`open`](Device::open), with the given number of `threads` on the CPU.
     pub fn open_with(self, threads: Option<usize>) -> Result<AnyRuntime> {
         match self {
             Device::Cpu => Ok(cpu(threads.map_or_else(runtime_cpu::Cpu::new, runtime_cpu::Cpu::with_threads))),

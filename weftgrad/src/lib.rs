@@ -19,7 +19,7 @@
 //! }
 //!
 //! # fn main() -> Result<()> {
-//! // A tensor carries its device; so does everything made from it.
+//! // A tensor carries its device; so does every result computed from it.
 //! let cpu = Cpu::new();
 //! let x = Tensor::uniform(&cpu, [256, 2], DType::F32, -1.0, 1.0, 7)?;
 //! let y = x.square()?.sum(&[1], true)?.sqrt()?;
@@ -56,17 +56,20 @@
 //! incremental = true
 //! ```
 //!
-//! The rooms underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`], [`optim`],
-//! [`distributed`] (many ranks), and [`runtime_cpu`].
+//! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
+//! [`optim`], [`data`] (datasets and loaders), [`distributed`] (many ranks), and [`runtime_cpu`].
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
 mod device;
 
 pub use autograd::{self, *};
+pub use data;
 #[cfg(feature = "cpu")]
 pub use device::{AnyRuntime, Device};
 pub use distributed;
+#[cfg(feature = "mpi")]
+pub use engine_mpi as mpi;
 pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,
@@ -81,7 +84,7 @@ pub use runtime_cuda::{self, Cuda};
 #[cfg(feature = "wgpu")]
 pub use runtime_wgpu::{self, Wgpu};
 
-/// What most programs use: `use weftgrad::prelude::*`.
+/// The names that most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {
     pub use autograd::{
         Backward, BackwardHook, Gradients, Var, autocast, backward_with_hooks, checkpoint, manual_seed, no_grad,
@@ -105,3 +108,8 @@ pub mod prelude {
     #[cfg(feature = "wgpu")]
     pub use runtime_wgpu::Wgpu;
 }
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/data.md")]
+pub mod guide_to_data {}

@@ -1,4 +1,5 @@
-//! What must hold of whole training runs: the same bits at any thread count, exact resumption, and memory that stays flat.
+//! What must hold of whole training runs: the same bits at any thread count, exact resumption, and memory that stays
+//! flat.
 #![allow(missing_docs)]
 
 use weftgrad::{

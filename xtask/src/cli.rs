@@ -1,10 +1,10 @@
-//! The command line: what can be asked, and how a misunderstanding is explained.
+//! The command line: its commands, and the message for an argument that is not understood.
 
 use std::path::PathBuf;
 
 use crate::stages::{self, Stage};
 
-/// What the user asked for.
+/// The command that the user gave.
 #[derive(Debug)]
 pub enum Command {
     Help,
@@ -14,7 +14,7 @@ pub enum Command {
     Hot,
 }
 
-/// Reads the arguments after `cargo xtask`; the error says what was not understood.
+/// Reads the arguments after `cargo xtask`; the error names the argument that was not understood.
 pub fn parse(args: &[String]) -> Result<Command, String> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {

@@ -7,20 +7,21 @@ use std::process::Command;
 use crate::repo;
 use crate::stages::run_cargo;
 
-/// Where NVRTC is kept, from its Python package. Compilers newer than the driver of a machine make code it refuses, so the
-/// version is fixed: that of CUDA 13.0.
+/// Where NVRTC is kept, from its Python package. Compilers newer than the driver of a machine make code it refuses, so
+/// the version is fixed: that of CUDA 13.0.
 pub const COMPILER: &str = "target/nvrtc-13.0.88";
 pub const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 const LIBRARY: &str = "libnvrtc.so.13";
 
-/// The crate's own tests in one build: kernels become machine code for every architecture, and run on the emulator. With `distributed`, dependencies
-/// have the features they were built with for the stage `test`; without, all of them are compiled again.
+/// The unit tests of the crate in one build: kernels are compiled for every architecture, and run on the emulator. With
+/// `distributed`, dependencies have the features they were built with for the stage `test`; without it, all of them are
+/// compiled a second time.
 #[rustfmt::skip]
 const UNIT_TESTS: &[&str] = &[
     "test", "-p", "weftgrad-runtime-cuda", "-p", "weftgrad-distributed",
     "--features", "weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests", "--lib",
 ];
-/// The tests beside them, each a file: by their names, since those of `distributed` have run.
+/// The integration tests, each a file: selected by name, since those of `distributed` have run.
 const TESTS: &str = "runtime-cuda/tests";
 
 pub fn run() -> Result<(), String> {

@@ -1,4 +1,5 @@
-//! The stage `downstream`: a crate outside of the workspace, made of what README shows a user, builds and runs in debug and release.
+//! The stage `downstream`: a crate outside of the workspace, made of the README's code, builds and runs in debug and
+//! release.
 
 use std::{fs, path::Path};
 
@@ -37,7 +38,7 @@ fn manifest(workspace: &Path, profiles: &str) -> String {
     )
 }
 
-/// The profiles that README tells a user to write.
+/// The profiles that the README gives a user.
 fn profiles(readme: &str) -> Result<String, String> {
     let blocks = readme.split("```toml\n").skip(1).filter_map(|block| block.split("```").next());
     let lines: String = blocks.filter_map(|block| block.find("[profile").map(|at| &block[at..])).collect();

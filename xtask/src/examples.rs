@@ -82,7 +82,7 @@ const REFUSALS: &[Refusal] = &[
     refusal("pipeline", &["--micro-batches", "0"], COUNT),
 ];
 
-/// Runs every example.
+/// Runs every example in turn.
 pub fn run() -> Result<(), String> {
     EXAMPLES.iter().try_for_each(|example| run_cargo(&example.cargo_args(), &[]))?;
     REFUSALS.iter().try_for_each(Refusal::run)

@@ -31,7 +31,7 @@ fn is_golden(path: &Path) -> bool {
     path.extension().is_some_and(|ext| ext == "json" || ext == "safetensors")
 }
 
-/// A JSON with cases needs its tensors beside it.
+/// A JSON file with cases needs its tensor file in the same folder.
 fn check_group(file: &Path) -> Result<(), String> {
     let tensors = file.with_extension("safetensors");
     if file == tensors || tensors.is_file() {
@@ -53,7 +53,7 @@ fn has_cases(json: &str) -> bool {
 
 fn copy_into(file: &Path, to: &Path) -> Result<(), String> {
     let Some(name) = file.file_name() else { return Ok(()) };
-    // Bytes, not fs::copy: the copy is to be writable whatever the source's permissions are.
+    // Bytes, not fs::copy: the copy must be writable for any permissions of the source.
     let copied = fs::read(file).and_then(|bytes| fs::write(to.join(name), bytes));
     copied.map_err(|error| format!("goldens: cannot copy {} to {}: {error}", file.display(), to.display()))
 }

@@ -1,5 +1,5 @@
-//! The stage `isa`: suites whose results depend on kernels, at every instruction set that the CPU has. The widest ran in the stage
-//! `test`; a test that passes at one level alone would be found on another machine only.
+//! The stage `isa`: suites whose results depend on kernels, at every instruction set that the CPU has. The widest ran
+//! in the stage `test`; a test that passes at one level alone would be found on another machine only.
 
 use std::process::{Command, Stdio};
 
@@ -8,8 +8,8 @@ use crate::{repo, stages};
 /// Caps the level of a process.
 const CAP: &str = "WEFTGRAD_MAX_CPU_ISA";
 
-/// Test programs, and which of their tests: all of them where there is none. The conformance suite, and what must not depend on the number
-/// of ranks.
+/// Test programs, and the tests to run from each: all of them if the list is empty. The conformance suite, and the
+/// tests of independence from the number of ranks.
 const SUITES: &[(&str, &[&str])] = &[("cpu", &[]), ("all", &["canonical"])];
 
 pub fn run() -> Result<(), String> {

@@ -1,4 +1,5 @@
-//! The workspace's own commands, `cargo xtask COMMAND`: run the checks, keep the sources tidy, refresh reference values.
+//! The workspace's own commands, `cargo xtask COMMAND`: run the checks, keep the sources tidy, refresh reference
+//! values.
 //!
 //! Built on the standard library alone, so that the first `cargo xtask` after a checkout takes seconds.
 #![forbid(unsafe_code)]
@@ -30,7 +31,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What writes the list of hot programs knows runtimes and optimizers, which this program must not.
+/// The generator of the AOT-compiled programs depends on runtimes and optimizers, on which this program must not
+/// depend.
 const HOT: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--test", "hot", "the_file"];
 
 fn run(command: Command) -> Result<(), String> {

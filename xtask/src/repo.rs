@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The repository's root.
+/// The root folder of the repository.
 ///
 /// Cargo's run-time variable comes first: the path compiled in is stale when two checkouts share a target directory.
 pub fn root() -> PathBuf {

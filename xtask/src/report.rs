@@ -10,7 +10,7 @@ pub enum Outcome {
     NotRun,
 }
 
-/// The stages asked for, in order, with their outcomes. Its display ends with `N passed, N failed`.
+/// The requested stages, in order, with their outcomes. The display ends with `N passed, N failed`.
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<(&'static str, Outcome)>,

@@ -24,7 +24,7 @@ enum Action {
     Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
     /// `cargo test` of these kinds of targets, of all packages but [`UNTESTED`].
     Tests(&'static [&'static str]),
-    /// Several commands.
+    /// Several commands in order.
     Steps(&'static [Step]),
     /// The project's own source checks, in this process.
     Tidy,
@@ -42,7 +42,7 @@ enum Action {
 #[derive(Debug)]
 enum Step {
     Cargo(&'static [&'static str]),
-    /// The same with environment variables.
+    /// A cargo command with environment variables.
     CargoWith(&'static [(&'static str, &'static str)], &'static [&'static str]),
     /// A program that an earlier step has built, without optimisation, and its arguments.
     Built(&'static str, &'static [&'static str]),
@@ -67,13 +67,13 @@ const fn tests(name: &'static str, about: &'static str, targets: &'static [&'sta
 /// Needs a driver: it has a stage of its own.
 const WGPU: &str = "weftgrad-runtime-wgpu";
 
-/// Programs: as test programs they would be compiled once more, for minutes; what the examples share is tested in the
-/// stage `wgpu`. Every stage of tests leaves the same packages out: with others, dependencies have other features and
-/// are compiled again, for more than a minute.
+/// Packages of programs: as test programs they would be compiled a second time, for minutes; the examples' shared code
+/// is tested in the stage `wgpu`. Every stage of tests excludes the same packages: otherwise dependencies have other
+/// features and are compiled a second time, for more than a minute.
 const UNTESTED: &[&str] = &[WGPU, "weftgrad-examples", "weftgrad-bench", "weftgrad-gpu-check"];
 
-/// Both selections of packages, that of the tests and that of the programs, ask for the same features of what they share: built one by one, all of it
-/// was compiled twice.
+/// Both selections of packages, that of the tests and that of the programs, use the same features of their common
+/// dependencies: built one by one, all of it was compiled twice.
 #[rustfmt::skip]
 const WGPU_STAGE: &[Step] = &[
     Step::Cargo(&[
@@ -89,8 +89,18 @@ const WGPU_STAGE: &[Step] = &[
     Step::Built("ddp", &["--device", "wgpu", "--ranks", "2", "--steps", "2"]),
 ];
 
-/// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned compiler has it behind
-/// the switch that makes it take unstable options.
+const DATA: &str = "weftgrad-data";
+
+/// Formats behind features, which no other stage compiles.
+#[rustfmt::skip]
+const FORMATS_STAGE: &[Step] = &[
+    Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", DATA, "--all-features", "--lib", "--tests"]),
+    Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
+];
+
+/// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
+/// compiler has it behind the switch that makes it take unstable options.
 #[rustfmt::skip]
 const ASAN_STAGE: &[Step] = &[Step::CargoWith(
     &[
@@ -123,6 +133,7 @@ pub static STAGES: &[Stage] = &[
     tests("test", "unit and integration tests", &["--lib", "--bins", "--tests"]),
     stage("isa", "the suites pass at every instruction set of this processor", Action::Isa),
     tests("doctest", "the documentation's examples run", &["--doc"]),
+    stage("formats", "images, Parquet files and tokenizers are read", Action::Steps(FORMATS_STAGE)),
     stage(
         "doc",
         "the documentation builds without a warning",
@@ -217,7 +228,7 @@ impl Step {
     }
 }
 
-/// Where cargo leaves what it builds without optimisation, beside the folder of the program that lies here.
+/// The folder where cargo leaves builds without optimization, next to the folder of the program at `here`.
 fn built(here: &Path, name: &str) -> Result<PathBuf, String> {
     let target = here.ancestors().nth(2).ok_or(format!("{} lies in no target folder", here.display()))?;
     Ok(target.join("debug").join(format!("{name}{EXE_SUFFIX}")))

@@ -1,4 +1,4 @@
-//! What the stages need beyond cargo itself: how to see whether it is there, and how to get it.
+//! Tools that the stages need besides cargo: how to detect each, and how to install it.
 
 use std::process::{Command, Stdio};
 
@@ -27,7 +27,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "clippy",
-        stages: &["clippy"],
+        stages: &["clippy", "formats"],
         probe: &["cargo", "clippy", "--version"],
         install: &["rustup", "component", "add", "clippy"],
         advice: "`rustup component add clippy`, or your distribution's clippy package",
@@ -84,8 +84,8 @@ const TOOLS: &[Tool] = &[
     },
 ];
 
-/// Looks for what `stages` need, installs what is missing if `install` is set, and returns each stage
-/// that still lacks a tool with what to do about it.
+/// Looks for the tools that `stages` need, installs missing ones if `install` is set, and returns each stage that still
+/// lacks a tool with what to do about it.
 pub fn ensure(stages: &[&'static str], install: bool) -> Vec<(&'static str, String)> {
     lacking(TOOLS, stages, |tool| succeeds(tool.probe) || (install && installs(tool)))
 }

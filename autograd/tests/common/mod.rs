@@ -1,4 +1,4 @@
-//! What the tests share: a small processor, leaves from numbers, and a hook that writes down what it is told.
+//! Helpers shared by the tests: a single-threaded CPU, leaves from literals, and a hook that records its calls.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use autograd::{BackwardHook, Gradients, Leaf, LeafGrad, Var};
 use numcore::{DType, Result, Runtime, Shape, Tensor};
 use runtime_cpu::Cpu;
 
-/// A CPU of one thread: what is tested here is the tape.
+/// A CPU runtime of one thread, since these tests are about the tape.
 pub fn cpu() -> Cpu {
     Cpu::with_threads(1)
 }
@@ -42,7 +42,7 @@ pub fn grad_of<R: Runtime>(gradients: &Gradients<R>, var: &Var<R>) -> Vec<f64> {
     gradients.of(var).expect("a gradient").to_f64s().unwrap()
 }
 
-/// Writes down what a sweep tells, and keeps the gradients.
+/// Records the callbacks of a backward pass, and keeps the gradients.
 pub struct Log<R: Runtime> {
     pub events: Vec<String>,
     pub gradients: Gradients<R>,

@@ -11,7 +11,7 @@ pub fn normal<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> R
     Tensor::from_f64_fn(rt, shape, dtype, || values.next().copied().unwrap_or(0.0))
 }
 
-/// Whole numbers below `limit`.
+/// Integers below `limit`.
 pub fn classes<R: Runtime>(rt: &R, shape: &[usize], limit: usize, seed: u64) -> Result<Tensor<R>> {
     let mut rng = weftgrad::rng::Philox::new(seed, 1);
     let values: Vec<i64> = (0..shape.iter().product()).map(|_| rng.below(limit as u64) as i64).collect();

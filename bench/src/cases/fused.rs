@@ -16,7 +16,7 @@ impl<R: Runtime> BackwardHook<R> for Drop {
     }
 }
 
-/// What a case computes of `x`, with weight and bias of ones and zeros where it has them.
+/// The op of a case on `x`, with weight and bias of ones and zeros where it has them.
 fn apply<T: Apply>(name: &str, x: &T, weight: &T, bias: &T) -> Result<T> {
     match name.trim_end_matches("fb") {
         "softmax" => x.softmax(-1),

@@ -1,4 +1,4 @@
-//! Single kernels, into memory that is there already (`new`: into fresh memory).
+//! Single kernels, into existing memory (`new`: into fresh memory).
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use weftgrad::{
 
 use super::{Case, data};
 
-/// A case that runs `op` on `ins` into one piece of memory.
+/// A case that runs `op` on `ins` into one block of memory.
 pub fn repeat<R: Runtime>(op: impl Into<Op>, ins: Vec<Tensor<R>>) -> Result<Case> {
     let op = op.into();
     let specs: Vec<_> = ins.iter().map(|t| t.spec()).collect();

@@ -12,7 +12,7 @@ use weftgrad::{Result, Runtime};
 
 /// Work to be timed.
 pub struct Case {
-    /// One call.
+    /// Runs one call.
     pub run: Box<dyn FnMut() -> Result<()>>,
     /// Timed one call at a time: it takes long enough.
     pub long: bool,
@@ -30,7 +30,7 @@ impl Case {
 
 type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 
-/// Name, what the numbers after it mean, and how to make it.
+/// A name, the meaning of the numbers after it, and the constructor.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
 fn table<R: Runtime>() -> [Row<R>; 43] {

@@ -21,21 +21,23 @@ use std::{
     time::Duration,
 };
 
-use numcore::{DeviceId, Error, ErrorKind, Result, Runtime, TensorMut};
+use numcore::{DeviceId, Error, Result, Runtime, TensorMut};
 
-use super::{Call, Comm, Communicator, Pending, Places, Work, collectives::MakeCall};
+use super::{Call, Comm, Communicator, Group, Guarantees, Pending, Places, Work};
+use super::{
+    failure::Why,
+    meeting::{split_bytes, split_ranks},
+};
 use crate::sync::{self, Instant, mpsc};
 use round::{RankCall, ResultSlot};
-pub(super) use world::LEFT;
-use world::{Name, Why, World, WorldFailure};
+use world::{Name, World};
 
 /// A rank among threads. Made by [`Ranks::run`](super::Ranks::run), or all at once by [`ThreadCommunicator::world`].
 pub struct ThreadCommunicator<R: Runtime> {
     world: Arc<World<R>>,
     group: usize,
     rank: usize,
-    /// World ranks of its group.
-    seats: Arc<[usize]>,
+    of: Group,
     rt: R,
     numbers: AtomicU64,
 }
@@ -71,11 +73,15 @@ impl<R: Runtime> ThreadCommunicator<R> {
         sync::spawn(format!("comm-{seat}"), move || task::work(own, &tasks))
             .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {seat}: {e}")))?;
         let group = world.enter(name, seats, rank, queue);
+        let called = match name {
+            None => "world".to_string(),
+            Some((_, number, color)) => format!("split {number}, color {color}"),
+        };
         Ok(ThreadCommunicator {
             world: world.clone(),
             group,
             rank,
-            seats: seats.clone(),
+            of: Group::new(&called, rank, seats.clone()),
             rt,
             numbers: AtomicU64::new(0),
         })
@@ -83,16 +89,8 @@ impl<R: Runtime> ThreadCommunicator<R> {
 }
 
 impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.seats.len()
-    }
-
-    fn members(&self) -> &[usize] {
-        &self.seats
+    fn group(&self) -> &Group {
+        &self.of
     }
 
     fn runtime(&self) -> &R {
@@ -101,6 +99,10 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
 
     fn timeout(&self) -> Duration {
         self.world.timeout
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        Guarantees::STRICT
     }
 
     fn next_number(&self) -> u64 {
@@ -126,27 +128,23 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        // A rank that stays out gives nothing.
-        let own: Vec<u8> = color.iter().flat_map(|&color| [color, key]).flat_map(usize::to_le_bytes).collect();
-        let all = self.exchange_at(&own, at)?;
+        let all = self.exchange_bytes(&split_bytes(color, key), at)?;
         let number = self.world.splits(self.group, self.rank);
         let Some(color) = color else { return Ok(None) };
-        let key = |rank: &usize| {
-            let (of, key) = all[*rank].split_first_chunk()?;
-            (usize::from_le_bytes(*of) == color).then_some(usize::from_le_bytes(key.try_into().ok()?))
-        };
-        let mut ranks: Vec<usize> = (0..all.len()).filter(|rank| key(rank).is_some()).collect();
-        ranks.sort_by_key(key);
+        let ranks = split_ranks(&all, color);
         let lost =
             || Error::argument("split", "the exchange of colors lost this rank's own").on_rank(self.world_rank());
         let rank = ranks.iter().position(|&rank| rank == self.rank).ok_or_else(lost)?;
-        let seats = ranks.into_iter().map(|rank| self.seats[rank]).collect();
+        let seats = ranks.into_iter().map(|rank| self.members()[rank]).collect();
         let name = Some((self.group, number, color));
         Ok(Some(Arc::new(Self::join(&self.world, name, &seats, rank, self.rt.clone())?)))
     }
 
-    fn abort(&self, cause: &str) {
-        self.abort_for(self.world_rank(), cause);
+    fn poll(&self) -> Result<()> {
+        match self.world.failure() {
+            Some(failure) => Err(failure.error("poll", self.world_rank())),
+            None => Ok(()),
+        }
     }
 
     fn abort_for(&self, world_rank: usize, cause: &str) {
@@ -188,17 +186,5 @@ impl<R: Runtime> Pending<Option<TensorMut<R>>> for PostedCall<R> {
 
     fn is_done(&self) -> bool {
         self.world.is_over(&self.slot)
-    }
-}
-
-impl WorldFailure {
-    fn error(self, op: &'static str, rank: usize) -> Error {
-        let calls = self.calls;
-        let kind = match self.why {
-            Why::Peer { peer, cause } => ErrorKind::Peer { op, peer, cause: format!("{cause}\n{calls}") },
-            Why::Mismatch { why } => ErrorKind::Mismatch { op, why: format!("{why}\n{calls}") },
-            Why::Timeout { waited, missing } => ErrorKind::Timeout { op, waited, missing, calls },
-        };
-        Error::from(kind).on_rank(rank)
     }
 }

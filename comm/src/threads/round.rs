@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 
 use super::super::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts};
-use super::world::Why;
+use super::super::{failure::Why, meeting::disagreement};
 use crate::sync::Mutex;
 
 /// Below this many bytes a collective is one worker's: waking the others takes longer.
@@ -111,19 +111,7 @@ impl<R: Runtime> Round<R> {
             self.first = Some((rank, own));
             return None;
         };
-        let agrees = match own.what.peer() {
-            Some(_) => (own.dtype, &own.parts) == (first.dtype, &first.parts),
-            None => own.agrees(first, places),
-        };
-        let hint = match own.agrees(first, Places::Any) {
-            true => "; a call must be made from one place in the program on all ranks",
-            false => "",
-        };
-        let why = || {
-            let (first, own) = (self.called(*other, first), own.in_world(&self.seats));
-            format!("{first}, rank {} {own}{hint}", self.seats[rank])
-        };
-        (!agrees).then(|| Why::Mismatch { why: why() })
+        disagreement(&self.seats, (*other, first), (rank, &own), places).map(|why| Why::Mismatch { why })
     }
 
     pub(super) fn is_complete(&self) -> bool {

@@ -4,33 +4,16 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numcore::Runtime;
 
-use super::super::{Collective, Places, recorder::Recorder};
+use super::super::{
+    Collective, Places,
+    failure::{Failure, LEFT, Why},
+    recorder::Recorder,
+};
 use super::{
     round::{Done, Finished, RankCall, ResultSlot, Round, RoundKey},
     task::WorkerTask,
 };
 use crate::sync::{Condvar, Instant, Mutex, mpsc::Sender};
-
-/// How the cause begins of what others meet where a rank has left.
-pub(in super::super) const LEFT: &str = "it left";
-
-/// Why nobody can go on.
-#[derive(Clone, Debug)]
-pub(super) enum Why {
-    /// A rank failed, or left.
-    Peer { peer: usize, cause: String },
-    /// Two ranks made different calls.
-    Mismatch { why: String },
-    /// Ranks did not arrive.
-    Timeout { waited: Duration, missing: Vec<usize> },
-}
-
-/// Why, and what every rank had called last.
-#[derive(Clone, Debug)]
-pub(super) struct WorldFailure {
-    pub(super) why: Why,
-    pub(super) calls: String,
-}
 
 pub(super) struct World<R: Runtime> {
     pub(super) timeout: Duration,
@@ -40,7 +23,7 @@ pub(super) struct World<R: Runtime> {
 }
 
 struct WorldState<R: Runtime> {
-    failure: Option<WorldFailure>,
+    failure: Option<Failure>,
     recorder: Recorder,
     /// Those with members that have not left, or with calls that are not done.
     groups: BTreeMap<usize, RankGroup<R>>,
@@ -103,12 +86,7 @@ impl<R: Runtime> World<R> {
     }
 
     /// A rank makes a call. The last to arrive hands the work out.
-    pub(super) fn post(
-        self: &Arc<Self>,
-        group: usize,
-        rank: usize,
-        job: RankCall<R>,
-    ) -> Result<RoundKey, WorldFailure> {
+    pub(super) fn post(self: &Arc<Self>, group: usize, rank: usize, job: RankCall<R>) -> Result<RoundKey, Failure> {
         let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
@@ -187,7 +165,7 @@ impl<R: Runtime> World<R> {
         key: RoundKey,
         since: Instant,
         slot: &ResultSlot<R>,
-    ) -> Result<Done<R>, WorldFailure> {
+    ) -> Result<Done<R>, Failure> {
         let deadline = since.checked_add(self.timeout);
         let mut state = self.state.lock();
         loop {
@@ -217,13 +195,17 @@ impl<R: Runtime> World<R> {
         slot.lock().is_some() || self.state.lock().failure.is_some()
     }
 
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.state.lock().failure.clone()
+    }
+
     pub(super) fn fail(&self, why: Why) {
         self.fail_with(&mut self.state.lock(), why);
     }
 
     /// The first failure is the one everybody sees. Memory of calls that nobody will finish goes back.
-    fn fail_with(&self, state: &mut WorldState<R>, why: Why) -> WorldFailure {
-        let first = state.failure.get_or_insert_with(|| WorldFailure { why, calls: state.recorder.lines() }).clone();
+    fn fail_with(&self, state: &mut WorldState<R>, why: Why) -> Failure {
+        let first = state.failure.get_or_insert_with(|| Failure { why, calls: state.recorder.lines() }).clone();
         state.groups.values_mut().for_each(|g| g.rounds.clear());
         state.groups.retain(|_, g| !g.is_over());
         self.changed.notify_all();

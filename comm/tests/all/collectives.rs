@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use comm::{Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Partial, Ranks, ReduceOp};
+use comm::{
+    Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Partial, Ranks, ReduceOp, engine::Portable,
+};
 use numcore::{
     DType, Result, Shape, Tensor, TensorMut,
     ops::{Op, PointwiseOps, ViewOps},
@@ -15,7 +17,7 @@ pub fn cpu(_: usize) -> Result<Cpu> {
     Ok(Cpu::with_threads(1))
 }
 
-pub fn worlds<T: Send>(program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<(usize, Vec<T>)> {
+pub fn worlds<T: Portable>(program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<(usize, Vec<T>)> {
     let run = |n| (n, Ranks::new(n).run(cpu, &program).unwrap_or_else(|e| panic!("{n}: {e}")));
     WORLDS.into_iter().map(run).collect()
 }

@@ -316,7 +316,7 @@ fn misuse_is_refused_before_anything_is_sent() {
 #[test]
 fn seeded_faults_never_hang() {
     for seed in 0..40 {
-        let (at, fault) = Fault::seeded(seed, 12);
+        let (at, fault) = Fault::seeded(seed, 11);
         let program = |comm: Comm<Cpu>| {
             let faulty = comm.rank() == 2;
             let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, at, fault)) } else { comm };

@@ -1,11 +1,11 @@
-//! A case's attributes: read with PyTorch's defaults, and none may be left unread.
+//! A case's attributes, read with PyTorch's defaults; an attribute that is never read is an error.
 
 use std::{cell::RefCell, collections::BTreeSet};
 
 use numcore::{Error, Result};
 use serde_json::{Map, Value};
 
-/// The attributes of one case. What is read is remembered, so that one nobody knows is an error and not a silent default.
+/// The attributes of one case. Reads are recorded, so that an unknown attribute is an error and not a silent default.
 #[derive(Clone, Debug, Default)]
 pub struct Attrs {
     values: Map<String, Value>,
@@ -13,12 +13,12 @@ pub struct Attrs {
 }
 
 impl Attrs {
-    /// The attributes of a JSON object; anything else has none.
+    /// The attributes of a JSON object; any other value has none.
     pub fn new(value: &Value) -> Attrs {
         Attrs { values: value.as_object().cloned().unwrap_or_default(), read: RefCell::default() }
     }
 
-    /// The first of several names that is there and not null.
+    /// The first of several names that is present and not null.
     fn find(&self, names: &[&str]) -> Option<&Value> {
         self.read.borrow_mut().extend(names.iter().map(|n| (*n).to_string()));
         names.iter().find_map(|n| self.values.get(*n)).filter(|v| !v.is_null())
@@ -30,48 +30,48 @@ impl Attrs {
         read(value).map(Some).ok_or_else(wrong)
     }
 
-    /// A real number.
+    /// The attribute as a real scalar.
     pub fn f64(&self, name: &str, default: f64) -> Result<f64> {
         Ok(self.maybe_f64(name)?.unwrap_or(default))
     }
 
-    /// A real number, if it is given. `Infinity` may be a string.
+    /// The attribute as a real scalar, if it is given. `Infinity` may be a string.
     pub fn maybe_f64(&self, name: &str) -> Result<Option<f64>> {
         let read = |v: &Value| v.as_f64().or_else(|| v.as_str()?.parse().ok());
         self.typed(&[name], "a number", read)
     }
 
-    /// A count.
+    /// The attribute as a count, under any of these names.
     pub fn usize(&self, names: &[&str], default: usize) -> Result<usize> {
         Ok(self.maybe_usize(names)?.unwrap_or(default))
     }
 
-    /// A count, if it is given.
+    /// The attribute as a count, if it is given.
     pub fn maybe_usize(&self, names: &[&str]) -> Result<Option<usize>> {
         self.typed(names, "a count", |v| v.as_u64().map(|n| n as usize))
     }
 
-    /// A count that must be given.
+    /// The attribute as a count; an error if it is missing.
     pub fn need(&self, names: &[&str]) -> Result<usize> {
         self.maybe_usize(names)?.ok_or_else(|| missing(names[0]))
     }
 
-    /// An axis, a shift or a diagonal.
+    /// The attribute as a signed integer: an axis, a shift or a diagonal.
     pub fn isize(&self, names: &[&str], default: isize) -> Result<isize> {
         Ok(self.maybe_isize(names)?.unwrap_or(default))
     }
 
-    /// An axis, if it is given.
+    /// The attribute as an axis, if it is given.
     pub fn maybe_isize(&self, names: &[&str]) -> Result<Option<isize>> {
         self.typed(names, "a whole number", |v| v.as_i64().map(|n| n as isize))
     }
 
-    /// A list of whole numbers, one number counting as a list of one; empty when absent.
+    /// The attribute as a list of integers, where a scalar counts as a list of one; empty when absent.
     pub fn list(&self, names: &[&str]) -> Result<Vec<isize>> {
         Ok(self.typed(names, "a list of whole numbers", whole_numbers)?.unwrap_or_default())
     }
 
-    /// One number for both axes, or one for each.
+    /// One value for both axes, or one for each.
     pub fn pair(&self, names: &[&str], default: usize) -> Result<[usize; 2]> {
         match self.list(names)?[..] {
             [] => Ok([default; 2]),
@@ -81,7 +81,7 @@ impl Attrs {
         }
     }
 
-    /// An option that changes nothing as long as it has this value; any other is one nobody here knows.
+    /// An option that has no effect at this value; any other value is unknown to the runner.
     pub fn only(&self, name: &str, known: &Value) -> Result<()> {
         match self.find(&[name]) {
             Some(value) if value != known => {
@@ -91,27 +91,27 @@ impl Attrs {
         }
     }
 
-    /// Attributes that say again what shapes say, or what does not concern the values compared.
+    /// Marks attributes as read that repeat the shapes, or do not affect the values compared.
     pub fn skip(&self, names: &[&str]) {
         self.find(names);
     }
 
-    /// A truth value.
+    /// The attribute as a `bool`.
     pub fn bool(&self, names: &[&str], default: bool) -> Result<bool> {
         Ok(self.typed(names, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
-    /// A text.
+    /// The attribute as a string.
     pub fn str(&self, name: &str, default: &'static str) -> Result<&str> {
         Ok(self.typed(&[name], "a text", Value::as_str)?.unwrap_or(default))
     }
 
-    /// Any value, as JSON.
+    /// The attribute as any JSON value.
     pub fn raw(&self, name: &str) -> Option<&Value> {
         self.find(&[name])
     }
 
-    /// An error that lists the attributes nothing has read; a note is for people.
+    /// An error that lists the attributes that were not read; a note is for human readers.
     pub fn all_read(&self) -> Result<()> {
         let read = self.read.borrow();
         let unread: Vec<&str> =

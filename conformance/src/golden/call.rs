@@ -1,4 +1,4 @@
-//! What a row of the op tables sees: a case's inputs and attributes.
+//! The context of a row of the op tables: a case's inputs and attributes.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use super::{Attrs, Case};
 
 /// One call of an op.
 pub(super) struct Call<'a, R: Runtime> {
-    /// The attributes.
+    /// The attributes of the case.
     pub(super) attrs: &'a Attrs,
     case: &'a Case,
     ins: &'a [Var<R>],
@@ -29,12 +29,12 @@ impl<'a, R: Runtime> Call<'a, R> {
         self.maybe(i).ok_or_else(|| Error::argument("golden", format!("the op takes an input {i}")))
     }
 
-    /// Input `i`, if it is there.
+    /// Input `i`, if it exists.
     pub(super) fn maybe(&self, i: usize) -> Option<&'a Var<R>> {
         self.ins.get(i)
     }
 
-    /// All inputs.
+    /// All inputs, in order.
     pub(super) fn all(&self) -> Vec<&'a Var<R>> {
         self.ins.iter().collect()
     }
@@ -44,7 +44,7 @@ impl<'a, R: Runtime> Call<'a, R> {
         Ok(self.case.tensor(&format!("out{k}"))?.shape)
     }
 
-    /// Input `i` was copied into this leaf (a layer's parameter), which its gradient goes to.
+    /// Records that input `i` was copied into this leaf (a layer's parameter), which receives its gradient.
     pub(super) fn stands_in(&self, i: usize, leaf: Var<R>) {
         self.stand_ins.borrow_mut().push((i, leaf));
     }
@@ -54,7 +54,7 @@ impl<'a, R: Runtime> Call<'a, R> {
         self.stand_ins.into_inner()
     }
 
-    /// What the case says of itself.
+    /// The note of the case.
     pub(super) fn note(&self) -> Result<&str> {
         self.attrs.str("note", "")
     }

@@ -1,4 +1,4 @@
-//! Cases and their tensors, as the files of a folder hold them.
+//! Cases and their tensors, as stored in the files of a folder.
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
@@ -10,20 +10,20 @@ use super::Attrs;
 /// A tensor of a file, in host memory.
 #[derive(Clone, Debug)]
 pub struct HostValue {
-    /// Its element type.
+    /// The element type of the value.
     pub dtype: DType,
-    /// Its sizes.
+    /// The sizes of the value.
     pub shape: Shape,
     bytes: Vec<u8>,
 }
 
 impl HostValue {
-    /// On a device.
+    /// The value as a tensor on a device.
     pub fn on<R: Runtime>(&self, rt: &R) -> Result<Tensor<R>> {
         Tensor::from_bytes(rt, self.shape, self.dtype, &self.bytes)
     }
 
-    /// Row-major, each as the nearest `f64`.
+    /// The elements, row-major, each as the nearest `f64`.
     pub fn to_f64s(&self) -> Vec<f64> {
         match self.dtype {
             DType::F32 => self.decoded::<f32>(),
@@ -45,57 +45,57 @@ impl HostValue {
     }
 }
 
-/// One case: what is computed, and the values PyTorch has for it.
+/// One case: an op, its inputs, and PyTorch's values.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Its name in reports.
+    /// The name of the case in reports.
     pub id: String,
-    /// The file it comes from, without ending.
+    /// The file that the case comes from, without extension.
     pub group: String,
-    /// What it computes.
+    /// The op that the case computes.
     pub op: String,
-    /// How.
+    /// The attributes of the op.
     pub attrs: Attrs,
     json: Value,
     tensors: Arc<BTreeMap<String, HostValue>>,
 }
 
 impl Case {
-    /// A tensor of this case, by what follows its id.
+    /// A tensor of this case, by the rest of its name after the case's id.
     pub fn tensor(&self, name: &str) -> Result<&HostValue> {
         self.maybe(name).ok_or_else(|| Error::state(name, format!("is not among the tensors of {}", self.id)))
     }
 
-    /// A tensor of this case, if it is there.
+    /// A tensor of this case, if it exists.
     pub fn maybe(&self, name: &str) -> Option<&HostValue> {
         self.tensors.get(&format!("{}/{name}", self.id))
     }
 
-    /// All tensors of this case whose names begin with `prefix`, with what follows it, in order.
+    /// All tensors of this case whose names begin with `prefix`, with the rest of their names, in order.
     pub fn under(&self, prefix: &str) -> impl Iterator<Item = (&str, &HostValue)> {
         let start = format!("{}/{prefix}", self.id);
         let from = self.tensors.range(start.clone()..);
         from.map_while(move |(k, v)| Some((k.strip_prefix(&start)?, v)))
     }
 
-    /// The types of its tensors.
+    /// The element types of the case's tensors.
     pub fn dtypes(&self) -> impl Iterator<Item = DType> {
         self.under("").map(|(_, t)| t.dtype)
     }
 
-    /// A count the case states beside its attributes.
+    /// A count that the case states apart from its attributes.
     pub fn count(&self, field: &str) -> Result<usize> {
         let found = self.json.get(field).and_then(Value::as_u64);
         found.map(|n| n as usize).ok_or_else(|| self.incomplete(field))
     }
 
-    /// A list of numbers the case states beside its attributes; empty when absent.
+    /// A list of reals that the case states apart from its attributes; empty when absent.
     pub fn numbers(&self, field: &str) -> Vec<f64> {
         let list = self.json.get(field).and_then(Value::as_array);
         list.map_or_else(Vec::new, |l| l.iter().map(|v| v.as_f64().unwrap_or(f64::NAN)).collect())
     }
 
-    /// A number the case states beside its attributes.
+    /// A real that the case states apart from its attributes.
     pub fn number(&self, field: &str) -> Option<f64> {
         self.json.get(field).and_then(Value::as_f64)
     }
@@ -110,8 +110,8 @@ impl Case {
     }
 }
 
-/// The cases of a folder's groups, all of them when none is named. A group that is named and not there is an error, as is a
-/// file that cannot be read.
+/// The cases of a folder's groups, all of them when none is named. A named group that does not exist is an error, as is
+/// a file that cannot be read.
 pub fn load(folder: impl AsRef<Path>, groups: &[String]) -> Result<Vec<Case>> {
     let folder = folder.as_ref();
     let there = groups_of(folder)?;

@@ -1,4 +1,4 @@
-//! Learning-rate schedules: the rate in force at each step.
+//! Learning-rate schedules: the rate at each step.
 
 use numcore::{Error, Result};
 use optim::{

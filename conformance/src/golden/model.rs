@@ -1,4 +1,4 @@
-//! The models of training runs, from what their cases say.
+//! The models of training runs, built from the descriptions in their cases.
 
 use nn::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Flatten, Forward, Gpt, GptConfig, Init, Linear, MaxPool2d, Sequential};
 use numcore::{Error, Result, Runtime, fused::ConvOptions};
@@ -43,7 +43,7 @@ fn gpt<R: Runtime>(init: &Init<R>, case: &Case) -> Result<Layer<R>> {
     )?))
 }
 
-/// The layers, from a list or a text with spaces between them.
+/// The layers, from a list or from a string with spaces between them.
 fn descriptions(case: &Case) -> Result<Vec<String>> {
     match case.attrs.raw("layers") {
         Some(Value::String(text)) => Ok(text.split_whitespace().map(str::to_string).collect()),
@@ -56,7 +56,8 @@ fn bad(why: &str) -> Error {
     Error::argument("golden", format!("the model is not clear: {why}"))
 }
 
-/// `linear`, `linear(32,5)`, `conv(1,4,3,pad1)`, `maxpool2`, `relu` …: sizes that are not said are those of the first weights.
+/// `linear`, `linear(32,5)`, `conv(1,4,3,pad1)`, `maxpool2`, `relu` …: sizes that are not said are those of the first
+/// weights.
 fn layer<R: Runtime>(init: &Init<R>, case: &Case, i: usize, text: &str) -> Result<Layer<R>> {
     let (name, arguments) = text.strip_suffix(')').and_then(|t| t.split_once('(')).unwrap_or((text, ""));
     let (word, number) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap_or(name.len()));

@@ -1,4 +1,4 @@
-//! Optimizers: given gradients, the parameters after some steps.
+//! Optimizers: given gradients, the parameters after a number of steps.
 
 use std::sync::Arc;
 

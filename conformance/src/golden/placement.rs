@@ -1,4 +1,4 @@
-//! How the inputs of a case lie in memory: a kernel must not care.
+//! Memory layouts of a case's inputs: results must not depend on them.
 
 use autograd::{Leaf, Var};
 use numcore::{
@@ -6,40 +6,40 @@ use numcore::{
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
-/// How an input lies in memory.
+/// The memory layout of an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Row-major.
+    /// Row-major, contiguous memory.
     #[default]
     Dense,
-    /// Its last two axes exchanged in memory.
+    /// The last two axes are exchanged in memory.
     Transposed,
-    /// Every second element of a longer last axis, not from the first.
+    /// Every second element of a longer last axis, with an offset.
     Strided,
-    /// Backwards along every axis.
+    /// Reversed along every axis.
     Flipped,
-    /// A view of an intermediate, so that its gradient goes through the views' adjoints.
+    /// A view of an intermediate, so that its gradient passes through the adjoints of views.
     Computed,
 }
 
 impl Placement {
-    /// Every one.
+    /// All placements, in order.
     pub const ALL: [Placement; 5] =
         [Placement::Dense, Placement::Transposed, Placement::Strided, Placement::Flipped, Placement::Computed];
 
-    /// The same values, placed so: memory that holds them in another order, seen in theirs.
+    /// The values of `x` in this layout: memory in another order, and a view that restores the order.
     pub fn of<R: Runtime>(self, x: &Tensor<R>) -> Result<Tensor<R>> {
         self.seen(&self.stored(x)?)
     }
 
-    /// The same values as a variable, and the leaf its gradient goes to.
+    /// The values of `x` in this layout as a variable, and the leaf that receives the gradient.
     pub(crate) fn leaf<R: Runtime>(self, name: &str, x: &Tensor<R>) -> Result<(Var<R>, Var<R>)> {
         let leaf = Leaf::new(name, self.stored(x)?)?.var();
         let start = if self == Placement::Computed { leaf.mul(1.0)? } else { leaf.clone() };
         Ok((self.seen(&start)?, leaf))
     }
 
-    /// What is in memory.
+    /// The tensor as it is stored in memory.
     fn stored<R: Runtime>(self, x: &Tensor<R>) -> Result<Tensor<R>> {
         let rank = x.dims().len() as isize;
         match self {
@@ -50,7 +50,7 @@ impl Placement {
         }
     }
 
-    /// What is in memory, or its gradient, in the order of the values.
+    /// The view that restores the order of the values, for the stored tensor or its gradient.
     pub(crate) fn seen<T: Apply>(self, stored: &T) -> Result<T> {
         let shape = stored.spec().shape;
         let rank = shape.rank() as isize;

@@ -1,4 +1,4 @@
-//! Running one case: its op forward and backward, compared with what the files say.
+//! Runs one case: its op forward and backward, compared with the reference values.
 
 use std::fmt;
 
@@ -13,23 +13,23 @@ use super::{
     compare, compare_at_scale,
 };
 
-/// How cases are run.
+/// The options of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// How inputs and upstream gradients lie in memory.
+    /// The memory layout of inputs and upstream gradients.
     pub placement: Placement,
     /// Floating values are cast to this type first, and compared with a tolerance that suits it.
     pub dtype: Option<DType>,
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Every value lies within its tolerance.
+    /// Every value is within its tolerance.
     Passed,
-    /// What does not, or the error that ended it.
+    /// The values that differ, or the error that ended the case.
     Failed(Vec<String>),
-    /// Why it could not be run here.
+    /// The reason why the case cannot run here.
     Skipped(String),
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Runs one case on a device. An error on the way, and an op nobody knows, are failures of the case.
+/// Runs one case on a device. An error on the way, and an unknown op, are failures of the case.
 pub fn run_case<R: Runtime>(rt: &R, case: &Case, options: Options) -> Outcome {
     let computes = |d: DType| rt.capabilities().compute.contains(&d.compute());
     if let Some(d) = case.dtypes().find(|d| !computes(*d)) {
@@ -104,7 +104,7 @@ struct Input<R: Runtime> {
 }
 
 impl<R: Runtime> Run<'_, R> {
-    /// A tensor of the case, of the type that is asked for, row-major.
+    /// A tensor of the case in the requested dtype, row-major.
     fn dense(&self, host: &HostValue) -> Result<Tensor<R>> {
         let t = host.on(self.rt)?;
         match self.options.dtype {
@@ -134,7 +134,7 @@ impl<R: Runtime> Run<'_, R> {
         Ok(found)
     }
 
-    /// A backward pass from every output that has an upstream gradient; `None` when there is none.
+    /// A backward pass from every output that has an upstream gradient; `None` without one.
     fn backward(&self, outs: &[Var<R>]) -> Result<Option<Gradients<R>>> {
         let mut backward: Option<Backward<R>> = None;
         for (k, out) in outs.iter().enumerate() {

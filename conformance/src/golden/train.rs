@@ -52,7 +52,7 @@ fn named<R: Runtime>(
     model.named_parameters().into_iter().map(|(name, p)| Ok((name, f(&p)?))).collect()
 }
 
-/// What a run gave.
+/// The results of a training run.
 #[derive(Default)]
 struct Record {
     losses: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Attention's options and rotary positions against their formulas, computed on the host a number at a time.
+//! Attention's options and rotary positions against their formulas, computed on the host element by element.
 
 use numcore::{
     DType, Result, Runtime, Tensor,
@@ -35,7 +35,7 @@ pub(crate) fn attend<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// One call's options.
+/// The options of one attention call.
 #[derive(Clone, Copy, Debug)]
 struct Scores {
     causal: bool,
@@ -58,7 +58,7 @@ fn options() -> Vec<Scores> {
     all
 }
 
-/// Numbers of a type, and what they are as `f64`.
+/// Random values of a dtype, and the same values as `f64`.
 fn draw<R: Runtime>(rt: &R, dtype: DType, shape: [usize; 4], seed: u64) -> Result<(Tensor<R>, Vec<f64>)> {
     let mut rng = Philox::new(seed, 2);
     let x = Tensor::from_f64_fn(rt, shape, dtype, || rng.normal())?;

@@ -1,11 +1,11 @@
-//! An op case: inputs, and what is computed from them. Many sections run the same cases.
+//! An op case: inputs, and an op computed from them. Many sections run the same cases.
 
 use autograd::Var;
 use numcore::{DType, Error, Result, Runtime, Tensor, rng::Philox};
 
 use super::sample::Sample;
 
-/// What a case computes.
+/// The computation of a case.
 pub(crate) type CaseFn<R> = fn(&[Var<R>]) -> Result<Var<R>>;
 
 /// An op with inputs.
@@ -26,12 +26,12 @@ pub(crate) fn case<R: Runtime>(name: &str, inputs: impl IntoIterator<Item = Samp
 }
 
 impl<R: Runtime> OpCase<R> {
-    /// The same, where the second derivative is 0 or not asked for.
+    /// This case without a check of the second derivative, because it is 0 or not needed.
     pub(crate) fn once(self) -> Self {
         OpCase { twice: false, ..self }
     }
 
-    /// The same, whose errors in narrow types are larger: long sums, cancellation.
+    /// This case with larger tolerances in narrow types: for long sums and cancellation.
     pub(crate) fn slack(self, slack: f64) -> Self {
         OpCase { slack, ..self }
     }
@@ -55,8 +55,8 @@ impl<R: Runtime> OpCase<R> {
     }
 }
 
-/// Fixed numbers of the shape of `like`: an upstream gradient that makes every element count differently. Sixteenths, which
-/// every floating type holds exactly.
+/// Fixed values of the shape of `like`: an upstream gradient in which every element has another weight. Sixteenths,
+/// which every floating type holds exactly.
 pub(crate) fn weights<R: Runtime>(rt: &R, like: &Var<R>, seed: u64) -> Result<Var<R>> {
     let mut rng = Philox::new(seed, 9);
     let shape = numcore::ops::Apply::spec(like).shape;

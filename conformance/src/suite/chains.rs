@@ -1,4 +1,4 @@
-//! Random chains of views: what they show, and where the gradients written through them land.
+//! Random chains of views: their values, and the gradients written through them.
 
 use autograd::{Gradients, Var};
 use numcore::{
@@ -13,7 +13,7 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// Numbers a view is made from; what they mean depends on the shape it is applied to.
+/// Integers from which a view is generated; their meaning depends on the shape it is applied to.
 type Draw = (u8, [usize; 3]);
 
 fn draws() -> impl Strategy<Value = (Vec<usize>, Vec<Draw>)> {
@@ -124,7 +124,7 @@ fn check<R: Runtime>(rt: &R, shape: &[usize], chain: &[Draw], intermediate: bool
     if x.dims() != positions.dims || got != want {
         return Ok(Verdict::failed(format!("{:?} {got:?}, expected {:?} {want:?}", x.dims(), positions.dims)));
     }
-    // Each element weighs differently, in whole numbers: sums are exact.
+    // Each element has a different integer weight: sums are exact.
     let weights: Vec<f32> = (0..got.len()).map(|i| 1.0 + (i % 13) as f32).collect();
     let mut gradients = Gradients::new();
     let seed = Var::new(Tensor::from_slice(rt, &positions.dims[..], &weights)?);

@@ -1,4 +1,4 @@
-//! Nearness of two computations of the same thing.
+//! Comparison of two computations of one value.
 
 use autograd::{BackwardHook, Gradients, Var};
 use numcore::{DType, Result, Runtime, Tensor, ops::PointwiseOps};
@@ -55,7 +55,7 @@ pub(crate) fn agree(got: &Values, want: &Values, tolerance: f64) -> Verdict {
     verdict
 }
 
-/// The same for one tensor. Infinities must be the same, NaN is never right.
+/// Compares one tensor. Infinities must be equal, and NaN is never right.
 pub(crate) fn near(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Verdict {
     if got.len() != want.len() {
         return Verdict::failed(format!("{what} has {} elements, expected {}", got.len(), want.len()));

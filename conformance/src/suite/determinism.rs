@@ -1,4 +1,4 @@
-//! The same bits whatever the number of threads, and every time.
+//! Determinism: results have equal bits for every number of threads, and in every run.
 
 use autograd::{Var, backward};
 use numcore::{
@@ -14,7 +14,7 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// A computation large enough to be cut among threads, of `x: [N]` uniform numbers.
+/// A computation large enough to be partitioned among threads, of `x: [N]`, uniform random values.
 type Work<R> = (&'static str, fn(&Var<R>) -> Result<Var<R>>);
 
 const N: usize = 300_000;
@@ -63,7 +63,7 @@ fn works<R: Runtime>() -> Vec<Work<R>> {
     ]
 }
 
-/// Compares runtimes with one, two and three threads, which `make` makes, on every case and on larger work.
+/// Compares runtimes with one, two and three threads, which `make` creates, on every case and on larger work.
 pub fn determinism<R: Runtime>(make: impl Fn(usize) -> R) -> Section {
     let mut section = Section::new("determinism");
     let runtimes: Vec<R> = [1, 2, 3, 1].map(make).into();

@@ -1,4 +1,5 @@
-//! Narrow types against the widest, `f64` where a runtime computes in it: the same inputs, rounded to the narrow type first, must give nearly the same results.
+//! Narrow types against the widest, `f64` where a runtime computes in it: the same inputs, rounded to the narrow type
+//! first, must give nearly the same results.
 
 use numcore::{DType, Runtime};
 
@@ -9,11 +10,11 @@ use super::{
     report::Section,
 };
 
-/// How many spacings of the type a result may be off, at the scale of its tensor's largest element. Cases with long sums or
-/// cancellation say how many times more.
+/// How many spacings of the type a result may be off, at the scale of its tensor's largest element. Cases with long
+/// sums or cancellation say how many times more.
 const SPACINGS: f64 = 6.0;
 
-/// Whether a runtime computes in a type: the halves compute in `f32`.
+/// Whether a runtime computes in a dtype: half-precision types are computed in `f32`.
 pub(crate) fn computes<R: Runtime>(rt: &R, dtype: DType) -> bool {
     rt.capabilities().compute.contains(&dtype.compute())
 }
@@ -25,7 +26,7 @@ pub(crate) fn lacks(dtype: DType) -> String {
 
 pub(crate) fn narrow<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("narrow types");
-    // What the others are compared with: the widest type it computes in.
+    // The reference of the others: the widest type the runtime computes in.
     let wide = if computes(rt, DType::F64) { DType::F64 } else { DType::F32 };
     if wide == DType::F32 {
         section.skip(format!("f32: {}, with which it is compared", lacks(DType::F64)));
@@ -36,7 +37,7 @@ pub(crate) fn narrow<R: Runtime>(rt: &R) -> Section {
             continue;
         }
         for case in cases::all::<R>() {
-            // Values of half types are too coarse for sums of exponentials of hundreds.
+            // Half-precision values are too coarse for sums of exponentials of hundreds.
             let coarse = dtype.is_half() && case.inputs.iter().any(|s| s.values().iter().any(|v| v.abs() > 100.0));
             if !coarse {
                 section.check(format!("{} {dtype}", case.name), || compare(rt, &case, dtype, wide));

@@ -1,4 +1,4 @@
-//! Tensors without elements: every family takes them, and gives what its formula says of nothing.
+//! Tensors without elements: every family accepts them, and returns what its formula gives for no elements.
 
 use autograd::{Var, backward};
 use numcore::{
@@ -13,7 +13,7 @@ use numcore::{
 
 use super::report::{Section, Verdict};
 
-/// What is computed of `x: [0, 3]` and `i: [0]` (`i64`), and what comes out: its shape, and its values.
+/// A computation on `x: [0, 3]` and `i: [0]` (`i64`), and the expected shape and values.
 struct Row<R: Runtime> {
     name: &'static str,
     f: fn(&Var<R>, &Var<R>) -> Result<Var<R>>,
@@ -151,7 +151,7 @@ pub(crate) fn empty<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// Keys and values that no query head reads have gradients all the same: zeros, over what was in their place, or added to it.
+/// Keys and values that no query head reads still have gradients: zeros, stored or accumulated.
 fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
     let k = Var::leaf("k", Tensor::ones(rt, [1, 1, 5, 4], DType::F32)?)?;
     let v = Var::leaf("v", Tensor::ones(rt, [1, 1, 5, 4], DType::F32)?)?;
@@ -159,7 +159,7 @@ fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
     let zero = |x: &[f64]| x.len() == 20 && x.iter().all(|&x| x == 0.0);
     let mut verdict = Verdict::PASSED;
     for round in 0..3 {
-        // What is freed here lies in memory that the gradients may get.
+        // Memory freed here may be reused for the gradients.
         drop(Tensor::full(rt, [1, 1, 5, 4], DType::F32, 7.0)?.to_bytes()?);
         let sum = q.attention(&k, &v, None, false, None)?.sum(&[], false)?;
         // Used twice: the second gradient is added to the first.

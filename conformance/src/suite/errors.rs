@@ -1,4 +1,4 @@
-//! Calls that cannot be computed: each is an error that names the operation, never a panic.
+//! Invalid calls: each is an error that names the operation, never a panic.
 
 use numcore::{
     DType, Result, Runtime, Tensor,

@@ -1,4 +1,4 @@
-//! Random geometry: reductions, products, convolutions and pools of random shapes, against plain loops.
+//! Random geometry: reductions, matrix products, convolutions and pools of random shapes, against plain loops.
 
 use numcore::{
     Result, Runtime, Shape, Tensor,
@@ -38,7 +38,7 @@ pub(crate) fn fuzz<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// Whole numbers from −3 to 3: sums of them are exact, in any order.
+/// Integers from −3 to 3: sums of them are exact, in any order.
 fn numbers(n: usize, salt: usize) -> Vec<f64> {
     (0..n).map(|i| ((i * 5 + salt * 3) % 7) as f64 - 3.0).collect()
 }
@@ -152,7 +152,7 @@ impl Geometry {
         Some((self.size[i] + 2 * self.padding[i]).checked_sub(reach)? / self.stride[i] + 1)
     }
 
-    /// Where in the image a place of a window lies, unless it is padding.
+    /// The position in the image of an element of a window, unless it is padding.
     fn source(&self, i: usize, output: usize, place: usize, dilation: usize) -> Option<usize> {
         (output * self.stride[i] + place * dilation).checked_sub(self.padding[i]).filter(|&at| at < self.size[i])
     }

@@ -75,7 +75,7 @@ fn peaks<R: Runtime>(rt: &R) -> Result<Verdict> {
     }))
 }
 
-/// What lives stays, and what is still queued reads what it was given.
+/// Live memory is kept, and queued work reads its original inputs.
 fn trimmed<R: Runtime>(rt: &R) -> Result<Verdict> {
     let fork = rt.fork()?;
     let x = Tensor::full(&fork, [BYTES / 4], DType::F32, 3.0)?;

@@ -50,7 +50,7 @@ impl<R: Runtime> Bench<'_, R> {
         Tensor::from_f64_fn(self.rt, shape, self.dtype, || 2.0 * rng.normal()).expect("a tensor of random numbers")
     }
 
-    /// A few whole numbers, many of them equal.
+    /// A few small integers, many of them equal.
     fn whole(&self, shape: &[usize], seed: u64) -> Tensor<R> {
         let mut rng = Philox::new(seed, 3);
         let number = || rng.below(4) as f64 - 2.0;
@@ -63,7 +63,8 @@ impl<R: Runtime> Bench<'_, R> {
         Tensor::from_vec(self.rt, ids.collect()).expect("a tensor of positions")
     }
 
-    /// Every output of the op, run as the runtime likes, is that of the decomposition, wherever the inputs lie.
+    /// Compares every output of the op, computed by the runtime's choice, with that of the decomposition, for every
+    /// layout of the inputs.
     fn compare(&mut self, what: &str, op: impl Into<Op>, ins: &[&Tensor<R>]) -> Vec<Tensor<R>> {
         let op = op.into();
         let Op::Fused(fused) = &op else { return Vec::new() };

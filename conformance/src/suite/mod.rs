@@ -1,4 +1,4 @@
-//! The suite: what any runtime must pass, in sections.
+//! The suite: the tests that every runtime must pass, in sections.
 
 mod attend;
 mod case;
@@ -32,13 +32,13 @@ pub use determinism::determinism;
 pub use references::folder as goldens;
 pub use report::{Report, Section, Verdict};
 
-/// Runs every section on a runtime. [`determinism`] needs several and is called for itself.
+/// Runs every section on a runtime. [`determinism`] needs several runtimes and is called separately.
 pub fn run<R: Runtime>(rt: &R) -> Report {
     let sections = sections::<R>().into_iter().map(|(_, run)| run(rt));
     Report { sections: sections.collect() }
 }
 
-/// Runs one section.
+/// A function that runs one section.
 pub type RunSection<R> = fn(&R) -> Section;
 
 /// The sections by name, to run them one by one.

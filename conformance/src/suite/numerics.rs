@@ -1,5 +1,5 @@
-//! Where digits are easily lost: offsets, tails, constants. Expected values are formulas in `f64` and identities that
-//! hold to the bit.
+//! Numerical accuracy: offsets, tails, constants. Expected values are formulas in `f64` and identities that hold to the
+//! bit.
 
 use autograd::{Var, grad};
 use numcore::{
@@ -81,7 +81,7 @@ fn shifted_logits<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// Numbers whose sums are rounded.
+/// Values whose sums are rounded.
 const LEVELS: [f64; 6] = [100.3, 0.1, -0.7, 1e-3, 33_333.3, -1.0 / 3.0];
 const COUNTS: [usize; 6] = [2, 3, 7, 64, 100, 1000];
 
@@ -139,12 +139,12 @@ fn around_a_mean<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / N as f64;
     let terms: Vec<f64> = x.iter().zip(&g).map(|(x, g)| g * (x - mean) / (variance + 1e-5).sqrt()).collect();
     let (want, size) = (terms.iter().sum::<f64>(), terms.iter().map(|t| t.abs()).sum::<f64>());
-    // A mean of 50 is rounded by up to 16 spacings of 1, which all terms share.
+    // A mean of 50 is rounded by up to 16 ULP of 1, an error that all terms share.
     let tolerance = 20.0 * spacing(dtype) * size;
     Ok(Verdict::when((got - want).abs() <= tolerance, || format!("{got}, exactly {want} within {tolerance:.1e}")))
 }
 
-/// Which numbers are none, which are finite; bits that are moved.
+/// Classification of NaN and finite values; bits that are moved.
 fn kinds_of_numbers<R: Runtime>(rt: &R) -> Result<Verdict> {
     let x = Tensor::from_slice(rt, [6], &[f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MAX])?;
     let truth =
@@ -225,7 +225,7 @@ fn tail<R: Runtime>(rt: &R, dtype: DType, call: Call<R>, exact: Exact, slope: Ex
     Ok(verdict)
 }
 
-/// Sines, cosines and tangents of numbers far beyond 2⁴⁵, and of infinities.
+/// Sines, cosines and tangents of values far beyond 2⁴⁵, and of infinities.
 fn angles<R: Runtime>(rt: &R) -> Result<Verdict> {
     let mut rng = numcore::rng::Philox::new(3, 0);
     let mut points: Vec<f64> = (0..500).map(|i| (1.0 + rng.uniform()) * 2f64.powi(40 + 2 * (i % 490))).collect();

@@ -1,5 +1,5 @@
-//! Where inputs are stored and where gradients go must not matter: strided, flipped, transposed and repeated views of the same values,
-//! gradients written through views of leaves, added to what a slot already holds.
+//! The layout of inputs and the destination of gradients must not matter: strided, flipped, transposed and repeated
+//! views of the same values, gradients written through views of leaves, and accumulated into slots.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(crate) fn views<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// The same inputs lying elsewhere; gradients in the inputs' order.
+/// The inputs in another layout; gradients in the inputs' order.
 fn placed<R: Runtime>(rt: &R, case: &OpCase<R>, placement: Placement, tensors: &[Tensor<R>]) -> Result<Values> {
     let mut vars = Vec::new();
     let mut leaves = Vec::new();
@@ -56,8 +56,8 @@ fn placed<R: Runtime>(rt: &R, case: &OpCase<R>, placement: Placement, tensors: &
     Ok(values)
 }
 
-/// Inputs that are repeated along an axis (a stride of 0) give what the same values give where each is stored, and their gradients are sums
-/// along it.
+/// Inputs repeated along an axis (a stride of 0) give the results of inputs that store every repetition, and their
+/// gradients are sums along the axis.
 pub(crate) fn repeated<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("repeated axes");
     for case in cases::all::<R>() {
@@ -79,7 +79,7 @@ pub(crate) fn repeated<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// The first place along the first or last axis.
+/// The first element along the first or last axis.
 fn once<T: Apply>(x: &T, last: bool) -> Result<T> {
     match x.spec().shape.rank() as isize {
         0 => Ok(x.clone()),
@@ -112,8 +112,8 @@ fn expanded<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R
     Ok(values)
 }
 
-/// The output, and gradients of stored inputs, summed along the axis; and how much larger than the results what was added up is. (In rows of
-/// equal numbers gradients of a norm are large, and cancel.)
+/// The output, and gradients of stored inputs, summed along the axis; and the ratio of the summed magnitudes to the
+/// results. (In rows of equal elements gradients of a norm are large, and cancel.)
 fn summed<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]) -> Result<(Values, Vec<f64>)> {
     let vars = case.vars(stored)?;
     let mut gradients = autograd::Gradients::new();
@@ -146,7 +146,7 @@ pub(crate) fn slots<R: Runtime>(rt: &R) -> Section {
             let doubled: Values = once.iter().map(|g| g.iter().map(|v| 2.0 * v).collect()).collect();
             let twice = bucket.values()?;
             let dense = forward_backward(rt, &case, &case.tensors(rt, DType::F32)?)?;
-            // A product that adds to its output may round once more than one that is added afterwards.
+            // A GEMM that accumulates into its output may round once more than one followed by an addition.
             Ok(agree(&twice, &doubled, 1e-6).and(agree(&once, &dense[1..].to_vec(), 1e-6)))
         });
     }

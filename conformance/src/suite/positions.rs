@@ -1,6 +1,6 @@
 //! Row-major positions of an array.
 
-/// The place of the `k`-th element.
+/// The multi-index of the `k`-th element.
 pub(crate) fn unflat(mut k: usize, dims: &[usize]) -> Vec<usize> {
     let mut position = vec![0; dims.len()];
     for i in (0..dims.len()).rev() {
@@ -10,7 +10,7 @@ pub(crate) fn unflat(mut k: usize, dims: &[usize]) -> Vec<usize> {
     position
 }
 
-/// Which element lies at a place.
+/// The row-major index of a position.
 pub(crate) fn flat(position: &[usize], dims: &[usize]) -> usize {
     position.iter().zip(dims).fold(0, |k, (p, d)| k * d + p)
 }

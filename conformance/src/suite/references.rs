@@ -13,7 +13,8 @@ use super::{
 };
 use crate::golden::{Case, Options, Outcome, Placement, load, run_case};
 
-/// Where the reference values lie: in this crate's folder, or where `WEFTGRAD_GOLDENS` says, for a program that was built elsewhere.
+/// The folder of reference values: in this crate's folder, or `WEFTGRAD_GOLDENS`, for a program that was built
+/// elsewhere.
 pub fn folder() -> &'static Path {
     static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
         let given = std::env::var_os("WEFTGRAD_GOLDENS").map(PathBuf::from);
@@ -51,8 +52,8 @@ pub(crate) fn references<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// Only cases of `f32` are cast, and to halves only those that do not decide by nearness: order among values that round to one
-/// another is another question.
+/// Whether a case suits a dtype. Only cases of `f32` are cast, and to half precision only those that do not depend on
+/// the order of close values, which may round to equal ones.
 fn suits(case: &Case, dtype: DType) -> bool {
     let single = (0..case.count("inputs").unwrap_or(0))
         .all(|i| case.tensor(&format!("in{i}")).is_ok_and(|t| t.dtype == DType::F32 || !t.dtype.is_float()));

@@ -1,4 +1,4 @@
-//! What a suite found.
+//! The findings of a suite.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use numcore::Result;
 
 use crate::caught::caught;
 
-/// One part of a suite: how many checks ran, and what failed.
+/// One part of a suite: the number of checks, and the failures.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Its name.
+    /// The name of the section.
     pub name: &'static str,
-    /// How many checks ran.
+    /// The number of checks that ran.
     pub checks: usize,
-    /// One line for each check that failed: which, and how.
+    /// One line for each failed check: its name, and the failure.
     pub failures: Vec<String>,
-    /// Checks that this runtime cannot run, and why.
+    /// Checks that this runtime cannot run, and the reason.
     pub skipped: Vec<String>,
 }
 
 impl Section {
-    /// A section that has run nothing yet.
+    /// A section in which no check has run yet.
     pub fn new(name: &'static str) -> Self {
         Section { name, checks: 0, failures: Vec::new(), skipped: Vec::new() }
     }
@@ -34,36 +34,36 @@ impl Section {
         }
     }
 
-    /// Notes that a check cannot be run here.
+    /// Records that a check cannot run here.
     pub fn skip(&mut self, what: impl fmt::Display) {
         self.skipped.push(what.to_string());
     }
 }
 
-/// The result of a check that came to an end.
+/// The result of a check that finished.
 #[derive(Clone, Debug)]
 pub struct Verdict(Option<String>);
 
 impl Verdict {
-    /// It holds.
+    /// The verdict of a check that holds.
     pub const PASSED: Verdict = Verdict(None);
 
-    /// It does not, and why.
+    /// The check does not hold, for this reason.
     pub fn failed(why: impl fmt::Display) -> Self {
         Verdict(Some(why.to_string()))
     }
 
-    /// It holds if `is` does.
+    /// The check holds if `is` does.
     pub fn when<D: fmt::Display>(is: bool, why: impl FnOnce() -> D) -> Self {
         if is { Verdict::PASSED } else { Verdict::failed(why()) }
     }
 
-    /// Why it does not hold, if it does not.
+    /// The reason why the check does not hold, if it does not.
     pub fn reason(&self) -> Option<&str> {
         self.0.as_deref()
     }
 
-    /// Both hold; else the first reason.
+    /// Holds if both do; otherwise the first reason.
     pub fn and(self, other: Verdict) -> Verdict {
         if self.0.is_some() { self } else { other }
     }
@@ -72,12 +72,12 @@ impl Verdict {
 /// Every section of a suite.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// In the order they ran.
+    /// The sections in the order they ran.
     pub sections: Vec<Section>,
 }
 
 impl Report {
-    /// Whether nothing failed.
+    /// Whether no check failed.
     pub fn passed(&self) -> bool {
         self.sections.iter().all(|s| s.failures.is_empty())
     }

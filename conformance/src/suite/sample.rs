@@ -1,8 +1,8 @@
-//! Inputs of op cases: always the same numbers, made on the host.
+//! Inputs of op cases: fixed values, generated on the host.
 
 use numcore::{DType, Result, Runtime, Shape, Tensor, ops::PointwiseOps, rng::Philox};
 
-/// An input: its shape, and what its values are like.
+/// An input: its shape, and the distribution of its values.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) shape: Shape,
@@ -12,9 +12,9 @@ pub(crate) struct Sample {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Gradients flow to it.
+    /// A real input that receives a gradient.
     Real,
-    /// A real number that is no variable: a mask, an upstream gradient.
+    /// A real input without a gradient: a mask, an upstream gradient.
     Fixed,
     Index,
     Truth,
@@ -26,12 +26,13 @@ pub(crate) fn real(shape: &[usize], low: f64, high: f64) -> Sample {
     Sample::new(shape, Kind::Real, |_| low + (high - low) * rng.uniform())
 }
 
-/// Around 0.
+/// Values around 0.
 pub(crate) fn centered(shape: &[usize]) -> Sample {
     real(shape, -1.5, 1.5)
 }
 
-/// Equally spaced and shuffled: no two are near one another, and none is near 0 (or near a bound that is a multiple of it).
+/// Equally spaced and shuffled: no two are near one another, and none is near 0 (or near a bound that is a multiple of
+/// it).
 pub(crate) fn spread(shape: &[usize], low: f64, high: f64) -> Sample {
     let n: usize = shape.iter().product();
     let order = Philox::new(n as u64, 3).permutation(n);
@@ -39,7 +40,7 @@ pub(crate) fn spread(shape: &[usize], low: f64, high: f64) -> Sample {
     Sample::new(shape, Kind::Real, |i| low + step * (order[i] as f64 + 0.456_789))
 }
 
-/// As `spread`, with zeros at every `every`-th place.
+/// Values of `spread`, with zeros at every `every`-th position.
 pub(crate) fn with_zeros(shape: &[usize], every: usize) -> Sample {
     let mut sample = spread(shape, -1.5, 1.7);
     sample.values.iter_mut().step_by(every).for_each(|v| *v = 0.0);
@@ -52,12 +53,12 @@ pub(crate) fn index(shape: &[usize], n: usize) -> Sample {
     Sample::new(shape, Kind::Index, |_| rng.below(n as u64) as f64)
 }
 
-/// Given `i64`.
+/// Given `i64` values.
 pub(crate) fn indices(shape: &[usize], values: &[i64]) -> Sample {
     Sample::new(shape, Kind::Index, |i| values[i] as f64)
 }
 
-/// `bool`, about half of them true.
+/// `bool` values, about half of them true.
 pub(crate) fn truth(shape: &[usize]) -> Sample {
     let mut rng = Philox::new(11, 5);
     Sample::new(shape, Kind::Truth, |_| f64::from(u8::from(rng.uniform() < 0.5)))
@@ -71,7 +72,7 @@ impl Sample {
         Sample { shape, values, kind }
     }
 
-    /// The same numbers in other places, so that two inputs of one shape differ.
+    /// This sample with its values rotated by `by` positions, so that two inputs of one shape differ.
     pub(crate) fn turned(mut self, by: usize) -> Sample {
         let n = self.values.len().max(1);
         if self.is_real() {
@@ -80,7 +81,7 @@ impl Sample {
         self
     }
 
-    /// The same numbers, of which no gradient is wanted.
+    /// This sample without a gradient.
     pub(crate) fn fixed(self) -> Sample {
         Sample { kind: Kind::Fixed, ..self }
     }
@@ -103,7 +104,7 @@ impl Sample {
         self.with(rt, dtype, &self.values)
     }
 
-    /// The same with other values.
+    /// A tensor of this sample's shape with the given values.
     pub(crate) fn with<R: Runtime>(&self, rt: &R, dtype: DType, values: &[f64]) -> Result<Tensor<R>> {
         match self.kind {
             Kind::Index => Tensor::from_slice(rt, self.shape, &values.iter().map(|&v| v as i64).collect::<Vec<_>>()),

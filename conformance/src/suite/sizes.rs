@@ -1,4 +1,5 @@
-//! Families with kernels of their own against plain loops on the host: sizes that are odd, long, wide, and cut among threads.
+//! Families with their own kernels against plain loops on the host: sizes that are odd, long, wide, and partitioned
+//! among threads.
 
 use numcore::{
     DType, Result, Runtime, Tensor,
@@ -53,7 +54,7 @@ impl Host {
         (self.dims[..axis].iter().product(), self.dims[axis], self.dims[axis + 1..].iter().product())
     }
 
-    /// Each line along an axis becomes `f` of it, at the same place.
+    /// Applies `f` to each row along an axis.
     fn lines(&self, axis: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
         let (outer, len, inner) = self.around(axis);
         let results: Vec<Vec<f64>> = (0..outer * inner)
@@ -88,7 +89,7 @@ fn reduce<R: Runtime>(rt: &R, shape: &[usize], placement: Placement) -> Result<V
             .and(near(&format!("its position along {axis}"), &x.argmax(a, false)?.to_f64s()?, &at, 0.0));
     }
     if shape.len() > 2 {
-        // All axes but one, which lies in the middle.
+        // All axes but one, which is in the middle.
         let others: Vec<isize> = (0..shape.len() as isize).filter(|&a| a != 1).collect();
         let mut sums = vec![0.0; shape[1]];
         let inner: usize = shape[2..].iter().product();

@@ -1,4 +1,5 @@
-//! The suite as tests: one each, so that a runtime's test program names what failed and runs sections side by side.
+//! The suite as tests: one for each section, so that a runtime's test program names failures and runs sections in
+//! parallel.
 
 /// A test for every section that calls `$check` with the section's name; or for those that are named.
 ///

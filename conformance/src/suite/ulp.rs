@@ -1,4 +1,4 @@
-//! How exact the elementwise functions are in `f32`: a sweep over all magnitudes, every function within its bound.
+//! Accuracy of the elementwise functions in `f32`: samples over all magnitudes, each function within its bound.
 
 use numcore::{
     Result, Runtime, Tensor,
@@ -8,7 +8,7 @@ use numcore::{
 
 use super::report::{Section, Verdict};
 
-/// How far a result may lie from the exact one, in units of the last place of `f32` there.
+/// The largest error of a result, in `f32` ULP at the exact value.
 struct Row {
     op: Unary,
     write: for<'b> fn(Expr<'b>) -> Expr<'b>,
@@ -21,7 +21,8 @@ macro_rules! rows {
     };
 }
 
-/// What WebGPU and CUDA promise is wider for some; a runtime that keeps these is as exact as a good C library.
+/// The bounds that WebGPU and CUDA promise are wider for some; a runtime within these is as accurate as a good C
+/// library.
 const ROWS: &[Row] = rows! {
     Abs abs 0.0;
     Sign sign 0.0;
@@ -70,7 +71,7 @@ pub(crate) fn ulps<R: Runtime>(rt: &R) -> Section {
         88.7,
         -87.3,
     ]);
-    // Around 1 and 0, where results cancel, the sweep is denser.
+    // Around 1 and 0, where results cancel, the samples are denser.
     patterns.extend((0..1 << 16).map(|i| i as f32 / 32_768.0 - 1.0));
     for row in ROWS {
         section.check(row.op.name(), || check(rt, row, &patterns));
@@ -103,7 +104,7 @@ fn check<R: Runtime>(rt: &R, row: &Row, patterns: &[f32]) -> Result<Verdict> {
     }))
 }
 
-/// In units of the last place of `f32` at `want`. Whether a subnormal is kept or flushed to 0 is a runtime's choice.
+/// The error in `f32` ULP at `want`. Whether a subnormal is kept or flushed to 0 is a runtime's choice.
 fn distance(got: f32, want: f64) -> f64 {
     let rounded = want as f32;
     if got == rounded || got.is_nan() && want.is_nan() {

@@ -1,4 +1,4 @@
-//! What values are made of: casts between all types, numbers from nothing, random numbers, and the way to the host and back.
+//! Creation and conversion of values: casts between all types, creation, random values, upload and download.
 
 use numcore::{
     DType, Element, Result, Runtime, Tensor,
@@ -116,7 +116,7 @@ fn cast<R: Runtime>(rt: &R, from: DType, to: DType) -> Result<Verdict> {
     Ok(Verdict::PASSED)
 }
 
-/// Also of views, whose elements are gathered on the way.
+/// Also for views, whose elements are gathered before the download.
 fn round_trip<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let pool = interesting(dtype);
     let values: Vec<f64> = (0..35).map(|i| pool[i * 3 % pool.len()]).collect();
@@ -179,7 +179,7 @@ fn drawn<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(Verdict::when(normal == want && permutation == order, || "other numbers than the host's"))
 }
 
-/// Kept elements are scaled, the others 0, by the words of the seed; about as many as asked for.
+/// Kept elements are scaled, the others 0, by the words of the seed; about the requested fraction.
 fn dropout<R: Runtime>(rt: &R) -> Result<Verdict> {
     use numcore::fused::NnOps;
     let (n, p, seed) = (10_007, 0.25, 42);

@@ -1,4 +1,4 @@
-//! Padding by modes, repetition, rotation, diagonals, products, distances, bits.
+//! Padding by modes, repetition, rotation, diagonals, outer and Kronecker products, distances, bits.
 
 use numcore::{
     DType,
@@ -74,7 +74,7 @@ fn repetition() {
     holds(&x.repeat_interleave_each(&[1, 2], 0).unwrap(), &[3, 2], &[1.0, 2.0, 3.0, 4.0, 3.0, 4.0]);
 }
 
-/// NumPy's and PyTorch's: a quarter turns `[[0, 1], [2, 3]]` into `[[1, 3], [0, 2]]`.
+/// NumPy's and PyTorch's convention: a rotation by 90° maps `[[0, 1], [2, 3]]` to `[[1, 3], [0, 2]]`.
 #[test]
 fn rotation_and_differences() {
     let x = row(&[0.0, 1.0, 2.0, 3.0]).reshape([2, 2]).unwrap();
@@ -159,7 +159,7 @@ fn bits_seen_as_another_type() {
     assert_eq!(halves.to_vec::<half::f16>().unwrap()[0].to_bits(), half::bf16::ONE.to_bits());
     let wide = T::from_slice(&cpu(), [1], &[-1i64]).unwrap().bit_cast(DType::F64).unwrap();
     assert!(wide.item().unwrap().is_nan());
-    // What is computed from it reads those bits.
+    // An op on the result reads those bits.
     assert_eq!(bits.bit_cast(DType::I32).unwrap().add(1.0).unwrap().to_vec::<i32>().unwrap()[0], 0x3f80_0001);
     refused(x.bit_cast(DType::F64), &["bit_cast", "f32", "f64", "one size"]);
     let bytes = T::from_slice(&cpu(), [1], &[7u8]).unwrap();

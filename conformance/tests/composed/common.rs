@@ -9,7 +9,7 @@ pub fn cpu() -> Cpu {
     Cpu::with_threads(2)
 }
 
-/// Numbers of the host with sizes, row-major.
+/// Host values with sizes, row-major.
 #[derive(Clone, Debug)]
 pub struct Array {
     pub shape: Vec<usize>,
@@ -17,7 +17,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// What `f` gives at each place.
+    /// The values of `f` at each position.
     pub fn of(shape: &[usize], mut f: impl FnMut(&[usize]) -> f64) -> Array {
         let n: usize = shape.iter().product();
         let place = |mut k: usize| {
@@ -51,7 +51,7 @@ impl Array {
         T::from_slice(&cpu(), &self.shape, &self.v).unwrap()
     }
 
-    /// `got` has these sizes and numbers.
+    /// Asserts that `got` has these sizes and values.
     #[track_caller]
     pub fn is(&self, what: &str, got: &T, tolerance: f64) {
         assert_eq!(got.dims(), self.shape, "{what}: shape");
@@ -82,6 +82,6 @@ pub fn refused<X>(result: Result<X>, words: &[&str]) {
     words.iter().for_each(|w| assert!(message.contains(w), "`{w}` is not in: {message}"));
 }
 
-/// Every dtype that holds small whole numbers.
+/// Every dtype that holds small integers.
 pub const NUMBERS: [DType; 8] =
     [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U32, DType::U8];

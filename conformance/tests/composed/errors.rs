@@ -140,7 +140,7 @@ fn lists_without_end() {
     holds(&zeros(&[2, 2, 3]).affine_grid(&[0, 3], true).unwrap(), &[2, 0, 3, 2], &[]);
 }
 
-/// A size of 0 beside them does not make their product one.
+/// A size of 0 among them does not make their product valid.
 #[test]
 fn products_without_end() {
     let far = 1 << 40;
@@ -165,7 +165,7 @@ fn differences_without_end() {
     holds(&row(&[1.0, 3.0, 7.0]).diff(usize::MAX, 0).unwrap(), &[0], &[]);
 }
 
-/// An error shows what the caller gave, not what it became inside.
+/// An error shows the caller's arguments, not internal ones.
 #[test]
 fn errors_are_in_the_callers_terms() {
     let (x, w) = (zeros(&[1, 2, 4]), zeros(&[2, 3, 3]));

@@ -22,7 +22,7 @@ fn definition(x: &Array, sign: f64, factor: f64) -> Array {
     })
 }
 
-/// Small, smooth, powers of two, primes below and above the bound for products, and multiples of them.
+/// Small, smooth, powers of two, primes below and above the limit for direct matmuls, and multiples of them.
 const LENGTHS: [usize; 24] =
     [1, 2, 3, 5, 8, 12, 16, 17, 31, 60, 64, 65, 67, 96, 100, 127, 128, 131, 134, 262, 257, 360, 509, 1024];
 
@@ -86,7 +86,7 @@ fn real_transforms() {
         Array::of(&[2, n / 2 + 1, 2], |at| full.at(at)).is(&format!("rfft {n}"), &half, 1e-12);
         x.is(&format!("irfft {n}"), &half.irfft(Some(n), 1, FftNorm::Backward).unwrap(), 1e-13);
     }
-    // What cannot come of real numbers is not read: imaginary parts of frequency 0 and of the highest.
+    // Imaginary parts that a real signal cannot have are not read: those of frequency 0 and of the highest.
     let spectrum = row(&[1.0, 9.0, 2.0, 0.5, 3.0, -7.0]).reshape([3, 2]).unwrap();
     let clean = row(&[1.0, 0.0, 2.0, 0.5, 3.0, 0.0]).reshape([3, 2]).unwrap();
     let back = |x: &T| x.irfft(None, 0, FftNorm::Backward).unwrap().to_f64s().unwrap();

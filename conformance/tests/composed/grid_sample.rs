@@ -116,7 +116,7 @@ fn volumes() {
     all(&[Nearest, Linear], &[Zeros, Border, Reflection]).into_iter().for_each(|o| check(&x, &grid, o));
 }
 
-/// The identity reads every pixel where it is; places are `(x, y)`.
+/// The identity reads every pixel at its own coordinate; coordinates are `(x, y)`.
 #[test]
 fn affine_grids() {
     let theta = row(&[1.0, 0.0, 0.0, 0.0, 1.0, 0.0]).reshape([1, 2, 3]).unwrap();
@@ -136,7 +136,7 @@ fn affine_grids() {
     holds(&grid, &[1, 2, 2, 2], &[-0.5, -1.0, -0.5, 1.0, 1.5, -1.0, 1.5, 1.0]);
 }
 
-/// What lies outside among zeros is 0, whatever the border pixel is; so are the gradients.
+/// Values outside of a zero-padded image are 0 for every border pixel, and so are the gradients.
 #[test]
 fn zeros_beside_infinities() {
     for strange in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
@@ -155,7 +155,7 @@ fn zeros_beside_infinities() {
             assert!(of_grid.is_none_or(|g| g[..4] == [0.0; 4]), "{mode:?} {strange}");
         }
     }
-    // A place that is NaN gives NaN still.
+    // A NaN coordinate gives NaN.
     let x = row(&[1.0, 2.0, 3.0, 4.0]).reshape([1, 1, 2, 2]).unwrap();
     let nowhere = row(&[f64::NAN, 0.0]).reshape([1, 1, 1, 2]).unwrap();
     let y = x.grid_sample(&nowhere, GridSample { mode: Linear, ..Default::default() }).unwrap();

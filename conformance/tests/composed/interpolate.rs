@@ -88,7 +88,7 @@ fn every_mode_is_its_formula() {
             want.is(&format!("{mode:?} {corners} {size:?}"), &got, 1e-13);
         }
     }
-    // Sizes whose ratio, as a number of `f64`, is a little less than it is.
+    // Sizes whose ratio, as an `f64`, is a little less than the exact ratio.
     for (mode, n, m) in [
         (Nearest, 30, 22),
         (Nearest, 26, 46),
@@ -111,7 +111,7 @@ fn every_mode_is_its_formula() {
         .is("area", &same, 1e-14);
 }
 
-/// A filter is as wide as the step: its weights are those of a longer kernel, normalised.
+/// A filter is as wide as the downscaling factor: its weights are those of a stretched kernel, normalized.
 #[test]
 fn shrinking_with_a_filter() {
     let x = Array::random(&[1, 1, 9], 5);
@@ -140,7 +140,7 @@ fn shrinking_with_a_filter() {
     }
 }
 
-/// The factor places the new elements, not the ratio of the sizes, which differs where a size was rounded.
+/// The factor positions the new elements, not the ratio of the sizes, which differs where a size was rounded.
 #[test]
 fn a_factor_is_used_as_given() {
     let x = row(&[0.0, 1.0, 2.0, 3.0, 4.0]).reshape([1, 1, 5]).unwrap();

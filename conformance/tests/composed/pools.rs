@@ -8,7 +8,7 @@ use numcore::{
 
 use crate::common::*;
 
-/// Number of windows, by PyTorch's `pooling_output_shape`.
+/// The number of windows, by PyTorch's `pooling_output_shape`.
 fn count(size: usize, k: usize, s: usize, p: usize, d: usize, ceil: bool) -> usize {
     let free = (size + 2 * p) as isize - (d * (k - 1) + 1) as isize + if ceil { s as isize - 1 } else { 0 };
     let mut n = (free.div_euclid(s as isize) + 1) as usize;
@@ -43,7 +43,8 @@ fn window<const N: usize>(o: &PoolOptions<N>, size: &[usize], out: &[usize]) -> 
     (inside, counted)
 }
 
-/// What is computed of the elements of a window, with their flat positions, and of how many are in image or padding.
+/// A function of the elements of a window, with their flat positions, and of the number of positions in image or
+/// padding.
 type OfWindow<'a> = &'a dyn Fn(&[(f64, usize)], usize) -> f64;
 
 fn check<const N: usize>(size: [usize; N], o: PoolOptions<N>) {
@@ -133,8 +134,8 @@ fn regions_of_adaptive_pools() {
     check([4, 3, 5], [3, 2, 2]);
 }
 
-/// NaN wins; where everything is as low as what pads, the place is still one of the input's; equals give the first
-/// the gradient.
+/// NaN wins; where everything is as low as the padding, the position is still one of the input's; of equal elements the
+/// first gets the gradient.
 #[test]
 fn what_wins() {
     let o = PoolOptions { stride: [1], padding: [1], ..PoolOptions::new([3]) };
@@ -173,7 +174,7 @@ fn maxima_put_back() {
     holds(&y.max_unpool(&at, [9]).unwrap(), &[1, 1, 9], &[0.0, 2.0, 0.0, 4.0, 0.0, 6.0, 0.0, 8.0, 0.0]);
 }
 
-/// PyTorch's rule for the number of windows holds where a window is larger than the input, too.
+/// PyTorch's formula for the number of windows also holds where a window is larger than the input.
 #[test]
 fn one_window_that_is_larger_than_the_input() {
     let x = row(&[-3.0]).reshape([1, 1, 1]).unwrap();
@@ -203,7 +204,7 @@ fn power_means_of_zeros_have_a_gradient() {
     }
 }
 
-/// What a window reads is found in time that does not depend on how much of it lies outside.
+/// The elements of a window are found in time that does not depend on the size of the padding.
 #[test]
 fn windows_that_are_almost_all_padding() {
     let x = row(&[1.0, 5.0, 2.0, -1.0, 0.0]).reshape([1, 1, 5]).unwrap();

@@ -13,7 +13,7 @@ use numcore::{
 
 use crate::common::*;
 
-/// What ends at each place of `x: [R, N]`, from `index: [r, n]` and `src`, by definition.
+/// The result at each position of `x: [R, N]`, from `index: [r, n]` and `src`, by definition.
 fn reduced(x: &Array, index: &[Vec<usize>], src: &Array, how: Option<ScatterReduction>, own: bool) -> Array {
     let mut named: Vec<Vec<f64>> = vec![Vec::new(); x.v.len()];
     for (r, row) in index.iter().enumerate() {
@@ -117,7 +117,7 @@ fn nan_and_infinities_win() {
     }
 }
 
-/// Equals share the gradient evenly, `self` among them, as PyTorch shares it.
+/// Values that tie share the gradient evenly, `self` among them, as in PyTorch.
 #[test]
 fn ties_share() {
     let x = Var::leaf("x", row(&[3.0, 3.0, 9.0])).unwrap();
@@ -147,7 +147,7 @@ fn repeated_operands() {
     }
 }
 
-/// A mean of halves is not rounded in between: 2048 + 1 is no number of `f16`.
+/// A half-precision mean is not rounded before the division: 2048 + 1 is not an `f16` value.
 #[test]
 fn means_of_halves() {
     let x = row(&[0.0]).to_dtype(DType::F16).unwrap();
@@ -178,7 +178,7 @@ fn by_coordinates() {
     refused(grid.scatter_nd(&at, &x), &["scatter_nd", "[2, 2, 2]", "[3, 2]", "[8]"]);
 }
 
-/// NaN that no element names keeps its gradient; where it is named, all NaN of a place share.
+/// A NaN whose position is not named keeps its gradient; at a named position, all NaN share.
 #[test]
 fn nan_keeps_its_gradient() {
     let nan = f64::NAN;

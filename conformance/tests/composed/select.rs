@@ -107,7 +107,7 @@ fn searching() {
     assert_eq!(i64s(&ints(&[3], &[1, 5, 9]).searchsorted(&ints(&[2], &[5, 6]), false).unwrap()), [1, 2]);
 }
 
-/// NaN is the largest number of a sequence, as it is of the values.
+/// NaN is the largest value of a sequence, as it is of the values.
 #[test]
 fn searching_among_nan() {
     let nan = f64::NAN;

@@ -82,6 +82,8 @@ impl Updates {
         }
         let learning_rate = gradients.learning_rate();
         if stepped {
+            // The one place at which an error that came late, here or on another rank, still prevents the update.
+            comm.poll()?;
             gradients.update(&scale)?;
             self.steps += 1;
         }

@@ -28,8 +28,9 @@ impl Scratch {
     pub fn new(name: &str) -> Self {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         let call = CALLS.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}-{call}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}-{call}", crate::job::id()));
         let _ = fs::remove_dir_all(&path);
+        crate::job::meet();
         Scratch(path)
     }
 
@@ -40,6 +41,9 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        if !std::thread::panicking() {
+            crate::job::meet();
+        }
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -241,20 +241,20 @@ impl Watched {
 }
 
 impl Communicator<NullRuntime> for Watched {
-    fn rank(&self) -> usize {
-        0
-    }
-    fn size(&self) -> usize {
-        1
-    }
-    fn members(&self) -> &[usize] {
-        self.inner.members()
-    }
     fn runtime(&self) -> &NullRuntime {
         self.inner.runtime()
     }
     fn timeout(&self) -> std::time::Duration {
         self.inner.timeout()
+    }
+    fn group(&self) -> &distributed::comm::Group {
+        self.inner.group()
+    }
+    fn guarantees(&self) -> distributed::comm::Guarantees {
+        self.inner.guarantees()
+    }
+    fn poll(&self) -> Result<()> {
+        self.inner.poll()
     }
     fn next_number(&self) -> u64 {
         self.inner.next_number()
@@ -276,7 +276,9 @@ impl Communicator<NullRuntime> for Watched {
     ) -> Result<Option<Comm<NullRuntime>>> {
         self.inner.split_at(color, key, at)
     }
-    fn abort(&self, _: &str) {}
+    fn abort_for(&self, world_rank: usize, cause: &str) {
+        self.inner.abort_for(world_rank, cause);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use autograd::Var;
 use distributed::{
-    comm::{Comm, NoOpCommunicator, Ranks},
+    comm::{Comm, NoOpCommunicator, Ranks, engine::Portable},
     pipeline::{Checked, Limits, Lowering, PipeShape, Pipeline, PipelineModel, ScheduleKind, Stage, balanced, split},
     train::Loss,
 };
@@ -56,7 +56,7 @@ pub fn checked(kind: ScheduleKind, p: usize, v: usize, m: usize) -> Option<Check
 }
 
 /// A world of one needs no threads.
-pub fn world<T: Send>(p: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<T> {
+pub fn world<T: Portable>(p: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<T> {
     if p == 1 {
         let alone: Comm<Cpu> = std::sync::Arc::new(NoOpCommunicator::new(&cpu(0).unwrap()));
         return vec![program(alone).unwrap()];

@@ -104,18 +104,6 @@ fn receives_are_posted_before_their_turn() {
 struct Rendezvous(Comm<Cpu>);
 
 impl Communicator<Cpu> for Rendezvous {
-    fn rank(&self) -> usize {
-        self.0.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.0.size()
-    }
-
-    fn members(&self) -> &[usize] {
-        self.0.members()
-    }
-
     fn runtime(&self) -> &Cpu {
         self.0.runtime()
     }
@@ -124,6 +112,15 @@ impl Communicator<Cpu> for Rendezvous {
         self.0.timeout()
     }
 
+    fn group(&self) -> &distributed::comm::Group {
+        self.0.group()
+    }
+    fn guarantees(&self) -> distributed::comm::Guarantees {
+        self.0.guarantees()
+    }
+    fn poll(&self) -> Result<()> {
+        self.0.poll()
+    }
     fn next_number(&self) -> u64 {
         self.0.next_number()
     }
@@ -139,8 +136,8 @@ impl Communicator<Cpu> for Rendezvous {
         Ok(group.map(|group| Arc::new(Rendezvous(group)) as Comm<Cpu>))
     }
 
-    fn abort(&self, cause: &str) {
-        self.0.abort(cause);
+    fn abort_for(&self, world_rank: usize, cause: &str) {
+        self.0.abort_for(world_rank, cause);
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use crate::common::{Mlp, STEPS, Task, Trace, config, cpu, own, weights};
 use crate::data_parallel::small;
-use crate::zero::options;
+use crate::zero_stages::options;
 use distributed::{
     buckets::{BucketOptions, GradCompression, PowerSgd},
     comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator, Traffic},

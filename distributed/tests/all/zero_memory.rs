@@ -4,7 +4,7 @@ use crate::common::{sharded, simple};
 use std::sync::Arc;
 
 use crate::common::{WORLDS, cpu, weights};
-use crate::zero::options;
+use crate::zero_stages::options;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     train::{Loss, ReducedGradients, Strategy, TrainingConfig},

@@ -4,8 +4,8 @@ use crate::common::sharded;
 use std::sync::{Arc, Mutex};
 
 use crate::common::cpu;
-use crate::zero::options;
 use crate::zero_memory::layers;
+use crate::zero_stages::options;
 use autograd::Var;
 use distributed::{
     comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
@@ -120,20 +120,20 @@ impl Gathers {
 }
 
 impl Communicator<Cpu> for Gathers {
-    fn rank(&self) -> usize {
-        0
-    }
-    fn size(&self) -> usize {
-        1
-    }
     fn runtime(&self) -> &Cpu {
         self.inner.runtime()
     }
     fn timeout(&self) -> std::time::Duration {
         self.inner.timeout()
     }
-    fn members(&self) -> &[usize] {
-        self.inner.members()
+    fn group(&self) -> &distributed::comm::Group {
+        self.inner.group()
+    }
+    fn guarantees(&self) -> distributed::comm::Guarantees {
+        self.inner.guarantees()
+    }
+    fn poll(&self) -> Result<()> {
+        self.inner.poll()
     }
     fn next_number(&self) -> u64 {
         self.inner.next_number()
@@ -153,7 +153,9 @@ impl Communicator<Cpu> for Gathers {
     ) -> Result<Option<Comm<Cpu>>> {
         self.inner.split_at(color, key, at)
     }
-    fn abort(&self, _: &str) {}
+    fn abort_for(&self, world_rank: usize, cause: &str) {
+        self.inner.abort_for(world_rank, cause);
+    }
 }
 
 /// What a forward of four layers gathers after a backward pass, in a second step, and when it has computed each layer. `skip`: that backward pass did not

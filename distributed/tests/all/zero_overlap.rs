@@ -3,7 +3,7 @@
 use crate::common::sharded;
 use std::sync::Arc;
 
-use crate::{data_parallel::Watched, zero::options};
+use crate::{data_parallel::Watched, zero_stages::options};
 use autograd::Var;
 use distributed::{
     comm::Comm,

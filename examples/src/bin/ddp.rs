@@ -1,14 +1,14 @@
-//! A character-level GPT on several ranks (threads of this process), each with its part of every batch, beside the same training on one
+//! A character-level GPT on several ranks (threads of this process, or processes under mpirun), each with its part of every batch, beside the same training on one
 //! rank: the losses are the same.
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use weftgrad::{
     AnyRuntime,
     distributed::{
-        comm::{Comm, Communicator, Ranks},
+        comm::{Comm, Communicator, NoOpCommunicator},
         sampler::shard_batches,
         train::{Loss, TrainStep},
     },
@@ -19,7 +19,8 @@ use weftgrad::{
 };
 use weftgrad_examples::{
     Outcome,
-    options::{self, OnRanks, positive},
+    options::{self, positive},
+    ranks::Joined,
     text::{Batch, Corpus, Part},
 };
 
@@ -37,7 +38,7 @@ struct Options {
     #[arg(long, default_value = "8", value_parser = positive)]
     batch: usize,
     #[command(flatten)]
-    on: OnRanks,
+    joined: Joined,
 }
 
 const CONTEXT: usize = 32;
@@ -53,12 +54,14 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Outcome<()> {
     let corpus = Corpus::read(None)?;
     let tokens = corpus.part(Part::Train, CONTEXT)?;
-    let train = |ranks: usize| {
-        let rank = |comm: Comm<AnyRuntime>| losses(&comm, options, corpus.vocabulary.len(), tokens);
-        Ranks::new(ranks).run(|_| options.on.open(), rank)
-    };
-    let (one, many) = (train(1)?.remove(0), train(options.ranks)?.remove(0));
-    println!("step   1 rank     {} ranks    difference", options.ranks);
+    let ranks = options.joined.ranks(options.ranks)?;
+    let rank = |comm: Comm<AnyRuntime>| losses(&comm, options, corpus.vocabulary.len(), tokens);
+    let many = ranks.run(rank)?;
+    if !ranks.leads() {
+        return Ok(());
+    }
+    let one = rank(Arc::new(NoOpCommunicator::new(&options.joined.open()?)))?;
+    println!("step   1 rank     {} ranks    difference", ranks.size());
     for (step, (a, b)) in one.iter().zip(&many).enumerate() {
         println!("{step:4}   {a:.6}   {b:.6}   {:.1e}", (a - b).abs());
     }

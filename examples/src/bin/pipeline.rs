@@ -1,4 +1,4 @@
-//! A GPT cut into stages, trained on threads by any pipeline schedule; prints the schedule and draws what every rank did when.
+//! A GPT cut into stages, trained on threads, or processes, by any pipeline schedule; prints the schedule and draws what every rank did when.
 #![forbid(unsafe_code)]
 
 use std::{path::PathBuf, process::ExitCode};
@@ -7,7 +7,7 @@ use clap::Parser;
 use weftgrad::{
     AnyRuntime,
     distributed::{
-        comm::{Comm, NoOpCommunicator, Ranks},
+        comm::{Comm, NoOpCommunicator},
         pipeline::{
             Checked, GptStage, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineOptions,
             PipelineTrainStep, ScheduleKind, Timeline,
@@ -24,7 +24,8 @@ use weftgrad::{
 };
 use weftgrad_examples::{
     Outcome,
-    options::{self, OnRanks, positive},
+    options::{self, positive},
+    ranks::{Engine, Joined},
     text::{Batch, Corpus, Part},
 };
 
@@ -54,7 +55,7 @@ struct Options {
     #[arg(long, default_value = "pipeline-out", value_name = "DIR")]
     out: PathBuf,
     #[command(flatten)]
-    on: OnRanks,
+    joined: Joined,
 }
 
 /// Sequences in a micro-batch, and characters in a sequence.
@@ -67,19 +68,32 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Outcome<()> {
     let checked = schedule(options)?;
-    for rank in 0..options.ranks {
+    let needed = options.ranks * options.replicas;
+    let ranks = options.joined.ranks(needed)?;
+    if ranks.size() != needed {
+        return Err(format!(
+            "{} replicas of {} ranks are not {} processes",
+            options.replicas,
+            options.ranks,
+            ranks.size()
+        )
+        .into());
+    }
+    for rank in (0..options.ranks).filter(|_| ranks.leads()) {
         let row: Vec<String> = checked.row(rank).iter().map(ToString::to_string).collect();
         println!("rank {rank}: {}", row.join(" "));
     }
     let corpus = Corpus::read(None)?;
     let (vocabulary, text) = (corpus.vocabulary.len(), corpus.part(Part::Train, CONTEXT)?);
-    let open = || options.on.open();
     let rank = |comm: Comm<AnyRuntime>| train(comm, &checked, options, vocabulary, text);
     // Transfers need somebody to meet: a single rank has all stages, and does without.
-    let timeline = match options.ranks * options.replicas {
-        1 => rank(std::sync::Arc::new(NoOpCommunicator::new(&open()?)))?,
-        ranks => Ranks::new(ranks).run(|_| open(), rank)?.swap_remove(0),
+    let timeline = match (needed, options.joined.engine) {
+        (1, Engine::Threads) => rank(std::sync::Arc::new(NoOpCommunicator::new(&options.joined.open()?)))?,
+        _ => ranks.run(rank)?,
     };
+    if !ranks.leads() {
+        return Ok(());
+    }
     std::fs::create_dir_all(&options.out)?;
     let [picture, trace] = ["timeline.svg", "timeline.json"].map(|name| options.out.join(name));
     std::fs::write(&picture, timeline.to_svg())?;

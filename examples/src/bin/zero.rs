@@ -7,7 +7,7 @@ use clap::Parser;
 use weftgrad::{
     AnyRuntime, MemoryCategory,
     distributed::{
-        comm::{Comm, Communicator, Ranks},
+        comm::{Comm, Communicator},
         train::{Loss, Strategy, TrainStep},
         zero::ZeroStage,
     },
@@ -17,7 +17,8 @@ use weftgrad::{
 };
 use weftgrad_examples::{
     Outcome,
-    options::{self, OnRanks, positive},
+    options::{self, positive},
+    ranks::Joined,
 };
 
 /// Measure the memory of sharded training.
@@ -34,7 +35,7 @@ struct Options {
     #[arg(long, default_value = "4", value_parser = positive)]
     layers: usize,
     #[command(flatten)]
-    on: OnRanks,
+    joined: Joined,
 }
 
 /// Bytes on a rank after a step, by what they are for, and the most there were within it.
@@ -50,17 +51,23 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    println!(
+    let ranks = options.joined.ranks(options.ranks)?;
+    let say = |line: String| {
+        if ranks.leads() {
+            println!("{line}");
+        }
+    };
+    say(format!(
         "{:8} {:>12} {:>12} {:>12} {:>12} {:>12} {:>10}",
         "", "parameters", "gradients", "optimizer", "peak", "bytes/param", "loss"
-    );
+    ));
     for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
         let rank = |comm: Comm<AnyRuntime>| measure(&comm, options, stage);
-        let m = Ranks::new(options.ranks).run(|_| options.on.open(), rank)?.remove(0);
+        let m = ranks.run(rank)?;
         let name = stage.map_or_else(|| "ddp".into(), |s| format!("stage {}", s.number()));
         let [p, g, o] = m.live;
         let each = (p + g + o) as f64 / m.parameters as f64;
-        println!("{name:8} {p:>12} {g:>12} {o:>12} {:>12} {each:>12.2} {:>10.5}", m.peak, m.loss);
+        say(format!("{name:8} {p:>12} {g:>12} {o:>12} {:>12} {each:>12.2} {:>10.5}", m.peak, m.loss));
     }
     Ok(())
 }

@@ -1,35 +1,35 @@
-//! How first values are drawn; formulas and gains as `torch.nn.init`'s.
+//! Initializers of parameters; formulas and gains are those of `torch.nn.init`.
 
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, rng::Philox};
 
 use super::orthogonal::orthogonal;
 
-/// Which of a weight's two sides keeps its variance: `weight: [O, I, ..]` has fan-in `I · ..` and fan-out `O · ..`.
+/// The side of a weight whose variance is kept: `weight: [O, I, ..]` has fan-in `I · ..` and fan-out `O · ..`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fan {
-    /// The forward pass's.
+    /// The fan-in: it keeps the variance of the forward pass.
     In,
-    /// The backward pass's.
+    /// The fan-out: it keeps the variance of the backward pass.
     Out,
 }
 
-/// What follows a layer: its weights are drawn larger where it shrinks what it is given.
+/// The nonlinearity after a layer: weights get a larger gain where it shrinks the variance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Nonlinearity {
-    /// Nothing, or the logistic function.
+    /// No activation, or the logistic function.
     Linear,
-    /// The hyperbolic tangent.
+    /// The hyperbolic tangent activation.
     Tanh,
-    /// The rectifier.
+    /// The rectified linear unit, ReLU.
     Relu,
-    /// The leaky rectifier with this slope.
+    /// The leaky rectified linear unit with this negative slope.
     LeakyRelu(f64),
-    /// The self-normalising unit.
+    /// The self-normalizing unit, SELU.
     Selu,
 }
 
 impl Nonlinearity {
-    /// The factor of the standard deviation, as `torch.nn.init.calculate_gain`.
+    /// The factor on the standard deviation, as in `torch.nn.init.calculate_gain`.
     pub fn gain(self) -> f64 {
         match self {
             Nonlinearity::Linear => 1.0,
@@ -41,80 +41,80 @@ impl Nonlinearity {
     }
 }
 
-/// How first values are drawn. The random ones need a floating dtype; those that know a fan need two axes or more.
+/// How initial values are drawn. Random initializers need a floating dtype; those that use a fan need two axes or more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initializer {
-    /// 0.
+    /// Every element is 0.
     Zeros,
-    /// 1.
+    /// Every element is 1.
     Ones,
-    /// This.
+    /// Every element is this value.
     Constant(f64),
-    /// Uniform in `[low, high)`.
+    /// A uniform distribution on `[low, high)`.
     Uniform {
-        /// Lower end.
+        /// The lower bound, inclusive.
         low: f64,
-        /// Upper end.
+        /// The upper bound, exclusive.
         high: f64,
     },
-    /// Normal.
+    /// A normal distribution, not truncated.
     Normal {
-        /// Mean.
+        /// The mean of the distribution.
         mean: f64,
-        /// Standard deviation.
+        /// The standard deviation of the distribution.
         std: f64,
     },
-    /// Normal, drawn again where it falls outside `[low, high]`.
+    /// A normal distribution truncated to `[low, high]`: values outside are drawn again.
     TruncNormal {
-        /// Mean of the whole normal.
+        /// The mean of the normal before truncation.
         mean: f64,
-        /// Standard deviation of the whole normal.
+        /// The standard deviation of the normal before truncation.
         std: f64,
-        /// Lower end.
+        /// The lower bound of the truncation.
         low: f64,
-        /// Upper end.
+        /// The upper bound of the truncation.
         high: f64,
     },
-    /// Uniform with variance `2 · gain² / (fan-in + fan-out)` (Glorot & Bengio 2010).
+    /// Xavier initialization: uniform with variance `2 · gain² / (fan-in + fan-out)` (Glorot & Bengio 2010).
     XavierUniform {
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
-    /// Normal of that variance.
+    /// Xavier initialization: normal with variance `2 · gain² / (fan-in + fan-out)`.
     XavierNormal {
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
-    /// Uniform with variance `gain² / fan` (He et al. 2015).
+    /// Kaiming initialization: uniform with variance `gain² / fan` (He et al. 2015).
     KaimingUniform {
-        /// Which fan.
+        /// The fan that the variance is divided by.
         fan: Fan,
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
-    /// Normal of that variance.
+    /// Kaiming initialization: normal with variance `gain² / fan`.
     KaimingNormal {
-        /// Which fan.
+        /// The fan that the variance is divided by.
         fan: Fan,
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the standard deviation; see [`Nonlinearity::gain`].
         gain: f64,
     },
-    /// Orthogonal rows (or columns, if these are fewer) times `gain`, of the weight seen as `[O, I · ..]` (Saxe et al. 2013).
-    /// Made on the host: `O · I · min(O, I)` steps.
+    /// Orthonormal rows (or columns, if these are fewer) times `gain`, of the weight seen as `[O, I · ..]` (Saxe et al.
+    /// 2013). Computed on the host in `O · I · min(O, I)` operations.
     Orthogonal {
-        /// See [`Nonlinearity::gain`].
+        /// The factor on the orthonormal matrix; see [`Nonlinearity::gain`].
         gain: f64,
     },
 }
 
 impl Initializer {
-    /// Uniform in `±1/√fan`: what PyTorch's linear layers, convolutions and their biases start with; 0 for a fan of 0.
+    /// Uniform in `±1/√fan`, PyTorch's default for linear layers, convolutions and their biases; 0 for a fan of 0.
     pub fn by_fan(fan: usize) -> Self {
         let bound = if fan == 0 { 0.0 } else { 1.0 / (fan as f64).sqrt() };
         Initializer::Uniform { low: -bound, high: bound }
     }
 
-    /// A tensor drawn so from `seed`: the same on every runtime.
+    /// A tensor initialized from `seed`: equal on every runtime.
     pub fn tensor<R: Runtime>(self, rt: &R, shape: impl AsRef<[usize]>, dtype: DType, seed: u64) -> Result<Tensor<R>> {
         let shape = Shape::new(shape.as_ref())?;
         let uniform = |bound: f64| Tensor::uniform(rt, shape, dtype, -bound, bound, seed);
@@ -150,7 +150,7 @@ fn kaiming_std(shape: Shape, side: Fan, gain: f64) -> Result<f64> {
     Ok(gain / fan(shape, side)?.sqrt())
 }
 
-/// At least 1, so that a weight of no elements has a deviation.
+/// The fan, at least 1, so that a weight of no elements has a standard deviation.
 fn fan(shape: Shape, side: Fan) -> Result<f64> {
     let [rows, columns] = matrix(shape)?;
     let field: usize = shape[2..].iter().product();

@@ -1,4 +1,4 @@
-//! First values of parameters: [`Init`] makes parameters, an [`Initializer`] says how their values are drawn.
+//! Initialization of parameters: [`Init`] creates parameters, an [`Initializer`] says how their values are drawn.
 
 mod initializer;
 mod orthogonal;
@@ -15,7 +15,7 @@ use crate::{Buffer, Param};
 
 pub use initializer::{Fan, Initializer, Nonlinearity};
 
-/// A value that is drawn whenever it is read.
+/// A residency that draws a value whenever it is read.
 struct Drawn<R: Runtime> {
     how: Initializer,
     seed: u64,
@@ -29,7 +29,7 @@ impl<R: Runtime> Residency<R> for Drawn<R> {
     }
 }
 
-/// Makes a model's parameters. Each gets a seed of its own, in the order they are made: a model built twice from the same
+/// Creates a model's parameters. Each gets a separate seed, in the order of creation: a model built twice from the same
 /// seed has the same values, on every runtime.
 #[derive(Clone, Debug)]
 pub struct Init<R: Runtime> {
@@ -43,7 +43,7 @@ pub struct Init<R: Runtime> {
 }
 
 impl<R: Runtime> Init<R> {
-    /// Parameters of `f32` on `rt`, booked as such in its account of memory.
+    /// An initializer of `f32` parameters on `rt`, booked as parameters in its memory account.
     pub fn new(rt: &R, seed: u64) -> Self {
         Init {
             rt: rt.with_category(MemoryCategory::Parameters),
@@ -56,48 +56,48 @@ impl<R: Runtime> Init<R> {
         }
     }
 
-    /// Parameters of another floating type.
+    /// Sets the floating dtype of the parameters.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = dtype;
         self
     }
 
-    /// Draws values only when they are read, and keeps none: for models that no rank holds in whole, whose trainer takes each parameter's
-    /// part. They are the values they would be otherwise.
+    /// Draws values only when they are read, and keeps none: for models that no rank holds in full, whose trainer takes
+    /// a shard of each parameter. The values are those of an initialization without it.
     pub fn lazily(mut self) -> Self {
         self.lazy = true;
         self
     }
 
-    /// Draws weights (of linear layers, convolutions, embeddings, recurrent layers) so, in place of each layer's own way. Who
-    /// says it first decides: whoever builds a model, over the model.
+    /// Initializes weights (of linear layers, convolutions, embeddings, recurrent layers) by `how`, in place of each
+    /// layer's default. The first call decides: the caller that builds a model overrides the model.
     pub fn weights(mut self, how: Initializer) -> Self {
         self.weights.get_or_insert(how);
         self
     }
 
-    /// Draws biases so, in place of each layer's own way. Who says it first decides.
+    /// Initializes biases by `how`, in place of each layer's default. The first call decides.
     pub fn biases(mut self, how: Initializer) -> Self {
         self.biases.get_or_insert(how);
         self
     }
 
-    /// The runtime parameters live on.
+    /// The runtime of the parameters.
     pub fn runtime(&self) -> &R {
         &self.rt
     }
 
-    /// A weight, drawn as [`weights`](Init::weights) says, or else by `default`.
+    /// A weight, initialized as [`weights`](Init::weights) says, or else by `default`.
     pub fn weight(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
         self.param(shape, self.weights.unwrap_or(default))
     }
 
-    /// A bias, drawn as [`biases`](Init::biases) says, or else by `default`.
+    /// A bias, initialized as [`biases`](Init::biases) says, or else by `default`.
     pub fn bias(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
         self.param(shape, self.biases.unwrap_or(default))
     }
 
-    /// A parameter drawn so, whatever was said of weights and biases.
+    /// A parameter initialized by `how`, regardless of the initializers set for weights and biases.
     pub fn param(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Param<R>> {
         if !self.lazy {
             return Param::new(self.tensor(shape, how)?);

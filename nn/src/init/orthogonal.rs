@@ -2,8 +2,8 @@
 
 use numcore::rng::Philox;
 
-/// A `rows × columns` matrix, row-major, whose shorter side is orthonormal: the Q of a normal matrix's QR with a positive
-/// diagonal of R, which is uniform among such matrices (Mezzadri 2007).
+/// A `rows × columns` matrix, row-major, whose shorter side is orthonormal: the Q of the QR decomposition, with a
+/// positive diagonal of R, of a matrix of normal entries, which is uniform among such matrices (Mezzadri 2007).
 pub(super) fn orthogonal(rows: usize, columns: usize, seed: u64) -> Vec<f64> {
     let (count, len) = (rows.min(columns), rows.max(columns));
     let mut rng = Philox::new(seed, 0);
@@ -15,7 +15,8 @@ pub(super) fn orthogonal(rows: usize, columns: usize, seed: u64) -> Vec<f64> {
     (0..rows).flat_map(|r| vectors.iter().map(move |v| v[r])).collect()
 }
 
-/// Modified Gram–Schmidt, each vector twice: once loses orthogonality where vectors are nearly parallel (Giraud et al. 2005).
+/// Modified Gram–Schmidt, each vector twice: once loses orthogonality where vectors are nearly parallel (Giraud et al.
+/// 2005).
 fn orthonormalize(vectors: &mut [Vec<f64>]) {
     for i in 0..vectors.len() {
         let (done, rest) = vectors.split_at_mut(i);
@@ -27,7 +28,7 @@ fn orthonormalize(vectors: &mut [Vec<f64>]) {
     }
 }
 
-/// Takes the part along the unit vector `q` out of `v`.
+/// Removes the component along the unit vector `q` from `v`.
 fn remove(v: &mut [f64], q: &[f64]) {
     let along = dot(v, q);
     v.iter_mut().zip(q).for_each(|(x, y)| *x -= along * y);

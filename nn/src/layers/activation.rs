@@ -1,4 +1,4 @@
-//! Activations as modules: each applies the method of its name.
+//! Activations as modules: each applies the method with its name.
 
 use autograd::Var;
 use numcore::{Result, Runtime, fused::NnOps, ops::PointwiseOps};
@@ -40,90 +40,91 @@ macro_rules! activations {
 
 activations! {
     plain {
-        /// `max(x, 0)`.
+        /// The rectified linear unit, `max(x, 0)`.
         Relu relu;
-        /// `x · Φ(x)` (Hendrycks & Gimpel 2016).
+        /// The GELU activation, `x · Φ(x)` (Hendrycks & Gimpel 2016).
         Gelu gelu;
         /// The tanh approximation of [`Gelu`].
         GeluTanh gelu_tanh;
-        /// `x · sigmoid(x)` (Elfwing et al. 2018).
+        /// The SiLU activation, `x · sigmoid(x)` (Elfwing et al. 2018).
         Silu silu;
-        /// `x · tanh(softplus(x))` (Misra 2019).
+        /// The Mish activation, `x · tanh(softplus(x))` (Misra 2019).
         Mish mish;
-        /// Self-normalising ELU (Klambauer et al. 2017).
+        /// The self-normalizing ELU activation (Klambauer et al. 2017).
         Selu selu;
-        /// Hyperbolic tangent.
+        /// The hyperbolic tangent, elementwise.
         Tanh tanh;
-        /// `1 / (1 + e⁻ˣ)`.
+        /// The logistic function, `1 / (1 + e⁻ˣ)`.
         Sigmoid sigmoid;
-        /// `ln(sigmoid(x))`.
+        /// The logarithm of the sigmoid, `ln(sigmoid(x))`.
         LogSigmoid log_sigmoid;
-        /// `ln(1 + eˣ)`.
+        /// The softplus activation, `ln(1 + eˣ)`.
         Softplus softplus;
-        /// `x / (1 + |x|)`.
+        /// The softsign activation, `x / (1 + |x|)`.
         Softsign softsign;
-        /// `x · min(max(x + 3, 0), 6) / 6` (Howard et al. 2019).
+        /// The hard-swish activation, `x · min(max(x + 3, 0), 6) / 6` (Howard et al. 2019).
         Hardswish hardswish;
-        /// `min(max(x + 3, 0), 6) / 6`.
+        /// The hard-sigmoid activation, `min(max(x + 3, 0), 6) / 6`.
         Hardsigmoid hardsigmoid;
-        /// `min(max(x, 0), 6)`.
+        /// The clipped ReLU, `min(max(x, 0), 6)`.
         Relu6 relu6;
-        /// `x − tanh(x)`.
+        /// The tanh-shrink activation, `x − tanh(x)`.
         Tanhshrink tanhshrink;
     }
     with {
-        /// `x` where positive, `slope · x` elsewhere.
+        /// The leaky ReLU: `x` where positive, `slope · x` elsewhere.
         LeakyRelu(
-            /// 0.01 by convention.
+            /// The slope for negative inputs; 0.01 by convention.
             slope: f64
         ) leaky_relu;
-        /// `x` where positive, `alpha · (eˣ − 1)` elsewhere (Clevert et al. 2016).
+        /// The ELU activation: `x` where positive, `alpha · (eˣ − 1)` elsewhere (Clevert et al. 2016).
         Elu(
-            /// 1 by convention.
+            /// The scale of negative outputs; 1 by convention.
             alpha: f64
         ) elu;
-        /// `x` where positive, `alpha · (e^(x/alpha) − 1)` elsewhere (Barron 2017).
+        /// The CELU activation: `x` where positive, `alpha · (e^(x/alpha) − 1)` elsewhere (Barron 2017).
         Celu(
-            /// 1 by convention.
+            /// The scale of negative outputs; 1 by convention.
             alpha: f64
         ) celu;
-        /// `x` moved towards 0 by `lambda`, 0 in between.
+        /// The soft-shrink activation: `x` moved towards 0 by `lambda`, 0 in between.
         Softshrink(
-            /// 0.5 by convention.
+            /// The threshold; 0.5 by convention.
             lambda: f64
         ) softshrink;
-        /// `x` where its magnitude is above `lambda`, 0 elsewhere.
+        /// The hard-shrink activation: `x` where its magnitude is above `lambda`, 0 elsewhere.
         Hardshrink(
-            /// 0.5 by convention.
+            /// The threshold; 0.5 by convention.
             lambda: f64
         ) hardshrink;
-        /// `a · sigmoid(b)` of both halves along an axis (Dauphin et al. 2017).
+        /// The gated linear unit `a · sigmoid(b)`, where `a` and `b` are the two parts of `x` along an axis (Dauphin et
+        /// al. 2017).
         Glu(
-            /// Which.
+            /// The axis that is split in two.
             axis: isize
         ) glu;
-        /// `eˣ / Σ eˣ` along an axis.
+        /// Softmax, `eˣ / Σ eˣ` along an axis.
         Softmax(
-            /// Which.
+            /// The axis that is normalized.
             axis: isize
         ) softmax;
-        /// The logarithm of [`Softmax`].
+        /// The logarithm of the softmax along an axis.
         LogSoftmax(
-            /// Which.
+            /// The axis that is normalized.
             axis: isize
         ) log_softmax;
     }
 }
 
-/// `x` where positive, `weight · x` elsewhere (He et al. 2015), of `[N, C, ..]`.
+/// The PReLU activation of `[N, C, ..]`: `x` where positive, `weight · x` elsewhere (He et al. 2015).
 #[derive(Debug, Module)]
 pub struct PRelu<R: Runtime> {
-    /// `[C]`, or `[1]` for all channels.
+    /// The negative slopes, `[C]`, or `[1]` for all channels.
     pub weight: Param<R>,
 }
 
 impl<R: Runtime> PRelu<R> {
-    /// One weight of 0.25 for each of `count` channels, or a count of 1 for all.
+    /// A negative slope of 0.25 for each of `count` channels, or a count of 1 for all.
     pub fn new(init: &Init<R>, count: usize) -> Result<Self> {
         Ok(PRelu { weight: init.param([count], Initializer::Constant(0.25))? })
     }

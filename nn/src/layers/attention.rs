@@ -1,4 +1,4 @@
-//! Attention with several heads.
+//! Multi-head attention.
 
 use autograd::Var;
 use numcore::{
@@ -10,22 +10,22 @@ use numcore::{
 use super::Linear;
 use crate::{Forward, Init, Initializer, Module, Param};
 
-/// What may attend to what.
+/// Options of attention: masks, window, scale and soft cap.
 pub struct AttentionOptions<'a, R: Runtime> {
     /// Queries see no key that comes later.
     pub causal: bool,
-    /// Broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
+    /// A mask that broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
     pub mask: Option<&'a Var<R>>,
-    /// `[B, S]`, `bool`: keys that no query sees. A query that sees no key at all gets zeros (PyTorch: NaN).
+    /// Keys that no query sees, `[B, S]`, `bool`. A query that sees no key at all gets zeros (PyTorch: NaN).
     pub key_padding: Option<&'a Var<R>>,
-    /// `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
+    /// The sliding window `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
     pub window: (Option<usize>, Option<usize>),
-    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`, for `causal` and `window`: queries after a cache
-    /// of keys.
+    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`: for queries
+    /// after a KV cache.
     pub lower_right: bool,
-    /// What scores are multiplied with; `1/√D` of a head's width `D` if not given.
+    /// The factor of the scores; `1/√D` of a head's width `D` if not given.
     pub scale: Option<f64>,
-    /// `c`: scaled scores become `c · tanh(score / c)` before the mask.
+    /// The soft cap `c`: scaled scores become `c · tanh(score / c)` before the mask.
     pub softcap: Option<f64>,
 }
 
@@ -43,20 +43,22 @@ impl<R: Runtime> Default for AttentionOptions<'_, R> {
     }
 }
 
-/// Attention with several heads (Vaswani et al. 2017), batch first; parameters as PyTorch's `nn.MultiheadAttention`.
+/// Multi-head attention (Vaswani et al. 2017), batch first; parameters are named as in PyTorch's
+/// `nn.MultiheadAttention`.
 #[derive(Debug, Module)]
 pub struct MultiHeadAttention<R: Runtime> {
-    /// The projections of queries, keys and values, one below the other: `[3C, C]`.
+    /// The projections of queries, keys and values, concatenated along the rows: `[3C, C]`.
     pub in_proj_weight: Param<R>,
-    /// `[3C]`.
+    /// The bias of the input projections, `[3C]`.
     pub in_proj_bias: Option<Param<R>>,
-    /// The projection of what the heads found.
+    /// The output projection, applied to the concatenated heads.
     pub out_proj: Linear<R>,
     heads: usize,
 }
 
 impl<R: Runtime> MultiHeadAttention<R> {
-    /// `heads` divides `width`. Input projections Xavier-uniform, output projection as a linear layer's; biases 0.
+    /// A layer of `width` channels; `heads` divides `width`. Input projections are Xavier-uniform, the output
+    /// projection is as in a linear layer, biases are 0.
     pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
         check_heads(width, heads)?;
         let in_proj_weight = init.weight([3 * width, width], Initializer::XavierUniform { gain: 1.0 })?;
@@ -65,7 +67,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads })
     }
 
-    /// The same without biases.
+    /// This layer without biases.
     pub fn without_bias(self) -> Self {
         MultiHeadAttention { in_proj_bias: None, out_proj: self.out_proj.without_bias(), ..self }
     }
@@ -83,13 +85,13 @@ impl<R: Runtime> MultiHeadAttention<R> {
         self.combine(q, k, v, options)
     }
 
-    /// Attention of `x: [B, T, C]` over itself: one product makes queries, keys and values.
+    /// Self-attention of `x: [B, T, C]`: one matmul computes queries, keys and values.
     pub fn attend_self(&self, x: &Var<R>, options: AttentionOptions<'_, R>) -> Result<Var<R>> {
         let [q, k, v] = three(self.project(x, 0, 3)?.chunk(-1, 3)?)?;
         self.combine(q, k, v, options)
     }
 
-    /// Input projections `first ..` of `x`, `count` of them side by side.
+    /// Input projections `first ..` of `x`, `count` of them concatenated.
     fn project(&self, x: &Var<R>, first: usize, count: usize) -> Result<Var<R>> {
         let width = self.in_proj_weight.shape()[1];
         let part = |p: &Param<R>| p.var().narrow(0, first * width, count * width);
@@ -107,7 +109,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
     }
 }
 
-/// Attention of `x: [B, T, C]` over itself, without a mask.
+/// Self-attention of `x: [B, T, C]`, without a mask.
 impl<R: Runtime> Forward<R> for MultiHeadAttention<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         self.attend_self(x, AttentionOptions::default())
@@ -115,7 +117,7 @@ impl<R: Runtime> Forward<R> for MultiHeadAttention<R> {
 }
 
 impl<R: Runtime> AttentionOptions<'_, R> {
-    /// Both masks as one.
+    /// Combines both masks into one.
     fn joint_mask(&self) -> Result<Option<Var<R>>> {
         let Some(padding) = self.key_padding else {
             return Ok(self.mask.cloned());
@@ -150,7 +152,7 @@ pub(super) fn merge_heads<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
     x.transpose(1, 2)?.flatten(2, 3)
 }
 
-/// Exactly three parts.
+/// Exactly three parts, or an error.
 pub(super) fn three<T>(parts: Vec<T>) -> Result<[T; 3]> {
     parts.try_into().map_err(|_| Error::argument("attention", "queries, keys and values are three"))
 }

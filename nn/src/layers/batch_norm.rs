@@ -13,27 +13,27 @@ use numcore::{
 use super::without_bias;
 use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param};
 
-/// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channels'.
+/// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channel axis.
 ///
-/// In training it uses the batch's own statistics and moves the running ones towards them; otherwise it uses the running ones.
-/// Where a checkpointed segment holds one, recomputation moves them again.
+/// In training it uses the batch's own statistics and updates the running statistics with them; in evaluation it uses
+/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time.
 #[derive(Debug, Module)]
 pub struct BatchNorm<R: Runtime> {
-    /// `[C]`.
+    /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// `[C]`.
+    /// The shift of each channel, `[C]`.
     pub bias: Option<Param<R>>,
-    /// `[C]`.
+    /// The running mean of each channel, `[C]`.
     pub running_mean: Buffer<R>,
-    /// Unbiased, `[C]`.
+    /// The running variance of each channel, unbiased, `[C]`.
     pub running_var: Buffer<R>,
-    /// How many batches it was trained on; one `i64`.
+    /// The number of batches it was trained on; one `i64`.
     pub num_batches_tracked: Buffer<R>,
-    /// How far the running statistics move towards the batch's; 0.1 unless set.
+    /// The weight of a batch's statistics in the running ones; 0.1 unless set.
     pub momentum: f64,
-    /// Added to the variance; 1e-5 unless set.
+    /// The constant added to the variance; 1e-5 unless set.
     pub eps: f64,
-    /// Whether it trains.
+    /// Whether the layer is in training or in evaluation mode.
     pub mode: Mode,
 }
 
@@ -45,7 +45,7 @@ pub type BatchNorm2d<R> = BatchNorm<R>;
 without_bias!(BatchNorm);
 
 impl<R: Runtime> BatchNorm<R> {
-    /// Weight 1, bias 0, running mean 0 and variance 1.
+    /// A layer with weight 1, bias 0, running mean 0 and running variance 1.
     pub fn new(init: &Init<R>, channels: usize) -> Result<Self> {
         Ok(BatchNorm {
             weight: init.param([channels], Initializer::Ones)?,
@@ -59,8 +59,8 @@ impl<R: Runtime> BatchNorm<R> {
         })
     }
 
-    /// Moves the running statistics towards a batch's, by the momentum, and counts the batch: its mean and its unbiased variance, `[C]` each,
-    /// of the buffers' dtype.
+    /// Updates the running statistics with a batch's, by the momentum, and counts the batch: its mean and its unbiased
+    /// variance, `[C]` each, of the buffers' dtype.
     pub fn track(&self, mean: &Var<R>, variance: &Var<R>) -> Result<()> {
         static TOWARDS: LazyLock<Program> =
             LazyLock::new(|| Program::new("towards", |[old, new], [by]| [old + by * (new - old)]));

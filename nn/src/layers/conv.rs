@@ -10,16 +10,16 @@ use numcore::{
 use super::optional;
 use crate::{Forward, Init, Initializer, Module, Param};
 
-/// Geometry of a [`Conv1d`].
+/// The geometry of a [`Conv1d`].
 #[derive(Clone, Copy, Debug)]
 pub struct Conv1dOptions {
-    /// From one output to the next.
+    /// The stride between outputs.
     pub stride: usize,
-    /// Zeros around the input.
+    /// Zero padding at both edges of the input.
     pub padding: usize,
-    /// From one weight to the next.
+    /// The distance between elements of the kernel.
     pub dilation: usize,
-    /// Groups of channels that do not mix.
+    /// The number of channel groups; channels of different groups do not mix.
     pub groups: usize,
 }
 
@@ -39,9 +39,9 @@ impl From<Conv1dOptions> for ConvNd<1> {
 /// Convolution over `N` axes of `x: [B, C, ..]`, giving `[B, O, ..]`.
 #[derive(Debug, Module)]
 pub struct Conv<R: Runtime, const N: usize> {
-    /// `[O, C/G, K1 .. KN]`.
+    /// The kernels, `[O, C/G, K1 .. KN]`.
     pub weight: Param<R>,
-    /// `[O]`.
+    /// The bias of each output channel, `[O]`.
     pub bias: Option<Param<R>>,
     #[module(skip)]
     options: ConvNd<N>,
@@ -58,9 +58,9 @@ pub type Conv3d<R> = Conv<R, 3>;
 /// channels to `C`.
 #[derive(Debug, Module)]
 pub struct ConvTranspose<R: Runtime, const N: usize> {
-    /// `[C, O/G, K1 .. KN]`.
+    /// The kernels, `[C, O/G, K1 .. KN]`.
     pub weight: Param<R>,
-    /// `[O]`.
+    /// The bias of each output channel, `[O]`.
     pub bias: Option<Param<R>>,
     #[module(skip)]
     options: ConvNd<N>,
@@ -76,14 +76,14 @@ pub type ConvTranspose2d<R> = ConvTranspose<R, 2>;
 pub type ConvTranspose3d<R> = ConvTranspose<R, 3>;
 
 impl<R: Runtime> Conv<R, 1> {
-    /// Weight and bias uniform in `±1/√(C/G · K)`.
+    /// A layer with weight and bias uniform in `±1/√(C/G · K)`.
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: usize, options: Conv1dOptions) -> Result<Self> {
         Self::build(init, [inputs, outputs], [kernel], options.into())
     }
 }
 
 impl<R: Runtime> Conv<R, 2> {
-    /// Weight and bias uniform in `±1/√(C/G · R · S)`.
+    /// A layer with weight and bias uniform in `±1/√(C/G · R · S)`.
     pub fn new(
         init: &Init<R>,
         inputs: usize,
@@ -96,7 +96,7 @@ impl<R: Runtime> Conv<R, 2> {
 }
 
 impl<R: Runtime> Conv<R, 3> {
-    /// Weight and bias uniform in `±1/√(C/G · D · R · S)`.
+    /// A layer with weight and bias uniform in `±1/√(C/G · D · R · S)`.
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 3], options: ConvNd<3>) -> Result<Self> {
         Self::build(init, [inputs, outputs], kernel, options)
     }
@@ -108,19 +108,19 @@ impl<R: Runtime, const N: usize> Conv<R, N> {
         Ok(Conv { weight, bias, options })
     }
 
-    /// The same without a bias.
+    /// This layer without a bias.
     pub fn without_bias(mut self) -> Self {
         self.bias = None;
         self
     }
 
-    /// The same with other padding: different sides, or as much as keeps the sizes.
+    /// This layer with other padding: different on each side, or the amount that keeps the sizes.
     pub fn with_padding(mut self, padding: ConvPadding<N>) -> Self {
         self.options.padding = padding;
         self
     }
 
-    /// The same, padded with the input's own elements: PyTorch's `padding_mode`.
+    /// This layer padded with the input's own elements: PyTorch's `padding_mode`.
     #[doc(alias = "padding_mode")]
     pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
         self.options.mode = mode;
@@ -129,14 +129,14 @@ impl<R: Runtime, const N: usize> Conv<R, N> {
 }
 
 impl<R: Runtime> ConvTranspose<R, 1> {
-    /// Weight and bias uniform in `±1/√(O/G · K)`.
+    /// A layer with weight and bias uniform in `±1/√(O/G · K)`.
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: usize, options: Conv1dOptions) -> Result<Self> {
         Self::build(init, [inputs, outputs], [kernel], options.into())
     }
 }
 
 impl<R: Runtime> ConvTranspose<R, 2> {
-    /// Weight and bias uniform in `±1/√(O/G · R · S)`.
+    /// A layer with weight and bias uniform in `±1/√(O/G · R · S)`.
     pub fn new(
         init: &Init<R>,
         inputs: usize,
@@ -149,7 +149,7 @@ impl<R: Runtime> ConvTranspose<R, 2> {
 }
 
 impl<R: Runtime> ConvTranspose<R, 3> {
-    /// Weight and bias uniform in `±1/√(O/G · D · R · S)`.
+    /// A layer with weight and bias uniform in `±1/√(O/G · D · R · S)`.
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 3], options: ConvNd<3>) -> Result<Self> {
         Self::build(init, [inputs, outputs], kernel, options)
     }
@@ -161,13 +161,13 @@ impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
         Ok(ConvTranspose { weight, bias, options, output_padding: [0; N] })
     }
 
-    /// The same without a bias.
+    /// This layer without a bias.
     pub fn without_bias(mut self) -> Self {
         self.bias = None;
         self
     }
 
-    /// Lengthens the result, whose size a stride leaves open; less than the stride, or than the dilation.
+    /// Enlarges the result, whose size a stride leaves undetermined; less than the stride, or than the dilation.
     pub fn with_output_padding(mut self, output_padding: [usize; N]) -> Result<Self> {
         let stride = self.options.stride;
         if (0..N).any(|i| output_padding[i] >= stride[i].max(self.options.dilation[i])) {
@@ -180,7 +180,7 @@ impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
     }
 }
 
-/// Which channels a weight's first axis counts.
+/// The channels along a weight's first axis.
 #[derive(Clone, Copy, PartialEq)]
 enum WeightAxis {
     Outputs,

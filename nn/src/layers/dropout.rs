@@ -1,22 +1,23 @@
-//! Dropout.
+//! Dropout layers.
 
 use autograd::{Var, next_seed};
 use numcore::{Error, Result, Runtime, fused::NnOps};
 
 use crate::{Forward, Mode, Module};
 
-/// Dropout (Srivastava et al. 2014): in training, elements become 0 with probability `p` and the others `1/(1−p)` times as large.
+/// Dropout (Srivastava et al. 2014): in training, elements become 0 with probability `p` and the others `1/(1−p)` times
+/// as large.
 ///
-/// Each call draws a seed from its thread's stream ([`autograd::manual_seed`]); the mask depends on that seed alone.
+/// Each call draws a seed from its thread's stream ([`autograd::manual_seed`]); the mask depends only on that seed.
 #[derive(Debug, Module)]
 pub struct Dropout {
     p: f64,
-    /// Whether it trains.
+    /// Whether the layer is in training or in evaluation mode.
     pub mode: Mode,
 }
 
 impl Dropout {
-    /// With probability `p` in `[0, 1)`.
+    /// A layer with drop probability `p` in `[0, 1)`.
     pub fn new(p: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&p) {
             return Err(Error::argument("dropout", format!("probability {p} is not in [0, 1)")));
@@ -24,7 +25,7 @@ impl Dropout {
         Ok(Dropout { p, mode: Mode::default() })
     }
 
-    /// Whether it gives its input back: in evaluation, and with probability 0.
+    /// Whether the layer returns its input: in evaluation, and with probability 0.
     pub fn is_identity(&self) -> bool {
         self.p == 0.0 || !self.mode.is_training()
     }

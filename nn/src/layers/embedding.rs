@@ -1,4 +1,4 @@
-//! Rows of a table by index.
+//! Embeddings: rows of a table by index.
 
 use autograd::Var;
 use numcore::{
@@ -8,10 +8,10 @@ use numcore::{
 
 use crate::{Forward, Init, Initializer, Module, Param};
 
-/// Rows of a table named by indices `[..]` (`i64`), giving `[.., D]`.
+/// An embedding: rows of a table named by indices `[..]` (`i64`), giving `[.., D]`.
 #[derive(Debug, Module)]
 pub struct Embedding<R: Runtime> {
-    /// `[V, D]`.
+    /// One row per token: `[V, D]`.
     pub weight: Param<R>,
     padding_idx: Option<usize>,
 }
@@ -23,7 +23,7 @@ impl<R: Runtime> Embedding<R> {
         Ok(Embedding { weight, padding_idx: None })
     }
 
-    /// Row `index` stands for padding: it is 0, and no gradient flows to it.
+    /// Makes row `index` the padding token: it is 0, and no gradient flows to it.
     pub fn with_padding_idx(mut self, index: usize) -> Result<Self> {
         let shape = self.weight.shape();
         if index >= shape[0] {

@@ -9,29 +9,29 @@ use numcore::{
 use super::{Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
 use crate::{Forward, Init, Initializer, Module};
 
-/// Sizes of a [`Gpt`].
+/// The sizes and options of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GptConfig {
-    /// Kinds of tokens.
+    /// The size of the vocabulary.
     pub vocab: usize,
-    /// The longest sequence.
+    /// The longest sequence, in tokens.
     pub context: usize,
-    /// Blocks.
+    /// The number of decoder blocks.
     pub layers: usize,
-    /// Heads; they divide `width`.
+    /// The number of heads, which divides `width`.
     pub heads: usize,
-    /// Channels.
+    /// The number of channels, C.
     pub width: usize,
     /// Whether linear layers have biases (the head never has one, norms always do).
     pub bias: bool,
-    /// Dropout after the embeddings and in every block.
+    /// The dropout probability after the embeddings and in every block.
     pub dropout: f64,
-    /// Whether the head is the token table itself.
+    /// Whether the head shares the weight of the token embedding.
     pub tied_head: bool,
 }
 
 impl Default for GptConfig {
-    /// A small model of bytes.
+    /// A small byte-level model.
     fn default() -> Self {
         GptConfig {
             vocab: 256,
@@ -46,27 +46,27 @@ impl Default for GptConfig {
     }
 }
 
-/// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019): tokens `[B, T]` (`i64`) to
-/// logits of each next token, `[B, T, V]`.
+/// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019): tokens `[B, T]`
+/// (`i64`) to logits of each next token, `[B, T, V]`.
 ///
-/// Weights start normal with deviation 0.02 and biases 0, unless `init` says otherwise.
+/// Weights are initialized as normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
 #[derive(Debug, Module)]
 pub struct Gpt<R: Runtime> {
-    /// Of tokens.
+    /// The token embedding, `[V, C]`.
     pub wte: Embedding<R>,
-    /// Of positions.
+    /// The position embedding, `[T, C]`.
     pub wpe: Embedding<R>,
-    /// The decoder.
+    /// The decoder blocks, in order.
     pub blocks: Vec<Block<R>>,
-    /// The last norm.
+    /// The norm before the logits.
     pub lnf: LayerNorm<R>,
-    /// To logits; absent where it is the token table.
+    /// The projection to logits; absent where it is the token embedding.
     pub head: Option<Linear<R>>,
     dropout: Dropout,
 }
 
 impl<R: Runtime> Gpt<R> {
-    /// A model of these sizes.
+    /// A model of the given sizes.
     pub fn new(init: &Init<R>, config: GptConfig) -> Result<Self> {
         let GptConfig { vocab, context, layers, heads, width, bias, dropout, tied_head } = config;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
@@ -82,7 +82,7 @@ impl<R: Runtime> Gpt<R> {
         })
     }
 
-    /// What the first block is given: `[B, T, C]`.
+    /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`.
     pub fn embed(&self, tokens: &Var<R>) -> Result<Var<R>> {
         let (shape, context) = (tokens.spec().shape, self.wpe.weight.shape()[0]);
         let &[_, t] = &shape[..] else {
@@ -96,7 +96,7 @@ impl<R: Runtime> Gpt<R> {
         self.dropout.forward(&self.wte.weight.var().embedding(tokens).within("wte")?.add(&positions)?)
     }
 
-    /// The logits of what the last block gives.
+    /// The logits for the output of the last block.
     pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.lnf.forward(x).within("lnf")?;
         match &self.head {

@@ -1,4 +1,4 @@
-//! Layers without parameters that move, pad and resize images.
+//! Image layers without parameters: resizing, pixel shuffles, padding, im2col.
 
 use autograd::Var;
 use numcore::{
@@ -11,9 +11,9 @@ use crate::{Forward, Module};
 /// Resizes the last axes of `x: [N, C, ..]` by factors: PyTorch's `Upsample(scale_factor=..)`.
 #[derive(Clone, Debug, PartialEq, Module)]
 pub struct Upsample {
-    /// One for each axis after the second.
+    /// The scale factors, one for each axis after the second.
     pub factors: Vec<f64>,
-    /// How new elements are made.
+    /// The interpolation of new elements.
     #[module(skip)]
     pub options: Interpolate,
 }
@@ -24,10 +24,10 @@ impl<R: Runtime> Forward<R> for Upsample {
     }
 }
 
-/// `[.., C·r², H, W]` as `[.., C, H·r, W·r]`.
+/// Pixel shuffle: `[.., C·r², H, W]` becomes `[.., C, H·r, W·r]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct PixelShuffle {
-    /// `r`.
+    /// The factor `r` per axis.
     pub factor: usize,
 }
 
@@ -37,10 +37,10 @@ impl<R: Runtime> Forward<R> for PixelShuffle {
     }
 }
 
-/// `[.., C, H·r, W·r]` as `[.., C·r², H, W]`.
+/// Inverse pixel shuffle: `[.., C, H·r, W·r]` becomes `[.., C·r², H, W]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct PixelUnshuffle {
-    /// `r`.
+    /// The factor `r` per axis.
     pub factor: usize,
 }
 
@@ -50,14 +50,14 @@ impl<R: Runtime> Forward<R> for PixelUnshuffle {
     }
 }
 
-/// Elements around the last axes: PyTorch's `ConstantPad2d`, `ReflectionPad2d`, `ReplicationPad2d`, `CircularPad2d`
-/// and those of one and three axes.
+/// Padding of the last axes: PyTorch's `ConstantPad2d`, `ReflectionPad2d`, `ReplicationPad2d`, `CircularPad2d` and
+/// their variants for one and three axes.
 #[derive(Clone, Debug, PartialEq, Module)]
 pub struct Pad {
-    /// How many come before and after each of the last axes, outermost first; negative counts remove.
+    /// The padding before and after each of the last axes, outermost first; negative counts crop.
     #[module(skip)]
     pub pads: Vec<(isize, isize)>,
-    /// Which.
+    /// How elements outside of the image are filled.
     #[module(skip)]
     pub mode: PadMode,
 }
@@ -76,7 +76,7 @@ impl<R: Runtime> Forward<R> for Pad {
 /// Windows of `x: [B, C, ..]` as columns, `[B, C · K, P]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct Unfold<const N: usize> {
-    /// Kernel, stride, padding and dilation; the rest does not count.
+    /// The kernel, stride, padding and dilation; other options are ignored.
     #[module(skip)]
     pub options: PoolOptions<N>,
 }
@@ -87,13 +87,13 @@ impl<R: Runtime, const N: usize> Forward<R> for Unfold<N> {
     }
 }
 
-/// Columns `[B, C · K, P]` added up where their windows overlap, `[B, C, size]`.
+/// Columns `[B, C · K, P]` accumulated where their windows overlap, `[B, C, size]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct Fold<const N: usize> {
-    /// Sizes of the output.
+    /// The sizes of the output.
     #[module(skip)]
     pub size: [usize; N],
-    /// Kernel, stride, padding and dilation; the rest does not count.
+    /// The kernel, stride, padding and dilation; other options are ignored.
     #[module(skip)]
     pub options: PoolOptions<N>,
 }

@@ -1,4 +1,4 @@
-//! Layers: one file each. Parameters have PyTorch's names, layouts and first values.
+//! Layers, one file each. Parameters have PyTorch's names, layouts and default initialization.
 
 mod activation;
 mod attention;
@@ -56,11 +56,11 @@ fn optional<R: Runtime>(parameter: &Option<Param<R>>) -> Option<Var<R>> {
     parameter.as_ref().map(Param::var)
 }
 
-/// A layer's `without_bias`.
+/// Defines a layer's `without_bias`.
 macro_rules! without_bias {
     ($($layer:ident),*) => {$(
         impl<R: numcore::Runtime> $layer<R> {
-            /// The same without a bias.
+            /// This layer without a bias.
             pub fn without_bias(mut self) -> Self {
                 self.bias = None;
                 self

@@ -1,4 +1,4 @@
-//! Norms by the statistics of each sample.
+//! Norms over the statistics of each sample.
 
 use autograd::Var;
 use numcore::{Error, Result, Runtime, fused::NnOps};
@@ -9,31 +9,31 @@ use crate::{Forward, Init, Initializer, Module, Param};
 /// Layer norm (Ba et al. 2016) over the last axis of `x: [.., C]`.
 #[derive(Debug, Module)]
 pub struct LayerNorm<R: Runtime> {
-    /// `[C]`.
+    /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// `[C]`.
+    /// The shift of each channel, `[C]`.
     pub bias: Option<Param<R>>,
-    /// Added to the variance; 1e-5 unless set.
+    /// The constant added to the variance; 1e-5 unless set.
     pub eps: f64,
 }
 
 /// RMS norm (Zhang & Sennrich 2019) over the last axis of `x: [.., C]`.
 #[derive(Debug, Module)]
 pub struct RmsNorm<R: Runtime> {
-    /// `[C]`.
+    /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// Added to the mean square; the spacing of `x`'s numbers around 1 unless set.
+    /// Added to the mean square; the machine epsilon of `x`'s dtype unless set.
     pub eps: Option<f64>,
 }
 
 /// Group norm (Wu & He 2018) of `x: [N, C, ..]`.
 #[derive(Debug, Module)]
 pub struct GroupNorm<R: Runtime> {
-    /// `[C]`.
+    /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// `[C]`.
+    /// The shift of each channel, `[C]`.
     pub bias: Option<Param<R>>,
-    /// Added to the variance; 1e-5 unless set.
+    /// The constant added to the variance; 1e-5 unless set.
     pub eps: f64,
     groups: usize,
 }
@@ -41,13 +41,13 @@ pub struct GroupNorm<R: Runtime> {
 without_bias!(LayerNorm, GroupNorm);
 
 impl<R: Runtime> LayerNorm<R> {
-    /// Weight 1, bias 0.
+    /// A norm with weight 1 and bias 0.
     pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
         let (weight, bias) = (init.param([width], Initializer::Ones)?, Some(init.param([width], Initializer::Zeros)?));
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
     }
 
-    /// The same as forward, recomputed in backward by what would keep it.
+    /// The forward pass, recomputed in backward by the ops that would save its result.
     pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);
         let inputs: Vec<&Var<R>> = [x, &weight].into_iter().chain(&bias).collect();
@@ -56,14 +56,14 @@ impl<R: Runtime> LayerNorm<R> {
 }
 
 impl<R: Runtime> RmsNorm<R> {
-    /// Weight 1.
+    /// A norm with a weight of ones.
     pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
         Ok(RmsNorm { weight: init.param([width], Initializer::Ones)?, eps: None })
     }
 }
 
 impl<R: Runtime> GroupNorm<R> {
-    /// Weight 1, bias 0; `groups` divides `channels`.
+    /// A norm with weight 1 and bias 0; `groups` divides `channels`.
     pub fn new(init: &Init<R>, groups: usize, channels: usize) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(Error::argument("group_norm", format!("{groups} groups do not divide {channels} channels")));

@@ -1,4 +1,4 @@
-//! Pools over the last axes of `x: [N, C, ..]`.
+//! Pooling over the last axes of `x: [N, C, ..]`.
 
 use autograd::Var;
 use numcore::{
@@ -13,7 +13,7 @@ macro_rules! window_pools {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Module)]
         pub struct $name<const N: usize> {
-            /// Its geometry.
+            /// The geometry of the windows: kernel, stride, padding and dilation.
             #[module(skip)]
             pub options: PoolOptions<N>,
         }
@@ -26,30 +26,30 @@ macro_rules! window_pools {
         pub type $three = $name<3>;
 
         impl<const N: usize> $name<N> {
-            /// Windows of `kernel` elements along each axis, side by side.
+            /// Windows of `kernel` elements along each axis that do not overlap.
             pub fn new(kernel: usize) -> Self {
                 $name { options: PoolOptions::new([kernel; N]) }
             }
 
-            /// The same with another stride.
+            /// This layer with another stride.
             pub fn with_stride(mut self, stride: [usize; N]) -> Self {
                 self.options.stride = stride;
                 self
             }
 
-            /// The same with padding: at most half the kernel.
+            /// This layer with padding: at most half the kernel.
             pub fn with_padding(mut self, padding: [usize; N]) -> Self {
                 self.options.padding = padding;
                 self
             }
 
-            /// The same with `dilation` elements from one element of a window to the next.
+            /// This layer with `dilation` elements from one element of a window to the next.
             pub fn with_dilation(mut self, dilation: [usize; N]) -> Self {
                 self.options.dilation = dilation;
                 self
             }
 
-            /// The same with a window for elements left over at the end.
+            /// This layer with a window for elements left over at the end.
             pub fn with_ceil_mode(mut self) -> Self {
                 self.options.ceil_mode = true;
                 self
@@ -65,15 +65,15 @@ macro_rules! window_pools {
 }
 
 window_pools! {
-    /// The largest of each window.
+    /// Max pooling: the largest element of each window.
     MaxPool max_pool MaxPool1d MaxPool2d MaxPool3d;
-    /// The mean of each window, the padding counted unless
+    /// Mean pooling of each window, with the padding counted unless
     /// [`without_padding_counted`](AvgPool::without_padding_counted).
     AvgPool avg_pool AvgPool1d AvgPool2d AvgPool3d;
 }
 
 impl<const N: usize> AvgPool<N> {
-    /// The same, where elements of the padding do not count in the divisor.
+    /// This layer without elements of the padding in the divisor.
     #[doc(alias = "count_include_pad")]
     pub fn without_padding_counted(mut self) -> Self {
         self.options.count_include_pad = false;
@@ -81,12 +81,12 @@ impl<const N: usize> AvgPool<N> {
     }
 }
 
-/// `(Σ |x|^p)^(1/p)` of each window.
+/// Power-mean pooling, `(Σ |x|^p)^(1/p)` of each window.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct LpPool<const N: usize> {
-    /// The power, positive.
+    /// The exponent of the norm, positive.
     pub p: f64,
-    /// Its geometry.
+    /// The geometry of the windows: kernel, stride, padding and dilation.
     #[module(skip)]
     pub options: PoolOptions<N>,
 }
@@ -102,7 +102,7 @@ macro_rules! adaptive_pools {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Module)]
         pub struct $name<const N: usize> {
-            /// Sizes of the output.
+            /// The sizes of the output.
             #[module(skip)]
             pub size: [usize; N],
         }
@@ -123,8 +123,8 @@ macro_rules! adaptive_pools {
 }
 
 adaptive_pools! {
-    /// Means over regions as equal as they come, giving `[N, C, size]` whatever the input's size.
+    /// Means over regions of nearly equal size, giving `[N, C, size]` for every input size.
     AdaptiveAvgPool adaptive_avg_pool AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d;
-    /// The largest of regions as equal as they come, giving `[N, C, size]` whatever the input's size.
+    /// The largest elements of regions of nearly equal size, giving `[N, C, size]` for every input size.
     AdaptiveMaxPool adaptive_max_pool AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d;
 }

@@ -1,7 +1,7 @@
 //! Recurrent layers, batch first.
 //!
-//! The inputs of all steps are multiplied at once; a step multiplies the state alone, and one pointwise program does
-//! the rest.
+//! The inputs of all time steps are multiplied in one matmul. A time step multiplies only the state, followed by one
+//! pointwise program.
 
 use std::{marker::PhantomData, sync::LazyLock};
 
@@ -15,22 +15,22 @@ use numcore::{
 use super::{Dropout, optional};
 use crate::{Forward, Init, Initializer, Module, Param, Visitor};
 
-/// What a recurrent layer does at each step.
+/// The computation of a recurrent layer in one time step.
 pub trait RecurrentCell: Send + Sync + 'static {
-    /// Gates: weights are `[GATES · H, ..]`.
+    /// The number of gates: weights are `[GATES · H, ..]`.
     const GATES: usize;
-    /// Values carried from step to step; the first is the output.
+    /// The number of values carried between time steps; the first is the output.
     const STATES: usize;
-    /// The next state `[B, H]` of each, from the gates' part of the input, `[B, GATES · H]`, the weights of the
-    /// state, and the state.
+    /// The next state, each `[B, H]`, from the gates' projection of the input, `[B, GATES · H]`, the recurrent weights,
+    /// and the state.
     fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>>;
 }
 
-/// The weights that a cell multiplies its state with.
+/// The recurrent weights, by which a cell multiplies its state.
 pub struct Recurrence<R: Runtime> {
-    /// `[GATES · H, H]`.
+    /// The recurrent weight, `[GATES · H, H]`.
     weight: Var<R>,
-    /// `[GATES · H]`.
+    /// The summed biases of all gates, `[GATES · H]`.
     bias: Option<Var<R>>,
 }
 
@@ -40,7 +40,7 @@ impl<R: Runtime> Recurrence<R> {
         h.linear(&self.weight, self.bias.as_ref())
     }
 
-    /// `U h + b` of these gates alone, `[B, len · H]`.
+    /// `U h + b` of these gates only, `[B, len · H]`.
     pub fn product_of(&self, gates: std::ops::Range<usize>, h: &Var<R>) -> Result<Var<R>> {
         let width = h.spec().shape[1];
         let rows = |x: &Var<R>| x.narrow(0, gates.start * width, gates.len() * width);
@@ -48,7 +48,7 @@ impl<R: Runtime> Recurrence<R> {
     }
 }
 
-/// `h' = tanh(W x + U h)` (Elman 1990).
+/// The Elman cell, `h' = tanh(W x + U h)` (Elman 1990).
 #[derive(Debug)]
 pub struct RnnCell;
 
@@ -56,23 +56,23 @@ pub struct RnnCell;
 #[derive(Debug)]
 pub struct LstmCell;
 
-/// Gated recurrent unit (Cho et al. 2014) as PyTorch and cuDNN have it: `n = tanh(W x + r ∘ (U h + b))`; gates r, z, n.
+/// Gated recurrent unit (Cho et al. 2014) as in PyTorch and cuDNN: `n = tanh(W x + r ∘ (U h + b))`; gates r, z, n.
 #[derive(Debug)]
 pub struct GruCell;
 
-/// Gated recurrent unit as first described, where the reset gate comes before the product:
+/// The gated recurrent unit as first described, where the reset gate is applied before the matmul:
 /// `n = tanh(W x + U (r ∘ h) + b)`; gates r, z, n. ONNX's `GRU` with `linear_before_reset = 0`, Keras' with
 /// `reset_after=False`.
 #[derive(Debug)]
 pub struct GruResetFirstCell;
 
-/// A plain recurrent layer.
+/// Elman recurrent layers, batch first.
 pub type Rnn<R> = Recurrent<R, RnnCell>;
-/// Long short-term memory.
+/// Long short-term memory layers, batch first.
 pub type Lstm<R> = Recurrent<R, LstmCell>;
-/// Gated recurrent units.
+/// Gated recurrent unit layers, batch first.
 pub type Gru<R> = Recurrent<R, GruCell>;
-/// Gated recurrent units whose reset gate comes before the product.
+/// Gated recurrent units whose reset gate is applied before the matmul.
 pub type GruResetFirst<R> = Recurrent<R, GruResetFirstCell>;
 
 impl RecurrentCell for RnnCell {
@@ -142,44 +142,44 @@ impl RecurrentCell for GruResetFirstCell {
     }
 }
 
-/// Sizes of a recurrent layer.
+/// The sizes and options of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrentConfig {
     /// Channels of the input.
     pub inputs: usize,
     /// Channels of the state.
     pub hidden: usize,
-    /// Layers one above the other.
+    /// The number of stacked layers.
     pub layers: usize,
-    /// Whether each layer also reads backwards; its output is then both, side by side.
+    /// Whether each layer also reads the sequence backwards; its output is then the concatenation of both directions.
     pub bidirectional: bool,
-    /// Whether layers read backwards alone; not together with `bidirectional`.
+    /// Whether layers only read backwards; not together with `bidirectional`.
     pub reverse: bool,
-    /// Dropout between layers.
+    /// The dropout probability between layers.
     pub dropout: f64,
-    /// Whether there are biases.
+    /// Whether the layers have biases.
     pub bias: bool,
 }
 
 impl RecurrentConfig {
-    /// One layer with biases, reading forwards.
+    /// The configuration of one layer with biases, reading forwards.
     pub fn new(inputs: usize, hidden: usize) -> Self {
         RecurrentConfig { inputs, hidden, layers: 1, bidirectional: false, reverse: false, dropout: 0.0, bias: true }
     }
 }
 
-/// What a recurrent layer gives.
+/// The outputs of a recurrent layer.
 pub struct RecurrentOutput<R: Runtime> {
-    /// The last layer's h at every step, `[B, T, H]` (`[B, T, 2H]` if bidirectional).
+    /// The last layer's h at every time step, `[B, T, H]` (`[B, T, 2H]` if bidirectional).
     pub output: Var<R>,
-    /// The state after the last step, each `[layers · directions, B, H]`: h, and c of an [`Lstm`].
+    /// The state after the last time step, each `[layers · directions, B, H]`: h, and c of an [`Lstm`].
     pub state: Vec<Var<R>>,
 }
 
-/// Layers of recurrent cells over `x: [B, T, I]`. Parameters are named as PyTorch's: `weight_ih_l0`, `weight_hh_l0`,
-/// `bias_ih_l0`, `bias_hh_l0`, those that read backwards with `_reverse` at the end.
+/// Layers of recurrent cells over `x: [B, T, I]`. Parameters have PyTorch's names: `weight_ih_l0`, `weight_hh_l0`,
+/// `bias_ih_l0`, `bias_hh_l0`, with the suffix `_reverse` for those that read backwards.
 pub struct Recurrent<R: Runtime, C: RecurrentCell> {
-    /// By layer, then direction.
+    /// The passes, by layer, then direction.
     passes: Vec<RecurrentPass<R>>,
     dropout: Dropout,
     config: RecurrentConfig,
@@ -197,7 +197,7 @@ struct RecurrentPass<R: Runtime> {
 }
 
 impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
-    /// Every parameter uniform in `±1/√hidden`.
+    /// Layers in which every parameter is uniform in `±1/√hidden`.
     pub fn new(init: &Init<R>, config: RecurrentConfig) -> Result<Self> {
         if config.reverse && config.bidirectional {
             return Err(Error::argument("recurrent", "`bidirectional` reads backwards too; leave `reverse` out"));
@@ -322,7 +322,7 @@ impl<R: Runtime, C: RecurrentCell> Module<R> for Recurrent<R, C> {
     }
 }
 
-/// Every step's output, from a state of zeros.
+/// The output of every time step, from a state of zeros.
 impl<R: Runtime, C: RecurrentCell> Forward<R> for Recurrent<R, C> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         Ok(self.run(x, None)?.output)

@@ -28,28 +28,28 @@ impl<R: Runtime> Default for Sequential<R> {
 }
 
 impl<R: Runtime> Sequential<R> {
-    /// No layers: the identity.
+    /// A sequence of no layers: the identity.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With another layer at the end.
+    /// Appends a layer at the end.
     pub fn push(mut self, layer: impl Forward<R> + 'static) -> Self {
         self.layers.push(Box::new(layer));
         self
     }
 
-    /// How many layers there are.
+    /// The number of layers.
     pub fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// Its layers, in order: a pipeline's stages are cut from these.
+    /// The layers in order, from which a pipeline's stages are made.
     pub fn into_layers(self) -> Vec<Box<dyn Forward<R>>> {
         self.layers
     }

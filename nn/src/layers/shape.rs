@@ -1,11 +1,11 @@
-//! Layers that compute nothing.
+//! Layers that only change the shape.
 
 use autograd::Var;
 use numcore::{Result, Runtime, ops::ViewOps};
 
 use crate::{Forward, Module};
 
-/// Gives its input back.
+/// The identity layer, which returns its input.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct Identity;
 
@@ -18,9 +18,9 @@ impl<R: Runtime> Forward<R> for Identity {
 /// Merges axes: by default all but the first, `[N, ..]` to `[N, M]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct Flatten {
-    /// The first axis merged.
+    /// The first of the merged axes.
     pub start: isize,
-    /// The last.
+    /// The last of the flattened axes.
     pub end: isize,
 }
 

@@ -13,18 +13,18 @@ use super::{
 };
 use crate::{Forward, Init, Module};
 
-/// Attention of `x: [B, T, C]` over itself, no position seeing a later one.
+/// Causal self-attention of `x: [B, T, C]`: no position sees a later one.
 #[derive(Debug, Module)]
 pub struct CausalSelfAttention<R: Runtime> {
-    /// Queries, keys and values of one product: `[3C, C]`.
+    /// Projection to queries, keys and values in one matmul: `[3C, C]`.
     pub qkv: Linear<R>,
-    /// The projection of what the heads found.
+    /// The output projection, applied to the concatenated heads.
     pub proj: Linear<R>,
     heads: usize,
 }
 
 impl<R: Runtime> CausalSelfAttention<R> {
-    /// `heads` divides `width`.
+    /// Causal self-attention of `width` channels; `heads` divides `width`.
     pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
         check_heads(width, heads)?;
         Ok(CausalSelfAttention {
@@ -34,14 +34,14 @@ impl<R: Runtime> CausalSelfAttention<R> {
         })
     }
 
-    /// The same without biases.
+    /// This layer without biases.
     pub fn without_bias(self) -> Self {
         CausalSelfAttention { qkv: self.qkv.without_bias(), proj: self.proj.without_bias(), ..self }
     }
 }
 
 impl<R: Runtime> CausalSelfAttention<R> {
-    /// What the heads found, `[B, T, C]`, not yet projected.
+    /// The concatenated heads, `[B, T, C]`, before the output projection.
     fn found(&self, x: &Var<R>) -> Result<Var<R>> {
         let parts = self.qkv.forward(x).within("qkv")?.chunk(-1, 3)?;
         let [q, k, v] = three(parts)?.map(|x| split_heads(&x, self.heads));
@@ -56,39 +56,39 @@ impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
     }
 }
 
-/// Sizes of a [`Block`].
+/// The sizes and options of a [`Block`].
 #[derive(Clone, Copy, Debug)]
 pub struct BlockConfig {
-    /// Channels.
+    /// The number of channels, C.
     pub width: usize,
-    /// Heads; they divide `width`.
+    /// The number of heads, which divides `width`.
     pub heads: usize,
     /// Whether linear layers have biases.
     pub bias: bool,
-    /// Dropout of what each half adds.
+    /// The dropout probability of each residual branch.
     pub dropout: f64,
 }
 
-/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`. Norms, the activation and the
-/// order of heads are recomputed in backward ([`recomputed`]) by what would keep them.
+/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`. Norms, the
+/// activation and the merged heads are recomputed in backward ([`recomputed`]) by the ops that would save them.
 #[derive(Debug, Module)]
 pub struct Block<R: Runtime> {
-    /// Before attention.
+    /// The norm before attention.
     pub ln1: LayerNorm<R>,
-    /// Its parts are named as the block's own.
+    /// Self-attention, whose parameters are named as the block's own.
     #[module(flatten)]
     pub attention: CausalSelfAttention<R>,
-    /// Before the linear layers.
+    /// The norm before the linear layers.
     pub ln2: LayerNorm<R>,
-    /// To four times the width.
+    /// The linear layer to four times the width.
     pub fc1: Linear<R>,
-    /// And back.
+    /// The linear layer from `[.., 4C]` back to `[.., C]`.
     pub fc2: Linear<R>,
     dropout: Dropout,
 }
 
 impl<R: Runtime> Block<R> {
-    /// A block of these sizes.
+    /// A block of the given sizes.
     pub fn new(init: &Init<R>, config: BlockConfig) -> Result<Self> {
         let BlockConfig { width, heads, bias, dropout } = config;
         let block = Block {
@@ -102,13 +102,13 @@ impl<R: Runtime> Block<R> {
         Ok(if bias { block } else { block.without_bias() })
     }
 
-    /// The same without biases in its linear layers.
+    /// This block without biases in its linear layers.
     fn without_bias(self) -> Self {
         let attention = self.attention.without_bias();
         Block { attention, fc1: self.fc1.without_bias(), fc2: self.fc2.without_bias(), ..self }
     }
 
-    /// `x` and what a half of the block adds: in its last product's own pass where nothing is dropped.
+    /// `x` plus a residual branch of the block: in the epilogue of the branch's last GEMM where there is no dropout.
     fn plus(&self, x: &Var<R>, last: &Linear<R>, h: &Var<R>) -> Result<Var<R>> {
         if self.dropout.is_identity() {
             return last.forward_onto(h, x);

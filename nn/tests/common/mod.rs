@@ -74,7 +74,7 @@ impl Case<'_> {
         if value.dtype().is_float() { Var::leaf(&format!("in{i}"), value).unwrap() } else { Var::new(value) }
     }
 
-    /// Checks output 0, and the gradients of `leaves`, each by its input's number.
+    /// Checks output 0, and the gradients of `leaves`, each by its input's index.
     pub fn check(&self, out: &V, leaves: &[(usize, &V)]) {
         let tol = self.case["tol"].as_f64().unwrap();
         close(&format!("{} out", self.id), &out.value().unwrap(), &self.get("out0"), tol);

@@ -1,15 +1,15 @@
-//! Where an error happened: in which part of a model, with which parameters, at which line.
+//! The location of an error: the part of the model, the parameters, and the line of the call.
 
 use std::{fmt, panic::Location};
 
 use super::{Error, Result};
 
-/// What is added to an error on its way up.
+/// The context that callers add to an error as it propagates.
 #[derive(Default)]
 pub(super) struct Context {
-    /// The part of the model, its parents before it, joined by dots.
+    /// The part of the model, preceded by its parents, joined by dots.
     path: String,
-    /// What is known of the operands.
+    /// The named operands: parameters and what else is known of them.
     operands: String,
     at: Option<&'static Location<'static>>,
 }
@@ -28,9 +28,8 @@ impl Context {
 }
 
 impl Error {
-    /// The same error, saying in which part of a model it happened. A part of a part is joined by a dot: an error
-    /// within `attention` that passes through its parent `blocks.3` is in `blocks.3.attention`. An empty part adds
-    /// nothing.
+    /// Adds the part of the model in which the error happened. A part of a part is joined by a dot: an error within
+    /// `attention` that passes through its parent `blocks.3` is in `blocks.3.attention`. An empty part adds nothing.
     pub fn within(mut self, part: impl fmt::Display) -> Self {
         let (mut path, inner) = (part.to_string(), std::mem::take(&mut self.0.context.path));
         if !path.is_empty() && !inner.is_empty() {
@@ -41,12 +40,12 @@ impl Error {
         self
     }
 
-    /// The part of the model it happened in; empty where none was given.
+    /// The part of the model in which it happened; empty where none was given.
     pub fn path(&self) -> &str {
         &self.0.context.path
     }
 
-    /// The same error, saying what is known of the operands, unless that was said before.
+    /// Adds what is known of the operands, unless the error already carries it.
     pub fn with_operands(mut self, known: impl FnOnce() -> String) -> Self {
         if self.0.context.operands.is_empty() {
             self.0.context.operands = known();
@@ -54,8 +53,8 @@ impl Error {
         self
     }
 
-    /// The same error, saying at which line the call was made, unless that was said before. Lines of the workspace's
-    /// own libraries are left out: they tell a caller nothing.
+    /// Adds the line of the call, unless the error already carries one. Lines of the workspace's own libraries are left
+    /// out, since they do not help a caller.
     pub fn at(mut self, place: &'static Location<'static>) -> Self {
         if !is_own(place.file()) {
             self.0.context.at.get_or_insert(place);
@@ -77,7 +76,7 @@ fn is_own(file: &str) -> bool {
     matches!(parts.next(), Some("numcore" | "autograd" | "nn" | "optim" | "comm" | "distributed")) && parts.next() == Some("src")
 }
 
-/// What a module that knows the names of its parts adds to their errors.
+/// Adds the name of a part of a model to the errors of that part.
 ///
 /// ```
 /// use numcore::{Error, Result, Within};
@@ -91,7 +90,8 @@ fn is_own(file: &str) -> bool {
 /// assert_eq!(error.to_string(), "in `blocks.3.attention`: softmax: there is no axis 5");
 /// ```
 pub trait Within: Sized {
-    /// The same result; an error says that it happened in this part ([`Error::within`]). The name is written only then.
+    /// Returns the result, in which an error carries this part ([`Error::within`]). The name is formatted for an error
+    /// only.
     fn within(self, part: impl fmt::Display) -> Self;
 }
 

@@ -6,32 +6,32 @@ use super::{Error, ErrorKind};
 use crate::{DType, Shape};
 
 impl Error {
-    /// A [`ErrorKind::Shape`].
+    /// An error of kind [`ErrorKind::Shape`].
     pub fn shape(op: &'static str, shapes: &[Shape], why: impl Into<String>) -> Self {
         ErrorKind::Shape { op, shapes: shapes.to_vec(), why: why.into() }.into()
     }
 
-    /// A [`ErrorKind::DType`].
+    /// An error of kind [`ErrorKind::DType`].
     pub fn dtype(op: &'static str, dtypes: &[DType], why: impl Into<String>) -> Self {
         ErrorKind::DType { op, dtypes: dtypes.to_vec(), why: why.into() }.into()
     }
 
-    /// A [`ErrorKind::Argument`].
+    /// An error of kind [`ErrorKind::Argument`].
     pub fn argument(op: &'static str, why: impl Into<String>) -> Self {
         ErrorKind::Argument { op, why: why.into() }.into()
     }
 
-    /// A [`ErrorKind::Schedule`].
+    /// An error of kind [`ErrorKind::Schedule`].
     pub fn schedule(op: &'static str, why: impl Into<String>) -> Self {
         ErrorKind::Schedule { op, why: why.into() }.into()
     }
 
-    /// A [`ErrorKind::Config`].
+    /// An error of kind [`ErrorKind::Config`].
     pub fn config(op: &'static str, field: &'static str, why: impl Into<String>) -> Self {
         ErrorKind::Config { op, field, why: why.into() }.into()
     }
 
-    /// A [`ErrorKind::Internal`].
+    /// An error of kind [`ErrorKind::Internal`].
     pub fn internal(op: &'static str, why: impl Into<String>) -> Self {
         ErrorKind::Internal { op, why: why.into() }.into()
     }
@@ -48,17 +48,17 @@ impl Error {
         ErrorKind::Other { source: source.into() }.into()
     }
 
-    /// A [`ErrorKind::State`].
+    /// An error of kind [`ErrorKind::State`].
     pub fn state(name: impl Into<String>, why: impl Into<String>) -> Self {
         ErrorKind::State { name: name.into(), why: why.into() }.into()
     }
 
-    /// A [`ErrorKind::Format`].
+    /// An error of kind [`ErrorKind::Format`].
     pub fn format(what: impl Into<String>, why: impl Into<String>) -> Self {
         ErrorKind::Format { what: what.into(), why: why.into() }.into()
     }
 
-    /// A [`ErrorKind::Io`].
+    /// An error of kind [`ErrorKind::Io`].
     pub fn io(path: impl Into<PathBuf>, source: io::Error) -> Self {
         ErrorKind::Io { path: path.into(), source }.into()
     }

@@ -1,10 +1,10 @@
-//! Errors of what an operation is made of, said in the terms of the operation itself.
+//! Errors of the operations that a composed operation is made of, in the terms of the composed operation.
 
 use super::{Error, ErrorKind};
 use crate::Shape;
 
 impl Error {
-    /// The same error as one of `op`, where it names an operation and what that was given.
+    /// Renames the operation in this error to `name`, where the error names an operation and its operands.
     pub(crate) fn of_op(mut self, name: &'static str) -> Self {
         match &mut self.0.kind {
             ErrorKind::Shape { op, .. }
@@ -16,7 +16,8 @@ impl Error {
         self
     }
 
-    /// The same error as one of `op`, which put an axis of size 1 before the third of operands `[B, C, L]`: without it.
+    /// Renames the operation in this error to `name`, and removes the axis of size 1 that it put before the third axis
+    /// of its operands `[B, C, L]`.
     pub(crate) fn of_line(mut self, name: &'static str) -> Self {
         if let ErrorKind::Shape { shapes, .. } = &mut self.0.kind {
             shapes.iter_mut().filter(|s| s.rank() == 4 && s[2] == 1).for_each(|s| *s = s.remove(2));
@@ -24,8 +25,8 @@ impl Error {
         self.of_op(name)
     }
 
-    /// An [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: theirs are the same ones in
-    /// row-major order, each repeated.
+    /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: each of them was repeated,
+    /// in row-major order.
     pub(crate) fn of_index(mut self, op: &'static str, of: Shape) -> Self {
         if let ErrorKind::Index { op: to, position, of: inner, .. } = &mut self.0.kind {
             let place = position.iter().zip(inner.iter()).fold(0, |n, (i, size)| n * size + i);
@@ -44,8 +45,8 @@ impl Error {
         self
     }
 
-    /// An [`ErrorKind::Index`] of coordinate `k`, counted from the end where it is negative, in terms of `op`, whose index
-    /// `of: [.., K]` has these coordinates in row-major order.
+    /// An [`ErrorKind::Index`] of coordinate `k`, counted from the end where it is negative, in terms of `op`, whose
+    /// index `of: [.., K]` has these coordinates in row-major order.
     pub(crate) fn of_coordinate(mut self, op: &'static str, of: Shape, k: usize) -> Self {
         if let ErrorKind::Index { op: to, index, position, of: inner, size } = &mut self.0.kind {
             *to = op;
@@ -59,13 +60,13 @@ impl Error {
         self
     }
 
-    /// Whether an index names no place.
+    /// Whether this error reports an index out of range.
     pub(crate) fn is_index(&self) -> bool {
         matches!(self.kind(), ErrorKind::Index { .. })
     }
 }
 
-/// The position of an element that has so many before it.
+/// The multi-index in `of` of the element at row-major position `place`.
 fn unravel(mut place: usize, of: Shape) -> Shape {
     let mut position = of;
     for axis in (0..of.rank()).rev() {

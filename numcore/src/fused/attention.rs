@@ -1,4 +1,4 @@
-//! Scaled dot-product attention (Vaswani et al. 2017), blockwise where a runtime has a kernel (Dao 2023).
+//! Scaled dot-product attention (Vaswani et al. 2017), computed block by block where a runtime has a kernel (Dao 2023).
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -13,15 +13,15 @@ use crate::{
 
 /// `softmax(q·kᵀ·scale + mask) · v`, scores optionally bounded by a soft cap before the mask.
 ///
-/// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys), and, if
-/// `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores' logsumexp `[B, H, T]`.
-/// A query with nothing to attend to gives zeros.
+/// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys),
+/// and, if `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores'
+/// logsumexp `[B, H, T]`. A query that may attend to no key gives zeros.
 ///
-/// Halves are computed in `f32`, but a kernel may round probabilities to their type, and in the gradient those of scores, where they are
-/// factors of a product; their sums stay in `f32`.
+/// Half-precision values are computed in `f32`. A kernel may round probabilities (and, in backward, the gradients of
+/// scores) to the half type where they are operands of a matmul; accumulation stays in `f32`.
 ///
-/// The axes of `o` lie in memory in the order of `q`'s, where the runtime [keeps it](crate::Runtime::supports_strided_outputs): heads that were split by
-/// a view are merged by a view.
+/// The axes of `o` are stored in the order of `q`'s axes, where the runtime [keeps
+/// it](crate::Runtime::supports_strided_outputs): heads that were split by a view are merged by a view.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// A query sees no key after its own position: `right` of 0.
@@ -29,13 +29,13 @@ pub struct Attention {
     /// How many keys before and after its own position a query sees (sliding-window attention, Beltagy et al. 2020);
     /// all if not given.
     pub window: [Option<usize>; 2],
-    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`: queries after a cache of keys.
+    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`: for queries after a KV cache.
     pub lower_right: bool,
-    /// What scores are multiplied with, `1/√D` usually.
+    /// The factor of the scores, usually `1/√D`.
     pub scale: f64,
     /// `c`: scaled scores become `c · tanh(score / c)` (Gemma 2, 2024) before the mask.
     pub softcap: Option<f64>,
-    /// Whether a mask is given.
+    /// Whether an additive mask is given.
     pub masked: bool,
 }
 
@@ -45,36 +45,36 @@ impl Attention {
         Attention { causal: false, window: [None, None], lower_right: false, scale, softcap: None, masked: false }
     }
 
-    /// Whether there is nothing but a causal triangle from the first query and key, a scale and a mask: what every
-    /// kernel knows.
+    /// Whether the call uses nothing but a causal mask from the first query and key, a scale and an additive mask: the
+    /// form that every kernel supports.
     pub fn is_plain(&self) -> bool {
         self.window == [None, None] && !self.lower_right && self.softcap.is_none()
     }
 
-    /// Where query 0 of `queries` stands among `keys`.
+    /// The position of query 0 of `queries` among `keys`.
     pub fn offset(&self, queries: usize, keys: usize) -> isize {
         if self.lower_right { keys as isize - queries as isize } else { 0 }
     }
 
-    /// How many keys after its own position a query sees.
+    /// The number of keys after its own position that a query sees.
     pub fn right(&self) -> Option<usize> {
         if self.causal { Some(0) } else { self.window[1] }
     }
 }
 
-/// Options of [`NnOps::attention_with`](super::NnOps::attention_with).
+/// Options of [`NnOps::attention_with`](super::NnOps::attention_with), scaled dot-product attention.
 #[derive(Debug)]
 pub struct SdpaOptions<'a, T> {
-    /// Broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
+    /// A mask that broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
     pub mask: Option<&'a T>,
     /// A query sees no key after its own position.
     pub causal: bool,
     /// `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
     pub window: (Option<usize>, Option<usize>),
-    /// Query `t` of `T` stands at key `t + S − T` instead of key `t`, for `causal` and `window`: queries after a cache
-    /// of keys.
+    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`: for queries
+    /// after a KV cache.
     pub lower_right: bool,
-    /// What scores are multiplied with; `1/√D` if not given.
+    /// The factor of the scores; `1/√D` if not given.
     pub scale: Option<f64>,
     /// `c`: scaled scores become `c · tanh(score / c)` before the mask.
     pub softcap: Option<f64>,
@@ -86,7 +86,7 @@ impl<T> Default for SdpaOptions<'_, T> {
     }
 }
 
-/// A `bool` mask as one that is added to scores of `like`'s dtype.
+/// Converts a `bool` mask to an additive mask of `like`'s dtype.
 pub(super) fn additive<T: Apply>(like: &T, mask: &T) -> Result<T> {
     if mask.spec().dtype != DType::Bool {
         return Ok(mask.clone());
@@ -109,7 +109,8 @@ impl HeadSizes {
         HeadSizes { b: q[0], h: q[1], kv: k[1], t: q[2], s: k[2] }
     }
 
-    /// `[B, H, T, X]` as `[B, K, H/K · T, X]`: heads that share keys lie under one another.
+    /// Reshapes `[B, H, T, X]` to `[B, K, H/K · T, X]`: the queries of heads that share keys are stacked along the
+    /// rows.
     fn grouped<T: Apply>(&self, x: &T) -> Result<T> {
         x.reshape([self.b, self.kv, self.h / self.kv.max(1) * self.t, x.spec().shape[3]])
     }
@@ -122,7 +123,7 @@ impl HeadSizes {
 impl Attention {
     /// Scores `[B, H, T, S]`, scaled, capped and masked, and the slope of the cap if there is one.
     fn scores<T: Apply>(&self, q: &T, k: &T, mask: Option<&T>) -> Result<(T, Option<T>)> {
-        // In every matrix of T rows and S columns, what lies more than `left` before or `right` after the diagonal,
+        // In every matrix of T rows and S columns, the elements more than `left` before or `right` after the diagonal,
         // which starts at `offset`.
         static BAND: LazyLock<Program> = LazyLock::new(|| {
             Program::build("band", 1, 5, |b, x, s| {
@@ -232,11 +233,11 @@ impl Fused for Attention {
     }
 }
 
-/// The gradients of [`Attention`]; inputs the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask if given; outputs the
-/// gradients of `q`, `k`, `v`, each in memory as what it is the gradient of.
+/// The gradients of [`Attention`]; inputs the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask if given;
+/// outputs the gradients of `q`, `k`, `v`, each stored with the axis order of its own operand.
 #[derive(Clone, Debug)]
 pub struct AttentionGrad(
-    /// The forward's options.
+    /// The options of the forward operation.
     pub Attention,
 );
 

@@ -1,5 +1,6 @@
-//! Two-dimensional convolution. It is linear in both operands, and its two adjoints are convolutions again: the three kinds
-//! are one operation, closed under differentiation. A bias is added where the product is stored, as [`Linear`](super::Linear)'s.
+//! Two-dimensional convolution. It is linear in both operands, and its two adjoints are convolutions again: the three
+//! kinds are one operation, closed under differentiation. A bias is added in the epilogue of the GEMM, as in
+//! [`Linear`](super::Linear).
 
 use std::ops::RangeInclusive;
 
@@ -22,26 +23,26 @@ pub enum ConvKind {
     Weight([usize; 2]),
 }
 
-/// A convolution or one of its adjoints: two operands of one floating dtype, then a bias if there is one, `[O, 1, 1]` for `y: [N, O, P, Q]`
-/// and `[C, 1, 1]` for `x: [N, C, H, W]` (as it broadcasts), of the same dtype.
+/// A convolution or one of its adjoints: two operands of one floating dtype, then a bias if there is one, `[O, 1, 1]`
+/// for `y: [N, O, P, Q]` and `[C, 1, 1]` for `x: [N, C, H, W]` (as it broadcasts), of the same dtype.
 #[derive(Clone, Debug)]
 pub struct Conv {
-    /// Which.
+    /// Which of the three convolutions this is: forward, or one of the two gradients.
     pub kind: ConvKind,
-    /// From one output to the next, per axis.
+    /// The stride between outputs, per axis.
     pub stride: [usize; 2],
-    /// Zeros around the input, per axis.
+    /// Zero padding at both edges of each axis of the input.
     pub padding: [usize; 2],
-    /// From one weight to the next, per axis.
+    /// The distance between elements of the kernel, per axis.
     pub dilation: [usize; 2],
-    /// Channels are cut into this many groups that do not mix.
+    /// The number of channel groups; channels of different groups do not mix.
     pub groups: usize,
     /// Whether a bias is added to each channel of the output; not to that of [`ConvKind::Weight`], which has none.
     pub bias: bool,
 }
 
 impl Conv {
-    /// The same convolution, another kind, without a bias.
+    /// This convolution as another `kind`, without a bias.
     pub fn with(&self, kind: ConvKind) -> Conv {
         Conv { kind, bias: false, ..self.clone() }
     }
@@ -193,7 +194,7 @@ impl Fused for Conv {
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         if self.bias {
-            // There may be a kernel for the product alone.
+            // There may be a kernel for the convolution without its bias.
             return Ok(smallvec![T::apply1(self.with(self.kind), &ins[..2])?.add(ins[2])?]);
         }
         Ok(smallvec![match self.kind {
@@ -204,7 +205,7 @@ impl Fused for Conv {
     }
 
     fn computes_in_f32(&self) -> bool {
-        // A bias is added to the product in whatever type there may be a kernel for.
+        // The bias is added in the dtype that the kernel stores, whichever it supports.
         !self.bias
     }
 

@@ -14,21 +14,21 @@ use crate::{
 /// Per row, `w_y · (lse − x_y) · (1 − ε) + ε/C · Σ_c w_c · (lse − x_c)` with `lse = ln Σ_c eˣᶜ`; 0 where the class is
 /// `ignore_index`.
 ///
-/// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]`, and of each row
-/// its largest logit `top` (0 where that is infinite) and `ln Σ_c exp(x_c − top)`, both `[N]` (`f32` for halves). Their
-/// sum is `lse`; apart they keep the loss and its gradient independent of an offset of the row's logits, which the sum
-/// would round to the spacing of `top`.
+/// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]`, and, for each row,
+/// its largest logit `top` (0 where that is infinite) and `ln Σ_c exp(x_c − top)`, both `[N]` (`f32` for half-precision
+/// inputs). Their sum is `lse`; kept apart, they make the loss and its gradient independent of an offset of the row's
+/// logits, which the sum would round to the spacing of `top`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
-    /// The class that does not count.
+    /// The class whose rows do not contribute.
     pub ignore_index: i64,
-    /// `ε`: how much of the target is spread over all classes (Szegedy et al. 2016).
+    /// `ε`: the probability mass that is spread over all classes (Szegedy et al. 2016).
     pub label_smoothing: f64,
     /// Whether class weights are given.
     pub weighted: bool,
 }
 
-/// What forward and gradient both need of the rows' targets.
+/// Intermediates of the rows' targets that forward and gradient both need.
 struct TargetRows<T> {
     valid: T,
     safe: T,
@@ -44,7 +44,7 @@ impl CrossEntropy {
         Ok(TargetRows { valid, safe, weight_of_target })
     }
 
-    /// `Σ_c w_c`: the classes' joint weight.
+    /// `Σ_c w_c`: the sum of the class weights.
     fn joint<T: Apply>(&self, x: &T, weight: Option<&T>) -> Result<T> {
         match weight {
             Some(w) => w.sum(&[], false),
@@ -121,7 +121,7 @@ impl Fused for CrossEntropy {
 /// if weighted, `w`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropyGrad(
-    /// The forward's options.
+    /// The options of the forward operation.
     pub CrossEntropy,
 );
 

@@ -1,4 +1,4 @@
-//! A product with what is added to it: the affine layer, and a residual beside it.
+//! A matmul with its epilogue: the affine layer, with an optional bias and an optional residual.
 
 use std::ops::RangeInclusive;
 
@@ -10,9 +10,9 @@ use crate::{
     ops::{Apply, Backprop, Bits, MatmulOps, Outs, PointwiseOps, Saves, Spec, Specs, matmul},
 };
 
-/// `x · w + b + r`: inputs `x: [.., M, K]`, `w: [K, N]`, then `b: [N]` and `r: [.., M, N]` if given, all of one floating dtype; output
-/// `[.., M, N]`.
-/// Added in that order. What halves add up to is rounded once where a kernel does all of it, and after every step where it is decomposed.
+/// `x · w + b + r`: inputs `x: [.., M, K]`, `w: [K, N]`, then `b: [N]` and `r: [.., M, N]` if given, all of one
+/// floating dtype; output `[.., M, N]`. Terms are added in that order. For half-precision operands the result is
+/// rounded once where a kernel computes all of it, and after every operation where it is decomposed.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// Whether there is a bias.
@@ -75,7 +75,8 @@ impl Fused for Linear {
     }
 
     fn computes_in_f32(&self) -> bool {
-        // A product of halves adds up in full precision by itself, and the casts would be larger than what they save.
+        // A half-precision matmul already accumulates in `f32`, and casting its operands would cost more memory than it
+        // saves.
         false
     }
 

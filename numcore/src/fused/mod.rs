@@ -1,6 +1,6 @@
-//! Fused operations: one tape node each, whichever way they run. Every file here is one of them: its shape rule, its
-//! decomposition into primitives (the reference a kernel is tested against), and its gradient, which is a fused
-//! operation again. Double backward goes through the decomposition.
+//! Fused operations: one tape node each, whether a kernel or the decomposition runs. Every file here defines one of
+//! them: its shape rule, its decomposition into primitives (the reference a kernel is tested against), and its
+//! gradient, which is a fused operation again. Double backward goes through the decomposition.
 
 mod attention;
 mod conv;
@@ -35,28 +35,31 @@ use crate::{
     ops::{Apply, Backprop, Bits, Op, Outs, PointwiseOps, Rule, Saves, Spec, Specs, copy_into},
 };
 
-/// What a fused operation answers: as [`Rule`], with a decomposition in place of a kernel.
+/// The rules of a fused operation: those of [`Rule`], with a decomposition in place of a kernel.
 pub trait Fused {
-    /// Its name in messages and profiles.
+    /// The name of the operation in messages and profiles.
     fn name(&self) -> &'static str;
-    /// How many inputs it takes.
+    /// The number of inputs of the operation.
     fn arity(&self) -> RangeInclusive<usize>;
-    /// The outputs' shapes and dtypes, or the error a caller reads.
+    /// The outputs' shapes and dtypes, or the error that the caller gets.
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
-    /// The same outputs from primitives.
+    /// Computes the outputs from primitives: the reference for every kernel of the operation.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>>;
-    /// The input in whose order the axes of output `k` should lie in memory: views of that input can then be undone without a copy.
+    /// The input whose axis order output `k` should have in memory, so that views of that input can be undone without a
+    /// copy.
     fn output_order_of(&self, k: usize) -> Option<usize> {
         let _ = k;
         None
     }
-    /// Whether the decomposition of halves is computed in `f32` from beginning to end, or each of its primitives rounds by itself.
+    /// Whether the decomposition of half-precision operands is computed in `f32` throughout, instead of rounding after
+    /// each primitive.
     fn computes_in_f32(&self) -> bool {
         true
     }
-    /// What its gradient reads; `None`: it has no gradient of its own, and is recorded as its decomposition instead.
+    /// The inputs and outputs that its gradient reads. With `None` the operation has no gradient rule, and is recorded
+    /// as its decomposition.
     fn saves(&self, wants: Bits) -> Option<Saves>;
-    /// The gradient rule.
+    /// The gradient rule of this operation.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
 }
 
@@ -72,8 +75,8 @@ macro_rules! fused {
         })*
 
         impl FusedOp {
-            /// The same outputs from primitives. Halves are stored, not computed in: where there are several steps, they are cast to `f32`
-            /// for all of them.
+            /// Computes the outputs from primitives. Half-precision operands of a decomposition with several primitives
+            /// are cast to `f32` for all of them.
             pub fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
                 let computes_in_f32 = match self { $(FusedOp::$variant(op) => Fused::computes_in_f32(op),)* };
                 if computes_in_f32 && ins.iter().any(|x| x.spec().dtype.is_half()) {
@@ -86,7 +89,7 @@ macro_rules! fused {
                 match self { $(FusedOp::$variant(op) => Fused::output_order_of(op, k),)* }
             }
 
-            /// Whether, for gradients of the inputs `wants`, the tape must record the decomposition in its place.
+            /// Whether the tape must record the decomposition instead, for gradients of the inputs `wants`.
             pub fn is_composed(&self, wants: Bits) -> bool {
                 match self { $(FusedOp::$variant(op) => Fused::saves(op, wants).is_none(),)* }
             }
@@ -116,33 +119,33 @@ macro_rules! fused {
 fused! {
     /// Softmax or its logarithm over the last axis.
     Softmax,
-    /// Its gradient.
+    /// The gradient of softmax.
     SoftmaxGrad,
     /// Cross-entropy of each row.
     CrossEntropy,
-    /// Its gradient.
+    /// The gradient of cross-entropy.
     CrossEntropyGrad,
     /// Layer or RMS norm over the last axis.
     Norm,
-    /// Its gradients.
+    /// The gradients of a norm: of the input, the weight and the bias.
     NormGrad,
-    /// Scaled dot-product attention.
+    /// Scaled dot-product attention, with masks and grouped heads.
     Attention,
-    /// Its gradients.
+    /// The gradients of attention: of queries, keys and values.
     AttentionGrad,
     /// Two-dimensional convolution and both its adjoints.
     Conv,
-    /// A matrix product with a bias and a residual.
+    /// A matrix product with an optional bias and residual.
     Linear,
-    /// The largest of each window.
+    /// Max pooling over windows of an image.
     MaxPool,
-    /// Its gradient.
+    /// The gradient of max pooling.
     MaxPoolGrad,
-    /// The largest or smallest of the values scattered to each place.
+    /// The largest or smallest of the values scattered to each position.
     ScatterExtreme,
 }
 
-/// An error of `op` unless each of `given`, which a forward pass made or will make, is what `due` says.
+/// An error of `op` unless each of `given`, which a forward pass computed or will compute, has the spec `due`.
 fn as_forward<'a>(op: &'static str, pairs: impl IntoIterator<Item = (&'static str, &'a Spec, &'a Spec)>) -> Result<()> {
     for (what, given, due) in pairs {
         if given.dtype != due.dtype {
@@ -158,7 +161,7 @@ fn as_forward<'a>(op: &'static str, pairs: impl IntoIterator<Item = (&'static st
 }
 
 impl FusedOp {
-    /// The op in `f32`, by whatever kernel there is, its outputs rounded at the end.
+    /// Computes the op in `f32`, by a kernel or by decomposition, and rounds its outputs at the end.
     fn widened<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let specs: Specs = ins.iter().map(|x| x.spec()).collect();
         let wide = ins.iter().map(|x| x.to_dtype(x.spec().dtype.compute())).collect::<Result<SmallVec<[T; 8]>>>()?;
@@ -166,7 +169,7 @@ impl FusedOp {
         outs.iter().zip(self.infer(&specs)?).map(|(out, spec)| out.to_dtype(spec.dtype)).collect()
     }
 
-    /// How output `k` lies in fresh memory.
+    /// The layout of output `k` in fresh memory.
     pub(crate) fn layout<R: Runtime>(&self, rt: &R, k: usize, shape: Shape, ins: &[&Tensor<R>]) -> Layout {
         match self.output_order_of(k) {
             Some(i) if rt.supports_strided_outputs(self) => ins[i].layout().dense_like(shape),
@@ -174,8 +177,8 @@ impl FusedOp {
         }
     }
 
-    /// How several outputs lie in fresh memory that they share, if each is ordered as an input and those lie beside each other in one
-    /// memory: a view makes one tensor of them.
+    /// The layouts of several outputs in fresh memory that they share, if each is ordered as an input and those inputs
+    /// are adjacent parts of one memory. A view then makes one tensor of the outputs.
     pub(crate) fn adjacent_layouts<R: Runtime>(
         &self,
         rt: &R,
@@ -193,7 +196,8 @@ impl FusedOp {
         Layout::adjacent(&like.iter().map(|x| *x.layout()).collect::<SmallVec<[_; 4]>>())
     }
 
-    /// Asks the runtime for a kernel; what its kernels cannot write (they fill dense memory, and few add to it) is filled aside.
+    /// Runs the runtime's kernel if it has one. Outputs that the kernel cannot write (kernels fill dense memory, and
+    /// few accumulate) are computed in temporaries.
     fn run_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let rt = ins[0].runtime();
         let adds = rt.supports_accumulate(self);
@@ -224,7 +228,7 @@ impl FusedOp {
         Ok(support)
     }
 
-    /// Asks the runtime for a kernel.
+    /// Runs the runtime's kernel for the op, if it has one.
     pub(crate) fn try_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let views: SmallVec<[_; 8]> = ins.iter().map(|t| t.view()).collect();
         ins[0].runtime().fused(self, &views, outs)

@@ -13,7 +13,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// Which statistics a [`Norm`] takes away.
+/// The statistics by which a [`Norm`] normalizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// Mean and variance (Ba et al. 2016).
@@ -24,13 +24,13 @@ pub enum NormKind {
 
 /// `(x − mean) · rstd · w + b` over the last axis, or `x · rstd · w` for RMS.
 ///
-/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm, `mean: [.., 1]`
-/// (both `f32` for halves).
+/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm,
+/// `mean: [.., 1]` (both `f32` for half-precision inputs).
 #[derive(Clone, Debug)]
 pub struct Norm {
-    /// Which statistics.
+    /// Which statistics normalize a row: mean and variance, or the root mean square.
     pub kind: NormKind,
-    /// Added to the variance.
+    /// The constant `ε`, added to the variance.
     pub eps: f64,
     /// Whether a weight is given.
     pub weight: bool,
@@ -135,11 +135,11 @@ impl Fused for Norm {
     }
 }
 
-/// The gradients of [`Norm`]; inputs `x`, the upstream gradient, `rstd`, `mean` (layer norm), `w` (if given); outputs the
-/// gradients of `x`, `w`, `b`.
+/// The gradients of [`Norm`]; inputs `x`, the upstream gradient, `rstd`, `mean` (layer norm), `w` (if given); outputs
+/// the gradients of `x`, `w`, `b`.
 #[derive(Clone, Debug)]
 pub struct NormGrad(
-    /// The forward's options.
+    /// The options of the forward operation.
     pub Norm,
 );
 
@@ -149,7 +149,7 @@ impl NormGrad {
         self.0.weight.then_some(self.rows_end())
     }
 
-    /// How many inputs come before the weight: `x`, the gradient and the rows' statistics.
+    /// The number of inputs before the weight: `x`, the gradient and the rows' statistics.
     fn rows_end(&self) -> usize {
         if self.0.kind == NormKind::Layer { 4 } else { 3 }
     }

@@ -1,25 +1,25 @@
-//! Options of the methods of neural networks.
+//! Options of the methods for neural networks.
 
-/// How a loss of each row becomes one number.
+/// How the losses of the rows are reduced to the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
     /// The mean (weighted, where the loss has weights).
     #[default]
     Mean,
-    /// The sum.
+    /// The sum over all rows.
     Sum,
-    /// Not at all.
+    /// No reduction: one loss per row.
     None,
 }
 
-/// Options of [`NnOps::cross_entropy`](super::NnOps::cross_entropy).
+/// Options of [`NnOps::cross_entropy`](super::NnOps::cross_entropy), with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyOptions {
-    /// Rows of this class do not count; −100 by convention.
+    /// The class whose rows do not contribute; −100 by convention.
     pub ignore_index: i64,
-    /// How much of the target is spread over all classes.
+    /// The probability mass that is spread over all classes.
     pub label_smoothing: f64,
-    /// How rows become one number.
+    /// How the losses of the rows are reduced.
     pub reduction: Reduction,
 }
 
@@ -29,16 +29,16 @@ impl Default for CrossEntropyOptions {
     }
 }
 
-/// Geometry of a convolution.
+/// The geometry of a two-dimensional convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvOptions {
-    /// From one output to the next, per axis.
+    /// The stride between outputs, per axis.
     pub stride: [usize; 2],
-    /// Zeros around the input, per axis.
+    /// Zero padding at both edges of each axis of the input.
     pub padding: [usize; 2],
-    /// From one weight to the next, per axis.
+    /// The distance between elements of the kernel, per axis.
     pub dilation: [usize; 2],
-    /// Groups of channels that do not mix.
+    /// The number of channel groups; channels of different groups do not mix.
     pub groups: usize,
 }
 

@@ -10,14 +10,15 @@ use crate::{
     ops::{Apply, Backprop, Bits, IndexOps, JoinOps, Outs, ReduceOps, Saves, Spec, Specs, ViewOps},
 };
 
-/// The largest of each window of `x: [N, C, H, W]`, `[N, C, P, Q]`; NaN counts as largest, what is outside of the image never wins.
+/// The largest element of each window of `x: [N, C, H, W]`, `[N, C, P, Q]`. NaN counts as largest; padding is never
+/// chosen.
 #[derive(Clone, Debug)]
 pub struct MaxPool {
-    /// Size of a window, per axis.
+    /// The size of a window, per axis.
     pub kernel: [usize; 2],
-    /// From one window to the next, per axis.
+    /// The stride between windows, per axis.
     pub stride: [usize; 2],
-    /// How far windows reach over the edges, per axis; at most half the kernel.
+    /// Padding at both edges of each axis; at most half the kernel.
     pub padding: [usize; 2],
 }
 
@@ -29,7 +30,7 @@ impl MaxPool {
         padded.unfold(2, self.kernel[0], self.stride[0], 1)?.unfold(3, self.kernel[1], self.stride[1], 1)?.flatten(4, 5)
     }
 
-    /// `[N, C, P, Q]` of an image, or what is wrong.
+    /// The output shape `[N, C, P, Q]` for an image, or an error that says what does not fit.
     fn output(&self, op: &'static str, x: Shape) -> Result<Shape> {
         if x.rank() != 4 {
             return Err(Error::shape(op, &[x], "needs four axes, [N, C, H, W]"));
@@ -80,10 +81,11 @@ impl Fused for MaxPool {
     }
 }
 
-/// The gradient of [`MaxPool`]; inputs `x` and the upstream gradient, which goes to the first of the largest of each window.
+/// The gradient of [`MaxPool`]. Inputs are `x` and the upstream gradient, which flows to the first of the largest
+/// elements of each window.
 #[derive(Clone, Debug)]
 pub struct MaxPoolGrad(
-    /// The forward's options.
+    /// The options of the forward operation.
     pub MaxPool,
 );
 

@@ -8,17 +8,18 @@ use crate::{
     pointwise::Program,
 };
 
-/// Options of [`NnOps::rope_with`](super::NnOps::rope_with).
+/// Options of [`NnOps::rope_with`](super::NnOps::rope_with), rotary position embedding.
 #[derive(Debug)]
 pub struct RopeOptions<'a, T> {
-    /// Pair `i` of `R/2` turns by `base^(−2i/R)` per position; 10 000 by convention.
+    /// Pair `i` of `R/2` is rotated by `base^(−2i/R)` radians per position; 10 000 by convention.
     pub base: f64,
     /// The position of the first row, where `positions` is not given.
     pub start: usize,
-    /// Positions of one's own, `i64`: `[T]`, or `[B, T]` for `[B, .., T, D]`. Their angles are computed on the device,
-    /// in `f64` for `f64` and in `f32` otherwise, as Hugging Face's models compute them.
+    /// Explicit positions, `i64`: `[T]`, or `[B, T]` for `[B, .., T, D]`. Their angles are computed on the device, in
+    /// `f64` for `f64` and in `f32` otherwise, as Hugging Face's models compute them.
     pub positions: Option<&'a T>,
-    /// How many components turn, `R`, even; the rest stay (partial rotary embedding, GPT-NeoX). All if not given.
+    /// The number of rotated components, `R`, even; the others are copied (partial rotary embedding, GPT-NeoX). All if
+    /// not given.
     pub dim: Option<usize>,
     /// Component `2i` is paired with `2i + 1` (GPT-J) instead of `i` with `i + R/2` (Llama).
     pub interleaved: bool,
@@ -90,7 +91,7 @@ fn angles<T: Apply>(x: &T, positions: &T, half: usize, dtype: DType, frequency: 
     positions.to_dtype(dtype)?.reshape(sizes)?.mul(&frequencies)
 }
 
-/// Pairs of the first `R` components turned by angles whose cosines and sines broadcast to `[.., T, R/2]`.
+/// Rotates pairs of the first `R` components by angles whose cosines and sines broadcast to `[.., T, R/2]`.
 #[track_caller]
 pub(super) fn rotate<T: Apply>(x: &T, cos: &T, sin: &T, interleaved: bool) -> Result<T> {
     static TURN: LazyLock<Program> =

@@ -1,4 +1,4 @@
-//! The largest or smallest of the values that are scattered to each place.
+//! Scatters that keep the largest or smallest value at each position.
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -15,15 +15,15 @@ use crate::{
 };
 
 /// `x` with `src[.., i, ..]` combined into `x[.., index[.., i, ..], ..]` along an axis by maximum or minimum; inputs
-/// `x`, `index` (`i64`) and `src`, which has the index's shape. Equals share the gradient evenly, as
+/// `x`, `index` (`i64`) and `src`, which has the index's shape. Elements that tie share the gradient evenly, as
 /// [`amax`](crate::ops::ReduceOps::amax) shares it.
 #[derive(Clone, Debug)]
 pub struct ScatterExtreme {
-    /// Along which axis places are named.
+    /// The axis along which the index names positions.
     pub axis: usize,
-    /// Whether the largest stays, or the smallest.
+    /// Whether to keep the largest value, or the smallest.
     pub largest: bool,
-    /// Whether what is in a place takes part where an element names it.
+    /// Whether the element of `x` at a named position takes part in the reduction there.
     pub include_self: bool,
 }
 
@@ -80,7 +80,7 @@ impl Fused for ScatterExtreme {
         let from_src = same(&src, &y.gather(axis, &index)?)?;
         let none = T::constant(Tensor::zeros(x.runtime(), x.spec().shape, dtype)?);
         let named = none.scatter_add(axis, &index, &from_src)?;
-        // A place that no element names keeps its value.
+        // A position that no element names keeps its value.
         let from_x = if self.include_self { same(&x, &y)? } else { one(named.eq(0.0)?)? };
         let share = g.div(&named.add(&from_x)?)?;
         if cx.wants(0) {

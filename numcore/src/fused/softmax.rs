@@ -11,10 +11,10 @@ use crate::{
     pointwise::Program,
 };
 
-/// `eˣ / Σ eˣ` over the last axis, or its logarithm. Input `x: [.., C]`. A row of `−∞` gives zeros.
+/// Softmax, `eˣ / Σ eˣ` over the last axis, or its logarithm. Input `x: [.., C]`. A row of `−∞` gives zeros.
 #[derive(Clone, Debug)]
 pub struct Softmax {
-    /// The logarithm instead.
+    /// Whether to compute the logarithm of the softmax instead.
     pub log: bool,
 }
 
@@ -65,7 +65,7 @@ impl Fused for Softmax {
 /// The gradient of [`Softmax`]; inputs its output `y: [.., C]` and the upstream gradient.
 #[derive(Clone, Debug)]
 pub struct SoftmaxGrad {
-    /// Of the logarithm.
+    /// Whether this is the gradient of log-softmax.
     pub log: bool,
 }
 

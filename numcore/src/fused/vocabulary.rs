@@ -1,4 +1,4 @@
-//! The methods of neural networks: fused operations, and what is composed of them.
+//! Methods for neural networks: fused operations, and compositions of them.
 
 use std::sync::LazyLock;
 
@@ -29,33 +29,35 @@ impl ConvOptions {
         T::apply1(op, &ins)
     }
 
-    /// The same along the second axis only: how one-dimensional data is seen.
+    /// Options that apply to the second axis only, for one-dimensional data seen as `[B, C, 1, L]`.
     fn flat(stride: usize, padding: usize, dilation: usize, groups: usize) -> Self {
         ConvOptions { stride: [1, stride], padding: [0, padding], dilation: [1, dilation], groups }
     }
 }
 
-/// The methods of neural networks, for tensors and variables.
+/// Methods for neural networks, on tensors and variables.
 pub trait NnOps: Apply {
-    /// `eˣ / Σ eˣ` along `axis`; zeros where all elements are `−∞` (PyTorch: NaN).
+    /// Softmax, `eˣ / Σ eˣ` along `axis`; zeros where all elements are `−∞` (PyTorch: NaN).
     #[track_caller]
     fn softmax(&self, axis: isize) -> Result<Self> {
         along_last(self, axis, |x| Self::apply1(Softmax { log: false }, &[x]))
     }
-    /// The logarithm of [`softmax`](NnOps::softmax).
+    /// The logarithm of the softmax along `axis`, computed stably; see [`softmax`](NnOps::softmax).
     #[track_caller]
     fn log_softmax(&self, axis: isize) -> Result<Self> {
         along_last(self, axis, |x| Self::apply1(Softmax { log: true }, &[x]))
     }
-    /// Cross-entropy of logits `self: [.., C]` with classes `target: [..]` (`i64`): the mean over the targets that are not −100, a scalar.
+    /// Cross-entropy of logits `self: [.., C]` with classes `target: [..]` (`i64`): the mean over the targets that are
+    /// not −100, a scalar.
     ///
-    /// `ln Σ eˣ − x[target]` for each row, without overflow. Classes are on the last axis, where PyTorch has them on the second.
+    /// `ln Σ eˣ − x[target]` for each row, without overflow. Classes are on the last axis, where PyTorch has them on
+    /// the second.
     #[track_caller]
     fn cross_entropy(&self, target: &Self) -> Result<Self> {
         self.cross_entropy_with(target, None, CrossEntropyOptions::default())
     }
-    /// [`cross_entropy`](NnOps::cross_entropy) with a `weight: [C]` for each class, and options. The mean is over the targets' weights, as
-    /// PyTorch's; with [`Reduction::None`] the result has the target's shape.
+    /// Cross-entropy with a `weight: [C]` for each class, and options; see [`cross_entropy`](NnOps::cross_entropy). The
+    /// mean is over the targets' weights, as in PyTorch; with [`Reduction::None`] the result has the target's shape.
     #[track_caller]
     fn cross_entropy_with(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
         let (x, y) = (self.spec().shape, target.spec().shape);
@@ -102,7 +104,7 @@ pub trait NnOps: Apply {
     fn rms_norm(&self, weight: Option<&Self>, eps: f64) -> Result<Self> {
         norm(self, NormKind::Rms, weight, None, eps)
     }
-    /// Group norm (Wu & He 2018) of `self: [N, C, ..]`, `C` cut into `groups`; `weight` and `bias` are `[C]`.
+    /// Group norm (Wu & He 2018) of `self: [N, C, ..]`, `C` divided into `groups`; `weight` and `bias` are `[C]`.
     #[track_caller]
     fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
         let shape = self.spec().shape;
@@ -117,8 +119,8 @@ pub trait NnOps: Apply {
         let flat = self.reshape([shape[0] * groups, shape[1..].iter().product::<usize>() / groups])?;
         affine(&norm(&flat, NormKind::Layer, None, None, eps)?.reshape(shape)?, weight, bias)
     }
-    /// Batch norm (Ioffe & Szegedy 2015) of `self: [N, C, ..]` by the statistics of this batch; also returns its mean and
-    /// unbiased variance, `[C]`, for running averages.
+    /// Batch norm (Ioffe & Szegedy 2015) of `self: [N, C, ..]` by the statistics of this batch; also returns its mean
+    /// and unbiased variance, `[C]`, for running averages.
     #[track_caller]
     fn batch_norm_train(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<(Self, Self, Self)> {
         let shape = self.spec().shape;
@@ -152,10 +154,10 @@ pub trait NnOps: Apply {
         let rank = shape.rank();
         affine(&standardized(self, &per_channel(mean, rank)?, &per_channel(variance, rank)?, eps)?, weight, bias)
     }
-    /// Attention of queries `self: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, `K` dividing `H`, scores
-    /// scaled by `scale` (`1/√D` if not given), with an optional mask that broadcasts to `[B, H, T, S]`: added to the
-    /// scores, or of `bool`, true where a query may attend. A query that may attend to nothing gives zeros (PyTorch:
-    /// NaN). [`attention_with`](NnOps::attention_with) has more options.
+    /// Attention of queries `self: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, `K` dividing `H`,
+    /// scores scaled by `scale` (`1/√D` if not given), with an optional mask that broadcasts to `[B, H, T, S]`: added
+    /// to the scores, or of `bool`, true where a query may attend. A query that may attend to no key gives zeros
+    /// (PyTorch: NaN). [`attention_with`](NnOps::attention_with) has more options.
     #[track_caller]
     fn attention(
         &self,
@@ -167,7 +169,7 @@ pub trait NnOps: Apply {
     ) -> Result<Self> {
         self.attention_with(key, value, SdpaOptions { mask, causal, scale, ..SdpaOptions::default() })
     }
-    /// [`attention`](NnOps::attention) with a sliding window, a soft cap, and queries that stand after a cache of keys.
+    /// Attention with a sliding window, a soft cap, and queries after a KV cache; see [`attention`](NnOps::attention).
     #[doc(alias = "scaled_dot_product_attention")]
     #[track_caller]
     fn attention_with(&self, key: &Self, value: &Self, options: SdpaOptions<'_, Self>) -> Result<Self> {
@@ -218,68 +220,70 @@ pub trait NnOps: Apply {
     ) -> Result<Self> {
         rank_is("conv_transpose2d", &[self, weight], 4)?;
         let (size, rows) = transposed(self.spec().shape, weight.spec().shape, options, output_padding)?;
-        // A stride's worth of output padding is what a row of zeros after the input gives.
+        // An output padding of a whole stride is what one row of zeros after the input gives.
         let pads = [(0, 0), (0, 0), (0, rows[0]), (0, rows[1])];
         let longer = if rows == [0, 0] { self.clone() } else { self.pad(&pads, 0.0)? };
         options.apply(ConvKind::Input(size), &longer, weight, bias)
     }
-    /// Largest of each window of `self: [N, C, H, W]`; the first of equals gets the gradient.
+    /// The largest element of each window of `self: [N, C, H, W]`; the first of equal elements gets the gradient.
     #[track_caller]
     fn max_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
         Self::apply1(MaxPool { kernel, stride, padding }, &[self])
     }
-    /// Mean of each window of `self: [N, C, H, W]`, the padding counted. [`avg_pool`](crate::ops::PoolOps::avg_pool) has the other options.
+    /// The mean of each window of `self: [N, C, H, W]`, with the padding counted.
+    /// [`avg_pool`](crate::ops::PoolOps::avg_pool) has the other options.
     #[track_caller]
     fn avg_pool2d(&self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Result<Self> {
         rank_is("avg_pool2d", &[self], 4)?;
         mean_pool::mean("avg_pool2d", self, &PoolOptions { stride, padding, ..PoolOptions::new(kernel) })
     }
-    /// Means of `self: [N, C, H, W]` over `size` regions as equal as they come: region `i` of `n` spans `⌊i·H/n⌋ .. ⌈(i+1)·H/n⌉`.
+    /// Means of `self: [N, C, H, W]` over `size` regions of nearly equal size: region `i` of `n` spans
+    /// `⌊i·H/n⌋ .. ⌈(i+1)·H/n⌉`.
     #[track_caller]
     fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Self> {
         rank_is("adaptive_avg_pool2d", &[self], 4)?;
         mean_pool::adaptive("adaptive_avg_pool2d", self, size)
     }
-    /// Largest of each of `size` regions of `self: [N, C, H, W]`, cut as in [`adaptive_avg_pool2d`](NnOps::adaptive_avg_pool2d); the first of
-    /// equals gets the gradient.
+    /// The largest element of each of `size` regions of `self: [N, C, H, W]`, divided as in
+    /// [`adaptive_avg_pool2d`](NnOps::adaptive_avg_pool2d); the first of equal elements gets the gradient.
     #[track_caller]
     fn adaptive_max_pool2d(&self, size: [usize; 2]) -> Result<Self> {
         rank_is("adaptive_max_pool2d", &[self], 4)?;
         Ok(extreme_pool::adaptive("adaptive_max_pool2d", self, size)?.0)
     }
-    /// Rotary position embedding (Su et al. 2021) of `self: [.., T, D]`, position `t` counted from `start`; component `i` is
-    /// paired with `i + D/2`.
+    /// Rotary position embedding (Su et al. 2021) of `self: [.., T, D]`, position `t` counted from `start`; component
+    /// `i` is paired with `i + D/2`.
     #[track_caller]
     fn rope(&self, base: f64, start: usize) -> Result<Self> {
         rope::rope(self, &RopeOptions { base, start, ..RopeOptions::default() })
     }
-    /// [`rope`](NnOps::rope) with positions of one's own, of some of the components, or of neighbours.
+    /// Rotary embedding with explicit positions, partial rotation, or interleaved pairs; see [`rope`](NnOps::rope).
     #[track_caller]
     fn rope_with(&self, options: RopeOptions<'_, Self>) -> Result<Self> {
         rope::rope(self, &options)
     }
-    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to `[.., T,
-    /// R/2]`, of `self`'s dtype: the first `R` components turn, component `i` paired with `i + R/2`, or `2i` with `2i +
-    /// 1` if `interleaved`.
+    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to
+    /// `[.., T, R/2]`, of `self`'s dtype: the first `R` components are rotated, component `i` paired with `i + R/2`, or
+    /// `2i` with `2i + 1` if `interleaved`.
     #[doc(alias = "apply_rotary_pos_emb")]
     #[track_caller]
     fn rotate(&self, cos: &Self, sin: &Self, interleaved: bool) -> Result<Self> {
         rope::rotate(self, cos, sin, interleaved)
     }
-    /// [`softmax`](NnOps::softmax) of `−self`.
+    /// The softmax of `−self` along `axis`; see [`softmax`](NnOps::softmax).
     #[track_caller]
     fn softmin(&self, axis: isize) -> Result<Self> {
         self.neg()?.softmax(axis)
     }
-    /// `a · sigmoid(b)` of the two halves `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
+    /// The gated linear unit `a · sigmoid(b)` of the two parts `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
     #[track_caller]
     fn glu(&self, axis: isize) -> Result<Self> {
         static GLU: LazyLock<Program> = LazyLock::new(|| Program::new("glu", |[a, b], []| [a * b.sigmoid()]));
         let halves = self.chunk(axis, 2)?;
         halves[0].apply_program(&GLU, &[&halves[1]], &[])
     }
-    /// `x` where positive, `weight · x` elsewhere (He et al. 2015), of `self: [N, C, ..]` with one weight for each
-    /// channel, or `[1]` for all.
+    /// The PReLU activation: `x` where positive, `weight · x` elsewhere (He et al. 2015), of `self: [N, C, ..]` with
+    /// one weight for each channel, or `[1]` for all.
     #[track_caller]
     fn prelu(&self, weight: &Self) -> Result<Self> {
         static PRELU: LazyLock<Program> =
@@ -291,14 +295,14 @@ pub trait NnOps: Apply {
         channels_fit("prelu", shape, &[Some(weight)])?;
         self.apply_program(&PRELU, &[&per_channel(weight, shape.rank())?], &[])
     }
-    /// `silu(self) · gate` (Shazeer 2020).
+    /// The SwiGLU activation, `silu(self) · gate` (Shazeer 2020).
     #[track_caller]
     fn swiglu(&self, gate: &Self) -> Result<Self> {
         static SWIGLU: LazyLock<Program> = LazyLock::new(|| Program::new("swiglu", |[a, b], []| [a.silu() * b]));
         self.apply_program(&SWIGLU, &[gate], &[])
     }
-    /// Elements zeroed with probability `p`, the others scaled by `1/(1−p)`; the mask is drawn from Philox with this seed, so the
-    /// gradient, and every runtime, draws it again.
+    /// Elements zeroed with probability `p`, the others scaled by `1/(1−p)`; the mask is drawn from Philox with this
+    /// seed, so backward and every runtime regenerate it instead of storing it.
     #[track_caller]
     fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
         static DROPOUT: LazyLock<Program> = LazyLock::new(|| {
@@ -313,7 +317,7 @@ pub trait NnOps: Apply {
         let scalars: [Scalar; 3] = [seed.into(), p.into(), (1.0 / (1.0 - p)).into()];
         self.apply_program(&DROPOUT, &[], &scalars)
     }
-    /// As [`dropout`](NnOps::dropout), with the mask of the elements that are kept, `bool` of `self`'s shape.
+    /// Dropout that also returns the mask of kept elements, `bool` of `self`'s shape; see [`dropout`](NnOps::dropout).
     #[doc(alias = "native_dropout")]
     #[track_caller]
     fn dropout_with_mask(&self, p: f64, seed: u64) -> Result<(Self, Self)> {
@@ -353,7 +357,7 @@ fn per_channel<T: Apply>(x: &T, rank: usize) -> Result<T> {
     x.reshape(dims)
 }
 
-/// Parameters are one number for each channel of `[N, C, ..]`.
+/// Checks that parameters have one element for each channel of `[N, C, ..]`.
 #[track_caller]
 fn channels_fit<T: Apply>(op: &'static str, x: Shape, parameters: &[Option<&T>]) -> Result<()> {
     if x.rank() < 2 {

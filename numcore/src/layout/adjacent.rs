@@ -1,5 +1,5 @@
-//! Pieces side by side in one memory, as a projection's queries, keys and values lie: told from layouts alone, so what is computed for
-//! each of them can lie the same way, and is one tensor again without a copy.
+//! Adjacent parts of one memory, such as the queries, keys and values of one projection. They are recognized from
+//! layouts alone, so that results for each part can be adjacent too, and form one tensor without a copy.
 
 use smallvec::SmallVec;
 
@@ -9,8 +9,8 @@ use super::Layout;
 type StrideAxes = SmallVec<[(isize, usize); 8]>;
 
 impl Layout {
-    /// The layouts of these pieces of one memory in memory of their own that holds nothing else; `None` if they do not lie one after the
-    /// other along an axis of something dense.
+    /// The layouts of these parts in fresh memory that holds nothing else; `None` if the parts are not consecutive
+    /// along an axis of a dense tensor.
     pub(crate) fn adjacent(pieces: &[Layout]) -> Option<SmallVec<[Layout; 4]>> {
         let split: SmallVec<[(usize, StrideAxes); 4]> = pieces.iter().map(Layout::runs).collect();
         let (first, (_, outer)) = (pieces.first()?, split.first()?);
@@ -28,7 +28,7 @@ impl Layout {
         Some(pieces.iter().map(|piece| Layout { offset: piece.offset - first.offset, ..*piece }).collect())
     }
 
-    /// What these pieces of one memory are along `axis`, if they follow each other there.
+    /// The layout that covers these parts of one memory, if they are consecutive along `axis`.
     pub(crate) fn joined(pieces: &[Layout], axis: usize) -> Option<Layout> {
         let (first, mut len) = (pieces.first()?, 0);
         for piece in pieces {
@@ -41,7 +41,7 @@ impl Layout {
         Some(Layout { shape: first.shape.with(axis, len), ..*first })
     }
 
-    /// How many elements follow each other without a gap, and the axes outside of them.
+    /// The length of the contiguous runs of this layout, and the axes outside of them.
     fn runs(&self) -> (usize, StrideAxes) {
         let each = self.strides().iter().copied().zip(self.dims().iter().copied());
         let mut axes: StrideAxes = each.filter(|&(_, size)| size != 1).collect();
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn heads_of_one_projection_lie_beside_each_other() {
-        // As many queries as keys, and groups of queries that share keys.
+        // The number of queries equals the number of keys, with groups of queries that share keys.
         for counts in [[3, 3, 3], [6, 2, 2]] {
             let mut from = 0;
             let total = 4 * counts.iter().sum::<usize>();

@@ -1,4 +1,4 @@
-//! Positions of extremes along an axis.
+//! Arg-reductions: positions of extremes along an axis.
 
 use std::ops::RangeInclusive;
 
@@ -49,7 +49,7 @@ impl Rule for ArgReduce {
     }
 }
 
-/// `argmax` and `argmin`, without the axis unless it is kept.
+/// `argmax` and `argmin`, with the axis removed unless it is kept.
 #[track_caller]
 pub(super) fn arg<T: Apply>(x: &T, op: ArgOp, axis: isize, keepdim: bool) -> Result<T> {
     let rule = ArgReduce { op, axis: 0 };

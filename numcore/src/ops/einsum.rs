@@ -1,23 +1,22 @@
-//! Einstein's sum convention, as batched products.
+//! Einstein summation, as batched matmuls.
 
 use smallvec::SmallVec;
 
 use super::{Apply, Matmul, ReduceOps, ViewOps};
 use crate::{Error, MAX_RANK, Result};
 
-/// Names of axes: letters, and [`ELLIPSIS`] for what `...` stands for.
+/// Labels of axes: letters, and [`ELLIPSIS`] for the axes that `...` stands for.
 type Labels = SmallVec<[u8; MAX_RANK]>;
 
-/// The last axis that `...` stands for; those before it have the numbers that follow.
+/// The label of the last axis that `...` stands for; earlier axes have the labels that follow.
 const ELLIPSIS: u8 = 128;
 
-/// Einstein's sum convention: `einsum("bhqd,bhkd->bhqk", &[&q, &k])`. Letters name axes; those absent on the right are
-/// summed.
+/// Einstein summation: `einsum("bhqd,bhkd->bhqk", &[&q, &k])`. Letters name axes; those absent on the right are summed.
 ///
-/// `...` stands for any further axes of an operand, aligned at the last; a letter that occurs twice in one operand
+/// `...` stands for any further axes of an operand, aligned at the last axis; a letter that occurs twice in one operand
 /// takes its diagonal; an axis of size 1 broadcasts. Without `->`, the result has the axes of `...` and then the
-/// letters that occur once, in the order of their code points, as NumPy's and PyTorch's. Operands are contracted from
-/// left to right, each pair as one batched product of floats.
+/// letters that occur once, in the order of their code points, as in NumPy and PyTorch. Operands are contracted from
+/// left to right, each pair as one batched matmul of floating dtypes.
 ///
 /// ```
 /// # use numcore::{Tensor, NullRuntime, ops::einsum};
@@ -55,7 +54,7 @@ impl<T: Apply> Labelled<T> {
         labels.iter().filter_map(|l| self.labels.iter().position(|m| m == l)).map(|i| shape[i]).collect()
     }
 
-    /// The diagonal of axes of one name, which become the last axis.
+    /// Takes the diagonal of axes of one label, which become the last axis.
     fn distinct(mut self) -> Result<Self> {
         let twice = |l: &Labels| (0..l.len()).find_map(|j| Some((l[..j].iter().position(|m| *m == l[j])?, j)));
         while let Some((i, j)) = twice(&self.labels) {
@@ -68,14 +67,15 @@ impl<T: Apply> Labelled<T> {
             let others: Vec<usize> = (0..shape.rank()).filter(|&k| k != i && k != j).collect();
             let sizes: Vec<usize> = others.iter().map(|&k| shape[k]).chain([n * n]).collect();
             let order: Vec<usize> = others.iter().copied().chain([i, j]).collect();
-            // In a row of n · n numbers, the diagonal's lie n + 1 apart.
+            // In a row-major `n × n` matrix, elements of the diagonal are n + 1 apart.
             self.value = self.value.permute_axes(&order)?.reshape(sizes)?.slice(-1, 0, n, n + 1)?;
             self.labels = others.iter().map(|&k| self.labels[k]).chain([label]).collect();
         }
         Ok(self)
     }
 
-    /// Drops axes of size 1 that are longer elsewhere: a product with what has no such axis broadcasts.
+    /// Drops axes of size 1 that are longer in another operand: a matmul with an operand that lacks the axis
+    /// broadcasts.
     fn squeeze(&mut self, sizes: &[usize; 256]) -> Result<()> {
         for i in (0..self.labels.len()).rev() {
             if self.value.spec().shape[i] != sizes[usize::from(self.labels[i])] {
@@ -86,7 +86,7 @@ impl<T: Apply> Labelled<T> {
         Ok(())
     }
 
-    /// Sums away the labels that are not in `wanted`.
+    /// Sums over the labels that are not in `wanted`.
     fn keep(self, wanted: &[u8]) -> Result<Self> {
         let gone: Vec<isize> =
             (0..self.labels.len()).filter(|&i| !wanted.contains(&self.labels[i])).map(|i| i as isize).collect();
@@ -129,7 +129,7 @@ fn name(label: u8) -> String {
     if label < ELLIPSIS { char::from(label).into() } else { "...".into() }
 }
 
-/// One side of a comma: the letters before and after `...`.
+/// One operand in the equation: the letters before and after `...`.
 struct EinsumTerm {
     before: Labels,
     after: Labels,
@@ -152,7 +152,7 @@ impl EinsumTerm {
         self.before.iter().chain(&self.after).copied()
     }
 
-    /// The names of all axes, of which `...` stands for so many.
+    /// The labels of all axes, where `...` stands for `more` of them.
     fn labels(&self, more: usize) -> Labels {
         let more = (0..more as u8).rev().map(|k| ELLIPSIS + k);
         self.before.iter().copied().chain(more).chain(self.after.iter().copied()).collect()
@@ -197,7 +197,7 @@ fn parse<T: Apply>(equation: &str, ins: &[&T]) -> Result<(Vec<Labels>, Labels)> 
     Ok((operands, output))
 }
 
-/// The size of each label: where it is 1 in one operand, what it is in another.
+/// The size of each label. An axis of size 1 takes the size it has in another operand.
 #[track_caller]
 fn sizes<T: Apply>(equation: &str, operands: &[Labelled<T>]) -> Result<[usize; 256]> {
     let mut sizes = [1; 256];

@@ -1,4 +1,4 @@
-//! The elementwise vocabulary: one line per method, each a program built once.
+//! The elementwise vocabulary: one line per method, each a program that is built once.
 
 use std::sync::LazyLock;
 
@@ -13,11 +13,11 @@ use crate::{
     pointwise::{Expr, Program},
 };
 
-/// The right side of a two-operand method: a value, or a number.
+/// The right side of a two-operand method: a value, or a host scalar.
 pub enum Rhs<'a, T> {
-    /// Another value, broadcast.
+    /// Another value, which is broadcast.
     Value(&'a T),
-    /// A number, taking the dtype of the left side.
+    /// A scalar, which takes the dtype of the left side.
     Number(f64),
 }
 
@@ -33,7 +33,7 @@ impl<T: Apply> From<f64> for Rhs<'_, T> {
     }
 }
 
-/// Programs of one op: with two inputs, and with a run-time number on the right.
+/// Programs of one op: with two inputs, and with a run-time scalar on the right.
 struct BinaryPrograms {
     value: Program,
     number: Program,
@@ -49,7 +49,7 @@ impl BinaryPrograms {
     }
 }
 
-/// A whole number meeting integers is an integer; anything else stays real (and is refused by integer programs).
+/// An integral scalar combined with integers becomes an integer; any other stays real (and integer programs refuse it).
 fn number(x: f64, dtype: DType) -> Scalar {
     if !dtype.is_float() && x.fract() == 0.0 { Scalar::I64(x as i64) } else { Scalar::F64(x) }
 }
@@ -78,25 +78,26 @@ macro_rules! vocabulary {
                 Self::apply1(Pointwise::new(&P, &[$($arg.into()),*]), &[self])
             })*
 
-            /// `f(x)` for an expression of one's own, fused and differentiable. The program is built anew by each call: keep a
-            /// [`Program`] and use [`apply_program`](PointwiseOps::apply_program) on a hot path.
+            /// `f(x)` for a custom expression, fused and differentiable. Every call builds the program again: on a hot
+            /// path, keep a [`Program`] and use [`apply_program`](PointwiseOps::apply_program) instead.
             #[track_caller]
             fn map(&self, f: impl for<'b> FnOnce(Expr<'b>) -> Expr<'b>) -> Result<Self> {
                 Self::apply1(Pointwise::new(&Program::new("map", |[x], []| [f(x)]), &[]), &[self])
             }
-            /// `program` with `self` as its first input and `others` as the rest; its first output.
+            /// Applies `program` to `self` as its first input and `others` as the rest; returns its first output.
             #[track_caller]
             fn apply_program(&self, program: &Program, others: &[&Self], scalars: &[Scalar]) -> Result<Self> {
                 Ok(self.apply_program_all(program, others, scalars)?.remove(0))
             }
-            /// All outputs of `program`.
+            /// Applies `program` and returns all of its outputs.
             #[track_caller]
             fn apply_program_all(&self, program: &Program, others: &[&Self], scalars: &[Scalar]) -> Result<Outs<Self>> {
                 let ins: SmallVec<[&Self; 4]> = std::iter::once(self).chain(others.iter().copied()).collect();
                 super::check_inputs(program, ins.len(), scalars.len())?;
                 Self::apply(Pointwise::new(program, scalars).into(), &ins)
             }
-            /// The values as another element type; PyTorch's `to`. Half and `f32` round to nearest even; floats to integers truncate.
+            /// The values converted to another dtype; PyTorch's `to`. Casts to f16, bf16 and `f32` round to nearest
+            /// even; floats to integers truncate.
             #[track_caller]
             fn to_dtype(&self, dtype: DType) -> Result<Self> {
                 cast(self, dtype)
@@ -118,7 +119,7 @@ macro_rules! vocabulary {
                 static P: LazyLock<Program> = LazyLock::new(|| Program::new("masked_fill", |[x, m], [s]| [m.select(s, x)]));
                 Self::apply1(Pointwise::new(&P, &[number(value, self.spec().dtype)]), &[self, mask])
             }
-            /// `self + weight · (end − self)`.
+            /// Linear interpolation, `self + weight · (end − self)`.
             #[track_caller]
             fn lerp(&self, end: &Self, weight: &Self) -> Result<Self> {
                 static P: LazyLock<Program> = LazyLock::new(|| Program::new("lerp", |[a, b, w], []| [a + w * (b - a)]));
@@ -131,50 +132,50 @@ macro_rules! vocabulary {
 
 vocabulary! {
     unary {
-        /// `−x`.
+        /// The negation `−x`, elementwise.
         neg(x) = -x;
-        /// `|x|`; the gradient at 0 is 0.
+        /// The absolute value `|x|`; the gradient at 0 is 0.
         abs(x) = x.abs();
-        /// −1, 0 or 1.
+        /// The sign of `x`: −1, 0 or 1.
         sign(x) = x.sign();
-        /// `eˣ`.
+        /// The exponential `eˣ`, elementwise.
         exp(x) = x.exp();
         /// `eˣ − 1`, accurate near 0.
         expm1(x) = x.expm1();
-        /// `2ˣ`.
+        /// The power of two `2ˣ`, elementwise.
         exp2(x) = x.exp2();
-        /// Natural logarithm.
+        /// The natural logarithm `ln x`, elementwise.
         log(x) = x.log();
         /// `ln(1 + x)`, accurate near 0.
         log1p(x) = x.log1p();
-        /// Logarithm to base 2.
+        /// The logarithm to base 2.
         log2(x) = x.log2();
-        /// Square root.
+        /// The square root `√x`, elementwise.
         sqrt(x) = x.sqrt();
-        /// `1 / √x`.
+        /// The reciprocal square root `1/√x`, elementwise.
         rsqrt(x) = x.rsqrt();
-        /// `1 / x`.
+        /// The reciprocal `1/x`, elementwise.
         #[doc(alias = "reciprocal")]
         recip(x) = x.recip();
-        /// Sine of an angle in radians, for every number: an `f64` is reduced exactly on the CPU.
+        /// Sine of an angle in radians, at any magnitude: an `f64` is reduced exactly on the CPU.
         sin(x) = x.sin();
         /// Cosine of an angle in radians.
         cos(x) = x.cos();
         /// Tangent of an angle in radians.
         tan(x) = x.tan();
-        /// Inverse sine.
+        /// The inverse sine, in radians.
         asin(x) = x.asin();
-        /// Inverse cosine.
+        /// The inverse cosine, in radians.
         acos(x) = x.acos();
-        /// Inverse tangent.
+        /// The inverse tangent, in radians.
         atan(x) = x.atan();
-        /// Hyperbolic sine.
+        /// The hyperbolic sine, elementwise.
         sinh(x) = x.sinh();
-        /// Hyperbolic cosine.
+        /// The hyperbolic cosine, elementwise.
         cosh(x) = x.cosh();
-        /// Hyperbolic tangent.
+        /// The hyperbolic tangent, elementwise.
         tanh(x) = x.tanh();
-        /// Inverse hyperbolic sine.
+        /// The inverse hyperbolic sine, elementwise.
         #[doc(alias = "arcsinh")]
         asinh(x) = x.asinh();
         /// Inverse hyperbolic cosine; NaN below 1.
@@ -183,49 +184,51 @@ vocabulary! {
         /// Inverse hyperbolic tangent; NaN outside `[−1, 1]`.
         #[doc(alias = "arctanh")]
         atanh(x) = x.atanh();
-        /// The error function.
+        /// The Gauss error function `erf(x)`, elementwise.
         erf(x) = x.erf();
-        /// `1 − erf(x)`, accurate where it is small.
+        /// The complementary error function `1 − erf(x)`, accurate where it is small.
         erfc(x) = x.erfc();
-        /// Largest whole number not above `x`.
+        /// The floor of `x`: the largest integer not above it.
         floor(x) = x.floor();
-        /// Smallest whole number not below `x`.
+        /// The ceiling of `x`: the smallest integer not below it.
         ceil(x) = x.ceil();
-        /// Nearest whole number, ties to even.
+        /// The nearest integer, ties to even.
         round(x) = x.round();
-        /// The whole part.
+        /// The integer part of `x`: rounding towards zero.
         trunc(x) = x.trunc();
-        /// `x²`.
+        /// The square `x²`, elementwise.
         square(x) = x * x;
-        /// `1 / (1 + e⁻ˣ)`.
+        /// The logistic function `1 / (1 + e⁻ˣ)`.
         sigmoid(x) = x.sigmoid();
-        /// `max(x, 0)`; the gradient at 0 is 0.
+        /// The ReLU activation `max(x, 0)`; the gradient at 0 is 0.
         relu(x) = x.relu();
-        /// `x · sigmoid(x)` (Elfwing et al. 2018).
+        /// The SiLU activation `x · sigmoid(x)` (Elfwing et al. 2018).
         #[doc(alias = "swish")]
         silu(x) = x.silu();
-        /// `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016).
+        /// The GELU activation `x · Φ(x)`, by the error function (Hendrycks & Gimpel 2016).
         gelu(x) = x.gelu();
         /// The tanh approximation of [`gelu`](PointwiseOps::gelu).
         gelu_tanh(x) = x.gelu_tanh();
-        /// `ln(sigmoid(x))`.
+        /// The logarithm of the sigmoid, `ln(sigmoid(x))`, computed stably.
         #[doc(alias = "logsigmoid")]
         log_sigmoid(x) = x.log_sigmoid();
-        /// `ln(1 + eˣ)`; the identity above 20. See [`softplus_with`](PointwiseOps::softplus_with).
+        /// The softplus activation `ln(1 + eˣ)`; the identity above 20. See
+        /// [`softplus_with`](PointwiseOps::softplus_with).
         softplus(x) = x.softplus();
-        /// `x / (1 + |x|)`.
+        /// The softsign activation `x / (1 + |x|)`.
         softsign(x) = x / (x.abs() + 1.0);
-        /// `x · tanh(softplus(x))` (Misra 2019).
+        /// The Mish activation `x · tanh(softplus(x))` (Misra 2019).
         mish(x) = x * x.softplus().tanh();
-        /// `x · min(max(x + 3, 0), 6) / 6` (Howard et al. 2019); the gradient is 0 at −3 and 1 at 3, as PyTorch's.
+        /// The hard-swish activation `x · min(max(x + 3, 0), 6) / 6` (Howard et al. 2019); the gradient is 0 at −3 and
+        /// 1 at 3, as in PyTorch.
         hardswish(x) = x.le(-3.0).select(x * 0.0, x.ge(3.0).select(x, x * (x + 3.0) / 6.0));
-        /// `min(max(x + 3, 0), 6) / 6`; the gradient is 0 at −3 and 3, as PyTorch's.
+        /// The hard-sigmoid activation `min(max(x + 3, 0), 6) / 6`; the gradient is 0 at −3 and 3, as in PyTorch.
         hardsigmoid(x) = x.le(-3.0).select(0.0, x.ge(3.0).select(1.0, (x + 3.0) / 6.0));
-        /// Self-normalising ELU (Klambauer et al. 2017).
+        /// The self-normalizing ELU activation (Klambauer et al. 2017).
         selu(x) = x.gt(0.0).select(x * 1.050_700_987_355_480_5, x.expm1() * (1.050_700_987_355_480_5 * 1.673_263_242_354_377_2));
-        /// `min(max(x, 0), 6)`; the gradient is 0 at 0 and 6, as PyTorch's.
+        /// The clipped ReLU `min(max(x, 0), 6)`; the gradient is 0 at 0 and 6, as in PyTorch.
         relu6(x) = x.le(0.0).select(0.0, x.ge(6.0).select(6.0, x));
-        /// `x − tanh(x)`.
+        /// The tanh-shrink activation, `x − tanh(x)`.
         tanhshrink(x) = x - x.tanh();
         /// Whether `x` (of a floating type) is NaN, as `bool`.
         isnan(x) = x.abs().ne(x.abs());
@@ -233,92 +236,92 @@ vocabulary! {
         isinf(x) = x.abs().eq(f64::INFINITY);
         /// Whether `x` (of a floating type) is neither NaN nor an infinity, as `bool`.
         isfinite(x) = x.abs().lt(f64::INFINITY);
-        /// Not, of `bool`.
+        /// Logical negation of `bool` elements.
         logical_not(x) = !x;
     }
     binary {
-        /// `a + b`.
+        /// The sum `a + b`, elementwise.
         add(a, b) = a + b;
-        /// `a − b`.
+        /// The difference `a − b`, elementwise.
         sub(a, b) = a - b;
-        /// `a · b`.
+        /// The elementwise product `a · b`.
         mul(a, b) = a * b;
-        /// `a / b`; integers truncate, and give 0 where `b` is 0.
+        /// The quotient `a / b`; integers truncate, and give 0 where `b` is 0.
         div(a, b) = a / b;
-        /// Remainder with the sign of `b`.
+        /// The remainder of `a / b`, with the sign of `b`.
         #[doc(alias = "remainder")]
         rem(a, b) = a % b;
-        /// `aᵇ`.
+        /// The power `aᵇ`, elementwise.
         pow(a, b) = a.pow(b);
-        /// Angle of the point `(b, a)`.
+        /// The angle of the point `(b, a)`, in radians.
         atan2(a, b) = a.atan2(b);
-        /// The larger; NaN wins; ties share the gradient.
+        /// The larger of two elements; NaN wins, and ties share the gradient.
         maximum(a, b) = a.max(b);
-        /// The smaller; NaN wins; ties share the gradient.
+        /// The smaller of two elements; NaN wins, and ties share the gradient.
         minimum(a, b) = a.min(b);
-        /// `a == b` as `bool`.
+        /// Elementwise equality `a == b`, a `bool`.
         eq(a, b) = a.eq(b);
-        /// `a != b` as `bool`.
+        /// Elementwise inequality `a != b`, a `bool`.
         ne(a, b) = a.ne(b);
-        /// `a < b` as `bool`.
+        /// The comparison `a < b`, a `bool`.
         lt(a, b) = a.lt(b);
-        /// `a ≤ b` as `bool`.
+        /// The comparison `a ≤ b`, a `bool`.
         le(a, b) = a.le(b);
-        /// `a > b` as `bool`.
+        /// The comparison `a > b`, a `bool`.
         gt(a, b) = a.gt(b);
-        /// `a ≥ b` as `bool`.
+        /// The comparison `a ≥ b`, a `bool`.
         ge(a, b) = a.ge(b);
-        /// And, of `bool` or the bits of integers.
+        /// Logical and of `bool`, bitwise and of integers.
         #[doc(alias = "bitwise_and")]
         logical_and(a, b) = a & b;
-        /// Or, of `bool` or the bits of integers.
+        /// Logical or of `bool`, bitwise or of integers.
         #[doc(alias = "bitwise_or")]
         logical_or(a, b) = a | b;
-        /// Exclusive or, of `bool` or the bits of integers.
+        /// Logical exclusive or of `bool`, bitwise exclusive or of integers.
         #[doc(alias = "bitwise_xor")]
         logical_xor(a, b) = a ^ b;
-        /// Bits of integers moved to the left by `b` modulo the width.
+        /// Left shift of integers by `b` modulo the width.
         #[doc(alias = "bitwise_left_shift")]
         shl(a, b) = a << b;
-        /// Bits of integers moved to the right by `b` modulo the width; a signed number keeps its sign.
+        /// Right shift of integers by `b` modulo the width; the shift of a signed integer is arithmetic.
         #[doc(alias = "bitwise_right_shift")]
         shr(a, b) = a >> b;
     }
     numbers {
-        /// `value − x`, as `value - &x` is written.
+        /// The difference `value − x`, for `value - &x`.
         rsub(x; value) = value - x;
-        /// `value / x`, as `value / &x` is written.
+        /// The quotient `value / x`, for `value / &x`.
         rdiv(x; value) = value / x;
-        /// `min(max(x, low), high)`; the gradient passes where `low ≤ x ≤ high`.
+        /// Clamps to `[low, high]`; the gradient passes where `low ≤ x ≤ high`.
         clamp(x; low, high) = x.clamp(low, high);
-        /// `x` where positive, `slope · x` elsewhere.
+        /// The leaky ReLU activation: `x` where positive, `slope · x` elsewhere.
         leaky_relu(x; slope) = x.gt(0.0).select(x, x * slope);
-        /// `x` where positive, `alpha · (eˣ − 1)` elsewhere (Clevert et al. 2016).
+        /// The ELU activation: `x` where positive, `alpha · (eˣ − 1)` elsewhere (Clevert et al. 2016).
         elu(x; alpha) = x.gt(0.0).select(x, x.expm1() * alpha);
-        /// `x` where positive, `alpha · (e^(x/alpha) − 1)` elsewhere (Barron 2017): [`elu`](PointwiseOps::elu) with a
-        /// continuous slope.
+        /// The CELU activation: `x` where positive, `alpha · (e^(x/alpha) − 1)` elsewhere (Barron 2017):
+        /// [`elu`](PointwiseOps::elu) with a continuous slope.
         celu(x; alpha) = x.gt(0.0).select(x, (x / alpha).expm1() * alpha);
-        /// [`selu`](PointwiseOps::selu) with parameters: `scale · x` where positive, `scale · alpha · (eˣ − 1)`
+        /// The SELU activation with explicit parameters: `scale · x` where positive, `scale · alpha · (eˣ − 1)`
         /// elsewhere.
         selu_with(x; alpha, scale) = x.gt(0.0).select(x, x.expm1() * alpha) * scale;
-        /// `min(max(slope · x + offset, 0), 1)`, ONNX's hard sigmoid; the gradient is 0 at both ends. PyTorch's,
+        /// ONNX's hard sigmoid, `min(max(slope · x + offset, 0), 1)`; the gradient is 0 at both ends. PyTorch's,
         /// [`hardsigmoid`](PointwiseOps::hardsigmoid), has a slope of 1/6 and an offset of 1/2.
         hardsigmoid_with(x; slope, offset) = {
             let y = x * slope + offset;
             y.le(0.0).select(0.0, y.ge(1.0).select(1.0, y))
         };
-        /// `min(max(x, low), high)`; the gradient is 0 at both ends, as PyTorch's.
+        /// The hard-tanh activation `min(max(x, low), high)`; the gradient is 0 at both ends, as in PyTorch.
         hardtanh(x; low, high) = x.le(low).select(low, x.ge(high).select(high, x));
-        /// `ln(1 + e^(beta · x)) / beta`; the identity where `beta · x` is above `threshold`.
+        /// The softplus activation `ln(1 + e^(beta · x)) / beta`; the identity where `beta · x` is above `threshold`.
         softplus_with(x; beta, threshold) = {
             let scaled = x * beta;
             scaled.gt(threshold).select(x, scaled.exp().log1p() / beta)
         };
-        /// `x` moved towards 0 by `lambda`, 0 in between.
+        /// The soft-shrink activation: `x` moved towards 0 by `lambda`, 0 in between.
         softshrink(x; lambda) = x.gt(lambda).select(x - lambda, x.lt(-lambda).select(x + lambda, x * 0.0));
-        /// `x` where its magnitude is above `lambda`, 0 elsewhere.
+        /// The hard-shrink activation: `x` where its magnitude is above `lambda`, 0 elsewhere.
         hardshrink(x; lambda) = x.abs().le(lambda).select(0.0, x);
-        /// `x` where above `limit`, `value` elsewhere.
+        /// The threshold activation: `x` where above `limit`, `value` elsewhere.
         threshold(x; limit, value) = x.le(limit).select(value, x);
     }
 }

@@ -1,5 +1,5 @@
-//! Elements picked and added by index: gathers and their adjoint. One pair of kernels serves embeddings, `index_select`,
-//! `index_add` and one-hot, because an index repeated along an axis is a stride of 0.
+//! Gathers, and scatter-adds, their adjoint. One pair of kernels serves embeddings, `index_select`, `index_add` and
+//! one-hot, because an index repeated along an axis has a stride of 0.
 
 use std::ops::RangeInclusive;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{Accumulate, DType, Error, Out, Result, Runtime, Shape, Tensor};
 
-/// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along an axis; inputs `x`, `index`.
+/// The gather `out[.., i, ..] = x[.., index[.., i, ..], ..]` along an axis; inputs `x`, `index`.
 #[derive(Clone, Debug)]
 pub struct Gather {
     axis: usize,
@@ -51,7 +51,7 @@ impl Rule for Gather {
 }
 
 /// Zeros of `size` along an axis with `src[.., i, ..]` added at `index[.., i, ..]`; inputs `src`, `index`.
-/// Contributions to one place are added in ascending order of `i`.
+/// Contributions to one position are added in ascending order of `i`.
 #[derive(Clone, Debug)]
 pub struct ScatterAdd {
     axis: usize,
@@ -107,9 +107,10 @@ impl Rule for ScatterAdd {
     }
 }
 
-/// Picking and adding by index. Indices are `i64`; one out of range is an error.
+/// Gather and scatter-add. Indices are `i64`; an index out of range is an error.
 pub trait IndexOps: Apply {
-    /// `out[.., i, ..] = self[.., index[.., i, ..], ..]` along `axis`; `index` has as many axes, and no larger sizes on the others.
+    /// Gathers `out[.., i, ..] = self[.., index[.., i, ..], ..]` along `axis`; `index` has as many axes, and no larger
+    /// sizes on the others.
     #[track_caller]
     fn gather(&self, axis: isize, index: &Self) -> Result<Self> {
         let axis = self.spec().shape.axis("gather", axis)?;
@@ -144,7 +145,7 @@ pub trait IndexOps: Apply {
         let at = shape.axis("index_add", axis)?;
         self.scatter_add(axis, &along("index_add", index, at, shape)?, src)
     }
-    /// Rows of the table `self: [V, D]` named by `index: [..]`, as `[.., D]`.
+    /// The embedding lookup: rows of the table `self: [V, D]` named by `index: [..]`, as `[.., D]`.
     #[track_caller]
     fn embedding(&self, index: &Self) -> Result<Self> {
         let (table, ids) = (self.spec().shape, index.spec().shape);
@@ -154,8 +155,8 @@ pub trait IndexOps: Apply {
         let rows = self.index_select(0, &index.reshape([ids.numel()])?).map_err(|e| e.of_index("embedding", ids))?;
         rows.reshape([&ids[..], &[table[1]]].concat())
     }
-    /// `self` (`i64`) as rows of zeros with one 1: `[..]` becomes `[.., classes]`, `i64`. A value outside `0..classes`
-    /// is an error, as an index out of range.
+    /// One-hot rows of `self` (`i64`): `[..]` becomes `[.., classes]`, `i64`. A value outside `0..classes` is an error,
+    /// as an index out of range.
     #[track_caller]
     fn one_hot(&self, classes: usize) -> Result<Self> {
         index("one_hot", self.spec())?;
@@ -170,7 +171,7 @@ pub trait IndexOps: Apply {
 
 impl<T: Apply> IndexOps for T {}
 
-/// `x` cut to `index`'s sizes on every axis but `free`.
+/// `x` narrowed to `index`'s sizes on every axis but `free`.
 #[track_caller]
 fn narrowed<T: Apply>(op: &'static str, x: &T, free: usize, index: &T) -> Result<T> {
     let (xs, is) = (x.spec().shape, index.spec().shape);
@@ -181,7 +182,7 @@ fn narrowed<T: Apply>(op: &'static str, x: &T, free: usize, index: &T) -> Result
     (0..xs.rank()).filter(|&i| i != free && is[i] != xs[i]).try_fold(x.clone(), |x, i| x.narrow(i as isize, 0, is[i]))
 }
 
-/// `index: [N]` laid along `axis` of `shape`, repeated along the others.
+/// `index: [N]` along `axis` of `shape`, repeated along the others.
 #[track_caller]
 fn along<T: Apply>(op: &'static str, index: &T, axis: usize, shape: Shape) -> Result<T> {
     let ids = index.spec();

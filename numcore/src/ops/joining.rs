@@ -1,4 +1,4 @@
-//! Tensors put together, surrounded, and masked to a triangle.
+//! Concatenation, stacking, padding and triangles.
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -9,16 +9,16 @@ use super::{
 };
 use crate::{DType, Error, Layout, Out, Result, Runtime, Shape, Tensor, pointwise::Program};
 
-/// Inputs one after another along an axis.
+/// Concatenation of the inputs along an axis.
 #[derive(Clone, Debug)]
 pub struct Cat {
     pub(super) axis: usize,
-    /// Whether the result may be a view of the inputs' memory, where they lie in it as in the result.
+    /// Whether the result may be a view of the inputs' memory, where their layout there is already that of the result.
     pub(super) seen: bool,
 }
 
 impl Cat {
-    /// The inputs as one view, if it may be one and they lie so.
+    /// The inputs as one view, if a view is allowed and their layouts form one.
     pub(crate) fn view<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Option<Tensor<R>> {
         if !self.seen || !ins.iter().all(|x| x.shares_memory_with(ins[0]) && x.dtype() == ins[0].dtype()) {
             return None;
@@ -79,7 +79,7 @@ impl Rule for Cat {
     }
 }
 
-/// `xs` one after another along an existing axis; the other sizes must agree.
+/// Concatenates `xs` along an existing axis; the other sizes must agree.
 #[track_caller]
 pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     let first = xs.first().ok_or_else(|| Error::argument("cat", "needs at least one tensor"))?;
@@ -88,11 +88,11 @@ pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
         let parts = xs.chunks(Bits::MAX).map(|c| cat(c, axis as isize)).collect::<Result<Vec<T>>>()?;
         return cat(&parts.iter().collect::<Vec<_>>(), axis as isize);
     }
-    // Never a view: what somebody puts together may be kept for long, while a piece's memory is to be written.
+    // Never a view: a caller's concatenation may be kept for long, while the memory of an input is to be written.
     T::apply1(Cat { axis, seen: false }, xs)
 }
 
-/// `xs`, all of one shape, along a new axis.
+/// Stacks `xs`, all of one shape, along a new axis.
 #[track_caller]
 pub fn stack<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     let tall = xs.iter().map(|x| x.unsqueeze(axis)).collect::<Result<Vec<T>>>()?;
@@ -100,9 +100,9 @@ pub fn stack<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
     cat(&tall.iter().collect::<Vec<_>>(), if axis < 0 { axis + rank } else { axis })
 }
 
-/// Padding and triangles.
+/// Concatenation, stacking, padding and triangles.
 pub trait JoinOps: Apply {
-    /// `value` around the tensor: `pads[i]` gives how many elements come before and after axis `i`.
+    /// Pads with `value`: `pads[i]` gives the number of elements before and after axis `i`.
     #[track_caller]
     fn pad(&self, pads: &[(usize, usize)], value: f64) -> Result<Self> {
         let shape = self.spec().shape;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Error, Out, Result, Runtime, Shape, Tensor, fused::Linear};
 
-/// `a: [B.., M, K]` times `b: [B.., K, N]`; batch axes broadcast.
+/// The matrix product of `a: [B.., M, K]` and `b: [B.., K, N]`; batch axes broadcast.
 #[derive(Clone, Debug)]
 pub struct Matmul;
 
@@ -79,13 +79,13 @@ impl Rule for Matmul {
     }
 }
 
-/// What [`gradient`] reads.
+/// The inputs that [`gradient`] reads.
 pub(crate) fn saves(wants: Bits) -> Saves {
     let inputs = Bits(u64::from(wants.has(1)) | u64::from(wants.has(0)) << 1);
     Saves { inputs, outputs: Bits::NONE }
 }
 
-/// Gives the gradients of inputs 0 and 1 where that of their product is `g`.
+/// Gives the gradients of inputs 0 and 1, where `g` is the gradient of their matmul.
 #[track_caller]
 pub(crate) fn gradient<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> {
     if cx.wants(0) {
@@ -103,7 +103,7 @@ pub(crate) fn gradient<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> 
     Ok(())
 }
 
-/// `[.., M, K] · [K, N]` is one product of so many rows.
+/// The number of rows, if `[.., M, K] · [K, N]` can run as one matmul of all rows.
 fn rows(a: Shape, b: Shape) -> Option<usize> {
     (b.rank() == 2 && a.rank() > 2).then(|| a[..a.rank() - 1].iter().product())
 }
@@ -124,10 +124,11 @@ fn product_to<T: Apply>(cx: &mut dyn Backprop<T>, i: usize, a: &T, b: &T) -> Res
     cx.give_sum_to(i, &product)
 }
 
-/// Products of matrices, vectors and batches.
+/// Matrix multiplication of matrices, vectors and batches.
 pub trait MatmulOps: Apply {
-    /// Matrix product over the last two axes; leading axes are batches and broadcast. A one-dimensional side is a vector,
-    /// whose axis disappears. `[.., M, K] · [K, N]` runs as one product of `[.. · M, K]`, copied first if strides cannot say that.
+    /// Matrix product over the last two axes; leading axes are batches and broadcast. A one-dimensional side is a
+    /// vector, whose axis disappears. `[.., M, K] · [K, N]` runs as one matmul of `[.. · M, K]`, copied first if
+    /// strides cannot express it.
     #[track_caller]
     fn matmul(&self, other: &Self) -> Result<Self> {
         let (a, b) = (self.spec().shape, other.spec().shape);
@@ -138,12 +139,12 @@ pub trait MatmulOps: Apply {
             _ => Self::apply1(Matmul, &[self, other]),
         }
     }
-    /// `x · wᵀ + b` with `x: [.., I]`, `w: [O, I]`, `b: [O]`.
+    /// The affine map `x · wᵀ + b` with `x: [.., I]`, `w: [O, I]`, `b: [O]`.
     #[track_caller]
     fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
         linear(self, weight, bias, None)
     }
-    /// `x · wᵀ + b + r`: as [`linear`](MatmulOps::linear), onto a residual `r: [.., O]`.
+    /// The affine map with a residual, `x · wᵀ + b + r` for `r: [.., O]`; see [`linear`](MatmulOps::linear).
     #[track_caller]
     fn linear_onto(&self, weight: &Self, bias: Option<&Self>, residual: &Self) -> Result<Self> {
         linear(self, weight, bias, Some(residual))

@@ -1,8 +1,9 @@
-//! Operations. **An op call is data**: an [`Op`] and its inputs. Each op carries all its rules in one file: what it makes of
-//! shapes and dtypes, how it runs on a runtime, what it keeps for backward, and its gradient.
+//! Operations. **An op call is data**: an [`Op`] and its inputs. Each op carries all its rules in one file: shape and
+//! dtype inference, how it runs on a runtime, what it saves for backward, and its gradient.
 //!
-//! Whatever can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has the whole
-//! vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are written once over it.
+//! Every type that can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has
+//! the whole vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are
+//! written once over it.
 
 mod arg_reduce;
 pub(crate) mod composed;
@@ -76,21 +77,21 @@ op! {
     Pointwise(Pointwise),
     /// An elementwise program whose result is combined over axes.
     Reduce(Reduce),
-    /// Position of an extreme.
+    /// The position of an extreme along an axis.
     ArgReduce(ArgReduce),
-    /// The same elements, seen another way.
+    /// A view: the elements of the input under another layout.
     View(ViewOp),
     /// The adjoint of a slice.
     Embed(Embed),
     /// The adjoint of sliding windows.
     Fold(Fold),
-    /// Several tensors joined along an axis.
+    /// The concatenation of several tensors along an axis.
     Cat(Cat),
-    /// One tensor as several.
+    /// The split of one tensor into several.
     Split(Split),
-    /// Matrix product.
+    /// A matrix product, batched and broadcast.
     Matmul(Matmul),
-    /// Elements picked by index.
+    /// A gather: elements picked by index.
     Gather(Gather),
     /// The adjoint of a gather.
     ScatterAdd(ScatterAdd),
@@ -98,17 +99,17 @@ op! {
     Scan(Scan),
     /// Sorted values and their positions.
     Sort(Sort),
-    /// An operation with a kernel of its own, or its decomposition.
+    /// A fused operation: a kernel of the runtime, or its decomposition.
     Fused(FusedOp),
 }
 
 impl Op {
-    /// The op that gives its input back.
+    /// The op that returns its input unchanged.
     pub fn identity() -> Op {
         Pointwise::identity().into()
     }
 
-    /// An error unless it takes `given` inputs.
+    /// An error unless the op takes `given` inputs.
     pub(crate) fn check_count(&self, given: usize) -> Result<()> {
         let takes = self.arity();
         if takes.contains(&given) {
@@ -123,7 +124,7 @@ impl Op {
         Err(crate::Error::argument(self.name(), format!("takes {count} operands, {given} were given")))
     }
 
-    /// Whether it gives its one input back unchanged.
+    /// Whether the op returns its one input unchanged.
     pub fn is_identity(&self) -> bool {
         matches!(self, Op::Pointwise(p) if p.program.is_identity())
     }
@@ -138,7 +139,7 @@ fn check_inputs(program: &crate::pointwise::Program, ins: usize, scalars: usize)
     Err(crate::Error::argument(program.name(), why))
 }
 
-/// Runs a kernel that can only overwrite: straight into `out`, or through fresh memory when `out` adds.
+/// Runs a kernel that can only overwrite: directly into `out`, or through fresh memory when `out` accumulates.
 fn overwriting<R: Runtime>(
     rt: &R,
     out: &mut Out<'_, R>,

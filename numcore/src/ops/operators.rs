@@ -1,11 +1,13 @@
 //! `+ − · /` and unary `−` for values that op calls can be applied to.
 //!
-//! An operation can fail, so an operator gives a [`Result`](crate::Result). A result may stand on the right of another operator, so
-//! `(&a + &b * &c)?` needs one question mark; on the left it must be taken first: `((&a * &b)? + &c)?`.
+//! An operation can fail, so an operator returns a [`Result`](crate::Result). A result may stand on the right of
+//! another operator, so `(&a + &b * &c)?` needs one question mark; on the left it must be unwrapped first:
+//! `((&a * &b)? + &c)?`.
 
 use crate::Tensor;
 
-/// Implements the operators for `$value<R>`, owned and by reference, with a value, a result or an `f64` on the right, and an `f64` on the left.
+/// Implements the operators for `$value<R>`, owned and by reference, with a value, a result or an `f64` on the right,
+/// and an `f64` on the left.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! operators {

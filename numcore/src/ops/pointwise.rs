@@ -10,25 +10,25 @@ use crate::{
     Scalar, Shape, Tensor, TensorMut, pointwise::Program,
 };
 
-/// Run-time numbers of a program.
+/// The run-time scalars of a program.
 pub type ScalarList = SmallVec<[Scalar; 2]>;
 
 /// A program applied to broadcast inputs; its gradient is its symbolic derivative.
 #[derive(Clone, Debug)]
 pub struct Pointwise {
-    /// What is computed at every position.
+    /// The program that is evaluated at every position.
     pub program: Program,
-    /// Its run-time numbers.
+    /// The run-time scalars of the program.
     pub scalars: ScalarList,
 }
 
 impl Pointwise {
-    /// A program with its run-time numbers.
+    /// A program with its run-time scalars.
     pub fn new(program: &Program, scalars: &[Scalar]) -> Self {
         Pointwise { program: program.clone(), scalars: scalars.into() }
     }
 
-    /// The program that gives its input back.
+    /// The program that returns its input unchanged.
     pub fn identity() -> Self {
         static IDENTITY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]).leak());
         Pointwise::new(&IDENTITY, &[])
@@ -76,7 +76,8 @@ impl Rule for Pointwise {
 }
 
 impl Pointwise {
-    /// Its values for operands of one shape, which are most: nothing is broadcast, and no spec is made. `None` for others.
+    /// Computes operands of one shape, the common case: nothing is broadcast, and no spec is built. `None` for other
+    /// operands.
     pub(crate) fn compute_alike<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Result<Option<Outs<Tensor<R>>>> {
         let (rt, shape) = (ins[0].runtime(), ins[0].shape());
         if ins[1..].iter().any(|t| t.shape() != shape) {
@@ -135,7 +136,7 @@ pub(super) fn chain<T: Apply>(
     Ok(())
 }
 
-/// Gradients of a node's outputs, zeros (of one element, broadcast) where nothing used one.
+/// Gradients of a node's outputs; zeros (of one element, broadcast) for outputs that were not used.
 #[track_caller]
 pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> Result<SmallVec<[T; 2]>> {
     let given: SmallVec<[Option<T>; 2]> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
@@ -154,11 +155,11 @@ pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> R
     given.into_iter().enumerate().map(fill).collect()
 }
 
-/// What a program reads in [`compute`].
+/// An input of a program in [`compute`].
 pub enum Input<'a, R: Runtime> {
-    /// A value.
+    /// A tensor, read as a value.
     Value(&'a Tensor<R>),
-    /// Memory with one owner, which nobody writes meanwhile.
+    /// Memory with a single owner, which is not written meanwhile.
     Memory(&'a TensorMut<R>),
     /// The old value of output `k`.
     Own(usize),
@@ -213,7 +214,7 @@ pub fn compute<R: Runtime>(
     launch(rt, program, &operands, scalars, &mut outs)
 }
 
-/// Runs `program` on operands of the outputs' shape, if they are as many and of the types it takes and gives.
+/// Runs `program` on operands of the outputs' shape, if their number and types are those it takes and returns.
 pub(crate) fn launch<R: Runtime>(
     rt: &R,
     program: &Program,
@@ -235,7 +236,7 @@ pub(crate) fn launch<R: Runtime>(
     rt.pointwise(program, ins, scalars, outs)
 }
 
-/// An error of `op` unless all are one device.
+/// An error of `op` unless all operands are on one device.
 pub(crate) fn one_device(op: &'static str, devices: impl Iterator<Item = DeviceId> + Clone) -> Result<()> {
     let mut rest = devices.clone();
     let first = rest.next();
@@ -245,7 +246,8 @@ pub(crate) fn one_device(op: &'static str, devices: impl Iterator<Item = DeviceI
     Err(ErrorKind::Device { op, devices: devices.collect() }.into())
 }
 
-/// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and gives the new ones. For optimizers.
+/// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and returns the new values. For
+/// optimizers.
 pub fn update<R: Runtime>(
     program: &Program,
     ins: &[&Tensor<R>],
@@ -263,7 +265,7 @@ pub(crate) fn copy_into<R: Runtime>(x: &Tensor<R>, out: Out<'_, R>) -> Result<()
 }
 
 pub(crate) fn fill_zero<R: Runtime>(rt: &R, out: Out<'_, R>) -> Result<()> {
-    // A run-time number, because one written in the program is refused by truth values.
+    // A run-time scalar, because a constant written in the program is refused for `bool`.
     static ZERO: LazyLock<Program> = LazyLock::new(|| Program::new("zero", |[], [zero]| [zero]));
     rt.pointwise(&ZERO, &[], &[Scalar::I64(0)], &mut [out])
 }
@@ -286,7 +288,7 @@ fn broadcast(op: &'static str, ins: &[Spec]) -> Result<Shape> {
     }
 }
 
-/// Room for the layouts of operands that are broadcast.
+/// Storage for the layouts of operands that are broadcast.
 pub(super) fn rooms(operands: usize) -> SmallVec<[Option<Layout>; 4]> {
     (0..operands).map(|_| None).collect()
 }

@@ -14,7 +14,8 @@ use crate::{
     pointwise::{Expr, Program},
 };
 
-/// `program` at every position of its broadcast inputs, combined by `op` over the axes along which `to` is broadcast to them.
+/// `program` at every position of its broadcast inputs, combined by `op` over the axes along which `to` is broadcast to
+/// them.
 ///
 /// One launch does the map and the sum: this is also the gradient of a broadcast input.
 #[derive(Clone, Debug)]
@@ -26,7 +27,7 @@ pub struct Reduce {
 }
 
 impl Reduce {
-    /// Combines the input itself. `to` must broadcast to the input's shape.
+    /// A reduction of the input itself. `to` must broadcast to the input's shape.
     pub fn new(op: ReduceKind, to: Shape) -> Self {
         Reduce { program: Pointwise::identity().program, scalars: ScalarList::new(), op, to }
     }
@@ -36,7 +37,7 @@ impl Reduce {
         Self::new(ReduceKind::Sum, to)
     }
 
-    /// The sum of a program's one output.
+    /// The sum of the single output of a program.
     pub fn sum_of(program: Program, scalars: ScalarList, to: Shape) -> Self {
         Reduce { program, scalars, op: ReduceKind::Sum, to }
     }
@@ -119,7 +120,7 @@ impl Rule for Reduce {
     }
 }
 
-/// For every element, the product of the others it is multiplied with: exact where some are 0.
+/// For every element, the product of all others that are reduced with it: exact where some are 0.
 #[track_caller]
 fn products_of_others<T: Apply>(x: &T, to: Shape) -> Result<T> {
     let shape = x.spec().shape;
@@ -138,19 +139,20 @@ fn products_of_others<T: Apply>(x: &T, to: Shape) -> Result<T> {
     before.mul(&after)?.reshape(moved.spec().shape)?.permute_axes(&back)
 }
 
-/// The largest along the axes that `to` drops (0 where that is infinite), depending on nothing: what is subtracted before `exp`.
+/// The largest along the axes that `to` drops (0 where it is infinite), without a gradient: what is subtracted before
+/// `exp`.
 #[track_caller]
 pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
     static FINITE: LazyLock<Program> =
         LazyLock::new(|| Program::new("finite", |[m], []| [m.abs().eq(f64::INFINITY).select(m.sign() * 0.0, m)]));
-    // Of nothing there is no largest, and any finite number serves.
+    // An empty reduction has no maximum, and any finite value serves.
     let op = if x.spec().shape.numel() == 0 { ReduceKind::Sum } else { ReduceKind::Max };
     T::apply1(Reduce::new(op, to), &[&x.detach()])?.apply_program(&FINITE, &[], &[])
 }
 
-/// Reductions. `axes` may be negative; none means all. With `keepdim` the axes stay, of size 1.
+/// Reductions. Axes may be negative; an empty list means all axes. With `keepdim` reduced axes stay, with size 1.
 pub trait ReduceOps: Apply {
-    /// Sum; `bool` and narrow integers are counted in `i64`.
+    /// The sum over `axes`; `bool` and narrow integers are summed in `i64`.
     #[track_caller]
     fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         match self.spec().dtype {
@@ -160,7 +162,7 @@ pub trait ReduceOps: Apply {
             _ => reduce(self, ReduceKind::Sum, axes, keepdim),
         }
     }
-    /// The sum of all elements, a scalar; dtypes as of [`sum`](ReduceOps::sum).
+    /// The sum of all elements, a scalar; dtypes are those of [`sum`](ReduceOps::sum).
     #[track_caller]
     fn sum_all(&self) -> Result<Self> {
         self.sum(&[], false)
@@ -170,22 +172,24 @@ pub trait ReduceOps: Apply {
     fn mean_all(&self) -> Result<Self> {
         self.mean(&[], false)
     }
-    /// Product.
+    /// The product over `axes` (empty: over all).
     #[track_caller]
     fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         reduce(self, ReduceKind::Prod, axes, keepdim)
     }
-    /// Largest; ties share the gradient evenly. Of no elements there is none: an error, unless the result is empty too.
+    /// The largest element over `axes`; ties share the gradient evenly. A reduction over no elements is an error,
+    /// unless the result is empty too.
     #[track_caller]
     fn amax(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         reduce(self, ReduceKind::Max, axes, keepdim)
     }
-    /// Smallest; ties share the gradient evenly. Of no elements there is none: an error, unless the result is empty too.
+    /// The smallest element over `axes`; ties share the gradient evenly. A reduction over no elements is an error,
+    /// unless the result is empty too.
     #[track_caller]
     fn amin(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         reduce(self, ReduceKind::Min, axes, keepdim)
     }
-    /// Arithmetic mean, of floats.
+    /// The arithmetic mean over `axes`; floating dtypes only.
     #[track_caller]
     fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SCALED: LazyLock<Program> = LazyLock::new(|| Program::new("mean", |[x], [s]| [x * s]));
@@ -195,7 +199,7 @@ pub trait ReduceOps: Apply {
         let kept = of_some(count, Self::apply1(Reduce::sum_of(SCALED.clone(), scale, to), &[self])?)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// `ln Σ eˣ`, without overflow.
+    /// The logarithm of the sum of exponentials, `ln Σ eˣ`, without overflow.
     #[track_caller]
     fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SHIFTED: LazyLock<Widened> = LazyLock::new(|| {
@@ -208,19 +212,20 @@ pub trait ReduceOps: Apply {
         let sum = Self::apply1(SHIFTED.sum(self, ScalarList::new(), to), &[self, &top])?;
         drop_axes(sum.apply_program(&BACK, &[&top], &[])?, self.spec().shape, axes, keepdim)
     }
-    /// Variance: mean squared distance from the mean, with `correction` subtracted from the count (1: unbiased).
+    /// The variance: the mean squared distance from the mean, with `correction` subtracted from the count (1:
+    /// unbiased).
     #[track_caller]
     fn var(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
         let kept = variance(self, axes, correction)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// Standard deviation, the root of [`var`](ReduceOps::var); the gradient where it is 0 is 0.
+    /// The standard deviation, the root of [`var`](ReduceOps::var); where it is 0, its gradient is 0.
     #[track_caller]
     fn std(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
         let kept = root(&variance(self, axes, correction)?)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// Euclidean norm; the gradient where it is 0 is 0.
+    /// The Euclidean norm; where it is 0, its gradient is 0.
     #[track_caller]
     fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         static SQUARE: LazyLock<Widened> =
@@ -229,22 +234,22 @@ pub trait ReduceOps: Apply {
         let squares = Self::apply1(SQUARE.sum(self, ScalarList::new(), to), &[self])?;
         drop_axes(root(&squares)?.to_dtype(self.spec().dtype)?, self.spec().shape, axes, keepdim)
     }
-    /// Whether any holds, of `bool`.
+    /// Whether any element over `axes` is true, for `bool`.
     #[track_caller]
     fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("any", self, ReduceKind::Max, axes, keepdim)
     }
-    /// Whether all hold, of `bool`.
+    /// Whether all elements over `axes` are true, for `bool`.
     #[track_caller]
     fn all(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("all", self, ReduceKind::Min, axes, keepdim)
     }
-    /// Position of the first largest along `axis`, as `i64`.
+    /// The position of the first largest element along `axis`, as `i64`.
     #[track_caller]
     fn argmax(&self, axis: isize, keepdim: bool) -> Result<Self> {
         arg(self, ArgOp::Max, axis, keepdim)
     }
-    /// Position of the first smallest along `axis`, as `i64`.
+    /// The position of the first smallest element along `axis`, as `i64`.
     #[track_caller]
     fn argmin(&self, axis: isize, keepdim: bool) -> Result<Self> {
         arg(self, ArgOp::Min, axis, keepdim)
@@ -253,8 +258,8 @@ pub trait ReduceOps: Apply {
 
 impl<T: Apply> ReduceOps for T {}
 
-/// A program that is summed: as it is, and of halves cast to `f32` first. Their squares and exponentials leave a half's range
-/// and precision.
+/// A program that is summed, in two forms: as it is, and with f16 and bf16 upcast to `f32` first, since squares and
+/// exponentials exceed their range and precision.
 struct Widened([Program; 2]);
 
 #[derive(Clone, Copy)]
@@ -276,15 +281,15 @@ impl Widened {
     }
 }
 
-/// The variance over `axes`, which stay; `f32` of halves.
+/// The variance over `axes`, which stay; `f32` for half-precision inputs.
 #[track_caller]
 fn variance<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
     Ok(moments(x, axes, correction)?.1)
 }
 
-/// Mean and variance over `axes`, which stay; `f32` of halves. What the rounded mean leaves on average is added to it:
-/// the mean of equal numbers is then exactly theirs and their variance 0, and a small variance around a large mean
-/// keeps its digits.
+/// The mean and variance over `axes`, which stay; `f32` for half-precision inputs. The mean residual of the rounded
+/// mean is added to it: the mean of equal elements is then exact and their variance 0, and a small variance around a
+/// large mean keeps its digits.
 #[track_caller]
 pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<(T, T)> {
     static SCALED: LazyLock<Widened> =
@@ -298,20 +303,20 @@ pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Res
     let (to, count) = target("var", x.spec().shape, axes)?;
     let per = |n: usize| -> ScalarList { smallvec![(1.0 / n as f64).into()] };
     let mean = T::apply1(SCALED.sum(x, per(count), to), &[x])?;
-    // Exactly, it is 0 whatever `x` is: nothing flows through it.
+    // In exact arithmetic it is 0 for every `x`, so no gradient flows through it.
     let left = T::apply1(LEFT.sum(x, per(count), to), &[&x.detach(), &mean.detach()])?;
     let mean = of_some(count, mean.add(&left)?)?;
     let squares = T::apply1(SQUARES.sum(x, per(count.saturating_sub(correction)), to), &[x, &mean])?;
     Ok((mean, of_some(count, squares)?))
 }
 
-/// A mean of `count` numbers: NaN of none.
+/// A mean of `count` elements; NaN if there are none.
 #[track_caller]
 fn of_some<T: Apply>(count: usize, mean: T) -> Result<T> {
     if count == 0 { mean.mul(f64::NAN) } else { Ok(mean) }
 }
 
-/// The square root, with a gradient of 0 at 0 in place of the infinite one: what a length of nothing has.
+/// The square root, with a gradient of 0 at 0 in place of the infinite one, as for the norm of a zero vector.
 #[track_caller]
 fn root<T: Apply>(x: &T) -> Result<T> {
     static ROOT: LazyLock<Program> = LazyLock::new(|| {
@@ -323,7 +328,7 @@ fn root<T: Apply>(x: &T) -> Result<T> {
     x.apply_program(&ROOT, &[], &[])
 }
 
-/// The shape with `axes` of size 1, and how many elements each of its elements combines.
+/// The shape with `axes` of size 1, and the number of elements that each of its elements combines.
 fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {
     let set = shape.axes(op, axes)?;
     Ok((shape.reduced(set), set.iter().filter(|&i| i < shape.rank()).map(|i| shape[i]).product()))

@@ -1,4 +1,4 @@
-//! What every op answers ([`Rule`]), what applies op calls ([`Apply`]), and what a gradient rule sees ([`Backprop`]).
+//! The rules of every op ([`Rule`]), what applies op calls ([`Apply`]), and what a gradient rule sees ([`Backprop`]).
 
 use std::ops::RangeInclusive;
 
@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 use super::Op;
 use crate::{DType, Error, Out, Result, Runtime, Shape, Tensor};
 
-/// Shape and dtype of a value.
+/// The shape and dtype of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// Its sizes.
+    /// The sizes of the value.
     pub shape: Shape,
-    /// Its element type.
+    /// The element type of the value.
     pub dtype: DType,
 }
 
@@ -23,7 +23,8 @@ impl Spec {
     }
 }
 
-/// Specs in little memory: sizes without the room up to [`MAX_RANK`](crate::MAX_RANK). What the tape keeps of every input and output.
+/// A compact list of specs: sizes without the space up to [`MAX_RANK`](crate::MAX_RANK). The tape keeps one for the
+/// inputs and outputs of every node.
 #[derive(Clone, Debug, Default)]
 pub struct SpecList {
     sizes: SmallVec<[usize; 6]>,
@@ -31,14 +32,14 @@ pub struct SpecList {
 }
 
 impl SpecList {
-    /// Spec `i`.
+    /// The spec at position `i`.
     pub fn get(&self, i: usize) -> Spec {
         let start = self.each[..i].iter().map(|(rank, _)| *rank as usize).sum();
         let (rank, dtype) = self.each[i];
         Spec { shape: Shape::of(&self.sizes[start..start + rank as usize]), dtype }
     }
 
-    /// Appends one.
+    /// Appends a spec to the list.
     pub fn push(&mut self, shape: &Shape, dtype: DType) {
         self.sizes.extend_from_slice(shape);
         self.each.push((shape.rank() as u8, dtype));
@@ -47,7 +48,7 @@ impl SpecList {
 
 /// Specs of an op's outputs.
 pub type Specs = SmallVec<[Spec; 2]>;
-/// An op's outputs.
+/// The outputs of an op call; most ops have one.
 pub type Outs<T> = SmallVec<[T; 1]>;
 
 /// A set of input or output positions.
@@ -55,92 +56,95 @@ pub type Outs<T> = SmallVec<[T; 1]>;
 pub struct Bits(pub u64);
 
 impl Bits {
-    /// How many positions fit: the most inputs an op can have on the tape.
+    /// The number of positions that fit: the most inputs an op can have on the tape.
     pub const MAX: usize = 64;
 
-    /// No position.
+    /// The set of no positions.
     pub const NONE: Bits = Bits(0);
 
     /// Every position, also those past [`MAX`](Bits::MAX).
     pub const ALL: Bits = Bits(u64::MAX);
 
-    /// These positions.
+    /// The set of these positions.
     pub fn of(positions: &[usize]) -> Bits {
         Bits(positions.iter().fold(0, |b, p| b | 1 << p))
     }
 
-    /// Whether `i` is in it.
+    /// Whether position `i` is in the set.
     pub fn has(self, i: usize) -> bool {
         if i < Bits::MAX { self.0 >> i & 1 == 1 } else { self == Bits::ALL }
     }
 
-    /// The positions of both.
+    /// The union of two sets.
     pub fn union(self, other: Bits) -> Bits {
         Bits(self.0 | other.0)
     }
 }
 
-/// What an op's gradient will read: only this is kept until backward.
+/// The inputs and outputs that an op's gradient reads: only these are saved until backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saves {
-    /// Which inputs.
+    /// The inputs that the gradient reads.
     pub inputs: Bits,
-    /// Which outputs.
+    /// The outputs that the gradient reads.
     pub outputs: Bits,
 }
 
 impl Saves {
-    /// Nothing is read.
+    /// No input and no output is read.
     pub const NONE: Saves = Saves { inputs: Bits::NONE, outputs: Bits::NONE };
 
-    /// These inputs.
+    /// These inputs are read, and no output.
     pub fn inputs(positions: &[usize]) -> Saves {
         Saves { inputs: Bits::of(positions), outputs: Bits::NONE }
     }
 }
 
-/// All that is known of an op, in one place.
+/// All rules of an op, in one place.
 pub trait Rule {
-    /// Its name in messages and profiles.
+    /// The name of the operation in messages and profiles.
     fn name(&self) -> &'static str;
-    /// How many inputs it takes.
+    /// The number of inputs of the op.
     fn arity(&self) -> RangeInclusive<usize>;
-    /// The outputs' shapes and dtypes, or the error a caller reads. [`Op`] has counted the inputs by then.
+    /// The outputs' shapes and dtypes, or the error that the caller gets. [`Op`] has checked the number of inputs
+    /// before.
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
-    /// Computes into `outs`, which have the inferred specs (one that adds may be a strided view).
+    /// Computes into `outs`, which have the inferred specs (an output that accumulates may be a strided view).
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
-    /// What [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are needed.
+    /// The inputs and outputs that [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are
+    /// needed.
     fn saves(&self, wants: Bits) -> Result<Saves>;
-    /// The gradient rule: gives one op call for each wanted input, or one for several, as its last step for them.
+    /// The gradient rule: gives one op call for each wanted input, or one for several of them.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
 }
 
-/// What can apply an op call: a tensor computes it, a variable of the tape also records it.
+/// Types that apply op calls: a tensor computes a call, a variable of the tape also records it.
 pub trait Apply: Clone + Sized {
-    /// The runtime underneath.
+    /// The runtime that computes the tensors underneath.
     type Runtime: Runtime;
 
-    /// The runtime underneath.
+    /// The runtime that computes the tensors underneath.
     fn runtime(&self) -> &Self::Runtime;
-    /// Shape and dtype.
+    /// The shape and the dtype of this value.
     fn spec(&self) -> Spec;
-    /// A value that does not depend on anything.
+    /// A value without a gradient history.
     fn constant(value: Tensor<Self::Runtime>) -> Self;
-    /// The same value, depending on nothing.
+    /// This value without its gradient history.
     fn detach(&self) -> Self;
-    /// Applies `op`; at least one input, all on one device. An error says at which line it was called: methods over it
-    /// that hand their caller's line on are `#[track_caller]` too.
+    /// Applies `op`; at least one input, all on one device. An error carries the line of the call: methods over it are
+    /// `#[track_caller]` too.
     #[track_caller]
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>>;
 
-    /// An error that is found before an op is applied to `ins`, with what is known of them, as [`apply`](Apply::apply) adds it to its own.
+    /// An error that is found before an op is applied to `ins`, with what is known of them added, as
+    /// [`apply`](Apply::apply) does for its own errors.
     #[track_caller]
     fn explained(error: Error, ins: &[&Self]) -> Error {
         let _ = ins;
         error.at(std::panic::Location::caller())
     }
 
-    /// [`apply`](Apply::apply) of an op with one output.
+    /// Applies an op with one output; see [`apply`](Apply::apply).
     #[track_caller]
     fn apply1(op: impl Into<Op>, ins: &[&Self]) -> Result<Self> {
         Ok(Self::apply(op.into(), ins)?.remove(0))
@@ -151,22 +155,23 @@ pub trait Apply: Clone + Sized {
 pub trait Backprop<T: Apply> {
     /// Whether input `i` needs a gradient.
     fn wants(&self, i: usize) -> bool;
-    /// Spec of input `i`.
+    /// The spec of input `i`.
     fn input_spec(&self, i: usize) -> Result<Spec>;
-    /// Spec of output `k`.
+    /// The spec of output `k`.
     fn output_spec(&self, k: usize) -> Result<Spec>;
-    /// How many inputs there are.
+    /// The number of inputs of the op call.
     fn inputs(&self) -> usize;
     /// The saved input `i`.
     fn input(&mut self, i: usize) -> Result<T>;
     /// The saved output `k`.
     fn output(&mut self, k: usize) -> Result<T>;
-    /// The gradient of the loss with respect to output `k`; `None` when nothing used that output.
+    /// The gradient of the loss with respect to output `k`; `None` if the output was not used.
     fn upstream(&mut self, k: usize) -> Result<Option<T>>;
-    /// The gradient of input `i` is what this call, which has one output, gives; ignored when it is not wanted. It has the input's shape and
-    /// dtype, and is given once. An input that is given none has no gradient.
+    /// Gives the output of this call, which has one, as the gradient of input `i`; ignored when it is not wanted. It
+    /// has the input's shape and dtype, and is given once. An input without a given gradient has none.
     fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;
-    /// The gradients of the first inputs are this call's outputs, in order; those that are not wanted are ignored.
+    /// Gives the outputs of this call as the gradients of the first inputs, in order; those that are not wanted are
+    /// ignored.
     fn give_all(&mut self, op: Op, ins: &[&T]) -> Result<()>;
 }
 
@@ -178,12 +183,12 @@ impl<T: Apply> dyn Backprop<T> + '_ {
         })
     }
 
-    /// The gradient of input `i` is `value`.
+    /// Gives `value` as the gradient of input `i`.
     pub fn give_value(&mut self, i: usize, value: &T) -> Result<()> {
         self.give(i, Op::identity(), &[value])
     }
 
-    /// The gradient of input `i` is `value`, summed over the axes along which that input was broadcast.
+    /// Gives `value`, summed over the axes along which input `i` was broadcast, as the gradient of that input.
     pub fn give_sum_to(&mut self, i: usize, value: &T) -> Result<()> {
         let to = self.input_spec(i)?.shape;
         if value.spec().shape == to {
@@ -193,12 +198,12 @@ impl<T: Apply> dyn Backprop<T> + '_ {
     }
 }
 
-/// The error of a gradient that is structurally absent though one was asked for.
+/// The error for a gradient that is structurally absent although it was requested.
 pub(crate) fn no_gradient(op: &'static str, why: &str) -> Error {
     crate::ErrorKind::NoGradient { op, why: why.into() }.into()
 }
 
-/// All inputs one dtype, or an error that lists them.
+/// Checks that all inputs have one dtype; the error lists them.
 pub(crate) fn same_dtype(op: &'static str, ins: &[Spec]) -> Result<DType> {
     let first = ins[0].dtype;
     if ins.iter().all(|s| s.dtype == first) {
@@ -208,7 +213,7 @@ pub(crate) fn same_dtype(op: &'static str, ins: &[Spec]) -> Result<DType> {
     Err(Error::dtype(op, &dtypes, "operands must have one dtype; nothing is promoted silently, cast with `to_dtype`"))
 }
 
-/// A floating input, or an error.
+/// Checks that an input has a floating dtype.
 pub(crate) fn float(op: &'static str, x: Spec) -> Result<DType> {
     if x.dtype.is_float() {
         return Ok(x.dtype);
@@ -216,7 +221,7 @@ pub(crate) fn float(op: &'static str, x: Spec) -> Result<DType> {
     Err(Error::dtype(op, &[x.dtype], "needs a floating dtype; cast with `to_dtype`"))
 }
 
-/// Index inputs are `i64`, or an error.
+/// Checks that an index input is `i64`.
 pub(crate) fn index(op: &'static str, x: Spec) -> Result<()> {
     if x.dtype == DType::I64 {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Recurrences along an axis: running sums and products, and first-order linear recurrences, whose adjoint is one again.
+//! Recurrences along an axis: cumulative sums and products, and first-order linear recurrences, whose adjoint is a
+//! recurrence too.
 
 use std::ops::RangeInclusive;
 
@@ -19,7 +20,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// For every element, the product of those before it (after it when `reverse`) along an axis; 1 for the first.
+    /// For every element, the product of the elements before it (after it if `reverse`) along an axis; 1 for the first.
     pub(super) fn exclusive_prod<T: Apply>(x: &T, axis: usize, reverse: bool) -> Result<T> {
         let y = T::apply1(Scan { op: ScanOp::Prod, axis, reverse }, &[x])?;
         shift(&y, axis, reverse, 1.0)
@@ -36,7 +37,7 @@ impl Scan {
     }
 }
 
-/// Moved one place along the axis, away from the start (towards it when `reverse`), `fill` coming in.
+/// `x` shifted by one position along the axis, away from the start (towards it when `reverse`), with `fill` shifted in.
 #[track_caller]
 fn shift<T: Apply>(x: &T, axis: usize, reverse: bool, fill: f64) -> Result<T> {
     let shape = x.spec().shape;
@@ -107,19 +108,20 @@ impl Rule for Scan {
     }
 }
 
-/// Recurrences along an axis.
+/// Cumulative operations along an axis.
 pub trait ScanOps: Apply {
-    /// Running sum.
+    /// The cumulative sum along `axis`.
     #[track_caller]
     fn cumsum(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Sum, axis)
     }
-    /// Running product; its gradient is exact where elements are 0.
+    /// The cumulative product along `axis`; its gradient is exact where elements are 0.
     #[track_caller]
     fn cumprod(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Prod, axis)
     }
-    /// `y[t] = a[t] · y[t−1] + self[t]`, `y[−1] = 0`, of floats: a state-space recurrence.
+    /// The linear recurrence of state-space models, `y[t] = a[t] · y[t−1] + self[t]`, `y[−1] = 0`; floating dtypes
+    /// only.
     #[track_caller]
     fn linear_scan(&self, a: &Self, axis: isize) -> Result<Self> {
         float("linear_scan", self.spec())?;

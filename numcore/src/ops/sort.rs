@@ -1,4 +1,4 @@
-//! Order along an axis: sorted values with their positions, and the largest `k`.
+//! Sorting along an axis: sorted values with their positions, and the largest `k`.
 
 use std::ops::RangeInclusive;
 
@@ -46,7 +46,7 @@ impl Rule for Sort {
     }
 }
 
-/// Order along an axis.
+/// Sorting along an axis.
 pub trait SortOps: Apply {
     /// Sorted values and their positions (`i64`), stable; NaN sorts as largest.
     #[track_caller]
@@ -67,7 +67,7 @@ pub trait SortOps: Apply {
     fn topk_smallest(&self, k: usize, axis: isize) -> Result<(Self, Self)> {
         extremes("topk_smallest", self, k, axis, false)
     }
-    /// The positions that sort `self`.
+    /// The positions that sort `self`, as `i64`.
     #[track_caller]
     fn argsort(&self, axis: isize, descending: bool) -> Result<Self> {
         Ok(self.detach().sort(axis, descending)?.1)

@@ -1,5 +1,5 @@
-//! Pieces of a tensor: views, whose gradients become the whole's in one go. (As slices, each on its own, they took a pass of zeros and one
-//! that adds for every piece.)
+//! Splits: several views of one tensor, whose gradients are concatenated into one. (As separate slices, each took a
+//! pass of zeros and a pass that accumulates.)
 
 use std::ops::RangeInclusive;
 
@@ -8,16 +8,16 @@ use smallvec::SmallVec;
 use super::{Apply, Backprop, Bits, Cat, Rule, Saves, Spec, Specs, ViewOp, ViewOps, cat, copy_into};
 use crate::{Out, Result, Runtime, Shape, Tensor};
 
-/// One tensor as several, one after another along an axis: one output for each size. The adjoint of [`Cat`].
+/// The split of one tensor along an axis into several: one output for each size. The adjoint of [`Cat`].
 #[derive(Clone, Debug)]
 pub struct Split {
     pub(super) axis: usize,
-    /// Their sum is the axis' size.
+    /// The sizes of the parts, which sum to the axis' size.
     pub(super) sizes: SmallVec<[usize; 4]>,
 }
 
 impl Split {
-    /// How each piece is seen.
+    /// The view that gives each part.
     pub fn views(&self) -> impl Iterator<Item = ViewOp> + '_ {
         self.sizes.iter().scan(0, |next, &len| {
             let start = *next;
@@ -66,7 +66,7 @@ impl Rule for Split {
     }
 }
 
-/// The gradient of a piece that was not used.
+/// The gradient of a part that was not used: zeros.
 #[track_caller]
 fn nothing<T: Apply>(like: &T, Spec { shape, dtype }: Spec) -> Result<T> {
     let zero = Tensor::zeros(like.runtime(), Shape::SCALAR, dtype)?;

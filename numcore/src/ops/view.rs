@@ -1,4 +1,5 @@
-//! Views: the same elements seen another way, without moving them, and the adjoints of those that pick only some.
+//! Views: the elements of a tensor under another layout, without a copy, and the adjoints of views that select only
+//! some.
 
 use std::ops::RangeInclusive;
 
@@ -7,27 +8,27 @@ use smallvec::{SmallVec, smallvec};
 use super::{Apply, Backprop, Bits, Op, Reduce, Rule, Saves, Spec, Specs, ViewOps, copy_into, fill_zero};
 use crate::{Accumulate, AxisSet, Error, Layout, MAX_RANK, Out, Result, Runtime, Shape, Tensor};
 
-/// A way of seeing a tensor's elements.
+/// A view: another layout of a tensor's elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ViewOp {
     /// Axes in another order.
     Permute(SmallVec<[usize; MAX_RANK]>),
     /// Axes of size 1 repeated, new axes in front.
     Broadcast(Shape),
-    /// The same elements in row-major order at another shape (copies when strides cannot say it).
+    /// The elements in row-major order at another shape (copied when strides cannot express it).
     Reshape(Shape),
     /// Elements `start, start + step, …` along an axis.
     Slice {
-        /// Which axis.
+        /// The axis that is sliced.
         axis: usize,
-        /// The first element.
+        /// The index of the first element taken.
         start: usize,
-        /// How many.
+        /// The number of elements taken.
         len: usize,
-        /// From one to the next.
+        /// The step between elements taken.
         step: usize,
     },
-    /// Axes backwards.
+    /// The order of elements reversed along these axes.
     Flip(AxisSet),
     /// Sliding windows along an axis, appended as a last axis.
     Unfold(Windows),
@@ -36,18 +37,18 @@ pub enum ViewOp {
 /// Sliding windows along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Which axis.
+    /// The axis along which the slice was taken.
     pub axis: usize,
-    /// Elements of a window.
+    /// The number of elements of a window.
     pub size: usize,
-    /// From one window to the next.
+    /// The stride between windows.
     pub step: usize,
-    /// From one element of a window to the next.
+    /// The distance between elements of a window.
     pub dilation: usize,
 }
 
 impl ViewOp {
-    /// The layout it gives, or `None` when only a row-major copy has one.
+    /// The layout of the view, or `None` when only a row-major copy has one.
     pub fn layout(&self, x: &Layout) -> Result<Option<Layout>> {
         match self {
             ViewOp::Permute(order) => x.permute(order).map(Some),
@@ -64,7 +65,7 @@ impl ViewOp {
         }
     }
 
-    /// The op that takes a gradient of the view back to one of the whole, of shape `from`, which the view must fit.
+    /// The op that maps a gradient of the view to a gradient of the whole, of shape `from`, which the view must fit.
     pub fn adjoint(&self, from: Shape) -> Result<Op> {
         self.shape(from)?;
         Ok(match self {
@@ -79,7 +80,7 @@ impl ViewOp {
         })
     }
 
-    /// The shape it gives.
+    /// The shape of the view for an input of shape `x`.
     pub fn shape(&self, x: Shape) -> Result<Shape> {
         let dense = Layout::contiguous(x.checked(self.name())?);
         Ok(match self {
@@ -184,7 +185,7 @@ impl Rule for Embed {
     }
 }
 
-/// Windows (on the last axis) added up where they overlap: the adjoint of [`ViewOp::Unfold`].
+/// Windows (on the last axis) accumulated where they overlap: the adjoint of [`ViewOp::Unfold`].
 #[derive(Clone, Debug)]
 pub struct Fold {
     pub(super) windows: Windows,

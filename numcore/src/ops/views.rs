@@ -1,11 +1,11 @@
-//! The methods that see a tensor's elements another way.
+//! The view methods of tensors and variables.
 
 use super::{Apply, Embed, Fold, Split, ViewOp, Windows};
 use crate::{Error, Result, Shape};
 
 /// Views of tensors and variables. Axes may be negative. Nothing is copied unless stated.
 pub trait ViewOps: Apply {
-    /// The same elements in row-major order at another shape; copies when strides cannot express it.
+    /// The elements in row-major order at another shape; copies when strides cannot express it.
     #[track_caller]
     fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
@@ -25,19 +25,19 @@ pub trait ViewOps: Apply {
         let dims: Vec<usize> = [&shape[..a], &[shape[a..=b].iter().product()], &shape[b + 1..]].concat();
         self.reshape(dims)
     }
-    /// Axes in another order.
+    /// Axes in another order; axis `i` of the result is axis `order[i]` of `self`.
     #[track_caller]
     fn permute(&self, order: &[isize]) -> Result<Self> {
         let shape = self.spec().shape;
         let order = order.iter().map(|&a| shape.axis("permute", a)).collect::<Result<Vec<_>>>()?;
         self.permute_axes(&order)
     }
-    /// [`permute`](ViewOps::permute) by positions.
+    /// Axes in the given order, by position; see [`permute`](ViewOps::permute).
     #[track_caller]
     fn permute_axes(&self, order: &[usize]) -> Result<Self> {
         Self::apply1(ViewOp::Permute(order.into()), &[self])
     }
-    /// Two axes exchanged.
+    /// The view with two axes exchanged.
     #[track_caller]
     fn transpose(&self, a: isize, b: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -45,12 +45,12 @@ pub trait ViewOps: Apply {
         order.swap(shape.axis("transpose", a)?, shape.axis("transpose", b)?);
         self.permute_axes(&order)
     }
-    /// The last two axes exchanged.
+    /// The transpose: the last two axes exchanged.
     #[track_caller]
     fn t(&self) -> Result<Self> {
         self.transpose(-2, -1)
     }
-    /// Repeated to `shape`: sizes of 1 stretch, new axes come in front.
+    /// A broadcast to `shape`: axes of size 1 are repeated, new axes come in front.
     #[track_caller]
     fn broadcast_to(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
@@ -70,7 +70,7 @@ pub trait ViewOps: Apply {
         let axis = self.spec().shape.axis("slice", axis)?;
         Self::apply1(ViewOp::Slice { axis, start, len, step }, &[self])
     }
-    /// One element along `axis`, which disappears.
+    /// One element along `axis`, which is removed.
     #[track_caller]
     fn select(&self, axis: isize, at: usize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -84,7 +84,7 @@ pub trait ViewOps: Apply {
         }
         self.slice(axis as isize, at, 1, 1)?.squeeze(axis as isize)
     }
-    /// Pieces of `size` along `axis`; the last may be shorter.
+    /// Chunks of `size` along `axis`; the last may be shorter.
     #[track_caller]
     fn split(&self, axis: isize, size: usize) -> Result<Vec<Self>> {
         let n = self.spec().shape[self.spec().shape.axis("split", axis)?];
@@ -98,7 +98,7 @@ pub trait ViewOps: Apply {
         let sizes = (0..n.div_ceil(size)).map(|i| size.min(n - i * size)).collect();
         Ok(Self::apply(Split { axis, sizes }.into(), &[self])?.into_vec())
     }
-    /// `parts` equal pieces along `axis`.
+    /// `parts` equal chunks along `axis`.
     #[track_caller]
     fn chunk(&self, axis: isize, parts: usize) -> Result<Vec<Self>> {
         let n = self.spec().shape[self.spec().shape.axis("chunk", axis)?];
@@ -108,7 +108,7 @@ pub trait ViewOps: Apply {
         }
         if n == 0 { Ok(vec![self.clone(); parts]) } else { self.split(axis, n / parts) }
     }
-    /// Without an axis of size 1.
+    /// Removes an axis of size 1.
     #[track_caller]
     fn squeeze(&self, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -118,7 +118,7 @@ pub trait ViewOps: Apply {
         }
         self.reshape(shape.remove(axis))
     }
-    /// With a new axis of size 1 before `axis` (after the end: `axis == rank`, or −1).
+    /// Inserts a new axis of size 1 before `axis` (after the end: `axis == rank`, or −1).
     #[track_caller]
     fn unsqueeze(&self, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -129,7 +129,7 @@ pub trait ViewOps: Apply {
         }
         self.reshape(shape.insert(at as usize, 1)?)
     }
-    /// Axes backwards.
+    /// The order of elements reversed along these axes.
     #[track_caller]
     fn flip(&self, axes: &[isize]) -> Result<Self> {
         Self::apply1(ViewOp::Flip(self.spec().shape.axes("flip", axes)?), &[self])
@@ -140,21 +140,22 @@ pub trait ViewOps: Apply {
         let axis = self.spec().shape.axis("unfold", axis)?;
         Self::apply1(ViewOp::Unfold(Windows { axis, size, step, dilation }), &[self])
     }
-    /// Windows added up where they overlap: the adjoint of [`unfold`](ViewOps::unfold), back to `len` along `axis`.
+    /// Windows accumulated where they overlap: the adjoint of [`unfold`](ViewOps::unfold), back to `len` along `axis`.
     #[track_caller]
     fn fold(&self, axis: isize, len: usize, step: usize, dilation: usize) -> Result<Self> {
         let shape = self.spec().shape;
         let (axis, size) = (shape.axis("fold", axis)?, shape[shape.axis("fold", -1)?]);
         Self::apply1(Fold { windows: Windows { axis, size, step, dilation }, len }, &[self])
     }
-    /// Zeros of size `len` along `axis` with `self` at `start, start + step, …`: the adjoint of [`slice`](ViewOps::slice).
+    /// Zeros of size `len` along `axis` with `self` at `start, start + step, …`: the adjoint of
+    /// [`slice`](ViewOps::slice).
     #[track_caller]
     fn embed(&self, axis: isize, len: usize, start: usize, step: usize) -> Result<Self> {
         let shape = self.spec().shape;
         let axis = shape.axis("embed", axis)?;
         Self::apply1(Embed { axis, start, step, shape: Shape::new(&shape.with(axis, len))? }, &[self])
     }
-    /// Moved by `shift` along `axis`, wrapping around.
+    /// Elements rolled by `shift` along `axis`, wrapping around.
     #[track_caller]
     fn roll(&self, axis: isize, shift: isize) -> Result<Self> {
         let n = self.spec().shape[self.spec().shape.axis("roll", axis)?];

@@ -1,33 +1,34 @@
-//! Building: equal values are shared, constants folded, and only identities that are exact for NaN, ±0 and ±∞ are used.
+//! Building of programs: equal values are shared, constants folded, and only identities that are exact for NaN, ±0 and
+//! ±∞ are used.
 
 use std::{cell::RefCell, collections::HashMap};
 
 use super::{Binary, Const, Expr, Id, Inst, Number, OpClass, Program, Unary, types};
 
-/// Collects the values of a program in the making.
+/// Collects the values of a program that is being built.
 #[derive(Default)]
 pub struct ProgramBuilder(RefCell<BuilderState>);
 
 #[derive(Default)]
 struct BuilderState {
     insts: Vec<Inst>,
-    /// Which of them no input types: made of numbers, scalars and positions alone.
+    /// Which values get no type from an input: those made of constants, scalars and positions alone.
     weak: Vec<bool>,
     known: HashMap<Inst, Id>,
 }
 
 impl ProgramBuilder {
-    /// A real number.
+    /// A real constant, which takes the dtype of the operands it is combined with.
     pub fn c(&self, value: f64) -> Expr<'_> {
         self.expr(self.push(Inst::Const(Const::Float(value.to_bits()))))
     }
 
-    /// A whole number.
+    /// An integer constant, which takes the dtype of the operands it is combined with.
     pub fn int(&self, value: i64) -> Expr<'_> {
         self.expr(self.push(Inst::Const(Const::Int(value))))
     }
 
-    /// A truth value.
+    /// A constant of dtype `bool`.
     pub fn bool(&self, value: bool) -> Expr<'_> {
         self.expr(self.push(Inst::Const(Const::Bool(value))))
     }
@@ -58,7 +59,7 @@ impl ProgramBuilder {
         self.0.borrow().insts[id as usize]
     }
 
-    /// The number of a value, simplified; an equal one that exists already is shared.
+    /// The id of a value after simplification; an equal value that exists already is shared.
     pub(super) fn push(&self, inst: Inst) -> Id {
         let mut state = self.0.borrow_mut();
         match state.simplify(inst) {
@@ -71,7 +72,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// As [`push`](ProgramBuilder::push) without simplifying or sharing: what simplification is tested against.
+    /// Appends a value without simplifying or sharing: the reference that simplification is tested against.
     #[cfg(test)]
     pub(super) fn push_plain(&self, inst: Inst) -> Id {
         self.0.borrow_mut().append(inst)
@@ -85,7 +86,7 @@ impl ProgramBuilder {
     }
 }
 
-/// The values that outputs depend on, renumbered.
+/// The values that outputs depend on, with new ids.
 fn live(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let mut used = vec![false; insts.len()];
     outputs.iter().for_each(|&o| used[o as usize] = true);
@@ -163,7 +164,7 @@ impl BuilderState {
         if let Inst::Const(c) = self.inst(a) { Some(c.into()) } else { None }
     }
 
-    /// What `v` negates.
+    /// The operand of `v`, if `v` is a negation.
     fn negated(&self, v: Id) -> Option<Id> {
         if let Inst::Unary(Unary::Neg, x) = self.inst(v) { Some(x) } else { None }
     }
@@ -214,17 +215,17 @@ impl BuilderState {
         }
     }
 
-    /// Constants come last.
+    /// The sort key of commutative operands: constants come last.
     fn order(&self, a: Id) -> (bool, Id) {
         (self.number(a).is_some(), a)
     }
 
-    /// What a constant on the right makes simpler.
+    /// The simplification that a constant on the right allows.
     fn with_right(&self, op: Binary, a: Id, b: Id) -> Simple {
         use Binary::*;
         let same = Simple::Inst(Inst::Binary(op, a, b));
         match (op, self.number(b)) {
-            // A real number may be all that tells what `a` is made of from whole numbers.
+            // A real constant may be the only sign that `a`, made of integer constants, is a float.
             (_, Some(Number::Float(_))) if self.weak[a as usize] => same,
             (Mul | Div | Pow, Some(Number::Float(1.0) | Number::Int(1))) => Simple::Is(a),
             // Not by a whole −1 in a quotient: unsigned integers take it as their largest.
@@ -244,7 +245,7 @@ fn constant(value: Number) -> Simple {
     Simple::Inst(Inst::Const(value.into()))
 }
 
-/// The value of an op on two constants, where it is the same whatever types they will take.
+/// The value of an op on two constants, where it does not depend on the dtype they will take.
 fn fold(op: Binary, x: Number, y: Number) -> Option<Number> {
     let small = |v: i64| (0..128).contains(&v);
     match (x, y) {
@@ -269,7 +270,7 @@ fn is_negative_zero(x: f64) -> bool {
     x == 0.0 && x.is_sign_negative()
 }
 
-/// Whether `1/x` is exact, and so is every product with it that the quotient would be: also in `f32`.
+/// Whether `1/x` is exact, so that multiplying by it equals dividing by `x`: also in `f32`.
 fn is_power_of_two(x: f64) -> bool {
     let mantissa = x.to_bits() & ((1 << 52) - 1);
     mantissa == 0 && (2f64.powi(-126)..=2f64.powi(126)).contains(&x.abs())

@@ -1,4 +1,4 @@
-//! Symbolic differentiation: one row per op. No row makes a zero term, and values of the forward are shared.
+//! Symbolic differentiation: one row per op. No row creates a zero term, and values of the forward program are shared.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
@@ -13,7 +13,7 @@ pub(super) fn derivative(program: &Program, wrt: usize) -> Option<Derivative> {
     Some(Derivative { program: renumbered(&whole, &inputs), inputs })
 }
 
-/// The gradients of inputs `wrt`, zeros where there is none.
+/// The gradients of inputs `wrt`; zeros where an input has none.
 pub(super) fn differentiate(program: &Program, wrt: &[usize]) -> Program {
     let b = ProgramBuilder::default();
     let zero = |i: usize| b.int(0).cast_like(b.input(i as u16));
@@ -26,7 +26,7 @@ fn finish(program: &Program, b: &ProgramBuilder, outputs: &[Expr<'_>]) -> Progra
     b.finish(program.name(), program.inputs() + program.outputs().len(), program.scalars(), outputs)
 }
 
-/// The same program with inputs `kept[i]` as its input `i`.
+/// This program with inputs `kept[i]` as its input `i`.
 fn renumbered(program: &Program, kept: &[u16]) -> Program {
     let position = |k: u16| kept.iter().position(|&i| i == k).unwrap_or(0) as u16;
     let number = |inst: &Inst| if let Inst::Input(k) = inst { Inst::Input(position(*k)) } else { *inst };
@@ -70,10 +70,10 @@ fn reaching(insts: &[Inst], wrt: &[usize]) -> Vec<bool> {
     reaches
 }
 
-/// A gradient: `value` where the condition is as said, 0 elsewhere.
+/// A gradient term: `value` where the condition holds (or fails, as given), 0 elsewhere.
 ///
-/// Kept apart until two terms meet. So the arms of a choice become a choice again instead of a sum with zeros, and what the arm not
-/// taken overflows to is never multiplied by 0.
+/// Terms are kept apart until two are summed. So the branches of a `select` become a `select` instead of a sum with
+/// zeros, and an overflow in the branch not taken is never multiplied by 0.
 #[derive(Clone, Copy)]
 struct GradTerm<'b> {
     when: Option<(Expr<'b>, bool)>,
@@ -106,7 +106,7 @@ impl<'b> GradTerm<'b> {
     }
 }
 
-/// What flows to each operand of `y = inst`, whose gradient is `u`.
+/// The gradient terms of each operand of `y = inst`, whose gradient is `u`.
 fn back<'b>(b: &'b ProgramBuilder, inst: Inst, y: Expr<'b>, u: GradTerm<'b>) -> [Option<GradTerm<'b>>; 3] {
     match inst {
         Inst::Unary(op, x) => [unary(op, b.expr(x), y, u.value).and_then(|g| u.with(g)), None, None],
@@ -124,13 +124,13 @@ fn back<'b>(b: &'b ProgramBuilder, inst: Inst, y: Expr<'b>, u: GradTerm<'b>) -> 
     }
 }
 
-/// `u · dy/dx`.
+/// The gradient of a unary op, `u · dy/dx`.
 fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b>> {
     Some(match op {
         Unary::Neg => -u,
         Unary::Abs => u * x.sign(),
         Unary::Exp => u * y,
-        // Not y + 1, which keeps no digits where eˣ is small beside 1.
+        // Not y + 1, which loses all digits where eˣ is small compared with 1.
         Unary::Expm1 => u * x.exp(),
         Unary::Exp2 => u * y * LN_2,
         Unary::Log => u / x,
@@ -154,7 +154,7 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
     })
 }
 
-/// The same for both operands.
+/// The gradients of a binary op, for both operands.
 fn binary<'b>(op: Binary, a: Expr<'b>, b: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> [Option<Expr<'b>>; 2] {
     let [da, db] = match op {
         Binary::Add => [u, u],
@@ -178,7 +178,7 @@ fn binary<'b>(op: Binary, a: Expr<'b>, b: Expr<'b>, y: Expr<'b>, u: Expr<'b>) ->
     [Some(da), Some(db)]
 }
 
-/// All of the gradient unless the operand has lost, half of it at a tie (as PyTorch's).
+/// All of the gradient unless the operand has lost, half of it at a tie (as in PyTorch).
 fn winner<'b>(lost: Expr<'b>, a: Expr<'b>, b: Expr<'b>, u: Expr<'b>) -> Expr<'b> {
     lost.select(0.0, a.eq(b).select(u * 0.5, u))
 }

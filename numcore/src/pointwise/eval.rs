@@ -1,23 +1,25 @@
-//! Running a program on the host: one element of it, or the part that is the same for all elements.
+//! Evaluation of programs on the host: one element, or the part that is the same for all elements.
 
 use smallvec::SmallVec;
 
 use super::{Const, Inst, Number, Program, Typed};
 use crate::{DType, Error, Result, Scalar, rng::philox4x32_10};
 
-/// Values by number, where known.
+/// Values by id, where known.
 pub type Values = SmallVec<[Option<Number>; 32]>;
 
-/// What differs from element to element.
+/// The values that differ from element to element.
 struct EvalElement<'a> {
     inputs: &'a [Number],
     index: u64,
 }
 
 impl Program {
-    /// The outputs for one element: `inputs` are its values (of the types `typed` was resolved for), `index` its row-major position.
+    /// The outputs for one element: `inputs` are its values (of the types `typed` was resolved for), `index` its
+    /// row-major position.
     ///
-    /// Slow and plain: runtimes are tested against it. Halves are computed in `f32` and rounded where they are cast or stored.
+    /// A slow reference that runtimes are tested against. Half-precision values are computed in `f32` and rounded where
+    /// they are cast or stored.
     pub fn eval(&self, typed: &Typed, inputs: &[Number], scalars: &[Scalar], index: u64) -> Vec<Number> {
         let mut values = self.eval_uniform(typed, scalars);
         let element = EvalElement { inputs, index };
@@ -30,7 +32,7 @@ impl Program {
         self.outputs().iter().map(known).collect()
     }
 
-    /// Which values depend on numbers and scalars alone.
+    /// Which values depend on constants and scalars alone.
     pub fn uniform(&self) -> Vec<bool> {
         let mut uniform: Vec<bool> = Vec::with_capacity(self.insts().len());
         for inst in self.insts() {
@@ -43,10 +45,10 @@ impl Program {
         uniform
     }
 
-    /// Those values, for these scalars: what a runtime computes once per launch.
+    /// The values that are [`uniform`](Program::uniform), for these scalars: a runtime computes them once per launch.
     ///
-    /// Floats are computed in `f64` whatever their type is, as constants are folded; a runtime rounds what it passes on. So `1 − β`
-    /// keeps the digits it would lose in `f32`.
+    /// Floats are computed in `f64` whatever their type is, as constants are folded; a runtime rounds them when it
+    /// passes them to a kernel. So `1 − β` keeps the digits it would lose in `f32`.
     pub fn eval_uniform(&self, typed: &Typed, scalars: &[Scalar]) -> Values {
         let mut values = Values::with_capacity(self.insts().len());
         for (id, &dtype) in typed.dtypes.iter().enumerate() {
@@ -57,7 +59,7 @@ impl Program {
         values
     }
 
-    /// Whether `scalars` are as many as the program takes, and none that it takes as an integer has a fraction.
+    /// Checks the number of `scalars`, and that none with a fraction is taken as an integer.
     pub fn check_scalars(&self, typed: &Typed, scalars: &[Scalar]) -> Result<()> {
         if scalars.len() != self.scalars() {
             let why = format!("takes {} scalars, {} were given", self.scalars(), scalars.len());

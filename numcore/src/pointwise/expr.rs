@@ -1,4 +1,4 @@
-//! Expressions: how a program is written.
+//! Expressions, in which programs are written.
 
 use std::{
     cell::Cell,
@@ -10,23 +10,24 @@ use std::{
 use super::{Binary, Id, Inst, ProgramBuilder, Unary};
 use crate::DType;
 
-/// Beyond, `√(x² ± 1)` is `x` in every type.
+/// Above this value, `√(x² ± 1)` equals `x` in every type.
 const FAR: f64 = 268_435_456.0;
 
-/// A value of a program in the making. Copy it freely; operators and methods add to the program.
+/// A value of a program that is being built. Copy it freely; operators and methods add to the program.
 ///
-/// Operands must have one type; numbers, scalars and positions take the type of what they meet.
+/// Operands must have one dtype; constants, scalars and positions take the dtype of the operands they are combined
+/// with.
 #[derive(Clone, Copy)]
 pub struct Expr<'b> {
     builder: &'b ProgramBuilder,
     id: Id,
-    /// Keeps the lifetime exact, so that expressions of two programs cannot meet.
+    /// Keeps the lifetime invariant, so that expressions of two programs cannot be combined.
     brand: PhantomData<Cell<&'b ()>>,
 }
 
-/// What can stand for an expression: one, or a number.
+/// Types that convert to an expression: an expression itself, or a constant.
 pub trait IntoExpr<'b> {
-    /// The expression.
+    /// Converts this value to an expression of `builder`'s program.
     fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b>;
 }
 
@@ -36,14 +37,14 @@ impl<'b> IntoExpr<'b> for Expr<'b> {
     }
 }
 
-/// A real number: meets floats.
+/// A real constant: combines with floats.
 impl<'b> IntoExpr<'b> for f64 {
     fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b> {
         builder.c(self)
     }
 }
 
-/// A whole number: meets floats and integers.
+/// An integer constant: combines with floats and integers.
 impl<'b> IntoExpr<'b> for i64 {
     fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b> {
         builder.int(self)
@@ -65,76 +66,76 @@ macro_rules! binary {
 }
 
 unary! {
-    /// `|x|`.
+    /// The absolute value `|x|`, elementwise.
     abs Abs;
-    /// −1, 0 or 1.
+    /// The sign of the operand: −1, 0 or 1.
     sign Sign;
-    /// `eˣ`.
+    /// The exponential `eˣ`, elementwise.
     exp Exp;
-    /// `eˣ − 1`.
+    /// The exponential minus one, `eˣ − 1`, accurate near 0.
     expm1 Expm1;
-    /// `2ˣ`.
+    /// The power of two `2ˣ`, elementwise.
     exp2 Exp2;
-    /// Natural logarithm.
+    /// The natural logarithm `ln x`, elementwise.
     log Log;
-    /// `ln(1 + x)`.
+    /// The logarithm `ln(1 + x)`, accurate near 0.
     log1p Log1p;
-    /// Logarithm to base 2.
+    /// The logarithm to base 2.
     log2 Log2;
-    /// Square root.
+    /// The square root `√x`, elementwise.
     sqrt Sqrt;
-    /// `1/√x`.
+    /// The reciprocal square root `1/√x`, elementwise.
     rsqrt Rsqrt;
-    /// `1/x`.
+    /// The reciprocal `1/x`, elementwise.
     recip Recip;
-    /// Sine.
+    /// The sine of an angle in radians.
     sin Sin;
-    /// Cosine.
+    /// The cosine of an angle in radians.
     cos Cos;
-    /// Tangent.
+    /// The tangent of an angle in radians.
     tan Tan;
-    /// Inverse sine.
+    /// The inverse sine, in radians.
     asin Asin;
-    /// Inverse cosine.
+    /// The inverse cosine, in radians.
     acos Acos;
-    /// Inverse tangent.
+    /// The inverse tangent, in radians.
     atan Atan;
-    /// Hyperbolic sine.
+    /// The hyperbolic sine, elementwise.
     sinh Sinh;
-    /// Hyperbolic cosine.
+    /// The hyperbolic cosine, elementwise.
     cosh Cosh;
-    /// Hyperbolic tangent.
+    /// The hyperbolic tangent, elementwise.
     tanh Tanh;
-    /// The error function.
+    /// The Gauss error function `erf(x)`, elementwise.
     erf Erf;
-    /// `1 − erf(x)`, accurate where it is small.
+    /// The complementary error function `1 − erf(x)`, accurate where it is small.
     erfc Erfc;
-    /// Largest whole number not above.
+    /// The floor: the largest integer not above the operand.
     floor Floor;
-    /// Smallest whole number not below.
+    /// The ceiling: the smallest integer not below the operand.
     ceil Ceil;
-    /// Nearest whole number, ties to even.
+    /// The nearest integer, ties to even.
     round Round;
-    /// The whole part.
+    /// The integer part of `x`: rounding towards zero.
     trunc Trunc;
 }
 
 binary! {
-    /// `selfᵒᵗʰᵉʳ`.
+    /// The power `selfᵒᵗʰᵉʳ`, elementwise.
     pow Pow;
-    /// Angle of the point `(other, self)`.
+    /// The angle of the point `(other, self)`, in radians.
     atan2 Atan2;
-    /// The larger; NaN wins; ties share the gradient.
+    /// The larger of two elements; NaN wins, and ties share the gradient.
     max Max;
-    /// The smaller; NaN wins; ties share the gradient.
+    /// The smaller of two elements; NaN wins, and ties share the gradient.
     min Min;
-    /// `self == other`.
+    /// Elementwise equality `self == other`, a `bool`.
     eq Eq;
-    /// `self != other`.
+    /// Elementwise inequality `self != other`, a `bool`.
     ne Ne;
-    /// `self < other`.
+    /// The comparison `self < other`, a `bool`.
     lt Lt;
-    /// `self ≤ other`.
+    /// The comparison `self ≤ other`, a `bool`.
     le Le;
 }
 
@@ -151,50 +152,51 @@ impl<'b> Expr<'b> {
         Expr::new(self.builder, self.builder.push(inst))
     }
 
-    /// An op by its row in the table: for what goes through all of them.
+    /// A unary op by its row in the table, for code that goes through all of them.
     pub fn unary(self, op: Unary) -> Self {
         self.push(Inst::Unary(op, self.id))
     }
 
-    /// An op by its row in the table.
+    /// A binary op by its row in the table.
     pub fn binary(self, op: Binary, other: impl IntoExpr<'b>) -> Self {
         self.push(Inst::Binary(op, self.id, other.into_expr(self.builder).id))
     }
 
-    /// `self > other`.
+    /// The comparison `self > other`, a `bool`.
     pub fn gt(self, other: impl IntoExpr<'b>) -> Self {
         other.into_expr(self.builder).lt(self)
     }
 
-    /// `self ≥ other`.
+    /// The comparison `self ≥ other`, a `bool`.
     pub fn ge(self, other: impl IntoExpr<'b>) -> Self {
         other.into_expr(self.builder).le(self)
     }
 
-    /// `a` where this (a truth value) holds, `b` elsewhere.
+    /// `a` where this `bool` holds, `b` elsewhere.
     pub fn select(self, a: impl IntoExpr<'b>, b: impl IntoExpr<'b>) -> Self {
         let (a, b) = (a.into_expr(self.builder), b.into_expr(self.builder));
         self.push(Inst::Select(self.id, a.id, b.id))
     }
 
-    /// As another type: floats to integers truncate and saturate, integers wrap, `bool` is whether a number is not 0.
+    /// A cast to another dtype: floats to integers truncate and saturate, integers wrap, and `bool` is whether the
+    /// value is not 0.
     pub fn cast(self, to: DType) -> Self {
         self.push(Inst::Cast(to, self.id))
     }
 
-    /// As the type of `like`.
+    /// A cast to the dtype of `like`.
     pub fn cast_like(self, like: Expr<'b>) -> Self {
         self.push(Inst::CastLike(self.id, like.id))
     }
 
-    /// `min(max(x, low), high)`; the gradient passes where `low ≤ x ≤ high`.
+    /// Clamps to `[low, high]`; the gradient passes where `low ≤ x ≤ high`.
     pub fn clamp(self, low: impl IntoExpr<'b>, high: impl IntoExpr<'b>) -> Self {
         let (low, high) = (low.into_expr(self.builder), high.into_expr(self.builder));
         let above = self.lt(low).select(low, self);
         high.lt(above).select(high, above)
     }
 
-    /// `selfᵉ` for an exponent known now: small whole and half ones without `pow`, as in PyTorch.
+    /// `selfᵉ` for an exponent known now: small integer and half-integer exponents avoid `pow`, as in PyTorch.
     pub fn pow_f(self, exponent: f64) -> Self {
         match exponent {
             1.0 => self,
@@ -208,37 +210,38 @@ impl<'b> Expr<'b> {
         }
     }
 
-    /// `x²`.
+    /// The square `x²`, elementwise.
     pub fn square(self) -> Self {
         self * self
     }
 
-    /// `1 / (1 + e⁻ˣ)`.
+    /// The logistic function `1 / (1 + e⁻ˣ)`.
     ///
-    /// From `z = e^−|x|`, which cannot overflow: small results keep their digits, and so does the derivative, which has no `0·∞`.
+    /// It is computed from `z = e^−|x|`, which cannot overflow: small results keep their digits, and so does the
+    /// derivative, which has no `0·∞`.
     pub fn sigmoid(self) -> Self {
         let (negative, z) = self.falling();
         negative.select(z, 1.0) / (z + 1.0)
     }
 
-    /// Whether `x` is negative, and `e^−|x|`. By a choice, since the gradient of `|x|` at 0 would be 0.
+    /// Whether `x` is negative, and `e^−|x|`. It uses `select`, since the gradient of `|x|` at 0 would be 0.
     fn falling(self) -> (Self, Self) {
         let negative = self.lt(0.0);
         (negative, negative.select(self, -self).exp())
     }
 
-    /// `max(x, 0)`; the gradient at 0 is 0, NaN stays.
+    /// The ReLU activation `max(x, 0)`; the gradient at 0 is 0, and NaN is kept.
     pub fn relu(self) -> Self {
         self.le(0.0).select(0.0, self)
     }
 
-    /// `x · sigmoid(x)` (Elfwing et al. 2018).
+    /// The SiLU activation `x · sigmoid(x)` (Elfwing et al. 2018).
     pub fn silu(self) -> Self {
         self * self.sigmoid()
     }
 
-    /// `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016): `Φ(x) = erfc(−x/√2) / 2`, which keeps its digits
-    /// where it is small.
+    /// The GELU activation `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016): `Φ(x) = erfc(−x/√2) / 2`, which
+    /// keeps its digits where it is small.
     pub fn gelu(self) -> Self {
         self * 0.5 * (self * -FRAC_1_SQRT_2).erfc()
     }
@@ -274,18 +277,18 @@ impl<'b> Expr<'b> {
         a.lt(0.5).select(of(self), self.sign() * of(a))
     }
 
-    /// `ln(1 + eˣ)`; the identity above 20.
+    /// The softplus activation `ln(1 + eˣ)`; the identity above 20.
     pub fn softplus(self) -> Self {
         self.softplus_with(1.0, 20.0)
     }
 
-    /// `ln(1 + e^(βx)) / β`; the identity where `βx` is above `threshold`.
+    /// The softplus activation `ln(1 + e^(βx)) / β`; the identity where `βx` is above `threshold`.
     pub fn softplus_with(self, beta: f64, threshold: f64) -> Self {
         let scaled = self * beta;
         scaled.gt(threshold).select(self, scaled.exp().log1p() / beta)
     }
 
-    /// `ln(sigmoid(x))`.
+    /// The logarithm of the sigmoid, `ln(sigmoid(x))`, computed stably.
     pub fn log_sigmoid(self) -> Self {
         let (negative, z) = self.falling();
         negative.select(self, 0.0) - z.log1p()

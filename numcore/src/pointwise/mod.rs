@@ -1,5 +1,5 @@
-//! Pointwise programs: elementwise computations as data. One small expression is the only definition of an op; its derivative
-//! is taken symbolically, and every runtime runs it fused.
+//! Pointwise programs: elementwise computations as data. One small expression is the only definition of an op; its
+//! derivative is taken symbolically, and every runtime runs it fused.
 //!
 //! ```
 //! use numcore::pointwise::Program;
@@ -35,17 +35,17 @@ pub use types::Typed;
 
 use crate::{DType, Error, Result};
 
-/// A value's number in its program.
+/// The index of a value in its program.
 pub type Id = u32;
 
-/// A number written in a program. It takes the type of what it meets.
+/// A constant written in a program, which takes the dtype of the operands it is combined with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Const {
-    /// A real number, by its bits: meets floats only.
+    /// A real constant, by its bits: combines with floats only.
     Float(u64),
-    /// A whole number: meets floats and integers; `bool` is whether it is not 0.
+    /// An integer constant: combines with floats and integers; as `bool`, whether it is not 0.
     Int(i64),
-    /// A truth value.
+    /// A constant of dtype `bool`.
     Bool(bool),
 }
 
@@ -54,34 +54,35 @@ pub enum Const {
 pub enum Inst {
     /// The element of input `i` at this position.
     Input(u16),
-    /// Run-time number `i`; takes the type of what it meets.
+    /// Run-time scalar `i`, which takes the dtype of the operands it is combined with.
     Scalar(u16),
-    /// A number.
+    /// A constant written in the program.
     Const(Const),
-    /// The element's row-major position in the output; takes the type of what it meets.
+    /// The element's row-major position in the output, in the dtype of the operands it is combined with.
     Index,
-    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter `(i / 4, stream, 0)` under
-    /// the key in scalar `seed`.
+    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter
+    /// `(i / 4, stream, 0)` under the key in scalar `seed`.
     Random {
-        /// Which scalar is the key.
+        /// The index of the scalar that is the key.
         seed: u16,
-        /// Independent streams under one key.
+        /// The index of the stream; streams under one key are independent.
         stream: u32,
     },
     /// An op of one operand.
     Unary(Unary, Id),
     /// An op of two operands.
     Binary(Binary, Id, Id),
-    /// The second where the first holds, the third elsewhere.
+    /// The second operand where the first holds, the third elsewhere.
     Select(Id, Id, Id),
-    /// As another type: floats to integers truncate and saturate, integers wrap, `bool` is whether a number is not 0.
+    /// A cast to another dtype: floats to integers truncate and saturate, integers wrap, and `bool` is whether the
+    /// value is not 0.
     Cast(DType, Id),
-    /// The first as the type of the second.
+    /// The first operand cast to the dtype of the second.
     CastLike(Id, Id),
 }
 
 impl Inst {
-    /// The values it reads, in order.
+    /// The operands of the instruction, in order.
     pub fn operands(self) -> impl Iterator<Item = Id> {
         let (ids, n) = match self {
             Inst::Unary(_, a) | Inst::Cast(_, a) => ([a, 0, 0], 1),
@@ -92,7 +93,7 @@ impl Inst {
         ids.into_iter().take(n)
     }
 
-    /// What it is, in a word.
+    /// The name of the instruction, in a word.
     pub fn name(self) -> &'static str {
         match self {
             Inst::Input(_) => "input",
@@ -108,7 +109,7 @@ impl Inst {
         }
     }
 
-    /// The same reading other values; `f` is asked in order.
+    /// This instruction reading other values; `f` is called for its operands in order.
     fn map(self, mut f: impl FnMut(Id) -> Id) -> Inst {
         match self {
             Inst::Unary(op, a) => Inst::Unary(op, f(a)),
@@ -121,9 +122,9 @@ impl Inst {
     }
 }
 
-/// A pointwise program: values in order, each reading only earlier ones, with no value computed twice or for nothing.
+/// A pointwise program: values in order, each reading only earlier ones, with no value duplicated or unused.
 ///
-/// Cheap to clone. Equality and hash are by content; the name is for messages alone.
+/// Cheap to clone. Equality and hash are by content; the name is used in messages only.
 #[derive(Clone)]
 pub struct Program(Handle);
 
@@ -162,15 +163,15 @@ struct ProgramData {
 pub struct Derivative {
     /// The program; its inputs are only those it reads, its scalars those of the differentiated program.
     pub program: Program,
-    /// Which they are: the differentiated program's inputs, then the gradients of its outputs.
+    /// The inputs that the derivative reads: the differentiated program's inputs, then the gradients of its outputs.
     pub inputs: Box<[u16]>,
 }
 
 impl Program {
-    /// Most inputs a program can be resolved with.
+    /// The most inputs a program can be resolved with.
     pub const MAX_INPUTS: usize = 64;
 
-    /// The program a closure writes over `N` inputs and `S` scalars.
+    /// Builds the program that a closure writes over `N` inputs and `S` scalars.
     pub fn new<const N: usize, const S: usize, const O: usize>(
         name: &'static str,
         body: impl for<'b> FnOnce([Expr<'b>; N], [Expr<'b>; S]) -> [Expr<'b>; O],
@@ -182,7 +183,8 @@ impl Program {
         builder.finish(name, N, S, &outputs)
     }
 
-    /// The same with counts known at run time; the closure also gets the builder, for constants, positions and random bits.
+    /// Builds a program whose counts of inputs and scalars are known at run time. The closure also gets the builder,
+    /// for constants, positions and random bits.
     pub fn build(
         name: &'static str,
         inputs: usize,
@@ -196,7 +198,8 @@ impl Program {
         builder.finish(name, inputs, scalars, &outputs)
     }
 
-    /// The same program, never freed, and so cloned without a count: for programs in statics, which are not dropped either.
+    /// Leaks this program, which can then be cloned without reference counting: for programs in statics, which are
+    /// never dropped.
     pub fn leak(self) -> Program {
         let Handle::Counted(inner) = self.0 else { return self };
         Program(match Arc::try_unwrap(inner) {
@@ -205,53 +208,53 @@ impl Program {
         })
     }
 
-    /// Its name in messages.
+    /// The name of the program in messages.
     pub fn name(&self) -> &'static str {
         self.0.name
     }
 
-    /// Its values.
+    /// The values of the program, in the order they are computed.
     pub fn insts(&self) -> &[Inst] {
         &self.0.insts
     }
 
-    /// Which values are its results.
+    /// The values that are the program's outputs.
     pub fn outputs(&self) -> &[Id] {
         &self.0.outputs
     }
 
-    /// How many inputs it takes.
+    /// The number of inputs the program takes.
     pub fn inputs(&self) -> usize {
         self.0.inputs
     }
 
-    /// How many run-time numbers it takes.
+    /// The number of run-time scalars the program takes.
     pub fn scalars(&self) -> usize {
         self.0.scalars
     }
 
-    /// A hash of its content, the same in every process and on every machine.
+    /// A hash of the program's content, equal in every process and on every machine.
     pub fn hash(&self) -> u64 {
         self.0.hash
     }
 
-    /// Its address: a quick key while it lives.
+    /// The address of the program: a fast key while it is alive.
     pub fn ptr_id(&self) -> usize {
         std::ptr::from_ref(&*self.0) as usize
     }
 
-    /// Bit `i`: input `i` (of the first [`MAX_INPUTS`](Program::MAX_INPUTS)) is read.
+    /// The inputs that are read, as a bit mask of the first [`MAX_INPUTS`](Program::MAX_INPUTS).
     pub fn reads(&self) -> u64 {
         self.0.reads
     }
 
-    /// Whether it gives its one input back unchanged.
+    /// Whether the program returns its one input unchanged.
     pub fn is_identity(&self) -> bool {
         self.0.inputs == 1 && self.0.insts == [Inst::Input(0)] && self.0.outputs == [0]
     }
 
-    /// The gradient of input `wrt`, given the gradients of the outputs; `None` where it is zero by structure: every way to it leads
-    /// through a step function, a comparison or an integer.
+    /// The gradient of input `wrt`, given the gradients of the outputs; `None` where it is zero by structure: every way
+    /// to it leads through a step function, a comparison or an integer.
     pub fn derivative(&self, wrt: usize) -> Option<&Derivative> {
         let find = || {
             let found = derive::derivative(self, wrt)?;
@@ -261,14 +264,14 @@ impl Program {
         self.0.derivatives.get(wrt)?.get_or_init(find).as_ref()
     }
 
-    /// The gradients of inputs `wrt` as one program, which shares what they have in common. Its inputs are this program's, then the
-    /// gradients of the outputs; those that are zero by structure are given as zeros.
+    /// The gradients of inputs `wrt` as one program, which shares common subexpressions. Its inputs are this program's,
+    /// then the gradients of the outputs; those that are zero by structure are given as zeros.
     pub fn differentiate(&self, wrt: &[usize]) -> Program {
         derive::differentiate(self, wrt)
     }
 
-    /// Writes this program's body into another that is being built. A count that does not fit is an error, and so is a scalar that
-    /// keys random bits and is not itself a scalar of the other program.
+    /// Writes this program's body into another that is being built. A count that does not fit is an error, and so is a
+    /// scalar that keys random bits and is not itself a scalar of the other program.
     pub fn inline<'b>(
         &self,
         b: &'b ProgramBuilder,
@@ -301,7 +304,8 @@ impl Program {
         let bit = |inst: &Inst| if let Inst::Input(k) = inst { 1u64.checked_shl(u32::from(*k)) } else { None };
         let reads = insts.iter().filter_map(bit).fold(0, |a, b| a | b);
         let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-        // Writing to a hash cannot fail. The text, unlike derived hashing, does not depend on the width of a word.
+        // Writing to a hash cannot fail. Hashing the text, unlike derived hashing, does not depend on the width of a
+        // word.
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
         let typed = types::TypingCache::default();
@@ -326,7 +330,7 @@ impl Hash for Program {
     }
 }
 
-/// FNV-1a of text.
+/// The FNV-1a hash of text.
 struct Fnv(u64);
 
 impl fmt::Write for Fnv {

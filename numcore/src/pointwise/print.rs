@@ -1,4 +1,4 @@
-//! Programs as text: to read, and as source in the dialects of the op table.
+//! Programs printed as text: to read, and as source in the dialects of the op table.
 
 use std::fmt::{self, Write};
 
@@ -28,7 +28,7 @@ impl fmt::Debug for Program {
     }
 }
 
-/// How a value without operands is written where it is read.
+/// The source of a value without operands, where it is read.
 fn leaf(inst: Inst) -> Option<String> {
     Some(match inst {
         Inst::Input(i) => format!("in{i}"),
@@ -47,8 +47,9 @@ impl Program {
         leaf(self.insts()[id as usize]).unwrap_or_else(|| format!("v{id}"))
     }
 
-    /// The values a printed body takes as `s0, s1 …`: those that are the same for all elements (but no constants) and are read by a
-    /// value that is not, or are an output. A runtime computes them once per launch by [`eval_uniform`](Program::eval_uniform).
+    /// The values a printed body takes as `s0, s1 …`: values that are the same for all elements and not constants, if
+    /// an element-dependent value reads them or they are outputs. A runtime computes them once per launch by
+    /// [`eval_uniform`](Program::eval_uniform).
     pub fn launch_values(&self) -> Vec<Id> {
         let uniform = self.uniform();
         let readers =
@@ -63,12 +64,12 @@ impl Program {
     /// Statements that compute `out0 …` from `in0 …` (in the form their type is computed in), `s0 …` (see
     /// [`launch_values`](Program::launch_values)), `seed0 …` (scalars that key random bits) and `index`, in a dialect.
     ///
-    /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are the runtime's. Arithmetic in a type the
-    /// dialect lacks is an error. Rust never rounds a product and a sum together by itself, as the other languages may: a product that
-    /// only a sum reads is printed with it, as the CPU's own runtime computes it.
+    /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are provided by the runtime. Arithmetic
+    /// in a type the dialect lacks is an error. Rust never contracts a multiply and an add by itself, as the other
+    /// languages may: a product that only a sum reads is printed as `mul_add`, as the CPU runtime computes it.
     pub fn print(&self, typed: &Typed, dialect: Dialect) -> Result<String> {
-        // Random numbers are to be the same everywhere. WebGPU does not say whether a product and a sum are rounded together, as the
-        // processor does; so here they are, in software.
+        // Random values must be the same everywhere. WebGPU does not specify whether a multiply and an add are
+        // contracted to an FMA, as the CPU does; so here the FMA is emulated in software.
         let draws = dialect == Dialect::Wgsl && self.insts().iter().any(|i| matches!(i, Inst::Random { .. }));
         let printer = Printer { program: self, typed, dialect, launch: self.launch_values(), draws };
         let uniform = self.uniform();
@@ -101,7 +102,7 @@ impl Printer<'_> {
 
     fn statement(&self, id: Id) -> Result<String> {
         let (t, value) = (self.type_name(self.dtype(id)), self.value(id)?);
-        // There is no byte in this dialect: it is the low bits of a word.
+        // This dialect has no byte type: a byte is the low bits of a word.
         let value = match (self.dialect, self.dtype(id)) {
             (Dialect::Wgsl, DType::U8) => format!("({value}) & 0xffu"),
             _ => value,
@@ -112,7 +113,7 @@ impl Printer<'_> {
         })
     }
 
-    /// The operands of a product that differs from element to element and is used once.
+    /// The operands of a multiplication that depends on the element and is used once.
     fn product(&self, id: Id) -> Option<[Id; 2]> {
         let readers = self.program.insts().iter().flat_map(|inst| inst.operands());
         let used = readers.chain(self.program.outputs().iter().copied()).filter(|&a| a == id).count();
@@ -122,7 +123,8 @@ impl Printer<'_> {
         }
     }
 
-    /// In Rust: a sum or difference of floats with a product in it, as receiver and arguments of `mul_add`, each with its sign.
+    /// In Rust: a sum or difference of floats that contains a product, as receiver and arguments of `mul_add`, each
+    /// with its sign.
     fn fused(&self, id: Id) -> Option<[(bool, Id); 3]> {
         let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
         if self.dialect != Dialect::Rust || !self.dtype(id).is_float() || !matches!(op, Binary::Add | Binary::Sub) {
@@ -133,7 +135,7 @@ impl Printer<'_> {
         left.or_else(|| self.product(b).map(|[x, y]| [(minus, x), (false, y), (false, a)]))
     }
 
-    /// Whether a product is printed where it is read.
+    /// Whether a product is printed as part of the `mul_add` that reads it.
     fn swallowed(&self, id: Id) -> bool {
         let Some([x, y]) = self.product(id) else { return false };
         let reads = |user: &Id| self.program.insts()[*user as usize].operands().any(|a| a == id);
@@ -263,7 +265,7 @@ impl Printer<'_> {
         Ok(if negative { format!("({text})") } else { text })
     }
 
-    /// Infinities and NaN, which have no literal.
+    /// The source of infinities and NaN, which have no literal.
     fn bits(&self, x: f64, dtype: DType) -> String {
         let narrow = (x as f32).to_bits();
         match (self.dialect, dtype) {
@@ -289,7 +291,8 @@ impl Printer<'_> {
         columns[self.dialect as usize]
     }
 
-    /// WebGPU has no number of 64 bits. `i64` is a pair of words with a function per op; `f64` is such a pair, too, but is only moved.
+    /// WebGPU has no 64-bit types. `i64` is a pair of words with a function per op; `f64` is such a pair, too, but is
+    /// only moved.
     fn lacks(&self, dtype: DType) -> Error {
         let why = format!("{:?} cannot compute in this type; cast to a narrower one on the host", self.dialect);
         Error::dtype(self.program.name(), &[dtype], why)

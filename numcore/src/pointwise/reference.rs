@@ -1,9 +1,9 @@
-//! What ops do, on the host: the reference every runtime is tested against, and what runs for the parts of a program that depend on
-//! scalars alone.
+//! Ops evaluated on the host: the reference that every runtime is tested against, and the evaluator for the parts of a
+//! program that depend on scalars alone.
 //!
-//! Floats are computed in `f64` by `libm`'s fixed arithmetic, so that all ranks agree to the last bit, whatever their system's
-//! library; an element of type `f32` is then rounded to it, which for `+ − × ÷ √` is exactly what `f32` arithmetic gives. Integers are
-//! computed in `i64` and wrapped to their type.
+//! Floats are computed in `f64` by `libm`'s fixed arithmetic, so that all ranks agree to the last bit, on any system
+//! library; an element of type `f32` is then rounded to it, which for `+ − × ÷ √` is exactly what `f32` arithmetic
+//! gives. Integers are computed in `i64` and wrapped to their type.
 
 use std::cmp::Ordering;
 
@@ -11,19 +11,19 @@ use half::{bf16, f16};
 
 use crate::{DType, Scalar};
 
-/// A value on the host.
+/// A scalar value on the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// Of a floating type.
+    /// A value of a floating dtype.
     Float(f64),
-    /// Of an integer type.
+    /// A value of an integer dtype.
     Int(i64),
-    /// Of `bool`.
+    /// A value of dtype `bool`.
     Bool(bool),
 }
 
 impl Number {
-    /// As the nearest `f64`.
+    /// This value as the nearest `f64`.
     pub fn to_f64(self) -> f64 {
         match self {
             Number::Float(x) => x,
@@ -32,7 +32,7 @@ impl Number {
         }
     }
 
-    /// As an integer; reals truncate and saturate.
+    /// This value as an integer; reals truncate and saturate.
     pub fn to_i64(self) -> i64 {
         match self {
             Number::Float(x) => x as i64,
@@ -41,7 +41,7 @@ impl Number {
         }
     }
 
-    /// As a truth value: whether it is not 0.
+    /// This value as `bool`: whether it is not 0.
     pub fn to_bool(self) -> bool {
         match self {
             Number::Float(x) => x != 0.0,
@@ -50,7 +50,8 @@ impl Number {
         }
     }
 
-    /// As the cast of an element: floats round (halves too), floats to integers truncate and saturate, integers wrap.
+    /// This value cast to another dtype: floats round (f16 and bf16 too), floats to integers truncate and saturate,
+    /// integers wrap.
     pub fn cast(self, to: DType) -> Number {
         match to {
             DType::F16 => Number::Float(f16::from_f32(self.to_f32()).to_f64()),
@@ -59,7 +60,8 @@ impl Number {
         }
     }
 
-    /// As [`cast`](Number::cast), except that halves keep the precision they are computed in, `f32`.
+    /// This value cast as [`cast`](Number::cast) does, except that f16 and bf16 keep the precision they are computed
+    /// in, `f32`.
     pub fn computed_as(self, dtype: DType) -> Number {
         match dtype {
             DType::F32 | DType::F16 | DType::BF16 => Number::Float(f64::from(self.to_f32())),
@@ -97,7 +99,7 @@ impl From<Scalar> for Number {
     }
 }
 
-/// What an op of one operand does: to floats; to floats and integers; to `bool`.
+/// How an op of one operand is evaluated: on floats; on floats and integers; on `bool`.
 pub(super) enum Does1 {
     Float(fn(f64) -> f64),
     Number(fn(f64) -> f64, fn(i64) -> i64),
@@ -114,7 +116,7 @@ impl Does1 {
     }
 }
 
-/// What an op of two operands does; shifts are also told the width of their type, comparisons are decided by the order.
+/// How an op of two operands is evaluated; shifts also get the width of their dtype, comparisons the ordering.
 pub(super) enum Does2 {
     Float(fn(f64, f64) -> f64),
     Number(fn(f64, f64) -> f64, fn(i64, i64) -> i64),
@@ -149,7 +151,7 @@ pub(super) fn min(a: f64, b: f64) -> f64 {
     if a < b || a.is_nan() { a } else { b }
 }
 
-/// By an exact `fmod`, so that the result is below `b` also where `a/b` is large.
+/// The remainder by an exact `fmod`, so that the result is below `b` even where `a/b` is large.
 pub(super) fn rem(a: f64, b: f64) -> f64 {
     let r = a % b;
     if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r }
@@ -160,7 +162,7 @@ pub(super) fn whole_rem(a: i64, b: i64) -> i64 {
     if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
 }
 
-/// By squaring, with wrapping.
+/// The power by repeated squaring, with wrapping.
 pub(super) fn power(a: i64, b: i64) -> i64 {
     match (a, b) {
         (1, _) => 1,

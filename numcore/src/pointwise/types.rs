@@ -1,8 +1,9 @@
 //! Typing: every value of a program gets one element type, and nothing is promoted.
 //!
-//! Values that must have one type form a group (union-find). Inputs bring their types; numbers, scalars and positions take the type
-//! of what they meet. Because equal numbers are shared when a program is built, a `1.0` could tie an `f32` expression to an `f64`
-//! one: so each group gets its own copy of what it reads of these ([`split`]).
+//! Values that must have one type form a group (union-find). Inputs bring their types; constants, scalars and positions
+//! take the dtype of the operands they are combined with. Because equal constants are shared when a program is built, a
+//! `1.0` could tie an `f32` expression to an `f64` one: so each group gets its own copy of the constants it reads
+//! ([`split`]).
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,14 +12,14 @@ use smallvec::SmallVec;
 use super::{Const, Id, Inst, OpClass, Program};
 use crate::{DType, Error, Result};
 
-/// A program's types, for given inputs.
+/// The dtypes of a program's values, for given inputs.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Typed {
-    /// The type of each value.
+    /// The dtype of each value.
     pub dtypes: Vec<DType>,
 }
 
-/// Typings found so far: a list that only grows, so that reading takes no lock.
+/// A cache of typings: a list that only grows, so that reading takes no lock.
 #[derive(Default)]
 pub(super) struct TypingCache(OnceLock<Box<Cached>>);
 
@@ -30,17 +31,19 @@ struct Cached {
 }
 
 impl Program {
-    /// Types every value, given the inputs' types and, where it is known, the types asked of the outputs (none at all: `&[]`).
+    /// Types every value, given the inputs' types and, where it is known, the required types of the outputs (none at
+    /// all: `&[]`).
     ///
-    /// What meets nothing typed takes the type asked of the output it reaches; else that of the cast it goes into; else `i64` where
-    /// it is made of positions or whole numbers, `f32` otherwise. Kept: asking again allocates nothing and takes no lock.
+    /// A value that is combined with nothing typed takes the required type of the output it reaches, or else that of
+    /// the cast that reads it; otherwise `i64` if it is made of positions or integers, `f32` if not. Results are
+    /// cached: a repeated call allocates nothing and takes no lock.
     ///
     /// Types that must agree and do not, or that an op does not take, are an error.
     pub fn resolve(&self, inputs: &[DType], outputs: &[Option<DType>]) -> Result<Arc<Typed>> {
         self.typed(inputs, outputs).cloned()
     }
 
-    /// The same by reference: what is found stays as long as the program.
+    /// The types of this program's values by reference, cached as long as the program.
     pub(crate) fn typed(&self, inputs: &[DType], outputs: &[Option<DType>]) -> Result<&Arc<Typed>> {
         let mut cache = &self.0.typed;
         loop {
@@ -51,7 +54,7 @@ impl Program {
                 cache = &c.next;
             }
             let typed = Arc::new(infer(self, inputs, outputs)?);
-            // Where another thread takes the place, the search goes on behind it.
+            // Where another thread takes the slot first, the search continues after it.
             let _ = cache.0.set(Box::new(Cached {
                 inputs: inputs.into(),
                 outputs: outputs.into(),
@@ -62,7 +65,7 @@ impl Program {
     }
 }
 
-/// A set of element types.
+/// A set of dtypes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Set(u16);
 
@@ -93,19 +96,19 @@ impl Set {
     }
 }
 
-/// Whether sets have a type in common; if not, the two.
+/// The two sets, if they have no dtype in common.
 type Conflict = [Set; 2];
 type Met = std::result::Result<(), Conflict>;
 
 #[derive(Clone, Copy)]
 struct TypeGroup {
     allowed: Set,
-    /// Positions or whole numbers are among its values: `i64` is what they are by themselves.
+    /// Positions or integers are among its values, whose default dtype is `i64`.
     whole: bool,
     members: u32,
 }
 
-/// Which values must have one type.
+/// Groups of values that must have one dtype.
 struct TypeGroups {
     parent: Vec<Id>,
     of: Vec<TypeGroup>,
@@ -151,7 +154,7 @@ impl TypeGroups {
         self.limit(i, allowed)
     }
 
-    /// What value `i` asks of the types of its operands and of its own.
+    /// Applies the constraints of value `i` on its own dtype and on those of its operands.
     fn visit(&mut self, i: Id, inst: Inst, inputs: Option<&[DType]>) -> Met {
         match inst {
             Inst::Input(k) => self.limit(i, inputs.map_or(Set::ANY, |types| Set::one(types[k as usize]))),
@@ -177,7 +180,8 @@ impl TypeGroups {
         }
     }
 
-    /// Lets what is cast to `d` have that type at once. Arithmetic on whole numbers stays whole: `7 / 2` is not to become 3.5.
+    /// Gives a value that is cast to `d` that dtype directly. Integer arithmetic stays integer: `7 / 2` is not to
+    /// become 3.5.
     fn suggest(&mut self, i: Id, d: DType) {
         let root = self.root(i);
         let TypeGroup { allowed, whole, members } = self.of[root];
@@ -186,7 +190,7 @@ impl TypeGroups {
         }
     }
 
-    /// The type of a value, decided here if nothing typed reaches it.
+    /// The dtype of a value, with a default if no typed value constrains it.
     fn resolve_type(&mut self, i: Id) -> DType {
         let root = self.root(i);
         let TypeGroup { allowed, whole, .. } = self.of[root];
@@ -224,7 +228,7 @@ fn infer(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Resu
     Ok(Typed { dtypes: (0..insts.len() as Id).map(|i| groups.resolve_type(i)).collect() })
 }
 
-/// Gives every group its own copy of the numbers, scalars and positions it reads.
+/// Gives every group its own copy of the constants, scalars and positions it reads.
 pub(super) fn split(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let (insts, outputs) = unshare(insts, outputs);
     let mut groups = TypeGroups::new(insts.len());
@@ -249,7 +253,7 @@ pub(super) fn split(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     (kept, outputs.iter().map(|&o| number[o as usize]).collect())
 }
 
-/// A copy of each weakly typed leaf for each of its readers.
+/// Copies each weakly typed leaf for each of its readers.
 fn unshare(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let mut all: Vec<Inst> = Vec::with_capacity(2 * insts.len());
     let mut number: Vec<Id> = vec![0; insts.len()];

@@ -1,4 +1,5 @@
-//! Files that are written whole or not at all: beside the one they replace, and renamed to it at the end.
+//! Files that are written whole or not at all: a temporary file in the folder of the one they replace, renamed to it at
+//! the end.
 
 use std::{
     fs::{self, File},
@@ -9,10 +10,10 @@ use std::{
 
 use crate::{Error, Result};
 
-/// As many symbolic links are followed one after another: Linux's own limit.
+/// The largest number of symbolic links followed one after another: Linux's own limit.
 const MAX_LINKS: usize = 40;
 
-/// A file that takes another's place once it is complete and on disk, and otherwise leaves nothing behind.
+/// A temporary file that replaces another once it is complete and on disk, and is removed otherwise.
 pub(super) struct Replacement {
     file: File,
     temporary: PathBuf,
@@ -57,8 +58,8 @@ impl Drop for Replacement {
     }
 }
 
-/// The file that is replaced when `path` is written: itself, or what it points to as a symbolic link, whether or not
-/// that exists.
+/// The file that is replaced when `path` is written: `path` itself, or the target of a symbolic link, even if the
+/// target does not exist.
 fn replaceable(path: &Path) -> Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {
@@ -69,7 +70,7 @@ fn replaceable(path: &Path) -> Result<PathBuf> {
         };
         if what.is_symlink() {
             let target = fs::read_link(&path).map_err(|e| Error::io(&path, e))?;
-            // An absolute target takes the whole path's place.
+            // An absolute target replaces the whole path.
             path.pop();
             path.push(target);
         } else if what.is_file() {
@@ -82,7 +83,7 @@ fn replaceable(path: &Path) -> Result<PathBuf> {
     Err(Error::argument("save", format!("`{}` is a symbolic link in a chain of more than {MAX_LINKS}", path.display())))
 }
 
-/// A rename is on disk once its folder is.
+/// A rename is durable once its folder is synchronized.
 #[cfg(unix)]
 fn sync_folder(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,4 +1,4 @@
-//! The bits of elements, read as another type.
+//! Bit casts: the bits of elements, read as another dtype.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use super::{Tensor, TensorData, TensorMemory};
 use crate::{DType, Error, Result, Runtime};
 
 impl<R: Runtime> Tensor<R> {
-    /// The same bits as elements of another type of the same size: `f32` and `u32`, `bf16` and `f16` … A view, which
-    /// copies nothing and has no gradient. Bytes cannot be seen as `bool`, of which only 0 and 1 are values.
+    /// The bits as elements of another dtype of the same size: `f32` and `u32`, `bf16` and `f16` … A view, which copies
+    /// nothing and has no gradient. Bytes cannot be seen as `bool`, of which only 0 and 1 are values.
     #[doc(alias = "view")]
     #[doc(alias = "bitcast")]
     pub fn bit_cast(&self, dtype: DType) -> Result<Self> {

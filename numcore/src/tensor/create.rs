@@ -1,5 +1,5 @@
-//! Tensors from nothing: constants, ranges, random numbers. All are pointwise programs of the element's index, so they are
-//! the same on every runtime, up to the last bit where a device does not round a product and a sum together.
+//! Creation of tensors: constants, ranges, random values. All are pointwise programs of the element's index, so they
+//! are the same on every runtime, up to the last bit where a device does not contract a multiply and an add to an FMA.
 
 use std::sync::LazyLock;
 
@@ -30,7 +30,7 @@ static BERNOULLI: LazyLock<Program> = LazyLock::new(|| {
 });
 
 impl<R: Runtime> Tensor<R> {
-    /// What `program`, which takes no inputs, gives at every position of `shape`.
+    /// The output of `program`, which takes no inputs, at every position of `shape`.
     pub fn generate(
         rt: &R,
         shape: impl AsRef<[usize]>,
@@ -43,24 +43,24 @@ impl<R: Runtime> Tensor<R> {
         out.freeze()
     }
 
-    /// Every element `value`, which an integer type must be able to hold exactly.
+    /// A tensor whose elements are all `value`, which an integer dtype must be able to hold exactly.
     pub fn full(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, value: impl Into<Scalar>) -> Result<Self> {
         let value = value.into();
         require_whole("full", dtype, &[value])?;
         Self::generate(rt, shape, dtype, &FILL, &[value])
     }
 
-    /// Every element 0.
+    /// A tensor whose elements are all 0.
     pub fn zeros(rt: &R, shape: impl AsRef<[usize]>, dtype: DType) -> Result<Self> {
         Self::full(rt, shape, dtype, 0i64)
     }
 
-    /// Every element 1.
+    /// A tensor whose elements are all 1.
     pub fn ones(rt: &R, shape: impl AsRef<[usize]>, dtype: DType) -> Result<Self> {
         Self::full(rt, shape, dtype, 1i64)
     }
 
-    /// `start, start + step, …`, `len` of them; an integer type must be able to hold each exactly.
+    /// The sequence `start, start + step, …` of `len` elements; an integer dtype must be able to hold each exactly.
     pub fn arange(rt: &R, start: impl Into<Scalar>, step: impl Into<Scalar>, len: usize, dtype: DType) -> Result<Self> {
         let (start, step) = (start.into(), step.into());
         require_whole("arange", dtype, &[start])?;
@@ -72,7 +72,7 @@ impl<R: Runtime> Tensor<R> {
         Self::generate(rt, [len], dtype, &RANGE, &[start, step])
     }
 
-    /// `[n, n]` with ones on the diagonal.
+    /// The identity matrix, `[n, n]`.
     pub fn eye(rt: &R, n: usize, dtype: DType) -> Result<Self> {
         static EYE: LazyLock<Program> = LazyLock::new(|| {
             Program::build("eye", 0, 1, |b, _, s| {
@@ -83,8 +83,8 @@ impl<R: Runtime> Tensor<R> {
         Self::generate(rt, [n, n], dtype, &EYE, &[n.into()])
     }
 
-    /// Uniform in `[low, high)` from Philox with this seed: bit-equal on every runtime in `[0, 1)`; another range may differ in the last
-    /// bit, where a device does not round a product and a sum together.
+    /// Uniform in `[low, high)` from Philox with this seed: bit-equal on every runtime in `[0, 1)`; another range may
+    /// differ in the last bit, where a device does not contract a multiply and an add to an FMA.
     pub fn uniform(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, low: f64, high: f64, seed: u64) -> Result<Self> {
         if low.is_nan() || high.is_nan() || low > high {
             return Err(Error::argument("uniform", format!("{low} is not at most {high}")));
@@ -96,7 +96,7 @@ impl<R: Runtime> Tensor<R> {
         crate::ops::cast(&t, dtype)
     }
 
-    /// True with probability `p`, from Philox with this seed: bit-equal on every runtime.
+    /// `true` with probability `p`, from Philox with this seed: bit-equal on every runtime.
     pub fn bernoulli(rt: &R, shape: impl AsRef<[usize]>, p: f64, seed: u64) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("probability {p} is not in [0, 1]")));
@@ -104,7 +104,8 @@ impl<R: Runtime> Tensor<R> {
         Self::generate(rt, shape, DType::Bool, &BERNOULLI, &[seed.into(), p.into()])
     }
 
-    /// Normal with this mean and standard deviation, drawn on the host with fixed arithmetic: bit-equal on every runtime.
+    /// Normal values with this mean and standard deviation, drawn on the host with fixed arithmetic: bit-equal on every
+    /// runtime.
     pub fn normal(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, mean: f64, std: f64, seed: u64) -> Result<Self> {
         require_float("normal", dtype)?;
         if std.is_nan() || std < 0.0 {
@@ -114,7 +115,7 @@ impl<R: Runtime> Tensor<R> {
         Self::from_f64_fn(rt, shape, dtype, || mean + std * rng.normal())
     }
 
-    /// Values a host closure gives, in row-major order.
+    /// A tensor of values that a host closure returns, in row-major order.
     pub fn from_f64_fn(
         rt: &R,
         shape: impl AsRef<[usize]>,
@@ -133,7 +134,7 @@ impl<R: Runtime> Tensor<R> {
         crate::ops::cast(&Self::from_slice(rt, shape, &narrow)?, dtype)
     }
 
-    /// A random order of `0..n` as `i64`, drawn on the host: the same on every runtime.
+    /// A random permutation of `0..n` as `i64`, drawn on the host: equal on every runtime.
     pub fn permutation(rt: &R, n: usize, seed: u64) -> Result<Self> {
         Shape::new(&[n])?;
         let mut order: Vec<i64> = room("permutation", n)?;
@@ -143,7 +144,7 @@ impl<R: Runtime> Tensor<R> {
     }
 }
 
-/// An empty list of the host with room for `n`, or an error: what a caller's sizes ask for, memory may not have.
+/// An empty host list with capacity `n`, or an error: a caller's sizes may exceed the memory there is.
 pub(crate) fn room<X>(op: &'static str, n: usize) -> Result<Vec<X>> {
     let mut list = Vec::new();
     let had = list.try_reserve_exact(n);
@@ -151,7 +152,7 @@ pub(crate) fn room<X>(op: &'static str, n: usize) -> Result<Vec<X>> {
     Ok(list)
 }
 
-/// The number itself, if it is whole.
+/// The scalar itself, if it is an integer.
 fn whole(x: Scalar) -> Option<i128> {
     match x {
         Scalar::F64(x) => (x.fract() == 0.0 && x.abs() < 2f64.powi(100)).then_some(x as i128),
@@ -160,7 +161,7 @@ fn whole(x: Scalar) -> Option<i128> {
     }
 }
 
-/// A number as it was written.
+/// A scalar as it was written.
 struct Shown(Scalar);
 
 impl std::fmt::Display for Shown {
@@ -173,7 +174,7 @@ impl std::fmt::Display for Shown {
     }
 }
 
-/// Integers hold whole numbers of their range alone; nothing is rounded or wraps around in silence.
+/// Integer dtypes accept integers in their range only; nothing is rounded or wraps silently.
 fn require_whole(op: &'static str, dtype: DType, values: &[Scalar]) -> Result<()> {
     for &x in values.iter().filter(|_| dtype.is_int()) {
         match whole(x) {

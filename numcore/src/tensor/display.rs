@@ -1,11 +1,11 @@
-//! Tensors as people expect to read them: nested brackets, aligned columns, long axes abbreviated.
+//! Printing of tensors: nested brackets, aligned columns, long axes abbreviated.
 
 use std::fmt;
 
 use super::Tensor;
 use crate::{DType, Result, Runtime};
 
-/// Longest axis printed in full; beyond it the first and last `EDGE` are shown.
+/// The longest axis printed in full; of a longer one, the first and last `EDGE` elements are shown.
 const FULL: usize = 10;
 const EDGE: usize = 4;
 

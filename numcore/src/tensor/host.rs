@@ -1,4 +1,4 @@
-//! Between tensors and host memory.
+//! Transfers between tensors and host memory.
 
 use super::{Tensor, TensorMut, wrong_element};
 use crate::{DeviceId, DeviceKind, Element, Error, ErrorKind, Result, Runtime, Shape};
@@ -14,7 +14,7 @@ impl<R: Runtime> Tensor<R> {
         Self::from_bytes(rt, shape, E::DTYPE, E::bytes(data))
     }
 
-    /// A one-dimensional tensor.
+    /// A one-dimensional tensor of the elements of `data`.
     pub fn from_vec<E: Element>(rt: &R, data: Vec<E>) -> Result<Self> {
         Self::from_slice(rt, [data.len()], &data)
     }
@@ -42,7 +42,7 @@ impl<R: Runtime> Tensor<R> {
         Ok(out)
     }
 
-    /// The values in row-major order, each as the nearest `f64`, whatever the element type.
+    /// The values in row-major order, each as the nearest `f64`, for every dtype.
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         fn convert<R: Runtime, E: Element>(t: &Tensor<R>) -> Result<Vec<f64>> {
             let values = t.to_vec::<E>()?;
@@ -72,14 +72,21 @@ impl<R: Runtime> Tensor<R> {
         Ok(out)
     }
 
-    /// The only element, as the nearest `f64`: for losses and metrics. [`item_as`](Tensor::item_as) gives an `i64`
-    /// exactly.
+    /// The stored bytes as they lie, of a contiguous tensor in host memory; none of others, whose bytes [`to_bytes`](Tensor::to_bytes)
+    /// copies.
+    pub fn host_bytes(&self) -> Option<&[u8]> {
+        self.layout().is_contiguous().then(|| self.runtime().host_bytes(self.view())).flatten()
+    }
+
+    /// The element of a tensor with one element, as the nearest `f64`: for losses and metrics.
+    /// [`item_as`](Tensor::item_as) returns an `i64` exactly.
     pub fn item(&self) -> Result<f64> {
         self.one_element()?;
         Ok(self.to_f64s()?[0])
     }
 
-    /// The only element as it is stored. `E` must be the tensor's element type: nothing is converted silently.
+    /// The element of a tensor with one element, as it is stored. `E` must be the tensor's element type: nothing is
+    /// converted silently.
     #[doc(alias = "to_scalar")]
     pub fn item_as<E: Element>(&self) -> Result<E> {
         self.one_element()?;
@@ -96,25 +103,61 @@ impl<R: Runtime> Tensor<R> {
         }
     }
 
-    /// The same values on another runtime, through host memory when the devices differ.
+    /// A tensor of the same values on another runtime, copied through host memory when the devices differ.
     pub fn to_device<S: Runtime>(&self, rt: &S) -> Result<Tensor<S>> {
         Tensor::from_bytes(rt, *self.shape(), self.dtype(), &self.to_bytes()?)
     }
-    /// Bytes in use in host memory, as far as its runtime knows.
+    /// The bytes in use in host memory, as far as the tensor's runtime knows.
     fn live(&self) -> usize {
         let on_host = self.device().kind == DeviceKind::Cpu;
         if on_host { self.runtime().memory().total.live } else { 0 }
     }
 }
 
-/// `len` zeros in host memory, of which `live` bytes are in use; an error, not an abort, where there is not enough.
+impl<R: Runtime> TensorMut<R> {
+    /// The bytes as they lie, where memory is the host's: what an engine between processes receives into. They count as written.
+    pub fn host_bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let rt = self.runtime().clone();
+        if !self.memory.layout().is_contiguous() {
+            return None;
+        }
+        rt.host_bytes_mut(self.rewritten())
+    }
+
+    /// A copy of the stored bytes of row-major memory, wherever it is; blocks.
+    pub fn copy_to_host(&self, to: &mut [u8]) -> Result<()> {
+        self.check_row("copy_to_host", to.len())?;
+        self.runtime().download(self.view(), to)
+    }
+
+    /// Fills row-major memory from stored bytes. It must begin its buffer, as fresh memory does.
+    pub fn copy_from_host(&mut self, from: &[u8]) -> Result<()> {
+        self.check_row("copy_from_host", from.len())?;
+        if self.memory.layout().offset() != 0 {
+            let why = "memory inside a buffer is not filled from the host: fill fresh memory, and copy it";
+            return Err(Error::argument("copy_from_host", why));
+        }
+        let rt = self.runtime().clone();
+        rt.upload(from, self.rewritten())
+    }
+
+    fn check_row(&self, op: &'static str, bytes: usize) -> Result<()> {
+        let (layout, due) = (self.memory.layout(), self.shape().numel() * self.dtype().size());
+        if layout.is_contiguous() && bytes == due {
+            return Ok(());
+        }
+        Err(Error::shape(op, &[*self.shape()], format!("row-major memory of {due} bytes, but {bytes} were given")))
+    }
+}
+
+/// `len` zeros in host memory, of which `live` bytes are in use. Too little memory is an error, not an abort.
 pub(crate) fn zeros<E: Default + Clone>(len: usize, live: usize) -> Result<Vec<E>> {
     let mut out = Vec::new();
     resize(&mut out, len, live)?;
     Ok(out)
 }
 
-/// Resizes a vector in host memory, as [`zeros`] makes one.
+/// Resizes a vector in host memory, with the checks of [`zeros`].
 pub(crate) fn resize<E: Default + Clone>(out: &mut Vec<E>, len: usize, live: usize) -> Result<()> {
     let device = DeviceId { kind: DeviceKind::Cpu, index: 0 };
     let requested = len.saturating_mul(size_of::<E>());

@@ -20,11 +20,11 @@ use crate::{
     ops::{Apply, Op, Outs, Rule, Spec, ViewOp, one_device},
 };
 
-/// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory;
-/// views (transpose, slice, broadcast …) share it too.
+/// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory; views
+/// (transpose, slice, broadcast …) share it too.
 ///
-/// One pointer wide, with the memory's handle in the same allocation: the tape copies tensors more often than anything else, and
-/// 176 bytes at a time took half of a small op.
+/// One pointer wide, with the memory's handle in the same allocation: the tape copies tensors more often than anything
+/// else, and copies of 176 bytes took half the time of a small op.
 pub struct Tensor<R: Runtime>(Arc<TensorData<R>>);
 
 struct TensorData<R: Runtime> {
@@ -34,10 +34,10 @@ struct TensorData<R: Runtime> {
     dtype: DType,
 }
 
-/// Whose memory it is.
+/// The owner of a tensor's memory.
 enum TensorMemory<R: Runtime> {
     Own(R::Buffer),
-    /// Another tensor's, which owns it.
+    /// Memory of another tensor, which owns it.
     Of(Tensor<R>),
 }
 
@@ -48,32 +48,32 @@ impl<R: Runtime> Clone for Tensor<R> {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// The sizes of its dimensions.
+    /// The sizes of the tensor's dimensions.
     pub fn shape(&self) -> &Shape {
         self.0.layout.shape()
     }
 
-    /// The sizes of its dimensions, as a slice.
+    /// The sizes of the tensor's dimensions, as a slice.
     pub fn dims(&self) -> &[usize] {
         self.0.layout.dims()
     }
 
-    /// Its element type.
+    /// The element type of this tensor.
     pub fn dtype(&self) -> DType {
         self.0.dtype
     }
 
-    /// The device it lies on.
+    /// The device that holds this tensor's memory.
     pub fn device(&self) -> DeviceId {
         self.0.rt.device()
     }
 
-    /// The runtime it was made with.
+    /// The runtime that the tensor was created with.
     pub fn runtime(&self) -> &R {
         &self.0.rt
     }
 
-    /// Where its elements lie in its memory.
+    /// The layout of this tensor's elements in its memory.
     pub fn layout(&self) -> &Layout {
         &self.0.layout
     }
@@ -83,7 +83,7 @@ impl<R: Runtime> Tensor<R> {
         Arc::ptr_eq(&self.owner().0, &other.owner().0)
     }
 
-    /// A row-major tensor of the same values: itself when it already is one, a copy otherwise.
+    /// A row-major tensor of the same values: the tensor itself when it already is row-major, a copy otherwise.
     pub fn contiguous(&self) -> Result<Self> {
         if self.0.layout.is_contiguous() {
             return Ok(self.clone());
@@ -91,12 +91,12 @@ impl<R: Runtime> Tensor<R> {
         self.copy()
     }
 
-    /// The same values in memory of their own.
+    /// A copy of the values in fresh memory.
     pub fn copy(&self) -> Result<Self> {
         self.copy_on(&self.0.rt)
     }
 
-    /// The same values in memory of their own, booked under `use_`; so is what is made of it alone.
+    /// A copy of the values in fresh memory booked under `use_`; so is what is computed from this copy alone.
     pub fn copy_for(&self, use_: MemoryCategory) -> Result<Self> {
         self.copy_on(&self.0.rt.with_category(use_))
     }
@@ -107,23 +107,24 @@ impl<R: Runtime> Tensor<R> {
         out.freeze()
     }
 
-    /// Takes the memory back for writing, if this is its only holder and it is one row-major piece; otherwise the tensor is returned.
+    /// Takes the memory back for writing, if this is its only holder and it is row-major and contiguous; otherwise the
+    /// tensor is returned.
     pub fn try_mut(mut self) -> std::result::Result<TensorMut<R>, Self> {
         let sole = self.0.layout.is_contiguous() && self.is_sole();
         if sole { Ok(TensorMut::written(self)) } else { Err(self) }
     }
 
-    /// Memory of its own.
+    /// A tensor that owns its memory.
     fn own(rt: R, buffer: R::Buffer, layout: Layout, dtype: DType) -> Self {
         Tensor(Arc::new(TensorData { rt, memory: TensorMemory::Own(buffer), layout, dtype }))
     }
 
-    /// Other elements of the same memory, for `rt`.
+    /// Another range of elements of the same memory, for `rt`.
     pub(crate) fn part(&self, rt: R, layout: Layout) -> Self {
         Tensor(Arc::new(TensorData { rt, memory: TensorMemory::Of(self.owner().clone()), layout, dtype: self.dtype() }))
     }
 
-    /// Whether nothing else holds its memory.
+    /// Whether the memory has no other holder.
     pub(crate) fn is_sole(&mut self) -> bool {
         Arc::get_mut(&mut self.0).is_some_and(|inner| match &mut inner.memory {
             TensorMemory::Own(_) => true,
@@ -149,7 +150,8 @@ impl<R: Runtime> Tensor<R> {
         View { buffer: self.buffer(), layout: &self.0.layout, dtype: self.0.dtype }
     }
 
-    /// A window on its elements at `shape`, for kernels that take operands already broadcast; `room` is for its layout there.
+    /// A window on its elements at `shape`, for kernels that take operands already broadcast; `room` stores its layout
+    /// there.
     pub(crate) fn view_at<'a>(&'a self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<View<'a, R>> {
         self.view().at_shape(shape, room)
     }
@@ -188,7 +190,7 @@ impl<R: Runtime> Apply for Tensor<R> {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// [`apply`](Apply::apply), for whoever keeps the op.
+    /// Applies `op` as [`apply`](Apply::apply) does, for a caller that keeps the op.
     pub fn compute(op: &Op, ins: &[&Self]) -> Result<Outs<Self>> {
         check_operands(op, ins)?;
         if let Op::View(view) = op {
@@ -222,8 +224,9 @@ impl<R: Runtime> Tensor<R> {
         outs.into_iter().map(TensorMut::freeze).collect()
     }
 
-    /// Computes `op` into memory that `slot` gives for each of its outputs, which is overwritten or added to as it knows; what gets none is
-    /// made. Memory that is not of an output's shape, dtype and device, or that an input shares, is an error.
+    /// Computes `op` into the memory that `slot` gives for each of its outputs, which is overwritten or accumulated
+    /// into, as the memory's state says. Outputs without a slot are allocated. Memory that is not of an output's shape,
+    /// dtype and device, or that an input shares, is an error.
     pub fn compute_into(
         op: &Op,
         ins: &[&Self],
@@ -237,7 +240,7 @@ impl<R: Runtime> Tensor<R> {
         Ok(outs)
     }
 
-    /// Memory for the outputs of `op`: given, or fresh.
+    /// The memory for the outputs of `op`: given, or freshly allocated.
     fn make(
         op: &Op,
         ins: &[&Self],
@@ -265,7 +268,7 @@ impl<R: Runtime> Tensor<R> {
     }
 }
 
-/// As many operands as `op` takes, at least one, and all on one device.
+/// Checks that there are as many operands as `op` takes, at least one, and all on one device.
 fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     op.check_count(ins.len())?;
     if ins.is_empty() {
@@ -277,8 +280,8 @@ fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     one_device(op.name(), ins.iter().map(|t| t.device()))
 }
 
-/// What kernels rely on, and cannot see, of memory that is not made for the call: an error unless `memory`, of which `seen` is written,
-/// is what an output of `op` must be, `due`, and none of `ins` shares it.
+/// Checks what kernels rely on, and cannot see, of memory that was not allocated for the call. It is an error unless
+/// `memory`, of which `seen` is written, is what an output of `op` must be, `due`, and none of `ins` shares it.
 fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R>, ins: &[&Tensor<R>]) -> Result<()> {
     let name = op.name();
     if seen.dtype != due.dtype {
@@ -296,7 +299,7 @@ fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R
     Ok(())
 }
 
-/// The error of an operand whose type is not the one a host slice has.
+/// The error for an operand whose dtype differs from that of a host slice.
 pub(crate) fn wrong_element(op: &'static str, is: DType, asked: DType) -> Error {
     Error::dtype(op, &[is], format!("the tensor is {is}, {asked} was asked for; cast it first with `to_dtype`"))
 }

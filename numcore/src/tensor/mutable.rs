@@ -1,4 +1,4 @@
-//! Memory with one owner: where kernels write.
+//! Memory with a single owner, to which kernels write.
 
 use std::sync::Arc;
 
@@ -12,23 +12,23 @@ use crate::{
 
 /// Owned memory, without a lifetime and not `Clone`: fresh, or a range that a [`Flat`](crate::Flat) lent.
 ///
-/// It knows whether it has been written: the first to [`accumulate`](TensorMut::accumulate) overwrites, later ones add, so
-/// that accumulating contributions needs no code anywhere else.
+/// It tracks whether it has been written: the first [`accumulate`](TensorMut::accumulate) overwrites, later ones add,
+/// so that callers need no code for accumulation.
 pub struct TensorMut<R: Runtime> {
-    /// The memory, which nobody reads as a value meanwhile.
+    /// The memory, which is not read as a value meanwhile.
     pub(super) memory: Tensor<R>,
     pub(super) written: bool,
     pub(super) lent: Option<Lent>,
 }
 
-/// What a [`TensorMut`] is a part of, and goes back to.
+/// The memory that a [`TensorMut`] is a part of, and returns to.
 #[derive(Clone, Debug)]
 pub(crate) enum Lent {
     /// A range of a flat buffer.
     Range(usize),
-    /// Several of its ranges, with the gaps between them.
+    /// Several ranges of a flat buffer, with the gaps between them.
     Span { from: usize, to: usize },
-    /// Piece `at` of memory that was [`split`](TensorMut::split).
+    /// Part `at` of memory that was [`split`](TensorMut::split).
     Piece { cut: Arc<SplitMemory>, at: usize },
 }
 
@@ -38,7 +38,8 @@ impl<R: Runtime> TensorMut<R> {
         Self::alloc_at(rt.clone(), Layout::contiguous(shape), dtype)
     }
 
-    /// Fresh memory booked under `use_`, whose value carries `rt` itself: what is computed from it is booked as `rt` says.
+    /// Fresh memory booked under `use_`, whose value carries `rt` itself, so what is computed from it is booked as `rt`
+    /// says.
     pub fn alloc_for(rt: &R, use_: MemoryCategory, shape: Shape, dtype: DType) -> Result<Self> {
         let buffer = rt.with_category(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
@@ -48,14 +49,14 @@ impl<R: Runtime> TensorMut<R> {
         Self::alloc_at(rt, Layout::contiguous(shape), dtype)
     }
 
-    /// Fresh memory for a dense layout that begins with it.
+    /// Fresh memory for a dense layout with offset 0.
     pub(crate) fn alloc_at(rt: R, layout: Layout, dtype: DType) -> Result<Self> {
         layout.shape().checked("alloc")?;
         let buffer = rt.alloc(layout.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt, buffer, layout, dtype)))
     }
 
-    /// Fresh memory for layouts that fill it together, none of which overlaps another.
+    /// Fresh memory for several layouts that cover it together without overlap.
     pub(super) fn alloc_beside<C: FromIterator<Self>>(rt: R, layouts: &[Layout], dtype: DType) -> Result<C> {
         let numel = layouts.iter().map(Layout::numel).sum();
         let whole = Self::alloc_on(rt, Shape::new(&[numel])?, dtype)?;
@@ -73,45 +74,45 @@ impl<R: Runtime> TensorMut<R> {
         Ok(t)
     }
 
-    /// Its sizes.
+    /// The sizes of this memory.
     pub fn shape(&self) -> &Shape {
         self.memory.shape()
     }
 
-    /// Its element type.
+    /// The element type of this memory.
     pub fn dtype(&self) -> DType {
         self.memory.dtype()
     }
 
-    /// Its runtime.
+    /// The runtime that owns this memory.
     pub fn runtime(&self) -> &R {
         self.memory.runtime()
     }
 
-    /// Whether anything was written since it was made, lent or [`reset`](TensorMut::reset).
+    /// Whether anything was written since the memory was allocated, lent or [`reset`](TensorMut::reset).
     pub fn is_written(&self) -> bool {
         self.written
     }
 
-    /// Forgets what was written: the next writer overwrites.
+    /// Forgets what was written, so that the next writer overwrites.
     pub fn reset(&mut self) {
         self.written = false;
     }
 
-    /// Fills it with zeros.
+    /// Fills the memory with zeros.
     pub fn zero(&mut self) -> Result<()> {
         self.written = true;
         ops::fill_zero(self.runtime(), Out { view: self.window(), how: Accumulate::Overwrite })
     }
 
-    /// Writes what `op`, which has one output, computes: overwriting if it is the first writer, adding otherwise. A result of another
+    /// Writes the output of `op`, which must have one: the first writer overwrites, later ones add. A result of another
     /// shape, dtype or device than this memory, and operands that share it, are errors.
     pub fn accumulate(&mut self, op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         self.check_result(op, ins, self.spec())?;
         op.run(ins, &mut [self.out()])
     }
 
-    /// Its shape and element type.
+    /// The shape and the element type of this memory.
     pub fn spec(&self) -> Spec {
         Spec { shape: *self.shape(), dtype: self.dtype() }
     }
@@ -129,10 +130,11 @@ impl<R: Runtime> TensorMut<R> {
         }
     }
 
-    /// As [`accumulate`](TensorMut::accumulate), through a view of this memory (`views` as applied to its own shape).
+    /// Writes the output of `op` through a view of this memory (`views` as applied to the memory's shape); the first
+    /// writer overwrites, later ones add, as in [`accumulate`](TensorMut::accumulate).
     ///
-    /// When the view covers only a part and nothing was written yet, the rest is zeroed first. A view that strides cannot
-    /// express is an error.
+    /// When the view covers only a part and nothing was written yet, the rest is zeroed first. A view that strides
+    /// cannot express is an error.
     pub fn accumulate_view(&mut self, views: &[ops::ViewOp], op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         let mut layout = *self.memory.layout();
         for v in views {
@@ -153,7 +155,7 @@ impl<R: Runtime> TensorMut<R> {
         op.run(ins, &mut [out])
     }
 
-    /// The value, which no one can write any more. Memory that a flat buffer lent goes back to it instead.
+    /// Converts the memory to an immutable tensor. Memory that a flat buffer lent must go back to the buffer instead.
     pub fn freeze(self) -> Result<Tensor<R>> {
         if let Some(lent) = self.lent {
             let what = match lent {
@@ -173,7 +175,7 @@ impl<R: Runtime> TensorMut<R> {
         TensorMut { memory, written, lent: Some(lent) }
     }
 
-    /// Another part of the same memory.
+    /// Another range of the same memory.
     pub(super) fn part(&self, layout: Layout, lent: Option<Lent>) -> Self {
         TensorMut { memory: self.memory.part(self.runtime().clone(), layout), written: self.written, lent }
     }
@@ -182,7 +184,7 @@ impl<R: Runtime> TensorMut<R> {
         self.lent.as_ref()
     }
 
-    /// Whether it is a part of `memory`.
+    /// Whether this is a part of `memory`.
     pub(crate) fn is_of(&self, memory: &Tensor<R>) -> bool {
         self.memory.shares_memory_with(memory)
     }
@@ -200,7 +202,7 @@ impl<R: Runtime> TensorMut<R> {
         ViewMut { buffer, layout, dtype }
     }
 
-    /// As [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it.
+    /// A mutable window like [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it.
     pub(crate) fn rewritten(&mut self) -> ViewMut<'_, R> {
         self.written = true;
         self.view_mut()

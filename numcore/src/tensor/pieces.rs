@@ -1,11 +1,11 @@
-//! Cutting owned memory into pieces that several owners fill at once, and joining them again: what collectives do.
+//! Splitting of owned memory into parts that several owners fill at once, and joining them: for collectives.
 
 use std::sync::Arc;
 
 use super::{Lent, TensorMut};
 use crate::{Error, ErrorKind, Layout, Result, Runtime, Shape};
 
-/// What pieces were cut from.
+/// The memory that the parts were split from.
 #[derive(Debug)]
 pub(crate) struct SplitMemory {
     layout: Layout,
@@ -14,7 +14,7 @@ pub(crate) struct SplitMemory {
 }
 
 impl<R: Runtime> TensorMut<R> {
-    /// Cuts row-major memory into consecutive rows of `lens` elements, which must add up to all of it.
+    /// Splits row-major memory into consecutive rows of `lens` elements, which must sum to all of it.
     pub fn split(self, lens: &[usize]) -> Result<Vec<TensorMut<R>>> {
         let layout = *self.memory.layout();
         let numel = layout.numel();
@@ -33,8 +33,8 @@ impl<R: Runtime> TensorMut<R> {
         lens.iter().enumerate().map(piece).collect()
     }
 
-    /// The memory that was [`split`](TensorMut::split) into `pieces`, which must be all of them, in order. It counts as written if a
-    /// piece was.
+    /// Joins the parts of memory that was [`split`](TensorMut::split): all `pieces`, in order. The result counts as
+    /// written if a part was.
     pub fn join(pieces: Vec<TensorMut<R>>) -> Result<TensorMut<R>> {
         let of = |t: &TensorMut<R>| match t.lent() {
             Some(Lent::Piece { cut, at }) => Some((cut.clone(), *at)),

@@ -1,16 +1,16 @@
-//! Schedules along a cosine.
+//! Schedules along a cosine curve.
 
 use super::{LrSchedule, Warmup, cosine, progress};
 
-/// `η + (base − η)(1 + cos(πt/T))/2`: falls to `η` in `T` steps, and rises again after (PyTorch's definition). To hold the end
-/// use [`WarmupCosine`].
+/// `η + (base − η)(1 + cos(πt/T))/2`: falls to `η` in `T` steps, and rises after that (PyTorch's definition). To keep
+/// the final rate use [`WarmupCosine`].
 ///
 /// Loshchilov and Hutter, *SGDR: Stochastic Gradient Descent with Warm Restarts*, 2017.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cosine {
-    /// `T`.
+    /// `T`, the number of steps of the fall.
     pub t_max: u64,
-    /// `η`, an absolute rate.
+    /// The final rate `η`, an absolute value.
     pub eta_min: f64,
 }
 
@@ -20,14 +20,14 @@ impl LrSchedule for Cosine {
     }
 }
 
-/// [`Cosine`] from the top again and again, each time `t_mult` times as long.
+/// [`Cosine`] with warm restarts: each period is `t_mult` times as long as the one before.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineRestarts {
-    /// The length of the first fall.
+    /// The number of steps of the first period.
     pub t_0: u64,
-    /// How much longer each is than the one before; 1 keeps the length.
+    /// The factor between the lengths of consecutive periods; 1 keeps the length.
     pub t_mult: u64,
-    /// The rate at the end of each, absolute.
+    /// The rate at the end of each period, an absolute value.
     pub eta_min: f64,
 }
 
@@ -45,15 +45,15 @@ impl LrSchedule for CosineRestarts {
     }
 }
 
-/// Rises to the base rate in `warmup` steps, falls along a cosine to `base · end` until step `total`, and stays there: what
-/// most language models are trained with.
+/// Rises to the base rate in `warmup` steps, falls along a cosine to `base · end` until step `total`, and stays there:
+/// the usual schedule of language models.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WarmupCosine {
-    /// Steps of the rise: at step `t` of it the rate is `base (t + 1)/(warmup + 1)`, never 0.
+    /// Steps of the warm-up: at step `t` of it the rate is `base (t + 1)/(warmup + 1)`, never 0.
     pub warmup: u64,
-    /// When the fall ends, the rise included.
+    /// The step at which the decay ends, counted from the start of the warm-up.
     pub total: u64,
-    /// The factor at the end.
+    /// The fraction of the base rate at the end.
     pub end: f64,
 }
 

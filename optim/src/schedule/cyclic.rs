@@ -1,26 +1,28 @@
-//! Schedules that rise and fall between rates of their own; the base rate does not count.
+//! Schedules that rise and fall between given rates; the base rate is ignored.
 
 use super::{LrSchedule, cosine};
 
-/// From `max/div` up to `max`, then down to `max/div/final_div`, both along cosines; stays there from step `total` on.
+/// The one-cycle schedule: from `max/div` up to `max`, then down to `max/div/final_div`, both along cosines; stays
+/// there from step `total` on.
 ///
 /// Smith and Topin, *Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates*, 2018.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OneCycle {
-    /// The highest rate.
+    /// The highest learning rate.
     pub max_lr: f64,
-    /// Steps of the whole.
+    /// The number of steps of the whole cycle.
     pub total: u64,
-    /// Which part of them rises.
+    /// The fraction of the steps in which the rate rises.
     pub pct_start: f64,
-    /// How much lower the first rate is than the highest.
+    /// The ratio of the highest rate to the first.
     pub div: f64,
-    /// How much lower the last rate is than the first.
+    /// The ratio of the first rate to the last.
     pub final_div: f64,
 }
 
 impl OneCycle {
-    /// PyTorch's: a rise of 30 %, from a 25th, down to a 10 000th of that.
+    /// PyTorch's defaults: a rise over 30 % of the steps, from a 25th of the highest rate, and a fall to a 10 000th of
+    /// the first.
     pub fn new(max_lr: f64, total: u64) -> Self {
         OneCycle { max_lr, total, pct_start: 0.3, div: 25.0, final_div: 1e4 }
     }
@@ -38,18 +40,18 @@ impl LrSchedule for OneCycle {
     }
 }
 
-/// Up and down along lines between two rates.
+/// A triangular cycle: linearly up and down between two rates.
 ///
 /// Smith, *Cyclical Learning Rates for Training Neural Networks*, 2017.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CyclicTriangular {
-    /// The lowest rate.
+    /// The lowest learning rate.
     pub low: f64,
-    /// The highest rate.
+    /// The highest learning rate.
     pub high: f64,
-    /// Steps from the lowest to the highest; 0 is taken as 1.
+    /// The number of steps from the lowest to the highest rate; 0 is taken as 1.
     pub up: u64,
-    /// Steps back; 0 is taken as `up`.
+    /// The number of steps back to the lowest rate; 0 is taken as `up`.
     pub down: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Schedules that fall (or rise) in one go.
+//! Monotonic schedules.
 
 use super::{LrSchedule, progress};
 
-/// The base rate throughout.
+/// The constant schedule: the base rate at every step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ConstantLr;
 
@@ -12,12 +12,12 @@ impl LrSchedule for ConstantLr {
     }
 }
 
-/// `base · γ^⌊t/size⌋`.
+/// A step decay, `base · γ^⌊t/size⌋`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLr {
-    /// Steps between two falls; 0 is taken as 1.
+    /// The number of steps between two decays; 0 is taken as 1.
     pub size: u64,
-    /// `γ`.
+    /// The decay factor `γ`.
     pub gamma: f64,
 }
 
@@ -27,12 +27,12 @@ impl LrSchedule for StepLr {
     }
 }
 
-/// `base · γᵏ` after `k` of the milestones.
+/// A decay at milestones: `base · γᵏ` after `k` of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiStepLr {
-    /// The steps at which the rate falls, in any order; one named twice counts twice.
+    /// The steps at which the rate decays, in any order; a step named twice counts twice.
     pub milestones: Vec<u64>,
-    /// `γ`.
+    /// The decay factor `γ`.
     pub gamma: f64,
 }
 
@@ -43,10 +43,10 @@ impl LrSchedule for MultiStepLr {
     }
 }
 
-/// `base · γᵗ`.
+/// An exponential decay, `base · γᵗ`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExponentialLr {
-    /// `γ`.
+    /// The decay factor `γ`.
     pub gamma: f64,
 }
 
@@ -56,14 +56,14 @@ impl LrSchedule for ExponentialLr {
     }
 }
 
-/// From `base · start` to `base · end` along a line, then the latter.
+/// A linear schedule from `base · start` to `base · end`, constant after that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearLr {
     /// The factor at step 0.
     pub start: f64,
     /// The factor from step `total` on.
     pub end: f64,
-    /// The length of the line.
+    /// The number of steps of the linear part.
     pub total: u64,
 }
 
@@ -73,12 +73,12 @@ impl LrSchedule for LinearLr {
     }
 }
 
-/// `base · (1 − t/total)^power`, then 0.
+/// A polynomial decay, `base · (1 − t/total)^power`, then 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolynomialLr {
-    /// When the rate reaches 0.
+    /// The step at which the rate reaches 0.
     pub total: u64,
-    /// The power: 1 is a line.
+    /// The exponent: 1 is linear.
     pub power: f64,
 }
 

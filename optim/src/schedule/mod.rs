@@ -1,4 +1,4 @@
-//! Learning rates as pure functions of the step: nothing to save, and any step can be asked for.
+//! Learning rates as pure functions of the step: there is no state to save, and the rate of any step can be computed.
 
 mod cosine;
 mod cyclic;
@@ -12,7 +12,7 @@ pub use warmup::{Cooldown, SequentialLr, Warmup, Wsd};
 
 use numcore::{Error, Result};
 
-/// An error if a group's learning rate is no number: an update by it would make all weights NaN.
+/// Checks that every group's learning rate is finite: an update by NaN would make all weights NaN.
 pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
     match lrs.iter().position(|lr| !lr.is_finite()) {
         None => Ok(()),
@@ -24,12 +24,12 @@ pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
 
 /// A learning rate for each step.
 ///
-/// A function will do: `|base, step| base / (1.0 + step as f64)`.
+/// A function is a schedule, too: `|base, step| base / (1.0 + step as f64)`.
 pub trait LrSchedule: Send + Sync {
-    /// The rate in force at a step (from 0), for this base rate.
+    /// The rate at a step (from 0), for this base rate.
     fn lr(&self, base: f64, step: u64) -> f64;
 
-    /// By what the base rate is multiplied at a step.
+    /// The multiplier of the base rate at a step.
     fn factor(&self, step: u64) -> f64 {
         self.lr(1.0, step)
     }
@@ -41,12 +41,12 @@ impl<F: Fn(f64, u64) -> f64 + Send + Sync> LrSchedule for F {
     }
 }
 
-/// How far `step` is in `total`, in `[0, 1]`; the end when there is nothing to go through.
+/// The progress of `step` in `total`, in `[0, 1]`; 1 when `total` is 0.
 fn progress(step: u64, total: u64) -> f64 {
     if step >= total { 1.0 } else { step as f64 / total as f64 }
 }
 
-/// From `start` at 0 to `end` at 1, along half a cosine.
+/// From `start` at 0 to `end` at 1, along one falling or rising branch of a cosine.
 fn cosine(start: f64, end: f64, at: f64) -> f64 {
     end + (start - end) / 2.0 * (1.0 + (std::f64::consts::PI * at).cos())
 }

@@ -1,8 +1,8 @@
-//! Warm-up before another schedule, and warm-up, plateau, decay.
+//! Linear warm-up before another schedule; and warm-up, stable, decay.
 
 use super::{LrSchedule, progress};
 
-/// A rise to the base rate along a line, before something else.
+/// A linear warm-up to the base rate, before another schedule.
 ///
 /// ```
 /// use optim::{Cosine, LrSchedule, Warmup};
@@ -11,25 +11,25 @@ use super::{LrSchedule, progress};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Warmup {
-    /// How many steps.
+    /// The number of steps of the warm-up.
     pub steps: u64,
     /// The factor at step 0.
     pub start: f64,
 }
 
 impl Warmup {
-    /// A rise that never is 0: `(t + 1)/(steps + 1)`.
+    /// A warm-up that never is 0: `(t + 1)/(steps + 1)`.
     pub fn rising(steps: u64) -> Self {
         Warmup { steps, start: 1.0 / (steps as f64 + 1.0) }
     }
 
-    /// The rise, then `next` from its own step 0.
+    /// This warm-up, followed by `next` from its own step 0.
     pub fn then<S: LrSchedule>(self, next: S) -> SequentialLr<S> {
         SequentialLr { warmup: self, next }
     }
 }
 
-/// A [`Warmup`] and what comes after.
+/// A [`Warmup`] followed by another schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SequentialLr<S> {
     warmup: Warmup,
@@ -46,30 +46,31 @@ impl<S: LrSchedule> LrSchedule for SequentialLr<S> {
     }
 }
 
-/// How [`Wsd`] ends.
+/// The shape of the decay at the end of [`Wsd`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cooldown {
-    /// Along a line.
+    /// A decay along a straight line.
     #[default]
     Linear,
-    /// `1 − √t` (Hägele et al. 2024).
+    /// The decay `1 − √t` (Hägele et al. 2024).
     OneMinusSqrt,
 }
 
-/// Warm-up, stable, decay: a rise, a plateau at the base rate that can be as long as one likes, and a fall to `base · end`.
+/// Warm-up, stable, decay: a linear warm-up, a plateau of any length at the base rate, and a decay to `base · end`.
 ///
-/// Hu et al., *MiniCPM*, 2024. Hägele et al., *Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations*, 2024.
+/// Hu et al., *MiniCPM*, 2024. Hägele et al., *Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+/// Durations*, 2024.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wsd {
-    /// Steps of the rise, as in [`Warmup::rising`].
+    /// Steps of the warm-up, as in [`Warmup::rising`].
     pub warmup: u64,
-    /// Steps of the plateau.
+    /// The number of steps of the plateau.
     pub stable: u64,
-    /// Steps of the fall.
+    /// The number of steps of the decay.
     pub decay: u64,
-    /// The factor at the end.
+    /// The fraction of the base rate at the end.
     pub end: f64,
-    /// The shape of the fall.
+    /// The shape of the decay.
     pub cooldown: Cooldown,
 }
 

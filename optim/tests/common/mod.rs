@@ -61,7 +61,7 @@ pub fn copies<R: Runtime>(state: Vec<(String, Tensor<R>)>) -> Vec<(String, Tenso
     state.into_iter().map(|(n, t)| (n, t.copy().unwrap())).collect()
 }
 
-/// `n` steps with gradients that depend on the step alone.
+/// `n` steps with gradients that depend only on the step.
 pub fn train<R: Runtime>(optimizer: &mut dyn Optimizer<R>, params: &[Arc<Leaf<R>>], steps: std::ops::Range<usize>) {
     let mut gradients = optimizer.alloc_gradients().unwrap();
     for k in steps {

@@ -1,6 +1,6 @@
-//! Convolution as implicit GEMM: one operand is an im2col view of the image. The address of an element is the offset of a kernel tap plus the
-//! offset of an output position. So the view is read in place or packed a few micro-panels at a time, and never written to memory as a whole
-//! (explicit im2col wrote and read each input `R · S` times).
+//! Convolution as implicit GEMM: one operand is an im2col view of the image. The address of an element is the offset of
+//! a kernel tap plus the offset of an output position. So the view is read in place or packed a few micro-panels at a
+//! time, and never written to memory as a whole (explicit im2col wrote and read each input `R · S` times).
 //!
 //! | kind | m | k | n |
 //! |---|---|---|---|
@@ -27,8 +27,8 @@ use crate::{
 const MIN_CHANNELS: usize = 4;
 /// Output positions of a task are a multiple of this, the widest B micro-panel.
 const POSITIONS: usize = 48;
-/// Groups of images that have partial sums of the weight gradients, which are then added in order. The number is fixed, so that bits depend on sizes
-/// alone.
+/// Groups of images that have partial sums of the weight gradients, which are then added in order. The number is fixed,
+/// so that bits depend only on sizes.
 const GROUPS_OF_IMAGES: usize = 8;
 /// Rows of a weight gradient that are reduced at once.
 const ROWS: usize = 64;
@@ -99,8 +99,8 @@ struct ConvProblem<'p, 'a> {
     kernel: [usize; 2],
 }
 
-/// How images are padded: zeros around them, at least as many after as before, and for strides above 1 a plane for each phase of the stride. So
-/// adjacent output positions read adjacent elements, whatever the stride.
+/// How images are padded: zeros around them, at least as many after as before, and for strides above 1 a plane for each
+/// phase of the stride. So adjacent output positions read adjacent elements at every stride.
 #[derive(Clone, Copy)]
 struct Padding {
     before: [usize; 2],
@@ -219,7 +219,8 @@ impl ConvProblem<'_, '_> {
             for (line, o) in lines.flat_map(|line| (0..outer).map(move |o| (line, o))) {
                 let (group, c) = (line / channels, line % channels);
                 let at = ((group * outer + o) * channels + c) * places;
-                // SAFETY: both are within the weights' sizes; the elements of the memory just taken are this task's alone.
+                // SAFETY: both are within the weights' sizes; the elements of the memory just taken are this task's
+                // alone.
                 unsafe {
                     let from = from.slice(at as isize, places);
                     to.slice_mut(((line * outer + o) * places) as isize, places).copy_from_slice(from);
@@ -293,7 +294,8 @@ impl ConvProblem<'_, '_> {
         });
     }
 
-    /// One GEMM of weights, a row for each channel of `out`, and the view, for each image, group and range of output positions.
+    /// One GEMM of weights, a row for each channel of `out`, and the view, for each image, group and range of output
+    /// positions.
     fn implicit_gemm<T: Float>(&self, view: ImageView<'_, T>, weights: Base<T>, out: Images) -> Result<()> {
         let (engine, groups) = (self.call.engine(), self.op.groups);
         let plane = view.padding.planes() * view.padding.padded(view.images).plane();
@@ -350,7 +352,7 @@ impl ConvProblem<'_, '_> {
         Ok(())
     }
 
-    /// Pads all images.
+    /// Pads all images into workspace.
     fn padded<T: Float>(&self, at: Base<T>, images: Images, padding: Padding) -> Result<PaddedImages<T>> {
         let padded = padding.padded(images);
         let (channels, each) = (images.count * images.channels, padding.planes() * padded.plane());

@@ -11,9 +11,9 @@ struct Terms<'a, T> {
     weight: Option<&'a [T]>,
     /// Σ of the class weights.
     joint: T,
-    /// `1 − ε`.
+    /// The weight of the target class, `1 − ε`.
     target: T,
-    /// `ε / C`.
+    /// The weight of every class, `ε / C`.
     spread: T,
     smooth: bool,
 }
@@ -47,7 +47,7 @@ impl<'a, T: Float> Terms<'a, T> {
     }
 }
 
-/// What a row's loss and its gradient read of all its logits.
+/// Statistics of a row's logits that its loss and its gradient read.
 #[derive(Clone, Copy)]
 struct Stats<T> {
     /// The largest, or 0 where that is infinite.

@@ -1,7 +1,8 @@
-//! Staging of half-precision rows: they are upcast into a buffer before they are read, and rounded when they are stored. Rows of `f32` and
-//! `f64` are read and written in place.
+//! Staging of half-precision rows: they are upcast into a buffer before they are read, and rounded when they are
+//! stored. Rows of `f32` and `f64` are read and written in place.
 //!
-//! A few rows are staged at a time, so that they stay in L1. (Casts of whole operands took an eighth of a training step.)
+//! A few rows are staged at a time, so that they stay in L1. (Casts of whole operands took an eighth of a training
+//! step.)
 
 use std::{cell::RefCell, ops::Range};
 
@@ -21,7 +22,8 @@ thread_local! {
     static STAGING: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `f` with blocks of these rows, and with `N` staging buffers of a block's size. They are empty for `f32` and `f64`.
+/// Calls `f` with blocks of these rows, and with `N` staging buffers of a block's size. They are empty for `f32` and
+/// `f64`.
 pub(super) fn blocks<S: StoredFloat, const N: usize>(
     rows: Range<usize>,
     width: usize,
@@ -79,7 +81,7 @@ pub(super) fn write<S: StoredFloat, R>(
     result
 }
 
-/// As [`write`], but if `read`, `f` finds the old elements of `y`.
+/// Writes rows like [`write`], but if `read` is set, `f` gets the old elements of `y`.
 pub(super) fn update<S: StoredFloat, R>(
     simd: Simd,
     y: &mut [S],
@@ -94,14 +96,14 @@ pub(super) fn update<S: StoredFloat, R>(
 }
 
 multiversion! {
-    /// Upcasts, exactly.
+    /// Upcasts elements, exactly.
     pub(super) fn upcast<S: (Stored)>(x: &[S], to: &mut [S::Lane]) {
         for (to, &x) in to.iter_mut().zip(x) {
             *to = x.load();
         }
     }
 
-    /// Rounds to nearest.
+    /// Rounds elements to nearest.
     pub(super) fn round<S: (Stored)>(x: &[S::Lane], to: &mut [S]) {
         for (to, &x) in to.iter_mut().zip(x) {
             *to = S::store(x);

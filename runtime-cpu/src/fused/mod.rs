@@ -1,9 +1,10 @@
-//! Kernels of fused operations, for floating-point elements in contiguous rows. Operands that are not contiguous are copied first, except
-//! attention's. Everything else is decomposed, and so are convolution and pooling of half-precision elements.
+//! Kernels of fused operations, for floating-point elements in contiguous rows. Operands that are not contiguous are
+//! copied first, except attention's. Everything else is decomposed, and so are convolution and pooling of
+//! half-precision elements.
 //!
-//! Half-precision rows are computed in `f32`: they are upcast a few at a time, and rounded once where they are stored ([`half_rows`]). Each kernel
-//! reads its rows once or twice while they are in cache, where the decomposition would pass over memory for every primitive. The partition of
-//! rows into tasks depends on the sizes alone.
+//! Half-precision rows are computed in `f32`: they are upcast a few at a time, and rounded once where they are stored
+//! ([`half_rows`]). Each kernel reads its rows once or twice while they are in cache, where the decomposition would
+//! pass over memory for every primitive. The partition of rows into tasks depends only on the sizes.
 
 mod attention;
 mod conv;
@@ -47,7 +48,7 @@ pub(crate) fn is_strided(op: &FusedOp) -> bool {
     matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_))
 }
 
-/// Whether the kernel adds to outputs, too: a norm's gradient joins that of the residual beside it.
+/// Whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
 pub(crate) fn adds(op: &FusedOp) -> bool {
     matches!(op, FusedOp::NormGrad(_))
 }
@@ -83,7 +84,8 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     }
 }
 
-/// The type of input `i` of a call on elements of type `dtype`. Classes are integers, and statistics are stored in the type they are computed in.
+/// The type of input `i` of a call on elements of type `dtype`. Classes are integers, and statistics are stored in the
+/// type they are computed in.
 fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
     let statistic = match op {
         FusedOp::CrossEntropy(_) | FusedOp::CrossEntropyGrad(_) if i == 1 => return DType::I64,
@@ -163,8 +165,8 @@ impl FusedCall<'_> {
     }
 }
 
-/// The operand, or a contiguous copy of it: one pass, where the decomposition takes ten. The gradient of a mean is such an operand: one broadcast
-/// element.
+/// The operand, or a contiguous copy of it: one pass, where the decomposition takes ten. The gradient of a mean is such
+/// an operand: one broadcast element.
 fn contiguous(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[CpuBuffer; 2]>) -> Result<Operand> {
     if x.layout.is_contiguous() {
         return Ok(x);

@@ -100,7 +100,8 @@ multiversion! {
         let prefetches = [Prefetch::behind(x), Prefetch::row(y)];
         let (mean, variance) = if centered {
             let first = row_reduce::sum1(x, [Prefetch::row(y)], |v| v) / count;
-            // The remainder of the rounded mean corrects both: a row of equal elements gives exactly their value, and zeros.
+            // The remainder of the rounded mean corrects both: a row of equal elements gives exactly their value, and
+            // zeros.
             let (left, squares) = row_reduce::sums1(x, prefetches, |v| (v - first, (v - first) * (v - first)));
             let left = left / count;
             let variance = squares / count - left * left;
@@ -129,7 +130,7 @@ multiversion! {
     ) {
         let (mean, rstd, centered) = stats;
         let count = T::from_f64(x.len() as f64);
-        // Without a weight, the gradient stands for its own product with it.
+        // Without a weight, the gradient stands in for its elementwise product with the weight.
         let of = |g: T, w: T| if weight.is_some() { g * w } else { g };
         let w = weight.unwrap_or(g);
         let (along, level) = row_reduce::sums3(x, g, w, Prefetch::row(to.d), |x, g, w| (of(g, w) * (x - mean), of(g, w)));

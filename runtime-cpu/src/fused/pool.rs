@@ -1,5 +1,5 @@
-//! Max pooling and its gradient, a channel of an image at a time. Windows are read in place. Their ranges are clipped to the image, so the inner
-//! loops have no conditions.
+//! Max pooling and its gradient, a channel of an image at a time. Windows are read in place. Their ranges are clipped
+//! to the image, so the inner loops have no conditions.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ impl Channel {
         before..end.min(self.kernel[axis])
     }
 
-    /// The places of the kernel along the last axis that are in the image for some window.
+    /// The kernel taps along the last axis that are in the image for some window.
     #[inline(always)]
     fn anywhere_inside(&self) -> Range<usize> {
         let last = self.pooled[1].saturating_sub(1);
@@ -160,8 +160,8 @@ multiversion! {
     }
 }
 
-/// [`to_largest`] where windows tile the image. It has no branches (which of four is the largest is unpredictable: a branch per
-/// element took 40 cycles a window) and writes each element once.
+/// [`to_largest`] where windows tile the image. It has no branches (which of four is the largest is unpredictable: a
+/// branch per element took 40 cycles a window) and writes each element once.
 #[inline(always)]
 fn to_largest_of_four<T: Float>(x: &[T], g: &[T], d: &mut [T], c: Channel) {
     // Beyond the last whole window.
@@ -194,7 +194,7 @@ fn to_largest_of_four<T: Float>(x: &[T], g: &[T], d: &mut [T], c: Channel) {
 /// The gradient of the windows of a short row, from its two image rows and the upstream gradients.
 #[inline(always)]
 fn of_few<T: Float>(a: &[T], b: &[T], g: &[T], to_a: &mut [T], to_b: &mut [T]) {
-    // Pairs, not slices: a call of `memcpy` for so few elements took longer than all else.
+    // Pairs, not slices: a call of `memcpy` for two elements took longer than the rest.
     let mut lines = [[T::default(); SOME]; 3];
     for (i, ((a, b), g)) in a.chunks_exact(2).zip(b.chunks_exact(2)).zip(g).enumerate() {
         for (line, pair) in lines.iter_mut().zip([[a[0], a[1]], [b[0], b[1]], [*g; 2]]) {
@@ -207,8 +207,8 @@ fn of_few<T: Float>(a: &[T], b: &[T], g: &[T], to_a: &mut [T], to_b: &mut [T]) {
     }
 }
 
-/// The gradient of some adjacent windows, from their two image rows and the upstream gradient of each element's window. Lanes hold elements in
-/// memory order: separating the windows' columns and interleaving them again took as long as all else.
+/// The gradient of some adjacent windows, from their two image rows and the upstream gradient of each element's window.
+/// Lanes hold elements in memory order: separating the windows' columns and interleaving them took as long as the rest.
 #[inline(always)]
 fn of_some<T: Float>(a: [T; SOME], b: [T; SOME], g: [T; SOME]) -> [[T; SOME]; 2] {
     let zero = T::default();

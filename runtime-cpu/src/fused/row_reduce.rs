@@ -1,4 +1,5 @@
-//! Reductions of a row in a fixed order: element `i` is accumulated in lane `i % LANES`, and lanes are combined as a tree.
+//! Reductions of a row in a fixed order: element `i` is accumulated in lane `i % LANES`, and lanes are combined as a
+//! tree.
 
 use std::hint::black_box;
 
@@ -8,8 +9,8 @@ use crate::simd::prefetch;
 /// Independent accumulators: enough to hide the latency of an addition in the widest vectors.
 pub(super) const LANES: usize = 64;
 
-/// A stream of software prefetches, one cache line for each that is computed. The hardware prefetcher stops at the end of a page, where many rows
-/// end, and hardly works for memory that is only written.
+/// A stream of software prefetches, one cache line for each that is computed. The hardware prefetcher stops at the end
+/// of a page, where many rows end, and hardly works for memory that is only written.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetch<T>(*const T);
 
@@ -105,7 +106,7 @@ pub(super) fn sums3<T: Float>(
     (row_tree(first, |a, b| a + b), row_tree(second, |a, b| a + b))
 }
 
-/// Sums `f(x[i], y[i])`.
+/// The sum of `f(x[i], y[i])` over a row.
 #[inline(always)]
 pub(super) fn sum2<T: Float, const N: usize>(
     x: &[T],
@@ -147,13 +148,14 @@ pub(super) fn map_sum<T: Float>(x: &[T], y: &mut [T], mut prefetches: Prefetch<T
     row_tree(lanes, |a, b| a + b)
 }
 
-/// Sums `f(x[i])`.
+/// The sum of `f(x[i])` over a row.
 #[inline(always)]
 pub(super) fn sum1<T: Float, const N: usize>(x: &[T], prefetches: [Prefetch<T>; N], f: impl Fn(T) -> T) -> T {
     fold(x, T::default(), prefetches, f, |a, b| a + b)
 }
 
-/// Calls `f` with every element of three rows, of which the first two have others behind them, and of three that are written.
+/// Calls `f` with every element of three rows, of which the first two have others behind them, and of three that are
+/// written.
 #[inline(always)]
 pub(super) fn each<T: Float>(
     x: &[T],
@@ -238,7 +240,8 @@ pub(super) fn update_sum<T: Float>(y: &mut [T], f: impl Fn(T) -> T) -> T {
 fn row_tree<T: Float>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
     const N: usize = LANES / 4;
     let quarter = |l: usize| combine(combine(lanes[l], lanes[l + 2 * N]), combine(lanes[l + N], lanes[l + 3 * N]));
-    // Kept apart from what follows: in one, the compiler takes lanes by twos from the start, a quarter of softmax's time.
+    // Kept apart from what follows: in one, the compiler takes lanes by twos from the start, a quarter of softmax's
+    // time.
     tree(black_box(std::array::from_fn::<T, N, _>(quarter)), combine)
 }
 

@@ -55,7 +55,8 @@ multiversion! {
                     *o = v - top - lse;
                 }
             } else if sum != T::default() {
-                // A division per element took a third of the time; the product is off by an ULP more.
+                // A division per element took a third of the time; multiplying by the reciprocal costs one more ULP of
+                // error.
                 let inverse = one::<T>() / sum;
                 for o in y.iter_mut() {
                     *o = *o * inverse;
@@ -78,7 +79,7 @@ multiversion! {
     }
 }
 
-/// What is subtracted before `exp`: the largest, or 0 where that is infinite (a row of `−∞` gives zeros).
+/// The value subtracted before `exp`: the largest, or 0 where it is infinite (a row of `−∞` gives zeros).
 #[inline(always)]
 pub(super) fn finite<T: Float>(top: T) -> T {
     let infinite = T::from_f64(f64::INFINITY);

@@ -1,5 +1,5 @@
-//! Convolution as implicit GEMM: weights times an im2col view, and an im2col view times a matrix. AMX computes both where that pays,
-//! otherwise the macro-kernel of every other GEMM.
+//! Convolution as implicit GEMM: weights times an im2col view, and an im2col view times a matrix. AMX computes both
+//! where that pays, otherwise the macro-kernel of every other GEMM.
 
 #[cfg(target_arch = "x86_64")]
 use std::any::TypeId;
@@ -21,7 +21,8 @@ pub(crate) struct ConvSize {
     pub taps: usize,
 }
 
-/// A convolution's weights, `[groups, out_channels, channels · taps]`. They are packed where AMX computes the convolution.
+/// A convolution's weights, `[groups, out_channels, channels · taps]`. They are packed where AMX computes the
+/// convolution.
 pub(crate) struct ConvWeights<T> {
     rows: Base<T>,
     out_channels: usize,
@@ -49,11 +50,11 @@ impl<T: Vectors> ConvWeights<T> {
         })
     }
 
-    /// `out = weights · image` and what the epilogue adds, for the output channels of one group.
+    /// `out = weights · image` with the epilogue, for the output channels of one group.
     ///
     /// # Safety
-    /// As for [`gemm_im2col`]: `out`, the im2col view and the epilogue's matrices are valid, and no other thread accesses `out`. Nothing
-    /// writes the weights meanwhile.
+    /// As for [`gemm_im2col`]: `out`, the im2col view and the epilogue's matrices are valid, and no other thread
+    /// accesses `out`. No other thread writes the weights.
     pub(crate) unsafe fn gemm(
         &self,
         simd: Simd,
@@ -64,7 +65,8 @@ impl<T: Vectors> ConvWeights<T> {
     ) {
         let at = self.rows.at((group * self.out_channels * self.k) as isize).cast_const();
         let rows = Matrix { at, row: self.k as isize, column: 1 };
-        // SAFETY: the caller guarantees a valid view and an output of its own. `packed` exists for `f32` alone, so the casts change no type.
+        // SAFETY: the caller guarantees a valid view and an output of its own. `packed` exists for `f32` alone, so the
+        // casts change no type.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if let Some(packed) = &self.packed {
@@ -75,10 +77,11 @@ impl<T: Vectors> ConvWeights<T> {
     }
 }
 
-/// `out = image · b` and what the epilogue adds, for an im2col view as the A operand and `n` columns of `b`.
+/// `out = image · b` with the epilogue, for an im2col view as the A operand and `n` columns of `b`.
 ///
 /// # Safety
-/// As for [`gemm_operand`]: `out`, `b`, the im2col view and the epilogue's matrices are valid, and no other thread accesses `out`.
+/// As for [`gemm_operand`]: `out`, `b`, the im2col view and the epilogue's matrices are valid, and no other thread
+/// accesses `out`.
 pub(crate) unsafe fn gemm_im2col_lhs<T: Vectors>(
     simd: Simd,
     n: usize,
@@ -89,7 +92,8 @@ pub(crate) unsafe fn gemm_im2col_lhs<T: Vectors>(
 ) {
     let Im2col { at, rows, columns, .. } = image;
     let size = GemmSize { m: rows.len(), k: columns.len(), n };
-    // SAFETY: the caller guarantees a valid view and an output of its own. AMX computes `f32` alone, so the casts change no type.
+    // SAFETY: the caller guarantees a valid view and an output of its own. AMX computes `f32` alone, so the casts
+    // change no type.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if uses_amx::<T>(simd) && super::amx::takes_im2col_lhs(size) {

@@ -1,5 +1,5 @@
-//! The epilogue of a GEMM: the output's old value, a bias and a residual are added while the tile is in cache. (As passes of their
-//! own, bias and residual took 3 to 5 % of a decoder's training step.)
+//! The epilogue of a GEMM: the output's old value, a bias and a residual are added while the tile is in cache. (As
+//! separate passes, bias and residual took 3 to 5 % of a decoder's training step.)
 
 use super::{
     matrix::Matrix,
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::simd::prefetch;
 
-/// What is added to `a · b`.
+/// The addends of the output `a · b`: bias and residual.
 #[derive(Clone, Copy)]
 pub(crate) struct Epilogue<T> {
     /// Whether the output's old value is added.
@@ -47,7 +47,7 @@ impl<T> Epilogue<T> {
         Epilogue { addends: self.addends.map(|x| x.map(Matrix::transposed)), ..self }
     }
 
-    /// The same memory, as elements of another type.
+    /// This epilogue over elements of another type, in the same memory.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn cast<U>(self) -> Epilogue<U> {
         Epilogue { add: self.add, addends: self.addends.map(|x| x.map(Matrix::<*const T>::cast)) }
@@ -71,7 +71,8 @@ impl<T: Vectors> Epilogue<T> {
     /// Adds the addends to the first rows and columns of an output that is stored.
     ///
     /// # Safety
-    /// `out` and each addend are valid for `rows` and `columns`, no other thread accesses `out`, and the CPU supports the vector `R`.
+    /// `out` and each addend are valid for `rows` and `columns`, no other thread accesses `out`, and the CPU supports
+    /// the vector `R`.
     #[inline(always)]
     pub(super) unsafe fn add_to<R: Vector<T>>(self, out: Matrix<*mut T>, (rows, columns): (usize, usize)) {
         for x in self.addends.into_iter().flatten() {
@@ -79,7 +80,8 @@ impl<T: Vectors> Epilogue<T> {
             let whole = if by_vector { columns / R::LANES * R::LANES } else { 0 };
             for i in 0..rows {
                 let (to, from) = (out.offset(i, 0), x.offset(i, 0));
-                // SAFETY: row `i` and column `j` are within `rows` and `columns`, for which the caller guarantees both matrices.
+                // SAFETY: row `i` and column `j` are within `rows` and `columns`, for which the caller guarantees both
+                // matrices.
                 unsafe {
                     for j in (0..whole).step_by(R::LANES) {
                         let x = if from.column == 1 { R::load(from.at.add(j)) } else { R::splat(*from.at) };

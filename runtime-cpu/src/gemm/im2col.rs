@@ -1,6 +1,6 @@
-//! GEMM whose B operand is an im2col view: its columns are packed from the image itself, a few micro-panels at a time. (Read in place,
-//! vectors span two cache lines each, and windows past the end of an image row are computed for nothing: no faster. As the A operand,
-//! each micro-panel read all weights, and the output had to be transposed.)
+//! GEMM whose B operand is an im2col view: its columns are packed from the image itself, a few micro-panels at a time.
+//! (Read in place, vectors span two cache lines each, and windows past the end of an image row are computed for
+//! nothing: no faster. As the A operand, each micro-panel read all weights, and the output had to be transposed.)
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{Simd, simd::multiversion};
 
-/// Bytes that are packed at once: micro-panels that stay in L2 beside the image.
+/// Bytes that are packed at once: micro-panels that stay in L2 together with the image.
 const PACKED_BYTES: usize = 128 << 10;
 /// Elements of one copy.
 const COPY: usize = 16;
@@ -25,13 +25,13 @@ const MAX_PANEL: usize = 48;
 
 /// An im2col view of an image: element `(k, j)` is `rows[k] + columns[j]` elements from `at`.
 ///
-/// Rows are channels times kernel taps; every channel has the same taps, and channels are `plane` elements apart. Columns are output
-/// positions, in ascending order.
+/// Rows are channels times kernel taps; every channel has the same taps, and channels are `plane` elements apart.
+/// Columns are output positions, in ascending order.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the AMX path alone looks at channels"))]
 pub(crate) struct Im2col<'a, T> {
     pub at: *const T,
-    /// Elements from a channel to the next.
+    /// Elements between channels.
     pub plane: usize,
     /// Taps of the kernel in one channel.
     pub taps: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Im2col<'a, T> {
 
 #[cfg(target_arch = "x86_64")]
 impl<'a, T> Im2col<'a, T> {
-    /// The same memory, as elements of another type.
+    /// This im2col view over elements of another type, in the same memory.
     pub(super) fn cast<U>(self) -> Im2col<'a, U> {
         let Im2col { at, plane, taps, rows, columns } = self;
         Im2col { at: at.cast(), plane, taps, rows, columns }
@@ -57,11 +57,12 @@ thread_local! {
     static PANELS: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `out = a · image` and what the epilogue adds, for `a: [m, k]` with unit column stride and an im2col view of `k` rows.
+/// `out = a · image` with the epilogue, for `a: [m, k]` with unit column stride and an im2col view of `k` rows.
 ///
 /// # Safety
-/// `a` is valid for `[m, k]` elements, `out` and the epilogue's matrices for a column for each of the view's. The view is valid, and so are
-/// [`OVERREAD`] elements behind its last one. `out` overlaps none of them, and no other thread accesses it during the call.
+/// `a` is valid for `[m, k]` elements, `out` and the epilogue's matrices for a column for each of the view's. The view
+/// is valid, and so are [`OVERREAD`] elements behind its last one. `out` overlaps none of them, and no other thread
+/// accesses it during the call.
 pub(super) unsafe fn gemm_im2col<T: Vectors>(
     simd: Simd,
     m: usize,
@@ -91,8 +92,8 @@ pub(super) unsafe fn gemm_im2col<T: Vectors>(
                     epilogue: epilogue.offset(0, j).for_k_block(from == 0, from + kc == k),
                 };
                 pack_im2col(simd, blocking, Im2col { rows, columns, ..image }, packed);
-                // SAFETY: the caller guarantees `a` and `out`; `packed` is packed by the line before. `a` has unit column stride and needs no
-                // workspace for packing.
+                // SAFETY: the caller guarantees `a` and `out`; `packed` is packed by the line before. `a` has unit
+                // column stride and needs no workspace for packing.
                 unsafe { macro_kernel::run(simd, &kernel, &mut []) };
             }
         }
@@ -100,8 +101,8 @@ pub(super) unsafe fn gemm_im2col<T: Vectors>(
 }
 
 multiversion! {
-    /// Packs columns of an im2col view into micro-panels. Elements behind a panel's columns may have any value. The view must be valid, as
-    /// [`gemm_im2col`] requires, and `to` has [`OVERREAD`] elements behind the panels.
+    /// Packs columns of an im2col view into micro-panels. Elements behind a panel's columns may have any value. The
+    /// view must be valid, as [`gemm_im2col`] requires, and `to` has [`OVERREAD`] elements behind the panels.
     fn pack_im2col<T: (Vectors)>(blocking: Blocking, image: Im2col<'_, T>, to: &mut [T]) {
         let (mut columns, mut to) = (image.columns, to);
         while !columns.is_empty() {
@@ -113,8 +114,9 @@ multiversion! {
                 let row = &mut to[k * width..][..width + OVERREAD];
                 for &(j, column) in runs {
                     let row = row[j..][..COPY].as_mut_ptr().cast::<[T; COPY]>();
-                    // SAFETY: the view and `OVERREAD` elements behind it are valid to read, and `row` has `COPY` elements. What is written
-                    // behind this run is overwritten by the runs, rows and panels that follow.
+                    // SAFETY: the view and `OVERREAD` elements behind it are valid to read, and `row` has `COPY`
+                    // elements. Elements written behind this run are overwritten by the runs, rows and panels that
+                    // follow.
                     unsafe { row.write(from.wrapping_add(column).cast::<[T; COPY]>().read()) };
                 }
             }
@@ -124,7 +126,8 @@ multiversion! {
     }
 }
 
-/// Cuts a micro-panel's columns into runs that are contiguous in the image: where one begins in the panel's row, and its column offset.
+/// Cuts a micro-panel's columns into runs that are contiguous in the image: where one begins in the panel's row, and
+/// its column offset.
 #[inline(always)]
 fn contiguous_runs<'a>(columns: &[usize], runs: &'a mut [(usize, usize); MAX_PANEL]) -> &'a [(usize, usize)] {
     let mut count = 0;

@@ -5,7 +5,8 @@ use numcore::{Accumulate, Layout, Result, Shape, View};
 use super::gemm_into;
 use crate::{Cpu, CpuBuffer, operand::Operand, pointwise::convert};
 
-/// `out = x · w + b + r` for `ins` of `x: [.., M, K]`, `w: [K, N]` and addends (`[N]` or `[.., M, N]`); `out` is contiguous.
+/// `out = x · w + b + r` for `ins` of `x: [.., M, K]`, `w: [K, N]` and addends (`[N]` or `[.., M, N]`); `out` is
+/// contiguous.
 pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<()> {
     let columns = ins[1].layout().dims()[1];
     let inner = ins[1].layout().dims()[0];
@@ -26,8 +27,8 @@ pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<(
     gemm_into(cpu, &x, &ins[1].into(), out, Accumulate::Overwrite, added)
 }
 
-/// The operand as a matrix: a view of it, or a copy. A first copy keeps axes that the operand broadcasts (stride 0); where a matrix cannot
-/// express those, all elements are written out.
+/// The operand as a matrix: a view of it, or a copy. A first copy keeps axes that the operand broadcasts (stride 0);
+/// where a matrix cannot express those, all elements are written out.
 fn flat(cpu: &Cpu, x: Operand, shape: Shape) -> Result<(Operand, Option<CpuBuffer>)> {
     if let Some(layout) = x.layout.reshape(shape) {
         return Ok((Operand { layout, ..x }, None));

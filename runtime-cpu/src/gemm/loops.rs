@@ -1,9 +1,9 @@
-//! GEMM on one thread: the loops around the macro-kernel, after Goto and van de Geijn, *Anatomy of high-performance matrix
-//! multiplication* (2008).
+//! GEMM on one thread: the loops around the macro-kernel, after Goto and van de Geijn, *Anatomy of high-performance
+//! matrix multiplication* (2008).
 //!
-//! **Invariant**: a sum is cut into blocks of [`KC`] products, counted from its beginning, whatever the sizes, strides and instruction
-//! set. Within a block products are added in order, each fused with its addition. So an element of the output has the same bits however
-//! the output is partitioned.
+//! **Invariant**: a sum is divided into blocks of [`KC`] products, counted from its beginning, for all sizes, strides
+//! and instruction sets. Within a block products are added in order, each by an FMA. So an element of the output has
+//! the same bits for every partition of the output.
 
 use std::cell::RefCell;
 
@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{Simd, machine::Machine};
 
-/// Products of a sum between two visits to the output: the depth of packed panels. (With 256 the output of long sums is read and written
-/// twice as often; 512 was up to 5 % faster where k is 1024 or more.)
+/// Products of a sum between two visits to the output: the depth of packed panels. (With 256 the output of long sums is
+/// read and written twice as often; 512 was up to 5 % faster where k is 1024 or more.)
 pub(super) const KC: usize = 512;
 
 /// A cache line. Packed memory is aligned to it, since a vector load that spans two lines costs twice.
@@ -33,11 +33,11 @@ thread_local! {
     static WORKSPACE: RefCell<[Vec<CacheLine>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
-/// `out = alpha · a · b` and what the epilogue adds, for `a: [m, k]`, `b: [k, n]`.
+/// `out = alpha · a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`.
 ///
 /// # Safety
-/// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other thread accesses it
-/// during the call.
+/// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other
+/// thread accesses it during the call.
 pub(crate) unsafe fn gemm<T: Vectors>(
     simd: Simd,
     size: GemmSize,
@@ -47,7 +47,8 @@ pub(crate) unsafe fn gemm<T: Vectors>(
     alpha: T,
     epilogue: Epilogue<T>,
 ) {
-    // Vectors are stored along rows of the output. Fewer columns than a vector has lanes would leave most of a B micro-panel empty.
+    // Vectors are stored along rows of the output. Fewer columns than a vector has lanes would leave most of a B
+    // micro-panel empty.
     if out.column != 1 && out.row == 1 || size.n < Blocking::of::<T>(simd).lanes && size.n < size.m {
         // SAFETY: the transposed matrices are the same memory, which the caller guarantees to be valid and unshared.
         return unsafe {
@@ -59,7 +60,7 @@ pub(crate) unsafe fn gemm<T: Vectors>(
     unsafe { gemm_operand(simd, size, out, AOperand::Strided(a), b, alpha, epilogue) }
 }
 
-/// As [`gemm`], for any A operand, and without exchanging A and B.
+/// GEMM like [`gemm`], for any A operand, and without exchanging A and B.
 ///
 /// # Safety
 /// As for [`gemm`]: valid operands, and an output that overlaps none and that no other thread accesses.
@@ -96,7 +97,8 @@ pub(crate) unsafe fn gemm_operand<T: Vectors>(
                     alpha,
                     epilogue: epilogue.offset(0, j).for_k_block(from == 0, from + kc == k),
                 };
-                // SAFETY: the caller guarantees valid operands and an output of its own; `packed_b` is packed by the line before the kernel.
+                // SAFETY: the caller guarantees valid operands and an output of its own; `packed_b` is packed by the
+                // line before the kernel.
                 unsafe {
                     pack_b(simd, blocking, b.offset(from, j), (kc, nc), packed_b);
                     macro_kernel::run(simd, &kernel, packed_a);
@@ -112,6 +114,7 @@ pub(crate) fn workspace<T: Vectors>(memory: &mut Vec<CacheLine>, elements: usize
     if memory.len() < count {
         memory.resize(count, CacheLine { _words: [0; 8] });
     }
-    // SAFETY: `memory` has `elements * size_of::<T>()` initialised bytes, aligned to a cache line; every bit pattern is a `T`.
+    // SAFETY: `memory` has `elements * size_of::<T>()` initialised bytes, aligned to a cache line; every bit pattern is
+    // a `T`.
     unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), elements) }
 }

@@ -1,4 +1,5 @@
-//! The macro-kernel and the micro-kernel: A micro-panels against packed B micro-panels, with the accumulators of a micro-tile in registers.
+//! The macro-kernel and the micro-kernel: A micro-panels against packed B micro-panels, with the accumulators of a
+//! micro-tile in registers.
 
 use super::{
     epilogue::Epilogue,
@@ -8,21 +9,21 @@ use super::{
 };
 use crate::{Simd, simd::prefetch};
 
-/// MR, and vectors in a row of a full B micro-panel (NR / lanes), where there are 32 vector registers: 24 accumulators, three vectors of B and
-/// one of A. A rank-1 update takes 11 loads for 24 FMAs, so two load ports suffice.
+/// MR, and vectors in a row of a full B micro-panel (NR / lanes), where there are 32 vector registers: 24 accumulators,
+/// three vectors of B and one of A. A rank-1 update takes 11 loads for 24 FMAs, so two load ports suffice.
 const MICRO_TILE_32: (usize, usize) = (8, 3);
-/// The same with 16 vector registers: 12 accumulators, two vectors of B and two of A.
+/// The micro-tile for 16 vector registers: 12 accumulators, two vectors of B and two of A.
 const MICRO_TILE_16: (usize, usize) = (6, 2);
-/// MR of a last A micro-panel with no more rows. (As a full one, some of whose rows are computed for nothing, 12 rows took 1.07 times as
-/// long.)
+/// MR of a last A micro-panel with no more rows. (As a full one, some of whose rows are computed for nothing, 12 rows
+/// took 1.07 times as long.)
 const MR_EDGE: usize = 4;
 /// Elements of the largest micro-tile.
 const MAX_MICRO_TILE: usize = MICRO_TILE_32.0 * MICRO_TILE_32.1 * 16;
-/// Rows of A that are packed at once: a page is visited for four cache lines, not for half a one.
+/// Rows of A that are packed at once: each page is read for four cache lines instead of half of one.
 const MC: usize = 64;
 
-/// FMAs of one round of the micro-kernel's loop: two rank-1 updates of 24, or four of 12. (With half as many either is 5 % slower; with four
-/// of 24 it is 1 % slower.)
+/// FMAs of one round of the micro-kernel's loop: two rank-1 updates of 24, or four of 12. (With 24 either is 5 %
+/// slower; with four of 24 it is 1 % slower.)
 const UNROLL_FMAS: usize = 48;
 
 /// One call of the macro-kernel: all `m` rows of A against `n` packed columns of B, along `kc` products of each sum.
@@ -78,11 +79,13 @@ impl Blocking {
         Blocking { mr, nv, lanes }
     }
 
-    /// Columns of the B micro-panel that begins where `left` columns are left: a full one, or as many vectors as are needed.
+    /// Columns of the B micro-panel that begins where `left` columns are left: a full one, or as many vectors as are
+    /// needed.
     #[inline(always)]
     pub(super) fn panel_width(self, left: usize) -> usize {
         let (nv, most) = (left.div_ceil(self.lanes), self.nv);
-        // Two panels of two vectors, instead of a full one and one vector, whose few accumulators would wait for each other.
+        // Two panels of two vectors, instead of a full one and one vector, whose few accumulators would wait for each
+        // other.
         (if nv == most + 1 && most > 2 { 2 } else { nv.min(most) }) * self.lanes
     }
 
@@ -103,8 +106,8 @@ impl Blocking {
 /// Runs the macro-kernel. `packed_a` is workspace for packed A, of [`Blocking::packed_a_len`] elements.
 ///
 /// # Safety
-/// `a` is valid for `[m, kc]` elements, `out` and the epilogue's matrices for `[m, n]`, and `b` is packed with the [`Blocking`] of `simd`.
-/// No other thread accesses `out` during the call.
+/// `a` is valid for `[m, kc]` elements, `out` and the epilogue's matrices for `[m, n]`, and `b` is packed with the
+/// [`Blocking`] of `simd`. No other thread accesses `out` during the call.
 pub(super) unsafe fn run<T: Vectors>(simd: Simd, kernel: &MacroKernel<'_, T>, packed_a: &mut [T]) {
     // SAFETY: the caller guarantees valid operands; a runtime is only built with a `Simd` that this CPU supports.
     unsafe {
@@ -144,7 +147,8 @@ impl<T: Vectors> MacroKernel<'_, T> {
     #[inline(always)]
     unsafe fn run<R: Vector<T>, const MR: usize, const NV: usize>(&self, packed_a: &mut [T]) {
         let last = |i: usize, r: usize| (i + r).min(self.m - 1);
-        // SAFETY: rows below `m` are `a`'s, which the caller guarantees to be valid. A partial micro-panel reads its last row again.
+        // SAFETY: rows below `m` are `a`'s, which the caller guarantees to be valid. A partial micro-panel reads its
+        // last row again.
         unsafe {
             match self.a {
                 AOperand::Strided(a) if a.column == 1 => {
@@ -179,8 +183,8 @@ impl<T: Vectors> MacroKernel<'_, T> {
         }
     }
 
-    /// One A micro-panel against every B micro-panel. Full micro-tiles have a loop of their own: with the decisions for edges between two of
-    /// them, short sums take 1.1 times as long.
+    /// One A micro-panel against every B micro-panel. Full micro-tiles have a loop of their own: with the decisions for
+    /// edges between two of them, short sums take 1.1 times as long.
     ///
     /// # Safety
     /// As for [`run`]; the CPU supports the vector `R`, and `a` is valid for `kc` columns.
@@ -196,7 +200,8 @@ impl<T: Vectors> MacroKernel<'_, T> {
             if has_addends {
                 epilogue.prefetch(MR, width);
             }
-            // SAFETY: the micro-panel of B and the micro-tile of the output are within `[kc, n]` and `[m, n]`, which the caller guarantees.
+            // SAFETY: the micro-panel of B and the micro-tile of the output are within `[kc, n]` and `[m, n]`, which
+            // the caller guarantees.
             unsafe {
                 tile.run::<R, MR, NV>(out.at, out.row, self.alpha, epilogue.add);
                 if has_addends {
@@ -234,7 +239,8 @@ impl<T: Vectors> MacroKernel<'_, T> {
             let whole = m == MR && left >= width && out.column == 1;
             let epilogue = self.epilogue.offset(i, j);
             epilogue.prefetch(m, width);
-            // SAFETY: the micro-tile is within the output, which the caller guarantees, or it is `edge_tile`, which holds the largest one.
+            // SAFETY: the micro-tile is within the output, which the caller guarantees, or it is `edge_tile`, which
+            // holds the largest one.
             unsafe {
                 let mut edge_tile = std::mem::MaybeUninit::<[T; MAX_MICRO_TILE]>::uninit();
                 let (at, row) =
@@ -266,7 +272,8 @@ impl<T: Vectors, S: AMicroPanel<T>> MicroTile<T, S> {
     /// The micro-kernel: `out = alpha · a · b (+ out)`.
     ///
     /// # Safety
-    /// Both micro-panels are valid for `kc` products of each sum, and `out` for `MR` rows of `NV` vectors; the CPU supports the vector `R`.
+    /// Both micro-panels are valid for `kc` products of each sum, and `out` for `MR` rows of `NV` vectors; the CPU
+    /// supports the vector `R`.
     #[inline(always)]
     unsafe fn run<R: Vector<T>, const MR: usize, const NV: usize>(
         &self,
@@ -281,7 +288,8 @@ impl<T: Vectors, S: AMicroPanel<T>> MicroTile<T, S> {
             for i in 0..MR {
                 prefetch(out.wrapping_offset(i as isize * out_row), NV * R::LANES);
             }
-            // Loops, not `for_each`: a closure of this size is not inlined, and then compiled without the vector's instructions.
+            // Loops, not `for_each`: a closure of this size is not inlined, and then compiled without the vector's
+            // instructions.
             let unroll = const { UNROLL_FMAS / (MR * NV) };
             let (mut k, whole) = (0, self.kc / unroll * unroll);
             while k < whole {

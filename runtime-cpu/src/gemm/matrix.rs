@@ -31,7 +31,7 @@ macro_rules! matrix_of {
                 Matrix { at: self.at.wrapping_offset(i as isize * self.row + j as isize * self.column), ..self }
             }
 
-            /// The same memory, as elements of another type.
+            /// This matrix over elements of another type, in the same memory.
             #[cfg(target_arch = "x86_64")]
             pub(super) fn cast<U>(self) -> Matrix<$other> {
                 Matrix { at: self.at.cast(), row: self.row, column: self.column }

@@ -1,9 +1,10 @@
 //! GEMM: matrix products, partitioned into tiles of the output that threads compute independently.
 //!
-//! `README.md` beside this file draws the loop nest and says which panel lives in which cache.
+//! `README.md` in this folder draws the loop nest and says which panel lives in which cache.
 //!
-//! The order of every sum depends on `k` alone, so the output has the same bits however it is partitioned. Half-precision operands are
-//! accumulated in `f32` and rounded once: bf16 by AMX or AVX-512 BF16 ([`amx`]), all others after an upcast to `f32`.
+//! The order of every sum depends on `k` alone, so the output has the same bits for every partition. Half-precision
+//! operands are accumulated in `f32` and rounded once: bf16 by AMX or AVX-512 BF16 ([`amx`]), all others after an
+//! upcast to `f32`.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -144,8 +145,8 @@ impl Gemm {
             let a = matrix(a.at(i).cast_const(), self.a).offset(row, 0);
             let b = matrix(b.at(j).cast_const(), self.b).offset(0, column);
             let epilogue = epilogue.offset(row, column);
-            // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs are in their operands,
-            // because shape inference has checked the shapes.
+            // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs are
+            // in their operands, because shape inference has checked the shapes.
             unsafe { gemm(engine.simd, size, out, a, b, T::ONE, epilogue) };
         });
     }

@@ -77,8 +77,8 @@ impl<T: Copy, const MR: usize> AMicroPanel<T> for GatheredPanel<'_, T, MR> {
     }
 }
 
-/// Columns between prefetching elements and reading them. Earlier layers have evicted them from L1 and L2, and a GEMM visits many short
-/// stretches of memory, which hardware prefetchers do not foresee.
+/// Columns between prefetching elements and reading them. Earlier layers have evicted them from L1 and L2, and a GEMM
+/// visits many short stretches of memory, which hardware prefetchers do not foresee.
 const PREFETCH_DISTANCE: usize = 16;
 
 /// Packs `m` rows into micro-panels of `MR` rows: column by column, zeros where there is no row.
@@ -91,7 +91,8 @@ pub(super) unsafe fn pack_a<T: Vectors, const MR: usize>(a: Matrix<*const T>, m:
     for k in 0..kc {
         let from = a.offset(0, k);
         prefetch(a.offset(0, k + PREFETCH_DISTANCE).at, m);
-        // SAFETY: `a` is valid for `m` rows, which the caller guarantees; a micro-panel has `kc` columns of `MR` elements.
+        // SAFETY: `a` is valid for `m` rows, which the caller guarantees; a micro-panel has `kc` columns of `MR`
+        // elements.
         unsafe {
             let to = packed_a.as_mut_ptr().add(k * MR);
             for i in (0..whole).step_by(MR) {

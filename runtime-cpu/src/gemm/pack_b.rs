@@ -1,4 +1,5 @@
-//! Packs B into micro-panels, in the order in which the micro-kernel reads them: panel by panel, and row by row within a panel.
+//! Packs B into micro-panels, in the order in which the micro-kernel reads them: panel by panel, and row by row within
+//! a panel.
 
 use super::{macro_kernel::Blocking, matrix::Matrix, vector::Vectors};
 use crate::{Simd, simd::transpose};
@@ -6,8 +7,8 @@ use crate::{Simd, simd::transpose};
 /// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
-/// Packs `[kc, nc]` elements of `b` into micro-panels. Columns that fill up a panel are zero. `to` has `kc` times `nc` elements, with `nc`
-/// rounded up to whole vectors.
+/// Packs `[kc, nc]` elements of `b` into micro-panels. Columns that fill up a panel are zero. `to` has `kc` times `nc`
+/// elements, with `nc` rounded up to whole vectors.
 ///
 /// # Safety
 /// `b` is valid for reads of `[kc, nc]` elements.
@@ -29,7 +30,8 @@ pub(super) unsafe fn pack_b<T: Vectors>(
         let width = blocking.panel_width(nc - j);
         let columns = width.min(nc - j);
         let to = &mut to[j * kc..][..width * kc];
-        // SAFETY: columns `j..j + columns` are among the `nc` for which the caller guarantees `b`; `to` has `width` elements for each row.
+        // SAFETY: columns `j..j + columns` are among the `nc` for which the caller guarantees `b`; `to` has `width`
+        // elements for each row.
         unsafe {
             match (b.offset(0, j), columns == width) {
                 (b, true) if b.column == 1 => copy(b, (kc, 1, width), to),
@@ -45,9 +47,9 @@ pub(super) unsafe fn pack_b<T: Vectors>(
     }
 }
 
-/// Packs full panels of a row-major B: all panels of a row, then the next row. (Panel by panel, short stretches of rows a power of two apart
-/// evict each other from L1: up to 3 % of a GEMM of 1024³. With software prefetches the copy takes 1.1 times as long as with the
-/// hardware's alone.)
+/// Packs full panels of a row-major B: all panels of a row, then the next row. (Panel by panel, short stretches of rows
+/// a power of two apart evict each other from L1: up to 3 % of a GEMM of 1024³. With software prefetches the copy takes
+/// 1.1 times as long as with the hardware's alone.)
 ///
 /// # Safety
 /// `b` has unit column stride and is valid for `kc` rows of `panels · width` columns, for `size = (kc, panels, width)`.
@@ -55,7 +57,8 @@ unsafe fn copy<T: Vectors>(b: Matrix<*const T>, size: (usize, usize, usize), to:
     // SAFETY: the caller guarantees each row's `width` elements; `to` is a mutable slice, so nothing overlaps it.
     unsafe {
         match size.2 * size_of::<T>() {
-            // With a copy of the constant size of a cache line no function is called: the call takes as long as the copy.
+            // With a copy of the constant size of a cache line no function is called: the call takes as long as the
+            // copy.
             CACHE_LINE => {
                 rows(b, size, to, |to, from| to.cast::<[u8; CACHE_LINE]>().copy_from_nonoverlapping(from.cast(), 1))
             }

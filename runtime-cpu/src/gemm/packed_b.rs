@@ -42,12 +42,12 @@ impl<'a, T: Vectors> PackedB<'a, T> {
         PackedB { simd, elements: to, k, n }
     }
 
-    /// `out = alpha · a · b (+ out)` for `m` rows of `a`, the rows `k` of `b` and its first `n` columns. Column 0 of `a` meets row `k.start`
-    /// of `b`. Columns up to the end of a micro-panel may be written, where `b` has them.
+    /// `out = alpha · a · b (+ out)` for `m` rows of `a`, the rows `k` of `b` and its first `n` columns. Column 0 of
+    /// `a` meets row `k.start` of `b`. Columns up to the end of a micro-panel may be written, where `b` has them.
     ///
     /// # Safety
-    /// `a` is valid for `m` rows of `k.len()` columns, and `out` for `m` rows of all columns of `b`. `out` overlaps neither operand, and no
-    /// other thread accesses it during the call.
+    /// `a` is valid for `m` rows of `k.len()` columns, and `out` for `m` rows of all columns of `b`. `out` overlaps
+    /// neither operand, and no other thread accesses it during the call.
     pub(crate) unsafe fn gemm(
         self,
         (m, k, n): (usize, Range<usize>, usize),
@@ -67,7 +67,8 @@ impl<'a, T: Vectors> PackedB<'a, T> {
             alpha,
             epilogue: Epilogue::accumulate(add),
         };
-        // SAFETY: the caller guarantees `a` and `out`; `b` is packed for this `simd`. Attention's `a` is read in place and needs no workspace.
+        // SAFETY: the caller guarantees `a` and `out`; `b` is packed for this `simd`. Attention's `a` is read in place
+        // and needs no workspace.
         unsafe { macro_kernel::run(self.simd, &kernel, &mut []) };
     }
 

@@ -35,8 +35,8 @@ pub(super) struct PartitionLimits {
 impl Partition {
     /// The partition of a GEMM by vector instructions.
     pub(super) fn new(p: &Gemm, threads: usize) -> Partition {
-        // One thread waits for nobody, and each column of tiles reads the rows again: 3 % of a GEMM of 1024³. (The bf16 path is faster
-        // with smaller tiles.)
+        // A single thread never waits, and each column of tiles reads the rows again: 3 % of a GEMM of 1024³. (The bf16
+        // path is faster with smaller tiles.)
         let imbalance = if threads > 1 { IMBALANCE } else { 0.0 };
         let limits = PartitionLimits { grain: GRAIN, imbalance, multiple: [ROW_MULTIPLE, COLUMN_MULTIPLE] };
         Partition::cheapest(p, threads, limits, |tile| p.cost(tile))
@@ -80,15 +80,16 @@ impl Partition {
 }
 
 impl Gemm {
-    /// Time of a tile with these rows and columns, relative to others: FMAs of micro-tiles, and what is read and packed for them.
+    /// The time of a tile with these rows and columns, relative to others: FMAs of micro-tiles, and the cost of reading
+    /// and packing for them.
     fn cost(&self, tile: [usize; 2]) -> f64 {
         let [rows, columns] = tile.map(|n| n as f64);
         // A partial B micro-panel is read as often as a full one, for fewer FMAs.
         let panels = (columns / 48.0).floor() + [0.0, 0.5, 0.75, 1.0][(columns % 48.0 / 16.0).ceil() as usize];
         let fmas = (rows / 8.0).ceil() * panels * 12.0;
         let columns_packed = columns * if self.b[1] == 1 { 0.6 } else { 1.0 };
-        // Packing reads from the LLC or memory, at a few bytes a cycle. Rows that are read in place are read again for each column of
-        // tiles.
+        // Packing reads from the LLC or memory, at a few bytes a cycle. Rows that are read in place are read again for
+        // each column of tiles.
         let rows_read = rows * if self.a[1] == 1 { 0.1 } else { 1.0 };
         (fmas + columns_packed + rows_read) * self.k as f64
     }

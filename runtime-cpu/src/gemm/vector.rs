@@ -1,11 +1,11 @@
-//! SIMD vectors of the instruction sets, as the micro-kernel needs them. They are explicit, unlike in the other kernels: the compiler keeps
-//! a micro-tile of accumulators written as arrays in registers at some sizes and spills it at others (at 12 rows × 32 columns 60 % of
-//! the peak, at 14 rows 1 %).
+//! SIMD vectors of the instruction sets, as the micro-kernel needs them. They are explicit, unlike in the other
+//! kernels: the compiler keeps a micro-tile of accumulators written as arrays in registers at some sizes and spills it
+//! at others (at 12 rows × 32 columns 60 % of the peak, at 14 rows 1 %).
 
 use crate::element::Lane;
 
-/// A SIMD vector of elements of type `T`. Whoever has one runs on a CPU that supports it, since only unsafe functions make one. So
-/// arithmetic on vectors is safe.
+/// A SIMD vector of elements of type `T`. A value of this type proves that the CPU supports it, since only unsafe
+/// functions create one. So arithmetic on vectors is safe.
 pub(crate) trait Vector<T>: Copy {
     /// Elements of a vector.
     const LANES: usize;
@@ -53,13 +53,15 @@ macro_rules! vectorized {
             // SAFETY: `Vector` states what callers guarantee.
             #[inline(always)]
             unsafe fn load(at: *const $t) -> Self {
-                // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a pointer.
+                // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a
+                // pointer.
                 Portable(unsafe { at.cast::<[$t; 4]>().read() })
             }
             // SAFETY: `Vector` states what callers guarantee.
             #[inline(always)]
             unsafe fn store(self, at: *mut $t) {
-                // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a pointer.
+                // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a
+                // pointer.
                 unsafe { at.cast::<[$t; 4]>().write(self.0) }
             }
             #[inline(always)]
@@ -99,19 +101,22 @@ mod x86 {
                 // SAFETY: `Vector` states what callers guarantee.
                 #[inline(always)]
                 unsafe fn splat(x: $t) -> Self {
-                    // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a pointer.
+                    // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a
+                    // pointer.
                     unsafe { $splat(x) }
                 }
                 // SAFETY: `Vector` states what callers guarantee.
                 #[inline(always)]
                 unsafe fn load(at: *const $t) -> Self {
-                    // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a pointer.
+                    // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a
+                    // pointer.
                     unsafe { $load(at) }
                 }
                 // SAFETY: `Vector` states what callers guarantee.
                 #[inline(always)]
                 unsafe fn store(self, at: *mut $t) {
-                    // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a pointer.
+                    // SAFETY: the caller guarantees the instruction set, and `LANES` valid elements where there is a
+                    // pointer.
                     unsafe { $store(at, self) }
                 }
                 #[inline(always)]

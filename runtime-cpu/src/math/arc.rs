@@ -1,6 +1,7 @@
 //! The inverse trigonometric functions: `asin`, `acos`, `atan`, `atan2`.
 //!
-//! The polynomials are minimax fits by Remez' exchange, made for this crate; each says its largest relative error.
+//! The polynomials are minimax fits by the Remez exchange algorithm, computed for this crate; each states its largest
+//! relative error.
 
 use super::real::{Real, polynomial};
 

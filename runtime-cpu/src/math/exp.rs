@@ -1,8 +1,8 @@
-//! The exponential and what is made of it: `exp`, `exp2`, `expm1`, `sinh`, `cosh`, `tanh`.
+//! The exponential and the functions computed from it: `exp`, `exp2`, `expm1`, `sinh`, `cosh`, `tanh`.
 //!
 //! `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2` (Cody and Waite, *Software Manual for the Elementary Functions*, 1980, with
-//! fused steps), then a polynomial in `r` and the factor `2ⁿ` from the exponent's bits. The polynomials are minimax fits
-//! by Remez' exchange, made for this crate; each says its largest relative error.
+//! FMAs), then a polynomial in `r` and the factor `2ⁿ` from the exponent's bits. The polynomials are minimax fits by
+//! the Remez exchange algorithm, computed for this crate; each states its largest relative error.
 
 use super::real::{Real, clamp, polynomial};
 
@@ -10,7 +10,7 @@ use super::real::{Real, clamp, polynomial};
 pub trait Exp: Real {
     /// Below, `exp` is 0; above, infinity.
     const EXP_RANGE: (Self, Self);
-    /// The same for `exp2`.
+    /// The range of finite, normal results of `exp2`.
     const EXP2_RANGE: (Self, Self);
     /// Below, `expm1` is −1.
     const EXPM1_LOW: Self;
@@ -24,7 +24,7 @@ pub trait Exp: Real {
     fn exp2_slope(r: Self) -> Self;
 }
 
-/// [`Exp::exp2_slope`] of `f32`.
+/// The coefficients of [`Exp::exp2_slope`] for `f32`.
 pub const EXP2_SLOPE: [f32; 6] = [f32::LN2, 0.2402265, 0.055503633, 0.0096179675, 0.0013389124, 0.00015498482];
 
 impl Exp for f32 {
@@ -123,7 +123,7 @@ pub fn exp<T: Exp>(x: T) -> T {
     exp_corrected(x, |r| r)
 }
 
-/// `exp(x)` for `x ≤ 0`, the same bits: there `2ⁿ` is made of one factor and a constant, in a third of the steps.
+/// `exp(x)` for `x ≤ 0`, bit for bit: there `2ⁿ` is one factor and a constant, in a third of the operations.
 #[inline(always)]
 pub fn exp_negative<T: Exp>(x: T) -> T {
     let x = if x < T::EXP_RANGE.0 { T::EXP_RANGE.0 } else { x };
@@ -159,7 +159,7 @@ pub fn exp2<T: Exp>(x: T) -> T {
     scaled(exp2_reduced(x - (t - shift)), t)
 }
 
-/// `2ˣ` where that is a normal number.
+/// `2ˣ` where the result is a normal value.
 #[inline(always)]
 pub fn exp2_normal<T: Exp>(x: T) -> T {
     let shift = T::ROUNDER + T::BIAS;
@@ -167,7 +167,7 @@ pub fn exp2_normal<T: Exp>(x: T) -> T {
     exp2_reduced(x - (t - shift)) * t.power()
 }
 
-/// `2ˣ`; 0 where that is no normal number. `x` is no larger than where it overflows.
+/// `2ˣ`; 0 where the result is not a normal value. `x` is at most where it overflows.
 #[inline(always)]
 pub fn exp2_flushed<T: Exp>(x: T) -> T {
     let y = exp2_normal(x);
@@ -204,7 +204,8 @@ pub fn expm1_negative<T: Exp>(x: T) -> T {
     expm1_above_low(if x < T::EXPM1_LOW { T::EXPM1_LOW } else { x })
 }
 
-/// The same where `x` is above [`Exp::EXPM1_LOW`]. `2ⁿ` is at most 1 here, so `n·ln 2` need not be known beyond the last place of `ln 2`.
+/// `expm1(x)` where `x` is above [`Exp::EXPM1_LOW`]. `2ⁿ` is at most 1 here, so `n·ln 2` needs no digits beyond the
+/// last place of `ln 2`.
 #[inline(always)]
 pub fn expm1_above_low<T: Exp>(x: T) -> T {
     let shift = T::ROUNDER + T::BIAS;

@@ -2,16 +2,16 @@
 
 /// Element functions of an integer type. Arithmetic wraps around; nothing panics.
 ///
-/// Like [`Math`](super::Math), call them as `Int::max(x, y)` or on a generic `T: Int`: on a concrete type `x.max(y)` could
-/// also be `Ord`'s.
+/// Like [`Math`](super::Math), call them as `Int::max(x, y)` or on a generic `T: Int`: on a concrete type `x.max(y)`
+/// could also resolve to `Ord`.
 pub trait Int: Copy + PartialOrd {
-    /// `self + y`.
+    /// The wrapping sum `self + y`.
     fn add(self, y: Self) -> Self;
-    /// `self − y`.
+    /// The wrapping difference `self − y`.
     fn sub(self, y: Self) -> Self;
-    /// `self · y`.
+    /// The wrapping product `self · y`.
     fn mul(self, y: Self) -> Self;
-    /// `−self`.
+    /// The wrapping negation `−self`.
     fn neg(self) -> Self;
     /// `self / y`, truncated toward zero; 0 where `y` is 0, and `MIN / −1` is `MIN`.
     fn div(self, y: Self) -> Self;
@@ -21,25 +21,25 @@ pub trait Int: Copy + PartialOrd {
     fn abs(self) -> Self;
     /// −1, 0 or 1.
     fn sign(self) -> Self;
-    /// The larger.
+    /// The larger of two values.
     fn max(self, y: Self) -> Self;
-    /// The smaller.
+    /// The smaller of two values.
     fn min(self, y: Self) -> Self;
     /// `self` to the power `y`, by squaring. To a negative power it is 0, except for 1 and −1.
     fn pow(self, y: Self) -> Self;
     /// Shifted left by the low bits of `y` (`y` modulo the width).
     fn shl(self, y: Self) -> Self;
-    /// Shifted right by the low bits of `y`; a signed number keeps its sign.
+    /// A right shift by the low bits of `y`; arithmetic for signed integers.
     fn shr(self, y: Self) -> Self;
-    /// Bits in both.
+    /// The bitwise and.
     fn and(self, y: Self) -> Self;
-    /// Bits in either.
+    /// The bitwise or.
     fn or(self, y: Self) -> Self;
-    /// Bits in one.
+    /// The bitwise exclusive or.
     fn xor(self, y: Self) -> Self;
 }
 
-/// Methods of two numbers.
+/// Methods of two operands.
 macro_rules! binary {
     ($($name:ident |$x:ident, $y:ident| $body:expr;)*) => {$(
         #[inline(always)]
@@ -50,7 +50,7 @@ macro_rules! binary {
     )*};
 }
 
-/// What signed and unsigned numbers do alike.
+/// Methods with one definition for signed and unsigned integers.
 macro_rules! common {
     ($int:ident) => {
         binary! {

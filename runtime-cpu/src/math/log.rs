@@ -65,7 +65,7 @@ pub fn log2_positive<T: Log>(x: T) -> T {
     e + f.mul_add(T::LOG2E, low)
 }
 
-/// `y`, or what a logarithm is at infinity, NaN, zero and below.
+/// `y`, or the value of a logarithm at infinity, NaN, zero and below.
 #[inline(always)]
 fn at_the_ends<T: Real>(x: T, y: T) -> T {
     let y = if x < T::INF { y } else { x };
@@ -73,7 +73,7 @@ fn at_the_ends<T: Real>(x: T, y: T) -> T {
     if x <= T::ZERO { outside } else { y }
 }
 
-/// `log(1 + x)`, from the split of `u = 1 + x` rounded, with what the rounding lost added to `f`.
+/// `log(1 + x)`, from the split of the rounded `u = 1 + x`, with the rounding error added to `f`.
 #[inline(always)]
 pub fn log1p<T: Log>(x: T) -> T {
     let u = T::ONE + x;
@@ -117,7 +117,8 @@ pub fn log_pair(x: f64) -> (f64, f64) {
     (sum.0, sum.1)
 }
 
-/// A number as high part and low part (Dekker, *A Floating-Point Technique for Extending the Available Precision*, 1971).
+/// A value as an unevaluated sum of high and low part (Dekker, *A Floating-Point Technique for Extending the Available
+/// Precision*, 1971).
 #[derive(Clone, Copy)]
 struct Pair(f64, f64);
 

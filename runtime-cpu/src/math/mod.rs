@@ -1,10 +1,10 @@
-//! Element functions: what a kernel computes at one element, as branch-free scalar code.
+//! Element functions: the computation of a kernel for one element, as branch-free scalar code.
 //!
 //! A kernel is a plain loop `d[i] = f(a[i])` in a function compiled for some instruction set. Every function here is
-//! `#[inline(always)]`, without branches, calls or saturating casts, so the compiler turns such a loop into full vectors
-//! of that set. Fused multiply-adds are exact everywhere: vector body, remainder and every instruction set give the same
-//! bits (but which NaN comes out is not specified). Without FMA hardware, as on the x86-64 baseline, each is a library
-//! call: correct, and a hundred times slower.
+//! `#[inline(always)]`, without branches, calls or saturating casts, so the compiler turns such a loop into full
+//! vectors of that set. Fused multiply-adds are exact everywhere: vector body, remainder and every instruction set give
+//! the same bits (which NaN results is not specified). Without FMA hardware, as on the x86-64 baseline, each is a
+//! library call: correct, and a hundred times slower.
 //!
 //! Measured on one Zen 5 core in cache, ns per `f32` (the same formula in AVX-512 intrinsics / these): exp 0.09 / 0.11,
 //! log 0.12 / 0.18 (they have instructions for exponents), a rational tanh 0.11 / 0.11; here also tanh 0.15, erf 0.27.
@@ -33,8 +33,8 @@ pub use trig::TRIG_LIMIT;
 
 /// Element functions of a floating compute type; arithmetic and rounding come with [`Real`].
 ///
-/// `f32` and `f64` have methods of the same names in the standard library, which win on a concrete type and are scalar
-/// calls: write `Math::exp(x)` there.
+/// `f32` and `f64` have methods of the same names in the standard library, which take precedence on a concrete type and
+/// are scalar calls: write `Math::exp(x)` there.
 ///
 /// The largest errors seen in units of the last place, over every seventh `f32` and tens of millions of `f64`:
 ///
@@ -47,17 +47,17 @@ pub use trig::TRIG_LIMIT;
 /// | `log2` | 1.7 | 1.0 | `sinh` | 2.2 | 2.4 | `erf` | 1.8 | 1.9 |
 /// | `log1p` | 1.8 | 1.5 | `cosh` | 1.6 | 1.5 | `pow` | 0.51 | 1.8 |
 pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + pow::Pow {
-    /// eˣ.
+    /// The exponential `eˣ`.
     #[inline(always)]
     fn exp(self) -> Self {
         exp::exp(self)
     }
-    /// eˣ for `x ≤ 0`, in fewer steps.
+    /// The exponential `eˣ` for `x ≤ 0`, in fewer operations.
     #[inline(always)]
     fn exp_negative(self) -> Self {
         exp::exp_negative(self)
     }
-    /// 2ˣ for `x` below the exponent's bias; 0 where that is no normal number.
+    /// `2ˣ` for `x` below the exponent's bias; 0 where the result is not a normal value.
     #[inline(always)]
     fn exp2_flushed(self) -> Self {
         exp::exp2_flushed(self)
@@ -67,7 +67,7 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn expm1(self) -> Self {
         exp::expm1(self)
     }
-    /// 2ˣ.
+    /// The power of two `2ˣ`.
     #[inline(always)]
     fn exp2(self) -> Self {
         exp::exp2(self)
@@ -92,7 +92,7 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn rsqrt(self) -> Self {
         Self::ONE / self.sqrt()
     }
-    /// `1/x`.
+    /// The reciprocal `1/x`.
     #[inline(always)]
     fn recip(self) -> Self {
         Self::ONE / self
@@ -157,8 +157,8 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn erfc(self) -> Self {
         erf::erfc(self)
     }
-    /// `self` to the power `y`, with C's special values: `pow(x, 0) = pow(1, y) = 1` also for NaN; a negative number has
-    /// whole powers only.
+    /// `self` to the power `y`, with C's special values: `pow(x, 0) = pow(1, y) = 1` also for NaN; a negative base has
+    /// integer powers only.
     #[inline(always)]
     fn pow(self, y: Self) -> Self {
         pow::pow(self, y)

@@ -1,4 +1,5 @@
-//! Half types as bits, to `f32` and back: rounded to nearest, ties to even; NaN stays NaN and becomes quiet.
+//! Conversion of f16 and bf16 bits to `f32` and back: rounded to nearest, ties to even; NaN stays NaN and becomes
+//! quiet.
 //!
 //! Branch-free in integers, so that a plain loop over a block becomes vector instructions on every machine.
 
@@ -26,7 +27,7 @@ pub fn f32_to_f16(x: f32) -> u16 {
     let a = x.to_bits() & 0x7fff_ffff;
     // Subnormal: adding 1/2 leaves a multiple of 2^-24 in the low bits, rounded by the addition.
     let subnormal = (f32::from_bits(a) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
-    // Normal: exponent re-biased, a half less one unit added, and one more if the result would be odd.
+    // Normal: exponent re-biased, half a ULP less one unit added, and one more if the result would be odd.
     let normal = a.wrapping_sub(112 << 23).wrapping_add(0x0fff + ((a >> 13) & 1)) >> 13;
     let finite = if a < (113 << 23) { subnormal } else { normal };
     let nan = 0x7e00 | ((a >> 13) & 0x03ff);

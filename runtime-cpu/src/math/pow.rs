@@ -20,7 +20,7 @@ impl Pow for f32 {
 }
 
 impl Pow for f64 {
-    /// The product with the logarithm's pair is kept as a pair: its error is multiplied by up to 745.
+    /// The product with the logarithm's pair is kept as a double-double pair: its error is multiplied by up to 745.
     #[inline(always)]
     fn positive_pow(a: f64, y: f64) -> f64 {
         let y = clamp(y, -1e20, 1e20);

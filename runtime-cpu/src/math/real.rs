@@ -1,8 +1,9 @@
-//! What the element functions ask of a floating type: arithmetic, its bits, and constants in two parts.
+//! The operations that the element functions require of a floating type: arithmetic, its bits, and constants in two
+//! parts.
 //!
-//! Every operation here is branch-free and becomes one or two vector instructions inside a loop.
-//! `as` casts between floats and integers are absent on purpose: they saturate, which the vectoriser gives up on.
-//! [`Real::ROUNDER`] rounds to an integer instead and leaves that integer in the low bits.
+//! Every operation here is branch-free and becomes one or two vector instructions inside a loop. `as` casts between
+//! floats and integers are absent on purpose: they saturate, which prevents vectorization. [`Real::ROUNDER`] rounds to
+//! an integer instead and leaves that integer in the low bits.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -16,50 +17,51 @@ pub trait Real:
     + Mul<Output = Self>
     + Div<Output = Self>
 {
-    /// 0.
+    /// The constant 0.
     const ZERO: Self;
-    /// 1.
+    /// The constant 1.
     const ONE: Self;
-    /// 2.
+    /// The constant 2.
     const TWO: Self;
-    /// 1/2.
+    /// The constant 1/2.
     const HALF: Self;
-    /// 1/4.
+    /// The constant 1/4.
     const QUARTER: Self;
     /// Positive infinity.
     const INF: Self;
     /// A quiet NaN.
     const NAN: Self;
-    /// The smallest normal number.
+    /// The smallest positive normal value.
     const MIN_NORMAL: Self;
-    /// Lifts every subnormal to a normal number.
+    /// A factor that makes every subnormal value normal.
     const LIFT: Self;
-    /// Its binary logarithm.
+    /// The binary logarithm of [`LIFT`](Self::LIFT).
     const LIFT_BITS: Self;
-    /// Up to here a lifted number is finite.
+    /// The largest value that stays finite when multiplied by [`LIFT`](Self::LIFT).
     const LARGE: Self;
     /// Below this magnitude `x + x²` rounds to `x`.
     const TINY: Self;
-    /// The exponent's bias.
+    /// The bias of the exponent.
     const BIAS: Self;
-    /// `1.5·2^p` for `p` bits of fraction: `x + ROUNDER` holds `x` rounded to an integer (ties to even) in its low bits.
+    /// `1.5·2^p` for `p` bits of fraction: `x + ROUNDER` holds `x` rounded to an integer (ties to even) in its low
+    /// bits.
     const ROUNDER: Self;
-    /// ln 2.
+    /// ln 2, rounded.
     const LN2: Self;
     /// ln 2 − `LN2`.
     const LN2_LO: Self;
-    /// log₂ e.
+    /// log₂ e, rounded.
     const LOG2E: Self;
     /// log₂ e − `LOG2E`.
     const LOG2E_LO: Self;
-    /// π/2.
+    /// π/2, rounded.
     const PIO2: Self;
-    /// π/2 − `PIO2`.
+    /// The remainder π/2 − `PIO2`.
     const PIO2_LO: Self;
 
     /// `self · a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
-    /// The magnitude.
+    /// The absolute value.
     fn abs(self) -> Self;
     /// This magnitude with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
@@ -69,7 +71,7 @@ pub trait Real:
     fn floor(self) -> Self;
     /// The smallest integer not below.
     fn ceil(self) -> Self;
-    /// The integer part.
+    /// The integer part, by rounding towards zero.
     fn trunc(self) -> Self;
     /// The nearest integer, of two the even one.
     fn round_ties_even(self) -> Self;
@@ -85,7 +87,7 @@ pub trait Real:
     fn power(self) -> Self;
     /// Two factors of `2ⁿ` of `ROUNDER + 2·BIAS + n`, each normal where `2ⁿ` overflows or is subnormal.
     fn power_halves(self) -> (Self, Self);
-    /// `(e, m − 1)` with `self = 2ᵉ·m`, `m` in `[2/3, 4/3)` for `f32`, `[√½, √2)` for `f64`; of a positive number.
+    /// `(e, m − 1)` with `self = 2ᵉ·m`, `m` in `[2/3, 4/3)` for `f32`, `[√½, √2)` for `f64`; for a positive value.
     fn split(self) -> (Self, Self);
 }
 
@@ -185,14 +187,15 @@ real!(f64, u64, fraction: 52, bias: 1023.0, mantissa_from: std::f64::consts::FRA
     lift: 36_028_797_018_963_968.0 = 2^55.0, large: 1e290, tiny: 1e-17,
     low_parts: [2.319_046_813_846_299_6e-17, 2.035_527_374_093_103_3e-17, 6.123_233_995_736_766e-17]);
 
-/// The polynomial `c[0] + c[1]·x + …`: even and odd powers apart, each by Horner's rule with fused steps.
+/// The polynomial `c[0] + c[1]·x + …`: even and odd powers separately, each by Horner's rule with FMAs.
 #[inline(always)]
 pub fn polynomial<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
     let z = x * x;
     every_second(z, &c, 1).mul_add(x, every_second(z, &c, 0))
 }
 
-/// As [`polynomial`], each step waiting for the one before: a product less, where many elements are computed at once.
+/// The polynomial by Horner's rule over all coefficients, in which each FMA waits for the one before. It takes a
+/// multiplication less than [`polynomial`], which pays where many elements are computed at once.
 #[inline(always)]
 pub fn one_by_one<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
     c[..N - 1].iter().rev().fold(c[N - 1], |sum, &c| sum.mul_add(x, c))

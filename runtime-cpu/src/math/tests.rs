@@ -1,4 +1,5 @@
-//! Accuracy against `libm`, special values, equal bits on every instruction set, half types exhaustively, integer edges.
+//! Accuracy against `libm`, special values, equal bits on every instruction set, f16 and bf16 exhaustively, integer
+//! edge cases.
 
 use super::*;
 
@@ -18,7 +19,7 @@ impl Arguments {
     }
 }
 
-/// What the accuracy tests need of a type, and its awkward numbers.
+/// The requirements of the accuracy tests on a type, and its special values.
 trait Tested: Math + std::fmt::LowerExp {
     const DIGITS: i32;
     const LOWEST_EXPONENT: i32;
@@ -119,7 +120,8 @@ fn check<T: Tested>(
     }
 }
 
-/// Rows `name |x, y| = exact, limits of f32 and f64, ranges`. The f64 limits hold the reference's own error, at most 1 ULP.
+/// Rows `name |x, y| = exact, limits of f32 and f64, ranges`. The f64 limits hold the reference's own error, at most 1
+/// ULP.
 macro_rules! accuracy {
     ($($name:ident |$x:ident, $y:ident| = $exact:expr, $limit32:literal, $limit64:literal, $ranges:expr;)*) => {$(
         #[test]
@@ -184,7 +186,7 @@ fn powers_where_the_exponent_matters_most() {
     }
 }
 
-/// What is known to be negative takes fewer steps, to the same bits.
+/// Arguments known to be negative take fewer operations, with equal bits.
 #[test]
 fn exponentials_of_negative_numbers() {
     let same = |x: f32| assert!(Math::exp_negative(x).same_bits(Math::exp(x)), "{x:e}");
@@ -339,7 +341,7 @@ mod halves {
     #[test]
     fn narrow_as_the_half_crate_does() {
         let mut random = Arguments(5);
-        // All neighbourhoods of a half value and of the middle between two, and arbitrary numbers.
+        // The neighbourhoods of all half-precision values and of the midpoints between them, and arbitrary values.
         let middles = (0..=u16::MAX).flat_map(|h| [u32::from(h) << 16, f16::from_bits(h).to_f32().to_bits()]);
         let around =
             middles.flat_map(|b| [0, 1, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001].map(|d| b.wrapping_add(d)));

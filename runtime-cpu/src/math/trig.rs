@@ -1,17 +1,17 @@
 //! `sin`, `cos`, `tan`.
 //!
-//! The argument is reduced to `x = n·π/2 + r`, `|r| ≤ π/4` (Cody and Waite with fused steps, exact in the first);
+//! The argument is reduced to `x = n·π/2 + r`, `|r| ≤ π/4` (Cody and Waite with FMAs, the first of which is exact);
 //! sine and cosine of `r` are both computed, and the last two bits of `n` choose. The polynomials are minimax fits by
-//! Remez' exchange, made for this crate.
+//! the Remez exchange algorithm, computed for this crate.
 //!
 //! `f32` is computed in `f64` and is accurate for every argument. `f64` is accurate up to [`TRIG_LIMIT`]: a full
 //! reduction would cost every argument several table look-ups. Beyond, sine and cosine only stay within `[-1, 1]`, and
-//! from 32 times that limit on the angle is taken as 0; who may meet such arguments computes those again by the host
+//! from 32 times that limit on the angle is taken as 0; callers that may get such arguments recompute them by the host
 //! reference, as the steps of programs do.
 
 use super::real::{Real, polynomial};
 
-/// The largest magnitude at which the `f64` reduction knows its multiple of π/2: 2⁴⁵.
+/// The largest magnitude at which the `f64` reduction finds the multiple of π/2: 2⁴⁵.
 pub const TRIG_LIMIT: f64 = 35_184_372_088_832.0;
 
 /// π/2 to 159 bits.
@@ -133,11 +133,11 @@ impl Reduced {
 
 /// Reduction of one type and rounding back to it.
 pub trait Trig: Real {
-    /// The sine.
+    /// The sine of an angle in radians.
     fn sine(self) -> Self;
-    /// The cosine.
+    /// The cosine of an angle in radians.
     fn cosine(self) -> Self;
-    /// The tangent.
+    /// The tangent of an angle in radians.
     fn tangent(self) -> Self;
 }
 

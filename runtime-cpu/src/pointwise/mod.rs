@@ -1,5 +1,5 @@
-//! Pointwise programs: lowered once to steps ([`Kernel`]), cut into tiles for each launch ([`Plan`]), run tile by tile
-//! ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
+//! Pointwise programs: lowered once to steps ([`Kernel`]), divided into tiles for each launch ([`LoopPlan`]), run tile by
+//! tile ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
 //! programs are compiled ahead, as one step (`compiled`).
 
 mod compile;
@@ -12,7 +12,7 @@ use numcore::{Accumulate, DType, Layout, MAX_RANK, Out, ProgramOperand, Result, 
 use smallvec::SmallVec;
 
 pub(crate) use compile::{Cache, Form, Kernel};
-pub(crate) use execute::{Launch, Moving, Place, Plan};
+pub(crate) use execute::{Launch, LoopPlan, Moving, Place};
 
 use crate::{
     Cpu, CpuBuffer, Engine,
@@ -36,20 +36,21 @@ pub(crate) fn run(
     let engine = &*cpu.queue.engine;
     compile::with_kernel(engine, program, ins, outs, |kernel| {
         let common = kernel.with(program, scalars, engine.simd);
-        // SAFETY: the contract of `numcore::Runtime`: views are in their buffers, outputs overlap nothing and nothing else
-        // sees them.
+        // SAFETY: the contract of `numcore::Runtime`: views are in their buffers, outputs overlap nothing and nothing
+        // else sees them.
         unsafe {
             let mut bases = Bases::new();
             if !kernel.positional && dense(ins, outs, &mut bases) {
                 return common.run_dense(engine, &bases, n);
             }
-            let plan = Plan::rows(shape, moving(kernel, shape, operands(ins, outs)));
+            let plan = LoopPlan::rows(shape, moving(kernel, shape, operands(ins, outs)));
             Launch::new(common, plan).run(engine);
         }
     })
 }
 
-/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or adds into them.
+/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or
+/// accumulates into them.
 pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Operand, how: Accumulate) -> Result<()> {
     static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("convert", |[x], []| [x]));
     let shape = *to.layout.shape();
@@ -60,7 +61,7 @@ pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Oper
     form.input(from.dtype, None);
     form.output(how, to.dtype);
     let kernel = engine.kernels.get(&SAME, &form, engine.simd)?;
-    let plan = Plan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
+    let plan = LoopPlan::rows(&shape, moving(&kernel, &shape, [from, to].into_iter()));
     // SAFETY: callers pass views, which are in their buffers, or memory of their own.
     unsafe { Launch::new(kernel.with(&SAME, &[], engine.simd), plan).run(engine) };
     Ok(())
@@ -108,7 +109,7 @@ fn operands<'a>(
     inputs.chain(outs.iter().map(|out| (&out.view).into()))
 }
 
-/// What a plan moves: operands and, for a kernel that wants them, the positions of elements.
+/// The operands of a plan, and the positions of elements for a kernel that uses them.
 pub(crate) fn moving(
     kernel: &Kernel,
     shape: &Shape,

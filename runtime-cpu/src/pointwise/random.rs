@@ -1,12 +1,12 @@
-//! Random bits for positions: Philox4x32-10 (Salmon et al. 2011), sixteen counters side by side.
+//! Random bits for positions: Philox4x32-10 (Salmon et al. 2011), sixteen counters at once.
 
 use numcore::rng::philox4x32_10;
 
-/// The lower half of a lane.
+/// The lower 32 bits of a lane.
 const LOW: u64 = u32::MAX as u64;
-/// Counters computed together.
+/// The number of counters computed together.
 const LANES: usize = 16;
-/// Words that gives.
+/// The number of words of sixteen counters.
 const WORDS: usize = 4 * LANES;
 
 /// Word `i % 4` of counter `(i / 4, stream, 0)` under `seed`, for each position `i`.
@@ -42,8 +42,8 @@ fn one_by_one(to: &mut [u32], positions: &[i64], seed: u64, stream: u32) {
     }
 }
 
-/// The words of sixteen counters in a row. Every word is in the lower half of a 64-bit lane, where a product leaves it;
-/// what is in the upper half never counts.
+/// The words of sixteen consecutive counters. Every word is in the lower 32 bits of a 64-bit lane, where a
+/// multiplication leaves it; the upper bits are ignored.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "four arrays in step")]
 fn sixteen(counter: u64, seed: u64, stream: u32) -> [u32; WORDS] {

@@ -3,7 +3,7 @@
 use numcore::{MAX_RANK, Shape, View};
 use smallvec::SmallVec;
 
-use crate::{Cpu, pointwise::Plan};
+use crate::{Cpu, pointwise::LoopPlan};
 
 type ReducedAxes = SmallVec<[usize; MAX_RANK]>;
 
@@ -17,9 +17,10 @@ pub(super) struct Columns {
     pub rows_reduced: bool,
 }
 
-/// Orders the axes: kept ones, reduced ones, and at the end, if the innermost is kept, that one with what merges into it.
+/// Orders the axes: kept ones, reduced ones, and at the end, if the innermost is kept, that one with what merges into
+/// it.
 pub(super) fn arrange(
-    plan: &mut Plan,
+    plan: &mut LoopPlan,
     full: &Shape,
     ins: &[View<'_, Cpu>],
     reduced: impl Fn(usize) -> bool,
@@ -37,7 +38,7 @@ pub(super) fn arrange(
 
 /// Arranges kept and then reduced axes of `front`, and then `tail`.
 fn order(
-    plan: &mut Plan,
+    plan: &mut LoopPlan,
     full: &Shape,
     (front, tail): (&[usize], &[usize]),
     reduced: &impl Fn(usize) -> bool,
@@ -55,7 +56,8 @@ fn order(
     }
 }
 
-/// Axes of more than one element by descending stride of an operand that broadcasts none of them; in order if there is no such operand.
+/// Axes of more than one element by descending stride of an operand that broadcasts none of them; in order if no
+/// operand qualifies.
 fn nearness(full: &Shape, ins: &[View<'_, Cpu>]) -> ReducedAxes {
     let mut axes: ReducedAxes = (0..full.rank()).filter(|&i| full[i] != 1).collect();
     let strides = |x: &View<'_, Cpu>, i: usize| x.layout().strides()[i].unsigned_abs();

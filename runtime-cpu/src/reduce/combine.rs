@@ -29,7 +29,7 @@ macro_rules! combine {
 }
 combine! { Sum ZERO add; Prod ONE mul; Max LOWEST max; Min HIGHEST min; }
 
-/// Combines a sequence as a balanced tree would, whatever its length: level `l` holds `2ˡ` values or none.
+/// Combines a sequence of any length like a balanced tree: level `l` holds `2ˡ` values or none.
 pub(super) struct Pairwise<T> {
     levels: SmallVec<[T; 32]>,
     count: usize,
@@ -82,7 +82,7 @@ multiversion! {
         }
     }
 
-    /// Combines rows into the first, the second half into the first half at a time.
+    /// Combines rows into the first, in a tree: in each round, the second half of the rows into the first half.
     pub(super) fn fold_rows<T: (Lane), C: (Combine<T>)>(x: &mut [T], rows: usize, columns: usize) {
         let mut rows = rows;
         while rows > 1 {
@@ -95,7 +95,7 @@ multiversion! {
         }
     }
 
-    /// Writes values `stride` elements apart, or adds them to what is there.
+    /// Stores values `stride` elements apart, or accumulates them into the old ones.
     pub(super) fn write<S: (Stored)>(to: Base<S>, stride: isize, values: &[S::Lane], add: bool) {
         if stride == 1 && !add {
             // SAFETY: elements of the output that are this task's alone.

@@ -1,8 +1,8 @@
 //! Reductions: tiles of the map are combined as they come out of the interpreter.
 //!
-//! A group of tiles gives one value per row (the innermost axis is reduced) or per column (it is kept). A group is cut into
-//! chunks, by the sizes alone, that threads share; within a chunk and among chunks values are combined pairwise, so that
-//! rounding errors grow with the logarithm of the count.
+//! A group of tiles gives one value per row (the innermost axis is reduced) or per column (it is kept). A group is
+//! divided into chunks that threads share, by its sizes alone; within a chunk and among chunks values are combined
+//! pairwise, so that rounding errors grow with the logarithm of the count.
 
 mod axes;
 mod combine;
@@ -16,7 +16,7 @@ use crate::{
     Cpu, Engine, Simd,
     element::{Lane, Stored, by_dtype},
     operand::{Base, Operand},
-    pointwise::{self, Form, Launch, Plan},
+    pointwise::{self, Form, Launch, LoopPlan},
     walk::Walk,
 };
 
@@ -26,11 +26,12 @@ use combine::{Combine, Max, Min, Pairwise, Prod, Sum, combine, fold_rows, rows_o
 /// Tiles of a chunk, at least; and chunks of a group, at most.
 const TILES: usize = 16;
 const CHUNKS: usize = 64;
-/// Elements of a tile that is read in place: each begins with a wait for memory. (With 4096, sums of a million elements took 1.4 times as long.)
+/// Elements of a tile that is read in place: each begins with a wait for memory. (With 4096, sums of a million elements
+/// took 1.4 times as long.)
 const READ_IN_PLACE: usize = 8192;
 /// Tiles added to one accumulator before it is added to the next.
 const RUN: usize = 32;
-/// Simple steps on one element, per task at least.
+/// Simple steps on one element, the smallest number per task.
 const GRAIN: usize = 1 << 15;
 
 thread_local! {
@@ -67,7 +68,7 @@ pub(crate) fn reduce(
     let kernel = engine.kernels.get(map, &form, engine.simd)?;
     let spread = Operand { layout: to.layout.broadcast_to(*full)?, ..to };
     let operands = ins.iter().map(|v| Operand::from(*v)).chain([spread]);
-    let mut plan = Plan::of(pointwise::moving(&kernel, full, operands));
+    let mut plan = LoopPlan::of(pointwise::moving(&kernel, full, operands));
     let columns = arrange(&mut plan, full, ins, reduced);
     let common = kernel.with(map, scalars, engine.simd);
     // Columns that are kept have an accumulator for each element of a tile, which stays in L1.
@@ -77,7 +78,7 @@ pub(crate) fn reduce(
     Ok(())
 }
 
-/// What a reduction over no elements gives.
+/// Writes the result of a reduction over no elements.
 fn none<S: Stored>(op: ReduceKind, to: &Operand, add: bool) {
     let first = match op {
         ReduceKind::Sum => <Sum as Combine<S::Lane>>::FIRST,
@@ -89,14 +90,14 @@ fn none<S: Stored>(op: ReduceKind, to: &Operand, add: bool) {
     cells.each(0, cells.len(), |_, [at]| write(Simd::Baseline, Base::new(to.base::<S>().at(at)), 1, &[first], add));
 }
 
-/// Groups of tiles, and the chunks they are cut into.
+/// Groups of tiles, and the chunks of each group.
 struct ReduceJob<'a> {
     launch: &'a Launch<'a>,
     columns: Columns,
     op: ReduceKind,
     add: bool,
     simd: Simd,
-    /// The output's number among the plan's operands.
+    /// The index of the output among the plan's operands.
     output: usize,
     groups: usize,
     /// Tiles of a group.
@@ -175,7 +176,7 @@ impl<'a> ReduceJob<'a> {
         }
     }
 
-    /// The number of a group's tile in the plan.
+    /// The index of a group's tile in the plan.
     fn tile(&self, group: usize, tile: usize) -> usize {
         if self.columns.kept {
             return (group / self.across * self.tiles + tile) * self.across + group % self.across;
@@ -203,7 +204,8 @@ impl<'a> ReduceJob<'a> {
         let values = scratch::<T>(acc, rows);
         let mut pairs = Pairwise::<T>::default();
         let mut at = None;
-        // SAFETY: `numcore::Runtime` guarantees that views are in their buffers; a kept value is a block of its compute type.
+        // SAFETY: `numcore::Runtime` guarantees that views are in their buffers; a kept value is a block of its compute
+        // type.
         unsafe {
             self.launch.tiles(tiles, |place, value| {
                 at.get_or_insert(*place);
@@ -235,7 +237,8 @@ impl<'a> ReduceJob<'a> {
         near.fill(C::FIRST);
         far.fill(C::FIRST);
         let (mut count, mut at) = (0, None);
-        // SAFETY: `numcore::Runtime` guarantees that views are in their buffers; a kept value is a block of its compute type.
+        // SAFETY: `numcore::Runtime` guarantees that views are in their buffers; a kept value is a block of its compute
+        // type.
         unsafe {
             self.launch.tiles(tiles, |place, value| {
                 at.get_or_insert(*place);

@@ -1,8 +1,9 @@
-//! Instruction sets. Every kernel is one generic source, compiled for each level and chosen once at run time; all levels
-//! compute the same bits, but for the matrix products that AMX takes over and those of bf16.
+//! Instruction sets. Every kernel is one generic source, compiled for each level and selected once at run time. All
+//! levels compute the same bits, except in the matrix products that AMX computes and those of bf16.
 //!
-//! The environment variable `WEFTGRAD_MAX_CPU_ISA` (`baseline`, `avx2`, `avx512`, `avx512bf16` or `amx`) caps the level for a whole process, as
-//! `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a CPU has, and for tools that know fewer instructions.
+//! The environment variable `WEFTGRAD_MAX_CPU_ISA` (`baseline`, `avx2`, `avx512`, `avx512bf16` or `amx`) caps the level
+//! for a whole process, as `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a CPU has, and for tools
+//! that support fewer instructions.
 
 mod transpose;
 
@@ -12,20 +13,21 @@ use std::sync::OnceLock;
 pub(crate) use transpose::read_transposed;
 pub(crate) use transpose::transpose;
 
-/// An instruction set the kernels were compiled for.
+/// An instruction set that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Simd {
-    /// What every CPU of the target has.
+    /// The baseline of the target, which every CPU of it has.
     Baseline,
     /// AVX2 with fused multiply-add and F16C.
     Avx2,
-    /// AVX-512 F, VL, BW and DQ.
+    /// AVX-512 with the extensions F, VL, BW and DQ.
     Avx512,
-    /// AVX-512 with BF16 dot products for matrix products of bf16, which have last bits of their own.
+    /// AVX-512 with BF16 dot products for matrix products of bf16, whose last bits differ from other levels.
     Avx512Bf16,
-    /// AVX-512 with BF16, and AMX for products of bf16 and of `f32`: those of `f32` as six products of three bf16 each, as precise as
-    /// in `f32`, with other last bits than at the other levels. (Elements below 2⁻¹²⁶ count as zero in them, and so do the last bits of elements
-    /// below 2⁻¹⁰².)
+    /// AVX-512 with BF16, and AMX for matrix products of bf16 and of `f32`. Those of `f32` are computed by splitting
+    /// each element into three bf16 terms, six products of which are summed: as precise as `f32`, with last bits that
+    /// differ from other levels. (Elements below 2⁻¹²⁶ count as zero in them, and so do the last bits of elements below
+    /// 2⁻¹⁰².)
     Amx,
 }
 
@@ -33,22 +35,22 @@ impl Simd {
     /// All levels, narrowest first.
     pub const ALL: [Simd; 5] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Avx512Bf16, Simd::Amx];
 
-    /// The widest level of this CPU that may be used.
+    /// The highest level of this CPU that the cap allows.
     pub fn best() -> Simd {
         Self::ALL.into_iter().rev().find(|s| s.is_available()).unwrap_or(Simd::Baseline)
     }
 
-    /// Whether this CPU has it, and no cap forbids it.
+    /// Whether this CPU supports the level, and the cap allows it.
     pub fn is_available(self) -> bool {
         self <= cap() && self.is_supported()
     }
 
-    /// The level of this name.
+    /// The level with this name.
     pub fn named(name: &str) -> Option<Simd> {
         Self::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// Whether this CPU has it.
+    /// Whether this CPU supports the level.
     #[cfg(target_arch = "x86_64")]
     pub fn is_supported(self) -> bool {
         macro_rules! has {
@@ -65,13 +67,13 @@ impl Simd {
         }
     }
 
-    /// Whether this CPU has it.
+    /// Whether this CPU supports the level.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_supported(self) -> bool {
         self == Simd::Baseline
     }
 
-    /// The name in tables.
+    /// The name of the level in tables.
     pub fn name(self) -> &'static str {
         match self {
             Simd::Baseline => "baseline",
@@ -91,7 +93,8 @@ fn cap() -> Simd {
 
 const CAP_VARIABLE: &str = "WEFTGRAD_MAX_CPU_ISA";
 
-/// A name that is no level caps nothing, and says so: a process that asked for less must not be taken for one that got it.
+/// A name that is not a level caps nothing, and a warning says so: a process that requested less must not seem to have
+/// got it.
 fn cap_named(name: &str) -> Simd {
     Simd::named(name).unwrap_or_else(|| {
         let names = Simd::ALL.map(Simd::name).join(", ");
@@ -106,14 +109,15 @@ pub(crate) fn prefetch<T>(at: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..(count * size_of::<T>()).div_ceil(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every x86-64 CPU has the instruction, and a prefetch never faults, whatever the address.
+        // SAFETY: every x86-64 CPU has the instruction, and a prefetch never faults, for any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (at, count);
 }
 
-/// A function compiled for every instruction set: `multiversion! { fn f<T: (Bound)>(a: A) -> R { body } }` defines `f(simd, a)`.
+/// A function compiled for every instruction set: `multiversion! { fn f<T: (Bound)>(a: A) -> R { body } }` defines
+/// `f(simd, a)`.
 ///
 /// The body is one generic source; it and all it calls `#[inline(always)]` is compiled with each level's instructions.
 macro_rules! multiversion {

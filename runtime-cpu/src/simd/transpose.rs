@@ -5,12 +5,12 @@ use crate::Simd;
 /// Rows and columns of a block: a cache line of four-byte elements.
 const BLOCK: usize = 16;
 
-/// `to[r][c] = from[c][r]` for `rows × columns` elements; `to` has unit stride along `c`, `from` along `r`. With each address
-/// comes the stride of the other axis, in bytes.
+/// `to[r][c] = from[c][r]` for `rows × columns` elements; `to` has unit stride along `c`, `from` along `r`. With each
+/// address comes the stride of the other axis, in bytes.
 ///
 /// # Safety
-/// `to` is valid for writes of `[rows, columns]` elements and `from` for reads of `[columns, rows]`, aligned. Nothing writes `from` during the call,
-/// and no other thread accesses `to`.
+/// `to` is valid for writes of `[rows, columns]` elements and `from` for reads of `[columns, rows]`, aligned. Nothing
+/// writes `from` during the call, and no other thread accesses `to`.
 pub(crate) unsafe fn transpose<T: Copy>(
     simd: Simd,
     (to, to_row): (*mut u8, isize),
@@ -27,7 +27,8 @@ pub(crate) unsafe fn transpose<T: Copy>(
     for r in (0..whole(rows)).step_by(BLOCK) {
         for c in (0..whole(columns)).step_by(BLOCK) {
             let (to, from) = block(r, c);
-            // SAFETY: the block is within both matrices, which the caller guarantees; a runtime is only built with a `Simd` that this CPU supports.
+            // SAFETY: the block is within both matrices, which the caller guarantees; a runtime is only built with a
+            // `Simd` that this CPU supports.
             unsafe {
                 match wide {
                     #[cfg(target_arch = "x86_64")]
@@ -88,8 +89,8 @@ unsafe fn avx512(to: *mut u32, to_row: isize, from: *const u32, from_row: isize)
 
 /// Reads sixteen rows of sixteen words, `row_bytes` apart, and returns them transposed.
 ///
-/// Quarters of rows are combined as they are read, which leaves blocks of four by four to be transposed. (From whole rows all 64 steps, not 32,
-/// would be moves between lanes, for which the CPU has one port.)
+/// Quarters of rows are combined as they are read, which leaves blocks of four by four to be transposed. (From whole
+/// rows all 64 steps, not 32, would be moves between lanes, for which the CPU has one port.)
 ///
 /// # Safety
 /// `from` is valid for reads of the sixteen rows. The CPU supports AVX-512.

@@ -1,4 +1,4 @@
-//! What the tests share: operands whose values are known without any kernel, and comparison.
+//! Helpers shared by the tests: operands whose values are known without any kernel, and comparison.
 #![allow(dead_code)]
 
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ pub type T = Tensor<Cpu>;
 
 pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 pub const INTS: [DType; 4] = [DType::I32, DType::I64, DType::U32, DType::U8];
-/// Empty, tiny, odd, longer than a block, short rows, both ways, many axes.
+/// Empty, tiny, odd, longer than a block, short rows, tall and wide, many axes.
 pub const SHAPES: [&[usize]; 12] = [
     &[],
     &[1],
@@ -58,7 +58,7 @@ pub fn through(layout: &Layout, memory: &[f64]) -> Vec<f64> {
     offsets(layout).into_iter().map(|at| memory[at]).collect()
 }
 
-/// Where the elements of a layout lie, in row-major order.
+/// The offsets of the elements of a layout, in row-major order.
 pub fn offsets(layout: &Layout) -> Vec<usize> {
     (0..layout.numel())
         .map(|mut n| {
@@ -72,7 +72,7 @@ pub fn offsets(layout: &Layout) -> Vec<usize> {
         .collect()
 }
 
-/// Random numbers of a dtype's kind: reals around 0, small whole numbers, truth values.
+/// Random values of a dtype's kind: reals around 0, small integers, `bool`.
 pub fn draw(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
     let mut rng = Philox::new(seed, 0);
     let mut next = || rng.normal();
@@ -91,7 +91,7 @@ pub fn views(cpu: &Cpu, dtype: DType, shape: &[usize], seed: u64) -> Vec<Known> 
     views_of(cpu, dtype, shape, |n| draw(dtype, n, seed))
 }
 
-/// Those of memory that `draw` fills.
+/// Views of memory that `draw` fills.
 pub fn views_of(cpu: &Cpu, dtype: DType, shape: &[usize], draw: impl Fn(usize) -> Vec<f64>) -> Vec<Known> {
     let rank = shape.len();
     let back: Vec<isize> = (0..rank as isize).rev().collect();
@@ -158,7 +158,7 @@ pub fn round_to(dtype: DType, x: f64) -> f64 {
     }
 }
 
-/// What one rounding to a dtype may lose, with room for a few places of the computation.
+/// The error that one rounding to a dtype may cause, plus a few ULP of the computation.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-14,

@@ -8,7 +8,7 @@ struct Options {
     int causal;
     // 0: none, 1: [1, 1, T, S], 2: [B, 1, 1, S]; the second hides every key from a batch.
     int mask;
-    // Rows of heads lie side by side: [B, T, H, D].
+    // Rows of heads are interleaved: [B, T, H, D].
     bool interleaved;
 };
 
@@ -101,7 +101,7 @@ static void run(const Options& p, double scale) {
     size_t row = HEAD_DIM * sizeof(T) + 16;
     Sizes sizes{p.batches, p.heads, p.group, p.queries, p.keys};
     const T* m = p.mask ? (const T*)mask : nullptr;
-    // Weights and what multiplies them are rounded: a few units of the largest result.
+    // Weights and the operands they multiply are rounded: a few units of the largest result.
     double tolerance = 2.5 * unit_of<T>() + 1e-6;
     in_orders([&](int order) {
         emulator::launch(order, queries, threads, (64 + 4 * KEYS) * row, [&] {

@@ -1,4 +1,4 @@
-// What the tests share: guarded memory, random values of every type, comparison with a reference in double precision.
+// Helpers of the tests: guarded memory, random values of every type, comparison with a reference in double precision.
 #pragma once
 #include "emulator.h"
 

@@ -5,9 +5,9 @@ set -eu
 cd "$(dirname "$0")"
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
-# What a GPU does not forgive: misaligned vectors, shifts and indices out of range, overflow of signed integers.
+# Errors that are fatal on a GPU: misaligned vectors, shifts and indices out of range, overflow of signed integers.
 flags="-std=c++17 -O1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -fno-strict-aliasing
     -fsanitize=alignment,bounds,shift,signed-integer-overflow -fno-sanitize-recover=all"
-# As many at a time as there are processors.
+# One process per CPU.
 printf '%s\n' ${*:-attention lines index cross_entropy norm conv softmax} |
     xargs -P "$(nproc)" -I NAME sh -c "${CXX:-g++} $(echo $flags) -o '$build/NAME' NAME.cpp && '$build/NAME'"

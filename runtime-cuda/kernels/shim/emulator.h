@@ -1,9 +1,9 @@
-// Runs the kernels on the CPU, one fiber per CUDA thread: takes the place of `device.cuh`.
+// Runs the kernels on the CPU, one fiber per CUDA thread: replaces `device.cuh`.
 //
 // A fiber runs until it waits: at a barrier of its block, or in a warp's exchange (shuffles, matrix loads, tensor cores) until all
-// 32 lanes are there. What is found: absent lanes, lanes in different exchanges, threads that leave before a barrier, deadlocks,
+// 32 lanes are there. It detects: absent lanes, lanes in different exchanges, threads that leave before a barrier, deadlocks,
 // shared memory read before it is written (it starts as NaN) or written beyond its end, asynchronous copies read before they were
-// waited for (the copy happens at the wait; until then its place is NaN). A missing barrier shows if some order of the threads
+// waited for (the copy happens at the wait; until then it reads NaN). A missing barrier shows if some order of the threads
 // gives a wrong result: every launch runs in three orders.
 #pragma once
 #define WEFT_DEVICE

@@ -15,14 +15,14 @@ namespace plain {
 
 typedef Compute<T>::type C;
 
-// Small whole numbers, whose sums are exact in every type: an order of additions cannot hide.
+// Small integers, whose sums are exact in every type, in any order of additions.
 static Memory<T> whole(size_t n) {
     std::vector<double> v(n);
     for (auto& x : v) x = (double)rng.below(std::is_same_v<T, b8> ? 2 : 4);
     return Memory<T>(v);
 }
 
-// out [A, N, W] = x [A, S, W] along axis 1, index [A, N, W] or [A, N, 1] (columns share it). x lies as [W, S, A].
+// out [A, N, W] = x [A, S, W] along axis 1, index [A, N, W] or [A, N, 1] (columns share it). x is stored as [W, S, A].
 static void run(i64 a, i64 s, i64 n, i64 w, bool shared, bool wrong) {
     std::string what = std::string(__PRETTY_FUNCTION__) + (shared ? " shared" : " each");
     Memory<T> x = whole(a * s * w), old = whole(a * n * w), src = whole(a * n * w), base = whole(a * s * w);

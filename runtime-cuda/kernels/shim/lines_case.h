@@ -1,4 +1,4 @@
-// arg_reduce.cu, scan.cu and sort.cu of one type, with keys of type K: all that works along the lines of an axis.
+// arg_reduce.cu, scan.cu and sort.cu of one type, with keys of type K: all kernels that work along an axis.
 namespace CASE {
 namespace largest {
 #define LARGEST 1
@@ -94,7 +94,7 @@ template <class Values, class Lines, class Parts, class Starts> static void scan
         std::string(__PRETTY_FUNCTION__).substr(0, 40) + name + " " + std::to_string(lines) + "x" + std::to_string(n);
     Memory<T> x(lines * n), a(lines * n), y(lines * n);
     for (i64 i = 0; i < lines * n; i++) {
-        // Products stay near one; the sums of whole numbers are exact.
+        // Products stay near one; the sums of integers are exact.
         x[i] =
             element<T>(op == 1 ? (is_floating<T> ? std::exp2((double)rng.below(3) - 1) : 1 + rng.below(2)) : (double)rng.below(4));
         a[i] = element<T>(is_floating<T> ? rng.unit() : (double)rng.below(2));

@@ -1,4 +1,4 @@
-//! What a generated kernel is specialised for, and the pieces of text that follow from it.
+//! The specialization of a generated kernel, and the source text that follows from it.
 
 use std::fmt::Write;
 
@@ -46,7 +46,7 @@ impl Loops {
         if self.wide { "i64" } else { "int" }
     }
 
-    /// The types that carry sizes and steps, named after `name`.
+    /// The types that carry sizes and strides, named after `name`.
     pub(crate) fn types(self, name: &str) -> String {
         let (rank, count, offset) = (self.rank, self.count(), self.offset());
         let fields = if self.wide { "size" } else { "size[R], magic[R], shift" };
@@ -81,15 +81,15 @@ impl Loops {
     }
 }
 
-/// A program as a function of one element, and what it is called with.
+/// A program as a device function of one element, and the arguments it is called with.
 pub(crate) struct ElementBody {
-    /// The function `wg_body`.
+    /// The source of the function `wg_body`.
     pub text: String,
     /// Types of the values that are the same for all elements, `s0 …`.
     pub values: SmallVec<[DType; 8]>,
-    /// Scalars that key random bits, `seed…`.
+    /// Scalars that are keys of random bits, `seed…`.
     pub seeds: SmallVec<[u16; 2]>,
-    /// Whether it reads the position.
+    /// Whether the program reads the position.
     pub positional: bool,
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn fetch(j: usize, dtype: DType, inner: InnerStride, lanes: usize, po
     }
 }
 
-/// The element of lane `i` of a fetched operand, widened.
+/// The element of lane `i` of a fetched operand, upcast.
 pub(crate) fn element(j: usize, inner: InnerStride) -> String {
     match inner {
         InnerStride::Unit => format!("wg_load(a{j}.at[i])"),

@@ -1,7 +1,7 @@
-//! CUDA C as text: kernels around printed programs.
+//! Code generation of CUDA C: kernels around printed programs.
 //!
-//! A text is complete: the prelude, the kernel's own types, one `extern "C"` entry. Parameters are single values in a fixed order
-//! that the launcher repeats ([`Args`](crate::args::Args)).
+//! A source is complete: the prelude, the kernel's own types, one `extern "C"` entry. Parameters are single values in a
+//! fixed order that the launcher repeats ([`Args`](crate::args::Args)).
 
 pub(crate) mod form;
 pub(crate) mod pointwise;
@@ -17,14 +17,14 @@ pub(crate) const PRELUDE: &str = include_str!("prelude.cuh");
 /// Threads of a block of a generated kernel.
 pub(crate) const THREADS: u32 = 256;
 
-/// A kernel as text, and the function in it that is launched.
+/// A kernel's source, and the entry function in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelSource {
     pub text: String,
     pub entry: String,
 }
 
-/// How an element lies in memory.
+/// The type of an element in memory.
 pub(crate) fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 => "wg_half",

@@ -1,4 +1,4 @@
-//! A pointwise program in a grid-stride loop: each thread moves some neighbours at once.
+//! A pointwise program in a grid-stride loop: each thread moves several adjacent elements at once.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use super::{
     stored,
 };
 
-/// What a kernel is specialised for, beside its program.
+/// The specialization of a kernel, apart from its program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PointwiseSpec {
     pub ins: SmallVec<[KernelInput; 6]>,
@@ -23,8 +23,8 @@ pub(crate) struct PointwiseSpec {
     pub lanes: usize,
 }
 
-/// The kernel, and what it is launched with: `(units, n, axes, inputs read: pointer [steps], outputs: pointer, steps, [position
-/// steps], values, keys)`. An input that is an output's old value has no parameters.
+/// The kernel, and its launch parameters: `(units, n, axes, inputs read: pointer [steps], outputs: pointer, steps,
+/// [position steps], values, keys)`. An input that is an output's old value has no parameters.
 pub(crate) fn source(program: &Program, typed: &Typed, form: &PointwiseSpec) -> Result<(KernelSource, ElementBody)> {
     let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
     let outputs: SmallVec<[DType; 4]> = form.outs.iter().map(|o| o.dtype).collect();
@@ -47,7 +47,7 @@ impl PointwiseText<'_> {
         reads(self.program, self.form.ins.len()).map(|i| (i, self.form.ins[i])).filter(|(_, input)| input.own.is_none())
     }
 
-    /// The number of output `k` among the operands; positions come last.
+    /// The index of output `k` among the operands; positions come last.
     fn output(&self, k: usize) -> usize {
         self.form.ins.len() + k
     }
@@ -116,7 +116,7 @@ impl PointwiseText<'_> {
         format!("{} {};\n{}", loops.offset(), zeros.join(", "), loops.offsets("x", "unit", &operands))
     }
 
-    /// The loop over neighbours.
+    /// The loop over adjacent elements.
     fn lanes(&self) -> String {
         let PointwiseSpec { ins, outs, lanes, .. } = self.form;
         let mut text = format!("#pragma unroll\nfor (int i = 0; i < {lanes}; i++) {{\n");

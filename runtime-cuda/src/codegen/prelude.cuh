@@ -1,5 +1,5 @@
-// What printed programs call, and how elements are stored. No header is included, so that the compiler alone is enough:
-// halves are their bits, converted here.
+// Functions that printed programs call, and the storage of elements. No header is included, so the compiler alone is enough:
+// f16 and bf16 are their bits, converted here.
 //
 // WG_EMULATED: compiled for the host by a C++ compiler, which has no PTX.
 
@@ -52,7 +52,7 @@ WG_FN u16 wg_to_bfloat(float x) {
     return (u16)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-// Loads widen, stores round.
+// Loads upcast, stores round.
 template <class T> WG_FN T wg_load(T x) { return x; }
 WG_FN float wg_load(wg_half x) { return wg_from_half(x.bits); }
 WG_FN float wg_load(wg_bfloat x) { return wg_from_bfloat(x.bits); }
@@ -62,7 +62,7 @@ WG_FN void wg_store(wg_half &to, float x) { to.bits = wg_to_half(x); }
 WG_FN void wg_store(wg_bfloat &to, float x) { to.bits = wg_to_bfloat(x); }
 WG_FN void wg_store(wg_truth &to, bool x) { to.bits = x; }
 
-// V neighbours at once.
+// V adjacent elements at once.
 template <class T, int V> struct alignas(sizeof(T) * V) wg_pack { T at[V]; };
 template <class T, int V> WG_FN wg_pack<T, V> wg_read(const T *from, int count) {
     if (V == 1 || count == V) return *(const wg_pack<T, V> *)from;
@@ -97,7 +97,7 @@ WG_FN i64 wg_times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 WG_FN u32 wg_times(u32 a, u32 b) { return a * b; }
 WG_FN u8 wg_times(u8 a, u8 b) { return (u8)(a * b); }
 
-// Element functions. NaN wins in both extremes; of two equal numbers the second is given, as the reference does.
+// Element functions. NaN wins in both extremes; of two equal values the second is returned, as by the reference.
 template <class T> WG_FN T wg_max(T a, T b) { return (a > b || a != a) ? a : b; }
 template <class T> WG_FN T wg_min(T a, T b) { return (a < b || a != a) ? a : b; }
 WG_FN float wg_sign(float x) { return x == 0.0f || x != x ? fabsf(x) : copysignf(1.0f, x); }
@@ -148,7 +148,7 @@ WG_FN i64 wg_shl(i64 a, i64 b) { return (i64)((u64)a << (b & 63)); }
 template <class T> WG_FN T wg_shl(T a, T b) { return (T)(a << (b & (8 * sizeof(T) - 1))); }
 template <class T> WG_FN T wg_shr(T a, T b) { return (T)(a >> (b & (8 * sizeof(T) - 1))); }
 
-// Casts of floats: truncate, saturate, NaN is 0; to a half, round and widen again.
+// Casts of floats: truncate, saturate, NaN is 0; to f16 or bf16, round and upcast again.
 template <class F> WG_FN int wg_i32(F x) {
     return x != x ? 0 : x >= (F)2147483648.0 ? 2147483647 : x < (F)-2147483648.0 ? -2147483647 - 1 : (int)x;
 }

@@ -1,8 +1,9 @@
-//! A reduction: the mapping program inlined, values combined per thread, then by a tree in shared memory, in a fixed order.
+//! A reduction: the mapping program inlined, values combined per thread, then by a tree in shared memory, in a fixed
+//! order.
 //!
-//! A block holds `kept × along` threads. Where the nearest axis is reduced, neighbouring threads go along it (rows); where it is
-//! kept, neighbouring threads hold neighbouring results (columns). A second dimension of the grid cuts long sums into
-//! chunks, whose values a second launch combines.
+//! A block holds `kept × along` threads. Where the nearest axis is reduced, adjacent threads walk along it (rows);
+//! where it is kept, adjacent threads hold adjacent results (columns). A second dimension of the grid divides long sums
+//! into chunks, whose values a second launch combines.
 
 use std::fmt::Write;
 
@@ -18,23 +19,23 @@ use super::{
     stored,
 };
 
-/// Which threads of a block are neighbours.
+/// The order of the threads of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Near {
-    /// Those that go along the reduced axes.
+    /// Adjacent threads walk along the reduced axes.
     Reduced,
-    /// Those that hold neighbouring results.
+    /// Adjacent threads hold adjacent results.
     Kept,
 }
 
-/// What a kernel is specialised for, beside its program.
+/// The specialization of a kernel, apart from its program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ReduceSpec {
     pub ins: SmallVec<[KernelInput; 6]>,
     pub op: ReduceKind,
     pub out: DType,
     pub add: bool,
-    /// Results are one chunk's: written in the type they are computed in, chunk by chunk.
+    /// Whether results are those of one chunk: written in the compute type, chunk by chunk.
     pub partial: bool,
     pub kept: Loops,
     pub reduced: Loops,
@@ -44,8 +45,8 @@ pub(crate) struct ReduceSpec {
     pub block: (u32, u32),
 }
 
-/// The kernel, and what it is launched with: `(kept, units, n, per chunk, kept axes, reduced axes, inputs read: pointer, kept steps,
-/// reduced steps, output: pointer, kept steps, [position: kept steps, reduced steps], values, keys)`.
+/// The kernel, and its launch parameters: `(kept, units, n, per chunk, kept axes, reduced axes, inputs read: pointer,
+/// kept steps, reduced steps, output: pointer, kept steps, [position: kept steps, reduced steps], values, keys)`.
 pub(crate) fn source(program: &Program, typed: &Typed, form: &ReduceSpec) -> Result<(KernelSource, ElementBody)> {
     let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
     let body = ElementBody::of(program, typed, &inputs, &[form.out])?;
@@ -65,7 +66,7 @@ impl ReduceText<'_> {
         reads(self.program, self.form.ins.len())
     }
 
-    /// The number of the output among the operands; positions come after it.
+    /// The index of the output among the operands; positions come after it.
     fn output(&self) -> usize {
         self.form.ins.len()
     }

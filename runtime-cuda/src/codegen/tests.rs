@@ -1,4 +1,5 @@
-//! Every op, cast, class of layout and kind of reduction becomes machine code, on every architecture of interest, without a GPU.
+//! Every op, cast, layout class and kind of reduction is compiled to machine code, for every architecture of interest,
+//! without a GPU.
 
 use std::sync::LazyLock;
 
@@ -16,7 +17,7 @@ use crate::{
     reduce::sources_of,
 };
 
-/// Ampere, Hopper, Blackwell.
+/// Compute capabilities of Ampere, Hopper and Blackwell.
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
 
 static COMPILERS: LazyLock<Vec<Compiler>> = LazyLock::new(|| {
@@ -24,8 +25,9 @@ static COMPILERS: LazyLock<Vec<Compiler>> = LazyLock::new(|| {
     ARCHITECTURES.into_iter().map(compiler).collect()
 });
 
-/// Compiles on one architecture, which the text chooses, or shows the text; on every one with the feature `nvrtc-all`. What a text
-/// asks of an architecture does not depend on the values of its defines, so a table's other rows cover the others.
+/// Compiles for one architecture, chosen by a hash of the source, or for every one with the feature `nvrtc-all`; shows
+/// the source if that fails. Support by an architecture does not depend on the values of a source's defines, so the
+/// table's other rows cover the others.
 fn compile(source: &KernelSource) {
     let sum = source.text.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));
     let one = sum % COMPILERS.len();
@@ -210,7 +212,7 @@ fn activations_and_their_derivatives() {
     }
 }
 
-/// An optimizer's step: several outputs in place, masters in `f32`, run-time numbers.
+/// An optimizer's step: several outputs in place, `f32` master copies, run-time scalars.
 #[test]
 fn a_step_in_place() {
     let step = Program::new("adam", |[p, m, v, g], [lr, beta1, beta2, eps]| {
@@ -224,7 +226,7 @@ fn a_step_in_place() {
     }
 }
 
-/// The table beside the kernels: a file, then every combination of its defines' values.
+/// The table of hand-written kernels: a file, then every combination of its defines' values.
 fn written(wanted: impl Fn(&str) -> bool) {
     let table = include_str!("../../kernels/variants.txt");
     let lines = table.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#'));

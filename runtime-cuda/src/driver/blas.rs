@@ -1,7 +1,7 @@
-//! Products by cuBLASLt: a problem is described once, its algorithm chosen by the library's heuristic, and both are kept.
+//! GEMM by cuBLASLt: a problem is described once, its algorithm chosen by the library's heuristic, and both are kept.
 //!
-//! No algorithm splits a sum over atomics on floats, and the same problem always takes the same one, so results repeat to the bit
-//! on one kind of GPU.
+//! No algorithm splits a sum over atomics on floats, and the same problem always takes the same one, so results repeat
+//! to the bit on one kind of GPU.
 
 use std::{collections::HashMap, ffi::c_void, sync::Arc};
 
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::{CublasGemm, DriverFailure, Fallible, GemmOperand, Stream};
 
-/// Problems kept; beyond that they are described anew.
+/// The number of problems that are cached; beyond it they are described again.
 const KEPT: usize = 4096;
 
 /// The library and the problems it has seen.
@@ -50,7 +50,8 @@ impl Blas {
             _ => narrow.each_ref().map(|x| std::ptr::from_ref(x).cast()),
         };
         let [a, b, d] = at.map(|address| address as usize as *mut c_void);
-        // SAFETY: the caller's promise; descriptors live in `problem`, scales on the stack, and are read before the call returns.
+        // SAFETY: the caller's promise; descriptors live in `problem`, scales on the stack, and are read before the
+        // call returns.
         let done = unsafe {
             result::matmul(
                 self.handle,
@@ -95,7 +96,7 @@ impl Blas {
     }
 }
 
-/// A product as the library wants it described.
+/// A GEMM as a cuBLASLt problem description.
 struct CublasPlan {
     product: sys::cublasLtMatmulDesc_t,
     a: sys::cublasLtMatrixLayout_t,
@@ -120,8 +121,8 @@ impl CublasPlan {
         };
         let null: sys::cublasLtMatrixLayout_t = std::ptr::null_mut();
         let product = result::create_matmul_desc(compute, scale).map_err(words)?;
-        // Kept from here on, so that whatever fails below is freed by its drop.
-        // SAFETY: an algorithm is plain bytes; this one is replaced before it is used.
+        // Owned from here on, so that its drop frees it if a call below fails. SAFETY: an algorithm is plain bytes;
+        // this one is replaced before it is used.
         let algorithm = unsafe { std::mem::zeroed() };
         let mut problem = CublasPlan { product, a: null, b: null, d: null, algorithm };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
@@ -197,7 +198,7 @@ impl Drop for Preference {
     }
 }
 
-/// A matrix as it lies in memory.
+/// The layout of a matrix in memory.
 fn layout(gemm: &CublasGemm, side: &GemmOperand, rows: usize, columns: usize) -> Fallible<sys::cublasLtMatrixLayout_t> {
     let dtype = match gemm.dtype {
         DType::F64 => sys::cudaDataType_t::CUDA_R_64F,

@@ -1,8 +1,8 @@
-//! CUDA C to machine code of one architecture, by NVRTC, kept on disk.
+//! Compiles CUDA C to machine code of one architecture, by NVRTC, and caches it on disk.
 //!
-//! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square root,
-//! gradual underflow. `--fmad=true` stays, because the CPU's programs contract `a·b + c` as well, and an optimizer or a norm
-//! loses a third of its instructions without it.
+//! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square
+//! root, gradual underflow. `--fmad=true` stays, because the CPU's programs contract `a·b + c` as well, and an
+//! optimizer or a norm loses a third of its instructions without it.
 
 use std::{
     ffi::{CStr, CString},
@@ -24,7 +24,7 @@ pub(crate) struct Architecture(pub u32);
 /// The first bytes of every file kept, before the length of what follows.
 const MAGIC: &[u8; 8] = b"weftgr01";
 
-/// Compiles, or takes what was compiled before.
+/// Compiles kernels, or reads machine code that was compiled before.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     architecture: Architecture,
@@ -37,21 +37,21 @@ impl Compiler {
     pub(crate) fn new(architecture: Architecture, folder: Option<PathBuf>) -> Fallible<Compiler> {
         libraries::compiler()?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the library is there; both places are valid.
+        // SAFETY: the library is loaded; both pointers are valid.
         unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
             .result()
             .map_err(|e| DriverFailure::new(format!("NVRTC: {e}")))?;
         Ok(Compiler { architecture, version: (major, minor), folder })
     }
 
-    /// Where machine code is kept: the user's cache folder; `None` where there is no home.
+    /// The folder of compiled machine code: the user's cache folder; `None` without a home folder.
     pub(crate) fn cache_folder() -> Option<PathBuf> {
         let given = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let cache = given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")));
         cache.map(|c| c.join("weftgrad").join("cuda"))
     }
 
-    /// Machine code (CUBIN).
+    /// Compiles a source to machine code (CUBIN).
     pub(crate) fn compile(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
         let file = self.folder.as_ref().map(|folder| folder.join(self.file_name(source)));
         if let Some(code) = file.as_deref().and_then(read) {
@@ -65,7 +65,7 @@ impl Compiler {
         Ok(code)
     }
 
-    /// Two kernels have one name only if text, architecture and compiler are the same.
+    /// Two kernels have one name only if source, architecture and compiler are equal.
     fn file_name(&self, source: &KernelSource) -> String {
         let (a, b) = (Fnv::of(source.text.as_bytes(), 0), Fnv::of(source.text.as_bytes(), 1));
         let (major, minor) = self.version;
@@ -83,7 +83,7 @@ impl Compiler {
         ]
     }
 
-    /// The text of the virtual machine, to look into.
+    /// The PTX of a kernel, for inspection.
     #[cfg(all(test, feature = "nvrtc-tests"))]
     pub(crate) fn ptx(&self, source: &KernelSource) -> Fallible<String> {
         let text = CString::new(source.text.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
@@ -107,7 +107,7 @@ impl Compiler {
     }
 }
 
-/// A program of NVRTC's, destroyed on drop. It may refer to its text, which outlives it in [`Compiler::translate`].
+/// An NVRTC program, destroyed on drop. It may refer to its source, which outlives it in [`Compiler::translate`].
 struct NvrtcProgram(sys::nvrtcProgram);
 
 impl NvrtcProgram {
@@ -124,7 +124,7 @@ impl NvrtcProgram {
 
     fn code(&self) -> Result<Vec<u8>, result::NvrtcError> {
         let mut size = 0usize;
-        // SAFETY: the program lives; the place is valid.
+        // SAFETY: the program is alive; the pointer is valid.
         unsafe { sys::nvrtcGetCUBINSize(self.0, &mut size) }.result()?;
         let mut code = vec![0u8; size];
         // SAFETY: the program lives; it writes exactly `size` bytes.
@@ -140,7 +140,7 @@ impl Drop for NvrtcProgram {
     }
 }
 
-/// What a file holds, if it is whole: magic, a hash of the rest, machine code.
+/// The machine code in a file, if the file is complete: magic, a hash of the rest, machine code.
 fn read(file: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(file).ok()?;
     let (head, code) = bytes.split_at_checked(16)?;
@@ -148,7 +148,7 @@ fn read(file: &Path) -> Option<Vec<u8>> {
     (&head[..8] == MAGIC && hash == Fnv::of(code, 0)).then(|| code.to_vec())
 }
 
-/// Written beside its place and moved there, so that no reader sees half of it.
+/// Written to a temporary file in the folder and renamed, so that no reader sees a part of it.
 fn write(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

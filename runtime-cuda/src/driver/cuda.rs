@@ -1,7 +1,7 @@
 //! A GPU through the CUDA driver.
 //!
-//! The raw interface is used, not cudarc's safe layer: that one tracks an event per buffer, which costs more than a launch, while
-//! here one stream's order is all a buffer needs.
+//! The raw interface is used, not cudarc's safe layer: that one tracks an event per buffer, which costs more than a
+//! launch, while here one stream's order is all a buffer needs.
 
 use std::ffi::c_void;
 
@@ -19,7 +19,7 @@ use crate::codegen::KernelSource;
 /// Shared memory a kernel may use without asking.
 const PLAIN_SHARED: u32 = 48 << 10;
 
-/// One GPU.
+/// One GPU through the CUDA driver API.
 pub(crate) struct CudaDriver {
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -30,7 +30,7 @@ pub(crate) struct CudaDriver {
 
 // SAFETY: the driver's handles may be used from any thread; the context is made current before each use.
 unsafe impl Send for CudaDriver {}
-// SAFETY: as above; the driver locks what it shares.
+// SAFETY: as above; the driver synchronizes access to shared state.
 unsafe impl Sync for CudaDriver {}
 
 fn words(e: DriverError) -> DriverFailure {
@@ -38,7 +38,7 @@ fn words(e: DriverError) -> DriverFailure {
 }
 
 impl CudaDriver {
-    /// GPU number `index`, by its primary context. What is missing on the machine is the error.
+    /// The GPU with index `index`, by its primary context. The error names what is missing on the machine.
     pub(crate) fn new(index: u32) -> Fallible<CudaDriver> {
         libraries::all()?;
         result::init().map_err(words)?;
@@ -83,7 +83,7 @@ impl Drop for CudaDriver {
         if self.bind().is_ok() {
             self.blas.destroy();
         }
-        // SAFETY: retained in `new`; whatever was made in it refers to `self` and is gone.
+        // SAFETY: retained in `new`; all objects created in it refer to `self` and are dropped.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
@@ -124,7 +124,7 @@ impl Driver for CudaDriver {
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
         self.bind()?;
-        // SAFETY: whoever reads it has written it first. No flags: write-combined memory is slow to read.
+        // SAFETY: every reader writes it first. No flags: write-combined memory is slow to read.
         unsafe { result::malloc_host(bytes, 0) }.map(|p| p.cast()).map_err(words)
     }
 
@@ -216,8 +216,8 @@ impl Driver for CudaDriver {
         let code = self.compiler.compile(source)?;
         let named = |e: DriverError| DriverFailure::new(format!("kernel {}: {e}", source.entry));
         let entry = std::ffi::CString::new(source.entry.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
-        // SAFETY: machine code as the compiler gave it. Modules are never unloaded: kernels are kept for good, and the context
-        // frees them.
+        // SAFETY: machine code as the compiler gave it. Modules are never unloaded: kernels are kept for good, and the
+        // context frees them.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(named)?;
         // SAFETY: the module was just loaded.
         let function = unsafe { result::module::get_function(module, entry) }.map_err(named)?;
@@ -253,7 +253,7 @@ impl Driver for CudaDriver {
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {
         self.bind()?;
-        // Other threads may go on as they like: only this stream's work is recorded.
+        // Other threads may continue to use the driver: only this stream's work is captured.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a stream of this driver.
         unsafe { result::stream::begin_capture(stream.raw(), mode) }.map_err(words)

@@ -1,10 +1,10 @@
-//! Whether the CUDA libraries are there: asked first, because calling into a missing one panics.
+//! Whether the CUDA libraries can be loaded: checked first, because calling into a missing one panics.
 
 use cudarc::{cublaslt, driver, nvrtc};
 
 use super::{DriverFailure, Fallible};
 
-/// A library, how its presence is asked, and what to do when it is missing.
+/// A library, how its presence is checked, and what to do when it is missing.
 struct Library {
     name: &'static str,
     present: fn() -> bool,
@@ -40,13 +40,13 @@ fn found(library: &Library) -> Fallible<()> {
     }
 }
 
-/// All that a device needs, or what is missing first.
+/// Checks all libraries that a device needs, and names the first that is missing.
 pub(super) fn all() -> Fallible<()> {
     found(&DRIVER)?;
     OTHERS.iter().try_for_each(found)
 }
 
-/// The compiler alone.
+/// Checks the compiler alone.
 pub(super) fn compiler() -> Fallible<()> {
     found(&OTHERS[0])
 }

@@ -1,5 +1,5 @@
-//! What the rest of this crate asks of a GPU: about twenty calls. There is one implementation over the CUDA libraries, and one
-//! that runs the same kernels on the host, for tests.
+//! The driver interface that the rest of this crate uses: about twenty calls. There is one implementation over the CUDA
+//! libraries, and one that runs the kernels on the host, for tests.
 
 mod blas;
 mod compile;
@@ -15,11 +15,11 @@ use crate::codegen::KernelSource;
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
-pub use emulated::Order;
+pub use emulated::AccessOrder;
 #[cfg(feature = "emulate")]
 pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered};
 
-/// What a driver reports: its own words.
+/// A failure that a driver reports, in its own words.
 #[derive(Debug)]
 pub(crate) struct DriverFailure {
     pub message: String,
@@ -51,33 +51,33 @@ pub(crate) struct Mark(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelFunction(pub u64);
 
-/// Recorded work that can be launched again.
+/// A captured graph that can be launched repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Recording(pub u64);
 
 /// How many threads a kernel gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
-    /// Within the device's limits once a queue has looked at them.
+    /// The grid size; a queue checks it against the device's limits.
     pub blocks: [usize; 3],
-    /// Along the first two axes.
+    /// The block size along the first two axes.
     pub threads: [u32; 2],
-    /// Bytes of shared memory beyond what the kernel declares.
+    /// Bytes of dynamic shared memory beyond the kernel's static declarations.
     pub shared: u32,
 }
 
-/// The device in numbers.
+/// The properties of the device.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub name: String,
     pub processors: usize,
-    /// Bytes of memory.
+    /// Bytes of device memory.
     pub memory: usize,
-    /// Most bytes of shared memory a block may ask for.
+    /// The most bytes of shared memory that a block may use.
     pub shared: usize,
 }
 
-/// A column-major product `D = op(A)·op(B) + β·D`, batch by batch. `m × n` is `D`'s size, `k` the inner one.
+/// A column-major GEMM `D = op(A)·op(B) + β·D`, batch by batch. `D` is `m × n`, and `k` is the inner size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CublasGemm {
     pub dtype: numcore::DType,
@@ -88,36 +88,36 @@ pub(crate) struct CublasGemm {
     pub b: GemmOperand,
     pub d: GemmOperand,
     pub batch: usize,
-    /// Whether the product is added to what is there.
+    /// Whether the GEMM accumulates into `D`.
     pub add: bool,
-    /// Whether `f32` may be rounded to TF32 on its way in.
+    /// Whether `f32` operands may be rounded to TF32.
     pub tf32: bool,
 }
 
-/// A matrix of a product: elements between columns, between batches, and whether it is read transposed.
+/// An operand of a GEMM: elements between columns, between batches, and whether it is read transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GemmOperand {
     pub leading: usize,
     pub batch: isize,
     pub transposed: bool,
-    /// Its address is a multiple of this many bytes (a power of two, 16 at most).
+    /// The alignment of the address in bytes (a power of two, 16 at most).
     pub aligned: u32,
 }
 
 /// A GPU.
 ///
 /// # Safety
-/// Methods are safe to call with handles this driver gave out and that were not destroyed; those that name memory are `unsafe` and
-/// state what it must be.
+/// Methods are safe to call with handles that this driver created and that were not destroyed; those that name memory
+/// are `unsafe` and state what it must be.
 pub(crate) trait Driver: Send + Sync {
     fn about(&self) -> &About;
 
-    /// Memory aligned to 256; `None` when there is not enough.
+    /// Allocates memory aligned to 256 bytes; `None` when there is not enough.
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>>;
     /// # Safety
     /// From [`alloc`](Driver::alloc), and no queued work uses it.
     unsafe fn free(&self, address: u64);
-    /// Page-locked host memory.
+    /// Allocates page-locked host memory.
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8>;
     /// # Safety
     /// From [`alloc_host`](Driver::alloc_host), and no queued work uses it.
@@ -130,7 +130,7 @@ pub(crate) trait Driver: Send + Sync {
     fn destroy_mark(&self, mark: Mark);
     fn record(&self, mark: Mark, stream: Stream) -> Fallible<()>;
     fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()>;
-    /// Blocks the host.
+    /// Blocks the host until the mark is reached.
     fn await_mark(&self, mark: Mark) -> Fallible<()>;
 
     /// # Safety
@@ -139,7 +139,7 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in).
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
-    /// Between two places of the device.
+    /// Copies between two ranges of device memory.
     ///
     /// # Safety
     /// As for [`copy_in`](Driver::copy_in); the ranges do not overlap.
@@ -148,10 +148,10 @@ pub(crate) trait Driver: Send + Sync {
     /// The range is valid.
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()>;
 
-    /// Compiles and loads a kernel. `shared` is the most dynamic shared memory it will ask for.
+    /// Compiles and loads a kernel. `shared` is the most dynamic shared memory that a launch will use.
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction>;
     /// # Safety
-    /// `args` are what the kernel takes, and the memory they name is as its text requires.
+    /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
     unsafe fn launch(
         &self,
         stream: Stream,
@@ -160,7 +160,8 @@ pub(crate) trait Driver: Send + Sync {
         args: &mut [*mut c_void],
     ) -> Fallible<()>;
     /// # Safety
-    /// Addresses of `a`, `b`, `d` and a workspace of this many bytes; matrices lie in their memory and `d` overlaps neither.
+    /// Addresses of `a`, `b`, `d` and a workspace of this many bytes; matrices are inside their memory and `d` overlaps
+    /// neither of the others.
     unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()>;
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()>;

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention by blocks (Dao 2023), and its gradients.
+//! Scaled dot-product attention in blocks (Dao 2023), and its gradients.
 
 use bytemuck::{NoUninit, Zeroable};
 use numcore::{DType, Result, Support, fused::Attention};
@@ -34,7 +34,7 @@ struct Mask {
     key: i64,
 }
 
-/// `struct Sizes`.
+/// The kernels' `struct Sizes`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct AttentionSizes {
@@ -58,7 +58,7 @@ impl Heads {
 /// Operands of one call as the kernels take them.
 struct AttentionPlan {
     sizes: AttentionSizes,
-    /// Address and strides.
+    /// The mask's address and strides.
     mask: (u64, Mask),
     head_dim: usize,
     dtype: DType,
@@ -67,7 +67,7 @@ struct AttentionPlan {
 }
 
 impl AttentionPlan {
-    /// `None` where there is no kernel.
+    /// The sizes of a call; `None` where no kernel supports it.
     fn new(
         call: &FusedCall<'_>,
         op: &Attention,
@@ -121,7 +121,7 @@ impl AttentionPlan {
     }
 }
 
-/// Rows of input `i` that begin at multiples of 16 bytes and whose elements are neighbours.
+/// Input `i` with contiguous rows that begin at multiples of 16 bytes; copied where they do not.
 fn aligned(call: &mut FusedCall<'_>, i: usize) -> Result<Operand> {
     let x = call.ins[i];
     let strides = x.layout.strides();
@@ -163,7 +163,7 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppor
 /// From the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask (if given).
 pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Support> {
     let [q, k, v] = [call.ins[3], call.ins[4], call.ins[5]];
-    // No query heads: a key head's share of them would be none, which the kernels divide by.
+    // No query heads: the number of them per key head would be 0, by which the kernels divide.
     if k.dims()[2] == 0 || q.dims()[1] == 0 {
         return Ok(Support::Decompose);
     }

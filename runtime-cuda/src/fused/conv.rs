@@ -1,4 +1,4 @@
-//! Two-dimensional convolution as matrix products over windows laid out as columns; with one channel a group, directly.
+//! Two-dimensional convolution as GEMM over an explicit im2col; with one channel per group, as a direct convolution.
 
 use bytemuck::NoUninit;
 use numcore::{
@@ -18,7 +18,7 @@ use crate::{
 /// Bytes of columns at a time, about: images are done in groups.
 const COLUMNS: usize = 256 << 20;
 
-/// `struct Conv`.
+/// The kernels' `struct Conv`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct ConvSizes {
@@ -35,7 +35,7 @@ struct ConvSizes {
 // As `window.cuh` asserts.
 const _: () = assert!(size_of::<ConvSizes>() == 56);
 
-/// The relation `y = conv(x, w)`: shapes, and where the three lie.
+/// The relation `y = conv(x, w)`: shapes and addresses of the three operands.
 struct ConvPlan<'a> {
     op: &'a Conv,
     x: Operand,
@@ -45,7 +45,7 @@ struct ConvPlan<'a> {
 
 pub(super) fn run(call: &mut FusedCall<'_>, op: &Conv) -> Result<Support> {
     let (a, b, out) = (call.ins[0], call.ins[1], call.outs[0]);
-    // What reads or writes nothing is rare, and the decomposition knows it; a bias is a pass of its own.
+    // Empty operands are rare, and the decomposition handles them; a bias is a separate pass.
     if op.bias || [&a, &b, &out].iter().any(|o| o.numel() == 0 || o.numel() > i32::MAX as usize) {
         return Ok(Support::Decompose);
     }
@@ -79,7 +79,7 @@ impl ConvPlan<'_> {
         self.x.dims()[1] * self.w.dims()[2] * self.w.dims()[3]
     }
 
-    /// `P · Q`.
+    /// The number of output positions, `P · Q`.
     fn pixels(&self) -> usize {
         self.y.dims()[2] * self.y.dims()[3]
     }
@@ -121,13 +121,13 @@ impl ConvPlan<'_> {
     /// Windows as columns: element `(n, row, pixel)` at `n · batch_step + row · row_step + pixel`.
     fn unfold(&self, call: &FusedCall<'_>, columns: u64, batch_step: usize, row_step: usize) -> Result<()> {
         let dims = self.x.dims();
-        // The kernel knows the four axes: none may be merged.
+        // The kernel indexes the four axes: none may be merged.
         let axes = LoopAxes { sizes: dims.into(), steps: std::iter::once(self.x.steps()).collect() };
         let launch =
             KernelLaunch::new(call.cuda, "conv", &self.kernel("conv.cu", "unfold"))?.arg(columns).arg(self.x.address);
         let launch = launch.arg(Strided::of(&axes, 0)).arg(self.sizes()).arg(batch_step as i64).arg(row_step as i64);
         let count = dims[0] * self.rows() * self.pixels();
-        // SAFETY: the contract of `numcore::Runtime`; the columns have room for these images.
+        // SAFETY: the contract of `numcore::Runtime`; the columns have space for these images.
         unsafe { launch.run(blocks(call.cuda, count), [256, 1]) }
     }
 
@@ -136,7 +136,8 @@ impl ConvPlan<'_> {
         Ok(Operand { address, layout: Layout::contiguous(Shape::new(dims)?), dtype: self.x.dtype })
     }
 
-    /// The weight as `[G, O/G, C/G · R · S]`, and the columns as `[N, G, C/G · R · S, P · Q]`, the output as `[N, G, O/G, P · Q]`.
+    /// The weight as `[G, O/G, C/G · R · S]`, and the columns as `[N, G, C/G · R · S, P · Q]`, the output as
+    /// `[N, G, O/G, P · Q]`.
     fn matrices(&self, columns: u64) -> Result<[Operand; 3]> {
         let (n, groups, outputs) = (self.x.dims()[0], self.op.groups, self.w.dims()[0]);
         let inner = self.rows() / groups;
@@ -163,7 +164,7 @@ impl ConvPlan<'_> {
         unsafe { launch.run(blocks(call.cuda, self.x.numel()), [256, 1]) }
     }
 
-    /// One product over all images: `[G, O/G, N · P · Q]` times `[G, N · P · Q, C/G · R · S]`.
+    /// One GEMM over all images: `[G, O/G, N · P · Q]` times `[G, N · P · Q, C/G · R · S]`.
     fn weight_adjoint(&self, call: &mut FusedCall<'_>, columns: u64, add: bool) -> Result<()> {
         let (n, groups, outputs, pixels) = (self.x.dims()[0], self.op.groups, self.w.dims()[0], self.pixels());
         self.unfold(call, columns, pixels, n * pixels)?;

@@ -1,5 +1,5 @@
-//! Kernels of fused operations. Operands that do not lie as a kernel reads them are copied to contiguous memory; calls no kernel is for
-//! are decomposed.
+//! Kernels of fused operations. Operands in a layout that a kernel cannot read are copied to contiguous memory; calls
+//! that no kernel supports are decomposed.
 
 mod attention;
 mod conv;
@@ -18,7 +18,7 @@ use crate::{
     pointwise::to_dense,
 };
 
-/// Widest row of a warp; wider ones take a block.
+/// The widest row that a warp computes; wider rows take a block.
 const WARP_WIDTH: usize = 1024;
 const WARP: usize = 32;
 const BLOCK: usize = 256;
@@ -71,7 +71,7 @@ impl RowShape {
         RowShape { rows: dims[..dims.len() - 1].iter().product(), width: dims[dims.len() - 1] }
     }
 
-    /// Threads that share a row.
+    /// The number of threads that share a row.
     fn threads(self) -> usize {
         if self.width <= WARP_WIDTH { WARP } else { BLOCK }
     }

@@ -8,7 +8,8 @@ use numcore::{
 use super::{FusedCall, RowShape};
 use crate::handwritten::{KernelLaunch, blocks};
 
-/// Rows of a group, at least, and groups at most: sums over rows are cut so, by the sizes alone.
+/// The smallest number of rows in a group, and the largest number of groups: sums over rows are partitioned into them
+/// by sizes alone.
 const GROUP: usize = 64;
 const GROUPS: usize = 64;
 

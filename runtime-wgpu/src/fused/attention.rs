@@ -1,5 +1,5 @@
-//! Attention in blocks of queries and keys with an online softmax (Dao 2023): scores exist one block at a time, so memory is linear in
-//! the sequence length. Its gradient is decomposed.
+//! Attention in blocks of queries and keys with an online softmax (Dao 2023): scores exist one block at a time, so
+//! memory is linear in the sequence length. Its gradient is decomposed.
 
 use numcore::{Result, Shape, Support, fused::Attention};
 use smallvec::{SmallVec, smallvec};
@@ -18,7 +18,7 @@ use crate::{
 
 /// Queries of a group, and keys at a time.
 const BLOCK: usize = 16;
-/// Invocations that share a query.
+/// The number of invocations that share a query.
 const SHARE: usize = 4;
 const GROUP: usize = BLOCK * SHARE;
 
@@ -32,14 +32,15 @@ struct AttentionKernel {
     masked: bool,
 }
 
-/// Whether there is room for the blocks, and the loops end in time.
+/// Whether the blocks fit workgroup memory, and the loops stay within the iteration limit.
 fn fits(call: &FusedCall<'_, '_>, depth: usize, value_depth: usize, keys: usize) -> bool {
     let room = call.wgpu.queue.device.limits.max_compute_workgroup_storage_size as usize;
     let turns = keys.div_ceil(BLOCK) * (depth + (depth + value_depth) / SHARE + 2 * BLOCK);
     words(depth, value_depth).iter().sum::<usize>() * 4 <= room && turns <= 3 * STEPS && value_depth <= 256
 }
 
-/// Words of the blocks of queries, keys, values, scores and probabilities. Rows are padded, so that columns do not fall into one bank.
+/// Words of the blocks of queries, keys, values, scores and probabilities. Rows are padded, so that columns do not fall
+/// into one bank.
 fn words(depth: usize, value_depth: usize) -> [usize; 5] {
     let values = value_depth.next_multiple_of(SHARE);
     [BLOCK * (depth + 1), BLOCK * (depth + 1), BLOCK * values, BLOCK * (BLOCK + 1), BLOCK * (BLOCK + 1)]

@@ -1,4 +1,4 @@
-//! Cross-entropy of rows with integer classes, and its gradient. A class out of range is noted like an index.
+//! Cross-entropy of rows with integer classes, and its gradient. A class out of range is reported like an index.
 
 use numcore::{Result, Support, fused::CrossEntropy};
 use smallvec::{SmallVec, smallvec};
@@ -119,7 +119,7 @@ fn numbers(call: &FusedCall<'_, '_>, op: &CrossEntropy, width: usize) -> [u32; 5
     [ignored as u32, (ignored >> 32) as u32, target, other, !ticket]
 }
 
-/// `which` class the row has (0 where it is `ignored` or unknown), its weight `own`, and the shares.
+/// The class `which` of the row (0 where it is `ignored` or out of range), its weight `own`, and the smoothing weights.
 fn class(f: &mut RowFrame<'_>, target: usize, weight: Option<usize>) -> String {
     let (low, high) = (f.params.next(), f.params.next());
     let (share, other) = (read(&mut f.params), read(&mut f.params));

@@ -1,4 +1,4 @@
-//! Kernels of fused operations; what has none is decomposed.
+//! Kernels of fused operations; operations without one are decomposed.
 
 mod attention;
 mod cross_entropy;

@@ -1,4 +1,5 @@
-//! The frame of kernels whose groups each own a row: passes over its columns, and sums and maxima of what the passes find.
+//! The frame of kernels in which each workgroup has a row: passes over its columns, and sums and maxima of their
+//! values.
 
 use std::fmt::Write;
 
@@ -17,18 +18,18 @@ use crate::{
 /// Invocations of a group at most: WebGPU's smallest limit.
 const GROUP: usize = 256;
 
-/// How a contiguous operand goes with the rows.
+/// How a contiguous operand is indexed along the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Along {
     /// An element for each row and column.
     Both,
-    /// One for each row.
+    /// One element for each row.
     Rows,
-    /// One for each column.
+    /// One element for each column.
     Columns,
 }
 
-/// A launch: what is read and written, by rows.
+/// A launch: the operands that are read and written, by rows.
 pub(super) struct RowKernel<'a, 'p> {
     pub(super) op: &'static str,
     pub(super) kind: &'static str,
@@ -38,9 +39,9 @@ pub(super) struct RowKernel<'a, 'p> {
     pub(super) rows: usize,
     pub(super) width: usize,
     pub(super) numbers: &'p [u32],
-    /// What else the text depends on.
+    /// The rest that the source depends on.
     pub(super) details: &'p [u32],
-    /// Whether an index is looked up, and its launch's ticket given as the last number.
+    /// Whether an index is looked up, and the ticket of the launch is given as the last parameter.
     pub(super) indexed: bool,
 }
 
@@ -75,7 +76,7 @@ impl RowKernel<'_, '_> {
     }
 }
 
-/// What a body is told.
+/// The context that a body gets.
 pub(super) struct RowFrame<'f> {
     sites: &'f [Site],
     operands: &'f [(OperandView<'f>, Along)],
@@ -153,12 +154,12 @@ fn source(
     )
 }
 
-/// A number as a launch parameter, and as the expression that reads it.
+/// A scalar as a launch parameter, and the expression that reads it.
 pub(super) fn number(x: f64) -> u32 {
     (x as f32).to_bits()
 }
 
-/// A launch parameter as a number.
+/// The expression that reads a launch parameter as a float.
 pub(super) fn read(params: &mut Params) -> String {
     format!("bitcast<f32>({})", params.next())
 }

@@ -1,11 +1,11 @@
-// Bits, halves, casts of 32-bit types, random words.
+// Bits, f16 and bf16, casts of 32-bit types, random words.
 
 // Constant expressions must be finite: the bits of infinities and NaN go through here.
 fn wg_bits(b: u32) -> f32 {
     return bitcast<f32>(b);
 }
 
-// The same number, hidden from a compiler that would simplify rounding errors away.
+// The operand unchanged, hidden from a compiler that would simplify rounding errors away.
 fn wg_keep(x: f32) -> f32 {
     return bitcast<f32>(bitcast<u32>(x) ^ wg_zero);
 }
@@ -39,7 +39,7 @@ fn wg_narrow_f16(x: f32) -> u32 {
         return sign | select(0x7c00u, 0x7e00u | ((a >> 13u) & 0x3ffu), a > 0x7f800000u);
     }
     if (a < 0x38800000u) {
-        // Subnormal: what is shifted out rounds, ties to even.
+        // Subnormal: rounded by the bits shifted out, ties to even.
         let shift = min(126u - (a >> 23u), 31u);
         let m = (a & 0x7fffffu) | 0x800000u;
         let kept = m >> shift;

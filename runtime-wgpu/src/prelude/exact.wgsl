@@ -1,6 +1,6 @@
-// Sums and products with what their rounding lost, and what is made of them: powers, remainders, a fused step.
+// Sums and products with their rounding errors, and functions built on them: powers, remainders, an FMA.
 
-// a·b and what its rounding lost (Dekker 1971), of numbers whose product is normal.
+// a·b and its rounding error (Dekker 1971), for values whose product is normal.
 fn wg_product(a: f32, b: f32) -> vec2<f32> {
     let p = wg_keep(a * b);
     let ah = bitcast<f32>(bitcast<u32>(a) & 0xfffff000u);
@@ -10,13 +10,13 @@ fn wg_product(a: f32, b: f32) -> vec2<f32> {
     return vec2<f32>(p, ((ah * bh - p) + ah * bl + al * bh) + al * bl);
 }
 
-// a + b and what its rounding lost, of |a| ≥ |b| or a = 0.
+// a + b and its rounding error, for |a| ≥ |b| or a = 0.
 fn wg_sum(a: f32, b: f32) -> vec2<f32> {
     let s = wg_keep(a + b);
     return vec2<f32>(s, b - (s - a));
 }
 
-// log x as a sum of two, of a positive finite number: e·ln 2 + 2s + (2/3)s³ + s⁵·T(s²), s = f/(2 + f), the first three in pairs.
+// log x as a sum of two, for a positive finite value: e·ln 2 + 2s + (2/3)s³ + s⁵·T(s²), s = f/(2 + f), the first three in pairs.
 fn wg_log_pair(x: f32) -> vec2<f32> {
     let p = wg_split(bitcast<u32>(x));
     let f = p.y;
@@ -91,7 +91,7 @@ fn wg_rem_f32(a: f32, b: f32) -> f32 {
     return select(r, r + b, across);
 }
 
-// a + b and what its rounding lost (Knuth), of any two.
+// a + b and its rounding error (Knuth), for any two values.
 fn wg_two_sum(a: f32, b: f32) -> vec2<f32> {
     let s = wg_keep(a + b);
     let back = wg_keep(s - a);

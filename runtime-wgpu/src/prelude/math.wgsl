@@ -1,5 +1,5 @@
 // The functions of f32: WGSL's own may err in the fifth digit. A fused step cannot be relied on, so arguments are reduced with
-// constants of few bits (Cody and Waite 1980), whose products are exact. The polynomials are those of the processor's runtime, or of
+// constants of few bits (Cody and Waite 1980), whose products are exact. The polynomials are those of the CPU runtime, or of
 // Cephes (Moshier) where named.
 
 fn wg_sqrt(x: f32) -> f32 {
@@ -41,7 +41,7 @@ fn wg_exp_tail(r: f32) -> f32 {
     return ((((0.0001978181f * r + 0.0013932916f) * r + 0.0083335275f) * r + 0.041666497f) * r + 0.16666666f) * r + 0.5f;
 }
 
-// eˣ·2ᵏ of x + low. What underflows does so far beyond the smallest number: a driver may put a later factor first.
+// eˣ·2ᵏ of x + low. Underflow happens far below the smallest value: a driver may put a later factor first.
 fn wg_exp_scaled(x: f32, low: f32, k: i32) -> f32 {
     let c = wg_within(x, -128f, 90f);
     let reduced = wg_ln2_reduce(c);
@@ -65,12 +65,12 @@ fn wg_expm1(x: f32) -> f32 {
     if (abs(x) < 1e-9f) { return x; }
     let reduced = wg_ln2_reduce(wg_within(x, -20f, 89f));
     let r = reduced.y;
-    // In halves, so that 2ⁿ is finite.
+    // With 2ⁿ⁻¹, which is finite, and a factor of 2 at the end.
     let s = bitcast<f32>(u32(wg_i32(reduced.x) + 126i) << 23u);
     return 2f * (s * (r * r) * wg_exp_tail(r) + (s * r + (s - 0.5f)));
 }
 
-// e and f of x = 2ᵉ·(1 + f), 1 + f in [from, 2·from), of the bits of a positive number and of `from`.
+// e and f of x = 2ᵉ·(1 + f), 1 + f in [from, 2·from), from the bits of a positive value and of `from`.
 fn wg_split_from(bits: u32, start: u32) -> vec2<f32> {
     var b = bits;
     var e = -127i;
@@ -97,7 +97,7 @@ fn wg_log_tail(f: f32) -> f32 {
     return z * (odd * f + even);
 }
 
-// What a logarithm is at zero and below, infinity and NaN: by the bits, because a device may take subnormals for 0.
+// The value of a logarithm at zero and below, infinity and NaN: by the bits, because a device may take subnormals for 0.
 fn wg_log_ends(x: f32, y: f32) -> f32 {
     let bits = bitcast<u32>(x);
     if ((bits & 0x7fffffffu) == 0u) { return wg_bits(0xff800000u); }
@@ -127,7 +127,7 @@ fn wg_log1p(x: f32) -> f32 {
     let u = wg_keep(1f + x);
     let lost = x - (u - 1f);
     let p = wg_split(bitcast<u32>(u));
-    // What the sum lost, relative to 2ᵉ; far out it is far below the last place.
+    // The rounding error of the sum, relative to 2ᵉ; far out it is far below the last place.
     let f = p.y + select(0f, lost * exp2(-p.x), abs(p.x) < 60f);
     let y = p.x * 0.693359375f + (f + (wg_log_tail(f) + p.x * -2.12194440e-4f));
     return wg_log_ends(u, y);
@@ -311,7 +311,7 @@ fn wg_erf(x: f32) -> f32 {
     return wg_copysign(wg_expm1(-(a * 1.1283792f + rest)), x);
 }
 
-// exp(−x²)·s·p(1 − s) with s = 6/(x + 3), as on the processor (Shepherd & Laframboise 1981).
+// exp(−x²)·s·p(1 − s) with s = 6/(x + 3), as on the CPU (Shepherd & Laframboise 1981).
 fn wg_erfc(x: f32) -> f32 {
     if (wg_nan(x)) { return x; }
     let a = min(abs(x), 10.1f);

@@ -1,4 +1,4 @@
-//! The functions printed programs call, as WGSL: found by name, and given to a kernel with those they call.
+//! The functions that printed programs call, as WGSL: found by name, and included in a kernel with those they call.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -13,7 +13,7 @@ const FILES: [&str; 5] = [
 /// Every function and constant of the files, by name: in WGSL the order of declarations does not matter.
 static ITEMS: LazyLock<BTreeMap<&str, &str>> = LazyLock::new(|| FILES.into_iter().flat_map(items).collect());
 
-/// Pieces of a file: each starts at the beginning of a line with `fn` or `const`, and reaches to the next line that is empty.
+/// Items of a file: each starts at the beginning of a line with `fn` or `const`, and ends before the next empty line.
 fn items(file: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     file.split("\n\n").filter_map(|piece| {
         let start = ["fn ", "const "].into_iter().filter_map(|k| piece.find(&format!("\n{k}")).map(|i| i + 1));
@@ -25,7 +25,7 @@ fn items(file: &'static str) -> impl Iterator<Item = (&'static str, &'static str
     })
 }
 
-/// The items that `text` needs, directly or through others.
+/// The items that a source needs, directly or through others.
 pub(crate) fn needed(text: &str) -> String {
     let mut found: BTreeMap<&str, &str> = BTreeMap::new();
     let mut left: Vec<&str> = vec![text];
@@ -41,7 +41,7 @@ pub(crate) fn needed(text: &str) -> String {
     found.into_values().collect::<Vec<_>>().join("\n")
 }
 
-/// The words of a text that begin like names of the prelude.
+/// The identifiers of a source that begin like names of the prelude.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|w| w.starts_with("wg_"))

@@ -1,14 +1,14 @@
-//! How values become one, as text.
+//! Generated source of reduction operators.
 
 use numcore::{ArgOp, ReduceKind};
 use smallvec::{SmallVec, smallvec};
 
 use crate::access::StorageForm;
 
-/// How states become one. A state is one or two values, `a0`, `a1`; `b0`, `b1` is what is combined with it.
+/// How two states are combined. A state is one or two values, `a0`, `a1`; `b0`, `b1` is the state it is combined with.
 pub(super) struct FoldOp {
     pub(super) kind: &'static str,
-    /// Types and what a state begins with.
+    /// The types and the initial values of a state.
     pub(super) states: SmallVec<[(&'static str, String); 2]>,
     pub(super) merge: String,
     pub(super) result: &'static str,
@@ -62,7 +62,7 @@ impl FoldOp {
             StorageForm::F32 | StorageForm::F16 | StorageForm::BF16 => "(a0 == b0 || (wg_nan(a0) && wg_nan(b0)))",
             _ => "(a0 == b0)",
         };
-        // Nothing has been seen while the position is the largest number.
+        // No element has been seen while the position is the largest integer.
         let merge = format!(
             "if (b1 != 0xffffffffu && (a1 == 0xffffffffu || {better} || ({same} && b1 < a1))) {{ a0 = b0; a1 = b1; }}\n"
         );

@@ -1,5 +1,5 @@
-//! Reductions: groups of invocations that share an output, then a tree in workgroup memory. The order of additions follows from the
-//! sizes alone.
+//! Reductions: workgroup invocations that share an output, then a tree in workgroup memory. The order of additions
+//! follows from the sizes alone.
 
 mod fold;
 
@@ -50,7 +50,7 @@ pub(crate) fn reduce(
     places(wgpu, (map, &types, to.dtype), &all, scalars, full, op, (to, out.how))
 }
 
-/// The same of operands that are there, for a program resolved with the types that are given; there are elements.
+/// Reduces operands that exist already, for a program resolved with the given types; there are elements.
 pub(crate) fn places(
     wgpu: &Wgpu,
     (map, types, result): (&Program, &[DType], DType),
@@ -114,7 +114,7 @@ fn nothing(wgpu: &Wgpu, op: ReduceKind, out: Out<'_, Wgpu>) -> Result<()> {
     fill(wgpu, value, &mut [out])
 }
 
-/// Every element `value`.
+/// Sets every element to `value`.
 pub(crate) fn fill(wgpu: &Wgpu, value: Scalar, out: &mut [Out<'_, Wgpu>]) -> Result<()> {
     static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("full", |[], [s]| [s]));
     pointwise::run(wgpu, &FILL, &[] as &[ProgramOperand<'_, Wgpu>], &[value], out)
@@ -151,7 +151,7 @@ struct Mapped<'m> {
     numbers: &'m [u32],
 }
 
-/// How a reduction is cut: walks over what is kept and what goes, threads, segments.
+/// The partition of a reduction: walks over kept and reduced axes, threads, segments.
 #[derive(Clone)]
 struct ReducePlan {
     outer: LoopSizes,
@@ -159,7 +159,7 @@ struct ReducePlan {
     outer_strides: Vec<LoopStrides>,
     inner: LoopSizes,
     inner_strides: Vec<LoopStrides>,
-    /// Invocations that share an output; the others of a group are on neighbouring outputs.
+    /// The number of invocations that share an output; the others of a workgroup have adjacent outputs.
     sharing: usize,
     segments: usize,
     /// Whether the output is the segments' results.
@@ -189,7 +189,8 @@ impl ReducePlan {
         self.inner.iter().product()
     }
 
-    /// Neighbouring invocations read neighbouring elements: of one output where the axis that goes is the innermost, else of several.
+    /// Adjacent invocations read adjacent elements: of one output where the reduced axis is the innermost, otherwise of
+    /// several.
     fn share(&mut self) {
         let (outputs, length) = (self.outputs(), self.length());
         let along = self.inner_strides.iter().any(|s| s.last() == Some(&1));
@@ -203,7 +204,7 @@ impl ReducePlan {
         self.segments = wanted.max(length.div_ceil(self.sharing * STEPS));
     }
 
-    /// As many invocations for an output as let each end in time.
+    /// Enough invocations for an output that each stays within the iteration limit.
     fn sharing_enough(mut self) -> ReducePlan {
         if self.length() > self.sharing * STEPS {
             self.sharing = GROUP;
@@ -328,7 +329,7 @@ impl ReducePlan {
             .enumerate()
             .map(|(i, (ty, _))| format!("var<workgroup> w{i}: array<{ty}, {GROUP}>;\n"))
             .collect();
-        // What is far apart is accumulated apart: a long sum in one variable would lose digits.
+        // Distant elements are accumulated separately: a long sum in one variable would lose digits.
         let declare = fold.declare("b");
         let mut body = format!(
             "{first}{far}var count = 0u;\n\

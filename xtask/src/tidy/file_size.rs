@@ -8,7 +8,7 @@ const LIMIT: usize = 400;
 const TEST_LIMIT: usize = 600;
 const GENERATED: &str = "// @generated";
 
-/// Rust files whose lines before the test module exceed the limit; test files have a wider one.
+/// Finds Rust files whose lines before the test module exceed the limit; test files have a higher one.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     tree.texts(".rs")
         .filter(|(_, text)| !text.starts_with(GENERATED))
@@ -28,7 +28,7 @@ fn is_test_file(path: &str) -> bool {
     name == "tests.rs" || folders.split('/').any(|folder| folder == "tests")
 }
 
-/// The lines up to a `#[cfg(test)] mod name { … }` that ends the file; all lines if there is none.
+/// The lines up to a `#[cfg(test)] mod name { … }` that ends the file; all lines without one.
 fn lines_before_tests(text: &str) -> usize {
     let code = code_only(text);
     let lines: Vec<&str> = code.lines().map(str::trim_end).collect();

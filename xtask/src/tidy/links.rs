@@ -4,7 +4,7 @@ use super::Finding;
 use super::markdown::{link_targets, prose};
 use super::tree::{Tree, resolve};
 
-/// Links of any Markdown file to a file or folder that is not there.
+/// Finds links of any Markdown file to a file or folder that does not exist.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     tree.texts(".md").flat_map(|(path, text)| broken(tree, path, text)).collect()
 }
@@ -16,7 +16,7 @@ fn broken(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     broken.map(|(line, target)| Finding::new(path, line, format!("the link to `{target}` leads nowhere"))).collect()
 }
 
-/// Addresses and places within the page are taken on trust.
+/// URLs and anchors within the page are not checked.
 fn leads_somewhere(tree: &Tree, from: &str, target: &str) -> bool {
     let file = target.split('#').next().unwrap_or_default();
     let trusted = file.is_empty() || file.contains("://") || file.starts_with("mailto:");

@@ -2,14 +2,14 @@
 
 use super::tree::Tree;
 
-/// One `key = value` line, with the table it stands in.
+/// One `key = value` line, with the table it belongs to.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
     pub table: String,
     pub key: String,
-    /// As written, lines joined, comments gone.
+    /// The value as written, with lines joined and comments removed.
     pub value: String,
-    /// From 1.
+    /// The line number, from 1.
     pub line: usize,
 }
 

@@ -1,6 +1,7 @@
-//! `cargo xtask tidy`: the rules of this project that no compiler checks.
+//! `cargo xtask tidy`: the rules of this project that the compiler does not check.
 //!
-//! One file per rule: `fn check(&Tree) -> Vec<Finding>`, tested on small texts. A new rule is a file and a row of [`RULES`].
+//! One file per rule: `fn check(&Tree) -> Vec<Finding>`, tested on small texts. A new rule is a file and a row of
+//! [`RULES`].
 
 mod dependencies;
 mod file_size;
@@ -21,11 +22,11 @@ use std::fmt;
 use crate::repo;
 use tree::Tree;
 
-/// One place that breaks a rule.
+/// One line that breaks a rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     path: String,
-    /// From 1.
+    /// The line number, from 1.
     line: usize,
     message: String,
 }

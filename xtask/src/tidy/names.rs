@@ -1,4 +1,5 @@
-//! Rule: a type name exists once in the library crates, so that a reader who meets it knows what it is.
+//! Rule: the name of a public type exists once in the library crates, and so do most private ones: a reader who meets a
+//! name knows what it is.
 
 use std::collections::BTreeMap;
 
@@ -23,30 +24,42 @@ const REPEATED: &[&str] = &[
     "Linear",
 ];
 
-/// Every second definition of a name.
+/// One in so many names of private types may exist more than once: each is read beside its own module.
+const ONE_IN: usize = 20;
+
+/// Every second public definition of a name; and second definitions of any kind, where they are more than a few.
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    let mut first: BTreeMap<String, (String, usize)> = BTreeMap::new();
-    let mut found = Vec::new();
+    let mut names: BTreeMap<String, Vec<Definition>> = BTreeMap::new();
     for (path, text) in tree.texts(".rs").filter(|(path, _)| is_library(path)) {
         let code = code_only(text);
-        for (name, line) in definitions(library_part(&code)) {
-            if REPEATED.contains(&name) {
-                continue;
-            }
-            match first.get(name) {
-                // Alternatives of one definition, by feature, stand in one file.
-                Some((other, _)) if other == path => {}
-                Some((other, at)) => {
-                    let why = format!(
-                        "the type name `{name}` exists already, in {other}:{at}: give this one a name of its own"
-                    );
-                    found.push(Finding::new(path, line, why));
-                }
-                None => drop(first.insert(name.into(), (path.into(), line))),
+        for (name, definition) in definitions(path, library_part(&code)) {
+            let known = names.entry(name.into()).or_default();
+            // Alternatives of one definition, by feature, stand in one file.
+            if !known.iter().any(|other| other.path == path) {
+                known.push(definition);
             }
         }
     }
-    found
+    let repeated = || names.iter().filter(|(name, _)| !REPEATED.contains(&&***name));
+    let public = repeated().flat_map(|(name, all)| again(name, all.iter().filter(|d| d.public)));
+    let many = repeated().filter(|(_, all)| all.len() > 1).count() * ONE_IN > names.len() + ONE_IN;
+    let private = repeated().filter(|_| many).flat_map(|(name, all)| again(name, all.iter()));
+    public.chain(private).collect()
+}
+
+struct Definition {
+    path: String,
+    line: usize,
+    public: bool,
+}
+
+fn again<'a>(name: &str, mut all: impl Iterator<Item = &'a Definition>) -> Vec<Finding> {
+    let Some(first) = all.next() else { return Vec::new() };
+    let why = format!(
+        "the type name `{name}` exists already, in {}:{}: give this one a name of its own",
+        first.path, first.line
+    );
+    all.map(|second| Finding::new(&second.path, second.line, why.clone())).collect()
 }
 
 fn is_library(path: &str) -> bool {
@@ -59,23 +72,25 @@ fn library_part(code: &str) -> &str {
     code.find("#[cfg(test)]\nmod ").map_or(code, |at| &code[..at])
 }
 
-/// The names of the types that are defined at the top of a module, and their lines. Types within functions and
-/// associated types are indented, and no concern of anybody else.
-fn definitions(code: &str) -> Vec<(&str, usize)> {
+/// The types that are defined at the top of a module. Types within functions and associated types are indented, and no
+/// concern of anybody else.
+fn definitions<'a>(path: &str, code: &'a str) -> Vec<(&'a str, Definition)> {
     let keywords = ["struct", "enum", "trait", "union", "type"];
-    let of = |keyword: &'static str| words(code, keyword).filter_map(move |at| Some((name(code, at, keyword)?, at)));
-    let mut all: Vec<(&str, usize)> = keywords.into_iter().flat_map(of).collect();
+    let of = |keyword: &'static str| words(code, keyword).filter_map(move |at| Some((item(code, at, keyword)?, at)));
+    let mut all: Vec<_> = keywords.into_iter().flat_map(of).collect();
     all.sort_by_key(|&(_, at)| at);
-    all.into_iter().map(|(name, at)| (name, line_of(code, at))).collect()
+    let definition = |public, at| Definition { path: path.into(), line: line_of(code, at), public };
+    all.into_iter().map(|((name, public), at)| (name, definition(public, at))).collect()
 }
 
-fn name<'a>(code: &'a str, at: usize, keyword: &str) -> Option<&'a str> {
+/// The name of the item whose keyword stands at `at`, and whether it is public everywhere.
+fn item<'a>(code: &'a str, at: usize, keyword: &str) -> Option<(&'a str, bool)> {
     let line = code[..at].rfind('\n').map_or(0, |end| end + 1);
     let before = &code[line..at];
     let is_item = before.is_empty() || before.starts_with("pub") || before.starts_with("unsafe ");
     let after = code[at + keyword.len()..].trim_start();
     let end = after.find(|c| !is_word(c)).unwrap_or(after.len());
-    (is_item && end > 0).then(|| &after[..end])
+    (is_item && end > 0).then(|| (&after[..end], before.starts_with("pub ")))
 }
 
 #[cfg(test)]
@@ -85,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_second_definition_is_found() {
-        let files = [("a/src/x.rs", "pub struct Plan;\n"), ("b/src/y.rs", "\npub(crate) enum Plan<T> { A(T) }\n")];
+        let files = [("a/src/x.rs", "pub struct Plan;\n"), ("b/src/y.rs", "\npub enum Plan<T> { A(T) }\n")];
         expect(check, &files, &["b/src/y.rs:2: the type name `Plan` exists already, in a/src/x.rs:1"]);
     }
 
@@ -102,9 +117,17 @@ mod tests {
     }
 
     #[test]
+    fn few_private_names_may_repeat() {
+        let few = [("a/src/x.rs", "pub struct Plan;\n"), ("b/src/y.rs", "pub(crate) struct Plan;\n")];
+        expect(check, &few, &[]);
+        let many = [("a/src/x.rs", "struct Plan;\nstruct Step;\n"), ("b/src/y.rs", "struct Plan;\nstruct Step;\n")];
+        expect(check, &many, &["b/src/y.rs:1: the type name `Plan`", "b/src/y.rs:2: the type name `Step`"]);
+    }
+
+    #[test]
     fn names_of_the_table_may_repeat() {
         for name in REPEATED {
-            let text = format!("struct {name};\n");
+            let text = format!("pub struct {name};\n");
             expect(check, &[("a/src/x.rs", &text), ("b/src/x.rs", &text)], &[]);
         }
     }

@@ -1,7 +1,7 @@
 //! Rule: the recipes of CONTRIBUTING.md name files that exist.
 //!
-//! A recipe is a section `## Recipe: …` whose list names, in backticks, every file one touches.
-//! `<name>` in a path stands for what the reader chooses: the folders before it must exist.
+//! A recipe is a section `## Recipe: …` whose list names, in backticks, every file to touch. `<name>` in a path stands
+//! for a name that the reader chooses: the folders before it must exist.
 
 use super::Finding;
 use super::markdown::{code_spans, prose};
@@ -58,7 +58,7 @@ fn is_item(line: &str) -> bool {
         || (after_digits.len() < line.len() && after_digits.starts_with(". "))
 }
 
-/// Any line but a blank one or a heading goes on with the item above it.
+/// Any line but a blank one or a heading continues the item above it.
 fn continues_item(line: &str) -> bool {
     !line.trim().is_empty() && !line.starts_with('#')
 }

@@ -15,7 +15,7 @@ pub fn code_only(source: &str) -> String {
     out
 }
 
-/// The byte offsets where `word` stands in `text` as a whole identifier.
+/// The byte offsets where `word` occurs in `text` as a whole identifier.
 pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.match_indices(word).map(|(at, _)| at).filter(move |&at| {
         let before = text[..at].chars().next_back();
@@ -24,7 +24,7 @@ pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 
     })
 }
 
-/// Whether `c` may stand in an identifier.
+/// Whether `c` may occur in an identifier.
 pub fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
@@ -39,7 +39,7 @@ enum Piece<'a> {
     Other(&'a str),
 }
 
-/// The first piece of `rest`, which is not empty, and what follows it.
+/// The first token of `rest`, which is not empty, and the text after it.
 fn next_piece(rest: &str) -> (Piece<'_>, &str) {
     let other = comment(rest).or_else(|| literal(rest));
     match other {
@@ -58,7 +58,7 @@ fn comment(rest: &str) -> Option<usize> {
     rest.starts_with("/*").then(|| block_comment(rest))
 }
 
-/// Block comments nest.
+/// The length of a block comment; block comments nest.
 fn block_comment(rest: &str) -> usize {
     let (mut depth, mut at) = (0usize, 0);
     while at < rest.len() {

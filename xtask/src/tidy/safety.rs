@@ -1,4 +1,5 @@
-//! Rule: `unsafe` lives in the rooms that need it, says why it is sound, and is forbidden by the compiler everywhere else.
+//! Rule: `unsafe` is used only in the crates that need it, says why it is sound, and is forbidden by the compiler
+//! everywhere else.
 
 use super::Finding;
 use super::manifest;
@@ -6,7 +7,7 @@ use super::rust::{code_only, line_of, words};
 use super::tree::Tree;
 
 /// Folders, by the start of their name, that may use `unsafe`.
-const ROOMS: &[&str] = &["runtime-"];
+const ROOMS: &[&str] = &["runtime-", "engine-"];
 /// How far above its `unsafe` a SAFETY comment may begin.
 const REACH: usize = 8;
 const FORBID: &str = "#![forbid(unsafe_code)]";
@@ -39,7 +40,7 @@ fn uses(path: &str, text: &str) -> Vec<Finding> {
 fn judge(path: &str, lines: &[&str], line: usize, rest: &str) -> Option<Finding> {
     let complaint = |message: &str| Some(Finding::new(path, line, message));
     if !is_allowed(path) {
-        return complaint("unsafe outside the rooms that may use it (runtime-*)");
+        return complaint("unsafe outside the rooms that may use it (runtime-*, engine-*)");
     }
     match Use::of(rest) {
         Use::Block if !says_safety(lines, line) => complaint("add a `// SAFETY:` comment directly above"),

@@ -1,4 +1,4 @@
-//! The source tree as every rule sees it: paths from the root with `/`, sorted, and texts in memory.
+//! The source tree as every rule sees it: paths from the root with `/`, sorted, and file contents in memory.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ pub struct Tree {
 
 struct File {
     path: String,
-    /// None: not UTF-8.
+    /// The content; `None` if it is not UTF-8.
     text: Option<String>,
 }
 
@@ -37,13 +37,13 @@ impl Tree {
         Tree { files }
     }
 
-    /// Path and text of every text file whose path ends with `suffix`.
+    /// The path and content of every text file whose path ends with `suffix`.
     pub fn texts<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         let texts = self.files.iter().filter_map(|file| Some((file.path.as_str(), file.text.as_deref()?)));
         texts.filter(move |(path, _)| path.ends_with(suffix))
     }
 
-    /// The text of the file at `path`.
+    /// The content of the file at `path`.
     pub fn text(&self, path: &str) -> Option<&str> {
         self.files.iter().find(|file| file.path == path)?.text.as_deref()
     }

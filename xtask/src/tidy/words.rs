@@ -12,11 +12,11 @@ struct Word {
 
 #[derive(Debug, PartialEq)]
 enum Place {
-    /// Any text file, at the start of an absolute path.
+    /// In any text file, at the start of an absolute path.
     PathStart,
-    /// Any text file.
+    /// Anywhere in any text file.
     Anywhere,
-    /// Rust files.
+    /// In Rust files only.
     Rust,
 }
 
@@ -41,7 +41,7 @@ const WORDS: &[Word] = &[
     Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a test that is switched off" },
 ];
 
-/// Every line with a word of the table or the number of an issue. `Cargo.lock` names its registry and is exempt.
+/// Finds every line with a word of the table or the number of an issue. `Cargo.lock` names its registry and is exempt.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let texts = tree.texts("").filter(|(path, _)| !path.ends_with("Cargo.lock"));
     texts
@@ -73,7 +73,7 @@ impl Word {
     }
 }
 
-/// The word issue or issues and a number: with or without a space and a `#` between.
+/// Whether a line has the word issue or issues and a number: with or without a space and a `#` between.
 fn names_an_issue(line: &str) -> bool {
     let lower = line.to_lowercase();
     lower.match_indices("issue").any(|(at, word)| {

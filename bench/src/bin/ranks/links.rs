@@ -24,7 +24,7 @@ const CASES: [Case; 8] = [
     Case::two("zero 3, one unit", Way::Zero(ZeroStage::Parameters, UnitOf::whole)),
 ];
 
-/// Reads `LATENCY_US,GB_PER_S`.
+/// Parses `LATENCY_US,GB_PER_S`.
 pub(crate) fn parse(text: &str) -> Option<Link> {
     let (latency, bandwidth) = text.split_once(',')?;
     let latency = Duration::from_micros(latency.parse().ok()?);

@@ -1,8 +1,10 @@
-//! Many ranks beside one, in one run: what an all-reduce moves, and what a training step costs with each strategy.
+//! Many ranks against one, in one run: the throughput of an all-reduce, and the cost of a training step with each
+//! strategy.
 //!
-//! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases; the median is printed, with its ratio to one rank of
-//! one thread that computes the same per rank. With a link, ranks are as far apart as it says, and each strategy is shown bucket by bucket
-//! or unit by unit, beside itself with everything in one, which little hides.
+//! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases; the median is printed, with its
+//! ratio to one rank of one thread that computes the same per rank. With a link, ranks have its latency and bandwidth.
+//! Each strategy is then shown bucket by bucket or unit by unit, and also with a single bucket or unit, which overlaps
+//! little communication.
 #![forbid(unsafe_code)]
 
 mod links;

@@ -1,4 +1,4 @@
-//! GPT-mini trained for a few steps, in many ways.
+//! Training GPT-mini for a few steps, with each strategy.
 
 use std::{
     collections::BTreeMap,
@@ -30,12 +30,12 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) ranks: usize,
     pub(crate) threads: usize,
-    /// Sequences in all.
+    /// The global batch size, in sequences.
     pub(crate) batch: usize,
     pub(crate) way: Way,
 }
 
-/// What is exchanged how.
+/// The strategy of data parallelism.
 #[derive(Clone)]
 pub(crate) enum Way {
     /// Gradients, in buckets of these sizes, or of those that follow from the model.
@@ -62,7 +62,7 @@ impl Case {
     }
 }
 
-/// What a step of the slowest rank took, and what it exchanged in it.
+/// The time of a step on the slowest rank, and its communication.
 pub(crate) struct Measured {
     pub(crate) step: Duration,
     pub(crate) exposed: Duration,
@@ -72,7 +72,7 @@ pub(crate) struct Measured {
     pub(crate) parts: BTreeMap<String, Part>,
 }
 
-/// What a bucket or unit cost in a step.
+/// The cost of a bucket or unit in a step.
 pub(crate) struct Part {
     /// Time it was waited for.
     pub(crate) exposed: Duration,
@@ -122,7 +122,7 @@ fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
     }
 }
 
-/// A few steps to warm up, then those that are timed.
+/// Runs a few warm-up steps, then the timed ones.
 fn steps<S: Strategy<Cpu>>(
     trainer: &mut TrainStep<Cpu, S>,
     counted: &CountingCommunicator<Cpu>,

@@ -1,6 +1,8 @@
-//! Random programs on random numbers of ranks, with and without a fault: none may hang, diverge silently, leak, or lose a checkpoint.
+//! Random programs on random numbers of ranks, with and without a fault: none may hang, diverge silently, leak, or lose
+//! a checkpoint.
 //!
-//! `soak --seeds N --start S` runs seeds `S .. S + N`. It prints the seed of the first that fails, and ends with 1.
+//! `soak --seeds N --start S` runs seeds `S .. S + N`. It prints the seed of the first that fails, and exits with
+//! status 1.
 #![forbid(unsafe_code)]
 
 mod program;

@@ -12,37 +12,37 @@ use weftgrad::{
 
 use crate::task::Task;
 
-/// How it trains.
+/// The training strategy of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
     /// Every rank has the model.
     Buckets { first: usize, others: usize, compression: GradCompression },
-    /// Sharded.
+    /// Sharded data parallelism (ZeRO).
     Zero { stage: ZeroStage, whole: bool, state: StatePlace },
-    /// So many replicas of shards.
+    /// Hybrid sharding: `replicas` replicas of the shards.
     Hybrid { replicas: usize, stage: ZeroStage },
     /// In stages on `p` ranks, each with replicas or sharded on the ranks that are left.
     Pipeline { kind: ScheduleKind, p: usize, v: usize, micros: usize, zero: Option<ZeroStage> },
 }
 
-/// What is run.
+/// The random program of one seed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// What it follows from.
+    /// The seed that the program follows from.
     pub seed: u64,
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: usize,
-    /// How they train.
+    /// The training strategy.
     pub how: How,
-    /// What they train.
+    /// The model and the data that are trained.
     pub task: Task,
     /// Examples of a step.
     pub examples: usize,
     /// Micro-batches of a step, or runs of the pipeline.
     pub accumulation: usize,
-    /// Steps.
+    /// The number of steps.
     pub steps: usize,
-    /// Steps after which a checkpoint is saved.
+    /// The steps after which a checkpoint is saved.
     pub saves: Vec<usize>,
     /// The largest gradient norm, if there is one.
     pub max_norm: Option<f64>,
@@ -50,7 +50,7 @@ pub struct Program {
     pub fault: Option<(usize, u64, Fault)>,
 }
 
-/// Divides a number of ranks, evenly drawn.
+/// A divisor of a number of ranks, evenly drawn.
 fn divisor(n: usize, pick: &mut impl FnMut(usize) -> usize) -> usize {
     let all: Vec<usize> = (1..=n).filter(|d| n.is_multiple_of(*d)).collect();
     all[pick(all.len())]
@@ -118,8 +118,8 @@ impl Program {
         Program { seed, ranks, how, task, examples, accumulation, steps, saves, max_norm, fault }
     }
 
-    /// How far its weights may be from those of one rank: rounding in `f64`, grown by a handful of steps of AdamW; or, where gradients are
-    /// compressed, what two runs of AdamW can be apart after so many steps.
+    /// The largest distance of the weights from those of one rank: rounding in `f64`, grown by a handful of steps of
+    /// AdamW; or, where gradients are compressed, the largest distance of two runs of AdamW after that number of steps.
     pub fn bound(&self) -> f64 {
         if matches!(self.how, How::Buckets { compression: GradCompression::Bf16 | GradCompression::PowerSgd(_), .. }) {
             0.5
@@ -133,7 +133,7 @@ impl Program {
         if let How::Pipeline { p, .. } = self.how { rank / p } else { rank }
     }
 
-    /// The same on one rank.
+    /// This program on one rank.
     pub fn alone(&self) -> Self {
         Program {
             how: How::Buckets { first: 1000, others: 1000, compression: GradCompression::Own },

@@ -26,13 +26,13 @@ use crate::{
     train::{Run, Values},
 };
 
-/// Fine, or what is wrong.
+/// Success, or a description of the failure.
 pub type Verdict = std::result::Result<(), String>;
 
-/// Far longer than any call takes here, and short for whoever waits for a fault to be found.
+/// Far longer than any call takes here, and short enough to wait for the detection of a fault.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a rank has at the end: losses, and those of the weights it can have.
+/// The final state of a rank: losses, and the weights it can read.
 #[derive(Clone, Debug, PartialEq)]
 struct End {
     losses: Vec<f64>,
@@ -63,8 +63,8 @@ fn checked(program: &Program, scratch: &Path) -> Verdict {
         let errors: Vec<String> = outcomes.iter().filter_map(|o| o.as_ref().err().map(ToString::to_string)).collect();
         return Err(format!("{failed} ranks failed: {}", errors.join("\n")));
     }
-    // A fault may befall a call that was never made; one that does is everybody's. Who left its last call out does not see that the
-    // others wait for it.
+    // A fault may befall a call that was never made; one that does is everybody's. Who left its last call out does not
+    // see that the others wait for it.
     let skipped = matches!(program.fault, Some((_, _, Fault::Skip)));
     if failed > 0 && failed + usize::from(skipped) < program.ranks {
         return Err(format!("a fault was seen by {failed} of {} ranks", program.ranks));
@@ -76,7 +76,8 @@ fn checked(program: &Program, scratch: &Path) -> Verdict {
     resumed(program, &folder, &alone, saved.into_inner())
 }
 
-/// Ranks that came to their end have the same losses, equal copies of weights, all of them together, and those of one rank.
+/// Ranks that came to their end have the same losses, equal copies of weights, all of them together, and those of one
+/// rank.
 fn agreed(program: &Program, ends: &[End], alone: &End) -> Verdict {
     let mut all = Values::new();
     for (rank, end) in ends.iter().enumerate() {
@@ -93,8 +94,8 @@ fn agreed(program: &Program, ends: &[End], alone: &End) -> Verdict {
     same("weights", program, &all, &alone.weights)
 }
 
-/// Whatever happened, what was saved last is there, loads on one rank, and going on ends where an undisturbed run does. `saved` is the last
-/// step whose save returned on any rank.
+/// Checks that the last saved checkpoint exists, loads on one rank, and resumes to the result of an undisturbed run.
+/// `saved` is the last step whose save returned on any rank.
 fn resumed(program: &Program, folder: &Folder, alone: &End, saved: usize) -> Verdict {
     let latest = folder.latest().map_err(|e| e.to_string())?;
     let Some(step) = latest.map(|step| step as usize).filter(|&step| step >= saved) else {
@@ -112,7 +113,8 @@ fn resumed(program: &Program, folder: &Folder, alone: &End, saved: usize) -> Ver
     same("weights after resuming", program, &weights, &alone.weights)
 }
 
-/// Nothing may be booked on a rank where everything was let go, however it ended; its engine may still be at it.
+/// No memory may be booked on a rank where everything was dropped, after any outcome; its communicator may still be
+/// busy.
 fn empty(rank: usize, rt: &Cpu) -> Verdict {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! What is trained: a model, whole or in stages, and its data.
+//! The training task: a model, whole or in stages, and its data.
 
 use weftgrad::{
     distributed::{
@@ -21,14 +21,14 @@ pub enum Task {
     Gpt { layers: usize },
 }
 
-/// Inputs and targets.
+/// Inputs and targets of a step.
 pub type Batch = (Tensor<Cpu>, Tensor<Cpu>);
 
-/// Stages of a model, and what they share.
+/// Stages of a model, and the parameters they share.
 pub type Stages = (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>);
 
 impl Task {
-    /// The whole model.
+    /// The whole model as one module.
     pub fn whole(&self, rt: &Cpu, seed: u64) -> Result<Box<dyn Forward<Cpu>>> {
         let init = Init::new(rt, seed).dtype(DType::F64);
         Ok(match self {
@@ -37,7 +37,7 @@ impl Task {
         })
     }
 
-    /// The same in stages.
+    /// The model in pipeline stages.
     pub fn stages(&self, rt: &Cpu, seed: u64, count: usize) -> Result<Stages> {
         let init = Init::new(rt, seed).dtype(DType::F64);
         match self {

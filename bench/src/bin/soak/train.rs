@@ -1,4 +1,4 @@
-//! Running a program's trainer, whatever it is.
+//! Runs a program's trainer, of any strategy.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     trainers::{Trains, trainer},
 };
 
-/// Values by name.
+/// Values of tensors by name.
 pub type Values = BTreeMap<String, Vec<f64>>;
 
 /// A program on this rank.
@@ -37,12 +37,12 @@ impl Run {
         self.trainer.train(&self.comm, &self.program, all)?.loss()
     }
 
-    /// Saves a checkpoint after so many steps.
+    /// Saves a checkpoint after `steps` steps.
     pub fn save(&mut self, folder: &Folder, steps: usize) -> Result<()> {
         folder.save(&self.comm, steps as u64, self.trainer.state(), &CheckpointNotes::new())
     }
 
-    /// Goes on from the last one.
+    /// Resumes from the last checkpoint.
     pub fn load(&mut self, folder: &Folder) -> Result<()> {
         folder.load_latest(&self.comm, self.trainer.state()).map(|_| ())
     }

@@ -1,4 +1,4 @@
-//! The trainer that a program asks for.
+//! The trainer that a program describes.
 
 use weftgrad::{
     distributed::{
@@ -23,13 +23,13 @@ use crate::{
 
 /// A trainer of a model that is whole on every rank, or in stages.
 pub trait Trains {
-    /// A step on this rank's share of all examples.
+    /// Runs a step on this rank's part of all examples.
     fn train(&mut self, comm: &Comm<Cpu>, program: &Program, all: Batch) -> Result<TrainingMetrics<Cpu>>;
-    /// What checkpoints have.
+    /// The state that checkpoints contain.
     fn state(&mut self) -> &mut dyn Checkpointed<Cpu>;
     /// What this rank has of the model.
     fn modules(&self) -> Vec<&dyn Module<Cpu>>;
-    /// Makes all parameters of it be here for as long as what it gives lives.
+    /// Gathers all parameters on this rank, for the lifetime of the returned guards.
     fn gather(&self) -> Result<Vec<FullParameters<Cpu>>>;
 }
 
@@ -76,7 +76,7 @@ fn config(program: &Program) -> TrainingConfig {
     TrainingConfig { accumulation: program.accumulation, max_norm: program.max_norm, ..Default::default() }
 }
 
-/// What a strategy has of a model's parameters between steps.
+/// The access of a strategy to a model's parameters between steps.
 trait Gathers {
     /// Makes all of them be here.
     fn gathered(&self) -> Result<Option<FullParameters<Cpu>>>;

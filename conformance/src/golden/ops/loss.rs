@@ -1,4 +1,4 @@
-//! Losses.
+//! Losses of the op tables.
 
 use autograd::Var;
 use nn::loss;
@@ -26,7 +26,8 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
         },
         "bce" | "binary_cross_entropy" => |c| elementwise(c, "mean", loss::bce),
         "bce_with_logits" => |c| elementwise(c, "mean", loss::bce_with_logits),
-        // The divergence of distributions, as the group of losses has it: PyTorch's own default is the mean over elements.
+        // The divergence of distributions, as the group of losses has it: PyTorch's own default is the mean over
+        // elements.
         "kl_div" => |c| {
             let log_target = c.attrs.bool(&["log_target"], false)?;
             elementwise(c, "batchmean", |x, y, how| {

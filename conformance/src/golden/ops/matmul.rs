@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Matrix products of the op tables.
 
 use numcore::{
     Runtime,

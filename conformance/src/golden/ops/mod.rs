@@ -1,4 +1,4 @@
-//! The tables: PyTorch's name of an op, and how it is computed here. One row per op, one file per family.
+//! The op tables: PyTorch's name of an op, and its computation here. One row per op, one file per family.
 
 mod loss;
 mod matmul;
@@ -15,7 +15,7 @@ use super::call::OpFn;
 /// The look-up of one table.
 type Table<R> = fn(&str) -> Option<OpFn<R>>;
 
-/// The row of an op, in whichever table has it.
+/// The row of an op, from the table that has it.
 pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
     let tables: [Table<R>; 7] =
         [pointwise::find, reduce::find, shape::find, matmul::find, nn::find, recurrent::find, loss::find];

@@ -1,4 +1,4 @@
-//! The ops of neural networks.
+//! Neural-network ops of the op tables.
 
 use autograd::Var;
 use numcore::{
@@ -84,7 +84,7 @@ fn attention<R: Runtime>(c: &Call<'_, R>, mask: Option<&Var<R>>) -> Result<Vec<V
     let (q, k, v) = (c.x(0)?, c.x(1)?, c.x(2)?);
     c.attrs.skip(&["enable_gqa"]);
     c.attrs.only("dropout_p", &0.0.into())?;
-    // The numbers of heads are those of the shapes.
+    // The attributes for head counts must equal those of the shapes.
     for (name, x) in [("heads", q), ("kv_heads", k)] {
         if c.attrs.maybe_usize(&[name])?.is_some_and(|n| n != x.dims()[1]) {
             return Err(Error::shape("golden", &[x.spec().shape], format!("attribute `{name}` says otherwise")));
@@ -122,7 +122,7 @@ fn pool<R: Runtime>(
     one(f(c.x(0)?, kernel, stride, c.attrs.pair(&["padding"], 0)?))
 }
 
-/// The layout says which components are paired: `half` i with i + D/2, `interleaved` 2i with 2i + 1.
+/// The layout selects which components are paired: `half` i with i + D/2, `interleaved` 2i with 2i + 1.
 fn rope<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (x, base) = (c.x(0)?, c.attrs.f64("base", 10_000.0)?);
     let start = c.attrs.usize(&["start", "offset"], 0)?;

@@ -1,4 +1,4 @@
-//! Elementwise ops.
+//! Elementwise ops of the op tables.
 
 use autograd::Var;
 use numcore::{Error, Result, Runtime, ops::PointwiseOps, pointwise::Expr};

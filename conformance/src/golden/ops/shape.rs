@@ -68,7 +68,7 @@ fn stated<R: Runtime>(c: &Call<'_, R>, y: Var<R>) -> Result<Var<R>> {
     Err(Error::shape("golden", &[y.spec().shape], format!("the case states the shape {shape:?}")))
 }
 
-/// To the stated shape, or else to that of the output; a note may ask for two axes to be exchanged before.
+/// Reshapes to the stated shape, or else to that of the output; a note may request that two axes are exchanged before.
 fn reshape<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (mut x, note) = (c.x(0)?.clone(), c.note()?);
     if let Some((_, rest)) = note.split_once("transpose(") {

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Cases of matrix products.
 
 use numcore::{
     Runtime,

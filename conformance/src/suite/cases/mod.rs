@@ -1,4 +1,4 @@
-//! Op cases by family. Inputs avoid the places where a derivative jumps.
+//! Op cases by family. Inputs avoid points where a derivative jumps.
 
 mod composed;
 mod fused;

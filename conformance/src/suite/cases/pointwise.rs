@@ -9,7 +9,7 @@ use crate::suite::{
 
 pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
     let mut cases = Vec::new();
-    // Defined everywhere; where they have kinks these lie at 0, ±3 or the given bounds.
+    // Functions defined everywhere; kinks, if any, are at 0, ±3 or the given bounds.
     let smooth: [(&str, CaseFn<R>); 50] = [
         ("neg", |x| x[0].neg()),
         ("abs", |x| x[0].abs()),

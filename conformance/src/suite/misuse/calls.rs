@@ -33,7 +33,7 @@ pub(super) fn op_call<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
     Ok(verdict.and(into_memory(rt, draw, &op, &refs, due.ok().as_deref(), want.ok().as_deref())?))
 }
 
-/// The same call into memory between guards, of the right spec or a changed one.
+/// Runs the call into memory between guards, of the right spec or a changed one.
 fn into_memory<R: Runtime>(
     rt: &R,
     draw: &mut Draw,
@@ -90,8 +90,9 @@ fn values<R: Runtime>(outs: Result<ops::Outs<Tensor<R>>>) -> Result<Vec<Vec<f64>
     outs?.iter().map(Tensor::to_f64s).collect()
 }
 
-/// As [`near`], where NaN and infinities are equal to themselves. Gradients of fused ops are given statistics of numbers that no forward pass
-/// made, and a decomposition doesn't read those: there only NaN, which comes from elsewhere, is looked for.
+/// Compares like [`near`], where NaN and infinities are equal to themselves. Gradients of fused ops get statistics that
+/// no forward pass computed, and a decomposition does not read those: for them the check only looks for NaN from
+/// outside of the operands.
 fn nearly(what: &str, got: &[f64], want: &[f64]) -> Verdict {
     if ["AttentionGrad", "CrossEntropyGrad", "NormGrad"].iter().any(|op| what.starts_with(&format!("Fused({op}"))) {
         let strays = got.iter().zip(want).filter(|(g, w)| g.is_nan() && !w.is_nan()).count();
@@ -107,7 +108,7 @@ fn nearly(what: &str, got: &[f64], want: &[f64]) -> Verdict {
     near(what, &plain(got, want), &plain(want, got), 1e-2)
 }
 
-/// An op with operands that fit it, whose numbers may be any.
+/// An op with operands that fit it, of any values.
 fn call(draw: &mut Draw, dtype: DType) -> (Op, Vec<Spec>) {
     let [b, m, k, n] = [(); 4].map(|()| draw.size());
     let of = |dims: &[usize]| Spec::new(Shape::new(dims).unwrap_or(Shape::SCALAR), dtype);
@@ -143,7 +144,7 @@ fn call(draw: &mut Draw, dtype: DType) -> (Op, Vec<Spec>) {
     }
 }
 
-/// A call of the forward pass, or of its gradient, whose operands are those of the forward pass and what it gives.
+/// A call of the forward op, or of its gradient with the forward op's operands and outputs.
 fn cross_entropy(draw: &mut Draw, dtype: DType, dims: [usize; 2]) -> (Op, Vec<Spec>) {
     let weighted = draw.once_in(2);
     let op = CrossEntropy { ignore_index: -100, label_smoothing: 0.1, weighted };
@@ -230,7 +231,8 @@ fn add() -> Program {
     Program::new("add", |[a, b], []| [a + b])
 }
 
-/// A program into memory, with operands of any number, shape and type, among them old values of outputs that may not exist.
+/// A program into memory, with operands of any number, shape and type, among them old values of outputs that may not
+/// exist.
 pub(super) fn program<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
     let fits = Spec::new([draw.size(), 3], DType::F32);
     let two = Program::new("sum and difference", |[a, b], [s]| [a + b * s, a - b]);

@@ -14,7 +14,7 @@ impl Draw {
         Draw(Philox::new(seed, kind))
     }
 
-    /// A number below `n`.
+    /// A random integer below `n`.
     pub(super) fn below(&mut self, n: usize) -> usize {
         self.0.below(n as u64) as usize
     }
@@ -24,7 +24,7 @@ impl Draw {
         self.below(n) == 0
     }
 
-    /// One of these.
+    /// One of these values, at random.
     pub(super) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())].clone()
     }
@@ -34,7 +34,7 @@ impl Draw {
         self.pick(&[0, 1, 2, 3, 4, 6, 17])
     }
 
-    /// A number that arithmetic on sizes may not survive: a third of them are small.
+    /// An integer on which arithmetic of sizes may overflow: a third of them are small.
     pub(super) fn number(&mut self) -> usize {
         let (max, high) = (usize::MAX, 1 << (usize::BITS - 1));
         match self.once_in(3) {
@@ -71,7 +71,7 @@ impl Draw {
         }
     }
 
-    /// Operands of these specs, of which one or two are changed, missing, too many or exchanged in half of all cases.
+    /// Operands of these specs, of which, in half of all cases, one or two are changed, missing, added or exchanged.
     pub(super) fn misfit(&mut self, specs: &mut Vec<Spec>) {
         for _ in 0..self.pick(&[0, 0, 1, 2]) {
             match self.below(6) {
@@ -93,8 +93,8 @@ impl Draw {
         }
     }
 
-    /// A tensor of small whole numbers in memory that is NaN around it (or 77, in types that have no NaN): contiguous, with steps, backwards,
-    /// transposed, or repeated along an axis.
+    /// A tensor of small integers in memory that is NaN around it (or 77, in types without NaN): contiguous, strided,
+    /// reversed, transposed, or repeated along an axis.
     pub(super) fn tensor<R: Runtime>(&mut self, rt: &R, spec: Spec) -> Result<Tensor<R>> {
         let rank = spec.shape.rank();
         let axis = if rank == 0 { 0 } else { self.below(rank) };
@@ -141,7 +141,7 @@ fn host_cast<R: Runtime>(rt: &R, x: &Tensor<R>, dtype: DType) -> Result<Tensor<R
     }
 }
 
-/// Memory to write, with ranges before and after it that nobody may touch.
+/// Memory to write, with guard ranges before and after it that must not change.
 pub(super) struct Guarded<R: Runtime>(Flat<R>);
 
 impl<R: Runtime> Guarded<R> {
@@ -159,7 +159,7 @@ impl<R: Runtime> Guarded<R> {
         self.0.lend(1)
     }
 
-    /// What was written, after a call that was given the memory, or lost it; an error where a guard was touched.
+    /// The written values, after a call that got the memory, or dropped it; an error where a guard changed.
     pub(super) fn value(&mut self, memory: Option<TensorMut<R>>) -> Result<Option<Vec<f64>>> {
         let back = memory.map(|m| self.0.restore(m)).transpose()?;
         self.0.reclaim();

@@ -1,4 +1,4 @@
-//! Sizes, axes, steps and paddings that arithmetic does not survive.
+//! Sizes, axes, strides and paddings on which arithmetic overflows.
 
 use numcore::{
     DType, Flat, FlatLayout, Result, Runtime, Shape, Tensor, TensorMut,
@@ -10,7 +10,7 @@ use numcore::{
 use super::draw::Draw;
 use crate::suite::report::Verdict;
 
-/// One method of a table with numbers that mostly cannot be; what it gives, if anything, can be read.
+/// One method of a table with mostly invalid arguments; its result, if there is one, can be read.
 pub(super) fn numbers<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
     let x = draw.tensor(rt, numcore::ops::Spec::new([4, 6], DType::F32))?;
     let n = [(); 6].map(|()| draw.number());
@@ -22,7 +22,7 @@ pub(super) fn numbers<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
         c if c < CREATIONS + MEMORY + VIEWS => seen(&x, c - CREATIONS - MEMORY, axis, n),
         c => windows(rt, draw, c - CREATIONS - MEMORY - VIEWS, n),
     };
-    // What is too large to be read is read in its last element.
+    // Of a result too large to be read, the last element is read.
     if let Ok(value) = outcome
         && value.shape().numel() > 0
     {

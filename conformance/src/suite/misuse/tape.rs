@@ -1,4 +1,4 @@
-//! The tape with functions, closures, residencies and hooks that do not keep their promises.
+//! The tape with functions, closures, residencies and hooks that break their contracts.
 
 use std::sync::{
     Arc,
@@ -84,7 +84,7 @@ impl<R: Runtime> Function<R> for Wrong<R> {
             return cx.give_all(Op::identity(), &[&value]);
         }
         if self.input > 0 {
-            // Positions that this call has not are errors whichever way they are named.
+            // Input positions that this call does not have are errors in every way of naming them.
             let i = self.input;
             let errors = [cx.input(i).is_err(), cx.output(i).is_err(), cx.upstream(i).is_err()];
             assert!(errors == [true; 3] && cx.input_spec(i).is_err() && cx.output_spec(i).is_err() && !cx.wants(i));
@@ -113,7 +113,7 @@ fn function<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec) -> Result<Spec
     outcome
 }
 
-/// A closure that gives another spec when it runs again.
+/// A closure that returns another spec when it runs a second time.
 fn rerun<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec, segment: bool) -> Result<Spec> {
     let rt = x.value()?.runtime().clone();
     let (other, runs) = (draw.tensor(&rt, given)?, AtomicUsize::new(0));

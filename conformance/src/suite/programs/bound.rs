@@ -1,8 +1,8 @@
-//! Values with a bound of the rounding errors that computing them in a narrower type may make.
+//! Values with a bound on the rounding errors of a computation in a narrower type.
 
 use super::tree::{One, Tree, Two};
 
-/// A value and how far from it a computed one may lie; `None` in place of it where nothing can be said.
+/// A value and a bound on the error of a computed one; `None` in place of it where no bound exists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounded {
     pub(super) value: f64,
@@ -15,7 +15,7 @@ const PER_OP: f64 = 4.0;
 const RANGE: std::ops::Range<f64> = 1e-30..1e30;
 
 impl Tree {
-    /// Its value with the bound, for a type with this spacing.
+    /// The value of the expression with its bound, for a type with this machine epsilon.
     pub(super) fn bounded(&self, x: &[f64], epsilon: f64) -> Option<Bounded> {
         let at = |t: &Tree| t.bounded(x, epsilon);
         match self {
@@ -48,7 +48,7 @@ impl Bounded {
     }
 }
 
-/// The spread of values around a center: none if only some of them are finite, or numbers at all.
+/// The spread of values around a center; `None` if only some of them are finite, or one is NaN.
 fn around(center: f64, others: impl IntoIterator<Item = f64>) -> Option<Bounded> {
     let mut error = 0.0f64;
     for other in others {

@@ -31,7 +31,7 @@ pub(super) fn checks<R: Runtime>(rt: &R, section: &mut Section) {
     }
 }
 
-/// Ordinary numbers, and among them the ones that are not: zeros of both signs, infinities, NaN, very large and small ones.
+/// Ordinary values, and among them special ones: zeros of both signs, infinities, NaN, very large and small values.
 fn data(i: usize, special: bool) -> Vec<f64> {
     let mut rng = Philox::new(i as u64, 4);
     let rare = [0.0, -0.0, 1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e20, -1e-20, 0.5, 2.0];
@@ -77,7 +77,8 @@ fn values<R: Runtime>(rt: &R, tree: &Tree, dtype: DType) -> Result<Verdict> {
     Ok(Verdict::PASSED)
 }
 
-/// The symbolic derivative, run by the runtime, against differences on the host; where these are not stable they say nothing.
+/// The symbolic derivative, run by the runtime, against differences on the host; where these are not stable they say
+/// nothing.
 fn derivatives<R: Runtime>(rt: &R, tree: &Tree) -> Result<Verdict> {
     let data: Vec<Vec<f64>> = (0..INPUTS).map(|i| data(i, false)).collect();
     let mut ins = tensors(rt, &data, DType::F64)?;
@@ -102,7 +103,7 @@ fn derivatives<R: Runtime>(rt: &R, tree: &Tree) -> Result<Verdict> {
     Ok(Verdict::PASSED)
 }
 
-/// The central difference, if two steps agree on it.
+/// The central difference, if two step sizes agree on it.
 fn difference(tree: &Tree, x: &[f64], wrt: usize) -> Option<f64> {
     if !tree.is_tame(x) {
         return None;

@@ -1,4 +1,4 @@
-//! Programs of integers and truth values: every bit counts.
+//! Programs of integers and `bool`: every bit counts.
 
 use numcore::{
     DType, Element, Result, Runtime, Tensor,
@@ -25,14 +25,14 @@ enum Tree {
     One(usize, Box<Tree>),
     Two(usize, Box<Tree>, Box<Tree>),
     Select(Box<[Tree; 4]>),
-    /// There and back again through another type.
+    /// A cast to another type and back.
     Through(DType, Box<Tree>),
 }
 
 const ONES: usize = 3;
 const TWOS: usize = 11;
 
-/// `wide`: whether values go through `f64`, too.
+/// Expressions; with `wide`, values also pass through `f64`.
 fn trees(wide: bool) -> impl Strategy<Value = Tree> {
     let leaf = prop_oneof![
         4 => (0..2usize).prop_map(Tree::Input),
@@ -99,7 +99,7 @@ pub(super) fn checks<R: Runtime>(rt: &R, section: &mut Section) {
     section.check("u8", || Ok(random(CASES, trees(wide), |t| check::<R, u8>(rt, t))));
 }
 
-/// Small numbers, and the type's ends.
+/// Small integers, and the type's extremes.
 fn data<E: Element>(k: usize) -> Vec<E> {
     let ends = [f64::MAX, f64::MIN, 0.0, 1.0, -1.0, 127.0, 255.0, 32_768.0];
     let value = |i: usize| if i % 4 == k { ends[i / 4 % ends.len()] } else { ((i * 13 + k * 5) % 23) as f64 - 9.0 };

@@ -1,8 +1,8 @@
-//! Random pointwise programs: what a runtime makes of them, against plain evaluation on the host.
+//! Random pointwise programs on a runtime, against plain evaluation on the host.
 //!
-//! A program of floats is compared within an error bound that is carried along through its evaluation, so that cancellation and
-//! fused multiply-adds are allowed what they cost and nothing more; where a step, a comparison or a pole lies within the bound,
-//! the element says nothing and is passed over. Programs of integers must agree exactly.
+//! A program of floats is compared within an error bound that is carried along through its evaluation, so that
+//! cancellation and fused multiply-adds are allowed what they cost and nothing more; where a step, a comparison or a
+//! pole is within the bound, the element is skipped. Programs of integers must agree exactly.
 
 mod bound;
 mod floats;

@@ -5,7 +5,7 @@ use std::fmt;
 use numcore::pointwise::{Expr, Program, ProgramBuilder};
 use proptest::prelude::*;
 
-/// An expression.
+/// An expression tree.
 #[derive(Clone)]
 pub(super) enum Tree {
     Input(usize),
@@ -56,7 +56,7 @@ const SMOOTH: &[One] = ones![
     sigmoid(|x| (x * 0.5).tanh() * 0.5 + 0.5, false),
 ];
 
-/// With kinks or steps.
+/// Functions with kinks or steps.
 const OTHERS: &[One] = ones![
     abs(f64::abs, false),
     sign(|x| if x == 0.0 || x.is_nan() { x.abs() } else { 1f64.copysign(x) }, true),
@@ -120,7 +120,7 @@ pub(super) fn trees(inputs: usize, smooth: bool) -> impl Strategy<Value = Tree> 
 impl Tree {
     /// The program of this expression.
     pub(super) fn program(&self, inputs: usize) -> Program {
-        // A number takes the type of what it meets: of the inputs, if of nothing else.
+        // A constant takes the dtype of the operands it is combined with: that of the inputs, if there is no other.
         Program::build("random", inputs, 0, |b, x, _| vec![self.write(b, x).cast_like(x[0])])
     }
 
@@ -148,7 +148,7 @@ impl Tree {
         }
     }
 
-    /// Whether every step of it is a number of ordinary size: only there does the chain rule say what a difference does.
+    /// Whether every intermediate has ordinary magnitude: only there do the chain rule and differences agree.
     pub(super) fn is_tame(&self, x: &[f64]) -> bool {
         let parts = match self {
             Tree::Input(_) | Tree::Number(_) => true,
@@ -159,7 +159,7 @@ impl Tree {
         parts && self.value(x).abs() < 1e6
     }
 
-    /// Its value, every step in `f64`.
+    /// The value of the expression, with every operation in `f64`.
     pub(super) fn value(&self, x: &[f64]) -> f64 {
         match self {
             Tree::Input(i) => x[*i],

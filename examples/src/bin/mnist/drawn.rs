@@ -1,8 +1,8 @@
 //! Digits drawn by this program, for a run without files: a dot-matrix font at random places, in random ink, on noisy paper.
 
-use weftgrad::rng::Philox;
+use weftgrad::{Result, rng::Philox};
 
-use crate::idx::{Digits, SIDE};
+use crate::digits::{Digits, SIDE, from_bytes};
 
 /// Five dots wide, seven high; bit 4 is the leftmost.
 const FONT: [[u8; 7]; 10] = [
@@ -21,7 +21,7 @@ const FONT: [[u8; 7]; 10] = [
 const DOT: usize = 3;
 
 /// `count` images in a random order of digits.
-pub fn digits(count: usize, seed: u64) -> Digits {
+pub fn digits(count: usize, seed: u64) -> Result<Digits> {
     let mut random = Philox::new(seed, 0);
     let mut below = |n: usize| random.below(n as u64) as usize;
     let (mut images, mut labels) = (Vec::with_capacity(count * SIDE * SIDE), Vec::with_capacity(count));
@@ -35,5 +35,5 @@ pub fn digits(count: usize, seed: u64) -> Digits {
         }
         labels.push(digit as u8);
     }
-    Digits::new(images, labels)
+    from_bytes(images, labels)
 }

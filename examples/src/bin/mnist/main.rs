@@ -4,18 +4,18 @@
 //! four fifths and tests on the rest. Without `--data` it draws digits of its own, easier ones.
 #![forbid(unsafe_code)]
 
+mod digits;
 mod drawn;
-mod idx;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use weftgrad::{
     AnyRuntime,
+    data::{Dataset, Last},
     nn::{Conv2d, Init, Linear},
     optim::{AdamW, AdamWConfig, Optimizer},
     prelude::*,
-    rng::Philox,
 };
 use weftgrad_examples::{
     Outcome,
@@ -86,50 +86,54 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Outcome<()> {
     let rt = options.on.open()?;
     let digits = match &options.data {
-        Some(dir) => idx::Digits::read(dir)?,
-        None => drawn::digits(options.images, options.seed),
+        Some(dir) => digits::read(dir)?,
+        None => drawn::digits(options.images, options.seed)?,
     };
-    let train = digits.len() * 4 / 5;
+    let (all, train) = (digits.len(), digits.len() * 4 / 5);
     let per_epoch = train / options.batch;
     if per_epoch == 0 {
-        let (batch, all) = (options.batch, digits.len());
+        let batch = options.batch;
         return Err(
             format!("--batch {batch} is more than the {train} images to train on (four fifths of {all})").into()
         );
     }
     let model = Cnn::new(&Init::new(&rt, options.seed))?;
-    println!("{}\n{train} images to train on, {} to test", model.summary(), digits.len() - train);
+    println!("{}\n{train} images to train on, {} to test", model.summary(), all - train);
+    let learned = digits::batches(digits.clone().subset(0..train)?, options.batch, &rt);
+    let learned = learned.shuffle(options.seed).last(Last::Drop);
+    let held_out = digits::batches(digits.subset(train..all)?, 250, &rt);
     let config = AdamWConfig { lr: options.lr, ..Default::default() };
     let mut optimizer = AdamW::new(&model, config)?;
     let (stop, progress) = (Stop::on_ctrl_c(), Progress::new(0, options.batch, "images"));
     let (mut step, steps) = (0, (options.epochs * per_epoch) as u64);
-    for epoch in 0..options.epochs {
-        let order = Philox::new(options.seed, 1 + epoch as u32).permutation(train);
-        for at in order.chunks_exact(options.batch) {
+    for epoch in 0..options.epochs as u64 {
+        for batch in learned.epoch(epoch)? {
             if stop.requested() {
                 progress.finish();
                 return Err(Interrupted(format!("stopped at step {step} of {steps}; nothing was saved")).into());
             }
-            let (x, y) = digits.batch(&rt, at)?;
-            let loss = model.forward(&x)?.cross_entropy(&y)?;
+            let (x, y) = batch?.data;
+            let loss = model.forward(&Var::new(x))?.cross_entropy(&Var::new(y))?;
             optimizer.backward(&loss)?;
             optimizer.step()?;
             step += 1;
             progress.step(step, steps, loss.item()?);
         }
-        progress.say(&format!("epoch {}: {:.2} % right", epoch + 1, test(&rt, &model, &digits, train)?));
+        progress.say(&format!("epoch {}: {:.2} % right", epoch + 1, test(&model, &held_out)?));
     }
     progress.finish();
     Ok(())
 }
 
-/// Percent of the images past `from` that are named rightly.
-fn test(rt: &AnyRuntime, model: &Cnn<AnyRuntime>, digits: &idx::Digits, from: usize) -> Result<f64> {
-    let all: Vec<usize> = (from..digits.len()).collect();
-    let right = all.chunks(250).try_fold(0.0, |sum, at| {
-        let (x, y) = digits.batch(rt, at)?;
+/// Percent of the images that are named rightly.
+fn test(model: &Cnn<AnyRuntime>, images: &digits::Batches) -> Result<f64> {
+    let (mut right, mut all) = (0.0, 0);
+    for batch in images.epoch(0)? {
+        let batch = batch?;
+        let (x, y) = (Var::new(batch.data.0), Var::new(batch.data.1));
         let hits = no_grad(|| model.forward(&x)?.argmax(-1, false)?.eq(&y))?;
-        Ok::<_, weftgrad::Error>(sum + hits.sum(&[], false)?.item()?)
-    })?;
-    Ok(100.0 * right / all.len() as f64)
+        right += hits.sum(&[], false)?.item()?;
+        all += batch.count;
+    }
+    Ok(100.0 * right / all as f64)
 }

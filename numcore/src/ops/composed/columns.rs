@@ -1,4 +1,4 @@
-//! Windows as columns of a matrix, and back: PyTorch's `nn.functional.unfold` and `fold`.
+//! Im2col and col2im: windows as columns of a matrix, and back; PyTorch's `nn.functional.unfold` and `fold`.
 
 use super::PoolOptions;
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
     ops::{Apply, JoinOps, ViewOps},
 };
 
-/// Between images and the matrices of their windows. Of `options` the kernel, stride, padding (of any size, zeros)
-/// and dilation count.
+/// Conversions between images and the matrices of their windows. Of `options`, the kernel, stride, padding (of any
+/// size, zeros) and dilation are used.
 pub trait ColumnOps: Apply {
-    /// `self: [B, C, L1 .. LN]` as `[B, C · K, P]`: every window of `K` elements a column, `P` windows in row-major
+    /// `self: [B, C, L1 .. LN]` as `[B, C · K, P]`: every window of `K` elements is a column, `P` windows in row-major
     /// order.
     ///
     /// Errors: another rank, windows that do not fit.
@@ -30,7 +30,7 @@ pub trait ColumnOps: Apply {
         let each: usize = options.kernel.iter().product();
         x.permute(&order)?.reshape([shape[0], shape[1] * each, counts.iter().product()])
     }
-    /// `self: [B, C · K, P]`, the columns of [`im2col`](ColumnOps::im2col), added up where windows overlap into
+    /// `self: [B, C · K, P]`, the columns of [`im2col`](ColumnOps::im2col), accumulated where windows overlap into
     /// `[B, C, size]`: its adjoint, not its inverse.
     ///
     /// Errors: another rank, rows that are no multiple of `K`, not as many columns as there are windows.
@@ -71,7 +71,7 @@ fn image<const N: usize>(op: &'static str, shape: Shape, shown: Shape) -> Result
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// How many windows an image of `size` has along each axis.
+    /// The number of windows along each axis of an image of `size`.
     fn columns(&self, op: &'static str, shown: Shape, size: [usize; N]) -> Result<[usize; N]> {
         let mut counts = [0; N];
         for (i, count) in counts.iter_mut().enumerate() {

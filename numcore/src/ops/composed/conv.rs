@@ -8,29 +8,29 @@ use crate::{
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
-/// How much comes around the input of a convolution.
+/// The amount of padding around the input of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConvPadding<const N: usize> {
-    /// As much before each axis as after it.
+    /// Equal padding before and after each axis.
     Symmetric([usize; N]),
-    /// So much before and after each axis.
+    /// Padding before and after each axis, given separately.
     Sides([(usize, usize); N]),
-    /// As much as keeps the sizes, for strides of 1; the odd element comes after. PyTorch's `padding="same"`.
+    /// The padding that keeps the sizes, for strides of 1; the odd element comes after. PyTorch's `padding="same"`.
     Same,
 }
 
-/// Geometry of a convolution over `N` axes.
+/// The geometry of a convolution over `N` axes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvNd<const N: usize> {
-    /// From one output to the next, per axis.
+    /// The stride between outputs, per axis.
     pub stride: [usize; N],
-    /// How much comes around the input.
+    /// The amount of padding around the input.
     pub padding: ConvPadding<N>,
-    /// What comes around the input: PyTorch's `padding_mode`.
+    /// The values of the padding: PyTorch's `padding_mode`.
     pub mode: PadMode,
-    /// From one weight to the next, per axis.
+    /// The distance between elements of the kernel, per axis.
     pub dilation: [usize; N],
-    /// Groups of channels that do not mix.
+    /// The number of channel groups; channels of different groups do not mix.
     pub groups: usize,
 }
 
@@ -130,7 +130,7 @@ fn ranks<const N: usize>(op: &'static str, x: Shape, w: Shape) -> Result<()> {
 }
 
 impl<const N: usize> ConvNd<N> {
-    /// What comes before and after each axis.
+    /// The padding before and after each axis.
     fn sides(&self, weight: Shape) -> Result<[(usize, usize); N]> {
         let sides = match self.padding {
             ConvPadding::Symmetric(p) => p.map(|p| (p, p)),
@@ -161,7 +161,7 @@ struct Plane {
 
 impl Plane {
     fn new<const N: usize>(options: &ConvNd<N>, padding: [usize; N]) -> Plane {
-        // The axis `from_end` places before the end, or that of an axis of size 1.
+        // The axis at `from_end` before the end; where it does not exist, the value for an axis of size 1.
         let pick = |of: &[usize; N], from_end: usize, absent: usize| {
             N.checked_sub(from_end).and_then(|i| of.get(i)).copied().unwrap_or(absent)
         };
@@ -179,7 +179,7 @@ impl Plane {
         }
     }
 
-    /// Windows along the first axis become channels, and their places a batch.
+    /// Windows along the first axis become channels, and their positions a batch.
     fn forward<T: Apply>(&self, x: &T, weight: &T, bias: Option<&T>) -> Result<T> {
         let (w, p) = (weight.spec().shape, self.padding as isize);
         let padded = x.pad_with(&[(0, 0), (0, 0), (p, p), (0, 0), (0, 0)], PadMode::Constant(0.0))?;
@@ -191,7 +191,7 @@ impl Plane {
         y.reshape([s[0], s[1], t[1], t[2], t[3]])?.permute(&[0, 2, 1, 3, 4])
     }
 
-    /// How long the first axis of the adjoint is, before its padding is taken off and after.
+    /// The length of the first axis of the adjoint, before its padding is removed and after.
     fn lengths(&self, size: usize, kernel: usize, output_padding: usize) -> Option<(usize, usize)> {
         let reach = size.checked_sub(1)?.checked_mul(self.stride)?;
         let len = self.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(reach)?.checked_add(1)?;

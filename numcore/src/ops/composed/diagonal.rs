@@ -1,11 +1,11 @@
-//! Diagonals, and products that make matrices of vectors.
+//! Diagonals, and the products of vectors that give matrices.
 
 use crate::{
     Error, Result, Shape,
     ops::{Apply, PointwiseOps, ReduceOps, ViewOps, stack},
 };
 
-/// Diagonals and outer products.
+/// Diagonals, outer products, and Kronecker and cross products.
 pub trait DiagonalOps: Apply {
     /// The elements of the last two axes of `self: [.., N, M]` with column − row = `k`, as a last axis. A view where
     /// the matrices are contiguous.
@@ -44,7 +44,7 @@ pub trait DiagonalOps: Apply {
     fn trace(&self) -> Result<Self> {
         self.diagonal(0)?.sum(&[-1], false)
     }
-    /// `self: [N]` times `other: [M]`, every element with every other: `[N, M]`.
+    /// The outer product of `self: [N]` and `other: [M]`, `[N, M]`.
     #[doc(alias = "ger")]
     #[track_caller]
     fn outer(&self, other: &Self) -> Result<Self> {
@@ -54,7 +54,7 @@ pub trait DiagonalOps: Apply {
         }
         self.unsqueeze(1)?.mul(&other.unsqueeze(0)?)
     }
-    /// Kronecker's product: `[A1·B1, .., AK·BK]`, made of copies of `other` each times an element of `self`. The one
+    /// The Kronecker product, `[A1·B1, .., AK·BK]`: copies of `other`, each scaled by an element of `self`. The one
     /// with fewer axes gets axes of size 1 in front; four axes at most.
     #[track_caller]
     fn kron(&self, other: &Self) -> Result<Self> {
@@ -71,7 +71,7 @@ pub trait DiagonalOps: Apply {
             a.padded(rank).iter().zip(b.padded(rank).iter()).map(|(x, y)| x.saturating_mul(*y)).collect();
         product.reshape(sizes)
     }
-    /// The vector product of vectors of three elements along `axis`; the other axes broadcast.
+    /// The cross product of vectors of three elements along `axis`; the other axes broadcast.
     #[doc(alias = "linalg_cross")]
     #[track_caller]
     fn cross(&self, other: &Self, axis: isize) -> Result<Self> {

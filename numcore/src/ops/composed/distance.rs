@@ -9,14 +9,14 @@ use crate::{
     pointwise::Program,
 };
 
-/// Distances.
+/// Pairwise distances between the rows of two matrices.
 pub trait DistanceOps: Apply {
     /// The `p`-norms of the differences of every row of `self: [B.., N, D]` from every row of `other: [B.., M, D]`,
-    /// `[B.., N, M]`; batch axes broadcast. `p` is 0 (how many coordinates differ), positive, or infinite (the
-    /// largest difference). Of floats.
+    /// `[B.., N, M]`; batch axes broadcast. `p` is 0 (how many coordinates differ), positive, or infinite (the largest
+    /// difference). Floating dtypes only.
     ///
     /// Differences are taken, not expanded into products, so near points keep their digits; nothing of the size
-    /// `N · M · D` is stored but for infinite `p`. The gradient where two points are one is 0.
+    /// `N · M · D` is stored but for infinite `p`. The gradient where two points coincide is 0.
     #[doc(alias = "pairwise_distance")]
     #[track_caller]
     fn cdist(&self, other: &Self, p: f64) -> Result<Self> {

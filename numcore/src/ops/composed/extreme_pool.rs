@@ -1,4 +1,4 @@
-//! The largest of windows, by its position: the value is then picked from the input, whose gradient needs no windows.
+//! Max pooling by position: the value is picked from the input, so its gradient needs no windows.
 
 use std::sync::LazyLock;
 
@@ -13,11 +13,11 @@ use crate::{
     pointwise::Program,
 };
 
-/// How windows are cut out of the last `N` axes.
+/// How windows are taken from the last `N` axes.
 pub(super) enum PoolWindows<const N: usize> {
-    /// Of one size, at equal distances.
+    /// Windows of one size, at equal distances.
     Sliding([WindowAxis; N]),
-    /// From one element to another.
+    /// Regions, each from a first element to one past its last.
     Regions([Vec<(usize, usize)>; N]),
 }
 
@@ -49,8 +49,8 @@ impl<const N: usize> PoolWindows<N> {
         x.reshape([shape[0], shape[1..=N].iter().product(), shape[N + 1..].iter().product()])
     }
 
-    /// Which element of each window of `x: [B, L1 .. LN]` is the first of the largest, `[B, P1 · .. · PN, 1]`. One of
-    /// the input's, where all of them are as low as what is outside.
+    /// The position of the first largest element of each window of `x: [B, L1 .. LN]`, `[B, P1 · .. · PN, 1]`. It is
+    /// always a position within the input, even where all elements are as low as the padding.
     fn first_of_largest<T: Apply>(&self, x: &T, outside: f64) -> Result<T> {
         static TOP: LazyLock<Program> = LazyLock::new(|| {
             Program::build("max_pool", 3, 0, |b, x, _| {
@@ -68,8 +68,8 @@ impl<const N: usize> PoolWindows<N> {
     }
 }
 
-/// Regions of `axis` side by side, `[.., regions, .., K]`; shorter ones end in their last element again, which
-/// changes no largest.
+/// The regions of `axis` as rows, `[.., regions, .., K]`; shorter regions repeat their last element, which changes no
+/// maximum.
 #[track_caller]
 fn apart<T: Apply>(x: &T, axis: isize, regions: &[(usize, usize)]) -> Result<T> {
     let most = regions.iter().map(|r| r.1 - r.0).max().unwrap_or(1);
@@ -78,7 +78,7 @@ fn apart<T: Apply>(x: &T, axis: isize, regions: &[(usize, usize)]) -> Result<T> 
     x.index_select(axis, &positions(x, [at.len()], &at)?)?.unfold(axis, most, most, 1)
 }
 
-/// What no element of this type is below.
+/// The lowest value of a dtype.
 fn lowest(dtype: DType) -> f64 {
     match dtype {
         DType::I32 => f64::from(i32::MIN),
@@ -88,7 +88,7 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-/// The largest of each window, by the kernel there is for two axes where it fits.
+/// Max pooling, by the kernel for two axes where it applies.
 pub(super) fn largest<const N: usize, T: Apply>(x: &T, options: &PoolOptions<N>) -> Result<T> {
     let shape = x.spec().shape;
     let axes = options.axes("max_pool", shape)?;
@@ -107,7 +107,7 @@ pub(super) fn largest<const N: usize, T: Apply>(x: &T, options: &PoolOptions<N>)
     T::apply1(pool, &[&image])?.reshape([&shape[..lead], &axes.map(|a| a.count)[..]].concat())
 }
 
-/// The largest of each window of the last `N` axes, and where it is.
+/// The largest element of each window of the last `N` axes, and its position.
 pub(super) fn with_positions<const N: usize, T: Apply>(
     op: &'static str,
     x: &T,
@@ -132,7 +132,7 @@ pub(super) fn with_positions<const N: usize, T: Apply>(
     Ok((values.reshape(&output)?, at.reshape(&output)?))
 }
 
-/// The largest of each of `size` regions of the last `N` axes, and where it is.
+/// The largest element of each of `size` regions of the last `N` axes, and its position.
 pub(crate) fn adaptive<const N: usize, T: Apply>(op: &'static str, x: &T, size: [usize; N]) -> Result<(T, T)> {
     with_positions(op, x, &PoolWindows::Regions(regions(op, x.spec().shape, size)?))
 }

@@ -1,4 +1,4 @@
-//! Images and volumes read at given places. The formulas are PyTorch's (`aten/src/ATen/native/GridSampler.h`).
+//! Images and volumes sampled at given coordinates. The formulas are PyTorch's (`aten/src/ATen/native/GridSampler.h`).
 
 use std::sync::LazyLock;
 
@@ -9,10 +9,10 @@ use crate::{
     pointwise::{Expr, Program},
 };
 
-/// What values are read outside of an image.
+/// The padding mode of a sampled image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutsideGrid {
-    /// Zeros.
+    /// Zeros outside of the image.
     #[default]
     Zeros,
     /// The nearest element of the border.
@@ -21,21 +21,21 @@ pub enum OutsideGrid {
     Reflection,
 }
 
-/// How [`GridSampleOps::grid_sample`] reads.
+/// The options of [`GridSampleOps::grid_sample`]: interpolation, padding and alignment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GridSample {
-    /// [`Interpolation::Nearest`] (ties to even), [`Interpolation::Linear`], or, of images, [`Interpolation::Cubic`].
+    /// [`Interpolation::Nearest`] (ties to even), [`Interpolation::Linear`], or, for images, [`Interpolation::Cubic`].
     pub mode: Interpolation,
-    /// What is read outside.
+    /// The value read outside of the image.
     pub outside: OutsideGrid,
     /// Whether −1 and 1 are the centers of the first and the last element, instead of the outer edges.
     pub align_corners: bool,
 }
 
-/// Sampling.
+/// Sampling of images at given coordinates.
 pub trait GridSampleOps: Apply {
-    /// `self: [N, C, H, W]` read at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`; or `[N, C, D, H, W]` at
-    /// `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`. A place is `(x, y)` or `(x, y, z)`: the last axis of the image
+    /// Samples of `self: [N, C, H, W]` at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`; or `[N, C, D, H, W]` at
+    /// `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`. A coordinate is `(x, y)` or `(x, y, z)`: the last axis of the image
     /// first, from −1 to 1. Both of one floating dtype; gradients flow to both, but none to the grid with
     /// [`Interpolation::Nearest`]. A place that is NaN gives NaN.
     ///
@@ -49,9 +49,9 @@ pub trait GridSampleOps: Apply {
         let wide = |x: &Self| x.to_dtype(dtype.compute());
         options.sample(&wide(self)?, &wide(grid)?)?.to_dtype(dtype)
     }
-    /// Places of `size` elements moved by `self: [N, 2, 3]` (`[N, 3, 4]`), for
+    /// The coordinates of `size` elements, transformed by `self: [N, 2, 3]` (`[N, 3, 4]`), for
     /// [`grid_sample`](GridSampleOps::grid_sample): `size` is `[P, Q]` and the result `[N, P, Q, 2]` (`[O, P, Q]` and
-    /// `[N, O, P, Q, 3]`). Of floats.
+    /// `[N, O, P, Q, 3]`). Floating dtypes only.
     #[track_caller]
     fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Self> {
         const OP: &str = "affine_grid";
@@ -86,9 +86,9 @@ fn place(i: usize, n: usize, align_corners: bool) -> f64 {
     }
 }
 
-/// An element that a place reads along one axis, `[N, P]`: its position, its weight, and whether it lies outside of an image
-/// among zeros. There the position is one on the border, the weight 0, and what is read counts as 0, which a product with
-/// an infinite pixel would not be.
+/// One element that a sample reads along one axis, `[N, P]`: its position, its weight, and whether it is outside of a
+/// zero-padded image. Outside, the position is one on the border, the weight 0, and the value read counts as 0, which a
+/// product with an infinite pixel would not be.
 struct Tap<T> {
     at: T,
     weight: T,
@@ -96,7 +96,7 @@ struct Tap<T> {
 }
 
 impl<T: Apply> Tap<T> {
-    /// What a tap on one axis and one on the next, of `size` elements, read together.
+    /// The tap that combines a tap on one axis with one on the next, which has `size` elements.
     fn and(&self, next: &Tap<T>, size: usize) -> Result<Tap<T>> {
         let outside = match (&self.outside, &next.outside) {
             (Some(a), Some(b)) => Some(a.logical_or(b)?),
@@ -106,7 +106,7 @@ impl<T: Apply> Tap<T> {
         Ok(Tap { at, weight: self.weight.mul(&next.weight)?, outside })
     }
 
-    /// The pixels `[N, C, P]` of this tap, times its weight.
+    /// The pixels `[N, C, P]` of this tap, multiplied by its weight.
     fn read(&self, pixels: &T, places: Shape) -> Result<T> {
         static WEIGHTED: LazyLock<Program> =
             LazyLock::new(|| Program::new("grid_sample", |[x, w, outside], []| [outside.select(0.0, x) * w]));
@@ -143,7 +143,7 @@ impl GridSample {
         let places = to[1..to.rank() - 1].iter().product();
         let grid = grid.reshape([n, places, sizes.len()])?;
         let pixels = x.reshape([n, c, sizes.iter().product()])?;
-        // Every combination of what the axes read.
+        // Every combination of the taps of the axes.
         let mut reads: Vec<Tap<T>> = Vec::new();
         for (axis, &size) in sizes.iter().enumerate() {
             let taps = self.taps(&grid.select(-1, sizes.len() - 1 - axis)?, size)?;
@@ -166,7 +166,7 @@ impl GridSample {
         sum.reshape([&[n, c], &to[1..to.rank() - 1]].concat())
     }
 
-    /// What places `at: [N, P]` read along an axis of `size` elements.
+    /// The taps of coordinates `at: [N, P]` along an axis of `size` elements.
     fn taps<T: Apply>(&self, at: &T, size: usize) -> Result<Vec<Tap<T>>> {
         static PLACE: LazyLock<Program> =
             LazyLock::new(|| Program::new("grid_sample", |[x], [a, b]| [(x + 1.0) * a + b]));
@@ -207,7 +207,8 @@ impl GridSample {
         }
     }
 
-    /// Places brought into the image, as what is outside of it says. The gradient beyond the border is 0, as PyTorch's.
+    /// Coordinates mapped into the image, according to the padding mode. The gradient beyond the border is 0, as in
+    /// PyTorch.
     fn inside<T: Apply>(&self, at: &T, size: usize) -> Result<T> {
         static BORDER: LazyLock<Program> =
             LazyLock::new(|| Program::new("grid_sample", |[x], [last]| [border(x, last)]));
@@ -231,7 +232,7 @@ impl GridSample {
         }
     }
 
-    /// The position of a whole place, one that is outside moved to the border.
+    /// The index of an integral coordinate; one outside is moved to the border.
     fn position<T: Apply>(&self, place: &T, size: usize) -> Result<T> {
         static POSITION: LazyLock<Program> = LazyLock::new(|| {
             Program::new("grid_sample", |[x], [last]| {
@@ -241,7 +242,7 @@ impl GridSample {
         place.detach().apply_program(&POSITION, &[], &[Scalar::F64((size - 1) as f64)])
     }
 
-    /// A tap with a weight at a whole place, read where `inside` says.
+    /// A tap with a weight at an integral coordinate, read where `inside` says.
     fn tap<T: Apply>(&self, weight: &T, place: &T, inside: &T, size: usize) -> Result<Tap<T>> {
         static OUTSIDE: LazyLock<Program> =
             LazyLock::new(|| Program::new("grid_sample", |[x], [last]| [x.lt(0.0) | x.gt(last)]));
@@ -261,7 +262,7 @@ fn border<'b>(x: Expr<'b>, last: Expr<'b>) -> Expr<'b> {
     low.ge(last).select(last, low)
 }
 
-/// The weights of the four neighbours by the distance of a place from the second (Keys 1981, `a = −0.75`).
+/// The weights of the four nearest elements by the distance of a sample from the second (Keys 1981, `a = −0.75`).
 static CUBIC: LazyLock<[Program; 4]> = LazyLock::new(|| {
     const A: f64 = -0.75;
     fn near(x: Expr<'_>) -> Expr<'_> {

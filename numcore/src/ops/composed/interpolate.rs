@@ -1,6 +1,6 @@
-//! Resizing of signals, images and volumes: each mode is a linear map along one axis after the other. The positions
-//! and weights are PyTorch's (`aten/src/ATen/native/UpSample.h`), in `f64`. And pixels moved between channels and
-//! places.
+//! Resizing of signals, images and volumes: each mode is a linear map along one axis after the other. The positions and
+//! weights are PyTorch's (`aten/src/ATen/native/UpSample.h`), in `f64`. It also has pixel shuffles between channels and
+//! positions.
 
 use super::{
     taps::{Taps, cell},
@@ -11,59 +11,60 @@ use crate::{
     ops::{Apply, ViewOps, rule::float},
 };
 
-/// What new elements are made of.
+/// How new elements are interpolated from old ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interpolation {
-    /// The element at `⌊i · L / M⌋`, of `L` elements to `M` new ones, or `⌊i / factor⌋`: PyTorch's `nearest`, whose
+    /// The element at `⌊i · L / M⌋`, for `L` elements resized to `M`, or `⌊i / factor⌋`: PyTorch's `nearest`, whose
     /// rounding is that of OpenCV's `INTER_NEAREST`, of the exact quotient.
     #[default]
     Nearest,
     /// The element whose center is nearest, `⌊(i + ½) · L / M⌋` or `⌊(i + ½) / factor⌋`: PyTorch's `nearest-exact`.
     NearestExact,
-    /// The two neighbours along each axis, by their distance: PyTorch's `linear`, `bilinear` and `trilinear`.
+    /// The two nearest elements along each axis, weighted by distance: PyTorch's `linear`, `bilinear` and `trilinear`.
     Linear,
-    /// The four neighbours along each axis, by a cubic (Keys 1981, `a = −0.75`; `−0.5` with `antialias`): PyTorch's
-    /// `bicubic`.
+    /// The four nearest elements along each axis, by a cubic kernel (Keys 1981, `a = −0.75`; `−0.5` with `antialias`):
+    /// PyTorch's `bicubic`.
     Cubic,
-    /// The mean of the elements of a region: as [`adaptive_avg_pool`](super::PoolOps::adaptive_avg_pool).
+    /// The mean of the elements of a region, as by [`adaptive_avg_pool`](super::PoolOps::adaptive_avg_pool).
     Area,
 }
 
-/// How [`InterpolateOps::interpolate`] makes new elements.
+/// Options of [`InterpolateOps::interpolate`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interpolate {
-    /// What of.
+    /// The interpolation that new elements are computed with.
     pub mode: Interpolation,
-    /// Whether the centers of the first and last elements stay where they are, instead of the outer edges. Linear and
-    /// cubic alone.
+    /// Whether the centers of the first and last elements are aligned, instead of the outer edges. For linear and cubic
+    /// interpolation only.
     pub align_corners: bool,
-    /// Whether an axis that shrinks is filtered first, by a wider kernel. Linear and cubic alone.
+    /// Whether an axis that shrinks is filtered first, by a wider kernel. For linear and cubic interpolation only.
     pub antialias: bool,
 }
 
 impl Interpolate {
-    /// A mode, edges aligned, without a filter.
+    /// Interpolation with edges aligned, without a filter.
     pub fn new(mode: Interpolation) -> Self {
         Interpolate { mode, ..Default::default() }
     }
 }
 
-/// The new sizes of the axes after the first two.
+/// The target size: sizes, or scale factors, of the axes after the first two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resize<'a> {
-    /// These.
+    /// The sizes of the result, one for each resized axis.
     Size(&'a [usize]),
-    /// `⌊L · factor⌋`. As PyTorch's `scale_factor`, the factor itself places the new elements, not the ratio of the
-    /// sizes.
+    /// Scale factors: the new size is `⌊L · factor⌋`. As for PyTorch's `scale_factor`, the factor itself positions the
+    /// new elements, not the ratio of the sizes.
     Scale(&'a [f64]),
 }
 
-/// Resizing.
+/// Resizing of images and sequences by interpolation.
 pub trait InterpolateOps: Apply {
     /// `self: [N, C, L1 .. LK]` of floats, `K` of at least 1, with new sizes of the last `K` axes.
     ///
-    /// Errors: not as many sizes as axes after the second, an empty input or output, more elements than memory can
-    /// hold, a factor that is not positive, `align_corners` or `antialias` with a mode that has none.
+    /// Errors: a number of sizes other than the number of axes after the second, an empty input or output, more
+    /// elements than memory can hold, a factor that is not positive, `align_corners` or `antialias` with a mode that
+    /// has none.
     #[doc(alias = "upsample")]
     #[doc(alias = "resize")]
     #[track_caller]
@@ -79,8 +80,8 @@ pub trait InterpolateOps: Apply {
             })
         })
     }
-    /// `self: [.., C·r², H, W]` as `[.., C, H·r, W·r]`: every `r²` channels become a square of `r × r` pixels (Shi et
-    /// al. 2016).
+    /// Pixel shuffle, from `self: [.., C·r², H, W]` to `[.., C, H·r, W·r]`: every `r²` channels become a square of
+    /// `r × r` pixels (Shi et al. 2016).
     #[track_caller]
     fn pixel_shuffle(&self, r: usize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -93,7 +94,7 @@ pub trait InterpolateOps: Apply {
         let image = apart.permute(&[0, 1, 4, 2, 5, 3])?;
         image.reshape([&shape[..lead], &[c / (r * r), h.saturating_mul(r), w.saturating_mul(r)]].concat())
     }
-    /// `self: [.., C, H·r, W·r]` as `[.., C·r², H, W]`: the inverse of
+    /// Inverse pixel shuffle, from `self: [.., C, H·r, W·r]` to `[.., C·r², H, W]`; see
     /// [`pixel_shuffle`](InterpolateOps::pixel_shuffle).
     #[track_caller]
     fn pixel_unshuffle(&self, r: usize) -> Result<Self> {
@@ -116,13 +117,13 @@ fn no_image(op: &'static str, shape: Shape) -> Error {
     Error::shape(op, &[shape], "needs [.., C, H, W]")
 }
 
-/// One axis, before and after.
+/// The sizes of one axis, before and after.
 struct ResizeAxis {
     from: usize,
     to: usize,
-    /// From one new element to the next, in old ones, where edges are aligned.
+    /// The distance between new elements in old ones, where edges are aligned.
     scale: f64,
-    /// How many new elements come for an old one, if that was given and not the new size.
+    /// The scale factor, if that was given and not the new size.
     factor: Option<f64>,
 }
 
@@ -160,8 +161,8 @@ impl Interpolate {
 }
 
 impl ResizeAxis {
-    /// The old element that the place `part` of the way through new element `i` lies in; `part` is 0 or ½. Numbers whose
-    /// quotient is whole must not end below it, so nothing is rounded before the division.
+    /// The old element that contains the position at fraction `part` (0 or ½) of new element `i`. Nothing is rounded
+    /// before the division, so that integer quotients are exact.
     fn under(&self, i: usize, part: f64) -> usize {
         let at = match self.factor {
             Some(factor) => ((i as f64 + part) / factor) as usize,
@@ -171,7 +172,7 @@ impl ResizeAxis {
         at.min(self.from - 1)
     }
 
-    /// What a new element is made of.
+    /// The old elements and weights that a new element is computed from.
     fn row(&self, i: usize, options: Interpolate) -> Vec<(usize, f64)> {
         let last = self.from - 1;
         match options.mode {
@@ -199,7 +200,7 @@ impl ResizeAxis {
         }
     }
 
-    /// From one new element to the next, in old ones.
+    /// The distance between new elements, in old ones.
     fn step(&self, options: Interpolate) -> f64 {
         match options.align_corners {
             true if self.to > 1 => (self.from - 1) as f64 / (self.to - 1) as f64,
@@ -214,7 +215,8 @@ impl ResizeAxis {
         if options.align_corners { step * i as f64 } else { step * (i as f64 + 0.5) - 0.5 }
     }
 
-    /// All elements under a kernel that is as wide as the step, at least as wide as between neighbours.
+    /// All elements under a kernel that is stretched by the downscaling factor, and is at least as wide as for
+    /// upscaling.
     fn filtered(&self, i: usize, options: Interpolate, support: f64, kernel: impl Fn(f64) -> f64) -> Vec<(usize, f64)> {
         let step = self.step(options);
         let width = step.max(1.0);

@@ -38,7 +38,7 @@ pub(crate) fn mean<const N: usize, T: Apply>(op: &'static str, x: &T, options: &
         if let Some(divisor) = options.divisor {
             return sums.div(divisor);
         }
-        // How many elements a window has is the product of how many it has along each axis.
+        // The number of elements of a window is the product of its sizes along the axes.
         axes.iter().enumerate().try_fold(sums, |sums, (i, a)| {
             let which = usize::from(options.count_include_pad);
             scaled_along(&sums, rank - N + i, &a.counts().map(|c| 1.0 / c[which] as f64).collect::<Vec<_>>())
@@ -47,7 +47,7 @@ pub(crate) fn mean<const N: usize, T: Apply>(op: &'static str, x: &T, options: &
 }
 
 pub(super) fn power<const N: usize, T: Apply>(x: &T, p: f64, options: &PoolOptions<N>) -> Result<T> {
-    // The slope of a power below 1 is infinite at 0, and infinity times the sign there no number.
+    // The slope of a power below 1 is infinite at 0, and infinity times the sign there is NaN.
     static POWER: LazyLock<Program> = LazyLock::new(|| {
         Program::new("lp_pool", |[x], [p]| {
             let d = x.abs();

@@ -1,9 +1,8 @@
-//! Operations above the primitive vocabulary: each is a composition of views, gathers, products, reductions and
-//! pointwise programs, written once over [`Apply`]. So it works on tensors and on variables of the tape, is
-//! differentiable to any order, and runs on every runtime. Shapes are given with letters; every method names
-//! PyTorch's name as an alias.
+//! Composed operations: each is a composition of views, gathers, matmuls, reductions and pointwise programs, written
+//! once over [`Apply`]. So it works on tensors and on variables of the tape, is differentiable to any order, and runs
+//! on every runtime. Shapes are given with letters; every method names PyTorch's name as an alias.
 //!
-//! Where an output's shape depends on values, those are a tensor's, which is read while the caller waits for the device:
+//! Where an output's shape depends on values, the values are read back while the caller waits for the device:
 //! `nonzero`, `unique` and `bincount` are methods of tensors alone, and masks that select are tensors.
 
 mod columns;
@@ -47,7 +46,7 @@ pub use windows::{PoolOps, PoolOptions};
 use super::{Apply, PointwiseOps};
 use crate::{DType, Result, Shape, Tensor, tensor::room};
 
-/// `f` of `x` computed in `f32` where `x` is of a half type, the result rounded once.
+/// Applies `f` to `x` upcast to `f32` if it is f16 or bf16, and rounds the result once.
 #[track_caller]
 fn widened<T: Apply>(x: &T, f: impl FnOnce(&T) -> Result<T>) -> Result<T> {
     let dtype = x.spec().dtype;
@@ -57,7 +56,7 @@ fn widened<T: Apply>(x: &T, f: impl FnOnce(&T) -> Result<T>) -> Result<T> {
     f(&x.to_dtype(dtype.compute())?)?.to_dtype(dtype)
 }
 
-/// Numbers from the host as a value of `dtype` that depends on nothing.
+/// Host values as a constant of `dtype`, which has no gradient.
 #[track_caller]
 fn constant<T: Apply>(like: &T, shape: impl AsRef<[usize]>, dtype: DType, values: &[f64]) -> Result<T> {
     let mut values = values.iter().copied();
@@ -77,7 +76,7 @@ fn zeros<T: Apply>(like: &T, shape: Shape, dtype: DType) -> Result<T> {
     Ok(T::constant(Tensor::zeros(like.runtime(), Shape::SCALAR, dtype)?.broadcast_to(shape)?))
 }
 
-/// `shape` with `size` along one axis and 1 along the others: how a row of numbers meets the axis of a tensor.
+/// The shape with `size` along one axis and 1 along the others, so that a vector broadcasts along the axis of a tensor.
 fn along(rank: usize, axis: usize, size: usize) -> Vec<usize> {
     (0..rank).map(|i| if i == axis { size } else { 1 }).collect()
 }

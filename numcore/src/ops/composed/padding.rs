@@ -5,27 +5,27 @@ use crate::{
     ops::{Apply, JoinOps, ViewOps, cat},
 };
 
-/// What comes around a tensor.
+/// The values of padding around a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
-    /// This number.
+    /// Every padded element is this value.
     Constant(f64),
-    /// The elements mirrored at the first and the last, which are not repeated: `[a, b, c]` becomes
+    /// Padding with the elements mirrored at the first and the last, which are not repeated: `[a, b, c]` becomes
     /// `c b | a b c | b a`.
     Reflect,
-    /// The first and the last element repeated: `a a | a b c | c c`.
+    /// Padding with the first and the last element repeated: `a a | a b c | c c`.
     Replicate,
-    /// The elements of the other end: `b c | a b c | a b`.
+    /// Padding with the elements of the other end: `b c | a b c | a b`.
     Circular,
 }
 
 impl PadMode {
-    /// Whether zeros come around the tensor.
+    /// Whether the padding is zeros.
     pub fn is_zero(self) -> bool {
         self == PadMode::Constant(0.0)
     }
 
-    /// The most elements that can come on either side of an axis of `size`.
+    /// The largest padding on either side of an axis of `size`.
     fn most(self, size: usize) -> usize {
         match self {
             PadMode::Constant(_) => usize::MAX,
@@ -37,13 +37,13 @@ impl PadMode {
     }
 }
 
-/// Padding by modes.
+/// Padding with PyTorch's modes.
 pub trait PadOps: Apply {
-    /// `self` with `pads[i] = (before, after)` elements around axis `i`, one pair for each axis. A negative count
+    /// Pads `self` with `pads[i] = (before, after)` elements around axis `i`, one pair for each axis. A negative count
     /// removes elements from that end; all removals come before anything is added. Any dtype.
     ///
-    /// Errors: fewer or more pairs than axes; removing more than there is; [`PadMode::Reflect`] of as many elements
-    /// as the axis has or more, [`PadMode::Circular`] of more than it has, [`PadMode::Replicate`] of an empty axis.
+    /// Errors: fewer or more pairs than axes; removing more than there is; [`PadMode::Reflect`] of as many elements as
+    /// the axis has or more, [`PadMode::Circular`] of more than it has, [`PadMode::Replicate`] of an empty axis.
     #[doc(alias = "pad")]
     #[doc(alias = "ReflectionPad2d")]
     #[doc(alias = "ReplicationPad2d")]
@@ -84,7 +84,7 @@ fn cropped<T: Apply>(x: &T, axis: usize, before: usize, after: usize) -> Result<
     }
 }
 
-/// `x` between elements of its own.
+/// `x` padded with its own elements.
 #[track_caller]
 fn surrounded<T: Apply>(x: &T, axis: usize, before: usize, after: usize, mode: PadMode) -> Result<T> {
     let shape = x.spec().shape;

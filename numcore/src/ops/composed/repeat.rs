@@ -1,4 +1,4 @@
-//! Tensors repeated, turned, and laid out along the axes of a grid.
+//! Repetition, rotation, differences and coordinate grids.
 
 use super::{positions, room};
 use crate::{
@@ -6,9 +6,9 @@ use crate::{
     ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps},
 };
 
-/// Repeating and turning.
+/// Repetition, rotation and differences.
 pub trait RepeatOps: Apply {
-    /// `self` side by side `counts[i]` times along axis `i`; more counts than axes put new axes in front.
+    /// `self` repeated `counts[i]` times along axis `i`; more counts than axes put new axes in front.
     #[doc(alias = "tile")]
     #[track_caller]
     fn repeat(&self, counts: &[usize]) -> Result<Self> {
@@ -25,7 +25,7 @@ pub trait RepeatOps: Apply {
         }
         Ok(x)
     }
-    /// Every element along `axis` `count` times in a row: `[a, b]` becomes `[a, a, b, b]`.
+    /// Repeats every element along `axis` `count` times in a row: `[a, b]` becomes `[a, a, b, b]`.
     #[track_caller]
     fn repeat_interleave(&self, count: usize, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -34,7 +34,7 @@ pub trait RepeatOps: Apply {
         let wide = self.reshape([outer, 1, inner])?.broadcast_to([outer, count, inner])?;
         wide.reshape(shape.with(at, shape[at].saturating_mul(count)))
     }
-    /// Element `i` along `axis` `counts[i]` times in a row.
+    /// Repeats element `i` along `axis` `counts[i]` times in a row.
     #[track_caller]
     fn repeat_interleave_each(&self, counts: &[usize], axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -49,7 +49,7 @@ pub trait RepeatOps: Apply {
         index.extend(counts.iter().enumerate().flat_map(|(i, &c)| std::iter::repeat_n(i as i64, c)));
         self.index_select(axis, &positions(self, [index.len()], &index)?)
     }
-    /// Turned by `times · 90°` in the plane of two axes, from the first towards the second.
+    /// Rotation by `times · 90°` in the plane of two axes, from the first towards the second.
     #[track_caller]
     fn rot90(&self, times: isize, axes: [isize; 2]) -> Result<Self> {
         let shape = self.spec().shape;
@@ -64,7 +64,8 @@ pub trait RepeatOps: Apply {
             _ => self.flip(&[a as isize])?.transpose(a as isize, b as isize),
         }
     }
-    /// Differences of neighbours along `axis`, `times` over: `y[i] = x[i + 1] − x[i]`, one element fewer each time.
+    /// Differences of adjacent elements along `axis`, taken `times` times: `y[i] = x[i + 1] − x[i]`, one element fewer
+    /// each time.
     #[track_caller]
     fn diff(&self, times: usize, axis: isize) -> Result<Self> {
         let axis = self.spec().shape.axis("diff", axis)?;
@@ -75,7 +76,8 @@ pub trait RepeatOps: Apply {
             x.narrow(axis as isize, first, n)?.sub(&x.narrow(axis as isize, 0, n)?)
         })
     }
-    /// The integral along `axis` of values at distances `step`, by the trapezoid rule; that axis disappears. Of floats.
+    /// The integral along `axis` of values at distances `step`, by the trapezoid rule; that axis is removed. Floating
+    /// dtypes only.
     #[doc(alias = "trapz")]
     #[track_caller]
     fn trapezoid(&self, step: f64, axis: isize) -> Result<Self> {
@@ -87,7 +89,7 @@ pub trait RepeatOps: Apply {
         let pairs = self.narrow(axis, first, n)?.add(&self.narrow(axis, 0, n)?)?;
         pairs.sum(&[at as isize], false)?.mul(step / 2.0)
     }
-    /// Moved by `shifts[i]` along `axes[i]`, wrapping around.
+    /// Elements rolled by `shifts[i]` along `axes[i]`, wrapping around.
     #[doc(alias = "roll")]
     #[track_caller]
     fn roll_axes(&self, shifts: &[isize], axes: &[isize]) -> Result<Self> {

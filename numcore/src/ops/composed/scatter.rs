@@ -1,9 +1,10 @@
-//! Values written to places named by an index: replaced, or combined with what is there and with one another.
+//! Scatters: values written to the positions that an index names. They replace the old value, or are combined with it
+//! and with one another.
 //!
-//! An index may name a place several times. Sorted by place (stably), the values for one place are neighbours: they
-//! are combined by doubling distances, and the last of each place's values is the result, which every place then
-//! picks. So results depend on the order of the values alone, never on threads, and need no kernel beyond sort,
-//! gather and scatter-add.
+//! An index may name a position several times. After a stable sort by position, the values for one position are
+//! adjacent: they are combined by a segmented scan of doubling distances, and the last value of each segment is the
+//! result. So results depend on the order of the values alone, never on threads, and need no kernel beyond sort, gather
+//! and scatter-add.
 
 use std::sync::LazyLock;
 
@@ -15,26 +16,26 @@ use crate::{
     pointwise::Program,
 };
 
-/// How values that are scattered to one place become one.
+/// The reduction of values that are scattered to one position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterReduction {
-    /// Their sum.
+    /// The sum of the values.
     Sum,
-    /// Their product.
+    /// The product of the values.
     Prod,
-    /// Their mean, of floats.
+    /// The mean of the values; floating dtypes only.
     Mean,
-    /// The largest; NaN wins; equals share the gradient evenly.
+    /// The largest value. NaN wins, and values that tie share the gradient evenly.
     Amax,
-    /// The smallest; NaN wins; equals share the gradient evenly.
+    /// The smallest value. NaN wins, and values that tie share the gradient evenly.
     Amin,
 }
 
-/// Writing by index. Indices are `i64`, with as many axes as `self` and no larger sizes on the axes other than
-/// `axis`; `src` has at least the index's sizes. One out of range is an error.
+/// Scatter operations. Indices are `i64`, with as many axes as `self` and no larger sizes on the axes other than
+/// `axis`; `src` has at least the index's sizes. An index out of range is an error.
 pub trait ScatterOps: Apply {
     /// `self` with `src[.., i, ..]` in place of `self[.., index[.., i, ..], ..]` along `axis`. Where several `i` name
-    /// one place the last stays, on every runtime (PyTorch leaves it open). Any dtype, one for both.
+    /// one position, the last is kept, on every runtime (PyTorch leaves it undefined). Any dtype, one for both.
     #[doc(alias = "scatter_")]
     #[doc(alias = "put_along_axis")]
     #[track_caller]
@@ -43,7 +44,7 @@ pub trait ScatterOps: Apply {
         let Some(winner) = at.winners().map_err(|e| at.found("scatter", e))? else { return Ok(self.clone()) };
         at.merged(&winner.pick(at.axis, &at.src)?, &winner.hit()?)
     }
-    /// `self` with `value` at `index` along `axis`; a whole number for integers.
+    /// `self` with `value` at `index` along `axis`; an integer value for integer dtypes.
     #[track_caller]
     fn scatter_value(&self, axis: isize, index: &Self, value: f64) -> Result<Self> {
         let dtype = self.spec().dtype;
@@ -52,9 +53,9 @@ pub trait ScatterOps: Apply {
         let one = Self::constant(Tensor::full(self.runtime(), Shape::SCALAR, dtype, number)?);
         self.scatter(axis, index, &one.broadcast_to(index.spec().shape)?).map_err(|e| e.of_op("scatter_value"))
     }
-    /// `self` with `src[.., i, ..]` combined into `self[.., index[.., i, ..], ..]` along `axis`; what `self` has at a
-    /// place that is named takes part with `include_self` only. Places that are not named keep their value. Sums add
-    /// in ascending order of `i`. Of numbers.
+    /// `self` with `src[.., i, ..]` combined into `self[.., index[.., i, ..], ..]` along `axis`; the value of `self` at
+    /// a named position takes part with `include_self` only. Positions that are not named keep their value. Sums
+    /// accumulate in ascending order of `i`. Any dtype but `bool`.
     #[doc(alias = "scatter_reduce_")]
     #[doc(alias = "index_reduce")]
     #[track_caller]
@@ -79,8 +80,8 @@ pub trait ScatterOps: Apply {
         }
         at.reduced(reduction, include_self).map_err(|e| at.found("scatter_reduce", e))
     }
-    /// `self: [D1 .. DK, R..]` with `src: [J.., R..]` at the places that the last axis of `index: [J.., K]` names
-    /// along the first `K` axes; the last of equal places stays. Negative coordinates count from the end. ONNX's
+    /// `self: [D1 .. DK, R..]` with `src: [J.., R..]` at the positions that the last axis of `index: [J.., K]` names
+    /// along the first `K` axes; the last of equal positions is kept. Negative coordinates count from the end. ONNX's
     /// `ScatterND`.
     #[doc(alias = "index_put")]
     #[track_caller]
@@ -91,7 +92,8 @@ pub trait ScatterOps: Apply {
             .map_err(|e| super::select::coordinate("scatter_nd", index, &self.spec().shape, e))?
             .reshape(self.spec().shape)
     }
-    /// As [`scatter_nd`](ScatterOps::scatter_nd), values combined as by [`scatter_reduce`](ScatterOps::scatter_reduce).
+    /// Writes slices to the positions that `index` names, as [`scatter_nd`](ScatterOps::scatter_nd) does, with values
+    /// combined as by [`scatter_reduce`](ScatterOps::scatter_reduce).
     #[track_caller]
     fn scatter_nd_reduce(
         &self,
@@ -107,7 +109,7 @@ pub trait ScatterOps: Apply {
             .reshape(self.spec().shape)
     }
     /// `self` with slice `i` of `src` in place of the slice along `axis` named by `index[i]`; `index: [N]`, and the
-    /// last of equals stays.
+    /// last of equal indices is kept.
     #[doc(alias = "index_copy_")]
     #[track_caller]
     fn index_copy(&self, axis: isize, index: &Self, src: &Self) -> Result<Self> {
@@ -154,10 +156,10 @@ fn rows_named<T: Apply>(op: &'static str, x: &T, index: &T, src: &T) -> Result<[
     Ok([x.reshape([count(&shape[..depth]), rest])?, flat.broadcast_to([named, rest])?, src.reshape([named, rest])?])
 }
 
-/// The part of a tensor that an index can name.
+/// The region of a tensor that an index can name.
 struct ScatterRegion<'a, T> {
     whole: &'a T,
-    /// `whole` cut to the index's sizes on every axis but `axis`.
+    /// `whole` narrowed to the index's sizes on every axis but `axis`.
     part: T,
     index: T,
     src: T,
@@ -193,7 +195,8 @@ impl<'a, T: Apply> ScatterRegion<'a, T> {
         }
     }
 
-    /// An error of `op`. An index that names no place was found in another order: it is looked for again in the given one.
+    /// Renames an error to `op`. An index out of range was found in sorted order, so its position is looked up in the
+    /// caller's index.
     fn found(&self, op: &'static str, e: Error) -> Error {
         let again = || {
             zeros(self.whole, self.part.spec().shape, DType::I64)?.scatter_add(
@@ -264,7 +267,7 @@ impl<'a, T: Apply> ScatterRegion<'a, T> {
 pub(crate) struct Sorted<T> {
     axis: isize,
     places: T,
-    /// Where each of them was.
+    /// The original position of each of them.
     order: T,
 }
 
@@ -279,14 +282,13 @@ impl<T: Apply> Sorted<T> {
         self.places.spec().shape[self.axis as usize]
     }
 
-    /// Whether the element `by` places before has the same place; of those that have such an element.
+    /// Whether the element `by` positions before has the same destination; for elements that have such an element.
     fn same(&self, by: usize) -> Result<T> {
         let n = self.len() - by;
         self.places.narrow(self.axis, by, n)?.eq(&self.places.narrow(self.axis, 0, n)?)
     }
 
-    /// Values in sorted order where each is combined with all before it that go to the same place (Hillis & Steele
-    /// 1986).
+    /// Values in sorted order, each combined with all earlier ones of the same destination (Hillis & Steele 1986).
     pub(crate) fn combined(&self, src: &T, combine: impl Fn(&T, &T) -> Result<T>) -> Result<T> {
         let n = self.len();
         let mut x = src.gather(self.axis, &self.order)?;
@@ -300,12 +302,12 @@ impl<T: Apply> Sorted<T> {
         Ok(x)
     }
 
-    /// Sorted values in the order of the index again.
+    /// Restores the order of the index from sorted values.
     pub(crate) fn back(&self, sorted: &T) -> Result<T> {
         sorted.gather(self.axis, &self.order.argsort(self.axis, false)?)
     }
 
-    /// For each of `size` places, which element of the index names it last.
+    /// For each of `size` destinations, the last element of the index that names it.
     pub(crate) fn winners(&self, size: usize) -> Result<Winners<T>> {
         static COUNTED: LazyLock<Program> = LazyLock::new(|| {
             Program::build("scatter", 2, 0, |b, x, _| vec![x[0].select(b.int(0).cast_like(x[1]), x[1] + b.int(1))])
@@ -320,16 +322,16 @@ impl<T: Apply> Sorted<T> {
     }
 }
 
-/// For each place 1 more than the position of the last element that names it, or 0.
+/// For each destination, 1 more than the position of the last element that names it, or 0.
 pub(crate) struct Winners<T>(T);
 
 impl<T: Apply> Winners<T> {
-    /// Whether an element names a place.
+    /// Whether an element names the destination.
     pub(crate) fn hit(&self) -> Result<T> {
         self.0.gt(0.0)
     }
 
-    /// The element of `src` that each place gets; the first where none names it.
+    /// The element of `src` for each destination; the first where no element names it.
     pub(crate) fn pick(&self, axis: usize, src: &T) -> Result<T> {
         src.gather(axis as isize, &self.0.sub(1.0)?.maximum(0.0)?)
     }

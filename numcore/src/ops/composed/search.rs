@@ -1,4 +1,4 @@
-//! Places in sorted sequences.
+//! Binary search in sorted sequences.
 
 use std::sync::LazyLock;
 
@@ -9,11 +9,11 @@ use crate::{
     pointwise::Program,
 };
 
-/// Searching. Results are `i64` and have no gradient.
+/// Binary search. Results are `i64` and have no gradient.
 pub trait SearchOps: Apply {
     /// Where `values` belong in the ascending sequences along the last axis of `self`: how many of a sequence's
     /// elements are smaller, or, with `right`, not larger. `self: [M]` serves values of any shape; `self: [B.., M]`
-    /// needs `values: [B.., N]`. NaN counts as largest. One dtype; `⌈log₂(M + 1)⌉` steps over all values at once.
+    /// needs `values: [B.., N]`. NaN counts as largest. One dtype; All values take `⌈log₂(M + 1)⌉` steps together.
     #[track_caller]
     fn searchsorted(&self, values: &Self, right: bool) -> Result<Self> {
         const OP: &str = "searchsorted";
@@ -32,7 +32,7 @@ pub trait SearchOps: Apply {
         let found = search(&sequences, &values.detach().reshape([rows, each])?, right)?;
         found.reshape(wanted)
     }
-    /// Which of the intervals between ascending `boundaries: [M]` the elements of `self` lie in: `i` where
+    /// The interval between ascending `boundaries: [M]` that contains each element of `self`: `i` where
     /// `boundaries[i − 1] < x ≤ boundaries[i]`, or, with `right`, `boundaries[i − 1] ≤ x < boundaries[i]`.
     #[doc(alias = "digitize")]
     #[track_caller]
@@ -47,14 +47,14 @@ pub trait SearchOps: Apply {
 
 impl<T: Apply> SearchOps for T {}
 
-/// Binary search of `values: [B, N]` in `sequences: [B, M]`, every step a gather for all of them.
+/// Binary search of `values: [B, N]` in `sequences: [B, M]`; every iteration is one gather for all of them.
 #[track_caller]
 fn search<T: Apply>(sequences: &T, values: &T, right: bool) -> Result<T> {
     static STEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
         [false, true].map(|right| {
             Program::build("searchsorted", 4, 1, |_, x, s| {
                 let (found, probed, element, value) = (x[0], x[1], x[2], x[3]);
-                // NaN is larger than every number, and no larger than NaN.
+                // NaN compares greater than every other value, and not greater than NaN.
                 let (low, high) = if right { (value, element) } else { (element, value) };
                 let below = low.lt(high) | (high.ne(high) & low.eq(low));
                 let before = if right { !below } else { below };
@@ -70,7 +70,7 @@ fn search<T: Apply>(sequences: &T, values: &T, right: bool) -> Result<T> {
     let end = zeros(values, [1].into(), DType::I64)?.add((len - 1) as f64)?;
     let mut step = (len + 1).next_power_of_two() / 2;
     while step > 0 {
-        // So many elements lie before, if the last of them does.
+        // At least `probed` elements come before, if the last of these does.
         let probed = found.add(step as f64)?;
         let element = sequences.gather(1, &probed.sub(1.0)?.minimum(&end)?)?;
         found = found.apply_program(&STEP[usize::from(right)], &[&probed, &element, values], &[(len as i64).into()])?;

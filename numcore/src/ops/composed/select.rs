@@ -1,4 +1,4 @@
-//! Elements picked by several coordinates, by flat positions, and by truth values.
+//! Selection of elements by coordinates, by flat positions, and by masks.
 
 use std::sync::LazyLock;
 
@@ -9,11 +9,11 @@ use crate::{
     pointwise::Program,
 };
 
-/// Picking by coordinates and masks. Indices are `i64`; one out of range is an error.
+/// Selection by coordinates and masks. Indices are `i64`; an index out of range is an error.
 pub trait SelectOps: Apply {
-    /// `self: [B.., D1 .. DK, R..]` at `index: [B.., J.., K]` as `[B.., J.., R..]`: the last axis of the index names
-    /// a place along the `K` axes after the first `batch` ones, which both share. Negative coordinates count from the
-    /// end. ONNX's `GatherND`.
+    /// `self: [B.., D1 .. DK, R..]` at `index: [B.., J.., K]` as `[B.., J.., R..]`: the last axis of the index names a
+    /// position along the `K` axes after the first `batch` axes, which both operands share. Negative coordinates count
+    /// from the end. ONNX's `GatherND`.
     #[doc(alias = "index")]
     #[track_caller]
     fn gather_nd(&self, index: &Self, batch: usize) -> Result<Self> {
@@ -31,7 +31,7 @@ pub trait SelectOps: Apply {
         let rest = &shape[batch + depth..];
         let flat = flat_positions(index, named)?.reshape([outer, count(&ids[batch..ids.rank() - 1])])?;
         let rows = self.reshape([outer * count(named), count(rest)])?;
-        // Rows of later batches come after those of earlier ones; what is out of range must stay so.
+        // Rows of later batches follow those of earlier ones; an index out of range must stay out of range.
         let starts: Vec<i64> = (0..outer).map(|b| (b * count(named)) as i64).collect();
         let flat = flat
             .lt(0.0)?
@@ -42,7 +42,7 @@ pub trait SelectOps: Apply {
         let picked = picked.map_err(|e| coordinate(OP, index, named, e))?;
         picked.reshape([&ids[..ids.rank() - 1], rest].concat())
     }
-    /// The elements at flat, row-major positions: `out` has the index's shape.
+    /// The elements at flat, row-major positions; the result has the index's shape.
     #[track_caller]
     fn take(&self, index: &Self) -> Result<Self> {
         let (shape, ids) = (self.spec().shape, index.spec().shape);
@@ -52,7 +52,8 @@ pub trait SelectOps: Apply {
     /// The elements where `mask` (`bool`, which broadcasts to `self`'s shape, as `self` to the mask's) holds, in
     /// row-major order, `[M]`.
     ///
-    /// `M` depends on the mask's values: this waits for the device, and the mask is a tensor; `self` may be a variable.
+    /// `M` depends on the mask's values, so this waits for the device, and the mask is a tensor; `self` may be a
+    /// variable.
     #[track_caller]
     fn masked_select(&self, mask: &Tensor<Self::Runtime>) -> Result<Self> {
         let (a, b) = (self.spec().shape, *mask.shape());
@@ -63,7 +64,7 @@ pub trait SelectOps: Apply {
         self.broadcast_to(shape)?.reshape([shape.numel()])?.index_select(0, &Self::constant(places))
     }
     /// The slices along `axis` where `mask: [L]` (`bool`) holds, `[.., M, ..]`. A mask that is shorter than the axis
-    /// drops the rest, as ONNX's `Compress`. Waits for the device.
+    /// drops the rest, as in ONNX's `Compress`. Waits for the device.
     #[track_caller]
     fn compress(&self, mask: &Tensor<Self::Runtime>, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -99,7 +100,7 @@ impl<R: Runtime> Tensor<R> {
     }
 }
 
-/// The flat, row-major positions where `mask` holds, `[M]`: its running count says which place each of them goes to.
+/// The flat, row-major positions where `mask` holds, `[M]`, by a prefix sum of the mask.
 fn places<R: Runtime>(mask: &Tensor<R>, op: &'static str) -> Result<Tensor<R>> {
     if mask.dtype() != DType::Bool {
         return Err(Error::dtype(op, &[mask.dtype()], "the mask must be bool; compare first"));
@@ -110,7 +111,7 @@ fn places<R: Runtime>(mask: &Tensor<R>, op: &'static str) -> Result<Tensor<R>> {
     if held == 0 {
         return Tensor::zeros(mask.runtime(), [0], DType::I64);
     }
-    // The others all go to one place behind.
+    // The elements that are not selected all go to one position past the end.
     let beyond = Tensor::full(mask.runtime(), [1], DType::I64, held)?;
     let to = mask.to_dtype(DType::I64)?.cumsum(0)?.sub(1.0)?.where_cond(&mask, &beyond)?;
     let from = Tensor::arange(mask.runtime(), 0i64, 1i64, n, DType::I64)?;
@@ -135,8 +136,8 @@ pub(super) fn flat_positions<T: Apply>(index: &T, sizes: &[usize]) -> Result<T> 
         .try_fold(start, |flat, k| flat.apply_program(&STEP, &[&index.select(-1, k)?], &[(sizes[k] as i64).into()]))
 }
 
-/// An error of `op`: of an index `[.., K]` that names no place along axes of these sizes, the first coordinate that is out of
-/// range. (Which one is looked for only now: a position that is none says no more.)
+/// An error of `op`: for an index `[.., K]` that is out of range along axes of these sizes, it names the first
+/// coordinate that is. (The coordinate is found only now, since an invalid flat position does not tell.)
 #[track_caller]
 pub(super) fn coordinate<T: Apply>(op: &'static str, index: &T, sizes: &[usize], e: Error) -> Error {
     static AT: LazyLock<Program> = LazyLock::new(|| {

@@ -5,10 +5,10 @@ use crate::{
     ops::{Apply, SortOps, rule},
 };
 
-/// The boxes that stay when, from the highest score to the lowest, each that overlaps one that stays by more than
-/// `threshold` (the area of the intersection over that of the union) is dropped: their positions, by falling score,
-/// `[M]`, `i64`. Equal scores count in the boxes' order. `boxes: [N, 4]` are corners `(x1, y1, x2, y2)`,
-/// `scores: [N]`, of floats.
+/// Non-maximum suppression: from the highest score to the lowest, each box whose intersection over union with a kept
+/// box exceeds `threshold` is dropped. The result is the positions of the kept boxes by descending score, `[M]`, `i64`.
+/// Boxes with equal scores are taken in their order. `boxes: [N, 4]` are corners `(x1, y1, x2, y2)`, `scores: [N]`, of
+/// floats.
 ///
 /// Each decision depends on those before, so it is made on the host: this reads boxes and scores, and waits for the
 /// device.
@@ -37,7 +37,7 @@ pub fn non_max_suppression<R: Runtime>(boxes: &Tensor<R>, scores: &Tensor<R>, th
     Tensor::from_vec(boxes.runtime(), kept.into_iter().map(|(i, _)| i).collect())
 }
 
-/// The area that two boxes share, over the area they cover together.
+/// The intersection over union of two boxes.
 fn overlap(a: &[f64; 4], b: &[f64; 4]) -> f64 {
     let area = |x: &[f64; 4]| (x[2] - x[0]) * (x[3] - x[1]);
     let side = |k: usize| (a[k + 2].min(b[k + 2]) - a[k].max(b[k])).max(0.0);

@@ -1,4 +1,4 @@
-//! Linear maps along one axis given by a few weights for each output: what interpolation and means of regions are.
+//! Linear maps along one axis, given by a few weights for each output: for interpolation and means of regions.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// For each output along an axis the inputs it is made of and their weights:
+/// For each output along an axis, the indices of the inputs it is computed from, and their weights:
 /// `y[i] = Σ_k weight[i, k] · x[index[i, k]]`.
 pub(super) struct Taps {
     index: Vec<i64>,
@@ -18,10 +18,10 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// From the inputs of each of `outputs`, with their weights; padded to one length by inputs of weight 0. The caller has
-    /// checked that memory could hold so many outputs.
+    /// Builds the taps of `outputs` outputs from `row`, which gives the inputs and weights of one. Rows are padded to
+    /// one length by inputs of weight 0. The caller has checked that memory can hold them.
     pub(super) fn new(op: &'static str, outputs: usize, row: impl Fn(usize) -> Vec<(usize, f64)>) -> Result<Self> {
-        // There is room for one input each before anything is computed of all of them.
+        // Reserves one input per output before computing any of them.
         drop((room::<i64>(op, outputs)?, room::<f64>(op, outputs)?));
         let most = (0..outputs).map(|i| row(i).len()).max().unwrap_or(0).max(1);
         let total = outputs.saturating_mul(most);
@@ -37,7 +37,7 @@ impl Taps {
         Ok(taps)
     }
 
-    /// Applies the map along `axis` of `x`, a float.
+    /// Applies the map along `axis` of `x`, of a floating dtype.
     pub(super) fn apply<T: Apply>(&self, op: &'static str, x: &T, axis: usize) -> Result<T> {
         static WEIGHTED: LazyLock<Program> = LazyLock::new(|| Program::new("taps", |[x, w], []| [x * w]));
         let shape = x.spec().shape;
@@ -49,7 +49,8 @@ impl Taps {
         if each == 1 && self.weight.iter().all(|&w| w == 1.0) {
             return Ok(picked);
         }
-        // Everything else in one axis before and one behind: many axes would leave no room for the taps'.
+        // All axes before are merged into one, and all axes behind into another: with many axes, none would be left for
+        // the taps.
         let (outer, inner) = (shape[..axis].iter().product(), shape[axis + 1..].iter().product());
         let apart = picked.reshape([outer, self.outputs, each, inner])?;
         let weight = constant(x, [1, self.outputs, each, 1], x.spec().dtype, &self.weight)?;
@@ -58,14 +59,14 @@ impl Taps {
     }
 }
 
-/// Where part `i` of `n` equal parts of `len` elements begins and ends: the first element that lies in it, in part at least,
-/// and the one after the last.
+/// Where part `i` of `n` equal parts of `len` elements begins and ends: the first element that overlaps it, and one
+/// past the last.
 pub(super) fn cell(i: usize, len: usize, n: usize) -> (usize, usize) {
     let (i, len, n) = (i as u128, len as u128, n as u128);
     ((i * len / n) as usize, ((i + 1) * len).div_ceil(n) as usize)
 }
 
-/// `x` times numbers of the host, one for each place along `axis`.
+/// `x` times host values, one for each index along `axis`.
 #[track_caller]
 pub(super) fn scaled_along<T: Apply>(x: &T, axis: usize, by: &[f64]) -> Result<T> {
     use crate::ops::PointwiseOps;

@@ -1,5 +1,5 @@
-//! Distinct values, and how often numbers occur: shapes depend on values, so these are of tensors alone and wait for
-//! the device.
+//! Distinct values, and how often integers occur. Output shapes depend on values, so these are methods of tensors only
+//! and wait for the device.
 
 use super::SelectOps;
 use crate::{
@@ -9,13 +9,14 @@ use crate::{
 
 /// The distinct values of a tensor.
 pub struct Unique<R: Runtime> {
-    /// In ascending order, `[M]`; or slices in lexicographic order, `[.., M, ..]`. Each NaN is distinct.
+    /// The distinct elements in ascending order, `[M]`; or slices in lexicographic order, `[.., M, ..]`. Each NaN is
+    /// distinct.
     pub values: Tensor<R>,
-    /// For every element (slice) which of them it is: the tensor's shape (or `[L]`), `i64`.
+    /// For every element (slice), the index of its value: the tensor's shape (or `[L]`), `i64`.
     pub inverse: Tensor<R>,
-    /// How often each occurs, `[M]`, `i64`.
+    /// The number of occurrences of each value, `[M]`, `i64`.
     pub counts: Tensor<R>,
-    /// Where each occurs first: a flat, row-major position (or that of a slice), `[M]`, `i64`.
+    /// The first position of each value: a flat, row-major position (or that of a slice), `[M]`, `i64`.
     pub first: Tensor<R>,
 }
 
@@ -44,7 +45,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// How often each of `0 .. max(M, minlength)` occurs among the elements of `self` (integers, none negative), `M`
-    /// one more than the largest; or the sum of the `weights` (of `self`'s shape) at its places. `i64`, or the
+    /// one more than the largest; or the sum of the `weights` (of `self`'s shape) at these elements. `i64`, or the
     /// weights' dtype.
     pub fn bincount(&self, weights: Option<&Self>, minlength: usize) -> Result<Self> {
         const OP: &str = "bincount";

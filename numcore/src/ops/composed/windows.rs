@@ -3,29 +3,29 @@
 use super::{extreme_pool, mean_pool, room, taps::cell};
 use crate::{Error, Result, Shape, layout, ops::Apply};
 
-/// Geometry of a pool over the last `N` axes.
+/// The geometry of a pool over the last `N` axes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoolOptions<const N: usize> {
-    /// Elements of a window, per axis.
+    /// The size of a window, per axis.
     pub kernel: [usize; N],
-    /// From one window to the next, per axis.
+    /// The stride between windows, per axis.
     pub stride: [usize; N],
-    /// How far windows reach over both edges, per axis; at most half the kernel.
+    /// Padding at both edges of each axis; at most half the kernel.
     pub padding: [usize; N],
-    /// From one element of a window to the next, per axis.
+    /// The distance between elements of a window, per axis.
     pub dilation: [usize; N],
-    /// Whether elements left over at the end get a window of their own, which then reaches over the edge. A window
-    /// that would start beyond the input and the padding before its end is left out, as in PyTorch.
+    /// Whether elements left over at the end get another window, which then extends over the edge. A window that would
+    /// start beyond the input and the padding before its end is dropped, as in PyTorch.
     pub ceil_mode: bool,
-    /// Means only: whether elements of the padding count in the divisor. What `ceil_mode` adds beyond the padding
-    /// never counts.
+    /// For mean pooling only: whether elements of the padding count in the divisor. Positions that `ceil_mode` adds
+    /// beyond the padding never count.
     pub count_include_pad: bool,
-    /// Means only: what sums are divided by, in place of the number of elements.
+    /// For mean pooling only: the divisor of the sums, in place of the number of elements.
     pub divisor: Option<f64>,
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// Windows side by side, without padding, as in PyTorch: the stride is the kernel.
+    /// Windows that do not overlap, without padding, as in PyTorch: the stride equals the kernel.
     pub fn new(kernel: [usize; N]) -> Self {
         PoolOptions {
             kernel,
@@ -38,7 +38,7 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// The axes of `x: [.., L1 .. LN]`, or what is wrong.
+    /// The pooled axes of `x: [.., L1 .. LN]`, or an error that says what does not fit.
     pub(super) fn axes(&self, op: &'static str, x: Shape) -> Result<[WindowAxis; N]> {
         let spatial = spatial::<N>(op, x)?;
         let mut axes = [WindowAxis::default(); N];
@@ -81,10 +81,10 @@ impl<const N: usize> PoolOptions<N> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WindowAxis {
     pub(super) size: usize,
-    /// Elements outside of the input that windows reach at its start and at its end.
+    /// Positions outside of the input that windows cover at its start and at its end.
     pub(super) before: usize,
     pub(super) after: usize,
-    /// How many windows.
+    /// The number of windows along the axis.
     pub(super) count: usize,
     pub(super) kernel: usize,
     pub(super) step: usize,
@@ -92,11 +92,10 @@ pub(super) struct WindowAxis {
 }
 
 impl WindowAxis {
-    /// How many elements of each window are in the input, and how many in the input or its padding of `before` on
-    /// both sides.
+    /// The number of elements of each window in the input, and in the input or its padding of `before` on both sides.
     pub(super) fn counts(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
         (0..self.count).map(|w| {
-            // How many elements of the window lie before a place.
+            // The number of elements of the window before this position.
             let ahead = |end: usize| end.saturating_sub(w * self.step).div_ceil(self.dilation).min(self.kernel);
             let end = self.before + self.size;
             [ahead(end) - ahead(self.before), ahead(end + self.before)]
@@ -111,14 +110,15 @@ pub(super) fn spatial<const N: usize>(op: &'static str, x: Shape) -> Result<[usi
         .ok_or_else(|| Error::shape(op, &[x], format!("needs at least {N} axes, and pools over one, two or three")))
 }
 
-/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, whatever axes come before; `P1 .. PN` are
-/// the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with `ceil_mode`).
+/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes;
+/// `P1 .. PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
+/// `ceil_mode`).
 ///
-/// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input, regions
-/// of an empty input, a dtype that is not the method's.
+/// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input,
+/// regions of an empty input, a dtype that the method does not take.
 pub trait PoolOps: Apply {
-    /// Largest of each window, `[.., P1 .. PN]`; NaN counts as largest, what is outside of the input never wins, and
-    /// the first of equals gets the gradient. Any dtype but `bool`.
+    /// The largest element of each window, `[.., P1 .. PN]`. NaN counts as largest, padding is never chosen, and the
+    /// first of equal elements gets the gradient. Any dtype but `bool`.
     #[doc(alias = "max_pool1d")]
     #[doc(alias = "max_pool3d")]
     #[doc(alias = "MaxPool3d")]
@@ -126,8 +126,8 @@ pub trait PoolOps: Apply {
     fn max_pool<const N: usize>(&self, options: &PoolOptions<N>) -> Result<Self> {
         extreme_pool::largest(self, options)
     }
-    /// As [`max_pool`](PoolOps::max_pool), with the position of each in its own `L1 × .. × LN` elements, row-major
-    /// (`i64`).
+    /// Max pooling that also returns the position of each maximum within its `L1 × .. × LN` elements, row-major
+    /// (`i64`); see [`max_pool`](PoolOps::max_pool).
     #[doc(alias = "return_indices")]
     #[track_caller]
     fn max_pool_with_indices<const N: usize>(&self, options: &PoolOptions<N>) -> Result<(Self, Self)> {
@@ -137,14 +137,14 @@ pub trait PoolOps: Apply {
             &extreme_pool::PoolWindows::Sliding(options.axes("max_pool", self.spec().shape)?),
         )
     }
-    /// `self: [.., P1 .. PN]` put back at `positions`, as [`max_pool_with_indices`](PoolOps::max_pool_with_indices)
-    /// gives them, in zeros `[.., size]`. Where several windows name one place the last one's value stays.
+    /// Writes `self: [.., P1 .. PN]` to `positions`, as [`max_pool_with_indices`](PoolOps::max_pool_with_indices)
+    /// returns them, in zeros `[.., size]`. Where several windows name one position, the last value is kept.
     #[doc(alias = "MaxUnpool2d")]
     #[track_caller]
     fn max_unpool<const N: usize>(&self, positions: &Self, size: [usize; N]) -> Result<Self> {
         extreme_pool::put_back(self, positions, size)
     }
-    /// Mean of each window, `[.., P1 .. PN]`, of floats.
+    /// The mean of each window, `[.., P1 .. PN]`; floating dtypes only.
     #[doc(alias = "avg_pool1d")]
     #[doc(alias = "avg_pool3d")]
     #[doc(alias = "AvgPool3d")]
@@ -152,32 +152,32 @@ pub trait PoolOps: Apply {
     fn avg_pool<const N: usize>(&self, options: &PoolOptions<N>) -> Result<Self> {
         mean_pool::mean("avg_pool", self, options)
     }
-    /// `(Σ |x|^p)^(1/p)` of each window, `[.., P1 .. PN]`, of floats; padding counts as 0, and the gradient where an
-    /// element or the sum is 0 is 0.
+    /// Power-mean pooling: `(Σ |x|^p)^(1/p)` of each window, `[.., P1 .. PN]`, for floating dtypes; padding counts as
+    /// 0, and the gradient where an element or the sum is 0 is 0.
     #[doc(alias = "lp_pool2d")]
     #[doc(alias = "LPPool2d")]
     #[track_caller]
     fn lp_pool<const N: usize>(&self, p: f64, options: &PoolOptions<N>) -> Result<Self> {
         mean_pool::power(self, p, options)
     }
-    /// Means over `size` regions as equal as they come, `[.., size]`: region `i` of `n` spans
-    /// `⌊i·L/n⌋ .. ⌈(i+1)·L/n⌉`. Of floats.
+    /// Means over `size` regions of nearly equal size, `[.., size]`: region `i` of `n` spans `⌊i·L/n⌋ .. ⌈(i+1)·L/n⌉`.
+    /// Floating dtypes only.
     #[doc(alias = "adaptive_avg_pool1d")]
     #[doc(alias = "adaptive_avg_pool3d")]
     #[track_caller]
     fn adaptive_avg_pool<const N: usize>(&self, size: [usize; N]) -> Result<Self> {
         mean_pool::adaptive("adaptive_avg_pool", self, size)
     }
-    /// Largest of each of the regions of [`adaptive_avg_pool`](PoolOps::adaptive_avg_pool), `[.., size]`; the first
-    /// of equals gets the gradient.
+    /// The largest element of each of the regions of [`adaptive_avg_pool`](PoolOps::adaptive_avg_pool), `[.., size]`;
+    /// the first of equal elements gets the gradient.
     #[doc(alias = "adaptive_max_pool1d")]
     #[doc(alias = "adaptive_max_pool3d")]
     #[track_caller]
     fn adaptive_max_pool<const N: usize>(&self, size: [usize; N]) -> Result<Self> {
         Ok(self.adaptive_max_pool_with_indices(size)?.0)
     }
-    /// As [`adaptive_max_pool`](PoolOps::adaptive_max_pool), with the position of each in its own `L1 × .. × LN`
-    /// elements (`i64`).
+    /// Adaptive max pooling that also returns the position of each maximum within its `L1 × .. × LN` elements (`i64`);
+    /// see [`adaptive_max_pool`](PoolOps::adaptive_max_pool).
     #[track_caller]
     fn adaptive_max_pool_with_indices<const N: usize>(&self, size: [usize; N]) -> Result<(Self, Self)> {
         extreme_pool::adaptive("adaptive_max_pool", self, size)

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Where to try an op: inside its domain, away from its steps.
+/// Points at which to test an op: inside its domain, away from its discontinuities.
 fn places(op: Unary) -> &'static [f64] {
     match op {
         Unary::Log | Unary::Log2 | Unary::Sqrt | Unary::Rsqrt => &[0.3, 1.0, 2.5, 40.0],

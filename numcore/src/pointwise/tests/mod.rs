@@ -28,7 +28,7 @@ fn slope(program: &Program, wrt: usize, inputs: &[f64]) -> f64 {
     run1(&d.program, &ins)
 }
 
-/// The same by central differences.
+/// The derivative by central differences.
 fn difference(program: &Program, wrt: usize, inputs: &[f64]) -> f64 {
     let at = |h: f64| {
         let mut moved = inputs.to_vec();
@@ -36,7 +36,7 @@ fn difference(program: &Program, wrt: usize, inputs: &[f64]) -> f64 {
         run1(program, &moved)
     };
     let h = 1e-5 * inputs[wrt].abs().max(0.1);
-    // Two steps cancel the error's h² term.
+    // Two step sizes cancel the error's h² term.
     let wide = (at(2.0 * h) - at(-2.0 * h)) / (4.0 * h);
     let near = (at(h) - at(-h)) / (2.0 * h);
     (4.0 * near - wide) / 3.0

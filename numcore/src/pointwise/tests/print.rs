@@ -1,4 +1,4 @@
-//! Printed text, as it is.
+//! Exact text of printed programs.
 
 use super::*;
 use crate::pointwise::Dialect;
@@ -58,7 +58,7 @@ fn as_rust() {
     );
 }
 
-/// A product that only a sum reads is rounded with it.
+/// A product that only a sum reads is rounded once, with the sum.
 #[test]
 fn as_rust_with_fused_products() {
     let p = Program::new("fused", |[a, b, c], []| [a * b + c, a * c - b, c - b * 2.0, a * a, a * a + 1.0]);
@@ -148,7 +148,7 @@ fn integers() {
     );
 }
 
-/// WGSL has no number of 64 bits: an `i64` is two words, with a function for every op.
+/// WGSL has no 64-bit types: an `i64` is two words, with a function for every op.
 #[test]
 fn pairs_of_words() {
     let p =
@@ -169,7 +169,7 @@ fn pairs_of_words() {
     );
 }
 
-/// What a driver may simplify away is hidden from it, and random numbers are the CPU's to the last bit.
+/// Expressions that a driver may simplify are hidden from it, and random values equal the CPU's to the last bit.
 #[test]
 fn wgsl_keeps_what_counts() {
     let p = Program::new("kept", |[x], []| [x * 0.0, x - x]);

@@ -28,17 +28,18 @@ const WHOLES: [i64; 10] = [0, 1, -1, 2, 3, 7, -128, 255, i64::MAX, i64::MIN];
 /// What to do next, and with which of the values there are.
 type Step = (u8, u8, u8, u8);
 
-/// What a program computes with.
+/// The arithmetic of a program.
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
     Whole,
     /// `f64`, in which constants are folded and what scalars decide is computed.
     Wide,
-    /// Narrower floats: a constant is only ever the right operand of what an input types, else it would be rounded later.
+    /// Narrower floats: a constant is only ever the right operand of what an input types, else it would be rounded
+    /// later.
     Narrow,
 }
 
-/// The values written so far: numeric ones, with whether an input decides their type, and truth values.
+/// The values written so far: numeric ones, with whether an input decides their dtype, and `bool` ones.
 struct Pool {
     numbers: Vec<(u32, bool)>,
     truths: Vec<u32>,
@@ -49,7 +50,7 @@ impl Pool {
         self.numbers[k as usize % self.numbers.len()]
     }
 
-    /// One of an input's type. What meets no input has a type of its own, which folding need not respect.
+    /// A value of an input's dtype. A value without inputs has a dtype that folding need not respect.
     fn typed(&self, k: u8) -> u32 {
         let typed: Vec<u32> = self.numbers.iter().filter(|(_, typed)| *typed).map(|(id, _)| *id).collect();
         typed[k as usize % typed.len()]
@@ -203,7 +204,7 @@ fn inexact_ones_are_not() {
     assert!(shape_of(|x| x / 3.0).contains("div"));
     assert!(shape_of(|x| x.recip().recip()).matches("recip").count() == 2);
     assert!(shape_of(|x| x / 2f64.powi(200)).contains("div"));
-    // Of integers a quotient is no product.
+    // For integers, a quotient is not a product with the reciprocal.
     assert!(shape_of(|x| x / 2).contains("div"));
 }
 
@@ -239,7 +240,7 @@ fn content_decides_equality_and_hash() {
     assert!(a == b && a.hash() == b.hash() && a.ptr_id() != b.ptr_id());
     let c = Program::new("a", |[x, y], [s]| [x * s - y]);
     assert!(a != c && a.hash() != c.hash());
-    // The same on every machine: what is compiled in is found by it.
+    // The hash is the same on every machine, since AOT-compiled kernels are found by it.
     assert_eq!(Program::new("copy", |[x], []| [x]).hash(), Program::build("id", 1, 0, |_, x, _| vec![x[0]]).hash());
     assert_eq!(format!("{:016x}", a.hash()), "31512bd5e5fb252d");
 }

@@ -1,4 +1,4 @@
-//! What gets which type, and what is refused.
+//! Type inference of programs, and what it refuses.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn what_meets_nothing_takes_what_is_asked() {
     assert_eq!(types(&Program::build("half", 0, 0, |b, _, _| vec![b.index() * 0.5]), &[], &[]), [DType::F32]);
 }
 
-/// Equal numbers in expressions of different types do not tie these together.
+/// Equal constants in expressions of different dtypes do not tie these together.
 #[test]
 fn numbers_are_of_each_type_they_meet() {
     let p = Program::new("two", |[x, y], [s]| [x * 2.0 + s, y * 2.0 + s, (x * 1 + 3).cast(DType::F64) * y * 3]);

@@ -13,7 +13,7 @@ fn floats_are_rounded_to_their_type() {
     let third = value(|x| x / 3.0, DType::F32, Number::Float(1.0));
     assert_eq!(third, Number::Float(f64::from(1.0f32 / 3.0)));
     assert_eq!(value(|x| x / 3.0, DType::BF16, Number::Float(1.0)), Number::Float(0.333_984_375));
-    // Halves are computed in f32: 1 + 2⁻⁹ is no bf16, but 2⁻⁹ is.
+    // f16 and bf16 are computed in f32: 1 + 2⁻⁹ is not a bf16 value, but 2⁻⁹ is.
     let kept = value(|x| x + 2f64.powi(-9) - x, DType::BF16, Number::Float(1.0));
     assert_eq!(kept, Number::Float(2f64.powi(-9)));
     let rounded =

@@ -1,8 +1,9 @@
 //! Gradients, in the same blocks: weights are recomputed from the scores and their logsumexp.
 //!
-//! A task owns keys: a key head's, or a part of them where there are few heads. It accumulates their gradients over all queries and over all
-//! heads that share them, and the queries' gradients over its keys. Tasks that share queries have partial gradients, which are added last,
-//! in the order of the keys. (A second pass over queries instead would recompute the scores and two GEMMs.)
+//! A task owns keys: a key head's, or a part of them where there are few heads. It accumulates their gradients over all
+//! queries and over all heads that share them, and the queries' gradients over its keys. Tasks that share queries have
+//! partial gradients, which are added last, in the order of the keys. (A second pass over queries instead would
+//! recompute the scores and two GEMMs.)
 
 use std::ops::Range;
 
@@ -30,17 +31,17 @@ pub(super) struct BackwardHead<'a, S: Stored> {
     pub q: Matrix<*const S>,
     pub k: Matrix<*const S>,
     pub v: Matrix<*const S>,
-    /// Where the queries' gradients are accumulated.
+    /// Accumulators of the queries' gradients.
     pub dq: Matrix<*mut S::Lane>,
-    /// Or where the task stores them, if it alone accumulates them.
+    /// The output of the queries' gradients, if this task alone accumulates them.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the AMX path alone does so"))]
     pub rounded: Option<Matrix<*mut S>>,
     pub dk: Matrix<*mut S>,
     pub dv: Matrix<*mut S>,
 }
 
-/// Where gradients of queries are accumulated. The first share of the keys uses the output, if that is stored in the type of computation; others
-/// use memory of their own, `[shares, heads, queries, depth]`.
+/// The memory in which gradients of queries are accumulated. The first chunk of keys uses the output, if that is stored
+/// in the type of computation; other chunks use workspace, `[chunks, heads, queries, depth]`.
 struct Shares<S: Stored> {
     count: usize,
     /// How many have memory of their own.
@@ -49,8 +50,8 @@ struct Shares<S: Stored> {
     memory: Base<S::Lane>,
 }
 
-/// Partitions a call into key heads and shares of their keys. `keys` computes one; if it `rounds`, it also stores gradients of queries whose keys
-/// are all its own.
+/// Partitions a call into key heads and chunks of their keys. `keys` computes one; if it `rounds`, it also stores
+/// gradients of queries whose keys are all in its chunk.
 pub(super) fn tasks<S: StoredFloat>(
     call: &FusedCall<'_>,
     op: &Attention,
@@ -62,7 +63,7 @@ pub(super) fn tasks<S: StoredFloat>(
         return Ok(Support::Decompose);
     }
     let p = AttentionProblem::new(op, [q, k, v], call.ins.get(6))?;
-    // Tasks write what their query heads give to keys: without any there is nobody to write zeros.
+    // Tasks write the contributions of their query heads to keys: without query heads, no task would write zeros.
     if p.group == 0 || lost::loses_weights::<S>(call, &p) {
         return Ok(Support::Decompose);
     }
@@ -98,7 +99,8 @@ pub(super) fn tasks<S: StoredFloat>(
 }
 
 impl<S: StoredFloat> Shares<S> {
-    /// The accumulators of a share, for a head's queries, whose output is `out` and whose first element is number `first`.
+    /// The accumulators of a chunk of keys, for a head's queries, whose output is `out` and whose first element has
+    /// index `first`.
     fn accumulators(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
         match share.checked_sub(self.count - self.separate) {
             Some(i) => {
@@ -108,7 +110,7 @@ impl<S: StoredFloat> Shares<S> {
         }
     }
 
-    /// Adds the partial gradients of all shares in order, and rounds the result.
+    /// Adds the partial gradients of all chunks in order, and rounds the result.
     fn reduce(&self, call: &FusedCall<'_>, p: &AttentionProblem) {
         if self.separate == 0 {
             return;
@@ -118,7 +120,7 @@ impl<S: StoredFloat> Shares<S> {
             half_rows::each::<S, 1>(part, p.depth, |row, [staging]| {
                 let (i, at) = (row / p.queries, row % p.queries);
                 let out = head::<S>(&call.outs[0], i / p.heads, i % p.heads).offset(at, 0);
-                // SAFETY: a row of the output, which is this task's alone, and of the shares' memory.
+                // SAFETY: a row of the output, which no other task writes, and of the workspace.
                 let (to, from) = unsafe {
                     let part = |i| self.memory.slice((i * self.elements + row * p.depth) as isize, p.depth);
                     (std::slice::from_raw_parts_mut(out.at, p.depth), (0..self.separate).map(part))
@@ -208,8 +210,8 @@ pub(super) fn keys<S: StoredFloat>(
         ],
     )?;
     let [kt, vt, k, gp, qp, s, ds, dots, keys_staging, g_staging, q_staging, dk, dv, slopes] = scratch.buffers();
-    // The first block writes what later ones add to, and what it does not see is zeroed. (Zeros everywhere before took 1.4 % of a decoder's
-    // training step: gradients are in neither L1 nor L2.)
+    // The first block overwrites, later ones accumulate, and queries that the first does not reach are zeroed. (Zeros
+    // everywhere before took 1.4 % of a decoder's training step: gradients are in neither L1 nor L2.)
     let first = |keys: &Range<usize>| chunks(p.queries, QUERIES).find(|rows| p.seen(rows.end - 1, keys) > 0);
     // Where blocks in between are left out, everything is zeroed, and added to.
     let banded = p.is_banded();
@@ -275,7 +277,8 @@ struct Right<'a, T> {
     k: PackedB<'a, T>,
 }
 
-/// A block's upstream gradients and queries: as A operands against keys and values, and packed as B operands for sums over queries.
+/// A block's upstream gradients and queries: as A operands against keys and values, and packed as B operands for sums
+/// over queries.
 struct Left<'a, T> {
     g: Matrix<*const T>,
     q: Matrix<*const T>,
@@ -344,8 +347,8 @@ fn block_grads<S: StoredFloat>(
 }
 
 multiversion! {
-    /// Turns scores into weights, and gradients of weights into unscaled gradients of scores; both are 0 where a query sees
-    /// no key. `seen` goes up to the most that a query of the block sees.
+    /// Turns scores into weights, and gradients of weights into unscaled gradients of scores; both are 0 where a query
+    /// sees no key. `seen` extends to the largest number of keys that a query of the block sees.
     fn score_grads<T: (Float)>(s: &mut [T], ds: &mut [T], lse: &[T], dots: &[T], seen: Seen, far: T) {
         for (i, (&lse, &dot)) in lse.iter().zip(dots).enumerate() {
             let (here, most) = (seen.of(i), seen.last);
@@ -356,7 +359,8 @@ multiversion! {
                 s[end.min(most)..most].fill(T::default());
                 ds[here..end.max(most)].fill(T::default());
             }
-            // A query that saw nothing has no finite logsumexp, and no weight; where the weights are lost, so is the upstream gradient 0.
+            // A query that saw nothing has no finite logsumexp, and no weight; where the weights are lost, so is the
+            // upstream gradient 0.
             let none = lse == T::from_f64(f64::NEG_INFINITY) || lse < -far || lse > far;
             let (unit, base) = if none { (T::default(), T::default()) } else { (one(), lse * T::LOG2E) };
             for (s, d) in s[..end].iter_mut().zip(&mut ds[..end]) {

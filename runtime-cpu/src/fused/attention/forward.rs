@@ -1,4 +1,4 @@
-//! Outputs and logsumexps.
+//! Attention forward: outputs and logsumexps.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::{
     simd::multiversion,
 };
 
-/// Queries of one task, at least: they share what is packed.
+/// The smallest number of queries of one task, which share the packed keys and values.
 const QUERIES: usize = 256;
 /// Tasks of a call that has fewer heads, about.
 const TASKS: usize = 32;
@@ -42,15 +42,15 @@ pub(super) fn tasks<S: StoredFloat>(
         let [q, k, v] = [head(q, b, h), head(k, b, h / p.group), head(v, b, h / p.group)].map(read);
         let h = ForwardHead { at: (b, h), q, k, v, o: head::<S>(&call.outs[0], b, h) };
         let rows = group * size..p.queries.min((group + 1) * size);
-        // SAFETY: these queries' places of the output, which are this task's alone.
+        // SAFETY: these queries' elements of the output, which no other task accesses.
         let lse = unsafe { call.output::<S::Lane>(1).slice_mut((i * p.queries + rows.start) as isize, rows.len()) };
         queries(call, &p, &h, rows, lse)
     })?;
     Ok(Support::Done)
 }
 
-/// Computes these queries against all keys they see. Outputs are accumulated in scratch memory, since their rows may be far apart, and half-precision
-/// ones are rounded once.
+/// Computes these queries against all keys they see. Outputs are accumulated in scratch memory, since their rows may be
+/// far apart, and half-precision ones are rounded once.
 pub(super) fn queries<S: StoredFloat>(
     call: &FusedCall<'_>,
     p: &AttentionProblem,
@@ -146,7 +146,7 @@ multiversion! {
     ) {
         let (zero, width, low) = (S::Lane::default(), o.len() / top.len(), lowest::<S::Lane>());
         for (i, (&top, &sum)) in top.iter().zip(sum).enumerate() {
-            // Scores that were the lowest number before their unit changed are it still.
+            // Scores that were the lowest finite value before the change of units must still be.
             lse[i] = if top == low { low } else { finite(top) * S::Lane::LN2 + Math::log(sum) };
             let inverse = if sum == zero { zero } else { one::<S::Lane>() / sum };
             // SAFETY: a row of the output.

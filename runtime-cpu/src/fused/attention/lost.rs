@@ -1,12 +1,13 @@
-//! Queries whose weights cannot be told from a score and their logsumexp: a mask moved all scores so far away that the logarithm of the sum
-//! of the weights is lost beside them. (Every key is padding, and the mask is finite.)
+//! Queries whose weights cannot be recomputed from a score and their logsumexp: a mask shifted all scores so far that
+//! the logarithm of the sum of weights is lost in rounding. (Every key is padding, and the mask is finite.)
 
 use numcore::Element as _;
 
 use super::*;
 
 impl AttentionProblem {
-    /// The magnitude above which a query's logsumexp does not tell its weights to three digits, if a mask moved it there.
+    /// The score magnitude above which a query's logsumexp determines its weights to fewer than three digits, if a mask
+    /// shifted the scores there.
     pub(super) fn most<T: Float>(&self) -> T {
         T::from_f64(match (&self.mask, size_of::<T>()) {
             (None, _) => f64::INFINITY,
@@ -16,8 +17,9 @@ impl AttentionProblem {
     }
 }
 
-/// Whether there is a query whose weights its logsumexp does not tell, and whose gradient is not zeros: where a mask moves all scores of a
-/// query far away (every key is padding), the sum of their weights is lost beside it.
+/// Whether there is a query whose weights cannot be recomputed from its logsumexp, and whose gradient is not zero.
+/// Where a mask shifts all scores of a query far away (every key is padding), the logarithm of the sum of weights is
+/// lost in rounding.
 pub(super) fn loses_weights<S: StoredFloat>(call: &FusedCall<'_>, p: &AttentionProblem) -> bool {
     let (g, most) = (&call.ins[0], p.most::<S::Lane>());
     if p.mask.is_none() {

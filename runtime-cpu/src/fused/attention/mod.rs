@@ -1,13 +1,13 @@
-//! Attention in blocks of queries and keys with an online softmax (Dao, *FlashAttention-2*, 2023): scores exist one block at a time,
-//! so memory is linear in the sequence length.
+//! Attention in blocks of queries and keys with an online softmax (Dao, *FlashAttention-2*, 2023): scores exist one
+//! block at a time, so memory is linear in the sequence length.
 //!
-//! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of log 2, so that weights
-//! are powers of two.
+//! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of
+//! log 2, so that weights are powers of two.
 //!
-//! Where the diagonal of a causal call passes through a block, only what is below it is computed, a few rows at a time. Blocks outside of a
-//! sliding window are skipped; inside a block keys before the window have scores of `−∞`.
+//! Where the diagonal of a causal call passes through a block, only what is below it is computed, a few rows at a time.
+//! Blocks outside of a sliding window are skipped; inside a block keys before the window have scores of `−∞`.
 //!
-//! **Invariant**: the partition into tasks, and with it the order of every sum, depends on the sizes of the call alone.
+//! **Invariant**: the partition into tasks, and with it the order of every sum, depends only on the sizes of the call.
 
 mod backward;
 mod forward;
@@ -33,13 +33,14 @@ use crate::{
 
 /// Keys of one block: the depth `k` of the GEMM with values. The packed keys and values leave most of an L2 of 1 MiB.
 const KEYS: usize = 256;
-/// The row stride of a block of scores. It is no power of two, whose columns would map to a few sets of L1. As many elements follow the last key as
-/// an A micro-panel has rows at most.
+/// The row stride of a block of scores. It is no power of two, whose columns would map to a few sets of L1. As many
+/// elements follow the last key as an A micro-panel has rows at most.
 const SCORE_STRIDE: usize = KEYS + 16;
-/// Queries, or keys, that are computed at once: whole A micro-panels for every instruction set, whose scores stay in L1.
+/// Queries, or keys, that are computed at once: whole A micro-panels for every instruction set, whose scores stay in
+/// L1.
 const ROWS: usize = 24;
 
-/// Outputs and logsumexps.
+/// Computes outputs and logsumexps.
 pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
     match tiled::takes(call, op, &call.ins[1]) {
@@ -64,7 +65,7 @@ pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> 
 /// Sizes and options of a call.
 struct AttentionProblem {
     heads: usize,
-    /// Query heads that share one key head.
+    /// The number of query heads that share one key head.
     group: usize,
     queries: usize,
     keys: usize,
@@ -100,12 +101,12 @@ impl AttentionProblem {
         })
     }
 
-    /// Whether there is more to what a query sees than a triangle from the first query and key.
+    /// Whether the mask of a query is more than a triangle from the first query and key.
     fn is_banded(&self) -> bool {
         self.offset != 0 || self.reach[0].is_some() || self.reach[1].is_some_and(|n| n != 0)
     }
 
-    /// How many of these keys are before the end of what a query sees, if they go on in both directions.
+    /// The number of these keys before the last key that a query sees, for a range extended in both directions.
     fn before_end(&self, query: usize, keys: &Range<usize>) -> isize {
         match self.reach[1] {
             Some(right) => query as isize + self.offset + right as isize + 1 - keys.start as isize,
@@ -113,12 +114,12 @@ impl AttentionProblem {
         }
     }
 
-    /// How many of these keys are before the end of what a query sees.
+    /// The number of these keys before the last key that a query sees.
     fn seen(&self, query: usize, keys: &Range<usize>) -> usize {
         self.before_end(query, keys).clamp(0, keys.len() as isize) as usize
     }
 
-    /// The same of consecutive queries.
+    /// The range of [`seen`](Self::seen) over consecutive queries.
     fn seen_by(&self, rows: &Range<usize>, keys: &Range<usize>) -> Seen {
         Seen { first: self.before_end(rows.start, keys), last: self.seen(rows.end - 1, keys) }
     }
@@ -138,8 +139,8 @@ impl AttentionProblem {
         if rows.is_empty() { 0 } else { self.seen(rows.end - 1, &(0..self.keys)) }
     }
 
-    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2 and in rows of [`SCORE_STRIDE`] elements;
-    /// with a soft cap also its slopes, in as many rows.
+    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2 and in rows of
+    /// [`SCORE_STRIDE`] elements; with a soft cap also its slopes, in as many rows.
     ///
     /// # Safety
     /// `q` is valid for these queries, and `k` has these keys.
@@ -185,14 +186,15 @@ impl AttentionProblem {
                 // SAFETY: a position of the mask, which was broadcast to the scores.
                 let score = *x + unsafe { values.get(first + j as isize * along) }.load();
                 let log = score * S::Lane::LOG2E;
-                // The lowest number hides a key as `−∞` does only where there are others: it must stay a number.
+                // The lowest finite value hides a key like `−∞`, but only next to larger scores; so it must stay
+                // finite.
                 *x = if score >= lowest && log < lowest { lowest } else { log };
             }
         }
     }
 }
 
-/// The lowest finite number.
+/// The lowest finite value of the type.
 fn lowest<T: Float>() -> T {
     T::from_f64(if size_of::<T>() == 4 { f32::MIN.into() } else { f64::MIN })
 }
@@ -212,7 +214,7 @@ fn head<S: Stored>(x: &Operand, b: usize, h: usize) -> Matrix<*mut S> {
     Matrix { at: x.base::<S>().at(b as isize * s[0] + h as isize * s[1]), row: s[2], column: 1 }
 }
 
-/// The same matrix, for reading.
+/// This matrix as read-only.
 fn read<T>(m: Matrix<*mut T>) -> Matrix<*const T> {
     Matrix { at: m.at.cast_const(), row: m.row, column: m.column }
 }
@@ -276,7 +278,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// How many keys the query that comes so many after the first sees.
+    /// The number of keys that query `i` after the first sees.
     #[inline(always)]
     fn of(self, i: usize) -> usize {
         (self.first + i as isize).clamp(0, self.last as isize) as usize
@@ -314,7 +316,8 @@ fn chunks_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usi
     range.clone().step_by(size).map(move |from| from..range.end.min(from + size))
 }
 
-/// How many of `len` positions of a head one task takes, for a call of `heads` heads and about `tasks` tasks: a multiple of `least`.
+/// How many of `len` positions of a head one task takes, for a call of `heads` heads and about `tasks` tasks: a
+/// multiple of `least`.
 fn chunk_len(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize {
     len.div_ceil(tasks.div_ceil(heads.max(1))).next_multiple_of(least).max(least)
 }

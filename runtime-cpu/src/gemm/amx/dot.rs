@@ -4,15 +4,15 @@ use std::arch::x86_64::*;
 
 use super::{TILE_DIM, Tile, micro_kernel::PanelTiles};
 
-/// Rows whose accumulators are in registers at once, two vectors each. 16 accumulators hide the latency of a dot product, and leave 10 loads for
-/// 16 of them.
+/// Rows whose accumulators are in registers at once, two vectors each. 16 accumulators hide the latency of a dot
+/// product, and leave 10 loads for 16 of them.
 const MR: usize = 8;
 
-/// `acc = a · b (+ acc)` for an A micro-panel and a B micro-panel, `k_tiles` tiles deep.
+/// `acc = a · b (+ acc)` for an A micro-panel and a B micro-panel of `k_tiles` tiles along `k`.
 ///
 /// # Safety
-/// `a` is valid for 32 rows, `b` for two tiles for each of `k_tiles`, and `acc` for four tiles, which no other thread accesses. The CPU supports
-/// AVX-512 BF16.
+/// `a` is valid for 32 rows, `b` for two tiles for each of `k_tiles`, and `acc` for four tiles, which no other thread
+/// accesses. The CPU supports AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn multiply(a: PanelTiles, b: *const Tile, acc: *mut Tile, k_tiles: usize, accumulate: bool) {
     for row in (0..2 * TILE_DIM).step_by(MR) {

@@ -1,5 +1,5 @@
-//! GEMM in tiles with an im2col view as the A operand: its rows are copied from a [split image](SplitImage). (Split at every tap of the kernel,
-//! packing took longer than the multiplications.)
+//! GEMM in tiles with an im2col view as the A operand: its rows are copied from a [split image](SplitImage). (Split at
+//! every tap of the kernel, packing took longer than the multiplications.)
 
 use std::{arch::x86_64::*, cell::RefCell};
 
@@ -20,15 +20,16 @@ use crate::gemm::{Epilogue, Im2col, Matrix};
 const PANEL_TILES: usize = 2 * TERMS;
 
 thread_local! {
-    /// A split image, and where in it each row of the view begins. They stay allocated, so that a GEMM allocates nothing.
+    /// A split image, and where in it each row of the view begins. They stay allocated, so that a GEMM allocates
+    /// nothing.
     static IMAGE: RefCell<(Vec<Tile>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-/// `out = image · b` and what the epilogue adds, for `n` columns of `b`: a row of the output for each row of the view.
+/// `out = image · b` with the epilogue, for `n` columns of `b`: a row of the output for each row of the view.
 ///
 /// # Safety
-/// As for [`gemm_operand`](crate::gemm::gemm_operand): `out`, `b`, the view and the epilogue's matrices are valid, and no other thread accesses
-/// `out`. The CPU supports AMX.
+/// As for [`gemm_operand`](crate::gemm::gemm_operand): `out`, `b`, the view and the epilogue's matrices are valid, and
+/// no other thread accesses `out`. The CPU supports AMX.
 pub(in super::super) unsafe fn gemm_im2col_lhs(
     n: usize,
     out: Matrix<*mut f32>,
@@ -49,8 +50,8 @@ pub(in super::super) unsafe fn gemm_im2col_lhs(
     });
 }
 
-/// How a row of a tile is gathered from a split image: from runs of adjacent elements, of which the first begins the row. Each further run
-/// overwrites the lanes that its mask names. Lanes behind the last run are zero.
+/// How a row of a tile is gathered from a split image: from runs of adjacent elements, of which the first begins the
+/// row. Each further run overwrites the lanes that its mask names. Lanes behind the last run are zero.
 struct GatheredRow {
     mask: u32,
     first: isize,
@@ -74,7 +75,8 @@ impl GatheredRow {
     }
 
     /// # Safety
-    /// `from` is valid for the row's runs, and for reads of a row's length from where each begins. The CPU supports AVX-512.
+    /// `from` is valid for the row's runs, and for reads of a row's length from where each begins. The CPU supports
+    /// AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn load(&self, from: *const u16) -> __m512i {
@@ -104,7 +106,7 @@ struct Im2colPacker<'a> {
     rows: usize,
     to: *mut Tile,
     gathered: GatheredRow,
-    /// What is packed next, and how many rows of tiles remain.
+    /// The next row to pack, and the number of tile rows that remain.
     row: usize,
     k_tile: usize,
     remaining: usize,
@@ -135,7 +137,8 @@ impl BackgroundTask for Im2colPacker<'_> {
         }
         let to = self.to.wrapping_add(self.k_tile * PANEL_TILES).cast::<__m512i>().wrapping_add(self.row);
         for term in 0..TERMS {
-            // SAFETY: `TileA::pack` made this, whose caller guarantees view and tiles until all is packed; two tiles are 32 rows.
+            // SAFETY: `TileA::pack` made this, whose caller guarantees view and tiles until all is packed; two tiles
+            // are 32 rows.
             unsafe {
                 let from = split.at.wrapping_add(row_starts[self.row] + term * split.plane);
                 *to.add(term * PANEL) = interleave(self.gathered.load(from));

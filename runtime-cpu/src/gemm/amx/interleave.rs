@@ -1,15 +1,17 @@
 //! Vector work interleaved with multiplications of tiles (software pipelining).
 //!
-//! The CPU does both at once where neither waits for the other, and no more than some hundred instructions of one lie between two of the
-//! other. So an A micro-panel is packed while the one before it is multiplied, accumulators are stored while the next are computed, and
-//! attention's scores become weights while those of the next queries are computed. (One after the other, a GEMM of 1024³ took 1.2
-//! times as long for packing and 1.07 for storing, attention forward over 4096 positions 1.25 times. With the packing of attention's
-//! operands interleaved, too, it took 1.05 times as long.)
+//! The CPU does both at once where neither waits for the other, and there are no more than some hundred instructions of
+//! one between two of the other. So an A micro-panel is packed while the one before it is multiplied, accumulators are
+//! stored while the next are computed, and attention's scores become weights while those of the next queries are
+//! computed. (One after the other, a GEMM of 1024³ took 1.2 times as long for packing and 1.07 for storing, attention
+//! forward over 4096 positions 1.25 times. With the packing of attention's operands interleaved, too, it took 1.05
+//! times as long.)
 //!
-//! The code that multiplies is compiled with the instructions of its background tasks, so that their usual step is inlined: a call, with the
-//! registers it saves and clears, takes as long as a step. (With calls GEMMs took 1.07 to 1.3 times as long.) Unusual steps are called.
+//! The code that multiplies is compiled with the instructions of its background tasks, so that their common step is
+//! inlined: a call, with the registers it saves and clears, takes as long as a step. (With calls GEMMs took 1.07 to 1.3
+//! times as long.) Rare steps are called.
 
-/// Work in steps of some tens of instructions.
+/// Work that is divided into steps of some tens of instructions.
 pub(crate) trait BackgroundTask {
     /// The number of steps that remain.
     fn remaining(&self) -> usize;
@@ -20,7 +22,7 @@ pub(crate) trait BackgroundTask {
     /// A step remains, and the CPU supports the task's instructions.
     unsafe fn advance(&mut self);
 
-    /// Does all steps that remain.
+    /// Performs all steps that remain.
     ///
     /// # Safety
     /// The CPU supports the task's instructions.
@@ -50,7 +52,7 @@ impl<W: BackgroundTask> Interleaved<W> {
         Interleaved { task, steps, slots: slots.max(1), due: 0 }
     }
 
-    /// Does the steps that are due in one slot.
+    /// Performs the steps that are due in one slot.
     ///
     /// # Safety
     /// The CPU supports the task's instructions.
@@ -66,7 +68,7 @@ impl<W: BackgroundTask> Interleaved<W> {
         }
     }
 
-    /// Does all steps that remain, with no multiplication between them.
+    /// Performs all steps that remain, with no multiplication between them.
     ///
     /// # Safety
     /// The CPU supports the task's instructions.

@@ -1,4 +1,5 @@
-//! The micro-kernel of AMX: two tiles of A by two tiles of B. The compiler has no intrinsics for it, so it is written in assembly.
+//! The micro-kernel of AMX: two tiles of A by two tiles of B. The compiler has no intrinsics for it, so it is written
+//! in assembly.
 
 use std::arch::asm;
 
@@ -9,8 +10,8 @@ use crate::gemm::Matrix;
 
 /// Where the tiles of a micro-panel are in memory.
 pub(super) trait TileSource: Copy {
-    /// Whether the tiles stay in L1 while the other operand streams through it. Streamed tiles are loaded with a hint not to keep them in L1:
-    /// 2000 instead of 1500 GFLOP/s at 16 tiles.
+    /// Whether the tiles stay in L1 while the other operand streams through it. Streamed tiles are loaded with a hint
+    /// not to keep them in L1: 2000 instead of 1500 GFLOP/s at 16 tiles.
     const REUSED_IN_L1: bool;
 
     /// Bytes from a row of a tile to the next, and from the first tile of a pair to the second.
@@ -24,9 +25,9 @@ pub(super) trait TileSource: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct PanelTiles {
     pub at: *const bf16,
-    /// Bytes from a row of a tile to the next.
+    /// Bytes between rows of a tile.
     pub row_bytes: isize,
-    /// Bytes from a tile to the next along the depth.
+    /// Bytes between tiles along `k`.
     pub k_tile_bytes: isize,
 }
 
@@ -117,21 +118,21 @@ macro_rules! load {
     };
 }
 
-/// Adds the products of the rows in one register and the columns in another to the accumulators in a third.
+/// Adds the products of the rows in one tile register and the columns in another to the accumulators in a third.
 macro_rules! fma {
     ($($acc:literal $rows:literal $columns:literal),*) => {
         asm!($(concat!("tdpbf16ps tmm", $acc, ", tmm", $rows, ", tmm", $columns)),*, options(nostack, nomem))
     };
 }
 
-/// `acc = a · b (+ acc)`, `k_tiles` tiles deep, with `background` between four multiplications and the next.
+/// `acc = a · b (+ acc)` over `k_tiles` tiles along `k`, with `background` after every four multiplications.
 ///
-/// The CPU multiplies meanwhile, if `background` is no more than some tens of instructions. It is called [`slots_per_k_tile`] times for each tile
-/// of the depth. Of three terms six products are added, the largest last.
+/// The CPU runs both at once, if `background` is no more than some tens of instructions. It is called
+/// [`slots_per_k_tile`] times for each tile along `k`. With three terms, six products are added, the largest last.
 ///
 /// # Safety
-/// Both micro-panels, of `TERMS` terms, are valid for `k_tiles`, and `acc` for four tiles, which no other thread accesses. This thread has a
-/// [`TileConfig`](super::tile_config::TileConfig), and `background` uses no tile registers.
+/// Both micro-panels, of `TERMS` terms, are valid for `k_tiles`, and `acc` for four tiles, which no other thread
+/// accesses. This thread has a [`TileConfig`](super::tile_config::TileConfig), and `background` uses no tile registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
 pub(super) unsafe fn multiply<A: TileSource, B: TileSource, const TERMS: usize>(
@@ -143,8 +144,8 @@ pub(super) unsafe fn multiply<A: TileSource, B: TileSource, const TERMS: usize>(
 ) {
     const { assert!(TERMS == 1 || TERMS == 3) };
     let ([a_line, low], [b_line, right]) = (a.strides(), b.strides());
-    // SAFETY: the caller guarantees the micro-panels and the accumulators. Tile registers keep their contents from one `asm!` to the next, since no
-    // other code uses them.
+    // SAFETY: the caller guarantees the micro-panels and the accumulators. Tile registers keep their contents from one
+    // `asm!` to the next, since no other code uses them.
     unsafe {
         // Loads alternate with multiplications: 3 % more than loads first.
         macro_rules! rows {
@@ -196,8 +197,8 @@ pub(super) const fn slots_per_k_tile(terms: usize) -> usize {
     terms * (terms + 1) / 2
 }
 
-/// One scalar addition in 24 multiplications makes them a tenth faster on Intel's model 167 (675 → 750 GFLOP/s of `f32` on two cores); an integer
-/// instruction does not. Why is not documented. Background work has additions enough.
+/// One scalar addition in 24 multiplications makes them a tenth faster on Intel's model 167 (675 → 750 GFLOP/s of `f32`
+/// on two cores); an integer instruction does not. Why is not documented. Background work has additions enough.
 #[inline(always)]
 fn dummy_add() {
     // SAFETY: it adds zero to zero, in a register that the compiler picks.

@@ -1,8 +1,8 @@
-//! Packs operands into tiles: 16 rows of A by 32 along `k`; 16 columns of B by 16 pairs along `k`. What fills up a tile is zero. Of split
-//! elements, the tiles of the largest terms come first.
+//! Packs operands into tiles: 16 rows of A by 32 along `k`; 16 columns of B by 16 pairs along `k`. What fills up a tile
+//! is zero. Of split elements, the tiles of the largest terms come first.
 //!
-//! Rows of 32 contiguous elements become rows of tiles: along `k` of a row of A, or across the columns of a [pair](super::vnni) of rows of B.
-//! Where an operand is stored the other way, its tiles are transposed afterwards.
+//! Rows of 32 contiguous elements become rows of tiles: along `k` of a row of A, or across the columns of a
+//! [pair](super::vnni) of rows of B. Where an operand is stored the other way, its tiles are transposed afterwards.
 
 use std::arch::x86_64::*;
 
@@ -17,9 +17,10 @@ use crate::gemm::Matrix;
 /// Rows of an A micro-panel (MR) and columns of a B micro-panel (NR): two tiles.
 pub(super) const PANEL: usize = 2 * TILE_DIM;
 
-/// The task that packs an operand row by row: an A micro-panel, or B micro-panels, into `[panels, kc / 32, TERMS, 2]` tiles.
+/// The task that packs an operand row by row: an A micro-panel, or B micro-panels, into `[panels, kc / 32, TERMS, 2]`
+/// tiles.
 pub(crate) struct TilePacker<T, const TERMS: usize> {
-    /// Its rows are A's rows, or B's columns; its columns run along `k`.
+    /// The matrix to pack: its rows are A's rows, or B's columns; its columns run along `k`.
     of: Matrix<*const T>,
     rows: usize,
     kc: usize,
@@ -28,7 +29,7 @@ pub(crate) struct TilePacker<T, const TERMS: usize> {
     along_k: bool,
     /// Whether tiles are transposed after they are filled.
     transpose: bool,
-    /// What is being packed: a row of a micro-panel, or a tile of its depth.
+    /// The position of packing: a row of a micro-panel, or a tile of its depth.
     panel: usize,
     row: usize,
     k_tile: usize,
@@ -37,8 +38,8 @@ pub(crate) struct TilePacker<T, const TERMS: usize> {
     remaining: usize,
 }
 
-/// Rows at equal distances, in memory and in tiles. The next row's address is an addition, since the CPU sees only so many instructions
-/// ahead of the multiplications between which it packs.
+/// Rows at equal distances, in memory and in tiles. The next row's address is an addition, since the CPU sees only so
+/// many instructions ahead of the multiplications between which it packs.
 #[derive(Clone, Copy)]
 struct Run<T> {
     kind: Kind,
@@ -53,7 +54,7 @@ struct Run<T> {
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Rows along `k`.
+    /// Rows of the source run along `k`.
     AlongK,
     /// Pairs of rows across `k`.
     AcrossK,
@@ -63,9 +64,9 @@ enum Kind {
     Transpose,
 }
 
-/// Elements between prefetching a row along `k` and packing it. (Half of the packing time was spent waiting for memory: between
-/// multiplications the CPU does not see far enough ahead. Of 128, 256 and 768 elements this was the best by 2 %; in a later build packing
-/// along `k` was as fast without.)
+/// Elements between prefetching a row along `k` and packing it. (Half of the packing time was spent waiting for memory:
+/// between multiplications the CPU does not see far enough ahead. Of 128, 256 and 768 elements this was the best by 2
+/// %; in a later build packing along `k` was as fast without.)
 const PREFETCH_DISTANCE: isize = 128;
 
 impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
@@ -75,8 +76,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
     /// Packs an A micro-panel of at most 32 rows.
     ///
     /// # Safety
-    /// Until all is packed: `a` is valid for `[rows, kc]` elements, `to` for the micro-panel's tiles, which no other thread accesses, and the
-    /// CPU supports AVX-512 BF16.
+    /// Until all is packed: `a` is valid for `[rows, kc]` elements, `to` for the micro-panel's tiles, which no other
+    /// thread accesses, and the CPU supports AVX-512 BF16.
     pub(super) unsafe fn a(a: Matrix<*const T>, rows: usize, kc: usize, to: *mut Tile) -> Self {
         let across_k = a.column != 1 && a.row == 1;
         TilePacker::new(a, [rows, kc], to, !across_k, across_k)
@@ -85,8 +86,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
     /// Packs columns of B.
     ///
     /// # Safety
-    /// Until all is packed: `b` is valid for `[kc, columns]` elements, `to` for the micro-panels' tiles, which no other thread accesses, and the
-    /// CPU supports AVX-512 BF16.
+    /// Until all is packed: `b` is valid for `[kc, columns]` elements, `to` for the micro-panels' tiles, which no other
+    /// thread accesses, and the CPU supports AVX-512 BF16.
     pub(super) unsafe fn b(b: Matrix<*const T>, kc: usize, columns: usize, to: *mut Tile) -> Self {
         let along_k = b.row == 1;
         TilePacker::new(b.transposed(), [columns, kc], to, along_k, along_k)
@@ -122,7 +123,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
         if self.along_k { PANEL } else { TILE_DIM }
     }
 
-    /// Whether a run follows one row of A along `k`, tile after tile, which needs no transposition. Otherwise it fills one tile.
+    /// Whether a run follows one row of A along `k`, tile after tile, which needs no transposition. Otherwise it fills
+    /// one tile.
     fn by_row(&self) -> bool {
         self.along_k && !self.transpose
     }
@@ -177,12 +179,12 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
         };
     }
 
-    /// Goes on to what follows a run.
+    /// Advances to the run after this one.
     #[inline(never)]
     fn next(&mut self) {
         let [panels, k_tiles] = self.sizes();
         if self.by_row() {
-            // What remains of a row is less than a tile's depth, and is a run of its own, at the edge.
+            // The rest of a row, less than a tile's depth, is a separate run, at the edge.
             let done = matches!(self.run.kind, Kind::Edge) || self.kc.is_multiple_of(TILE_K);
             self.k_tile = if done { 0 } else { k_tiles - 1 };
             self.row += usize::from(done);
@@ -227,7 +229,7 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
         self.remaining -= 1;
     }
 
-    /// Packs `count` rows of the run, or transposes so many tiles.
+    /// Packs `count` rows of the run, or transposes `count` tiles.
     ///
     /// # Safety
     /// As for [`BackgroundTask::advance`], and `count` rows of the run remain.
@@ -254,7 +256,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
         self.remaining -= count;
     }
 
-    /// Packs a row that is incomplete or not contiguous; what is missing is zero. `remaining` rows of its run remain, with this one.
+    /// Packs a row that is incomplete or not contiguous; missing elements are zero. `remaining` rows of its run remain,
+    /// with this one.
     ///
     /// # Safety
     /// As for [`BackgroundTask::advance`]: a row remains, and the CPU supports AVX-512 BF16.
@@ -262,8 +265,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn edge_row(&self, from: *const T, to: *mut __m512i, remaining: usize) {
         let rows = self.rows - self.panel * PANEL;
-        // SAFETY: `TilePacker::a` or `b` made this, whose caller guarantees operand and tiles; `load_row` reads only elements within
-        // `[rows, kc]`.
+        // SAFETY: `TilePacker::a` or `b` made this, whose caller guarantees operand and tiles; `load_row` reads only
+        // elements within `[rows, kc]`.
         unsafe {
             if self.along_k {
                 let (at, k_tile) = match self.by_row() {

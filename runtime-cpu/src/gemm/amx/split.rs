@@ -1,15 +1,17 @@
-//! Elements as sums of bf16 terms, which is what AMX multiplies. A bf16 is one term; an `f32` is the sum of three (bf16x3).
+//! Elements as sums of bf16 terms, which is what AMX multiplies. A bf16 is one term; an `f32` is the sum of three
+//! (bf16x3).
 //!
-//! The first term of an `f32` is the element rounded to bf16, the second the remainder rounded, the third what then remains, which fits: together
-//! they hold all 24 bits. Of the nine products of two such sums six are added, the small ones first. The other three are less than 2⁻²⁴ of
-//! the product, half a unit of its last place (Henry, Tang, Heinecke, *Leveraging the bfloat16 artificial intelligence datatype for
-//! higher-precision computations*, 2019).
+//! The first term of an `f32` is the element rounded to bf16, the second the remainder rounded, the third the rest,
+//! which is exact: together they hold all 24 bits. Of the nine products of two such sums six are added, the small ones
+//! first. The other three are less than 2⁻²⁴ of the product, 0.5 ULP (Henry, Tang, Heinecke, *Leveraging the bfloat16
+//! artificial intelligence datatype for higher-precision computations*, 2019).
 //!
-//! A tile adds 32 products before it adds them to the sum. So such a sum is most often half as far from the exact one as a sum of `f32` FMAs in
-//! order; where elements differ by many powers of two, about as far.
+//! A tile adds 32 products before it adds them to the sum. So such a sum is most often half as far from the exact one
+//! as a sum of `f32` FMAs in order; where elements differ by many powers of two, about as far.
 //!
-//! Terms have the range of `f32`. An element that is not finite, or rounds to infinity as a bf16, has a term that is NaN, and so does every sum
-//! it is part of. Whoever stores sums recomputes those that are not finite in `f32` ([`recompute`]). Terms below 2⁻¹²⁶ count as zero.
+//! Terms have the range of `f32`. An element that is not finite, or rounds to infinity as a bf16, has a term that is
+//! NaN, and so does every sum it is part of. The code that stores sums recomputes non-finite ones in `f32`
+//! ([`recompute`]). Terms below 2⁻¹²⁶ count as zero.
 
 use std::arch::x86_64::*;
 
@@ -54,7 +56,8 @@ pub(crate) trait SplitBf16<const TERMS: usize>: Stored<Lane = f32> {
     /// Stores those of 32 contiguous elements that the mask names, rounded.
     ///
     /// # Safety
-    /// `at` is valid for writes of the elements that the mask names, which no other thread accesses. The CPU supports AVX-512 BF16.
+    /// `at` is valid for writes of the elements that the mask names, which no other thread accesses. The CPU supports
+    /// AVX-512 BF16.
     unsafe fn store_f32(at: *mut Self, mask: u32, x: [__m512; 2]);
 }
 
@@ -159,14 +162,14 @@ impl SplitBf16<3> for f32 {
     }
 }
 
-/// The lower half of a 32-bit lane, whose upper half is a bf16.
+/// The lower 16 bits of a 32-bit lane, whose upper 16 are a bf16.
 pub(super) const LOW: i32 = 0xffff;
 
-/// Splits 16 elements into bf16 terms, in the upper halves of lanes. Each term is the remainder of those before, rounded to nearest, ties away
-/// from zero.
+/// Splits 16 elements into bf16 terms, in the upper 16 bits of lanes. Each term is the remainder of those before,
+/// rounded to nearest, ties away from zero.
 ///
-/// The lower half of the last term is zero, or the term is NaN. It is NaN for every element that is not finite, though the rounding makes
-/// zero of a NaN of all ones.
+/// The lower 16 bits of the last term are zero, or the term is NaN. It is NaN for every element that is not finite,
+/// though the rounding makes zero of a NaN of all ones.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn split<const TERMS: usize>(mut left: __m512) -> [__m512i; TERMS] {

@@ -13,14 +13,15 @@ use crate::gemm::Im2col;
 /// Terms of an element.
 pub(super) const TERMS: usize = 3;
 
-/// An image split into terms: for every group of one or two channels a plane of each term, with the channels of a group interleaved.
+/// An image split into terms: for every group of one or two channels a plane of each term, with the channels of a group
+/// interleaved.
 #[derive(Clone, Copy)]
 pub(super) struct SplitImage {
-    /// Where the first element of a channel would be.
+    /// The address of the first element of a channel.
     pub at: *const u16,
-    /// From a term to the next.
+    /// Elements between terms.
     pub plane: usize,
-    /// From a group of channels to the next.
+    /// Elements between groups of channels.
     pub group: usize,
 }
 
@@ -33,8 +34,8 @@ fn reach(image: &Im2col<'_, f32>) -> Range<usize> {
     first + low..last + high + 1
 }
 
-/// Splits what the view reaches of its image, in groups of `CHANNELS` channels: one, or the two of a pair among 32. Missing channels are zero.
-/// Behind what is reached there are 32 more elements, of any value.
+/// Splits the part of the image that the view reads, in groups of `CHANNELS` channels: one, or the two of a pair among
+/// 32. Missing channels are zero. Behind it there are 32 more elements, of any value.
 ///
 /// # Safety
 /// The im2col view is valid for reads. The CPU supports AVX-512 BF16.
@@ -58,7 +59,8 @@ pub(super) unsafe fn split_image<const CHANNELS: usize>(
                     return [_mm512_setzero_ps(); 2];
                 }
                 let at = image.at.wrapping_add(channel * image.plane + from);
-                // SAFETY: `count` elements from `from` on are within the view's reach, which the caller guarantees in every channel.
+                // SAFETY: `count` elements from `from` on are within the view's reach, which the caller guarantees in
+                // every channel.
                 unsafe {
                     if count == TILE_K {
                         return f32::load_32(at, u32::MAX);
@@ -69,7 +71,8 @@ pub(super) unsafe fn split_image<const CHANNELS: usize>(
                 }
             };
             let to = to.wrapping_add(i * CHANNELS);
-            // SAFETY: the workspace has `lines` cache lines for each term of a group; the caller guarantees AVX-512 BF16.
+            // SAFETY: the workspace has `lines` cache lines for each term of a group; the caller guarantees AVX-512
+            // BF16.
             unsafe {
                 match CHANNELS {
                     1 => {

@@ -15,7 +15,7 @@ use crate::gemm::{Epilogue, Matrix};
 /// The most addends of the epilogue, with the output's old value.
 const ADDENDS: usize = 3;
 
-/// Where complete sums are stored, and what the epilogue adds.
+/// The destination of complete sums, and the addends of the epilogue.
 pub(super) struct OutputStore<T> {
     out: Matrix<*mut T>,
     addends: SmallVec<[Matrix<*const T>; ADDENDS]>,
@@ -46,8 +46,8 @@ impl<T> OutputStore<T> {
     }
 }
 
-/// The next row of the output to be stored. Its address is an addition. (Computed from its index, a GPT's step in bf16 took 1.05 times as
-/// long.)
+/// The next row of the output to be stored. Its address is an addition. (Computed from its index, a GPT's step in bf16
+/// took 1.05 times as long.)
 pub(super) struct RowStore<T> {
     out: Matrix<*mut T>,
     addends: [Matrix<*const T>; ADDENDS],
@@ -65,7 +65,7 @@ impl<T> RowStore<T> {
         (low | high << TILE_DIM) & self.mask
     }
 
-    /// As [`put`](RowStore::put), for a row with sums that are not finite: `recompute(lane)` gives one of them.
+    /// Stores a row like [`put`](RowStore::put), where some sums are not finite: `recompute(lane)` gives one of them.
     ///
     /// # Safety
     /// As for [`put`](RowStore::put): the output and its addends are valid in this row.
@@ -94,7 +94,8 @@ impl<T> RowStore<T> {
     /// Stores a row of sums and goes to the next row.
     ///
     /// # Safety
-    /// The output and its addends are valid in this row's lanes, and no other thread accesses the output. The CPU supports AVX-512 BF16.
+    /// The output and its addends are valid in this row's lanes, and no other thread accesses the output. The CPU
+    /// supports AVX-512 BF16.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub(super) unsafe fn put<const TERMS: usize>(&mut self, mut acc: [__m512; 2])
@@ -110,7 +111,8 @@ impl<T> RowStore<T> {
                         break;
                     }
                     let Matrix { at, row, column } = self.addends[i];
-                    // The next micro-panel's: hardware prefetchers do not foresee it. A residual took 1.1 times as long to add.
+                    // The next micro-panel's: hardware prefetchers do not foresee it. A residual took 1.1 times as long
+                    // to add.
                     if row != 0 && column != 0 {
                         prefetch_row(at.wrapping_add(PANEL));
                     }
@@ -195,7 +197,7 @@ pub(super) unsafe fn store(to: *mut Tile, row: usize, x: [__m512; 2]) {
     }
 }
 
-/// Both halves of a row of accumulators.
+/// The two 16-element vectors of a row of accumulators.
 #[inline]
 fn halves(acc: *mut Tile, row: usize) -> [*mut f32; 2] {
     let row = acc.cast::<f32>().wrapping_add((row + (row & TILE_DIM)) * TILE_DIM);

@@ -5,7 +5,7 @@ use half::bf16;
 use super::*;
 use crate::{element::Stored, gemm::Matrix};
 
-/// A matrix of any strides in memory of its own.
+/// A matrix of any strides in owned memory.
 struct Operand<T> {
     memory: Vec<T>,
     start: usize,
@@ -256,7 +256,7 @@ mod of {
     }
 }
 
-/// Split `f32`.
+/// `f32` split into bf16 terms.
 mod split_f32 {
     use super::*;
     use crate::gemm;
@@ -274,7 +274,7 @@ mod split_f32 {
         Operand { memory, start: 0, strides: [columns as isize, 1] }
     }
 
-    /// The GEMM in tiles, and the one by vectors, which adds one product after the other.
+    /// The GEMM in tiles, and the SIMD GEMM, which adds one product after the other.
     fn both(sizes @ [m, _, n]: [usize; 3], a: &Operand<f32>, b: &Operand<f32>) -> [Operand<f32>; 2] {
         let [mut tiles, mut lines] = [(); 2].map(|()| row_major(vec![f32::NAN; m * n], n));
         run_gemm(Bf16Isa::Amx, sizes, [a, b], &mut tiles, false);
@@ -284,7 +284,7 @@ mod split_f32 {
         [tiles, lines]
     }
 
-    /// The errors of both against sums in `f64`, relative to the sum of absolute products: the root of their mean square.
+    /// The errors of both against sums in `f64`, relative to the sum of absolute products, as root mean squares.
     fn errors(sizes @ [m, k, n]: [usize; 3], a: &Operand<f32>, b: &Operand<f32>) -> [f64; 2] {
         let exact = |at: usize| {
             let products = (0..k).map(|q| a.get(at / n, q) * b.get(q, at % n));
@@ -310,7 +310,8 @@ mod split_f32 {
         let wide: fn(f32, u32) -> f32 = |x, r| x * ((r % 61) as f32 - 30.0).exp2();
         let full: fn(f32, u32) -> f32 = |x, r| f32::from_bits((x + 1.5).to_bits() | r & 0xff);
         for (name, element) in [("even", even), ("positive", positive), ("wide", wide), ("full", full)] {
-            // k = 22 is the smallest that AMX takes: a convolution's channels. Short sums take several rounds, since one's error is chance by a tenth.
+            // k = 22 is the smallest that AMX takes: a convolution's channels. Short sums take several rounds, since
+            // one's error is chance by a tenth.
             for k in [16, 22, 32, 40, 100, 384, 2048, 10_000] {
                 let sizes @ [m, _, n] = [40, k, 50];
                 let mut squares = [0.0; 2];
@@ -327,7 +328,7 @@ mod split_f32 {
         }
     }
 
-    /// Sums of whole numbers, and of products with ones and zeros, are exact.
+    /// Sums of integers, and of products with ones and zeros, are exact.
     #[test]
     fn what_fits_is_exact() {
         if !Bf16Isa::Amx.is_available() {

@@ -11,8 +11,8 @@ pub(super) fn is_there() -> bool {
     saved && __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & INSTRUCTIONS == INSTRUCTIONS
 }
 
-/// Whether the CPU has AMX and the system lets this process use it. The system must be asked, since it then saves 8 KiB of registers for
-/// each thread that uses them.
+/// Whether the CPU has AMX and the system lets this process use it. A process must request them, since the system then
+/// saves 8 KiB of registers for each thread that uses them.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_available() -> bool {
     const REQUEST_PERMISSION: libc::c_long = 0x1023;

@@ -1,8 +1,8 @@
 //! The loops of a GEMM in tiles, on one thread: B packed for L2, then A micro-panel after micro-panel against it.
 //!
-//! A is read in place where it is stored as tiles want it. Otherwise an A micro-panel is packed while the one before it is multiplied. The
-//! accumulators of a micro-panel of B are rounded into the output while those of the next are computed. B is packed before its first
-//! multiplication: interleaved with the multiplications of the block before, packing it took as long.
+//! A is read in place where it is stored in tile layout. Otherwise an A micro-panel is packed while the previous one is
+//! multiplied. The accumulators of a B micro-panel are rounded into the output while those of the next are computed. B
+//! is packed before its first multiplication: interleaving this with the previous block's saved no time.
 
 use std::{arch::x86_64::__m512, cell::RefCell};
 
@@ -24,21 +24,21 @@ use crate::{
 
 /// Tiles of the accumulators of one A micro-panel against one B micro-panel.
 pub(super) const ACC_TILES: usize = 4;
-/// KC where A is read in place. The partial sums of longer ones wait in memory, in full precision.
+/// KC where A is read in place. The partial sums of longer ones are kept in memory, in full precision.
 const KC_IN_PLACE: usize = 4096;
 /// KC where A is packed, in blocks of equal depth: packed A, packed B and partial sums stay in L2.
 ///
-/// (With 4096, weight gradients, whose A must be transposed, took 1.1 to 1.6 times as long. With 512, sums of 1152 to 2048 products took 1.05
-/// to 1.2 times as long; with 256, shorter ones, which then have partial sums, 1.1 times.) Partial sums of split `f32` begin at zero
-/// with each block, which keeps long sums as precise as the SIMD path's: of 10 000 positive numbers five times.
+/// (With 4096, weight gradients, whose A must be transposed, took 1.1 to 1.6 times as long. With 512, sums of 1152 to
+/// 2048 products took 1.05 to 1.2 times as long; with 256, shorter ones, which then have partial sums, 1.1 times.)
+/// Split `f32` begins each block at zero, for the precision of the SIMD path (10 000 positive elements: 5 times more).
 const KC_PACKED_A: usize = 384;
-/// The same for dot products, which are 1.04 times as fast with 512.
+/// KC for dot products, which are 1.04 times as fast with 512.
 const KC_PACKED_A_DOT: usize = 512;
 const _: () = assert!(KC_PACKED_A_DOT / TILE_K <= L1_K_TILES);
-/// Rows whose partial sums wait at once: 10 MiB beside the columns that fit.
+/// Rows of partial sums that are kept at once: 10 MiB for the number of columns that fit.
 const MAX_PARTIAL_ROWS: usize = 2048;
-/// Tiles of an A micro-panel that stay in L1 while B streams past. (Split `f32` has too many terms for it. In shorter micro-panels that do
-/// stay, GEMMs took 0.99 to 1.1 times as long, since the accumulators must be loaded for each.)
+/// Tiles of an A micro-panel that stay in L1 while B streams past. (Split `f32` has too many terms for it. In shorter
+/// micro-panels that do stay, GEMMs took 0.99 to 1.1 times as long, since the accumulators must be loaded for each.)
 const L1_K_TILES: usize = 20;
 /// Bytes of A that are kept packed for all blocks of B.
 const PACKED_A_BYTES: usize = 16 << 20;
@@ -48,11 +48,11 @@ thread_local! {
     static WORKSPACE: RefCell<[Vec<Tile>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
-/// `out = a · b` and what the epilogue adds, for `a: [m, k]`, `b: [k, n]`.
+/// `out = a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`.
 ///
 /// # Safety
-/// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other thread accesses it
-/// during the call. The CPU supports `isa`.
+/// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other
+/// thread accesses it during the call. The CPU supports `isa`.
 pub(super) unsafe fn gemm<T: SplitBf16<TERMS>, const TERMS: usize>(
     isa: Bf16Isa,
     size: GemmSize,
@@ -71,10 +71,10 @@ pub(super) unsafe fn gemm<T: SplitBf16<TERMS>, const TERMS: usize>(
     }
 }
 
-/// As [`gemm`], for any operands, and without exchanging A and B.
+/// GEMM like [`gemm`], for any operands, and without exchanging A and B.
 ///
 /// # Safety
-/// As for [`gemm`]: valid operands, an output that overlaps none and that no other thread accesses, and a CPU that supports `isa`.
+/// As for [`gemm`]: valid operands, an output that overlaps none and has no other user, a CPU that supports `isa`.
 pub(super) unsafe fn gemm_operands<T: SplitBf16<TERMS>, const TERMS: usize>(
     isa: Bf16Isa,
     GemmSize { m, k, n }: GemmSize,
@@ -124,7 +124,7 @@ struct TileGemm<T, A, B, const TERMS: usize> {
     epilogue: Epilogue<T>,
 }
 
-/// Vector work between multiplications of tiles: the last accumulators are stored, and the next A micro-panel is packed.
+/// Vector work between multiplications: storing the last accumulators, and packing the next A micro-panel.
 struct Background<S, A> {
     store: Interleaved<S>,
     pack: Interleaved<A>,
@@ -133,7 +133,7 @@ struct Background<S, A> {
 }
 
 impl<S: BackgroundTask, A: BackgroundTask> Background<S, A> {
-    /// What is done after every four multiplications of tiles.
+    /// The background work after every four multiplications of tiles.
     ///
     /// # Safety
     /// The CPU supports the tasks' instructions, as for [`Interleaved::tick`].
@@ -169,7 +169,7 @@ impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: u
         let (k, kc) = (self.k, self.kc());
         let blocks = n.div_ceil(panels_per_block::<TERMS>(k, kc) * PANEL);
         let nc = n.div_ceil(blocks).next_multiple_of(PANEL);
-        // Split `f32` is half as much again to read: keeping it is no faster than splitting it again.
+        // Reading split `f32` takes 1.5 times the bytes: keeping it is no faster than splitting it again.
         let keeps_a = TERMS == 1 && n > nc && k <= kc && m * k * size_of::<u16>() <= PACKED_A_BYTES;
         BlockPlan { size: GemmSize { m, k, n }, kc, nc, keeps_a }
     }
@@ -188,8 +188,7 @@ impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: u
         let acc = workspace(acc, (2 + partials * panels) * ACC_TILES);
         let store = OutputStore::new(self.out, self.epilogue);
 
-        // SAFETY: the caller guarantees valid operands; the workspaces hold what is packed into them, and a micro-panel is multiplied only
-        // when all of it is packed.
+        // SAFETY: the caller guarantees valid operands; the workspaces hold a micro-panel before it is multiplied.
         unsafe {
             let pack = |at: BlockPosition, turn: usize| {
                 let (a, rows) = (self.a.offset(at.row, at.k), plan.rows(at));
@@ -293,7 +292,7 @@ impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: u
     /// One A micro-panel against one B micro-panel. `background` is called between multiplications.
     ///
     /// # Safety
-    /// As for [`multiply`]: both micro-panels and the accumulators are valid, and the tile registers are configured if `isa` is AMX.
+    /// As for [`multiply`]: valid micro-panels and accumulators, and configured tile registers if `isa` is AMX.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn multiply(
@@ -322,7 +321,7 @@ struct StoreAccumulators<'a, T, A, B, const TERMS: usize> {
     gemm: &'a TileGemm<T, A, B, TERMS>,
     /// Where they are stored, if they are complete.
     to: Option<RowStore<T>>,
-    /// Their first row and column in the output.
+    /// The first row and column of the tiles in the output.
     at: [usize; 2],
     acc: *const Tile,
     /// The partial sums of the blocks of `k` before.
@@ -343,7 +342,8 @@ impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: u
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn advance(&mut self) {
-        // SAFETY: `TileGemm::a_panel` made this, for valid operands, and an output and accumulators that no other thread accesses.
+        // SAFETY: `TileGemm::a_panel` made this, for valid operands, and an output and accumulators that no other
+        // thread accesses.
         unsafe {
             let mut acc = store_tiles::load(self.acc, self.row);
             if let Some(partials) = self.partials {

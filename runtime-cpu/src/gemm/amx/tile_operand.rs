@@ -3,22 +3,24 @@
 use super::{BackgroundTask, TILE_K, Tile, micro_kernel::PanelTiles, pack_tiles::TilePacker, split::SplitBf16};
 use crate::gemm::Matrix;
 
-/// Rows that are a multiple of this many bytes apart map to the same sets of L1, which then cannot hold a micro-panel of them.
+/// Rows that are a multiple of this many bytes apart map to the same sets of L1, which then cannot hold a micro-panel
+/// of them.
 const ALIASED: usize = 4096;
 
-/// An A operand.
+/// An A operand of the tiled GEMM.
 pub(super) trait TileA<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     /// The part from row `i` and column `k` on, both multiples of 32.
     fn offset(self, i: usize, k: usize) -> Self;
 
-    /// The micro-panel that begins here, if the tiles of a sum of `k` products are in memory as they are. It must have all its 32 rows.
+    /// The micro-panel that begins here, if the tiles of a sum of `k` products are in memory as they are. It must have
+    /// all its 32 rows.
     fn in_place(&self, k: usize) -> Option<PanelTiles>;
 
     /// The task that packs a micro-panel of at most 32 `rows` into `[kc / 32, TERMS, 2]` tiles.
     ///
     /// # Safety
-    /// Until all is packed: the operand is valid for `[rows, kc]` elements, `to` for the tiles, which no other thread accesses, and the CPU
-    /// supports AVX-512 BF16.
+    /// Until all is packed: the operand is valid for `[rows, kc]` elements, `to` for the tiles, which no other thread
+    /// accesses, and the CPU supports AVX-512 BF16.
     unsafe fn pack(self, rows: usize, kc: usize, to: *mut Tile) -> impl BackgroundTask;
 
     /// One element.
@@ -28,7 +30,7 @@ pub(super) trait TileA<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     unsafe fn element(self, i: usize, k: usize) -> f32;
 }
 
-/// A B operand.
+/// A B operand of the tiled GEMM.
 pub(super) trait TileB<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     /// The part from row `k` and column `j` on, both multiples of 32.
     fn offset(self, k: usize, j: usize) -> Self;
@@ -36,8 +38,8 @@ pub(super) trait TileB<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     /// The task that packs micro-panels into `[columns / 32, kc / 32, TERMS, 2]` tiles.
     ///
     /// # Safety
-    /// Until all is packed: the operand is valid for `[kc, columns]` elements, `to` for the tiles, which no other thread accesses, and the CPU
-    /// supports AVX-512 BF16.
+    /// Until all is packed: the operand is valid for `[kc, columns]` elements, `to` for the tiles, which no other
+    /// thread accesses, and the CPU supports AVX-512 BF16.
     unsafe fn pack(self, kc: usize, columns: usize, to: *mut Tile) -> impl BackgroundTask;
 
     /// One element.

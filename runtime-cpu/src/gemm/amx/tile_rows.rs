@@ -24,8 +24,8 @@ pub(super) unsafe fn pack_along_k<T: SplitBf16<TERMS>, const TERMS: usize>(
 /// Packs a pair along `k`, `stride` elements apart, of 32 columns of B, or of 32 rows of A.
 ///
 /// # Safety
-/// `from` is valid for 32 elements, and again `stride` elements later; `to` for the row in two tiles of every term. The CPU supports
-/// AVX-512 BF16.
+/// `from` is valid for 32 elements, and again `stride` elements later; `to` for the row in two tiles of every term. The
+/// CPU supports AVX-512 BF16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn pack_across_k<T: SplitBf16<TERMS>, const TERMS: usize>(
@@ -110,7 +110,7 @@ pub(super) unsafe fn transpose_tile(tile: *mut Tile) {
 #[inline]
 pub(super) fn prefetch_row<T>(row: *const T) {
     for at in (0..PANEL * size_of::<T>()).step_by(64) {
-        // SAFETY: a prefetch never faults, whatever the address.
+        // SAFETY: a prefetch never faults, for any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_byte_add(at).cast()) };
     }
 }

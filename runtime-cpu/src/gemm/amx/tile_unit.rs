@@ -1,8 +1,8 @@
-//! GEMM whose packed operands and accumulators the caller keeps in tiles, for kernels that compute with accumulators while they are in cache:
-//! attention.
+//! GEMM whose packed operands and accumulators the caller keeps in tiles, for kernels that compute with accumulators
+//! while they are in cache: attention.
 //!
-//! An A micro-panel is `[k / 32, TERMS, 2]` tiles, and B is `[n / 32, k / 32, TERMS, 2]`. The accumulators of an A micro-panel are `[n / 32, 2, 2]`
-//! tiles of 16 × 16 elements, those of its first 16 rows first.
+//! An A micro-panel is `[k / 32, TERMS, 2]` tiles, and B is `[n / 32, k / 32, TERMS, 2]`. The accumulators of an A
+//! micro-panel are `[n / 32, 2, 2]` tiles of 16 × 16 elements, those of its first 16 rows first.
 
 use super::{
     BackgroundTask, Tile,
@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{Simd, gemm::Matrix};
 
-/// The tile registers of this thread, until dropped, for elements of `TERMS` bf16 terms. No other GEMM may run on this thread meanwhile.
+/// The tile registers of this thread, until dropped, for elements of `TERMS` bf16 terms. No other GEMM may run on this
+/// thread meanwhile.
 pub(crate) struct TileUnit<const TERMS: usize> {
     _config: TileConfig,
 }
@@ -25,7 +26,7 @@ impl<const TERMS: usize> TileUnit<TERMS> {
     /// Tiles of a micro-panel along one tile's depth, those of the largest terms first.
     pub(crate) const PANEL_TILES: usize = 2 * TERMS;
 
-    /// The two indices along `k` that pair number `pair` of a tile's 16 pairs holds.
+    /// The two indices along `k` that are stored as pair `pair` of a tile's 16 pairs.
     pub(crate) const fn k_pair(pair: usize) -> [usize; 2] {
         k_pair(pair, TERMS)
     }
@@ -67,12 +68,13 @@ impl<const TERMS: usize> TileUnit<TERMS> {
     /// Slots for background work along one tile's depth.
     pub(crate) const SLOTS: usize = micro_kernel::slots_per_k_tile(TERMS);
 
-    /// Multiplies an A micro-panel by a B micro-panel, `k_tiles` tiles deep. The result is added to the accumulators if `accumulate`, otherwise it
-    /// replaces them. `background` is called [`SLOTS`](TileUnit::SLOTS) times for each tile's depth: the CPU multiplies meanwhile.
+    /// Multiplies an A micro-panel by a B micro-panel, over `k_tiles` tiles along `k`. The result is added to the
+    /// accumulators if `accumulate`, otherwise it replaces them. `background` is called [`SLOTS`](TileUnit::SLOTS)
+    /// times for each tile along `k`: the CPU runs both at once.
     ///
     /// # Safety
-    /// `a` and `b` are valid for [`PANEL_TILES`](TileUnit::PANEL_TILES) tiles for each of `k_tiles`, and `acc` for four tiles, which no other
-    /// thread accesses. `background` uses no tile registers.
+    /// `a` and `b` are valid for [`PANEL_TILES`](TileUnit::PANEL_TILES) tiles for each of `k_tiles`, and `acc` for four
+    /// tiles, which no other thread accesses. `background` uses no tile registers.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     pub(crate) unsafe fn multiply(

@@ -1,8 +1,8 @@
 //! Convolution as implicit GEMM in tiles: weights times an im2col view that nothing packs.
 //!
-//! In a [split image](super::split_image) with pairs of channels interleaved, 16 adjacent elements are a row of a tile, and 16 pairs of channels a
-//! tile. (Copied into micro-panels, the view took as long as its multiplications.) Gaps between two rows of the output are computed and
-//! not stored.
+//! In a [split image](super::split_image) with pairs of channels interleaved, 16 adjacent elements are a row of a tile,
+//! and 16 pairs of channels a tile. (Copied into micro-panels, the view took as long as its multiplications.) Gaps
+//! between two rows of the output are computed and not stored.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -33,13 +33,15 @@ const KC_TILES: usize = 32;
 const PACKED_BYTES: usize = 1 << 19;
 
 thread_local! {
-    /// A split image, and where in it each tile of the depth begins. They stay allocated, so that a GEMM allocates nothing.
+    /// A split image, and where in it each tile of the depth begins. They stay allocated, so that a GEMM allocates
+    /// nothing.
     static IMAGE: RefCell<(Vec<Tile>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
     /// Rows of weights, tap by tap. They stay allocated, too.
     static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Weights packed into A micro-panels, once for all images. A tile's depth is one tap in 32 channels, of which the last may be missing.
+/// Weights packed into A micro-panels, once for all images. A tile's depth is one tap in 32 channels, of which the last
+/// may be missing.
 pub(in super::super) struct TileWeights {
     out_channels: usize,
     k_tiles: usize,
@@ -68,7 +70,8 @@ impl TileWeights {
                     }
                     let rows = Matrix { at: elements.as_ptr(), row: (k_tiles * TILE_K) as isize, column: 1 };
                     let to = to.at((panel * k_tiles * PANEL_TILES) as isize);
-                    // SAFETY: `elements` has `some` rows; the micro-panel is within the memory just taken, and this task's alone.
+                    // SAFETY: `elements` has `some` rows; the micro-panel is within the memory just taken, and this
+                    // task's alone.
                     unsafe { TilePacker::a(rows, some, k_tiles * TILE_K, to).finish() };
                 }
             });
@@ -76,11 +79,11 @@ impl TileWeights {
         Ok(TileWeights { out_channels, k_tiles, memory })
     }
 
-    /// `out = rows · image` and what the epilogue adds, for the output channels of one group.
+    /// `out = rows · image` with the epilogue, for the output channels of one group.
     ///
     /// # Safety
-    /// As for [`gemm_im2col`](crate::gemm::im2col::gemm_im2col): `out`, the im2col view and the epilogue's matrices are valid, and no other
-    /// thread accesses `out`. `rows` are the group's weights, which were packed.
+    /// As for [`gemm_im2col`](crate::gemm::im2col::gemm_im2col): `out`, the im2col view and the epilogue's matrices are
+    /// valid, and no other thread accesses `out`. `rows` are the group's weights, which were packed.
     pub(in super::super) unsafe fn gemm(
         &self,
         group: usize,
@@ -106,8 +109,8 @@ impl TileWeights {
                         let some = PANEL.min(self.out_channels - i * PANEL);
                         let (a_panel, rows) = (tiles.wrapping_add(i * panel_len), rows.offset(i * PANEL, 0));
                         let b_panel = SplitImage { at: split.at.wrapping_add(2 * column), ..split };
-                        // SAFETY: the caller guarantees view, weights and output; this thread has a tile configuration. A B micro-panel is in
-                        // the split image or in the 32 elements behind it.
+                        // SAFETY: the caller guarantees view, weights and output; this thread has a tile configuration.
+                        // A B micro-panel is in the split image or in the 32 elements behind it.
                         unsafe {
                             for (i, k_tiles) in k_tiles.chunks(KC_TILES).enumerate() {
                                 let a_panel = a_panel.wrapping_add(i * KC_TILES * PANEL_TILES);
@@ -166,8 +169,8 @@ fn tile_offsets(split: SplitImage, image: &Im2col<'_, f32>, to: &mut Vec<usize>)
     }
 }
 
-/// Calls `body` for each B micro-panel of 32 adjacent elements: with its first column offset, and the runs of its lanes that are columns of
-/// the view, each with its first column's index.
+/// Calls `body` for each B micro-panel of 32 adjacent elements: with its first column offset, and the runs of its lanes
+/// that are columns of the view, each with its first column's index.
 fn b_panels(columns: &[usize], mut body: impl FnMut(usize, &[(Range<usize>, usize)])) {
     let mut j = 0;
     while j < columns.len() {

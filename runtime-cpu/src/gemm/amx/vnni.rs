@@ -1,8 +1,9 @@
 //! The VNNI layout: a 32-bit lane of a tile holds a pair of elements along `k`, of one row of A or one column of B.
 //!
-//! Of bf16 a pair is two adjacent elements, as a row is in memory. Of `f32`, which take a lane each, it is the same lane of two vectors, 16
-//! elements apart, so no term ever leaves its lane. (With adjacent ones half of the packing instructions moved terms between lanes, all
-//! of them on one port of the CPU; attention took 1.05 to 1.1 times as long.)
+//! For bf16, a pair is two adjacent elements, as in a row in memory. For `f32`, whose elements take a lane each, a pair
+//! is one lane of two vectors, 16 elements apart, so no term ever leaves its lane. (With adjacent pairs half of the
+//! packing instructions moved terms between lanes, all of them on one port of the CPU; attention took 1.05 to 1.1 times
+//! as long.)
 
 use std::arch::x86_64::*;
 
@@ -11,7 +12,7 @@ use super::{
     split::{LOW, round_bf16, split},
 };
 
-/// The two indices along `k`, of 32, that pair number `pair` holds.
+/// The two indices along `k`, of 32, that are stored as pair `pair`.
 pub(super) const fn k_pair(pair: usize, terms: usize) -> [usize; 2] {
     if terms == 1 { [2 * pair, 2 * pair + 1] } else { [pair, pair + TILE_DIM] }
 }
@@ -45,7 +46,8 @@ pub(crate) fn unpair_rows<const TERMS: usize>([left, right]: [__m512i; 2]) -> [_
     if TERMS == 1 { rows.map(|row| deinterleave(row)) } else { rows }
 }
 
-/// Merges the first elements of pairs, with zeros beside them, with the second ones, whose lower halves are ignored.
+/// Merges the first elements of pairs, with zeros in the lower bits, with the second ones, whose lower 16 bits are
+/// ignored.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn merge_halves(first: __m512i, second: __m512i) -> __m512i {
@@ -53,7 +55,7 @@ fn merge_halves(first: __m512i, second: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<OR_AND>(first, second, _mm512_set1_epi32(!LOW))
 }
 
-/// For each place in 16 pairs, the index of its element in a row of 32.
+/// For each position in 16 pairs, the index of its element in a row of 32.
 const INTERLEAVED: [u16; 32] = {
     let mut order = [0; 32];
     let mut i = 0;
@@ -64,7 +66,7 @@ const INTERLEAVED: [u16; 32] = {
     order
 };
 
-/// For each place in a row of 32, the index of its element in 16 pairs.
+/// For each position in a row of 32, the index of its element in 16 pairs.
 const DEINTERLEAVED: [u16; 32] = {
     let mut order = [0; 32];
     let mut i = 0;

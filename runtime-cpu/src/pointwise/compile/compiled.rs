@@ -1,8 +1,9 @@
-//! Programs that were printed as Rust and compiled ahead of time: one loop over the operands. The interpreter makes a pass over a block for each
-//! step instead, and computes and waits for memory in turns.
+//! Programs that were printed as Rust and compiled ahead of time: one loop over the operands. The interpreter makes a
+//! pass over a block for each step instead, and alternates between computing and waiting for memory.
 //!
-//! The interpreter remains the definition: the same functions and the same fused products, so the same bits. `hot.rs` is the list;
-//! `cargo xtask hot` writes it. On it is what ran at least 1.1 times as fast; programs of one step did not.
+//! The interpreter remains the definition: compiled programs use its functions and its FMAs, so the bits are equal.
+//! `hot.rs` is the list; `cargo xtask hot` writes it. It contains programs that ran at least 1.1 times as fast;
+//! programs of one step did not.
 
 use numcore::{
     DType,
@@ -18,13 +19,14 @@ use crate::{Simd, simd::prefetch};
 /// Computes `n` elements; slots are a kernel's: elements, inputs, outputs.
 ///
 /// # Safety
-/// The slots name `n` elements (of elements: one `f32`) of the body's types, aligned; no other thread writes inputs or accesses outputs meanwhile.
+/// The slots name `n` elements (of elements: one `f32`) of the body's types, aligned; no other thread writes inputs or
+/// accesses outputs meanwhile.
 pub(in crate::pointwise) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n: usize);
 
 /// A program whose operands are stored as one type, or as that type and `f32`.
 pub(in crate::pointwise) struct Compiled {
     pub hash: u64,
-    /// For every input: which output's old value it is, if one's.
+    /// For every input, the output whose old value it is, if there is one.
     pub own: &'static [Option<u16>],
     /// Types of inputs and outputs: `S` is the one type.
     pub inputs: &'static [&'static str],
@@ -36,7 +38,7 @@ pub(in crate::pointwise) struct Compiled {
 
 /// Elements that are computed between two prefetches.
 const PREFETCHED: usize = 64;
-/// Bytes from what is computed to what is prefetched. The hardware prefetches too late, since a program's many instructions fill the CPU's
+/// The prefetch distance in bytes. The hardware prefetches too late, since a program's many instructions fill the CPU's
 /// reorder window. (`gelu` of 16 M elements took 1.4 times as long without.)
 const PREFETCH_DISTANCE: usize = 2048;
 
@@ -46,7 +48,7 @@ pub(in crate::pointwise) fn prefetch_next<T>(at: *const T) {
     prefetch(at.wrapping_byte_add(PREFETCH_DISTANCE), PREFETCHED);
 }
 
-/// `n` elements in steps, or at once: from where to where.
+/// The ranges in which `n` elements are computed: blocks if `cut`, otherwise one.
 #[inline(always)]
 pub(in crate::pointwise) fn steps(n: usize, cut: bool) -> impl Iterator<Item = (usize, usize)> {
     let step = if cut { PREFETCHED } else { n.max(1) };
@@ -62,15 +64,16 @@ pub(in crate::pointwise) fn find(program: &Program, typed: &Typed, form: &Form) 
         let inputs = form.inputs.iter().zip(compiled.inputs).all(|(i, name)| *i == stored(name, t));
         let outputs =
             form.outputs.iter().zip(compiled.outputs).all(|(o, name)| *o == Output::Overwrite(stored(name, t)));
-        // A value of another type would be a cast, which the printed body has only between the two: it widens and rounds as operands do.
+        // A value of another type would need a cast, which the printed body has only between these two: it upcasts and
+        // rounds as operands do.
         let value = |v: &DType| *v == t || *v == DType::Bool || mixed && *v == DType::F32;
         inputs && outputs && typed.dtypes.iter().all(value)
     };
     [(DType::F32, compiled.f32), (DType::BF16, compiled.bf16)].into_iter().find(|(t, _)| of(*t)).map(|(_, body)| body)
 }
 
-/// Programs as the generator writes them: a name and its hash, how operands are stored, which slot each number, input and output is, inputs
-/// that are old values of outputs, and the printed body.
+/// Programs as the generator writes them: a name and its hash, how operands are stored, the slot of each scalar, input
+/// and output, the inputs that are old values of outputs, and the printed body.
 macro_rules! compiled {
     ($(
         $name:ident $hash:literal own [$($own:expr),*] stored [$($input_type:ident),*] -> [$($output_type:ident),*] {
@@ -118,7 +121,8 @@ macro_rules! compiled {
                         }
                     }
                 }
-                // SAFETY: the caller guarantees `n` elements in each slot; an input that is an output's old value is read through that output alone.
+                // SAFETY: the caller guarantees `n` elements in each slot; an input that is an output's old value is
+                // read through that output alone.
                 unsafe {
                     body::<S>(
                         simd,

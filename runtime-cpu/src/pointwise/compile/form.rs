@@ -1,4 +1,4 @@
-//! How a program meets its operands: with the program itself, all that a kernel depends on.
+//! The form of a launch: how a program's operands are stored. Together with the program, all that a kernel depends on.
 
 use numcore::{Accumulate, DType};
 use smallvec::SmallVec;
@@ -8,34 +8,34 @@ use smallvec::SmallVec;
 pub(crate) struct Form {
     /// Stored types of the inputs.
     pub inputs: SmallVec<[DType; 8]>,
-    /// Inputs that are old values of outputs: which.
+    /// Inputs that are old values of outputs, by the index of the output.
     pub own: SmallVec<[Option<u16>; 8]>,
-    /// What becomes of the outputs.
+    /// How each output is stored.
     pub outputs: SmallVec<[Output; 4]>,
-    /// Values may be stored as another type than they have.
+    /// Whether values may be stored as another type than they have.
     pub converts: bool,
 }
 
 /// What becomes of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Output {
-    /// Stored as this type.
+    /// Stored as this dtype.
     Overwrite(DType),
-    /// Added to what is stored as this type.
+    /// Accumulated into elements stored as this dtype.
     Add(DType),
-    /// Of this type, left where it was computed, in compute form.
+    /// Kept where it was computed, in the compute form of this dtype.
     Keep(DType),
 }
 
 impl Output {
-    /// Its type.
+    /// The dtype of the operand.
     pub(in crate::pointwise) fn dtype(&self) -> DType {
         match *self {
             Output::Overwrite(t) | Output::Add(t) | Output::Keep(t) => t,
         }
     }
 
-    /// Tells outputs apart in a key.
+    /// A code that distinguishes outputs in a cache key.
     pub(in crate::pointwise) fn code(&self) -> u64 {
         match *self {
             Output::Overwrite(t) => t as u64,

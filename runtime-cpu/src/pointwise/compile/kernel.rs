@@ -1,4 +1,4 @@
-//! What a program becomes: steps over blocks that are named by slots.
+//! The compiled form of a program: steps over blocks that are named by slots.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
 /// A program lowered for certain types: what runs on each block.
 pub(crate) struct Kernel {
     pub(in crate::pointwise) steps: Vec<Step>,
-    /// What runs in place of the steps, if the program was compiled ahead.
+    /// The AOT-compiled body that runs instead of the steps, if there is one.
     pub(in crate::pointwise) compiled: Option<(Simd, Body)>,
     pub(in crate::pointwise) immediates: Vec<Immediate>,
     pub(in crate::pointwise) slots: Slots,
@@ -31,7 +31,7 @@ pub(crate) struct Kernel {
     pub(in crate::pointwise) width: usize,
     /// Whether the position of an element counts.
     pub(crate) positional: bool,
-    /// About how many simple steps one element costs.
+    /// The approximate number of simple steps that one element costs.
     pub(crate) weight: usize,
     /// For a kernel that stores nothing: where its value is.
     pub(in crate::pointwise) value: u16,
@@ -41,7 +41,7 @@ pub(crate) struct Kernel {
     pub(in crate::pointwise) typed: Arc<Typed>,
 }
 
-/// One operation on a block; operands are numbers of slots.
+/// One operation on a block; operands are indices of slots.
 #[derive(Clone, Copy)]
 pub(in crate::pointwise) struct Step {
     pub f: StepFn,
@@ -52,9 +52,9 @@ pub(in crate::pointwise) struct Step {
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::pointwise) enum Slot {
-    /// Scratch memory.
+    /// A register in scratch memory.
     Register(u16),
-    /// A value that is the same everywhere.
+    /// A value that is the same for all elements.
     Immediate(u16),
     /// An input, as stored.
     Input(u16),
@@ -94,7 +94,7 @@ impl Slots {
 pub(in crate::pointwise) enum Immediate {
     /// Value `of` of the program, in the compute form of `dtype`, repeated over a block.
     Value { of: u32, dtype: DType },
-    /// A run-time number, as one `u64`.
+    /// A run-time scalar, as one `u64`.
     Seed(u16),
     /// A constant, as one `u64`.
     Stream(u32),
@@ -108,7 +108,7 @@ pub(crate) struct ImmediateBits {
 }
 
 impl Kernel {
-    /// The same, by a compiled body: without registers, its elements in the order they are printed in.
+    /// This kernel with a compiled body: no registers, and slots in the order in which the body is printed.
     pub(in crate::pointwise) fn compiled(self, program: &Program, simd: Simd, body: Body) -> Kernel {
         let number = |of| Immediate::Value { of, dtype: self.typed.dtypes[of as usize] };
         let immediates: Vec<Immediate> = program.launch_values().into_iter().map(number).collect();
@@ -142,7 +142,7 @@ fn word(x: u64) -> ImmediateBits {
     ImmediateBits { bytes: x.to_ne_bytes(), size: 8 }
 }
 
-/// A number in the compute form of a type: reals to integers saturate, integers wrap, as the cast of an element does.
+/// A scalar in the compute form of a dtype: reals to integers saturate, integers wrap, as in the cast of an element.
 fn encode(x: Number, dtype: DType) -> ImmediateBits {
     macro_rules! int {
         ($t:ty) => {

@@ -1,8 +1,9 @@
-//! From a typed program to a [`Kernel`]: every value gets its step and its place.
+//! From a typed program to a [`Kernel`]: every value gets its step and its location.
 //!
-//! - What depends on constants and scalars alone becomes an immediate.
-//! - A product used once, by a sum, is fused with it.
-//! - A value goes straight to its output where it is stored as it is computed and no later step reads the output's old value.
+//! - A value that depends only on constants and scalars becomes an immediate.
+//! - A product used once, by a sum, is contracted to an FMA.
+//! - A value is written directly to its output where the stored and the computed type agree and no later step reads the
+//!   output's old value.
 //! - No step writes what it reads.
 
 use std::sync::Arc;
@@ -138,7 +139,7 @@ impl<'a> ProgramLowering<'a> {
         Ok(())
     }
 
-    /// A sum of a product that nothing else uses, as one step.
+    /// A sum with a product that has no other use, as one FMA step.
     fn fusable(&self, id: u32) -> Option<(FmaKind, [u32; 3])> {
         let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
         match op {
@@ -165,7 +166,7 @@ impl<'a> ProgramLowering<'a> {
         }
     }
 
-    /// Whether the one user of a product takes it in.
+    /// Whether the single use of a product contracts it to an FMA.
     fn swallowed(&self, id: u32) -> bool {
         let Some(args) = self.product(id) else { return false };
         (id + 1..self.program.insts().len() as u32)
@@ -234,7 +235,7 @@ impl<'a> ProgramLowering<'a> {
         self.steps.push(Draft { f, to, args: args.into() });
     }
 
-    /// Stores every output; the place of one that is kept.
+    /// Stores every output; returns the location of one that is kept.
     fn outputs(&mut self) -> Location {
         let ids: SmallVec<[u32; 4]> = self.program.outputs().into();
         let mut stores: SmallVec<[(u16, StepFn, Location); 4]> = SmallVec::new();
@@ -282,7 +283,7 @@ impl<'a> ProgramLowering<'a> {
         }
     }
 
-    /// The old value of an output that a store would overwrite before it is read, moved aside.
+    /// Copies the old value of an output to a register, if a store would overwrite it before it is read.
     fn aside(&mut self, from: Location, t: DType, o: u16, add: bool) -> Location {
         match from {
             Location::Slot(Slot::Input(k)) if self.form.own[k as usize].is_some_and(|own| own != o || add) => {

@@ -1,5 +1,5 @@
-//! A thread-local cache of the kernels launched last. It takes no lock and counts no reference, which take as long as a launch over a few
-//! elements.
+//! A thread-local cache of the kernels launched last. It takes no lock and counts no reference, which take as long as a
+//! launch over a few elements.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -10,11 +10,11 @@ use crate::{Cpu, Engine, Simd, pointwise::form};
 
 /// Slots of the cache, which is direct-mapped.
 const SLOTS: usize = 64;
-/// The most operands of a launch that is cached: the types of so many fit a word.
+/// The largest number of operands of a launch that is cached: their types fit one word.
 const OPERANDS: usize = 10;
 
 struct RecentKernel {
-    /// Kept alive, so that its address tells it apart.
+    /// The program, kept alive so that its address identifies it.
     program: Program,
     simd: Simd,
     code: u64,

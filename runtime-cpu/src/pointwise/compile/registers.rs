@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::kernel::{Slot, Slots, Step};
 use crate::pointwise::execute::StepFn;
 
-/// A location before register allocation: the result of a step has a number of its own.
+/// A location before register allocation: the result of a step is identified by its own number.
 #[derive(Clone, Copy, PartialEq)]
 pub(in crate::pointwise) enum Location {
     Result(u32),
@@ -19,7 +19,7 @@ pub(in crate::pointwise) struct Draft {
     pub args: SmallVec<[Location; 3]>,
 }
 
-/// The steps by numbers of slots, the slots with their registers, and the number of what is kept.
+/// The steps with slot indices, the slots with their registers, and the slot of the value that is kept.
 pub(in crate::pointwise) fn assign(
     steps: &[Draft],
     results: u32,
@@ -81,7 +81,7 @@ impl Registers {
         }
     }
 
-    /// Frees the registers of arguments (each once) and of a result nobody reads.
+    /// Frees the registers of arguments (each once) and of an unused result.
     fn release(&mut self, args: &[Location], to: Location, dead: impl Fn(u32) -> bool) {
         for (i, location) in args.iter().chain([&to]).enumerate() {
             if let Location::Result(r) = location

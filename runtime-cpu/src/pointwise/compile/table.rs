@@ -1,4 +1,5 @@
-//! Which step runs an operation on which type: one row each. Half-precision elements are computed as `f32`, `bool` is a byte of 0 or 1.
+//! The step for each operation and type: one row each. Half-precision elements are computed as `f32`, `bool` is a byte
+//! of 0 or 1.
 
 use numcore::{
     DType,
@@ -162,18 +163,18 @@ fn binary_int<T: Int + 'static>(op: Binary, simd: Simd) -> Option<StepFn> {
     }
 }
 
-/// A product and a sum, rounded once.
+/// The forms of an FMA: a product and a sum, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pointwise) enum FmaKind {
-    /// `a·b + c`
+    /// `a·b + c`.
     MulAdd,
-    /// `a·b − c`
+    /// `a·b − c`.
     MulSub,
-    /// `c − a·b`
+    /// `c − a·b`.
     NegMulAdd,
 }
 
-/// The step of a fused product, for floats.
+/// The FMA step, for floats.
 pub(in crate::pointwise) fn fused(op: FmaKind, t: DType, simd: Simd) -> StepFn {
     if t == DType::F64 { fused_float::<f64>(op, simd) } else { fused_float::<f32>(op, simd) }
 }
@@ -186,7 +187,7 @@ fn fused_float<T: Math>(op: FmaKind, simd: Simd) -> StepFn {
     }
 }
 
-/// `a` where the byte `c` is not 0, `b` elsewhere: a choice of bits, whatever they mean. Operands: `c`, `a`, `b`.
+/// `a` where the byte `c` is not 0, `b` elsewhere, bit for bit. Operands: `c`, `a`, `b`.
 pub(in crate::pointwise) fn select(t: DType, simd: Simd) -> StepFn {
     match t.size() {
         1 => choice::<u8>(simd),
@@ -227,7 +228,7 @@ pub(in crate::pointwise) fn store(t: DType, simd: Simd) -> StepFn {
     }
 }
 
-/// A value in compute form added to what is stored. Of `bool`, or.
+/// Accumulates a value in compute form into a stored one: a sum, or the logical or of `bool`.
 pub(in crate::pointwise) fn add_into(t: DType, simd: Simd) -> StepFn {
     struct OrBool;
     impl Map2<u8, u8, u8> for OrBool {
@@ -257,9 +258,10 @@ pub(in crate::pointwise) fn random_bits(simd: Simd) -> StepFn {
     random(simd)
 }
 
-/// From one element type to another, in compute form: to a half, it is rounded to one. `None` when nothing changes.
+/// The cast from one dtype to another, in compute form: values cast to f16 or bf16 are rounded. `None` when nothing
+/// changes.
 ///
-/// Floats to integers truncate and saturate, integers wrap, `bool` is whether a number is not 0.
+/// Floats to integers truncate and saturate, integers wrap, `bool` is whether the value is not 0.
 pub(in crate::pointwise) fn cast(from: DType, to: DType, simd: Simd) -> Option<StepFn> {
     if from == to || (from.is_half() && to == DType::F32) {
         return None;
@@ -274,7 +276,7 @@ pub(in crate::pointwise) fn cast(from: DType, to: DType, simd: Simd) -> Option<S
     }
 }
 
-/// Rust's `as`.
+/// Conversion by Rust's `as`.
 trait As<D> {
     fn to(self) -> D;
 }

@@ -1,10 +1,10 @@
-//! Runs a kernel: over contiguous operands, or over the tiles of a plan. There, operands that are not contiguous in a tile are gathered into
-//! blocks, and outputs are scattered from them.
+//! Runs a kernel: over contiguous operands, or over the tiles of a plan. There, operands that are not contiguous in a
+//! tile are gathered into blocks, and outputs are scattered from them.
 
 use smallvec::SmallVec;
 
 use super::{
-    plan::{Moving, Place, Plan, Tile},
+    plan::{LoopPlan, Moving, Place, Tile},
     scratch::{Blocks, block, with_blocks},
     stage::{self, Side},
     stream,
@@ -15,7 +15,7 @@ use crate::{
     pointwise::compile::{ImmediateBits, Kernel},
 };
 
-/// Simple steps on one element, per task at least; and tasks at most.
+/// Simple steps on one element, the smallest number per task; and the largest number of tasks.
 const GRAIN: usize = 1 << 15;
 const TASKS: usize = 128;
 
@@ -32,8 +32,9 @@ impl Common<'_> {
         (elements * self.kernel.weight / GRAIN).clamp(1, TASKS)
     }
 
-    /// The operands that are computed in blocks and written by non-temporal stores: large outputs of one step, whose old values are not
-    /// read. (More steps compute for about as long as they wait for memory: `gelu` and its gradient together took as long or longer.)
+    /// The operands that are computed in blocks and written by non-temporal stores: large outputs of one step, whose
+    /// old values are not read. (With more steps, computing takes about as long as waiting for memory: `gelu` and its
+    /// gradient together gained nothing.)
     fn streamed(&self, operands: &[(Base<u8>, usize)], n: usize) -> SmallVec<[usize; 4]> {
         let (inputs, outputs) = (self.kernel.slots.inputs as usize, self.kernel.slots.outputs as usize);
         if self.kernel.steps.len() != 1 || self.kernel.compiled.is_some() || self.kernel.copies.is_some() {
@@ -49,7 +50,8 @@ impl Common<'_> {
     /// Operands hold `n` elements; no other thread writes inputs or accesses outputs meanwhile. Positions do not count.
     pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
         if let Some(size) = self.kernel.copies.filter(|size| stream::pays(n * size)) {
-            // SAFETY: a kernel that copies has one input and one output, of `n` elements each, which the caller guarantees.
+            // SAFETY: a kernel that copies has one input and one output, of `n` elements each, which the caller
+            // guarantees.
             return unsafe { self.stream(engine, operands[0].0, operands[1].0, n * size) };
         }
         let streamed = self.streamed(operands, n);
@@ -68,7 +70,8 @@ impl Common<'_> {
                         stream::prefetch_next(&blocks.slots[first..], &operands[..inputs]);
                     }
                     let n = block.min(to - at);
-                    // SAFETY: elements `at..at + n` of every operand, which the caller guarantees; tasks share no element.
+                    // SAFETY: elements `at..at + n` of every operand, which the caller guarantees; no two tasks access
+                    // one element.
                     unsafe { blocks.run(self.kernel, n) };
                     for &i in &streamed {
                         let (base, size) = operands[i];
@@ -95,17 +98,17 @@ impl Common<'_> {
     unsafe fn stream(&self, engine: &Engine, from: Base<u8>, to: Base<u8>, bytes: usize) {
         engine.ranges(bytes, bytes.div_ceil(TASKS).next_multiple_of(stream::CHUNK), |p| {
             let at = p.start as isize;
-            // SAFETY: a part of the `bytes` bytes that the caller guarantees; tasks share no byte.
+            // SAFETY: a range of the `bytes` bytes that the caller guarantees; no two tasks access one byte.
             unsafe { stream::copy(self.simd, to.at(at), from.at(at), p.len()) };
             stream::finish();
         });
     }
 }
 
-/// A kernel about to run over tiles: operands of the plan are its inputs, its outputs, and positions if it wants them.
+/// A kernel about to run over tiles: operands of the plan are its inputs, its outputs, and positions if it uses them.
 pub(crate) struct Launch<'a> {
     common: Common<'a>,
-    plan: Plan,
+    plan: LoopPlan,
     /// How each operand of the plan becomes a block.
     modes: SmallVec<[OperandMode; 6]>,
     staged: usize,
@@ -113,31 +116,32 @@ pub(crate) struct Launch<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OperandMode {
-    /// Nothing reads it.
+    /// No step reads it.
     Absent,
     /// A tile is contiguous in memory.
     Direct,
-    /// A tile is gathered into staged block `n`, or scattered from there.
+    /// A tile is gathered into staging block `n`, or scattered from it.
     Staged(u16),
 }
 
 impl<'a> Launch<'a> {
-    /// Cuts `plan` into tiles that suit the kernel; a kernel that keeps its value gets whole rows or pieces of one.
-    pub(crate) fn new(common: Common<'a>, plan: Plan) -> Self {
+    /// Tiles `plan` to suit the kernel; a kernel that keeps its value gets whole rows, or parts of one.
+    pub(crate) fn new(common: Common<'a>, plan: LoopPlan) -> Self {
         let most = block(common.kernel, 0);
         Launch::in_tiles(common, plan, most)
     }
 
-    /// As [`new`](Launch::new), in tiles of up to `most` elements where they are read in place and no step computes.
-    pub(crate) fn reading(common: Common<'a>, plan: Plan, most: usize) -> Self {
+    /// A launch like [`new`](Launch::new), but with tiles of up to `most` elements where they are read in place and no
+    /// step computes.
+    pub(crate) fn reading(common: Common<'a>, plan: LoopPlan, most: usize) -> Self {
         let computes = !common.kernel.steps.is_empty();
         let most = if computes { block(common.kernel, 0) } else { most };
         Launch::in_tiles(common, plan, most)
     }
 
-    fn in_tiles(common: Common<'a>, mut plan: Plan, most: usize) -> Self {
+    fn in_tiles(common: Common<'a>, mut plan: LoopPlan, most: usize) -> Self {
         let kernel = common.kernel;
-        let cut = if kernel.keeps { Plan::cut_rows } else { Plan::cut };
+        let cut = if kernel.keeps { LoopPlan::cut_rows } else { LoopPlan::cut };
         cut(&mut plan, most);
         let bytes: usize = plan.operands.iter().filter(|o| !plan.is_contiguous(o)).map(|o| o.size.max(4)).sum();
         if bytes > 0 {
@@ -148,7 +152,7 @@ impl<'a> Launch<'a> {
         Launch { common, plan, modes, staged: staged as usize }
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &LoopPlan {
         &self.plan
     }
 
@@ -160,7 +164,7 @@ impl<'a> Launch<'a> {
         let tiles = self.plan.tiles();
         let tasks = self.common.tasks(tiles * self.plan.tile.rows * self.plan.tile.columns);
         engine.ranges(tiles, tiles.div_ceil(tasks), |part| {
-            // SAFETY: the caller guarantees the operands; tasks share no tile.
+            // SAFETY: the caller guarantees the operands; no two tasks access one tile.
             unsafe {
                 match self.common.kernel.copies {
                     Some(size) => part.for_each(|tile| self.copy(size, tile)),
@@ -193,7 +197,7 @@ impl<'a> Launch<'a> {
     pub(crate) unsafe fn tiles(&self, tiles: impl Iterator<Item = usize>, mut each: impl FnMut(&Place, *const u8)) {
         let Tile { rows, columns } = self.plan.tile;
         with_blocks(&self.common, rows * columns, self.staged, |blocks| {
-            // For every operand, the tile that its staged block holds: a tile that stays the same is gathered once.
+            // For every operand, the tile that its staging block holds: a tile that stays the same is gathered once.
             let mut held = SmallVec::from_elem((std::ptr::null_mut(), Tile { rows: 0, columns: 0 }), self.modes.len());
             for tile in tiles {
                 let place = self.plan.place(tile);
@@ -236,7 +240,7 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Gathers a tile of operand `i` into a block, unless it is there already or will only be written.
+    /// Gathers a tile of operand `i` into a block, unless the block already holds it or it will only be written.
     ///
     /// # Safety
     /// Operand `i` holds the tile, and `block` is this thread's and holds a tile.
@@ -279,7 +283,7 @@ impl<'a> Launch<'a> {
 type Held = SmallVec<[(*mut u8, Tile); 6]>;
 
 /// How operand `i` becomes a block; `staged` counts those that are staged.
-fn mode(kernel: &Kernel, plan: &Plan, i: usize, staged: &mut u16) -> OperandMode {
+fn mode(kernel: &Kernel, plan: &LoopPlan, i: usize, staged: &mut u16) -> OperandMode {
     let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
     let positions = i == inputs + outputs;
     let unread = i < inputs && (kernel.own[i].is_some() || kernel.unread >> i & 1 == 1);

@@ -1,4 +1,5 @@
-//! Executes kernels: a [`Plan`] cuts a launch into tiles, and a [`Launch`] runs the kernel's steps over each tile.
+//! Execution of kernels: a [`LoopPlan`] divides a launch into tiles, and a [`Launch`] runs the kernel's steps over each
+//! tile.
 
 mod exec;
 mod plan;
@@ -9,7 +10,7 @@ mod stream;
 
 pub(in crate::pointwise) use exec::Common;
 pub(crate) use exec::Launch;
-pub(crate) use plan::{Moving, Place, Plan};
+pub(crate) use plan::{LoopPlan, Moving, Place};
 pub(in crate::pointwise) use step::{
     Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, patched, random, trig,
 };

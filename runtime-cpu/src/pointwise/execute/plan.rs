@@ -22,9 +22,9 @@ unsafe impl Send for Moving {}
 // SAFETY: it holds an address alone; kernels that read or write through it state why that is sound.
 unsafe impl Sync for Moving {}
 
-/// Nested loops over the positions of a launch, and how they are cut into tiles.
+/// Nested loops over the positions of a launch, and their division into tiles.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct LoopPlan {
     /// Sizes of the axes, outermost first; at least two, the last two of which are rows and columns.
     pub sizes: SmallVec<[usize; MAX_RANK]>,
     pub operands: SmallVec<[Moving; 6]>,
@@ -41,29 +41,29 @@ pub(crate) struct Tile {
 /// One tile: the offset of each operand is for the caller to take from `index`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// Number of the position of the outer axes.
+    /// The row-major position on the outer axes.
     pub outer: usize,
     pub row: usize,
     pub column: usize,
     pub size: Tile,
 }
 
-impl Plan {
-    /// No loops yet: [`arrange`](Plan::arrange) says which.
-    pub(crate) fn of(operands: SmallVec<[Moving; 6]>) -> Plan {
-        Plan { sizes: SmallVec::new(), operands, tile: Tile { rows: 1, columns: 1 } }
+impl LoopPlan {
+    /// No loops yet: [`arrange`](LoopPlan::arrange) says which.
+    pub(crate) fn of(operands: SmallVec<[Moving; 6]>) -> LoopPlan {
+        LoopPlan { sizes: SmallVec::new(), operands, tile: Tile { rows: 1, columns: 1 } }
     }
 
     /// All positions of `shape`, in row-major order, with adjacent axes merged where every operand allows it.
-    pub(crate) fn rows(shape: &Shape, operands: SmallVec<[Moving; 6]>) -> Plan {
+    pub(crate) fn rows(shape: &Shape, operands: SmallVec<[Moving; 6]>) -> LoopPlan {
         let order: SmallVec<[usize; MAX_RANK]> = (0..shape.rank()).collect();
-        let mut plan = Plan::of(operands);
+        let mut plan = LoopPlan::of(operands);
         plan.arrange(shape, &order, |_| ());
         plan
     }
 
-    /// Takes the axes of `shape` in `order`; adjacent ones of one kind are merged where every operand allows it. Gives the kinds
-    /// of the axes that remain.
+    /// Takes the axes of `shape` in `order`; adjacent ones of one kind are merged where every operand allows it. Gives
+    /// the kinds of the axes that remain.
     pub(crate) fn arrange<K: PartialEq>(
         &mut self,
         shape: &Shape,
@@ -119,7 +119,8 @@ impl Plan {
         (operand.strides[n - 2], operand.strides[n - 1])
     }
 
-    /// Cuts tiles of at most `block` elements: a cache line high where an operand is column-major, whole rows otherwise.
+    /// Cuts tiles of at most `block` elements: a cache line high where an operand is column-major, whole rows
+    /// otherwise.
     pub(in crate::pointwise) fn cut(&mut self, block: usize) {
         let (rows, columns) = (self.rows_len(), self.columns());
         let across = |o: &&Moving| {
@@ -135,7 +136,7 @@ impl Plan {
         }
     }
 
-    /// Cuts tiles of at most `block` elements: some whole rows, or a piece of one.
+    /// Forms tiles of at most `block` elements: several whole rows, or a part of one.
     pub(in crate::pointwise) fn cut_rows(&mut self, block: usize) {
         let (rows, columns) = (self.rows_len(), self.columns());
         self.tile = if columns > block / 2 {

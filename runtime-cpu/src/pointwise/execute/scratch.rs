@@ -12,7 +12,7 @@ const L1: usize = 16 << 10;
 /// Elements of a block, at least and at most.
 const BLOCK: (usize, usize) = (256, 4096);
 
-/// Sixty-four bytes: what scratch memory is made of, so that blocks are aligned.
+/// Sixty-four bytes, the unit of scratch memory, so that blocks are aligned.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -46,8 +46,8 @@ impl Blocks {
     /// Runs every step on `n` elements.
     ///
     /// # Safety
-    /// The slots of inputs and outputs name `n` elements of their types, aligned; nothing else writes the former or sees the
-    /// latter meanwhile.
+    /// The slots of inputs and outputs name `n` elements of their types, aligned; nothing else writes the former or
+    /// sees the latter meanwhile.
     #[inline(always)]
     pub(in crate::pointwise) unsafe fn run(&self, kernel: &Kernel, n: usize) {
         if let Some((simd, body)) = kernel.compiled {
@@ -56,7 +56,8 @@ impl Blocks {
         }
         for step in &kernel.steps {
             let [a, b, c] = step.args.map(|s| self.slots[s as usize].cast_const());
-            // SAFETY: the caller guarantees the slots of operands; lowering gave every step operands of its types, and no destination that it reads.
+            // SAFETY: the caller guarantees the slots of operands; lowering gave every step operands of its types, and
+            // no destination that it reads.
             unsafe { (step.f)(self.slots[step.to as usize], a, b, c, n) };
         }
     }

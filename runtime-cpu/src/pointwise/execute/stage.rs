@@ -1,5 +1,5 @@
-//! Copies tiles: gathers one from an operand of any strides into a contiguous block, scatters it back, or copies it straight from one operand
-//! to another.
+//! Copies tiles: gathers one from an operand of any strides into a contiguous block, scatters it back, or copies it
+//! straight from one operand to another.
 
 use super::plan::Tile;
 use crate::{
@@ -22,7 +22,7 @@ impl Side {
         Side { at, row: (columns * size) as isize, column: size as isize }
     }
 
-    /// The transposed tile.
+    /// The transposed side.
     fn transposed(self) -> Side {
         Side { at: self.at, row: self.column, column: self.row }
     }

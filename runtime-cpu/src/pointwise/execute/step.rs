@@ -1,11 +1,11 @@
 //! Steps: one operation on a block. Each is a plain loop over an element function, compiled for every instruction set.
 //!
-//! Operands of a step never overlap its destination (lowering sees to that), so the loop is free to be vectors.
+//! Operands of a step never overlap its destination (lowering guarantees it), so the loop can be vectorized.
 
 use crate::pointwise::random::random_bits;
 use crate::{Simd, element::Lane, math};
 
-/// `d[i] = f(a[i], b[i], c[i])` for `i` in `0..n`; what the operation does not take is ignored.
+/// `d[i] = f(a[i], b[i], c[i])` for `i` in `0..n`; operands that the operation does not take are ignored.
 ///
 /// # Safety
 /// The operands it takes hold `n` elements of its types, aligned; `d` too, and overlaps none of them.
@@ -25,7 +25,7 @@ macro_rules! step {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
             unsafe fn avx2<$($T: $($B)*),*>(d: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
-                // SAFETY: `StepFn` states what the caller guarantees.
+                // SAFETY: the caller upholds the contract of `StepFn`.
                 unsafe { generic::<$($T),*>(d, a, b, c, n) }
             }
             /// # Safety
@@ -33,7 +33,7 @@ macro_rules! step {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512vl,avx512bw,avx512dq")]
             unsafe fn avx512<$($T: $($B)*),*>(d: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
-                // SAFETY: `StepFn` states what the caller guarantees.
+                // SAFETY: the caller upholds the contract of `StepFn`.
                 unsafe { generic::<$($T),*>(d, a, b, c, n) }
             }
             match simd {
@@ -77,7 +77,7 @@ step! { map1 [A: (Copy), D: (Copy), F: (Map1<A, D>)] |d, a, _b, _c, n| {
 } }
 
 step! {
-    /// As [`map1`] of `f64`, then once more one by one where [`Patched::beyond`] holds.
+    /// A map like [`map1`] of `f64`, followed by scalar recomputation where [`Patched::beyond`] holds.
     patched [F: (Patched)] |d, a, _b, _c, n| {
         // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
         let (d, a) = unsafe { (out::<f64>(d, n), operand::<f64>(a, n)) };
@@ -178,8 +178,8 @@ fn fold_loop<A: Copy, D: Copy, F: Map2<D, A, D>>(d: &mut [D], a: &[A]) {
     }
 }
 
-/// Sine, cosine and tangent of `f64`: beyond [`math::TRIG_LIMIT`] by the host reference, whose
-/// reduction (Payne and Hanek 1983) holds for every number.
+/// Sine, cosine and tangent of `f64`: beyond [`math::TRIG_LIMIT`] by the host reference, whose reduction (Payne and
+/// Hanek 1983) is accurate for every value.
 pub(in crate::pointwise) mod trig {
     use numcore::pointwise::{Number, Unary};
 
@@ -209,11 +209,11 @@ pub(in crate::pointwise) mod trig {
     trig! { Sin sin; Cos cos; Tan tan; }
 }
 
-/// Reads and writes of half types, and addition into them.
+/// Loads and stores of f16 and bf16, and accumulation into them.
 pub(in crate::pointwise) mod narrow {
     use super::*;
 
-    /// A half format.
+    /// A half-precision format.
     pub(in crate::pointwise) trait Half {
         fn widen(x: u16) -> f32;
         fn round(x: f32) -> u16;
@@ -237,7 +237,7 @@ pub(in crate::pointwise) mod narrow {
     half!(F16 f16_to_f32 f32_to_f16);
     half!(Bf16 bf16_to_f32 f32_to_bf16);
 
-    /// Reading, writing, rounding in place, adding: by which trait it is.
+    /// Loads, stores, rounding in place, accumulation: selected by the trait.
     pub(in crate::pointwise) struct Of<H>(H);
     impl<H: Half> Map1<u16, f32> for Of<H> {
         #[inline(always)]

@@ -1,7 +1,7 @@
-//! Non-temporal stores, which bypass the caches, for outputs too large to be found there again.
+//! Non-temporal stores, which bypass the caches, for outputs too large to stay there.
 //!
-//! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12 are needed.
-//! Blocks are computed in L1 and copied from there, so kernels need not know.
+//! A plain store first reads the line it will overwrite: a sum of two tensors then moves 16 bytes per element where 12
+//! are needed. Blocks are computed in L1 and copied from there, so kernels need no change.
 
 use crate::{
     Simd,
@@ -12,13 +12,14 @@ use crate::{
 
 /// Outputs of at least this many bytes are streamed.
 const LARGE: usize = 32 << 20;
-/// A cache line.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 /// Bytes of a page: the hardware prefetcher does not cross into the next page before it is touched.
 const PAGE: usize = 4096;
-/// Pages that are copied in turns, so that several are prefetched at once: page by page a copy of 400 MB took 1.4 times as long.
+/// Pages that are copied in an interleaved order, so that several are prefetched at once: page by page, a copy of 400
+/// MB took 1.4 times as long.
 const PAGES: usize = 4;
-/// Bytes of the pages that are copied in turns.
+/// Bytes of the pages that are copied in an interleaved order.
 pub(in crate::pointwise) const CHUNK: usize = PAGES * PAGE;
 
 /// Whether an output of `bytes` bytes is streamed.
@@ -26,8 +27,8 @@ pub(in crate::pointwise) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
 }
 
-/// Elements of a block that is streamed: few, so that reads and writes alternate often. (With 4096 they took turns: a sum took 1.1 times as
-/// long, an exponential 1.7 times.)
+/// Elements of a block that is streamed: few, so that reads and writes overlap. (With 4096 they alternated: a sum took
+/// 1.1 times as long, an exponential 1.7 times.)
 pub(in crate::pointwise) fn block() -> usize {
     Machine::get().streams.block
 }
@@ -40,8 +41,8 @@ pub(in crate::pointwise) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let rest = head + lines * LINE;
-    // SAFETY: head, lines and rest are together the `bytes` bytes that the caller guarantees. A runtime is only built with a `Simd` that this CPU
-    // supports, and lines are aligned.
+    // SAFETY: head, lines and rest are together the `bytes` bytes that the caller guarantees. A runtime is only built
+    // with a `Simd` that this CPU supports, and lines are aligned.
     unsafe {
         // Most copies have neither head nor rest, and a call that copies nothing takes as long as eight lines.
         if head > 0 {
@@ -54,7 +55,8 @@ pub(in crate::pointwise) unsafe fn copy(simd: Simd, to: *mut u8, from: *const u8
     }
 }
 
-/// Prefetches what follows a block of each input. While stores bypass the caches, the hardware prefetcher looks less far ahead.
+/// Prefetches what follows a block of each input. While stores bypass the caches, the hardware prefetcher looks less
+/// far ahead.
 pub(in crate::pointwise) fn prefetch_next(slots: &[*mut u8], operands: &[(Base<u8>, usize)]) {
     let Streams { block, ahead, .. } = Machine::get().streams;
     for (slot, (_, size)) in slots.iter().zip(operands) {
@@ -71,7 +73,7 @@ pub(in crate::pointwise) fn finish() {
     }
 }
 
-/// Calls `copy` with every line once: the lines of several pages in turns, the rest in order.
+/// Calls `copy` with every cache line once: lines of several pages interleaved, the rest in order.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn interleaved(lines: usize, mut copy: impl FnMut(usize)) {

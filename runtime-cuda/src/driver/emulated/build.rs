@@ -1,7 +1,8 @@
-//! Kernels' texts to libraries of the host's, kept on disk.
+//! Compiles kernel sources to host libraries, cached on disk.
 //!
-//! A compiler spends a quarter of a second on starting and on what all kernels have in common, and a thirtieth on a kernel; so
-//! many go into one library where they are known beforehand ([`Listing`](super::Listing)), each in a namespace of its own.
+//! A compiler takes a quarter of a second to start and to compile the code common to all kernels, and a thirtieth for
+//! each kernel. So many kernels go into one library where they are known beforehand ([`Listing`](super::Listing)), each
+//! in a namespace of its own.
 
 use std::{
     fmt::Write,
@@ -25,7 +26,7 @@ use crate::{
 
 const EMULATOR: &str = include_str!("../../../kernels/shim/emulator.h");
 
-/// What the texts use beyond the emulator's own names.
+/// Definitions that sources use in addition to the emulator's own.
 const MORE: &str = r#"
 #include <math.h>
 #include <utility>
@@ -70,7 +71,7 @@ pub(crate) struct HostBuilder {
 impl HostBuilder {
     /// Makes the folder, and what all kernels include.
     pub(crate) fn new(folder: &Path) -> Fallible<HostBuilder> {
-        // Guards make the texts' own copies of it empty.
+        // Include guards make the sources' own copies of it empty.
         let common = HandwrittenKernel::new("common.cuh", "", &[]).source().text;
         let header = format!("{EMULATOR}{MORE}{PRELUDE}{common}");
         // A folder per header: its precompiled form must be its own.
@@ -128,7 +129,7 @@ impl HostBuilder {
         failed.into_inner()
     }
 
-    /// One library, named after what is in it, and a link to it by every kernel's name.
+    /// Compiles one library, named after its content, with a link to it by every kernel's name.
     fn compile(&self, kernels: &[HostKernel]) -> Fallible<()> {
         let mut text = String::from("#include \"weft.h\"\n");
         kernels.iter().for_each(|k| k.write(&mut text, &self.header));
@@ -161,7 +162,7 @@ impl HostBuilder {
     }
 }
 
-/// A kernel by a name that tells its text and entry.
+/// A kernel under a name that identifies its source and entry.
 struct HostKernel<'a> {
     name: u64,
     source: &'a KernelSource,
@@ -176,7 +177,8 @@ impl<'a> HostKernel<'a> {
         format!("weft_{:016x}", self.name)
     }
 
-    /// Its text in a namespace. Macros know no namespaces, so those it defines end with it.
+    /// Writes the kernel's source in a namespace. Macros have no namespaces, so those it defines are undefined after
+    /// it.
     fn write(&self, to: &mut String, header: &str) {
         let KernelSource { text, entry } = self.source;
         let own = text.strip_prefix(PRELUDE).unwrap_or(text).replace("extern \"C\" __global__", "static");
@@ -195,7 +197,7 @@ impl<'a> HostKernel<'a> {
     }
 }
 
-/// Names of macros.
+/// The names of the macros that a source defines.
 fn defined(text: &str) -> impl Iterator<Item = &str> {
     let names = text.lines().filter_map(|line| line.trim_start().strip_prefix("#define "));
     names.filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())

@@ -1,4 +1,4 @@
-//! A driver that computes nothing and notes which kernels it is asked for.
+//! A driver that computes nothing and records which kernels are requested.
 
 use std::{
     ffi::c_void,
@@ -17,7 +17,7 @@ use crate::codegen::KernelSource;
 pub(crate) struct Listing {
     about: About,
     sources: Mutex<Vec<KernelSource>>,
-    /// Memory of the host, kept until the end: a queue asks for a few pieces of it.
+    /// Host memory, kept until the driver is dropped: a queue allocates only a few blocks.
     host: Mutex<Vec<Box<[u8]>>>,
     next: AtomicU64,
 }
@@ -28,12 +28,12 @@ impl Listing {
             about: super::about(),
             sources: Mutex::default(),
             host: Mutex::default(),
-            // Addresses are made of these numbers too, and none may be zero.
+            // These values also serve as addresses, and none may be zero.
             next: AtomicU64::new(1),
         }
     }
 
-    /// The kernels asked for so far.
+    /// Takes the kernels requested so far.
     pub(crate) fn take(&self) -> Vec<KernelSource> {
         std::mem::take(&mut self.sources.lock())
     }

@@ -1,7 +1,8 @@
-//! Kernels on the host: the same texts, compiled by a C++ compiler against the emulator of `kernels/shim`, one fiber per thread.
+//! An emulated GPU: kernel sources compiled by a C++ compiler against the emulator of `kernels/shim`, one fiber per
+//! thread.
 //!
-//! Memory is the host's, work is done when a call returns, products are plain loops. What this tests is everything but the
-//! hardware: plans, arguments, index arithmetic, the kernels' logic, memory and errors.
+//! Memory is host memory, calls are synchronous, and GEMM is a plain loop. It tests everything except the hardware:
+//! plans, arguments, index arithmetic, the kernels' logic, memory and errors.
 
 mod build;
 mod listing;
@@ -27,7 +28,7 @@ use crate::codegen::KernelSource;
 
 pub(crate) use build::HostBuilder;
 pub(crate) use listing::Listing;
-pub use ordered::Order;
+pub use ordered::AccessOrder;
 pub(crate) use ordered::Ordered;
 
 /// A kernel's entry: grid, threads, shared memory and order; arguments.
@@ -74,7 +75,7 @@ impl Emulated {
         if at.is_null() {
             return None;
         }
-        // SAFETY: just allocated with this size. NaNs, so that a read of what was never written shows.
+        // SAFETY: just allocated with this size. Filled with NaN, so that a read of uninitialized memory shows.
         unsafe { at.write_bytes(0xff, bytes) };
         self.blocks.lock().insert(at as u64, layout);
         Some(at as u64)
@@ -88,8 +89,8 @@ impl Emulated {
     }
 }
 
-/// Streams of a driver whose work is done at once, also while it is captured: what remains to be tested is memory. There is nothing to
-/// replay.
+/// Streams of a driver whose work is done at once, also while it is captured: what remains to be tested is memory.
+/// There is nothing to replay.
 macro_rules! at_once {
     () => {
         fn stream(&self) -> Fallible<Stream> {
@@ -146,7 +147,7 @@ impl Driver for Emulated {
         Ok(self.allocate(bytes))
     }
 
-    // SAFETY: the trait's conditions; a map says what is allocated.
+    // SAFETY: the trait's conditions; a map records the allocations.
     unsafe fn free(&self, address: u64) {
         self.release(address);
     }

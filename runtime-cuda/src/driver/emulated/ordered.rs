@@ -1,11 +1,13 @@
-//! The emulator, watched: which accesses of memory are ordered by streams, events and waits of the host, and which by luck.
+//! A race detector on the emulator: it checks that streams, events and host synchronization order all conflicting
+//! memory accesses.
 //!
-//! Every stream, every mark and the host have a vector clock (Fidge and Mattern, 1988): what it has seen of each stream. An access is
-//! right if its stream has seen the last write there and, for a write, all reads since. The emulator does work at once, in the order
-//! it is queued in, so values would never show what this shows.
+//! Every stream, every mark and the host have a vector clock (Fidge and Mattern, 1988): the last operation of each
+//! stream that happens before. An access is ordered if the last write to the memory, and for a write all reads since,
+//! happen before it. The emulator executes work at once, in queue order, so values would never show a race.
 //!
-//! What a kernel may write is read off its parameters: a pointer to what is not `const`. Memory is told apart by allocation, and pointers inside
-//! of structures (a mask of the attention's) are not seen. A copy to the host arrives there when the host has waited for it, not before.
+//! Which memory a kernel may write follows from its parameters: non-`const` pointers. Memory is tracked by allocation,
+//! and pointers inside of structures (attention's mask) are not seen. A copy to the host is complete only after the
+//! host has waited for it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,7 +25,7 @@ use super::{
 };
 use crate::codegen::KernelSource;
 
-/// What was seen of each stream: how many of its operations.
+/// A vector clock: for each stream, the number of its operations that happen before.
 type VectorClock = BTreeMap<u64, u64>;
 
 fn join(clock: &mut VectorClock, other: &VectorClock) {
@@ -33,7 +35,7 @@ fn join(clock: &mut VectorClock, other: &VectorClock) {
     }
 }
 
-/// An operation of a stream: its number there.
+/// An operation of a stream: its index there.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     stream: u64,
@@ -73,7 +75,7 @@ struct OrderState {
     host: VectorClock,
     blocks: BTreeMap<u64, TrackedBlock>,
     travelling: Vec<Travelling>,
-    /// Of every kernel, what it does with each argument that is a pointer.
+    /// For every kernel, how it accesses each argument that is a pointer.
     kernels: HashMap<u64, Vec<Option<Access>>>,
     captured: Option<Vec<(u64, Access)>>,
     recordings: HashMap<u64, Vec<(u64, Access)>>,
@@ -82,28 +84,28 @@ struct OrderState {
     gone: bool,
 }
 
-/// What was found: how many operations were looked at, and a line for each access that nothing orders.
+/// The findings: the number of checked operations, and a line for each unordered access.
 #[derive(Clone)]
-pub struct Order(Arc<Mutex<OrderState>>);
+pub struct AccessOrder(Arc<Mutex<OrderState>>);
 
-impl Order {
-    /// Operations so far.
+impl AccessOrder {
+    /// The number of operations so far.
     pub fn operations(&self) -> usize {
         self.0.lock().operations
     }
 
-    /// Accesses that nothing orders, since the last call.
+    /// Unordered accesses, since the last call.
     pub fn complaints(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().complaints)
     }
 
-    /// From now on every call fails, as it does when a device falls off its bus.
+    /// Makes every later call fail, as when a device is lost.
     pub fn unplug(&self) {
         self.0.lock().gone = true;
     }
 }
 
-impl fmt::Debug for Order {
+impl fmt::Debug for AccessOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Order({} operations)", self.operations())
     }
@@ -137,7 +139,7 @@ impl OrderState {
         let wrong = block.conflicts(&clock, how);
         match how {
             Access::Read => {
-                // Whoever has seen the last read of a stream has seen those before.
+                // A stream that is ordered after the last read of another is ordered after the earlier ones.
                 block.read.retain(|(before, _)| before.stream != moment.stream);
                 block.read.push((moment, what));
             }
@@ -169,7 +171,8 @@ impl OrderState {
             std::mem::take(&mut self.travelling).into_iter().partition(|t| t.moment.seen_by(&self.host));
         self.travelling = travelling;
         for Travelling { to, bytes, .. } in arrived {
-            // SAFETY: the copy's caller promised that the memory stays valid until the stream has passed, which it now has.
+            // SAFETY: the copy's caller promised that the memory stays valid until the stream has passed, which it now
+            // has.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         }
     }
@@ -190,7 +193,7 @@ impl TrackedBlock {
     }
 }
 
-/// See the module.
+/// The driver that checks order; see the module.
 pub(crate) struct Ordered {
     inner: Emulated,
     state: Arc<Mutex<OrderState>>,
@@ -201,11 +204,11 @@ impl Ordered {
         Ordered { inner, state: Arc::default() }
     }
 
-    pub(crate) fn order(&self) -> Order {
-        Order(self.state.clone())
+    pub(crate) fn order(&self) -> AccessOrder {
+        AccessOrder(self.state.clone())
     }
 
-    /// One operation of a stream and what it touches.
+    /// Checks one operation of a stream and the memory it accesses.
     fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Fallible<Moment> {
         let mut state = self.state.lock();
         state.there()?;
@@ -311,7 +314,8 @@ impl Driver for Ordered {
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         let moment = self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)])?;
         let mut copy = vec![0u8; bytes];
-        // SAFETY: the caller's promise, for `from` and for `to`; the copy is as long. What is there until the host has waited is rubbish.
+        // SAFETY: the caller guarantees `from` and `to`; the copy has this length. Until the host has waited, the
+        // memory holds garbage.
         unsafe {
             self.inner.copy_out(stream, copy.as_mut_ptr(), from, bytes)?;
             to.write_bytes(0xff, bytes);

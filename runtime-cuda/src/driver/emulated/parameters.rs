@@ -1,9 +1,9 @@
-//! What kernels do with memory, read from their text.
+//! How kernels access memory, read from their source.
 
 use super::ordered::Access;
 use crate::codegen::KernelSource;
 
-/// What a kernel does with each of its arguments, by its text.
+/// How a kernel accesses each of its arguments, according to its source.
 pub(super) fn parameters(source: &KernelSource) -> Vec<Option<Access>> {
     let name = format!("{}(", source.entry);
     let whole = |at: usize| !source.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');

@@ -1,4 +1,4 @@
-//! Padding by modes, repetition, diagonals, products of vectors, distances.
+//! Padding by modes, repetition, diagonals, outer and Kronecker products, distances.
 
 use numcore::{
     Runtime, Tensor,

@@ -1,4 +1,4 @@
-//! Operations above the primitives.
+//! Composed operations.
 
 mod arrange;
 mod fourier;

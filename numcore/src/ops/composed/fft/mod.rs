@@ -16,12 +16,12 @@ use crate::{
 /// Which direction of a transform is divided by the number of elements `n`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FftNorm {
-    /// The inverse, by `n`.
+    /// The inverse transform is divided by `n`.
     #[default]
     Backward,
-    /// Both, by `√n`.
+    /// Both directions are divided by `√n`.
     Ortho,
-    /// The forward one, by `n`.
+    /// The forward transform is divided by `n`.
     Forward,
 }
 
@@ -35,14 +35,15 @@ impl FftNorm {
     }
 }
 
-/// Fourier transforms, of floats; halves are computed in `f32`. Axes do not count the pairs' own: `axis` −1 of
-/// `[.., N, 2]` is the one of size `N`. `n` cuts the input or adds zeros at its end first.
+/// Fourier transforms of floating dtypes; half-precision inputs are computed in `f32`. Axis numbers do not count the
+/// last axis of pairs: `axis` −1 of `[.., N, 2]` is the axis of size `N`. `n` first truncates the input or pads it with
+/// zeros at its end.
 ///
-/// A length is cut into factors of at most 64, each of which is a matrix product (Cooley & Tukey 1965); prime factors
+/// A length is split into factors of at most 64, each of which is a matrix product (Cooley & Tukey 1965); prime factors
 /// above 128 become convolutions (Bluestein 1970). So the work for one transform is `O(n log n)`. Twiddle factors are
 /// computed in `f64` on the host by each call, in `O(n)`.
 pub trait FftOps: Apply {
-    /// `X[k] = Σ_t x[t] · e^(−2πi·t·k/n)` along `axis` of complex `self: [.., N, .., 2]`.
+    /// The Fourier transform `X[k] = Σ_t x[t] · e^(−2πi·t·k/n)` along `axis` of complex `self: [.., N, .., 2]`.
     fn fft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         complex("fft", self, n, axis, norm, false)
     }
@@ -50,8 +51,8 @@ pub trait FftOps: Apply {
     fn ifft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         complex("ifft", self, n, axis, norm, true)
     }
-    /// [`fft`](FftOps::fft) along `axis` of real `self: [.., N, ..]`, the first `⌊n/2⌋ + 1` elements, which say all:
-    /// `[.., n/2 + 1, .., 2]`.
+    /// The Fourier transform along `axis` of real `self: [.., N, ..]`: the first `⌊n/2⌋ + 1` elements, which determine
+    /// the others, `[.., n/2 + 1, .., 2]`. See [`fft`](FftOps::fft).
     fn rfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         rule::float("rfft", self.spec())?;
         let at = self.spec().shape.axis("rfft", axis)? as isize;
@@ -60,8 +61,8 @@ pub trait FftOps: Apply {
         complex("rfft", &pairs, Some(n), at, norm, false)?.narrow(at, 0, n / 2 + 1)
     }
     /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from `self: [.., M, .., 2]`, of which `⌊n/2⌋ + 1`
-    /// elements count; `n` is `2·(M − 1)` if not given. Imaginary parts of the first, and of the last of an even `n`,
-    /// are not read.
+    /// elements are read; `n` is `2·(M − 1)` if not given. Imaginary parts of the first, and of the last of an even
+    /// `n`, are not read.
     fn irfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         const OP: &str = "irfft";
         let at = complex_axis(OP, self, axis)?;
@@ -73,17 +74,19 @@ pub trait FftOps: Apply {
         let whole = cat(&[&half, &conjugate], axis)?;
         complex(OP, &whole, Some(n), axis, norm, true)?.select(-1, 0)
     }
-    /// [`fft`](FftOps::fft) along each of `axes`; all of them if none is named.
+    /// The Fourier transform along each of `axes`, or along all axes if none is named; see [`fft`](FftOps::fft).
     #[doc(alias = "fft2")]
     fn fftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         all(self, "fftn", axes)?.into_iter().try_fold(self.clone(), |x, a| x.fft(None, a, norm))
     }
-    /// [`ifft`](FftOps::ifft) along each of `axes`; all of them if none is named.
+    /// The inverse Fourier transform along each of `axes`, or along all axes if none is named; see
+    /// [`ifft`](FftOps::ifft).
     #[doc(alias = "ifft2")]
     fn ifftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         all(self, "ifftn", axes)?.into_iter().try_fold(self.clone(), |x, a| x.ifft(None, a, norm))
     }
-    /// [`rfft`](FftOps::rfft) along the last of `axes` of real `self`, [`fft`](FftOps::fft) along the others.
+    /// The Fourier transform of real `self`: [`rfft`](FftOps::rfft) along the last of `axes`, [`fft`](FftOps::fft)
+    /// along the others.
     #[doc(alias = "rfft2")]
     fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         let shape = self.spec().shape;
@@ -110,8 +113,8 @@ pub trait FftOps: Apply {
         shifted(self, axes, |n| -((n / 2) as isize))
     }
     /// Short-time transforms of real `self: [.., L]`: windows of `options.size` elements every `options.hop`, times
-    /// `window: [W]` (in the middle of the others' zeros if it is shorter; ones if there is none), each transformed:
-    /// `[.., F, T, 2]`, `F` of `options.size / 2 + 1` with `onesided`.
+    /// `window: [W]` (centred between zeros if it is shorter; ones if it is `None`), each transformed: `[.., F, T, 2]`,
+    /// `F` of `options.size / 2 + 1` with `onesided`.
     fn stft(&self, window: Option<&Self>, options: Stft) -> Result<Self> {
         options.forward(self, window)
     }
@@ -150,7 +153,7 @@ fn all<T: Apply>(x: &T, op: &'static str, axes: &[isize]) -> Result<Vec<isize>> 
     Ok((0..x.spec().shape.rank() as isize - 1).collect())
 }
 
-/// `x` cut, or continued with zeros, to `n` along an axis.
+/// `x` truncated, or padded with zeros, to `n` along an axis.
 fn resized<T: Apply>(x: &T, axis: usize, n: usize) -> Result<T> {
     let len = x.spec().shape[axis];
     match n.cmp(&len) {

@@ -1,4 +1,4 @@
-//! Short-time transforms, and the windows they are taken through.
+//! Short-time Fourier transforms, and their window functions.
 
 use std::f64::consts::PI;
 
@@ -9,25 +9,25 @@ use crate::{
     pointwise::Program,
 };
 
-/// Geometry of a short-time transform.
+/// The geometry of a short-time Fourier transform.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stft {
-    /// Elements of a transform: PyTorch's `n_fft`.
+    /// The number of elements of one transform: PyTorch's `n_fft`.
     pub size: usize,
-    /// From one to the next.
+    /// The number of elements from one transform to the next.
     pub hop: usize,
-    /// Whether transform `t` is about element `t · hop`: the signal is padded by `size / 2` on both sides.
+    /// Whether transform `t` is centred at element `t · hop`: the signal is padded by `size / 2` on both sides.
     pub center: bool,
-    /// With what.
+    /// The padding mode at both ends of the signal.
     pub pad: PadMode,
     /// Whether results are divided by `√size`.
     pub normalized: bool,
-    /// Whether the redundant half of the frequencies is left out.
+    /// Whether only the non-redundant frequencies are returned.
     pub onesided: bool,
 }
 
 impl Stft {
-    /// Transforms of `size` elements every `size / 4`, about the elements, reflected at the ends, one side: PyTorch's
+    /// Transforms of `size` elements every `size / 4`, centred, with reflected padding and one-sided: PyTorch's
     /// defaults.
     pub fn new(size: usize) -> Self {
         let hop = (size / 4).max(1);
@@ -45,7 +45,7 @@ impl Stft {
         if self.normalized { FftNorm::Ortho } else { FftNorm::Backward }
     }
 
-    /// The window in the middle of `size` elements.
+    /// The window centred in `size` elements.
     fn window<T: Apply>(&self, op: &'static str, like: &T, window: Option<&T>) -> Result<T> {
         let Some(w) = window else {
             return Ok(T::constant(Tensor::ones(like.runtime(), [self.size], like.spec().dtype)?));
@@ -109,7 +109,7 @@ impl Stft {
     }
 }
 
-/// `sum / weight`, where there is weight.
+/// `sum / weight`, where the weight is not 0.
 fn divided<T: Apply>(sum: &T, weight: &T) -> Result<T> {
     static DIVIDE: std::sync::LazyLock<Program> = std::sync::LazyLock::new(|| {
         Program::new("istft", |[x, w], []| {
@@ -120,23 +120,23 @@ fn divided<T: Apply>(sum: &T, weight: &T) -> Result<T> {
     sum.apply_program(&DIVIDE, &[weight], &[])
 }
 
-/// Weights of a window, for [`Tensor::window`].
+/// Window functions, for [`Tensor::window`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Window {
-    /// `½ − ½·cos`.
+    /// The Hann window, `½ − ½·cos`.
     Hann,
-    /// `0.54 − 0.46·cos`.
+    /// The Hamming window, `0.54 − 0.46·cos`.
     Hamming,
-    /// `0.42 − 0.5·cos + 0.08·cos(2·)`.
+    /// The Blackman window, `0.42 − 0.5·cos + 0.08·cos(2·)`.
     Blackman,
-    /// A triangle.
+    /// The Bartlett window, a triangle.
     Bartlett,
-    /// Bessel functions with this `β` (Kaiser 1980).
+    /// The Kaiser window with this `β` (Kaiser 1980).
     Kaiser(f64),
 }
 
 impl Window {
-    /// At `t` from 0 to 1.
+    /// The weight at `t` from 0 to 1.
     fn at(self, t: f64) -> f64 {
         let cos = |k: f64| (2.0 * PI * k * t).cos();
         match self {
@@ -164,8 +164,8 @@ fn bessel(x: f64) -> f64 {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// The weights of a window, `[n]`: one period of it with `periodic`, as spectra want it, or from its first to its
-    /// last weight, as filters do.
+    /// The weights of a window, `[n]`: one period of it with `periodic`, for spectral analysis, or symmetric, for
+    /// filter design.
     #[doc(alias = "hann_window")]
     #[doc(alias = "hamming_window")]
     #[doc(alias = "blackman_window")]

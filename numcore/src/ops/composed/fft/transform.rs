@@ -1,4 +1,4 @@
-//! The transform itself, of rows of pairs, without a factor.
+//! The discrete Fourier transform of rows of pairs, without normalization.
 
 use std::{f64::consts::PI, sync::LazyLock};
 
@@ -9,9 +9,9 @@ use crate::{
     pointwise::Program,
 };
 
-/// Lengths up to this one are one matrix product.
+/// Lengths up to this one are computed as one matmul.
 const DIRECT: usize = 64;
-/// Prime lengths above this one are convolutions.
+/// Prime lengths above this one are computed as convolutions.
 const PRIME: usize = 128;
 
 /// The discrete Fourier transform of each row of `x: [B, N, 2]`.
@@ -27,7 +27,7 @@ pub(super) fn dft<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     }
 }
 
-/// `e^(±2πi·k/n)` for all `k < n`.
+/// The roots of unity `e^(±2πi·k/n)` for all `k < n`.
 fn roots(n: usize, inverse: bool) -> Vec<(f64, f64)> {
     let turn = if inverse { 2.0 * PI } else { -2.0 * PI };
     let root = |k: usize| {
@@ -37,7 +37,7 @@ fn roots(n: usize, inverse: bool) -> Vec<(f64, f64)> {
     (0..n).map(root).collect()
 }
 
-/// As one product with the matrix of the transform, in which every number is its 2 × 2 real matrix.
+/// The transform as one matmul with the DFT matrix, in which every complex element is a 2 × 2 real matrix.
 fn product<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     let shape = x.spec().shape;
     let n = shape[1];
@@ -51,7 +51,7 @@ fn product<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     x.reshape([shape[0], 2 * n])?.matmul(&matrix)?.reshape(shape)
 }
 
-/// By transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` goes into `k = k₁ + radix·k₂`.
+/// By transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` contributes to `k = k₁ + radix·k₂`.
 fn stages<T: Apply>(x: &T, radix: usize, inverse: bool) -> Result<T> {
     let (batch, n) = (x.spec().shape[0], x.spec().shape[1]);
     let rest = n / radix;
@@ -64,7 +64,8 @@ fn stages<T: Apply>(x: &T, radix: usize, inverse: bool) -> Result<T> {
     dft(&rows, inverse)?.reshape([batch, radix, rest, 2])?.permute(&[0, 2, 1, 3])?.reshape([batch, n, 2])
 }
 
-/// As a convolution with a chirp, since `t·k = (t² + k² − (k − t)²) / 2`, of a length that is a power of two.
+/// The transform as a convolution with a chirp, since `t·k = (t² + k² − (k − t)²) / 2`, of a length that is a power of
+/// two.
 fn convolution<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     let n = x.spec().shape[1];
     let long = (2 * n - 1).next_power_of_two();
@@ -95,7 +96,8 @@ fn times<T: Apply>(x: &T, shape: &[usize], by: &[(f64, f64)]) -> Result<T> {
     multiply(x, &cos, &constant(x, [shape, &[2]].concat(), dtype, &sin)?)
 }
 
-/// `x · (cos + i·sin)`, `sin` given as the pair `(−sin, sin)`: the parts of `x` exchanged are a view.
+/// The complex product `x · (cos + i·sin)`, with `sin` given as the pair `(−sin, sin)`: exchanging the parts of `x` is
+/// a view.
 fn multiply<T: Apply>(x: &T, cos: &T, sin: &T) -> Result<T> {
     static MULTIPLY: LazyLock<Program> = LazyLock::new(|| Program::new("fft", |[x, y, c, s], []| [x * c + y * s]));
     x.apply_program(&MULTIPLY, &[&x.flip(&[-1])?, cos, sin], &[])

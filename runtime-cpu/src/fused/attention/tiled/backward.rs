@@ -1,5 +1,5 @@
-//! Gradients, in the same blocks. Those of keys and values are computed transposed, `dkᵀ = qᵀ·dS` and `dvᵀ = gᵀ·P`. So weights go into the tiles
-//! of a B operand, which pair two queries, and need no transposition.
+//! Gradients, in the same blocks. Those of keys and values are computed transposed, `dkᵀ = qᵀ·dS` and `dvᵀ = gᵀ·P`. So
+//! weights go into the tiles of a B operand, which pair two queries, and need no transposition.
 
 use std::{arch::x86_64::*, ops::Range};
 
@@ -20,7 +20,8 @@ use crate::{
     simd::read_transposed,
 };
 
-/// Micro-panels of queries that contribute to gradients of keys at once: two blocks of them, of three terms, still leave most of L2.
+/// Micro-panels of queries that contribute to gradients of keys at once: two blocks of them, of three terms, still
+/// leave most of L2.
 pub(super) const QUERY_PANELS: usize = 2;
 
 /// One task: these keys, and all heads that share them.
@@ -144,22 +145,23 @@ struct KeyBlock<'a, T: Stored, const TERMS: usize> {
 #[derive(Clone, Copy)]
 struct QueryPanel {
     head: usize,
-    /// Its index among the head's micro-panels.
+    /// The index of this micro-panel in the head.
     at: usize,
     /// Which of the two accumulators it has.
     place: usize,
-    /// Its index among the micro-panels that contribute at once.
+    /// The index of this micro-panel among those that contribute at once.
     slot: usize,
     /// Which of two buffers those have.
     half: usize,
 }
 
 impl<T: SplitBf16<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
-    /// Software pipelining over micro-panels of queries. While the scores of one become gradients, AMX computes the scores of the next, and what
-    /// the one before contributes to gradients of queries and, with others, of keys.
+    /// Software pipelining over micro-panels of queries. While the scores of one become gradients, AMX computes the
+    /// scores of the next, and the contributions of the previous one to gradients of queries and, together with others,
+    /// of keys.
     ///
     /// # Safety
-    /// The matrices have these keys and all queries; the tiles are nobody else's.
+    /// The matrices have these keys and all queries; no other thread accesses the tiles.
     unsafe fn run(&self) {
         let query_panels = self.p.queries.div_ceil(PANEL);
         let first = (0..query_panels).find(|&at| self.seen(at).last > 0).unwrap_or(query_panels);
@@ -251,7 +253,7 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
         }
     }
 
-    /// Adds what a micro-panel contributes to gradients of its queries.
+    /// Accumulates the contributions of a micro-panel to gradients of its queries.
     ///
     /// # Safety
     /// As for [`run`](KeyBlock::run), on a CPU with AMX.
@@ -269,7 +271,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
         }
     }
 
-    /// The micro-panels of keys that the last of a few micro-panels of queries sees; with each the first of those that sees any of its keys.
+    /// The micro-panels of keys that the last of a few micro-panels of queries sees; with each the first of those that
+    /// sees any of its keys.
     fn added(&self, last: QueryPanel) -> impl Iterator<Item = (usize, usize)> {
         let first = last.at - last.slot;
         (0..self.scores(last).panels()).map(move |panel| {
@@ -278,7 +281,7 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
         })
     }
 
-    /// Adds what a few micro-panels contribute to gradients of values and keys.
+    /// Accumulates the contributions of a few micro-panels to gradients of values and keys.
     ///
     /// # Safety
     /// As for [`run`](KeyBlock::run), on a CPU with AMX.
@@ -308,7 +311,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> KeyBlock<'_, T, TERMS> {
 /// Transposes accumulators, scales them and rounds them into rows of the output.
 ///
 /// # Safety
-/// `out` is valid for `[rows, columns]` elements, which no other thread accesses, and `acc` for their tiles. The CPU supports AVX-512 BF16.
+/// `out` is valid for `[rows, columns]` elements, which no other thread accesses, and `acc` for their tiles. The CPU
+/// supports AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn store_columns<T: SplitBf16<TERMS>, const TERMS: usize>(
     acc: *const Tile,

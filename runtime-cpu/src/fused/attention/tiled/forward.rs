@@ -1,4 +1,4 @@
-//! Outputs and logsumexps.
+//! Attention forward by AMX: outputs and logsumexps.
 
 use std::{arch::x86_64::*, ops::Range};
 
@@ -30,7 +30,7 @@ pub(in super::super) fn queries<T: SplitBf16<TERMS>, const TERMS: usize>(
     if TERMS == 1 || finite { Ok(()) } else { forward::queries(call, p, h, rows, lse) }
 }
 
-/// As [`queries`], without the recomputation. Returns whether all outputs are finite.
+/// Computes outputs like [`queries`], without the recomputation. Returns whether all outputs are finite.
 ///
 /// # Safety
 /// The CPU has the instructions.
@@ -71,8 +71,8 @@ unsafe fn forward_panels<T: SplitBf16<TERMS>, const TERMS: usize>(
         let weighted = |i: usize| weighted.wrapping_add(i % 2 * KEY_PANELS * TileUnit::<TERMS>::PANEL_TILES);
         let acc = |i: usize| o.wrapping_add(i * value_panels * 4);
         let first = (0..query_panels).find(|&i| p.seen(queries_of(i).end - 1, &keys) > 0).unwrap_or(query_panels);
-        // Software pipelining: while the scores of one micro-panel become weights, AMX computes the scores of the next and the outputs of the
-        // one before.
+        // Software pipelining: while the scores of one micro-panel become weights, AMX computes the scores of the next
+        // and the outputs of the one before.
         for turn in first..query_panels + 2 {
             let at = |behind: usize| turn.checked_sub(behind).filter(|i| (first..query_panels).contains(i));
             let [ahead, here, behind] = [0, 1, 2].map(at);
@@ -136,8 +136,9 @@ unsafe fn finish_lse(top: &[f32], sum: &mut [f32], lse: &mut [f32]) -> bool {
     all
 }
 
-/// The task that turns scores into weights relative to the largest score so far, in tiles of an A operand, and rescales the outputs so far.
-/// For each query it first finds the largest score, then computes the weights one micro-panel of keys at a time.
+/// The task that turns scores into weights relative to the largest score so far, in tiles of an A operand, and rescales
+/// the outputs so far. For each query it first finds the largest score, then computes the weights one micro-panel of
+/// keys at a time.
 struct Weights<'a, const TERMS: usize> {
     scores: Scores,
     to: *mut Tile,
@@ -146,7 +147,7 @@ struct Weights<'a, const TERMS: usize> {
     top: &'a mut [f32],
     sum: &'a mut [f32],
     row: usize,
-    /// Steps of the row that are done.
+    /// Steps of the row that are finished.
     done: usize,
     row_sum: [__m512; 2],
 }
@@ -167,8 +168,8 @@ impl<'a, const TERMS: usize> Weights<'a, TERMS> {
         let mut most = _mm512_set1_ps(f32::NEG_INFINITY);
         for panel in 0..self.scores.panels() {
             for half in 0..2 {
-                // Of NaN and a number `max` gives the second operand.
-                // SAFETY: this micro-panel is among those that the query's tiles hold.
+                // With one NaN operand, `max` returns the second operand. SAFETY: this micro-panel is among those that
+                // the query's tiles hold.
                 most = _mm512_max_ps(unsafe { self.scores.get(i, panel, half) }, most);
             }
         }

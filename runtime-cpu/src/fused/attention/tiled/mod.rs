@@ -1,14 +1,14 @@
 //! Attention by AMX, for bf16 and for split `f32`. Scores and gradients of weights are accumulated in `f32`.
 //!
-//! Where weights and gradients of scores are operands, they are rounded to bf16 (as in PyTorch) or split into three terms, like the other
-//! operands. Accumulators stay in `f32`. A row's weights are summed before they are rounded.
+//! Where weights and gradients of scores are operands, they are rounded to bf16 (as in PyTorch) or split into three
+//! terms, like the other operands. Accumulators stay in `f32`. A row's weights are summed before they are rounded.
 //!
-//! Accumulators leave the tile registers as tiles, and what is computed of them goes straight into the tiles of the next GEMM: no matrix of
-//! weights is ever stored in rows. Micro-panels of queries pass through a software pipeline, so that one's multiplications are interleaved with
-//! another's weights ([`Interleaved`](crate::gemm::Interleaved)).
+//! Accumulators leave the tile registers as tiles, and the values computed from them go directly into the tiles of the
+//! next GEMM: no row-major matrix of weights is ever stored. Micro-panels of queries pass through a software pipeline,
+//! so that one's multiplications are interleaved with another's weights ([`Interleaved`](crate::gemm::Interleaved)).
 //!
-//! An `f32` that is not finite, or rounds to infinity as a bf16, has a term that is NaN. Outputs that are not finite are recomputed without
-//! splitting; a gradient of such an element may be NaN where it would be infinite without.
+//! An `f32` that is not finite, or rounds to infinity as a bf16, has a term that is NaN. Outputs that are not finite
+//! are recomputed without splitting; a gradient of such an element may be NaN where it would be infinite without.
 
 mod backward;
 mod forward;
@@ -33,8 +33,9 @@ const PANEL: usize = TileUnit::<1>::PANEL;
 /// Micro-panels of keys in a block.
 const KEY_PANELS: usize = KEYS / PANEL;
 
-/// The smallest depth, and depth times keys, at which AMX is faster with split `f32`. With less, tiles are mostly empty, or splitting takes longer
-/// than multiplying. (Forward and backward, 64 keys of depth 16: 0.58 times as fast, 128 of 32: 0.93, 256 of 32: 1.03, 256 of 64: 1.18.)
+/// The smallest depth, and depth times keys, at which AMX is faster with split `f32`. With less, tiles are mostly
+/// empty, or splitting takes longer than multiplying. (Forward and backward, 64 keys of depth 16: 0.58 times as fast,
+/// 128 of 32: 0.93, 256 of 32: 1.03, 256 of 64: 1.18.)
 const MIN_DEPTH: usize = PANEL;
 const MIN_DEPTH_KEYS: usize = 256 * MIN_DEPTH;
 
@@ -47,7 +48,8 @@ pub(super) fn takes(call: &FusedCall<'_>, op: &Attention, keys: &Operand) -> Opt
     (some && pays && !op.masked && op.is_plain() && call.engine().simd == Simd::Amx).then_some(dtype)
 }
 
-/// Rows between prefetching a row of an output and writing it. They are far apart, and hardware prefetchers do not foresee them.
+/// Rows between prefetching a row of an output and writing it. They are far apart, and hardware prefetchers do not
+/// foresee them.
 const PREFETCH_ROWS: usize = 16;
 
 /// The number of `f32` in `tiles` tiles.
@@ -59,7 +61,7 @@ fn tiles(memory: &mut [f32]) -> *mut Tile {
     memory.as_mut_ptr().cast()
 }
 
-/// Half of a row of a micro-panel's accumulators: 16 elements.
+/// Columns `16 * half ..` of a row of a micro-panel's accumulators: 16 elements.
 fn acc_row(acc: *mut Tile, row: usize, half: usize) -> *mut f32 {
     acc.wrapping_add(row / 16 * 2 + half).cast::<f32>().wrapping_add(row % 16 * 16)
 }
@@ -78,7 +80,7 @@ impl Scores {
         self.seen.last.div_ceil(PANEL)
     }
 
-    /// A query's scores against half a micro-panel of keys, scaled, and `−∞` where the query does not see the key.
+    /// A query's scaled scores against 16 keys of a micro-panel, and `−∞` where the query does not see the key.
     ///
     /// # Safety
     /// `tiles` is valid for this micro-panel. The CPU supports AVX-512.
@@ -94,7 +96,7 @@ impl Scores {
     }
 }
 
-/// `Math::exp2_flushed`, the same bits. (From loops over elements the compiler makes vectors of half the size.)
+/// `Math::exp2_flushed`, bit for bit. (For loops over elements the compiler generates 256-bit vectors.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 fn exp2_flushed(x: __m512) -> __m512 {
@@ -111,11 +113,12 @@ fn exp2_flushed(x: __m512) -> __m512 {
     _mm512_maskz_mul_ps(low, y, power)
 }
 
-/// Scales rows of a micro-panel's accumulators and rounds them into the output, as many as there are factors. Returns whether all are finite.
+/// Scales rows of a micro-panel's accumulators and rounds them into the output, as many as there are factors. Returns
+/// whether all are finite.
 ///
 /// # Safety
-/// `out` is valid for `factors.len()` rows of `columns` elements, which no other thread accesses, and `acc` for their tiles. The CPU supports
-/// AVX-512 BF16.
+/// `out` is valid for `factors.len()` rows of `columns` elements, which no other thread accesses, and `acc` for their
+/// tiles. The CPU supports AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn store_rows<T: SplitBf16<TERMS>, const TERMS: usize>(
     acc: *mut Tile,

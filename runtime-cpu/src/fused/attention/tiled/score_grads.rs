@@ -5,8 +5,9 @@ use std::arch::x86_64::*;
 use super::{PANEL, Scores, acc_row, backward::QUERY_PANELS, exp2_flushed};
 use crate::gemm::{BackgroundTask, Tile, TileUnit, split_pairs, unpair_rows};
 
-/// The task that turns scores and gradients of weights into weights and unscaled gradients of scores. Both go into tiles of a B operand, which
-/// pair two queries, and the gradients into tiles of an A operand, too. They are 0 where a query does not see a key, and where there is no query.
+/// The task that turns scores and gradients of weights into weights and unscaled gradients of scores. Both go into
+/// tiles of a B operand, which pair two queries, and the gradients into tiles of an A operand, too. They are 0 where a
+/// query does not see a key, and where there is no query.
 pub(super) struct ScoreGrads<'a, const TERMS: usize> {
     pub scores: Scores,
     pub grads: *mut Tile,
@@ -14,14 +15,14 @@ pub(super) struct ScoreGrads<'a, const TERMS: usize> {
     pub left: *mut Tile,
     pub lse: &'a [f32],
     pub dots: &'a [f32],
-    /// Steps that are done: halves of micro-panels of keys, for pairs of queries.
+    /// Finished steps, each of 16 keys of a micro-panel for two queries.
     pub done: usize,
-    /// The gradients of a micro-panel's first half.
+    /// The gradients for the first 16 keys of a micro-panel.
     pub first: [__m512i; TERMS],
 }
 
 impl<const TERMS: usize> ScoreGrads<'_, TERMS> {
-    /// A query's weights for half a micro-panel of keys, and the gradients of its scores.
+    /// A query's weights for 16 keys of a micro-panel, and the gradients of its scores.
     ///
     /// # Safety
     /// As for [`BackgroundTask::advance`].
@@ -37,7 +38,7 @@ impl<const TERMS: usize> ScoreGrads<'_, TERMS> {
         let (s, g) =
             unsafe { (self.scores.get(i, panel, half), _mm512_load_ps(acc_row(self.grads.add(panel * 4), i, half))) };
         let p = exp2_flushed(_mm512_sub_ps(s, _mm512_set1_ps(lse * std::f32::consts::LOG2_E)));
-        // A hidden key has weight and gradient 0, whatever the gradient of its weight.
+        // A hidden key has weight and gradient 0 for every gradient of its weight.
         let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(p, _mm512_setzero_ps());
         [p, _mm512_maskz_mul_ps(there, p, _mm512_sub_ps(g, _mm512_set1_ps(dot)))]
     }

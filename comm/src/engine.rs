@@ -1,0 +1,16 @@
+//! What an engine is built from: checks of calls, sums in rank order, the flight recorder, failures and their wire forms.
+//!
+//! An engine that moves bytes between processes sends each call's [`Fingerprint`](crate::Fingerprint) as [bytes](crate::Fingerprint::to_bytes)
+//! (or its [digest](crate::Fingerprint::digest)) ahead of the data, notes it in a [`Recorder`], combines what arrives with a [`Combiner`],
+//! and tells every rank the same [`Failure`]. Bytes are reached by `Tensor::host_bytes` and `TensorMut::host_bytes_mut`, or copied.
+
+pub use super::{
+    combine::{Combiner, cuts},
+    failure::{Failure, LEFT, Why},
+    meeting::{disagreement, split_bytes, split_ranks},
+    portable::Portable,
+    ranks::{guarded, is_own, panic_message, with_causes},
+    recorder::Recorder,
+    volume::Volume,
+    wire::{Reader, Writer},
+};

@@ -1,0 +1,101 @@
+//! Why a world failed: what every rank is told, in the same words.
+
+use std::time::Duration;
+
+use numcore::{Error, ErrorKind, Result};
+
+use super::wire::{Reader, Writer, malformed};
+
+/// How the cause begins of what others meet where a rank has left.
+pub const LEFT: &str = "it left";
+
+/// Why nobody can go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A rank failed, or left.
+    Peer {
+        /// Its world rank.
+        peer: usize,
+        /// What it said.
+        cause: String,
+    },
+    /// Two ranks made different calls.
+    Mismatch {
+        /// Which.
+        why: String,
+    },
+    /// Ranks did not arrive.
+    Timeout {
+        /// How long was waited.
+        waited: Duration,
+        /// Their world ranks.
+        missing: Vec<usize>,
+    },
+}
+
+/// Why, and what every rank had called last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The reason.
+    pub why: Why,
+    /// The lines of the [`Recorder`](super::recorder::Recorder).
+    pub calls: String,
+}
+
+impl Failure {
+    /// The error of a call `op` on world rank `rank`.
+    pub fn error(self, op: &'static str, rank: usize) -> Error {
+        let calls = self.calls;
+        let kind = match self.why {
+            Why::Peer { peer, cause } => ErrorKind::Peer { op, peer, cause: format!("{cause}\n{calls}") },
+            Why::Mismatch { why } => ErrorKind::Mismatch { op, why: format!("{why}\n{calls}") },
+            Why::Timeout { waited, missing } => ErrorKind::Timeout { op, waited, missing, calls },
+        };
+        Error::from(kind).on_rank(rank)
+    }
+
+    /// What another process reads with [`read`](Failure::read).
+    pub fn write(&self, to: &mut Writer) {
+        match &self.why {
+            Why::Peer { peer, cause } => to.u8(0).usize(*peer).text(cause),
+            Why::Mismatch { why } => to.u8(1).text(why),
+            Why::Timeout { waited, missing } => {
+                to.u8(2).u64(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX)).list(missing)
+            }
+        };
+        to.text(&self.calls);
+    }
+
+    /// The failure that another process wrote.
+    pub fn read(from: &mut Reader<'_>) -> Result<Failure> {
+        let why = match from.u8()? {
+            0 => Why::Peer { peer: from.usize()?, cause: from.text()?.into() },
+            1 => Why::Mismatch { why: from.text()?.into() },
+            2 => Why::Timeout { waited: Duration::from_nanos(from.u64()?), missing: from.list()? },
+            _ => return Err(malformed("a failure")),
+        };
+        Ok(Failure { why, calls: from.text()?.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_travel() {
+        let whys = [
+            Why::Peer { peer: 3, cause: "panicked: no".into() },
+            Why::Mismatch { why: "rank 0 called a, rank 1 b".into() },
+            Why::Timeout { waited: Duration::from_millis(1500), missing: vec![2, 5] },
+        ];
+        for why in whys {
+            let failure = Failure { why, calls: "last calls:".into() };
+            let mut w = Writer::default();
+            failure.write(&mut w);
+            let bytes = w.finish();
+            assert_eq!(Failure::read(&mut Reader::new(&bytes)).unwrap(), failure);
+            assert!((0..bytes.len()).all(|end| Failure::read(&mut Reader::new(&bytes[..end])).is_err()));
+        }
+    }
+}

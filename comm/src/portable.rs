@@ -1,0 +1,266 @@
+//! Values that can be told to another process: what a program on many ranks returns.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use numcore::{DType, Error, ErrorKind, Result};
+
+use super::{
+    ReduceOp, Traffic,
+    fingerprint::OPS,
+    wire::{Reader, Writer, malformed},
+};
+
+/// A value with a wire form.
+pub trait Portable: Send + Sized {
+    /// Writes it.
+    fn write(&self, to: &mut Writer);
+    /// Reads what was written.
+    fn read(from: &mut Reader<'_>) -> Result<Self>;
+
+    /// All of its bytes.
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        self.write(&mut w);
+        w.finish()
+    }
+
+    /// The value of all of these bytes.
+    fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut r = Reader::new(bytes);
+        let value = Self::read(&mut r)?;
+        r.finish()?;
+        Ok(value)
+    }
+}
+
+macro_rules! numbers {
+    ($($t:ty),*) => {$(
+        impl Portable for $t {
+            fn write(&self, to: &mut Writer) {
+                to.bytes(&self.to_le_bytes());
+            }
+            fn read(from: &mut Reader<'_>) -> Result<Self> {
+                from.bytes()?.try_into().map(<$t>::from_le_bytes).map_err(|_| malformed("a number"))
+            }
+        }
+    )*};
+}
+numbers!(u8, u32, u64, usize, i32, i64, f32, f64);
+
+impl Portable for () {
+    fn write(&self, _: &mut Writer) {}
+    fn read(_: &mut Reader<'_>) -> Result<Self> {
+        Ok(())
+    }
+}
+
+impl Portable for bool {
+    fn write(&self, to: &mut Writer) {
+        to.u8((*self).into());
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        Ok(from.u8()? != 0)
+    }
+}
+
+impl Portable for String {
+    fn write(&self, to: &mut Writer) {
+        to.text(self);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        from.text().map(str::to_string)
+    }
+}
+
+/// A text that lives as long as the process that reads it.
+impl Portable for &'static str {
+    fn write(&self, to: &mut Writer) {
+        to.text(self);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        from.text().map(|text| &*text.to_string().leak())
+    }
+}
+
+impl Portable for Duration {
+    fn write(&self, to: &mut Writer) {
+        to.u64(u64::try_from(self.as_nanos()).unwrap_or(u64::MAX));
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        from.u64().map(Duration::from_nanos)
+    }
+}
+
+impl Portable for DType {
+    fn write(&self, to: &mut Writer) {
+        to.u8(*self as u8);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        let own = from.u8()?;
+        DType::ALL.into_iter().find(|d| *d as u8 == own).ok_or_else(|| malformed("an element type"))
+    }
+}
+
+impl Portable for ReduceOp {
+    fn write(&self, to: &mut Writer) {
+        to.u8(*self as u8);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        let own = from.u8()?;
+        OPS.into_iter().find(|op| *op as u8 == own).ok_or_else(|| malformed("a reduction"))
+    }
+}
+
+impl Portable for Traffic {
+    fn write(&self, to: &mut Writer) {
+        self.exposed.write(to.u64(self.calls).u64(self.payload).u64(self.sent));
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        let (calls, payload, sent) = (from.u64()?, from.u64()?, from.u64()?);
+        Ok(Traffic { calls, payload, sent, exposed: Duration::read(from)? })
+    }
+}
+
+impl<T: Portable> Portable for Option<T> {
+    fn write(&self, to: &mut Writer) {
+        to.u8(self.is_some().into());
+        if let Some(value) = self {
+            value.write(to);
+        }
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        (from.u8()? != 0).then(|| T::read(from)).transpose()
+    }
+}
+
+impl<T: Portable> Portable for Vec<T> {
+    fn write(&self, to: &mut Writer) {
+        to.usize(self.len());
+        self.iter().for_each(|value| value.write(to));
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        let length = from.usize()?;
+        (0..length).map(|_| T::read(from)).collect()
+    }
+}
+
+impl<T: Portable, const N: usize> Portable for [T; N] {
+    fn write(&self, to: &mut Writer) {
+        self.iter().for_each(|value| value.write(to));
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        let values: Vec<T> = (0..N).map(|_| T::read(from)).collect::<Result<_>>()?;
+        values.try_into().map_err(|_| malformed("an array"))
+    }
+}
+
+impl<K: Portable + Ord, V: Portable> Portable for BTreeMap<K, V> {
+    fn write(&self, to: &mut Writer) {
+        to.usize(self.len());
+        self.iter().for_each(|(key, value)| {
+            key.write(to);
+            value.write(to);
+        });
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        let length = from.usize()?;
+        (0..length).map(|_| Ok((K::read(from)?, V::read(from)?))).collect()
+    }
+}
+
+macro_rules! tuples {
+    ($(($($t:ident $k:tt),*)),*) => {$(
+        impl<$($t: Portable),*> Portable for ($($t,)*) {
+            fn write(&self, to: &mut Writer) {
+                $(self.$k.write(to);)*
+            }
+            fn read(from: &mut Reader<'_>) -> Result<Self> {
+                Ok(($($t::read(from)?,)*))
+            }
+        }
+    )*};
+}
+tuples!((A 0, B 1), (A 0, B 1, C 2), (A 0, B 1, C 2, D 3), (A 0, B 1, C 2, D 3, E 4));
+
+impl<T: Portable> Portable for Result<T> {
+    fn write(&self, to: &mut Writer) {
+        to.u8(self.is_ok().into());
+        match self {
+            Ok(value) => value.write(to),
+            Err(error) => error.write(to),
+        }
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        Ok(if from.u8()? != 0 { Ok(T::read(from)?) } else { Err(Error::read(from)?) })
+    }
+}
+
+/// Errors of many ranks stay what they are; others become arguments with the whole sentence.
+impl Portable for Error {
+    fn write(&self, to: &mut Writer) {
+        match self.kind() {
+            ErrorKind::Peer { op, peer, cause } => to.u8(0).text(op).usize(*peer).text(cause),
+            ErrorKind::Mismatch { op, why } => to.u8(1).text(op).text(why),
+            ErrorKind::Timeout { op, waited, missing, calls } => {
+                waited.write(to.u8(2).text(op));
+                to.list(missing).text(calls)
+            }
+            ErrorKind::Argument { op, why } => to.u8(3).text(op).text(why),
+            _ => to.u8(4).text(&self.to_string()),
+        };
+        self.rank().write(to);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        let error = match from.u8()? {
+            0 => {
+                let (op, peer, cause) = (Portable::read(from)?, from.usize()?, Portable::read(from)?);
+                Error::from(ErrorKind::Peer { op, peer, cause })
+            }
+            1 => Error::from(ErrorKind::Mismatch { op: Portable::read(from)?, why: Portable::read(from)? }),
+            2 => {
+                let (op, waited) = (Portable::read(from)?, Portable::read(from)?);
+                Error::from(ErrorKind::Timeout { op, waited, missing: from.list()?, calls: Portable::read(from)? })
+            }
+            3 => Error::from(ErrorKind::Argument { op: Portable::read(from)?, why: Portable::read(from)? }),
+            _ => Error::argument("rank", from.text()?.to_string()),
+        };
+        let rank = Option::<usize>::read(from)?;
+        Ok(match rank {
+            Some(rank) => error.on_rank(rank),
+            None => error,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_every_kind_come_back() {
+        let map: BTreeMap<String, (f32, bool)> = [("a".to_string(), (f32::MIN, true))].into();
+        let value = (vec![Some(1.5f64), None], [3usize, 4], map, ("é".to_string(), Duration::from_millis(3)));
+        assert_eq!(<_>::from_bytes(&value.to_bytes()).ok(), Some(value.clone()));
+        let bytes = value.to_bytes();
+        let read = |bytes: &[u8]| {
+            <(Vec<Option<f64>>, [usize; 2], BTreeMap<String, (f32, bool)>, (String, Duration))>::from_bytes(bytes)
+        };
+        assert!((0..bytes.len()).all(|end| read(&bytes[..end]).is_err()));
+    }
+
+    #[test]
+    fn errors_stay_what_they_are() {
+        let peer = Error::from(ErrorKind::Peer { op: "send", peer: 3, cause: "no".into() }).on_rank(1);
+        let timeout = ErrorKind::Timeout {
+            op: "recv",
+            waited: Duration::from_secs(1),
+            missing: vec![2],
+            calls: "last calls:".into(),
+        };
+        for error in [peer, Error::from(timeout).on_rank(0), Error::argument("x", "y").on_rank(2)] {
+            let back = Error::from_bytes(&error.to_bytes()).unwrap();
+            assert_eq!((back.to_string(), back.rank()), (error.to_string(), error.rank()));
+            assert_eq!(std::mem::discriminant(back.kind()), std::mem::discriminant(error.kind()));
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! How fast a loader reads tokens: `cargo run --release -p weftgrad-data --example throughput -- FILE [CONTEXT]`.
+//!
+//! FILE is of `u16` tokens; 20 MB are enough. It is read once so that it lies in the page cache, then by windows in order, and by a loader that makes batches of
+//! inputs and targets on this thread, in order and at random: what each thread of a loader does.
+#![forbid(unsafe_code)]
+
+use std::{
+    sync::{Arc, LazyLock},
+    time::Instant,
+};
+
+use data::{
+    Dataset, Loader,
+    tokens::{TokenFile, TokenSource, TokenType, Windows, next_tokens},
+};
+use numcore::{Error, Result};
+
+const BATCH: usize = 32;
+const PASSES: usize = 15;
+static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().ok_or_else(|| Error::argument("throughput", "give a file of u16 tokens"))?;
+    let context = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(1024);
+    let file = Arc::new(TokenFile::open(&path, TokenType::U16)?);
+    let windows = Windows::new(Arc::clone(&file), context)?;
+    println!("{path}: {} tokens, windows of {context}", TokenSource::len(&*file));
+    for start in (0..TokenSource::len(&*file)).step_by(1 << 20) {
+        file.tokens(start, (TokenSource::len(&*file) - start).min(1 << 20) as usize)?;
+    }
+    let tokens = windows.len() * context;
+    timed("windows in order", tokens, || (0..windows.len()).try_for_each(|i| windows.get(i).map(drop)))?;
+    for shuffled in [false, true] {
+        let loader = Loader::new(windows.clone()).batch(BATCH).workers(0).collate(next_tokens);
+        let (loader, name) =
+            if shuffled { (loader.shuffle(7), "batches, shuffled") } else { (loader, "batches in order") };
+        timed(name, tokens, || loader.epoch(0)?.try_for_each(|batch| batch.map(drop)))?;
+    }
+    Ok(())
+}
+
+/// Prints the bytes of tokens per second over several passes: the system counts a thread's time by ticks.
+fn timed(name: &str, tokens: usize, work: impl Fn() -> Result<()>) -> Result<()> {
+    let begun = now();
+    (0..PASSES).try_for_each(|_| work())?;
+    let seconds = now() - begun;
+    println!("{name:20} {:6.2} GB/s of tokens", 2e-9 * (PASSES * tokens) as f64 / seconds);
+    Ok(())
+}
+
+/// Seconds that this thread has run on a processor, where Linux tells; otherwise seconds.
+fn now() -> f64 {
+    let ran = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = ran.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok());
+    nanoseconds.map_or_else(|| BEGUN.elapsed().as_secs_f64(), |nanoseconds| 1e-9 * nanoseconds)
+}

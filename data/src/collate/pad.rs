@@ -1,0 +1,75 @@
+//! Sequences of different lengths, padded to one.
+
+use numcore::{Element, Error, Result, Runtime, Tensor};
+
+use super::ToDevice;
+use crate::Array;
+
+/// Sequences beside each other: values `[B, T]`, and which of them are no padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Padded<A = Array> {
+    /// The values `[B, T]`.
+    pub values: A,
+    /// True `[B, T]` where a value is the sequence's own.
+    pub mask: A,
+    /// The sequences' own lengths.
+    pub lengths: Vec<usize>,
+}
+
+/// Pads every sequence at its end with `filler`, to the length of the longest, rounded up to a multiple of `multiple`.
+///
+/// ```
+/// # fn main() -> numcore::Result<()> {
+/// let batch = data::pad(&[vec![5i64, 6, 7], vec![8]], 0, 4)?;
+/// assert_eq!(batch.values.to_vec::<i64>()?, [5, 6, 7, 0, 8, 0, 0, 0]);
+/// assert_eq!(batch.lengths, [3, 1]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// If `multiple` is 0.
+pub fn pad<E: Element>(sequences: &[Vec<E>], filler: E, multiple: usize) -> Result<Padded> {
+    if multiple == 0 {
+        return Err(Error::argument("pad", "no length is a multiple of 0; 1 pads to the longest"));
+    }
+    let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
+    let width = lengths.iter().max().copied().unwrap_or(0).next_multiple_of(multiple);
+    let mut values = Vec::with_capacity(sequences.len() * width);
+    let mut mask = Vec::with_capacity(sequences.len() * width);
+    for sequence in sequences {
+        values.extend_from_slice(sequence);
+        mask.resize(values.len(), true);
+        values.resize(values.len() + width - sequence.len(), filler);
+        mask.resize(values.len(), false);
+    }
+    let shape = [sequences.len(), width];
+    Ok(Padded { values: Array::new(shape, values)?, mask: Array::new(shape, mask)?, lengths })
+}
+
+impl<R: Runtime> ToDevice<R> for Padded {
+    type OnDevice = Padded<Tensor<R>>;
+
+    fn to_device(self, rt: &R) -> Result<Self::OnDevice> {
+        Ok(Padded { values: self.values.to_tensor(rt)?, mask: self.mask.to_tensor(rt)?, lengths: self.lengths })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_say_what_is_padding() {
+        let batch = pad(&[vec![1.0f32, 2.0], vec![], vec![3.0]], -1.0, 1).unwrap();
+        assert_eq!(batch.values.to_vec::<f32>().unwrap(), [1.0, 2.0, -1.0, -1.0, 3.0, -1.0]);
+        assert_eq!(batch.mask.to_vec::<bool>().unwrap(), [true, true, false, false, true, false]);
+    }
+
+    #[test]
+    fn nothing_pads_to_nothing() {
+        assert_eq!(pad(&[Vec::<i64>::new()], 0, 8).unwrap().values.dims(), [1, 0]);
+        assert_eq!(pad::<i64>(&[], 0, 8).unwrap().values.dims(), [0, 0]);
+        assert!(pad(&[vec![1i64]], 0, 0).is_err());
+    }
+}

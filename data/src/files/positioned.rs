@@ -1,0 +1,91 @@
+//! A file that several threads read at places of their own.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use numcore::{Error, Result};
+
+/// A file of a known size, read by offset: no position is shared, so threads need no lock.
+///
+/// Reading takes one copy out of the page cache. Mapping the file would spare it, but a file that shrinks while it is mapped ends the process.
+#[derive(Debug)]
+pub(crate) struct PositionedFile {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl PositionedFile {
+    pub fn open(path: &Path) -> Result<Self> {
+        let open = || {
+            let file = File::open(path)?;
+            let len = file.metadata()?.len();
+            Ok((file, len))
+        };
+        let (file, len) = open().map_err(|e| Error::io(path, e))?;
+        Ok(PositionedFile { path: path.into(), file, len })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes it had when it was opened.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Fills `into` from `offset` on.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let end = offset.checked_add(into.len() as u64);
+        if end.is_none_or(|end| end > self.len) {
+            let why = format!("{} bytes from {offset} on are past its end at {}", into.len(), self.len);
+            return Err(self.malformed(why));
+        }
+        read_exact_at(&self.file, offset, into).map_err(|e| Error::io(&self.path, e))
+    }
+
+    /// Bytes from `offset` on. The length is checked against the file's before memory is taken.
+    pub fn bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            let why = format!("{len} bytes from {offset} on are past its end at {}", self.len);
+            return Err(self.malformed(why));
+        }
+        let mut bytes = vec![0; len as usize];
+        self.read(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// An error about its contents.
+    pub fn malformed(&self, why: impl Into<String>) -> Error {
+        Error::format(self.path.display().to_string(), why)
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, into, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut offset: u64, mut into: &mut [u8]) -> std::io::Result<()> {
+    use std::{io::ErrorKind, os::windows::fs::FileExt};
+    while !into.is_empty() {
+        match file.seek_read(into, offset) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                into = &mut into[n..];
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Where the records of a text file lie.
+
+use std::io::{BufReader, Read};
+
+use numcore::{Error, Result};
+
+use super::PositionedFile;
+
+/// A file cut into records, each with the number of its first line.
+#[derive(Debug)]
+pub(crate) struct Records {
+    file: PositionedFile,
+    /// Offset, length in bytes and line of each record.
+    places: Vec<(u64, u32, u64)>,
+}
+
+impl Records {
+    /// The records of `file` where `cut` finds them.
+    pub fn new(file: PositionedFile, cut: impl FnOnce(&mut Cutter<'_>) -> Result<()>) -> Result<Self> {
+        let mut cutter = Cutter {
+            bytes: BufReader::with_capacity(1 << 16, file.file()).bytes(),
+            file: &file,
+            offset: 0,
+            line: 1,
+            places: Vec::new(),
+        };
+        cut(&mut cutter)?;
+        let places = cutter.places;
+        Ok(Records { file, places })
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn file(&self) -> &PositionedFile {
+        &self.file
+    }
+
+    /// The file, as errors name it.
+    pub fn name(&self) -> String {
+        self.file.path().display().to_string()
+    }
+
+    /// The line a record begins at, from 1.
+    pub fn line(&self, index: usize) -> u64 {
+        self.places[index].2
+    }
+
+    /// The text of a record.
+    pub fn text(&self, index: usize) -> Result<String> {
+        let (offset, len, _) = self.places[index];
+        let bytes = self.file.bytes(offset, len.into())?;
+        String::from_utf8(bytes).map_err(|e| self.malformed(index, format!("is no UTF-8 text ({})", e.utf8_error())))
+    }
+
+    /// An error about a record.
+    pub fn malformed(&self, index: usize, why: impl std::fmt::Display) -> Error {
+        self.file.malformed(format!("line {}: {why}", self.line(index)))
+    }
+}
+
+/// Goes through the bytes of a file, once.
+pub(crate) struct Cutter<'a> {
+    bytes: std::io::Bytes<BufReader<&'a std::fs::File>>,
+    file: &'a PositionedFile,
+    offset: u64,
+    line: u64,
+    places: Vec<(u64, u32, u64)>,
+}
+
+impl Cutter<'_> {
+    /// The next byte; none at the end.
+    pub fn next(&mut self) -> Result<Option<u8>> {
+        let Some(byte) = self.bytes.next() else { return Ok(None) };
+        let byte = byte.map_err(|e| Error::io(self.file.path(), e))?;
+        self.offset += 1;
+        self.line += u64::from(byte == b'\n');
+        Ok(Some(byte))
+    }
+
+    /// Where the next byte lies, and its line.
+    pub fn place(&self) -> (u64, u64) {
+        (self.offset, self.line)
+    }
+
+    /// The bytes from a place to offset `end` are a record.
+    pub fn record(&mut self, (start, line): (u64, u64), end: u64) -> Result<()> {
+        let len = u32::try_from(end - start);
+        let len = len.map_err(|_| self.file.malformed(format!("line {line}: the record has more than 4 GiB")))?;
+        self.places.push((start, len, line));
+        Ok(())
+    }
+}
+
+/// Every line is a record, without its end; lines of white space alone are none.
+pub(crate) fn lines(cutter: &mut Cutter<'_>) -> Result<()> {
+    loop {
+        let place = cutter.place();
+        let (mut end, mut blank) = (place.0, true);
+        let last = loop {
+            match cutter.next()? {
+                None => break true,
+                Some(b'\n') => break false,
+                Some(byte) => {
+                    blank &= byte.is_ascii_whitespace();
+                    end = if byte == b'\r' { end } else { cutter.place().0 };
+                }
+            }
+        };
+        if !blank {
+            cutter.record(place, end)?;
+        }
+        if last {
+            return Ok(());
+        }
+    }
+}

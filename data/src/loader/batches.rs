@@ -1,0 +1,125 @@
+//! Reading batches, and how long that took.
+
+use std::{
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+
+use numcore::Result;
+
+use super::{
+    Make, Request, State,
+    plan::{Plan, Rows},
+    workers::Workers,
+};
+
+/// A batch, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch<B> {
+    /// What was made of the examples.
+    pub data: B,
+    /// The epoch.
+    pub epoch: u64,
+    /// The number of the step in its epoch.
+    pub step: u64,
+    /// How many of the rows count: the first ones. Others fill the batch up and must weigh nothing.
+    pub count: usize,
+    /// How many rows there are.
+    pub rows: usize,
+    /// How many rows count in the batches of all ranks at this step: what a summed loss is divided by.
+    pub total: usize,
+}
+
+impl<B> Batch<B> {
+    /// One weight per row: 1 for rows that count, 0 for others.
+    pub fn weights(&self) -> Vec<f32> {
+        (0..self.rows).map(|row| if row < self.count { 1.0 } else { 0.0 }).collect()
+    }
+
+    /// The batch with another value.
+    pub fn map<T>(self, f: impl FnOnce(B) -> T) -> Batch<T> {
+        let Batch { data, epoch, step, count, rows, total } = self;
+        Batch { data: f(data), epoch, step, count, rows, total }
+    }
+}
+
+/// The batches of an epoch, or of epochs without end, in order. An error takes the place of its batch, and the next batch comes after it.
+///
+/// Dropping it ends the threads that make batches.
+pub struct Batches<B> {
+    source: Source<B>,
+    plan: Plan,
+    taken: u64,
+    state: State,
+    waited: Duration,
+    last_wait: Duration,
+}
+
+enum Source<B> {
+    /// The caller's own thread.
+    Caller(Make<B>),
+    Workers(Workers<Result<Batch<B>>>),
+}
+
+impl<B: Send + 'static> Batches<B> {
+    pub(super) fn start(plan: Plan, make: Make<B>, workers: usize, ahead: usize) -> Result<Self> {
+        let source = match workers {
+            0 => Source::Caller(make),
+            _ => {
+                let plan = plan.clone();
+                Source::Workers(Workers::start(workers, ahead, move |k, stop| made(&plan, &make, k, stop))?)
+            }
+        };
+        let state = plan.at(0).unwrap_or(plan.start());
+        Ok(Batches { source, plan, taken: 0, state, waited: Duration::ZERO, last_wait: Duration::ZERO })
+    }
+
+    /// Where the next batch begins: what a checkpoint keeps. [`Loader::resume`](super::Loader::resume) and
+    /// [`Loader::endless`](super::Loader::endless) go on from there.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// How long all calls of `next` took: what was waited for data.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// How long the last call of `next` took: the `data_wait` of a step.
+    pub fn last_wait(&self) -> Duration {
+        self.last_wait
+    }
+}
+
+fn made<B>(plan: &Plan, make: &Make<B>, k: u64, stop: &AtomicBool) -> Option<Result<Batch<B>>> {
+    let at = plan.at(k)?;
+    Some(plan.rows(at).and_then(|rows| {
+        let data = make(&Request { rows: &rows, epoch: at.epoch, stop })?;
+        let Rows { indices, count, total } = rows;
+        Ok(Batch { data, epoch: at.epoch, step: plan.step(at), count, rows: indices.len(), total })
+    }))
+}
+
+impl<B: Send + 'static> Iterator for Batches<B> {
+    type Item = Result<Batch<B>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let at = self.plan.at(self.taken)?;
+        let begun = Instant::now();
+        let batch = match &mut self.source {
+            Source::Caller(make) => made(&self.plan, make, self.taken, &AtomicBool::new(false)),
+            Source::Workers(workers) => workers.next(),
+        };
+        self.last_wait = begun.elapsed();
+        self.waited += self.last_wait;
+        self.taken += 1;
+        self.state = self.plan.after(at);
+        batch
+    }
+}
+
+impl<B> std::fmt::Debug for Batches<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Batches({})", self.state)
+    }
+}

@@ -1,0 +1,306 @@
+//! [`Loader`]: batches of a dataset, made ahead by worker threads, in an order that depends on a seed and the epoch alone.
+
+mod batches;
+mod plan;
+mod state;
+mod workers;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+pub use batches::{Batch, Batches};
+use numcore::{Error, Result, Runtime, rng::Philox};
+pub use plan::{Last, Share};
+use plan::{Plan, Rows};
+pub use state::State;
+pub(crate) use workers::Workers;
+
+use crate::{
+    Dataset, Stack, ToDevice,
+    order::{Order, Sequential, Shuffled},
+    random::keyed,
+};
+
+/// Rows that padding may fill up to, whatever the number of examples: a batch that no memory holds is an error.
+const LARGEST_PADDED: u64 = 1 << 20;
+
+/// Makes the value of a batch out of the examples it reads.
+type Make<B> = Arc<dyn Fn(&Request<'_>) -> Result<B> + Send + Sync>;
+
+/// Batches of a dataset: PyTorch's `DataLoader` and `DistributedSampler`.
+///
+/// Which examples a batch holds is a function of seed, epoch and step. Numbers of ranks and workers, how far workers are ahead, and where a run was
+/// resumed change no batch. [`batch`](Loader::batch) is the **global** batch, of which every rank reads its share.
+///
+/// ```
+/// use data::{InMemory, Loader};
+/// # fn main() -> numcore::Result<()> {
+/// let loader = Loader::new(InMemory::new((0..10).map(f64::from).collect::<Vec<_>>())).batch(4).shuffle(7).workers(2).stack();
+/// let mut seen = 0;
+/// for batch in loader.epoch(0)? {
+///     let batch = batch?;
+///     seen += batch.data.dims()[0];
+/// }
+/// assert_eq!(seen, 10);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Loader<B> {
+    make: Make<B>,
+    order: Arc<dyn Order>,
+    batch: u64,
+    last: Last,
+    rank: usize,
+    ranks: usize,
+    share: Share,
+    workers: usize,
+    ahead: usize,
+    /// Examples of the dataset: what an order may name.
+    len: u64,
+}
+
+/// What a worker is asked for.
+pub(crate) struct Request<'a> {
+    pub rows: &'a Rows,
+    pub epoch: u64,
+    /// Set when nobody wants the batch any more.
+    pub stop: &'a AtomicBool,
+}
+
+impl<E: Send + 'static> Loader<Vec<E>> {
+    /// Batches of one example, in the dataset's order, as lists of examples.
+    pub fn new(dataset: impl Dataset<Example = E> + 'static) -> Self {
+        let len = dataset.len() as u64;
+        Loader {
+            make: Arc::new(move |request| request.read(&dataset)),
+            order: Arc::new(Sequential::new(len)),
+            batch: 1,
+            last: Last::Keep,
+            rank: 0,
+            ranks: 1,
+            share: Share::Contiguous,
+            workers: 1,
+            ahead: 2,
+            len,
+        }
+    }
+
+    /// Passes each example through `f` with a random generator of its own, keyed by (seed, epoch, example): augmentation that no number
+    /// of workers or ranks changes.
+    pub fn augment<T: Send + 'static>(
+        self,
+        seed: u64,
+        f: impl Fn(E, &mut Philox) -> Result<T> + Send + Sync + 'static,
+    ) -> Loader<Vec<T>> {
+        self.then(move |examples, request| {
+            let keyed_examples = examples.into_iter().zip(&request.rows.indices);
+            let mut one = |(example, &index)| {
+                f(example, &mut keyed(seed, request.epoch, index)).map_err(|e| request.located(e, index))
+            };
+            keyed_examples.map(&mut one).collect()
+        })
+    }
+
+    /// Passes each example through `f`.
+    pub fn map<T: Send + 'static>(self, f: impl Fn(E) -> Result<T> + Send + Sync + 'static) -> Loader<Vec<T>> {
+        self.then(move |examples, request| {
+            let one = |(example, &index)| f(example).map_err(|e| request.located(e, index));
+            examples.into_iter().zip(&request.rows.indices).map(one).collect()
+        })
+    }
+
+    /// Puts examples beside each other, as [`Stack`] says.
+    pub fn stack(self) -> Loader<E::Batch>
+    where
+        E: Stack,
+        E::Batch: Send + 'static,
+    {
+        self.collate(E::stack)
+    }
+}
+
+impl<B: Send + 'static> Loader<B> {
+    /// Passes what a batch has so far through `f`, in the worker that makes it: at first the list of examples, so `f` is PyTorch's
+    /// `collate_fn`.
+    pub fn collate<T: Send + 'static>(self, f: impl Fn(B) -> Result<T> + Send + Sync + 'static) -> Loader<T> {
+        self.then(move |batch, _| f(batch))
+    }
+
+    /// Copies batches to the device of `rt` as soon as they are made: ahead of use. The copies are work of the queue of `rt`, so what is computed with them
+    /// comes after them.
+    pub fn on<R: Runtime>(self, rt: &R) -> Loader<B::OnDevice>
+    where
+        B: ToDevice<R>,
+        B::OnDevice: Send + 'static,
+    {
+        let rt = rt.clone();
+        self.collate(move |batch| batch.to_device(&rt))
+    }
+
+    /// The number of examples in a step of all ranks together. (PyTorch's `batch_size` is one rank's.)
+    pub fn batch(mut self, examples: usize) -> Self {
+        self.batch = examples as u64;
+        self
+    }
+
+    /// Another random order in every epoch.
+    pub fn shuffle(self, seed: u64) -> Self {
+        let order = Shuffled::new(self.len, seed);
+        self.order(order)
+    }
+
+    /// An order of one's own: a [`Mixture`](crate::order::Mixture), [`Buckets`](crate::order::Buckets).
+    pub fn order(mut self, order: impl Order + 'static) -> Self {
+        self.order = Arc::new(order);
+        self
+    }
+
+    /// What becomes of a last batch that is not whole; at first it is [kept](Last::Keep).
+    pub fn last(mut self, last: Last) -> Self {
+        self.last = last;
+        self
+    }
+
+    /// Reads the share of one rank of several. At first there is one rank.
+    pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
+        (self.rank, self.ranks) = (rank, ranks);
+        self
+    }
+
+    /// Which rows of a batch a rank reads; at first [those side by side](Share::Contiguous).
+    pub fn share(mut self, share: Share) -> Self {
+        self.share = share;
+        self
+    }
+
+    /// Threads that make batches; at first 1. With 0 the caller's own thread makes each batch when it is asked for.
+    pub fn workers(mut self, threads: usize) -> Self {
+        self.workers = threads;
+        self
+    }
+
+    /// How many batches each worker is ahead: finished and not yet taken. At first 2.
+    pub fn ahead(mut self, batches: usize) -> Self {
+        self.ahead = batches;
+        self
+    }
+
+    /// Steps in an epoch.
+    ///
+    /// # Errors
+    /// If the loader's numbers make no sense.
+    pub fn steps(&self) -> Result<u64> {
+        Ok(self.plan()?.steps_from(0))
+    }
+
+    /// The batches of an epoch.
+    ///
+    /// # Errors
+    /// If the loader's numbers make no sense, or no thread can be started.
+    pub fn epoch(&self, epoch: u64) -> Result<Batches<B>> {
+        self.resume(State { epoch, position: 0 })
+    }
+
+    /// The rest of an epoch, from a state that [`Batches::state`] gave, at any number of ranks, workers and batches ahead.
+    ///
+    /// # Errors
+    /// If the epoch has fewer examples; otherwise as [`epoch`](Loader::epoch).
+    pub fn resume(&self, state: State) -> Result<Batches<B>> {
+        let plan = self.plan()?.from(state)?.one_epoch();
+        Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead)
+    }
+
+    /// Epoch after epoch without end, from a state on. Workers begin an epoch while the one before is still read.
+    ///
+    /// # Errors
+    /// If an epoch has no step; otherwise as [`resume`](Loader::resume).
+    pub fn endless(&self, state: State) -> Result<Batches<B>> {
+        let plan = self.plan()?.from(state)?;
+        if plan.steps_from(0) == 0 {
+            let why =
+                format!("an epoch of {} has no batch of {}, so there is nothing to go on with", self.len, self.batch);
+            return Err(Error::argument("Loader", why));
+        }
+        Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead)
+    }
+
+    /// A line for the notes of a checkpoint: the state, and the order it is of.
+    pub fn note(&self, state: State) -> String {
+        format!("{state} of {}", self.order.describe())
+    }
+
+    /// The state that [`note`](Loader::note) wrote.
+    ///
+    /// # Errors
+    /// If it is no note, or of another order.
+    pub fn state_of(&self, note: &str) -> Result<State> {
+        let wrong = |why: String| Error::argument("Loader::state_of", format!("`{note}` {why}"));
+        let (state, order) = note.split_once(" of ").ok_or_else(|| wrong("is no note of a loader".into()))?;
+        if order != self.order.describe() {
+            return Err(wrong(format!("is of another order than this loader's, `{}`", self.order.describe())));
+        }
+        state.parse().map_err(|_| wrong("is no note of a loader".into()))
+    }
+
+    /// Another step after those that make a batch.
+    fn then<T: Send + 'static>(self, f: impl Fn(B, &Request<'_>) -> Result<T> + Send + Sync + 'static) -> Loader<T> {
+        let Loader { make, order, batch, last, rank, ranks, share, workers, ahead, len } = self;
+        let make = Arc::new(move |request: &Request<'_>| {
+            let batch = make(request)?;
+            f(batch, request)
+        });
+        Loader { make, order, batch, last, rank, ranks, share, workers, ahead, len }
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        let wrong = |why: String| Err(Error::argument("Loader", why));
+        if self.rank >= self.ranks {
+            return wrong(format!("there is no rank {} among {}", self.rank, self.ranks));
+        }
+        if self.batch == 0 {
+            return wrong("a batch of 0 examples ends no epoch; give `batch` at least 1".into());
+        }
+        if self.last == Last::Pad && self.batch > self.order.len().max(LARGEST_PADDED) {
+            return wrong(format!(
+                "batches of {} examples are padded from {} with nearly nothing else",
+                self.batch,
+                self.order.len()
+            ));
+        }
+        if self.ahead == 0 && self.workers > 0 {
+            return wrong(
+                "workers that may be 0 batches ahead make none; use `workers(0)` to make batches on demand".into(),
+            );
+        }
+        let Loader { batch, last, rank, ranks, share, .. } = *self;
+        Ok(Plan::new(Arc::clone(&self.order), batch, last, share, (rank, ranks)))
+    }
+}
+
+impl<B> Clone for Loader<B> {
+    fn clone(&self) -> Self {
+        let Loader { make, order, .. } = self;
+        Loader { make: Arc::clone(make), order: Arc::clone(order), ..*self }
+    }
+}
+
+impl Request<'_> {
+    /// The examples of the request's rows.
+    fn read<D: Dataset>(&self, dataset: &D) -> Result<Vec<D::Example>> {
+        let mut examples = Vec::with_capacity(self.rows.indices.len());
+        for &index in &self.rows.indices {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::argument("Loader", "the batch was given up: nobody reads it any more"));
+            }
+            examples.push(dataset.get(index as usize).map_err(|e| self.located(e, index))?);
+        }
+        Ok(examples)
+    }
+
+    /// The error, saying which example it came from.
+    fn located(&self, error: Error, index: u64) -> Error {
+        error.with_operands(|| format!("example {index} of epoch {}", self.epoch))
+    }
+}

@@ -1,0 +1,229 @@
+//! Which rows a rank reads at which step: arithmetic alone.
+
+use std::sync::Arc;
+
+use numcore::{Error, Result};
+
+use super::State;
+use crate::order::Order;
+
+/// What becomes of an epoch's last batch when it is not whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Last {
+    /// It is smaller, and ranks' shares of it may differ by one example. A rank whose share is empty is given one row that does not count.
+    #[default]
+    Keep,
+    /// It is left out: PyTorch's `drop_last`.
+    Drop,
+    /// It is as large as others, filled with rows that do not count: for shapes that must not change.
+    Pad,
+}
+
+/// Which rows of a step's batch a rank reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Share {
+    /// A stretch: rank after rank.
+    #[default]
+    Contiguous,
+    /// Every `n`-th, from its own number on.
+    Interleaved,
+}
+
+/// A rank's rows of one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    /// Examples; those that do not count come last.
+    pub indices: Vec<u64>,
+    /// How many of them count.
+    pub count: usize,
+    /// How many count on all ranks.
+    pub total: usize,
+}
+
+/// The steps from a state on.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    order: Arc<dyn Order>,
+    batch: u64,
+    last: Last,
+    share: Share,
+    rank: u64,
+    ranks: u64,
+    start: State,
+    one_epoch: bool,
+}
+
+impl Plan {
+    /// From the start of epoch 0 on, without end.
+    pub fn new(order: Arc<dyn Order>, batch: u64, last: Last, share: Share, (rank, ranks): (usize, usize)) -> Plan {
+        let (rank, ranks, start) = (rank as u64, ranks as u64, State::default());
+        Plan { order, batch, last, share, rank, ranks, start, one_epoch: false }
+    }
+
+    /// From another state on.
+    pub fn from(self, start: State) -> Result<Plan> {
+        if start.position > self.order.len() {
+            let why = format!("{start} is past the end: an epoch has {} positions", self.order.len());
+            return Err(Error::argument("Loader", why));
+        }
+        Ok(Plan { start, ..self })
+    }
+
+    /// No further than the end of the epoch.
+    pub fn one_epoch(self) -> Plan {
+        Plan { one_epoch: true, ..self }
+    }
+
+    /// Steps from a position to the end of its epoch.
+    pub fn steps_from(&self, position: u64) -> u64 {
+        let left = self.order.len() - position;
+        if self.last == Last::Drop { left / self.batch } else { left.div_ceil(self.batch) }
+    }
+
+    /// Where it begins.
+    pub fn start(&self) -> State {
+        self.start
+    }
+
+    /// Where the `k`-th step begins; none past the end.
+    pub fn at(&self, k: u64) -> Option<State> {
+        let State { epoch, position } = self.start;
+        let first = self.steps_from(position);
+        if k < first {
+            return Some(State { epoch, position: position + k * self.batch });
+        }
+        let steps = self.steps_from(0);
+        if self.one_epoch || steps == 0 {
+            return None;
+        }
+        let past = k - first;
+        Some(State { epoch: epoch + 1 + past / steps, position: past % steps * self.batch })
+    }
+
+    /// Where the step after one that begins at `at` begins, if it is in the same epoch, and otherwise the epoch's end or the next one's start.
+    pub fn after(&self, at: State) -> State {
+        let position = (at.position.saturating_add(self.batch)).min(self.order.len());
+        if self.one_epoch || self.steps_from(position) > 0 {
+            return State { position, ..at };
+        }
+        State { epoch: at.epoch + 1, position: 0 }
+    }
+
+    /// The number of a step that begins at `at`, if its epoch was read in batches of this size.
+    pub fn step(&self, at: State) -> u64 {
+        at.position / self.batch
+    }
+
+    /// This rank's rows of the step that begins at `at`.
+    ///
+    /// # Errors
+    /// If the order gives another number of examples than it has positions.
+    pub fn rows(&self, at: State) -> Result<Rows> {
+        let end = at.position.saturating_add(self.batch).min(self.order.len());
+        let total = end - at.position;
+        let rows = if self.last == Last::Pad { self.batch } else { total };
+        let (first, stride, len) = self.own(rows);
+        // Positions past the step's examples do not count.
+        let count = (0..len).take_while(|i| first + i * stride < total).count();
+        let all = self.order.indices(at.epoch, at.position..end);
+        if all.len() as u64 != total {
+            let why =
+                format!("`{}` gave {} examples for {total} positions from {at} on", self.order.describe(), all.len());
+            return Err(Error::argument("Order::indices", why));
+        }
+        let mut indices: Vec<u64> = (0..count as u64).map(|i| all[(first + i * stride) as usize]).collect();
+        indices.resize(len.max(1) as usize, all[0]);
+        Ok(Rows { indices, count, total: total as usize })
+    }
+
+    /// This rank's of so many rows: the first, the distance to the next, and how many.
+    fn own(&self, rows: u64) -> (u64, u64, u64) {
+        let (each, more) = (rows / self.ranks, rows % self.ranks);
+        let len = each + u64::from(self.rank < more);
+        match self.share {
+            Share::Contiguous => (self.rank * each + self.rank.min(more), 1, len),
+            Share::Interleaved => (self.rank, self.ranks, len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::{Sequential, Shuffled};
+
+    fn plan(len: u64, batch: u64, last: Last, share: Share, rank: usize, ranks: usize) -> Plan {
+        Plan::new(Arc::new(Shuffled::new(len, 5)), batch, last, share, (rank, ranks))
+    }
+
+    fn steps(plan: &Plan) -> Vec<State> {
+        (0..).map_while(|k| plan.at(k)).take(1000).collect()
+    }
+
+    #[test]
+    fn shares_of_ranks_make_the_step() {
+        for share in [Share::Contiguous, Share::Interleaved] {
+            for (ranks, len, batch) in [(1, 10, 4), (3, 17, 5), (5, 20, 8), (8, 13, 6), (4, 3, 9)] {
+                let one = plan(len, batch, Last::Keep, share, 0, 1).one_epoch();
+                for at in steps(&one) {
+                    let whole = one.rows(at).unwrap().indices;
+                    let own: Vec<Rows> =
+                        (0..ranks).map(|r| plan(len, batch, Last::Keep, share, r, ranks).rows(at).unwrap()).collect();
+                    let mut shared: Vec<u64> =
+                        own.iter().flat_map(|rows| rows.indices[..rows.count].to_vec()).collect();
+                    if share == Share::Interleaved {
+                        let place = |i: &u64| whole.iter().position(|j| i == j);
+                        shared.sort_by_key(place);
+                    }
+                    assert_eq!(shared, whole, "{share:?} {ranks} ranks, {len} in batches of {batch}");
+                    assert!(own.iter().all(|rows| !rows.indices.is_empty() && rows.total == whole.len()));
+                    let counts = || own.iter().map(|rows| rows.count);
+                    assert!(counts().max() <= counts().min().map(|least| least + 1), "as even as can be");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn last_batches_are_kept_dropped_or_padded() {
+        let rows = |last, rank| {
+            let plan = plan(10, 4, last, Share::Contiguous, rank, 2).one_epoch();
+            let rows: Vec<(usize, usize)> =
+                steps(&plan).into_iter().map(|at| plan.rows(at).unwrap()).map(|r| (r.indices.len(), r.count)).collect();
+            rows
+        };
+        assert_eq!(rows(Last::Keep, 1), [(2, 2), (2, 2), (1, 1)]);
+        assert_eq!(rows(Last::Drop, 1), [(2, 2), (2, 2)]);
+        assert_eq!(rows(Last::Pad, 0), [(2, 2), (2, 2), (2, 2)]);
+        assert_eq!(rows(Last::Pad, 1), [(2, 2), (2, 2), (2, 0)]);
+        // Rank 1 of 2 has no row of a step of one example.
+        let plan = plan(1, 4, Last::Keep, Share::Contiguous, 1, 2);
+        assert_eq!(plan.rows(State::default()).unwrap(), Rows { indices: vec![0], count: 0, total: 1 });
+    }
+
+    #[test]
+    fn steps_go_on_from_any_position_over_epochs() {
+        for last in [Last::Keep, Last::Drop, Last::Pad] {
+            let all: Vec<State> = steps(&plan(10, 3, last, Share::Contiguous, 0, 1))[..20].to_vec();
+            for (k, &at) in all.iter().enumerate() {
+                let again = plan(10, 3, last, Share::Contiguous, 0, 1).from(at).unwrap();
+                assert_eq!(again.at(0), Some(at));
+                assert_eq!(steps(&again)[..20 - k], all[k..], "{last:?} from {at}");
+                assert!(k + 1 == all.len() || again.after(at) == all[k + 1], "{last:?} after {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn ends_are_ends() {
+        let order = Arc::new(Sequential::new(6));
+        let plan = Plan::new(order, 3, Last::Keep, Share::Contiguous, (0, 1));
+        let end = State { epoch: 2, position: 6 };
+        assert_eq!(plan.clone().from(end).unwrap().one_epoch().at(0), None);
+        assert_eq!(plan.clone().from(end).unwrap().at(0), Some(State { epoch: 3, position: 0 }));
+        let error = plan.clone().from(State { epoch: 2, position: 7 }).err().map(|e| e.to_string());
+        assert!(error.is_some_and(|e| e.contains("epoch 2 position 7 is past the end: an epoch has 6 positions")));
+        let empty = Plan::new(Arc::new(Sequential::new(0)), 3, Last::Keep, Share::Contiguous, (0, 1));
+        assert!(empty.at(0).is_none() && empty.one_epoch().at(0).is_none());
+    }
+}

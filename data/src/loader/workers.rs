@@ -1,0 +1,103 @@
+//! Threads that make batches ahead.
+//!
+//! Worker `w` of `W` makes batches `w`, `w + W`, `w + 2W` … and hands them over through a channel of its own. The reader takes from the channels in
+//! turn, so batches arrive in order without being sorted, and a slow one holds up no worker but its own.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::{Builder, JoinHandle},
+};
+
+use numcore::{Error, Result};
+
+/// What became of a batch; a panic is raised again where the batch is taken.
+type Made<T> = std::thread::Result<T>;
+
+/// Running threads, and the channels they fill.
+pub(crate) struct Workers<T> {
+    lanes: Vec<Receiver<Made<T>>>,
+    threads: Vec<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+    /// Batches taken.
+    taken: usize,
+}
+
+impl<T: Send + 'static> Workers<T> {
+    /// Starts `count` threads. `make` gives the `k`-th batch, or nothing past the end; `stop` tells it that nobody wants it any more. No worker is more
+    /// than `ahead` batches ahead.
+    pub fn start(
+        count: usize,
+        ahead: usize,
+        make: impl Fn(u64, &AtomicBool) -> Option<T> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let (make, stop) = (Arc::new(make), Arc::new(AtomicBool::new(false)));
+        let mut workers = Workers { lanes: Vec::new(), threads: Vec::new(), stop, taken: 0 };
+        for worker in 0..count {
+            // One finished batch is in the hands of the thread that cannot send it.
+            let (send, receive) = sync_channel(ahead.saturating_sub(1));
+            let (make, stop) = (Arc::clone(&make), Arc::clone(&workers.stop));
+            let work = move || work(worker as u64, count as u64, &*make, &stop, &send);
+            // If a thread cannot be started, dropping `workers` ends those before it.
+            let thread = Builder::new().name(format!("loader-{worker}")).spawn(work);
+            workers.threads.push(thread.map_err(|e| Error::io("worker thread of a loader", e))?);
+            workers.lanes.push(receive);
+        }
+        Ok(workers)
+    }
+
+    /// The next batch in order; nothing past the end.
+    ///
+    /// # Panics
+    /// If making it panicked: with what it panicked with.
+    pub fn next(&mut self) -> Option<T> {
+        let lane = self.taken % self.lanes.len();
+        // A worker ends without a batch only past the end, and all others past theirs.
+        let made = self.lanes[lane].recv().ok()?;
+        self.taken += 1;
+        Some(made.unwrap_or_else(|panic| resume_unwind(panic)))
+    }
+}
+
+fn work<T>(
+    first: u64,
+    count: u64,
+    make: &(dyn Fn(u64, &AtomicBool) -> Option<T> + Send + Sync),
+    stop: &AtomicBool,
+    send: &SyncSender<Made<T>>,
+) {
+    let mut k = first;
+    while !stop.load(Ordering::Relaxed) {
+        let made: Option<Made<T>> = catch(|| make(k, stop));
+        // A channel without a reader: the loader was dropped.
+        if made.is_none_or(|made| send.send(made).is_err()) {
+            return;
+        }
+        k += count;
+    }
+}
+
+fn catch<T>(make: impl FnOnce() -> Option<T>) -> Option<Made<T>> {
+    // What a panic leaves half done belongs to one batch, which nobody will see.
+    match catch_unwind(AssertUnwindSafe(make)) {
+        Ok(made) => made.map(Ok),
+        Err(panic) => Some(Err(panic as Box<dyn Any + Send>)),
+    }
+}
+
+/// Waits for the threads, each of which ends after the example it is reading.
+impl<T> Drop for Workers<T> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.lanes.clear();
+        for thread in self.threads.drain(..) {
+            // Panics were caught within the thread; there is nothing else to learn from how it ended.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Which example stands at which position of an epoch: a pure function of a seed and the epoch.
+//!
+//! Nothing else decides what a batch holds: a [loader](crate::Loader) reads positions `[s·G, (s+1)·G)` of the order at step `s`, `G` being
+//! the global batch, and hands each rank its share. So no number of ranks or workers, and no restart, changes a batch.
+
+mod buckets;
+mod mixture;
+mod permutation;
+
+use std::ops::Range;
+
+pub use buckets::Buckets;
+pub use mixture::Mixture;
+pub use permutation::KeyedPermutation;
+
+/// An order of examples: for every epoch, which example stands at which position.
+pub trait Order: Send + Sync {
+    /// How many positions an epoch has.
+    fn len(&self) -> u64;
+
+    /// Whether an epoch has no position.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The examples at these positions of an epoch. The positions are below [`len`](Order::len).
+    fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64>;
+
+    /// The order in a few words, for the note in a checkpoint: equal words, equal order.
+    fn describe(&self) -> String;
+}
+
+/// The dataset's own order in every epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequential {
+    len: u64,
+}
+
+impl Sequential {
+    /// Of `len` examples.
+    pub fn new(len: u64) -> Self {
+        Sequential { len }
+    }
+}
+
+impl Order for Sequential {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn indices(&self, _epoch: u64, positions: Range<u64>) -> Vec<u64> {
+        positions.collect()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} in order", self.len)
+    }
+}
+
+/// Another random order in every epoch, each example once: a [`KeyedPermutation`], so that 10⁹ examples take no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shuffled {
+    len: u64,
+    seed: u64,
+}
+
+impl Shuffled {
+    /// Of `len` examples.
+    pub fn new(len: u64, seed: u64) -> Self {
+        Shuffled { len, seed }
+    }
+}
+
+impl Order for Shuffled {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64> {
+        let permutation = KeyedPermutation::new(self.len, self.seed, epoch);
+        positions.map(|position| permutation.number(position)).collect()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} shuffled seed {}", self.len, self.seed)
+    }
+}
+
+impl<O: Order + ?Sized> Order for std::sync::Arc<O> {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+
+    fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64> {
+        (**self).indices(epoch, positions)
+    }
+
+    fn describe(&self) -> String {
+        (**self).describe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_has_each_example_once() {
+        for order in [&Sequential::new(37) as &dyn Order, &Shuffled::new(37, 4)] {
+            for epoch in 0..3 {
+                let mut all = order.indices(epoch, 0..20);
+                all.extend(order.indices(epoch, 20..37));
+                all.sort_unstable();
+                assert!(all.into_iter().eq(0..37), "{}", order.describe());
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_are_pieces_of_the_whole() {
+        let order = Shuffled::new(50, 9);
+        let whole = order.indices(2, 0..50);
+        assert_eq!(order.indices(2, 13..29), whole[13..29]);
+        assert_ne!(order.indices(3, 0..50), whole);
+        assert!(Sequential::new(0).is_empty());
+    }
+}

@@ -1,0 +1,171 @@
+//! Packing: several documents in one row of a batch, so that little of it is padding.
+//!
+//! A row says for each token its position in its document and which document of the row it is from (its segment, from 1; 0 is padding).
+//! Attention that is limited to one segment then sees what it would see of each document alone. The last token of a document and padding
+//! have a loss weight of 0: there is no token after them to predict.
+
+mod plan;
+mod row;
+
+use std::{ops::Range, sync::Arc};
+
+use numcore::{Error, Result};
+use plan::{Piece, Plan};
+pub use plan::{best_fit, first_fit};
+pub use row::{PackedBatch, PackedRow};
+
+use crate::{Dataset, tokens::IndexedTokens};
+
+/// Documents whose lengths are known before they are read.
+pub trait Documents: Send + Sync {
+    /// How many documents there are.
+    fn count(&self) -> usize;
+
+    /// Tokens of a document.
+    ///
+    /// # Errors
+    /// If there is no such document.
+    fn length(&self, document: usize) -> Result<usize>;
+
+    /// Those tokens of a document.
+    ///
+    /// # Errors
+    /// If there are none, or they cannot be read.
+    fn read(&self, document: usize, range: Range<usize>) -> Result<Vec<u32>>;
+}
+
+/// Documents in memory.
+impl Documents for Vec<Vec<u32>> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn length(&self, document: usize) -> Result<usize> {
+        crate::dataset::check_index("Documents", document, self.len())?;
+        Ok(self[document].len())
+    }
+
+    fn read(&self, document: usize, range: Range<usize>) -> Result<Vec<u32>> {
+        let len = self.length(document)?;
+        let tokens = self[document].get(range.clone()).map(<[u32]>::to_vec);
+        tokens.ok_or_else(|| {
+            Error::argument("Documents", format!("tokens {range:?} of document {document}, which has {len}"))
+        })
+    }
+}
+
+impl Documents for IndexedTokens {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn length(&self, document: usize) -> Result<usize> {
+        self.document_len(document)
+    }
+
+    fn read(&self, document: usize, range: Range<usize>) -> Result<Vec<u32>> {
+        self.document_tokens(document, range)
+    }
+}
+
+impl<D: Documents + ?Sized> Documents for Arc<D> {
+    fn count(&self) -> usize {
+        (**self).count()
+    }
+
+    fn length(&self, document: usize) -> Result<usize> {
+        (**self).length(document)
+    }
+
+    fn read(&self, document: usize, range: Range<usize>) -> Result<Vec<u32>> {
+        (**self).read(document, range)
+    }
+}
+
+/// Rows of `context` tokens, packed from documents: a [`Dataset`] of [`PackedRow`]s, which [`Loader::stack`](crate::Loader::stack)
+/// makes a [`PackedBatch`] of.
+///
+/// ```
+/// use data::{Dataset, Loader, pack::Packed};
+/// # fn main() -> numcore::Result<()> {
+/// let documents = vec![vec![1, 2, 3], vec![4, 5], vec![6, 7, 8, 9]];
+/// let rows = Packed::first_fit(documents, 5, 8)?;
+/// assert_eq!(rows.get(0)?.tokens, [1, 2, 3, 4, 5]);
+/// assert_eq!(rows.get(0)?.segments, [1, 1, 1, 2, 2]);
+/// assert_eq!(rows.get(0)?.weights, [1.0, 1.0, 0.0, 1.0, 0.0]);
+/// let loader = Loader::new(rows).batch(2).stack();
+/// assert_eq!(loader.epoch(0)?.next().unwrap()?.data.tokens.dims(), [2, 5]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Packed<D> {
+    documents: D,
+    context: usize,
+    plan: Plan,
+}
+
+impl<D: Documents> Packed<D> {
+    /// Documents one after another, cut every `context` tokens wherever that is: nothing is padded but the end of the last row.
+    ///
+    /// # Errors
+    /// If the context is 0, or a length is not known.
+    pub fn concatenated(documents: D, context: usize) -> Result<Self> {
+        let plan = Plan::concatenated(&lengths(&documents, context)?);
+        Ok(Packed { documents, context, plan })
+    }
+
+    /// Each document in the first of `bins` open rows that has room for it; where none has, the fullest is closed. Documents that are longer than
+    /// a row are cut into whole rows and a rest. Documents of a row stay in order.
+    ///
+    /// # Errors
+    /// If the context or `bins` is 0, or a length is not known.
+    pub fn first_fit(documents: D, context: usize, bins: usize) -> Result<Self> {
+        let lengths = lengths(&documents, context)?;
+        let plan = Plan::fitted(&lengths, context, |pieces| first_fit(pieces, context, bins))?;
+        Ok(Packed { documents, context, plan })
+    }
+
+    /// Of every `window` documents the longest first, each in the row with the least room that is enough: the least padding. Documents that
+    /// are longer than a row are cut into whole rows and a rest.
+    ///
+    /// # Errors
+    /// If the context or the window is 0, or a length is not known.
+    pub fn best_fit(documents: D, context: usize, window: usize) -> Result<Self> {
+        let lengths = lengths(&documents, context)?;
+        let plan = Plan::fitted(&lengths, context, |pieces| best_fit(pieces, context, window))?;
+        Ok(Packed { documents, context, plan })
+    }
+
+    /// The share of all rows that is padding.
+    pub fn padding(&self) -> f64 {
+        let all = self.plan.rows(self.context) as f64 * self.context as f64;
+        if all == 0.0 { 0.0 } else { 1.0 - self.plan.tokens() as f64 / all }
+    }
+}
+
+fn lengths<D: Documents>(documents: &D, context: usize) -> Result<Vec<usize>> {
+    if context == 0 {
+        return Err(Error::argument("Packed", "rows of 0 tokens hold no document"));
+    }
+    (0..documents.count()).map(|document| documents.length(document)).collect()
+}
+
+impl<D: Documents> Dataset for Packed<D> {
+    type Example = PackedRow;
+
+    fn len(&self) -> usize {
+        self.plan.rows(self.context)
+    }
+
+    fn get(&self, index: usize) -> Result<PackedRow> {
+        crate::dataset::check_index("Packed", index, self.len())?;
+        let mut row = PackedRow::with_room(self.context);
+        for Piece { document, start, len, last } in self.plan.row(index, self.context) {
+            // One token more, where there is one: the target of the last.
+            let tokens = self.documents.read(document, start..start + len + usize::from(!last))?;
+            row.push(&tokens, len);
+        }
+        Ok(row.padded(self.context))
+    }
+}

@@ -1,0 +1,189 @@
+//! Which pieces of documents make which row: arithmetic on lengths.
+
+use numcore::{Error, Result};
+
+/// A piece of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub document: usize,
+    pub start: usize,
+    pub len: usize,
+    /// Whether the document ends with it.
+    pub last: bool,
+}
+
+/// The rows.
+#[derive(Clone, Debug)]
+pub(super) enum Plan {
+    /// Documents one after another: the token each ends at.
+    Concatenated(Vec<u64>),
+    /// Pieces of each row, and where each row ends among them.
+    Fitted { pieces: Vec<Piece>, ends: Vec<usize> },
+}
+
+impl Plan {
+    pub fn concatenated(lengths: &[usize]) -> Plan {
+        let add = |end: &mut u64, &len: &usize| {
+            *end += len as u64;
+            Some(*end)
+        };
+        Plan::Concatenated(lengths.iter().scan(0, add).collect())
+    }
+
+    /// Rows that `fit` makes of pieces' lengths.
+    pub fn fitted(
+        lengths: &[usize],
+        context: usize,
+        fit: impl FnOnce(&[usize]) -> Result<Vec<Vec<usize>>>,
+    ) -> Result<Plan> {
+        let cut: Vec<Piece> =
+            lengths.iter().enumerate().flat_map(|(document, &len)| cut(document, len, context)).collect();
+        let rows = fit(&cut.iter().map(|piece| piece.len).collect::<Vec<_>>())?;
+        let (mut pieces, mut ends) = (Vec::with_capacity(cut.len()), Vec::with_capacity(rows.len()));
+        for row in rows {
+            pieces.extend(row.into_iter().map(|i| cut[i]));
+            ends.push(pieces.len());
+        }
+        Ok(Plan::Fitted { pieces, ends })
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self, context: usize) -> usize {
+        match self {
+            Plan::Concatenated(_) => self.tokens().div_ceil(context as u64) as usize,
+            Plan::Fitted { ends, .. } => ends.len(),
+        }
+    }
+
+    /// Tokens of all rows, padding aside.
+    pub fn tokens(&self) -> u64 {
+        match self {
+            Plan::Concatenated(ends) => ends.last().copied().unwrap_or(0),
+            Plan::Fitted { pieces, .. } => pieces.iter().map(|piece| piece.len as u64).sum(),
+        }
+    }
+
+    /// The pieces of a row.
+    pub fn row(&self, index: usize, context: usize) -> Vec<Piece> {
+        match self {
+            Plan::Concatenated(ends) => concatenated_row(ends, index as u64 * context as u64, context as u64),
+            Plan::Fitted { pieces, ends } => {
+                let start = if index == 0 { 0 } else { ends[index - 1] };
+                pieces[start..ends[index]].to_vec()
+            }
+        }
+    }
+}
+
+/// Whole rows, and a rest.
+fn cut(document: usize, len: usize, context: usize) -> impl Iterator<Item = Piece> {
+    (0..len).step_by(context).map(move |start| {
+        let end = len.min(start.saturating_add(context));
+        Piece { document, start, len: end - start, last: end == len }
+    })
+}
+
+/// The pieces of `context` tokens from `from` on.
+fn concatenated_row(ends: &[u64], from: u64, context: u64) -> Vec<Piece> {
+    let to = from + context;
+    let first = ends.partition_point(|&end| end <= from);
+    let start_of = |document: usize| if document == 0 { 0 } else { ends[document - 1] };
+    let overlapping = (first..ends.len()).take_while(|&document| start_of(document) < to);
+    let piece = |document: usize| {
+        let (start, end) = (start_of(document).max(from), ends[document].min(to));
+        Piece {
+            document,
+            start: (start - start_of(document)) as usize,
+            len: (end - start) as usize,
+            last: end == ends[document],
+        }
+    };
+    overlapping.map(piece).filter(|piece| piece.len > 0).collect()
+}
+
+/// Puts each of these lengths in the first of `bins` open rows of `capacity` that has room; where none has, the fullest row is closed. Gives the numbers of each
+/// row's lengths, rows in the order they are closed in, the open ones last.
+///
+/// ```
+/// # fn main() -> numcore::Result<()> {
+/// assert_eq!(data::pack::first_fit(&[3, 4, 2, 1], 5, 2)?, [vec![0, 2], vec![1, 3]]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// If `bins` is 0, or a length is larger than the capacity.
+pub fn first_fit(lengths: &[usize], capacity: usize, bins: usize) -> Result<Vec<Vec<usize>>> {
+    check("first_fit", lengths, capacity, bins)?;
+    let (mut closed, mut open) = (Vec::new(), Vec::<Row>::new());
+    for (i, &len) in lengths.iter().enumerate() {
+        if let Some(row) = open.iter_mut().find(|row| row.room >= len) {
+            row.push(i, len);
+            continue;
+        }
+        if open.len() == bins {
+            // The first of the fullest.
+            let fullest = (0..bins).min_by_key(|&bin| open[bin].room).unwrap_or(0);
+            closed.push(open.remove(fullest).members);
+        }
+        let mut row = Row { room: capacity, members: Vec::new() };
+        row.push(i, len);
+        open.push(row);
+    }
+    closed.extend(open.into_iter().map(|row| row.members));
+    Ok(closed)
+}
+
+/// Of every `window` lengths puts the longest first, each in the row of `capacity` with the least room that is enough. Gives the numbers of each row's
+/// lengths, ascending.
+///
+/// # Errors
+/// If the window is 0, or a length is larger than the capacity.
+pub fn best_fit(lengths: &[usize], capacity: usize, window: usize) -> Result<Vec<Vec<usize>>> {
+    check("best_fit", lengths, capacity, window)?;
+    let mut rows = Vec::new();
+    for (number, window_lengths) in lengths.chunks(window).enumerate() {
+        let mut order: Vec<usize> = (0..window_lengths.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(window_lengths[i]));
+        // Rows by (room, number), so that the least room that is enough is the next key.
+        let mut by_room = std::collections::BTreeSet::<(usize, usize)>::new();
+        let mut open = Vec::<Row>::new();
+        for i in order {
+            let len = window_lengths[i];
+            let row = by_room.range((len, 0)..).next().copied().unwrap_or_else(|| {
+                open.push(Row { room: capacity, members: Vec::new() });
+                (capacity, open.len() - 1)
+            });
+            by_room.remove(&row);
+            open[row.1].push(number * window + i, len);
+            by_room.insert((open[row.1].room, row.1));
+        }
+        rows.extend(open.into_iter().map(|mut row| {
+            row.members.sort_unstable();
+            row.members
+        }));
+    }
+    Ok(rows)
+}
+
+struct Row {
+    room: usize,
+    members: Vec<usize>,
+}
+
+impl Row {
+    fn push(&mut self, number: usize, len: usize) {
+        self.room -= len;
+        self.members.push(number);
+    }
+}
+
+fn check(op: &'static str, lengths: &[usize], capacity: usize, open: usize) -> Result<()> {
+    if open == 0 {
+        return Err(Error::argument(op, "there must be room for at least one open row"));
+    }
+    match lengths.iter().position(|&len| len > capacity) {
+        Some(at) => Err(Error::argument(op, format!("length {at} is {}, and a row holds {capacity}", lengths[at]))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,39 @@
+//! Randomness keyed by what it is for, never by the thread or rank that draws it.
+
+use numcore::rng::{Philox, philox4x32_10};
+
+/// The last word of a counter in this file; other counters end in other words.
+const DOMAIN: u32 = 0x4558_0000;
+
+/// The generator of one example in one epoch: what [`Loader::augment`](crate::Loader::augment) draws from.
+///
+/// ```
+/// let mut one = data::random::keyed(7, 0, 41);
+/// let mut again = data::random::keyed(7, 0, 41);
+/// let mut next_epoch = data::random::keyed(7, 1, 41);
+/// let first = one.next_u64();
+/// assert!(first == again.next_u64() && first != next_epoch.next_u64());
+/// ```
+pub fn keyed(seed: u64, epoch: u64, example: u64) -> Philox {
+    let words = |x: u64| [x as u32, (x >> 32) as u32];
+    let ([e0, e1], [i0, i1]) = (words(epoch), words(example));
+    // An epoch beyond 2¹⁶ · 2³² shares its last word with the domain; nobody trains that long.
+    let [a, b, c, _] = philox4x32_10([i0, i1, e0, DOMAIN ^ e1], words(seed));
+    Philox::new(u64::from(a) | u64::from(b) << 32, c)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_the_key_counts() {
+        let first = |seed, epoch, example| keyed(seed, epoch, example).next_u64();
+        let keys = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (1 << 40, 2, 3), (1, 1 << 40, 3), (1, 2, 1 << 40)];
+        let mut seen: Vec<u64> = keys.iter().map(|&(s, e, i)| first(s, e, i)).collect();
+        assert_eq!(seen[0], first(1, 2, 3));
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), keys.len());
+    }
+}

@@ -1,0 +1,200 @@
+//! CSV as RFC 4180 has it: fields in quotes may hold separators, quotes and line ends.
+
+use std::{path::Path, str::FromStr, sync::Arc};
+
+use numcore::{Error, Result};
+
+use crate::{
+    Array, Dataset,
+    files::{Cutter, PositionedFile, Records},
+};
+
+/// A CSV file. Records are found when it is opened, and parsed where they are read.
+///
+/// ```
+/// use data::{Dataset, sources::Csv};
+/// # fn main() -> numcore::Result<()> {
+/// let path = std::env::temp_dir().join("weftgrad-doc.csv");
+/// std::fs::write(&path, "species,length\niris,5.1\n\"rose, red\",4.9\n").unwrap();
+/// let flowers = Csv::open(&path)?;
+/// assert_eq!(flowers.get(1)?.text("species")?, "rose, red");
+/// assert_eq!(flowers.get(1)?.number::<f32>("length")?, 4.9);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Csv {
+    records: Records,
+    separator: u8,
+    columns: Arc<[String]>,
+    /// Records before the first example: 1 for a header.
+    skipped: usize,
+}
+
+/// A record of a [`Csv`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsvRow {
+    /// The fields, without quotes.
+    pub fields: Vec<String>,
+    columns: Arc<[String]>,
+    file: String,
+    line: u64,
+}
+
+impl Csv {
+    /// A file with commas whose first record names the columns.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has no header.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Csv::separated_by(path, b',')
+    }
+
+    /// A file with another separator, such as `b'\t'`, whose first record names the columns.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has no header.
+    pub fn separated_by(path: impl AsRef<Path>, separator: u8) -> Result<Self> {
+        let mut csv = Csv::with_columns(path, separator, &[])?;
+        if csv.records.len() == 0 {
+            return Err(csv.records.file().malformed("it has no record, so no names of columns"));
+        }
+        csv.columns = csv.parse(0)?.into();
+        csv.skipped = 1;
+        Ok(csv)
+    }
+
+    /// A file without a header, whose columns have these names.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn with_columns(path: impl AsRef<Path>, separator: u8, columns: &[&str]) -> Result<Self> {
+        let file = PositionedFile::open(path.as_ref())?;
+        let columns = columns.iter().map(|&column| column.to_owned()).collect();
+        Ok(Csv { records: Records::new(file, quoted)?, separator, columns, skipped: 0 })
+    }
+
+    /// The names of the columns.
+    pub fn columns(&self) -> &[String] {
+        &self.columns
+    }
+
+    fn parse(&self, record: usize) -> Result<Vec<String>> {
+        let text = self.records.text(record)?;
+        fields(&text, self.separator as char).map_err(|why| self.records.malformed(record, why))
+    }
+}
+
+impl Dataset for Csv {
+    type Example = CsvRow;
+
+    fn len(&self) -> usize {
+        self.records.len() - self.skipped
+    }
+
+    fn get(&self, index: usize) -> Result<CsvRow> {
+        crate::dataset::check_index("Csv", index, self.len())?;
+        let record = index + self.skipped;
+        let fields = self.parse(record)?;
+        if fields.len() != self.columns.len() {
+            let why = format!("has {} fields, and there are {} columns", fields.len(), self.columns.len());
+            return Err(self.records.malformed(record, why));
+        }
+        let (file, line) = (self.records.name(), self.records.line(record));
+        Ok(CsvRow { fields, columns: Arc::clone(&self.columns), file, line })
+    }
+}
+
+impl CsvRow {
+    /// The text of a column.
+    ///
+    /// # Errors
+    /// If there is no such column.
+    pub fn text(&self, column: &str) -> Result<&str> {
+        let at = self.columns.iter().position(|name| name == column);
+        let at = at.ok_or_else(|| self.wrong(format!("there is no column `{column}` among {:?}", self.columns)))?;
+        Ok(&self.fields[at])
+    }
+
+    /// The number in a column.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn number<T: FromStr>(&self, column: &str) -> Result<T> {
+        let text = self.text(column)?;
+        text.trim().parse().map_err(|_| self.wrong(format!("column `{column}` is `{text}`, no number of this type")))
+    }
+
+    /// The numbers in these columns, as a vector of features.
+    ///
+    /// # Errors
+    /// If one is none.
+    pub fn numbers(&self, columns: &[&str]) -> Result<Array> {
+        Ok(Array::from_vec(columns.iter().map(|column| self.number::<f32>(column)).collect::<Result<_>>()?))
+    }
+
+    fn wrong(&self, why: String) -> Error {
+        Error::format(&*self.file, format!("line {}: {why}", self.line))
+    }
+}
+
+/// Line ends within quotes end no record. A quote that is never closed takes the rest of the file into its record.
+fn quoted(cutter: &mut Cutter<'_>) -> Result<()> {
+    loop {
+        let place = cutter.place();
+        let (mut end, mut within, mut last) = (place.0, false, None);
+        let at_end = loop {
+            let Some(byte) = cutter.next()? else { break true };
+            within ^= byte == b'"';
+            if byte == b'\n' && !within {
+                break false;
+            }
+            end = cutter.place().0;
+            last = Some(byte);
+        };
+        end -= u64::from(last == Some(b'\r') && !at_end);
+        if end > place.0 {
+            cutter.record(place, end)?;
+        }
+        if at_end {
+            return Ok(());
+        }
+    }
+}
+
+/// The fields of a record.
+fn fields(text: &str, separator: char) -> Result<Vec<String>, String> {
+    let (mut fields, mut rest) = (Vec::new(), text);
+    loop {
+        let (field, after) = match rest.strip_prefix('"') {
+            Some(inside) => quoted_field(inside).ok_or("a quote is opened and never closed")?,
+            None => {
+                let end = rest.find(separator).unwrap_or(rest.len());
+                (rest[..end].to_owned(), &rest[end..])
+            }
+        };
+        let number = fields.len() + 1;
+        fields.push(field);
+        match after.strip_prefix(separator) {
+            Some(next) => rest = next,
+            None if after.is_empty() => return Ok(fields),
+            None => return Err(format!("field {number} goes on after its closing quote")),
+        }
+    }
+}
+
+/// A field up to its closing quote, and what follows; two quotes are one.
+fn quoted_field(inside: &str) -> Option<(String, &str)> {
+    let (mut field, mut rest) = (String::new(), inside);
+    loop {
+        let (before, after) = rest.split_once('"')?;
+        field.push_str(before);
+        match after.strip_prefix('"') {
+            Some(next) => {
+                field.push('"');
+                rest = next;
+            }
+            None => return Some((field, after)),
+        }
+    }
+}

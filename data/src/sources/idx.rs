@@ -1,0 +1,78 @@
+//! IDX, the format of MNIST: a big-endian header, then numbers; often compressed by gzip.
+
+use std::{fs::File, io::Read, path::Path};
+
+use flate2::read::GzDecoder;
+use numcore::{Error, Result};
+
+use crate::Array;
+
+/// Reads an IDX file, compressed by gzip or not: `u8` as it is, `i8`, `i16` and `i32` as `i32`, `f32` and `f64` as they are.
+///
+/// ```no_run
+/// use data::{Dataset, Rows, sources::read_idx};
+/// # fn main() -> numcore::Result<()> {
+/// let images = Rows::new(read_idx("t10k-images-idx3-ubyte.gz")?)?;
+/// let labels = Rows::new(read_idx("t10k-labels-idx1-ubyte.gz")?)?;
+/// let digits = images.zip(labels)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// If the file cannot be read or is none, or its sizes are not those of its numbers.
+pub fn read_idx(path: impl AsRef<Path>) -> Result<Array> {
+    let path = path.as_ref();
+    let bytes = unpacked(path).map_err(|e| Error::io(path, e))?;
+    parse(&bytes).map_err(|why| Error::format(path.display().to_string(), why))
+}
+
+/// The file's bytes, decompressed where they begin as gzip does.
+fn unpacked(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut stored = Vec::new();
+    File::open(path)?.read_to_end(&mut stored)?;
+    if !stored.starts_with(&[0x1f, 0x8b]) {
+        return Ok(stored);
+    }
+    // A few bytes can unpack to a thousand times as many, which is more than any of these files holds.
+    let most = (stored.len() as u64).saturating_mul(1000);
+    let mut bytes = Vec::new();
+    GzDecoder::new(&*stored).take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn parse(bytes: &[u8]) -> Result<Array, String> {
+    let &[0, 0, code, rank] = bytes.first_chunk::<4>().ok_or("it is shorter than the header of an IDX file")? else {
+        return Err("it does not begin with two zeros, so it is no IDX file".into());
+    };
+    let sizes = bytes[4..].as_chunks::<4>().0.get(..rank.into()).ok_or("it ends within its sizes")?;
+    let sizes: Vec<usize> = sizes.iter().map(|size| u32::from_be_bytes(*size) as usize).collect();
+    let values = &bytes[4 + 4 * sizes.len()..];
+    let width = match code {
+        0x08 | 0x09 => 1,
+        0x0b => 2,
+        0x0c | 0x0d => 4,
+        0x0e => 8,
+        _ => return Err(format!("{code:#04x} is the code of no number type")),
+    };
+    let needed = sizes.iter().try_fold(width, |size: usize, &n| size.checked_mul(n));
+    if needed != Some(values.len()) {
+        return Err(format!(
+            "sizes {sizes:?} of numbers of {width} bytes do not fit its {} bytes of numbers",
+            values.len()
+        ));
+    }
+    let array = match code {
+        0x08 => Array::new(sizes, values.to_vec()),
+        0x09 => Array::new(sizes, values.iter().map(|&x| i32::from(x as i8)).collect()),
+        0x0b => Array::new(sizes, numbers(values, |x| i32::from(i16::from_be_bytes(x)))),
+        0x0c => Array::new(sizes, numbers(values, i32::from_be_bytes)),
+        0x0d => Array::new(sizes, numbers(values, f32::from_be_bytes)),
+        _ => Array::new(sizes, numbers(values, f64::from_be_bytes)),
+    };
+    array.map_err(|e| e.to_string())
+}
+
+fn numbers<T, const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|chunk| from(*chunk)).collect()
+}

@@ -1,0 +1,239 @@
+//! Folders of images, and transforms of images (feature `image`).
+//!
+//! Transforms that draw take the generator that [`Loader::augment`](crate::Loader::augment) gives: keyed by example and epoch, so no number of workers or
+//! ranks changes an image.
+
+use std::path::{Path, PathBuf};
+
+use ::image::{ImageReader, RgbImage, imageops};
+use numcore::{Error, Result, rng::Philox};
+
+use super::text::files_within;
+use crate::{Array, Dataset};
+
+/// An image of three channels (red, green, blue) of 8 bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    pixels: RgbImage,
+}
+
+impl Image {
+    /// An image from rows of pixels, three bytes each.
+    ///
+    /// # Errors
+    /// If there are not as many bytes as the sizes say.
+    pub fn new(width: u32, height: u32, pixels: Vec<u8>) -> Result<Self> {
+        let count = pixels.len();
+        let pixels = RgbImage::from_raw(width, height, pixels)
+            .filter(|_| count as u64 == 3 * u64::from(width) * u64::from(height));
+        let why = || format!("{count} bytes are no {width}×{height} pixels of 3");
+        pixels.map(|pixels| Image { pixels }).ok_or_else(|| Error::argument("Image", why()))
+    }
+
+    /// Decodes the bytes of a PNG or JPEG file; `what` is what errors call it.
+    ///
+    /// # Errors
+    /// If they are no image.
+    pub fn decode(what: &str, bytes: &[u8]) -> Result<Self> {
+        let reader = ImageReader::new(std::io::Cursor::new(bytes)).with_guessed_format();
+        let reader = reader.map_err(|e| Error::format(what, e.to_string()))?;
+        let image =
+            reader.decode().map_err(|e| Error::format(what, format!("it is no image that can be read: {e}")))?;
+        Ok(Image { pixels: image.to_rgb8() })
+    }
+
+    /// Reads a PNG or JPEG file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is none.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        Image::decode(&path.display().to_string(), &bytes)
+    }
+
+    /// Width and height in pixels.
+    pub fn size(&self) -> (u32, u32) {
+        self.pixels.dimensions()
+    }
+
+    /// Rows of pixels, three bytes each.
+    pub fn bytes(&self) -> &[u8] {
+        self.pixels.as_raw()
+    }
+
+    /// The image in another size, by linear interpolation over all pixels that a new one covers.
+    ///
+    /// # Errors
+    /// If a size is 0.
+    pub fn resize(&self, width: u32, height: u32) -> Result<Image> {
+        let (from_width, from_height) = self.size();
+        if [width, height, from_width, from_height].contains(&0) {
+            let why = format!("{from_width}×{from_height} to {width}×{height}: no side may be 0");
+            return Err(Error::argument("Image::resize", why));
+        }
+        Ok(Image { pixels: imageops::resize(&self.pixels, width, height, imageops::FilterType::Triangle) })
+    }
+
+    /// The image with its shorter side `side` pixels long, and its proportions kept.
+    ///
+    /// # Errors
+    /// If a side is 0.
+    pub fn resize_shorter(&self, side: u32) -> Result<Image> {
+        let (width, height) = self.size();
+        let shorter = width.min(height).max(1);
+        let scaled = |x: u32| (u64::from(x) * u64::from(side) / u64::from(shorter)).try_into().unwrap_or(u32::MAX);
+        self.resize(scaled(width), scaled(height))
+    }
+
+    /// A piece of the image.
+    ///
+    /// # Errors
+    /// If it is not within.
+    pub fn crop(&self, left: u32, top: u32, width: u32, height: u32) -> Result<Image> {
+        let within = |from: u32, len: u32, size: u32| from.checked_add(len).is_some_and(|end| end <= size);
+        let (all_width, all_height) = self.size();
+        if !within(left, width, all_width) || !within(top, height, all_height) {
+            let why = format!("{width}×{height} from ({left}, {top}) is not within {all_width}×{all_height}");
+            return Err(Error::argument("Image::crop", why));
+        }
+        Ok(Image { pixels: imageops::crop_imm(&self.pixels, left, top, width, height).to_image() })
+    }
+
+    /// The middle of the image.
+    ///
+    /// # Errors
+    /// If the image is smaller.
+    pub fn center_crop(&self, width: u32, height: u32) -> Result<Image> {
+        let (all_width, all_height) = self.size();
+        self.crop(all_width.saturating_sub(width) / 2, all_height.saturating_sub(height) / 2, width, height)
+    }
+
+    /// A piece at a random place.
+    ///
+    /// # Errors
+    /// If the image is smaller.
+    pub fn random_crop(&self, width: u32, height: u32, rng: &mut Philox) -> Result<Image> {
+        let (all_width, all_height) = self.size();
+        let mut from = |all: u32, part: u32| rng.below(u64::from(all.saturating_sub(part)) + 1) as u32;
+        let (left, top) = (from(all_width, width), from(all_height, height));
+        self.crop(left, top, width, height)
+    }
+
+    /// A random piece of 8 to 100 % of the area and proportions of 3:4 to 4:3, in a new size: what ImageNet is trained with.
+    ///
+    /// # Errors
+    /// If a size is 0.
+    pub fn random_resized_crop(&self, width: u32, height: u32, rng: &mut Philox) -> Result<Image> {
+        let (all_width, all_height) = self.size();
+        let area = f64::from(all_width) * f64::from(all_height);
+        // Ten attempts, as torchvision makes; then the whole image.
+        for _ in 0..10 {
+            let part = area * (0.08 + 0.92 * rng.uniform());
+            // Proportions are drawn by their logarithm, so that upright and lying pieces are as frequent.
+            let ratio = libm::pow(4.0 / 3.0, 2.0 * rng.uniform() - 1.0);
+            let (w, h) = ((part * ratio).sqrt().round() as u32, (part / ratio).sqrt().round() as u32);
+            if (1..=all_width).contains(&w) && (1..=all_height).contains(&h) {
+                return self.random_crop(w, h, rng)?.resize(width, height);
+            }
+        }
+        self.resize(width, height)
+    }
+
+    /// The image or its mirror image, each half of the time.
+    pub fn random_flip(self, rng: &mut Philox) -> Image {
+        if rng.bernoulli(0.5) { self.flipped() } else { self }
+    }
+
+    /// The mirror image: left is right.
+    pub fn flipped(&self) -> Image {
+        Image { pixels: imageops::flip_horizontal(&self.pixels) }
+    }
+
+    /// The values `[3, H, W]` as `(x / 255 − mean) / std`, channel by channel.
+    ///
+    /// # Errors
+    /// If a standard deviation is 0.
+    pub fn normalized(&self, mean: [f32; 3], std: [f32; 3]) -> Result<Array> {
+        if std.contains(&0.0) {
+            return Err(Error::argument(
+                "Image::normalized",
+                format!("no value can be divided by a deviation of {std:?}"),
+            ));
+        }
+        let (width, height) = self.size();
+        let channel =
+            |c: usize| self.bytes().iter().skip(c).step_by(3).map(move |&x| (f32::from(x) / 255.0 - mean[c]) / std[c]);
+        Array::new([3, height as usize, width as usize], (0..3).flat_map(channel).collect())
+    }
+}
+
+/// A folder with a folder of images per class: torchvision's `ImageFolder`. Classes are numbered in the order of their names.
+///
+/// ```no_run
+/// use data::{Loader, sources::image::ImageFolder};
+/// # fn main() -> numcore::Result<()> {
+/// let photos = ImageFolder::open("photos/train")?;
+/// let loader = Loader::new(photos).batch(64).shuffle(7).workers(4).augment(7, |(image, class), rng| {
+///     let image = image.random_resized_crop(224, 224, rng)?.random_flip(rng);
+///     Ok((image.normalized([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])?, class))
+/// });
+/// let loader = loader.stack();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFolder {
+    classes: Vec<String>,
+    images: Vec<(PathBuf, i64)>,
+}
+
+impl ImageFolder {
+    /// The images `*.png`, `*.jpg` and `*.jpeg` in the folders of a folder, in the order of their paths.
+    ///
+    /// # Errors
+    /// If a folder cannot be read, or there is no image.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let is_image = |path: &Path| {
+            let end = path.extension().and_then(|end| end.to_str()).map(str::to_ascii_lowercase);
+            end.is_some_and(|end| ["png", "jpg", "jpeg"].contains(&&*end))
+        };
+        let class = |path: &Path| {
+            let mut parts = path.strip_prefix(folder).ok()?.components();
+            let first = parts.next()?.as_os_str().to_str()?.to_owned();
+            parts.next().map(|_| first)
+        };
+        let paths = files_within(folder)?.into_iter().filter(|path| is_image(path));
+        let found: Vec<(PathBuf, String)> = paths.filter_map(|path| class(&path).map(|class| (path, class))).collect();
+        if found.is_empty() {
+            let why = "there is no folder with an image *.png, *.jpg or *.jpeg within";
+            return Err(Error::format(folder.display().to_string(), why));
+        }
+        let mut classes: Vec<String> = found.iter().map(|(_, class)| class.clone()).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        let number = |class: &String| classes.partition_point(|other| other < class) as i64;
+        let images = found.iter().map(|(path, class)| (path.clone(), number(class))).collect();
+        Ok(ImageFolder { classes, images })
+    }
+
+    /// The names of the classes; a label is a place in this list.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+}
+
+impl Dataset for ImageFolder {
+    type Example = (Image, i64);
+
+    fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    fn get(&self, index: usize) -> Result<(Image, i64)> {
+        crate::dataset::check_index("ImageFolder", index, self.len())?;
+        let (path, class) = &self.images[index];
+        Ok((Image::open(path)?, *class))
+    }
+}

@@ -1,0 +1,231 @@
+//! Rows of Parquet files (feature `parquet`).
+
+use std::{
+    io::{self, BufReader, Read},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use numcore::{Error, Result};
+use parquet::{
+    errors::ParquetError,
+    file::reader::{ChunkReader, FileReader, Length, SerializedFileReader},
+    record::{Field, Row},
+    schema::types::Type,
+};
+use serde_json::{Map, Value};
+
+use crate::{Dataset, files::PositionedFile};
+
+/// Decoded row groups that are kept.
+const KEPT: usize = 4;
+
+/// The rows of a Parquet file. A row is decoded with its whole row group, of which the last four are kept: read rows in order, or in an order
+/// that stays within a few groups for long ([`Stream::shuffle`](crate::stream::Stream::shuffle)); or turn the file into tokens first.
+pub struct Parquet {
+    path: PathBuf,
+    reader: SerializedFileReader<Chunks>,
+    /// The columns that are read; all of them where there is none.
+    projection: Option<Type>,
+    /// Where each row group ends.
+    ends: Vec<usize>,
+    /// Groups by number, the last used one last.
+    kept: Mutex<Vec<(usize, Group)>>,
+}
+
+type Group = Arc<Vec<Map<String, Value>>>;
+
+/// A row: values by column, as JSON has them; bytes and dates as text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParquetRow {
+    /// The values.
+    pub values: Map<String, Value>,
+    file: PathBuf,
+    row: usize,
+}
+
+impl Parquet {
+    /// Opens a file and reads its schema.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is no Parquet file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let chunks = Chunks(Arc::new(PositionedFile::open(path)?));
+        let reader =
+            SerializedFileReader::new(chunks).map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
+        let rows = reader.metadata().row_groups().iter().map(|group| usize::try_from(group.num_rows()).ok());
+        let add = |end: &mut usize, rows: Option<usize>| {
+            *end = rows.and_then(|rows| end.checked_add(rows)).unwrap_or(usize::MAX);
+            Some(*end)
+        };
+        let ends: Vec<usize> = rows.scan(0, add).collect();
+        if ends.last() == Some(&usize::MAX) {
+            return Err(Error::format(path.display().to_string(), "its numbers of rows make no sense"));
+        }
+        Ok(Parquet { path: path.into(), reader, projection: None, ends, kept: Mutex::new(Vec::new()) })
+    }
+
+    /// Reads these columns alone.
+    ///
+    /// # Errors
+    /// If the file has no such column.
+    pub fn columns(mut self, columns: &[&str]) -> Result<Self> {
+        let schema = self.reader.metadata().file_metadata().schema();
+        let find = |&column: &&str| {
+            let names = || schema.get_fields().iter().map(|field| field.name()).collect::<Vec<_>>().join(", ");
+            let found = schema.get_fields().iter().find(|field| field.name() == column);
+            found.cloned().ok_or_else(|| self.malformed(format!("there is no column `{column}` among {}", names())))
+        };
+        let fields = columns.iter().map(find).collect::<Result<Vec<_>>>()?;
+        let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
+        self.projection = Some(projection.map_err(|e| self.malformed(e.to_string()))?);
+        Ok(self)
+    }
+
+    /// The string that every row has in a column: the text of a corpus.
+    ///
+    /// # Errors
+    /// If the file has no such column.
+    pub fn texts(self, column: &str) -> Result<impl Dataset<Example = String> + use<>> {
+        let name = column.to_owned();
+        Ok(self.columns(&[column])?.map(move |row| Ok(row.text(&name)?.to_owned())))
+    }
+
+    fn group(&self, number: usize) -> Result<Group> {
+        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock();
+        if let Some(at) = kept.iter().position(|(n, _)| *n == number) {
+            let entry = kept.remove(at);
+            kept.push(entry);
+            return Ok(Arc::clone(&kept[kept.len() - 1].1));
+        }
+        // Decoded without the lock: other threads go on with the groups they have.
+        drop(kept);
+        let rows = self.decoded(number).map_err(|e| self.malformed(format!("row group {number}: {e}")))?;
+        let (rows, mut kept) = (Arc::new(rows), lock());
+        kept.push((number, Arc::clone(&rows)));
+        let surplus = kept.len().saturating_sub(KEPT);
+        kept.drain(..surplus);
+        Ok(rows)
+    }
+
+    fn decoded(&self, number: usize) -> Result<Vec<Map<String, Value>>, ParquetError> {
+        let group = self.reader.get_row_group(number)?;
+        let rows = group.get_row_iter(self.projection.clone())?;
+        rows.map(|row| Ok(object(&row?))).collect()
+    }
+
+    fn malformed(&self, why: String) -> Error {
+        Error::format(self.path.display().to_string(), why)
+    }
+}
+
+impl Dataset for Parquet {
+    type Example = ParquetRow;
+
+    fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    fn get(&self, index: usize) -> Result<ParquetRow> {
+        crate::dataset::check_index("Parquet", index, self.len())?;
+        let number = self.ends.partition_point(|&end| end <= index);
+        let start = if number == 0 { 0 } else { self.ends[number - 1] };
+        let group = self.group(number)?;
+        let values = group.get(index - start).cloned();
+        let values =
+            values.ok_or_else(|| self.malformed(format!("row group {number} has only {} rows", group.len())))?;
+        Ok(ParquetRow { values, file: self.path.clone(), row: index })
+    }
+}
+
+impl ParquetRow {
+    /// The string in a column.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn text(&self, column: &str) -> Result<&str> {
+        let text = self.values.get(column).and_then(Value::as_str);
+        text.ok_or_else(|| self.wrong(column, "string"))
+    }
+
+    /// The number in a column.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn number(&self, column: &str) -> Result<f64> {
+        let number = self.values.get(column).and_then(Value::as_f64);
+        number.ok_or_else(|| self.wrong(column, "number"))
+    }
+
+    fn wrong(&self, column: &str, kind: &str) -> Error {
+        let found = self.values.get(column).map_or("missing".into(), Value::to_string);
+        let why = format!("row {}: column `{column}` is {found}, no {kind}", self.row);
+        Error::format(self.file.display().to_string(), why)
+    }
+}
+
+fn object(row: &Row) -> Map<String, Value> {
+    row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
+}
+
+fn value(field: &Field) -> Value {
+    match field {
+        Field::Null => Value::Null,
+        Field::Bool(x) => (*x).into(),
+        Field::Byte(x) => (*x).into(),
+        Field::Short(x) => (*x).into(),
+        Field::Int(x) => (*x).into(),
+        Field::Long(x) => (*x).into(),
+        Field::UByte(x) => (*x).into(),
+        Field::UShort(x) => (*x).into(),
+        Field::UInt(x) => (*x).into(),
+        Field::ULong(x) => (*x).into(),
+        Field::Float(x) => (*x).into(),
+        Field::Double(x) => (*x).into(),
+        Field::Str(x) => x.as_str().into(),
+        Field::Group(row) => object(row).into(),
+        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+        other => other.to_string().into(),
+    }
+}
+
+/// A file read at places: the crate's own reader of files has one position, which threads would move under one another.
+struct Chunks(Arc<PositionedFile>);
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = BufReader<FileFrom>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(BufReader::new(FileFrom { file: Arc::clone(&self.0), offset: start }))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let bytes = self.0.bytes(start, length as u64);
+        Ok(bytes.map_err(|e| ParquetError::General(e.to_string()))?.into())
+    }
+}
+
+/// A file from a place on.
+struct FileFrom {
+    file: Arc<PositionedFile>,
+    offset: u64,
+}
+
+impl Read for FileFrom {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.file.len().saturating_sub(self.offset);
+        let count = into.len().min(left.try_into().unwrap_or(usize::MAX));
+        self.file.read(self.offset, &mut into[..count]).map_err(io::Error::other)?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,66 @@
+//! Rows of tensors in a safetensors file.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use numcore::{DType, Error, Result, Shape, safetensors::Reader};
+
+use crate::{Array, Dataset};
+
+/// Tensors of one file whose first axis counts examples: an example has a row of each, by name. Only the rows that are read come into memory.
+pub struct SafetensorsRows {
+    /// One position in the file is shared by all threads.
+    reader: Mutex<Reader>,
+    columns: Vec<(String, DType, Shape)>,
+    rows: usize,
+}
+
+impl SafetensorsRows {
+    /// The rows of every tensor of a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, has no tensor, or their first axes differ.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let reader = Reader::open(path)?;
+        let wrong = |why: String| Err(Error::format(reader.path().display().to_string(), why));
+        let columns: Vec<(String, DType, Shape)> =
+            reader.tensors().map(|(name, dtype, shape)| (name.to_owned(), dtype, *shape)).collect();
+        let Some((first, _, shape)) = columns.first() else { return wrong("it has no tensor, so no rows".into()) };
+        let Some(&rows) = shape.dims().first() else {
+            return wrong(format!("`{first}` is a single value and has no rows"));
+        };
+        if let Some((name, _, other)) = columns.iter().find(|(_, _, other)| other.dims().first() != Some(&rows)) {
+            return wrong(format!("`{first}` {shape} and `{name}` {other} differ in their number of rows"));
+        }
+        Ok(SafetensorsRows { reader: Mutex::new(reader), columns, rows })
+    }
+
+    /// Names, element types and shapes of the tensors.
+    pub fn columns(&self) -> impl Iterator<Item = (&str, DType, &Shape)> {
+        self.columns.iter().map(|(name, dtype, shape)| (name.as_str(), *dtype, shape))
+    }
+}
+
+impl Dataset for SafetensorsRows {
+    type Example = BTreeMap<String, Array>;
+
+    fn len(&self) -> usize {
+        self.rows
+    }
+
+    fn get(&self, index: usize) -> Result<Self::Example> {
+        crate::dataset::check_index("SafetensorsRows", index, self.rows)?;
+        let row = |(name, dtype, shape): &(String, DType, Shape)| {
+            let dims = &shape.dims()[1..];
+            let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+            // A panic between reads leaves a reader that seeks before it reads.
+            let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+            reader.read_range(name, index * bytes.len(), &mut bytes)?;
+            Ok((name.clone(), Array::from_bytes(dims, *dtype, bytes)?))
+        };
+        self.columns.iter().map(row).collect()
+    }
+}

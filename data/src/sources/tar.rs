@@ -1,0 +1,154 @@
+//! Shards of examples in tar files, named as WebDataset names them.
+//!
+//! Files that share a path up to the first dot of their name are one example; what follows the dot is the name of the field: `a/17.jpg`
+//! and `a/17.cls` are the fields `jpg` and `cls` of the example `a/17`. The files of an example stand one after another.
+
+use std::{
+    collections::BTreeMap,
+    io::BufReader,
+    path::{Path, PathBuf},
+};
+
+use numcore::{Error, Result};
+
+use crate::{Dataset, files::PositionedFile};
+
+/// The examples of tar files, in the order of the files. What lies where is read when they are opened; contents are read with their example.
+#[derive(Debug)]
+pub struct TarShards {
+    shards: Vec<PositionedFile>,
+    examples: Vec<Example>,
+    /// What ended the reading of a shard before its end.
+    torn: Vec<Error>,
+}
+
+/// Fields by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TarExample {
+    /// The path that the files share.
+    pub key: String,
+    /// The contents of each file, by what follows the first dot of its name.
+    pub fields: BTreeMap<String, Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Example {
+    shard: usize,
+    key: String,
+    /// Name, offset and size of each field.
+    fields: Vec<(String, u64, u64)>,
+}
+
+impl TarShards {
+    /// Opens tar files that are not compressed.
+    ///
+    /// # Errors
+    /// If one cannot be read, or does not begin as a tar file. Of one that is cut short or damaged further on the examples before that stay readable;
+    /// [`torn`](TarShards::torn) says why others are missing.
+    pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
+        let mut all = TarShards { shards: Vec::new(), examples: Vec::new(), torn: Vec::new() };
+        for path in paths {
+            let file = PositionedFile::open(path.as_ref())?;
+            let before = all.examples.len();
+            match index(&file, all.shards.len(), &mut all.examples) {
+                Ok(()) => {}
+                Err(error) if all.examples.len() == before => return Err(error),
+                Err(error) => all.torn.push(error),
+            }
+            all.shards.push(file);
+        }
+        Ok(all)
+    }
+
+    /// What ended the reading of shards before their end: nothing, where all are whole.
+    pub fn torn(&self) -> &[Error] {
+        &self.torn
+    }
+
+    /// The key of an example, without reading it.
+    pub fn key(&self, index: usize) -> Option<&str> {
+        self.examples.get(index).map(|example| example.key.as_str())
+    }
+}
+
+/// Appends the examples of a shard. Where it is damaged, an example that may lack a field is left out.
+fn index(file: &PositionedFile, shard: usize, examples: &mut Vec<Example>) -> Result<()> {
+    let mut open: Option<Example> = None;
+    let mut archive = tar::Archive::new(BufReader::new(file.file()));
+    let entries = archive.entries_with_seek().map_err(|e| Error::io(file.path(), e))?;
+    for (number, entry) in entries.enumerate() {
+        let broken = |e: std::io::Error| file.malformed(format!("entry {number}: {e}"));
+        let entry = entry.map_err(broken)?;
+        if !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let path = entry.path().map_err(broken)?.into_owned();
+        let (offset, size) = (entry.raw_file_position(), entry.size());
+        if offset.checked_add(size).is_none_or(|end| end > file.len()) {
+            let why = format!("entry {number}: `{}` of {size} bytes ends past the end of the file", path.display());
+            return Err(file.malformed(why));
+        }
+        let Some((key, field)) = key_and_field(&path) else { continue };
+        if open.as_ref().is_some_and(|example| example.key != key) {
+            examples.extend(open.take());
+        }
+        let example = open.get_or_insert_with(|| Example { shard, key, fields: Vec::new() });
+        example.fields.push((field, offset, size));
+    }
+    examples.extend(open);
+    Ok(())
+}
+
+/// Splits at the first dot of the name; a name without one, or that begins with it, is no field of an example.
+fn key_and_field(path: &Path) -> Option<(String, String)> {
+    let name = path.file_name()?.to_str()?;
+    let (stem, field) = name.split_once('.')?;
+    if stem.is_empty() || field.is_empty() {
+        return None;
+    }
+    let key: PathBuf = path.with_file_name(stem);
+    Some((key.to_str()?.to_owned(), field.to_owned()))
+}
+
+impl Dataset for TarShards {
+    type Example = TarExample;
+
+    fn len(&self) -> usize {
+        self.examples.len()
+    }
+
+    fn get(&self, index: usize) -> Result<TarExample> {
+        crate::dataset::check_index("TarShards", index, self.len())?;
+        let Example { shard, key, fields } = &self.examples[index];
+        let read =
+            |(name, offset, size): &(String, u64, u64)| Ok((name.clone(), self.shards[*shard].bytes(*offset, *size)?));
+        let read: Result<Vec<_>> = fields.iter().map(read).collect();
+        let named = read.map_err(|e| e.with_operands(|| format!("`{key}`")))?;
+        let (count, fields) = (named.len(), named.into_iter().collect::<BTreeMap<_, _>>());
+        if fields.len() != count {
+            return Err(self.shards[*shard].malformed(format!("`{key}` has two files for one field")));
+        }
+        Ok(TarExample { key: key.clone(), fields })
+    }
+}
+
+impl TarExample {
+    /// The contents of a field.
+    ///
+    /// # Errors
+    /// If there is no such field.
+    pub fn field(&self, name: &str) -> Result<&[u8]> {
+        let names = || self.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let field = self.fields.get(name).map(Vec::as_slice);
+        field.ok_or_else(|| Error::format(&*self.key, format!("there is no field `{name}` among {}", names())))
+    }
+
+    /// The text of a field.
+    ///
+    /// # Errors
+    /// If there is no such field, or it is no UTF-8.
+    pub fn text(&self, name: &str) -> Result<&str> {
+        let text = std::str::from_utf8(self.field(name)?);
+        text.map_err(|e| Error::format(&*self.key, format!("field `{name}` is no UTF-8 text ({e})")))
+    }
+}

@@ -1,0 +1,78 @@
+//! The tokenizers of `tokenizer.json` files (feature `text`).
+
+use std::{fmt, path::Path};
+
+use numcore::{Error, Result};
+
+/// A tokenizer as a `tokenizer.json` describes it: BPE, Unigram, WordPiece, with its normalizers. Nothing is fetched from anywhere.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// If it cannot be read, or describes no tokenizer.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let inner = tokenizers::Tokenizer::from_bytes(bytes);
+        let inner =
+            inner.map_err(|e| Error::format(path.display().to_string(), format!("it describes no tokenizer: {e}")))?;
+        Ok(Tokenizer { inner })
+    }
+
+    /// The tokens of a text, without the special tokens that models want around it.
+    ///
+    /// # Errors
+    /// If the tokenizer has no token for a part of the text, nor one for what is unknown.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.encoded(text, false)
+    }
+
+    /// The tokens of a text with the special tokens that the file says go around it.
+    ///
+    /// # Errors
+    /// As [`encode`](Tokenizer::encode).
+    pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
+        self.encoded(text, true)
+    }
+
+    /// The text of tokens, special ones left out.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot put them together.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        self.inner.decode(tokens, true).map_err(|e| Error::argument("Tokenizer::decode", e.to_string()))
+    }
+
+    /// How many tokens there are, special ones among them: what an embedding has rows for.
+    pub fn len(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of a token, such as `<|endoftext|>`.
+    pub fn token(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        // Offsets are not asked for: without them it is faster.
+        let encoding = self.inner.encode_fast(text, special);
+        let encoding = encoding.map_err(|e| Error::argument("Tokenizer::encode", e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokenizer({} tokens)", self.len())
+    }
+}

@@ -1,0 +1,234 @@
+//! Batches of a stream, made ahead by one thread.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+use std::time::{Duration, Instant};
+
+use numcore::{Error, Result, Runtime};
+
+use super::{Stream, StreamState};
+use crate::{Batch, Stack, ToDevice, loader::Workers};
+
+/// Reads this rank's share of the next batch; nothing at the end.
+type Read<B> = Box<dyn FnMut(&AtomicBool) -> Option<Result<Batch<B>>> + Send>;
+
+/// A reader that begins at a state, and where it is after each batch.
+type Open<B> = Arc<dyn Fn(&Share, Option<&StreamState>) -> Result<(Read<B>, Arc<Mutex<StreamState>>)> + Send + Sync>;
+
+#[derive(Clone, Copy)]
+struct Share {
+    batch: usize,
+    rank: usize,
+    ranks: usize,
+}
+
+/// Batches of a [`Stream`]. A thread reads ahead; every rank reads the whole stream and keeps a stretch of each batch, so the number of ranks
+/// changes no batch. The last batch may be smaller; a rank whose share of it is empty is given one row that does not count.
+///
+/// ```
+/// use data::stream::{Replay, StreamLoader};
+/// # fn main() -> numcore::Result<()> {
+/// let loader = StreamLoader::new(|| Replay::new(|| Ok((0..10i64).map(Ok)))).batch(4).stack();
+/// let mut batches = loader.start()?;
+/// assert_eq!(batches.next().unwrap()?.data.to_vec::<i64>()?, [0, 1, 2, 3]);
+/// let state = batches.state();
+/// let mut resumed = loader.resume(&state)?;
+/// assert_eq!(resumed.next().unwrap()?.data.to_vec::<i64>()?, [4, 5, 6, 7]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct StreamLoader<B> {
+    open: Open<B>,
+    share: Share,
+    ahead: usize,
+}
+
+impl<E: Send + 'static> StreamLoader<Vec<E>> {
+    /// Batches of one example of the stream that `open` gives, as lists of examples.
+    pub fn new<S>(open: impl Fn() -> Result<S> + Send + Sync + 'static) -> Self
+    where
+        S: Stream<Example = E> + 'static,
+    {
+        let open = move |share: &Share, from: Option<&StreamState>| {
+            let mut stream = open()?;
+            from.map_or(Ok(()), |state| stream.restore(state))?;
+            let after = Arc::new(Mutex::new(stream.state()));
+            let (share, state, mut step) = (*share, Arc::clone(&after), 0);
+            let read: Read<Vec<E>> = Box::new(move |stop| {
+                let batch = share.read(&mut stream, step, stop)?;
+                step += 1;
+                *state.lock().unwrap_or_else(PoisonError::into_inner) = stream.state();
+                Some(batch)
+            });
+            Ok((read, after))
+        };
+        StreamLoader { open: Arc::new(open), share: Share { batch: 1, rank: 0, ranks: 1 }, ahead: 2 }
+    }
+
+    /// Puts examples beside each other, as [`Stack`] says.
+    pub fn stack(self) -> StreamLoader<E::Batch>
+    where
+        E: Stack,
+        E::Batch: Send + 'static,
+    {
+        self.collate(E::stack)
+    }
+
+    /// Passes each example through `f`; only those of the rank's share.
+    pub fn map<T: Send + 'static>(self, f: impl Fn(E) -> Result<T> + Send + Sync + 'static) -> StreamLoader<Vec<T>> {
+        self.collate(move |examples| examples.into_iter().map(&f).collect())
+    }
+}
+
+impl<B: Send + 'static> StreamLoader<B> {
+    /// Passes what a batch has so far through `f`: at first the list of examples.
+    pub fn collate<T: Send + 'static>(self, f: impl Fn(B) -> Result<T> + Send + Sync + 'static) -> StreamLoader<T> {
+        let StreamLoader { open, share, ahead } = self;
+        let f = Arc::new(f);
+        let open = move |share: &Share, from: Option<&StreamState>| {
+            let ((mut read, state), f) = (open(share, from)?, Arc::clone(&f));
+            let read: Read<T> = Box::new(move |stop| {
+                Some(read(stop)?.and_then(|batch| {
+                    let Batch { data, epoch, step, count, rows, total } = batch;
+                    Ok(Batch { data: f(data)?, epoch, step, count, rows, total })
+                }))
+            });
+            Ok((read, state))
+        };
+        StreamLoader { open: Arc::new(open), share, ahead }
+    }
+
+    /// Copies batches to the device of `rt` as soon as they are made.
+    pub fn on<R: Runtime>(self, rt: &R) -> StreamLoader<B::OnDevice>
+    where
+        B: ToDevice<R>,
+        B::OnDevice: Send + 'static,
+    {
+        let rt = rt.clone();
+        self.collate(move |batch| batch.to_device(&rt))
+    }
+
+    /// The number of examples in a step of all ranks together.
+    pub fn batch(mut self, examples: usize) -> Self {
+        self.share.batch = examples;
+        self
+    }
+
+    /// Keeps the share of one rank of several.
+    pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
+        (self.share.rank, self.share.ranks) = (rank, ranks);
+        self
+    }
+
+    /// How many batches are read ahead; at first 2.
+    pub fn ahead(mut self, batches: usize) -> Self {
+        self.ahead = batches;
+        self
+    }
+
+    /// The batches from the start of the stream.
+    ///
+    /// # Errors
+    /// If the loader's numbers make no sense, or the stream cannot be opened.
+    pub fn start(&self) -> Result<StreamBatches<B>> {
+        self.begin(None)
+    }
+
+    /// The batches from a state on that [`StreamBatches::state`] gave, at any number of ranks. Steps are counted from there.
+    ///
+    /// # Errors
+    /// If it is no state of the stream; otherwise as [`start`](StreamLoader::start).
+    pub fn resume(&self, state: &StreamState) -> Result<StreamBatches<B>> {
+        self.begin(Some(state))
+    }
+
+    fn begin(&self, from: Option<&StreamState>) -> Result<StreamBatches<B>> {
+        let Share { batch, rank, ranks } = self.share;
+        if batch == 0 || rank >= ranks || self.ahead == 0 {
+            let why = format!(
+                "batches of {batch} examples, rank {rank} among {ranks}, {} ahead: sizes are at least 1, ranks below their number",
+                self.ahead
+            );
+            return Err(Error::argument("StreamLoader", why));
+        }
+        let (read, after) = (self.open)(&self.share, from)?;
+        let state = after.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let read = Mutex::new(read);
+        let made = move |_: u64, stop: &AtomicBool| {
+            // One thread reads, so the lock is free; a panic while it was held left the stream at some example, which it goes on from.
+            let batch = (read.lock().unwrap_or_else(PoisonError::into_inner))(stop)?;
+            Some((batch, after.lock().unwrap_or_else(PoisonError::into_inner).clone()))
+        };
+        Ok(StreamBatches { workers: Workers::start(1, self.ahead, made)?, state, waited: Duration::ZERO })
+    }
+}
+
+impl Share {
+    /// This rank's rows of the next examples.
+    fn read<S: Stream>(&self, stream: &mut S, step: u64, stop: &AtomicBool) -> Option<Result<Batch<Vec<S::Example>>>> {
+        let mut examples = Vec::with_capacity(self.batch.min(1 << 16));
+        let mut failed = None;
+        let mut read = 0;
+        while read < self.batch && !stop.load(Ordering::Relaxed) {
+            let Some(example) = stream.next() else { break };
+            read += 1;
+            // After an error the rest of the batch is still read: the next batch begins where it would have.
+            match example {
+                Ok(example) => examples.push(example),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if read == 0 {
+            return None;
+        }
+        if let Some(error) = failed {
+            return Some(Err(error.with_operands(|| format!("step {step}"))));
+        }
+        let (each, more) = (read / self.ranks, read % self.ranks);
+        let (start, count) = (self.rank * each + self.rank.min(more), each + usize::from(self.rank < more));
+        // A rank without a row is given the first, which does not count.
+        let (start, rows) = if count == 0 { (0, 1) } else { (start, count) };
+        let data: Vec<S::Example> = examples.into_iter().skip(start).take(rows).collect();
+        Some(Ok(Batch { data, epoch: 0, step, count, rows, total: read }))
+    }
+}
+
+/// The batches of a stream, in order. An error takes the place of its batch. Dropping it ends the thread that reads.
+pub struct StreamBatches<B> {
+    workers: Workers<(Result<Batch<B>>, StreamState)>,
+    state: StreamState,
+    waited: Duration,
+}
+
+impl<B> StreamBatches<B> {
+    /// Where the next batch begins: what a checkpoint keeps.
+    pub fn state(&self) -> StreamState {
+        self.state.clone()
+    }
+
+    /// How long all calls of `next` took.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+}
+
+impl<B: Send + 'static> Iterator for StreamBatches<B> {
+    type Item = Result<Batch<B>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let begun = Instant::now();
+        let next = self.workers.next();
+        self.waited += begun.elapsed();
+        let (batch, state) = next?;
+        self.state = state;
+        Some(batch)
+    }
+}
+
+impl<B> std::fmt::Debug for StreamBatches<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StreamBatches({})", self.state)
+    }
+}

@@ -1,0 +1,162 @@
+//! Streams that find their place by reading again from the start.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    string::FromUtf8Error,
+};
+
+use flate2::read::MultiGzDecoder;
+use numcore::{Error, Result};
+
+use super::{Stream, StreamState};
+
+/// An iterator that can be made anew: a stream whose state is the number of examples read.
+///
+/// ```
+/// use data::stream::{Replay, Stream};
+/// # fn main() -> numcore::Result<()> {
+/// let mut squares = Replay::new(|| Ok((0..5).map(|x| Ok(x * x))))?;
+/// squares.next();
+/// let state = squares.state();
+/// assert_eq!(squares.next().unwrap()?, 1);
+/// squares.restore(&state)?;
+/// assert_eq!(squares.next().unwrap()?, 1);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Replay<F, I> {
+    start: F,
+    examples: I,
+    read: u64,
+}
+
+impl<F, I, E> Replay<F, I>
+where
+    F: FnMut() -> Result<I> + Send,
+    I: Iterator<Item = Result<E>> + Send,
+{
+    /// The examples of the iterator that `start` makes, each time the same ones.
+    ///
+    /// # Errors
+    /// If `start` cannot make it.
+    pub fn new(mut start: F) -> Result<Self> {
+        Ok(Replay { examples: start()?, start, read: 0 })
+    }
+}
+
+impl<F, I, E> Stream for Replay<F, I>
+where
+    F: FnMut() -> Result<I> + Send,
+    I: Iterator<Item = Result<E>> + Send,
+{
+    type Example = E;
+
+    fn next(&mut self) -> Option<Result<E>> {
+        let example = self.examples.next()?;
+        self.read += 1;
+        Some(example)
+    }
+
+    fn state(&self) -> StreamState {
+        StreamState(vec![self.read])
+    }
+
+    fn restore(&mut self, state: &StreamState) -> Result<()> {
+        let [read] = state.integers("Replay::restore")?;
+        self.examples = (self.start)()?;
+        self.read = 0;
+        while self.read < read {
+            if self.next().is_none() {
+                let why = format!("{read} examples were read, and there are only {}", self.read);
+                return Err(Error::argument("Replay::restore", why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lines of text files that are not blank, one file after another; those that are compressed by gzip are unpacked on the way.
+///
+/// # Errors
+/// If a file cannot be opened. A line that is no UTF-8 is an error in its place, with file and line; a file that ends within its
+/// compressed data ends the stream after an error.
+pub fn lines<P: AsRef<Path>>(paths: &[P]) -> Result<impl Stream<Example = String> + use<P>> {
+    let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
+    // Later files are opened where they are read; that they are there is known before.
+    paths.iter().try_for_each(|path| File::open(path).map(drop).map_err(|e| Error::io(path, e)))?;
+    Replay::new(move || Ok(paths.clone().into_iter().flat_map(FileLines::open)))
+}
+
+/// The lines of one file.
+struct FileLines {
+    path: PathBuf,
+    /// None once the file has ended, by an error too.
+    from: Option<Box<dyn BufRead + Send>>,
+    line: u64,
+    /// Why the file cannot be opened.
+    failed: Option<io::Error>,
+}
+
+impl FileLines {
+    fn open(path: PathBuf) -> FileLines {
+        match reader(&path) {
+            Ok(from) => FileLines { path, from: Some(from), line: 0, failed: None },
+            Err(error) => FileLines { path, from: None, line: 0, failed: Some(error) },
+        }
+    }
+
+    fn malformed(&self, why: String) -> Error {
+        Error::format(self.path.display().to_string(), why)
+    }
+
+    /// The next line without its end, blank or not.
+    fn line(&mut self) -> Option<io::Result<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        match self.from.as_mut()?.read_until(b'\n', &mut bytes) {
+            Ok(0) => {
+                self.from = None;
+                None
+            }
+            Ok(_) => {
+                self.line += 1;
+                let end = bytes.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
+                bytes.truncate(end);
+                Some(Ok(bytes))
+            }
+            Err(error) => {
+                self.from = None;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+impl Iterator for FileLines {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        if let Some(error) = self.failed.take() {
+            return Some(Err(Error::io(&self.path, error)));
+        }
+        loop {
+            let bytes = match self.line()? {
+                Ok(bytes) => bytes,
+                Err(error) => return Some(Err(self.malformed(format!("after line {}: {error}", self.line)))),
+            };
+            if !bytes.iter().all(u8::is_ascii_whitespace) {
+                let text = String::from_utf8(bytes);
+                let wrong = |e: FromUtf8Error| format!("line {}: is no UTF-8 text ({})", self.line, e.utf8_error());
+                return Some(text.map_err(|e| self.malformed(wrong(e))));
+            }
+        }
+    }
+}
+
+fn reader(path: &Path) -> io::Result<Box<dyn BufRead + Send>> {
+    let mut file = BufReader::new(File::open(path)?);
+    let compressed = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
+    let unpacked: Box<dyn Read + Send> = if compressed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
+    Ok(Box::new(BufReader::new(unpacked)))
+}

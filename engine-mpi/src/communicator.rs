@@ -1,0 +1,260 @@
+//! A rank that is a process.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    panic::Location,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::Sender,
+    },
+    time::{Duration, Instant},
+};
+
+use comm::{
+    Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Work,
+    engine::{Combiner, Why, split_bytes, split_ranks},
+};
+use numcore::{DType, Error, Result, Runtime, TensorMut};
+use parking_lot::Mutex;
+
+use crate::{
+    flight::Flight,
+    job::{Exchange, Job, Met, Slot},
+    message::{GroupId, Key},
+    moves::{Done, Limits, Moves, Shared},
+    progress::Command,
+    world::World,
+};
+
+/// A rank among processes. Made by [`Mpi::world`](crate::Mpi::world) and by `split`.
+pub struct MpiCommunicator<R: Runtime> {
+    link: Sender<Command>,
+    world: Arc<World>,
+    of: Group,
+    id: GroupId,
+    rt: R,
+    combiner: Arc<Mutex<Combiner<R>>>,
+    limits: Limits,
+    counts: Mutex<Counts>,
+    numbers: AtomicU64,
+}
+
+/// Calls of the whole group, splits, and transfers to and from each rank, so far.
+#[derive(Default)]
+struct Counts {
+    calls: u64,
+    splits: u64,
+    sent: BTreeMap<usize, u64>,
+    received: BTreeMap<usize, u64>,
+}
+
+impl<R: Runtime> MpiCommunicator<R> {
+    pub(crate) fn world(link: Sender<Command>, world: &Arc<World>, rank: usize, rt: R, limits: Limits) -> Result<Self> {
+        let of = Group::new("world", rank, world.members.clone());
+        let combiner = Arc::new(Mutex::new(Combiner::new(rt.fork()?)));
+        let id = [world.number].into();
+        Ok(Self::join(link, world.clone(), of, id, rt, combiner, limits))
+    }
+
+    fn join(
+        link: Sender<Command>,
+        world: Arc<World>,
+        of: Group,
+        id: GroupId,
+        rt: R,
+        combiner: Arc<Mutex<Combiner<R>>>,
+        limits: Limits,
+    ) -> Self {
+        let (counts, numbers) = (Mutex::default(), AtomicU64::new(0));
+        MpiCommunicator { link, world, of, id, rt, combiner, limits, counts, numbers }
+    }
+
+    /// Hands a call to the progress thread, in the order of its number.
+    fn fly(&self, call: Fingerprint, payload: Vec<u8>, job: Box<dyn Job>) -> Result<()> {
+        let (n, rank, op) = (self.size(), self.rank(), call.what.name());
+        let mut counts = self.counts.lock();
+        let key = counts.key(rank, call.what);
+        let peers = match (key, call.what.peer()) {
+            (Key::Pair { .. }, Some(peer)) => vec![peer],
+            _ => (0..n).filter(|&r| r != rank).collect::<Vec<_>>(),
+        };
+        self.world.note(self.world_rank(), self.of.members(), key.number(), call.clone());
+        let met = Met { tags: vec![(0, 0); n], payloads: vec![Vec::new(); n] };
+        let now = Instant::now();
+        let flight = Flight {
+            world: self.world.clone(),
+            group: self.id.clone(),
+            members: self.of.members().clone(),
+            rank,
+            key,
+            call,
+            payload,
+            absent: peers.clone(),
+            peers,
+            met,
+            begun: false,
+            since: now,
+            moved: now,
+            deserted: None,
+            job,
+        };
+        self.link.send(Command::Start(flight)).map_err(|_| ended(op).on_rank(self.world_rank()))
+    }
+
+    fn check(&self, op: &'static str) -> Result<()> {
+        self.world.failure().map_or(Ok(()), |failure| Err(failure.error(op, self.world_rank())))
+    }
+
+    fn wake(&self) -> impl Fn() + Send + 'static {
+        let link = self.link.clone();
+        // The thread ends after all that was started has.
+        move || drop(link.send(Command::Wake))
+    }
+}
+
+impl Counts {
+    fn key(&mut self, rank: usize, what: Collective) -> Key {
+        let next = |count: &mut u64| {
+            *count += 1;
+            *count - 1
+        };
+        match what {
+            Collective::Send { to } => Key::Pair { from: rank, to, number: next(self.sent.entry(to).or_default()) },
+            Collective::Recv { from } => {
+                Key::Pair { from, to: rank, number: next(self.received.entry(from).or_default()) }
+            }
+            _ => Key::All(next(&mut self.calls)),
+        }
+    }
+}
+
+fn ended(op: &'static str) -> Error {
+    Error::argument(op, "MPI has ended in this process: the `Mpi` it was initialised with is gone")
+}
+
+impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
+    fn group(&self) -> &Group {
+        &self.of
+    }
+
+    fn runtime(&self) -> &R {
+        &self.rt
+    }
+
+    fn timeout(&self) -> Duration {
+        self.world.timeout
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { exchanges_on_host: true, ..Guarantees::STRICT }
+    }
+
+    fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+        let op = call.what().name();
+        self.check(op)?;
+        let (slot, ready, fingerprint) = (Slot::new(), self.rt.record()?, call.fingerprint());
+        let shared = Shared {
+            combiner: self.combiner.clone(),
+            members: self.of.members().clone(),
+            rank: self.rank(),
+            limits: self.limits,
+        };
+        let job = Moves::new(shared, call, ready, slot.clone());
+        self.fly(fingerprint, Vec::new(), Box::new(job))?;
+        let (world, rt, world_rank) = (self.world.clone(), self.rt.clone(), self.world_rank());
+        Ok(Work::pending(Posted { world, rt, op, world_rank, slot, wake: Box::new(self.wake()) }))
+    }
+
+    fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        if self.size() == 1 {
+            return Ok(vec![own.to_vec()]);
+        }
+        let what = Collective::AllGather;
+        self.check(what.name())?;
+        let call = Fingerprint {
+            what,
+            dtype: DType::U8,
+            in_place: false,
+            parts: [].into(),
+            of: Some("bytes".into()),
+            at: at.into(),
+        };
+        let slot = Slot::new();
+        let job = Exchange { rank: self.rank(), own: own.to_vec(), slot: slot.clone() };
+        self.fly(call, own.to_vec(), Box::new(job))?;
+        slot.wait(self.wake()).map_err(|failure| failure.error(what.name(), self.world_rank()))
+    }
+
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        let all = self.exchange_bytes(&split_bytes(color, key), at)?;
+        let number = {
+            let mut counts = self.counts.lock();
+            counts.splits += 1;
+            counts.splits - 1
+        };
+        let Some(color) = color else { return Ok(None) };
+        let ranks = split_ranks(&all, color);
+        let lost =
+            || Error::argument("split", "the exchange of colors lost this rank's own").on_rank(self.world_rank());
+        let rank = ranks.iter().position(|&rank| rank == self.rank()).ok_or_else(lost)?;
+        let members = ranks.into_iter().map(|rank| self.members()[rank]).collect();
+        let of = Group::new(&format!("split {number}, color {color}"), rank, members);
+        let id = self.id.iter().copied().chain([number, color as u64]).collect();
+        let (world, combiner) = (self.world.clone(), self.combiner.clone());
+        let group = Self::join(self.link.clone(), world, of, id, self.rt.clone(), combiner, self.limits);
+        Ok(Some(Arc::new(group)))
+    }
+
+    fn poll(&self) -> Result<()> {
+        self.check("poll")
+    }
+
+    fn abort_for(&self, world_rank: usize, cause: &str) {
+        if self.world.fail(Why::Peer { peer: world_rank, cause: cause.into() }) {
+            // The thread ends after all that was started has.
+            drop(self.link.send(Command::Failed(self.world.clone())));
+        }
+    }
+}
+
+impl<R: Runtime> Drop for MpiCommunicator<R> {
+    fn drop(&mut self) {
+        let (group, members) = (self.id.clone(), self.of.members().clone());
+        // Without the thread nobody can be told.
+        drop(self.link.send(Command::Leave { group, members }));
+    }
+}
+
+impl<R: Runtime> fmt::Debug for MpiCommunicator<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MpiCommunicator(rank {} of {})", self.rank(), self.size())
+    }
+}
+
+/// A call that was handed over.
+struct Posted<R: Runtime> {
+    world: Arc<World>,
+    rt: R,
+    op: &'static str,
+    world_rank: usize,
+    slot: Arc<Slot<Done<R>>>,
+    wake: Box<dyn Fn() + Send>,
+}
+
+impl<R: Runtime> Pending<Option<TensorMut<R>>> for Posted<R> {
+    fn wait(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
+        let done = self.slot.wait(self.wake).map_err(|failure| failure.error(self.op, self.world_rank))?;
+        self.rt.wait(&done.after)?;
+        Ok(done.memory)
+    }
+
+    fn is_done(&self) -> bool {
+        self.slot.is_filled() || self.world.failure().is_some()
+    }
+}

@@ -1,0 +1,112 @@
+//! A call from its start to its end, on this rank: who has come to it, and until when they must.
+
+use std::{sync::Arc, time::Instant};
+
+use comm::{
+    Fingerprint,
+    engine::{LEFT, Why, disagreement},
+};
+
+use crate::{
+    job::{Job, Met},
+    meeting::Inbox,
+    message::{GroupId, Header, Key},
+    progress::GRACE,
+    world::World,
+};
+
+pub(crate) struct Flight {
+    pub(crate) world: Arc<World>,
+    pub(crate) group: GroupId,
+    /// World ranks of the group, and this rank's place among them.
+    pub(crate) members: Arc<[usize]>,
+    pub(crate) rank: usize,
+    pub(crate) key: Key,
+    pub(crate) call: Fingerprint,
+    pub(crate) payload: Vec<u8>,
+    /// Ranks of the group that this one meets.
+    pub(crate) peers: Vec<usize>,
+    /// Those of them that have not come yet.
+    pub(crate) absent: Vec<usize>,
+    pub(crate) met: Met,
+    pub(crate) begun: bool,
+    pub(crate) since: Instant,
+    pub(crate) moved: Instant,
+    /// Since when a rank that has left is missing.
+    pub(crate) deserted: Option<Instant>,
+    pub(crate) job: Box<dyn Job>,
+}
+
+/// Whether all have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    Waiting,
+    Moved,
+    Complete,
+}
+
+impl Flight {
+    pub(crate) fn world_rank(&self) -> usize {
+        self.members[self.rank]
+    }
+
+    /// Takes up what has arrived; starts the job when all have come.
+    pub(crate) fn meet(&mut self, inbox: &mut Inbox) -> Result<Meeting, Why> {
+        if self.begun {
+            return Ok(Meeting::Complete);
+        }
+        let before = self.absent.len();
+        for from in std::mem::take(&mut self.absent) {
+            match inbox.take(&self.group, self.key, self.members[from]) {
+                Some(header) => self.compare(from, header)?,
+                None => self.absent.push(from),
+            }
+        }
+        if self.absent.is_empty() {
+            self.begun = true;
+            self.moved = Instant::now();
+            let peer = self.world_rank();
+            self.job.begin(std::mem::take(&mut self.met)).map_err(|e| Why::Peer { peer, cause: e.to_string() })?;
+            return Ok(Meeting::Complete);
+        }
+        self.check_deserted(inbox)?;
+        Ok(if self.absent.len() < before { Meeting::Moved } else { Meeting::Waiting })
+    }
+
+    fn compare(&mut self, from: usize, header: Header) -> Result<(), Why> {
+        let (own, other) = ((self.rank, &self.call), (from, &header.call));
+        let (first, second) = if from < self.rank { (other, own) } else { (own, other) };
+        if let Some(why) = disagreement(&self.members, first, second, self.world.places) {
+            return Err(Why::Mismatch { why });
+        }
+        if let Some(why) = self.job.check(from, &header) {
+            return Err(Why::Mismatch { why });
+        }
+        self.met.tags[from].1 = header.tag;
+        self.met.payloads[from] = header.payload;
+        Ok(())
+    }
+
+    /// Whoever has left without this call will never come. Its own words, if it failed, may be on their way.
+    fn check_deserted(&mut self, inbox: &Inbox) -> Result<(), Why> {
+        let lost = self.absent.iter().map(|&r| self.members[r]).find(|&rank| inbox.has_left(&self.group, rank));
+        let Some(peer) = lost else { return Ok(()) };
+        if self.deserted.get_or_insert_with(Instant::now).elapsed() < GRACE {
+            return Ok(());
+        }
+        let call = self.call.in_world(&self.members);
+        Err(Why::Peer { peer, cause: format!("{LEFT} while rank {} called {call}", self.world_rank()) })
+    }
+
+    /// An error once the caller has waited too long: for ranks that have not come, or with which nothing moves.
+    pub(crate) fn check_deadline(&self) -> Result<(), Why> {
+        let since = if self.begun { self.since.max(self.moved) } else { self.since };
+        let waited = since.elapsed();
+        if waited < self.world.timeout || !self.job.is_waited_for() {
+            return Ok(());
+        }
+        let missing = if self.begun { self.job.waits_for() } else { self.absent.clone() };
+        let missing = missing.into_iter().map(|rank| self.members[rank]).collect();
+        Err(Why::Timeout { waited: self.since.elapsed(), missing })
+    }
+}

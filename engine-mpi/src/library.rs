@@ -1,0 +1,222 @@
+//! The MPI library, as the one thread that owns it sees it: everything that is called of MPI is here.
+//!
+//! Point-to-point messages are all that is asked of it; collectives are made of them, so that sums have this project's order on every
+//! version. All of `unsafe` that has to do with MPI is in this file and in the memory that `memory` lends.
+
+use std::{ffi::c_int, marker::PhantomData, ptr};
+
+use ::mpi::ffi;
+use numcore::{Error, Result};
+
+/// What a request works on. Messages of one kind never meet those of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Channel {
+    /// Packets of the message streams.
+    Control,
+    /// Memory of calls.
+    Data,
+}
+
+/// Error classes of processes that have died, as Open MPI 5 numbers them. Earlier versions know no such error.
+const PROCESS_FAILED: [c_int; 2] = [75, 76];
+
+/// Whether an operation under way has ended, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Test {
+    Pending,
+    /// Bytes that arrived.
+    Done(usize),
+    /// The process at the other end has died.
+    Dead,
+    /// An error code.
+    Failed(c_int),
+}
+
+/// An operation under way. It must be tested until it ends; dropping it leaves it to MPI, with the memory it was given.
+#[derive(Debug)]
+pub(crate) struct Request(ffi::MPI_Request);
+
+// SAFETY: a handle; only the thread that owns the library gives it to MPI, since `Library` stays there.
+unsafe impl Send for Request {}
+
+/// MPI between `MPI_Init_thread` and `MPI_Finalize`. It stays on the thread that made it.
+pub(crate) struct Library {
+    control: ffi::MPI_Comm,
+    data: ffi::MPI_Comm,
+    rank: usize,
+    size: usize,
+    tags: u32,
+    stays: PhantomData<*const ()>,
+}
+
+impl Library {
+    /// Initialises MPI on this thread. It can be done once in a process.
+    pub(crate) fn init() -> Result<Library> {
+        let mut given = 0;
+        // SAFETY: null arguments are allowed, and `given` outlives the call.
+        let code = unsafe {
+            ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), ffi::RSMPI_THREAD_FUNNELED, &raw mut given)
+        };
+        check("MPI_Init_thread", code)?;
+        // SAFETY: MPI is initialised, and the world's communicator is one of its constants.
+        let world = unsafe { ffi::RSMPI_COMM_WORLD };
+        let (mut rank, mut size) = (0, 0);
+        // SAFETY: as above; both numbers outlive the calls.
+        check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(world, &raw mut rank) })?;
+        // SAFETY: as above.
+        check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(world, &raw mut size) })?;
+        let [control, data] = [duplicate(world)?, duplicate(world)?];
+        let (rank, size, tags) = (rank as usize, size as usize, largest_tag(world));
+        Ok(Library { control, data, rank, size, tags, stays: PhantomData })
+    }
+
+    /// This process among all that were started.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many processes were started.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Tags are below this.
+    pub(crate) fn tags(&self) -> u32 {
+        self.tags
+    }
+
+    fn channel(&self, channel: Channel) -> ffi::MPI_Comm {
+        match channel {
+            Channel::Control => self.control,
+            Channel::Data => self.data,
+        }
+    }
+
+    /// Starts to send bytes.
+    ///
+    /// # Safety
+    /// They stay where they are and unchanged until the request has ended; for good if it never does.
+    pub(crate) unsafe fn send(
+        &self,
+        on: Channel,
+        from: *const u8,
+        bytes: usize,
+        to: usize,
+        tag: u32,
+    ) -> Result<Request> {
+        let mut request = null();
+        // SAFETY: the caller's promise about the memory; `Library` exists between initialisation and the end. All lengths, ranks and
+        // tags in use fit (`bytes` is cut below `c_int::MAX` by callers).
+        let code = unsafe {
+            let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
+            ffi::MPI_Isend(from.cast(), bytes as c_int, kind, to as c_int, tag as c_int, comm, &raw mut request)
+        };
+        check("MPI_Isend", code).map(|()| Request(request))
+    }
+
+    /// Starts to receive bytes.
+    ///
+    /// # Safety
+    /// Nobody reads or writes them until the request has ended; never again if it does not.
+    pub(crate) unsafe fn receive(
+        &self,
+        on: Channel,
+        into: *mut u8,
+        bytes: usize,
+        from: usize,
+        tag: u32,
+    ) -> Result<Request> {
+        let mut request = null();
+        // SAFETY: as in `send`.
+        let code = unsafe {
+            let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
+            ffi::MPI_Irecv(into.cast(), bytes as c_int, kind, from as c_int, tag as c_int, comm, &raw mut request)
+        };
+        check("MPI_Irecv", code).map(|()| Request(request))
+    }
+
+    /// Lets MPI work, and says whether a request has ended. Not to be asked again once it has.
+    pub(crate) fn test(&self, request: &mut Request) -> Test {
+        // SAFETY: a status is numbers, for which zeros are values.
+        let (mut ended, mut status) = (0, unsafe { std::mem::zeroed::<ffi::MPI_Status>() });
+        // SAFETY: a request of this library; both results outlive the call.
+        let code = unsafe { ffi::MPI_Test(&raw mut request.0, &raw mut ended, &raw mut status) };
+        if code != 0 {
+            return if PROCESS_FAILED.contains(&class(code)) { Test::Dead } else { Test::Failed(code) };
+        }
+        if ended == 0 {
+            return Test::Pending;
+        }
+        let mut count = 0;
+        // SAFETY: a status that MPI has filled.
+        let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
+        if code == 0 { Test::Done(count.max(0) as usize) } else { Test::Failed(code) }
+    }
+
+    /// Withdraws a receive that nothing will match.
+    pub(crate) fn cancel(&self, request: &mut Request) {
+        // SAFETY: a request of this library that has not ended. An error changes nothing.
+        let _ = unsafe { ffi::MPI_Cancel(&raw mut request.0) };
+    }
+
+    /// Ends all processes at once, this one included, with an exit code that is not 0.
+    pub(crate) fn abort(&self) {
+        // SAFETY: MPI is initialised.
+        unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
+    }
+
+    /// Ends MPI. All processes do it.
+    pub(crate) fn finalize(self) -> Result<()> {
+        // SAFETY: MPI is initialised, and this value, without which nothing calls it, is gone afterwards.
+        check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
+    }
+}
+
+fn null() -> ffi::MPI_Request {
+    // SAFETY: a constant of the library.
+    unsafe { ffi::RSMPI_REQUEST_NULL }
+}
+
+/// A communicator of its own, whose errors are returned.
+fn duplicate(world: ffi::MPI_Comm) -> Result<ffi::MPI_Comm> {
+    // SAFETY: a constant of the library.
+    let mut own = unsafe { ffi::RSMPI_COMM_NULL };
+    // SAFETY: MPI is initialised, and `own` outlives the call.
+    check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(world, &raw mut own) })?;
+    // SAFETY: the communicator was made just now.
+    check("MPI_Comm_set_errhandler", unsafe { ffi::MPI_Comm_set_errhandler(own, ffi::RSMPI_ERRORS_RETURN) })?;
+    Ok(own)
+}
+
+/// The largest tag the transport takes; at least 32767, by the standard.
+fn largest_tag(world: ffi::MPI_Comm) -> u32 {
+    let (mut value, mut found) = (ptr::null_mut::<c_int>(), 0);
+    // SAFETY: the attribute's value is a pointer to a number that the library keeps.
+    let code =
+        unsafe { ffi::MPI_Comm_get_attr(world, ffi::MPI_TAG_UB as c_int, (&raw mut value).cast(), &raw mut found) };
+    if code != 0 || found == 0 || value.is_null() {
+        return 32767;
+    }
+    // SAFETY: the library has said that it is there.
+    u32::try_from(unsafe { *value }).unwrap_or(32767)
+}
+
+fn class(code: c_int) -> c_int {
+    let mut class = code;
+    // SAFETY: a code that MPI gave, and a number that outlives the call.
+    let _ = unsafe { ffi::MPI_Error_class(code, &raw mut class) };
+    class
+}
+
+/// What MPI says about an error code.
+pub(crate) fn words(code: c_int) -> String {
+    let (mut text, mut length) = ([0u8; 4096], 0);
+    // SAFETY: no version writes more than MPI_MAX_ERROR_STRING bytes, which is below 4096.
+    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut length) };
+    let length = usize::try_from(length).unwrap_or(0).min(text.len());
+    if told == 0 { String::from_utf8_lossy(&text[..length]).into_owned() } else { format!("error {code}") }
+}
+
+fn check(call: &'static str, code: c_int) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(Error::argument(call, words(code))) }
+}

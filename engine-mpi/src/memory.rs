@@ -1,0 +1,122 @@
+//! Memory of calls in flight, as MPI sees it: the host's own, or a copy there of a device's.
+
+use comm::engine::Combiner;
+use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Input, ops::ViewOps};
+
+use crate::plan::Place;
+
+/// Memory that is sent from and received into.
+pub(crate) struct Piece<R: Runtime> {
+    pub(crate) memory: TensorMut<R>,
+    bytes: usize,
+    start: *mut u8,
+    /// Where the memory is not the host's.
+    staged: Option<Vec<u8>>,
+}
+
+// SAFETY: the pointer is into memory that the piece owns, or into its `staged`; nothing is tied to a thread.
+unsafe impl<R: Runtime> Send for Piece<R> {}
+
+impl<R: Runtime> Piece<R> {
+    /// Owned memory with what is in it.
+    pub(crate) fn new(mut memory: TensorMut<R>) -> Result<Self> {
+        let bytes = memory.shape().numel() * memory.dtype().size();
+        if let Some(host) = memory.host_bytes_mut() {
+            let start = host.as_mut_ptr();
+            return Ok(Piece { memory, bytes, start, staged: None });
+        }
+        let mut staged = vec![0; bytes];
+        memory.copy_to_host(&mut staged)?;
+        Ok(Piece { memory, bytes, start: staged.as_mut_ptr(), staged: Some(staged) })
+    }
+
+    /// Fresh memory.
+    pub(crate) fn scratch(rt: &R, numel: usize, dtype: DType) -> Result<Self> {
+        Piece::new(TensorMut::alloc_for(rt, MemoryCategory::Communication, Shape::new(&[numel])?, dtype)?)
+    }
+
+    /// The first byte, and how many there are.
+    pub(crate) fn span(&mut self) -> (*mut u8, usize) {
+        (self.start, self.bytes)
+    }
+
+    /// After bytes were received: into the device's memory.
+    pub(crate) fn store(&mut self, combiner: &mut Combiner<R>) -> Result<()> {
+        let Some(staged) = &self.staged else { return Ok(()) };
+        let mut fresh = TensorMut::alloc(combiner.runtime(), *self.memory.shape(), self.memory.dtype())?;
+        fresh.copy_from_host(staged)?;
+        combiner.copy(Input::Memory(&fresh), &mut [&mut self.memory])
+    }
+
+    /// After the memory was computed: to where it is sent from.
+    pub(crate) fn load(&mut self) -> Result<()> {
+        let Some(staged) = &mut self.staged else { return Ok(()) };
+        self.memory.copy_to_host(staged)
+    }
+}
+
+/// What is only read.
+pub(crate) struct Source<R: Runtime> {
+    row: Tensor<R>,
+    staged: Option<Vec<u8>>,
+}
+
+impl<R: Runtime> Source<R> {
+    pub(crate) fn new(row: Tensor<R>) -> Result<Self> {
+        let staged = if row.host_bytes().is_some() { None } else { Some(row.to_bytes()?) };
+        Ok(Source { row, staged })
+    }
+
+    /// The first byte of a range of elements, and how many bytes there are.
+    pub(crate) fn span(&self, start: usize, len: usize) -> (*const u8, usize) {
+        let size = self.row.dtype().size();
+        let all = self.staged.as_deref().or(self.row.host_bytes()).unwrap_or_default();
+        let part = &all[start * size..(start + len) * size];
+        (part.as_ptr(), part.len())
+    }
+
+    pub(crate) fn part(&self, start: usize, len: usize) -> Result<Tensor<R>> {
+        self.row.narrow(0, start, len)
+    }
+}
+
+/// All memory of a call.
+pub(crate) struct CallMemory<R: Runtime> {
+    pub(crate) input: Option<Source<R>>,
+    pub(crate) pieces: Vec<Piece<R>>,
+}
+
+impl<R: Runtime> CallMemory<R> {
+    /// Where bytes are sent from.
+    pub(crate) fn send_span(&mut self, place: &Place) -> (*const u8, usize) {
+        match place {
+            Place::Piece(k) => {
+                let (start, bytes) = self.pieces[*k].span();
+                (start.cast_const(), bytes)
+            }
+            Place::Input { start, len } => {
+                self.input.as_ref().map_or((std::ptr::null(), 0), |input| input.span(*start, *len))
+            }
+            // Only received into.
+            Place::Scratch(_) => (std::ptr::null(), 0),
+        }
+    }
+
+    /// Where bytes are received.
+    pub(crate) fn receive_span(&mut self, place: &Place, scratch: &mut [Piece<R>]) -> (*mut u8, usize) {
+        match place {
+            Place::Piece(k) => self.pieces[*k].span(),
+            Place::Scratch(k) => scratch[*k].span(),
+            Place::Input { .. } => (std::ptr::null_mut(), 0),
+        }
+    }
+
+    /// After bytes were received.
+    pub(crate) fn received(&mut self, place: &Place, scratch: &mut [Piece<R>], by: &mut Combiner<R>) -> Result<()> {
+        match place {
+            Place::Piece(k) => self.pieces[*k].store(by),
+            Place::Scratch(k) => scratch[*k].store(by),
+            Place::Input { .. } => Ok(()),
+        }
+    }
+}

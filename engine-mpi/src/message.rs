@@ -1,0 +1,156 @@
+//! What ranks tell each other beside the data, and its wire form.
+
+use std::sync::Arc;
+
+use comm::{
+    Fingerprint,
+    engine::{Failure, Reader, Writer},
+};
+use numcore::{Error, Result};
+
+/// A group: the number of its world among those of the process, then for each split its number and color. The members make it out
+/// for themselves, without a message.
+pub(crate) type GroupId = Arc<[u64]>;
+
+/// Which call: the group's calls have one count, those between two ranks another. Ranks are the group's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    All(u64),
+    Pair { from: usize, to: usize, number: u64 },
+}
+
+impl Key {
+    pub(crate) fn number(self) -> u64 {
+        match self {
+            Key::All(number) | Key::Pair { number, .. } => number,
+        }
+    }
+}
+
+/// What a rank says of a call before data moves.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Header {
+    pub(crate) group: GroupId,
+    pub(crate) key: Key,
+    /// The first of the tags of what the sender of this will send to its receiver.
+    pub(crate) tag: u32,
+    pub(crate) call: Fingerprint,
+    /// Elements that will be sent to the receiver, where every pair of ranks has a length of its own.
+    pub(crate) elements: usize,
+    /// Bytes that come with it: all there is, for exchanges of bytes.
+    pub(crate) payload: Vec<u8>,
+}
+
+/// A message between two processes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Message {
+    /// A call is made.
+    Call(Header),
+    /// The sender's last handle of a group is gone.
+    Leave(GroupId),
+    /// A world has failed.
+    Fail(u64, Failure),
+    /// The sender will start nothing any more.
+    Goodbye,
+    /// The sender makes a new world of those that are left: how many worlds it has made, and which processes it knows to be dead.
+    Recover { made: u64, dead: Vec<usize> },
+}
+
+impl Message {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Message::Call(header) => write_header(w.u8(0), header),
+            Message::Leave(group) => write_group(w.u8(1), group),
+            Message::Fail(world, failure) => failure.write(w.u8(2).u64(*world)),
+            Message::Goodbye => {
+                w.u8(3);
+            }
+            Message::Recover { made, dead } => {
+                w.u8(4).u64(*made).list(dead);
+            }
+        }
+        w.finish()
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Message> {
+        let mut r = Reader::new(bytes);
+        let message = match r.u8()? {
+            0 => Message::Call(read_header(&mut r)?),
+            1 => Message::Leave(read_group(&mut r)?),
+            2 => Message::Fail(r.u64()?, Failure::read(&mut r)?),
+            3 => Message::Goodbye,
+            4 => Message::Recover { made: r.u64()?, dead: r.list()? },
+            kind => return Err(Error::argument("message", format!("no message is of kind {kind}"))),
+        };
+        r.finish()?;
+        Ok(message)
+    }
+}
+
+fn write_header(w: &mut Writer, header: &Header) {
+    write_group(w, &header.group);
+    match header.key {
+        Key::All(number) => w.u8(0).u64(number),
+        Key::Pair { from, to, number } => w.u8(1).u64(number).usize(from).usize(to),
+    };
+    w.u64(header.tag.into()).usize(header.elements).bytes(&header.call.to_bytes()).bytes(&header.payload);
+}
+
+fn read_header(r: &mut Reader<'_>) -> Result<Header> {
+    let group = read_group(r)?;
+    let key = match (r.u8()?, r.u64()?) {
+        (0, number) => Key::All(number),
+        (_, number) => Key::Pair { number, from: r.usize()?, to: r.usize()? },
+    };
+    let (tag, elements) = (r.u64()? as u32, r.usize()?);
+    let (call, payload) = (Fingerprint::from_bytes(r.bytes()?)?, r.bytes()?.to_vec());
+    Ok(Header { group, key, tag, call, elements, payload })
+}
+
+fn write_group(w: &mut Writer, group: &GroupId) {
+    w.usize(group.len());
+    group.iter().for_each(|&part| {
+        w.u64(part);
+    });
+}
+
+fn read_group(r: &mut Reader<'_>) -> Result<GroupId> {
+    Ok(r.list()?.into_iter().map(|part| part as u64).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use comm::{Collective, Place, ReduceOp, engine::Why};
+    use numcore::DType;
+
+    #[test]
+    fn messages_travel_and_cut_ones_are_errors() {
+        let call = Fingerprint {
+            what: Collective::AllReduce(ReduceOp::Avg),
+            dtype: DType::BF16,
+            in_place: true,
+            parts: [3].into(),
+            of: Some("bucket 1".into()),
+            at: Place { file: "a.rs".into(), line: 1, column: 2 },
+        };
+        let group: GroupId = [0, 3, u64::MAX].into();
+        let header =
+            |key| Header { group: group.clone(), key, tag: 9, call: call.clone(), elements: 4, payload: vec![1, 2] };
+        let failure = Failure { why: Why::Peer { peer: 1, cause: "x".into() }, calls: String::new() };
+        let messages = [
+            Message::Call(header(Key::All(7))),
+            Message::Call(header(Key::Pair { from: 1, to: 0, number: 2 })),
+            Message::Leave(group.clone()),
+            Message::Fail(3, failure),
+            Message::Goodbye,
+            Message::Recover { made: 2, dead: vec![1, 4] },
+        ];
+        for message in messages {
+            let bytes = message.to_bytes();
+            assert_eq!(Message::from_bytes(&bytes).unwrap(), message);
+            assert!((0..bytes.len()).all(|end| Message::from_bytes(&bytes[..end]).is_err()));
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! A collective in flight: its plan, run on its memory.
+
+use std::{collections::VecDeque, mem, sync::Arc};
+
+use comm::{
+    Call, Collective,
+    engine::{Combiner, Failure, Why},
+};
+use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut, ops::Input};
+use parking_lot::Mutex;
+
+use crate::{
+    job::{Advance, Job, Met, Slot, Trouble},
+    library::{Channel, Library, Request, Test, words},
+    memory::{CallMemory, Piece, Source},
+    message::Header,
+    plan::{Chunk, Phase, Place, Plan, Shape, Then},
+};
+
+/// Chunks under way at once: one is combined, others arrive.
+const WINDOW: usize = 3;
+
+/// Sizes of messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of one MPI message.
+    pub(crate) message: usize,
+    /// Bytes of a chunk of a reduction.
+    pub(crate) chunk: usize,
+}
+
+/// A result: the memory, and what the caller's queue is ordered after.
+pub(crate) struct Done<R: Runtime> {
+    pub(crate) memory: Option<TensorMut<R>>,
+    pub(crate) after: R::Event,
+}
+
+/// What all calls of a rank share.
+pub(crate) struct Shared<R: Runtime> {
+    pub(crate) combiner: Arc<Mutex<Combiner<R>>>,
+    pub(crate) members: Arc<[usize]>,
+    pub(crate) rank: usize,
+    pub(crate) limits: Limits,
+}
+
+/// A call and its memory.
+pub(crate) struct Moves<R: Runtime> {
+    of: Shared<R>,
+    what: Collective,
+    dtype: DType,
+    ready: R::Event,
+    send: Vec<usize>,
+    recv: Vec<usize>,
+    given: (Option<Tensor<R>>, Option<TensorMut<R>>),
+    waiting: VecDeque<Chunk>,
+    chunks: usize,
+    active: Vec<Active<R>>,
+    memory: CallMemory<R>,
+    tags: Vec<(u32, u32)>,
+    slot: Arc<Slot<Done<R>>>,
+}
+
+struct Active<R: Runtime> {
+    chunk: Chunk,
+    phase: usize,
+    requests: Vec<(usize, Request)>,
+    scratch: Vec<Piece<R>>,
+}
+
+impl<R: Runtime> Moves<R> {
+    pub(crate) fn new(of: Shared<R>, call: Call<R>, ready: R::Event, slot: Arc<Slot<Done<R>>>) -> Self {
+        let (what, dtype) = (call.what(), call.dtype());
+        let (send, recv) = (call.send_parts().to_vec(), call.recv_parts().to_vec());
+        let given = call.into_memory();
+        let chunk = (of.limits.chunk / dtype.size()).max(1);
+        let (rank, n) = (of.rank, of.members.len());
+        let plan = Plan::of(&Shape { what, rank, n, send: &send, recv: &recv, has_input: given.0.is_some(), chunk });
+        let chunks = plan.chunks.len();
+        let memory = CallMemory { input: None, pieces: Vec::new() };
+        let mut own = Moves {
+            of,
+            what,
+            dtype,
+            ready,
+            send,
+            recv,
+            given,
+            waiting: plan.chunks.into(),
+            chunks,
+            active: Vec::new(),
+            memory,
+            tags: Vec::new(),
+            slot,
+        };
+        own.lengths(plan.pieces);
+        own
+    }
+
+    /// Keeps how the output is cut until it is.
+    fn lengths(&mut self, pieces: Vec<usize>) {
+        self.recv = pieces;
+    }
+
+    fn activate(&mut self, mpi: &Library) -> Result<bool, Trouble> {
+        let mut moved = false;
+        while self.active.len() < WINDOW {
+            let Some(chunk) = self.waiting.pop_front() else { break };
+            let rt = self.of.combiner.lock().runtime().clone();
+            let scratch = chunk.scratch.iter().map(|&len| Piece::scratch(&rt, len, self.dtype));
+            let scratch = scratch.collect::<Result<_>>().map_err(other)?;
+            let mut active = Active { chunk, phase: 0, requests: Vec::new(), scratch };
+            self.post(mpi, &mut active)?;
+            self.active.push(active);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Starts the transfers of a chunk's phase.
+    fn post(&mut self, mpi: &Library, active: &mut Active<R>) -> Result<(), Trouble> {
+        let step = (2 * active.chunk.index + active.phase) as u32;
+        let Some(Phase { sends, receives, .. }) = active.chunk.phases.get(active.phase) else { return Ok(()) };
+        for (from, place) in receives {
+            let (start, bytes) = self.memory.receive_span(place, &mut active.scratch);
+            for (at, length) in pieces(bytes, self.of.limits.message) {
+                // SAFETY: the bytes are of a piece that this call owns, of which nothing else uses any until the phase has ended. The
+                // call keeps it for good if it does not (`fail`, `drop`).
+                let request = unsafe {
+                    mpi.receive(Channel::Data, start.add(at), length, self.of.members[*from], self.tags[*from].1 + step)
+                };
+                active.requests.push((*from, request.map_err(other)?));
+            }
+        }
+        for (to, place) in sends {
+            let (start, bytes) = self.memory.send_span(place);
+            for (at, length) in pieces(bytes, self.of.limits.message) {
+                // SAFETY: as above; no phase sends from memory that it receives into.
+                let request = unsafe {
+                    mpi.send(Channel::Data, start.add(at), length, self.of.members[*to], self.tags[*to].0 + step)
+                };
+                active.requests.push((*to, request.map_err(other)?));
+            }
+        }
+        Ok(())
+    }
+
+    /// What follows the transfers of a phase.
+    fn then(&mut self, active: &mut Active<R>) -> Result<()> {
+        let combiner = self.of.combiner.clone();
+        let mut combiner = combiner.lock();
+        let Some(phase) = active.chunk.phases.get(active.phase) else { return Ok(()) };
+        for (_, place) in &phase.receives {
+            self.memory.received(place, &mut active.scratch, &mut combiner)?;
+        }
+        let out = match &phase.then {
+            Then::Nothing => return Ok(()),
+            Then::Copy { to, .. } => *to,
+            Then::Combine { out, .. } => *out,
+        };
+        let CallMemory { input, pieces } = &mut self.memory;
+        let part = |place: &Place| match (place, &*input) {
+            (Place::Input { start, len }, Some(input)) => input.part(*start, *len).map(Some),
+            _ => Ok(None),
+        };
+        match &phase.then {
+            Then::Nothing => {}
+            Then::Copy { from, .. } => {
+                if let Some(from) = part(from)? {
+                    combiner.copy(Input::Value(&from), &mut [&mut pieces[out].memory])?;
+                }
+            }
+            Then::Combine { op, ins, .. } => {
+                let parts = ins.iter().map(part).collect::<Result<Vec<_>>>()?;
+                let operand = |(place, part): (&Place, &'_ Option<Tensor<R>>)| match (place, part) {
+                    (_, Some(_)) | (Place::Piece(_) | Place::Input { .. }, None) => None,
+                    (Place::Scratch(k), None) => Some(*k),
+                };
+                let scratch: Vec<Option<usize>> = ins.iter().zip(&parts).map(operand).collect();
+                let operands: Vec<Input<'_, R>> = scratch
+                    .iter()
+                    .zip(&parts)
+                    .map(|(scratch, part)| match (scratch, part) {
+                        (Some(k), _) => Input::Memory(&active.scratch[*k].memory),
+                        (None, Some(part)) => Input::Value(part),
+                        (None, None) => Input::Own(0),
+                    })
+                    .collect();
+                if pieces[out].memory.shape().numel() > 0 {
+                    combiner.reduce(*op, &operands, &mut [&mut pieces[out].memory])?;
+                }
+            }
+        }
+        pieces[out].load()
+    }
+
+    fn result(&mut self) -> Result<Done<R>> {
+        let pieces = mem::take(&mut self.memory.pieces);
+        let memory = match self.given.1.take() {
+            Some(untouched) => Some(untouched),
+            None if pieces.is_empty() => None,
+            None => Some(TensorMut::join(pieces.into_iter().map(|piece| piece.memory).collect())?),
+        };
+        Ok(Done { memory, after: self.of.combiner.lock().runtime().record()? })
+    }
+}
+
+impl<R: Runtime> Job for Moves<R> {
+    fn tags(&self) -> u32 {
+        2 * self.chunks as u32
+    }
+
+    fn elements_for(&self, rank: usize) -> usize {
+        if self.what == Collective::AllToAll { self.send[rank] } else { 0 }
+    }
+
+    fn check(&self, from: usize, header: &Header) -> Option<String> {
+        let (sent, wanted) = match self.what {
+            Collective::AllToAll => (header.elements, self.recv[from]),
+            _ => return None,
+        };
+        let (from, to) = (self.of.members[from], self.of.members[self.of.rank]);
+        let why = format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}");
+        (sent != wanted).then(|| Error::argument("all_to_all", why).to_string())
+    }
+
+    fn begin(&mut self, met: Met) -> Result<()> {
+        self.tags = met.tags;
+        self.of.combiner.lock().runtime().wait(&self.ready)?;
+        self.memory.input = self.given.0.take().map(Source::new).transpose()?;
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        if let Some(output) = self.given.1.take() {
+            let pieces = output.split(&self.recv)?;
+            self.memory.pieces = pieces.into_iter().map(Piece::new).collect::<Result<_>>()?;
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, mpi: &Library) -> Result<Advance, Trouble> {
+        let mut moved = self.activate(mpi)?;
+        for mut active in mem::take(&mut self.active) {
+            let ended = drain(mpi, &mut active.requests, &self.of.members);
+            if !matches!(ended, Ok(true)) {
+                self.active.push(active);
+                ended?;
+                continue;
+            }
+            moved = true;
+            self.then(&mut active).map_err(other)?;
+            active.phase += 1;
+            if active.phase < active.chunk.phases.len() {
+                let posted = self.post(mpi, &mut active);
+                self.active.push(active);
+                posted?;
+            }
+        }
+        self.activate(mpi)?;
+        Ok(match (self.active.is_empty() && self.waiting.is_empty(), moved) {
+            (true, _) => Advance::Done,
+            (false, true) => Advance::Moved,
+            (false, false) => Advance::Waiting,
+        })
+    }
+
+    fn waits_for(&self) -> Vec<usize> {
+        let mut ranks: Vec<usize> = self.active.iter().flat_map(|a| a.requests.iter().map(|(rank, _)| *rank)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.slot.is_waited_for()
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<(), Failure> {
+        let peer = self.of.members[self.of.rank];
+        let done = self.result();
+        self.memory.input = None;
+        let failed = |e: Error| Failure { why: Why::Peer { peer, cause: e.to_string() }, calls: String::new() };
+        match done.map_err(failed) {
+            Ok(done) => self.slot.fill(Ok(done)),
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, failure: Failure) {
+        let slot = self.slot.clone();
+        // Memory that nothing is under way with is back when the caller hears of it.
+        drop(self);
+        slot.fill(Err(failure));
+    }
+}
+
+impl<R: Runtime> Drop for Moves<R> {
+    /// MPI may still read and write memory of requests that have not ended: it is kept for good.
+    fn drop(&mut self) {
+        if self.active.iter().any(|active| !active.requests.is_empty()) {
+            mem::forget(mem::take(&mut self.active));
+            mem::forget(mem::take(&mut self.memory.pieces));
+            mem::forget(self.memory.input.take());
+        }
+    }
+}
+
+/// Tests all requests and takes out those that have ended: true if none is left.
+fn drain(mpi: &Library, requests: &mut Vec<(usize, Request)>, _: &[usize]) -> Result<bool, Trouble> {
+    let mut trouble = None;
+    requests.retain_mut(|(rank, request)| match mpi.test(request) {
+        Test::Pending => true,
+        Test::Done(_) => false,
+        Test::Dead => {
+            trouble = Some(Trouble::Dead(*rank));
+            false
+        }
+        Test::Failed(code) => {
+            trouble = Some(Trouble::Other(format!("MPI: {}", words(code))));
+            false
+        }
+    });
+    trouble.map_or(Ok(requests.is_empty()), Err)
+}
+
+/// Consecutive pieces of at most `limit` bytes: where each starts, and its length.
+fn pieces(bytes: usize, limit: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..bytes.div_ceil(limit)).map(move |k| (k * limit, limit.min(bytes - k * limit)))
+}
+
+fn other(error: Error) -> Trouble {
+    Trouble::Other(error.to_string())
+}

@@ -1,0 +1,229 @@
+//! MPI in this process.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{self, Sender, SyncSender},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use comm::{Comm, Communicator, Places, engine::guarded};
+use numcore::{Error, Result, Runtime};
+use parking_lot::Mutex;
+
+use crate::{
+    Launch,
+    communicator::MpiCommunicator,
+    library::Library,
+    moves::Limits,
+    progress::{Command, Progress},
+    world::World,
+};
+
+/// MPI is initialised once in a process.
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+/// Bytes of one message: below the largest count MPI takes, and a multiple of every element's size.
+const MESSAGE: usize = 1 << 30;
+/// Bytes of a chunk of a reduction: two of them and what they are combined with stay in a core's cache.
+const CHUNK: usize = 512 << 10;
+
+/// MPI from its initialisation to its end, which comes when this is dropped: all processes must drop theirs.
+///
+/// One thread of its own owns the library and moves everything; the thread that made this, and all others, compute meanwhile.
+pub struct Mpi {
+    link: Sender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    rank: usize,
+    size: usize,
+    worlds: AtomicU64,
+    failed: AtomicBool,
+    timeout: Duration,
+    places: Places,
+    limits: Limits,
+}
+
+impl Mpi {
+    /// Initialises MPI: under `mpirun`, or a launcher that speaks its protocol. A program that was started by itself is a world of one.
+    /// Calls may take 60 seconds.
+    pub fn init() -> Result<Mpi> {
+        if INITIALISED.swap(true, Ordering::SeqCst) {
+            return Err(Error::argument(
+                "Mpi::init",
+                "MPI can be initialised once in a process: share the first `Mpi`",
+            ));
+        }
+        let ((link, commands), (ready, outcome)) = (mpsc::channel(), mpsc::sync_channel(1));
+        let thread = thread::Builder::new()
+            .name("mpi".into())
+            .spawn(move || own(commands, &ready))
+            .map_err(|e| Error::argument("Mpi::init", format!("no thread for MPI: {e}")))?;
+        let lost = |_| Error::argument("Mpi::init", "the thread that initialises MPI has ended");
+        let (rank, size) = outcome.recv().map_err(lost)??;
+        let limits = Limits { message: MESSAGE, chunk: CHUNK };
+        Ok(Mpi {
+            link,
+            thread: Mutex::new(Some(thread)),
+            rank,
+            size,
+            worlds: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            timeout: Duration::from_secs(60),
+            places: Places::Same,
+            limits,
+        })
+    }
+
+    /// How long calls of worlds made from now on may take before every rank gets an error.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Lets ranks make the same call from different places in the program.
+    pub fn any_place(mut self) -> Self {
+        self.places = Places::Any;
+        self
+    }
+
+    /// Bytes of one MPI message at most, at least 1: what is longer goes in pieces. A gibibyte unless it is said.
+    pub fn message_limit(mut self, bytes: usize) -> Self {
+        self.limits.message = bytes.clamp(1, MESSAGE);
+        self
+    }
+
+    /// Bytes of the chunks that reductions go in: one is combined while the next arrives. Half a mebibyte unless it is said.
+    pub fn chunk(mut self, bytes: usize) -> Self {
+        self.limits.chunk = bytes.max(1);
+        self
+    }
+
+    /// This process among all.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many processes there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// This process among those on its host, as the launcher says: which GPU to take. 0 where it says nothing.
+    pub fn local_rank(&self) -> usize {
+        Launch::from_env().map_or(0, |launch| launch.local_rank)
+    }
+
+    /// A communicator of all processes. Every process makes its worlds in the same order; a failure ends the one it happened in.
+    pub fn world<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
+        let all: Vec<usize> = (0..self.size).collect();
+        let own = self.world_of(&all, rt)?;
+        own.ok_or_else(|| Error::argument("Mpi::world", "a world of all processes has no place for this one"))
+    }
+
+    /// A communicator of these processes, which keep their ranks in messages; none on the others, which call this too.
+    pub fn world_of<R: Runtime>(&self, ranks: &[usize], rt: &R) -> Result<Option<Comm<R>>> {
+        self.world_with(ranks, rt, self.timeout, self.places)
+    }
+
+    /// As [`world_of`](Mpi::world_of), with its own deadline and rule for places.
+    pub fn world_with<R: Runtime>(
+        &self,
+        ranks: &[usize],
+        rt: &R,
+        timeout: Duration,
+        places: Places,
+    ) -> Result<Option<Comm<R>>> {
+        let number = self.worlds.fetch_add(1, Ordering::SeqCst);
+        if let Some(absent) = ranks.iter().find(|&&rank| rank >= self.size) {
+            let why = format!("there is no process {absent} among {}", self.size);
+            return Err(Error::argument("Mpi::world_of", why));
+        }
+        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else { return Ok(None) };
+        let world = World::new(number, ranks.into(), timeout, places);
+        self.command("Mpi::world_of", Command::Enter(world.clone()))?;
+        let own = MpiCommunicator::world(self.link.clone(), &world, rank, rt.clone(), self.limits)?;
+        Ok(Some(Arc::new(own)))
+    }
+
+    /// A communicator of the processes that are left after others have died, which keep their ranks in messages. All that are left call
+    /// it; it blocks until they know of the same deaths. Needs Open MPI 5 and `mpirun --with-ft ulfm`: without it the launcher ends
+    /// all processes when one dies.
+    pub fn recover<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
+        let (outcome, end) = mpsc::sync_channel(1);
+        let made = self.worlds.load(Ordering::SeqCst);
+        self.command("Mpi::recover", Command::Recover { made, timeout: self.timeout, outcome })?;
+        let (number, left) = end.recv().map_err(|_| ended("Mpi::recover"))??;
+        self.worlds.store(number, Ordering::SeqCst);
+        let own = self.world_of(&left, rt)?;
+        own.ok_or_else(|| Error::argument("Mpi::recover", "the processes that are left do not name this one"))
+    }
+
+    /// Runs `program` on this rank of a world of all processes. Whatever ends it early, an error or a panic, reaches the other ranks,
+    /// and comes back as an error: a `main` that returns it exits with a code that is not 0.
+    pub fn run<R: Runtime, T>(
+        &self,
+        runtime: impl FnOnce(usize) -> Result<R>,
+        program: impl FnOnce(Comm<R>) -> Result<T>,
+    ) -> Result<T> {
+        let rt = runtime(self.local_rank());
+        let outcome = match rt {
+            Ok(rt) => guarded(&self.world(&rt)?, program),
+            Err(error) => {
+                // The others wait for this rank in a world: they are told why it does not come.
+                let null = self.world(&numcore::NullRuntime::new())?;
+                null.abort(&error.to_string());
+                Err(error)
+            }
+        };
+        self.failed.fetch_or(outcome.is_err(), Ordering::SeqCst);
+        outcome
+    }
+
+    /// Ends MPI in this process, as dropping it does: blocks until all processes have come to their end. Calls afterwards are errors.
+    pub fn finish(&self) {
+        let Some(thread) = self.thread.lock().take() else { return };
+        let patience = if self.failed.load(Ordering::SeqCst) { self.timeout } else { Duration::MAX };
+        drop(self.link.send(Command::Finish(patience)));
+        // The thread ends the process rather than panic.
+        drop(thread.join());
+    }
+
+    fn command(&self, op: &'static str, command: Command) -> Result<()> {
+        self.link.send(command).map_err(|_| ended(op))
+    }
+}
+
+fn ended(op: &'static str) -> Error {
+    Error::argument(op, "the thread that owns MPI has ended")
+}
+
+/// The life of the thread that owns the library.
+fn own(commands: mpsc::Receiver<Command>, ready: &SyncSender<Result<(usize, usize)>>) {
+    let made = Library::init().and_then(|mpi| Progress::new(mpi, commands));
+    let progress = match made {
+        Ok(progress) => progress,
+        // Whoever initialises waits for it.
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    drop(ready.send(Ok((progress.mpi.rank(), progress.mpi.size()))));
+    if catch_unwind(AssertUnwindSafe(|| progress.run())).is_err() {
+        // Nothing that is in flight would ever end: the launcher ends the others.
+        std::process::abort();
+    }
+}
+
+impl Drop for Mpi {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+impl fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mpi(process {} of {})", self.rank, self.size)
+    }
+}

@@ -1,0 +1,352 @@
+//! The thread that owns MPI: it takes commands, meets other ranks, moves data, watches deadlines, and hears of failures.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use comm::engine::Why;
+use numcore::Result;
+
+use crate::{
+    flight::{Flight, Meeting},
+    job::{Advance, Trouble},
+    library::Library,
+    meeting::Inbox,
+    message::{GroupId, Header, Message},
+    stream::{Event, Streams},
+    world::World,
+};
+
+/// What communicators ask of the thread.
+pub(crate) enum Command {
+    /// A world of this process begins.
+    Enter(Arc<World>),
+    /// A call was made.
+    Start(Flight),
+    /// A world has failed here: the others are told.
+    Failed(Arc<World>),
+    /// The last handle of a group is gone.
+    Leave { group: GroupId, members: Arc<[usize]> },
+    /// Somebody waits.
+    Wake,
+    /// Messages of a recovery that has begun here: how many worlds were made, and where its outcome goes.
+    Recover { made: u64, timeout: Duration, outcome: std::sync::mpsc::SyncSender<Result<(u64, Vec<usize>)>> },
+    /// Nothing more will be started.
+    Finish(Duration),
+}
+
+/// Between looks at MPI while calls are under way and nobody waits.
+const NAP: Duration = Duration::from_micros(30);
+/// Between looks at MPI while nothing is under way.
+const IDLE: Duration = Duration::from_millis(1);
+/// For so long after anything moved the thread does not sleep while somebody waits.
+const SPIN: Duration = Duration::from_micros(200);
+/// A rank that has left may have failed: for so long its own words are waited for.
+pub(crate) const GRACE: Duration = Duration::from_millis(100);
+
+pub(crate) struct Progress {
+    pub(crate) mpi: Library,
+    pub(crate) streams: Streams,
+    commands: Receiver<Command>,
+    pub(crate) worlds: BTreeMap<u64, Arc<World>>,
+    pub(crate) inbox: Inbox,
+    flights: Vec<Flight>,
+    next_tags: Vec<u32>,
+    pub(crate) dead: Vec<bool>,
+    pub(crate) gone: Vec<bool>,
+    pub(crate) recovery: crate::recover::Recovery,
+    last_move: Instant,
+}
+
+impl Progress {
+    pub(crate) fn new(mpi: Library, commands: Receiver<Command>) -> Result<Self> {
+        let streams = Streams::new(&mpi)?;
+        let size = mpi.size();
+        Ok(Progress {
+            streams,
+            commands,
+            worlds: BTreeMap::new(),
+            inbox: Inbox::default(),
+            flights: Vec::new(),
+            next_tags: vec![0; size],
+            dead: vec![false; size],
+            gone: vec![false; size],
+            recovery: crate::recover::Recovery::new(size),
+            last_move: Instant::now(),
+            mpi,
+        })
+    }
+
+    /// Serves until it is told to finish.
+    pub(crate) fn run(mut self) {
+        loop {
+            match self.next_command() {
+                Some(Command::Finish(timeout)) => return self.finish(timeout),
+                Some(command) => self.obey(command),
+                None => {}
+            }
+            self.turn();
+        }
+    }
+
+    fn next_command(&mut self) -> Option<Command> {
+        let busy = !self.flights.is_empty() || !self.streams.is_flushed() || self.recovery.is_under_way();
+        let waited = self.flights.iter().any(|flight| flight.job.is_waited_for());
+        let nap = match (busy, waited) {
+            (true, true) if self.last_move.elapsed() < SPIN => {
+                thread::yield_now();
+                return self.commands.try_recv().ok();
+            }
+            (true, _) => NAP,
+            (false, _) => IDLE,
+        };
+        match self.commands.recv_timeout(nap) {
+            Ok(command) => Some(command),
+            Err(RecvTimeoutError::Timeout) => None,
+            // Every handle is gone without a word: as if told.
+            Err(RecvTimeoutError::Disconnected) => Some(Command::Finish(Duration::ZERO)),
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Enter(world) => self.enter(world),
+            Command::Start(flight) => self.start(flight),
+            Command::Failed(world) => self.tell(&world),
+            Command::Leave { group, members } => {
+                let message = Message::Leave(group.clone());
+                self.to_others(&members, &message);
+                self.inbox.forget(&group);
+            }
+            Command::Wake => self.last_move = Instant::now(),
+            Command::Recover { made, timeout, outcome } => self.begin_recovery(made, timeout, outcome),
+            Command::Finish(_) => {}
+        }
+    }
+
+    /// Looks at everything once.
+    fn turn(&mut self) {
+        let mut events = Vec::new();
+        if let Err(error) = self.streams.advance(&self.mpi, &mut events) {
+            let peer = self.mpi.rank();
+            self.fail_worlds_of(peer, &error.to_string());
+        }
+        if !events.is_empty() {
+            self.last_move = Instant::now();
+        }
+        events.into_iter().for_each(|event| self.hear(event));
+        self.advance_recovery();
+        self.advance_flights();
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Message(from, Message::Call(header)) => {
+                let known = self.inbox.members(&header.group);
+                if let (Some(world), Some(members)) = (self.worlds.get(&header.group[0]), known) {
+                    world.note(from, &members, header.key.number(), header.call.clone());
+                }
+                self.inbox.put(from, header);
+            }
+            Event::Message(from, Message::Leave(group)) => self.inbox.leave(from, group),
+            Event::Message(_, Message::Fail(number, failure)) => match self.worlds.get(&number).cloned() {
+                Some(world) => {
+                    world.fail_as(failure);
+                    self.drop_flights(&world);
+                }
+                None => self.inbox.failed(number, failure),
+            },
+            Event::Message(from, Message::Goodbye) => self.gone[from] = true,
+            Event::Message(from, Message::Recover { made, dead }) => self.hear_recovery(from, made, dead),
+            Event::Dead(rank) => {
+                self.dead[rank] = true;
+                self.fail_worlds_of(rank, "its process has ended");
+                self.recovery_lost();
+            }
+            Event::Broken(rank, words) => self.fail_worlds_of(rank, &format!("its messages ended: {words}")),
+        }
+    }
+
+    fn enter(&mut self, world: Arc<World>) {
+        if let Some(failure) = self.inbox.failure_of(world.number) {
+            world.fail_as(failure);
+        }
+        if let Some(&dead) = world.members.iter().find(|&&rank| self.dead[rank]) {
+            world.fail(Why::Peer { peer: dead, cause: "its process has ended".into() });
+        }
+        self.enter_group(&[world.number].into(), &world.members, &world);
+        self.worlds.insert(world.number, world);
+    }
+
+    /// A group is known from now on; calls that others have made in it already are noted.
+    fn enter_group(&mut self, group: &GroupId, members: &Arc<[usize]>, world: &World) {
+        for (from, header) in self.inbox.enter(group, members) {
+            world.note(from, members, header.key.number(), header.call.clone());
+        }
+    }
+
+    fn start(&mut self, mut flight: Flight) {
+        if let Some(failure) = flight.world.failure() {
+            return flight.job.fail(failure);
+        }
+        let (world, group, members) = (flight.world.clone(), flight.group.clone(), flight.members.clone());
+        self.enter_group(&group, &members, &world);
+        for &to in &flight.peers {
+            let process = flight.members[to];
+            let tag = self.take_tags(process, flight.job.tags());
+            flight.met.tags[to].0 = tag;
+            let header = Header {
+                group: flight.group.clone(),
+                key: flight.key,
+                tag,
+                call: flight.call.clone(),
+                elements: flight.job.elements_for(to),
+                payload: flight.payload.clone(),
+            };
+            self.streams.send(process, &Message::Call(header));
+        }
+        self.flights.push(flight);
+        self.last_move = Instant::now();
+    }
+
+    /// The first of `count` tags for messages to a process, which none under way has.
+    fn take_tags(&mut self, to: usize, count: u32) -> u32 {
+        let next = &mut self.next_tags[to];
+        if next.saturating_add(count) >= self.mpi.tags() {
+            *next = 0;
+        }
+        *next += count;
+        *next - count
+    }
+
+    fn advance_flights(&mut self) {
+        let mut k = 0;
+        while k < self.flights.len() {
+            match self.advance_one(k) {
+                Ok(true) => self.end(k),
+                Ok(false) => k += 1,
+                Err((world, why)) => {
+                    world.fail(why);
+                    self.tell(&world);
+                    k = 0;
+                }
+            }
+        }
+    }
+
+    /// Whether a flight is over.
+    fn advance_one(&mut self, k: usize) -> Result<bool, (Arc<World>, Why)> {
+        let flight = &mut self.flights[k];
+        let world = flight.world.clone();
+        let failed = |why| (world.clone(), why);
+        match flight.meet(&mut self.inbox).map_err(failed)? {
+            Meeting::Waiting => {
+                flight.check_deadline().map_err(failed)?;
+                return Ok(false);
+            }
+            Meeting::Moved => {
+                self.last_move = Instant::now();
+                return Ok(false);
+            }
+            Meeting::Complete => {}
+        }
+        match flight.job.advance(&self.mpi) {
+            Ok(Advance::Done) => Ok(true),
+            Ok(Advance::Moved) => {
+                (self.last_move, flight.moved) = (Instant::now(), Instant::now());
+                Ok(false)
+            }
+            Ok(Advance::Waiting) => flight.check_deadline().map(|()| false).map_err(failed),
+            Err(trouble) => Err(failed(flight.trouble(trouble))),
+        }
+    }
+
+    fn end(&mut self, k: usize) {
+        self.last_move = Instant::now();
+        let Flight { world, job, .. } = self.flights.swap_remove(k);
+        if let Err(failure) = job.finish() {
+            world.fail(failure.why);
+            self.tell(&world);
+        }
+    }
+
+    /// Tells the other members that a world has failed, and ends its calls here.
+    fn tell(&mut self, world: &Arc<World>) {
+        if let Some(failure) = world.failure() {
+            self.to_others(&world.members.clone(), &Message::Fail(world.number, failure));
+        }
+        self.drop_flights(world);
+    }
+
+    fn drop_flights(&mut self, world: &Arc<World>) {
+        let Some(failure) = world.failure() else { return };
+        let (over, rest) = std::mem::take(&mut self.flights).into_iter().partition(|f| f.world.number == world.number);
+        self.flights = rest;
+        let over: Vec<Flight> = over;
+        over.into_iter().for_each(|flight| flight.job.fail(failure.clone()));
+    }
+
+    pub(crate) fn fail_worlds_of(&mut self, peer: usize, cause: &str) {
+        let hit: Vec<Arc<World>> = self.worlds.values().filter(|w| w.members.contains(&peer)).cloned().collect();
+        for world in hit {
+            if world.fail(Why::Peer { peer, cause: cause.into() }) {
+                self.tell(&world);
+            }
+        }
+    }
+
+    pub(crate) fn to_others(&mut self, members: &[usize], message: &Message) {
+        let own = self.mpi.rank();
+        members.iter().filter(|&&rank| rank != own).for_each(|&rank| self.streams.send(rank, message));
+    }
+
+    /// Says goodbye and waits, for so long, until all others have; then ends MPI. Where some have not, all processes are ended.
+    fn finish(mut self, timeout: Duration) {
+        let all: Vec<usize> = (0..self.mpi.size()).collect();
+        self.to_others(&all, &Message::Goodbye);
+        let own = self.mpi.rank();
+        let begun = Instant::now();
+        let mut events = Vec::new();
+        let settled = loop {
+            if self.streams.advance(&self.mpi, &mut events).is_err() {
+                break false;
+            }
+            for event in events.drain(..) {
+                match event {
+                    Event::Message(from, Message::Goodbye) => self.gone[from] = true,
+                    Event::Dead(rank) => self.dead[rank] = true,
+                    Event::Broken(..) | Event::Message(..) => {}
+                }
+            }
+            let ended = (0..self.mpi.size()).all(|rank| rank == own || self.gone[rank] || self.dead[rank]);
+            if ended && self.streams.is_flushed() {
+                break true;
+            }
+            if begun.elapsed() > timeout {
+                break false;
+            }
+            thread::sleep(NAP);
+        };
+        self.streams.close(&self.mpi);
+        match settled {
+            true => drop(self.mpi.finalize()),
+            false => self.mpi.abort(),
+        }
+    }
+}
+
+impl Flight {
+    /// What a trouble of its transfers means to the world.
+    fn trouble(&self, trouble: Trouble) -> Why {
+        match trouble {
+            Trouble::Dead(rank) => Why::Peer { peer: self.members[rank], cause: "its process has ended".into() },
+            Trouble::Other(cause) => Why::Peer { peer: self.world_rank(), cause },
+        }
+    }
+}

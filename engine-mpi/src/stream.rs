@@ -1,0 +1,167 @@
+//! Ordered streams of messages between all processes, in packets that MPI sends at once.
+//!
+//! One receive per peer is always posted, so a message needs no answer to arrive; where MPI knows of dead processes, that receive ends
+//! with an error when its peer dies, which names it.
+
+use std::collections::VecDeque;
+
+use numcore::Result;
+
+use crate::{
+    library::{Channel, Library, Request, Test, words},
+    message::Message,
+};
+
+/// Bytes of a packet: with MPI's own header no more than shared memory takes without a handshake.
+const PACKET: usize = 3968;
+/// Packets to a peer under way at once.
+const UNDER_WAY: usize = 16;
+const TAG: u32 = 0;
+
+/// What came of a peer.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Message(usize, Message),
+    /// The process has died.
+    Dead(usize),
+    /// Its stream has broken, in MPI's words.
+    Broken(usize, String),
+}
+
+/// The streams to and from every other process.
+pub(crate) struct Streams {
+    peers: Vec<Option<Peer>>,
+}
+
+struct Peer {
+    packet: Box<[u8]>,
+    receive: Option<Request>,
+    arrived: Vec<u8>,
+    /// Bytes to be sent, and packets under way, the oldest first.
+    queue: VecDeque<u8>,
+    sends: VecDeque<(Request, Box<[u8]>)>,
+}
+
+impl Streams {
+    pub(crate) fn new(mpi: &Library) -> Result<Self> {
+        let peer = |rank| (rank != mpi.rank()).then(|| Peer::new(mpi, rank)).transpose();
+        Ok(Streams { peers: (0..mpi.size()).map(peer).collect::<Result<_>>()? })
+    }
+
+    /// Queues a message. What is for a process that has died goes nowhere.
+    pub(crate) fn send(&mut self, to: usize, message: &Message) {
+        let Some(Some(peer)) = self.peers.get_mut(to) else { return };
+        if peer.receive.is_none() {
+            return;
+        }
+        let bytes = message.to_bytes();
+        peer.queue.extend((bytes.len() as u64).to_le_bytes());
+        peer.queue.extend(bytes);
+    }
+
+    /// Whether everything queued has left.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.peers
+            .iter()
+            .flatten()
+            .all(|peer| peer.receive.is_none() || (peer.queue.is_empty() && peer.sends.is_empty()))
+    }
+
+    /// Moves packets; what has arrived is added to `events`.
+    pub(crate) fn advance(&mut self, mpi: &Library, events: &mut Vec<Event>) -> Result<()> {
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            if let Some(peer) = peer {
+                peer.push(mpi, rank)?;
+                peer.pull(mpi, rank, events)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Withdraws the receives that are posted.
+    pub(crate) fn close(&mut self, mpi: &Library) {
+        for peer in self.peers.iter_mut().flatten() {
+            if let Some(mut request) = peer.receive.take() {
+                mpi.cancel(&mut request);
+                // A few times: a cancelled receive ends when MPI next looks at it.
+                let ended = (0..1000).any(|_| mpi.test(&mut request) != Test::Pending);
+                if !ended {
+                    std::mem::forget(std::mem::take(&mut peer.packet));
+                }
+            }
+            // What has not left belongs to MPI from here on.
+            peer.sends.drain(..).for_each(std::mem::forget);
+        }
+    }
+}
+
+impl Peer {
+    fn new(mpi: &Library, rank: usize) -> Result<Self> {
+        let packet = vec![0; PACKET].into_boxed_slice();
+        let (arrived, queue, sends) = (Vec::new(), VecDeque::new(), VecDeque::new());
+        let mut peer = Peer { packet, receive: None, arrived, queue, sends };
+        peer.post(mpi, rank)?;
+        Ok(peer)
+    }
+
+    fn post(&mut self, mpi: &Library, rank: usize) -> Result<()> {
+        // SAFETY: the packet is this peer's, is looked at only when the request has ended, and is forgotten if it never does.
+        let request = unsafe { mpi.receive(Channel::Control, self.packet.as_mut_ptr(), PACKET, rank, TAG) }?;
+        self.receive = Some(request);
+        Ok(())
+    }
+
+    fn push(&mut self, mpi: &Library, rank: usize) -> Result<()> {
+        while let Some((request, _)) = self.sends.front_mut() {
+            match mpi.test(request) {
+                Test::Pending => break,
+                // The receive from this peer says that it is dead, or broken.
+                _ => self.sends.pop_front(),
+            };
+        }
+        while !self.queue.is_empty() && self.sends.len() < UNDER_WAY {
+            let length = self.queue.len().min(PACKET);
+            let packet: Box<[u8]> = self.queue.drain(..length).collect();
+            // SAFETY: the packet lies on the heap beside its request until that has ended.
+            let request = unsafe { mpi.send(Channel::Control, packet.as_ptr(), length, rank, TAG) }?;
+            self.sends.push_back((request, packet));
+        }
+        Ok(())
+    }
+
+    fn pull(&mut self, mpi: &Library, rank: usize, events: &mut Vec<Event>) -> Result<()> {
+        while let Some(request) = &mut self.receive {
+            match mpi.test(request) {
+                Test::Pending => return Ok(()),
+                Test::Done(length) => {
+                    self.arrived.extend(&self.packet[..length]);
+                    self.post(mpi, rank)?;
+                    self.parse(rank, events);
+                }
+                Test::Dead => self.end(Event::Dead(rank), events),
+                Test::Failed(code) => self.end(Event::Broken(rank, words(code)), events),
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, event: Event, events: &mut Vec<Event>) {
+        self.receive = None;
+        self.queue.clear();
+        events.push(event);
+    }
+
+    fn parse(&mut self, rank: usize, events: &mut Vec<Event>) {
+        let mut rest = &self.arrived[..];
+        while let Some((length, after)) = rest.split_first_chunk::<8>() {
+            let Some((message, after)) = after.split_at_checked(u64::from_le_bytes(*length) as usize) else { break };
+            rest = after;
+            events.push(match Message::from_bytes(message) {
+                Ok(message) => Event::Message(rank, message),
+                Err(error) => Event::Broken(rank, error.to_string()),
+            });
+        }
+        let read = self.arrived.len() - rest.len();
+        self.arrived.drain(..read);
+    }
+}

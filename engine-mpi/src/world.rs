@@ -1,0 +1,62 @@
+//! A world of processes, as all threads of one of them see it.
+
+use std::{sync::Arc, time::Duration};
+
+use comm::{
+    Fingerprint, Places,
+    engine::{Failure, Recorder, Why},
+};
+use parking_lot::Mutex;
+
+/// What a world's communicators and the progress thread share.
+pub(crate) struct World {
+    /// Its number among the worlds of the process: all members make theirs in one order.
+    pub(crate) number: u64,
+    /// The processes in it.
+    pub(crate) members: Arc<[usize]>,
+    pub(crate) timeout: Duration,
+    pub(crate) places: Places,
+    state: Mutex<State>,
+}
+
+struct State {
+    failure: Option<Failure>,
+    recorder: Recorder,
+}
+
+impl World {
+    pub(crate) fn new(number: u64, members: Arc<[usize]>, timeout: Duration, places: Places) -> Arc<Self> {
+        let ranks = members.iter().max().map_or(0, |last| last + 1);
+        let state = State { failure: None, recorder: Recorder::new(ranks) };
+        Arc::new(World { number, members, timeout, places, state: Mutex::new(state) })
+    }
+
+    /// The first failure, if there was one.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.state.lock().failure.clone()
+    }
+
+    /// Notes a call of a rank of this process or another.
+    pub(crate) fn note(&self, rank: usize, group: &Arc<[usize]>, number: u64, call: Fingerprint) {
+        self.state.lock().recorder.note(rank, group.clone(), number, call);
+    }
+
+    /// The world has failed: the first reason is the one everybody sees. True for the first.
+    pub(crate) fn fail(&self, why: Why) -> bool {
+        let mut state = self.state.lock();
+        if state.failure.is_some() {
+            return false;
+        }
+        let calls = state.recorder.lines();
+        state.failure = Some(Failure { why, calls });
+        true
+    }
+
+    /// As [`fail`](World::fail), with what another rank found.
+    pub(crate) fn fail_as(&self, failure: Failure) -> bool {
+        let mut state = self.state.lock();
+        let first = state.failure.is_none();
+        state.failure.get_or_insert(failure);
+        first
+    }
+}

@@ -1,0 +1,19 @@
+//! What every engine must do, on ranks that are processes: the tests of `comm`, by their own source.
+//!
+//! `comm` is this program here: all of the crate, with `Ranks` of processes in place of its own.
+#![allow(missing_docs)]
+
+extern crate self as comm;
+
+pub use engine_mpi::comm::*;
+pub use ranks::Ranks;
+
+#[path = "../../../comm/tests/all/collectives.rs"]
+mod collectives;
+#[path = "../../../comm/tests/all/collectives_types.rs"]
+mod collectives_types;
+#[path = "../../../comm/tests/all/faults.rs"]
+mod faults;
+#[path = "../support/ranks.rs"]
+#[allow(dead_code, reason = "other suites use the rest")]
+pub mod ranks;

@@ -1,0 +1,104 @@
+//! `Ranks` of processes: test programs that were written for threads run under `mpirun` by the same source. Every process runs every test;
+//! what the programs of its ranks return is told to all, so every assertion holds on every process.
+
+use std::{
+    sync::{Mutex, OnceLock},
+    time::Duration,
+};
+
+use engine_mpi::{
+    Mpi,
+    comm::{
+        Collectives, Comm, Communicator, Places, Ranks as Threads,
+        engine::{Portable, guarded, is_own, with_causes},
+    },
+};
+use numcore::{NullRuntime, Result, Runtime};
+
+/// What tests know of a world: as `comm::Ranks`.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    size: usize,
+    timeout: Duration,
+    places: Places,
+}
+
+impl Ranks {
+    pub fn new(size: usize) -> Self {
+        Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
+    }
+
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    pub fn any_place(mut self) -> Self {
+        self.places = Places::Any;
+        self
+    }
+
+    pub fn run<R: Runtime, T: Portable>(
+        &self,
+        runtime: impl Fn(usize) -> Result<R>,
+        program: impl Fn(Comm<R>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let mut outcomes = self.outcomes(runtime, program)?;
+        if let Some(first) = outcomes.iter().position(|o| o.as_ref().is_err_and(is_own)) {
+            outcomes.swap(0, first);
+        }
+        outcomes.into_iter().collect()
+    }
+
+    pub fn outcomes<R: Runtime, T: Portable>(
+        &self,
+        runtime: impl Fn(usize) -> Result<R>,
+        program: impl Fn(Comm<R>) -> Result<T> + Sync,
+    ) -> Result<Vec<Result<T>>> {
+        let (mpi, observer) = all();
+        if self.size > mpi.size() {
+            // More ranks than processes: as threads, in each of them.
+            let threads = Threads::new(self.size).timeout(self.timeout);
+            let threads = if self.places == Places::Any { threads.any_place() } else { threads };
+            return threads.outcomes(runtime, program);
+        }
+        let members: Vec<usize> = (0..self.size).collect();
+        let rt = runtime(mpi.rank().min(self.size - 1))?;
+        let world = mpi.world_with(&members, &rt, self.timeout, self.places)?;
+        // Deadlines are short: all begin together.
+        observer.barrier()?;
+        let own = world.map(|comm| guarded(&comm, &program));
+        let told = observer.exchange_bytes(&own.to_bytes(), std::panic::Location::caller())?;
+        let outcomes = told[..self.size].iter().map(|bytes| Option::<Result<T>>::from_bytes(bytes));
+        let outcomes = outcomes.map(|own| Ok(own?.expect("a member of the world has an outcome")));
+        Ok(with_causes(outcomes.collect::<Result<_>>()?))
+    }
+}
+
+/// MPI in this process, until it exits, and a world in which processes tell each other what their programs returned.
+fn all() -> (&'static Mpi, &'static Comm<NullRuntime>) {
+    static ALL: OnceLock<(&'static Mpi, Comm<NullRuntime>)> = OnceLock::new();
+    let (mpi, observer) = ALL.get_or_init(|| {
+        let mpi: &'static Mpi =
+            Box::leak(Box::new(Mpi::init().expect("MPI is there").message_limit(1 << 20).chunk(1 << 14)));
+        *MPI.lock().unwrap() = Some(mpi);
+        // SAFETY: the function is of this program, and may run at its exit.
+        assert_eq!(unsafe { libc::atexit(finalize) }, 0);
+        let members: Vec<usize> = (0..mpi.size()).collect();
+        let world = mpi.world_with(&members, &NullRuntime::new(), Duration::from_secs(300), Places::Any);
+        (mpi, world.expect("a world of all").expect("with a place for this process"))
+    });
+    (mpi, observer)
+}
+
+static MPI: Mutex<Option<&'static Mpi>> = Mutex::new(None);
+
+extern "C" fn finalize() {
+    let Ok(Some(mpi)) = MPI.lock().map(|mut own| own.take()) else { return };
+    mpi.finish();
+}
+
+/// Returns when all processes have come here.
+pub fn meet() {
+    all().1.barrier().expect("all processes run the same tests");
+}
