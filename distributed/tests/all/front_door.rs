@@ -230,7 +230,7 @@ fn errors_of_ones_own_come_out_of_a_step_as_they_went_in() {
     let source = error.source().and_then(|e| e.downcast_ref::<io::Error>()).unwrap();
     assert_eq!(source.kind(), io::ErrorKind::UnexpectedEof);
     let builder = TrainStep::builder(&NoOpCommunicator::new(&rt), &model).optimizer(adamw());
-    let stopped = |_: &str, _: &Tensor<Cpu>| Err(OutOfCoffee(1)).map_err(Error::other);
+    let stopped = |_: &str, _: &Tensor<Cpu>| Err(Error::other(OutOfCoffee(1)));
     let error = builder.on_gradient(stopped).build().unwrap().step(|_| model.loss(&rt, 0, &[0])).unwrap_err();
     assert_eq!(error.source().and_then(|e| e.downcast_ref()), Some(&OutOfCoffee(1)));
 }
