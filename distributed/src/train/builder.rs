@@ -141,7 +141,7 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
 }
 
 impl<R: Runtime, M, O> TrainStepBuilder<R, M, O> {
-    /// How gradients are exchanged where every rank has the whole model.
+    /// How gradients are exchanged where nothing is sharded. Those of a pipeline's stages travel as they are, in buckets of any limits.
     pub fn buckets(self, options: BucketOptions) -> Self {
         TrainStepBuilder { spread: options, ..self }
     }

@@ -28,6 +28,7 @@ pub(crate) use reduced_gradients::{Updates, wide};
 pub(crate) use stage_strategy::not_of;
 pub use stage_strategy::{GradLoan, StageStrategy};
 pub use step::TrainStep;
+pub(crate) use step::at_call;
 pub use strategy::Strategy;
 
 pub use crate::{

@@ -1,8 +1,10 @@
 //! One training step, on however many ranks.
 
+use std::panic::Location;
+
 use autograd::backward_with_hooks;
 use numcore::{
-    Error, Result, Runtime,
+    Error, ErrorKind, Result, Runtime,
     ops::{Apply, PointwiseOps},
 };
 use optim::LossScaler;
@@ -41,6 +43,15 @@ pub struct TrainStep<R: Runtime, S: Strategy<R>> {
     observer: Option<GradientObserver<R>>,
 }
 
+/// An error of ranks that waited for each other says at which line of the caller's this rank's step was: the collectives within are the
+/// library's.
+pub(crate) fn at_call(error: Error, line: &'static Location<'static>) -> Error {
+    match error.kind() {
+        ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } | ErrorKind::Peer { .. } => error.at(line),
+        _ => error,
+    }
+}
+
 /// The backward pass of a loss, adding nothing.
 fn weightless<R: Runtime>(loss: Loss<R>) -> Result<Loss<R>> {
     Ok(Loss { sum: loss.sum.mul(0.0)?, weight: 0.0 })
@@ -66,8 +77,10 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     ///
     /// An error on one rank is an error on all, and ends the communicator. On one rank nothing has changed then: the next step is what it
     /// would have been.
+    #[track_caller]
     pub fn step(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
-        self.step_of(|k| micro_batch(k).map(Some))
+        let line = Location::caller();
+        self.step_of(|k| micro_batch(k).map(Some)).map_err(|error| at_call(error, line))
     }
 
     /// Takes part in a step of the others when this rank has no examples left.
@@ -95,7 +108,18 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// # Errors
     /// On every rank, before the first step, if there a rank has no batch at all while others have some: it has nothing to compute again.
     /// On every rank as well what `loss` or `see` returns on one.
+    #[track_caller]
     pub fn run<B>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+        loss: impl FnMut(&B) -> Result<Loss<R>>,
+        see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
+    ) -> Result<()> {
+        let line = Location::caller();
+        self.run_all(batches, loss, see).map_err(|error| at_call(error, line))
+    }
+
+    fn run_all<B>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
         mut loss: impl FnMut(&B) -> Result<Loss<R>>,

@@ -12,6 +12,7 @@ use crate::{
     pipeline_common::shape,
 };
 use distributed::{
+    buckets::{BucketOptions, GradCompression, Unused},
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
     mesh::{AsMesh, Mesh},
     pipeline::{Limits, Lowering, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, split},
@@ -229,7 +230,7 @@ fn errors_of_ones_own_come_out_of_a_step_as_they_went_in() {
     let source = error.source().and_then(|e| e.downcast_ref::<io::Error>()).unwrap();
     assert_eq!(source.kind(), io::ErrorKind::UnexpectedEof);
     let builder = TrainStep::builder(&NoOpCommunicator::new(&rt), &model).optimizer(adamw());
-    let stopped = |_: &str, _: &Tensor<Cpu>| Err(OutOfCoffee(1)).map_err(Error::other);
+    let stopped = |_: &str, _: &Tensor<Cpu>| Err(Error::other(OutOfCoffee(1)));
     let error = builder.on_gradient(stopped).build().unwrap().step(|_| model.loss(&rt, 0, &[0])).unwrap_err();
     assert_eq!(error.source().and_then(|e| e.downcast_ref()), Some(&OutOfCoffee(1)));
 }
@@ -271,6 +272,29 @@ fn what_is_refused_has_a_kind() {
     assert_eq!(field(builder().accumulation(0).build().map(|_| ()).unwrap_err()), "accumulation");
     assert_eq!(field(builder().max_norm(-1.0).build().map(|_| ()).unwrap_err()), "max_norm");
     assert_eq!(field(ParallelPlan::new(3, [(Axis::Data, 2)]).unwrap_err()), "axes");
+    for (option, options) in [
+        ("unused", BucketOptions { unused: Unused::Allow, ..Default::default() }),
+        ("canonical", BucketOptions { canonical: true, ..Default::default() }),
+        ("compression", BucketOptions { compression: GradCompression::Bf16, ..Default::default() }),
+    ] {
+        let builder = TrainStep::builder(&comm, staged(&rt).unwrap()).optimizer(adamw());
+        assert_eq!(field(builder.buckets(options).build().map(|_| ()).unwrap_err()), option);
+    }
     let schedule = ScheduleKind::Zbv.generate(shape(2, 1, 2)).unwrap_err();
     assert!(matches!(schedule.kind(), ErrorKind::Schedule { .. }), "{schedule}");
+}
+
+#[test]
+fn a_rank_that_waits_in_vain_says_at_which_step_of_the_callers() {
+    let ranks = Ranks::new(2).timeout(std::time::Duration::from_millis(200));
+    let outcomes = ranks.outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = TrainStep::builder(&comm, &model).optimizer(adamw()).build()?;
+        if comm.rank() == 1 {
+            return Ok(());
+        }
+        trainer.step(|_| model.loss(comm.runtime(), 0, &[0])).map(|_| ())
+    });
+    let error = outcomes.unwrap().swap_remove(0).unwrap_err();
+    assert!(error.location().is_some_and(|at| at.file().ends_with("front_door.rs")), "{error}");
 }

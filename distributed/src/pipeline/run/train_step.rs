@@ -1,6 +1,6 @@
 //! Training through a pipeline, and several replicas of it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, panic::Location, sync::Arc};
 
 use numcore::{Error, Result, Runtime};
 use optim::{IntoOptimizer, LossScaler, Shards};
@@ -10,11 +10,11 @@ use super::{
     pipeline::fingerprint, tie::Tied,
 };
 use crate::{
-    buckets::{BucketOptions, Unused},
+    buckets::{BucketOptions, GradCompression, Unused},
     comm::{Collectives, Comm, Communicator, abort_on_err},
     ddp::{DataParallel, leaves},
     mesh::Mesh,
-    train::{Loss, StageStrategy, StepParts, TrainingMetrics, Updates},
+    train::{Loss, StageStrategy, StepParts, TrainingMetrics, Updates, at_call},
     zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
 };
 
@@ -54,6 +54,7 @@ impl<R: Runtime> PipelineTrainer<R> {
         parts: StepParts<R>,
     ) -> Result<Self> {
         let schedule = parts.schedule.clone();
+        abort_on_err(mesh.world(), buckets_of_stages(options))?;
         Self::build(mesh, model, parts, |stage, mesh| {
             let trained = leaves(stage).into_iter().filter(|leaf| leaf.requires_grad());
             let mut optimizer = optimizer.clone().into_optimizer(trained.collect())?;
@@ -83,6 +84,24 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     pub fn gather_full_params(&self) -> Result<Vec<FullParameters<R>>> {
         self.stages.parts.values().map(Sharded::gather_full_params).collect()
     }
+}
+
+/// An error if the buckets of a pipeline's stages cannot be exchanged so.
+fn buckets_of_stages(options: &BucketOptions) -> Result<()> {
+    let refuse = |field, why| Err(Error::config("PipelineTrainer", field, why));
+    if options.unused == Unused::Allow {
+        return refuse("unused", "unused parameters cannot be allowed in a pipeline; freeze them, or leave them out");
+    }
+    if options.canonical {
+        return refuse(
+            "canonical",
+            "a pipeline's passes follow one another in the order of its schedule; leave `canonical` out",
+        );
+    }
+    if options.compression != GradCompression::Own {
+        return refuse("compression", "gradients of a pipeline's stages travel as they are; leave `compression` out");
+    }
+    Ok(())
 }
 
 /// What holds of every stage: each tied parameter is a unit of its own, because only so it is cut alike in all stages.
@@ -127,9 +146,11 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
 
     /// One step: `batch(k)` gives this replica's micro-batches of the `k`-th run. The update is that of one rank with all micro-batches
     /// of all replicas.
+    #[track_caller]
     pub fn step(&mut self, batch: impl FnMut(usize) -> Result<MicroBatches<R>>) -> Result<TrainingMetrics<R>> {
+        let line = Location::caller();
         let done = self.accumulate(batch).and_then(|losses| self.update(&losses));
-        abort_on_err(&self.groups.world, done)
+        abort_on_err(&self.groups.world, done).map_err(|error| at_call(error, line))
     }
 
     /// Forwards alone: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are sharded, replicas
