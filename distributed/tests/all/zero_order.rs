@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use crate::common::cpu;
-use crate::zero_stages::options;
 use crate::zero_memory::layers;
+use crate::zero_stages::options;
 use autograd::Var;
 use distributed::{
     comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
