@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     common::config,
     pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
-    zero::options,
+    zero_stages::options,
 };
 use autograd::Var;
 use distributed::{

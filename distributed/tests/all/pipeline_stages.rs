@@ -186,7 +186,7 @@ fn activations_live_as_long_as_a_simulation_says() {
 #[test]
 fn a_measured_run_is_a_timeline() {
     let checked = checked(ScheduleKind::DualPipeV, 2, 2, 4).unwrap();
-    let timelines = world(2, |comm| {
+    let timelines = distributed::comm::Ranks::new(2).run(cpu, |comm| {
         let options = PipelineOptions { measured: true, ..Default::default() };
         let stages = PipelineModel::on(comm.rank(), checked.clone(), mlp_stages(comm.runtime(), 4, 4)).loss(squares);
         let mut pipeline = Pipeline::new(&comm, stages.options(options))?;
@@ -195,6 +195,7 @@ fn a_measured_run_is_a_timeline() {
         let output = pipeline.run(batch, &mut gradients)?;
         pipeline.timeline(&output)
     });
+    let timelines = timelines.unwrap();
     let timeline = &timelines[0];
     assert_eq!(timeline, &timelines[1]);
     for (rank, events) in timeline.ranks.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{data_parallel::Watched, zero::options};
+use crate::{data_parallel::Watched, zero_stages::options};
 use autograd::Var;
 use distributed::{
     comm::Comm,

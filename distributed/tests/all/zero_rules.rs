@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     common::{EXAMPLES, Mlp, STEPS, Task, Trace, difference, everywhere, own, weights},
-    zero::options,
+    zero_stages::options,
 };
 use distributed::{
     buckets::BucketOptions,
