@@ -12,5 +12,5 @@ pub use super::{
     ranks::{guarded, is_own, panic_message, with_causes},
     recorder::Recorder,
     volume::Volume,
-    wire::{Reader, Writer},
+    wire::{WireReader, Writer},
 };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use numcore::{Error, ErrorKind, Result};
 
-use super::wire::{Reader, Writer, malformed};
+use super::wire::{WireReader, Writer, malformed};
 
 /// How the cause begins of what others meet where a rank has left.
 pub const LEFT: &str = "it left";
@@ -67,7 +67,7 @@ impl Failure {
     }
 
     /// The failure that another process wrote.
-    pub fn read(from: &mut Reader<'_>) -> Result<Failure> {
+    pub fn read(from: &mut WireReader<'_>) -> Result<Failure> {
         let why = match from.u8()? {
             0 => Why::Peer { peer: from.usize()?, cause: from.text()?.into() },
             1 => Why::Mismatch { why: from.text()?.into() },
@@ -94,8 +94,8 @@ mod tests {
             let mut w = Writer::default();
             failure.write(&mut w);
             let bytes = w.finish();
-            assert_eq!(Failure::read(&mut Reader::new(&bytes)).unwrap(), failure);
-            assert!((0..bytes.len()).all(|end| Failure::read(&mut Reader::new(&bytes[..end])).is_err()));
+            assert_eq!(Failure::read(&mut WireReader::new(&bytes)).unwrap(), failure);
+            assert!((0..bytes.len()).all(|end| Failure::read(&mut WireReader::new(&bytes[..end])).is_err()));
         }
     }
 }

@@ -6,7 +6,7 @@ use numcore::{DType, Result};
 
 use super::{
     Collective, Fingerprint, Place, ReduceOp,
-    wire::{Reader, Writer, malformed},
+    wire::{WireReader, Writer, malformed},
 };
 
 pub(super) const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max];
@@ -25,7 +25,7 @@ impl Fingerprint {
 
     /// The fingerprint that another process wrote.
     pub fn from_bytes(bytes: &[u8]) -> Result<Fingerprint> {
-        let mut r = Reader::new(bytes);
+        let mut r = WireReader::new(bytes);
         let (kind, rank, op, dtype) = (r.u8()?, r.usize()?, r.u8()?, r.u8()?);
         let op = OPS.into_iter().find(|o| *o as u8 == op).ok_or_else(|| malformed("a reduction"))?;
         let what = collective(kind, rank, op).ok_or_else(|| malformed("a collective"))?;

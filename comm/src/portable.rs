@@ -7,7 +7,7 @@ use numcore::{DType, Error, ErrorKind, Result};
 use super::{
     ReduceOp, Traffic,
     fingerprint::OPS,
-    wire::{Reader, Writer, malformed},
+    wire::{WireReader, Writer, malformed},
 };
 
 /// A value with a wire form.
@@ -15,7 +15,7 @@ pub trait Portable: Send + Sized {
     /// Writes it.
     fn write(&self, to: &mut Writer);
     /// Reads what was written.
-    fn read(from: &mut Reader<'_>) -> Result<Self>;
+    fn read(from: &mut WireReader<'_>) -> Result<Self>;
 
     /// All of its bytes.
     fn to_bytes(&self) -> Vec<u8> {
@@ -26,7 +26,7 @@ pub trait Portable: Send + Sized {
 
     /// The value of all of these bytes.
     fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let mut r = Reader::new(bytes);
+        let mut r = WireReader::new(bytes);
         let value = Self::read(&mut r)?;
         r.finish()?;
         Ok(value)
@@ -39,7 +39,7 @@ macro_rules! numbers {
             fn write(&self, to: &mut Writer) {
                 to.bytes(&self.to_le_bytes());
             }
-            fn read(from: &mut Reader<'_>) -> Result<Self> {
+            fn read(from: &mut WireReader<'_>) -> Result<Self> {
                 from.bytes()?.try_into().map(<$t>::from_le_bytes).map_err(|_| malformed("a number"))
             }
         }
@@ -49,7 +49,7 @@ numbers!(u8, u32, u64, usize, i32, i64, f32, f64);
 
 impl Portable for () {
     fn write(&self, _: &mut Writer) {}
-    fn read(_: &mut Reader<'_>) -> Result<Self> {
+    fn read(_: &mut WireReader<'_>) -> Result<Self> {
         Ok(())
     }
 }
@@ -58,7 +58,7 @@ impl Portable for bool {
     fn write(&self, to: &mut Writer) {
         to.u8((*self).into());
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         Ok(from.u8()? != 0)
     }
 }
@@ -67,7 +67,7 @@ impl Portable for String {
     fn write(&self, to: &mut Writer) {
         to.text(self);
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         from.text().map(str::to_string)
     }
 }
@@ -77,7 +77,7 @@ impl Portable for &'static str {
     fn write(&self, to: &mut Writer) {
         to.text(self);
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         from.text().map(|text| &*text.to_string().leak())
     }
 }
@@ -86,7 +86,7 @@ impl Portable for Duration {
     fn write(&self, to: &mut Writer) {
         to.u64(u64::try_from(self.as_nanos()).unwrap_or(u64::MAX));
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         from.u64().map(Duration::from_nanos)
     }
 }
@@ -95,7 +95,7 @@ impl Portable for DType {
     fn write(&self, to: &mut Writer) {
         to.u8(*self as u8);
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let own = from.u8()?;
         DType::ALL.into_iter().find(|d| *d as u8 == own).ok_or_else(|| malformed("an element type"))
     }
@@ -105,7 +105,7 @@ impl Portable for ReduceOp {
     fn write(&self, to: &mut Writer) {
         to.u8(*self as u8);
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let own = from.u8()?;
         OPS.into_iter().find(|op| *op as u8 == own).ok_or_else(|| malformed("a reduction"))
     }
@@ -115,7 +115,7 @@ impl Portable for Traffic {
     fn write(&self, to: &mut Writer) {
         self.exposed.write(to.u64(self.calls).u64(self.payload).u64(self.sent));
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let (calls, payload, sent) = (from.u64()?, from.u64()?, from.u64()?);
         Ok(Traffic { calls, payload, sent, exposed: Duration::read(from)? })
     }
@@ -128,7 +128,7 @@ impl<T: Portable> Portable for Option<T> {
             value.write(to);
         }
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         (from.u8()? != 0).then(|| T::read(from)).transpose()
     }
 }
@@ -138,7 +138,7 @@ impl<T: Portable> Portable for Vec<T> {
         to.usize(self.len());
         self.iter().for_each(|value| value.write(to));
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let length = from.usize()?;
         (0..length).map(|_| T::read(from)).collect()
     }
@@ -148,7 +148,7 @@ impl<T: Portable, const N: usize> Portable for [T; N] {
     fn write(&self, to: &mut Writer) {
         self.iter().for_each(|value| value.write(to));
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let values: Vec<T> = (0..N).map(|_| T::read(from)).collect::<Result<_>>()?;
         values.try_into().map_err(|_| malformed("an array"))
     }
@@ -162,7 +162,7 @@ impl<K: Portable + Ord, V: Portable> Portable for BTreeMap<K, V> {
             value.write(to);
         });
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let length = from.usize()?;
         (0..length).map(|_| Ok((K::read(from)?, V::read(from)?))).collect()
     }
@@ -174,7 +174,7 @@ macro_rules! tuples {
             fn write(&self, to: &mut Writer) {
                 $(self.$k.write(to);)*
             }
-            fn read(from: &mut Reader<'_>) -> Result<Self> {
+            fn read(from: &mut WireReader<'_>) -> Result<Self> {
                 Ok(($($t::read(from)?,)*))
             }
         }
@@ -190,7 +190,7 @@ impl<T: Portable> Portable for Result<T> {
             Err(error) => error.write(to),
         }
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         Ok(if from.u8()? != 0 { Ok(T::read(from)?) } else { Err(Error::read(from)?) })
     }
 }
@@ -214,7 +214,7 @@ impl Portable for Error {
         };
         self.rank().write(to);
     }
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let error = match from.u8()? {
             0 => {
                 let (op, peer, cause) = (Portable::read(from)?, from.usize()?, Portable::read(from)?);

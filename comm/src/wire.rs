@@ -53,12 +53,12 @@ impl Writer {
 
 /// Reads what a [`Writer`] wrote. Bytes that end too early or say what cannot be are errors: they came from another process.
 #[derive(Clone, Debug)]
-pub struct Reader<'a>(&'a [u8]);
+pub struct WireReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> WireReader<'a> {
     /// From the beginning.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Reader(bytes)
+        WireReader(bytes)
     }
 
     /// A byte.
@@ -125,7 +125,7 @@ mod tests {
         w.u8(7).u64(u64::MAX).text("größe").list(&[1, 0, 3]).bytes(&[]);
         let bytes = w.finish();
         let read = |bytes: &[u8]| -> Result<()> {
-            let mut r = Reader::new(bytes);
+            let mut r = WireReader::new(bytes);
             assert_eq!((r.u8()?, r.u64()?, r.text()?), (7, u64::MAX, "größe"));
             assert_eq!((r.list()?, r.bytes()?), (vec![1, 0, 3], &[][..]));
             r.finish()
@@ -135,6 +135,6 @@ mod tests {
             assert!(read(&bytes[..end]).is_err(), "cut at {end}");
         }
         assert!(read(&[&bytes[..], &[0]].concat()).is_err());
-        assert!(Reader::new(&u64::MAX.to_le_bytes()).list().is_err(), "no memory for what is not there");
+        assert!(WireReader::new(&u64::MAX.to_le_bytes()).list().is_err(), "no memory for what is not there");
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use data::{
     Dataset, Loader,
-    tokens::{TokenFile, TokenSource, TokenType, Windows, next_tokens},
+    tokens::{TokenFile, TokenSource, TokenType, TokenWindows, next_tokens},
 };
 use numcore::{Error, Result};
 
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     let path = arguments.next().ok_or_else(|| Error::argument("throughput", "give a file of u16 tokens"))?;
     let context = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(1024);
     let file = Arc::new(TokenFile::open(&path, TokenType::U16)?);
-    let windows = Windows::new(Arc::clone(&file), context)?;
+    let windows = TokenWindows::new(Arc::clone(&file), context)?;
     println!("{path}: {} tokens, windows of {context}", TokenSource::len(&*file));
     for start in (0..TokenSource::len(&*file)).step_by(1 << 20) {
         file.tokens(start, (TokenSource::len(&*file) - start).min(1 << 20) as usize)?;

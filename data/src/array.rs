@@ -1,4 +1,4 @@
-//! [`Array`]: values in host memory, on their way to a tensor.
+//! [`Array`]: values in host memory, in flight to a tensor.
 
 use std::{fmt, ops::Range, sync::Arc};
 

@@ -6,7 +6,7 @@ use common::Folder;
 use data::{
     Dataset, Loader,
     tokens::{
-        IndexedTokens, IndexedTokensWriter, TokenFile, TokenSource, TokenType, Windows, next_tokens, write_tokens,
+        IndexedTokens, IndexedTokensWriter, TokenFile, TokenSource, TokenType, TokenWindows, next_tokens, write_tokens,
     },
 };
 
@@ -67,7 +67,7 @@ fn a_file_of_tokens_is_trained_on() {
     let folder = Folder::new("trained");
     let path = folder.path("tokens.bin");
     write_tokens(&path, TokenType::U16, &(0..1001).collect::<Vec<_>>()).unwrap();
-    let windows = || Windows::new(TokenFile::open(&path, TokenType::U16).unwrap(), 10).unwrap();
+    let windows = || TokenWindows::new(TokenFile::open(&path, TokenType::U16).unwrap(), 10).unwrap();
     let cpu = runtime_cpu::Cpu::new();
     let mut targets = Vec::new();
     for rank in 0..3 {

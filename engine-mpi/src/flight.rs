@@ -87,7 +87,7 @@ impl Flight {
         Ok(())
     }
 
-    /// Whoever has left without this call will never come. Its own words, if it failed, may be on their way.
+    /// Whoever has left without this call will never come. Its own words, if it failed, may be in flight.
     fn check_deserted(&mut self, inbox: &Inbox) -> Result<(), Why> {
         let lost = self.absent.iter().map(|&r| self.members[r]).find(|&rank| inbox.has_left(&self.group, rank));
         let Some(peer) = lost else { return Ok(()) };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use comm::{
     Fingerprint,
-    engine::{Failure, Reader, Writer},
+    engine::{Failure, WireReader, Writer},
 };
 use numcore::{Error, Result};
 
@@ -74,7 +74,7 @@ impl Message {
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Message> {
-        let mut r = Reader::new(bytes);
+        let mut r = WireReader::new(bytes);
         let message = match r.u8()? {
             0 => Message::Call(read_header(&mut r)?),
             1 => Message::Leave(read_group(&mut r)?),
@@ -97,7 +97,7 @@ fn write_header(w: &mut Writer, header: &Header) {
     w.u64(header.tag.into()).usize(header.elements).bytes(&header.call.to_bytes()).bytes(&header.payload);
 }
 
-fn read_header(r: &mut Reader<'_>) -> Result<Header> {
+fn read_header(r: &mut WireReader<'_>) -> Result<Header> {
     let group = read_group(r)?;
     let key = match (r.u8()?, r.u64()?) {
         (0, number) => Key::All(number),
@@ -115,7 +115,7 @@ fn write_group(w: &mut Writer, group: &GroupId) {
     });
 }
 
-fn read_group(r: &mut Reader<'_>) -> Result<GroupId> {
+fn read_group(r: &mut WireReader<'_>) -> Result<GroupId> {
     Ok(r.list()?.into_iter().map(|part| part as u64).collect())
 }
 

@@ -19,7 +19,7 @@ pub(crate) use workers::Workers;
 
 use crate::{
     Dataset, Stack, ToDevice,
-    order::{Order, Sequential, Shuffled},
+    order::{Order, SequentialOrder, Shuffled},
     random::keyed,
 };
 
@@ -75,7 +75,7 @@ impl<E: Send + 'static> Loader<Vec<E>> {
         let len = dataset.len() as u64;
         Loader {
             make: Arc::new(move |request| request.read(&dataset)),
-            order: Arc::new(Sequential::new(len)),
+            order: Arc::new(SequentialOrder::new(len)),
             batch: 1,
             last: Last::Keep,
             rank: 0,
@@ -160,7 +160,7 @@ impl<B: Send + 'static> Loader<B> {
         self.order(order)
     }
 
-    /// An order of one's own: a [`Mixture`](crate::order::Mixture), [`Buckets`](crate::order::Buckets).
+    /// An order of one's own: a [`Mixture`](crate::order::Mixture), [`LengthBuckets`](crate::order::LengthBuckets).
     pub fn order(mut self, order: impl Order + 'static) -> Self {
         self.order = Arc::new(order);
         self

@@ -150,7 +150,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{Sequential, Shuffled};
+    use crate::order::{SequentialOrder, Shuffled};
 
     fn plan(len: u64, batch: u64, last: Last, share: Share, rank: usize, ranks: usize) -> Plan {
         Plan::new(Arc::new(Shuffled::new(len, 5)), batch, last, share, (rank, ranks))
@@ -216,14 +216,14 @@ mod tests {
 
     #[test]
     fn ends_are_ends() {
-        let order = Arc::new(Sequential::new(6));
+        let order = Arc::new(SequentialOrder::new(6));
         let plan = Plan::new(order, 3, Last::Keep, Share::Contiguous, (0, 1));
         let end = State { epoch: 2, position: 6 };
         assert_eq!(plan.clone().from(end).unwrap().one_epoch().at(0), None);
         assert_eq!(plan.clone().from(end).unwrap().at(0), Some(State { epoch: 3, position: 0 }));
         let error = plan.clone().from(State { epoch: 2, position: 7 }).err().map(|e| e.to_string());
         assert!(error.is_some_and(|e| e.contains("epoch 2 position 7 is past the end: an epoch has 6 positions")));
-        let empty = Plan::new(Arc::new(Sequential::new(0)), 3, Last::Keep, Share::Contiguous, (0, 1));
+        let empty = Plan::new(Arc::new(SequentialOrder::new(0)), 3, Last::Keep, Share::Contiguous, (0, 1));
         assert!(empty.at(0).is_none() && empty.one_epoch().at(0).is_none());
     }
 }

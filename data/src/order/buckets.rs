@@ -13,17 +13,17 @@ use crate::random::keyed;
 /// Batches are of like lengths where the loader's global batch is the one given here.
 ///
 /// ```
-/// use data::order::{Buckets, Order, Shuffled};
+/// use data::order::{LengthBuckets, Order, Shuffled};
 /// # fn main() -> numcore::Result<()> {
 /// let lengths = |example: u64| (example % 10) as usize;
-/// let order = Buckets::new(Shuffled::new(1000, 7), 4, 40, 7, lengths)?;
+/// let order = LengthBuckets::new(Shuffled::new(1000, 7), 4, 40, 7, lengths)?;
 /// let batch = order.indices(0, 8..12);
 /// assert!(batch.iter().map(|&i| lengths(i)).max() <= batch.iter().map(|&i| lengths(i) + 1).min());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Buckets<O> {
+pub struct LengthBuckets<O> {
     inner: O,
     batch: u64,
     window: u64,
@@ -31,7 +31,7 @@ pub struct Buckets<O> {
     lengths: Arc<dyn Fn(u64) -> usize + Send + Sync>,
 }
 
-impl<O: Order> Buckets<O> {
+impl<O: Order> LengthBuckets<O> {
     /// `inner`, with windows of `window` batches of `batch` examples; `lengths` gives an example's length.
     ///
     /// # Errors
@@ -46,9 +46,9 @@ impl<O: Order> Buckets<O> {
         match batch.checked_mul(window) {
             None | Some(0) => {
                 let why = format!("windows of {window} batches of {batch} examples: both must be at least 1");
-                Err(Error::argument("Buckets", why))
+                Err(Error::argument("LengthBuckets", why))
             }
-            Some(window) => Ok(Buckets { inner, batch, window, seed, lengths: Arc::new(lengths) }),
+            Some(window) => Ok(LengthBuckets { inner, batch, window, seed, lengths: Arc::new(lengths) }),
         }
     }
 
@@ -66,7 +66,7 @@ impl<O: Order> Buckets<O> {
     }
 }
 
-impl<O: Order> Order for Buckets<O> {
+impl<O: Order> Order for LengthBuckets<O> {
     fn len(&self) -> u64 {
         self.inner.len()
     }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn little_is_padded_and_nothing_is_lost() {
         let plain = Shuffled::new(1003, 2);
-        let order = Buckets::new(plain, 8, 25, 2, length).unwrap();
+        let order = LengthBuckets::new(plain, 8, 25, 2, length).unwrap();
         for epoch in 0..2 {
             let mut all = order.indices(epoch, 0..1003);
             assert_eq!(order.indices(epoch, 190..415), all[190..415], "over windows");
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn short_batches_do_not_come_first() {
-        let order = Buckets::new(Shuffled::new(100, 2), 8, 100, 2, length).unwrap();
+        let order = LengthBuckets::new(Shuffled::new(100, 2), 8, 100, 2, length).unwrap();
         let lengths: Vec<usize> = order.indices(0, 0..100).into_iter().map(length).collect();
         let firsts: Vec<usize> = lengths.chunks(8).map(|batch| batch[0]).collect();
         assert!(!firsts.is_sorted(), "batches are in a random order: {firsts:?}");
@@ -136,7 +136,8 @@ mod tests {
     #[test]
     fn every_window_of_every_epoch_has_its_own_order() {
         // Windows of 20 batches with the same lengths in each.
-        let order = Buckets::new(crate::order::Sequential::new(80), 2, 20, 3, |i| (i % 40) as usize).unwrap();
+        let order =
+            LengthBuckets::new(crate::order::SequentialOrder::new(80), 2, 20, 3, |i| (i % 40) as usize).unwrap();
         let lengths =
             |epoch, start| order.indices(epoch, start..start + 40).into_iter().map(|i| i % 40).collect::<Vec<_>>();
         let (first, second, next) = (lengths(0, 0), lengths(0, 40), lengths(1, 0));
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn nothing_is_not_a_window() {
         for (batch, window) in [(0, 3), (3, 0), (u64::MAX, 2)] {
-            assert!(Buckets::new(Shuffled::new(9, 0), batch, window, 0, length).is_err());
+            assert!(LengthBuckets::new(Shuffled::new(9, 0), batch, window, 0, length).is_err());
         }
     }
 }

@@ -9,7 +9,7 @@ mod permutation;
 
 use std::ops::Range;
 
-pub use buckets::Buckets;
+pub use buckets::LengthBuckets;
 pub use mixture::Mixture;
 pub use permutation::KeyedPermutation;
 
@@ -32,18 +32,18 @@ pub trait Order: Send + Sync {
 
 /// The dataset's own order in every epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sequential {
+pub struct SequentialOrder {
     len: u64,
 }
 
-impl Sequential {
+impl SequentialOrder {
     /// Of `len` examples.
     pub fn new(len: u64) -> Self {
-        Sequential { len }
+        SequentialOrder { len }
     }
 }
 
-impl Order for Sequential {
+impl Order for SequentialOrder {
     fn len(&self) -> u64 {
         self.len
     }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn an_epoch_has_each_example_once() {
-        for order in [&Sequential::new(37) as &dyn Order, &Shuffled::new(37, 4)] {
+        for order in [&SequentialOrder::new(37) as &dyn Order, &Shuffled::new(37, 4)] {
             for epoch in 0..3 {
                 let mut all = order.indices(epoch, 0..20);
                 all.extend(order.indices(epoch, 20..37));
@@ -122,6 +122,6 @@ mod tests {
         let whole = order.indices(2, 0..50);
         assert_eq!(order.indices(2, 13..29), whole[13..29]);
         assert_ne!(order.indices(3, 0..50), whole);
-        assert!(Sequential::new(0).is_empty());
+        assert!(SequentialOrder::new(0).is_empty());
     }
 }

@@ -11,7 +11,7 @@ use bytemuck::Pod;
 pub use file::{TokenFile, TokenType, write_tokens};
 pub use indexed::{IndexedTokens, IndexedTokensWriter};
 use numcore::{Error, Result};
-pub use windows::{Windows, next_tokens};
+pub use windows::{TokenWindows, next_tokens};
 
 use crate::files::PositionedFile;
 

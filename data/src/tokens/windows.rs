@@ -9,9 +9,9 @@ use crate::{Array, Dataset};
 /// last input, so every token but the first is a target once. What does not fill a window at the end is left out.
 ///
 /// ```
-/// use data::{Dataset, Loader, tokens::{Windows, next_tokens}};
+/// use data::{Dataset, Loader, tokens::{TokenWindows, next_tokens}};
 /// # fn main() -> numcore::Result<()> {
-/// let windows = Windows::new((0..100u32).collect::<Vec<_>>(), 8)?;
+/// let windows = TokenWindows::new((0..100u32).collect::<Vec<_>>(), 8)?;
 /// assert_eq!(windows.get(1)?, [8, 9, 10, 11, 12, 13, 14, 15, 16]);
 /// let loader = Loader::new(windows).batch(4).shuffle(7).collate(next_tokens);
 /// for batch in loader.epoch(0)? {
@@ -22,39 +22,39 @@ use crate::{Array, Dataset};
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Windows<S> {
+pub struct TokenWindows<S> {
     source: S,
     context: usize,
     stride: usize,
 }
 
-impl<S: TokenSource> Windows<S> {
-    /// Windows of `context` inputs.
+impl<S: TokenSource> TokenWindows<S> {
+    /// TokenWindows of `context` inputs.
     ///
     /// # Errors
     /// If the context is 0, or there are not enough tokens for one window.
     pub fn new(source: S, context: usize) -> Result<Self> {
         if context == 0 || source.len() <= context as u64 {
             let why = format!("{} tokens have no window of {context} inputs and their targets", source.len());
-            return Err(Error::argument("Windows", why));
+            return Err(Error::argument("TokenWindows", why));
         }
-        Ok(Windows { source, context, stride: context })
+        Ok(TokenWindows { source, context, stride: context })
     }
 
-    /// Windows that begin every `stride` tokens: with less than the context they overlap. With 1 every place of the text begins one.
+    /// TokenWindows that begin every `stride` tokens: with less than the context they overlap. With 1 every place of the text begins one.
     ///
     /// # Errors
     /// If the stride is 0.
     pub fn stride(mut self, stride: usize) -> Result<Self> {
         if stride == 0 {
-            return Err(Error::argument("Windows::stride", "windows that begin at one place would have no end"));
+            return Err(Error::argument("TokenWindows::stride", "windows that begin at one place would have no end"));
         }
         self.stride = stride;
         Ok(self)
     }
 }
 
-impl<S: TokenSource> Dataset for Windows<S> {
+impl<S: TokenSource> Dataset for TokenWindows<S> {
     type Example = Vec<u32>;
 
     fn len(&self) -> usize {
@@ -62,7 +62,7 @@ impl<S: TokenSource> Dataset for Windows<S> {
     }
 
     fn get(&self, index: usize) -> Result<Vec<u32>> {
-        crate::dataset::check_index("Windows", index, self.len())?;
+        crate::dataset::check_index("TokenWindows", index, self.len())?;
         self.source.tokens((index * self.stride) as u64, self.context + 1)
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn every_token_but_the_first_is_a_target_once() {
         for (len, context, count) in [(9, 4, 2), (10, 4, 2), (13, 4, 3), (5, 4, 1), (2, 1, 1)] {
-            let windows = Windows::new((0..len).collect::<Vec<u32>>(), context).unwrap();
+            let windows = TokenWindows::new((0..len).collect::<Vec<u32>>(), context).unwrap();
             assert_eq!(windows.len(), count, "{len} tokens by {context}");
             let targets: Vec<u32> = (0..count).flat_map(|i| windows.get(i).unwrap()[1..].to_vec()).collect();
             assert!(targets.into_iter().eq(1..=(count * context) as u32));
@@ -103,11 +103,11 @@ mod tests {
 
     #[test]
     fn windows_overlap_by_their_stride() {
-        let windows = Windows::new((0..8u32).collect::<Vec<_>>(), 3).unwrap().stride(1).unwrap();
+        let windows = TokenWindows::new((0..8u32).collect::<Vec<_>>(), 3).unwrap().stride(1).unwrap();
         assert_eq!((windows.len(), windows.get(4).unwrap()), (5, vec![4, 5, 6, 7]));
         assert!(windows.stride(0).is_err());
-        assert!(Windows::new(vec![1, 2, 3], 3).unwrap_err().to_string().contains("3 tokens have no window of 3"));
-        assert!(Windows::new(vec![1, 2, 3], 0).is_err());
+        assert!(TokenWindows::new(vec![1, 2, 3], 3).unwrap_err().to_string().contains("3 tokens have no window of 3"));
+        assert!(TokenWindows::new(vec![1, 2, 3], 0).is_err());
     }
 
     #[test]
