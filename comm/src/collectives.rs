@@ -123,6 +123,21 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.in_place(Collective::Recv { from }, out, None, Location::caller())
     }
 
+    /// Sends `x` to rank `to` while `out` is filled by rank `from`: neither waits for the other, on any engine.
+    #[track_caller]
+    fn send_recv(&self, x: &Tensor<R>, to: usize, out: TensorMut<R>, from: usize) -> Result<Work<TensorMut<R>>> {
+        let (at, numel) = (Location::caller(), out.shape().numel());
+        let send = self.call(Collective::Send { to }, x.dtype(), x.shape().numel(), at)?;
+        let recv = self.call(Collective::Recv { from }, out.dtype(), numel, at)?;
+        let calls = vec![Call { input: Some(row(x)?), ..send }, Call { output: Some(out), ..recv }];
+        let mut works = self.start_all(calls)?.into_iter();
+        let (sent, received) = (works.next(), given(works.next())?);
+        Ok(received.map(move |memory| {
+            sent.map_or(Ok(None), Work::wait)?;
+            given(memory)
+        }))
+    }
+
     /// Returns when every rank has called it.
     #[track_caller]
     fn barrier(&self) -> Result<()> {

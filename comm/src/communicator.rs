@@ -88,10 +88,6 @@ macro_rules! of_inner {
             self.inner.timeout()
         }
 
-        fn guarantees(&self) -> super::Guarantees {
-            self.inner.guarantees()
-        }
-
         fn next_number(&self) -> u64 {
             self.inner.next_number()
         }

@@ -106,6 +106,10 @@ impl<R: Runtime> CountingCommunicator<R> {
 impl<R: Runtime> Communicator<R> for CountingCommunicator<R> {
     of_inner!();
 
+    fn guarantees(&self) -> super::Guarantees {
+        self.inner.guarantees()
+    }
+
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         let Volume { payload, sent, .. } = Volume::of(&call, self.rank(), self.size());
         let key = (call.what().name(), call.of.clone());

@@ -85,6 +85,10 @@ impl<R: Runtime> FaultyCommunicator<R> {
 impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
     of_inner!();
 
+    fn guarantees(&self) -> super::Guarantees {
+        self.inner.guarantees()
+    }
+
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         match self.befall(call.what().name())? {
             true => Ok(Work::ready(call.into_memory().1)),

@@ -29,6 +29,10 @@ impl<R: Runtime> Named<R> {
 impl<R: Runtime> Communicator<R> for Named<R> {
     of_inner!();
 
+    fn guarantees(&self) -> super::Guarantees {
+        self.inner.guarantees()
+    }
+
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         // The innermost name says most.
         self.inner.start(Call { of: Some(call.of.clone().unwrap_or_else(|| self.name.clone())), ..call })

@@ -195,7 +195,7 @@ impl<T: Portable> Portable for Result<T> {
     }
 }
 
-/// Errors of many ranks stay what they are; others become arguments with the whole sentence.
+/// Errors of many ranks and of training stay what they are; others become arguments with the whole sentence.
 impl Portable for Error {
     fn write(&self, to: &mut Writer) {
         match self.kind() {
@@ -206,6 +206,10 @@ impl Portable for Error {
                 to.list(missing).text(calls)
             }
             ErrorKind::Argument { op, why } => to.u8(3).text(op).text(why),
+            ErrorKind::MissingGradient { names } => {
+                names.write(to.u8(5));
+                &mut *to
+            }
             _ => to.u8(4).text(&self.to_string()),
         };
         self.rank().write(to);
@@ -222,7 +226,9 @@ impl Portable for Error {
                 Error::from(ErrorKind::Timeout { op, waited, missing: from.list()?, calls: Portable::read(from)? })
             }
             3 => Error::from(ErrorKind::Argument { op: Portable::read(from)?, why: Portable::read(from)? }),
-            _ => Error::argument("rank", from.text()?.to_string()),
+            4 => Error::argument("rank", from.text()?.to_string()),
+            5 => Error::from(ErrorKind::MissingGradient { names: Portable::read(from)? }),
+            _ => return Err(malformed("an error")),
         };
         let rank = Option::<usize>::read(from)?;
         Ok(match rank {

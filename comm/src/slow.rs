@@ -105,6 +105,10 @@ impl<R: Runtime> SlowCommunicator<R> {
 impl<R: Runtime> Communicator<R> for SlowCommunicator<R> {
     of_inner!();
 
+    fn guarantees(&self) -> super::Guarantees {
+        self.inner.guarantees()
+    }
+
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         if self.size() == 1 {
             return self.inner.start(call);

@@ -17,7 +17,7 @@ use numcore::{DType, Element, Error, Result, Runtime, Shape, Tensor};
 #[derive(Clone)]
 pub struct Array {
     values: Arc<dyn Values>,
-    /// Its bytes among those of `values`.
+    /// The array's bytes among those of `values`.
     range: Range<usize>,
     shape: Shape,
     dtype: DType,
@@ -87,12 +87,12 @@ impl Array {
         self.shape.dims()
     }
 
-    /// Its element type.
+    /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Its bytes, row-major, in the host's byte order.
+    /// The stored bytes, row-major, in the host's byte order.
     pub fn bytes(&self) -> &[u8] {
         &self.values.bytes()[self.range.clone()]
     }
@@ -124,7 +124,7 @@ impl Array {
         }
     }
 
-    /// The same values with other sizes.
+    /// An array of other sizes with these values in this order.
     ///
     /// # Errors
     /// If the sizes have another number of elements.

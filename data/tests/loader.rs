@@ -183,6 +183,15 @@ fn errors_of_later_steps_name_the_example() {
 }
 
 #[test]
+fn steps_by_example_come_before_the_number_changes() {
+    let doubled = || Loader::new(InMemory::new(vec![1, 2])).batch(2).collate(|all| Ok([all.clone(), all].concat()));
+    for loader in [doubled().map(Ok), doubled().augment(0, |x, _| Ok(x))] {
+        let error = loader.epoch(0).unwrap().next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("4 values where the batch has 2 examples"), "{error}");
+    }
+}
+
+#[test]
 fn a_panic_is_raised_where_its_batch_is_taken() {
     let panics = |x: i64| if x == 9 { panic!("nine") } else { Ok(x) };
     for workers in [0, 2] {
@@ -192,6 +201,42 @@ fn a_panic_is_raised_where_its_batch_is_taken() {
         let raised = catch_unwind(AssertUnwindSafe(|| batches.next().map(|b| b.is_ok()))).unwrap_err();
         assert_eq!(raised.downcast_ref::<&str>(), Some(&"nine"));
     }
+}
+
+#[test]
+fn augmentation_is_keyed_by_seed_epoch_and_example() {
+    for epoch in 0..3 {
+        for batch in loader().epoch(epoch).unwrap() {
+            for (example, drawn) in batch.unwrap().data {
+                assert_eq!(drawn, data::random::keyed(3, epoch, example).next_u32());
+            }
+        }
+    }
+}
+
+/// Takes its time over every example.
+struct Slow(Arc<AtomicUsize>);
+
+impl Dataset for Slow {
+    type Example = ();
+
+    fn len(&self) -> usize {
+        10_000
+    }
+
+    fn get(&self, _index: usize) -> Result<()> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_batch_that_nobody_wants_is_not_finished() {
+    let read = Arc::new(AtomicUsize::new(0));
+    let loader = Loader::new(Slow(Arc::clone(&read))).batch(10_000);
+    drop(loader.epoch(0).unwrap());
+    assert!(read.load(Ordering::SeqCst) < 10_000);
 }
 
 /// Counts what is read, and itself.

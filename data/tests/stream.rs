@@ -40,6 +40,9 @@ fn shuffled_blocks_are_resumed_anywhere() {
             stream.next();
         }
     }
+    let blocks = rest(&mut numbers(40, &[]).unwrap().shuffle(20, 5));
+    let again: Vec<u64> = blocks[20..].iter().map(|x| x - 20).collect();
+    assert_ne!(blocks[..20], again, "every block has an order of its own");
     let order = |seed| rest(&mut numbers(50, &[]).unwrap().shuffle(50, seed));
     assert!(order(1) != order(2) && !order(1).is_sorted());
 }

@@ -10,6 +10,7 @@ mod downstream;
 mod examples;
 mod goldens;
 mod isa;
+mod mpi;
 mod repo;
 mod report;
 mod stages;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{cuda, downstream, examples, isa, repo, tidy, tools};
+use crate::{cuda, downstream, examples, isa, mpi, repo, tidy, tools};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -21,7 +21,10 @@ pub struct Stage {
 #[derive(Debug)]
 enum Action {
     /// One cargo command, with these environment variables.
-    Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
+    Cargo {
+        args: &'static [&'static str],
+        env: &'static [(&'static str, &'static str)],
+    },
     /// `cargo test` of these kinds of targets, of all packages but [`UNTESTED`].
     Tests(&'static [&'static str]),
     /// Several commands in order.
@@ -34,6 +37,9 @@ enum Action {
     Isa,
     /// What can be known of CUDA without a GPU.
     Cuda,
+    /// Ranks as processes, with the Open MPI that is installed for it, or with the system's.
+    Mpi,
+    SystemMpi,
     /// A crate that depends on the facade.
     Downstream,
 }
@@ -153,6 +159,8 @@ pub static STAGES: &[Stage] = &[
         Action::Steps(WGPU_STAGE),
     ),
     stage("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
+    stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
+    long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
@@ -202,6 +210,8 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Tidy => tidy::run(),
         Action::Cuda => cuda::run(),
         Action::Isa => isa::run(),
+        Action::Mpi => mpi::run(),
+        Action::SystemMpi => mpi::run_system(),
         Action::Downstream => downstream::run(),
         Action::Examples => examples::run(),
     }

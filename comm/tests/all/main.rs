@@ -4,4 +4,5 @@
 mod collectives;
 mod collectives_types;
 mod faults;
+mod in_order;
 mod thread_engine;

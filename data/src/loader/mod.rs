@@ -88,25 +88,34 @@ impl<E: Send + 'static> Loader<Vec<E>> {
     }
 
     /// Passes each example through `f` with a random generator of its own, keyed by (seed, epoch, example): augmentation that no number
-    /// of workers or ranks changes.
+    /// of workers or ranks changes. Two of these steps draw different numbers where their seeds differ.
     pub fn augment<T: Send + 'static>(
         self,
         seed: u64,
         f: impl Fn(E, &mut Philox) -> Result<T> + Send + Sync + 'static,
     ) -> Loader<Vec<T>> {
-        self.then(move |examples, request| {
-            let keyed_examples = examples.into_iter().zip(&request.rows.indices);
-            let mut one = |(example, &index)| {
-                f(example, &mut keyed(seed, request.epoch, index)).map_err(|e| request.located(e, index))
-            };
-            keyed_examples.map(&mut one).collect()
-        })
+        self.one_by_one("Loader::augment", move |example, epoch, index| f(example, &mut keyed(seed, epoch, index)))
     }
 
     /// Passes each example through `f`.
     pub fn map<T: Send + 'static>(self, f: impl Fn(E) -> Result<T> + Send + Sync + 'static) -> Loader<Vec<T>> {
+        self.one_by_one("Loader::map", move |example, _, _| f(example))
+    }
+
+    /// Passes each example through `f`, with its epoch and its number.
+    fn one_by_one<T: Send + 'static>(
+        self,
+        op: &'static str,
+        f: impl Fn(E, u64, u64) -> Result<T> + Send + Sync + 'static,
+    ) -> Loader<Vec<T>> {
         self.then(move |examples, request| {
-            let one = |(example, &index)| f(example).map_err(|e| request.located(e, index));
+            let (given, rows) = (examples.len(), request.rows.indices.len());
+            if given != rows {
+                let why =
+                    format!("{given} values where the batch has {rows} examples: change their number after this step");
+                return Err(Error::argument(op, why));
+            }
+            let one = |(example, &index)| f(example, request.epoch, index).map_err(|e| request.located(e, index));
             examples.into_iter().zip(&request.rows.indices).map(one).collect()
         })
     }

@@ -134,6 +134,16 @@ mod tests {
     }
 
     #[test]
+    fn every_window_of_every_epoch_has_its_own_order() {
+        // Windows of 20 batches with the same lengths in each.
+        let order = Buckets::new(crate::order::Sequential::new(80), 2, 20, 3, |i| (i % 40) as usize).unwrap();
+        let lengths =
+            |epoch, start| order.indices(epoch, start..start + 40).into_iter().map(|i| i % 40).collect::<Vec<_>>();
+        let (first, second, next) = (lengths(0, 0), lengths(0, 40), lengths(1, 0));
+        assert!(first != second && first != next && second != next);
+    }
+
+    #[test]
     fn nothing_is_not_a_window() {
         for (batch, window) in [(0, 3), (3, 0), (u64::MAX, 2)] {
             assert!(Buckets::new(Shuffled::new(9, 0), batch, window, 0, length).is_err());

@@ -27,7 +27,7 @@ pub trait Documents: Send + Sync {
     /// If there is no such document.
     fn length(&self, document: usize) -> Result<usize>;
 
-    /// Those tokens of a document.
+    /// A range of a document's tokens.
     ///
     /// # Errors
     /// If there are none, or they cannot be read.

@@ -35,7 +35,7 @@ impl Tokenizer {
     /// The tokens of a text with the special tokens that the file says go around it.
     ///
     /// # Errors
-    /// As [`encode`](Tokenizer::encode).
+    /// If [`encode`](Tokenizer::encode) would fail.
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, true)
     }

@@ -77,7 +77,7 @@ impl IndexedTokens {
         self.sequence_tokens(index, 0..self.sequence_len(index)?)
     }
 
-    /// Those tokens of a document; nothing else is read.
+    /// A range of a document's tokens; nothing else is read.
     ///
     /// # Errors
     /// If there is no such document, it has fewer tokens, or the index misplaces it.

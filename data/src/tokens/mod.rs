@@ -4,7 +4,9 @@ mod file;
 mod indexed;
 mod windows;
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
+
+use bytemuck::Pod;
 
 pub use file::{TokenFile, TokenType, write_tokens};
 pub use indexed::{IndexedTokens, IndexedTokensWriter};
@@ -67,34 +69,33 @@ fn read(file: &PositionedFile, kind: TokenType, offset: u64, count: usize) -> Re
         let why = format!("{count} tokens of {kind} from byte {offset} on are past its end at {}", file.len());
         return Err(file.malformed(why));
     }
-    macro_rules! as_read {
-        ($stored:ty, $convert:expr) => {{
-            let mut stored = vec![<$stored>::default(); count];
-            file.read(offset, bytemuck::cast_slice_mut(&mut stored))?;
-            let convert: fn($stored) -> Option<u32> = $convert;
-            let converted: Option<Vec<u32>> = stored.iter().map(|&x| convert(x)).collect();
-            converted.ok_or_else(|| {
-                let at = stored.iter().position(|&x| convert(x).is_none()).unwrap_or(0);
-                file.malformed(format!("byte {}: {} is no token", offset + (at * kind.size()) as u64, stored[at]))
-            })
-        }};
-    }
     match kind {
         // Every value is a token, and the loops without a test are vectors.
         TokenType::U8 => Ok(file.bytes(offset, count as u64)?.into_iter().map(u32::from).collect()),
-        TokenType::U16 => {
-            let mut stored = vec![0u16; count];
-            file.read(offset, bytemuck::cast_slice_mut(&mut stored))?;
-            Ok(stored.into_iter().map(u32::from).collect())
-        }
-        TokenType::U32 => {
-            let mut stored = vec![0u32; count];
-            file.read(offset, bytemuck::cast_slice_mut(&mut stored))?;
-            Ok(stored)
-        }
-        TokenType::I8 => as_read!(i8, |x| x.try_into().ok()),
-        TokenType::I16 => as_read!(i16, |x| x.try_into().ok()),
-        TokenType::I32 => as_read!(i32, |x| x.try_into().ok()),
-        TokenType::I64 => as_read!(i64, |x| x.try_into().ok()),
+        TokenType::U16 => Ok(stored::<u16>(file, offset, count)?.into_iter().map(u32::from).collect()),
+        TokenType::U32 => stored(file, offset, count),
+        TokenType::I8 => checked::<i8>(file, offset, count),
+        TokenType::I16 => checked::<i16>(file, offset, count),
+        TokenType::I32 => checked::<i32>(file, offset, count),
+        TokenType::I64 => checked::<i64>(file, offset, count),
     }
+}
+
+/// Numbers as they are stored: little endian, as every host is that this workspace builds for.
+fn stored<T: Pod>(file: &PositionedFile, offset: u64, count: usize) -> Result<Vec<T>> {
+    let mut numbers = vec![T::zeroed(); count];
+    file.read(offset, bytemuck::cast_slice_mut(&mut numbers))?;
+    Ok(numbers)
+}
+
+/// Tokens of a type that also holds numbers that are none.
+fn checked<T>(file: &PositionedFile, offset: u64, count: usize) -> Result<Vec<u32>>
+where
+    T: Pod + fmt::Display,
+    u32: TryFrom<T>,
+{
+    let wrong =
+        |at: usize, x: T| file.malformed(format!("byte {}: {x} is no token", offset + (at * size_of::<T>()) as u64));
+    let numbers = stored::<T>(file, offset, count)?.into_iter().enumerate();
+    numbers.map(|(at, x)| u32::try_from(x).map_err(|_| wrong(at, x))).collect()
 }

@@ -167,7 +167,8 @@ fn a_checkpoint_can_be_read_without_a_trainer() {
 
 #[test]
 fn scaler_and_counts_go_on() {
-    let scratch = Scratch::new("scaler");
+    // Of one rank: every process has its own.
+    let scratch = Scratch::new(&format!("scaler-{}", std::process::id()));
     let folder = scratch.folder();
     let mut scaler = LossScaler::starting_at(64.0).unwrap();
     scaler.interval = 2;

@@ -12,7 +12,7 @@ use std::{
 use crate::pipeline_common::*;
 use autograd::Var;
 use distributed::{
-    comm::{Call, Collective, Comm, Communicator, CountingCommunicator, Work},
+    comm::{Call, Collective, Comm, Communicator, CountingCommunicator, InOrderCommunicator, Work},
     pipeline::{MicroBatches, Pipeline, ScheduleKind, Stage},
 };
 use nn::{Module, Visitor};
@@ -141,18 +141,32 @@ impl Communicator<Cpu> for Rendezvous {
     }
 }
 
+/// How transfers run.
+#[derive(Clone, Copy)]
+enum Transfers {
+    Independent,
+    Synchronous,
+    InOrder,
+}
+
 #[test]
-fn synchronous_sends_do_not_deadlock() {
+fn neither_synchronous_sends_nor_transfers_in_order_deadlock() {
     for (p, v, m) in [(2, 1, 4), (2, 2, 4), (3, 1, 6), (3, 2, 6), (4, 1, 8), (4, 2, 8), (8, 1, 16), (8, 2, 16)] {
         for (kind, checked) in kinds(p, v, m) {
-            let run = |synchronous: bool| {
+            let run = |transfers: Transfers| {
                 world(p, |comm| {
-                    let comm: Comm<Cpu> = if synchronous { Arc::new(Rendezvous(comm)) } else { comm };
+                    let comm: Comm<Cpu> = match transfers {
+                        Transfers::Independent => comm,
+                        Transfers::Synchronous => Arc::new(Rendezvous(comm)),
+                        Transfers::InOrder => Arc::new(InOrderCommunicator::new(comm)?),
+                    };
                     let mut pipeline = pipeline(&comm, &checked, mlp_stages(comm.runtime(), p * v, p * v))?;
                     Ok([step(&comm, &mut pipeline, m)?, step(&comm, &mut pipeline, m)?])
                 })
             };
-            assert_eq!(run(true), run(false), "{kind} {p} {v} {m}");
+            let expected = run(Transfers::Independent);
+            assert_eq!(run(Transfers::Synchronous), expected, "synchronous: {kind} {p} {v} {m}");
+            assert_eq!(run(Transfers::InOrder), expected, "in order: {kind} {p} {v} {m}");
         }
     }
 }

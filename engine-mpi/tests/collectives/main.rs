@@ -14,6 +14,8 @@ mod collectives;
 mod collectives_types;
 #[path = "../../../comm/tests/all/faults.rs"]
 mod faults;
-#[path = "../support/ranks.rs"]
+#[path = "../../../comm/tests/all/in_order.rs"]
+mod in_order;
 #[allow(dead_code, reason = "other suites use the rest")]
+#[path = "../support/ranks.rs"]
 pub mod ranks;

@@ -2,6 +2,7 @@
 //! what the programs of its ranks return is told to all, so every assertion holds on every process.
 
 use std::{
+    io::{Write, stderr},
     sync::{Mutex, OnceLock},
     time::Duration,
 };
@@ -55,24 +56,40 @@ impl Ranks {
         runtime: impl Fn(usize) -> Result<R>,
         program: impl Fn(Comm<R>) -> Result<T> + Sync,
     ) -> Result<Vec<Result<T>>> {
-        let (mpi, observer) = all();
+        let (mpi, _) = all();
         if self.size > mpi.size() {
-            // More ranks than processes: as threads, in each of them.
-            let threads = Threads::new(self.size).timeout(self.timeout);
-            let threads = if self.places == Places::Any { threads.any_place() } else { threads };
-            return threads.outcomes(runtime, program);
+            // More ranks than processes: threads of the first, for all.
+            let own = (mpi.rank() == 0).then(|| self.threads().outcomes(runtime, program)).transpose()?;
+            return Option::from_bytes(&tell(&own.to_bytes())[0]).map(|own| own.expect("the first process ran them"));
         }
         let members: Vec<usize> = (0..self.size).collect();
         let rt = runtime(mpi.rank().min(self.size - 1))?;
         let world = mpi.world_with(&members, &rt, self.timeout, self.places)?;
         // Deadlines are short: all begin together.
-        observer.barrier()?;
+        meet();
         let own = world.map(|comm| guarded(&comm, &program));
-        let told = observer.exchange_bytes(&own.to_bytes(), std::panic::Location::caller())?;
+        let told = tell(&own.to_bytes());
         let outcomes = told[..self.size].iter().map(|bytes| Option::<Result<T>>::from_bytes(bytes));
         let outcomes = outcomes.map(|own| Ok(own?.expect("a member of the world has an outcome")));
         Ok(with_causes(outcomes.collect::<Result<_>>()?))
     }
+
+    fn threads(&self) -> Threads {
+        let threads = Threads::new(self.size).timeout(self.timeout);
+        if self.places == Places::Any { threads.any_place() } else { threads }
+    }
+}
+
+/// What every process tells the others. Where they do not run the same tests any more, one having failed alone, all end.
+fn tell(own: &[u8]) -> Vec<Vec<u8>> {
+    all().1.exchange_bytes(own, std::panic::Location::caller()).unwrap_or_else(|error| diverged(&error))
+}
+
+fn diverged(error: &numcore::Error) -> ! {
+    // Not `eprintln!`, which tests keep to themselves until they end.
+    let _ =
+        writeln!(stderr(), "processes do not run the same tests: one may have failed on some of them alone\n{error}");
+    std::process::abort();
 }
 
 /// MPI in this process, until it exits, and a world in which processes tell each other what their programs returned.
@@ -100,5 +117,5 @@ extern "C" fn finalize() {
 
 /// Returns when all processes have come here.
 pub fn meet() {
-    all().1.barrier().expect("all processes run the same tests");
+    all().1.barrier().unwrap_or_else(|error| diverged(&error));
 }

