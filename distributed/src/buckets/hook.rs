@@ -22,7 +22,7 @@ use crate::{
 ///
 /// Buckets are sent in the order of the plan, whatever order gradients become final in: all ranks make the same calls. The sums do
 /// not depend on how parameters are cut into buckets.
-pub struct Buckets<R: Runtime> {
+pub struct GradientBuckets<R: Runtime> {
     comm: Comm<R>,
     label: Label,
     options: BucketOptions,
@@ -36,7 +36,7 @@ pub struct Buckets<R: Runtime> {
     ready: Vec<usize>,
 }
 
-impl<R: Runtime> Buckets<R> {
+impl<R: Runtime> GradientBuckets<R> {
     /// The gradients of `optimizer`'s parameters, which it reorders by `key`: the order in which they are expected to become final.
     pub fn new(
         comm: &Comm<R>,
@@ -48,7 +48,7 @@ impl<R: Runtime> Buckets<R> {
         Self::reduced_by(comm, Label::next(comm), optimizer, key, options, reducer)
     }
 
-    /// As [`new`](Buckets::new) for a training step that has a label and a reducer already.
+    /// As [`new`](GradientBuckets::new) for a training step that has a label and a reducer already.
     pub(crate) fn reduced_by(
         comm: &Comm<R>,
         label: Label,
@@ -59,7 +59,7 @@ impl<R: Runtime> Buckets<R> {
     ) -> Result<Self> {
         let layout = BucketLayout::new(comm, &label, optimizer, key, &options)?;
         let (comm, ready) = (comm.clone(), Vec::new());
-        Ok(Buckets { comm, label, options, reducer, layout, next: 0, sync: true, begun: false, ready })
+        Ok(GradientBuckets { comm, label, options, reducer, layout, next: 0, sync: true, begun: false, ready })
     }
 
     /// Cuts buckets anew, between steps. The reducer keeps what it has from step to step.
@@ -72,7 +72,7 @@ impl<R: Runtime> Buckets<R> {
         Ok(())
     }
 
-    /// The gradients. Between [`begin`](Buckets::begin) and [`finish`](Buckets::finish) parts of them are in flight.
+    /// The gradients. Between [`begin`](GradientBuckets::begin) and [`finish`](GradientBuckets::finish) parts of them are in flight.
     pub fn gradients(&self) -> &FlatGradients<R> {
         &self.layout.gradients
     }
@@ -131,7 +131,7 @@ impl<R: Runtime> Buckets<R> {
         self.reducer.set_loss_weight(weight, scale)
     }
 
-    /// After the update: the step was taken. Without it, a step with a loss scale is forgotten by the next [`zero`](Buckets::zero).
+    /// After the update: the step was taken. Without it, a step with a loss scale is forgotten by the next [`zero`](GradientBuckets::zero).
     pub fn keep(&mut self) {
         self.reducer.step_taken();
     }
@@ -225,7 +225,7 @@ impl<R: Runtime> Buckets<R> {
     }
 }
 
-impl<R: Runtime> BackwardHook<R> for Buckets<R> {
+impl<R: Runtime> BackwardHook<R> for GradientBuckets<R> {
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         self.layout.gradients.grad_slot(leaf)
     }

@@ -16,7 +16,7 @@ mod weight;
 pub use all_reduce::AllReduce;
 pub use canonical::Canonical;
 pub use compression::GradCompression;
-pub use hook::Buckets;
+pub use hook::GradientBuckets;
 pub use options::BucketOptions;
 pub use plan::{BucketLimits, BucketPlan, BucketSpec};
 pub use powersgd::PowerSgd;

@@ -12,7 +12,7 @@ use optim::{Optimizer, all_finite, require_rates};
 
 use super::Ddp;
 use crate::{
-    buckets::{BucketOptions, BucketReducer, Buckets, FailedSteps, Unused, reducer},
+    buckets::{BucketOptions, BucketReducer, FailedSteps, GradientBuckets, Unused, reducer},
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Label},
     mesh::AsMesh,
@@ -39,7 +39,7 @@ pub(crate) type MakeReducer<R> = Box<dyn FnOnce(&Comm<R>) -> Result<Box<dyn Buck
 pub struct DataParallel<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) optimizer: Box<dyn Optimizer<R>>,
-    pub(super) buckets: Buckets<R>,
+    pub(super) buckets: GradientBuckets<R>,
     options: BucketOptions,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
     /// Parameters that were frozen from the start, which the optimizer does not have.
@@ -94,7 +94,7 @@ impl<R: Runtime> DataParallel<R> {
             Some(make) => make(comm)?,
             None => reducer(comm, &options, FailedSteps::AreUndone)?,
         };
-        let buckets = Buckets::reduced_by(comm, label, &mut *optimizer, &key, options.clone(), reducer)?;
+        let buckets = GradientBuckets::reduced_by(comm, label, &mut *optimizer, &key, options.clone(), reducer)?;
         let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
         Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, buffers, begun: 0 })
     }
@@ -110,11 +110,11 @@ impl<R: Runtime> DataParallel<R> {
     }
 
     /// The gradients in their buckets.
-    pub fn buckets(&self) -> &Buckets<R> {
+    pub fn buckets(&self) -> &GradientBuckets<R> {
         &self.buckets
     }
 
-    pub(super) fn buckets_mut(&mut self) -> &mut Buckets<R> {
+    pub(super) fn buckets_mut(&mut self) -> &mut GradientBuckets<R> {
         &mut self.buckets
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::pipeline_common::*;
 use autograd::BackwardHook;
 use distributed::{
-    buckets::{BucketOptions, Buckets},
+    buckets::{BucketOptions, GradientBuckets},
     comm::{Collectives, Comm, ReduceOp},
     pipeline::{
         Action, Compute, Limits, Lowering, MicroBatches, Pipeline, PipelineGroups, ScheduleKind, Stage, StageHooks,
@@ -71,7 +71,7 @@ fn units_are_called_in_the_order_of_the_row() {
 }
 
 /// Buckets as the hooks of stages: they are sent during a stage's last backward pass.
-struct Bucketed(BTreeMap<usize, Buckets<Cpu>>);
+struct Bucketed(BTreeMap<usize, GradientBuckets<Cpu>>);
 
 impl StageHooks<Cpu> for Bucketed {
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
@@ -125,13 +125,13 @@ fn buckets_and_plain_sums_give_the_same_over_replicas() {
             let (mut hooks, mut kept) = (BTreeMap::new(), Vec::new());
             for (&stage, module) in pipeline.stages() {
                 let mut optimizer = sgd(&**module)?;
-                let buckets = Buckets::new(&groups.data, &mut *optimizer, &|_| 0, BucketOptions::default())?;
+                let buckets = GradientBuckets::new(&groups.data, &mut *optimizer, &|_| 0, BucketOptions::default())?;
                 hooks.insert(stage, buckets);
                 kept.push(optimizer);
             }
             let mut hooks = Bucketed(hooks);
             pipeline.run(batch(&comm)?, &mut hooks)?;
-            hooks.0.values_mut().try_for_each(Buckets::finish)?;
+            hooks.0.values_mut().try_for_each(GradientBuckets::finish)?;
             summed(&pipeline, |stage| hooks.0[&stage].gradients())
         });
         assert_eq!(plain, bucketed, "{kind}");
