@@ -43,6 +43,9 @@ pub(crate) enum Command {
 
 /// Between looks at MPI while calls are under way and nobody waits.
 const NAP: Duration = Duration::from_micros(30);
+/// As [`NAP`], once nothing has moved for [`LULL`]: ranks that wait for others leave them the processor.
+const LONG_NAP: Duration = Duration::from_micros(200);
+const LULL: Duration = Duration::from_millis(5);
 /// Between looks at MPI while nothing is under way.
 const IDLE: Duration = Duration::from_millis(1);
 /// For so long after anything moved the thread does not sleep while somebody waits.
@@ -103,7 +106,8 @@ impl Progress {
                 thread::yield_now();
                 return self.commands.try_recv().ok();
             }
-            (true, _) => NAP,
+            (true, _) if self.last_move.elapsed() < LULL => NAP,
+            (true, _) => LONG_NAP,
             (false, _) => IDLE,
         };
         match self.commands.recv_timeout(nap) {

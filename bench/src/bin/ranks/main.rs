@@ -4,10 +4,13 @@
 //! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases; the median is printed, with its
 //! ratio to one rank of one thread that computes the same per rank. With a link, ranks have its latency and bandwidth.
 //! Each strategy is then shown bucket by bucket or unit by unit, and also with a single bucket or unit, which overlaps
-//! little communication.
+//! little communication. With `--processes`, in a build with the feature
+//! `mpi` and under `mpirun -n 2`, ranks that are processes are shown next to threads.
 #![forbid(unsafe_code)]
 
 mod links;
+#[cfg(feature = "mpi")]
+mod processes;
 mod training;
 
 use std::{process::ExitCode, time::Instant};
@@ -32,13 +35,27 @@ const CASES: [Case; 6] = [
     Case::two("zero 3, 2 ranks", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
 ];
 
+/// What is measured.
+enum Measure {
+    Threads,
+    OnLink(Link),
+    #[cfg(feature = "mpi")]
+    Processes,
+}
+
 fn main() -> ExitCode {
-    let Some((rounds, link)) = options() else {
-        eprintln!("usage: ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]");
+    let Some((rounds, measure)) = options() else {
+        eprintln!("usage: ranks [ROUNDS] [--link LATENCY_US,GB_PER_S | --processes (built with the feature mpi)]");
         return ExitCode::from(2);
     };
     println!("{}", Cpu::new().capabilities().name);
-    match link.map_or_else(|| run(rounds), |link| links::run(rounds, link)) {
+    let done = match measure {
+        Measure::Threads => run(rounds),
+        Measure::OnLink(link) => links::run(rounds, link),
+        #[cfg(feature = "mpi")]
+        Measure::Processes => processes::run(rounds),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("ranks: {e}");
@@ -47,17 +64,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// Rounds, and a link if one is wanted.
-fn options() -> Option<(usize, Option<Link>)> {
-    let (mut rounds, mut link) = (5, None);
+/// Rounds, and what is measured.
+fn options() -> Option<(usize, Measure)> {
+    let (mut rounds, mut measure) = (5, Measure::Threads);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match &*argument {
-            "--link" => link = Some(links::parse(&arguments.next()?)?),
+            "--link" => measure = Measure::OnLink(links::parse(&arguments.next()?)?),
+            #[cfg(feature = "mpi")]
+            "--processes" => measure = Measure::Processes,
             _ => rounds = argument.parse().ok().filter(|&n| n > 0)?,
         }
     }
-    Some((rounds, link))
+    Some((rounds, measure))
 }
 
 fn run(n: usize) -> Result<()> {

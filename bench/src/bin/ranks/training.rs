@@ -98,7 +98,7 @@ fn train(case: &Case, link: Option<Link>) -> Result<Measured> {
     slowest.ok_or_else(|| weftgrad::Error::argument("ranks", "no rank"))
 }
 
-fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
+pub(crate) fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<Measured> {
     let link = link.filter(|_| case.ranks > 1);
     let comm = match link {
         Some(link) => Arc::new(SlowCommunicator::new(comm, link)?),
