@@ -153,7 +153,7 @@ fn piped(model: Model, checked: &Checked, replicas: usize, runs: usize, max_norm
     let ranks = world(p * replicas, |comm| {
         let staged = model.staged(&comm, checked);
         let mut trainer = TrainStep::builder(&comm, staged)
-            .optimizer_with(|leaves| sgd(leaves))
+            .optimizer_with(sgd)
             .config(config(runs, max_norm))
             .build()?;
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
@@ -291,7 +291,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
         let scaler = LossScaler::starting_at(1e30)?;
         let config = TrainingConfig { loss_scaling: Some(scaler), ..config(1, Some(1.0)) };
         let mut trainer =
-            TrainStep::builder(&comm, staged).optimizer_with(|leaves| sgd(leaves)).config(config).build()?;
+            TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
         let before = weights(trainer.pipeline().stages().values());
         let (x, y) = Model::Mlp.batch(comm.runtime(), 0, 3);
         // 1e30 times a difference of 1e10 is beyond f32.
@@ -317,7 +317,7 @@ fn a_loss_scale_that_fits_changes_nothing() {
             let loss_scaling = scale.map(LossScaler::starting_at).transpose()?;
             let config = TrainingConfig { loss_scaling, ..config(1, Some(0.5)) };
             let mut trainer =
-                TrainStep::builder(&comm, staged).optimizer_with(|leaves| sgd(leaves)).config(config).build()?;
+                TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
             let (x, y) = Model::Gpt.batch(comm.runtime(), 0, 2);
             let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
             Ok((metrics.stepped(), metrics.grad_norm()?, weights(trainer.pipeline().stages().values())))
