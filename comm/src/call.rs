@@ -60,7 +60,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Its name in messages and counts.
+    /// The name of the collective in messages and counts.
     pub fn name(&self) -> &'static str {
         match self {
             Collective::AllReduce(_) => "all_reduce",

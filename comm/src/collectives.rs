@@ -51,7 +51,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.scatter(x, &parts, out, op, Location::caller())
     }
 
-    /// As [`reduce_scatter`](Collectives::reduce_scatter) with parts of `parts[r]` elements.
+    /// A [`reduce_scatter`](Collectives::reduce_scatter) whose part `r` has `parts[r]` elements.
     #[track_caller]
     fn reduce_scatter_parts(
         &self,
@@ -77,7 +77,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.gather(x, &parts, out, Location::caller())
     }
 
-    /// As [`all_gather`](Collectives::all_gather) with parts of `parts[r]` elements.
+    /// An [`all_gather`](Collectives::all_gather) whose part `r` has `parts[r]` elements.
     #[track_caller]
     fn all_gather_parts(&self, x: &Tensor<R>, parts: &[usize], out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
         self.gather(x, parts, out, Location::caller())
@@ -97,7 +97,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.exchange_parts(x, &send, out, &recv, Location::caller())
     }
 
-    /// As [`all_to_all`](Collectives::all_to_all): `send[j]` elements go to rank `j`, `recv[i]` come from rank `i`.
+    /// An [`all_to_all`](Collectives::all_to_all) of uneven parts: `send[j]` elements go to rank `j`, `recv[i]` come from rank `i`.
     #[track_caller]
     fn all_to_all_parts(
         &self,
@@ -277,7 +277,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         Ok(lengths.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
     }
 
-    /// As [`exchange`](Collectives::exchange) where every rank gives as many bytes: ranks meet once, and the host waits for the device once.
+    /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank: ranks meet once, and the host waits for the device once.
     fn exchange_equal_at<const K: usize>(
         &self,
         bytes: [u8; K],

@@ -69,7 +69,7 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
         self.abort_for(self.world_rank(), cause);
     }
 
-    /// As [`abort`](Communicator::abort), naming the rank where the failure began, which may be another than this one.
+    /// Ends every call as [`abort`](Communicator::abort) does, naming the rank where the failure began, which may be another than this one.
     fn abort_for(&self, world_rank: usize, cause: &str);
 }
 

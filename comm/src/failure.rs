@@ -14,7 +14,7 @@ pub const LEFT: &str = "it left";
 pub enum Why {
     /// A rank failed, or left.
     Peer {
-        /// Its world rank.
+        /// The world rank that failed.
         peer: usize,
         /// What it said.
         cause: String,
@@ -28,7 +28,7 @@ pub enum Why {
     Timeout {
         /// How long was waited.
         waited: Duration,
-        /// Their world ranks.
+        /// The world ranks that did not arrive.
         missing: Vec<usize>,
     },
 }

@@ -57,7 +57,7 @@ impl Ranks {
         outcomes.into_iter().collect()
     }
 
-    /// As [`run`](Ranks::run), giving every rank's own outcome, by rank.
+    /// Runs `program` as [`run`](Ranks::run) does, and gives every rank's own outcome, by rank.
     pub fn outcomes<R: Runtime, T: Send>(
         &self,
         runtime: impl Fn(usize) -> Result<R>,

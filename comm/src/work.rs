@@ -60,7 +60,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// The same work with another view of its result.
+    /// This work, with `f` applied to its result.
     pub fn map<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Work<U>
     where
         T: Send + 'static,

@@ -19,7 +19,7 @@ impl Axis {
     /// Every axis, outermost first.
     pub const ALL: [Axis; 3] = [Axis::Pipe, Axis::Data, Axis::Shard];
 
-    /// Its name in tables and messages.
+    /// The name of the axis in tables and messages.
     pub fn name(self) -> &'static str {
         ["pipe", "data", "shard"][self as usize]
     }

@@ -33,7 +33,7 @@ pub struct SyncBatchNorm<R: Runtime> {
 }
 
 impl<R: Runtime> SyncBatchNorm<R> {
-    /// As [`BatchNorm::new`]: weight 1, bias 0, running mean 0 and variance 1, `[channels]` each. Statistics are those of `comm`'s ranks.
+    /// Parameters and buffers as [`BatchNorm::new`] makes them: weight 1, bias 0, running mean 0 and variance 1, `[channels]` each. Statistics are those of `comm`'s ranks.
     pub fn new(init: &Init<R>, channels: usize, comm: &Comm<R>) -> Result<Self> {
         Ok(Self::over(BatchNorm::new(init, channels)?, comm))
     }

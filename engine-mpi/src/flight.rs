@@ -26,7 +26,7 @@ pub(crate) struct Flight {
     pub(crate) payload: Vec<u8>,
     /// Ranks of the group that this one meets.
     pub(crate) peers: Vec<usize>,
-    /// Those of them that have not come yet.
+    /// The ranks that have not come yet.
     pub(crate) absent: Vec<usize>,
     pub(crate) met: Met,
     pub(crate) begun: bool,

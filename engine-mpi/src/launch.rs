@@ -24,7 +24,7 @@ impl Launch {
         Launch::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// As [`from_env`](Launch::from_env), from any source of variables.
+    /// What [`from_env`](Launch::from_env) finds, in any source of variables.
     pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Option<Launch> {
         let number = |name: &str| get(name)?.parse().ok();
         NAMES.iter().find_map(|[rank, size, local_rank]| {

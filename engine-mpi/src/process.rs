@@ -129,7 +129,7 @@ impl Mpi {
         self.world_with(ranks, rt, self.timeout, self.places)
     }
 
-    /// As [`world_of`](Mpi::world_of), with its own deadline and rule for places.
+    /// A world like that of [`world_of`](Mpi::world_of), with a deadline and a rule for places of its own.
     pub fn world_with<R: Runtime>(
         &self,
         ranks: &[usize],

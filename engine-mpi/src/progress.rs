@@ -43,7 +43,7 @@ pub(crate) enum Command {
 
 /// Between looks at MPI while calls are under way and nobody waits.
 const NAP: Duration = Duration::from_micros(30);
-/// As [`NAP`], once nothing has moved for [`LULL`]: ranks that wait for others leave them the processor.
+/// The pause between polls once nothing has moved for [`LULL`]: ranks that wait for others leave them the CPU.
 const LONG_NAP: Duration = Duration::from_micros(200);
 const LULL: Duration = Duration::from_millis(5);
 /// Between looks at MPI while nothing is under way.

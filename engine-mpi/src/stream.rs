@@ -24,7 +24,7 @@ pub(crate) enum Event {
     Message(usize, Message),
     /// The process has died.
     Dead(usize),
-    /// Its stream has broken, in MPI's words.
+    /// The stream of this rank has broken, in MPI's words.
     Broken(usize, String),
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 /// What a world's communicators and the progress thread share.
 pub(crate) struct World {
-    /// Its number among the worlds of the process: all members make theirs in one order.
+    /// The number of the world among those of the process: all members make theirs in one order.
     pub(crate) number: u64,
     /// The processes in it.
     pub(crate) members: Arc<[usize]>,
@@ -52,7 +52,7 @@ impl World {
         true
     }
 
-    /// As [`fail`](World::fail), with what another rank found.
+    /// Fails the world, like [`fail`](World::fail), with what another rank found.
     pub(crate) fn fail_as(&self, failure: Failure) -> bool {
         let mut state = self.state.lock();
         let first = state.failure.is_none();

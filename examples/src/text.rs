@@ -42,7 +42,7 @@ const SOURCES: &[&str] = &[
 
 /// A text as numbers of its vocabulary, nine tenths to train on and one to validate.
 pub struct Corpus {
-    /// Its characters, in order.
+    /// The characters of the text, in order.
     pub vocabulary: Vec<char>,
     tokens: Vec<i64>,
 }

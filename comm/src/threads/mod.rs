@@ -49,7 +49,7 @@ impl<R: Runtime> ThreadCommunicator<R> {
         Self::members(runtimes, timeout, Places::Same)
     }
 
-    /// As [`world`](ThreadCommunicator::world); `places` tells from where in the program calls may come.
+    /// The communicators of a [`world`](ThreadCommunicator::world); `places` tells from where in the program calls may come.
     pub fn members(runtimes: Vec<R>, timeout: Duration, places: Places) -> Result<Vec<Comm<R>>> {
         if runtimes.is_empty() {
             return Err(Error::argument("ThreadCommunicator", "a world needs at least one rank"));

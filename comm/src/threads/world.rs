@@ -25,7 +25,7 @@ pub(super) struct World<R: Runtime> {
 struct WorldState<R: Runtime> {
     failure: Option<Failure>,
     recorder: Recorder,
-    /// Those with members that have not left, or with calls that are not done.
+    /// The groups with members that have not left, or with calls that are not done.
     groups: BTreeMap<usize, RankGroup<R>>,
     /// How many groups there were so far.
     made: usize,

@@ -21,14 +21,14 @@ pub(super) struct BucketParam<R: Runtime> {
 
 /// Neighbouring gradients that are sent together.
 pub(super) struct Bucket<R: Runtime> {
-    /// Its calls say which bucket they are of, and which of its parameters are frozen.
+    /// A communicator whose calls say which bucket they are of, and which of its parameters are frozen.
     pub(super) comm: Comm<R>,
     pub(super) frozen: Vec<usize>,
     pub(super) buffer: usize,
     pub(super) ranges: Range<usize>,
-    /// Its parameters, by number.
+    /// The parameters of the bucket, by number.
     pub(super) params: Vec<usize>,
-    /// Its parameters, where they are in its row.
+    /// The parameters of the bucket, where they are in its row.
     pub(super) members: Vec<BucketMember<R>>,
     pub(super) waits_for: usize,
     /// Whether the reducer has its row.

@@ -8,9 +8,9 @@ pub enum GradCompression {
     /// As they are.
     #[default]
     Own,
-    /// As `bf16`: half the bytes of `f32`, its range, three digits.
+    /// Sent as `bf16`: half the bytes of `f32`, its range, three digits.
     Bf16,
-    /// As `f16`: half the bytes, four digits. Sums over examples or tokens would leave its range (65504), so what is sent is the gradient
+    /// Sent as `f16`: half the bytes, four digits. Sums over examples or tokens would leave its range (65504), so what is sent is the gradient
     /// of the mean loss, times the loss scale where there is one: a rank's sum times `n / weight`, averaged over the `n` ranks, where
     /// `weight` is what all losses of the step weigh. It is known to all after one more exchange of one number, with which the last
     /// backward pass of a step begins. [`GradientBuckets`](super::GradientBuckets) that were not given the weight of the losses send sums.

@@ -48,7 +48,7 @@ impl<R: Runtime> GradientBuckets<R> {
         Self::reduced_by(comm, Label::next(comm), optimizer, key, options, reducer)
     }
 
-    /// As [`new`](GradientBuckets::new) for a training step that has a label and a reducer already.
+    /// Makes the buckets, like [`new`](GradientBuckets::new), of a training step that has a label and a reducer already.
     pub(crate) fn reduced_by(
         comm: &Comm<R>,
         label: Label,

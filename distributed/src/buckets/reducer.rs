@@ -21,11 +21,11 @@ pub struct BucketMember<R: Runtime> {
 
 /// A bucket whose gradients are final on this rank. Buckets are full in the same order on all ranks.
 pub struct FullBucket<'a, R: Runtime> {
-    /// Its number, from 0, in the order in which buckets are sent.
+    /// The number of the bucket, from 0, in the order in which buckets are sent.
     pub number: usize,
     /// The ranks. Calls over it have the bucket's name.
     pub comm: &'a Comm<R>,
-    /// Its parameters, in the order of the row. Between them there may be gaps, of zeros.
+    /// The parameters of the bucket, in the order of the row. Between them there may be gaps, of zeros.
     pub members: &'a [BucketMember<R>],
 }
 

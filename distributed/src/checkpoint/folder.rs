@@ -33,13 +33,13 @@ impl Folder {
         Folder { path: path.into(), watch: None }
     }
 
-    /// The same folder; before each change that a save or [`prune`](Folder::prune) makes in the file system, `watch` is told which, on the
+    /// This folder, watched: before each change that a save or [`prune`](Folder::prune) makes in the file system, `watch` is told which, on the
     /// rank that makes it. An error of it ends the save there: for tests of what is left then.
     pub fn watched(self, watch: impl Fn(&'static str) -> Result<()> + Send + Sync + 'static) -> Self {
         Folder { watch: Some(Arc::new(watch)), ..self }
     }
 
-    /// Its path.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

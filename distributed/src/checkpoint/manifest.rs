@@ -114,7 +114,7 @@ impl Manifest {
         json.to_string()
     }
 
-    /// The same for the same contents, in one build of the program: ranks compare it in place of the whole.
+    /// A digest, equal for equal contents in one build of the program: ranks compare it in place of the whole.
     pub(super) fn digest(&self) -> [u8; 8] {
         let mut hasher = DefaultHasher::new();
         hasher.write(self.to_json().as_bytes());

@@ -30,7 +30,7 @@ pub use reader::CheckpointReader;
 pub struct CheckpointPart<R: Runtime> {
     /// The tensor's logical name, the same at every world size.
     pub name: String,
-    /// Its whole shape.
+    /// The whole shape of the tensor.
     pub shape: Shape,
     /// The first element, in row-major order.
     pub start: usize,
@@ -72,9 +72,9 @@ pub trait Checkpointed<R: Runtime> {
 pub struct Wanted {
     /// The tensor's logical name.
     pub name: String,
-    /// Its whole shape.
+    /// The whole shape of the tensor.
     pub shape: Shape,
-    /// Its element type.
+    /// The element type of the tensor.
     pub dtype: DType,
     /// Which elements, in row-major order.
     pub elements: Range<usize>,

@@ -64,7 +64,7 @@ impl<R: Runtime> DataParallel<R> {
         Self::reduced_by(mesh, model, optimizer, options, None)
     }
 
-    /// As [`new`](DataParallel::new) with a reducer of one's own.
+    /// Makes the strategy like [`new`](DataParallel::new), with a reducer of one's own.
     #[track_caller]
     pub(crate) fn reduced_by(
         mesh: &impl AsMesh<R>,

@@ -36,14 +36,14 @@ impl StageCosts {
         StageCosts { f, b: i.saturating_add(w), i, w, activations: 0 }
     }
 
-    /// The same, with so many bytes of activations.
+    /// These costs, with this many bytes of activations.
     pub fn with_activations(self, activations: u64) -> Self {
         StageCosts { activations, ..self }
     }
 }
 
 impl Costs {
-    /// The same for every stage, as [`StageCosts::new`] has it; messages, overlap and units are free.
+    /// Equal costs for every stage, as [`StageCosts::new`] has them; messages, overlap and units are free.
     pub fn uniform(f: u64, i: u64, w: u64) -> Self {
         Costs::of(vec![StageCosts::new(f, i, w)])
     }
@@ -53,7 +53,7 @@ impl Costs {
         Costs { stages, comm: 0, overlap_saves: 0, unit: 0 }
     }
 
-    /// The same, with messages that take `comm`.
+    /// These costs, with messages that take `comm`.
     pub fn with_comm(self, comm: u64) -> Self {
         Costs { comm, ..self }
     }

@@ -105,7 +105,7 @@ fn totals<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>]) -> Result<Tensor<R>> {
     comm.all_reduce(memory(&own)?, ReduceOp::Sum)?.wait()?.freeze()
 }
 
-/// The same, added up in the order of chunks.
+/// The totals, summed in the order of chunks.
 fn totals_in_order<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>], micro_batches: usize) -> Result<Tensor<R>> {
     let (n, own) = (comm.size(), rows(comm.runtime(), losses, micro_batches)?);
     let all = TensorMut::alloc(comm.runtime(), Shape::new(&[2 * n * micro_batches])?, own.dtype())?;

@@ -64,7 +64,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         Self::observed(strategy, config, None)
     }
 
-    /// As [`new`](TrainStep::new) with somebody who looks at gradients.
+    /// Makes a step like [`new`](TrainStep::new), with an observer of gradients.
     #[track_caller]
     pub(super) fn observed(strategy: S, config: TrainingConfig, observer: Option<GradientObserver<R>>) -> Result<Self> {
         config.check()?;
@@ -185,7 +185,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         abort_on_err(self.strategy.comm(), done)
     }
 
-    /// The same calls whether there is something to sweep or not: other ranks may sweep.
+    /// Runs the micro-batches. Collective calls are equal whether this rank has one or not: other ranks may.
     fn accumulate(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<Vec<Loss<R>>> {
         self.strategy.prepare()?;
         let runs = self.updates.config.accumulation;

@@ -28,7 +28,7 @@ impl ZeroStage {
     /// Every one.
     pub const ALL: [ZeroStage; 3] = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters];
 
-    /// Its number in the paper.
+    /// The number of the stage in the paper.
     pub fn number(self) -> usize {
         self as usize + 1
     }
@@ -110,9 +110,9 @@ pub struct ZeroOptions {
 pub(super) struct ShardGroups<R: Runtime> {
     /// All that a batch is shared out among.
     pub(super) all: Comm<R>,
-    /// Those that hold the shards of one replica.
+    /// The ranks that hold the shards of one replica.
     pub(super) shard: Comm<R>,
-    /// Those that hold the same shard, if there are several replicas.
+    /// The ranks that hold equal shards, if there are several replicas.
     pub(super) replicas: Option<Comm<R>>,
     /// What tells this trainer's calls apart from those of others on the same ranks.
     pub(super) label: Label,
@@ -135,7 +135,7 @@ impl<R: Runtime> ShardGroups<R> {
         ShardGroups { all, shard, replicas: replicas.map(|comm| label.over(comm)), label }
     }
 
-    /// The same, for the gathers and sums of a unit, with a note on it.
+    /// These groups, for the gathers and sums of a unit, with a note on it.
     pub(super) fn of(&self, unit: &str, note: &str) -> Self {
         let of = if unit.is_empty() { format!("the root unit{note}") } else { format!("unit `{unit}`{note}") };
         let named = |comm| self.label.named(comm, &of);

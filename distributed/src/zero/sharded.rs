@@ -65,7 +65,7 @@ impl<R: Runtime> Sharded<R> {
         Self::scheduled(&mesh.as_mesh(), model, Arc::new(optimizer), None, options)
     }
 
-    /// As [`new`](Sharded::new) with a schedule in place of the optimizer's own, which all stages of a model may share.
+    /// Makes the strategy like [`new`](Sharded::new), with a schedule in place of the optimizer's own, which all stages of a model may share.
     #[track_caller]
     pub(crate) fn scheduled(
         mesh: &Mesh<R>,

@@ -49,7 +49,7 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// As [`take_values`](Unit::take_values) before an update by these rates: an error if it could not begin, because someone else holds
+    /// Takes the values, like [`take_values`](Unit::take_values), before an update by these rates: an error if it could not begin, because someone else holds
     /// the memory of values or state, for one.
     pub(super) fn claim(&mut self, lrs: &[f64]) -> Result<()> {
         if self.own.is_none() {

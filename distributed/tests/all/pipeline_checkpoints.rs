@@ -254,10 +254,7 @@ fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
     let run = |at: Cut, going: &Going| {
         let ranks = everywhere(at.ranks(), |comm| {
             let staged = Model::Gpt.staged(&comm, &at.checked(How::Replicas), LAYERS);
-            let trainer = TrainStep::builder(&comm, staged)
-                .optimizer_with(muon_and_adamw)
-                .config(config())
-                .build()?;
+            let trainer = TrainStep::builder(&comm, staged).optimizer_with(muon_and_adamw).config(config()).build()?;
             going.train(&comm, Model::Gpt, trainer, |_| Ok(()))
         });
         joined(ranks.unwrap_or_else(|e| panic!("{at:?}, {going:?}: {e}")))

@@ -152,10 +152,8 @@ fn piped(model: Model, checked: &Checked, replicas: usize, runs: usize, max_norm
     let m = checked.schedule().micro_batches();
     let ranks = world(p * replicas, |comm| {
         let staged = model.staged(&comm, checked);
-        let mut trainer = TrainStep::builder(&comm, staged)
-            .optimizer_with(sgd)
-            .config(config(runs, max_norm))
-            .build()?;
+        let mut trainer =
+            TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config(runs, max_norm)).build()?;
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
             let (x, y) = model.batch(comm.runtime(), step, m * runs * replicas);
@@ -290,8 +288,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
         let staged = Model::Mlp.staged(&comm, &checked);
         let scaler = LossScaler::starting_at(1e30)?;
         let config = TrainingConfig { loss_scaling: Some(scaler), ..config(1, Some(1.0)) };
-        let mut trainer =
-            TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
+        let mut trainer = TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
         let before = weights(trainer.pipeline().stages().values());
         let (x, y) = Model::Mlp.batch(comm.runtime(), 0, 3);
         // 1e30 times a difference of 1e10 is beyond f32.
@@ -316,8 +313,7 @@ fn a_loss_scale_that_fits_changes_nothing() {
             let staged = Model::Gpt.staged(&comm, &checked);
             let loss_scaling = scale.map(LossScaler::starting_at).transpose()?;
             let config = TrainingConfig { loss_scaling, ..config(1, Some(0.5)) };
-            let mut trainer =
-                TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
+            let mut trainer = TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
             let (x, y) = Model::Gpt.batch(comm.runtime(), 0, 2);
             let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
             Ok((metrics.stepped(), metrics.grad_norm()?, weights(trainer.pipeline().stages().values())))

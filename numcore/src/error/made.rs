@@ -64,14 +64,14 @@ impl Error {
     }
 }
 
-/// As [`Error::other`]: an error of the operating system without a path. [`Error::io`] says which file it was.
+/// Like [`Error::other`]: an error of the operating system without a path. [`Error::io`] says which file it was.
 impl From<io::Error> for Error {
     fn from(source: io::Error) -> Self {
         Error::other(source)
     }
 }
 
-/// As [`Error::other`].
+/// Like [`Error::other`]: any error, with its source.
 impl From<Box<dyn std::error::Error + Send + Sync>> for Error {
     fn from(source: Box<dyn std::error::Error + Send + Sync>) -> Self {
         ErrorKind::Other { source }.into()

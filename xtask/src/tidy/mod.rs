@@ -4,6 +4,7 @@
 //! [`RULES`].
 
 mod dependencies;
+mod doc_comments;
 mod file_size;
 mod ignore;
 mod links;
@@ -52,6 +53,7 @@ const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
     links::check,
     names::check,
     vocabulary::check,
+    doc_comments::check,
 ];
 
 /// Prints every finding; an error if there is one.

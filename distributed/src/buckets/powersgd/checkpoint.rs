@@ -21,7 +21,7 @@ fn error(rank: usize, name: &str) -> String {
     names::own(rank, &format!("error/{name}"))
 }
 
-/// The same on all ranks: the first saves it.
+/// The name of a basis, which is equal on all ranks: the first saves it.
 fn basis(name: &str) -> String {
     names::own(0, &format!("basis/{name}"))
 }

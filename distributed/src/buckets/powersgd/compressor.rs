@@ -41,7 +41,7 @@ pub(crate) struct Compressor<R: Runtime> {
 /// A bucket in flight.
 struct InFlightBucket<R: Runtime> {
     comm: Comm<R>,
-    /// Its row in pieces, gaps included; parameters are the odd ones.
+    /// The row of the bucket in pieces, gaps included; parameters are the odd ones.
     pieces: Vec<TensorMut<R>>,
     /// By parameter: its id if it is compressed.
     ids: Vec<Option<usize>>,

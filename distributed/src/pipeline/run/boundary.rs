@@ -26,7 +26,7 @@ impl Boundary {
         self.0.iter().map(|part| part.spec).collect()
     }
 
-    /// Those whose gradients are sent back.
+    /// The specs of the values whose gradients are sent back.
     pub(super) fn gradients(&self) -> Vec<Spec> {
         self.0.iter().filter(|part| part.grad).map(|part| part.spec).collect()
     }

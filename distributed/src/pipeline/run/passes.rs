@@ -60,7 +60,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         }
     }
 
-    /// The same shapes and dtypes as of the first micro-batch.
+    /// An error unless the outputs have the shapes and dtypes of the first micro-batch.
     fn agree(&mut self, stage: usize, micro: usize, outputs: &[Var<R>]) -> Result<()> {
         let made = Boundary::of(outputs);
         match &mut self.job.plan.boundaries[stage] {

@@ -99,7 +99,7 @@ impl<R: Runtime> Pipeline<R> {
         self.evaluate_with(batch, &mut NoHooks)
     }
 
-    /// As [`evaluate`](Pipeline::evaluate), with hooks that gather stages.
+    /// Evaluates like [`evaluate`](Pipeline::evaluate), with hooks that gather stages.
     pub(super) fn evaluate_with(
         &mut self,
         batch: MicroBatches<R>,
@@ -248,7 +248,7 @@ fn fit<R: Runtime>(comm: &Comm<R>, PipelineModel { checked, stages, loss, .. }: 
     Ok(())
 }
 
-/// The same stages and micro-batches without backward.
+/// The schedule's stages and micro-batches without backward.
 fn evaluation(checked: &Checked) -> Result<Checked> {
     let schedule = Schedule::forward_only(checked.schedule().placement(), checked.schedule().micro_batches())?;
     let lowering = Lowering { sharded: checked.is_sharded(), ..Lowering::default() };
