@@ -128,6 +128,12 @@ const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
     &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "misuse", "repeated", "empty"],
 )];
 
+#[rustfmt::skip]
+const LOOPBACK_STAGE: &[Step] = &[Step::CargoWith(
+    &[("CARGO_TARGET_DIR", "target/loopback")],
+    &["test", "--manifest-path", "comm/tests/loopback/Cargo.toml"],
+)];
+
 const SOAK_STAGE: &[Step] = &[Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"])];
 
 /// Every stage, in order.
@@ -161,6 +167,7 @@ pub static STAGES: &[Stage] = &[
     stage("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
     stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
+    long("loopback", "an engine outside of the workspace keeps the contract", Action::Steps(LOOPBACK_STAGE)),
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
