@@ -68,7 +68,7 @@ impl Ranks {
         let outcomes = sync::scope(|scope| {
             let start = |(rank, comm): (usize, Comm<R>)| {
                 let program = &program;
-                sync::spawn_in(scope, format!("rank-{rank}"), move || guarded(&comm, |comm| program(comm)))
+                sync::spawn_in(scope, format!("rank-{rank}"), move || guarded(&comm, program))
             };
             let threads: Vec<_> = comms.into_iter().enumerate().map(start).collect();
             threads.into_iter().enumerate().map(|(rank, thread)| outcome(rank, thread)).collect::<Vec<_>>()
