@@ -100,7 +100,7 @@ impl<R: Runtime> MpiCommunicator<R> {
             deserted: None,
             job,
         };
-        self.link.send(Command::Start(flight)).map_err(|_| ended(op).on_rank(self.world_rank()))
+        self.link.send(Command::Start(Box::new(flight))).map_err(|_| ended(op).on_rank(self.world_rank()))
     }
 
     fn check(&self, op: &'static str) -> Result<()> {

@@ -28,7 +28,7 @@ pub(crate) enum Command {
     /// A world of this process begins.
     Enter(Arc<World>),
     /// A call was made.
-    Start(Flight),
+    Start(Box<Flight>),
     /// A world has failed here: the others are told.
     Failed(Arc<World>),
     /// The last handle of a group is gone.
@@ -121,11 +121,11 @@ impl Progress {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Enter(world) => self.enter(world),
-            Command::Start(flight) => self.start(flight),
+            Command::Start(flight) => self.start(*flight),
             Command::Failed(world) => self.tell(&world),
             Command::Leave { group, members } => {
                 let message = Message::Leave(group.clone());
-                self.to_others(&members, &message);
+                self.tell_others(&members, &message);
                 self.inbox.forget(&group);
             }
             Command::Wake => self.last_move = Instant::now(),
@@ -283,7 +283,7 @@ impl Progress {
     /// Tells the other members that a world has failed, and ends its calls here.
     fn tell(&mut self, world: &Arc<World>) {
         if let Some(failure) = world.failure() {
-            self.to_others(&world.members.clone(), &Message::Fail(world.number, failure));
+            self.tell_others(&world.members.clone(), &Message::Fail(world.number, failure));
         }
         self.drop_flights(world);
     }
@@ -305,7 +305,7 @@ impl Progress {
         }
     }
 
-    pub(crate) fn to_others(&mut self, members: &[usize], message: &Message) {
+    pub(crate) fn tell_others(&mut self, members: &[usize], message: &Message) {
         let own = self.mpi.rank();
         members.iter().filter(|&&rank| rank != own).for_each(|&rank| self.streams.send(rank, message));
     }
@@ -313,7 +313,7 @@ impl Progress {
     /// Says goodbye and waits, for so long, until all others have; then ends MPI. Where some have not, all processes are ended.
     fn finish(mut self, timeout: Duration) {
         let all: Vec<usize> = (0..self.mpi.size()).collect();
-        self.to_others(&all, &Message::Goodbye);
+        self.tell_others(&all, &Message::Goodbye);
         let own = self.mpi.rank();
         let begun = Instant::now();
         let mut events = Vec::new();

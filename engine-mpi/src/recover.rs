@@ -59,7 +59,7 @@ impl Progress {
         let Some(own) = &self.recovery.own else { return };
         let message = Message::Recover { made: own.made, dead: self.known_dead() };
         let all: Vec<usize> = (0..self.mpi.size()).collect();
-        self.to_others(&all, &message);
+        self.tell_others(&all, &message);
     }
 
     fn known_dead(&self) -> Vec<usize> {

@@ -16,9 +16,7 @@ use std::{
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Input, ops::ViewOps};
 use real_comm::{
     Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Places, ReduceOp, Work,
-    engine::{
-        Combiner, Failure, LEFT, Reader, Recorder, Why, Writer, disagreement, split_bytes, split_ranks,
-    },
+    engine::{Combiner, Failure, LEFT, Reader, Recorder, Why, Writer, disagreement, split_bytes, split_ranks},
 };
 
 /// What the ranks of a world share beside the folder: the first failure and what was called last.
@@ -130,7 +128,12 @@ impl<R: Runtime> Communicator<R> for FileCommunicator<R> {
             peers,
             number,
         };
-        self.world.recorder.lock().unwrap().note(self.world_rank(), self.of.members().clone(), number, part.call.clone());
+        self.world.recorder.lock().unwrap().note(
+            self.world_rank(),
+            self.of.members().clone(),
+            number,
+            part.call.clone(),
+        );
         let slot: Slot<R> = Arc::default();
         let (own, world_rank) = (slot.clone(), self.world_rank());
         thread::spawn(move || {
@@ -223,7 +226,9 @@ impl<R: Runtime> Part<R> {
 
     /// The bytes this rank sends.
     fn own(&self, input: Option<&Tensor<R>>, output: Option<&TensorMut<R>>) -> Result<Vec<u8>> {
-        if let (Collective::Recv { .. } | Collective::Barrier, _) | (_, (None, None)) = (self.call.what, (input, output)) {
+        if let (Collective::Recv { .. } | Collective::Barrier, _) | (_, (None, None)) =
+            (self.call.what, (input, output))
+        {
             return Ok(Vec::new());
         }
         match (input, output) {
@@ -291,7 +296,8 @@ impl<R: Runtime> Part<R> {
             Collective::AllReduce(op) => combine(&mut combiner, op, &values, &mut pieces[0])?,
             Collective::Reduce { op, root } if root == rank => combine(&mut combiner, op, &values, &mut pieces[0])?,
             Collective::ReduceScatter(op) => {
-                let own = values.iter().map(|x| x.narrow(0, start(rank), self.send[rank])).collect::<Result<Vec<_>>>()?;
+                let own =
+                    values.iter().map(|x| x.narrow(0, start(rank), self.send[rank])).collect::<Result<Vec<_>>>()?;
                 let at = if input.is_none() { rank } else { 0 };
                 combine(&mut combiner, op, &own, &mut pieces[at])?;
             }
