@@ -194,14 +194,16 @@ impl<R: Runtime> Part<R> {
     fn meet(&self, input: Option<&Tensor<R>>, output: Option<&TensorMut<R>>) -> Result<Vec<Vec<u8>>, Why> {
         let own = self.own(input, output).map_err(|e| self.why(&e.to_string()))?;
         let mut w = Writer::default();
-        w.bytes(&self.call.to_bytes()).list(&self.send).bytes(&own);
+        w.bytes(&self.call.to_bytes()).list(&self.send).list(&self.recv).bytes(&own);
         let bytes = w.finish();
         for &to in &self.peers {
-            let (made, place) = (self.file(self.of.rank(), to).with_extension("new"), self.file(self.of.rank(), to));
+            let place = self.file(self.of.rank(), to);
+            let made = PathBuf::from(format!("{}.new", place.display()));
             fs::write(&made, &bytes).and_then(|()| fs::rename(made, place)).map_err(|e| self.why(&e.to_string()))?;
         }
         let mut all = vec![Vec::new(); self.of.size()];
         all[self.of.rank()] = own;
+        let mut parts = vec![(self.send.clone(), self.recv.clone()); self.of.size()];
         let (begun, mut absent) = (Instant::now(), self.peers.clone());
         while !absent.is_empty() {
             if let Some(failure) = self.world.failure() {
@@ -210,7 +212,7 @@ impl<R: Runtime> Part<R> {
             for from in std::mem::take(&mut absent) {
                 let left = self.world.folder.join(format!("{}-left-{from}", self.name)).exists();
                 match (fs::read(self.file(from, self.of.rank())), left) {
-                    (Ok(bytes), _) => all[from] = self.compare(from, &bytes)?,
+                    (Ok(bytes), _) => (all[from], parts[from]) = self.compare(from, &bytes)?,
                     (Err(_), false) => absent.push(from),
                     (Err(_), true) => return Err(self.deserted(from)),
                 }
@@ -221,6 +223,7 @@ impl<R: Runtime> Part<R> {
             }
             thread::sleep(Duration::from_micros(200));
         }
+        self.check_pairs(&parts)?;
         Ok(all)
     }
 
@@ -241,26 +244,39 @@ impl<R: Runtime> Part<R> {
         }
     }
 
-    fn compare(&self, from: usize, bytes: &[u8]) -> Result<Vec<u8>, Why> {
-        let read = || -> Result<(Fingerprint, Vec<usize>, Vec<u8>)> {
+    /// What a rank contributes to this one, and its parts.
+    fn compare(&self, from: usize, bytes: &[u8]) -> Result<(Vec<u8>, (Vec<usize>, Vec<usize>)), Why> {
+        let read = || -> Result<_> {
             let mut r = Reader::new(bytes);
-            Ok((Fingerprint::from_bytes(r.bytes()?)?, r.list()?, r.bytes()?.to_vec()))
+            Ok((Fingerprint::from_bytes(r.bytes()?)?, r.list()?, r.list()?, r.bytes()?.to_vec()))
         };
-        let (call, send, bytes) = read().map_err(|e| self.why(&e.to_string()))?;
+        let (call, send, recv, bytes) = read().map_err(|e| self.why(&e.to_string()))?;
         let (own, other) = ((self.of.rank(), &self.call), (from, &call));
         let (first, second) = if from < self.of.rank() { (other, own) } else { (own, other) };
         if let Some(why) = disagreement(self.of.members(), first, second, self.world.places) {
             return Err(Why::Mismatch { why });
         }
-        let to = self.of.rank();
-        if self.call.what == Collective::AllToAll && send[to] != self.recv[from] {
-            let (sent, wanted, [from, to]) = (send[to], self.recv[from], [from, to].map(|r| self.of.members()[r]));
-            let why = format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}");
-            return Err(Why::Mismatch { why: numcore::Error::argument("all_to_all", why).to_string() });
+        if self.call.what != Collective::AllToAll {
+            return Ok((bytes, (send, recv)));
         }
-        let start: usize = send[..to.min(send.len())].iter().sum::<usize>() * call.dtype.size();
-        let whole = self.call.what != Collective::AllToAll;
-        Ok(if whole { bytes } else { bytes[start..start + send[to] * call.dtype.size()].to_vec() })
+        let (to, size) = (self.of.rank(), call.dtype.size());
+        let start: usize = send[..to].iter().sum::<usize>() * size;
+        Ok((bytes[start..start + send[to] * size].to_vec(), (send, recv)))
+    }
+
+    /// What each rank sends to each must be what that one expects.
+    fn check_pairs(&self, parts: &[(Vec<usize>, Vec<usize>)]) -> Result<(), Why> {
+        let n = if self.call.what == Collective::AllToAll { self.of.size() } else { 0 };
+        let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to)));
+        for (from, to) in pairs {
+            let (sent, wanted, [from, to]) =
+                (parts[from].0[to], parts[to].1[from], [from, to].map(|r| self.of.members()[r]));
+            if sent != wanted {
+                let why = format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}");
+                return Err(Why::Mismatch { why: numcore::Error::argument("all_to_all", why).to_string() });
+            }
+        }
+        Ok(())
     }
 
     fn why(&self, cause: &str) -> Why {
