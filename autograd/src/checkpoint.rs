@@ -11,7 +11,7 @@ use crate::{
     Backward, BackwardHook, Leaf, LeafGrad, LeafView, Var,
     anomaly::in_forward,
     is_grad_enabled,
-    mode::{ForwardContext, reading, with_grad},
+    mode::{ForwardContext, note_read, reading, with_grad},
     node::{Edge, NodeCall},
     step::NodeStep,
 };
@@ -38,6 +38,8 @@ pub fn checkpoint<R: Runtime>(
 ) -> Result<Vec<Var<R>>> {
     let plain: Vec<Var<R>> = inputs.iter().map(|v| v.detach()).collect();
     if !is_grad_enabled() {
+        // Within another segment, whose node must know of parameters that this one is given.
+        inputs.iter().filter_map(|v| v.edge.as_ref()).try_for_each(note_read)?;
         return segment(&plain);
     }
     let context = ForwardContext::here();
@@ -136,6 +138,11 @@ impl<R: Runtime> NodeStep<'_, R> {
     fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: &Var<R>) -> Result<()> {
         let is = |e: &Option<Edge<R>>| matches!(e, Some(Edge::Leaf(v)) if Arc::ptr_eq(LeafView::leaf(v), leaf));
         let at = self.node.edges.iter().rposition(is);
-        at.map_or(Ok(()), |i| (self as &mut dyn Backprop<Var<R>>).give_value(i, grad))
+        let unread = || {
+            let why = "was read by the segment of `checkpoint` in backward, and not in forward".to_string();
+            Error::state(leaf.name().to_string(), why)
+        };
+        let i = at.ok_or_else(unread)?;
+        (self as &mut dyn Backprop<Var<R>>).give_value(i, grad)
     }
 }

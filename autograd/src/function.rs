@@ -8,7 +8,7 @@ use numcore::{
     ops::{Backprop, Bits, Outs, Saves},
 };
 
-use crate::{Var, is_grad_enabled, node::NodeCall};
+use crate::{Var, anomaly, is_grad_enabled, node::NodeCall};
 
 /// An operation with a hand-written gradient.
 pub trait Function<R: Runtime>: Send + Sync {
@@ -29,6 +29,9 @@ pub trait Function<R: Runtime>: Send + Sync {
 pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>]) -> Result<Outs<Var<R>>> {
     let tensors = ins.iter().map(|v| v.value()).collect::<Result<Vec<_>>>()?;
     let outs = function.forward(&tensors)?;
+    if anomaly::looks_at_values() {
+        anomaly::check_outputs(function.name(), ins, &outs)?;
+    }
     if !is_grad_enabled() || ins.iter().all(|v| v.edge.is_none()) {
         for edge in ins.iter().filter_map(|v| v.edge.as_ref()) {
             crate::mode::note_read(edge)?;

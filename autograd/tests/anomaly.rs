@@ -84,3 +84,25 @@ fn sound_steps_are_what_they_are() {
     let (looked, plain) = (detect_anomaly(|| backward(&loss()?)).unwrap(), backward(&loss().unwrap()).unwrap());
     assert_eq!(common::grad_of(&looked, &w), common::grad_of(&plain, &w));
 }
+
+/// Zero over zero, in a forward pass somebody wrote by hand.
+struct BrokenForward;
+
+impl Function<Cpu> for BrokenForward {
+    fn name(&self) -> &'static str {
+        "broken_forward"
+    }
+    fn forward(&self, ins: &[Tensor<Cpu>]) -> Result<Vec<Tensor<Cpu>>> {
+        Ok(vec![ins[0].mul(f64::NAN)?])
+    }
+    fn backward(&self, _: &mut dyn Backprop<Var<Cpu>>) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn functions_are_looked_at_in_forward() {
+    let w = leaf(&cpu(), "w", [2], &[1.0, 2.0]);
+    let said = message(detect_anomaly(|| apply_function(Arc::new(BrokenForward), &[&w])?[0].sum_all()));
+    assert!(said.contains("broken_forward: NaN begins here, in output 0"), "{said}");
+}

@@ -288,3 +288,17 @@ fn views_of_leaves_inside_and_views_as_inputs() {
     let gradients = backward(&y.sum(&[], false).unwrap()).unwrap();
     assert_eq!(grad_of(&gradients, &w), grad_of(&plain, &w));
 }
+
+/// A parameter that an inner segment is given as an input, captured by the outer one, has its gradient.
+#[test]
+fn parameters_given_to_an_inner_segment_are_known_to_the_outer() {
+    let (h, w) = (leaf(&cpu(), "h", [2], &[1.0, 2.0]), leaf(&cpu(), "w", [2], &[3.0, 4.0]));
+    let loss = |h: &Var<_>, w: &Var<_>| h.mul(w).and_then(|y| y.square()).and_then(|y| y.sum_all());
+    let captured = w.clone();
+    let outer = checkpoint(&[&h], move |v| {
+        checkpoint(&[&v[0], &captured], move |u| Ok(vec![u[0].mul(&u[1])?.square()?.sum_all()?]))
+    });
+    let (nested, plain) = (backward(&outer.unwrap()[0]).unwrap(), backward(&loss(&h, &w).unwrap()).unwrap());
+    assert_eq!(grad_of(&nested, &w), grad_of(&plain, &w));
+    assert_eq!(grad_of(&nested, &h), grad_of(&plain, &h));
+}

@@ -58,6 +58,8 @@ fn what_is_outside_is_an_error() {
     says(x.i((0, 0, 0)), "an index of 3 entries for 2 axes");
     says(x.i((Ellipsis, 0, Ellipsis)), "one `Ellipsis`");
     says(x.i(&x), "index_select");
+    let positions = Tensor::from_slice(&cpu(), [1], &[0i64]).unwrap();
+    says(x.i((&positions, &positions)), "one tensor of positions");
 }
 
 #[test]

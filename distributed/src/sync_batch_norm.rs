@@ -23,8 +23,8 @@ use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp};
 /// with [`BatchNorm`].
 ///
 /// Every rank must apply it as often as the others in a step, and what it gives must reach the loss on every rank, because its backward is
-/// a collective: a rank whose examples should not count multiplies its loss by 0 (as `Trainer::run` does) and does not leave the layer out.
-/// A rank that does not take part ([`Trainer::idle`](crate::train::Trainer::idle)) is an error on all ranks.
+/// a collective: a rank whose examples should not count multiplies its loss by 0 (as `TrainStep::run` does) and does not leave the layer out.
+/// A rank that does not take part ([`TrainStep::idle`](crate::train::TrainStep::idle)) is an error on all ranks.
 ///
 /// A model takes it in place of [`BatchNorm`]: [`SyncBatchNorm::over`] converts a layer.
 pub struct SyncBatchNorm<R: Runtime> {

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use comm::engine::Failure;
+use comm::engine::{Failure, Why};
 use numcore::Result;
 use parking_lot::{Condvar, Mutex};
 
@@ -26,6 +26,16 @@ impl<T> Slot<T> {
     pub(crate) fn fill(&self, result: Result<T, Failure>) {
         *self.state.lock() = Some(result);
         self.changed.notify_all();
+    }
+
+    /// Fills it with an error, if nothing else has: nobody will any more.
+    pub(crate) fn end(&self) {
+        let cause = "MPI was ended in this process while the call was in flight".to_string();
+        let mut state = self.state.lock();
+        if state.is_none() {
+            *state = Some(Err(Failure { why: Why::Peer { peer: usize::MAX, cause }, calls: String::new() }));
+            self.changed.notify_all();
+        }
     }
 
     pub(crate) fn is_filled(&self) -> bool {
@@ -146,5 +156,11 @@ impl Job for Exchange {
         if !self.slot.is_filled() {
             self.slot.fill(Err(failure));
         }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.slot.end();
     }
 }

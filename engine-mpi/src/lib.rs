@@ -1,6 +1,6 @@
 //! Ranks as processes: a communicator over Open MPI.
 //!
-//! [`Mpi::run`] is for processes what `Ranks::run` is for threads: a program is given a communicator, and nothing above it changes. All
+//! `Mpi::run` is for processes what `Ranks::run` is for threads: a program is given a communicator, and nothing above it changes. All
 //! that is asked of MPI is messages between two processes; collectives are made of them, so sums are combined in the order of ranks by
 //! the project's own kernels, and are the same bits as those of threads.
 //!

@@ -60,11 +60,30 @@ pub(crate) struct Moves<R: Runtime> {
     slot: Arc<Slot<Done<R>>>,
 }
 
+/// A chunk of which some transfers are under way.
 struct Active<R: Runtime> {
     chunk: Chunk,
     phase: usize,
-    requests: Vec<(usize, Request)>,
+    requests: Vec<Transfer>,
     scratch: Vec<Piece<R>>,
+}
+
+/// A message that MPI has not finished with.
+struct Transfer {
+    /// The other rank of the group.
+    rank: usize,
+    request: Request,
+    /// How many bytes are to arrive, of one that is received.
+    expected: Option<usize>,
+}
+
+/// How far a chunk has come.
+#[derive(Clone, Copy, PartialEq)]
+enum ChunkState {
+    Waiting,
+    /// Some of its transfers have ended.
+    Moved,
+    Over,
 }
 
 impl<R: Runtime> Moves<R> {
@@ -109,8 +128,10 @@ impl<R: Runtime> Moves<R> {
             let scratch = chunk.scratch.iter().map(|&len| Piece::scratch(&rt, len, self.dtype));
             let scratch = scratch.collect::<Result<_>>().map_err(other)?;
             let mut active = Active { chunk, phase: 0, requests: Vec::new(), scratch };
-            self.post(mpi, &mut active)?;
+            // Kept before anything else: what was posted may be under way, even if the rest could not be.
+            let posted = self.post(mpi, &mut active);
             self.active.push(active);
+            posted?;
             moved = true;
         }
         Ok(moved)
@@ -128,7 +149,8 @@ impl<R: Runtime> Moves<R> {
                 let request = unsafe {
                     mpi.receive(Channel::Data, start.add(at), length, self.of.members[*from], self.tags[*from].1 + step)
                 };
-                active.requests.push((*from, request.map_err(other)?));
+                let request = request.map_err(other)?;
+                active.requests.push(Transfer { rank: *from, request, expected: Some(length) });
             }
         }
         for (to, place) in sends {
@@ -138,10 +160,26 @@ impl<R: Runtime> Moves<R> {
                 let request = unsafe {
                     mpi.send(Channel::Data, start.add(at), length, self.of.members[*to], self.tags[*to].0 + step)
                 };
-                active.requests.push((*to, request.map_err(other)?));
+                let request = request.map_err(other)?;
+                active.requests.push(Transfer { rank: *to, request, expected: None });
             }
         }
         Ok(())
+    }
+
+    /// Tests the transfers of a chunk; after the last of a phase, does what follows and posts the next phase.
+    fn advance_chunk(&mut self, mpi: &Library, active: &mut Active<R>) -> Result<ChunkState, Trouble> {
+        let before = active.requests.len();
+        if !drain(mpi, &mut active.requests)? {
+            return Ok(if active.requests.len() < before { ChunkState::Moved } else { ChunkState::Waiting });
+        }
+        self.then(active).map_err(other)?;
+        active.phase += 1;
+        if active.phase >= active.chunk.phases.len() {
+            return Ok(ChunkState::Over);
+        }
+        self.post(mpi, active)?;
+        Ok(ChunkState::Moved)
     }
 
     /// What follows the transfers of a phase.
@@ -239,22 +277,17 @@ impl<R: Runtime> Job for Moves<R> {
 
     fn advance(&mut self, mpi: &Library) -> Result<Advance, Trouble> {
         let mut moved = self.activate(mpi)?;
+        let mut trouble = None;
         for mut active in mem::take(&mut self.active) {
-            let ended = drain(mpi, &mut active.requests, &self.of.members);
-            if !matches!(ended, Ok(true)) {
+            // After trouble the others stay as they are: MPI may still use their memory.
+            let state = if trouble.is_none() { self.advance_chunk(mpi, &mut active) } else { Ok(ChunkState::Waiting) };
+            moved |= matches!(state, Ok(ChunkState::Moved | ChunkState::Over));
+            if !matches!(state, Ok(ChunkState::Over)) {
                 self.active.push(active);
-                ended?;
-                continue;
             }
-            moved = true;
-            self.then(&mut active).map_err(other)?;
-            active.phase += 1;
-            if active.phase < active.chunk.phases.len() {
-                let posted = self.post(mpi, &mut active);
-                self.active.push(active);
-                posted?;
-            }
+            trouble = trouble.or(state.err());
         }
+        trouble.map_or(Ok(()), Err)?;
         self.activate(mpi)?;
         Ok(match (self.active.is_empty() && self.waiting.is_empty(), moved) {
             (true, _) => Advance::Done,
@@ -264,7 +297,8 @@ impl<R: Runtime> Job for Moves<R> {
     }
 
     fn waits_for(&self) -> Vec<usize> {
-        let mut ranks: Vec<usize> = self.active.iter().flat_map(|a| a.requests.iter().map(|(rank, _)| *rank)).collect();
+        let mut ranks: Vec<usize> =
+            self.active.iter().flat_map(|a| a.requests.iter().map(|transfer| transfer.rank)).collect();
         ranks.sort_unstable();
         ranks.dedup();
         ranks
@@ -280,14 +314,19 @@ impl<R: Runtime> Job for Moves<R> {
         self.memory.input = None;
         let failed = |e: Error| Failure { why: Why::Peer { peer, cause: e.to_string() }, calls: String::new() };
         match done.map_err(failed) {
-            Ok(done) => self.slot.fill(Ok(done)),
-            Err(failure) => return Err(failure),
+            Ok(done) => {
+                self.slot.fill(Ok(done));
+                Ok(())
+            }
+            Err(failure) => {
+                self.slot.fill(Err(failure.clone()));
+                Err(failure)
+            }
         }
-        Ok(())
     }
 
-    fn fail(self: Box<Self>, failure: Failure) {
-        let slot = self.slot.clone();
+    fn fail(mut self: Box<Self>, failure: Failure) {
+        let slot = mem::replace(&mut self.slot, Slot::new());
         // Memory that nothing is under way with is back when the caller hears of it.
         drop(self);
         slot.fill(Err(failure));
@@ -302,23 +341,29 @@ impl<R: Runtime> Drop for Moves<R> {
             mem::forget(mem::take(&mut self.memory.pieces));
             mem::forget(self.memory.input.take());
         }
+        self.slot.end();
     }
 }
 
-/// Tests all requests and takes out those that have ended: true if none is left.
-fn drain(mpi: &Library, requests: &mut Vec<(usize, Request)>, _: &[usize]) -> Result<bool, Trouble> {
+/// Tests all transfers and takes out those that have ended: true if none is left.
+fn drain(mpi: &Library, requests: &mut Vec<Transfer>) -> Result<bool, Trouble> {
     let mut trouble = None;
-    requests.retain_mut(|(rank, request)| match mpi.test(request) {
-        Test::Pending => true,
-        Test::Done(_) => false,
-        Test::Dead => {
-            trouble = Some(Trouble::Dead(*rank));
-            false
+    requests.retain_mut(|Transfer { rank, request, expected }| {
+        match mpi.test(request) {
+            Test::Pending => return true,
+            Test::Done(bytes) => {
+                if let Some(expected) = expected.filter(|&expected| expected != bytes) {
+                    let why = format!(
+                        "a message of {bytes} bytes came from rank {rank} of the group where {expected} were due: all processes must have \
+                         equal `Mpi::chunk` and `Mpi::message_limit`"
+                    );
+                    trouble = Some(Trouble::Other(why));
+                }
+            }
+            Test::Dead => trouble = Some(Trouble::Dead(*rank)),
+            Test::Failed(code) => trouble = Some(Trouble::Other(format!("MPI: {}", words(code)))),
         }
-        Test::Failed(code) => {
-            trouble = Some(Trouble::Other(format!("MPI: {}", words(code))));
-            false
-        }
+        false
     });
     trouble.map_or(Ok(requests.is_empty()), Err)
 }

@@ -142,6 +142,9 @@ impl Mpi {
             let why = format!("there is no process {absent} among {}", self.size);
             return Err(Error::argument("Mpi::world_of", why));
         }
+        if let Some(twice) = ranks.iter().enumerate().find_map(|(i, rank)| ranks[..i].contains(rank).then_some(rank)) {
+            return Err(Error::argument("Mpi::world_of", format!("process {twice} is named twice")));
+        }
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else { return Ok(None) };
         let world = World::new(number, ranks.into(), timeout, places);
         self.command("Mpi::world_of", Command::Enter(world.clone()))?;
@@ -159,6 +162,8 @@ impl Mpi {
         let (number, left) = end.recv().map_err(|_| ended("Mpi::recover"))??;
         self.worlds.store(number, Ordering::SeqCst);
         let own = self.world_of(&left, rt)?;
+        // From here on this process is as good as one that never failed: at its end it waits for the others.
+        self.failed.store(false, Ordering::SeqCst);
         own.ok_or_else(|| Error::argument("Mpi::recover", "the processes that are left do not name this one"))
     }
 

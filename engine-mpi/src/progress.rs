@@ -101,8 +101,10 @@ impl Progress {
     fn next_command(&mut self) -> Option<Command> {
         let busy = !self.flights.is_empty() || !self.streams.is_flushed() || self.recovery.is_under_way();
         let waited = self.flights.iter().any(|flight| flight.job.is_waited_for());
+        // Open MPI moves large messages only while it is called.
+        let moving = self.flights.iter().any(|flight| flight.begun && flight.job.is_waited_for());
         let nap = match (busy, waited) {
-            (true, true) if self.last_move.elapsed() < SPIN => {
+            (true, true) if moving || self.last_move.elapsed() < SPIN => {
                 thread::yield_now();
                 return self.commands.try_recv().ok();
             }
@@ -310,8 +312,24 @@ impl Progress {
         members.iter().filter(|&&rank| rank != own).for_each(|&rank| self.streams.send(rank, message));
     }
 
+    /// Calls whose result nobody waits for are seen through, since others may wait for their part of them: until their deadline, or until the
+    /// processes they need have come to their end.
+    fn finish_flights(&mut self) {
+        while !self.flights.is_empty() {
+            self.turn();
+            let (gone, dead) = (&self.gone, &self.dead);
+            let lost =
+                |flight: &Flight| flight.absent.iter().any(|&r| gone[flight.members[r]] || dead[flight.members[r]]);
+            self.flights.retain(|flight| !lost(flight) && flight.since.elapsed() < flight.world.timeout);
+            thread::sleep(NAP);
+        }
+        // Dropped, calls that were queued behind the end tell their callers.
+        while self.commands.try_recv().is_ok() {}
+    }
+
     /// Says goodbye and waits, for so long, until all others have; then ends MPI. Where some have not, all processes are ended.
     fn finish(mut self, timeout: Duration) {
+        self.finish_flights();
         let all: Vec<usize> = (0..self.mpi.size()).collect();
         self.tell_others(&all, &Message::Goodbye);
         let own = self.mpi.rank();

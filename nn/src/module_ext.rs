@@ -27,7 +27,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// The parameters with their full names, in the model's order. A shared parameter is listed once, under its first
     /// name.
     ///
-    /// Each parameter's leaf takes that name, which errors then show: call it on the whole model, not on a part.
+    /// Each parameter's leaf takes that name, which errors and checkpoints then show. A part of a model that was named as a
+    /// whole leaves the longer names as they are.
     fn named_parameters(&self) -> Vec<(String, Param<R>)> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
@@ -35,7 +36,14 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
             ModuleEntry::Parameter(p) if seen.insert(p.id()) => named.push((name.to_string(), p.clone())),
             _ => {}
         });
-        named.iter().for_each(|(name, p)| p.leaf().rename(name));
+        // `fc.weight` is the name of `blocks.0.fc.weight` within its block.
+        let of_a_part = |full: &str, name: &str| full.strip_suffix(name).is_some_and(|path| path.ends_with('.'));
+        for (name, p) in &named {
+            let leaf = p.leaf();
+            if !of_a_part(&leaf.name(), name) {
+                leaf.rename(name);
+            }
+        }
         named
     }
 

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use autograd::Var;
 use common::{T, cpu};
 use nn::*;
-use numcore::{DType, ErrorKind, Tensor, ops::PointwiseOps};
+use numcore::{DType, ErrorKind, NullRuntime, Result, Tensor, ops::PointwiseOps};
 use runtime_cpu::Cpu;
 
 #[derive(Module)]
@@ -272,4 +272,21 @@ fn a_buffer_keeps_its_shape_and_dtype() {
     let buffer = Buffer::new(Tensor::zeros(&cpu(), [2], DType::F32).unwrap());
     let error = buffer.set(Tensor::zeros(&cpu(), [3], DType::F32).unwrap()).unwrap_err().to_string();
     assert_eq!(error, "`buffer`: is f32 [2], the new value is f32 [3]");
+}
+
+/// What a part of a model is asked does not rename what the whole has named: checkpoints and gradient buckets go by these names.
+#[test]
+fn a_part_leaves_the_names_of_the_whole() -> Result<()> {
+    let init = Init::new(&NullRuntime::new(), 0);
+    let model = Sequential::new().push(Linear::new(&init, 2, 2)?).push(Linear::new(&init, 2, 2)?);
+    let names = || model.named_parameters().iter().map(|(_, p)| p.leaf().name().to_string()).collect::<Vec<_>>();
+    let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
+    let whole = names();
+    assert_eq!(whole, ["0.weight", "0.bias", "1.weight", "1.bias"]);
+    for layer in model.into_layers() {
+        layer.parameters();
+        layer.summary();
+    }
+    assert_eq!(leaves.iter().map(|leaf| leaf.name().to_string()).collect::<Vec<_>>(), whole);
+    Ok(())
 }

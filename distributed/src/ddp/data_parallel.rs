@@ -124,13 +124,17 @@ impl<R: Runtime> DataParallel<R> {
         if self.begun != 2 || self.comm.size() == 1 {
             return Ok(());
         }
-        let seen = self.buckets.ready_order().join("\n");
-        let first = self.comm.exchange(if self.comm.rank() == 0 { seen.as_bytes() } else { &[] })?.swap_remove(0);
-        let first = String::from_utf8_lossy(&first).into_owned();
-        let by_name: HashMap<&str, usize> = first.lines().enumerate().map(|(k, name)| (name, k)).collect();
+        // By position in the model, which is the same on all ranks: names are for people.
+        let position = |name: &String| self.leaves.iter().position(|leaf| *leaf.name() == **name);
+        let seen: Vec<u8> =
+            self.buckets.ready_order().iter().filter_map(position).flat_map(usize::to_le_bytes).collect();
+        let first = self.comm.exchange(if self.comm.rank() == 0 { &seen } else { &[] })?.swap_remove(0);
+        let order: Vec<usize> = first.as_chunks().0.iter().map(|at| usize::from_le_bytes(*at)).collect();
+        let ready: HashMap<usize, usize> = order.iter().enumerate().map(|(k, &at)| (at, k)).collect();
+        let count = self.leaves.len();
         // What rank 0 did not use comes last, in the order it had.
         let key = |(rest, l): (usize, &Arc<Leaf<R>>)| {
-            (l.id(), by_name.get(&*l.name()).copied().unwrap_or(by_name.len() + rest))
+            (l.id(), ready.get(&(count - 1 - rest)).copied().unwrap_or(ready.len() + rest))
         };
         let keys: HashMap<usize, usize> = self.leaves.iter().rev().enumerate().map(key).collect();
         self.buckets.rebuild(&mut *self.optimizer, &|l| place(&keys, l))

@@ -7,7 +7,7 @@ use super::{BufferSync, ReducedGradients};
 use crate::comm::Comm;
 
 /// A way of spreading training over ranks: where gradients go while the backward pass goes on, and how parameters are updated. The step
-/// itself is [`Trainer`](super::Trainer)'s.
+/// itself is [`TrainStep`](super::TrainStep)'s.
 pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     /// The ranks.
     fn comm(&self) -> &Comm<R>;

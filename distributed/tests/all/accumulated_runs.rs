@@ -1,4 +1,4 @@
-//! `Trainer::run` and `idle` where a step has several micro-batches: every batch counts once, and ranks may run out at any of them.
+//! `TrainStep::run` and `idle` where a step has several micro-batches: every batch counts once, and ranks may run out at any of them.
 
 use crate::common::{bucketed, simple};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -40,7 +40,7 @@ mod zero_memory;
 #[path = "../../../distributed/tests/all/zero_stages.rs"]
 mod zero_stages;
 
-use crate::comm::engine::{Portable, Reader, Writer};
+use crate::comm::engine::{Portable, WireReader, Writer};
 
 impl Portable for common::Trace {
     fn write(&self, to: &mut Writer) {
@@ -49,7 +49,7 @@ impl Portable for common::Trace {
         self.weights.write(to);
     }
 
-    fn read(from: &mut Reader<'_>) -> numcore::Result<Self> {
+    fn read(from: &mut WireReader<'_>) -> numcore::Result<Self> {
         let (losses, norms) = (Portable::read(from)?, Portable::read(from)?);
         Ok(common::Trace { losses, norms, weights: Portable::read(from)? })
     }

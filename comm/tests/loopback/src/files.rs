@@ -16,7 +16,7 @@ use std::{
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Input, ops::ViewOps};
 use real_comm::{
     Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Places, ReduceOp, Work,
-    engine::{Combiner, Failure, LEFT, Reader, Recorder, Why, Writer, disagreement, split_bytes, split_ranks},
+    engine::{Combiner, Failure, LEFT, WireReader, Recorder, Why, Writer, disagreement, split_bytes, split_ranks},
 };
 
 /// What the ranks of a world share beside the folder: the first failure and what was called last.
@@ -247,7 +247,7 @@ impl<R: Runtime> Part<R> {
     /// What a rank contributes to this one, and its parts.
     fn compare(&self, from: usize, bytes: &[u8]) -> Result<(Vec<u8>, (Vec<usize>, Vec<usize>)), Why> {
         let read = || -> Result<_> {
-            let mut r = Reader::new(bytes);
+            let mut r = WireReader::new(bytes);
             Ok((Fingerprint::from_bytes(r.bytes()?)?, r.list()?, r.list()?, r.bytes()?.to_vec()))
         };
         let (call, send, recv, bytes) = read().map_err(|e| self.why(&e.to_string()))?;

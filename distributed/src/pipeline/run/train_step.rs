@@ -23,7 +23,7 @@ use crate::{
 /// [`PipelineModel`]. It is a type beside [`TrainStep`](crate::train::TrainStep) because a step takes micro-batches where that one takes
 /// losses: the stages and the loss are the model's.
 ///
-/// Parameters and buffers are those of the first replica from the start. [`TrainingConfig::accumulation`] counts runs of the pipeline in
+/// Parameters and buffers are those of the first replica from the start. [`TrainingConfig::accumulation`](crate::train::TrainingConfig::accumulation) counts runs of the pipeline in
 /// a step, each of as many micro-batches as the schedule has.
 pub struct PipelineTrainStep<R: Runtime, S> {
     pub(super) groups: PipelineGroups<R>,

@@ -107,8 +107,9 @@ pub trait IndexingOps: Apply {
     /// ```
     ///
     /// # Errors
-    /// A position or a bound outside of its axis (PyTorch cuts such ranges short), a step of 0, more entries than axes, a second [`Ellipsis`],
-    /// or a tensor of positions that is not one-dimensional `i64`.
+    /// A position or a bound outside its axis (PyTorch cuts such ranges short), a step of 0, more entries than axes, a second [`Ellipsis`],
+    /// a second tensor of positions (which PyTorch
+    /// would pair with the first), or one that is not one-dimensional `i64`. Positions in a tensor do not count from the end.
     #[doc(alias = "index")]
     #[doc(alias = "__getitem__")]
     #[track_caller]
@@ -152,6 +153,10 @@ fn left_over<T>(entries: &[AxisIndex<'_, T>], shape: &Shape) -> Result<usize> {
     let named = entries.iter().filter(|e| !matches!(e, AxisIndex::Ellipsis | AxisIndex::NewAxis)).count();
     if entries.iter().filter(|e| matches!(e, AxisIndex::Ellipsis)).count() > 1 {
         return Err(Error::shape("i", &[*shape], "an index has one `Ellipsis` at most"));
+    }
+    if entries.iter().filter(|e| matches!(e, AxisIndex::Take(_))).count() > 1 {
+        let why = "an index has one tensor of positions at most; where positions of two axes go in pairs, use `gather` or `gather_nd`";
+        return Err(Error::shape("i", &[*shape], why));
     }
     shape
         .rank()
