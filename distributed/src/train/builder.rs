@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nn::{Module, ModuleExt};
-use numcore::{Result, Runtime, Tensor};
+use numcore::{Error, Result, Runtime, Tensor};
 use optim::{IntoOptimizer, LossScaler, LrSchedule, OptimizerFn, Shards};
 
 use super::{BufferSync, GradientObserver, TrainStep, TrainingConfig};
@@ -40,6 +40,23 @@ pub(crate) struct StepParts<R: Runtime> {
     pub(crate) schedule: Option<Arc<dyn LrSchedule>>,
     pub(crate) observer: Option<GradientObserver<R>>,
     reducer: Option<MakeReducer<R>>,
+    /// Whether buckets were spoken of, which a sharded step has none of.
+    buckets: bool,
+}
+
+impl<R: Runtime> StepParts<R> {
+    /// An error if the step was told how to exchange whole gradients, which sharded ones are not.
+    fn check_sharded(&self) -> Result<()> {
+        let field = match (self.reducer.is_some(), self.buckets) {
+            (true, _) => "reducer",
+            (_, true) => "buckets",
+            _ => return Ok(()),
+        };
+        let why = format!(
+            "`{field}` and `zero` exclude each other: a sharded step sums its units itself, by `ZeroOptions`; leave one out"
+        );
+        Err(Error::config("TrainStep::builder", field, why))
+    }
 }
 
 /// A builder that was given no optimizer yet.
@@ -72,7 +89,13 @@ impl<R: Runtime> TrainStep<R, DataParallel<R>> {
     /// # }
     /// ```
     pub fn builder<M>(mesh: &impl AsMesh<R>, model: M) -> TrainStepBuilder<R, M> {
-        let parts = StepParts { config: TrainingConfig::default(), schedule: None, observer: None, reducer: None };
+        let parts = StepParts {
+            config: TrainingConfig::default(),
+            schedule: None,
+            observer: None,
+            reducer: None,
+            buckets: false,
+        };
         let (mesh, spread) = (mesh.as_mesh(), BucketOptions::default());
         TrainStepBuilder { mesh, model, optimizer: NoOptimizer, spread, parts }
     }
@@ -142,7 +165,8 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
 
 impl<R: Runtime, M, O> TrainStepBuilder<R, M, O> {
     /// How gradients are exchanged where nothing is sharded. Those of a pipeline's stages travel as they are, in buckets of any limits.
-    pub fn buckets(self, options: BucketOptions) -> Self {
+    pub fn buckets(mut self, options: BucketOptions) -> Self {
+        self.parts.buckets = true;
         TrainStepBuilder { spread: options, ..self }
     }
 
@@ -199,6 +223,7 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, ZeroOptions> {
         O: Shards<R> + 'static,
     {
         let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
+        parts.check_sharded()?;
         let strategy = Sharded::scheduled(&mesh, model, Arc::new(optimizer), parts.schedule, spread)?;
         TrainStep::observed(strategy, parts.config, parts.observer)
     }
@@ -231,6 +256,7 @@ impl<R: Runtime, O> TrainStepBuilder<R, PipelineModel<R>, O, ZeroOptions> {
         O: Shards<R> + 'static,
     {
         let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
+        parts.check_sharded()?;
         ZeroPipelineTrainer::sharded(&mesh, model, Arc::new(optimizer), spread, parts)
     }
 }

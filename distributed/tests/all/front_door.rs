@@ -12,7 +12,7 @@ use crate::{
     pipeline_common::shape,
 };
 use distributed::{
-    buckets::{BucketOptions, GradCompression, Unused},
+    buckets::{AllReduce, BucketOptions, GradCompression, Unused},
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
     mesh::{AsMesh, Mesh},
     pipeline::{Limits, Lowering, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, split},
@@ -297,4 +297,22 @@ fn a_rank_that_waits_in_vain_says_at_which_step_of_the_callers() {
     });
     let error = outcomes.unwrap().swap_remove(0).unwrap_err();
     assert!(error.location().is_some_and(|at| at.file().ends_with("front_door.rs")), "{error}");
+}
+
+/// What a sharded step would not look at is refused, not dropped.
+#[test]
+fn sharded_steps_have_no_buckets() {
+    let rt = cpu(0).unwrap();
+    let (alone, model) = (NoOpCommunicator::new(&rt), Mlp::new(&Init::new(&rt, 1)).unwrap());
+    let builder = || TrainStep::builder(&alone, &model).optimizer(AdamWConfig::default());
+    let said = |step: Result<()>| step.unwrap_err().to_string();
+    let buckets = said(builder().buckets(BucketOptions::default()).zero(ZeroStage::Parameters).build().map(drop));
+    assert!(buckets.contains("buckets") && buckets.contains("zero"), "{buckets}");
+    let reducer = builder()
+        .reducer(|comm| Ok(AllReduce::new(comm, GradCompression::Own)))
+        .zero(ZeroStage::Gradients)
+        .build()
+        .map(drop);
+    assert!(said(reducer).contains("reducer"));
+    assert!(builder().zero(ZeroStage::Parameters).build().is_ok());
 }
