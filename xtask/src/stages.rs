@@ -145,7 +145,6 @@ pub static STAGES: &[Stage] = &[
     tests("test", "unit and integration tests", &["--lib", "--bins", "--tests"]),
     stage("isa", "the suites pass at every instruction set of this processor", Action::Isa),
     tests("doctest", "the documentation's examples run", &["--doc"]),
-    stage("formats", "images, Parquet files and tokenizers are read", Action::Steps(FORMATS_STAGE)),
     stage(
         "doc",
         "the documentation builds without a warning",
@@ -168,6 +167,7 @@ pub static STAGES: &[Stage] = &[
     stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
     long("loopback", "an engine outside of the workspace keeps the contract", Action::Steps(LOOPBACK_STAGE)),
+    long("formats", "images, Parquet files and tokenizers, behind features, are read", Action::Steps(FORMATS_STAGE)),
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
