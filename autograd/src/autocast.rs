@@ -97,7 +97,7 @@ fn policy(op: &Op) -> CastPolicy {
 pub(crate) fn operands<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Option<SmallVec<[Var<R>; 4]>>> {
     let Some(half) = AUTOCAST.get() else { return Ok(None) };
     let Some(to) = target(op, half, ins) else { return Ok(None) };
-    // Values in `f64` are asked for by whoever made them so, and stay.
+    // The caller chose `f64` deliberately: such values keep it.
     let is_cast = |v: &Var<R>| v.dtype().is_float() && v.dtype() != to && v.dtype() != DType::F64;
     if !ins.iter().any(|v| is_cast(v)) {
         return Ok(None);

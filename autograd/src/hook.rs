@@ -19,8 +19,8 @@ pub enum LeafGrad<R: Runtime> {
 }
 
 impl<R: Runtime> LeafGrad<R> {
-    /// The gradient, to look at. What lies in a slot is copied, because the slot's memory goes back to whoever gave it: with what was there
-    /// before, where micro-batches add up.
+    /// The gradient, for reading. A gradient in a slot is copied, because the slot's memory returns to the hook. It includes what the slot
+    /// held before, where micro-batches accumulate.
     pub fn value(&self) -> Result<Tensor<R>> {
         let slot = match self {
             LeafGrad::Own(own) => return Ok(own.clone()),

@@ -95,7 +95,7 @@ pub fn next_seed() -> u64 {
     u64::from(a) | u64::from(b) << 32
 }
 
-/// What the values of a forward pass depend on beside its inputs, so that a part of it can be recomputed.
+/// What the values of a forward pass depend on in addition to its inputs, so that a part of it can be recomputed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardContext {
     random: RandomState,

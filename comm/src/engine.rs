@@ -9,7 +9,7 @@ pub use super::{
     failure::{Failure, LEFT, Why},
     meeting::{disagreement, split_bytes, split_ranks},
     portable::Portable,
-    ranks::{guarded, is_own, panic_message, with_causes},
+    ranks::{all_or_first_error, guarded, panic_message, with_causes},
     recorder::Recorder,
     volume::Volume,
     wire::{WireReader, Writer},

@@ -50,11 +50,7 @@ impl Ranks {
         runtime: impl Fn(usize) -> Result<R>,
         program: impl Fn(Comm<R>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let mut outcomes = self.outcomes(runtime, program)?;
-        if let Some(first) = outcomes.iter().position(|o| o.as_ref().is_err_and(is_own)) {
-            outcomes.swap(0, first);
-        }
-        outcomes.into_iter().collect()
+        all_or_first_error(self.outcomes(runtime, program)?)
     }
 
     /// Runs `program` as [`run`](Ranks::run) does, and gives every rank's own outcome, by rank.
@@ -118,8 +114,16 @@ pub fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
     outcomes.into_iter().map(|outcome| outcome.map_err(with_cause)).collect()
 }
 
+/// What all ranks returned, or the error of a rank that failed by itself, if there is one, or else the first error.
+pub fn all_or_first_error<T>(mut outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
+    if let Some(first) = outcomes.iter().position(|o| o.as_ref().is_err_and(is_own)) {
+        outcomes.swap(0, first);
+    }
+    outcomes.into_iter().collect()
+}
+
 /// Whether a rank failed by itself, not because another did.
-pub fn is_own(error: &Error) -> bool {
+fn is_own(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::Peer { peer, .. } => error.rank() == Some(*peer),
         _ => true,

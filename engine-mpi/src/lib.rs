@@ -14,38 +14,10 @@ mod launch;
 pub use launch::Launch;
 
 #[cfg(feature = "open-mpi")]
-mod communicator;
-#[cfg(feature = "open-mpi")]
-mod flight;
-#[cfg(feature = "open-mpi")]
-mod job;
-#[cfg(feature = "open-mpi")]
-mod library;
-#[cfg(feature = "open-mpi")]
-mod meeting;
-#[cfg(feature = "open-mpi")]
-mod memory;
-#[cfg(feature = "open-mpi")]
-mod message;
-#[cfg(feature = "open-mpi")]
-mod moves;
-#[cfg(feature = "open-mpi")]
-mod plan;
-#[cfg(feature = "open-mpi")]
-mod process;
-#[cfg(feature = "open-mpi")]
-mod progress;
-#[cfg(feature = "open-mpi")]
-mod recover;
-#[cfg(feature = "open-mpi")]
-mod stream;
-#[cfg(feature = "open-mpi")]
-mod world;
+mod open_mpi;
 
 #[cfg(feature = "open-mpi")]
-pub use communicator::MpiCommunicator;
-#[cfg(feature = "open-mpi")]
-pub use process::Mpi;
+pub use open_mpi::{Mpi, MpiCommunicator};
 
 /// The contract that this engine implements.
 pub use comm;

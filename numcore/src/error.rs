@@ -1,15 +1,15 @@
 //! Errors a caller can cause: every one names the operation and what it was given.
 
 mod context;
+mod kind;
 mod made;
 mod renamed;
 
-use std::{fmt, io, path::PathBuf};
+use std::fmt;
 
 use context::Context;
 pub use context::Within;
-
-use crate::{DType, DeviceId, Shape};
+pub use kind::ErrorKind;
 
 /// The result of every fallible function of the workspace; another error type may be given.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -25,212 +25,6 @@ struct ErrorData {
     kind: ErrorKind,
     rank: Option<usize>,
     context: Context,
-}
-
-/// The kinds of errors. There is deliberately no variant that is only a string.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// Shapes that do not fit the operation.
-    Shape {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The shapes it was given.
-        shapes: Vec<Shape>,
-        /// The rule they break and what to do.
-        why: String,
-    },
-    /// Element types that do not fit the operation, or each other.
-    DType {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The types it was given.
-        dtypes: Vec<DType>,
-        /// The rule they break and what to do.
-        why: String,
-    },
-    /// An argument that is not a tensor is out of range.
-    Argument {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The rule it breaks and what to do.
-        why: String,
-    },
-    /// An index is out of range.
-    Index {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The index that is out of range.
-        index: i64,
-        /// The position of the index in the tensor of indices.
-        position: Shape,
-        /// The shape of the tensor that was indexed.
-        of: Shape,
-        /// The size of the indexed axis.
-        size: usize,
-    },
-    /// The operands are on different devices.
-    Device {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The devices, in operand order.
-        devices: Vec<DeviceId>,
-    },
-    /// The device cannot do this; nothing was changed silently.
-    Unsupported {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The device on which it failed.
-        device: DeviceId,
-        /// The capability that the device lacks.
-        why: String,
-    },
-    /// A memory allocation failed.
-    OutOfMemory {
-        /// The device on which it failed.
-        device: DeviceId,
-        /// The size of the failed allocation, in bytes.
-        requested: usize,
-        /// Bytes in use when the allocation failed.
-        live: usize,
-    },
-    /// The device or its driver reported a failure.
-    Backend {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The device on which it failed.
-        device: DeviceId,
-        /// The driver's own words.
-        message: String,
-    },
-    /// A write needs memory that has another holder.
-    Shared {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The memory: a parameter's name, or a range of a flat buffer.
-        what: String,
-    },
-    /// A range of a flat buffer is already lent, was not lent, or belongs to another buffer.
-    Lent {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The range, and its state.
-        what: String,
-    },
-    /// A parameter's value is not in memory and nothing can fetch it.
-    NotResident {
-        /// The name of the parameter.
-        name: String,
-    },
-    /// A value saved for backward was changed before backward.
-    Stale {
-        /// The name of the parameter.
-        name: String,
-        /// The parameter's version when it was saved for backward.
-        saved: u64,
-        /// The parameter's version at backward.
-        now: u64,
-    },
-    /// Backward ran through a graph whose saved values were freed.
-    GraphFreed {
-        /// The operation at which the backward pass stopped.
-        op: &'static str,
-    },
-    /// A NaN began in an operation, while anomalies were looked for.
-    Anomaly {
-        /// The operation.
-        op: &'static str,
-        /// In which of its results, and after which parameters.
-        why: String,
-    },
-    /// A gradient was asked of something that has none.
-    NoGradient {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// Why it has no gradient, and what to do.
-        why: String,
-    },
-    /// Parameters that took no part in the loss.
-    MissingGradient {
-        /// The names of the unused parameters, in the model's order.
-        names: Vec<String>,
-    },
-    /// Another rank failed, so that no rank can continue; the communicator is unusable from now on.
-    Peer {
-        /// The operation that this rank was waiting for.
-        op: &'static str,
-        /// The rank that failed first.
-        peer: usize,
-        /// The error of that rank.
-        cause: String,
-    },
-    /// Ranks made different collective calls at one position of the sequence.
-    Mismatch {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// Both calls, with their locations in the code.
-        why: String,
-    },
-    /// A deadline passed before every rank had arrived.
-    Timeout {
-        /// The name of the operation that failed.
-        op: &'static str,
-        /// The time that was waited.
-        waited: std::time::Duration,
-        /// The ranks that had not arrived.
-        missing: Vec<usize>,
-        /// What every rank called last.
-        calls: String,
-    },
-    /// A named entry of a state dict or checkpoint does not fit.
-    State {
-        /// The name of the state entry.
-        name: String,
-        /// What is wrong with the entry.
-        why: String,
-    },
-    /// A file or a stream is malformed.
-    Format {
-        /// The file, or what was being read.
-        what: String,
-        /// The rule it breaks.
-        why: String,
-    },
-    /// The operating system reported an error.
-    Io {
-        /// The path of the file.
-        path: PathBuf,
-        /// The system's own error.
-        source: io::Error,
-    },
-    /// A pipeline schedule that breaks a rule, or would never end.
-    Schedule {
-        /// What was done with it: generated, lowered, checked, simulated.
-        op: &'static str,
-        /// The rule it breaks, with rank, position and action where there are some.
-        why: String,
-    },
-    /// An option of a configuration is out of range, or does not go with the others.
-    Config {
-        /// What was configured.
-        op: &'static str,
-        /// The option.
-        field: &'static str,
-        /// The rule it breaks and what to do.
-        why: String,
-    },
-    /// A promise that the libraries make to themselves was broken: an error in them, worth a report.
-    Internal {
-        /// The operation.
-        op: &'static str,
-        /// What did not hold.
-        why: String,
-    },
-    /// An error of the caller's own, on its way through a closure that was given to a library.
-    Other {
-        /// The error as it was given.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
 }
 
 impl Error {
@@ -284,83 +78,10 @@ impl fmt::Debug for Error {
     }
 }
 
-impl fmt::Display for ErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ErrorKind::Shape { op, shapes, why } => write!(f, "{op}: shapes {}: {why}", List(shapes)),
-            ErrorKind::DType { op, dtypes, why } => write!(f, "{op}: dtypes {}: {why}", List(dtypes)),
-            ErrorKind::Argument { op, why }
-            | ErrorKind::Schedule { op, why }
-            | ErrorKind::Config { op, why, .. }
-            | ErrorKind::Internal { op, why } => write!(f, "{op}: {why}"),
-            ErrorKind::Index { op, index, position, of, size } => {
-                write!(f, "{op}: index {index} at position {position} of the index {of} is not in 0..{size}")
-            }
-            ErrorKind::Device { op, devices } => {
-                write!(f, "{op}: tensors of different devices ({}); move them with `to_device` first", List(devices))
-            }
-            ErrorKind::Unsupported { op, device, why } => write!(f, "{op}: not supported on {device}: {why}"),
-            ErrorKind::OutOfMemory { device, requested, live } => {
-                write!(f, "out of memory on {device}: {requested} bytes asked for, {live} in use")
-            }
-            ErrorKind::Backend { op, device, message } => write!(f, "{op}: {device} failed: {message}"),
-            ErrorKind::Shared { op, what } => {
-                write!(f, "{op}: {what} is still shared; drop the tensors that alias it before it is written")
-            }
-            ErrorKind::Lent { op, what } => write!(f, "{op}: {what}"),
-            ErrorKind::NotResident { name } => {
-                write!(f, "parameter `{name}` is not in memory and has no residency that could fetch it")
-            }
-            ErrorKind::Stale { name, saved, now } => write!(
-                f,
-                "parameter `{name}` was changed after it was saved for backward (version {saved}, now {now}); run backward before the optimizer step"
-            ),
-            ErrorKind::GraphFreed { op } => write!(
-                f,
-                "backward: the values saved by `{op}` were freed by an earlier backward; use `retain_graph` on the first one"
-            ),
-            ErrorKind::Anomaly { op, why } => write!(f, "{op}: {why}"),
-            ErrorKind::NoGradient { op, why } => write!(f, "{op}: no gradient: {why}"),
-            ErrorKind::MissingGradient { names } => {
-                write!(f, "no gradient reached: {}; freeze them or use them in the loss", names.join(", "))
-            }
-            ErrorKind::Peer { op, peer, cause } => {
-                write!(f, "{op}: rank {peer} failed, build a new communicator: {cause}")
-            }
-            ErrorKind::Mismatch { op, why } => write!(f, "{op}: ranks disagree: {why}"),
-            ErrorKind::Timeout { op, waited, missing, calls } => {
-                let waited = waited.as_secs_f64();
-                write!(f, "{op}: after {waited:.1} s there was no call from {}\n{calls}", RankList(missing))
-            }
-            ErrorKind::State { name, why } => write!(f, "`{name}`: {why}"),
-            ErrorKind::Format { what, why } => write!(f, "{what}: {why}"),
-            ErrorKind::Io { path, source } => write!(f, "{}: {source}", path.display()),
-            ErrorKind::Other { source } => source.fmt(f),
-        }
-    }
-}
-
-struct List<'a, T>(&'a [T]);
-
-impl<T: fmt::Display> fmt::Display for List<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, x) in self.0.iter().enumerate() {
-            write!(f, "{}{x}", if i == 0 { "" } else { ", " })?;
-        }
-        Ok(())
-    }
-}
-
-struct RankList<'a>(&'a [usize]);
-
-impl fmt::Display for RankList<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank{} {}", if self.0.len() == 1 { "" } else { "s" }, List(self.0))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]

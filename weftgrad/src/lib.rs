@@ -83,6 +83,7 @@ pub use runtime_cpu::{self, Cpu, Simd};
 pub use runtime_cuda::{self, Cuda};
 #[cfg(feature = "wgpu")]
 pub use runtime_wgpu::{self, Wgpu};
+pub use train;
 
 /// The names that most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {

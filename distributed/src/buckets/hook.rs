@@ -99,7 +99,12 @@ impl<R: Runtime> GradientBuckets<R> {
 
     /// Parameters by name, in the order in which their gradients became final in the last backward pass that was exchanged.
     pub fn ready_order(&self) -> Vec<String> {
-        self.ready.iter().map(|&i| self.layout.params[i].leaf.name().to_string()).collect()
+        self.ready_leaves().map(|leaf| leaf.name().to_string()).collect()
+    }
+
+    /// The parameters of [`ready_order`](GradientBuckets::ready_order).
+    pub(crate) fn ready_leaves(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
+        self.ready.iter().map(|&i| &self.layout.params[i].leaf)
     }
 
     /// Forgets all gradients: the next backward pass overwrites them.

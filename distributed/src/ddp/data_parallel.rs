@@ -125,18 +125,16 @@ impl<R: Runtime> DataParallel<R> {
             return Ok(());
         }
         // By position in the model, which is the same on all ranks: names are for people.
-        let position = |name: &String| self.leaves.iter().position(|leaf| *leaf.name() == **name);
-        let seen: Vec<u8> =
-            self.buckets.ready_order().iter().filter_map(position).flat_map(usize::to_le_bytes).collect();
+        let position: HashMap<usize, usize> = self.leaves.iter().enumerate().map(|(at, l)| (l.id(), at)).collect();
+        let ready = self.buckets.ready_leaves().filter_map(|leaf| position.get(&leaf.id()));
+        let seen: Vec<u8> = ready.flat_map(|at| at.to_le_bytes()).collect();
         let first = self.comm.exchange(if self.comm.rank() == 0 { &seen } else { &[] })?.swap_remove(0);
-        let order: Vec<usize> = first.as_chunks().0.iter().map(|at| usize::from_le_bytes(*at)).collect();
-        let ready: HashMap<usize, usize> = order.iter().enumerate().map(|(k, &at)| (at, k)).collect();
-        let count = self.leaves.len();
-        // What rank 0 did not use comes last, in the order it had.
-        let key = |(rest, l): (usize, &Arc<Leaf<R>>)| {
-            (l.id(), ready.get(&(count - 1 - rest)).copied().unwrap_or(ready.len() + rest))
-        };
-        let keys: HashMap<usize, usize> = self.leaves.iter().rev().enumerate().map(key).collect();
+        let first = first.as_chunks().0.iter().map(|at| usize::from_le_bytes(*at));
+        let ready: HashMap<usize, usize> = first.enumerate().map(|(k, at)| (at, k)).collect();
+        // What rank 0 did not use comes last, from the last layer to the first.
+        let rest = |at: usize| ready.len() + self.leaves.len() - at;
+        let key = |(at, l): (usize, &Arc<Leaf<R>>)| (l.id(), ready.get(&at).copied().unwrap_or_else(|| rest(at)));
+        let keys: HashMap<usize, usize> = self.leaves.iter().enumerate().map(key).collect();
         self.buckets.rebuild(&mut *self.optimizer, &|l| place(&keys, l))
     }
 }

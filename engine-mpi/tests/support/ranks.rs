@@ -11,7 +11,7 @@ use engine_mpi::{
     Mpi,
     comm::{
         Collectives, Comm, Communicator, Places, Ranks as Threads,
-        engine::{Portable, guarded, is_own, with_causes},
+        engine::{Portable, all_or_first_error, guarded, with_causes},
     },
 };
 use numcore::{NullRuntime, Result, Runtime};
@@ -44,11 +44,7 @@ impl Ranks {
         runtime: impl Fn(usize) -> Result<R>,
         program: impl Fn(Comm<R>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let mut outcomes = self.outcomes(runtime, program)?;
-        if let Some(first) = outcomes.iter().position(|o| o.as_ref().is_err_and(is_own)) {
-            outcomes.swap(0, first);
-        }
-        outcomes.into_iter().collect()
+        all_or_first_error(self.outcomes(runtime, program)?)
     }
 
     pub fn outcomes<R: Runtime, T: Portable>(

@@ -18,7 +18,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nn", &["numcore", "autograd", "nn-derive"]),
     ("optim", &["numcore", "autograd", "nn"]),
     ("distributed", &["numcore", "autograd", "comm", "nn", "optim"]),
-    ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed"]),
+    ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data"]),
+    ("models", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data"]),
     // The golden binary needs something to run on.
     ("conformance", &["numcore", "autograd", "nn", "optim", "runtime-*"]),
     ("weftgrad", &["*"]),

@@ -1,4 +1,4 @@
-//! Ranks as processes beside ranks as threads, in one run: `mpirun -n 2 ranks [ROUNDS] --processes`.
+//! Ranks as processes compared with ranks as threads, in one run: `mpirun -n 2 ranks [ROUNDS] --processes`.
 //!
 //! The first process runs the threads while the other waits; then both run the same as processes.
 

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use numcore::{Result, Runtime};
 use real_comm::{
     Comm, Places,
-    engine::{guarded, is_own, with_causes},
+    engine::{all_or_first_error, guarded, with_causes},
 };
 
 pub struct Ranks {
@@ -34,11 +34,7 @@ impl Ranks {
         runtime: impl Fn(usize) -> Result<R>,
         program: impl Fn(Comm<R>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let mut outcomes = self.outcomes(runtime, program)?;
-        if let Some(first) = outcomes.iter().position(|o| o.as_ref().is_err_and(is_own)) {
-            outcomes.swap(0, first);
-        }
-        outcomes.into_iter().collect()
+        all_or_first_error(self.outcomes(runtime, program)?)
     }
 
     pub fn outcomes<R: Runtime, T: Send>(

@@ -19,7 +19,7 @@ use comm::{
 use numcore::{DType, Error, Result, Runtime, TensorMut};
 use parking_lot::Mutex;
 
-use crate::{
+use super::{
     flight::Flight,
     job::{Exchange, Job, Met, Slot},
     message::{GroupId, Key},
@@ -158,7 +158,7 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         let op = call.what().name();
         self.check(op)?;
-        let (slot, ready, fingerprint) = (Slot::new(), self.rt.record()?, call.fingerprint());
+        let (slot, ready, fingerprint) = (Slot::new(self.world_rank()), self.rt.record()?, call.fingerprint());
         let shared = Shared {
             combiner: self.combiner.clone(),
             members: self.of.members().clone(),
@@ -185,7 +185,7 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
             of: Some("bytes".into()),
             at: at.into(),
         };
-        let slot = Slot::new();
+        let slot = Slot::new(self.world_rank());
         let job = Exchange { rank: self.rank(), own: own.to_vec(), slot: slot.clone() };
         self.fly(call, own.to_vec(), Box::new(job))?;
         slot.wait(self.wake()).map_err(|failure| failure.error(what.name(), self.world_rank()))

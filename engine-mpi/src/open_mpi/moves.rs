@@ -9,7 +9,7 @@ use comm::{
 use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut, ops::Input};
 use parking_lot::Mutex;
 
-use crate::{
+use super::{
     job::{Advance, Job, Met, Slot, Trouble},
     library::{Channel, Library, Request, Test, words},
     memory::{CallMemory, Piece, Source},
@@ -326,7 +326,7 @@ impl<R: Runtime> Job for Moves<R> {
     }
 
     fn fail(mut self: Box<Self>, failure: Failure) {
-        let slot = mem::replace(&mut self.slot, Slot::new());
+        let slot = mem::replace(&mut self.slot, Slot::new(self.of.members[self.of.rank]));
         // Memory that nothing is under way with is back when the caller hears of it.
         drop(self);
         slot.fill(Err(failure));

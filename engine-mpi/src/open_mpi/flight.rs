@@ -7,7 +7,7 @@ use comm::{
     engine::{LEFT, Why, disagreement},
 };
 
-use crate::{
+use super::{
     job::{Job, Met},
     meeting::Inbox,
     message::{GroupId, Header, Key},

@@ -3,7 +3,7 @@
 use comm::engine::Combiner;
 use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Input, ops::ViewOps};
 
-use crate::plan::Place;
+use super::plan::Place;
 
 /// Memory that is sent from and received into.
 pub(crate) struct Piece<R: Runtime> {

@@ -7,7 +7,7 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result};
 
-use crate::{message::Message, progress::Progress};
+use super::{message::Message, progress::Progress};
 
 /// What the processes have told each other: how many worlds each has made, and whom it knows to be dead.
 pub(crate) struct Recovery {

@@ -7,7 +7,7 @@ use std::{
 
 use comm::engine::Failure;
 
-use crate::message::{GroupId, Header, Key};
+use super::message::{GroupId, Header, Key};
 
 /// Headers that have arrived, and who has left which group. Processes are told by their ranks.
 #[derive(Default)]

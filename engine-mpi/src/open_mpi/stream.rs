@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use numcore::Result;
 
-use crate::{
+use super::{
     library::{Channel, Library, Request, Test, words},
     message::Message,
 };

@@ -13,7 +13,7 @@ use std::{
 use comm::engine::Why;
 use numcore::Result;
 
-use crate::{
+use super::{
     flight::{Flight, Meeting},
     job::{Advance, Trouble},
     library::Library,
@@ -63,7 +63,7 @@ pub(crate) struct Progress {
     next_tags: Vec<u32>,
     pub(crate) dead: Vec<bool>,
     pub(crate) gone: Vec<bool>,
-    pub(crate) recovery: crate::recover::Recovery,
+    pub(crate) recovery: super::recover::Recovery,
     last_move: Instant,
 }
 
@@ -80,7 +80,7 @@ impl Progress {
             next_tags: vec![0; size],
             dead: vec![false; size],
             gone: vec![false; size],
-            recovery: crate::recover::Recovery::new(size),
+            recovery: super::recover::Recovery::new(size),
             last_move: Instant::now(),
             mpi,
         })

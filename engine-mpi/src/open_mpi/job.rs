@@ -9,18 +9,20 @@ use comm::engine::{Failure, Why};
 use numcore::Result;
 use parking_lot::{Condvar, Mutex};
 
-use crate::{library::Library, message::Header};
+use super::{library::Library, message::Header};
 
 /// Where a caller finds its result.
 pub(crate) struct Slot<T> {
+    /// The caller's world rank.
+    rank: usize,
     state: Mutex<Option<Result<T, Failure>>>,
     changed: Condvar,
     waited: AtomicBool,
 }
 
 impl<T> Slot<T> {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Slot { state: Mutex::new(None), changed: Condvar::new(), waited: AtomicBool::new(false) })
+    pub(crate) fn new(rank: usize) -> Arc<Self> {
+        Arc::new(Slot { rank, state: Mutex::new(None), changed: Condvar::new(), waited: AtomicBool::new(false) })
     }
 
     pub(crate) fn fill(&self, result: Result<T, Failure>) {
@@ -33,7 +35,7 @@ impl<T> Slot<T> {
         let cause = "MPI was ended in this process while the call was in flight".to_string();
         let mut state = self.state.lock();
         if state.is_none() {
-            *state = Some(Err(Failure { why: Why::Peer { peer: usize::MAX, cause }, calls: String::new() }));
+            *state = Some(Err(Failure { why: Why::Peer { peer: self.rank, cause }, calls: String::new() }));
             self.changed.notify_all();
         }
     }

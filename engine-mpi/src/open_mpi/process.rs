@@ -16,14 +16,14 @@ use comm::{Comm, Communicator, Places, engine::guarded};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
-use crate::{
-    Launch,
+use super::{
     communicator::MpiCommunicator,
     library::Library,
     moves::Limits,
     progress::{Command, Progress},
     world::World,
 };
+use crate::Launch;
 
 /// MPI is initialised once in a process.
 static INITIALISED: AtomicBool = AtomicBool::new(false);

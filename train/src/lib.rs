@@ -1,0 +1,5 @@
+//! The layer above the training step: a loop with evaluation, checkpoints and exact resuming, and what people look at while it
+//! runs.
+#![forbid(unsafe_code)]
+
+pub mod sink;
