@@ -174,7 +174,9 @@ fn masks_hide_keys() {
 
 #[test]
 fn causal_attention_sees_no_future() {
-    let block = Block::new(&init(), BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0 }).unwrap();
+    let block =
+        Block::new(&init(), BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu })
+            .unwrap();
     let (x, other) = (uniform(&[1, 5, 8], 1), uniform(&[1, 2, 8], 2));
     let changed = cat(&[&x.narrow(1, 0, 3).unwrap(), &other], 1).unwrap();
     let first = |x: &V| block.forward(x).unwrap().narrow(1, 0, 3).unwrap();

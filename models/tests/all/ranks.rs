@@ -1,0 +1,1 @@
+//! Pretrained models on many ranks.
