@@ -169,13 +169,14 @@ def bert():
     mask[1, 9:] = 0
     ids[1, 9:] = 0
     types = (torch.arange(13) > 5).long()[None].expand(2, 13).contiguous()
-    for name, kind in [("bert_mlm", transformers.BertForMaskedLM), ("bert_classifier", transformers.BertForSequenceClassification)]:
+    for name, kind in [("bert_mlm", transformers.BertForMaskedLM), ("bert_classifier", transformers.BertForSequenceClassification),
+                       ("bert_tokens", transformers.BertForTokenClassification)]:
         model = kind(config).eval()
         randomize(model)
         folder = fresh(name)
         model.save_pretrained(folder)
         logits = model(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
-        target = ids if name == "bert_mlm" else torch.tensor([2, 0])
+        target = {"bert_mlm": ids, "bert_tokens": ids % 3, "bert_classifier": torch.tensor([2, 0])}[name]
         torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1)).backward()
         grads = {f"grad/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
         finish(folder, {"ids": ids, "mask": mask, "types": types, "target": target, "logits": logits, **grads})
@@ -195,7 +196,16 @@ def vit():
     target = torch.tensor([1, 2])
     logits = model(pixel_values=pixels).logits
     torch.nn.functional.cross_entropy(logits, target).backward()
-    grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+    # Files keep the names of older versions.
+    old = [("vit.layers.", "vit.encoder.layer."), ("attention.o_proj", "attention.output.dense"),
+           ("attention.q_proj", "attention.attention.query"), ("attention.k_proj", "attention.attention.key"),
+           ("attention.v_proj", "attention.attention.value"), ("mlp.fc1", "intermediate.dense"), ("mlp.fc2", "output.dense")]
+
+    def in_file(name):
+        for new, before in old:
+            name = name.replace(new, before)
+        return name
+    grads = {f"grad/{in_file(n)}": p.grad for n, p in model.named_parameters()}
     finish(folder, {"pixels": pixels, "target": target, "logits": logits, **grads})
 
 

@@ -21,13 +21,17 @@
 mod config;
 mod convert;
 mod decoder;
+mod encoder;
 mod files;
 mod generate;
+mod lora;
 mod pretrained;
 
 pub use config::{ConfigFields, DecoderConfig, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted};
 pub use decoder::{Decoder, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
+pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
 pub use files::{JsonObject, SaveOptions};
 pub use generate::{Generated, GenerationOptions, Prompt, Sampling, StopReason, StopTexts, generate};
+pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, PretrainedReport};

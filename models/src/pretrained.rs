@@ -160,7 +160,7 @@ struct Plan<R: Runtime> {
 }
 
 impl<R: Runtime> Plan<R> {
-    fn of(model: &(impl Pretrained<R> + ?Sized), weights: &Arc<Weights>) -> Result<Self> {
+    fn of(model: &impl Pretrained<R>, weights: &Arc<Weights>) -> Result<Self> {
         let (table, mut report, mut sources) = (model.table(), PretrainedReport::default(), Vec::new());
         // The files' names by ours: files may leave the prefix out.
         let mut given = BTreeMap::new();
@@ -190,11 +190,7 @@ impl<R: Runtime> Plan<R> {
 }
 
 /// A tied head that is in the files too is no surprise.
-fn tied_copies<R: Runtime>(
-    model: &(impl Pretrained<R> + ?Sized),
-    report: &mut PretrainedReport,
-    weights: &Weights,
-) -> Result<()> {
+fn tied_copies<R: Runtime>(model: &impl Pretrained<R>, report: &mut PretrainedReport, weights: &Weights) -> Result<()> {
     let tied = model.fields().get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
     let head = report.unexpected.iter().find(|(_, ours)| ours.as_deref() == Some("lm_head.weight"));
     if let Some(name) = head.filter(|_| tied).map(|(theirs, _)| theirs.clone()) {

@@ -155,7 +155,7 @@ impl DecoderConfig {
 
 fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
     let (width, heads) = (fields.size("n_embd")?, fields.size("n_head")?);
-    let layers = layer_count(fields, "n_layer")?;
+    let layers = fields.layers("n_layer")?;
     for (name, harmless) in [
         ("scale_attn_weights", true),
         ("scale_attn_by_inverse_layer_idx", false),
@@ -188,7 +188,7 @@ fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
 
 fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     let (width, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
-    let (layers, context) = (layer_count(fields, "num_hidden_layers")?, fields.size("max_position_embeddings")?);
+    let (layers, context) = (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
     let has_biases = matches!(family, Family::Llama | Family::Qwen3);
     let attention_bias = has_biases && fields.flag_or("attention_bias", false)?;
     let own_dim = fields.maybe_size("head_dim")?;
@@ -212,15 +212,6 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
         tied: fields.flag_or("tie_word_embeddings", false)?,
         fields: fields.fields().clone(),
     })
-}
-
-/// The number of layers, of which a model has fewer than memory for their options would suffer from.
-fn layer_count(fields: &ConfigFields, name: &'static str) -> Result<usize> {
-    const MOST: usize = 10_000;
-    match fields.size(name)? {
-        layers if layers <= MOST => Ok(layers),
-        layers => Err(fields.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))),
-    }
 }
 
 fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> {

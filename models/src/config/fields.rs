@@ -128,6 +128,15 @@ impl ConfigFields {
         self.count(self.known(name))
     }
 
+    /// The number of layers. What is no model's would take memory before its weights are found missing.
+    pub fn layers(&self, name: &'static str) -> Result<usize> {
+        const MOST: usize = 10_000;
+        match self.size(name)? {
+            layers if layers <= MOST => Ok(layers),
+            layers => Err(self.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))),
+        }
+    }
+
     /// A number, or this one.
     pub fn number_or(&self, name: &'static str, default: f64) -> Result<f64> {
         Ok(self.number(self.known(name))?.unwrap_or(default))
@@ -158,6 +167,14 @@ impl ConfigFields {
             Some("silu" | "swish") => Activation::Silu,
             Some(other) => return Err(self.wrong(name, format_args!("is `{other}`, an activation that is not known"))),
         })
+    }
+
+    /// An error unless a field is absent or has the one value that is supported.
+    pub fn expect(&self, name: &'static str, due: &str) -> Result<()> {
+        match self.text(self.known(name))? {
+            Some(other) if other != due => Err(self.wrong(name, format_args!("is `{other}`; only `{due}` is known"))),
+            _ => Ok(()),
+        }
     }
 
     /// An error unless an option that is not supported has the value that changes nothing.

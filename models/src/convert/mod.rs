@@ -4,9 +4,7 @@ mod pattern;
 mod tables;
 
 use pattern::renamed;
-#[cfg(test)]
-use tables::{BERT, VIT};
-pub use tables::{GPT2, LLAMA};
+pub use tables::{BERT, GPT2, LLAMA, VIT};
 
 /// How a weight differs between a file and the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

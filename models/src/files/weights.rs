@@ -45,11 +45,6 @@ impl Weights {
         self.places.keys().map(String::as_str)
     }
 
-    /// Whether there is a tensor of this name.
-    pub fn contains(&self, name: &str) -> bool {
-        self.places.contains_key(name)
-    }
-
     /// The element type and shape of a tensor.
     ///
     /// # Errors

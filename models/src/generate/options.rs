@@ -114,6 +114,11 @@ impl GenerationOptions {
         Ok(options)
     }
 
+    /// Changes the logits of the token after `text` as sampling would before it draws; what is left out becomes −∞.
+    pub fn process(&self, logits: &mut [f32], text: &[u32]) {
+        super::processors::process(logits, &[text], self);
+    }
+
     /// An error unless every option is in its range.
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("generate", field, why));
