@@ -94,12 +94,15 @@ fn char_gpt() {
 #[test]
 fn ddp() {
     runs(program!("ddp"), "--ranks 3 --steps 4");
+    // A world of one is a `NoOpCommunicator`.
+    runs(program!("ddp"), "--ranks 1 --steps 4");
     refuses(program!("ddp"), "--ranks 0", COUNT);
 }
 
 #[test]
 fn zero() {
     runs(program!("zero"), "--ranks 2 --width 32 --layers 2");
+    runs(program!("zero"), "--ranks 1 --width 32 --layers 2");
     refuses(program!("zero"), "--width 0", COUNT);
     refuses(program!("zero"), "--width 30", "4 heads do not divide a width of 30");
 }
@@ -114,5 +117,6 @@ fn reshard() {
 fn pipeline() {
     let args = "--ranks 3 --schedule ZB-H1 --micro-batches 6 --steps 2 --out";
     runs(program!("pipeline"), &format!("{args} {}", folder("pipeline")));
+    runs(program!("pipeline"), &format!("--ranks 1 --steps 1 --out {}", folder("pipeline-1")));
     refuses(program!("pipeline"), "--micro-batches 0", COUNT);
 }
