@@ -2,4 +2,5 @@
 //! runs.
 #![forbid(unsafe_code)]
 
+mod json;
 pub mod sink;
