@@ -3,4 +3,5 @@
 #![forbid(unsafe_code)]
 
 mod json;
+pub mod metrics;
 pub mod sink;

@@ -10,7 +10,9 @@ use std::{
 };
 
 use common::Folder;
-use train::sink::{Histogram, Image, InMemory, Jsonl, Many, Record, Sink, TensorBoard, Terminal, Value, read_jsonl};
+use train::sink::{
+    Histogram, Jsonl, Many, MemorySink, Picture, Record, Sink, TensorBoard, Terminal, Value, read_jsonl,
+};
 
 fn record(step: u64, seconds: f64) -> Record {
     Record { time: UNIX_EPOCH + Duration::from_secs_f64(seconds), ..Record::new(step, step / 10) }
@@ -23,7 +25,7 @@ fn a_line_of_json_is_what_was_measured() {
     let all = values.iter().fold(record(12, 1.25), |r, (name, x)| r.scalar(*name, *x));
     let all = all.with("a\"b", Value::Text("<NaN>\n\u{1}é".into()));
     let all = all.with("weights", Value::Histogram(Histogram::of(&[1.0f32, -2.0, f32::INFINITY])));
-    let all = all.with("picture", Value::Image(Image::new(1, 1, 1, vec![7]).unwrap()));
+    let all = all.with("picture", Value::Image(Picture::new(1, 1, 1, vec![7]).unwrap()));
     let mut sink = Jsonl::in_folder(folder.path("new/run")).unwrap();
     sink.write(&all).unwrap();
     let text = fs::read_to_string(sink.path()).unwrap();
@@ -190,7 +192,7 @@ fn one_failing_sink_keeps_no_record_from_the_others() {
             Err(numcore::Error::io("here", io::ErrorKind::StorageFull.into()))
         }
     }
-    let seen = InMemory::new();
+    let seen = MemorySink::new();
     let mut all = Many::new().with(Broken).with(seen.clone());
     let error = all.write(&record(1, 1.0).scalar("loss", 1.0)).unwrap_err();
     assert!(error.to_string().starts_with("here: "), "{error}");

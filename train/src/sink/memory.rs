@@ -1,4 +1,4 @@
-//! [`InMemory`]: a sink that keeps everything, for tests and for reports.
+//! [`MemorySink`]: a sink that keeps everything, for tests and for reports.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,9 +8,9 @@ use super::{Record, Sink};
 
 /// Keeps every record. Clones share what is kept, so one of them can be given away and another read.
 #[derive(Clone, Debug, Default)]
-pub struct InMemory(Arc<Mutex<Vec<Record>>>);
+pub struct MemorySink(Arc<Mutex<Vec<Record>>>);
 
-impl InMemory {
+impl MemorySink {
     /// With nothing kept.
     pub fn new() -> Self {
         Self::default()
@@ -28,7 +28,7 @@ impl InMemory {
     }
 }
 
-impl Sink for InMemory {
+impl Sink for MemorySink {
     fn write(&mut self, record: &Record) -> Result<()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(record.clone());
         Ok(())

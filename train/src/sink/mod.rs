@@ -3,9 +3,9 @@
 //! A sink takes one [`Record`] per step and knows nothing of the loop that measured it, so every sink works in a loop of one's own:
 //!
 //! ```
-//! use train::sink::{InMemory, Many, Record, Sink};
+//! use train::sink::{MemorySink, Many, Record, Sink};
 //! # fn main() -> numcore::Result<()> {
-//! let seen = InMemory::new();
+//! let seen = MemorySink::new();
 //! let mut sinks = Many::new().with(seen.clone());
 //! for step in 1..=3 {
 //!     sinks.write(&Record::new(step, 0).scalar("loss", 1.0 / step as f64))?;
@@ -17,20 +17,20 @@
 //! ```
 
 mod histogram;
-mod image;
 mod jsonl;
 mod many;
 mod memory;
+mod picture;
 mod png;
 mod record;
 mod tensorboard;
 mod terminal;
 
 pub use histogram::Histogram;
-pub use image::Image;
 pub use jsonl::{Jsonl, read_jsonl};
 pub use many::Many;
-pub use memory::InMemory;
+pub use memory::MemorySink;
+pub use picture::Picture;
 pub use record::{Record, Value};
 pub use tensorboard::TensorBoard;
 pub use terminal::Terminal;

@@ -4,12 +4,12 @@ use std::io::Write;
 
 use flate2::{Compression, Crc, write::ZlibEncoder};
 
-use super::Image;
+use super::Picture;
 
 const SIGNATURE: [u8; 8] = [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a];
 
 /// The file of a picture: a header, one chunk of compressed rows, the end.
-pub fn encode(image: &Image) -> Vec<u8> {
+pub fn encode(image: &Picture) -> Vec<u8> {
     let colour = match image.channels() {
         1 => 0,
         3 => 2,
@@ -27,7 +27,7 @@ pub fn encode(image: &Image) -> Vec<u8> {
 }
 
 /// Rows, each after the byte that names its filter: none.
-fn compressed_rows(image: &Image) -> Vec<u8> {
+fn compressed_rows(image: &Picture) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
     let row = image.width() as usize * usize::from(image.channels());
     let written = image.pixels().chunks(row).try_for_each(|row| {
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn a_picture_is_in_its_file() {
         let pixels: Vec<u8> = (0..24).collect();
-        let file = Image::new(4, 2, 3, pixels.clone()).unwrap().to_png();
+        let file = Picture::new(4, 2, 3, pixels.clone()).unwrap().to_png();
         assert_eq!(file[..8], SIGNATURE);
         assert_eq!(file[8..29], *b"\0\0\0\x0dIHDR\0\0\0\x04\0\0\0\x02\x08\x02\0\0\0");
         let length = u32::from_be_bytes(file[33..37].try_into().unwrap()) as usize;
@@ -74,10 +74,10 @@ mod tests {
     #[test]
     fn what_is_no_picture_is_refused() {
         for (width, height, channels, bytes) in [(2, 2, 2, 8), (0, 4, 1, 0), (2, 2, 1, 5), (u32::MAX, u32::MAX, 4, 0)] {
-            let error = Image::new(width, height, channels, vec![0; bytes]).unwrap_err().to_string();
+            let error = Picture::new(width, height, channels, vec![0; bytes]).unwrap_err().to_string();
             assert!(error.contains("picture"), "{error}");
         }
-        let clamped = Image::of_numbers(4, 1, 1, &[-1.0, 0.5, 2.0, f32::NAN]).unwrap();
+        let clamped = Picture::of_numbers(4, 1, 1, &[-1.0, 0.5, 2.0, f32::NAN]).unwrap();
         assert_eq!(clamped.pixels(), [0, 128, 255, 0]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{Histogram, Image};
+use super::{Histogram, Picture};
 
 /// What was measured at one step.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ pub enum Value {
     /// How numbers are distributed: a parameter, a gradient.
     Histogram(Histogram),
     /// A picture: a sample that a model drew, a confusion matrix.
-    Image(Image),
+    Image(Picture),
 }
 
 impl Record {

@@ -2,7 +2,7 @@
 
 use crate::{
     json::{list, number, object, quoted},
-    sink::{Histogram, Image, Record, Value},
+    sink::{Histogram, Picture, Record, Value},
 };
 
 pub fn of(record: &Record) -> String {
@@ -36,7 +36,7 @@ fn of_histogram(h: &Histogram) -> String {
     ])
 }
 
-fn of_image(image: &Image) -> String {
+fn of_image(image: &Picture) -> String {
     object([
         ("width", image.width().to_string()),
         ("height", image.height().to_string()),

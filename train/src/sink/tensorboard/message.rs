@@ -1,22 +1,23 @@
 //! The messages of event files: `Event`, `Summary` and what they hold. Numbers of fields are those of TensorFlow's `event.proto`,
 //! `summary.proto` and `tensor.proto`.
 
-use super::proto::Message;
-use crate::sink::{Histogram, Image, Record, Value};
+use super::proto::ProtoMessage;
+use crate::sink::{Histogram, Picture, Record, Value};
 
 /// The message every file begins with.
 pub fn version(wall_time: f64) -> Vec<u8> {
-    Message::new().double(1, wall_time).bytes(3, "brain.Event:2").into_bytes()
+    ProtoMessage::new().double(1, wall_time).bytes(3, "brain.Event:2").into_bytes()
 }
 
 /// All measurements of a step.
 pub fn event(record: &Record) -> Vec<u8> {
-    let summary = record.values.iter().fold(Message::new(), |all, (name, value)| all.message(1, summary(name, value)));
-    Message::new().double(1, record.seconds()).int(2, record.step as i64).message(5, summary).into_bytes()
+    let summary =
+        record.values.iter().fold(ProtoMessage::new(), |all, (name, value)| all.message(1, summary(name, value)));
+    ProtoMessage::new().double(1, record.seconds()).int(2, record.step as i64).message(5, summary).into_bytes()
 }
 
-fn summary(name: &str, value: &Value) -> Message {
-    let tagged = Message::new().bytes(1, name);
+fn summary(name: &str, value: &Value) -> ProtoMessage {
+    let tagged = ProtoMessage::new().bytes(1, name);
     match value {
         Value::Scalar(x) => tagged.float(2, *x as f32),
         Value::Image(i) => tagged.message(4, image(i)),
@@ -25,16 +26,16 @@ fn summary(name: &str, value: &Value) -> Message {
     }
 }
 
-fn image(image: &Image) -> Message {
-    Message::new()
+fn image(image: &Picture) -> ProtoMessage {
+    ProtoMessage::new()
         .int(1, image.height().into())
         .int(2, image.width().into())
         .int(3, image.channels().into())
         .bytes(4, image.to_png())
 }
 
-fn histogram(h: &Histogram) -> Message {
-    Message::new()
+fn histogram(h: &Histogram) -> ProtoMessage {
+    ProtoMessage::new()
         .double(1, h.min)
         .double(2, h.max)
         .double(3, h.count() as f64)
@@ -45,15 +46,15 @@ fn histogram(h: &Histogram) -> Message {
 }
 
 /// A text is a tensor of one string that belongs to the plugin `text`.
-fn text(name: &str, words: &str) -> Message {
+fn text(name: &str, words: &str) -> ProtoMessage {
     const STRING: i64 = 7;
-    let plugin = Message::new().bytes(1, "text");
-    let one_element = Message::new().message(2, Message::new().int(1, 1));
-    let tensor = Message::new().int(1, STRING).message(2, one_element).bytes(8, words);
-    Message::new()
+    let plugin = ProtoMessage::new().bytes(1, "text");
+    let one_element = ProtoMessage::new().message(2, ProtoMessage::new().int(1, 1));
+    let tensor = ProtoMessage::new().int(1, STRING).message(2, one_element).bytes(8, words);
+    ProtoMessage::new()
         .bytes(1, format!("{name}/text_summary"))
         .message(8, tensor)
-        .message(9, Message::new().message(1, plugin))
+        .message(9, ProtoMessage::new().message(1, plugin))
 }
 
 #[cfg(test)]
@@ -91,7 +92,7 @@ mod tests {
         let bytes = summary("h", &Value::Histogram(h)).into_bytes();
         assert_eq!(bytes[..5], *b"\x0a\x01h\x2a\x41");
         assert_eq!(bytes.len(), 5 + 5 * 9 + 2 * 10);
-        let image = Image::new(2, 1, 1, vec![0, 255]).unwrap();
+        let image = Picture::new(2, 1, 1, vec![0, 255]).unwrap();
         let bytes = summary("i", &Value::Image(image.clone())).into_bytes();
         let sizes = [&b"\x08\x01\x10\x02\x18\x01\x22"[..], &[image.to_png().len() as u8]].concat();
         assert!(bytes.windows(sizes.len()).any(|w| w == sizes), "{bytes:x?}");

@@ -19,7 +19,7 @@ use std::{
 };
 
 use numcore::{Error, Result};
-use thread::Writer;
+use thread::EventThread;
 
 use super::{Record, Sink};
 
@@ -32,7 +32,7 @@ use super::{Record, Sink};
 /// nothing is dropped. An error of the thread comes out of the next `write` or `flush`.
 #[derive(Debug)]
 pub struct TensorBoard {
-    writer: Writer,
+    writer: EventThread,
 }
 
 impl TensorBoard {
@@ -45,7 +45,7 @@ impl TensorBoard {
         fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (file, path) = fresh_file(folder, now.as_secs())?;
-        let writer = Writer::start(file, path)?;
+        let writer = EventThread::start(file, path)?;
         writer.put(frame::of(&message::version(now.as_secs_f64())))?;
         Ok(TensorBoard { writer })
     }

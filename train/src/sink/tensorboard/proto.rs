@@ -2,7 +2,7 @@
 
 /// A message under construction.
 #[derive(Default)]
-pub struct Message(Vec<u8>);
+pub struct ProtoMessage(Vec<u8>);
 
 /// How a field's value is stored.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ enum Wire {
     Fixed32 = 5,
 }
 
-impl Message {
+impl ProtoMessage {
     pub fn new() -> Self {
         Self::default()
     }
@@ -50,7 +50,7 @@ impl Message {
         self
     }
 
-    pub fn message(self, field: u32, value: Message) -> Self {
+    pub fn message(self, field: u32, value: ProtoMessage) -> Self {
         self.bytes(field, value.0)
     }
 
@@ -79,11 +79,14 @@ mod tests {
 
     #[test]
     fn fields_are_those_of_the_encoding_guide() {
-        assert_eq!(Message::new().int(1, 150).into_bytes(), [0x08, 0x96, 0x01]);
-        assert_eq!(Message::new().bytes(2, "testing").into_bytes(), b"\x12\x07testing");
-        assert_eq!(Message::new().message(3, Message::new().int(1, 150)).into_bytes(), [0x1a, 3, 0x08, 0x96, 0x01]);
-        assert_eq!(Message::new().int(1, -2).into_bytes(), [8, 254, 255, 255, 255, 255, 255, 255, 255, 255, 1]);
-        assert_eq!(Message::new().float(16, 1.0).into_bytes(), [0x85, 0x01, 0, 0, 0x80, 0x3f]);
-        assert_eq!(Message::new().doubles(6, [1.0]).into_bytes(), [0x32, 8, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
+        assert_eq!(ProtoMessage::new().int(1, 150).into_bytes(), [0x08, 0x96, 0x01]);
+        assert_eq!(ProtoMessage::new().bytes(2, "testing").into_bytes(), b"\x12\x07testing");
+        assert_eq!(
+            ProtoMessage::new().message(3, ProtoMessage::new().int(1, 150)).into_bytes(),
+            [0x1a, 3, 0x08, 0x96, 0x01]
+        );
+        assert_eq!(ProtoMessage::new().int(1, -2).into_bytes(), [8, 254, 255, 255, 255, 255, 255, 255, 255, 255, 1]);
+        assert_eq!(ProtoMessage::new().float(16, 1.0).into_bytes(), [0x85, 0x01, 0, 0, 0x80, 0x3f]);
+        assert_eq!(ProtoMessage::new().doubles(6, [1.0]).into_bytes(), [0x32, 8, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
     }
 }

@@ -20,7 +20,7 @@ const FLUSH: Duration = Duration::from_secs(2);
 
 /// A file that a thread of its own writes. Dropping it writes what is left.
 #[derive(Debug)]
-pub struct Writer {
+pub struct EventThread {
     path: PathBuf,
     /// Nothing once the thread was told to end.
     queue: Option<SyncSender<Order>>,
@@ -38,7 +38,7 @@ enum Order {
 /// Why the thread ended, if it did.
 type Failure = Arc<Mutex<Option<(io::ErrorKind, String)>>>;
 
-impl Writer {
+impl EventThread {
     pub fn start(file: impl Write + Send + 'static, path: PathBuf) -> Result<Self> {
         let (queue, orders) = sync_channel(QUEUE);
         let failed = Failure::default();
@@ -50,7 +50,7 @@ impl Writer {
             }
         };
         let thread = thread::Builder::new().name("tensorboard".into()).spawn(work).map_err(|e| Error::io(&path, e))?;
-        Ok(Writer { path, queue: Some(queue), thread: Some(thread), failed })
+        Ok(EventThread { path, queue: Some(queue), thread: Some(thread), failed })
     }
 
     pub fn path(&self) -> &Path {
@@ -82,7 +82,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for EventThread {
     fn drop(&mut self) {
         self.queue = None;
         // A panic there was reported there.
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error_with_the_path_from_then_on() {
-        let writer = Writer::start(Disk(10), "runs/a/events".into()).unwrap();
+        let writer = EventThread::start(Disk(10), "runs/a/events".into()).unwrap();
         writer.put(vec![1; 100]).unwrap();
         for error in [writer.flush().unwrap_err(), writer.flush().unwrap_err(), writer.put(vec![1]).unwrap_err()] {
             let error = error.to_string();
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn nothing_is_dropped() {
         let disk = Shared::default();
-        let writer = Writer::start(disk.clone(), "x".into()).unwrap();
+        let writer = EventThread::start(disk.clone(), "x".into()).unwrap();
         let whole: Vec<u8> = (0..5000u32).flat_map(u32::to_le_bytes).collect();
         whole.chunks(4).for_each(|part| writer.put(part.to_vec()).unwrap());
         drop(writer);
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn flushed_is_written() {
         let disk = Shared::default();
-        let writer = Writer::start(disk.clone(), "x".into()).unwrap();
+        let writer = EventThread::start(disk.clone(), "x".into()).unwrap();
         for i in 0..3 {
             writer.put(vec![i]).unwrap();
             writer.flush().unwrap();
