@@ -44,8 +44,9 @@ impl EventThread {
         let failed = Failure::default();
         let report = Arc::clone(&failed);
         let work = move || {
-            if let Err(error) = run(BufWriter::new(file), &orders) {
-                // Before the queue closes, so that who finds it closed finds the reason.
+            let mut waiting = None;
+            if let Err(error) = run(BufWriter::new(file), &orders, &mut waiting) {
+                // Before the queue closes and who waits is let go, so that they find the reason.
                 *report.lock().unwrap_or_else(PoisonError::into_inner) = Some((error.kind(), error.to_string()));
             }
         };
@@ -90,13 +91,14 @@ impl Drop for EventThread {
     }
 }
 
-/// Writes until nobody gives orders any more.
-fn run(mut file: impl Write, orders: &Receiver<Order>) -> io::Result<()> {
+/// Writes until nobody gives orders any more. After an error, who waits for an answer is left in `waiting`.
+fn run(mut file: impl Write, orders: &Receiver<Order>, waiting: &mut Option<SyncSender<()>>) -> io::Result<()> {
     let mut flushed = Instant::now();
     loop {
         match orders.recv_timeout(FLUSH.saturating_sub(flushed.elapsed())) {
             Ok(Order::Write(bytes)) => file.write_all(&bytes)?,
             Ok(Order::Flush(answer)) => {
+                let answer = waiting.insert(answer);
                 file.flush()?;
                 // Nobody may wait for it any more.
                 let _ = answer.send(());
