@@ -148,7 +148,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// The bytes of every rank, by rank. Blocks.
     #[track_caller]
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange_bytes(bytes, Location::caller())
+        self.exchange_bytes(bytes, None, Location::caller())
     }
 
     /// An error on every rank unless all give the same bytes; `what` says in the message what they mean. Blocks.
@@ -230,6 +230,18 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         out: TensorMut<R>,
         at: &'static Location<'static>,
     ) -> Result<Work<TensorMut<R>>> {
+        self.gather_of(None, x, parts, out, at)
+    }
+
+    /// An all-gather of something that has a name.
+    fn gather_of(
+        &self,
+        of: Option<&Arc<str>>,
+        x: &Tensor<R>,
+        parts: &[usize],
+        out: TensorMut<R>,
+        at: &'static Location<'static>,
+    ) -> Result<Work<TensorMut<R>>> {
         let whole: usize = parts.iter().sum();
         let own = parts.get(self.rank()).copied().unwrap_or(0);
         require("all_gather", parts.len() == self.size(), || {
@@ -237,7 +249,8 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         })?;
         require_memory("all_gather", x, own, &out, whole)?;
         let call = self.call(Collective::AllGather, x.dtype(), own, at)?;
-        Ok(self.start(Call { recv: parts.into(), input: Some(row(x)?), output: Some(out), ..call })?.map(given))
+        let call = Call { recv: parts.into(), input: Some(row(x)?), output: Some(out), of: of.cloned(), ..call };
+        Ok(self.start(call)?.map(given))
     }
 
     fn exchange_parts(
@@ -258,21 +271,26 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         Ok(self.start(call)?.map(given))
     }
 
-    fn exchange_by_gathers(&self, bytes: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+    fn exchange_by_gathers(
+        &self,
+        bytes: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
         let (rt, n) = (self.runtime(), self.size());
         if n == 1 {
             return Ok(vec![bytes.to_vec()]);
         }
         let length = Tensor::from_slice(rt, [1], &[bytes.len() as i64])?;
         let out = TensorMut::alloc(rt, Shape::new(&[n])?, DType::I64)?;
-        let lengths = self.gather(&length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
+        let lengths = self.gather_of(of, &length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
         let lengths: Vec<usize> = lengths.into_iter().map(|l| l as usize).collect();
         if lengths.iter().all(|&l| l == 0) {
             return Ok(vec![Vec::new(); n]);
         }
         let own = Tensor::from_slice(rt, [bytes.len()], bytes)?;
         let out = TensorMut::alloc(rt, Shape::new(&[lengths.iter().sum()])?, DType::U8)?;
-        let all = self.gather(&own, &lengths, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let all = self.gather_of(of, &own, &lengths, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
         let mut rest = &all[..];
         Ok(lengths.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
     }

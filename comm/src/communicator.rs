@@ -2,7 +2,7 @@
 
 use std::{fmt::Debug, panic::Location, sync::Arc, time::Duration};
 
-use numcore::{Result, Runtime, TensorMut};
+use numcore::{Error, Result, Runtime, TensorMut};
 
 use super::{Call, Group, Guarantees, Work, collectives::MakeCall};
 
@@ -52,9 +52,15 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
         calls.into_iter().map(|call| self.start(call)).collect()
     }
 
-    /// The bytes of every rank, by rank; they may differ in length. Blocks.
-    fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
-        self.exchange_by_gathers(own, at)
+    /// The bytes of every rank, by rank; they may differ in length. Exchanges of different names (`of`) do not meet, like
+    /// [calls](Call::of). Blocks.
+    fn exchange_bytes(
+        &self,
+        own: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.exchange_by_gathers(own, of, at)
     }
 
     /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
@@ -73,7 +79,17 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     fn abort_for(&self, world_rank: usize, cause: &str);
 }
 
-/// What a communicator over `self.inner` says as that one does.
+/// Starts one call of a communicator whose [`start_all`](Communicator::start_all) says what becomes of calls.
+pub(super) fn start_one<R: Runtime>(
+    comm: &(impl Communicator<R> + ?Sized),
+    call: Call<R>,
+) -> Result<Work<Option<TensorMut<R>>>> {
+    let op = call.what().name();
+    comm.start_all(vec![call])?.pop().ok_or_else(|| Error::internal(op, "a call was started, and nothing is in flight"))
+}
+
+/// What a communicator over `self.inner` says as that one does. Its `start_all` says what it does with calls, and its `exchange_on_host`
+/// what it does with bytes.
 macro_rules! of_inner {
     () => {
         fn group(&self) -> &super::Group {
@@ -96,11 +112,20 @@ macro_rules! of_inner {
             self.inner.poll()
         }
 
-        fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+        fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+            super::communicator::start_one(self, call)
+        }
+
+        fn exchange_bytes(
+            &self,
+            own: &[u8],
+            of: Option<&Arc<str>>,
+            at: &'static Location<'static>,
+        ) -> Result<Vec<Vec<u8>>> {
             if !self.guarantees().exchanges_on_host || self.size() == 1 {
-                return super::collectives::MakeCall::exchange_by_gathers(self, own, at);
+                return super::collectives::MakeCall::exchange_by_gathers(self, own, of, at);
             }
-            self.exchange_on_host(own, at)
+            self.exchange_on_host(own, of, at)
         }
 
         fn abort_for(&self, world_rank: usize, cause: &str) {
@@ -132,8 +157,13 @@ impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
     fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         (**self).start_all(calls)
     }
-    fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
-        (**self).exchange_bytes(own, at)
+    fn exchange_bytes(
+        &self,
+        own: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
+        (**self).exchange_bytes(own, of, at)
     }
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         (**self).split_at(color, key, at)

@@ -93,9 +93,14 @@ impl<R: Runtime> CountingCommunicator<R> {
 }
 
 impl<R: Runtime> CountingCommunicator<R> {
-    fn exchange_on_host(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+    fn exchange_on_host(
+        &self,
+        own: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
         let begun = Instant::now();
-        let all = self.inner.exchange_bytes(own, at)?;
+        let all = self.inner.exchange_bytes(own, of, at)?;
         let payload = all.iter().map(Vec::len).sum::<usize>() as u64;
         let sent = ((self.size() - 1) * own.len()) as u64;
         add(&self.counts, &("all_gather", None), Traffic { calls: 1, payload, sent, exposed: begun.elapsed() });
@@ -110,12 +115,18 @@ impl<R: Runtime> Communicator<R> for CountingCommunicator<R> {
         self.inner.guarantees()
     }
 
-    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
-        let Volume { payload, sent, .. } = Volume::of(&call, self.rank(), self.size());
-        let key = (call.what().name(), call.of.clone());
-        let work = self.inner.start(call)?;
-        add(&self.counts, &key, Traffic { calls: 1, payload, sent, exposed: Duration::ZERO });
-        Ok(Work::pending(Timed { work, key, counts: self.counts.clone() }))
+    fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
+        let volume = |call: &Call<R>| {
+            let Volume { payload, sent, .. } = Volume::of(call, self.rank(), self.size());
+            ((call.what().name(), call.of.clone()), Traffic { calls: 1, payload, sent, exposed: Duration::ZERO })
+        };
+        let counted: Vec<(CountKey, Traffic)> = calls.iter().map(volume).collect();
+        let works = self.inner.start_all(calls)?;
+        let timed = |(work, (key, traffic)): (_, (CountKey, Traffic))| {
+            add(&self.counts, &key, traffic);
+            Work::pending(Timed { work, key, counts: self.counts.clone() })
+        };
+        Ok(works.into_iter().zip(counted).map(timed).collect())
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {

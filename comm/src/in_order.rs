@@ -5,7 +5,7 @@ use std::{collections::VecDeque, fmt, panic::Location, sync::Arc, thread, time::
 use numcore::{Error, Result, Runtime, TensorMut};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Call, Comm, Communicator, Guarantees, Pending, Work, communicator::of_inner};
+use super::{Call, Comm, Communicator, Guarantees, Pending, Work, communicator::of_inner, ranks::guarded};
 
 /// A communicator on which a rank's calls, those of groups split from it included, run one after another in the order they were started:
 /// a transfer begins when everything before it has ended, as on an engine that works on one queue of a device. Calls of one
@@ -23,15 +23,18 @@ struct Queue<R: Runtime> {
 }
 
 struct State<R: Runtime> {
-    waiting: VecDeque<Vec<Waiting<R>>>,
+    waiting: VecDeque<Started<R>>,
+    /// Whether calls taken from the queue have not ended.
+    running: bool,
     /// Handles of this rank: the thread ends with the last.
     handles: usize,
 }
 
-struct Waiting<R: Runtime> {
+/// Calls that were started together, and where their results go.
+struct Started<R: Runtime> {
     inner: Comm<R>,
-    call: Call<R>,
-    result: Arc<Slot<R>>,
+    calls: Vec<Call<R>>,
+    results: Vec<Arc<Slot<R>>>,
 }
 
 struct Slot<R: Runtime> {
@@ -42,7 +45,7 @@ struct Slot<R: Runtime> {
 impl<R: Runtime> InOrderCommunicator<R> {
     /// With nothing started. An error if there is no thread for its queue.
     pub fn new(inner: Comm<R>) -> Result<Self> {
-        let state = State { waiting: VecDeque::new(), handles: 1 };
+        let state = State { waiting: VecDeque::new(), running: false, handles: 1 };
         let queue = Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() });
         let (own, rank) = (queue.clone(), inner.world_rank());
         thread::Builder::new()
@@ -52,8 +55,14 @@ impl<R: Runtime> InOrderCommunicator<R> {
         Ok(InOrderCommunicator { inner, queue })
     }
 
-    fn exchange_on_host(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
-        self.inner.exchange_bytes(own, at)
+    fn exchange_on_host(
+        &self,
+        own: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.queue.drain();
+        self.inner.exchange_bytes(own, of, at)
     }
 }
 
@@ -64,22 +73,17 @@ impl<R: Runtime> Communicator<R> for InOrderCommunicator<R> {
         Guarantees { independent_transfers: false, ..self.inner.guarantees() }
     }
 
-    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
-        let mut works = self.start_all(vec![call])?;
-        works.pop().ok_or_else(|| Error::argument("start", "a call was started, and nothing is in flight"))
-    }
-
     fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         self.inner.poll()?;
-        let waiting = |call| Waiting { inner: self.inner.clone(), call, result: Slot::new() };
-        let group: Vec<Waiting<R>> = calls.into_iter().map(waiting).collect();
-        let works = group.iter().map(|one| Work::pending(Queued(one.result.clone()))).collect();
-        self.queue.state.lock().waiting.push_back(group);
+        let results: Vec<Arc<Slot<R>>> = calls.iter().map(|_| Slot::new()).collect();
+        let works = results.iter().map(|result| Work::pending(Queued(result.clone()))).collect();
+        self.queue.state.lock().waiting.push_back(Started { inner: self.inner.clone(), calls, results });
         self.queue.changed.notify_all();
         Ok(works)
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        self.queue.drain();
         let Some(inner) = self.inner.split_at(color, key, at)? else { return Ok(None) };
         self.queue.state.lock().handles += 1;
         Ok(Some(Arc::new(InOrderCommunicator { inner, queue: self.queue.clone() })))
@@ -102,22 +106,49 @@ impl<R: Runtime> fmt::Debug for InOrderCommunicator<R> {
 impl<R: Runtime> Queue<R> {
     /// Runs what was started next, and waits until it has ended. False when nothing more can come.
     fn run_next(&self) -> bool {
-        let group = {
+        let started = {
             let mut state = self.state.lock();
             loop {
                 match (state.waiting.pop_front(), state.handles) {
-                    (Some(group), _) => break group,
+                    (Some(started), _) => {
+                        state.running = true;
+                        break started;
+                    }
                     (None, 0) => return false,
                     (None, _) => self.changed.wait(&mut state),
                 }
             }
         };
-        let started = |Waiting { inner, call, result }: Waiting<R>| (inner.start(call), result);
-        let started: Vec<_> = group.into_iter().map(started).collect();
-        for (work, result) in started {
-            result.fill(work.and_then(Work::wait));
-        }
+        started.run();
+        self.state.lock().running = false;
+        self.changed.notify_all();
         true
+    }
+
+    /// Blocks until everything that was started has ended: what blocks runs after it, as on one queue.
+    fn drain(&self) {
+        let mut state = self.state.lock();
+        while state.running || !state.waiting.is_empty() {
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+impl<R: Runtime> Started<R> {
+    /// Every result is filled, whatever happens: their owners wait for them.
+    fn run(self) {
+        let Started { inner, calls, results } = self;
+        // An error or a panic within reaches the other ranks, as it would on the thread that made the calls.
+        let works = guarded(&inner, |inner| inner.start_all(calls));
+        match works {
+            Ok(works) => results.iter().zip(works).for_each(|(result, work)| result.fill(work.wait())),
+            Err(error) => {
+                let why = error.to_string();
+                let mut own = Some(error);
+                let error = || own.take().unwrap_or_else(|| Error::internal("start", why.clone()));
+                std::iter::repeat_with(error).zip(&results).for_each(|(error, result)| result.fill(Err(error)));
+            }
+        }
     }
 }
 

@@ -21,8 +21,14 @@ impl<R: Runtime> Named<R> {
 }
 
 impl<R: Runtime> Named<R> {
-    fn exchange_on_host(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
-        self.inner.exchange_bytes(own, at)
+    fn exchange_on_host(
+        &self,
+        own: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
+        // The innermost name says most.
+        self.inner.exchange_bytes(own, Some(of.unwrap_or(&self.name)), at)
     }
 }
 
@@ -33,9 +39,9 @@ impl<R: Runtime> Communicator<R> for Named<R> {
         self.inner.guarantees()
     }
 
-    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
-        // The innermost name says most.
-        self.inner.start(Call { of: Some(call.of.clone().unwrap_or_else(|| self.name.clone())), ..call })
+    fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
+        let named = |call: Call<R>| Call { of: Some(call.of.clone().unwrap_or_else(|| self.name.clone())), ..call };
+        self.inner.start_all(calls.into_iter().map(named).collect())
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {

@@ -97,8 +97,13 @@ impl<R: Runtime> SlowCommunicator<R> {
 
 impl<R: Runtime> SlowCommunicator<R> {
     /// Not over the link: agreements are no part of a step.
-    fn exchange_on_host(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
-        self.inner.exchange_bytes(own, at)
+    fn exchange_on_host(
+        &self,
+        own: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.inner.exchange_bytes(own, of, at)
     }
 }
 
@@ -109,12 +114,14 @@ impl<R: Runtime> Communicator<R> for SlowCommunicator<R> {
         self.inner.guarantees()
     }
 
-    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+    fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         if self.size() == 1 {
-            return self.inner.start(call);
+            return self.inner.start_all(calls);
         }
-        let due = self.due(&call, Instant::now())?;
-        Ok(Work::pending(OnLink { work: self.inner.start(call)?, due }))
+        let now = Instant::now();
+        let due = calls.iter().map(|call| self.due(call, now)).collect::<Result<Vec<Instant>>>()?;
+        let works = self.inner.start_all(calls)?;
+        Ok(works.into_iter().zip(due).map(|(work, due)| Work::pending(OnLink { work, due })).collect())
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {

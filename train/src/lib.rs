@@ -2,4 +2,6 @@
 //! runs.
 #![forbid(unsafe_code)]
 
+mod json;
+pub mod metrics;
 pub mod sink;

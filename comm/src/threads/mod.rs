@@ -128,7 +128,7 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        let all = self.exchange_bytes(&split_bytes(color, key), at)?;
+        let all = self.exchange_bytes(&split_bytes(color, key), None, at)?;
         let number = self.world.splits(self.group, self.rank);
         let Some(color) = color else { return Ok(None) };
         let ranks = split_ranks(&all, color);

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::collectives::{cpu, host, memory, tensor, value};
-use comm::{Collectives, Comm, Communicator, InOrderCommunicator, Ranks, ReduceOp};
+use comm::{
+    Collectives, Comm, Communicator, CountingCommunicator, Fault, FaultyCommunicator, InOrderCommunicator, Link, Named,
+    Ranks, ReduceOp, SlowCommunicator,
+};
 use numcore::{DType, ErrorKind, Result};
 use runtime_cpu::Cpu;
 
@@ -65,5 +68,55 @@ fn groups_share_the_queue_and_end_with_it() {
             assert_eq!(whole[i], (0..4).map(|r| value(r, i)).sum::<f64>());
             assert_eq!(part[i], value(rank % 2, i) + value(rank % 2 + 2, i));
         }
+    }
+}
+
+#[test]
+fn what_wraps_passes_on_what_was_started_together() {
+    let program = |comm: Comm<Cpu>| {
+        let link = Link { latency: Duration::ZERO, bandwidth: f64::INFINITY };
+        let slow: Comm<Cpu> = Arc::new(SlowCommunicator::new(in_order(comm)?, link)?);
+        let counted = Arc::new(CountingCommunicator::new(Named::over(&slow, "ring")));
+        let comm: Comm<Cpu> = Arc::new(FaultyCommunicator::new(counted.clone(), u64::MAX, Fault::Error));
+        let (n, rank) = (comm.size(), comm.rank());
+        let x = tensor(&comm, 10, DType::F32)?;
+        let got = comm.send_recv(&x, (rank + 1) % n, memory(&x)?, (rank + n - 1) % n)?.wait()?;
+        assert_eq!((counted.of("send").calls, counted.of("recv").calls), (1, 1));
+        host(got)
+    };
+    for (rank, got) in Ranks::new(3).timeout(Duration::from_secs(5)).run(cpu, program).unwrap().into_iter().enumerate()
+    {
+        assert_eq!(got[1], value((rank + 2) % 3, 1), "rank {rank}");
+    }
+}
+
+#[test]
+fn what_blocks_waits_for_the_queue() {
+    // Rank 0 splits before it sends, rank 1 receives before it splits: on one queue neither can begin.
+    let program = |comm: Comm<Cpu>| {
+        let comm = in_order(comm)?;
+        let x = tensor(&comm, 10, DType::F32)?;
+        let arrives = (comm.rank() == 1).then(|| comm.recv(memory(&x)?, 0)).transpose()?;
+        comm.split(Some(0), 0)?;
+        if comm.rank() == 0 {
+            comm.send(&x, 1)?.wait()?;
+        }
+        arrives.map(|work| work.wait().and_then(host)).transpose()
+    };
+    let ranks = Ranks::new(2).timeout(Duration::from_millis(300));
+    assert!(ranks.outcomes(cpu, program).unwrap().iter().all(Result::is_err));
+}
+
+#[test]
+fn a_panic_on_the_queue_reaches_every_rank() {
+    let program = |comm: Comm<Cpu>| {
+        let fault = if comm.rank() == 1 { 0 } else { u64::MAX };
+        let comm = in_order(Arc::new(FaultyCommunicator::new(comm, fault, Fault::Panic)))?;
+        let x = tensor(&comm, 10, DType::F32)?;
+        host(comm.all_reduce(memory(&x)?, ReduceOp::Sum)?.wait()?)
+    };
+    for outcome in Ranks::new(3).outcomes(cpu, program).unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("a panic on purpose"), "{error}");
     }
 }

@@ -171,7 +171,12 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
         Ok(Work::pending(Posted { world, rt, op, world_rank, slot, wake: Box::new(self.wake()) }))
     }
 
-    fn exchange_bytes(&self, own: &[u8], at: &'static Location<'static>) -> Result<Vec<Vec<u8>>> {
+    fn exchange_bytes(
+        &self,
+        own: &[u8],
+        of: Option<&Arc<str>>,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
             return Ok(vec![own.to_vec()]);
         }
@@ -182,7 +187,7 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
             dtype: DType::U8,
             in_place: false,
             parts: [].into(),
-            of: Some("bytes".into()),
+            of: Some(of.map_or_else(|| "bytes".into(), |of| format!("bytes of {of}").into())),
             at: at.into(),
         };
         let slot = Slot::new(self.world_rank());
@@ -192,7 +197,7 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        let all = self.exchange_bytes(&split_bytes(color, key), at)?;
+        let all = self.exchange_bytes(&split_bytes(color, key), None, at)?;
         let number = {
             let mut counts = self.counts.lock();
             counts.splits += 1;

@@ -147,7 +147,7 @@ impl<R: Runtime> Communicator<R> for FileCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        let all = self.exchange_bytes(&split_bytes(color, key), at)?;
+        let all = self.exchange_bytes(&split_bytes(color, key), None, at)?;
         let number = self.next("split");
         let Some(color) = color else { return Ok(None) };
         let ranks = split_ranks(&all, color);
@@ -219,7 +219,7 @@ impl<R: Runtime> Part<R> {
             }
             if begun.elapsed() > self.world.timeout && !absent.is_empty() {
                 let missing = absent.into_iter().map(|r| self.of.members()[r]).collect();
-                return Err(Why::Timeout { waited: begun.elapsed(), missing });
+                return Err(Why::Timeout { waited: begun.elapsed(), missing, called: false });
             }
             thread::sleep(Duration::from_micros(200));
         }
