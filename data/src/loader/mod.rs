@@ -204,6 +204,11 @@ impl<B: Send + 'static> Loader<B> {
         Ok(self.plan()?.steps_from(0))
     }
 
+    /// Positions in an epoch: what [`State::position`] counts up to.
+    pub fn positions(&self) -> u64 {
+        self.order.len()
+    }
+
     /// The batches of an epoch.
     ///
     /// # Errors

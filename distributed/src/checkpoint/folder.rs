@@ -125,9 +125,14 @@ impl Folder {
 
     /// Removes all but the last `keep` complete checkpoints.
     pub fn prune(&self, keep: usize) -> Result<()> {
+        self.prune_except(keep, &[])
+    }
+
+    /// Removes all but the last `keep` complete checkpoints and those of the steps `also`: the best one, for example.
+    pub fn prune_except(&self, keep: usize, also: &[u64]) -> Result<()> {
         let (steps, latest) = (self.steps()?, self.latest()?);
         let old = steps.len().saturating_sub(keep.max(1));
-        for step in steps[..old].iter().filter(|s| Some(**s) != latest) {
+        for step in steps[..old].iter().filter(|s| Some(**s) != latest && !also.contains(s)) {
             // What a save replaced, and could not remove, would be the checkpoint of this step again if the new one went before it.
             let there = [REPLACED, WHOLE].map(|prefix| self.at(prefix, *step));
             for path in there.iter().filter(|path| path.is_dir()) {

@@ -72,7 +72,8 @@ impl Updates {
                        step that has no examples or tokens anywhere";
             return Err(Error::argument("a training step", why));
         }
-        let stepped = self.scaler.is_none() || gradients.is_finite()?;
+        let looks = self.scaler.is_some() || self.config.skip_non_finite;
+        let stepped = !looks || gradients.is_finite()?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
         let mut grad_norm = None;
         if let Some(max) = self.config.max_norm {
@@ -90,7 +91,8 @@ impl Updates {
         if let Some(scaler) = &mut self.scaler {
             scaler.adapt(stepped);
         }
-        Ok(TrainingMetrics { loss: sum.div(&weight)?, grad_norm, stepped, learning_rate, global_step: self.steps })
+        let loss = sum.div(&weight)?;
+        Ok(TrainingMetrics { loss, weight, grad_norm, stepped, learning_rate, global_step: self.steps })
     }
 }
 
