@@ -19,7 +19,7 @@ pub(crate) use workers::Workers;
 
 use crate::{
     Dataset, Stack, ToDevice,
-    order::{Order, SequentialOrder, Shuffled},
+    order::{FirstPositions, Order, SequentialOrder, Shuffled},
     random::keyed,
 };
 
@@ -163,6 +163,19 @@ impl<B: Send + 'static> Loader<B> {
     /// An order of one's own: a [`Mixture`](crate::order::Mixture), [`LengthBuckets`](crate::order::LengthBuckets).
     pub fn order(mut self, order: impl Order + 'static) -> Self {
         self.order = Arc::new(order);
+        self
+    }
+
+    /// Ends every epoch after so many batches. To be said after what decides the order and the size of batches.
+    pub fn limit(mut self, batches: u64) -> Self {
+        self.order = Arc::new(FirstPositions::new(self.order, batches.saturating_mul(self.batch)));
+        self
+    }
+
+    /// Gives the first batches of epoch 0, so many, in every epoch: a model that learns at all learns these by heart. To be said after what decides the
+    /// order and the size of batches.
+    pub fn overfit(mut self, batches: u64) -> Self {
+        self.order = Arc::new(FirstPositions::of_epoch_0(self.order, batches.saturating_mul(self.batch)));
         self
     }
 

@@ -76,6 +76,23 @@ impl Folder {
         Ok(last.filter(|s| steps.contains(s)).or(steps.last().copied()))
     }
 
+    /// Gives a step a name, in a file of this name in the folder, in place of the step that had it: `best`.
+    pub fn mark(&self, name: &'static str, step: u64) -> Result<()> {
+        self.will("mark a checkpoint")?;
+        safetensors::replace_file(self.path.join(name), step.to_string().as_bytes())
+    }
+
+    /// The step that was [given](Folder::mark) a name, if there is a checkpoint of it.
+    pub fn marked(&self, name: &'static str) -> Result<Option<u64>> {
+        let path = self.path.join(name);
+        let text = match fs::read_to_string(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(|e| Error::io(&path, e))?,
+        };
+        let step = text.trim().parse().map_err(|_| Error::format(path.display().to_string(), "names no step"))?;
+        Ok(self.steps()?.contains(&step).then_some(step))
+    }
+
     /// Where the checkpoint of a step lies.
     pub fn step(&self, step: u64) -> PathBuf {
         let [whole, replaced] = [WHOLE, REPLACED].map(|prefix| self.at(prefix, step));

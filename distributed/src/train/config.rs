@@ -24,7 +24,13 @@ pub struct TrainingConfig {
 impl Default for TrainingConfig {
     /// One micro-batch, neither clipping nor scaling, buffers that are each rank's own.
     fn default() -> Self {
-        TrainingConfig { accumulation: 1, max_norm: None, loss_scaling: None, skip_non_finite: false, buffers: BufferSync::default() }
+        TrainingConfig {
+            accumulation: 1,
+            max_norm: None,
+            loss_scaling: None,
+            skip_non_finite: false,
+            buffers: BufferSync::default(),
+        }
     }
 }
 

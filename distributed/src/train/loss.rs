@@ -1,10 +1,7 @@
 //! A loss that knows what it is the sum of.
 
 use autograd::Var;
-use numcore::{
-    Error, Result, Runtime,
-    ops::PointwiseOps,
-};
+use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
 /// The sum of the losses of some examples, or tokens, and how many they were. The step divides once, by what all micro-batches of all
 /// ranks weigh together: a mean of means would count a token of a short batch for more than one of a long batch.

@@ -88,7 +88,8 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     ) -> Result<TrainingMetrics<R>> {
         let (line, most) = (Location::caller(), self.updates.config.accumulation);
         if micro_batches == 0 || micro_batches > most {
-            let why = format!("a step has 1 to {most} micro-batches by its configuration, it was asked for {micro_batches}");
+            let why =
+                format!("a step has 1 to {most} micro-batches by its configuration, it was asked for {micro_batches}");
             return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::step_with", why)));
         }
         let losses = self.accumulate(micro_batches, |k| micro_batch(k).map(Some));
