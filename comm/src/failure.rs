@@ -24,12 +24,14 @@ pub enum Why {
         /// Which.
         why: String,
     },
-    /// Ranks did not arrive.
+    /// Ranks did not arrive, or nothing moved any more.
     Timeout {
         /// How long was waited.
         waited: Duration,
-        /// The world ranks that did not arrive.
+        /// The world ranks that did not arrive; where `called`, those with which nothing moved.
         missing: Vec<usize>,
+        /// Whether they had made the call.
+        called: bool,
     },
 }
 
@@ -49,7 +51,7 @@ impl Failure {
         let kind = match self.why {
             Why::Peer { peer, cause } => ErrorKind::Peer { op, peer, cause: format!("{cause}\n{calls}") },
             Why::Mismatch { why } => ErrorKind::Mismatch { op, why: format!("{why}\n{calls}") },
-            Why::Timeout { waited, missing } => ErrorKind::Timeout { op, waited, missing, calls },
+            Why::Timeout { waited, missing, called } => ErrorKind::Timeout { op, waited, missing, called, calls },
         };
         Error::from(kind).on_rank(rank)
     }
@@ -59,8 +61,9 @@ impl Failure {
         match &self.why {
             Why::Peer { peer, cause } => to.u8(0).usize(*peer).text(cause),
             Why::Mismatch { why } => to.u8(1).text(why),
-            Why::Timeout { waited, missing } => {
-                to.u8(2).u64(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX)).list(missing)
+            Why::Timeout { waited, missing, called } => {
+                let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+                to.u8(2).u64(nanos).list(missing).u8(u8::from(*called))
             }
         };
         to.text(&self.calls);
@@ -71,7 +74,10 @@ impl Failure {
         let why = match from.u8()? {
             0 => Why::Peer { peer: from.usize()?, cause: from.text()?.into() },
             1 => Why::Mismatch { why: from.text()?.into() },
-            2 => Why::Timeout { waited: Duration::from_nanos(from.u64()?), missing: from.list()? },
+            2 => {
+                let waited = Duration::from_nanos(from.u64()?);
+                Why::Timeout { waited, missing: from.list()?, called: from.u8()? != 0 }
+            }
             _ => return Err(malformed("a failure")),
         };
         Ok(Failure { why, calls: from.text()?.into() })
@@ -87,7 +93,8 @@ mod tests {
         let whys = [
             Why::Peer { peer: 3, cause: "panicked: no".into() },
             Why::Mismatch { why: "rank 0 called a, rank 1 b".into() },
-            Why::Timeout { waited: Duration::from_millis(1500), missing: vec![2, 5] },
+            Why::Timeout { waited: Duration::from_millis(1500), missing: vec![2, 5], called: false },
+            Why::Timeout { waited: Duration::from_millis(1500), missing: vec![2], called: true },
         ];
         for why in whys {
             let failure = Failure { why, calls: "last calls:".into() };

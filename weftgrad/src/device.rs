@@ -49,6 +49,16 @@ impl Device {
         self.open_with(None)
     }
 
+    /// The device `places` further on: where a process runs that is not the only one of its machine. There is one CPU.
+    pub fn after(self, places: usize) -> Device {
+        let further = |index: u32| index.saturating_add(u32::try_from(places).unwrap_or(u32::MAX));
+        match self {
+            Device::Cpu => Device::Cpu,
+            Device::Wgpu(index) => Device::Wgpu(further(index)),
+            Device::Cuda(index) => Device::Cuda(further(index)),
+        }
+    }
+
     /// Opens the device like [`open`](Device::open), with the given number of `threads` on the CPU.
     pub fn open_with(self, threads: Option<usize>) -> Result<AnyRuntime> {
         match self {

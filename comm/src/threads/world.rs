@@ -182,7 +182,7 @@ impl<R: Runtime> World<R> {
                     if self.changed.wait_until(&mut state, deadline).timed_out() && Instant::now() >= deadline {
                         let missing = state.missing(group, key);
                         if state.failure.is_none() && !missing.is_empty() {
-                            let why = Why::Timeout { waited: since.elapsed(), missing };
+                            let why = Why::Timeout { waited: since.elapsed(), missing, called: false };
                             return Err(self.fail_with(&mut state, why));
                         }
                     }

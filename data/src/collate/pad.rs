@@ -28,13 +28,20 @@ pub struct Padded<A = Array> {
 /// ```
 ///
 /// # Errors
-/// If `multiple` is 0.
+/// If `multiple` is 0, or so large that the batch would have more elements than can be counted.
 pub fn pad<E: Element>(sequences: &[Vec<E>], filler: E, multiple: usize) -> Result<Padded> {
     if multiple == 0 {
         return Err(Error::argument("pad", "no length is a multiple of 0; 1 pads to the longest"));
     }
     let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
-    let width = lengths.iter().max().copied().unwrap_or(0).next_multiple_of(multiple);
+    let longest = lengths.iter().max().copied().unwrap_or(0);
+    let bytes = |width: usize| width.checked_mul(sequences.len())?.checked_mul(size_of::<E>());
+    let width = longest.checked_next_multiple_of(multiple);
+    let fits = |&width: &usize| bytes(width).is_some_and(|bytes| isize::try_from(bytes).is_ok());
+    let Some(width) = width.filter(fits) else {
+        let why = format!("no memory holds {} sequences padded to a multiple of {multiple}", sequences.len());
+        return Err(Error::argument("pad", why));
+    };
     let mut values = Vec::with_capacity(sequences.len() * width);
     let mut mask = Vec::with_capacity(sequences.len() * width);
     for sequence in sequences {
@@ -71,5 +78,7 @@ mod tests {
         assert_eq!(pad(&[Vec::<i64>::new()], 0, 8).unwrap().values.dims(), [1, 0]);
         assert_eq!(pad::<i64>(&[], 0, 8).unwrap().values.dims(), [0, 0]);
         assert!(pad(&[vec![1i64]], 0, 0).is_err());
+        assert!(pad(&[vec![1i64]], 0, usize::MAX).is_err());
+        assert!(pad(&[vec![1i64], vec![]], 0, usize::MAX / 9).is_err());
     }
 }

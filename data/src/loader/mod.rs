@@ -26,6 +26,9 @@ use crate::{
 /// Rows that padding may fill up to, whatever the number of examples: a batch that no memory holds is an error.
 const LARGEST_PADDED: u64 = 1 << 20;
 
+/// Batches ahead that no memory holds more of: room for them is made at once.
+pub(crate) const MOST_AHEAD: usize = 1 << 12;
+
 /// Makes the value of a batch out of the examples it reads.
 type Make<B> = Arc<dyn Fn(&Request<'_>) -> Result<B> + Send + Sync>;
 
@@ -205,7 +208,7 @@ impl<B: Send + 'static> Loader<B> {
 
     /// How many batches each worker is ahead: finished and not yet taken. At first 2.
     pub fn ahead(mut self, batches: usize) -> Self {
-        self.ahead = batches;
+        self.ahead = batches.min(crate::loader::MOST_AHEAD);
         self
     }
 

@@ -1,4 +1,5 @@
-//! CSV as RFC 4180 has it: fields in quotes may hold separators, quotes and line ends.
+//! CSV as RFC 4180 has it: fields that begin with a quote may hold separators, quotes and line ends. A quote within another field is
+//! itself.
 
 use std::{path::Path, str::FromStr, sync::Arc};
 
@@ -71,7 +72,8 @@ impl Csv {
     pub fn with_columns(path: impl AsRef<Path>, separator: u8, columns: &[&str]) -> Result<Self> {
         let file = PositionedFile::open(path.as_ref())?;
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
-        Ok(Csv { records: Records::new(file, quoted)?, separator, columns, skipped: 0 })
+        let records = Records::new(file, |cutter| quoted(cutter, separator))?;
+        Ok(Csv { records, separator, columns, skipped: 0 })
     }
 
     /// The names of the columns.
@@ -81,7 +83,9 @@ impl Csv {
 
     fn parse(&self, record: usize) -> Result<Vec<String>> {
         let text = self.records.text(record)?;
-        fields(&text, self.separator as char).map_err(|why| self.records.malformed(record, why))
+        // What some programs begin a file of UTF-8 with.
+        let text = if record == 0 { text.strip_prefix('\u{feff}').unwrap_or(&text) } else { &text };
+        fields(text, self.separator as char).map_err(|why| self.records.malformed(record, why))
     }
 }
 
@@ -138,16 +142,42 @@ impl CsvRow {
     }
 }
 
+/// Where in a record a byte stands.
+#[derive(Clone, Copy, PartialEq)]
+enum At {
+    FieldStart,
+    /// In a field without quotes.
+    Bare,
+    Quoted,
+    /// After a quote in a field with quotes: the second of two, or the end.
+    Quote,
+}
+
+impl At {
+    fn after(self, byte: u8, separator: u8) -> At {
+        match (self, byte) {
+            (At::FieldStart | At::Quote, b'"') => At::Quoted,
+            (At::Quoted, b'"') => At::Quote,
+            (At::Quoted, _) => At::Quoted,
+            (_, byte) if byte == separator => At::FieldStart,
+            _ => At::Bare,
+        }
+    }
+}
+
 /// Line ends within quotes end no record. A quote that is never closed takes the rest of the file into its record.
-fn quoted(cutter: &mut Cutter<'_>) -> Result<()> {
+fn quoted(cutter: &mut Cutter<'_>, separator: u8) -> Result<()> {
     loop {
         let place = cutter.place();
-        let (mut end, mut within, mut last) = (place.0, false, None);
+        let (mut end, mut at, mut last) = (place.0, At::FieldStart, None);
         let at_end = loop {
             let Some(byte) = cutter.next()? else { break true };
-            within ^= byte == b'"';
-            if byte == b'\n' && !within {
+            if byte == b'\n' && at != At::Quoted {
                 break false;
+            }
+            // A byte order mark before the first field is not part of it.
+            if place.0 > 0 || cutter.place().0 > 3 || !b"\xef\xbb\xbf".contains(&byte) {
+                at = at.after(byte, separator);
             }
             end = cutter.place().0;
             last = Some(byte);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ::image::{ImageReader, RgbImage, imageops};
 use numcore::{Error, Result, rng::Philox};
 
-use super::text::files_within;
+use super::text::{files_within, folders_in};
 use crate::{Array, Dataset};
 
 /// An image of three channels (red, green, blue) of 8 bits.
@@ -192,7 +192,8 @@ impl ImageFolder {
     /// The images `*.png`, `*.jpg` and `*.jpeg` in the folders of a folder, in the order of their paths.
     ///
     /// # Errors
-    /// If a folder cannot be read, or there is no image.
+    /// If a folder cannot be read, or there is no image in it, or in the folder of a class: without that one the numbers of the others
+    /// would not be those of another part of the data.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let is_image = |path: &Path| {
@@ -210,9 +211,13 @@ impl ImageFolder {
             let why = "there is no folder with an image *.png, *.jpg or *.jpeg within";
             return Err(Error::format(folder.display().to_string(), why));
         }
-        let mut classes: Vec<String> = found.iter().map(|(_, class)| class.clone()).collect();
-        classes.sort_unstable();
-        classes.dedup();
+        let classes = folders_in(folder)?;
+        let empty: Vec<&str> =
+            classes.iter().map(String::as_str).filter(|&name| found.iter().all(|(_, class)| class != name)).collect();
+        if !empty.is_empty() {
+            let why = format!("no image *.png, *.jpg or *.jpeg for the classes {}", empty.join(", "));
+            return Err(Error::format(folder.display().to_string(), why));
+        }
         let number = |class: &String| classes.partition_point(|other| other < class) as i64;
         let images = found.iter().map(|(path, class)| (path.clone(), number(class))).collect();
         Ok(ImageFolder { classes, images })

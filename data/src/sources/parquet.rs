@@ -36,7 +36,7 @@ pub struct Parquet {
 
 type Group = Arc<Vec<Map<String, Value>>>;
 
-/// A row: values by column, as JSON has them; bytes and dates as text.
+/// A row: values by column, as JSON has them; bytes, dates, NaN and infinities as text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParquetRow {
     /// The values.
@@ -151,12 +151,15 @@ impl ParquetRow {
         text.ok_or_else(|| self.wrong(column, "string"))
     }
 
-    /// The number in a column.
+    /// The number in a column; NaN and infinities too.
     ///
     /// # Errors
     /// If there is none.
     pub fn number(&self, column: &str) -> Result<f64> {
-        let number = self.values.get(column).and_then(Value::as_f64);
+        let number = self.values.get(column).and_then(|value| match value {
+            Value::String(text) => NOT_FINITE.contains(&text.as_str()).then(|| text.parse().ok())?,
+            value => value.as_f64(),
+        });
         number.ok_or_else(|| self.wrong(column, "number"))
     }
 
@@ -171,6 +174,13 @@ fn object(row: &Row) -> Map<String, Value> {
     row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
 }
 
+/// How numbers are written that JSON does not have.
+const NOT_FINITE: [&str; 3] = ["NaN", "inf", "-inf"];
+
+fn float(x: f64) -> Value {
+    if x.is_finite() { x.into() } else { x.to_string().into() }
+}
+
 fn value(field: &Field) -> Value {
     match field {
         Field::Null => Value::Null,
@@ -183,8 +193,8 @@ fn value(field: &Field) -> Value {
         Field::UShort(x) => (*x).into(),
         Field::UInt(x) => (*x).into(),
         Field::ULong(x) => (*x).into(),
-        Field::Float(x) => (*x).into(),
-        Field::Double(x) => (*x).into(),
+        Field::Float(x) => float((*x).into()),
+        Field::Double(x) => float(*x),
         Field::Str(x) => x.as_str().into(),
         Field::Group(row) => object(row).into(),
         Field::ListInternal(list) => list.elements().iter().map(value).collect(),

@@ -13,6 +13,9 @@ use numcore::{Error, Result};
 
 use crate::{Dataset, files::PositionedFile};
 
+/// What a tar file consists of.
+const BLOCK: u64 = 512;
+
 /// The examples of tar files, in the order of the files. What lies where is read when they are opened; contents are read with their example.
 #[derive(Debug)]
 pub struct TarShards {
@@ -75,10 +78,12 @@ impl TarShards {
 fn index(file: &PositionedFile, shard: usize, examples: &mut Vec<Example>) -> Result<()> {
     let mut open: Option<Example> = None;
     let mut archive = tar::Archive::new(BufReader::new(file.file()));
+    let mut end = 0u64;
     let entries = archive.entries_with_seek().map_err(|e| Error::io(file.path(), e))?;
     for (number, entry) in entries.enumerate() {
         let broken = |e: std::io::Error| file.malformed(format!("entry {number}: {e}"));
         let entry = entry.map_err(broken)?;
+        end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
         if !entry.header().entry_type().is_file() {
             continue;
         }
@@ -94,6 +99,11 @@ fn index(file: &PositionedFile, shard: usize, examples: &mut Vec<Example>) -> Re
         }
         let example = open.get_or_insert_with(|| Example { shard, key, fields: Vec::new() });
         example.fields.push((field, offset, size));
+    }
+    // A file that was cut where an entry ends looks whole but for this.
+    let mark = end.checked_add(BLOCK).filter(|&mark| mark <= file.len());
+    if mark.is_none() || file.bytes(end, BLOCK)?.iter().any(|&byte| byte != 0) {
+        return Err(file.malformed("it ends without the blocks of zeros that end a tar file, so something is missing"));
     }
     examples.extend(open);
     Ok(())

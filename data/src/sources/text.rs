@@ -81,6 +81,20 @@ pub(super) fn files_within(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// The names of the folders in a folder, in order; those that begin with a dot are hidden.
+#[cfg(feature = "image")]
+pub(super) fn folders_in(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
+        let entry = entry.map_err(|e| Error::io(folder, e))?;
+        let is_folder = entry.file_type().map_err(|e| Error::io(entry.path(), e))?.is_dir();
+        let name = entry.file_name().into_string();
+        names.extend(name.ok().filter(|name| is_folder && !name.starts_with('.')));
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
 fn read_text(path: &Path) -> Result<String> {
     let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
     String::from_utf8(bytes).map_err(|e| {

@@ -124,7 +124,7 @@ impl<B: Send + 'static> StreamLoader<B> {
 
     /// How many batches are read ahead; at first 2.
     pub fn ahead(mut self, batches: usize) -> Self {
-        self.ahead = batches;
+        self.ahead = batches.min(crate::loader::MOST_AHEAD);
         self
     }
 

@@ -203,7 +203,7 @@ pub struct IndexedTokensWriter {
 }
 
 impl IndexedTokensWriter {
-    /// Begins `<prefix>.bin`. The index is written at the end, so nothing reads half a file.
+    /// Begins `<prefix>.bin`. The index is written at the end, and one that is there already removed, so nothing reads half a file.
     ///
     /// # Errors
     /// If the format has no code for the type (`u32`), or the file cannot be made.
@@ -212,6 +212,12 @@ impl IndexedTokensWriter {
             Error::argument("IndexedTokensWriter", format!("the format has no code for {kind}; use i32"))
         })?;
         let path = with(prefix.as_ref(), ".bin");
+        // An index from before would misplace the new tokens, if this ends early.
+        let index = with(prefix.as_ref(), ".idx");
+        match std::fs::remove_file(&index) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&index, e)),
+            _ => {}
+        }
         let tokens = BufWriter::new(File::create(&path).map_err(|e| Error::io(&path, e))?);
         let prefix = prefix.as_ref().into();
         Ok(IndexedTokensWriter { prefix, kind, code, tokens, lengths: Vec::new(), bytes: Vec::new() })

@@ -10,7 +10,7 @@ use numcore::{
 use optim::LossScaler;
 
 use super::{Loss, TrainingConfig, TrainingMetrics};
-use crate::comm::{Collectives, Comm, ReduceOp, memory};
+use crate::comm::{Collectives, Comm, ReduceOp, all_gather_bool, memory};
 
 /// The gradients of a step after its last backward pass, wherever they are kept, and the parameters they are of.
 pub trait ReducedGradients<R: Runtime> {
@@ -65,6 +65,8 @@ impl Updates {
             true => totals_in_order(comm, losses, self.config.accumulation)?,
             false => totals(comm, losses)?,
         };
+        // What the step tells is equal on all ranks, so that loops decide by it.
+        let totals = equal(comm, totals)?;
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
         // Who has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
@@ -73,7 +75,7 @@ impl Updates {
             return Err(Error::argument("a training step", why));
         }
         let looks = self.scaler.is_some() || self.config.skip_non_finite;
-        let stepped = !looks || gradients.is_finite()?;
+        let stepped = !looks || decided(comm, gradients.is_finite()?)?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
         let mut grad_norm = None;
         if let Some(max) = self.config.max_norm {
@@ -81,6 +83,7 @@ impl Updates {
             grad_norm = Some(norm.mul(&scale)?);
             scale = norm.apply_program(&CLIPPED, &[&scale], &[max.into()])?;
         }
+        let scale = equal(comm, scale)?;
         let learning_rate = gradients.learning_rate();
         if stepped {
             // The one place at which an error that came late, here or on another rank, still prevents the update.
@@ -94,6 +97,21 @@ impl Updates {
         let loss = sum.div(&weight)?;
         Ok(TrainingMetrics { loss, weight, grad_norm, stepped, learning_rate, global_step: self.steps })
     }
+}
+
+/// Whether ranks may have different values of one sum.
+fn differ<R: Runtime>(comm: &Comm<R>) -> bool {
+    comm.size() > 1 && !comm.guarantees().equal_on_all_ranks
+}
+
+/// What all ranks decide by: rank 0's word, where theirs may differ.
+fn decided<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<bool> {
+    if differ(comm) { Ok(all_gather_bool(comm, own)?[0]) } else { Ok(own) }
+}
+
+/// A scalar that all ranks use alike: rank 0's, where theirs may differ.
+fn equal<R: Runtime>(comm: &Comm<R>, own: Tensor<R>) -> Result<Tensor<R>> {
+    if differ(comm) { comm.broadcast(memory(&own)?, 0)?.wait()?.freeze() } else { Ok(own) }
 }
 
 /// What totals are added up in.

@@ -56,6 +56,7 @@ mod replaced_values;
 mod slow_links;
 mod sync_batch_norm;
 mod two_trainers;
+mod unequal_sums;
 mod world_ranks;
 mod zero_memory;
 mod zero_offload;

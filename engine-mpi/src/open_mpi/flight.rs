@@ -107,6 +107,6 @@ impl Flight {
         }
         let missing = if self.begun { self.job.waits_for() } else { self.absent.clone() };
         let missing = missing.into_iter().map(|rank| self.members[rank]).collect();
-        Err(Why::Timeout { waited: self.since.elapsed(), missing })
+        Err(Why::Timeout { waited, missing, called: self.begun })
     }
 }

@@ -27,8 +27,11 @@ use crate::Launch;
 
 /// MPI is initialised once in a process.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
-/// Bytes of one message: below the largest count MPI takes, and a multiple of every element's size.
-const MESSAGE: usize = 1 << 30;
+/// Bytes of one message: a multiple of every element's size. A call whose messages keep arriving is not late, so one must pass within a
+/// deadline on the slowest network.
+const MESSAGE: usize = 64 << 20;
+/// The largest such multiple that is a power of two, and a count MPI takes.
+const LARGEST_MESSAGE: usize = 1 << 30;
 /// Bytes of a chunk of a reduction: two of them and what they are combined with stay in a core's cache.
 const CHUNK: usize = 512 << 10;
 
@@ -54,16 +57,20 @@ impl Mpi {
         if INITIALISED.swap(true, Ordering::SeqCst) {
             return Err(Error::argument(
                 "Mpi::init",
-                "MPI can be initialised once in a process: share the first `Mpi`",
+                "MPI can be initialised once in a process, and was, or failed to be, before: share the first `Mpi`",
             ));
         }
         let ((link, commands), (ready, outcome)) = (mpsc::channel(), mpsc::sync_channel(1));
-        let thread = thread::Builder::new()
-            .name("mpi".into())
-            .spawn(move || own(commands, &ready))
-            .map_err(|e| Error::argument("Mpi::init", format!("no thread for MPI: {e}")))?;
+        let thread = thread::Builder::new().name("mpi".into()).spawn(move || own(commands, &ready)).map_err(|e| {
+            // MPI itself was not asked yet.
+            INITIALISED.store(false, Ordering::SeqCst);
+            Error::argument("Mpi::init", format!("no thread for MPI: {e}"))
+        })?;
         let lost = |_| Error::argument("Mpi::init", "the thread that initialises MPI has ended");
         let (rank, size) = outcome.recv().map_err(lost)??;
+        if let Some(why) = Launch::contradicted(rank, size, |name| std::env::var(name).ok()) {
+            return Err(Error::argument("Mpi::init", why));
+        }
         let limits = Limits { message: MESSAGE, chunk: CHUNK };
         Ok(Mpi {
             link,
@@ -90,9 +97,11 @@ impl Mpi {
         self
     }
 
-    /// Bytes of one MPI message at most, at least 1: what is longer goes in pieces. A gibibyte unless it is said.
+    /// Bytes of one MPI message at most, at least 1 and at most 2³⁰: what is longer goes in pieces. 64 MiB unless it is said.
+    ///
+    /// A call is late when none of its messages has passed for the [timeout](Mpi::timeout).
     pub fn message_limit(mut self, bytes: usize) -> Self {
-        self.limits.message = bytes.clamp(1, MESSAGE);
+        self.limits.message = bytes.clamp(1, LARGEST_MESSAGE);
         self
     }
 

@@ -12,6 +12,8 @@ use super::{message::Message, progress::Progress};
 /// What the processes have told each other: how many worlds each has made, and whom it knows to be dead.
 pub(crate) struct Recovery {
     told: Vec<Option<(u64, Vec<usize>)>>,
+    /// Worlds that had been made when the last recovery ended: who speaks of no more than these speaks of that recovery.
+    over: Option<u64>,
     own: Option<Own>,
 }
 
@@ -24,7 +26,7 @@ struct Own {
 
 impl Recovery {
     pub(crate) fn new(size: usize) -> Self {
-        Recovery { told: vec![None; size], own: None }
+        Recovery { told: vec![None; size], over: None, own: None }
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
@@ -45,7 +47,9 @@ impl Progress {
 
     /// Another process has said whom it misses.
     pub(crate) fn hear_recovery(&mut self, from: usize, made: u64, dead: Vec<usize>) {
-        self.recovery.told[from] = Some((made, dead));
+        if self.recovery.over.is_none_or(|over| made > over) {
+            self.recovery.told[from] = Some((made, dead));
+        }
     }
 
     /// One more has died: what was said before no longer counts.
@@ -80,12 +84,14 @@ impl Progress {
             Ok((made.fold(own.made, u64::max), left))
         } else if own.since.elapsed() > own.timeout {
             let (waited, calls) = (own.since.elapsed(), String::new());
-            Err(Error::from(ErrorKind::Timeout { op: "recover", waited, missing: absent, calls }).on_rank(me))
+            Err(Error::from(ErrorKind::Timeout { op: "recover", waited, missing: absent, called: false, calls })
+                .on_rank(me))
         } else {
             return;
         };
         if let Some(own) = self.recovery.own.take() {
             self.recovery.told.iter_mut().for_each(|told| *told = None);
+            self.recovery.over = outcome.as_ref().ok().map(|(number, _)| *number).or(self.recovery.over);
             // Nobody waits any more: nothing to tell.
             let _ = own.outcome.send(outcome);
         }

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Outcome<()> {
     let folder = Folder::new(&options.out);
-    let open = |_| options.on.open();
+    let open = |_| options.on.open(0);
     let through = Ranks::new(options.from).run(open, |comm| sharded(&comm, &folder))?.remove(0);
     let resumed = Ranks::new(options.to).run(open, |comm| whole(&comm, &folder))?.remove(0);
     println!("step   {} ranks, sharded   {} ranks, resumed", options.from, options.to);

@@ -148,14 +148,16 @@ pub enum ErrorKind {
         /// Both calls, with their locations in the code.
         why: String,
     },
-    /// A deadline passed before every rank had arrived.
+    /// A deadline passed before every rank had arrived, or while nothing moved between those that had.
     Timeout {
         /// The name of the operation that failed.
         op: &'static str,
         /// The time that was waited.
         waited: std::time::Duration,
-        /// The ranks that had not arrived.
+        /// The ranks that had not arrived; where `called`, those with which nothing moved.
         missing: Vec<usize>,
+        /// Whether these ranks had made the call.
+        called: bool,
         /// What every rank called last.
         calls: String,
     },
@@ -254,9 +256,12 @@ impl fmt::Display for ErrorKind {
                 write!(f, "{op}: rank {peer} failed, build a new communicator: {cause}")
             }
             ErrorKind::Mismatch { op, why } => write!(f, "{op}: ranks disagree: {why}"),
-            ErrorKind::Timeout { op, waited, missing, calls } => {
-                let waited = waited.as_secs_f64();
-                write!(f, "{op}: after {waited:.1} s there was no call from {}\n{calls}", RankList(missing))
+            ErrorKind::Timeout { op, waited, missing, called, calls } => {
+                let (waited, ranks) = (waited.as_secs_f64(), RankList(missing));
+                match called {
+                    false => write!(f, "{op}: after {waited:.1} s there was no call from {ranks}\n{calls}"),
+                    true => write!(f, "{op}: nothing moved for {waited:.1} s to or from {ranks}\n{calls}"),
+                }
             }
             ErrorKind::State { name, why } => write!(f, "`{name}`: {why}"),
             ErrorKind::Format { what, why } => write!(f, "{what}: {why}"),

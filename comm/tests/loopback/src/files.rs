@@ -219,7 +219,7 @@ impl<R: Runtime> Part<R> {
             }
             if begun.elapsed() > self.world.timeout && !absent.is_empty() {
                 let missing = absent.into_iter().map(|r| self.of.members()[r]).collect();
-                return Err(Why::Timeout { waited: begun.elapsed(), missing });
+                return Err(Why::Timeout { waited: begun.elapsed(), missing, called: false });
             }
             thread::sleep(Duration::from_micros(200));
         }
