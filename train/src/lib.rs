@@ -17,7 +17,7 @@ mod step;
 mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
-pub use callbacks::{Checkpoints, EarlyStop, Evaluate, Monitor};
+pub use callbacks::{Checkpoints, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, Throughput};
 pub use control::{Control, StopReason};
 pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};

@@ -25,7 +25,7 @@ pub(super) fn listen() -> Result<()> {
         let why = format!("signals cannot be listened for: {e}; turn it off with `Checkpoints::on_signal(false)`");
         Error::argument("Checkpoints", why)
     };
-    listening.as_ref().map(|()| ()).map_err(why)
+    listening.as_ref().copied().map_err(why)
 }
 
 /// Whether the process was asked to end.

@@ -2,12 +2,18 @@
 
 mod checkpoints;
 mod early_stop;
+mod equal_weights;
 mod evaluate;
 mod interrupt;
 mod monitor;
+mod non_finite;
+mod throughput;
 mod writer;
 
 pub use checkpoints::Checkpoints;
 pub use early_stop::EarlyStop;
+pub use equal_weights::EqualWeights;
 pub use evaluate::Evaluate;
 pub use monitor::Monitor;
+pub use non_finite::NonFinite;
+pub use throughput::Throughput;
