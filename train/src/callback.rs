@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use distributed::{
     checkpoint::{Checkpointed, Folder, Snapshot},
+    comm::Comm,
     train::{CheckpointNotes, TrainingMetrics},
 };
 use numcore::{Result, Runtime};
@@ -79,6 +80,12 @@ pub type CallbackState = BTreeMap<String, String>;
 /// }
 /// ```
 pub trait Callback<R: Runtime, M, B> {
+    /// Looks at the training step before anything is loaded: what it is to keep of it in checkpoints must be known then.
+    fn attach(&mut self, step: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
+        let _ = (step, comm);
+        Ok(())
+    }
+
     /// Is told of an event.
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()>;
 

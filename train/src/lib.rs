@@ -2,12 +2,15 @@
 //! runs.
 //!
 //! [`Trainer`] loops over any training step. What happens in it is an [`Event`], told to [callbacks](Callback), of which the usual ones are here:
-//! [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. What they ask for is agreed on by all ranks once a step ([`Control`]).
+//! [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. What they ask for is agreed on by all ranks once a step ([`Control`]). What is measured goes to
+//! [sinks](sink).
 #![forbid(unsafe_code)]
 
 mod callback;
 mod callbacks;
 mod control;
+mod json;
+pub mod metrics;
 mod progress;
 mod resume;
 mod run;
@@ -17,7 +20,7 @@ mod step;
 mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
-pub use callbacks::{Checkpoints, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, Throughput};
+pub use callbacks::{Checkpoints, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, Throughput, WeightAveraging};
 pub use control::{Control, StopReason};
 pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};

@@ -8,6 +8,7 @@ mod interrupt;
 mod monitor;
 mod non_finite;
 mod throughput;
+mod weight_averaging;
 mod writer;
 
 pub use checkpoints::Checkpoints;
@@ -17,3 +18,4 @@ pub use evaluate::Evaluate;
 pub use monitor::Monitor;
 pub use non_finite::NonFinite;
 pub use throughput::Throughput;
+pub use weight_averaging::WeightAveraging;

@@ -58,6 +58,9 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
     fn resumed<F>(mut self, loss: F) -> Result<Cycle<'a, R, M, S, B, F>> {
         let comm = self.step.comm().clone();
         let mut state = RunState::new(self.length, self.loader.positions(), self.fast_dev_run.is_some());
+        for callback in &mut self.callbacks {
+            callback.attach(&mut self.step, &comm)?;
+        }
         let mut at = State::default();
         if let Some((folder, required)) = self.resume_folder()? {
             match load(&folder, &mut self.step, &mut self.callbacks)? {

@@ -99,9 +99,9 @@ pub fn ddp(comm: &Comm<Cpu>, model: &Mlp<Cpu>, accumulation: usize) -> Result<Bu
 }
 
 /// Data parallelism whose sums are those of one rank.
-pub fn canonical(comm: &Comm<Cpu>, model: &Mlp<Cpu>) -> Result<BucketedTrainer<Cpu>> {
+pub fn canonical(comm: &Comm<Cpu>, model: &Mlp<Cpu>, accumulation: usize) -> Result<BucketedTrainer<Cpu>> {
     let options = BucketOptions { canonical: true, ..Default::default() };
-    TrainStep::builder(comm, model).optimizer(adamw()).buckets(options).build()
+    TrainStep::builder(comm, model).optimizer(adamw()).buckets(options).accumulation(accumulation).build()
 }
 
 pub fn zero(comm: &Comm<Cpu>, model: &Mlp<Cpu>, stage: ZeroStage, accumulation: usize) -> Result<ZeroTrainer<Cpu>> {

@@ -4,5 +4,7 @@ mod common;
 mod control;
 mod evaluation;
 mod intervals;
+mod kills;
+mod policies;
 mod resuming;
 mod saving;

@@ -77,13 +77,12 @@ fn resumed_after_every_step_is_uninterrupted_to_the_bit() {
 }
 
 /// Losses of a run of which the first part was on some ranks, the second on others.
-fn moved(from: usize, to: usize, canonical_sums: bool) -> Vec<(u64, f64)> {
+fn moved(from: usize, to: usize) -> Vec<(u64, f64)> {
     let (memory, scratch) = (Memory::default(), Scratch::new("moved"));
     for (ranks, until) in [(from, 6), (to, STEPS)] {
         on_ranks(ranks, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            let step = if canonical_sums { canonical(comm, &model)? } else { ddp(comm, &model, 1)? };
-            Trainer::new(&model, step, loader(comm.runtime()))
+            Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                 .until(Length::Steps(until))
                 .record_every(Interval::Steps(1))
                 .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
@@ -99,11 +98,41 @@ fn moved(from: usize, to: usize, canonical_sums: bool) -> Vec<(u64, f64)> {
 
 #[test]
 fn another_number_of_ranks_goes_on_with_the_same_batches() {
-    let expected = moved(1, 1, false);
+    let expected = moved(1, 1);
     for (from, to) in [(1, 2), (2, 1), (3, 2), (2, 5), (8, 3)] {
-        for ((step, loss), (_, expected)) in moved(from, to, false).into_iter().zip(&expected) {
+        for ((step, loss), (_, expected)) in moved(from, to).into_iter().zip(&expected) {
             assert!((loss - expected).abs() < 1e-10 * expected, "{from} to {to} ranks, step {step}: {loss} {expected}");
         }
+    }
+}
+
+/// Losses of a run in canonical order: four chunks of two examples in a step, on so many ranks up to each step.
+fn chunked(parts: &[(usize, u64)]) -> Vec<(u64, f64)> {
+    let (memory, scratch) = (Memory::default(), Scratch::new("chunked"));
+    for &(ranks, until) in parts {
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let data = loader(comm.runtime()).batch(2 * ranks).last(data::Last::Drop).limit(16 / ranks as u64);
+            Trainer::new(&model, canonical(comm, &model, 4 / ranks)?, data)
+                .until(Length::Steps(until))
+                .record_every(Interval::Steps(1))
+                .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                .sink(memory.clone())
+                .resume(Resume::IfThere)
+                .run(loss)?;
+            Ok(())
+        })
+        .unwrap();
+    }
+    memory.of("loss")
+}
+
+#[test]
+fn in_canonical_order_any_number_of_ranks_goes_on_to_the_bit() {
+    let whole = chunked(&[(1, 10)]);
+    assert_eq!(whole.len(), 10);
+    for parts in [[(1, 3), (2, 6), (4, 10)], [(4, 1), (1, 5), (2, 10)], [(2, 2), (4, 4), (1, 10)]] {
+        assert_same(&chunked(&parts), &whole, &format!("{parts:?}"));
     }
 }
 

@@ -1,0 +1,99 @@
+//! [`Auroc`]: the area under the receiver operating characteristic.
+
+use numcore::{Error, Result};
+
+use super::{IGNORED, Metric, bytes};
+
+/// The probability that a positive example has a higher score than a negative one, equal scores counting a half: the area under the
+/// curve of true positives over false positives, exactly.
+///
+/// Every score is kept, 16 bytes an example, on every rank those of all ranks. There is no value without examples of both classes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Auroc {
+    positive: Vec<f64>,
+    negative: Vec<f64>,
+}
+
+impl Auroc {
+    /// With no example.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps scores of examples of class 0 or 1; those of the target [`IGNORED`] do not count.
+    ///
+    /// # Errors
+    /// If there are not as many of both, a score is NaN, or a target is neither 0 nor 1; nothing is kept then.
+    pub fn update(&mut self, scores: &[f64], targets: &[i64]) -> Result<()> {
+        let wrong = |why: String| Err(Error::argument("Auroc::update", why));
+        if scores.len() != targets.len() {
+            return wrong(format!("{} scores for {} targets", scores.len(), targets.len()));
+        }
+        for (i, (score, target)) in scores.iter().zip(targets).enumerate() {
+            match *target {
+                IGNORED => {}
+                0 | 1 if score.is_nan() => {
+                    return wrong(format!("score {i} is NaN, which has no place among the others"));
+                }
+                0 | 1 => {}
+                other => {
+                    return wrong(format!("target {i} is {other}; it is 0, 1, or {IGNORED} where it does not count"));
+                }
+            }
+        }
+        for (&score, &target) in scores.iter().zip(targets) {
+            match target {
+                0 => self.negative.push(score),
+                1 => self.positive.push(score),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Twice the pairs of a positive and a negative example in which the positive one is higher, an equal pair counting once: by the
+    /// ranks of the positive examples among all, equal scores sharing their mean rank (Mann and Whitney's U, in integers).
+    fn twice_won(&self) -> u128 {
+        let tagged = |scores: &[f64], is_positive| scores.iter().map(move |&s| (s, is_positive)).collect::<Vec<_>>();
+        let mut all = [tagged(&self.positive, true), tagged(&self.negative, false)].concat();
+        all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        let (mut before, mut twice_ranks) = (0, 0u128);
+        // Zeros of either sign are equal.
+        for equal in all.chunk_by(|a, b| a.0 == b.0) {
+            let n = equal.len() as u128;
+            let positive = equal.iter().filter(|(_, is_positive)| *is_positive).count() as u128;
+            twice_ranks += positive * (2 * before + n + 1);
+            before += n;
+        }
+        let positive = self.positive.len() as u128;
+        twice_ranks - positive * (positive + 1)
+    }
+}
+
+impl Metric for Auroc {
+    fn counted(&self) -> Vec<u8> {
+        let bits = self.positive.iter().chain(&self.negative).map(|score| score.to_bits());
+        bytes::of([self.positive.len() as u64].into_iter().chain(bits))
+    }
+
+    fn absorb(&mut self, counted: &[u8]) -> Result<()> {
+        const OP: &str = "Auroc::absorb";
+        let numbers = bytes::read(OP, counted)?;
+        let (&positive, scores) = numbers.split_first().ok_or_else(|| bytes::other(OP))?;
+        let positive = usize::try_from(positive).ok().filter(|&n| n <= scores.len()).ok_or_else(|| bytes::other(OP))?;
+        let (positive, negative) = scores.split_at(positive);
+        self.positive.extend(positive.iter().map(|&bits| f64::from_bits(bits)));
+        self.negative.extend(negative.iter().map(|&bits| f64::from_bits(bits)));
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.positive.clear();
+        self.negative.clear();
+    }
+
+    fn value(&self) -> Option<f64> {
+        let twice_pairs = 2 * self.positive.len() as u128 * self.negative.len() as u128;
+        (twice_pairs > 0).then(|| self.twice_won() as f64 / twice_pairs as f64)
+    }
+}

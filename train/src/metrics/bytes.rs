@@ -1,0 +1,24 @@
+//! What metrics exchange: integers in a row.
+
+use numcore::{Error, Result};
+
+/// The numbers as bytes.
+pub fn of(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    numbers.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+/// The numbers that bytes are.
+pub fn read(op: &'static str, bytes: &[u8]) -> Result<Vec<u64>> {
+    match bytes.as_chunks::<8>() {
+        (numbers, []) => Ok(numbers.iter().map(|&number| u64::from_le_bytes(number)).collect()),
+        _ => Err(other(op)),
+    }
+}
+
+/// The error where what was counted elsewhere is of another kind.
+pub fn other(op: &'static str) -> Error {
+    Error::argument(
+        op,
+        "what was counted elsewhere is not of a metric with these options; make the same one on every rank",
+    )
+}

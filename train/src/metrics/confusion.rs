@@ -1,0 +1,134 @@
+//! [`ConfusionMatrix`]: which class is taken for which.
+
+use numcore::{Error, Result, Runtime, Tensor};
+
+use super::{IGNORED, Metric, accuracy::host_scores, bytes, scores};
+use crate::sink::Picture;
+
+/// Counts of rows by their right class (row of the matrix) and by the class they were given (column).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfusionMatrix {
+    classes: usize,
+    counts: Vec<u64>,
+}
+
+impl ConfusionMatrix {
+    /// Of so many classes.
+    ///
+    /// # Errors
+    /// If the matrix would have more elements than there are addresses.
+    pub fn new(classes: usize) -> Result<Self> {
+        let cells = classes.checked_mul(classes).filter(|n| n.checked_mul(8).is_some_and(|b| b <= isize::MAX as usize));
+        let cells = cells.ok_or_else(|| {
+            Error::argument(
+                "ConfusionMatrix::new",
+                format!("a matrix of {classes} × {classes} counts fits in no memory"),
+            )
+        })?;
+        Ok(ConfusionMatrix { classes, counts: vec![0; cells] })
+    }
+
+    /// Counts classes that were given against the right ones; rows of the target [`IGNORED`] do not count.
+    ///
+    /// # Errors
+    /// If there are not as many of both, or one of them is no class; nothing is counted then.
+    pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
+        const OP: &str = "ConfusionMatrix::update";
+        if given.len() != targets.len() {
+            return Err(Error::argument(OP, format!("{} classes for {} targets", given.len(), targets.len())));
+        }
+        let classes = self.classes;
+        let rows = given.iter().zip(targets).filter(|(_, target)| **target != IGNORED);
+        let cell = |(&given, &target): (&i64, &i64)| {
+            Ok(scores::class(OP, target, classes)? * classes + scores::class(OP, given, classes)?)
+        };
+        let cells: Vec<usize> = rows.map(cell).collect::<Result<_>>()?;
+        cells.into_iter().for_each(|cell| self.counts[cell] += 1);
+        Ok(())
+    }
+
+    /// Counts the classes of the highest scores `[.., C]` against classes `[..]` (`i64`), both read back to the host.
+    ///
+    /// # Errors
+    /// If the sizes do not fit, a target is no class, or a tensor cannot be read.
+    pub fn update_tensors<R: Runtime>(&mut self, scores: &Tensor<R>, targets: &Tensor<R>) -> Result<()> {
+        let (values, targets) = (host_scores(scores)?, targets.to_vec::<i64>()?);
+        if Some(values.len()) != targets.len().checked_mul(self.classes) {
+            let why = format!("{} scores are not {} rows of {} classes", values.len(), targets.len(), self.classes);
+            return Err(Error::argument("ConfusionMatrix::update_tensors", why));
+        }
+        let given: Vec<i64> = values.chunks(self.classes.max(1)).map(best).collect();
+        self.update(&given, &targets)
+    }
+
+    /// How many classes there are.
+    pub fn classes(&self) -> usize {
+        self.classes
+    }
+
+    /// How many rows of class `right` were given the class `given`; 0 where one of them is no class.
+    pub fn of(&self, right: usize, given: usize) -> u64 {
+        if right < self.classes && given < self.classes { self.counts[right * self.classes + given] } else { 0 }
+    }
+
+    /// How many rows were counted.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// How many rows of a class there are.
+    pub fn rows_of(&self, class: usize) -> u64 {
+        (0..self.classes).map(|given| self.of(class, given)).sum()
+    }
+
+    /// How many rows were given a class.
+    pub fn given(&self, class: usize) -> u64 {
+        (0..self.classes).map(|right| self.of(right, class)).sum()
+    }
+
+    /// A picture of the matrix, for a [sink](crate::sink::Value::Image): a cell is as bright as its share of the rows of its right class.
+    ///
+    /// # Errors
+    /// If there is no class.
+    pub fn to_image(&self) -> Result<Picture> {
+        /// Pixels of a side of a cell.
+        const CELL: usize = 16;
+        let side = self.classes * CELL;
+        let share = |right: usize, given: usize| self.of(right, given) as f32 / self.rows_of(right).max(1) as f32;
+        let shares: Vec<f32> = (0..self.classes).flat_map(|r| (0..self.classes).map(move |g| share(r, g))).collect();
+        let pixel = |at: usize| shares[at / side / CELL * self.classes + at % side / CELL];
+        let numbers: Vec<f32> = (0..side * side).map(pixel).collect();
+        Picture::of_numbers(side as u32, side as u32, 1, &numbers)
+    }
+}
+
+/// The class of the highest score, the first of several.
+fn best(row: &[f32]) -> i64 {
+    (0..row.len()).find(|&class| scores::place(row, class) == 0).unwrap_or(0) as i64
+}
+
+impl Metric for ConfusionMatrix {
+    fn counted(&self) -> Vec<u8> {
+        bytes::of(self.counts.iter().copied())
+    }
+
+    fn absorb(&mut self, counted: &[u8]) -> Result<()> {
+        const OP: &str = "ConfusionMatrix::absorb";
+        let counts = bytes::read(OP, counted)?;
+        if counts.len() != self.counts.len() {
+            return Err(bytes::other(OP));
+        }
+        self.counts.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.counts.fill(0);
+    }
+
+    /// The accuracy.
+    fn value(&self) -> Option<f64> {
+        let right: u64 = (0..self.classes).map(|class| self.of(class, class)).sum();
+        (self.count() > 0).then(|| right as f64 / self.count() as f64)
+    }
+}

@@ -1,0 +1,94 @@
+//! [`F1`]: precision and recall in one number.
+
+use numcore::Result;
+
+use super::{ConfusionMatrix, Metric};
+
+/// How the classes' own F1 become one number, as in scikit-learn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Average {
+    /// Of one class against all others: scikit-learn's `binary`, whose class is 1.
+    Of(usize),
+    /// The mean of the classes, of those alone that occur as a target or were given.
+    Macro,
+    /// The mean of the classes, weighted by how many rows they have.
+    Weighted,
+    /// Of all classes' counts together. Where every row has one class, it is the accuracy.
+    Micro,
+}
+
+/// The harmonic mean of precision and recall: `2·tp / (2·tp + fp + fn)`.
+///
+/// A class that neither occurs nor was given has an F1 of 0/0. As in scikit-learn with its default `zero_division`, that is 0 for
+/// [`Average::Of`], and such classes are no part of the other averages. Without any row there is no value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct F1 {
+    average: Average,
+    matrix: ConfusionMatrix,
+}
+
+impl F1 {
+    /// Of so many classes.
+    ///
+    /// # Errors
+    /// If no memory holds their matrix.
+    pub fn new(classes: usize, average: Average) -> Result<Self> {
+        Ok(F1 { average, matrix: ConfusionMatrix::new(classes)? })
+    }
+
+    /// Counts classes that were given against the right ones, as [`ConfusionMatrix::update`] does.
+    ///
+    /// # Errors
+    /// If there are not as many of both, or one of them is no class; nothing is counted then.
+    pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
+        self.matrix.update(given, targets)
+    }
+
+    /// What was counted.
+    pub fn matrix(&self) -> &ConfusionMatrix {
+        &self.matrix
+    }
+
+    /// Of one class: twice the rows that are right, over the rows of the class and those that were given it; `None` for 0/0.
+    fn of_class(&self, class: usize) -> Option<f64> {
+        ratio(2 * self.matrix.of(class, class), self.matrix.rows_of(class) + self.matrix.given(class))
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+impl Metric for F1 {
+    fn counted(&self) -> Vec<u8> {
+        self.matrix.counted()
+    }
+
+    fn absorb(&mut self, counted: &[u8]) -> Result<()> {
+        self.matrix.absorb(counted)
+    }
+
+    fn reset(&mut self) {
+        self.matrix.reset();
+    }
+
+    fn value(&self) -> Option<f64> {
+        let rows = self.matrix.count();
+        if rows == 0 {
+            return None;
+        }
+        let classes = || 0..self.matrix.classes();
+        match self.average {
+            Average::Of(class) => Some(self.of_class(class).unwrap_or(0.0)),
+            Average::Micro => self.matrix.value(),
+            Average::Macro => {
+                let known: Vec<f64> = classes().filter_map(|class| self.of_class(class)).collect();
+                Some(known.iter().sum::<f64>() / known.len() as f64)
+            }
+            Average::Weighted => {
+                let part = |class| self.of_class(class).unwrap_or(0.0) * self.matrix.rows_of(class) as f64;
+                Some(classes().map(part).sum::<f64>() / rows as f64)
+            }
+        }
+    }
+}

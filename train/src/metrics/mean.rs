@@ -1,0 +1,112 @@
+//! [`Mean`] and [`Perplexity`]: weighted means that no order of addition changes.
+
+use numcore::Result;
+
+use super::{ExactSum, Metric, bytes};
+
+/// The mean of values with weights: of losses of batches, each weighing as many rows as it has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mean {
+    sum: ExactSum,
+    weight: ExactSum,
+}
+
+impl Mean {
+    /// Of nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a value that weighs 1.
+    pub fn add(&mut self, value: f64) {
+        self.add_weighted(value, 1.0);
+    }
+
+    /// Adds a value with its weight. A value that weighs 0 does not count, also if it is NaN.
+    pub fn add_weighted(&mut self, value: f64, weight: f64) {
+        if weight != 0.0 {
+            self.add_sum(value * weight, weight);
+        }
+    }
+
+    /// Adds values that were multiplied by their weights and summed already, with the sum of the weights.
+    pub fn add_sum(&mut self, sum: f64, weight: f64) {
+        self.sum.add(sum);
+        self.weight.add(weight);
+    }
+
+    /// The sum of the weights.
+    pub fn weight(&self) -> f64 {
+        self.weight.value()
+    }
+}
+
+impl Metric for Mean {
+    fn counted(&self) -> Vec<u8> {
+        bytes::of(self.sum.limbs().chain(self.weight.limbs()))
+    }
+
+    fn absorb(&mut self, counted: &[u8]) -> Result<()> {
+        const OP: &str = "Mean::absorb";
+        let limbs = bytes::read(OP, counted)?;
+        let (sum, weight) = limbs.split_at(limbs.len() / 2);
+        let both = ExactSum::of_limbs(sum).zip(ExactSum::of_limbs(weight));
+        let (sum, weight) = both.ok_or_else(|| bytes::other(OP))?;
+        self.sum.absorb(&sum);
+        self.weight.absorb(&weight);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        *self = Mean::default();
+    }
+
+    fn value(&self) -> Option<f64> {
+        let weight = self.weight.value();
+        (weight != 0.0).then(|| self.sum.value() / weight)
+    }
+}
+
+/// `e` to the mean loss of a token: among how many tokens a language model is as undecided as between equally likely ones.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Perplexity(Mean);
+
+impl Perplexity {
+    /// Of nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a mean loss, in nats, of so many tokens that count.
+    pub fn add_mean(&mut self, loss: f64, tokens: u64) {
+        self.0.add_weighted(loss, tokens as f64);
+    }
+
+    /// Adds a summed loss, in nats, of so many tokens that count.
+    pub fn add_sum(&mut self, loss: f64, tokens: u64) {
+        self.0.add_sum(loss, tokens as f64);
+    }
+
+    /// The mean loss.
+    pub fn loss(&self) -> Option<f64> {
+        self.0.value()
+    }
+}
+
+impl Metric for Perplexity {
+    fn counted(&self) -> Vec<u8> {
+        self.0.counted()
+    }
+
+    fn absorb(&mut self, counted: &[u8]) -> Result<()> {
+        self.0.absorb(counted)
+    }
+
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    fn value(&self) -> Option<f64> {
+        self.0.value().map(f64::exp)
+    }
+}

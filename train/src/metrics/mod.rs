@@ -1,0 +1,69 @@
+//! Metrics of an evaluation, exact over ranks.
+//!
+//! A metric counts on the host, in integers or in sums that never round. So it does not depend on how examples are divided into batches
+//! and over ranks: [`over_ranks`] gives the bits that one rank would have. What has no value (the accuracy of no examples, the area
+//! under a curve of one class) is `None`.
+//!
+//! ```
+//! use train::metrics::{Accuracy, IGNORED, Metric};
+//! # fn main() -> numcore::Result<()> {
+//! let mut accuracy = Accuracy::new();
+//! //                 scores of 3 classes for each of 3 rows
+//! accuracy.update(&[0.1, 0.7, 0.2, 0.5, 0.3, 0.2, 0.0, 0.0, 1.0], 3, &[1, 2, IGNORED])?;
+//! assert_eq!(accuracy.value(), Some(0.5));
+//! # Ok(())
+//! # }
+//! ```
+
+mod accuracy;
+mod auroc;
+mod bytes;
+mod confusion;
+mod exact_sum;
+mod f1;
+mod mean;
+mod scores;
+
+pub use accuracy::Accuracy;
+pub use auroc::Auroc;
+pub use confusion::ConfusionMatrix;
+pub use exact_sum::ExactSum;
+pub use f1::{Average, F1};
+pub use mean::{Mean, Perplexity};
+
+use comm::Communicator;
+use numcore::{Result, Runtime};
+
+/// The target of a row that does not count: PyTorch's `ignore_index`.
+pub const IGNORED: i64 = -100;
+
+/// Something that is counted over the examples of an evaluation, on every rank over its own.
+pub trait Metric {
+    /// What was counted so far, as [`absorb`](Metric::absorb) reads it.
+    fn counted(&self) -> Vec<u8>;
+
+    /// Adds what a metric of the same kind counted elsewhere.
+    ///
+    /// # Errors
+    /// If the bytes are not what such a metric counted.
+    fn absorb(&mut self, counted: &[u8]) -> Result<()>;
+
+    /// Forgets what was counted.
+    fn reset(&mut self);
+
+    /// The metric, or nothing where it has no value.
+    fn value(&self) -> Option<f64>;
+}
+
+/// The metric of all ranks' examples, on every rank. Blocks; all ranks call it.
+///
+/// # Errors
+/// If the communicator fails, or a rank counts something else.
+#[track_caller]
+pub fn over_ranks<M: Metric + Clone, R: Runtime>(metric: &M, comm: &(impl Communicator<R> + ?Sized)) -> Result<M> {
+    let all = comm.exchange_bytes(&metric.counted(), None, std::panic::Location::caller())?;
+    let mut sum = metric.clone();
+    sum.reset();
+    all.iter().try_for_each(|counted| sum.absorb(counted))?;
+    Ok(sum)
+}

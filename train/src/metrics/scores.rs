@@ -1,0 +1,57 @@
+//! Rows of scores, one for each class, and the class that is right.
+
+use numcore::{Error, Result};
+
+use super::IGNORED;
+
+/// Rows that count, with their target.
+pub fn rows<'a>(
+    op: &'static str,
+    scores: &'a [f32],
+    classes: usize,
+    targets: &'a [i64],
+) -> Result<impl Iterator<Item = (&'a [f32], usize)>> {
+    if classes == 0 || Some(scores.len()) != targets.len().checked_mul(classes) {
+        let (scores, rows) = (scores.len(), targets.len());
+        return Err(Error::argument(op, format!("{scores} scores are not {rows} rows of {classes} classes")));
+    }
+    let counts = |target: i64| (target != IGNORED).then(|| class(op, target, classes)).transpose();
+    let targets: Vec<Option<usize>> = targets.iter().map(|&target| counts(target)).collect::<Result<_>>()?;
+    Ok(scores.chunks(classes).zip(targets).filter_map(|(row, target)| Some((row, target?))))
+}
+
+/// A class, which is one of so many.
+pub fn class(op: &'static str, class: i64, classes: usize) -> Result<usize> {
+    usize::try_from(class).ok().filter(|&c| c < classes).ok_or_else(|| {
+        Error::argument(
+            op,
+            format!("class {class} is not in 0..{classes}; rows that do not count have the target {IGNORED}"),
+        )
+    })
+}
+
+/// How many classes come before `target`: those of a higher score, and the first of those with an equal one. A NaN comes before
+/// every number, so a row with one is right only if the target is what a search for the greatest value finds.
+pub fn place(row: &[f32], target: usize) -> usize {
+    let own = row[target];
+    let before = |(class, &score): (usize, &f32)| {
+        if score.is_nan() || own.is_nan() {
+            score.is_nan() && (!own.is_nan() || class < target)
+        } else {
+            score > own || (score == own && class < target)
+        }
+    };
+    row.iter().enumerate().filter(|&scored| before(scored)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_those_of_a_stable_sort() {
+        let row = [0.5, f32::NAN, 2.0, 0.5, -1.0, f32::NAN];
+        let places: Vec<usize> = (0..row.len()).map(|target| place(&row, target)).collect();
+        assert_eq!(places, [3, 0, 2, 4, 5, 1]);
+    }
+}

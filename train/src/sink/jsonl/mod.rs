@@ -1,0 +1,120 @@
+//! [`Jsonl`]: measurements as lines of JSON, for scripts and for tests.
+
+mod line;
+mod read;
+mod summary;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use numcore::{Error, Result};
+pub use read::read_jsonl;
+use summary::Summary;
+
+use super::{Record, Sink};
+
+/// Writes `metrics.jsonl`, one object per step, and `summary.json`: the last, least and greatest value of every number.
+///
+/// ```json
+/// {"step":12,"epoch":0,"time":1700000000.25,"values":{"loss":0.5,"grad_norm":"NaN","sample":{"text":"To be"}}}
+/// ```
+///
+/// JSON has no word for NaN and infinities: they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, and texts, histograms and
+/// pictures are objects, so nothing is mistaken for them. Of a picture only the sizes are written.
+///
+/// A resumed run goes on in the file of the run before. What that one measured after the checkpoint is measured again then;
+/// [`read_jsonl`] keeps the later lines. A line that a kill cut short is removed.
+///
+/// Each line is handed to the operating system as it is written; it is on the disk when the system puts it there.
+#[derive(Debug)]
+pub struct Jsonl {
+    file: File,
+    path: PathBuf,
+    summary: Summary,
+    summary_path: PathBuf,
+}
+
+impl Jsonl {
+    /// Writes into a folder, which is made if it is not there.
+    ///
+    /// # Errors
+    /// If the folder cannot be made, the file cannot be written, or what an earlier run left in it is malformed.
+    pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        let path = folder.join("metrics.jsonl");
+        let at_path = |e| Error::io(&path, e);
+        let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path).map_err(at_path)?;
+        cut_torn_line(&mut file).map_err(at_path)?;
+        let mut summary = Summary::default();
+        read_jsonl(&path)?.iter().for_each(|record| summary.add(record));
+        Ok(Jsonl { file, path, summary, summary_path: folder.join("summary.json") })
+    }
+
+    /// The file of lines.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Sink for Jsonl {
+    fn write(&mut self, record: &Record) -> Result<()> {
+        // In one call, so that two lines are never mixed.
+        self.file.write_all((line::of(record) + "\n").as_bytes()).map_err(|e| Error::io(&self.path, e))?;
+        self.summary.add(record);
+        Ok(())
+    }
+
+    /// Replaces `summary.json`.
+    fn flush(&mut self) -> Result<()> {
+        let part = self.summary_path.with_extension("json.part");
+        fs::write(&part, self.summary.to_json()).map_err(|e| Error::io(&part, e))?;
+        fs::rename(&part, &self.summary_path).map_err(|e| Error::io(&self.summary_path, e))
+    }
+}
+
+impl Drop for Jsonl {
+    fn drop(&mut self) {
+        // Who wants to know calls `flush`.
+        let _ = self.flush();
+    }
+}
+
+/// Removes what stands after the last whole line.
+fn cut_torn_line(file: &mut File) -> io::Result<()> {
+    const STEP: u64 = 4096;
+    let length = file.seek(SeekFrom::End(0))?;
+    let mut end = length;
+    while end > 0 {
+        let start = end.saturating_sub(STEP);
+        let mut bytes = vec![0; (end - start) as usize];
+        file.seek(SeekFrom::Start(start))?;
+        io::Read::read_exact(file, &mut bytes)?;
+        if let Some(at) = bytes.iter().rposition(|&b| b == b'\n') {
+            end = start + at as u64 + 1;
+            break;
+        }
+        end = start;
+    }
+    if end < length { file.set_len(end) } else { Ok(()) }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_an_error_with_the_path() {
+        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let here = std::env::temp_dir().join(format!("weftgrad-train-{}-summary.json", std::process::id()));
+        let mut sink =
+            Jsonl { file, path: "metrics.jsonl".into(), summary: Summary::default(), summary_path: here.clone() };
+        let error = sink.write(&Record::new(1, 0)).unwrap_err().to_string();
+        assert!(error.contains("metrics.jsonl: No space left"), "{error}");
+        drop(sink);
+        let _ = fs::remove_file(here);
+    }
+}

@@ -1,0 +1,78 @@
+//! Lines of JSON as records.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::Path,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use numcore::{Error, Result};
+use serde_json::{Map, Value as Json};
+
+use crate::{
+    json::read_number,
+    sink::{Histogram, Record, Value},
+};
+
+/// Reads what [`Jsonl`](super::Jsonl) wrote. Values come in the order of their names; pictures, of which nothing but the sizes was
+/// written, are left out. Where a run went back to a checkpoint, the lines before it that were measured again are left out too.
+///
+/// # Errors
+/// If the file cannot be read, or a line of it is malformed.
+pub fn read_jsonl(path: impl AsRef<Path>) -> Result<Vec<Record>> {
+    let path = path.as_ref();
+    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut records: Vec<Record> = Vec::new();
+    for (i, line) in BufReader::new(file).lines().enumerate() {
+        let line = line.map_err(|e| Error::io(path, e))?;
+        let wrong = |why: String| Error::format(format!("{} line {}", path.display(), i + 1), why);
+        let json: Json = serde_json::from_str(&line).map_err(|e| wrong(e.to_string()))?;
+        let record = record(&json).ok_or_else(|| wrong("is no object of step, epoch, time and values".into()))?;
+        while records.last().is_some_and(|last| last.step >= record.step) {
+            records.pop();
+        }
+        records.push(record);
+    }
+    Ok(records)
+}
+
+fn record(json: &Json) -> Option<Record> {
+    let values = json.get("values")?.as_object()?;
+    let read = values.iter().map(|(name, json)| Some((name.clone(), value(json)?)));
+    let values: Option<Vec<(String, Option<Value>)>> = read.collect();
+    let seconds = Duration::try_from_secs_f64(json.get("time")?.as_f64()?).ok()?;
+    Some(Record {
+        step: json.get("step")?.as_u64()?,
+        epoch: json.get("epoch")?.as_u64()?,
+        time: UNIX_EPOCH.checked_add(seconds)?,
+        values: values?.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
+    })
+}
+
+/// A value; nothing within for what was not written as a whole.
+fn value(json: &Json) -> Option<Option<Value>> {
+    let Some(object) = json.as_object() else { return Some(Some(Value::Scalar(read_number(json)?))) };
+    let (kind, what) = object.iter().next().filter(|_| object.len() == 1)?;
+    match kind.as_str() {
+        "text" => Some(Some(Value::Text(what.as_str()?.into()))),
+        "histogram" => Some(Some(Value::Histogram(histogram(what.as_object()?)?))),
+        "image" => Some(None),
+        _ => None,
+    }
+}
+
+fn histogram(h: &Map<String, Json>) -> Option<Histogram> {
+    let of = |name: &str| read_number(h.get(name)?);
+    let list = |name: &str| h.get(name)?.as_array();
+    let histogram = Histogram {
+        min: of("min")?,
+        max: of("max")?,
+        sum: of("sum")?,
+        sum_squares: of("sum_squares")?,
+        limits: list("limits")?.iter().map(read_number).collect::<Option<_>>()?,
+        counts: list("counts")?.iter().map(Json::as_u64).collect::<Option<_>>()?,
+        not_finite: h.get("not_finite")?.as_u64()?,
+    };
+    (histogram.limits.len() == histogram.counts.len()).then_some(histogram)
+}

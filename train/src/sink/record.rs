@@ -1,0 +1,70 @@
+//! What sinks take: [`Record`] and [`Value`].
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::{Histogram, Picture};
+
+/// What was measured at one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Updates done so far, over the whole run.
+    pub step: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// When it was measured.
+    pub time: SystemTime,
+    /// Names and values, in the order in which they were recorded. A name appears once.
+    pub values: Vec<(String, Value)>,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Value {
+    /// A number: a loss, a rate, a norm.
+    Scalar(f64),
+    /// A piece of text: a sample that a model wrote.
+    Text(String),
+    /// How numbers are distributed: a parameter, a gradient.
+    Histogram(Histogram),
+    /// A picture: a sample that a model drew, a confusion matrix.
+    Image(Picture),
+}
+
+impl Record {
+    /// Nothing measured yet at this step, now.
+    pub fn new(step: u64, epoch: u64) -> Self {
+        Record { step, epoch, time: SystemTime::now(), values: Vec::new() }
+    }
+
+    /// Adds a measurement, in place of an earlier one of the same name.
+    pub fn with(mut self, name: impl Into<String>, value: Value) -> Self {
+        let name = name.into();
+        match self.values.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, old)) => *old = value,
+            None => self.values.push((name, value)),
+        }
+        self
+    }
+
+    /// Adds a number.
+    pub fn scalar(self, name: impl Into<String>, value: f64) -> Self {
+        self.with(name, Value::Scalar(value))
+    }
+
+    /// The numbers among the values, in their order.
+    pub fn scalars(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.values.iter().filter_map(|(name, value)| match value {
+            Value::Scalar(x) => Some((name.as_str(), *x)),
+            _ => None,
+        })
+    }
+
+    /// Seconds since 1970.
+    pub fn seconds(&self) -> f64 {
+        match self.time.duration_since(UNIX_EPOCH) {
+            Ok(after) => after.as_secs_f64(),
+            Err(before) => -before.duration().as_secs_f64(),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Fields of protocol buffers, as far as event files need them.
+
+/// A message under construction.
+#[derive(Default)]
+pub struct ProtoMessage(Vec<u8>);
+
+/// How a field's value is stored.
+#[derive(Clone, Copy)]
+enum Wire {
+    Varint = 0,
+    Fixed64 = 1,
+    Bytes = 2,
+    Fixed32 = 5,
+}
+
+impl ProtoMessage {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
+    /// `int32`, `int64`, `bool`, an `enum`.
+    pub fn int(mut self, field: u32, value: i64) -> Self {
+        self.key(field, Wire::Varint);
+        self.varint(value as u64);
+        self
+    }
+
+    pub fn double(mut self, field: u32, value: f64) -> Self {
+        self.key(field, Wire::Fixed64);
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    pub fn float(mut self, field: u32, value: f32) -> Self {
+        self.key(field, Wire::Fixed32);
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    /// `bytes`, `string`, or a message.
+    pub fn bytes(mut self, field: u32, value: impl AsRef<[u8]>) -> Self {
+        let value = value.as_ref();
+        self.key(field, Wire::Bytes);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+        self
+    }
+
+    pub fn message(self, field: u32, value: ProtoMessage) -> Self {
+        self.bytes(field, value.0)
+    }
+
+    /// `repeated double`, packed.
+    pub fn doubles(self, field: u32, values: impl IntoIterator<Item = f64>) -> Self {
+        let packed: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
+        self.bytes(field, packed)
+    }
+
+    fn key(&mut self, field: u32, wire: Wire) {
+        self.varint(u64::from(field) << 3 | wire as u64);
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_those_of_the_encoding_guide() {
+        assert_eq!(ProtoMessage::new().int(1, 150).into_bytes(), [0x08, 0x96, 0x01]);
+        assert_eq!(ProtoMessage::new().bytes(2, "testing").into_bytes(), b"\x12\x07testing");
+        assert_eq!(
+            ProtoMessage::new().message(3, ProtoMessage::new().int(1, 150)).into_bytes(),
+            [0x1a, 3, 0x08, 0x96, 0x01]
+        );
+        assert_eq!(ProtoMessage::new().int(1, -2).into_bytes(), [8, 254, 255, 255, 255, 255, 255, 255, 255, 255, 1]);
+        assert_eq!(ProtoMessage::new().float(16, 1.0).into_bytes(), [0x85, 0x01, 0, 0, 0x80, 0x3f]);
+        assert_eq!(ProtoMessage::new().doubles(6, [1.0]).into_bytes(), [0x32, 8, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
+    }
+}

@@ -1,0 +1,207 @@
+//! What is written can be read, again after a restart, and what cannot be written is an error with the path.
+
+mod common;
+
+use std::{
+    fs,
+    io::{self, Write},
+    sync::{Arc, Mutex},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use common::Folder;
+use train::sink::{
+    Histogram, Jsonl, Many, MemorySink, Picture, Record, Sink, TensorBoard, Terminal, Value, read_jsonl,
+};
+
+fn record(step: u64, seconds: f64) -> Record {
+    Record { time: UNIX_EPOCH + Duration::from_secs_f64(seconds), ..Record::new(step, step / 10) }
+}
+
+#[test]
+fn a_line_of_json_is_what_was_measured() {
+    let folder = Folder::new("jsonl");
+    let values = [("loss", 0.1), ("bad", f64::NAN), ("big", f64::NEG_INFINITY), ("tiny", 5e-324), ("zero", -0.0)];
+    let all = values.iter().fold(record(12, 1.25), |r, (name, x)| r.scalar(*name, *x));
+    let all = all.with("a\"b", Value::Text("<NaN>\n\u{1}é".into()));
+    let all = all.with("weights", Value::Histogram(Histogram::of(&[1.0f32, -2.0, f32::INFINITY])));
+    let all = all.with("picture", Value::Image(Picture::new(1, 1, 1, vec![7]).unwrap()));
+    let mut sink = Jsonl::in_folder(folder.path("new/run")).unwrap();
+    sink.write(&all).unwrap();
+    let text = fs::read_to_string(sink.path()).unwrap();
+    assert!(
+        text.starts_with("{\"step\":12,\"epoch\":1,\"time\":1.25,\"values\":{\"loss\":0.1,\"bad\":\"NaN\","),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 1);
+
+    let read = read_jsonl(sink.path()).unwrap().remove(0);
+    assert_eq!((read.step, read.epoch, read.time), (12, 1, all.time));
+    assert_eq!(read.values.len(), all.values.len() - 1, "the picture alone is left out");
+    for (name, value) in &read.values {
+        let (_, was) = all.values.iter().find(|(n, _)| n == name).unwrap();
+        match (value, was) {
+            (Value::Scalar(a), Value::Scalar(b)) => assert!(a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())),
+            _ => assert_eq!(value, was),
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_goes_on_after_its_checkpoint() {
+    let folder = Folder::new("resumed");
+    let mut sink = Jsonl::in_folder(&folder).unwrap();
+    (1..=5).for_each(|step| sink.write(&record(step, step as f64).scalar("loss", 10.0 - step as f64)).unwrap());
+    drop(sink);
+    // Killed while it wrote a line.
+    let path = folder.path("metrics.jsonl");
+    let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+    file.write_all(b"{\"step\":6,\"epo").unwrap();
+    let mut sink = Jsonl::in_folder(&folder).unwrap();
+    (4..=6).for_each(|step| sink.write(&record(step, step as f64).scalar("loss", 100.0)).unwrap());
+    sink.flush().unwrap();
+    let losses: Vec<(u64, f64)> =
+        read_jsonl(&path).unwrap().iter().map(|r| (r.step, r.scalars().next().unwrap().1)).collect();
+    assert_eq!(losses, [(1, 9.0), (2, 8.0), (3, 7.0), (4, 100.0), (5, 100.0), (6, 100.0)]);
+    let summary: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(folder.path("summary.json")).unwrap()).unwrap();
+    assert_eq!((summary["step"].as_u64(), summary["seconds"].as_f64()), (Some(6), Some(5.0)));
+    let loss = &summary["scalars"]["loss"];
+    assert_eq!([&loss["last"], &loss["min"], &loss["max"]].map(|x| x.as_f64().unwrap()), [100.0, 5.0, 100.0]);
+}
+
+#[test]
+fn long_torn_lines_are_cut_too() {
+    let folder = Folder::new("torn");
+    for torn in [0, 1, 4095, 4096, 4097, 20_000] {
+        let path = folder.file("metrics.jsonl", "");
+        let mut sink = Jsonl::in_folder(&folder).unwrap();
+        sink.write(&record(1, 1.0)).unwrap();
+        drop(sink);
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, [&whole[..], &vec![b'x'; torn]].concat()).unwrap();
+        drop(Jsonl::in_folder(&folder).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), whole, "{torn} bytes torn off");
+        fs::write(&path, vec![b'x'; torn]).unwrap();
+        drop(Jsonl::in_folder(&folder).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"", "nothing but {torn} torn bytes");
+    }
+}
+
+#[test]
+fn malformed_lines_are_errors_that_say_where() {
+    let folder = Folder::new("malformed");
+    let good = "{\"step\":1,\"epoch\":0,\"time\":1.0,\"values\":{}}\n";
+    for bad in ["nonsense", "[]", "{\"step\":1}", "{\"step\":1,\"epoch\":0,\"time\":1,\"values\":{\"a\":\"nan\"}}"] {
+        let path = folder.file("metrics.jsonl", format!("{good}{bad}\n"));
+        for error in [read_jsonl(&path).unwrap_err(), Jsonl::in_folder(&folder).unwrap_err()] {
+            assert!(error.to_string().contains("metrics.jsonl line 2: "), "{error}");
+        }
+    }
+}
+
+#[test]
+fn where_nothing_can_be_written_is_an_error_with_the_path() {
+    let folder = Folder::new("file");
+    let file = folder.file("occupied", "a file");
+    let errors = [Jsonl::in_folder(&file).unwrap_err(), TensorBoard::in_folder(&file).unwrap_err()];
+    for error in errors.iter().map(ToString::to_string) {
+        assert!(error.contains("occupied"), "{error}");
+    }
+}
+
+/// The data of the records of an event file.
+fn events(bytes: &[u8]) -> Vec<Vec<u8>> {
+    let (mut rest, mut all) = (bytes, Vec::new());
+    while !rest.is_empty() {
+        let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+        all.push(rest[12..12 + length].to_vec());
+        rest = &rest[12 + length + 4..];
+    }
+    all
+}
+
+#[test]
+fn every_run_has_an_event_file_of_its_own() {
+    let folder = Folder::new("tensorboard");
+    let mut first = TensorBoard::in_folder(folder.path("run")).unwrap();
+    let mut second = TensorBoard::in_folder(folder.path("run")).unwrap();
+    let name = first.path().file_name().unwrap().to_str().unwrap().to_string();
+    let parts: Vec<&str> = name.split('.').collect();
+    assert_eq!(parts[..3], ["events", "out", "tfevents"]);
+    assert!(parts[3].len() == 10 && parts[5] == std::process::id().to_string(), "{name}");
+    assert_ne!(first.path(), second.path());
+    first.write(&record(1, 2.0).scalar("loss", 0.5)).unwrap();
+    first.flush().unwrap();
+    second.write(&record(2, 3.0).scalar("loss", f64::NAN)).unwrap();
+    let path = second.path().to_path_buf();
+    drop(second);
+    for (path, step) in [(first.path(), 1u8), (&path, 2)] {
+        let events = events(&fs::read(path).unwrap());
+        assert_eq!(events.len(), 2);
+        assert!(events[0].ends_with(b"\x1a\x0dbrain.Event:2"));
+        assert_eq!(events[1][9..11], [0x10, step]);
+    }
+}
+
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn plain_lines_come_now_and_then_and_at_the_end() {
+    let out = Shared::default();
+    let mut terminal = Terminal::lines_to(out.clone()).steps(100).show(["loss", "absent", "lr"]);
+    for step in 51..=99 {
+        let values = record(step, step as f64).scalar("lr", 3e-4).scalar("grad_norm", 1.0).scalar("loss", 2.0);
+        terminal.write(&values).unwrap();
+    }
+    terminal.flush().unwrap();
+    terminal.flush().unwrap();
+    let text = String::from_utf8(out.0.lock().unwrap().clone()).unwrap();
+    let numbers = "  loss 2.0000  lr 3.000e-4\n";
+    let due =
+        [(51, ""), (61, "  39s left"), (71, "  29s left"), (81, "  19s left"), (91, "  9s left"), (99, "  1s left")];
+    let expected: String = due.iter().map(|(step, left)| format!("step {step}/100{left}{numbers}")).collect();
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_not_shown() {
+    let out = Shared::default();
+    let mut terminal = Terminal::lines_to(out.clone());
+    let text = Value::Text("a\u{1b}[2Jb\nc".into());
+    terminal.write(&record(1, 1.0).scalar("x\u{7}\u{9b}", f64::NAN).with("sample\r", text)).unwrap();
+    assert_eq!(String::from_utf8_lossy(&out.0.lock().unwrap()), "step 1  x NaN\nsample: a[2Jb\nc\n");
+}
+
+#[test]
+fn one_failing_sink_keeps_no_record_from_the_others() {
+    struct Broken;
+    impl Sink for Broken {
+        fn write(&mut self, _: &Record) -> numcore::Result<()> {
+            Err(numcore::Error::io("here", io::ErrorKind::StorageFull.into()))
+        }
+    }
+    let seen = MemorySink::new();
+    let mut all = Many::new().with(Broken).with(seen.clone());
+    let error = all.write(&record(1, 1.0).scalar("loss", 1.0)).unwrap_err();
+    assert!(error.to_string().starts_with("here: "), "{error}");
+    assert_eq!(seen.scalars("loss"), [(1, 1.0)]);
+    assert_eq!(seen.scalars("other"), []);
+}
+
+#[test]
+fn a_name_appears_once() {
+    let twice = record(1, 1.0).scalar("a", 1.0).scalar("b", 2.0).scalar("a", 3.0);
+    assert_eq!(twice.scalars().collect::<Vec<_>>(), [("a", 3.0), ("b", 2.0)]);
+}
