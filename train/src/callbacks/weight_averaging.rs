@@ -83,7 +83,8 @@ impl<R: Runtime> WeightAveraging<R> {
         let mut parts = self.parts.iter_mut();
         for weight in weights(step)? {
             let part = parts.next().filter(|part| part.name == weight.name && part.start == weight.start);
-            let part = part.ok_or_else(|| Error::state(&*weight.name, "was not saved in this part when averaging began"))?;
+            let part =
+                part.ok_or_else(|| Error::state(&*weight.name, "was not saved in this part when averaging began"))?;
             let row = weight.row.on(part.average.runtime())?.to_dtype(part.average.dtype())?;
             part.average = part.average.apply_program(&BLEND, &[&row], &[(1.0 - decay).into()])?;
         }
@@ -217,7 +218,12 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let part = |part: &AveragedPart<R>| {
             let AveragedPart { name, shape, start, average } = part;
-            CheckpointPart { name: format!("{AVERAGE}{name}"), shape: *shape, start: *start, row: average.clone().into() }
+            CheckpointPart {
+                name: format!("{AVERAGE}{name}"),
+                shape: *shape,
+                start: *start,
+                row: average.clone().into(),
+            }
         };
         Ok(self.parts.iter().map(part).collect())
     }
