@@ -93,8 +93,9 @@ impl<R: Runtime> WeightAveraging<R> {
 
     /// Puts the averages into the model.
     fn swap_in<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
-        let copy = |part: CheckpointPart<R>| part.row.on(run.comm().runtime())?.copy();
         let own = weights(run.step_state())?;
+        // Not the memory that takes the averages.
+        let copy = |part: CheckpointPart<R>| part.row.on(run.comm().runtime())?.copy();
         self.own = Some(own.into_iter().map(copy).collect::<Result<_>>()?);
         let averages = self.parts.iter().map(|part| part.average.clone()).collect();
         self.put(run, averages)

@@ -1,5 +1,6 @@
 //! The training loop, on one rank and on many.
 
+mod averaging;
 mod common;
 mod control;
 mod evaluation;

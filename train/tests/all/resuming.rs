@@ -3,7 +3,7 @@
 use distributed::{comm::Comm, zero::ZeroStage};
 use numcore::Result;
 use runtime_cpu::Cpu;
-use train::{Checkpoints, EarlyStop, Evaluate, Interval, Length, LoopStep, Resume, Trainer};
+use train::{Checkpoints, EarlyStop, Evaluate, Interval, Length, LoopStep, Resume, Trainer, WeightAveraging};
 
 use crate::common::*;
 
@@ -42,6 +42,7 @@ fn go_on<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
         .until(Length::Steps(until))
         .record_every(Interval::Steps(1))
         .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false))
+        .with(WeightAveraging::new(0.9).warmup())
         .with(EarlyStop::on("validation/loss").patience(100))
         .with(Checkpoints::in_folder(&folder.0).keep(2).on_signal(false))
         .sink(memory.clone())
