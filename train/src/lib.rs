@@ -28,4 +28,6 @@ pub use run::Run;
 pub use scalars::record_scalar;
 pub use sink::{Record, Sink};
 pub use step::LoopStep;
-pub use trainer::{RunReport, Trainer, Weighting};
+pub use trainer::{
+    RunReport, TrainConfig, TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
+};

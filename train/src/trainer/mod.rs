@@ -1,10 +1,15 @@
 //! The loop over training steps: [`Trainer`].
 
+mod builder;
 mod cycle;
 mod engine;
 mod evaluating;
 mod saving;
+mod setup;
 mod start;
+
+pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
+pub use setup::{TrainConfig, TrainSetup};
 
 use std::{collections::BTreeMap, fmt};
 

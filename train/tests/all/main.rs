@@ -3,6 +3,7 @@
 mod averaging;
 mod common;
 mod control;
+mod doors;
 mod evaluation;
 mod intervals;
 mod kills;
