@@ -6,10 +6,51 @@ use distributed::comm::{Collectives, Communicator};
 use nn::{Mode, Module, ModuleEntry, walk};
 use numcore::{Result, Runtime};
 
-use crate::{Callback, Event, Interval, Run, scalars};
+use crate::{Callback, Event, Interval, Run, metrics::Metric, scalars};
 
 /// Sum and weight of what a batch measures.
 type Measure<'e, M, B> = Box<dyn FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e>;
+
+/// A metric that is counted over batches, whatever its type.
+trait CountedMetric<M, B> {
+    fn reset(&mut self);
+    fn update(&mut self, model: &M, batch: &Batch<B>) -> Result<()>;
+    fn counted(&self) -> Vec<u8>;
+    /// The value of what all ranks have counted.
+    fn value_of(&self, all: &[Vec<u8>]) -> Result<Option<f64>>;
+}
+
+struct MetricWithUpdate<X, F> {
+    metric: X,
+    update: F,
+}
+
+impl<M, B, X: Metric + Clone, F: FnMut(&mut X, &M, &Batch<B>) -> Result<()>> CountedMetric<M, B>
+    for MetricWithUpdate<X, F>
+{
+    fn reset(&mut self) {
+        self.metric.reset();
+    }
+
+    fn update(&mut self, model: &M, batch: &Batch<B>) -> Result<()> {
+        if batch.count > 0 {
+            return (self.update)(&mut self.metric, model, batch);
+        }
+        // Sharded parameters need this rank's forward pass all the same.
+        (self.update)(&mut self.metric.clone(), model, batch)
+    }
+
+    fn counted(&self) -> Vec<u8> {
+        self.metric.counted()
+    }
+
+    fn value_of(&self, all: &[Vec<u8>]) -> Result<Option<f64>> {
+        let mut sum = self.metric.clone();
+        sum.reset();
+        all.iter().try_for_each(|counted| sum.absorb(counted))?;
+        Ok(sum.value())
+    }
+}
 
 /// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Every example counts once, whatever the
 /// number of ranks: sums and weights are added up in `f64` over batches and ranks, and divided once.
@@ -25,6 +66,7 @@ pub struct Evaluate<'e, M, B> {
     batches: Option<u64>,
     loss: bool,
     measures: Vec<(String, Measure<'e, M, B>)>,
+    metrics: Vec<(String, Box<dyn CountedMetric<M, B> + 'e>)>,
     is_due: bool,
     /// The step after which it ran last.
     ran_at: Option<u64>,
@@ -42,6 +84,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
             batches: None,
             loss: true,
             measures: Vec::new(),
+            metrics: Vec::new(),
             is_due: false,
             ran_at: None,
         }
@@ -87,6 +130,17 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         self
     }
 
+    /// Counts a [metric](crate::metrics) over all batches and ranks: accuracy, F1, the area under a curve. One that has no value is left out.
+    pub fn metric<X: Metric + Clone + 'e>(
+        mut self,
+        name: impl Into<String>,
+        metric: X,
+        update: impl FnMut(&mut X, &M, &Batch<B>) -> Result<()> + 'e,
+    ) -> Self {
+        self.metrics.push((name.into(), Box::new(MetricWithUpdate { metric, update })));
+        self
+    }
+
     /// Leaves the training loss out: for data of which the loss function knows nothing.
     pub fn without_loss(mut self) -> Self {
         self.loss = false;
@@ -99,6 +153,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
     {
         self.is_due = false;
         self.ran_at = Some(run.progress().step);
+        self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
         let modes = Modes::evaluating(run.model());
         let measured = scalars::apart(|| self.sums(run));
         modes.restore(run.model());
@@ -109,6 +164,12 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         let values = names.map(str::to_string).zip(all.iter().map(|(sum, weight)| sum / weight)).chain(recorded);
         for (name, value) in values.collect::<Vec<_>>() {
             run.evaluation_value(&format!("{}/{name}", self.name), value);
+        }
+        for (name, metric) in &self.metrics {
+            let all = run.comm().exchange(&metric.counted())?;
+            if let Some(value) = metric.value_of(&all)? {
+                run.evaluation_value(&format!("{}/{name}", self.name), value);
+            }
         }
         Ok(())
     }
@@ -131,6 +192,9 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
             }
             for (_, measure) in &mut self.measures {
                 add(no_grad(|| measure(run.model, &batch))?);
+            }
+            for (_, metric) in &mut self.metrics {
+                no_grad(|| metric.update(run.model, &batch))?;
             }
         }
         Ok(sums)

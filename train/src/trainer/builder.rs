@@ -39,9 +39,10 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     /// the same for one device and for many.
     ///
     /// ```
-    /// use data::{Array, Loader, Rows};
+    /// use data::{Array, Batch, Loader, Rows};
     /// use distributed::train::Loss;
     /// use nn::{Forward, Init, Linear};
+    /// use numcore::Tensor;
     /// use optim::AdamWConfig;
     /// use runtime_cpu::Cpu;
     /// use train::{Length, Trainer};
@@ -51,7 +52,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     /// let handle = Trainer::builder(
     ///     |cpu: &Cpu| Linear::new(&Init::new(cpu, 0), 2, 1),
     ///     || AdamWConfig::default(),
-    ///     |model, batch| {
+    ///     |model, batch: &Batch<Tensor<Cpu>>| {
     ///         let error = model.forward(&Var::new(batch.data.clone()))?.sub(2.0)?;
     ///         Loss::sum(error.square()?.sum(&[], false)?, batch.count as f64)
     ///     },

@@ -122,3 +122,41 @@ fn a_name_that_no_evaluation_gives_is_an_error() {
         "{error}"
     );
 }
+
+#[test]
+fn metrics_are_counted_over_all_ranks_to_the_bit() {
+    use train::metrics::{Auroc, Mean, Metric};
+    let scored = |ranks: usize| {
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            // Whether the target is positive, by its first input.
+            let auroc = |metric: &mut Auroc, _: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                let rows = batch.data.to_vec::<f64>()?;
+                let rows: Vec<&[f64]> = rows.chunks(4).take(batch.count).collect();
+                let (scores, targets): (Vec<f64>, Vec<i64>) =
+                    rows.iter().map(|r| (r[0], i64::from(r[3] > 0.0))).unzip();
+                metric.update(&scores, &targets)
+            };
+            let mean = |metric: &mut Mean, _: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                let rows = batch.data.to_vec::<f64>()?;
+                // What a share without examples adds is left out.
+                rows.chunks(4).take(batch.count.max(1)).for_each(|row| metric.add(row[3]));
+                Ok(())
+            };
+            let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).without_loss();
+            let evaluate = evaluate.metric("auroc", Auroc::new(), auroc).metric("mean", Mean::new(), mean);
+            let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(0));
+            let report = trainer.with(evaluate.metric("nothing", Mean::new(), |_, _, _| Ok(()))).run(loss)?;
+            assert!(!report.evaluated.contains_key("validation/nothing"));
+            Ok((report.evaluated["validation/auroc"].to_bits(), report.evaluated["validation/mean"]))
+        })
+        .unwrap()
+    };
+    let mut mean = Mean::new();
+    examples(60).split_off(37).iter().for_each(|row| mean.add(row[3]));
+    let one = scored(1);
+    assert_eq!(one.1, mean.value().unwrap());
+    for ranks in 2..=8 {
+        assert_eq!(scored(ranks), one, "{ranks} ranks");
+    }
+}
