@@ -221,9 +221,9 @@ pub struct TrainedTensor {
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its shape.
+    /// The shape of the tensor.
     pub shape: Shape,
-    /// Its elements, row-major.
+    /// The elements, row-major.
     pub bytes: Vec<u8>,
 }
 
