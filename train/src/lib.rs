@@ -2,6 +2,9 @@
 //! runs.
 #![forbid(unsafe_code)]
 
+mod escape;
 mod json;
 pub mod metrics;
+pub mod recorder;
+pub mod report;
 pub mod sink;

@@ -6,6 +6,7 @@ use autograd::backward_with_hooks;
 use numcore::{
     Error, ErrorKind, Result, Runtime,
     ops::{Apply, PointwiseOps},
+    trace::{self, SpanKind},
 };
 use optim::LossScaler;
 
@@ -181,7 +182,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
 
     /// A step of micro-batches, for some of which this rank may have nothing.
     fn step_of(&mut self, micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<TrainingMetrics<R>> {
-        let done = self.accumulate(micro_batch).and_then(|losses| self.update(&losses));
+        let done = self.accumulate(micro_batch).and_then(|losses| traced("update", || self.update(&losses)));
         abort_on_err(self.strategy.comm(), done)
     }
 
@@ -191,7 +192,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         let runs = self.updates.config.accumulation;
         let mut losses: Vec<Loss<R>> = Vec::with_capacity(runs);
         for k in 0..runs {
-            let loss = micro_batch(k)?;
+            let loss = traced("forward", || micro_batch(k))?;
             let last = k + 1 == runs;
             self.strategy.begin(last)?;
             if last {
@@ -201,7 +202,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             if let Some(loss) = loss {
                 let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
                 let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-                backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook)?;
+                traced("backward", || backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook))?;
                 losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });
             }
             self.strategy.end()?;
@@ -216,4 +217,10 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         self.strategy.sync_buffers(self.updates.config.buffers)?;
         Ok(metrics)
     }
+}
+
+/// A part of a step, as recordings show it.
+fn traced<T>(phase: &'static str, f: impl FnOnce() -> T) -> T {
+    let _span = trace::span(SpanKind::Phase, phase);
+    f()
 }

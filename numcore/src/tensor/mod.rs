@@ -18,6 +18,7 @@ pub use mutable::TensorMut;
 use crate::{
     DType, DeviceId, Error, ErrorKind, Layout, MemoryCategory, Result, Runtime, Shape, Support, View,
     ops::{Apply, Op, Outs, Rule, Spec, ViewOp, one_device},
+    trace::{self, SpanKind},
 };
 
 /// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory; views
@@ -204,6 +205,7 @@ impl<R: Runtime> Tensor<R> {
         {
             return Ok(smallvec::smallvec![whole]);
         }
+        let _span = trace::span(SpanKind::Op, op.name());
         if let Op::Pointwise(op) = op
             && let Some(outs) = op.compute_alike(ins)?
         {
@@ -233,6 +235,7 @@ impl<R: Runtime> Tensor<R> {
         slot: impl FnMut(usize) -> Option<TensorMut<R>>,
     ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
         check_operands(op, ins)?;
+        let _span = trace::span(SpanKind::Op, op.name());
         let mut outs = Self::make(op, ins, slot)?;
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
         op.run(ins, &mut to)?;

@@ -61,7 +61,7 @@ pub trait Metric {
 /// If the communicator fails, or a rank counts something else.
 #[track_caller]
 pub fn over_ranks<M: Metric + Clone, R: Runtime>(metric: &M, comm: &(impl Communicator<R> + ?Sized)) -> Result<M> {
-    let all = comm.exchange_bytes(&metric.counted(), std::panic::Location::caller())?;
+    let all = comm.exchange_bytes(&metric.counted(), None, std::panic::Location::caller())?;
     let mut sum = metric.clone();
     sum.reset();
     all.iter().try_for_each(|counted| sum.absorb(counted))?;
