@@ -84,6 +84,18 @@ impl<R: Runtime> Tensor<R> {
         Arc::ptr_eq(&self.owner().0, &other.owner().0)
     }
 
+    /// The identity of the memory, for look-up only, while the memory is alive: equal for tensors that
+    /// [share](Tensor::shares_memory_with) it.
+    pub fn memory_id(&self) -> usize {
+        Arc::as_ptr(&self.owner().0) as usize
+    }
+
+    /// The bytes of the whole memory, of which this tensor may be a part.
+    pub fn memory_bytes(&self) -> usize {
+        let owner = self.owner();
+        owner.shape().numel() * owner.dtype().size()
+    }
+
     /// A row-major tensor of the same values: the tensor itself when it already is row-major, a copy otherwise.
     pub fn contiguous(&self) -> Result<Self> {
         if self.0.layout.is_contiguous() {

@@ -2,6 +2,9 @@
 
 use std::{sync::OnceLock, time::Instant};
 
+/// Reads a clock.
+pub(super) type ReadClock = fn() -> u64;
+
 /// Where the moments of a recording come from.
 ///
 /// Reading the system's clock takes 20 ns on a machine that maps it into processes, and 100 where it does not. A counter of the CPU takes
@@ -17,7 +20,7 @@ pub enum ClockSource {
 
 impl ClockSource {
     /// The function that reads it.
-    pub(super) fn reader(self) -> fn() -> u64 {
+    pub(super) fn reader(self) -> ReadClock {
         match self {
             ClockSource::System => system,
             ClockSource::Counter(read) => read,
@@ -39,7 +42,7 @@ pub(super) struct ClockPair {
 }
 
 impl ClockPair {
-    pub fn now(read: fn() -> u64) -> Self {
+    pub fn now(read: ReadClock) -> Self {
         // The counter is read between two readings of the system's clock, and belongs to their middle.
         let before = system();
         let ticks = read();

@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    SpanKind, clock,
+    SpanKind,
+    clock::{self, ReadClock},
     names::NameCache,
     recording::{self, COUNTER},
     ring::Ring,
@@ -24,7 +25,7 @@ struct Local {
     /// The number of the recording that the ring belongs to.
     recording: u64,
     ring: Option<Arc<Ring>>,
-    read: fn() -> u64,
+    read: ReadClock,
     names: NameCache,
 }
 

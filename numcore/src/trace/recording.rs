@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     ClockSource, Detail, LEVEL, SpanKind,
-    clock::{ClockPair, scale},
+    clock::{ClockPair, ReadClock, scale},
     local::rank_of,
     names,
     ring::{Ring, WORDS},
@@ -51,7 +51,7 @@ impl Default for RecordingOptions {
 #[must_use = "a recording ends when it is dropped"]
 pub struct Recording {
     start: ClockPair,
-    read: fn() -> u64,
+    read: ReadClock,
 }
 
 impl Recording {
@@ -105,7 +105,7 @@ pub fn number() -> u64 {
 }
 
 /// A ring for this thread in the present recording, and its clock.
-pub fn join() -> Option<(Arc<Ring>, fn() -> u64)> {
+pub fn join() -> Option<(Arc<Ring>, ReadClock)> {
     let mut active = lock();
     let active = active.as_mut()?;
     let thread = thread::current();
