@@ -1,9 +1,11 @@
 //! Where the ranks of an example are: threads of this process, or processes that `mpirun` has started.
 
+use std::sync::Arc;
+
 use clap::{Args, ValueEnum};
 use weftgrad::{
     AnyRuntime, Result,
-    distributed::comm::{Comm, Ranks},
+    distributed::comm::{Comm, NoOpCommunicator, Ranks},
 };
 
 use crate::{Outcome, options::OnRanks};
@@ -32,6 +34,7 @@ impl Joined {
     /// The ranks, of which there are `size` unless a launcher says how many.
     pub fn ranks(&self, size: usize) -> Outcome<RanksHere> {
         let kind = match self.engine {
+            Engine::Threads if size == 1 => Kind::One,
             Engine::Threads => Kind::Threads(Ranks::new(size)),
             #[cfg(feature = "mpi")]
             Engine::Mpi => Kind::Mpi(weftgrad::mpi::Mpi::init()?),
@@ -56,6 +59,8 @@ pub struct RanksHere {
 
 #[derive(Debug)]
 enum Kind {
+    /// A world of one, which needs no thread of its own.
+    One,
     Threads(Ranks),
     #[cfg(feature = "mpi")]
     Mpi(weftgrad::mpi::Mpi),
@@ -65,6 +70,7 @@ impl RanksHere {
     /// How many ranks there are.
     pub fn size(&self) -> usize {
         match &self.kind {
+            Kind::One => 1,
             Kind::Threads(ranks) => ranks.size(),
             #[cfg(feature = "mpi")]
             Kind::Mpi(mpi) => mpi.size(),
@@ -74,7 +80,7 @@ impl RanksHere {
     /// Whether this process has rank 0: what is said once, it says.
     pub fn leads(&self) -> bool {
         match &self.kind {
-            Kind::Threads(_) => true,
+            Kind::One | Kind::Threads(_) => true,
             #[cfg(feature = "mpi")]
             Kind::Mpi(mpi) => mpi.rank() == 0,
         }
@@ -83,6 +89,7 @@ impl RanksHere {
     /// Runs a program on every rank: what the lowest rank of this process returns.
     pub fn run<T: Send>(&self, program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync) -> Result<T> {
         match &self.kind {
+            Kind::One => program(Arc::new(NoOpCommunicator::new(&self.on.open(0)?))),
             Kind::Threads(ranks) => Ok(ranks.run(|_| self.on.open(0), program)?.swap_remove(0)),
             #[cfg(feature = "mpi")]
             Kind::Mpi(mpi) => mpi.run(|local_rank| self.on.open(local_rank), program),

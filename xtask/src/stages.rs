@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{cuda, downstream, examples, isa, mpi, repo, tidy, tools};
+use crate::{cuda, downstream, isa, mpi, repo, tidy, tools};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -27,12 +27,12 @@ enum Action {
     },
     /// `cargo test` of these kinds of targets, of all packages but [`UNTESTED`].
     Tests(&'static [&'static str]),
+    /// The same, and this program's own tests.
+    AllTests,
     /// Several commands in order.
     Steps(&'static [Step]),
     /// The project's own source checks, in this process.
     Tidy,
-    /// The example programs, and what they refuse.
-    Examples,
     /// Suites at every instruction set.
     Isa,
     /// What can be known of CUDA without a GPU.
@@ -66,17 +66,25 @@ const fn long(name: &'static str, about: &'static str, action: Action) -> Stage 
     Stage { name, about, long: true, action }
 }
 
-const fn tests(name: &'static str, about: &'static str, targets: &'static [&'static str]) -> Stage {
-    Stage { name, about, long: false, action: Action::Tests(targets) }
-}
-
 /// Needs a driver: it has a stage of its own.
 const WGPU: &str = "weftgrad-runtime-wgpu";
 
-/// Packages of programs: as test programs they would be compiled a second time, for minutes; the examples' shared code
-/// is tested in the stage `wgpu`. Every stage of tests excludes the same packages: otherwise dependencies have other
-/// features and are compiled a second time, for more than a minute.
-const UNTESTED: &[&str] = &[WGPU, "weftgrad-examples", "weftgrad-bench", "weftgrad-gpu-check"];
+/// What has no tests that run anywhere. Every stage excludes the same packages: otherwise dependencies have other features and are
+/// compiled a second time, for minutes.
+const UNTESTED: &[&str] = &[WGPU, "weftgrad-bench", "weftgrad-gpu-check"];
+
+/// The kinds of targets that have tests. Programs are left out, which would be compiled a second time, as tests of nothing: their rules are
+/// in libraries, and `tests/smoke.rs` runs them.
+const TESTS: &[&str] = &["--lib", "--test", "*"];
+
+/// Programs as users build them. All that they share with the tests is compiled again, optimised.
+#[rustfmt::skip]
+const RELEASE_STAGE: &[Step] = &[
+    Step::Cargo(&["build", "--release"]),
+    Step::Cargo(&["test", "--release", "-p", "weftgrad-examples", "--test", "smoke"]),
+    Step::Cargo(&["run", "--release", "--bin", "golden", "--", "conformance/goldens"]),
+    Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "40"]),
+];
 
 /// Both selections of packages, that of the tests and that of the programs, use the same features of their common
 /// dependencies: built one by one, all of it was compiled twice.
@@ -111,6 +119,8 @@ const FORMATS_STAGE: &[Step] = &[
 const ASAN_STAGE: &[Step] = &[Step::CargoWith(
     &[
         ("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan"),
+        // Memory that no machine has is an error of ours, which `misuse` asks for.
+        ("ASAN_OPTIONS", "allocator_may_return_null=1"),
     ],
     &[
         "test", "--target", "x86_64-unknown-linux-gnu", "-p", "weftgrad-conformance", "--test", "cpu", "--",
@@ -141,30 +151,22 @@ pub static STAGES: &[Stage] = &[
     cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
     stage("tidy", "the project's own rules hold (cargo xtask tidy)", Action::Tidy),
     cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-    // The targets are named one by one because --all-targets would run the benches too.
-    tests("test", "unit and integration tests", &["--lib", "--bins", "--tests"]),
-    stage("isa", "the suites pass at every instruction set of this processor", Action::Isa),
-    tests("doctest", "the documentation's examples run", &["--doc"]),
+    stage(
+        "test",
+        "unit and integration tests; the example programs run, and the reference values are met",
+        Action::AllTests,
+    ),
+    stage("doctest", "the documentation's examples run", Action::Tests(&["--doc"])),
     stage(
         "doc",
         "the documentation builds without a warning",
         Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
     ),
-    cargo("build", "the default members build with only Rust", &["build", "--release"]),
-    stage("examples", "the example programs run, briefly, and refuse what makes no sense", Action::Examples),
-    // By its name alone, so that it is the program that the stage before has built.
-    cargo(
-        "golden",
-        "the reference values are met",
-        &["run", "--release", "--bin", "golden", "--", "conformance/goldens"],
-    ),
-    stage(
-        "wgpu",
-        "the WebGPU runtime passes the suite, on hardware or on a software driver",
-        Action::Steps(WGPU_STAGE),
-    ),
-    stage("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
     stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
+    long("isa", "the suites pass at every instruction set of this processor", Action::Isa),
+    long("release", "the default members build with only Rust, and their programs run", Action::Steps(RELEASE_STAGE)),
+    long("wgpu", "the WebGPU runtime passes the suite, on hardware or on a software driver", Action::Steps(WGPU_STAGE)),
+    long("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
     long("loopback", "an engine outside of the workspace keeps the contract", Action::Steps(LOOPBACK_STAGE)),
     long("formats", "images, Parquet files and tokenizers, behind features, are read", Action::Steps(FORMATS_STAGE)),
@@ -213,6 +215,10 @@ fn execute(stage: &Stage) -> Result<(), String> {
     match stage.action {
         Action::Cargo { args, env } => run_cargo(args, env),
         Action::Tests(targets) => run_cargo(&tests_args(targets), &[]),
+        Action::AllTests => {
+            run_cargo(&["test", "-p", "weftgrad-xtask", "--bins"], &[])?;
+            run_cargo(&tests_args(TESTS), &[])
+        }
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
         Action::Cuda => cuda::run(),
@@ -220,7 +226,6 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Mpi => mpi::run(),
         Action::SystemMpi => mpi::run_system(),
         Action::Downstream => downstream::run(),
-        Action::Examples => examples::run(),
     }
 }
 
@@ -320,8 +325,7 @@ mod tests {
     fn packages_without_tests_are_left_out() {
         assert_eq!(
             tests_args(&["--doc"]).join(" "),
-            "test --workspace --no-fail-fast --doc --exclude weftgrad-runtime-wgpu --exclude weftgrad-examples --exclude weftgrad-bench \
-             --exclude weftgrad-gpu-check"
+            "test --workspace --no-fail-fast --doc --exclude weftgrad-runtime-wgpu --exclude weftgrad-bench --exclude weftgrad-gpu-check"
         );
     }
 

@@ -34,7 +34,7 @@ impl Communicator<Cpu> for Unequal {
         self.0.next_number()
     }
     fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {
-        let enlarged = self.rank() > 0 && call.of.is_none() && matches!(call.what(), Collective::AllReduce(_));
+        let enlarged = self.rank() > 0 && call.of().is_none() && matches!(call.what(), Collective::AllReduce(_));
         let work = self.0.start(call)?;
         Ok(work.map(move |sum| match sum {
             Some(sum) if enlarged => memory(&sum.freeze()?.mul(1.25)?).map(Some),

@@ -1,0 +1,122 @@
+//! Each example program runs with sizes small enough for seconds, and refuses what makes no sense. The rules for numbers are tested in the
+//! examples' library; here is one row for each program that has one.
+#![allow(missing_docs)]
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+macro_rules! program {
+    ($bin:literal) => {
+        env!(concat!("CARGO_BIN_EXE_", $bin))
+    };
+}
+
+const COUNT: &str = "must be a whole number above 0";
+const NUMBER: &str = "must be a finite number above 0";
+
+/// A program with its arguments, one word each, in the folder of the workspace.
+fn output(program: &str, args: &str) -> Output {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("examples lie in the workspace").to_owned();
+    Command::new(program).args(args.split_whitespace()).current_dir(root).output().expect("the program starts")
+}
+
+fn runs(program: &str, args: &str) -> String {
+    let output = output(program, args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args}:\n{said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn refuses(program: &str, args: &str, says: &str) {
+    let output = output(program, args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(says), "{program} {args} says no \"{says}\" but:\n{said}");
+}
+
+/// A folder that a run writes, empty at first.
+fn folder(name: &str) -> String {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    match std::fs::remove_dir_all(&folder) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => panic!("{}: {e}", folder.display()),
+        _ => folder.to_str().expect("a path in UTF-8").into(),
+    }
+}
+
+#[test]
+fn tensors() {
+    runs(program!("tensors"), "");
+    runs(program!("tensors"), "--help");
+    refuses(program!("tensors"), "--batch 3", "unexpected argument '--batch'");
+}
+
+#[test]
+fn custom_op() {
+    runs(program!("custom-op"), "");
+}
+
+#[test]
+fn devices() {
+    assert!(runs(program!("devices"), "").contains("cpu"));
+}
+
+#[test]
+fn mlp() {
+    runs(program!("mlp"), "");
+    refuses(program!("mlp"), "--device abacus", "none of cpu");
+}
+
+#[test]
+fn mnist() {
+    runs(program!("mnist"), "--images 160 --batch 32 --epochs 1");
+    refuses(program!("mnist"), "--images 0", COUNT);
+    refuses(program!("mnist"), "--batch 0", COUNT);
+    refuses(program!("mnist"), "--images 100 --batch 1000", "--batch 1000 is more than the 80 images");
+    refuses(program!("mnist"), "--lr -1", NUMBER);
+    refuses(program!("mnist"), "--threads 0", COUNT);
+}
+
+#[test]
+fn char_gpt() {
+    let gpt = program!("char-gpt");
+    let out = folder("char-gpt");
+    let tiny = "--layers 1 --width 48 --context 32 --batch 4 --sample 40 --out";
+    runs(gpt, &format!("--steps 3 {tiny} {out}"));
+    runs(gpt, &format!("--resume --steps 5 --sample 40 --out {out}"));
+    refuses(gpt, &format!("--resume --lr 0.1 --out {out}"), "leave those options out");
+    runs(gpt, &format!("--seconds 0.5 {tiny} {}", folder("char-gpt-timed")));
+    refuses(gpt, &format!("--resume --out {}", folder("char-gpt-none")), "no checkpoint to resume");
+    refuses(gpt, "--lr nan", NUMBER);
+    refuses(gpt, "--steps 5 --seconds 1", "cannot be used with");
+}
+
+#[test]
+fn ddp() {
+    runs(program!("ddp"), "--ranks 3 --steps 4");
+    // A world of one is a `NoOpCommunicator`.
+    runs(program!("ddp"), "--ranks 1 --steps 4");
+    refuses(program!("ddp"), "--ranks 0", COUNT);
+}
+
+#[test]
+fn zero() {
+    runs(program!("zero"), "--ranks 2 --width 32 --layers 2");
+    runs(program!("zero"), "--ranks 1 --width 32 --layers 2");
+    refuses(program!("zero"), "--width 0", COUNT);
+    refuses(program!("zero"), "--width 30", "4 heads do not divide a width of 30");
+}
+
+#[test]
+fn reshard() {
+    runs(program!("reshard"), &format!("--out {}", folder("reshard")));
+    refuses(program!("reshard"), "--from 0", COUNT);
+}
+
+#[test]
+fn pipeline() {
+    let args = "--ranks 3 --schedule ZB-H1 --micro-batches 6 --steps 2 --out";
+    runs(program!("pipeline"), &format!("{args} {}", folder("pipeline")));
+    runs(program!("pipeline"), &format!("--ranks 1 --steps 1 --out {}", folder("pipeline-1")));
+    refuses(program!("pipeline"), "--micro-batches 0", COUNT);
+}
