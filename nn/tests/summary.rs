@@ -1,7 +1,10 @@
 //! What a summary says of a forward pass, against formulas and the memory that is really kept.
 
 use autograd::{Var, checkpoint, no_grad};
-use nn::{Conv2d, Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt, ModuleSummary, Relu, Runtime, Sequential};
+use nn::{
+    Conv2d, ConvOptions, Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt, ModuleSummary, Relu, Runtime,
+    Sequential,
+};
 use numcore::{
     DType, MemoryCategory, NullRuntime, Result, Tensor,
     ops::{MatmulOps, PointwiseOps, ReduceOps},
@@ -65,7 +68,7 @@ fn shared_parameters_are_counted_once() {
 #[test]
 fn convolutions_have_the_flops_of_their_formula() -> Result<()> {
     let rt = NullRuntime::new();
-    let conv = Conv2d::new(&Init::new(&rt, 0), 4, 6, 3)?;
+    let conv = Conv2d::new(&Init::new(&rt, 0), 4, 6, [3, 3], ConvOptions::default())?;
     let summary = conv.summarize(|| conv.forward(&x(&rt, &[2, 4, 10, 8])))?;
     // No padding: 8 × 6 positions.
     assert_eq!(of(&summary, "").flops, 2 * (2 * 6 * 8 * 6) * (4 * 3 * 3));

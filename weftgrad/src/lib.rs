@@ -75,7 +75,7 @@ pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,
     MemoryStats, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Within, fused, fused::NnOps, ops, pointwise, rng,
-    safetensors,
+    safetensors, trace,
 };
 pub use optim;
 #[cfg(feature = "cpu")]
@@ -115,3 +115,8 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../../docs/data.md")]
 pub mod guide_to_data {}
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/watching-a-run.md")]
+pub mod guide_to_watching_a_run {}

@@ -118,7 +118,7 @@ impl Report {
         for line in charts_of(&self.records).into_iter().flat_map(|chart| chart.lines) {
             let values = || line.points.iter().map(|point| point.1);
             let cells = [
-                values().last().unwrap_or(f64::NAN),
+                values().next_back().unwrap_or(f64::NAN),
                 values().fold(f64::NAN, f64::min),
                 values().fold(f64::NAN, f64::max),
             ];
