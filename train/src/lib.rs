@@ -9,9 +9,12 @@
 mod callback;
 mod callbacks;
 mod control;
+mod escape;
 mod json;
 pub mod metrics;
 mod progress;
+pub mod recorder;
+pub mod report;
 mod resume;
 mod run;
 mod scalars;
