@@ -5,7 +5,7 @@
 
 use autograd::Var;
 use comm::{NoOpCommunicator, TracedCommunicator};
-use data::{Array, Loader, Rows};
+use data::{Array, Dataset, Loader, Rows};
 use distributed::train::{Loss, TrainStep};
 use nn::{Forward, Init, Linear, ModuleExt, Relu, Sequential, loss::cross_entropy};
 use numcore::{
