@@ -66,7 +66,7 @@ mod device;
 pub use autograd::{self, *};
 pub use data;
 #[cfg(feature = "cpu")]
-pub use device::{AnyRuntime, Device};
+pub use device::{AnyRuntime, Device, ListedDevice, devices};
 pub use distributed;
 #[cfg(feature = "mpi")]
 pub use engine_mpi as mpi;
@@ -115,6 +115,16 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../../docs/data.md")]
 pub mod guide_to_data {}
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/first-training-run.md")]
+pub mod guide_to_training {}
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/checkpoints-and-resuming.md")]
+pub mod guide_to_checkpoints {}
 
 /// The code of the guide runs as tests.
 #[cfg(all(doctest, feature = "cpu"))]
