@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use comm::{Collectives, Named, Ranks, ReduceOp, TracedCommunicator};
+use comm::{Collectives, Communicator, Named, Ranks, ReduceOp, TracedCommunicator};
 use common::Folder;
-use data::{InMemory, Loader};
+use data::{Array, InMemory, Loader, Rows};
 use distributed::{
     pipeline,
     train::{Loss, TrainStep},
@@ -24,7 +24,10 @@ use numcore::{
 };
 use runtime_cpu::Cpu;
 use serde_json::Value;
-use train::recorder::{Profile, RunTimeline, UsageSampler};
+use train::{
+    Length, Trainer,
+    recorder::{Profile, RunTimeline, UsageSampler},
+};
 
 /// A process has one recording at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -240,6 +243,36 @@ fn windows_of_steps_become_files() {
     profile.step().unwrap();
     let error = profile.step().unwrap_err().to_string();
     assert!(error.contains("occupied"), "{error}");
+}
+
+#[test]
+fn a_trainer_records_windows_of_all_its_ranks() {
+    let _alone = alone();
+    let folder = Folder::new("trainer");
+    let program = |comm: comm::Comm<Cpu>| {
+        let (rt, comm) = (comm.runtime().clone(), TracedCommunicator::over(&comm));
+        let model = Linear::new(&Init::new(&rt, 0), 2, 1)?;
+        let step = TrainStep::builder(&comm, &model).optimizer(optim::SgdConfig::default()).build()?;
+        let rows = Rows::new(Array::new([16, 2], (0..32).map(|i| i as f32 / 100.0).collect())?)?;
+        let loader = Loader::new(rows).batch(4).rank(comm.rank(), comm.size()).stack().on(&rt);
+        let profile = Profile::in_folder(folder.path("run")).wait(1).active(2);
+        let trainer = Trainer::new(&model, step, loader).until(Length::Steps(6)).with(profile);
+        let report = trainer.run(|model, batch| {
+            let error = model.forward(&autograd::Var::new(batch.data.clone()))?;
+            Loss::sum(error.square()?.sum_all()?, batch.count as f64)
+        })?;
+        Ok(report.progress.step)
+    };
+    let steps = Ranks::new(2).run(|_| Ok(Cpu::builder().threads(1).build()), program).unwrap();
+    assert_eq!(steps, [6, 6]);
+    // One of the ranks recorded, for both.
+    let files = ["trace.rank0.1.json", "trace.rank1.1.json"];
+    for file in files.map(|file| fs::read_to_string(folder.path("run").join(file)).unwrap()) {
+        let events = events(&file);
+        check(&events);
+        assert!(events.iter().any(|e| e["name"] == "backward"));
+        assert!(events.iter().any(|e| e["name"].as_str().is_some_and(|name| name.contains("bucket"))), "{file}");
+    }
 }
 
 #[cfg(target_os = "linux")]

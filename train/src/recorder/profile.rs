@@ -6,17 +6,20 @@ use std::{
     time::Duration,
 };
 
+use distributed::{checkpoint::Checkpointed, comm::Comm};
 use numcore::{
-    Error, Result,
+    Error, Result, Runtime,
     trace::{Recording, RecordingOptions},
 };
 
 use super::{RunTimeline, UsageSampler};
+use crate::{Callback, Event, Run};
 
 /// Records windows of steps, each after some steps that are not recorded, and writes what came of them: `trace.rank<r>.<n>.json` for
 /// Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
 ///
-/// One per process: ranks that are threads are in the recording of the first.
+/// One per process in a loop of one's own. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, of every rank's: ranks that are threads of
+/// one process are in the recording of the one that comes first.
 ///
 /// ```no_run
 /// use train::recorder::Profile;
@@ -96,16 +99,26 @@ impl Profile {
     /// # Errors
     /// If something else is recorded, or a file cannot be written.
     pub fn step(&mut self) -> Result<()> {
+        if self.advance()? {
+            self.record(Recording::start(self.options)?)?;
+        }
+        Ok(())
+    }
+
+    /// Counts a step that begins, and ends the window that is over; whether another begins.
+    fn advance(&mut self) -> Result<bool> {
         let within = self.begun % (self.wait + self.active);
         if within == 0 {
             self.finish()?;
         }
-        if within == self.wait && self.windows < self.repeat {
-            self.windows += 1;
-            let recording = Recording::start(self.options)?;
-            self.recording = Some((recording, UsageSampler::start(Duration::from_millis(50))?));
-        }
         self.begun += 1;
+        let begins = within == self.wait && self.windows < self.repeat;
+        self.windows += u64::from(begins);
+        Ok(begins)
+    }
+
+    fn record(&mut self, recording: Recording) -> Result<()> {
+        self.recording = Some((recording, UsageSampler::start(Duration::from_millis(50))?));
         Ok(())
     }
 
@@ -132,6 +145,29 @@ impl Profile {
         }
         let of = if self.ranks > 1 { format!(".rank{}", self.rank) } else { String::new() };
         write(format!("trace{of}.{}.svg", self.windows), timeline.to_svg())
+    }
+}
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
+    fn attach(&mut self, _: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
+        (self.rank, self.ranks) = (comm.world_rank(), comm.size());
+        Ok(())
+    }
+
+    fn on(&mut self, event: &Event<'_, R>, _: &mut Run<'_, R, M, B>) -> Result<()> {
+        match event {
+            Event::StepBegin => {
+                if self.advance()?
+                    // Another rank of this process may record already, and this one with it.
+                    && let Ok(recording) = Recording::start(self.options)
+                {
+                    self.record(recording)?;
+                }
+                Ok(())
+            }
+            Event::End(_) => self.finish(),
+            _ => Ok(()),
+        }
     }
 }
 

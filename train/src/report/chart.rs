@@ -29,7 +29,7 @@ pub const WIDTH: f64 = 560.0;
 pub const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
-const TOP: f64 = 30.0;
+const TOP: f64 = 40.0;
 const BOTTOM: f64 = 36.0;
 
 /// Colours that people who see colours differently tell apart, on white and on black (Okabe and Ito).
@@ -92,7 +92,7 @@ fn legend(names: &[String]) -> String {
         }
         let _ = writeln!(
             out,
-            "<rect x=\"{x:.0}\" y=\"19\" width=\"10\" height=\"3\" fill=\"{colour}\"/><text x=\"{:.0}\" y=\"24\">{}</text>",
+            "<rect x=\"{x:.0}\" y=\"25\" width=\"10\" height=\"3\" fill=\"{colour}\"/><text x=\"{:.0}\" y=\"30\">{}</text>",
             x + 14.0,
             escaped(name)
         );

@@ -95,8 +95,9 @@ impl Report {
 
     fn head(&self) -> String {
         let (Some(first), Some(last)) = (self.records.first(), self.records.last()) else { return String::new() };
-        let minutes = (last.seconds() - first.seconds()) / 60.0;
-        format!("<p>Steps {} to {}, epoch {}, {minutes:.1} minutes.</p>\n", first.step, last.step, last.epoch)
+        let seconds = last.seconds() - first.seconds();
+        let time = if seconds < 120.0 { format!("{seconds:.1} s") } else { format!("{:.1} minutes", seconds / 60.0) };
+        format!("<p>Steps {} to {}, epoch {}, {time}.</p>\n", first.step, last.step, last.epoch)
     }
 
     fn options(&self) -> String {

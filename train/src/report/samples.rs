@@ -53,24 +53,48 @@ fn img(picture: &Picture) -> String {
     )
 }
 
-/// A bar for each bucket, over the number of the bucket: edges grow too fast for a common axis.
+/// Bars of equal width.
 fn bars(h: &Histogram, name: &str, step: u64) -> String {
-    let highest = h.counts.iter().copied().max().unwrap_or(0) as f64;
-    let frame = Frame::over([0.0, h.counts.len().max(1) as f64].into_iter(), [0.0, highest].into_iter());
-    let bar = |(k, &count): (usize, &u64)| {
-        let ((x, y), (right, bottom)) = (frame.at((k as f64, count as f64)), frame.at((k as f64 + 1.0, 0.0)));
-        let from = k.checked_sub(1).map_or(h.min, |k| h.limits[k].max(h.min));
+    let counts = rebinned(h);
+    let width = (h.max - h.min) / BINS as f64;
+    let frame = Frame::over([h.min, h.max].into_iter(), counts.iter().copied().chain([0.0]));
+    let bar = |(k, &count): (usize, &f64)| {
+        let (from, to) = (h.min + k as f64 * width, h.min + (k + 1) as f64 * width);
+        let ((x, y), (right, bottom)) = (frame.at((from, count)), frame.at((to, 0.0)));
         format!(
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#0072b2\"><title>{} to {}: {count}</title></rect>\n",
-            right - x,
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#0072b2\"><title>{} to {}: {}</title></rect>\n",
+            (right - x).max(1.0),
             bottom - y,
             label(from),
-            label(h.limits[k].min(h.max)),
+            label(to),
+            label(count),
         )
     };
-    let body: String = h.counts.iter().enumerate().map(bar).collect();
-    let title = format!("{name} at step {step}: {} to {}, {} not finite", label(h.min), label(h.max), h.not_finite);
-    frame.around(&title, "bucket", &[], &body)
+    let body: String = counts.iter().enumerate().filter(|(_, count)| **count > 0.0).map(bar).collect();
+    let title = format!("{name} at step {step}: {} numbers, {} not finite", h.count(), h.not_finite);
+    frame.around(&title, "value", &[], &body)
+}
+
+/// Bars of a histogram.
+const BINS: usize = 40;
+
+/// The counts in bins of equal width from the least number to the greatest, those of a bucket spread evenly over it, as TensorBoard
+/// shows them.
+fn rebinned(h: &Histogram) -> Vec<f64> {
+    let width = (h.max - h.min) / BINS as f64;
+    let mut bins = vec![0.0; BINS];
+    let lefts = [h.min].into_iter().chain(h.limits.iter().copied());
+    for ((left, &right), &count) in lefts.zip(&h.limits).zip(&h.counts) {
+        let (left, right) = (left.clamp(h.min, h.max), right.clamp(h.min, h.max));
+        let place = |x: f64| if width > 0.0 { ((x - h.min) / width).clamp(0.0, BINS as f64) } else { 0.0 };
+        let (from, to) = (place(left), place(right));
+        let (first, last) = ((from as usize).min(BINS - 1), (to as usize).min(BINS - 1));
+        for (k, bin) in bins.iter_mut().enumerate().take(last + 1).skip(first) {
+            let part = (to.min(k as f64 + 1.0) - from.max(k as f64)).max(0.0);
+            *bin += count as f64 * if to > from { part / (to - from) } else { 1.0 / (last + 1 - first) as f64 };
+        }
+    }
+    bins
 }
 
 /// RFC 4648.
@@ -87,6 +111,23 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bins_hold_every_number() {
+        for values in [&[0.1, 0.2, -3.0, 5.0, 5.0][..], &[1.0], &[1e-12, 1e12], &[-1.0, -1.0], &[f64::NAN]] {
+            let h = Histogram::of(values);
+            let sum: f64 = rebinned(&h).iter().sum();
+            assert!((sum - h.count() as f64).abs() < 1e-9, "{values:?}: {sum}");
+        }
+        let even = rebinned(&Histogram {
+            min: 0.0,
+            max: 40.0,
+            limits: vec![0.0, 20.0, 40.0],
+            counts: vec![0, 60, 20],
+            ..Histogram::default()
+        });
+        assert!(even.iter().enumerate().all(|(k, n)| (n - if k < 20 { 3.0 } else { 1.0 }).abs() < 1e-9), "{even:?}");
+    }
 
     #[test]
     fn base64_is_that_of_the_standard() {
